@@ -195,7 +195,7 @@ fn time_merge_of_shard_records(folder: &Path) {
             let account = merged.account;
             let comparison =
                 comparison_shard::merge_comparison_shard_records(merged.shards, account.missing);
-            let cases = comparison.map_or(0, |comparison| comparison.judged.len());
+            let cases = comparison.map_or(0, |comparison| comparison.judged_cases.len());
             (account.merged.len(), cases)
         }
         _ => {
@@ -204,7 +204,7 @@ fn time_merge_of_shard_records(folder: &Path) {
             merge::write_merged_runs_into_folder(&folder.with_extension("merged"), &merged.runs)
                 .expect("written");
             let cases = merged.runs.iter().map(|piece| piece.record.cases.len()).sum();
-            (merged.account.merged.len(), cases)
+            (merged.merge_account.merged.len(), cases)
         }
     };
     let seconds = started.elapsed().as_secs_f64();

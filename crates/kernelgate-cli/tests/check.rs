@@ -5,38 +5,38 @@
 
 use regex::Regex;
 
-use crate::outputs::snapshot;
-use crate::package::outcome::normalized;
-use crate::package::scratch::{CASE, Scratch, decided};
-use crate::package::{Outcome, lines_with};
+use crate::outputs::assert_text_snapshot;
+use crate::package::outcome::redact_varying_parts;
+use crate::package::scratch::{CASE, TempRepository, run_until_load_allows_verdict};
+use crate::package::{ProcessOutcome, lines_with_word};
 
 /// Runs the check in the scratch repository, with the environment of a comparison.
-fn check(scratch: &Scratch, flags: &str) -> Outcome {
-    decided(|| {
-        let mut command = scratch.kernelgate(&format!("check {flags}"));
+fn run_check_verb(scratch: &TempRepository, flags: &str) -> ProcessOutcome {
+    run_until_load_allows_verdict(|| {
+        let mut command = scratch.kernelgate_command(&format!("check {flags}"));
         command.env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
         command
     })
 }
 
 /// Saves a baseline `main` of two runs, with thresholds that noise does not reach.
-fn save_baseline(scratch: &Scratch) {
-    let mut save = scratch.kernelgate("baseline save main --runs 2 -- -- --quick --noplot");
-    let saved: Outcome = save.env("KERNELGATE_BACKEND", "cpu").output().unwrap().into();
-    saved.exits(0);
-    scratch.write("kernelgate.toml", "[[threshold]]\ncases = 'sum'\nrelative = 100");
+fn save_baseline_of_two_runs(scratch: &TempRepository) {
+    let mut save = scratch.kernelgate_command("baseline save main --runs 2 -- -- --quick --noplot");
+    let saved: ProcessOutcome = save.env("KERNELGATE_BACKEND", "cpu").output().unwrap().into();
+    saved.assert_exit(0);
+    scratch.write_file("kernelgate.toml", "[[threshold]]\ncases = 'sum'\nrelative = 100");
 }
 
 /// The comment of a check without its table, its plot, explanations and measured numbers.
-fn comment(outcome: &Outcome) -> String {
+fn comment_without_measured_values(outcome: &ProcessOutcome) -> String {
     let measured = Regex::new(r"^(\||\s|-?\d|<-+o|.*: changed: )").unwrap();
     let lines = outcome.stdout.lines().filter(|line| !measured.is_match(line));
-    let text = normalized(lines.collect::<Vec<_>>().join("\n").trim());
+    let text = redact_varying_parts(lines.collect::<Vec<_>>().join("\n").trim());
     Regex::new(r"\b\d+(\.\d+)?%?").unwrap().replace_all(&text, "N").into_owned()
 }
 
 /// Number of cases in the result file of a check.
-fn judged_cases(scratch: &Scratch) -> usize {
+fn number_of_judged_cases(scratch: &TempRepository) -> usize {
     let text = std::fs::read_to_string(scratch.folder.path().join("out/result.json")).unwrap();
     let result: serde_json::Value = serde_json::from_str(&text).unwrap();
     result["judged"].as_array().unwrap().len()
@@ -44,9 +44,9 @@ fn judged_cases(scratch: &Scratch) -> usize {
 
 #[test]
 fn usage_errors_of_a_check_name_the_flag() {
-    let scratch = Scratch::new();
+    let scratch = TempRepository::new();
     let refusals = ["--mode never", "--base", "--runs 0", "--arch x"]
-        .map(|flags| format!("{}\n", check(&scratch, flags).refusal(2)));
+        .map(|flags| format!("{}\n", run_check_verb(&scratch, flags).refusal_message(2)));
     insta::assert_snapshot!(refusals.concat(), @r"
     error: invalid value 'never' for '--mode <MODE>'
       [possible values: auto, compare, gate]
@@ -64,19 +64,19 @@ fn usage_errors_of_a_check_name_the_flag() {
 
 #[test]
 fn a_check_that_can_judge_by_nothing_says_what_is_missing() {
-    let scratch = Scratch::new();
-    let compare = check(&scratch, "--base nowhere --mode compare");
-    insta::assert_snapshot!(compare.refusal(2), @"error: compare is not possible: no revision `nowhere` in FOLDER; its branches are main");
-    insta::assert_snapshot!(check(&scratch, "--base nowhere").error(2), @"error: nothing to judge by. No comparison: no revision `nowhere` in FOLDER; its branches are main. No gate:error: no baseline `main` for DEVICE in FOLDER/baselines (found none); record a baseline on this machine (kernelgate baseline save main --runs 5) and commit baselines/, or fetch the whole history");
+    let scratch = TempRepository::new();
+    let compare = run_check_verb(&scratch, "--base nowhere --mode compare");
+    insta::assert_snapshot!(compare.refusal_message(2), @"error: compare is not possible: no revision `nowhere` in FOLDER; its branches are main");
+    insta::assert_snapshot!(run_check_verb(&scratch, "--base nowhere").error_message(2), @"error: nothing to judge by. No comparison: no revision `nowhere` in FOLDER; its branches are main. No gate:error: no baseline `main` for DEVICE in FOLDER/baselines (found none); record a baseline on this machine (kernelgate baseline save main --runs 5) and commit baselines/, or fetch the whole history");
 }
 
 #[test]
 fn a_dry_run_prints_its_commands_and_runs_none() {
-    let scratch = Scratch::new();
-    let commit = scratch.git("rev-parse --short=12 main");
+    let scratch = TempRepository::new();
+    let commit = scratch.run_git("rev-parse --short=12 main");
     let shown = |flags: &str| {
-        let outcome = check(&scratch, &format!("--dry-run {flags}"));
-        outcome.exits(0);
+        let outcome = run_check_verb(&scratch, &format!("--dry-run {flags}"));
+        outcome.assert_exit(0);
         let folder = scratch.folder.path().canonicalize().unwrap();
         let text = outcome.stderr.replace(&folder.display().to_string(), "FOLDER");
         let text = text.replace(&scratch.folder.path().display().to_string(), "FOLDER");
@@ -84,17 +84,17 @@ fn a_dry_run_prints_its_commands_and_runs_none() {
         Regex::new(r"check-\d+T\d+Z-\d+").unwrap().replace_all(&text, "check-TIME").into_owned()
     };
     let compared = shown("--base main --case-time 0.1s --bench spin --filter n");
-    snapshot("slower", "check_compare", &compared);
-    snapshot("slower", "check_gate", &shown("--mode gate --runs 2 --filter sum"));
+    assert_text_snapshot("slower", "check_compare", &compared);
+    assert_text_snapshot("slower", "check_gate", &shown("--mode gate --runs 2 --filter sum"));
     assert!(!scratch.folder.path().join("target/perf-check").exists());
 }
 
 #[test]
 fn a_verbose_check_prints_each_command_once() {
-    let scratch = Scratch::new();
+    let scratch = TempRepository::new();
     for flags in ["--mode gate", "--mode gate --verbose"] {
-        let outcome = check(&scratch, flags);
-        outcome.exits(2);
+        let outcome = run_check_verb(&scratch, flags);
+        outcome.assert_exit(2);
         let finds = |line: &&str| line.contains("baseline") && line.contains("find");
         assert_eq!(outcome.stderr.lines().filter(finds).count(), 1, "{}", outcome.stderr);
     }
@@ -102,11 +102,11 @@ fn a_verbose_check_prints_each_command_once() {
 
 #[test]
 fn a_slower_head_fails_the_check_with_a_comment_and_files() {
-    let scratch = Scratch::new();
+    let scratch = TempRepository::new();
     // The head is many times as slow, which noise cannot hide.
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
-    let outcome = check(&scratch, "--base main --out out --budget 5m --case-time 0.01s");
-    insta::assert_snapshot!(comment(outcome.exits(1)), @r#"
+    scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
+    let outcome = run_check_verb(&scratch, "--base main --out out --budget 5m --case-time 0.01s");
+    insta::assert_snapshot!(comment_without_measured_values(outcome.assert_exit(1)), @r#"
     **N regressed, N improved, N unchanged, N inconclusive of N (threshold N)**
 
     - base: COMMIT (COMMIT)
@@ -155,12 +155,12 @@ fn a_slower_head_fails_the_check_with_a_comment_and_files() {
 
 #[test]
 fn a_base_that_does_not_build_leaves_the_committed_baseline() {
-    let scratch = Scratch::new();
-    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
-    scratch.commit("broken");
-    scratch.bench("fn main()", "fn main()");
-    let broken = check(&scratch, "--base main --out out");
-    insta::assert_snapshot!(comment(broken.exits(2)), @r"
+    let scratch = TempRepository::new();
+    scratch.replace_text_in_bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    scratch.commit_sources("broken");
+    scratch.replace_text_in_bench("fn main()", "fn main()");
+    let broken = run_check_verb(&scratch, "--base main --out out");
+    insta::assert_snapshot!(comment_without_measured_values(broken.assert_exit(2)), @r"
     **check: nothing was judged** (exit N of `compare`): the log says why.
 
     <details><summary>Kernel resources (sm_90a)</summary>
@@ -171,11 +171,11 @@ fn a_base_that_does_not_build_leaves_the_committed_baseline() {
 
     </details>
     ");
-    save_baseline(&scratch);
-    let outcome = check(&scratch, "--base main --out out --runs 2 --allow-inconclusive");
-    let steps = lines_with(&outcome.exits(0).stderr, "check: ");
+    save_baseline_of_two_runs(&scratch);
+    let outcome = run_check_verb(&scratch, "--base main --out out --runs 2 --allow-inconclusive");
+    let steps = lines_with_word(&outcome.assert_exit(0).stderr, "check: ");
     let steps = steps.lines().filter(|line| !line.starts_with("check: inconclusive"));
-    insta::assert_snapshot!(normalized(&steps.collect::<Vec<_>>().join("\n")), @r"
+    insta::assert_snapshot!(redact_varying_parts(&steps.collect::<Vec<_>>().join("\n")), @r"
     check: kernelgate compare --base COMMIT --budget 10m --out out
     check: kernelgate baseline find main
     check: compare was not possible (above): the committed baseline is the second best
@@ -184,19 +184,19 @@ fn a_base_that_does_not_build_leaves_the_committed_baseline() {
     check: kernelgate report --session FOLDER/target/kernelgate/runs/check-SESSION-1 --session FOLDER/target/kernelgate/runs/check-SESSION-2 --out out/report
     check: kernelgate gate --baseline main --session FOLDER/target/kernelgate/runs/check-SESSION-1 --session FOLDER/target/kernelgate/runs/check-SESSION-2 --out out
     ");
-    assert_eq!(judged_cases(&scratch), 1);
+    assert_eq!(number_of_judged_cases(&scratch), 1);
     assert!(scratch.folder.path().join("out/report/index.html").is_file());
 }
 
 #[test]
 fn a_bench_that_dies_is_not_judged() {
-    let scratch = Scratch::new();
-    save_baseline(&scratch);
+    let scratch = TempRepository::new();
+    save_baseline_of_two_runs(&scratch);
     let manifest = std::fs::read_to_string(scratch.folder.path().join("Cargo.toml")).unwrap();
     let dies = "\n[[bench]]\nname = \"dies\"\nharness = false\n";
-    scratch.write("Cargo.toml", &format!("{manifest}{dies}"));
-    scratch.write("benches/dies.rs", "fn main() { std::process::abort() }");
-    let outcome = check(&scratch, "--mode gate --out out --runs 1 --allow-inconclusive");
-    insta::assert_snapshot!(lines_with(&outcome.exits(2).stdout, "died"), @"**`cargo bench` ended with 101 (run 1 of 1)**: a bench that died is not judged; the log has more.");
-    assert_eq!(judged_cases(&scratch), 1);
+    scratch.write_file("Cargo.toml", &format!("{manifest}{dies}"));
+    scratch.write_file("benches/dies.rs", "fn main() { std::process::abort() }");
+    let outcome = run_check_verb(&scratch, "--mode gate --out out --runs 1 --allow-inconclusive");
+    insta::assert_snapshot!(lines_with_word(&outcome.assert_exit(2).stdout, "died"), @"**`cargo bench` ended with 101 (run 1 of 1)**: a bench that died is not judged; the log has more.");
+    assert_eq!(number_of_judged_cases(&scratch), 1);
 }

@@ -8,12 +8,12 @@ use kernelgate::protocol::{
     ListedImplementation, ListedWorkload, ResponseToBenchAction,
 };
 
-use crate::outputs::snapshot;
-use crate::package::Outcome;
-use crate::package::outcome::normalized;
-use crate::package::toy::{ANSWERS, RECORDS, TOY_CASE, Toy};
+use crate::outputs::assert_text_snapshot;
+use crate::package::ProcessOutcome;
+use crate::package::outcome::redact_varying_parts;
+use crate::package::toy::{ANSWERS, RECORDS, TOY_CASE, ToyPackage};
 
-fn verified(case: &str) -> CaseVerificationResponse {
+fn verified_case_response(case: &str) -> CaseVerificationResponse {
     CaseVerificationResponse {
         case: case.to_owned(),
         status: BenchCaseStatus::Ok,
@@ -32,15 +32,15 @@ fn verified(case: &str) -> CaseVerificationResponse {
 }
 
 /// A toy bench that answers `verify` correctly.
-fn toy() -> Toy {
-    Toy::new(ResponseToBenchAction::Verify(vec![verified(TOY_CASE)]))
+fn toy_bench_with_correct_outputs() -> ToyPackage {
+    ToyPackage::new(ResponseToBenchAction::Verify(vec![verified_case_response(TOY_CASE)]))
 }
 
 /// Checks for a non-zero exit code, no panic, and no control character. Returns the first error
 /// message.
 #[track_caller]
-fn refused(name: &str, outcome: &Outcome) -> String {
-    let all = outcome.all();
+fn assert_refused_without_panic(name: &str, outcome: &ProcessOutcome) -> String {
+    let all = outcome.stdout_and_stderr();
     assert!(matches!(outcome.code, Some(1..=4)), "{name}: {:?} {all}", outcome.code);
     for wrong in ["panicked", "internal error", "stack overflow"] {
         assert!(!all.contains(wrong), "{name}: {all}");
@@ -49,13 +49,16 @@ fn refused(name: &str, outcome: &Outcome) -> String {
     assert_eq!(acts, None, "{name}: {all:?}");
     let is_error = |line: &&str| line.starts_with("error: ") || line.starts_with("refused: ");
     let message = outcome.stderr.lines().find(is_error).unwrap_or_default();
-    format!("{name}: {}\n", normalized(message))
+    format!("{name}: {}\n", redact_varying_parts(message))
 }
 
 #[test]
 fn a_response_that_cannot_be_is_refused_by_name() {
-    let toy = toy();
-    assert_eq!(toy.kernelgate("verify --dir benches --format json").exits(0).cases(), [TOY_CASE]);
+    let toy = toy_bench_with_correct_outputs();
+    assert_eq!(
+        toy.run_kernelgate("verify --dir benches --format json").assert_exit(0).json_case_ids(),
+        [TOY_CASE]
+    );
     let mut refusals = String::new();
     // A number, a name or the envelope, and its replacement.
     for (from, to) in [
@@ -83,22 +86,32 @@ fn a_response_that_cannot_be_is_refused_by_name() {
         (TOY_CASE, "  "),
         ("\"checked\": 10", "\"checked\": 10, \"case\": \"a\""),
     ] {
-        toy.answers(ResponseToBenchAction::Verify(vec![verified(TOY_CASE)]));
-        toy.answers_with(from, to);
-        refusals += &refused(&format!("{from} -> {to}"), &toy.kernelgate("verify --dir benches"));
+        toy.prepare_response(ResponseToBenchAction::Verify(vec![verified_case_response(TOY_CASE)]));
+        toy.replace_text_in_response(from, to);
+        refusals += &assert_refused_without_panic(
+            &format!("{from} -> {to}"),
+            &toy.run_kernelgate("verify --dir benches"),
+        );
     }
-    toy.answers(ResponseToBenchAction::Verify(vec![verified(TOY_CASE), verified("toy/other")]));
-    toy.answers_with("toy/other", TOY_CASE);
-    refusals += &refused("a case twice", &toy.kernelgate("verify --dir benches"));
-    toy.answers(ResponseToBenchAction::Peers(Vec::new()));
-    refusals += &refused("another answer", &toy.kernelgate("verify --dir benches"));
-    snapshot("hostile", "responses", &refusals);
+    toy.prepare_response(ResponseToBenchAction::Verify(vec![
+        verified_case_response(TOY_CASE),
+        verified_case_response("toy/other"),
+    ]));
+    toy.replace_text_in_response("toy/other", TOY_CASE);
+    refusals +=
+        &assert_refused_without_panic("a case twice", &toy.run_kernelgate("verify --dir benches"));
+    toy.prepare_response(ResponseToBenchAction::Peers(Vec::new()));
+    refusals += &assert_refused_without_panic(
+        "another answer",
+        &toy.run_kernelgate("verify --dir benches"),
+    );
+    assert_text_snapshot("hostile", "responses", &refusals);
 }
 
 #[test]
 fn a_bench_that_attacks_is_named_and_leaves_nothing() {
-    let toy = toy();
-    let victim = toy.package.path("victim");
+    let toy = toy_bench_with_correct_outputs();
+    let victim = toy.package.package_path("victim");
     let mut refusals = String::new();
     for (name, script) in [
         ("dies of a signal after it answered", "kill -SEGV $$"),
@@ -118,12 +131,12 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
         ("hangs without an answer", "rm -f \"$RESPONSE\"; exec sleep 60"),
         ("stops itself", "kill -STOP $$"),
     ] {
-        toy.behaves(&format!("{ANSWERS}\n{script}"));
-        let outcome = toy.kernelgate("verify --dir benches --wait 2s");
-        refusals += &refused(name, &outcome);
+        toy.set_script_after_request(&format!("{ANSWERS}\n{script}"));
+        let outcome = toy.run_kernelgate("verify --dir benches --wait 2s");
+        refusals += &assert_refused_without_panic(name, &outcome);
         assert!(!victim.exists(), "{name}");
     }
-    snapshot("hostile", "attacks", &refusals);
+    assert_text_snapshot("hostile", "attacks", &refusals);
     // The answer itself is complete.
     for (name, script) in [
         ("a child that outlives it", "sleep 20 &"),
@@ -134,10 +147,14 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
         ("escapes on its streams", "printf '\\033[2J\\033]0;t\\007' >&2; printf '\\033c'"),
         ("closed streams", "exec >&- 2>&-"),
     ] {
-        toy.behaves(&format!("{ANSWERS}\n{script}"));
-        let outcome = toy.kernelgate("verify --dir benches --wait 10s");
-        assert_eq!(outcome.code, Some(0), "{name}: {}", outcome.all());
-        assert!(!outcome.all().contains('\u{1b}'), "{name}: {:?}", outcome.all());
+        toy.set_script_after_request(&format!("{ANSWERS}\n{script}"));
+        let outcome = toy.run_kernelgate("verify --dir benches --wait 10s");
+        assert_eq!(outcome.code, Some(0), "{name}: {}", outcome.stdout_and_stderr());
+        assert!(
+            !outcome.stdout_and_stderr().contains('\u{1b}'),
+            "{name}: {:?}",
+            outcome.stdout_and_stderr()
+        );
     }
 }
 
@@ -145,12 +162,12 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
 #[test]
 #[expect(clippy::too_many_lines)]
 fn a_record_of_a_trial_that_cannot_be_is_refused() {
-    let toy = toy();
-    toy.behaves(RECORDS);
-    toy.records(|_| ());
-    let fine = toy.compare();
-    assert!(matches!(fine.code, Some(0 | 3)), "{}", fine.all());
-    assert!(fine.stdout.contains(TOY_CASE), "{}", fine.all());
+    let toy = toy_bench_with_correct_outputs();
+    toy.set_script_after_request(RECORDS);
+    toy.prepare_trial_record(|_| ());
+    let fine = toy.compare_with_itself();
+    assert!(matches!(fine.code, Some(0 | 3)), "{}", fine.stdout_and_stderr());
+    assert!(fine.stdout.contains(TOY_CASE), "{}", fine.stdout_and_stderr());
     type Change = fn(&mut serde_json::Value);
     let changes: [(&str, Change); 29] = [
         ("spent_s -1", |run| run["spent_s"] = serde_json::json!({ "whole": -1 })),
@@ -162,51 +179,55 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
         ("another commit", |run| run["provenance"]["commit"] = "951c294".into()),
         ("changes", |run| run["provenance"]["dirty"] = true.into()),
         ("another processor", |run| run["environment"]["device_name"] = "Z80".into()),
-        ("longer than it ran", |run| samples(run, "elapsed_ns", &[1e11; 4])),
+        ("longer than it ran", |run| set_samples_of_toy_case(run, "elapsed_ns", &[1e11; 4])),
         ("no executable", |run| run["executable"] = serde_json::Value::Null),
         ("another shard", |run| run["shard"] = serde_json::json!({ "index": 1, "count": 2 })),
-        ("21 samples", |run| samples(run, "elapsed_ns", &[2e5; 21])),
+        ("21 samples", |run| set_samples_of_toy_case(run, "elapsed_ns", &[2e5; 21])),
         ("no cores", |run| run["environment"]["cores"] = 0.into()),
         ("timed and skipped", |run| run["skipped"] = serde_json::json!({ TOY_CASE: "x" })),
         ("timed and failed", |run| {
             run["failed"] = serde_json::json!({ TOY_CASE: { "text": "x" } })
         }),
         ("an error after timing", |run| {
-            let verification = &mut case(run)["verification"];
+            let verification = &mut toy_case_of_record(run)["verification"];
             verification["allowed"] = serde_json::json!({ "max_error": 5e-6, "relative_l2": 1.0 });
             let after =
                 serde_json::json!({ "inputs": "same", "max_error": 0.5, "relative_l2": 0.0 });
             verification["after"] = after;
         }),
         ("delays", |run| run["delays"] = serde_json::json!({ TOY_CASE: 5 })),
-        ("times of 0", |run| samples(run, "elapsed_ns", &[0.0; 4])),
-        ("times of -1", |run| samples(run, "elapsed_ns", &[-1.0; 4])),
-        ("times of 1e300", |run| samples(run, "elapsed_ns", &[1e300; 4])),
-        ("fewer times", |run| samples(run, "elapsed_ns", &[2e5; 3])),
-        ("no times", |run| samples(run, "elapsed_ns", &[])),
-        ("contention of 5", |run| case(run)["samples"]["conditions"]["contention"] = 5.into()),
-        ("more elements than there are", |run| case(run)["verification"]["checked"] = 2.into()),
+        ("times of 0", |run| set_samples_of_toy_case(run, "elapsed_ns", &[0.0; 4])),
+        ("times of -1", |run| set_samples_of_toy_case(run, "elapsed_ns", &[-1.0; 4])),
+        ("times of 1e300", |run| set_samples_of_toy_case(run, "elapsed_ns", &[1e300; 4])),
+        ("fewer times", |run| set_samples_of_toy_case(run, "elapsed_ns", &[2e5; 3])),
+        ("no times", |run| set_samples_of_toy_case(run, "elapsed_ns", &[])),
+        ("contention of 5", |run| {
+            toy_case_of_record(run)["samples"]["conditions"]["contention"] = 5.into()
+        }),
+        ("more elements than there are", |run| {
+            toy_case_of_record(run)["verification"]["checked"] = 2.into()
+        }),
         ("more work than any machine does", |run| {
-            case(run)["work"]["read_bytes"] = u64::MAX.into()
+            toy_case_of_record(run)["work"]["read_bytes"] = u64::MAX.into()
         }),
         ("an error beyond the tolerance", |run| {
-            let verification = &mut case(run)["verification"];
+            let verification = &mut toy_case_of_record(run)["verification"];
             verification["max_error"] = 0.5.into();
             let allowed = serde_json::json!({ "max_error": 5e-6, "relative_l2": 1.0 });
             verification["allowed"] = allowed;
         }),
         ("cores beyond count", |run| run["environment"]["cores"] = u64::MAX.into()),
-        ("an escape in a name", |run| case(run)["cache"] = "\u{1b}[2J".into()),
+        ("an escape in a name", |run| toy_case_of_record(run)["cache"] = "\u{1b}[2J".into()),
     ];
     let mut refusals = String::new();
     for (name, change) in changes {
-        toy.records(change);
-        refusals += &refused(name, &toy.compare());
+        toy.prepare_trial_record(change);
+        refusals += &assert_refused_without_panic(name, &toy.compare_with_itself());
     }
-    toy.records(|run| run["started"] = "yesterday".into());
-    refusals += &refused("no time", &toy.compare());
+    toy.prepare_trial_record(|run| run["started"] = "yesterday".into());
+    refusals += &assert_refused_without_panic("no time", &toy.compare_with_itself());
     // A record of another case, a crash, a folder at the path of the record.
-    toy.records(|_| ());
+    toy.prepare_trial_record(|_| ());
     for (name, script) in [
         ("a crash after the record", "kill -SEGV $$"),
         ("an exit code after the record", "exit 9"),
@@ -217,27 +238,27 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
         ("a folder as record", "rm -f \"$RECORD\"; mkdir \"$RECORD\""),
         ("a FIFO as record", "rm -f \"$RECORD\"; mkfifo \"$RECORD\""),
     ] {
-        toy.behaves(&format!("{RECORDS}\n{script}"));
-        refusals += &refused(name, &toy.compare());
+        toy.set_script_after_request(&format!("{RECORDS}\n{script}"));
+        refusals += &assert_refused_without_panic(name, &toy.compare_with_itself());
         // Files that it left do not break the next comparison.
-        toy.behaves(RECORDS);
-        assert!(matches!(toy.compare().code, Some(0 | 3)), "after {name}");
+        toy.set_script_after_request(RECORDS);
+        assert!(matches!(toy.compare_with_itself().code, Some(0 | 3)), "after {name}");
     }
     // The base's executable is overwritten in place while it is compared.
-    let base = toy.package.path("target/kernelgate/compare/base/bin/toy");
-    toy.behaves(&format!("{RECORDS}\nprintf x >> '{}'", base.display()));
-    let changed = toy.compare();
-    assert_eq!(changed.code, Some(4), "{}", changed.all());
-    refusals += &refused("a changed executable", &changed);
-    snapshot("hostile", "records", &refusals);
+    let base = toy.package.package_path("target/kernelgate/compare/base/bin/toy");
+    toy.set_script_after_request(&format!("{RECORDS}\nprintf x >> '{}'", base.display()));
+    let changed = toy.compare_with_itself();
+    assert_eq!(changed.code, Some(4), "{}", changed.stdout_and_stderr());
+    refusals += &assert_refused_without_panic("a changed executable", &changed);
+    assert_text_snapshot("hostile", "records", &refusals);
 }
 
-fn case(run: &mut serde_json::Value) -> &mut serde_json::Value {
+fn toy_case_of_record(run: &mut serde_json::Value) -> &mut serde_json::Value {
     &mut run["cases"][TOY_CASE]
 }
 
-fn samples(run: &mut serde_json::Value, field: &str, values: &[f64]) {
-    case(run)["samples"][field] = values.into();
+fn set_samples_of_toy_case(run: &mut serde_json::Value, field: &str, values: &[f64]) {
+    toy_case_of_record(run)["samples"][field] = values.into();
 }
 
 /// Names that are plain text, but have a meaning for a spreadsheet, a browser or a forge.
@@ -254,7 +275,7 @@ const HOSTILE: [&str; 8] = [
 
 /// Checks that no name of [`HOSTILE`] acts as Markdown.
 #[track_caller]
-fn inert_markdown(text: &str) {
+fn assert_names_are_inert_markdown(text: &str) {
     let (mut code, mut lines) = (false, Vec::new());
     for line in text.lines() {
         if line.starts_with("```") {
@@ -270,38 +291,38 @@ fn inert_markdown(text: &str) {
     assert!(!text.contains('\u{1b}') && !text.contains('\u{202e}'), "{text:?}");
 }
 
-fn hostile_id(word: &str) -> String {
+fn case_id_with_text(word: &str) -> String {
     // A part of an id cannot contain `/`.
     format!("{}/scale/n1/cpu/hot", word.replace("||", "\\\\"))
 }
 
 #[test]
 fn names_of_others_are_inert_in_every_output_of_every_verb() {
-    let cases = HOSTILE.map(|word| verified(&hostile_id(word)));
+    let cases = HOSTILE.map(|word| verified_case_response(&case_id_with_text(word)));
     let failed = HOSTILE.map(|word| CaseVerificationResponse {
         status: BenchCaseStatus::Failed,
         reason: Some(format!("{word} \u{1b}[2J\u{202e} https://evil.example o#1 @octocat")),
-        ..verified(&hostile_id(word).replace("scale", "fails"))
+        ..verified_case_response(&case_id_with_text(word).replace("scale", "fails"))
     });
     let skipped = CaseVerificationResponse {
         status: BenchCaseStatus::Skipped,
         reason: Some("<script> @octocat".to_owned()),
-        ..verified(&hostile_id("@octocat").replace("scale", "skips"))
+        ..verified_case_response(&case_id_with_text("@octocat").replace("scale", "skips"))
     };
     let all: Vec<CaseVerificationResponse> =
         cases.into_iter().chain(failed).chain([skipped]).collect();
-    let toy = Toy::new(ResponseToBenchAction::Verify(all));
-    let markdown = toy.kernelgate("verify --dir benches --format markdown");
-    assert_eq!(markdown.code, Some(1), "{}", markdown.all());
-    inert_markdown(&markdown.stdout);
+    let toy = ToyPackage::new(ResponseToBenchAction::Verify(all));
+    let markdown = toy.run_kernelgate("verify --dir benches --format markdown");
+    assert_eq!(markdown.code, Some(1), "{}", markdown.stdout_and_stderr());
+    assert_names_are_inert_markdown(&markdown.stdout);
     for format in ["text", "json"] {
-        refused(
+        assert_refused_without_panic(
             format,
-            toy.kernelgate(&format!("verify --dir benches --format {format}")).exits(1),
+            toy.run_kernelgate(&format!("verify --dir benches --format {format}")).assert_exit(1),
         );
     }
     let listed = |word: &&str| ListedBenchCase {
-        case: hostile_id(word),
+        case: case_id_with_text(word),
         status: BenchCaseStatus::Skipped,
         reason: Some(format!("{word}\u{1b}[2J")),
         unsupported: false,
@@ -311,7 +332,7 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
         device_bytes: None,
     };
     let row = ListedImplementation { name: "<script>".to_owned(), about: "@octocat".to_owned() };
-    toy.answers(ResponseToBenchAction::List(BenchCaseListing {
+    toy.prepare_response(ResponseToBenchAction::List(BenchCaseListing {
         backend: "cpu".to_owned(),
         otherwise: "https://evil.example \u{1b}[2J".to_owned(),
         workloads: vec![ListedWorkload {
@@ -323,20 +344,24 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
         cases: HOSTILE.iter().map(listed).collect(),
     }));
     for format in ["text", "markdown", "json"] {
-        let outcome = toy.kernelgate(&format!("list --dir benches --format {format}"));
-        assert_eq!(outcome.code, Some(0), "{format}: {}", outcome.all());
-        assert!(!outcome.all().contains('\u{1b}'), "{format}: {:?}", outcome.all());
+        let outcome = toy.run_kernelgate(&format!("list --dir benches --format {format}"));
+        assert_eq!(outcome.code, Some(0), "{format}: {}", outcome.stdout_and_stderr());
+        assert!(
+            !outcome.stdout_and_stderr().contains('\u{1b}'),
+            "{format}: {:?}",
+            outcome.stdout_and_stderr()
+        );
     }
-    records_of_others(&toy);
+    write_and_read_hostile_records(&toy);
 }
 
 /// Writes a baseline and a run with hostile ids and failures, and reads them with the verbs.
-fn records_of_others(toy: &Toy) {
-    let runs = toy.package.path("target/kernelgate/runs");
+fn write_and_read_hostile_records(toy: &ToyPackage) {
+    let runs = toy.package.package_path("target/kernelgate/runs");
     let session = |name: &str, factor: f64| {
-        toy.records(|run| {
-            let case = case(run).take();
-            let ids = HOSTILE.map(|word| (hostile_id(word), case.clone()));
+        toy.prepare_trial_record(|run| {
+            let case = toy_case_of_record(run).take();
+            let ids = HOSTILE.map(|word| (case_id_with_text(word), case.clone()));
             run["cases"] = serde_json::Value::Object(ids.into_iter().collect());
             for case in run["cases"].as_object_mut().unwrap().values_mut() {
                 case["samples"]["elapsed_ns"] = vec![2e5 * factor; 4].into();
@@ -346,15 +371,17 @@ fn records_of_others(toy: &Toy) {
             run["session"] = name.into();
         });
         std::fs::create_dir_all(runs.join(name)).unwrap();
-        std::fs::copy(toy.package.path("run.json"), runs.join(name).join("toy.json")).unwrap();
+        std::fs::copy(toy.package.package_path("run.json"), runs.join(name).join("toy.json"))
+            .unwrap();
     };
     session("s1", 1.0);
-    toy.kernelgate("baseline add a").exits(0);
+    toy.run_kernelgate("baseline add a").assert_exit(0);
     session("s2", 1.5);
-    let gate = toy.kernelgate("gate --baseline a --out out");
-    refused("gate", gate.exits(1));
-    let out = |name: &str| std::fs::read_to_string(toy.package.path("out").join(name)).unwrap();
-    inert_markdown(&out("comment.md"));
+    let gate = toy.run_kernelgate("gate --baseline a --out out");
+    assert_refused_without_panic("gate", gate.assert_exit(1));
+    let out =
+        |name: &str| std::fs::read_to_string(toy.package.package_path("out").join(name)).unwrap();
+    assert_names_are_inert_markdown(&out("comment.md"));
     for name in ["report.html", "junit.xml", "change.svg", "result.json"] {
         let text = out(name);
         assert!(!text.contains('\u{1b}') && !text.contains('\u{202e}'), "{name}");
@@ -362,30 +389,40 @@ fn records_of_others(toy: &Toy) {
             assert!(!text.contains("<script>alert"), "{name}");
         }
     }
-    toy.kernelgate("report").exits(0);
-    let csv = std::fs::read_to_string(toy.package.path("target/kernelgate/report/cases.csv"));
+    toy.run_kernelgate("report").assert_exit(0);
+    let csv =
+        std::fs::read_to_string(toy.package.package_path("target/kernelgate/report/cases.csv"));
     let csv = csv.unwrap();
     for field in csv.lines().skip(1).flat_map(|line| line.split(',')) {
         let field = field.trim_matches('"');
         let number = field.parse::<f64>().is_ok();
         assert!(number || !field.starts_with(['=', '+', '-', '@', '\t']), "{field}: {csv}");
     }
-    toy.kernelgate("baseline export a a.csv").exits(0);
-    let exported = std::fs::read_to_string(toy.package.path("a.csv")).unwrap();
+    toy.run_kernelgate("baseline export a a.csv").assert_exit(0);
+    let exported = std::fs::read_to_string(toy.package.package_path("a.csv")).unwrap();
     assert!(!exported.contains("\n=cmd") && !exported.contains("\n@"), "{exported}");
     for line in ["runs", "runs --costs", "baseline show a", "baseline list", "history @octocat"] {
-        let outcome = toy.kernelgate(line);
-        assert!(outcome.code.is_some_and(|code| code < 5), "{line}: {}", outcome.all());
-        let acts = outcome.all().chars().any(|c| c.is_control() && !['\n', '\t'].contains(&c));
-        assert!(!acts, "{line}: {:?}", outcome.all());
+        let outcome = toy.run_kernelgate(line);
+        assert!(
+            outcome.code.is_some_and(|code| code < 5),
+            "{line}: {}",
+            outcome.stdout_and_stderr()
+        );
+        let acts = outcome
+            .stdout_and_stderr()
+            .chars()
+            .any(|c| c.is_control() && !['\n', '\t'].contains(&c));
+        assert!(!acts, "{line}: {:?}", outcome.stdout_and_stderr());
     }
-    inert_markdown(&toy.kernelgate("baseline show a --format markdown").stdout);
+    assert_names_are_inert_markdown(
+        &toy.run_kernelgate("baseline show a --format markdown").stdout,
+    );
 }
 
 /// Names of kernels and ranges in a trace are escaped.
 #[test]
 fn names_in_a_trace_are_inert_in_stats_and_diagnoses() {
-    let package = crate::package::Package::new();
+    let package = crate::package::TempPackage::new();
     let name = |word: &str| format!("{word}\u{1b}[2J\u{202e}\nSEVERE 9 kernels lost");
     let events: Vec<serde_json::Value> = HOSTILE
         .iter()
@@ -405,7 +442,7 @@ fn names_in_a_trace_are_inert_in_stats_and_diagnoses() {
         })
         .collect();
     let trace = serde_json::json!({ "schemaVersion": 1, "traceEvents": events });
-    std::fs::write(package.path("trace.json"), trace.to_string()).unwrap();
+    std::fs::write(package.package_path("trace.json"), trace.to_string()).unwrap();
     for line in [
         "stats trace.json",
         "stats trace.json --format csv",
@@ -416,8 +453,8 @@ fn names_in_a_trace_are_inert_in_stats_and_diagnoses() {
         "diagnose trace.json trace.json",
         "export trace.json --output timeline.json",
     ] {
-        let outcome = package.kernelgate(line);
-        let all = outcome.all();
+        let outcome = package.run_kernelgate(line);
+        let all = outcome.stdout_and_stderr();
         assert!(outcome.code.is_some_and(|code| code < 5), "{line}: {all}");
         let acts = all.chars().any(|c| c.is_control() && !['\n', '\t'].contains(&c));
         assert!(!acts && !all.contains('\u{202e}'), "{line}: {all:?}");
@@ -427,6 +464,6 @@ fn names_in_a_trace_are_inert_in_stats_and_diagnoses() {
             assert!(!all.contains("\n=cmd") && !all.contains("\"=cmd"), "{all}");
         }
     }
-    let page = std::fs::read_to_string(package.path("page.html")).unwrap();
+    let page = std::fs::read_to_string(package.package_path("page.html")).unwrap();
     assert!(!page.contains('\u{1b}') && !page.contains("<script>alert"), "a page");
 }

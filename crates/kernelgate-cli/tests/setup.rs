@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use crate::outputs::{both_streams, snapshot};
-use crate::package::{Outcome, Package};
+use crate::outputs::{assert_text_snapshot, exit_code_and_both_streams};
+use crate::package::{ProcessOutcome, TempPackage};
 
 /// A package of one member, or a workspace of two.
-fn workspace(members: &[&str]) -> Package {
-    let package = Package::new();
+fn package_or_workspace(members: &[&str]) -> TempPackage {
+    let package = TempPackage::new();
     let write = |name: &str, text: String| {
-        let path = package.path(name);
+        let path = package.package_path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
@@ -25,59 +25,59 @@ fn workspace(members: &[&str]) -> Package {
         );
         write(&format!("{member}/src/lib.rs"), String::new());
     }
-    std::fs::create_dir(package.path(".git")).unwrap();
+    std::fs::create_dir(package.package_path(".git")).unwrap();
     package
 }
 
-fn init(package: &Package, flags: &str) -> Outcome {
-    let mut command =
-        package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &format!("init {flags}"));
+fn run_init_verb(package: &TempPackage, flags: &str) -> ProcessOutcome {
+    let mut command = package
+        .package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), &format!("init {flags}"));
     command.env_remove("CARGO_MANIFEST_DIR").output().unwrap().into()
 }
 
 #[test]
 fn init_writes_bench_manifest_and_workflow_once() {
-    let package = workspace(&["mine"]);
-    let read = |name: &str| std::fs::read_to_string(package.path(name)).unwrap_or_default();
+    let package = package_or_workspace(&["mine"]);
+    let read = |name: &str| std::fs::read_to_string(package.package_path(name)).unwrap_or_default();
     let before = read("mine/Cargo.toml");
-    let shown = init(&package, "--dry-run");
-    snapshot("setup", "init", &both_streams(&shown));
+    let shown = run_init_verb(&package, "--dry-run");
+    assert_text_snapshot("setup", "init", &exit_code_and_both_streams(&shown));
     assert_eq!(read("mine/Cargo.toml"), before);
-    assert!(!package.path("mine/benches").exists());
+    assert!(!package.package_path("mine/benches").exists());
 
-    init(&package, "").exits(0);
+    run_init_verb(&package, "").assert_exit(0);
     assert!(read("mine/benches/kernels.rs").contains("Harness::new(\"kernels\""));
     assert!(read("mine/Cargo.toml").contains("[dev-dependencies]\nkernelgate = "));
     assert!(read(".github/workflows/perf.yml").contains("working-directory: mine"));
 
     let written = read("mine/Cargo.toml");
-    insta::assert_snapshot!(init(&package, "").refusal(2), @"error: FOLDER/mine/benches/kernels.rs exists: nothing was written");
+    insta::assert_snapshot!(run_init_verb(&package, "").refusal_message(2), @"error: FOLDER/mine/benches/kernels.rs exists: nothing was written");
     assert_eq!(read("mine/Cargo.toml"), written);
 }
 
 #[test]
 fn init_in_a_workspace_of_several_packages_asks_for_one() {
-    let package = workspace(&["one", "two"]);
-    insta::assert_snapshot!(init(&package, "").refusal(2), @"error: the workspace has several packages: pass --package with one of one, two");
-    insta::assert_snapshot!(init(&package, "--package three").refusal(2), @"error: --package three: the workspace has no such package");
-    init(&package, "--package two --no-workflow").exits(0);
-    assert!(package.path("two/benches/kernels.rs").is_file());
-    assert!(!package.path(".github").exists());
+    let package = package_or_workspace(&["one", "two"]);
+    insta::assert_snapshot!(run_init_verb(&package, "").refusal_message(2), @"error: the workspace has several packages: pass --package with one of one, two");
+    insta::assert_snapshot!(run_init_verb(&package, "--package three").refusal_message(2), @"error: --package three: the workspace has no such package");
+    run_init_verb(&package, "--package two --no-workflow").assert_exit(0);
+    assert!(package.package_path("two/benches/kernels.rs").is_file());
+    assert!(!package.package_path(".github").exists());
 }
 
 #[test]
 fn completions_and_version_name_the_program() {
-    let package = Package::new();
-    let bash = package.kernelgate("completions bash");
-    assert!(bash.exits(0).stdout.contains("_kernelgate()"), "{}", bash.stdout);
-    insta::assert_snapshot!(package.kernelgate("completions none").refusal(2), @r"
+    let package = TempPackage::new();
+    let bash = package.run_kernelgate("completions bash");
+    assert!(bash.assert_exit(0).stdout.contains("_kernelgate()"), "{}", bash.stdout);
+    insta::assert_snapshot!(package.run_kernelgate("completions none").refusal_message(2), @r"
     error: invalid value 'none' for '<SHELL>'
       [possible values: bash, elvish, fish, powershell, zsh]
 
     For more information, try '--help'.
     ");
-    let version = package.kernelgate("--version");
-    let (name, commit) = version.exits(0).stdout.split_once(" (").unwrap();
+    let version = package.run_kernelgate("--version");
+    let (name, commit) = version.assert_exit(0).stdout.split_once(" (").unwrap();
     assert_eq!(name, concat!("kernelgate ", env!("CARGO_PKG_VERSION")));
     assert!(commit.ends_with(")\n"), "{commit}");
 }

@@ -7,34 +7,36 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::outputs::snapshot;
-use crate::package::outcome::normalized;
-use crate::package::{CASE, Outcome, Package, copy_executable, fixture_path, lines_with};
+use crate::outputs::assert_text_snapshot;
+use crate::package::outcome::redact_varying_parts;
+use crate::package::{
+    CASE, ProcessOutcome, TempPackage, copy_executable, fixture_path, lines_with_word,
+};
 
 /// The character with which every terminal sequence begins.
 const ESCAPE: char = '\u{1b}';
 
 #[track_caller]
-fn harmless(outcome: &Outcome) {
-    let all = outcome.all();
+fn assert_no_control_characters(outcome: &ProcessOutcome) {
+    let all = outcome.stdout_and_stderr();
     let acts = all.chars().find(|c| c.is_control() && !['\n', '\t'].contains(c));
     assert_eq!(acts, None, "{all:?}");
 }
 
 /// A package whose baseline `a` and last run have the same cases; the baseline is not sealed.
-fn package() -> (Package, String) {
-    let package = Package::new();
-    package.bench("s1", "n64 --save-baseline a").exits(0);
-    package.bench("s2", "n64").exits(0);
-    package.set_times(&package.baseline("a"), 200_000.0);
-    package.set_times(&package.record("s2"), 200_000.0);
-    let text = std::fs::read_to_string(package.baseline("a")).unwrap();
+fn package_with_unsealed_baseline() -> (TempPackage, String) {
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "n64 --save-baseline a").assert_exit(0);
+    package.run_fixture_bench("s2", "n64").assert_exit(0);
+    package.set_record_times(&package.baseline_path("a"), 200_000.0);
+    package.set_record_times(&package.run_record_path("s2"), 200_000.0);
+    let text = std::fs::read_to_string(package.baseline_path("a")).unwrap();
     (package, text)
 }
 
 #[test]
 fn the_commit_of_a_baseline_is_no_option_of_git() {
-    let (package, text) = package();
+    let (package, text) = package_with_unsealed_baseline();
     let git = |line: &str| {
         let mut git = Command::new("git");
         git.arg("-C").arg(package.folder.path()).args([
@@ -47,22 +49,22 @@ fn the_commit_of_a_baseline_is_no_option_of_git() {
     };
     git("init --quiet");
     git("commit --quiet --allow-empty -m first");
-    let victim = package.path("victim..HEAD");
+    let victim = package.package_path("victim..HEAD");
     std::fs::write(&victim, "precious").unwrap();
     let mut baseline: serde_json::Value = serde_json::from_str(&text).unwrap();
     let runs = baseline["runs"].as_object_mut().unwrap();
-    let option = format!("--output={}", package.path("victim").display());
+    let option = format!("--output={}", package.package_path("victim").display());
     runs.values_mut().for_each(|run| run["provenance"]["commit"] = option.clone().into());
-    std::fs::write(package.baseline("a"), baseline.to_string()).unwrap();
-    let outcome = package.kernelgate("gate --baseline a");
-    assert!(outcome.code < Some(4), "{}", outcome.all());
+    std::fs::write(package.baseline_path("a"), baseline.to_string()).unwrap();
+    let outcome = package.run_kernelgate("gate --baseline a");
+    assert!(outcome.code < Some(4), "{}", outcome.stdout_and_stderr());
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 
 #[test]
 fn names_in_files_are_refused_when_they_are_read() {
-    let (package, text) = package();
-    let path = package.baseline("a");
+    let (package, text) = package_with_unsealed_baseline();
+    let path = package.baseline_path("a");
     let mut refusals = String::new();
     for (from, to) in [
         (CASE, "fixture/spin/n64\\n=cmd/cpu/hot"),
@@ -75,17 +77,17 @@ fn names_in_files_are_refused_when_they_are_read() {
         let edited = text.replace(&from, &to.replace(": ", ":"));
         assert_ne!(edited, text, "{from}");
         std::fs::write(&path, edited).unwrap();
-        let outcome = package.kernelgate("gate --baseline a");
-        harmless(&outcome);
-        let refusal = outcome.refusal(2);
+        let outcome = package.run_kernelgate("gate --baseline a");
+        assert_no_control_characters(&outcome);
+        let refusal = outcome.refusal_message(2);
         let seal = format!("baseline seal {}", path.display());
         for line in ["baseline show a", "baseline export a a.csv", "baseline add a", &seal] {
-            let outcome = package.kernelgate(line);
-            harmless(&outcome);
-            assert_eq!(outcome.refusal(2), refusal, "{line}");
+            let outcome = package.run_kernelgate(line);
+            assert_no_control_characters(&outcome);
+            assert_eq!(outcome.refusal_message(2), refusal, "{line}");
         }
-        harmless(package.kernelgate("baseline list").exits(2));
-        assert!(!package.path("a.csv").exists());
+        assert_no_control_characters(package.run_kernelgate("baseline list").assert_exit(2));
+        assert!(!package.package_path("a.csv").exists());
         refusals += &format!("{refusal}\n");
     }
     insta::assert_snapshot!(refusals, @r"
@@ -99,10 +101,10 @@ fn names_in_files_are_refused_when_they_are_read() {
 
 #[test]
 fn messages_of_benches_are_cleaned_where_they_are_printed() {
-    let package = Package::new();
-    package.bench("s1", "--save-baseline a").exits(0);
-    let loud = package.bench("s2", "--axis n=64 --axis fault=none,loud");
-    insta::assert_snapshot!(loud.error(1), @r#"
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "--save-baseline a").assert_exit(0);
+    let loud = package.run_fixture_bench("s2", "--axis n=64 --axis fault=none,loud");
+    insta::assert_snapshot!(loud.error_message(1), @r#"
     error: fixture/spin/n64_loud/cpu/hot: panicked: assertion `left != right` failed: loud\u{1b}]0;title\u{7} [link](http://x)
     second line
       left: "loud"
@@ -110,13 +112,17 @@ fn messages_of_benches_are_cleaned_where_they_are_printed() {
     recorded in FOLDER/target/kernelgate/runs/s2/fixture.json
     `kernelgate report` draws it in FOLDER/target/kernelgate/report/index.html
     "#);
-    assert!(!loud.stderr.contains(ESCAPE) && !loud.stdout.contains('\u{7}'), "{:?}", loud.all());
-    let record = std::fs::read_to_string(package.record("s2")).unwrap();
+    assert!(
+        !loud.stderr.contains(ESCAPE) && !loud.stdout.contains('\u{7}'),
+        "{:?}",
+        loud.stdout_and_stderr()
+    );
+    let record = std::fs::read_to_string(package.run_record_path("s2")).unwrap();
     assert!(record.contains("\\u001b[31mloud"), "the record has the message as it was: {record}");
     let mut texts = String::new();
     for line in ["runs", "gate --baseline a", "gate --baseline a --format markdown"] {
-        let outcome = package.kernelgate(line);
-        harmless(&outcome);
+        let outcome = package.run_kernelgate(line);
+        assert_no_control_characters(&outcome);
         let (before, message) = outcome.stdout.split_at(outcome.stdout.find("loud").unwrap());
         let start = before.rfind('\n').map_or(0, |at| at + 1);
         // Markdown has the message in one line.
@@ -124,7 +130,7 @@ fn messages_of_benches_are_cleaned_where_they_are_printed() {
         let lines = message.lines().take(count).collect::<Vec<_>>().join("\n");
         texts += &format!("{line}:\n{}{lines}\n", &before[start..]);
     }
-    insta::assert_snapshot!(normalized(texts.trim()), @r#"
+    insta::assert_snapshot!(redact_varying_parts(texts.trim()), @r#"
     runs:
     FAILED fixture/spin/n64_loud/cpu/hot: panicked: assertion `left != right` failed: loud\u{1b}]0;title\u{7} [link](http://x)
         second line
@@ -134,47 +140,49 @@ fn messages_of_benches_are_cleaned_where_they_are_printed() {
     gate --baseline a --format markdown:
     - failed: fixture/spin/n64_loud/cpu/hot: panicked: assertion `left != right` failed: loud\\u{1b}]0;title\\u{7} \[link](http:&#8203;//x) second line left: "loud" right: "loud" (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)
     "#);
-    harmless(package.kernelgate("gate --baseline a --format junit").exits(1));
+    assert_no_control_characters(
+        package.run_kernelgate("gate --baseline a --format junit").assert_exit(1),
+    );
 }
 
 #[test]
 fn a_tensor_without_a_plain_name_fails_its_case() {
-    let package = Package::new();
-    let outcome = package.bench("s1", "--axis n=64 --axis fault=none,input,output");
-    insta::assert_snapshot!(lines_with(&outcome.exits(1).stderr, "error: "), @r"
+    let package = TempPackage::new();
+    let outcome = package.run_fixture_bench("s1", "--axis n=64 --axis fault=none,input,output");
+    insta::assert_snapshot!(lines_with_word(&outcome.assert_exit(1).stderr, "error: "), @r"
     error: fixture/spin/n64_input/cpu/hot: the input `\u{1b}` holds a control character
     error: fixture/spin/n64_output/cpu/hot: the output `out\u{1b}` holds a control character
     ");
-    let run = package.run("s1");
+    let run = package.read_run_record("s1");
     assert_eq!(run["failed"].as_object().unwrap().len(), 2);
     assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
 }
 
 #[test]
 fn messages_of_a_broken_bench_process_are_cleaned() {
-    let package = Package::new();
-    std::fs::create_dir(package.path("bin")).unwrap();
-    copy_executable(fixture_path(), package.path("bin/fixture"));
+    let package = TempPackage::new();
+    std::fs::create_dir(package.package_path("bin")).unwrap();
+    copy_executable(fixture_path(), package.package_path("bin/fixture"));
     let line = "compare --base-dir bin --head-dir bin --time-identical --backend cpu --axis n=64 \
                 --axis fault=crash --max-blocks 1";
-    let outcome = package.kernelgate(&format!("{line} --format json"));
-    harmless(&outcome);
-    insta::assert_snapshot!(outcome.json()["broken"][0]["reason"].as_str().unwrap(), @r#"exit status: 7: \u{1b}]0;title\u{7}crashed"#);
+    let outcome = package.run_kernelgate(&format!("{line} --format json"));
+    assert_no_control_characters(&outcome);
+    insta::assert_snapshot!(outcome.stdout_as_json()["broken"][0]["reason"].as_str().unwrap(), @r#"exit status: 7: \u{1b}]0;title\u{7}crashed"#);
 }
 
 /// The name of a committed folder, or of an artifact of CI, can be anything.
 #[test]
 fn names_of_files_are_cleaned_where_they_are_printed() {
-    let package = Package::new();
-    let folder = package.path("baselines/a\u{1b}[31m");
+    let package = TempPackage::new();
+    let folder = package.package_path("baselines/a\u{1b}[31m");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("b.json"), "{").unwrap();
-    std::fs::write(package.path("kept\u{7}.json"), "{").unwrap();
+    std::fs::write(package.package_path("kept\u{7}.json"), "{").unwrap();
     let mut messages = String::new();
     for verb in ["baseline list", "history import . --store s\u{1b}[2J"] {
-        let outcome = package.kernelgate(verb);
-        harmless(outcome.exits(2));
-        messages += &format!("{}\n", outcome.text());
+        let outcome = package.run_kernelgate(verb);
+        assert_no_control_characters(outcome.assert_exit(2));
+        messages += &format!("{}\n", outcome.text_for_snapshot());
     }
     insta::assert_snapshot!(messages, @r"
     exit 2
@@ -187,19 +195,19 @@ fn names_of_files_are_cleaned_where_they_are_printed() {
     skipped ./kept\u{7}.json: failed to read ./kept\u{7}.json: broken or cut short (EOF while parsing an object at line 1 column 1)
     ");
     let trace = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 1, "ts": 1}]}"#;
-    std::fs::write(package.path("t\u{1b}[2J.json"), trace).unwrap();
-    let mut stats = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "stats");
-    let outcome: Outcome = stats.arg("t\u{1b}[2J.json").output().unwrap().into();
-    harmless(&outcome);
+    std::fs::write(package.package_path("t\u{1b}[2J.json"), trace).unwrap();
+    let mut stats = package.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "stats");
+    let outcome: ProcessOutcome = stats.arg("t\u{1b}[2J.json").output().unwrap().into();
+    assert_no_control_characters(&outcome);
 }
 
 /// Reading a pipe without a writer, or a device, would not end.
 #[test]
 fn a_device_or_a_pipe_is_refused_by_name() {
-    let package = Package::new();
-    let fifo = Command::new("mkfifo").arg(package.path("pipe.json")).status();
+    let package = TempPackage::new();
+    let fifo = Command::new("mkfifo").arg(package.package_path("pipe.json")).status();
     assert!(fifo.unwrap().success());
-    std::os::unix::fs::symlink("/dev/zero", package.path("zero.json")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", package.package_path("zero.json")).unwrap();
     let mut refusals = String::new();
     for name in ["pipe.json", "zero.json"] {
         for line in [
@@ -209,7 +217,7 @@ fn a_device_or_a_pipe_is_refused_by_name() {
             format!("history import {name} --store s"),
             format!("report --runs {name} --peers {name}"),
         ] {
-            refusals += &format!("{line}: {}\n", package.kernelgate(&line).text());
+            refusals += &format!("{line}: {}\n", package.run_kernelgate(&line).text_for_snapshot());
         }
     }
     insta::assert_snapshot!(refusals, @r"
@@ -260,25 +268,26 @@ fn a_device_or_a_pipe_is_refused_by_name() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_reported_as_an_error() {
-    let (package, _) = package();
+    let (package, _) = package_with_unsealed_baseline();
     for line in ["doctor", "runs", "gate --baseline a", "baseline list"] {
-        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
+        let mut command =
+            package.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let outcome = Outcome::from(command.stdout(full).output().unwrap());
-        let errors = lines_with(&outcome.exits(2).stderr, "error: ");
+        let outcome = ProcessOutcome::from(command.stdout(full).output().unwrap());
+        let errors = lines_with_word(&outcome.assert_exit(2).stderr, "error: ");
         insta::allow_duplicates!(
             insta::assert_snapshot!(errors, @"error: failed to write to standard output: No space left on device (os error 28)")
         );
     }
     let program = env!("CARGO_BIN_EXE_kernelgate");
-    let dir = package.dir();
+    let dir = package.bench_folder_flags();
     let line = format!(
         "trap '' XFSZ; ulimit -f 64; exec {program} verify --axis n=65536 --axis fault=none \
          --dump dumped {dir}"
     );
-    let mut shell = package.command(Path::new("sh"), "-c");
-    let outcome = Outcome::from(shell.arg(line).output().unwrap());
-    insta::assert_snapshot!(outcome.exits(2).text(), @r#"
+    let mut shell = package.package_command(Path::new("sh"), "-c");
+    let outcome = ProcessOutcome::from(shell.arg(line).output().unwrap());
+    insta::assert_snapshot!(outcome.assert_exit(2).text_for_snapshot(), @r#"
     exit 2
     case  status  checked  max error  relative L2  same bits again
     fixture/spin/n65536_none/cpu/hot  ok  100.0000%  N  N  yes
@@ -303,73 +312,73 @@ const TRACE: &str = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"
 /// Output is not written through a link or into a pipe.
 #[test]
 fn leftovers_at_output_paths_are_replaced_or_named() {
-    let package = Package::new();
-    std::fs::write(package.path("t.json"), TRACE).unwrap();
-    let (dir, victim) = (package.dir(), package.path("victim"));
+    let package = TempPackage::new();
+    std::fs::write(package.package_path("t.json"), TRACE).unwrap();
+    let (dir, victim) = (package.bench_folder_flags(), package.package_path("victim"));
     let run = |verb: &str, folder: &str| {
-        package.kernelgate(&verb.replace("DIR", &dir).replace("OUT", folder))
+        package.run_kernelgate(&verb.replace("DIR", &dir).replace("OUT", folder))
     };
     let plant_link = |path: &Path| std::os::unix::fs::symlink("../victim", path).unwrap();
     let plant_pipe =
         |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
     std::fs::write(&victim, "precious").unwrap();
-    std::fs::create_dir(package.path("out")).unwrap();
+    std::fs::create_dir(package.package_path("out")).unwrap();
     let mut refusals = String::new();
     for (verb, file) in OUTPUTS {
-        let at = package.path("out").join(file);
+        let at = package.package_path("out").join(file);
         for plant in [&plant_link as &dyn Fn(&Path), &plant_pipe] {
             plant(&at);
-            run(verb, "out").exits(0);
+            run(verb, "out").assert_exit(0);
             assert!(std::fs::symlink_metadata(&at).unwrap().is_file(), "{verb}");
             std::fs::remove_file(&at).unwrap();
         }
         std::fs::create_dir(&at).unwrap();
-        refusals += &format!("{verb}: {}\n", run(verb, "out").error(2));
+        refusals += &format!("{verb}: {}\n", run(verb, "out").error_message(2));
         std::fs::remove_dir(&at).unwrap();
     }
-    plant_pipe(&package.path("pipe"));
-    std::os::unix::fs::symlink("nowhere", package.path("dangling")).unwrap();
+    plant_pipe(&package.package_path("pipe"));
+    std::os::unix::fs::symlink("nowhere", package.package_path("dangling")).unwrap();
     for folder in ["victim", "pipe", "dangling"] {
         for verb in OUTPUTS.map(|(verb, _)| verb).into_iter().chain(["check --mode gate --out OUT"])
         {
-            let refusal = run(verb, folder).error(2);
+            let refusal = run(verb, folder).error_message(2);
             refusals += &format!("{verb}, to {folder}: {refusal}\n");
         }
     }
-    snapshot("mistakes", "output_paths", &refusals);
+    assert_text_snapshot("mistakes", "output_paths", &refusals);
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_timeline_that_does_not_fit_on_the_disk_leaves_the_earlier_one() {
-    let package = Package::new();
-    std::fs::write(package.path("t.json"), TRACE).unwrap();
-    std::fs::create_dir(package.path("out")).unwrap();
-    std::fs::write(package.path("out/x.json"), "earlier").unwrap();
+    let package = TempPackage::new();
+    std::fs::write(package.package_path("t.json"), TRACE).unwrap();
+    std::fs::create_dir(package.package_path("out")).unwrap();
+    std::fs::write(package.package_path("out/x.json"), "earlier").unwrap();
     let program = env!("CARGO_BIN_EXE_kernelgate");
-    let mut shell = package.command(Path::new("sh"), "-c");
+    let mut shell = package.package_command(Path::new("sh"), "-c");
     let line = format!("trap '' XFSZ; ulimit -f 0; exec {program} export t.json --out out/x.json");
-    let outcome = Outcome::from(shell.arg(line).output().unwrap());
-    insta::assert_snapshot!(outcome.refusal(2), @r#"error: --out: failed to write out/x.json: File too large (os error 27) at path "FOLDER/out/.kernelgate-TEMPORARY""#);
-    assert_eq!(std::fs::read_to_string(package.path("out/x.json")).unwrap(), "earlier");
-    assert_eq!(std::fs::read_dir(package.path("out")).unwrap().count(), 1);
+    let outcome = ProcessOutcome::from(shell.arg(line).output().unwrap());
+    insta::assert_snapshot!(outcome.refusal_message(2), @r#"error: --out: failed to write out/x.json: File too large (os error 27) at path "FOLDER/out/.kernelgate-TEMPORARY""#);
+    assert_eq!(std::fs::read_to_string(package.package_path("out/x.json")).unwrap(), "earlier");
+    assert_eq!(std::fs::read_dir(package.package_path("out")).unwrap().count(), 1);
 }
 
 /// Git can commit a link, and reading a pipe would not end.
 #[test]
 fn a_wrong_lock_file_is_named_at_once() {
-    let (package, _) = package();
-    let baseline = package.baseline("a");
+    let (package, _) = package_with_unsealed_baseline();
+    let baseline = package.baseline_path("a");
     let lock = baseline.with_file_name(".a.json.lock");
-    let victim = package.path("victim");
+    let victim = package.package_path("victim");
     let seal = format!("baseline seal {}", baseline.display());
     let refusal = || {
-        let refusal = package.kernelgate("baseline add a").refusal(2);
-        assert_eq!(package.kernelgate(&seal).refusal(2), refusal);
-        let bench = package.bench("s3", "n64 --save-baseline a");
-        let error = bench.error(2);
-        std::fs::remove_dir_all(package.path("target/kernelgate/runs/s3")).unwrap();
+        let refusal = package.run_kernelgate("baseline add a").refusal_message(2);
+        assert_eq!(package.run_kernelgate(&seal).refusal_message(2), refusal);
+        let bench = package.run_fixture_bench("s3", "n64 --save-baseline a");
+        let error = bench.error_message(2);
+        std::fs::remove_dir_all(package.package_path("target/kernelgate/runs/s3")).unwrap();
         std::fs::remove_file(&lock).unwrap();
         format!("{refusal}\n{error}")
     };
@@ -384,21 +393,21 @@ fn a_wrong_lock_file_is_named_at_once() {
     error: failed to lock FOLDER/baselines/DEVICE/a.json: FOLDER/baselines/DEVICE/.a.json.lock is no lock file but a link: remove it: the run is kept, and `kernelgate baseline add a --session FOLDER/target/kernelgate/runs/s3` adds it
     ");
     assert!(!victim.exists());
-    package.kernelgate("baseline add a").exits(0);
-    let folder = package.path("target/kernelgate/compare");
+    package.run_kernelgate("baseline add a").assert_exit(0);
+    let folder = package.package_path("target/kernelgate/compare");
     std::fs::create_dir_all(&folder).unwrap();
     std::os::unix::fs::symlink(&victim, folder.join("lock")).unwrap();
-    package.dir();
+    package.bench_folder_flags();
     let line = "compare --base-dir executables --head-dir executables";
-    insta::assert_snapshot!(package.kernelgate(line).refusal(2), @"error: failed to open FOLDER/target/kernelgate/compare/lock: FOLDER/target/kernelgate/compare/lock is no lock file but a link: remove it");
+    insta::assert_snapshot!(package.run_kernelgate(line).refusal_message(2), @"error: failed to open FOLDER/target/kernelgate/compare/lock: FOLDER/target/kernelgate/compare/lock is no lock file but a link: remove it");
     assert!(!victim.exists());
 }
 
 /// A record names files by plain names, never by paths.
 #[test]
 fn a_run_that_names_a_path_is_refused() {
-    let (package, _) = package();
-    let run = package.run("s2");
+    let (package, _) = package_with_unsealed_baseline();
+    let run = package.read_run_record("s2");
     let mut refusals = String::new();
     for (field, value) in [
         ("bench", "../../../x".into()),
@@ -409,16 +418,17 @@ fn a_run_that_names_a_path_is_refused() {
     ] {
         let mut run = run.clone();
         run[field] = value;
-        std::fs::write(package.record("s2"), run.to_string()).unwrap();
-        let refusal = package.kernelgate("gate --baseline a").refusal(2);
+        std::fs::write(package.run_record_path("s2"), run.to_string()).unwrap();
+        let refusal = package.run_kernelgate("gate --baseline a").refusal_message(2);
         // The length of the line depends on times.
         let refusal = refusal.split(" at line").next().unwrap();
         refusals += &format!("{field}: {refusal}\n");
     }
     let mut run = run;
     run["cases"][CASE]["verification"]["max_error"] = (-1).into();
-    std::fs::write(package.record("s2"), run.to_string()).unwrap();
-    refusals += &format!("max_error: {}\n", package.kernelgate("gate --baseline a").refusal(2));
+    std::fs::write(package.run_record_path("s2"), run.to_string()).unwrap();
+    refusals +=
+        &format!("max_error: {}\n", package.run_kernelgate("gate --baseline a").refusal_message(2));
     insta::assert_snapshot!(refusals, @r#"
     bench: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: bench `../../../x` holds `/`, which separates the parts of an id
     bench: error: failed to read FOLDER/target/kernelgate/runs/s2/fixture.json: invalid run: bench `` is empty
@@ -431,36 +441,40 @@ fn a_run_that_names_a_path_is_refused() {
 
 #[test]
 fn other_files_beside_the_benches_are_not_run() {
-    let package = Package::new();
-    std::fs::create_dir(package.path("bin")).unwrap();
-    copy_executable(fixture_path(), package.path("bin/fixture"));
-    let script = package.path("bin/script");
-    std::fs::write(&script, format!("#!/bin/sh\necho > {}\n", package.path("ran").display()))
-        .unwrap();
+    let package = TempPackage::new();
+    std::fs::create_dir(package.package_path("bin")).unwrap();
+    copy_executable(fixture_path(), package.package_path("bin/fixture"));
+    let script = package.package_path("bin/script");
+    std::fs::write(
+        &script,
+        format!("#!/bin/sh\necho > {}\n", package.package_path("ran").display()),
+    )
+    .unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let fifo = Command::new("mkfifo").arg("-m").arg("755").arg(package.path("bin/fifo")).status();
+    let fifo =
+        Command::new("mkfifo").arg("-m").arg("755").arg(package.package_path("bin/fifo")).status();
     assert!(fifo.unwrap().success());
     let compare = |flags: &str| {
         let line = format!(
             "compare --base-dir bin --head-dir bin --time-identical --backend cpu --max-blocks 1 \
              --case-time 0.03s --format json {flags}"
         );
-        package.kernelgate(&line)
+        package.run_kernelgate(&line)
     };
     let outcome = compare("n64");
-    assert_eq!(outcome.verdicts().len(), 1, "{}", outcome.all());
-    insta::assert_snapshot!(lines_with(&outcome.stderr, "script"), @r"
+    assert_eq!(outcome.json_verdicts().len(), 1, "{}", outcome.stdout_and_stderr());
+    insta::assert_snapshot!(lines_with_word(&outcome.stderr, "script"), @r"
     left alone: script of the base: its file has no mark of this harness, so it was not run; `--bench script` runs it all the same
     left alone: script of the head: its file has no mark of this harness, so it was not run; `--bench script` runs it all the same
     ");
-    assert!(!package.path("ran").exists());
+    assert!(!package.package_path("ran").exists());
     let script = compare("--bench script");
-    insta::assert_snapshot!(script.refusal(2), @r"
+    insta::assert_snapshot!(script.refusal_message(2), @r"
     left alone: script of the base: asked by --bench, it did not answer as a bench of this harness does
     left alone: script of the head: asked by --bench, it did not answer as a bench of this harness does
     error: no bench that can be driven has a case that was asked for
     ");
-    assert!(package.path("ran").exists());
+    assert!(package.package_path("ran").exists());
     let mark = kernelgate::protocol::BENCH_EXECUTABLE_MARK.as_bytes();
     let fixture = std::fs::read(fixture_path()).unwrap();
     assert!(fixture.windows(mark.len()).any(|bytes| bytes == mark));
@@ -468,16 +482,16 @@ fn other_files_beside_the_benches_are_not_run() {
 
 #[test]
 fn a_commit_that_is_given_is_one_and_is_recorded_as_stated() {
-    let package = Package::new();
-    let bench = |commit: &str, line: &str| -> Outcome {
+    let package = TempPackage::new();
+    let bench = |commit: &str, line: &str| -> ProcessOutcome {
         let mut bench = package.bench_command("s1", line);
         bench.env("KERNELGATE_COMMIT", commit).output().unwrap().into()
     };
     let mut refusals = String::new();
     for bad in ["v1\u{1b}[31m\n", "main", "--output=x", "1a2b3c", "1a2b+changes+changes"] {
         let refused = bench(bad, "n64 --save-baseline a");
-        harmless(&refused);
-        refusals += &format!("{}\n", refused.error(2));
+        assert_no_control_characters(&refused);
+        refusals += &format!("{}\n", refused.error_message(2));
     }
     insta::assert_snapshot!(refusals, @r"
     error: KERNELGATE_COMMIT=`v1` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
@@ -486,82 +500,91 @@ fn a_commit_that_is_given_is_one_and_is_recorded_as_stated() {
     error: KERNELGATE_COMMIT=`1a2b3c` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
     error: KERNELGATE_COMMIT=`1a2b+changes+changes` is no commit: 7 to 64 hexadecimal digits, and +changes where tracked files differed from it
     ");
-    bench("1a2b3c4d5e+changes", "n64").exits(0);
-    assert_eq!(package.run("s1")["stated_commit"], true);
-    let added = package.kernelgate("baseline add a");
-    insta::assert_snapshot!(lines_with(&added.exits(0).all(), "1a2b3c4d"), @"the commit 1a2b3c4d+changes of the run s1/fixture is as KERNELGATE_COMMIT stated it");
-    let shown = package.kernelgate("baseline show a");
-    insta::assert_snapshot!(normalized(&lines_with(&shown.exits(0).all(), "1a2b3c4d")), @"run s1/fixture: INSTANT, DEVICE, COMMIT+changes (as stated)");
+    bench("1a2b3c4d5e+changes", "n64").assert_exit(0);
+    assert_eq!(package.read_run_record("s1")["stated_commit"], true);
+    let added = package.run_kernelgate("baseline add a");
+    insta::assert_snapshot!(lines_with_word(&added.assert_exit(0).stdout_and_stderr(), "1a2b3c4d"), @"the commit 1a2b3c4d+changes of the run s1/fixture is as KERNELGATE_COMMIT stated it");
+    let shown = package.run_kernelgate("baseline show a");
+    insta::assert_snapshot!(redact_varying_parts(&lines_with_word(&shown.assert_exit(0).stdout_and_stderr(), "1a2b3c4d")), @"run s1/fixture: INSTANT, DEVICE, COMMIT+changes (as stated)");
 }
 
 #[test]
 fn an_executable_that_was_copied_here_is_not_of_this_checkout() {
-    let package = Package::new();
+    let package = TempPackage::new();
     for line in ["init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m x"] {
         let git =
             Command::new("git").arg("-C").arg(package.folder.path()).args(line.split(' ')).status();
         assert!(git.unwrap().success());
     }
-    package.bench("cargo", "n64").exits(0);
-    assert!(package.run("cargo")["provenance"]["commit"].is_string());
-    let folder = package.dir();
+    package.run_fixture_bench("cargo", "n64").assert_exit(0);
+    assert!(package.read_run_record("cargo")["provenance"]["commit"].is_string());
+    let folder = package.bench_folder_flags();
     let copied = Path::new(folder.strip_prefix("--dir ").unwrap()).join("fixture");
-    let mut bench = package.command(&copied, "--bench --noplot --sample-size 10 n64");
+    let mut bench = package.package_command(&copied, "--bench --noplot --sample-size 10 n64");
     bench.env_remove("CARGO_MANIFEST_DIR").env("KERNELGATE_SESSION", "copied");
-    let outcome = Outcome::from(bench.output().unwrap());
-    insta::assert_snapshot!(normalized(&lines_with(&outcome.exits(0).all(), "commit")), @"no commit is recorded: there is no git checkout, or this executable neither was started by cargo nor lies where cargo built it; KERNELGATE_COMMIT=HEX states one");
-    assert!(package.run("copied")["provenance"]["commit"].is_null());
+    let outcome = ProcessOutcome::from(bench.output().unwrap());
+    insta::assert_snapshot!(redact_varying_parts(&lines_with_word(&outcome.assert_exit(0).stdout_and_stderr(), "commit")), @"no commit is recorded: there is no git checkout, or this executable neither was started by cargo nor lies where cargo built it; KERNELGATE_COMMIT=HEX states one");
+    assert!(package.read_run_record("copied")["provenance"]["commit"].is_null());
 }
 
 #[test]
 fn a_revision_that_looks_like_an_option_is_not_found() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let git =
         Command::new("git").arg("-C").arg(package.folder.path()).args(["init", "--quiet"]).status();
     assert!(git.unwrap().success());
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let mut refusals = String::new();
     for revision in ["--output=victim", "--all", "-n1"] {
-        let mut compare = package.command(program, "compare");
-        let outcome = Outcome::from(compare.arg(format!("--base={revision}")).output().unwrap());
-        refusals += &format!("{}\n", outcome.refusal(2));
+        let mut compare = package.package_command(program, "compare");
+        let outcome =
+            ProcessOutcome::from(compare.arg(format!("--base={revision}")).output().unwrap());
+        refusals += &format!("{}\n", outcome.refusal_message(2));
     }
     insta::assert_snapshot!(refusals, @r"
     error: no revision `--output=victim` in FOLDER
     error: no revision `--all` in FOLDER
     error: no revision `-n1` in FOLDER
     ");
-    assert!(!package.path("victim").exists());
+    assert!(!package.package_path("victim").exists());
 }
 
 #[test]
 fn paths_that_are_not_utf8_are_errors() {
     use std::os::unix::ffi::OsStrExt;
-    let package = Package::new();
+    let package = TempPackage::new();
     let odd = package.folder.path().join(std::ffi::OsStr::from_bytes(b"odd\xff"));
     std::fs::create_dir(&odd).unwrap();
-    let dir = package.dir();
-    let run = |line: &str, temporary: &Path| -> Outcome {
+    let dir = package.bench_folder_flags();
+    let run = |line: &str, temporary: &Path| -> ProcessOutcome {
         let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-        let mut command = package.command(program, &format!("{line} {dir}"));
+        let mut command = package.package_command(program, &format!("{line} {dir}"));
         command.current_dir(&odd).env("TMPDIR", temporary).env("KERNELGATE_BACKEND", "cpu");
         command.output().unwrap().into()
     };
-    assert_eq!(run("list n64 --format json", &std::env::temp_dir()).exits(0).cases()[0], CASE);
+    assert_eq!(
+        run("list n64 --format json", &std::env::temp_dir()).assert_exit(0).json_case_ids()[0],
+        CASE
+    );
     let dumped = run("verify n64 --dump dumped", &std::env::temp_dir());
-    insta::assert_snapshot!(dumped.refusal(2), @"error: --dump: FOLDER/odd�/dumped/.kernelgate-TEMPORARY is not UTF-8, which a request cannot name");
-    insta::assert_snapshot!(run("list", &odd).refusal(2), @"error: failed to write FOLDER/request.json: invalid request: path contains invalid UTF-8 characters");
-    let mut compare = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "compare");
+    insta::assert_snapshot!(dumped.refusal_message(2), @"error: --dump: FOLDER/odd�/dumped/.kernelgate-TEMPORARY is not UTF-8, which a request cannot name");
+    insta::assert_snapshot!(run("list", &odd).refusal_message(2), @"error: failed to write FOLDER/request.json: invalid request: path contains invalid UTF-8 characters");
+    let mut compare =
+        package.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "compare");
     let compare = compare.arg("--base-dir").arg(&odd).arg("--head-dir").arg(&odd);
-    let outcome = Outcome::from(compare.output().unwrap());
-    assert!(outcome.code == Some(2) && !outcome.all().contains("panicked"), "{}", outcome.all());
+    let outcome = ProcessOutcome::from(compare.output().unwrap());
+    assert!(
+        outcome.code == Some(2) && !outcome.stdout_and_stderr().contains("panicked"),
+        "{}",
+        outcome.stdout_and_stderr()
+    );
 }
 
 #[test]
 fn broken_results_of_criterion_are_named() {
-    let package = Package::new();
-    package.bench("s1", "n64 --save-baseline x").exits(0);
-    let folder = package.path("target/criterion/fixture_spin_n64_none/cpu_hot/x");
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "n64 --save-baseline x").assert_exit(0);
+    let folder = package.package_path("target/criterion/fixture_spin_n64_none/cpu_hot/x");
     let mut refusals = std::collections::BTreeSet::new();
     for (name, text) in [
         ("sample.json", "{"),
@@ -571,7 +594,7 @@ fn broken_results_of_criterion_are_named() {
         let before = std::fs::read(folder.join(name)).unwrap();
         std::fs::write(folder.join(name), text).unwrap();
         for line in ["--load-baseline x --baseline x", "--baseline x", "--baseline-lenient x"] {
-            let refusal = package.bench("s2", &format!("n64 {line}")).error(2);
+            let refusal = package.run_fixture_bench("s2", &format!("n64 {line}")).error_message(2);
             refusals.insert(refusal);
         }
         std::fs::write(folder.join(name), before).unwrap();
@@ -581,17 +604,17 @@ fn broken_results_of_criterion_are_named() {
     error: Criterion's baseline `x` of fixture/spin/n64_none/cpu/hot is broken (FOLDER/target/criterion/fixture_spin_n64_none/cpu_hot/x/sample.json: 1 iteration counts and 1 times): remove it, or save it again
     error: Criterion's baseline `x` of fixture/spin/n64_none/cpu/hot is broken (FOLDER/target/criterion/fixture_spin_n64_none/cpu_hot/x/sample.json: EOF while parsing an object at line 1 column 1): remove it, or save it again
     ");
-    package.bench("s2", "n64 --baseline-lenient absent").exits(0);
+    package.run_fixture_bench("s2", "n64 --baseline-lenient absent").assert_exit(0);
 }
 
 #[test]
 fn wrong_variables_are_named_and_empty_ones_count_as_unset() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-    let dir = package.dir();
-    let both = |set: &[(&str, &str)], flags: &str| -> [Outcome; 2] {
-        let list = package.command(program, &format!("list {flags} {dir}"));
-        let bench = package.command(&fixture_path(), &format!("--bench --list {flags}"));
+    let dir = package.bench_folder_flags();
+    let both = |set: &[(&str, &str)], flags: &str| -> [ProcessOutcome; 2] {
+        let list = package.package_command(program, &format!("list {flags} {dir}"));
+        let bench = package.package_command(&fixture_path(), &format!("--bench --list {flags}"));
         [list, bench].map(|mut command| {
             command.env("KERNELGATE_BACKEND", "cpu").envs(set.iter().copied());
             command.output().unwrap().into()
@@ -609,11 +632,11 @@ fn wrong_variables_are_named_and_empty_ones_count_as_unset() {
         ("CRITERION_HOME", ""),
     ];
     for outcome in both(&empty, "n64") {
-        assert_eq!(normalized(&outcome.exits(0).stderr), "");
+        assert_eq!(redact_varying_parts(&outcome.assert_exit(0).stderr), "");
     }
     let errors = |set: &[(&str, &str)], flags: &str, code: i32| {
-        let [list, bench] =
-            both(set, flags).map(|it| normalized(&it.exits(code).stderr).trim().to_owned());
+        let [list, bench] = both(set, flags)
+            .map(|it| redact_varying_parts(&it.assert_exit(code).stderr).trim().to_owned());
         assert_eq!(list, bench);
         bench
     };

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
-use mutate::{Seed, Syntax};
+use mutate::{FuzzSeedFile, Syntax};
 use readers::READERS;
 
 /// Inputs of all readers together, where `MUTATED_INPUTS` sets no other number.
@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(120);
 const MOST_KIB: u64 = 1 << 20;
 
 /// A reader and its share of the inputs.
-pub struct Reader {
+pub struct FuzzedReader {
     /// Folder of its corpus.
     pub name: &'static str,
     /// Syntax of its files.
@@ -51,7 +51,7 @@ thread_local! {
 }
 
 /// Ends the process, with a message, when an input takes too long.
-fn watch() {
+fn end_process_at_slow_input() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
         std::thread::spawn(|| {
@@ -76,26 +76,26 @@ fn watch() {
 }
 
 /// Peak memory of this process, KiB; 0 if the system does not report it.
-fn peak_kib() -> u64 {
+fn peak_memory_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
 }
 
-fn seeds(reader: &Reader) -> Vec<Seed> {
+fn read_corpus_files(reader: &FuzzedReader) -> Vec<FuzzSeedFile> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(reader.name);
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|_| panic!("no {}", folder.display()));
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let seed = |path: &std::path::PathBuf| {
         let name = path.file_name().unwrap().to_str().unwrap();
-        Seed::new(name, reader.syntax, std::fs::read(path).unwrap())
+        FuzzSeedFile::new(name, reader.syntax, std::fs::read(path).unwrap())
     };
     paths.iter().map(seed).collect()
 }
 
 /// Result of a reader's inputs.
-struct Outcome {
+struct FuzzOutcome {
     inputs: u64,
     accepted: u64,
     /// Inputs that panicked, with the message.
@@ -103,10 +103,10 @@ struct Outcome {
 }
 
 /// Reads the corpus of a reader and its mutations.
-fn check(reader: &Reader, inputs: u64, folder: &Path) -> Outcome {
-    let seeds = seeds(reader);
+fn check(reader: &FuzzedReader, inputs: u64, folder: &Path) -> FuzzOutcome {
+    let seeds = read_corpus_files(reader);
     assert!(!seeds.is_empty(), "{} has no corpus", reader.name);
-    let mut outcome = Outcome { inputs, accepted: 0, failed: Vec::new() };
+    let mut outcome = FuzzOutcome { inputs, accepted: 0, failed: Vec::new() };
     let mut read = |number: u64, name: &str, bytes: &[u8]| {
         NOW.lock().unwrap().insert(reader.name, (number, Instant::now()));
         let path = folder.join(name);
@@ -132,9 +132,9 @@ fn check(reader: &Reader, inputs: u64, folder: &Path) -> Outcome {
     }
     for number in 1..=inputs {
         let seed = &seeds[number as usize % seeds.len()];
-        read(number, &seed.name, &seed.mutated(number));
+        read(number, &seed.name, &seed.mutated_bytes(number));
         if number % 4096 == 0 {
-            let peak = peak_kib();
+            let peak = peak_memory_kib();
             assert!(peak < MOST_KIB, "{}: {peak} KiB by input {number}", reader.name);
         }
     }
@@ -144,10 +144,10 @@ fn check(reader: &Reader, inputs: u64, folder: &Path) -> Outcome {
 
 #[test]
 fn no_reader_panics_on_mutated_files() {
-    watch();
+    end_process_at_slow_input();
     let requested = std::env::var("MUTATED_INPUTS").map_or(INPUTS, |text| text.parse().unwrap());
     let only = std::env::var("MUTATED_READER").ok();
-    let chosen = |reader: &&Reader| only.as_ref().is_none_or(|only| only == reader.name);
+    let chosen = |reader: &&FuzzedReader| only.as_ref().is_none_or(|only| only == reader.name);
     let queue = Mutex::new(READERS.iter().filter(chosen));
     let (total, failed) = (Mutex::new(0), Mutex::new(Vec::new()));
     // In memory if the system has such a folder, because readers are tested here, not disks.
@@ -160,7 +160,8 @@ fn no_reader_panics_on_mutated_files() {
         while let Some(reader) = { queue.lock().unwrap().next() } {
             let folder = new_folder().unwrap();
             let (inputs, started) = (reader.inputs * requested / SHARED, Instant::now());
-            let Outcome { inputs, accepted, failed: panics } = check(reader, inputs, folder.path());
+            let FuzzOutcome { inputs, accepted, failed: panics } =
+                check(reader, inputs, folder.path());
             let (name, count, s) = (reader.name, panics.len(), started.elapsed().as_secs_f64());
             println!("{name}: {inputs} inputs, {accepted} accepted, {count} panics, {s:.1} s");
             assert!(accepted > 0, "{name}: nothing is accepted, not even its corpus");
@@ -173,7 +174,7 @@ fn no_reader_panics_on_mutated_files() {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
-    println!("{} inputs, peak {} KiB", total.lock().unwrap(), peak_kib());
+    println!("{} inputs, peak {} KiB", total.lock().unwrap(), peak_memory_kib());
     let failed = failed.into_inner().unwrap();
     failed.iter().for_each(|line| println!("{line}"));
     assert_eq!(failed.len(), 0, "panics");

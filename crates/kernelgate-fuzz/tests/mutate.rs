@@ -18,7 +18,7 @@ pub enum Syntax {
 }
 
 /// An input that a reader accepts, with the pieces that mutations work on.
-pub struct Seed {
+pub struct FuzzSeedFile {
     /// Name of its file.
     pub name: String,
     bytes: Vec<u8>,
@@ -81,11 +81,11 @@ const ODD: [&str; 44] = [
 const EXTREME: [u64; 10] =
     [0, 1, 0x7f, 0x80, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, u64::MAX];
 
-impl Seed {
+impl FuzzSeedFile {
     pub fn new(name: &str, syntax: Syntax, bytes: Vec<u8>) -> Self {
         let (values, members) = match syntax {
-            Syntax::Json => json(&bytes),
-            Syntax::Lines => (words(&bytes), lines(&bytes)),
+            Syntax::Json => value_and_member_ranges_in_json(&bytes),
+            Syntax::Lines => (word_ranges_in_text(&bytes), line_ranges_in_text(&bytes)),
             Syntax::Bytes => (Vec::new(), Vec::new()),
         };
         Self { name: name.to_owned(), bytes, syntax, values, members }
@@ -96,27 +96,31 @@ impl Seed {
     }
 
     /// The mutation of that number: one or two changes.
-    pub fn mutated(&self, number: u64) -> Vec<u8> {
+    pub fn mutated_bytes(&self, number: u64) -> Vec<u8> {
         let mut random = ChaCha8Rng::seed_from_u64(number);
-        let mut bytes = self.changed(&mut random);
+        let mut bytes = self.bytes_with_one_change(&mut random);
         match random.random_range(0..8) {
-            0 => change_bytes(&mut bytes, &mut random),
-            1 => bytes = Self::new(&self.name, self.syntax, bytes).changed(&mut random),
+            0 => change_random_bytes(&mut bytes, &mut random),
+            1 => {
+                bytes = Self::new(&self.name, self.syntax, bytes).bytes_with_one_change(&mut random)
+            }
             _ => {}
         }
         bytes
     }
 
-    fn changed(&self, random: &mut ChaCha8Rng) -> Vec<u8> {
+    fn bytes_with_one_change(&self, random: &mut ChaCha8Rng) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         let (Some(value), Some(member)) =
             (self.values.choose(random).cloned(), self.members.choose(random).cloned())
         else {
-            change_bytes(&mut bytes, random);
+            change_random_bytes(&mut bytes, random);
             return bytes;
         };
         match random.random_range(0..24) {
-            0..=11 => drop(bytes.splice(value.clone(), odd(&self.bytes[value], random))),
+            0..=11 => {
+                drop(bytes.splice(value.clone(), unusual_json_value(&self.bytes[value], random)))
+            }
             12..=15 => drop(bytes.drain(member)),
             16..=17 => {
                 let again = bytes[member.clone()].to_vec();
@@ -128,14 +132,14 @@ impl Seed {
                 drop(bytes.splice(value, other));
             }
             21 => bytes.truncate(random.random_range(0..=bytes.len())),
-            _ => change_bytes(&mut bytes, random),
+            _ => change_random_bytes(&mut bytes, random),
         }
         bytes
     }
 }
 
 /// Replacement for a value.
-fn odd(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
+fn unusual_json_value(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
     let number: Option<f64> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
     let text = |text: String| format!("\"{text}\"").into_bytes();
     match (random.random_range(0..12), number) {
@@ -151,7 +155,7 @@ fn odd(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
         (9, _) => {
             // One character of it becomes another.
             let mut changed = value.to_vec();
-            if let Some(byte) = changed.choose_mut_at(random) {
+            if let Some(byte) = changed.choose_random_element_mut(random) {
                 *byte = *b"0a-\"{}[],:/\\\n\x1b".choose(random).unwrap();
             }
             changed
@@ -161,18 +165,18 @@ fn odd(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
 }
 
 trait ChooseMut {
-    fn choose_mut_at(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8>;
+    fn choose_random_element_mut(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8>;
 }
 
 impl ChooseMut for Vec<u8> {
-    fn choose_mut_at(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8> {
+    fn choose_random_element_mut(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8> {
         let at = random.random_range(0..self.len().max(1));
         self.get_mut(at)
     }
 }
 
 /// Changes arbitrary bytes.
-pub fn change_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
+pub fn change_random_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
     let length = bytes.len();
     let at = random.random_range(0..=length);
     let end = (at + random.random_range(0..64_usize)).min(length);
@@ -200,7 +204,7 @@ pub fn change_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
         _ => {
             for _ in 0..random.random_range(1..4) {
                 let bit = 1 << random.random_range(0..8);
-                if let Some(byte) = bytes.choose_mut_at(random) {
+                if let Some(byte) = bytes.choose_random_element_mut(random) {
                     *byte ^= bit;
                 }
             }
@@ -209,7 +213,7 @@ pub fn change_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
 }
 
 /// Positions of values and members in a JSON text, valid or not.
-fn json(bytes: &[u8]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
+fn value_and_member_ranges_in_json(bytes: &[u8]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
     let (mut values, mut members) = (Vec::new(), Vec::new());
     // Start of each open container, and of the member in it.
     let mut open: Vec<(usize, usize)> = Vec::new();
@@ -249,7 +253,7 @@ fn json(bytes: &[u8]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
     (values, members)
 }
 
-fn words(bytes: &[u8]) -> Vec<Range<usize>> {
+fn word_ranges_in_text(bytes: &[u8]) -> Vec<Range<usize>> {
     let separator =
         |byte: &u8| !byte.is_ascii_alphanumeric() && !matches!(byte, b'.' | b'-' | b'_');
     let mut at = 0;
@@ -263,7 +267,7 @@ fn words(bytes: &[u8]) -> Vec<Range<usize>> {
     words
 }
 
-fn lines(bytes: &[u8]) -> Vec<Range<usize>> {
+fn line_ranges_in_text(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut at = 0;
     let line = |line: &[u8]| {
         let start = at;

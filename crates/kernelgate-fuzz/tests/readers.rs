@@ -30,11 +30,11 @@ use kernelgate_trace::diagnose::diagnose_trace_in_memory;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
 
-use crate::Reader;
+use crate::FuzzedReader;
 use crate::mutate::Syntax::{self, Bytes, Json, Lines};
 
 /// Reads a record; one that is accepted can be written, and is then the same.
-fn record<T: RecordFileType + PartialEq>(path: &Path) -> Option<T> {
+fn read_and_rewrite_record<T: RecordFileType + PartialEq>(path: &Path) -> Option<T> {
     let record: T = file::read_record(path).ok()?;
     let again = path.with_extension("again");
     file::write_record_atomically(&again, &record).expect("an accepted record can be written");
@@ -42,8 +42,8 @@ fn record<T: RecordFileType + PartialEq>(path: &Path) -> Option<T> {
     Some(record)
 }
 
-fn run(path: &Path, _: u64) -> bool {
-    let Some(run) = record::<BenchProcessRun>(path) else { return false };
+fn fuzz_run_record(path: &Path, _: u64) -> bool {
+    let Some(run) = read_and_rewrite_record::<BenchProcessRun>(path) else { return false };
     let runs = [run];
     display::runs::results_table_and_remarks_text(&runs, Some(100));
     report::costs::launch_costs_table_text(&runs, Some(100));
@@ -64,16 +64,16 @@ fn run(path: &Path, _: u64) -> bool {
     true
 }
 
-fn trials(path: &Path, _: u64) -> bool {
-    let Some(trials) = record::<ComparisonTrialsFile>(path) else { return false };
+fn fuzz_trials_file(path: &Path, _: u64) -> bool {
+    let Some(trials) = read_and_rewrite_record::<ComparisonTrialsFile>(path) else { return false };
     for trial in &trials.trials {
         assert!(std::time::Duration::from_secs_f64(trial.wall_s) < std::time::Duration::MAX);
     }
     true
 }
 
-fn calibration(path: &Path, _: u64) -> bool {
-    let Some(calibration) = record::<GateCalibration>(path) else { return false };
+fn fuzz_calibration_file(path: &Path, _: u64) -> bool {
+    let Some(calibration) = read_and_rewrite_record::<GateCalibration>(path) else { return false };
     report::calibration::calibration_report_text(&calibration, Some(100));
     report::calibration::calibration_report_markdown(&calibration);
     summarise_calibration(&calibration);
@@ -83,8 +83,8 @@ fn calibration(path: &Path, _: u64) -> bool {
     true
 }
 
-fn comparison_shard(path: &Path, _: u64) -> bool {
-    let Some(shard) = record::<ComparisonShardRecord>(path) else { return false };
+fn fuzz_comparison_shard(path: &Path, _: u64) -> bool {
+    let Some(shard) = read_and_rewrite_record::<ComparisonShardRecord>(path) else { return false };
     assert_eq!(shard.first_fact_that_prevents_merging(&shard), None);
     let comparison = comparison_shard::merge_comparison_shard_records(vec![shard], Vec::new())
         .expect("one shard makes a comparison");
@@ -93,14 +93,16 @@ fn comparison_shard(path: &Path, _: u64) -> bool {
     true
 }
 
-fn verification_shard(path: &Path, _: u64) -> bool {
-    let Some(shard) = record::<VerificationShardRecord>(path) else { return false };
+fn fuzz_verification_shard(path: &Path, _: u64) -> bool {
+    let Some(shard) = read_and_rewrite_record::<VerificationShardRecord>(path) else {
+        return false;
+    };
     assert_eq!(shard.first_fact_that_prevents_merging(&shard), None);
     true
 }
 
-fn baseline(path: &Path, _: u64) -> bool {
-    let Some(mut baseline) = record::<BaselineFile>(path) else {
+fn fuzz_baseline_file(path: &Path, _: u64) -> bool {
+    let Some(mut baseline) = read_and_rewrite_record::<BaselineFile>(path) else {
         return file::read_record_ignoring_checksum::<BaselineFile>(path).is_ok();
     };
     let run = BenchProcessRun::empty_run_starting_now(
@@ -115,15 +117,15 @@ fn baseline(path: &Path, _: u64) -> bool {
     true
 }
 
-fn response(path: &Path, number: u64) -> bool {
-    let Some(response) = record::<BenchResponseFile>(path) else { return false };
+fn fuzz_bench_response(path: &Path, number: u64) -> bool {
+    let Some(response) = read_and_rewrite_record::<BenchResponseFile>(path) else { return false };
     let recording = |case: protocol::CaseProfileResponse| case.recording;
     if let protocol::ResponseToBenchAction::Profile(cases) = response.answer {
         for recording in cases.into_iter().filter_map(recording) {
             let path = path.with_extension("recording");
             file::write_record_atomically(&path, &*recording)
                 .expect("an accepted recording can be written");
-            trace(&path, number);
+            fuzz_trace_file(&path, number);
         }
     }
     true
@@ -131,7 +133,7 @@ fn response(path: &Path, number: u64) -> bool {
 
 /// Reads a trace, sums it up, diagnoses it and writes it as a timeline. A mutated trace takes one
 /// of the three ways, by its number.
-fn trace(path: &Path, number: u64) -> bool {
+fn fuzz_trace_file(path: &Path, number: u64) -> bool {
     let Ok(trace) = read::open_trace_file(path, &WantedTraceParts::ALL) else { return false };
     let takes = |way: u64| number == 0 || number % 3 == way;
     if takes(0) {
@@ -151,11 +153,11 @@ fn trace(path: &Path, number: u64) -> bool {
 }
 
 /// Output of `kernelgate::peers`, as `report --peers` reads it.
-fn peers(path: &Path, _: u64) -> bool {
+fn fuzz_peer_times(path: &Path, _: u64) -> bool {
     verbs::read_peers(path).is_ok()
 }
 
-fn rules(path: &Path, _: u64) -> bool {
+fn fuzz_rules_file(path: &Path, _: u64) -> bool {
     let Ok(rules) = rules_file::read_rules_file(path, "kernelgate.toml") else { return false };
     rules.threshold_limits_for_case("fixture/spin/n64/cpu/hot");
     rules.acceptances_of_case("fixture/spin/n64/cpu/hot");
@@ -164,7 +166,7 @@ fn rules(path: &Path, _: u64) -> bool {
 }
 
 /// A sample of Criterion's store.
-fn criterion_sample(path: &Path, _: u64) -> bool {
+fn fuzz_criterion_sample(path: &Path, _: u64) -> bool {
     let store = path.with_extension("store");
     let folder = store.join("case/new");
     std::fs::create_dir_all(&folder).unwrap();
@@ -188,7 +190,7 @@ fn criterion_sample(path: &Path, _: u64) -> bool {
     !stored.cases.is_empty()
 }
 
-fn safetensors(path: &Path, _: u64) -> bool {
+fn fuzz_safetensors_file(path: &Path, _: u64) -> bool {
     let Ok(tensors) = SafeTensorsFile::read_and_check(path) else { return false };
     let names: Vec<String> = tensors.tensor_names().map(str::to_owned).collect();
     for name in names {
@@ -198,7 +200,7 @@ fn safetensors(path: &Path, _: u64) -> bool {
 }
 
 /// Machine code: sections of kernels, their facts and hashes.
-fn machine_code(path: &Path, _: u64) -> bool {
+fn fuzz_machine_code(path: &Path, _: u64) -> bool {
     let bytes = std::fs::read(path).unwrap();
     let facts = cubin::resources_of_kernels_in_cubin(&bytes, "");
     let _ = (code::machine_code_hashes_of_cubin(&bytes), harness_kind::harness_kind_of_file(path));
@@ -209,7 +211,7 @@ fn machine_code(path: &Path, _: u64) -> bool {
 }
 
 /// The index of a history store: one that cannot be used is made anew.
-fn index(path: &Path, _: u64) -> bool {
+fn fuzz_history_index(path: &Path, _: u64) -> bool {
     let Some(index) = HistoryStoreIndex::read_index_file(path) else { return false };
     assert!(index.write_index_file(&path.with_extension("again")));
     let _ = index.run_count_by_package();
@@ -217,7 +219,7 @@ fn index(path: &Path, _: u64) -> bool {
 }
 
 /// Output of executables in response to the version question.
-fn printed(path: &Path, _: u64) -> bool {
+fn fuzz_version_answer(path: &Path, _: u64) -> bool {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
     let _ = (criterion::parse_criterion_list(&text), package::is_in_a_cargo_package(path));
     protocol::parse_protocol_version_answer(&text).is_some()
@@ -260,36 +262,50 @@ fn verbs_on_a_run(path: &Path, _: u64) -> bool {
 
 /// Every reader, the slow ones first, with its share of a million inputs: fewer of those that take
 /// long.
-pub const READERS: &[Reader] = &[
+pub const READERS: &[FuzzedReader] = &[
     reader("verbs", Json, 30, verbs_on_a_run),
-    reader("index", Json, 2_000, index),
-    reader("nsys", Bytes, 3_000, trace),
-    reader("ncu_report", Bytes, 12_000, trace),
-    reader("cubin", Bytes, 12_000, machine_code),
-    reader("chrome", Json, 12_000, trace),
-    reader("recording", Json, 10_000, trace),
-    reader("rocprof", Json, 10_000, trace),
-    reader("ncu_csv", Lines, 8_000, trace),
-    reader("calibration", Json, 12_000, calibration),
-    reader("comparison_shard", Json, 10_000, comparison_shard),
-    reader("verification_shard", Json, 20_000, verification_shard),
-    reader("baseline", Json, 25_000, baseline),
-    reader("run", Json, 40_000, run),
-    reader("response", Json, 40_000, response),
-    reader("trials", Json, 60_000, trials),
-    reader("request", Json, 70_000, |path, _| record::<BenchRequestFile>(path).is_some()),
-    reader("numerics", Json, 50_000, |path, _| record::<OutputErrorsOfExecutable>(path).is_some()),
-    reader("resources", Json, 20_000, |path, _| record::<KernelResourcesFile>(path).is_some()),
-    reader("bisection", Json, 70_000, |path, _| record::<SavedBisectionState>(path).is_some()),
-    reader("case_recording", Json, 15_000, |path, _| record::<CuptiCaseRecording>(path).is_some()),
-    reader("machine", Json, 10_000, |path, _| record::<MachineHardware>(path).is_some()),
-    reader("submission", Json, 10_000, |path, _| record::<ClusterSubmission>(path).is_some()),
-    reader("peers", Json, 100_000, peers),
-    reader("rules", Lines, 25_000, rules),
-    reader("criterion", Json, 80_000, criterion_sample),
-    reader("safetensors", Bytes, 110_000, safetensors),
+    reader("index", Json, 2_000, fuzz_history_index),
+    reader("nsys", Bytes, 3_000, fuzz_trace_file),
+    reader("ncu_report", Bytes, 12_000, fuzz_trace_file),
+    reader("cubin", Bytes, 12_000, fuzz_machine_code),
+    reader("chrome", Json, 12_000, fuzz_trace_file),
+    reader("recording", Json, 10_000, fuzz_trace_file),
+    reader("rocprof", Json, 10_000, fuzz_trace_file),
+    reader("ncu_csv", Lines, 8_000, fuzz_trace_file),
+    reader("calibration", Json, 12_000, fuzz_calibration_file),
+    reader("comparison_shard", Json, 10_000, fuzz_comparison_shard),
+    reader("verification_shard", Json, 20_000, fuzz_verification_shard),
+    reader("baseline", Json, 25_000, fuzz_baseline_file),
+    reader("run", Json, 40_000, fuzz_run_record),
+    reader("response", Json, 40_000, fuzz_bench_response),
+    reader("trials", Json, 60_000, fuzz_trials_file),
+    reader("request", Json, 70_000, |path, _| {
+        read_and_rewrite_record::<BenchRequestFile>(path).is_some()
+    }),
+    reader("numerics", Json, 50_000, |path, _| {
+        read_and_rewrite_record::<OutputErrorsOfExecutable>(path).is_some()
+    }),
+    reader("resources", Json, 20_000, |path, _| {
+        read_and_rewrite_record::<KernelResourcesFile>(path).is_some()
+    }),
+    reader("bisection", Json, 70_000, |path, _| {
+        read_and_rewrite_record::<SavedBisectionState>(path).is_some()
+    }),
+    reader("case_recording", Json, 15_000, |path, _| {
+        read_and_rewrite_record::<CuptiCaseRecording>(path).is_some()
+    }),
+    reader("machine", Json, 10_000, |path, _| {
+        read_and_rewrite_record::<MachineHardware>(path).is_some()
+    }),
+    reader("submission", Json, 10_000, |path, _| {
+        read_and_rewrite_record::<ClusterSubmission>(path).is_some()
+    }),
+    reader("peers", Json, 100_000, fuzz_peer_times),
+    reader("rules", Lines, 25_000, fuzz_rules_file),
+    reader("criterion", Json, 80_000, fuzz_criterion_sample),
+    reader("safetensors", Bytes, 110_000, fuzz_safetensors_file),
     reader("tensors", Bytes, 100_000, |path, _| tensors::read_tensor_file(path).is_some()),
-    reader("printed", Lines, 63_970, printed),
+    reader("printed", Lines, 63_970, fuzz_version_answer),
 ];
 
 const fn reader(
@@ -297,6 +313,6 @@ const fn reader(
     syntax: Syntax,
     inputs: u64,
     read: fn(&Path, u64) -> bool,
-) -> Reader {
-    Reader { name, syntax, inputs, read }
+) -> FuzzedReader {
+    FuzzedReader { name, syntax, inputs, read }
 }

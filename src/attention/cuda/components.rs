@@ -189,7 +189,8 @@ pub const CUDA_VALUES_STEP_ROWS: &[Implementation<AttentionValuesProblem>] = &[
         },
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| {
-                device_bytes_of_probability_value_product(problem) + DEFAULT_GEMM_WORKSPACE_BYTES as u64
+                device_bytes_of_probability_value_product(problem)
+                    + DEFAULT_GEMM_WORKSPACE_BYTES as u64
             },
             prepare: cublaslt::prepare_cublaslt_values_task,
         },

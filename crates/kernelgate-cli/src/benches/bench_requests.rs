@@ -43,7 +43,7 @@ pub struct BenchRequestSettings<'a> {
     pub timeout: Duration,
     /// Handle of the running bench process, shared with the code that kills the process after
     /// Ctrl-C.
-    pub running: &'a SharedChildProcess,
+    pub running_child: &'a SharedChildProcess,
 }
 
 /// Error: no bench executable has any case that the command requests.
@@ -85,7 +85,7 @@ pub fn request_from_each_bench(
 ) -> anyhow::Result<()> {
     let (mut have_answered, mut reasons, mut close) = (false, Vec::new(), Vec::new());
     for executable in &found.executables {
-        let BenchResponseAndDeath { body, death } =
+        let BenchResponseAndDeath { body, death_message: death } =
             request_and_wait_for_bench_end(executable, asking, action)?;
         match body {
             ResponseToBenchAction::NoMatch { reason, close: ids } => {
@@ -124,7 +124,7 @@ pub fn request_from_one_bench(
     asking: &BenchRequestSettings<'_>,
     action: &RequestedBenchAction,
 ) -> anyhow::Result<ResponseToBenchAction> {
-    let BenchResponseAndDeath { body, death } =
+    let BenchResponseAndDeath { body, death_message: death } =
         request_and_wait_for_bench_end(executable, asking, action)?;
     match death {
         None => Ok(body),
@@ -136,7 +136,7 @@ pub fn request_from_one_bench(
 /// 0.
 struct BenchResponseAndDeath {
     body: ResponseToBenchAction,
-    death: Option<String>,
+    death_message: Option<String>,
 }
 
 /// Starts one bench executable with a request, waits until its process has ended, and reads its
@@ -155,7 +155,7 @@ fn request_and_wait_for_bench_end(
         &BenchRequestFile { response: response.clone(), action: action.clone() },
     )?;
     let mut command = bench_command_for_request(executable, asking, &request);
-    let running = asking.running;
+    let running = asking.running_child;
     let (_, said) = running
         .start_child_process(&mut command)
         .with_context(|| format!("bench `{bench}` does not start"))?;
@@ -187,7 +187,7 @@ fn request_and_wait_for_bench_end(
                     Some(format!("answered, then was {}", memory_kill_reason_text(limit)))
                 }
             };
-            Ok(BenchResponseAndDeath { body: response.answer, death })
+            Ok(BenchResponseAndDeath { body: response.answer, death_message: death })
         }
         Err(error) if !error.is_because_file_is_missing() => {
             Err(anyhow::anyhow!("bench `{bench}`: {error}"))
@@ -237,9 +237,9 @@ fn bench_command_for_request(
         command.arg("--").arg(filter);
     }
     command.envs(&asking.settings).env(protocol::REQUEST_PATH_VARIABLE, request);
-    command.env_remove("KERNELGATE_DELAY").env("CARGO_MANIFEST_DIR", &executable.root);
-    if executable.root.is_dir() {
-        command.current_dir(&executable.root);
+    command.env_remove("KERNELGATE_DELAY").env("CARGO_MANIFEST_DIR", &executable.package_root);
+    if executable.package_root.is_dir() {
+        command.current_dir(&executable.package_root);
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command
@@ -293,7 +293,7 @@ mod tests {
         let path = folder.join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        BenchExecutable { bench: name.to_owned(), path, root: folder.to_owned() }
+        BenchExecutable { bench: name.to_owned(), path, package_root: folder.to_owned() }
     }
 
     fn request_settings_without_filter(running: &SharedChildProcess) -> BenchRequestSettings<'_> {
@@ -301,7 +301,7 @@ mod tests {
             settings: BTreeMap::new(),
             filter: None,
             timeout: Duration::from_secs(60),
-            running,
+            running_child: running,
         }
     }
 
@@ -315,7 +315,7 @@ mod tests {
         file::write_record_atomically(&folder.path().join("answer"), &response).unwrap();
         let executables =
             vec![executable("first", COPY_ANSWER_SCRIPT), executable("second", "exit 7")];
-        let found = UsableAndUnusableBenches { executables, left_alone: Vec::new() };
+        let found = UsableAndUnusableBenches { executables, unusable_with_reason: Vec::new() };
         let running = SharedChildProcess::default();
         let asking = request_settings_without_filter(&running);
         let mut answered = Vec::new();
@@ -343,8 +343,10 @@ mod tests {
         let executable = shell_script_bench(folder.path(), "dies", &script);
         let running = SharedChildProcess::default();
         let asking = request_settings_without_filter(&running);
-        let found =
-            UsableAndUnusableBenches { executables: vec![executable], left_alone: Vec::new() };
+        let found = UsableAndUnusableBenches {
+            executables: vec![executable],
+            unusable_with_reason: Vec::new(),
+        };
         let mut answered = Vec::new();
         let outcome =
             request_from_each_bench(&found, &asking, &RequestedBenchAction::List, |_, answer| {

@@ -53,7 +53,7 @@ pub struct BenchExecutable {
     /// The file.
     pub path: PathBuf,
     /// Root folder of the executable's Cargo package, which is the bench process's working folder.
-    pub root: PathBuf,
+    pub package_root: PathBuf,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ impl BuiltBenchExecutables {
         let target = message.target.filter(|target| target.kind.iter().any(|kind| kind == "bench"));
         if let (Some(target), Some(path)) = (target, message.executable) {
             let root = manifest.parent().map(Path::to_owned).unwrap_or_default();
-            self.benches.push(BenchExecutable { bench: target.name, path, root });
+            self.benches.push(BenchExecutable { bench: target.name, path, package_root: root });
         }
     }
 }
@@ -139,9 +139,9 @@ pub const CARGO_PROGRESS_VARIABLES: [(&str, &str); 3] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CargoBuildProgress {
     /// Number of crates and build scripts that cargo has compiled so far in this build.
-    pub done: usize,
+    pub built_crates: usize,
     /// Number of all crates and build scripts that cargo compiles in this build.
-    pub all: usize,
+    pub total_crates: usize,
 }
 
 impl CargoBuildProgress {
@@ -150,7 +150,7 @@ impl CargoBuildProgress {
     fn parse_cargo_progress_line(line: &str) -> Option<CargoBuildProgress> {
         let (_, counts) = line.trim_start().strip_prefix("Building [")?.split_once(']')?;
         let (done, all) = counts.split(':').next()?.trim().split_once('/')?;
-        Some(Self { done: done.parse().ok()?, all: all.parse().ok()? })
+        Some(Self { built_crates: done.parse().ok()?, total_crates: all.parse().ok()? })
     }
 }
 
@@ -261,7 +261,7 @@ mod tests {
         let expected = BenchExecutable {
             bench: "a".to_owned(),
             path: PathBuf::from("/t/a-1"),
-            root: PathBuf::from("/p"),
+            package_root: PathBuf::from("/p"),
         };
         assert_eq!(built.benches, [expected]);
         for other in [
@@ -300,7 +300,10 @@ mod tests {
             .iter()
             .filter_map(|it| CargoBuildProgress::parse_cargo_progress_line(it))
             .collect();
-        assert_eq!(progress, [3, 10].map(|done| CargoBuildProgress { done, all: 83 }));
+        assert_eq!(
+            progress,
+            [3, 10].map(|built_crates| CargoBuildProgress { built_crates, total_crates: 83 })
+        );
         let rest: Vec<&str> = progress_lines
             .iter()
             .map(String::as_str)

@@ -22,7 +22,7 @@ const MEMORY_USE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub struct SharedChildProcess {
     child: Arc<Mutex<Option<Child>>>,
     /// Whether each child process that this handle starts leads its own process group.
-    groups: bool,
+    uses_process_groups: bool,
 }
 
 impl SharedChildProcess {
@@ -31,7 +31,7 @@ impl SharedChildProcess {
     /// its own session. Ctrl-C in a terminal does not reach a child process in its own process
     /// group: the caller must watch for Ctrl-C and kill the child.
     pub fn with_own_process_groups() -> Self {
-        Self { groups: true, ..Self::default() }
+        Self { uses_process_groups: true, ..Self::default() }
     }
 
     /// Kills the running child process, and prevents this handle from starting another one: used
@@ -51,7 +51,7 @@ impl SharedChildProcess {
         command: &mut Command,
     ) -> std::io::Result<(Option<ChildStdout>, Option<ChildStderr>)> {
         let mut held = self.lock_child();
-        if self.groups {
+        if self.uses_process_groups {
             std::os::unix::process::CommandExt::process_group(command, 0);
         }
         commands::print_command_if_verbose(command);
@@ -135,7 +135,7 @@ impl SharedChildProcess {
 
     /// Kills the process group of a child process that was not reaped yet.
     fn kill_process_group(&self, child: &Child) {
-        if self.groups
+        if self.uses_process_groups
             && let Some(group) =
                 i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
         {

@@ -30,7 +30,7 @@ pub struct UsableAndUnusableBenches {
     /// name.
     pub executables: Vec<BenchExecutable>,
     /// Names of bench executables that kernelgate does not run, with the reasons.
-    pub left_alone: Vec<(String, String)>,
+    pub unusable_with_reason: Vec<(String, String)>,
 }
 
 impl BenchTargetsOrFolder<'_> {
@@ -54,19 +54,20 @@ impl BenchTargetsOrFolder<'_> {
         );
         // The bench executables are sorted, because cargo reports them in the order in which their
         // builds finished.
-        candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
+        candidates.sort_by(|a, b| (&a.package_root, &a.bench).cmp(&(&b.package_root, &b.bench)));
         let mut found = UsableAndUnusableBenches::default();
         for executable in candidates {
             match check_kernelgate_bench(&executable, running, timeout) {
                 Ok(()) => found.executables.push(executable),
-                Err(why) => found.left_alone.push((executable.bench, why)),
+                Err(why) => found.unusable_with_reason.push((executable.bench, why)),
             }
         }
         found
-            .left_alone
+            .unusable_with_reason
             .iter()
             .for_each(|(bench, why)| eprintln!("left alone: bench `{bench}`: {why}"));
-        let is_left_alone = |name: &&String| found.left_alone.iter().any(|(it, _)| it == *name);
+        let is_left_alone =
+            |name: &&String| found.unusable_with_reason.iter().any(|(it, _)| it == *name);
         let named = self.targets.benches.iter().find(is_left_alone);
         anyhow::ensure!(
             named.is_none() && !found.executables.is_empty(),
@@ -126,7 +127,7 @@ impl BenchTargetsOrFolder<'_> {
         let executable = |(bench, path): (String, PathBuf)| BenchExecutable {
             bench,
             path,
-            root: root.to_owned(),
+            package_root: root.to_owned(),
         };
         Ok(found.into_iter().filter(|(name, _)| is_selected(name)).map(executable).collect())
     }

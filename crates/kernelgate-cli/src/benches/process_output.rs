@@ -26,11 +26,11 @@ pub enum KeptPartOfOutput {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CapturedOutput {
     /// The captured bytes.
-    pub kept: Vec<u8>,
+    pub kept_bytes: Vec<u8>,
     /// Whether the output stream had more bytes than were kept.
-    pub cut: bool,
+    pub truncated: bool,
     /// Length of the stream.
-    pub bytes: u64,
+    pub total_bytes: u64,
 }
 
 /// Reads a process's output stream to its end on a new thread, and returns the channel that
@@ -43,18 +43,18 @@ pub fn capture_stream_on_thread(
     std::thread::spawn(move || {
         let (mut all, mut piece) = (CapturedOutput::default(), vec![0; KEPT_BYTES_AT_STREAM_END]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
-            all.bytes += count as u64;
+            all.total_bytes += count as u64;
             match keep {
                 KeptPartOfOutput::Start => {
-                    let room = KEPT_BYTES_AT_STREAM_START.saturating_sub(all.kept.len());
-                    all.kept.extend_from_slice(&piece[..count.min(room)]);
-                    all.cut |= count > room;
+                    let room = KEPT_BYTES_AT_STREAM_START.saturating_sub(all.kept_bytes.len());
+                    all.kept_bytes.extend_from_slice(&piece[..count.min(room)]);
+                    all.truncated |= count > room;
                 }
                 KeptPartOfOutput::End => {
-                    all.kept.extend_from_slice(&piece[..count]);
-                    let over = all.kept.len().saturating_sub(KEPT_BYTES_AT_STREAM_END);
-                    all.kept.drain(..over);
-                    all.cut |= over > 0;
+                    all.kept_bytes.extend_from_slice(&piece[..count]);
+                    let over = all.kept_bytes.len().saturating_sub(KEPT_BYTES_AT_STREAM_END);
+                    all.kept_bytes.drain(..over);
+                    all.truncated |= over > 0;
                 }
             }
         }
@@ -73,7 +73,7 @@ const MAX_FAILURE_LINES: usize = 4;
 #[derive(Default)]
 pub struct FailureLineCollector {
     lines: Vec<String>,
-    place: FailedOutputSection,
+    output_section: FailedOutputSection,
 }
 
 /// Section of a failed process's output to which the next line belongs: ordinary output, panic
@@ -97,21 +97,22 @@ impl FailureLineCollector {
             return;
         }
         if text.starts_with("thread '") && text.contains(" panicked at ") {
-            (self.place, self.lines) = (FailedOutputSection::Message, vec![line.to_owned()]);
+            (self.output_section, self.lines) =
+                (FailedOutputSection::Message, vec![line.to_owned()]);
             return;
         }
         let starts_trace = text == "stack backtrace:" || text.starts_with("note: run with `RUST_B");
-        match self.place {
+        match self.output_section {
             FailedOutputSection::Message | FailedOutputSection::Backtrace if starts_trace => {
-                self.place = FailedOutputSection::Backtrace
+                self.output_section = FailedOutputSection::Backtrace
             }
             // If a panic message exceeds the line limit, its first lines are kept, because its
             // start is more informative than its end.
             FailedOutputSection::Message if self.lines.len() == MAX_FAILURE_LINES => {}
             FailedOutputSection::Backtrace if is_backtrace_line(text) => {}
             _ => {
-                if self.place == FailedOutputSection::Backtrace {
-                    self.place = FailedOutputSection::Ordinary;
+                if self.output_section == FailedOutputSection::Backtrace {
+                    self.output_section = FailedOutputSection::Ordinary;
                     self.lines.clear();
                 }
                 if self.lines.len() == MAX_FAILURE_LINES {
@@ -189,11 +190,14 @@ mod tests {
             capture_stream_on_thread(std::io::Cursor::new(flood.clone()), keep).recv().unwrap()
         };
         let (start, end) = (kept(KeptPartOfOutput::Start), kept(KeptPartOfOutput::End));
-        assert!(start.cut && start.kept == flood[..KEPT_BYTES_AT_STREAM_START]);
-        assert_eq!([start.bytes, end.bytes], [flood.len() as u64; 2]);
-        assert!(end.cut && end.kept == flood[flood.len() - KEPT_BYTES_AT_STREAM_END..]);
+        assert!(start.truncated && start.kept_bytes == flood[..KEPT_BYTES_AT_STREAM_START]);
+        assert_eq!([start.total_bytes, end.total_bytes], [flood.len() as u64; 2]);
+        assert!(end.truncated && end.kept_bytes == flood[flood.len() - KEPT_BYTES_AT_STREAM_END..]);
         let whole =
             capture_stream_on_thread(&b"all of it"[..], KeptPartOfOutput::Start).recv().unwrap();
-        assert_eq!(whole, CapturedOutput { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
+        assert_eq!(
+            whole,
+            CapturedOutput { kept_bytes: b"all of it".to_vec(), truncated: false, total_bytes: 9 }
+        );
     }
 }

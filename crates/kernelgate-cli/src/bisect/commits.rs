@@ -106,7 +106,7 @@ pub fn bisect_slowdown(request: &BisectionRequest) -> Result<BisectionResult, Co
     let ended = bisect_commit_range(commits.len() - 1, blocks, |question| {
         comparer.answer_bisection_question(question)
     });
-    comparer.tools.clear_progress_line();
+    comparer.progress_and_children.clear_progress_line();
     let ended = ended?;
     let found = match &ended {
         BisectionEnd::Found(found) => Some(comparer.describe_found_commits(found)?),
@@ -133,7 +133,7 @@ fn commits_along_first_parents(
         return Err(CompareError::OneCommit(good.name.clone(), bad.name.clone()));
     }
     let git_in = |folder: &Path| isolated_git(folder);
-    let ancestor = run_git_and_return_output(git_in(&repository.top).args([
+    let ancestor = run_git_and_return_output(git_in(&repository.work_tree_root).args([
         "merge-base",
         "--is-ancestor",
         &good.commit,
@@ -147,7 +147,12 @@ fn commits_along_first_parents(
     }
     let range = format!("{}..{}", good.commit, bad.commit);
     let listed = run_git_or_fail(
-        git_in(&repository.top).args(["rev-list", "--first-parent", "--reverse", &range]),
+        git_in(&repository.work_tree_root).args([
+            "rev-list",
+            "--first-parent",
+            "--reverse",
+            &range,
+        ]),
         "list the commits",
     )?;
     Ok(std::iter::once(good.commit.clone()).chain(listed.lines().map(str::to_owned)).collect())
@@ -158,9 +163,9 @@ struct BisectionCommitComparer<'a> {
     request: &'a BisectionRequest,
     repository: &'a GitRepository,
     commits: &'a [String],
-    tools: ProgressAndChildProcesses,
+    progress_and_children: ProgressAndChildProcesses,
     state: SavedBisectionState,
-    path: PathBuf,
+    state_file: PathBuf,
     /// The bench that has the bisected case, known after the first comparison: later comparisons
     /// build only this bench.
     bench: Option<String>,
@@ -174,16 +179,17 @@ impl<'a> BisectionCommitComparer<'a> {
         tools: ProgressAndChildProcesses,
     ) -> Result<Self, CompareError> {
         let path = request.comparison.folder.join("state.json");
-        let mut identity = request.comparison.settings.clone();
+        let mut identity = request.comparison.bench_variables.clone();
         identity.extend(
             [
                 ("the good commit", commits[0].clone()),
                 ("the bad commit", commits[commits.len() - 1].clone()),
                 ("the case", request.case.clone()),
-                ("the profile", request.comparison.profile.clone()),
+                ("the profile", request.comparison.build_profile.clone()),
                 ("a feature", request.comparison.features.join(" ")),
                 ("a threshold", {
-                    let TestPlanRequest { asked, max_blocks, .. } = &request.comparison.plan;
+                    let TestPlanRequest { requested_limits: asked, max_blocks, .. } =
+                        &request.comparison.plan;
                     format!("{asked:?}, {max_blocks:?} blocks")
                 }),
                 ("--case-time", format!("{:?}", request.comparison.sampling)),
@@ -195,7 +201,15 @@ impl<'a> BisectionCommitComparer<'a> {
         if !state.answers.is_empty() {
             tools.print_line(&format!("resuming with {} answers", state.answers.len()));
         }
-        Ok(Self { request, repository, commits, tools, state, path, bench: None })
+        Ok(Self {
+            request,
+            repository,
+            commits,
+            progress_and_children: tools,
+            state,
+            state_file: path,
+            bench: None,
+        })
     }
 
     fn answer_bisection_question(
@@ -219,7 +233,8 @@ impl<'a> BisectionCommitComparer<'a> {
         self.state.asking = Some(key.clone());
         self.write_bisection_state()?;
         let answer = self.compare_builds_of_commits(question, interrupted, &label)?;
-        self.tools.print_line(&format!("{label}: {}", bisection_answer_text(&answer)));
+        self.progress_and_children
+            .print_line(&format!("{label}: {}", bisection_answer_text(&answer)));
         self.state.asking = None;
         self.state.answers.insert(key, answer.clone());
         self.write_bisection_state()?;
@@ -257,7 +272,7 @@ impl<'a> BisectionCommitComparer<'a> {
         match one_case::compare_one_case(
             &comparison,
             &self.request.case,
-            self.tools.with_progress_label(label),
+            self.progress_and_children.with_progress_label(label),
         ) {
             Ok(outcome) => {
                 self.bench = self.bench.take().or(outcome.bench);
@@ -273,7 +288,7 @@ impl<'a> BisectionCommitComparer<'a> {
     }
 
     fn write_bisection_state(&self) -> Result<(), CompareError> {
-        Ok(self.state.write_bisection_state_file(&self.path)?)
+        Ok(self.state.write_bisection_state_file(&self.state_file)?)
     }
 
     fn describe_found_commits(
@@ -282,7 +297,7 @@ impl<'a> BisectionCommitComparer<'a> {
     ) -> Result<FoundSlowdownCommits, CompareError> {
         let (good, bad) = (&self.commits[found.last_good], &self.commits[found.first_bad]);
         let suspects = &self.commits[found.last_good + 1..=found.first_bad];
-        let top = || isolated_git(&self.repository.top);
+        let top = || isolated_git(&self.repository.work_tree_root);
         let stat =
             ["diff", "--stat=100", "--no-color", "--no-ext-diff", "--no-textconv", good, bad, "--"];
         let folder = &self.request.comparison.folder;
@@ -313,7 +328,7 @@ impl<'a> BisectionCommitComparer<'a> {
     }
 
     fn describe_suspect_commit(&self, commit: &str) -> Result<SlowdownSuspectCommit, CompareError> {
-        let top = || isolated_git(&self.repository.top);
+        let top = || isolated_git(&self.repository.work_tree_root);
         let subject = run_git_or_fail(
             top().args(["log", "-1", "--no-show-signature", "--format=%s", commit, "--"]),
             "read a commit",
@@ -339,7 +354,7 @@ fn bisection_answer_from_comparison(comparison: &Comparison, case: &str) -> Bise
     if facts.untimed.iter().any(|id| id == case) {
         return BisectionAnswer::NotSlower(HeadToBaseTimeRatio { ratio: 1.0, low: 1.0, high: 1.0 });
     }
-    if let Some(judged) = comparison.judged.iter().find(|it| it.case == case) {
+    if let Some(judged) = comparison.judged_cases.iter().find(|it| it.case == case) {
         let ratio = judged.ratio;
         let times = HeadToBaseTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
         let reason = judged.joined_reasons().unwrap_or_else(|| "inconclusive".to_owned());

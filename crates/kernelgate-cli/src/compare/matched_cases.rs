@@ -14,14 +14,14 @@ use kernelgate_cuda::CaseFailureReason;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CasesMatchedBetweenSides {
     /// Cases to compare.
-    pub judged: BTreeSet<String>,
+    pub judged_cases: BTreeSet<String>,
     /// Facts that differ between base and head and forbid a comparison, each with the affected
     /// cases.
     pub refused: CasesByDifferingField,
     /// Ids of the cases that only the head build has.
-    pub new: Vec<String>,
+    pub new_cases: Vec<String>,
     /// Ids of the cases that only the base build has.
-    pub removed: Vec<String>,
+    pub removed_cases: Vec<String>,
     /// Cases of the base that the head skipped, each with the head's reason.
     pub skipped: BTreeMap<String, String>,
     /// Cases that failed in the head build, each with the error.
@@ -81,7 +81,7 @@ impl CasesMatchedBetweenSides {
                     ));
                     self.unmeasured.insert(id.clone(), vec![skipped]);
                 }
-                None => self.new.push(id.clone()),
+                None => self.new_cases.push(id.clone()),
             }
         }
         for id in
@@ -89,7 +89,7 @@ impl CasesMatchedBetweenSides {
         {
             match skipped(id) {
                 Some(reason) => drop(self.skipped.insert(id.clone(), reason)),
-                None => self.removed.push(id.clone()),
+                None => self.removed_cases.push(id.clone()),
             }
         }
         self.failed.extend(head_failed);
@@ -97,7 +97,7 @@ impl CasesMatchedBetweenSides {
             for id in base_ids.intersection(&head_ids) {
                 let differing = differing_definition_fields(base, head, id);
                 if differing.is_empty() {
-                    self.judged.insert(id.clone());
+                    self.judged_cases.insert(id.clone());
                 }
                 for key in differing {
                     self.refused.entry(key).or_default().insert(id.clone());
@@ -110,7 +110,7 @@ impl CasesMatchedBetweenSides {
     pub fn all_case_ids(&self) -> Vec<String> {
         let named = self.failed.keys().chain(self.failed_in_base.keys());
         let others = self.skipped.keys().chain(self.unmeasured.keys());
-        let listed = self.judged.iter().chain(&self.new).chain(&self.removed);
+        let listed = self.judged_cases.iter().chain(&self.new_cases).chain(&self.removed_cases);
         let refused = self.refused.values().flatten();
         listed.chain(named).chain(others).chain(refused).cloned().collect()
     }
@@ -282,9 +282,9 @@ mod tests {
         let base = test_run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
         let head = test_run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
         matched.match_cases_of_runs(Some(&base), Some(&head));
-        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["both"]);
+        assert_eq!(matched.judged_cases.iter().collect::<Vec<_>>(), ["both"]);
         assert_eq!(
-            (&matched.new[..], &matched.removed[..]),
+            (&matched.new_cases[..], &matched.removed_cases[..]),
             (&["new".to_owned()][..], &["gone".to_owned()][..])
         );
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
         assert!(matched.unmeasured.is_empty());
         matched.match_cases_of_runs(None, Some(&test_run(&["of a new bench"], &[], &[])));
-        assert_eq!(matched.new, ["new", "of a new bench"]);
+        assert_eq!(matched.new_cases, ["new", "of a new bench"]);
         assert_eq!(matched.comparison_refusals_by_field(), []);
     }
 
@@ -305,7 +305,7 @@ mod tests {
             Some(&base),
             Some(&test_run(&["supported now", "too large before"], &[], &[])),
         );
-        assert_eq!(matched.new, ["supported now"]);
+        assert_eq!(matched.new_cases, ["supported now"]);
         assert_eq!(matched.unmeasured.keys().collect::<Vec<_>>(), ["too large before"]);
     }
 
@@ -339,9 +339,9 @@ mod tests {
         assert_eq!(matched.unmeasured.len(), 3);
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
         assert!(
-            matched.new.is_empty()
+            matched.new_cases.is_empty()
                 && matched.failed_in_base.is_empty()
-                && matched.judged.is_empty()
+                && matched.judged_cases.is_empty()
         );
     }
 
@@ -351,13 +351,13 @@ mod tests {
         let (base, mut head) = (test_run(&["a", "b"], &[], &[]), test_run(&["a", "b"], &[], &[]));
         head.cases.get_mut("a").unwrap().work.read_bytes = 9;
         matched.match_cases_of_runs(Some(&base), Some(&head));
-        assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(matched.judged_cases.iter().collect::<Vec<_>>(), ["b"]);
         let refusal = &matched.comparison_refusals_by_field()[0];
         assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
         head.seed = 2;
         let mut matched = CasesMatchedBetweenSides::default();
         matched.match_cases_of_runs(Some(&base), Some(&head));
-        assert!(matched.judged.is_empty());
+        assert!(matched.judged_cases.is_empty());
         assert_eq!(
             matched
                 .comparison_refusals_by_field()

@@ -46,19 +46,19 @@ pub struct InjectedChanges {
     /// be delayed they are added to the measured times.
     pub delays_ns: BTreeMap<String, f64>,
     /// Whether the injected delay is additional work on the device (true) or a wait (false).
-    pub by_work: bool,
+    pub delay_is_gpu_work: bool,
     /// Sizes of the injected GPU delays by case, in the unit of the delaying kernel; for a case
     /// without a size, each process determines the size.
     pub delay_sizes: BTreeMap<String, u64>,
     /// Number of the artificial layout of code and memory addresses; `None` for the normal layout.
-    pub layout: Option<usize>,
+    pub code_layout: Option<usize>,
 }
 
 impl InjectedChanges {
     /// Formats the injected delays as the value of the environment variable that benches read;
     /// `None` without delays.
     fn delay_variable_value(&self) -> Option<String> {
-        let how = if self.by_work { ":work" } else { "" };
+        let how = if self.delay_is_gpu_work { ":work" } else { "" };
         let delay = |(id, delay_ns): (&String, &f64)| {
             let size = self.delay_sizes.get(id).map(|size| format!("@{size}")).unwrap_or_default();
             format!("{id}={delay_ns:.0}{how}{size}")
@@ -76,13 +76,13 @@ pub struct BuildComparisonRequest {
     /// Names of the bench targets to compare; if the list is empty, all bench targets are compared.
     pub benches: Vec<String>,
     /// Workspace package to which the comparison is restricted; `None` for no restriction.
-    pub member: Option<String>,
+    pub workspace_member: Option<String>,
     /// The shard of the problems that this process compares; `None` if it compares all problems.
     pub shard: Option<ShardOfWork>,
     /// Criterion's filter.
     pub filter: Option<String>,
     /// Environment variables that kernelgate sets for each bench executable.
-    pub settings: BTreeMap<String, String>,
+    pub bench_variables: BTreeMap<String, String>,
     /// Artificial changes that a calibration injects into the head.
     pub injection: InjectedChanges,
     /// Thresholds for time and accuracy, and error rates of the statistical test.
@@ -93,18 +93,18 @@ pub struct BuildComparisonRequest {
     pub budget: Duration,
     /// Timeout of each bench process; `None` for the default of each stage (listing, verification,
     /// timing).
-    pub wait: Option<Duration>,
+    pub process_timeout: Option<Duration>,
     /// Timeout of each build.
-    pub build_wait: Duration,
+    pub build_timeout: Duration,
     /// Whether a case is timed even if base and head have a byte-identical executable for it.
-    pub time_identical: bool,
+    pub times_identical_executables: bool,
     /// Whether only those cases are timed whose machine code or launches changed or cannot be
     /// compared (`--affected`).
-    pub affected: bool,
+    pub only_affected_cases: bool,
     /// Whether both builds are profiled for the cases that regressed.
-    pub profile_slower: bool,
+    pub profiles_slower_cases: bool,
     /// Cargo's profile.
-    pub profile: String,
+    pub build_profile: String,
     /// Cargo features with which the package is built.
     pub features: Vec<String>,
     /// Whether an interrupted comparison is continued (`--resume`).
@@ -114,7 +114,7 @@ pub struct BuildComparisonRequest {
     /// Cargo's target folder, which a snapshot of the working tree excludes.
     pub target: PathBuf,
     /// Untracked files and folders that a snapshot of the working tree excludes (`--leave-out`).
-    pub leave_out: Vec<PathBuf>,
+    pub excluded_paths: Vec<PathBuf>,
     pub folder: PathBuf,
 }
 
@@ -129,9 +129,9 @@ mod tests {
         assert_eq!(InjectedChanges::default().delay_variable_value(), None);
         let injection = InjectedChanges {
             delays_ns: [("a/b=c".to_owned(), 4_400.0), ("d".to_owned(), 7.0)].into(),
-            by_work: true,
+            delay_is_gpu_work: true,
             delay_sizes: [("a/b=c".to_owned(), 131_072)].into(),
-            layout: None,
+            code_layout: None,
         };
         let text = injection.delay_variable_value().unwrap();
         let read: Vec<InjectedLaunchDelay> =

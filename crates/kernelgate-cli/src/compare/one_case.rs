@@ -35,7 +35,7 @@ pub fn compare_one_case(
     let mut engine = ComparisonEngine::engine_with_trials(request, &session, trials);
     let prepared = engine.verify_and_match_sides()?;
     engine.resolve_test_plan_for_device(&prepared)?;
-    let bench = prepared.owners.get(case).cloned();
+    let bench = prepared.bench_of_case.get(case).cloned();
     let comparison = engine.run_both_rounds(prepared)?;
     Ok(SingleCaseComparison { comparison, bench })
 }

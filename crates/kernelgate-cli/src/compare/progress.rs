@@ -21,12 +21,12 @@ pub struct ComparisonProgressDisplay {
     line: Option<ProgressBar>,
     /// Label of the larger task (such as a calibration) that this comparison is part of; with a
     /// label, details appear only in the line that is updated in place.
-    within: Option<String>,
+    label_of_task_part: Option<String>,
     /// Lines that [`print_line_once`](Self::print_line_once) has printed, so that they are not
     /// printed again.
-    said: Arc<Mutex<BTreeSet<String>>>,
+    printed_lines: Arc<Mutex<BTreeSet<String>>>,
     /// Time at which the current step was last shown.
-    latest: Arc<Mutex<Option<Instant>>>,
+    last_step_time: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Default for ComparisonProgressDisplay {
@@ -38,7 +38,12 @@ impl Default for ComparisonProgressDisplay {
             line.enable_steady_tick(Duration::from_millis(200));
             line
         });
-        Self { line, within: None, said: Arc::default(), latest: Arc::default() }
+        Self {
+            line,
+            label_of_task_part: None,
+            printed_lines: Arc::default(),
+            last_step_time: Arc::default(),
+        }
     }
 }
 
@@ -46,15 +51,15 @@ impl ComparisonProgressDisplay {
     /// Returns a display for one part of a larger task: its details appear only in the line that is
     /// updated in place, after the label.
     pub fn for_part_of_task(&self, label: &str) -> Self {
-        Self { within: Some(label.to_owned()), ..self.clone() }
+        Self { label_of_task_part: Some(label.to_owned()), ..self.clone() }
     }
 
     /// Shows the current step: on a terminal it replaces the previous step, elsewhere it is printed
     /// as a line.
     pub fn show_current_step(&self, text: &str) {
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.last_step_time.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let text = clean_message_for_terminal(text);
-        match (&self.line, &self.within) {
+        match (&self.line, &self.label_of_task_part) {
             (Some(line), None) => line.set_message(text.into_owned()),
             (None, None) => eprintln!("{text}"),
             (Some(line), Some(label)) => line.set_message(format!("{label}; {text}")),
@@ -65,7 +70,7 @@ impl ComparisonProgressDisplay {
     /// Prints a detail as a line that stays on the terminal, or only as the current step if the
     /// comparison is part of a larger task.
     pub fn print_detail(&self, text: &str) {
-        match self.within {
+        match self.label_of_task_part {
             Some(_) => self.show_current_step(text),
             None => self.print_line(text),
         }
@@ -73,7 +78,7 @@ impl ComparisonProgressDisplay {
 
     /// Shows a step that changes often: on a terminal always, elsewhere at most every 15 s.
     pub fn show_frequent_step(&self, text: &str) {
-        let latest = *self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let latest = *self.last_step_time.lock().unwrap_or_else(PoisonError::into_inner);
         if self.line.is_some()
             || latest.is_none_or(|at| at.elapsed() >= MIN_INTERVAL_OF_PROGRESS_LINES)
         {
@@ -92,7 +97,7 @@ impl ComparisonProgressDisplay {
 
     /// Prints a line above the progress line unless an equal line was printed before.
     pub fn print_line_once(&self, text: &str) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.printed_lines.lock().unwrap_or_else(PoisonError::into_inner);
         if said.insert(text.to_owned()) {
             self.print_line(text);
         }

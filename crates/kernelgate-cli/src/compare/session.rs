@@ -46,25 +46,25 @@ pub struct ComparedBench {
     /// Cases to compare.
     pub cases: BTreeSet<String>,
     /// Cases that each process of the bench times first, because their machine code changed.
-    pub first: BTreeSet<String>,
+    pub cases_timed_first: BTreeSet<String>,
     /// Timeout of a process.
     pub timeout: Duration,
     /// How long each process of the bench warms up and times a case.
     pub sampling: TrialSamplingPlan,
     /// How kernelgate controls the bench's processes on both sides: by its bench protocol or by
     /// Criterion's flags.
-    pub driver: BenchControlMethod,
+    pub control_method: BenchControlMethod,
 }
 
 /// Base and head after the verification of their benches, with the cases that both have.
 #[derive(Clone)]
 pub struct PreparedSides {
     /// The cases of base and head, matched by their ids, and the cases that cannot be compared.
-    pub matched: CasesMatchedBetweenSides,
+    pub matched_cases: CasesMatchedBetweenSides,
     /// Benches that have at least one case to compare.
     pub benches: Vec<ComparedBench>,
     /// Whether both builds were compiled with optimisation.
-    pub optimised: bool,
+    pub optimised_build: bool,
     /// Environment of the head's or base's run (device and build); `None` if no bench process ran
     /// to its end.
     pub environment: Option<RunEnvironment>,
@@ -73,7 +73,7 @@ pub struct PreparedSides {
     /// Nanoseconds of the single launch that verified each case.
     pub verification_ns: BTreeMap<String, f64>,
     /// Compared benches that use Criterion without kernelgate, with the cost of their processes.
-    pub criterion: Vec<CriterionOnlyBench>,
+    pub criterion_benches: Vec<CriterionOnlyBench>,
     /// To what extent base (first) and head (second) verified each case that both have.
     pub verification: BTreeMap<String, [OutputVerificationExtent; 2]>,
     /// Number of cases that all shards of the comparison have together.
@@ -84,24 +84,24 @@ pub struct PreparedSides {
     /// Anchors (rates of fixed work on this device), if this comparison is one shard of several.
     pub anchors: Option<ShardAnchorRecord>,
     /// Name of the bench that owns each case, including cases that are not compared.
-    pub owners: BTreeMap<String, String>,
+    pub bench_of_case: BTreeMap<String, String>,
 }
 
 impl Default for PreparedSides {
     fn default() -> Self {
         Self {
-            matched: CasesMatchedBetweenSides::default(),
+            matched_cases: CasesMatchedBetweenSides::default(),
             benches: Vec::new(),
-            optimised: true,
+            optimised_build: true,
             environment: None,
             provenance: CommitAndChanges::default(),
             verification: BTreeMap::new(),
             verification_ns: BTreeMap::new(),
-            criterion: Vec::new(),
+            criterion_benches: Vec::new(),
             planned_cases: 0,
             plans: Vec::new(),
             anchors: None,
-            owners: BTreeMap::new(),
+            bench_of_case: BTreeMap::new(),
         }
     }
 }
@@ -135,12 +135,12 @@ impl PreparedSides {
 
     /// Returns the ids of the cases that will be compared between base and head.
     pub const fn case_ids_to_compare(&self) -> &BTreeSet<String> {
-        &self.matched.judged
+        &self.matched_cases.judged_cases
     }
 
     /// Returns the cases that failed, were skipped or cannot be measured, each with the reason.
     pub fn reasons_of_unusable_cases(&self) -> impl Iterator<Item = (&String, String)> {
-        let CasesMatchedBetweenSides { failed, skipped, unmeasured, .. } = &self.matched;
+        let CasesMatchedBetweenSides { failed, skipped, unmeasured, .. } = &self.matched_cases;
         let failed = failed.iter().map(|(id, why)| (id, why.text.clone()));
         let others = failed.chain(skipped.iter().map(|(id, why)| (id, why.clone())));
         others.chain(unmeasured.iter().map(|(id, why)| (id, join_reason_texts(why))))
@@ -203,23 +203,23 @@ impl PreparedSides {
         };
         self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
         for bench in &mut self.benches {
-            if bench.driver != BenchControlMethod::Criterion {
-                bench.first = bench.cases.iter().filter(changed).cloned().collect();
+            if bench.control_method != BenchControlMethod::Criterion {
+                bench.cases_timed_first = bench.cases.iter().filter(changed).cloned().collect();
             }
         }
     }
 
     /// Keeps only the given cases in the comparison and removes all others.
     pub fn retain_cases(&mut self, cases: &BTreeSet<String>) {
-        self.matched.judged.retain(|id| cases.contains(id));
+        self.matched_cases.judged_cases.retain(|id| cases.contains(id));
         for bench in &mut self.benches {
             bench.cases.retain(|id| cases.contains(id));
         }
         self.benches.retain(|bench| !bench.cases.is_empty());
-        for bench in &mut self.criterion {
+        for bench in &mut self.criterion_benches {
             bench.cases.retain(|id| cases.contains(id));
         }
-        self.criterion.retain(|bench| !bench.cases.is_empty());
+        self.criterion_benches.retain(|bench| !bench.cases.is_empty());
     }
 }
 
@@ -227,8 +227,8 @@ impl PreparedSides {
 #[derive(Clone)]
 pub struct ProgressAndChildProcesses {
     progress: ComparisonProgressDisplay,
-    running: SharedChildProcess,
-    co_running: SharedChildProcess,
+    running_child: SharedChildProcess,
+    co_running_child: SharedChildProcess,
 }
 
 impl ProgressAndChildProcesses {
@@ -237,10 +237,10 @@ impl ProgressAndChildProcesses {
     pub fn with_interrupt_handler() -> Result<ProgressAndChildProcesses, CompareError> {
         let tools = Self {
             progress: ComparisonProgressDisplay::default(),
-            running: SharedChildProcess::with_own_process_groups(),
-            co_running: SharedChildProcess::with_own_process_groups(),
+            running_child: SharedChildProcess::with_own_process_groups(),
+            co_running_child: SharedChildProcess::with_own_process_groups(),
         };
-        exit_on_interrupt([&tools.running, &tools.co_running], &tools.progress)?;
+        exit_on_interrupt([&tools.running_child, &tools.co_running_child], &tools.progress)?;
         Ok(tools)
     }
 
@@ -265,14 +265,14 @@ impl ProgressAndChildProcesses {
 pub struct ComparisonSession {
     pub folder: LockedComparisonFolder,
     /// Folder for the request, the run record and the messages of one bench process at a time.
-    pub work: PathBuf,
+    pub work_folder: PathBuf,
     /// Base and head.
     pub sides: [ComparisonSideWithExecutables; 2],
     /// Handle of the bench process that is being measured.
-    pub running: SharedChildProcess,
+    pub running_child: SharedChildProcess,
     /// Handle of the process that runs as artificial load while the head's processes are timed, if
     /// a calibration requests it.
-    pub co_running: SharedChildProcess,
+    pub co_running_child: SharedChildProcess,
     /// Progress on standard error.
     pub progress: ComparisonProgressDisplay,
     /// Environment that is recorded for benches that write no environment of their own (Criterion
@@ -289,9 +289,13 @@ impl ComparisonSession {
         tools: ProgressAndChildProcesses,
     ) -> Result<ComparisonSession, CompareError> {
         let folder = LockedComparisonFolder::open_and_lock_folder(&request.folder)?;
-        let ProgressAndChildProcesses { progress, running, co_running } = tools;
+        let ProgressAndChildProcesses {
+            progress,
+            running_child: running,
+            co_running_child: co_running,
+        } = tools;
         let builder =
-            SideBuilder { request, folder: &folder, progress: &progress, running: &running };
+            SideBuilder { request, folder: &folder, progress: &progress, running_child: &running };
         let sides = if twins {
             builder.prepare_identical_sides()?
         } else {
@@ -301,15 +305,23 @@ impl ComparisonSession {
         leftover_files::clean_folder_except_subfolders(&work, &["outputs"])
             .map_err(CompareError::io("empty", &work))?;
         // Prebuilt executables and those built with a custom Cargo profile count as optimised.
-        let optimised = !["dev", "test"].contains(&request.profile.as_str());
+        let optimised = !["dev", "test"].contains(&request.build_profile.as_str());
         let environment =
             RunEnvironment { optimised, ..RunEnvironment::environment_of_process_on_cpu() };
-        Ok(Self { folder, work, sides, running, co_running, progress, environment })
+        Ok(Self {
+            folder,
+            work_folder: work,
+            sides,
+            running_child: running,
+            co_running_child: co_running,
+            progress,
+            environment,
+        })
     }
 
     /// Returns the names of the benches whose executables are byte-identical in base and head.
     pub fn benches_with_identical_executables(&self) -> BTreeSet<String> {
-        let [base, head] = [0, 1].map(|side| &self.sides[side].executables.driven);
+        let [base, head] = [0, 1].map(|side| &self.sides[side].executables.runnable_benches);
         let same = |name: &String| {
             let hash = |side: &BTreeMap<String, CopiedBenchExecutable>| {
                 side.get(name).map(|executable| executable.hash.clone())
@@ -330,7 +342,7 @@ impl ComparisonSession {
         bench: &str,
     ) -> Result<(), CompareError> {
         let side = &self.sides[usize::from(arm == ComparedArm::Head)];
-        let Some(executable) = side.executables.driven.get(bench) else { return Ok(()) };
+        let Some(executable) = side.executables.runnable_benches.get(bench) else { return Ok(()) };
         executable.check_unchanged_by_size_and_times(&self.folder.side_folder_path(arm))
     }
 
@@ -341,7 +353,7 @@ impl ComparisonSession {
     /// copied; the saved trials are then removed, because they timed unknown code.
     pub fn check_all_executables_unchanged(&self) -> Result<(), CompareError> {
         for (arm, side) in [ComparedArm::Base, ComparedArm::Head].into_iter().zip(&self.sides) {
-            for executable in side.executables.driven.values() {
+            for executable in side.executables.runnable_benches.values() {
                 executable
                     .check_unchanged_by_hash(&self.folder.side_folder_path(arm))
                     .inspect_err(|_| {
@@ -391,7 +403,7 @@ impl ComparisonSession {
         &self,
         request: &BuildComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
-        let mut identity: BTreeMap<String, String> = request.settings.clone();
+        let mut identity: BTreeMap<String, String> = request.bench_variables.clone();
         let delays = injected_delays_text(&request.injection.delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
@@ -403,7 +415,7 @@ impl ComparisonSession {
             );
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
-            let executables = side.executables.driven.values();
+            let executables = side.executables.runnable_benches.values();
             identity.extend(executables.map(|executable| {
                 (format!("{name} {}", executable.bench), executable.hash.clone())
             }));
@@ -514,7 +526,7 @@ mod tests {
     fn changed_cases_are_timed_first_and_only_cases_known_to_be_identical_are_skipped() {
         let ids = ["changed", "same", "unknown", "unlisted"].map(str::to_owned);
         let mut prepared = PreparedSides::default();
-        prepared.matched.judged = ids.into();
+        prepared.matched_cases.judged_cases = ids.into();
         let code = [
             (
                 "changed",
@@ -547,10 +559,10 @@ mod tests {
                 )
             }),
             cases: cases.iter().map(|&case| case.to_owned()).collect(),
-            first: BTreeSet::new(),
+            cases_timed_first: BTreeSet::new(),
             timeout: Duration::ZERO,
             sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
-            driver,
+            control_method: driver,
         };
         let newest = BenchControlMethod::Protocol(1);
         prepared.benches = vec![
@@ -566,11 +578,12 @@ mod tests {
         prepared.time_changed_cases_first(&code);
         let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
         assert_eq!(order, ["c", "d", "a", "b"]);
-        let first = |bench: &ComparedBench| bench.first.iter().cloned().collect::<Vec<_>>();
+        let first =
+            |bench: &ComparedBench| bench.cases_timed_first.iter().cloned().collect::<Vec<_>>();
         assert_eq!(first(&prepared.benches[0]), ["changed"]);
         // The test expects no reordering for a Criterion bench, because Criterion runs the cases in
         // its own order.
-        assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
+        assert!(prepared.benches[1..].iter().all(|bench| bench.cases_timed_first.is_empty()));
         assert_eq!(prepared.remove_cases_with_identical_code(&code), ["same"]);
         assert_eq!(
             prepared.case_ids_to_compare().iter().collect::<Vec<_>>(),

@@ -15,12 +15,12 @@ use kernelgate::record::{
 #[derive(Debug, Clone)]
 pub struct TestPlanRequest {
     /// Limits that flags set.
-    pub asked: RequestedLimits,
+    pub requested_limits: RequestedLimits,
     /// Maximum number of blocks ([`ComparisonTestPlan::max_blocks`]) that a flag sets; `None` if no
     /// flag sets it.
     pub max_blocks: Option<usize>,
     /// Source of all values that no flag sets.
-    pub basis: TestPlanBasis,
+    pub plan_basis: TestPlanBasis,
 }
 
 /// Source of the test plan's values that no flag sets: a fixed plan or the device's calibration.
@@ -49,9 +49,9 @@ impl TestPlanRequest {
     /// Requests this test plan for every device, without flags or calibration.
     pub fn with_fixed_plan(plan: ComparisonTestPlan) -> Self {
         Self {
-            asked: RequestedLimits::default(),
+            requested_limits: RequestedLimits::default(),
             max_blocks: None,
-            basis: TestPlanBasis::Fixed(plan),
+            plan_basis: TestPlanBasis::Fixed(plan),
         }
     }
 
@@ -63,7 +63,7 @@ impl TestPlanRequest {
         head: &CommitAndChanges,
         sampling: TrialSamplingPlan,
     ) -> Result<TestPlanForDevice, CompareError> {
-        let store = match &self.basis {
+        let store = match &self.plan_basis {
             TestPlanBasis::Fixed(plan) => {
                 return Ok(self.basis_overridden_by_flags(*plan, LimitSource::Default));
             }
@@ -93,8 +93,10 @@ impl TestPlanRequest {
         source: LimitSource,
     ) -> TestPlanForDevice {
         TestPlanForDevice {
-            plan: basis.with_requested_limits(&self.asked, self.max_blocks),
-            limits: basis.limits_with_source(source).overridden_by(&self.asked, LimitSource::Flag),
+            plan: basis.with_requested_limits(&self.requested_limits, self.max_blocks),
+            limits: basis
+                .limits_with_source(source)
+                .overridden_by(&self.requested_limits, LimitSource::Flag),
             note: None,
         }
     }
@@ -142,7 +144,7 @@ impl TestPlanRequest {
     /// Checks before anything is built that all stored calibrations can be read, because the device
     /// is known only after a bench has run.
     pub fn check_calibrations_are_readable(&self) -> Result<(), CompareError> {
-        let TestPlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
+        let TestPlanBasis::Calibration(store) = &self.plan_basis else { return Ok(()) };
         let calibrations = store.list_calibration_files();
         calibrations
             .iter()
@@ -153,16 +155,16 @@ impl TestPlanRequest {
     /// Returns a text that identifies the requested test plan before the device is known: the flags
     /// and the hashes of all calibrations.
     pub fn test_plan_identity(&self) -> Result<String, CompareError> {
-        let store = match &self.basis {
+        let store = match &self.plan_basis {
             TestPlanBasis::Fixed(plan) => {
                 return Ok(recorded_identity_text(
                     "Plan",
-                    &plan.with_requested_limits(&self.asked, self.max_blocks),
+                    &plan.with_requested_limits(&self.requested_limits, self.max_blocks),
                 ));
             }
             TestPlanBasis::Calibration(store) => store,
         };
-        let RequestedLimits { relative, absolute_ns, tolerated, .. } = self.asked;
+        let RequestedLimits { relative, absolute_ns, tolerated, .. } = self.requested_limits;
         let mut text = format!(
             "Asked {{ relative: {relative:?}, absolute_ns: {absolute_ns:?}, tolerated: \
              {tolerated:?}, max_blocks: {:?} }}",
@@ -223,7 +225,7 @@ mod tests {
     fn test_plan_request() -> TestPlanRequest {
         let limits = RequestedLimits { relative: Some(0.1), ..RequestedLimits::default() };
         TestPlanRequest {
-            asked: limits,
+            requested_limits: limits,
             max_blocks: Some(6),
             ..TestPlanRequest::with_fixed_plan(ComparisonTestPlan::default())
         }
@@ -247,7 +249,9 @@ mod tests {
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
                     Some(6) }";
         assert_eq!(
-            TestPlanRequest { basis, ..test_plan_request() }.test_plan_identity().unwrap(),
+            TestPlanRequest { plan_basis: basis, ..test_plan_request() }
+                .test_plan_identity()
+                .unwrap(),
             text
         );
         let sampling = "TrialSampling { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";

@@ -43,10 +43,10 @@ impl AnchorRateKind {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardWithOutlyingAnchor {
     /// Index of the shard.
-    pub index: usize,
+    pub shard_index: usize,
     pub anchor: AnchorRateKind,
     /// Anchor rate of the outlying shard, bytes or operations per second.
-    pub rate: f64,
+    pub measured_rate: f64,
     /// Lowest and highest anchor rate of the agreeing shards, bytes or operations per second.
     pub group: [f64; 2],
 }
@@ -62,7 +62,7 @@ pub fn find_shards_with_outlying_anchors(
         let mut rates: Vec<(f64, usize)> = anchors
             .iter()
             .enumerate()
-            .filter(|(index, _)| outliers.iter().all(|outlier| outlier.index != *index))
+            .filter(|(index, _)| outliers.iter().all(|outlier| outlier.shard_index != *index))
             .filter_map(|(index, anchors)| {
                 Some((anchor.rate_per_second(anchors.as_ref()?)?, index))
             })
@@ -72,13 +72,13 @@ pub fn find_shards_with_outlying_anchors(
         let range = [rates[group.start].0, rates[group.end - 1].0];
         let outside = rates.iter().enumerate().filter(|(place, _)| !group.contains(place));
         outliers.extend(outside.map(|(_, &(rate, index))| ShardWithOutlyingAnchor {
-            index,
+            shard_index: index,
             anchor,
-            rate,
+            measured_rate: rate,
             group: range,
         }));
     }
-    outliers.sort_by_key(|outlier| outlier.index);
+    outliers.sort_by_key(|outlier| outlier.shard_index);
     outliers
 }
 
@@ -120,7 +120,7 @@ mod tests {
     ) -> Vec<(usize, AnchorRateKind)> {
         find_shards_with_outlying_anchors(anchors, 0.03)
             .into_iter()
-            .map(|it| (it.index, it.anchor))
+            .map(|it| (it.shard_index, it.anchor))
             .collect()
     }
 
@@ -134,7 +134,7 @@ mod tests {
         let found = indices_of_outliers(&[slow_memory, equal, near, slow_matmul, equal]);
         assert_eq!(found, [(0, AnchorRateKind::Memory), (3, AnchorRateKind::Matmul)]);
         let outlier = find_shards_with_outlying_anchors(&[equal, near, slow_memory], 0.03)[0];
-        assert_eq!((outlier.rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
+        assert_eq!((outlier.measured_rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
     }
 
     #[test]

@@ -23,13 +23,13 @@ pub struct ShardRecordWithFile<T> {
     /// Content hash of the record file, by which a file that was given twice is detected.
     pub hash: String,
     /// Name of the work that was divided into shards: "bench attention".
-    pub work: String,
+    pub divided_work_name: String,
     pub shard: ShardOfWork,
     /// Whether the shard's process ran to its end.
-    pub complete: bool,
+    pub ran_to_end: bool,
     /// Start or end time of the shard's process: of several records of one shard, the earliest
     /// complete one is used.
-    pub time: String,
+    pub start_or_end_time: String,
     /// Device and build.
     pub environment: RunEnvironment,
     /// Anchors: rates of fixed work on the device that ran the shard; `None` if the record has
@@ -131,10 +131,16 @@ pub fn choose_records_to_merge<T>(
 ) -> (Vec<ShardRecordWithFile<T>>, ShardMergeAccount) {
     let mut account = ShardMergeAccount::default();
     pieces.sort_by(|one, other| {
-        let key =
-            |piece: &ShardRecordWithFile<T>| (piece.work.clone(), piece.shard, !piece.complete);
-        let later =
-            || (&one.time, &one.hash, &one.path).cmp(&(&other.time, &other.hash, &other.path));
+        let key = |piece: &ShardRecordWithFile<T>| {
+            (piece.divided_work_name.clone(), piece.shard, !piece.ran_to_end)
+        };
+        let later = || {
+            (&one.start_or_end_time, &one.hash, &one.path).cmp(&(
+                &other.start_or_end_time,
+                &other.hash,
+                &other.path,
+            ))
+        };
         key(one).cmp(&key(other)).then_with(later)
     });
     let mut hashes = BTreeSet::new();
@@ -142,7 +148,7 @@ pub fn choose_records_to_merge<T>(
     pieces.retain(|piece| hashes.insert(piece.hash.clone()));
     account.identical = before - pieces.len();
     let planned: BTreeMap<String, u32> =
-        pieces.iter().map(|piece| (piece.work.clone(), piece.shard.count)).collect();
+        pieces.iter().map(|piece| (piece.divided_work_name.clone(), piece.shard.count)).collect();
 
     let (usable, failed): (Vec<_>, Vec<_>) = pieces
         .into_iter()
@@ -170,7 +176,7 @@ pub fn choose_records_to_merge<T>(
     let outliers = find_shards_with_outlying_anchors(&anchors, tolerance);
     let mut kept: Vec<ShardRecordWithFile<T>> = Vec::new();
     for (index, piece) in usable.into_iter().enumerate() {
-        if let Some(outlier) = outliers.iter().find(|outlier| outlier.index == index) {
+        if let Some(outlier) = outliers.iter().find(|outlier| outlier.shard_index == index) {
             let [low, high] = outlier.group;
             account.other_speed.push(unmerged_shard_record(
                 &piece,
@@ -179,14 +185,17 @@ pub fn choose_records_to_merge<T>(
                      {high:.3e}, and {:.1} % is allowed",
                     outlier.anchor.anchor_name(),
                     piece.environment.id_of_gpus_or_host(),
-                    outlier.rate,
+                    outlier.measured_rate,
                     100.0 * tolerance
                 ),
             ));
             continue;
         }
         match kept.last() {
-            Some(first) if first.work == piece.work && first.shard == piece.shard => {
+            Some(first)
+                if first.divided_work_name == piece.divided_work_name
+                    && first.shard == piece.shard =>
+            {
                 let why = format!("{} counts", first.path.display());
                 account.superseded.push(unmerged_shard_record(&piece, why));
             }
@@ -194,16 +203,17 @@ pub fn choose_records_to_merge<T>(
         }
     }
     let present: BTreeSet<(&str, u32)> =
-        kept.iter().map(|piece| (&*piece.work, piece.shard.index)).collect();
+        kept.iter().map(|piece| (&*piece.divided_work_name, piece.shard.index)).collect();
     for (work, count) in &planned {
         for index in (1..=*count).filter(|index| !present.contains(&(work, *index))) {
             account.missing.push(shard_name(work, ShardOfWork { index, count: *count }));
             account.lacking.insert(index);
         }
     }
-    account.merged = kept.iter().map(|piece| shard_name(&piece.work, piece.shard)).collect();
-    for piece in kept.iter().filter(|piece| !piece.complete) {
-        account.interrupted.push(shard_name(&piece.work, piece.shard));
+    account.merged =
+        kept.iter().map(|piece| shard_name(&piece.divided_work_name, piece.shard)).collect();
+    for piece in kept.iter().filter(|piece| !piece.ran_to_end) {
+        account.interrupted.push(shard_name(&piece.divided_work_name, piece.shard));
         account.lacking.insert(piece.shard.index);
     }
     (kept, account)
@@ -211,7 +221,7 @@ pub fn choose_records_to_merge<T>(
 
 fn unmerged_shard_record<T>(piece: &ShardRecordWithFile<T>, why: String) -> UnmergedShardRecord {
     UnmergedShardRecord {
-        shard: shard_name(&piece.work, piece.shard),
+        shard: shard_name(&piece.divided_work_name, piece.shard),
         file: piece.path.clone(),
         why,
     }
@@ -231,10 +241,10 @@ mod tests {
         ShardRecordWithFile {
             path: format!("{index}-{time}.json").into(),
             hash: format!("{index}-{time}"),
-            work: "bench b".to_owned(),
+            divided_work_name: "bench b".to_owned(),
             shard: ShardOfWork { index, count: 3 },
-            complete: true,
-            time: time.to_owned(),
+            ran_to_end: true,
+            start_or_end_time: time.to_owned(),
             environment: RunEnvironment::environment_of_process_on_cpu(),
             anchors: Some(ShardAnchorRecord::Measured(anchors)),
             record: (),
@@ -254,7 +264,7 @@ mod tests {
 
     #[test]
     fn the_first_complete_record_of_a_shard_is_merged_once() {
-        let interrupted = ShardRecordWithFile { complete: false, ..test_record_at_time(1, "t0") };
+        let interrupted = ShardRecordWithFile { ran_to_end: false, ..test_record_at_time(1, "t0") };
         let copy = ShardRecordWithFile { path: "copy.json".into(), ..test_record_at_time(2, "t1") };
         let (kept, account) = names_of_chosen_records(&[
             interrupted,
@@ -274,7 +284,7 @@ mod tests {
 
     #[test]
     fn missing_and_interrupted_shards_are_named() {
-        let interrupted = ShardRecordWithFile { complete: false, ..test_record_at_time(1, "t0") };
+        let interrupted = ShardRecordWithFile { ran_to_end: false, ..test_record_at_time(1, "t0") };
         let (_, account) = names_of_chosen_records(&[interrupted, test_record_at_time(3, "t0")]);
         assert_eq!(account.missing, ["bench b, shard 2/3"]);
         assert_eq!(account.interrupted, ["bench b, shard 1/3"]);

@@ -190,9 +190,9 @@ pub struct MergedRunRecords {
     /// The records that count.
     pub runs: Vec<ShardRecordWithFile<BenchProcessRun>>,
     /// Account of the given records: merged, missing and not used.
-    pub account: ShardMergeAccount,
+    pub merge_account: ShardMergeAccount,
     /// Number of cases that no process began to measure because its time limit had passed.
-    pub not_run: usize,
+    pub cases_not_run: usize,
 }
 
 /// Merges runs of benches.
@@ -205,10 +205,10 @@ pub fn merge_run_shards(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work: bench_and_package_name(&run),
+            divided_work_name: bench_and_package_name(&run),
             shard,
-            complete: run.complete,
-            time: run.started.clone(),
+            ran_to_end: run.complete,
+            start_or_end_time: run.started.clone(),
             environment: run.environment.clone(),
             anchors: run.anchors.clone(),
             record: run,
@@ -219,7 +219,7 @@ pub fn merge_run_shards(
     refuse_cases_in_two_shards(&runs, |run| run.cases.keys())?;
     let not_run = runs.iter().flat_map(|piece| piece.record.skipped.values());
     let not_run = not_run.filter(|why| why.starts_with(NOT_RUN_REASON_PREFIX)).count();
-    Ok(MergedRunRecords { runs, account, not_run })
+    Ok(MergedRunRecords { runs, merge_account: account, cases_not_run: not_run })
 }
 
 /// Returns the name of the work that a run's shards divide: "bench attention", with the package if
@@ -322,10 +322,10 @@ pub fn merge_comparison_shards(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work: "comparison".to_owned(),
+            divided_work_name: "comparison".to_owned(),
             shard: shard.shard,
-            complete: true,
-            time: shard.ended.clone(),
+            ran_to_end: true,
+            start_or_end_time: shard.ended.clone(),
             environment: shard.environment.clone(),
             anchors: shard.anchors.clone(),
             record: shard,
@@ -350,7 +350,7 @@ fn refuse_cases_in_two_shards<'a, T, C: Iterator<Item = &'a String>>(
     let mut found: BTreeMap<(&str, &String), &ShardRecordWithFile<T>> = BTreeMap::new();
     for piece in pieces {
         for case in cases(&piece.record) {
-            let earlier = found.insert((&piece.work, case), piece);
+            let earlier = found.insert((&piece.divided_work_name, case), piece);
             if let Some(earlier) = earlier.filter(|earlier| earlier.shard != piece.shard) {
                 return Err(MergeError::Refused {
                     field: format!("shard of {case}"),
@@ -407,10 +407,10 @@ pub fn merge_calibration_records(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work: "calibration".to_owned(),
+            divided_work_name: "calibration".to_owned(),
             shard: record.part.as_ref().map_or(whole, |part| part.shard),
-            complete: record.has_all_planned_comparisons(),
-            time: record.started.clone(),
+            ran_to_end: record.has_all_planned_comparisons(),
+            start_or_end_time: record.started.clone(),
             environment: record.environment.clone(),
             anchors: anchors::median_anchors_of_comparisons(&record.comparisons),
             record,
@@ -456,10 +456,10 @@ pub fn merge_verification_shards(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work: "verification".to_owned(),
+            divided_work_name: "verification".to_owned(),
             shard: record.shard,
-            complete: record.complete,
-            time: record.ended.clone(),
+            ran_to_end: record.complete,
+            start_or_end_time: record.ended.clone(),
             environment: record.environment.clone(),
             anchors: None,
             record,

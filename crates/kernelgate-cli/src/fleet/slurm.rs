@@ -98,8 +98,8 @@ pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlurmJobStates {
     /// States of the tasks of the Slurm job array, by task number.
-    pub tasks: BTreeMap<u32, SlurmTaskState>,
-    pub merge: Option<SlurmTaskState>,
+    pub states_of_shards: BTreeMap<u32, SlurmTaskState>,
+    pub state_of_merge_job: Option<SlurmTaskState>,
 }
 
 impl SlurmJobStates {
@@ -108,8 +108,8 @@ impl SlurmJobStates {
         let mut jobs = Self::default();
         for (job, task, state) in printed.lines().filter_map(parse_squeue_line) {
             match task.parse() {
-                Ok(task) if job == array => drop(jobs.tasks.insert(task, state)),
-                _ if Some(job) == merge => jobs.merge = Some(state),
+                Ok(task) if job == array => drop(jobs.states_of_shards.insert(task, state)),
+                _ if Some(job) == merge => jobs.state_of_merge_job = Some(state),
                 _ => {}
             }
         }
@@ -118,14 +118,17 @@ impl SlurmJobStates {
 
     /// Returns whether any Slurm job of the submission is running or queued.
     pub fn has_active_job(&self) -> bool {
-        self.tasks.values().chain(&self.merge).any(SlurmTaskState::is_running_or_queued)
+        self.states_of_shards
+            .values()
+            .chain(&self.state_of_merge_job)
+            .any(SlurmTaskState::is_running_or_queued)
     }
 
     /// Counts the array's tasks by state: "3 running, 5 pending (Priority)"; empty if Slurm no
     /// longer lists the tasks.
     pub fn task_counts_by_state(&self) -> String {
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        for SlurmTaskState { state, reason, .. } in self.tasks.values() {
+        for SlurmTaskState { state, reason, .. } in self.states_of_shards.values() {
             let reason = if reason == "None" || state != "PENDING" { "" } else { reason };
             *counts.entry((state, reason)).or_default() += 1;
         }
@@ -238,11 +241,17 @@ mod tests {
     #[test]
     fn states_of_a_job_array_are_parsed_by_task() {
         let jobs = SlurmJobStates::parse_squeue_output(TEST_SQUEUE_OUTPUT, 7, Some(8));
-        assert_eq!(jobs.tasks.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
-        assert!(jobs.tasks[&5].ended_without_success() && !jobs.tasks[&3].ended_without_success());
-        assert_eq!((&*jobs.tasks[&5].node, &*jobs.tasks[&4].reason), ("n2", "Resources"));
+        assert_eq!(jobs.states_of_shards.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
+        assert!(
+            jobs.states_of_shards[&5].ended_without_success()
+                && !jobs.states_of_shards[&3].ended_without_success()
+        );
+        assert_eq!(
+            (&*jobs.states_of_shards[&5].node, &*jobs.states_of_shards[&4].reason),
+            ("n2", "Resources")
+        );
         assert_eq!(jobs.task_counts_by_state(), "1 failed, 1 pending (Resources), 1 running");
-        assert_eq!(jobs.merge.as_ref().map(|merge| &*merge.state), Some("PENDING"));
+        assert_eq!(jobs.state_of_merge_job.as_ref().map(|merge| &*merge.state), Some("PENDING"));
         assert!(jobs.has_active_job());
     }
 

@@ -129,7 +129,7 @@ impl ClusterSubmission {
             files => files?,
         };
         let account: ShardMergeAccount = match merge::common_kind_of_records(&files)? {
-            MergedRecordKind::Runs => merge::merge_run_shards(&files, tolerance)?.account,
+            MergedRecordKind::Runs => merge::merge_run_shards(&files, tolerance)?.merge_account,
             MergedRecordKind::Comparisons => {
                 merge::merge_comparison_shards(&files, tolerance)?.account
             }

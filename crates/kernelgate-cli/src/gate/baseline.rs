@@ -43,13 +43,13 @@ pub struct BaselineJudgementSettings {
     pub limits: CaseLimits,
     /// Relative time difference that two devices of one model may have; it is added to the
     /// threshold if baseline and run may be from different devices.
-    pub other_device: f64,
+    pub tolerance_between_devices: f64,
     /// Relative half-width of the time interval that is assumed for a side with a single run, if
     /// neither a calibration nor earlier runs show the variance between processes.
     pub single_run: f64,
     /// Largest relative width of the ratio's confidence interval with which a case can count as
     /// unchanged.
-    pub widest: f64,
+    pub max_interval_width: f64,
     /// Share of the host's CPU time that other processes may use before the report warns.
     pub contention: f64,
 }
@@ -58,9 +58,9 @@ impl Default for BaselineJudgementSettings {
     fn default() -> Self {
         Self {
             limits: CaseLimits::default_with_relative_limit(0.05),
-            other_device: 0.22,
+            tolerance_between_devices: 0.22,
             single_run: 0.10,
-            widest: 0.60,
+            max_interval_width: 0.60,
             contention: 0.10,
         }
     }
@@ -70,7 +70,7 @@ impl BaselineJudgementSettings {
     /// Returns the relative time difference that the devices of baseline and run may have: 0 for
     /// the same device.
     pub const fn allowed_device_difference(&self, same: bool) -> f64 {
-        if same { 0.0 } else { self.other_device }
+        if same { 0.0 } else { self.tolerance_between_devices }
     }
 
     /// Returns the relative threshold of a case without limits of its own, including the allowance
@@ -87,9 +87,9 @@ impl Serialize for BaselineJudgementSettings {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("relative", &self.limits.relative.value)?;
         map.serialize_entry("absolute_ns", &self.limits.absolute_ns.value)?;
-        map.serialize_entry("other_device", &self.other_device)?;
+        map.serialize_entry("other_device", &self.tolerance_between_devices)?;
         map.serialize_entry("single_run", &self.single_run)?;
-        map.serialize_entry("widest", &self.widest)?;
+        map.serialize_entry("widest", &self.max_interval_width)?;
         map.serialize_entry("contention", &self.contention)?;
         map.end()
     }
@@ -239,16 +239,16 @@ pub fn judge_against_baseline(
             .map(RunEnvironment::description_of_device)
             .unwrap_or_default(),
         limits: policy.limits,
-        judged,
+        judged_cases: judged,
         refused: ComparisonRefusal::from_differing_fields(refused),
-        new: head
+        new_cases: head
             .keys()
             .filter(|id| !baseline.cases.contains_key(**id))
             .map(ToString::to_string)
             .collect(),
         skipped: skipped.collect(),
         failed,
-        unverified,
+        unverified_cases: unverified,
         verification: losses,
         numerics: OutputErrorReport::default(),
         costs: grown_costs,
@@ -284,7 +284,7 @@ pub fn judge_output_errors(
             }
         }
     }
-    let both = report.judged.iter().filter_map(|judged| {
+    let both = report.judged_cases.iter().filter_map(|judged| {
         let base = baseline.cases[&judged.case].numerics.as_ref()?;
         Some((judged.case.as_str(), base, head.get(judged.case.as_str())?))
     });
@@ -302,7 +302,7 @@ pub fn figures_of_baseline_cases(baseline: &BaselineFile) -> BTreeMap<&str, Base
         };
         BaselineCaseFigures {
             times: [times(0.0, true), times(0.0, false), times(1.0, true)],
-            earlier: case
+            earlier_median_ns: case
                 .earlier
                 .as_ref()
                 .map(EarlierRunsWithOtherCode::relative_half_range_of_medians),
@@ -320,7 +320,7 @@ pub fn figures_of_baseline_cases(baseline: &BaselineFile) -> BTreeMap<&str, Base
 #[derive(Debug, Clone, PartialEq)]
 pub struct BaselineCaseFigures {
     times: [TimeIntervalOfSide; 3],
-    earlier: Option<f64>,
+    earlier_median_ns: Option<f64>,
     throttled: bool,
     shared_gpu: bool,
     host_bound: bool,
@@ -405,29 +405,27 @@ fn judge_case_against_baseline(
     let (base_ns, device) = (base_side.center_ns, policy.allowed_device_difference(same_device));
     let threshold = policy.limits.smallest_failing_slowdown(base_ns, device);
     let detectable = (1.0 + threshold.value) * ratio.center / ratio.low - 1.0;
-    let (verdict, reason) =
-        match verdict_from_confidence_interval(&ratio, threshold.value, base_single, policy.widest)
-        {
-            Ok(verdict) => {
-                let head_runs: Vec<&CaseSummaryOfRun> = head_runs.iter().collect();
-                let all = base_runs.iter().chain(&head_runs).copied();
-                let doubt = doubt_from_slowed_side(verdict, &base_runs, &head_runs)
-                    .or_else(|| doubt_from_unsettled_power_state(&ratio, threshold.value, all));
-                match doubt {
-                    Some(doubt) => (VerdictOnCase::Inconclusive, Some(doubt)),
-                    None => (
-                        policy.limits.verdict_with_acceptance(
-                            verdict,
-                            ratio.center,
-                            base_ns,
-                            device,
-                        ),
-                        None,
-                    ),
-                }
+    let (verdict, reason) = match verdict_from_confidence_interval(
+        &ratio,
+        threshold.value,
+        base_single,
+        policy.max_interval_width,
+    ) {
+        Ok(verdict) => {
+            let head_runs: Vec<&CaseSummaryOfRun> = head_runs.iter().collect();
+            let all = base_runs.iter().chain(&head_runs).copied();
+            let doubt = doubt_from_slowed_side(verdict, &base_runs, &head_runs)
+                .or_else(|| doubt_from_unsettled_power_state(&ratio, threshold.value, all));
+            match doubt {
+                Some(doubt) => (VerdictOnCase::Inconclusive, Some(doubt)),
+                None => (
+                    policy.limits.verdict_with_acceptance(verdict, ratio.center, base_ns, device),
+                    None,
+                ),
             }
-            Err(doubt) => (VerdictOnCase::Inconclusive, Some(doubt)),
-        };
+        }
+        Err(doubt) => (VerdictOnCase::Inconclusive, Some(doubt)),
+    };
     CaseJudgement {
         case: id.to_owned(),
         verdict,
@@ -436,7 +434,7 @@ fn judge_case_against_baseline(
         base_ns,
         head_ns: head_side.center_ns,
         ratio,
-        detectable: Some(detectable),
+        detectable_change: Some(detectable),
         evidence: JudgementEvidence::Runs(Box::new(BaselineRunEvidence {
             same_device,
             card,

@@ -65,20 +65,22 @@ pub struct ComparisonShardRecord {
     pub findings: Comparison,
 }
 
-/// Form of [`VerdictsAndFindings`](super::verdicts::VerdictsAndFindings) in a shard's file: equal fields, but without the
-/// verdicts.
+/// Form of [`VerdictsAndFindings`](super::verdicts::VerdictsAndFindings) in a shard's file: equal
+/// fields, but without the verdicts.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Comparison")]
 struct ShardFindings {
     device: String,
     limits: CaseLimits,
     #[serde(skip)]
-    judged: Vec<CaseJudgement>,
+    judged_cases: Vec<CaseJudgement>,
     refused: Vec<ComparisonRefusal>,
-    new: Vec<String>,
+    #[serde(rename = "new")]
+    new_cases: Vec<String>,
     skipped: BTreeMap<String, String>,
     failed: BTreeMap<String, CaseFailureReason>,
-    unverified: Vec<String>,
+    #[serde(rename = "unverified")]
+    unverified_cases: Vec<String>,
     verification: Vec<VerificationLoss>,
     numerics: OutputErrorReport,
     costs: Vec<CostGrowthOfCase>,
@@ -98,7 +100,7 @@ impl ComparisonShardRecord {
         comparison: &Comparison,
         limits: impl Fn(&str) -> CaseLimits,
     ) {
-        for judged in &comparison.judged {
+        for judged in &comparison.judged_cases {
             self.limits.insert(judged.case.clone(), limits(&judged.case));
             let is_kept = |reason: &&InconclusiveReason| {
                 reason.is_measurement_error()
@@ -240,7 +242,7 @@ pub fn merge_comparison_shard_records(
     let mut findings = shards.into_iter().map(|shard| shard.findings);
     let mut all = findings.next()?;
     findings.for_each(|more| all.add_findings_of_shard(more));
-    all.judged = judged;
+    all.judged_cases = judged;
     let unmatched = std::mem::take(&mut all.rules.unmatched);
     if missing.is_empty() {
         all.rules.notes.extend(unmatched);
@@ -253,10 +255,10 @@ pub fn merge_comparison_shard_records(
 impl Comparison {
     fn add_findings_of_shard(&mut self, other: Self) {
         self.refused.extend(other.refused);
-        self.new.extend(other.new);
+        self.new_cases.extend(other.new_cases);
         self.skipped.extend(other.skipped);
         self.failed.extend(other.failed);
-        self.unverified.extend(other.unverified);
+        self.unverified_cases.extend(other.unverified_cases);
         self.verification.extend(other.verification);
         self.costs.extend(other.costs);
         let (numerics, more) = (&mut self.numerics, other.numerics);
@@ -285,8 +287,8 @@ impl Comparison {
         self.refused = ComparisonRefusal::from_differing_fields(refused);
         let facts = &mut self.facts;
         for list in [
-            &mut self.new,
-            &mut self.unverified,
+            &mut self.new_cases,
+            &mut self.unverified_cases,
             &mut self.rules.notes,
             &mut self.rules.undecided,
             &mut facts.removed,

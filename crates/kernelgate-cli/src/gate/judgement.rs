@@ -29,7 +29,7 @@ pub struct CaseJudgement {
     pub ratio: TimeRatioWithInterval,
     /// Smallest relative slow-down that the measurement would have detected; `None` if it can
     /// detect none.
-    pub detectable: Option<f64>,
+    pub detectable_change: Option<f64>,
     /// Measurements of the method.
     pub evidence: JudgementEvidence,
 }
@@ -66,7 +66,7 @@ pub struct RunCountAndSpreadOfSide {
     /// Relative half-width of the range of the runs' times; `None` with one run.
     pub spread: Option<f64>,
     /// Allowance of a single run for the variance between processes; `None` with several runs.
-    pub single: Option<AssumedSpreadOfSingleRun>,
+    pub single_run_spread: Option<AssumedSpreadOfSingleRun>,
     /// Share of the host's CPU time that other processes used; 0 if unknown or without effect on
     /// the times.
     pub contention: f64,
@@ -80,7 +80,12 @@ impl RunCountAndSpreadOfSide {
         times: &TimeIntervalOfSide,
         single: Option<AssumedSpreadOfSingleRun>,
     ) -> Self {
-        Self { runs: times.runs, spread: times.spread, single, contention: times.contention }
+        Self {
+            runs: times.runs,
+            spread: times.spread,
+            single_run_spread: single,
+            contention: times.contention,
+        }
     }
 }
 
@@ -141,7 +146,7 @@ impl CaseJudgement {
             base_ns: decision.base_ns,
             head_ns: decision.head_ns,
             ratio: decision.ratio,
-            detectable: decision.detectable,
+            detectable_change: decision.detectable,
             evidence: JudgementEvidence::Pairs(Box::new(PairedRoundsEvidence {
                 decision,
                 confirmation,

@@ -22,12 +22,12 @@ impl<F: JsonFactsOfMethod> Serialize for VerdictsAndFindings<F> {
         self.facts.write_json_fields(&mut map)?;
         map.serialize_entry("device", &self.device)?;
         map.serialize_entry("limits", &self.limits)?;
-        map.serialize_entry("judged", &self.judged)?;
+        map.serialize_entry("judged", &self.judged_cases)?;
         map.serialize_entry("refused", &self.refused)?;
-        map.serialize_entry("new", &self.new)?;
+        map.serialize_entry("new", &self.new_cases)?;
         map.serialize_entry("skipped", &self.skipped)?;
         map.serialize_entry("failed", &self.failed)?;
-        map.serialize_entry("unverified", &self.unverified)?;
+        map.serialize_entry("unverified", &self.unverified_cases)?;
         map.serialize_entry("verification", &self.verification)?;
         map.serialize_entry("numerics", &self.numerics)?;
         map.serialize_entry("costs", &self.costs)?;
@@ -48,7 +48,7 @@ impl Serialize for CaseJudgement {
         map.serialize_entry("base_ns", &self.base_ns)?;
         map.serialize_entry("head_ns", &self.head_ns)?;
         map.serialize_entry("ratio", &self.ratio)?;
-        map.serialize_entry("detectable", &self.detectable)?;
+        map.serialize_entry("detectable", &self.detectable_change)?;
         match &self.evidence {
             JudgementEvidence::Runs(runs) => {
                 let BaselineRunEvidence { same_device, card, base, head } = &**runs;
@@ -60,8 +60,8 @@ impl Serialize for CaseJudgement {
                 map.serialize_entry("head_spread", &head.spread)?;
                 map.serialize_entry("base_runs", &base.runs)?;
                 map.serialize_entry("head_runs", &head.runs)?;
-                map.serialize_entry("base_single", &base.single)?;
-                map.serialize_entry("head_single", &head.single)?;
+                map.serialize_entry("base_single", &base.single_run_spread)?;
+                map.serialize_entry("head_single", &head.single_run_spread)?;
                 map.serialize_entry("base_contention", &base.contention)?;
                 map.serialize_entry("head_contention", &head.contention)?;
             }

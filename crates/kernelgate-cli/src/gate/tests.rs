@@ -94,10 +94,10 @@ fn judge_against_run_twice(base: &BenchProcessRun, head: &BenchProcessRun) -> Ba
 fn equal_times_are_unchanged_and_exit_with_success() {
     let report =
         judge_against_run_twice(&test_run("1", &[("a", 1e6)]), &test_run("2", &[("a", 1e6)]));
-    assert_eq!(report.judged[0].verdict, VerdictOnCase::Unchanged);
+    assert_eq!(report.judged_cases[0].verdict, VerdictOnCase::Unchanged);
     assert_eq!(report.exit_reason(), ProcessExitReason::Fine);
     // The test expects the threshold of 5 %, beyond the interval of 10 % for the single judged run.
-    assert!((report.judged[0].detectable.unwrap() - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
+    assert!((report.judged_cases[0].detectable_change.unwrap() - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_slow_down_by_half_is_a_regression_and_is_listed_first() {
         &test_run("2", &[("a", 1e6), ("b", 1.5e6)]),
     );
     assert_eq!(
-        (report.judged[0].case.as_str(), report.judged[0].verdict),
+        (report.judged_cases[0].case.as_str(), report.judged_cases[0].verdict),
         ("b", VerdictOnCase::Regressed)
     );
     assert_eq!(report.exit_reason(), ProcessExitReason::Regression);
@@ -116,9 +116,11 @@ fn a_slow_down_by_half_is_a_regression_and_is_listed_first() {
 #[test]
 fn the_verdict_changes_at_the_detectable_effect() {
     let base = test_run("1", &[("a", 1e6)]);
-    let detectable = judge_against_run_twice(&base, &base).judged[0].detectable.unwrap();
+    let detectable =
+        judge_against_run_twice(&base, &base).judged_cases[0].detectable_change.unwrap();
     let at = |slowdown: f64| {
-        judge_against_run_twice(&base, &test_run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0]
+        judge_against_run_twice(&base, &test_run("2", &[("a", 1e6 * (1.0 + slowdown))]))
+            .judged_cases[0]
             .verdict
     };
     assert_eq!(at(detectable * 1.01), VerdictOnCase::Regressed);
@@ -141,7 +143,7 @@ fn a_relevant_change_that_cannot_be_detected_is_not_called_unchanged() {
             .map(|(i, time)| test_run(&format!("h{i}"), &[("a", *time)]))
             .collect();
         let report = judge_test_runs_against(&base, &heads, BaselineJudgementSettings::default());
-        (report.judged[0].clone(), report.exit_reason())
+        (report.judged_cases[0].clone(), report.exit_reason())
     };
     let (judged, exit) = at(&[1.2e6]);
     let percent = |ratio: f64| (1e3 * (ratio - 1.0)).round() / 10.0;
@@ -170,12 +172,17 @@ fn a_faster_case_is_improved_and_a_tiny_absolute_change_is_ignored() {
     let improved =
         judge_against_run_twice(&test_run("1", &[("a", 1e6)]), &test_run("2", &[("a", 5e5)]));
     assert_eq!(
-        (improved.judged[0].verdict, improved.exit_reason()),
+        (improved.judged_cases[0].verdict, improved.exit_reason()),
         (VerdictOnCase::Improved, ProcessExitReason::Fine)
     );
     let tiny =
         judge_against_run_twice(&test_run("1", &[("a", 50.0)]), &test_run("2", &[("a", 100.0)]));
-    assert_eq!(tiny.judged[0].verdict, VerdictOnCase::Unchanged, "{:?}", tiny.judged[0]);
+    assert_eq!(
+        tiny.judged_cases[0].verdict,
+        VerdictOnCase::Unchanged,
+        "{:?}",
+        tiny.judged_cases[0]
+    );
 }
 
 #[test]
@@ -185,7 +192,7 @@ fn noise_above_the_limit_of_the_policy_makes_a_case_inconclusive() {
     samples.elapsed_ns = (1..=11).map(|i| 2e5 * f64::from(i)).collect();
     let report = judge_against_run_twice(&test_run("1", &[("a", 1e6)]), &noisy);
     assert_eq!(
-        (report.judged[0].verdict, report.exit_reason()),
+        (report.judged_cases[0].verdict, report.exit_reason()),
         (VerdictOnCase::Inconclusive, ProcessExitReason::Inconclusive)
     );
 }
@@ -215,7 +222,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
         (report.refused[0].field.as_str(), report.refused[0].cases.as_slice()),
         ("revision", &["b".to_owned()][..])
     );
-    assert_eq!((report.judged.len(), report.exit_reason()), (1, ProcessExitReason::Refused));
+    assert_eq!((report.judged_cases.len(), report.exit_reason()), (1, ProcessExitReason::Refused));
     let mut more = base.clone();
     more.cases.get_mut("b").unwrap().work.read_bytes = 16;
     let report = judge_against_run_twice(&base, &more);
@@ -240,20 +247,23 @@ fn a_baseline_case_that_is_now_skipped_does_not_pass() {
 fn contention_on_the_host_excuses_a_slow_side_on_the_cpu_only() {
     let mut busy = test_run("2", &[("a", 1e6)]);
     busy.cases.get_mut("a").unwrap().samples.conditions.contention = Some(0.07);
-    assert_eq!(judge_against_run_twice(&busy, &busy).judged[0].verdict, VerdictOnCase::Unchanged);
+    assert_eq!(
+        judge_against_run_twice(&busy, &busy).judged_cases[0].verdict,
+        VerdictOnCase::Unchanged
+    );
     let base = test_run("1", &[("a", 1e6)]);
     let mut head = test_run("2", &[("a", 1.5e6)]);
     head.cases.get_mut("a").unwrap().samples.conditions.contention = Some(0.5);
     let report = judge_against_run_twice(&base, &head);
     assert_eq!(
         (
-            report.judged[0].verdict,
-            report.judged[0].baseline_run_evidence().unwrap().head.contention
+            report.judged_cases[0].verdict,
+            report.judged_cases[0].baseline_run_evidence().unwrap().head.contention
         ),
         (VerdictOnCase::Inconclusive, 0.5)
     );
     let verdict = judge_against_run_twice(&as_if_on_test_gpu(base), &as_if_on_test_gpu(head))
-        .judged[0]
+        .judged_cases[0]
         .verdict;
     assert_eq!(verdict, VerdictOnCase::Regressed);
 }
@@ -378,7 +388,7 @@ fn a_lower_clock_at_the_power_cap_is_attributed_to_the_kernel() {
             &run("1", 1e6, 1600.0, at_cap),
             &run("2", 1.3e6, 1300.0, at_cap),
         )
-        .judged[0];
+        .judged_cases[0];
         verdict_and_reason(judged)
     };
     assert_eq!(verdict(true), (VerdictOnCase::Regressed, None));
@@ -392,7 +402,7 @@ fn a_change_within_the_range_of_an_unsettled_power_state_is_inconclusive() {
         let mut head = as_if_on_test_gpu(test_run("2", &[("a", time)]));
         let power = head.cases.get_mut("a").unwrap().samples.power.as_mut().unwrap();
         (power.state, power.range) = (PowerStateOfSamples::Unsettled, Some([0.95, 1.15]));
-        let judged = &judge_against_run_twice(&base, &head).judged[0];
+        let judged = &judge_against_run_twice(&base, &head).judged_cases[0];
         verdict_and_reason(judged)
     };
     let unclear = (VerdictOnCase::Inconclusive, Some("unsettled"));
@@ -413,7 +423,7 @@ fn times_that_something_else_made_too_long_do_not_count_against_the_code() {
     };
     let verdict = |base: &BenchProcessRun, head: &BenchProcessRun| {
         let head = BenchProcessRun { session: "2".to_owned(), ..head.clone() };
-        verdict_and_reason(&judge_against_run_twice(base, &head).judged[0])
+        verdict_and_reason(&judge_against_run_twice(base, &head).judged_cases[0])
     };
     let plain = |time| with(time, |_| {});
     let long: [(ChangeOfTestSamples, &'static str); 3] = [
@@ -453,7 +463,7 @@ fn several_runs_narrow_the_interval_and_runs_of_other_code_are_not_added() {
     let heads: Vec<BenchProcessRun> =
         ["4", "5"].map(|session| test_run(session, &[("a", 1.1e6)])).to_vec();
     let report = judge_test_runs_against(&baseline, &heads, BaselineJudgementSettings::default());
-    let judged = &report.judged[0];
+    let judged = &report.judged_cases[0];
     assert_eq!(
         (
             judged.verdict,
@@ -480,7 +490,7 @@ fn new_missing_failed_and_interrupted_cases_are_reported() {
     let mut head = test_run("2", &[("a", 1e6), ("new", 1e6)]);
     let report = judge_against_run_twice(&test_run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
     assert_eq!(
-        (report.new.as_slice(), report.facts.not_run.as_slice()),
+        (report.new_cases.as_slice(), report.facts.not_run.as_slice()),
         (&["new".to_owned()][..], &["gone".to_owned()][..])
     );
     assert_eq!(report.exit_reason(), ProcessExitReason::Fine);
@@ -522,7 +532,7 @@ fn with_a_baseline_of_one_run_the_usual_spread_of_runs_is_no_regression() {
             &[test_run("2", &[("a", time)])],
             BaselineJudgementSettings::default(),
         );
-        let (verdict, reason) = verdict_and_reason(&report.judged[0]);
+        let (verdict, reason) = verdict_and_reason(&report.judged_cases[0]);
         (verdict, reason, report.exit_reason())
     };
     let doubt = (VerdictOnCase::Inconclusive, Some("single_run"), ProcessExitReason::Inconclusive);
@@ -563,11 +573,16 @@ fn a_run_that_replaces_several_keeps_their_spread() {
     let at = |base: &BaselineFile, time: f64| {
         let head = as_if_built_from_commit("cccc", test_run("h", &[("a", time)]));
         let judged = judge_test_runs_against(base, &[head], BaselineJudgementSettings::default())
-            .judged
+            .judged_cases
             .remove(0);
         (
             judged.verdict,
-            judged.baseline_run_evidence().unwrap().base.single.map(|single| single.from),
+            judged
+                .baseline_run_evidence()
+                .unwrap()
+                .base
+                .single_run_spread
+                .map(|single| single.from),
         )
     };
     // The test expects 1.05 x 1.01 / 0.9: the threshold, the spread of the five earlier runs, and
@@ -615,11 +630,15 @@ fn on_a_calibrated_device_a_single_run_has_the_calibrated_spread() {
             spreads,
             &PackageGateRules::default(),
         );
-        let judged = report.judged[0].clone();
+        let judged = report.judged_cases[0].clone();
         let source = |side: fn(&BaselineRunEvidence) -> Option<AssumedSpreadOfSingleRun>| {
             side(judged.baseline_run_evidence().unwrap()).unwrap().from
         };
-        (judged.verdict, source(|runs| runs.base.single), source(|runs| runs.head.single))
+        (
+            judged.verdict,
+            source(|runs| runs.base.single_run_spread),
+            source(|runs| runs.head.single_run_spread),
+        )
     };
     let (measured, assumed) = (SourceOfAssumedSpread::Calibration, SourceOfAssumedSpread::Assumed);
     assert_eq!(judged(&spreads, case, 1.07e6), (VerdictOnCase::Regressed, measured, measured));
@@ -646,9 +665,9 @@ fn another_device_of_the_same_model_gets_a_larger_tolerance() {
             BaselineJudgementSettings { single_run: 0.0, ..BaselineJudgementSettings::default() },
         );
         (
-            report.judged[0].verdict,
+            report.judged_cases[0].verdict,
             report.facts.other_device.is_some(),
-            (1e3 * report.judged[0].threshold.value).round() / 1e3,
+            (1e3 * report.judged_cases[0].threshold.value).round() / 1e3,
         )
     };
     assert_eq!(on(Some("here"), 1.25e6), (VerdictOnCase::Regressed, false, 0.05));
@@ -674,7 +693,7 @@ fn a_case_is_compared_on_the_card_that_both_sides_share() {
             head,
             BaselineJudgementSettings { single_run: 0.0, ..BaselineJudgementSettings::default() },
         );
-        let judged = &report.judged[0];
+        let judged = &report.judged_cases[0];
         let card = judged.baseline_run_evidence().unwrap().card.clone();
         (judged.verdict, card, report.facts.other_device.is_some())
     };
@@ -714,7 +733,7 @@ fn judge_with_verification_extents(
 fn a_case_that_lost_its_verification_fails_whatever_its_time() {
     let report =
         judge_with_verification_extents((1600, 1600), (0, 1600), &PackageGateRules::default());
-    let judged = &report.judged[0];
+    let judged = &report.judged_cases[0];
     assert_eq!(verdict_and_reason(judged), (VerdictOnCase::Inconclusive, Some("less_verified")));
     assert_eq!(
         report.verification[0].describe_loss(),
@@ -728,7 +747,7 @@ fn a_case_with_fewer_compared_elements_is_inconclusive() {
     let report =
         judge_with_verification_extents((1600, 1600), (1, 1600), &PackageGateRules::default());
     assert_eq!(
-        (report.judged[0].verdict, report.exit_reason()),
+        (report.judged_cases[0].verdict, report.exit_reason()),
         (VerdictOnCase::Inconclusive, ProcessExitReason::Inconclusive)
     );
     assert_eq!(report.verification.len(), 1);
@@ -739,7 +758,7 @@ fn a_case_that_is_newly_verified_is_judged_by_its_time() {
     let report =
         judge_with_verification_extents((0, 1600), (1600, 1600), &PackageGateRules::default());
     assert_eq!(
-        (report.judged[0].verdict, report.exit_reason()),
+        (report.judged_cases[0].verdict, report.exit_reason()),
         (VerdictOnCase::Unchanged, ProcessExitReason::Fine)
     );
     assert!(report.verification.is_empty() && report.numerics.grown.is_empty());
@@ -750,10 +769,10 @@ fn a_case_that_was_never_verified_is_listed_and_judged_by_its_time() {
     let report =
         judge_with_verification_extents((0, 1600), (0, 1600), &PackageGateRules::default());
     assert_eq!(
-        (report.judged[0].verdict, report.exit_reason()),
+        (report.judged_cases[0].verdict, report.exit_reason()),
         (VerdictOnCase::Unchanged, ProcessExitReason::Fine)
     );
-    assert_eq!(report.unverified, ["a"]);
+    assert_eq!(report.unverified_cases, ["a"]);
 }
 
 #[test]
@@ -762,7 +781,7 @@ fn a_lost_verification_may_be_accepted_with_a_reason() {
     let rules = rules_file::parse_rules("kernelgate.toml", text).unwrap();
     let report = judge_with_verification_extents((1600, 1600), (1, 1600), &rules);
     assert_eq!(
-        (report.judged[0].verdict, report.exit_reason()),
+        (report.judged_cases[0].verdict, report.exit_reason()),
         (VerdictOnCase::Unchanged, ProcessExitReason::Fine)
     );
     assert!(report.verification.is_empty());

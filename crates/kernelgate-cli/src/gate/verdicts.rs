@@ -23,18 +23,18 @@ pub struct VerdictsAndFindings<F> {
     /// Limits of all cases that have no limits of their own.
     pub limits: CaseLimits,
     /// Judgements of the requested cases, from the worst verdict to the best, then by case id.
-    pub judged: Vec<CaseJudgement>,
+    pub judged_cases: Vec<CaseJudgement>,
     /// Facts that differ between base and head and forbid a comparison, each with the affected
     /// cases.
     pub refused: Vec<ComparisonRefusal>,
     /// Ids of the cases that only the head has.
-    pub new: Vec<String>,
+    pub new_cases: Vec<String>,
     /// Cases that the base timed but the head skipped, each with the head's reason.
     pub skipped: BTreeMap<String, String>,
     /// Cases that failed in the head, each with the error.
     pub failed: BTreeMap<String, CaseFailureReason>,
     /// Ids of the judged cases whose outputs neither base nor head compared with a reference.
-    pub unverified: Vec<String>,
+    pub unverified_cases: Vec<String>,
     /// Cases whose outputs the head verified less completely than the base.
     pub verification: Vec<VerificationLoss>,
     /// Comparison of the output errors of base and head against the reference.
@@ -97,24 +97,25 @@ impl ComparisonRefusal {
 impl<F> VerdictsAndFindings<F> {
     /// Cases with that verdict.
     pub fn count_cases_with_verdict(&self, verdict: VerdictOnCase) -> usize {
-        self.judged.iter().filter(|judged| judged.verdict == verdict).count()
+        self.judged_cases.iter().filter(|judged| judged.verdict == verdict).count()
     }
 
     /// The judged cases.
     pub fn judged_case_ids(&self) -> Vec<&str> {
-        self.judged.iter().map(|judged| judged.case.as_str()).collect()
+        self.judged_cases.iter().map(|judged| judged.case.as_str()).collect()
     }
 
     /// Sorts the judgements: the worst verdict first, then by case id.
     pub fn sort_judgements(&mut self) {
-        self.judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
+        self.judged_cases
+            .sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
     }
 }
 
 impl<F: MethodFactsForExit> VerdictsAndFindings<F> {
     /// Returns whether no case was judged, and no case is known to be unchanged without timing.
     pub fn has_no_case_judged_or_unchanged(&self) -> bool {
-        self.judged.is_empty() && self.facts.number_of_cases_unchanged_without_timing() == 0
+        self.judged_cases.is_empty() && self.facts.number_of_cases_unchanged_without_timing() == 0
     }
 
     /// Returns the exit reason: a refusal takes precedence over a regression, and a regression over

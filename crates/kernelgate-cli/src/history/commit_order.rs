@@ -12,14 +12,14 @@ use crate::compare::sides::git::{self, GitRepository};
 #[derive(Debug, Clone, Default)]
 pub struct GitCommitOrder {
     commits: Vec<String>,
-    places: HashMap<String, usize>,
+    position_of_commit: HashMap<String, usize>,
 }
 
 impl GitCommitOrder {
     /// Makes the order from a list of commits, the oldest first.
     pub fn from_oldest_first(commits: Vec<String>) -> Self {
         let places = commits.iter().enumerate().map(|(at, commit)| (commit.clone(), at)).collect();
-        Self { commits, places }
+        Self { commits, position_of_commit: places }
     }
 
     /// Lists a revision and its ancestors in the repository around a folder; without a named
@@ -41,9 +41,11 @@ impl GitCommitOrder {
             (Err(error), Some(_)) => return Err(usage_error(error)),
         };
         let list = ["rev-list", "--topo-order", "--reverse", &commit];
-        let listed =
-            git::run_git_or_fail(git::isolated_git(&repository.top).args(list), "list commits")
-                .map_err(usage_error)?;
+        let listed = git::run_git_or_fail(
+            git::isolated_git(&repository.work_tree_root).args(list),
+            "list commits",
+        )
+        .map_err(usage_error)?;
         Ok(Self::from_oldest_first(listed.lines().map(str::to_owned).collect()))
     }
 
@@ -55,7 +57,7 @@ impl GitCommitOrder {
     /// Returns the position of a commit in the order, from 0 for the oldest; `None` if the order
     /// does not contain the commit.
     pub fn position_of_commit(&self, commit: &str) -> Option<usize> {
-        self.places.get(commit).copied()
+        self.position_of_commit.get(commit).copied()
     }
 
     /// Returns the commits after one commit up to and including another, oldest first; empty if one

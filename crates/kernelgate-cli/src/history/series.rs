@@ -37,9 +37,9 @@ pub struct CaseHistoryQuery<'a> {
     /// Whether the times of all cards of one model form one history.
     pub join_cards: bool,
     /// Whether to exclude runs of commits that are not in the commit order.
-    pub known_only: bool,
+    pub only_known_commits: bool,
     /// Smallest relative change of the time level that is reported.
-    pub smallest: f64,
+    pub min_level_change: f64,
 }
 
 /// The recorded times of one case on one device over commits, with the changes of their level.
@@ -232,7 +232,7 @@ impl CaseTimeHistory {
         let place_of = |row: &IndexedTimeOfCase<'_>| {
             row.run.provenance.commit.as_deref().and_then(|commit| order.position_of_commit(commit))
         };
-        if query.known_only {
+        if query.only_known_commits {
             rows.retain(|row| place_of(row).is_some());
         }
         if let Some(last) = rows.iter().max_by_key(|row| row.run.started_ms) {
@@ -254,7 +254,7 @@ impl CaseTimeHistory {
         let medians = self.points.iter().flat_map(|point| &point.runs_ns);
         let logarithms: Vec<f64> = medians.map(|ns| ns.ln()).collect();
         self.not_searched = logarithms.len().saturating_sub(MAX_VALUES_TO_SEARCH_LEVEL_CHANGES);
-        let smallest = query.smallest.ln_1p();
+        let smallest = query.min_level_change.ln_1p();
         let found = detect_level_changes(
             &logarithms[self.not_searched..],
             smallest,

@@ -25,10 +25,10 @@ const FOLDER_TIME_RESOLUTION: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct HistoryRecordStore {
     /// Returns the root folder of the history store.
-    root: PathBuf,
+    store_folder: PathBuf,
     /// Folder to which bench processes write their run records: the folder [`RUNS_FOLDER_NAME`] in
     /// the store's root, unless another folder is set.
-    runs: PathBuf,
+    runs_folder: PathBuf,
 }
 
 /// A file in a history store or an import that contains no run, with the reason.
@@ -43,14 +43,14 @@ pub struct FileWithoutRun {
 impl HistoryRecordStore {
     /// Makes the history store with this root folder.
     pub fn at(root: &Path) -> HistoryRecordStore {
-        Self { root: root.to_owned(), runs: root.join(RUNS_FOLDER_NAME) }
+        Self { store_folder: root.to_owned(), runs_folder: root.join(RUNS_FOLDER_NAME) }
     }
 
     /// Makes the history store whose run records lie in this folder; the store's root is the
     /// folder's parent.
     pub fn with_runs_folder(runs: &Path) -> HistoryRecordStore {
         let root = runs.parent().unwrap_or(Path::new("")).to_owned();
-        Self { root, runs: runs.to_owned() }
+        Self { store_folder: root, runs_folder: runs.to_owned() }
     }
 
     /// Returns whether a folder has the subfolders of a history store.
@@ -60,20 +60,20 @@ impl HistoryRecordStore {
 
     /// Root folder of the history store.
     pub fn root_folder(&self) -> &Path {
-        &self.root
+        &self.store_folder
     }
 
     /// Folder of imported records.
     pub fn imported_records_folder(&self) -> PathBuf {
-        self.root.join(IMPORTED_FOLDER_NAME)
+        self.store_folder.join(IMPORTED_FOLDER_NAME)
     }
 
     /// Returns the path of a folder of records, from its name in the index such as
     /// "runs/2026-01-01".
     pub(super) fn path_of_indexed_folder(&self, folder: &str) -> PathBuf {
         match folder.split_once('/') {
-            Some((RUNS_FOLDER_NAME, name)) => self.runs.join(name),
-            _ => self.root.join(folder),
+            Some((RUNS_FOLDER_NAME, name)) => self.runs_folder.join(name),
+            _ => self.store_folder.join(folder),
         }
     }
 
@@ -81,9 +81,9 @@ impl HistoryRecordStore {
     /// removed since the last use, and returns the index. The second value states whether the index
     /// file is up to date or could be written.
     pub fn update_and_return_index(&self) -> Result<(HistoryStoreIndex, bool), HistoryError> {
-        std::fs::create_dir_all(&self.root)
-            .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
-        let path = self.root.join(INDEX_FILE_NAME);
+        std::fs::create_dir_all(&self.store_folder)
+            .map_err(|cause| HistoryError::io("make", &self.store_folder, cause))?;
+        let path = self.store_folder.join(INDEX_FILE_NAME);
         let mut index = HistoryStoreIndex::read_index_file(&path).unwrap_or_default();
         let there = self.record_folders_on_disk()?;
         let indexed = index.folders.len();
@@ -118,7 +118,7 @@ impl HistoryRecordStore {
     fn record_folders_on_disk(&self) -> Result<BTreeMap<String, i64>, HistoryError> {
         let mut found = BTreeMap::new();
         for (part, path) in [
-            (RUNS_FOLDER_NAME, self.runs.clone()),
+            (RUNS_FOLDER_NAME, self.runs_folder.clone()),
             (IMPORTED_FOLDER_NAME, self.imported_records_folder()),
         ] {
             let entries = match std::fs::read_dir(&path) {

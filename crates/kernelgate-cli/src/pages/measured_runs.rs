@@ -75,7 +75,7 @@ pub struct CaseWithItsRuns {
     /// with the middle median.
     pub spread: f64,
     /// Power state of each process run; `None` for a run that recorded no state.
-    pub power: Vec<Option<PowerStateForComparison>>,
+    pub power_states: Vec<Option<PowerStateForComparison>>,
     /// Median SM clock of the process run with the middle median, MHz; `None` if no run recorded a
     /// clock.
     pub clock_mhz: Option<f64>,
@@ -89,7 +89,7 @@ pub struct CaseWithItsRuns {
     pub errors: Option<ErrorsRelativeToReference>,
     /// Whether the case is the fastest among all implementations of its problem with the same cache
     /// state.
-    pub best: bool,
+    pub fastest_of_problem: bool,
 }
 
 /// The time of a peer (other people's kernel), and the time of the project's fastest implementation
@@ -108,7 +108,7 @@ pub struct PeerTimeForProblem {
     /// Our implementation.
     pub implementation: String,
     /// Time of the project's own implementation, nanoseconds per launch.
-    pub ours_ns: f64,
+    pub own_fastest_ns: f64,
 }
 
 impl CaseWithItsRuns {
@@ -203,7 +203,9 @@ impl CaseWithItsRuns {
 
     /// Lists the distinct power states of the process runs as text; empty if none was recorded.
     pub fn distinct_power_states(&self) -> String {
-        distinct_values_as_text(self.power.iter().flatten().map(PowerStateForComparison::to_string))
+        distinct_values_as_text(
+            self.power_states.iter().flatten().map(PowerStateForComparison::to_string),
+        )
     }
 
     /// Returns the limit divided by the measured time (1 means that the case reaches the limit);
@@ -221,7 +223,7 @@ pub struct SeveralDevicesError(pub Vec<String>);
 /// The runs of a case while records are collected.
 #[derive(Default)]
 struct CollectedCaseRuns {
-    template: Option<CaseWithItsRuns>,
+    case_without_times: Option<CaseWithItsRuns>,
     runs: Vec<CaseSummaryOfRun>,
 }
 
@@ -287,7 +289,7 @@ impl ReportRecordCollector {
                 axes.clone_from(&of_id.axes);
             }
             // If several runs describe a case, the later record takes precedence.
-            gathered.template = Some(CaseWithItsRuns {
+            gathered.case_without_times = Some(CaseWithItsRuns {
                 axes,
                 implementation: case.implementation.clone(),
                 cache: case.cache.clone(),
@@ -324,7 +326,7 @@ impl ReportRecordCollector {
             // The keys of a baseline's runs are in the order of their sessions, so the limit of the
             // last session counts.
             let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
-            gathered.template = Some(CaseWithItsRuns {
+            gathered.case_without_times = Some(CaseWithItsRuns {
                 computed_samples: case.computed_samples,
                 sample_unit: case.sample_unit,
                 limit,
@@ -347,7 +349,7 @@ impl ReportRecordCollector {
         let mut last: Option<(String, String, String)> = None;
         for case in &mut cases {
             let key = (case.workload.clone(), case.problem.clone(), case.cache.clone());
-            case.best = last.as_ref() != Some(&key);
+            case.fastest_of_problem = last.as_ref() != Some(&key);
             last = Some(key);
         }
         let mut skipped: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -398,11 +400,11 @@ impl CollectedCaseRuns {
         Some(CaseWithItsRuns {
             medians_ns: self.runs.iter().map(|run| run.median_ns).collect(),
             spread: middle(|run| Some(run.spread)).unwrap_or_default(),
-            power: self.runs.iter().map(|run| run.power).collect(),
+            power_states: self.runs.iter().map(|run| run.power).collect(),
             clock_mhz: middle(|run| run.median_clock_mhz),
             skew_ns: middle(|run| run.skew_ns),
             launch_j: middle(|run| run.costs.launch_j),
-            ..self.template?
+            ..self.case_without_times?
         })
     }
 }
@@ -423,12 +425,12 @@ fn case_without_times(id: &str, workload: &str, work: &DeclaredWorkRecord) -> Ca
         limit: None,
         medians_ns: Vec::new(),
         spread: 0.0,
-        power: Vec::new(),
+        power_states: Vec::new(),
         clock_mhz: None,
         skew_ns: None,
         launch_j: None,
         errors: None,
-        best: false,
+        fastest_of_problem: false,
     }
 }
 
@@ -537,7 +539,7 @@ mod tests {
         )
         .unwrap();
         let ids: Vec<(&str, bool)> =
-            measured.cases.iter().map(|case| (&*case.id, case.best)).collect();
+            measured.cases.iter().map(|case| (&*case.id, case.fastest_of_problem)).collect();
         assert_eq!(
             ids,
             [

@@ -119,8 +119,8 @@ pub fn charts_side_by_side(gallery: &ChartsOfOneKind) -> Result<Markup, ChartDra
                 }
             }
         }
-        @if gallery.left_out > 0 {
-            p class="note" { (gallery.left_out) " more charts are skipped for length; the tables have their numbers." }
+        @if gallery.omitted_charts > 0 {
+            p class="note" { (gallery.omitted_charts) " more charts are skipped for length; the tables have their numbers." }
         }
     })
 }

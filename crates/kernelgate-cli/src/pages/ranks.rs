@@ -49,7 +49,7 @@ pub fn ranks_sections(
     title: &'static str,
 ) -> Result<Vec<HtmlPageSection>, ChartDrawingError> {
     let drawn = |figures: Vec<ChartWithFileName>| {
-        page_frame::charts_side_by_side(&ChartsOfOneKind { figures, left_out: 0 })
+        page_frame::charts_side_by_side(&ChartsOfOneKind { figures, omitted_charts: 0 })
     };
     let mut sections = Vec::new();
     if !job.ranks.is_empty() {
@@ -165,7 +165,7 @@ fn row_of_consecutive_spans(label: String, value: String, parts: &[i64]) -> Char
         marks.push(MarkInChartRow::Span(at as f64, (at + ns) as f64, colour));
         at += ns;
     }
-    ChartRowWithLabel { label, value, marks }
+    ChartRowWithLabel { label, value_text: value, marks }
 }
 
 /// Returns a note on how many ranks have no bar in the chart; empty if all have one.
@@ -240,7 +240,7 @@ fn heat_map_of_waiting_between_ranks(job: &JobOfJoinedRanks) -> Option<ChartWith
                 .map(|of| of.iter().map(|&ns| (ns > 0).then_some(ns as f64)).collect())
                 .collect(),
             quantity: PlottedUnit::Time,
-            names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
+            axis_names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
         }),
     };
     (some && job.ranks.len() <= MAX_RANKS_IN_WAITING_MAP)

@@ -7,9 +7,7 @@ use maud::{Markup, html};
 use super::charts::{self, ChartWithFileName, ChartsOfOneKind};
 use super::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use super::page_frame::{self, HtmlPageSection};
-use super::results::{
-    THROUGHPUT_COLUMN_TITLES, network_throughput_cells, utilization_peaks_note,
-};
+use super::results::{THROUGHPUT_COLUMN_TITLES, network_throughput_cells, utilization_peaks_note};
 use super::verdict;
 use crate::history::CaseTimeHistory;
 use crate::plot::ChartDrawingError;
@@ -52,7 +50,7 @@ fn chart_sections_of_measured_cases(
 ) -> [(&'static str, &'static str, &'static str, ChartsOfOneKind); 8] {
     let roofline = ChartsOfOneKind {
         figures: charts::roofline_chart_of_cases(measured).into_iter().collect(),
-        left_out: 0,
+        omitted_charts: 0,
     };
     [
         (
@@ -230,7 +228,7 @@ fn report_page_lead(measured: &MeasurementsOfOneDevice) -> Markup {
     let workloads = cases.chunk_by(|a, b| a.workload == b.workload).count();
     let fractions: Vec<f64> = cases
         .iter()
-        .filter(|case| case.best)
+        .filter(|case| case.fastest_of_problem)
         .filter_map(CaseWithItsRuns::fraction_of_limit)
         .collect();
     let skipped: usize = measured.skipped.values().map(BTreeSet::len).sum();
@@ -277,7 +275,8 @@ fn workload_overview_table(cases: &[CaseWithItsRuns]) -> Markup {
         let hot = workload.iter().any(|case| case.cache == "hot");
         let cases: Vec<&CaseWithItsRuns> =
             workload.iter().filter(|case| !hot || case.cache == "hot").collect();
-        let best: Vec<&CaseWithItsRuns> = cases.iter().copied().filter(|case| case.best).collect();
+        let best: Vec<&CaseWithItsRuns> =
+            cases.iter().copied().filter(|case| case.fastest_of_problem).collect();
         let slowest_ns = |problem: &str| {
             let same = cases.iter().filter(|case| case.problem == problem);
             same.map(|case| case.median_launch_ns()).fold(0.0, f64::max)
@@ -338,7 +337,7 @@ fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
         "runs",
     ];
     // The columns for clock and power state are shown only if some record contains them.
-    let with_power = cases.iter().any(|case| case.power.iter().any(Option::is_some));
+    let with_power = cases.iter().any(|case| case.power_states.iter().any(Option::is_some));
     let with_energy = cases.iter().any(|case| case.launch_j.is_some());
     header.extend(["clock", "power"].into_iter().filter(|_| with_power));
     header.extend(with_energy.then_some("energy"));
@@ -387,7 +386,7 @@ fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
             @let (header, rows, common) = remove_constant_columns(&header, workload.iter().map(row).collect());
             h3 { (page_frame::printable_on_page(&workload[0].workload)) }
             @if !common.is_empty() { p class="note" { "All cases: " (common.join(", ")) } }
-            (page_frame::html_table(&header, &rows, |i| workload[i].best))
+            (page_frame::html_table(&header, &rows, |i| workload[i].fastest_of_problem))
         }
     }
 }

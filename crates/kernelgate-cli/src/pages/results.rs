@@ -45,10 +45,10 @@ const TABLE_MARK_START_AND_END: (&str, &str) = ("<!-- results ", " -->");
 
 /// Error: a marked table of a Markdown page cannot be filled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("line {line}: {problem}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
+#[error("line {line_number}: {problem}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
 pub struct MarkedTableError {
     /// Line number of the table's mark in the Markdown page, counted from 1.
-    pub line: usize,
+    pub line_number: usize,
     /// The problem with the table's mark, as a fragment of a sentence.
     pub problem: String,
 }
@@ -73,7 +73,7 @@ pub fn fill_marked_tables_of_page(
         let Some(mark) = mark else { continue };
         has_marks = true;
         let table = results_table_for_mark(mark, measured)
-            .map_err(|problem| MarkedTableError { line: index + 1, problem })?;
+            .map_err(|problem| MarkedTableError { line_number: index + 1, problem })?;
         out = out + &table + "\n";
         while lines.next_if(|(_, line)| line.starts_with('|')).is_some() {}
     }
@@ -123,7 +123,7 @@ pub fn results_pages_of_families(
 ) -> Result<Vec<FamilyResultsMarkdown>, CasesWithoutPowerStateError> {
     let cases = &measured.cases;
     let is_stateless = |case: &&CaseWithItsRuns| {
-        case.implementation != "cpu" && case.power.iter().any(Option::is_none)
+        case.implementation != "cpu" && case.power_states.iter().any(Option::is_none)
     };
     let stateless: Vec<&CaseWithItsRuns> = cases.iter().filter(is_stateless).collect();
     if let Some(first) = stateless.first() {

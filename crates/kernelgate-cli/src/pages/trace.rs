@@ -30,7 +30,7 @@ pub fn trace_diagnosis_page(
     gpus: Option<&JobOfJoinedRanks>,
 ) -> Result<String, ChartDrawingError> {
     let drawn = |figures: Vec<ChartWithFileName>| {
-        page_frame::charts_side_by_side(&ChartsOfOneKind { figures, left_out: 0 })
+        page_frame::charts_side_by_side(&ChartsOfOneKind { figures, omitted_charts: 0 })
     };
     let mut sections = vec![
         HtmlPageSection::with_anchor_and_title(

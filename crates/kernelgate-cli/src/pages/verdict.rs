@@ -46,7 +46,7 @@ pub fn time_change_chart(summary: &VerdictSummary) -> Option<ChartWithFileName> 
         let ratio = row.ratio;
         ChartRowWithLabel {
             label: row.case.clone(),
-            value: format!(
+            value_text: format!(
                 "{} {}",
                 judgement_cells::time_change_cell(row),
                 row.verdict.verdict_name()
@@ -88,12 +88,15 @@ pub fn build_verdict_section(summary: &VerdictSummary) -> Result<Markup, ChartDr
         figure
     });
     let figures = figure.into_iter().collect();
-    let picture = page_frame::charts_side_by_side(&ChartsOfOneKind { figures, left_out: 0 })?;
+    let picture = page_frame::charts_side_by_side(&ChartsOfOneKind { figures, omitted_charts: 0 })?;
     let table = summary::judgements_table(&summary.rows, ["base", "head"], summary.evidence);
     let header: Vec<&str> = table.column_names().iter().map(String::as_str).collect();
     let verdict = |row: usize| Some(summary.rows[row].verdict.verdict_name());
-    let others: Vec<String> =
-        summary.others.iter().map(|other| format!("{}: {}", other.name, other.why)).collect();
+    let others: Vec<String> = summary
+        .unjudged_entries
+        .iter()
+        .map(|other| format!("{}: {}", other.name, other.reason))
+        .collect();
     Ok(html! {
         p { strong { (page_frame::printable_on_page(&summary.headline)) } }
         (page_frame::facts_list(&summary.facts))
@@ -104,7 +107,7 @@ pub fn build_verdict_section(summary: &VerdictSummary) -> Result<Markup, ChartDr
             details { summary { (others.len()) " without a verdict" } (page_frame::html_list_of_lines(&others)) }
         }
         details { summary { "Details, and how to repeat this" }
-            (page_frame::html_list_of_lines(&summary.details)) pre { (page_frame::printable_on_page(&summary.reproduce)) } }
+            (page_frame::html_list_of_lines(&summary.details)) pre { (page_frame::printable_on_page(&summary.command_to_reproduce)) } }
     })
 }
 
@@ -149,12 +152,12 @@ mod tests {
             headline: "1 regressed".to_owned(),
             facts: vec![("base", "main".to_owned()), ("head", "HEAD".to_owned())],
             rows,
-            others: vec![],
+            unjudged_entries: vec![],
             rules: crate::gate::rules::RulesEffectReport::default(),
             notes: vec!["a <note>".to_owned()],
             details: vec![],
             evidence: "pairs",
-            reproduce: "kernelgate compare".to_owned(),
+            command_to_reproduce: "kernelgate compare".to_owned(),
         }
     }
 

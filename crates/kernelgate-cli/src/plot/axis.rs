@@ -15,13 +15,19 @@ pub struct ChartAxis {
     /// Fixed ticks of the axis with their texts; if empty, ticks are at round values.
     pub ticks: Vec<(f64, String)>,
     /// Values that the axis must include even if no data point has them.
-    pub shows: Vec<f64>,
+    pub values_to_cover: Vec<f64>,
 }
 
 impl ChartAxis {
     /// Makes an axis whose ticks are at round values.
     pub fn with_round_ticks(label: &str, quantity: PlottedUnit, kind: AxisScaleKind) -> Self {
-        Self { label: label.to_owned(), quantity, kind, ticks: Vec::new(), shows: Vec::new() }
+        Self {
+            label: label.to_owned(),
+            quantity,
+            kind,
+            ticks: Vec::new(),
+            values_to_cover: Vec::new(),
+        }
     }
 
     /// Returns this axis with fixed ticks at these values.
@@ -40,7 +46,11 @@ impl ChartAxis {
         values: impl Iterator<Item = f64>,
         pixels: (f64, f64),
     ) -> AxisScale {
-        AxisScale::axis_scale_covering(self.kind, values.chain(self.shows.iter().copied()), pixels)
+        AxisScale::axis_scale_covering(
+            self.kind,
+            values.chain(self.values_to_cover.iter().copied()),
+            pixels,
+        )
     }
 
     /// Returns the ticks of this axis on a scale, as values with texts. If the axis has no fixed

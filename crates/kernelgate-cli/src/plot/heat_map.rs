@@ -30,7 +30,7 @@ pub struct HeatMapData {
     /// Quantity of the values.
     pub quantity: PlottedUnit,
     /// Names of the axis that runs to the right and of the axis that runs down.
-    pub names: (String, String),
+    pub axis_names: (String, String),
 }
 
 /// Draws one cell of a heat map with its value's text. `at` is the cell's upper left corner and
@@ -82,7 +82,7 @@ pub fn heat_map_picture(lines: TitleAndSubtitle<'_>, body: &HeatMapData) -> Pict
         height_of_title_and_legend(lines, &[], width) + above + rows + DRAWING_MARGIN_PIXELS,
     );
     let top = draw_title_and_legend(&mut picture, lines, &[]) + above;
-    let names = format!("right: {}; down: {}", body.names.0, body.names.1);
+    let names = format!("right: {}; down: {}", body.axis_names.0, body.axis_names.1);
     picture.add_normal_text(
         (DRAWING_MARGIN_PIXELS, top - above + 0.4 * TEXT_LINE_HEIGHT_PIXELS),
         &names,

@@ -41,7 +41,7 @@ pub struct ChartRowWithLabel {
     /// Label to the left of the row.
     pub label: String,
     /// Text to the right of the row, which states its value.
-    pub value: String,
+    pub value_text: String,
     pub marks: Vec<MarkInChartRow>,
 }
 
@@ -82,7 +82,7 @@ pub fn labelled_rows_picture(
     let widest = |texts: &mut dyn Iterator<Item = &String>| {
         texts.map(|text| text_width_with_margin(text, CHART_FONT_SIZE_PIXELS)).fold(0.0, f64::max)
     };
-    let values = widest(&mut body.rows.iter().map(|row| &row.value));
+    let values = widest(&mut body.rows.iter().map(|row| &row.value_text));
     let right = ROWS_CHART_WIDTH_PIXELS - DRAWING_MARGIN_PIXELS - values - 10.0;
     let room = right - MIN_DATA_AREA_WIDTH_PIXELS - 10.0 - DRAWING_MARGIN_PIXELS;
     let labels: Vec<Vec<String>> = body
@@ -129,7 +129,7 @@ pub fn labelled_rows_picture(
         row.marks.iter().for_each(|mark| draw_mark_in_row(&mut picture, mark, &scale, (left, y)));
         picture.add_normal_text(
             (right + 10.0, y),
-            &row.value,
+            &row.value_text,
             ChartColour::Muted,
             HorizontalTextAnchor::Start,
         );

@@ -30,7 +30,7 @@ pub use labelled_rows::{ChartRowWithLabel, LabelledRowsChart, MAX_ROWS_PER_CHART
 pub use quantity::PlottedUnit;
 pub use render::ChartDrawingError;
 pub use scale::AxisScaleKind;
-pub use xy_chart::{CurveOrPointSeries, PointWithRange, ReferenceLine, Xy};
+pub use xy_chart::{CurveOrPointSeries, PointWithRange, ReferenceLine, XyChart};
 
 /// A chart: a drawing below a title and a subtitle.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +47,7 @@ pub struct TitledChart {
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChartBody {
     /// Curves and points.
-    Xy(Xy),
+    Xy(XyChart),
     Rows(LabelledRowsChart),
     /// A table of colours.
     Heat(HeatMapData),
@@ -67,7 +67,7 @@ impl TitledChart {
     /// Whether the chart needs the full width of an HTML page.
     pub const fn needs_page_width(&self) -> bool {
         match &self.body {
-            ChartBody::Xy(body) => body.broad,
+            ChartBody::Xy(body) => body.wide,
             ChartBody::Rows(_) => true,
             // A heat map of more than five columns would be shrunk in a gallery of charts until its
             // texts are too small.

@@ -16,10 +16,10 @@ pub enum AxisScaleKind {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AxisScale {
     kind: AxisScaleKind,
-    low: f64,
-    high: f64,
-    from: f64,
-    to: f64,
+    lowest_value: f64,
+    highest_value: f64,
+    first_pixel: f64,
+    last_pixel: f64,
 }
 
 impl AxisScale {
@@ -47,7 +47,7 @@ impl AxisScale {
                 (low - room, high + room)
             }
         };
-        Self { kind, low, high, from, to }
+        Self { kind, lowest_value: low, highest_value: high, first_pixel: from, last_pixel: to }
     }
 
     /// The pixel of a value along the chart axis; `None` if the axis cannot show the value.
@@ -56,13 +56,14 @@ impl AxisScale {
             return None;
         }
         let along = |value: f64| if self.kind == AxisScaleKind::Log { value.ln() } else { value };
-        let share = (along(value) - along(self.low)) / (along(self.high) - along(self.low));
-        Some(self.from + share.clamp(-1.0, 2.0) * (self.to - self.from))
+        let share = (along(value) - along(self.lowest_value))
+            / (along(self.highest_value) - along(self.lowest_value));
+        Some(self.first_pixel + share.clamp(-1.0, 2.0) * (self.last_pixel - self.first_pixel))
     }
 
     /// The pixel of a value on the axis; a value outside the axis gets the pixel of the nearer end.
     pub fn clamped_pixel_of_value(&self, value: f64) -> Option<f64> {
-        let end = |value: f64| value.clamp(self.low, self.high);
+        let end = |value: f64| value.clamp(self.lowest_value, self.highest_value);
         self.at(end(value))
     }
 
@@ -72,26 +73,31 @@ impl AxisScale {
             AxisScaleKind::Log => self.logarithmic_tick_values(about),
             _ => self.linear_tick_values(about),
         };
-        ticks.into_iter().filter(|value| (self.low..=self.high).contains(value)).collect()
+        ticks
+            .into_iter()
+            .filter(|value| (self.lowest_value..=self.highest_value).contains(value))
+            .collect()
     }
 
     fn linear_tick_values(&self, about: usize) -> Vec<f64> {
-        let raw = (self.high - self.low) / about.max(1) as f64;
+        let raw = (self.highest_value - self.lowest_value) / about.max(1) as f64;
         let power = 10f64.powf(raw.log10().floor());
         let step = [1.0, 2.0, 2.5, 5.0, 10.0]
             .map(|step| step * power)
             .into_iter()
             .find(|step| *step >= raw * 0.999)
             .unwrap_or(10.0 * power);
-        let (first, last) = ((self.low / step).ceil() as i64, (self.high / step).floor() as i64);
+        let (first, last) =
+            ((self.lowest_value / step).ceil() as i64, (self.highest_value / step).floor() as i64);
         (first..=last).map(|number| number as f64 * step).collect()
     }
 
     /// Tick values of a logarithmic axis: powers of ten, or only some of them if there are many;
     /// also 2 and 5 times a power of ten below two decades.
     fn logarithmic_tick_values(&self, about: usize) -> Vec<f64> {
-        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
-        let decades = self.high.log10() - self.low.log10();
+        let (first, last) =
+            (self.lowest_value.log10().floor() as i32, self.highest_value.log10().ceil() as i32);
+        let decades = self.highest_value.log10() - self.lowest_value.log10();
         if decades < 0.7 {
             return self.linear_tick_values(about.min(4));
         }

@@ -8,7 +8,7 @@ fn example_curves_chart(kind: AxisScaleKind) -> TitledChart {
     let series = |name: &str, colour: usize, scale: f64| CurveOrPointSeries {
         name: name.to_owned(),
         colour,
-        joined: true,
+        joined_by_lines: true,
         marks: [1.0, 2.0, 4.0, 8.0]
             .map(|s| PointWithRange {
                 x: 512.0 * s,
@@ -21,16 +21,16 @@ fn example_curves_chart(kind: AxisScaleKind) -> TitledChart {
     TitledChart {
         title: "attention/forward over s".to_owned(),
         subtitle: "d128 causal bf16, hot".to_owned(),
-        body: ChartBody::Xy(Xy {
+        body: ChartBody::Xy(XyChart {
             x: ChartAxis::with_round_ticks("s", PlottedUnit::Count, AxisScaleKind::Log)
                 .with_ticks_at(ticks),
             y: ChartAxis::with_round_ticks("time of a launch", PlottedUnit::Time, kind),
             series: vec![series("cuda/flash", 0, 1.0), series("cuda/<naive> & \"co\"", 1, 30.0)],
-            guides: vec![ReferenceLine {
+            reference_lines: vec![ReferenceLine {
                 name: "limit".to_owned(),
                 points: vec![(512.0, 5e4), (4096.0, 4e5)],
             }],
-            broad: false,
+            wide: false,
         }),
     }
 }
@@ -38,7 +38,7 @@ fn example_curves_chart(kind: AxisScaleKind) -> TitledChart {
 fn example_rows_chart() -> TitledChart {
     let row = |i: usize| ChartRowWithLabel {
         label: format!("family/operation/{}", "long_".repeat(40 * (i % 2)) + &i.to_string()),
-        value: "+1.0%".to_owned(),
+        value_text: "+1.0%".to_owned(),
         marks: vec![
             MarkInChartRow::Interval(0.9, 1.0 + i as f64 / 10.0, 1.5, 0),
             MarkInChartRow::Tick(1.0),
@@ -70,7 +70,7 @@ fn example_heat_map_chart() -> TitledChart {
             rows: vec!["b8".to_owned(), "b16".to_owned()],
             cells: vec![vec![Some(1e3), Some(2e3)], vec![None, Some(8e3)]],
             quantity: PlottedUnit::Time,
-            names: ("t".to_owned(), "b".to_owned()),
+            axis_names: ("t".to_owned(), "b".to_owned()),
         }),
     }
 }
@@ -193,7 +193,7 @@ fn long_row_labels_are_wrapped_and_leave_room_for_the_marks() {
     body.rows.truncate(labels.len());
     for (row, label) in body.rows.iter_mut().zip(labels) {
         row.label = label.to_owned();
-        row.value = "12.34 ms hot, 123.4 ms cold".to_owned();
+        row.value_text = "12.34 ms hot, 123.4 ms cold".to_owned();
     }
     let svg = chart.render_svg().unwrap();
     let shown = texts_of_svg(&svg).concat().replace(' ', "");
@@ -267,12 +267,12 @@ fn a_png_has_the_size_colours_and_title_of_its_layout() {
 fn drawing_an_empty_chart_does_not_panic() {
     let empty = ChartAxis::with_round_ticks("x", PlottedUnit::Time, AxisScaleKind::Log);
     let bodies = [
-        ChartBody::Xy(Xy {
+        ChartBody::Xy(XyChart {
             x: empty.clone(),
             y: empty.clone(),
             series: vec![],
-            guides: vec![],
-            broad: false,
+            reference_lines: vec![],
+            wide: false,
         }),
         ChartBody::Rows(LabelledRowsChart {
             axis: empty,
@@ -285,7 +285,7 @@ fn drawing_an_empty_chart_does_not_panic() {
             rows: vec![],
             cells: vec![],
             quantity: PlottedUnit::Time,
-            names: (String::new(), String::new()),
+            axis_names: (String::new(), String::new()),
         }),
     ];
     for body in bodies {

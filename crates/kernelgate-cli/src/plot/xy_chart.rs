@@ -18,7 +18,7 @@ const WIDE_CHART_WIDTH_AND_PLOT_HEIGHT: (f64, f64) = (660.0, 380.0);
 
 /// Body of an X-Y chart: curves and points over two axes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Xy {
+pub struct XyChart {
     /// The horizontal axis.
     pub x: ChartAxis,
     /// The vertical axis.
@@ -26,9 +26,9 @@ pub struct Xy {
     /// The data series of the chart, each drawn in the colour with its own number.
     pub series: Vec<CurveOrPointSeries>,
     /// Reference lines that are drawn in the plot, such as a limit.
-    pub guides: Vec<ReferenceLine>,
+    pub reference_lines: Vec<ReferenceLine>,
     /// Whether the chart fills the width of an HTML page.
-    pub broad: bool,
+    pub wide: bool,
 }
 
 /// Marks of one series.
@@ -39,7 +39,7 @@ pub struct CurveOrPointSeries {
     /// Index of the colour in which the series is drawn.
     pub colour: usize,
     /// Whether a line joins the marks of the series; if so, the marks are in the order of x.
-    pub joined: bool,
+    pub joined_by_lines: bool,
     pub marks: Vec<PointWithRange>,
 }
 
@@ -70,15 +70,15 @@ pub struct ReferenceLine {
     pub points: Vec<(f64, f64)>,
 }
 
-pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &Xy) -> PictureOfShapes {
-    let (width, field) = if body.broad {
+pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &XyChart) -> PictureOfShapes {
+    let (width, field) = if body.wide {
         WIDE_CHART_WIDTH_AND_PLOT_HEIGHT
     } else {
         DEFAULT_CHART_WIDTH_AND_PLOT_HEIGHT
     };
     // Neighbouring reference lines alternate between two shades of grey.
     let tone = |i: usize| if i.is_multiple_of(2) { ChartColour::Ink } else { ChartColour::Muted };
-    let guides = body.guides.iter().enumerate();
+    let guides = body.reference_lines.iter().enumerate();
     let guides = guides.map(|(i, guide)| (guide.name.as_str(), tone(i)));
     let series = body.series.iter();
     let series = series.map(|series| (series.name.as_str(), ChartColour::Series(series.colour)));
@@ -89,7 +89,7 @@ pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &Xy) -> PictureOfShape
     let top = draw_title_and_legend(&mut picture, lines, &legend) + TEXT_LINE_HEIGHT_PIXELS;
     let bottom = top + field;
     let marks = || body.series.iter().flat_map(|series| &series.marks);
-    let corners = || body.guides.iter().flat_map(|guide| &guide.points);
+    let corners = || body.reference_lines.iter().flat_map(|guide| &guide.points);
     let values = marks().flat_map(|mark| [mark.y, mark.range.0, mark.range.1]);
     let values = values.chain(corners().map(|(_, y)| *y));
     let y = body.y.scale_covering_values(values, (bottom, top));
@@ -123,7 +123,7 @@ pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &Xy) -> PictureOfShape
         ChartColour::Muted,
         1.0,
     );
-    for (i, guide) in body.guides.iter().enumerate() {
+    for (i, guide) in body.reference_lines.iter().enumerate() {
         let points = guide.points.iter();
         let points = points.filter_map(|(gx, gy)| Some((x.at(*gx)?, y.at(*gy)?))).collect();
         picture.add_line_through_points(points, tone(i), 1.5);
@@ -139,7 +139,7 @@ fn draw_curve_series(
 ) {
     let colour = ChartColour::Series(series.colour);
     let place = |mark: &PointWithRange| Some((x.at(mark.x)?, y.at(mark.y)?));
-    if series.joined {
+    if series.joined_by_lines {
         let points: Vec<(f64, f64)> = series.marks.iter().filter_map(place).collect();
         if points.len() > 1 {
             picture.add_line_through_points(points, colour, 2.0);

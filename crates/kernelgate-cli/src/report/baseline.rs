@@ -27,7 +27,7 @@ impl VerdictReportTexts for BaselineComparisonFacts {
     fn table_rows_on_base_head_and_device(
         report: &BaselineVerdicts,
     ) -> Vec<(&'static str, String)> {
-        let spreads = report.judged.iter().flat_map(|judged| {
+        let spreads = report.judged_cases.iter().flat_map(|judged| {
             let sides =
                 judged.baseline_run_evidence().map(|runs| [runs.base.spread, runs.head.spread]);
             let spreads = sides.into_iter().flatten().flatten();
@@ -150,7 +150,7 @@ impl VerdictReportTexts for BaselineComparisonFacts {
                 "not known to be the same device ({base} in the baseline, {head} in the run): two \
                  of one model may differ by {:.0}%, so that the threshold is {:.1}% in place of \
                  {:.1}%",
-                100.0 * policy.other_device,
+                100.0 * policy.tolerance_between_devices,
                 100.0 * policy.relative_threshold(false),
                 100.0 * policy.relative_threshold(true)
             )
@@ -160,10 +160,10 @@ impl VerdictReportTexts for BaselineComparisonFacts {
 
     fn lines_that_need_no_action(report: &BaselineVerdicts) -> Vec<String> {
         let mut lines = labelled_lines_of_first_cases(
-            &report.unverified,
+            &report.unverified_cases,
             "unverified, only its time is compared",
         );
-        lines.extend(labelled_lines_of_first_cases(&report.new, "new, not judged"));
+        lines.extend(labelled_lines_of_first_cases(&report.new_cases, "new, not judged"));
         lines.extend(labelled_lines_of_first_cases(
             &report.facts.not_run,
             "in the baseline, not run",
@@ -174,7 +174,7 @@ impl VerdictReportTexts for BaselineComparisonFacts {
 
 /// For each judged case, the process runs of the baseline and of the judged run.
 fn runs_of_judged_cases(report: &BaselineVerdicts) -> impl Iterator<Item = &BaselineRunEvidence> {
-    report.judged.iter().filter_map(CaseJudgement::baseline_run_evidence)
+    report.judged_cases.iter().filter_map(CaseJudgement::baseline_run_evidence)
 }
 
 /// Describes the baseline: "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34
@@ -207,7 +207,7 @@ fn single_run_spread_notes(report: &BaselineVerdicts) -> Vec<String> {
     let mut lines = Vec::new();
     let given = |side: fn(&BaselineRunEvidence) -> RunCountAndSpreadOfSide,
                  from: SourceOfAssumedSpread| {
-        let singles = runs_of_judged_cases(report).filter_map(|runs| side(runs).single);
+        let singles = runs_of_judged_cases(report).filter_map(|runs| side(runs).single_run_spread);
         singles.filter(|single| single.from == from).map(|single| single.relative).reduce(f64::max)
     };
     let (base, head) =

@@ -47,7 +47,7 @@ impl VerdictReportTexts for BuildComparisonFacts {
     fn line_on_identical_executables(comparison: &Comparison) -> Option<String> {
         let untimed = comparison.facts.untimed.len();
         (untimed > 0).then(|| {
-            let which = match comparison.judged.is_empty() {
+            let which = match comparison.judged_cases.is_empty() {
                 true => "the two builds are the same file, byte by byte".to_owned(),
                 false => {
                     format!("{} is the same file in both", comparison.facts.identical.join(", "))
@@ -115,7 +115,7 @@ impl VerdictReportTexts for BuildComparisonFacts {
             Some(&judged.paired_evidence()?.decision)
         }
         let pairs: usize = comparison
-            .judged
+            .judged_cases
             .iter()
             .filter_map(|it| Some(paired_decision_of_judgement(&it)?.pairs))
             .sum();
@@ -218,8 +218,8 @@ impl VerdictReportTexts for BuildComparisonFacts {
         let left_alone: Vec<String> =
             facts.left_alone.iter().map(|(bench, why)| format!("{bench}: {why}")).collect();
         for (cases, label) in [
-            (&comparison.unverified, "unverified, only its time is compared"),
-            (&comparison.new, "new, not judged"),
+            (&comparison.unverified_cases, "unverified, only its time is compared"),
+            (&comparison.new_cases, "new, not judged"),
             (&left_alone, "bench left alone"),
             (&facts.identical, "the same executable on both sides, byte by byte"),
         ] {
@@ -241,7 +241,7 @@ impl VerdictReportTexts for BuildComparisonFacts {
 
 /// For each judged case, the decision from the pairs of the first measuring round.
 fn first_round_decisions(comparison: &Comparison) -> impl Iterator<Item = &PairedDecisionOnCase> {
-    comparison.judged.iter().filter_map(|judged| Some(&judged.paired_evidence()?.decision))
+    comparison.judged_cases.iter().filter_map(|judged| Some(&judged.paired_evidence()?.decision))
 }
 
 /// Spread between processes of the same build, without any change of code: half the interval of the
@@ -297,7 +297,7 @@ fn machine_code_change_lines(comparison: &Comparison) -> Vec<String> {
     lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
     if !listed.is_empty() {
         let changed = listed.iter().filter(|(_, code)| code.has_code_or_launches_changed()).count();
-        let all = comparison.judged.len() + comparison.facts.unaffected.len();
+        let all = comparison.judged_cases.len() + comparison.facts.unaffected.len();
         lines.push(format!(
             "machine code: other code or launches in {changed} of {all} cases, the same in {}, not \
              known of {}; code of the host is not compared",

@@ -34,7 +34,9 @@ pub fn time_change_interval_cell(judged: &CaseJudgement) -> String {
 /// The smallest relative change of time that the measurement could detect, "1.3%", or "-" if
 /// unknown.
 pub fn detectable_change_cell(judged: &CaseJudgement) -> String {
-    judged.detectable.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share))
+    judged
+        .detectable_change
+        .map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share))
 }
 
 /// p value of the hypothesis that the case is not slower than the threshold; `None` if the verdict

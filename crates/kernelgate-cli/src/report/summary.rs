@@ -32,7 +32,7 @@ pub struct VerdictSummary {
     pub rows: Vec<CaseJudgement>,
     /// Cases without a verdict on their time, with the reason: the output was wrong, the case was
     /// refused, or the case did not run.
-    pub others: Vec<UnjudgedEntry>,
+    pub unjudged_entries: Vec<UnjudgedEntry>,
     /// Effects of the package's `kernelgate.toml` on the verdicts.
     pub rules: RulesEffectReport,
     /// Lines below the table that every reader of the report must see.
@@ -43,7 +43,7 @@ pub struct VerdictSummary {
     /// "runs".
     pub evidence: &'static str,
     /// The command with which a reader repeats the judgement on a machine of his own.
-    pub reproduce: String,
+    pub command_to_reproduce: String,
 }
 
 /// An entry of the report without a verdict on time: a case, a bench or a whole shard that was not
@@ -55,7 +55,7 @@ pub struct UnjudgedEntry {
     /// Severity.
     pub kind: UnjudgedKind,
     /// The reason in words.
-    pub why: String,
+    pub reason: String,
     /// Numbers and names that explain why the entry was not judged, each as name and value.
     pub facts: Vec<(String, String)>,
 }
@@ -75,7 +75,7 @@ pub enum UnjudgedKind {
 impl UnjudgedEntry {
     /// Makes a report entry for a case that was not judged, without further facts.
     pub fn unjudged_with_reason(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), kind, why: why.into(), facts: Vec::new() }
+        Self { name: name.to_owned(), kind, reason: why.into(), facts: Vec::new() }
     }
 
     /// Makes a report entry for a case that failed, with the facts of the failure.
@@ -175,8 +175,8 @@ pub fn non_time_finding_entries<F>(
     };
     others.extend(costs.iter().map(cost));
     let line = |it: &UnjudgedEntry| match it.kind {
-        UnjudgedKind::Skipped => format!("inconclusive: {}: {}", it.name, it.why),
-        _ => format!("{}: {}", it.name, it.why),
+        UnjudgedKind::Skipped => format!("inconclusive: {}: {}", it.name, it.reason),
+        _ => format!("{}: {}", it.name, it.reason),
     };
     let lines = others.iter().map(line).collect();
     (others, lines)

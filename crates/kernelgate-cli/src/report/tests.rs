@@ -156,14 +156,14 @@ fn comparison_with_every_verdict() -> Comparison {
     Comparison {
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
         limits: ONE_PERCENT_LIMITS,
-        judged,
+        judged_cases: judged,
         refused: vec![ComparisonRefusal {
             field: "revision".to_owned(),
             base: "1".to_owned(),
             head: "2".to_owned(),
             cases: vec!["st_bif/backward/n1_f32/cuda/replay/hot".to_owned()],
         }],
-        new: vec!["st_bif/forward/n1_f32/cuda/newer/hot".to_owned()],
+        new_cases: vec!["st_bif/forward/n1_f32/cuda/newer/hot".to_owned()],
         skipped: BTreeMap::from([(
             "attention/forward/x/cuda/cudnn/hot".to_owned(),
             "libcudnn is missing".to_owned(),
@@ -172,7 +172,7 @@ fn comparison_with_every_verdict() -> Comparison {
             "st_bif/forward/n1_f16/cuda/fused/hot".to_owned(),
             "output `spikes`: 3 of 64 elements differ, <first> & \"second\"\u{7}".into(),
         )]),
-        unverified: vec![],
+        unverified_cases: vec![],
         verification: vec![],
         numerics: OutputErrorReport::default(),
         costs: vec![],
@@ -207,7 +207,7 @@ fn judgement_from_process_runs(
     let side = |runs: usize, spread: f64| RunCountAndSpreadOfSide {
         runs,
         spread: (runs > 1).then_some(spread),
-        single: (runs == 1).then_some(ASSUMED_TEN_PERCENT_SPREAD),
+        single_run_spread: (runs == 1).then_some(ASSUMED_TEN_PERCENT_SPREAD),
         contention: 0.0,
     };
     let single = InconclusiveReason::SingleRun { assumed: 0.1 };
@@ -219,7 +219,7 @@ fn judgement_from_process_runs(
         base_ns: 200_000.0,
         head_ns: 200_000.0 * change,
         ratio: TimeRatioWithInterval { center: change, low: change * 0.98, high: change * 1.02 },
-        detectable: Some(0.307),
+        detectable_change: Some(0.307),
         evidence: JudgementEvidence::Runs(Box::new(BaselineRunEvidence {
             same_device: false,
             card: None,
@@ -246,7 +246,7 @@ fn example_gate_report() -> BaselineVerdicts {
     BaselineVerdicts {
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
         limits: BaselineJudgementSettings::default().limits,
-        judged: vec![
+        judged_cases: vec![
             judgement_from_process_runs("a/b/n1/cuda/x/hot", VerdictOnCase::Regressed, 1.4, (5, 1)),
             judgement_from_process_runs(
                 "a/b/n2/cuda/x/hot",
@@ -268,10 +268,10 @@ fn example_gate_report() -> BaselineVerdicts {
             ),
         ],
         refused: vec![],
-        new: vec![],
+        new_cases: vec![],
         skipped: BTreeMap::new(),
         failed: BTreeMap::new(),
-        unverified: vec![],
+        unverified_cases: vec![],
         verification: vec![],
         numerics: OutputErrorReport::default(),
         costs: vec![],
@@ -515,7 +515,7 @@ fn comparison_with_every_field() -> Comparison {
         ..comparison_with_every_verdict().facts
     };
     Comparison {
-        unverified: vec![case("n6")],
+        unverified_cases: vec![case("n6")],
         verification: [OutputVerificationExtent::Unverified, checked(3)]
             .into_iter()
             .filter_map(|head| VerificationLoss::from_extents(&case("n8"), checked(1600), head))
@@ -564,10 +564,10 @@ fn gate_report_with_every_field() -> BaselineVerdicts {
     };
     let single = |judged: &mut CaseJudgement, single: AssumedSpreadOfSingleRun| {
         if let JudgementEvidence::Runs(runs) = &mut judged.evidence {
-            runs.base.single = Some(single);
+            runs.base.single_run_spread = Some(single);
         }
     };
-    let mut all = example_gate_report().judged;
+    let mut all = example_gate_report().judged_cases;
     all.extend([
         inconclusive(
             "wide",
@@ -607,11 +607,11 @@ fn gate_report_with_every_field() -> BaselineVerdicts {
         ..example_gate_report().facts
     };
     BaselineVerdicts {
-        judged: all,
-        new: vec![case("n5")],
+        judged_cases: all,
+        new_cases: vec![case("n5")],
         skipped: BTreeMap::from([(case("n6"), "needs 201 MB | of 102 MB <free>".to_owned())]),
         failed: BTreeMap::from([(case("n7"), failure_with_differing_output_bits())]),
-        unverified: vec![case("n9")],
+        unverified_cases: vec![case("n9")],
         verification,
         numerics,
         costs,
@@ -724,7 +724,7 @@ fn a_refused_comparison_is_reported_before_every_verdict() {
         cases: ["a", "b", "c"].map(str::to_owned).to_vec(),
     };
     let gated =
-        BaselineVerdicts { judged: vec![], refused: vec![refusal], ..example_gate_report() };
+        BaselineVerdicts { judged_cases: vec![], refused: vec![refusal], ..example_gate_report() };
     assert_matches_snapshot(
         "gate",
         "refused_gate.txt",

@@ -87,9 +87,9 @@ pub fn verdict_report_text<F: VerdictReportTexts>(
     let first =
         F::line_on_identical_executables(verdicts).map(|line| line + "\n").unwrap_or_default();
     let mut out = format!("{first}{}\n", F::base_head_and_device_line(verdicts));
-    if !verdicts.judged.is_empty() {
+    if !verdicts.judged_cases.is_empty() {
         let table = summary::judgements_table(
-            &verdicts.judged,
+            &verdicts.judged_cases,
             F::SIDE_COLUMN_TITLES,
             F::UNIT_OF_EVIDENCE_COLUMN,
         );
@@ -121,8 +121,8 @@ pub fn verdict_report_summary<F: VerdictReportTexts>(
         package: None,
         headline: verdict_headline(verdicts),
         facts: F::table_rows_on_base_head_and_device(verdicts),
-        rows: verdicts.judged.clone(),
-        others: all_unjudged_entries(verdicts),
+        rows: verdicts.judged_cases.clone(),
+        unjudged_entries: all_unjudged_entries(verdicts),
         rules: verdicts.rules.clone(),
         notes: F::line_on_identical_executables(verdicts)
             .into_iter()
@@ -130,7 +130,7 @@ pub fn verdict_report_summary<F: VerdictReportTexts>(
             .collect(),
         details,
         evidence: F::UNIT_OF_EVIDENCE_COLUMN,
-        reproduce: reproduce.to_owned(),
+        command_to_reproduce: reproduce.to_owned(),
     }
 }
 
@@ -145,7 +145,8 @@ pub fn verdict_headline<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>
         summary::verdict_counts_text(|verdict| verdicts.count_cases_with_verdict(verdict));
     if identical > 0 {
         let words = format!("{identical} identical");
-        counts = if verdicts.judged.is_empty() { words } else { format!("{counts}, {words}") };
+        counts =
+            if verdicts.judged_cases.is_empty() { words } else { format!("{counts}, {words}") };
     }
     let more = |count: usize, word: &str| match count {
         0 => String::new(),
@@ -161,7 +162,7 @@ pub fn verdict_headline<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>
         more(verdicts.failed.len(), "failed"),
         summary::non_time_findings_headline(verdicts),
         more(refused, "refused"),
-        verdicts.judged.len() + identical,
+        verdicts.judged_cases.len() + identical,
         (10.0 * F::threshold_in_percent(verdicts)).round() / 10.0,
         verdicts.facts.further_headline_parts(),
         summary::unjudged_bounds_headline(&verdicts.rules),
@@ -196,7 +197,7 @@ fn all_unjudged_entries<F: VerdictReportTexts>(
     let new = |case: &String| {
         UnjudgedEntry::unjudged_with_reason(case, UnjudgedKind::Skipped, "new, not judged")
     };
-    others.extend(verdicts.new.iter().map(new));
+    others.extend(verdicts.new_cases.iter().map(new));
     others.extend(F::entries_for_cases_without_times(verdicts));
     if others.is_empty() {
         let nothing = |why| {
@@ -253,7 +254,7 @@ fn lines_by_inconclusive_reason<F: VerdictReportTexts>(
         matches!(reason, InconclusiveReason::SingleRun { .. } | InconclusiveReason::LessVerified(_))
     };
     let open =
-        verdicts.judged.iter().filter(|judged| judged.verdict == VerdictOnCase::Inconclusive);
+        verdicts.judged_cases.iter().filter(|judged| judged.verdict == VerdictOnCase::Inconclusive);
     for judged in open.filter(|judged| !judged.reasons.iter().all(has_line)) {
         by_reason.entry(judged.joined_reasons().unwrap_or_default()).or_default().push(judged);
     }

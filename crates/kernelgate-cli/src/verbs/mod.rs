@@ -155,11 +155,17 @@ impl KernelgateCommandLine {
             KernelgateVerb::Bisect(arguments) => bisect::run_bisect_command(&arguments, &store),
             KernelgateVerb::History(arguments) => history::run_history_command(&arguments, &store),
             KernelgateVerb::Report(arguments) => report::run_report_command(&arguments, &store),
-            KernelgateVerb::Calibrate(arguments) => calibrate::run_calibrate_command(&arguments, &store),
-            KernelgateVerb::Resources(arguments) => resources::run_resources_command(&arguments, &store),
+            KernelgateVerb::Calibrate(arguments) => {
+                calibrate::run_calibrate_command(&arguments, &store)
+            }
+            KernelgateVerb::Resources(arguments) => {
+                resources::run_resources_command(&arguments, &store)
+            }
             KernelgateVerb::Timing(arguments) => timing::run_timing_command(&arguments, &store),
             KernelgateVerb::Profile(arguments) => profile::run_profile_command(&arguments, &store),
-            KernelgateVerb::Diagnose(arguments) => diagnose::run_diagnose_command(&arguments, &store),
+            KernelgateVerb::Diagnose(arguments) => {
+                diagnose::run_diagnose_command(&arguments, &store)
+            }
             KernelgateVerb::Export(arguments) => export::run_export_command(&arguments),
             KernelgateVerb::Stats(arguments) => stats::run_stats_command(&arguments),
             KernelgateVerb::Peers(arguments) => peers::run_peers_command(&arguments, &store),

@@ -7,44 +7,50 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::package::outcome::normalized;
-use crate::package::outside::Outside;
-use crate::package::{Outcome, lines_with, linked_with};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::outside::TempCargoPackage;
+use crate::package::{ProcessOutcome, lines_with_word, rustc_flags_linking_libraries};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/attached");
 
-fn example(file: &str) -> String {
+fn read_example_file(file: &str) -> String {
     std::fs::read_to_string(Path::new(FOLDER).join(file)).unwrap()
 }
 
-fn package(benches: &[&str]) -> Outside {
-    let outside = Outside::new(&[]);
+fn package_with_attached_benches(benches: &[&str]) -> TempCargoPackage {
+    let outside = TempCargoPackage::new(&[]);
     let mut manifest = "[package]\nname = \"attached\"\nversion = \"0.1.0\"\nedition = \
                         \"2024\"\n[lib]\nbench = false\n[profile.bench]\ndebug = false\n"
         .to_owned();
     for bench in benches {
         manifest += &format!("[[bench]]\nname = \"{bench}\"\nharness = false\n");
-        outside.write(&format!("benches/{bench}.rs"), &example(&format!("benches/{bench}.rs")));
+        outside.write_file(
+            &format!("benches/{bench}.rs"),
+            &read_example_file(&format!("benches/{bench}.rs")),
+        );
     }
-    outside.write("Cargo.toml", &manifest);
+    outside.write_file("Cargo.toml", &manifest);
     for file in ["build.rs", "src/lib.rs", "kernels/axpy.c", "kernels/axpy.ptx"] {
-        outside.write(file, &example(file));
+        outside.write_file(file, &read_example_file(file));
     }
     let cubin = "kernels/axpy.sm_90.cubin";
-    std::fs::copy(Path::new(FOLDER).join(cubin), outside.path(cubin)).unwrap();
+    std::fs::copy(Path::new(FOLDER).join(cubin), outside.package_path(cubin)).unwrap();
     outside
 }
 
-fn run(outside: &Outside, program: &str, line: &str) -> Outcome {
-    let mut command: Command = outside.command(program, line);
-    command.env("CARGO_ENCODED_RUSTFLAGS", linked_with(&["kernelgate", "libloading"]));
+fn run_program_in_package(outside: &TempCargoPackage, program: &str, line: &str) -> ProcessOutcome {
+    let mut command: Command = outside.command_with_built_libraries(program, line);
+    command.env(
+        "CARGO_ENCODED_RUSTFLAGS",
+        rustc_flags_linking_libraries(&["kernelgate", "libloading"]),
+    );
     command.output().unwrap().into()
 }
 
 #[test]
 fn examples_are_short() {
     for bench in ["other_cudarc", "c_library", "cubin", "../../cubecl/benches/cubecl"] {
-        let text = example(&format!("benches/{bench}.rs"));
+        let text = read_example_file(&format!("benches/{bench}.rs"));
         let code = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("//"));
         assert!(code.count() < 30, "{bench}");
         assert!(text.lines().all(|line| line.len() <= 100), "{bench}");
@@ -53,9 +59,9 @@ fn examples_are_short() {
 
 #[test]
 fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
-    let outside = package(&["c_library", "cubin"]);
-    let list = run(&outside, env!("CARGO_BIN_EXE_kernelgate"), "list");
-    insta::assert_snapshot!(lines_with(&list.exits(0).stdout, "cuda/c"), @r"
+    let outside = package_with_attached_benches(&["c_library", "cubin"]);
+    let list = run_program_in_package(&outside, env!("CARGO_BIN_EXE_kernelgate"), "list");
+    insta::assert_snapshot!(lines_with_word(&list.assert_exit(0).stdout, "cuda/c"), @r"
     cuda/c_library attached
     cuda/cubin     attached
     attached/axpy/n16777216/cuda/c_library/hot, and 3 more
@@ -69,16 +75,16 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     }
     let bench = |name: &str| {
         let line = format!("bench --offline --bench {name} -- --quick --noplot");
-        run(&outside, env!("CARGO"), &line)
+        run_program_in_package(&outside, env!("CARGO"), &line)
     };
     let timed = bench("c_library");
     eprintln!("{}", timed.stdout);
-    timed.exits(0);
+    timed.assert_exit(0);
     let cubin = bench("cubin");
-    cubin.exits(0);
+    cubin.assert_exit(0);
     // The cubin is for sm_90; on another card the case is skipped.
     let shown = cubin.stdout.contains("attached/axpy/n16777216/cuda/cubin/hot");
-    assert_eq!(shown, arch.starts_with("sm_90"), "{}", cubin.all());
+    assert_eq!(shown, arch.starts_with("sm_90"), "{}", cubin.stdout_and_stderr());
 }
 
 /// The first example of the README, and a copy with a tensor that its definition lacks.
@@ -86,18 +92,18 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
 fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
     let code = include_str!("../../../../examples/own_kernel.rs");
     let unknown = code.replace(r#"["x", "y", "out"], |at"#, r#"["x", "z", "out"], |at"#);
-    let outside = Outside::new(&[("own_kernel", code), ("unknown", &unknown)]);
-    let bench = |name: &str| -> Outcome {
+    let outside = TempCargoPackage::new(&[("own_kernel", code), ("unknown", &unknown)]);
+    let bench = |name: &str| -> ProcessOutcome {
         let line = format!("bench --offline --bench {name} -- --quick --noplot");
-        outside.command(env!("CARGO"), &line).output().unwrap().into()
+        outside.command_with_built_libraries(env!("CARGO"), &line).output().unwrap().into()
     };
     let on_gpu = kernelgate_cuda::testing::lock_first_gpu();
     let complete = bench("own_kernel");
     let skipped =
-        complete.exits(0).stdout.lines().any(|line| line.starts_with("skipped 3: no GPU"));
-    assert_eq!(skipped, on_gpu.is_none(), "{}", complete.all());
+        complete.assert_exit(0).stdout.lines().any(|line| line.starts_with("skipped 3: no GPU"));
+    assert_eq!(skipped, on_gpu.is_none(), "{}", complete.stdout_and_stderr());
     let unknown = bench("unknown");
-    insta::assert_snapshot!(unknown.error(2), @"error: example/own_kernel/n1048576: the row `cuda/saxpy` takes a tensor `z`, the definition has `x`, `y`, `out`");
+    insta::assert_snapshot!(unknown.error_message(2), @"error: example/own_kernel/n1048576: the row `cuda/saxpy` takes a tensor `z`, the definition has `x`, `y`, `out`");
 }
 
 /// A workload without a reference, on the host.
@@ -144,11 +150,12 @@ fn main() -> ExitCode { Harness::new("unknown", vec![join_rows(&SCALE, ROWS)]).m
 #[test]
 fn a_filter_for_one_bench_is_not_an_error_in_another() {
     let other = UNKNOWN.replace("unknown/scale", "other/scale");
-    let outside = Outside::new(&[("first", UNKNOWN), ("second", &other)]);
+    let outside = TempCargoPackage::new(&[("first", UNKNOWN), ("second", &other)]);
     let line = "bench --offline -- --quick --noplot --backend cpu other/scale";
-    let both: Outcome = outside.command(env!("CARGO"), line).output().unwrap().into();
-    let messages = format!("{}{}", both.exits(0).stdout, both.stderr);
-    insta::assert_snapshot!(lines_with(&messages, "other/scale"), @r"
+    let both: ProcessOutcome =
+        outside.command_with_built_libraries(env!("CARGO"), line).output().unwrap().into();
+    let messages = format!("{}{}", both.assert_exit(0).stdout, both.stderr);
+    insta::assert_snapshot!(lines_with_word(&messages, "other/scale"), @r"
     other/scale/n4096
     unverified, nothing says whether the outputs are right: other/scale/n4096/cpu/hot
     computed from inputs that were read before timing: a remembered result would pass: other/scale/n4096/cpu/hot
@@ -159,11 +166,11 @@ fn a_filter_for_one_bench_is_not_an_error_in_another() {
 
 #[test]
 fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
-    let outside = Outside::new(&[("unknown", UNKNOWN)]);
-    outside.write(".gitignore", "target\n");
-    outside.commit();
-    let kernelgate = |line: &str| outside.kernelgate(line);
-    insta::assert_snapshot!(kernelgate("verify --backend cpu").text(), @r"
+    let outside = TempCargoPackage::new(&[("unknown", UNKNOWN)]);
+    outside.write_file(".gitignore", "target\n");
+    outside.commit_all_files();
+    let kernelgate = |line: &str| outside.run_kernelgate(line);
+    insta::assert_snapshot!(kernelgate("verify --backend cpu").text_for_snapshot(), @r"
     exit 0
     case  status  checked  max error  relative L2  same bits again
     unknown/scale/n4096/cpu/hot  unverified  0%  -  -  yes
@@ -172,18 +179,19 @@ fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
     verifying unknown/scale/n4096/cpu/hot
     ");
     let bench = "bench --offline --bench unknown -- --quick --noplot --backend cpu";
-    let timed: Outcome = outside.command(env!("CARGO"), bench).output().unwrap().into();
-    insta::assert_snapshot!(lines_with(&timed.exits(0).stdout, "unverified"), @"unverified, nothing says whether the outputs are right: unknown/scale/n4096/cpu/hot");
+    let timed: ProcessOutcome =
+        outside.command_with_built_libraries(env!("CARGO"), bench).output().unwrap().into();
+    insta::assert_snapshot!(lines_with_word(&timed.assert_exit(0).stdout, "unverified"), @"unverified, nothing says whether the outputs are right: unknown/scale/n4096/cpu/hot");
 
     let compare = "compare --base HEAD --backend cpu --relative 2 --tolerated 4 --max-blocks 1 \
                    --case-time 0.02s --format json";
     // The outputs are within the tolerance of the base's outputs, so the case is verified.
-    outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.0001"));
-    let json = kernelgate(compare).json();
+    outside.write_file("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.0001"));
+    let json = kernelgate(compare).stdout_as_json();
     assert_eq!(json["unverified"], serde_json::json!([]), "{json}");
-    outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.1"));
-    let wrong = kernelgate(compare).exits(1).json();
-    insta::assert_snapshot!(normalized(&format!("{:#}", wrong["failed"])), @r#"
+    outside.write_file("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.1"));
+    let wrong = kernelgate(compare).assert_exit(1).stdout_as_json();
+    insta::assert_snapshot!(redact_varying_parts(&format!("{:#}", wrong["failed"])), @r#"
     {
       "unknown/scale/n4096/cpu/hot": {
         "kind": "too_far",

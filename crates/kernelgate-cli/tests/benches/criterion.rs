@@ -9,9 +9,9 @@
 
 use std::process::Command;
 
-use crate::package::outcome::normalized;
-use crate::package::outside::{Outside, is_alive};
-use crate::package::{Outcome, lines_with};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::outside::{TempCargoPackage, is_hostile_process_alive};
+use crate::package::{ProcessOutcome, lines_with_word};
 
 /// A bench with ids of every kind, of which one takes a time that ROUNDS sets.
 const PLAIN: &str = r#"
@@ -156,14 +156,14 @@ fn main() {
 "#;
 
 /// Messages of a comparison, without those about its progress.
-fn messages(outcome: &Outcome) -> String {
+fn messages_without_progress(outcome: &ProcessOutcome) -> String {
     const PROGRESS: [&str; 5] = ["building ", "built ", "verifying ", "trying ", "round "];
     let is_progress = |line: &str| PROGRESS.iter().any(|word| line.starts_with(word));
     let lines: Vec<&str> = outcome.stderr.lines().filter(|line| !is_progress(line)).collect();
     // On a machine with load, measurements of other cases seem long, and that of this case short.
     let loaded = r", and the like in \d+ more cases?| and a measurement of about \d\S* s\b";
     let further = regex::Regex::new(loaded).unwrap();
-    normalized(&further.replace_all(lines.join("\n").trim(), ""))
+    redact_varying_parts(&further.replace_all(lines.join("\n").trim(), ""))
 }
 
 const COMPARE: &str = "compare --relative 2 --tolerated 4 --case-time 0.06s --backend cpu";
@@ -171,22 +171,22 @@ const COMPARE: &str = "compare --relative 2 --tolerated 4 --case-time 0.06s --ba
 #[test]
 fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     let custom = "fn main() { println!(\"a bench of another kind\"); }";
-    let outside = Outside::new(&[
+    let outside = TempCargoPackage::new(&[
         ("plain", PLAIN),
         ("ours", OURS),
         ("libtest", "#[test]\nfn nothing() {}"),
         ("custom", custom),
     ]);
-    outside.write(".gitignore", "target\n");
-    outside.commit();
-    outside.write(
+    outside.write_file(".gitignore", "target\n");
+    outside.commit_all_files();
+    outside.write_file(
         "benches/plain.rs",
         &PLAIN.replace("ROUNDS: u64 = 100", "ROUNDS: u64 = 2000").replace("{long}2", "{long}3"),
     );
     let compare = format!("{COMPARE} --base HEAD");
-    let outcome = outside.kernelgate(&format!("{compare} --max-blocks 16 --format json"));
-    let json = outcome.exits(1).json();
-    insta::assert_snapshot!(messages(&outcome), @r"
+    let outcome = outside.run_kernelgate(&format!("{compare} --max-blocks 16 --format json"));
+    let json = outcome.assert_exit(1).stdout_as_json();
+    insta::assert_snapshot!(messages_without_progress(&outcome), @r"
     left alone: custom of the base: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
     left alone: libtest of the base: it uses libtest, neither kernelgate nor Criterion, so it cannot be driven; if it is one of Criterion, `harness = false` is missing under its [[bench]]
     left alone: custom of the head: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
@@ -219,16 +219,19 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
 
     // The same command continues; a filter is Criterion's and applies to all benches.
     let again =
-        outside.kernelgate(&format!("{compare} --max-blocks 16 --resume --format markdown"));
-    assert_eq!(lines_with(&again.exits(1).stderr, "resuming with").lines().count(), 1);
-    insta::assert_snapshot!(lines_with(&again.stdout, "- inconclusive: skipped"), @"- inconclusive: skipped in the head: more than one case of its bench has this id: again");
-    assert!(!outside.path("target/criterion").exists(), "the user's own store is left alone");
+        outside.run_kernelgate(&format!("{compare} --max-blocks 16 --resume --format markdown"));
+    assert_eq!(lines_with_word(&again.assert_exit(1).stderr, "resuming with").lines().count(), 1);
+    insta::assert_snapshot!(lines_with_word(&again.stdout, "- inconclusive: skipped"), @"- inconclusive: skipped in the head: more than one case of its bench has this id: again");
+    assert!(
+        !outside.package_path("target/criterion").exists(),
+        "the user's own store is left alone"
+    );
     let narrow = format!("{compare} --max-blocks 1 --bench plain ^a.few$ --format json");
-    let narrow = outside.kernelgate(&narrow).json();
+    let narrow = outside.run_kernelgate(&narrow).stdout_as_json();
     assert_eq!(narrow["unverified"], serde_json::json!(["a few"]));
     assert_eq!(narrow["judged"].as_array().unwrap().len(), 1, "{narrow}");
-    let custom = outside.kernelgate(&format!("{compare} --bench custom"));
-    insta::assert_snapshot!(messages(custom.exits(2)), @r"
+    let custom = outside.run_kernelgate(&format!("{compare} --bench custom"));
+    insta::assert_snapshot!(messages_without_progress(custom.assert_exit(2)), @r"
     left alone: custom of the base: asked by --bench, it did not answer as a bench of this harness does
     left alone: custom of the head: asked by --bench, it did not answer as a bench of this harness does
     error: no bench that can be driven has a case that was asked for
@@ -236,15 +239,16 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
 }
 
 /// A case that the base can measure and the head cannot is still listed.
-fn check_benches_that_cannot_be_driven(run: &dyn Fn(&str, &str) -> Outcome) {
+fn check_benches_that_cannot_be_driven(run: &dyn Fn(&str, &str) -> ProcessOutcome) {
     let mut reasons = String::new();
     for how in ["ignores flags", "has flags of its own", "floods when listing", "stores elsewhere"]
     {
         let both = run(how, "");
-        reasons += &format!("{how}:\n{}\n", messages(both.exits(2)));
+        reasons += &format!("{how}:\n{}\n", messages_without_progress(both.assert_exit(2)));
         let head = run(&format!("{how}!"), "--format json");
-        assert_eq!(head.exits(3).verdicts(), ["inconclusive"; 2], "{how}");
-        reasons += &format!("{how} in the head: {}\n", head.json()["judged"][0]["reasons"]);
+        assert_eq!(head.assert_exit(3).json_verdicts(), ["inconclusive"; 2], "{how}");
+        reasons +=
+            &format!("{how} in the head: {}\n", head.stdout_as_json()["judged"][0]["reasons"]);
     }
     insta::assert_snapshot!(reasons, @r#"
     ignores flags:
@@ -272,29 +276,30 @@ fn check_benches_that_cannot_be_driven(run: &dyn Fn(&str, &str) -> Outcome) {
 
 #[test]
 fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
-    let outside = Outside::new(&[("evil", HOSTILE)]);
-    outside.build("evil");
+    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    outside.build_and_copy_as_base_and_head("evil");
     let command = |how: &str, flags: &str| -> Command {
         let line = format!("{COMPARE} --max-blocks 1 --base-dir base --head-dir head {flags}");
-        let mut command = outside.command(env!("CARGO_BIN_EXE_kernelgate"), &line);
+        let mut command =
+            outside.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), &line);
         command.env("HOSTILE", how);
         command
     };
-    let run = |how: &str, flags: &str| -> Outcome {
+    let run = |how: &str, flags: &str| -> ProcessOutcome {
         command(how, &format!("--bench evil {flags}")).output().unwrap().into()
     };
     // The executable was not built here, so it runs only if it is named.
-    let unnamed = Outcome::from(command("", "").output().unwrap());
-    insta::assert_snapshot!(messages(unnamed.exits(2)), @r"
+    let unnamed = ProcessOutcome::from(command("", "").output().unwrap());
+    insta::assert_snapshot!(messages_without_progress(unnamed.assert_exit(2)), @r"
     left alone: evil of the base: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
     left alone: evil of the head: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
     error: no bench that can be driven has a case that was asked for
     ");
     let nothing = run("", "nothing");
-    insta::assert_snapshot!(nothing.error(2), @"error: no case matches `nothing`");
+    insta::assert_snapshot!(nothing.error_message(2), @"error: no case matches `nothing`");
     let sound = run("", "--effort quick --axis n=5 --format json");
-    assert_eq!(sound.verdicts().len(), 2);
-    insta::assert_snapshot!(lines_with(&sound.stderr, "effect"), @"without effect on benches that use Criterion alone (evil): --axis (KERNELGATE_AXIS), --backend (KERNELGATE_BACKEND), --effort (KERNELGATE_EFFORT)");
+    assert_eq!(sound.json_verdicts().len(), 2);
+    insta::assert_snapshot!(lines_with_word(&sound.stderr, "effect"), @"without effect on benches that use Criterion alone (evil): --axis (KERNELGATE_AXIS), --backend (KERNELGATE_BACKEND), --effort (KERNELGATE_EFFORT)");
 
     check_benches_that_cannot_be_driven(&run);
     let mut broke = String::new();
@@ -305,14 +310,14 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
         ("hangs!", "--wait 1s"),
     ] {
         let outcome = run(how, &format!("{flags} --format json"));
-        assert_eq!(outcome.code, Some(1), "{how}: {}", outcome.all());
-        assert_eq!(outcome.verdicts(), ["inconclusive"; 2], "{how}");
-        broke += &format!("{how}: {:#}\n", outcome.json()["broken"]);
+        assert_eq!(outcome.code, Some(1), "{how}: {}", outcome.stdout_and_stderr());
+        assert_eq!(outcome.json_verdicts(), ["inconclusive"; 2], "{how}");
+        broke += &format!("{how}: {:#}\n", outcome.stdout_as_json()["broken"]);
         if !flags.is_empty() {
-            assert!(!is_alive(&outside), "what it started still runs");
+            assert!(!is_hostile_process_alive(&outside), "what it started still runs");
         }
     }
-    insta::assert_snapshot!(normalized(&broke), @r#"
+    insta::assert_snapshot!(redact_varying_parts(&broke), @r#"
     panics when listing!: [
       {
         "abandoned": true,
@@ -347,7 +352,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
     ]
     "#);
     let timeless = run("takes no time!", "--format json");
-    let timeless = timeless.exits(3).json();
+    let timeless = timeless.assert_exit(3).stdout_as_json();
     assert_eq!(timeless["judged"].as_array().unwrap().len(), 1, "{timeless}");
     insta::assert_snapshot!(format!("{:#}", timeless["skipped"]), @r#"
     {
@@ -358,13 +363,13 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
 
 #[test]
 fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
-    let outside = Outside::new(&[("evil", HOSTILE)]);
-    outside.build("evil");
+    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    outside.build_and_copy_as_base_and_head("evil");
     let line = "calibrate --dir base --bench evil second --relative 0.3 --tolerated 0.6 \
                 --case-time 0.1s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
                 --max-blocks 32 --output calibration.json";
-    outside.kernelgate(line).exits(0);
-    let text = std::fs::read_to_string(outside.path("calibration.json")).unwrap();
+    outside.run_kernelgate(line).assert_exit(0);
+    let text = std::fs::read_to_string(outside.package_path("calibration.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["simulated"], serde_json::json!(["second"]));
     let comparisons = json["comparisons"].as_array().unwrap();

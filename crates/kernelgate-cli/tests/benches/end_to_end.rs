@@ -5,29 +5,32 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::outputs::{both_streams, snapshot};
-use crate::package::outcome::normalized;
-use crate::package::{CASE, Outcome, Package, fixture_path, lines_with};
+use crate::outputs::{assert_text_snapshot, exit_code_and_both_streams};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::{CASE, ProcessOutcome, TempPackage, fixture_path, lines_with_word};
 
 #[test]
 fn bench_baseline_and_gate() {
-    let package = Package::new();
-    let first = package.bench("s1", "--save-baseline a");
-    snapshot("correct", "bench", &both_streams(&first));
-    let run = package.run("s1");
+    let package = TempPackage::new();
+    let first = package.run_fixture_bench("s1", "--save-baseline a");
+    assert_text_snapshot("correct", "bench", &exit_code_and_both_streams(&first));
+    let run = package.read_run_record("s1");
     assert_eq!(run["complete"], true);
     assert_eq!(run["cases"][CASE]["samples"]["launches"].as_array().unwrap().len(), 10);
     assert_eq!(run["cases"][CASE]["verification"]["checked"], 64);
-    package.bench("s2", "").exits(0);
-    package.set_times(&package.baseline("a"), 200_000.0);
-    package.set_times(&package.record("s2"), 204_000.0);
-    assert_eq!(package.gate("a").exits(0).verdicts(), ["unchanged", "unchanged"]);
+    package.run_fixture_bench("s2", "").assert_exit(0);
+    package.set_record_times(&package.baseline_path("a"), 200_000.0);
+    package.set_record_times(&package.run_record_path("s2"), 204_000.0);
+    assert_eq!(
+        package.gate_last_run("a").assert_exit(0).json_verdicts(),
+        ["unchanged", "unchanged"]
+    );
 
-    package.bench("s3", "").exits(0);
-    package.set_times(&package.record("s3"), 200_000.0);
-    package.set_case_times(&package.record("s3"), "n64", 240_000.0);
+    package.run_fixture_bench("s3", "").assert_exit(0);
+    package.set_record_times(&package.run_record_path("s3"), 200_000.0);
+    package.set_case_times(&package.run_record_path("s3"), "n64", 240_000.0);
     // The text has advice: the baseline has one process run.
-    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("gate --baseline a").text_for_snapshot(), @r"
     exit 3
     baseline `a` of no commit, recorded DAY, 0 days ago,DEVICE
 
@@ -42,21 +45,24 @@ fn bench_baseline_and_gate() {
 
     0 regressed, 0 improved, 1 unchanged, 1 inconclusive of 2 (threshold 5%)
     ");
-    package.set_case_times(&package.record("s3"), "n64", 300_000.0);
-    assert_eq!(package.gate("a").exits(1).verdicts(), ["regressed", "unchanged"]);
-    let session = package.path("target/kernelgate/runs/s2").display().to_string();
-    package.kernelgate(&format!("baseline add a --session {session}")).exits(0);
-    let gate = package.gate("a").exits(1).json();
+    package.set_case_times(&package.run_record_path("s3"), "n64", 300_000.0);
+    assert_eq!(
+        package.gate_last_run("a").assert_exit(1).json_verdicts(),
+        ["regressed", "unchanged"]
+    );
+    let session = package.package_path("target/kernelgate/runs/s2").display().to_string();
+    package.run_kernelgate(&format!("baseline add a --session {session}")).assert_exit(0);
+    let gate = package.gate_last_run("a").assert_exit(1).stdout_as_json();
     let judged = &gate["judged"][0];
     assert_eq!((&judged["case"], &judged["base_runs"]), (&CASE.into(), &2.into()));
     let ratio = judged["ratio"]["center"].as_f64().unwrap();
     assert!((ratio - 1.485).abs() < 0.001, "300 µs by a median of 200 and 204 µs: {ratio}");
-    let named = package.gate(&format!("a --session {session}"));
-    assert_eq!(named.exits(0).verdicts(), ["unchanged", "unchanged"]);
+    let named = package.gate_last_run(&format!("a --session {session}"));
+    assert_eq!(named.assert_exit(0).json_verdicts(), ["unchanged", "unchanged"]);
 
     // Saving fewer cases keeps the others.
-    package.bench("s4", "n64 --save-baseline a").exits(0);
-    let text = std::fs::read_to_string(package.baseline("a")).unwrap();
+    package.run_fixture_bench("s4", "n64 --save-baseline a").assert_exit(0);
+    let text = std::fs::read_to_string(package.baseline_path("a")).unwrap();
     for kept in [CASE, "n128_none", "s1/fixture", "s4/fixture"] {
         assert!(text.contains(kept), "{kept}: {text}");
     }
@@ -64,57 +70,59 @@ fn bench_baseline_and_gate() {
 
 #[test]
 fn several_runs_on_a_side_find_a_smaller_slow_down() {
-    let package = Package::new();
-    package.bench("b1", "--save-baseline a").exits(0);
+    let package = TempPackage::new();
+    package.run_fixture_bench("b1", "--save-baseline a").assert_exit(0);
     for (session, time_ns) in
         [("b2", 201_000.0), ("b3", 199_000.0), ("h1", 220_000.0), ("h2", 221_000.0)]
     {
-        package.bench(session, "").exits(0);
-        package.set_times(&package.record(session), time_ns);
+        package.run_fixture_bench(session, "").assert_exit(0);
+        package.set_record_times(&package.run_record_path(session), time_ns);
     }
-    package.set_times(&package.baseline("a"), 200_000.0);
-    let folder = |session: &str| package.record(session).parent().unwrap().display().to_string();
+    package.set_record_times(&package.baseline_path("a"), 200_000.0);
+    let folder =
+        |session: &str| package.run_record_path(session).parent().unwrap().display().to_string();
     let (two, three) = (folder("b2"), folder("b3"));
-    let runs = |gate: &Outcome| {
-        let judged = &gate.json()["judged"][0];
+    let runs = |gate: &ProcessOutcome| {
+        let judged = &gate.stdout_as_json()["judged"][0];
         (judged["base_runs"].as_u64().unwrap(), judged["head_runs"].as_u64().unwrap())
     };
-    let gate = package.gate("a --last 2");
-    assert_eq!(gate.exits(3).verdicts(), ["inconclusive", "inconclusive"]);
+    let gate = package.gate_last_run("a --last 2");
+    assert_eq!(gate.assert_exit(3).json_verdicts(), ["inconclusive", "inconclusive"]);
     assert_eq!(runs(&gate), (1, 2));
-    let added = package.kernelgate(&format!("baseline add a --session {two} --session {three}"));
-    insta::assert_snapshot!(added.text(), @r"
+    let added =
+        package.run_kernelgate(&format!("baseline add a --session {two} --session {three}"));
+    insta::assert_snapshot!(added.text_for_snapshot(), @r"
     exit 0
     2 cases, up to 3 runs each, in FOLDER/baselines/DEVICE/a.json
     ");
-    let gate = package.gate("a --last 2");
-    assert_eq!(gate.exits(1).verdicts(), ["regressed", "regressed"]);
+    let gate = package.gate_last_run("a --last 2");
+    assert_eq!(gate.assert_exit(1).json_verdicts(), ["regressed", "regressed"]);
     assert_eq!(runs(&gate), (3, 2));
-    let last = |count: &str| package.gate(&format!("a --last {count}")).refusal(2);
+    let last = |count: &str| package.gate_last_run(&format!("a --last {count}")).refusal_message(2);
     insta::assert_snapshot!(last("99"), @"error: 5 sessions in FOLDER/target/kernelgate/runs, not 99: run `cargo bench` again");
     insta::assert_snapshot!(last("0"), @r"
     error: invalid value '0' for '--last <COUNT>': 0 is not in 1..=65535
 
     For more information, try '--help'.
     ");
-    let twice = package.gate(&format!("a --session {two} --session {two}"));
-    insta::assert_snapshot!(twice.refusal(2), @"error: FOLDER/target/kernelgate/runs/b2/fixture.json and FOLDER/target/kernelgate/runs/b2/fixture.json hold the same run, which counts once: remove one");
-    let itself = package.kernelgate(&format!("gate --baseline a --session {two}"));
-    insta::assert_snapshot!(lines_with(&itself.exits(0).stdout, "itself"), @"compared with itself, the baseline was saved from it: b2/fixture");
+    let twice = package.gate_last_run(&format!("a --session {two} --session {two}"));
+    insta::assert_snapshot!(twice.refusal_message(2), @"error: FOLDER/target/kernelgate/runs/b2/fixture.json and FOLDER/target/kernelgate/runs/b2/fixture.json hold the same run, which counts once: remove one");
+    let itself = package.run_kernelgate(&format!("gate --baseline a --session {two}"));
+    insta::assert_snapshot!(lines_with_word(&itself.assert_exit(0).stdout, "itself"), @"compared with itself, the baseline was saved from it: b2/fixture");
 }
 
 #[test]
 fn a_run_with_another_seed_is_neither_judged_nor_kept() {
-    let package = Package::new();
-    package.bench("b1", "--save-baseline a").exits(0);
-    package.set_times(&package.baseline("a"), 200_000.0);
-    let before = std::fs::read_to_string(package.baseline("a")).unwrap();
-    package.bench("seed", "--seed 2").exits(0);
-    insta::assert_snapshot!(package.kernelgate("baseline add a").text(), @r"
+    let package = TempPackage::new();
+    package.run_fixture_bench("b1", "--save-baseline a").assert_exit(0);
+    package.set_record_times(&package.baseline_path("a"), 200_000.0);
+    let before = std::fs::read_to_string(package.baseline_path("a")).unwrap();
+    package.run_fixture_bench("seed", "--seed 2").assert_exit(0);
+    insta::assert_snapshot!(package.run_kernelgate("baseline add a").text_for_snapshot(), @r"
     exit 4
     refused: seed is `1` in the baseline and `2` in the run seed/fixture
     ");
-    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("gate --baseline a").text_for_snapshot(), @r"
     exit 4
     baseline `a`,DEVICE
 
@@ -123,35 +131,38 @@ fn a_run_with_another_seed_is_neither_judged_nor_kept() {
 
     Refused: not comparable with the baseline (differing: seed)
     ");
-    assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
+    assert_eq!(std::fs::read_to_string(package.baseline_path("a")).unwrap(), before);
     // The last session is the one that started last, whatever its name and the times of files.
-    package.bench("0", "").exits(0);
-    package.set_times(&package.record("0"), 200_000.0);
-    let before = std::fs::read_to_string(package.record("seed")).unwrap();
-    std::fs::write(package.record("seed"), &before).unwrap();
-    assert_eq!(package.gate("a").exits(0).verdicts(), ["unchanged", "unchanged"]);
+    package.run_fixture_bench("0", "").assert_exit(0);
+    package.set_record_times(&package.run_record_path("0"), 200_000.0);
+    let before = std::fs::read_to_string(package.run_record_path("seed")).unwrap();
+    std::fs::write(package.run_record_path("seed"), &before).unwrap();
+    assert_eq!(
+        package.gate_last_run("a").assert_exit(0).json_verdicts(),
+        ["unchanged", "unchanged"]
+    );
     // The name of an existing run is refused before anything is measured.
-    insta::assert_snapshot!(package.bench("seed", "").error(2), @"error: KERNELGATE_SESSION=seed: an earlier run of that name is in FOLDER/target/kernelgate/runs/seed/fixture.json: choose another name, or remove it");
-    assert_eq!(std::fs::read_to_string(package.record("seed")).unwrap(), before);
+    insta::assert_snapshot!(package.run_fixture_bench("seed", "").error_message(2), @"error: KERNELGATE_SESSION=seed: an earlier run of that name is in FOLDER/target/kernelgate/runs/seed/fixture.json: choose another name, or remove it");
+    assert_eq!(std::fs::read_to_string(package.run_record_path("seed")).unwrap(), before);
 }
 
 #[test]
 fn a_delayed_run_says_so_and_is_neither_judged_nor_kept() {
-    let package = Package::new();
-    package.bench("s1", "n64 --save-baseline a").exits(0);
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "n64 --save-baseline a").assert_exit(0);
     let delay = format!("n64 --delay {CASE}=3000000");
-    let delayed = package.bench("s2", &delay);
-    insta::assert_snapshot!(lines_with(&delayed.exits(0).all(), "on purpose"), @r"
+    let delayed = package.run_fixture_bench("s2", &delay);
+    insta::assert_snapshot!(lines_with_word(&delayed.assert_exit(0).stdout_and_stderr(), "on purpose"), @r"
     DELAYED on purpose, nanoseconds a launch: fixture/spin/n64_none/cpu/hot=3000000
     warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: fixture/spin/n64_none/cpu/hot=3000000
     ");
-    let run = package.run("s2");
+    let run = package.read_run_record("s2");
     assert_eq!(run["delays"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
     let samples = &run["cases"][CASE]["samples"];
     let first =
         samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap();
     assert!(first >= 3e6, "{first}");
-    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("gate --baseline a").text_for_snapshot(), @r"
     exit 4
     baseline `a`,DEVICE
 
@@ -159,17 +170,17 @@ fn a_delayed_run_says_so_and_is_neither_judged_nor_kept() {
 
     Refused: not comparable with the baseline (differing: delays)
     ");
-    insta::assert_snapshot!(package.kernelgate("baseline add a").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("baseline add a").text_for_snapshot(), @r"
     exit 4
     refused: delays is `none` in the baseline and `fixture/spin/n64_none/cpu/hot=3000000` in the run s2/fixture
     ");
-    insta::assert_snapshot!(package.kernelgate("baseline add fresh").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("baseline add fresh").text_for_snapshot(), @r"
     exit 4
     refused: delays is `none` in the baseline and `fixture/spin/n64_none/cpu/hot=3000000` in the run s2/fixture
     ");
-    let saved = package.bench("s3", &format!("{delay} --save-baseline b"));
-    insta::assert_snapshot!(saved.error(2), @"error: --save-baseline takes no run with --delay (KERNELGATE_DELAY)");
-    insta::assert_snapshot!(package.bench("s4", "--delay nonsense").error(2), @r"
+    let saved = package.run_fixture_bench("s3", &format!("{delay} --save-baseline b"));
+    insta::assert_snapshot!(saved.error_message(2), @"error: --save-baseline takes no run with --delay (KERNELGATE_DELAY)");
+    insta::assert_snapshot!(package.run_fixture_bench("s4", "--delay nonsense").error_message(2), @r"
     error: invalid value 'nonsense' for '--delay <CASE=NS[:work][@SIZE][,CASE=NS]>': `nonsense`: a delay is CASE=NANOSECONDS or CASE=NANOSECONDS:work, with 1 to 1000000000 of them, and @SIZE behind it where it was fitted before
 
     For more information, try '--help'.
@@ -178,17 +189,21 @@ fn a_delayed_run_says_so_and_is_neither_judged_nor_kept() {
 
 #[test]
 fn bench_binaries_of_one_session_share_a_baseline_and_a_gate() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let saxpy = fixture_path().with_file_name(format!("saxpy{}", std::env::consts::EXE_SUFFIX));
     let line = "--bench --quick --noplot --axis n=4096 --save-baseline a";
-    let other = package.command(&saxpy, line).env("KERNELGATE_SESSION", "s1").output().unwrap();
-    Outcome::from(other).exits(0);
-    package.bench("s1", "n64 --save-baseline a").exits(0);
-    package.set_times(&package.baseline("a"), 200_000.0);
+    let other =
+        package.package_command(&saxpy, line).env("KERNELGATE_SESSION", "s1").output().unwrap();
+    ProcessOutcome::from(other).assert_exit(0);
+    package.run_fixture_bench("s1", "n64 --save-baseline a").assert_exit(0);
+    package.set_record_times(&package.baseline_path("a"), 200_000.0);
     for bench in ["fixture", "saxpy"] {
-        package.set_times(&package.record("s1").with_file_name(format!("{bench}.json")), 200_000.0);
+        package.set_record_times(
+            &package.run_record_path("s1").with_file_name(format!("{bench}.json")),
+            200_000.0,
+        );
     }
-    let gate = package.gate("a").exits(0).json();
+    let gate = package.gate_last_run("a").assert_exit(0).stdout_as_json();
     let judged = gate["judged"].as_array().unwrap();
     let cases = judged.iter().map(|row| (row["case"].as_str(), row["verdict"].as_str()));
     assert_eq!(
@@ -199,32 +214,32 @@ fn bench_binaries_of_one_session_share_a_baseline_and_a_gate() {
 
 #[test]
 fn a_run_records_how_much_of_the_processor_others_took() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let mut command = package.bench_command("s1", "n64 --save-baseline a");
-    Outcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).exits(0);
+    ProcessOutcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).assert_exit(0);
     // Absent where the system does not report it (some sandboxes).
     if let Some(share) =
-        package.run("s1")["cases"][CASE]["samples"]["conditions"]["contention"].as_f64()
+        package.read_run_record("s1")["cases"][CASE]["samples"]["conditions"]["contention"].as_f64()
     {
         assert!((0.0..=1.0).contains(&share), "{share}");
     }
-    package.set_times(&package.baseline("a"), 200_000.0);
-    package.set_times(&package.record("s1"), 300_000.0);
-    let mut run = package.run("s1");
+    package.set_record_times(&package.baseline_path("a"), 200_000.0);
+    package.set_record_times(&package.run_record_path("s1"), 300_000.0);
+    let mut run = package.read_run_record("s1");
     for case in run["cases"].as_object_mut().unwrap().values_mut() {
         case["samples"]["conditions"]["contention"] = 0.4.into();
     }
-    std::fs::write(package.record("s1"), run.to_string()).unwrap();
-    let judged = package.gate("a").exits(3).json()["judged"].take();
+    std::fs::write(package.run_record_path("s1"), run.to_string()).unwrap();
+    let judged = package.gate_last_run("a").assert_exit(3).stdout_as_json()["judged"].take();
     assert_eq!(judged[0]["verdict"], "inconclusive");
     assert_eq!(judged[0]["head_contention"], 0.4);
 }
 
 #[test]
 fn broken_baselines_are_refused_before_anything_is_measured() {
-    let package = Package::new();
-    package.bench("s1", "n64 --save-baseline a").exits(0);
-    let path = package.baseline("a");
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "n64 --save-baseline a").assert_exit(0);
+    let path = package.baseline_path("a");
     let sealed = std::fs::read_to_string(&path).unwrap();
     for text in [
         sealed.replace("\"revision\": 1", "\"revision\": 2"),
@@ -232,28 +247,31 @@ fn broken_baselines_are_refused_before_anything_is_measured() {
     ] {
         assert_ne!(text, sealed);
         std::fs::write(&path, &text).unwrap();
-        let bench = package.bench("s2", "--save-baseline a");
-        assert_eq!(bench.error(2), package.kernelgate("gate --baseline a").refusal(2));
-        assert!(!package.record("s2").exists(), "{}", bench.all());
-        let list = package.kernelgate("baseline list");
-        assert_eq!(list.exits(2).stdout.matches("broken: ").count(), 1, "{}", list.stdout);
+        let bench = package.run_fixture_bench("s2", "--save-baseline a");
+        assert_eq!(
+            bench.error_message(2),
+            package.run_kernelgate("gate --baseline a").refusal_message(2)
+        );
+        assert!(!package.run_record_path("s2").exists(), "{}", bench.stdout_and_stderr());
+        let list = package.run_kernelgate("baseline list");
+        assert_eq!(list.assert_exit(2).stdout.matches("broken: ").count(), 1, "{}", list.stdout);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "it is never overwritten");
     }
 }
 
 #[test]
 fn a_baseline_of_another_revision_or_device_is_refused() {
-    let package = Package::new();
-    package.bench("s1", "n64 --save-baseline a").exits(0);
-    let path = package.baseline("a");
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "n64 --save-baseline a").assert_exit(0);
+    let path = package.baseline_path("a");
     let sealed = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, sealed.replace("\"revision\": 1", "\"revision\": 2")).unwrap();
-    let seal = package.kernelgate(&format!("baseline seal {}", path.display()));
-    insta::assert_snapshot!(seal.text(), @r"
+    let seal = package.run_kernelgate(&format!("baseline seal {}", path.display()));
+    insta::assert_snapshot!(seal.text_for_snapshot(), @r"
     exit 0
     sealed without change: 1 case in FOLDER/baselines/DEVICE/a.json
     ");
-    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("gate --baseline a").text_for_snapshot(), @r"
     exit 4
     baseline `a`,DEVICE
 
@@ -266,10 +284,10 @@ fn a_baseline_of_another_revision_or_device_is_refused() {
     let device = &device[..device.find("\",").unwrap() + 2];
     let checksum = sealed.lines().find(|line| line.contains("\"checksum\"")).unwrap();
     let foreign = sealed.replace(device, "\"device_name\":\"Another CPU\",");
-    let elsewhere = package.path("baselines/another-cpu");
+    let elsewhere = package.package_path("baselines/another-cpu");
     std::fs::rename(path.parent().unwrap(), &elsewhere).unwrap();
     std::fs::write(elsewhere.join("a.json"), foreign.replace(checksum, "")).unwrap();
-    insta::assert_snapshot!(package.kernelgate("gate --baseline a").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("gate --baseline a").text_for_snapshot(), @r"
     exit 4
     baseline `a`,DEVICE
 
@@ -278,20 +296,20 @@ fn a_baseline_of_another_revision_or_device_is_refused() {
 
     Refused: not comparable with the baseline (differing: device_name)
     ");
-    insta::assert_snapshot!(package.kernelgate("gate --baseline none").refusal(2), @"error: no baseline `none` for DEVICE in FOLDER/baselines (found: DEVICE/a)");
-    insta::assert_snapshot!(package.bench("s3", "--save-baseline ../../evil").error(2), @"error: baseline name `../../evil`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit, at most 64 of them");
+    insta::assert_snapshot!(package.run_kernelgate("gate --baseline none").refusal_message(2), @"error: no baseline `none` for DEVICE in FOLDER/baselines (found: DEVICE/a)");
+    insta::assert_snapshot!(package.run_fixture_bench("s3", "--save-baseline ../../evil").error_message(2), @"error: baseline name `../../evil`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit, at most 64 of them");
 }
 
 #[test]
 fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
-    let package = Package::new();
-    let outcome = package.bench("s1", "--effort thorough --axis n=64");
-    outcome.exits(1);
-    let run = package.run("s1");
+    let package = TempPackage::new();
+    let outcome = package.run_fixture_bench("s1", "--effort thorough --axis n=64");
+    outcome.assert_exit(1);
+    let run = package.read_run_record("s1");
     assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
     let failed = run["failed"].as_object().unwrap().iter();
     let reasons = failed.map(|(case, why)| format!("{case}: {}: {}\n", why["kind"], why["text"]));
-    insta::assert_snapshot!(normalized(&reasons.collect::<String>()), @r#"
+    insta::assert_snapshot!(redact_varying_parts(&reasons.collect::<String>()), @r#"
     fixture/spin/n64_empty/cpu/hot: "nothing_compared": "the reference holds no element: nothing was compared"
     fixture/spin/n64_idle/cpu/hot: "not_finite": "output `out`: 64 of 64 elements are not finite, first at 0: not written, or overflowed"
     fixture/spin/n64_late/cpu/hot: "panicked": "panicked: the kernel is broken (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)"
@@ -300,27 +318,33 @@ fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
     fixture/spin/n64_reference/cpu/hot: "panicked": "inputs or reference: panicked: assertion `left != right` failed: the reference is broken\n  left: \"reference\"\n right: \"reference\" (crates/kernelgate-cli/tests/fixture/spin.rs:LINE)"
     fixture/spin/n64_wrong/cpu/hot: "too_far": "output `out`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"
     "#);
-    package.bench("s3", "--effort thorough --save-baseline none n64_idle").exits(1);
-    let mut devices = std::fs::read_dir(package.path("baselines")).unwrap();
+    package
+        .run_fixture_bench("s3", "--effort thorough --save-baseline none n64_idle")
+        .assert_exit(1);
+    let mut devices = std::fs::read_dir(package.package_path("baselines")).unwrap();
     assert!(devices.all(|device| !device.unwrap().path().join("none.json").exists()));
-    package.bench("s2", "--save-baseline a").exits(0);
-    let session = package.path("target/kernelgate/runs/s1");
-    let gate = package.gate(&format!("a --session {}", session.display())).exits(1).json();
+    package.run_fixture_bench("s2", "--save-baseline a").assert_exit(0);
+    let session = package.package_path("target/kernelgate/runs/s1");
+    let gate = package
+        .gate_last_run(&format!("a --session {}", session.display()))
+        .assert_exit(1)
+        .stdout_as_json();
     assert_eq!(gate["failed"].as_object().unwrap().len(), 7);
     assert_eq!(gate["not_run"], serde_json::json!([CASE.replace("n64", "n128")]));
 }
 
-fn fixture(package: &Package, line: &str) -> Outcome {
-    package.command(&fixture_path(), line).output().unwrap().into()
+fn run_fixture_bench(package: &TempPackage, line: &str) -> ProcessOutcome {
+    package.package_command(&fixture_path(), line).output().unwrap().into()
 }
 
 #[test]
 fn axes_and_filters_select_cases() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let listed = |variables: &[(&str, &str)], line: &str| {
-        let mut command = package.command(&fixture_path(), &format!("--list {line}"));
-        let outcome = Outcome::from(command.envs(variables.iter().copied()).output().unwrap());
-        let lines = outcome.exits(0).stdout.lines().filter(|line| !line.is_empty());
+        let mut command = package.package_command(&fixture_path(), &format!("--list {line}"));
+        let outcome =
+            ProcessOutcome::from(command.envs(variables.iter().copied()).output().unwrap());
+        let lines = outcome.assert_exit(0).stdout.lines().filter(|line| !line.is_empty());
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     let case = |name: &str| format!("fixture/spin/{name}/cpu/hot: benchmark");
@@ -335,21 +359,21 @@ fn axes_and_filters_select_cases() {
 
 #[test]
 fn without_bench_every_case_is_verified_alone() {
-    let package = Package::new();
-    let tested = fixture(&package, "--test");
-    insta::assert_snapshot!(tested.exits(0).stdout.trim(), @r"
+    let package = TempPackage::new();
+    let tested = run_fixture_bench(&package, "--test");
+    insta::assert_snapshot!(tested.assert_exit(0).stdout.trim(), @r"
     Testing fixture/spin/n64_none/cpu/hot
     Success
 
     Testing fixture/spin/n128_none/cpu/hot
     Success
     ");
-    assert_eq!(fixture(&package, "").exits(0).stdout, tested.stdout);
+    assert_eq!(run_fixture_bench(&package, "").assert_exit(0).stdout, tested.stdout);
 }
 
 #[test]
 fn mistakes_in_flags_and_variables_name_the_flag() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let mut messages = String::new();
     for line in [
         "fixtur/spin",
@@ -370,7 +394,7 @@ fn mistakes_in_flags_and_variables_name_the_flag() {
         "--axis n=18446744073709551615",
         "--axis n=99999999999",
     ] {
-        let error = fixture(&package, &format!("--bench {line}")).error(2);
+        let error = run_fixture_bench(&package, &format!("--bench {line}")).error_message(2);
         messages += &format!("{line}: {error}\n");
     }
     for (name, value) in [
@@ -380,41 +404,43 @@ fn mistakes_in_flags_and_variables_name_the_flag() {
         ("KERNELGATE_SESSION", "../x"),
     ] {
         let mut bench = package.bench_command("s", "");
-        let error = Outcome::from(bench.env(name, value).output().unwrap()).error(2);
+        let error = ProcessOutcome::from(bench.env(name, value).output().unwrap()).error_message(2);
         messages += &format!("{name}={value}: {error}\n");
     }
-    snapshot("mistakes", "bench", &messages);
+    assert_text_snapshot("mistakes", "bench", &messages);
 }
 
 #[test]
 fn lines_of_criterion_are_printed_on_request() {
-    let package = Package::new();
-    let ours = package.bench("s2", "n64");
-    let prints = |outcome: &Outcome, word: &str| outcome.exits(0).all().contains(word);
+    let package = TempPackage::new();
+    let ours = package.run_fixture_bench("s2", "n64");
+    let prints = |outcome: &ProcessOutcome, word: &str| {
+        outcome.assert_exit(0).stdout_and_stderr().contains(word)
+    };
     for word in ["time:", "Benchmarking", "Gnuplot", "bench:"] {
-        assert!(!prints(&ours, word), "{}", ours.all());
+        assert!(!prints(&ours, word), "{}", ours.stdout_and_stderr());
     }
-    assert!(prints(&package.bench("s2v", "n64 --verbose"), "time:"));
+    assert!(prints(&package.run_fixture_bench("s2v", "n64 --verbose"), "time:"));
     // A launch takes as long as a sample should: Criterion then advises a longer time.
     let briefly =
         "--bench --noplot --sample-size 10 --warm-up-time 0.01 --measurement-time 0.000001 n64";
-    assert!(!prints(&fixture(&package, briefly), "Unable"));
-    assert!(prints(&fixture(&package, &format!("{briefly} --verbose")), "Unable"));
-    let bencher = package.bench("s6", "n64 --output-format bencher");
-    let stdout = &bencher.exits(0).stdout;
+    assert!(!prints(&run_fixture_bench(&package, briefly), "Unable"));
+    assert!(prints(&run_fixture_bench(&package, &format!("{briefly} --verbose")), "Unable"));
+    let bencher = package.run_fixture_bench("s6", "n64 --output-format bencher");
+    let stdout = &bencher.assert_exit(0).stdout;
     assert!(stdout.starts_with(&format!("test {CASE} ... bench:")), "{stdout}");
     assert_eq!(stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{stdout}");
 }
 
 #[test]
 fn baselines_of_criterion_are_saved_and_compared() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let bench = |line: &str| {
         let session: String = line.chars().filter(|c| c.is_alphanumeric()).collect();
-        package.bench(&session, &format!("n64 {line}"))
+        package.run_fixture_bench(&session, &format!("n64 {line}"))
     };
     for line in ["--save-baseline x", "-s y", "--save-baseline=y"] {
-        bench(line).exits(0);
+        bench(line).assert_exit(0);
     }
     for (line, has_change) in [
         ("--baseline x", true),
@@ -426,7 +452,7 @@ fn baselines_of_criterion_are_saved_and_compared() {
         ("--baseline-lenient=absent", false),
     ] {
         let outcome = bench(line);
-        let stdout = &outcome.exits(0).stdout;
+        let stdout = &outcome.assert_exit(0).stdout;
         assert_eq!(stdout.contains(" change:"), has_change, "{line}: {stdout}");
         assert!(stdout.contains(" time:"), "{line}: {stdout}");
     }
@@ -434,34 +460,34 @@ fn baselines_of_criterion_are_saved_and_compared() {
 
 #[test]
 fn profiling_by_criterion_records_nothing() {
-    let package = Package::new();
-    package.bench("s7", "n64 --profile-time 1").exits(0);
-    assert!(!package.path("target/kernelgate/runs/s7").exists());
+    let package = TempPackage::new();
+    package.run_fixture_bench("s7", "n64 --profile-time 1").assert_exit(0);
+    assert!(!package.package_path("target/kernelgate/runs/s7").exists());
 }
 
 #[test]
 fn a_blocked_folder_is_found_before_measuring() {
-    let package = Package::new();
-    std::fs::write(package.path("baselines"), "in the way").unwrap();
-    insta::assert_snapshot!(package.bench("s1", "--save-baseline a").error(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: Not a directory (os error 20)");
-    std::fs::create_dir_all(package.path("target")).unwrap();
-    std::fs::write(package.path("target/kernelgate"), "in the way").unwrap();
-    insta::assert_snapshot!(package.bench("s2", "").error(2), @"error: failed to write FOLDER/target/kernelgate/runs/s2/fixture.json: Not a directory (os error 20)");
+    let package = TempPackage::new();
+    std::fs::write(package.package_path("baselines"), "in the way").unwrap();
+    insta::assert_snapshot!(package.run_fixture_bench("s1", "--save-baseline a").error_message(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: Not a directory (os error 20)");
+    std::fs::create_dir_all(package.package_path("target")).unwrap();
+    std::fs::write(package.package_path("target/kernelgate"), "in the way").unwrap();
+    insta::assert_snapshot!(package.run_fixture_bench("s2", "").error_message(2), @"error: failed to write FOLDER/target/kernelgate/runs/s2/fixture.json: Not a directory (os error 20)");
 }
 
 #[cfg(unix)]
 #[test]
 fn a_broken_pipe_is_not_an_error() {
-    let package = Package::new();
-    let list = format!("list {}", package.dir());
+    let package = TempPackage::new();
+    let list = format!("list {}", package.bench_folder_flags());
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-    let mut commands = [package.command(program, &list), package.bench_command("s1", "")];
+    let mut commands = [package.package_command(program, &list), package.bench_command("s1", "")];
     for command in &mut commands {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let outcome =
-            Outcome::from(command.stdout(writer).stderr(Stdio::piped()).output().unwrap());
-        outcome.exits(141);
+            ProcessOutcome::from(command.stdout(writer).stderr(Stdio::piped()).output().unwrap());
+        outcome.assert_exit(141);
         assert!(!outcome.stderr.contains("error:"), "{}", outcome.stderr);
     }
 }
@@ -469,13 +495,13 @@ fn a_broken_pipe_is_not_an_error() {
 #[cfg(unix)]
 #[test]
 fn an_interrupt_keeps_finished_cases_and_the_baseline() {
-    let package = Package::new();
-    package.bench("s1", "--save-baseline a").exits(0);
-    let before = std::fs::read_to_string(package.baseline("a")).unwrap();
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "--save-baseline a").assert_exit(0);
+    let before = std::fs::read_to_string(package.baseline_path("a")).unwrap();
     let mut command = package.bench_command("s2", "--save-baseline a");
     command.args(["--axis", "n=64,96,128"]).env("FIXTURE_NS", "20000000");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let record = package.record("s2");
+    let record = package.run_record_path("s2");
     let deadline = Instant::now() + Duration::from_secs(60);
     while !std::fs::read_to_string(&record).is_ok_and(|text| text.contains(CASE)) {
         assert!(Instant::now() < deadline, "the first case never finished");
@@ -484,36 +510,42 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     assert!(
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success()
     );
-    let interrupted = Outcome::from(child.wait_with_output().unwrap());
-    let message = normalized(interrupted.exits(130).stderr.lines().last().unwrap());
+    let interrupted = ProcessOutcome::from(child.wait_with_output().unwrap());
+    let message = redact_varying_parts(interrupted.assert_exit(130).stderr.lines().last().unwrap());
     insta::assert_snapshot!(message, @"interrupted: 1 finished cases are in FOLDER/target/kernelgate/runs/s2/fixture.json; baseline `a` is as it was");
-    let run = package.run("s2");
+    let run = package.read_run_record("s2");
     assert_eq!(run["complete"], false);
     assert!(run["cases"][CASE].is_object());
-    assert_eq!(std::fs::read_to_string(package.baseline("a")).unwrap(), before);
+    assert_eq!(std::fs::read_to_string(package.baseline_path("a")).unwrap(), before);
     assert_eq!(
         std::fs::read_dir(record.parent().unwrap()).unwrap().count(),
         1,
         "no temporary file is left"
     );
-    package.set_times(&package.baseline("a"), 200_000.0);
-    package.set_times(&record, 200_000.0);
-    assert_eq!(package.gate("a").exits(3).json()["interrupted"], serde_json::json!(["fixture"]));
+    package.set_record_times(&package.baseline_path("a"), 200_000.0);
+    package.set_record_times(&record, 200_000.0);
+    assert_eq!(
+        package.gate_last_run("a").assert_exit(3).stdout_as_json()["interrupted"],
+        serde_json::json!(["fixture"])
+    );
 }
 
 #[test]
 fn baselines_are_exported_and_imported() {
-    let package = Package::new();
-    package.bench("s1", "--save-baseline a").exits(0);
-    let original = std::fs::read_to_string(package.baseline("a")).unwrap();
-    insta::assert_snapshot!(package.kernelgate("baseline export a out.json").text(), @r"
+    let package = TempPackage::new();
+    package.run_fixture_bench("s1", "--save-baseline a").assert_exit(0);
+    let original = std::fs::read_to_string(package.baseline_path("a")).unwrap();
+    insta::assert_snapshot!(package.run_kernelgate("baseline export a out.json").text_for_snapshot(), @r"
     exit 0
     2 cases to out.json
     ");
-    assert_eq!(std::fs::read_to_string(package.path("out.json")).unwrap(), original);
-    package.kernelgate("baseline export a out.csv").exits(0);
-    assert_eq!(std::fs::read_to_string(package.path("out.csv")).unwrap().lines().count(), 1 + 2);
-    let onto = format!("baseline export a {}", package.baseline("a").display());
+    assert_eq!(std::fs::read_to_string(package.package_path("out.json")).unwrap(), original);
+    package.run_kernelgate("baseline export a out.csv").assert_exit(0);
+    assert_eq!(
+        std::fs::read_to_string(package.package_path("out.csv")).unwrap().lines().count(),
+        1 + 2
+    );
+    let onto = format!("baseline export a {}", package.baseline_path("a").display());
     let mut refusals = String::new();
     for line in [
         &*onto,
@@ -522,7 +554,7 @@ fn baselines_are_exported_and_imported() {
         "baseline import out.csv",
         "baseline import missing.json",
     ] {
-        refusals += &format!("{}\n", package.kernelgate(line).refusal(2));
+        refusals += &format!("{}\n", package.run_kernelgate(line).refusal_message(2));
     }
     insta::assert_snapshot!(refusals, @r"
     error: the export FOLDER/baselines/DEVICE/a.json: it is FOLDER/baselines/DEVICE/a.json, which is read: give it another name
@@ -531,9 +563,12 @@ fn baselines_are_exported_and_imported() {
     error: failed to read out.csv: broken or cut short (expected value at line 1 column 1)
     error: failed to read missing.json: No such file or directory (os error 2)
     ");
-    package.kernelgate("baseline import out.json --name c").exits(0);
-    for record in [package.baseline("c"), package.record("s1")] {
-        package.set_times(&record, 200_000.0);
+    package.run_kernelgate("baseline import out.json --name c").assert_exit(0);
+    for record in [package.baseline_path("c"), package.run_record_path("s1")] {
+        package.set_record_times(&record, 200_000.0);
     }
-    assert_eq!(package.gate("c").exits(0).verdicts(), ["unchanged", "unchanged"]);
+    assert_eq!(
+        package.gate_last_run("c").assert_exit(0).json_verdicts(),
+        ["unchanged", "unchanged"]
+    );
 }

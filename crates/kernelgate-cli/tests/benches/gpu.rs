@@ -8,10 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kernelgate_cuda::driver::device;
 use serde_json::{Value, json};
 
-use crate::package::{Package, copy_executable, fixture_path};
+use crate::package::{TempPackage, copy_executable, fixture_path};
 
 /// Locks the device, so that one test at a time uses it; `None` without a GPU.
-fn gpu() -> Option<MutexGuard<'static, ()>> {
+fn lock_gpu_if_present() -> Option<MutexGuard<'static, ()>> {
     static DEVICE: Mutex<()> = Mutex::new(());
     match device::check_gpu_and_compiler(0, None) {
         Ok(()) => Some(DEVICE.lock().unwrap_or_else(PoisonError::into_inner)),
@@ -23,22 +23,22 @@ fn gpu() -> Option<MutexGuard<'static, ()>> {
     }
 }
 
-struct Outcome {
+struct BenchOutcome {
     code: Option<i32>,
     text: String,
     /// The run record, if one was written.
     run: Option<Value>,
 }
 
-impl Outcome {
+impl BenchOutcome {
     #[track_caller]
-    fn exits(&self, code: i32) {
+    fn assert_exit_code(&self, code: i32) {
         assert_eq!(self.code, Some(code), "{}", self.text);
         assert!(!self.text.contains("panicked at"), "{}", self.text);
     }
 
     /// Kinds and texts of the failures of a row.
-    fn failures(&self, row: &str) -> Vec<(&str, &str)> {
+    fn failures_of_implementation(&self, row: &str) -> Vec<(&str, &str)> {
         let failed = self.run.as_ref().unwrap()["failed"].as_object().unwrap().iter();
         let of_row = failed.filter(|(case, _)| case.contains(&format!("/{row}/")));
         of_row
@@ -48,13 +48,13 @@ impl Outcome {
             .collect()
     }
 
-    fn part(&self, name: &str) -> Vec<&str> {
+    fn case_ids_in_record_field(&self, name: &str) -> Vec<&str> {
         self.run.as_ref().unwrap()[name].as_object().unwrap().keys().map(String::as_str).collect()
     }
 }
 
 /// Runs an example's bench binary in a folder of its own.
-fn bench(example: &str, line: &str) -> Outcome {
+fn run_example_bench(example: &str, line: &str) -> BenchOutcome {
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"))
         .parent()
         .unwrap()
@@ -80,7 +80,7 @@ fn bench(example: &str, line: &str) -> Outcome {
         .output()
         .unwrap();
     let record: PathBuf = folder.path().join(format!("target/kernelgate/runs/s/{example}.json"));
-    Outcome {
+    BenchOutcome {
         code: output.status.code(),
         text: format!(
             "{}\n{}",
@@ -93,10 +93,10 @@ fn bench(example: &str, line: &str) -> Outcome {
 
 #[test]
 fn a_right_kernel_is_verified_timed_hot_and_cold_and_recorded() {
-    let Some(_gpu) = gpu() else { return };
-    let outcome = bench("faults", "n1000003/cuda/right/");
-    outcome.exits(0);
-    assert_eq!(outcome.part("cases").len(), 2, "hot and cold");
+    let Some(_gpu) = lock_gpu_if_present() else { return };
+    let outcome = run_example_bench("faults", "n1000003/cuda/right/");
+    outcome.assert_exit_code(0);
+    assert_eq!(outcome.case_ids_in_record_field("cases").len(), 2, "hot and cold");
     let run = outcome.run.as_ref().unwrap();
     assert_eq!(run["complete"], true);
     assert!(run["environment"]["gpus"][0]["uuid"].as_str().unwrap().starts_with("GPU-"));
@@ -119,60 +119,71 @@ fn a_right_kernel_is_verified_timed_hot_and_cold_and_recorded() {
 
 #[test]
 fn a_bad_kernel_has_no_time_and_the_others_go_on() {
-    let Some(_gpu) = gpu() else { return };
-    let outcome = bench("faults", "n100000/cuda/(right|wrong|unwritten|syntax|shape|memory)/");
-    outcome.exits(1);
-    let [(kind, log), _] = outcome.failures("syntax")[..] else { panic!("{}", outcome.text) };
+    let Some(_gpu) = lock_gpu_if_present() else { return };
+    let outcome =
+        run_example_bench("faults", "n100000/cuda/(right|wrong|unwritten|syntax|shape|memory)/");
+    outcome.assert_exit_code(1);
+    let [(kind, log), _] = outcome.failures_of_implementation("syntax")[..] else {
+        panic!("{}", outcome.text)
+    };
     assert_eq!(kind, "compile");
     assert!(log.contains("faults.cu(3)"), "the compiler's log names the file and the line: {log}");
-    assert_eq!(outcome.part("cases").len(), 2, "right, hot and cold");
-    assert_eq!(outcome.part("failed").len(), 8, "wrong, unwritten, syntax, shape");
-    assert_eq!(outcome.part("skipped").len(), 2, "memory");
+    assert_eq!(outcome.case_ids_in_record_field("cases").len(), 2, "right, hot and cold");
+    assert_eq!(
+        outcome.case_ids_in_record_field("failed").len(),
+        8,
+        "wrong, unwritten, syntax, shape"
+    );
+    assert_eq!(outcome.case_ids_in_record_field("skipped").len(), 2, "memory");
 }
 
 #[test]
 fn an_illegal_address_loses_the_device_and_nothing_else() {
-    let Some(_gpu) = gpu() else { return };
-    let outcome = bench("faults", "n100000/cuda/(right|address|right_again)/");
-    outcome.exits(1);
-    let lost: Vec<_> =
-        outcome.failures("address").into_iter().filter(|(kind, _)| *kind == "lost").collect();
+    let Some(_gpu) = lock_gpu_if_present() else { return };
+    let outcome = run_example_bench("faults", "n100000/cuda/(right|address|right_again)/");
+    outcome.assert_exit_code(1);
+    let lost: Vec<_> = outcome
+        .failures_of_implementation("address")
+        .into_iter()
+        .filter(|(kind, _)| *kind == "lost")
+        .collect();
     assert!(!lost.is_empty(), "{}", outcome.text);
     assert!(lost.iter().all(|(_, why)| why.contains("CUDA_ERROR_ILLEGAL_ADDRESS")), "{lost:?}");
-    assert_eq!(outcome.part("cases").len(), 2, "what ran before is kept");
-    assert_eq!(outcome.part("failed").len(), 4, "what ran after has no time");
+    assert_eq!(outcome.case_ids_in_record_field("cases").len(), 2, "what ran before is kept");
+    assert_eq!(outcome.case_ids_in_record_field("failed").len(), 4, "what ran after has no time");
     // The device still works: the next process runs.
-    bench("faults", "n100000/cuda/right_again/hot").exits(0);
+    run_example_bench("faults", "n100000/cuda/right_again/hot").assert_exit_code(0);
 }
 
 #[test]
 fn a_hung_kernel_is_abandoned() {
-    let Some(_gpu) = gpu() else { return };
-    let outcome = bench("faults", "--timeout 2 n100000/cuda/(right/|hang)");
-    outcome.exits(1);
-    let lost = outcome.failures("hang").into_iter().filter(|(kind, _)| *kind == "lost");
+    let Some(_gpu) = lock_gpu_if_present() else { return };
+    let outcome = run_example_bench("faults", "--timeout 2 n100000/cuda/(right/|hang)");
+    outcome.assert_exit_code(1);
+    let lost =
+        outcome.failures_of_implementation("hang").into_iter().filter(|(kind, _)| *kind == "lost");
     assert!(lost.count() > 0, "{}", outcome.text);
-    assert_eq!(outcome.part("cases").len(), 2);
+    assert_eq!(outcome.case_ids_in_record_field("cases").len(), 2);
 }
 
 #[test]
 fn a_gpu_that_is_not_there_is_refused() {
-    let Some(_gpu) = gpu() else { return };
-    let outcome = bench("faults", "--device 99");
-    outcome.exits(2);
+    let Some(_gpu) = lock_gpu_if_present() else { return };
+    let outcome = run_example_bench("faults", "--device 99");
+    outcome.assert_exit_code(2);
     assert_eq!(outcome.run, None);
 }
 
 #[test]
 fn an_outside_kernel_gets_the_same() {
-    let Some(_gpu) = gpu() else { return };
-    let outcome = bench("saxpy_cuda", "--axis n=1000,1000003");
-    outcome.exits(0);
-    assert_eq!(outcome.part("cases").len(), 4);
+    let Some(_gpu) = lock_gpu_if_present() else { return };
+    let outcome = run_example_bench("saxpy_cuda", "--axis n=1000,1000003");
+    outcome.assert_exit_code(0);
+    assert_eq!(outcome.case_ids_in_record_field("cases").len(), 4);
 }
 
 /// The output of `kernelgate`.
-fn kernelgate(arguments: &[&str]) -> String {
+fn kernelgate_output(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -180,13 +191,13 @@ fn kernelgate(arguments: &[&str]) -> String {
 
 #[test]
 fn an_injected_wait_copy_launch_and_spill_are_found_and_named() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = lock_gpu_if_present() else { return };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();
     let examples = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples");
     let dir = examples.to_str().unwrap();
     let cases = "n1000003/cuda/(right|waits|pageable|twice|spills)/";
-    let profiled = kernelgate(&[
+    let profiled = kernelgate_output(&[
         "profile", "--dir", dir, "--bench", "faults", "--format", "json", "--out", out, cases,
     ]);
     let profiled: Vec<Value> = serde_json::from_str(&profiled).unwrap();
@@ -211,7 +222,8 @@ fn an_injected_wait_copy_launch_and_spill_are_found_and_named() {
     assert!(memory("/right/") >= 8_000_000, "{}", memory("/right/"));
     let trace = |row: &str| format!("{out}/traces/fixture_faults_n1000003_cuda_{row}_hot.json");
     let changed = |row: &str, change: &str| {
-        let text = kernelgate(&["diagnose", &trace("right"), &trace(row), "--format", "json"]);
+        let text =
+            kernelgate_output(&["diagnose", &trace("right"), &trace(row), "--format", "json"]);
         let difference: Value = serde_json::from_str(&text).unwrap();
         let parts = difference["difference"]["parts"].as_array().unwrap();
         let faults = |part: &&Value| {
@@ -231,16 +243,16 @@ fn an_injected_wait_copy_launch_and_spill_are_found_and_named() {
 /// kernel is excluded from that comparison alone.
 #[test]
 fn calibrate_delays_cases_if_possible_and_skips_the_rest() {
-    let Some(_gpu) = gpu() else { return };
-    let package = Package::new();
-    std::fs::create_dir(package.path("bin")).unwrap();
+    let Some(_gpu) = lock_gpu_if_present() else { return };
+    let package = TempPackage::new();
+    std::fs::create_dir(package.package_path("bin")).unwrap();
     let example = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples");
-    copy_executable(example.join("saxpy_cuda"), package.path("bin/saxpy_cuda"));
+    copy_executable(example.join("saxpy_cuda"), package.package_path("bin/saxpy_cuda"));
     let line = "calibrate --dir bin --bench saxpy_cuda --backend cuda \
                 --axis n=1000,16777216 /hot --case-time 0.04s --relative 0.06 --max-blocks 8 \
                 --comparisons 1 --inject 20 --work 20 --power-comparisons 1 --sham 0";
-    package.kernelgate(line).exits(0);
-    let calibration = std::fs::read_to_string(package.baseline("calibration")).unwrap();
+    package.run_kernelgate(line).assert_exit(0);
+    let calibration = std::fs::read_to_string(package.baseline_path("calibration")).unwrap();
     let calibration: Value = serde_json::from_str(&calibration).unwrap();
     let comparisons = calibration["comparisons"].as_array().unwrap();
     assert_eq!(comparisons.len(), 3);
@@ -272,7 +284,7 @@ fn calibrate_delays_cases_if_possible_and_skips_the_rest() {
 
 #[test]
 fn timing_measures_every_part() {
-    let Some(_gpu) = gpu() else { return };
+    let Some(_gpu) = lock_gpu_if_present() else { return };
     let folder = tempfile::tempdir().unwrap();
     copy_executable(fixture_path(), folder.path().join("fixture"));
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))

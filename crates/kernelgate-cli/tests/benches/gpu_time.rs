@@ -7,79 +7,87 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::package::outcome::normalized;
-use crate::package::outside::Outside;
-use crate::package::{Outcome, lines_with};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::outside::TempCargoPackage;
+use crate::package::{ProcessOutcome, lines_with_word};
 
 const QUICK: &str = "--noplot --warm-up-time 0.02 --measurement-time 0.05 --sample-size 10 \
                      --nresamples 10";
 
-fn example(name: &str) -> String {
+fn read_drop_in_example(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/drop_in");
     std::fs::read_to_string(folder.join(name)).unwrap()
 }
 
 /// A package with that bench, and the fake driver beside it. It uses the library's own Criterion,
 /// because `cargo test` may have built several.
-fn package(bench: &str) -> Outside {
-    let bench = format!("use kernelgate::gpu_time::criterion;\n{}", without_comments(bench));
-    let outside = Outside::new(&[("drop_in", &bench)]);
+fn package_with_fake_driver(bench: &str) -> TempCargoPackage {
+    let bench =
+        format!("use kernelgate::gpu_time::criterion;\n{}", without_module_documentation(bench));
+    let outside = TempCargoPackage::new(&[("drop_in", &bench)]);
     for file in ["gpu/mod.rs", "gpu/scale.ptx"] {
-        let text = example(file).replace("    fn open()", "    pub fn open()");
-        outside.write(&format!("benches/{file}"), &text);
+        let text = read_drop_in_example(file).replace("    fn open()", "    pub fn open()");
+        outside.write_file(&format!("benches/{file}"), &text);
     }
-    outside.write("lib/driver.c", include_str!("../fixture/fake_driver.c"));
+    outside.write_file("lib/driver.c", include_str!("../fixture/fake_driver.c"));
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let compiled = Command::new(compiler)
         .args(["-shared", "-fPIC", "-O1", "-pthread", "-o", "libcuda.so.1", "driver.c"])
-        .current_dir(outside.path("lib"))
+        .current_dir(outside.package_path("lib"))
         .status()
         .unwrap();
     assert!(compiled.success());
-    std::os::unix::fs::symlink("libcuda.so.1", outside.path("lib/libcuda.so")).unwrap();
-    outside.write(".gitignore", "target\nlib\n");
+    std::os::unix::fs::symlink("libcuda.so.1", outside.package_path("lib/libcuda.so")).unwrap();
+    outside.write_file(".gitignore", "target\nlib\n");
     outside
 }
 
 /// Removes the documentation of a bench's module, which must be at the start of a file.
-fn without_comments(bench: &str) -> String {
+fn without_module_documentation(bench: &str) -> String {
     bench.lines().filter(|line| !line.starts_with("//!")).map(|line| format!("{line}\n")).collect()
 }
 
-fn with_driver(outside: &Outside, mut command: Command) -> Command {
-    command.env("LD_LIBRARY_PATH", outside.path("lib")).env("KERNELGATE_TIMEOUT", "20");
-    command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustflags());
+fn add_fake_driver(outside: &TempCargoPackage, mut command: Command) -> Command {
+    command.env("LD_LIBRARY_PATH", outside.package_path("lib")).env("KERNELGATE_TIMEOUT", "20");
+    command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustc_flags_linking_kernelgate());
     // Without Python, no wheels of CUPTI are found, which would not fit this driver.
-    command.env("VIRTUAL_ENV", outside.path("nowhere"));
+    command.env("VIRTUAL_ENV", outside.package_path("nowhere"));
     command
 }
 
-fn run(outside: &Outside, program: &str, line: &str) -> Outcome {
-    with_driver(outside, outside.command(program, line)).output().unwrap().into()
+fn run_with_fake_driver(outside: &TempCargoPackage, program: &str, line: &str) -> ProcessOutcome {
+    add_fake_driver(outside, outside.command_with_built_libraries(program, line))
+        .output()
+        .unwrap()
+        .into()
 }
 
-fn bench(outside: &Outside, line: &str) -> Outcome {
-    run(outside, env!("CARGO"), &format!("bench --offline --bench drop_in -- {QUICK} {line}"))
+fn run_drop_in_bench(outside: &TempCargoPackage, line: &str) -> ProcessOutcome {
+    run_with_fake_driver(
+        outside,
+        env!("CARGO"),
+        &format!("bench --offline --bench drop_in -- {QUICK} {line}"),
+    )
 }
 
-fn kernelgate(outside: &Outside, line: &str) -> Outcome {
-    run(outside, env!("CARGO_BIN_EXE_kernelgate"), line)
+fn run_kernelgate(outside: &TempCargoPackage, line: &str) -> ProcessOutcome {
+    run_with_fake_driver(outside, env!("CARGO_BIN_EXE_kernelgate"), line)
 }
 
 /// The only record of the last session.
-fn record(outside: &Outside) -> PathBuf {
-    let sessions = std::fs::read_dir(outside.path("target/kernelgate/runs")).unwrap();
+fn path_of_only_record(outside: &TempCargoPackage) -> PathBuf {
+    let sessions = std::fs::read_dir(outside.package_path("target/kernelgate/runs")).unwrap();
     let mut sessions: Vec<PathBuf> = sessions.map(|entry| entry.unwrap().path()).collect();
     sessions.sort_by_key(|folder| folder.metadata().unwrap().modified().unwrap());
     sessions.last().unwrap().join("drop_in.json")
 }
 
-fn json(path: &Path) -> serde_json::Value {
+fn read_json_file(path: &Path) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// Lines of one text that are not in the other, without comments and empty lines.
-fn only_in<'a>(text: &'a str, other: &str) -> Vec<&'a str> {
+fn lines_missing_in_other<'a>(text: &'a str, other: &str) -> Vec<&'a str> {
     let mut others: Vec<&str> = other.lines().map(str::trim).collect();
     let code = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut only = Vec::new();
@@ -94,8 +102,9 @@ fn only_in<'a>(text: &'a str, other: &str) -> Vec<&'a str> {
 
 #[test]
 fn a_criterion_bench_needs_two_changes_and_no_waits() {
-    let (before, after) = (example("before.rs"), example("after.rs"));
-    let (removed, added) = (only_in(&before, &after), only_in(&after, &before));
+    let (before, after) = (read_drop_in_example("before.rs"), read_drop_in_example("after.rs"));
+    let (removed, added) =
+        (lines_missing_in_other(&before, &after), lines_missing_in_other(&after, &before));
     let waits = removed.iter().filter(|line| **line == "gpu.wait();").count();
     assert_eq!((waits, removed.len() - waits, added.len()), (3, 2, 8), "{removed:?}\n{added:?}");
     assert!(after.lines().all(|line| line.len() <= 100));
@@ -103,17 +112,17 @@ fn a_criterion_bench_needs_two_changes_and_no_waits() {
 
 #[test]
 fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
-    let outside = package(&example("after.rs"));
-    outside.commit();
-    let first = bench(&outside, "--save-baseline main");
-    first.exits(0);
-    insta::assert_snapshot!(lines_with(&first.stdout, "fill/1048576 and"), @r"
+    let outside = package_with_fake_driver(&read_drop_in_example("after.rs"));
+    outside.commit_all_files();
+    let first = run_drop_in_bench(&outside, "--save-baseline main");
+    first.assert_exit(0);
+    insta::assert_snapshot!(lines_with_word(&first.stdout, "fill/1048576 and"), @r"
     unverified, nothing says whether the outputs are right: copy/1048576, copy/67108864, fill/1048576 and 3 more
     without a record of a launch: short work on another stream may pass: copy/1048576, copy/67108864, fill/1048576 and 3 more
     ");
     let saved = first.stderr.trim().lines().last().unwrap();
-    insta::assert_snapshot!(normalized(saved), @"baseline `main` saved in FOLDER/baselines/DEVICE/main.json");
-    let saved = json(&record(&outside));
+    insta::assert_snapshot!(redact_varying_parts(saved), @"baseline `main` saved in FOLDER/baselines/DEVICE/main.json");
+    let saved = read_json_file(&path_of_only_record(&outside));
     let cases = saved["cases"].as_object().unwrap();
     let ids: Vec<&str> = cases.keys().map(String::as_str).collect();
     let both = |name: &str| [format!("{name}/1048576"), format!("{name}/67108864")];
@@ -131,30 +140,37 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     assert!((67_536.0..80_000.0).contains(&each[0]), "{each:?}");
     assert!(large["host_bound"].is_null(), "{large}");
     // Criterion's own store and flags work as before.
-    assert!(outside.path("target/criterion/fill/67108864/main/sample.json").is_file());
+    assert!(outside.package_path("target/criterion/fill/67108864/main/sample.json").is_file());
 
-    bench(&outside, "--baseline main copy/6").exits(0);
-    let gate = kernelgate(&outside, "gate --baseline main --relative 5 --format json");
-    assert_eq!(gate.exits(0).verdicts(), ["unchanged"]);
-    assert_eq!(gate.cases(), ["copy/67108864"]);
-    let mut slower = with_driver(
+    run_drop_in_bench(&outside, "--baseline main copy/6").assert_exit(0);
+    let gate = run_kernelgate(&outside, "gate --baseline main --relative 5 --format json");
+    assert_eq!(gate.assert_exit(0).json_verdicts(), ["unchanged"]);
+    assert_eq!(gate.json_case_ids(), ["copy/67108864"]);
+    let mut slower = add_fake_driver(
         &outside,
-        outside.command(env!("CARGO"), &format!("bench --offline --bench drop_in -- {QUICK} /6")),
+        outside.command_with_built_libraries(
+            env!("CARGO"),
+            &format!("bench --offline --bench drop_in -- {QUICK} /6"),
+        ),
     );
-    Outcome::from(slower.env("FAKE_SLOWER", "40").output().unwrap()).exits(0);
-    let gate = kernelgate(&outside, "gate --baseline main --format json");
-    assert_eq!(gate.exits(1).verdicts(), ["regressed"; 3]);
+    ProcessOutcome::from(slower.env("FAKE_SLOWER", "40").output().unwrap()).assert_exit(0);
+    let gate = run_kernelgate(&outside, "gate --baseline main --format json");
+    assert_eq!(gate.assert_exit(1).json_verdicts(), ["regressed"; 3]);
     for line in ["--list", "--test fill", "--quick fill/1048576", "--profile-time 1 fill/1"] {
-        let outcome = bench_plain(&outside, line);
-        assert!(outcome.exits(0).stdout.contains("fill/1048576"), "{line}: {}", outcome.all());
+        let outcome = run_bench_by_criterion(&outside, line);
+        assert!(
+            outcome.assert_exit(0).stdout.contains("fill/1048576"),
+            "{line}: {}",
+            outcome.stdout_and_stderr()
+        );
     }
     let save = "baseline save again --runs 2 -- --bench drop_in -- --quick --nresamples 9 copy";
-    let saved = kernelgate(&outside, save);
-    insta::assert_snapshot!(normalized(saved.exits(0).stdout.lines().last().unwrap()), @"2 cases, 2 runs each, in FOLDER/baselines/DEVICE/again.json");
+    let saved = run_kernelgate(&outside, save);
+    insta::assert_snapshot!(redact_varying_parts(saved.assert_exit(0).stdout.lines().last().unwrap()), @"2 cases, 2 runs each, in FOLDER/baselines/DEVICE/again.json");
 }
 
-fn bench_plain(outside: &Outside, line: &str) -> Outcome {
-    run(
+fn run_bench_by_criterion(outside: &TempCargoPackage, line: &str) -> ProcessOutcome {
+    run_with_fake_driver(
         outside,
         env!("CARGO"),
         &format!("bench --offline --bench drop_in -- --noplot --nresamples 9 {line}"),
@@ -162,7 +178,7 @@ fn bench_plain(outside: &Outside, line: &str) -> Outcome {
 }
 
 /// The bench with another routine in its first group and another stream, which HOW selects.
-fn ill_behaved() -> String {
+fn bench_with_ill_behaved_routine() -> String {
     const HOW: &str = r#"
 thread_local!(static OTHER: Gpu = Gpu::open());
 
@@ -201,7 +217,7 @@ fn fill_case(b: &mut kernelgate::gpu_time::Bencher, gpu: &Gpu, buffer: u64, byte
     }
 }
 "#;
-    let after = example("after.rs").replace("Gpu::get().stream()", "handle()");
+    let after = read_drop_in_example("after.rs").replace("Gpu::get().stream()", "handle()");
     let after =
         after.replace("gpu.copy(target, source, bytes);", "copied(gpu, target, source, bytes);");
     let (from, to) = (
@@ -216,19 +232,20 @@ fn fill_case(b: &mut kernelgate::gpu_time::Bencher, gpu: &Gpu, buffer: u64, byte
 
 #[test]
 fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
-    let outside = package(&ill_behaved());
-    let how = |how: &str, filter: &str| -> Outcome {
+    let outside = package_with_fake_driver(&bench_with_ill_behaved_routine());
+    let how = |how: &str, filter: &str| -> ProcessOutcome {
         let line = format!("bench --offline --bench drop_in -- {QUICK} {filter}");
-        let mut command = with_driver(&outside, outside.command(env!("CARGO"), &line));
+        let mut command =
+            add_fake_driver(&outside, outside.command_with_built_libraries(env!("CARGO"), &line));
         command.env("HOW", how).output().unwrap().into()
     };
     let nothing = ["nothing", "elsewhere"].map(|kind| {
         let outcome = how(kind, "");
-        let record = json(&record(&outside));
+        let record = read_json_file(&path_of_only_record(&outside));
         assert_eq!(record["complete"], false);
         assert!(record["cases"].as_object().unwrap().is_empty(), "{record}");
         let text = record["failed"]["the first case"]["text"].as_str().unwrap();
-        let message = outcome.error(1);
+        let message = outcome.error_message(1);
         assert_eq!(message.lines().next(), Some(&*format!("error: the first case: {text}")));
         message
     });
@@ -240,28 +257,31 @@ fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
     ");
     // The cases that were measured before are kept, and the next one is named after them.
     let copies = how("copies nothing", "");
-    insta::assert_snapshot!(copies.error(1), @r"
+    insta::assert_snapshot!(copies.error_message(1), @r"
     error: the case after `fill/67108864`: has no time: the routine enqueues nothing on the stream that is timed; what runs on another stream, or on the host, has no time here
     run recorded in FOLDER/target/kernelgate/runs/SESSION/drop_in.json
     `kernelgate report` draws it in FOLDER/target/kernelgate/report/index.html
     ");
-    assert_eq!(json(&record(&outside))["cases"].as_object().unwrap().len(), 2);
+    assert_eq!(
+        read_json_file(&path_of_only_record(&outside))["cases"].as_object().unwrap().len(),
+        2
+    );
 
-    insta::assert_snapshot!(how("null", "").error(2), @"error: failed to time a stream: the stream's handle is null; where the legacy default stream is meant, say so: it has a handle of its own");
-    insta::assert_snapshot!(how("no stream", "").error(2), @"error: failed to time a stream: ADDRESS is no stream that lives: CUDA_ERROR_INVALID_HANDLE (invalid resource handle)");
+    insta::assert_snapshot!(how("null", "").error_message(2), @"error: failed to time a stream: the stream's handle is null; where the legacy default stream is meant, say so: it has a handle of its own");
+    insta::assert_snapshot!(how("no stream", "").error_message(2), @"error: failed to time a stream: ADDRESS is no stream that lives: CUDA_ERROR_INVALID_HANDLE (invalid resource handle)");
 
     // If the host is delayed in the verification pass, the launches look as if they ran elsewhere:
     // the bench is refused.
     let mut timed = how("waits", "fill");
     for _ in 0..2 {
         if timed.code != Some(0) {
-            timed.exits(1);
+            timed.assert_exit(1);
             timed = how("waits", "fill");
         }
     }
-    insta::assert_snapshot!(lines_with(&timed.exits(0).all(), "host-bound"), @"host-bound, the host's launches are in the time: fill/1048576, fill/67108864");
-    how("its own time", "^(fill|copy)/1048576$").exits(0);
-    let record = json(&record(&outside));
+    insta::assert_snapshot!(lines_with_word(&timed.assert_exit(0).stdout_and_stderr(), "host-bound"), @"host-bound, the host's launches are in the time: fill/1048576, fill/67108864");
+    how("its own time", "^(fill|copy)/1048576$").assert_exit(0);
+    let record = read_json_file(&path_of_only_record(&outside));
     insta::assert_snapshot!(format!("{:#}", record["skipped"]), @r#"
     {
       "fill/1048576": "its routine measures the time itself (iter_custom)"
@@ -273,34 +293,38 @@ fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
 
 #[test]
 fn two_builds_are_compared_by_gpu_time() {
-    let outside = package(&example("after.rs"));
-    outside.commit();
-    let slower = example("gpu/mod.rs").replace("7 => u8, bytes =>", "7 => u8, 30 * bytes =>");
-    outside.write("benches/gpu/mod.rs", &slower);
+    let outside = package_with_fake_driver(&read_drop_in_example("after.rs"));
+    outside.commit_all_files();
+    let slower =
+        read_drop_in_example("gpu/mod.rs").replace("7 => u8, bytes =>", "7 => u8, 30 * bytes =>");
+    outside.write_file("benches/gpu/mod.rs", &slower);
     let line = "compare --base HEAD --relative 2 --tolerated 4 --case-time 0.02s --max-blocks 12 \
                 --format json fill/67108864";
-    let outcome = kernelgate(&outside, line);
-    let json = outcome.exits(1).json();
+    let outcome = run_kernelgate(&outside, line);
+    let json = outcome.assert_exit(1).stdout_as_json();
     assert_eq!(json["unverified"], serde_json::json!(["fill/67108864"]));
     assert!(json["device"].as_str().unwrap().starts_with("Fake GPU"), "{}", json["device"]);
     let judged = &json["judged"][0];
     assert_eq!(judged["decision"]["case"], "fill/67108864");
     assert_eq!(judged["verdict"], "regressed");
-    assert!(!outside.path("target/kernelgate/runs").exists(), "no trial is taken for a run");
+    assert!(
+        !outside.package_path("target/kernelgate/runs").exists(),
+        "no trial is taken for a run"
+    );
 }
 
 /// Runs the example with the installed driver.
 #[test]
 fn the_example_runs_on_a_gpu() {
     let Some((_device, _alone)) = kernelgate_cuda::testing::lock_first_gpu() else { return };
-    let outside = package(&example("after.rs"));
+    let outside = package_with_fake_driver(&read_drop_in_example("after.rs"));
     let line = format!("bench --offline --bench drop_in -- {QUICK}");
-    let mut command = outside.command(env!("CARGO"), &line);
-    command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustflags());
-    let outcome = Outcome::from(command.output().unwrap());
+    let mut command = outside.command_with_built_libraries(env!("CARGO"), &line);
+    command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustc_flags_linking_kernelgate());
+    let outcome = ProcessOutcome::from(command.output().unwrap());
     eprintln!("{}", outcome.stdout);
-    outcome.exits(0);
-    let record = json(&record(&outside));
+    outcome.assert_exit(0);
+    let record = read_json_file(&path_of_only_record(&outside));
     let cases = record["cases"].as_object().unwrap();
     assert_eq!(cases.len(), 6);
     // Every card reads and writes 64 MiB in more than 10 µs and in less than 10 ms.

@@ -8,7 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::package::{Outcome, copy_executable, lines_with, rustflags};
+use crate::package::{
+    ProcessOutcome, copy_executable, lines_with_word, rustc_flags_linking_kernelgate,
+};
 use tempfile::TempDir;
 
 const MANIFEST: &str =
@@ -88,42 +90,42 @@ fn main() {
 }
 "#;
 
-struct Outside {
+struct FolderOfPackages {
     folder: TempDir,
 }
 
-impl Outside {
+impl FolderOfPackages {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self) -> PathBuf {
+    fn folder_path(&self) -> PathBuf {
         self.folder.path().canonicalize().unwrap()
     }
 
-    fn write(&self, name: &str, text: &str) {
+    fn write_file(&self, name: &str, text: &str) {
         let path = self.folder.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
 
     /// Makes a package in a folder with these benches, given as names and sources.
-    fn package(&self, folder: &str, name: &str, benches: &[(&str, &str)]) {
+    fn add_package(&self, folder: &str, name: &str, benches: &[(&str, &str)]) {
         let mut manifest = MANIFEST.replace("NAME", name);
         for (bench, source) in benches {
             manifest += &format!("[[bench]]\nname = \"{bench}\"\nharness = false\n");
-            self.write(&format!("{folder}/benches/{bench}.rs"), source);
+            self.write_file(&format!("{folder}/benches/{bench}.rs"), source);
         }
-        self.write(&format!("{folder}/Cargo.toml"), &manifest);
-        self.write(&format!("{folder}/src/lib.rs"), "");
+        self.write_file(&format!("{folder}/Cargo.toml"), &manifest);
+        self.write_file(&format!("{folder}/src/lib.rs"), "");
     }
 
-    fn command(&self, folder: &str, line: &str) -> Command {
+    fn kernelgate_command(&self, folder: &str, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
             .args(line.split_whitespace())
-            .current_dir(self.path().join(folder))
-            .env("CARGO_ENCODED_RUSTFLAGS", rustflags())
+            .current_dir(self.folder_path().join(folder))
+            .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags_linking_kernelgate())
             .env("RAYON_NUM_THREADS", "1")
             .env("KERNELGATE_BACKEND", "cpu")
             .env_remove("CARGO_MANIFEST_DIR")
@@ -133,19 +135,19 @@ impl Outside {
         command
     }
 
-    fn run(&self, folder: &str, line: &str) -> Outcome {
-        self.command(folder, line).output().unwrap().into()
+    fn run_kernelgate(&self, folder: &str, line: &str) -> ProcessOutcome {
+        self.kernelgate_command(folder, line).output().unwrap().into()
     }
 }
 
 /// The source of a bench with a workload of that name.
-fn bench(name: &str, workload: &str) -> String {
+fn bench_source_with_workload(name: &str, workload: &str) -> String {
     BENCH.replace("BENCH", name).replace("WORKLOAD", workload).replace("FACTOR", "2.0")
 }
 
 /// The package has benches `one` and `two`, and `plain`, which is of another kind.
-fn check_lists_and_refusals(run: &dyn Fn(&str) -> Outcome) {
-    insta::assert_snapshot!(run("list").text(), @r"
+fn check_lists_and_refusals(run: &dyn Fn(&str) -> ProcessOutcome) {
+    insta::assert_snapshot!(run("list").text_for_snapshot(), @r"
     exit 0
     mine/double: y = 2 x
         axis n  a number: elements
@@ -164,7 +166,7 @@ fn check_lists_and_refusals(run: &dyn Fn(&str) -> Outcome) {
     -- stderr
     left alone: bench `plain`: it does not use kernelgate
     ");
-    let list = run("list double --format json").exits(0).json();
+    let list = run("list double --format json").assert_exit(0).stdout_as_json();
     insta::assert_snapshot!(format!("{list:#}"), @r#"
     [
       {
@@ -180,7 +182,7 @@ fn check_lists_and_refusals(run: &dyn Fn(&str) -> Outcome) {
     "#);
     // These cases are not among the defaults.
     let thorough = ["mine/double/n512/cpu/hot", "mine/other/n512/cpu/hot"];
-    assert_eq!(run("list n512 --format json").exits(0).cases(), thorough);
+    assert_eq!(run("list n512 --format json").assert_exit(0).json_case_ids(), thorough);
     let mut refusals = String::new();
     for line in [
         "list doubel",
@@ -193,7 +195,7 @@ fn check_lists_and_refusals(run: &dyn Fn(&str) -> Outcome) {
         "baseline find other",
         "baseline find ../main",
     ] {
-        refusals += &format!("{line}: {}\n", run(line).error(2));
+        refusals += &format!("{line}: {}\n", run(line).error_message(2));
     }
     insta::assert_snapshot!(refusals, @r"
     list doubel: error: no case matches `doubel`; did you mean double?
@@ -210,15 +212,18 @@ fn check_lists_and_refusals(run: &dyn Fn(&str) -> Outcome) {
 
 #[test]
 fn every_verb_works_on_somebody_elses_workload() {
-    let outside = Outside::new();
+    let outside = FolderOfPackages::new();
     let plain = "fn main() { println!(\"a bench of another kind\"); }";
-    let (one, two) = (bench("one", "mine/double"), bench("two", "mine/other"));
-    outside.package(".", "mine", &[("one", &one), ("two", &two), ("plain", plain)]);
-    let run = |line: &str| outside.run(".", line);
+    let (one, two) = (
+        bench_source_with_workload("one", "mine/double"),
+        bench_source_with_workload("two", "mine/other"),
+    );
+    outside.add_package(".", "mine", &[("one", &one), ("two", &two), ("plain", plain)]);
+    let run = |line: &str| outside.run_kernelgate(".", line);
 
     check_lists_and_refusals(&run);
-    run("list --bench nosuch").exits(2);
-    insta::assert_snapshot!(run("verify").text(), @r"
+    run("list --bench nosuch").assert_exit(2);
+    insta::assert_snapshot!(run("verify").text_for_snapshot(), @r"
     exit 0
     case  status  checked  max error  relative L2  same bits again
     mine/double/n1024/cpu/hot  ok  100.0000%  exact  exact  yes
@@ -229,29 +234,29 @@ fn every_verb_works_on_somebody_elses_workload() {
     verifying mine/double/n1024/cpu/hot
     verifying mine/other/n1024/cpu/hot
     ");
-    run("verify double --bench one --dump dumped").exits(0);
-    let dump = outside.path().join("dumped");
+    run("verify double --bench one --dump dumped").assert_exit(0);
+    let dump = outside.folder_path().join("dumped");
     assert!(dump.join("mine_double_n1024_cpu_hot.safetensors").is_file());
     assert_eq!(std::fs::read_dir(&dump).unwrap().count(), 1, "nothing else is left there");
-    let profile = run("profile --format json").exits(0).json();
+    let profile = run("profile --format json").assert_exit(0).stdout_as_json();
     let phases = profile[0]["phases"].as_array().unwrap();
     let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["prepare", "first launch", "launch", "outputs"]);
     assert!(phases[2]["count"].as_u64().unwrap() >= 3 && profile[0]["summary"].is_null());
     if kernelgate_cuda::driver::device::count_gpus().is_err() {
-        run("timing").exits(2);
+        run("timing").assert_exit(2);
     }
     let mut cargo = Command::new(env!("CARGO_BIN_EXE_cargo-kernelgate"));
-    let environment = outside.command(".", "");
+    let environment = outside.kernelgate_command(".", "");
     let line = ["kernelgate", "list", "--bench", "one", "--format", "json"];
-    cargo.args(line).current_dir(outside.path());
+    cargo.args(line).current_dir(outside.folder_path());
     cargo.envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let listed = Outcome::from(cargo.output().unwrap());
-    assert_eq!(listed.exits(0).cases(), ["mine/double/n1024/cpu/hot"]);
+    let listed = ProcessOutcome::from(cargo.output().unwrap());
+    assert_eq!(listed.assert_exit(0).json_case_ids(), ["mine/double/n1024/cpu/hot"]);
 
     // The outputs are wrong and the case is slower: the verdict is that of verification.
-    outside.write("benches/two.rs", &two.replace("2.0 * x", "2.5 * x"));
-    insta::assert_snapshot!(run("verify --format markdown").text(), @r"
+    outside.write_file("benches/two.rs", &two.replace("2.0 * x", "2.5 * x"));
+    insta::assert_snapshot!(run("verify --format markdown").text_for_snapshot(), @r"
     exit 1
     | case  | status |  checked | max error | relative L2 | same bits again |
     | -- | --: | --: | --: | --: | --: |
@@ -265,74 +270,78 @@ fn every_verb_works_on_somebody_elses_workload() {
     verifying mine/double/n1024/cpu/hot
     verifying mine/other/n1024/cpu/hot
     ");
-    outside.write("benches/two.rs", "fn main() { mistake");
+    outside.write_file("benches/two.rs", "fn main() { mistake");
     let broken = run("list");
-    insta::assert_snapshot!(broken.exits(2).stderr.lines().last().unwrap(), @"error: the package does not build");
+    insta::assert_snapshot!(broken.assert_exit(2).stderr.lines().last().unwrap(), @"error: the package does not build");
 }
 
 #[test]
 fn a_baseline_of_somebody_elses_workload_is_saved_found_and_gated() {
-    let outside = Outside::new();
-    outside.package(".", "mine", &[("one", &bench("one", "mine/double"))]);
-    let run = |line: &str| outside.run(".", line);
-    run("baseline save main --runs 2 -- --bench one -- --quick --noplot").exits(0);
-    insta::assert_snapshot!(run("baseline find main").text(), @r"
+    let outside = FolderOfPackages::new();
+    outside.add_package(".", "mine", &[("one", &bench_source_with_workload("one", "mine/double"))]);
+    let run = |line: &str| outside.run_kernelgate(".", line);
+    run("baseline save main --runs 2 -- --bench one -- --quick --noplot").assert_exit(0);
+    insta::assert_snapshot!(run("baseline find main").text_for_snapshot(), @r"
     exit 0
     FOLDER/baselines/DEVICE/main.json
     -- stderr
     ");
-    assert!(outside.path().join("baselines").is_dir(), "baselines are the package's");
-    let gate = run("gate --baseline main --format json").json();
+    assert!(outside.folder_path().join("baselines").is_dir(), "baselines are the package's");
+    let gate = run("gate --baseline main --format json").stdout_as_json();
     assert_eq!(gate["judged"][0]["case"], "mine/double/n1024/cpu/hot");
     assert_eq!(gate["judged"][0]["base_runs"], 2);
-    assert_eq!(run("runs --format json").exits(0).cases(), ["mine/double/n1024/cpu/hot"]);
+    assert_eq!(
+        run("runs --format json").assert_exit(0).json_case_ids(),
+        ["mine/double/n1024/cpu/hot"]
+    );
 }
 
 #[test]
 fn a_workspace_has_its_members_verbs_and_one_target_folder() {
-    let outside = Outside::new();
-    outside.write(
+    let outside = FolderOfPackages::new();
+    outside.write_file(
         "Cargo.toml",
         "[workspace]\nmembers = [\"a\", \"b\", \"empty\"]\nresolver = \"3\"\n",
     );
-    outside.package("a", "a", &[("double", &bench("double", "a/double"))]);
-    outside.package("b", "b", &[("double", &bench("double", "b/double"))]);
-    outside.package("empty", "empty", &[]);
-    let run = |folder: &str, line: &str| outside.run(folder, line);
+    outside.add_package("a", "a", &[("double", &bench_source_with_workload("double", "a/double"))]);
+    outside.add_package("b", "b", &[("double", &bench_source_with_workload("double", "b/double"))]);
+    outside.add_package("empty", "empty", &[]);
+    let run = |folder: &str, line: &str| outside.run_kernelgate(folder, line);
     let (in_a, in_b) = ("a/double/n1024/cpu/hot", "b/double/n1024/cpu/hot");
-    assert_eq!(run(".", "list --format json").exits(0).cases(), [in_a, in_b]);
-    assert_eq!(run(".", "list --package b --format json").exits(0).cases(), [in_b]);
-    assert_eq!(run("a/src", "verify --format json").exits(0).cases(), [in_a]);
-    insta::assert_snapshot!(run("empty", "list").error(2), @"error: there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one");
-    run(".", "list --package nosuch").exits(2);
+    assert_eq!(run(".", "list --format json").assert_exit(0).json_case_ids(), [in_a, in_b]);
+    assert_eq!(run(".", "list --package b --format json").assert_exit(0).json_case_ids(), [in_b]);
+    assert_eq!(run("a/src", "verify --format json").assert_exit(0).json_case_ids(), [in_a]);
+    insta::assert_snapshot!(run("empty", "list").error_message(2), @"error: there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one");
+    run(".", "list --package nosuch").assert_exit(2);
     // Run in the member, with the workspace's target folder.
     let save = "-- --bench double -- --quick --noplot";
-    run("a", &format!("baseline save main --runs 1 {save}")).exits(0);
+    run("a", &format!("baseline save main --runs 1 {save}")).assert_exit(0);
     assert!(
-        outside.path().join("a/baselines").is_dir()
-            && outside.path().join("target/kernelgate/runs").is_dir()
+        outside.folder_path().join("a/baselines").is_dir()
+            && outside.folder_path().join("target/kernelgate/runs").is_dir()
     );
-    assert_eq!(run("a", "runs --format json").exits(0).cases(), [in_a]);
+    assert_eq!(run("a", "runs --format json").assert_exit(0).json_case_ids(), [in_a]);
     // Run in the root: the baseline is the member's.
-    insta::assert_snapshot!(run(".", "gate --baseline main").refusal(2), @"error: no baseline `main` for DEVICE in FOLDER/baselines (found none); another package of the workspace has one: call the program there, or name it with --baselines DEVICE/a/baselines");
+    insta::assert_snapshot!(run(".", "gate --baseline main").refusal_message(2), @"error: no baseline `main` for DEVICE in FOLDER/baselines (found none); another package of the workspace has one: call the program there, or name it with --baselines DEVICE/a/baselines");
     // Both members have a bench of that name: neither record replaces the other.
-    run(".", &format!("baseline save both --runs 1 {save}")).exits(0);
-    let mut recorded = run(".", "runs --format json").exits(0).cases();
+    run(".", &format!("baseline save both --runs 1 {save}")).assert_exit(0);
+    let mut recorded = run(".", "runs --format json").assert_exit(0).json_case_ids();
     recorded.sort();
     assert_eq!(recorded, [in_a, in_b]);
     // A relative target folder is relative to the current folder.
-    let mut saved = outside.command("a/src", &format!("baseline save main --runs 1 {save}"));
-    Outcome::from(saved.env("CARGO_TARGET_DIR", "../odd").output().unwrap()).exits(0);
-    assert!(outside.path().join("a/odd/kernelgate/runs").is_dir());
-    assert!(!outside.path().join("a/target").exists());
+    let mut saved =
+        outside.kernelgate_command("a/src", &format!("baseline save main --runs 1 {save}"));
+    ProcessOutcome::from(saved.env("CARGO_TARGET_DIR", "../odd").output().unwrap()).assert_exit(0);
+    assert!(outside.folder_path().join("a/odd/kernelgate/runs").is_dir());
+    assert!(!outside.folder_path().join("a/target").exists());
 }
 
 #[test]
 fn a_bench_that_misbehaves_is_named_and_ended() {
-    let outside = Outside::new();
-    outside.package(".", "hostile", &[("evil", HOSTILE)]);
-    let run = |how: &str, line: &str| -> Outcome {
-        outside.command(".", line).env("HOSTILE", how).output().unwrap().into()
+    let outside = FolderOfPackages::new();
+    outside.add_package(".", "hostile", &[("evil", HOSTILE)]);
+    let run = |how: &str, line: &str| -> ProcessOutcome {
+        outside.kernelgate_command(".", line).env("HOSTILE", how).output().unwrap().into()
     };
     let mut refusals = String::new();
     for (how, line) in [
@@ -347,8 +356,11 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
     ] {
         let started = std::time::Instant::now();
         let outcome = run(how, line);
-        assert!(!outcome.all().contains('\u{1b}'), "an escape code reached the terminal");
-        let message = outcome.refusal(2);
+        assert!(
+            !outcome.stdout_and_stderr().contains('\u{1b}'),
+            "an escape code reached the terminal"
+        );
+        let message = outcome.refusal_message(2);
         refusals += &format!("{how}: {message}\n");
         // Processes that the bench started, which live longer, are not waited for.
         assert!(started.elapsed().as_secs() < 25, "{how}");
@@ -376,7 +388,7 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
     insta::assert_snapshot!(dropped.collect::<String>(), @"(it prints more than 1048576 bytes: the rest is dropped)");
     let panic = run("panic", "verify");
     assert_eq!(panic.code, Some(2));
-    let line = lines_with(&panic.stderr, "`evil`");
+    let line = lines_with_word(&panic.stderr, "`evil`");
     let (ended, message) = line.split_once("; it said last: ").unwrap();
     assert_eq!(ended, "error: bench `evil` ended with exit status: 101 and no response");
     assert!(message.contains("panicked"), "{message}");
@@ -384,22 +396,22 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
 
 #[test]
 fn a_folder_of_executables_is_asked_without_a_build() {
-    let outside = Outside::new();
-    let folder = crate::package::Package::new();
-    let dir = folder.dir();
-    let run = |line: &str| outside.run(".", &format!("{line} {dir}"));
+    let outside = FolderOfPackages::new();
+    let folder = crate::package::TempPackage::new();
+    let dir = folder.bench_folder_flags();
+    let run = |line: &str| outside.run_kernelgate(".", &format!("{line} {dir}"));
     let list = run("list");
     // A combination that no machine can run is not listed as a skip, and every line fits.
     assert!(
-        list.exits(0).stdout.lines().all(|line| line.chars().count() <= 100),
+        list.assert_exit(0).stdout.lines().all(|line| line.chars().count() <= 100),
         "{}",
         list.stdout
     );
-    assert_eq!(run("list --format json").exits(0).cases().len(), 4);
+    assert_eq!(run("list --format json").assert_exit(0).json_case_ids().len(), 4);
     // The program itself may lie beside the benches, but it is not a bench.
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-    copy_executable(program, folder.path("executables/kernelgate"));
-    insta::assert_snapshot!(run("list").text(), @r"
+    copy_executable(program, folder.package_path("executables/kernelgate"));
+    insta::assert_snapshot!(run("list").text_for_snapshot(), @r"
     exit 0
     fixture/spin: squares, then spins for FIXTURE_NS
         axis n  a number: elements
@@ -421,7 +433,7 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     ");
     let mut refusals = String::new();
     for line in [&*format!("list --bench other {dir}"), "list", "compare --base main"] {
-        refusals += &format!("{}\n", outside.run(".", line).refusal(2));
+        refusals += &format!("{}\n", outside.run_kernelgate(".", line).refusal_message(2));
     }
     insta::assert_snapshot!(refusals, @r"
     error: --bench other: FOLDER/executables has no such executable
@@ -429,6 +441,6 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     error: no package here: neither FOLDER nor a folder above it has a Cargo.toml
     ");
     // Runs are found beside the program too, once `cargo bench` has recorded one there.
-    let doctor = outside.run(".", "doctor");
-    insta::assert_snapshot!(lines_with(&doctor.exits(0).stdout, "baselines"), @"baselines  no package here");
+    let doctor = outside.run_kernelgate(".", "doctor");
+    insta::assert_snapshot!(lines_with_word(&doctor.assert_exit(0).stdout, "baselines"), @"baselines  no package here");
 }

@@ -6,18 +6,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::package::Outcome;
-use crate::package::outcome::normalized;
+use crate::package::ProcessOutcome;
+use crate::package::outcome::redact_varying_parts;
 
 const FORWARD: &str = "st_bif/forward/n33554432_t8_level8_f32_int8";
 
 /// Runs `kernelgate peers` on the recorded run, with a "Python" that prints these lines.
-fn peers(run: &str, answer: &str, line: &str) -> Outcome {
-    peers_with_request(run, answer, line).0
+fn run_peers_with_fake_python(run: &str, answer: &str, line: &str) -> ProcessOutcome {
+    run_peers_and_return_request(run, answer, line).0
 }
 
 /// Also returns the request that the "Python" got, and below it the GPUs that it may use.
-fn peers_with_request(run: &str, answer: &str, line: &str) -> (Outcome, String) {
+fn run_peers_and_return_request(run: &str, answer: &str, line: &str) -> (ProcessOutcome, String) {
     let folder = tempfile::tempdir().unwrap();
     let session = folder.path().join("runs/s");
     std::fs::create_dir_all(&session).unwrap();
@@ -32,12 +32,12 @@ fn peers_with_request(run: &str, answer: &str, line: &str) -> (Outcome, String) 
     )
     .unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let benches = crate::package::Package::new();
+    let benches = crate::package::TempPackage::new();
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
         .arg("peers")
         .args(line.split_whitespace())
         .args(["--records", folder.path().join("runs").to_str().unwrap()])
-        .args(benches.dir().split(' '))
+        .args(benches.bench_folder_flags().split(' '))
         .env("KERNELGATE_PYTHON", &python)
         .current_dir(folder.path())
         .output()
@@ -46,35 +46,37 @@ fn peers_with_request(run: &str, answer: &str, line: &str) -> (Outcome, String) 
     (output.into(), requested)
 }
 
-fn recorded() -> String {
+fn recorded_gpu_run_text() -> String {
     std::fs::read_to_string(
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/gpu_run.json"),
     )
     .unwrap()
 }
 
-fn environment(device: &str) -> String {
+fn echo_peer_environment(device: &str) -> String {
     format!(r#"echo '{{"torch": "2.11", "device": "{device}"}}'"#)
 }
 
 /// A shell command that prints the answer of a peer program for one peer of one problem.
-fn line(id: &str, peer: &str, rest: &str) -> String {
+fn echo_peer_time(id: &str, peer: &str, rest: &str) -> String {
     format!(r#"echo '{{"id": "{id}", "peer": "{peer}", {rest}}}'"#)
 }
 
 #[test]
 fn peers_are_shown_beside_our_fastest_row() {
-    let result = line(
+    let result = echo_peer_time(
         FORWARD,
         "torch/compile",
         r#""about": "a", "median_ns": 614200.0, "power": "steady", "clock_mhz": 1430.0"#,
     );
-    let failed = line(FORWARD, "spikingjelly", r#""about": "b", "error": "not installed""#);
-    let answer = [environment("NVIDIA H200"), result, failed].join("\n");
-    let (outcome, request) = peers_with_request(&recorded(), &answer, "forward");
+    let failed =
+        echo_peer_time(FORWARD, "spikingjelly", r#""about": "b", "error": "not installed""#);
+    let answer = [echo_peer_environment("NVIDIA H200"), result, failed].join("\n");
+    let (outcome, request) =
+        run_peers_and_return_request(&recorded_gpu_run_text(), &answer, "forward");
     // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was
     // filtered out.
-    insta::assert_snapshot!(outcome.text(), @r"
+    insta::assert_snapshot!(outcome.text_for_snapshot(), @r"
     exit 0
     NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
 
@@ -92,17 +94,17 @@ fn peers_are_shown_beside_our_fastest_row() {
 
 #[test]
 fn peers_of_a_run_over_two_gpus_see_both_and_stand_beside_the_library() {
-    let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
+    let mut run: serde_json::Value = serde_json::from_str(&recorded_gpu_run_text()).unwrap();
     let mut second = run["environment"]["gpus"][0].clone();
     second["uuid"] = "GPU-ffffffff-0000-0000-0000-000000000000".into();
     run["environment"]["gpus"].as_array_mut().unwrap().push(second);
     let mut case = run["cases"][format!("{FORWARD}/cuda/fused/hot")].clone();
     case["implementation"] = "cuda/nccl".into();
     run["cases"][format!("{FORWARD}/cuda/nccl/hot")] = case;
-    let result = line(FORWARD, "torch", r#""about": "a", "median_ns": 614200.0"#);
-    let answer = [environment("NVIDIA H200"), result].join("\n");
-    let (outcome, request) = peers_with_request(&run.to_string(), &answer, "forward");
-    insta::assert_snapshot!(outcome.text(), @r"
+    let result = echo_peer_time(FORWARD, "torch", r#""about": "a", "median_ns": 614200.0"#);
+    let answer = [echo_peer_environment("NVIDIA H200"), result].join("\n");
+    let (outcome, request) = run_peers_and_return_request(&run.to_string(), &answer, "forward");
+    insta::assert_snapshot!(outcome.text_for_snapshot(), @r"
     exit 0
     NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
 
@@ -122,17 +124,17 @@ fn peers_of_a_run_over_two_gpus_see_both_and_stand_beside_the_library() {
 #[test]
 fn every_family_has_its_program() {
     let id = "denoise/loop/pi05_s50_p968_steps10_bf16";
-    let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
+    let mut run: serde_json::Value = serde_json::from_str(&recorded_gpu_run_text()).unwrap();
     let mut case = run["cases"][format!("{FORWARD}/cuda/fused/hot")].clone();
     case["implementation"] = "cuda/fused_overlap".into();
     case["problem"] =
         serde_json::json!({"model": "pi05", "s": "50", "p": "968", "steps": "10", "dtype": "bf16"});
     case["workload"] = "denoise/loop".into();
     run["cases"][format!("{id}/cuda/fused_overlap/hot")] = case;
-    let result = line(id, "torch/cuda_graph", r#""about": "a", "median_ns": 30600000.0"#);
-    let answer = [environment("NVIDIA H200"), result].join("\n");
-    let (outcome, request) = peers_with_request(&run.to_string(), &answer, "denoise");
-    insta::assert_snapshot!(outcome.text(), @r"
+    let result = echo_peer_time(id, "torch/cuda_graph", r#""about": "a", "median_ns": 30600000.0"#);
+    let answer = [echo_peer_environment("NVIDIA H200"), result].join("\n");
+    let (outcome, request) = run_peers_and_return_request(&run.to_string(), &answer, "denoise");
+    insta::assert_snapshot!(outcome.text_for_snapshot(), @r"
     exit 0
     NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
 
@@ -144,8 +146,8 @@ fn every_family_has_its_program() {
     timing the peers of 1 denoise problems
     ");
     insta::assert_snapshot!(request.lines().next().unwrap(), @r#"[{"id":"denoise/loop/pi05_s50_p968_steps10_bf16","workload":"denoise/loop","axes":{"dtype":"bf16","model":"pi05","p":"968","s":"50","steps":"10"}}]GPU-b0e5e641-f958-7f88-4d2c-be86c83f9897"#);
-    let wrong = peers(&run.to_string(), "echo nonsense", "denoise");
-    insta::assert_snapshot!(wrong.refusal(2), @r"
+    let wrong = run_peers_with_fake_python(&run.to_string(), "echo nonsense", "denoise");
+    insta::assert_snapshot!(wrong.refusal_message(2), @r"
     timing the peers of 1 denoise problems
     error: peers/denoise.py printed what is no result: nonsense: expected ident at line 1 column 2
     ");
@@ -153,8 +155,12 @@ fn every_family_has_its_program() {
 
 #[test]
 fn a_peer_on_another_device_is_refused() {
-    let outcome = peers(&recorded(), &environment("NVIDIA A100"), "");
-    insta::assert_snapshot!(outcome.refusal(4), @r"
+    let outcome = run_peers_with_fake_python(
+        &recorded_gpu_run_text(),
+        &echo_peer_environment("NVIDIA A100"),
+        "",
+    );
+    insta::assert_snapshot!(outcome.refusal_message(4), @r"
     timing the peers of 2 st_bif problems
     refused: the run was on NVIDIA H200, the peers on NVIDIA A100
     ");
@@ -162,7 +168,7 @@ fn a_peer_on_another_device_is_refused() {
 
 #[test]
 fn errors_of_peer_programs_are_named() {
-    let stranger = environment("NVIDIA H200")
+    let stranger = echo_peer_environment("NVIDIA H200")
         + "\necho '{\"id\": \"x\", \"peer\": \"p\", \"about\": \"a\", \"median_ns\": 1.0}'";
     let mut refusals = String::new();
     for (answer, line) in [
@@ -174,7 +180,10 @@ fn errors_of_peer_programs_are_named() {
         (&*stranger, ""),
         ("head -c 10000000 /dev/zero", ""),
     ] {
-        refusals += &format!("{}\n", peers(&recorded(), answer, line).refusal(2));
+        refusals += &format!(
+            "{}\n",
+            run_peers_with_fake_python(&recorded_gpu_run_text(), answer, line).refusal_message(2)
+        );
     }
     insta::assert_snapshot!(refusals, @r"
     timing the peers of 2 st_bif problems
@@ -197,11 +206,15 @@ fn errors_of_peer_programs_are_named() {
 
 #[test]
 fn timed_peers_are_shown_even_if_the_rest_fails() {
-    let result = line(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
-    let begun = [environment("NVIDIA H200"), result, "printf '{\"id\": \"st'".to_owned()];
+    let result = echo_peer_time(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
+    let begun = [echo_peer_environment("NVIDIA H200"), result, "printf '{\"id\": \"st'".to_owned()];
     let then = |last: &str| [&begun[..], &[last.to_owned()]].concat().join("\n");
-    let stuck = peers(&recorded(), &then("sleep 600"), "forward --wait 1s");
-    insta::assert_snapshot!(stuck.text(), @r"
+    let stuck = run_peers_with_fake_python(
+        &recorded_gpu_run_text(),
+        &then("sleep 600"),
+        "forward --wait 1s",
+    );
+    insta::assert_snapshot!(stuck.text_for_snapshot(), @r"
     exit 2
     NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
 
@@ -219,10 +232,16 @@ fn timed_peers_are_shown_even_if_the_rest_fails() {
         // The peer program sends Ctrl-C to the program.
         ("kill -INT $PPID; sleep 600", 130, "interrupted, with peers/st_bif.py at work"),
     ] {
-        let json = peers(&recorded(), &then(last), "forward --format json").exits(code).json();
+        let json = run_peers_with_fake_python(
+            &recorded_gpu_run_text(),
+            &then(last),
+            "forward --format json",
+        )
+        .assert_exit(code)
+        .stdout_as_json();
         assert_eq!(json["rows"][0]["peer_ns"], 614_200.0, "{json}");
         let ended_early = json["ended_early"].as_str().unwrap();
-        assert_eq!(normalized(ended_early), why);
+        assert_eq!(redact_varying_parts(ended_early), why);
     }
 }
 
@@ -230,7 +249,7 @@ fn timed_peers_are_shown_even_if_the_rest_fails() {
 fn a_peer_program_that_hangs_is_ended_with_what_it_started() {
     let pid = tempfile::NamedTempFile::new().unwrap();
     let hangs = format!("sleep 600 &\necho $! > {}\nwait", pid.path().display());
-    insta::assert_snapshot!(peers(&recorded(), &hangs, "--wait 1s").refusal(2), @r"
+    insta::assert_snapshot!(run_peers_with_fake_python(&recorded_gpu_run_text(), &hangs, "--wait 1s").refusal_message(2), @r"
     timing the peers of 2 st_bif problems
     error: peers/st_bif.py under FOLDER/python gave no answer within 1 s (--wait sets this)
     ");
@@ -248,9 +267,9 @@ fn a_peer_program_that_hangs_is_ended_with_what_it_started() {
 
 #[test]
 fn a_run_on_the_cpu_has_no_peers() {
-    let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
+    let mut run: serde_json::Value = serde_json::from_str(&recorded_gpu_run_text()).unwrap();
     run["environment"]["gpus"][0]["uuid"] = "0,1 --all".into();
-    insta::assert_snapshot!(peers(&run.to_string(), "", "").refusal(2), @"error: the run's GPU `0,1 --all` is no id of one");
+    insta::assert_snapshot!(run_peers_with_fake_python(&run.to_string(), "", "").refusal_message(2), @"error: the run's GPU `0,1 --all` is no id of one");
     run["environment"].as_object_mut().unwrap().remove("gpus");
-    insta::assert_snapshot!(peers(&run.to_string(), "", "").refusal(2), @"error: no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter");
+    insta::assert_snapshot!(run_peers_with_fake_python(&run.to_string(), "", "").refusal_message(2), @"error: no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen the filter");
 }

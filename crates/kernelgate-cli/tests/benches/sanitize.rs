@@ -5,21 +5,21 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::package::Outcome;
+use crate::package::ProcessOutcome;
 
-fn repository() -> &'static Path {
+fn repository_root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// Runs the script on a record of three kernels and one exception, with logs of these cases.
-fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
+fn run_sanitizer_coverage_script(launched: &[&str], tests_passed: bool) -> ProcessOutcome {
     let folder = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
         let path = folder.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
-    let script = std::fs::read_to_string(repository().join("ci/sanitizer/coverage")).unwrap();
+    let script = std::fs::read_to_string(repository_root().join("ci/sanitizer/coverage")).unwrap();
     write("ci/sanitizer/coverage", &script);
     write("ci/sanitizer/exceptions.tsv", "# why\na/c X=[0-9]\tmemcheck\tneeds another card\n");
     let names = ["a/b X=1", "a/b X=1: a_b_finish", "a/c X=2", "measure/spin"];
@@ -50,27 +50,27 @@ fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
 #[test]
 fn a_kernel_that_no_run_reached_fails_unless_it_is_an_exception() {
     let all = ["a/b X=1", "a/b X=1: a_b_finish"];
-    insta::assert_snapshot!(coverage(&all, true).text(), @r"
+    insta::assert_snapshot!(run_sanitizer_coverage_script(&all, true).text_for_snapshot(), @r"
     exit 0
     memcheck  3 of 4 kernels of sm_90a reached, 1 excepted, 0 not reached
     ");
-    insta::assert_snapshot!(coverage(&all[..1], true).text(), @r"
+    insta::assert_snapshot!(run_sanitizer_coverage_script(&all[..1], true).text_for_snapshot(), @r"
     exit 1
     memcheck  2 of 4 kernels of sm_90a reached, 1 excepted, 1 not reached
         not reached: a/b X=1: a_b_finish
     ");
-    insta::assert_snapshot!(coverage(&all, false).text(), @r"
+    insta::assert_snapshot!(run_sanitizer_coverage_script(&all, false).text_for_snapshot(), @r"
     exit 1
     memcheck  2 of 4 kernels of sm_90a reached, 1 excepted, 1 not reached
         not reached: measure/spin
     ");
-    let excepted = coverage(&["a/b X=1;a/b X=1: a_b_finish;a/c X=2"], true);
-    insta::assert_snapshot!(excepted.text(), @r"
+    let excepted = run_sanitizer_coverage_script(&["a/b X=1;a/b X=1: a_b_finish;a/c X=2"], true);
+    insta::assert_snapshot!(excepted.text_for_snapshot(), @r"
     exit 1
     memcheck  4 of 4 kernels of sm_90a reached, 1 excepted, 0 not reached
         an exception, and reached: a/c X=2
     ");
-    insta::assert_snapshot!(coverage(&[], true).text(), @r"
+    insta::assert_snapshot!(run_sanitizer_coverage_script(&[], true).text_for_snapshot(), @r"
     exit 1
     memcheck  1 of 4 kernels of sm_90a reached, 1 excepted, 2 not reached
         not reached: a/b X=1
@@ -81,9 +81,9 @@ fn a_kernel_that_no_run_reached_fails_unless_it_is_an_exception() {
 #[test]
 fn every_exception_names_a_recorded_kernel_and_a_reason() {
     let exceptions =
-        std::fs::read_to_string(repository().join("ci/sanitizer/exceptions.tsv")).unwrap();
+        std::fs::read_to_string(repository_root().join("ci/sanitizer/exceptions.tsv")).unwrap();
     let recorded =
-        std::fs::read_to_string(repository().join("baselines/resources/sm_90a.json")).unwrap();
+        std::fs::read_to_string(repository_root().join("baselines/resources/sm_90a.json")).unwrap();
     let recorded: serde_json::Value = serde_json::from_str(&recorded).unwrap();
     let names = recorded["kernels"].as_object().unwrap();
     for line in exceptions.lines().filter(|line| !line.starts_with('#')) {
@@ -101,9 +101,9 @@ fn every_exception_names_a_recorded_kernel_and_a_reason() {
 /// A known report that belongs to no run any more could hide a report of another run.
 #[test]
 fn every_known_report_is_of_a_run_and_has_a_reason() {
-    let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
+    let read = |name: &str| std::fs::read_to_string(repository_root().join(name)).unwrap();
     let reports = read("ci/sanitizer/known.tsv");
-    let families = std::fs::read_dir(repository().join("src")).unwrap();
+    let families = std::fs::read_dir(repository_root().join("src")).unwrap();
     let runs = families.filter_map(|family| {
         std::fs::read_to_string(family.unwrap().path().join("sanitize.txt")).ok()
     });

@@ -5,9 +5,9 @@
 
 use std::process::Command;
 
-use crate::package::outcome::normalized;
-use crate::package::outside::{Outside, is_alive};
-use crate::package::{CASE, Outcome, Package, lines_with};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::outside::{TempCargoPackage, is_hostile_process_alive};
+use crate::package::{CASE, ProcessOutcome, TempPackage, lines_with_word};
 
 /// A bench that looks like one of this harness, and hangs or fails in the head if the variable
 /// HOSTILE says so.
@@ -46,19 +46,21 @@ fn main() {
 
 #[test]
 fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
-    let outside = Outside::new(&[("evil", HOSTILE)]);
-    outside.build("evil");
+    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    outside.build_and_copy_as_base_and_head("evil");
     let command = |how: &str, wait: &str| -> Command {
         let line = format!("compare --base-dir base --head-dir head {wait}");
-        let mut command = outside.command(env!("CARGO_BIN_EXE_kernelgate"), &line);
+        let mut command =
+            outside.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), &line);
         command.env("HOSTILE", how);
         command
     };
-    let run = |how: &str, wait: &str| -> Outcome { command(how, wait).output().unwrap().into() };
-    insta::assert_snapshot!(run("hangs when asked", "--wait 1s").refusal(2), @"error: head: bench `evil` cannot be asked for the protocol that it speaks: no answer within 1 s (--wait sets this)");
-    assert!(!is_alive(&outside), "what it started still runs");
-    insta::assert_snapshot!(run("breaks when asked", "").refusal(2), @"error: head: bench `evil` cannot be asked for the protocol that it speaks: asked for its version it ended with exit status: 127");
-    insta::assert_snapshot!(run("", "--wait never").refusal(2), @r"
+    let run =
+        |how: &str, wait: &str| -> ProcessOutcome { command(how, wait).output().unwrap().into() };
+    insta::assert_snapshot!(run("hangs when asked", "--wait 1s").refusal_message(2), @"error: head: bench `evil` cannot be asked for the protocol that it speaks: no answer within 1 s (--wait sets this)");
+    assert!(!is_hostile_process_alive(&outside), "what it started still runs");
+    insta::assert_snapshot!(run("breaks when asked", "").refusal_message(2), @"error: head: bench `evil` cannot be asked for the protocol that it speaks: asked for its version it ended with exit status: 127");
+    insta::assert_snapshot!(run("", "--wait never").refusal_message(2), @r"
     error: invalid value 'never' for '--wait <TIME>': `never`: a time is 500ms, 90s, 5m or 1h
 
     For more information, try '--help'.
@@ -71,8 +73,8 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
         ("floods when running", ""),
     ] {
         let outcome = run(how, &format!("{wait} --format json"));
-        broken += &format!("{how}: {:#}\n", outcome.exits(1).json()["broken"]);
-        broken += &format!("{}\n", lines_with(&outcome.stderr, "prints"));
+        broken += &format!("{how}: {:#}\n", outcome.assert_exit(1).stdout_as_json()["broken"]);
+        broken += &format!("{}\n", lines_with_word(&outcome.stderr, "prints"));
     }
     insta::assert_snapshot!(broken, @r#"
     hangs when running: [
@@ -103,14 +105,14 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
     ]
     bench `evil` prints more than 1048576 bytes in a process: only the end is kept, here and where it does so again
     "#);
-    assert!(!is_alive(&outside), "what it started still runs");
+    assert!(!is_hostile_process_alive(&outside), "what it started still runs");
 }
 
 #[test]
 fn a_termination_signal_ends_what_runs_at_every_stage() {
-    let outside = Outside::new(&[("evil", HOSTILE)]);
-    outside.build("evil");
-    let pid = outside.path("pid");
+    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    outside.build_and_copy_as_base_and_head("evil");
+    let pid = outside.package_path("pid");
     for (line, how) in [
         ("compare --base-dir base --head-dir head", "hangs when asked"),
         ("compare --base-dir base --head-dir head", "hangs when running"),
@@ -118,7 +120,8 @@ fn a_termination_signal_ends_what_runs_at_every_stage() {
         ("verify --dir head", "hangs when running"),
     ] {
         let _ = std::fs::remove_file(&pid);
-        let mut command = outside.command(env!("CARGO_BIN_EXE_kernelgate"), line);
+        let mut command =
+            outside.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), line);
         let mut program = command.env("HOSTILE", how).spawn().unwrap();
         let started = std::time::Instant::now();
         let written = || std::fs::read_to_string(&pid).is_ok_and(|text| !text.is_empty());
@@ -129,40 +132,42 @@ fn a_termination_signal_ends_what_runs_at_every_stage() {
         let term = Command::new("kill").args(["-TERM", &program.id().to_string()]).status();
         assert!(term.unwrap().success());
         assert_eq!(program.wait().unwrap().code(), Some(130), "{line}, {how}");
-        assert!(!is_alive(&outside), "{line}, {how}: what it started still runs");
+        assert!(!is_hostile_process_alive(&outside), "{line}, {how}: what it started still runs");
     }
 }
 
 #[test]
 fn a_build_that_hangs_is_ended_with_what_it_started() {
-    let outside = Outside::new(&[("evil", HOSTILE)]);
+    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
     let script = "fn main() {
         let mut sleep = std::process::Command::new(\"sleep\").arg(\"600\").spawn().unwrap();
         std::fs::write(std::env::var(\"HOSTILE_PID\").unwrap(), sleep.id().to_string()).unwrap();
         let _ = sleep.wait();
     }";
-    outside.write("build.rs", script);
-    outside.write(".gitignore", "target\npid\n");
-    outside.commit();
+    outside.write_file("build.rs", script);
+    outside.write_file(".gitignore", "target\npid\n");
+    outside.commit_all_files();
     let program = env!("CARGO_BIN_EXE_kernelgate");
-    let mut compare = outside.command(program, "compare --base HEAD --build-wait 8s");
+    let mut compare =
+        outside.command_with_built_libraries(program, "compare --base HEAD --build-wait 8s");
     let started = std::time::Instant::now();
-    let outcome = Outcome::from(compare.output().unwrap());
-    insta::assert_snapshot!(outcome.error(2), @"error: base HEAD (COMMIT) was not built within 8 s (--build-wait sets this)");
+    let outcome = ProcessOutcome::from(compare.output().unwrap());
+    insta::assert_snapshot!(outcome.error_message(2), @"error: base HEAD (COMMIT) was not built within 8 s (--build-wait sets this)");
     assert!(started.elapsed().as_secs() < 300);
-    assert!(!is_alive(&outside), "what the build started still runs");
+    assert!(!is_hostile_process_alive(&outside), "what the build started still runs");
 }
 
 #[test]
 fn a_launch_on_the_host_without_end_ends_the_process_and_is_named() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let mut command = package.bench_command("s1", "--timeout 2");
     command.args(["--axis", "n=64", "--axis", "fault=none,endless"]);
     let endless = CASE.replace("none", "endless");
-    let outcome = Outcome::from(command.output().unwrap());
-    let message = normalized(outcome.exits(1).stderr.trim().lines().last().unwrap());
+    let outcome = ProcessOutcome::from(command.output().unwrap());
+    let message =
+        redact_varying_parts(outcome.assert_exit(1).stderr.trim().lines().last().unwrap());
     insta::assert_snapshot!(message, @"failed: fixture/spin/n64_endless/cpu/hot: a launch had not ended after 2 s (--timeout sets this): nothing ends it but the end of the process; 1 finished cases are in FOLDER/target/kernelgate/runs/s1/fixture.json");
-    let run = package.run("s1");
+    let run = package.read_run_record("s1");
     assert!(run["cases"][CASE].is_object() && run["complete"] == false);
     insta::assert_snapshot!(run["failed"][&endless]["text"].as_str().unwrap(), @"a launch had not ended after 2 s (--timeout sets this): nothing ends it but the end of the process");
 }

@@ -9,14 +9,14 @@ use std::cell::Cell;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use super::error;
-use crate::package::outcome::normalized;
-use crate::package::scratch::{CASE, Scratch, decided};
-use crate::package::{Outcome, lines_with};
+use super::error_message;
+use crate::package::outcome::redact_varying_parts;
+use crate::package::scratch::{CASE, TempRepository, run_until_load_allows_verdict};
+use crate::package::{ProcessOutcome, lines_with_word};
 
 /// A text with the subjects of commits in the place of their hashes.
-fn redacted(scratch: &Scratch, text: &str) -> String {
-    let commits = scratch.git("log --all --format=%H:%s");
+fn replace_commits_by_subjects(scratch: &TempRepository, text: &str) -> String {
+    let commits = scratch.run_git("log --all --format=%H:%s");
     let text = commits.lines().fold(text.to_owned(), |text, commit| {
         let (hash, subject) = commit.split_once(':').unwrap();
         text.replace(hash, subject).replace(&hash[..8], subject)
@@ -24,52 +24,53 @@ fn redacted(scratch: &Scratch, text: &str) -> String {
     let number = regex::Regex::new(r"[+-]?\d+\.\d+(?: ?%)?").unwrap();
     let comparisons = regex::Regex::new(r"after \d+ comparisons").unwrap();
     let text = comparisons.replace_all(text.trim_end(), "after COUNT comparisons").into_owned();
-    normalized(number.replace_all(&text, "N").as_ref())
+    redact_varying_parts(number.replace_all(&text, "N").as_ref())
 }
 
 /// Result of a search as JSON, without times and the number of comparisons, which depends on the
 /// load.
-fn search_result(scratch: &Scratch, outcome: &Outcome) -> String {
-    let mut json = outcome.json();
+fn bisection_result_without_times(scratch: &TempRepository, outcome: &ProcessOutcome) -> String {
+    let mut json = outcome.stdout_as_json();
     let range = json["ended"]["found"].as_object_mut().unwrap();
     range.retain(|field, _| !["ends", "confirmation", "asked"].contains(&field.as_str()));
-    redacted(scratch, &serde_json::to_string_pretty(&json).unwrap())
+    replace_commits_by_subjects(scratch, &serde_json::to_string_pretty(&json).unwrap())
 }
 
 /// A repository with eight commits: the third does not build, the fourth changes no code, the sixth
 /// is a merge that brings the slow commit.
-fn history() -> Scratch {
-    let scratch = Scratch::new();
-    scratch.git("tag good");
+fn repository_with_slow_commit() -> TempRepository {
+    let scratch = TempRepository::new();
+    scratch.run_git("tag good");
     let faster = "// A remark.\nfn main() -> ExitCode {";
-    scratch.bench("fn main() -> ExitCode {", faster);
-    scratch.commit("remark");
-    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
-    scratch.commit("mistake");
-    scratch.bench("fn main() -> ExitCode {", faster);
-    scratch.commit("mended");
-    scratch.git("checkout --quiet -b side");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
-    scratch.commit("slow");
-    scratch.git("checkout --quiet main");
-    scratch.git("merge --quiet --no-ff -m merged side");
-    scratch.git("commit --quiet --allow-empty -m later");
+    scratch.replace_text_in_bench("fn main() -> ExitCode {", faster);
+    scratch.commit_sources("remark");
+    scratch.replace_text_in_bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    scratch.commit_sources("mistake");
+    scratch.replace_text_in_bench("fn main() -> ExitCode {", faster);
+    scratch.commit_sources("mended");
+    scratch.run_git("checkout --quiet -b side");
+    scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
+    scratch.commit_sources("slow");
+    scratch.run_git("checkout --quiet main");
+    scratch.run_git("merge --quiet --no-ff -m merged side");
+    scratch.run_git("commit --quiet --allow-empty -m later");
     scratch
 }
 
-fn bisect(scratch: &Scratch, flags: &str) -> std::process::Command {
+fn bisect_command(scratch: &TempRepository, flags: &str) -> std::process::Command {
     let usual = "--relative 2 --tolerated 4 --max-blocks 24 --case-time 0.01s --backend cpu";
-    scratch.kernelgate(&format!("bisect {CASE} --good good {usual} {flags}"))
+    scratch.kernelgate_command(&format!("bisect {CASE} --good good {usual} {flags}"))
 }
 
 #[test]
 fn the_first_slower_commit_is_found_also_after_an_interruption() {
-    let scratch = history();
+    let scratch = repository_with_slow_commit();
     let of_user = ["branch --list", "stash list", "worktree list", "log -1 --format=%H"];
-    let before = of_user.map(|line| scratch.git(line));
+    let before = of_user.map(|line| scratch.run_git(line));
     // The search is killed after its first answers.
-    let start =
-        || bisect(&scratch, "").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let start = || {
+        bisect_command(&scratch, "").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
     let mut killed = start();
     let state = scratch.folder.path().join("target/kernelgate/bisect/state.json");
     let started = Instant::now();
@@ -85,14 +86,15 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     }
     killed.kill().unwrap();
     killed.wait().unwrap();
-    let other: Outcome = bisect(&scratch, "--resume --bad HEAD~1").output().unwrap().into();
-    insta::assert_snapshot!(error(&other, 2), @"error: --resume: the interrupted search was another: the bad commit differs; repeat its command to go on, or leave --resume out to start anew");
+    let other: ProcessOutcome =
+        bisect_command(&scratch, "--resume --bad HEAD~1").output().unwrap().into();
+    insta::assert_snapshot!(error_message(&other, 2), @"error: --resume: the interrupted search was another: the bad commit differs; repeat its command to go on, or leave --resume out to start anew");
     let resumed = Cell::new(false);
-    let outcome = decided(|| {
+    let outcome = run_until_load_allows_verdict(|| {
         let flags = if resumed.replace(true) { "--format json" } else { "--resume --format json" };
-        bisect(&scratch, flags)
+        bisect_command(&scratch, flags)
     });
-    insta::assert_snapshot!(search_result(&scratch, outcome.exits(0)), @r#"
+    insta::assert_snapshot!(bisection_result_without_times(&scratch, outcome.assert_exit(0)), @r#"
     {
       "bad": "HEAD (later)",
       "case": "scratch/sum/n1024/cpu/hot",
@@ -131,10 +133,10 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
       "good": "good (first)"
     }
     "#);
-    assert_eq!(of_user.map(|line| scratch.git(line)), before);
+    assert_eq!(of_user.map(|line| scratch.run_git(line)), before);
     // All questions are answered already: nothing is built or measured again.
-    let text: Outcome = bisect(&scratch, "--resume").output().unwrap().into();
-    insta::assert_snapshot!(redacted(&scratch, &text.exits(0).stdout), @r#"
+    let text: ProcessOutcome = bisect_command(&scratch, "--resume").output().unwrap().into();
+    insta::assert_snapshot!(replace_commits_by_subjects(&scratch, &text.assert_exit(0).stdout), @r#"
     scratch/sum/n1024/cpu/hot: HEAD (later) against good (first), 5 commits later: slower, N (N to N)
     first slower commit: merged merged (a merge of 1 commits; `--good merged^1 --bad merged^2` searches them where the branch itself is slower)
     against mended, the one before: slower, N (N to N)
@@ -143,19 +145,19 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     benches/spin.rs | 3 +--
      1 file changed, 1 insertion(+), 2 deletions(-)
     "#);
-    assert_eq!(lines_with(&text.stderr, "built"), "");
+    assert_eq!(lines_with_word(&text.stderr, "built"), "");
 }
 
 #[test]
 fn a_range_that_does_not_build_is_found_as_a_range() {
-    let scratch = Scratch::new();
-    scratch.git("tag good");
-    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
-    scratch.commit("mistake");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
-    scratch.commit("slow");
-    let outcome = decided(|| bisect(&scratch, "--format json"));
-    insta::assert_snapshot!(search_result(&scratch, outcome.exits(3)), @r#"
+    let scratch = TempRepository::new();
+    scratch.run_git("tag good");
+    scratch.replace_text_in_bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    scratch.commit_sources("mistake");
+    scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
+    scratch.commit_sources("slow");
+    let outcome = run_until_load_allows_verdict(|| bisect_command(&scratch, "--format json"));
+    insta::assert_snapshot!(bisection_result_without_times(&scratch, outcome.assert_exit(3)), @r#"
     {
       "bad": "HEAD (slow)",
       "case": "scratch/sum/n1024/cpu/hot",
@@ -203,16 +205,18 @@ fn a_range_that_does_not_build_is_found_as_a_range() {
 
 #[test]
 fn ends_that_do_not_differ_are_refused() {
-    let scratch = Scratch::new();
-    scratch.git("commit --quiet --allow-empty -m good");
-    scratch.git("tag good");
-    scratch.git("commit --quiet --allow-empty -m same");
+    let scratch = TempRepository::new();
+    scratch.run_git("commit --quiet --allow-empty -m good");
+    scratch.run_git("tag good");
+    scratch.run_git("commit --quiet --allow-empty -m same");
     let mut refusals = String::new();
-    let outcome: Outcome = bisect(&scratch, "").output().unwrap().into();
-    insta::assert_snapshot!(redacted(&scratch, &outcome.exits(4).stdout), @"scratch/sum/n1024/cpu/hot: HEAD (same) against good (good), 1 commits later: not slower (N (N to N)), so there is no first slower commit between them");
+    let outcome: ProcessOutcome = bisect_command(&scratch, "").output().unwrap().into();
+    insta::assert_snapshot!(replace_commits_by_subjects(&scratch, &outcome.assert_exit(4).stdout), @"scratch/sum/n1024/cpu/hot: HEAD (same) against good (good), 1 commits later: not slower (N (N to N)), so there is no first slower commit between them");
     for bad in ["good", "good~1", "mian"] {
-        let outcome: Outcome = bisect(&scratch, &format!("--bad {bad}")).output().unwrap().into();
-        refusals += &format!("{}\n", redacted(&scratch, &error(&outcome, 2)));
+        let outcome: ProcessOutcome =
+            bisect_command(&scratch, &format!("--bad {bad}")).output().unwrap().into();
+        refusals +=
+            &format!("{}\n", replace_commits_by_subjects(&scratch, &error_message(&outcome, 2)));
     }
     insta::assert_snapshot!(refusals, @r"
     error: good and good are one commit
@@ -232,31 +236,31 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
         return;
     };
     for first_slow in [23, 41, 58, 7, 64].into_iter().cycle().take(count) {
-        let scratch = Scratch::new();
+        let scratch = TempRepository::new();
         let mut slow = String::new();
         for number in 0..=64 {
             let time = if number >= first_slow { 4400 } else { 4000 };
             // Each commit gives another executable, as if it changed code elsewhere.
             let line = format!("const SLEEP_US: u64 = {time};\n#[used]\nstatic N: u32 = {number};");
-            scratch.bench("const SLEEP_US: u64 = 50;", &line);
-            scratch.commit(&format!("number-{number}"));
+            scratch.replace_text_in_bench("const SLEEP_US: u64 = 50;", &line);
+            scratch.commit_sources(&format!("number-{number}"));
             if number == 0 {
-                scratch.git("tag good");
+                scratch.run_git("tag good");
             }
             if number == first_slow {
-                slow = scratch.git("rev-parse --short=8 HEAD").trim().to_owned();
+                slow = scratch.run_git("rev-parse --short=8 HEAD").trim().to_owned();
             }
         }
         let started = Instant::now();
         let line = format!("bisect {CASE} --good good --case-time 0.1s --backend cpu");
-        let outcome: Outcome = scratch.kernelgate(&line).output().unwrap().into();
+        let outcome: ProcessOutcome = scratch.kernelgate_command(&line).output().unwrap().into();
         println!(
             "number {first_slow}, {:.0} s:\n{}\n{}",
             started.elapsed().as_secs_f64(),
             outcome.stderr,
             outcome.stdout
         );
-        let found = lines_with(&outcome.exits(0).stdout, "first slower commit: ");
+        let found = lines_with_word(&outcome.assert_exit(0).stdout, "first slower commit: ");
         assert!(found.starts_with(&format!("first slower commit: {slow} number-{first_slow}")));
     }
 }

@@ -5,32 +5,32 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{error, findings};
-use crate::package::outcome::normalized;
-use crate::package::{CASE, Outcome, copy_executable, fixture_path, lines_with};
+use super::{error_message, report_without_times};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::{CASE, ProcessOutcome, copy_executable, fixture_path, lines_with_word};
 
 /// A package with a folder of executables that holds the fixture.
-struct Package(crate::package::Package);
+struct Package(crate::package::TempPackage);
 
 impl Package {
     fn new() -> Self {
-        let package = Self(crate::package::Package::new());
-        std::fs::create_dir(package.path("bin")).unwrap();
-        copy_executable(fixture_path(), package.path("bin/fixture"));
+        let package = Self(crate::package::TempPackage::new());
+        std::fs::create_dir(package.path_in_package("bin")).unwrap();
+        copy_executable(fixture_path(), package.path_in_package("bin/fixture"));
         package
     }
 
-    fn path(&self, below: &str) -> PathBuf {
-        self.0.path(below)
+    fn path_in_package(&self, below: &str) -> PathBuf {
+        self.0.package_path(below)
     }
 
-    fn run(&self, line: &str) -> Outcome {
-        let mut command = self.0.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
+    fn run_kernelgate(&self, line: &str) -> ProcessOutcome {
+        let mut command = self.0.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
         command.env("FIXTURE_NS", "400000").output().unwrap().into()
     }
 
-    fn calibration(&self) -> PathBuf {
-        self.0.baseline("calibration")
+    fn path_of_calibration(&self) -> PathBuf {
+        self.0.baseline_path("calibration")
     }
 }
 
@@ -42,12 +42,12 @@ fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
     let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 4";
     // A comparison may take longer than the whole time, so none is started; the same command goes on.
-    let none = package.run(&format!("{CALIBRATE} {few} --total-time 1s"));
-    insta::assert_snapshot!(normalized(&lines_with(&none.exits(3).all(), "left")), @"4 comparisons are left: the same command with --resume goes on; so far in FOLDER/target/kernelgate/calibrate/state.json");
-    assert!(!package.path("baselines").exists());
-    let outcome = package.run(&format!("{CALIBRATE} {few} --resume --format json"));
-    insta::assert_snapshot!(lines_with(&outcome.exits(0).stderr, CASE), @"1 case: fixture/spin/n64_none/cpu/hot");
-    let json = outcome.json();
+    let none = package.run_kernelgate(&format!("{CALIBRATE} {few} --total-time 1s"));
+    insta::assert_snapshot!(redact_varying_parts(&lines_with_word(&none.assert_exit(3).stdout_and_stderr(), "left")), @"4 comparisons are left: the same command with --resume goes on; so far in FOLDER/target/kernelgate/calibrate/state.json");
+    assert!(!package.path_in_package("baselines").exists());
+    let outcome = package.run_kernelgate(&format!("{CALIBRATE} {few} --resume --format json"));
+    insta::assert_snapshot!(lines_with_word(&outcome.assert_exit(0).stderr, CASE), @"1 case: fixture/spin/n64_none/cpu/hot");
+    let json = outcome.stdout_as_json();
     let null = &json["summary"]["kinds"][0];
     assert_eq!(
         (&null["kind"], &null["fired"]["hits"], &null["fired"]["of"]),
@@ -57,26 +57,26 @@ fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
     assert_eq!((&power["percent"], &power["found"]["of"]), (&100.0.into(), &1.into()), "{power}");
     assert!(power["measured"].as_f64().unwrap() > 50.0, "{power}");
     assert_eq!(json["recommended"]["relative"], serde_json::Value::Null);
-    let path = package.calibration();
+    let path = package.path_of_calibration();
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(
         text.contains("\"schema\": \"kernelgate-calibration\"")
-            && !text.contains(package.path("").to_str().unwrap()),
+            && !text.contains(package.path_in_package("").to_str().unwrap()),
         "{text}"
     );
     // A calibration is not a baseline, and the next comparison uses it.
-    package.run("baseline list").exits(0);
-    insta::assert_snapshot!(package.run("baseline show calibration").refusal(2), @"error: baseline name `calibration`: that file is the calibration of the device");
+    package.run_kernelgate("baseline list").assert_exit(0);
+    insta::assert_snapshot!(package.run_kernelgate("baseline show calibration").refusal_message(2), @"error: baseline name `calibration`: that file is the calibration of the device");
     let again = "compare --base-dir bin --head-dir bin --time-identical --backend cpu n64 \
                  --max-blocks 1 --case-time 0.01s";
-    let compared = package.run(&format!("{again} --format json"));
-    insta::assert_snapshot!(findings(compared.exits(3)), @r#"
+    let compared = package.run_kernelgate(&format!("{again} --format json"));
+    insta::assert_snapshot!(report_without_times(compared.assert_exit(3)), @r#"
     fixture/spin/n64_none/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     identical: "fixture"
     "#);
-    insta::assert_snapshot!(normalized(&compared.json()["calibration"].to_string()), @r#""calibration of DAY (2 A/A comparisons, 0 failed; commit no commit) recommends no threshold: 2 A/A comparisons: too few to recommend anything, 20 are needed; the default ones are used""#);
+    insta::assert_snapshot!(redact_varying_parts(&compared.stdout_as_json()["calibration"].to_string()), @r#""calibration of DAY (2 A/A comparisons, 0 failed; commit no commit) recommends no threshold: 2 A/A comparisons: too few to recommend anything, 20 are needed; the default ones are used""#);
     std::fs::write(&path, "{").unwrap();
-    insta::assert_snapshot!(package.run(again).refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
+    insta::assert_snapshot!(package.run_kernelgate(again).refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
 }
 
 /// Two cases: one is made slower by work alone, and with another layout no case is slower.
@@ -85,7 +85,10 @@ fn work_single_cases_and_layouts_are_distinguished() {
     let package = Package::new();
     let few = "n64|n128 --axis n=64,128 --comparisons 0 --inject 100 --work 100 \
                --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 2";
-    let json = package.run(&format!("{CALIBRATE} {few} --format json")).exits(0).json();
+    let json = package
+        .run_kernelgate(&format!("{CALIBRATE} {few} --format json"))
+        .assert_exit(0)
+        .stdout_as_json();
     let kinds: Vec<&str> = json["summary"]["kinds"]
         .as_array()
         .unwrap()
@@ -93,7 +96,7 @@ fn work_single_cases_and_layouts_are_distinguished() {
         .map(|kind| kind["kind"].as_str().unwrap())
         .collect();
     assert_eq!(kinds, ["other layout", "100 % slower", "100 % more work", "one case 100 % slower"]);
-    let text = std::fs::read_to_string(package.calibration()).unwrap();
+    let text = std::fs::read_to_string(package.path_of_calibration()).unwrap();
     let calibration: serde_json::Value = serde_json::from_str(&text).unwrap();
     let single: Vec<_> = calibration["comparisons"]
         .as_array()
@@ -118,11 +121,14 @@ fn parts_of_one_calibration_are_merged_and_others_refused() {
     let package = Package::new();
     // Three comparisons; the first and the last are A/A comparisons.
     let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 1 n64";
-    package.run(&format!("{CALIBRATE} {few} --shard 1/2")).exits(0);
-    package.run(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json")).exits(0);
+    package.run_kernelgate(&format!("{CALIBRATE} {few} --shard 1/2")).assert_exit(0);
+    package
+        .run_kernelgate(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json"))
+        .assert_exit(0);
     let part = "target/kernelgate/calibrate/part-1-of-2.json";
     let all = format!("calibrate --merge {part} two.json --output all.json --format json");
-    let kinds = package.run(&all).exits(0).json()["summary"]["kinds"].clone();
+    let kinds =
+        package.run_kernelgate(&all).assert_exit(0).stdout_as_json()["summary"]["kinds"].clone();
     let fired = |kind: &serde_json::Value| {
         format!("{}: {} of {}", kind["kind"], kind["fired"]["hits"], kind["fired"]["of"])
     };
@@ -131,48 +137,50 @@ fn parts_of_one_calibration_are_merged_and_others_refused() {
     "A/A": 0 of 2
     "sham load": 0 of 1
     "#);
-    let none = package.run(&format!("calibrate --merge {part} none.json"));
-    insta::assert_snapshot!(none.refusal(2), @"error: failed to read none.json: No such file or directory (os error 2)");
+    let none = package.run_kernelgate(&format!("calibrate --merge {part} none.json"));
+    insta::assert_snapshot!(none.refusal_message(2), @"error: failed to read none.json: No such file or directory (os error 2)");
     let merge = |files: &str| {
-        package.run(&format!("merge --anchor-tolerance 100 --output merged.json {files}"))
+        package
+            .run_kernelgate(&format!("merge --anchor-tolerance 100 --output merged.json {files}"))
     };
-    insta::assert_snapshot!(merge(&format!("two.json {part}")).exits(0).stderr, @r"
+    insta::assert_snapshot!(merge(&format!("two.json {part}")).assert_exit(0).stderr, @r"
     2 shards merged
     written to merged.json
     ");
     let read = |name: &str| -> serde_json::Value {
-        serde_json::from_str(&std::fs::read_to_string(package.path(name)).unwrap()).unwrap()
+        serde_json::from_str(&std::fs::read_to_string(package.path_in_package(name)).unwrap())
+            .unwrap()
     };
     let anchors = &read("two.json")["comparisons"][0]["anchors"]["measured"];
     assert!(anchors["memory_bytes_per_s"].is_number(), "{anchors}");
     assert_eq!(read("merged.json")["comparisons"].as_array().unwrap().len(), 3);
-    insta::assert_snapshot!(lines_with(&merge("two.json").exits(3).all(), "shard"), @r"
+    insta::assert_snapshot!(lines_with_word(&merge("two.json").assert_exit(3).stdout_and_stderr(), "shard"), @r"
     1 shard merged
     missing: calibration, shard 1/2
     ");
     let write = |name: &str, calibration: &serde_json::Value| {
-        std::fs::write(package.path(name), calibration.to_string()).unwrap();
+        std::fs::write(package.path_in_package(name), calibration.to_string()).unwrap();
     };
     let mut cut = read("two.json");
     cut["comparisons"] = serde_json::json!([]);
     write("cut.json", &cut);
     let cut = merge(&format!("cut.json {part}"));
-    insta::assert_snapshot!(lines_with(&cut.exits(3).all(), "shard"), @r"
+    insta::assert_snapshot!(lines_with_word(&cut.assert_exit(3).stdout_and_stderr(), "shard"), @r"
     2 shards merged
     interrupted: calibration, shard 2/2
     ");
     let mut other_plan = read("two.json");
     other_plan["part"]["plan"] = "0123".into();
     write("other_plan.json", &other_plan);
-    insta::assert_snapshot!(merge(&format!("other_plan.json {part}")).text(), @r"
+    insta::assert_snapshot!(merge(&format!("other_plan.json {part}")).text_for_snapshot(), @r"
     exit 4
     refused: plan is `HASH` in target/kernelgate/calibrate/part-1-of-2.json and `0123` in other_plan.json
     ");
-    insta::assert_snapshot!(merge(&format!("all.json {part}")).refusal(2), @"error: all.json: measured without --shard: it is the whole, not a part");
+    insta::assert_snapshot!(merge(&format!("all.json {part}")).refusal_message(2), @"error: all.json: measured without --shard: it is the whole, not a part");
     let edited = read("two.json").to_string().replace(r#""filter":"n64""#, r#""filter":"x""#);
-    std::fs::write(package.path("edited.json"), edited).unwrap();
-    let edited = package.run(&format!("calibrate --merge {part} edited.json"));
-    insta::assert_snapshot!(edited.text(), @r"
+    std::fs::write(package.path_in_package("edited.json"), edited).unwrap();
+    let edited = package.run_kernelgate(&format!("calibrate --merge {part} edited.json"));
+    insta::assert_snapshot!(edited.text_for_snapshot(), @r"
     exit 4
 
     -- stderr
@@ -192,10 +200,13 @@ fn mistakes_of_a_calibration_are_named_before_anything_is_measured() {
         "--dir bin --backend cpu n64 --relative=-1",
         "--dir none",
     ] {
-        refusals += &format!("{}\n", package.run(&format!("calibrate {flags}")).refusal(2));
+        refusals += &format!(
+            "{}\n",
+            package.run_kernelgate(&format!("calibrate {flags}")).refusal_message(2)
+        );
     }
-    let unknown = package.run("calibrate --dir bin --backend cpu nothing");
-    refusals += &error(&unknown, 2);
+    let unknown = package.run_kernelgate("calibrate --dir bin --backend cpu nothing");
+    refusals += &error_message(&unknown, 2);
     insta::assert_snapshot!(refusals, @r"
     error: --inject takes percentages above 0, up to 1000, not 0
     error: --work takes percentages above 0, up to 1000, not -1

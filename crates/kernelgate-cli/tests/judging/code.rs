@@ -3,8 +3,8 @@
 
 #![cfg(unix)]
 
-use crate::package::scratch::{BENCH, Scratch};
-use crate::package::{Package, lines_with};
+use crate::package::scratch::{BENCH, TempRepository};
+use crate::package::{TempPackage, lines_with_word};
 use kernelgate_cuda::compiler::nvrtc;
 use serde_json::json;
 
@@ -23,7 +23,7 @@ extern "C" __global__ void scratch_other(float* x) { x[threadIdx.x] *= 2.0f; }
 "#;
 
 /// The bench with a file of two kernels, the first with this number of blocks on a multiprocessor.
-fn bench(blocks: usize) -> String {
+fn bench_source_with_two_kernels(blocks: usize) -> String {
     let row = |symbol: &str| {
         format!(
             "cuda::KernelSpec {{ variants: || vec![()], ..cuda::KernelSpec::new(
@@ -45,13 +45,13 @@ fn a_spill_between_two_builds_is_found_without_a_gpu() {
         println!("skipped: {error}");
         return;
     }
-    let scratch = Scratch::new();
-    scratch.write("benches/spin.rs", &bench(1));
-    scratch.commit("kernels");
-    scratch.write("benches/spin.rs", &bench(2));
-    let outcome = scratch.compare("--base main --kernels sm_90a --format json");
-    assert_eq!(lines_with(&outcome.exits(0).stderr, "round 1"), "");
-    let result = outcome.json();
+    let scratch = TempRepository::new();
+    scratch.write_file("benches/spin.rs", &bench_source_with_two_kernels(1));
+    scratch.commit_sources("kernels");
+    scratch.write_file("benches/spin.rs", &bench_source_with_two_kernels(2));
+    let outcome = scratch.run_comparison("--base main --kernels sm_90a --format json");
+    assert_eq!(lines_with_word(&outcome.assert_exit(0).stderr, "round 1"), "");
+    let result = outcome.stdout_as_json();
     let kernels = &result["kernels"][0];
     assert_eq!((&kernels["arch"], &kernels["same"]), (&"sm_90a".into(), &1.into()), "{kernels}");
     let changed = kernels["changed"].as_object().unwrap();
@@ -64,18 +64,18 @@ fn a_spill_between_two_builds_is_found_without_a_gpu() {
 
 #[test]
 fn a_missing_record_is_reported_with_the_command_that_makes_it() {
-    let package = Package::new();
-    let checked = package.kernelgate("resources --check --arch sm_80");
-    insta::assert_snapshot!(checked.refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/sm_80.json: No such file or directory (os error 2): `kernelgate resources --arch sm_80 --save` makes a record");
+    let package = TempPackage::new();
+    let checked = package.run_kernelgate("resources --check --arch sm_80");
+    insta::assert_snapshot!(checked.refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/sm_80.json: No such file or directory (os error 2): `kernelgate resources --arch sm_80 --save` makes a record");
 }
 
 #[test]
 fn a_wrong_architecture_is_refused_before_anything_is_built() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let mut refusals = String::new();
     for arch in ["sm_90A", "90a", "compute_90", "sm_xx", "../x", "sm_90af", "sm_+90", ""] {
-        let outcome = package.kernelgate(&format!("compare --base main --kernels={arch}"));
-        refusals += &format!("{}\n", outcome.refusal(2));
+        let outcome = package.run_kernelgate(&format!("compare --base main --kernels={arch}"));
+        refusals += &format!("{}\n", outcome.refusal_message(2));
     }
     insta::assert_snapshot!(refusals, @r"
     error: --kernels takes a real architecture such as sm_90a, not `sm_90A`

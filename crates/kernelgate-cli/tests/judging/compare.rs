@@ -10,32 +10,34 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::{error, findings};
-use crate::package::outcome::normalized;
-use crate::package::scratch::{BENCH, CASE, MANIFEST, Scratch, decided};
-use crate::package::{Outcome, lines_with};
+use super::{error_message, report_without_times};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::scratch::{
+    BENCH, CASE, MANIFEST, TempRepository, run_until_load_allows_verdict,
+};
+use crate::package::{ProcessOutcome, lines_with_word};
 use serde_json::Value;
 
 #[test]
 fn unchanged_code_is_fine_and_slower_code_is_not() {
-    let scratch = Scratch::new();
-    let status = scratch.git("status --porcelain");
-    let same = scratch.compare("--base main --head HEAD --format json");
-    insta::assert_snapshot!(findings(same.exits(0)), @r#"
+    let scratch = TempRepository::new();
+    let status = scratch.run_git("status --porcelain");
+    let same = scratch.run_comparison("--base main --head HEAD --format json");
+    insta::assert_snapshot!(report_without_times(same.assert_exit(0)), @r#"
     scratch/sum/n1024/cpu/hot unchanged
     identical: "spin"
     "#);
     // By default one file is not compared with itself.
     let mut plainly = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
-    let environment = scratch.compare_with("");
+    let environment = scratch.compare_command_above_noise("");
     plainly
         .args(["compare", "--base", "main", "--head", "HEAD", "--backend", "cpu"])
         .current_dir(scratch.folder.path())
         .envs(environment.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let plainly: Outcome = plainly.output().unwrap().into();
-    let commit = scratch.git("rev-parse --short=8 HEAD");
-    let text = plainly.exits(0).stdout.replace(commit.trim(), "COMMIT");
-    insta::assert_snapshot!(normalized(&text), @r"
+    let plainly: ProcessOutcome = plainly.output().unwrap().into();
+    let commit = scratch.run_git("rev-parse --short=8 HEAD");
+    let text = plainly.assert_exit(0).stdout.replace(commit.trim(), "COMMIT");
+    insta::assert_snapshot!(redact_varying_parts(&text), @r"
     the two builds are the same file, byte by byte: 1 case was not timed (--time-identical times all the same)
     base main (COMMIT), head HEAD (COMMIT),DEVICE
 
@@ -44,20 +46,20 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
 
     1 identical of 1 (threshold 1%)
     ");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
+    scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     // A change that is not committed, and a new file.
-    scratch.write("notes.txt", "new");
+    scratch.write_file("notes.txt", "new");
     let before = (
-        scratch.git("status --porcelain"),
-        scratch.git("stash list"),
-        scratch.git("branch --list"),
+        scratch.run_git("status --porcelain"),
+        scratch.run_git("stash list"),
+        scratch.run_git("branch --list"),
     );
-    let ran = plant_hooks(&scratch);
-    let outcome = scratch.compare("--base main --format json");
-    insta::assert_snapshot!(findings(outcome.exits(1)), @"scratch/sum/n1024/cpu/hot regressed");
+    let ran = install_git_hooks(&scratch);
+    let outcome = scratch.run_comparison("--base main --format json");
+    insta::assert_snapshot!(report_without_times(outcome.assert_exit(1)), @"scratch/sum/n1024/cpu/hot regressed");
     assert!(!ran.exists(), "{:?}", std::fs::read_to_string(ran));
     std::fs::remove_dir_all(scratch.folder.path().join(".git/hooks")).unwrap();
-    let json = outcome.json();
+    let json = outcome.stdout_as_json();
     assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
     let why = &json["explanations"][CASE];
     assert_eq!(
@@ -72,29 +74,29 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     assert!(commit.is_some_and(|it| it.chars().all(|c| c.is_ascii_hexdigit())), "{head}");
     assert_eq!(
         (
-            scratch.git("status --porcelain"),
-            scratch.git("stash list"),
-            scratch.git("branch --list")
+            scratch.run_git("status --porcelain"),
+            scratch.run_git("stash list"),
+            scratch.run_git("branch --list")
         ),
         before
     );
     assert!(status.is_empty() || status.contains("target"), "{status}");
     // The last comparison was finished: resuming it measures nothing again.
-    let resumed = scratch.compare("--base main --resume --format json");
-    assert_eq!(resumed.exits(1).json()["judged"], json["judged"]);
-    scratch.commit("slower");
-    scratch.compare("--base main~1 --resume").exits(1);
-    let faster = scratch.compare("--base HEAD --head main~1 --format json");
-    assert_eq!(faster.exits(0).verdicts(), ["improved"]);
+    let resumed = scratch.run_comparison("--base main --resume --format json");
+    assert_eq!(resumed.assert_exit(1).stdout_as_json()["judged"], json["judged"]);
+    scratch.commit_sources("slower");
+    scratch.run_comparison("--base main~1 --resume").assert_exit(1);
+    let faster = scratch.run_comparison("--base HEAD --head main~1 --format json");
+    assert_eq!(faster.assert_exit(0).json_verdicts(), ["improved"]);
 }
 
 /// The recorded trials stay when another command runs.
 #[test]
 fn a_comparison_of_something_else_is_not_resumed() {
-    let scratch = Scratch::new();
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
-    scratch.commit("slower");
-    scratch.compare("--base main~1 --max-blocks 1").exits(3);
+    let scratch = TempRepository::new();
+    scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
+    scratch.commit_sources("slower");
+    scratch.run_comparison("--base main~1 --max-blocks 1").assert_exit(3);
     let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
     let before = std::fs::read(&trials).unwrap();
     let mut refusals = String::new();
@@ -105,8 +107,8 @@ fn a_comparison_of_something_else_is_not_resumed() {
         "--base main~1 n1024",
         "--base HEAD --head main~1",
     ] {
-        let outcome = scratch.compare(&format!("{flags} --max-blocks 1 --resume"));
-        refusals += &format!("{flags}: {}\n", error(&outcome, 2));
+        let outcome = scratch.run_comparison(&format!("{flags} --max-blocks 1 --resume"));
+        refusals += &format!("{flags}: {}\n", error_message(&outcome, 2));
     }
     insta::assert_snapshot!(refusals, @r"
     --base main~1 --case-time 0.2s: error: --resume: the interrupted comparison was another: --case-time differs; repeat its command to go on, or leave --resume out to start anew
@@ -119,12 +121,12 @@ fn a_comparison_of_something_else_is_not_resumed() {
 }
 
 /// Adds hooks to the user's repository, and returns the file to which they would write.
-fn plant_hooks(scratch: &Scratch) -> PathBuf {
+fn install_git_hooks(scratch: &TempRepository) -> PathBuf {
     use std::os::unix::fs::PermissionsExt as _;
     let ran = scratch.folder.path().join("target/hooks");
     for name in ["post-index-change", "post-checkout", "pre-commit", "reference-transaction"] {
         let text = format!("#!/bin/sh\necho {name} >> '{}'\n", ran.display());
-        scratch.write(&format!(".git/hooks/{name}"), &text);
+        scratch.write_file(&format!(".git/hooks/{name}"), &text);
         let hook = scratch.folder.path().join(".git/hooks").join(name);
         std::fs::set_permissions(hook, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -134,25 +136,29 @@ fn plant_hooks(scratch: &Scratch) -> PathBuf {
 /// A case that is wrong by changed golden tensors fails, though its executable is the old one.
 #[test]
 fn files_that_the_same_executable_reads_are_verified_on_both_sides() {
-    let scratch = Scratch::new();
+    let scratch = TempRepository::new();
     let read = "let factor: f64 = std::fs::read_to_string(\"src/factor.txt\").unwrap().parse()";
-    scratch.bench("let y: Vec<f64>", &format!("{read}.unwrap();\n        let y: Vec<f64>"));
+    scratch.replace_text_in_bench(
+        "let y: Vec<f64>",
+        &format!("{read}.unwrap();\n        let y: Vec<f64>"),
+    );
     let bench = std::fs::read_to_string(scratch.folder.path().join("benches/spin.rs")).unwrap();
     let scaled =
         bench.replace("f64::from(x) * f64::from(x)", "factor * f64::from(x) * f64::from(x)");
-    scratch.write("benches/spin.rs", &scaled);
-    scratch.write("src/factor.txt", "1");
-    scratch.commit("reads");
-    let same = scratch.compare("--base main --max-blocks 1 --format json");
-    insta::assert_snapshot!(findings(same.exits(3)), @r#"
+    scratch.write_file("benches/spin.rs", &scaled);
+    scratch.write_file("src/factor.txt", "1");
+    scratch.commit_sources("reads");
+    let same = scratch.run_comparison("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(report_without_times(same.assert_exit(3)), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     identical: "spin"
     "#);
     // The earlier verification of the executable does not hold for other files.
-    scratch.write("src/factor.txt", "2");
+    scratch.write_file("src/factor.txt", "2");
     for resume in ["--resume", ""] {
-        let wrong = scratch.compare(&format!("--base main --max-blocks 1 --format json {resume}"));
-        insta::allow_duplicates! { insta::assert_snapshot!(findings(wrong.exits(1)), @r#"
+        let wrong =
+            scratch.run_comparison(&format!("--base main --max-blocks 1 --format json {resume}"));
+        insta::allow_duplicates! { insta::assert_snapshot!(report_without_times(wrong.assert_exit(1)), @r#"
         identical: "spin"
         failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}
         "#) };
@@ -161,29 +167,33 @@ fn files_that_the_same_executable_reads_are_verified_on_both_sides() {
 
 #[test]
 fn an_edit_inside_a_submodule_is_compared() {
-    let (scratch, other) = (Scratch::new(), tempfile::tempdir().unwrap());
+    let (scratch, other) = (TempRepository::new(), tempfile::tempdir().unwrap());
     let inside = |line: &str| {
-        scratch.git(&format!("-c protocol.file.allow=always -C {} {line}", other.path().display()))
+        scratch
+            .run_git(&format!("-c protocol.file.allow=always -C {} {line}", other.path().display()))
     };
     std::fs::write(other.path().join("sleep.in"), "50").unwrap();
     let _ = ["init --quiet", "add sleep.in", "commit --quiet -m sleep"].map(inside);
     let path = other.path().display();
-    scratch.git(&format!("-c protocol.file.allow=always submodule --quiet add {path} parts"));
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = include!(\"../parts/sleep.in\")");
-    scratch.commit("submodule");
-    scratch.write("parts/sleep.in", "1600");
+    scratch.run_git(&format!("-c protocol.file.allow=always submodule --quiet add {path} parts"));
+    scratch.replace_text_in_bench(
+        "SLEEP_US: u64 = 50",
+        "SLEEP_US: u64 = include!(\"../parts/sleep.in\")",
+    );
+    scratch.commit_sources("submodule");
+    scratch.write_file("parts/sleep.in", "1600");
     // The build is another executable; its slow-down takes more processes, which would show nothing
     // new.
-    let edited = scratch.compare("--base main --max-blocks 1 --format json");
-    insta::assert_snapshot!(findings(edited.exits(3)), @r#"scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}"#);
-    let head = edited.json()["head"].as_str().unwrap().to_owned();
+    let edited = scratch.run_comparison("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(report_without_times(edited.assert_exit(3)), @r#"scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}"#);
+    let head = edited.stdout_as_json()["head"].as_str().unwrap().to_owned();
     insta::assert_snapshot!(head.split(" (").next().unwrap(), @"working tree, with changes in submodule parts");
     for gone in ["parts", ".git/modules"] {
         std::fs::remove_dir_all(scratch.folder.path().join(gone)).unwrap();
     }
     std::fs::create_dir(scratch.folder.path().join("parts")).unwrap();
-    let lost = scratch.compare("--base main");
-    insta::assert_snapshot!(error(&lost, 2), @r#"
+    let lost = scratch.run_comparison("--base main");
+    insta::assert_snapshot!(error_message(&lost, 2), @r#"
     error: base main (COMMIT) does not build; cargo's last lines:
     error: couldn't read `benches/../parts/sleep.in`: No such file or directory (os error 2)
     error: could not compile `scratch` (bench "spin") due to 1 previous error
@@ -194,10 +204,10 @@ fn an_edit_inside_a_submodule_is_compared() {
 
 #[test]
 fn lost_accuracy_is_found_with_the_number_of_its_data_sets() {
-    let scratch = Scratch::new();
-    scratch.bench("*y = x * x", "*y = x * x * 1.000_000_4");
+    let scratch = TempRepository::new();
+    scratch.replace_text_in_bench("*y = x * x", "*y = x * x * 1.000_000_4");
     let brief = "--base main --max-blocks 1 --format json";
-    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"
+    insta::assert_snapshot!(report_without_times(scratch.run_comparison(brief).assert_exit(1)), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":false,"ratio":N,"seeds":8}
     "#);
@@ -207,8 +217,8 @@ fn lost_accuracy_is_found_with_the_number_of_its_data_sets() {
         ("fn work(&self)", "fn reads_files(&self) -> bool { true }\n    fn work(&self)"),
     ] {
         let less = BENCH.replace("*y = x * x", "*y = x * x * 1.000_000_4");
-        scratch.write("benches/spin.rs", &less.replace(from, to));
-        let one = findings(scratch.compare(brief).exits(3));
+        scratch.write_file("benches/spin.rs", &less.replace(from, to));
+        let one = report_without_times(scratch.run_comparison(brief).assert_exit(3));
         insta::allow_duplicates! { insta::assert_snapshot!(one, @r#"
         scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
         numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":true,"ratio":N,"seeds":1}
@@ -218,20 +228,22 @@ fn lost_accuracy_is_found_with_the_number_of_its_data_sets() {
 
 #[test]
 fn an_accepted_slow_down_lasts_until_the_base_has_it() {
-    let scratch = Scratch::new();
-    scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
-    insta::assert_snapshot!(error(&scratch.compare("--base main"), 2), @r#"error: kernelgate.toml of the head, line 3 (`slower = 'x'`): invalid type: string "x", expected f64"#);
-    scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 199\nreason = 'why'");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
-    let accepted = scratch.compare("--base main --format json");
-    insta::assert_snapshot!(findings(accepted.exits(0)), @r#"
+    let scratch = TempRepository::new();
+    scratch
+        .write_file("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
+    insta::assert_snapshot!(error_message(&scratch.run_comparison("--base main"), 2), @r#"error: kernelgate.toml of the head, line 3 (`slower = 'x'`): invalid type: string "x", expected f64"#);
+    scratch
+        .write_file("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 199\nreason = 'why'");
+    scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
+    let accepted = scratch.run_comparison("--base main --format json");
+    insta::assert_snapshot!(report_without_times(accepted.assert_exit(0)), @r#"
     scratch/sum/n1024/cpu/hot accepted
     rules/accepted: {"case":"scratch/sum/n1024/cpu/hot","growth":null,"less_verified":false,"reason":"why","removed":false,"slower":199.0}
     "#);
-    scratch.git("add kernelgate.toml");
-    scratch.git("commit --quiet -m accepted");
-    let expired = scratch.compare("--base main --max-blocks 1 --format json");
-    insta::assert_snapshot!(findings(expired.exits(3)), @r#"
+    scratch.run_git("add kernelgate.toml");
+    scratch.run_git("commit --quiet -m accepted");
+    let expired = scratch.run_comparison("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(report_without_times(expired.assert_exit(3)), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     rules/notes: "[[accept]] `sum` is accepted in the base already: expired, remove it"
     "#);
@@ -239,7 +251,7 @@ fn an_accepted_slow_down_lasts_until_the_base_has_it() {
 
 #[test]
 fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
-    let scratch = Scratch::new();
+    let scratch = TempRepository::new();
     // A second output keeps 8 bits of the significand.
     let declared = "vec![Expected::all(\"y\", [1, self.n], y)]";
     let both = "vec![Expected::all(\"y\", [1, self.n], y.clone()), \
@@ -255,12 +267,12 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
         .replace(stored, &format!("{stored}{shortened}"))
         .replace(output, &outputs)
         .replace("max_error: 1e-6, relative_l2: 1e-6", "max_error: 1e-2, relative_l2: 1e-2");
-    scratch.write("benches/spin.rs", &bench);
-    scratch.commit("outputs");
+    scratch.write_file("benches/spin.rs", &bench);
+    scratch.commit_sources("outputs");
     let less = bench.replace("*y = x * x", "*y = x * x * 1.000_04");
-    scratch.write("benches/spin.rs", &less);
+    scratch.write_file("benches/spin.rs", &less);
     let brief = "--base main --max-blocks 1 --format json";
-    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"
+    insta::assert_snapshot!(report_without_times(scratch.run_comparison(brief).assert_exit(1)), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":false,"output":"y","ratio":N,"seeds":8}
     "#);
@@ -270,39 +282,39 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
                    [(\"y\".to_owned(), tight)].into()
                }
                fn work(&self)";
-    scratch.write("benches/spin.rs", &less.replace("fn work(&self)", own));
-    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
+    scratch.write_file("benches/spin.rs", &less.replace("fn work(&self)", own));
+    insta::assert_snapshot!(report_without_times(scratch.run_comparison(brief).assert_exit(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
     let unknown = own.replace("\"y\"", "\"z\"");
-    scratch.write("benches/spin.rs", &bench.replace("fn work(&self)", &unknown));
-    insta::assert_snapshot!(findings(scratch.compare(brief).exits(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"text":"a tolerance for output `z`, which the reference lacks"}"#);
+    scratch.write_file("benches/spin.rs", &bench.replace("fn work(&self)", &unknown));
+    insta::assert_snapshot!(report_without_times(scratch.run_comparison(brief).assert_exit(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"text":"a tolerance for output `z`, which the reference lacks"}"#);
 }
 
 #[test]
 fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
-    let scratch = Scratch::new();
-    scratch.bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
+    let scratch = TempRepository::new();
+    scratch.replace_text_in_bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
     let line = "--base main --max-blocks 1 --out out --format json";
-    insta::assert_snapshot!(findings(scratch.compare(line).exits(3)), @r#"
+    insta::assert_snapshot!(report_without_times(scratch.run_comparison(line).assert_exit(3)), @r#"
     new: "scratch/sum/n2048/cpu/hot"
     removed: "scratch/sum/n1024/cpu/hot"
     "#);
     let removed = |name: &str| {
         let text = std::fs::read_to_string(scratch.folder.path().join("out").join(name)).unwrap();
-        lines_with(&text, CASE)
+        lines_with_word(&text, CASE)
     };
     insta::assert_snapshot!(removed("comment.md"), @"- removed: scratch/sum/n1024/cpu/hot");
     insta::assert_snapshot!(removed("junit.xml"), @r#"<testcase name="scratch/sum/n1024/cpu/hot" classname="scratch.sum">"#);
     assert_ne!(removed("report.html"), "");
-    scratch.write("kernelgate.toml", "removed-cases = \"fail\"\n");
-    insta::assert_snapshot!(findings(scratch.compare(line).exits(1)), @r#"
+    scratch.write_file("kernelgate.toml", "removed-cases = \"fail\"\n");
+    insta::assert_snapshot!(report_without_times(scratch.run_comparison(line).assert_exit(1)), @r#"
     new: "scratch/sum/n2048/cpu/hot"
     removed: "scratch/sum/n1024/cpu/hot"
     "#);
     let accepted = "removed-cases = \"fail\"\n[[accept]]\ncases = \"n1024\"\nremoved = true\n\
                     reason = \"n2048 replaces it\"\n";
-    scratch.write("kernelgate.toml", accepted);
+    scratch.write_file("kernelgate.toml", accepted);
     // No case remains to be judged.
-    insta::assert_snapshot!(findings(scratch.compare(line).exits(3)), @r#"
+    insta::assert_snapshot!(report_without_times(scratch.run_comparison(line).assert_exit(3)), @r#"
     new: "scratch/sum/n2048/cpu/hot"
     removed: "scratch/sum/n1024/cpu/hot"
     rules/accepted: {"case":"scratch/sum/n1024/cpu/hot","growth":null,"less_verified":false,"reason":"n2048 replaces it","removed":true,"slower":null}
@@ -311,14 +323,14 @@ fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
 
 #[test]
 fn sides_that_cannot_be_compared_are_named() {
-    let scratch = Scratch::new();
-    insta::assert_snapshot!(error(&scratch.compare("--base mian"), 2), @"error: no revision `mian` in FOLDER; did you mean main?");
-    scratch.compare("--base main --head --budget").exits(2);
+    let scratch = TempRepository::new();
+    insta::assert_snapshot!(error_message(&scratch.run_comparison("--base mian"), 2), @"error: no revision `mian` in FOLDER; did you mean main?");
+    scratch.run_comparison("--base main --head --budget").assert_exit(2);
     // The error comes before anything is built.
-    scratch.write("baselines/amd/calibration.json", "[");
-    insta::assert_snapshot!(scratch.compare("--base main").refusal(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing a list at line 1 column 1)");
+    scratch.write_file("baselines/amd/calibration.json", "[");
+    insta::assert_snapshot!(scratch.run_comparison("--base main").refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing a list at line 1 column 1)");
     std::fs::remove_dir_all(scratch.folder.path().join("baselines")).unwrap();
-    insta::assert_snapshot!(scratch.compare("").refusal(2), @r"
+    insta::assert_snapshot!(scratch.run_comparison("").refusal_message(2), @r"
     error: the following required arguments were not provided:
       --base <REV>
 
@@ -326,11 +338,11 @@ fn sides_that_cannot_be_compared_are_named() {
 
     For more information, try '--help'.
     ");
-    insta::assert_snapshot!(error(&scratch.compare("--base main --bench none"), 2), @"error: --bench none: neither side has it; there are spin");
+    insta::assert_snapshot!(error_message(&scratch.run_comparison("--base main --bench none"), 2), @"error: --bench none: neither side has it; there are spin");
     // The base has no such case, which the user learns before the head is built.
-    let typo = scratch.compare("--base main nothing");
+    let typo = scratch.run_comparison("--base main nothing");
     let progress = regex::Regex::new(r"built \w+ in .*\n| \([0-9a-f]{8}\)").unwrap();
-    let typo = progress.replace_all(&typo.exits(2).stderr, "").into_owned();
+    let typo = progress.replace_all(&typo.assert_exit(2).stderr, "").into_owned();
     insta::assert_snapshot!(typo, @r"
     building base: main
     in the base no case matches `nothing`; `kernelgate list` shows the cases
@@ -339,8 +351,8 @@ fn sides_that_cannot_be_compared_are_named() {
     verifying head spin
     error: no case matches `nothing`; `--list` shows the cases
     ");
-    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
-    insta::assert_snapshot!(error(&scratch.compare("--base main"), 2), @r#"
+    scratch.replace_text_in_bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
+    insta::assert_snapshot!(error_message(&scratch.run_comparison("--base main"), 2), @r#"
     error: head working tree (COMMIT) does not build; cargo's last lines:
     error: expected `;`, found `Harness`
     error: could not compile `scratch` (bench "spin") due to 1 previous error
@@ -349,14 +361,16 @@ fn sides_that_cannot_be_compared_are_named() {
 
 #[test]
 fn cases_that_cannot_be_compared_are_named() {
-    let scratch = Scratch::new();
-    let compare = |code| findings(scratch.compare("--base main --format json").exits(code));
+    let scratch = TempRepository::new();
+    let compare = |code| {
+        report_without_times(scratch.run_comparison("--base main --format json").assert_exit(code))
+    };
     // A changed definition is refused.
-    scratch.bench("revision: 1", "revision: 2");
+    scratch.replace_text_in_bench("revision: 1", "revision: 2");
     insta::assert_snapshot!(compare(4), @r#"refused: {"base":"1","cases":["scratch/sum/n1024/cpu/hot"],"field":"revision","head":"2"}"#);
-    scratch.bench("*y = x * x", "*y = x + x");
+    scratch.replace_text_in_bench("*y = x * x", "*y = x + x");
     insta::assert_snapshot!(compare(1), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":-N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":561.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
-    scratch.bench(
+    scratch.replace_text_in_bench(
         "let x = inputs.f32(\"x\");",
         "std::process::exit(7);\n#[allow(unreachable_code)]\nlet x = inputs.f32(\"x\");",
     );
@@ -365,9 +379,9 @@ fn cases_that_cannot_be_compared_are_named() {
     broken: {"abandoned":true,"bench":"spin","reason":"exit status: 7","side":"head"}
     "#);
     // One bench uses another harness, and one exists only in the head.
-    scratch.write("benches/spin.rs", BENCH);
-    scratch.write("benches/other.rs", "fn main() { println!(\"done\"); }");
-    scratch.write(
+    scratch.write_file("benches/spin.rs", BENCH);
+    scratch.write_file("benches/other.rs", "fn main() { println!(\"done\"); }");
+    scratch.write_file(
         "Cargo.toml",
         &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"),
     );
@@ -391,7 +405,7 @@ fn fault(kind: &str) -> bool {
 
 #[test]
 fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
-    let scratch = Scratch::new();
+    let scratch = TempRepository::new();
     let bench = [
         ("default: &[\"n=1024\"]", "default: &[\"n=1024,2048\"]"),
         (
@@ -409,20 +423,20 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
         assert!(text.contains(from));
         text.replace(from, to)
     });
-    scratch.write("benches/spin.rs", &text);
-    scratch.commit("two");
+    scratch.write_file("benches/spin.rs", &text);
+    scratch.commit_sources("two");
     let compare = |code: i32, fault: &str, when: &str, flags: &str| {
         let flags = format!("--base main --head main --case-time 0.01s --format json {flags}");
-        let outcome = decided(|| {
-            let mut command = scratch.compare_with(&flags);
+        let outcome = run_until_load_allows_verdict(|| {
+            let mut command = scratch.compare_command_above_noise(&flags);
             command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when);
             command
         });
-        let json = outcome.exits(code).json();
+        let json = outcome.assert_exit(code).stdout_as_json();
         let cases = json["judged"].as_array().unwrap();
         let larger = cases.iter().find(|case| case["case"] == *CASE.replace("1024", "2048"));
         let pairs = larger.map_or(Value::Null, |case| case["decision"]["pairs"].clone());
-        format!("{}\npairs of the larger case: {pairs}", findings(&outcome))
+        format!("{}\npairs of the larger case: {pairs}", report_without_times(&outcome))
     };
     // The fault is in every process except the one that verified.
     insta::assert_snapshot!(compare(3, "skip", "\"r1-", ""), @r#"
@@ -464,13 +478,15 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     "#);
     // The fault is in the base's verification: the head is verified, but has nothing to compare
     // with.
-    scratch.write("benches/spin.rs", &text.replace("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 51"));
-    let outcome = decided(|| {
-        let mut command = scratch.compare_with("--base main --case-time 0.01s --format json");
+    scratch
+        .write_file("benches/spin.rs", &text.replace("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 51"));
+    let outcome = run_until_load_allows_verdict(|| {
+        let mut command =
+            scratch.compare_command_above_noise("--base main --case-time 0.01s --format json");
         command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
         command
     });
-    insta::assert_snapshot!(findings(outcome.exits(3)), @r#"
+    insta::assert_snapshot!(report_without_times(outcome.assert_exit(3)), @r#"
     scratch/sum/n2048/cpu/hot inconclusive {"kind":"skipped","side":"base","why":"needs N GB of memory, N GB are free"}
     scratch/sum/n1024/cpu/hot unchanged
     "#);
@@ -478,9 +494,9 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
 
 #[test]
 fn an_interrupted_comparison_goes_on_where_it_was() {
-    let scratch = Scratch::new();
+    let scratch = TempRepository::new();
     let mut first = scratch
-        .compare_with("--base main --head main")
+        .compare_command_above_noise("--base main --head main")
         .stderr(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
@@ -498,23 +514,25 @@ fn an_interrupted_comparison_goes_on_where_it_was() {
     assert_eq!(first.wait().unwrap().code(), Some(130));
     let saved = count();
     assert!(saved.is_multiple_of(4), "{saved} processes: half a block");
-    let resumed = scratch.compare("--base main --head main --resume --format json");
-    assert_eq!(resumed.exits(0).verdicts(), ["unchanged"]);
-    let lines = lines_with(&resumed.stderr, "resuming").replace(&saved.to_string(), "COUNT");
+    let resumed = scratch.run_comparison("--base main --head main --resume --format json");
+    assert_eq!(resumed.assert_exit(0).json_verdicts(), ["unchanged"]);
+    let lines = lines_with_word(&resumed.stderr, "resuming").replace(&saved.to_string(), "COUNT");
     insta::assert_snapshot!(lines, @"resuming with COUNT processes");
 }
 
 #[test]
 fn two_comparisons_do_not_run_at_once() {
-    let scratch = Scratch::new();
-    let first =
-        scratch.compare_with("--base main --head main --format json").stderr(Stdio::null()).spawn();
+    let scratch = TempRepository::new();
+    let first = scratch
+        .compare_command_above_noise("--base main --head main --format json")
+        .stderr(Stdio::null())
+        .spawn();
     let mut first = first.unwrap();
     let lock = scratch.folder.path().join("target/kernelgate/compare/base/side");
     while !lock.exists() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    insta::assert_snapshot!(error(&scratch.compare("--base main"), 2), @"error: another comparison runs in FOLDER/target/kernelgate/compare: wait for it");
+    insta::assert_snapshot!(error_message(&scratch.run_comparison("--base main"), 2), @"error: another comparison runs in FOLDER/target/kernelgate/compare: wait for it");
     first.kill().unwrap();
     first.wait().unwrap();
 }

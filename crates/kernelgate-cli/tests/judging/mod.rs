@@ -12,8 +12,8 @@ mod verification;
 use regex::Regex;
 use serde_json::Value;
 
-use crate::package::Outcome;
-use crate::package::outcome::normalized;
+use crate::package::ProcessOutcome;
+use crate::package::outcome::redact_varying_parts;
 
 /// Fields of the JSON of a gate or comparison that are empty if there is nothing to report.
 const FINDINGS: &[&str] = &[
@@ -42,8 +42,8 @@ const FINDINGS: &[&str] = &[
 /// The report of a gate or comparison as JSON without its times: the verdict on each case with its
 /// reasons, and every other field that reports something.
 #[track_caller]
-fn findings(outcome: &Outcome) -> String {
-    let json = outcome.json();
+fn report_without_times(outcome: &ProcessOutcome) -> String {
+    let json = outcome.stdout_as_json();
     let mut text = String::new();
     for case in json["judged"].as_array().unwrap() {
         let text_of = |field: &str| case[field].as_str().unwrap();
@@ -67,17 +67,17 @@ fn findings(outcome: &Outcome) -> String {
         }
     }
     let number = Regex::new(r"\d+\.\d{3,}(e-?\d+)?").unwrap();
-    normalized(number.replace_all(text.trim_end(), "N").as_ref())
+    redact_varying_parts(number.replace_all(text.trim_end(), "N").as_ref())
 }
 
 /// The error with which a process ended, without the progress before it and the lines of code that
 /// a compiler adds.
 #[track_caller]
-fn error(outcome: &Outcome, code: i32) -> String {
-    let messages = &outcome.exits(code).stderr;
+fn error_message(outcome: &ProcessOutcome, code: i32) -> String {
+    let messages = &outcome.assert_exit(code).stderr;
     let start = messages.find("error: ").unwrap_or_else(|| panic!("no error: {messages}"));
     let words = |line: &&str| line.starts_with(char::is_alphabetic);
     let lines: Vec<&str> = messages[start..].lines().filter(words).collect();
     let commit = Regex::new(r"\([0-9a-f]{8}\)").unwrap();
-    normalized(&commit.replace_all(&lines.join("\n"), "(COMMIT)"))
+    redact_varying_parts(&commit.replace_all(&lines.join("\n"), "(COMMIT)"))
 }

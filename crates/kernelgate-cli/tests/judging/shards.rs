@@ -4,47 +4,49 @@
 
 use std::path::Path;
 
-use crate::package::outcome::normalized;
-use crate::package::{Outcome, Package, fixture_path, lines_with};
+use crate::package::outcome::redact_varying_parts;
+use crate::package::{ProcessOutcome, TempPackage, fixture_path, lines_with_word};
 use kernelgate::record::run::NOT_RUN_REASON_PREFIX;
 use serde_json::Value;
 
 const FOUR: &str = "--axis n=64,96,128,160";
 
-fn ids(run: &Value, of: &str) -> Vec<String> {
+fn case_ids_in_field(run: &Value, of: &str) -> Vec<String> {
     run[of].as_object().unwrap().keys().cloned().collect()
 }
 
-fn record(package: &Package, session: &str, name: &str) -> Value {
-    let path = package.path(&format!("target/kernelgate/runs/{session}/{name}.json"));
+fn read_run_record(package: &TempPackage, session: &str, name: &str) -> Value {
+    let path = package.package_path(&format!("target/kernelgate/runs/{session}/{name}.json"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// Makes the two shards of session `parts` the first and the last of three, in session `three`.
-fn first_and_last_of_three(package: &Package) {
-    std::fs::create_dir_all(package.path("target/kernelgate/runs/three")).unwrap();
+fn first_and_last_of_three(package: &TempPackage) {
+    std::fs::create_dir_all(package.package_path("target/kernelgate/runs/three")).unwrap();
     for (from, to) in [(1, 1), (2, 3)] {
-        let mut run = record(package, "parts", &format!("fixture-{from}-of-2"));
+        let mut run = read_run_record(package, "parts", &format!("fixture-{from}-of-2"));
         run["shard"] = serde_json::json!({ "index": to, "count": 3 });
         run["session"] = "three".into();
         run.as_object_mut().unwrap().remove("checksum");
         let path = format!("target/kernelgate/runs/three/fixture-{to}-of-3.json");
-        std::fs::write(package.path(&path), run.to_string()).unwrap();
+        std::fs::write(package.package_path(&path), run.to_string()).unwrap();
     }
 }
 
 #[test]
 fn shards_share_the_cases_and_are_put_together() {
-    let package = Package::new();
-    package.bench("whole", FOUR).exits(0);
+    let package = TempPackage::new();
+    package.run_fixture_bench("whole", FOUR).assert_exit(0);
     for shard in ["1", "2"] {
-        package.bench("parts", &format!("{FOUR} --shard {shard}/2")).exits(0);
+        package.run_fixture_bench("parts", &format!("{FOUR} --shard {shard}/2")).assert_exit(0);
     }
-    let parts = [1, 2].map(|index| record(&package, "parts", &format!("fixture-{index}-of-2")));
-    let mut both: Vec<String> = parts.iter().flat_map(|run| ids(run, "cases")).collect();
-    assert!(parts.iter().all(|run| ids(run, "cases").len() < 4));
+    let parts =
+        [1, 2].map(|index| read_run_record(&package, "parts", &format!("fixture-{index}-of-2")));
+    let mut both: Vec<String> =
+        parts.iter().flat_map(|run| case_ids_in_field(run, "cases")).collect();
+    assert!(parts.iter().all(|run| case_ids_in_field(run, "cases").len() < 4));
     both.sort();
-    assert_eq!(both, ids(&package.run("whole"), "cases"));
+    assert_eq!(both, case_ids_in_field(&package.read_run_record("whole"), "cases"));
     assert_eq!((&parts[1]["shard"]["index"], &parts[1]["shard"]["count"]), (&2.into(), &2.into()));
 
     // Each record has the plan of both shards, and rates of the device on which it ran.
@@ -54,62 +56,66 @@ fn shards_share_the_cases_and_are_put_together() {
         (&parts[1]["plan"], &4.into(), &"hash".into())
     );
     assert!(parts.iter().all(|run| run["anchors"]["measured"]["memory_bytes_per_s"].is_number()));
-    let merge = |arguments: &str| package.kernelgate(&format!("merge {arguments}"));
+    let merge = |arguments: &str| package.run_kernelgate(&format!("merge {arguments}"));
     let folder = "target/kernelgate/runs/parts";
     // Ceilings of a host with other load differ from one process to the next.
     let merged = format!("{folder} --output target/merged --anchor-tolerance 100");
     let first = merge(&merged);
-    insta::assert_snapshot!(first.text(), @r"
+    insta::assert_snapshot!(first.text_for_snapshot(), @r"
     exit 0
     2 shards merged
     4 cases on 1 device in target/merged
     ");
-    assert_eq!(merge(&merged).text(), first.text());
-    merge(&format!("{folder}/fixture-1-of-2.json --output target/half")).exits(3);
-    let whole = merge(&format!("{folder} {}", package.record("whole").display()));
-    insta::assert_snapshot!(whole.refusal(2), @"error: FOLDER/target/kernelgate/runs/whole/fixture.json: measured without --shard: it is the whole, not a part");
+    assert_eq!(merge(&merged).text_for_snapshot(), first.text_for_snapshot());
+    merge(&format!("{folder}/fixture-1-of-2.json --output target/half")).assert_exit(3);
+    let whole = merge(&format!("{folder} {}", package.run_record_path("whole").display()));
+    insta::assert_snapshot!(whole.refusal_message(2), @"error: FOLDER/target/kernelgate/runs/whole/fixture.json: measured without --shard: it is the whole, not a part");
 
     // Both shards together are the last session, for a baseline and for the gate.
-    insta::assert_snapshot!(package.kernelgate("baseline add main").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("baseline add main").text_for_snapshot(), @r"
     exit 0
     4 cases, up to 1 runs each, in FOLDER/baselines/DEVICE/main.json
     ");
     for index in [1, 2] {
         let name = format!("target/kernelgate/runs/parts/fixture-{index}-of-2.json");
-        package.set_times(&package.path(&name), 1e6);
+        package.set_record_times(&package.package_path(&name), 1e6);
     }
-    package.set_times(&package.baseline("main"), 1e6);
-    package.kernelgate(&format!("baseline seal {}", package.baseline("main").display()));
-    let gate =
-        |flags: &str| package.kernelgate(&format!("gate --baseline main --format json {flags}"));
-    assert_eq!(gate("").exits(0).verdicts(), ["unchanged"; 4]);
+    package.set_record_times(&package.baseline_path("main"), 1e6);
+    package.run_kernelgate(&format!("baseline seal {}", package.baseline_path("main").display()));
+    let gate = |flags: &str| {
+        package.run_kernelgate(&format!("gate --baseline main --format json {flags}"))
+    };
+    assert_eq!(gate("").assert_exit(0).json_verdicts(), ["unchanged"; 4]);
     // One of three shards is missing; two shards of another division do not belong to it.
     first_and_last_of_three(&package);
     let three = "--session target/kernelgate/runs/three";
     let judged = gate(three);
-    assert_eq!(judged.exits(3).verdicts(), ["unchanged"; 4]);
-    assert_eq!(judged.json()["missing_shards"], serde_json::json!(["fixture, shard 2/3"]));
+    assert_eq!(judged.assert_exit(3).json_verdicts(), ["unchanged"; 4]);
+    assert_eq!(
+        judged.stdout_as_json()["missing_shards"],
+        serde_json::json!(["fixture, shard 2/3"])
+    );
     let mixed = format!("{three} --session target/kernelgate/runs/parts");
-    let refused = package.kernelgate(&format!("gate --baseline main {mixed}"));
-    insta::assert_snapshot!(refused.text(), @r"
+    let refused = package.run_kernelgate(&format!("gate --baseline main {mixed}"));
+    insta::assert_snapshot!(refused.text_for_snapshot(), @r"
     exit 4
     refused: number of shards is `2` in the run parts/fixture-1-of-2 and `3` in the run three/fixture-1-of-3: these are no shards of one measurement
     ");
     let merged = merge("target/kernelgate/runs/parts target/kernelgate/runs/three");
-    insta::assert_snapshot!(merged.text(), @r"
+    insta::assert_snapshot!(merged.text_for_snapshot(), @r"
     exit 4
     refused: number of shards is `2` in target/kernelgate/runs/parts/fixture-1-of-2.json and `3` in target/kernelgate/runs/three/fixture-1-of-3.json
     ");
-    let added = package.kernelgate(&format!("baseline add other {mixed}"));
-    assert_eq!(added.text(), refused.text());
-    let added = package.kernelgate(&format!("baseline add other {three}"));
-    insta::assert_snapshot!(added.text(), @r"
+    let added = package.run_kernelgate(&format!("baseline add other {mixed}"));
+    assert_eq!(added.text_for_snapshot(), refused.text_for_snapshot());
+    let added = package.run_kernelgate(&format!("baseline add other {three}"));
+    insta::assert_snapshot!(added.text_for_snapshot(), @r"
     exit 0
     4 cases, up to 1 runs each, in FOLDER/baselines/DEVICE/other.json
     -- stderr
     warning: fixture, shard 2/3 is missing: the baseline gets the cases of the others
     ");
-    insta::assert_snapshot!(package.bench("bad", "--shard 3/2").refusal(2), @r"
+    insta::assert_snapshot!(package.run_fixture_bench("bad", "--shard 3/2").refusal_message(2), @r"
     error: invalid value '3/2' for '--shard <I/N|auto>': `3/2`: a shard is 1/2 to 2/2; shards are counted from 1
 
     For more information, try '--help'.
@@ -119,42 +125,42 @@ fn shards_share_the_cases_and_are_put_together() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_session_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing() {
-    let package = Package::new();
-    write_shards(&package, "parts", ["GPU-1", "GPU-2"]);
-    std::fs::create_dir(package.path("target")).unwrap();
-    let mut shell = package.command(Path::new("sh"), "-c");
+    let package = TempPackage::new();
+    write_shards_of_two_gpus(&package, "parts", ["GPU-1", "GPU-2"]);
+    std::fs::create_dir(package.package_path("target")).unwrap();
+    let mut shell = package.package_command(Path::new("sh"), "-c");
     let program = env!("CARGO_BIN_EXE_kernelgate");
     let merge = format!("{program} merge parts --output target/merged");
     let full = shell.arg(format!("trap '' XFSZ; ulimit -f 0; exec {merge}")).output().unwrap();
-    insta::assert_snapshot!(Outcome::from(full).refusal(2), @"error: failed to write target/merged/st_bif-1-of-2.json: File too large (os error 27)");
-    let left = std::fs::read_dir(package.path("target")).unwrap();
+    insta::assert_snapshot!(ProcessOutcome::from(full).refusal_message(2), @"error: failed to write target/merged/st_bif-1-of-2.json: File too large (os error 27)");
+    let left = std::fs::read_dir(package.package_path("target")).unwrap();
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().contains("merged")), "{left:?}");
-    package.kernelgate("merge parts --output target/merged").exits(0);
+    package.run_kernelgate("merge parts --output target/merged").assert_exit(0);
 }
 
 #[test]
 fn a_comparison_in_shards_is_decided_when_all_are_there() {
-    let package = Package::new();
-    let dir = package.dir().replace("--dir ", "");
+    let package = TempPackage::new();
+    let dir = package.bench_folder_flags().replace("--dir ", "");
     let rules = ["n64_", "n999"]
         .map(|cases| format!("[[threshold]]\ncases = \"{cases}\"\nrelative = 0.5\n"));
-    std::fs::write(package.path("kernelgate.toml"), rules.concat()).unwrap();
+    std::fs::write(package.package_path("kernelgate.toml"), rules.concat()).unwrap();
     let line = format!(
         "compare --base-dir {dir} --head-dir {dir} --time-identical --backend cpu {FOUR} \
          --max-blocks 1 --case-time 0.01s --shard"
     );
     for shard in ["1/2", "2/2"] {
-        package.kernelgate(&format!("{line} {shard}")).exits(0);
+        package.run_kernelgate(&format!("{line} {shard}")).assert_exit(0);
     }
     let shards = "target/kernelgate/compare/shards";
     let merge = |paths: &str| {
-        package.kernelgate(&format!("merge {paths} --anchor-tolerance 100 --format json"))
+        package.run_kernelgate(&format!("merge {paths} --anchor-tolerance 100 --format json"))
     };
-    let notes = |outcome: &Outcome| outcome.json()["rules"]["notes"].clone();
+    let notes = |outcome: &ProcessOutcome| outcome.stdout_as_json()["rules"]["notes"].clone();
     let both = merge(shards);
     // One block is too few for a decision.
-    let json = both.exits(3).json();
+    let json = both.assert_exit(3).stdout_as_json();
     let judged = json["judged"].as_array().unwrap();
     assert!(judged.len() == 4 && judged.iter().all(|it| it["decision"]["pairs"] == 2), "{json}");
     assert_eq!(json["missing_shards"], serde_json::json!([]));
@@ -163,13 +169,13 @@ fn a_comparison_in_shards_is_decided_when_all_are_there() {
     let reversed = merge(&format!("{shards}/2-of-2.json {shards}/1-of-2.json"));
     assert_eq!(reversed.stdout, both.stdout);
     let half = merge(&format!("{shards}/2-of-2.json"));
-    let missing = &half.exits(3).json()["missing_shards"];
+    let missing = &half.assert_exit(3).stdout_as_json()["missing_shards"];
     assert_eq!(missing, &serde_json::json!(["comparison, shard 1/2"]));
     assert_eq!(notes(&half), serde_json::json!([]));
 }
 
 /// A shard of a run on a GPU, with the cases of one workload.
-fn on_card(uuid: &str, index: u32, workload: &str) -> Value {
+fn shard_record_of_gpu(uuid: &str, index: u32, workload: &str) -> Value {
     let mut run: Value = serde_json::from_str(include_str!("../fixture/gpu_run.json")).unwrap();
     run["environment"]["gpus"][0]["uuid"] = uuid.into();
     run["session"] = format!("{uuid}-{index}").into();
@@ -188,62 +194,65 @@ fn on_card(uuid: &str, index: u32, workload: &str) -> Value {
 }
 
 /// Writes both shards of a run on two GPUs into a folder.
-fn write_shards(package: &Package, folder: &str, cards: [&str; 2]) {
+fn write_shards_of_two_gpus(package: &TempPackage, folder: &str, cards: [&str; 2]) {
     for (index, card) in [1, 2].into_iter().zip(cards) {
         let workload = ["st_bif/backward", "st_bif/forward"][index as usize - 1];
-        let path = package.path(&format!("{folder}/{index}.json"));
+        let path = package.package_path(&format!("{folder}/{index}.json"));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, on_card(card, index, workload).to_string()).unwrap();
+        std::fs::write(path, shard_record_of_gpu(card, index, workload).to_string()).unwrap();
     }
 }
 
 #[test]
 fn a_merge_counts_the_cases_on_a_shared_gpu() {
-    let package = Package::new();
+    let package = TempPackage::new();
     // Another process computed on the GPU beside a case of the second shard.
-    write_shards(&package, "shared", ["GPU-1", "GPU-2"]);
-    let mut shared = on_card("GPU-2", 2, "st_bif/forward");
+    write_shards_of_two_gpus(&package, "shared", ["GPU-1", "GPU-2"]);
+    let mut shared = shard_record_of_gpu("GPU-2", 2, "st_bif/forward");
     let case = shared["cases"].as_object_mut().unwrap().values_mut().next().unwrap();
     case["samples"]["conditions"]["other_processes"] = 1.into();
-    std::fs::write(package.path("shared/2.json"), shared.to_string()).unwrap();
-    let shared = package.kernelgate("merge shared --output shared-merged");
-    insta::assert_snapshot!(shared.text(), @r"
+    std::fs::write(package.package_path("shared/2.json"), shared.to_string()).unwrap();
+    let shared = package.run_kernelgate("merge shared --output shared-merged");
+    insta::assert_snapshot!(shared.text_for_snapshot(), @r"
     exit 0
     2 shards merged
     cases of shared/2.json beside which another process computed on the GPU: 1; `gate` gives no verdict against them
     3 cases on 2 devices in shared-merged
     ");
-    let shared = package.kernelgate("merge shared --output shared-merged --format json");
-    assert_eq!(shared.exits(0).json()["shared_gpu"], serde_json::json!({ "shared/2.json": 1 }));
+    let shared = package.run_kernelgate("merge shared --output shared-merged --format json");
+    assert_eq!(
+        shared.assert_exit(0).stdout_as_json()["shared_gpu"],
+        serde_json::json!({ "shared/2.json": 1 })
+    );
 }
 
 #[test]
 fn shards_on_two_cards_of_a_model_are_one_measurement() {
-    let package = Package::new();
-    write_shards(&package, "own", ["GPU-1", "GPU-2"]);
-    write_shards(&package, "exchanged", ["GPU-2", "GPU-1"]);
+    let package = TempPackage::new();
+    write_shards_of_two_gpus(&package, "own", ["GPU-1", "GPU-2"]);
+    write_shards_of_two_gpus(&package, "exchanged", ["GPU-2", "GPU-1"]);
     let merged = "target/kernelgate/runs/merged";
-    insta::assert_snapshot!(package.kernelgate(&format!("merge own --output {merged}")).text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate(&format!("merge own --output {merged}")).text_for_snapshot(), @r"
     exit 0
     2 shards merged
     3 cases on 2 devices in target/kernelgate/runs/merged
     ");
-    package.kernelgate("merge exchanged --output exchanged-merged").exits(0);
-    package.kernelgate(&format!("baseline add main --session {merged}")).exits(0);
+    package.run_kernelgate("merge exchanged --output exchanged-merged").assert_exit(0);
+    package.run_kernelgate(&format!("baseline add main --session {merged}")).assert_exit(0);
     // Each case is compared on the card that both sides have, or by model with a wider threshold.
     for (session, same_device, other_device) in [
         (merged, true, Value::Null),
         ("exchanged-merged", false, serde_json::json!(["GPU-2", "GPU-1"])),
     ] {
         let line = format!("gate --baseline main --format json --session {session}");
-        let gate = package.kernelgate(&line);
-        assert_eq!(gate.exits(0).verdicts(), ["unchanged"; 3]);
-        let json = gate.json();
+        let gate = package.run_kernelgate(&line);
+        assert_eq!(gate.assert_exit(0).json_verdicts(), ["unchanged"; 3]);
+        let json = gate.stdout_as_json();
         assert_eq!(json["judged"][0]["same_device"], same_device, "{json}");
         assert_eq!(json["other_device"], other_device, "{json}");
     }
     // A history has a series for each card, a report all cases with both cards.
-    insta::assert_snapshot!(package.kernelgate("history").text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate("history").text_for_snapshot(), @r"
     exit 0
     NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz; GPU-1
     case  commits  runs  last  last change  times
@@ -258,40 +267,48 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
 
     in the order of recorded times: there is no git history here
     ");
-    package.kernelgate("report --out page").exits(0);
-    let report = std::fs::read_to_string(package.path("page/report.json")).unwrap();
+    package.run_kernelgate("report --out page").assert_exit(0);
+    let report = std::fs::read_to_string(package.package_path("page/report.json")).unwrap();
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["cases"].as_array().unwrap().len(), 3);
     assert_eq!(report["facts"][1], serde_json::json!(["card", "GPU-1, GPU-2"]));
 }
 
 /// Runs a program as one shard.
-fn run_shard(package: &Package, program: &Path, line: &str, shard: &str) -> Outcome {
-    let mut command = package.command(program, line);
+fn run_program_as_shard(
+    package: &TempPackage,
+    program: &Path,
+    line: &str,
+    shard: &str,
+) -> ProcessOutcome {
+    let mut command = package.package_command(program, line);
     command.env("KERNELGATE_SHARD", shard).output().unwrap().into()
 }
 
 #[test]
 fn a_verb_without_a_bench_run_states_that_it_takes_a_shard() {
-    let package = Package::new();
-    let dir = package.dir();
+    let package = TempPackage::new();
+    let dir = package.bench_folder_flags();
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-    let run = |program: &Path, line: &str, shard: &str| run_shard(&package, program, line, shard);
+    let run = |program: &Path, line: &str, shard: &str| {
+        run_program_as_shard(&package, program, line, shard)
+    };
     let mut printed = Vec::new();
     for line in [format!("verify {dir} {FOUR}"), format!("list {dir} {FOUR}")] {
         let first = run(program, &line, "1/2");
         let second = run(program, &line, "2/2");
-        printed.push(lines_with(&first.exits(0).all(), "shard 1/2"));
+        printed.push(lines_with_word(&first.assert_exit(0).stdout_and_stderr(), "shard 1/2"));
         assert_ne!(first.stdout, second.stdout);
-        assert!(!package.kernelgate(&line).all().contains("shard"));
+        assert!(!package.run_kernelgate(&line).stdout_and_stderr().contains("shard"));
     }
     for flag in ["--test", "--list", "--profile-time 1 --bench n64"] {
         let first = run(&fixture_path(), &format!("{flag} {FOUR}"), "1/2");
-        printed.push(lines_with(&first.exits(0).stderr, "shard 1/2"));
-        let whole = package.command(&fixture_path(), &format!("{flag} {FOUR}")).output().unwrap();
-        assert!(!Outcome::from(whole).all().contains("shard"));
+        printed.push(lines_with_word(&first.assert_exit(0).stderr, "shard 1/2"));
+        let whole =
+            package.package_command(&fixture_path(), &format!("{flag} {FOUR}")).output().unwrap();
+        assert!(!ProcessOutcome::from(whole).stdout_and_stderr().contains("shard"));
     }
-    insta::assert_snapshot!(normalized(&printed.join("\n")), @r"
+    insta::assert_snapshot!(redact_varying_parts(&printed.join("\n")), @r"
     2 ok, 0 failed, 2 skipped; of shard 1/2 only
     fixture: shard 1/2: 2 of 4 cases
     shard 1/2 in FOLDER/target/kernelgate/verify/1-of-2.json: `kernelgate merge` takes it
@@ -306,16 +323,17 @@ fn a_verb_without_a_bench_run_states_that_it_takes_a_shard() {
 /// They merge in any order, with the exit code of one verification.
 #[test]
 fn shards_of_a_verification_are_put_together() {
-    let package = Package::new();
-    let (dir, program) = (package.dir(), Path::new(env!("CARGO_BIN_EXE_kernelgate")));
-    let run = |line: &str, shard: &str| run_shard(&package, program, line, shard);
+    let package = TempPackage::new();
+    let (dir, program) =
+        (package.bench_folder_flags(), Path::new(env!("CARGO_BIN_EXE_kernelgate")));
+    let run = |line: &str, shard: &str| run_program_as_shard(&package, program, line, shard);
     ["1/2", "2/2"].iter().for_each(|shard| {
-        run(&format!("verify {dir} {FOUR}"), shard).exits(0);
+        run(&format!("verify {dir} {FOUR}"), shard).assert_exit(0);
     });
     let records = ["1", "2"].map(|index| format!("target/kernelgate/verify/{index}-of-2.json"));
     let [one_half, other_half] = &records;
-    let merged = package.kernelgate(&format!("merge {one_half} {other_half}"));
-    insta::assert_snapshot!(merged.text(), @r"
+    let merged = package.run_kernelgate(&format!("merge {one_half} {other_half}"));
+    insta::assert_snapshot!(merged.text_for_snapshot(), @r"
     exit 0
     case  status  checked  max error  relative L2  same bits again
     fixture/spin/n128_none/cpu/hot  ok  100.0000%  N  N  yes
@@ -327,35 +345,35 @@ fn shards_of_a_verification_are_put_together() {
     -- stderr
     2 shards merged
     ");
-    let reversed = package.kernelgate(&format!("merge {other_half} {one_half}"));
+    let reversed = package.run_kernelgate(&format!("merge {other_half} {one_half}"));
     assert_eq!(merged.stdout, reversed.stdout);
-    let half = package.kernelgate(&format!("merge {other_half}"));
-    insta::assert_snapshot!(half.exits(3).stderr, @r"
+    let half = package.run_kernelgate(&format!("merge {other_half}"));
+    insta::assert_snapshot!(half.assert_exit(3).stderr, @r"
     1 shard merged
     missing: verification, shard 1/2
     ");
     // A case belongs to one shard only.
-    let path = package.path(one_half);
+    let path = package.package_path(one_half);
     let mut forged: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     forged["shard"]["index"] = 2.into();
-    std::fs::write(package.path("forged.json"), forged.to_string()).unwrap();
-    let forged = package.kernelgate(&format!("merge {one_half} forged.json"));
-    insta::assert_snapshot!(forged.text(), @r"
+    std::fs::write(package.package_path("forged.json"), forged.to_string()).unwrap();
+    let forged = package.run_kernelgate(&format!("merge {one_half} forged.json"));
+    insta::assert_snapshot!(forged.text_for_snapshot(), @r"
     exit 4
     refused: shard of fixture/spin/n128_none/cpu/hot is `1/2` in target/kernelgate/verify/1-of-2.json and `2/2` in forged.json
     ");
     let other_filter = format!("verify {dir} {FOUR} n96|n128 --shard-output other.json");
-    run(&other_filter, "1/2").exits(0);
-    let other = package.kernelgate(&format!("merge other.json {other_half}"));
-    insta::assert_snapshot!(other.text(), @r"
+    run(&other_filter, "1/2").assert_exit(0);
+    let other = package.run_kernelgate(&format!("merge other.json {other_half}"));
+    insta::assert_snapshot!(other.text_for_snapshot(), @r"
     exit 4
     refused: plan is `HASH` in other.json and `HASH` in target/kernelgate/verify/2-of-2.json
     ");
     // A shard without a case still belongs to the whole.
     let empty = (1..=64).map(|index| run(&format!("verify {dir} n64"), &format!("{index}/64")));
-    let outcomes: Vec<Outcome> = empty.take(3).collect();
+    let outcomes: Vec<ProcessOutcome> = empty.take(3).collect();
     let none = outcomes.iter().find(|it| it.stdout.contains("0 ok")).unwrap();
-    insta::assert_snapshot!(none.text(), @r"
+    insta::assert_snapshot!(none.text_for_snapshot(), @r"
     exit 0
     0 ok, 0 failed, 0 skipped; of shard 1/64 only
     -- stderr
@@ -367,35 +385,35 @@ fn shards_of_a_verification_are_put_together() {
     let skipped = format!("verify {dir} cpu/never {FOUR}");
     for shard in ["1/1", ""] {
         let outcome = run(&skipped, shard);
-        let error = lines_with(&outcome.exits(2).stderr, "error:");
+        let error = lines_with_word(&outcome.assert_exit(2).stderr, "error:");
         assert_eq!(error, "error: nothing was verified: every case was skipped");
     }
 }
 
 #[test]
 fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
-    let package = Package::new();
+    let package = TempPackage::new();
     // Making the inputs alone takes longer than the budget.
     let mut none = package.bench_command("none", &format!("{FOUR} --budget 0.01s"));
-    let none = Outcome::from(none.env("FIXTURE_INPUTS_MS", "20").output().unwrap());
-    insta::assert_snapshot!(none.exits(0).stdout, @r"
+    let none = ProcessOutcome::from(none.env("FIXTURE_INPUTS_MS", "20").output().unwrap());
+    insta::assert_snapshot!(none.assert_exit(0).stdout, @r"
     no case was timed
     skipped 4: cpu/never supports nothing
     skipped 4: not run: the budget of 0 s is used up
     ");
 
-    let run = package.run("none");
+    let run = package.read_run_record("none");
     let reasons = run["skipped"].as_object().unwrap().values();
     let left =
         reasons.filter(|why| why.as_str().unwrap().starts_with(NOT_RUN_REASON_PREFIX)).count();
-    assert_eq!((ids(&run, "cases").len(), left), (0, 4));
+    assert_eq!((case_ids_in_field(&run, "cases").len(), left), (0, 4));
     assert_eq!(run["complete"], true);
     // A requested case without a time does not pass.
-    package.bench("whole", FOUR).exits(0);
+    package.run_fixture_bench("whole", FOUR).assert_exit(0);
     let whole = "--session target/kernelgate/runs/whole";
-    package.kernelgate(&format!("baseline add main {whole}")).exits(0);
-    let gate = package.kernelgate("gate --baseline main --session target/kernelgate/runs/none");
-    insta::assert_snapshot!(gate.text(), @r"
+    package.run_kernelgate(&format!("baseline add main {whole}")).assert_exit(0);
+    let gate = package.run_kernelgate("gate --baseline main --session target/kernelgate/runs/none");
+    insta::assert_snapshot!(gate.text_for_snapshot(), @r"
     exit 3
     baseline `main`,DEVICE
 
@@ -407,9 +425,9 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
 
     0 regressed, 0 improved, 0 unchanged, 0 inconclusive of 0 (threshold 5%); 4 skipped
     ");
-    let thorough = package.bench("thorough", "--effort thorough --budget 0.01s n64");
-    insta::assert_snapshot!(normalized(&lines_with(&thorough.exits(0).stderr, "of timing")), @"at least N s of timing: 8 cases, 1 of them by their times in the last session; inputs, references and verification of 8 problems come on top; --budget TIME or --shard I/N makes it shorter");
-    insta::assert_snapshot!(package.bench("bad", "--budget soon").refusal(2), @r"
+    let thorough = package.run_fixture_bench("thorough", "--effort thorough --budget 0.01s n64");
+    insta::assert_snapshot!(redact_varying_parts(&lines_with_word(&thorough.assert_exit(0).stderr, "of timing")), @"at least N s of timing: 8 cases, 1 of them by their times in the last session; inputs, references and verification of 8 problems come on top; --budget TIME or --shard I/N makes it shorter");
+    insta::assert_snapshot!(package.run_fixture_bench("bad", "--budget soon").refusal_message(2), @r"
     error: invalid value 'soon' for '--budget <TIME>': `soon`: a time is 500ms, 90s, 5m or 1h
 
     For more information, try '--help'.
@@ -418,39 +436,43 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
 
 #[test]
 fn runs_of_different_code_are_not_one_side() {
-    let package = Package::new();
+    let package = TempPackage::new();
     let measured = |session: &str, commit: &str, time_ns: f64| {
         let mut bench = package.bench_command(session, "");
-        Outcome::from(bench.env("KERNELGATE_COMMIT", commit).output().unwrap()).exits(0);
-        package.set_times(&package.record(session), time_ns);
+        ProcessOutcome::from(bench.env("KERNELGATE_COMMIT", commit).output().unwrap())
+            .assert_exit(0);
+        package.set_record_times(&package.run_record_path(session), time_ns);
     };
     measured("b1", "aaaa1111", 200_000.0);
-    package.kernelgate("baseline add a").exits(0);
+    package.run_kernelgate("baseline add a").assert_exit(0);
     measured("m1", "bbbb2222", 182_000.0);
     measured("m2", "cccc3333", 300_000.0);
     let gate =
-        |flags: &str| package.kernelgate(&format!("gate --baseline a --format json {flags}"));
-    assert_eq!(gate("").exits(1).verdicts(), ["regressed", "regressed"]);
+        |flags: &str| package.run_kernelgate(&format!("gate --baseline a --format json {flags}"));
+    assert_eq!(gate("").assert_exit(1).json_verdicts(), ["regressed", "regressed"]);
     let both = ["m1", "m2"].map(|it| format!("--session target/kernelgate/runs/{it}")).join(" ");
     for which in ["--last 2", &both] {
-        let added = package.kernelgate(&format!("baseline add b {which}"));
-        insta::allow_duplicates! { insta::assert_snapshot!(added.text(), @r"
+        let added = package.run_kernelgate(&format!("baseline add b {which}"));
+        insta::allow_duplicates! { insta::assert_snapshot!(added.text_for_snapshot(), @r"
         exit 4
         refused: commit is `bbbb2222` in the run m1/fixture and `cccc3333` in the run m2/fixture: these are no process runs of the same code
         ") };
-        assert_eq!(package.kernelgate(&format!("gate --baseline a {which}")).text(), added.text());
+        assert_eq!(
+            package.run_kernelgate(&format!("gate --baseline a {which}")).text_for_snapshot(),
+            added.text_for_snapshot()
+        );
     }
     // `--last` selects several runs of one commit.
     measured("m3", "cccc3333", 301_000.0);
     let judged = gate("--last 2");
-    assert_eq!(judged.exits(1).verdicts(), ["regressed", "regressed"]);
-    assert_eq!(judged.json()["judged"][0]["head_runs"], 2);
-    let mut run = package.run("m3");
+    assert_eq!(judged.assert_exit(1).json_verdicts(), ["regressed", "regressed"]);
+    assert_eq!(judged.stdout_as_json()["judged"][0]["head_runs"], 2);
+    let mut run = package.read_run_record("m3");
     run["executable"] = "0123".into();
-    std::fs::write(package.record("m3"), run.to_string()).unwrap();
-    insta::assert_snapshot!(package.kernelgate("gate --baseline a --last 2").text(), @r"
+    std::fs::write(package.run_record_path("m3"), run.to_string()).unwrap();
+    insta::assert_snapshot!(package.run_kernelgate("gate --baseline a --last 2").text_for_snapshot(), @r"
     exit 4
     refused: executable is `HASH` in the run m2/fixture and `0123` in the run m3/fixture: these are no process runs of the same code
     ");
-    gate("").exits(1);
+    gate("").assert_exit(1);
 }

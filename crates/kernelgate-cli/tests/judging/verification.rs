@@ -2,9 +2,9 @@
 
 #![cfg(unix)]
 
-use super::findings;
-use crate::package::lines_with;
-use crate::package::scratch::{BENCH, Scratch};
+use super::report_without_times;
+use crate::package::lines_with_word;
+use crate::package::scratch::{BENCH, TempRepository};
 
 const WORK: &str = "    fn work(&self)";
 /// A reference without outputs.
@@ -16,58 +16,59 @@ const NO_REFERENCE: &str =
 const ALL: &str = "Expected::all(\"y\", [1, self.n], y)";
 
 /// The bench with one output for each element, so that a reference can have some of them.
-fn in_rows(source: &str) -> String {
+fn bench_with_one_output_per_element(source: &str) -> String {
     source.replace("[1, self.n], y)", "[self.n, 1], y)").replace("[1, problem.n]", "[problem.n, 1]")
 }
 
 #[test]
 fn a_build_without_the_reference_is_compared_with_the_outputs_of_its_base() {
-    let scratch = Scratch::new();
-    scratch.bench(WORK, NO_REFERENCE);
-    let outcome = scratch.compare("--base main --max-blocks 1 --format json");
-    insta::assert_snapshot!(findings(outcome.exits(3)), @r#"
+    let scratch = TempRepository::new();
+    scratch.replace_text_in_bench(WORK, NO_REFERENCE);
+    let outcome = scratch.run_comparison("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(report_without_times(outcome.assert_exit(3)), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2} {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1024,"kind":"compared_with_base","total":1024},"kind":"less_verified"}
     verification: {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1024,"kind":"compared_with_base","total":1024}}
     "#);
-    insta::assert_snapshot!(lines_with(&outcome.stderr, "verified"), @"1 cases of spin are no longer verified");
-    let text = scratch.compare("--base main --max-blocks 1 --resume");
-    insta::assert_snapshot!(lines_with(&text.exits(3).stdout, "less verified"), @r"
+    insta::assert_snapshot!(lines_with_word(&outcome.stderr, "verified"), @"1 cases of spin are no longer verified");
+    let text = scratch.run_comparison("--base main --max-blocks 1 --resume");
+    insta::assert_snapshot!(lines_with_word(&text.assert_exit(3).stdout, "less verified"), @r"
     inconclusive: scratch/sum/n1024/cpu/hot: less verified: compared with the base's outputs only (before: every element verified)
     inconclusive: too few pairs; less verified: compared with the base's outputs only (before: every element verified): scratch/sum/n1024/cpu/hot
     0 regressed, 0 improved, 0 unchanged, 1 inconclusive, 1 less verified of 1 (threshold 200%)
     ");
     // If the loss is accepted, the case is judged by its time.
-    scratch.write(
+    scratch.write_file(
         "kernelgate.toml",
         "[[accept]]\ncases = \"sum\"\nless-verified = true\nreason = \"no fp64 form\"\n",
     );
-    let accepted = scratch.compare("--base main --format json");
-    insta::assert_snapshot!(findings(accepted.exits(0)), @r#"
+    let accepted = scratch.run_comparison("--base main --format json");
+    insta::assert_snapshot!(report_without_times(accepted.assert_exit(0)), @r#"
     scratch/sum/n1024/cpu/hot unchanged
     rules/accepted: {"case":"scratch/sum/n1024/cpu/hot","growth":null,"less_verified":true,"reason":"no fp64 form","removed":false,"slower":null}
     "#);
     // Other outputs are wrong, even if the loss is accepted.
     let other = BENCH.replace(WORK, NO_REFERENCE).replace("*y = x * x", "*y = 1.5 * x * x");
-    scratch.write("benches/spin.rs", &other);
-    let wrong = scratch.compare("--base main --format json");
-    insta::assert_snapshot!(findings(wrong.exits(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"against the outputs of the base's build: output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
+    scratch.write_file("benches/spin.rs", &other);
+    let wrong = scratch.run_comparison("--base main --format json");
+    insta::assert_snapshot!(report_without_times(wrong.assert_exit(1)), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":58.0},"text":"against the outputs of the base's build: output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
 }
 
 #[test]
 fn fewer_compared_elements_are_inconclusive_and_more_are_fine() {
-    let scratch = Scratch::new();
-    let rows = in_rows(BENCH);
-    scratch.write("benches/spin.rs", &rows);
-    scratch.commit("rows");
+    let scratch = TempRepository::new();
+    let rows = bench_with_one_output_per_element(BENCH);
+    scratch.write_file("benches/spin.rs", &rows);
+    scratch.commit_sources("rows");
     let one = "Expected::sampled_rows(\"y\", [self.n, 1], vec![0], vec![y[0]])";
     assert!(BENCH.contains(ALL));
-    scratch.write("benches/spin.rs", &rows.replace(&in_rows(ALL), one));
-    let less = scratch.compare("--base main --max-blocks 1 --format json");
-    insta::assert_snapshot!(findings(less.exits(3)), @r#"
+    scratch
+        .write_file("benches/spin.rs", &rows.replace(&bench_with_one_output_per_element(ALL), one));
+    let less = scratch.run_comparison("--base main --max-blocks 1 --format json");
+    insta::assert_snapshot!(report_without_times(less.assert_exit(3)), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2} {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1,"kind":"verified","total":1024},"kind":"less_verified"}
     verification: {"base":{"checked":1024,"kind":"verified","total":1024},"case":"scratch/sum/n1024/cpu/hot","head":{"checked":1,"kind":"verified","total":1024}}
     "#);
-    scratch.commit("one");
-    let more = scratch.compare("--base HEAD --head main~1 --format json");
-    insta::assert_snapshot!(findings(more.exits(0)), @"scratch/sum/n1024/cpu/hot unchanged");
+    scratch.commit_sources("one");
+    let more = scratch.run_comparison("--base HEAD --head main~1 --format json");
+    insta::assert_snapshot!(report_without_times(more.assert_exit(0)), @"scratch/sum/n1024/cpu/hot unchanged");
 }

@@ -14,10 +14,10 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-pub use outcome::Outcome;
+pub use outcome::ProcessOutcome;
 
 /// A package folder of its own, with its target folder inside.
-pub struct Package {
+pub struct TempPackage {
     pub folder: TempDir,
 }
 
@@ -30,13 +30,13 @@ pub fn copy_executable(from: impl AsRef<Path>, to: impl AsRef<Path>) {
 }
 
 /// Lines of a text that hold a word, without the spaces around them.
-pub fn lines_with(text: &str, word: &str) -> String {
+pub fn lines_with_word(text: &str, word: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|it| it.contains(word)).map(str::trim).collect();
     lines.join("\n")
 }
 
 /// Texts of the elements of a page that hold these words.
-pub fn element_with(page: &str, words: &str) -> String {
+pub fn html_elements_with_words(page: &str, words: &str) -> String {
     let texts = page.split('<').filter_map(|tag| tag.split_once('>')).map(|(_, text)| text.trim());
     texts.filter(|text| text.contains(words)).collect::<Vec<_>>().join("\n")
 }
@@ -59,13 +59,13 @@ pub fn fixture_path() -> PathBuf {
 
 /// Flags of rustc, as `CARGO_ENCODED_RUSTFLAGS` takes them, that link a package with the library
 /// that `cargo test` built.
-pub fn rustflags() -> String {
-    linked_with(&["kernelgate"])
+pub fn rustc_flags_linking_kernelgate() -> String {
+    rustc_flags_linking_libraries(&["kernelgate"])
 }
 
 /// Flags as [`rustflags`] gives them, for libraries that `cargo test` built. Builds are quick and
 /// leave the other core to the test beside them: little is optimised, by one thread.
-pub fn linked_with(libraries: &[&str]) -> String {
+pub fn rustc_flags_linking_libraries(libraries: &[&str]) -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
     let mut flags = vec!["-L".to_owned(), format!("dependency={}", deps.display())];
     flags.extend(["-Copt-level=1", "-Ccodegen-units=1", "-Cstrip=symbols"].map(str::to_owned));
@@ -83,49 +83,52 @@ pub fn linked_with(libraries: &[&str]) -> String {
     flags.join("\u{1f}")
 }
 
-impl Package {
+impl TempPackage {
     pub fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    pub fn path(&self, relative: &str) -> PathBuf {
+    pub fn package_path(&self, relative: &str) -> PathBuf {
         self.folder.path().join(relative)
     }
 
-    pub fn command(&self, program: &Path, line: &str) -> Command {
+    pub fn package_command(&self, program: &Path, line: &str) -> Command {
         let mut command = Command::new(program);
         command
             .args(line.split_whitespace())
             .current_dir(self.folder.path())
             .env("CARGO_MANIFEST_DIR", self.folder.path())
-            .env("CARGO_TARGET_DIR", self.path("target"))
+            .env("CARGO_TARGET_DIR", self.package_path("target"))
             .env_remove("RUST_BACKTRACE")
             .env_remove("CRITERION_HOME");
         command
     }
 
     pub fn bench_command(&self, session: &str, line: &str) -> Command {
-        let mut command = self.command(&fixture_path(), &format!("--bench {BRIEF} {line}"));
+        let mut command = self.package_command(&fixture_path(), &format!("--bench {BRIEF} {line}"));
         command.env("KERNELGATE_SESSION", session);
         command
     }
 
-    pub fn bench(&self, session: &str, line: &str) -> Outcome {
+    pub fn run_fixture_bench(&self, session: &str, line: &str) -> ProcessOutcome {
         self.bench_command(session, line).output().unwrap().into()
     }
 
-    pub fn kernelgate(&self, line: &str) -> Outcome {
-        self.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line).output().unwrap().into()
+    pub fn run_kernelgate(&self, line: &str) -> ProcessOutcome {
+        self.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line)
+            .output()
+            .unwrap()
+            .into()
     }
 
     /// Judges the last run by the baseline that the line begins with. The report is JSON.
-    pub fn gate(&self, line: &str) -> Outcome {
-        self.kernelgate(&format!("gate --format json --baseline {line}"))
+    pub fn gate_last_run(&self, line: &str) -> ProcessOutcome {
+        self.run_kernelgate(&format!("gate --format json --baseline {line}"))
     }
 
     /// Flags that name a folder with the fixture's bench binary alone.
-    pub fn dir(&self) -> String {
-        let folder = self.path("executables");
+    pub fn bench_folder_flags(&self) -> String {
+        let folder = self.package_path("executables");
         std::fs::create_dir_all(&folder).unwrap();
         let at = folder.join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
         if !at.exists() {
@@ -136,12 +139,12 @@ impl Package {
 
     /// Writes the package's `kernelgate.toml`.
     pub fn write_rules(&self, text: &str) {
-        std::fs::write(self.path("kernelgate.toml"), text).unwrap();
+        std::fs::write(self.package_path("kernelgate.toml"), text).unwrap();
     }
 
     /// The only baseline file of that name.
-    pub fn baseline(&self, name: &str) -> PathBuf {
-        let mut devices = std::fs::read_dir(self.path("baselines")).unwrap();
+    pub fn baseline_path(&self, name: &str) -> PathBuf {
+        let mut devices = std::fs::read_dir(self.package_path("baselines")).unwrap();
         let path = devices.next().unwrap().unwrap().path().join(format!("{name}.json"));
         assert!(devices.next().is_none() && path.is_file());
         path
@@ -149,13 +152,13 @@ impl Package {
 
     /// Sets all times in a record to `time_ns`, so that the gate's output does not depend on the
     /// load of the machine.
-    pub fn set_times(&self, record: &Path, time_ns: f64) {
+    pub fn set_record_times(&self, record: &Path, time_ns: f64) {
         self.set_case_times(record, "", time_ns);
     }
 
     /// Replaces the times of the cases whose id contains a text.
     pub fn set_case_times(&self, record: &Path, case: &str, time_ns: f64) {
-        fn set(value: &mut serde_json::Value, time_ns: f64) {
+        fn set_times_in_json(value: &mut serde_json::Value, time_ns: f64) {
             if let Some(samples) =
                 value.get("launches").and_then(|launches| launches.as_array()).cloned()
             {
@@ -177,23 +180,25 @@ impl Package {
                 same.insert("median_ns".to_owned(), time_ns.into());
                 same.insert("spread".to_owned(), 0.002.into());
             } else if let Some(fields) = value.as_object_mut() {
-                fields.values_mut().for_each(|field| set(field, time_ns));
+                fields.values_mut().for_each(|field| set_times_in_json(field, time_ns));
             }
         }
         let mut record_value: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
         let cases = record_value["cases"].as_object_mut().unwrap().iter_mut();
-        cases.filter(|(id, _)| id.contains(case)).for_each(|(_, value)| set(value, time_ns));
+        cases
+            .filter(|(id, _)| id.contains(case))
+            .for_each(|(_, value)| set_times_in_json(value, time_ns));
         record_value.as_object_mut().unwrap().remove("checksum");
         std::fs::write(record, record_value.to_string()).unwrap();
     }
 
-    pub fn record(&self, session: &str) -> PathBuf {
-        self.path(&format!("target/kernelgate/runs/{session}/fixture.json"))
+    pub fn run_record_path(&self, session: &str) -> PathBuf {
+        self.package_path(&format!("target/kernelgate/runs/{session}/fixture.json"))
     }
 
-    pub fn run(&self, session: &str) -> serde_json::Value {
-        let text = std::fs::read_to_string(self.record(session)).unwrap();
+    pub fn read_run_record(&self, session: &str) -> serde_json::Value {
+        let text = std::fs::read_to_string(self.run_record_path(session)).unwrap();
         serde_json::from_str(&text).unwrap()
     }
 }

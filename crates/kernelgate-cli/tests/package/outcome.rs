@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 use regex::{Captures, Regex};
 
 /// Output and exit code of a process.
-pub struct Outcome {
+pub struct ProcessOutcome {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl From<Output> for Outcome {
+impl From<Output> for ProcessOutcome {
     fn from(output: Output) -> Self {
         Self {
             code: output.status.code(),
@@ -22,11 +22,11 @@ impl From<Output> for Outcome {
     }
 }
 
-impl Outcome {
+impl ProcessOutcome {
     /// Checks the exit code, and that no thread panicked.
     #[track_caller]
-    pub fn exits(&self, code: i32) -> &Self {
-        let all = self.all();
+    pub fn assert_exit(&self, code: i32) -> &Self {
+        let all = self.stdout_and_stderr();
         assert_eq!(self.code, Some(code), "{all}");
         assert!(!all.contains("panicked at"), "{all}");
         self
@@ -35,74 +35,77 @@ impl Outcome {
     /// Message of a process that ends with this code and prints nothing to standard output, for a
     /// snapshot.
     #[track_caller]
-    pub fn refusal(&self, code: i32) -> String {
-        self.exits(code);
+    pub fn refusal_message(&self, code: i32) -> String {
+        self.assert_exit(code);
         assert_eq!(self.stdout, "", "{}", self.stderr);
-        normalized(self.stderr.trim())
+        redact_varying_parts(self.stderr.trim())
     }
 
     /// Error message of a process that ends with this code, without the lines about its progress
     /// before it and those of Cargo after it, for a snapshot.
     #[track_caller]
-    pub fn error(&self, code: i32) -> String {
+    pub fn error_message(&self, code: i32) -> String {
         let is_of_cargo = |line: &&str| line.starts_with("error: bench failed");
-        let lines = self.exits(code).stderr.lines().take_while(|line| !is_of_cargo(line));
+        let lines = self.assert_exit(code).stderr.lines().take_while(|line| !is_of_cargo(line));
         let lines: Vec<&str> = lines.collect();
         let is_first = |line: &&str| line.starts_with("error: ") || line.starts_with("refused: ");
         let from = lines.iter().position(is_first);
-        let from = from.unwrap_or_else(|| panic!("no error: {}", self.all()));
-        normalized(lines[from..].join("\n").trim())
+        let from = from.unwrap_or_else(|| panic!("no error: {}", self.stdout_and_stderr()));
+        redact_varying_parts(lines[from..].join("\n").trim())
     }
 
     /// Exit code and both output streams, for a snapshot.
-    pub fn text(&self) -> String {
+    pub fn text_for_snapshot(&self) -> String {
         let mut text = format!("exit {}\n", self.code.unwrap_or(-1));
         text += self.stdout.trim();
         if !self.stderr.trim().is_empty() {
             text += &format!("\n-- stderr\n{}", self.stderr.trim());
         }
-        normalized(&text)
+        redact_varying_parts(&text)
     }
 
     /// Standard output as JSON.
     #[track_caller]
-    pub fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|why| panic!("{why}: {}", self.all()))
+    pub fn stdout_as_json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|why| panic!("{why}: {}", self.stdout_and_stderr()))
     }
 
     /// Cases of a list, of verifications, verdicts or runs as JSON, in its order.
     #[track_caller]
-    pub fn cases(&self) -> Vec<String> {
-        fn names(value: &serde_json::Value, found: &mut Vec<String>) {
+    pub fn json_case_ids(&self) -> Vec<String> {
+        fn collect_case_ids(value: &serde_json::Value, found: &mut Vec<String>) {
             match value {
-                serde_json::Value::Array(values) => values.iter().for_each(|it| names(it, found)),
+                serde_json::Value::Array(values) => {
+                    values.iter().for_each(|it| collect_case_ids(it, found))
+                }
                 serde_json::Value::Object(fields) => {
                     if let Some(case) = fields.get("case").and_then(|case| case.as_str()) {
                         found.push(case.to_owned());
                     } else if let Some(cases) = fields.get("cases").and_then(|it| it.as_object()) {
                         found.extend(cases.keys().cloned());
                     } else {
-                        fields.values().for_each(|it| names(it, found));
+                        fields.values().for_each(|it| collect_case_ids(it, found));
                     }
                 }
                 _ => {}
             }
         }
         let mut found = Vec::new();
-        names(&self.json(), &mut found);
+        collect_case_ids(&self.stdout_as_json(), &mut found);
         found
     }
 
     /// Verdicts of the report of a gate or comparison as JSON, in its order.
     #[track_caller]
-    pub fn verdicts(&self) -> Vec<String> {
-        let rows = self.json()["judged"].take();
+    pub fn json_verdicts(&self) -> Vec<String> {
+        let rows = self.stdout_as_json()["judged"].take();
         let verdicts = rows.as_array().unwrap().iter().map(|row| row["verdict"].as_str().unwrap());
         verdicts.map(str::to_owned).collect()
     }
 
     /// Both output streams.
-    pub fn all(&self) -> String {
+    pub fn stdout_and_stderr(&self) -> String {
         format!("{}\n{}", self.stdout, self.stderr)
     }
 }
@@ -157,7 +160,7 @@ static REPLACED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
 
 /// Replaces the parts of a text that differ from run to run: temporary folders, dates, commits,
 /// measured numbers, the machine, its load, and lines of Cargo and Criterion.
-pub fn normalized(text: &str) -> String {
+pub fn redact_varying_parts(text: &str) -> String {
     // Kept: limits in whole seconds, which are not measured, and the greatest number of 64 bits.
     let is_limit = |it: &str| it.starts_with(['w', 'a']) && it.ends_with(" s") && !it.contains('.');
     let is_kept = |it: &str| is_limit(it) || it == u64::MAX.to_string();

@@ -5,14 +5,14 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{Outcome, copy_executable, linked_with};
+use super::{ProcessOutcome, copy_executable, rustc_flags_linking_libraries};
 
 /// A package with benches of its own, and its target folder inside.
-pub struct Outside {
+pub struct TempCargoPackage {
     folder: TempDir,
 }
 
-impl Outside {
+impl TempCargoPackage {
     /// A package with these benches, each a name and its source.
     pub fn new(benches: &[(&str, &str)]) -> Self {
         let outside = Self { folder: tempfile::tempdir().unwrap() };
@@ -22,63 +22,69 @@ impl Outside {
         for (bench, source) in benches {
             manifest += &format!("[[bench]]\nname = \"{bench}\"\n");
             manifest += if *bench == "libtest" { "" } else { "harness = false\n" };
-            outside.write(&format!("benches/{bench}.rs"), source);
+            outside.write_file(&format!("benches/{bench}.rs"), source);
         }
-        outside.write("Cargo.toml", &manifest);
-        outside.write("src/lib.rs", "");
+        outside.write_file("Cargo.toml", &manifest);
+        outside.write_file("src/lib.rs", "");
         outside
     }
 
     /// Path of a file or folder of the package.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub fn package_path(&self, name: &str) -> PathBuf {
         self.folder.path().canonicalize().unwrap().join(name)
     }
 
-    pub fn write(&self, name: &str, text: &str) {
-        let path = self.path(name);
+    pub fn write_file(&self, name: &str, text: &str) {
+        let path = self.package_path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
 
     /// A command in the package, whose builds link the libraries that `cargo test` built.
-    pub fn command(&self, program: &str, line: &str) -> Command {
+    pub fn command_with_built_libraries(&self, program: &str, line: &str) -> Command {
         let mut command = Command::new(program);
         command
             .args(line.split_whitespace())
-            .current_dir(self.path(""))
-            .env("CARGO_MANIFEST_DIR", self.path(""))
-            .env("CARGO_TARGET_DIR", self.path("target"))
-            .env("CARGO_ENCODED_RUSTFLAGS", linked_with(&["criterion", "kernelgate"]))
+            .current_dir(self.package_path(""))
+            .env("CARGO_MANIFEST_DIR", self.package_path(""))
+            .env("CARGO_TARGET_DIR", self.package_path("target"))
+            .env(
+                "CARGO_ENCODED_RUSTFLAGS",
+                rustc_flags_linking_libraries(&["criterion", "kernelgate"]),
+            )
             .env("RAYON_NUM_THREADS", "1")
-            .env("HOSTILE_PID", self.path("pid"))
+            .env("HOSTILE_PID", self.package_path("pid"))
             .env_remove("CRITERION_HOME")
             .env_remove("RUST_BACKTRACE");
         command
     }
 
-    pub fn kernelgate(&self, line: &str) -> Outcome {
-        self.command(env!("CARGO_BIN_EXE_kernelgate"), line).output().unwrap().into()
+    pub fn run_kernelgate(&self, line: &str) -> ProcessOutcome {
+        self.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), line)
+            .output()
+            .unwrap()
+            .into()
     }
 
-    pub fn commit(&self) {
+    pub fn commit_all_files(&self) {
         for line in ["init --quiet", "add .", "-c user.name=a -c user.email=a@b commit -qm first"] {
-            assert!(self.command("git", line).status().unwrap().success());
+            assert!(self.command_with_built_libraries("git", line).status().unwrap().success());
         }
     }
 
     /// Builds the executable of a bench, and copies it to folders `base` and `head` with a
     /// difference of one byte.
-    pub fn build(&self, bench: &str) {
+    pub fn build_and_copy_as_base_and_head(&self, bench: &str) {
         let line = format!("bench --no-run --bench {bench} --message-format=json");
-        let output = self.command(env!("CARGO"), &line).output().unwrap();
+        let output = self.command_with_built_libraries(env!("CARGO"), &line).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let from = text.find("\"executable\":\"").unwrap() + 14;
         let built = &text[from..from + text[from..].find('"').unwrap()];
         for side in ["base", "head"] {
-            std::fs::create_dir(self.path(side)).unwrap();
-            copy_executable(built, self.path(side).join(bench));
+            std::fs::create_dir(self.package_path(side)).unwrap();
+            copy_executable(built, self.package_path(side).join(bench));
         }
-        let head = self.path("head").join(bench);
+        let head = self.package_path("head").join(bench);
         let longer = [std::fs::read(&head).unwrap(), vec![0]].concat();
         std::fs::write(head, longer).unwrap();
     }
@@ -86,8 +92,8 @@ impl Outside {
 
 /// Whether a process still runs after at most four seconds; its id is in the file `pid`, which a
 /// hostile bench wrote. A killed process takes a moment to disappear; a zombie counts as gone.
-pub fn is_alive(outside: &Outside) -> bool {
-    let pid = std::fs::read_to_string(outside.path("pid")).unwrap();
+pub fn is_hostile_process_alive(outside: &TempCargoPackage) -> bool {
+    let pid = std::fs::read_to_string(outside.package_path("pid")).unwrap();
     let runs = || {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
         status.is_ok_and(|status| !status.contains(") Z ") && !status.contains(") X "))

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{Outcome, linked_with};
+use super::{ProcessOutcome, rustc_flags_linking_libraries};
 
 /// Manifest of its package.
 pub const MANIFEST: &str = r#"
@@ -29,33 +29,33 @@ pub const BENCH: &str = include_str!("../fixture/scratch_bench.rs");
 pub const CASE: &str = "scratch/sum/n1024/cpu/hot";
 
 /// The repository, with its target folder inside.
-pub struct Scratch {
+pub struct TempRepository {
     pub folder: TempDir,
 }
 
-impl Scratch {
+impl TempRepository {
     pub fn new() -> Self {
         let scratch = Self { folder: tempfile::tempdir().unwrap() };
-        scratch.write("Cargo.toml", MANIFEST);
-        scratch.write("src/lib.rs", "");
-        scratch.write("benches/spin.rs", BENCH);
-        scratch.git("init --quiet --initial-branch=main");
-        scratch.commit("first");
+        scratch.write_file("Cargo.toml", MANIFEST);
+        scratch.write_file("src/lib.rs", "");
+        scratch.write_file("benches/spin.rs", BENCH);
+        scratch.run_git("init --quiet --initial-branch=main");
+        scratch.commit_sources("first");
         scratch
     }
 
-    pub fn write(&self, name: &str, text: &str) {
+    pub fn write_file(&self, name: &str, text: &str) {
         let path = self.folder.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
 
-    pub fn bench(&self, from: &str, to: &str) {
+    pub fn replace_text_in_bench(&self, from: &str, to: &str) {
         assert!(BENCH.contains(from));
-        self.write("benches/spin.rs", &BENCH.replace(from, to));
+        self.write_file("benches/spin.rs", &BENCH.replace(from, to));
     }
 
-    pub fn git(&self, line: &str) -> String {
+    pub fn run_git(&self, line: &str) -> String {
         let mut git = Command::new("git");
         git.arg("-C")
             .arg(self.folder.path())
@@ -66,20 +66,23 @@ impl Scratch {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    pub fn commit(&self, message: &str) {
-        self.git("add benches src Cargo.toml");
-        self.git(&format!("commit --quiet -m {message}"));
+    pub fn commit_sources(&self, message: &str) {
+        self.run_git("add benches src Cargo.toml");
+        self.run_git(&format!("commit --quiet -m {message}"));
     }
 
     /// The program in the repository.
-    pub fn kernelgate(&self, line: &str) -> Command {
+    pub fn kernelgate_command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
             .args(line.split_whitespace())
             .current_dir(self.folder.path())
             .env("CARGO_MANIFEST_DIR", self.folder.path())
             .env("CARGO_TARGET_DIR", self.folder.path().join("target"))
-            .env("CARGO_ENCODED_RUSTFLAGS", linked_with(&["kernelgate", "kernelgate_cuda"]))
+            .env(
+                "CARGO_ENCODED_RUSTFLAGS",
+                rustc_flags_linking_libraries(&["kernelgate", "kernelgate_cuda"]),
+            )
             // Each thread allows a launch with new inputs 0.2 ms more processor time than the next.
             .env("RAYON_NUM_THREADS", "8")
             .env_remove("RUST_BACKTRACE");
@@ -88,27 +91,28 @@ impl Scratch {
 
     /// A comparison with thresholds far above the noise. The processes sleep, and are so short that
     /// their contention is not measured: beside other tests, it would ask for more of them.
-    pub fn compare_with(&self, flags: &str) -> Command {
+    pub fn compare_command_above_noise(&self, flags: &str) -> Command {
         let usual = "compare --relative 2 --tolerated 4 --backend cpu --time-identical";
         let time = if flags.contains("--case-time") { "" } else { "--case-time 0.01s" };
         let blocks = if flags.contains("--max-blocks") { "" } else { "--max-blocks 24" };
-        self.kernelgate(&format!("{usual} {time} {blocks} {flags}"))
+        self.kernelgate_command(&format!("{usual} {time} {blocks} {flags}"))
     }
 
     /// Runs such a comparison.
-    pub fn compare(&self, flags: &str) -> Outcome {
-        decided(|| self.compare_with(flags))
+    pub fn run_comparison(&self, flags: &str) -> ProcessOutcome {
+        run_until_load_allows_verdict(|| self.compare_command_above_noise(flags))
     }
 }
 
 /// Outcome of a command that judges by measured times. If load by other processes leaves its verdict
 /// open, the command runs again, up to four times in all.
-pub fn decided(command: impl Fn() -> Command) -> Outcome {
+pub fn run_until_load_allows_verdict(command: impl Fn() -> Command) -> ProcessOutcome {
     let by_load = regex::Regex::new(
         r#""kind": ?"(wide|contention|not_confirmed)"|"(no_difference|ends_undecided)"|not confirmed by a second|co-running processes took more"#,
     )
     .unwrap();
-    let run = || Outcome::from(command().output().unwrap());
-    let is_decided = |it: &Outcome| it.code != Some(3) || !by_load.is_match(&it.all());
+    let run = || ProcessOutcome::from(command().output().unwrap());
+    let is_decided =
+        |it: &ProcessOutcome| it.code != Some(3) || !by_load.is_match(&it.stdout_and_stderr());
     (1..4).map(|_| run()).find(is_decided).unwrap_or_else(run)
 }

@@ -8,15 +8,15 @@ use kernelgate::record::{
     BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, RunEnvironment, file,
 };
 
-use super::{Outcome, Package};
+use super::{ProcessOutcome, TempPackage};
 
 /// Name of the toy's bench.
 pub const TOY: &str = "toy";
 pub const TOY_CASE: &str = "toy/scale/n1/cpu/hot";
 
 /// A package with a folder `benches` that holds the toy.
-pub struct Toy {
-    pub package: Package,
+pub struct ToyPackage {
+    pub package: TempPackage,
 }
 
 /// Script that writes the prepared response.
@@ -26,45 +26,48 @@ pub const RECORDS: &str = r#"mkdir -p "$(dirname "$RECORD")"
 sed "s/SESSION/$SESSION/; s/COMMIT/$KERNELGATE_COMMIT/" "$ROOT/run.json" > "$RECORD"
 cp "$ROOT/trial.json" "$RESPONSE""#;
 
-impl Toy {
+impl ToyPackage {
     /// A toy that answers with these results.
     pub fn new(answer: ResponseToBenchAction) -> Self {
-        let toy = Self { package: Package::new() };
+        let toy = Self { package: TempPackage::new() };
         let root = toy.package.folder.path().display().to_string();
         let mark = protocol::BENCH_EXECUTABLE_MARK.trim_matches('\0');
         let source = format!(
             "#include <unistd.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
              return mark[0] + execl(\"/bin/sh\", \"sh\", \"{root}/behaviour.sh\", (char *)0); }}\n"
         );
-        std::fs::write(toy.package.path("toy.c"), source).unwrap();
-        std::fs::create_dir(toy.package.path("benches")).unwrap();
+        std::fs::write(toy.package.package_path("toy.c"), source).unwrap();
+        std::fs::create_dir(toy.package.package_path("benches")).unwrap();
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
         let mut compiler = Command::new(compiler);
-        compiler.arg("-o").arg(toy.executable()).arg(toy.package.path("toy.c"));
+        compiler.arg("-o").arg(toy.path_of_toy_bench()).arg(toy.package.package_path("toy.c"));
         assert!(compiler.status().unwrap().success());
-        toy.answers(answer);
-        toy.write(&toy.package.path("trial.json"), ResponseToBenchAction::Trial);
-        toy.behaves(ANSWERS);
+        toy.prepare_response(answer);
+        toy.write_response_file(
+            &toy.package.package_path("trial.json"),
+            ResponseToBenchAction::Trial,
+        );
+        toy.set_script_after_request(ANSWERS);
         toy
     }
 
-    pub fn executable(&self) -> PathBuf {
-        self.package.path("benches").join(TOY)
+    pub fn path_of_toy_bench(&self) -> PathBuf {
+        self.package.package_path("benches").join(TOY)
     }
 
-    fn write(&self, path: &std::path::Path, answer: ResponseToBenchAction) {
+    fn write_response_file(&self, path: &std::path::Path, answer: ResponseToBenchAction) {
         file::write_record_atomically(path, &BenchResponseFile { bench: TOY.to_owned(), answer })
             .unwrap();
     }
 
     /// Prepares a response.
-    pub fn answers(&self, answer: ResponseToBenchAction) {
-        self.write(&self.package.path("answer.json"), answer);
+    pub fn prepare_response(&self, answer: ResponseToBenchAction) {
+        self.write_response_file(&self.package.package_path("answer.json"), answer);
     }
 
     /// Prepares a response that the library would not write, by replacing a text in it.
-    pub fn answers_with(&self, from: &str, to: &str) {
-        let path = self.package.path("answer.json");
+    pub fn replace_text_in_response(&self, from: &str, to: &str) {
+        let path = self.package.package_path("answer.json");
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(from), "{from}: {text}");
         std::fs::write(path, text.replace(from, to)).unwrap();
@@ -72,7 +75,7 @@ impl Toy {
 
     /// Sets the script that runs once the request is known: shell lines that may use ROOT, REQUEST,
     /// RESPONSE, RECORD and SESSION.
-    pub fn behaves(&self, script: &str) {
+    pub fn set_script_after_request(&self, script: &str) {
         let root = self.package.folder.path().display();
         let answer = protocol::protocol_version_answer_line();
         let value = |name: &str| {
@@ -86,15 +89,15 @@ impl Toy {
             value("record"),
             value("session")
         );
-        std::fs::write(self.package.path("behaviour.sh"), script).unwrap();
+        std::fs::write(self.package.package_path("behaviour.sh"), script).unwrap();
     }
 
     /// Prepares the record of every trial, after a change.
-    pub fn records(&self, change: impl FnOnce(&mut serde_json::Value)) {
+    pub fn prepare_trial_record(&self, change: impl FnOnce(&mut serde_json::Value)) {
         let provenance = CommitAndChanges { commit: Some("COMMIT".to_owned()), dirty: false };
         let run = BenchProcessRun {
             complete: true,
-            executable: Some(file::file_content_hash_hex(&self.executable()).unwrap()),
+            executable: Some(file::file_content_hash_hex(&self.path_of_toy_bench()).unwrap()),
             cases: [(
                 TOY_CASE.to_owned(),
                 CaseRecordWithSamples::example_with_sample_times(vec![2e5; 4]),
@@ -110,16 +113,16 @@ impl Toy {
         let mut value: serde_json::Value =
             serde_json::from_str(&file::json_text_of_record(&run)).unwrap();
         change(&mut value);
-        std::fs::write(self.package.path("run.json"), value.to_string()).unwrap();
+        std::fs::write(self.package.package_path("run.json"), value.to_string()).unwrap();
     }
 
-    pub fn kernelgate(&self, line: &str) -> Outcome {
-        self.package.kernelgate(line)
+    pub fn run_kernelgate(&self, line: &str) -> ProcessOutcome {
+        self.package.run_kernelgate(line)
     }
 
     /// Compares the toy with itself.
-    pub fn compare(&self) -> Outcome {
-        self.kernelgate(
+    pub fn compare_with_itself(&self) -> ProcessOutcome {
+        self.run_kernelgate(
             "compare --base-dir benches --head-dir benches --time-identical --max-blocks 1 \
              --wait 5s",
         )

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use crate::package::{Outcome, Package};
+use crate::package::{ProcessOutcome, TempPackage};
 use kernelgate::record::{
     BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, RunEnvironment, file,
 };
@@ -15,7 +15,7 @@ use kernelgate::record::{
 const CASE: &str = "w/f/n1/cpu/hot";
 
 /// Writes a run record, `number` minutes after the first; only the name of the device is known.
-fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
+fn write_numbered_run_record(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
     let time_ns = if number >= 12 { 1.1e6 } else { 1e6 };
     let run = BenchProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
@@ -40,8 +40,8 @@ fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
     path
 }
 
-fn runs_in(package: &Package, line: &str) -> usize {
-    let outcome = package.kernelgate(&format!("history --format json {line}"));
+fn number_of_runs_in_history(package: &TempPackage, line: &str) -> usize {
+    let outcome = package.run_kernelgate(&format!("history --format json {line}"));
     let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     let histories = json["histories"].as_array().unwrap().iter();
     let points = histories.flat_map(|history| history["points"].as_array().unwrap());
@@ -50,11 +50,11 @@ fn runs_in(package: &Package, line: &str) -> usize {
 
 #[test]
 fn times_are_shown_over_commits_with_the_change() {
-    let package = Package::new();
-    insta::assert_snapshot!(package.kernelgate("history").refusal(2), @"error: no run in FOLDER/target/kernelgate: run `cargo bench` first, or `kernelgate history import`");
+    let package = TempPackage::new();
+    insta::assert_snapshot!(package.run_kernelgate("history").refusal_message(2), @"error: no run in FOLDER/target/kernelgate: run `cargo bench` first, or `kernelgate history import`");
     let git = |line: &str| {
         let line = format!("-c user.name=a -c user.email=a@b {line}");
-        let output = package.command(Path::new("git"), &line).output().unwrap();
+        let output = package.package_command(Path::new("git"), &line).output().unwrap();
         assert!(output.status.success());
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
@@ -62,14 +62,18 @@ fn times_are_shown_over_commits_with_the_change() {
     for number in 0..20 {
         git(&format!("commit --quiet --allow-empty -m {number}"));
         let commit = git("rev-parse HEAD");
-        write(&package.path("target/kernelgate/runs"), number, Some(commit));
+        write_numbered_run_record(
+            &package.package_path("target/kernelgate/runs"),
+            number,
+            Some(commit),
+        );
     }
     let (after, first) = (git("rev-parse --short=8 HEAD~8"), git("rev-parse --short=8 HEAD~7"));
-    let outcome = package.kernelgate("history");
+    let outcome = package.run_kernelgate("history");
     // The row of a commit begins with its hash: those of the change remain.
     let row = regex::Regex::new(r"(?m)^[0-9a-f]{8} .*\n").unwrap();
-    let shown = |outcome: &Outcome| {
-        let text = outcome.text().replace(&after, "BEFORE").replace(&first, "FIRST");
+    let shown = |outcome: &ProcessOutcome| {
+        let text = outcome.text_for_snapshot().replace(&after, "BEFORE").replace(&first, "FIRST");
         row.replace_all(&text, "").into_owned()
     };
     insta::assert_snapshot!(shown(&outcome), @r"
@@ -84,11 +88,17 @@ fn times_are_shown_over_commits_with_the_change() {
     in the order of the commits' history
     ");
     assert!(outcome.stdout.lines().all(|line| line.chars().count() <= 100), "{}", outcome.stdout);
-    let earlier = package.kernelgate("history --branch HEAD~9 --format json").exits(0).json();
+    let earlier = package
+        .run_kernelgate("history --branch HEAD~9 --format json")
+        .assert_exit(0)
+        .stdout_as_json();
     assert_eq!(earlier["histories"][0]["changes"], serde_json::json!([]), "{earlier}");
     let mut refusals = String::new();
     for flags in ["--branch nowhere", "(", "other"] {
-        refusals += &format!("{}\n", package.kernelgate(&format!("history {flags}")).refusal(2));
+        refusals += &format!(
+            "{}\n",
+            package.run_kernelgate(&format!("history {flags}")).refusal_message(2)
+        );
     }
     insta::assert_snapshot!(refusals, @r"
     error: no revision `nowhere` in FOLDER; its branches are main
@@ -96,7 +106,7 @@ fn times_are_shown_over_commits_with_the_change() {
     error: no run of a case `other` in FOLDER/target/kernelgate: `kernelgate history` lists all cases
     ");
     package.write_rules("[renamed]\n\"w/f/n1/cpu/hot\" = \"w/f/new\"\n");
-    let renamed = package.kernelgate("history w/f/new");
+    let renamed = package.run_kernelgate("history w/f/new");
     insta::assert_snapshot!(shown(&renamed), @r"
     exit 0
     w/f/new
@@ -109,19 +119,20 @@ fn times_are_shown_over_commits_with_the_change() {
     +10.0% (+10.0% to +10.0%), confidence 99.6 %: after BEFORE, up to FIRST (that commit)
     in the order of the commits' history
     ");
-    let circle = package.kernelgate(&format!("history --as w/f/new={CASE}"));
-    insta::assert_snapshot!(circle.refusal(2), @"error: case w/f/n1/cpu/hot: its renames go in a circle");
+    let circle = package.run_kernelgate(&format!("history --as w/f/new={CASE}"));
+    insta::assert_snapshot!(circle.refusal_message(2), @"error: case w/f/n1/cpu/hot: its renames go in a circle");
 }
 
 /// A file with the name of a record that is not one is reported, and an import without records is
 /// an error with a reason.
 #[test]
 fn an_import_reports_skipped_files() {
-    let package = Package::new();
-    let from = package.path("from");
+    let package = TempPackage::new();
+    let from = package.package_path("from");
     std::fs::create_dir_all(from.join("empty")).unwrap();
-    let import = |from: &str| package.kernelgate(&format!("history import {from} --store kept"));
-    insta::assert_snapshot!(import("from").text(), @r"
+    let import =
+        |from: &str| package.run_kernelgate(&format!("history import {from} --store kept"));
+    insta::assert_snapshot!(import("from").text_for_snapshot(), @r"
     exit 2
     0 new records, 0 known, in kept
     -- stderr
@@ -129,10 +140,10 @@ fn an_import_reports_skipped_files() {
     ");
     let fifo = std::process::Command::new("mkfifo").arg(from.join("pipe.json")).status();
     assert!(fifo.unwrap().success());
-    let record = write(&package.path("elsewhere"), 0, None);
+    let record = write_numbered_run_record(&package.package_path("elsewhere"), 0, None);
     std::os::unix::fs::symlink(&record, from.join("link.json")).unwrap();
     std::os::unix::fs::symlink("loop.json", from.join("loop.json")).unwrap();
-    insta::assert_snapshot!(import("from").text(), @r"
+    insta::assert_snapshot!(import("from").text_for_snapshot(), @r"
     exit 2
     0 new records, 0 known, in kept
     -- stderr
@@ -140,7 +151,7 @@ fn an_import_reports_skipped_files() {
     skipped from/loop.json: links are not followed: name the file itself
     skipped from/pipe.json: failed to read from/pipe.json: it is no file but a device, a pipe or a socket
     ");
-    insta::assert_snapshot!(import("from/link.json").text(), @r"
+    insta::assert_snapshot!(import("from/link.json").text_for_snapshot(), @r"
     exit 0
     1 new records, 0 known, in kept
     ");
@@ -148,65 +159,68 @@ fn an_import_reports_skipped_files() {
 
 #[test]
 fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
-    let package = Package::new();
+    let package = TempPackage::new();
     for verb in ["history --store typo", "history prune --keep 1 --store typo"] {
-        insta::allow_duplicates! { insta::assert_snapshot!(package.kernelgate(verb).refusal(2), @"error: typo is not a store: it has neither runs/ nor imported/") };
-        assert!(!package.path("typo").exists());
+        insta::allow_duplicates! { insta::assert_snapshot!(package.run_kernelgate(verb).refusal_message(2), @"error: typo is not a store: it has neither runs/ nor imported/") };
+        assert!(!package.package_path("typo").exists());
     }
-    (0..3).for_each(|number| drop(write(&package.path("kept/runs"), number, None)));
-    assert_eq!(runs_in(&package, "--store kept"), 3);
+    (0..3).for_each(|number| {
+        drop(write_numbered_run_record(&package.package_path("kept/runs"), number, None))
+    });
+    assert_eq!(number_of_runs_in_history(&package, "--store kept"), 3);
     // A file of another program takes the index's name, then a folder.
-    let index = package.path("kept/history.index");
+    let index = package.package_path("kept/history.index");
     std::fs::write(&index, "SQLite format 3").unwrap();
-    assert_eq!(runs_in(&package, "--store kept"), 3);
+    assert_eq!(number_of_runs_in_history(&package, "--store kept"), 3);
     assert!(std::fs::read_to_string(&index).unwrap().starts_with('{'));
     std::fs::remove_file(&index).unwrap();
     std::fs::create_dir(&index).unwrap();
-    assert_eq!(runs_in(&package, "--store kept"), 3);
-    insta::assert_snapshot!(package.kernelgate("history --store kept").exits(0).stderr, @"no index can be written in kept: its records are read each time");
+    assert_eq!(number_of_runs_in_history(&package, "--store kept"), 3);
+    insta::assert_snapshot!(package.run_kernelgate("history --store kept").assert_exit(0).stderr, @"no index can be written in kept: its records are read each time");
     // The error is reported once.
-    std::fs::write(package.path("kept/imported"), "").unwrap();
-    let failed = package.kernelgate("history import kept/runs --store kept");
-    insta::assert_snapshot!(failed.refusal(2), @"error: failed to write kept/imported/s0-COMMIT/bench.json: Not a directory (os error 20)");
+    std::fs::write(package.package_path("kept/imported"), "").unwrap();
+    let failed = package.run_kernelgate("history import kept/runs --store kept");
+    insta::assert_snapshot!(failed.refusal_message(2), @"error: failed to write kept/imported/s0-COMMIT/bench.json: Not a directory (os error 20)");
 }
 
 #[test]
 fn stores_are_moved_merged_and_pruned() {
-    let package = Package::new();
-    let [one, two] = ["one", "two"].map(|name| package.path(name));
-    (0..20).for_each(|number| drop(write(&one.join("runs"), number, None)));
-    (15..30).for_each(|number| drop(write(&two.join("imported"), number, None)));
+    let package = TempPackage::new();
+    let [one, two] = ["one", "two"].map(|name| package.package_path(name));
+    (0..20).for_each(|number| drop(write_numbered_run_record(&one.join("runs"), number, None)));
+    (15..30)
+        .for_each(|number| drop(write_numbered_run_record(&two.join("imported"), number, None)));
     std::fs::write(two.join("imported/s15/notes.json"), "{}").unwrap();
     std::os::unix::fs::symlink(&two, two.join("imported/circle")).unwrap();
-    let history = |line: &str| package.kernelgate(&format!("history {line}"));
-    insta::assert_snapshot!(history("merge one two --store all").text(), @r"
+    let history = |line: &str| package.run_kernelgate(&format!("history {line}"));
+    insta::assert_snapshot!(history("merge one two --store all").text_for_snapshot(), @r"
     exit 0
     30 new records, 5 known, in all
     -- stderr
     skipped two/imported/s15/notes.json: neither a run nor a baseline of kernelgate
     ");
-    assert_eq!(runs_in(&package, "--store all"), 30);
-    insta::assert_snapshot!(history("merge all --store all").text(), @r"
+    assert_eq!(number_of_runs_in_history(&package, "--store all"), 30);
+    insta::assert_snapshot!(history("merge all --store all").text_for_snapshot(), @r"
     exit 0
     0 new records, 30 known, in all
     ");
-    std::fs::rename(package.path("all"), package.path("moved")).unwrap();
+    std::fs::rename(package.package_path("all"), package.package_path("moved")).unwrap();
     let pruned = history("prune --keep 4 --dry-run --store moved");
-    insta::assert_snapshot!(pruned.text(), @r"
+    insta::assert_snapshot!(pruned.text_for_snapshot(), @r"
     exit 0
     26 sessions would be removed in moved
     ");
-    assert_eq!(runs_in(&package, "--store moved"), 30);
-    insta::assert_snapshot!(history("prune --keep 4 --store moved").text(), @r"
+    assert_eq!(number_of_runs_in_history(&package, "--store moved"), 30);
+    insta::assert_snapshot!(history("prune --keep 4 --store moved").text_for_snapshot(), @r"
     exit 0
     26 sessions removed in moved
     ");
-    assert_eq!(runs_in(&package, "--store moved"), 4);
+    assert_eq!(number_of_runs_in_history(&package, "--store moved"), 4);
     let mut refusals = String::new();
     for line in
         ["import nowhere --store x", "merge moved/imported --store x", "prune --keep 0 --store x"]
     {
-        refusals += &format!("{}\n", history(line).refusal(2));
+        refusals += &format!("{}\n", history(line).refusal_message(2));
     }
     insta::assert_snapshot!(refusals, @r"
     error: failed to read nowhere: No such file or directory (os error 2)
@@ -219,8 +233,8 @@ fn stores_are_moved_merged_and_pruned() {
 
 #[test]
 fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
-    let package = Package::new();
-    let kept = package.path("kept");
+    let package = TempPackage::new();
+    let kept = package.package_path("kept");
     let mut bench = package.bench_command("mine", "n64");
     bench.env("KERNELGATE_HISTORY", &kept);
     let output = bench.output().unwrap();
@@ -231,20 +245,22 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
     assert!(output.status.success() && !page.starts_with(kept.to_str().unwrap()), "{messages}");
     assert!(page.ends_with("target/kernelgate/report/index.html"), "{messages}");
     assert!(kept.join("runs/mine/fixture.json").is_file());
-    let mut history = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
+    let mut history =
+        package.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
     history.arg("--format").arg("json").env("KERNELGATE_HISTORY", &kept);
-    let outcome: Outcome = history.output().unwrap().into();
-    assert_eq!(outcome.exits(0).cases(), [crate::package::CASE]);
+    let outcome: ProcessOutcome = history.output().unwrap().into();
+    assert_eq!(outcome.assert_exit(0).json_case_ids(), [crate::package::CASE]);
 }
 
 #[test]
 fn two_programs_at_once_and_one_that_is_killed_lose_nothing() {
-    let package = Package::new();
-    let from = package.path("from");
-    std::fs::create_dir_all(package.path("to/imported")).unwrap();
-    (0..300).for_each(|number| drop(write(&from, number, None)));
+    let package = TempPackage::new();
+    let from = package.package_path("from");
+    std::fs::create_dir_all(package.package_path("to/imported")).unwrap();
+    (0..300).for_each(|number| drop(write_numbered_run_record(&from, number, None)));
     let start = |line: &str| -> Child {
-        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
+        let mut command =
+            package.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
     let line = "history import from --store to";
@@ -259,10 +275,10 @@ fn two_programs_at_once_and_one_that_is_killed_lose_nothing() {
     let mut both = [start(line), start(line), start("history --store to")];
     assert!(both[..2].iter_mut().all(|child| child.wait().unwrap().success()));
     both[2].wait().unwrap();
-    assert_eq!(runs_in(&package, "--store to"), 300);
-    insta::assert_snapshot!(package.kernelgate(line).text(), @r"
+    assert_eq!(number_of_runs_in_history(&package, "--store to"), 300);
+    insta::assert_snapshot!(package.run_kernelgate(line).text_for_snapshot(), @r"
     exit 0
     0 new records, 300 known, in to
     ");
-    assert_eq!(package.kernelgate("history --store to").exits(0).stderr, "");
+    assert_eq!(package.run_kernelgate("history --store to").assert_exit(0).stderr, "");
 }

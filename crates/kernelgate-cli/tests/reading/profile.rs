@@ -5,8 +5,8 @@
 
 use std::process::Command;
 
-use crate::outputs::{both_streams, snapshot};
-use crate::package::{Outcome, Package, lines_with};
+use crate::outputs::{assert_text_snapshot, exit_code_and_both_streams};
+use crate::package::{ProcessOutcome, TempPackage, lines_with_word};
 use kernelgate::measure::limits::ShortestLaunchTime;
 use kernelgate::protocol::{
     BenchCaseStatus, BenchResponseFile, CaseProfileResponse, CuptiCaseRecording, KernelStageCycles,
@@ -24,7 +24,7 @@ const OTHER: &str = "toy/scale/n64/cuda/refused/hot";
 
 /// The recording of three launches of a graph, whose two kernels of 400 µs were captured in a range
 /// each.
-fn activity() -> CuptiRecordedActivity {
+fn recorded_graph_launches() -> CuptiRecordedActivity {
     let names = [CASE, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
     let on = GpuContextStreamIds { device: 0, context: 1, stream: 7 };
     let mut activity = CuptiRecordedActivity {
@@ -72,7 +72,7 @@ fn activity() -> CuptiRecordedActivity {
 
 /// Two layers for which the bench opens ranges, the second with declared work, and a layer without
 /// a range.
-fn parts() -> Vec<RecordedNetworkPart> {
+fn network_parts_for_profile() -> Vec<RecordedNetworkPart> {
     let part = |label: &str, range: &str, limits| RecordedNetworkPart {
         table: "layer".to_owned(),
         label: label.to_owned(),
@@ -89,8 +89,8 @@ fn parts() -> Vec<RecordedNetworkPart> {
     ]
 }
 
-fn profiled() -> Vec<CaseProfileResponse> {
-    let trace = activity();
+fn profile_responses() -> Vec<CaseProfileResponse> {
+    let trace = recorded_graph_launches();
     let recording = CuptiCaseRecording {
         case: CASE.to_owned(),
         warm_up: 2,
@@ -104,7 +104,7 @@ fn profiled() -> Vec<CaseProfileResponse> {
         work: DeclaredWorkRecord::default(),
         samples: Some(64),
         sample_unit: ThroughputItemUnit::Samples,
-        parts: parts(),
+        parts: network_parts_for_profile(),
         stages: vec![KernelStageCycles {
             kernel: "toy_scale".to_owned(),
             names: ["waits", "computes\u{1b}[2J"].map(str::to_owned).to_vec(),
@@ -142,13 +142,13 @@ fn profiled() -> Vec<CaseProfileResponse> {
 }
 
 /// A package whose only bench answers with these cases, and stores the request that it received.
-fn package(cases: Vec<CaseProfileResponse>) -> Package {
-    let package = Package::new();
+fn package_with_profile_response(cases: Vec<CaseProfileResponse>) -> TempPackage {
+    let package = TempPackage::new();
     let answer = BenchResponseFile {
         bench: "toy".to_owned(),
         answer: ResponseToBenchAction::Profile(cases),
     };
-    file::write_record_atomically(&package.path("answer.json"), &answer).unwrap();
+    file::write_record_atomically(&package.package_path("answer.json"), &answer).unwrap();
     let root = package.folder.path().display();
     let script = format!(
         "[ \"$KERNELGATE_REQUEST\" = protocol ] && echo '{}' && exit 0\ncp \
@@ -156,20 +156,20 @@ fn package(cases: Vec<CaseProfileResponse>) -> Package {
          's/.*\"response\": *\"\\([^\"]*\\)\".*/\\1/p' \"$KERNELGATE_REQUEST\")\"\n",
         kernelgate::protocol::protocol_version_answer_line(),
     );
-    std::fs::write(package.path("answer.sh"), script).unwrap();
+    std::fs::write(package.package_path("answer.sh"), script).unwrap();
     // A script alone is not taken for a bench, so it gets the mark.
     let mark = kernelgate::protocol::BENCH_EXECUTABLE_MARK.trim_matches('\0');
     let source = format!(
         "#include <stdlib.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
          return mark[0] + (system(\"sh '{root}/answer.sh'\") != 0); }}\n"
     );
-    std::fs::write(package.path("toy.c"), source).unwrap();
-    std::fs::create_dir(package.path("benches")).unwrap();
+    std::fs::write(package.package_path("toy.c"), source).unwrap();
+    std::fs::create_dir(package.package_path("benches")).unwrap();
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let compiled = Command::new(compiler)
         .arg("-o")
-        .arg(package.path("benches/toy"))
-        .arg(package.path("toy.c"))
+        .arg(package.package_path("benches/toy"))
+        .arg(package.package_path("toy.c"))
         .status()
         .unwrap();
     assert!(compiled.success());
@@ -177,7 +177,7 @@ fn package(cases: Vec<CaseProfileResponse>) -> Package {
 }
 
 #[track_caller]
-fn fits(outcome: &Outcome) {
+fn assert_lines_fit_100_columns(outcome: &ProcessOutcome) {
     for line in outcome.stdout.lines() {
         assert!(line.chars().count() <= 100, "{}: {line}", line.chars().count());
     }
@@ -185,11 +185,11 @@ fn fits(outcome: &Outcome) {
 
 #[test]
 fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
-    let package = package(profiled());
-    let shown = package.kernelgate("profile --dir benches --steps 3 --warm-up 2 --out out");
-    snapshot("why", "profile", &both_streams(&shown));
+    let package = package_with_profile_response(profile_responses());
+    let shown = package.run_kernelgate("profile --dir benches --steps 3 --warm-up 2 --out out");
+    assert_text_snapshot("why", "profile", &exit_code_and_both_streams(&shown));
     // The lengths of the paths depend on the test's folder.
-    let written = std::fs::read_to_string(package.path("out/profile.txt")).unwrap();
+    let written = std::fs::read_to_string(package.package_path("out/profile.txt")).unwrap();
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let table = written.lines().skip_while(|line| !line.starts_with("range")).skip(1).take(3);
     assert_eq!(
@@ -221,17 +221,18 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
         ]
     );
     let drawn = format!("out/{}-toy_scale-stages.svg", CASE.replace('/', "_"));
-    let drawn = std::fs::read_to_string(package.path(&drawn)).unwrap();
+    let drawn = std::fs::read_to_string(package.package_path(&drawn)).unwrap();
     assert!(drawn.contains("266.7 µs 33.3%") && !drawn.contains('\u{1b}'), "{drawn}");
     assert!(
         written.lines().filter(|line| !line.contains('/')).all(|line| line.chars().count() <= 100)
     );
-    let request = std::fs::read_to_string(package.path("asked.json")).unwrap();
+    let request = std::fs::read_to_string(package.package_path("asked.json")).unwrap();
     let request: serde_json::Value = serde_json::from_str(&request).unwrap();
     assert_eq!(request["action"]["record"], serde_json::json!({ "steps": 3, "warm_up": 2 }));
-    let json: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(package.path("out/profile.json")).unwrap())
-            .unwrap();
+    let json: serde_json::Value = serde_json::from_str(
+        &std::fs::read_to_string(package.package_path("out/profile.json")).unwrap(),
+    )
+    .unwrap();
     assert_eq!(json[0]["recorded"]["busy_ns"], 2_400_000);
     assert_eq!(json[0]["recorded"]["ranges"][1]["bound"], "memory-bound");
     assert_eq!(json[0]["recorded"]["parts"]["kernels_a_launch"], 2);
@@ -241,15 +242,15 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     assert!(json[0].get("recording").is_none());
     // The recording can be read like any other trace.
     let trace = format!("out/traces/{}.json", CASE.replace('/', "_"));
-    let diagnosed = package.kernelgate(&format!("diagnose {trace}"));
-    snapshot("why", "diagnose_recording", &diagnosed.text());
-    fits(&diagnosed);
-    let stats = package.kernelgate(&format!("stats {trace} --report cuda_gpu_kern_sum"));
-    insta::assert_snapshot!(stats.exits(0).stdout, @r"
+    let diagnosed = package.run_kernelgate(&format!("diagnose {trace}"));
+    assert_text_snapshot("why", "diagnose_recording", &diagnosed.text_for_snapshot());
+    assert_lines_fit_100_columns(&diagnosed);
+    let stats = package.run_kernelgate(&format!("stats {trace} --report cuda_gpu_kern_sum"));
+    insta::assert_snapshot!(stats.assert_exit(0).stdout, @r"
     Time (%)  Total Time (ns)  Instances   Avg (ns)   Med (ns)  Min (ns)  Max (ns)  StdDev (ns)  Name
        100.0        2,400,000          6  400,000.0  400,000.0   400,000   400,000          0.0  toy_scale
     ");
-    insta::assert_snapshot!(package.kernelgate(&format!("export {trace} --out a.json")).text(), @r"
+    insta::assert_snapshot!(package.run_kernelgate(&format!("export {trace} --out a.json")).text_for_snapshot(), @r"
     exit 0
     a.json: open it at https://ui.perfetto.dev
     ");
@@ -258,7 +259,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
 #[test]
 fn cases_of_several_batches_end_with_their_curve() {
     let recorded = |batch: u64| {
-        let mut case = profiled().swap_remove(0);
+        let mut case = profile_responses().swap_remove(0);
         case.case = format!("toy/net/b{batch}_t8/cuda/best/hot");
         case.samples = Some(batch);
         if let Some(recording) = &mut case.recording {
@@ -281,10 +282,10 @@ fn cases_of_several_batches_end_with_their_curve() {
         ..recorded(batch)
     };
     let cases = vec![recorded(32), of_host(8, 1e6), recorded(8), of_host(32, 2e6)];
-    let package = package(cases);
-    package.kernelgate("profile --dir benches --out out").exits(0);
+    let package = package_with_profile_response(cases);
+    package.run_kernelgate("profile --dir benches --out out").assert_exit(0);
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    let written = std::fs::read_to_string(package.path("out/profile.txt")).unwrap();
+    let written = std::fs::read_to_string(package.package_path("out/profile.txt")).unwrap();
     let curve = |of: &str| -> Vec<String> {
         let heading = format!("batch efficiency of toy/net/b*_t8/{of}/hot");
         written.lines().skip_while(|line| *line != heading).skip(2).take(2).map(squeezed).collect()
@@ -295,7 +296,7 @@ fn cases_of_several_batches_end_with_their_curve() {
         ["8 801.0 µs 9988 25.0% 1.00x 90.0%", "32 801.0 µs 39950 100.0% 4.00x 90.0%"]
     );
     assert_eq!(curve("cpu"), ["8 1.000 ms 8000 50.0% 1.00x -", "32 2.000 ms 16000 100.0% 2.00x -"]);
-    let json = std::fs::read_to_string(package.path("out/profile.json")).unwrap();
+    let json = std::fs::read_to_string(package.package_path("out/profile.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json[1]["batch"]["samples_per_s"], 8000.0);
     assert_eq!(json[1]["batch"]["of_best_rate"], 0.5);
@@ -305,27 +306,31 @@ fn cases_of_several_batches_end_with_their_curve() {
 
 #[test]
 fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
-    let toy = package(profiled());
-    let diagnosed = toy.kernelgate("diagnose toy/scale --dir benches");
-    diagnosed.exits(0);
+    let toy = package_with_profile_response(profile_responses());
+    let diagnosed = toy.run_kernelgate("diagnose toy/scale --dir benches");
+    diagnosed.assert_exit(0);
     // The text is that of the recording as a file.
-    let lines = ["not recorded", "work-bound:"].map(|word| lines_with(&diagnosed.all(), word));
+    let lines = ["not recorded", "work-bound:"]
+        .map(|word| lines_with_word(&diagnosed.stdout_and_stderr(), word));
     insta::assert_snapshot!(lines.join("\n"), @r"
     device memory: allocations were not recorded; record with kernelgate profile
     toy/scale/n64/cuda/refused/hot: not recorded: too large
     1. INFORMATION work-bound: toy/scale/n64/cuda/graph/hot/step is memory-bound: 90.0 % of the memory
     ");
-    fits(&diagnosed);
-    let json = toy.kernelgate("diagnose toy/scale --dir benches --format json").exits(0).json();
+    assert_lines_fit_100_columns(&diagnosed);
+    let json = toy
+        .run_kernelgate("diagnose toy/scale --dir benches --format json")
+        .assert_exit(0)
+        .stdout_as_json();
     assert_eq!(json["traces"][0]["trace"], CASE);
     // A word with an extension is a file.
-    let file = toy.kernelgate("diagnose no_such.sqlite --dir benches");
-    insta::assert_snapshot!(file.refusal(2), @"error: failed to read no_such.sqlite: No such file or directory (os error 2)");
-    insta::assert_snapshot!(toy.kernelgate("diagnose /no/such --dir benches").refusal(2), @"error: failed to read /no/such: No such file or directory (os error 2)");
-    let mut cases = profiled();
+    let file = toy.run_kernelgate("diagnose no_such.sqlite --dir benches");
+    insta::assert_snapshot!(file.refusal_message(2), @"error: failed to read no_such.sqlite: No such file or directory (os error 2)");
+    insta::assert_snapshot!(toy.run_kernelgate("diagnose /no/such --dir benches").refusal_message(2), @"error: failed to read /no/such: No such file or directory (os error 2)");
+    let mut cases = profile_responses();
     cases.remove(0);
-    let skipped = package(cases).kernelgate("diagnose toy --dir benches");
-    insta::assert_snapshot!(skipped.refusal(2), @r"
+    let skipped = package_with_profile_response(cases).run_kernelgate("diagnose toy --dir benches");
+    insta::assert_snapshot!(skipped.refusal_message(2), @r"
     toy/scale/n64/cuda/refused/hot: not recorded: too large
     error: failed to diagnose toy: nothing was recorded; `kernelgate profile` shows what can be seen without a GPU, and a trace is a file with an extension
     ");
@@ -333,13 +338,13 @@ fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
 
 #[test]
 fn a_recording_that_lost_records_says_so_first() {
-    let mut cases = profiled();
+    let mut cases = profile_responses();
     let recording = cases[0].recording.as_mut().unwrap();
     recording.trace.dropped = 5;
     recording.trace.kernels[0].start = 0;
     recording.trace.kernels[0].end = 0;
-    let shown = package(cases).kernelgate("profile --dir benches");
-    insta::assert_snapshot!(lines_with(&shown.exits(0).all(), "SEVERE"), @r"
+    let shown = package_with_profile_response(cases).run_kernelgate("profile --dir benches");
+    insta::assert_snapshot!(lines_with_word(&shown.assert_exit(0).stdout_and_stderr(), "SEVERE"), @r"
     SEVERE: the recorder lost 5 records
     SEVERE: 1 operations have no times and do not count: 16.7 % of all
     ");
@@ -347,8 +352,8 @@ fn a_recording_that_lost_records_says_so_first() {
 
 /// Three launches over two GPUs: 400 µs of compute on the first and 500 µs on the second, beside
 /// which 100 µs of a copy from the other GPU run, then an exchange that ends on both at one time.
-fn over_two() -> CaseProfileResponse {
-    let mut case = profiled().swap_remove(0);
+fn profile_over_two_gpus() -> CaseProfileResponse {
+    let mut case = profile_responses().swap_remove(0);
     let recording = case.recording.as_mut().unwrap();
     let names = [CASE, "step", "toy_scale", "collective_all_reduce_two_shot"];
     let mut activity = CuptiRecordedActivity {
@@ -389,11 +394,11 @@ fn over_two() -> CaseProfileResponse {
 
 #[test]
 fn a_case_over_two_gpus_has_the_exposed_communication_and_waiting_of_each() {
-    let package = package(vec![over_two()]);
-    let shown = package.kernelgate("profile --dir benches --out out");
-    snapshot("why", "profile_two_gpus", &shown.text());
-    fits(&shown);
-    let json = std::fs::read_to_string(package.path("out/profile.json")).unwrap();
+    let package = package_with_profile_response(vec![profile_over_two_gpus()]);
+    let shown = package.run_kernelgate("profile --dir benches --out out");
+    assert_text_snapshot("why", "profile_two_gpus", &shown.text_for_snapshot());
+    assert_lines_fit_100_columns(&shown);
+    let json = std::fs::read_to_string(package.package_path("out/profile.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let gpus = &json[0]["recorded"]["gpus"];
     let field = |rank: usize, key: &str| gpus["ranks"][rank][key].clone();
@@ -408,14 +413,14 @@ fn a_case_over_two_gpus_has_the_exposed_communication_and_waiting_of_each() {
     assert_eq!(gpus["collectives"][0]["collective"], "all-reduce");
     assert_eq!(gpus["collectives"][0]["transfer_ns"], 150_000);
     let trace = format!("out/traces/{}.json", CASE.replace('/', "_"));
-    let diagnosed = package.kernelgate(&format!("diagnose {trace} --html page.html"));
-    snapshot("why", "diagnose_two_gpus", &diagnosed.text());
-    fits(&diagnosed);
-    let page = std::fs::read_to_string(package.path("page.html")).unwrap();
+    let diagnosed = package.run_kernelgate(&format!("diagnose {trace} --html page.html"));
+    assert_text_snapshot("why", "diagnose_two_gpus", &diagnosed.text_for_snapshot());
+    assert_lines_fit_100_columns(&diagnosed);
+    let page = std::fs::read_to_string(package.package_path("page.html")).unwrap();
     for text in ["Time of each GPU", "Waiting between ranks", "device 3, stream 9: copies"] {
         assert!(page.contains(text), "{text}");
     }
-    let json = package.kernelgate(&format!("diagnose {trace} --format json"));
+    let json = package.run_kernelgate(&format!("diagnose {trace} --format json"));
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["traces"][0]["gpus"]["stragglers"], serde_json::json!(["device 3"]));
 }
@@ -424,7 +429,11 @@ fn a_case_over_two_gpus_has_the_exposed_communication_and_waiting_of_each() {
 type Node<'a> = (&'a [&'a str], &'a str, u64);
 
 /// A recording of three launches of a graph of these kernels, each 1 µs after the other.
-fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> CaseProfileResponse {
+fn profile_of_network_kernels(
+    operation: &str,
+    row: &str,
+    nodes: &[Node<'_>],
+) -> CaseProfileResponse {
     let id = format!("toy/{operation}/n64/{row}/hot");
     let mut names: Vec<String> =
         vec![id.clone(), "step".into(), "wait".into(), "cuGraphLaunch".into()];
@@ -478,7 +487,7 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> CaseProfileRespons
         limits: Vec::new(),
         work: work(&[flops]),
     };
-    let mut case = profiled().swap_remove(0);
+    let mut case = profile_responses().swap_remove(0);
     case.case.clone_from(&id);
     let recording = case.recording.as_mut().unwrap();
     recording.case = id;
@@ -513,16 +522,16 @@ fn recorded_networks_end_with_the_questions_of_the_guide() {
     const FUSED: &[Node<'_>] =
         &[(&["forward"], "toy_gemm", 60), (&["forward", "attention"], "toy_flash_attention", 10)];
     let step = [FORWARD, TRAINING].concat();
-    let package = package(vec![
-        network("forward", "cuda/per_op", FORWARD),
-        network("forward", "cuda/fused", FUSED),
-        network("train_step", "cuda/per_op", &step),
+    let package = package_with_profile_response(vec![
+        profile_of_network_kernels("forward", "cuda/per_op", FORWARD),
+        profile_of_network_kernels("forward", "cuda/fused", FUSED),
+        profile_of_network_kernels("train_step", "cuda/per_op", &step),
     ]);
-    package.kernelgate("profile --dir benches --out out").exits(0);
-    let written = std::fs::read_to_string(package.path("out/profile.txt")).unwrap();
+    package.run_kernelgate("profile --dir benches --out out").assert_exit(0);
+    let written = std::fs::read_to_string(package.package_path("out/profile.txt")).unwrap();
     let questions = &written[written.find("utilization of the matrix units").unwrap()..];
     insta::assert_snapshot!(questions);
-    let json = std::fs::read_to_string(package.path("out/profile.json")).unwrap();
+    let json = std::fs::read_to_string(package.package_path("out/profile.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let training = &json[2]["network"];
     assert_eq!(training["largest_kernel_is_that_of_inference"], false);
@@ -530,7 +539,8 @@ fn recorded_networks_end_with_the_questions_of_the_guide() {
     assert_eq!(training["matmul_share_of_training"], 230.0 / 320.0);
     assert_eq!(json[1]["network"]["attention_of_unfused_row_ns"], 60_000.0);
     for chart in ["host", "kinds", "attention", "utilization"] {
-        let drawn = std::fs::read_to_string(package.path(&format!("out/network-{chart}.svg")));
+        let drawn =
+            std::fs::read_to_string(package.package_path(&format!("out/network-{chart}.svg")));
         assert!(drawn.unwrap().contains("train_step"), "{chart}");
     }
 }

@@ -6,9 +6,9 @@ use std::process::{Command, Output};
 use regex::Regex;
 use tempfile::TempDir;
 
-use crate::outputs::snapshot;
-use crate::package::outcome::normalized;
-use crate::package::{element_with, lines_with};
+use crate::outputs::assert_text_snapshot;
+use crate::package::outcome::redact_varying_parts;
+use crate::package::{html_elements_with_words, lines_with_word};
 
 /// A warm-up and two steps, each with one kernel; and a copy from pageable memory.
 const TRACE: &str = r#"{"traceEvents": [
@@ -33,64 +33,64 @@ const TRACE: &str = r#"{"traceEvents": [
    "ts": 240, "dur": 10, "args": {"device": 0, "stream": 7, "correlation": 4, "bytes": 1000}}
 ]}"#;
 
-fn trace() -> (TempDir, PathBuf) {
+fn write_trace_file() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.json");
     std::fs::write(&path, TRACE).unwrap();
     (folder, path)
 }
 
-fn kernelgate(arguments: &[&str]) -> Output {
+fn run_kernelgate(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(arguments).output().unwrap()
 }
 
 /// Output of the program when it succeeds.
-fn printed(arguments: &[&str]) -> String {
-    let output = kernelgate(arguments);
+fn successful_output(arguments: &[&str]) -> String {
+    let output = run_kernelgate(arguments);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Error of the program when the input is wrong.
-fn refused(arguments: &[&str]) -> String {
-    let output = kernelgate(arguments);
+fn usage_error(arguments: &[&str]) -> String {
+    let output = run_kernelgate(arguments);
     assert_eq!(output.status.code(), Some(2));
     String::from_utf8(output.stderr).unwrap()
 }
 
 #[test]
 fn tables_and_a_timeline_as_whole_outputs() {
-    let (folder, path) = trace();
+    let (folder, path) = write_trace_file();
     let out = folder.path().join("timeline.json");
-    let stats = printed(&["stats", text(&path)]);
-    snapshot("why", "stats", &stats.replace(text(&path), "TRACE"));
-    let export = printed(&["export", text(&path), "--out", text(&out)]);
-    snapshot("why", "export", &export.replace(text(folder.path()), "FOLDER"));
+    let stats = successful_output(&["stats", path_as_text(&path)]);
+    assert_text_snapshot("why", "stats", &stats.replace(path_as_text(&path), "TRACE"));
+    let export = successful_output(&["export", path_as_text(&path), "--out", path_as_text(&out)]);
+    assert_text_snapshot("why", "export", &export.replace(path_as_text(folder.path()), "FOLDER"));
 }
 
-fn text(path: &Path) -> &str {
+fn path_as_text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 #[test]
 fn a_table_comes_as_csv_as_text_and_as_json() {
-    let (_folder, path) = trace();
-    let stats = ["stats", text(&path), "--report", "cuda_gpu_kern_sum", "--format"];
-    let csv = printed(&[&stats[..], &["csv"]].concat());
+    let (_folder, path) = write_trace_file();
+    let stats = ["stats", path_as_text(&path), "--report", "cuda_gpu_kern_sum", "--format"];
+    let csv = successful_output(&[&stats[..], &["csv"]].concat());
     assert_eq!(
         csv,
         "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
          88.9,80000,2,40000.0,40000.0,30000,50000,14142.1,gemm\n\
          11.1,10000,1,10000.0,10000.0,10000,10000,0.0,softmax\n"
     );
-    let table = printed(&[&stats[..], &["table"]].concat());
+    let table = successful_output(&[&stats[..], &["table"]].concat());
     insta::assert_snapshot!(table, @r"
     Time (%)  Total Time (ns)  Instances  Avg (ns)  Med (ns)  Min (ns)  Max (ns)  StdDev (ns)  Name
         88.9           80,000          2  40,000.0  40,000.0    30,000    50,000     14,142.1  gemm
         11.1           10,000          1  10,000.0  10,000.0    10,000    10,000          0.0  softmax
     ");
     let json: serde_json::Value =
-        serde_json::from_str(&printed(&[&stats[..], &["json"]].concat())).unwrap();
+        serde_json::from_str(&successful_output(&[&stats[..], &["json"]].concat())).unwrap();
     assert_eq!(json["schema_version"], 1);
     let row = &json["traces"][0]["tables"][0]["rows"][0];
     assert_eq!((&row["Name"], &row["Instances"]), (&"gemm".into(), &2.into()));
@@ -115,7 +115,7 @@ fn a_large_export_has_the_tables_of_a_small_one() {
              INSERT INTO NVTX_EVENTS VALUES (90, 150, 59, 16777217, 3);",
         )
         .unwrap();
-    let tables = || printed(&["stats", text(&path), "--format", "csv"]);
+    let tables = || successful_output(&["stats", path_as_text(&path), "--format", "csv"]);
     let small = tables();
     assert!(small.contains("step,PushPop,1,1,1,1,100,100.0,"), "{small}");
     // The file is so long that it is summed while it is read; zeros follow the database.
@@ -147,10 +147,10 @@ fn a_table_that_cannot_be_read_is_reported_once() {
     let mut texts = String::new();
     for length in [length, 300 << 20] {
         file.set_len(length).unwrap();
-        let output = kernelgate(&["stats", text(&path), "--format", "csv"]);
+        let output = run_kernelgate(&["stats", path_as_text(&path), "--format", "csv"]);
         let messages = String::from_utf8(output.stderr).unwrap();
         assert_eq!(messages.lines().count(), 1, "{messages}");
-        texts.push_str(&messages.replace(text(&path), "TRACE"));
+        texts.push_str(&messages.replace(path_as_text(&path), "TRACE"));
     }
     insta::assert_snapshot!(texts, @r"
     warning: TRACE: CUPTI_ACTIVITY_KIND_KERNEL after 10067 rows: the database is truncated or damaged; export it again
@@ -160,15 +160,15 @@ fn a_table_that_cannot_be_read_is_reported_once() {
 
 #[test]
 fn ranges_and_filters_narrow_tables() {
-    let (_folder, path) = trace();
-    let stats = ["stats", text(&path), "--report", "cuda_gpu_kern_sum", "--format", "csv"];
-    let steps = printed(&[&stats[..], &["--range", "step#*"]].concat());
+    let (_folder, path) = write_trace_file();
+    let stats = ["stats", path_as_text(&path), "--report", "cuda_gpu_kern_sum", "--format", "csv"];
+    let steps = successful_output(&[&stats[..], &["--range", "step#*"]].concat());
     assert!(steps.contains("75.0,30000,1"), "without the warm-up:\n{steps}");
-    let softmax = printed(&[&stats[..], &["--filter", "^soft"]].concat());
+    let softmax = successful_output(&[&stats[..], &["--filter", "^soft"]].concat());
     assert!(softmax.contains("11.1,10000") && !softmax.contains("gemm"), "{softmax}");
-    let none = refused(&[&stats[..], &["--range", "nowhere"]].concat());
-    insta::assert_snapshot!(none.replace(text(&path), "TRACE"), @"error: --range nowhere: no range of TRACE has this path");
-    let unknown = refused(&["stats", text(&path), "--report", "gpu_sum"]);
+    let none = usage_error(&[&stats[..], &["--range", "nowhere"]].concat());
+    insta::assert_snapshot!(none.replace(path_as_text(&path), "TRACE"), @"error: --range nowhere: no range of TRACE has this path");
+    let unknown = usage_error(&["stats", path_as_text(&path), "--report", "gpu_sum"]);
     insta::assert_snapshot!(unknown, @r"
     error: invalid value 'gpu_sum' for '--report <NAME>': no such table; there are cuda_gpu_kern_sum, cuda_gpu_kern_gb_sum, cuda_api_sum, nvtx_sum, nvtx_pushpop_sum, nvtx_kern_sum, nvtx_gpu_proj_sum, cuda_kern_exec_sum, cuda_gpu_mem_time_sum, cuda_gpu_mem_size_sum, cuda_gpu_sum
 
@@ -178,11 +178,19 @@ fn ranges_and_filters_narrow_tables() {
 
 #[test]
 fn several_traces_go_into_one_folder_with_a_summary() {
-    let (_first, a) = trace();
-    let (_second, b) = trace();
+    let (_first, a) = write_trace_file();
+    let (_second, b) = write_trace_file();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("tables");
-    printed(&["stats", text(&a), text(&b), "--format", "csv", "--out", text(&out)]);
+    successful_output(&[
+        "stats",
+        path_as_text(&a),
+        path_as_text(&b),
+        "--format",
+        "csv",
+        "--out",
+        path_as_text(&out),
+    ]);
     let summary: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(out.join("summary.json")).unwrap()).unwrap();
     let traces = summary["traces"].as_array().unwrap();
@@ -200,16 +208,21 @@ fn several_traces_go_into_one_folder_with_a_summary() {
 
 #[test]
 fn a_diagnosis_comes_as_text_and_as_json() {
-    let (_folder, path) = trace();
-    let report = printed(&["diagnose", text(&path)]);
-    snapshot("why", "diagnose", &report.replace(text(&path), "TRACE"));
-    let json: serde_json::Value =
-        serde_json::from_str(&printed(&["diagnose", text(&path), "--format", "json"])).unwrap();
+    let (_folder, path) = write_trace_file();
+    let report = successful_output(&["diagnose", path_as_text(&path)]);
+    assert_text_snapshot("why", "diagnose", &report.replace(path_as_text(&path), "TRACE"));
+    let json: serde_json::Value = serde_json::from_str(&successful_output(&[
+        "diagnose",
+        path_as_text(&path),
+        "--format",
+        "json",
+    ]))
+    .unwrap();
     let diagnosis = &json["traces"][0]["diagnosis"];
     assert_eq!(diagnosis["records"]["kernels"], 3);
     assert_eq!(diagnosis["top_kernels"][0]["name"], "gemm");
-    let inside = printed(&["diagnose", text(&path), "--range", "step#1"]);
-    insta::assert_snapshot!(lines_with(&inside, "copies"), @r"
+    let inside = successful_output(&["diagnose", path_as_text(&path), "--range", "step#1"]);
+    insta::assert_snapshot!(lines_with_word(&inside, "copies"), @r"
     by range                                       all      compute exposed comm     copies       idle
     pageable-copy, synchronous-copy, exposed-copy: the trace holds no copies
     ");
@@ -217,52 +230,54 @@ fn a_diagnosis_comes_as_text_and_as_json() {
 
 #[test]
 fn findings_change_the_exit_code_only_where_that_is_asked_for() {
-    let (folder, path) = trace();
-    let exit = |arguments: &[&str]| kernelgate(arguments).status.code();
-    assert_eq!(exit(&["diagnose", text(&path)]), Some(0));
+    let (folder, path) = write_trace_file();
+    let exit = |arguments: &[&str]| run_kernelgate(arguments).status.code();
+    assert_eq!(exit(&["diagnose", path_as_text(&path)]), Some(0));
     // The host launches a kernel every 100 µs, so the GPU is idle for most of the time.
     for (severity, code) in [("severe", 1), ("warning", 1), ("information", 1)] {
-        assert_eq!(exit(&["diagnose", text(&path), "--fail-on", severity]), Some(code));
+        assert_eq!(exit(&["diagnose", path_as_text(&path), "--fail-on", severity]), Some(code));
     }
     let busy = folder.path().join("busy.json");
     let events = TRACE.split("\n  {\"ph\": \"X\", \"cat\": \"gpu_memcpy\"").next().unwrap();
     let one = events.replace("\"ts\": 120, \"dur\": 30", "\"ts\": 70, \"dur\": 150");
     std::fs::write(&busy, format!("{}]}}", one.trim_end().trim_end_matches(','))).unwrap();
-    assert_eq!(exit(&["diagnose", text(&busy), "--fail-on", "severe"]), Some(0));
+    assert_eq!(exit(&["diagnose", path_as_text(&busy), "--fail-on", "severe"]), Some(0));
     // A trace without GPU data answers no question about a GPU.
     let empty = folder.path().join("empty.json");
     let host = r#"{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 5,
         "tid": 5, "ts": 0, "dur": 90}]}"#;
     std::fs::write(&empty, host).unwrap();
-    assert_eq!(exit(&["diagnose", text(&empty)]), Some(3));
-    assert_eq!(exit(&["diagnose", text(&empty), "--checklist"]), Some(3));
+    assert_eq!(exit(&["diagnose", path_as_text(&empty)]), Some(3));
+    assert_eq!(exit(&["diagnose", path_as_text(&empty), "--checklist"]), Some(3));
     assert_eq!(exit(&["diagnose", "nowhere.json"]), Some(2));
-    let two = refused(&["diagnose", text(&path), text(&busy), "--fail-on", "severe"]);
+    let two =
+        usage_error(&["diagnose", path_as_text(&path), path_as_text(&busy), "--fail-on", "severe"]);
     insta::assert_snapshot!(two, @"error: --fail-on judges findings of single traces, not a comparison; add --each");
 }
 
 #[test]
 fn two_traces_are_compared_and_three_are_not() {
-    let (folder, path) = trace();
+    let (folder, path) = write_trace_file();
     let slower = folder.path().join("slower.json");
     std::fs::write(&slower, TRACE.replace(r#""ts": 240, "dur": 10"#, r#""ts": 240, "dur": 15"#))
         .unwrap();
-    let two = ["diagnose", text(&path), text(&slower)];
-    let report = printed(&two);
-    insta::assert_snapshot!(lines_with(&report, "memcpy"), @"+5.0 µs   100.0 %  copy longer: [CUDA memcpy Host-to-Device] (pageable to device)");
+    let two = ["diagnose", path_as_text(&path), path_as_text(&slower)];
+    let report = successful_output(&two);
+    insta::assert_snapshot!(lines_with_word(&report, "memcpy"), @"+5.0 µs   100.0 %  copy longer: [CUDA memcpy Host-to-Device] (pageable to device)");
     assert!(report.contains("100.0 %  step#\n"), "{report}");
     let json: serde_json::Value =
-        serde_json::from_str(&printed(&[&two[..], &["--format", "json"]].concat())).unwrap();
-    assert_eq!(json["compared"][1], text(&slower));
+        serde_json::from_str(&successful_output(&[&two[..], &["--format", "json"]].concat()))
+            .unwrap();
+    assert_eq!(json["compared"][1], path_as_text(&slower));
     let part = &json["difference"]["parts"][0];
     assert_eq!((&part["kind"], &part["change_ns"]), (&"copy".into(), &5000.into()));
-    let inside = printed(&[&two[..], &["--range", "step#1"]].concat());
-    insta::assert_snapshot!(lines_with(&inside, "takes"), @"B takes as long as A, from the first operation to the last");
-    for each in [&["--each"][..], &[text(&path)]] {
-        let report = printed(&[&two[..], each].concat());
+    let inside = successful_output(&[&two[..], &["--range", "step#1"]].concat());
+    insta::assert_snapshot!(lines_with_word(&inside, "takes"), @"B takes as long as A, from the first operation to the last");
+    for each in [&["--each"][..], &[path_as_text(&path)]] {
+        let report = successful_output(&[&two[..], each].concat());
         assert!(report.matches("Top kernels").count() >= 2, "{report}");
     }
-    let none = refused(&["diagnose", text(&path), "nowhere.json"]);
+    let none = usage_error(&["diagnose", path_as_text(&path), "nowhere.json"]);
     insta::assert_snapshot!(none, @"error: failed to read nowhere.json: No such file or directory (os error 2)");
 }
 
@@ -296,8 +311,8 @@ fn traces_that_declare_different_ranks_are_joined() {
         path
     };
     let (a, b) = (rank(0, 300), rank(1, 800));
-    let report = printed(&["diagnose", text(&a), text(&b)]);
-    insta::assert_snapshot!(lines_with(&report, "rank 1"), @r"
+    let report = successful_output(&["diagnose", path_as_text(&a), path_as_text(&b)]);
+    insta::assert_snapshot!(lines_with_word(&report, "rank 1"), @r"
     straggler: rank 1 came last to 20 of 20 collectives and delayed them by 10.000 ms (51.0 % of the
     rank 1                       16.000 ms     2.000 ms   1.900 ms        0 ns   10.000 ms      20
     rank 0 waits 10.000 ms for rank 1
@@ -306,40 +321,59 @@ fn traces_that_declare_different_ranks_are_joined() {
     9.5 %    1.900 ms  rank 1: between dependent operations
     50.3 %   10.000 ms  rank 1 as fast as the median rank
     ");
-    let json: serde_json::Value =
-        serde_json::from_str(&printed(&["diagnose", text(&a), text(&b), "--format", "json"]))
-            .unwrap();
+    let json: serde_json::Value = serde_json::from_str(&successful_output(&[
+        "diagnose",
+        path_as_text(&a),
+        path_as_text(&b),
+        "--format",
+        "json",
+    ]))
+    .unwrap();
     assert_eq!(json["job"]["stragglers"][0], "rank 1");
     assert_eq!(json["job"]["joined"], 20);
     let page = folder.path().join("page.html");
-    printed(&["diagnose", text(&a), text(&b), "--html", text(&page)]);
+    successful_output(&[
+        "diagnose",
+        path_as_text(&a),
+        path_as_text(&b),
+        "--html",
+        path_as_text(&page),
+    ]);
     let page = std::fs::read_to_string(page).unwrap();
     for anchor in ["findings", "account", "skew", "collectives", "path"] {
         assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
     }
     assert_ne!(page.matches("class=\"finding severe\"").count(), 0, "{page}");
-    insta::assert_snapshot!(element_with(&page, "straggler rank 1"), @"severe: straggler rank 1");
-    insta::assert_snapshot!(element_with(&page, "10.1"), @r"
+    insta::assert_snapshot!(html_elements_with_words(&page, "straggler rank 1"), @"severe: straggler rank 1");
+    insta::assert_snapshot!(html_elements_with_words(&page, "10.1"), @r"
     Exposed communication: 10.1 to 60.3 % of the time of a rank.
     10.1%
     10.1%
     ");
-    let compared = printed(&["diagnose", text(&a), text(&b), "--each"]);
+    let compared = successful_output(&["diagnose", path_as_text(&a), path_as_text(&b), "--each"]);
     assert!(compared.matches("Critical path").count() == 2, "{compared}");
-    let failed = kernelgate(&["diagnose", text(&a), text(&b), "--fail-on", "severe"]);
+    let failed =
+        run_kernelgate(&["diagnose", path_as_text(&a), path_as_text(&b), "--fail-on", "severe"]);
     assert_eq!(failed.status.code(), Some(1));
-    let alone = kernelgate(&["diagnose", text(&a), "--ranks"]);
+    let alone = run_kernelgate(&["diagnose", path_as_text(&a), "--ranks"]);
     assert_eq!(alone.status.code(), Some(3), "one rank alone shows no waiting");
 }
 
 #[test]
 fn a_timeline_can_be_read_again() {
-    let (folder, path) = trace();
+    let (folder, path) = write_trace_file();
     let out = folder.path().join("timeline.json");
-    let output = printed(&["export", text(&path), "--out", text(&out)]);
-    insta::assert_snapshot!(normalized(&output), @"FOLDER/timeline.json: open it at https://ui.perfetto.dev");
+    let output = successful_output(&["export", path_as_text(&path), "--out", path_as_text(&out)]);
+    insta::assert_snapshot!(redact_varying_parts(&output), @"FOLDER/timeline.json: open it at https://ui.perfetto.dev");
     let table = |path: &Path| {
-        printed(&["stats", text(path), "--report", "nvtx_kern_sum", "--format", "csv"])
+        successful_output(&[
+            "stats",
+            path_as_text(path),
+            "--report",
+            "nvtx_kern_sum",
+            "--format",
+            "csv",
+        ])
     };
     assert_eq!(table(&out), table(&path));
     let written: serde_json::Value =
@@ -347,7 +381,7 @@ fn a_timeline_can_be_read_again() {
     let arrows = written["traceEvents"].as_array().unwrap().iter();
     assert_eq!(arrows.filter(|event| event["ph"] == "s").count(), 4, "one an operation");
     assert_eq!(table(&path), table(&out));
-    let printed = printed(&["export", text(&path), "--range", "step#2"]);
+    let printed = successful_output(&["export", path_as_text(&path), "--range", "step#2"]);
     assert!(printed.contains("softmax") && !printed.contains("gemm"), "{printed}");
 }
 
@@ -358,8 +392,8 @@ fn files_that_cannot_be_read_are_named() {
     std::fs::write(&path, "SQLite format 3\0 but not really").unwrap();
     let mut texts = String::new();
     for verb in ["stats", "diagnose"] {
-        let words = refused(&[verb, text(&path)]);
-        texts.push_str(&words.replace(text(folder.path()), "FOLDER"));
+        let words = usage_error(&[verb, path_as_text(&path)]);
+        texts.push_str(&words.replace(path_as_text(folder.path()), "FOLDER"));
     }
     insta::assert_snapshot!(texts, @r"
     error: failed to read FOLDER/broken.sqlite: it is not an SQLite database
@@ -369,7 +403,7 @@ fn files_that_cannot_be_read_are_named() {
 
 #[test]
 fn a_diagnosis_comes_as_a_page() {
-    let (folder, path) = trace();
+    let (folder, path) = write_trace_file();
     // Names in a trace are not trusted.
     let hostile = TRACE.replace("softmax", "softmax<script>alert(1)</script>");
     let memory = r#",{"ph": "i", "name": "[memory]", "pid": 5, "tid": 5, "ts": 105,
@@ -378,7 +412,7 @@ fn a_diagnosis_comes_as_a_page() {
         "args": {"Device Type": 0, "Device Id": -1, "Addr": 32, "Bytes": 700}}]}"#;
     std::fs::write(&path, hostile.replace("\n]}", memory)).unwrap();
     let page = folder.path().join("page.html");
-    printed(&["diagnose", text(&path), "--html", text(&page)]);
+    successful_output(&["diagnose", path_as_text(&path), "--html", path_as_text(&page)]);
     let page = std::fs::read_to_string(page).unwrap();
     for anchor in ["findings", "timeline", "kernels", "memory", "table-kernels", "rules"] {
         assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
@@ -391,7 +425,8 @@ fn a_diagnosis_comes_as_a_page() {
     for title in [">When the GPU worked<", "stream 7: kernels"] {
         assert!(page.contains(title), "{title}: {page}");
     }
-    let complaint = refused(&["diagnose", text(&path), text(&path), "--html", "x.html"]);
+    let complaint =
+        usage_error(&["diagnose", path_as_text(&path), path_as_text(&path), "--html", "x.html"]);
     insta::assert_snapshot!(complaint, @"error: --html takes one trace, or the ranks of one job with --ranks, not 2 traces");
 }
 
@@ -420,26 +455,26 @@ fn a_page_has_a_stacked_bar_for_each_iteration() {
     let path = folder.path().join("trace.json");
     std::fs::write(&path, format!("{{\"traceEvents\": [{}]}}", steps.join(","))).unwrap();
     let page = folder.path().join("page.html");
-    printed(&["diagnose", text(&path), "--html", text(&page)]);
+    successful_output(&["diagnose", path_as_text(&path), "--html", path_as_text(&page)]);
     let page = std::fs::read_to_string(page).unwrap();
     let section = page.split("<section id=\"account\">").nth(1).unwrap();
     let section = section.split("</section>").next().unwrap();
     let text = Regex::new(r"<[^>]*>\s*").unwrap().replace_all(section, "\n").into_owned();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    snapshot("why", "page_account", &lines.join("\n"));
+    assert_text_snapshot("why", "page_account", &lines.join("\n"));
     assert!(page.contains("; replayed: "), "{page}");
 }
 
 #[cfg(unix)]
 #[test]
 fn a_trace_is_not_replaced_by_what_is_made_of_it() {
-    let (folder, path) = trace();
+    let (folder, path) = write_trace_file();
     let before = std::fs::read(&path).unwrap();
     let (link, hard) = (folder.path().join("link.json"), folder.path().join("hard.json"));
     std::os::unix::fs::symlink(&path, &link).unwrap();
     std::fs::hard_link(&path, &hard).unwrap();
     for out in [&path, &link, &hard] {
-        let why = refused(&["export", text(&path), "--out", text(out)]);
+        let why = usage_error(&["export", path_as_text(&path), "--out", path_as_text(out)]);
         assert_eq!(
             why,
             format!(
@@ -448,7 +483,7 @@ fn a_trace_is_not_replaced_by_what_is_made_of_it() {
                 path.display()
             )
         );
-        let why = refused(&["diagnose", text(out), "--html", text(&path)]);
+        let why = usage_error(&["diagnose", path_as_text(out), "--html", path_as_text(&path)]);
         assert_eq!(
             why,
             format!(
@@ -463,6 +498,6 @@ fn a_trace_is_not_replaced_by_what_is_made_of_it() {
     // Another file is replaced as usual.
     let other = folder.path().join("other.json");
     std::fs::write(&other, "old").unwrap();
-    printed(&["export", text(&path), "--out", text(&other)]);
+    successful_output(&["export", path_as_text(&path), "--out", path_as_text(&other)]);
     assert_ne!(std::fs::read_to_string(&other).unwrap(), "old");
 }

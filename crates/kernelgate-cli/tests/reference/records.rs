@@ -20,55 +20,60 @@ const CRATES: [&str; 3] = ["kernelgate", "kernelgate-cuda", "kernelgate-cli"];
 
 /// The types of the workspace that serde writes, each with its file, and the records among them.
 #[derive(Default)]
-struct Types {
+struct ParsedRustTypes {
     items: BTreeMap<String, Vec<(PathBuf, Item)>>,
     records: BTreeMap<String, String>,
 }
 
-impl Types {
-    fn read() -> Self {
+impl ParsedRustTypes {
+    fn parse_types_of_crates() -> Self {
         let mut types = Self::default();
         for name in CRATES {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
-            types.read_folder(&source);
+            types.parse_files_in_folder(&source);
         }
         types
     }
 
-    fn read_folder(&mut self, folder: &Path) {
+    fn parse_files_in_folder(&mut self, folder: &Path) {
         for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if entry.is_dir() {
-                self.read_folder(&entry);
+                self.parse_files_in_folder(&entry);
             } else if entry.extension().is_some_and(|it| it == "rs") && !entry.ends_with("tests.rs")
             {
                 let file = syn::parse_file(&std::fs::read_to_string(&entry).unwrap()).unwrap();
-                file.items.into_iter().for_each(|item| self.add(&entry, item));
+                file.items.into_iter().for_each(|item| self.add_type(&entry, item));
             }
         }
     }
 
-    fn add(&mut self, file: &Path, item: Item) {
+    fn add_type(&mut self, file: &Path, item: Item) {
         let (name, attributes) = match &item {
             Item::Struct(it) => (&it.ident, &it.attrs),
             Item::Enum(it) => (&it.ident, &it.attrs),
             Item::Type(it) => (&it.ident, &it.attrs),
             Item::Impl(it) => {
-                let of_record =
-                    it.trait_.as_ref().is_some_and(|(_, name, _)| last(name) == "RecordFileType");
+                let of_record = it
+                    .trait_
+                    .as_ref()
+                    .is_some_and(|(_, name, _)| last_path_segment(name) == "RecordFileType");
                 if let (true, Type::Path(own)) = (of_record, &*it.self_ty) {
-                    self.records.insert(last(&own.path), envelope(it));
+                    self.records
+                        .insert(last_path_segment(&own.path), schema_and_version_of_record(it));
                 }
                 return;
             }
             _ => return,
         };
-        if matches!(item, Item::Type(_)) || words(attributes, "derive").contains("Serialize") {
+        if matches!(item, Item::Type(_))
+            || tokens_of_attributes(attributes, "derive").contains("Serialize")
+        {
             self.items.entry(name.to_string()).or_default().push((file.to_owned(), item));
         }
     }
 
     /// The type of that name nearest to a file that mentions it.
-    fn find(&self, name: &str, from: &Path) -> Option<&(PathBuf, Item)> {
+    fn find_nearest_type(&self, name: &str, from: &Path) -> Option<&(PathBuf, Item)> {
         let shared = |file: &Path| {
             file.components().zip(from.components()).take_while(|(a, b)| a == b).count()
         };
@@ -76,12 +81,12 @@ impl Types {
     }
 }
 
-fn last(path: &syn::Path) -> String {
+fn last_path_segment(path: &syn::Path) -> String {
     path.segments.last().unwrap().ident.to_string()
 }
 
 /// Schema and version of a record, from its implementation.
-fn envelope(implementation: &syn::ItemImpl) -> String {
+fn schema_and_version_of_record(implementation: &syn::ItemImpl) -> String {
     let mut constants = BTreeMap::new();
     for item in &implementation.items {
         if let syn::ImplItem::Const(it) = item
@@ -101,21 +106,21 @@ fn envelope(implementation: &syn::ItemImpl) -> String {
 }
 
 /// The tokens of all attributes of a name.
-fn words(attributes: &[Attribute], name: &str) -> String {
+fn tokens_of_attributes(attributes: &[Attribute], name: &str) -> String {
     let of_name = attributes.iter().filter(|it| it.path().is_ident(name));
     let lists = of_name.filter_map(|it| it.meta.require_list().ok());
     lists.map(|list| list.tokens.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// The value of a key of serde's attributes: `rename = "…"`.
-fn value_of(attributes: &[Attribute], key: &str) -> Option<String> {
-    let text = words(attributes, "serde");
+fn value_of_serde_attribute(attributes: &[Attribute], key: &str) -> Option<String> {
+    let text = tokens_of_attributes(attributes, "serde");
     let after = text.split(&format!("{key} = \"")).nth(1)?;
     after.split('"').next().map(str::to_owned)
 }
 
 /// First sentence of a doc comment, without links to Rust's documentation.
-fn sentence(attributes: &[Attribute]) -> String {
+fn first_sentence_of_doc_comment(attributes: &[Attribute]) -> String {
     let mut text = String::new();
     for attribute in attributes.iter().filter(|it| it.path().is_ident("doc")) {
         if let Meta::NameValue(pair) = &attribute.meta
@@ -134,20 +139,23 @@ fn sentence(attributes: &[Attribute]) -> String {
 }
 
 /// The page while it grows: types that are mentioned get their own section, in that order.
-struct Page<'a> {
-    types: &'a Types,
+struct RecordReferencePage<'a> {
+    types: &'a ParsedRustTypes,
     seen: BTreeSet<String>,
     queue: Vec<(String, PathBuf)>,
 }
 
-impl Page<'_> {
+impl RecordReferencePage<'_> {
     /// A type as JSON has it.
-    fn json(&mut self, kind: &Type, file: &Path) -> String {
+    fn describe_type_as_json(&mut self, kind: &Type, file: &Path) -> String {
         let path = match kind {
             Type::Path(path) => path.path.segments.last().unwrap(),
-            Type::Array(array) => return format!("array of {}", self.json(&array.elem, file)),
+            Type::Array(array) => {
+                return format!("array of {}", self.describe_type_as_json(&array.elem, file));
+            }
             Type::Tuple(tuple) => {
-                let parts: Vec<_> = tuple.elems.iter().map(|it| self.json(it, file)).collect();
+                let parts: Vec<_> =
+                    tuple.elems.iter().map(|it| self.describe_type_as_json(it, file)).collect();
                 return format!("[{}]", parts.join(", "));
             }
             _ => panic!("a field of {} has a type without JSON", file.display()),
@@ -156,7 +164,7 @@ impl Page<'_> {
         if let PathArguments::AngleBracketed(all) = &path.arguments {
             for argument in &all.args {
                 if let GenericArgument::Type(inner) = argument {
-                    arguments.push(self.json(inner, file));
+                    arguments.push(self.describe_type_as_json(inner, file));
                 }
             }
         }
@@ -169,21 +177,23 @@ impl Page<'_> {
             ("Option", [inner]) => format!("{inner} or null"),
             ("Vec" | "BTreeSet", [inner]) => format!("array of {inner}"),
             ("BTreeMap", [_, value]) => format!("object of {value}"),
-            (_, []) => self.named(&name, file),
+            (_, []) => self.describe_named_type_as_json(&name, file),
             _ => panic!("{name} of {} has no JSON type here", file.display()),
         }
     }
 
-    fn named(&mut self, name: &str, file: &Path) -> String {
-        let Some((at, item)) = self.types.find(name, file) else { return format!("`{name}`") };
+    fn describe_named_type_as_json(&mut self, name: &str, file: &Path) -> String {
+        let Some((at, item)) = self.types.find_nearest_type(name, file) else {
+            return format!("`{name}`");
+        };
         let attributes = match item {
-            Item::Type(alias) => return self.json(&alias.ty, at),
+            Item::Type(alias) => return self.describe_type_as_json(&alias.ty, at),
             Item::Struct(it) => &it.attrs,
             Item::Enum(it) => &it.attrs,
             _ => return format!("`{name}`"),
         };
-        if let Some(wire) = value_of(attributes, "into") {
-            return self.json(&syn::parse_str(&wire).unwrap(), at);
+        if let Some(wire) = value_of_serde_attribute(attributes, "into") {
+            return self.describe_type_as_json(&syn::parse_str(&wire).unwrap(), at);
         }
         if self.seen.insert(name.to_owned()) {
             self.queue.push((name.to_owned(), at.clone()));
@@ -192,37 +202,42 @@ impl Page<'_> {
     }
 
     /// The fields of a struct or the values of an enum, as a table.
-    fn table(&mut self, text: &mut String, name: &str, file: &Path) {
+    fn append_table_of_type(&mut self, text: &mut String, name: &str, file: &Path) {
         let types = self.types;
-        match &types.find(name, file).unwrap() {
+        match &types.find_nearest_type(name, file).unwrap() {
             (at, Item::Struct(it)) => {
                 let _ = writeln!(
                     text,
                     "{}\n\n| field | type | meaning |\n|---|---|---|",
-                    sentence(&it.attrs)
+                    first_sentence_of_doc_comment(&it.attrs)
                 );
-                self.rows(text, &it.fields, at, "");
+                self.append_rows_of_fields(text, &it.fields, at, "");
             }
             (at, Item::Enum(it)) => {
                 let _ = writeln!(
                     text,
                     "{}\n\n| value | type | meaning |\n|---|---|---|",
-                    sentence(&it.attrs)
+                    first_sentence_of_doc_comment(&it.attrs)
                 );
-                let case = value_of(&it.attrs, "rename_all").unwrap_or_default();
-                let tag = value_of(&it.attrs, "tag");
+                let case = value_of_serde_attribute(&it.attrs, "rename_all").unwrap_or_default();
+                let tag = value_of_serde_attribute(&it.attrs, "tag");
                 for variant in &it.variants {
-                    let name = value_of(&variant.attrs, "rename")
-                        .unwrap_or_else(|| renamed(&variant.ident.to_string(), &case));
+                    let name =
+                        value_of_serde_attribute(&variant.attrs, "rename").unwrap_or_else(|| {
+                            apply_serde_rename_all(&variant.ident.to_string(), &case)
+                        });
                     let tag = tag.as_ref().map_or(String::new(), |tag| format!("{tag}: "));
                     let kind = match &variant.fields {
-                        Fields::Unnamed(it) => self.json(&it.unnamed[0].ty, at),
+                        Fields::Unnamed(it) => self.describe_type_as_json(&it.unnamed[0].ty, at),
                         Fields::Named(_) => "object".to_owned(),
                         Fields::Unit => "string".to_owned(),
                     };
-                    let _ =
-                        writeln!(text, "| `{tag}{name}` | {kind} | {} |", sentence(&variant.attrs));
-                    self.rows(text, &variant.fields, at, &format!("{name}."));
+                    let _ = writeln!(
+                        text,
+                        "| `{tag}{name}` | {kind} | {} |",
+                        first_sentence_of_doc_comment(&variant.attrs)
+                    );
+                    self.append_rows_of_fields(text, &variant.fields, at, &format!("{name}."));
                 }
             }
             _ => panic!("{name} is no struct and no enum"),
@@ -230,28 +245,38 @@ impl Page<'_> {
         text.push('\n');
     }
 
-    fn rows(&mut self, text: &mut String, fields: &Fields, file: &Path, prefix: &str) {
+    fn append_rows_of_fields(
+        &mut self,
+        text: &mut String,
+        fields: &Fields,
+        file: &Path,
+        prefix: &str,
+    ) {
         let named = fields.iter().filter(|field| field.ident.is_some());
-        for field in named.filter(|field| words(&field.attrs, "serde") != "skip") {
-            let name = value_of(&field.attrs, "rename")
+        for field in named.filter(|field| tokens_of_attributes(&field.attrs, "serde") != "skip") {
+            let name = value_of_serde_attribute(&field.attrs, "rename")
                 .unwrap_or_else(|| field.ident.as_ref().unwrap().to_string());
-            let mut kind = self.json(&field.ty, file);
-            if words(&field.attrs, "serde").contains("skip_serializing_if") {
+            let mut kind = self.describe_type_as_json(&field.ty, file);
+            if tokens_of_attributes(&field.attrs, "serde").contains("skip_serializing_if") {
                 let always = match &field.ty {
-                    Type::Path(path) if last(&path.path) == "Option" => {
+                    Type::Path(path) if last_path_segment(&path.path) == "Option" => {
                         kind.strip_suffix(" or null")
                     }
                     _ => None,
                 };
                 kind = format!("{}, optional", always.unwrap_or(&kind));
             }
-            let _ = writeln!(text, "| `{prefix}{name}` | {kind} | {} |", sentence(&field.attrs));
+            let _ = writeln!(
+                text,
+                "| `{prefix}{name}` | {kind} | {} |",
+                first_sentence_of_doc_comment(&field.attrs)
+            );
         }
     }
 }
 
 /// The name of a variant under serde's `rename_all`.
-fn renamed(name: &str, case: &str) -> String {
+fn apply_serde_rename_all(name: &str, case: &str) -> String {
     let separator = match case {
         "snake_case" => "_",
         "kebab-case" => "-",
@@ -270,21 +295,21 @@ fn renamed(name: &str, case: &str) -> String {
 
 #[test]
 fn the_page_of_records_has_every_field() {
-    let types = Types::read();
-    let mut page = Page { types: &types, seen: BTreeSet::new(), queue: Vec::new() };
+    let types = ParsedRustTypes::parse_types_of_crates();
+    let mut page = RecordReferencePage { types: &types, seen: BTreeSet::new(), queue: Vec::new() };
     let mut text = "Files of kernelgate are JSON objects with `schema` and `schema_version` beside the fields.\n\
                     A baseline has a `checksum` too. An \"optional\" field is absent if it has no value.\n\n"
         .to_owned();
     for name in RECORDS {
         text.push_str(&types.records[name]);
         page.seen.insert(name.to_owned());
-        page.table(&mut text, name, Path::new(""));
+        page.append_table_of_type(&mut text, name, Path::new(""));
     }
     while !page.queue.is_empty() {
         for (name, file) in std::mem::take(&mut page.queue) {
             let _ = write!(text, "## {name}\n\n");
-            page.table(&mut text, &name, &file);
+            page.append_table_of_type(&mut text, &name, &file);
         }
     }
-    super::check("records.md", "Record formats", &text);
+    super::compare_or_update_reference_page("records.md", "Record formats", &text);
 }

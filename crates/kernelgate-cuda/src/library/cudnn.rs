@@ -74,7 +74,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcudnn.so.9");
         assert!(cudnn_fits_cuda_major(&library, 12), "nothing is known");
-        std::fs::write(folder.path().join(CUDNN_FILE_WITH_CUDA_VERSION), COMPILER_VERSION_TEXT).unwrap();
+        std::fs::write(folder.path().join(CUDNN_FILE_WITH_CUDA_VERSION), COMPILER_VERSION_TEXT)
+            .unwrap();
         assert!(cudnn_fits_cuda_major(&library, 13) && !cudnn_fits_cuda_major(&library, 12));
         std::fs::write(
             folder.path().join(CUDNN_FILE_WITH_CUDA_VERSION),

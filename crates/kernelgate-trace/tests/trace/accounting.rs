@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::fixture::{Export, lines_with};
+use crate::fixture::{NsysExport, lines_with_word};
 use kernelgate_trace::analyze::timeline::BusyTimeLineOfGpu;
 use kernelgate_trace::analyze::timeline::iterations::EvidenceOfIterations;
 use kernelgate_trace::diagnose::{
@@ -13,15 +13,15 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 
 const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)";
 
-fn diagnosed(export: &Export) -> TraceDiagnosis {
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
+fn diagnose_and_check_sums(export: &NsysExport) -> TraceDiagnosis {
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     for device in &diagnosis.devices {
-        assert_adds_up(device);
+        assert_account_adds_up(device);
     }
     diagnosis
 }
 
-fn assert_adds_up(device: &GpuUseOfProcess) {
+fn assert_account_adds_up(device: &GpuUseOfProcess) {
     let account = &device.account;
     assert_eq!(account.total.span_length_ns(), device.span.1 - device.span.0);
     assert_eq!(account.total.busy_time_ns(), device.busy_ns);
@@ -36,24 +36,29 @@ fn assert_adds_up(device: &GpuUseOfProcess) {
     }
 }
 
-fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
+fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
     diagnosis.findings.iter().find(|of| of.id == id)
 }
 
 #[test]
 fn an_exposed_all_reduce_is_named_with_its_time() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     for step in 0..5 {
         let start = 1_000_000 + step * 1_000_000;
-        export.launch((start, start + 5_000), (start + 10_000, start + 410_000), step * 2 + 1, "k");
+        export.add_launch(
+            (start, start + 5_000),
+            (start + 10_000, start + 410_000),
+            step * 2 + 1,
+            "k",
+        );
         let all_reduce = (start + 410_000, start + 910_000);
-        export.launch((start + 6_000, start + 9_000), all_reduce, step * 2 + 2, ALL_REDUCE);
+        export.add_launch((start + 6_000, start + 9_000), all_reduce, step * 2 + 2, ALL_REDUCE);
     }
-    let diagnosis = diagnosed(&export);
+    let diagnosis = diagnose_and_check_sums(&export);
     let total = &diagnosis.devices[0].account.total;
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5 * 400_000);
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), 5 * 500_000);
-    let found = finding(&diagnosis, "exposed-communication").unwrap();
+    let found = finding_with_id(&diagnosis, "exposed-communication").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.recoverable_ns, Some(5 * 500_000));
     insta::assert_snapshot!(found.title, @"device 0 communicates for 2.500 ms, 2.500 ms of it with no compute beside it: 51.0 % of the time; it is on a stream that computes, so that nothing can overlap there");
@@ -66,48 +71,48 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
 
 #[test]
 fn communication_beside_compute_is_hidden() {
-    let mut export = Export::new();
-    export.launch((0, 10), (1_000, 9_000), 1, "k");
-    export.kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
-    let diagnosis = diagnosed(&export);
+    let mut export = NsysExport::new();
+    export.add_launch((0, 10), (1_000, 9_000), 1, "k");
+    export.add_kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
+    let diagnosis = diagnose_and_check_sums(&export);
     let total = &diagnosis.devices[0].account.total;
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndCommunication), 3_000);
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5_000);
-    assert!(finding(&diagnosis, "exposed-communication").is_none());
+    assert!(finding_with_id(&diagnosis, "exposed-communication").is_none());
 }
 
 #[test]
 fn copies_that_nothing_hides_come_first() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     for i in 0..10 {
         let start = 1_000_000 + i * 10_000_000;
-        export.call(7, (start, start + 2_000), i * 2 + 1, "cudaMemcpyAsync_v3020");
-        export.copy((start + 10_000, start + 9_010_000), i * 2 + 1, (1, 1, 2));
+        export.add_api_call(7, (start, start + 2_000), i * 2 + 1, "cudaMemcpyAsync_v3020");
+        export.add_memory_copy((start + 10_000, start + 9_010_000), i * 2 + 1, (1, 1, 2));
         let kernel = (start + 9_010_000, start + 9_510_000);
-        export.launch((start + 3_000, start + 5_000), kernel, i * 2 + 2, "solve");
+        export.add_launch((start + 3_000, start + 5_000), kernel, i * 2 + 2, "solve");
     }
-    let diagnosis = diagnosed(&export);
+    let diagnosis = diagnose_and_check_sums(&export);
     assert_eq!(
         diagnosis.devices[0].account.total.busy_ns_of_line(BusyTimeLineOfGpu::Copy),
         10 * 9_000_000
     );
-    let found = finding(&diagnosis, "exposed-copy").unwrap();
+    let found = finding_with_id(&diagnosis, "exposed-copy").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.evidence[0].count, 10);
 }
 
 #[test]
 fn page_migrations_are_no_lost_launches() {
-    let mut export = Export::new();
-    export.launch((0, 1_000), (10_000, 1_010_000), 1, "k");
+    let mut export = NsysExport::new();
+    export.add_launch((0, 1_000), (10_000, 1_010_000), 1, "k");
     for page in 0..50 {
         let start = 20_000 + page * 10_000;
-        export.copy((start, start + 5_000), 0, (11, 4, 4));
+        export.add_memory_copy((start, start + 5_000), 0, (11, 4, 4));
     }
-    let diagnosis = diagnosed(&export);
+    let diagnosis = diagnose_and_check_sums(&export);
     let total = &diagnosis.devices[0].account.total;
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndMigration), 50 * 5_000);
-    let found = finding(&diagnosis, "page-migration").unwrap();
+    let found = finding_with_id(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
     // The kernel is shorter by the time from its first page to its last one.
     assert_eq!(found.replayed.unwrap().alone_ns, 49 * 10_000 + 5_000);
@@ -116,9 +121,9 @@ fn page_migrations_are_no_lost_launches() {
 }
 
 /// Steps of three kernels; the first one takes longer, and start-up comes before.
-fn stepped(marked: impl Fn(&mut Export, i64, i64, i64)) -> Export {
-    let mut export = Export::new();
-    export.launch((0, 1_000), (5_000, 500_000), 1, "initialize");
+fn export_with_slower_first_step(marked: impl Fn(&mut NsysExport, i64, i64, i64)) -> NsysExport {
+    let mut export = NsysExport::new();
+    export.add_launch((0, 1_000), (5_000, 500_000), 1, "initialize");
     for step in 0..6 {
         let start = 1_000_000 + step * 1_000_000;
         marked(&mut export, step, start, start + 900_000);
@@ -127,7 +132,7 @@ fn stepped(marked: impl Fn(&mut Export, i64, i64, i64)) -> Export {
             let at = start + kernel * 200_000;
             let length = if step == 0 { 190_000 } else { 100_000 };
             let id = 10 + step * 3 + kernel;
-            export.launch((at, at + 5_000), (at + 7_000, at + 7_000 + length), id, name);
+            export.add_launch((at, at + 5_000), (at + 7_000, at + 7_000 + length), id, name);
         }
     }
     export
@@ -135,10 +140,10 @@ fn stepped(marked: impl Fn(&mut Export, i64, i64, i64)) -> Export {
 
 #[test]
 fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
-    let export = stepped(|export, step, start, end| {
-        export.range(start, Some(end), 59, &format!("step_{step}"));
+    let export = export_with_slower_first_step(|export, step, start, end| {
+        export.add_nvtx_range(start, Some(end), 59, &format!("step_{step}"));
     });
-    let diagnosis = diagnosed(&export);
+    let diagnosis = diagnose_and_check_sums(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
     assert_eq!(iterations.sign, EvidenceOfIterations::Range("step_#".to_owned()));
     assert_eq!(iterations.each.len(), 6);
@@ -150,7 +155,7 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
 
 #[test]
 fn iterations_are_found_by_kernels_that_repeat() {
-    let diagnosis = diagnosed(&stepped(|_, _, _, _| {}));
+    let diagnosis = diagnose_and_check_sums(&export_with_slower_first_step(|_, _, _, _| {}));
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
     assert!(
         matches!(iterations.sign, EvidenceOfIterations::Repetition(_)),
@@ -162,19 +167,19 @@ fn iterations_are_found_by_kernels_that_repeat() {
 
 #[test]
 fn iterations_of_unequal_length_are_named() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     let mut start = 1_000_000;
     for step in 0..8 {
         let length = if step == 5 { 3_000_000 } else { 1_000_000 };
-        export.range(start, Some(start + length - 1_000), 59, &format!("step_{step}"));
-        export.launch((start, start + 5_000), (start + 6_000, start + 106_000), step + 1, "k");
+        export.add_nvtx_range(start, Some(start + length - 1_000), 59, &format!("step_{step}"));
+        export.add_launch((start, start + 5_000), (start + 6_000, start + 106_000), step + 1, "k");
         start += length;
     }
-    let diagnosis = diagnosed(&export);
+    let diagnosis = diagnose_and_check_sums(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
     assert_eq!(iterations.numbers_of_unusually_long_iterations(), [6]);
     let text = diagnosis.diagnosis_to_text();
-    insta::assert_snapshot!(lines_with(&text, "median"), @r"
+    insta::assert_snapshot!(lines_with_word(&text, "median"), @r"
     iterations: 8 by range step_#; first 1.000 ms, then median 1.000 ms (100.0 µs to 3.000 ms); twice
     the median or longer: 6
     ");
@@ -198,7 +203,7 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
                 &read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap(),
             );
             for device in &diagnosis.devices {
-                assert_adds_up(device);
+                assert_account_adds_up(device);
                 let total = &device.account.total;
                 let unclassified = total.idle_time_without_known_cause_ns();
                 assert!(unclassified * 50 <= total.span_length_ns(), "{}", path.display());
@@ -211,10 +216,10 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
 
 #[test]
 fn idle_time_has_a_line_for_each_cause() {
-    let mut export = Export::new();
-    export.launch((0, 10), (1_000, 2_000), 1, "a");
-    export.launch((50_000, 60_000), (61_000, 70_000), 2, "b");
-    let diagnosis = diagnosed(&export);
+    let mut export = NsysExport::new();
+    export.add_launch((0, 10), (1_000, 2_000), 1, "a");
+    export.add_launch((50_000, 60_000), (61_000, 70_000), 2, "b");
+    let diagnosis = diagnose_and_check_sums(&export);
     let idle = &diagnosis.devices[0].account.total.idle;
     assert_eq!(idle.values().sum::<i64>(), 59_000);
     assert!(idle.get(&IdleCauseKind::HostCode).is_some_and(|&ns| ns >= 48_000), "{idle:?}");
@@ -223,14 +228,14 @@ fn idle_time_has_a_line_for_each_cause() {
 #[test]
 fn a_replay_gains_what_is_on_the_critical_path_only() {
     // Two streams: a long kernel hides short ones; the host launches far ahead.
-    let mut export = Export::new();
-    export.launch((0, 1_000), (10_000, 1_010_000), 1, "long");
+    let mut export = NsysExport::new();
+    export.add_launch((0, 1_000), (10_000, 1_010_000), 1, "long");
     for i in 0..4 {
         let call = 2_000 + i * 2_000;
         let run = 1_010_000 + i * 100_000;
-        export.launch((call, call + 1_000), (run, run + 100_000), i + 2, "short");
+        export.add_launch((call, call + 1_000), (run, run + 100_000), i + 2, "short");
     }
-    let path = &diagnosed(&export).critical_path;
+    let path = &diagnose_and_check_sums(&export).critical_path;
     assert_eq!(path.total_ns, 1_400_000);
     assert_eq!(path.segments.iter().map(|(_, ns)| ns).sum::<i64>(), path.total_ns);
     let gain = |label: &str| {
@@ -245,16 +250,16 @@ fn a_replay_gains_what_is_on_the_critical_path_only() {
 #[test]
 fn a_copy_from_pageable_memory_holds_its_host_up() {
     // Each call returns a moment before its copy ends; the kernel behind it waits for both.
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     for i in 0..3 {
         let start = i * 2_000_000;
         let id = 2 * i + 1;
-        export.call(7, (start, start + 990_000), id, "cudaMemcpyAsync_v3020");
-        export.copy((start + 10_000, start + 1_000_000), id, (1, 0, 2));
+        export.add_api_call(7, (start, start + 990_000), id, "cudaMemcpyAsync_v3020");
+        export.add_memory_copy((start + 10_000, start + 1_000_000), id, (1, 0, 2));
         let call = start + 995_000;
-        export.launch((call, call + 5_000), (call + 15_000, call + 215_000), id + 1, "k");
+        export.add_launch((call, call + 5_000), (call + 15_000, call + 215_000), id + 1, "k");
     }
-    let path = &diagnosed(&export).critical_path;
+    let path = &diagnose_and_check_sums(&export).critical_path;
     // From 10,000 to 5,210,000.
     assert_eq!(path.total_ns, 5_200_000);
     let gain = |label: &str| {
@@ -269,12 +274,12 @@ fn a_copy_from_pageable_memory_holds_its_host_up() {
 #[test]
 fn savings_of_two_findings_do_not_count_the_same_time_twice() {
     // Short kernels, each launched 100 µs behind the one before it: one idle time, two findings.
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     for i in 0..200 {
         let call = i * 105_000;
-        export.launch((call, call + 5_000), (call + 6_000, call + 9_000), i + 1, "short");
+        export.add_launch((call, call + 5_000), (call + 6_000, call + 9_000), i + 1, "short");
     }
-    let diagnosis = diagnosed(&export);
+    let diagnosis = diagnose_and_check_sums(&export);
     let replayed: Vec<_> =
         diagnosis.findings.iter().filter_map(|of| Some((of.id, of.replayed?))).collect();
     let ids: Vec<&str> = replayed.iter().map(|(id, _)| *id).collect();

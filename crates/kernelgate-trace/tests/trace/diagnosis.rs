@@ -1,6 +1,6 @@
 //! Planted faults are found and named; runs without them are not blamed.
 
-use crate::fixture::{Export, lines_with};
+use crate::fixture::{NsysExport, lines_with_word};
 use kernelgate_trace::diagnose::checklist::{
     ChecklistLineState, checklist_to_json, checklist_to_text, fill_in_checklist,
 };
@@ -8,25 +8,29 @@ use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
-fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
+fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
 /// Why a question cannot be answered.
-fn not_measured(diagnosis: &TraceDiagnosis, id: &str) -> String {
+fn reason_not_answered(diagnosis: &TraceDiagnosis, id: &str) -> String {
     diagnosis.question_of_rule(id).unwrap().reason_without_answer().unwrap()
 }
 
 /// Steps of ten kernels of 30 µs each, launched ahead of time by calls of 5 µs.
-fn steps(export: &mut Export, steps: i64, mut end_of_step: impl FnMut(&mut Export, i64, i64)) {
+fn add_steps_of_ten_kernels(
+    export: &mut NsysExport,
+    steps: i64,
+    mut end_of_step: impl FnMut(&mut NsysExport, i64, i64),
+) {
     for step in 0..steps {
         let start = 1_000_000 + step * 1_000_000;
-        export.range(start, Some(start + 900_000), 59, &format!("step_{step}"));
+        export.add_nvtx_range(start, Some(start + 900_000), 59, &format!("step_{step}"));
         for kernel in 0..10 {
             let call = start + kernel * 10_000;
             let run = start + 50_000 + kernel * 31_000;
             let id = step * 100 + kernel + 1;
-            export.launch((call, call + 5_000), (run, run + 30_000), id, &format!("k{kernel}"));
+            export.add_launch((call, call + 5_000), (run, run + 30_000), id, &format!("k{kernel}"));
         }
         end_of_step(export, start, step);
     }
@@ -34,12 +38,17 @@ fn steps(export: &mut Export, steps: i64, mut end_of_step: impl FnMut(&mut Expor
 
 #[test]
 fn a_wait_in_a_loop_is_found_with_its_range() {
-    let mut export = Export::new();
-    steps(&mut export, 5, |export, start, _| {
-        export.call(7, (start + 200_000, start + 400_000), 0, "cudaStreamSynchronize_v3020");
+    let mut export = NsysExport::new();
+    add_steps_of_ten_kernels(&mut export, 5, |export, start, _| {
+        export.add_api_call(
+            7,
+            (start + 200_000, start + 400_000),
+            0,
+            "cudaStreamSynchronize_v3020",
+        );
     });
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let finding = finding(&diagnosis, "sync-in-loop").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let finding = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(finding.measured.value, 5.0);
     assert_eq!(finding.evidence[0].what, "cudaStreamSynchronize");
     assert_eq!(finding.evidence[0].range.as_deref(), Some("step_#"));
@@ -63,64 +72,69 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
 
 #[test]
 fn a_single_wait_at_the_end_is_no_loop() {
-    let mut export = Export::new();
-    steps(&mut export, 5, |_, _, _| {});
-    export.call(7, (9_000_000, 9_100_000), 0, "cudaDeviceSynchronize_v3020");
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    assert!(finding(&diagnosis, "sync-in-loop").is_none());
+    let mut export = NsysExport::new();
+    add_steps_of_ten_kernels(&mut export, 5, |_, _, _| {});
+    export.add_api_call(7, (9_000_000, 9_100_000), 0, "cudaDeviceSynchronize_v3020");
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    assert!(finding_with_id(&diagnosis, "sync-in-loop").is_none());
     assert!(diagnosis.has_rule_found_nothing("sync-in-loop"));
 }
 
 #[test]
 fn waits_without_ranges_are_a_loop_if_the_launches_between_them_repeat() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     for i in 0..8 {
         let start = 1_000_000 + i * 100_000;
         for k in 0..3 {
             let call = start + k * 10_000;
-            export.launch((call, call + 5_000), (call + 6_000, call + 9_000), i * 3 + k + 1, "k");
+            export.add_launch(
+                (call, call + 5_000),
+                (call + 6_000, call + 9_000),
+                i * 3 + k + 1,
+                "k",
+            );
         }
-        export.call(7, (start + 40_000, start + 50_000), 0, "cuStreamSynchronize");
+        export.add_api_call(7, (start + 40_000, start + 50_000), 0, "cuStreamSynchronize");
     }
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let finding = finding(&diagnosis, "sync-in-loop").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let finding = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(finding.evidence[0].count, 8);
 }
 
 #[test]
 fn pageable_and_synchronous_copies_are_found() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     // Host to device: 0 is pageable, 1 pinned, 2 the device.
-    export.call(7, (100, 200), 1, "cudaMemcpyAsync_v3020");
-    export.copy((1000, 2000), 1, (1, 0, 2));
-    export.call(7, (300, 400), 2, "cudaMemcpyAsync_v3020");
-    export.copy((3000, 4000), 2, (1, 1, 2));
-    export.call(7, (500, 600), 3, "cudaMemcpy_v3020");
-    export.copy((5000, 7000), 3, (2, 2, 1));
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let pageable = finding(&diagnosis, "pageable-copy").unwrap();
+    export.add_api_call(7, (100, 200), 1, "cudaMemcpyAsync_v3020");
+    export.add_memory_copy((1000, 2000), 1, (1, 0, 2));
+    export.add_api_call(7, (300, 400), 2, "cudaMemcpyAsync_v3020");
+    export.add_memory_copy((3000, 4000), 2, (1, 1, 2));
+    export.add_api_call(7, (500, 600), 3, "cudaMemcpy_v3020");
+    export.add_memory_copy((5000, 7000), 3, (2, 2, 1));
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let pageable = finding_with_id(&diagnosis, "pageable-copy").unwrap();
     assert_eq!(pageable.evidence.len(), 1);
     assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
     insta::assert_snapshot!(pageable.evidence[0].what, @"cudaMemcpyAsync Host-to-Device (pageable to device)");
-    let synchronous = finding(&diagnosis, "synchronous-copy").unwrap();
+    let synchronous = finding_with_id(&diagnosis, "synchronous-copy").unwrap();
     assert_eq!(synchronous.evidence[0].what, "cudaMemcpy Device-to-Host");
     assert_eq!(synchronous.recoverable_ns, Some(2000));
 }
 
 /// Kernels of 3 µs, each launched by a call of 6 µs; a step of host code between.
-fn launch_bound() -> Export {
-    let mut export = Export::new();
+fn launch_bound_export() -> NsysExport {
+    let mut export = NsysExport::new();
     for i in 0..200 {
         let start = 1_000_000 + i * 12_000;
-        export.launch((start, start + 6_000), (start + 7_000, start + 10_000), i + 1, "tiny");
+        export.add_launch((start, start + 6_000), (start + 7_000, start + 10_000), i + 1, "tiny");
     }
     export
 }
 
 #[test]
 fn short_kernels_behind_long_launches_are_launch_bound() {
-    let diagnosis = diagnose_trace_in_memory(&launch_bound().read().unwrap());
-    let finding = finding(&diagnosis, "launch-bound").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&launch_bound_export().read_as_trace().unwrap());
+    let finding = finding_with_id(&diagnosis, "launch-bound").unwrap();
     assert_eq!(finding.severity, FindingSeverity::Severe);
     // 200 kernels of 3 µs in 199 × 12 + 3 µs.
     assert!((finding.measured.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
@@ -139,27 +153,27 @@ fn short_kernels_behind_long_launches_are_launch_bound() {
 
 #[test]
 fn the_same_kernels_in_one_graph_are_not() {
-    let mut export = Export::new();
-    export.call(7, (900_000, 950_000), 1, "cudaGraphLaunch_v10000");
+    let mut export = NsysExport::new();
+    export.add_api_call(7, (900_000, 950_000), 1, "cudaGraphLaunch_v10000");
     for i in 0..200 {
         let start = 1_000_000 + i * 12_000;
-        export.kernel(7, (start, start + 3_000), 1, "tiny");
+        export.add_kernel(7, (start, start + 3_000), 1, "tiny");
     }
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    assert!(finding(&diagnosis, "launch-bound").is_none());
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    assert!(finding_with_id(&diagnosis, "launch-bound").is_none());
     let causes = &diagnosis.devices[0].gaps.causes;
     assert_eq!((causes.len(), causes[0].kind), (1, IdleCauseKind::BackToBack));
 }
 
 #[test]
 fn gaps_are_classed_at_20_and_50_microseconds() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     let mut start = 1_000_000;
     for (i, gap) in (1..).zip([19_999, 20_000, 50_000, 50_001, 0]) {
-        export.launch((i * 100, i * 100 + 10), (start, start + 1_000), i, "k");
+        export.add_launch((i * 100, i * 100 + 10), (start, start + 1_000), i, "k");
         start += 1_000 + gap;
     }
-    let gaps = &diagnose_trace_in_memory(&export.read().unwrap()).devices[0].gaps;
+    let gaps = &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).devices[0].gaps;
     assert_eq!((gaps.normal.count, gaps.warning.count, gaps.severe.count), (1, 2, 1));
     assert_eq!((gaps.normal.total_ns, gaps.severe.total_ns), (19_999, 50_001));
     assert_eq!((gaps.longest_ns, gaps.mean_length_of_gaps_ns()), (50_001, 35_000.0));
@@ -167,41 +181,41 @@ fn gaps_are_classed_at_20_and_50_microseconds() {
 
 #[test]
 fn a_clock_that_jumps_is_reported() {
-    let mut export = Export::new();
-    export.launch((10, 20), (1_000, 2_000), 1, "k");
-    export.launch((30, 40), (3_000, 4_000), 2, "k");
-    export.launch(
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (1_000, 2_000), 1, "k");
+    export.add_launch((30, 40), (3_000, 4_000), 2, "k");
+    export.add_launch(
         (3_600_000_000_000, 3_600_000_000_010),
         (3_600_000_001_000, 3_600_000_002_000),
         3,
         "k",
     );
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     insta::assert_snapshot!(diagnosis.quality[0].title, @"one idle time on device 0 is more than 100 times as long as everything else: the clock jumped, or the program paused");
 }
 
 #[test]
 fn small_grids_are_found_where_the_gpu_is_known() {
-    let mut export = Export::new();
-    export.launch((10, 20), (1_000, 9_000), 1, "narrow");
-    export.launch((30, 40), (10_000, 12_000), 2, "wide");
-    export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = 25 WHERE start = 1000;");
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let finding = finding(&diagnosis, "small-grid").unwrap();
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (1_000, 9_000), 1, "narrow");
+    export.add_launch((30, 40), (10_000, 12_000), 2, "wide");
+    export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = 25 WHERE start = 1000;");
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let finding = finding_with_id(&diagnosis, "small-grid").unwrap();
     assert_eq!(finding.measured.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
     insta::assert_snapshot!(finding.evidence[0].what, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
-    export.sql("DROP TABLE TARGET_INFO_GPU;");
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let why = not_measured(&diagnosis, "small-grid");
+    export.execute_sql("DROP TABLE TARGET_INFO_GPU;");
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let why = reason_not_answered(&diagnosis, "small-grid");
     insta::assert_snapshot!(why, @"device 0, on which the kernels ran, is not described in the trace; record with nsys profile --trace=cuda, and export with --type sqlite");
 }
 
 #[test]
 fn issue_and_dram_give_the_bound_not_activity() {
-    let mut export = Export::new();
-    export.launch((10, 20), (1_000, 9_000), 1, "k");
-    export.sql(
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (1_000, 9_000), 1, "k");
+    export.execute_sql(
         "CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
          CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER,
             value INTEGER);
@@ -211,69 +225,77 @@ fn issue_and_dram_give_the_bound_not_activity() {
          INSERT INTO GPU_METRICS VALUES (-5, 256, 2, 100);",
     );
     let sample = |count: i64| {
-        export.sql(&format!(
+        export.execute_sql(&format!(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})
              INSERT INTO GPU_METRICS SELECT i, 256, m.metricId, CASE m.metricId WHEN 1 THEN 99
              WHEN 2 THEN 16 WHEN 3 THEN 54 ELSE 27 END FROM n, TARGET_INFO_GPU_METRICS m;"
         ));
     };
     sample(50);
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let why = not_measured(&diagnosis, "sampled-bound");
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let why = reason_not_answered(&diagnosis, "sampled-bound");
     insta::assert_snapshot!(why, @"fewer than 100 samples of SM issue and DRAM bandwidth: too few to conclude; sample for longer, or more often");
     sample(50);
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let bound = finding(&diagnosis, "sampled-bound").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let bound = finding_with_id(&diagnosis, "sampled-bound").unwrap();
     insta::assert_snapshot!(bound.title, @"GPU 0 is memory-bound on average: SM issue 16 %, DRAM read 54 % and write 27 %");
 }
 
 #[test]
 fn short_kernels_that_always_follow_each_other_could_be_fused() {
     let chain = |third: &str| {
-        let mut export = Export::new();
+        let mut export = NsysExport::new();
         for i in 0..10 {
             // The host is ahead of the GPU.
             let (call, run) = (1_000_000 + i * 20_000, 1_050_000 + i * 46_000);
             let mut launch = |kernel: i64, at: i64, length: i64, name: &str| {
                 let call = call + kernel * 6_000;
-                export.launch((call, call + 5_000), (at, at + length), i * 10 + kernel + 1, name);
+                export.add_launch(
+                    (call, call + 5_000),
+                    (at, at + length),
+                    i * 10 + kernel + 1,
+                    name,
+                );
             };
             launch(0, run, 40_000, "gemm");
             launch(1, run + 40_000, 3_000, "bias");
             launch(2, run + 44_000, 2_000, third);
         }
-        diagnose_trace_in_memory(&export.read().unwrap())
+        diagnose_trace_in_memory(&export.read_as_trace().unwrap())
     };
     let diagnosis = chain("gelu");
-    let fusion = finding(&diagnosis, "fusion").unwrap();
+    let fusion = finding_with_id(&diagnosis, "fusion").unwrap();
     // The pair lacks the gemm: the shorter kernel and the gap of 1 µs.
     assert_eq!(fusion.evidence.len(), 1);
     assert_eq!(fusion.evidence[0].what, "bias → gelu");
     assert_eq!(fusion.recoverable_ns, Some(10 * (2_000 + 1_000)));
     assert!((fusion.measured.value - 500.0 / 45.0).abs() < 1e-9, "{}", fusion.measured.value);
     // A kernel that runs elsewhere too has other producers.
-    assert!(finding(&chain("gemm"), "fusion").is_none());
+    assert!(finding_with_id(&chain("gemm"), "fusion").is_none());
 }
 
 #[test]
 fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
-    let mut export = Export::new();
-    export.launch((10, 20), (1_000, 9_000), 1, "odd");
-    export.launch((30, 40), (10_000, 12_000), 2, "even");
-    assert!(diagnose_trace_in_memory(&export.read().unwrap()).has_rule_found_nothing("block-size"));
-    export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
-    let finding = finding(&diagnosis, "block-size").unwrap();
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (1_000, 9_000), 1, "odd");
+    export.add_launch((30, 40), (10_000, 12_000), 2, "even");
+    assert!(
+        diagnose_trace_in_memory(&export.read_as_trace().unwrap())
+            .has_rule_found_nothing("block-size")
+    );
+    export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let finding = finding_with_id(&diagnosis, "block-size").unwrap();
     assert_eq!(finding.measured.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(3_000), "24 of 64 threads idle");
 }
 
 #[test]
 fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
-    let mut export = launch_bound();
-    export.call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
-    export.copy((500_000, 900_000), 1000, (1, 0, 2));
-    let lines = fill_in_checklist(&diagnose_trace_in_memory(&export.read().unwrap()));
+    let mut export = launch_bound_export();
+    export.add_api_call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
+    export.add_memory_copy((500_000, 900_000), 1000, (1, 0, 2));
+    let lines = fill_in_checklist(&diagnose_trace_in_memory(&export.read_as_trace().unwrap()));
     let line = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
     assert_eq!(line("Minimal synchronization").tick, ChecklistLineState::Holds);
     let transactions = line("Memory transactions");
@@ -286,20 +308,20 @@ fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
     assert_eq!(lines.len(), 16);
     let text = checklist_to_text(&lines);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-    insta::assert_snapshot!(lines_with(&text, "saturates"), @"[x] Grid size saturates GPU");
+    insta::assert_snapshot!(lines_with_word(&text, "saturates"), @"[x] Grid size saturates GPU");
     assert_eq!(checklist_to_json(&lines)[0]["group"], "Memory");
 }
 
 #[test]
 fn softmax_is_set_against_matmul() {
-    let mut export = Export::new();
-    export.launch((10, 20), (1_000, 9_000), 1, "ampere_sgemm_128x64_tn");
-    export.launch((30, 40), (10_000, 12_000), 2, "softmax_warp_forward");
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (1_000, 9_000), 1, "ampere_sgemm_128x64_tn");
+    export.add_launch((30, 40), (10_000, 12_000), 2, "softmax_warp_forward");
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     assert_eq!(diagnosis.answers.softmax_time_by_matmul_time(), Some(0.25));
     let text = diagnosis.diagnosis_to_text();
     // 5 FLOPs a score over 4 x 64: 0.25 / 0.0195 = 12.8.
-    insta::assert_snapshot!(lines_with(&text, "softmax"), @r"
+    insta::assert_snapshot!(lines_with_word(&text, "softmax"), @r"
     18.2 %      2.0 µs  softmax_warp_forward
     9.1 %      1.0 µs  half the time of softmax_warp_forward
     ampere_sgemm_128x64_tn → softmax_warp_forward
@@ -307,27 +329,29 @@ fn softmax_is_set_against_matmul() {
     20.0 %      2.0 µs         1 launches  softmax
     softmax takes 0.25 of the time of matmul
     ");
-    insta::assert_snapshot!(lines_with(&text, "FLOP"), @r"
+    insta::assert_snapshot!(lines_with_word(&text, "FLOP"), @r"
     and does of the FLOPs, if that matmul is attention's alone (--range):
     0.020 for heads of 64 (a FLOP takes 13 times as long)
     0.010 for heads of 128 (a FLOP takes 26 times as long)
     ");
     assert_eq!(diagnosis.diagnosis_to_json()["softmax_to_matmul_flops"]["128"], 5.0 / 512.0);
-    export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start = 1000;");
+    export.execute_sql("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start = 1000;");
     assert_eq!(
-        diagnose_trace_in_memory(&export.read().unwrap()).answers.softmax_time_by_matmul_time(),
+        diagnose_trace_in_memory(&export.read_as_trace().unwrap())
+            .answers
+            .softmax_time_by_matmul_time(),
         None
     );
 }
 
 #[test]
 fn the_report_reads_well() {
-    let mut export = launch_bound();
-    export.range(1_000_000, Some(2_200_000), 59, "warm-up");
-    export.range(2_200_000, Some(3_500_000), 59, "benchmark");
-    export.call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
-    export.copy((500_000, 900_000), 1000, (1, 0, 2));
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
+    let mut export = launch_bound_export();
+    export.add_nvtx_range(1_000_000, Some(2_200_000), 59, "warm-up");
+    export.add_nvtx_range(2_200_000, Some(3_500_000), 59, "benchmark");
+    export.add_api_call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
+    export.add_memory_copy((500_000, 900_000), 1000, (1, 0, 2));
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let text = diagnosis.diagnosis_to_text();
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     insta::assert_snapshot!(text);

@@ -1,6 +1,6 @@
 //! A planted difference between two traces is found and named, and explains its part.
 
-use crate::fixture::{Export, lines_with};
+use crate::fixture::{NsysExport, lines_with_word};
 use kernelgate_trace::diagnose::difference::{
     DifferenceOfTwoTraces, PartChangeKind, PartInBothTraces, SummedTrace, TracePartKind,
     compare_summed_traces,
@@ -8,7 +8,7 @@ use kernelgate_trace::diagnose::difference::{
 
 /// Five steps of ten kernels of 30 µs, launched ahead of time by calls of 5 µs, each step waited
 /// for by one that follows.
-struct Steps {
+struct SyntheticTrainingSteps {
     /// How long kernel 3 takes, in nanoseconds.
     third_ns: i64,
     /// Kernels of a step.
@@ -23,39 +23,55 @@ struct Steps {
     memory: i64,
 }
 
-const PLAIN: Steps =
-    Steps { third_ns: 30_000, kernels: 10, registers: 96, local: None, waits: false, memory: 1 };
+const PLAIN: SyntheticTrainingSteps = SyntheticTrainingSteps {
+    third_ns: 30_000,
+    kernels: 10,
+    registers: 96,
+    local: None,
+    waits: false,
+    memory: 1,
+};
 
-impl Steps {
-    fn export(&self) -> Export {
-        let mut export = Export::new();
+impl SyntheticTrainingSteps {
+    fn create_export(&self) -> NsysExport {
+        let mut export = NsysExport::new();
         let mut free = 1_000_000;
         for step in 0..5 {
             let start = free;
             let id = step * 100 + 1;
-            export.call(7, (start + 1_000, start + 4_000), id, "cudaMemcpyAsync_v3020");
+            export.add_api_call(7, (start + 1_000, start + 4_000), id, "cudaMemcpyAsync_v3020");
             let copied = start + 10_000 + if self.memory == 0 { 50_000 } else { 20_000 };
-            export.copy((start + 10_000, copied), id, (1, self.memory, 2));
+            export.add_memory_copy((start + 10_000, copied), id, (1, self.memory, 2));
             free = copied;
             for kernel in 0..self.kernels {
                 let call = start + 4_000 + kernel * 6_000;
                 let length = if kernel == 3 { self.third_ns } else { 30_000 };
                 let name = format!("k{kernel}");
-                export.launch((call, call + 5_000), (free, free + length), id + 1 + kernel, &name);
+                export.add_launch(
+                    (call, call + 5_000),
+                    (free, free + length),
+                    id + 1 + kernel,
+                    &name,
+                );
                 free += length;
             }
             if self.waits {
-                export.call(7, (start + 150_000, free + 1_000), 0, "cudaStreamSynchronize_v3020");
+                export.add_api_call(
+                    7,
+                    (start + 150_000, free + 1_000),
+                    0,
+                    "cudaStreamSynchronize_v3020",
+                );
                 free += 40_000;
             }
-            export.range(start, Some(free - 1), 59, &format!("step_{step}"));
+            export.add_nvtx_range(start, Some(free - 1), 59, &format!("step_{step}"));
         }
-        export.sql(&format!(
+        export.execute_sql(&format!(
             "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET registersPerThread = {};",
             self.registers
         ));
         if let Some(bytes) = self.local {
-            export.sql(&format!(
+            export.execute_sql(&format!(
                 "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN localMemoryPerThread INTEGER;
                  UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET localMemoryPerThread = {bytes}
                  WHERE demangledName IN (SELECT id FROM StringIds WHERE value = 'k3');"
@@ -66,19 +82,19 @@ impl Steps {
 }
 
 /// From [`PLAIN`] to these steps; the parts of the difference always add up.
-fn to(steps: &Steps) -> DifferenceOfTwoTraces {
-    between(&PLAIN.export(), &steps.export())
+fn difference_from_plain_steps(steps: &SyntheticTrainingSteps) -> DifferenceOfTwoTraces {
+    difference_of_exports(&PLAIN.create_export(), &steps.create_export())
 }
 
-fn between(base: &Export, head: &Export) -> DifferenceOfTwoTraces {
-    let [base, head] =
-        [base, head].map(|export| SummedTrace::sum_trace_in_memory(&export.read().unwrap()));
+fn difference_of_exports(base: &NsysExport, head: &NsysExport) -> DifferenceOfTwoTraces {
+    let [base, head] = [base, head]
+        .map(|export| SummedTrace::sum_trace_in_memory(&export.read_as_trace().unwrap()));
     let difference = compare_summed_traces(base, head);
-    adds_up(&difference);
+    assert_changes_add_up(&difference);
     difference
 }
 
-fn adds_up(difference: &DifferenceOfTwoTraces) {
+fn assert_changes_add_up(difference: &DifferenceOfTwoTraces) {
     let parts: i64 = difference.parts.iter().map(PartInBothTraces::own_time_change_ns).sum();
     let places: i64 = difference.places.iter().map(|place| place.launched_time_change_ns()).sum();
     assert_eq!(
@@ -89,7 +105,7 @@ fn adds_up(difference: &DifferenceOfTwoTraces) {
 
 #[test]
 fn nothing_changed_between_a_trace_and_itself() {
-    let same = to(&PLAIN);
+    let same = difference_from_plain_steps(&PLAIN);
     assert_eq!((same.whole_time_change_ns(), same.change_of_unexplained_idle_ns()), (0, 0));
     assert!(
         same.parts.iter().all(|part| part.kind_of_part_change() == PartChangeKind::Same),
@@ -97,12 +113,16 @@ fn nothing_changed_between_a_trace_and_itself() {
         same.parts
     );
     assert!(same.findings.iter().all(Vec::is_empty) && same.notes.is_empty());
-    insta::assert_snapshot!(lines_with(&same.difference_to_text(["a", "b"]), "takes"), @"B takes as long as A, from the first operation to the last");
+    insta::assert_snapshot!(lines_with_word(&same.difference_to_text(["a", "b"]), "takes"), @"B takes as long as A, from the first operation to the last");
 }
 
 #[test]
 fn a_slower_kernel_explains_all_of_it() {
-    let slower = to(&Steps { third_ns: 50_000, registers: 128, ..PLAIN });
+    let slower = difference_from_plain_steps(&SyntheticTrainingSteps {
+        third_ns: 50_000,
+        registers: 128,
+        ..PLAIN
+    });
     assert_eq!(slower.whole_time_change_ns(), 5 * 20_000);
     let first = &slower.parts[0];
     assert_eq!(
@@ -121,9 +141,10 @@ fn a_slower_kernel_explains_all_of_it() {
 
 #[test]
 fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
-    let with_local = |bytes| Steps { third_ns: 60_000, local: Some(bytes), ..PLAIN };
-    let words = |base: &Steps, head: &Steps| {
-        let difference = between(&base.export(), &head.export());
+    let with_local =
+        |bytes| SyntheticTrainingSteps { third_ns: 60_000, local: Some(bytes), ..PLAIN };
+    let words = |base: &SyntheticTrainingSteps, head: &SyntheticTrainingSteps| {
+        let difference = difference_of_exports(&base.create_export(), &head.create_export());
         let kernel = difference.parts.iter().find(|part| part.part.name == "k3").unwrap();
         let text = difference.difference_to_text(["a", "b"]);
         (
@@ -131,7 +152,7 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
             text.split_whitespace().collect::<Vec<_>>().join(" "),
         )
     };
-    let spills = Steps { registers: 128, ..with_local(184) };
+    let spills = SyntheticTrainingSteps { registers: 128, ..with_local(184) };
     let (evidence, text) = words(&PLAIN, &spills);
     let expected = ["registers 96 -> 128", "spill to local memory 0 -> 184 B a thread"];
     assert_eq!(evidence, expected);
@@ -148,7 +169,7 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
 
 #[test]
 fn an_extra_launch_and_longer_launches_are_two_causes() {
-    let more = to(&Steps { kernels: 11, ..PLAIN });
+    let more = difference_from_plain_steps(&SyntheticTrainingSteps { kernels: 11, ..PLAIN });
     assert_eq!(more.whole_time_change_ns(), 5 * 30_000);
     let first = &more.parts[0];
     assert_eq!(
@@ -157,13 +178,13 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
     );
     assert_eq!(first.amounts.each_ref().map(|amount| amount.count), [0, 5]);
     // The same kernel, launched once more: its number explains that, not its length.
-    let again = PLAIN.export();
-    again.sql(
+    let again = PLAIN.create_export();
+    again.execute_sql(
         "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName =
             (SELECT min(id) FROM StringIds WHERE value = 'k0')
          WHERE demangledName IN (SELECT id FROM StringIds WHERE value IN ('k0', 'k1'));",
     );
-    let more = between(&PLAIN.export(), &again);
+    let more = difference_of_exports(&PLAIN.create_export(), &again);
     let part = |name: &str| more.parts.iter().find(|part| part.part.name == name).unwrap();
     assert_eq!(part("k0").kind_of_part_change(), PartChangeKind::More);
     assert_eq!(
@@ -175,7 +196,7 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
 
 #[test]
 fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
-    let copies = to(&Steps { memory: 0, ..PLAIN });
+    let copies = difference_from_plain_steps(&SyntheticTrainingSteps { memory: 0, ..PLAIN });
     assert_eq!(copies.whole_time_change_ns(), 5 * 30_000);
     let part = |name: &str| copies.parts.iter().find(|part| part.part.name.contains(name)).unwrap();
     let pageable = part("(pageable to device)");
@@ -190,7 +211,7 @@ fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
 
 #[test]
 fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
-    let waits = to(&Steps { waits: true, ..PLAIN });
+    let waits = difference_from_plain_steps(&SyntheticTrainingSteps { waits: true, ..PLAIN });
     let part = |name: &str| waits.parts.iter().find(|part| part.part.name == name).unwrap();
     // Each wait ends 1 us after the last kernel; 38 us of host code and a call of 3 us follow.
     let in_waits = part("in a wait for the GPU: cudaStreamSynchronize");
@@ -212,12 +233,13 @@ fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
 
 #[test]
 fn idle_time_without_a_launch_is_unexplained() {
-    let cut = |export: Export| {
-        export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME;");
+    let cut = |export: NsysExport| {
+        export.execute_sql("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME;");
         export
     };
-    let steps = Steps { waits: true, ..PLAIN };
-    let difference = between(&cut(PLAIN.export()), &cut(steps.export()));
+    let steps = SyntheticTrainingSteps { waits: true, ..PLAIN };
+    let difference =
+        difference_of_exports(&cut(PLAIN.create_export()), &cut(steps.create_export()));
     assert_eq!(difference.change_of_unexplained_idle_ns(), 4 * 40_000);
     assert_eq!(difference.change_of_unexplained_idle_ns(), difference.whole_time_change_ns());
     let text = difference.difference_to_text(["a", "b"]);
@@ -227,12 +249,12 @@ fn idle_time_without_a_launch_is_unexplained() {
 
 #[test]
 fn traces_of_unlike_content_are_compared_with_a_note() {
-    let mut short = Export::new();
-    short.range(1_000, Some(9_000), 59, "step_0");
-    short.launch((1_000, 2_000), (3_000, 4_000), 1, "k0");
-    let difference = between(&PLAIN.export(), &short);
+    let mut short = NsysExport::new();
+    short.add_nvtx_range(1_000, Some(9_000), 59, "step_0");
+    short.add_launch((1_000, 2_000), (3_000, 4_000), 1, "k0");
+    let difference = difference_of_exports(&PLAIN.create_export(), &short);
     insta::assert_snapshot!(difference.notes[0], @"the range step_# is there 5 and 1 times: the traces hold different amounts of work");
-    let empty = between(&Export::new(), &Export::new());
+    let empty = difference_of_exports(&NsysExport::new(), &NsysExport::new());
     assert_eq!((empty.whole_time_change_ns(), empty.parts.len()), (0, 0));
     let json = difference.difference_to_json();
     assert_eq!(json["schema_version"], 2);

@@ -12,22 +12,22 @@ use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// A trace of `fixture/`.
-pub fn trace(name: &str) -> Trace {
+pub fn read_fixture_trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trace/fixture").join(name);
     read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
-fn diagnosis(name: &str) -> TraceDiagnosis {
-    diagnose_trace_in_memory(&trace(name))
+fn diagnose_fixture_trace(name: &str) -> TraceDiagnosis {
+    diagnose_trace_in_memory(&read_fixture_trace(name))
 }
 
-fn network(of: &TraceDiagnosis) -> &PhasesOfNetwork {
+fn phases_of_network(of: &TraceDiagnosis) -> &PhasesOfNetwork {
     of.network.as_ref().unwrap()
 }
 
 #[test]
 fn a_training_step_answers_the_questions_of_the_guide() {
-    let found = diagnosis("transformer_training_h100.json.gz");
+    let found = diagnose_fixture_trace("transformer_training_h100.json.gz");
     let text = found.diagnosis_to_text();
     let section = text.split("\n\n").find(|part| part.starts_with("Network")).unwrap();
     assert!(section.lines().all(|line| line.chars().count() <= 100), "{section}");
@@ -36,18 +36,18 @@ fn a_training_step_answers_the_questions_of_the_guide() {
 
 #[test]
 fn softmax_is_compared_with_the_products_of_attention() {
-    let found = diagnosis("transformer_inference_h100.json.gz");
-    let attention = network(&found).attention.as_ref().unwrap();
+    let found = diagnose_fixture_trace("transformer_inference_h100.json.gz");
+    let attention = phases_of_network(&found).attention.as_ref().unwrap();
     // Heads of 64 values: 2 · 2 · 64 operations of the products, 5 of softmax for each score.
     assert!((attention.products_flops_by_softmax_flops().unwrap() - 51.2).abs() < 1e-9);
     assert!(attention.softmax_time_by_products_time().unwrap() > 1.0, "softmax is not fused");
-    assert!(!network(&found).has_backward_phase());
+    assert!(!phases_of_network(&found).has_backward_phase());
 }
 
 #[test]
 fn phases_of_a_step_have_all_its_kernels() {
-    let found = diagnosis("transformer_training_h100.json.gz");
-    let network = network(&found);
+    let found = diagnose_fixture_trace("transformer_training_h100.json.gz");
+    let network = phases_of_network(&found);
     // Gradients are set to 0 before the forward pass.
     assert!((0.0..0.05).contains(&network.outside), "{}", network.outside);
     let optimizer = network.times_of_phase(TrainingPhase::Optimizer).unwrap();

@@ -7,37 +7,41 @@ use kernelgate_trace::diagnose::{
 use kernelgate_trace::model::Trace;
 use serde_json::json;
 
-use crate::fixture::Export;
-use crate::fixture::kineto::{At, FULL, Kineto};
+use crate::fixture::NsysExport;
+use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
 
-fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
+fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
 /// Steps of a program that loads each batch for `load` µs in a range of a data loader, and then
 /// launches 60 kernels of 50 µs that follow each other.
-fn loading(load: f64) -> Trace {
-    let mut trace = Kineto::nvidia();
+fn trace_with_data_loading(load: f64) -> Trace {
+    let mut trace = KinetoTrace::a100_trace();
     for step in 0..4 {
         let start = f64::from(step) * (load + 6_000.0);
-        trace.event(json!({
+        trace.add_event(json!({
             "ph": "X", "cat": "user_annotation", "pid": 10, "tid": 100, "ts": start, "dur": load,
             "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
         }));
         for kernel in 0..60 {
             let call = start + load + 10.0 + f64::from(kernel) * 12.0;
             let begins = start + load + 40.0 + f64::from(kernel) * 52.0;
-            trace.launch(call, (begins, 50.0), "void kernel(float*)", FULL);
+            trace.add_launch(call, (begins, 50.0), "void kernel(float*)", FULL);
         }
     }
-    trace.read()
+    trace.read_as_trace()
 }
 
 #[test]
 fn loading_data_is_not_launch_bound() {
-    let diagnosis = diagnose_trace_in_memory(&loading(40_000.0));
-    assert!(finding(&diagnosis, "launch-bound").is_none(), "{}", diagnosis.diagnosis_to_text());
-    let gaps = finding(&diagnosis, "gaps").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&trace_with_data_loading(40_000.0));
+    assert!(
+        finding_with_id(&diagnosis, "launch-bound").is_none(),
+        "{}",
+        diagnosis.diagnosis_to_text()
+    );
+    let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.title, @"device 0 is idle for 91.2 % of the time in 3 gaps above 50 µs; most of the idle time: host code between launches: enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
     insta::assert_snapshot!(gaps.advice, @"load the next batch while the GPU works: more workers of the data loader, pinned memory, batches prepared ahead");
     let cause = &diagnosis.devices[0].gaps.causes[0];
@@ -46,28 +50,28 @@ fn loading_data_is_not_launch_bound() {
 
 #[test]
 fn first_launches_that_load_kernels_are_start_up() {
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for launch in 0..80 {
         // The calls of the first eight kernels load them; later ones of their names are short.
         let (at, function) = (f64::from(launch) * 12_000.0, launch % 8);
         let long = if launch < 8 { 11_000.0 } else { 5.0 };
-        let id = trace.call((at, long), "cudaLaunchKernel");
-        trace.kernel(id, (at + long + 5.0, 900.0), &format!("kernel_{function}"), FULL);
+        let id = trace.add_api_call((at, long), "cudaLaunchKernel");
+        trace.add_kernel(id, (at + long + 5.0, 900.0), &format!("kernel_{function}"), FULL);
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let total = &diagnosis.devices[0].account.total;
     let idle = |kind| total.idle.get(&kind).copied().unwrap_or(0);
     // The first call is before the first operation; 900 µs of each gap are host code.
     assert_eq!(idle(IdleCauseKind::FirstLaunch), 7 * 11_000_000);
     assert_eq!(idle(IdleCauseKind::LaunchCall), 72 * 5_000);
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for launch in 0..8 {
         let at = f64::from(launch) * 12_000.0;
-        let id = trace.call((at, 11_000.0), "cudaLaunchKernel");
-        trace.kernel(id, (at + 11_005.0, 900.0), &format!("kernel_{launch}"), FULL);
+        let id = trace.add_api_call((at, 11_000.0), "cudaLaunchKernel");
+        trace.add_kernel(id, (at + 11_005.0, 900.0), &format!("kernel_{launch}"), FULL);
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
-    let gaps = finding(&diagnosis, "gaps").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
+    let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.title, @"device 0 is idle for 91.5 % of the time in 7 gaps above 50 µs; most of the idle time: in the first launch of a kernel, which loads it: cudaLaunchKernel");
     insta::assert_snapshot!(gaps.advice, @"it happened once for each kernel, whose first launch loads its code, as start-up does: warm up before recording, or leave it out with --range");
     assert_eq!(
@@ -89,13 +93,13 @@ fn products_in_fp32_on_cuda_cores_are_found() {
         ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", 9, false),
         ("nvjet_tst_256x128", 9, false),
     ] {
-        let mut trace = Kineto::with_devices(device(major));
+        let mut trace = KinetoTrace::trace_of_devices(device(major));
         for step in 0..10 {
             let at = f64::from(step) * 1_000.0;
-            trace.launch(at, (at + 10.0, 980.0), name, FULL);
+            trace.add_launch(at, (at + 10.0, 980.0), name, FULL);
         }
-        let diagnosis = diagnose_trace_in_memory(&trace.read());
-        let products = finding(&diagnosis, "fp32-matmul");
+        let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
+        let products = finding_with_id(&diagnosis, "fp32-matmul");
         assert_eq!(products.is_some(), found, "{name} {major}");
         if let Some(products) = products {
             assert_eq!(products.severity, FindingSeverity::Warning);
@@ -107,14 +111,14 @@ fn products_in_fp32_on_cuda_cores_are_found() {
 #[test]
 fn a_long_launch_of_a_short_kernel_is_no_wait() {
     // Each call loads its kernel for 11 ms; the kernel is over a moment before the call returns.
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for launch in 0..8 {
         let at = f64::from(launch) * 12_000.0;
-        let id = trace.call((at, 11_000.0), "cudaLaunchKernel");
-        trace.kernel(id, (at + 10_980.0, 5.0), &format!("kernel_{launch}"), FULL);
-        trace.call((at + 11_010.0, 2.0), "cudaStreamSynchronize");
+        let id = trace.add_api_call((at, 11_000.0), "cudaLaunchKernel");
+        trace.add_kernel(id, (at + 10_980.0, 5.0), &format!("kernel_{launch}"), FULL);
+        trace.add_api_call((at + 11_010.0, 2.0), "cudaStreamSynchronize");
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let gains = &diagnosis.critical_path.gains;
     let waits = gains.iter().find(|of| of.change == HypotheticalSpeedup::Waits).unwrap();
     assert!(waits.gain_ns <= 8 * 2_000, "{waits:?}");
@@ -122,12 +126,12 @@ fn a_long_launch_of_a_short_kernel_is_no_wait() {
 
 #[test]
 fn work_launched_before_the_recording_was_queued() {
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for kernel in 0..100 {
-        trace.kernel(10_000 + kernel, (f64::from(kernel) * 52.0, 50.0), "queued", FULL);
+        trace.add_kernel(10_000 + kernel, (f64::from(kernel) * 52.0, 50.0), "queued", FULL);
     }
-    trace.launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    trace.add_launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let total = &diagnosis.devices[0].account.total;
     assert_eq!(total.idle.get(&IdleCauseKind::BackToBack), Some(&(99 * 2_000)));
     assert_eq!(total.idle_time_without_known_cause_ns(), 0);
@@ -135,18 +139,19 @@ fn work_launched_before_the_recording_was_queued() {
 
 #[test]
 fn very_many_names_of_ranges_are_held_without_their_numbers() {
-    let mut export = Export::new();
-    export.sql(&format!(
+    let mut export = NsysExport::new();
+    export.execute_sql(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)
          INSERT INTO NVTX_EVENTS
          SELECT i * 100, i * 100 + 90, 59, 'aten::add, op_id = ' || i, NULL, {}, 0 FROM n;",
-        crate::fixture::process(7) | 7
+        crate::fixture::global_id_of_process(7) | 7
     ));
-    export.launch((5_000, 5_010), (6_000, 7_000), 1, "k");
-    export.launch((9_999_900, 9_999_910), (10_000_000, 10_001_000), 2, "k");
-    let kept = diagnose_trace_in_memory(&export.read().unwrap());
-    let streamed =
-        kernelgate_trace::diagnose::diagnose_export_while_reading(&export.path()).unwrap().unwrap();
+    export.add_launch((5_000, 5_010), (6_000, 7_000), 1, "k");
+    export.add_launch((9_999_900, 9_999_910), (10_000_000, 10_001_000), 2, "k");
+    let kept = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
+    let streamed = kernelgate_trace::diagnose::diagnose_export_while_reading(&export.sqlite_path())
+        .unwrap()
+        .unwrap();
     let ranges = |diagnosis: &TraceDiagnosis| {
         let account = &diagnosis.devices[0].account;
         account
@@ -162,76 +167,87 @@ fn very_many_names_of_ranges_are_held_without_their_numbers() {
 #[test]
 fn gaps_have_the_causes_of_their_own_class() {
     // Many short gaps in launch calls, and a few long ones of host code with less time in all.
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for kernel in 0..600 {
         let step = f64::from(kernel / 60);
         let at = f64::from(kernel) * 50.0 + step * 100.0;
-        trace.launch(at, (at + 10.0, 40.0), "k", FULL);
+        trace.add_launch(at, (at + 10.0, 40.0), "k", FULL);
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let main = &diagnosis.devices[0].gaps.causes[0];
     assert_ne!(main.kind, IdleCauseKind::HostCode, "of all gaps: {main:?}");
-    let gaps = finding(&diagnosis, "gaps");
+    let gaps = finding_with_id(&diagnosis, "gaps");
     assert!(gaps.is_none(), "900 µs of 31 ms are few: {gaps:?}");
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for kernel in 0..600 {
         let step = f64::from(kernel / 60);
         let at = f64::from(kernel) * 50.0 + step * 250.0;
-        trace.launch(at, (at + 10.0, 40.0), "k", FULL);
+        trace.add_launch(at, (at + 10.0, 40.0), "k", FULL);
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
-    let gaps = finding(&diagnosis, "gaps").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
+    let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.title, @"device 0 is idle for 7.3 % of the time in 9 gaps above 50 µs; most of the idle time: host code between launches");
     assert_eq!(gaps.evidence[0].total_ns, Some(9 * 250_000));
 }
 
 #[test]
 fn waits_of_several_functions_are_all_named() {
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for step in 0..10 {
         let at = f64::from(step) * 3_000.0;
-        trace.launch(at, (at + 8.0, 1_000.0), "k", FULL);
-        trace.call((at + 6.0, 1_004.0), "cudaStreamSynchronize");
-        trace.launch(at + 1_500.0, (at + 1_508.0, 1_000.0), "k", FULL);
-        trace.call((at + 1_506.0, 1_004.0), "cudaEventSynchronize");
+        trace.add_launch(at, (at + 8.0, 1_000.0), "k", FULL);
+        trace.add_api_call((at + 6.0, 1_004.0), "cudaStreamSynchronize");
+        trace.add_launch(at + 1_500.0, (at + 1_508.0, 1_000.0), "k", FULL);
+        trace.add_api_call((at + 1_506.0, 1_004.0), "cudaEventSynchronize");
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
-    let waits = finding(&diagnosis, "sync-in-loop").unwrap();
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
+    let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(waits.evidence[0].what, "cudaEventSynchronize, cudaStreamSynchronize");
     assert_eq!(waits.evidence[0].count, 20);
 }
 
 #[test]
 fn long_host_code_has_the_range_around_it_in_an_export_too() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     for step in 0..4 {
         let start = 1_000 + step * 10_000_000;
-        export.range(start, Some(start + 9_000_000), 59, &format!("step {step}"));
-        export.range(start + 10_000, Some(start + 7_000_000), 59, &format!("tokenize {step}"));
+        export.add_nvtx_range(start, Some(start + 9_000_000), 59, &format!("step {step}"));
+        export.add_nvtx_range(
+            start + 10_000,
+            Some(start + 7_000_000),
+            59,
+            &format!("tokenize {step}"),
+        );
         let call = start + 7_500_000;
-        export.launch((call, call + 5_000), (call + 9_000, call + 900_000), step + 1, "kernel");
+        export.add_launch((call, call + 5_000), (call + 9_000, call + 900_000), step + 1, "kernel");
     }
-    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let cause = &diagnosis.devices[0].gaps.causes[0];
     assert_eq!(
         (cause.kind, cause.function.as_deref()),
         (IdleCauseKind::HostCode, Some("tokenize #"))
     );
-    let streamed =
-        kernelgate_trace::diagnose::diagnose_export_while_reading(&export.path()).unwrap().unwrap();
+    let streamed = kernelgate_trace::diagnose::diagnose_export_while_reading(&export.sqlite_path())
+        .unwrap()
+        .unwrap();
     assert_eq!(streamed.diagnosis_to_json(), diagnosis.diagnosis_to_json());
 }
 
 #[test]
 fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
-    let mut export = Export::new();
-    export.sql("UPDATE TARGET_INFO_GPU SET name = 'NVIDIA H100 80GB HBM3';");
+    let mut export = NsysExport::new();
+    export.execute_sql("UPDATE TARGET_INFO_GPU SET name = 'NVIDIA H100 80GB HBM3';");
     for step in 0..3 {
         let start = 1_000 + step * 1_000_000;
-        export.range(start, Some(start + 400_000), 59, "gemm_m4096_n4096_k4096_bf16");
-        export.launch((start + 10, start + 20), (start + 50, start + 250_050), step + 1, "nvjet");
+        export.add_nvtx_range(start, Some(start + 400_000), 59, "gemm_m4096_n4096_k4096_bf16");
+        export.add_launch(
+            (start + 10, start + 20),
+            (start + 50, start + 250_050),
+            step + 1,
+            "nvjet",
+        );
     }
-    let found = diagnose_trace_in_memory(&export.read().unwrap()).utilization;
+    let found = diagnose_trace_in_memory(&export.read_as_trace().unwrap()).utilization;
     assert_eq!((found.operators[0].sum.count, found.operators.len()), (3, 1));
     let expected = 2.0 * 4096f64.powi(3) / 250_000.0 / 989.4e3;
     let share = found.all.matrix_peak_share_of_kernel_time().unwrap();
@@ -240,36 +256,36 @@ fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
 
 #[test]
 fn kernels_that_leave_room_for_communication_are_not_small() {
-    let at = |stream, grid| At { stream, grid, block: 384, ..FULL };
+    let at = |stream, grid| KernelPlaceAndShape { stream, grid, block: 384, ..FULL };
     let with = |beside: bool| {
-        let mut trace = Kineto::nvidia();
+        let mut trace = KinetoTrace::a100_trace();
         for step in 0..4 {
             let start = f64::from(step) * 1_000.0;
-            trace.launch(start, (start + 20.0, 900.0), "gemm", at(7, 88));
+            trace.add_launch(start, (start + 20.0, 900.0), "gemm", at(7, 88));
             if beside {
                 let name = "void deep_ep::internode::dispatch<false, 8>(int4*)";
-                trace.launch(start + 6.0, (start + 15.0, 910.0), name, at(9, 20));
+                trace.add_launch(start + 6.0, (start + 15.0, 910.0), name, at(9, 20));
             }
         }
-        diagnose_trace_in_memory(&trace.read())
+        diagnose_trace_in_memory(&trace.read_as_trace())
     };
-    assert!(finding(&with(false), "small-grid").is_some());
-    assert!(finding(&with(true), "small-grid").is_none());
+    assert!(finding_with_id(&with(false), "small-grid").is_some());
+    assert!(finding_with_id(&with(true), "small-grid").is_none());
 }
 
 #[test]
 fn ranks_merged_into_one_file_keep_their_launches() {
     // Two ranks whose ids are the same, as a merge of their files leaves them.
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for rank in 0..2 {
         let pid = 1000 + rank;
         for launch in 0..20 {
             let at = f64::from(launch) * 100.0 + f64::from(rank) * 3.0;
-            trace.event(json!({
+            trace.add_event(json!({
                 "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid,
                 "tid": pid, "ts": at, "dur": 5.0, "args": { "correlation": launch + 1 },
             }));
-            trace.event(json!({
+            trace.add_event(json!({
                 "ph": "X", "cat": "kernel", "name": "gemm", "pid": 2_000_000 + rank, "tid": 7,
                 "ts": at + 10.0, "dur": 40.0, "args": {
                     "correlation": launch + 1, "device": 0, "stream": 7,
@@ -278,7 +294,7 @@ fn ranks_merged_into_one_file_keep_their_launches() {
             }));
         }
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let devices: Vec<(i64, usize)> =
         diagnosis.devices.iter().map(|of| (of.pid, of.operations)).collect();
     assert_eq!(devices, [(1000, 20), (1001, 20)]);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::fixture::lines_with;
+use crate::fixture::lines_with_word;
 use kernelgate_trace::diagnose::ranks::{
     JobOfJoinedRanks, ProblemOfJobTraces, TraceOfRank, join_gpus_of_one_trace, join_ranks_to_job,
     read_traces_of_ranks,
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 /// A rank of a planted job.
 #[derive(Clone, Copy)]
-struct Rank {
+struct SyntheticRank {
     number: u32,
     world: u32,
     /// Nanoseconds that its clock is ahead.
@@ -26,7 +26,7 @@ struct Rank {
 
 const STEPS: usize = 40;
 
-impl Rank {
+impl SyntheticRank {
     fn new(number: u32) -> Self {
         Self {
             number,
@@ -40,9 +40,9 @@ impl Rank {
 }
 
 /// Writes a trace a rank: compute, then an all-reduce that ends when the slowest rank is done.
-fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
+fn write_trace_per_rank(folder: &TempDir, ranks: &[SyntheticRank]) -> Vec<(String, PathBuf)> {
     let slowest = ranks.iter().map(|of| of.compute_us).fold(0.0, f64::max);
-    let each = |(index, rank): (usize, &Rank)| {
+    let each = |(index, rank): (usize, &SyntheticRank)| {
         let mut events = Vec::new();
         for step in rank.steps.0..rank.steps.1 {
             // Steps differ in length, so that only one alignment of two recordings fits.
@@ -76,9 +76,10 @@ fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
     ranks.iter().enumerate().map(each).collect()
 }
 
-fn job(ranks: &[Rank]) -> JobOfJoinedRanks {
+fn join_synthetic_ranks(ranks: &[SyntheticRank]) -> JobOfJoinedRanks {
     let folder = tempfile::tempdir().unwrap();
-    let parts: Vec<TraceOfRank> = read_traces_of_ranks(&write(&folder, ranks)).unwrap();
+    let parts: Vec<TraceOfRank> =
+        read_traces_of_ranks(&write_trace_per_rank(&folder, ranks)).unwrap();
     let job = join_ranks_to_job(parts);
     let text = job.job_to_text();
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -87,9 +88,9 @@ fn job(ranks: &[Rank]) -> JobOfJoinedRanks {
 
 #[test]
 fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
-    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    let mut ranks = [0, 1, 2, 3].map(SyntheticRank::new);
     ranks[2].compute_us = 300.0;
-    let job = job(&ranks);
+    let job = join_synthetic_ranks(&ranks);
     assert_eq!(job.problems, []);
     assert_eq!(job.joined, STEPS);
     let stragglers = job.straggler_ranks_slowest_first();
@@ -111,11 +112,11 @@ fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
 
 #[test]
 fn clocks_that_differ_by_seconds_are_aligned() {
-    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    let mut ranks = [0, 1, 2, 3].map(SyntheticRank::new);
     ranks[1].ahead_us = 7_300_000.0;
     ranks[3].ahead_us = -2_000_000.0;
     ranks[2].compute_us = 150.0;
-    let job = job(&ranks);
+    let job = join_synthetic_ranks(&ranks);
     let ahead: Vec<i64> = job
         .problems
         .iter()
@@ -131,9 +132,9 @@ fn clocks_that_differ_by_seconds_are_aligned() {
 
 #[test]
 fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
-    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    let mut ranks = [0, 1, 2, 3].map(SyntheticRank::new);
     ranks[1].elements = 77;
-    let job = job(&ranks);
+    let job = join_synthetic_ranks(&ranks);
     assert!(
         job.problems.iter().any(
             |of| matches!(of, ProblemOfJobTraces::OtherJob { trace, .. } if trace == "rank1.json")
@@ -142,9 +143,9 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
         job.problems
     );
     assert_eq!((job.ranks.len(), job.joined), (3, STEPS));
-    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    let mut ranks = [0, 1, 2, 3].map(SyntheticRank::new);
     ranks[3].world = 8;
-    let problems = self::job(&ranks).problems;
+    let problems = join_synthetic_ranks(&ranks).problems;
     assert!(
         problems.iter().any(
             |of| matches!(of, ProblemOfJobTraces::OtherJob { why, .. } if why.starts_with('8'))
@@ -154,11 +155,11 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
 
 #[test]
 fn missing_and_duplicate_ranks_are_reported() {
-    let mut ranks = [0, 1, 3].map(Rank::new);
-    let job = job(&ranks);
+    let mut ranks = [0, 1, 3].map(SyntheticRank::new);
+    let job = join_synthetic_ranks(&ranks);
     assert_eq!(job.problems, [ProblemOfJobTraces::Missing { ranks: vec![2], count: 1 }]);
     ranks[2].number = 1;
-    let problems = self::job(&ranks).problems;
+    let problems = join_synthetic_ranks(&ranks).problems;
     assert!(
         problems.iter().any(|of| matches!(of, ProblemOfJobTraces::Duplicate { .. })),
         "{problems:?}"
@@ -168,7 +169,10 @@ fn missing_and_duplicate_ranks_are_reported() {
 #[test]
 fn a_rank_that_was_cut_is_reported_and_joined() {
     let folder = tempfile::tempdir().unwrap();
-    let traces = write(&folder, &[0, 1].map(|number| Rank { world: 2, ..Rank::new(number) }));
+    let traces = write_trace_per_rank(
+        &folder,
+        &[0, 1].map(|number| SyntheticRank { world: 2, ..SyntheticRank::new(number) }),
+    );
     let whole = std::fs::read(&traces[1].1).unwrap();
     std::fs::write(&traces[1].1, &whole[..whole.len() * 3 / 4]).unwrap();
     let job = join_ranks_to_job(read_traces_of_ranks(&traces).unwrap());
@@ -178,10 +182,10 @@ fn a_rank_that_was_cut_is_reported_and_joined() {
 
 #[test]
 fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
-    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    let mut ranks = [0, 1, 2, 3].map(SyntheticRank::new);
     ranks[3].steps = (5, STEPS);
     ranks[2].compute_us = 250.0;
-    let job = job(&ranks);
+    let job = join_synthetic_ranks(&ranks);
     assert_eq!(job.joined, STEPS - 5);
     let unequal = job.problems.iter().filter(|of| matches!(of, ProblemOfJobTraces::Unequal { .. }));
     assert_eq!(unequal.count(), 3, "{:?}", job.problems);
@@ -189,9 +193,9 @@ fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
 
 #[test]
 fn one_rank_alone_is_no_job() {
-    let job = job(&[Rank { world: 1, ..Rank::new(0) }]);
+    let job = join_synthetic_ranks(&[SyntheticRank { world: 1, ..SyntheticRank::new(0) }]);
     assert_eq!(job.joined, 0);
-    insta::assert_snapshot!(lines_with(&job.job_to_text(), "joined"), @r"
+    insta::assert_snapshot!(lines_with_word(&job.job_to_text(), "joined"), @r"
     1 ranks, 0 collectives joined over 0 ns; clocks aligned to ± 0 ns
     no collective could be joined: waiting cannot be separated from transfer; give the traces of
     ");
@@ -201,7 +205,7 @@ fn one_rank_alone_is_no_job() {
 type Event<'a> = (&'a str, &'a str, u32, f64, f64, u32);
 
 /// Joins two ranks with these events.
-fn two_ranks(ranks: [&[Event<'_>]; 2]) -> JobOfJoinedRanks {
+fn join_two_ranks_with_events(ranks: [&[Event<'_>]; 2]) -> JobOfJoinedRanks {
     let folder = tempfile::tempdir().unwrap();
     let write = |(rank, events): (usize, &&[Event<'_>])| {
         let event = |&(name, category, thread, start, end, correlation): &Event<'_>| {
@@ -229,7 +233,7 @@ fn two_ranks(ranks: [&[Event<'_>]; 2]) -> JobOfJoinedRanks {
     job
 }
 
-fn gain(job: &JobOfJoinedRanks, change: &str) -> Option<i64> {
+fn gain_ns_of_job_change(job: &JobOfJoinedRanks, change: &str) -> Option<i64> {
     job.path.gains.iter().find(|of| of.change == change).map(|of| of.gain_ns)
 }
 
@@ -238,7 +242,7 @@ const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)";
 #[test]
 fn an_all_reduce_that_compute_partly_hides_gains_what_it_does_not_hide() {
     // Rank 1 comes 240 µs late. The transfer takes 30 µs, of which rank 1 computes for 20 µs.
-    let job = two_ranks([
+    let job = join_two_ranks_with_events([
         &[
             ("a", "kernel", 7, 0.0, 100.0, 1),
             ("b", "kernel", 7, 100.0, 160.0, 2),
@@ -253,22 +257,22 @@ fn an_all_reduce_that_compute_partly_hides_gains_what_it_does_not_hide() {
         ],
     ]);
     assert_eq!(job.path.total_ns, 410_000);
-    assert_eq!(gain(&job, "transfers that take no time"), Some(10_000));
+    assert_eq!(gain_ns_of_job_change(&job, "transfers that take no time"), Some(10_000));
     // a, b and c of rank 1 take half as long, 170, 10 and 20 µs: c of rank 0 ends at 170 + 30 + 40.
-    assert_eq!(gain(&job, "rank 1 as fast as the median rank"), Some(170_000));
-    assert_eq!(gain(&job, "half the time of a"), Some(170_000));
-    assert_eq!(gain(&job, "half the time of b"), Some(0), "the transfer hides it");
-    assert_eq!(gain(&job, "half the time of c"), Some(20_000));
-    assert_eq!(gain(&job, "rank 0 as fast as the median rank"), None);
+    assert_eq!(gain_ns_of_job_change(&job, "rank 1 as fast as the median rank"), Some(170_000));
+    assert_eq!(gain_ns_of_job_change(&job, "half the time of a"), Some(170_000));
+    assert_eq!(gain_ns_of_job_change(&job, "half the time of b"), Some(0), "the transfer hides it");
+    assert_eq!(gain_ns_of_job_change(&job, "half the time of c"), Some(20_000));
+    assert_eq!(gain_ns_of_job_change(&job, "rank 0 as fast as the median rank"), None);
     let a = job.path.segments.first().map(|(rank, what, ns)| (*rank, what.as_str(), *ns));
     assert_eq!(a, Some((1, "a", 340_000)));
     assert_eq!(job.straggler_ranks_slowest_first()[0].gain_ns, 170_000);
-    insta::assert_snapshot!(lines_with(&job.job_to_text(), "computes"), @"time); it computes 400.0 µs, the median rank 200.0 µs. As fast as the median rank, the job gains");
+    insta::assert_snapshot!(lines_with_word(&job.job_to_text(), "computes"), @"time); it computes 400.0 µs, the median rank 200.0 µs. As fast as the median rank, the job gains");
 }
 
 #[test]
 fn the_critical_path_crosses_to_the_rank_that_came_last() {
-    let job = two_ranks([
+    let job = join_two_ranks_with_events([
         &[
             ("a", "kernel", 7, 0.0, 100.0, 1),
             (ALL_REDUCE, "kernel", 7, 100.0, 330.0, 2),
@@ -289,7 +293,7 @@ fn the_critical_path_crosses_to_the_rank_that_came_last() {
 
 #[test]
 fn work_before_a_recording_is_not_a_delay() {
-    let job = two_ranks([
+    let job = join_two_ranks_with_events([
         &[
             ("a", "kernel", 7, 0.0, 100.0, 1),
             (ALL_REDUCE, "kernel", 7, 100.0, 1330.0, 2),
@@ -310,7 +314,7 @@ fn work_before_a_recording_is_not_a_delay() {
 fn a_late_rank_that_compute_hides_is_no_straggler() {
     // Rank 0 computes for all of the time in which it waits for rank 1.
     let late = |compute_beside: f64| {
-        two_ranks([
+        join_two_ranks_with_events([
             &[
                 ("a", "kernel", 7, 0.0, 100.0, 1),
                 (ALL_REDUCE, "kernel", 13, 100.0, 400.0, 2),
@@ -330,7 +334,7 @@ fn a_late_rank_that_compute_hides_is_no_straggler() {
         hidden.straggler_ranks_slowest_first().is_empty()
             && hidden.severity_of_worst_straggler().is_none()
     );
-    insta::assert_snapshot!(lines_with(&hidden.job_to_text(), "straggler"), @"no straggler: no rank delays the others by 5 % of the time where no compute hides it, and by more");
+    insta::assert_snapshot!(lines_with_word(&hidden.job_to_text(), "straggler"), @"no straggler: no rank delays the others by 5 % of the time where no compute hides it, and by more");
     let felt = late(100.0);
     assert_eq!(felt.straggler_ranks_slowest_first()[0].name, "rank 1");
     assert_eq!(felt.exposed_communication_share_range(), Some((0.02, 0.4)));
@@ -340,7 +344,7 @@ fn a_late_rank_that_compute_hides_is_no_straggler() {
 fn a_rank_that_its_host_holds_up_gains_the_time_of_the_host() {
     let call = "cuda_runtime";
     let launch = "cudaLaunchKernel";
-    let job = two_ranks([
+    let job = join_two_ranks_with_events([
         &[
             (launch, call, 1, 0.0, 5.0, 1),
             (launch, call, 1, 10.0, 15.0, 2),
@@ -361,9 +365,9 @@ fn a_rank_that_its_host_holds_up_gains_the_time_of_the_host() {
     assert_eq!(job.path.total_ns, 235_000);
     // Its second call comes at once: a starts 1 µs behind the first kernel, at 21, ends at 121, and
     // the transfer takes 30 µs.
-    assert_eq!(gain(&job, "rank 1 as fast as the median rank"), Some(94_000));
-    assert_eq!(gain(&job, "transfers that take no time"), Some(30_000));
-    insta::assert_snapshot!(lines_with(&job.job_to_text(), "idle"), @r"
+    assert_eq!(gain_ns_of_job_change(&job, "rank 1 as fast as the median rank"), Some(94_000));
+    assert_eq!(gain_ns_of_job_change(&job, "transfers that take no time"), Some(30_000));
+    insta::assert_snapshot!(lines_with_word(&job.job_to_text(), "idle"), @r"
     time); it is idle for 95.0 µs, the median rank 0 ns. As fast as the median rank, the job gains
     rank                           compute exposed comm       idle       waits      delays    last
     ");
@@ -412,6 +416,6 @@ fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
 #[test]
 fn a_recording_of_one_gpu_is_no_job() {
     let folder = tempfile::tempdir().unwrap();
-    let (name, path) = write(&folder, &[Rank::new(0)]).remove(0);
+    let (name, path) = write_trace_per_rank(&folder, &[SyntheticRank::new(0)]).remove(0);
     assert!(join_gpus_of_one_trace(&name, &path).unwrap().is_none());
 }

@@ -14,7 +14,7 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
 
 /// The folder, or `None` after saying why nothing is tested.
-fn folder() -> Option<PathBuf> {
+fn real_traces_folder_or_skip() -> Option<PathBuf> {
     match std::env::var_os("REAL_TRACES") {
         Some(folder) => Some(folder.into()),
         None => {
@@ -25,7 +25,7 @@ fn folder() -> Option<PathBuf> {
 }
 
 /// The folders with an export, in order.
-fn exports(folder: &Path) -> Vec<PathBuf> {
+fn folders_with_export(folder: &Path) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -35,14 +35,14 @@ fn exports(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-fn rows(csv: &str) -> Vec<Vec<String>> {
+fn parse_csv_rows(csv: &str) -> Vec<Vec<String>> {
     let mut reader =
         csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(csv.as_bytes());
     reader.records().map(|row| row.unwrap().iter().map(str::to_owned).collect()).collect()
 }
 
 /// Names, counts and sums exactly; what has decimals within rounding, percentages within 0.1.
-fn same(title: &str, ours: &str, theirs: &str) -> bool {
+fn are_csv_tables_equal(title: &str, ours: &str, theirs: &str) -> bool {
     if ours == theirs {
         return true;
     }
@@ -54,20 +54,22 @@ fn same(title: &str, ours: &str, theirs: &str) -> bool {
 
 #[test]
 fn every_table_is_that_of_nsys_stats() {
-    let Some(folder) = folder() else { return };
+    let Some(folder) = real_traces_folder_or_skip() else { return };
     let mut compared = 0;
-    for export in exports(&folder) {
+    for export in folders_with_export(&folder) {
         let trace =
             read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
         for report in StatsReport::ALL_REPORTS {
             let truth = export.join(format!("gt/gt_{}.csv", report.nsys_report_name()));
             let Ok(truth) = std::fs::read_to_string(&truth) else { continue };
-            let (mut theirs, mut ours) =
-                (rows(&truth), rows(&stats::make_table(&trace, report).to_csv()));
+            let (mut theirs, mut ours) = (
+                parse_csv_rows(&truth),
+                parse_csv_rows(&stats::make_table(&trace, report).to_csv()),
+            );
             let name = format!("{} of {}", report.nsys_report_name(), export.display());
             let streamed =
                 stats::table_from_streamed_export(&export.join("trace.sqlite"), report).unwrap();
-            let streamed = streamed.map(|streamed| rows(&streamed.table.to_csv()));
+            let streamed = streamed.map(|streamed| parse_csv_rows(&streamed.table.to_csv()));
             assert!(streamed.is_none_or(|streamed| streamed == ours), "{name}, not kept");
             assert_eq!(ours[0], theirs[0], "{name}");
             assert_eq!(ours.len(), theirs.len(), "{name}");
@@ -83,7 +85,7 @@ fn every_table_is_that_of_nsys_stats() {
             for (ours, theirs) in ours.iter().zip(&theirs) {
                 for ((title, a), b) in titles.iter().zip(ours).zip(theirs) {
                     assert!(
-                        same(title, a, b),
+                        are_csv_tables_equal(title, a, b),
                         "{name}: {title}: {a}, not {b}\n{ours:?}\n{theirs:?}"
                     );
                 }
@@ -99,7 +101,7 @@ type Gaps = ([usize; 3], i64, i64);
 
 #[test]
 fn gaps_are_those_of_an_independent_count() {
-    let Some(folder) = folder() else { return };
+    let Some(folder) = real_traces_folder_or_skip() else { return };
     // From the README of the exports: kernels alone, all operations, busy share in percent.
     let expected: &[(&str, Gaps, Gaps, f64)] = &[
         (
@@ -144,12 +146,15 @@ fn gaps_are_those_of_an_independent_count() {
         let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
         let count = trace.kernels.on_gpu.operation_count() as u32;
         assert_eq!(
-            gaps(&trace, &idle_time::activities_by_process_and_gpu(&trace, |id| id < count)),
+            idle_gaps_of_activities(
+                &trace,
+                &idle_time::activities_by_process_and_gpu(&trace, |id| id < count)
+            ),
             *kernels,
             "{name}: kernels"
         );
         let activities = idle_time::activities_by_process_and_gpu(&trace, |_| true);
-        assert_eq!(gaps(&trace, &activities), *all, "{name}: all operations");
+        assert_eq!(idle_gaps_of_activities(&trace, &activities), *all, "{name}: all operations");
         let span: i64 = activities.iter().map(|of| of.first_start_to_last_end_ns()).sum();
         let worked: i64 = activities.iter().map(|of| of.busy_ns).sum();
         let share = (worked as f64 / span as f64 * 1000.0).round() / 10.0;
@@ -158,7 +163,7 @@ fn gaps_are_those_of_an_independent_count() {
 }
 
 /// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
-fn gaps(trace: &Trace, activities: &[idle_time::ProcessActivityOnGpu]) -> Gaps {
+fn idle_gaps_of_activities(trace: &Trace, activities: &[idle_time::ProcessActivityOnGpu]) -> Gaps {
     let all = AllGpuOperations::number_operations_of_trace(trace);
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);
@@ -173,7 +178,7 @@ fn gaps(trace: &Trace, activities: &[idle_time::ProcessActivityOnGpu]) -> Gaps {
 
 #[test]
 fn rules_judge_real_traces_rightly() {
-    let Some(folder) = folder() else { return };
+    let Some(folder) = real_traces_folder_or_skip() else { return };
     let diagnosis = |name: &str| {
         let path = folder.join(name).join("trace.sqlite");
         diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
@@ -197,7 +202,7 @@ fn rules_judge_real_traces_rightly() {
     assert_eq!(pageable.measured.value, 292.0);
     // The longest idle time of device 0 in `rule_gpu_gaps`.
     assert_eq!(annotated.devices[0].gaps.longest_ns, 190_172_452);
-    for export in exports(&folder) {
+    for export in folders_with_export(&folder) {
         let name = export.file_name().unwrap().to_str().unwrap();
         let text = diagnosis(name).diagnosis_to_text();
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -206,7 +211,7 @@ fn rules_judge_real_traces_rightly() {
 
 #[test]
 fn pytorch_and_ncu_files_are_read() {
-    let Some(folder) = folder() else { return };
+    let Some(folder) = real_traces_folder_or_skip() else { return };
     let path = folder.join("kineto/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz");
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
     let counts = (
@@ -242,11 +247,11 @@ fn pytorch_and_ncu_files_are_read() {
 }
 
 /// Files below a folder that may be traces.
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+fn collect_possible_trace_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         match path.is_dir() {
-            true => files(&path, found),
+            true => collect_possible_trace_files(&path, found),
             false => found.push(path),
         }
     }
@@ -256,7 +261,10 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 fn a_finding_saves_at_most_what_its_replay_gains() {
     let folders = ["REAL_TRACES", "SHARED_FAULTS"].map(std::env::var_os);
     let mut traces = Vec::new();
-    folders.iter().flatten().for_each(|folder| files(Path::new(folder), &mut traces));
+    folders
+        .iter()
+        .flatten()
+        .for_each(|folder| collect_possible_trace_files(Path::new(folder), &mut traces));
     if traces.is_empty() {
         println!("skipped: REAL_TRACES and SHARED_FAULTS name no folders with traces");
         return;
@@ -276,8 +284,8 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
 
 #[test]
 fn a_timeline_that_is_read_again_has_the_same_tables() {
-    let Some(folder) = folder() else { return };
-    for export in exports(&folder) {
+    let Some(folder) = real_traces_folder_or_skip() else { return };
+    for export in folders_with_export(&folder) {
         let trace =
             read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
         let timeline = tempfile::NamedTempFile::with_suffix(".json").unwrap();
@@ -288,7 +296,7 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
         assert_eq!((again.quality.odd_values, again.quality.unreadable.len()), (0, 0));
         for report in StatsReport::ALL_REPORTS {
             let sorted = |trace| {
-                let mut rows = rows(&stats::make_table(trace, report).to_csv());
+                let mut rows = parse_csv_rows(&stats::make_table(trace, report).to_csv());
                 rows.sort();
                 rows
             };
@@ -301,13 +309,13 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
 
 #[test]
 fn the_parts_of_a_difference_add_up() {
-    let Some(folder) = folder() else { return };
+    let Some(folder) = real_traces_folder_or_skip() else { return };
     let read = |export: &PathBuf| {
         SummedTrace::sum_trace_in_memory(
             &read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap(),
         )
     };
-    let exports = exports(&folder);
+    let exports = folders_with_export(&folder);
     let sums: Vec<SummedTrace> = exports.iter().map(read).collect();
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {

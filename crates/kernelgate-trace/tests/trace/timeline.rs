@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use crate::fixture::kineto::{FULL, Kineto};
+use crate::fixture::kineto::{FULL, KinetoTrace};
 use serde_json::Value;
 
 #[test]
 fn operations_of_one_stream_that_overlap_are_on_tracks_of_their_own() {
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for step in 0..50 {
         // A graph's branches: each kernel overlaps the next two.
         let start = f64::from(step) * 10.0;
-        trace.launch(start, (start + 20.0, 25.0), &format!("k{step}"), FULL);
+        trace.add_launch(start, (start + 20.0, 25.0), &format!("k{step}"), FULL);
     }
-    let trace = trace.read();
+    let trace = trace.read_as_trace();
     let mut file = Vec::new();
     kernelgate_trace::export::write_perfetto_json(&trace, &mut file).unwrap();
     let written: Value = serde_json::from_slice(&file).unwrap();

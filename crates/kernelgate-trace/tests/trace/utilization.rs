@@ -1,20 +1,20 @@
 //! Shares of a device's peaks: by the shapes that PyTorch records, and by sizes in names.
 
-use crate::fixture::{file, lines_with};
+use crate::fixture::{lines_with_word, write_temporary_file};
 use kernelgate_trace::analyze::work::device_peaks::MatrixPrecision;
 use kernelgate_trace::analyze::work::utilization::RooflineLimitOfWork;
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose_trace_in_memory};
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// An operator that launches a kernel, 1 ms behind the one before.
-struct Operator {
+struct SyntheticOperatorCall {
     name: &'static str,
     arguments: &'static str,
     kernel: &'static str,
     us: u32,
 }
 
-const PRODUCT: Operator = Operator {
+const PRODUCT: SyntheticOperatorCall = SyntheticOperatorCall {
     name: "aten::mm",
     arguments: r#""Input Dims": [[4096, 4096], [4096, 4096]],
         "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]"#,
@@ -22,11 +22,11 @@ const PRODUCT: Operator = Operator {
     us: 278,
 };
 
-fn diagnosis(device: &str, operators: &[Operator]) -> TraceDiagnosis {
+fn diagnose_operator_calls(device: &str, operators: &[SyntheticOperatorCall]) -> TraceDiagnosis {
     let mut events = Vec::new();
     for (number, operator) in (1u32..).zip(operators) {
         let at = number * 1000;
-        let Operator { name, arguments, kernel, us } = operator;
+        let SyntheticOperatorCall { name, arguments, kernel, us } = operator;
         events.push(format!(
             r#"{{"ph": "X", "cat": "user_annotation", "name": "step", "pid": 5, "tid": 5,
                 "ts": {at}, "dur": 900, "args": {{}}}},
@@ -49,11 +49,11 @@ fn diagnosis(device: &str, operators: &[Operator]) -> TraceDiagnosis {
         "traceEvents": [{}]}}"#,
         events.join(",")
     );
-    let (_folder, path) = file("t.json", text.as_bytes());
+    let (_folder, path) = write_temporary_file("t.json", text.as_bytes());
     diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
 }
 
-fn near(value: Option<f64>, expected: f64) {
+fn assert_within_one_percent(value: Option<f64>, expected: f64) {
     assert!(
         value.is_some_and(|value| (value / expected - 1.0).abs() < 0.01),
         "{value:?} {expected}"
@@ -62,7 +62,7 @@ fn near(value: Option<f64>, expected: f64) {
 
 #[test]
 fn a_product_has_its_share_of_the_tensor_peak() {
-    let found = diagnosis("NVIDIA H100 80GB HBM3", &[PRODUCT, PRODUCT]);
+    let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[PRODUCT, PRODUCT]);
     let utilization = &found.utilization;
     let [product] = &utilization.operators[..] else { panic!("{:?}", utilization.operators) };
     assert_eq!(
@@ -70,29 +70,33 @@ fn a_product_has_its_share_of_the_tensor_peak() {
         ("aten::mm", Some(MatrixPrecision::Fp16))
     );
     // 137.4 GFLOP in 278 µs are half of 989 TFLOP/s.
-    near(product.sum.matrix_peak_share_of_kernel_time(), 0.5);
-    near(product.sum.achieved_tera_flops_per_second(), 494.4);
-    near(product.sum.flops_per_byte_moved(), 4096.0 / 3.0);
+    assert_within_one_percent(product.sum.matrix_peak_share_of_kernel_time(), 0.5);
+    assert_within_one_percent(product.sum.achieved_tera_flops_per_second(), 494.4);
+    assert_within_one_percent(product.sum.flops_per_byte_moved(), 4096.0 / 3.0);
     assert_eq!(product.sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Compute));
     let step = utilization.ranges.iter().find(|range| range.path == "step").unwrap();
-    near(step.sum.matrix_peak_share_of_span(step.host_ns), 0.5 * 278.0 / 900.0);
+    assert_within_one_percent(
+        step.sum.matrix_peak_share_of_span(step.host_ns),
+        0.5 * 278.0 / 900.0,
+    );
     assert_eq!(utilization.kernel_time_share_with_known_work(), 1.0);
     let text = found.diagnosis_to_text();
-    insta::assert_snapshot!(lines_with(&text, "Utilization"), @"Utilization of NVIDIA H100 80GB HBM3 (work by shapes, names or declarations)");
+    insta::assert_snapshot!(lines_with_word(&text, "Utilization"), @"Utilization of NVIDIA H100 80GB HBM3 (work by shapes, names or declarations)");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     let json = found.diagnosis_to_json();
-    near(json["utilization"]["all"]["share_of_tensor_peak"].as_f64(), 0.5);
+    assert_within_one_percent(json["utilization"]["all"]["share_of_tensor_peak"].as_f64(), 0.5);
 }
 
 #[test]
 fn factors_of_32_bits_are_judged_by_the_unit_that_multiplies() {
-    let with = |kernel| Operator {
+    let with = |kernel| SyntheticOperatorCall {
         arguments: r#""Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]"#,
         kernel,
         ..PRODUCT
     };
     let precision = |kernel| {
-        diagnosis("NVIDIA A100-SXM4-80GB", &[with(kernel)]).utilization.operators[0].precision
+        diagnose_operator_calls("NVIDIA A100-SXM4-80GB", &[with(kernel)]).utilization.operators[0]
+            .precision
     };
     assert_eq!(precision("ampere_sgemm_128x64_tn"), Some(MatrixPrecision::Fp32));
     assert_eq!(precision("cutlass_tensorop_s1688gemm_128x256"), Some(MatrixPrecision::Tf32));
@@ -133,20 +137,20 @@ fn a_product_inside_a_product_counts_once() {
         "traceEvents": [{}]}}"#,
         events.join(",")
     );
-    let (_folder, path) = file("t.json", text.as_bytes());
+    let (_folder, path) = write_temporary_file("t.json", text.as_bytes());
     let found =
         diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
             .utilization;
     assert_eq!((found.all.count, found.operators.len()), (1, 1), "{:?}", found.operators);
     assert_eq!(found.operators[0].name, "aten::mm");
-    near(found.all.achieved_tera_flops_per_second(), 494.4);
-    near(Some(found.kernel_time_share_with_known_work()), 278.0 / 288.0);
+    assert_within_one_percent(found.all.achieved_tera_flops_per_second(), 494.4);
+    assert_within_one_percent(Some(found.kernel_time_share_with_known_work()), 278.0 / 288.0);
 }
 
 #[test]
 fn an_unknown_device_has_rates_and_no_shares() {
-    let found = diagnosis("Test GPU", &[PRODUCT]).utilization;
-    near(found.all.achieved_tera_flops_per_second(), 494.4);
+    let found = diagnose_operator_calls("Test GPU", &[PRODUCT]).utilization;
+    assert_within_one_percent(found.all.achieved_tera_flops_per_second(), 494.4);
     assert_eq!(
         (found.all.matrix_peak_share_of_kernel_time(), found.all.roofline_limit_of_work()),
         (None, None)
@@ -156,49 +160,54 @@ fn an_unknown_device_has_rates_and_no_shares() {
 
 #[test]
 fn operators_without_shapes_are_not_answered() {
-    let without = Operator { arguments: r#""Ev Idx": 5"#, ..PRODUCT };
-    let found = diagnosis("NVIDIA H100", &[without]);
+    let without = SyntheticOperatorCall { arguments: r#""Ev Idx": 5"#, ..PRODUCT };
+    let found = diagnose_operator_calls("NVIDIA H100", &[without]);
     assert!(found.utilization.operators.is_empty());
     insta::assert_snapshot!(found.utilization.unknown.join("\n"), @"FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler and record_shapes=True, or put m, n and k into the names of matrix products (gemm_m4096_n512_k1024_bf16)");
-    assert_eq!(lines_with(&found.diagnosis_to_text(), "Utilization"), "");
-    let half =
-        diagnosis("NVIDIA H100", &[Operator { arguments: r#""Ev Idx": 5"#, ..PRODUCT }, PRODUCT]);
+    assert_eq!(lines_with_word(&found.diagnosis_to_text(), "Utilization"), "");
+    let half = diagnose_operator_calls(
+        "NVIDIA H100",
+        &[SyntheticOperatorCall { arguments: r#""Ev Idx": 5"#, ..PRODUCT }, PRODUCT],
+    );
     assert_eq!(half.utilization.kernel_time_share_with_known_work(), 0.5);
 }
 
 #[test]
 fn moving_operators_are_limited_by_memory() {
-    let add = Operator {
+    let add = SyntheticOperatorCall {
         name: "aten::add",
         arguments: r#""Input Dims": [[33500000], [33500000], []],
             "Input type": ["float", "float", "Scalar"]"#,
         kernel: "vectorized_elementwise_kernel",
         us: 240,
     };
-    let found = diagnosis("NVIDIA H100 80GB HBM3", &[add]).utilization;
+    let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[add]).utilization;
     // 402 MB at 3350 GB/s take 120 µs.
-    near(found.operators[0].sum.roofline_share_of_kernel_time(), 0.5);
+    assert_within_one_percent(found.operators[0].sum.roofline_share_of_kernel_time(), 0.5);
     assert_eq!(found.operators[0].sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Memory));
     assert_eq!(found.operators[0].sum.matrix_peak_share_of_kernel_time(), None);
 }
 
 #[test]
 fn a_kernel_with_sizes_in_its_name_needs_no_shapes() {
-    let named =
-        Operator { arguments: r#""Ev Idx": 5"#, kernel: "gemm_m4096_n4096_k4096_bf16", ..PRODUCT };
-    let found = diagnosis("NVIDIA H100 80GB HBM3", &[named]).utilization;
-    near(found.operators[0].sum.matrix_peak_share_of_kernel_time(), 0.5);
+    let named = SyntheticOperatorCall {
+        arguments: r#""Ev Idx": 5"#,
+        kernel: "gemm_m4096_n4096_k4096_bf16",
+        ..PRODUCT
+    };
+    let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[named]).utilization;
+    assert_within_one_percent(found.operators[0].sum.matrix_peak_share_of_kernel_time(), 0.5);
 }
 
 #[test]
 fn shapes_that_need_more_than_the_peak_are_not_believed() {
-    let wrong = Operator {
+    let wrong = SyntheticOperatorCall {
         arguments: r#""Input Dims": [[4096, 40960], [40960, 4096]],
             "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]"#,
         ..PRODUCT
     };
-    let found = diagnosis("NVIDIA H100 80GB HBM3", &[wrong, PRODUCT]).utilization;
+    let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[wrong, PRODUCT]).utilization;
     insta::assert_snapshot!(found.unknown.join("\n"), @"the work of 1 operators, such as aten::mm: their recorded shapes need more than 3 times the tensor peak");
-    near(found.all.matrix_peak_share_of_kernel_time(), 0.5);
+    assert_within_one_percent(found.all.matrix_peak_share_of_kernel_time(), 0.5);
     assert_eq!(found.all.count, 1);
 }

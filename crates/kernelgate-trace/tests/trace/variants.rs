@@ -5,14 +5,14 @@ use kernelgate_trace::diagnose::{
     FindingSeverity, IdleCauseKind, RuleAnswer, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
-use crate::fixture::kineto::{At, FULL, Kineto};
+use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
 
-fn idle(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
+fn idle_ns_of_cause(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
     diagnosis.devices[0].account.total.idle.get(&kind).copied().unwrap_or(0)
 }
 
-fn vendor(amd: bool) -> Kineto {
-    if amd { Kineto::amd() } else { Kineto::nvidia() }
+fn trace_of_amd_or_nvidia(amd: bool) -> KinetoTrace {
+    if amd { KinetoTrace::mi300x_trace() } else { KinetoTrace::a100_trace() }
 }
 
 #[test]
@@ -28,16 +28,16 @@ fn late_starts_are_split_at_their_launch_whatever_launched_them() {
         ("cudaLaunchKernel", false, (40.0, 300_000.0), 400_000.0),
         ("cudaLaunchKernel", false, (40.0, 5.0), 10_000_000.0),
     ] {
-        let mut trace = vendor(amd);
-        trace.launch(0.0, (10.0, 4.0), "first", FULL);
-        let id = trace.call(call, launch);
-        trace.kernel(id, (start, 4.0), "second", FULL);
-        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let mut trace = trace_of_amd_or_nvidia(amd);
+        trace.add_launch(0.0, (10.0, 4.0), "first", FULL);
+        let id = trace.add_api_call(call, launch);
+        trace.add_kernel(id, (start, 4.0), "second", FULL);
+        let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let expected = [call.0 - 14.0, call.1, start - call.0 - call.1];
         let long = call.1 > 1_000.0;
         let called = if long { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
         let kinds = [IdleCauseKind::HostCode, called, IdleCauseKind::NotStarted];
-        let found = kinds.map(|kind| idle(&diagnosis, kind) as f64 / 1e3);
+        let found = kinds.map(|kind| idle_ns_of_cause(&diagnosis, kind) as f64 / 1e3);
         assert_eq!(found, expected, "{launch} {call:?} {start}");
         assert!(diagnosis.findings.iter().all(|of| of.id != "launch-bound"), "{launch}");
     }
@@ -60,15 +60,15 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
         ("void quickreduce::allreduce_prototype_twoshot<quickreduce::Twoshot>(int)", true),
     ] {
         for hidden in [0.0, 100.0] {
-            let mut trace = vendor(amd);
+            let mut trace = trace_of_amd_or_nvidia(amd);
             for step in 0..20 {
                 // The host is ahead of the GPU.
                 let (call, start) = (f64::from(step) * 12.0, f64::from(step) * 1_000.0 + 300.0);
-                let beside = At { stream: 13, grid: 24, ..FULL };
-                trace.launch(call, (start, 400.0), "gemm", FULL);
-                trace.launch(call + 6.0, (start + 400.0 - hidden, 500.0), name, beside);
+                let beside = KernelPlaceAndShape { stream: 13, grid: 24, ..FULL };
+                trace.add_launch(call, (start, 400.0), "gemm", FULL);
+                trace.add_launch(call + 6.0, (start + 400.0 - hidden, 500.0), name, beside);
             }
-            let diagnosis = diagnose_trace_in_memory(&trace.read());
+            let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
             let expected = 20 * (500_000 - hidden as i64 * 1_000);
             let total = &diagnosis.devices[0].account.total;
             assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), expected, "{name}");
@@ -84,14 +84,14 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
 #[test]
 fn transfers_that_hold_up_nothing_save_nothing() {
     // The host launches every millisecond, whatever the GPU does.
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for step in 0..50 {
         let start = f64::from(step) * 1_000.0;
-        trace.launch(start, (start + 20.0, 100.0), "gemm", FULL);
-        let id = trace.call((start + 6.0, 5.0), "cudaMemcpyAsync");
-        trace.copy(id, (start + 120.0, 300.0), "HtoD (Pinned -> Device)", 10_000_000);
+        trace.add_launch(start, (start + 20.0, 100.0), "gemm", FULL);
+        let id = trace.add_api_call((start + 6.0, 5.0), "cudaMemcpyAsync");
+        trace.add_memory_copy(id, (start + 120.0, 300.0), "HtoD (Pinned -> Device)", 10_000_000);
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-copy").unwrap();
     assert_eq!(exposed.measured.value.round(), 30.0, "{}", exposed.title);
     let gain = exposed.replayed.unwrap().alone_ns;
@@ -108,14 +108,19 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
         ("PtoP (Device -> Device)", "cudaMemcpyPeerAsync"),
         ("HtoD (Pinned -> Device)", "hipMemcpyAsync"),
     ] {
-        let mut trace = vendor(call.starts_with("hip"));
+        let mut trace = trace_of_amd_or_nvidia(call.starts_with("hip"));
         for step in 0..30 {
             let start = f64::from(step) * 1_000.0;
-            let id = trace.call((start, 5.0), call);
-            trace.copy(id, (start + 10.0, 900.0), name, 10_000_000);
-            trace.launch(start + 6.0, (start + 910.0, 50.0), "solve", At { stream: 9, ..FULL });
+            let id = trace.add_api_call((start, 5.0), call);
+            trace.add_memory_copy(id, (start + 10.0, 900.0), name, 10_000_000);
+            trace.add_launch(
+                start + 6.0,
+                (start + 910.0, 50.0),
+                "solve",
+                KernelPlaceAndShape { stream: 9, ..FULL },
+            );
         }
-        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let first = &diagnosis.findings[0];
         let id = match name {
             _ if name.contains("Pageable") => "pageable-copy",
@@ -135,13 +140,13 @@ fn cheap_and_dear_waits_differ_in_severity() {
         (3_880.0, FindingSeverity::Warning),
         (3_200.0, FindingSeverity::Severe),
     ] {
-        let mut trace = Kineto::nvidia();
+        let mut trace = KinetoTrace::a100_trace();
         for step in 0..50 {
             let start = f64::from(step) * 4_000.0;
-            trace.launch(start, (start + 6.0, kernel), "solve", FULL);
-            trace.call((start + 7.0, kernel), "cudaStreamSynchronize");
+            trace.add_launch(start, (start + 6.0, kernel), "solve", FULL);
+            trace.add_api_call((start + 7.0, kernel), "cudaStreamSynchronize");
         }
-        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let waits = diagnosis.findings.iter().find(|of| of.id == "sync-in-loop").unwrap();
         assert_eq!(waits.severity, severity, "{}", waits.title);
     }
@@ -157,12 +162,17 @@ fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
         (false, 96, true),
         (false, 33, false),
     ] {
-        let mut trace = vendor(amd);
+        let mut trace = trace_of_amd_or_nvidia(amd);
         for step in 0..100 {
             let start = f64::from(step) * 60.0;
-            trace.launch(start, (start + 10.0, 50.0), "k", At { block, ..FULL });
+            trace.add_launch(
+                start,
+                (start + 10.0, 50.0),
+                "k",
+                KernelPlaceAndShape { block, ..FULL },
+            );
         }
-        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let answer = &diagnosis.question_of_rule("block-size").unwrap().answer;
         assert_eq!(matches!(answer, RuleAnswer::No { .. }), fits, "{block}: {answer:?}");
     }
@@ -171,14 +181,24 @@ fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
 #[test]
 fn copies_that_kernels_hide_save_nothing() {
     for (call, kind) in [("cudaMemcpy", "synchronous-copy"), ("cudaMemcpyAsync", "pageable-copy")] {
-        let mut trace = Kineto::nvidia();
+        let mut trace = KinetoTrace::a100_trace();
         for step in 0..20 {
             let start = f64::from(step) * 1_000.0;
-            trace.launch(start, (start + 20.0, 1_000.0), "long", At { stream: 9, ..FULL });
-            let id = trace.call((start + 30.0, 310.0), call);
-            trace.copy(id, (start + 35.0, 300.0), "DtoH (Device -> Pageable)", 30_000_000);
+            trace.add_launch(
+                start,
+                (start + 20.0, 1_000.0),
+                "long",
+                KernelPlaceAndShape { stream: 9, ..FULL },
+            );
+            let id = trace.add_api_call((start + 30.0, 310.0), call);
+            trace.add_memory_copy(
+                id,
+                (start + 35.0, 300.0),
+                "DtoH (Device -> Pageable)",
+                30_000_000,
+            );
         }
-        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let found = diagnosis.findings.iter().find(|of| of.id == kind).unwrap();
         assert_eq!(
             (found.recoverable_ns, found.severity),
@@ -190,15 +210,15 @@ fn copies_that_kernels_hide_save_nothing() {
 
 #[test]
 fn copies_that_nothing_hides_save_their_time() {
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for step in 0..20 {
         let start = f64::from(step) * 1_000.0;
-        trace.launch(start, (start + 20.0, 500.0), "k", FULL);
+        trace.add_launch(start, (start + 20.0, 500.0), "k", FULL);
         // The call waits for the kernel, and then for its copy.
-        let id = trace.call((start + 30.0, 790.0), "cudaMemcpy");
-        trace.copy(id, (start + 521.0, 298.0), "DtoH (Device -> Pageable)", 30_000_000);
+        let id = trace.add_api_call((start + 30.0, 790.0), "cudaMemcpy");
+        trace.add_memory_copy(id, (start + 521.0, 298.0), "DtoH (Device -> Pageable)", 30_000_000);
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let found = diagnosis.findings.iter().find(|of| of.id == "synchronous-copy").unwrap();
     assert_eq!(found.recoverable_ns, Some(20 * 298_000));
     // Half the kernels' time goes as well, though the host waits for them in the call of a copy.
@@ -213,12 +233,17 @@ fn copies_that_nothing_hides_save_their_time() {
 #[test]
 fn a_block_size_needs_no_description_of_the_device() {
     for devices in [serde_json::json!([]), serde_json::json!([{"id": 0, "name": "NVIDIA A100"}])] {
-        let mut trace = Kineto::with_devices(devices);
+        let mut trace = KinetoTrace::trace_of_devices(devices);
         for step in 0..100 {
             let start = f64::from(step) * 60.0;
-            trace.launch(start, (start + 20.0, 30.0), "t", At { block: 33, ..FULL });
+            trace.add_launch(
+                start,
+                (start + 20.0, 30.0),
+                "t",
+                KernelPlaceAndShape { block: 33, ..FULL },
+            );
         }
-        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let answer = |id: &str| &diagnosis.question_of_rule(id).unwrap().answer;
         assert!(
             matches!(answer("block-size"), RuleAnswer::Yes { .. }),
@@ -234,18 +259,23 @@ fn a_block_size_needs_no_description_of_the_device() {
 #[test]
 fn an_operation_waits_for_its_own_device_first() {
     // Two devices of one process: communication of each, then compute that needs it.
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     let name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
     for device in 0..2 {
         for step in 0..20 {
             let ns = f64::from(step) * 1_000.0 + f64::from(device) * 3.0;
             let call = f64::from(step) * 10.0 - 1_000.0 + f64::from(device) * 5.0;
-            let at = At { device, ..FULL };
-            trace.launch(call, (ns, 400.0), "gemm", at);
-            trace.launch(call + 1.0, (ns + 400.0, 590.0), name, At { stream: 13, ..at });
+            let at = KernelPlaceAndShape { device, ..FULL };
+            trace.add_launch(call, (ns, 400.0), "gemm", at);
+            trace.add_launch(
+                call + 1.0,
+                (ns + 400.0, 590.0),
+                name,
+                KernelPlaceAndShape { stream: 13, ..at },
+            );
         }
     }
-    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-communication").unwrap();
     assert_eq!(exposed.severity, FindingSeverity::Severe, "{exposed:?}");
     assert!(exposed.recoverable_ns > Some(19 * 580_000), "{:?}", exposed.recoverable_ns);

@@ -22,11 +22,11 @@ const MAX_FIRST_TO_LATER_LAUNCH_TIME_RATIO: f64 = 4.0;
 /// chosen by their times.
 pub struct CalibrationCaseSelection {
     /// Whether the user named the cases; if so, the calibration uses all of them.
-    pub named: bool,
+    pub chosen_by_user: bool,
     /// Largest number of cases that a calibration chooses by itself if the user names none.
-    pub most: usize,
+    pub max_cases: usize,
     /// The interrupted calibration that is resumed; its cases are used again.
-    pub earlier: Option<GateCalibration>,
+    pub earlier_calibration: Option<GateCalibration>,
 }
 
 /// Reduces the prepared cases to those that the calibration will compare, and returns each case's
@@ -44,8 +44,8 @@ pub fn choose_calibration_cases(
     } else {
         CALIBRATION_CASE_TIME_RANGE_ON_GPU_NS
     };
-    let named = choice.named || choice.earlier.is_some();
-    if let Some(earlier) = choice.earlier {
+    let named = choice.chosen_by_user || choice.earlier_calibration.is_some();
+    if let Some(earlier) = choice.earlier_calibration {
         prepared.retain_cases(&earlier.cases.into_keys().collect());
     } else if !named {
         let near = (
@@ -58,7 +58,7 @@ pub fn choose_calibration_cases(
         prepared.retain_cases(&choose_shortest_cases_of_each_workload(
             &verification_ns,
             near,
-            choice.most.saturating_mul(3),
+            choice.max_cases.saturating_mul(3),
         ));
     }
     if prepared.case_ids_to_compare().is_empty() {
@@ -69,7 +69,7 @@ pub fn choose_calibration_cases(
         ComparisonEngine::engine_with_trials(request, session, ComparisonTrialsFile::default())
             .time_cases_in_one_process(prepared)?;
     if !named {
-        let chosen = choose_shortest_cases_of_each_workload(&times_ns, window, choice.most);
+        let chosen = choose_shortest_cases_of_each_workload(&times_ns, window, choice.max_cases);
         prepared.retain_cases(&chosen);
         times_ns.retain(|id, _| chosen.contains(id));
     }

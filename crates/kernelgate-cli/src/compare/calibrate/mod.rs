@@ -44,41 +44,41 @@ const ARTIFICIAL_CODE_LAYOUTS: usize = 16;
 pub struct CalibrationRequest {
     /// Number of A/A comparisons of the calibration, whose base and head are the same build without
     /// any change.
-    pub null: usize,
+    pub null_comparisons: usize,
     /// Number of A/A comparisons in which the head's code and memory lie at other addresses than
     /// the base's.
-    pub layouts: usize,
+    pub layout_comparisons: usize,
     /// Sizes of the slow-downs that the calibration injects into the head as waits, per cent of the
     /// case's time.
-    pub injected: Vec<f64>,
+    pub slowdowns_by_wait_percent: Vec<f64>,
     /// Sizes of the slow-downs that the calibration injects into the head as additional work, per
     /// cent of the case's time.
-    pub work: Vec<f64>,
+    pub slowdowns_by_work_percent: Vec<f64>,
     /// Number of comparisons for each slow-down size in `injected` and for each in `work`.
-    pub each: usize,
+    pub comparisons_per_slowdown: usize,
     /// Number of comparisons, for each size in `injected`, in which only one case has the injected
     /// slow-down.
-    pub single: usize,
+    pub single_case_comparisons: usize,
     /// Number of A/A comparisons in which an artificial load runs on the same machine while the
     /// head is timed.
-    pub sham: usize,
+    pub sham_load_comparisons: usize,
     /// The shard of the calibration's comparisons that this process runs; `None` if it runs all
     /// comparisons.
     pub shard: Option<ShardOfWork>,
     /// Thresholds and error rates.
     pub plan: ComparisonTestPlan,
     /// Largest number of cases that the calibration chooses by itself if the user names none.
-    pub cases: usize,
+    pub max_cases: usize,
     /// Whether the user named the cases; if so, the calibration uses all of them.
-    pub named: bool,
+    pub cases_chosen_by_user: bool,
     /// Total time of the calibration: no comparison starts that would probably end later; `None`
     /// for no limit.
-    pub total: Option<Duration>,
+    pub total_time_limit: Option<Duration>,
     /// Command line of the calibration, which its record stores.
     pub command: String,
     /// State file that holds all comparisons of the calibration so far; it is rewritten after each
     /// comparison.
-    pub state: PathBuf,
+    pub state_file: PathBuf,
     /// Whether an interrupted calibration is continued from its state file.
     pub resume: bool,
 }
@@ -123,12 +123,16 @@ fn make_calibration_comparisons(
     left_out.iter().for_each(|line| session.progress.print_line(line));
     let environment = prepared.environment.clone().ok_or(CompareError::NothingVerified)?;
     let earlier =
-        file::read_record::<GateCalibration>(&settings.state).ok().filter(|_| settings.resume);
-    let choice = CalibrationCaseSelection { named: settings.named, most: settings.cases, earlier };
+        file::read_record::<GateCalibration>(&settings.state_file).ok().filter(|_| settings.resume);
+    let choice = CalibrationCaseSelection {
+        chosen_by_user: settings.cases_chosen_by_user,
+        max_cases: settings.max_cases,
+        earlier_calibration: earlier,
+    };
     let times_ns = choose_calibration_cases(request, choice, session, &mut prepared, &environment)?;
     let simulated: BTreeSet<&String> =
-        prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
-    if !simulated.is_empty() && !settings.injected.is_empty() {
+        prepared.criterion_benches.iter().flat_map(|bench| &bench.cases).collect();
+    if !simulated.is_empty() && !settings.slowdowns_by_wait_percent.is_empty() {
         let cases = simulated.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         session.progress.print_line(&format!("{}{cases}", GateCalibration::SIMULATED_CASES_NOTE));
     }
@@ -158,7 +162,7 @@ fn make_calibration_comparisons(
             calibration.comparisons.iter().map(|comparison_record| comparison_record.wall_s);
         let longest_s = walls_s.reduce(f64::max).unwrap_or(request.budget.as_secs_f64());
         let end = started.elapsed() + Duration::from_secs_f64(longest_s);
-        if let Some(total) = settings.total.filter(|total| end > *total) {
+        if let Some(total) = settings.total_time_limit.filter(|total| end > *total) {
             session.progress.print_line(&format!(
                 "no further comparison: one may take {}, and {} of --total-time {} are spent",
                 progress::duration(Duration::from_secs_f64(longest_s)),
@@ -205,10 +209,10 @@ fn make_calibration_comparisons(
         let card = calibration.environment.id_of_gpus_or_host();
         calibration.comparisons.push(CalibrationComparisonRecord { card, anchors, ..compared });
         done += 1;
-        file::write_record_atomically(&settings.state, &calibration)?;
+        file::write_record_atomically(&settings.state_file, &calibration)?;
     }
     calibration.derive_thresholds_and_anchor_tolerance();
-    file::write_record_atomically(&settings.state, &calibration)?;
+    file::write_record_atomically(&settings.state_file, &calibration)?;
     Ok((calibration, remaining.len() - done))
 }
 
@@ -231,20 +235,19 @@ fn calibration_comparison_schedule(
     settings: &CalibrationRequest,
 ) -> Vec<(CalibrationComparisonKind, usize)> {
     let untouched = [
-        (CalibrationComparisonKind::Null, settings.null),
-        (CalibrationComparisonKind::Layout, settings.layouts),
-        (CalibrationComparisonKind::Sham, settings.sham),
+        (CalibrationComparisonKind::Null, settings.null_comparisons),
+        (CalibrationComparisonKind::Layout, settings.layout_comparisons),
+        (CalibrationComparisonKind::Sham, settings.sham_load_comparisons),
     ];
-    let injected = settings.injected.iter().flat_map(|percent| {
+    let injected = settings.slowdowns_by_wait_percent.iter().flat_map(|percent| {
         [
-            (CalibrationComparisonKind::Injected(*percent), settings.each),
-            (CalibrationComparisonKind::Single(*percent), settings.single),
+            (CalibrationComparisonKind::Injected(*percent), settings.comparisons_per_slowdown),
+            (CalibrationComparisonKind::Single(*percent), settings.single_case_comparisons),
         ]
     });
-    let work = settings
-        .work
-        .iter()
-        .map(|percent| (CalibrationComparisonKind::Work(*percent), settings.each));
+    let work = settings.slowdowns_by_work_percent.iter().map(|percent| {
+        (CalibrationComparisonKind::Work(*percent), settings.comparisons_per_slowdown)
+    });
     let counts: Vec<(CalibrationComparisonKind, usize)> =
         untouched.into_iter().chain(injected).chain(work).collect();
     let mut tasks: Vec<(f64, CalibrationComparisonKind, usize)> = Vec::new();
@@ -307,7 +310,11 @@ fn resume_or_start_calibration(
         sampling: ComparisonEngine::sampling_of_first_bench(prepared),
         cases,
         left_out: BTreeSet::new(),
-        simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
+        simulated: prepared
+            .criterion_benches
+            .iter()
+            .flat_map(|bench| bench.cases.clone())
+            .collect(),
         part: settings.part_of_this_shard(prepared.case_ids_to_compare()),
         anchor_tolerance: None,
         recommended: None,
@@ -317,7 +324,7 @@ fn resume_or_start_calibration(
     if !settings.resume {
         return Ok(fresh);
     }
-    match file::read_record::<GateCalibration>(&settings.state) {
+    match file::read_record::<GateCalibration>(&settings.state_file) {
         Ok(earlier) => {
             let of_another = first_differing_name(&earlier.identity, &fresh.identity)
                 .or_else(|| {
@@ -331,7 +338,7 @@ fn resume_or_start_calibration(
                         .map(|mismatch| mismatch.field.to_owned())
                 });
             if let Some(name) = of_another {
-                let path = settings.state.clone();
+                let path = settings.state_file.clone();
                 return Err(CompareError::CalibratesAnother { path, differs: name });
             }
             session
@@ -359,7 +366,7 @@ fn run_calibration_comparison(
 ) -> Result<CalibrationComparisonRecord, CompareError> {
     let (started, clock) = (current_time_for_records(), Instant::now());
     let simulated: BTreeSet<&String> =
-        prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
+        prepared.criterion_benches.iter().flat_map(|bench| &bench.cases).collect();
     let delays_ns: BTreeMap<String, f64> = match kind.injected_slowdown_percent() {
         Some(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -395,8 +402,8 @@ fn run_calibration_comparison(
     };
     let injection = InjectedChanges {
         delays_ns: delays_ns.clone(),
-        by_work: matches!(kind, CalibrationComparisonKind::Work(_)),
-        layout: matches!(kind, CalibrationComparisonKind::Layout)
+        delay_is_gpu_work: matches!(kind, CalibrationComparisonKind::Work(_)),
+        code_layout: matches!(kind, CalibrationComparisonKind::Layout)
             .then_some(1 + number % ARTIFICIAL_CODE_LAYOUTS),
         ..InjectedChanges::default()
     };
@@ -430,8 +437,13 @@ fn run_calibration_comparison(
     );
     let comparison = engine.run_both_rounds(prepared)?;
     let took = (started, clock.elapsed());
-    let mut comparison_record =
-        calibration_comparison_record((kind, number), took, delays_ns, &comparison, &engine.trials);
+    let mut comparison_record = calibration_comparison_record(
+        (kind, number),
+        took,
+        delays_ns,
+        &comparison,
+        &engine.trials_file,
+    );
     comparison_record.failed.extend(not_made.into_iter().map(|(id, why)| (id, why.text)));
     Ok(comparison_record)
 }
@@ -477,10 +489,11 @@ fn calibration_comparison_record(
 ) -> CalibrationComparisonRecord {
     // A case that could not be measured is excluded, because it shows nothing about the gate's
     // error rates.
-    let judged =
-        || comparison.judged.iter().filter(|judged| judged.joined_measurement_errors().is_none());
+    let judged = || {
+        comparison.judged_cases.iter().filter(|judged| judged.joined_measurement_errors().is_none())
+    };
     let unmeasured = comparison
-        .judged
+        .judged_cases
         .iter()
         .filter_map(|judged| Some((judged.case.clone(), judged.joined_measurement_errors()?)));
     let facts = &comparison.facts;
@@ -555,20 +568,20 @@ mod tests {
 
     fn test_calibration_request(shard: Option<ShardOfWork>) -> CalibrationRequest {
         CalibrationRequest {
-            null: 7,
-            layouts: 1,
-            injected: vec![2.0, 5.0],
-            work: vec![1.0],
-            each: 3,
-            single: 1,
-            sham: 2,
+            null_comparisons: 7,
+            layout_comparisons: 1,
+            slowdowns_by_wait_percent: vec![2.0, 5.0],
+            slowdowns_by_work_percent: vec![1.0],
+            comparisons_per_slowdown: 3,
+            single_case_comparisons: 1,
+            sham_load_comparisons: 2,
             shard,
             plan: ComparisonTestPlan::default(),
-            cases: 4,
-            named: false,
-            total: None,
+            max_cases: 4,
+            cases_chosen_by_user: false,
+            total_time_limit: None,
             command: String::new(),
-            state: PathBuf::new(),
+            state_file: PathBuf::new(),
             resume: false,
         }
     }

@@ -43,7 +43,8 @@ impl ComparisonEngine<'_> {
         &self,
         prepared: &PreparedSides,
     ) -> Result<Option<ShardAnchorRecord>, CompareError> {
-        let of_harness = |bench: &&ComparedBench| bench.driver != BenchControlMethod::Criterion;
+        let of_harness =
+            |bench: &&ComparedBench| bench.control_method != BenchControlMethod::Criterion;
         let Some(bench) = prepared.benches.iter().find(of_harness) else { return Ok(None) };
         let cases = bench.cases.iter().take(1).cloned().collect();
         let request = TrialRequestToBench {

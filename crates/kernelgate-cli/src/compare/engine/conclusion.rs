@@ -26,7 +26,7 @@ impl ComparisonEngine<'_> {
         second: Option<&PairedDecisionsOfRound>,
         facts: WholeComparisonFacts,
     ) -> Comparison {
-        matched.failed.extend(rounds::failures_in_head_processes(&self.trials.trials));
+        matched.failed.extend(rounds::failures_in_head_processes(&self.trials_file.trials));
         let mut unmeasured = self.reasons_of_cases_without_block(&matched, benches, &first);
         unmeasured.append(&mut matched.unmeasured);
         unmeasured.retain(|id, _| !matched.failed.contains_key(id));
@@ -48,8 +48,8 @@ impl ComparisonEngine<'_> {
         let [base, head] = &self.session.sides;
         let sides = self.session.sides.iter();
         let mut left_alone: BTreeMap<String, String> =
-            sides.flat_map(|side| side.executables.foreign.clone()).collect();
-        left_alone.extend(self.undrivable.clone());
+            sides.flat_map(|side| side.executables.benches_not_run.clone()).collect();
+        left_alone.extend(self.unusable_benches.clone());
         let is_unverified = |[base, head]: &[OutputVerificationExtent; 2]| {
             !base.is_compared_with_reference() && *head == OutputVerificationExtent::Unverified
         };
@@ -66,14 +66,14 @@ impl ComparisonEngine<'_> {
             plan: self.plan,
             budget_s: self.request.budget.as_secs_f64(),
             calibration: None,
-            removed: matched.removed,
+            removed: matched.removed_cases,
             failed_in_base: matched.failed_in_base,
-            broken: self.broken.clone(),
+            broken: self.failed_benches.clone(),
             left_alone,
-            criterion: facts.criterion,
+            criterion: facts.criterion_benches,
             identical: self.session.benches_with_identical_executables().into_iter().collect(),
-            untimed: facts.untimed,
-            optimised: facts.optimised,
+            untimed: facts.untimed_cases,
+            optimised: facts.optimised_build,
             delays: injected_delays_text(&self.request.injection.delays_ns),
             rounds: [1, 2]
                 .into_iter()
@@ -84,12 +84,12 @@ impl ComparisonEngine<'_> {
         let mut comparison = Comparison {
             device: facts.device,
             limits: self.limits,
-            judged,
+            judged_cases: judged,
             refused,
-            new: matched.new,
+            new_cases: matched.new_cases,
             skipped: matched.skipped,
             failed: matched.failed,
-            unverified,
+            unverified_cases: unverified,
             verification: losses.into_values().collect(),
             numerics: OutputErrorReport::default(),
             costs: Vec::new(),
@@ -109,7 +109,7 @@ impl ComparisonEngine<'_> {
         second: Option<&PairedDecisionsOfRound>,
         losses: &BTreeMap<String, VerificationLoss>,
     ) -> Vec<CaseJudgement> {
-        let stopped = rounds::reasons_to_stop_timing_cases(&self.trials.trials);
+        let stopped = rounds::reasons_to_stop_timing_cases(&self.trials_file.trials);
         // If a bench was abandoned, its inconclusive and regressed cases get the failure as their
         // reason; other verdicts stay.
         let open = |decision: &PairedDecisionOnCase| {
@@ -148,14 +148,14 @@ impl ComparisonEngine<'_> {
         benches: &[ComparedBench],
         first: &PairedDecisionsOfRound,
     ) -> BTreeMap<String, Vec<InconclusiveReason>> {
-        let stopped = rounds::reasons_to_stop_timing_cases(&self.trials.trials);
+        let stopped = rounds::reasons_to_stop_timing_cases(&self.trials_file.trials);
         let (budget_s, max_blocks) = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
         let why = |id: &String| {
             let reason =
                 stopped.get(id).cloned().or_else(|| self.reason_bench_was_abandoned(benches, id));
             vec![reason.unwrap_or(InconclusiveReason::NoBlock { budget_s, max_blocks })]
         };
-        let without = matched.judged.iter().filter(|id| first.decision_on_case(id).is_none());
+        let without = matched.judged_cases.iter().filter(|id| first.decision_on_case(id).is_none());
         without.map(|id| (id.clone(), why(id))).collect()
     }
 
@@ -166,8 +166,10 @@ impl ComparisonEngine<'_> {
         id: &str,
     ) -> Option<InconclusiveReason> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
-        let broken =
-            self.broken.iter().find(|broken| broken.abandoned && broken.bench == bench.name)?;
+        let broken = self
+            .failed_benches
+            .iter()
+            .find(|broken| broken.abandoned && broken.bench == bench.name)?;
         Some(broken.inconclusive_reason_for_cases())
     }
 
@@ -177,7 +179,7 @@ impl ComparisonEngine<'_> {
         &self,
         round: u32,
     ) -> Option<ComparisonRoundCounts> {
-        let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
+        let trials = || self.trials_file.trials.iter().filter(move |trial| trial.round == round);
         let blocks = trials().map(|trial| trial.block + 1).max()?;
         Some(ComparisonRoundCounts {
             blocks,

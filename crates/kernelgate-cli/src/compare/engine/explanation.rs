@@ -29,7 +29,7 @@ impl ComparisonEngine<'_> {
         benches: &[ComparedBench],
     ) -> BTreeMap<String, SlowdownExplanation> {
         let regressed =
-            comparison.judged.iter().filter(|it| it.verdict == VerdictOnCase::Regressed);
+            comparison.judged_cases.iter().filter(|it| it.verdict == VerdictOnCase::Regressed);
         let decisions = regressed
             .filter_map(CaseJudgement::paired_evidence)
             .map(|PairedRoundsEvidence { decision, .. }| decision);
@@ -64,7 +64,7 @@ impl ComparisonEngine<'_> {
         bench: &ComparedBench,
         cases: &BTreeSet<String>,
     ) -> Result<[Vec<CaseProfileResponse>; 2], String> {
-        if bench.driver == BenchControlMethod::Criterion {
+        if bench.control_method == BenchControlMethod::Criterion {
             return Err("it uses Criterion alone".to_owned());
         }
         self.progress.show_current_step(&format!(

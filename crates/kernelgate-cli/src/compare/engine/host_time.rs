@@ -48,7 +48,9 @@ impl ComparisonEngine<'_> {
         pair: usize,
     ) -> BTreeMap<String, [f64; 2]> {
         let mut found = BTreeMap::new();
-        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchControlMethod::Protocol(_));
+        let ours = |bench: &&ComparedBench| {
+            matches!(bench.control_method, BenchControlMethod::Protocol(_))
+        };
         for bench in prepared.benches.iter().filter(ours) {
             let cases: BTreeSet<String> = bench.cases.intersection(cases).cloned().collect();
             if cases.is_empty() {

@@ -43,7 +43,8 @@ impl ComparisonEngine<'_> {
             arch: arch.to_owned(),
             ..ArchitectureKernelComparison::default()
         };
-        let driven = self.session.sides.iter().flat_map(|side| side.executables.driven.keys());
+        let driven =
+            self.session.sides.iter().flat_map(|side| side.executables.runnable_benches.keys());
         for bench in driven.collect::<BTreeSet<_>>() {
             match [ComparedArm::Base, ComparedArm::Head]
                 .map(|arm| self.compiled_kernel_resources(arm, bench, arch))
@@ -63,8 +64,9 @@ impl ComparisonEngine<'_> {
         bench: &str,
         arch: &str,
     ) -> Result<KernelResourcesReport, String> {
-        let executable = self.session.sides[index_of_side(arm)].executables.driven.get(bench);
-        if executable.is_none_or(|it| it.driver == BenchControlMethod::Criterion) {
+        let executable =
+            self.session.sides[index_of_side(arm)].executables.runnable_benches.get(bench);
+        if executable.is_none_or(|it| it.control_method == BenchControlMethod::Criterion) {
             return Err(format!("in the {arm} no bench of this harness has that name"));
         }
         self.progress.show_current_step(&format!("compiling the kernels of {bench} for {arch}"));
@@ -73,7 +75,7 @@ impl ComparisonEngine<'_> {
             PathBuf::new(),
             TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
         );
-        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        let timeout = self.request.process_timeout.unwrap_or(VERIFICATION_TIMEOUT);
         let trial = self.describe_trial_process(arm, bench, &request, timeout)?;
         let action = RequestedBenchAction::Resources { arch: arch.to_owned(), filter: None };
         match by_protocol::request_without_trial(&self.shared_trial_setup(), &trial, action)? {

@@ -65,10 +65,10 @@ pub struct ComparisonEngine<'a> {
     /// Artificial load that runs while the head's processes are timed; only a calibration uses it.
     co_running: ArtificialCoRunningLoad,
     /// Every process so far.
-    pub trials: ComparisonTrialsFile,
-    pub(super) broken: Vec<FailedBenchProcess>,
+    pub trials_file: ComparisonTrialsFile,
+    pub(super) failed_benches: Vec<FailedBenchProcess>,
     /// Benches that neither kernelgate nor Criterion's flags can run, each with the reason.
-    pub(super) undrivable: BTreeMap<String, String>,
+    pub(super) unusable_benches: BTreeMap<String, String>,
 }
 
 /// State of the progress display of a comparison's round.
@@ -77,22 +77,22 @@ struct RoundProgressDisplay {
     /// Estimate of the time left in the round, which was shown last, and the moment when it was
     /// made.
     estimate: Option<EstimatedRoundTimeLeft>,
-    estimated: Option<Instant>,
+    last_estimate_time: Option<Instant>,
     /// Number of decided cases that was shown last; `None` before the first line was printed.
-    decided: Option<usize>,
+    decided_cases: Option<usize>,
 }
 
 /// Facts about a comparison that belong to the whole comparison and not to its verdicts.
 pub struct WholeComparisonFacts {
     pub device: String,
     /// Whether both builds were compiled with optimisation.
-    pub optimised: bool,
+    pub optimised_build: bool,
     /// Benches of Criterion alone.
-    pub criterion: Vec<CriterionOnlyBench>,
+    pub criterion_benches: Vec<CriterionOnlyBench>,
     /// To what extent base (first) and head (second) verified each case that both have.
     pub verification: BTreeMap<String, [OutputVerificationExtent; 2]>,
     /// Cases that are not timed because base and head have a byte-identical executable for them.
-    pub untimed: Vec<String>,
+    pub untimed_cases: Vec<String>,
 }
 
 /// The result of a comparison of two builds, before it is printed and written to files.
@@ -121,7 +121,7 @@ pub fn build_sides_into_folder(
     for (arm, side) in [ComparedArm::Base, ComparedArm::Head].into_iter().zip(&session.sides) {
         let folder = output.join(arm.arm_name());
         std::fs::create_dir_all(&folder).map_err(CompareError::io("make", &folder))?;
-        for bench in side.executables.driven.keys() {
+        for bench in side.executables.runnable_benches.keys() {
             let built = session.folder.side_folder_path(arm).join("bin").join(bench);
             let copied = std::fs::copy(&built, folder.join(bench));
             copied.map_err(CompareError::io("copy", &built))?;
@@ -154,8 +154,8 @@ pub fn run_comparison(request: &BuildComparisonRequest) -> Result<ComparisonOutc
         if let Some(planned) = &planned {
             engine.family = ErrorRateFamily::Plan(planned.cases);
         }
-        let listed = prepared.matched.all_case_ids().into_iter().collect();
-        let (trials, plan) = (&engine.trials.trials, &engine.plan);
+        let listed = prepared.matched_cases.all_case_ids().into_iter().collect();
+        let (trials, plan) = (&engine.trials_file.trials, &engine.plan);
         resumed_trials::check_saved_trials_fit_plan(
             trials,
             &prepared.benches,
@@ -169,7 +169,7 @@ pub fn run_comparison(request: &BuildComparisonRequest) -> Result<ComparisonOutc
         let findings = engine.compare_verification_records(&prepared, (&engine.limits, &rules))?;
         prepared.time_changed_cases_first(&findings.code);
         let benches = prepared.benches.clone();
-        let unaffected = match request.affected {
+        let unaffected = match request.only_affected_cases {
             true => {
                 engine.progress.print_detail(&prepared.unknown_machine_code_note(&findings.code));
                 prepared.remove_cases_with_identical_code(&findings.code)
@@ -177,14 +177,14 @@ pub fn run_comparison(request: &BuildComparisonRequest) -> Result<ComparisonOutc
             false => Vec::new(),
         };
         let in_part = !request.benches.is_empty() || request.filter.is_some();
-        let all_ids = (!in_part).then(|| prepared.matched.all_case_ids());
+        let all_ids = (!in_part).then(|| prepared.matched_cases.all_case_ids());
         let ids: Option<Vec<&str>> =
             all_ids.as_ref().map(|ids| ids.iter().map(String::as_str).collect());
         let mut comparison = engine.run_both_rounds(prepared)?;
-        comparison.judged.retain(|it| !findings.failed.contains_key(&it.case));
-        comparison.failed.extend(findings.failed);
+        comparison.judged_cases.retain(|it| !findings.failed_cases.contains_key(&it.case));
+        comparison.failed.extend(findings.failed_cases);
         comparison.facts.code = findings.code;
-        if request.profile_slower {
+        if request.profiles_slower_cases {
             comparison.facts.explanations = engine.explain_regressed_cases(&comparison, &benches);
         }
         let removed = comparison.facts.removed.iter().map(String::as_str);
@@ -194,7 +194,7 @@ pub fn run_comparison(request: &BuildComparisonRequest) -> Result<ComparisonOutc
             of_rules.unmatched = std::mem::take(&mut of_rules.notes).into_iter().collect();
         }
         of_rules.notes.extend(expired);
-        let of_costs = costs::report_unjudged_cost_limits(&rules, &findings.bounds);
+        let of_costs = costs::report_unjudged_cost_limits(&rules, &findings.cost_limits);
         of_rules.notes.extend(of_costs.notes);
         of_rules.undecided.extend(of_costs.undecided);
         (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
@@ -226,9 +226,9 @@ impl<'a> ComparisonEngine<'a> {
             rules: PackageGateRules::default(),
             family: ErrorRateFamily::Given,
             co_running: ArtificialCoRunningLoad::Nothing,
-            trials,
-            broken: Vec::new(),
-            undrivable: BTreeMap::new(),
+            trials_file: trials,
+            failed_benches: Vec::new(),
+            unusable_benches: BTreeMap::new(),
         }
     }
 
@@ -278,7 +278,7 @@ impl<'a> ComparisonEngine<'a> {
         let ComparisonShardPlan { shard, plan, cases, environment, anchors } = planned;
         let [base, head] = &self.session.sides;
         let [first, second] = [1, 2].map(|round| {
-            let observed = rounds::complete_blocks_by_case(&self.trials.trials, round);
+            let observed = rounds::complete_blocks_by_case(&self.trials_file.trials, round);
             observed
                 .iter()
                 .map(|(case, blocks)| {
@@ -299,7 +299,7 @@ impl<'a> ComparisonEngine<'a> {
             first,
             second,
             errors: BTreeMap::new(),
-            findings: Comparison { judged: Vec::new(), ..comparison.clone() },
+            findings: Comparison { judged_cases: Vec::new(), ..comparison.clone() },
         };
         kept.take_limits_and_errors(comparison, |case| {
             self.rules.limits_of_case(case, &self.limits)
@@ -312,17 +312,23 @@ impl<'a> ComparisonEngine<'a> {
         &mut self,
         mut prepared: PreparedSides,
     ) -> Result<Comparison, CompareError> {
-        let untimed = if self.request.time_identical {
+        let untimed = if self.request.times_identical_executables {
             Vec::new()
         } else {
             prepared.remove_cases_of_benches(&self.session.benches_with_identical_executables())
         };
         let PreparedSides {
-            matched, benches, optimised, environment, criterion, verification, ..
+            matched_cases: matched,
+            benches,
+            optimised_build: optimised,
+            environment,
+            criterion_benches: criterion,
+            verification,
+            ..
         } = prepared;
         let device =
             environment.map(|environment| environment.description_of_device()).unwrap_or_default();
-        let selected = matched.judged.clone();
+        let selected = matched.judged_cases.clone();
         let first = self.run_comparison_round(1, &benches, &selected)?;
         let slower: BTreeSet<String> = first
             .decisions
@@ -338,7 +344,13 @@ impl<'a> ComparisonEngine<'a> {
             Some(self.run_comparison_round(2, &benches, &slower)?)
         };
         self.session.check_all_executables_unchanged()?;
-        let facts = WholeComparisonFacts { device, optimised, criterion, verification, untimed };
+        let facts = WholeComparisonFacts {
+            device,
+            optimised_build: optimised,
+            criterion_benches: criterion,
+            verification,
+            untimed_cases: untimed,
+        };
         Ok(self.conclude_comparison((matched, &benches), first, second.as_ref(), facts))
     }
 
@@ -349,10 +361,10 @@ impl<'a> ComparisonEngine<'a> {
     /// Returns the settings that all bench processes of the comparison share.
     pub(super) fn shared_trial_setup(&self) -> SharedTrialSettings<'_> {
         SharedTrialSettings {
-            settings: &self.request.settings,
+            bench_variables: &self.request.bench_variables,
             filter: self.request.filter.as_deref(),
-            work: &self.session.work,
-            running: &self.session.running,
+            work_folder: &self.session.work_folder,
+            running_child: &self.session.running_child,
             environment: &self.session.environment,
             progress: &self.progress,
         }
@@ -368,7 +380,7 @@ impl<'a> ComparisonEngine<'a> {
     ) -> Result<TrialProcessToRun<'r>, String> {
         let side = &self.session.sides[index_of_side(arm)];
         let slot = self.session.folder.link_slot_to_side(arm).map_err(|error| error.to_string())?;
-        let Some(executable) = side.executables.driven.get(bench) else {
+        let Some(executable) = side.executables.runnable_benches.get(bench) else {
             return Err("it has no such bench".to_owned());
         };
         let mut injection = match arm {
@@ -379,7 +391,7 @@ impl<'a> ComparisonEngine<'a> {
             .delays_ns
             .retain(|id, _| request.cases.as_ref().is_none_or(|cases| cases.contains(id)));
         Ok(TrialProcessToRun {
-            driver: executable.driver,
+            control_method: executable.control_method,
             program: slot.join("bin").join(bench),
             hash: &executable.hash,
             package: side.package_folder_of(bench).clone(),
@@ -408,7 +420,7 @@ impl<'a> ComparisonEngine<'a> {
         drop(busy);
         if arm == ComparedArm::Head
             && matches!(self.co_running, ArtificialCoRunningLoad::Process(_))
-            && !self.session.co_running.kill_child_and_wait()
+            && !self.session.co_running_child.kill_child_and_wait()
         {
             return Err("the co-running load ended by itself".to_owned());
         }
@@ -430,7 +442,7 @@ impl<'a> ComparisonEngine<'a> {
                 let one = trial.request.cases.iter().flatten().next().cloned();
                 let request = TrialRequestToBench {
                     session: "co-running".to_owned(),
-                    record: self.session.work.join("co-running-run.json"),
+                    record: self.session.work_folder.join("co-running-run.json"),
                     cases: Some(one.into_iter().collect()),
                     sampling: TrialSamplingPlan::SAMPLING_UNTIL_PROCESS_IS_ENDED,
                     ..trial.request.clone()
@@ -439,7 +451,7 @@ impl<'a> ComparisonEngine<'a> {
                 trial_driver::start_trial_as_background_load(
                     setup,
                     &other,
-                    &self.session.co_running,
+                    &self.session.co_running_child,
                 )?;
                 std::thread::sleep(after);
                 Ok(None)
@@ -456,7 +468,7 @@ impl<'a> ComparisonEngine<'a> {
         abandoned: bool,
     ) {
         self.progress.print_line(&format!("error: {arm} {bench}: {reason}"));
-        self.broken.push(FailedBenchProcess {
+        self.failed_benches.push(FailedBenchProcess {
             bench: bench.to_owned(),
             side: arm,
             reason,
@@ -478,7 +490,7 @@ impl<'a> ComparisonEngine<'a> {
             let spent =
                 self.block_and_process_counts_of_round(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
-            let observed = rounds::complete_blocks_by_case(&self.trials.trials, round);
+            let observed = rounds::complete_blocks_by_case(&self.trials_file.trials, round);
             let of_case = |case: &str| {
                 plan.with_thresholds_of_case(&self.rules.limits_of_case(case, &self.limits))
             };
@@ -486,12 +498,12 @@ impl<'a> ComparisonEngine<'a> {
                 decide_cases_with_own_thresholds(&observed, &plan, &of_case, self.family, false);
             let mut todo = rounds::cases_that_need_more_blocks(selected, &observed, &outcome);
             let (failed, stopped) = (
-                rounds::failures_in_head_processes(&self.trials.trials),
-                rounds::reasons_to_stop_timing_cases(&self.trials.trials),
+                rounds::failures_in_head_processes(&self.trials_file.trials),
+                rounds::reasons_to_stop_timing_cases(&self.trials_file.trials),
             );
             todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
             let done = |bench: &ComparedBench| {
-                rounds::next_block_of_bench(&self.trials.trials, round, &bench.name)
+                rounds::next_block_of_bench(&self.trials_file.trials, round, &bench.name)
             };
             let alive: Vec<&ComparedBench> = benches
                 .iter()
@@ -499,7 +511,10 @@ impl<'a> ComparisonEngine<'a> {
                     done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id))
                 })
                 .filter(|bench| {
-                    !self.broken.iter().any(|broken| broken.bench == bench.name && broken.abandoned)
+                    !self
+                        .failed_benches
+                        .iter()
+                        .any(|broken| broken.bench == bench.name && broken.abandoned)
                 })
                 .collect();
             // The round stops when less than half a block of budget is left, so that its duration
@@ -539,10 +554,10 @@ impl<'a> ComparisonEngine<'a> {
         left: Duration,
         shown: &mut RoundProgressDisplay,
     ) {
-        let trials = &self.trials.trials;
+        let trials = &self.trials_file.trials;
         let blocks = self.block_and_process_counts_of_round(round).map_or(0, |facts| facts.blocks);
         let estimate = rounds::estimate_round_time_left(trials, round, todo, outcome, &self.plan);
-        let most_s = if blocks == 0 { f64::INFINITY } else { estimate.most_s };
+        let most_s = if blocks == 0 { f64::INFINITY } else { estimate.max_s };
         let at_most = |seconds: f64| {
             progress::duration(Duration::try_from_secs_f64(seconds).unwrap_or(left).min(left))
         };
@@ -550,16 +565,16 @@ impl<'a> ComparisonEngine<'a> {
         let ahead = if blocks < MIN_BLOCKS_FOR_TIME_LEFT {
             format!("at most {most} left")
         } else {
-            let passed_s = shown.estimated.map_or(0.0, |at| at.elapsed().as_secs_f64());
+            let passed_s = shown.last_estimate_time.map_or(0.0, |at| at.elapsed().as_secs_f64());
             let smoothed = estimate.smoothed_with_previous_estimate(shown.estimate, passed_s);
-            (shown.estimate, shown.estimated) = (Some(smoothed), Some(Instant::now()));
+            (shown.estimate, shown.last_estimate_time) = (Some(smoothed), Some(Instant::now()));
             format!("about {} left, at most {most}", at_most(smoothed.likely_s))
         };
         let decided = selected.saturating_sub(todo.len());
         let text = format!(
             "round {round}: {blocks} blocks done, {decided} of {selected} cases decided, {ahead}"
         );
-        match shown.decided.replace(decided) == Some(decided) {
+        match shown.decided_cases.replace(decided) == Some(decided) {
             true => self.progress.show_frequent_step(&text),
             false => self.progress.show_current_step(&text),
         }
@@ -573,13 +588,13 @@ impl<'a> ComparisonEngine<'a> {
         cases: BTreeSet<String>,
     ) -> TrialRequestToBench {
         TrialRequestToBench {
-            first: bench.first.intersection(&cases).cloned().collect(),
+            first: bench.cases_timed_first.intersection(&cases).cloned().collect(),
             cases: Some(cases),
             verified: Some(bench.verified[index_of_side(arm)].clone()),
             inputs: Some(self.input_folder_of_side(arm)),
             ..TrialRequestToBench::for_all_selected_cases(
                 session,
-                self.session.work.join("run.json"),
+                self.session.work_folder.join("run.json"),
                 bench.sampling,
             )
         }
@@ -589,7 +604,7 @@ impl<'a> ComparisonEngine<'a> {
     /// nanoseconds, that threshold also applies to averaged times of Criterion benches.
     fn case_timings_of_run(&self, run: &BenchProcessRun) -> BTreeMap<String, CaseTimeInTrial> {
         let mut timings = rounds::median_timings_by_case(run);
-        let for_all = self.request.plan.asked.absolute_ns.is_some();
+        let for_all = self.request.plan.requested_limits.absolute_ns.is_some();
         timings.values_mut().for_each(|timing| timing.averaged &= !for_all);
         timings
     }
@@ -602,7 +617,7 @@ impl<'a> ComparisonEngine<'a> {
         bench: &ComparedBench,
         todo: &BTreeSet<String>,
     ) -> Result<(), CompareError> {
-        let block = rounds::next_block_of_bench(&self.trials.trials, round, &bench.name);
+        let block = rounds::next_block_of_bench(&self.trials_file.trials, round, &bench.name);
         let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
         for place in 0..rounds::PROCESSES_PER_BLOCK {
             let arm = rounds::arm_at_place_of_block(block, place);
@@ -644,9 +659,10 @@ impl<'a> ComparisonEngine<'a> {
                 Err(reason) => trial.broke = Some(reason),
             }
             let broke = trial.broke.clone();
-            self.trials.trials.push(trial);
+            self.trials_file.trials.push(trial);
             if let Some(reason) = broke {
-                let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
+                let before =
+                    self.failed_benches.iter().filter(|broken| broken.bench == bench.name).count();
                 self.record_failed_process(
                     arm,
                     &bench.name,
@@ -660,7 +676,7 @@ impl<'a> ComparisonEngine<'a> {
         // blocks only.
         Ok(file::write_record_atomically(
             &self.session.folder.path_of_file(SAVED_TRIALS_FILE),
-            &self.trials,
+            &self.trials_file,
         )?)
     }
 }

@@ -37,11 +37,11 @@ pub struct VerificationFindings {
     /// Costs that grew.
     pub costs: Vec<CostGrowthOfCase>,
     /// The package's upper bounds on costs, each with the reason if it could not be judged.
-    pub bounds: Vec<CostLimitOfCase>,
+    pub cost_limits: Vec<CostLimitOfCase>,
     /// Comparison of the kernels' machine code of each case between base and head.
     pub code: BTreeMap<String, CaseKernelComparison>,
     /// Cases whose verification fails in the head with a further seed, each with the error.
-    pub failed: BTreeMap<String, CaseFailureReason>,
+    pub failed_cases: BTreeMap<String, CaseFailureReason>,
 }
 
 /// Errors of base and head against the reference, by case.
@@ -62,7 +62,9 @@ impl ComparisonEngine<'_> {
         let (mut errors, mut same) = (BaseAndHeadErrorsByCase::new(), 0);
         let mut inputs = InputsVerifiedSoFar::default();
         let mut seeds = BTreeMap::new();
-        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchControlMethod::Protocol(_));
+        let ours = |bench: &&ComparedBench| {
+            matches!(bench.control_method, BenchControlMethod::Protocol(_))
+        };
         for bench in prepared.benches.iter().filter(ours) {
             let base = file::read_record::<BenchProcessRun>(&bench.verified[0])?;
             let head = file::read_record::<BenchProcessRun>(&bench.verified[1])?;
@@ -89,7 +91,9 @@ impl ComparisonEngine<'_> {
                     RequestedLimits { energy: None, ..rules.threshold_limits_for_case(id) };
                 let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.is_cpu_run());
                 findings.costs.extend(costs::costs_grown_beyond_limits(id, sides, &limits));
-                findings.bounds.extend(costs::cost_limits_of_case(id, sides, &limits, on_host));
+                findings
+                    .cost_limits
+                    .extend(costs::cost_limits_of_case(id, sides, &limits, on_host));
                 if are_outputs_bit_identical(&before.verification, &now.verification) {
                     same += 1;
                     continue;
@@ -114,7 +118,7 @@ impl ComparisonEngine<'_> {
                     &RequestedLimits { energy: None, ..rules.threshold_limits_for_case(id) },
                 )
             };
-            findings.bounds.extend(bench.cases.iter().flat_map(none));
+            findings.cost_limits.extend(bench.cases.iter().flat_map(none));
         }
         let judge = |errors: &BaseAndHeadErrorsByCase| {
             let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));
@@ -151,9 +155,9 @@ impl ComparisonEngine<'_> {
             }
             report = judge(&errors);
         }
-        for id in &inputs.repeated {
+        for id in &inputs.repeated_cases {
             let one = ["base", "head"].iter().any(|arm| {
-                inputs.sets.has_equal_data_for_all_seeds(&key_of_side_and_case(arm, id))
+                inputs.data_sets.has_equal_data_for_all_seeds(&key_of_side_and_case(arm, id))
             });
             let both = errors.get_mut(id).into_iter().flatten();
             both.for_each(|it| it.one_data_set |= one);
@@ -191,7 +195,7 @@ impl ComparisonEngine<'_> {
                     known[0].add_errors_of_verified_case(seed, base);
                     known[1].add_errors_of_verified_case(seed, head);
                 } else {
-                    inputs.repeated.insert(id.clone());
+                    inputs.repeated_cases.insert(id.clone());
                 }
             }
             let wrong = runs[1].as_ref().and_then(|run| run.failed.get(id));
@@ -199,7 +203,7 @@ impl ComparisonEngine<'_> {
             if let Some(why) = wrong.filter(|_| !wrong_before) {
                 errors.remove(id);
                 let text = format!("with seed {seed}: {why}");
-                findings.failed.insert(id.clone(), why.clone().with_sentence(text));
+                findings.failed_cases.insert(id.clone(), why.clone().with_sentence(text));
             }
         }
     }
@@ -217,18 +221,18 @@ impl ComparisonEngine<'_> {
             cases: Some(cases.clone()),
             ..TrialRequestToBench::for_all_selected_cases(
                 format!("verify-seed-{seed}"),
-                self.session.work.join("seed.json"),
+                self.session.work_folder.join("seed.json"),
                 TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
             )
         };
-        let mut settings = self.request.settings.clone();
+        let mut settings = self.request.bench_variables.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
         let run = self.describe_trial_process(arm, &bench.name, &request, bench.timeout).and_then(
             |mut trial| {
                 trial.injection = InjectedChanges::default();
                 trial_driver::run_trial(
                     &crate::compare::trials::process::SharedTrialSettings {
-                        settings: &settings,
+                        bench_variables: &settings,
                         ..self.shared_trial_setup()
                     },
                     &trial,
@@ -252,9 +256,9 @@ fn key_of_side_and_case(arm: &str, id: &str) -> String {
 #[derive(Default)]
 struct InputsVerifiedSoFar {
     /// Inputs with which each side verified each case, by the key of [`key_of_side_and_case`].
-    sets: VerifiedDataSetsByCase,
+    data_sets: VerifiedDataSetsByCase,
     /// Cases whose inputs stayed equal although the seed changed.
-    repeated: BTreeSet<String>,
+    repeated_cases: BTreeSet<String>,
 }
 
 impl InputsVerifiedSoFar {
@@ -266,7 +270,7 @@ impl InputsVerifiedSoFar {
         verified: [&OutputVerificationRecord; 2],
     ) -> bool {
         let note = |(arm, found): (&str, &OutputVerificationRecord)| {
-            self.sets
+            self.data_sets
                 .record_and_check_if_new(&key_of_side_and_case(arm, id), found.data_set.as_deref())
         };
         ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)

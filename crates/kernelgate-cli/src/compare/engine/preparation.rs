@@ -34,10 +34,10 @@ const MIN_TIMING_PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 struct FirstProcessRun {
     run: BenchProcessRun,
     path: PathBuf,
-    took: Duration,
-    driver: BenchControlMethod,
+    wall_time: Duration,
+    control_method: BenchControlMethod,
     /// Number of cases that all shards of the comparison have together.
-    planned: usize,
+    planned_cases: usize,
 }
 
 /// Reason why the first process of an executable gave no run record.
@@ -63,7 +63,7 @@ impl ComparisonEngine<'_> {
             .session
             .sides
             .iter()
-            .flat_map(|side| side.executables.driven.keys().cloned())
+            .flat_map(|side| side.executables.runnable_benches.keys().cloned())
             .collect();
         let mut errors = Vec::new();
         for name in &names {
@@ -86,7 +86,7 @@ impl ComparisonEngine<'_> {
                         undrivable = Some(InconclusiveReason::Undrivable(
                             FailureInBuild::in_side_with_reason(arm, why.as_str()),
                         ));
-                        self.undrivable.insert(name.clone(), why);
+                        self.unusable_benches.insert(name.clone(), why);
                         None
                     }
                 }
@@ -96,15 +96,18 @@ impl ComparisonEngine<'_> {
             }
             self.match_cases_of_bench(&mut prepared, name, &mut verified, undrivable);
             prepared
-                .matched
+                .matched_cases
                 .record_listed_cases_of_failed_bench(listed, || self.failure_reason_of_bench(name));
         }
         if let Some(note) = settings_without_effect_note(self.request, &prepared) {
             self.progress.print_detail(&note);
         }
-        if prepared.environment.is_none() && self.broken.is_empty() {
-            let undrivable =
-                self.undrivable.iter().next().map(|(bench, why)| format!("bench `{bench}`: {why}"));
+        if prepared.environment.is_none() && self.failed_benches.is_empty() {
+            let undrivable = self
+                .unusable_benches
+                .iter()
+                .next()
+                .map(|(bench, why)| format!("bench `{bench}`: {why}"));
             let why = errors.into_iter().next().or(undrivable);
             return Err(why.map_or(CompareError::NoCase, CompareError::NothingSelected));
         }
@@ -121,30 +124,34 @@ impl ComparisonEngine<'_> {
     ) {
         let error = self.failure_reason_of_bench(name);
         for run in verified.iter_mut().flatten() {
-            prepared.matched.remove_cases_owned_by_other_bench(
+            prepared.matched_cases.remove_cases_owned_by_other_bench(
                 &mut run.run,
-                &prepared.owners,
+                &prepared.bench_of_case,
                 name,
             );
         }
-        let before = prepared.matched.judged.clone();
+        let before = prepared.matched_cases.judged_cases.clone();
         self.verify_head_against_base_outputs(name, verified);
         let [base, head] = [&verified[0], &verified[1]].map(|side| side.as_ref().map(|it| &it.run));
         match error.or(undrivable).as_ref() {
-            Some(why) => prepared.matched.record_cases_of_failed_bench(base, head, why),
-            None => prepared.matched.match_cases_of_runs(base, head),
+            Some(why) => prepared.matched_cases.record_cases_of_failed_bench(base, head, why),
+            None => prepared.matched_cases.match_cases_of_runs(base, head),
         }
-        if verified.iter().flatten().all(|side| side.driver == BenchControlMethod::Criterion) {
-            prepared.matched.record_cases_skipped_by_both(base, head);
+        if verified
+            .iter()
+            .flatten()
+            .all(|side| side.control_method == BenchControlMethod::Criterion)
+        {
+            prepared.matched_cases.record_cases_skipped_by_both(base, head);
         }
         for run in [base, head].into_iter().flatten() {
             let ids = run.cases.keys().chain(run.failed.keys()).chain(run.skipped.keys());
             for id in ids {
-                prepared.owners.entry(id.clone()).or_insert_with(|| name.to_owned());
+                prepared.bench_of_case.entry(id.clone()).or_insert_with(|| name.to_owned());
             }
         }
         let [Some(base), Some(head)] = verified else { return };
-        prepared.planned_cases += base.planned.min(head.planned);
+        prepared.planned_cases += base.planned_cases.min(head.planned_cases);
         let both = head.run.cases.iter().filter_map(|(id, head)| {
             let values =
                 [base.run.cases.get(id)?, head].map(|case| case.verification.verification_extent());
@@ -161,27 +168,29 @@ impl ComparisonEngine<'_> {
             )
         };
         let cases: BTreeSet<String> =
-            prepared.matched.judged.difference(&before).cloned().collect();
-        let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
+            prepared.matched_cases.judged_cases.difference(&before).cloned().collect();
+        let burst =
+            self.request.bench_variables.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
         let power = if burst { PowerStateOfSamples::Burst } else { PowerStateOfSamples::Steady };
-        let driver = BenchControlMethod::common_to_both_sides(base.driver, head.driver);
+        let driver =
+            BenchControlMethod::common_to_both_sides(base.control_method, head.control_method);
         let power = (driver != BenchControlMethod::Criterion).then_some(power);
-        let timeout = MIN_TIMING_PROCESS_TIMEOUT + 10 * base.took.max(head.took);
+        let timeout = MIN_TIMING_PROCESS_TIMEOUT + 10 * base.wall_time.max(head.wall_time);
         let bench = ComparedBench {
             name: name.to_owned(),
             verified: [base.path.clone(), head.path.clone()],
             expected: [&*base, &*head]
                 .map(|side| FactsOfVerifiedRun::from_verified_run(&side.run, &cases, power)),
             cases,
-            timeout: self.request.wait.unwrap_or(timeout),
+            timeout: self.request.process_timeout.unwrap_or(timeout),
             sampling,
-            driver,
-            first: BTreeSet::new(),
+            control_method: driver,
+            cases_timed_first: BTreeSet::new(),
         };
-        if bench.driver == BenchControlMethod::Criterion && !bench.cases.is_empty() {
+        if bench.control_method == BenchControlMethod::Criterion && !bench.cases.is_empty() {
             let found = facts_of_criterion_bench(&bench, head);
             self.progress.print_detail(&found.describe_cost());
-            prepared.criterion.push(found);
+            prepared.criterion_benches.push(found);
         }
         prepared.benches.push(bench);
     }
@@ -195,12 +204,12 @@ impl ComparisonEngine<'_> {
         bench: &str,
     ) -> Result<FirstProcessRun, FirstProcessFailure> {
         let Some(executable) =
-            self.session.sides[index_of_side(arm)].executables.driven.get(bench).cloned()
+            self.session.sides[index_of_side(arm)].executables.runnable_benches.get(bench).cloned()
         else {
             return Err(FirstProcessFailure::Absent);
         };
         let path = self.verification_record_path(arm, bench);
-        let driver = executable.driver;
+        let driver = executable.control_method;
         let sources = &self.session.sides[index_of_side(arm)].sources;
         let earlier_run = |path: PathBuf| {
             let run = file::read_record::<BenchProcessRun>(&path).ok()?;
@@ -211,14 +220,20 @@ impl ComparisonEngine<'_> {
             // Duration of the earlier process that verified the outputs.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             let planned = case_count_of_all_shards(&run);
-            same.then_some(FirstProcessRun { run, path, took, driver, planned })
+            same.then_some(FirstProcessRun {
+                run,
+                path,
+                wall_time: took,
+                control_method: driver,
+                planned_cases: planned,
+            })
         };
         let [base, head] = &self.session.sides;
         let twin = arm == ComparedArm::Head
             && base.sources == head.sources
             && base
                 .executables
-                .driven
+                .runnable_benches
                 .get(bench)
                 .is_some_and(|base| base.has_same_contents_and_driver(&executable));
         // Only a resumed comparison accepts an earlier verification of the executable; any other
@@ -228,7 +243,7 @@ impl ComparisonEngine<'_> {
         } else {
             path.clone()
         };
-        if (twin || !self.trials.trials.is_empty())
+        if (twin || !self.trials_file.trials.is_empty())
             && let Some(found) = earlier_run(earlier)
         {
             return Ok(found);
@@ -253,9 +268,11 @@ impl ComparisonEngine<'_> {
         self.progress.show_current_step(&format!("verifying {arm} {bench}"));
         // The stored outputs must come from the base's current executable, because outputs of
         // another executable are not a reference.
-        let of_base =
-            self.session.sides[index_of_side(ComparedArm::Base)].executables.driven.get(bench);
-        let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
+        let of_base = self.session.sides[index_of_side(ComparedArm::Base)]
+            .executables
+            .runnable_benches
+            .get(bench);
+        let outputs = of_base.map(|base| self.session.work_folder.join("outputs").join(&base.hash));
         let request = TrialRequestToBench {
             inputs: Some(self.input_folder_of_side(arm)),
             keep_outputs: outputs.clone().filter(|_| arm == ComparedArm::Base),
@@ -268,11 +285,17 @@ impl ComparisonEngine<'_> {
             )
         };
         let started = Instant::now();
-        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        let timeout = self.request.process_timeout.unwrap_or(VERIFICATION_TIMEOUT);
         match self.run_trial_process(arm, bench, &request, timeout) {
             Ok(Some(run)) => {
                 let (took, planned) = (started.elapsed(), case_count_of_all_shards(&run));
-                Ok(FirstProcessRun { run, path, took, driver, planned })
+                Ok(FirstProcessRun {
+                    run,
+                    path,
+                    wall_time: took,
+                    control_method: driver,
+                    planned_cases: planned,
+                })
             }
             Ok(None) => Err(FirstProcessFailure::Absent),
             Err(reason) => Err(match reason.find("no case matches") {
@@ -305,7 +328,7 @@ impl ComparisonEngine<'_> {
         };
         let package = self.session.sides[index_of_side(arm)].package_folder_of(bench).clone();
         let program = slot.join("bin").join(bench);
-        let timeout = self.request.wait.unwrap_or(CASE_LISTING_TIMEOUT);
+        let timeout = self.request.process_timeout.unwrap_or(CASE_LISTING_TIMEOUT);
         let listed = match by_criterion::list_criterion_cases(
             &self.shared_trial_setup(),
             (&program, &package),
@@ -325,7 +348,7 @@ impl ComparisonEngine<'_> {
             self.request.sampling.unwrap_or(TrialSamplingPlan::SAMPLING_ON_HOST),
         );
         let started = Instant::now();
-        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        let timeout = self.request.process_timeout.unwrap_or(VERIFICATION_TIMEOUT);
         let run = self.describe_trial_process(arm, bench, &request, timeout).and_then(|trial| {
             by_criterion::measure_listed_criterion_cases(
                 &self.shared_trial_setup(),
@@ -359,8 +382,14 @@ impl ComparisonEngine<'_> {
             let cases = run.cases.into_keys().collect();
             return Err(self.abandon_failed_bench(arm, bench, error.to_string(), cases));
         }
-        let driver = executable.driver;
-        Ok(FirstProcessRun { run, path, took: started.elapsed(), driver, planned })
+        let driver = executable.control_method;
+        Ok(FirstProcessRun {
+            run,
+            path,
+            wall_time: started.elapsed(),
+            control_method: driver,
+            planned_cases: planned,
+        })
     }
 
     /// For cases that only the base can verify against a reference, compares the head's outputs
@@ -374,9 +403,11 @@ impl ComparisonEngine<'_> {
     ) {
         let [Some(base), Some(head)] = verified else { return };
         let by_protocol =
-            |side: &FirstProcessRun| matches!(side.driver, BenchControlMethod::Protocol(_));
-        let of_base =
-            self.session.sides[index_of_side(ComparedArm::Base)].executables.driven.get(bench);
+            |side: &FirstProcessRun| matches!(side.control_method, BenchControlMethod::Protocol(_));
+        let of_base = self.session.sides[index_of_side(ComparedArm::Base)]
+            .executables
+            .runnable_benches
+            .get(bench);
         let Some(executable) = of_base.filter(|_| by_protocol(base) && by_protocol(head)) else {
             return;
         };
@@ -399,8 +430,8 @@ impl ComparisonEngine<'_> {
         }
         self.progress
             .print_detail(&format!("{} cases of {bench} are no longer verified", lost.len()));
-        let outputs = self.session.work.join("outputs").join(&executable.hash);
-        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        let outputs = self.session.work_folder.join("outputs").join(&executable.hash);
+        let timeout = self.request.process_timeout.unwrap_or(VERIFICATION_TIMEOUT);
         let process = |arm: ComparedArm| {
             let request = TrialRequestToBench {
                 cases: Some(lost.clone()),
@@ -410,7 +441,7 @@ impl ComparisonEngine<'_> {
                 base_outputs: Some(outputs.clone()).filter(|_| arm == ComparedArm::Head),
                 ..TrialRequestToBench::for_all_selected_cases(
                     "verify",
-                    self.session.work.join("outputs.json"),
+                    self.session.work_folder.join("outputs.json"),
                     TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
                 )
             };
@@ -453,7 +484,7 @@ impl ComparisonEngine<'_> {
     /// Returns the reason why a failed bench's cases have no times; `None` if the bench did not
     /// fail.
     fn failure_reason_of_bench(&self, bench: &str) -> Option<InconclusiveReason> {
-        let broken = self.broken.iter().find(|broken| broken.bench == *bench);
+        let broken = self.failed_benches.iter().find(|broken| broken.bench == *bench);
         broken.map(|broken| broken.inconclusive_reason_for_cases())
     }
 
@@ -467,7 +498,7 @@ impl PreparedSides {
     /// kernelgate's harness takes precedence over one of Criterion.
     fn store_facts_shared_by_benches(
         &mut self,
-        FirstProcessRun { run, driver, .. }: &FirstProcessRun,
+        FirstProcessRun { run, control_method: driver, .. }: &FirstProcessRun,
     ) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
@@ -475,7 +506,7 @@ impl PreparedSides {
             self.environment = Some(run.environment.clone());
             self.provenance = run.provenance.clone();
         }
-        self.optimised &= run.environment.optimised;
+        self.optimised_build &= run.environment.optimised;
         self.verification_ns.extend(
             rounds::median_timings_by_case(run)
                 .into_iter()
@@ -508,12 +539,13 @@ fn settings_without_effect_note(
     request: &BuildComparisonRequest,
     prepared: &PreparedSides,
 ) -> Option<String> {
-    let benches: Vec<&str> = prepared.criterion.iter().map(|it| it.bench.as_str()).collect();
+    let benches: Vec<&str> =
+        prepared.criterion_benches.iter().map(|it| it.bench.as_str()).collect();
     let flag = |variable: &String| {
         let name = variable.strip_prefix("KERNELGATE_").unwrap_or(variable);
         format!("--{} ({variable})", name.to_lowercase())
     };
-    let without_shard = request.settings.keys().filter(|name| *name != "KERNELGATE_SHARD");
+    let without_shard = request.bench_variables.keys().filter(|name| *name != "KERNELGATE_SHARD");
     let settings: Vec<String> = without_shard.map(flag).collect();
     (!benches.is_empty() && !settings.is_empty()).then(|| {
         format!(
@@ -533,7 +565,7 @@ fn facts_of_criterion_bench(bench: &ComparedBench, head: &FirstProcessRun) -> Cr
     CriterionOnlyBench {
         bench: bench.name.clone(),
         cases: bench.cases.iter().cloned().collect(),
-        process_s: head.took.as_secs_f64(),
+        process_s: head.wall_time.as_secs_f64(),
         overridden,
     }
 }

@@ -76,10 +76,10 @@ mod tests {
             verified: Default::default(),
             expected: [expected(), expected()],
             cases: ["x".to_owned()].into(),
-            first: BTreeSet::new(),
+            cases_timed_first: BTreeSet::new(),
             timeout: Duration::ZERO,
             sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
-            driver: BenchControlMethod::Protocol(1),
+            control_method: BenchControlMethod::Protocol(1),
         }];
         let listed = BTreeSet::from(["failed".to_owned()]);
         let trials: Vec<_> = (0..8).map(|i| test_trial(i / 4, i % 4, 10.0)).collect();

@@ -214,7 +214,7 @@ pub fn estimate_round_time_left(
             most_s += block_s * most as f64;
         }
     }
-    EstimatedRoundTimeLeft { likely_s, most_s }
+    EstimatedRoundTimeLeft { likely_s, max_s: most_s }
 }
 
 /// Estimate of how long the current round of a comparison still takes, seconds.
@@ -225,7 +225,7 @@ pub struct EstimatedRoundTimeLeft {
     pub likely_s: f64,
     /// Longest remaining time of the round, seconds: no undecided case is decided before the plan's
     /// last block.
-    pub most_s: f64,
+    pub max_s: f64,
 }
 
 impl EstimatedRoundTimeLeft {
@@ -240,7 +240,7 @@ impl EstimatedRoundTimeLeft {
         let counted_down = (before.likely_s - passed_s).max(0.0);
         let likely_s = Self::NEWEST_TIME_LEFT_ESTIMATE_WEIGHT * self.likely_s
             + (1.0 - Self::NEWEST_TIME_LEFT_ESTIMATE_WEIGHT) * counted_down;
-        Self { likely_s: likely_s.min(self.most_s), ..self }
+        Self { likely_s: likely_s.min(self.max_s), ..self }
     }
 }
 
@@ -422,12 +422,9 @@ pub(super) mod tests {
         }
         let open = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
         let left = |open| estimate_round_time_left(&trials, 1, &open, &outcome, &plan);
-        assert_eq!(left(open(&["x"])), EstimatedRoundTimeLeft { likely_s: 10.0, most_s: 44.0 });
-        assert_eq!(
-            left(open(&["x", "y"])),
-            EstimatedRoundTimeLeft { likely_s: 54.0, most_s: 88.0 }
-        );
-        assert_eq!(left(open(&[])), EstimatedRoundTimeLeft { likely_s: 0.0, most_s: 0.0 });
+        assert_eq!(left(open(&["x"])), EstimatedRoundTimeLeft { likely_s: 10.0, max_s: 44.0 });
+        assert_eq!(left(open(&["x", "y"])), EstimatedRoundTimeLeft { likely_s: 54.0, max_s: 88.0 });
+        assert_eq!(left(open(&[])), EstimatedRoundTimeLeft { likely_s: 0.0, max_s: 0.0 });
     }
 
     /// The test gives three estimates of the time left, a minute apart, of a comparison in which no
@@ -437,14 +434,14 @@ pub(super) mod tests {
         let raw = [180.0, 4.0, 176.0, 2.0, 172.0, 1.0, 168.0];
         let mut shown: Option<EstimatedRoundTimeLeft> = None;
         for likely_s in raw {
-            let next = EstimatedRoundTimeLeft { likely_s, most_s: 400.0 }
+            let next = EstimatedRoundTimeLeft { likely_s, max_s: 400.0 }
                 .smoothed_with_previous_estimate(shown, 2.0);
             let before = shown.map_or(180.0, |before| before.likely_s);
             assert!((next.likely_s - before).abs() <= 48.0, "{before} then {}", next.likely_s);
             shown = Some(next);
         }
         assert!(shown.is_some_and(|shown| shown.likely_s > 60.0), "{shown:?}");
-        let end = EstimatedRoundTimeLeft { likely_s: 1.0, most_s: 4.0 }
+        let end = EstimatedRoundTimeLeft { likely_s: 1.0, max_s: 4.0 }
             .smoothed_with_previous_estimate(shown, 2.0);
         assert_eq!(end.likely_s, 4.0, "not more than the blocks that are left");
     }

@@ -51,7 +51,7 @@ impl SideCheckout {
         run_git_or_fail(isolated_git(folder).args(["init", "--quiet", &format]), action)?;
         let info = folder.join(".git/objects/info");
         std::fs::create_dir_all(&info).map_err(io)?;
-        let shared = self.source.objects.iter().map(|objects| objects.display().to_string());
+        let shared = self.source.object_folders.iter().map(|objects| objects.display().to_string());
         // The path to the snapshot's objects is relative, because the checkout is moved to the slot
         // while it is built.
         let own = self
@@ -83,14 +83,16 @@ impl SideCheckout {
         let (folder, source) = (&self.folder, &self.source);
         // If git does not track `Cargo.lock`, the user's current `Cargo.lock` is copied into the
         // checkouts of both sides.
-        for lock in [Path::new("Cargo.lock").to_owned(), source.package.join("Cargo.lock")] {
+        for lock in
+            [Path::new("Cargo.lock").to_owned(), source.package_path_in_tree.join("Cargo.lock")]
+        {
             let action = format!("check out {}", revision.name_and_short_commit());
             let tracked = run_git_or_fail(
                 isolated_git(folder).args(["ls-files", "--", &lock.to_string_lossy()]),
                 &action,
             )?;
-            if tracked.is_empty() && source.top.join(&lock).is_file() {
-                let copied = std::fs::copy(source.top.join(&lock), folder.join(&lock));
+            if tracked.is_empty() && source.work_tree_root.join(&lock).is_file() {
+                let copied = std::fs::copy(source.work_tree_root.join(&lock), folder.join(&lock));
                 copied.map_err(CompareError::io("write", &folder.join(&lock)))?;
             }
         }
@@ -143,12 +145,12 @@ impl SideCheckout {
         revision: &NamedGitRevision,
     ) -> Result<Vec<String>, CompareError> {
         let (label, path) = (revision.name_and_short_commit(), link.path.display());
-        if source.objects.is_empty() {
+        if source.object_folders.is_empty() {
             // An earlier comparison may have left a symbolic link at the submodule's path, so the
             // path is checked before removal.
             self.remove_folder_inside_checkout(&link.path)?;
             let get = format!("`git submodule update --init --recursive -- {path}` gets it");
-            if source.top.is_dir() {
+            if source.work_tree_root.is_dir() {
                 return Ok(vec![format!(
                     "submodule {path} of {label} stays empty, as it is in the working tree; {get}"
                 )]);
@@ -216,8 +218,11 @@ mod tests {
     }
 
     fn take_test_snapshot(of: &GitRepository, checkout: &SideCheckout) -> NamedGitRevision {
-        let options =
-            WorkTreeSnapshotOptions { target: Path::new("/none"), leave_out: &[], say: &|_| () };
+        let options = WorkTreeSnapshotOptions {
+            target_folder: Path::new("/none"),
+            excluded_paths: &[],
+            print_note: &|_| (),
+        };
         commit_working_tree_snapshot(of, checkout, options).unwrap()
     }
 

@@ -43,34 +43,34 @@ pub struct CopiedBenchExecutable {
     /// Content hash.
     pub hash: String,
     /// Size and times of the executable's file when its content was hashed.
-    pub stamp: FileSizeAndTimes,
+    pub size_and_times: FileSizeAndTimes,
     /// How kernelgate controls the executable: by its bench protocol or by Criterion's flags.
-    pub driver: BenchControlMethod,
+    pub control_method: BenchControlMethod,
 }
 
 /// The copied bench executables of one side (base or head), and those that are not run.
 #[derive(Debug, Clone, Default)]
 pub struct CopiedBenchesOfSide {
     /// Executables that kernelgate can control, by bench name.
-    pub driven: BTreeMap<String, CopiedBenchExecutable>,
+    pub runnable_benches: BTreeMap<String, CopiedBenchExecutable>,
     /// Executables that are not run, by bench name, with the reason.
-    pub foreign: BTreeMap<String, String>,
+    pub benches_not_run: BTreeMap<String, String>,
     /// Names of all benches that the side has, requested or not.
-    pub names: Vec<String>,
+    pub bench_names: Vec<String>,
 }
 
 /// Settings that decide which bench executables of a side are copied and run.
 #[derive(Clone, Copy)]
 pub struct BenchCopySettings<'a> {
     /// Names of the benches that the user requested; if the list is empty, all benches are used.
-    pub wanted: &'a [String],
+    pub wanted_benches: &'a [String],
     /// Whether kernelgate built the executables from the user's package, so that running them is as
     /// safe as `cargo bench`.
-    pub built: bool,
+    pub built_by_kernelgate: bool,
     /// Longest time for an executable to answer the query for its protocol versions.
     pub timeout: Duration,
     /// Handle of the queried process, which Ctrl-C kills.
-    pub running: &'a SharedChildProcess,
+    pub running_child: &'a SharedChildProcess,
 }
 
 /// Copies the bench executables of a side into `side/bin`, and queries each one's protocol
@@ -90,16 +90,19 @@ pub fn copy_and_query_benches(
     let bin = side.join("bin");
     leftover_files::make_folder_replacing_file(&bin).map_err(CompareError::io("write", &bin))?;
     let mut executables = CopiedBenchesOfSide {
-        names: found.keys().cloned().collect(),
+        bench_names: found.keys().cloned().collect(),
         ..CopiedBenchesOfSide::default()
     };
-    for (bench, path) in
-        found.iter().filter(|(bench, _)| how.wanted.is_empty() || how.wanted.contains(bench))
+    for (bench, path) in found
+        .iter()
+        .filter(|(bench, _)| how.wanted_benches.is_empty() || how.wanted_benches.contains(bench))
     {
         let kind = harness_kind::harness_kind_of_file(path);
-        let named = !how.wanted.is_empty();
+        let named = !how.wanted_benches.is_empty();
         let driver = match kind {
-            Ok(BenchHarnessKind::Criterion) if how.built || named => BenchControlMethod::Criterion,
+            Ok(BenchHarnessKind::Criterion) if how.built_by_kernelgate || named => {
+                BenchControlMethod::Criterion
+            }
             Ok(BenchHarnessKind::Ours) => match query_bench_driver(path, bench, label, how)? {
                 Some(driver) => driver,
                 None => continue,
@@ -111,14 +114,14 @@ pub fn copy_and_query_benches(
                     Err(_) => {
                         let why =
                             "asked by --bench, it did not answer as a bench of this harness does";
-                        executables.foreign.insert(bench.clone(), why.to_owned());
+                        executables.benches_not_run.insert(bench.clone(), why.to_owned());
                         continue;
                     }
                 }
             }
             kind => {
                 executables
-                    .foreign
+                    .benches_not_run
                     .insert(bench.clone(), reason_executable_is_not_run(&kind, bench));
                 continue;
             }
@@ -133,9 +136,14 @@ pub fn copy_and_query_benches(
         // detected later.
         let stamp = FileSizeAndTimes::read_from_metadata(&at);
         let hash = file_content_hash_hex(&at)?;
-        executables.driven.insert(
+        executables.runnable_benches.insert(
             bench.clone(),
-            CopiedBenchExecutable { bench: bench.clone(), hash, stamp, driver },
+            CopiedBenchExecutable {
+                bench: bench.clone(),
+                hash,
+                size_and_times: stamp,
+                control_method: driver,
+            },
         );
     }
     Ok(executables)
@@ -167,13 +175,15 @@ impl CopiedBenchExecutable {
     /// Returns whether base's and head's executables have equal content hashes and are controlled
     /// in the same way.
     pub fn has_same_contents_and_driver(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.driver == other.driver
+        self.hash == other.hash && self.control_method == other.control_method
     }
 
     /// Checks that the copied executable is unchanged; its content is hashed only if its size or
     /// times changed.
     pub fn check_unchanged_by_size_and_times(&self, side: &Path) -> Result<(), CompareError> {
-        if FileSizeAndTimes::read_from_metadata(&side.join("bin").join(&self.bench)) == self.stamp {
+        if FileSizeAndTimes::read_from_metadata(&side.join("bin").join(&self.bench))
+            == self.size_and_times
+        {
             return Ok(());
         }
         self.check_unchanged_by_hash(side)
@@ -215,7 +225,7 @@ fn query_bench_driver(
             protocol::SUPPORTED_PROTOCOL_VERSIONS.1
         ),
     };
-    match versions::query_bench_protocol_versions(path, how.timeout, how.running) {
+    match versions::query_bench_protocol_versions(path, how.timeout, how.running_child) {
         Ok(spoken) => match protocol::newest_common_protocol_version(spoken) {
             Some(version) => Ok(Some(BenchControlMethod::Protocol(version))),
             None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),
@@ -266,7 +276,12 @@ mod tests {
         let (hash, stamp) =
             (file_content_hash_hex(&path).unwrap(), FileSizeAndTimes::read_from_metadata(&path));
         let driver = BenchControlMethod::Criterion;
-        let bench = CopiedBenchExecutable { bench: "b".to_owned(), hash, stamp, driver };
+        let bench = CopiedBenchExecutable {
+            bench: "b".to_owned(),
+            hash,
+            size_and_times: stamp,
+            control_method: driver,
+        };
         assert!(bench.check_unchanged_by_size_and_times(side.path()).is_ok());
         // If only the file's modification time changed and its contents are equal, the executable
         // counts as unchanged.
@@ -297,18 +312,18 @@ mod tests {
         assert_eq!(found.keys().collect::<Vec<_>>(), ["innocent"]);
         let running = SharedChildProcess::default();
         let how = |wanted| BenchCopySettings {
-            wanted,
-            built: false,
+            wanted_benches: wanted,
+            built_by_kernelgate: false,
             timeout: versions::VERSION_QUERY_TIMEOUT,
-            running: &running,
+            running_child: &running,
         };
         let installed = copy_and_query_benches(&side, &found, "base", how(&[])).unwrap();
-        assert!(!ran.exists() && installed.driven.is_empty());
-        let why = &installed.foreign["innocent"];
+        assert!(!ran.exists() && installed.runnable_benches.is_empty());
+        let why = &installed.benches_not_run["innocent"];
         insta::assert_snapshot!(why, @"its file has no mark of this harness, so it was not run; `--bench innocent` runs it all the same");
         let installed =
             copy_and_query_benches(&side, &found, "base", how(&["innocent".to_owned()])).unwrap();
-        assert!(ran.exists() && installed.driven.is_empty());
-        insta::assert_snapshot!(installed.foreign["innocent"], @"asked by --bench, it did not answer as a bench of this harness does");
+        assert!(ran.exists() && installed.runnable_benches.is_empty());
+        insta::assert_snapshot!(installed.benches_not_run["innocent"], @"asked by --bench, it did not answer as a bench of this harness does");
     }
 }

@@ -14,13 +14,13 @@ use kernelgate::record::provenance::GIT_ARGUMENTS_AGAINST_HOOKS;
 #[derive(Debug, Clone)]
 pub struct GitRepository {
     /// Root folder of the repository's working tree.
-    pub top: PathBuf,
+    pub work_tree_root: PathBuf,
     /// The package's folder, relative to the root of the working tree.
-    pub package: PathBuf,
+    pub package_path_in_tree: PathBuf,
     /// Paths of the folders that contain the repository's git objects.
-    pub objects: Vec<PathBuf>,
+    pub object_folders: Vec<PathBuf>,
     /// Paths of the `modules` folders in which git keeps the repositories of submodules.
-    pub modules: Vec<PathBuf>,
+    pub submodule_folders: Vec<PathBuf>,
     /// "sha1" or "sha256".
     pub object_format: String,
 }
@@ -110,10 +110,10 @@ impl GitRepository {
         let kept = [ask(&["--git-dir"])?, ask(&["--git-common-dir"])?];
         let modules = kept.map(|kept| at(kept).map(|kept| kept.join("modules")));
         Ok(Self {
-            top: ask(&["--show-toplevel"])?.into(),
-            package: ask(&["--show-prefix"])?.into(),
-            objects: at(ask(&["--git-path", "objects"])?).into_iter().collect(),
-            modules: modules.into_iter().flatten().collect(),
+            work_tree_root: ask(&["--show-toplevel"])?.into(),
+            package_path_in_tree: ask(&["--show-prefix"])?.into(),
+            object_folders: at(ask(&["--git-path", "objects"])?).into_iter().collect(),
+            submodule_folders: modules.into_iter().flatten().collect(),
             object_format: ask(&["--show-object-format"])?,
         })
     }
@@ -121,7 +121,7 @@ impl GitRepository {
     /// Finds the commit that a revision's name such as `main` or `HEAD~1` refers to.
     pub fn resolve_revision(&self, name: &str) -> Result<NamedGitRevision, CompareError> {
         let object = format!("{name}^{{commit}}");
-        let found = run_git_and_return_output(isolated_git(&self.top).args([
+        let found = run_git_and_return_output(isolated_git(&self.work_tree_root).args([
             "rev-parse",
             "--verify",
             "--quiet",
@@ -133,16 +133,17 @@ impl GitRepository {
             return Ok(NamedGitRevision { name: name.to_owned(), commit });
         }
         let refs = run_git_or_fail(
-            isolated_git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]),
+            isolated_git(&self.work_tree_root).args(["for-each-ref", "--format=%(refname:short)"]),
             "list refs",
         )
         .unwrap_or_default();
         let heads = ["for-each-ref", "--format=%(refname:short)", "refs/heads"];
-        let branches = run_git_or_fail(isolated_git(&self.top).args(heads), "list branches")
-            .unwrap_or_default();
+        let branches =
+            run_git_or_fail(isolated_git(&self.work_tree_root).args(heads), "list branches")
+                .unwrap_or_default();
         Err(CompareError::NoRevision {
             name: name.to_owned(),
-            top: self.top.clone(),
+            top: self.work_tree_root.clone(),
             similar: similar_revision_names(name, refs.lines()),
             branches: branches.lines().map(str::to_owned).collect(),
             shallow: self.is_shallow_clone(),
@@ -152,7 +153,7 @@ impl GitRepository {
     /// Returns whether the git clone is shallow, that is, its history is cut off.
     fn is_shallow_clone(&self) -> bool {
         run_git_or_fail(
-            isolated_git(&self.top).args(["rev-parse", "--is-shallow-repository"]),
+            isolated_git(&self.work_tree_root).args(["rev-parse", "--is-shallow-repository"]),
             "ask",
         )
         .is_ok_and(|answer| answer == "true")

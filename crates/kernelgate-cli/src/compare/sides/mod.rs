@@ -90,7 +90,7 @@ pub struct SideBuilder<'a> {
     /// Shows the progress.
     pub progress: &'a ComparisonProgressDisplay,
     /// Handle of the running cargo build, which Ctrl-C kills.
-    pub running: &'a SharedChildProcess,
+    pub running_child: &'a SharedChildProcess,
 }
 
 impl<'a> SideBuilder<'a> {
@@ -118,7 +118,7 @@ impl<'a> SideBuilder<'a> {
             let repository = GitRepository::open_around_package(&request.package)?;
             let named = name.map(|name| repository.resolve_revision(name)).transpose()?;
             let side = folder.side_folder_path(arm);
-            let surroundings = CopiedRepositoryPaths::for_repository(&repository.top);
+            let surroundings = CopiedRepositoryPaths::for_repository(&repository.work_tree_root);
             let copy = surroundings.make_repository_copy_folder(&side)?;
             let checkout = SideCheckout::open_or_create_checkout(&repository, &copy)?;
             surroundings.link_files_beside_repository(&side)?;
@@ -126,11 +126,15 @@ impl<'a> SideBuilder<'a> {
                 Some(revision) => revision,
                 None => {
                     let say = |text: &str| progress.print_line(text);
-                    let (target, leave_out) = (&request.target, &request.leave_out[..]);
+                    let (target, leave_out) = (&request.target, &request.excluded_paths[..]);
                     commit_working_tree_snapshot(
                         &repository,
                         &checkout,
-                        WorkTreeSnapshotOptions { target, leave_out, say: &say },
+                        WorkTreeSnapshotOptions {
+                            target_folder: target,
+                            excluded_paths: leave_out,
+                            print_note: &say,
+                        },
                     )?
                 }
             };
@@ -156,13 +160,13 @@ impl<'a> SideBuilder<'a> {
         }
         let head = make(ComparedArm::Head, &sources[1])?;
         for (arm, side) in [(ComparedArm::Base, &base), (ComparedArm::Head, &head)] {
-            for (bench, reason) in &side.executables.foreign {
+            for (bench, reason) in &side.executables.benches_not_run {
                 progress.print_line(&format!("left alone: {bench} of the {arm}: {reason}"));
             }
         }
         for bench in &request.benches {
             let names: BTreeSet<&String> =
-                base.executables.names.iter().chain(&head.executables.names).collect();
+                base.executables.bench_names.iter().chain(&head.executables.bench_names).collect();
             if !names.contains(bench) {
                 let names = names.into_iter().cloned().collect();
                 return Err(CompareError::NoBench { bench: bench.clone(), known: names });
@@ -174,24 +178,27 @@ impl<'a> SideBuilder<'a> {
     /// Before the head is built, prints a note if no case of the base matches the filter, which is
     /// often a typing error. The note is not an error, because the head may have a matching case.
     fn print_note_if_filter_matches_no_base_case(&self, base: &ComparisonSideWithExecutables) {
-        let Self { request, folder, progress, running } = self;
-        let driven = &base.executables.driven;
-        if !driven.values().all(|bench| matches!(bench.driver, BenchControlMethod::Protocol(_))) {
+        let Self { request, folder, progress, running_child: running } = self;
+        let driven = &base.executables.runnable_benches;
+        if !driven
+            .values()
+            .all(|bench| matches!(bench.control_method, BenchControlMethod::Protocol(_)))
+        {
             return;
         }
         let bin = folder.side_folder_path(ComparedArm::Base).join("bin");
         let executable = |bench: &String| BenchExecutable {
             bench: bench.clone(),
             path: bin.join(bench),
-            root: request.package.clone(),
+            package_root: request.package.clone(),
         };
         let executables = driven.keys().map(executable).collect();
         let found = UsableAndUnusableBenches { executables, ..UsableAndUnusableBenches::default() };
         let asking = BenchRequestSettings {
-            settings: request.settings.clone(),
+            settings: request.bench_variables.clone(),
             filter: request.filter.as_deref(),
-            timeout: request.wait.unwrap_or(versions::VERSION_QUERY_TIMEOUT),
-            running,
+            timeout: request.process_timeout.unwrap_or(versions::VERSION_QUERY_TIMEOUT),
+            running_child: running,
         };
         if request.filter.is_some()
             && let Err(error) = bench_requests::request_from_all_benches(
@@ -248,8 +255,13 @@ impl<'a> SideBuilder<'a> {
     }
 
     fn bench_copy_settings(&self, built: bool) -> BenchCopySettings<'_> {
-        let timeout = self.request.wait.unwrap_or(versions::VERSION_QUERY_TIMEOUT);
-        BenchCopySettings { wanted: &self.request.benches, built, timeout, running: self.running }
+        let timeout = self.request.process_timeout.unwrap_or(versions::VERSION_QUERY_TIMEOUT);
+        BenchCopySettings {
+            wanted_benches: &self.request.benches,
+            built_by_kernelgate: built,
+            timeout,
+            running_child: self.running_child,
+        }
     }
 
     fn prepare_side_from_folder(
@@ -263,7 +275,7 @@ impl<'a> SideBuilder<'a> {
         let at = self.folder.side_folder_path(arm);
         let executables =
             copy_and_query_benches(&at, &found, &label, self.bench_copy_settings(built))?;
-        if executables.driven.is_empty() && executables.foreign.is_empty() {
+        if executables.runnable_benches.is_empty() && executables.benches_not_run.is_empty() {
             return Err(CompareError::NoExecutable(label));
         }
         Ok(ComparisonSideWithExecutables {
@@ -287,7 +299,7 @@ impl<'a> SideBuilder<'a> {
         let RevisionWithCheckout { revision, checkout, repository } = found;
         let side_name = arm.arm_name();
         let label = revision.name_and_short_commit();
-        let surroundings = CopiedRepositoryPaths::for_repository(&repository.top);
+        let surroundings = CopiedRepositoryPaths::for_repository(&repository.work_tree_root);
         let notes = checkout.check_out_revision(revision)?;
         notes.iter().for_each(|note| progress.print_line(&format!("{side_name}: {note}")));
         progress.show_current_step(&format!("building {side_name}: {label}"));
@@ -335,10 +347,10 @@ impl<'a> SideBuilder<'a> {
             |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
         let unbuilt = unbuilt.into_iter();
         let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
-        executables.foreign.extend(unbuilt);
+        executables.benches_not_run.extend(unbuilt);
         let package = surroundings
             .repository_copy_folder(&folder.slot_folder_path())
-            .join(&repository.package);
+            .join(&repository.package_path_in_tree);
         let commit = revision.commit.clone();
         Ok(ComparisonSideWithExecutables {
             label,
@@ -362,21 +374,22 @@ impl<'a> SideBuilder<'a> {
         let RevisionWithCheckout { revision, repository, .. } = found;
         let (side_name, label, started) =
             (arm.arm_name(), revision.name_and_short_commit(), Instant::now());
-        let surroundings = CopiedRepositoryPaths::for_repository(&repository.top);
+        let surroundings = CopiedRepositoryPaths::for_repository(&repository.work_tree_root);
         let targets = BenchBuildTargets {
             benches: &request.benches,
-            package: request.member.as_deref(),
-            profile: &request.profile,
+            package: request.workspace_member.as_deref(),
+            profile: &request.build_profile,
             features: &request.features,
         };
         let build = |targets: BenchBuildTargets<'_>| {
             folder.run_with_side_in_slot(arm, |slot| {
                 let manifest = surroundings
                     .repository_copy_folder(slot)
-                    .join(&repository.package)
+                    .join(&repository.package_path_in_tree)
                     .join("Cargo.toml");
                 if !manifest.is_file() {
-                    let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
+                    let (label, manifest) =
+                        (label.clone(), repository.package_path_in_tree.join("Cargo.toml"));
                     return Err(CompareError::NoManifest { side: arm, label, manifest });
                 }
                 let mut command = cargo::cargo_bench_build_command(targets);
@@ -388,7 +401,11 @@ impl<'a> SideBuilder<'a> {
                     .env("CARGO_TARGET_DIR", slot.join("target"))
                     .envs(cargo::CARGO_PROGRESS_VARIABLES);
                 let show = |line: CargoStderrLine<'_>| {
-                    if let CargoStderrLine::Progress(CargoBuildProgress { done, all }) = line {
+                    if let CargoStderrLine::Progress(CargoBuildProgress {
+                        built_crates: done,
+                        total_crates: all,
+                    }) = line
+                    {
                         let elapsed = duration(started.elapsed());
                         progress.show_frequent_step(&format!(
                             "building {side_name}: {done} of {all} crates, {elapsed}"
@@ -397,7 +414,7 @@ impl<'a> SideBuilder<'a> {
                 };
                 let built = cargo::run_cargo_bench_build(
                     &mut command,
-                    (self.running, request.build_wait),
+                    (self.running_child, request.build_timeout),
                     show,
                 );
                 let unbuilt = benches_that_need_features(manifest.parent().unwrap_or(slot));
@@ -428,12 +445,15 @@ fn seed_build_from_users_target_folder(
     repository: &GitRepository,
     side: &Path,
 ) -> std::io::Result<()> {
-    let profile = match request.profile.as_str() {
+    let profile = match request.build_profile.as_str() {
         "bench" | "release" => "release",
         "dev" | "test" => "debug",
         own => own,
     };
-    let locks = [repository.top.clone(), repository.top.join(&repository.package)];
+    let locks = [
+        repository.work_tree_root.clone(),
+        repository.work_tree_root.join(&repository.package_path_in_tree),
+    ];
     let lock = locks.iter().find_map(|it| {
         file::read_untrusted_text_up_to(&it.join("Cargo.lock"), MAX_CARGO_LOCK_BYTES).ok()
     });
@@ -449,7 +469,7 @@ fn package_folder_of_each_bench(
     (side, label): (ComparedArm, &str),
 ) -> Result<BTreeMap<String, PathBuf>, CompareError> {
     let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for BenchExecutable { bench, root: folder, .. } in built {
+    for BenchExecutable { bench, package_root: folder, .. } in built {
         let recorded = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
         if recorded != folder {
             let name = |folder: &Path| {
@@ -472,7 +492,7 @@ mod tests {
         let built = |bench: &str, root: &str| BenchExecutable {
             bench: bench.to_owned(),
             path: PathBuf::from("/t/x"),
-            root: PathBuf::from(root),
+            package_root: PathBuf::from(root),
         };
         let one = [built("a", "/w/one"), built("b", "/w/two")];
         let packages = package_folder_of_each_bench(&one, (ComparedArm::Base, "main")).unwrap();

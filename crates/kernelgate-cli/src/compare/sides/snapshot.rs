@@ -25,11 +25,11 @@ const SNAPSHOT_ACTION_IN_ERRORS: &str = "snapshot the working tree";
 #[derive(Clone, Copy)]
 pub struct WorkTreeSnapshotOptions<'a> {
     /// Cargo's target folder, which the snapshot excludes even if git does not ignore it.
-    pub target: &'a Path,
+    pub target_folder: &'a Path,
     /// Untracked files and folders that the snapshot excludes.
-    pub leave_out: &'a [PathBuf],
+    pub excluded_paths: &'a [PathBuf],
     /// Function that prints a note if large untracked files become part of the snapshot.
-    pub say: &'a dyn Fn(&str),
+    pub print_note: &'a dyn Fn(&str),
 }
 
 /// Stores the working tree as a commit: tracked changes and new files that git does not ignore,
@@ -43,7 +43,7 @@ pub fn commit_working_tree_snapshot(
     checkout: &SideCheckout,
     options: WorkTreeSnapshotOptions<'_>,
 ) -> Result<NamedGitRevision, CompareError> {
-    for path in options.leave_out {
+    for path in options.excluded_paths {
         check_exclusion_is_untracked(of, path)?;
     }
     let (revision, changed) =
@@ -80,17 +80,17 @@ fn commit_snapshot_with_submodules(
     let folder = tempfile::tempdir().map_err(io)?;
     let index = folder.path().join("index");
     let own = run_git_or_fail(
-        isolated_git(&of.top).args(["rev-parse", "--git-path", "index"]),
+        isolated_git(&of.work_tree_root).args(["rev-parse", "--git-path", "index"]),
         SNAPSHOT_ACTION_IN_ERRORS,
     )?;
     // The snapshot starts from a copy of the user's git index, so that git need not read unchanged
     // files again; without a copy git reads every file.
-    if copy_git_index_with_time(&of.top.join(own), &index).is_err() {
+    if copy_git_index_with_time(&of.work_tree_root.join(own), &index).is_err() {
         let _ = std::fs::remove_file(&index);
     }
-    let alternates = std::env::join_paths(&of.objects).unwrap_or_default();
+    let alternates = std::env::join_paths(&of.object_folders).unwrap_or_default();
     let plumbing = || {
-        let mut command = isolated_git(&of.top);
+        let mut command = isolated_git(&of.work_tree_root);
         command.env("GIT_INDEX_FILE", &index).env("GIT_OBJECT_DIRECTORY", &objects);
         command.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &alternates);
         for who in ["AUTHOR", "COMMITTER"] {
@@ -104,7 +104,8 @@ fn commit_snapshot_with_submodules(
     add_working_tree_to_index(of, plumbing, options)?;
     let mut changed = Vec::new();
     for link in submodules::submodules_in_index(plumbing())? {
-        let Some(inner) = submodules::repository_rooted_at(&of.top.join(&link.path)) else {
+        let Some(inner) = submodules::repository_rooted_at(&of.work_tree_root.join(&link.path))
+        else {
             continue;
         };
         let below = store.join("submodules").join(&link.path);
@@ -122,7 +123,7 @@ fn commit_snapshot_with_submodules(
     let tree = run_git_or_fail(plumbing().arg("write-tree"), SNAPSHOT_ACTION_IN_ERRORS)?;
     if tree
         == run_git_or_fail(
-            isolated_git(&of.top).args(["rev-parse", "HEAD^{tree}"]),
+            isolated_git(&of.work_tree_root).args(["rev-parse", "HEAD^{tree}"]),
             SNAPSHOT_ACTION_IN_ERRORS,
         )?
     {
@@ -151,7 +152,7 @@ fn add_working_tree_to_index(
     plumbing: impl Fn() -> Command,
     options: WorkTreeSnapshotOptions<'_>,
 ) -> Result<(), CompareError> {
-    let top = of.top.canonicalize().unwrap_or_else(|_| of.top.clone());
+    let top = of.work_tree_root.canonicalize().unwrap_or_else(|_| of.work_tree_root.clone());
     let below = |path: &PathBuf| {
         let path = path.canonicalize().ok()?.strip_prefix(&top).map(Path::to_owned).ok()?;
         (path.components().next().is_some()).then_some(path)
@@ -159,22 +160,25 @@ fn add_working_tree_to_index(
     // A path that git ignores already gets no exclusion, because `git add` reports such an
     // exclusion as an error.
     let ignored = |path: &PathBuf| {
-        let ignored_status =
-            isolated_git(&of.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
+        let ignored_status = isolated_git(&of.work_tree_root)
+            .args(["check-ignore", "--quiet", "--"])
+            .arg(path)
+            .status();
         ignored_status.is_ok_and(|status| status.success())
     };
-    let unwanted = options.leave_out.iter().map(PathBuf::as_path).chain([options.target]);
+    let unwanted =
+        options.excluded_paths.iter().map(PathBuf::as_path).chain([options.target_folder]);
     let unwanted: Vec<String> = unwanted
         .filter_map(|path| below(&path.to_owned()))
         .filter(|path| !ignored(path))
         .map(|path| format!(":(exclude,literal){}", path.display()))
         .collect();
-    let mut listing = isolated_git(&of.top);
+    let mut listing = isolated_git(&of.work_tree_root);
     listing.args(["ls-files", "--others", "--exclude-standard", "-z", "--", "."]).args(&unwanted);
     print_note_about_large_untracked_files(
         of,
         &run_git_or_fail(&mut listing, SNAPSHOT_ACTION_IN_ERRORS)?,
-        options.say,
+        options.print_note,
     );
     let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
     if !unwanted.is_empty() {
@@ -191,7 +195,9 @@ fn add_working_tree_to_index(
 /// Prints a note with the total size of the untracked files if it is large, because all of them are
 /// copied into the snapshot.
 fn print_note_about_large_untracked_files(of: &GitRepository, untracked: &str, say: &dyn Fn(&str)) {
-    let size = |name: &str| std::fs::symlink_metadata(of.top.join(name)).map_or(0, |it| it.len());
+    let size = |name: &str| {
+        std::fs::symlink_metadata(of.work_tree_root.join(name)).map_or(0, |it| it.len())
+    };
     let mut sizes: Vec<(u64, &str)> =
         untracked.split('\0').filter(|it| !it.is_empty()).map(|it| (size(it), it)).collect();
     let sum: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
@@ -219,7 +225,7 @@ fn check_exclusion_is_untracked(of: &GitRepository, path: &Path) -> Result<(), C
     if std::fs::symlink_metadata(path).is_err() {
         return refuse("there is no such file or folder");
     }
-    let mut command = isolated_git(&of.top);
+    let mut command = isolated_git(&of.work_tree_root);
     command.args(["ls-files", "--error-unmatch", "--"]).arg(path);
     match path.is_dir() || !run_git_and_return_output(&mut command)?.status.success() {
         true => Ok(()),
@@ -244,7 +250,11 @@ mod tests {
         commit_working_tree_snapshot(
             of,
             checkout,
-            WorkTreeSnapshotOptions { target, leave_out: NO_EXCLUDED_PATHS, say: &|_| () },
+            WorkTreeSnapshotOptions {
+                target_folder: target,
+                excluded_paths: NO_EXCLUDED_PATHS,
+                print_note: &|_| (),
+            },
         )
         .unwrap()
     }
@@ -264,7 +274,7 @@ mod tests {
             std::fs::write(folder.path().join(name), "x").unwrap();
         }
         let status = || at(folder.path(), &["status", "--porcelain"]);
-        let objects = || std::fs::read_dir(&repository.objects[0]).unwrap().count();
+        let objects = || std::fs::read_dir(&repository.object_folders[0]).unwrap().count();
         let (before, count) = (status(), objects());
         let changed = snapshot_test_work_tree(&repository, &checkout, &target);
         assert_eq!(
@@ -339,7 +349,11 @@ mod tests {
             commit_working_tree_snapshot(
                 &repository,
                 checkout,
-                WorkTreeSnapshotOptions { target, leave_out, say: &say },
+                WorkTreeSnapshotOptions {
+                    target_folder: target,
+                    excluded_paths: leave_out,
+                    print_note: &say,
+                },
             )
         };
         let checkout =

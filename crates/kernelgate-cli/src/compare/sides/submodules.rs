@@ -85,23 +85,23 @@ pub fn local_repository_of_submodule(
     path: &Path,
     name: Option<&PathBuf>,
 ) -> GitRepository {
-    let top = of.top.join(path);
+    let top = of.work_tree_root.join(path);
     let mut found = GitRepository {
-        top: top.clone(),
-        package: PathBuf::new(),
-        objects: Vec::new(),
-        modules: Vec::new(),
+        work_tree_root: top.clone(),
+        package_path_in_tree: PathBuf::new(),
+        object_folders: Vec::new(),
+        submodule_folders: Vec::new(),
         object_format: of.object_format.clone(),
     };
     if let Some(work_tree) = repository_rooted_at(&top) {
-        found.objects.extend(work_tree.objects);
-        found.modules.extend(work_tree.modules);
+        found.object_folders.extend(work_tree.object_folders);
+        found.submodule_folders.extend(work_tree.submodule_folders);
     }
-    for kept in &of.modules {
+    for kept in &of.submodule_folders {
         let kept = kept.join(name.map_or(path, PathBuf::as_path));
-        if kept.join("objects").is_dir() && !found.objects.contains(&kept.join("objects")) {
-            found.objects.push(kept.join("objects"));
-            found.modules.push(kept.join("modules"));
+        if kept.join("objects").is_dir() && !found.object_folders.contains(&kept.join("objects")) {
+            found.object_folders.push(kept.join("objects"));
+            found.submodule_folders.push(kept.join("modules"));
         }
     }
     found
@@ -112,6 +112,6 @@ pub fn local_repository_of_submodule(
 pub fn repository_rooted_at(top: &Path) -> Option<GitRepository> {
     std::fs::symlink_metadata(top.join(".git")).ok()?;
     let found = GitRepository::open_around_folder(top).ok()?;
-    let same = found.top.canonicalize().ok()? == top.canonicalize().ok()?;
+    let same = found.work_tree_root.canonicalize().ok()? == top.canonicalize().ok()?;
     same.then_some(found)
 }

@@ -22,7 +22,7 @@ pub enum ArtificialCoRunningLoad {
 
 /// CPU load: threads that spin until this value is dropped.
 pub struct SpinningLoadThreads {
-    stop: Arc<AtomicBool>,
+    stop_flag: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -38,13 +38,13 @@ impl SpinningLoadThreads {
                 }
             })
         };
-        Self { threads: (0..threads).map(busy).collect(), stop }
+        Self { threads: (0..threads).map(busy).collect(), stop_flag: stop }
     }
 }
 
 impl Drop for SpinningLoadThreads {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop_flag.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -81,14 +81,14 @@ pub fn list_criterion_cases(
             _ => CriterionListFailure::Broken(how),
         });
     }
-    if ended.printed.cut {
+    if ended.captured_stdout.truncated {
         let why = format!(
             "{prefix} printed more than {} bytes, the limit",
             process_output::KEPT_BYTES_AT_STREAM_START
         );
         return Err(CriterionListFailure::Undrivable(why));
     }
-    let text = String::from_utf8_lossy(&ended.printed.kept);
+    let text = String::from_utf8_lossy(&ended.captured_stdout.kept_bytes);
     let listed =
         criterion::parse_criterion_list(&text).map_err(CriterionListFailure::Undrivable)?;
     if listed == ListedCriterionTitles::default() {
@@ -168,7 +168,7 @@ pub fn measure_listed_criterion_cases(
     let contention = before
         .zip(after)
         .and_then(|(before, after)| after.cpu_share_of_other_processes_since(&before));
-    let stored = store::read_criterion_store(&setup.work.join(CRITERION_TRIAL_FOLDER))
+    let stored = store::read_criterion_store(&setup.work_folder.join(CRITERION_TRIAL_FOLDER))
         .map_err(|why| why.to_string())?;
     let bench = trial.program.file_name().unwrap_or_default().to_string_lossy();
     let provenance = CommitAndChanges {
@@ -265,7 +265,7 @@ fn make_empty_criterion_folder(
     setup: &SharedTrialSettings<'_>,
     name: &str,
 ) -> Result<PathBuf, String> {
-    let store = setup.work.join(name);
+    let store = setup.work_folder.join(name);
     leftover_files::remove_file_or_folder_if_present(&store)
         .and_then(|()| std::fs::create_dir_all(&store))
         .map_err(|cause| format!("failed to make {}: {cause}", store.display()))?;

@@ -46,7 +46,7 @@ pub fn measure_by_kernelgate_protocol(
         _ => return Err("its response answers another request".to_owned()),
     }
     if let Some(run) = &run {
-        check_record_answers_request(run, trial, setup.settings)?;
+        check_record_answers_request(run, trial, setup.bench_variables)?;
         check_times_and_machine_of_record(run, took, setup.environment)?;
     }
     Ok(run)
@@ -54,7 +54,7 @@ pub fn measure_by_kernelgate_protocol(
 
 /// Returns the path of the response file that belongs to a request file in a trial's work folder.
 fn response_file_path(setup: &SharedTrialSettings<'_>, request: &str) -> PathBuf {
-    setup.work.join(format!("response-to-{request}"))
+    setup.work_folder.join(format!("response-to-{request}"))
 }
 
 /// Reads the response file that a bench wrote, and checks that it names this bench.
@@ -80,7 +80,7 @@ pub fn write_request_and_make_trial_command(
     trial: &TrialProcessToRun<'_>,
     name: &str,
 ) -> Result<Command, String> {
-    let path = setup.work.join(name);
+    let path = setup.work_folder.join(name);
     let response = response_file_path(setup, name);
     leftover_files::remove_file_or_folder_if_present(&response)
         .map_err(record_removal_failure_text)?;
@@ -95,7 +95,7 @@ pub fn write_request_and_make_trial_command(
     let injection = &trial.injection;
     command
         .envs(injection.delay_variable_value().map(|delays| ("KERNELGATE_DELAY", delays)))
-        .envs(injection.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
+        .envs(injection.code_layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
 }
 
@@ -118,11 +118,13 @@ fn bench_command_with_request(
     }
     // The bench gets the comparison's shard from the settings, so the variable `KERNELGATE_SHARD`
     // of this process is removed.
-    command.env_remove("KERNELGATE_SHARD").envs(setup.settings);
+    command.env_remove("KERNELGATE_SHARD").envs(setup.bench_variables);
     command.env(protocol::REQUEST_PATH_VARIABLE, request);
     command.env("KERNELGATE_COMMIT", &trial.commit);
-    command.env("CARGO_TARGET_DIR", setup.work.join("target"));
-    command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    command.env("CARGO_TARGET_DIR", setup.work_folder.join("target"));
+    command
+        .env("CRITERION_HOME", setup.work_folder.join("criterion"))
+        .env_remove("KERNELGATE_SESSION");
     command.env_remove("KERNELGATE_DELAY").env_remove("KERNELGATE_LAYOUT");
     command
 }
@@ -134,7 +136,8 @@ pub fn request_without_trial(
     trial: &TrialProcessToRun<'_>,
     action: RequestedBenchAction,
 ) -> Result<ResponseToBenchAction, String> {
-    let [path, answer_path] = ["request.json", "response.json"].map(|name| setup.work.join(name));
+    let [path, answer_path] =
+        ["request.json", "response.json"].map(|name| setup.work_folder.join(name));
     leftover_files::remove_file_or_folder_if_present(&answer_path)
         .map_err(record_removal_failure_text)?;
     let request = BenchRequestFile { response: answer_path.clone(), action };

@@ -384,7 +384,7 @@ mod tests {
             package: PathBuf::new(),
             commit: "none".to_owned(),
             injection: InjectedChanges { delays_ns, ..InjectedChanges::default() },
-            driver: BenchControlMethod::Protocol(1),
+            control_method: BenchControlMethod::Protocol(1),
             request: &request,
             timeout: Duration::ZERO,
         };

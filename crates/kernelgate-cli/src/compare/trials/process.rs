@@ -23,13 +23,13 @@ use kernelgate::record::{RunEnvironment, TrialRequestToBench};
 /// Settings that all bench processes (trials) of a comparison share.
 pub struct SharedTrialSettings<'a> {
     /// Environment variables that kernelgate sets for the bench executables.
-    pub settings: &'a BTreeMap<String, String>,
+    pub bench_variables: &'a BTreeMap<String, String>,
     /// Criterion's filter.
     pub filter: Option<&'a str>,
     /// Folder for the request, the run record and Criterion's results of a trial.
-    pub work: &'a Path,
+    pub work_folder: &'a Path,
     /// Handle of the bench process, which Ctrl-C kills.
-    pub running: &'a SharedChildProcess,
+    pub running_child: &'a SharedChildProcess,
     /// Description of the host.
     pub environment: &'a RunEnvironment,
     /// Progress display, for messages about processes that print too much.
@@ -50,7 +50,7 @@ pub struct TrialProcessToRun<'a> {
     /// Artificial changes, such as delays, that a calibration injects into the process.
     pub injection: InjectedChanges,
     /// How the process gets its request: by kernelgate's bench protocol or by Criterion's flags.
-    pub driver: BenchControlMethod,
+    pub control_method: BenchControlMethod,
     pub request: &'a TrialRequestToBench,
     pub timeout: Duration,
 }
@@ -77,7 +77,7 @@ pub fn command_in_package_folder(program: &Path, package: &Path) -> Command {
 pub struct FinishedTrialProcess {
     pub status: ExitStatus,
     /// Captured standard output of the process; empty if the command does not pipe it.
-    pub printed: CapturedOutput,
+    pub captured_stdout: CapturedOutput,
     /// The last bytes of the process's standard error.
     stderr: Vec<u8>,
 }
@@ -118,7 +118,7 @@ pub fn run_to_end_or_timeout(
 ) -> Result<FinishedTrialProcess, String> {
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let (stdout, stderr) = setup
-        .running
+        .running_child
         .start_child_process(command)
         .map_err(|cause| format!("failed to start: {cause}"))?;
     let (printed, stderr) = (
@@ -126,11 +126,11 @@ pub fn run_to_end_or_timeout(
         stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::End)),
     );
     let ended = setup
-        .running
+        .running_child
         .wait_or_kill_at_timeout(timeout)
         .map_err(|cause| format!("was lost: {cause}"))?;
     let (printed, stderr) = (wait_for_captured_output(printed), wait_for_captured_output(stderr));
-    if stderr.bytes > MAX_PRINTED_STDERR_BYTES {
+    if stderr.total_bytes > MAX_PRINTED_STDERR_BYTES {
         let bench = Path::new(command.get_program()).file_name().unwrap_or_default();
         setup.progress.print_line_once(&format!(
             "bench `{}` prints more than {MAX_PRINTED_STDERR_BYTES} bytes in a process: only the end is \
@@ -138,9 +138,11 @@ pub fn run_to_end_or_timeout(
             bench.display(),
         ));
     }
-    let stderr = stderr.kept;
+    let stderr = stderr.kept_bytes;
     match ended {
-        ChildProcessEnd::Exited(status) => Ok(FinishedTrialProcess { status, printed, stderr }),
+        ChildProcessEnd::Exited(status) => {
+            Ok(FinishedTrialProcess { status, captured_stdout: printed, stderr })
+        }
         ChildProcessEnd::TimedOut => Err(format!(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()

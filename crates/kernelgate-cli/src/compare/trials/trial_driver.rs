@@ -13,7 +13,7 @@ pub fn run_trial(
     setup: &SharedTrialSettings<'_>,
     trial: &TrialProcessToRun<'_>,
 ) -> Result<Option<BenchProcessRun>, String> {
-    match trial.driver {
+    match trial.control_method {
         BenchControlMethod::Protocol(_) => {
             by_protocol::measure_by_kernelgate_protocol(setup, trial)
         }
@@ -30,7 +30,7 @@ pub fn start_trial_as_background_load(
     trial: &TrialProcessToRun<'_>,
     co_running: &SharedChildProcess,
 ) -> Result<(), String> {
-    let mut command = match trial.driver {
+    let mut command = match trial.control_method {
         BenchControlMethod::Protocol(_) => {
             by_protocol::write_request_and_make_trial_command(setup, trial, "co-running.json")?
         }

@@ -242,7 +242,8 @@ pub fn report_unjudged_cost_limits(
             .into_iter()
             .filter(|cost| cost.allowed_growth(&rule.limits).is_some())
         {
-            let named = |it: &&CostLimitOfCase| it.cost == cost && rule.cases.is_match(&it.case);
+            let named =
+                |it: &&CostLimitOfCase| it.cost == cost && rule.case_pattern.is_match(&it.case);
             let named: Vec<&CostLimitOfCase> = bounds.iter().filter(named).collect();
             let mut reasons: BTreeMap<MissingCostReason, usize> = BTreeMap::new();
             for missing in named.iter().filter_map(|it| it.missing) {

@@ -35,9 +35,9 @@ pub struct WeightedInterimAnalysis {
 #[derive(Debug, Clone, PartialEq)]
 pub struct AlphaSpendingSchedule {
     /// The interim analyses before the final one, in ascending order of their numbers of pairs.
-    early: Vec<WeightedInterimAnalysis>,
+    early_analyses: Vec<WeightedInterimAnalysis>,
     /// Weight of the final analysis, after the last block.
-    last: f64,
+    final_analysis_weight: f64,
 }
 
 impl AlphaSpendingSchedule {
@@ -61,9 +61,9 @@ impl AlphaSpendingSchedule {
             analysis.weight = (1.0 - FINAL_ANALYSIS_WEIGHT - FIRST_ANALYSIS_WEIGHT) / later as f64;
         }
         if early.is_empty() {
-            return Self { early, last: 1.0 };
+            return Self { early_analyses: early, final_analysis_weight: 1.0 };
         }
-        Self { early, last: FINAL_ANALYSIS_WEIGHT }
+        Self { early_analyses: early, final_analysis_weight: FINAL_ANALYSIS_WEIGHT }
     }
 
     /// Returns the interim analyses with at most this number of pairs, and after the last block
@@ -73,21 +73,28 @@ impl AlphaSpendingSchedule {
         pairs: usize,
         ended: bool,
     ) -> impl Iterator<Item = WeightedInterimAnalysis> {
-        let last =
-            (ended && pairs > 0).then_some(WeightedInterimAnalysis { pairs, weight: self.last });
-        self.early.iter().copied().filter(move |analysis| analysis.pairs <= pairs).chain(last)
+        let last = (ended && pairs > 0)
+            .then_some(WeightedInterimAnalysis { pairs, weight: self.final_analysis_weight });
+        self.early_analyses
+            .iter()
+            .copied()
+            .filter(move |analysis| analysis.pairs <= pairs)
+            .chain(last)
     }
 
     /// Returns the number of pairs of the first interim analysis with at least this number of
     /// pairs; `None` if only the final one follows.
     pub fn pairs_of_next_analysis(&self, pairs: usize) -> Option<usize> {
-        self.early.iter().map(|analysis| analysis.pairs).find(|analysis| *analysis >= pairs)
+        self.early_analyses
+            .iter()
+            .map(|analysis| analysis.pairs)
+            .find(|analysis| *analysis >= pairs)
     }
 
     /// Returns the smallest number of pairs with which the final analysis of a test at this level
     /// can be significant.
     pub fn fewest_pairs_for_final_significance(&self, level: f64) -> usize {
-        fewest_pairs_that_can_reach_level(level * self.last)
+        fewest_pairs_that_can_reach_level(level * self.final_analysis_weight)
     }
 }
 
@@ -96,12 +103,12 @@ impl AlphaSpendingSchedule {
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnchangedAnalysisSchedule {
     /// Numbers of pairs at which a case may be declared unchanged before the final analysis.
-    pub early: Vec<usize>,
+    pub pairs_at_early_analyses: Vec<usize>,
     /// Error probability of each analysis before the final one, for each end of the confidence
     /// interval.
-    pub early_tail: f64,
+    pub early_tail_probability: f64,
     /// Error probability of the final analysis, for each end of the confidence interval.
-    pub last_tail: f64,
+    pub final_tail_probability: f64,
 }
 
 impl UnchangedAnalysisSchedule {
@@ -118,7 +125,11 @@ impl UnchangedAnalysisSchedule {
         let last_tail =
             if early.is_empty() { all } else { FINAL_ANALYSIS_WEIGHT_FOR_UNCHANGED * all };
         let early_tail = (all - last_tail) / early.len().max(1) as f64;
-        Self { early, early_tail, last_tail }
+        Self {
+            pairs_at_early_analyses: early,
+            early_tail_probability: early_tail,
+            final_tail_probability: last_tail,
+        }
     }
 }
 
@@ -181,8 +192,11 @@ mod tests {
                 missed: 0.06,
                 ..ComparisonTestPlan::default()
             };
-            let UnchangedAnalysisSchedule { early, early_tail, last_tail } =
-                UnchangedAnalysisSchedule::for_test_plan(&plan);
+            let UnchangedAnalysisSchedule {
+                pairs_at_early_analyses: early,
+                early_tail_probability: early_tail,
+                final_tail_probability: last_tail,
+            } = UnchangedAnalysisSchedule::for_test_plan(&plan);
             let spent = early.len() as f64 * early_tail + last_tail;
             assert!((spent - 0.03).abs() < 1e-12, "{early:?}");
             (early, (1e3 * last_tail).round())
@@ -195,7 +209,8 @@ mod tests {
         );
         assert_eq!(
             fewest_pairs_that_can_reach_level(
-                UnchangedAnalysisSchedule::for_test_plan(&ComparisonTestPlan::default()).last_tail
+                UnchangedAnalysisSchedule::for_test_plan(&ComparisonTestPlan::default())
+                    .final_tail_probability
             ),
             6
         );

@@ -73,9 +73,9 @@ pub fn decide_cases_with_own_thresholds(
     let of_plan = |plan| InterimTestsOfCase {
         plan,
         level,
-        change: &change,
-        same: &same,
-        settling: &settling,
+        schedule_for_change: &change,
+        schedule_for_no_change: &same,
+        schedule_for_unchanged: &settling,
     };
     let tests: Vec<InterimTestsOfCase<'_>> = plans.iter().map(of_plan).collect();
     let pairs: Vec<LogTimePairsOfCase> =
@@ -132,27 +132,27 @@ struct InterimTestsOfCase<'a> {
     plan: &'a ComparisonTestPlan,
     /// Significance level of the test of a single case, already divided by the number of cases.
     level: f64,
-    change: &'a AlphaSpendingSchedule,
+    schedule_for_change: &'a AlphaSpendingSchedule,
     /// Interim analyses of the tests that exclude a change.
-    same: &'a AlphaSpendingSchedule,
+    schedule_for_no_change: &'a AlphaSpendingSchedule,
     /// Analyses at which the case may be declared unchanged within the tolerated change.
-    settling: &'a UnchangedAnalysisSchedule,
+    schedule_for_unchanged: &'a UnchangedAnalysisSchedule,
 }
 
 /// Evidence for a change of one case in one direction (slower or faster): p values that are valid
 /// at any stopping time.
 struct EvidenceOfChangeInDirection {
     /// p value of the test on the times alone, without clock cycles and contention.
-    time: f64,
+    p_by_time: f64,
     /// Largest of the p values by time, by time corrected for contention, and by clock cycles.
-    all: f64,
+    largest_p: f64,
     /// The doubt, contention or clock, whose p value is larger.
     objection: CauseOfInconclusiveDecision,
     /// Number of pairs at the analysis in which clock cycles excluded a relevant change, so that
     /// more blocks would not help; `None` if none did.
-    clock_at: Option<usize>,
+    pairs_when_clock_objected: Option<usize>,
     /// Number of pairs at the interim analysis that gave the p value `all`.
-    at: usize,
+    pairs_at_analysis: usize,
 }
 
 impl EvidenceOfChangeInDirection {
@@ -161,7 +161,7 @@ impl EvidenceOfChangeInDirection {
     fn verdict_for_unconfirmed_change(
         &self,
     ) -> (VerdictOnCase, Option<CauseOfInconclusiveDecision>, Option<usize>) {
-        match self.clock_at {
+        match self.pairs_when_clock_objected {
             Some(at) => {
                 (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Clock), Some(at))
             }
@@ -178,11 +178,11 @@ struct EvidenceOfCase {
     null: [f64; 2],
     /// Number of pairs at the interim analysis that excluded any relevant change; `None` if none
     /// did.
-    same_at: Option<usize>,
+    pairs_when_unchanged: Option<usize>,
     /// Whether no more blocks of the comparison come.
     ended: bool,
     /// Verdict that the case gets if no test decides; it is final after the last block.
-    otherwise: (VerdictOnCase, Option<CauseOfInconclusiveDecision>),
+    verdict_without_evidence: (VerdictOnCase, Option<CauseOfInconclusiveDecision>),
     /// Number of pairs now.
     pairs: usize,
 }
@@ -193,46 +193,59 @@ impl InterimTestsOfCase<'_> {
         let n = pairs.pair_count();
         let change = |direction| {
             let p = |test: &dyn Fn(usize) -> f64| {
-                p_value_valid_at_any_stop(self.change.analyses_up_to_pairs(n, ended), test)
+                p_value_valid_at_any_stop(
+                    self.schedule_for_change.analyses_up_to_pairs(n, ended),
+                    test,
+                )
             };
             let (time, at) = p(&|n| pairs.p_of_no_change_beyond_threshold(n, direction, plan));
             let (contention, contention_at) =
                 p(&|n| pairs.p_of_no_change_corrected_for_contention(n, direction, plan));
             let (cycles, cycles_at) =
                 p(&|n| pairs.p_of_no_change_beyond_threshold_in_cycles(n, direction, plan));
-            let (same, same_at) =
-                p_value_valid_at_any_stop(self.same.analyses_up_to_pairs(n, ended), |n| {
-                    pairs.p_of_change_by_threshold_in_cycles(n, direction, plan)
-                });
+            let (same, same_at) = p_value_valid_at_any_stop(
+                self.schedule_for_no_change.analyses_up_to_pairs(n, ended),
+                |n| pairs.p_of_change_by_threshold_in_cycles(n, direction, plan),
+            );
             EvidenceOfChangeInDirection {
-                time,
-                all: time.max(contention).max(cycles),
+                p_by_time: time,
+                largest_p: time.max(contention).max(cycles),
                 objection: if cycles > contention {
                     CauseOfInconclusiveDecision::Clock
                 } else {
                     CauseOfInconclusiveDecision::Contention
                 },
-                clock_at: (same <= plan.missed).then_some(same_at.max(at)),
-                at: at.max(contention_at).max(if pairs.are_cycles_used() { cycles_at } else { 0 }),
+                pairs_when_clock_objected: (same <= plan.missed).then_some(same_at.max(at)),
+                pairs_at_analysis: at.max(contention_at).max(if pairs.are_cycles_used() {
+                    cycles_at
+                } else {
+                    0
+                }),
             }
         };
         let null = [DirectionOfChange::Slower, DirectionOfChange::Faster].map(|direction| {
-            p_value_valid_at_any_stop(self.change.analyses_up_to_pairs(n, ended), |n| {
-                pairs.p_of_equal_null_pairs(n, direction, plan)
-            })
+            p_value_valid_at_any_stop(
+                self.schedule_for_change.analyses_up_to_pairs(n, ended),
+                |n| pairs.p_of_equal_null_pairs(n, direction, plan),
+            )
             .0
         });
         let same = |direction| {
-            p_value_valid_at_any_stop(self.same.analyses_up_to_pairs(n, ended), |n| {
-                pairs.p_of_change_by_threshold(n, direction, plan)
-            })
+            p_value_valid_at_any_stop(
+                self.schedule_for_no_change.analyses_up_to_pairs(n, ended),
+                |n| pairs.p_of_change_by_threshold(n, direction, plan),
+            )
         };
         let (slower, faster) = (same(DirectionOfChange::Slower), same(DirectionOfChange::Faster));
         let same_at = slower.1.max(faster.1);
         let excluded = slower.0.max(faster.0) <= plan.missed
             && !self.may_contention_of_base_hide_slowdown(pairs, same_at);
         let settled_at = || {
-            let UnchangedAnalysisSchedule { early, early_tail, .. } = self.settling;
+            let UnchangedAnalysisSchedule {
+                pairs_at_early_analyses: early,
+                early_tail_probability: early_tail,
+                ..
+            } = self.schedule_for_unchanged;
             early.iter().copied().find(|analysis| {
                 *analysis <= n
                     && self.is_unchanged_within_tolerance(pairs, *analysis, *early_tail)
@@ -243,9 +256,9 @@ impl InterimTestsOfCase<'_> {
             slower: change(DirectionOfChange::Slower),
             faster: change(DirectionOfChange::Faster),
             null,
-            same_at: if excluded { Some(same_at) } else { settled_at() },
+            pairs_when_unchanged: if excluded { Some(same_at) } else { settled_at() },
             ended,
-            otherwise: if ended {
+            verdict_without_evidence: if ended {
                 self.verdict_after_last_block(pairs)
             } else {
                 (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Wide))
@@ -276,7 +289,7 @@ impl InterimTestsOfCase<'_> {
     ) -> Option<bool> {
         let threshold = pairs.log_of_threshold_ratio(n, self.plan);
         let margin = self.plan.tolerated.ln_1p().max(threshold);
-        let times = &pairs.time[..n];
+        let times = &pairs.log_time_ratios[..n];
         let walsh = WalshAverages::averages_of_all_pairs(times);
         let all_beyond = |sign: f64| times.iter().all(|time| sign * time > threshold);
         // If there are too few pairs for an interval of this confidence, only pairs that all lie
@@ -302,10 +315,16 @@ impl InterimTestsOfCase<'_> {
         pairs: &LogTimePairsOfCase,
     ) -> (VerdictOnCase, Option<CauseOfInconclusiveDecision>) {
         let n = pairs.pair_count();
-        match self.is_unchanged_within_tolerance(pairs, n, self.settling.last_tail) {
+        match self.is_unchanged_within_tolerance(
+            pairs,
+            n,
+            self.schedule_for_unchanged.final_tail_probability,
+        ) {
             None => (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention)),
             Some(true) => (VerdictOnCase::Unchanged, None),
-            Some(false) if n < self.change.fewest_pairs_for_final_significance(self.level) => {
+            Some(false)
+                if n < self.schedule_for_change.fewest_pairs_for_final_significance(self.level) =>
+            {
                 let throttled = pairs.excludes_throttled_blocks();
                 let doubt = if throttled {
                     CauseOfInconclusiveDecision::Throttled
@@ -329,7 +348,7 @@ impl InterimTestsOfCase<'_> {
         let plan = self.plan;
         let n = pairs.pair_count();
         let threshold = pairs.log_of_threshold_ratio(n, plan);
-        let walsh = WalshAverages::averages_of_all_pairs(&pairs.time);
+        let walsh = WalshAverages::averages_of_all_pairs(&pairs.log_time_ratios);
         let tail = FINAL_ANALYSIS_WEIGHT * plan.missed;
         let level = FINAL_ANALYSIS_WEIGHT * self.level;
         let center = walsh.hodges_lehmann_center().unwrap_or(0.0).abs();
@@ -358,16 +377,22 @@ impl InterimTestsOfCase<'_> {
         };
         let needed = || {
             if center > threshold {
-                return shown(center - threshold, level)
-                    .map(|pairs| analysed_at(self.change.pairs_of_next_analysis(pairs), pairs));
+                return shown(center - threshold, level).map(|pairs| {
+                    analysed_at(self.schedule_for_change.pairs_of_next_analysis(pairs), pairs)
+                });
             }
-            let UnchangedAnalysisSchedule { early, early_tail, last_tail } = self.settling;
+            let UnchangedAnalysisSchedule {
+                pairs_at_early_analyses: early,
+                early_tail_probability: early_tail,
+                final_tail_probability: last_tail,
+            } = self.schedule_for_unchanged;
             let analysis = |pairs: usize| early.iter().copied().find(|it| *it >= pairs);
             let settles = if ended { *last_tail } else { *early_tail };
             let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, settles)
                 .map(|pairs| analysed_at(analysis(pairs), pairs));
-            let same = shown(threshold - center, tail)
-                .map(|pairs| analysed_at(self.same.pairs_of_next_analysis(pairs), pairs));
+            let same = shown(threshold - center, tail).map(|pairs| {
+                analysed_at(self.schedule_for_no_change.pairs_of_next_analysis(pairs), pairs)
+            });
             [same, settled].into_iter().flatten().min()
         };
         let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };
@@ -378,11 +403,13 @@ impl InterimTestsOfCase<'_> {
             base_ns: middle(&pairs.base_ns),
             head_ns: middle(&pairs.head_ns),
             ratio: time_ratio_with_interval(&walsh, tail),
-            cycles: pairs.cycles.as_ref().filter(|cycles| !cycles.is_empty()).map(|cycles| {
-                time_ratio_with_interval(&WalshAverages::averages_of_all_pairs(cycles), tail)
-            }),
+            cycles: pairs.log_cycle_ratios.as_ref().filter(|cycles| !cycles.is_empty()).map(
+                |cycles| {
+                    time_ratio_with_interval(&WalshAverages::averages_of_all_pairs(cycles), tail)
+                },
+            ),
             null: time_ratio_with_interval(
-                &WalshAverages::averages_of_all_pairs(&pairs.null),
+                &WalshAverages::averages_of_all_pairs(&pairs.log_ratios_of_one_build),
                 tail,
             ),
             threshold: threshold.exp_m1(),
@@ -470,9 +497,9 @@ fn adjust_verdicts_for_family(
         family.adjust_p_values_for_family(&standings.iter().map(p).collect::<Vec<_>>())
     };
     let significant = |p: f64| p <= plan.false_alarms;
-    let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
+    let (slower, faster) = (adjusted(&|s| s.slower.largest_p), adjusted(&|s| s.faster.largest_p));
     let (slower_in_time, faster_in_time) =
-        (adjusted(&|s| s.slower.time), adjusted(&|s| s.faster.time));
+        (adjusted(&|s| s.slower.p_by_time), adjusted(&|s| s.faster.p_by_time));
     let (up, down) = (adjusted(&|s| s.null[0]), adjusted(&|s| s.null[1]));
     let fired: Vec<bool> =
         up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
@@ -493,17 +520,17 @@ fn adjust_verdicts_for_family(
                 Some(standing.pairs),
             )
         } else if significant(slower[i]) {
-            (VerdictOnCase::Regressed, None, Some(standing.slower.at))
+            (VerdictOnCase::Regressed, None, Some(standing.slower.pairs_at_analysis))
         } else if significant(faster[i]) {
-            (VerdictOnCase::Improved, None, Some(standing.faster.at))
+            (VerdictOnCase::Improved, None, Some(standing.faster.pairs_at_analysis))
         } else if significant(slower_in_time[i]) {
             standing.slower.verdict_for_unconfirmed_change()
         } else if significant(faster_in_time[i]) {
             standing.faster.verdict_for_unconfirmed_change()
-        } else if let Some(at) = standing.same_at {
+        } else if let Some(at) = standing.pairs_when_unchanged {
             (VerdictOnCase::Unchanged, None, Some(at))
         } else {
-            (standing.otherwise.0, standing.otherwise.1, None)
+            (standing.verdict_without_evidence.0, standing.verdict_without_evidence.1, None)
         };
         AdjustedVerdictOnCase {
             verdict,

@@ -27,30 +27,30 @@ impl DirectionOfChange {
 #[derive(Debug, Clone, Default)]
 pub struct LogTimePairsOfCase {
     /// Logarithmic time ratio ln(head / base) of each pair of neighbouring processes.
-    pub time: Vec<f64>,
+    pub log_time_ratios: Vec<f64>,
     /// Logarithmic ratio ln(head / base) of the clock cycles of each pair; `None` unless all
     /// processes recorded cycles.
-    pub cycles: Option<Vec<f64>>,
+    pub log_cycle_ratios: Option<Vec<f64>>,
     /// Null pairs, two processes of one build in each block, as logarithmic ratios: second over
     /// first for the base, first over second for the head. A steady drift shifts the null pairs of
     /// a base-first block by (3, -1) and those of a head-first block by (1, -3), which cancels as
     /// the leaders alternate. An after-effect of the head's processes shifts the null pairs of the
     /// two block orders by (0, -1) and (-1, 0), as much as it shifts the judged pairs.
-    pub null: Vec<f64>,
+    pub log_ratios_of_one_build: Vec<f64>,
     /// Contention beside the head minus contention beside the base, for each pair; `None` if only
     /// one is known, 0 if neither is.
-    contention: Vec<Option<f64>>,
+    contention_differences: Vec<Option<f64>>,
     /// Times of the base's processes, nanoseconds per launch, one for each pair.
     pub base_ns: Vec<f64>,
     /// Times of the head's processes, nanoseconds per launch, one for each pair.
     pub head_ns: Vec<f64>,
     /// Whether any time is a mean over many iterations (Criterion), to which
     /// [`ComparisonTestPlan::absolute_ns`] does not apply.
-    averaged: bool,
+    averages_pairs_of_block: bool,
     /// Number of processes that ran at the GPU's power cap.
-    capped: usize,
+    processes_at_power_cap: usize,
     /// Number of blocks with a throttled process, whose clock was lowered by heat or the hardware.
-    throttled: usize,
+    throttled_blocks: usize,
 }
 
 /// Smallest share of the pairs that must remain after pairs of unequal contention are excluded.
@@ -68,7 +68,11 @@ impl LogTimePairsOfCase {
         let slowed =
             |block: &&TimedBlock| block.base.iter().chain(&block.head).any(|it| it.throttled);
         let throttled = blocks.iter().filter(slowed).count();
-        let mut pairs = Self { cycles: Some(Vec::new()), throttled, ..Self::default() };
+        let mut pairs = Self {
+            log_cycle_ratios: Some(Vec::new()),
+            throttled_blocks: throttled,
+            ..Self::default()
+        };
         let has_contention = blocks.iter().any(|block| {
             block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some())
         });
@@ -76,13 +80,18 @@ impl LogTimePairsOfCase {
             .iter()
             .filter(|block| block.base.iter().chain(&block.head).all(is_positive_and_unthrottled));
         for TimedBlock { base, head, leader: _ } in usable {
-            pairs.averaged |= base.iter().chain(head).any(|timing| timing.averaged);
-            pairs.capped += base.iter().chain(head).filter(|timing| timing.at_cap).count();
+            pairs.averages_pairs_of_block |= base.iter().chain(head).any(|timing| timing.averaged);
+            pairs.processes_at_power_cap +=
+                base.iter().chain(head).filter(|timing| timing.at_cap).count();
             for (base, head) in base.iter().zip(head) {
-                pairs.time.push((head.time_ns / base.time_ns).ln());
+                pairs.log_time_ratios.push((head.time_ns / base.time_ns).ln());
                 let difference =
                     head.contention.zip(base.contention).map(|(head, base)| head - base);
-                pairs.contention.push(if has_contention { difference } else { Some(0.0) });
+                pairs.contention_differences.push(if has_contention {
+                    difference
+                } else {
+                    Some(0.0)
+                });
                 pairs.base_ns.push(base.time_ns);
                 pairs.head_ns.push(head.time_ns);
                 let cycles = head
@@ -90,20 +99,21 @@ impl LogTimePairsOfCase {
                     .zip(base.cycles)
                     .map(|(head, base)| (head / base).ln())
                     .filter(|ratio| ratio.is_finite());
-                pairs.cycles = pairs.cycles.take().zip(cycles).map(|(mut all, ratio)| {
-                    all.push(ratio);
-                    all
-                });
+                pairs.log_cycle_ratios =
+                    pairs.log_cycle_ratios.take().zip(cycles).map(|(mut all, ratio)| {
+                        all.push(ratio);
+                        all
+                    });
             }
-            pairs.null.push((base[1].time_ns / base[0].time_ns).ln());
-            pairs.null.push((head[0].time_ns / head[1].time_ns).ln());
+            pairs.log_ratios_of_one_build.push((base[1].time_ns / base[0].time_ns).ln());
+            pairs.log_ratios_of_one_build.push((head[0].time_ns / head[1].time_ns).ln());
         }
         pairs
     }
 
     /// Number of pairs.
     pub fn pair_count(&self) -> usize {
-        self.time.len()
+        self.log_time_ratios.len()
     }
 
     /// Returns the logarithm of the smallest time ratio, slower over faster build, that exceeds the
@@ -113,7 +123,7 @@ impl LogTimePairsOfCase {
             return plan.relative.ln_1p();
         }
         let faster = median(&self.base_ns[..n]).min(median(&self.head_ns[..n]));
-        let absolute_ns = if self.averaged { 0.0 } else { plan.absolute_ns };
+        let absolute_ns = if self.averages_pairs_of_block { 0.0 } else { plan.absolute_ns };
         plan.relative.max(absolute_ns / faster).ln_1p()
     }
 
@@ -137,18 +147,18 @@ impl LogTimePairsOfCase {
         direction: DirectionOfChange,
         plan: &ComparisonTestPlan,
     ) -> f64 {
-        self.p_of_values_within_threshold(&self.time[..n], direction, plan)
+        self.p_of_values_within_threshold(&self.log_time_ratios[..n], direction, plan)
     }
 
     /// Returns whether blocks of this case were excluded because the GPU was throttled.
     pub const fn excludes_throttled_blocks(&self) -> bool {
-        self.throttled > 0
+        self.throttled_blocks > 0
     }
 
     /// Returns whether most processes ran at the GPU's power cap, in which case clock cycles are
     /// not used for the decision.
     pub fn is_mostly_power_capped(&self) -> bool {
-        self.capped > self.time.len()
+        self.processes_at_power_cap > self.log_time_ratios.len()
     }
 
     /// Returns whether every process recorded its clock cycles and these are used for the decision.
@@ -159,7 +169,7 @@ impl LogTimePairsOfCase {
     /// Returns the logarithmic ratios of clock cycles if they are used for the decision; `None`
     /// otherwise.
     fn cycles_if_used(&self) -> Option<&Vec<f64>> {
-        self.cycles.as_ref().filter(|_| !self.is_mostly_power_capped())
+        self.log_cycle_ratios.as_ref().filter(|_| !self.is_mostly_power_capped())
     }
 
     /// Returns the p value of "the head changed by at most the threshold in this direction" by
@@ -191,7 +201,7 @@ impl LogTimePairsOfCase {
         plan: &ComparisonTestPlan,
     ) -> f64 {
         let threshold = self.log_of_threshold_ratio(n, plan);
-        let pairs = self.time[..n].iter().zip(&self.contention);
+        let pairs = self.log_time_ratios[..n].iter().zip(&self.contention_differences);
         let kept: Vec<f64> = pairs
             .filter_map(|(time, contention)| {
                 Some((
@@ -218,7 +228,7 @@ impl LogTimePairsOfCase {
         plan: &ComparisonTestPlan,
     ) -> f64 {
         signed_rank_p_of_shifted_values(
-            &self.time[..n],
+            &self.log_time_ratios[..n],
             -direction.sign_of_direction(),
             self.log_of_threshold_ratio(n, plan),
         )
@@ -249,20 +259,21 @@ impl LogTimePairsOfCase {
         direction: DirectionOfChange,
         plan: &ComparisonTestPlan,
     ) -> f64 {
-        self.p_of_values_within_threshold(&self.null[..n], direction, plan)
+        self.p_of_values_within_threshold(&self.log_ratios_of_one_build[..n], direction, plan)
     }
 
     /// Returns the mean of a block's two null pairs, whose sign shows whose processes leave an
     /// after-effect; `None` beyond the last block.
     pub fn mean_of_null_pairs_in_block(&self, block: usize) -> Option<f64> {
-        let pairs = self.null.get(2 * block..2 * block + 2)?;
+        let pairs = self.log_ratios_of_one_build.get(2 * block..2 * block + 2)?;
         Some(0.5 * pairs.iter().sum::<f64>())
     }
 
     /// Returns the p value of "the base had no more contention than the head"; contention beside
     /// the base can hide a slow-down of the head.
     pub fn p_of_base_not_more_contended(&self, n: usize, plan: &ComparisonTestPlan) -> f64 {
-        let differences: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
+        let differences: Vec<f64> =
+            self.contention_differences[..n].iter().copied().flatten().collect();
         signed_rank_p_of_shifted_values(&differences, -1.0, -plan.contention)
     }
 }

@@ -20,7 +20,7 @@ pub const RULES_FILE_NAME: &str = "kernelgate.toml";
 #[derive(Debug, Clone, Default)]
 pub struct PackageGateRules {
     /// Whether the file exists.
-    pub exists: bool,
+    pub file_exists: bool,
     /// The `[[threshold]]` entries, in the order of the file.
     pub thresholds: Vec<CaseThresholdRule>,
     /// The `[[accept]]` entries, in the order of the file.
@@ -50,7 +50,7 @@ pub enum RemovedCasesMeaning {
 #[derive(Debug, Clone)]
 pub struct CaseThresholdRule {
     /// Regular expression for the ids of the cases to which the threshold rule applies.
-    pub cases: Regex,
+    pub case_pattern: Regex,
     /// Limits that the threshold rule sets for its cases.
     pub limits: RequestedLimits,
 }
@@ -124,13 +124,14 @@ impl PackageGateRules {
         let lines = self.report_effects(&[], None).thresholds.into_iter().map(|(words, _)| words);
         let accepted = self.accepted.iter().map(|it| format!("{it:?}"));
         let removed = std::iter::once(format!("removed {:?}", self.removed));
-        self.exists.then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
+        self.file_exists
+            .then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
     }
 
     /// Returns the limits that the `[[threshold]]` entries set for a case; for each limit, the last
     /// matching entry counts.
     pub fn threshold_limits_for_case(&self, case: &str) -> RequestedLimits {
-        let of_case = self.thresholds.iter().filter(|rule| rule.cases.is_match(case));
+        let of_case = self.thresholds.iter().filter(|rule| rule.case_pattern.is_match(case));
         of_case.fold(RequestedLimits::default(), |before, rule| rule.limits.or(before))
     }
 
@@ -256,7 +257,7 @@ impl PackageGateRules {
     pub fn report_effects(&self, judged: &[&str], known: Option<&[&str]>) -> RulesEffectReport {
         let count =
             |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
-        let patterns = self.thresholds.iter().map(|rule| ("threshold", &rule.cases));
+        let patterns = self.thresholds.iter().map(|rule| ("threshold", &rule.case_pattern));
         let patterns = patterns.chain(self.accepted.iter().map(|rule| ("accept", &rule.cases)));
         let nothing = patterns
             .filter(|(_, cases)| known.is_some_and(|known| count(cases, known) == 0))
@@ -265,12 +266,12 @@ impl PackageGateRules {
             });
         let accepted = judged.iter().flat_map(|case| self.acceptances_of_case(case));
         RulesEffectReport {
-            file: self.exists.then(|| RULES_FILE_NAME.to_owned()),
+            file: self.file_exists.then(|| RULES_FILE_NAME.to_owned()),
             removed: self.removed,
             thresholds: self
                 .thresholds
                 .iter()
-                .map(|rule| (rule.threshold_rule_text(), count(&rule.cases, judged)))
+                .map(|rule| (rule.threshold_rule_text(), count(&rule.case_pattern, judged)))
                 .collect(),
             accepted: accepted.collect(),
             notes: nothing.collect(),
@@ -330,12 +331,12 @@ impl CaseThresholdRule {
             percent("energy ", energy),
         ];
         let words: Vec<String> = words.into_iter().flatten().collect();
-        format!("`{}`: {}", text_on_one_line(self.cases.as_str()), words.join(", "))
+        format!("`{}`: {}", text_on_one_line(self.case_pattern.as_str()), words.join(", "))
     }
 
     /// Returns the name of a rule's entry, as the file writes it: ``[[threshold]] `^denoise/` ``.
     pub fn threshold_entry_name(&self) -> String {
-        format!("[[threshold]] `{}`", text_on_one_line(self.cases.as_str()))
+        format!("[[threshold]] `{}`", text_on_one_line(self.case_pattern.as_str()))
     }
 }
 

@@ -78,7 +78,7 @@ pub fn read_rules_file(path: &Path, shown: &str) -> Result<PackageGateRules, Rul
 
 /// Parses the text of a rules file, which error messages call `shown`.
 pub fn parse_rules(shown: &str, text: &str) -> Result<PackageGateRules, RulesFileError> {
-    let source = RulesFileText { shown, text };
+    let source = RulesFileText { displayed_path: shown, text };
     let RulesFileContents { threshold, accept, renamed, removed } =
         toml::from_str(text).map_err(|error| {
             source.error_at_position(error.span().map(|span| span.start), error.message())
@@ -109,7 +109,7 @@ pub fn parse_rules(shown: &str, text: &str) -> Result<PackageGateRules, RulesFil
             let at = Some(rule.cases.span().start);
             return Err(source.error_at_position(at, "this [[threshold]] sets nothing"));
         }
-        Ok(CaseThresholdRule { cases: source.compile_case_pattern(&rule.cases)?, limits })
+        Ok(CaseThresholdRule { case_pattern: source.compile_case_pattern(&rule.cases)?, limits })
     });
     let accepted = accept.iter().map(|rule| {
         let problem_here =
@@ -142,7 +142,7 @@ pub fn parse_rules(shown: &str, text: &str) -> Result<PackageGateRules, RulesFil
         })
     });
     Ok(PackageGateRules {
-        exists: true,
+        file_exists: true,
         thresholds: thresholds.collect::<Result<_, _>>()?,
         accepted: accepted.collect::<Result<_, _>>()?,
         renamed,
@@ -192,7 +192,7 @@ struct AcceptEntryInFile {
 
 /// The text of a rules file and its name, for error messages.
 struct RulesFileText<'a> {
-    shown: &'a str,
+    displayed_path: &'a str,
     text: &'a str,
 }
 
@@ -207,7 +207,7 @@ impl RulesFileText<'_> {
             }
         });
         RulesFileError {
-            file: self.shown.to_owned(),
+            file: self.displayed_path.to_owned(),
             line,
             problem: cut_middle_of_long_message(problem.to_owned()),
         }
@@ -321,7 +321,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: it is no file but a device, a pipe or a socket");
         std::fs::remove_file(&path).unwrap();
-        assert!(!read_rules_in_folder(folder.path()).unwrap().exists);
+        assert!(!read_rules_in_folder(folder.path()).unwrap().file_exists);
         std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: a link to nothing (nowhere.toml)");
         std::fs::remove_file(&path).unwrap();

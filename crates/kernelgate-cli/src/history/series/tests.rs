@@ -52,8 +52,8 @@ fn test_history_query<'a>(
         cases,
         renamed,
         join_cards: false,
-        known_only: false,
-        smallest: MIN_REPORTED_LEVEL_CHANGE,
+        only_known_commits: false,
+        min_level_change: MIN_REPORTED_LEVEL_CHANGE,
     }
 }
 

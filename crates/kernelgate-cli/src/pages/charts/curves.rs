@@ -8,7 +8,7 @@ use super::{ChartWithFileName, ChartsOfOneKind};
 use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice, ProblemAxisValues};
 use crate::plot::{
     AxisScaleKind, ChartAxis, ChartBody, CurveOrPointSeries, PlottedUnit, PointWithRange,
-    ReferenceLine, TitledChart, Xy,
+    ReferenceLine, TitledChart, XyChart,
 };
 
 /// Largest number of chart groups that are drawn for one workload and axis.
@@ -58,7 +58,7 @@ struct CurvesOverOneAxis<'a> {
     workload: &'a str,
     axis: &'a str,
     /// The other axis values, which all curves of the chart share.
-    rest: ProblemAxisValues,
+    other_axis_values: ProblemAxisValues,
     cache: &'a str,
     cases: Vec<(u64, &'a CaseWithItsRuns)>,
     /// Values that the varying axis has among the cases.
@@ -75,7 +75,7 @@ pub fn curve_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
         let count = drawn.entry((group.workload, group.axis)).or_default();
         *count += 1;
         if *count > MAX_CURVE_GROUPS_PER_AXIS {
-            gallery.left_out += figures.len();
+            gallery.omitted_charts += figures.len();
         } else {
             gallery.add_all_or_skip(MAX_CURVE_CHARTS, figures);
         }
@@ -104,7 +104,7 @@ fn group_cases_by_varying_axis(cases: &[CaseWithItsRuns]) -> Vec<CurvesOverOneAx
         .into_iter()
         .map(|((workload, axis, rest, cache), cases)| {
             let values = cases.iter().map(|(value, _)| *value).collect();
-            CurvesOverOneAxis { workload, axis, rest, cache, cases, values }
+            CurvesOverOneAxis { workload, axis, other_axis_values: rest, cache, cases, values }
         })
         .filter(|group| group.values.len() > 2)
         .collect();
@@ -170,7 +170,7 @@ fn figure_of_curve_group(
     let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| CurveOrPointSeries {
         name: name.to_owned(),
         colour: first + i,
-        joined: true,
+        joined_by_lines: true,
         marks: marks.into_values().collect(),
     });
     let series: Vec<CurveOrPointSeries> = lines
@@ -178,7 +178,7 @@ fn figure_of_curve_group(
         .map(|(name, mut marks)| {
             marks.sort_by(|a, b| a.x.total_cmp(&b.x));
             let colour = measured.colour_of_implementation(group.workload, name);
-            CurveOrPointSeries { name: name.to_owned(), colour, joined: true, marks }
+            CurveOrPointSeries { name: name.to_owned(), colour, joined_by_lines: true, marks }
         })
         .chain(peers)
         .collect();
@@ -192,11 +192,11 @@ fn figure_of_curve_group(
     let kind = if spaced { AxisScaleKind::Log } else { AxisScaleKind::Linear };
     let x = ChartAxis::with_round_ticks(group.axis, PlottedUnit::Count, kind);
     let spacing = if view.kind == AxisScaleKind::Log { ", logarithmic" } else { "" };
-    let rest = group.rest.to_string();
+    let rest = group.other_axis_values.to_string();
     let chart = TitledChart {
         title: format!("{} over {}", group.workload, group.axis),
         subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
-        body: ChartBody::Xy(Xy {
+        body: ChartBody::Xy(XyChart {
             x: x.with_ticks_at(group.values.iter().map(|value| *value as f64)),
             y: ChartAxis::with_round_ticks(
                 &format!("{}{spacing}", view.label),
@@ -204,8 +204,8 @@ fn figure_of_curve_group(
                 view.kind,
             ),
             series,
-            guides,
-            broad: false,
+            reference_lines: guides,
+            wide: false,
         }),
     };
     let words = [group.workload, group.axis, &rest, group.cache, view.name];

@@ -21,7 +21,7 @@ pub fn heat_map_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
     let mut gallery = ChartsOfOneKind::default();
     type HeatMapGroupKey<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);
     let mut groups: BTreeMap<HeatMapGroupKey<'_>, Vec<&CaseWithItsRuns>> = BTreeMap::new();
-    for case in measured.cases.iter().filter(|case| case.best) {
+    for case in measured.cases.iter().filter(|case| case.fastest_of_problem) {
         let names = case.axes.numbers.keys().map(String::as_str).collect();
         let words = case.axes.words.values().map(String::as_str).collect();
         groups.entry((&case.workload, &case.cache, names, words)).or_default().push(case);
@@ -86,7 +86,7 @@ fn heat_map_figure(
             rows: rows.iter().map(|row| format!("{down}{row}")).collect(),
             cells: rows.iter().map(of_row).collect(),
             quantity: if shares { PlottedUnit::Share } else { PlottedUnit::Time },
-            names: (right.join(" "), (*down).to_owned()),
+            axis_names: (right.join(" "), (*down).to_owned()),
         }),
     };
     Some(ChartWithFileName::with_file_name_from_words(

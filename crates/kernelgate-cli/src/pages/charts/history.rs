@@ -6,7 +6,7 @@ use crate::history::series::HistoryPointOfCommit;
 use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use crate::plot::{
     AxisScaleKind, ChartAxis, ChartBody, CurveOrPointSeries, PlottedUnit, PointWithRange,
-    ReferenceLine, TitledChart, Xy,
+    ReferenceLine, TitledChart, XyChart,
 };
 use crate::report::judgement_cells::ratio_as_percent_change;
 use kernelgate::stats::median;
@@ -68,7 +68,7 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
         )
     };
     let y = ChartAxis {
-        shows: vec![
+        values_to_cover: vec![
             last * (1.0 - MIN_RELATIVE_RANGE_OF_TIME_AXIS),
             last * (1.0 + MIN_RELATIVE_RANGE_OF_TIME_AXIS),
         ],
@@ -87,20 +87,20 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
     let chart = TitledChart {
         title: format!("{} {}", case.workload, case.problem),
         subtitle: format!("{} {}{revision}{older}{card}", case.implementation, case.cache),
-        body: ChartBody::Xy(Xy {
+        body: ChartBody::Xy(XyChart {
             x,
             y,
             series: vec![CurveOrPointSeries {
                 name: "median and range of a commit's runs".to_owned(),
                 colour: 0,
-                joined: false,
+                joined_by_lines: false,
                 marks: points.iter().enumerate().map(mark).collect(),
             }],
-            guides: vec![ReferenceLine {
+            reference_lines: vec![ReferenceLine {
                 name: format!("level{}", change.unwrap_or_default()),
                 points: level,
             }],
-            broad: false,
+            wide: false,
         }),
     };
     ChartWithFileName::with_file_name_from_words(&[&history.case, "history"], chart)
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    fn xy_body_of_figure(figure: &ChartWithFileName) -> &Xy {
+    fn xy_body_of_figure(figure: &ChartWithFileName) -> &XyChart {
         let ChartBody::Xy(body) = &figure.chart.body else { panic!("curves") };
         body
     }
@@ -212,9 +212,9 @@ mod tests {
         let titles: Vec<&str> = gallery.figures.iter().map(|it| it.chart.title.as_str()).collect();
         assert_eq!(titles, ["w/f n2", "w/f n1"]);
         let drawn = xy_body_of_figure(&gallery.figures[0]);
-        assert_eq!(drawn.guides[0].name, "level, last change +10.0% at 00000004");
+        assert_eq!(drawn.reference_lines[0].name, "level, last change +10.0% at 00000004");
         assert_eq!(
-            drawn.guides[0].points,
+            drawn.reference_lines[0].points,
             [(0.0, 100.0), (3.5, 100.0), (3.5, 110.0), (5.0, 110.0)]
         );
         let ticks: Vec<&str> = drawn.x.ticks.iter().map(|(_, text)| text.as_str()).collect();
@@ -230,7 +230,7 @@ mod tests {
         );
         let drawn = xy_body_of_figure(&gallery.figures[0]);
         assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS_IN_HISTORY_CHART);
-        assert_eq!(drawn.guides[0].points, [(0.0, 110.0), (119.0, 110.0)]);
+        assert_eq!(drawn.reference_lines[0].points, [(0.0, 110.0), (119.0, 110.0)]);
         insta::assert_snapshot!(gallery.figures[0].chart.subtitle, @"cpu hot; 380 older commits hidden");
         gallery.figures[0].chart.render_svg().unwrap();
     }

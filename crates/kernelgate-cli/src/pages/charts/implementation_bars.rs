@@ -41,7 +41,7 @@ pub fn ladder_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
             gallery
                 .add_all_or_skip(MAX_LADDER_CHARTS, vec![ladder_chart_of_problem(measured, cases)]);
         }
-        gallery.left_out += workload.len().saturating_sub(MAX_LADDERS_PER_WORKLOAD);
+        gallery.omitted_charts += workload.len().saturating_sub(MAX_LADDERS_PER_WORKLOAD);
     }
     gallery
 }
@@ -59,11 +59,14 @@ fn ladder_chart_of_problem(
         let limit = case.limit.iter().map(|limit| MarkInChartRow::Tick(limit.time_ns));
         let row = ChartRowWithLabel {
             label: case.implementation.clone(),
-            value: time_text(case.median_launch_ns()) + &share.unwrap_or_default(),
-            marks: [MarkInChartRow::Bar(case.median_launch_ns(), usize::from(!case.best))]
-                .into_iter()
-                .chain(limit)
-                .collect(),
+            value_text: time_text(case.median_launch_ns()) + &share.unwrap_or_default(),
+            marks: [MarkInChartRow::Bar(
+                case.median_launch_ns(),
+                usize::from(!case.fastest_of_problem),
+            )]
+            .into_iter()
+            .chain(limit)
+            .collect(),
         };
         (case.median_launch_ns(), row)
     };
@@ -71,7 +74,11 @@ fn ladder_chart_of_problem(
         let marks = vec![MarkInChartRow::Bar(peer.peer_ns, 2)];
         (
             peer.peer_ns,
-            ChartRowWithLabel { label: peer.peer.clone(), value: time_text(peer.peer_ns), marks },
+            ChartRowWithLabel {
+                label: peer.peer.clone(),
+                value_text: time_text(peer.peer_ns),
+                marks,
+            },
         )
     };
     let mut rows: Vec<(f64, ChartRowWithLabel)> =

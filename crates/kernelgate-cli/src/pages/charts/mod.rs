@@ -43,7 +43,7 @@ impl ChartWithFileName {
 pub struct ChartsOfOneKind {
     pub figures: Vec<ChartWithFileName>,
     /// Number of charts that were not drawn because there are too many.
-    pub left_out: usize,
+    pub omitted_charts: usize,
 }
 
 impl ChartsOfOneKind {
@@ -53,7 +53,7 @@ impl ChartsOfOneKind {
         if self.figures.len() + figures.len() <= most {
             self.figures.extend(figures);
         } else {
-            self.left_out += figures.len();
+            self.omitted_charts += figures.len();
         }
     }
 }

@@ -16,11 +16,11 @@ const MAX_PEER_CHARTS: usize = 8;
 /// implementation.
 pub fn peer_comparison_charts(times: &[PeerTimeForProblem]) -> ChartsOfOneKind {
     let row = |time: &PeerTimeForProblem| {
-        let ratio = time.peer_ns / time.ours_ns;
+        let ratio = time.peer_ns / time.own_fastest_ns;
         let shown = kernelgate::display::time_text;
         ChartRowWithLabel {
             label: format!("{} {} / {}", time.problem, time.peer, time.implementation),
-            value: format!("{} / {}", shown(time.peer_ns), shown(time.ours_ns)),
+            value_text: format!("{} / {}", shown(time.peer_ns), shown(time.own_fastest_ns)),
             marks: vec![MarkInChartRow::Interval(
                 ratio.min(1.0),
                 ratio,

@@ -10,7 +10,7 @@ use super::ChartWithFileName;
 use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use crate::plot::{
     AxisScaleKind, ChartAxis, ChartBody, CurveOrPointSeries, PlottedUnit, PointWithRange,
-    ReferenceLine, TitledChart, Xy,
+    ReferenceLine, TitledChart, XyChart,
 };
 
 /// Draws the roofline chart of the cases that declare operations and bytes; `None` if there is no
@@ -36,7 +36,7 @@ pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<Cha
     let series = named.enumerate().map(|(colour, (name, marks))| CurveOrPointSeries {
         name: name.to_owned(),
         colour,
-        joined: false,
+        joined_by_lines: false,
         marks,
     });
     let subtitle = match guides.is_empty() {
@@ -47,7 +47,7 @@ pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<Cha
     let chart = TitledChart {
         title: "Roofline".to_owned(),
         subtitle,
-        body: ChartBody::Xy(Xy {
+        body: ChartBody::Xy(XyChart {
             x: ChartAxis::with_round_ticks(
                 "operations a byte, logarithmic",
                 PlottedUnit::Count,
@@ -59,8 +59,8 @@ pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<Cha
                 AxisScaleKind::Log,
             ),
             series: series.collect(),
-            guides,
-            broad: true,
+            reference_lines: guides,
+            wide: true,
         }),
     };
     Some(ChartWithFileName::with_file_name_from_words(&["roofline"], chart))

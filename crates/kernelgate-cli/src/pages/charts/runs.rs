@@ -47,7 +47,7 @@ fn chart_row_of_case_runs(case: &CaseWithItsRuns) -> ChartRowWithLabel {
     };
     ChartRowWithLabel {
         label: format!("{} {} {}", case.problem, case.implementation, case.cache),
-        value: format!(
+        value_text: format!(
             "{} ±{:.2}%",
             time_text(middle),
             100.0 * half_range_by_median(&case.medians_ns)

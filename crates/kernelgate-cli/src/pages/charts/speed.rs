@@ -6,7 +6,7 @@ use super::{ChartWithFileName, ChartsOfOneKind};
 use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use crate::plot::{
     AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, CurveOrPointSeries, LabelledRowsChart,
-    MAX_ROWS_PER_CHART, MarkInChartRow, PlottedUnit, PointWithRange, TitledChart, Xy,
+    MAX_ROWS_PER_CHART, MarkInChartRow, PlottedUnit, PointWithRange, TitledChart, XyChart,
 };
 use kernelgate::display::time_text;
 
@@ -31,7 +31,7 @@ pub fn cold_against_hot_cache_charts(measured: &MeasurementsOfOneDevice) -> Char
         let ratio = cold.median_launch_ns() / hot.median_launch_ns();
         rows.entry(&hot.workload).or_default().push(ChartRowWithLabel {
             label: format!("{} {}", hot.problem, hot.implementation),
-            value: format!(
+            value_text: format!(
                 "{} hot, {} cold",
                 time_text(hot.median_launch_ns()),
                 time_text(cold.median_launch_ns())
@@ -107,7 +107,7 @@ pub fn error_against_speed_charts(measured: &MeasurementsOfOneDevice) -> ChartsO
     let fastest: BTreeMap<(&str, &str, &str), f64> = measured
         .cases
         .iter()
-        .filter(|case| case.best)
+        .filter(|case| case.fastest_of_problem)
         .map(|case| ((&*case.workload, &*case.problem, &*case.cache), case.median_launch_ns()))
         .collect();
     let mut workloads: BTreeMap<&str, BTreeMap<&str, Vec<PointWithRange>>> = BTreeMap::new();
@@ -134,13 +134,13 @@ pub fn error_against_speed_charts(measured: &MeasurementsOfOneDevice) -> ChartsO
         let series = series.into_iter().map(|(name, marks)| CurveOrPointSeries {
             name: name.to_owned(),
             colour: measured.colour_of_implementation(workload, name),
-            joined: false,
+            joined_by_lines: false,
             marks,
         });
         let chart = TitledChart {
             title: format!("{workload}: errors beside speed"),
             subtitle: format!("largest error over the largest value{}", exact.unwrap_or_default()),
-            body: ChartBody::Xy(Xy {
+            body: ChartBody::Xy(XyChart {
                 x: ChartAxis::with_round_ticks(
                     "time over the fastest of the problem",
                     PlottedUnit::Count,
@@ -152,8 +152,8 @@ pub fn error_against_speed_charts(measured: &MeasurementsOfOneDevice) -> ChartsO
                     AxisScaleKind::Log,
                 ),
                 series: series.collect(),
-                guides: vec![],
-                broad: false,
+                reference_lines: vec![],
+                wide: false,
             }),
         };
         gallery.add_all_or_skip(

@@ -90,7 +90,7 @@ fn row_of_time_account(label: String, account: &GpuTimeAccount) -> ChartRowWithL
             at += ns;
         }
     }
-    ChartRowWithLabel { label, value: time_text(account.span_length_ns() as f64), marks }
+    ChartRowWithLabel { label, value_text: time_text(account.span_length_ns() as f64), marks }
 }
 
 /// Builds HTML tables of the time account of each device, of its transfers and of the possible

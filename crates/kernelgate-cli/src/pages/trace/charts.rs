@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::pages::charts::ChartWithFileName;
 use crate::plot::{
     AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, CurveOrPointSeries, LabelledRowsChart,
-    MarkInChartRow, PlottedUnit, PointWithRange, TitledChart, Xy,
+    MarkInChartRow, PlottedUnit, PointWithRange, TitledChart, XyChart,
 };
 use kernelgate::display::time_text;
 use kernelgate_trace::analyze::operations::{AllGpuOperations, GpuOperationKind};
@@ -66,7 +66,7 @@ pub fn timeline_chart(trace: &Trace) -> Vec<ChartWithFileName> {
                 "{process}device {device}, stream {stream}: {}",
                 operation_kind_label(kind)
             ),
-            value: format!(
+            value_text: format!(
                 "{} ({:.1}%)",
                 time_text(total as f64),
                 100.0 * total as f64 / (last - first) as f64
@@ -137,7 +137,7 @@ pub fn kernel_time_charts(diagnosis: &TraceDiagnosis) -> Vec<ChartWithFileName> 
     let answers = &diagnosis.answers;
     let bar = |label: String, count: usize, total_ns: i64| ChartRowWithLabel {
         label,
-        value: format!(
+        value_text: format!(
             "{count} x, {}, {:.1}%",
             time_text(total_ns as f64),
             100.0 * total_ns as f64 / answers.kernel_ns.max(1) as f64
@@ -205,7 +205,7 @@ pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<Cha
         CurveOrPointSeries {
             name: format!("process {}, device {}", of.pid, of.device),
             colour,
-            joined: true,
+            joined_by_lines: true,
             marks: corners.chain(until).map(mark).collect(),
         }
     });
@@ -216,7 +216,7 @@ pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<Cha
     let chart = TitledChart {
         title: "Device memory".to_owned(),
         subtitle: "taken since the recording began".to_owned(),
-        body: ChartBody::Xy(Xy {
+        body: ChartBody::Xy(XyChart {
             x: ChartAxis::with_round_ticks(
                 "since the recording began",
                 PlottedUnit::Time,
@@ -224,8 +224,8 @@ pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<Cha
             ),
             y: ChartAxis::with_round_ticks("held", PlottedUnit::Bytes, AxisScaleKind::FromZero),
             series,
-            guides: vec![],
-            broad: true,
+            reference_lines: vec![],
+            wide: true,
         }),
     };
     vec![ChartWithFileName::with_file_name_from_words(&["memory"], chart)]
@@ -258,13 +258,13 @@ pub fn throughput_share_chart(trace: &Trace) -> Vec<ChartWithFileName> {
     let series = numbered.map(|(colour, (name, marks))| CurveOrPointSeries {
         name,
         colour,
-        joined: false,
+        joined_by_lines: false,
         marks,
     });
     let chart = TitledChart {
         title: "Profiled launches against their peaks".to_owned(),
         subtitle: "near the top: compute-bound; near the right: memory-bound".to_owned(),
-        body: ChartBody::Xy(Xy {
+        body: ChartBody::Xy(XyChart {
             x: ChartAxis::with_round_ticks(
                 "memory throughput",
                 PlottedUnit::Share,
@@ -276,8 +276,8 @@ pub fn throughput_share_chart(trace: &Trace) -> Vec<ChartWithFileName> {
                 AxisScaleKind::FromZero,
             ),
             series: series.collect(),
-            guides: vec![],
-            broad: false,
+            reference_lines: vec![],
+            wide: false,
         }),
     };
     vec![ChartWithFileName::with_file_name_from_words(&["bounds"], chart)]

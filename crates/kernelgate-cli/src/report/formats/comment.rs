@@ -67,7 +67,7 @@ fn comment_with_entries_limit(summary: &VerdictSummary, shown: usize) -> String 
     let words = "change: of the time, above 0 is slower; detectable: the smallest slow-down that \
                  would have been found";
     let (details, reproduce) =
-        (markdown_list_with_limit(&summary.details, shown), &summary.reproduce);
+        (markdown_list_with_limit(&summary.details, shown), &summary.command_to_reproduce);
     let _ =
         writeln!(out, "\n<details><summary>Details, and how to repeat this</summary>\n\n- {words}");
     let _ = writeln!(out, "{}\n```\n{reproduce}\n```\n\n</details>", details.trim_start());
@@ -162,12 +162,12 @@ mod tests {
             headline: "headline".to_owned(),
             facts: vec![],
             rows,
-            others: Vec::<UnjudgedEntry>::new(),
+            unjudged_entries: Vec::<UnjudgedEntry>::new(),
             rules: crate::gate::rules::RulesEffectReport::default(),
             notes,
             details: vec![],
             evidence: "pairs",
-            reproduce: "kernelgate compare --base main".to_owned(),
+            command_to_reproduce: "kernelgate compare --base main".to_owned(),
         }
     }
 

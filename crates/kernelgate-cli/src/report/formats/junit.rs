@@ -45,11 +45,11 @@ pub fn junit_xml_of_verdicts(summary: &VerdictSummary) -> String {
         }
         case
     }));
-    for other in &summary.others {
+    for other in &summary.unjudged_entries {
         let kind =
             if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
-        status.set_message(&*escape_for_junit_xml(&other.why));
+        status.set_message(&*escape_for_junit_xml(&other.reason));
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
@@ -87,7 +87,7 @@ fn junit_properties_of_judgement(row: &CaseJudgement) -> Vec<(&'static str, Stri
             ("ratio_low", share(ratio.low)),
             ("ratio_high", share(ratio.high)),
         ]);
-        facts.extend(row.detectable.map(|it| ("detectable", share(it))));
+        facts.extend(row.detectable_change.map(|it| ("detectable", share(it))));
     }
     facts.extend(row.reasons.iter().map(|reason| ("reason", reason.json_kind().to_owned())));
     facts

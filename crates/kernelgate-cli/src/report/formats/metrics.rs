@@ -92,7 +92,7 @@ fn median_and_range_over_runs(runs: &[[f64; 3]]) -> Option<MetricWithRange> {
 /// Time of each case in the head build of a comparison; its range is the interval of the change
 /// from base to head.
 pub fn head_metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
-    let timed = comparison.judged.iter().filter(|judged| judged.has_times());
+    let timed = comparison.judged_cases.iter().filter(|judged| judged.has_times());
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
         MetricWithRange { value, lower_value: end(value * low), upper_value: end(value * high) }

@@ -82,22 +82,22 @@ pub fn print_errors_saved_in_baseline(record: &OutputErrorsOfExecutable, cases: 
 /// The output errors of one bench executable while its cases are verified with several seeds.
 struct BenchErrorRecorder {
     /// Record of the bench executable without any case's errors.
-    empty: OutputErrorsOfExecutable,
+    record_without_errors: OutputErrorsOfExecutable,
     /// For each case, the input data sets with which the case was verified.
     data_sets: VerifiedDataSetsByCase,
     /// For cases whose expected output is a constant data set whatever the seed, the hashes of the
     /// inputs that the seeds gave.
     golden_inputs: VerifiedDataSetsByCase,
     /// Cases for which a seed gave the inputs of an earlier seed.
-    repeated: BTreeSet<String>,
+    cases_with_repeated_inputs: BTreeSet<String>,
     /// Whether the bench has answered a verification request.
-    answered: bool,
+    bench_has_answered: bool,
     /// Number of seeds whose errors this call has recorded.
     seeds: usize,
     cases: BTreeSet<String>,
     /// Largest number of seeds of a case in the record file, and number of cases in the record
     /// file.
-    held: (usize, usize),
+    recorded_seeds_and_cases: (usize, usize),
 }
 
 impl BenchErrorRecorder {
@@ -109,7 +109,7 @@ impl BenchErrorRecorder {
         client: &BenchClient<'_>,
         store: &RecordFoldersOfPackage,
     ) -> anyhow::Result<Self> {
-        let mut executables = client.found.executables.iter();
+        let mut executables = client.found_benches.executables.iter();
         let executable = executables.find(|executable| executable.bench == bench);
         let (Some(executable), ResponseToBenchAction::Environment(environment)) =
             (executable, answer)
@@ -133,14 +133,14 @@ impl BenchErrorRecorder {
             eprintln!("the errors in {path} are of another {why}: they will be replaced");
         }
         Ok(Self {
-            empty,
+            record_without_errors: empty,
             data_sets: VerifiedDataSetsByCase::default(),
             golden_inputs: VerifiedDataSetsByCase::default(),
-            repeated: BTreeSet::new(),
-            answered: false,
+            cases_with_repeated_inputs: BTreeSet::new(),
+            bench_has_answered: false,
             seeds: 0,
             cases: BTreeSet::new(),
-            held: (0, 0),
+            recorded_seeds_and_cases: (0, 0),
         })
     }
 
@@ -159,13 +159,13 @@ impl BenchErrorRecorder {
             let new = self.data_sets.record_and_check_if_new(&it.case, it.data_set.as_deref());
             new || (it.status == BenchCaseStatus::Failed && !(golden && other_inputs))
         });
-        self.repeated.extend(repeated.into_iter().map(|it| it.case));
+        self.cases_with_repeated_inputs.extend(repeated.into_iter().map(|it| it.case));
         new
     }
 
     /// Cases with recorded errors whose input data are the same for every seed.
     fn cases_with_same_inputs_for_every_seed(&self) -> impl Iterator<Item = &String> {
-        self.repeated
+        self.cases_with_repeated_inputs
             .intersection(&self.cases)
             .filter(|case| self.data_sets.has_equal_data_for_all_seeds(case))
     }
@@ -178,20 +178,20 @@ impl BenchErrorRecorder {
         seed: u64,
         verified: &[CaseVerificationResponse],
     ) -> anyhow::Result<()> {
-        self.answered = true;
+        self.bench_has_answered = true;
         let right: Vec<_> =
             verified.iter().filter(|case| case.status == BenchCaseStatus::Ok).collect();
         if right.is_empty() && self.cases.is_empty() {
             // Earlier records stay.
             return Ok(());
         }
-        let path = store.path_of_output_errors(&self.empty.bench);
+        let path = store.path_of_output_errors(&self.record_without_errors.bench);
         // The lock is needed because another process may record errors of other cases in the file
         // at the same time.
         let _lock = ExclusiveFileLock::acquire_lock_for_file(&path)?;
         let there = read_recorded_errors(&path)?
-            .filter(|there| first_incomparable_field(there, &self.empty).is_none());
-        let mut record = self.empty.clone();
+            .filter(|there| first_incomparable_field(there, &self.record_without_errors).is_none());
+        let mut record = self.record_without_errors.clone();
         if let Some(there) = there {
             (record.started, record.cases) = (there.started, there.cases);
         }
@@ -203,7 +203,7 @@ impl BenchErrorRecorder {
             errors_of_case.set_errors_of_seed(seed, errors, &case.by_output);
             self.cases.insert(case.case.clone());
         }
-        for case in self.repeated.intersection(&self.cases) {
+        for case in self.cases_with_repeated_inputs.intersection(&self.cases) {
             if let Some(known) = record.cases.get_mut(case) {
                 known.one_data_set = self.data_sets.has_equal_data_for_all_seeds(case);
             }
@@ -211,21 +211,22 @@ impl BenchErrorRecorder {
         file::write_record_atomically(&path, &record)?;
         self.seeds += usize::from(any);
         let most = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
-        self.held = (most, record.cases.len());
+        self.recorded_seeds_and_cases = (most, record.cases.len());
         Ok(())
     }
 
     fn print_recorded_seeds_and_cases(&self, store: &RecordFoldersOfPackage) {
-        let path = path_for_terminal(&store.path_of_output_errors(&self.empty.bench));
+        let path =
+            path_for_terminal(&store.path_of_output_errors(&self.record_without_errors.bench));
         let (seeds, cases) = (self.seeds, self.cases.len());
-        if !self.answered {
+        if !self.bench_has_answered {
             return;
         }
         if seeds == 0 {
             eprintln!("no case was right: nothing is recorded in {path}");
             return;
         }
-        let more = match self.held {
+        let more = match self.recorded_seeds_and_cases {
             held if held == (seeds, cases) => String::new(),
             (most, all) => format!(
                 "; with earlier errors: {}, up to {}",

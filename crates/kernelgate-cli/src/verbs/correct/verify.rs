@@ -195,7 +195,7 @@ fn verification_record_of_shard(
     identity.retain(|name, _| name != "KERNELGATE_SHARD" && name != "KERNELGATE_DEVICE");
     identity.insert("filter".to_owned(), choice.filter.clone().unwrap_or_default());
     identity.insert("seeds".to_owned(), arguments.seeds.to_string());
-    for executable in &client.found.executables {
+    for executable in &client.found_benches.executables {
         let hash = file::file_content_hash_hex(&executable.path)?;
         let name =
             format!("{}{}", VerificationShardRecord::EXECUTABLE_HASH_NAME_PREFIX, executable.bench);

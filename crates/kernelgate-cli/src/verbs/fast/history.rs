@@ -239,8 +239,8 @@ fn print_histories(
             cases,
             renamed: &renamed,
             join_cards: arguments.join_cards,
-            known_only: arguments.branch.is_some(),
-            smallest,
+            only_known_commits: arguments.branch.is_some(),
+            min_level_change: smallest,
         };
         compute_case_histories(&index, &query, &order)
     };

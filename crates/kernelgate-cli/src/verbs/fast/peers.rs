@@ -341,7 +341,7 @@ pub fn read_device_and_peer_times(
             power,
             clock_mhz,
             implementation,
-            ours_ns,
+            own_fastest_ns: ours_ns,
         })
     };
     Ok((report.device, report.rows.into_iter().filter_map(time).collect()))
@@ -398,8 +398,12 @@ fn peer_programs_of_families(
     running: &SharedChildProcess,
 ) -> anyhow::Result<Vec<PythonPeerProgram>> {
     let settings = BTreeMap::new();
-    let asking =
-        BenchRequestSettings { settings, filter: None, timeout: PEER_LIST_TIMEOUT, running };
+    let asking = BenchRequestSettings {
+        settings,
+        filter: None,
+        timeout: PEER_LIST_TIMEOUT,
+        running_child: running,
+    };
     let found = arguments.benches.find_selected_benches(&store.root, running)?;
     let mut programs: Vec<PythonPeerProgram> = Vec::new();
     for (bench, answer) in
@@ -471,7 +475,7 @@ fn run_peer_program(
         _ if partial.was_interrupted() => Some(format!("interrupted, with peers/{main} at work")),
         ChildProcessEnd::Exited(status) if status.success() => None,
         ChildProcessEnd::Exited(_) => {
-            let errors = String::from_utf8_lossy(&said.kept);
+            let errors = String::from_utf8_lossy(&said.kept_bytes);
             Some(format!(
                 "peers/{main} under {python}: {}",
                 errors.trim().lines().last().unwrap_or("it failed and said nothing")
@@ -486,10 +490,10 @@ fn run_peer_program(
         }
     };
     ensure!(
-        !printed.cut,
+        !printed.truncated,
         "peers/{main} printed more than {KEPT_BYTES_AT_STREAM_START} bytes, the limit"
     );
-    let text = String::from_utf8_lossy(&printed.kept);
+    let text = String::from_utf8_lossy(&printed.kept_bytes);
     // The last line that a peer program printed is ignored if the program was killed while writing
     // the line.
     let whole =

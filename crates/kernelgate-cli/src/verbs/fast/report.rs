@@ -243,8 +243,8 @@ fn read_histories_from_store(
         cases: &CaseIdFilter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
         renamed: &rules_file::read_rules_in_folder(&store.root)?.renamed,
         join_cards: arguments.join_cards,
-        known_only: false,
-        smallest: MIN_REPORTED_LEVEL_CHANGE,
+        only_known_commits: false,
+        min_level_change: MIN_REPORTED_LEVEL_CHANGE,
     };
     let mut histories = compute_case_histories(&index, &query, &order)?;
     let is_shown = |history: &CaseTimeHistory| {

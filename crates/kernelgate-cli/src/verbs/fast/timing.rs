@@ -85,7 +85,8 @@ pub fn run_timing_command(
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let filter = arguments.filter.as_deref();
-    let asking = BenchRequestSettings { settings, filter, timeout: arguments.wait, running };
+    let asking =
+        BenchRequestSettings { settings, filter, timeout: arguments.wait, running_child: running };
     let action = RequestedBenchAction::Timing { part: arguments.part.map(Into::into) };
     let show = |bench: &str, answer| {
         match answer {

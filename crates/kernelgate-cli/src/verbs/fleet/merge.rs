@@ -115,7 +115,7 @@ fn merge_run_shards_into_store(
         files,
         anchor_tolerance_from_flag_or_calibration(arguments, store, Some(slug)),
     )?;
-    let MergedRunRecords { runs, account, not_run } = &merged;
+    let MergedRunRecords { runs, merge_account: account, cases_not_run: not_run } = &merged;
     let digest = file::hash_of_texts_hex(runs.iter().map(|piece| &*piece.hash));
     let usual = || store.runs.join(format!("merged-{}", &digest[..8]));
     let session = arguments.output.clone().unwrap_or_else(usual);

@@ -179,7 +179,7 @@ fn build_executables_for_jobs(
                 .and_then(|()| std::fs::copy(&executable.path, &copy).map(drop))
                 .with_context(|| format!("failed to copy {}", executable.path.display()))?;
         }
-        executables.push((copy, executable.root));
+        executables.push((copy, executable.package_root));
     }
     let flags = flags.to_vec();
     Ok(match verb {
@@ -250,8 +250,9 @@ impl FollowedSlurmSubmission<'_> {
                 None => std::thread::sleep(SQUEUE_POLL_INTERVAL),
             }
         };
-        let tasks_run = jobs.tasks.values().any(SlurmTaskState::is_running_or_queued);
-        let merge_waits = jobs.merge.as_ref().is_some_and(SlurmTaskState::is_running_or_queued);
+        let tasks_run = jobs.states_of_shards.values().any(SlurmTaskState::is_running_or_queued);
+        let merge_waits =
+            jobs.state_of_merge_job.as_ref().is_some_and(SlurmTaskState::is_running_or_queued);
         if tasks_run {
             // Slurm tasks are still running; their merge job may have been cancelled, or never
             // submitted.
@@ -368,7 +369,8 @@ impl FollowedSlurmSubmission<'_> {
                     true => None,
                     false => ended.or_else(|| Some(Instant::now())),
                 };
-                let failed = jobs.merge.as_ref().filter(|merge| merge.ended_without_success());
+                let failed =
+                    jobs.state_of_merge_job.as_ref().filter(|merge| merge.ended_without_success());
                 if ended.is_some_and(|ended| {
                     failed.is_some() || ended.elapsed() > MERGE_RESULT_FILE_TIMEOUT
                 }) && self.merge_exit_code().is_none()
@@ -388,7 +390,9 @@ impl FollowedSlurmSubmission<'_> {
             print_to_stderr(&counts);
             shown.counts = counts;
         }
-        for (task, state) in jobs.tasks.iter().filter(|(_, state)| state.ended_without_success()) {
+        for (task, state) in
+            jobs.states_of_shards.iter().filter(|(_, state)| state.ended_without_success())
+        {
             if shown.failed.insert((*task, state.state.clone())) {
                 self.print_failed_task_with_log(*task, state);
             }

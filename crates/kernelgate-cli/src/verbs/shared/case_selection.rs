@@ -90,23 +90,23 @@ impl CaseSelectionFlags {
             timeout,
             &running,
         )?;
-        Ok(BenchClient { choice: self, found, running })
+        Ok(BenchClient { selection_flags: self, found_benches: found, running_child: running })
     }
 }
 
 /// Sends requests to the selected bench executables that were found.
 pub struct BenchClient<'a> {
-    choice: &'a CaseSelectionFlags,
+    selection_flags: &'a CaseSelectionFlags,
     /// The executables.
-    pub found: UsableAndUnusableBenches,
-    running: SharedChildProcess,
+    pub found_benches: UsableAndUnusableBenches,
+    running_child: SharedChildProcess,
 }
 
 impl BenchClient<'_> {
     /// Returns `count` consecutive seeds of input data for verification, starting at the seed of
     /// `--seed`.
     pub fn seeds_for_verification(&self, count: u64) -> Vec<u64> {
-        let first = self.choice.benches.settings.input_data_seed();
+        let first = self.selection_flags.benches.settings.input_data_seed();
         (0..count).map(|more| first.wrapping_add(more)).collect()
     }
 
@@ -116,7 +116,7 @@ impl BenchClient<'_> {
         action: &RequestedBenchAction,
     ) -> anyhow::Result<AnswersByBench> {
         bench_requests::request_from_all_benches(
-            &self.found,
+            &self.found_benches,
             &self.bench_request_settings(None),
             action,
         )
@@ -131,7 +131,7 @@ impl BenchClient<'_> {
         answered: impl FnMut(&str, ResponseToBenchAction) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         bench_requests::request_from_each_bench(
-            &self.found,
+            &self.found_benches,
             &self.bench_request_settings(Some(seed)),
             action,
             answered,
@@ -149,17 +149,22 @@ impl BenchClient<'_> {
         // An empty variable counts as unset in the bench process, even if this process has the
         // variable.
         request_settings.settings.insert(SHARD_ENVIRONMENT_VARIABLE.to_owned(), String::new());
-        bench_requests::request_from_each_bench(&self.found, &request_settings, action, answered)
+        bench_requests::request_from_each_bench(
+            &self.found_benches,
+            &request_settings,
+            action,
+            answered,
+        )
     }
 
     fn bench_request_settings(&self, seed: Option<u64>) -> BenchRequestSettings<'_> {
-        let mut settings = self.choice.bench_variables();
+        let mut settings = self.selection_flags.bench_variables();
         settings.extend(seed.map(|seed| ("KERNELGATE_SEED".to_owned(), seed.to_string())));
         BenchRequestSettings {
             settings,
-            filter: self.choice.filter.as_deref(),
-            timeout: self.choice.benches.wait.unwrap_or(DEFAULT_BENCH_ANSWER_TIMEOUT),
-            running: &self.running,
+            filter: self.selection_flags.filter.as_deref(),
+            timeout: self.selection_flags.benches.wait.unwrap_or(DEFAULT_BENCH_ANSWER_TIMEOUT),
+            running_child: &self.running_child,
         }
     }
 }

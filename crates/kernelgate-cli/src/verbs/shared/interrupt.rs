@@ -33,7 +33,7 @@ pub fn forward_interrupts_to_child() -> anyhow::Result<SharedChildProcess> {
 /// State shared with the signal handler of a verb that prints partial results after an interrupt.
 #[derive(Clone, Default)]
 pub struct PartialResultsOnInterrupt {
-    has_some: Arc<AtomicBool>,
+    has_partial_results: Arc<AtomicBool>,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -41,7 +41,7 @@ impl PartialResultsOnInterrupt {
     /// After this call, the first interrupt kills the running child process but does not end the
     /// program, which must check [`Self::was_interrupted`].
     pub fn survive_first_interrupt(&self) {
-        self.has_some.store(true, Ordering::SeqCst);
+        self.has_partial_results.store(true, Ordering::SeqCst);
     }
 
     /// Whether an interrupt has arrived; the program survives it only after a call of
@@ -67,7 +67,7 @@ fn install_interrupt_handler(
     let held = running.clone();
     let handler = move || {
         let first = !partial.interrupted.swap(true, Ordering::SeqCst);
-        if first && partial.has_some.load(Ordering::SeqCst) {
+        if first && partial.has_partial_results.load(Ordering::SeqCst) {
             held.kill_child_and_wait();
             return;
         }

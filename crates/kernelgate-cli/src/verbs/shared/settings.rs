@@ -225,7 +225,11 @@ impl ThresholdFlags {
             tolerated: self.tolerated,
             ..RequestedLimits::default()
         };
-        Ok(TestPlanRequest { asked: limits, max_blocks: self.max_blocks, basis })
+        Ok(TestPlanRequest {
+            requested_limits: limits,
+            max_blocks: self.max_blocks,
+            plan_basis: basis,
+        })
     }
 
     /// How long a process warms a case up and times it, from `--case-time`; `None` without the

@@ -107,7 +107,9 @@ pub fn run_baseline_command(
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     match verb {
-        BaselineSubverb::Save(arguments) => super::save::run_baseline_save_command(arguments, store),
+        BaselineSubverb::Save(arguments) => {
+            super::save::run_baseline_save_command(arguments, store)
+        }
         BaselineSubverb::Find { name, settings, benches } => {
             print_baseline_path_of_this_device(store, name, settings, benches)
         }
@@ -175,8 +177,12 @@ fn print_baseline_path_of_this_device(
     let running = &interrupt::kill_child_and_exit_on_interrupt()?;
     let found = benches.find_selected_benches(&store.root, running)?;
     let settings = settings.bench_variables();
-    let asking =
-        BenchRequestSettings { settings, filter: None, timeout: DEVICE_QUERY_TIMEOUT, running };
+    let asking = BenchRequestSettings {
+        settings,
+        filter: None,
+        timeout: DEVICE_QUERY_TIMEOUT,
+        running_child: running,
+    };
     // All benches of a supported device run on that device, so the first answer decides.
     let mut devices: Vec<String> = Vec::new();
     for (bench, answer) in bench_requests::request_from_all_benches(

@@ -131,30 +131,30 @@ pub fn run_calibrate_command(
             .clone()
             .map_or(ComparedSideSource::WorkTree, ComparedSideSource::Folder),
         filter: arguments.filter.clone(),
-        time_identical: true,
+        times_identical_executables: true,
         ..arguments.flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
     };
     let measured = ComparisonTestPlan::default()
-        .with_requested_limits(&request.plan.asked, request.plan.max_blocks);
+        .with_requested_limits(&request.plan.requested_limits, request.plan.max_blocks);
     let settings = CalibrationRequest {
-        null: arguments.comparisons,
-        layouts: arguments.layouts,
-        injected: arguments.inject.clone(),
-        work: arguments.work.clone(),
-        each: arguments.power_comparisons,
-        single: arguments.single,
-        sham: arguments.number_of_sham_comparisons(),
+        null_comparisons: arguments.comparisons,
+        layout_comparisons: arguments.layouts,
+        slowdowns_by_wait_percent: arguments.inject.clone(),
+        slowdowns_by_work_percent: arguments.work.clone(),
+        comparisons_per_slowdown: arguments.power_comparisons,
+        single_case_comparisons: arguments.single,
+        sham_load_comparisons: arguments.number_of_sham_comparisons(),
         shard: arguments.flags.settings.requested_shard(),
         plan: measured,
-        cases: arguments.cases,
-        named: user_selects_cases(arguments),
-        total: arguments.total_time,
+        max_cases: arguments.cases,
+        cases_chosen_by_user: user_selects_cases(arguments),
+        total_time_limit: arguments.total_time,
         command: shell_command_line_without_flags(
             command_line_arguments_of_process(),
             FLAGS_NOT_RECORDED,
             &["--resume"],
         ),
-        state: state.clone(),
+        state_file: state.clone(),
         resume: arguments.resume,
     };
     let (calibration, left) = calibrate::run_calibration(&request, &settings)

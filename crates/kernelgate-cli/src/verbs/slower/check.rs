@@ -125,9 +125,9 @@ pub struct CheckCommandArguments {
 struct CheckInProgress<'a> {
     arguments: &'a CheckCommandArguments,
     store: &'a RecordFoldersOfPackage,
-    out: PathBuf,
-    program: PathBuf,
-    running: SharedChildProcess,
+    output_folder: PathBuf,
+    kernelgate_program: PathBuf,
+    running_child: SharedChildProcess,
 }
 
 /// Outcome of a method.
@@ -135,7 +135,7 @@ struct CompareOrGateOutcome {
     method: &'static str,
     exit: ProcessExitReason,
     /// The message that `cargo bench` ended with an error; `None` if all its runs ended well.
-    died: Option<String>,
+    bench_failure_message: Option<String>,
 }
 
 /// Outcome of the check of the compiled kernels' resources (registers, spills) against their
@@ -143,9 +143,9 @@ struct CompareOrGateOutcome {
 struct KernelResourcesOutcome {
     exit: ProcessExitReason,
     /// Markdown that the pull-request comment shows unfolded; empty if no kernel got worse.
-    seen: String,
+    markdown_shown_unfolded: String,
     /// Folded text.
-    text: String,
+    folded_markdown: String,
 }
 
 pub fn run_check_command(
@@ -157,15 +157,15 @@ pub fn run_check_command(
     let check = CheckInProgress {
         arguments,
         store,
-        out: arguments.out.clone().unwrap_or_else(|| target.join("perf-check")),
-        program: std::env::current_exe().context("failed to find this program")?,
-        running: interrupt::forward_interrupts_to_child()?,
+        output_folder: arguments.out.clone().unwrap_or_else(|| target.join("perf-check")),
+        kernelgate_program: std::env::current_exe().context("failed to find this program")?,
+        running_child: interrupt::forward_interrupts_to_child()?,
     };
     if !arguments.dry_run {
-        std::fs::create_dir_all(&check.out)
-            .with_context(|| format!("--out: failed to make {}", check.out.display()))?;
+        std::fs::create_dir_all(&check.output_folder)
+            .with_context(|| format!("--out: failed to make {}", check.output_folder.display()))?;
         for name in CHECK_OUTPUT_FILE_NAMES {
-            leftover_files::remove_file_or_folder_if_present(&check.out.join(name))
+            leftover_files::remove_file_or_folder_if_present(&check.output_folder.join(name))
                 .with_context(|| format!("--out: failed to remove {name} of the last check"))?;
         }
     }
@@ -208,13 +208,17 @@ impl CheckInProgress<'_> {
                 let exit = self.run_compare_verb(&base)?;
                 // If `kernelgate compare` wrote no result file, it compared nothing, and the gate
                 // may judge in its place.
-                let failed =
-                    exit == ProcessExitReason::Usage && !self.out.join("result.json").is_file();
+                let failed = exit == ProcessExitReason::Usage
+                    && !self.output_folder.join("result.json").is_file();
                 let gate = mode == JudgingMethod::Auto
                     && failed
                     && self.find_baseline_for_device()?.is_ok();
                 if !gate {
-                    return Ok(CompareOrGateOutcome { method: "compare", exit, died: None });
+                    return Ok(CompareOrGateOutcome {
+                        method: "compare",
+                        exit,
+                        bench_failure_message: None,
+                    });
                 }
                 print_check_message(
                     "compare was not possible (above): the committed baseline is the second best",
@@ -250,7 +254,7 @@ impl CheckInProgress<'_> {
             Some(name) => resolve(name)?,
             None => resolve("origin/main").or_else(|_| resolve("main"))?,
         };
-        let mut merge_base = isolated_git(&repository.top);
+        let mut merge_base = isolated_git(&repository.work_tree_root);
         merge_base.args(["merge-base", &base.commit, "HEAD"]);
         git::run_git_or_fail(&mut merge_base, "find the merge base").map_err(|_| {
             format!(
@@ -266,7 +270,7 @@ impl CheckInProgress<'_> {
         let CheckCommandArguments { budget, case_time, filter, .. } = self.arguments;
         let mut line = vec!["compare".to_owned(), "--base".to_owned(), short(base)];
         line.extend(["--budget".to_owned(), budget.clone()]);
-        line.extend(["--out".to_owned(), self.out.display().to_string()]);
+        line.extend(["--out".to_owned(), self.output_folder.display().to_string()]);
         line.extend(self.bench_flags_for_steps());
         // If the checkout is clean, its commit is the head of the comparison; otherwise the head is
         // the working tree with its changes.
@@ -294,7 +298,7 @@ impl CheckInProgress<'_> {
         if self.arguments.dry_run {
             return Ok(Ok(()));
         }
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(&self.kernelgate_program);
         command.args(["baseline", "find", name]);
         commands::print_command_if_verbose(&command);
         let found =
@@ -337,28 +341,30 @@ impl CheckInProgress<'_> {
                     return Ok(CompareOrGateOutcome {
                         method: "gate",
                         exit: ProcessExitReason::Usage,
-                        died,
+                        bench_failure_message: died,
                     });
                 }
             }
         }
         // If the report page cannot be drawn, the verdict stays the same.
-        let page = self.out.join("report").display().to_string();
+        let page = self.output_folder.join("report").display().to_string();
         let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
         self.print_step_command(&format!("kernelgate {}", shell_quoted_arguments(&report)));
         if !dry_run
-            && self.run_step_and_return_exit_code(Command::new(&self.program).args(&report))? != 0
+            && self.run_step_and_return_exit_code(
+                Command::new(&self.kernelgate_program).args(&report),
+            )? != 0
         {
             print_check_message("no page was drawn");
         }
-        let out = ["--out".to_owned(), self.out.display().to_string()];
+        let out = ["--out".to_owned(), self.output_folder.display().to_string()];
         let gate = ["gate".to_owned(), "--baseline".to_owned(), baseline.clone()];
         let exit = self.run_own_verb_as_child(&[&gate[..], &sessions, &out].concat())?;
         // A wrong output also makes `cargo bench` fail; its record fails the gate, so only an
         // otherwise passing gate becomes an error.
         let fails = ![ProcessExitReason::Fine, ProcessExitReason::Inconclusive].contains(&exit);
         let exit = if died.is_some() && !fails { ProcessExitReason::Usage } else { exit };
-        Ok(CompareOrGateOutcome { method: "gate", exit, died })
+        Ok(CompareOrGateOutcome { method: "gate", exit, bench_failure_message: died })
     }
 
     fn bench_flags_for_steps(&self) -> impl Iterator<Item = String> {
@@ -372,7 +378,8 @@ impl CheckInProgress<'_> {
         if self.arguments.dry_run {
             return Ok(ProcessExitReason::Fine);
         }
-        let code = self.run_step_and_return_exit_code(Command::new(&self.program).args(line))?;
+        let code =
+            self.run_step_and_return_exit_code(Command::new(&self.kernelgate_program).args(line))?;
         Ok(exit_reason_or_end_check(code))
     }
 
@@ -383,9 +390,9 @@ impl CheckInProgress<'_> {
         command.stdin(Stdio::null()).stdout(std::io::stderr());
         // The step has no memory limit here, because a step that needs much memory limits its own
         // bench processes.
-        let ended = self.running.start_child_process(command);
-        let ended =
-            ended.and_then(|_| self.running.wait_or_kill_at_limits(CHECK_STEP_TIMEOUT, u64::MAX));
+        let ended = self.running_child.start_child_process(command);
+        let ended = ended
+            .and_then(|_| self.running_child.wait_or_kill_at_limits(CHECK_STEP_TIMEOUT, u64::MAX));
         let ended = ended.with_context(|| format!("failed to start {program}"))?;
         match ended {
             // A step that a signal ended counts as interrupted (130), which ends the whole check.
@@ -404,8 +411,8 @@ impl CheckInProgress<'_> {
         let arch = &self.arguments.arch;
         let unchecked = |why: String| KernelResourcesOutcome {
             exit: ProcessExitReason::Fine,
-            seen: String::new(),
-            text: format!("not checked: {why}"),
+            markdown_shown_unfolded: String::new(),
+            folded_markdown: format!("not checked: {why}"),
         };
         let line = ["resources", "--arch", arch, "--check"].map(str::to_owned);
         if self.arguments.dry_run {
@@ -419,7 +426,7 @@ impl CheckInProgress<'_> {
         if !record.is_file() {
             return Ok(unchecked(format!("nothing is recorded for {arch}")));
         }
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(&self.kernelgate_program);
         if library::choose_nvrtc_library().is_none() {
             match InstallableNvrtc::Cuda13.install_nvrtc_if_missing(target) {
                 Ok(folder) => drop(command.env("KERNELGATE_CUDA_LIBS", folder)),
@@ -435,7 +442,7 @@ impl CheckInProgress<'_> {
             output.status.code().unwrap_or(ProcessExitReason::INTERRUPTED_EXIT_CODE),
         );
         let text = [&output.stdout[..], &output.stderr[..]].concat();
-        let path = self.out.join("resources.txt");
+        let path = self.output_folder.join("resources.txt");
         let text = String::from_utf8_lossy(&text);
         replace_output_file(&path, &text)?;
         Ok(resources_part_of_comment(exit, &text))
@@ -448,7 +455,7 @@ impl CheckInProgress<'_> {
         judged: &CompareOrGateOutcome,
         checked: &KernelResourcesOutcome,
     ) -> anyhow::Result<()> {
-        let path = self.out.join("comment.md");
+        let path = self.output_folder.join("comment.md");
         let mut text = file::read_untrusted_text_up_to(&path, MAX_COMMENT_FILE_BYTES)
             .unwrap_or_else(|_| {
                 format!(
@@ -456,18 +463,18 @@ impl CheckInProgress<'_> {
                     judged.exit as u8, judged.method
                 )
             });
-        if let Some(died) = &judged.died {
+        if let Some(died) = &judged.bench_failure_message {
             let _ =
                 write!(text, "\n**{died}**: a bench that died is not judged; the log has more.\n");
         }
-        if !checked.seen.is_empty() {
-            let _ = write!(text, "\n{}\n", checked.seen);
+        if !checked.markdown_shown_unfolded.is_empty() {
+            let _ = write!(text, "\n{}\n", checked.markdown_shown_unfolded);
         }
         let _ = write!(
             text,
             "\n<details><summary>Kernel resources ({})</summary>\n\n{}\n\n</details>\n",
             self.arguments.arch,
-            fenced(&checked.text)
+            fenced(&checked.folded_markdown)
         );
         replace_output_file(&path, &text)?;
         print!("{text}");
@@ -522,7 +529,11 @@ fn resources_part_of_comment(exit: ProcessExitReason, text: &str) -> KernelResou
     if text.lines().count() > MAX_RESOURCE_LINES_IN_COMMENT {
         lines.push("…");
     }
-    KernelResourcesOutcome { exit, seen, text: lines.join("\n") }
+    KernelResourcesOutcome {
+        exit,
+        markdown_shown_unfolded: seen,
+        folded_markdown: lines.join("\n"),
+    }
 }
 
 #[cfg(test)]
@@ -545,15 +556,18 @@ mod tests {
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
         let worse = resources_part_of_comment(ProcessExitReason::Regression, &text);
         let heading = "**Kernel resources got worse** (sm_90a: 40 kernels):";
-        assert_eq!(worse.seen.lines().next(), Some(heading));
-        assert_eq!(worse.seen.lines().count(), 2 + MAX_UNFOLDED_WORSE_KERNELS);
-        assert_eq!(worse.text.lines().count(), MAX_RESOURCE_LINES_IN_COMMENT + 1);
+        assert_eq!(worse.markdown_shown_unfolded.lines().next(), Some(heading));
+        assert_eq!(worse.markdown_shown_unfolded.lines().count(), 2 + MAX_UNFOLDED_WORSE_KERNELS);
+        assert_eq!(worse.folded_markdown.lines().count(), MAX_RESOURCE_LINES_IN_COMMENT + 1);
         let fine = resources_part_of_comment(ProcessExitReason::Fine, "sm_90a: nothing changed");
-        assert_eq!((fine.seen.as_str(), fine.text.as_str()), ("", "sm_90a: nothing changed"));
+        assert_eq!(
+            (fine.markdown_shown_unfolded.as_str(), fine.folded_markdown.as_str()),
+            ("", "sm_90a: nothing changed")
+        );
         let refused = resources_part_of_comment(
             ProcessExitReason::Refused,
             "refused: compiler is `a` and `b`",
         );
-        insta::assert_snapshot!(refused.seen, @"**Kernel resources were not compared**: refused: compiler is `a` and `b`");
+        insta::assert_snapshot!(refused.markdown_shown_unfolded, @"**Kernel resources were not compared**: refused: compiler is `a` and `b`");
     }
 }

@@ -144,15 +144,15 @@ pub fn run_compare_command(
         head: side_source_of_flags(arguments.head_dir.as_ref(), arguments.head.as_ref()),
         shard,
         filter: arguments.filter.clone(),
-        settings: flags.settings.bench_variables(),
-        time_identical: arguments.time_identical,
-        affected: arguments.affected,
-        profile_slower: !arguments.no_profile,
+        bench_variables: flags.settings.bench_variables(),
+        times_identical_executables: arguments.time_identical,
+        only_affected_cases: arguments.affected,
+        profiles_slower_cases: !arguments.no_profile,
         resume: arguments.resume,
-        leave_out: paths_from_working_folder(&arguments.leave_out)?,
+        excluded_paths: paths_from_working_folder(&arguments.leave_out)?,
         ..flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
     };
-    request.plan.asked.growth = arguments.growth;
+    request.plan.requested_limits.growth = arguments.growth;
     if let Some(output) = &arguments.build_only {
         compare::build_sides_into_folder(&request, output)?;
         eprintln!("built into base/ and head/ of {}", path_for_terminal(output));

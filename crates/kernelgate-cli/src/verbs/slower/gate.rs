@@ -43,7 +43,7 @@ pub struct GateCommandArguments {
     absolute: Option<f64>,
     /// Difference in time between two devices of one model, as a fraction; added to --relative if
     /// the baseline may come from another device
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = BaselineJudgementSettings::default().other_device)]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = BaselineJudgementSettings::default().tolerance_between_devices)]
     other_device: f64,
     /// Factor by which a case's output errors against the reference may grow from the baseline to
     /// the run [default: 1.5]
@@ -73,8 +73,11 @@ pub fn run_gate_command(
     };
     let usual = BaselineJudgementSettings::default();
     let limits = usual.limits.overridden_by(&flags, LimitSource::Flag);
-    let policy =
-        BaselineJudgementSettings { limits, other_device: arguments.other_device, ..usual };
+    let policy = BaselineJudgementSettings {
+        limits,
+        tolerance_between_devices: arguments.other_device,
+        ..usual
+    };
     let report = judge_against_named_baseline(store, &arguments.baseline, &measurement, policy)?;
     let mut summary = verdicts::verdict_report_summary(
         &report,
@@ -208,7 +211,8 @@ fn age_of_oldest_used_baseline_run(
     baseline: &BaselineFile,
     report: &BaselineVerdicts,
 ) -> Option<AgeOfBaseline> {
-    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
+    let used =
+        report.judged_cases.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
     Some(AgeOfBaseline {

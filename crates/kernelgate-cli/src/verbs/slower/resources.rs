@@ -156,7 +156,7 @@ fn compile_kernels_of_all_benches(
     running: &SharedChildProcess,
 ) -> anyhow::Result<ResourcesOfAllKernels> {
     let (settings, timeout) = (BTreeMap::new(), arguments.wait);
-    let asking = BenchRequestSettings { settings, filter: None, timeout, running };
+    let asking = BenchRequestSettings { settings, filter: None, timeout, running_child: running };
     let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
     let action = RequestedBenchAction::Resources { arch: arch.clone(), filter };
     let mut all: Option<ResourcesOfAllKernels> = None;

@@ -104,19 +104,19 @@ impl From<FailOnSeverity> for FindingSeverity {
 #[derive(Debug, Clone, Copy, Default)]
 struct DiagnosesForExitCode {
     /// Whether any diagnosis could answer a question about a GPU.
-    answered: bool,
-    worst: Option<FindingSeverity>,
+    answered_any_question: bool,
+    worst_severity: Option<FindingSeverity>,
 }
 
 impl DiagnosesForExitCode {
     fn add_diagnosis(&mut self, diagnosis: &TraceDiagnosis) {
-        self.answered |= diagnosis.answers_any_gpu_question();
-        self.worst = self.worst.max(diagnosis.worst_severity_of_findings());
+        self.answered_any_question |= diagnosis.answers_any_gpu_question();
+        self.worst_severity = self.worst_severity.max(diagnosis.worst_severity_of_findings());
     }
 
     fn exit_reason(self, fail_on: Option<FailOnSeverity>) -> ProcessExitReason {
-        let fails = fail_on.is_some_and(|flag| self.worst >= Some(flag.into()));
-        match self.answered {
+        let fails = fail_on.is_some_and(|flag| self.worst_severity >= Some(flag.into()));
+        match self.answered_any_question {
             false => ProcessExitReason::Inconclusive,
             true if fails => ProcessExitReason::Regression,
             true => ProcessExitReason::Fine,
@@ -155,8 +155,8 @@ pub fn run_diagnose_command(
             DiagnosisOutputFormat::Text => print_escaped(&job.job_to_text()),
         }
         let outcome = DiagnosesForExitCode {
-            answered: job.joined > 0,
-            worst: job.severity_of_worst_straggler(),
+            answered_any_question: job.joined > 0,
+            worst_severity: job.severity_of_worst_straggler(),
         };
         return Ok(outcome.exit_reason(arguments.fail_on));
     }

@@ -38,8 +38,8 @@ struct NetworkPartTime {
 
 struct MeasuredPartTime {
     own_ns: f64,
-    share: f64,
-    launched: f64,
+    share_of_launch: f64,
+    kernels_per_launch: f64,
 }
 
 /// The times of the parts of a recording, read from the trace that was made of the recording.
@@ -61,8 +61,9 @@ pub fn parts_of_recording(
         let own_ns = found.iter().map(|range| range.own_ns).sum::<i64>() as f64;
         let measured = (!found.is_empty()).then(|| MeasuredPartTime {
             own_ns: own_ns / steps,
-            share: own_ns / step.map_or(1, |step| step.own_ns).max(1) as f64,
-            launched: found.iter().map(|range| range.operations).sum::<usize>() as f64 / steps,
+            share_of_launch: own_ns / step.map_or(1, |step| step.own_ns).max(1) as f64,
+            kernels_per_launch: found.iter().map(|range| range.operations).sum::<usize>() as f64
+                / steps,
         });
         let largest = of.limits.iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns));
         NetworkPartTime {
@@ -149,8 +150,8 @@ impl NetworkPartTimesOfLaunch {
                 "label": part.label,
                 "range": part.range,
                 "own_ns": measured.map(|measured| measured.own_ns),
-                "share": measured.map(|measured| measured.share),
-                "launched": measured.map_or(0.0, |measured| measured.launched),
+                "share": measured.map(|measured| measured.share_of_launch),
+                "launched": measured.map_or(0.0, |measured| measured.kernels_per_launch),
                 "limit_ns": part.limit.as_ref().map(|limit| limit.time_ns),
                 "limited_by": part.limit.as_ref().map(|limit| &limit.by),
             })
@@ -176,8 +177,9 @@ impl NetworkPartTime {
         vec![
             self.label.clone(),
             measured.map_or_else(none, |measured| time_text(measured.own_ns)),
-            measured.map_or_else(none, |measured| percent(measured.share)),
-            measured.map_or_else(|| "0".to_owned(), |measured| measured.launched.to_string()),
+            measured.map_or_else(none, |measured| percent(measured.share_of_launch)),
+            measured
+                .map_or_else(|| "0".to_owned(), |measured| measured.kernels_per_launch.to_string()),
             self.limit.as_ref().map_or_else(none, |limit| time_text(limit.time_ns)),
             reached.map_or_else(none, |(limit, of)| percent(limit.time_ns / of.own_ns.max(1.0))),
             self.limit.as_ref().map_or_else(none, |limit| limit.by.clone()),

@@ -154,7 +154,7 @@ fn profile_selected_cases(
         let ResponseToBenchAction::Profile(cases) = answer else {
             return Err(error_for_unexpected_response(&bench));
         };
-        let mut executables = client.found.executables.iter();
+        let mut executables = client.found_benches.executables.iter();
         let executable = executables.find(|found| found.bench == bench);
         for mut case in cases {
             let recording = case.recording.take();

@@ -27,14 +27,14 @@ pub struct DiagnosedRecording {
     /// Path of the recording's file.
     pub path: PathBuf,
     recording: CuptiCaseRecording,
-    tree: Vec<RangeTreeRow>,
+    range_tree: Vec<RangeTreeRow>,
     /// Times of the network parts that the workload names; `None` if it names none.
     parts: Option<NetworkPartTimesOfLaunch>,
     /// Times of the stages inside kernels, for implementations that name stages.
     stages: Vec<KernelStageTimes>,
     diagnosis: TraceDiagnosis,
     /// All GPUs as ranks of a job, for a case that runs on several GPUs.
-    gpus: Option<JobOfJoinedRanks>,
+    gpus_as_ranks: Option<JobOfJoinedRanks>,
 }
 
 /// Writes the recording of a case into a folder, and reads the file as a trace.
@@ -52,7 +52,15 @@ pub fn write_recording_and_read_as_trace(
         (!recording.parts.is_empty()).then(|| part_tables::parts_of_recording(&recording, &joined));
     let stages = stages::stage_times_of_recording(&recording);
     let gpus = trace_file::gpus_as_ranks(&recording.case, &path, &diagnosis)?;
-    Ok(DiagnosedRecording { path, recording, tree, parts, stages, diagnosis, gpus })
+    Ok(DiagnosedRecording {
+        path,
+        recording,
+        range_tree: tree,
+        parts,
+        stages,
+        diagnosis,
+        gpus_as_ranks: gpus,
+    })
 }
 
 impl DiagnosedRecording {
@@ -73,7 +81,7 @@ impl DiagnosedRecording {
             }
         };
         let findings = indented(&self.diagnosis.findings_without_evidence_to_text());
-        let gpus = self.gpus.as_ref().map(|job| indented(&job.job_to_text()) + "\n\n");
+        let gpus = self.gpus_as_ranks.as_ref().map(|job| indented(&job.job_to_text()) + "\n\n");
         let parts = self
             .parts
             .as_ref()
@@ -94,7 +102,7 @@ impl DiagnosedRecording {
     fn device_and_host_times_text(&self) -> String {
         let CuptiCaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
         let wall_ns = *wall_ns as f64;
-        let Some(case) = self.tree.first() else {
+        let Some(case) = self.range_tree.first() else {
             return format!("nothing ran on the device in {}\n", time_text(wall_ns));
         };
         let busy_ns = case.busy_ns as f64;
@@ -136,7 +144,7 @@ impl DiagnosedRecording {
 
     /// The numbers of the recorded case as a neural network; `None` if the case is not a network.
     pub fn as_network(&self) -> Option<RecordedNetwork> {
-        RecordedNetwork::from_case_recording(&self.recording, &self.tree, &self.diagnosis)
+        RecordedNetwork::from_case_recording(&self.recording, &self.range_tree, &self.diagnosis)
     }
 
     /// Charts of the stages inside the case's kernels, as file names with SVG texts.
@@ -153,7 +161,7 @@ impl DiagnosedRecording {
     }
 
     fn launch_range(&self) -> Option<&RangeTreeRow> {
-        self.tree.iter().find(|range| {
+        self.range_tree.iter().find(|range| {
             range.depth == 1 && range.name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH
         })
     }
@@ -163,7 +171,7 @@ impl DiagnosedRecording {
             "range", "times", "host", "device", "busy", "share", "launched", "bound",
         ]);
         let mut left_out = 0;
-        for range in &self.tree {
+        for range in &self.range_tree {
             if range.share < MIN_SHARE_OF_SHOWN_RANGE {
                 left_out += 1;
                 continue;
@@ -195,18 +203,18 @@ impl DiagnosedRecording {
     /// The profile of the recorded case as a JSON value.
     pub fn profile_as_json(&self) -> Value {
         let ranges: Vec<Value> =
-            self.tree.iter().map(RangeTreeRow::range_tree_node_to_json).collect();
+            self.range_tree.iter().map(RangeTreeRow::range_tree_node_to_json).collect();
         json!({
             "steps": self.recording.steps,
             "warm_up": self.recording.warm_up,
             "wall_ns": self.recording.wall_ns,
-            "busy_ns": self.tree.first().map(|case| case.busy_ns),
+            "busy_ns": self.range_tree.first().map(|case| case.busy_ns),
             "launch_cost_ns": self.recording.launch_cost_ns,
             "ranges": ranges,
             "parts": self.parts.as_ref().map(NetworkPartTimesOfLaunch::parts_as_json),
             "stages": self.stages.iter().map(KernelStageTimes::stage_times_as_json).collect::<Vec<_>>(),
             "diagnosis": self.diagnosis.diagnosis_to_json(),
-            "gpus": self.gpus.as_ref().map(JobOfJoinedRanks::job_to_json),
+            "gpus": self.gpus_as_ranks.as_ref().map(JobOfJoinedRanks::job_to_json),
         })
     }
 }

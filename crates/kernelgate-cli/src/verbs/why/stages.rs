@@ -142,7 +142,7 @@ impl KernelStageTimes {
     fn stage_times_chart(&self, case: &str) -> TitledChart {
         let row = |stage: &KernelStageTime| ChartRowWithLabel {
             label: stage.name.clone(),
-            value: format!(
+            value_text: format!(
                 "{} {:.1}%",
                 time_text(stage.mean_ns_over_blocks()),
                 100.0 * stage.share

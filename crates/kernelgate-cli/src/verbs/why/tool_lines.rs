@@ -128,7 +128,7 @@ mod tests {
         let executable = BenchExecutable {
             bench: "st_bif".to_owned(),
             path: "/a b/st_bif-1".into(),
-            root: "/".into(),
+            package_root: "/".into(),
         };
         let settings = BTreeMap::from([("KERNELGATE_SEED".to_owned(), "7".to_owned())]);
         let kernels = ["k_1", "_Zfoo", "_ZN7cutlass7Kernel2I4gemmEEvv"];

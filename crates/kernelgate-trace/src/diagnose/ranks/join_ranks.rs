@@ -635,7 +635,10 @@ fn report_ranks_without_trace(parts: &[TraceOfRank], problems: &mut Vec<ProblemO
 }
 
 /// Returns for each rank the total time between its collectives, nanoseconds.
-fn total_ns_between_collectives_per_rank(ranks: usize, meetings: &[CollectiveOnAllRanks]) -> Vec<i64> {
+fn total_ns_between_collectives_per_rank(
+    ranks: usize,
+    meetings: &[CollectiveOnAllRanks],
+) -> Vec<i64> {
     let mut between = vec![0i64; ranks];
     let mut until: Vec<Option<i64>> = vec![None; ranks];
     for of in meetings.iter().flat_map(|meeting| &meeting.ranks) {

@@ -2,7 +2,9 @@
 
 use std::io::Write as _;
 
-use crate::fixture::{column, file, reason, refused};
+use crate::fixture::{
+    column_of_stats_table, reason_in_message, refusal_message, write_temporary_file,
+};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
@@ -36,12 +38,12 @@ const KINETO: &str = r#"{
   "traceName": "x.json"
 }"#;
 
-fn read(name: &str, content: &[u8]) -> Trace {
-    let (_folder, path) = file(name, content);
+fn write_and_read_trace(name: &str, content: &[u8]) -> Trace {
+    let (_folder, path) = write_temporary_file(name, content);
     read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
-fn packed(content: &[u8]) -> Vec<u8> {
+fn compress_with_gzip(content: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(content).unwrap();
     encoder.finish().unwrap()
@@ -49,13 +51,21 @@ fn packed(content: &[u8]) -> Vec<u8> {
 
 #[test]
 fn kineto_fills_the_same_model_packed_or_not() {
-    for trace in [read("t.json", KINETO.as_bytes()), read("t.json.gz", &packed(KINETO.as_bytes()))]
-    {
-        assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["gemm"]);
-        assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["2500"]);
+    for trace in [
+        write_and_read_trace("t.json", KINETO.as_bytes()),
+        write_and_read_trace("t.json.gz", &compress_with_gzip(KINETO.as_bytes())),
+    ] {
+        assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"), ["gemm"]);
+        assert_eq!(
+            column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"),
+            ["2500"]
+        );
         assert_eq!(trace.kernels.on_gpu.start.decoded_row(0), Some(1_712_195_495_505_020_001));
-        assert_eq!(column(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);
-        assert_eq!(column(&trace, StatsReport::KernelExecution, "PID"), ["5"]);
+        assert_eq!(
+            column_of_stats_table(&trace, StatsReport::RangeKernels, "NVTX Range"),
+            ["step"]
+        );
+        assert_eq!(column_of_stats_table(&trace, StatsReport::KernelExecution, "PID"), ["5"]);
         assert_eq!(trace.shapes[0].grid, [4, 2, 1]);
         assert_eq!(
             (trace.copies.source[0], trace.copies.bytes[0]),
@@ -75,7 +85,7 @@ fn kineto_fills_the_same_model_packed_or_not() {
 
 #[test]
 fn kernels_of_rocm_join_their_calls_by_external_id() {
-    let trace = read(
+    let trace = write_and_read_trace(
         "t.json",
         br#"{"traceEvents": [
             {"ph": "X", "cat": "cuda_runtime", "name": "hipGetDeviceProperties", "pid": 5,
@@ -101,8 +111,11 @@ fn kernels_of_rocm_join_their_calls_by_external_id() {
 
 #[test]
 fn an_array_of_events_is_a_trace_too() {
-    let trace = read("t.json", br#"[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}"#);
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["2000"]);
+    let trace = write_and_read_trace(
+        "t.json",
+        br#"[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}"#,
+    );
+    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["2000"]);
     assert!(trace.quality.unreadable[0].contains("after 1 events"), "{:?}", trace.quality);
 }
 
@@ -110,7 +123,7 @@ fn an_array_of_events_is_a_trace_too() {
 fn a_cut_file_is_read_up_to_its_end() {
     let text = KINETO.as_bytes();
     let cut = text.windows(8).position(|word| word == b"\"Memcpy ").unwrap();
-    let trace = read("t.json", &text[..cut]);
+    let trace = write_and_read_trace("t.json", &text[..cut]);
     assert_eq!(trace.kernels.on_gpu.operation_count(), 1);
     insta::assert_snapshot!(trace.quality.unreadable[0], @"JSON after 5 events: EOF while parsing a value at line 1 column 41");
 
@@ -120,8 +133,8 @@ fn a_cut_file_is_read_up_to_its_end() {
         .map(|i| event.replace("1.5", &format!("{}.{}", i * 10, i * 7919 % 1000)))
         .collect();
     events.insert_str(0, r#"{"traceEvents": ["#);
-    let whole = packed(format!("{}]}}", events.trim_end_matches(',')).as_bytes());
-    let trace = read("t.json.gz", &whole[..whole.len() / 2]);
+    let whole = compress_with_gzip(format!("{}]}}", events.trim_end_matches(',')).as_bytes());
+    let trace = write_and_read_trace("t.json.gz", &whole[..whole.len() / 2]);
     let kernels = trace.kernels.on_gpu.operation_count();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert_eq!(trace.quality.unreadable.len(), 1);
@@ -130,27 +143,30 @@ fn a_cut_file_is_read_up_to_its_end() {
 
 #[test]
 fn json_that_is_no_trace_is_refused() {
-    insta::assert_snapshot!(reason(&refused("a.json", b"{\"a\": [1, 2]}")), @"JSON without `traceEvents`, or whose elements are not events of a trace");
-    insta::assert_snapshot!(reason(&refused("a.json", b"[1, 2]")), @"JSON without `traceEvents`, or whose elements are not events of a trace");
-    insta::assert_snapshot!(reason(&refused("a.json", b"{\"traceEvents\": 5}")), @"JSON after 0 events: `traceEvents` is not an array of events");
-    assert!(refused("a.json.gz", &[0x1f, 0x8b, 8, 0, 0]).contains("a.json.gz"));
-    assert!(refused("a.json.gz", &packed(b"no json")).contains("expected"));
+    insta::assert_snapshot!(reason_in_message(&refusal_message("a.json", b"{\"a\": [1, 2]}")), @"JSON without `traceEvents`, or whose elements are not events of a trace");
+    insta::assert_snapshot!(reason_in_message(&refusal_message("a.json", b"[1, 2]")), @"JSON without `traceEvents`, or whose elements are not events of a trace");
+    insta::assert_snapshot!(reason_in_message(&refusal_message("a.json", b"{\"traceEvents\": 5}")), @"JSON after 0 events: `traceEvents` is not an array of events");
+    assert!(refusal_message("a.json.gz", &[0x1f, 0x8b, 8, 0, 0]).contains("a.json.gz"));
+    assert!(refusal_message("a.json.gz", &compress_with_gzip(b"no json")).contains("expected"));
 }
 
 #[test]
 fn json_bombs_are_refused() {
     let deep = "[".repeat(40 << 20);
-    let message = refused("deep.json.gz", &packed(deep.as_bytes()));
-    insta::assert_snapshot!(reason(&message), @"JSON after 0 events: a value or nesting of more than 16 MiB");
+    let message = refusal_message("deep.json.gz", &compress_with_gzip(deep.as_bytes()));
+    insta::assert_snapshot!(reason_in_message(&message), @"JSON after 0 events: a value or nesting of more than 16 MiB");
     // One that nests less is skipped where it is not used, and refused where it is.
     let inner = format!("{{\"traceEvents\": [{}{}]}}", "[".repeat(100_000), "]".repeat(100_000));
-    refused("inner.json", inner.as_bytes());
+    refusal_message("inner.json", inner.as_bytes());
     let args = format!(
         r#"[{{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "args": {}1{}}}]"#,
         "[".repeat(100_000),
         "]".repeat(100_000)
     );
-    assert_eq!(read("args.json", args.as_bytes()).kernels.on_gpu.operation_count(), 1);
+    assert_eq!(
+        write_and_read_trace("args.json", args.as_bytes()).kernels.on_gpu.operation_count(),
+        1
+    );
 }
 
 const NCU: &str = "\
@@ -174,7 +190,7 @@ more output
 
 #[test]
 fn ncu_csv_is_found_behind_other_output() {
-    let trace = read("ncu.log", NCU.as_bytes());
+    let trace = write_and_read_trace("ncu.log", NCU.as_bytes());
     assert_eq!(trace.profiled.len(), 2);
     let gemm = &trace.profiled[0];
     let value = |name: &str| gemm.metrics[&trace.names.find_interned_text(name).unwrap()].value;
@@ -201,7 +217,7 @@ const RECORDED: &str = include_str!("../fixture/ncu_h200_details.csv");
 
 #[test]
 fn files_of_the_printed_command_are_imported() {
-    let trace = read("faults.csv", RECORDED.as_bytes());
+    let trace = write_and_read_trace("faults.csv", RECORDED.as_bytes());
     let [launch] = &trace.profiled[..] else { panic!("{} launches", trace.profiled.len()) };
     assert_eq!(trace.names.text_of_name(launch.kernel), "faults");
     assert_eq!((launch.shape.grid, launch.shape.block), ([3907, 1, 1], [256, 1, 1]));
@@ -220,7 +236,7 @@ fn files_of_the_printed_command_are_imported() {
 fn the_raw_page_has_a_metric_a_column() {
     let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"x__unknown\"\n\
                \"\",\"\",\"nsecond\",\"\"\n\"0\",\"k\",\"4,096\",\"n/a\"\n";
-    let trace = read("raw.csv", raw.as_bytes());
+    let trace = write_and_read_trace("raw.csv", raw.as_bytes());
     let metric = trace.profiled[0].metrics[&trace.names.find_interned_text("Duration").unwrap()];
     assert_eq!((metric.value, trace.names.text_of_name(metric.unit)), (4096.0, "nsecond"));
     assert_eq!(trace.profiled[0].metrics.len(), 1);
@@ -237,7 +253,7 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
                \"\",\"\",\"nsecond\",\"\",\"\",\"\",\"\",\"\"\n\
                \"0\",\"good\",\"4,096\",\"32\",\"16\",\"5\",\"100\",\"31.5\"\n\
                \"1\",\"bad\",\"8,192\",\"8\",\"16\",\"300\",\"400\",\"12\"\n";
-    let diagnosis = diagnose_trace_in_memory(&read("raw.csv", raw.as_bytes()));
+    let diagnosis = diagnose_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()));
     for (rule, value) in [("coalescing", 8.0), ("bank-conflicts", 75.0), ("divergence", 12.0)] {
         let found: Vec<_> = diagnosis.findings.iter().filter(|it| it.id == rule).collect();
         assert_eq!(found.len(), 1, "{rule}: of the bad kernel alone");
@@ -245,7 +261,8 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
         assert!(found[0].title.starts_with("bad: "), "{}", found[0].title);
     }
     let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
-    let diagnosis = diagnose_trace_in_memory(&read("short.csv", short.join("\n").as_bytes()));
+    let diagnosis =
+        diagnose_trace_in_memory(&write_and_read_trace("short.csv", short.join("\n").as_bytes()));
     let why =
         |rule: &str| diagnosis.question_of_rule(rule).unwrap().reason_without_answer().unwrap();
     insta::assert_snapshot!(why("bank-conflicts"), @"the report lacks the metrics; add --page raw, or --section MemoryWorkloadAnalysis_Tables");
@@ -268,7 +285,7 @@ fn launches_of_a_kernel_are_one_finding() {
                \"1\",\"read\",\"8,192\",\"0.2\",\"9\",\"1\",\"1\",\"900\",\"32\",\"4\",\"1000\",\"10\"\n\
                \"2\",\"fill\",\"4,096\",\"0.9\",\"6\",\"1\",\"2\",\"900\",\"0\",\"32\",\"0\",\"10\"\n\
                \"3\",\"gather\",\"1\",\"0.9\",\"6\",\"1\",\"2\",\"9\",\"4\",\"32\",\"800\",\"100\"\n";
-    let diagnosis = diagnose_trace_in_memory(&read("raw.csv", raw.as_bytes()));
+    let diagnosis = diagnose_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()));
     let found = |rule: &str| {
         let found = diagnosis.findings.iter().filter(|it| it.id == rule);
         found.map(|it| (it.title.clone(), it.measured.value)).collect::<Vec<_>>()
@@ -290,7 +307,7 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
             "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"launch__registers_per_thread\"\n\
              \"\",\"\",\"nsecond\",\"register/thread\"\n\"0\",\"k\",\"{duration}\",\"{registers}\"\n"
         );
-        SummedTrace::sum_trace_in_memory(&read("raw.csv", raw.as_bytes()))
+        SummedTrace::sum_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()))
     };
     let difference = compare_summed_traces(report(4000, 96), report(5000, 128));
     assert_eq!(
@@ -305,6 +322,7 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
 
 #[test]
 fn a_header_without_launches_is_refused() {
-    let message = refused("ncu.csv", b"\"ID\",\"Process ID\",\"Kernel Name\"\n==PROF== nothing\n");
-    insta::assert_snapshot!(reason(&message), @"it holds no profiled launch");
+    let message =
+        refusal_message("ncu.csv", b"\"ID\",\"Process ID\",\"Kernel Name\"\n==PROF== nothing\n");
+    insta::assert_snapshot!(reason_in_message(&message), @"it holds no profiled launch");
 }

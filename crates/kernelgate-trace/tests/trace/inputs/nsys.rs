@@ -1,6 +1,9 @@
 //! Exports of Nsight Systems that are old, odd or damaged.
 
-use crate::fixture::{Export, column, file, process, reason, refused, titles, without_folders};
+use crate::fixture::{
+    NsysExport, column_of_stats_table, finding_titles, global_id_of_process, reason_in_message,
+    refusal_message, shorten_paths_to_file_names, write_temporary_file,
+};
 use kernelgate_trace::analyze::launches::graph_nodes;
 use kernelgate_trace::analyze::ranges::restricted_trace;
 use kernelgate_trace::diagnose::{
@@ -12,53 +15,53 @@ use kernelgate_trace::stats::{self, StatsReport};
 
 #[test]
 fn files_of_no_known_format_are_refused_by_name() {
-    insta::assert_snapshot!(reason(&refused("trace.sqlite", b"no database")), @"it is not an SQLite database");
-    let notes = refused("notes.txt", b"no trace");
-    insta::assert_snapshot!(reason(&notes), @"it is neither an SQLite export of Nsight Systems, nor CSV of Nsight Compute, nor Chrome's JSON (PyTorch's profiler), nor a recording of `kernelgate profile`, nor a report with the extension .nsys-rep or .ncu-rep");
-    let manifest = refused("Cargo.toml", b"[package]\nname = \"a\"\n");
-    assert_eq!(reason(&manifest), reason(&notes));
-    insta::assert_snapshot!(reason(&refused("empty.json", b"")), @"it is empty");
+    insta::assert_snapshot!(reason_in_message(&refusal_message("trace.sqlite", b"no database")), @"it is not an SQLite database");
+    let notes = refusal_message("notes.txt", b"no trace");
+    insta::assert_snapshot!(reason_in_message(&notes), @"it is neither an SQLite export of Nsight Systems, nor CSV of Nsight Compute, nor Chrome's JSON (PyTorch's profiler), nor a recording of `kernelgate profile`, nor a report with the extension .nsys-rep or .ncu-rep");
+    let manifest = refusal_message("Cargo.toml", b"[package]\nname = \"a\"\n");
+    assert_eq!(reason_in_message(&manifest), reason_in_message(&notes));
+    insta::assert_snapshot!(reason_in_message(&refusal_message("empty.json", b"")), @"it is empty");
     let missing = read::open_trace_file("/no/such/trace.sqlite".as_ref(), &WantedTraceParts::ALL)
         .unwrap_err();
     assert!(missing.to_string().contains("/no/such/trace.sqlite"), "{missing}");
-    let other = Export::with_schema("CREATE TABLE people (name TEXT);");
-    let message = other.read().unwrap_err().to_string();
-    insta::assert_snapshot!(reason(&message), @"an SQLite database without the tables of an Nsight Systems export");
+    let other = NsysExport::create_with_schema("CREATE TABLE people (name TEXT);");
+    let message = other.read_as_trace().unwrap_err().to_string();
+    insta::assert_snapshot!(reason_in_message(&message), @"an SQLite database without the tables of an Nsight Systems export");
 }
 
 #[test]
 fn a_report_without_its_program_names_the_command() {
-    let message = refused("a.nsys-rep", b"binary");
-    insta::assert_snapshot!(without_folders(reason(&message)), @"`nsys` is not installed here; where it is, run: nsys export --type sqlite --output FOLDER/a.sqlite FOLDER/a.nsys-rep");
-    let message = refused("a.qdstrm", b"binary");
-    insta::assert_snapshot!(without_folders(reason(&message)), @"`nsys profile` left it because it could not make its report; where Nsight Systems is whole, run: QdstrmImporter -i FOLDER/a.qdstrm");
-    let message = refused("a.ncu-rep", b"binary");
-    insta::assert_snapshot!(without_folders(reason(&message)), @"it is not a report of Nsight Compute: its first bytes are not NVR; if ncu opens it, run: ncu --csv --page details --import FOLDER/a.ncu-rep > FOLDER/a.csv");
+    let message = refusal_message("a.nsys-rep", b"binary");
+    insta::assert_snapshot!(shorten_paths_to_file_names(reason_in_message(&message)), @"`nsys` is not installed here; where it is, run: nsys export --type sqlite --output FOLDER/a.sqlite FOLDER/a.nsys-rep");
+    let message = refusal_message("a.qdstrm", b"binary");
+    insta::assert_snapshot!(shorten_paths_to_file_names(reason_in_message(&message)), @"`nsys profile` left it because it could not make its report; where Nsight Systems is whole, run: QdstrmImporter -i FOLDER/a.qdstrm");
+    let message = refusal_message("a.ncu-rep", b"binary");
+    insta::assert_snapshot!(shorten_paths_to_file_names(reason_in_message(&message)), @"it is not a report of Nsight Compute: its first bytes are not NVR; if ncu opens it, run: ncu --csv --page details --import FOLDER/a.ncu-rep > FOLDER/a.csv");
 }
 
 #[test]
 fn a_database_that_is_being_written_is_refused() {
-    let export = Export::new();
-    export.sql("BEGIN EXCLUSIVE; INSERT INTO META_DATA_EXPORT VALUES ('a', 'b');");
-    let message = export.read().unwrap_err().to_string();
+    let export = NsysExport::new();
+    export.execute_sql("BEGIN EXCLUSIVE; INSERT INTO META_DATA_EXPORT VALUES ('a', 'b');");
+    let message = export.read_as_trace().unwrap_err().to_string();
     assert!(message.contains("locked") && message.contains("trace.sqlite"), "{message}");
 }
 
 /// A view may compute without end.
 #[test]
 fn a_view_in_place_of_a_table_is_not_computed() {
-    let export = Export::with_schema(
+    let export = NsysExport::create_with_schema(
         "CREATE TABLE StringIds (id INTEGER, value TEXT);
          CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS
          WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
          SELECT i * 9 AS start, i * 9 + 5 AS end, i AS correlationId, 7 AS globalPid,
              1 AS demangledName FROM n;",
     );
-    let trace = export.read().unwrap();
+    let trace = export.read_as_trace().unwrap();
     assert_eq!(trace.kernels.on_gpu.operation_count(), 0);
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
     let quality = diagnose_trace_in_memory(&trace).quality;
-    insta::assert_debug_snapshot!(titles(&quality), @r#"
+    insta::assert_debug_snapshot!(finding_titles(&quality), @r#"
     [
         "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded",
         "not recorded: CUPTI_ACTIVITY_KIND_KERNEL, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, NVTX_EVENTS",
@@ -68,35 +71,35 @@ fn a_view_in_place_of_a_table_is_not_computed() {
 
 #[test]
 fn a_truncated_export_is_read_as_far_as_it_goes() {
-    let mut export = Export::new();
-    let name = export.text("kernel");
-    export.sql(&format!(
+    let mut export = NsysExport::new();
+    let name = export.add_text("kernel");
+    export.execute_sql(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
          INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL
          SELECT i * 1000, i * 1000 + 500, 0, 1, 7, i, {}, {name}, {name}, 32, 1, 1, 1, 32, 1, 1
          FROM n;",
-        process(7)
+        global_id_of_process(7)
     ));
-    let bytes = std::fs::read(export.path()).unwrap();
-    let (_folder, path) = file("cut.sqlite", &bytes[..bytes.len() / 2]);
+    let bytes = std::fs::read(export.sqlite_path()).unwrap();
+    let (_folder, path) = write_temporary_file("cut.sqlite", &bytes[..bytes.len() / 2]);
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
     let kernels = trace.kernels.on_gpu.operation_count();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
     let quality = diagnose_trace_in_memory(&trace).quality;
-    insta::assert_debug_snapshot!(titles(&quality), @r#"
+    insta::assert_debug_snapshot!(finding_titles(&quality), @r#"
     [
         "a part could not be read to its end: CUPTI_ACTIVITY_KIND_KERNEL after 9847 rows: the database is truncated or damaged; export it again",
     ]
     "#);
-    let message = refused("head.sqlite", &bytes[..100]);
-    insta::assert_snapshot!(reason(&message), @"the database is truncated or damaged; export it again");
+    let message = refusal_message("head.sqlite", &bytes[..100]);
+    insta::assert_snapshot!(reason_in_message(&message), @"the database is truncated or damaged; export it again");
 }
 
 #[test]
 fn an_export_without_gpu_work_says_so() {
-    let export = Export::with_schema("CREATE TABLE StringIds (id INTEGER, value TEXT);");
-    let trace = export.read().unwrap();
+    let export = NsysExport::create_with_schema("CREATE TABLE StringIds (id INTEGER, value TEXT);");
+    let trace = export.read_as_trace().unwrap();
     let diagnosis = diagnose_trace_in_memory(&trace);
     assert_eq!(diagnosis.quality[0].id, "data-quality");
     insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
@@ -113,7 +116,7 @@ fn an_export_without_gpu_work_says_so() {
 
 #[test]
 fn few_columns_of_an_old_schema_are_enough() {
-    let export = Export::with_schema(
+    let export = NsysExport::create_with_schema(
         "CREATE TABLE StringIds (id INTEGER, value TEXT);
          CREATE TABLE EXPORT_META_DATA (name TEXT, value TEXT);
          INSERT INTO EXPORT_META_DATA VALUES ('EXPORT_SCHEMA_VERSION', '2.9');
@@ -122,26 +125,32 @@ fn few_columns_of_an_old_schema_are_enough() {
          INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (400, 500, 1),
             (600, 700, 99);",
     );
-    let trace = export.read().unwrap();
+    let trace = export.read_as_trace().unwrap();
     assert_eq!(trace.metadata["EXPORT_SCHEMA_VERSION"], "2.9");
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["old_kernel", "unknown kernel"]);
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["300", "100"]);
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"),
+        ["old_kernel", "unknown kernel"]
+    );
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"),
+        ["300", "100"]
+    );
 }
 
 #[test]
 fn a_table_of_kernels_alone_is_an_export() {
-    let export = Export::with_schema(
+    let export = NsysExport::create_with_schema(
         "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, shortName INTEGER);
          INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (0, 0, 1), (400, 500, 1);",
     );
-    let trace = export.read().unwrap();
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["300"]);
+    let trace = export.read_as_trace().unwrap();
+    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["300"]);
     let missing = trace.quality.missing.join(" ");
     for absent in ["StringIds", "KERNEL.correlationId", "KERNEL.deviceId", "KERNEL.streamId"] {
         assert!(missing.contains(absent), "{missing}");
     }
     let quality = diagnose_trace_in_memory(&trace).quality;
-    insta::assert_debug_snapshot!(titles(&quality), @r#"
+    insta::assert_debug_snapshot!(finding_titles(&quality), @r#"
     [
         "1 operations have no times and do not count: 33.3 % of all",
         "not recorded: StringIds, CUPTI_ACTIVITY_KIND_KERNEL.globalPid, CUPTI_ACTIVITY_KIND_KERNEL.deviceId, CUPTI_ACTIVITY_KIND_KERNEL.streamId, CUPTI_ACTIVITY_KIND_KERNEL.correlationId, CUPTI_ACTIVITY_KIND_KERNEL.demangledName, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, NVTX_EVENTS",
@@ -152,16 +161,17 @@ fn a_table_of_kernels_alone_is_an_export() {
 
 #[test]
 fn correlation_ids_of_two_processes_do_not_meet() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     for (pid, kernel) in [(7, "mine"), (8, "yours")] {
-        export.kernel(pid, (1000 * pid, 1000 * pid + 10), 1, kernel);
-        export.call(pid, (10 * pid, 10 * pid + 5), 1, "cudaLaunchKernel_v7000");
+        export.add_kernel(pid, (1000 * pid, 1000 * pid + 10), 1, kernel);
+        export.add_api_call(pid, (10 * pid, 10 * pid + 5), 1, "cudaLaunchKernel_v7000");
     }
-    let trace = export.read().unwrap();
-    let mut pairs: Vec<(String, String)> = column(&trace, StatsReport::KernelExecution, "PID")
-        .into_iter()
-        .zip(column(&trace, StatsReport::KernelExecution, "Kernel Name"))
-        .collect();
+    let trace = export.read_as_trace().unwrap();
+    let mut pairs: Vec<(String, String)> =
+        column_of_stats_table(&trace, StatsReport::KernelExecution, "PID")
+            .into_iter()
+            .zip(column_of_stats_table(&trace, StatsReport::KernelExecution, "Kernel Name"))
+            .collect();
     pairs.sort();
     let pair = |pid: &str, kernel: &str| (pid.to_owned(), kernel.to_owned());
     assert_eq!(pairs, [pair("7", "mine"), pair("8", "yours")]);
@@ -169,19 +179,19 @@ fn correlation_ids_of_two_processes_do_not_meet() {
 
 #[test]
 fn orphans_stand_apart_and_are_counted() {
-    let mut export = Export::new();
-    export.launch((10, 20), (100, 200), 1, "known");
-    export.kernel(7, (300, 400), 2, "orphan");
-    export.kernel(7, (500, 600), -1, "without id");
-    export.range(0, Some(50), 59, "step");
-    let trace = export.read().unwrap();
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (100, 200), 1, "known");
+    export.add_kernel(7, (300, 400), 2, "orphan");
+    export.add_kernel(7, (500, 600), -1, "without id");
+    export.add_nvtx_range(0, Some(50), 59, "step");
+    let trace = export.read_as_trace().unwrap();
     assert_eq!(
-        column(&trace, StatsReport::RangeKernels, "Kernel Name"),
+        column_of_stats_table(&trace, StatsReport::RangeKernels, "Kernel Name"),
         ["orphan", "without id", "known"]
     );
-    assert_eq!(column(&trace, StatsReport::RangeKernels, "PID"), ["", "", "7"]);
+    assert_eq!(column_of_stats_table(&trace, StatsReport::RangeKernels, "PID"), ["", "", "7"]);
     assert_eq!(trace.quality.odd_values, 0, "-1 stands for none");
-    insta::assert_debug_snapshot!(titles(&diagnose_trace_in_memory(&trace).quality), @r#"
+    insta::assert_debug_snapshot!(finding_titles(&diagnose_trace_in_memory(&trace).quality), @r#"
     [
         "2 of 3 operations were launched by calls that the trace does not hold",
     ]
@@ -190,37 +200,41 @@ fn orphans_stand_apart_and_are_counted() {
 
 #[test]
 fn odd_records_are_kept_and_counted() {
-    let mut export = Export::new();
-    export.launch((10, 20), (100, 100), 1, "zero long");
-    export.launch((30, 40), (200, 150), 2, "backwards");
-    export.launch((50, 60), (0, 0), 3, "without times");
-    export.launch((70, 80), (300, 310), 1 << 40, "odd id");
-    export.range(0, None, 59, "unclosed");
-    export.sql(
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (100, 100), 1, "zero long");
+    export.add_launch((30, 40), (200, 150), 2, "backwards");
+    export.add_launch((50, 60), (0, 0), 3, "without times");
+    export.add_launch((70, 80), (300, 310), 1 << 40, "odd id");
+    export.add_nvtx_range(0, None, 59, "unclosed");
+    export.execute_sql(
         "INSERT INTO StringIds VALUES (77, CAST(x'6b65c328' AS TEXT));
          UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 77 WHERE start = 300;",
     );
-    let trace = export.read().unwrap();
+    let trace = export.read_as_trace().unwrap();
     let quality = &trace.quality;
     assert_eq!((quality.backwards, quality.without_times, quality.unclosed_ranges), (1, 1, 1));
     // The kernel's id and its call's.
     assert_eq!((quality.odd_values, quality.invalid_texts), (2, 1));
-    let names = column(&trace, StatsReport::GpuKernels, "Name");
+    let names = column_of_stats_table(&trace, StatsReport::GpuKernels, "Name");
     assert_eq!(names, ["ke\u{fffd}(", "backwards", "zero long"]);
-    assert_eq!(column(&trace, StatsReport::Ranges, "Total Time (ns)"), ["310"], "to the last time");
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::Ranges, "Total Time (ns)"),
+        ["310"],
+        "to the last time"
+    );
     diagnose_trace_in_memory(&trace);
 }
 
 #[test]
 fn ranges_that_overlap_count_each_what_they_enclose() {
-    let mut export = Export::new();
-    export.range(0, Some(100), 60, "a");
-    export.range(50, Some(200), 60, "b");
-    export.range(60, Some(60), 59, "empty");
-    export.launch((10, 20), (1000, 1001), 1, "in a");
-    export.launch((60, 70), (1010, 1012), 2, "in both");
-    export.launch((90, 120), (1020, 1023), 3, "in b");
-    let trace = export.read().unwrap();
+    let mut export = NsysExport::new();
+    export.add_nvtx_range(0, Some(100), 60, "a");
+    export.add_nvtx_range(50, Some(200), 60, "b");
+    export.add_nvtx_range(60, Some(60), 59, "empty");
+    export.add_launch((10, 20), (1000, 1001), 1, "in a");
+    export.add_launch((60, 70), (1010, 1012), 2, "in both");
+    export.add_launch((90, 120), (1020, 1023), 3, "in b");
+    let trace = export.read_as_trace().unwrap();
     let table = stats::make_table(&trace, StatsReport::RangeKernels);
     let rows: Vec<(String, String)> = table
         .rows
@@ -232,55 +246,58 @@ fn ranges_that_overlap_count_each_what_they_enclose() {
         rows,
         [row("a", "in both"), row("a", "in a"), row("b", "in b"), row("b", "in both")]
     );
-    let levels = column(&trace, StatsReport::RangeProjections, "Avg Range Lvl");
+    let levels = column_of_stats_table(&trace, StatsReport::RangeProjections, "Avg Range Lvl");
     assert_eq!(levels, ["0.0", "0.0"], "neither encloses the other");
 }
 
 #[test]
 fn domains_stand_before_the_names_of_their_ranges() {
-    let export = Export::new();
-    export.sql(&format!(
+    let export = NsysExport::new();
+    export.execute_sql(&format!(
         "INSERT INTO NVTX_EVENTS VALUES (5, 9, 59, 'create', NULL, {0}, 3);
          INSERT INTO NVTX_EVENTS VALUES (1, NULL, 75, 'cuBLAS', NULL, {0}, 3);
          INSERT INTO NVTX_EVENTS VALUES (6, 8, 59, 'plain', NULL, {0}, 0);
          INSERT INTO NVTX_EVENTS VALUES (7, NULL, 34, 'a mark', NULL, {0}, 0);",
-        process(7) | 7
+        global_id_of_process(7) | 7
     ));
-    let trace = export.read().unwrap();
-    assert_eq!(column(&trace, StatsReport::Ranges, "Range"), ["cuBLAS:create", "plain"]);
+    let trace = export.read_as_trace().unwrap();
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::Ranges, "Range"),
+        ["cuBLAS:create", "plain"]
+    );
 }
 
 /// Two steps of which the first is warm-up; each with a part and a kernel outside of it.
-fn steps() -> Trace {
-    let mut export = Export::new();
+fn trace_of_two_steps() -> Trace {
+    let mut export = NsysExport::new();
     for step in 0..2 {
         let start = step * 1000;
-        export.range(start, Some(start + 900), 59, ["warm-up", "step/1"][step as usize]);
-        export.range(start + 100, Some(start + 300), 59, "part");
-        export.launch(
+        export.add_nvtx_range(start, Some(start + 900), 59, ["warm-up", "step/1"][step as usize]);
+        export.add_nvtx_range(start + 100, Some(start + 300), 59, "part");
+        export.add_launch(
             (start + 150, start + 160),
             (start + 200, start + 250),
             2 * step + 1,
             "inner",
         );
-        export.launch(
+        export.add_launch(
             (start + 400, start + 410),
             (start + 500, start + 530),
             2 * step + 2,
             "outer",
         );
     }
-    export.launch((5000, 5010), (5100, 5200), 99, "after");
-    export.read().unwrap()
+    export.add_launch((5000, 5010), (5100, 5200), 99, "after");
+    export.read_as_trace().unwrap()
 }
 
 #[test]
 fn a_range_restricts_every_table() {
-    let all = steps();
+    let all = trace_of_two_steps();
     let kernels = |pattern: &str| {
         restricted_trace::restrict_trace_to_ranges(&all, pattern).map(|trace| {
-            let names = column(&trace, StatsReport::GpuKernels, "Name");
-            let counts = column(&trace, StatsReport::GpuKernels, "Instances");
+            let names = column_of_stats_table(&trace, StatsReport::GpuKernels, "Name");
+            let counts = column_of_stats_table(&trace, StatsReport::GpuKernels, "Instances");
             names.into_iter().zip(counts).map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>()
         })
     };
@@ -291,45 +308,45 @@ fn a_range_restricts_every_table() {
     assert_eq!(kernels("step*").unwrap(), ["inner 1", "outer 1"]);
     assert_eq!(kernels("art"), None, "whole names only");
     let inside = restricted_trace::restrict_trace_to_ranges(&all, "step/1").unwrap();
-    assert_eq!(column(&inside, StatsReport::Ranges, "Range"), ["step/1", "part"]);
-    assert_eq!(column(&inside, StatsReport::ApiCalls, "Num Calls"), ["2"]);
+    assert_eq!(column_of_stats_table(&inside, StatsReport::Ranges, "Range"), ["step/1", "part"]);
+    assert_eq!(column_of_stats_table(&inside, StatsReport::ApiCalls, "Num Calls"), ["2"]);
     assert_eq!(
-        column(&inside, StatsReport::RangeProjections, "Total Proj Time (ns)"),
+        column_of_stats_table(&inside, StatsReport::RangeProjections, "Total Proj Time (ns)"),
         ["330", "50"]
     );
 }
 
 #[test]
 fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
-    let mut export = Export::new();
-    export.launch((10, 20), (1_000, 9_000), 1, "k");
-    export.range(0, Some(10_000), 59, "step_1");
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (1_000, 9_000), 1, "k");
+    export.add_nvtx_range(0, Some(10_000), 59, "step_1");
     // Kinds: 1 is pinned, 2 the device's; freeing one of them does not say how much.
-    export.sql(&format!(
+    export.execute_sql(&format!(
         "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
              deviceId INTEGER, contextId INTEGER, address INTEGER, bytes INTEGER, memKind INTEGER,
              memoryOperationType INTEGER);
          INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES
              (5, {0}, 0, 1, 16, 4000, 2, 0), (6, {0}, 0, 1, 32, 9000, 1, 0),
              (7, {0}, 0, 1, 48, 1000, 2, 0), (8, {0}, 0, 1, 16, 0, 2, 1);",
-        process(7)
+        global_id_of_process(7)
     ));
-    let memory = &diagnose_trace_in_memory(&export.read().unwrap()).memory[0];
+    let memory = &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).memory[0];
     assert_eq!(memory.held, [(5, 4000), (7, 5000), (8, 1000)]);
     assert_eq!((memory.pid, memory.peak, memory.unknown), (7, (7, 5000), 0));
 }
 
 #[test]
 fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
-    let mut export = Export::new();
+    let mut export = NsysExport::new();
     // Two nodes are captured in two ranges, and cloned when the graph is instantiated, elsewhere.
-    export.range(100, Some(200), 59, "encode");
-    export.range(200, Some(300), 59, "decode");
-    export.range(1_000, Some(9_000), 59, "step_0");
-    export.kernel(7, (2_000, 3_000), 1, "k");
-    export.kernel(7, (3_000, 6_000), 1, "k");
-    export.call(7, (1_100, 1_200), 1, "cudaGraphLaunch_v10000");
-    export.sql(&format!(
+    export.add_nvtx_range(100, Some(200), 59, "encode");
+    export.add_nvtx_range(200, Some(300), 59, "decode");
+    export.add_nvtx_range(1_000, Some(9_000), 59, "step_0");
+    export.add_kernel(7, (2_000, 3_000), 1, "k");
+    export.add_kernel(7, (3_000, 6_000), 1, "k");
+    export.add_api_call(7, (1_100, 1_200), 1, "cudaGraphLaunch_v10000");
+    export.execute_sql(&format!(
         "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INTEGER;
          UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 20 WHERE start = 2000;
          UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 21 WHERE start = 3000;
@@ -337,9 +354,9 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
              graphNodeId INTEGER, originalGraphNodeId INTEGER);
          INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (150, {0}, 10, NULL), (250, {0}, 11, NULL),
              (500, {0}, 20, 10), (510, {0}, 21, 11);",
-        process(7) | 7
+        global_id_of_process(7) | 7
     ));
-    let trace = export.read().unwrap();
+    let trace = export.read_as_trace().unwrap();
     let tree = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
@@ -353,10 +370,10 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
 
 #[test]
 fn marks_are_moments_of_a_timeline_and_no_ranges() {
-    let mut export = Export::new();
-    export.launch((10, 20), (1_000, 9_000), 1, "k");
-    export.range(500, None, 34, "epoch 1");
-    let trace = export.read().unwrap();
+    let mut export = NsysExport::new();
+    export.add_launch((10, 20), (1_000, 9_000), 1, "k");
+    export.add_nvtx_range(500, None, 34, "epoch 1");
+    let trace = export.read_as_trace().unwrap();
     assert_eq!((trace.marks.time.as_slice(), trace.ranges.range_count()), (&[500][..], 0));
     assert_eq!(trace.quality.unclosed_ranges, 0);
     let mut timeline = Vec::new();

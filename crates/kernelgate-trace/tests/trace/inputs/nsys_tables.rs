@@ -1,40 +1,40 @@
 //! Tables of Nsight Systems that few exports have: page faults, kinds of streams, payloads of NCCL.
 
-use crate::fixture::{Export, process};
+use crate::fixture::{NsysExport, global_id_of_process};
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
-fn diagnosed(export: &Export) -> TraceDiagnosis {
-    diagnose_trace_in_memory(&export.read().unwrap())
+fn diagnose_export(export: &NsysExport) -> TraceDiagnosis {
+    diagnose_trace_in_memory(&export.read_as_trace().unwrap())
 }
 
-fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> &'a DiagnosisFinding {
+fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> &'a DiagnosisFinding {
     diagnosis.findings.iter().find(|of| of.id == id).unwrap()
 }
 
 /// An export with tables of page faults: a group of the device, two of the host.
-fn with_page_faults() -> Export {
-    let export = Export::new();
-    export.sql(&format!(
+fn export_with_page_faults() -> NsysExport {
+    let export = NsysExport::new();
+    export.execute_sql(&format!(
         "CREATE TABLE CUDA_UM_GPU_PAGE_FAULT_EVENTS (start INTEGER, end INTEGER, globalPid INTEGER,
              deviceId INTEGER, address INTEGER, numberOfPageFaults INTEGER);
          CREATE TABLE CUDA_UM_CPU_PAGE_FAULT_EVENTS (start INTEGER, globalPid INTEGER,
              address INTEGER);
          INSERT INTO CUDA_UM_GPU_PAGE_FAULT_EVENTS VALUES (15000, 400000, {0}, 0, 4096, 100);
          INSERT INTO CUDA_UM_CPU_PAGE_FAULT_EVENTS VALUES (1, {0}, 4096), (2, {0}, 8192);",
-        process(7)
+        global_id_of_process(7)
     ));
     export
 }
 
 #[test]
 fn page_faults_stand_with_the_migrations() {
-    let mut export = with_page_faults();
-    export.launch((0, 5_000), (10_000, 1_010_000), 1, "k");
-    export.copy((20_000, 420_000), 0, (11, 4, 4));
-    let found = diagnosed(&export);
-    let found = finding(&found, "page-migration");
+    let mut export = export_with_page_faults();
+    export.add_launch((0, 5_000), (10_000, 1_010_000), 1, "k");
+    export.add_memory_copy((20_000, 420_000), 0, (11, 4, 4));
+    let found = diagnose_export(&export);
+    let found = finding_with_id(&found, "page-migration");
     let words = "1.0 MB of managed memory migrated in 1 pieces: 1 while kernels ran, 0 between \
                  them; 100 page faults of the device, 2 of the host";
     assert_eq!(found.title, words);
@@ -44,44 +44,44 @@ fn page_faults_stand_with_the_migrations() {
 
 #[test]
 fn page_faults_without_migrations_are_found() {
-    let mut export = with_page_faults();
-    export.launch((0, 5_000), (10_000, 1_010_000), 1, "k");
-    let found = diagnosed(&export);
-    let found = finding(&found, "page-migration");
+    let mut export = export_with_page_faults();
+    export.add_launch((0, 5_000), (10_000, 1_010_000), 1, "k");
+    let found = diagnose_export(&export);
+    let found = finding_with_id(&found, "page-migration");
     assert_eq!((found.recoverable_ns, found.severity), (Some(385_000), FindingSeverity::Severe));
 }
 
 #[test]
 fn the_legacy_default_stream_waits_for_what_another_stream_waits_for() {
-    let mut export = Export::new();
-    export.sql(&format!(
+    let mut export = NsysExport::new();
+    export.execute_sql(&format!(
         "ALTER TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION ADD COLUMN streamId INTEGER;
          ALTER TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION ADD COLUMN correlationId INTEGER;
          CREATE TABLE TARGET_INFO_CUDA_STREAM (streamId INTEGER, processId INTEGER, flag INTEGER);
          INSERT INTO TARGET_INFO_CUDA_STREAM VALUES (7, 7, 3), (13, 7, 1), (14, 7, 2);
          INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION VALUES (20000, 25000, {0}, 2, 13, 50);",
-        process(7)
+        global_id_of_process(7)
     ));
-    export.launch((0, 5_000), (10_000, 100_000), 1, "a");
-    export.call(7, (20_000, 25_000), 50, "cudaStreamWaitEvent_v3020");
-    export.launch((30_000, 35_000), (600_000, 700_000), 2, "b");
-    let causes = |export: &Export| {
-        let found = diagnosed(export);
+    export.add_launch((0, 5_000), (10_000, 100_000), 1, "a");
+    export.add_api_call(7, (20_000, 25_000), 50, "cudaStreamWaitEvent_v3020");
+    export.add_launch((30_000, 35_000), (600_000, 700_000), 2, "b");
+    let causes = |export: &NsysExport| {
+        let found = diagnose_export(export);
         found.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect::<Vec<_>>()
     };
     assert_eq!(causes(&export), [(IdleCauseKind::DefaultStream, 500_000)]);
     // A stream that waits for none.
-    export.sql("UPDATE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SET streamId = 14");
+    export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SET streamId = 14");
     assert_eq!(causes(&export), [(IdleCauseKind::NotStarted, 500_000)]);
 }
 
 #[test]
 fn nccl_sizes_come_from_the_payloads_of_its_ranges() {
-    let mut export = Export::new();
-    export.sql("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonText TEXT");
+    let mut export = NsysExport::new();
+    export.execute_sql("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonText TEXT");
     let range = |start: i64, end: i64, name: &str, json: &str| {
-        let thread = process(7) | 7;
-        export.sql(&format!(
+        let thread = global_id_of_process(7) | 7;
+        export.execute_sql(&format!(
             "INSERT INTO NVTX_EVENTS VALUES ({start}, {end}, 59, '{name}', NULL, {thread}, 1, '{json}')"
         ));
     };
@@ -89,9 +89,9 @@ fn nccl_sizes_come_from_the_payloads_of_its_ranges() {
     range(0, 5, "ncclCommInitRank", &format!(r#"{{{id}, "No. of ranks": 8, "Rank": 0}}"#));
     range(10, 40, "ncclAllReduce", &format!(r#"{{{id}, "Message size [bytes]": 4096}}"#));
     range(100, 140, "ncclAllGather", &format!(r#"{{{id}, "Message size [bytes]": 512}}"#));
-    export.launch((20, 30), (1_000, 2_000), 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)");
-    export.launch((110, 130), (2_000, 2_500), 2, "ncclDevKernel_AllGather_RING_LL(x)");
-    let diagnosis = diagnosed(&export);
+    export.add_launch((20, 30), (1_000, 2_000), 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)");
+    export.add_launch((110, 130), (2_000, 2_500), 2, "ncclDevKernel_AllGather_RING_LL(x)");
+    let diagnosis = diagnose_export(&export);
     let transfers: Vec<_> = diagnosis.devices[0]
         .account
         .transfers

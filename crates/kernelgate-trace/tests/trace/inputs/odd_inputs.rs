@@ -1,25 +1,25 @@
 //! Files that other programs write differently than their formats say, and files that are named
 //! because they are not read.
 
-use crate::fixture::reason;
-use crate::fixture::{column, file, refused};
+use crate::fixture::reason_in_message;
+use crate::fixture::{column_of_stats_table, refusal_message, write_temporary_file};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose_trace_in_memory};
 use kernelgate_trace::model::gpu::CopiedMemoryKind;
 use kernelgate_trace::model::{Trace, TraceRecorder};
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::StatsReport;
 
-fn read(name: &str, content: &[u8]) -> Trace {
-    let (_folder, path) = file(name, content);
+fn write_and_read_trace(name: &str, content: &[u8]) -> Trace {
+    let (_folder, path) = write_temporary_file(name, content);
     read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
-fn quality(diagnosis: &TraceDiagnosis) -> Vec<&str> {
+fn titles_of_quality_findings(diagnosis: &TraceDiagnosis) -> Vec<&str> {
     diagnosis.quality.iter().map(|finding| finding.title.as_str()).collect()
 }
 
 /// A kernel as PyTorch writes it, with anything in front of it.
-fn kernel(number: u32, before: &str) -> String {
+fn pytorch_kernel_event(number: u32, before: &str) -> String {
     format!(
         r#"{before}{{"ph": "X", "cat": "kernel", "name": "k{number}", "pid": 0, "tid": 7,
         "ts": {}, "dur": 5, "args": {{"device": 0, "stream": 7, "correlation": {number}}}}}"#,
@@ -27,7 +27,7 @@ fn kernel(number: u32, before: &str) -> String {
     )
 }
 
-fn events(all: &[String]) -> Vec<u8> {
+fn chrome_trace_of_events(all: &[String]) -> Vec<u8> {
     format!("{{\"traceEvents\": [{}], \"traceName\": \"t\"}}", all.join(",")).into_bytes()
 }
 
@@ -36,14 +36,15 @@ fn events_with_bare_quotation_marks_are_skipped_and_counted() {
     let frame = r#"{"ph": "X", "cat": "python_function", "name": "m = Library("_test", "IMPL")",
         "pid": 5, "tid": 5, "ts": 0, "dur": 9, "args": {}},"#;
     let odd = r#"{"ph": "X", "name": "it's 5" long", "pid": 5, "ts": 1, "dur": 2},"#;
-    let all: Vec<String> =
-        (1..=300).map(|number| kernel(number, if number % 3 == 0 { frame } else { odd })).collect();
-    let trace = read("t.json", &events(&all));
+    let all: Vec<String> = (1..=300)
+        .map(|number| pytorch_kernel_event(number, if number % 3 == 0 { frame } else { odd }))
+        .collect();
+    let trace = write_and_read_trace("t.json", &chrome_trace_of_events(&all));
     assert_eq!(trace.kernels.on_gpu.operation_count(), 300);
     assert_eq!(trace.quality.broken_events, 300);
     assert!(trace.quality.unreadable.is_empty(), "{:?}", trace.quality.unreadable);
     assert_eq!(trace.metadata["traceName"], "t");
-    insta::assert_debug_snapshot!(quality(&diagnose_trace_in_memory(&trace)), @r#"
+    insta::assert_debug_snapshot!(titles_of_quality_findings(&diagnose_trace_in_memory(&trace)), @r#"
     [
         "300 events are no valid JSON and do not count",
     ]
@@ -62,7 +63,8 @@ fn a_hundred_thousand_streams_are_one_busy_device() {
             )
         })
         .collect();
-    let diagnosis = diagnose_trace_in_memory(&read("t.json", &events(&all)));
+    let diagnosis =
+        diagnose_trace_in_memory(&write_and_read_trace("t.json", &chrome_trace_of_events(&all)));
     let [device] = &diagnosis.devices[..] else { panic!("one device") };
     assert_eq!(device.span, (10_000, 1_000_008_000));
     assert_eq!(device.busy_ns, 800_000_000);
@@ -73,7 +75,10 @@ fn a_hundred_thousand_streams_are_one_busy_device() {
 fn operations_at_zero_have_no_times() {
     let zero = r#"{"ph": "X", "cat": "gpu_memset", "name": "Memset", "ts": 0, "dur": 0},
         {"ph": "X", "cat": "kernel", "name": "k", "ts": 0.0, "dur": 0},"#;
-    let trace = read("t.json", &events(&[kernel(100, zero), kernel(200, "")]));
+    let trace = write_and_read_trace(
+        "t.json",
+        &chrome_trace_of_events(&[pytorch_kernel_event(100, zero), pytorch_kernel_event(200, "")]),
+    );
     assert_eq!(
         (trace.kernels.on_gpu.operation_count(), trace.sets.on_gpu.operation_count()),
         (2, 0)
@@ -101,18 +106,24 @@ const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": tru
 
 #[test]
 fn a_trace_of_jax_has_kernels_copies_and_calls() {
-    let trace = read("host.trace.json", XLA.as_bytes());
+    let trace = write_and_read_trace("host.trace.json", XLA.as_bytes());
     assert_eq!(trace.recorder, TraceRecorder::Xla);
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["gemm_fusion_dot_1"]);
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["8000"]);
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"),
+        ["gemm_fusion_dot_1"]
+    );
+    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["8000"]);
     assert_eq!((trace.shapes[0].grid, trace.shapes[0].registers), ([4, 1, 1], 32));
     assert_eq!((trace.copies.bytes[0], trace.copies.target[0]), (64, CopiedMemoryKind::Pinned));
     assert_eq!(
-        column(&trace, StatsReport::MemoryTimes, "Operation"),
+        column_of_stats_table(&trace, StatsReport::MemoryTimes, "Operation"),
         ["[CUDA memcpy Device-to-Host]"]
     );
-    assert_eq!(column(&trace, StatsReport::KernelExecution, "API Name"), ["cuLaunchKernel"]);
-    assert_eq!(column(&trace, StatsReport::KernelExecution, "PID"), ["701"]);
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::KernelExecution, "API Name"),
+        ["cuLaunchKernel"]
+    );
+    assert_eq!(column_of_stats_table(&trace, StatsReport::KernelExecution, "PID"), ["701"]);
     assert_eq!(trace.ranges.range_count(), 1, "what XLA derives from streams is not read again");
 }
 
@@ -122,42 +133,49 @@ fn the_old_profiler_of_pytorch_has_its_kernels_in_a_process_of_that_name() {
          "pid": "CPU functions", "args": {}},
         {"name": "void add<float>(float*)", "ph": "X", "ts": 9.5, "dur": 2, "tid": 0,
          "pid": "CUDA functions", "args": {}}]"#;
-    let trace = read("t.json", text.as_bytes());
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["void add<float>(float*)"]);
+    let trace = write_and_read_trace("t.json", text.as_bytes());
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"),
+        ["void add<float>(float*)"]
+    );
     assert_eq!(trace.ranges.range_count(), 1);
 }
 
 #[test]
 fn files_that_are_not_read_are_named_with_a_command() {
-    let empty = refused("e.json", br#"{"traceEvents":[]}"#);
-    insta::assert_snapshot!(reason(&empty), @"the trace has no events: `traceEvents` is empty");
+    let empty = refusal_message("e.json", br#"{"traceEvents":[]}"#);
+    insta::assert_snapshot!(reason_in_message(&empty), @"the trace has no events: `traceEvents` is empty");
     let tensorrt = br#"[{"count":100},{"name":"fc","timeMs":0.8,"averageMs":0.008}]"#;
-    assert!(refused("p.json", tensorrt).contains("trtexec"));
-    let objects = refused("o.json", br#"[{"name": "a", "value": 5}]"#);
-    insta::assert_snapshot!(reason(&objects), @"JSON without `traceEvents`, or whose elements are not events of a trace");
+    assert!(refusal_message("p.json", tensorrt).contains("trtexec"));
+    let objects = refusal_message("o.json", br#"[{"name": "a", "value": 5}]"#);
+    insta::assert_snapshot!(reason_in_message(&objects), @"JSON without `traceEvents`, or whose elements are not events of a trace");
     let no_permission =
         b"==PROF== Connected to process 4\n\n==ERROR== ERR_NVGPUCTRPERM - The user \
         does not have permission\n==WARNING== No kernels were profiled.\n";
-    assert!(refused("noperm.log", no_permission).contains("NVreg_RestrictProfilingToAdminUsers=0"));
+    assert!(
+        refusal_message("noperm.log", no_permission)
+            .contains("NVreg_RestrictProfilingToAdminUsers=0")
+    );
     let text =
         b"==PROF== Connected to process 4\n  k(int) (1, 1, 1)x(1, 1, 1), Device 0, CC 8.6\n    \
         Section: Occupancy\n    Metric Name   Metric Unit Metric Value\n";
-    insta::assert_snapshot!(reason(&refused("text.log", text)), @"it is the text that ncu prints; print CSV with: ncu --csv --page details PROGRAM > ncu.csv, or keep the report with: ncu --set full -o report PROGRAM");
-    assert!(refused("host.xplane.pb", b"\x0a\x10/device:GPU:0").contains("trace.json.gz"));
-    let export =
-        crate::fixture::Export::with_schema("CREATE TABLE rocpd_kernel_dispatch_1 (id INTEGER);");
-    let rocm = export.read().unwrap_err().to_string();
-    insta::assert_snapshot!(reason(&rocm), @"it is a database of rocprofv3 (rocpd); record with: rocprofv3 --sys-trace --output-format json -- PROGRAM");
+    insta::assert_snapshot!(reason_in_message(&refusal_message("text.log", text)), @"it is the text that ncu prints; print CSV with: ncu --csv --page details PROGRAM > ncu.csv, or keep the report with: ncu --set full -o report PROGRAM");
+    assert!(refusal_message("host.xplane.pb", b"\x0a\x10/device:GPU:0").contains("trace.json.gz"));
+    let export = crate::fixture::NsysExport::create_with_schema(
+        "CREATE TABLE rocpd_kernel_dispatch_1 (id INTEGER);",
+    );
+    let rocm = export.read_as_trace().unwrap_err().to_string();
+    insta::assert_snapshot!(reason_in_message(&rocm), @"it is a database of rocprofv3 (rocpd); record with: rocprofv3 --sys-trace --output-format json -- PROGRAM");
 }
 
-fn ncu(rows: &[(&str, &str, &str)]) -> Trace {
+fn trace_of_ncu_csv(rows: &[(&str, &str, &str)]) -> Trace {
     let mut text = "\"ID\",\"Process ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\
                     \"Metric Value\"\n"
         .to_owned();
     for (name, unit, value) in rows {
         text += &format!("\"0\",\"1\",\"gemm\",\"{name}\",\"{unit}\",\"{value}\"\n");
     }
-    read("ncu.csv", text.as_bytes())
+    write_and_read_trace("ncu.csv", text.as_bytes())
 }
 
 #[test]
@@ -174,7 +192,7 @@ fn a_report_of_any_locale_has_the_same_numbers() {
         let rows = english.map(|(name, unit, value)| {
             (name, unit, value.replace(',', "T").replace('.', decimal).replace('T', thousands))
         });
-        ncu(&rows.each_ref().map(|(name, unit, value)| (*name, *unit, value.as_str())))
+        trace_of_ncu_csv(&rows.each_ref().map(|(name, unit, value)| (*name, *unit, value.as_str())))
     };
     let metrics = |trace: &Trace| -> Vec<(String, f64)> {
         let metrics = &trace.profiled[0].metrics;
@@ -183,12 +201,12 @@ fn a_report_of_any_locale_has_the_same_numbers() {
             .map(|(&name, it)| (trace.names.text_of_name(name).to_owned(), it.value))
             .collect()
     };
-    let expected = metrics(&ncu(&english));
+    let expected = metrics(&trace_of_ncu_csv(&english));
     assert_eq!(expected.len(), 6);
     for (thousands, decimal) in [(",", "."), (".", ","), ("\u{a0}", ","), ("'", "."), (" ", ",")] {
         let trace = localised(thousands, decimal);
         assert_eq!(metrics(&trace), expected, "{thousands:?} {decimal:?}");
-        let noted = quality(&diagnose_trace_in_memory(&trace))
+        let noted = titles_of_quality_findings(&diagnose_trace_in_memory(&trace))
             .iter()
             .any(|title| title.contains("1.234,5"));
         assert_eq!(noted, decimal == ",", "{thousands:?} {decimal:?}");
@@ -197,8 +215,11 @@ fn a_report_of_any_locale_has_the_same_numbers() {
 
 #[test]
 fn a_value_that_fits_no_format_is_counted() {
-    let trace =
-        ncu(&[("Duration", "ns", "1.2.3"), ("Elapsed Cycles", "cycle", "5"), ("P", "", "x")]);
+    let trace = trace_of_ncu_csv(&[
+        ("Duration", "ns", "1.2.3"),
+        ("Elapsed Cycles", "cycle", "5"),
+        ("P", "", "x"),
+    ]);
     assert_eq!((trace.profiled[0].metrics.len(), trace.quality.odd_values), (1, 1));
 }
 
@@ -213,10 +234,10 @@ fn a_word_in_place_of_a_number_is_counted() {
         ("Function Cache Configuration", "", "CachePreferNone"),
         ("DRAM Throughput", "%", "n/a"),
     ];
-    let trace = ncu(&rows);
+    let trace = trace_of_ncu_csv(&rows);
     assert_eq!(trace.quality.odd_values, 3);
     let diagnosis = diagnose_trace_in_memory(&trace);
-    insta::assert_debug_snapshot!(quality(&diagnosis), @r#"
+    insta::assert_debug_snapshot!(titles_of_quality_findings(&diagnosis), @r#"
     [
         "3 values do not fit their field and do not count",
     ]
@@ -229,7 +250,7 @@ fn a_spreadsheet_may_store_a_report_with_other_separators() {
                 \"Metric Value\"\n\"0\",\"1\",\"f(int, int)\",\"Memory Throughput\",\"%\",\"40,5\"\n";
     for separator in [";", "\t"] {
         let stored = text.replace("\",\"", &format!("\"{separator}\""));
-        let trace = read("ncu.csv", stored.as_bytes());
+        let trace = write_and_read_trace("ncu.csv", stored.as_bytes());
         let values: Vec<f64> = trace.profiled[0].metrics.values().map(|it| it.value).collect();
         assert_eq!(values, [40.5], "{separator:?}");
         assert_eq!(trace.names.text_of_name(trace.profiled[0].kernel), "f(int, int)");
@@ -237,7 +258,7 @@ fn a_spreadsheet_may_store_a_report_with_other_separators() {
 }
 
 /// Files of the folder that this variable names; without it the test says that it is skipped.
-fn fault(name: &str) -> Option<std::path::PathBuf> {
+fn shared_fault_file_or_skip(name: &str) -> Option<std::path::PathBuf> {
     let Some(folder) = std::env::var_os("SHARED_FAULTS") else {
         eprintln!("skipped: SHARED_FAULTS names no folder of faulty traces");
         return None;
@@ -247,7 +268,7 @@ fn fault(name: &str) -> Option<std::path::PathBuf> {
 
 #[test]
 fn reports_of_other_locales_agree() {
-    let Some(english) = fault("ncu-locale/ua.csv") else { return };
+    let Some(english) = shared_fault_file_or_skip("ncu-locale/ua.csv") else { return };
     let metrics = |path: &std::path::Path| {
         let trace = read::open_trace_file(path, &WantedTraceParts::ALL).unwrap();
         let values = |launch: &kernelgate_trace::model::kernel_metrics::NcuProfiledLaunch| {
@@ -283,18 +304,21 @@ const ROCPROF: &str = r#"{"rocprofiler-sdk-tool": [{
 
 #[test]
 fn a_trace_of_rocprofv3_has_kernels_calls_and_markers() {
-    let trace = read("results.json", ROCPROF.as_bytes());
+    let trace = write_and_read_trace("results.json", ROCPROF.as_bytes());
     assert_eq!(trace.recorder, TraceRecorder::Rocprof);
-    assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["add(float*)"]);
-    assert_eq!(column(&trace, StatsReport::KernelExecution, "API Name"), ["hipLaunchKernel"]);
-    assert_eq!(column(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);
+    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"), ["add(float*)"]);
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::KernelExecution, "API Name"),
+        ["hipLaunchKernel"]
+    );
+    assert_eq!(column_of_stats_table(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);
     assert_eq!((trace.shapes[0].grid, trace.shapes[0].block), ([3, 2, 1], [64, 1, 1]));
     assert_eq!((trace.devices[0].name.as_str(), trace.devices[0].id), ("AMD Instinct MI300X", 0));
     assert_eq!(
-        column(&trace, StatsReport::MemoryTimes, "Operation"),
+        column_of_stats_table(&trace, StatsReport::MemoryTimes, "Operation"),
         ["[CUDA memcpy Host-to-Device]"]
     );
     assert_eq!(trace.quality.without_times, 1);
-    let broken = refused("results.json", &ROCPROF.as_bytes()[..200]);
-    insta::assert_snapshot!(reason(&broken), @"JSON of rocprofv3: EOF while parsing a string at line 4 column 42");
+    let broken = refusal_message("results.json", &ROCPROF.as_bytes()[..200]);
+    insta::assert_snapshot!(reason_in_message(&broken), @"JSON of rocprofv3: EOF while parsing a string at line 4 column 42");
 }

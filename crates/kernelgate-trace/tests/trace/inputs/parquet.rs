@@ -1,7 +1,7 @@
 //! Exports of Nsight Systems as a folder of parquet files, made of SQLite exports: both read alike.
 
-use crate::fixture::Export;
-use crate::fixture::reason;
+use crate::fixture::NsysExport;
+use crate::fixture::reason_in_message;
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 #[cfg(not(feature = "parquet"))]
@@ -11,16 +11,16 @@ fn a_build_without_parquet_names_the_feature() {
     std::fs::write(folder.path().join("StringIds.parquet"), b"PAR1").unwrap();
     let message =
         read::open_trace_file(folder.path(), &WantedTraceParts::ALL).unwrap_err().to_string();
-    insta::assert_snapshot!(reason(&message), @"it is a parquet export of Nsight Systems, which this build does not read: build with `--features parquet`, or export with: nsys export --type sqlite --output trace.sqlite REPORT.nsys-rep");
+    insta::assert_snapshot!(reason_in_message(&message), @"it is a parquet export of Nsight Systems, which this build does not read: build with `--features parquet`, or export with: nsys export --type sqlite --output trace.sqlite REPORT.nsys-rep");
 }
 
 #[test]
 fn a_folder_without_tables_is_refused() {
-    let export = Export::new();
+    let export = NsysExport::new();
     let message = read::open_trace_file(export.folder.path(), &WantedTraceParts::ALL)
         .unwrap_err()
         .to_string();
-    insta::assert_snapshot!(reason(&message), @"it is a folder without the tables of a parquet export of Nsight Systems");
+    insta::assert_snapshot!(reason_in_message(&message), @"it is a folder without the tables of a parquet export of Nsight Systems");
 }
 
 #[cfg(feature = "parquet")]
@@ -41,15 +41,15 @@ mod with_parquet {
     const GROUP: usize = 1000;
 
     /// The tables of an SQLite export as parquet files.
-    fn converted(sqlite: &Path) -> TempDir {
+    fn convert_sqlite_to_parquet(sqlite: &Path) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         let layout = tables::ParquetFileSettings { group_rows: GROUP, plain: false };
         tables::write_tables_as_parquet_files(sqlite, folder.path(), &layout).unwrap();
         folder
     }
 
-    fn same(sqlite: &Path) {
-        let folder = converted(sqlite);
+    fn assert_parquet_gives_same_trace(sqlite: &Path) {
+        let folder = convert_sqlite_to_parquet(sqlite);
         let [ours, theirs] = [folder.path(), sqlite]
             .map(|path| read::open_trace_file(path, &WantedTraceParts::ALL).unwrap());
         for report in StatsReport::ALL_REPORTS {
@@ -65,40 +65,50 @@ mod with_parquet {
         assert_eq!(ours, theirs, "{}", sqlite.display());
     }
 
-    fn export(steps: i64) -> Export {
-        let mut export = Export::new();
+    fn export_of_steps(steps: i64) -> NsysExport {
+        let mut export = NsysExport::new();
         for step in 0..steps {
             let start = 1_000 + step * 10_000;
-            export.range(start, (step != 1).then_some(start + 9_000), 59, &format!("step {step}"));
-            export.launch((start + 10, start + 20), (start + 50, start + 500), step + 1, "kernel");
+            export.add_nvtx_range(
+                start,
+                (step != 1).then_some(start + 9_000),
+                59,
+                &format!("step {step}"),
+            );
+            export.add_launch(
+                (start + 10, start + 20),
+                (start + 50, start + 500),
+                step + 1,
+                "kernel",
+            );
         }
         export
     }
 
     #[test]
     fn a_parquet_export_reads_as_its_sqlite_twin() {
-        same(&export(2500).path());
+        assert_parquet_gives_same_trace(&export_of_steps(2500).sqlite_path());
     }
 
     #[test]
     fn rows_out_of_order_are_sorted() {
-        let mut export = export(3);
-        let name = export.text("cudaEventQuery_v3020");
-        export.sql(&format!(
+        let mut export = export_of_steps(3);
+        let name = export.add_text("cudaEventQuery_v3020");
+        export.execute_sql(&format!(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000)
              INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME
              SELECT 2000000 - i * 10, 2000001 - i * 10, {}, 0, {name} FROM n;",
-            crate::fixture::process(7) | 7
+            crate::fixture::global_id_of_process(7) | 7
         ));
-        same(&export.path());
+        assert_parquet_gives_same_trace(&export.sqlite_path());
     }
 
     #[test]
     fn missing_columns_and_broken_files_are_reported() {
-        let export = export(5);
-        export.sql("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN correlationId;");
-        export.sql("ALTER TABLE CUPTI_ACTIVITY_KIND_RUNTIME DROP COLUMN globalTid;");
-        let folder = converted(&export.path());
+        let export = export_of_steps(5);
+        export.execute_sql("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN correlationId;");
+        export.execute_sql("ALTER TABLE CUPTI_ACTIVITY_KIND_RUNTIME DROP COLUMN globalTid;");
+        let folder = convert_sqlite_to_parquet(&export.sqlite_path());
         std::fs::remove_file(folder.path().join("StringIds.parquet")).unwrap();
         std::fs::write(folder.path().join("NVTX_EVENTS.parquet"), b"PAR1 and no more").unwrap();
         let trace = read::open_trace_file(folder.path(), &WantedTraceParts::ALL).unwrap();
@@ -127,6 +137,6 @@ mod with_parquet {
         let exports: Vec<PathBuf> =
             entries.map(|path| path.join("trace.sqlite")).filter(|path| path.is_file()).collect();
         assert!(!exports.is_empty());
-        exports.iter().for_each(|export| same(export));
+        exports.iter().for_each(|export| assert_parquet_gives_same_trace(export));
     }
 }

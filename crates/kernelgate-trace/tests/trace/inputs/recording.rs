@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::fixture::{lines_with, reason};
+use crate::fixture::{lines_with_word, reason_in_message};
 use kernelgate_trace::analyze::ranges::restricted_trace;
 use kernelgate_trace::diagnose::{
     RangeTreeRow, TimeBoundOfRange, TraceDiagnosis, TraceJoinedForAnalyses,
@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 
 const STREAM: [u32; 3] = [0, 1, 7];
 
-fn on() -> Value {
+fn device_context_and_stream_json() -> Value {
     json!({ "device": STREAM[0], "context": STREAM[1], "stream": STREAM[2] })
 }
 
 /// A recording of the case `f/w/c`; records are added to its lists.
-fn recording() -> Value {
+fn empty_recording_json() -> Value {
     json!({
         "schema": "kernelgate-recording",
         "schema_version": 1,
@@ -42,107 +42,122 @@ fn recording() -> Value {
     })
 }
 
-fn push(recording: &mut Value, list: &str, row: Value) {
+fn append_row_to_list(recording: &mut Value, list: &str, row: Value) {
     recording["trace"][list].as_array_mut().unwrap().push(row);
 }
 
-fn range(recording: &mut Value, name: u32, span: (u64, u64)) {
+fn append_range(recording: &mut Value, name: u32, span: (u64, u64)) {
     let row = json!({ "name": name, "start": span.0, "end": span.1, "thread": 5 });
-    push(recording, "ranges", row);
+    append_row_to_list(recording, "ranges", row);
 }
 
-fn call(recording: &mut Value, name: u32, span: (u64, u64), id: u32) {
+fn append_api_call(recording: &mut Value, name: u32, span: (u64, u64), id: u32) {
     let row =
         json!({ "name": name, "start": span.0, "end": span.1, "thread": 5, "correlation": id });
-    push(recording, "calls", row);
+    append_row_to_list(recording, "calls", row);
 }
 
-fn kernel(recording: &mut Value, span: (u64, u64), id: u32, node: u64) {
+fn append_kernel(recording: &mut Value, span: (u64, u64), id: u32, node: u64) {
     let row = json!({
-        "name": 5, "start": span.0, "end": span.1, "on": on(), "correlation": id,
+        "name": 5, "start": span.0, "end": span.1, "on": device_context_and_stream_json(), "correlation": id,
         "grid": [200, 1, 1], "block": [256, 1, 1], "registers": 32, "static_shared": 0,
         "dynamic_shared": 1024, "local": 0, "graph_node": node,
     });
-    push(recording, "kernels", row);
+    append_row_to_list(recording, "kernels", row);
 }
 
-fn read(text: &str) -> Result<Trace, String> {
+fn read_recording_text(text: &str) -> Result<Trace, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("recording.json");
     std::fs::write(&path, text).unwrap();
     read::open_trace_file(&path, &WantedTraceParts::ALL).map_err(|error| error.to_string())
 }
 
-fn trace(recording: &Value) -> Trace {
-    read(&recording.to_string()).unwrap()
+fn read_recording_json(recording: &Value) -> Trace {
+    read_recording_text(&recording.to_string()).unwrap()
 }
 
-fn row<'a>(tree: &'a [RangeTreeRow], path: &str) -> &'a RangeTreeRow {
+fn range_tree_row_at_path<'a>(tree: &'a [RangeTreeRow], path: &str) -> &'a RangeTreeRow {
     tree.iter().find(|row| row.path == path).unwrap_or_else(|| panic!("{path}: {tree:#?}"))
 }
 
 /// Two steps, each one launch of a graph with two kernels of 40 µs that were captured in layers.
-fn graph(limits: Value) -> Value {
-    let mut recording = recording();
+fn recording_of_graph_launches(limits: Value) -> Value {
+    let mut recording = empty_recording_json();
     recording["limits"] = limits;
-    range(&mut recording, 0, (1_000, 300_000));
+    append_range(&mut recording, 0, (1_000, 300_000));
     for step in 0..2 {
         let start = 2_000 + step * 10_000;
-        range(&mut recording, 1, (start, start + 6_000));
-        call(&mut recording, 7, (start + 1_000, start + 5_000), 10 + step as u32);
+        append_range(&mut recording, 1, (start, start + 6_000));
+        append_api_call(&mut recording, 7, (start + 1_000, start + 5_000), 10 + step as u32);
         for layer in 0..2 {
             let begin = 20_000 + step * 100_000 + layer * 41_000;
-            kernel(&mut recording, (begin, begin + 40_000), 10 + step as u32, 100 + layer);
+            append_kernel(&mut recording, (begin, begin + 40_000), 10 + step as u32, 100 + layer);
         }
     }
     for layer in 0..2 {
-        push(&mut recording, "graph_nodes", json!({ "id": 100 + layer, "ranges": [3 + layer] }));
+        append_row_to_list(
+            &mut recording,
+            "graph_nodes",
+            json!({ "id": 100 + layer, "ranges": [3 + layer] }),
+        );
     }
-    range(&mut recording, 2, (22_000, 299_000));
-    call(&mut recording, 8, (23_000, 290_000), 0);
+    append_range(&mut recording, 2, (22_000, 299_000));
+    append_api_call(&mut recording, 8, (23_000, 290_000), 0);
     recording
 }
 
 /// The second kernel begins before the first has ended, as dependent launches do.
 #[test]
 fn overlapping_launches_count_once() {
-    let mut recording = graph(json!([]));
+    let mut recording = recording_of_graph_launches(json!([]));
     for kernel in recording["trace"]["kernels"].as_array_mut().unwrap() {
         if kernel["graph_node"] == 101 {
             let start = kernel["start"].as_u64().unwrap() - 31_000;
             kernel["start"] = start.into();
         }
     }
-    let trace = trace(&recording);
+    let trace = read_recording_json(&recording);
     let both = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
-    assert_eq!(row(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
+    assert_eq!(range_tree_row_at_path(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
     let apart =
         TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&["layer_0", "layer_1"]);
-    let own = |layer: &str| row(&apart, &format!("f/w/c/step/{layer}")).own_ns;
+    let own = |layer: &str| range_tree_row_at_path(&apart, &format!("f/w/c/step/{layer}")).own_ns;
     assert_eq!([own("layer_0"), own("layer_1")], [2 * 40_000, 2 * 41_000]);
-    assert_eq!(row(&apart, "f/w/c/step").own_ns, row(&apart, "f/w/c/step").busy_ns);
+    assert_eq!(
+        range_tree_row_at_path(&apart, "f/w/c/step").own_ns,
+        range_tree_row_at_path(&apart, "f/w/c/step").busy_ns
+    );
 }
 
 #[test]
 fn every_list_becomes_its_columns() {
-    let mut recording = graph(json!([{ "by": "memory", "time_ns": 1.5 }]));
-    push(
+    let mut recording = recording_of_graph_launches(json!([{ "by": "memory", "time_ns": 1.5 }]));
+    append_row_to_list(
         &mut recording,
         "copies",
-        json!({ "start": 5, "end": 9, "on": on(), "correlation": 3, "bytes": 64, "kind": 1,
+        json!({ "start": 5, "end": 9, "on": device_context_and_stream_json(), "correlation": 3, "bytes": 64, "kind": 1,
                 "source": 1, "target": 3, "graph_node": 0 }),
     );
-    push(&mut recording, "sets", json!({ "start": 10, "end": 12, "on": on(), "bytes": 8 }));
-    push(
+    append_row_to_list(
+        &mut recording,
+        "sets",
+        json!({ "start": 10, "end": 12, "on": device_context_and_stream_json(), "bytes": 8 }),
+    );
+    append_row_to_list(
         &mut recording,
         "waits",
         json!({ "start": 20, "end": 30, "on": { "device": 9, "context": 1, "stream": 7 },
                 "kind": 3 }),
     );
-    push(&mut recording, "allocations", json!({ "time": 1, "on": on(), "bytes": -64 }));
-    push(&mut recording, "overhead", json!([7, 8]));
+    append_row_to_list(
+        &mut recording,
+        "allocations",
+        json!({ "time": 1, "on": device_context_and_stream_json(), "bytes": -64 }),
+    );
+    append_row_to_list(&mut recording, "overhead", json!([7, 8]));
     recording["trace"]["dropped"] = 3.into();
-    let trace = trace(&recording);
+    let trace = read_recording_json(&recording);
     assert_eq!(
         (trace.kernels.on_gpu.operation_count(), trace.demangled_kernel_name(0)),
         (4, "kernel_a")
@@ -168,16 +183,16 @@ fn every_list_becomes_its_columns() {
 
 #[test]
 fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
-    let trace = trace(&graph(json!([])));
+    let trace = read_recording_json(&recording_of_graph_launches(json!([])));
     let tree = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
     let paths: Vec<&str> = tree.iter().map(|row| row.path.as_str()).collect();
     assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
-    let layers = row(&tree, "f/w/c/step/layer_#");
+    let layers = range_tree_row_at_path(&tree, "f/w/c/step/layer_#");
     // Ranges that differ in a number are one row, each with its own span in each launch.
     assert_eq!((layers.times, layers.operations, layers.busy_ns), (4, 4, 160_000));
     assert_eq!(layers.span_ns, 160_000);
     assert_eq!((layers.host_ns, layers.depth), (None, 2));
-    let step = row(&tree, "f/w/c/step");
+    let step = range_tree_row_at_path(&tree, "f/w/c/step");
     assert_eq!((step.times, step.host_ns), (2, Some(12_000)));
     assert_eq!((step.busy_ns, step.span_ns), (160_000, 162_000));
     assert!((step.share - 1.0).abs() < 1e-9);
@@ -187,7 +202,7 @@ fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
 
 #[test]
 fn a_range_of_a_capture_restricts_a_trace() {
-    let trace = trace(&graph(json!([])));
+    let trace = read_recording_json(&recording_of_graph_launches(json!([])));
     let layer = restricted_trace::restrict_trace_to_ranges(&trace, "layer_1").unwrap();
     assert_eq!((layer.kernels.on_gpu.operation_count(), layer.calls.call_count()), (2, 2));
     assert_eq!(
@@ -214,14 +229,14 @@ fn declared_work_gives_the_bound_of_a_step() {
     let bound = |memory: f64, compute: f64| {
         let limits = json!([{ "by": "memory", "time_ns": memory * 81_000.0 },
                             { "by": "matmul bf16", "time_ns": compute * 81_000.0 }]);
-        let trace = trace(&graph(limits));
-        let reached = row(
+        let trace = read_recording_json(&recording_of_graph_launches(limits));
+        let reached = range_tree_row_at_path(
             &TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]),
             "f/w/c/step",
         )
         .bound;
         let diagnosis = diagnose_trace_in_memory(&trace);
-        let title = finding_title(&diagnosis, "work-bound").unwrap();
+        let title = title_of_finding(&diagnosis, "work-bound").unwrap();
         assert!(title.contains(reached.printed_time_bound()), "{title}");
         reached
     };
@@ -229,9 +244,9 @@ fn declared_work_gives_the_bound_of_a_step() {
     assert_eq!(bound(0.02, 0.45), TimeBoundOfRange::Compute);
     assert_eq!(bound(0.35, 0.1), TimeBoundOfRange::Latency);
     assert_eq!(bound(0.55, 0.5), TimeBoundOfRange::Mixed);
-    let without = trace(&graph(json!([])));
+    let without = read_recording_json(&recording_of_graph_launches(json!([])));
     assert_eq!(
-        row(
+        range_tree_row_at_path(
             &TraceJoinedForAnalyses::join_trace(&without).gpu_work_by_range_tree(&[]),
             "f/w/c/step"
         )
@@ -243,35 +258,38 @@ fn declared_work_gives_the_bound_of_a_step() {
     assert!(work.reason_without_answer().is_some(), "{work:?}");
 }
 
-fn finding_title<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a str> {
+fn title_of_finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a str> {
     diagnosis.findings.iter().find(|finding| finding.id == id).map(|found| found.title.as_str())
 }
 
 #[test]
 fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
-    let mut recording = recording();
+    let mut recording = empty_recording_json();
     recording["limits"] = json!([{ "by": "memory", "time_ns": 900_000.0 }]);
-    range(&mut recording, 0, (1_000, 2_000_000));
-    range(&mut recording, 1, (1_000, 1_900_000));
+    append_range(&mut recording, 0, (1_000, 2_000_000));
+    append_range(&mut recording, 1, (1_000, 1_900_000));
     for launch in 0..150u32 {
         let start = 2_000 + u64::from(launch) * 10_000;
-        call(&mut recording, 6, (start, start + 4_000), launch + 1);
-        kernel(&mut recording, (start + 5_000, start + 7_000), launch + 1, 0);
+        append_api_call(&mut recording, 6, (start, start + 4_000), launch + 1);
+        append_kernel(&mut recording, (start + 5_000, start + 7_000), launch + 1, 0);
     }
-    let trace = trace(&recording);
+    let trace = read_recording_json(&recording);
     assert_eq!(
-        row(&TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]), "f/w/c/step")
-            .bound,
+        range_tree_row_at_path(
+            &TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]),
+            "f/w/c/step"
+        )
+        .bound,
         TimeBoundOfRange::Launch
     );
     let diagnosis = diagnose_trace_in_memory(&trace);
-    assert!(finding_title(&diagnosis, "launch-bound").is_some());
+    assert!(title_of_finding(&diagnosis, "launch-bound").is_some());
     assert_eq!(diagnosis.recorder, "CUPTI");
 }
 
 #[test]
 fn declared_work_gives_shares_of_the_peaks() {
-    let mut recording = graph(json!([]));
+    let mut recording = recording_of_graph_launches(json!([]));
     recording["device"]["name"] = "NVIDIA H100 80GB HBM3".into();
     // Half of the tensor peak over 40 µs, a quarter of the memory peak over the other 40 µs.
     let flops = json!({ "matmul bf16": 989.4e3 * 20_000.0, "vector f32": 5.0e6 });
@@ -285,7 +303,7 @@ fn declared_work_gives_shares_of_the_peaks() {
         { "table": "layer", "label": "nowhere", "range": "layer_9",
           "work": { "flops": flops, "read_bytes": 0.0, "write_bytes": 0.0 } },
     ]);
-    let found = diagnose_trace_in_memory(&trace(&recording)).utilization;
+    let found = diagnose_trace_in_memory(&read_recording_json(&recording)).utilization;
     let near = |value: Option<f64>, expected: f64| {
         assert!(value.is_some_and(|value| (value - expected).abs() < 1e-6), "{value:?}");
     };
@@ -300,17 +318,17 @@ fn declared_work_gives_shares_of_the_peaks() {
     assert_eq!(found.ranges[0].path, "f/w/c");
     // Without parts the case itself is the operator.
     recording["parts"] = json!([]);
-    let found = diagnose_trace_in_memory(&trace(&recording)).utilization;
+    let found = diagnose_trace_in_memory(&read_recording_json(&recording)).utilization;
     assert_eq!((found.operators[0].name.as_str(), found.operators[0].sum.count), ("f/w/c/step", 2));
 }
 
 #[test]
 fn lost_events_are_reported_first() {
-    let mut recording = graph(json!([]));
+    let mut recording = recording_of_graph_launches(json!([]));
     recording["trace"]["dropped"] = 7.into();
-    kernel(&mut recording, (0, 0), 99, 0);
+    append_kernel(&mut recording, (0, 0), 99, 0);
     recording["trace"]["kernels"][0]["name"] = 1000.into();
-    let diagnosis = diagnose_trace_in_memory(&trace(&recording));
+    let diagnosis = diagnose_trace_in_memory(&read_recording_json(&recording));
     let titles: Vec<&str> = diagnosis.quality.iter().map(|found| found.title.as_str()).collect();
     insta::assert_debug_snapshot!(titles, @r#"
     [
@@ -323,14 +341,19 @@ fn lost_events_are_reported_first() {
 
 #[test]
 fn broken_and_newer_files_are_refused_by_name() {
-    let whole = graph(json!([])).to_string();
-    let cut = read(&whole[..whole.len() / 2]).unwrap_err();
+    let whole = recording_of_graph_launches(json!([])).to_string();
+    let cut = read_recording_text(&whole[..whole.len() / 2]).unwrap_err();
     assert!(cut.contains("recording.json"), "{cut}");
-    insta::assert_snapshot!(reason(&cut), @"broken or cut short (EOF while parsing a string at line 1 column 899)");
-    let newer = read(&whole.replace("\"schema_version\":1", "\"schema_version\":2")).unwrap_err();
-    insta::assert_snapshot!(reason(&newer), @"written by a newer kernelgate (schema 2, this one reads up to 1)");
+    insta::assert_snapshot!(reason_in_message(&cut), @"broken or cut short (EOF while parsing a string at line 1 column 899)");
+    let newer = read_recording_text(&whole.replace("\"schema_version\":1", "\"schema_version\":2"))
+        .unwrap_err();
+    insta::assert_snapshot!(reason_in_message(&newer), @"written by a newer kernelgate (schema 2, this one reads up to 1)");
     // A text that only mentions the format counts as Chrome's, and is refused.
-    assert!(read("{\"a\":\"kernelgate-recording\"}").unwrap_err().contains("recording.json"));
+    assert!(
+        read_recording_text("{\"a\":\"kernelgate-recording\"}")
+            .unwrap_err()
+            .contains("recording.json")
+    );
     assert!(
         read::open_trace_file(Path::new("/nowhere/recording.json"), &WantedTraceParts::ALL)
             .is_err()
@@ -339,18 +362,18 @@ fn broken_and_newer_files_are_refused_by_name() {
 
 #[test]
 fn device_memory_is_listed_by_phase() {
-    let mut recording = recording();
-    let allocation = |time: u64, address: u64, bytes: i64| json!({ "time": time, "on": on(), "address": address, "bytes": bytes });
+    let mut recording = empty_recording_json();
+    let allocation = |time: u64, address: u64, bytes: i64| json!({ "time": time, "on": device_context_and_stream_json(), "address": address, "bytes": bytes });
     // Taken before the case, inside it for a moment, and one that was there already.
     for (time, address, bytes) in
         [(100, 1, 5_000_000), (200, 2, 1_000_000), (1_500, 3, 2_500_000), (1_600, 3, -2_500_000)]
     {
-        push(&mut recording, "allocations", allocation(time, address, bytes));
+        append_row_to_list(&mut recording, "allocations", allocation(time, address, bytes));
     }
-    push(&mut recording, "allocations", allocation(1_700, 99, -7));
-    range(&mut recording, 0, (1_000, 9_000));
-    kernel(&mut recording, (2_000, 3_000), 1, 0);
-    let diagnosis = diagnose_trace_in_memory(&trace(&recording));
+    append_row_to_list(&mut recording, "allocations", allocation(1_700, 99, -7));
+    append_range(&mut recording, 0, (1_000, 9_000));
+    append_kernel(&mut recording, (2_000, 3_000), 1, 0);
+    let diagnosis = diagnose_trace_in_memory(&read_recording_json(&recording));
     let memory = &diagnosis.memory[0];
     assert_eq!((memory.peak, memory.bytes_held_at_end_of_trace()), ((1_500, 8_500_000), 6_000_000));
     assert_eq!((memory.taken, memory.given_back, memory.unknown), (3, 1, 1));
@@ -361,7 +384,7 @@ fn device_memory_is_listed_by_phase() {
         .collect();
     assert_eq!(phases, [("before the first range", 6_000_000, 6_000_000), ("f/w/c", 8_500_000, 0)]);
     let text = diagnosis.diagnosis_to_text();
-    insta::assert_snapshot!(lines_with(&text, "8.5"), @r"
+    insta::assert_snapshot!(lines_with_word(&text, "8.5"), @r"
     process 42, device 0: 8.5 MB at most, first at 0.000000 s; 6.0 MB at the end; 3 allocations, 1
     f/w/c                                                    1      8.5 MB         +0 B
     ");

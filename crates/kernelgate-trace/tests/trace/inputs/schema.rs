@@ -1,7 +1,7 @@
 //! A diagnosis as JSON has the form that `schema/diagnosis.json` describes.
 
-use crate::fixture::Export;
-use crate::fixture::kineto::{At, FULL, Kineto};
+use crate::fixture::NsysExport;
+use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
 use kernelgate_trace::diagnose::diagnose_trace_in_memory;
 use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
 use kernelgate_trace::diagnose::ranks::{TraceOfRank, join_ranks_to_job};
@@ -12,10 +12,16 @@ const JOB: &str = include_str!("../../../schema/job.json");
 const DIFFERENCE: &str = include_str!("../../../schema/difference.json");
 
 /// Paths at which a value differs from a schema, by the keywords that the schema uses.
-fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut Vec<String>) {
+fn collect_schema_violations(
+    schema: &Value,
+    value: &Value,
+    root: &Value,
+    path: &str,
+    errors: &mut Vec<String>,
+) {
     if let Some(reference) = schema["$ref"].as_str() {
         let definition = root.pointer(&reference[1..]).unwrap();
-        return differs(definition, value, root, path, errors);
+        return collect_schema_violations(definition, value, root, path, errors);
     }
     if let Some(expected) = schema.get("const").filter(|expected| *expected != value) {
         errors.push(format!("{path}: {value}, not {expected}"));
@@ -42,7 +48,7 @@ fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut
         errors.push(format!("{path}: {value}, not {kinds:?}"));
     }
     for (index, item) in value.as_array().into_iter().flatten().enumerate() {
-        differs(&schema["items"], item, root, &format!("{path}/{index}"), errors);
+        collect_schema_violations(&schema["items"], item, root, &format!("{path}/{index}"), errors);
     }
     let Some(members) = value.as_object() else { return };
     for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
@@ -52,7 +58,9 @@ fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut
     }
     for (name, member) in members {
         match schema["properties"].get(name) {
-            Some(known) => differs(known, member, root, &format!("{path}/{name}"), errors),
+            Some(known) => {
+                collect_schema_violations(known, member, root, &format!("{path}/{name}"), errors)
+            }
             None if schema["additionalProperties"] == false => {
                 errors.push(format!("{path}: {name} is not described"));
             }
@@ -61,35 +69,40 @@ fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut
     }
 }
 
-fn errors(schema: &str, value: &Value) -> Vec<String> {
+fn schema_violations(schema: &str, value: &Value) -> Vec<String> {
     let schema: Value = serde_json::from_str(schema).unwrap();
     let mut errors = Vec::new();
-    differs(&schema, value, &schema, "", &mut errors);
+    collect_schema_violations(&schema, value, &schema, "", &mut errors);
     errors
 }
 
 #[test]
 fn every_diagnosis_fits_the_schema() {
-    let mut trace = Kineto::nvidia();
+    let mut trace = KinetoTrace::a100_trace();
     for step in 0..300 {
         let start = f64::from(step) * 40.0;
-        trace.launch(start, (start + 20.0, 4.0), "k", At { grid: 5, ..FULL });
+        trace.add_launch(start, (start + 20.0, 4.0), "k", KernelPlaceAndShape { grid: 5, ..FULL });
         if step % 10 == 0 {
-            trace.call((start + 10.0, 9.0), "cudaDeviceSynchronize");
+            trace.add_api_call((start + 10.0, 9.0), "cudaDeviceSynchronize");
         }
     }
-    let id = trace.call((20_000.0, 5.0), "cudaMemcpyAsync");
-    trace.copy(id, (20_010.0, 900.0), "HtoD (Pageable -> Device)", 1000);
-    let mut export = Export::new();
-    export.range(1_000, Some(50_000), 59, "step");
-    export.launch((1_100, 1_200), (2_000, 9_000), 1, "k");
-    export.launch((40_000, 41_000), (90_000, 99_000), 2, "k");
-    export.kernel(7, (200_000, 300_000), 77, "orphan");
-    let network = crate::network::trace("transformer_training_h100.json.gz");
-    let traces = [trace.read(), export.read().unwrap(), Export::new().read().unwrap(), network];
+    let id = trace.add_api_call((20_000.0, 5.0), "cudaMemcpyAsync");
+    trace.add_memory_copy(id, (20_010.0, 900.0), "HtoD (Pageable -> Device)", 1000);
+    let mut export = NsysExport::new();
+    export.add_nvtx_range(1_000, Some(50_000), 59, "step");
+    export.add_launch((1_100, 1_200), (2_000, 9_000), 1, "k");
+    export.add_launch((40_000, 41_000), (90_000, 99_000), 2, "k");
+    export.add_kernel(7, (200_000, 300_000), 77, "orphan");
+    let network = crate::network::read_fixture_trace("transformer_training_h100.json.gz");
+    let traces = [
+        trace.read_as_trace(),
+        export.read_as_trace().unwrap(),
+        NsysExport::new().read_as_trace().unwrap(),
+        network,
+    ];
     for trace in &traces {
         let json = diagnose_trace_in_memory(trace).diagnosis_to_json();
-        assert_eq!(errors(DIAGNOSIS, &json), Vec::<String>::new());
+        assert_eq!(schema_violations(DIAGNOSIS, &json), Vec::<String>::new());
         let keys: Vec<&str> = json["findings"]
             .as_array()
             .unwrap()
@@ -107,33 +120,39 @@ fn every_diagnosis_fits_the_schema() {
 fn a_job_and_a_difference_fit_their_schemas() {
     let all_reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)";
     let rank = |compute: f64| {
-        let mut trace = Kineto::nvidia();
+        let mut trace = KinetoTrace::a100_trace();
         for step in 0..4 {
             let start = f64::from(step) * 1_000.0;
-            trace.launch(start, (start + 10.0, compute), "gemm", FULL);
-            trace.launch(start + 5.0, (start + 10.0 + compute, 890.0 - compute), all_reduce, FULL);
+            trace.add_launch(start, (start + 10.0, compute), "gemm", FULL);
+            trace.add_launch(
+                start + 5.0,
+                (start + 10.0 + compute, 890.0 - compute),
+                all_reduce,
+                FULL,
+            );
         }
-        trace.read()
+        trace.read_as_trace()
     };
     let parts = [300.0, 800.0]
         .map(|of| TraceOfRank::split_trace_into_ranks(&format!("rank {of}"), rank(of)));
     let job = join_ranks_to_job(parts.into_iter().flatten().collect()).job_to_json();
-    assert_eq!(errors(JOB, &job), Vec::<String>::new());
+    assert_eq!(schema_violations(JOB, &job), Vec::<String>::new());
     assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));
     let sums = [300.0, 800.0].map(|of| SummedTrace::sum_trace_in_memory(&rank(of)));
     let [base, head] = sums;
     let difference = compare_summed_traces(base, head).difference_to_json();
-    assert_eq!(errors(DIFFERENCE, &difference), Vec::<String>::new());
+    assert_eq!(schema_violations(DIFFERENCE, &difference), Vec::<String>::new());
     assert!(difference["parts"][0]["key"].as_str().is_some_and(|key| key.contains("gemm")));
 }
 
 #[test]
 fn the_schema_refuses_what_it_does_not_describe() {
-    let mut json = diagnose_trace_in_memory(&Kineto::nvidia_with_one_kernel()).diagnosis_to_json();
+    let mut json =
+        diagnose_trace_in_memory(&KinetoTrace::trace_of_a100_with_kernel()).diagnosis_to_json();
     json["findings"] = serde_json::json!([{ "id": "gaps" }]);
     json["devices"][0]["busy"] = 5.into();
     json["schema_version"] = 9.into();
-    insta::assert_snapshot!(errors(DIAGNOSIS, &json).join("\n"), @r"
+    insta::assert_snapshot!(schema_violations(DIAGNOSIS, &json).join("\n"), @r"
     /devices/0: busy is not described
     /findings/0: no key
     /findings/0: no severity

@@ -1,8 +1,8 @@
 //! Tables and diagnoses of exports whose ranges and calls are not kept are those of exports in
 //! memory.
 
-use crate::fixture::reason;
-use crate::fixture::{Export, process};
+use crate::fixture::reason_in_message;
+use crate::fixture::{NsysExport, global_id_of_process};
 use kernelgate_trace::analyze::ranges::{restricted_reading, restricted_trace};
 use kernelgate_trace::diagnose::difference::SummedTrace;
 use kernelgate_trace::diagnose::{
@@ -20,95 +20,96 @@ const REPORTS: [StatsReport; 4] = [
 ];
 
 /// Checks every table of an export; its tables have this many rows.
-fn same(export: &Export, rows: [usize; 4]) {
-    let trace = export.read().unwrap();
+fn assert_streamed_tables_are_equal(export: &NsysExport, rows: [usize; 4]) {
+    let trace = export.read_as_trace().unwrap();
     for (report, rows) in REPORTS.into_iter().zip(rows) {
-        let streamed = stats::table_from_streamed_export(&export.path(), report).unwrap().unwrap();
+        let streamed =
+            stats::table_from_streamed_export(&export.sqlite_path(), report).unwrap().unwrap();
         let kept = stats::make_table(&trace, report);
         assert_eq!(streamed.table.to_csv(), kept.to_csv(), "{}", report.nsys_report_name());
         assert_eq!(kept.rows.len(), rows, "{}", report.nsys_report_name());
     }
-    same_diagnosis(export);
+    assert_streamed_diagnosis_is_equal(export);
 }
 
 /// Checks what is found in an export, and what it comes to beside another one.
-fn same_diagnosis(export: &Export) -> TraceDiagnosis {
-    let trace = export.read().unwrap();
+fn assert_streamed_diagnosis_is_equal(export: &NsysExport) -> TraceDiagnosis {
+    let trace = export.read_as_trace().unwrap();
     let (kept, streamed) = (
         diagnose_trace_in_memory(&trace),
-        diagnose_export_while_reading(&export.path()).unwrap().unwrap(),
+        diagnose_export_while_reading(&export.sqlite_path()).unwrap().unwrap(),
     );
     assert_eq!(streamed.diagnosis_to_json(), kept.diagnosis_to_json());
-    let streamed = SummedTrace::sum_export_while_reading(&export.path()).unwrap().unwrap();
+    let streamed = SummedTrace::sum_export_while_reading(&export.sqlite_path()).unwrap().unwrap();
     assert_eq!(format!("{streamed:?}"), format!("{:?}", SummedTrace::sum_trace_in_memory(&trace)));
     kept
 }
 
 #[test]
 fn odd_ranges_and_calls_are_summed_alike() {
-    let mut export = Export::new();
-    export.sql(&format!(
+    let mut export = NsysExport::new();
+    export.execute_sql(&format!(
         "INSERT INTO NVTX_EVENTS VALUES (0, NULL, 75, 'library', NULL, {0}, 5);
          INSERT INTO NVTX_EVENTS VALUES (95, 300, 59, 'in a domain', NULL, {0}, 5);",
-        process(7) | 7
+        global_id_of_process(7) | 7
     ));
-    let shared = export.text("step");
-    export.range(90, Some(400), 59, "step");
-    export.sql(&format!(
+    let shared = export.add_text("step");
+    export.add_nvtx_range(90, Some(400), 59, "step");
+    export.execute_sql(&format!(
         "INSERT INTO NVTX_EVENTS VALUES (500, 900, 59, NULL, {shared}, {}, 0);",
-        process(7) | 7
+        global_id_of_process(7) | 7
     ));
     // Together with another, overlapping, never closed, by an id, without anything in it.
-    export.range(90, Some(200), 59, "inner");
-    export.range(150, Some(600), 60, "overlapping");
-    export.range(510, None, 59, "never closed");
-    export.range(920, Some(950), 59, "empty");
+    export.add_nvtx_range(90, Some(200), 59, "inner");
+    export.add_nvtx_range(150, Some(600), 60, "overlapping");
+    export.add_nvtx_range(510, None, 59, "never closed");
+    export.add_nvtx_range(920, Some(950), 59, "empty");
     for launch in 0..6 {
         let start = 100 + launch * 150;
         let (call, kernel) = ((start, start + 10), (start + 1000, start + 1100));
-        export.launch(call, kernel, launch + 1, if launch % 2 == 0 { "a" } else { "b" });
+        export.add_launch(call, kernel, launch + 1, if launch % 2 == 0 { "a" } else { "b" });
     }
     // Two operations of one call, one call of a second process, a kernel and a call alone.
-    export.copy((2500, 2600), 3, (1, 1, 2));
-    export.kernel(8, (3000, 3010), 1, "of another process");
-    export.call(8, (700, 720), 1, "cuLaunchKernel");
-    export.kernel(7, (4000, 4020), 99, "launched by nothing");
-    export.call(7, (960, 970), 98, "cudaLaunchKernel_v7000");
+    export.add_memory_copy((2500, 2600), 3, (1, 1, 2));
+    export.add_kernel(8, (3000, 3010), 1, "of another process");
+    export.add_api_call(8, (700, 720), 1, "cuLaunchKernel");
+    export.add_kernel(7, (4000, 4020), 99, "launched by nothing");
+    export.add_api_call(7, (960, 970), 98, "cudaLaunchKernel_v7000");
     // A second call with a known id, later.
-    export.call(7, (975, 980), 2, "cudaLaunchKernel_v7000");
-    same(&export, [6, 5, 11, 5]);
+    export.add_api_call(7, (975, 980), 2, "cudaLaunchKernel_v7000");
+    assert_streamed_tables_are_equal(&export, [6, 5, 11, 5]);
 }
 
 #[test]
 fn ranges_that_are_stored_in_any_order_are_sorted() {
-    let mut export = Export::new();
-    let name = export.text("operator");
-    export.sql(&format!(
+    let mut export = NsysExport::new();
+    let name = export.add_text("operator");
+    export.execute_sql(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)
          INSERT INTO NVTX_EVENTS SELECT i * 100, i * 100 + 50, 59, NULL, {name}, {}, 0 FROM n;",
-        process(7) | 7
+        global_id_of_process(7) | 7
     ));
-    export.range(50, Some(20_000_000), 59, "step, stored behind all that it holds");
-    export.launch((110, 120), (500, 900), 1, "early");
-    export.launch((9_000_010, 9_000_020), (9_000_500, 9_000_900), 2, "late");
-    same(&export, [2, 2, 4, 2]);
+    export.add_nvtx_range(50, Some(20_000_000), 59, "step, stored behind all that it holds");
+    export.add_launch((110, 120), (500, 900), 1, "early");
+    export.add_launch((9_000_010, 9_000_020), (9_000_500, 9_000_900), 2, "late");
+    assert_streamed_tables_are_equal(&export, [2, 2, 4, 2]);
 }
 
 /// Creations of a node of a graph, and of its clone.
-fn create_nodes(export: &Export) {
-    export.sql(&format!(
+fn add_graph_node_creations(export: &NsysExport) {
+    export.execute_sql(&format!(
         "CREATE TABLE CUDA_GRAPH_NODE_EVENTS (start INTEGER, globalTid INTEGER,
              graphNodeId INTEGER, originalGraphNodeId INTEGER);
          INSERT INTO CUDA_GRAPH_NODE_EVENTS VALUES (50, {0}, 1, 0), (70, {0}, 2, 1);",
-        process(7) | 7
+        global_id_of_process(7) | 7
     ));
 }
 
 #[test]
 fn host_times_have_equal_sums() {
-    let mut export = Export::new();
-    create_nodes(&export);
-    export.sql(&format!(
+    let mut export = NsysExport::new();
+    add_graph_node_creations(&export);
+    export.execute_sql(&format!(
         "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
              deviceId INTEGER, contextId INTEGER, bytes INTEGER, memoryOperationType INTEGER,
              address INTEGER, memKind INTEGER);
@@ -118,36 +119,41 @@ fn host_times_have_equal_sums() {
          -- Names of ranges that are known when all ranges were read: a domain, named last.
          INSERT INTO NVTX_EVENTS VALUES (40, 80, 59, 'capture', NULL, {0}, 5),
              (900000, NULL, 75, 'library', NULL, {0}, 5);",
-        process(7) | 7,
-        process(7)
+        global_id_of_process(7) | 7,
+        global_id_of_process(7)
     ));
-    let read = export.text("read");
+    let read = export.add_text("read");
     for step in 0..6 {
         let start = 1_000 + step * 100_000;
-        export.range(start, Some(start + 90_000), 59, &format!("step {step}"));
+        export.add_nvtx_range(start, Some(start + 90_000), 59, &format!("step {step}"));
         let (call, kernel) = ((start + 100, start + 200), (start + 1_000, start + 9_000));
-        export.launch(call, kernel, 10 * step + 1, "of a graph");
-        export.call(7, (start + 300, start + 10_000), 0, "cudaStreamSynchronize_v3020");
+        export.add_launch(call, kernel, 10 * step + 1, "of a graph");
+        export.add_api_call(7, (start + 300, start + 10_000), 0, "cudaStreamSynchronize_v3020");
         // More calls than are looked through, none of which explains the gap.
         for short in 0..100 {
             let at = start + 11_000 + short * 10;
-            export.call(7, (at, at + 1), 0, "cudaEventQuery_v3020");
+            export.add_api_call(7, (at, at + 1), 0, "cudaEventQuery_v3020");
         }
         let (os, copy) = ((start + 15_000, start + 60_000), (start + 70_000, start + 80_000));
-        export.sql(&format!(
+        export.execute_sql(&format!(
             "INSERT INTO OSRT_API VALUES ({}, {}, {}, {read});",
             os.0,
             os.1,
-            process(7) | 7
+            global_id_of_process(7) | 7
         ));
-        export.call(7, (start + 61_000, start + 62_000), 10 * step + 2, "cudaMemcpyAsync_v3020");
-        export.copy(copy, 10 * step + 2, (1, 0, 2));
+        export.add_api_call(
+            7,
+            (start + 61_000, start + 62_000),
+            10 * step + 2,
+            "cudaMemcpyAsync_v3020",
+        );
+        export.add_memory_copy(copy, 10 * step + 2, (1, 0, 2));
     }
-    export.sql(
+    export.execute_sql(
         "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INTEGER;
          UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 2;",
     );
-    let found = same_diagnosis(&export);
+    let found = assert_streamed_diagnosis_is_equal(&export);
     let ids: Vec<&str> = found.findings.iter().map(|finding| finding.id).collect();
     assert!(ids.contains(&"sync-in-loop") && ids.contains(&"pageable-copy"), "{ids:?}");
     let causes: Vec<IdleCauseKind> =
@@ -166,10 +172,11 @@ fn host_times_have_equal_sums() {
 
 /// Checks that what is read restricted is what a trace in memory is restricted to; how many
 /// operations that are.
-fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
-    let kept = restricted_trace::restrict_trace_to_ranges(&export.read().unwrap(), pattern);
+fn assert_restricted_reading_is_equal(export: &NsysExport, pattern: &str) -> Option<usize> {
+    let kept =
+        restricted_trace::restrict_trace_to_ranges(&export.read_as_trace().unwrap(), pattern);
     let read = restricted_reading::open_trace_inside_ranges(
-        &export.path(),
+        &export.sqlite_path(),
         &WantedTraceParts::ALL,
         pattern,
     )
@@ -190,34 +197,34 @@ fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
 
 #[test]
 fn a_restricted_read_equals_a_restriction_in_memory() {
-    let mut export = Export::new();
-    create_nodes(&export);
-    export.sql(&format!(
+    let mut export = NsysExport::new();
+    add_graph_node_creations(&export);
+    export.execute_sql(&format!(
         "INSERT INTO NVTX_EVENTS VALUES (900000, NULL, 75, 'library', NULL, {0}, 5),
              (40, 80, 59, 'capture', NULL, {0}, 5);",
-        process(7) | 7
+        global_id_of_process(7) | 7
     ));
     for step in 0..4 {
         let start = 1_000 + step * 1_000;
-        export.range(start, Some(start + 900), 59, &format!("step {step}"));
-        export.range(start + 100, Some(start + 500), 59, "layer");
-        export.range(start + 150, (step != 3).then_some(start + 400), 59, "attention");
+        export.add_nvtx_range(start, Some(start + 900), 59, &format!("step {step}"));
+        export.add_nvtx_range(start + 100, Some(start + 500), 59, "layer");
+        export.add_nvtx_range(start + 150, (step != 3).then_some(start + 400), 59, "attention");
         let name = if step == 0 { "of a graph" } else { "kernel" };
         for launch in 0..4 {
             let call = start + 200 + launch * 170;
             let kernel = (call + 100_000, call + 100_120);
-            export.launch((call, call + 10), kernel, step * 10 + launch + 1, name);
+            export.add_launch((call, call + 10), kernel, step * 10 + launch + 1, name);
         }
     }
-    export.range(2_150, Some(3_300), 60, "from one thread to another");
-    export.call(8, (2_200, 2_210), 1, "cuLaunchKernel");
-    export.kernel(8, (2_300, 2_310), 1, "of another process");
-    export.sql(
+    export.add_nvtx_range(2_150, Some(3_300), 60, "from one thread to another");
+    export.add_api_call(8, (2_200, 2_210), 1, "cuLaunchKernel");
+    export.add_kernel(8, (2_300, 2_310), 1, "of another process");
+    export.execute_sql(
         "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INTEGER;
          UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 2
          WHERE demangledName IN (SELECT id FROM StringIds WHERE value = 'of a graph');",
     );
-    let inside = |pattern| same_inside(&export, pattern);
+    let inside = |pattern| assert_restricted_reading_is_equal(&export, pattern);
     assert_eq!(inside("step 1"), Some(4));
     assert_eq!(inside("step *"), Some(16));
     // In step 1 the range from one thread to another is around it.
@@ -231,16 +238,17 @@ fn a_restricted_read_equals_a_restriction_in_memory() {
 
 #[test]
 fn other_files_and_other_tables_are_not_streamed() {
-    let export = Export::new();
+    let export = NsysExport::new();
     assert!(
-        stats::table_from_streamed_export(&export.path(), StatsReport::GpuKernels)
+        stats::table_from_streamed_export(&export.sqlite_path(), StatsReport::GpuKernels)
             .unwrap()
             .is_none()
     );
-    let (_folder, path) = crate::fixture::file("trace.json", br#"{"traceEvents": []}"#);
+    let (_folder, path) =
+        crate::fixture::write_temporary_file("trace.json", br#"{"traceEvents": []}"#);
     assert!(stats::table_from_streamed_export(&path, StatsReport::Ranges).unwrap().is_none());
-    let (_folder, path) = crate::fixture::file("trace.sqlite", b"no database");
+    let (_folder, path) = crate::fixture::write_temporary_file("trace.sqlite", b"no database");
     let message =
         stats::table_from_streamed_export(&path, StatsReport::Ranges).unwrap_err().to_string();
-    insta::assert_snapshot!(reason(&message), @"it is not an SQLite database");
+    insta::assert_snapshot!(reason_in_message(&message), @"it is not an SQLite database");
 }

@@ -99,7 +99,8 @@ impl MeasurementOfRuns {
         let mut groups: Vec<RunsAcceptedIntoMeasurement<'_>> = Vec::new();
         let mut places = Vec::new();
         for run in &runs {
-            let place = groups.iter_mut().position(|group| group.add_run_if_consistent(run).is_ok());
+            let place =
+                groups.iter_mut().position(|group| group.add_run_if_consistent(run).is_ok());
             places.push(place.unwrap_or_else(|| {
                 let mut group = RunsAcceptedIntoMeasurement::default();
                 group.insert_accepted_run(run);

@@ -18,7 +18,7 @@ use kernelgate::record::file;
 /// Distribution of the differences between processes of a case, in units of the standard deviation
 /// if there is one.
 #[derive(Debug, Clone, Copy)]
-enum Noise {
+enum NoiseShape {
     Normal,
     /// Student's t with two degrees of freedom, which has no variance.
     Student,
@@ -28,8 +28,8 @@ enum Noise {
     Doubled,
 }
 
-impl Noise {
-    fn draw(self, sd: f64, random: &mut impl Rng) -> f64 {
+impl NoiseShape {
+    fn draw_noise(self, sd: f64, random: &mut impl Rng) -> f64 {
         let normal: f64 = StandardNormal.sample(random);
         match self {
             Self::Normal => sd * normal,
@@ -43,7 +43,7 @@ impl Noise {
 
 /// Co-running load.
 #[derive(Debug, Clone, Copy)]
-struct Load {
+struct SimulatedHeadLoad {
     /// Probability that the load runs beside a process of the base, and of the head.
     beside: [f64; 2],
     /// Share of the CPU time that the load takes.
@@ -53,57 +53,57 @@ struct Load {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct World {
+struct Simulation {
     name: &'static str,
     cases: usize,
-    noise: Noise,
+    noise: NoiseShape,
     /// Standard deviation between processes; half the variance is common to the cases of a process.
-    sd: f64,
+    noise_sd: f64,
     /// Relative slow-down of one case in four (at least one) of the head; negative is faster.
     effect: f64,
     /// Growth of the time from process to process, relative.
     drift: f64,
     /// Width of the steps from process to process that all cases share.
-    wander: f64,
+    wander_sd: f64,
     /// Part of the sum of earlier steps that a process keeps: 1 is a random walk, a smaller value
     /// gives a level with that autocorrelation.
     persistence: f64,
     /// Whether the processes record the CPU share of others (a little, at random).
-    host: bool,
-    load: Option<Load>,
+    has_host_load: bool,
+    load: Option<SimulatedHeadLoad>,
     /// Relative clock of the head's processes, which affects the time and not the cycles; 1 leaves
     /// the cycles unknown.
-    clock: f64,
+    head_clock_ratio: f64,
     plan: ComparisonTestPlan,
     /// Blocks after which the budget is used up.
     budget: usize,
 }
 
-fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
-    World {
+fn a_a_simulation(name: &'static str, cases: usize, noise: NoiseShape, sd: f64) -> Simulation {
+    Simulation {
         name,
         cases,
         noise,
-        sd,
+        noise_sd: sd,
         effect: 0.0,
         drift: 0.0,
-        wander: 0.0,
+        wander_sd: 0.0,
         persistence: 1.0,
-        host: true,
+        has_host_load: true,
         load: None,
-        clock: 1.0,
+        head_clock_ratio: 1.0,
         plan: ComparisonTestPlan::default(),
         budget: usize::MAX,
     }
 }
 
-impl World {
-    fn changed(&self, case: usize) -> bool {
+impl Simulation {
+    fn is_case_changed(&self, case: usize) -> bool {
         self.effect != 0.0 && case.is_multiple_of(4)
     }
 
     /// Simulates one process: an observation for each case.
-    fn process(
+    fn simulate_process(
         &self,
         arm: ComparedArm,
         level: f64,
@@ -111,11 +111,11 @@ impl World {
     ) -> Vec<CaseTimeInTrial> {
         let side = usize::from(arm == ComparedArm::Head);
         let load = self.load.filter(|load| random.random_bool(load.beside[side]));
-        let clock = if arm == ComparedArm::Head { self.clock } else { 1.0 };
-        let half = self.sd * 0.5f64.sqrt();
-        let common = self.noise.draw(half, random) + level;
+        let clock = if arm == ComparedArm::Head { self.head_clock_ratio } else { 1.0 };
+        let half = self.noise_sd * 0.5f64.sqrt();
+        let common = self.noise.draw_noise(half, random) + level;
         let one = |case: usize| {
-            let effect = if self.changed(case) && arm == ComparedArm::Head {
+            let effect = if self.is_case_changed(case) && arm == ComparedArm::Head {
                 self.effect.ln_1p()
             } else {
                 0.0
@@ -124,12 +124,12 @@ impl World {
             let idle: f64 = StandardNormal.sample(random);
             let contention = 0.004 * idle.abs()
                 + load.map_or(0.0, |load| load.share * random.random_range(0.8..1.2));
-            let own = self.noise.draw(half, random);
+            let own = self.noise.draw_noise(half, random);
             let cycles = 1e6 * (common + own + effect + slowed).exp();
             CaseTimeInTrial {
                 time_ns: cycles / clock,
-                cycles: (self.clock != 1.0).then_some(cycles),
-                contention: self.host.then_some(contention),
+                cycles: (self.head_clock_ratio != 1.0).then_some(cycles),
+                contention: self.has_host_load.then_some(contention),
                 averaged: false,
                 at_cap: false,
                 throttled: false,
@@ -138,7 +138,7 @@ impl World {
         (0..self.cases).map(one).collect()
     }
 
-    fn compare(&self, seed: u64) -> (PairedDecisionsOfRound, usize) {
+    fn simulate_comparison(&self, seed: u64) -> (PairedDecisionsOfRound, usize) {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let name = |case: usize| format!("{case:02}");
         let mut observed: TimedBlocksByCase =
@@ -151,8 +151,12 @@ impl World {
             let other = if block % 2 == 0 { ComparedArm::Head } else { ComparedArm::Base };
             let order = [leader, other, other, leader];
             let mut process = |(position, arm): (usize, &ComparedArm)| {
-                walk = self.persistence * walk + self.noise.draw(self.wander, &mut random);
-                self.process(*arm, walk + self.drift * (4 * block + position) as f64, &mut random)
+                walk = self.persistence * walk + self.noise.draw_noise(self.wander_sd, &mut random);
+                self.simulate_process(
+                    *arm,
+                    walk + self.drift * (4 * block + position) as f64,
+                    &mut random,
+                )
             };
             let runs: Vec<_> = order.iter().enumerate().map(&mut process).collect();
             for case in (0..self.cases).filter(|case| going.contains(&name(*case))) {
@@ -174,66 +178,66 @@ impl World {
 
 /// Counts over many comparisons.
 #[derive(Debug, Clone, Copy, Default)]
-struct Row {
+struct OutcomeCounts {
     comparisons: usize,
     /// Comparisons with a case called regressed that the head does not slow down by more than the
     /// threshold.
-    alarmed: usize,
+    false_alarms: usize,
     unchanged_cases: usize,
     inconclusive_of_unchanged: usize,
     changed_cases: usize,
-    found: usize,
-    missed: usize,
-    null_fired: usize,
+    detected_changes: usize,
+    missed_changes: usize,
+    null_pairs_rejected: usize,
     blocks: usize,
 }
 
-fn run(world: &World, default: usize) -> Row {
+fn count_outcomes(world: &Simulation, default: usize) -> OutcomeCounts {
     let comparisons = std::env::var("KERNELGATE_SIMULATIONS")
         .ok()
         .and_then(|count| count.parse().ok())
         .unwrap_or(default);
     let tally = |seed: usize| {
-        let (outcome, blocks) = world.compare(seed as u64);
-        let mut row = Row {
+        let (outcome, blocks) = world.simulate_comparison(seed as u64);
+        let mut row = OutcomeCounts {
             comparisons: 1,
             blocks,
-            null_fired: usize::from(!outcome.null_fired.is_empty()),
-            ..Row::default()
+            null_pairs_rejected: usize::from(!outcome.null_fired.is_empty()),
+            ..OutcomeCounts::default()
         };
         let mut alarmed = false;
         for decision in &outcome.decisions {
             let is = |verdict| usize::from(decision.verdict == verdict);
-            if world.changed(decision.case.parse().unwrap()) {
+            if world.is_case_changed(decision.case.parse().unwrap()) {
                 let expected = if world.effect > 0.0 {
                     VerdictOnCase::Regressed
                 } else {
                     VerdictOnCase::Improved
                 };
                 row.changed_cases += 1;
-                row.found += is(expected);
-                row.missed += is(VerdictOnCase::Unchanged);
+                row.detected_changes += is(expected);
+                row.missed_changes += is(VerdictOnCase::Unchanged);
             } else {
                 row.unchanged_cases += 1;
                 row.inconclusive_of_unchanged += is(VerdictOnCase::Inconclusive);
                 alarmed |= decision.verdict == VerdictOnCase::Regressed;
             }
         }
-        row.alarmed = usize::from(alarmed);
+        row.false_alarms = usize::from(alarmed);
         row
     };
-    let add = |a: Row, b: Row| Row {
+    let add = |a: OutcomeCounts, b: OutcomeCounts| OutcomeCounts {
         comparisons: a.comparisons + b.comparisons,
-        alarmed: a.alarmed + b.alarmed,
+        false_alarms: a.false_alarms + b.false_alarms,
         unchanged_cases: a.unchanged_cases + b.unchanged_cases,
         inconclusive_of_unchanged: a.inconclusive_of_unchanged + b.inconclusive_of_unchanged,
         changed_cases: a.changed_cases + b.changed_cases,
-        found: a.found + b.found,
-        missed: a.missed + b.missed,
-        null_fired: a.null_fired + b.null_fired,
+        detected_changes: a.detected_changes + b.detected_changes,
+        missed_changes: a.missed_changes + b.missed_changes,
+        null_pairs_rejected: a.null_pairs_rejected + b.null_pairs_rejected,
         blocks: a.blocks + b.blocks,
     };
-    let row = (0..comparisons).into_par_iter().map(tally).reduce(Row::default, add);
+    let row = (0..comparisons).into_par_iter().map(tally).reduce(OutcomeCounts::default, add);
     let share = |part: usize, whole: usize| match whole {
         0 => "–".to_owned(),
         _ => format!("{:.1} %", 100.0 * part as f64 / whole as f64),
@@ -242,20 +246,20 @@ fn run(world: &World, default: usize) -> Row {
         "| {} | {} | {} of {} | {:.2} % | {} | {} | {} | {} | {:.1} |",
         world.name,
         world.cases,
-        row.alarmed,
+        row.false_alarms,
         row.comparisons,
-        100.0 * upper_bound(row.alarmed, row.comparisons),
+        100.0 * clopper_pearson_upper_bound(row.false_alarms, row.comparisons),
         share(row.inconclusive_of_unchanged, row.unchanged_cases),
-        share(row.found, row.changed_cases),
-        share(row.missed, row.changed_cases),
-        share(row.null_fired, row.comparisons),
+        share(row.detected_changes, row.changed_cases),
+        share(row.missed_changes, row.changed_cases),
+        share(row.null_pairs_rejected, row.comparisons),
         row.blocks as f64 / row.comparisons as f64,
     );
     row
 }
 
 /// Binomial probability of at most `seen` of `count` at probability `p`.
-fn binomial(seen: usize, count: usize, p: f64) -> f64 {
+fn binomial_cdf(seen: usize, count: usize, p: f64) -> f64 {
     let mut term = (count as f64 * (-p).ln_1p()).exp();
     let mut sum = term;
     for k in 0..seen {
@@ -267,25 +271,26 @@ fn binomial(seen: usize, count: usize, p: f64) -> f64 {
 
 /// Exact upper 95 % bound for the probability of an event that was seen this often (Clopper and
 /// Pearson).
-fn upper_bound(seen: usize, count: usize) -> f64 {
+fn clopper_pearson_upper_bound(seen: usize, count: usize) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..50 {
         let middle = 0.5 * (low + high);
-        if binomial(seen, count, middle) > 0.05 { low = middle } else { high = middle }
+        if binomial_cdf(seen, count, middle) > 0.05 { low = middle } else { high = middle }
     }
     high
 }
 
 /// Whether the number of alarms is within chance (1 in 1000) of the promised probability.
-fn kept(row: &Row, promised: f64) -> bool {
-    row.alarmed == 0 || 1.0 - binomial(row.alarmed - 1, row.comparisons, promised) > 1e-3
+fn are_alarms_within_chance(row: &OutcomeCounts, promised: f64) -> bool {
+    row.false_alarms == 0
+        || 1.0 - binomial_cdf(row.false_alarms - 1, row.comparisons, promised) > 1e-3
 }
 
 #[test]
 fn the_bound_is_that_of_the_tables() {
     assert!(
-        (upper_bound(0, 300) - 0.009_936).abs() < 1e-5
-            && (upper_bound(2, 100) - 0.061_62).abs() < 1e-4
+        (clopper_pearson_upper_bound(0, 300) - 0.009_936).abs() < 1e-5
+            && (clopper_pearson_upper_bound(2, 100) - 0.061_62).abs() < 1e-4
     );
 }
 
@@ -301,16 +306,18 @@ fn at_the_edge_false_alarms_keep_the_promised_level() {
         ..ComparisonTestPlan::default()
     };
     for (name, cases, noise, sd) in [
-        ("edge, level 5 %, normal", 1, Noise::Normal, 0.01),
-        ("edge, level 5 %, normal", 4, Noise::Normal, 0.02),
-        ("edge, level 5 %, normal", 20, Noise::Normal, 0.005),
-        ("edge, level 5 %, Student t (2)", 1, Noise::Student, 0.01),
-        ("edge, level 5 %, one in ten five times wider", 4, Noise::Contaminated, 0.01),
-        ("edge, level 5 %, one in twenty takes twice as long", 4, Noise::Doubled, 0.02),
+        ("edge, level 5 %, normal", 1, NoiseShape::Normal, 0.01),
+        ("edge, level 5 %, normal", 4, NoiseShape::Normal, 0.02),
+        ("edge, level 5 %, normal", 20, NoiseShape::Normal, 0.005),
+        ("edge, level 5 %, Student t (2)", 1, NoiseShape::Student, 0.01),
+        ("edge, level 5 %, one in ten five times wider", 4, NoiseShape::Contaminated, 0.01),
+        ("edge, level 5 %, one in twenty takes twice as long", 4, NoiseShape::Doubled, 0.02),
     ] {
-        let row =
-            run(&World { plan, host: false, ..world(name, cases, noise, sd) }, 160 / (cases + 3));
-        assert!(kept(&row, 0.05), "{cases} {noise:?} {sd}: {row:?}");
+        let row = count_outcomes(
+            &Simulation { plan, has_host_load: false, ..a_a_simulation(name, cases, noise, sd) },
+            160 / (cases + 3),
+        );
+        assert!(are_alarms_within_chance(&row, 0.05), "{cases} {noise:?} {sd}: {row:?}");
     }
 }
 
@@ -326,42 +333,58 @@ fn autocorrelated_trials_keep_the_promised_level() {
         ..ComparisonTestPlan::default()
     };
     for (name, persistence, noise, plan, promised) in [
-        ("edge, level 5 %, autocorrelation 0.5, normal", 0.5, Noise::Normal, edge, 0.05),
-        ("edge, level 5 %, autocorrelation 0.9, normal", 0.9, Noise::Normal, edge, 0.05),
-        ("edge, level 5 %, autocorrelation 0.5, Student t (2)", 0.5, Noise::Student, edge, 0.05),
-        ("edge, level 5 %, autocorrelation 0.9, Student t (2)", 0.9, Noise::Student, edge, 0.05),
-        ("edge, level 5 %, random walk, Student t (2)", 1.0, Noise::Student, edge, 0.05),
+        ("edge, level 5 %, autocorrelation 0.5, normal", 0.5, NoiseShape::Normal, edge, 0.05),
+        ("edge, level 5 %, autocorrelation 0.9, normal", 0.9, NoiseShape::Normal, edge, 0.05),
+        (
+            "edge, level 5 %, autocorrelation 0.5, Student t (2)",
+            0.5,
+            NoiseShape::Student,
+            edge,
+            0.05,
+        ),
+        (
+            "edge, level 5 %, autocorrelation 0.9, Student t (2)",
+            0.9,
+            NoiseShape::Student,
+            edge,
+            0.05,
+        ),
+        ("edge, level 5 %, random walk, Student t (2)", 1.0, NoiseShape::Student, edge, 0.05),
         (
             "A/A, autocorrelation 0.5, one in ten five times wider, 2 %",
             0.5,
-            Noise::Contaminated,
+            NoiseShape::Contaminated,
             ComparisonTestPlan::default(),
             0.01,
         ),
     ] {
         // The persistent level makes almost all of the difference between processes.
-        let world_of_case =
-            World { persistence, wander: 0.02, plan, ..world(name, 3, noise, 0.002) };
-        let row = run(&world_of_case, 8);
-        assert!(kept(&row, promised), "{name}: {row:?}");
+        let world_of_case = Simulation {
+            persistence,
+            wander_sd: 0.02,
+            plan,
+            ..a_a_simulation(name, 3, noise, 0.002)
+        };
+        let row = count_outcomes(&world_of_case, 8);
+        assert!(are_alarms_within_chance(&row, promised), "{name}: {row:?}");
     }
 }
 
 #[test]
 fn identical_builds_are_not_called_slower() {
     for (name, cases, noise, sd) in [
-        ("A/A, 0.05 %", 20, Noise::Normal, 0.0005),
-        ("A/A, 0.5 %", 20, Noise::Normal, 0.005),
-        ("A/A, 1 %", 10, Noise::Normal, 0.01),
-        ("A/A, 2 %", 10, Noise::Normal, 0.02),
-        ("A/A, 2 %", 1, Noise::Normal, 0.02),
-        ("A/A, 5 %", 10, Noise::Normal, 0.05),
-        ("A/A, Student t (2), 0.5 %", 10, Noise::Student, 0.005),
-        ("A/A, one in ten five times wider, 1 %", 10, Noise::Contaminated, 0.01),
-        ("A/A, one in twenty takes twice as long, 1 %", 10, Noise::Doubled, 0.01),
+        ("A/A, 0.05 %", 20, NoiseShape::Normal, 0.0005),
+        ("A/A, 0.5 %", 20, NoiseShape::Normal, 0.005),
+        ("A/A, 1 %", 10, NoiseShape::Normal, 0.01),
+        ("A/A, 2 %", 10, NoiseShape::Normal, 0.02),
+        ("A/A, 2 %", 1, NoiseShape::Normal, 0.02),
+        ("A/A, 5 %", 10, NoiseShape::Normal, 0.05),
+        ("A/A, Student t (2), 0.5 %", 10, NoiseShape::Student, 0.005),
+        ("A/A, one in ten five times wider, 1 %", 10, NoiseShape::Contaminated, 0.01),
+        ("A/A, one in twenty takes twice as long, 1 %", 10, NoiseShape::Doubled, 0.01),
     ] {
-        let row = run(&world(name, cases, noise, sd), 6);
-        assert!(kept(&row, 0.01), "{name}: {row:?}");
+        let row = count_outcomes(&a_a_simulation(name, cases, noise, sd), 6);
+        assert!(are_alarms_within_chance(&row, 0.01), "{name}: {row:?}");
         assert!(
             sd > 0.005 || row.inconclusive_of_unchanged * 20 <= row.unchanged_cases,
             "{name}: {row:?}"
@@ -380,8 +403,11 @@ fn few_blocks_fail_nothing() {
         ("A/A, 5 %, 8 blocks", 10, 0.05, 8, 0.0),
     ] {
         let plan = ComparisonTestPlan { max_blocks: blocks, ..ComparisonTestPlan::default() };
-        let row = run(&World { plan, ..world(name, cases, Noise::Normal, sd) }, 10);
-        assert!(kept(&row, 0.01), "{name}: {row:?}");
+        let row = count_outcomes(
+            &Simulation { plan, ..a_a_simulation(name, cases, NoiseShape::Normal, sd) },
+            10,
+        );
+        assert!(are_alarms_within_chance(&row, 0.01), "{name}: {row:?}");
         assert!(
             1.0 - row.inconclusive_of_unchanged as f64 / row.unchanged_cases as f64 >= least,
             "{name}: {row:?}"
@@ -392,32 +418,42 @@ fn few_blocks_fail_nothing() {
 /// Cases at the power cap take so long that a budget is used up after three blocks.
 #[test]
 fn three_blocks_of_a_larger_plan_show_that_little_changed() {
-    let ended = |name, sd| World { budget: 3, host: false, ..world(name, 20, Noise::Normal, sd) };
-    let same = run(&ended("A/A, 1 %, ended after 3 blocks", 0.01), 10);
+    let ended = |name, sd| Simulation {
+        budget: 3,
+        has_host_load: false,
+        ..a_a_simulation(name, 20, NoiseShape::Normal, sd)
+    };
+    let same = count_outcomes(&ended("A/A, 1 %, ended after 3 blocks", 0.01), 10);
     assert!(same.inconclusive_of_unchanged * 20 <= same.unchanged_cases, "{same:?}");
     for (name, sd, effect) in [
         ("GPU, 5.2 % slower, 1 %, ended after 3 blocks", 0.01, 0.052),
         ("GPU, 5.2 % slower, 3 %, ended after 3 blocks", 0.03, 0.052),
         ("GPU, 3 % slower, 0.5 %, ended after 3 blocks", 0.005, 0.03),
     ] {
-        let row = run(&World { effect, ..ended(name, sd) }, 20);
-        assert!(row.missed * 20 <= row.changed_cases && kept(&row, 0.01), "{name}: {row:?}");
+        let row = count_outcomes(&Simulation { effect, ..ended(name, sd) }, 20);
+        assert!(
+            row.missed_changes * 20 <= row.changed_cases && are_alarms_within_chance(&row, 0.01),
+            "{name}: {row:?}"
+        );
     }
 }
 
 #[test]
 fn drift_and_wandering_raise_no_alarm() {
-    let steady = World {
+    let steady = Simulation {
         drift: 0.002,
-        ..world("A/A, 0.5 %, drift 0.2 % a process", 4, Noise::Normal, 0.005)
+        ..a_a_simulation("A/A, 0.5 %, drift 0.2 % a process", 4, NoiseShape::Normal, 0.005)
     };
-    let wandering = World {
-        wander: 0.005,
-        ..world("A/A, 0.5 %, random walk 0.5 % a process", 4, Noise::Normal, 0.005)
+    let wandering = Simulation {
+        wander_sd: 0.005,
+        ..a_a_simulation("A/A, 0.5 %, random walk 0.5 % a process", 4, NoiseShape::Normal, 0.005)
     };
     for world in [steady, wandering] {
-        let row = run(&world, 15);
-        assert!(kept(&row, 0.01) && row.null_fired * 20 <= row.comparisons, "{row:?}");
+        let row = count_outcomes(&world, 15);
+        assert!(
+            are_alarms_within_chance(&row, 0.01) && row.null_pairs_rejected * 20 <= row.comparisons,
+            "{row:?}"
+        );
     }
 }
 
@@ -437,18 +473,29 @@ fn injected_changes_are_found() {
         ("CPU, 5 % faster, 2 %", true, 0.02, -0.05, 24, 0.9),
     ] {
         let plan = ComparisonTestPlan { max_blocks: blocks, ..ComparisonTestPlan::default() };
-        let row = run(&World { effect, plan, host, ..world(name, 8, Noise::Normal, sd) }, 10);
-        assert!(row.found as f64 >= least * row.changed_cases as f64, "{name}: {row:?}");
-        assert!(row.missed * 10 <= row.changed_cases && kept(&row, 0.01), "{name}: {row:?}");
+        let row = count_outcomes(
+            &Simulation {
+                effect,
+                plan,
+                has_host_load: host,
+                ..a_a_simulation(name, 8, NoiseShape::Normal, sd)
+            },
+            10,
+        );
+        assert!(row.detected_changes as f64 >= least * row.changed_cases as f64, "{name}: {row:?}");
+        assert!(
+            row.missed_changes * 10 <= row.changed_cases && are_alarms_within_chance(&row, 0.01),
+            "{name}: {row:?}"
+        );
     }
-    let row = run(
-        &World {
+    let row = count_outcomes(
+        &Simulation {
             effect: 0.05,
-            ..world("CPU, 5 % slower, Student t (2), 0.5 %", 8, Noise::Student, 0.005)
+            ..a_a_simulation("CPU, 5 % slower, Student t (2), 0.5 %", 8, NoiseShape::Student, 0.005)
         },
         10,
     );
-    assert!(row.found * 10 >= row.changed_cases * 9, "{row:?}");
+    assert!(row.detected_changes * 10 >= row.changed_cases * 9, "{row:?}");
 }
 
 /// The change that comparisons of identical builds call detectable is injected afterwards.
@@ -458,15 +505,21 @@ fn a_change_that_is_called_detectable_is_found() {
         [("as called detectable, 2 %, 6 blocks", 6), ("as called detectable, 2 %, 20 blocks", 20)]
     {
         let plan = ComparisonTestPlan { max_blocks: blocks, ..ComparisonTestPlan::default() };
-        let same = World { plan, ..world("", 1, Noise::Normal, 0.02) };
-        let called: Vec<f64> =
-            (1000..1060).filter_map(|seed| same.compare(seed).0.decisions[0].detectable).collect();
-        let row = run(
-            &World { effect: kernelgate::stats::median(&called), host: false, name, ..same },
+        let same = Simulation { plan, ..a_a_simulation("", 1, NoiseShape::Normal, 0.02) };
+        let called: Vec<f64> = (1000..1060)
+            .filter_map(|seed| same.simulate_comparison(seed).0.decisions[0].detectable)
+            .collect();
+        let row = count_outcomes(
+            &Simulation {
+                effect: kernelgate::stats::median(&called),
+                has_host_load: false,
+                name,
+                ..same
+            },
             100,
         );
         assert!(
-            (0.65..0.97).contains(&(row.found as f64 / row.changed_cases as f64)),
+            (0.65..0.97).contains(&(row.detected_changes as f64 / row.changed_cases as f64)),
             "{name} {called:?}: {row:?}"
         );
     }
@@ -484,29 +537,32 @@ fn load_from_others_is_never_a_regression() {
         ("load beside a third of all: 33 %, 1.8 times", [0.33, 0.33], 0.33, 1.8),
         ("load beside all: 33 %, 1.8 times", [1.0, 1.0], 0.33, 1.8),
     ] {
-        let load = Some(Load { beside, share, slowdown });
-        let row = run(&World { load, plan, ..world(name, 4, Noise::Normal, 0.01) }, 10);
-        assert_eq!(row.alarmed, 0, "{name}: {row:?}");
+        let load = Some(SimulatedHeadLoad { beside, share, slowdown });
+        let row = count_outcomes(
+            &Simulation { load, plan, ..a_a_simulation(name, 4, NoiseShape::Normal, 0.01) },
+            10,
+        );
+        assert_eq!(row.false_alarms, 0, "{name}: {row:?}");
     }
 }
 
 #[test]
 fn a_lower_clock_is_never_a_regression() {
-    let row = run(
-        &World {
-            clock: 0.97,
-            host: false,
+    let row = count_outcomes(
+        &Simulation {
+            head_clock_ratio: 0.97,
+            has_host_load: false,
             plan: ComparisonTestPlan { max_blocks: 48, ..ComparisonTestPlan::default() },
-            ..world("clock of the head 3 % lower, 0.3 %", 4, Noise::Normal, 0.003)
+            ..a_a_simulation("clock of the head 3 % lower, 0.3 %", 4, NoiseShape::Normal, 0.003)
         },
         10,
     );
-    assert_eq!(row.alarmed, 0, "{row:?}");
+    assert_eq!(row.false_alarms, 0, "{row:?}");
     assert_eq!(row.inconclusive_of_unchanged, row.unchanged_cases, "{row:?}");
 }
 
 /// Recorded A/A comparisons: calibrations of an H200 and of three H100.
-fn recorded() -> Vec<TimedBlocksByCase> {
+fn recorded_a_a_comparisons() -> Vec<TimedBlocksByCase> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = [
         "docs/calibrations/h200.json",
@@ -527,7 +583,7 @@ fn recorded() -> Vec<TimedBlocksByCase> {
 }
 
 /// An A/A comparison with its builds exchanged.
-fn exchanged(observed: &TimedBlocksByCase) -> TimedBlocksByCase {
+fn exchange_base_and_head(observed: &TimedBlocksByCase) -> TimedBlocksByCase {
     let block = |block: &TimedBlock| {
         let leader =
             if block.leader == ComparedArm::Base { ComparedArm::Head } else { ComparedArm::Base };
@@ -539,17 +595,17 @@ fn exchanged(observed: &TimedBlocksByCase) -> TimedBlocksByCase {
 
 /// Number of comparisons with a false alarm, each in this number of shards, which are recorded
 /// comparisons of a card.
-fn alarms_in_shards(
+fn comparisons_with_alarm_in_shards(
     recorded: &[TimedBlocksByCase],
     shards: usize,
     plan: &ComparisonTestPlan,
     count: usize,
-) -> Row {
+) -> OutcomeCounts {
     let compare = |seed: u64| {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut draw = |_| {
             let drawn = &recorded[random.random_range(0..recorded.len())];
-            if random.random_bool(0.5) { exchanged(drawn) } else { drawn.clone() }
+            if random.random_bool(0.5) { exchange_base_and_head(drawn) } else { drawn.clone() }
         };
         let drawn: Vec<TimedBlocksByCase> = (0..shards).map(&mut draw).collect();
         let family = ErrorRateFamily::Plan(drawn.iter().map(BTreeMap::len).sum());
@@ -563,16 +619,16 @@ fn alarms_in_shards(
     println!(
         "| {shards} shards, threshold {:.1} % | {alarmed} of {count} | {:.2} % |",
         100.0 * plan.relative,
-        100.0 * upper_bound(alarmed, count)
+        100.0 * clopper_pearson_upper_bound(alarmed, count)
     );
-    Row { comparisons: count, alarmed, ..Row::default() }
+    OutcomeCounts { comparisons: count, false_alarms: alarmed, ..OutcomeCounts::default() }
 }
 
 /// Alarms of the first round alone: the second round, which confirms, only removes some. With
 /// threshold 0, identical builds are at the edge of a failure.
 #[test]
 fn shards_together_alarm_as_rarely_as_one_comparison() {
-    let recorded = recorded();
+    let recorded = recorded_a_a_comparisons();
     assert!(recorded.len() > 18, "{}", recorded.len());
     let edge =
         ComparisonTestPlan { relative: 0.0, absolute_ns: 0.0, ..ComparisonTestPlan::default() };
@@ -583,8 +639,8 @@ fn shards_together_alarm_as_rarely_as_one_comparison() {
                 .ok()
                 .and_then(|count| count.parse().ok())
                 .unwrap_or(default(shards));
-            let row = alarms_in_shards(&recorded, shards, &plan, count);
-            assert!(kept(&row, 0.01), "{shards} shards, {plan:?}: {row:?}");
+            let row = comparisons_with_alarm_in_shards(&recorded, shards, &plan, count);
+            assert!(are_alarms_within_chance(&row, 0.01), "{shards} shards, {plan:?}: {row:?}");
         }
     }
 }

@@ -57,7 +57,7 @@ fn host_and_device_time_chart(cases: &[RecordedNetwork]) -> TitledChart {
         let ends = (case.wall_ns - case.device_ns).max(0.0);
         ChartRowWithLabel {
             label: case.case.clone(),
-            value: time_text(case.wall_ns),
+            value_text: time_text(case.wall_ns),
             marks: stacked_bar_spans(&[case.busy_ns, case.device_ns - case.busy_ns, ends]),
         }
     };
@@ -83,7 +83,7 @@ fn kernel_kinds_chart(cases: &[RecordedNetwork]) -> TitledChart {
             let values: Vec<f64> = columns.iter().map(share).collect();
             ChartRowWithLabel {
                 label: format!("{}, {pass}", case.case),
-                value: columns.first().map_or_else(String::new, |first| {
+                value_text: columns.first().map_or_else(String::new, |first| {
                     format!("{:.1}% {}", 100.0 * share(first), first.printed_work_class_label())
                 }),
                 marks: stacked_bar_spans(&values),
@@ -118,7 +118,7 @@ fn attention_time_chart(cases: &[RecordedNetwork]) -> TitledChart {
             ),
             None => vec![MarkInChartRow::Bar(all, operations.len())],
         };
-        Some(ChartRowWithLabel { label: case.case.clone(), value: time_text(all), marks })
+        Some(ChartRowWithLabel { label: case.case.clone(), value_text: time_text(all), marks })
     };
     bar_chart_of_networks(
         "Attention of a forward pass",
@@ -135,7 +135,7 @@ fn matrix_utilization_chart(cases: &[RecordedNetwork]) -> TitledChart {
         let mut marks = vec![MarkInChartRow::Bar(share, 0)];
         marks.extend(case.utilization.of_measured.map(MarkInChartRow::Tick));
         let value = format!("{:.1}%, {}", 100.0 * share, time_text(case.launch_ns));
-        Some(ChartRowWithLabel { label: case.case.clone(), value, marks })
+        Some(ChartRowWithLabel { label: case.case.clone(), value_text: value, marks })
     };
     bar_chart_of_networks(
         "Model FLOP utilization",

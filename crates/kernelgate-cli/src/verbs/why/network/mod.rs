@@ -27,7 +27,7 @@ pub struct RecordedNetwork {
     /// Workload family, operation and axes: the first three parts of the case id.
     problem: String,
     /// Implementation and cache state: the rest of the case id.
-    row: String,
+    implementation: String,
     network: PhasesOfNetwork,
     /// Host time of one launch, from before the first launch to the end of a wait after all
     /// launches, divided by their number.
@@ -47,7 +47,7 @@ pub struct RecordedNetwork {
     sample_unit: ThroughputItemUnit,
     utilization: MatrixThroughputShare,
     /// Text of the published peak throughput on which the utilization is based.
-    published: Option<String>,
+    published_peak: Option<String>,
 }
 
 impl RecordedNetwork {
@@ -76,7 +76,7 @@ impl RecordedNetwork {
         let causes = device.gaps.causes.iter();
         Some(Self {
             problem: problem.join("/"),
-            row: parts.next().unwrap_or_default().to_owned(),
+            implementation: parts.next().unwrap_or_default().to_owned(),
             network,
             wall_ns: recording.wall_ns as f64 / launches,
             launching_ns: each(step.host_ns.unwrap_or(0)),
@@ -94,7 +94,7 @@ impl RecordedNetwork {
                 rate,
                 launch_ns,
             ),
-            published: crate::report::utilization::published_peak_throughput_text(
+            published_peak: crate::report::utilization::published_peak_throughput_text(
                 &recording.work,
                 name,
             ),
@@ -131,7 +131,7 @@ impl RecordedNetwork {
             let mut parts = problem.splitn(3, '/');
             Some((parts.next()?.to_owned(), parts.nth(1)?.to_owned()))
         };
-        self.row == other.row && split(&self.problem) == split(&other.problem)
+        self.implementation == other.implementation && split(&self.problem) == split(&other.problem)
     }
 
     /// Time per forward pass of attention's kernels: one fused kernel, or the three operations of
@@ -185,7 +185,7 @@ impl RecordedNetwork {
             "samples_per_s": self.samples_per_s,
             "model_flop_utilization": {
                 "of_published_peak": self.utilization.of_published,
-                "published_peak": self.published,
+                "published_peak": self.published_peak,
                 "of_measured_peak": self.utilization.of_measured,
             },
             "optimizer_share": self.share_of_busy_time_in_phase(TrainingPhase::Optimizer),

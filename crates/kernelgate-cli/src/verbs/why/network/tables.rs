@@ -104,7 +104,7 @@ fn matrix_utilization_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
         let share = |share: Option<f64>| share.map_or_else(dash_cell, share_as_percent_text);
         let phase = |phase| share(case.share_of_busy_time_in_phase(phase));
         vec![vec![
-            case.row.clone(),
+            case.implementation.clone(),
             time_text(case.launch_ns),
             case.samples_per_s
                 .map_or_else(dash_cell, |rate| case.sample_unit.throughput_as_text(rate)),
@@ -119,7 +119,8 @@ fn matrix_utilization_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
 }
 
 fn note_on_published_peaks(cases: &[RecordedNetwork]) -> String {
-    let mut peaks: Vec<&str> = cases.iter().filter_map(|case| case.published.as_deref()).collect();
+    let mut peaks: Vec<&str> =
+        cases.iter().filter_map(|case| case.published_peak.as_deref()).collect();
     peaks.sort_unstable();
     peaks.dedup();
     let published = match peaks.is_empty() {
@@ -137,7 +138,7 @@ fn host_and_device_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
             format!("{} {}", shorten_in_the_middle(cause, 34), time_text(*ns))
         });
         vec![vec![
-            case.row.clone(),
+            case.implementation.clone(),
             time_text(case.wall_ns),
             time_text(case.launching_ns),
             time_text(case.busy_ns),
@@ -172,7 +173,7 @@ fn largest_kernel_of_each_network_table(cases: &[RecordedNetwork]) -> AlignedTex
             false => format!("another in {pass}"),
         });
         vec![vec![
-            case.row.clone(),
+            case.implementation.clone(),
             shorten_in_the_middle(
                 &shortened_kernel_name_for_readers(&first.name),
                 MAX_NAME_COLUMNS_IN_NETWORK_TABLE,
@@ -267,7 +268,7 @@ fn kernel_kinds_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
             let others: f64 = 1.0 - columns.iter().map(share).sum::<f64>();
             let cells =
                 columns.iter().map(share).chain([others.max(0.0)]).map(share_as_percent_text);
-            std::iter::once(format!("{}, {pass}", case.row)).chain(cells).collect()
+            std::iter::once(format!("{}, {pass}", case.implementation)).chain(cells).collect()
         };
         kernels_shown_for_each_pass(case, cases).into_iter().map(row).collect()
     });
@@ -301,7 +302,7 @@ fn attention_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
             .and_then(RecordedNetwork::attention_kernel_time_ns)
             .map(|ns| ns / all_ns);
         vec![vec![
-            case.row.clone(),
+            case.implementation.clone(),
             operation(AttentionOperation::Scores),
             operation(AttentionOperation::Softmax),
             operation(AttentionOperation::Values),
