@@ -231,8 +231,13 @@ fn the_page_of_rules_has_every_rule_of_diagnose() {
                     finding of the rule can have. Commands are those for NVIDIA's devices.\n\n\
                     | rule | question | finds | severity | needs |\n|---|---|---|---|---|\n"
         .to_owned();
-    for RuleReferenceEntry { id, question, finds, worst, record } in
-        reference_entries_of_all_rules()
+    for RuleReferenceEntry {
+        id,
+        question,
+        condition_text: finds,
+        highest_severity: worst,
+        record,
+    } in reference_entries_of_all_rules()
     {
         let severity = worst.printed_severity_label();
         let record = if record.is_empty() { "any trace" } else { &record };

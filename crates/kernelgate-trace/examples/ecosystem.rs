@@ -77,8 +77,8 @@ fn print_diagnosis_without_paths(diagnosis: &TraceDiagnosis) {
         if let Some(iterations) = &device.account.iterations {
             println!(
                 "    {} iterations by {}",
-                iterations.each.len(),
-                iterations.sign.printed_iteration_evidence()
+                iterations.listed_iterations.len(),
+                iterations.evidence.printed_iteration_evidence()
             );
         }
     }
@@ -91,10 +91,10 @@ fn print_diagnosis_without_paths(diagnosis: &TraceDiagnosis) {
         );
         println!(
             "    measured {:.1} {}, savings {}, replayed {}",
-            finding.measured.value,
-            finding.measured.unit,
+            finding.measured_value.value,
+            finding.measured_value.unit,
             nanoseconds_or_dash_text(finding.recoverable_ns),
-            nanoseconds_or_dash_text(finding.replayed.map(|of| of.further_ns))
+            nanoseconds_or_dash_text(finding.replayed_gain.map(|of| of.further_ns))
         );
     }
     for question in &diagnosis.questions {

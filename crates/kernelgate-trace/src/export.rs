@@ -24,7 +24,7 @@ const FIRST_PROCESS_ID_OF_DEVICE_TRACKS: i64 = 1_000_000_000;
 /// # Errors
 /// An error of writing.
 pub fn write_perfetto_json(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
-    let mut events = TraceEventArrayWriter { out, first: true };
+    let mut events = TraceEventArrayWriter { out, is_before_first_event: true };
     write!(events.out, "{{\"schemaVersion\":1,\"deviceProperties\":[")?;
     for (index, device) in trace.devices.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
@@ -51,13 +51,13 @@ pub fn write_perfetto_json(trace: &Trace, out: &mut impl Write) -> io::Result<()
 /// Writes the elements of the `traceEvents` array, with commas between them.
 struct TraceEventArrayWriter<'a, W> {
     out: &'a mut W,
-    first: bool,
+    is_before_first_event: bool,
 }
 
 impl<W: Write> TraceEventArrayWriter<'_, W> {
     /// Appends one event to the array; `event` is the text of the JSON object without its braces.
     fn append_event_object(&mut self, event: &str) -> io::Result<()> {
-        let comma = if std::mem::take(&mut self.first) { "" } else { "," };
+        let comma = if std::mem::take(&mut self.is_before_first_event) { "" } else { "," };
         write!(self.out, "{comma}\n{{{event}}}")
     }
 }
@@ -115,7 +115,7 @@ fn write_process_and_thread_names<W: Write>(
             0,
             &device,
         )?;
-        for lane in 0..lanes.counts[index as usize].max(1) {
+        for lane in 0..lanes.track_count_of_place[index as usize].max(1) {
             let beside = if lane > 0 { format!(", concurrent {lane}") } else { String::new() };
             let stream = format!("stream {}{beside}", place.stream);
             let track = lanes.perfetto_thread_id(index, lane);
@@ -132,11 +132,11 @@ fn write_process_and_thread_names<W: Write>(
 
 /// For each GPU operation, the number of its track within its stream.
 struct TracksOfOperationsInStreams {
-    of_operation: Vec<u32>,
+    track_of_operation: Vec<u32>,
     /// Tracks of each place.
-    counts: Vec<u32>,
+    track_count_of_place: Vec<u32>,
     /// For each place, the total number of tracks of all places with a smaller index.
-    before: Vec<u32>,
+    tracks_of_earlier_places: Vec<u32>,
 }
 
 /// Maximum number of viewer tracks per stream; further overlapping operations use the track that
@@ -175,7 +175,11 @@ impl TracksOfOperationsInStreams {
         let counts = ends.iter().map(|ends| u32::try_from(ends.len()).unwrap_or(u32::MAX));
         let counts: Vec<u32> = counts.collect();
         let before = counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count)));
-        Self { before: before.collect(), of_operation, counts }
+        Self {
+            tracks_of_earlier_places: before.collect(),
+            track_of_operation: of_operation,
+            track_count_of_place: counts,
+        }
     }
 
     /// Returns the Perfetto thread id of a stream's viewer track.
@@ -183,7 +187,9 @@ impl TracksOfOperationsInStreams {
         match lane {
             0 => i64::from(place),
             _ => {
-                FIRST_ADDITIONAL_TRACK_ID + i64::from(self.before[place as usize]) + i64::from(lane)
+                FIRST_ADDITIONAL_TRACK_ID
+                    + i64::from(self.tracks_of_earlier_places[place as usize])
+                    + i64::from(lane)
             }
         }
     }
@@ -242,7 +248,7 @@ fn write_host_calls_ranges_and_marks<W: Write>(
             }
         }
     }
-    let marks = &trace.marks;
+    let marks = &trace.host_marks;
     for (row, &time) in marks.time.iter().enumerate() {
         let (pid, tid) = track(marks.thread[row]);
         events.append_event_object(&format!(
@@ -270,7 +276,7 @@ fn write_gpu_operations_and_launch_arrows<W: Write>(
         let place_id = all.place_of_operation(id);
         let place = &trace.places[place_id.0 as usize];
         let pid = tracks[place_id.0 as usize];
-        let tid = lanes.perfetto_thread_id(place_id.0, lanes.of_operation[id as usize]);
+        let tid = lanes.perfetto_thread_id(place_id.0, lanes.track_of_operation[id as usize]);
         let (category, name, arguments) = operation_category_name_and_arguments(trace, &all, id);
         let process = trace.processes[place.process as usize].pid;
         events.append_event_object(&format!(
@@ -360,7 +366,7 @@ fn operation_category_name_and_arguments(
             ("gpu_memcpy", format!("Memcpy {short} ({from} -> {to})"), arguments)
         }
         (GpuOperationKind::Set, row) => {
-            let _ = write!(arguments, ",\"bytes\":{}", trace.sets.bytes[row]);
+            let _ = write!(arguments, ",\"bytes\":{}", trace.memsets.bytes[row]);
             ("gpu_memset", "Memset".to_owned(), arguments)
         }
         (GpuOperationKind::Graph, row) => {

@@ -23,13 +23,13 @@ pub struct ShardRecordWithFile<T> {
     /// Content hash of the record file, by which a file that was given twice is detected.
     pub hash: String,
     /// Name of the work that was divided into shards: "bench attention".
-    pub divided_work_name: String,
+    pub work_name: String,
     pub shard: ShardOfWork,
     /// Whether the shard's process ran to its end.
     pub ran_to_end: bool,
     /// Start or end time of the shard's process: of several records of one shard, the earliest
     /// complete one is used.
-    pub start_or_end_time: String,
+    pub timestamp: String,
     /// Device and build.
     pub environment: RunEnvironment,
     /// Anchors: rates of fixed work on the device that ran the shard; `None` if the record has
@@ -132,11 +132,11 @@ pub fn choose_records_to_merge<T>(
     let mut account = ShardMergeAccount::default();
     pieces.sort_by(|one, other| {
         let key = |piece: &ShardRecordWithFile<T>| {
-            (piece.divided_work_name.clone(), piece.shard, !piece.ran_to_end)
+            (piece.work_name.clone(), piece.shard, !piece.ran_to_end)
         };
         let later = || {
-            (&one.start_or_end_time, &one.hash, &one.path).cmp(&(
-                &other.start_or_end_time,
+            (&one.timestamp, &one.hash, &one.path).cmp(&(
+                &other.timestamp,
                 &other.hash,
                 &other.path,
             ))
@@ -148,7 +148,7 @@ pub fn choose_records_to_merge<T>(
     pieces.retain(|piece| hashes.insert(piece.hash.clone()));
     account.identical = before - pieces.len();
     let planned: BTreeMap<String, u32> =
-        pieces.iter().map(|piece| (piece.divided_work_name.clone(), piece.shard.count)).collect();
+        pieces.iter().map(|piece| (piece.work_name.clone(), piece.shard.count)).collect();
 
     let (usable, failed): (Vec<_>, Vec<_>) = pieces
         .into_iter()
@@ -192,10 +192,7 @@ pub fn choose_records_to_merge<T>(
             continue;
         }
         match kept.last() {
-            Some(first)
-                if first.divided_work_name == piece.divided_work_name
-                    && first.shard == piece.shard =>
-            {
+            Some(first) if first.work_name == piece.work_name && first.shard == piece.shard => {
                 let why = format!("{} counts", first.path.display());
                 account.superseded.push(unmerged_shard_record(&piece, why));
             }
@@ -203,17 +200,16 @@ pub fn choose_records_to_merge<T>(
         }
     }
     let present: BTreeSet<(&str, u32)> =
-        kept.iter().map(|piece| (&*piece.divided_work_name, piece.shard.index)).collect();
+        kept.iter().map(|piece| (&*piece.work_name, piece.shard.index)).collect();
     for (work, count) in &planned {
         for index in (1..=*count).filter(|index| !present.contains(&(work, *index))) {
             account.missing.push(shard_name(work, ShardOfWork { index, count: *count }));
             account.lacking.insert(index);
         }
     }
-    account.merged =
-        kept.iter().map(|piece| shard_name(&piece.divided_work_name, piece.shard)).collect();
+    account.merged = kept.iter().map(|piece| shard_name(&piece.work_name, piece.shard)).collect();
     for piece in kept.iter().filter(|piece| !piece.ran_to_end) {
-        account.interrupted.push(shard_name(&piece.divided_work_name, piece.shard));
+        account.interrupted.push(shard_name(&piece.work_name, piece.shard));
         account.lacking.insert(piece.shard.index);
     }
     (kept, account)
@@ -221,7 +217,7 @@ pub fn choose_records_to_merge<T>(
 
 fn unmerged_shard_record<T>(piece: &ShardRecordWithFile<T>, why: String) -> UnmergedShardRecord {
     UnmergedShardRecord {
-        shard: shard_name(&piece.divided_work_name, piece.shard),
+        shard: shard_name(&piece.work_name, piece.shard),
         file: piece.path.clone(),
         why,
     }
@@ -241,10 +237,10 @@ mod tests {
         ShardRecordWithFile {
             path: format!("{index}-{time}.json").into(),
             hash: format!("{index}-{time}"),
-            divided_work_name: "bench b".to_owned(),
+            work_name: "bench b".to_owned(),
             shard: ShardOfWork { index, count: 3 },
             ran_to_end: true,
-            start_or_end_time: time.to_owned(),
+            timestamp: time.to_owned(),
             environment: RunEnvironment::environment_of_process_on_cpu(),
             anchors: Some(ShardAnchorRecord::Measured(anchors)),
             record: (),

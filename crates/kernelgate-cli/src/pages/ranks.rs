@@ -59,7 +59,7 @@ pub fn ranks_sections(
         };
         sections.push(HtmlPageSection::with_anchor_and_title(anchor, title, body));
     }
-    if job.joined > 0 {
+    if job.joined_collectives > 0 {
         let charts = drawn(
             vec![chart_of_waiting_per_rank(job)]
                 .into_iter()
@@ -88,10 +88,13 @@ pub fn ranks_sections(
 fn ranks_page_lead(job: &JobOfJoinedRanks) -> Markup {
     let mut facts = vec![
         ("ranks", job.ranks.len().to_string()),
-        ("collectives joined", format!("{} over {}", job.joined, time_text(job.span_ns as f64))),
+        (
+            "collectives joined",
+            format!("{} over {}", job.joined_collectives, time_text(job.span_ns as f64)),
+        ),
         ("clocks aligned to", format!("± {}", time_text(job.precision_ns as f64))),
     ];
-    if let Some((speed, name)) = job.link {
+    if let Some((speed, name)) = job.link_bandwidth_and_name {
         facts.push(("link", format!("{name}, {speed:.0} GB/s each way")));
     }
     page_frame::facts_list(&facts)
@@ -118,7 +121,7 @@ fn straggler_findings(job: &JobOfJoinedRanks) -> Markup {
             }
             p { (page_frame::printable_on_page(&job.straggler_delay_sentence(rank))) "." }
         }
-        @match (job.joined, stragglers.is_empty()) {
+        @match (job.joined_collectives, stragglers.is_empty()) {
             (0, _) => p {
                 "No collective could be joined: waiting cannot be separated from transfer. Give the \
                  traces of several ranks of one job."
@@ -180,9 +183,9 @@ fn chart_of_time_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
     let row = |of: &RankWithCollectiveSums| {
         let times = &of.times;
         let parts = [
-            times.compute_ns - times.hidden_ns,
-            times.hidden_ns,
-            times.exposed_ns,
+            times.compute_ns - times.hidden_communication_ns,
+            times.hidden_communication_ns,
+            times.exposed_communication_ns,
             times.copies_ns,
             times.idle_ns,
         ];
@@ -227,7 +230,7 @@ fn chart_of_waiting_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
 /// or there are too many ranks.
 fn heat_map_of_waiting_between_ranks(job: &JobOfJoinedRanks) -> Option<ChartWithFileName> {
     let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
-    let some = job.waits.iter().flatten().any(|&ns| ns > 0);
+    let some = job.wait_ns_between_ranks.iter().flatten().any(|&ns| ns > 0);
     let chart = TitledChart {
         title: "Who waits for whom".to_owned(),
         subtitle: "time that one rank waits for the last one".to_owned(),
@@ -235,7 +238,7 @@ fn heat_map_of_waiting_between_ranks(job: &JobOfJoinedRanks) -> Option<ChartWith
             columns: names.clone(),
             rows: names,
             cells: job
-                .waits
+                .wait_ns_between_ranks
                 .iter()
                 .map(|of| of.iter().map(|&ns| (ns > 0).then_some(ns as f64)).collect())
                 .collect(),
@@ -256,7 +259,7 @@ fn collective_kind_and_size(of: &CollectivesOfKindAndSize) -> String {
 
 fn chart_of_collective_transfer_and_skew(job: &JobOfJoinedRanks) -> ChartWithFileName {
     let row = |of: &CollectivesOfKindAndSize| {
-        let value = format!("{} x", of.count);
+        let value = format!("{} x", of.collective_count);
         row_of_consecutive_spans(collective_kind_and_size(of), value, &[of.transfer_ns, of.skew_ns])
     };
     let more = job.collectives.len().saturating_sub(MAX_COLLECTIVE_BARS);
@@ -276,11 +279,11 @@ fn table_of_times_per_rank(job: &JobOfJoinedRanks) -> Markup {
         .iter()
         .map(|of| {
             let own = &of.times;
-            let device = of.part.device.clone().unwrap_or_default();
+            let device = of.rank_trace.device.clone().unwrap_or_default();
             let times = [
                 own.compute_ns,
-                own.hidden_ns,
-                own.exposed_ns,
+                own.hidden_communication_ns,
+                own.exposed_communication_ns,
                 own.copies_ns,
                 own.idle_ns,
                 of.waited_ns,
@@ -288,7 +291,7 @@ fn table_of_times_per_rank(job: &JobOfJoinedRanks) -> Markup {
             ];
             let name = std::iter::once(of.name.clone());
             let times = times.iter().map(|&ns| time_text(ns as f64));
-            name.chain(times).chain([of.last.to_string(), device]).collect()
+            name.chain(times).chain([of.last_arrivals.to_string(), device]).collect()
         })
         .collect();
     let header = [
@@ -308,7 +311,7 @@ fn table_of_times_per_rank(job: &JobOfJoinedRanks) -> Markup {
 
 fn table_of_collectives(job: &JobOfJoinedRanks) -> Markup {
     let line = |of: &CollectivesOfKindAndSize| {
-        let bus = match (of.bus, job.link) {
+        let bus = match (of.bus_gb_per_s, job.link_bandwidth_and_name) {
             (Some(bus), Some((link, _))) => {
                 format!("{bus:.1} GB/s ({:.0} % of the link)", bus / link * 100.0)
             }
@@ -318,7 +321,7 @@ fn table_of_collectives(job: &JobOfJoinedRanks) -> Markup {
         vec![
             collective_kind_and_size(of),
             of.ranks.to_string(),
-            of.count.to_string(),
+            of.collective_count.to_string(),
             time_text(of.transfer_ns as f64),
             time_text(of.skew_ns as f64),
             bus,
@@ -330,7 +333,7 @@ fn table_of_collectives(job: &JobOfJoinedRanks) -> Markup {
 }
 
 fn tables_of_critical_path_and_gains(job: &JobOfJoinedRanks) -> Markup {
-    let path = &job.path;
+    let path = &job.critical_path;
     let share = |ns: i64| format!("{:.1}%", 100.0 * ns as f64 / path.total_ns.max(1) as f64);
     let segments: Vec<Vec<String>> = path
         .segments

@@ -94,7 +94,8 @@ fn facts_about_trace(diagnosis: &TraceDiagnosis) -> Markup {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(what, count)| format!("{count} {what}")).collect();
     let device = |of: &GpuUseOfProcess| {
-        let span = (of.span.1 - of.span.0).max(1) as f64;
+        let span =
+            (of.first_start_and_last_end_ns.1 - of.first_start_and_last_end_ns.0).max(1) as f64;
         let name = of.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
         format!(
             "{name}{}: busy {:.1}% of {}, {} operations",
@@ -143,7 +144,7 @@ fn findings_of_trace(diagnosis: &TraceDiagnosis) -> Markup {
         finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time_text(ns as f64)))
     };
     let replayed = |finding: &DiagnosisFinding| {
-        finding.replayed.as_ref().map(|gain| {
+        finding.replayed_gain.as_ref().map(|gain| {
             let alone = time_text(gain.alone_ns as f64);
             let further = match gain.further_ns {
                 same if same == gain.alone_ns => return format!("; replayed: {alone}"),
@@ -167,14 +168,14 @@ fn findings_of_trace(diagnosis: &TraceDiagnosis) -> Markup {
             }
             p class="note" {
                 (finding.id) ", confidence " (finding.confidence.printed_confidence_label()) ": measured "
-                (number_with_few_digits(finding.measured.value)) " " (finding.measured.unit) ", threshold "
+                (number_with_few_digits(finding.measured_value.value)) " " (finding.measured_value.unit) ", threshold "
                 (number_with_few_digits(finding.threshold.value)) " " (finding.threshold.unit)
                 (recoverable(finding).unwrap_or_default())
                 (replayed(finding).unwrap_or_default())
             }
             p { (finding.advice) "." }
             (evidence_of_finding(finding))
-            p class="note" { "No fault where " (finding.false_positive) "." }
+            p class="note" { "No fault where " (finding.false_positive_note) "." }
         }
     }
 }
@@ -189,7 +190,7 @@ fn evidence_line(of: &FindingEvidence) -> String {
     let total =
         of.total_ns.map(|ns| format!(", {} in all", time_text(ns as f64))).unwrap_or_default();
     let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
-    format!("{} ({} times{total}{range})", of.what, of.count)
+    format!("{} ({} times{total}{range})", of.subject, of.count)
 }
 
 fn process_and_device_name(device: &GpuUseOfProcess) -> String {
@@ -198,7 +199,7 @@ fn process_and_device_name(device: &GpuUseOfProcess) -> String {
 
 fn tables_of_idle_gaps(diagnosis: &TraceDiagnosis) -> Markup {
     let class = |class: GapsOfLengthClass| {
-        format!("{} / {}", class.count, time_text(class.total_ns as f64))
+        format!("{} / {}", class.gap_count, time_text(class.total_ns as f64))
     };
     let rows: Vec<Vec<String>> = diagnosis
         .devices
@@ -208,9 +209,9 @@ fn tables_of_idle_gaps(diagnosis: &TraceDiagnosis) -> Markup {
             let gaps = &device.gaps;
             vec![
                 process_and_device_name(device),
-                class(gaps.normal),
-                class(gaps.warning),
-                class(gaps.severe),
+                class(gaps.gaps_below_20_us),
+                class(gaps.gaps_of_20_to_50_us),
+                class(gaps.gaps_above_50_us),
                 time_text(gaps.mean_length_of_gaps_ns()),
                 time_text(gaps.longest_ns as f64),
             ]
@@ -219,12 +220,12 @@ fn tables_of_idle_gaps(diagnosis: &TraceDiagnosis) -> Markup {
     let causes: Vec<Vec<String>> = diagnosis
         .devices
         .iter()
-        .flat_map(|device| device.gaps.causes.iter().map(move |cause| (device, cause)))
+        .flat_map(|device| device.gaps.idle_time_by_cause.iter().map(move |cause| (device, cause)))
         .map(|(device, cause)| {
             vec![
                 cause.printed_cause_with_name(),
                 process_and_device_name(device),
-                cause.count.to_string(),
+                cause.gap_count.to_string(),
                 time_text(cause.total_ns as f64),
             ]
         })
@@ -244,11 +245,11 @@ fn table_of_time_per_component(diagnosis: &TraceDiagnosis) -> Markup {
     let row = |of: &kernelgate_trace::diagnose::RunComponentByRangePath| {
         vec![
             format!("{}{}", "\u{a0}\u{a0}".repeat(of.depth), of.path),
-            of.host.count.to_string(),
-            time_text(of.host.mean),
+            of.host_times.count.to_string(),
+            time_text(of.host_times.mean),
             of.kernels.to_string(),
             time_text(of.kernel_ns as f64),
-            format!("{:.1}%", 100.0 * of.share),
+            format!("{:.1}%", 100.0 * of.share_of_kernel_time),
         ]
     };
     let rows: Vec<Vec<String>> = diagnosis.answers.components.iter().map(row).collect();
@@ -268,7 +269,7 @@ fn tables_of_device_memory(diagnosis: &TraceDiagnosis) -> Markup {
             vec![
                 phase.name.clone(),
                 format!("process {}, device {}", of.pid, of.device),
-                phase.times.to_string(),
+                phase.range_count.to_string(),
                 decimal_byte_size_text(phase.peak_bytes),
                 format!("{sign}{}", decimal_byte_size_text(phase.change_bytes.unsigned_abs())),
             ]
@@ -298,12 +299,12 @@ fn stats_table_sections(trace: &Trace) -> Vec<HtmlPageSection> {
         // The column with the name is moved to the front, as in all tables on the page.
         let row = |row: &Vec<TableCell>| -> Vec<String> {
             let mut cells: Vec<String> = row.iter().map(cell).collect();
-            let name = cells.remove(table.named_by);
+            let name = cells.remove(table.name_column);
             cells.insert(0, name);
             cells
         };
         let mut header = table.columns.clone();
-        let name = header.remove(table.named_by);
+        let name = header.remove(table.name_column);
         header.insert(0, name);
         let rows: Vec<Vec<String>> =
             table.rows.iter().take(MAX_ROWS_OF_TRACE_TABLE).map(row).collect();

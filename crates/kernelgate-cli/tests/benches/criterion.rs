@@ -156,7 +156,7 @@ fn main() {
 "#;
 
 /// Messages of a comparison, without those about its progress.
-fn messages_without_progress(outcome: &ProcessOutcome) -> String {
+fn messages(outcome: &ProcessOutcome) -> String {
     const PROGRESS: [&str; 5] = ["building ", "built ", "verifying ", "trying ", "round "];
     let is_progress = |line: &str| PROGRESS.iter().any(|word| line.starts_with(word));
     let lines: Vec<&str> = outcome.stderr.lines().filter(|line| !is_progress(line)).collect();
@@ -186,7 +186,7 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     let compare = format!("{COMPARE} --base HEAD");
     let outcome = outside.run_kernelgate(&format!("{compare} --max-blocks 16 --format json"));
     let json = outcome.assert_exit(1).stdout_as_json();
-    insta::assert_snapshot!(messages_without_progress(&outcome), @r"
+    insta::assert_snapshot!(messages(&outcome), @r"
     left alone: custom of the base: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
     left alone: libtest of the base: it uses libtest, neither kernelgate nor Criterion, so it cannot be driven; if it is one of Criterion, `harness = false` is missing under its [[bench]]
     left alone: custom of the head: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
@@ -231,7 +231,7 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     assert_eq!(narrow["unverified"], serde_json::json!(["a few"]));
     assert_eq!(narrow["judged"].as_array().unwrap().len(), 1, "{narrow}");
     let custom = outside.run_kernelgate(&format!("{compare} --bench custom"));
-    insta::assert_snapshot!(messages_without_progress(custom.assert_exit(2)), @r"
+    insta::assert_snapshot!(messages(custom.assert_exit(2)), @r"
     left alone: custom of the base: asked by --bench, it did not answer as a bench of this harness does
     left alone: custom of the head: asked by --bench, it did not answer as a bench of this harness does
     error: no bench that can be driven has a case that was asked for
@@ -244,7 +244,7 @@ fn check_benches_that_cannot_be_driven(run: &dyn Fn(&str, &str) -> ProcessOutcom
     for how in ["ignores flags", "has flags of its own", "floods when listing", "stores elsewhere"]
     {
         let both = run(how, "");
-        reasons += &format!("{how}:\n{}\n", messages_without_progress(both.assert_exit(2)));
+        reasons += &format!("{how}:\n{}\n", messages(both.assert_exit(2)));
         let head = run(&format!("{how}!"), "--format json");
         assert_eq!(head.assert_exit(3).json_verdicts(), ["inconclusive"; 2], "{how}");
         reasons +=
@@ -290,7 +290,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
     };
     // The executable was not built here, so it runs only if it is named.
     let unnamed = ProcessOutcome::from(command("", "").output().unwrap());
-    insta::assert_snapshot!(messages_without_progress(unnamed.assert_exit(2)), @r"
+    insta::assert_snapshot!(messages(unnamed.assert_exit(2)), @r"
     left alone: evil of the base: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
     left alone: evil of the head: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
     error: no bench that can be driven has a case that was asked for

@@ -144,32 +144,34 @@ impl CommunicationLibraryAndCollective {
 /// brackets may compare numbers.
 #[derive(Debug, Default)]
 pub struct OpenNameBrackets {
-    open: Vec<char>,
-    before: char,
+    open_brackets: Vec<char>,
+    previous_character: char,
 }
 
 impl OpenNameBrackets {
     /// Whether none is open.
     pub fn are_all_brackets_closed(&self) -> bool {
-        self.open.is_empty()
+        self.open_brackets.is_empty()
     }
 
     /// Takes the next character of the name; returns whether the character is outside all brackets
     /// and not itself a bracket.
     pub fn take_character_and_check_outside(&mut self, character: char) -> bool {
-        let before = std::mem::replace(&mut self.before, character);
+        let before = std::mem::replace(&mut self.previous_character, character);
         let named = before.is_ascii_alphanumeric() || ['_', ':'].contains(&before);
         match character {
-            '(' | '[' | '{' => self.open.push(character),
-            '<' if self.open.is_empty() || named => self.open.push(character),
-            '>' if self.open.last() == Some(&'<') && before != '-' => _ = self.open.pop(),
+            '(' | '[' | '{' => self.open_brackets.push(character),
+            '<' if self.open_brackets.is_empty() || named => self.open_brackets.push(character),
+            '>' if self.open_brackets.last() == Some(&'<') && before != '-' => {
+                _ = self.open_brackets.pop()
+            }
             ')' | ']' | '}' => {
                 // A closing bracket also closes every `<` after its opening bracket, because such a
                 // `<` compares numbers.
-                while self.open.pop().is_some_and(|open| open == '<') {}
+                while self.open_brackets.pop().is_some_and(|open| open == '<') {}
             }
             '<' | '>' => {}
-            _ => return self.open.is_empty(),
+            _ => return self.open_brackets.is_empty(),
         }
         false
     }
@@ -220,17 +222,17 @@ fn communication_of_copies_with_label(label: &str) -> Option<CommunicationLibrar
 /// The class and the communication of each GPU operation of a trace.
 #[derive(Debug, Clone)]
 pub struct OperationClassesOfTrace<'a> {
-    all: AllGpuOperations<'a>,
+    all_operations: AllGpuOperations<'a>,
     trace: &'a Trace,
     /// Communication of each kernel function, by function number; `None` if the function computes.
-    kernels: Vec<Option<CommunicationLibraryAndCollective>>,
+    collective_of_kernel: Vec<Option<CommunicationLibraryAndCollective>>,
     /// Labels of copies that are page migrations.
-    migrations: Vec<InternedNameId>,
+    page_migration_names: Vec<InternedNameId>,
     /// Labels of copies from GPU to GPU, each with its library and collective.
-    peers: Vec<(InternedNameId, CommunicationLibraryAndCollective)>,
+    peer_copy_names: Vec<(InternedNameId, CommunicationLibraryAndCollective)>,
     /// For each copy, the MPI collective in whose range the copy was launched; empty if the trace
     /// has no MPI range.
-    copies: Vec<Option<CommunicationLibraryAndCollective>>,
+    collective_of_copy: Vec<Option<CommunicationLibraryAndCollective>>,
 }
 
 impl<'a> OperationClassesOfTrace<'a> {
@@ -250,12 +252,12 @@ impl<'a> OperationClassesOfTrace<'a> {
         let peers = labels.iter().filter_map(peer).collect();
         labels.retain(|&label| is_page_migration_label(trace.names.text_of_name(label)));
         Self {
-            all: AllGpuOperations::number_operations_of_trace(trace),
+            all_operations: AllGpuOperations::number_operations_of_trace(trace),
             trace,
-            kernels: trace.functions.iter().map(communication).collect(),
-            migrations: labels,
-            peers,
-            copies: Vec::new(),
+            collective_of_kernel: trace.functions.iter().map(communication).collect(),
+            page_migration_names: labels,
+            peer_copy_names: peers,
+            collective_of_copy: Vec::new(),
         }
     }
 
@@ -266,12 +268,13 @@ impl<'a> OperationClassesOfTrace<'a> {
     ) -> Self {
         let first = self.trace.kernels.on_gpu.operation_count();
         let copy = |row: usize| in_range(u32::try_from(first + row).ok()?);
-        self.copies = (0..self.trace.copies.on_gpu.operation_count()).map(copy).collect();
+        self.collective_of_copy =
+            (0..self.trace.copies.on_gpu.operation_count()).map(copy).collect();
         self
     }
 
     pub fn class_of_gpu_operation(&self, id: GpuOperationId) -> OperationClass {
-        match self.all.kind_and_table_row(id) {
+        match self.all_operations.kind_and_table_row(id) {
             (GpuOperationKind::Kernel | GpuOperationKind::Copy, _)
                 if self.communication_of_operation(id).is_some() =>
             {
@@ -279,7 +282,7 @@ impl<'a> OperationClassesOfTrace<'a> {
             }
             (GpuOperationKind::Kernel, _) => OperationClass::Compute,
             (GpuOperationKind::Copy, row)
-                if self.migrations.contains(&self.trace.copies.kind[row]) =>
+                if self.page_migration_names.contains(&self.trace.copies.kind[row]) =>
             {
                 OperationClass::Migration
             }
@@ -295,14 +298,17 @@ impl<'a> OperationClassesOfTrace<'a> {
         &self,
         id: GpuOperationId,
     ) -> Option<CommunicationLibraryAndCollective> {
-        match self.all.kind_and_table_row(id) {
+        match self.all_operations.kind_and_table_row(id) {
             (GpuOperationKind::Kernel, row) => {
-                self.kernels[self.trace.kernels.function.at(row) as usize]
+                self.collective_of_kernel[self.trace.kernels.function.at(row) as usize]
             }
             (GpuOperationKind::Copy, row) => {
-                self.copies.get(row).copied().flatten().or_else(|| {
+                self.collective_of_copy.get(row).copied().flatten().or_else(|| {
                     let label = self.trace.copies.kind[row];
-                    self.peers.iter().find(|(peer, _)| *peer == label).map(|(_, found)| *found)
+                    self.peer_copy_names
+                        .iter()
+                        .find(|(peer, _)| *peer == label)
+                        .map(|(_, found)| *found)
                 })
             }
             _ => None,
@@ -314,15 +320,15 @@ impl<'a> OperationClassesOfTrace<'a> {
         &self,
         function: u32,
     ) -> Option<CommunicationLibraryAndCollective> {
-        self.kernels[function as usize]
+        self.collective_of_kernel[function as usize]
     }
 
     /// Number of page migrations in the trace.
     pub fn page_migration_count(&self) -> usize {
         let kinds = &self.trace.copies.kind;
-        match self.migrations.is_empty() {
+        match self.page_migration_names.is_empty() {
             true => 0,
-            false => kinds.iter().filter(|kind| self.migrations.contains(kind)).count(),
+            false => kinds.iter().filter(|kind| self.page_migration_names.contains(kind)).count(),
         }
     }
 }

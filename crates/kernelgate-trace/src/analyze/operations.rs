@@ -38,7 +38,7 @@ impl<'a> AllGpuOperations<'a> {
         let bounds = [
             bound(&trace.kernels.on_gpu),
             bound(&trace.copies.on_gpu),
-            bound(&trace.sets.on_gpu),
+            bound(&trace.memsets.on_gpu),
             bound(&trace.graphs.on_gpu),
         ];
         Self { trace, bounds }
@@ -82,7 +82,7 @@ impl<'a> AllGpuOperations<'a> {
         let columns = match kind {
             GpuOperationKind::Kernel => &self.trace.kernels.on_gpu,
             GpuOperationKind::Copy => &self.trace.copies.on_gpu,
-            GpuOperationKind::Set => &self.trace.sets.on_gpu,
+            GpuOperationKind::Set => &self.trace.memsets.on_gpu,
             GpuOperationKind::Graph => &self.trace.graphs.on_gpu,
         };
         (columns, index)

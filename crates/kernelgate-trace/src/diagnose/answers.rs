@@ -21,7 +21,7 @@ pub struct KernelWithTimeShare {
     /// Launches of the kernel.
     pub summary: ValueSummary,
     /// This kernel's time divided by the time of all kernels, 0 to 1.
-    pub share: f64,
+    pub share_of_kernel_time: f64,
 }
 
 /// Usual numbers of values of an attention head's vectors (head sizes).
@@ -34,20 +34,21 @@ pub struct RunComponentByRangePath {
     /// Number of ranges that enclose the component's range.
     pub depth: usize,
     /// Summary of the times that the component's ranges lasted on the host.
-    pub host: ValueSummary,
+    pub host_times: ValueSummary,
     /// Number of kernels that were launched inside the component's ranges.
     pub kernels: usize,
     /// Total time of the component's kernels, nanoseconds.
     pub kernel_ns: i64,
     /// Time of the component's kernels divided by the time of all kernels, 0 to 1.
-    pub share: f64,
+    pub share_of_kernel_time: f64,
 }
 
 impl RunComponentByRangePath {
     /// Coefficient of variation (standard deviation by mean) of the ranges' times on the host;
     /// `None` for fewer than three ranges.
     pub fn coefficient_of_variation_of_host_time(&self) -> Option<f64> {
-        (self.host.count >= 3 && self.host.mean > 0.0).then(|| self.host.deviation / self.host.mean)
+        (self.host_times.count >= 3 && self.host_times.mean > 0.0)
+            .then(|| self.host_times.deviation / self.host_times.mean)
     }
 }
 
@@ -99,7 +100,7 @@ impl KernelTimeAnswers {
                     name: name.to_owned(),
                     class: KernelWorkClass::work_class_from_kernel_name(name),
                     summary,
-                    share: share(summary.total),
+                    share_of_kernel_time: share(summary.total),
                 }
             })
             .collect();
@@ -126,13 +127,13 @@ impl KernelTimeAnswers {
 /// Returns for each range path the number and the nanoseconds of the kernels launched in its
 /// ranges, including ranges inside.
 pub(super) fn kernel_count_and_ns_by_path(context: &DiagnosisContext<'_>) -> Vec<(usize, i64)> {
-    let paths = &context.host.paths;
+    let paths = &context.host_summary.paths;
     let mut kernels = vec![(0, 0); paths.len()];
-    for id in context.all.kernel_ids() {
+    for id in context.all_operations.kernel_ids() {
         for path in paths.path_and_enclosing_paths(context.range_path_of_operation(id)) {
             let (count, ns) = &mut kernels[path as usize];
             *count += 1;
-            *ns += context.all.operation_length_ns(id);
+            *ns += context.all_operations.operation_length_ns(id);
         }
     }
     kernels
@@ -144,7 +145,7 @@ fn list_run_components(
     context: &DiagnosisContext<'_>,
     share: &dyn Fn(i64) -> f64,
 ) -> Vec<RunComponentByRangePath> {
-    let paths = &context.host.paths;
+    let paths = &context.host_summary.paths;
     // A kernel counts for every range path that encloses its launch.
     let kernels = kernel_count_and_ns_by_path(context);
     let depth = |path: RangePathId| paths.path_and_enclosing_paths(path).skip(1).take(3).count();
@@ -161,10 +162,10 @@ fn list_run_components(
             RunComponentByRangePath {
                 path: paths.path_text_with_slashes(context.trace, path),
                 depth: depth(path),
-                host: context.host.lengths.summary_of_group(path),
+                host_times: context.host_summary.range_lengths_by_path.summary_of_group(path),
                 kernels: count,
                 kernel_ns: ns,
-                share: share(ns),
+                share_of_kernel_time: share(ns),
             }
         })
         .collect()

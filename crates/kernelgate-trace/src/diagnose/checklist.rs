@@ -42,13 +42,13 @@ impl ChecklistLineState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilledChecklistLine {
     /// Heading above the line.
-    pub group: &'static str,
+    pub heading: &'static str,
     /// The condition.
     pub text: &'static str,
     /// Whether the condition holds.
-    pub tick: ChecklistLineState,
+    pub line_state: ChecklistLineState,
     /// The finding that decides the line, or the command that would measure it.
-    pub why: String,
+    pub deciding_text: String,
 }
 
 /// The diagnosis rules that decide a line of the checklist, or the tool that can.
@@ -111,7 +111,7 @@ pub fn fill_in_checklist(diagnosis: &TraceDiagnosis) -> Vec<FilledChecklistLine>
                 By::Rules(rules) => decide_state_of_checklist_line(diagnosis, rules, false),
                 By::All(rules) => decide_state_of_checklist_line(diagnosis, rules, true),
             };
-            FilledChecklistLine { group, text, tick, why }
+            FilledChecklistLine { heading: group, text, line_state: tick, deciding_text: why }
         })
         .collect()
 }
@@ -164,16 +164,16 @@ fn decide_state_of_checklist_line(
 /// Formats the filled-in checklist as text of at most 100 columns.
 pub fn checklist_to_text(lines: &[FilledChecklistLine]) -> String {
     let mut text = String::from("Checklist ([x] holds, [!] fails, [ ] not measured)\n");
-    for same in lines.chunk_by(|a, b| a.group == b.group) {
-        let _ = writeln!(text, "  {}", same[0].group);
+    for same in lines.chunk_by(|a, b| a.heading == b.heading) {
+        let _ = writeln!(text, "  {}", same[0].heading);
         for line in same {
             append_wrapped_line(
                 &mut text,
-                &format!("{} {}", line.tick.checkbox_of_state(), line.text),
+                &format!("{} {}", line.line_state.checkbox_of_state(), line.text),
                 "    ",
                 "        ",
             );
-            append_wrapped_line(&mut text, &line.why, "        ", "        ");
+            append_wrapped_line(&mut text, &line.deciding_text, "        ", "        ");
         }
     }
     text
@@ -182,10 +182,10 @@ pub fn checklist_to_text(lines: &[FilledChecklistLine]) -> String {
 pub fn checklist_to_json(lines: &[FilledChecklistLine]) -> Value {
     let line = |line: &FilledChecklistLine| {
         json!({
-            "group": line.group,
+            "group": line.heading,
             "text": line.text,
-            "state": line.tick.printed_state_label(),
-            "why": line.why,
+            "state": line.line_state.printed_state_label(),
+            "why": line.deciding_text,
         })
     };
     lines.iter().map(line).collect()

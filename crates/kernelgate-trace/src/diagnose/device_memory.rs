@@ -16,15 +16,15 @@ pub struct ProcessMemoryOnGpu {
     pub device: u32,
     /// Times at which the held memory changed, nanoseconds of the trace's clock, and the bytes that
     /// were held from then on.
-    pub held: Vec<(i64, u64)>,
+    pub held_bytes_over_time: Vec<(i64, u64)>,
     /// First time at which the most bytes were held, nanoseconds, and the number of bytes.
-    pub peak: (i64, u64),
+    pub peak_time_and_bytes: (i64, u64),
     /// Allocations.
-    pub taken: usize,
+    pub allocation_count: usize,
     /// Number of recorded frees of device memory.
-    pub given_back: usize,
+    pub free_count: usize,
     /// Number of frees whose allocation is not in the trace; their bytes are not counted.
-    pub unknown: usize,
+    pub frees_without_allocation: usize,
     /// Memory by phase; phases are outermost ranges in order of their first start, and the first
     /// entry is the time before all ranges.
     pub phases: Vec<MemoryDuringPhase>,
@@ -36,7 +36,7 @@ pub struct MemoryDuringPhase {
     /// Name of the phase's ranges; `#` stands for numbers in which their names differ.
     pub name: String,
     /// How many there are.
-    pub times: usize,
+    pub range_count: usize,
     /// Most bytes that were held during one of the phase's ranges.
     pub peak_bytes: u64,
     /// Bytes allocated minus bytes freed during the phase.
@@ -51,30 +51,32 @@ impl MemoryDuringPhase {
 impl ProcessMemoryOnGpu {
     /// Bytes of device memory that were still held at the end of the trace.
     pub fn bytes_held_at_end_of_trace(&self) -> u64 {
-        self.held.last().map_or(0, |&(_, bytes)| bytes)
+        self.held_bytes_over_time.last().map_or(0, |&(_, bytes)| bytes)
     }
 
     /// Returns at most `most` pairs of time and bytes held; of each group of neighbouring pairs,
     /// the pair with the most bytes. The last one stays.
     pub fn thinned_bytes_over_time(&self, most: usize) -> Vec<(i64, u64)> {
-        let together = self.held.len().div_ceil(most.max(2) - 1).max(1);
+        let together = self.held_bytes_over_time.len().div_ceil(most.max(2) - 1).max(1);
         let fullest = |part: &[(i64, u64)]| part.iter().copied().max_by_key(|&(_, bytes)| bytes);
-        let mut kept: Vec<(i64, u64)> = self.held.chunks(together).filter_map(fullest).collect();
-        let last = self.held.last().copied().filter(|last| kept.last() != Some(last));
+        let mut kept: Vec<(i64, u64)> =
+            self.held_bytes_over_time.chunks(together).filter_map(fullest).collect();
+        let last =
+            self.held_bytes_over_time.last().copied().filter(|last| kept.last() != Some(last));
         kept.extend(last);
         kept
     }
 
     /// Bytes of device memory that were held at `time`.
     fn at(&self, time: i64) -> u64 {
-        let after = self.held.partition_point(|&(at, _)| at <= time);
-        after.checked_sub(1).map_or(0, |last| self.held[last].1)
+        let after = self.held_bytes_over_time.partition_point(|&(at, _)| at <= time);
+        after.checked_sub(1).map_or(0, |last| self.held_bytes_over_time[last].1)
     }
 
     /// Most bytes of device memory that were held during a span, its end included.
     fn most_bytes_held_during(&self, (start, end): (i64, i64)) -> u64 {
-        let from = self.held.partition_point(|&(at, _)| at < start);
-        let inside = self.held[from..].iter().take_while(|&&(at, _)| at <= end);
+        let from = self.held_bytes_over_time.partition_point(|&(at, _)| at < start);
+        let inside = self.held_bytes_over_time[from..].iter().take_while(|&&(at, _)| at <= end);
         inside.map(|&(_, bytes)| bytes).max().unwrap_or(0).max(self.at(start))
     }
 }
@@ -102,7 +104,7 @@ pub(super) fn memory_by_process_and_gpu(
             ));
         }
         let (time, address) = (rows.time[row], rows.address[row]);
-        match rows.given_back[row] {
+        match rows.is_free[row] {
             true => uses[number].add_free(time, address),
             false => uses[number].add_allocation(time, address, rows.bytes[row]),
         }
@@ -114,10 +116,10 @@ pub(super) fn memory_by_process_and_gpu(
 /// time.
 struct HeldMemoryInTimeOrder {
     process: u32,
-    of: ProcessMemoryOnGpu,
-    bytes: u64,
+    process_memory: ProcessMemoryOnGpu,
+    held_bytes: u64,
     /// Bytes by address.
-    live: HashMap<u64, u64>,
+    bytes_by_address: HashMap<u64, u64>,
 }
 
 impl HeldMemoryInTimeOrder {
@@ -125,40 +127,45 @@ impl HeldMemoryInTimeOrder {
         let memory_use = ProcessMemoryOnGpu {
             pid,
             device,
-            held: Vec::new(),
-            peak: (0, 0),
-            taken: 0,
-            given_back: 0,
-            unknown: 0,
+            held_bytes_over_time: Vec::new(),
+            peak_time_and_bytes: (0, 0),
+            allocation_count: 0,
+            free_count: 0,
+            frees_without_allocation: 0,
             phases: Vec::new(),
         };
-        Self { process, of: memory_use, bytes: 0, live: HashMap::new() }
+        Self {
+            process,
+            process_memory: memory_use,
+            held_bytes: 0,
+            bytes_by_address: HashMap::new(),
+        }
     }
 
     fn add_allocation(&mut self, time: i64, address: u64, bytes: u64) {
-        self.of.taken += 1;
+        self.process_memory.allocation_count += 1;
         // If the address is still held, its free was not recorded, so its bytes are subtracted.
-        self.bytes -= self.live.insert(address, bytes).unwrap_or(0);
-        self.bytes += bytes;
+        self.held_bytes -= self.bytes_by_address.insert(address, bytes).unwrap_or(0);
+        self.held_bytes += bytes;
         self.append_held_bytes(time);
     }
 
     /// The freed bytes are looked up by address, because some recorders do not record the size of a
     /// free.
     fn add_free(&mut self, time: i64, address: u64) {
-        let Some(bytes) = self.live.remove(&address) else {
-            self.of.unknown += 1;
+        let Some(bytes) = self.bytes_by_address.remove(&address) else {
+            self.process_memory.frees_without_allocation += 1;
             return;
         };
-        self.of.given_back += 1;
-        self.bytes -= bytes;
+        self.process_memory.free_count += 1;
+        self.held_bytes -= bytes;
         self.append_held_bytes(time);
     }
 
     fn append_held_bytes(&mut self, time: i64) {
-        self.of.held.push((time, self.bytes));
-        if self.bytes > self.of.peak.1 {
-            self.of.peak = (time, self.bytes);
+        self.process_memory.held_bytes_over_time.push((time, self.held_bytes));
+        if self.held_bytes > self.process_memory.peak_time_and_bytes.1 {
+            self.process_memory.peak_time_and_bytes = (time, self.held_bytes);
         }
     }
 
@@ -169,12 +176,16 @@ impl HeldMemoryInTimeOrder {
     ) -> ProcessMemoryOnGpu {
         let own = || outermost.iter().filter(|range| range.process == self.process);
         let first = own().map(|range| range.start).next().unwrap_or(i64::MAX);
-        let before = self.of.most_bytes_held_during((i64::MIN, first.saturating_sub(1)));
+        let before =
+            self.process_memory.most_bytes_held_during((i64::MIN, first.saturating_sub(1)));
         let mut phases = vec![MemoryDuringPhase {
             name: MemoryDuringPhase::LABEL_BEFORE_FIRST_RANGE.to_owned(),
-            times: 1,
+            range_count: 1,
             peak_bytes: before,
-            change_bytes: signed_byte_difference(0, self.of.at(first.saturating_sub(1))),
+            change_bytes: signed_byte_difference(
+                0,
+                self.process_memory.at(first.saturating_sub(1)),
+            ),
         }];
         let mut known: HashMap<String, usize> = HashMap::new();
         for range in own() {
@@ -182,20 +193,28 @@ impl HeldMemoryInTimeOrder {
             let name = trace.names.text_of_name(range.name);
             let index = *known.entry(replace_digits_by_number_sign(name)).or_insert_with(|| {
                 let name = name.to_owned();
-                phases.push(MemoryDuringPhase { name, times: 0, peak_bytes: 0, change_bytes: 0 });
+                phases.push(MemoryDuringPhase {
+                    name,
+                    range_count: 0,
+                    peak_bytes: 0,
+                    change_bytes: 0,
+                });
                 phases.len() - 1
             });
             let phase = &mut phases[index];
             if phase.name != name {
                 phase.name = replace_digits_by_number_sign(name);
             }
-            phase.times += 1;
-            phase.peak_bytes = phase.peak_bytes.max(self.of.most_bytes_held_during(span));
-            phase.change_bytes +=
-                signed_byte_difference(self.of.at(span.0.saturating_sub(1)), self.of.at(span.1));
+            phase.range_count += 1;
+            phase.peak_bytes =
+                phase.peak_bytes.max(self.process_memory.most_bytes_held_during(span));
+            phase.change_bytes += signed_byte_difference(
+                self.process_memory.at(span.0.saturating_sub(1)),
+                self.process_memory.at(span.1),
+            );
         }
-        self.of.phases = phases;
-        self.of
+        self.process_memory.phases = phases;
+        self.process_memory
     }
 }
 

@@ -83,7 +83,7 @@ pub struct MeasuredNumberWithUnit {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FindingEvidence {
     /// Name of the kernel, API call or copy that shows the finding.
-    pub what: String,
+    pub subject: String,
     /// How often.
     pub count: usize,
     /// Total duration, in nanoseconds.
@@ -92,9 +92,9 @@ pub struct FindingEvidence {
     pub range: Option<String>,
     /// Start and end of the longest of these kernels, calls or copies, nanoseconds of the trace's
     /// clock.
-    pub span: Option<(i64, i64)>,
+    pub longest_start_and_end_ns: Option<(i64, i64)>,
     /// Process id and device.
-    pub place: Option<(i64, u32)>,
+    pub process_id_and_device: Option<(i64, u32)>,
 }
 
 /// Kernels of one function and launch shape, and the share of their time that would remain after a
@@ -106,7 +106,7 @@ pub struct KernelsWithRemainingTime {
     /// Index into [`crate::model::Trace::shapes`].
     pub shape: u32,
     /// Share of the kernels' time that remains after the remedy, 0 to 1.
-    pub left: f64,
+    pub remaining_time_share: f64,
 }
 
 /// A kernel function of a chain of kernels that one fused kernel could compute.
@@ -115,10 +115,10 @@ pub struct KernelOfFusibleChain {
     /// Index into [`crate::model::Trace::functions`].
     pub function: u32,
     /// Whether this kernel is the longest one of its chain, whose time remains after fusing.
-    pub stays: bool,
+    pub keeps_its_time: bool,
     /// Whether another kernel of the chain runs before this one; fusing also removes the idle time
     /// between the two.
-    pub follows: bool,
+    pub follows_fused_kernel: bool,
 }
 
 /// The change of the program that would remove the cause of a finding, as a replay assumes it.
@@ -164,7 +164,7 @@ pub struct DiagnosisFinding {
     /// One sentence.
     pub title: String,
     /// The measured value.
-    pub measured: MeasuredNumberWithUnit,
+    pub measured_value: MeasuredNumberWithUnit,
     /// The threshold with which the rule compared the measured value.
     pub threshold: MeasuredNumberWithUnit,
     /// Upper bound of the nanoseconds that removing the cause saves, if known; at most the gain of
@@ -173,12 +173,12 @@ pub struct DiagnosisFinding {
     /// The change that would remove the cause of the finding.
     pub remedy: FindingRemedy,
     /// Time that the remedy would save, if the remedy can be replayed.
-    pub replayed: Option<ReplayedGainOfRemedy>,
+    pub replayed_gain: Option<ReplayedGainOfRemedy>,
     /// Kernels, calls or copies that show the finding, those with most time first.
     pub evidence: Vec<FindingEvidence>,
     pub advice: String,
     /// Text about circumstances in which the finding is a false positive.
-    pub false_positive: &'static str,
+    pub false_positive_note: &'static str,
 }
 
 impl DiagnosisFinding {
@@ -254,13 +254,13 @@ impl InspectedRecordKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InspectedShareOfRecords {
     /// Number of records, or nanoseconds, that have all data that the rule needs.
-    pub seen: i64,
+    pub inspected_amount: i64,
     /// All of the whole.
-    pub whole: i64,
+    pub whole_amount: i64,
     /// The unit of both.
     pub unit: InspectedRecordKind,
     /// Reason why the rule could not inspect all records, and how to record what is missing.
-    pub missing: Option<String>,
+    pub reason_for_missing_records: Option<String>,
 }
 
 /// Smallest share of the records that a rule must have inspected before it may answer "no".
@@ -270,7 +270,11 @@ impl InspectedShareOfRecords {
     /// Inspected records divided by all records, 0 to 1.
     #[allow(clippy::cast_precision_loss)]
     pub fn inspected_share_of_records(&self) -> f64 {
-        if self.whole <= 0 { 0.0 } else { self.seen as f64 / self.whole as f64 }
+        if self.whole_amount <= 0 {
+            0.0
+        } else {
+            self.inspected_amount as f64 / self.whole_amount as f64
+        }
     }
 
     /// Whether the rule inspected so large a share of the records that it may answer "no".
@@ -336,7 +340,7 @@ pub struct GpuUseOfProcess {
     /// Name of the GPU, if the trace contains it.
     pub name: Option<String>,
     /// Start of the process's first and end of its last operation on this GPU, nanoseconds.
-    pub span: (i64, i64),
+    pub first_start_and_last_end_ns: (i64, i64),
     /// Nanoseconds in which at least one operation of the process ran on this GPU.
     pub busy_ns: i64,
     pub operations: usize,

@@ -82,12 +82,12 @@ impl RangeTreeRow {
         json!({
             "path": self.path,
             "depth": self.depth,
-            "times": self.times,
+            "times": self.opened_count,
             "host_ns": self.host_ns,
             "span_ns": self.span_ns,
             "busy_ns": self.busy_ns,
             "own_ns": self.own_ns,
-            "share": self.share,
+            "share": self.share_of_busy_time,
             "operations": self.operations,
             "bound": self.bound.printed_time_bound(),
             "of_limits": limits,
@@ -105,7 +105,7 @@ fn device_memory_to_json(of: &ProcessMemoryOnGpu) -> Value {
         .map(|phase| {
             json!({
                 "phase": phase.name,
-                "times": phase.times,
+                "times": phase.range_count,
                 "peak_bytes": phase.peak_bytes,
                 "change_bytes": phase.change_bytes,
             })
@@ -119,12 +119,12 @@ fn device_memory_to_json(of: &ProcessMemoryOnGpu) -> Value {
     json!({
         "process": of.pid,
         "device": of.device,
-        "peak_bytes": of.peak.1,
-        "peak_ns": of.peak.0,
+        "peak_bytes": of.peak_time_and_bytes.1,
+        "peak_ns": of.peak_time_and_bytes.0,
         "end_bytes": of.bytes_held_at_end_of_trace(),
-        "allocations": of.taken,
-        "given_back": of.given_back,
-        "given_back_unknown": of.unknown,
+        "allocations": of.allocation_count,
+        "given_back": of.free_count,
+        "given_back_unknown": of.frees_without_allocation,
         "phases": phases,
         "over_time": over_time,
     })
@@ -133,19 +133,19 @@ fn device_memory_to_json(of: &ProcessMemoryOnGpu) -> Value {
 fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
     let gaps = &device.gaps;
     let class =
-        |class: GapsOfLengthClass| json!({ "count": class.count, "total_ns": class.total_ns });
+        |class: GapsOfLengthClass| json!({ "count": class.gap_count, "total_ns": class.total_ns });
     let causes: Vec<Value> = gaps
-        .causes
+        .idle_time_by_cause
         .iter()
         .map(|cause| {
             json!({
                 "key": cause.kind.idle_cause_json_key(),
                 "cause": cause.kind.printed_idle_cause(),
                 "function": cause.function,
-                "count": cause.count,
+                "count": cause.gap_count,
                 "total_ns": cause.total_ns,
                 "longest_ns": cause.longest_ns,
-                "longest": time_span_to_json(Some(cause.longest)),
+                "longest": time_span_to_json(Some(cause.longest_start_and_end_ns)),
             })
         })
         .collect();
@@ -154,12 +154,12 @@ fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
         .iter()
         .map(|transition| {
             json!({
-                "before": transition.before,
-                "after": transition.after,
+                "before": transition.operation_before,
+                "after": transition.operation_after,
                 "range": transition.range,
-                "count": transition.count,
+                "count": transition.gap_count,
                 "total_ns": transition.total_ns,
-                "longest": time_span_to_json(Some(transition.longest)),
+                "longest": time_span_to_json(Some(transition.longest_start_and_end_ns)),
             })
         })
         .collect();
@@ -168,13 +168,13 @@ fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
         "process": device.pid,
         "device": device.device,
         "name": device.name,
-        "span": time_span_to_json(Some(device.span)),
+        "span": time_span_to_json(Some(device.first_start_and_last_end_ns)),
         "busy_ns": device.busy_ns,
         "operations": device.operations,
         "gaps": {
-            "normal": class(gaps.normal),
-            "warning": class(gaps.warning),
-            "severe": class(gaps.severe),
+            "normal": class(gaps.gaps_below_20_us),
+            "warning": class(gaps.gaps_of_20_to_50_us),
+            "severe": class(gaps.gaps_above_50_us),
             "mean_ns": gaps.mean_length_of_gaps_ns(),
             "longest_ns": gaps.longest_ns,
             "causes": causes,
@@ -202,11 +202,11 @@ fn question_to_json(question: &QuestionWithAnswer) -> Value {
         "answer": answer,
         "findings": findings,
         "inspected": inspected.map(|of| json!({
-            "seen": of.seen,
-            "whole": of.whole,
+            "seen": of.inspected_amount,
+            "whole": of.whole_amount,
             "unit": of.unit.record_kind_json_key(),
             "share": of.inspected_share_of_records(),
-            "missing": of.missing,
+            "missing": of.reason_for_missing_records,
         })),
         "reason": reason,
         "record": record,
@@ -236,7 +236,7 @@ fn critical_path_to_json(path: &CriticalPathAndGains) -> Value {
 fn findings_to_json_with_keys(all: &[DiagnosisFinding]) -> Vec<Value> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let key = |of: &DiagnosisFinding| {
-        let device = of.evidence.first().and_then(|evidence| evidence.place);
+        let device = of.evidence.first().and_then(|evidence| evidence.process_id_and_device);
         let device = device.map_or(String::new(), |(_, device)| format!(":{device}"));
         format!("{}{device}", of.id)
     };
@@ -257,26 +257,26 @@ fn finding_to_json(finding: &DiagnosisFinding, key: &str) -> Value {
         "severity": finding.severity.printed_severity_label(),
         "confidence": finding.confidence.printed_confidence_label(),
         "title": finding.title,
-        "measured": number_with_unit_to_json(finding.measured),
+        "measured": number_with_unit_to_json(finding.measured_value),
         "threshold": number_with_unit_to_json(finding.threshold),
         "recoverable_ns": finding.recoverable_ns,
-        "replayed_ns": finding.replayed.map(|of| of.alone_ns),
-        "replayed_further_ns": finding.replayed.map(|of| of.further_ns),
+        "replayed_ns": finding.replayed_gain.map(|of| of.alone_ns),
+        "replayed_further_ns": finding.replayed_gain.map(|of| of.further_ns),
         "evidence": finding.evidence.iter().map(evidence_to_json).collect::<Vec<_>>(),
         "advice": finding.advice,
-        "false_positive": finding.false_positive,
+        "false_positive": finding.false_positive_note,
     })
 }
 
 fn evidence_to_json(evidence: &FindingEvidence) -> Value {
     json!({
-        "what": evidence.what,
+        "what": evidence.subject,
         "count": evidence.count,
         "total_ns": evidence.total_ns,
         "range": evidence.range,
-        "span": time_span_to_json(evidence.span),
-        "process": evidence.place.map(|(pid, _)| pid),
-        "device": evidence.place.map(|(_, device)| device),
+        "span": time_span_to_json(evidence.longest_start_and_end_ns),
+        "process": evidence.process_id_and_device.map(|(pid, _)| pid),
+        "device": evidence.process_id_and_device.map(|(_, device)| device),
     })
 }
 
@@ -284,7 +284,7 @@ fn kernel_time_share_to_json(kernel: &KernelWithTimeShare) -> Value {
     json!({
         "name": kernel.name,
         "kind": kernel.class.printed_work_class_label(),
-        "share": kernel.share,
+        "share": kernel.share_of_kernel_time,
         "times_ns": value_summary_to_json(&kernel.summary),
     })
 }
@@ -293,10 +293,10 @@ fn run_component_to_json(component: &RunComponentByRangePath) -> Value {
     json!({
         "range": component.path,
         "depth": component.depth,
-        "host_ns": value_summary_to_json(&component.host),
+        "host_ns": value_summary_to_json(&component.host_times),
         "kernels": component.kernels,
         "kernel_ns": component.kernel_ns,
-        "share": component.share,
+        "share": component.share_of_kernel_time,
         "variation": component.coefficient_of_variation_of_host_time(),
     })
 }

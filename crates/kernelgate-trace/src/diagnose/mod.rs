@@ -83,7 +83,7 @@ impl<'a> TraceJoinedForAnalyses<'a> {
 /// Diagnoses a trace.
 pub fn diagnose_trace_in_memory(trace: &Trace) -> TraceDiagnosis {
     // Single ranges are kept for the rule about declared work, and for the peak use of operators.
-    let keep_ranges = !trace.work.is_empty() || !trace.ranges.inputs.is_empty();
+    let keep_ranges = !trace.declared_work.is_empty() || !trace.ranges.inputs.is_empty();
     rules::apply_all_rules_to_trace(&DiagnosisContext::join_trace_in_memory(trace, keep_ranges))
 }
 
@@ -101,11 +101,11 @@ fn with_context_of_streamed_export<T>(
     of: impl FnOnce(&DiagnosisContext<'_>) -> T,
 ) -> Result<Option<T>, TraceError> {
     let mut pass = HostSummaryPass::default();
-    let columns = WantedTraceParts { few_names: true, ..WantedTraceParts::ALL };
+    let columns = WantedTraceParts { merges_numbered_names: true, ..WantedTraceParts::ALL };
     let streamed = read::stream_ranges_and_calls(path, &columns, |trace, row| {
         pass.process_next_row(trace, row)
     })?;
-    Ok(streamed.map(|StreamedExportRest { mut trace, names, last }| {
+    Ok(streamed.map(|StreamedExportRest { mut trace, names, trace_end_ns: last }| {
         let host = pass.finish_pass_with_range_names(&trace, |label| names[label.0 as usize], last);
         trace.free_correlation_columns();
         of(&DiagnosisContext::join_trace_and_host_summary(&trace, host))

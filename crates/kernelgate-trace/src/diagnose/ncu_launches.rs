@@ -48,7 +48,7 @@ pub(super) fn evidence_of_ncu_launch(
 ) -> Vec<FindingEvidence> {
     let kernel = kernel_name_in_60_characters(trace, launch);
     vec![FindingEvidence {
-        what: format!("{words}: launch {}, {kernel}", launch.id),
+        subject: format!("{words}: launch {}, {kernel}", launch.id),
         count: 1,
         total_ns: ncu_launch_duration_ns(trace, launch),
         ..FindingEvidence::default()

@@ -67,7 +67,7 @@ pub struct RangeTreeRow {
     pub depth: usize,
     /// Number of times that the range was opened; for a range inside a graph capture, the number of
     /// launches of the graph.
-    pub times: usize,
+    pub opened_count: usize,
     /// Total time that the ranges lasted on the host, nanoseconds; `None` for ranges that were open
     /// while a graph was captured.
     pub host_ns: Option<i64>,
@@ -80,7 +80,7 @@ pub struct RangeTreeRow {
     /// nanoseconds.
     pub span_ns: i64,
     /// Busy time of these ranges divided by the busy time of the GPU, 0 to 1.
-    pub share: f64,
+    pub share_of_busy_time: f64,
     /// Number of kernels, copies, memsets and graph launches that were launched in these ranges.
     pub operations: usize,
     pub bound: TimeBoundOfRange,
@@ -117,9 +117,9 @@ type NodeAndRangeNumber = (usize, u64);
 #[derive(Default)]
 struct RangeTreeInProgress<'a> {
     /// Names of ranges that are not merged with ranges whose names differ only in numbers.
-    apart: &'a [&'a str],
+    names_not_merged: &'a [&'a str],
     nodes: Vec<RangeTreeNodeInProgress>,
-    of_path: HashMap<RangePathId, usize>,
+    node_of_path: HashMap<RangePathId, usize>,
     of_pattern: HashMap<(Option<usize>, String), usize>,
 }
 
@@ -128,8 +128,9 @@ pub(super) fn build_tree_of_gpu_work_by_range(
     context: &DiagnosisContext<'_>,
     apart: &[&str],
 ) -> Vec<RangeTreeRow> {
-    let all = context.all;
-    let mut tree = RangeTreeInProgress { apart, ..RangeTreeInProgress::default() };
+    let all = context.all_operations;
+    let mut tree =
+        RangeTreeInProgress { names_not_merged: apart, ..RangeTreeInProgress::default() };
     let own_ns = exclusive_busy_ns_of_operations(context.trace);
     let chains: Vec<Vec<NodeAndRangeNumber>> = all
         .all_operation_ids()
@@ -146,13 +147,15 @@ pub(super) fn build_tree_of_gpu_work_by_range(
             *instance = (instance.0.min(span.0), instance.1.max(span.1));
         }
     }
-    let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
+    let gaps =
+        context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all_operations));
     for gap in gaps {
         let late = context
             .causes_and_ns_of_idle_gap(&gap)
             .filter(|((kind, _), _)| kind.is_before_or_right_after_launch());
         let late: i64 = late.map(|(_, ns)| ns).sum();
-        let [before, after] = [gap.before, gap.after].map(|id| &chains[id as usize]);
+        let [before, after] =
+            [gap.operation_before, gap.operation_after].map(|id| &chains[id as usize]);
         for (&(node, _), _) in
             after.iter().zip(before).take_while(|(after, before)| after == before)
         {
@@ -161,7 +164,7 @@ pub(super) fn build_tree_of_gpu_work_by_range(
         }
     }
     let busy_ns: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
-    tree.into_range_tree_rows(&context.trace.work, busy_ns)
+    tree.into_range_tree_rows(&context.trace.declared_work, busy_ns)
 }
 
 impl RangeTreeInProgress<'_> {
@@ -171,21 +174,22 @@ impl RangeTreeInProgress<'_> {
         context: &DiagnosisContext<'_>,
         id: GpuOperationId,
     ) -> Vec<NodeAndRangeNumber> {
-        let KeptNamedRanges { ranges, of_operation } = &context.host.kept;
+        let KeptNamedRanges { ranges, range_and_call_of_operation: of_operation } =
+            &context.host_summary.kept_ranges;
         let (mut range, call) = of_operation[id as usize];
-        let launched_in = context.host.launched_in.at(id as usize);
+        let launched_in = context.host_summary.launched_in.at(id as usize);
         // Ranges that were open while a graph was captured count as inside the ranges around the
         // graph's launch.
         let (mut path, mut chain) = (context.range_path_of_operation(id), Vec::new());
         while path != launched_in {
             let node = self.node_of_range_path(context, path);
             chain.push((node, u64::from(path) << 32 | u64::from(call)));
-            path = context.host.paths.parent_of_path(path);
+            path = context.host_summary.paths.parent_of_path(path);
         }
         while let Some(of) = ranges.get(range as usize) {
             let node = self.node_of_range_path(context, of.path);
             chain.push((node, u64::from(range)));
-            range = of.around;
+            range = of.enclosing_range;
         }
         chain.reverse();
         for &(node, instance) in &chain {
@@ -201,16 +205,17 @@ impl RangeTreeInProgress<'_> {
     /// Returns the tree node of a range path; paths whose names differ only in numbers share a
     /// node.
     fn node_of_range_path(&mut self, context: &DiagnosisContext<'_>, path: RangePathId) -> usize {
-        if let Some(&known) = self.of_path.get(&path) {
+        if let Some(&known) = self.node_of_path.get(&path) {
             return known;
         }
-        let parent = context.host.paths.parent_of_path(path);
+        let parent = context.host_summary.paths.parent_of_path(path);
         let parent = (parent != ROOT_RANGE_PATH).then(|| self.node_of_range_path(context, parent));
-        let name = context.trace.names.text_of_name(context.host.paths.last_name_of_path(path));
-        let itself = self.apart.contains(&name);
+        let name =
+            context.trace.names.text_of_name(context.host_summary.paths.last_name_of_path(path));
+        let itself = self.names_not_merged.contains(&name);
         let pattern = if itself { name.to_owned() } else { replace_digits_by_number_sign(name) };
-        let text = context.host.paths.path_text_with_slashes(context.trace, path);
-        let work = context.trace.work.iter().position(|work| work.path == text);
+        let text = context.host_summary.paths.path_text_with_slashes(context.trace, path);
+        let work = context.trace.declared_work.iter().position(|work| work.path == text);
         let new = self.nodes.len();
         let node = *self.of_pattern.entry((parent, pattern.clone())).or_insert(new);
         if node == new {
@@ -226,7 +231,7 @@ impl RangeTreeInProgress<'_> {
         } else if self.nodes[node].name != name {
             self.nodes[node].name = pattern;
         }
-        self.of_path.insert(path, node);
+        self.node_of_path.insert(path, node);
         node
     }
 
@@ -255,12 +260,12 @@ impl RangeTreeInProgress<'_> {
                     path: paths[index].clone(),
                     name: node.name.clone(),
                     depth: node.depth,
-                    times: node.instances.len(),
+                    opened_count: node.instances.len(),
                     host_ns: node.host_ns,
                     busy_ns: own_busy_ns,
                     own_ns: node.own_ns,
                     span_ns,
-                    share: part_divided_by_whole(own_busy_ns, busy_ns),
+                    share_of_busy_time: part_divided_by_whole(own_busy_ns, busy_ns),
                     operations: node.operations,
                     bound: time_bound_of_range_node(node, span_ns, &of_limits),
                     of_limits,

@@ -65,7 +65,7 @@ impl TraceDiagnosis {
         append_wrapped_line(text, &format!("{}: {records}", self.recorder), "", "  ");
         for device in &self.devices {
             let name = device.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
-            let span = device.span.1 - device.span.0;
+            let span = device.first_start_and_last_end_ns.1 - device.first_start_and_last_end_ns.0;
             let line = format!(
                 "device {}{name}, process {}: busy {:.1} % of {}, {} operations",
                 device.device,
@@ -147,7 +147,7 @@ impl TraceDiagnosis {
             let class = |class: GapsOfLengthClass| {
                 format!(
                     "{} / {}",
-                    with_thousands_separators(class.count),
+                    with_thousands_separators(class.gap_count),
                     format_nanoseconds(class.total_ns)
                 )
             };
@@ -157,9 +157,9 @@ impl TraceDiagnosis {
                 text,
                 "  {:<16}{:>19}{:>19}{:>19}{:>11}{:>12}",
                 format!("{}, {}", device.pid, device.device),
-                class(gaps.normal),
-                class(gaps.warning),
-                class(gaps.severe),
+                class(gaps.gaps_below_20_us),
+                class(gaps.gaps_of_20_to_50_us),
+                class(gaps.gaps_above_50_us),
                 mean,
                 format_nanoseconds(gaps.longest_ns)
             );
@@ -167,12 +167,12 @@ impl TraceDiagnosis {
         for device in self.devices.iter().filter(|device| device.gaps.number_of_gaps() > 0) {
             let _ =
                 writeln!(text, "  why device {} was idle (process {}):", device.device, device.pid);
-            for cause in device.gaps.causes.iter().take(4) {
+            for cause in device.gaps.idle_time_by_cause.iter().take(4) {
                 let _ = writeln!(
                     text,
                     "    {:<56}{:>10} ×{:>14}{:>10.1} %",
                     shorten_in_the_middle(&cause.printed_cause_with_name(), 55),
-                    with_thousands_separators(cause.count),
+                    with_thousands_separators(cause.gap_count),
                     format_nanoseconds(cause.total_ns),
                     percent_of_whole(cause.total_ns, device.gaps.total_length_of_gaps_ns())
                 );
@@ -183,18 +183,18 @@ impl TraceDiagnosis {
                     text,
                     "    {} → {}",
                     shorten_in_the_middle(
-                        &shortened_kernel_name_for_readers(&transition.before),
+                        &shortened_kernel_name_for_readers(&transition.operation_before),
                         45
                     ),
                     shorten_in_the_middle(
-                        &shortened_kernel_name_for_readers(&transition.after),
+                        &shortened_kernel_name_for_readers(&transition.operation_after),
                         46
                     )
                 );
                 let range = transition.range.as_ref().map_or(String::new(), |range| {
                     format!(", in {}", shorten_in_the_middle(range, 50))
                 });
-                let count = with_thousands_separators(transition.count);
+                let count = with_thousands_separators(transition.gap_count);
                 let _ = writeln!(
                     text,
                     "      {count} ×, {} in all{range}",
@@ -217,7 +217,7 @@ impl TraceDiagnosis {
         let whole = self.critical_path.total_ns;
         for (index, finding) in self.findings.iter().enumerate() {
             finding.write_finding_with_evidence(text, index + 1, self.origin_ns);
-            if let Some(of) = finding.replayed {
+            if let Some(of) = finding.replayed_gain {
                 let share = percent_of_whole(of.alone_ns, whole);
                 let mut line = format!(
                     "replayed without it: {} less, {share:.1} %",
@@ -234,14 +234,14 @@ impl TraceDiagnosis {
             }
             if let Some(RuleAnswer::Yes { inspected, .. }) =
                 self.question_of_rule(finding.id).map(|question| &question.answer)
-                && let Some(missing) = &inspected.missing
+                && let Some(missing) = &inspected.reason_for_missing_records
             {
                 let line = format!("inspected {inspected}: {missing}");
                 append_wrapped_line(text, &line, "     ", "       ");
             }
         }
         let replayed: Vec<i64> =
-            self.findings.iter().filter_map(|of| Some(of.replayed?.further_ns)).collect();
+            self.findings.iter().filter_map(|of| Some(of.replayed_gain?.further_ns)).collect();
         if replayed.len() > 1 {
             let all: i64 = replayed.iter().sum();
             let line = format!(
@@ -265,7 +265,7 @@ impl TraceDiagnosis {
                 let _ = writeln!(
                     text,
                     "  {:>5.1} %{:>12}{:>10} × {:<10}{:<15}{}",
-                    kernel.share * 100.0,
+                    kernel.share_of_kernel_time * 100.0,
                     format_nanoseconds(kernel.summary.total),
                     with_thousands_separators(kernel.summary.count),
                     format_median_nanoseconds(kernel.summary.median),
@@ -302,10 +302,10 @@ impl TraceDiagnosis {
                 text,
                 "  {:<38}{:>8}{:>12}{:>12}{:>6.1} %{:>9}{:>10}",
                 shorten_in_the_middle(&name, 37),
-                with_thousands_separators(component.host.count),
-                format_nanoseconds(component.host.total),
+                with_thousands_separators(component.host_times.count),
+                format_nanoseconds(component.host_times.total),
                 format_nanoseconds(component.kernel_ns),
-                component.share * 100.0,
+                component.share_of_kernel_time * 100.0,
                 with_thousands_separators(component.kernels),
                 component
                     .coefficient_of_variation_of_host_time()
@@ -344,8 +344,8 @@ impl TraceDiagnosis {
         }
         let _ = writeln!(text, "\nDevice memory (taken since the recording began)");
         for of in &self.memory {
-            let (peak_at, peak) = of.peak;
-            let unknown = match of.unknown {
+            let (peak_at, peak) = of.peak_time_and_bytes;
+            let unknown = match of.frees_without_allocation {
                 0 => String::new(),
                 count => format!(", {count} given back that were taken before"),
             };
@@ -360,8 +360,8 @@ impl TraceDiagnosis {
                 of.device,
                 format_bytes_with_unit(peak),
                 format_bytes_with_unit(of.bytes_held_at_end_of_trace()),
-                with_thousands_separators(of.taken),
-                with_thousands_separators(of.given_back),
+                with_thousands_separators(of.allocation_count),
+                with_thousands_separators(of.free_count),
             );
             append_wrapped_line(text, &line, "  ", "    ");
             let header = ["phase", "times", "at most", "change"];
@@ -373,7 +373,7 @@ impl TraceDiagnosis {
                     text,
                     "    {:<50}{:>8}{:>12}{:>13}",
                     shorten_in_the_middle(&phase.name, 49),
-                    with_thousands_separators(phase.times),
+                    with_thousands_separators(phase.range_count),
                     format_bytes_with_unit(phase.peak_bytes),
                     format!("{sign}{}", format_bytes_with_unit(phase.change_bytes.unsigned_abs()))
                 );
@@ -435,10 +435,11 @@ impl fmt::Display for InspectedShareOfRecords {
             return write!(
                 formatter,
                 "{share:.1} % of {} of {label}",
-                format_nanoseconds(self.whole)
+                format_nanoseconds(self.whole_amount)
             );
         }
-        let [seen, whole] = [self.seen, self.whole].map(with_thousands_separators);
+        let [seen, whole] =
+            [self.inspected_amount, self.whole_amount].map(with_thousands_separators);
         write!(formatter, "{seen} of {whole} {label}")
     }
 }
@@ -464,8 +465,8 @@ impl DiagnosisFinding {
             .map_or(String::new(), |ns| format!("; could save up to {}", format_nanoseconds(ns)));
         let line = format!(
             "measured {} {}, threshold {} {}{saved}; confidence {}",
-            format_short_number(self.measured.value),
-            self.measured.unit,
+            format_short_number(self.measured_value.value),
+            self.measured_value.unit,
             format_short_number(self.threshold.value),
             self.threshold.unit,
             self.confidence.printed_confidence_label()
@@ -481,7 +482,7 @@ impl DiagnosisFinding {
         append_wrapped_line(text, &format!("do: {}", self.advice), "     ", "       ");
         append_wrapped_line(
             text,
-            &format!("no fault if: {}", self.false_positive),
+            &format!("no fault if: {}", self.false_positive_note),
             "     ",
             "       ",
         );
@@ -490,7 +491,7 @@ impl DiagnosisFinding {
 
 impl FindingEvidence {
     fn write_evidence_line(&self, text: &mut String, origin_ns: i64, width: usize) {
-        let mut line = shorten_in_the_middle(&self.what, width);
+        let mut line = shorten_in_the_middle(&self.subject, width);
         if self.count > 1 {
             let _ = write!(line, ", {} times", with_thousands_separators(self.count));
         }
@@ -500,7 +501,7 @@ impl FindingEvidence {
         if let Some(range) = &self.range {
             let _ = write!(line, ", in {}", shorten_in_the_middle(range, 60));
         }
-        if let Some((start, end)) = self.span {
+        if let Some((start, end)) = self.longest_start_and_end_ns {
             let _ = write!(
                 line,
                 ", at {} (longest {})",
@@ -508,7 +509,7 @@ impl FindingEvidence {
                 format_nanoseconds(end - start)
             );
         }
-        if let Some((pid, device)) = self.place {
+        if let Some((pid, device)) = self.process_id_and_device {
             let _ = write!(line, ", process {pid}, device {device}");
         }
         append_wrapped_line(text, &line, "     - ", "       ");

@@ -21,19 +21,19 @@ pub struct DiagnosisContext<'a> {
     /// The trace. The trace; it may lack ranges and calls, which were then read without being kept.
     pub trace: &'a Trace,
     /// Operations of the trace.
-    pub all: AllGpuOperations<'a>,
+    pub all_operations: AllGpuOperations<'a>,
     /// The class of each GPU operation.
     pub classes: OperationClassesOfTrace<'a>,
     /// Activity (busy and idle time) of each process on each GPU.
     pub activities: Vec<ProcessActivityOnGpu>,
     /// The host's part.
-    pub host: HostSummaryOfTrace,
+    pub host_summary: HostSummaryOfTrace,
     /// GPU vendor and recorder of the trace, for advice.
     pub platform: TraceVendorAndRecorder,
     /// For each place (process, GPU and stream), the start of the first operation whose launch was
     /// recorded. Operations of the stream before that time were launched before the recording
     /// began.
-    first_launched: Vec<i64>,
+    first_launch_of_process: Vec<i64>,
 }
 
 impl<'a> DiagnosisContext<'a> {
@@ -62,14 +62,22 @@ impl<'a> DiagnosisContext<'a> {
             let first = &mut first_launched[all.place_of_operation(id).0 as usize];
             *first = all.operation_start_ns(id).min(*first);
         }
-        Self { trace, all, classes, activities, host, platform, first_launched }
+        Self {
+            trace,
+            all_operations: all,
+            classes,
+            activities,
+            host_summary: host,
+            platform,
+            first_launch_of_process: first_launched,
+        }
     }
 
     /// Returns the range path of an operation: the path of its launch, followed by the ranges in
     /// which its graph node was created.
     pub fn range_path_of_operation(&self, operation: GpuOperationId) -> RangePathId {
-        let inside = self.host.inside_graph.decoded_row(operation as usize);
-        inside.unwrap_or_else(|| self.host.launched_in.at(operation as usize))
+        let inside = self.host_summary.inside_graph.decoded_row(operation as usize);
+        inside.unwrap_or_else(|| self.host_summary.launched_in.at(operation as usize))
     }
 
     /// Returns the host call that launched an operation, if it was recorded.
@@ -77,7 +85,7 @@ impl<'a> DiagnosisContext<'a> {
         &self,
         operation: GpuOperationId,
     ) -> Option<OperationLaunchCall> {
-        self.host.launches.launch_call_of_operation(&self.all, operation)
+        self.host_summary.launches.launch_call_of_operation(&self.all_operations, operation)
     }
 
     /// Returns the range path of an operation as text; `None` outside all ranges.
@@ -87,7 +95,8 @@ impl<'a> DiagnosisContext<'a> {
 
     /// Returns a range path as text; `None` for the root.
     pub fn range_path_text_unless_root(&self, path: RangePathId) -> Option<String> {
-        (path != ROOT_RANGE_PATH).then(|| self.host.paths.path_text_with_slashes(self.trace, path))
+        (path != ROOT_RANGE_PATH)
+            .then(|| self.host_summary.paths.path_text_with_slashes(self.trace, path))
     }
 
     /// Returns the innermost range path that encloses both a path and the launch of an operation.
@@ -96,7 +105,7 @@ impl<'a> DiagnosisContext<'a> {
         path: RangePathId,
         operation: GpuOperationId,
     ) -> RangePathId {
-        self.host.paths.innermost_common_path(path, self.range_path_of_operation(operation))
+        self.host_summary.paths.innermost_common_path(path, self.range_path_of_operation(operation))
     }
 
     /// Returns the causes of an idle gap, with the nanoseconds of each; they add up to the gap's
@@ -105,9 +114,9 @@ impl<'a> DiagnosisContext<'a> {
         &self,
         gap: &GpuIdleGap,
     ) -> impl Iterator<Item = (IdleCauseAndBlamedName, i64)> {
-        let mut parts = self.host.idle.causes_and_ns_of_gap(gap).peekable();
+        let mut parts = self.host_summary.causes_of_gaps.causes_and_ns_of_gap(gap).peekable();
         let unlaunched = parts.peek().is_none().then(|| {
-            let kind = match self.is_operation_page_migration(gap.after) {
+            let kind = match self.is_operation_page_migration(gap.operation_after) {
                 true => IdleCauseKind::Migration,
                 false if self.was_operation_launched_before_recording(gap) => {
                     IdleCauseKind::BackToBack
@@ -122,9 +131,10 @@ impl<'a> DiagnosisContext<'a> {
     /// Whether the operation after a gap was launched before the recording began, and started as
     /// fast as queued work does.
     fn was_operation_launched_before_recording(&self, gap: &GpuIdleGap) -> bool {
-        let first = self.first_launched[self.all.place_of_operation(gap.after).0 as usize];
+        let first = self.first_launch_of_process
+            [self.all_operations.place_of_operation(gap.operation_after).0 as usize];
         first < i64::MAX
-            && self.all.operation_start_ns(gap.after) < first
+            && self.all_operations.operation_start_ns(gap.operation_after) < first
             && gap.idle_gap_length_ns() < MAX_USUAL_START_LATENCY_NS
     }
 
@@ -154,7 +164,8 @@ impl<'a> DiagnosisContext<'a> {
     }
 
     pub fn process_id_and_gpu_of_operation(&self, operation: GpuOperationId) -> (i64, u32) {
-        let place = &self.trace.places[self.all.place_of_operation(operation).0 as usize];
+        let place =
+            &self.trace.places[self.all_operations.place_of_operation(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)
     }
 }

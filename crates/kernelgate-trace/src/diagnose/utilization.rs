@@ -38,7 +38,7 @@ const MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK: f64 = 3.0;
 struct OperatorCallsWithWork<'a> {
     name: &'a str,
     /// How many.
-    times: usize,
+    call_count: usize,
     work: OperatorFlopsAndBytes,
     /// Summed duration of all kernels that these operator calls launched, in nanoseconds.
     kernel_ns: i64,
@@ -50,7 +50,7 @@ impl OperatorCallsWithWork<'_> {
     /// Adds a kernel that these operator calls launched: its duration, and TF32 if its name shows
     /// that precision.
     fn add_kernel(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
-        self.kernel_ns += context.all.operation_length_ns(id);
+        self.kernel_ns += context.all_operations.operation_length_ns(id);
         let kernel = context.trace.demangled_kernel_name(id as usize);
         self.work.precision = precision_with_tf32_from_kernel_name(self.work.precision, kernel);
     }
@@ -67,7 +67,7 @@ impl OperatorCallsWithWork<'_> {
         sum: &mut SummedWorkAndKernelTime,
         peaks: Option<&GpuPeakThroughput>,
     ) {
-        sum.add_equal_operator_calls(self.times, &self.work, self.kernel_ns, peaks);
+        sum.add_equal_operator_calls(self.call_count, &self.work, self.kernel_ns, peaks);
     }
 }
 
@@ -77,7 +77,7 @@ struct OperatorCallsWithKnownWork<'a> {
     operators: Vec<OperatorCallsWithWork<'a>>,
     /// Operator calls to sum for ranges and for the whole trace; `None`: sum the calls in
     /// `operators`.
-    whole: Option<Vec<OperatorCallsWithWork<'a>>>,
+    calls_to_sum: Option<Vec<OperatorCallsWithWork<'a>>>,
 }
 
 /// Computes which share of the GPUs' peak FLOP rate and memory bandwidth the trace's kernels reach.
@@ -87,10 +87,10 @@ pub(super) fn utilization_of_trace(context: &DiagnosisContext<'_>) -> GpuPeakUse
         kernel_ns: trace.kernels.on_gpu.sum_of_operation_durations_ns(),
         ..GpuPeakUseOfTrace::default()
     };
-    let OperatorCallsWithKnownWork { operators: calls, whole } =
+    let OperatorCallsWithKnownWork { operators: calls, calls_to_sum: whole } =
         operator_calls_with_known_work(context);
     if calls.is_empty() {
-        found.unknown.push(
+        found.unanswered_questions.push(
             "FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler \
              and record_shapes=True, or put m, n and k into the names of matrix products \
              (gemm_m4096_n512_k1024_bf16)"
@@ -112,13 +112,13 @@ pub(super) fn utilization_of_trace(context: &DiagnosisContext<'_>) -> GpuPeakUse
     let mut ranges: HashMap<RangePathId, SummedWorkAndKernelTime> = HashMap::new();
     let whole = whole.as_ref().map(|calls| calls.iter().collect()).unwrap_or(possible);
     for call in whole {
-        call.add_work_and_kernel_time_to_sum(&mut found.all, peaks_of(call));
-        for path in context.host.paths.path_and_enclosing_paths(call.path) {
+        call.add_work_and_kernel_time_to_sum(&mut found.all_operators, peaks_of(call));
+        for path in context.host_summary.paths.path_and_enclosing_paths(call.path) {
             call.add_work_and_kernel_time_to_sum(ranges.entry(path).or_default(), peaks_of(call));
         }
     }
     if let Some(first) = impossible.first() {
-        found.unknown.push(format!(
+        found.unanswered_questions.push(format!(
             "the work of {} operators, such as {}: their recorded shapes need more than {MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK} \
              times the tensor peak",
             impossible.len(),
@@ -143,15 +143,19 @@ fn operator_calls_with_known_work<'a>(
     context: &DiagnosisContext<'a>,
 ) -> OperatorCallsWithKnownWork<'a> {
     let trace = context.trace;
-    if trace.work.iter().any(|declared| declared.work != DeclaredOperationsAndBytes::default()) {
+    if trace
+        .declared_work
+        .iter()
+        .any(|declared| declared.work != DeclaredOperationsAndBytes::default())
+    {
         let whole = declared_work_of_whole_cases(context);
         let parts = declared_work_of_problem_parts(context);
         return match parts.is_empty() {
-            true => OperatorCallsWithKnownWork { operators: whole, whole: None },
-            false => OperatorCallsWithKnownWork { operators: parts, whole: Some(whole) },
+            true => OperatorCallsWithKnownWork { operators: whole, calls_to_sum: None },
+            false => OperatorCallsWithKnownWork { operators: parts, calls_to_sum: Some(whole) },
         };
     }
-    let operators = match context.host.kept.of_operation.is_empty() {
+    let operators = match context.host_summary.kept_ranges.range_and_call_of_operation.is_empty() {
         true => {
             let mut named = gemm_calls_from_range_names(context);
             named.extend(gemm_calls_from_kernel_names(context, &named));
@@ -159,17 +163,17 @@ fn operator_calls_with_known_work<'a>(
         }
         false => operator_calls_from_input_shapes(context),
     };
-    OperatorCallsWithKnownWork { operators, whole: None }
+    OperatorCallsWithKnownWork { operators, calls_to_sum: None }
 }
 
 /// Returns one entry per declared case: FLOPs and bytes of all its launches, and their kernel time.
 fn declared_work_of_whole_cases<'a>(
     context: &DiagnosisContext<'a>,
 ) -> Vec<OperatorCallsWithWork<'a>> {
-    let declared = context.trace.work.iter().filter_map(|of| {
+    let declared = context.trace.declared_work.iter().filter_map(|of| {
         let whole = DeclaredWorkOnRangePaths {
             name: &of.path,
-            times: launch_count_of_traced_case(context),
+            launch_count: launch_count_of_traced_case(context),
             work: operator_work::work_of_declared_operations(&of.work)?,
         };
         whole.join_kernels_on_matching_paths(context, |path| path == of.path)
@@ -182,10 +186,10 @@ fn declared_work_of_whole_cases<'a>(
 fn declared_work_of_problem_parts<'a>(
     context: &DiagnosisContext<'a>,
 ) -> Vec<OperatorCallsWithWork<'a>> {
-    let declared = context.trace.parts.iter().filter_map(|of| {
+    let declared = context.trace.declared_parts.iter().filter_map(|of| {
         let part = DeclaredWorkOnRangePaths {
             name: &of.label,
-            times: launch_count_of_traced_case(context),
+            launch_count: launch_count_of_traced_case(context),
             work: operator_work::work_of_declared_operations(&of.work)?,
         };
         part.join_kernels_on_matching_paths(context, |path| {
@@ -198,19 +202,19 @@ fn declared_work_of_problem_parts<'a>(
 
 /// Number of times that the traced benchmark case was launched.
 fn launch_count_of_traced_case(context: &DiagnosisContext<'_>) -> usize {
-    let Some(work) = context.trace.work.first() else { return 0 };
-    let paths = &context.host.paths;
+    let Some(work) = context.trace.declared_work.first() else { return 0 };
+    let paths = &context.host_summary.paths;
     let own = |path: &RangePathId| {
         *path != ROOT_RANGE_PATH && paths.path_text_with_slashes(context.trace, *path) == work.path
     };
     let step = (0..).take(paths.len()).find(own);
-    step.map_or(0, |step| context.host.of_path[step as usize].count)
+    step.map_or(0, |step| context.host_summary.count_and_time_of_path[step as usize].range_count)
 }
 
 /// FLOPs and bytes that a benchmark case declares for all kernels on some range paths.
 struct DeclaredWorkOnRangePaths<'a> {
     name: &'a str,
-    times: usize,
+    launch_count: usize,
     work: OperatorFlopsAndBytes,
 }
 
@@ -222,7 +226,7 @@ impl<'a> DeclaredWorkOnRangePaths<'a> {
         context: &DiagnosisContext<'_>,
         is: impl Fn(&str) -> bool,
     ) -> Option<OperatorCallsWithWork<'a>> {
-        let (trace, paths) = (context.trace, &context.host.paths);
+        let (trace, paths) = (context.trace, &context.host_summary.paths);
         // The loop meets parents first, because the index of a range path is larger than the index
         // of its parent path.
         let mut inside: Vec<Option<RangePathId>> = vec![None; paths.len()];
@@ -231,14 +235,14 @@ impl<'a> DeclaredWorkOnRangePaths<'a> {
             inside[path as usize] =
                 around.or_else(|| is(&paths.path_text_with_slashes(trace, path)).then_some(path));
         }
-        let Self { name, times, work } = self;
+        let Self { name, launch_count: times, work } = self;
         let mut found: Option<OperatorCallsWithWork<'a>> = None;
-        for id in context.all.kernel_ids() {
+        for id in context.all_operations.kernel_ids() {
             let Some(path) = inside[context.range_path_of_operation(id) as usize] else { continue };
             let (_, device) = context.process_id_and_gpu_of_operation(id);
             let call = found.get_or_insert(OperatorCallsWithWork {
                 name,
-                times,
+                call_count: times,
                 work,
                 kernel_ns: 0,
                 path,
@@ -255,7 +259,7 @@ impl<'a> DeclaredWorkOnRangePaths<'a> {
 fn gemm_calls_from_range_names<'a>(
     context: &DiagnosisContext<'a>,
 ) -> Vec<OperatorCallsWithWork<'a>> {
-    let (trace, paths) = (context.trace, &context.host.paths);
+    let (trace, paths) = (context.trace, &context.host_summary.paths);
     // For each range path, the innermost enclosing range path (or itself) whose name contains the
     // sizes of a matrix product.
     let mut sized: Vec<Option<(RangePathId, OperatorFlopsAndBytes)>> = vec![None; paths.len()];
@@ -265,14 +269,14 @@ fn gemm_calls_from_range_names<'a>(
         sized[path as usize] = own.or(sized[paths.parent_of_path(path) as usize]);
     }
     let mut calls: HashMap<(RangePathId, u32), OperatorCallsWithWork<'a>> = HashMap::new();
-    for id in context.all.kernel_ids() {
+    for id in context.all_operations.kernel_ids() {
         let Some((path, work)) = sized[context.range_path_of_operation(id) as usize] else {
             continue;
         };
         let (_, device) = context.process_id_and_gpu_of_operation(id);
         let call = calls.entry((path, device)).or_insert_with(|| OperatorCallsWithWork {
             name: trace.names.text_of_name(paths.last_name_of_path(path)),
-            times: context.host.of_path[path as usize].count,
+            call_count: context.host_summary.count_and_time_of_path[path as usize].range_count,
             work,
             kernel_ns: 0,
             path,
@@ -304,7 +308,7 @@ fn gemm_calls_from_kernel_names<'a>(
     if works.iter().all(Option::is_none) {
         return Vec::new();
     }
-    let paths = &context.host.paths;
+    let paths = &context.host_summary.paths;
     let in_range = |id: u32| {
         let mut around = paths.path_and_enclosing_paths(context.range_path_of_operation(id));
         around.any(|path| ranges.iter().any(|range| range.path == path))
@@ -312,19 +316,21 @@ fn gemm_calls_from_kernel_names<'a>(
     let call = |id: u32| {
         let work = works[trace.kernels.function.at(id as usize) as usize]?;
         let (_, device) = context.process_id_and_gpu_of_operation(id);
-        let (name, kernel_ns) =
-            (trace.demangled_kernel_name(id as usize), context.all.operation_length_ns(id));
+        let (name, kernel_ns) = (
+            trace.demangled_kernel_name(id as usize),
+            context.all_operations.operation_length_ns(id),
+        );
         let path = context.range_path_of_operation(id);
         (!in_range(id)).then_some(OperatorCallsWithWork {
             name,
-            times: 1,
+            call_count: 1,
             work,
             kernel_ns,
             path,
             device,
         })
     };
-    context.all.kernel_ids().filter_map(call).collect()
+    context.all_operations.kernel_ids().filter_map(call).collect()
 }
 
 /// Computes the work of each operator from its recorded input shapes; the trace must have kept its
@@ -333,7 +339,7 @@ fn operator_calls_from_input_shapes<'a>(
     context: &DiagnosisContext<'a>,
 ) -> Vec<OperatorCallsWithWork<'a>> {
     let trace = context.trace;
-    let kept = &context.host.kept;
+    let kept = &context.host_summary.kept_ranges;
     // For each range, the innermost range with known FLOPs and bytes: the range itself, or one that
     // encloses the range.
     let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
@@ -341,17 +347,19 @@ fn operator_calls_from_input_shapes<'a>(
     let mut by_range: HashMap<u32, OperatorCallsWithWork<'a>> = HashMap::new();
     let mut calls = Vec::new();
     let mut by_name: HashMap<u32, Option<OperatorFlopsAndBytes>> = HashMap::new();
-    for id in context.all.kernel_ids() {
-        let (row, kernel_ns) = (id as usize, context.all.operation_length_ns(id));
+    for id in context.all_operations.kernel_ids() {
+        let (row, kernel_ns) = (id as usize, context.all_operations.operation_length_ns(id));
         let path = context.range_path_of_operation(id);
         let (_, device) = context.process_id_and_gpu_of_operation(id);
         let kernel = trace.functions[trace.kernels.function.at(row) as usize].demangled;
         let mut work_of = |number: u32| {
             let range = kept.ranges[number as usize];
-            let name = context.host.paths.last_name_of_path(range.path);
-            *works.entry((range.inputs, name)).or_insert_with(|| {
-                let inputs =
-                    range.inputs.checked_sub(1).and_then(|at| trace.inputs.get(at as usize));
+            let name = context.host_summary.paths.last_name_of_path(range.path);
+            *works.entry((range.operator_inputs, name)).or_insert_with(|| {
+                let inputs = range
+                    .operator_inputs
+                    .checked_sub(1)
+                    .and_then(|at| trace.operator_inputs.get(at as usize));
                 let text = trace.names.text_of_name(name);
                 match inputs {
                     Some(inputs) => {
@@ -361,13 +369,14 @@ fn operator_calls_from_input_shapes<'a>(
                 }
             })
         };
-        let innermost = kept.of_operation.get(row).map_or(NO_LAUNCH_CALL, |(range, _)| *range);
+        let innermost =
+            kept.range_and_call_of_operation.get(row).map_or(NO_LAUNCH_CALL, |(range, _)| *range);
         let range = match with_work.get(&innermost) {
             Some(known) => *known,
             None => {
                 let mut at = innermost;
                 while at != NO_LAUNCH_CALL && work_of(at).is_none() {
-                    at = kept.ranges[at as usize].around;
+                    at = kept.ranges[at as usize].enclosing_range;
                 }
                 let range = (at != NO_LAUNCH_CALL).then_some(at);
                 with_work.insert(innermost, range);
@@ -376,11 +385,12 @@ fn operator_calls_from_input_shapes<'a>(
         };
         if let Some(number) = range {
             let work = work_of(number);
-            let name = context.host.paths.last_name_of_path(kept.ranges[number as usize].path);
+            let name =
+                context.host_summary.paths.last_name_of_path(kept.ranges[number as usize].path);
             if let Some(work) = work {
                 let call = by_range.entry(number).or_insert_with(|| OperatorCallsWithWork {
                     name: trace.names.text_of_name(name),
-                    times: 1,
+                    call_count: 1,
                     work,
                     kernel_ns: 0,
                     path,
@@ -399,11 +409,19 @@ fn operator_calls_from_input_shapes<'a>(
         });
         if let Some(work) = *work {
             let name = trace.names.text_of_name(kernel);
-            calls.push(OperatorCallsWithWork { name, times: 1, work, kernel_ns, path, device });
+            calls.push(OperatorCallsWithWork {
+                name,
+                call_count: 1,
+                work,
+                kernel_ns,
+                path,
+                device,
+            });
         }
     }
-    let around =
-        |number: u32| Some(kept.ranges[number as usize].around).filter(|&at| at != NO_LAUNCH_CALL);
+    let around = |number: u32| {
+        Some(kept.ranges[number as usize].enclosing_range).filter(|&at| at != NO_LAUNCH_CALL)
+    };
     calls.extend(drop_calls_of_enclosing_ranges(by_range, around));
     calls
 }
@@ -457,12 +475,12 @@ fn peak_rates_by_device(
             let peaks = GpuPeakThroughput::peak_throughput_of_gpu_name(name);
             match peaks {
                 Some(peaks) => found.device = Some((name.to_owned(), peaks)),
-                None if name.is_empty() => found.unknown.push(format!(
+                None if name.is_empty() => found.unanswered_questions.push(format!(
                     "shares of the peak: the trace does not name device {}",
                     call.device
                 )),
                 None => found
-                    .unknown
+                    .unanswered_questions
                     .push(format!("shares of the peak: the peaks of {name} are not in the table")),
             }
             peaks
@@ -479,7 +497,9 @@ fn peak_rates_by_device(
             .precision
             .map_or("unknown precision", MatrixPrecision::printed_precision_label);
         let name = call.name;
-        found.unknown.push(format!("shares of the peak of {name}: {precision} has no peak here"));
+        found
+            .unanswered_questions
+            .push(format!("shares of the peak of {name}: {precision} has no peak here"));
     }
     peaks
 }
@@ -489,7 +509,7 @@ fn utilization_of_outer_two_range_levels(
     context: &DiagnosisContext<'_>,
     sums: HashMap<RangePathId, SummedWorkAndKernelTime>,
 ) -> Vec<RangePeakUse> {
-    let paths = &context.host.paths;
+    let paths = &context.host_summary.paths;
     let kernels = kernel_count_and_ns_by_path(context);
     let kernel_ns = |path: RangePathId| kernels[path as usize].1;
     let depth = |path: RangePathId| paths.path_and_enclosing_paths(path).count();
@@ -502,7 +522,7 @@ fn utilization_of_outer_two_range_levels(
         .map(|path| RangePeakUse {
             path: paths.path_text_with_slashes(context.trace, path),
             kernel_ns: kernel_ns(path),
-            host_ns: context.host.of_path[path as usize].host_ns,
+            host_ns: context.host_summary.count_and_time_of_path[path as usize].host_ns,
             sum: sums[&path],
         })
         .collect()
@@ -557,9 +577,9 @@ impl GpuPeakUseOfTrace {
         let line = format!(
             "work is known of {:.1} % of the kernel time: {} of the tensor peak, {} of what the \
              roofline allows",
-            percent_of_whole(self.all.kernel_ns, self.kernel_ns),
-            share_of_peak_cell(self.all.matrix_peak_share_of_kernel_time()),
-            share_of_peak_cell(self.all.roofline_share_of_kernel_time())
+            percent_of_whole(self.all_operators.kernel_ns, self.kernel_ns),
+            share_of_peak_cell(self.all_operators.matrix_peak_share_of_kernel_time()),
+            share_of_peak_cell(self.all_operators.roofline_share_of_kernel_time())
         );
         append_wrapped_line(text, &line, "  ", "    ");
         let _ = writeln!(
@@ -581,7 +601,7 @@ impl GpuPeakUseOfTrace {
             let _ = writeln!(
                 text,
                 "  {name:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  {}",
-                with_thousands_separators(sum.count),
+                with_thousands_separators(sum.operator_count),
                 format_nanoseconds(sum.kernel_ns),
                 number(sum.achieved_tera_flops_per_second()),
                 number(sum.flops_per_byte_moved()),
@@ -603,7 +623,7 @@ impl GpuPeakUseOfTrace {
                 append_wrapped_line(text, &line, "  ", "    ");
             }
         }
-        for unknown in &self.unknown {
+        for unknown in &self.unanswered_questions {
             append_wrapped_line(text, &format!("cannot answer {unknown}"), "  ", "    ");
         }
     }
@@ -612,7 +632,7 @@ impl GpuPeakUseOfTrace {
     pub fn to_utilization_json(&self) -> Value {
         let sum = |sum: &SummedWorkAndKernelTime| {
             json!({
-                "operators": sum.count,
+                "operators": sum.operator_count,
                 "kernel_ns": sum.kernel_ns,
                 "flops": sum.flops,
                 "bytes": sum.bytes,
@@ -644,10 +664,10 @@ impl GpuPeakUseOfTrace {
         json!({
             "device": self.device.as_ref().map(|(name, _)| name),
             "coverage": self.kernel_time_share_with_known_work(),
-            "all": sum(&self.all),
+            "all": sum(&self.all_operators),
             "operators": operators.collect::<Vec<_>>(),
             "ranges": ranges.collect::<Vec<_>>(),
-            "cannot_answer": self.unknown,
+            "cannot_answer": self.unanswered_questions,
         })
     }
 }

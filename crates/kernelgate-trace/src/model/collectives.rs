@@ -11,7 +11,7 @@ pub struct RecordedCollectiveTable {
     /// The framework's name of the collective, such as `allreduce`.
     pub name: Vec<InternedNameId>,
     /// The communicator's name and ranks, as text from the trace.
-    pub group: Vec<InternedNameId>,
+    pub communicator: Vec<InternedNameId>,
     /// Number of ranks in the communicator; 0 if the trace does not record it.
     pub ranks: Vec<u32>,
     /// Bytes that each rank contributes to the collective.
@@ -26,7 +26,7 @@ pub struct RecordedCollective {
     /// The framework's name of the collective, such as `allreduce`.
     pub name: InternedNameId,
     /// The communicator.
-    pub group: InternedNameId,
+    pub communicator: InternedNameId,
     /// Number of ranks in the communicator; 0 if the trace does not record it.
     pub ranks: u32,
     /// Bytes that each rank contributes to the collective.
@@ -41,7 +41,7 @@ impl RecordedCollectiveTable {
     pub fn push_collective_of_kernel(&mut self, kernel: u32, call: RecordedCollective) {
         self.kernel.push(kernel);
         self.name.push(call.name);
-        self.group.push(call.group);
+        self.communicator.push(call.communicator);
         self.ranks.push(call.ranks);
         self.bytes_in.push(call.bytes_in);
         self.bytes_out.push(call.bytes_out);
@@ -52,7 +52,7 @@ impl RecordedCollectiveTable {
         let row = self.kernel.binary_search(&kernel).ok()?;
         Some(RecordedCollective {
             name: self.name[row],
-            group: self.group[row],
+            communicator: self.communicator[row],
             ranks: self.ranks[row],
             bytes_in: self.bytes_in[row],
             bytes_out: self.bytes_out[row],

@@ -38,7 +38,7 @@ pub struct GpuOperationColumns {
     /// Start, nanoseconds.
     pub start: BitPackedColumn<i64>,
     /// Length, nanoseconds.
-    length: BitPackedColumn<i64>,
+    duration_ns: BitPackedColumn<i64>,
     /// Index of each GPU operation's process, device, context and stream.
     pub place: BitPackedColumn<OperationPlaceIndex>,
     /// The correlation id that connects a GPU operation with its launch call in the same process; 0
@@ -67,7 +67,7 @@ impl GpuOperationColumns {
         correlation: u32,
     ) {
         self.start.push_row(start);
-        self.length.push_row(end.wrapping_sub(start));
+        self.duration_ns.push_row(end.wrapping_sub(start));
         self.place.push_row(place);
         self.correlation.push_row(correlation);
     }
@@ -75,25 +75,25 @@ impl GpuOperationColumns {
     /// Duration of the GPU operation in a row, in nanoseconds.
     #[inline]
     pub fn operation_duration_ns(&self, row: usize) -> i64 {
-        self.length.at(row)
+        self.duration_ns.at(row)
     }
 
     /// Time at which the GPU operation in a row ended, in nanoseconds of the trace's clock.
     #[inline]
     pub fn operation_end_ns(&self, row: usize) -> i64 {
-        self.start.at(row).wrapping_add(self.length.at(row))
+        self.start.at(row).wrapping_add(self.duration_ns.at(row))
     }
 
     /// Nanoseconds of all.
     pub fn sum_of_operation_durations_ns(&self) -> i64 {
-        self.length.iter_decoded_rows().sum()
+        self.duration_ns.iter_decoded_rows().sum()
     }
 
     /// Copies the GPU operations in the given rows into a new table.
     pub(crate) fn select_operations(&self, rows: &[u32]) -> Self {
         Self {
             start: self.start.select_packed_rows(rows),
-            length: self.length.select_packed_rows(rows),
+            duration_ns: self.duration_ns.select_packed_rows(rows),
             place: self.place.select_packed_rows(rows),
             correlation: self.correlation.select_packed_rows(rows),
         }
@@ -132,7 +132,7 @@ pub struct KernelLaunchShape {
     /// Bytes of dynamic shared memory per block that the launch requests.
     pub dynamic_shared: u32,
     /// Bytes of local memory per thread, for spilled registers and local arrays.
-    pub local: u32,
+    pub local_bytes_per_thread: u32,
 }
 
 impl KernelLaunchShape {
@@ -335,7 +335,7 @@ pub struct DeviceAllocationAndFreeTable {
     /// Allocated or freed bytes; 0 for a free whose size was not recorded.
     pub bytes: Vec<u64>,
     /// Whether the row is a free (true) or an allocation (false).
-    pub given_back: Vec<bool>,
+    pub is_free: Vec<bool>,
 }
 
 impl DeviceAllocationAndFreeTable {
@@ -352,7 +352,7 @@ impl DeviceAllocationAndFreeTable {
         self.place.push(place);
         self.address.push(address);
         self.bytes.push(bytes);
-        self.given_back.push(given_back);
+        self.is_free.push(given_back);
     }
 }
 
@@ -362,9 +362,9 @@ impl DeviceAllocationAndFreeTable {
 pub struct SpecialStreamTable {
     /// Legacy default streams: work on a legacy default stream waits for work on all blocking
     /// streams, and vice versa.
-    pub null: Vec<(u32, u64)>,
+    pub null_streams: Vec<(u32, u64)>,
     /// Non-blocking streams, which do not synchronise with the legacy default stream.
-    pub non_blocking: Vec<(u32, u64)>,
+    pub non_blocking_streams: Vec<(u32, u64)>,
 }
 
 impl SpecialStreamTable {
@@ -372,8 +372,8 @@ impl SpecialStreamTable {
     /// other.
     pub fn synchronise_through_default_stream(&self, process: u32, a: u64, b: u64) -> bool {
         let is = |of: &[(u32, u64)], stream: u64| of.contains(&(process, stream));
-        let blocking = ![a, b].iter().any(|&stream| is(&self.non_blocking, stream));
-        a != b && blocking && [a, b].iter().any(|&stream| is(&self.null, stream))
+        let blocking = ![a, b].iter().any(|&stream| is(&self.non_blocking_streams, stream));
+        a != b && blocking && [a, b].iter().any(|&stream| is(&self.null_streams, stream))
     }
 }
 
@@ -391,7 +391,7 @@ pub struct ManagedPageFaultTable {
     /// did.
     pub device: Vec<u32>,
     /// How many.
-    pub count: Vec<u64>,
+    pub fault_count: Vec<u64>,
 }
 
 impl ManagedPageFaultTable {

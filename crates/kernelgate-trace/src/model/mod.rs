@@ -55,7 +55,7 @@ pub struct TracedDevice {
     /// Streaming multiprocessors.
     pub multiprocessors: Option<u32>,
     /// Major and minor number of the GPU's compute capability.
-    pub compute: Option<(u32, u32)>,
+    pub compute_capability: Option<(u32, u32)>,
     /// Maximum number of resident threads per multiprocessor, and number of registers per
     /// multiprocessor.
     pub threads_per_sm: Option<u32>,
@@ -66,7 +66,7 @@ pub struct TracedDevice {
     /// Maximum number of resident blocks per multiprocessor.
     pub blocks_per_sm: Option<u32>,
     /// Threads that run in lockstep: 32 in a warp of NVIDIA, 64 or 32 in a wavefront of AMD.
-    pub warp: Option<u32>,
+    pub threads_per_warp: Option<u32>,
 }
 
 /// The profiler that recorded a trace.
@@ -119,7 +119,7 @@ pub struct Trace {
     /// Sizes and ranks of collective kernels, as the framework recorded them.
     pub collectives: RecordedCollectiveTable,
     pub copies: MemoryCopyTable,
-    pub sets: MemsetTable,
+    pub memsets: MemsetTable,
     /// Executions of whole graphs.
     pub graphs: WholeGraphLaunchTable,
     pub graph_nodes: Vec<CudaGraphNodeWithRanges>,
@@ -127,25 +127,25 @@ pub struct Trace {
     /// nodes.
     pub node_events: GraphNodeCreationTable,
     /// Work that ranges declare.
-    pub work: Vec<DeclaredWorkOfRange>,
+    pub declared_work: Vec<DeclaredWorkOfRange>,
     /// Operations and bytes that each named part of a benchmark problem declares.
-    pub parts: Vec<DeclaredProblemPart>,
+    pub declared_parts: Vec<DeclaredProblemPart>,
     /// How streams were created.
-    pub streams: SpecialStreamTable,
+    pub special_streams: SpecialStreamTable,
     /// Waits of the host.
-    pub syncs: SynchronisationWaitTable,
+    pub synchronisation_waits: SynchronisationWaitTable,
     /// Calls of CUDA.
     pub calls: ApiCallTable,
     /// Named time spans on the host, such as NVTX ranges.
     pub ranges: HostRangeTable,
     /// Inputs of operator calls, to which [`HostRangeTable::inputs`] refers.
-    pub inputs: Vec<RecordedOperatorInputs>,
+    pub operator_inputs: Vec<RecordedOperatorInputs>,
     /// Named instants on the host, such as NVTX marks.
-    pub marks: HostMarkerTable,
+    pub host_marks: HostMarkerTable,
     /// Calls of operating-system functions that took longer than the recorder's threshold.
     pub os_calls: SlowOsCallTable,
     /// The scheduler's decisions.
-    pub switches: ThreadContextSwitchTable,
+    pub context_switches: ThreadContextSwitchTable,
     /// Device memory over time.
     pub allocations: DeviceAllocationAndFreeTable,
     /// Page faults of managed memory.
@@ -153,7 +153,7 @@ pub struct Trace {
     /// Hardware counters over time.
     pub counters: HardwareCounterSampleTable,
     /// Kernel launches that Nsight Compute profiled, with their metrics.
-    pub profiled: Vec<NcuProfiledLaunch>,
+    pub profiled_launches: Vec<NcuProfiledLaunch>,
     /// Facts that the trace file records about itself, such as versions, options and host.
     pub metadata: BTreeMap<String, String>,
     /// Data that is missing from the trace, and implausible data.
@@ -166,7 +166,7 @@ impl Trace {
         let parts = [
             &mut self.kernels.on_gpu,
             &mut self.copies.on_gpu,
-            &mut self.sets.on_gpu,
+            &mut self.memsets.on_gpu,
             &mut self.graphs.on_gpu,
         ];
         parts.into_iter().for_each(|part| part.correlation = BitPackedColumn::default());
@@ -186,7 +186,7 @@ impl Trace {
     pub fn gpu_operation_count(&self) -> usize {
         self.kernels.on_gpu.operation_count()
             + self.copies.on_gpu.operation_count()
-            + self.sets.on_gpu.operation_count()
+            + self.memsets.on_gpu.operation_count()
             + self.graphs.on_gpu.operation_count()
     }
 
@@ -194,7 +194,7 @@ impl Trace {
     /// trace is empty.
     pub fn first_and_last_activity_ns(&self) -> Option<(i64, i64)> {
         let operations =
-            [&self.kernels.on_gpu, &self.copies.on_gpu, &self.sets.on_gpu, &self.graphs.on_gpu];
+            [&self.kernels.on_gpu, &self.copies.on_gpu, &self.memsets.on_gpu, &self.graphs.on_gpu];
         let rows = [(&self.calls.start, &self.calls.end), (&self.ranges.start, &self.ranges.end)];
         let starts = operations.iter().filter_map(|of| of.start.iter_decoded_rows().min());
         let first = starts.chain(rows.iter().filter_map(|of| of.0.iter().min().copied())).min()?;
@@ -217,12 +217,12 @@ pub(crate) fn process_and_correlation_key(process: u32, correlation: u32) -> u64
 pub(crate) struct DistinctValues<T> {
     pub values: Vec<T>,
     index: HashMap<T, u32>,
-    last: Option<(T, u32)>,
+    last_found: Option<(T, u32)>,
 }
 
 impl<T> Default for DistinctValues<T> {
     fn default() -> Self {
-        Self { values: Vec::new(), index: HashMap::default(), last: None }
+        Self { values: Vec::new(), index: HashMap::default(), last_found: None }
     }
 }
 
@@ -231,7 +231,7 @@ impl<T: Copy + Eq + Hash> DistinctValues<T> {
     pub fn index_of_value(&mut self, value: T) -> u32 {
         // Consecutive rows mostly have the same thread, stream or kernel, so the last value is
         // compared first.
-        if let Some((known, index)) = self.last
+        if let Some((known, index)) = self.last_found
             && known == value
         {
             return index;
@@ -241,7 +241,7 @@ impl<T: Copy + Eq + Hash> DistinctValues<T> {
             self.values.push(value);
             new
         });
-        self.last = Some((value, index));
+        self.last_found = Some((value, index));
         index
     }
 }

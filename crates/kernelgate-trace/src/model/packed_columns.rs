@@ -54,7 +54,7 @@ impl PackableInteger for u32 {
 pub struct BitPackedColumn<T> {
     blocks: Vec<BitPackedBlock>,
     /// Indices of the uncompressed blocks, least recently uncompressed first.
-    wide: VecDeque<usize>,
+    wide_blocks: VecDeque<usize>,
     rows: usize,
     cell: PhantomData<T>,
 }
@@ -63,17 +63,17 @@ pub struct BitPackedColumn<T> {
 #[derive(Debug, Clone)]
 struct BitPackedBlock {
     /// Minimum of the block's rows; 0 if the block stores rows in full 64-bit width.
-    least: i64,
+    minimum: i64,
     /// Bits per row for the distance from the minimum; 0 if all rows equal the minimum.
     bits: u32,
     /// The lowest `bits` bits.
     mask: u64,
-    distances: Box<[u8]>,
+    distances_from_minimum: Box<[u8]>,
 }
 
 impl BitPackedBlock {
     fn block_of_equal_rows(value: i64) -> BitPackedBlock {
-        Self { least: value, bits: 0, mask: 0, distances: Box::default() }
+        Self { minimum: value, bits: 0, mask: 0, distances_from_minimum: Box::default() }
     }
 
     /// Packs the rows of a block into the fewest bits that hold each row's distance from the
@@ -121,17 +121,19 @@ impl BitPackedBlock {
             }
         }
         let mask = u64::MAX >> (u64::BITS - bits);
-        Self { least, bits, mask, distances: distances.into() }
+        Self { minimum: least, bits, mask, distances_from_minimum: distances.into() }
     }
 
     /// A row.
     #[inline]
     fn at(&self, index: usize) -> i64 {
         let (byte, shift) = bit_offset_of_packed_row(index, self.bits);
-        let word =
-            self.distances.get(byte..).and_then(|from| from.first_chunk::<PACKED_READ_BYTES>());
+        let word = self
+            .distances_from_minimum
+            .get(byte..)
+            .and_then(|from| from.first_chunk::<PACKED_READ_BYTES>());
         let distance = word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & self.mask;
-        self.least.wrapping_add(distance.cast_signed())
+        self.minimum.wrapping_add(distance.cast_signed())
     }
 
     fn unpack_block_rows(&self) -> [i64; ROWS_PER_PACKED_BLOCK] {
@@ -148,7 +150,7 @@ fn bit_offset_of_packed_row(index: usize, bits: u32) -> (usize, u32) {
 
 impl<T> Default for BitPackedColumn<T> {
     fn default() -> Self {
-        Self { blocks: Vec::new(), wide: VecDeque::new(), rows: 0, cell: PhantomData }
+        Self { blocks: Vec::new(), wide_blocks: VecDeque::new(), rows: 0, cell: PhantomData }
     }
 }
 
@@ -221,17 +223,17 @@ impl<T: PackableInteger> BitPackedColumn<T> {
                 return;
             }
             *block = BitPackedBlock::pack_block_at_full_width(&block.unpack_block_rows());
-            self.wide.push_back(number);
-            if self.wide.len() > MAX_UNCOMPRESSED_BLOCKS
-                && let Some(oldest) = self.wide.pop_front()
+            self.wide_blocks.push_back(number);
+            if self.wide_blocks.len() > MAX_UNCOMPRESSED_BLOCKS
+                && let Some(oldest) = self.wide_blocks.pop_front()
             {
                 self.blocks[oldest] =
                     BitPackedBlock::pack_block_rows(&self.blocks[oldest].unpack_block_rows());
             }
         }
         let (byte, _) = bit_offset_of_packed_row(index, u64::BITS);
-        if let Some(word) =
-            self.blocks[number].distances[byte..].first_chunk_mut::<PACKED_READ_BYTES>()
+        if let Some(word) = self.blocks[number].distances_from_minimum[byte..]
+            .first_chunk_mut::<PACKED_READ_BYTES>()
         {
             *word = value.to_le_bytes();
         }
@@ -336,7 +338,7 @@ mod tests {
     fn neighbouring_values_take_few_bytes_in_a_packed_column() {
         let column: BitPackedColumn<i64> = (0..100_000).map(|row| row * 10_000 + row % 7).collect();
         let narrow = column.blocks.iter().filter(|block| block.bits < u64::BITS);
-        let bytes: usize = narrow.map(|block| block.distances.len()).sum();
+        let bytes: usize = narrow.map(|block| block.distances_from_minimum.len()).sum();
         assert!(bytes < 100_000 * 3, "{bytes}");
         assert_eq!(column.first_row_that_fails_condition(|start| start < 50_000_000), 5000);
     }

@@ -16,7 +16,7 @@ pub(crate) fn is_plausible_time_ns(ns: &i64) -> bool {
 #[derive(Debug, Clone, Default)]
 pub struct MissingAndImplausibleTraceData {
     /// Tables or fields that the trace file lacks, by their names in the file format.
-    pub missing: Vec<String>,
+    pub missing_tables_or_fields: Vec<String>,
     /// Parts of the trace file that kernelgate could not read completely, with the reason.
     pub unreadable: Vec<String>,
     /// Messages of the profiler in the trace, such as dropped records or unavailable counters.
@@ -24,12 +24,12 @@ pub struct MissingAndImplausibleTraceData {
     /// How kernelgate interpreted the trace file, if several interpretations were possible.
     pub notes: Vec<String>,
     /// Number of records that the profiler reports as dropped.
-    pub dropped: u64,
+    pub dropped_records: u64,
     /// Number of ranges that were never closed; kernelgate ends these ranges at the last time of
     /// the trace.
     pub unclosed_ranges: u64,
     /// Number of records whose end is before their start; kernelgate sets their end to their start.
-    pub backwards: u64,
+    pub spans_with_reversed_times: u64,
     /// Number of GPU operations whose start and end are 0; kernelgate skips these operations.
     pub without_times: u64,
     /// Number of trace events that are not valid JSON; kernelgate skips these events.
@@ -41,24 +41,24 @@ pub struct MissingAndImplausibleTraceData {
     pub odd_values: u64,
     /// Start and end of each span in which the profiler itself was working, in nanoseconds on the
     /// trace's clock.
-    pub overhead: Vec<(i64, i64)>,
+    pub profiler_overhead_spans: Vec<(i64, i64)>,
 }
 
 impl MissingAndImplausibleTraceData {
     /// Adds the counts and messages from another part of the same trace.
     pub(crate) fn add_counts_and_messages(&mut self, other: Self) {
-        self.missing.extend(other.missing);
+        self.missing_tables_or_fields.extend(other.missing_tables_or_fields);
         self.unreadable.extend(other.unreadable);
         self.messages.extend(other.messages);
         self.notes.extend(other.notes);
-        self.dropped += other.dropped;
+        self.dropped_records += other.dropped_records;
         self.unclosed_ranges += other.unclosed_ranges;
-        self.backwards += other.backwards;
+        self.spans_with_reversed_times += other.spans_with_reversed_times;
         self.without_times += other.without_times;
         self.broken_events += other.broken_events;
         self.invalid_texts += other.invalid_texts;
         self.odd_values += other.odd_values;
-        self.overhead.extend(other.overhead);
+        self.profiler_overhead_spans.extend(other.profiler_overhead_spans);
     }
 
     /// Returns a time in nanoseconds if it is plausible; counts an implausible time and returns
@@ -73,7 +73,7 @@ impl MissingAndImplausibleTraceData {
     /// or the span exceeds 26 days.
     pub(crate) fn plausible_span_end_or_start(&mut self, start: i64, end: i64) -> i64 {
         if end < start {
-            self.backwards += 1;
+            self.spans_with_reversed_times += 1;
             return start;
         }
         if end.checked_sub(start).is_none_or(|length| length > MAX_PLAUSIBLE_DURATION_NS) {
@@ -123,10 +123,10 @@ mod tests {
         let month = MAX_PLAUSIBLE_DURATION_NS;
         assert_eq!(quality.plausible_span_end_or_start(5, 9), 9);
         assert_eq!(quality.plausible_span_end_or_start(-month, 0), 0);
-        assert_eq!((quality.backwards, quality.odd_values), (0, 0));
+        assert_eq!((quality.spans_with_reversed_times, quality.odd_values), (0, 0));
         assert_eq!(quality.plausible_span_end_or_start(9, 5), 9);
         assert_eq!(quality.plausible_span_end_or_start(0, month + 1), 0);
         assert_eq!(quality.plausible_span_end_or_start(i64::MIN, i64::MAX), i64::MIN);
-        assert_eq!((quality.backwards, quality.odd_values), (1, 2));
+        assert_eq!((quality.spans_with_reversed_times, quality.odd_values), (1, 2));
     }
 }

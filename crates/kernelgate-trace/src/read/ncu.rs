@@ -101,7 +101,7 @@ pub(super) fn read_ncu_csv(path: &Path) -> Result<Trace, TraceError> {
     for section in split_ncu_csv_at_headers(&text) {
         add_launches_of_ncu_csv_section(&section, &mut builder);
     }
-    if builder.trace.profiled.is_empty() {
+    if builder.trace.profiled_launches.is_empty() {
         return Err(TraceError::broken_trace_file_error(path, "it holds no profiled launch"));
     }
     Ok(builder.finish_trace())
@@ -224,7 +224,7 @@ fn add_launches_of_ncu_csv_section(text: &str, builder: &mut TraceBuilder) {
         };
         let key = (field("Process ID"), field("ID"));
         let index = *launches.entry(key).or_insert_with(|| {
-            trace.profiled.push(NcuProfiledLaunch {
+            trace.profiled_launches.push(NcuProfiledLaunch {
                 id: field("ID"),
                 kernel: trace.names.intern_text(&demangle_kernel_name(&field("Kernel Name"))),
                 shape: KernelLaunchShape {
@@ -237,9 +237,9 @@ fn add_launches_of_ncu_csv_section(text: &str, builder: &mut TraceBuilder) {
                 rules: Vec::new(),
                 lines: Vec::new(),
             });
-            trace.profiled.len() - 1
+            trace.profiled_launches.len() - 1
         });
-        let launch = &mut trace.profiled[index];
+        let launch = &mut trace.profiled_launches[index];
         for [name, unit, value] in section.names_units_and_values_of_record(record) {
             match format.parse_number_with_separators(value) {
                 Some(value) => {

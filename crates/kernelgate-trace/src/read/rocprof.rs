@@ -237,7 +237,7 @@ impl<'a> RocprofProcessReader<'a> {
                 id,
                 name: name.clone(),
                 multiprocessors: agent.cu_count,
-                warp: agent.wave_front_size,
+                threads_per_warp: agent.wave_front_size,
                 threads_per_sm: agent
                     .max_waves_per_cu
                     .zip(agent.wave_front_size)
@@ -315,7 +315,7 @@ impl<'a> RocprofProcessReader<'a> {
                 grid: std::array::from_fn(|axis| items[axis].div_ceil(block[axis].max(1))),
                 block,
                 static_shared: info.group_segment_size,
-                local: info.private_segment_size,
+                local_bytes_per_thread: info.private_segment_size,
                 ..KernelLaunchShape::default()
             }));
         }
@@ -372,9 +372,9 @@ impl<'a> RocprofProcessReader<'a> {
             let trace = &mut self.builder.trace;
             let name = trace.names.intern_text(name);
             if start == end {
-                trace.marks.time.push(start);
-                trace.marks.thread.push(thread);
-                trace.marks.name.push(name);
+                trace.host_marks.time.push(start);
+                trace.host_marks.thread.push(thread);
+                trace.host_marks.name.push(name);
             } else {
                 trace.ranges.push_host_range(start, end, thread, name, HostRangeStyle::PushPop);
             }

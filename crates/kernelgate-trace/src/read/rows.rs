@@ -17,7 +17,7 @@ pub struct StreamedRangeRow {
     pub thread: u32,
     /// Index of the range's name in [`StreamedExportRest::names`]; for a trace in memory, the name id
     /// itself.
-    pub label: u32,
+    pub name_index: u32,
     /// Whether the range was opened by push/pop or by start/end calls.
     pub style: HostRangeStyle,
     /// For a range that is an operator call, the number of its inputs, as in
@@ -66,7 +66,7 @@ pub struct StreamedExportRest {
     /// name id.
     pub names: Vec<InternedNameId>,
     /// End time in nanoseconds for ranges that were never closed.
-    pub last: i64,
+    pub trace_end_ns: i64,
 }
 
 /// A row that is sorted by start time; if starts are equal, the row with the later end comes first.
@@ -103,7 +103,7 @@ pub fn for_each_range_and_call_by_time(trace: &Trace, mut each: impl FnMut(Strea
             start: ranges.start[at],
             end: ranges.end[at],
             thread: ranges.thread[at],
-            label: ranges.name[at].0,
+            name_index: ranges.name[at].0,
             style: ranges.style[at],
             inputs: ranges.operator_inputs_number_of_range(at),
         }

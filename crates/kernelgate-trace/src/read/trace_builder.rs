@@ -97,7 +97,7 @@ impl TraceBuilder {
         self.trace.places.clone_from(&self.places.values);
         self.trace.functions.clone_from(&self.functions.values);
         self.trace.shapes.clone_from(&self.shapes.values);
-        self.trace.inputs.clone_from(&self.inputs.values);
+        self.trace.operator_inputs.clone_from(&self.inputs.values);
     }
 
     /// Copies the final tables of distinct values into the trace, and returns the trace.

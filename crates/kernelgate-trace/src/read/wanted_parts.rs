@@ -14,9 +14,9 @@ pub struct WantedTraceParts {
     pub ranges: bool,
     /// Whether to read everything else: waits, operating-system calls, allocations, counters and
     /// messages.
-    pub rest: bool,
+    pub everything_else: bool,
     /// Whether digits may be removed from range names once there are very many distinct names.
-    pub few_names: bool,
+    pub merges_numbered_names: bool,
 }
 
 impl WantedTraceParts {
@@ -26,8 +26,8 @@ impl WantedTraceParts {
         shapes: true,
         calls: true,
         ranges: true,
-        rest: true,
-        few_names: false,
+        everything_else: true,
+        merges_numbered_names: false,
     };
 
     /// Selects the parts that at least one of two analyses needs.
@@ -38,8 +38,8 @@ impl WantedTraceParts {
             shapes: self.shapes || other.shapes,
             calls: self.calls || other.calls,
             ranges: self.ranges || other.ranges,
-            rest: self.rest || other.rest,
-            few_names: self.few_names && other.few_names,
+            everything_else: self.everything_else || other.everything_else,
+            merges_numbered_names: self.merges_numbered_names && other.merges_numbered_names,
         }
     }
 }

@@ -139,7 +139,7 @@ pub(super) fn kernel_launch_and_execution_table(trace: &Trace) -> StatsTable {
         report: "cuda_kern_exec_sum",
         columns: KERNEL_LAUNCH_AND_EXECUTION_COLUMNS.to_vec(),
         rows: order.into_iter().map(row).collect(),
-        named_by: 26,
+        name_column: 26,
     }
 }
 

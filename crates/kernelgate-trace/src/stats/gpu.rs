@@ -76,7 +76,7 @@ fn summary_by_copy_direction_and_memset(
     for (row, &kind) in trace.copies.kind.iter().enumerate() {
         samples.push_value_of_group(kinds.index_of_value(Some(kind)), copy(row));
     }
-    for row in 0..trace.sets.on_gpu.operation_count() {
+    for row in 0..trace.memsets.on_gpu.operation_count() {
         samples.push_value_of_group(kinds.index_of_value(None), set(row));
     }
     let summaries = samples.summaries_of_groups(kinds.values.len());
@@ -92,7 +92,7 @@ fn duration_summary_of_memory_operations(trace: &Trace) -> Vec<(String, ValueSum
     summary_by_copy_direction_and_memset(
         trace,
         |row| trace.copies.on_gpu.operation_duration_ns(row),
-        |row| trace.sets.on_gpu.operation_duration_ns(row),
+        |row| trace.memsets.on_gpu.operation_duration_ns(row),
     )
 }
 
@@ -108,7 +108,7 @@ pub(super) fn memory_operation_size_table(trace: &Trace) -> StatsTable {
     let rows = summary_by_copy_direction_and_memset(
         trace,
         |row| bytes(trace.copies.bytes[row]),
-        |row| bytes(trace.sets.bytes[row]),
+        |row| bytes(trace.memsets.bytes[row]),
     );
     let megabytes = |bytes: f64| TableCell::Decimal(bytes / BYTES_PER_MEGABYTE, 3);
     #[allow(clippy::cast_precision_loss)]
@@ -137,7 +137,7 @@ pub(super) fn memory_operation_size_table(trace: &Trace) -> StatsTable {
             "Operation",
         ],
         rows: rows.into_iter().map(row).collect(),
-        named_by: 7,
+        name_column: 7,
     }
 }
 

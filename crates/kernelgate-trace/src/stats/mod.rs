@@ -164,7 +164,7 @@ fn table_from_trace_in_memory(
     sums.into_stats_table(&NamesAndEndAfterLastRow {
         trace,
         name_of: InternedNameId,
-        last: i64::MAX,
+        trace_end_ns: i64::MAX,
     })
 }
 
@@ -213,10 +213,13 @@ fn sum_streamed_rows_into_table(
         read::stream_ranges_and_calls(path, &report.trace_parts_for_report(), |trace, row| {
             sums.add_range_or_call_row(trace, row)
         })?;
-    Ok(streamed.map(|read::StreamedExportRest { trace, names, last }| {
+    Ok(streamed.map(|read::StreamedExportRest { trace, names, trace_end_ns: last }| {
         let name_of = |label: u32| names[label as usize];
-        let table =
-            sums.into_stats_table(&NamesAndEndAfterLastRow { trace: &trace, name_of, last });
+        let table = sums.into_stats_table(&NamesAndEndAfterLastRow {
+            trace: &trace,
+            name_of,
+            trace_end_ns: last,
+        });
         TableOfStreamedExport { table, trace }
     }))
 }

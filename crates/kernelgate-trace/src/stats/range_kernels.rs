@@ -22,32 +22,32 @@ type RangeThreadAndKernelKey = (Option<(u32, HostRangeStyle)>, Option<u32>, u32)
 /// range that encloses its launch; a kernel outside all ranges is listed under an empty range name.
 #[derive(Default)]
 pub(super) struct KernelDurationsByRange {
-    launched: OperationsByLaunchKey,
+    operations_by_launch_key: OperationsByLaunchKey,
     /// For each open range, the sorted groups of kernels that were already counted for this range.
-    open: OpenRangesByThread<Vec<u32>>,
+    counted_groups_of_open_ranges: OpenRangesByThread<Vec<u32>>,
     groups: Interner<RangeThreadAndKernelKey>,
     samples: ValuesByGroup,
     /// For each group, the number of ranges that launched kernels of the group.
-    instances: Vec<usize>,
+    ranges_of_group: Vec<usize>,
 }
 
 impl KernelDurationsByRange {
     fn add_kernels_of_launch_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
         let all = AllGpuOperations::number_operations_of_trace(trace);
-        let ranges = self.open.at(call.thread, call.start, |_| ());
-        for &id in self.launched.by(trace, call) {
+        let ranges = self.counted_groups_of_open_ranges.at(call.thread, call.start, |_| ());
+        for &id in self.operations_by_launch_key.by(trace, call) {
             let (GpuOperationKind::Kernel, kernel) = all.kind_and_table_row(id) else { continue };
             let (function, length) = kernel_name_and_duration(trace, kernel);
             let mut alone = true;
             for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
                 alone = false;
-                let scope = (range.row.label, range.row.style);
+                let scope = (range.row.name_index, range.row.style);
                 let group = self.groups.index_of_value((Some(scope), Some(call.thread), function));
                 self.samples.push_value_of_group(group, length);
                 if let Err(place) = range.state.binary_search(&group) {
                     range.state.insert(place, group);
-                    self.instances.resize(self.groups.values.len(), 0);
-                    self.instances[group as usize] += 1;
+                    self.ranges_of_group.resize(self.groups.values.len(), 0);
+                    self.ranges_of_group[group as usize] += 1;
                 }
             }
             if alone {
@@ -71,11 +71,15 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
         match row {
             StreamedRangeOrCall::Begin => {
                 *self = Self {
-                    launched: OperationsByLaunchKey::operations_without_read_calls(trace),
+                    operations_by_launch_key: OperationsByLaunchKey::operations_without_read_calls(
+                        trace,
+                    ),
                     ..Self::default()
                 }
             }
-            StreamedRangeOrCall::Range(range) => self.open.open_range(range, Vec::new(), |_| ()),
+            StreamedRangeOrCall::Range(range) => {
+                self.counted_groups_of_open_ranges.open_range(range, Vec::new(), |_| ())
+            }
             StreamedRangeOrCall::Call(call) => self.add_kernels_of_launch_call(trace, &call),
         }
     }
@@ -85,7 +89,9 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
         end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
     ) -> StatsTable {
         let trace = end.trace;
-        for kernel in self.launched.operations_whose_call_was_not_read().map(|id| id as usize) {
+        for kernel in
+            self.operations_by_launch_key.operations_whose_call_was_not_read().map(|id| id as usize)
+        {
             if kernel < trace.kernels.on_gpu.operation_count() {
                 let (function, length) = kernel_name_and_duration(trace, kernel);
                 self.samples.push_value_of_group(
@@ -101,7 +107,7 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
         let (groups, group_of) =
             merge_groups_with_equal_meaning(&self.groups.values, &mut samples, meaning);
         let mut instances_of = vec![0usize; groups.len()];
-        for (&group, &instances) in group_of.iter().zip(&self.instances) {
+        for (&group, &instances) in group_of.iter().zip(&self.ranges_of_group) {
             instances_of[group as usize] += instances;
         }
         let summaries = samples.summaries_of_groups(groups.len());
@@ -160,7 +166,7 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
                 "Kernel Name",
             ],
             rows: order.into_iter().map(row).collect(),
-            named_by: 0,
+            name_column: 0,
         }
     }
 }

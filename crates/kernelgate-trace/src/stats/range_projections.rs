@@ -30,9 +30,9 @@ struct GpuSpanOfRange {
 /// Sums the GPU spans of ranges that launched operations, by range name and style.
 #[derive(Default)]
 pub(super) struct GpuSpansOfRangesByName {
-    launched: OperationsByLaunchKey,
-    open: OpenRangesByThread<Option<GpuSpanOfRange>>,
-    closed: GpuSpansOfEndedRanges,
+    operations_by_launch_key: OperationsByLaunchKey,
+    spans_of_open_ranges: OpenRangesByThread<Option<GpuSpanOfRange>>,
+    spans_of_ended_ranges: GpuSpansOfEndedRanges,
 }
 
 /// Sums of the GPU spans of ranges that have ended, by range name and style.
@@ -48,7 +48,7 @@ struct GpuSpansOfEndedRanges {
 impl GpuSpansOfEndedRanges {
     fn add_ended_range(&mut self, range: &OpenRangeWithState<Option<GpuSpanOfRange>>, last: i64) {
         let (row, Some(projection)) = (&range.row, &range.state) else { return };
-        let group = self.groups.index_of_value((row.label, row.style));
+        let group = self.groups.index_of_value((row.name_index, row.style));
         self.samples.push_value_of_group(group, projection.end - projection.start);
         self.sums.resize(self.groups.values.len(), [0; 4]);
         let [host, operations, levels, children] = &mut self.sums[group as usize];
@@ -65,7 +65,7 @@ impl GpuSpansOfRangesByName {
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
         // Executions of whole CUDA graphs are skipped, because `nsys stats` counts only kernels,
         // copies and memsets.
-        let launched = self.launched.by(trace, call).iter();
+        let launched = self.operations_by_launch_key.by(trace, call).iter();
         for &id in launched.filter(|&&id| all.kind_and_table_row(id).0 != GpuOperationKind::Graph) {
             start = start.min(all.operation_start_ns(id));
             end = end.max(all.operation_end_exclusive_ns(id));
@@ -74,9 +74,9 @@ impl GpuSpansOfRangesByName {
         if number == 0 {
             return;
         }
-        let ranges = self
-            .open
-            .at(call.thread, call.start, |range| self.closed.add_ended_range(&range, i64::MAX));
+        let ranges = self.spans_of_open_ranges.at(call.thread, call.start, |range| {
+            self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX)
+        });
         for depth in 0..ranges.len() {
             let (outer, rest) = ranges.split_at_mut(depth);
             let range = &mut rest[0];
@@ -113,13 +113,16 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
         match row {
             StreamedRangeOrCall::Begin => {
                 *self = Self {
-                    launched: OperationsByLaunchKey::operations_without_read_calls(trace),
+                    operations_by_launch_key: OperationsByLaunchKey::operations_without_read_calls(
+                        trace,
+                    ),
                     ..Self::default()
                 }
             }
             StreamedRangeOrCall::Range(range) => {
-                self.open
-                    .open_range(range, None, |range| self.closed.add_ended_range(&range, i64::MAX));
+                self.spans_of_open_ranges.open_range(range, None, |range| {
+                    self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX)
+                });
             }
             StreamedRangeOrCall::Call(call) => self.add_operations_of_launch_call(trace, &call),
         }
@@ -129,8 +132,10 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
         mut self,
         end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
     ) -> StatsTable {
-        self.open.close_all_ranges(|range| self.closed.add_ended_range(&range, end.last));
-        let GpuSpansOfEndedRanges { groups, mut samples, sums: parts } = self.closed;
+        self.spans_of_open_ranges.close_all_ranges(|range| {
+            self.spans_of_ended_ranges.add_ended_range(&range, end.trace_end_ns)
+        });
+        let GpuSpansOfEndedRanges { groups, mut samples, sums: parts } = self.spans_of_ended_ranges;
         let meaning = |(label, style)| ((end.name_of)(label), style);
         let (groups, group_of) =
             merge_groups_with_equal_meaning(&groups.values, &mut samples, meaning);
@@ -186,7 +191,7 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
                 "Avg Num Child",
             ],
             rows: rows.into_iter().map(row).collect(),
-            named_by: 0,
+            name_column: 0,
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct NamesAndEndAfterLastRow<'a, N: Fn(u32) -> InternedNameId> {
     /// Returns the name id for a range label.
     pub name_of: N,
     /// End time in nanoseconds for ranges that were never closed.
-    pub last: i64,
+    pub trace_end_ns: i64,
 }
 
 /// A table that is built by adding ranges and API calls one by one in order of time.
@@ -51,7 +51,7 @@ pub(super) struct HostDurationsOfRangesByName {
     groups: Interner<(u32, HostRangeStyle)>,
     samples: ValuesByGroup,
     /// Group and start time of each range that was never closed.
-    unclosed: Vec<(u32, i64)>,
+    unclosed_ranges: Vec<(u32, i64)>,
 }
 
 impl HostDurationsOfRangesByName {
@@ -69,9 +69,9 @@ impl TableBuiltFromStreamedRows for HostDurationsOfRangesByName {
             StreamedRangeOrCall::Range(range)
                 if !self.push_pop_only || range.style == HostRangeStyle::PushPop =>
             {
-                let group = self.groups.index_of_value((range.label, range.style));
+                let group = self.groups.index_of_value((range.name_index, range.style));
                 if range.end == StreamedRangeRow::UNCLOSED_RANGE_END {
-                    self.unclosed.push((group, range.start));
+                    self.unclosed_ranges.push((group, range.start));
                 } else {
                     self.samples.push_value_of_group(group, range.end - range.start);
                 }
@@ -84,8 +84,8 @@ impl TableBuiltFromStreamedRows for HostDurationsOfRangesByName {
         mut self,
         end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
     ) -> StatsTable {
-        for (group, start) in self.unclosed {
-            self.samples.push_value_of_group(group, end.last.max(start) - start);
+        for (group, start) in self.unclosed_ranges {
+            self.samples.push_value_of_group(group, end.trace_end_ns.max(start) - start);
         }
         let mut samples = self.samples;
         let meaning = |(label, style)| ((end.name_of)(label), style);

@@ -58,7 +58,7 @@ pub(super) fn table_of_group_summaries<T>(
     };
     StatsTable {
         report,
-        named_by: columns.len() - 1,
+        name_column: columns.len() - 1,
         columns,
         rows: rows.into_iter().map(row).collect(),
     }

@@ -48,14 +48,14 @@ pub struct StatsTable {
     /// Rows of the table; each row has one cell per column.
     pub rows: Vec<Vec<TableCell>>,
     /// Index of the column in which `--filter` searches.
-    pub named_by: usize,
+    pub name_column: usize,
 }
 
 impl StatsTable {
     /// Keeps only the rows whose name matches the regular expression. The percentages of the
     /// remaining rows are unchanged, because they refer to the unfiltered table.
     pub fn keep_rows_with_matching_name(&mut self, expression: &regex::Regex) {
-        let column = self.named_by;
+        let column = self.name_column;
         self.rows.retain(|row| expression.is_match(&row[column].cell_as_csv_text()));
     }
 

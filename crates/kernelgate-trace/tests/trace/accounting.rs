@@ -23,16 +23,20 @@ fn diagnose_and_check_sums(export: &NsysExport) -> TraceDiagnosis {
 
 fn assert_account_adds_up(device: &GpuUseOfProcess) {
     let account = &device.account;
-    assert_eq!(account.total.span_length_ns(), device.span.1 - device.span.0);
+    assert_eq!(
+        account.total.span_length_ns(),
+        device.first_start_and_last_end_ns.1 - device.first_start_and_last_end_ns.0
+    );
     assert_eq!(account.total.busy_time_ns(), device.busy_ns);
     assert_eq!(account.total.idle_time_of_all_causes_ns(), device.gaps.total_length_of_gaps_ns());
     let Some(iterations) = &account.iterations else { return };
-    let parts = iterations.each.iter().map(|of| of.account.span_length_ns()).sum::<i64>()
-        + iterations.before.span_length_ns()
-        + iterations.after.span_length_ns();
+    let parts =
+        iterations.listed_iterations.iter().map(|of| of.account.span_length_ns()).sum::<i64>()
+            + iterations.account_before_first.span_length_ns()
+            + iterations.account_after_last.span_length_ns();
     assert_eq!(parts, account.total.span_length_ns());
-    for of in &iterations.each {
-        assert_eq!(of.account.span_length_ns(), of.span.1 - of.span.0);
+    for of in &iterations.listed_iterations {
+        assert_eq!(of.account.span_length_ns(), of.start_and_end_ns.1 - of.start_and_end_ns.0);
     }
 }
 
@@ -63,9 +67,9 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
     assert_eq!(found.recoverable_ns, Some(5 * 500_000));
     insta::assert_snapshot!(found.title, @"device 0 communicates for 2.500 ms, 2.500 ms of it with no compute beside it: 51.0 % of the time; it is on a stream that computes, so that nothing can overlap there");
     let transfer = &diagnosis.devices[0].account.transfers[0];
-    assert_eq!((transfer.label.as_str(), transfer.count), ("NCCL/RCCL all-reduce", 5));
-    assert_eq!((transfer.exposed_ns, transfer.beside_compute), (5 * 500_000, 5));
-    let gain = found.replayed.map(|of| of.alone_ns);
+    assert_eq!((transfer.label.as_str(), transfer.transfer_count), ("NCCL/RCCL all-reduce", 5));
+    assert_eq!((transfer.exposed_ns, transfer.transfers_during_compute), (5 * 500_000, 5));
+    let gain = found.replayed_gain.map(|of| of.alone_ns);
     assert_eq!(gain, Some(5 * 500_000), "the host waits between steps, though by no call");
 }
 
@@ -115,8 +119,8 @@ fn page_migrations_are_no_lost_launches() {
     let found = finding_with_id(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
     // The kernel is shorter by the time from its first page to its last one.
-    assert_eq!(found.replayed.unwrap().alone_ns, 49 * 10_000 + 5_000);
-    assert_eq!(diagnosis.devices[0].account.transfers[0].count, 50);
+    assert_eq!(found.replayed_gain.unwrap().alone_ns, 49 * 10_000 + 5_000);
+    assert_eq!(diagnosis.devices[0].account.transfers[0].transfer_count, 50);
     assert_eq!(diagnosis.quality, [], "migrations have no call");
 }
 
@@ -145,10 +149,16 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
     });
     let diagnosis = diagnose_and_check_sums(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert_eq!(iterations.sign, EvidenceOfIterations::Range("step_#".to_owned()));
-    assert_eq!(iterations.each.len(), 6);
-    assert_eq!(iterations.before.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 495_000);
-    assert_eq!(iterations.each[0].account.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 3 * 190_000);
+    assert_eq!(iterations.evidence, EvidenceOfIterations::Range("step_#".to_owned()));
+    assert_eq!(iterations.listed_iterations.len(), 6);
+    assert_eq!(
+        iterations.account_before_first.busy_ns_of_line(BusyTimeLineOfGpu::Compute),
+        495_000
+    );
+    assert_eq!(
+        iterations.listed_iterations[0].account.busy_ns_of_line(BusyTimeLineOfGpu::Compute),
+        3 * 190_000
+    );
     let steady = iterations.sorted_lengths_without_first();
     assert_eq!((steady.len(), steady[2]), (5, 1_000_000));
 }
@@ -158,11 +168,11 @@ fn iterations_are_found_by_kernels_that_repeat() {
     let diagnosis = diagnose_and_check_sums(&export_with_slower_first_step(|_, _, _, _| {}));
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
     assert!(
-        matches!(iterations.sign, EvidenceOfIterations::Repetition(_)),
+        matches!(iterations.evidence, EvidenceOfIterations::Repetition(_)),
         "{:?}",
-        iterations.sign
+        iterations.evidence
     );
-    assert_eq!(iterations.each.len(), 6);
+    assert_eq!(iterations.listed_iterations.len(), 6);
 }
 
 #[test]
@@ -220,7 +230,7 @@ fn idle_time_has_a_line_for_each_cause() {
     export.add_launch((0, 10), (1_000, 2_000), 1, "a");
     export.add_launch((50_000, 60_000), (61_000, 70_000), 2, "b");
     let diagnosis = diagnose_and_check_sums(&export);
-    let idle = &diagnosis.devices[0].account.total.idle;
+    let idle = &diagnosis.devices[0].account.total.idle_ns_by_cause;
     assert_eq!(idle.values().sum::<i64>(), 59_000);
     assert!(idle.get(&IdleCauseKind::HostCode).is_some_and(|&ns| ns >= 48_000), "{idle:?}");
 }
@@ -281,7 +291,7 @@ fn savings_of_two_findings_do_not_count_the_same_time_twice() {
     }
     let diagnosis = diagnose_and_check_sums(&export);
     let replayed: Vec<_> =
-        diagnosis.findings.iter().filter_map(|of| Some((of.id, of.replayed?))).collect();
+        diagnosis.findings.iter().filter_map(|of| Some((of.id, of.replayed_gain?))).collect();
     let ids: Vec<&str> = replayed.iter().map(|(id, _)| *id).collect();
     assert!(ids.contains(&"launch-bound") && ids.contains(&"gaps"), "{ids:?}");
     let all: i64 = replayed.iter().map(|(_, of)| of.further_ns).sum();

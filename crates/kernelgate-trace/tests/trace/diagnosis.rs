@@ -49,8 +49,8 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
     });
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-    assert_eq!(finding.measured.value, 5.0);
-    assert_eq!(finding.evidence[0].what, "cudaStreamSynchronize");
+    assert_eq!(finding.measured_value.value, 5.0);
+    assert_eq!(finding.evidence[0].subject, "cudaStreamSynchronize");
     assert_eq!(finding.evidence[0].range.as_deref(), Some("step_#"));
     assert_eq!(finding.evidence[0].total_ns, Some(1_000_000));
     // Each wait ends in the idle time behind its step, but for the last, which nothing follows.
@@ -65,8 +65,12 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
         (IdleCauseKind::BackToBack, 5 * 9 * 1_000),
         (IdleCauseKind::LaunchCall, 4 * 5_000),
     ];
-    let causes: Vec<(IdleCauseKind, i64)> =
-        diagnosis.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect();
+    let causes: Vec<(IdleCauseKind, i64)> = diagnosis.devices[0]
+        .gaps
+        .idle_time_by_cause
+        .iter()
+        .map(|of| (of.kind, of.total_ns))
+        .collect();
     assert_eq!(causes, expected);
 }
 
@@ -115,9 +119,9 @@ fn pageable_and_synchronous_copies_are_found() {
     let pageable = finding_with_id(&diagnosis, "pageable-copy").unwrap();
     assert_eq!(pageable.evidence.len(), 1);
     assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
-    insta::assert_snapshot!(pageable.evidence[0].what, @"cudaMemcpyAsync Host-to-Device (pageable to device)");
+    insta::assert_snapshot!(pageable.evidence[0].subject, @"cudaMemcpyAsync Host-to-Device (pageable to device)");
     let synchronous = finding_with_id(&diagnosis, "synchronous-copy").unwrap();
-    assert_eq!(synchronous.evidence[0].what, "cudaMemcpy Device-to-Host");
+    assert_eq!(synchronous.evidence[0].subject, "cudaMemcpy Device-to-Host");
     assert_eq!(synchronous.recoverable_ns, Some(2000));
 }
 
@@ -137,12 +141,16 @@ fn short_kernels_behind_long_launches_are_launch_bound() {
     let finding = finding_with_id(&diagnosis, "launch-bound").unwrap();
     assert_eq!(finding.severity, FindingSeverity::Severe);
     // 200 kernels of 3 µs in 199 × 12 + 3 µs.
-    assert!((finding.measured.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
+    assert!((finding.measured_value.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
     // In a graph a microsecond stays between two kernels.
     assert_eq!(finding.recoverable_ns, Some(199 * 8_000), "the GPU waited for the host");
     // Of 9 µs the host was 2 µs in its own code, 6 µs in the call; the kernel started 1 µs later.
-    let causes: Vec<(IdleCauseKind, i64)> =
-        diagnosis.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect();
+    let causes: Vec<(IdleCauseKind, i64)> = diagnosis.devices[0]
+        .gaps
+        .idle_time_by_cause
+        .iter()
+        .map(|of| (of.kind, of.total_ns))
+        .collect();
     let expected = [
         (IdleCauseKind::LaunchCall, 199 * 6_000),
         (IdleCauseKind::HostCode, 199 * 2_000),
@@ -161,7 +169,7 @@ fn the_same_kernels_in_one_graph_are_not() {
     }
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     assert!(finding_with_id(&diagnosis, "launch-bound").is_none());
-    let causes = &diagnosis.devices[0].gaps.causes;
+    let causes = &diagnosis.devices[0].gaps.idle_time_by_cause;
     assert_eq!((causes.len(), causes[0].kind), (1, IdleCauseKind::BackToBack));
 }
 
@@ -174,8 +182,15 @@ fn gaps_are_classed_at_20_and_50_microseconds() {
         start += 1_000 + gap;
     }
     let gaps = &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).devices[0].gaps;
-    assert_eq!((gaps.normal.count, gaps.warning.count, gaps.severe.count), (1, 2, 1));
-    assert_eq!((gaps.normal.total_ns, gaps.severe.total_ns), (19_999, 50_001));
+    assert_eq!(
+        (
+            gaps.gaps_below_20_us.gap_count,
+            gaps.gaps_of_20_to_50_us.gap_count,
+            gaps.gaps_above_50_us.gap_count
+        ),
+        (1, 2, 1)
+    );
+    assert_eq!((gaps.gaps_below_20_us.total_ns, gaps.gaps_above_50_us.total_ns), (19_999, 50_001));
     assert_eq!((gaps.longest_ns, gaps.mean_length_of_gaps_ns()), (50_001, 35_000.0));
 }
 
@@ -202,9 +217,9 @@ fn small_grids_are_found_where_the_gpu_is_known() {
     export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = 25 WHERE start = 1000;");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "small-grid").unwrap();
-    assert_eq!(finding.measured.value, 80.0);
+    assert_eq!(finding.measured_value.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
-    insta::assert_snapshot!(finding.evidence[0].what, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
+    insta::assert_snapshot!(finding.evidence[0].subject, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
     export.execute_sql("DROP TABLE TARGET_INFO_GPU;");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let why = reason_not_answered(&diagnosis, "small-grid");
@@ -267,9 +282,13 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
     let fusion = finding_with_id(&diagnosis, "fusion").unwrap();
     // The pair lacks the gemm: the shorter kernel and the gap of 1 µs.
     assert_eq!(fusion.evidence.len(), 1);
-    assert_eq!(fusion.evidence[0].what, "bias → gelu");
+    assert_eq!(fusion.evidence[0].subject, "bias → gelu");
     assert_eq!(fusion.recoverable_ns, Some(10 * (2_000 + 1_000)));
-    assert!((fusion.measured.value - 500.0 / 45.0).abs() < 1e-9, "{}", fusion.measured.value);
+    assert!(
+        (fusion.measured_value.value - 500.0 / 45.0).abs() < 1e-9,
+        "{}",
+        fusion.measured_value.value
+    );
     // A kernel that runs elsewhere too has other producers.
     assert!(finding_with_id(&chain("gemm"), "fusion").is_none());
 }
@@ -286,7 +305,7 @@ fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
     export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "block-size").unwrap();
-    assert_eq!(finding.measured.value, 80.0);
+    assert_eq!(finding.measured_value.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(3_000), "24 of 64 threads idle");
 }
 
@@ -297,14 +316,14 @@ fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
     export.add_memory_copy((500_000, 900_000), 1000, (1, 0, 2));
     let lines = fill_in_checklist(&diagnose_trace_in_memory(&export.read_as_trace().unwrap()));
     let line = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
-    assert_eq!(line("Minimal synchronization").tick, ChecklistLineState::Holds);
+    assert_eq!(line("Minimal synchronization").line_state, ChecklistLineState::Holds);
     let transactions = line("Memory transactions");
-    assert_eq!(transactions.tick, ChecklistLineState::Fails);
-    insta::assert_snapshot!(transactions.why, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
+    assert_eq!(transactions.line_state, ChecklistLineState::Fails);
+    insta::assert_snapshot!(transactions.deciding_text, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
     let conflicts = line("No bank conflicts");
-    assert_eq!(conflicts.tick, ChecklistLineState::NotMeasured);
-    assert!(conflicts.why.contains("ncu --csv"), "{}", conflicts.why);
-    assert_eq!(line("Unrolled").tick, ChecklistLineState::NotMeasured);
+    assert_eq!(conflicts.line_state, ChecklistLineState::NotMeasured);
+    assert!(conflicts.deciding_text.contains("ncu --csv"), "{}", conflicts.deciding_text);
+    assert_eq!(line("Unrolled").line_state, ChecklistLineState::NotMeasured);
     assert_eq!(lines.len(), 16);
     let text = checklist_to_text(&lines);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");

@@ -95,8 +95,9 @@ fn difference_of_exports(base: &NsysExport, head: &NsysExport) -> DifferenceOfTw
 }
 
 fn assert_changes_add_up(difference: &DifferenceOfTwoTraces) {
-    let parts: i64 = difference.parts.iter().map(PartInBothTraces::own_time_change_ns).sum();
-    let places: i64 = difference.places.iter().map(|place| place.launched_time_change_ns()).sum();
+    let parts: i64 = difference.part_changes.iter().map(PartInBothTraces::own_time_change_ns).sum();
+    let places: i64 =
+        difference.range_path_changes.iter().map(|place| place.launched_time_change_ns()).sum();
     assert_eq!(
         (parts, places),
         (difference.whole_time_change_ns(), difference.whole_time_change_ns())
@@ -108,9 +109,9 @@ fn nothing_changed_between_a_trace_and_itself() {
     let same = difference_from_plain_steps(&PLAIN);
     assert_eq!((same.whole_time_change_ns(), same.change_of_unexplained_idle_ns()), (0, 0));
     assert!(
-        same.parts.iter().all(|part| part.kind_of_part_change() == PartChangeKind::Same),
+        same.part_changes.iter().all(|part| part.kind_of_part_change() == PartChangeKind::Same),
         "{:?}",
-        same.parts
+        same.part_changes
     );
     assert!(same.findings.iter().all(Vec::is_empty) && same.notes.is_empty());
     insta::assert_snapshot!(lines_with_word(&same.difference_to_text(["a", "b"]), "takes"), @"B takes as long as A, from the first operation to the last");
@@ -124,7 +125,7 @@ fn a_slower_kernel_explains_all_of_it() {
         ..PLAIN
     });
     assert_eq!(slower.whole_time_change_ns(), 5 * 20_000);
-    let first = &slower.parts[0];
+    let first = &slower.part_changes[0];
     assert_eq!(
         (first.part.name.as_str(), first.kind_of_part_change()),
         ("k3", PartChangeKind::Longer)
@@ -134,9 +135,9 @@ fn a_slower_kernel_explains_all_of_it() {
         (0, 100_000)
     );
     assert_eq!(first.describe_launch_shape_and_metric_changes(), ["registers 96 -> 128"]);
-    assert_eq!(slower.parts[1].own_time_change_ns(), 0, "nothing else changed");
-    assert_eq!(slower.places[0].path, "step_#");
-    assert_eq!(slower.places[0].launched_time_change_ns(), 100_000);
+    assert_eq!(slower.part_changes[1].own_time_change_ns(), 0, "nothing else changed");
+    assert_eq!(slower.range_path_changes[0].path, "step_#");
+    assert_eq!(slower.range_path_changes[0].launched_time_change_ns(), 100_000);
 }
 
 #[test]
@@ -145,7 +146,7 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
         |bytes| SyntheticTrainingSteps { third_ns: 60_000, local: Some(bytes), ..PLAIN };
     let words = |base: &SyntheticTrainingSteps, head: &SyntheticTrainingSteps| {
         let difference = difference_of_exports(&base.create_export(), &head.create_export());
-        let kernel = difference.parts.iter().find(|part| part.part.name == "k3").unwrap();
+        let kernel = difference.part_changes.iter().find(|part| part.part.name == "k3").unwrap();
         let text = difference.difference_to_text(["a", "b"]);
         (
             kernel.describe_launch_shape_and_metric_changes(),
@@ -171,7 +172,7 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
 fn an_extra_launch_and_longer_launches_are_two_causes() {
     let more = difference_from_plain_steps(&SyntheticTrainingSteps { kernels: 11, ..PLAIN });
     assert_eq!(more.whole_time_change_ns(), 5 * 30_000);
-    let first = &more.parts[0];
+    let first = &more.part_changes[0];
     assert_eq!(
         (first.part.name.as_str(), first.kind_of_part_change()),
         ("k10", PartChangeKind::Appeared)
@@ -185,7 +186,7 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
          WHERE demangledName IN (SELECT id FROM StringIds WHERE value IN ('k0', 'k1'));",
     );
     let more = difference_of_exports(&PLAIN.create_export(), &again);
-    let part = |name: &str| more.parts.iter().find(|part| part.part.name == name).unwrap();
+    let part = |name: &str| more.part_changes.iter().find(|part| part.part.name == name).unwrap();
     assert_eq!(part("k0").kind_of_part_change(), PartChangeKind::More);
     assert_eq!(
         (part("k0").change_by_operation_count_ns(), part("k0").change_by_operation_length_ns()),
@@ -198,7 +199,8 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
 fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
     let copies = difference_from_plain_steps(&SyntheticTrainingSteps { memory: 0, ..PLAIN });
     assert_eq!(copies.whole_time_change_ns(), 5 * 30_000);
-    let part = |name: &str| copies.parts.iter().find(|part| part.part.name.contains(name)).unwrap();
+    let part =
+        |name: &str| copies.part_changes.iter().find(|part| part.part.name.contains(name)).unwrap();
     let pageable = part("(pageable to device)");
     assert_eq!(
         (pageable.part.kind, pageable.kind_of_part_change()),
@@ -212,7 +214,7 @@ fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
 #[test]
 fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
     let waits = difference_from_plain_steps(&SyntheticTrainingSteps { waits: true, ..PLAIN });
-    let part = |name: &str| waits.parts.iter().find(|part| part.part.name == name).unwrap();
+    let part = |name: &str| waits.part_changes.iter().find(|part| part.part.name == name).unwrap();
     // Each wait ends 1 us after the last kernel; 38 us of host code and a call of 3 us follow.
     let in_waits = part("in a wait for the GPU: cudaStreamSynchronize");
     assert_eq!(
@@ -220,10 +222,11 @@ fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
         (PartChangeKind::Appeared, 4 * 1_000)
     );
     assert_eq!(part("host code between launches").amounts[1].count, 4);
-    let call = waits.calls.iter().find(|call| call.site.function == "cudaStreamSynchronize");
+    let call =
+        waits.host_call_changes.iter().find(|call| call.site.function == "cudaStreamSynchronize");
     let call = call.unwrap();
     assert_eq!(call.site.range.as_deref(), Some("step_#"));
-    assert_eq!(call.calls.map(|calls| calls.count), [0, 5]);
+    assert_eq!(call.calls.map(|calls| calls.call_count), [0, 5]);
     let found: Vec<&str> = waits.findings[1].iter().map(|(id, _)| *id).collect();
     assert!(found.contains(&"sync-in-loop"), "{found:?}");
     let text = waits.difference_to_text(["before.sqlite", "after.sqlite"]);
@@ -255,7 +258,7 @@ fn traces_of_unlike_content_are_compared_with_a_note() {
     let difference = difference_of_exports(&PLAIN.create_export(), &short);
     insta::assert_snapshot!(difference.notes[0], @"the range step_# is there 5 and 1 times: the traces hold different amounts of work");
     let empty = difference_of_exports(&NsysExport::new(), &NsysExport::new());
-    assert_eq!((empty.whole_time_change_ns(), empty.parts.len()), (0, 0));
+    assert_eq!((empty.whole_time_change_ns(), empty.part_changes.len()), (0, 0));
     let json = difference.difference_to_json();
     assert_eq!(json["schema_version"], 2);
     assert_eq!(json["change_ns"], difference.whole_time_change_ns());

@@ -33,7 +33,7 @@ fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a Di
 
 /// Idle time of the first device by cause, in nanoseconds.
 fn idle_ns_of_cause(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
-    let causes = diagnosis.devices[0].gaps.causes.iter();
+    let causes = diagnosis.devices[0].gaps.idle_time_by_cause.iter();
     causes.filter(|cause| cause.kind == kind).map(|cause| cause.total_ns).sum()
 }
 
@@ -43,7 +43,7 @@ fn cause_with_most_idle_time(
     device: u32,
 ) -> (IdleCauseKind, Option<&str>) {
     let device = diagnosis.devices.iter().find(|of| of.device == device).unwrap();
-    let cause = &device.gaps.causes[0];
+    let cause = &device.gaps.idle_time_by_cause[0];
     (cause.kind, cause.function.as_deref())
 }
 
@@ -54,7 +54,7 @@ fn reason_not_answered(diagnosis: &TraceDiagnosis, id: &str) -> String {
 
 fn state_of_checklist_line(diagnosis: &TraceDiagnosis, line: &str) -> ChecklistLineState {
     let lines = fill_in_checklist(diagnosis);
-    lines.iter().find(|of| of.text.starts_with(line)).unwrap().tick
+    lines.iter().find(|of| of.text.starts_with(line)).unwrap().line_state
 }
 
 /// A kernel, then one that is launched at 40 µs and starts 400 ms later.
@@ -111,7 +111,7 @@ fn the_driver_of_windows_submits_work_later() {
     export.add_launch((40_000, 45_000), (700_000, 710_000), 2, "b");
     let cause = |export: &NsysExport| {
         let trace = export.read_as_trace().unwrap();
-        diagnose_trace_in_memory(&trace).devices[0].gaps.causes[0].kind
+        diagnose_trace_in_memory(&trace).devices[0].gaps.idle_time_by_cause[0].kind
     };
     assert_eq!(cause(&export), IdleCauseKind::NotStarted);
     export.execute_sql("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)");
@@ -393,7 +393,7 @@ fn a_rule_that_saw_a_part_says_which() {
     let RuleAnswer::No { inspected } = &most.question_of_rule("small-grid").unwrap().answer else {
         panic!("{:?}", most.question_of_rule("small-grid"));
     };
-    assert_eq!((inspected.seen, inspected.whole), (4_750_000, 5_000_000));
+    assert_eq!((inspected.inspected_amount, inspected.whole_amount), (4_750_000, 5_000_000));
 }
 
 #[test]
@@ -413,10 +413,10 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     let report = read_reported_trace_or_skip("unified-memory/um_during.sqlite");
     for trace in [Some(written), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
-        let only_tables = diagnosis.quality.iter().all(|of| of.measured.unit == "tables");
+        let only_tables = diagnosis.quality.iter().all(|of| of.measured_value.unit == "tables");
         assert!(only_tables, "no launch is lost: {:?}", diagnosis.quality);
         let pages = finding_with_id(&diagnosis, "page-migration").unwrap();
-        assert_eq!((pages.measured.value, pages.severity), (2000.0, FindingSeverity::Severe));
+        assert_eq!((pages.measured_value.value, pages.severity), (2000.0, FindingSeverity::Severe));
         assert_eq!(
             pages.title,
             "131.1 MB of managed memory migrated in 2000 pieces: 2000 while kernels ran, 0 between \
@@ -449,11 +449,11 @@ fn a_line_of_several_rules_holds_where_none_lacks_data() {
     assert!(diagnosis.has_rule_found_nothing("pageable-copy"));
     let lines = fill_in_checklist(&diagnosis);
     let line = lines.iter().find(|line| line.text.contains("transactions")).unwrap();
-    assert_eq!(line.tick, ChecklistLineState::NotMeasured, "nobody counted sectors");
-    insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
+    assert_eq!(line.line_state, ChecklistLineState::NotMeasured, "nobody counted sectors");
+    insta::assert_snapshot!(line.deciding_text, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     // PyTorch's profiler does not record them, so that none in the trace says nothing.
     assert!(!diagnosis.has_rule_found_nothing("page-migration"));
-    insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
+    insta::assert_snapshot!(line.deciding_text, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     assert_eq!(
         state_of_checklist_line(&diagnosis, "Optimal work distribution"),
         ChecklistLineState::Holds
@@ -475,8 +475,8 @@ fn communication_kernels_get_no_advice_about_their_shape() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         for id in ["small-grid", "block-size", "occupancy", "tail"] {
             let found = finding_with_id(&diagnosis, id);
-            let named =
-                found.is_some_and(|found| found.evidence.iter().any(|it| it.what.contains("nccl")));
+            let named = found
+                .is_some_and(|found| found.evidence.iter().any(|it| it.subject.contains("nccl")));
             assert!(!named, "{found:?}");
         }
     }
@@ -508,17 +508,17 @@ fn communication_without_compute_beside_it_is_found() {
             (exposed.recoverable_ns, exposed.severity),
             (Some(saved), FindingSeverity::Severe)
         );
-        assert_eq!(exposed.measured.value.round(), 59.0, "{}", exposed.title);
+        assert_eq!(exposed.measured_value.value.round(), 59.0, "{}", exposed.title);
         assert_eq!(
             exposed.title,
             "device 0 communicates for 23.600 ms, 23.600 ms of it with no compute beside it: 59.0 % of the time; it is on a stream that computes, so that nothing can overlap there"
         );
-        assert!(exposed.evidence[0].what.contains("ncclDevKernel_AllReduce"), "{exposed:?}");
+        assert!(exposed.evidence[0].subject.contains("ncclDevKernel_AllReduce"), "{exposed:?}");
     }
     // 200 of 590 µs are hidden behind the kernel.
     let half = diagnose_trace_in_memory(&trace_of_steps_with_all_reduce(200.0, 20));
     let exposed = finding_with_id(&half, "exposed-communication").unwrap();
-    assert_eq!(exposed.measured.value.round(), 39.0, "{}", exposed.title);
+    assert_eq!(exposed.measured_value.value.round(), 39.0, "{}", exposed.title);
     insta::assert_snapshot!(exposed.title, @"device 0 communicates for 23.600 ms, 15.600 ms of it with no compute beside it: 39.2 % of the time");
 }
 
@@ -638,8 +638,8 @@ fn operations_without_times_do_not_count() {
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
         assert_eq!((trace.kernels.on_gpu.operation_count(), trace.quality.without_times), (97, 3));
         let diagnosis = diagnose_trace_in_memory(&trace);
-        let (start, end) = diagnosis.devices[0].span;
-        assert!(end - start < 10_000_000, "{:?}", diagnosis.devices[0].span);
+        let (start, end) = diagnosis.devices[0].first_start_and_last_end_ns;
+        assert!(end - start < 10_000_000, "{:?}", diagnosis.devices[0].first_start_and_last_end_ns);
         assert_eq!(
             diagnosis.quality[0].title,
             "3 operations have no times and do not count: 3.0 % of all"
@@ -688,7 +688,7 @@ fn advice_without_gpu_work_is_in_the_words_of_the_recorder() {
     assert!(
         fill_in_checklist(&diagnosis)
             .iter()
-            .all(|line| line.tick == ChecklistLineState::NotMeasured)
+            .all(|line| line.line_state == ChecklistLineState::NotMeasured)
     );
     // Rows of a GPU in a form that nobody here reads.
     let mut foreign = KinetoTrace::a100_trace();
@@ -724,14 +724,14 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
         );
         assert_eq!(first.evidence.len(), 3, "{:?}", first.evidence);
         assert_eq!(
-            first.evidence[0].what,
+            first.evidence[0].subject,
             "Installed CUDA driver version (13.3) is not supported by this build of Nsight Systems. \
              CUDA trace will be collected using libraries for driver version 12.9"
         );
         let text: String =
             diagnosis.diagnosis_to_text().split_whitespace().collect::<Vec<_>>().join(" ");
         for evidence in &first.evidence {
-            assert!(text.contains(&evidence.what), "in full: {text}");
+            assert!(text.contains(&evidence.subject), "in full: {text}");
         }
         assert_eq!(
             state_of_checklist_line(&diagnosis, "Minimal synchronization"),
@@ -779,7 +779,7 @@ fn two_machines_are_named_before_their_difference() {
             SummedTrace::sum_trace_in_memory(a),
             SummedTrace::sum_trace_in_memory(b),
         );
-        assert_eq!(difference.setup[0].property, Device);
+        assert_eq!(difference.setup_changes[0].property, Device);
         assert!(difference.are_machines_different());
         let text = difference.difference_to_text(["a", "b"]);
         let first: Vec<&str> = text.lines().take(2).collect();
@@ -791,7 +791,7 @@ fn two_machines_are_named_before_their_difference() {
     let properties = |other: &Trace| {
         let difference =
             compare_summed_traces(base.clone(), SummedTrace::sum_trace_in_memory(other));
-        difference.setup.iter().map(|change| change.property).collect::<Vec<_>>()
+        difference.setup_changes.iter().map(|change| change.property).collect::<Vec<_>>()
     };
     assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
     assert_eq!(properties(&same()), []);
@@ -834,7 +834,7 @@ fn a_wavefront_has_64_threads() {
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         let block = finding_with_id(&diagnosis, "block-size").unwrap();
-        let what = &block.evidence[0].what;
+        let what = &block.evidence[0].subject;
         assert_eq!(
             what,
             "32 of 128 lanes idle, wavefront of 64: grid 3040×1×1 of 96 threads, wave"

@@ -49,7 +49,11 @@ fn phases_of_a_step_have_all_its_kernels() {
     let found = diagnose_fixture_trace("transformer_training_h100.json.gz");
     let network = phases_of_network(&found);
     // Gradients are set to 0 before the forward pass.
-    assert!((0.0..0.05).contains(&network.outside), "{}", network.outside);
+    assert!(
+        (0.0..0.05).contains(&network.kernel_share_outside_phases),
+        "{}",
+        network.kernel_share_outside_phases
+    );
     let optimizer = network.times_of_phase(TrainingPhase::Optimizer).unwrap();
     assert_eq!(optimizer.kernels[0].class, KernelWorkClass::Optimizer);
     let share: f64 = kernel_time_share_by_work_class(&network.kernels_of_training_step())

@@ -44,8 +44,11 @@ fn loading_data_is_not_launch_bound() {
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.title, @"device 0 is idle for 91.2 % of the time in 3 gaps above 50 µs; most of the idle time: host code between launches: enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
     insta::assert_snapshot!(gaps.advice, @"load the next batch while the GPU works: more workers of the data loader, pinned memory, batches prepared ahead");
-    let cause = &diagnosis.devices[0].gaps.causes[0];
-    assert_eq!((cause.kind, cause.count, cause.once), (IdleCauseKind::HostCode, 3, false));
+    let cause = &diagnosis.devices[0].gaps.idle_time_by_cause[0];
+    assert_eq!(
+        (cause.kind, cause.gap_count, cause.occurs_once),
+        (IdleCauseKind::HostCode, 3, false)
+    );
 }
 
 #[test]
@@ -60,7 +63,7 @@ fn first_launches_that_load_kernels_are_start_up() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let total = &diagnosis.devices[0].account.total;
-    let idle = |kind| total.idle.get(&kind).copied().unwrap_or(0);
+    let idle = |kind| total.idle_ns_by_cause.get(&kind).copied().unwrap_or(0);
     // The first call is before the first operation; 900 µs of each gap are host code.
     assert_eq!(idle(IdleCauseKind::FirstLaunch), 7 * 11_000_000);
     assert_eq!(idle(IdleCauseKind::LaunchCall), 72 * 5_000);
@@ -133,7 +136,7 @@ fn work_launched_before_the_recording_was_queued() {
     trace.add_launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.idle.get(&IdleCauseKind::BackToBack), Some(&(99 * 2_000)));
+    assert_eq!(total.idle_ns_by_cause.get(&IdleCauseKind::BackToBack), Some(&(99 * 2_000)));
     assert_eq!(total.idle_time_without_known_cause_ns(), 0);
 }
 
@@ -174,7 +177,7 @@ fn gaps_have_the_causes_of_their_own_class() {
         trace.add_launch(at, (at + 10.0, 40.0), "k", FULL);
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let main = &diagnosis.devices[0].gaps.causes[0];
+    let main = &diagnosis.devices[0].gaps.idle_time_by_cause[0];
     assert_ne!(main.kind, IdleCauseKind::HostCode, "of all gaps: {main:?}");
     let gaps = finding_with_id(&diagnosis, "gaps");
     assert!(gaps.is_none(), "900 µs of 31 ms are few: {gaps:?}");
@@ -202,7 +205,7 @@ fn waits_of_several_functions_are_all_named() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-    assert_eq!(waits.evidence[0].what, "cudaEventSynchronize, cudaStreamSynchronize");
+    assert_eq!(waits.evidence[0].subject, "cudaEventSynchronize, cudaStreamSynchronize");
     assert_eq!(waits.evidence[0].count, 20);
 }
 
@@ -222,7 +225,7 @@ fn long_host_code_has_the_range_around_it_in_an_export_too() {
         export.add_launch((call, call + 5_000), (call + 9_000, call + 900_000), step + 1, "kernel");
     }
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
-    let cause = &diagnosis.devices[0].gaps.causes[0];
+    let cause = &diagnosis.devices[0].gaps.idle_time_by_cause[0];
     assert_eq!(
         (cause.kind, cause.function.as_deref()),
         (IdleCauseKind::HostCode, Some("tokenize #"))
@@ -248,9 +251,9 @@ fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
         );
     }
     let found = diagnose_trace_in_memory(&export.read_as_trace().unwrap()).utilization;
-    assert_eq!((found.operators[0].sum.count, found.operators.len()), (3, 1));
+    assert_eq!((found.operators[0].sum.operator_count, found.operators.len()), (3, 1));
     let expected = 2.0 * 4096f64.powi(3) / 250_000.0 / 989.4e3;
-    let share = found.all.matrix_peak_share_of_kernel_time().unwrap();
+    let share = found.all_operators.matrix_peak_share_of_kernel_time().unwrap();
     assert!((share - expected).abs() < 1e-6, "{share} {expected}");
 }
 

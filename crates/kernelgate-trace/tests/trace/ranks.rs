@@ -92,20 +92,20 @@ fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
     ranks[2].compute_us = 300.0;
     let job = join_synthetic_ranks(&ranks);
     assert_eq!(job.problems, []);
-    assert_eq!(job.joined, STEPS);
+    assert_eq!(job.joined_collectives, STEPS);
     let stragglers = job.straggler_ranks_slowest_first();
     assert_eq!(stragglers.len(), 1);
     assert_eq!(stragglers[0].name, "rank 2");
-    assert_eq!((stragglers[0].last, stragglers[0].waited_ns), (STEPS, 0));
+    assert_eq!((stragglers[0].last_arrivals, stragglers[0].waited_ns), (STEPS, 0));
     assert_eq!(stragglers[0].delayed_ns, STEPS as i64 * 200_000);
-    assert_eq!(job.waits[0][2], STEPS as i64 * 200_000);
-    assert_eq!(job.waits[0][1], 0);
+    assert_eq!(job.wait_ns_between_ranks[0][2], STEPS as i64 * 200_000);
+    assert_eq!(job.wait_ns_between_ranks[0][1], 0);
     // Each collective starts 200 µs earlier if rank 2 computes as fast as the others.
     assert_eq!(stragglers[0].gain_ns, STEPS as i64 * 200_000);
     // 4 MiB in 50 µs on four ranks.
     let sum = &job.collectives[0];
     assert_eq!((sum.transfer_ns, sum.bytes), (STEPS as i64 * 50_000, 4 << 20));
-    let bus = sum.bus.unwrap();
+    let bus = sum.bus_gb_per_s.unwrap();
     assert!((bus - f64::from(4 << 20) * 1.5 / 50_000.0).abs() < 0.01, "{bus}");
     assert!(job.job_to_text().contains("computes"), "{}", job.job_to_text());
 }
@@ -127,7 +127,7 @@ fn clocks_that_differ_by_seconds_are_aligned() {
         .collect();
     assert_eq!(ahead, [7_300_000_000, -2_000_000_000]);
     assert_eq!(job.straggler_ranks_slowest_first()[0].name, "rank 2");
-    assert_eq!(job.waits[1][2], STEPS as i64 * 50_000);
+    assert_eq!(job.wait_ns_between_ranks[1][2], STEPS as i64 * 50_000);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
         "{:?}",
         job.problems
     );
-    assert_eq!((job.ranks.len(), job.joined), (3, STEPS));
+    assert_eq!((job.ranks.len(), job.joined_collectives), (3, STEPS));
     let mut ranks = [0, 1, 2, 3].map(SyntheticRank::new);
     ranks[3].world = 8;
     let problems = join_synthetic_ranks(&ranks).problems;
@@ -177,7 +177,7 @@ fn a_rank_that_was_cut_is_reported_and_joined() {
     std::fs::write(&traces[1].1, &whole[..whole.len() * 3 / 4]).unwrap();
     let job = join_ranks_to_job(read_traces_of_ranks(&traces).unwrap());
     insta::assert_snapshot!(job.problems[0].problem_as_sentence(), @"rank1.json: read in part only: JSON after 59 events: EOF while parsing an object at line 1 column 254");
-    assert!((STEPS / 2..STEPS).contains(&job.joined), "{}", job.joined);
+    assert!((STEPS / 2..STEPS).contains(&job.joined_collectives), "{}", job.joined_collectives);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
     ranks[3].steps = (5, STEPS);
     ranks[2].compute_us = 250.0;
     let job = join_synthetic_ranks(&ranks);
-    assert_eq!(job.joined, STEPS - 5);
+    assert_eq!(job.joined_collectives, STEPS - 5);
     let unequal = job.problems.iter().filter(|of| matches!(of, ProblemOfJobTraces::Unequal { .. }));
     assert_eq!(unequal.count(), 3, "{:?}", job.problems);
 }
@@ -194,7 +194,7 @@ fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
 #[test]
 fn one_rank_alone_is_no_job() {
     let job = join_synthetic_ranks(&[SyntheticRank { world: 1, ..SyntheticRank::new(0) }]);
-    assert_eq!(job.joined, 0);
+    assert_eq!(job.joined_collectives, 0);
     insta::assert_snapshot!(lines_with_word(&job.job_to_text(), "joined"), @r"
     1 ranks, 0 collectives joined over 0 ns; clocks aligned to ± 0 ns
     no collective could be joined: waiting cannot be separated from transfer; give the traces of
@@ -227,14 +227,14 @@ fn join_two_ranks_with_events(ranks: [&[Event<'_>]; 2]) -> JobOfJoinedRanks {
     let job = join_ranks_to_job(
         read_traces_of_ranks(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap(),
     );
-    assert_eq!((job.joined, &job.problems[..]), (1, &[][..]));
-    let sum: i64 = job.path.segments.iter().map(|of| of.2).sum();
-    assert_eq!(sum, job.path.total_ns);
+    assert_eq!((job.joined_collectives, &job.problems[..]), (1, &[][..]));
+    let sum: i64 = job.critical_path.segments.iter().map(|of| of.2).sum();
+    assert_eq!(sum, job.critical_path.total_ns);
     job
 }
 
 fn gain_ns_of_job_change(job: &JobOfJoinedRanks, change: &str) -> Option<i64> {
-    job.path.gains.iter().find(|of| of.change == change).map(|of| of.gain_ns)
+    job.critical_path.gains.iter().find(|of| of.change == change).map(|of| of.gain_ns)
 }
 
 const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)";
@@ -256,7 +256,7 @@ fn an_all_reduce_that_compute_partly_hides_gains_what_it_does_not_hide() {
             ("c", "kernel", 7, 370.0, 410.0, 4),
         ],
     ]);
-    assert_eq!(job.path.total_ns, 410_000);
+    assert_eq!(job.critical_path.total_ns, 410_000);
     assert_eq!(gain_ns_of_job_change(&job, "transfers that take no time"), Some(10_000));
     // a, b and c of rank 1 take half as long, 170, 10 and 20 µs: c of rank 0 ends at 170 + 30 + 40.
     assert_eq!(gain_ns_of_job_change(&job, "rank 1 as fast as the median rank"), Some(170_000));
@@ -264,7 +264,7 @@ fn an_all_reduce_that_compute_partly_hides_gains_what_it_does_not_hide() {
     assert_eq!(gain_ns_of_job_change(&job, "half the time of b"), Some(0), "the transfer hides it");
     assert_eq!(gain_ns_of_job_change(&job, "half the time of c"), Some(20_000));
     assert_eq!(gain_ns_of_job_change(&job, "rank 0 as fast as the median rank"), None);
-    let a = job.path.segments.first().map(|(rank, what, ns)| (*rank, what.as_str(), *ns));
+    let a = job.critical_path.segments.first().map(|(rank, what, ns)| (*rank, what.as_str(), *ns));
     assert_eq!(a, Some((1, "a", 340_000)));
     assert_eq!(job.straggler_ranks_slowest_first()[0].gain_ns, 170_000);
     insta::assert_snapshot!(lines_with_word(&job.job_to_text(), "computes"), @"time); it computes 400.0 µs, the median rank 200.0 µs. As fast as the median rank, the job gains");
@@ -286,8 +286,12 @@ fn the_critical_path_crosses_to_the_rank_that_came_last() {
     ]);
     // Rank 0's last kernel, the transfer, then rank 1's first kernel.
     let expected = [(1, "a", 300_000), (0, "b", 70_000), (0, "communication", 30_000)];
-    let found: Vec<(usize, &str, i64)> =
-        job.path.segments.iter().map(|(rank, what, ns)| (*rank, what.as_str(), *ns)).collect();
+    let found: Vec<(usize, &str, i64)> = job
+        .critical_path
+        .segments
+        .iter()
+        .map(|(rank, what, ns)| (*rank, what.as_str(), *ns))
+        .collect();
     assert_eq!(found, expected);
 }
 
@@ -301,11 +305,11 @@ fn work_before_a_recording_is_not_a_delay() {
         ],
         &[("a", "kernel", 7, 1000.0, 1300.0, 1), (ALL_REDUCE, "kernel", 7, 1300.0, 1330.0, 2)],
     ]);
-    assert_eq!((job.waits[0][1], job.ranks[1].delayed_ns), (300_000, 300_000));
-    assert_eq!((job.span_ns, job.path.total_ns), (330_000, 430_000));
+    assert_eq!((job.wait_ns_between_ranks[0][1], job.ranks[1].delayed_ns), (300_000, 300_000));
+    assert_eq!((job.span_ns, job.critical_path.total_ns), (330_000, 430_000));
     let times = job.ranks[0].times;
     assert_eq!(
-        (times.exposed_ns, times.compute_ns, times.sum_of_all_parts_ns()),
+        (times.exposed_communication_ns, times.compute_ns, times.sum_of_all_parts_ns()),
         (330_000, 100_000, 430_000)
     );
 }
@@ -362,7 +366,7 @@ fn a_rank_that_its_host_holds_up_gains_the_time_of_the_host() {
             (ALL_REDUCE, "kernel", 13, 215.0, 245.0, 3),
         ],
     ]);
-    assert_eq!(job.path.total_ns, 235_000);
+    assert_eq!(job.critical_path.total_ns, 235_000);
     // Its second call comes at once: a starts 1 µs behind the first kernel, at 21, ends at 121, and
     // the transfer takes 30 µs.
     assert_eq!(gain_ns_of_job_change(&job, "rank 1 as fast as the median rank"), Some(94_000));
@@ -383,10 +387,14 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
     let path = PathBuf::from(folder).join(name).join("trace.sqlite");
     let job = join_ranks_to_job(read_traces_of_ranks(&[(name.to_owned(), path)]).unwrap());
     // 33 exchanges each, on two devices with one clock.
-    assert_eq!((job.ranks.len(), job.joined), (2, 33), "{:?}", job.problems);
+    assert_eq!((job.ranks.len(), job.joined_collectives), (2, 33), "{:?}", job.problems);
     assert_eq!(job.problems, []);
     let waited: i64 = job.ranks.iter().map(|rank| rank.waited_ns).sum();
-    let exposed: i64 = job.ranks.iter().map(|rank| rank.part.times.exposed_ns).sum();
+    let exposed: i64 = job
+        .ranks
+        .iter()
+        .map(|rank| rank.rank_trace.time_by_activity.exposed_communication_ns)
+        .sum();
     assert!(0 < waited && waited < exposed, "{waited} of {exposed}");
 }
 
@@ -400,16 +408,23 @@ fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
     let names: Vec<&str> = job.ranks.iter().map(|of| of.name.as_str()).collect();
     assert_eq!(names, ["device 0", "device 1"]);
     // Two barriers a launch.
-    assert_eq!((job.joined, job.collectives.len()), (6, 1));
+    assert_eq!((job.joined_collectives, job.collectives.len()), (6, 1));
     assert_eq!(job.collectives[0].collective.collective_label(), "barrier");
     for rank in &job.ranks {
         let times = rank.times;
         assert_eq!(times.copies_ns, 0, "copies from the other GPU communicate");
-        assert!(times.hidden_ns > 500_000 && times.exposed_ns < 100_000, "{times:?}");
-        assert!(times.compute_ns > 20 * times.exposed_ns, "{times:?}");
+        assert!(
+            times.hidden_communication_ns > 500_000 && times.exposed_communication_ns < 100_000,
+            "{times:?}"
+        );
+        assert!(times.compute_ns > 20 * times.exposed_communication_ns, "{times:?}");
     }
     // The host enqueues the first launch of the second GPU later.
-    assert!(job.waits[0][1] > 60_000 && job.waits[1][0] < 1_000, "{:?}", job.waits);
+    assert!(
+        job.wait_ns_between_ranks[0][1] > 60_000 && job.wait_ns_between_ranks[1][0] < 1_000,
+        "{:?}",
+        job.wait_ns_between_ranks
+    );
     assert!(job.straggler_ranks_slowest_first().is_empty());
 }
 

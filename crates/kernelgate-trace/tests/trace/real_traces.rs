@@ -199,7 +199,7 @@ fn rules_judge_real_traces_rightly() {
     // `nsys analyze` lists the same copies, 50 of them at most.
     let annotated = diagnosis("zx3xyy_result_2_7B_nvtx");
     let pageable = annotated.findings.iter().find(|of| of.id == "pageable-copy").unwrap();
-    assert_eq!(pageable.measured.value, 292.0);
+    assert_eq!(pageable.measured_value.value, 292.0);
     // The longest idle time of device 0 in `rule_gpu_gaps`.
     assert_eq!(annotated.devices[0].gaps.longest_ns, 190_172_452);
     for export in folders_with_export(&folder) {
@@ -217,7 +217,7 @@ fn pytorch_and_ncu_files_are_read() {
     let counts = (
         trace.kernels.on_gpu.operation_count(),
         trace.copies.on_gpu.operation_count(),
-        trace.sets.on_gpu.operation_count(),
+        trace.memsets.on_gpu.operation_count(),
     );
     assert_eq!(counts, (4350, 1600, 145));
     assert_eq!((trace.calls.call_count(), trace.quality.odd_values), (15329, 0));
@@ -230,12 +230,15 @@ fn pytorch_and_ncu_files_are_read() {
     );
     let path = folder.join("kineto/event_sync_trace.json.gz");
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
-    assert_eq!((trace.kernels.on_gpu.operation_count(), trace.syncs.kind.len()), (4, 4));
+    assert_eq!(
+        (trace.kernels.on_gpu.operation_count(), trace.synchronisation_waits.kind.len()),
+        (4, 4)
+    );
 
     let trace = read::open_trace_file(&folder.join("ncu/cublaslt_ncu.log"), &WantedTraceParts::ALL)
         .unwrap();
     let value = |name: &str| {
-        trace.profiled[0].metrics[&trace.names.find_interned_text(name).unwrap()].value
+        trace.profiled_launches[0].metrics[&trace.names.find_interned_text(name).unwrap()].value
     };
     assert_eq!(value("Compute (SM) Throughput"), 23.59);
     assert_eq!(value("Memory Throughput"), 21.68);
@@ -243,7 +246,7 @@ fn pytorch_and_ncu_files_are_read() {
     let bound = diagnosis.findings.iter().find(|of| of.id == "kernel-bound").unwrap();
     insta::assert_snapshot!(bound.title, @"cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax is latency-bound");
     let low = diagnosis.findings.iter().find(|of| of.id == "achieved-occupancy").unwrap();
-    insta::assert_snapshot!(low.evidence[0].what, @"theoretical 18.8 %, achieved 15.5 %, limited by registers (1 blocks): launch 0, cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax");
+    insta::assert_snapshot!(low.evidence[0].subject, @"theoretical 18.8 %, achieved 15.5 %, limited by registers (1 blocks): launch 0, cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax");
 }
 
 /// Files below a folder that may be traces.
@@ -273,7 +276,7 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
     for path in traces {
         let Ok(trace) = read::open_trace_file(&path, &WantedTraceParts::ALL) else { continue };
         for finding in diagnose_trace_in_memory(&trace).findings {
-            let gain = finding.replayed.map_or(0, |replayed| replayed.alone_ns.max(0));
+            let gain = finding.replayed_gain.map_or(0, |replayed| replayed.alone_ns.max(0));
             let saved = finding.recoverable_ns.unwrap_or(0);
             assert!(saved <= gain, "{}: {}: {saved} > {gain}", path.display(), finding.title);
             savings += usize::from(saved > 0);
@@ -320,17 +323,19 @@ fn the_parts_of_a_difference_add_up() {
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
             let change = compare_summed_traces(base.clone(), head.clone());
-            let parts: i64 = change.parts.iter().map(|part| part.own_time_change_ns()).sum();
+            let parts: i64 = change.part_changes.iter().map(|part| part.own_time_change_ns()).sum();
             let places: i64 =
-                change.places.iter().map(|place| place.launched_time_change_ns()).sum();
+                change.range_path_changes.iter().map(|place| place.launched_time_change_ns()).sum();
             let name = format!("{} and {}", exports[a].display(), exports[b].display());
             assert_eq!(
                 (parts, places),
                 (change.whole_time_change_ns(), change.whole_time_change_ns()),
                 "{name}"
             );
-            let same =
-                change.parts.iter().all(|part| part.kind_of_part_change() == PartChangeKind::Same);
+            let same = change
+                .part_changes
+                .iter()
+                .all(|part| part.kind_of_part_change() == PartChangeKind::Same);
             assert_eq!(same, a == b, "{name}");
             let text = change.difference_to_text([&name, "B"]);
             let long = text.lines().skip(1).find(|line| line.chars().count() > 100);

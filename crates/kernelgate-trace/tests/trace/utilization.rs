@@ -141,21 +141,29 @@ fn a_product_inside_a_product_counts_once() {
     let found =
         diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
             .utilization;
-    assert_eq!((found.all.count, found.operators.len()), (1, 1), "{:?}", found.operators);
+    assert_eq!(
+        (found.all_operators.operator_count, found.operators.len()),
+        (1, 1),
+        "{:?}",
+        found.operators
+    );
     assert_eq!(found.operators[0].name, "aten::mm");
-    assert_within_one_percent(found.all.achieved_tera_flops_per_second(), 494.4);
+    assert_within_one_percent(found.all_operators.achieved_tera_flops_per_second(), 494.4);
     assert_within_one_percent(Some(found.kernel_time_share_with_known_work()), 278.0 / 288.0);
 }
 
 #[test]
 fn an_unknown_device_has_rates_and_no_shares() {
     let found = diagnose_operator_calls("Test GPU", &[PRODUCT]).utilization;
-    assert_within_one_percent(found.all.achieved_tera_flops_per_second(), 494.4);
+    assert_within_one_percent(found.all_operators.achieved_tera_flops_per_second(), 494.4);
     assert_eq!(
-        (found.all.matrix_peak_share_of_kernel_time(), found.all.roofline_limit_of_work()),
+        (
+            found.all_operators.matrix_peak_share_of_kernel_time(),
+            found.all_operators.roofline_limit_of_work()
+        ),
         (None, None)
     );
-    insta::assert_snapshot!(found.unknown.join("\n"), @"shares of the peak: the peaks of Test GPU are not in the table");
+    insta::assert_snapshot!(found.unanswered_questions.join("\n"), @"shares of the peak: the peaks of Test GPU are not in the table");
 }
 
 #[test]
@@ -163,7 +171,7 @@ fn operators_without_shapes_are_not_answered() {
     let without = SyntheticOperatorCall { arguments: r#""Ev Idx": 5"#, ..PRODUCT };
     let found = diagnose_operator_calls("NVIDIA H100", &[without]);
     assert!(found.utilization.operators.is_empty());
-    insta::assert_snapshot!(found.utilization.unknown.join("\n"), @"FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler and record_shapes=True, or put m, n and k into the names of matrix products (gemm_m4096_n512_k1024_bf16)");
+    insta::assert_snapshot!(found.utilization.unanswered_questions.join("\n"), @"FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler and record_shapes=True, or put m, n and k into the names of matrix products (gemm_m4096_n512_k1024_bf16)");
     assert_eq!(lines_with_word(&found.diagnosis_to_text(), "Utilization"), "");
     let half = diagnose_operator_calls(
         "NVIDIA H100",
@@ -207,7 +215,7 @@ fn shapes_that_need_more_than_the_peak_are_not_believed() {
         ..PRODUCT
     };
     let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[wrong, PRODUCT]).utilization;
-    insta::assert_snapshot!(found.unknown.join("\n"), @"the work of 1 operators, such as aten::mm: their recorded shapes need more than 3 times the tensor peak");
-    assert_within_one_percent(found.all.matrix_peak_share_of_kernel_time(), 0.5);
-    assert_eq!(found.all.count, 1);
+    insta::assert_snapshot!(found.unanswered_questions.join("\n"), @"the work of 1 operators, such as aten::mm: their recorded shapes need more than 3 times the tensor peak");
+    assert_within_one_percent(found.all_operators.matrix_peak_share_of_kernel_time(), 0.5);
+    assert_eq!(found.all_operators.operator_count, 1);
 }

@@ -8,7 +8,7 @@ use kernelgate_trace::diagnose::{
 use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
 
 fn idle_ns_of_cause(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
-    diagnosis.devices[0].account.total.idle.get(&kind).copied().unwrap_or(0)
+    diagnosis.devices[0].account.total.idle_ns_by_cause.get(&kind).copied().unwrap_or(0)
 }
 
 fn trace_of_amd_or_nvidia(amd: bool) -> KinetoTrace {
@@ -93,8 +93,8 @@ fn transfers_that_hold_up_nothing_save_nothing() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-copy").unwrap();
-    assert_eq!(exposed.measured.value.round(), 30.0, "{}", exposed.title);
-    let gain = exposed.replayed.unwrap().alone_ns;
+    assert_eq!(exposed.measured_value.value.round(), 30.0, "{}", exposed.title);
+    let gain = exposed.replayed_gain.unwrap().alone_ns;
     assert_eq!((exposed.recoverable_ns, gain), (Some(300_000), 300_000), "the last one alone");
     assert_eq!(exposed.severity, FindingSeverity::Information);
 }

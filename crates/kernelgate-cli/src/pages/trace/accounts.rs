@@ -45,18 +45,23 @@ fn time_account_chart_of_device(account: &ProcessTimeAccountOnGpu) -> ChartWithF
     match &account.iterations {
         None => rows.push(row_of_time_account("all".to_owned(), &account.total)),
         Some(iterations) => {
-            if iterations.before.span_length_ns() > 0 {
-                rows.push(row_of_time_account("start-up".to_owned(), &iterations.before));
+            if iterations.account_before_first.span_length_ns() > 0 {
+                rows.push(row_of_time_account(
+                    "start-up".to_owned(),
+                    &iterations.account_before_first,
+                ));
             }
-            for (index, of) in iterations.each.iter().take(MAX_ITERATIONS_DRAWN_AS_BARS).enumerate()
+            for (index, of) in
+                iterations.listed_iterations.iter().take(MAX_ITERATIONS_DRAWN_AS_BARS).enumerate()
             {
                 rows.push(row_of_time_account(format!("iteration {}", index + 1), &of.account));
             }
-            let more = iterations.lengths.len().saturating_sub(MAX_ITERATIONS_DRAWN_AS_BARS);
+            let more =
+                iterations.iteration_lengths_ns.len().saturating_sub(MAX_ITERATIONS_DRAWN_AS_BARS);
             let more = if more > 0 { format!("; {more} more follow") } else { String::new() };
             subtitle = format!(
                 "by iteration, found by {}{more}",
-                iterations.sign.printed_iteration_evidence()
+                iterations.evidence.printed_iteration_evidence()
             );
         }
     }
@@ -111,10 +116,10 @@ pub fn time_account_tables(diagnosis: &TraceDiagnosis) -> Markup {
     let transfer = |of: &TransfersOfOneKind| {
         vec![
             format!("{} {}", of.class.printed_operation_class(), of.label),
-            of.count.to_string(),
+            of.transfer_count.to_string(),
             time_text(of.total_ns as f64),
             time_text(of.exposed_ns as f64),
-            of.bus.map_or_else(|| "-".to_owned(), |bus| format!("{bus:.1} GB/s")),
+            of.bus_gb_per_s.map_or_else(|| "-".to_owned(), |bus| format!("{bus:.1} GB/s")),
         ]
     };
     let transfers: Vec<Vec<String>> =

@@ -187,7 +187,7 @@ pub fn kernel_time_charts(diagnosis: &TraceDiagnosis) -> Vec<ChartWithFileName> 
 /// Draws the device memory that was allocated over time, one series for each process and device.
 pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<ChartWithFileName> {
     let Some((begun, last)) = trace.first_and_last_activity_ns() else { return Vec::new() };
-    let starts = diagnosis.memory.iter().filter_map(|of| Some(of.held.first()?.0));
+    let starts = diagnosis.memory.iter().filter_map(|of| Some(of.held_bytes_over_time.first()?.0));
     let first = starts.fold(begun, i64::min);
     let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
         // The memory chart is a step chart: the value stays equal until the next point.
@@ -198,8 +198,10 @@ pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<Cha
                 [(time, held), (time, bytes)]
             },
         );
-        let until =
-            of.held.last().map(|&(time, _)| (time.max(last), of.bytes_held_at_end_of_trace()));
+        let until = of
+            .held_bytes_over_time
+            .last()
+            .map(|&(time, _)| (time.max(last), of.bytes_held_at_end_of_trace()));
         let mark =
             |(time, bytes): (i64, u64)| PointWithRange::at((time - first) as f64, bytes as f64);
         CurveOrPointSeries {
@@ -242,7 +244,7 @@ pub fn throughput_share_chart(trace: &Trace) -> Vec<ChartWithFileName> {
         (trace.names.text_of_name(metric.unit) == "%").then_some(metric.value / 100.0)
     };
     let mut series: BTreeMap<String, Vec<PointWithRange>> = BTreeMap::new();
-    for launch in &trace.profiled {
+    for launch in &trace.profiled_launches {
         if let (Some(x), Some(y)) = (percent(launch, memory), percent(launch, compute)) {
             let name = shorten_in_the_middle(
                 &shortened_kernel_name_for_readers(trace.names.text_of_name(launch.kernel)),

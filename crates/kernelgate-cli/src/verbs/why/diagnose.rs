@@ -155,7 +155,7 @@ pub fn run_diagnose_command(
             DiagnosisOutputFormat::Text => print_escaped(&job.job_to_text()),
         }
         let outcome = DiagnosesForExitCode {
-            answered_any_question: job.joined > 0,
+            answered_any_question: job.joined_collectives > 0,
             worst_severity: job.severity_of_worst_straggler(),
         };
         return Ok(outcome.exit_reason(arguments.fail_on));
@@ -202,7 +202,7 @@ fn join_traces_as_ranks(
         return Ok(None);
     }
     let job = ranks::join_ranks_to_job(parts);
-    Ok(Some(job).filter(|job| arguments.ranks || job.joined > 0))
+    Ok(Some(job).filter(|job| arguments.ranks || job.joined_collectives > 0))
 }
 
 fn diagnose_each_trace(

@@ -42,7 +42,7 @@ pub fn run_export_command(arguments: &ExportCommandArguments) -> anyhow::Result<
     if let Some(out) = &arguments.out {
         refuse_to_overwrite_input("--out", out, &arguments.trace)?;
     }
-    let tables = WantedTraceParts { rest: false, ..WantedTraceParts::ALL };
+    let tables = WantedTraceParts { everything_else: false, ..WantedTraceParts::ALL };
     let trace =
         trace_file::read_trace_inside_range(&arguments.trace, &tables, arguments.range.as_deref())?;
     let TimelineFormat::Perfetto = arguments.format;

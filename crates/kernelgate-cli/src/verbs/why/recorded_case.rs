@@ -115,7 +115,7 @@ impl DiagnosedRecording {
         if let Some(step) = self.launch_range() {
             text += &format!(
                 "a launch: {} from its first start to its last end\n",
-                time_text(step.span_ns as f64 / step.times.max(1) as f64)
+                time_text(step.span_ns as f64 / step.opened_count.max(1) as f64)
             );
             for (by, reached) in &step.of_limits {
                 text += &format!("{:.1}% of the {by} limit\n", reached * 100.0);
@@ -157,7 +157,7 @@ impl DiagnosedRecording {
     pub fn launch_time_and_share_of_limit(&self) -> Option<(f64, Option<f64>)> {
         let step = self.launch_range()?;
         let of_limit = step.of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
-        Some((step.span_ns as f64 / step.times.max(1) as f64, of_limit))
+        Some((step.span_ns as f64 / step.opened_count.max(1) as f64, of_limit))
     }
 
     fn launch_range(&self) -> Option<&RangeTreeRow> {
@@ -172,7 +172,7 @@ impl DiagnosedRecording {
         ]);
         let mut left_out = 0;
         for range in &self.range_tree {
-            if range.share < MIN_SHARE_OF_SHOWN_RANGE {
+            if range.share_of_busy_time < MIN_SHARE_OF_SHOWN_RANGE {
                 left_out += 1;
                 continue;
             }
@@ -181,11 +181,11 @@ impl DiagnosedRecording {
             let name = if range.depth == 0 { "all" } else { &range.name };
             table.add_row(vec![
                 format!("{} {name}", "·".repeat(range.depth)),
-                range.times.to_string(),
+                range.opened_count.to_string(),
                 range.host_ns.map_or_else(|| "-".to_owned(), |ns| time_text(ns as f64)),
                 time_text(range.span_ns as f64),
                 time_text(range.busy_ns as f64),
-                format!("{:.1}%", range.share * 100.0),
+                format!("{:.1}%", range.share_of_busy_time * 100.0),
                 range.operations.to_string(),
                 range.bound.printed_time_bound().to_owned(),
             ]);

@@ -276,13 +276,13 @@ fn summary_entry_of_trace(
     let span_ns: i64 =
         activities.iter().map(idle_time::ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
     let kernels = stats::make_table(trace, StatsReport::GpuKernels);
-    let top = kernels.rows.first().map(|row| row[kernels.named_by].cell_as_csv_text());
+    let top = kernels.rows.first().map(|row| row[kernels.name_column].cell_as_csv_text());
     json!({
         "trace": path.display().to_string(),
         "recorder": trace.recorder.recorder_label(),
         "kernels": trace.kernels.on_gpu.operation_count(),
         "copies": trace.copies.on_gpu.operation_count(),
-        "sets": trace.sets.on_gpu.operation_count(),
+        "sets": trace.memsets.on_gpu.operation_count(),
         "graph_launches": trace.graphs.on_gpu.operation_count(),
         "gpu_busy_ns": busy_ns,
         "gpu_span_ns": span_ns,

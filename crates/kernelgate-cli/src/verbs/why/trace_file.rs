@@ -36,5 +36,5 @@ pub fn gpus_as_ranks(
     }
     let job = ranks::join_gpus_of_one_trace(name, path)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    Ok(job.filter(|job| job.joined > 0))
+    Ok(job.filter(|job| job.joined_collectives > 0))
 }

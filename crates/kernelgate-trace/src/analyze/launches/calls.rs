@@ -20,21 +20,21 @@ pub struct OperationLaunchCall {
 pub struct LaunchCallTable {
     /// Time from the start of the launch call to the start of its GPU operation, nanoseconds; may
     /// be negative.
-    lead: BitPackedColumn<i64>,
+    call_start_to_operation_start_ns: BitPackedColumn<i64>,
     /// Duration of the launch call, nanoseconds.
-    length: BitPackedColumn<i64>,
+    call_duration_ns: BitPackedColumn<i64>,
     /// 1 + index of the calling thread in [`crate::model::Trace::threads`]; 0 if the launch call is
     /// not recorded.
-    thread: BitPackedColumn<u32>,
+    thread_of_call: BitPackedColumn<u32>,
 }
 
 impl LaunchCallTable {
     /// Returns a table for a number of GPU operations, of which no launch call is recorded yet.
     pub fn table_without_launch_calls(operations: usize) -> Self {
         Self {
-            lead: BitPackedColumn::column_filled_with(operations, 0),
-            length: BitPackedColumn::column_filled_with(operations, 0),
-            thread: BitPackedColumn::column_filled_with(operations, 0),
+            call_start_to_operation_start_ns: BitPackedColumn::column_filled_with(operations, 0),
+            call_duration_ns: BitPackedColumn::column_filled_with(operations, 0),
+            thread_of_call: BitPackedColumn::column_filled_with(operations, 0),
         }
     }
 
@@ -45,9 +45,10 @@ impl LaunchCallTable {
         call: OperationLaunchCall,
     ) {
         let index = id as usize;
-        self.lead.replace_row(index, all.operation_start_ns(id).wrapping_sub(call.start));
-        self.length.replace_row(index, call.end.wrapping_sub(call.start));
-        self.thread.replace_row(index, call.thread + 1);
+        self.call_start_to_operation_start_ns
+            .replace_row(index, all.operation_start_ns(id).wrapping_sub(call.start));
+        self.call_duration_ns.replace_row(index, call.end.wrapping_sub(call.start));
+        self.thread_of_call.replace_row(index, call.thread + 1);
     }
 
     /// Returns the host call that launched an operation, if it was recorded.
@@ -65,20 +66,20 @@ impl LaunchCallTable {
         id: GpuOperationId,
     ) -> Option<OperationLaunchCall> {
         let index = id as usize;
-        let thread = self.thread.decoded_row(index)?.checked_sub(1)?;
-        let start = start.wrapping_sub(self.lead.at(index));
-        let end = start.wrapping_add(self.length.at(index));
+        let thread = self.thread_of_call.decoded_row(index)?.checked_sub(1)?;
+        let start = start.wrapping_sub(self.call_start_to_operation_start_ns.at(index));
+        let end = start.wrapping_add(self.call_duration_ns.at(index));
         Some(OperationLaunchCall { start, end, thread })
     }
 
     /// Returns whether the host call that launched an operation was recorded.
     pub fn has_recorded_launch_call(&self, id: GpuOperationId) -> bool {
-        self.thread.decoded_row(id as usize).is_some_and(|thread| thread != 0)
+        self.thread_of_call.decoded_row(id as usize).is_some_and(|thread| thread != 0)
     }
 
     /// Returns whether the host call that launched any operation was recorded.
     pub fn is_any_launch_call_recorded(&self) -> bool {
-        self.thread.iter_decoded_rows().any(|thread| thread != 0)
+        self.thread_of_call.iter_decoded_rows().any(|thread| thread != 0)
     }
 }
 
@@ -94,7 +95,7 @@ mod tests {
         let mut trace = Trace::default();
         let hour = 3_600_000_000_000;
         for start in [5_000, 2 * hour, 7_000, 9_000] {
-            trace.sets.on_gpu.push_operation(start, start + 10, OperationPlaceIndex(0), 0);
+            trace.memsets.on_gpu.push_operation(start, start + 10, OperationPlaceIndex(0), 0);
         }
         let all = AllGpuOperations::number_operations_of_trace(&trace);
         let calls = [

@@ -97,13 +97,13 @@ pub(crate) struct OperationsByLaunchKey {
     /// Operations that have a correlation id, in order of their correlation keys.
     operations: OperationsInOrder,
     /// One bit for each operation: whether its launch call was read.
-    found: Vec<u64>,
-    count: u32,
+    launch_call_was_read: Vec<u64>,
+    operation_count: u32,
     /// Operations that the last call launched, as returned by the last search.
-    by_call: Vec<GpuOperationId>,
+    operations_of_last_call: Vec<GpuOperationId>,
     /// Position at which the next search starts: behind the last operation that was found, because
     /// calls are almost in order of their correlation ids.
-    next: usize,
+    next_search_position: usize,
 }
 
 impl OperationsByLaunchKey {
@@ -112,10 +112,10 @@ impl OperationsByLaunchKey {
         let found = vec![0; (count as usize).div_ceil(64)];
         Self {
             operations: operations_by_correlation_key(trace),
-            found,
-            count,
-            by_call: Vec::new(),
-            next: 0,
+            launch_call_was_read: found,
+            operation_count: count,
+            operations_of_last_call: Vec::new(),
+            next_search_position: 0,
         }
     }
 
@@ -131,26 +131,30 @@ impl OperationsByLaunchKey {
         );
         let key_of = |id: GpuOperationId| correlation_key_of_operation(trace, &all, id);
         let operations = &self.operations;
-        if operations.get(self.next).is_none_or(|id| key_of(id) != key) {
-            self.next = operations.first_position_where_not(|id| key_of(id) < key);
+        if operations.get(self.next_search_position).is_none_or(|id| key_of(id) != key) {
+            self.next_search_position = operations.first_position_where_not(|id| key_of(id) < key);
         }
-        self.by_call.clear();
-        while let Some(id) = operations.get(self.next).filter(|&id| key_of(id) == key) {
+        self.operations_of_last_call.clear();
+        while let Some(id) =
+            operations.get(self.next_search_position).filter(|&id| key_of(id) == key)
+        {
             let (word, bit) = (id as usize / 64, 1 << (id % 64));
-            if self.found[word] & bit != 0 {
+            if self.launch_call_was_read[word] & bit != 0 {
                 return &[];
             }
-            self.found[word] |= bit;
-            self.by_call.push(id);
-            self.next += 1;
+            self.launch_call_was_read[word] |= bit;
+            self.operations_of_last_call.push(id);
+            self.next_search_position += 1;
         }
-        &self.by_call
+        &self.operations_of_last_call
     }
 
     /// Returns the operations whose launch call was not read.
     pub fn operations_whose_call_was_not_read(&self) -> impl Iterator<Item = GpuOperationId> {
-        let found = |id: &GpuOperationId| self.found[*id as usize / 64] >> (id % 64) & 1 == 1;
-        (0..self.count).filter(move |id| !found(id))
+        let found = |id: &GpuOperationId| {
+            self.launch_call_was_read[*id as usize / 64] >> (id % 64) & 1 == 1
+        };
+        (0..self.operation_count).filter(move |id| !found(id))
     }
 }
 

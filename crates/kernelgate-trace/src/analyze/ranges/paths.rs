@@ -17,13 +17,16 @@ pub const ROOT_RANGE_PATH: RangePathId = 0;
 pub struct RangePathTree {
     /// Enclosing path and last name of each path; entry 0 is [`ROOT_RANGE_PATH`], which has no
     /// name.
-    nodes: Vec<(RangePathId, InternedNameId)>,
-    known: HashMap<(RangePathId, InternedNameId), RangePathId>,
+    parent_and_name_of_path: Vec<(RangePathId, InternedNameId)>,
+    path_of_parent_and_name: HashMap<(RangePathId, InternedNameId), RangePathId>,
 }
 
 impl Default for RangePathTree {
     fn default() -> Self {
-        Self { nodes: vec![(ROOT_RANGE_PATH, InternedNameId::default())], known: HashMap::new() }
+        Self {
+            parent_and_name_of_path: vec![(ROOT_RANGE_PATH, InternedNameId::default())],
+            path_of_parent_and_name: HashMap::new(),
+        }
     }
 }
 
@@ -32,7 +35,7 @@ impl Default for RangePathTree {
 pub struct PathOfEachRange {
     pub paths: RangePathTree,
     /// Path of each range of the trace; the range's own name comes last.
-    pub of_range: Vec<RangePathId>,
+    pub path_of_range: Vec<RangePathId>,
 }
 
 impl PathOfEachRange {
@@ -40,7 +43,7 @@ impl PathOfEachRange {
         let ranges = &trace.ranges;
         let mut all = Self {
             paths: RangePathTree::default(),
-            of_range: vec![ROOT_RANGE_PATH; ranges.range_count()],
+            path_of_range: vec![ROOT_RANGE_PATH; ranges.range_count()],
         };
         let by_thread = TableRowsByThread::group_ranges_by_thread(trace);
         let mut open: Vec<u32> = Vec::new();
@@ -52,10 +55,11 @@ impl PathOfEachRange {
                     open.pop();
                 }
                 let parent = open.iter().rev().find(|&&outer| ranges.end[outer as usize] >= end);
-                let parent = parent.map_or(ROOT_RANGE_PATH, |&outer| all.of_range[outer as usize]);
+                let parent =
+                    parent.map_or(ROOT_RANGE_PATH, |&outer| all.path_of_range[outer as usize]);
                 let path =
                     all.paths.path_of_name_inside_parent(parent, ranges.name[range as usize]);
-                all.of_range[range as usize] = path;
+                all.path_of_range[range as usize] = path;
                 open.push(range);
             }
         }
@@ -69,21 +73,21 @@ impl RangePathTree {
         parent: RangePathId,
         name: InternedNameId,
     ) -> RangePathId {
-        let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
-        *self.known.entry((parent, name)).or_insert_with(|| {
-            self.nodes.push((parent, name));
+        let new = u32::try_from(self.parent_and_name_of_path.len()).expect("fewer than 2^32 paths");
+        *self.path_of_parent_and_name.entry((parent, name)).or_insert_with(|| {
+            self.parent_and_name_of_path.push((parent, name));
             new
         })
     }
 
     /// Number of range paths, including [`ROOT_RANGE_PATH`].
     pub fn len(&self) -> usize {
-        self.nodes.len()
+        self.parent_and_name_of_path.len()
     }
 
     /// Returns whether there is no path except the root.
     pub fn is_empty(&self) -> bool {
-        self.nodes.len() == 1
+        self.parent_and_name_of_path.len() == 1
     }
 
     /// Replaces the names in the paths; returns the new paths, and for each old path the number of
@@ -94,7 +98,7 @@ impl RangePathTree {
     ) -> (Self, Vec<RangePathId>) {
         let (mut renamed, mut now) = (Self::default(), vec![ROOT_RANGE_PATH]);
         // A path has a larger number than its parent path, so parents are renamed first.
-        for &(parent, name) in &self.nodes[1..] {
+        for &(parent, name) in &self.parent_and_name_of_path[1..] {
             now.push(renamed.path_of_name_inside_parent(now[parent as usize], name_of(name)));
         }
         (renamed, now)
@@ -112,7 +116,7 @@ impl RangePathTree {
     }
 
     pub fn parent_of_path(&self, path: RangePathId) -> RangePathId {
-        self.nodes[path as usize].0
+        self.parent_and_name_of_path[path as usize].0
     }
 
     /// Iterates over a path and the paths that enclose it, innermost first, without the root.
@@ -123,7 +127,7 @@ impl RangePathTree {
 
     /// Returns the last (innermost) name of a path.
     pub fn last_name_of_path(&self, path: RangePathId) -> InternedNameId {
-        self.nodes[path as usize].1
+        self.parent_and_name_of_path[path as usize].1
     }
 
     /// Returns the names of a path from the outermost to the innermost, separated by `/`; empty for

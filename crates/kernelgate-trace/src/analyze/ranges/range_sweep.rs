@@ -11,7 +11,7 @@ pub(crate) struct TableRowsByThread {
     rows: Vec<u32>,
     /// For each thread the index of its first entry in `rows`, followed by the end of the last
     /// thread's entries.
-    bounds: Vec<usize>,
+    first_row_of_thread: Vec<usize>,
 }
 
 impl TableRowsByThread {
@@ -43,13 +43,13 @@ impl TableRowsByThread {
                 rows.sort_by_key(|&row| key(row));
             }
         }
-        Self { rows: sorted, bounds }
+        Self { rows: sorted, first_row_of_thread: bounds }
     }
 
     /// Returns the sorted rows of a thread; empty for a thread that is not in the groups.
     pub fn rows_of_thread(&self, thread: usize) -> &[u32] {
-        let end = self.bounds.get(thread + 1);
-        end.map_or(&[], |&end| &self.rows[self.bounds[thread]..end])
+        let end = self.first_row_of_thread.get(thread + 1);
+        end.map_or(&[], |&end| &self.rows[self.first_row_of_thread[thread]..end])
     }
 
     /// Groups the ranges of a trace by thread, in order of their start; an outer range comes before

@@ -48,12 +48,15 @@ pub fn open_trace_inside_ranges(
         &restricted_trace::regex_of_range_path_pattern(pattern),
     );
     let matching = now.iter().map(|&path| matching[path as usize]).collect();
-    let mut pass = KeepInsideMatchingRanges { matching, ..KeepInsideMatchingRanges::default() };
+    let mut pass = KeepInsideMatchingRanges {
+        path_matches_pattern: matching,
+        ..KeepInsideMatchingRanges::default()
+    };
     drop(first);
     let second = read::stream_ranges_and_calls(path, &with_launches, |trace, row| {
         pass.process_range_or_call_row(trace, row)
     })?;
-    let trace = second.map(|StreamedExportRest { trace, names, last }| {
+    let trace = second.map(|StreamedExportRest { trace, names, trace_end_ns: last }| {
         let KeepInsideMatchingRanges { mut ranges, calls, .. } = pass;
         ranges.name.iter_mut().for_each(|name| *name = names[name.0 as usize]);
         for (end, &start) in ranges.end.iter_mut().zip(&ranges.start) {
@@ -67,13 +70,13 @@ pub fn open_trace_inside_ranges(
 #[derive(Debug, Clone, Copy)]
 struct OpenRangePath {
     path: RangePathId,
-    kept: bool,
+    is_range_kept: bool,
 }
 
 /// Paths of ranges while a file is read; until names are known, paths consist of label numbers.
 #[derive(Debug, Default)]
 struct StreamedRangePaths {
-    open: OpenRangesByThread<OpenRangePath>,
+    open_ranges: OpenRangesByThread<OpenRangePath>,
     paths: RangePathTree,
 }
 
@@ -83,7 +86,11 @@ impl StreamedRangePaths {
             StreamedRangeOrCall::Begin => *self = Self::default(),
             StreamedRangeOrCall::Range(range) => {
                 let path = self.path_of_next_range(&range);
-                self.open.open_range(range, OpenRangePath { path, kept: false }, |_| ());
+                self.open_ranges.open_range(
+                    range,
+                    OpenRangePath { path, is_range_kept: false },
+                    |_| (),
+                );
             }
             StreamedRangeOrCall::Call(_) => {}
         }
@@ -91,9 +98,10 @@ impl StreamedRangePaths {
 
     /// Returns the path of the next range; ranges come in order of time.
     fn path_of_next_range(&mut self, range: &StreamedRangeRow) -> RangePathId {
-        let around = self.open.innermost_range_around_span(range.thread, (range.start, range.end));
+        let around =
+            self.open_ranges.innermost_range_around_span(range.thread, (range.start, range.end));
         let parent = around.map_or(ROOT_RANGE_PATH, |around| around.state.path);
-        self.paths.path_of_name_inside_parent(parent, InternedNameId(range.label))
+        self.paths.path_of_name_inside_parent(parent, InternedNameId(range.name_index))
     }
 }
 
@@ -102,11 +110,11 @@ impl StreamedRangePaths {
 #[derive(Debug, Default)]
 struct KeepInsideMatchingRanges {
     /// Whether each range path matches the pattern.
-    matching: Vec<bool>,
-    standing: StreamedRangePaths,
-    selection: SpansOfMatchingRanges,
-    launched: OperationsByLaunchKey,
-    nodes: UnprocessedGraphNodeEvents,
+    path_matches_pattern: Vec<bool>,
+    open_range_paths: StreamedRangePaths,
+    matching_spans: SpansOfMatchingRanges,
+    operations_by_launch_key: OperationsByLaunchKey,
+    graph_node_events: UnprocessedGraphNodeEvents,
     ranges: HostRangeTable,
     calls: ApiCallTable,
 }
@@ -116,12 +124,17 @@ impl KeepInsideMatchingRanges {
         match row {
             StreamedRangeOrCall::Begin => {
                 let nodes = UnprocessedGraphNodeEvents::collect_graph_node_events(trace, |_| true);
-                let matching = std::mem::take(&mut self.matching);
+                let matching = std::mem::take(&mut self.path_matches_pattern);
                 let launched = match trace.kernels.graph_node.has_no_row() {
                     true => OperationsByLaunchKey::default(),
                     false => OperationsByLaunchKey::operations_without_read_calls(trace),
                 };
-                *self = Self { matching, nodes, launched, ..Self::default() };
+                *self = Self {
+                    path_matches_pattern: matching,
+                    graph_node_events: nodes,
+                    operations_by_launch_key: launched,
+                    ..Self::default()
+                };
             }
             StreamedRangeOrCall::Range(range) => self.keep_range_if_inside_match(trace, range),
             StreamedRangeOrCall::Call(call) => {
@@ -132,18 +145,26 @@ impl KeepInsideMatchingRanges {
 
     fn keep_range_if_inside_match(&mut self, trace: &Trace, range: StreamedRangeRow) {
         self.keep_ranges_around_node_events_before(trace, range.start);
-        let path = self.standing.path_of_next_range(&range);
-        if self.matching.get(path as usize).copied().unwrap_or(false) {
+        let path = self.open_range_paths.path_of_next_range(&range);
+        if self.path_matches_pattern.get(path as usize).copied().unwrap_or(false) {
             let process = trace.threads[range.thread as usize].process;
-            self.selection.add_matching_range(process, &range);
+            self.matching_spans.add_matching_range(process, &range);
             self.keep_open_ranges_enclosing(range.thread, (range.start, range.end));
         }
-        let kept =
-            self.selection.contains_span_of_thread(trace, range.thread, range.start, range.end);
+        let kept = self.matching_spans.contains_span_of_thread(
+            trace,
+            range.thread,
+            range.start,
+            range.end,
+        );
         if kept {
             append_range_row(&mut self.ranges, &range);
         }
-        self.standing.open.open_range(range, OpenRangePath { path, kept }, |_| ());
+        self.open_range_paths.open_ranges.open_range(
+            range,
+            OpenRangePath { path, is_range_kept: kept },
+            |_| (),
+        );
     }
 
     fn keep_call_if_inside_match_or_graph(&mut self, trace: &Trace, call: &StreamedCallRow) {
@@ -151,9 +172,9 @@ impl KeepInsideMatchingRanges {
         let of_graph = |&id: &GpuOperationId| {
             trace.kernels.graph_node.decoded_row(id as usize).is_some_and(|node| node != 0)
         };
-        let of_graph = self.launched.by(trace, call).iter().any(of_graph);
+        let of_graph = self.operations_by_launch_key.by(trace, call).iter().any(of_graph);
         if of_graph
-            || self.selection.contains_span_of_thread(trace, call.thread, call.start, call.end)
+            || self.matching_spans.contains_span_of_thread(trace, call.thread, call.start, call.end)
         {
             let StreamedCallRow { start, end, thread, name, correlation, .. } = *call;
             self.calls.push_api_call(start, end, thread, name, correlation);
@@ -164,7 +185,7 @@ impl KeepInsideMatchingRanges {
     /// `time`.
     fn keep_ranges_around_node_events_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.take_earliest_event_before(trace, time) {
+        while let Some(event) = self.graph_node_events.take_earliest_event_before(trace, time) {
             let at = events.time[event];
             self.keep_open_ranges_enclosing(events.thread[event], (at, at));
         }
@@ -172,8 +193,8 @@ impl KeepInsideMatchingRanges {
 
     /// Keeps those open ranges of a thread that enclose a span of time.
     fn keep_open_ranges_enclosing(&mut self, thread: u32, (start, end): (i64, i64)) {
-        for open in self.standing.open.at(thread, start, |_| ()) {
-            if open.row.end >= end && !std::mem::replace(&mut open.state.kept, true) {
+        for open in self.open_range_paths.open_ranges.at(thread, start, |_| ()) {
+            if open.row.end >= end && !std::mem::replace(&mut open.state.is_range_kept, true) {
                 append_range_row(&mut self.ranges, &open.row);
             }
         }
@@ -181,5 +202,11 @@ impl KeepInsideMatchingRanges {
 }
 
 fn append_range_row(ranges: &mut HostRangeTable, row: &StreamedRangeRow) {
-    ranges.push_host_range(row.start, row.end, row.thread, InternedNameId(row.label), row.style);
+    ranges.push_host_range(
+        row.start,
+        row.end,
+        row.thread,
+        InternedNameId(row.name_index),
+        row.style,
+    );
 }

@@ -55,9 +55,9 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
         functions: trace.functions.clone(),
         shapes: trace.shapes.clone(),
         graph_nodes: graph_nodes::graph_nodes_created_inside_ranges(trace),
-        work: trace.work.clone(),
-        profiled: trace.profiled.clone(),
-        streams: trace.streams.clone(),
+        declared_work: trace.declared_work.clone(),
+        profiled_launches: trace.profiled_launches.clone(),
+        special_streams: trace.special_streams.clone(),
         // All allocation records are kept, because memory that was allocated before a range is
         // still held inside the range.
         allocations: trace.allocations.clone(),
@@ -75,8 +75,8 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
     inner.copies.kind = select_column_elements(&trace.copies.kind, &copies);
     inner.copies.source = select_column_elements(&trace.copies.source, &copies);
     inner.copies.target = select_column_elements(&trace.copies.target, &copies);
-    inner.sets.on_gpu = trace.sets.on_gpu.select_operations(&sets);
-    inner.sets.bytes = select_column_elements(&trace.sets.bytes, &sets);
+    inner.memsets.on_gpu = trace.memsets.on_gpu.select_operations(&sets);
+    inner.memsets.bytes = select_column_elements(&trace.memsets.bytes, &sets);
     inner.graphs.on_gpu = trace.graphs.on_gpu.select_operations(&graphs);
     inner.graphs.executable = select_column_elements(&trace.graphs.executable, &graphs);
     inner.calls = calls
@@ -90,7 +90,7 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
             ranges.end[range],
         )
     }));
-    let syncs = &trace.syncs;
+    let syncs = &trace.synchronisation_waits;
     let kept_syncs = row_numbers_that_satisfy(syncs.on_gpu.operation_count(), |sync| {
         let process = trace.process_index_of_place(syncs.on_gpu.place.at(sync));
         selection.contains_span_of_any_thread(
@@ -99,8 +99,8 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
             syncs.on_gpu.operation_end_ns(sync),
         )
     });
-    inner.syncs.on_gpu = syncs.on_gpu.select_operations(&kept_syncs);
-    inner.syncs.kind = select_column_elements(&syncs.kind, &kept_syncs);
+    inner.synchronisation_waits.on_gpu = syncs.on_gpu.select_operations(&kept_syncs);
+    inner.synchronisation_waits.kind = select_column_elements(&syncs.kind, &kept_syncs);
     let faults = &trace.page_faults;
     let kept_faults = row_numbers_that_satisfy(faults.start.len(), |row| {
         selection.contains_span_of_any_thread(
@@ -113,7 +113,7 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
     inner.page_faults.end = select_column_elements(&faults.end, &kept_faults);
     inner.page_faults.process = select_column_elements(&faults.process, &kept_faults);
     inner.page_faults.device = select_column_elements(&faults.device, &kept_faults);
-    inner.page_faults.count = select_column_elements(&faults.count, &kept_faults);
+    inner.page_faults.fault_count = select_column_elements(&faults.fault_count, &kept_faults);
     let os = &trace.os_calls;
     let kept_os = row_numbers_that_satisfy(os.start.len(), |call| {
         selection.contains_span_of_any_thread(
@@ -184,7 +184,7 @@ impl SpansOfMatchingRanges {
     /// Collects the spans of the trace's ranges whose path matches, and returns whether there is
     /// any.
     fn spans_of_ranges_that_match(trace: &Trace, expression: &Regex) -> (Self, bool) {
-        let PathOfEachRange { paths, of_range, .. } =
+        let PathOfEachRange { paths, path_of_range: of_range, .. } =
             PathOfEachRange::find_path_of_each_range(trace);
         let matching = match_each_range_path(trace, &paths, expression);
         let mut selection = Self {

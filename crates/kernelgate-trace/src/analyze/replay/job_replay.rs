@@ -38,20 +38,20 @@ pub struct JobDependencies<'a> {
     traces: Vec<TraceDependencies<'a>>,
     /// Converts a time of a trace's clock to the job's common time; the first argument is the index
     /// of the trace.
-    common: &'a dyn Fn(usize, i64) -> i64,
+    trace_time_to_job_time: &'a dyn Fn(usize, i64) -> i64,
     collectives: Vec<CollectiveOfAllRanks>,
     /// For each trace, a map from an operation to the index of its collective.
-    of_operation: Vec<HashMap<GpuOperationId, usize>>,
+    collective_of_operation: Vec<HashMap<GpuOperationId, usize>>,
 }
 
 /// Arrivals of ranks at a collective during a replay: the number of ranks that have not arrived,
 /// and the latest arrival so far.
 #[derive(Clone, Copy)]
 struct CollectiveArrivals {
-    missing: usize,
+    missing_ranks: usize,
     /// Replayed time, in the job's common time, at which the last rank that has arrived so far
     /// arrived.
-    ready: i64,
+    last_arrival_time: i64,
 }
 
 impl<'a> JobDependencies<'a> {
@@ -68,14 +68,19 @@ impl<'a> JobDependencies<'a> {
                 of_operation[member.trace].insert(member.operation, number);
             }
         }
-        Self { traces, common, collectives, of_operation }
+        Self {
+            traces,
+            trace_time_to_job_time: common,
+            collectives,
+            collective_of_operation: of_operation,
+        }
     }
 
     /// First start and last end of each trace, in the job's common time.
     fn spans_of_traces_in_job_time(&self) -> impl Iterator<Item = (i64, i64)> {
         self.traces.iter().enumerate().map(|(trace, of)| {
             let (start, end) = of.first_start_and_last_end();
-            ((self.common)(trace, start), (self.common)(trace, end))
+            ((self.trace_time_to_job_time)(trace, start), (self.trace_time_to_job_time)(trace, end))
         })
     }
 
@@ -111,12 +116,15 @@ impl<'a> JobDependencies<'a> {
         let mut arrivals: Vec<CollectiveArrivals> = self
             .collectives
             .iter()
-            .map(|members| CollectiveArrivals { missing: members.len(), ready: i64::MIN })
+            .map(|members| CollectiveArrivals {
+                missing_ranks: members.len(),
+                last_arrival_time: i64::MIN,
+            })
             .collect();
         let next = |replay: &ReplayInProgress<'_, '_>, trace: usize| {
             let id = replay.next_operation_to_replay()?;
             let start = self.traces[trace].operations_of_trace().operation_start_ns(id);
-            Some(Reverse(((self.common)(trace, start), trace, id)))
+            Some(Reverse(((self.trace_time_to_job_time)(trace, start), trace, id)))
         };
         let mut order: BinaryHeap<_> =
             replays.iter().enumerate().filter_map(|(trace, of)| next(of, trace)).collect();
@@ -124,15 +132,15 @@ impl<'a> JobDependencies<'a> {
         while let Some(Reverse((start, trace, id))) = order.pop() {
             let by = replays[trace].replay_start_of_operation(id, &changes[trace]);
             first = first.min(start + by);
-            if let Some(&number) = self.of_operation[trace].get(&id) {
+            if let Some(&number) = self.collective_of_operation[trace].get(&id) {
                 replays[trace].set_replayed_minus_recorded_end(id, by);
                 let arrived = &mut arrivals[number];
-                arrived.missing -= 1;
-                arrived.ready = arrived.ready.max(start + by);
-                if arrived.missing == 0 {
+                arrived.missing_ranks -= 1;
+                arrived.last_arrival_time = arrived.last_arrival_time.max(start + by);
+                if arrived.missing_ranks == 0 {
                     let ends = self.set_replayed_ends_of_collective(
                         number,
-                        arrived.ready,
+                        arrived.last_arrival_time,
                         changes,
                         &mut replays,
                     );
@@ -141,9 +149,11 @@ impl<'a> JobDependencies<'a> {
             } else {
                 let all = self.traces[trace].operations_of_trace();
                 let length = all.operation_length_ns(id);
-                let by = by + (changes[trace].length)(id, length) - length;
+                let by = by + (changes[trace].replayed_duration_ns)(id, length) - length;
                 replays[trace].set_replayed_minus_recorded_end(id, by);
-                last = last.max((self.common)(trace, all.operation_end_exclusive_ns(id)) + by);
+                last = last.max(
+                    (self.trace_time_to_job_time)(trace, all.operation_end_exclusive_ns(id)) + by,
+                );
             }
             order.extend(next(&replays[trace], trace));
         }
@@ -165,7 +175,7 @@ impl<'a> JobDependencies<'a> {
         let mut last = i64::MIN;
         for member in members {
             let transfer = (member.end - recorded).max(0);
-            let shorter = (changes[member.trace].length)(member.operation, transfer);
+            let shorter = (changes[member.trace].replayed_duration_ns)(member.operation, transfer);
             let by = ready - recorded + shorter - transfer;
             replays[member.trace].set_replayed_minus_recorded_end(member.operation, by);
             last = last.max(member.end + by);
@@ -176,8 +186,9 @@ impl<'a> JobDependencies<'a> {
     /// Returns the critical path of the job, from its end back to when all ranks are recorded:
     /// trace, kind and nanoseconds of each segment.
     pub fn critical_path_of_job(&self) -> Vec<(usize, CriticalPathSegmentKind, i64)> {
-        let end =
-            |trace: &usize| (self.common)(*trace, self.traces[*trace].first_start_and_last_end().1);
+        let end = |trace: &usize| {
+            (self.trace_time_to_job_time)(*trace, self.traces[*trace].first_start_and_last_end().1)
+        };
         let Some(mut trace) = (0..self.traces.len()).max_by_key(end) else { return Vec::new() };
         let mut walks: Vec<CriticalPathBackwardWalk<'_, '_>> =
             self.traces.iter().map(CriticalPathBackwardWalk::prepare_backward_walk).collect();
@@ -190,11 +201,11 @@ impl<'a> JobDependencies<'a> {
             let Some(id) = next else { break };
             let all = self.traces[trace].operations_of_trace();
             let mut path = CriticalPathWalkState {
-                first: self.traces[trace].first_start_and_last_end().0,
-                at,
+                path_start_ns: self.traces[trace].first_start_and_last_end().0,
+                reached_time_ns: at,
                 segments: Vec::new(),
             };
-            let last = self.of_operation[trace].get(&id).map(|&number| {
+            let last = self.collective_of_operation[trace].get(&id).map(|&number| {
                 let (ready, last) = Self::last_rank_arrival(&self.collectives[number]);
                 (ready, *last)
             });
@@ -202,18 +213,20 @@ impl<'a> JobDependencies<'a> {
                 Some((ready, last)) if last.trace != trace => {
                     // The path goes back over the collective's transfer, and then to the operation
                     // of the rank that arrived last.
-                    let transfer = (self.common)(trace, all.operation_end_exclusive_ns(id)) - ready;
+                    let transfer =
+                        (self.trace_time_to_job_time)(trace, all.operation_end_exclusive_ns(id))
+                            - ready;
                     path.walk_back_and_add_segment(
                         CriticalPathSegmentKind::Operation(id),
-                        (all.operation_end_exclusive_ns(id) - transfer).min(path.at),
+                        (all.operation_end_exclusive_ns(id) - transfer).min(path.reached_time_ns),
                     );
                     segments.extend(path.segments.drain(..).map(|(of, ns)| (trace, of, ns)));
                     trace = last.trace;
                     let start =
                         self.traces[trace].operations_of_trace().operation_start_ns(last.operation);
                     path = CriticalPathWalkState {
-                        first: self.traces[trace].first_start_and_last_end().0,
-                        at: start,
+                        path_start_ns: self.traces[trace].first_start_and_last_end().0,
+                        reached_time_ns: start,
                         ..path
                     };
                     walks[trace].step_back_from_operation(last.operation, &mut path)
@@ -226,14 +239,14 @@ impl<'a> JobDependencies<'a> {
                     walks[trace].step_back_from_operation(id, &mut path)
                 }
             };
-            at = path.at;
+            at = path.reached_time_ns;
             segments.extend(path.segments.into_iter().map(|(of, ns)| (trace, of, ns)));
             if at <= self.traces[trace].first_start_and_last_end().0 {
                 break;
             }
         }
         let (start, end) = self.span_from_recording_of_all_ranks();
-        let rest = (self.common)(trace, at) - start;
+        let rest = (self.trace_time_to_job_time)(trace, at) - start;
         if rest > 0 {
             segments.push((trace, CriticalPathSegmentKind::Unknown, rest));
         }

@@ -58,7 +58,7 @@ struct HostWaitForGpu {
     ended_by: GpuOperationId,
     /// Whether the wait is a recorded call; otherwise it was inferred from the time between two
     /// launch calls.
-    recorded: bool,
+    is_recorded_call: bool,
 }
 
 /// Changes of a replay: durations of operations, of launch calls, of waits and of the host's own
@@ -66,13 +66,13 @@ struct HostWaitForGpu {
 pub struct ReplayChange<'a> {
     /// Returns the replayed duration of an operation from its id and its recorded duration,
     /// nanoseconds.
-    pub length: &'a dyn Fn(GpuOperationId, i64) -> i64,
+    pub replayed_duration_ns: &'a dyn Fn(GpuOperationId, i64) -> i64,
     /// Whether launch calls take their recorded time in the replay, instead of no time.
-    pub launches: bool,
+    pub keeps_launch_calls: bool,
     /// Whether the host waits for the GPU in the replay as it was recorded, instead of not waiting.
-    pub waits: bool,
+    pub keeps_host_waits: bool,
     /// How the host's time between its launch calls is replayed.
-    pub host: ReplayedHostTime<'a>,
+    pub host_time_between_launches: ReplayedHostTime<'a>,
 }
 
 /// How a replay treats the host's own time between launch calls.
@@ -132,22 +132,22 @@ impl CriticalPathSegmentKind {
 /// Dependencies among the GPU operations and the host calls of one trace, for replays and critical
 /// paths.
 pub struct TraceDependencies<'a> {
-    all: AllGpuOperations<'a>,
+    all_operations: AllGpuOperations<'a>,
     launches: &'a LaunchCallTable,
     /// Operations whose launch call is recorded, in order of the starts of these calls.
-    launched: OperationsInOrder,
+    operations_by_launch_time: OperationsInOrder,
     /// All operations, in order of their start.
-    started: OperationsInOrder,
+    operations_by_start: OperationsInOrder,
     /// Waits of the host for the GPU, in order of their end.
-    waits: Vec<HostWaitForGpu>,
+    host_waits_by_end: Vec<HostWaitForGpu>,
     /// For each operation, its id minus the id of the previous operation on its stream; 0 for a
     /// stream's first operation.
-    step: BitPackedColumn<i64>,
+    id_minus_previous_on_stream: BitPackedColumn<i64>,
     /// For each operation, its id minus the id of the operation on another stream that it seems to
     /// wait for; 0 if it seems to wait for no other stream.
-    other: BitPackedColumn<i64>,
+    id_minus_awaited_on_other_stream: BitPackedColumn<i64>,
     threads: usize,
-    span: (i64, i64),
+    trace_start_and_end_ns: (i64, i64),
 }
 
 impl<'a> TraceDependencies<'a> {
@@ -176,30 +176,30 @@ impl<'a> TraceDependencies<'a> {
         let first = all.operation_start_ns(started.get(0)?);
         let last = all.operation_end_exclusive_ns(ended.get(ended.len() - 1)?);
         let mut of = Self {
-            all,
+            all_operations: all,
             launches,
-            launched,
-            started,
-            waits: Vec::new(),
-            step: BitPackedColumn::column_filled_with(all.len(), 0),
-            other: BitPackedColumn::column_filled_with(all.len(), 0),
+            operations_by_launch_time: launched,
+            operations_by_start: started,
+            host_waits_by_end: Vec::new(),
+            id_minus_previous_on_stream: BitPackedColumn::column_filled_with(all.len(), 0),
+            id_minus_awaited_on_other_stream: BitPackedColumn::column_filled_with(all.len(), 0),
             threads: trace.threads.len(),
-            span: (first, last),
+            trace_start_and_end_ns: (first, last),
         };
         of.find_operations_waited_for(trace, &ended, process);
         of.find_operations_that_end_waits(trace, waits, &ended, process);
         of.add_waits_without_recorded_call(trace, waits, &ended, process);
-        of.waits.sort_by_key(|wait| wait.call.end);
+        of.host_waits_by_end.sort_by_key(|wait| wait.call.end);
         Some(of)
     }
 
     fn previous_operation_on_stream(&self, id: GpuOperationId) -> Option<GpuOperationId> {
-        operation_with_id_lower_by(id, self.step.at(id as usize))
+        operation_with_id_lower_by(id, self.id_minus_previous_on_stream.at(id as usize))
     }
 
     /// Returns the operation of another stream that an operation seems to wait for.
     fn awaited_operation_on_other_stream(&self, id: GpuOperationId) -> Option<GpuOperationId> {
-        operation_with_id_lower_by(id, self.other.at(id as usize))
+        operation_with_id_lower_by(id, self.id_minus_awaited_on_other_stream.at(id as usize))
     }
 
     /// Finds for each operation the previous operation on its stream, and the operation on another
@@ -220,30 +220,31 @@ impl<'a> TraceDependencies<'a> {
         let device_of_place: Vec<usize> = numbered.collect();
         let mut last_of_device = vec![NO_OPERATION_OR_THREAD; devices.len()];
         let mut ended = ended.iter().peekable();
-        for id in self.started.iter() {
-            let start = self.all.operation_start_ns(id);
+        for id in self.operations_by_start.iter() {
+            let start = self.all_operations.operation_start_ns(id);
             while let Some(done) =
-                ended.next_if(|&done| self.all.operation_end_exclusive_ns(done) <= start)
+                ended.next_if(|&done| self.all_operations.operation_end_exclusive_ns(done) <= start)
             {
                 last_of_process[process(done)] = done;
-                last_of_device[device_of_place[self.all.place_of_operation(done).0 as usize]] =
+                last_of_device
+                    [device_of_place[self.all_operations.place_of_operation(done).0 as usize]] =
                     done;
             }
-            let place = self.all.place_of_operation(id).0 as usize;
+            let place = self.all_operations.place_of_operation(id).0 as usize;
             let last = last_of_place[place];
             // An operation that runs entirely during another operation of its stream, such as a
             // migration during a kernel, does not wait for it.
             let inside = last != NO_OPERATION_OR_THREAD
-                && start < self.all.operation_end_exclusive_ns(last)
-                && self.all.operation_end_exclusive_ns(id)
-                    <= self.all.operation_end_exclusive_ns(last);
+                && start < self.all_operations.operation_end_exclusive_ns(last)
+                && self.all_operations.operation_end_exclusive_ns(id)
+                    <= self.all_operations.operation_end_exclusive_ns(last);
             if !inside {
                 let step = if last == NO_OPERATION_OR_THREAD {
                     0
                 } else {
                     id.to_packed_integer() - last.to_packed_integer()
                 };
-                self.step.replace_row(id as usize, step);
+                self.id_minus_previous_on_stream.replace_row(id as usize, step);
                 last_of_place[place] = id;
             }
             let ready = self.earliest_start_and_if_by_launch(id).map_or(i64::MIN, |(time, _)| time);
@@ -256,11 +257,11 @@ impl<'a> TraceDependencies<'a> {
             let waits_for = |&other: &GpuOperationId| {
                 other != NO_OPERATION_OR_THREAD
                     && other != id
-                    && self.all.operation_start_ns(other) < start
-                    && self.all.operation_end_exclusive_ns(other) > ready
+                    && self.all_operations.operation_start_ns(other) < start
+                    && self.all_operations.operation_end_exclusive_ns(other) > ready
             };
             if let Some(other) = others.into_iter().find(waits_for) {
-                self.other
+                self.id_minus_awaited_on_other_stream
                     .replace_row(id as usize, id.to_packed_integer() - other.to_packed_integer());
             }
         }
@@ -279,22 +280,22 @@ impl<'a> TraceDependencies<'a> {
         calls.sort_by_key(|call| call.end);
         for call in calls {
             while let Some(id) =
-                done.next_if(|&id| self.all.operation_end_exclusive_ns(id) <= call.end)
+                done.next_if(|&id| self.all_operations.operation_end_exclusive_ns(id) <= call.end)
             {
                 last_of_process[process(id)] = id;
             }
             let own = trace.threads[call.thread as usize].process as usize;
             let last = last_of_process[own];
             let waited = last != NO_OPERATION_OR_THREAD
-                && self.all.operation_end_exclusive_ns(last) > call.start;
+                && self.all_operations.operation_end_exclusive_ns(last) > call.start;
             let ended_by = if waited { last } else { NO_OPERATION_OR_THREAD };
-            self.waits.push(HostWaitForGpu { call, ended_by, recorded: true });
+            self.host_waits_by_end.push(HostWaitForGpu { call, ended_by, is_recorded_call: true });
         }
-        let blocking = self.launched.iter().filter_map(|id| {
+        let blocking = self.operations_by_launch_time.iter().filter_map(|id| {
             let call = self.launch_call_of(id).filter(|call| {
                 self.does_launch_call_block_until_end(
                     id,
-                    self.all.operation_start_and_end_ns(id),
+                    self.all_operations.operation_start_and_end_ns(id),
                     call,
                 )
             })?;
@@ -302,11 +303,11 @@ impl<'a> TraceDependencies<'a> {
             Some(HostWaitForGpu {
                 call: CallThatWaitsForGpu { thread, start, end },
                 ended_by: id,
-                recorded: true,
+                is_recorded_call: true,
             })
         });
         let blocking: Vec<HostWaitForGpu> = blocking.collect();
-        self.waits.extend(blocking);
+        self.host_waits_by_end.extend(blocking);
     }
 
     /// Adds waits that no call shows: pauses between two launch calls in which the GPU works most
@@ -320,7 +321,7 @@ impl<'a> TraceDependencies<'a> {
     ) {
         let mut pauses: Vec<CallThatWaitsForGpu> = Vec::new();
         let mut last_call = vec![i64::MIN; self.threads];
-        for call in self.launched.iter().filter_map(|id| self.launch_call_of(id)) {
+        for call in self.operations_by_launch_time.iter().filter_map(|id| self.launch_call_of(id)) {
             let last = std::mem::replace(&mut last_call[call.thread as usize], call.end);
             if last != i64::MIN && call.start - last >= MIN_UNRECORDED_WAIT_NS {
                 pauses.push(CallThatWaitsForGpu {
@@ -345,17 +346,17 @@ impl<'a> TraceDependencies<'a> {
         }
         pauses.sort_by_key(|pause| pause.end);
         let mut worked = vec![UnionOfTimeSpans::default(); trace.processes.len()];
-        for id in self.started.iter() {
+        for id in self.operations_by_start.iter() {
             worked[process(id)].add_later_span((
-                self.all.operation_start_ns(id),
-                self.all.operation_end_exclusive_ns(id),
+                self.all_operations.operation_start_ns(id),
+                self.all_operations.operation_end_exclusive_ns(id),
             ));
         }
         let processes = trace.processes.len();
         let (mut last_of_process, mut pending) =
             (vec![NO_OPERATION_OR_THREAD; processes], vec![0i64; processes]);
         let mut done = ended.iter().peekable();
-        let mut launched = self.launched.iter().peekable();
+        let mut launched = self.operations_by_launch_time.iter().peekable();
         for call in pauses {
             let before = |id: &GpuOperationId| {
                 self.launch_call_of(*id).is_some_and(|of| of.start < call.end)
@@ -364,7 +365,7 @@ impl<'a> TraceDependencies<'a> {
                 pending[process(id)] += 1;
             }
             while let Some(id) =
-                done.next_if(|&id| self.all.operation_end_exclusive_ns(id) <= call.end)
+                done.next_if(|&id| self.all_operations.operation_end_exclusive_ns(id) <= call.end)
             {
                 last_of_process[process(id)] = id;
                 pending[process(id)] -= i64::from(self.launches.has_recorded_launch_call(id));
@@ -374,27 +375,30 @@ impl<'a> TraceDependencies<'a> {
             // The host may continue a moment before the last operation's recorded end, so the
             // operation that ends next may have ended the wait.
             let next = done.peek().copied().filter(|&id| {
-                let span =
-                    (self.all.operation_start_ns(id), self.all.operation_end_exclusive_ns(id));
+                let span = (
+                    self.all_operations.operation_start_ns(id),
+                    self.all_operations.operation_end_exclusive_ns(id),
+                );
                 process(id) == own
                     && span.0 < call.end
                     && last != NO_OPERATION_OR_THREAD
-                    && span.1 - call.end < call.end - self.all.operation_end_exclusive_ns(last)
+                    && span.1 - call.end
+                        < call.end - self.all_operations.operation_end_exclusive_ns(last)
             });
             #[allow(clippy::cast_precision_loss)]
             let [worked, whole] =
                 [worked[own].covered_ns_within((call.start, call.end)), call.end - call.start]
                     .map(|ns| ns as f64);
             let ended = last != NO_OPERATION_OR_THREAD
-                && self.all.operation_end_exclusive_ns(last) > call.start;
+                && self.all_operations.operation_end_exclusive_ns(last) > call.start;
             if ended
                 && pending[own] <= MAX_UNFINISHED_AFTER_WAIT
                 && worked >= MIN_GPU_BUSY_SHARE_OF_WAIT * whole
             {
-                self.waits.push(HostWaitForGpu {
+                self.host_waits_by_end.push(HostWaitForGpu {
                     call,
                     ended_by: next.unwrap_or(last),
-                    recorded: false,
+                    is_recorded_call: false,
                 });
             }
         }
@@ -410,7 +414,7 @@ impl<'a> TraceDependencies<'a> {
         call: &OperationLaunchCall,
     ) -> bool {
         let beside = call.end.min(end) - call.start.max(start);
-        if self.all.kind_and_table_row(id).0 == GpuOperationKind::Kernel
+        if self.all_operations.kind_and_table_row(id).0 == GpuOperationKind::Kernel
             && beside * 2 < call.end - call.start
         {
             return false;
@@ -438,7 +442,7 @@ impl<'a> TraceDependencies<'a> {
 
     /// Returns the host call that launched an operation, if it was recorded.
     fn launch_call_of(&self, id: GpuOperationId) -> Option<OperationLaunchCall> {
-        self.launches.launch_call_of_operation(&self.all, id)
+        self.launches.launch_call_of_operation(&self.all_operations, id)
     }
 
     /// Returns the launch call at a position in launch order, and one operation that it launched.
@@ -446,28 +450,28 @@ impl<'a> TraceDependencies<'a> {
         &self,
         position: usize,
     ) -> Option<(GpuOperationId, OperationLaunchCall)> {
-        let id = self.launched.get(position)?;
+        let id = self.operations_by_launch_time.get(position)?;
         Some((id, self.launch_call_of(id)?))
     }
 
     pub fn operations_of_trace(&self) -> AllGpuOperations<'a> {
-        self.all
+        self.all_operations
     }
 
     /// First start and last end of the trace's operations, nanoseconds.
     pub fn first_start_and_last_end(&self) -> (i64, i64) {
-        self.span
+        self.trace_start_and_end_ns
     }
 
     /// Earliest time at which an operation could start, by its launch and its stream, and whether
     /// the launch is the later of both.
     fn earliest_start_and_if_by_launch(&self, id: GpuOperationId) -> Option<(i64, bool)> {
-        let span = self.all.operation_start_and_end_ns(id);
+        let span = self.all_operations.operation_start_and_end_ns(id);
         let launch = self.launches.launch_call_of_operation_starting_at(span.0, id);
         let launch = launch.map(|call| self.earliest_start_allowed_by_launch(id, span, &call));
         let stream = self
             .previous_operation_on_stream(id)
-            .map(|before| self.all.operation_end_exclusive_ns(before).min(span.0));
+            .map(|before| self.all_operations.operation_end_exclusive_ns(before).min(span.0));
         match (launch, stream) {
             (Some(launch), Some(stream)) => Some((launch.max(stream), launch > stream)),
             (Some(launch), None) => Some((launch, true)),
@@ -483,9 +487,9 @@ impl<'a> TraceDependencies<'a> {
         let (mut first, mut last) = (i64::MAX, i64::MIN);
         while let Some(id) = replay.next_operation_to_replay() {
             let by = replay.replay_start_of_operation(id, change);
-            let (start, end) = self.all.operation_start_and_end_ns(id);
+            let (start, end) = self.all_operations.operation_start_and_end_ns(id);
             first = first.min(start + by);
-            let length = (change.length)(id, end - start);
+            let length = (change.replayed_duration_ns)(id, end - start);
             let by = by + length - (end - start);
             replay.set_replayed_minus_recorded_end(id, by);
             // An operation whose replayed duration is 0 does not determine the end of the replay.
@@ -493,27 +497,35 @@ impl<'a> TraceDependencies<'a> {
                 last = last.max(end + by);
             }
         }
-        (self.span.1 - self.span.0) - (last.max(first) - first)
+        (self.trace_start_and_end_ns.1 - self.trace_start_and_end_ns.0) - (last.max(first) - first)
     }
 
     /// Calls `each` for every segment of the critical path, from the end of the trace back to its
     /// start: the segments' nanoseconds add up to the time from the first start to the last end.
     pub fn visit_critical_path_of_trace(&self, mut each: impl FnMut(CriticalPathSegmentKind, i64)) {
         let mut walk = CriticalPathBackwardWalk::prepare_backward_walk(self);
-        let mut path =
-            CriticalPathWalkState { first: self.span.0, at: self.span.1, segments: Vec::new() };
+        let mut path = CriticalPathWalkState {
+            path_start_ns: self.trace_start_and_end_ns.0,
+            reached_time_ns: self.trace_start_and_end_ns.1,
+            segments: Vec::new(),
+        };
         let mut next = Some(self.operation_that_ends_last());
         // The loop is bounded, because operations of zero duration may lead back to each other.
-        for _ in 0..self.all.len() {
-            let Some(id) = next.filter(|_| path.at > path.first) else { break };
+        for _ in 0..self.all_operations.len() {
+            let Some(id) = next.filter(|_| path.reached_time_ns > path.path_start_ns) else {
+                break;
+            };
             path.walk_back_and_add_segment(
                 CriticalPathSegmentKind::Operation(id),
-                self.all.operation_start_ns(id),
+                self.all_operations.operation_start_ns(id),
             );
             next = walk.step_back_from_operation(id, &mut path);
             path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
         }
-        path.walk_back_and_add_segment(CriticalPathSegmentKind::Unknown, self.span.0);
+        path.walk_back_and_add_segment(
+            CriticalPathSegmentKind::Unknown,
+            self.trace_start_and_end_ns.0,
+        );
         path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
     }
 
@@ -521,16 +533,18 @@ impl<'a> TraceDependencies<'a> {
     /// operation, nanoseconds.
     pub fn gap_before_operation_on_stream_ns(&self, id: GpuOperationId) -> i64 {
         self.previous_operation_on_stream(id).map_or(0, |before| {
-            (self.all.operation_start_ns(id) - self.all.operation_end_exclusive_ns(before)).max(0)
+            (self.all_operations.operation_start_ns(id)
+                - self.all_operations.operation_end_exclusive_ns(before))
+            .max(0)
         })
     }
 
     /// Returns the operation of the trace that ends last.
     pub fn operation_that_ends_last(&self) -> GpuOperationId {
         let last = self
-            .started
+            .operations_by_start
             .iter()
-            .max_by_key(|&id| (self.all.operation_end_exclusive_ns(id), Reverse(id)));
+            .max_by_key(|&id| (self.all_operations.operation_end_exclusive_ns(id), Reverse(id)));
         last.expect("there are operations")
     }
 }
@@ -543,41 +557,44 @@ fn operation_with_id_lower_by(id: GpuOperationId, step: i64) -> Option<GpuOperat
 
 /// State of a replay: for threads and operations, replayed minus recorded times.
 pub struct ReplayInProgress<'d, 'a> {
-    of: &'d TraceDependencies<'a>,
+    dependencies: &'d TraceDependencies<'a>,
     /// For each host thread, replayed minus recorded time after its last replayed call,
     /// nanoseconds.
     thread: Vec<i64>,
     /// For each host thread, the recorded end of its last replayed call; `i64::MIN` before the
     /// first.
-    called: Vec<i64>,
+    recorded_end_of_last_call: Vec<i64>,
     /// For each operation, replayed minus recorded time: of its launch until the operation is
     /// replayed, then of its end.
-    by: BitPackedColumn<i64>,
+    replayed_minus_recorded_ns: BitPackedColumn<i64>,
     /// Thread and start of the last replayed launch call; one call of a graph launches several
     /// operations.
     last_call: (u32, i64),
     next_call: Option<(GpuOperationId, OperationLaunchCall)>,
     /// Next positions in the operations by launch, in the operations by start, and in the waits.
-    at: (usize, usize, usize),
+    next_positions: (usize, usize, usize),
 }
 
 impl<'d, 'a> ReplayInProgress<'d, 'a> {
     /// Creates a replay in which no operation of the trace has been replayed yet.
     pub fn begin_replay(of: &'d TraceDependencies<'a>) -> Self {
         Self {
-            of,
+            dependencies: of,
             thread: vec![0; of.threads],
-            called: vec![i64::MIN; of.threads],
-            by: BitPackedColumn::column_filled_with(of.all.len(), 0),
+            recorded_end_of_last_call: vec![i64::MIN; of.threads],
+            replayed_minus_recorded_ns: BitPackedColumn::column_filled_with(
+                of.all_operations.len(),
+                0,
+            ),
             last_call: (NO_OPERATION_OR_THREAD, i64::MIN),
             next_call: of.nth_launch_call_and_operation(0),
-            at: (0, 0, 0),
+            next_positions: (0, 0, 0),
         }
     }
 
     /// Returns the operation to replay next, in order of recorded starts.
     pub fn next_operation_to_replay(&self) -> Option<GpuOperationId> {
-        self.of.started.get(self.at.1)
+        self.dependencies.operations_by_start.get(self.next_positions.1)
     }
 
     /// Replays the host calls before an operation, and the operation's start; returns replayed
@@ -588,26 +605,26 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         id: GpuOperationId,
         change: &ReplayChange<'_>,
     ) -> i64 {
-        let source = self.of;
-        let span = source.all.operation_start_and_end_ns(id);
+        let source = self.dependencies;
+        let span = source.all_operations.operation_start_and_end_ns(id);
         let start = span.0;
         loop {
-            let wait = source.waits.get(self.at.2);
+            let wait = source.host_waits_by_end.get(self.next_positions.2);
             let returned = wait.map_or(i64::MAX, |wait| wait.call.end);
             match (self.next_call, wait) {
                 (Some((launched, call)), _) if call.start <= start && call.start < returned => {
-                    self.at.0 += 1;
-                    self.next_call = source.nth_launch_call_and_operation(self.at.0);
+                    self.next_positions.0 += 1;
+                    self.next_call = source.nth_launch_call_and_operation(self.next_positions.0);
                     self.replay_launch_call(launched, &call, change);
                 }
                 (_, Some(wait)) if returned <= start => {
-                    self.at.2 += 1;
+                    self.next_positions.2 += 1;
                     self.replay_wait_for_gpu(wait, change);
                 }
                 _ => break,
             }
         }
-        self.at.1 += 1;
+        self.next_positions.1 += 1;
         let launch = source
             .launches
             .launch_call_of_operation_starting_at(start, id)
@@ -616,7 +633,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
             [source.previous_operation_on_stream(id), source.awaited_operation_on_other_stream(id)]
                 .map(|other| {
                     other.map(|other| {
-                        (other, source.all.operation_end_exclusive_ns(other).min(start))
+                        (other, source.all_operations.operation_end_exclusive_ns(other).min(start))
                     })
                 });
         let others = || others.iter().flatten();
@@ -627,13 +644,16 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         let latency = start - recorded;
         let between =
             if launch > ended { latency.min(REPLAYED_DELAY_IN_STREAM_NS) } else { latency };
-        let launched = launch.map(|time| time + self.by.at(id as usize) + latency);
-        let ready = others().map(|&(other, end)| end + self.by.at(other as usize) + between).max();
+        let launched =
+            launch.map(|time| time + self.replayed_minus_recorded_ns.at(id as usize) + latency);
+        let ready = others()
+            .map(|&(other, end)| end + self.replayed_minus_recorded_ns.at(other as usize) + between)
+            .max();
         launched.max(ready).map_or(0, |replayed| replayed - start)
     }
 
     pub fn set_replayed_minus_recorded_end(&mut self, id: GpuOperationId, by: i64) {
-        self.by.replace_row(id as usize, by);
+        self.replayed_minus_recorded_ns.replace_row(id as usize, by);
     }
 
     fn replay_launch_call(
@@ -643,69 +663,77 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         change: &ReplayChange<'_>,
     ) {
         let thread = call.thread as usize;
-        let removed = |from: i64| match change.launches {
-            true => change.host.ns_in_removed_pauses(from, call.end),
+        let removed = |from: i64| match change.keeps_launch_calls {
+            true => change.host_time_between_launches.ns_in_removed_pauses(from, call.end),
             false => (call.end - from).max(0),
         };
         if self.last_call != (call.thread, call.start) {
             self.last_call = (call.thread, call.start);
             self.replay_own_time_of_host(thread, call.start, change);
             self.thread[thread] -= removed(call.start);
-            self.called[thread] = self.called[thread].max(call.end);
+            self.recorded_end_of_last_call[thread] =
+                self.recorded_end_of_last_call[thread].max(call.end);
         }
-        let start = self.of.all.operation_start_ns(id);
+        let start = self.dependencies.all_operations.operation_start_ns(id);
         // If clocks disagree, an operation may start before its launch call; such an operation was
         // replayed before the call.
         if start >= call.start {
             // An operation that starts before its launch call returns was delayed only by the part
             // of the call before its start.
-            self.by.replace_row(id as usize, self.thread[thread] + removed(start));
+            self.replayed_minus_recorded_ns
+                .replace_row(id as usize, self.thread[thread] + removed(start));
         }
     }
 
     /// Replays the host's own time of a thread, from its last call to the recorded time `until`.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     fn replay_own_time_of_host(&mut self, thread: usize, until: i64, change: &ReplayChange<'_>) {
-        let since = self.called[thread];
-        self.thread[thread] -= match change.host {
+        let since = self.recorded_end_of_last_call[thread];
+        self.thread[thread] -= match change.host_time_between_launches {
             ReplayedHostTime::Scaled(left) if since != i64::MIN && until > since => {
                 ((until - since) as f64 * (1.0 - left)).round() as i64
             }
             ReplayedHostTime::Scaled(_) | ReplayedHostTime::Recorded => 0,
-            ReplayedHostTime::WithoutPauses(_) => change.host.ns_in_removed_pauses(since, until),
+            ReplayedHostTime::WithoutPauses(_) => {
+                change.host_time_between_launches.ns_in_removed_pauses(since, until)
+            }
         };
     }
 
     fn replay_wait_for_gpu(&mut self, wait: &HostWaitForGpu, change: &ReplayChange<'_>) {
         let CallThatWaitsForGpu { thread, start, end } = wait.call;
         let index = thread as usize;
-        if !wait.recorded && matches!(change.host, ReplayedHostTime::Scaled(_)) {
+        if !wait.is_recorded_call
+            && matches!(change.host_time_between_launches, ReplayedHostTime::Scaled(_))
+        {
             return;
         }
         self.replay_own_time_of_host(index, start, change);
-        self.called[index] = self.called[index].max(end);
+        self.recorded_end_of_last_call[index] = self.recorded_end_of_last_call[index].max(end);
         let not_before = self.thread[index] + start - end;
-        self.thread[index] = match (wait.ended_by, change.waits || !wait.recorded) {
-            (_, false) => not_before,
-            (NO_OPERATION_OR_THREAD, true) => self.thread[index],
-            // The replayed wait returns as long after the operation's end (or before it) as
-            // recorded, but not before the wait was entered.
-            (ended_by, true) => {
-                let paused = change
-                    .host
-                    .ns_in_removed_pauses(self.of.all.operation_end_exclusive_ns(ended_by), end);
-                (self.by.at(ended_by as usize) - paused).max(not_before)
-            }
-        };
+        self.thread[index] =
+            match (wait.ended_by, change.keeps_host_waits || !wait.is_recorded_call) {
+                (_, false) => not_before,
+                (NO_OPERATION_OR_THREAD, true) => self.thread[index],
+                // The replayed wait returns as long after the operation's end (or before it) as
+                // recorded, but not before the wait was entered.
+                (ended_by, true) => {
+                    let paused = change.host_time_between_launches.ns_in_removed_pauses(
+                        self.dependencies.all_operations.operation_end_exclusive_ns(ended_by),
+                        end,
+                    );
+                    (self.replayed_minus_recorded_ns.at(ended_by as usize) - paused).max(not_before)
+                }
+            };
     }
 }
 
 /// State of a walk back along the critical path: the time reached and the segments found.
 pub struct CriticalPathWalkState {
     /// Beginning of the path.
-    pub first: i64,
+    pub path_start_ns: i64,
     /// Time that the backward walk along the critical path has reached, nanoseconds.
-    pub at: i64,
+    pub reached_time_ns: i64,
     /// Segments of the critical path that the walk has found so far, with their nanoseconds.
     pub segments: Vec<(CriticalPathSegmentKind, i64)>,
 }
@@ -713,10 +741,10 @@ pub struct CriticalPathWalkState {
 impl CriticalPathWalkState {
     /// Moves the walk back to an earlier time, and adds the time between as one segment.
     pub fn walk_back_and_add_segment(&mut self, segment: CriticalPathSegmentKind, to: i64) {
-        let to = to.max(self.first);
-        if to < self.at {
-            self.segments.push((segment, self.at - to));
-            self.at = to;
+        let to = to.max(self.path_start_ns);
+        if to < self.reached_time_ns {
+            self.segments.push((segment, self.reached_time_ns - to));
+            self.reached_time_ns = to;
         }
     }
 }
@@ -724,10 +752,10 @@ impl CriticalPathWalkState {
 /// Walks back along the critical path of a trace, from each operation to the operation that it
 /// waited for.
 pub struct CriticalPathBackwardWalk<'d, 'a> {
-    of: &'d TraceDependencies<'a>,
+    dependencies: &'d TraceDependencies<'a>,
     /// For each thread, the positions of its waits in order of their end.
-    waits: Vec<Vec<u32>>,
-    launches: Vec<RunningSumOfLaunchCalls>,
+    waits_of_thread: Vec<Vec<u32>>,
+    launch_call_sums: Vec<RunningSumOfLaunchCalls>,
 }
 
 /// Launch calls of a thread, and the sum of the durations of the calls before a position that moves
@@ -737,9 +765,9 @@ struct RunningSumOfLaunchCalls {
     /// One operation of each launch call, in order of the calls' starts.
     calls: BitPackedColumn<GpuOperationId>,
     /// The place.
-    at: usize,
+    position: usize,
     /// Sum of the durations of all calls before the current position, nanoseconds.
-    sum: i64,
+    sum_before_position_ns: i64,
 }
 
 impl RunningSumOfLaunchCalls {
@@ -747,17 +775,17 @@ impl RunningSumOfLaunchCalls {
     /// nanoseconds.
     fn total_ns_of_calls_before(&mut self, of: &TraceDependencies<'_>, time: i64) -> i64 {
         let call = |at: usize| self.calls.decoded_row(at).and_then(|id| of.launch_call_of(id));
-        while let Some(call) = call(self.at).filter(|call| call.start < time) {
-            self.sum += call.end - call.start;
-            self.at += 1;
+        while let Some(call) = call(self.position).filter(|call| call.start < time) {
+            self.sum_before_position_ns += call.end - call.start;
+            self.position += 1;
         }
-        while let Some(last) = self.at.checked_sub(1)
+        while let Some(last) = self.position.checked_sub(1)
             && let Some(call) = call(last).filter(|call| call.start >= time)
         {
-            self.sum -= call.end - call.start;
-            self.at = last;
+            self.sum_before_position_ns -= call.end - call.start;
+            self.position = last;
         }
-        self.sum
+        self.sum_before_position_ns
     }
 }
 
@@ -765,14 +793,17 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
     /// Prepares a walk: groups waits and launch calls of the trace by thread.
     pub fn prepare_backward_walk(of: &'d TraceDependencies<'a>) -> Self {
         let mut waits = vec![Vec::new(); of.threads];
-        for (position, wait) in
-            (0u32..).zip(&of.waits).filter(|(_, of)| of.ended_by != NO_OPERATION_OR_THREAD)
+        for (position, wait) in (0u32..)
+            .zip(&of.host_waits_by_end)
+            .filter(|(_, of)| of.ended_by != NO_OPERATION_OR_THREAD)
         {
             waits[wait.call.thread as usize].push(position);
         }
         let mut launches = vec![RunningSumOfLaunchCalls::default(); of.threads];
         let mut last = vec![i64::MIN; of.threads];
-        for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch_call_of(id)?))) {
+        for (id, call) in
+            of.operations_by_launch_time.iter().filter_map(|id| Some((id, of.launch_call_of(id)?)))
+        {
             // One launch call of a graph launches several operations, so only the first operation
             // of each call is added.
             let last = &mut last[call.thread as usize];
@@ -780,7 +811,7 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
                 launches[call.thread as usize].calls.push_row(id);
             }
         }
-        Self { of, waits, launches }
+        Self { dependencies: of, waits_of_thread: waits, launch_call_sums: launches }
     }
 
     /// Steps back from the start of an operation to the end of the operation that it waited for,
@@ -790,7 +821,7 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
         id: GpuOperationId,
         path: &mut CriticalPathWalkState,
     ) -> Option<GpuOperationId> {
-        let source = self.of;
+        let source = self.dependencies;
         match (
             source.earliest_start_and_if_by_launch(id),
             source.awaited_operation_on_other_stream(id),
@@ -798,7 +829,7 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
             (_, Some(other)) => {
                 path.walk_back_and_add_segment(
                     CriticalPathSegmentKind::BetweenOperations,
-                    source.all.operation_end_exclusive_ns(other),
+                    source.all_operations.operation_end_exclusive_ns(other),
                 );
                 Some(other)
             }
@@ -823,23 +854,26 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
         call: OperationLaunchCall,
         path: &mut CriticalPathWalkState,
     ) -> Option<GpuOperationId> {
-        let source = self.of;
-        let waits = &self.waits[call.thread as usize];
-        let end = |position: u32| source.waits[position as usize].call.end;
+        let source = self.dependencies;
+        let waits = &self.waits_of_thread[call.thread as usize];
+        let end = |position: u32| source.host_waits_by_end[position as usize].call.end;
         let after = waits.partition_point(|&position| end(position) <= call.start);
-        let wait = after.checked_sub(1).map(|last| &source.waits[waits[last] as usize]);
-        let until = wait.map_or(path.first, |wait| wait.call.end).max(path.first);
-        let calls = &mut self.launches[call.thread as usize];
-        let host = path.at - until;
+        let wait = after.checked_sub(1).map(|last| &source.host_waits_by_end[waits[last] as usize]);
+        let until = wait.map_or(path.path_start_ns, |wait| wait.call.end).max(path.path_start_ns);
+        let calls = &mut self.launch_call_sums[call.thread as usize];
+        let host = path.reached_time_ns - until;
         let launching = calls.total_ns_of_calls_before(source, call.start)
             - calls.total_ns_of_calls_before(source, until);
         let launching = launching.clamp(0, host.max(0));
-        path.walk_back_and_add_segment(CriticalPathSegmentKind::LaunchCalls, path.at - launching);
+        path.walk_back_and_add_segment(
+            CriticalPathSegmentKind::LaunchCalls,
+            path.reached_time_ns - launching,
+        );
         path.walk_back_and_add_segment(CriticalPathSegmentKind::Host, until);
         let wait = wait?;
         path.walk_back_and_add_segment(
             CriticalPathSegmentKind::WaitReturn,
-            source.all.operation_end_exclusive_ns(wait.ended_by),
+            source.all_operations.operation_end_exclusive_ns(wait.ended_by),
         );
         Some(wait.ended_by)
     }

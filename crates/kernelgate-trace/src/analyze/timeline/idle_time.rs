@@ -15,11 +15,11 @@ pub struct GpuIdleGap {
     /// Nanosecond after the last.
     pub end: i64,
     /// The operation that ended last before the gap.
-    pub before: GpuOperationId,
+    pub operation_before: GpuOperationId,
     /// The operation that started next, at the end of the gap.
-    pub after: GpuOperationId,
+    pub operation_after: GpuOperationId,
     /// Number of operations of this process on this GPU that had started before the gap.
-    pub started: u32,
+    pub operations_started_before: u32,
 }
 
 impl GpuIdleGap {
@@ -34,23 +34,23 @@ impl GpuIdleGap {
 #[derive(Debug, Clone, Default)]
 pub struct GpuIdleGaps {
     /// The operation after each.
-    after: BitPackedColumn<GpuOperationId>,
+    operation_after: BitPackedColumn<GpuOperationId>,
     /// For each gap, the id of the operation after it minus the id of the operation before it.
-    step: BitPackedColumn<i64>,
+    id_after_minus_id_before: BitPackedColumn<i64>,
     /// For each gap, the id of the operation after it minus the number of operations that had
     /// started before the gap.
-    ahead: BitPackedColumn<i64>,
+    id_after_minus_started_count: BitPackedColumn<i64>,
 }
 
 impl GpuIdleGaps {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.after.row_count()
+        self.operation_after.row_count()
     }
 
     /// Returns whether the GPU has no idle gap.
     pub fn is_empty(&self) -> bool {
-        self.after.has_no_row()
+        self.operation_after.has_no_row()
     }
 
     pub fn idle_gap_at_index(
@@ -58,13 +58,20 @@ impl GpuIdleGaps {
         all: &AllGpuOperations<'_>,
         index: usize,
     ) -> Option<GpuIdleGap> {
-        let after = self.after.decoded_row(index)?;
+        let after = self.operation_after.decoded_row(index)?;
         let from = |of: &BitPackedColumn<i64>| {
             GpuOperationId::from_packed_integer(after.to_packed_integer() - of.at(index))
         };
-        let (before, started) = (from(&self.step), from(&self.ahead));
+        let (before, started) =
+            (from(&self.id_after_minus_id_before), from(&self.id_after_minus_started_count));
         let start = all.operation_end_exclusive_ns(before).max(all.operation_start_ns(before));
-        Some(GpuIdleGap { start, end: all.operation_start_ns(after), before, after, started })
+        Some(GpuIdleGap {
+            start,
+            end: all.operation_start_ns(after),
+            operation_before: before,
+            operation_after: after,
+            operations_started_before: started,
+        })
     }
 
     /// Iterates over the idle gaps from an index on, in order of time.
@@ -95,9 +102,11 @@ impl GpuIdleGaps {
     }
 
     fn append_idle_gap(&mut self, before: GpuOperationId, after: GpuOperationId, started: u32) {
-        self.after.push_row(after);
-        self.step.push_row(after.to_packed_integer() - before.to_packed_integer());
-        self.ahead.push_row(after.to_packed_integer() - started.to_packed_integer());
+        self.operation_after.push_row(after);
+        self.id_after_minus_id_before
+            .push_row(after.to_packed_integer() - before.to_packed_integer());
+        self.id_after_minus_started_count
+            .push_row(after.to_packed_integer() - started.to_packed_integer());
     }
 }
 
@@ -109,7 +118,7 @@ pub struct ProcessActivityOnGpu {
     pub process: u32,
     pub device: u32,
     /// Start of the first and end of the last operation of this process on this GPU, nanoseconds.
-    pub span: (i64, i64),
+    pub first_start_and_last_end_ns: (i64, i64),
     /// Nanoseconds in which at least one operation of this process ran on this GPU.
     pub busy_ns: i64,
     /// Idle times, in order.
@@ -120,7 +129,7 @@ pub struct ProcessActivityOnGpu {
 impl ProcessActivityOnGpu {
     /// Nanoseconds from the start of the first to the end of the last operation.
     pub fn first_start_to_last_end_ns(&self) -> i64 {
-        self.span.1 - self.span.0
+        self.first_start_and_last_end_ns.1 - self.first_start_and_last_end_ns.0
     }
 
     /// Nanoseconds without an operation.
@@ -217,5 +226,12 @@ fn activity_of_process_on_gpu(
         }
     }
     let (span, operations) = ((first, until), operations.len());
-    ProcessActivityOnGpu { process, device, span, busy_ns, gaps, operations }
+    ProcessActivityOnGpu {
+        process,
+        device,
+        first_start_and_last_end_ns: span,
+        busy_ns,
+        gaps,
+        operations,
+    }
 }

@@ -97,14 +97,14 @@ pub fn find_iterations_among_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
             // iteration.
             (named || !name.contains("::")).then(|| SameKeyCandidates {
                 key,
-                named,
+                key_is_range_name: named,
                 depth: candidates.iter().map(|of| of.depth).min().unwrap_or(0),
-                total: candidates.iter().map(|of| of.end - of.start).sum(),
+                total_ns: candidates.iter().map(|of| of.end - of.start).sum(),
                 candidates,
             })
         })
         .collect();
-    ranked.sort_by_key(|of| (!of.named, of.depth, -of.total, of.key));
+    ranked.sort_by_key(|of| (!of.key_is_range_name, of.depth, -of.total_ns, of.key));
     ranked.into_iter().find_map(|group| {
         let candidates = &group.candidates;
         let overlap = candidates.windows(2).any(|pair| pair[1].start < pair[0].end);
@@ -114,8 +114,8 @@ pub fn find_iterations_among_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
         let inside = launches.first_row_that_fails_condition(|launch| launch < last)
             - launches.first_row_that_fails_condition(|launch| launch < first);
         #[allow(clippy::cast_precision_loss)]
-        let covered = group.named
-            || (group.total as f64 >= MIN_SHARE_COVERED_BY_ITERATIONS * (last - first) as f64
+        let covered = group.key_is_range_name
+            || (group.total_ns as f64 >= MIN_SHARE_COVERED_BY_ITERATIONS * (last - first) as f64
                 && inside as f64 >= MIN_SHARE_COVERED_BY_ITERATIONS * launches.row_count() as f64);
         let starts: Vec<i64> = candidates.iter().map(|of| of.start).collect();
         (!overlap && covered && do_iterations_launch_about_equally_many(&starts, last, launches))
@@ -127,9 +127,9 @@ pub fn find_iterations_among_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
 struct SameKeyCandidates<K> {
     key: K,
     /// Whether the name of the ranges or marks contains a word for iterations.
-    named: bool,
+    key_is_range_name: bool,
     depth: u32,
-    total: i64,
+    total_ns: i64,
     candidates: Vec<IterationCandidate<K>>,
 }
 

@@ -111,10 +111,10 @@ pub enum GpuTimelinePiece {
         start: i64,
         /// Nanosecond after the last.
         end: i64,
-        line: BusyTimeLineOfGpu,
+        busy_line: BusyTimeLineOfGpu,
         /// The operation to which the piece counts: of the running operations of the first class in
         /// [`OperationClass`] order, the one that started first.
-        owner: GpuOperationId,
+        operation_that_counts: GpuOperationId,
     },
     /// An idle piece, in which no operation runs on the device.
     Idle(GpuIdleGap),
@@ -142,18 +142,24 @@ pub fn cut_gpu_time_into_pieces(
             classes.class_of_gpu_operation(id),
         );
         sweep.emit_busy_pieces_until(start, &mut each);
-        if let Some(last) = sweep.last.filter(|_| sweep.running.is_empty())
+        if let Some(last) =
+            sweep.last_ended_operation.filter(|_| sweep.running_operations.is_empty())
             && sweep.time < start
         {
-            let gap =
-                GpuIdleGap { start: sweep.time, end: start, before: last, after: id, started };
+            let gap = GpuIdleGap {
+                start: sweep.time,
+                end: start,
+                operation_before: last,
+                operation_after: id,
+                operations_started_before: started,
+            };
             each(GpuTimelinePiece::Idle(gap));
         }
         sweep.time = sweep.time.max(start);
         if end > start {
             sweep.add_running_operation((end, class, id));
-        } else if sweep.last.is_none() {
-            sweep.last = Some(id);
+        } else if sweep.last_ended_operation.is_none() {
+            sweep.last_ended_operation = Some(id);
         }
     }
     sweep.emit_busy_pieces_until(i64::MAX, &mut each);
@@ -162,8 +168,8 @@ pub fn cut_gpu_time_into_pieces(
 struct GpuTimelineSweep {
     time: i64,
     /// The operation that ended last before the current time, if any.
-    last: Option<GpuOperationId>,
-    running: BinaryHeap<Reverse<RunningOperationByEnd>>,
+    last_ended_operation: Option<GpuOperationId>,
+    running_operations: BinaryHeap<Reverse<RunningOperationByEnd>>,
     count: [usize; OPERATION_CLASS_COUNT],
     /// Running operations of each class in order of their start; ended operations are removed when
     /// they reach the front.
@@ -174,8 +180,8 @@ impl Default for GpuTimelineSweep {
     fn default() -> Self {
         Self {
             time: i64::MIN,
-            last: None,
-            running: BinaryHeap::new(),
+            last_ended_operation: None,
+            running_operations: BinaryHeap::new(),
             count: [0; OPERATION_CLASS_COUNT],
             order: Default::default(),
         }
@@ -184,27 +190,32 @@ impl Default for GpuTimelineSweep {
 
 impl GpuTimelineSweep {
     fn add_running_operation(&mut self, (end, class, id): RunningOperationByEnd) {
-        self.running.push(Reverse((end, class, id)));
+        self.running_operations.push(Reverse((end, class, id)));
         self.count[class as usize] += 1;
         self.order[class as usize].push_back((end, id));
     }
 
     /// Advances the sweep to `until`, and calls `each` with the busy pieces before.
     fn emit_busy_pieces_until(&mut self, until: i64, each: &mut impl FnMut(GpuTimelinePiece)) {
-        while let Some(&Reverse((end, class, id))) = self.running.peek() {
+        while let Some(&Reverse((end, class, id))) = self.running_operations.peek() {
             let to = end.min(until);
             if to > self.time {
                 let line = BusyTimeLineOfGpu::busy_line_of_running_classes(&self.count);
                 let owner = self.operation_that_owns_piece();
-                each(GpuTimelinePiece::Busy { start: self.time, end: to, line, owner });
+                each(GpuTimelinePiece::Busy {
+                    start: self.time,
+                    end: to,
+                    busy_line: line,
+                    operation_that_counts: owner,
+                });
                 self.time = to;
             }
             if end > until {
                 return;
             }
-            self.running.pop();
+            self.running_operations.pop();
             self.count[class as usize] -= 1;
-            self.last = Some(id);
+            self.last_ended_operation = Some(id);
         }
     }
 

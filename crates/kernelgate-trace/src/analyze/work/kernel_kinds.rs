@@ -139,17 +139,17 @@ fn class_of_compiler_generated_kernel(function: &str) -> Option<KernelWorkClass>
 struct KernelClassNameWords {
     class: KernelWorkClass,
     /// Texts of which one must occur anywhere in the lower-case function name, namespaces included.
-    parts: &'static [&'static str],
+    substrings: &'static [&'static str],
     /// Words of which one must be a whole word of the name, between separators or camel-case
     /// boundaries.
-    whole: &'static [&'static str],
+    whole_words: &'static [&'static str],
 }
 
 /// The first match decides.
 const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
     KernelClassNameWords {
         class: KernelWorkClass::Attention,
-        parts: &[
+        substrings: &[
             "flash",
             "fmha",
             "attention",
@@ -163,22 +163,26 @@ const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
             "mmha",
             "multihead",
         ],
-        whole: &["mha", "mla", "gqa", "mqa", "sage"],
+        whole_words: &["mha", "mla", "gqa", "mqa", "sage"],
     },
-    KernelClassNameWords { class: KernelWorkClass::Softmax, parts: &["softmax"], whole: &[] },
+    KernelClassNameWords {
+        class: KernelWorkClass::Softmax,
+        substrings: &["softmax"],
+        whole_words: &[],
+    },
     KernelClassNameWords {
         class: KernelWorkClass::Optimizer,
-        parts: &["multi_tensor_apply", "optimizer", "adamw", "lamb_", "adafactor"],
-        whole: &["adam", "sgd", "adagrad", "rmsprop", "lion"],
+        substrings: &["multi_tensor_apply", "optimizer", "adamw", "lamb_", "adafactor"],
+        whole_words: &["adam", "sgd", "adagrad", "rmsprop", "lion"],
     },
     KernelClassNameWords {
         class: KernelWorkClass::Pooling,
-        parts: &["pooling", "pool2d", "pool3d"],
-        whole: &["pool"],
+        substrings: &["pooling", "pool2d", "pool3d"],
+        whole_words: &["pool"],
     },
     KernelClassNameWords {
         class: KernelWorkClass::Matmul,
-        parts: &[
+        substrings: &[
             "gemm",
             "gemv",
             "matmul",
@@ -210,11 +214,13 @@ const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
             "fmoe",
             "grouped_mm",
         ],
-        whole: &["conv", "mm", "bmm", "addmm", "dgemm", "trsm", "syrk", "symm", "wmma", "mma"],
+        whole_words: &[
+            "conv", "mm", "bmm", "addmm", "dgemm", "trsm", "syrk", "symm", "wmma", "mma",
+        ],
     },
     KernelClassNameWords {
         class: KernelWorkClass::Normalisation,
-        parts: &[
+        substrings: &[
             "layernorm",
             "layer_norm",
             "rmsnorm",
@@ -233,21 +239,29 @@ const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
             "rowwisemoments",
             "gammabeta",
         ],
-        whole: &["norm", "ln", "rms"],
+        whole_words: &["norm", "ln", "rms"],
     },
     KernelClassNameWords {
         class: KernelWorkClass::Sorting,
-        parts: &["topk", "top_k", "radix", "argsort", "sort_", "prefix_sum", "cumsum"],
-        whole: &["sort", "scan", "unique", "nonzero", "select"],
+        substrings: &["topk", "top_k", "radix", "argsort", "sort_", "prefix_sum", "cumsum"],
+        whole_words: &["sort", "scan", "unique", "nonzero", "select"],
     },
     KernelClassNameWords {
         class: KernelWorkClass::Reduction,
-        parts: &["reduce", "reduction", "nll_loss", "cross_entropy", "dot_kernel", "asum", "nrm2"],
-        whole: &["sum", "mean", "argmax", "argmin", "histogram", "loss"],
+        substrings: &[
+            "reduce",
+            "reduction",
+            "nll_loss",
+            "cross_entropy",
+            "dot_kernel",
+            "asum",
+            "nrm2",
+        ],
+        whole_words: &["sum", "mean", "argmax", "argmin", "histogram", "loss"],
     },
     KernelClassNameWords {
         class: KernelWorkClass::Movement,
-        parts: &[
+        substrings: &[
             "copy",
             "gather",
             "scatter",
@@ -266,11 +280,13 @@ const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
             "moe_align",
             "fillfunctor",
         ],
-        whole: &["cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone", "embed"],
+        whole_words: &[
+            "cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone", "embed",
+        ],
     },
     KernelClassNameWords {
         class: KernelWorkClass::Elementwise,
-        parts: &[
+        substrings: &[
             "elementwise",
             "pointwise",
             "arange",
@@ -287,7 +303,7 @@ const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
             "bernoulli",
             "distribution",
         ],
-        whole: &[
+        whole_words: &[
             "add", "mul", "sub", "div", "relu", "exp", "tanh", "rope", "cast", "clamp", "axpy",
             "saxpy", "daxpy", "scal", "bias",
         ],
@@ -299,8 +315,8 @@ fn kernel_class_by_name_words(function: &str) -> Option<KernelWorkClass> {
     let lower = function.to_ascii_lowercase();
     let words = lower_case_words_of_name(function);
     let found = |of: &&KernelClassNameWords| {
-        of.parts.iter().any(|part| lower.contains(part))
-            || of.whole.iter().any(|whole| words.iter().any(|word| word == whole))
+        of.substrings.iter().any(|part| lower.contains(part))
+            || of.whole_words.iter().any(|whole| words.iter().any(|word| word == whole))
     };
     NAME_WORDS_BY_KERNEL_CLASS.iter().find(found).map(|of| of.class)
 }

@@ -8,7 +8,7 @@ use crate::analyze::work::operator_work::OperatorFlopsAndBytes;
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SummedWorkAndKernelTime {
     /// How many operators.
-    pub count: usize,
+    pub operator_count: usize,
     /// Total time of the operators' kernels, nanoseconds.
     pub kernel_ns: i64,
     /// Floating-point operations of all operators' matrix products.
@@ -50,7 +50,7 @@ impl SummedWorkAndKernelTime {
         let each = times as f64;
         let work =
             &OperatorFlopsAndBytes { flops: work.flops * each, bytes: work.bytes * each, ..*work };
-        self.count += times;
+        self.operator_count += times;
         self.kernel_ns += kernel_ns;
         self.flops += work.flops;
         self.bytes += work.bytes;
@@ -179,20 +179,20 @@ pub struct GpuPeakUseOfTrace {
     /// Total time of all kernels of the trace, nanoseconds.
     pub kernel_ns: i64,
     /// Summed work and kernel time of all operators with known work.
-    pub all: SummedWorkAndKernelTime,
+    pub all_operators: SummedWorkAndKernelTime,
     /// Framework operators sorted by kernel time, the longest first.
     pub operators: Vec<OperatorPeakUse>,
     /// Outer range paths sorted by kernel time, the longest first.
     pub ranges: Vec<RangePeakUse>,
     /// Texts about questions without an answer, each with the data that an answer would need.
-    pub unknown: Vec<String>,
+    pub unanswered_questions: Vec<String>,
 }
 
 impl GpuPeakUseOfTrace {
     /// Kernel time of operators with known work divided by all kernel time, 0 to 1.
     #[allow(clippy::cast_precision_loss)]
     pub fn kernel_time_share_with_known_work(&self) -> f64 {
-        self.all.kernel_ns as f64 / self.kernel_ns.max(1) as f64
+        self.all_operators.kernel_ns as f64 / self.kernel_ns.max(1) as f64
     }
 }
 

@@ -13,7 +13,7 @@ impl GpuTimeAccount {
             .map(|&line| (line.busy_line_json_key().to_owned(), self.busy_ns_of_line(line).into()))
             .collect();
         let idle: Map<String, Value> = self
-            .idle
+            .idle_ns_by_cause
             .iter()
             .map(|(cause, &ns)| (cause.idle_cause_json_key().to_owned(), ns.into()))
             .collect();
@@ -36,12 +36,12 @@ impl ProcessTimeAccountOnGpu {
             json!({
                 "class": of.class.printed_operation_class(),
                 "kind": of.label,
-                "count": of.count,
+                "count": of.transfer_count,
                 "total_ns": of.total_ns,
                 "exposed_ns": of.exposed_ns,
                 "bytes": (of.bytes > 0).then_some(of.bytes),
-                "bus_gb_s": of.bus,
-                "on_compute_streams": of.beside_compute,
+                "bus_gb_s": of.bus_gb_per_s,
+                "on_compute_streams": of.transfers_during_compute,
             })
         });
         json!({
@@ -57,19 +57,19 @@ impl ProcessTimeAccountOnGpu {
 
 impl IterationsOnGpu {
     fn gpu_time_account_to_json(&self) -> Value {
-        let each = self.each.iter().map(
-            |of| json!({ "start": of.span.0, "end": of.span.1, "time": of.account.time_account_to_json() }),
+        let each = self.listed_iterations.iter().map(
+            |of| json!({ "start": of.start_and_end_ns.0, "end": of.start_and_end_ns.1, "time": of.account.time_account_to_json() }),
         );
         let lengths = self.sorted_lengths_without_first();
         json!({
-            "found_by": self.sign.printed_iteration_evidence(),
-            "count": self.lengths.len(),
-            "start_up": self.before.time_account_to_json(),
-            "steady": self.steady.time_account_to_json(),
+            "found_by": self.evidence.printed_iteration_evidence(),
+            "count": self.iteration_lengths_ns.len(),
+            "start_up": self.account_before_first.time_account_to_json(),
+            "steady": self.account_without_first.time_account_to_json(),
             "steady_median_ns": lengths.get(lengths.len() / 2),
             "unusual": self.numbers_of_unusually_long_iterations(),
             "each": each.collect::<Vec<_>>(),
-            "after": self.after.time_account_to_json(),
+            "after": self.account_after_last.time_account_to_json(),
         })
     }
 }

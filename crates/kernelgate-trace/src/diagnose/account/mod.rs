@@ -31,7 +31,7 @@ const UNUSUAL_ITERATION_LENGTH_RATIO: i64 = 2;
 pub struct GpuTimeAccount {
     busy: [i64; BusyTimeLineOfGpu::ALL_BUSY_TIME_LINES.len()],
     /// Idle time of the GPU by its cause, nanoseconds.
-    pub idle: BTreeMap<IdleCauseKind, i64>,
+    pub idle_ns_by_cause: BTreeMap<IdleCauseKind, i64>,
 }
 
 impl GpuTimeAccount {
@@ -52,7 +52,7 @@ impl GpuTimeAccount {
 
     /// Nanoseconds of the span in which no operation ran.
     pub fn idle_time_of_all_causes_ns(&self) -> i64 {
-        self.idle.values().sum()
+        self.idle_ns_by_cause.values().sum()
     }
 
     /// The whole span, nanoseconds.
@@ -62,20 +62,27 @@ impl GpuTimeAccount {
 
     /// Nanoseconds of idle time whose cause the trace does not show.
     pub fn idle_time_without_known_cause_ns(&self) -> i64 {
-        self.idle.iter().filter(|(cause, _)| !cause.is_reason_in_trace()).map(|(_, ns)| ns).sum()
+        self.idle_ns_by_cause
+            .iter()
+            .filter(|(cause, _)| !cause.is_reason_in_trace())
+            .map(|(_, ns)| ns)
+            .sum()
     }
 
     fn add_piece_of_time(&mut self, part: &PieceOfTime) {
         match part {
             PieceOfTime::Busy(line, ns) => self.busy[*line as usize] += ns,
-            PieceOfTime::Idle(cause, ns) => *self.idle.entry(*cause).or_default() += ns,
+            PieceOfTime::Idle(cause, ns) => *self.idle_ns_by_cause.entry(*cause).or_default() += ns,
         }
     }
 
     /// Adds another span.
     fn add_account(&mut self, other: &Self) {
         self.busy.iter_mut().zip(other.busy).for_each(|(sum, ns)| *sum += ns);
-        other.idle.iter().for_each(|(&cause, ns)| *self.idle.entry(cause).or_default() += ns);
+        other
+            .idle_ns_by_cause
+            .iter()
+            .for_each(|(&cause, ns)| *self.idle_ns_by_cause.entry(cause).or_default() += ns);
     }
 }
 
@@ -89,7 +96,7 @@ enum PieceOfTime {
 pub struct IterationOnGpu {
     /// Span of the iteration on the GPU: from the start of its first operation to the start of the
     /// next iteration.
-    pub span: (i64, i64),
+    pub start_and_end_ns: (i64, i64),
     pub account: GpuTimeAccount,
 }
 
@@ -97,17 +104,17 @@ pub struct IterationOnGpu {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IterationsOnGpu {
     /// The evidence by which the iterations were found: a range, a mark or a repeating operation.
-    pub sign: EvidenceOfIterations,
+    pub evidence: EvidenceOfIterations,
     /// Time account of the GPU before the first iteration.
-    pub before: GpuTimeAccount,
+    pub account_before_first: GpuTimeAccount,
     /// The first [`Self::MAX_LISTED_ITERATIONS`] iterations that ran operations on this GPU.
-    pub each: Vec<IterationOnGpu>,
+    pub listed_iterations: Vec<IterationOnGpu>,
     /// Lengths of all iterations on the GPU in order of time, nanoseconds.
-    pub lengths: Vec<i64>,
+    pub iteration_lengths_ns: Vec<i64>,
     /// Summed time account of all iterations except the first one.
-    pub steady: GpuTimeAccount,
+    pub account_without_first: GpuTimeAccount,
     /// Time account of the GPU after the last iteration.
-    pub after: GpuTimeAccount,
+    pub account_after_last: GpuTimeAccount,
 }
 
 impl IterationsOnGpu {
@@ -116,7 +123,7 @@ impl IterationsOnGpu {
 
     /// Sorted lengths of all iterations except the first one, nanoseconds.
     pub fn sorted_lengths_without_first(&self) -> Vec<i64> {
-        let mut lengths: Vec<i64> = self.lengths.iter().skip(1).copied().collect();
+        let mut lengths: Vec<i64> = self.iteration_lengths_ns.iter().skip(1).copied().collect();
         lengths.sort_unstable();
         lengths
     }
@@ -128,7 +135,13 @@ impl IterationsOnGpu {
         let Some(&median) = lengths.get(lengths.len() / 2) else { return Vec::new() };
         let long =
             |&(_, length): &(usize, &i64)| *length >= UNUSUAL_ITERATION_LENGTH_RATIO * median;
-        self.lengths.iter().enumerate().skip(1).filter(long).map(|(index, _)| index + 1).collect()
+        self.iteration_lengths_ns
+            .iter()
+            .enumerate()
+            .skip(1)
+            .filter(long)
+            .map(|(index, _)| index + 1)
+            .collect()
     }
 }
 
@@ -164,7 +177,7 @@ pub(super) fn account_time_of_processes_on_gpus(
     context: &DiagnosisContext<'_>,
 ) -> Vec<ProcessTimeAccountOnGpu> {
     let operations =
-        idle_time::operations_by_process_and_gpu(context.trace, &context.all, |_| true);
+        idle_time::operations_by_process_and_gpu(context.trace, &context.all_operations, |_| true);
     let groups = OuterRangePathGroups::group_outer_range_paths(context);
     operations
         .iter()
@@ -183,29 +196,37 @@ fn account_time_of_process_on_gpu(
 ) -> ProcessTimeAccountOnGpu {
     let (sign, cuts) = find_iterations_on_gpu(context, activity, operations).unzip();
     let cuts = cuts.unwrap_or_default();
-    let mut cut = IterationAccounting { cuts: &cuts, ..IterationAccounting::default() };
+    let mut cut =
+        IterationAccounting { iteration_starts_and_end: &cuts, ..IterationAccounting::default() };
     let mut ranges = vec![GpuTimeAccount::default(); groups.names.len()];
     let mut transfers =
         transfers::TransferSummation::sum_transfers_of_operations(context, operations);
     timeline::cut_gpu_time_into_pieces(
-        &context.all,
+        &context.all_operations,
         &context.classes,
         operations.iter(),
         |piece| {
             let (start, operation) = match piece {
-                GpuTimelinePiece::Busy { start, owner, .. } => (start, owner),
-                GpuTimelinePiece::Idle(gap) => (gap.start, gap.after),
+                GpuTimelinePiece::Busy { start, operation_that_counts: owner, .. } => {
+                    (start, owner)
+                }
+                GpuTimelinePiece::Idle(gap) => (gap.start, gap.operation_after),
             };
             cut.complete_iterations_until(start);
             let groups = groups.of_path[context.range_path_of_operation(operation) as usize];
             let mut add = |part: &PieceOfTime| {
-                cut.now.add_piece_of_time(part);
+                cut.current_account.add_piece_of_time(part);
                 groups.iter().filter(|&&group| group != NO_RANGE_PATH_GROUP).for_each(|&group| {
                     ranges[group as usize].add_piece_of_time(part);
                 });
             };
             match piece {
-                GpuTimelinePiece::Busy { start, end, line, owner } => {
+                GpuTimelinePiece::Busy {
+                    start,
+                    end,
+                    busy_line: line,
+                    operation_that_counts: owner,
+                } => {
                     add(&PieceOfTime::Busy(line, end - start));
                     transfers.add_exposed_time_of_operation(owner, end - start);
                 }
@@ -215,16 +236,29 @@ fn account_time_of_process_on_gpu(
             }
         },
     );
-    let IterationAccounting { total, now: after, before, each, lengths, steady, .. } =
-        cut.with_time_after_last_iteration();
-    let iterations =
-        sign.map(|sign| IterationsOnGpu { sign, before, each, lengths, steady, after });
+    let IterationAccounting {
+        total_account: total,
+        current_account: after,
+        account_before_first: before,
+        listed_iterations: each,
+        iteration_lengths_ns: lengths,
+        account_without_first: steady,
+        ..
+    } = cut.with_time_after_last_iteration();
+    let iterations = sign.map(|sign| IterationsOnGpu {
+        evidence: sign,
+        account_before_first: before,
+        listed_iterations: each,
+        iteration_lengths_ns: lengths,
+        account_without_first: steady,
+        account_after_last: after,
+    });
     ProcessTimeAccountOnGpu {
         pid: context.trace.processes[activity.process as usize].pid,
         device: activity.device,
         total,
         transfers: transfers.into_transfers_by_exposed_time(),
-        iterations: iterations.filter(|of| of.lengths.len() > 1),
+        iterations: iterations.filter(|of| of.iteration_lengths_ns.len() > 1),
         ranges: groups.sorted_accounts_of_groups(ranges),
     }
 }
@@ -233,49 +267,55 @@ fn account_time_of_process_on_gpu(
 #[derive(Default)]
 struct IterationAccounting<'a> {
     /// Start times of the iterations on the GPU, followed by the end of the last iteration.
-    cuts: &'a [i64],
-    over: usize,
+    iteration_starts_and_end: &'a [i64],
+    completed_iterations: usize,
     /// Since the last cut.
-    now: GpuTimeAccount,
-    total: GpuTimeAccount,
-    before: GpuTimeAccount,
-    each: Vec<IterationOnGpu>,
-    lengths: Vec<i64>,
-    steady: GpuTimeAccount,
+    current_account: GpuTimeAccount,
+    total_account: GpuTimeAccount,
+    account_before_first: GpuTimeAccount,
+    listed_iterations: Vec<IterationOnGpu>,
+    iteration_lengths_ns: Vec<i64>,
+    account_without_first: GpuTimeAccount,
 }
 
 impl IterationAccounting<'_> {
     /// Completes the accounts of all iterations that end at or before `time`.
     fn complete_iterations_until(&mut self, time: i64) {
-        while let Some(&end) = self.cuts.get(self.over).filter(|&&cut| cut <= time) {
-            let account = std::mem::take(&mut self.now);
-            self.total.add_account(&account);
-            let start = self.over.checked_sub(1).map(|before| self.cuts[before]);
-            self.over += 1;
+        while let Some(&end) =
+            self.iteration_starts_and_end.get(self.completed_iterations).filter(|&&cut| cut <= time)
+        {
+            let account = std::mem::take(&mut self.current_account);
+            self.total_account.add_account(&account);
+            let start = self
+                .completed_iterations
+                .checked_sub(1)
+                .map(|before| self.iteration_starts_and_end[before]);
+            self.completed_iterations += 1;
             match start {
-                None => self.before = account,
-                Some(start) if start < end => {
-                    self.store_completed_iteration(IterationOnGpu { span: (start, end), account })
-                }
+                None => self.account_before_first = account,
+                Some(start) if start < end => self.store_completed_iteration(IterationOnGpu {
+                    start_and_end_ns: (start, end),
+                    account,
+                }),
                 Some(_) => {}
             }
         }
     }
 
     fn store_completed_iteration(&mut self, iteration: IterationOnGpu) {
-        if !self.lengths.is_empty() {
-            self.steady.add_account(&iteration.account);
+        if !self.iteration_lengths_ns.is_empty() {
+            self.account_without_first.add_account(&iteration.account);
         }
-        self.lengths.push(iteration.span.1 - iteration.span.0);
-        if self.each.len() < IterationsOnGpu::MAX_LISTED_ITERATIONS {
-            self.each.push(iteration);
+        self.iteration_lengths_ns.push(iteration.start_and_end_ns.1 - iteration.start_and_end_ns.0);
+        if self.listed_iterations.len() < IterationsOnGpu::MAX_LISTED_ITERATIONS {
+            self.listed_iterations.push(iteration);
         }
     }
 
     /// Adds the GPU time after the last iteration.
     fn with_time_after_last_iteration(mut self) -> Self {
         self.complete_iterations_until(i64::MAX);
-        self.total.add_account(&self.now);
+        self.total_account.add_account(&self.current_account);
         self
     }
 }
@@ -297,39 +337,41 @@ fn find_iterations_on_gpu(
     activity: &ProcessActivityOnGpu,
     operations: &OperationsInOrder,
 ) -> Option<(EvidenceOfIterations, Vec<i64>)> {
-    let by_host = context.host.iterations.get(activity.process as usize)?.as_ref();
+    let by_host = context.host_summary.iterations.get(activity.process as usize)?.as_ref();
     if let Some(found) = by_host {
         let launched = operations.iter().filter_map(|id| {
             Some((
                 context.launch_call_of_gpu_operation(id)?.start,
-                context.all.operation_start_ns(id),
+                context.all_operations.operation_start_ns(id),
             ))
         });
         let cuts = iterations::start_times_of_iterations_on_gpu(
-            &found.starts,
+            &found.iteration_starts,
             found.end,
-            activity.span.1,
+            activity.first_start_and_last_end_ns.1,
             launched,
         );
-        return Some((found.sign.clone(), cuts));
+        return Some((found.evidence.clone(), cuts));
     }
     let firsts = iterations::first_operations_of_repeated_sequences(
         context.trace,
-        &context.all,
+        &context.all_operations,
         operations,
     )?;
     let sign = EvidenceOfIterations::Repetition(shortened_kernel_name_for_readers(
-        &context.all.printed_operation_name(*firsts.first()?),
+        &context.all_operations.printed_operation_name(*firsts.first()?),
     ));
-    let mut cuts: Vec<i64> = firsts.iter().map(|&id| context.all.operation_start_ns(id)).collect();
+    let mut cuts: Vec<i64> =
+        firsts.iter().map(|&id| context.all_operations.operation_start_ns(id)).collect();
     // The last iteration is taken to be as long as the one before it, if operations start after
     // that time.
     if let [.., before, last] = cuts[..] {
-        let after = operations
-            .first_position_where_not(|id| context.all.operation_start_ns(id) < 2 * last - before);
-        cuts.push(
-            operations.get(after).map_or(activity.span.1, |id| context.all.operation_start_ns(id)),
-        );
+        let after = operations.first_position_where_not(|id| {
+            context.all_operations.operation_start_ns(id) < 2 * last - before
+        });
+        cuts.push(operations.get(after).map_or(activity.first_start_and_last_end_ns.1, |id| {
+            context.all_operations.operation_start_ns(id)
+        }));
     }
     Some((sign, cuts))
 }
@@ -348,7 +390,7 @@ struct OuterRangePathGroups {
 
 impl OuterRangePathGroups {
     fn group_outer_range_paths(context: &DiagnosisContext<'_>) -> Self {
-        let paths = &context.host.paths;
+        let paths = &context.host_summary.paths;
         let mut names: Vec<(String, usize)> = Vec::new();
         let mut numbers: HashMap<(u32, String), u32> = HashMap::new();
         let mut of_path: Vec<[u32; 2]> = Vec::with_capacity(paths.len());

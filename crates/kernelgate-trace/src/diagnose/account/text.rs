@@ -21,7 +21,7 @@ impl GpuTimeAccount {
             .nonzero_busy_lines_and_ns()
             .map(|(line, ns)| (line.printed_busy_line_label().to_owned(), ns));
         let mut idle: Vec<(String, i64)> = self
-            .idle
+            .idle_ns_by_cause
             .iter()
             .map(|(cause, &ns)| (format!("idle: {}", cause.printed_idle_cause_for_table()), ns))
             .collect();
@@ -83,7 +83,7 @@ impl ProcessTimeAccountOnGpu {
         for of in &self.transfers {
             let size = if of.bytes > 0 { format_bytes_with_unit(of.bytes) } else { "-".to_owned() };
             #[allow(clippy::cast_precision_loss)]
-            let speed = match (of.bus, of.class) {
+            let speed = match (of.bus_gb_per_s, of.class) {
                 (Some(bus), _) => format!("bus {bus:.1} GB/s"),
                 (None, OperationClass::Communication) => "-".to_owned(),
                 _ if of.bytes == 0 => "-".to_owned(),
@@ -96,7 +96,7 @@ impl ProcessTimeAccountOnGpu {
                     &format!("{} {}", of.class.printed_operation_class(), of.label),
                     36
                 ),
-                with_thousands_separators(of.count),
+                with_thousands_separators(of.transfer_count),
                 format_nanoseconds(of.total_ns),
                 format_nanoseconds(of.exposed_ns),
                 size,
@@ -147,27 +147,33 @@ impl ProcessTimeAccountOnGpu {
 /// Columns that the table of a time account has if there are iterations: start-up, first iteration
 /// and mean of the others.
 struct IterationColumns {
-    before: GpuTimeAccount,
-    first: GpuTimeAccount,
-    steady: GpuTimeAccount,
-    count: i64,
+    before_first: GpuTimeAccount,
+    first_iteration: GpuTimeAccount,
+    later_iterations: GpuTimeAccount,
+    later_iteration_count: i64,
 }
 
 impl IterationColumns {
     fn columns_of_iterations(iterations: &IterationsOnGpu) -> Self {
-        let first = iterations.each.first().map(|of| of.account.clone()).unwrap_or_default();
-        let count = i64::try_from(iterations.lengths.len()).unwrap_or(i64::MAX) - 1;
-        let steady = iterations.steady.clone();
-        Self { before: iterations.before.clone(), first, steady, count: count.max(1) }
+        let first =
+            iterations.listed_iterations.first().map(|of| of.account.clone()).unwrap_or_default();
+        let count = i64::try_from(iterations.iteration_lengths_ns.len()).unwrap_or(i64::MAX) - 1;
+        let steady = iterations.account_without_first.clone();
+        Self {
+            before_first: iterations.account_before_first.clone(),
+            first_iteration: first,
+            later_iterations: steady,
+            later_iteration_count: count.max(1),
+        }
     }
 
     fn format_cells_of_line(&self, label: &str) -> String {
         let cell = |ns: i64| if ns == 0 { "-".to_owned() } else { format_nanoseconds(ns) };
         format!(
             "{:>13}{:>13}{:>13}",
-            cell(self.before.ns_of_line_with_label(label)),
-            cell(self.first.ns_of_line_with_label(label)),
-            cell(self.steady.ns_of_line_with_label(label) / self.count)
+            cell(self.before_first.ns_of_line_with_label(label)),
+            cell(self.first_iteration.ns_of_line_with_label(label)),
+            cell(self.later_iterations.ns_of_line_with_label(label) / self.later_iteration_count)
         )
     }
 }
@@ -178,9 +184,9 @@ impl IterationsOnGpu {
         let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
         let mut line = format!(
             "iterations: {} by {}; first {}, then median {} ({} to {})",
-            with_thousands_separators(self.lengths.len()),
-            shorten_in_the_middle(&self.sign.printed_iteration_evidence(), 60),
-            format_nanoseconds(self.lengths[0]),
+            with_thousands_separators(self.iteration_lengths_ns.len()),
+            shorten_in_the_middle(&self.evidence.printed_iteration_evidence(), 60),
+            format_nanoseconds(self.iteration_lengths_ns[0]),
             format_nanoseconds(lengths[lengths.len() / 2]),
             format_nanoseconds(least),
             format_nanoseconds(most)

@@ -18,7 +18,7 @@ pub struct TransfersOfOneKind {
     /// Library and collective of the communication, or direction of the copy or migration.
     pub label: String,
     /// Number of transfers.
-    pub count: usize,
+    pub transfer_count: usize,
     /// Sum of the durations of these transfers, nanoseconds.
     pub total_ns: i64,
     /// Time of these transfers in which no compute kernel runs on the GPU, nanoseconds.
@@ -26,12 +26,12 @@ pub struct TransfersOfOneKind {
     /// Total bytes of those transfers whose size was recorded.
     pub bytes: u64,
     /// Bus bandwidth of the collectives in GB/s; waiting for other ranks counts as transfer time.
-    pub bus: Option<f64>,
+    pub bus_gb_per_s: Option<f64>,
     /// Start and end of the longest of these transfers, nanoseconds.
-    pub longest: (i64, i64),
+    pub longest_start_and_end_ns: (i64, i64),
     /// Number of these transfers on a stream that also runs compute kernels, which cannot hide
     /// them.
-    pub beside_compute: usize,
+    pub transfers_during_compute: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,20 +43,20 @@ enum TransferKind {
 
 #[derive(Default)]
 struct TransferSums {
-    count: usize,
+    transfer_count: usize,
     total_ns: i64,
     exposed_ns: i64,
     bytes: u64,
     bus_bytes: f64,
     bus_ns: i64,
-    longest: (i64, i64),
-    beside_compute: usize,
+    longest_start_and_end_ns: (i64, i64),
+    transfers_during_compute: usize,
 }
 
 /// Sums the transfers of a process on a GPU while the GPU's time is cut into pieces.
 pub(super) struct TransferSummation<'a> {
     context: &'a DiagnosisContext<'a>,
-    sums: HashMap<TransferKind, TransferSums>,
+    sums_by_kind: HashMap<TransferKind, TransferSums>,
     /// For each place (process, GPU and stream), whether compute kernels run there.
     computes: Vec<bool>,
 }
@@ -69,16 +69,17 @@ impl<'a> TransferSummation<'a> {
         let mut computes = vec![false; context.trace.places.len()];
         for id in operations.iter() {
             if context.classes.class_of_gpu_operation(id) == OperationClass::Compute {
-                computes[context.all.place_of_operation(id).0 as usize] = true;
+                computes[context.all_operations.place_of_operation(id).0 as usize] = true;
             }
         }
-        let mut transfers = Self { context, sums: HashMap::new(), computes };
+        let mut transfers = Self { context, sums_by_kind: HashMap::new(), computes };
         operations.iter().for_each(|id| transfers.add_transfer_operation(id));
         transfers
     }
 
     fn transfer_kind_of_operation(&self, id: GpuOperationId) -> Option<TransferKind> {
-        let label = || self.context.trace.copies.kind[self.context.all.kind_and_table_row(id).1];
+        let label =
+            || self.context.trace.copies.kind[self.context.all_operations.kind_and_table_row(id).1];
         match self.context.classes.class_of_gpu_operation(id) {
             OperationClass::Communication => {
                 self.context.classes.communication_of_operation(id).map(TransferKind::Communication)
@@ -91,19 +92,19 @@ impl<'a> TransferSummation<'a> {
 
     fn add_transfer_operation(&mut self, id: GpuOperationId) {
         let Some(key) = self.transfer_kind_of_operation(id) else { return };
-        let (trace, all) = (self.context.trace, &self.context.all);
+        let (trace, all) = (self.context.trace, &self.context.all_operations);
         let span = all.operation_start_and_end_ns(id);
-        let sum = self
-            .sums
-            .entry(key)
-            .or_insert_with(|| TransferSums { longest: span, ..TransferSums::default() });
-        sum.count += 1;
+        let sum = self.sums_by_kind.entry(key).or_insert_with(|| TransferSums {
+            longest_start_and_end_ns: span,
+            ..TransferSums::default()
+        });
+        sum.transfer_count += 1;
         sum.total_ns += span.1 - span.0;
-        if span.1 - span.0 > sum.longest.1 - sum.longest.0 {
-            sum.longest = span;
+        if span.1 - span.0 > sum.longest_start_and_end_ns.1 - sum.longest_start_and_end_ns.0 {
+            sum.longest_start_and_end_ns = span;
         }
         let place = all.place_of_operation(id).0 as usize;
-        sum.beside_compute += usize::from(self.computes[place]);
+        sum.transfers_during_compute += usize::from(self.computes[place]);
         match all.kind_and_table_row(id) {
             (GpuOperationKind::Copy, row) => sum.bytes += trace.copies.bytes[row],
             _ => {
@@ -133,7 +134,7 @@ impl<'a> TransferSummation<'a> {
     /// time.
     pub fn add_exposed_time_of_operation(&mut self, owner: GpuOperationId, ns: i64) {
         if let Some(sum) =
-            self.transfer_kind_of_operation(owner).and_then(|key| self.sums.get_mut(&key))
+            self.transfer_kind_of_operation(owner).and_then(|key| self.sums_by_kind.get_mut(&key))
         {
             sum.exposed_ns += ns;
         }
@@ -143,7 +144,7 @@ impl<'a> TransferSummation<'a> {
     pub fn into_transfers_by_exposed_time(self) -> Vec<TransfersOfOneKind> {
         let names = &self.context.trace.names;
         let mut all: Vec<TransfersOfOneKind> = self
-            .sums
+            .sums_by_kind
             .into_iter()
             .map(|(key, sum)| {
                 let (class, label) = match key {
@@ -171,13 +172,13 @@ impl<'a> TransferSummation<'a> {
                 TransfersOfOneKind {
                     class,
                     label,
-                    count: sum.count,
+                    transfer_count: sum.transfer_count,
                     total_ns: sum.total_ns,
                     exposed_ns: sum.exposed_ns,
                     bytes: sum.bytes,
-                    bus,
-                    longest: sum.longest,
-                    beside_compute: sum.beside_compute,
+                    bus_gb_per_s: bus,
+                    longest_start_and_end_ns: sum.longest_start_and_end_ns,
+                    transfers_during_compute: sum.transfers_during_compute,
                 }
             })
             .collect();

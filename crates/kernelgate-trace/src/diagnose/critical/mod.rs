@@ -31,7 +31,7 @@ pub(in crate::diagnose) fn find_critical_path_and_gains(
     context: &DiagnosisContext<'_>,
     findings: &mut [DiagnosisFinding],
 ) -> CriticalPathAndGains {
-    let host = &context.host;
+    let host = &context.host_summary;
     let Some(of) =
         TraceDependencies::find_dependencies(context.trace, &host.launches, &host.wait_calls)
     else {
@@ -44,28 +44,36 @@ pub(in crate::diagnose) fn find_critical_path_and_gains(
     of.visit_critical_path_of_trace(|segment, ns| {
         total_ns += ns;
         let label = match segment {
-            CriticalPathSegmentKind::Operation(id) => match context
-                .classes
-                .class_of_gpu_operation(id)
-            {
-                OperationClass::Compute => {
-                    let function =
-                        context.trace.kernels.function.at(context.all.kind_and_table_row(id).1);
-                    let name = names.entry(function);
-                    name.or_insert_with(|| {
-                        shortened_kernel_name_for_readers(&context.all.printed_operation_name(id))
-                    })
-                    .clone()
+            CriticalPathSegmentKind::Operation(id) => {
+                match context.classes.class_of_gpu_operation(id) {
+                    OperationClass::Compute => {
+                        let function = context
+                            .trace
+                            .kernels
+                            .function
+                            .at(context.all_operations.kind_and_table_row(id).1);
+                        let name = names.entry(function);
+                        name.or_insert_with(|| {
+                            shortened_kernel_name_for_readers(
+                                &context.all_operations.printed_operation_name(id),
+                            )
+                        })
+                        .clone()
+                    }
+                    class => class.printed_operation_class().to_owned(),
                 }
-                class => class.printed_operation_class().to_owned(),
-            },
+            }
             other => other.printed_segment_label().to_owned(),
         };
         *sums.entry(label).or_default() += ns;
     });
     let mut segments: Vec<(String, i64)> = sums.into_iter().collect();
     segments.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    let run = TraceReplay { context, of, beside_ns: kernel_time_during_page_migrations(context) };
+    let run = TraceReplay {
+        context,
+        dependencies: of,
+        beside_ns: kernel_time_during_page_migrations(context),
+    };
     run.set_replayed_gains_of_findings(findings, total_ns);
     CriticalPathAndGains { total_ns, segments, gains: run.replay_hypothetical_speedups() }
 }
@@ -73,7 +81,7 @@ pub(in crate::diagnose) fn find_critical_path_and_gains(
 /// Dependencies of a trace, prepared for replays with changed durations.
 struct TraceReplay<'a> {
     context: &'a DiagnosisContext<'a>,
-    of: TraceDependencies<'a>,
+    dependencies: TraceDependencies<'a>,
     /// For each kernel during which pages migrated, the nanoseconds from the first to the last
     /// migration.
     beside_ns: HashMap<GpuOperationId, i64>,
@@ -84,7 +92,7 @@ struct TraceReplay<'a> {
 fn kernel_time_during_page_migrations(
     context: &DiagnosisContext<'_>,
 ) -> HashMap<GpuOperationId, i64> {
-    let all = &context.all;
+    let all = &context.all_operations;
     let [mut migrations, mut faulted] = [(); 2].map(|()| HashMap::<_, Vec<(i64, i64)>>::new());
     for id in all.all_operation_ids().filter(|&id| context.is_operation_page_migration(id)) {
         migrations
@@ -133,14 +141,16 @@ impl TraceReplay<'_> {
                 |&(_, ns)| ns,
             );
             finding.limit_savings_and_severity_to_replay(gain_ns, span_ns);
-            finding.replayed = Some(ReplayedGainOfRemedy { alone_ns: gain_ns, further_ns: 0 });
+            finding.replayed_gain = Some(ReplayedGainOfRemedy { alone_ns: gain_ns, further_ns: 0 });
             alone.push((finding.remedy.clone(), gain_ns));
         }
         DiagnosisFinding::sort_findings_by_savings(findings);
         let mut together = ChangesOfOneReplay::default();
         let mut gained_ns = 0;
         for finding in findings.iter_mut() {
-            let Some(ReplayedGainOfRemedy { alone_ns, .. }) = finding.replayed else { continue };
+            let Some(ReplayedGainOfRemedy { alone_ns, .. }) = finding.replayed_gain else {
+                continue;
+            };
             let first = together == ChangesOfOneReplay::default();
             let before = together.clone();
             together.add_remedy_of_finding(&finding.remedy);
@@ -149,7 +159,7 @@ impl TraceReplay<'_> {
                 (false, true) => gained_ns,
                 (false, false) => together.ns_saved_in_replay(self),
             };
-            finding.replayed =
+            finding.replayed_gain =
                 Some(ReplayedGainOfRemedy { alone_ns, further_ns: all_ns - gained_ns });
             gained_ns = all_ns;
         }
@@ -177,23 +187,26 @@ impl TraceReplay<'_> {
         let none = ChangesOfOneReplay::default;
         for &(_, function) in &functions {
             let name = trace.names.text_of_name(trace.functions[function as usize].demangled);
-            let halved = ChangesOfOneReplay { functions: [(function, 0.5)].into(), ..none() };
+            let halved = ChangesOfOneReplay {
+                remaining_share_by_function: [(function, 0.5)].into(),
+                ..none()
+            };
             changes.push((
                 HypotheticalSpeedup::Kernel(shortened_kernel_name_for_readers(name)),
                 halved,
             ));
         }
         let has = |class: OperationClass| {
-            let mut accounts = context.all.all_operation_ids();
+            let mut accounts = context.all_operations.all_operation_ids();
             accounts.any(|id| context.classes.class_of_gpu_operation(id) == class)
         };
-        if context.host.operations_without_call < context.all.len() {
+        if context.host_summary.operations_without_call < context.all_operations.len() {
             changes.push((
                 HypotheticalSpeedup::Launches,
                 ChangesOfOneReplay { no_launches: true, ..none() },
             ));
         }
-        if !context.host.wait_calls.is_empty() {
+        if !context.host_summary.wait_calls.is_empty() {
             changes.push((
                 HypotheticalSpeedup::Waits,
                 ChangesOfOneReplay { no_waits: true, ..none() },
@@ -206,7 +219,10 @@ impl TraceReplay<'_> {
         ];
         for (change, class) in classes {
             if has(class) {
-                changes.push((change, ChangesOfOneReplay { without: vec![class], ..none() }));
+                changes.push((
+                    change,
+                    ChangesOfOneReplay { classes_without_time: vec![class], ..none() },
+                ));
             }
         }
         // Only two replays run at the same time, because each replay stores a number for each
@@ -238,20 +254,20 @@ impl TraceReplay<'_> {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct ChangesOfOneReplay {
     /// For each kernel function, the share of its kernels' time that remains after the changes.
-    functions: HashMap<u32, f64>,
+    remaining_share_by_function: HashMap<u32, f64>,
     /// For each kernel function and launch shape, the share of its kernels' time that remains after
     /// the changes.
-    shapes: HashMap<(u32, u32), f64>,
+    remaining_share_by_shape: HashMap<(u32, u32), f64>,
     /// Classes of operations that take no time in the replay.
-    without: Vec<OperationClass>,
+    classes_without_time: Vec<OperationClass>,
     /// Single operations that take no time in the replay.
     operations: HashSet<GpuOperationId>,
     no_launches: bool,
     no_waits: bool,
     /// Kernel functions of chains that the replay treats as one fused kernel.
-    fused: HashMap<u32, KernelOfFusibleChain>,
+    fused_kernel_functions: HashMap<u32, KernelOfFusibleChain>,
     /// Spans in which the host paused, nanoseconds, which take no time in the replay.
-    pauses: Vec<(i64, i64)>,
+    removed_host_pauses: Vec<(i64, i64)>,
     /// Whether the host's own time between its launch calls is zero in the replay.
     no_host: bool,
 }
@@ -268,15 +284,16 @@ impl ChangesOfOneReplay {
                 spans.iter().for_each(|&(start, end)| self.add_and_merge_removed_pause(start, end));
             }
             FindingRemedy::Fused(kernels) => {
-                self.fused.extend(kernels.iter().map(|of| (of.function, *of)))
+                self.fused_kernel_functions.extend(kernels.iter().map(|of| (of.function, *of)))
             }
-            FindingRemedy::Without(class) if self.without.contains(class) => {}
-            FindingRemedy::Without(class) => self.without.push(*class),
+            FindingRemedy::Without(class) if self.classes_without_time.contains(class) => {}
+            FindingRemedy::Without(class) => self.classes_without_time.push(*class),
             FindingRemedy::WithoutOperations(ids) => self.operations.extend(ids),
             FindingRemedy::Shorter(kernels) => {
                 for of in kernels {
-                    let left = self.shapes.entry((of.function, of.shape)).or_insert(1.0);
-                    *left = left.min(of.left);
+                    let left =
+                        self.remaining_share_by_shape.entry((of.function, of.shape)).or_insert(1.0);
+                    *left = left.min(of.remaining_time_share);
                 }
             }
         }
@@ -284,14 +301,14 @@ impl ChangesOfOneReplay {
 
     /// Adds a host pause that takes no time in the replay; overlapping pauses are merged.
     fn add_and_merge_removed_pause(&mut self, mut start: i64, mut end: i64) {
-        self.pauses.retain(|&(from, to)| {
+        self.removed_host_pauses.retain(|&(from, to)| {
             let apart = to < start || end < from;
             if !apart {
                 (start, end) = (start.min(from), end.max(to));
             }
             apart
         });
-        self.pauses.push((start, end));
+        self.removed_host_pauses.push((start, end));
     }
 
     /// Returns the nanoseconds that an operation of `ns` nanoseconds takes after the changes.
@@ -306,42 +323,53 @@ impl ChangesOfOneReplay {
         let ns = match run
             .beside_ns
             .get(&id)
-            .filter(|_| self.without.contains(&OperationClass::Migration))
+            .filter(|_| self.classes_without_time.contains(&OperationClass::Migration))
         {
             Some(beside) => ns - beside,
             None => ns,
         };
-        if !self.without.is_empty()
-            && self.without.contains(&context.classes.class_of_gpu_operation(id))
+        if !self.classes_without_time.is_empty()
+            && self.classes_without_time.contains(&context.classes.class_of_gpu_operation(id))
         {
             return 0;
         }
         if !self.operations.is_empty() && self.operations.contains(&id) {
             return 0;
         }
-        if self.functions.is_empty() && self.shapes.is_empty() && self.fused.is_empty() {
+        if self.remaining_share_by_function.is_empty()
+            && self.remaining_share_by_shape.is_empty()
+            && self.fused_kernel_functions.is_empty()
+        {
             return ns;
         }
-        let (GpuOperationKind::Kernel, row) = context.all.kind_and_table_row(id) else { return ns };
+        let (GpuOperationKind::Kernel, row) = context.all_operations.kind_and_table_row(id) else {
+            return ns;
+        };
         let kernels = &context.trace.kernels;
         let shape = || {
             let key = (kernels.function.at(row), kernels.shape.decoded_row(row)?);
-            self.shapes.get(&key)
+            self.remaining_share_by_shape.get(&key)
         };
-        let left = self.functions.get(&kernels.function.at(row)).or_else(shape);
+        let left = self.remaining_share_by_function.get(&kernels.function.at(row)).or_else(shape);
         let ns = left.map_or(ns, |left| (ns as f64 * left).round() as i64);
-        let Some(fused) = self.fused.get(&kernels.function.at(row)) else { return ns };
+        let Some(fused) = self.fused_kernel_functions.get(&kernels.function.at(row)) else {
+            return ns;
+        };
         // If a fused kernel is removed, the idle gap before it on its stream is removed too.
-        let before = if fused.follows { run.of.gap_before_operation_on_stream_ns(id) } else { 0 };
-        if fused.stays { ns - before } else { -before }
+        let before = if fused.follows_fused_kernel {
+            run.dependencies.gap_before_operation_on_stream_ns(id)
+        } else {
+            0
+        };
+        if fused.keeps_its_time { ns - before } else { -before }
     }
 
     fn ns_saved_in_replay(&self, run: &TraceReplay<'_>) -> i64 {
-        run.of.trace_ns_saved_by_change(&ReplayChange {
-            length: &|id, ns| self.operation_ns_after_changes(run, id, ns),
-            launches: !self.no_launches,
-            waits: !self.no_waits,
-            host: match (self.no_host, &self.pauses[..]) {
+        run.dependencies.trace_ns_saved_by_change(&ReplayChange {
+            replayed_duration_ns: &|id, ns| self.operation_ns_after_changes(run, id, ns),
+            keeps_launch_calls: !self.no_launches,
+            keeps_host_waits: !self.no_waits,
+            host_time_between_launches: match (self.no_host, &self.removed_host_pauses[..]) {
                 (true, _) => ReplayedHostTime::Scaled(0.0),
                 (false, []) => ReplayedHostTime::Recorded,
                 (false, pauses) => ReplayedHostTime::WithoutPauses(pauses),
@@ -354,12 +382,13 @@ impl ChangesOfOneReplay {
         run: &TraceReplay<'_>,
         change: &HypotheticalSpeedup,
     ) -> SpeedupWithGain {
-        let all = &run.context.all;
+        let all = &run.context.all_operations;
         let removed = |id: GpuOperationId| {
             let ns = all.operation_length_ns(id);
             ns - self.operation_ns_after_changes(run, id, ns)
         };
-        let shorter = !self.functions.is_empty() || !self.without.is_empty();
+        let shorter =
+            !self.remaining_share_by_function.is_empty() || !self.classes_without_time.is_empty();
         SpeedupWithGain {
             change: change.clone(),
             removed_ns: shorter.then(|| all.all_operation_ids().map(removed).sum()),

@@ -21,7 +21,7 @@ impl DifferenceOfTwoTraces {
         };
         json!({
             "schema_version": DIFFERENCE_JSON_SCHEMA_VERSION,
-            "setup": self.setup.iter().map(setup_change_to_json).collect::<Vec<_>>(),
+            "setup": self.setup_changes.iter().map(setup_change_to_json).collect::<Vec<_>>(),
             "other_machine": self.are_machines_different(),
             "recorders": [base.recorder, head.recorder],
             "whole_ns": [base.whole_ns, head.whole_ns],
@@ -32,9 +32,9 @@ impl DifferenceOfTwoTraces {
             "kernel_kinds": self.kernel_time_of_both_by_work_class().iter().map(|(kind, total_ns)| {
                 json!({ "kind": kind.printed_work_class_label(), "total_ns": total_ns })
             }).collect::<Vec<_>>(),
-            "parts": self.parts.iter().map(part_change_to_json).collect::<Vec<_>>(),
-            "ranges": self.places.iter().map(range_path_change_to_json).collect::<Vec<_>>(),
-            "calls": self.calls.iter().map(call_change_to_json).collect::<Vec<_>>(),
+            "parts": self.part_changes.iter().map(part_change_to_json).collect::<Vec<_>>(),
+            "ranges": self.range_path_changes.iter().map(range_path_change_to_json).collect::<Vec<_>>(),
+            "calls": self.host_call_changes.iter().map(call_change_to_json).collect::<Vec<_>>(),
             "findings_only_in": self.findings.each_ref().map(|found| findings(found)),
             "notes": self.notes,
         })
@@ -72,8 +72,8 @@ fn range_path_change_to_json(change: &RangePathInBothTraces) -> Value {
         "range": change.path,
         "ranges": places.map(|place| place.ranges),
         "host_ns": places.map(|place| place.host_ns),
-        "operations": places.map(|place| place.launched.count),
-        "own_ns": places.map(|place| place.launched.own_ns),
+        "operations": places.map(|place| place.launched_operations.count),
+        "own_ns": places.map(|place| place.launched_operations.own_ns),
         "change_ns": change.launched_time_change_ns(),
     })
 }
@@ -82,8 +82,8 @@ fn call_change_to_json(change: &FunctionCallsInBothTraces) -> Value {
     json!({
         "function": change.site.function,
         "range": change.site.range,
-        "waits": change.calls.iter().any(|calls| calls.wait),
-        "count": change.calls.map(|calls| calls.count),
+        "waits": change.calls.iter().any(|calls| calls.waits_for_gpu),
+        "count": change.calls.map(|calls| calls.call_count),
         "total_ns": change.calls.map(|calls| calls.total_ns),
         "change_ns": change.host_call_time_change_ns(),
     })

@@ -28,15 +28,15 @@ pub use trace_totals::{
 #[derive(Debug, Clone)]
 pub struct DifferenceOfTwoTraces {
     /// Differences of the machines, profilers and recording options of the two traces.
-    pub setup: Vec<DifferingSetupProperty>,
+    pub setup_changes: Vec<DifferingSetupProperty>,
     /// Whole times of the first and of the second trace.
     pub wholes: [WholeTimesOfTrace; 2],
     /// Change of each operation name and of each cause of idle time, also if the change is zero.
-    pub parts: Vec<PartInBothTraces>,
+    pub part_changes: Vec<PartInBothTraces>,
     /// Changes of each range.
-    pub places: Vec<RangePathInBothTraces>,
+    pub range_path_changes: Vec<RangePathInBothTraces>,
     /// Calls of CUDA.
-    pub calls: Vec<FunctionCallsInBothTraces>,
+    pub host_call_changes: Vec<FunctionCallsInBothTraces>,
     /// For each trace, findings that only this trace has: rule id and title.
     pub findings: [Vec<(&'static str, String)>; 2],
     /// Sentences that say why the two traces are hard to compare.
@@ -143,7 +143,7 @@ impl PartInBothTraces {
     pub fn describe_launch_shape_and_metric_changes(&self) -> Vec<String> {
         let [base, head] = &self.amounts;
         let mut words = Vec::new();
-        if base.shapes != head.shapes
+        if base.launches_by_shape != head.launches_by_shape
             && let (Some(before), Some(now)) =
                 (most_frequent_launch_shape(base), most_frequent_launch_shape(head))
         {
@@ -166,7 +166,11 @@ impl PartInBothTraces {
 
 /// Returns the launch shape with which the kernel was launched most often.
 fn most_frequent_launch_shape(amount: &PartCountAndTimes) -> Option<&KernelLaunchShape> {
-    amount.shapes.iter().max_by_key(|&(shape, &count)| (count, Reverse(shape))).map(|(it, _)| it)
+    amount
+        .launches_by_shape
+        .iter()
+        .max_by_key(|&(shape, &count)| (count, Reverse(shape)))
+        .map(|(it, _)| it)
 }
 
 fn append_launch_shape_changes(
@@ -184,7 +188,12 @@ fn append_launch_shape_changes(
     for (what, unit, base, head) in [
         ("registers", "", base.registers, head.registers),
         ("shared memory", " B", shared(base), shared(head)),
-        (local_memory_change_words(base, head), " B a thread", base.local, head.local),
+        (
+            local_memory_change_words(base, head),
+            " B a thread",
+            base.local_bytes_per_thread,
+            head.local_bytes_per_thread,
+        ),
     ] {
         if base != head {
             words.push(format!("{what} {base} -> {head}{unit}"));
@@ -196,7 +205,7 @@ fn append_launch_shape_changes(
 /// memory before and has some now spills registers, or has an array that does not fit into
 /// registers.
 fn local_memory_change_words(base: &KernelLaunchShape, head: &KernelLaunchShape) -> &'static str {
-    match (base.local, head.local) {
+    match (base.local_bytes_per_thread, head.local_bytes_per_thread) {
         (0, 1..) => "spill to local memory",
         (1.., 0) => "no spill to local memory any more:",
         _ => "local memory",
@@ -215,7 +224,7 @@ impl RangePathInBothTraces {
     /// Nanoseconds of the difference of the whole times that operations launched in these ranges
     /// explain: second trace minus first.
     pub fn launched_time_change_ns(&self) -> i64 {
-        self.places[1].launched.own_ns - self.places[0].launched.own_ns
+        self.places[1].launched_operations.own_ns - self.places[0].launched_operations.own_ns
     }
 }
 
@@ -249,28 +258,38 @@ pub fn compare_summed_traces(base: SummedTrace, head: SummedTrace) -> Difference
         whole_ns: sums.whole_ns,
         busy_ns: sums.busy_ns,
         kernels: sums
-            .parts
+            .sums_by_part
             .iter()
             .filter(|(part, _)| part.kind == TracePartKind::Kernel)
             .map(|(_, amount)| amount.count)
             .sum(),
     });
-    let mut parts: Vec<PartInBothTraces> = pair_values_by_key(base.parts, head.parts)
+    let mut parts: Vec<PartInBothTraces> = pair_values_by_key(base.sums_by_part, head.sums_by_part)
         .into_iter()
         .map(|(part, amounts)| PartInBothTraces { part, amounts })
         .collect();
     parts.sort_by_key(|change| Reverse(change.own_time_change_ns().abs()));
-    let mut places: Vec<RangePathInBothTraces> = pair_values_by_key(base.places, head.places)
-        .into_iter()
-        .map(|(path, places)| RangePathInBothTraces { path, places })
-        .collect();
+    let mut places: Vec<RangePathInBothTraces> =
+        pair_values_by_key(base.times_by_range_path, head.times_by_range_path)
+            .into_iter()
+            .map(|(path, places)| RangePathInBothTraces { path, places })
+            .collect();
     places.sort_by_key(|change| Reverse(change.launched_time_change_ns().abs()));
-    let mut calls: Vec<FunctionCallsInBothTraces> = pair_values_by_key(base.calls, head.calls)
-        .into_iter()
-        .map(|(site, calls)| FunctionCallsInBothTraces { site, calls })
-        .collect();
+    let mut calls: Vec<FunctionCallsInBothTraces> =
+        pair_values_by_key(base.sums_by_called_function, head.sums_by_called_function)
+            .into_iter()
+            .map(|(site, calls)| FunctionCallsInBothTraces { site, calls })
+            .collect();
     calls.sort_by_key(|change| Reverse(change.host_call_time_change_ns().abs()));
-    DifferenceOfTwoTraces { setup, wholes, parts, places, calls, findings, notes }
+    DifferenceOfTwoTraces {
+        setup_changes: setup,
+        wholes,
+        part_changes: parts,
+        range_path_changes: places,
+        host_call_changes: calls,
+        findings,
+        notes,
+    }
 }
 
 impl DifferenceOfTwoTraces {
@@ -279,7 +298,7 @@ impl DifferenceOfTwoTraces {
     pub fn are_machines_different(&self) -> bool {
         let machine =
             [TraceSetupProperty::Device, TraceSetupProperty::Capability, TraceSetupProperty::Ranks];
-        self.setup.iter().any(|change| machine.contains(&change.property))
+        self.setup_changes.iter().any(|change| machine.contains(&change.property))
     }
 
     /// Whole time of the second trace minus whole time of the first trace, nanoseconds.
@@ -291,7 +310,9 @@ impl DifferenceOfTwoTraces {
     /// the largest first.
     pub fn kernel_time_of_both_by_work_class(&self) -> Vec<(KernelWorkClass, [i64; 2])> {
         let mut kinds: BTreeMap<KernelWorkClass, [i64; 2]> = BTreeMap::new();
-        for change in self.parts.iter().filter(|change| change.part.kind == TracePartKind::Kernel) {
+        for change in
+            self.part_changes.iter().filter(|change| change.part.kind == TracePartKind::Kernel)
+        {
             let sums = kinds
                 .entry(KernelWorkClass::work_class_from_kernel_name(&change.part.name))
                 .or_default();
@@ -306,7 +327,7 @@ impl DifferenceOfTwoTraces {
     pub fn change_of_unexplained_idle_ns(&self) -> i64 {
         let unexplained =
             |change: &&PartInBothTraces| change.part.kind == TracePartKind::Unexplained;
-        self.parts.iter().filter(unexplained).map(PartInBothTraces::own_time_change_ns).sum()
+        self.part_changes.iter().filter(unexplained).map(PartInBothTraces::own_time_change_ns).sum()
     }
 }
 
@@ -339,7 +360,7 @@ fn notes_on_comparability(base: &SummedTrace, head: &SummedTrace) -> Vec<String>
         ));
     }
     let whole_graphs =
-        |sums: &SummedTrace| sums.parts.keys().any(|part| part.kind == TracePartKind::Graph);
+        |sums: &SummedTrace| sums.sums_by_part.keys().any(|part| part.kind == TracePartKind::Graph);
     if whole_graphs(base) != whole_graphs(head) {
         notes.push(
             "one trace has graphs that were recorded whole: their kernels are in no list; record \
@@ -347,8 +368,8 @@ fn notes_on_comparability(base: &SummedTrace, head: &SummedTrace) -> Vec<String>
                 .to_owned(),
         );
     }
-    let repeated = base.places.iter().filter_map(|(path, place)| {
-        let now = head.places.get(path)?.ranges;
+    let repeated = base.times_by_range_path.iter().filter_map(|(path, place)| {
+        let now = head.times_by_range_path.get(path)?.ranges;
         (!path.is_empty() && now != place.ranges).then(|| {
             format!(
                 "the range {path} is there {} and {now} times: the traces hold different amounts \

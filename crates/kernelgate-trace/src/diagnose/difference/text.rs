@@ -43,13 +43,13 @@ impl DifferenceOfTwoTraces {
     }
 
     fn write_whole_times_and_setup(&self, text: &mut String, names: [&str; 2]) {
-        if !self.setup.is_empty() {
+        if !self.setup_changes.is_empty() {
             let heading = match self.are_machines_different() {
                 true => "Two machines, so the comparison is of both machines and programs:",
                 false => "Recorded in unlike ways:",
             };
             let _ = writeln!(text, "{heading}");
-            for change in &self.setup {
+            for change in &self.setup_changes {
                 append_wrapped_line(text, &change.to_string(), "  ", "    ");
             }
         }
@@ -82,7 +82,7 @@ impl DifferenceOfTwoTraces {
         let of_unexplained =
             |change: &&PartInBothTraces| change.part.kind == TracePartKind::Unexplained;
         let changed: Vec<&PartInBothTraces> = self
-            .parts
+            .part_changes
             .iter()
             .filter(|change| change.own_time_change_ns() != 0 && !of_unexplained(change))
             .collect();
@@ -141,15 +141,18 @@ impl DifferenceOfTwoTraces {
     }
 
     fn write_changes_by_range_path(&self, text: &mut String) {
-        if self.places.iter().all(|change| change.path.is_empty()) {
+        if self.range_path_changes.iter().all(|change| change.path.is_empty()) {
             return;
         }
         let _ = writeln!(
             text,
             "\nWhere it is: by the innermost range around the launch, idle time before it included"
         );
-        let changed: Vec<&RangePathInBothTraces> =
-            self.places.iter().filter(|change| change.launched_time_change_ns() != 0).collect();
+        let changed: Vec<&RangePathInBothTraces> = self
+            .range_path_changes
+            .iter()
+            .filter(|change| change.launched_time_change_ns() != 0)
+            .collect();
         let (shown, rest) = changed.split_at(changed.len().min(MAX_LINES_OF_PARTS_OR_RANGES));
         for change in shown {
             self.write_change_line(
@@ -160,8 +163,8 @@ impl DifferenceOfTwoTraces {
             let [base, head] = &change.places;
             let own = format!(
                 "{} -> {}",
-                format_nanoseconds(base.launched.own_ns),
-                format_nanoseconds(head.launched.own_ns)
+                format_nanoseconds(base.launched_operations.own_ns),
+                format_nanoseconds(head.launched_operations.own_ns)
             );
             let host = match change.path.is_empty() {
                 true => String::new(),
@@ -173,7 +176,7 @@ impl DifferenceOfTwoTraces {
             };
             let ranges = count_before_and_after_text([base.ranges, head.ranges], "ranges");
             let operations = count_before_and_after_text(
-                [base.launched.count, head.launched.count],
+                [base.launched_operations.count, head.launched_operations.count],
                 "operations",
             );
             let words =
@@ -215,12 +218,14 @@ impl DifferenceOfTwoTraces {
     /// Writes host calls whose number or waiting time changed; the difference of the whole times
     /// does not include their host time.
     fn write_host_call_changes(&self, text: &mut String) {
-        let waits =
-            |change: &&FunctionCallsInBothTraces| change.calls.iter().any(|calls| calls.wait);
-        let counted =
-            |change: &&FunctionCallsInBothTraces| change.calls[0].count != change.calls[1].count;
+        let waits = |change: &&FunctionCallsInBothTraces| {
+            change.calls.iter().any(|calls| calls.waits_for_gpu)
+        };
+        let counted = |change: &&FunctionCallsInBothTraces| {
+            change.calls[0].call_count != change.calls[1].call_count
+        };
         let mut shown: Vec<&FunctionCallsInBothTraces> = self
-            .calls
+            .host_call_changes
             .iter()
             .filter(|change| {
                 counted(change) || (waits(change) && change.host_call_time_change_ns() != 0)
@@ -242,7 +247,7 @@ impl DifferenceOfTwoTraces {
             let line = format!(
                 "{}{waits}{range}: {}, {} -> {}",
                 shorten_in_the_middle(&change.site.function, 40),
-                count_before_and_after_text([base.count, head.count], "calls"),
+                count_before_and_after_text([base.call_count, head.call_count], "calls"),
                 format_nanoseconds(base.total_ns),
                 format_nanoseconds(head.total_ns)
             );

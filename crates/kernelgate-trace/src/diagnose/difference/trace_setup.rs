@@ -82,10 +82,11 @@ impl MachineAndRecorderOfTrace {
             let values: Vec<String> = values.into_iter().filter(|text| !text.is_empty()).collect();
             (!values.is_empty()).then(|| values.join(", "))
         };
-        let profiled = || trace.profiled.iter().map(|launch| launch.device.clone());
+        let profiled = || trace.profiled_launches.iter().map(|launch| launch.device.clone());
         let names = devices().map(|device| device.name.clone()).chain(profiled()).collect();
         let capability = |(major, minor): (u32, u32)| format!("{major}.{minor}");
-        let capabilities = devices().filter_map(|device| device.compute).map(capability).collect();
+        let capabilities =
+            devices().filter_map(|device| device.compute_capability).map(capability).collect();
         let multiprocessors = devices().filter_map(|of| of.multiprocessors);
         let multiprocessors = multiprocessors.map(|count| count.to_string()).collect();
         let metadata = |name: &str| trace.metadata.get(name).cloned();

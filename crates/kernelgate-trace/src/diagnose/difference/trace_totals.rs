@@ -74,7 +74,7 @@ pub struct PartCountAndTimes {
     /// earlier ran. The `own_ns` of all parts of a trace add up to its whole time.
     pub own_ns: i64,
     /// Launch shapes of the kernel, each with its number of launches.
-    pub shapes: BTreeMap<KernelLaunchShape, usize>,
+    pub launches_by_shape: BTreeMap<KernelLaunchShape, usize>,
     /// Nsight Compute metrics of the kernel by name, summed over its launches.
     pub metrics: BTreeMap<&'static str, f64>,
 }
@@ -102,7 +102,7 @@ pub struct RangePathTimes {
     pub host_ns: i64,
     /// Operations that were launched in these ranges but in no range inside them, with the idle
     /// time before these operations.
-    pub launched: PartCountAndTimes,
+    pub launched_operations: PartCountAndTimes,
 }
 
 /// A CUDA function that launches or waits, with the innermost range from which it was called.
@@ -129,12 +129,12 @@ pub struct SummedTrace {
     /// Processes on devices.
     pub activities: usize,
     /// The whole time divided by operation name and by cause of idle time.
-    pub parts: BTreeMap<TracePartKey, PartCountAndTimes>,
+    pub sums_by_part: BTreeMap<TracePartKey, PartCountAndTimes>,
     /// The whole time divided by the range path in which operations were launched; the key ""
     /// stands for outside all ranges.
-    pub places: BTreeMap<String, RangePathTimes>,
+    pub times_by_range_path: BTreeMap<String, RangePathTimes>,
     /// Calls of CUDA.
-    pub calls: BTreeMap<CalledFunctionAndRange, FunctionCallSum>,
+    pub sums_by_called_function: BTreeMap<CalledFunctionAndRange, FunctionCallSum>,
     /// Findings: rule and title.
     pub findings: Vec<(&'static str, String)>,
 }
@@ -158,7 +158,7 @@ impl SummedTrace {
     pub fn sum_trace_in_memory(trace: &Trace) -> Self {
         Self::sum_from_diagnosis_context(&DiagnosisContext::join_trace_in_memory(
             trace,
-            !trace.work.is_empty(),
+            !trace.declared_work.is_empty(),
         ))
     }
 
@@ -183,19 +183,19 @@ impl SummedTrace {
                 .sum(),
             busy_ns: context.activities.iter().map(|activity| activity.busy_ns).sum(),
             activities: context.activities.len(),
-            parts: BTreeMap::new(),
-            places: BTreeMap::new(),
-            calls: BTreeMap::new(),
+            sums_by_part: BTreeMap::new(),
+            times_by_range_path: BTreeMap::new(),
+            sums_by_called_function: BTreeMap::new(),
             findings: findings.map(|finding| (finding.id, finding.title)).collect(),
         };
-        if context.all.is_empty() {
+        if context.all_operations.is_empty() {
             sums.add_launches_of_nsight_compute(trace);
         }
         let mut places = TimesByRangePath::empty_sums_of_all_paths(context);
         sums.add_times_of_operations(context, &mut places);
         sums.add_idle_times_by_cause(context, &mut places);
         sums.add_times_of_host_calls(context, &places);
-        sums.places = places.texts.into_iter().zip(places.sums).collect();
+        sums.times_by_range_path = places.path_texts.into_iter().zip(places.sums).collect();
         sums
     }
 
@@ -206,27 +206,29 @@ impl SummedTrace {
     ) {
         let own = idle_time::exclusive_busy_ns_of_operations(context.trace);
         let mut parts: HashMap<OperationNameInTrace, PartCountAndTimes> = HashMap::new();
-        for id in context.all.all_operation_ids() {
-            let total_ns = context.all.operation_length_ns(id);
+        for id in context.all_operations.all_operation_ids() {
+            let total_ns = context.all_operations.operation_length_ns(id);
             let own_ns = own.at(id as usize);
             let part =
                 parts.entry(OperationNameInTrace::name_key_of_operation(context, id)).or_default();
             part.add_one_operation(total_ns, own_ns);
-            if let (GpuOperationKind::Kernel, row) = context.all.kind_and_table_row(id)
+            if let (GpuOperationKind::Kernel, row) = context.all_operations.kind_and_table_row(id)
                 && let Some(shape) = context.trace.kernels.shape.decoded_row(row)
             {
-                *part.shapes.entry(context.trace.shapes[shape as usize]).or_default() += 1;
+                *part.launches_by_shape.entry(context.trace.shapes[shape as usize]).or_default() +=
+                    1;
             }
-            places.at(context, id).launched.add_one_operation(total_ns, own_ns);
+            places.at(context, id).launched_operations.add_one_operation(total_ns, own_ns);
         }
         for (key, amount) in parts {
             // Several functions may have the same kernel name, so their sums are added.
-            let sum = self.parts.entry(key.part_key_for_comparison(context.trace)).or_default();
+            let sum =
+                self.sums_by_part.entry(key.part_key_for_comparison(context.trace)).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
             sum.own_ns += amount.own_ns;
-            for (shape, count) in amount.shapes {
-                *sum.shapes.entry(shape).or_default() += count;
+            for (shape, count) in amount.launches_by_shape {
+                *sum.launches_by_shape.entry(shape).or_default() += count;
             }
         }
     }
@@ -237,12 +239,16 @@ impl SummedTrace {
         places: &mut TimesByRangePath,
     ) {
         let mut causes: HashMap<IdleCauseAndBlamedName, PartCountAndTimes> = HashMap::new();
-        let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
+        let gaps = context
+            .activities
+            .iter()
+            .flat_map(|activity| activity.gaps.iter(&context.all_operations));
         for gap in gaps {
             for (why, ns) in context.causes_and_ns_of_idle_gap(&gap) {
                 causes.entry(why).or_default().add_one_operation(ns, ns);
             }
-            places.at(context, gap.after).launched.own_ns += gap.idle_gap_length_ns();
+            places.at(context, gap.operation_after).launched_operations.own_ns +=
+                gap.idle_gap_length_ns();
         }
         for ((kind, name), amount) in causes {
             let function = context.text_of_blamed_function_or_range((kind, name));
@@ -254,7 +260,7 @@ impl SummedTrace {
             let name = format!("{}{function}", kind.printed_idle_cause());
             // Versions of one CUDA function, such as `cudaMalloc_v3020`, have the same name here,
             // so their idle times are added.
-            let sum = self.parts.entry(TracePartKey { kind: part, name }).or_default();
+            let sum = self.sums_by_part.entry(TracePartKey { kind: part, name }).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
             sum.own_ns += amount.own_ns;
@@ -266,13 +272,13 @@ impl SummedTrace {
         context: &DiagnosisContext<'_>,
         places: &TimesByRangePath,
     ) {
-        for (&(name, path), sum) in &context.host.sites {
+        for (&(name, path), sum) in &context.host_summary.call_sums_by_function {
             let function = context.function_name_without_version(name).to_owned();
-            let place = path.map(|path| places.of_path[path as usize]);
-            let range = place.map(|place| places.texts[place as usize].clone());
+            let place = path.map(|path| places.sum_index_of_path[path as usize]);
+            let range = place.map(|place| places.path_texts[place as usize].clone());
             // Versions of one CUDA function, such as `cudaMalloc_v3020`, have the same name here,
             // so their calls are added.
-            self.calls
+            self.sums_by_called_function
                 .entry(CalledFunctionAndRange { function, range })
                 .or_default()
                 .add_other_calls(*sum);
@@ -282,13 +288,15 @@ impl SummedTrace {
     /// Launches that Nsight Compute profiled one by one have no timeline, so the sum of their
     /// durations is the whole time.
     fn add_launches_of_nsight_compute(&mut self, trace: &Trace) {
-        for launch in &trace.profiled {
+        for launch in &trace.profiled_launches {
             let name = trace.names.text_of_name(launch.kernel).to_owned();
-            let part =
-                self.parts.entry(TracePartKey { kind: TracePartKind::Kernel, name }).or_default();
+            let part = self
+                .sums_by_part
+                .entry(TracePartKey { kind: TracePartKind::Kernel, name })
+                .or_default();
             let ns = ncu_launch_duration_ns(trace, launch).unwrap_or(0);
             part.add_one_operation(ns, ns);
-            *part.shapes.entry(launch.shape).or_default() += 1;
+            *part.launches_by_shape.entry(launch.shape).or_default() += 1;
             for name in COMPARED_NCU_METRICS {
                 if let Some(value) = ncu_metric_of_launch(trace, launch, name) {
                     *part.metrics.entry(name).or_default() += value;
@@ -312,7 +320,7 @@ enum OperationNameInTrace {
 impl OperationNameInTrace {
     fn name_key_of_operation(context: &DiagnosisContext<'_>, id: GpuOperationId) -> Self {
         let trace = context.trace;
-        match context.all.kind_and_table_row(id) {
+        match context.all_operations.kind_and_table_row(id) {
             (GpuOperationKind::Kernel, row) => {
                 Self::Kernel(trace.functions[trace.kernels.function.at(row) as usize].demangled.0)
             }
@@ -349,31 +357,36 @@ impl OperationNameInTrace {
 /// Sums of times by range path, where numbers in names are ignored.
 struct TimesByRangePath {
     /// For each range path, the index of its sums; index 0 stands for outside all ranges.
-    of_path: Vec<u32>,
-    texts: Vec<String>,
+    sum_index_of_path: Vec<u32>,
+    path_texts: Vec<String>,
     sums: Vec<RangePathTimes>,
 }
 
 impl TimesByRangePath {
     /// Creates empty sums for every range path of the trace.
     fn empty_sums_of_all_paths(context: &DiagnosisContext<'_>) -> Self {
-        let (trace, paths) = (context.trace, &context.host.paths);
-        let mut places =
-            Self { of_path: Vec::with_capacity(paths.len()), texts: Vec::new(), sums: Vec::new() };
+        let (trace, paths) = (context.trace, &context.host_summary.paths);
+        let mut places = Self {
+            sum_index_of_path: Vec::with_capacity(paths.len()),
+            path_texts: Vec::new(),
+            sums: Vec::new(),
+        };
         let mut known: HashMap<String, u32> = HashMap::new();
         for path in 0..RangePathId::try_from(paths.len()).unwrap_or(RangePathId::MAX) {
             let text = replace_digits_by_number_sign(&paths.path_text_with_slashes(trace, path));
             let new = u32::try_from(known.len()).expect("fewer than 2^32 paths");
-            places.of_path.push(*known.entry(text).or_insert(new));
+            places.sum_index_of_path.push(*known.entry(text).or_insert(new));
         }
         places.sums.resize(known.len(), RangePathTimes::default());
-        places.texts.resize(known.len(), String::new());
+        places.path_texts.resize(known.len(), String::new());
         for (text, place) in known {
-            places.texts[place as usize] = text;
+            places.path_texts[place as usize] = text;
         }
-        for (&place, sum) in places.of_path.iter().zip(&context.host.of_path) {
+        for (&place, sum) in
+            places.sum_index_of_path.iter().zip(&context.host_summary.count_and_time_of_path)
+        {
             let place = &mut places.sums[place as usize];
-            place.ranges += sum.count;
+            place.ranges += sum.range_count;
             place.host_ns += sum.host_ns;
         }
         places
@@ -381,7 +394,7 @@ impl TimesByRangePath {
 
     /// Returns the sums of the range path in which an operation was launched.
     fn at(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) -> &mut RangePathTimes {
-        let path = context.host.launched_in.at(id as usize);
-        &mut self.sums[self.of_path[path as usize] as usize]
+        let path = context.host_summary.launched_in.at(id as usize);
+        &mut self.sums[self.sum_index_of_path[path as usize] as usize]
     }
 }

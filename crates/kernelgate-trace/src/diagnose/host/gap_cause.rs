@@ -199,23 +199,23 @@ const MAX_GAP_PARTS_IN_COLUMNS: usize = 4;
 /// compactly.
 #[derive(Debug, Default)]
 pub struct GapPartsByCause {
-    causes: Vec<Vec<IdleCauseAndBlamedName>>,
-    numbers: HashMap<Vec<IdleCauseAndBlamedName>, u32>,
+    distinct_cause_lists: Vec<Vec<IdleCauseAndBlamedName>>,
+    index_of_cause_list: HashMap<Vec<IdleCauseAndBlamedName>, u32>,
     /// For the operation after each gap, 1 + index of the gap's causes in `causes`; 0 if the
     /// operation's launch was not read.
-    of_gap: BitPackedColumn<u32>,
+    cause_list_of_gap: BitPackedColumn<u32>,
     /// For the operation after each gap, the length of each part of the gap except the last, which
     /// is the remainder, nanoseconds.
     lengths: [BitPackedColumn<i64>; MAX_GAP_PARTS_IN_COLUMNS - 1],
     /// For gaps with more parts than columns, the lengths of all parts by the operation after the
     /// gap, nanoseconds.
-    long: HashMap<GpuOperationId, Vec<i64>>,
+    parts_of_long_gaps: HashMap<GpuOperationId, Vec<i64>>,
 }
 
 impl GapPartsByCause {
     pub(in crate::diagnose) fn without_gaps_of_operations(operations: usize) -> Self {
         Self {
-            of_gap: BitPackedColumn::column_filled_with(operations, 0),
+            cause_list_of_gap: BitPackedColumn::column_filled_with(operations, 0),
             lengths: std::array::from_fn(|_| BitPackedColumn::column_filled_with(operations, 0)),
             ..Self::default()
         }
@@ -228,21 +228,22 @@ impl GapPartsByCause {
         parts: &[(IdleCauseAndBlamedName, i64)],
     ) {
         let causes: Vec<IdleCauseAndBlamedName> = parts.iter().map(|&(why, _)| why).collect();
-        let number = self.numbers.get(&causes).copied().unwrap_or_else(|| {
-            let new = u32::try_from(self.causes.len() + 1);
+        let number = self.index_of_cause_list.get(&causes).copied().unwrap_or_else(|| {
+            let new = u32::try_from(self.distinct_cause_lists.len() + 1);
             let new = new.expect("fewer than 2^32 combinations of causes");
-            self.numbers.insert(causes.clone(), new);
-            self.causes.push(causes);
+            self.index_of_cause_list.insert(causes.clone(), new);
+            self.distinct_cause_lists.push(causes);
             new
         });
-        self.of_gap.replace_row(gap.after as usize, number);
+        self.cause_list_of_gap.replace_row(gap.operation_after as usize, number);
         if parts.len() > MAX_GAP_PARTS_IN_COLUMNS {
-            self.long.insert(gap.after, parts.iter().map(|&(_, ns)| ns).collect());
+            self.parts_of_long_gaps
+                .insert(gap.operation_after, parts.iter().map(|&(_, ns)| ns).collect());
             return;
         }
         let Some((_, all_but_last)) = parts.split_last() else { return };
         for (lengths, (_, ns)) in self.lengths.iter_mut().zip(all_but_last) {
-            lengths.replace_row(gap.after as usize, *ns);
+            lengths.replace_row(gap.operation_after as usize, *ns);
         }
     }
 
@@ -251,8 +252,8 @@ impl GapPartsByCause {
         &mut self,
         name_of: impl Fn(InternedNameId) -> InternedNameId,
     ) {
-        self.numbers = HashMap::new();
-        for (kind, range) in self.causes.iter_mut().flatten() {
+        self.index_of_cause_list = HashMap::new();
+        for (kind, range) in self.distinct_cause_lists.iter_mut().flatten() {
             if *kind == IdleCauseKind::HostCode {
                 *range = range.map(&name_of);
             }
@@ -266,11 +267,14 @@ impl GapPartsByCause {
         &self,
         gap: &GpuIdleGap,
     ) -> impl Iterator<Item = (IdleCauseAndBlamedName, i64)> {
-        let id = gap.after as usize;
-        let number = self.of_gap.at(id).checked_sub(1);
-        let causes = number.map_or(&[][..], |number| &self.causes[number as usize]);
-        let listed =
-            if causes.len() > MAX_GAP_PARTS_IN_COLUMNS { self.long.get(&gap.after) } else { None };
+        let id = gap.operation_after as usize;
+        let number = self.cause_list_of_gap.at(id).checked_sub(1);
+        let causes = number.map_or(&[][..], |number| &self.distinct_cause_lists[number as usize]);
+        let listed = if causes.len() > MAX_GAP_PARTS_IN_COLUMNS {
+            self.parts_of_long_gaps.get(&gap.operation_after)
+        } else {
+            None
+        };
         let mut rest = gap.idle_gap_length_ns();
         causes.iter().enumerate().map(move |(part, &why)| {
             let ns = match listed {
@@ -314,10 +318,10 @@ fn stream_holding_kind_of_function(function: &str) -> Option<StreamHoldingKind> 
 /// A host call that makes a stream wait; it is kept until the next launch into the stream.
 #[derive(Debug, Clone, Copy)]
 struct CallThatHoldsStream {
-    by: StreamHoldingKind,
+    holding_kind: StreamHoldingKind,
     name: InternedNameId,
     /// Stream that the call makes wait; `None` if the trace does not record the stream.
-    stream: Option<u64>,
+    held_stream: Option<u64>,
 }
 
 /// Largest number of calls that hold a stream that are kept for each thread.
@@ -445,7 +449,7 @@ impl PastCallsAndRangesByThread {
     /// Returns the state before the first host call of a trace is read.
     pub fn state_before_first_call(trace: &Trace, activities: &[ProcessActivityOnGpu]) -> Self {
         let threads = trace.threads.len();
-        let (os, switches) = (&trace.os_calls, &trace.switches);
+        let (os, switches) = (&trace.os_calls, &trace.context_switches);
         let time = |row: u32| switches.time[row as usize];
         let holds = (0..trace.names.interned_text_count())
             .map(|index| {
@@ -454,7 +458,7 @@ impl PastCallsAndRangesByThread {
                 )
             })
             .collect();
-        let syncs = &trace.syncs;
+        let syncs = &trace.synchronisation_waits;
         let event_streams = (0..syncs.kind.len())
             .filter(|&row| syncs.kind[row] == SynchronisationTarget::StreamWaitsEvent)
             .map(|row| {
@@ -526,7 +530,7 @@ impl PastCallsAndRangesByThread {
             if held.len() == MAX_HOLDING_CALLS_PER_THREAD {
                 held.remove(0);
             }
-            held.push(CallThatHoldsStream { by, name, stream });
+            held.push(CallThatHoldsStream { holding_kind: by, name, held_stream: stream });
         }
     }
 
@@ -549,7 +553,7 @@ impl PastCallsAndRangesByThread {
             let since = self.start_of_earliest_unended_gap(trace, activities, (process, row.start));
             self.ranges[thread].retain(|past| past.end >= since);
         }
-        let StreamedRangeRow { start, end, label, .. } = *row;
+        let StreamedRangeRow { start, end, name_index: label, .. } = *row;
         self.ranges[thread].push(PastNamedRange { start, end, label: InternedNameId(label) });
     }
 
@@ -574,7 +578,7 @@ impl PastCallsAndRangesByThread {
             return;
         };
         let streams: HashSet<u64> = streams.collect();
-        held.retain(|held| held.stream.is_some_and(|stream| !streams.contains(&stream)));
+        held.retain(|held| held.held_stream.is_some_and(|stream| !streams.contains(&stream)));
     }
 
     /// Returns the earliest start of a gap of a process that ends after `time`; calls that ended
@@ -614,8 +618,8 @@ impl PastCallsAndRangesByThread {
         let called = launch.start.clamp(gap.start, gap.end);
         let returned = launch.end.clamp(called, gap.end);
         self.split_span_before_launch(trace, launch, (gap.start, called), &mut split);
-        let loads =
-            returned - called >= MIN_CODE_LOADING_CALL_NS && self.first.contains(&gap.after);
+        let loads = returned - called >= MIN_CODE_LOADING_CALL_NS
+            && self.first.contains(&gap.operation_after);
         let kind = if loads { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
         split.add_part_of_gap((kind, Some(launch.name)), returned - called);
         let after = (returned, gap.end);
@@ -728,19 +732,20 @@ impl PastCallsAndRangesByThread {
             return (IdleCauseKind::BackToBack, None);
         }
         let held = self.held.get(late.launch.thread as usize).map_or(&[][..], |held| held);
-        let own =
-            |held: &&CallThatHoldsStream| held.stream.is_none_or(|stream| stream == late.stream);
+        let own = |held: &&CallThatHoldsStream| {
+            held.held_stream.is_none_or(|stream| stream == late.stream)
+        };
         if let Some(held) = held.iter().rev().find(own) {
-            let kind = match held.by {
+            let kind = match held.holding_kind {
                 StreamHoldingKind::Event => IdleCauseKind::EventWait,
                 StreamHoldingKind::HostFunction => IdleCauseKind::HostFunction,
             };
             return (kind, Some(held.name));
         }
-        let streams = &trace.streams;
+        let streams = &trace.special_streams;
         let process = late.launch.process;
         let other = |held: &&CallThatHoldsStream| {
-            held.stream.is_some_and(|of| {
+            held.held_stream.is_some_and(|of| {
                 streams.synchronise_through_default_stream(process, of, late.stream)
             })
         };
@@ -774,7 +779,10 @@ impl PastCallsAndRangesByThread {
         (start, end): (i64, i64),
     ) -> i64 {
         let all = AllGpuOperations::number_operations_of_trace(trace);
-        let (start, end) = (start.max(activity.span.0), end.min(activity.span.1));
+        let (start, end) = (
+            start.max(activity.first_start_and_last_end_ns.0),
+            end.min(activity.first_start_and_last_end_ns.1),
+        );
         if end <= start {
             return 0;
         }
@@ -792,7 +800,7 @@ impl PastCallsAndRangesByThread {
 
     /// Nanoseconds of a span in which a thread was not on a CPU, by recorded thread switches.
     fn ns_off_cpu_in_span(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
-        let switches = &trace.switches;
+        let switches = &trace.context_switches;
         let own = self.switches.rows_of_thread(thread);
         let first = own.partition_point(|&row| switches.time[row as usize] <= start);
         let before = first.checked_sub(1).map(|last| own[last]);

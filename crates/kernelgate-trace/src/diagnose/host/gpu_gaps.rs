@@ -21,7 +21,7 @@ const MAX_LISTED_OPERATION_PAIRS: usize = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GapsOfLengthClass {
     /// How many.
-    pub count: usize,
+    pub gap_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
 }
@@ -34,16 +34,16 @@ pub struct IdleTimeOfCause {
     /// Name of the waiting or called function, or path of the range around most of the host code.
     pub function: Option<String>,
     /// In how many gaps.
-    pub count: usize,
+    pub gap_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
     /// Most nanoseconds of this cause in a single gap.
     pub longest_ns: i64,
     /// Start and end of the gap with the most time of this cause, nanoseconds.
-    pub longest: (i64, i64),
+    pub longest_start_and_end_ns: (i64, i64),
     /// Whether a single gap, as at start-up, has nearly all idle time of this cause, so that the
     /// cause does not repeat.
-    pub once: bool,
+    pub occurs_once: bool,
 }
 
 /// Smallest share of a cause's idle time that a single gap must have for the cause to count as
@@ -64,28 +64,28 @@ impl IdleTimeOfCause {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GapsBetweenTwoOperations {
     /// The operation that ended.
-    pub before: String,
+    pub operation_before: String,
     /// The operation that started.
-    pub after: String,
+    pub operation_after: String,
     /// Path of the innermost range in which all operations after these gaps were launched, if there
     /// is one.
     pub range: Option<String>,
     /// How many gaps.
-    pub count: usize,
+    pub gap_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    pub longest: (i64, i64),
+    pub longest_start_and_end_ns: (i64, i64),
 }
 
 /// The idle gaps of one process on one GPU, by length, by cause and by the operations around them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct IdleGapsOfProcessOnGpu {
     /// Gaps below 20 µs, which are usual between consecutive launches.
-    pub normal: GapsOfLengthClass,
+    pub gaps_below_20_us: GapsOfLengthClass,
     /// Gaps of 20 to 50 µs, in which the host delays the GPU.
-    pub warning: GapsOfLengthClass,
+    pub gaps_of_20_to_50_us: GapsOfLengthClass,
     /// Gaps above 50 µs, in which the GPU waits for the host.
-    pub severe: GapsOfLengthClass,
+    pub gaps_above_50_us: GapsOfLengthClass,
     /// The longest, in nanoseconds.
     pub longest_ns: i64,
     /// Idle nanoseconds, in gaps of at most 1 ms, in which the host was launching or ran its own
@@ -94,7 +94,7 @@ pub struct IdleGapsOfProcessOnGpu {
     /// Total length of the gaps above 1 ms, nanoseconds.
     pub long_ns: i64,
     /// Idle time by cause, most time first.
-    pub causes: Vec<IdleTimeOfCause>,
+    pub idle_time_by_cause: Vec<IdleTimeOfCause>,
     /// Gaps by names of the operations before and after, most time first.
     pub transitions: Vec<GapsBetweenTwoOperations>,
 }
@@ -102,12 +102,16 @@ pub struct IdleGapsOfProcessOnGpu {
 impl IdleGapsOfProcessOnGpu {
     /// All gaps.
     pub fn number_of_gaps(&self) -> usize {
-        self.normal.count + self.warning.count + self.severe.count
+        self.gaps_below_20_us.gap_count
+            + self.gaps_of_20_to_50_us.gap_count
+            + self.gaps_above_50_us.gap_count
     }
 
     /// Total duration, in nanoseconds.
     pub fn total_length_of_gaps_ns(&self) -> i64 {
-        self.normal.total_ns + self.warning.total_ns + self.severe.total_ns
+        self.gaps_below_20_us.total_ns
+            + self.gaps_of_20_to_50_us.total_ns
+            + self.gaps_above_50_us.total_ns
     }
 
     /// Mean length of the idle gaps, nanoseconds; 0 without gaps.
@@ -118,17 +122,21 @@ impl IdleGapsOfProcessOnGpu {
 
     /// Total idle time with one of the given causes, nanoseconds.
     pub fn idle_ns_with_any_cause_of(&self, kinds: &[IdleCauseKind]) -> i64 {
-        self.causes.iter().filter(|of| kinds.contains(&of.kind)).map(|of| of.total_ns).sum()
+        self.idle_time_by_cause
+            .iter()
+            .filter(|of| kinds.contains(&of.kind))
+            .map(|of| of.total_ns)
+            .sum()
     }
 }
 
 /// Number and total length of parts of gaps that belong together, and the longest of them.
 #[derive(Clone, Copy)]
 struct GapPartSums {
-    count: usize,
+    gap_count: usize,
     total_ns: i64,
     longest_ns: i64,
-    longest: GpuIdleGap,
+    longest_gap: GpuIdleGap,
 }
 
 impl GapPartSums {
@@ -138,17 +146,17 @@ impl GapPartSums {
         gap: &GpuIdleGap,
         ns: i64,
     ) {
-        let first = Self { count: 0, total_ns: 0, longest_ns: 0, longest: *gap };
+        let first = Self { gap_count: 0, total_ns: 0, longest_ns: 0, longest_gap: *gap };
         let sum = sums.entry(key).or_insert(first);
-        sum.count += 1;
+        sum.gap_count += 1;
         sum.total_ns += ns;
         if ns > sum.longest_ns {
-            (sum.longest_ns, sum.longest) = (ns, *gap);
+            (sum.longest_ns, sum.longest_gap) = (ns, *gap);
         }
     }
 
     fn span_of_gap_with_longest_part(&self) -> (i64, i64) {
-        (self.longest.start, self.longest.end)
+        (self.longest_gap.start, self.longest_gap.end)
     }
 
     #[allow(clippy::cast_precision_loss)]
@@ -161,8 +169,8 @@ impl GapPartSums {
 /// only in numbers are summed together.
 #[derive(Default)]
 struct SumsByCauseWithName {
-    blamed: Vec<(IdleCauseKind, Option<String>)>,
-    numbers: HashMap<IdleCauseAndBlamedName, usize>,
+    causes_with_names: Vec<(IdleCauseKind, Option<String>)>,
+    index_of_cause: HashMap<IdleCauseAndBlamedName, usize>,
     sums: HashMap<usize, GapPartSums>,
 }
 
@@ -174,12 +182,12 @@ impl SumsByCauseWithName {
         gap: &GpuIdleGap,
         ns: i64,
     ) {
-        let number = *self.numbers.entry(why).or_insert_with(|| {
+        let number = *self.index_of_cause.entry(why).or_insert_with(|| {
             let cause = (why.0, context.text_of_blamed_function_or_range(why));
-            let place = self.blamed.iter().position(|other| *other == cause);
+            let place = self.causes_with_names.iter().position(|other| *other == cause);
             place.unwrap_or_else(|| {
-                self.blamed.push(cause);
-                self.blamed.len() - 1
+                self.causes_with_names.push(cause);
+                self.causes_with_names.len() - 1
             })
         });
         GapPartSums::add_part_to_sum_of_key(&mut self.sums, number, gap, ns);
@@ -187,13 +195,13 @@ impl SumsByCauseWithName {
 
     fn into_causes_by_total_time(self) -> Vec<IdleTimeOfCause> {
         let cause = |(number, sum): (usize, GapPartSums)| IdleTimeOfCause {
-            kind: self.blamed[number].0,
-            function: self.blamed[number].1.clone(),
-            count: sum.count,
+            kind: self.causes_with_names[number].0,
+            function: self.causes_with_names[number].1.clone(),
+            gap_count: sum.gap_count,
             total_ns: sum.total_ns,
             longest_ns: sum.longest_ns,
-            longest: sum.span_of_gap_with_longest_part(),
-            once: sum.has_longest_part_nearly_all_time(),
+            longest_start_and_end_ns: sum.span_of_gap_with_longest_part(),
+            occurs_once: sum.has_longest_part_nearly_all_time(),
         };
         let mut causes: Vec<IdleTimeOfCause> = self.sums.into_iter().map(cause).collect();
         causes.sort_by(|a, b| {
@@ -214,13 +222,15 @@ struct SumsByOperationPair {
 impl SumsByOperationPair {
     fn add_gap_to_its_pair(&mut self, context: &DiagnosisContext<'_>, gap: &GpuIdleGap) {
         let kinds = (
-            number_of_operation_name(context, gap.before),
-            number_of_operation_name(context, gap.after),
+            number_of_operation_name(context, gap.operation_before),
+            number_of_operation_name(context, gap.operation_after),
         );
         GapPartSums::add_part_to_sum_of_key(&mut self.sums, kinds, gap, gap.idle_gap_length_ns());
-        let range =
-            self.ranges.entry(kinds).or_insert_with(|| context.range_path_of_operation(gap.after));
-        *range = context.common_path_with_operation(*range, gap.after);
+        let range = self
+            .ranges
+            .entry(kinds)
+            .or_insert_with(|| context.range_path_of_operation(gap.operation_after));
+        *range = context.common_path_with_operation(*range, gap.operation_after);
     }
 
     fn into_pairs_by_total_time(
@@ -232,12 +242,16 @@ impl SumsByOperationPair {
         sums.iter()
             .take(MAX_LISTED_OPERATION_PAIRS)
             .map(|(kinds, sum)| GapsBetweenTwoOperations {
-                before: context.all.printed_operation_name(sum.longest.before),
-                after: context.all.printed_operation_name(sum.longest.after),
+                operation_before: context
+                    .all_operations
+                    .printed_operation_name(sum.longest_gap.operation_before),
+                operation_after: context
+                    .all_operations
+                    .printed_operation_name(sum.longest_gap.operation_after),
                 range: context.range_path_text_unless_root(self.ranges[kinds]),
-                count: sum.count,
+                gap_count: sum.gap_count,
                 total_ns: sum.total_ns,
-                longest: sum.span_of_gap_with_longest_part(),
+                longest_start_and_end_ns: sum.span_of_gap_with_longest_part(),
             })
             .collect()
     }
@@ -259,20 +273,22 @@ pub(in crate::diagnose) fn explain_gaps_of_lengths(
 ) -> CausesAndPairsOfGaps {
     let (mut found, mut transitions) =
         (SumsByCauseWithName::default(), SumsByOperationPair::default());
-    for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.idle_gap_length_ns())) {
+    for gap in
+        activity.gaps.iter(&context.all_operations).filter(|gap| lengths(gap.idle_gap_length_ns()))
+    {
         context
             .causes_and_ns_of_idle_gap(&gap)
             .for_each(|(why, ns)| found.add_part_with_cause(context, why, &gap, ns));
         transitions.add_gap_to_its_pair(context, &gap);
     }
     let is_once = |label: &str| {
-        causes.iter().any(|cause| cause.once && cause.printed_cause_with_name() == label)
+        causes.iter().any(|cause| cause.occurs_once && cause.printed_cause_with_name() == label)
     };
     let found = found.into_causes_by_total_time().into_iter();
     CausesAndPairsOfGaps {
         causes: found
             .map(|cause| IdleTimeOfCause {
-                once: is_once(&cause.printed_cause_with_name()),
+                occurs_once: is_once(&cause.printed_cause_with_name()),
                 ..cause
             })
             .collect(),
@@ -289,14 +305,14 @@ pub(in crate::diagnose) fn report_idle_gaps_of_activity(
     let mut report = IdleGapsOfProcessOnGpu::default();
     let (mut causes, mut transitions) =
         (SumsByCauseWithName::default(), SumsByOperationPair::default());
-    for gap in activity.gaps.iter(&context.all) {
+    for gap in activity.gaps.iter(&context.all_operations) {
         let length = gap.idle_gap_length_ns();
         let class = match length {
-            _ if length < MIN_GAP_FOR_WARNING_NS => &mut report.normal,
-            _ if length <= MAX_GAP_OF_WARNING_NS => &mut report.warning,
-            _ => &mut report.severe,
+            _ if length < MIN_GAP_FOR_WARNING_NS => &mut report.gaps_below_20_us,
+            _ if length <= MAX_GAP_OF_WARNING_NS => &mut report.gaps_of_20_to_50_us,
+            _ => &mut report.gaps_above_50_us,
         };
-        class.count += 1;
+        class.gap_count += 1;
         class.total_ns += length;
         report.longest_ns = report.longest_ns.max(length);
         let long = length > MIN_GAP_OF_OTHER_HOST_WORK_NS;
@@ -311,14 +327,14 @@ pub(in crate::diagnose) fn report_idle_gaps_of_activity(
         }
         transitions.add_gap_to_its_pair(context, &gap);
     }
-    report.causes = causes.into_causes_by_total_time();
+    report.idle_time_by_cause = causes.into_causes_by_total_time();
     report.transitions = transitions.into_pairs_by_total_time(context);
     report
 }
 
 /// Returns a number that is equal for operations of one kind and name.
 fn number_of_operation_name(context: &DiagnosisContext<'_>, operation: u32) -> u64 {
-    let (kind, index) = context.all.kind_and_table_row(operation);
+    let (kind, index) = context.all_operations.kind_and_table_row(operation);
     let name = match kind {
         crate::analyze::operations::GpuOperationKind::Kernel => {
             context.trace.functions[context.trace.kernels.function.at(index) as usize].demangled.0

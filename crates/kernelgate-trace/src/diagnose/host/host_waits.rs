@@ -41,11 +41,11 @@ pub(in crate::diagnose) fn which_names_wait_for_gpu(trace: &Trace) -> Vec<bool> 
 #[derive(Debug, Clone, Default)]
 pub struct HostWaitsTogether {
     /// How many.
-    pub count: usize,
+    pub wait_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
     /// Start and end of the longest of these waits, nanoseconds; of equally long waits the first.
-    pub longest: Option<(i64, i64)>,
+    pub longest_start_and_end_ns: Option<(i64, i64)>,
     /// Idle time of GPUs after these waits that avoiding them could save, nanoseconds; for each
     /// wait at most its own duration.
     pub saved_ns: i64,
@@ -69,18 +69,20 @@ struct WaitGroupKey {
 impl HostWaitsTogether {
     fn add_wait_call(&mut self, call: &StreamedCallRow) {
         let span = (call.start, call.end);
-        self.count += 1;
+        self.wait_count += 1;
         self.total_ns += span.1 - span.0;
-        self.longest = longer_of_two_spans(self.longest, Some(span));
+        self.longest_start_and_end_ns =
+            longer_of_two_spans(self.longest_start_and_end_ns, Some(span));
         *self.functions.entry(call.name).or_default() += 1;
     }
 
     /// Adds another sum of waits to this sum.
     pub fn add_other_waits(&mut self, other: &Self) {
-        self.count += other.count;
+        self.wait_count += other.wait_count;
         self.total_ns += other.total_ns;
         self.saved_ns += other.saved_ns;
-        self.longest = longer_of_two_spans(self.longest, other.longest);
+        self.longest_start_and_end_ns =
+            longer_of_two_spans(self.longest_start_and_end_ns, other.longest_start_and_end_ns);
         for (&name, count) in &other.functions {
             *self.functions.entry(name).or_default() += count;
         }
@@ -96,9 +98,9 @@ fn longer_of_two_spans(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(
 pub struct WaitsInsideRangePath {
     pub sum: HostWaitsTogether,
     /// Number of the first range of this path that contains a wait.
-    first: u32,
+    first_range_with_wait: u32,
     /// Whether the host waits for the GPU in at least two ranges of this range path.
-    pub several: bool,
+    pub in_several_ranges: bool,
 }
 
 /// Waits of one thread with the same number of launches since its previous wait.
@@ -106,7 +108,7 @@ pub struct WaitsInsideRangePath {
 pub struct WaitsAfterEqualLaunches {
     pub sum: HostWaitsTogether,
     /// Number of waits in the trace before the first of these waits.
-    pub before: usize,
+    pub waits_before: usize,
     /// Path of the innermost range around the first of these waits.
     pub path: RangePathId,
 }
@@ -115,14 +117,14 @@ pub struct WaitsAfterEqualLaunches {
 #[derive(Debug, Default)]
 pub struct HostWaitsOfTrace {
     /// Waits by the path of the innermost range around them.
-    pub in_ranges: HashMap<RangePathId, WaitsInsideRangePath>,
+    pub waits_by_range_path: HashMap<RangePathId, WaitsInsideRangePath>,
     /// Waits by thread and by the number of launches since the thread's previous wait, if at least
     /// one.
-    pub at_intervals: HashMap<(u32, usize), WaitsAfterEqualLaunches>,
+    pub waits_by_launch_count: HashMap<(u32, usize), WaitsAfterEqualLaunches>,
     /// For each thread, the number of launches since its last wait, and the number of its waits.
-    threads: Vec<(usize, usize)>,
-    sites: DistinctValues<WaitGroupKey>,
-    count: usize,
+    counters_of_thread: Vec<(usize, usize)>,
+    wait_groups: DistinctValues<WaitGroupKey>,
+    wait_count: usize,
 }
 
 impl HostWaitsOfTrace {
@@ -138,9 +140,12 @@ impl HostWaitsOfTrace {
         range: Option<(RangePathId, u32)>,
     ) -> WaitGroupIndex {
         if let Some((path, number)) = range {
-            let first = WaitsInsideRangePath { first: number, ..WaitsInsideRangePath::default() };
-            let in_range = self.in_ranges.entry(path).or_insert(first);
-            in_range.several |= in_range.first != number;
+            let first = WaitsInsideRangePath {
+                first_range_with_wait: number,
+                ..WaitsInsideRangePath::default()
+            };
+            let in_range = self.waits_by_range_path.entry(path).or_insert(first);
+            in_range.in_several_ranges |= in_range.first_range_with_wait != number;
             in_range.sum.add_wait_call(call);
         }
         let (launches, waits) = self.launch_and_wait_counters_of_thread(call.thread);
@@ -150,18 +155,18 @@ impl HostWaitsOfTrace {
             let path = range.map_or(ROOT_RANGE_PATH, |(path, _)| path);
             let first = WaitsAfterEqualLaunches {
                 sum: HostWaitsTogether::default(),
-                before: self.count,
+                waits_before: self.wait_count,
                 path,
             };
-            self.at_intervals
+            self.waits_by_launch_count
                 .entry((call.thread, launches))
                 .or_insert(first)
                 .sum
                 .add_wait_call(call);
         }
-        self.count += 1;
+        self.wait_count += 1;
         let path = range.map(|(path, _)| path);
-        WaitGroupIndex(self.sites.index_of_value(WaitGroupKey {
+        WaitGroupIndex(self.wait_groups.index_of_value(WaitGroupKey {
             path,
             thread: call.thread,
             launches,
@@ -174,26 +179,26 @@ impl HostWaitsOfTrace {
         wait: WaitGroupIndex,
         ns: i64,
     ) {
-        let WaitGroupKey { path, thread, launches } = self.sites.values[wait.0 as usize];
-        if let Some(of) = path.and_then(|path| self.in_ranges.get_mut(&path)) {
+        let WaitGroupKey { path, thread, launches } = self.wait_groups.values[wait.0 as usize];
+        if let Some(of) = path.and_then(|path| self.waits_by_range_path.get_mut(&path)) {
             of.sum.saved_ns += ns;
         }
-        if let Some(of) = self.at_intervals.get_mut(&(thread, launches)) {
+        if let Some(of) = self.waits_by_launch_count.get_mut(&(thread, launches)) {
             of.sum.saved_ns += ns;
         }
     }
 
     /// Number of waits for the GPU that a thread made.
     pub fn number_of_waits_of_thread(&self, thread: u32) -> usize {
-        self.threads.get(thread as usize).map_or(0, |&(_, waits)| waits)
+        self.counters_of_thread.get(thread as usize).map_or(0, |&(_, waits)| waits)
     }
 
     fn launch_and_wait_counters_of_thread(&mut self, thread: u32) -> &mut (usize, usize) {
         let thread = thread as usize;
-        if self.threads.len() <= thread {
-            self.threads.resize(thread + 1, (0, 0));
+        if self.counters_of_thread.len() <= thread {
+            self.counters_of_thread.resize(thread + 1, (0, 0));
         }
-        &mut self.threads[thread]
+        &mut self.counters_of_thread[thread]
     }
 
     /// Replaces the path numbers of all waits; waits of two paths that become one are added.
@@ -201,14 +206,15 @@ impl HostWaitsOfTrace {
         &mut self,
         now_is: impl Fn(RangePathId) -> RangePathId,
     ) {
-        self.at_intervals.values_mut().for_each(|of| of.path = now_is(of.path));
-        for (path, of) in std::mem::take(&mut self.in_ranges) {
-            let renamed = self.in_ranges.entry(now_is(path));
+        self.waits_by_launch_count.values_mut().for_each(|of| of.path = now_is(of.path));
+        for (path, of) in std::mem::take(&mut self.waits_by_range_path) {
+            let renamed = self.waits_by_range_path.entry(now_is(path));
             let renamed = renamed.or_insert(WaitsInsideRangePath {
-                first: of.first,
+                first_range_with_wait: of.first_range_with_wait,
                 ..WaitsInsideRangePath::default()
             });
-            renamed.several |= of.several || renamed.first != of.first;
+            renamed.in_several_ranges |=
+                of.in_several_ranges || renamed.first_range_with_wait != of.first_range_with_wait;
             renamed.sum.add_other_waits(&of.sum);
         }
     }

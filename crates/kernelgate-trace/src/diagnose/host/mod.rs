@@ -36,7 +36,7 @@ use crate::stats::{SortedValuesByGroup, ValuesByGroup};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RangeCountAndHostTime {
     /// Number of ranges.
-    pub count: usize,
+    pub range_count: usize,
     /// Total time that the ranges lasted on the host, nanoseconds.
     pub host_ns: i64,
 }
@@ -45,19 +45,19 @@ pub struct RangeCountAndHostTime {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FunctionCallSum {
     /// How many.
-    pub count: usize,
+    pub call_count: usize,
     /// Total duration of the host calls, nanoseconds.
     pub total_ns: i64,
     /// Whether these calls wait for the GPU.
-    pub wait: bool,
+    pub waits_for_gpu: bool,
 }
 
 impl FunctionCallSum {
     /// Adds another sum of calls to this sum.
     pub fn add_other_calls(&mut self, other: Self) {
-        self.count += other.count;
+        self.call_count += other.call_count;
         self.total_ns += other.total_ns;
-        self.wait |= other.wait;
+        self.waits_for_gpu |= other.waits_for_gpu;
     }
 }
 
@@ -77,12 +77,12 @@ pub struct OutermostNamedRange {
 pub struct KeptNamedRange {
     pub path: RangePathId,
     /// Number of the innermost enclosing range, or [`NO_LAUNCH_CALL`] if no range encloses it.
-    pub around: u32,
+    pub enclosing_range: u32,
     /// Host time, nanoseconds.
     pub host_ns: i64,
     /// Recorded inputs of the framework operator that the range stands for, as in
     /// [`crate::model::host::HostRangeTable::inputs`].
-    pub inputs: u32,
+    pub operator_inputs: u32,
 }
 
 /// Single ranges of the trace by number, for analyses that need them.
@@ -92,7 +92,7 @@ pub struct KeptNamedRanges {
     pub ranges: Vec<KeptNamedRange>,
     /// For each GPU operation, the number of the innermost range around its launch, or
     /// [`NO_LAUNCH_CALL`], and the number of its launch call.
-    pub of_operation: Vec<(u32, u32)>,
+    pub range_and_call_of_operation: Vec<(u32, u32)>,
 }
 
 /// The host's work.
@@ -104,9 +104,9 @@ pub struct HostSummaryOfTrace {
     pub ranges: usize,
     pub paths: RangePathTree,
     /// For each range path, the number of its ranges and their total time on the host.
-    pub of_path: Vec<RangeCountAndHostTime>,
+    pub count_and_time_of_path: Vec<RangeCountAndHostTime>,
     /// Times that ranges lasted on the host, by path, for paths with at most one enclosing range.
-    pub lengths: SortedValuesByGroup,
+    pub range_lengths_by_path: SortedValuesByGroup,
     /// Ranges that no other range encloses, in order of their start; stored only if the trace
     /// records allocations.
     pub outermost: Vec<OutermostNamedRange>,
@@ -129,14 +129,14 @@ pub struct HostSummaryOfTrace {
     /// For each activity, the number of kernels whose launch call is in the trace.
     pub launched_kernels: Vec<usize>,
     /// Waits for the GPU.
-    pub waits: HostWaitsOfTrace,
+    pub host_waits: HostWaitsOfTrace,
     /// Host calls by function name; calls that launch or wait are also separated by the path of the
     /// innermost range around them.
-    pub sites: HashMap<(InternedNameId, Option<RangePathId>), FunctionCallSum>,
+    pub call_sums_by_function: HashMap<(InternedNameId, Option<RangePathId>), FunctionCallSum>,
     /// Single named ranges with their calls and operations; empty unless a caller asks for them.
-    pub kept: KeptNamedRanges,
+    pub kept_ranges: KeptNamedRanges,
     /// For each idle gap of a GPU, the causes of the gap.
-    pub idle: GapPartsByCause,
+    pub causes_of_gaps: GapPartsByCause,
     /// Number of operations that start before their launch call, and the largest such difference,
     /// nanoseconds.
     pub before_launch: (usize, i64),
@@ -198,27 +198,27 @@ struct PathAndNumberOfOpenRange {
 pub struct HostSummaryPass {
     /// Whether the pass keeps every single range for later analyses.
     keep_ranges: bool,
-    host: HostSummaryOfTrace,
+    summary: HostSummaryOfTrace,
     activities: Vec<ProcessActivityOnGpu>,
     /// For each place (process, GPU and stream), the index of its activity.
-    activity_of: Vec<usize>,
+    activity_of_place: Vec<usize>,
     /// For each activity, the index of the gap after the gap that was found last.
-    next_gap: Vec<usize>,
+    next_gap_of_activity: Vec<usize>,
     /// For each activity, the number of operations whose launch call has been read.
     launched_so_far: Vec<usize>,
-    launched: OperationsByLaunchKey,
-    open: OpenRangesByThread<PathAndNumberOfOpenRange>,
-    lately: PastCallsAndRangesByThread,
+    operations_by_launch_key: OperationsByLaunchKey,
+    open_ranges: OpenRangesByThread<PathAndNumberOfOpenRange>,
+    recent_calls_and_ranges: PastCallsAndRangesByThread,
     /// For each name of the trace, whether a function of this name waits for the GPU.
-    waiting: Vec<bool>,
-    lengths: ValuesByGroup,
+    name_is_waiting_function: Vec<bool>,
+    range_lengths_by_path: ValuesByGroup,
     launch_calls: ValuesByGroup,
     /// Path, start and nesting depth of ranges that were never closed.
-    unclosed: Vec<(RangePathId, i64, u32)>,
-    nodes: UnprocessedGraphNodeEvents,
+    unclosed_ranges: Vec<(RangePathId, i64, u32)>,
+    graph_node_events: UnprocessedGraphNodeEvents,
     /// For each event of a created graph node, the labels of the ranges that were open.
-    around_node: Vec<Vec<InternedNameId>>,
-    repeating: LongestRangesSoFar,
+    ranges_around_node: Vec<Vec<InternedNameId>>,
+    longest_ranges: LongestRangesSoFar,
 }
 
 impl HostSummaryPass {
@@ -258,28 +258,32 @@ impl HostSummaryPass {
             operations_without_call: all.len()
                 - OperationClassesOfTrace::classify_operations_by_name(trace)
                     .page_migration_count(),
-            idle: GapPartsByCause::without_gaps_of_operations(all.len()),
-            of_path: vec![RangeCountAndHostTime::default()],
-            kept: KeptNamedRanges {
+            causes_of_gaps: GapPartsByCause::without_gaps_of_operations(all.len()),
+            count_and_time_of_path: vec![RangeCountAndHostTime::default()],
+            kept_ranges: KeptNamedRanges {
                 ranges: Vec::new(),
-                of_operation: vec![(NO_LAUNCH_CALL, NO_LAUNCH_CALL); kept],
+                range_and_call_of_operation: vec![(NO_LAUNCH_CALL, NO_LAUNCH_CALL); kept],
             },
             ..HostSummaryOfTrace::default()
         };
         let events = &trace.node_events;
         Self {
             keep_ranges,
-            host,
-            activity_of: trace.places.iter().map(activity_of).collect(),
-            next_gap: vec![0; activities.len()],
+            summary: host,
+            activity_of_place: trace.places.iter().map(activity_of).collect(),
+            next_gap_of_activity: vec![0; activities.len()],
             launched_so_far: vec![0; activities.len()],
-            launched: OperationsByLaunchKey::operations_without_read_calls(trace),
-            lately: PastCallsAndRangesByThread::state_before_first_call(trace, &activities),
-            waiting: which_names_wait_for_gpu(trace),
-            nodes: UnprocessedGraphNodeEvents::collect_graph_node_events(trace, |event| {
-                events.original[event] == 0
-            }),
-            around_node: vec![Vec::new(); events.time.len()],
+            operations_by_launch_key: OperationsByLaunchKey::operations_without_read_calls(trace),
+            recent_calls_and_ranges: PastCallsAndRangesByThread::state_before_first_call(
+                trace,
+                &activities,
+            ),
+            name_is_waiting_function: which_names_wait_for_gpu(trace),
+            graph_node_events: UnprocessedGraphNodeEvents::collect_graph_node_events(
+                trace,
+                |event| events.original[event] == 0,
+            ),
+            ranges_around_node: vec![Vec::new(); events.time.len()],
             activities,
             ..Self::default()
         }
@@ -287,26 +291,29 @@ impl HostSummaryPass {
 
     fn process_range(&mut self, trace: &Trace, row: StreamedRangeRow) {
         self.store_ranges_of_nodes_created_before(trace, row.start);
-        self.lately.add_past_range(trace, &self.activities, &row);
+        self.recent_calls_and_ranges.add_past_range(trace, &self.activities, &row);
         let around = self
-            .open
+            .open_ranges
             .innermost_range_around_span(row.thread, (row.start, row.end))
             .map(|open| open.state);
         let (parent, depth) =
             around.map_or((ROOT_RANGE_PATH, 0), |around| (around.path, around.depth + 1));
-        let path = self.host.paths.path_of_name_inside_parent(parent, InternedNameId(row.label));
-        self.host.of_path.resize(self.host.paths.len(), RangeCountAndHostTime::default());
-        self.host.of_path[path as usize].count += 1;
+        let path =
+            self.summary.paths.path_of_name_inside_parent(parent, InternedNameId(row.name_index));
+        self.summary
+            .count_and_time_of_path
+            .resize(self.summary.paths.len(), RangeCountAndHostTime::default());
+        self.summary.count_and_time_of_path[path as usize].range_count += 1;
         if row.end == StreamedRangeRow::UNCLOSED_RANGE_END {
-            self.unclosed.push((path, row.start, depth));
+            self.unclosed_ranges.push((path, row.start, depth));
         } else {
             self.add_host_time_of_range(path, depth, row.end - row.start);
-            self.repeating.add_range_if_long(path, row, depth);
+            self.longest_ranges.add_range_if_long(path, row, depth);
         }
         if around.is_none() && !trace.allocations.time.is_empty() {
             let process = trace.threads[row.thread as usize].process;
-            let StreamedRangeRow { start, end, label, .. } = row;
-            self.host.outermost.push(OutermostNamedRange {
+            let StreamedRangeRow { start, end, name_index: label, .. } = row;
+            self.summary.outermost.push(OutermostNamedRange {
                 process,
                 start,
                 end,
@@ -316,42 +323,47 @@ impl HostSummaryPass {
         if self.keep_ranges {
             let around = around.map_or(NO_LAUNCH_CALL, |around| around.number);
             let host_ns = row.end - row.start;
-            let range = KeptNamedRange { path, around, host_ns, inputs: row.inputs };
-            self.host.kept.ranges.push(range);
+            let range = KeptNamedRange {
+                path,
+                enclosing_range: around,
+                host_ns,
+                operator_inputs: row.inputs,
+            };
+            self.summary.kept_ranges.ranges.push(range);
         }
-        let number = row_number_in_32_bits(self.host.ranges);
-        self.open.open_range(row, PathAndNumberOfOpenRange { path, number, depth }, |_| ());
-        self.host.ranges += 1;
+        let number = row_number_in_32_bits(self.summary.ranges);
+        self.open_ranges.open_range(row, PathAndNumberOfOpenRange { path, number, depth }, |_| ());
+        self.summary.ranges += 1;
     }
 
     fn add_host_time_of_range(&mut self, path: RangePathId, depth: u32, ns: i64) {
-        self.host.of_path[path as usize].host_ns += ns;
+        self.summary.count_and_time_of_path[path as usize].host_ns += ns;
         if depth < 2 {
-            self.lengths.push_value_of_group(path, ns);
+            self.range_lengths_by_path.push_value_of_group(path, ns);
         }
     }
 
     fn process_host_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
         self.store_ranges_of_nodes_created_before(trace, call.start);
-        let waits = self.waiting[call.name.0 as usize];
-        let launched = self.launched.by(trace, call);
+        let waits = self.name_is_waiting_function[call.name.0 as usize];
+        let launched = self.operations_by_launch_key.by(trace, call);
         let around = match waits || !launched.is_empty() {
             true => self
-                .open
+                .open_ranges
                 .innermost_range_around_span(call.thread, (call.start, call.end))
                 .map(|open| open.state),
             false => None,
         };
         let path = around.map(|around| around.path);
-        let host = &mut self.host;
+        let host = &mut self.summary;
         host.operations_without_call = host.operations_without_call.saturating_sub(launched.len());
         let all = AllGpuOperations::number_operations_of_trace(trace);
-        let activity_of = |id| self.activity_of[all.place_of_operation(id).0 as usize];
+        let activity_of = |id| self.activity_of_place[all.place_of_operation(id).0 as usize];
         let launch = OperationLaunchCall { start: call.start, end: call.end, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {
             host.launched_in.replace_row(id as usize, path.unwrap_or(ROOT_RANGE_PATH));
             host.launches.set_launch_call_of_operation(&all, id, launch);
-            if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
+            if let Some(kept) = host.kept_ranges.range_and_call_of_operation.get_mut(id as usize) {
                 *kept = (
                     around.map_or(NO_LAUNCH_CALL, |around| around.number),
                     row_number_in_32_bits(host.calls),
@@ -371,7 +383,7 @@ impl HostSummaryPass {
                     Some(call.name);
             }
             host.count_operation_before_its_launch(call.start - all.operation_start_ns(id));
-            let next = &mut self.next_gap[activity];
+            let next = &mut self.next_gap_of_activity[activity];
             let gaps = &self.activities[activity].gaps;
             let Some(gap) = idle_gap_ended_by_operation(&all, gaps, next, id) else { continue };
             let late = GapAndItsEndingLaunch {
@@ -379,13 +391,16 @@ impl HostSummaryPass {
                 gap: &gap,
                 activity,
                 stream: trace.places[all.place_of_operation(id).0 as usize].stream,
-                same_launch: all.correlation_id_of_operation(gap.before) == call.correlation,
-                pending: self.launched_so_far[activity].saturating_sub(gap.started as usize),
+                same_launch: all.correlation_id_of_operation(gap.operation_before)
+                    == call.correlation,
+                pending: self.launched_so_far[activity]
+                    .saturating_sub(gap.operations_started_before as usize),
             };
-            let split = self.lately.split_gap_into_causes(trace, &self.activities, &late);
-            host.idle.store_parts_of_gap(&gap, &split.parts);
+            let split =
+                self.recent_calls_and_ranges.split_gap_into_causes(trace, &self.activities, &late);
+            host.causes_of_gaps.store_parts_of_gap(&gap, &split.parts);
             for &(wait, ns) in &split.waits {
-                host.waits.add_idle_ns_saved_without_wait(wait, ns);
+                host.host_waits.add_idle_ns_saved_without_wait(wait, ns);
             }
         }
         for &id in launched {
@@ -394,35 +409,37 @@ impl HostSummaryPass {
         if !launched.is_empty() {
             let stream =
                 |&id: &GpuOperationId| trace.places[all.place_of_operation(id).0 as usize].stream;
-            self.lately.forget_waits_of_streams(call.thread, launched.iter().map(stream));
+            self.recent_calls_and_ranges
+                .forget_waits_of_streams(call.thread, launched.iter().map(stream));
         }
-        let wait = waits
-            .then(|| host.waits.add_wait(call, around.map(|around| (around.path, around.number))));
+        let wait = waits.then(|| {
+            host.host_waits.add_wait(call, around.map(|around| (around.path, around.number)))
+        });
         if waits {
             let StreamedCallRow { thread, start, end, .. } = *call;
             host.wait_calls.push(CallThatWaitsForGpu { thread, start, end });
         }
         if wait.is_none() && !launched.is_empty() {
-            host.waits.count_launch_of_thread(call.thread);
+            host.host_waits.count_launch_of_thread(call.thread);
         }
-        let site = host.sites.entry((call.name, path)).or_default();
+        let site = host.call_sums_by_function.entry((call.name, path)).or_default();
         site.add_other_calls(FunctionCallSum {
-            count: 1,
+            call_count: 1,
             total_ns: call.end - call.start,
-            wait: waits,
+            waits_for_gpu: waits,
         });
         host.calls += 1;
-        self.lately.add_past_call(trace, &self.activities, call, wait);
+        self.recent_calls_and_ranges.add_past_call(trace, &self.activities, call, wait);
     }
 
     /// Stores the open ranges for each graph node that was created before `time`.
     fn store_ranges_of_nodes_created_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.take_earliest_event_before(trace, time) {
+        while let Some(event) = self.graph_node_events.take_earliest_event_before(trace, time) {
             let at = events.time[event];
-            let open = self.open.at(events.thread[event], at, |_| ());
-            self.around_node[event] =
-                open.iter().map(|range| InternedNameId(range.row.label)).collect();
+            let open = self.open_ranges.at(events.thread[event], at, |_| ());
+            self.ranges_around_node[event] =
+                open.iter().map(|range| InternedNameId(range.row.name_index)).collect();
         }
     }
 
@@ -435,28 +452,34 @@ impl HostSummaryPass {
         last: i64,
     ) -> (Vec<ProcessActivityOnGpu>, HostSummaryOfTrace) {
         self.store_ranges_of_nodes_created_before(trace, i64::MAX);
-        for (path, start, depth) in std::mem::take(&mut self.unclosed) {
+        for (path, start, depth) in std::mem::take(&mut self.unclosed_ranges) {
             self.add_host_time_of_range(path, depth, last.max(start) - start);
         }
-        let Self { mut host, mut lengths, mut around_node, repeating, .. } = self;
+        let Self {
+            summary: mut host,
+            range_lengths_by_path: mut lengths,
+            ranges_around_node: mut around_node,
+            longest_ranges: repeating,
+            ..
+        } = self;
         let (mut paths, now) = host.paths.with_replaced_names(&name_of);
         let now_is = |path: RangePathId| now[path as usize];
         let launch_times = |process| host.launch_times_of_process(trace, process);
         let iterations =
             repeating.find_host_iterations_of_processes(trace, &paths, now_is, launch_times);
         host.launched_in = host.launched_in.iter_decoded_rows().map(now_is).collect();
-        host.waits.replace_path_numbers(now_is);
-        host.idle.replace_range_labels_by_names(&name_of);
-        host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
+        host.host_waits.replace_path_numbers(now_is);
+        host.causes_of_gaps.replace_range_labels_by_names(&name_of);
+        host.kept_ranges.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
         let mut of_path = vec![RangeCountAndHostTime::default(); paths.len()];
-        for (&path, sum) in now.iter().zip(&host.of_path) {
+        for (&path, sum) in now.iter().zip(&host.count_and_time_of_path) {
             let all: &mut RangeCountAndHostTime = &mut of_path[path as usize];
-            all.count += sum.count;
+            all.range_count += sum.range_count;
             all.host_ns += sum.host_ns;
         }
         let mut sites: HashMap<(InternedNameId, Option<RangePathId>), FunctionCallSum> =
             HashMap::new();
-        for ((name, path), calls) in host.sites {
+        for ((name, path), calls) in host.call_sums_by_function {
             sites.entry((name, path.map(now_is))).or_default().add_other_calls(calls);
         }
         lengths.renumber_and_merge_groups(&now);
@@ -476,9 +499,9 @@ impl HostSummaryPass {
         let host = HostSummaryOfTrace {
             iterations,
             paths,
-            of_path,
-            sites,
-            lengths: lengths.into_sorted_values_with_counts(),
+            count_and_time_of_path: of_path,
+            call_sums_by_function: sites,
+            range_lengths_by_path: lengths.into_sorted_values_with_counts(),
             launch_calls: self.launch_calls.into_sorted_values_with_counts(),
             inside_graph: inside,
             ..host
@@ -495,10 +518,10 @@ fn idle_gap_ended_by_operation(
     next: &mut usize,
     id: GpuOperationId,
 ) -> Option<GpuIdleGap> {
-    if gaps.idle_gap_at_index(all, *next).is_none_or(|gap| gap.after != id) {
+    if gaps.idle_gap_at_index(all, *next).is_none_or(|gap| gap.operation_after != id) {
         *next = gaps.first_gap_index_where_not(all, |gap| gap.end < all.operation_start_ns(id));
     }
-    let gap = gaps.idle_gap_at_index(all, *next).filter(|gap| gap.after == id)?;
+    let gap = gaps.idle_gap_at_index(all, *next).filter(|gap| gap.operation_after == id)?;
     *next += 1;
     Some(gap)
 }

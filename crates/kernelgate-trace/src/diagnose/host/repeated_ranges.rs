@@ -19,9 +19,9 @@ const MAX_DEPTH_OF_KEPT_RANGE: u32 = 3;
 #[derive(Debug, Clone)]
 pub struct HostIterationsOfProcess {
     /// The evidence by which the iterations were found: ranges or marks of one name.
-    pub sign: EvidenceOfIterations,
+    pub evidence: EvidenceOfIterations,
     /// Start time of each iteration on the host, nanoseconds.
-    pub starts: Vec<i64>,
+    pub iteration_starts: Vec<i64>,
     /// End of the last iteration on the host, nanoseconds.
     pub end: i64,
 }
@@ -104,8 +104,8 @@ impl LongestRangesSoFar {
                 ))
             });
             found.map(|(found, sign)| HostIterationsOfProcess {
-                sign: sign(patterns.names[found.key.1].clone()),
-                starts: found.starts,
+                evidence: sign(patterns.names[found.key.1].clone()),
+                iteration_starts: found.starts,
                 end: found.end,
             })
         };
@@ -119,7 +119,7 @@ fn iteration_candidates_between_marks(
     trace: &Trace,
     patterns: &mut DistinctNamePatterns,
 ) -> Vec<IterationCandidate<ThreadAndNamePattern>> {
-    let marks = &trace.marks;
+    let marks = &trace.host_marks;
     let mut rows: Vec<(ThreadAndNamePattern, i64)> = (0..marks.time.len())
         .map(|row| {
             let pattern =
@@ -142,13 +142,14 @@ fn iteration_candidates_between_marks(
 #[derive(Default)]
 struct DistinctNamePatterns {
     names: Vec<String>,
-    numbers: HashMap<String, usize>,
+    number_of_pattern: HashMap<String, usize>,
 }
 
 impl DistinctNamePatterns {
     fn number_of_name_pattern(&mut self, name: &str) -> usize {
         let new = self.names.len();
-        let number = *self.numbers.entry(replace_digits_by_number_sign(name)).or_insert(new);
+        let number =
+            *self.number_of_pattern.entry(replace_digits_by_number_sign(name)).or_insert(new);
         if number == new {
             self.names.push(replace_digits_by_number_sign(name));
         }

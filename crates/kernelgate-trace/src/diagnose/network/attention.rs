@@ -97,7 +97,7 @@ impl AttentionKernels {
 /// declared for its parts.
 fn declared_flops_by_attention_operation(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
     let mut flops = [0.0; 3];
-    for part in &context.trace.parts {
+    for part in &context.trace.declared_parts {
         let name = part.range.rsplit('/').next().unwrap_or_default();
         if let Some(operation) = AttentionOperation::attention_operation_from_range_name(name) {
             let count: f64 = part.work.flops.iter().map(|(_, count)| count).sum();
@@ -113,7 +113,7 @@ fn declared_flops_by_attention_operation(context: &DiagnosisContext<'_>) -> Opti
 struct AttentionProductsByShape {
     /// By number of the operator's range: attention operation, FLOPs, and number of products that
     /// each output sums.
-    products: HashMap<u32, (AttentionOperation, f64, f64)>,
+    product_of_range: HashMap<u32, (AttentionOperation, f64, f64)>,
 }
 
 impl AttentionProductsByShape {
@@ -124,28 +124,31 @@ impl AttentionProductsByShape {
         row: usize,
         operation: AttentionOperation,
     ) {
-        let kept = &context.host.kept;
-        let mut at = kept.of_operation.get(row).map_or(NO_LAUNCH_CALL, |(range, _)| *range);
+        let kept = &context.host_summary.kept_ranges;
+        let mut at =
+            kept.range_and_call_of_operation.get(row).map_or(NO_LAUNCH_CALL, |(range, _)| *range);
         while let Some(range) = kept.ranges.get(at as usize) {
-            let name =
-                context.trace.names.text_of_name(context.host.paths.last_name_of_path(range.path));
-            let inputs = range.inputs.checked_sub(1);
-            let inputs = inputs.and_then(|index| context.trace.inputs.get(index as usize));
+            let name = context
+                .trace
+                .names
+                .text_of_name(context.host_summary.paths.last_name_of_path(range.path));
+            let inputs = range.operator_inputs.checked_sub(1);
+            let inputs = inputs.and_then(|index| context.trace.operator_inputs.get(index as usize));
             let names = &context.trace.names;
             let depth =
                 inputs.and_then(|of| operator_work::inner_size_of_matmul_operator(name, of, names));
             let work = inputs.and_then(|of| operator_work::work_of_operator_call(name, of, names));
             if let Some((depth, work)) = depth.zip(work) {
-                self.products.insert(at, (operation, work.flops, depth));
+                self.product_of_range.insert(at, (operation, work.flops, depth));
                 return;
             }
-            at = range.around;
+            at = range.enclosing_range;
         }
     }
 
     fn flops_by_attention_operation(&self) -> Option<[f64; 3]> {
         let mut flops = [0.0; 3];
-        for &(operation, count, depth) in self.products.values() {
+        for &(operation, count, depth) in self.product_of_range.values() {
             flops[operation as usize] += count;
             if operation == AttentionOperation::Scores {
                 let scores = count / (2.0 * depth);

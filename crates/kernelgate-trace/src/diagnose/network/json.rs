@@ -75,8 +75,8 @@ impl PhasesOfNetwork {
         let step = self.kernels_of_training_step();
         let trains = self.has_backward_phase();
         json!({
-            "passes": self.passes,
-            "outside_share": self.outside,
+            "passes": self.forward_passes,
+            "outside_share": self.kernel_share_outside_phases,
             "phases": self.phases.iter().map(MeanPhaseTimesPerPass::phase_to_json).collect::<Vec<_>>(),
             "training_kinds": trains.then(|| work_class_shares_to_json(&step)),
             "largest_training_kernel": step.first().filter(|_| trains).map(MeanKernelUsePerPass::kernel_use_to_json),

@@ -64,9 +64,9 @@ pub struct PhasesOfNetwork {
     /// operations.
     pub attention: Option<AttentionKernels>,
     /// Forward passes.
-    pub passes: usize,
+    pub forward_passes: usize,
     /// Time of kernels outside all phases divided by the time of all kernels, 0 to 1.
-    pub outside: f64,
+    pub kernel_share_outside_phases: f64,
 }
 
 impl PhasesOfNetwork {
@@ -136,13 +136,13 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
     let mut sums: [PhaseTimesOfAllPasses; 3] = Default::default();
     let own_ns = exclusive_busy_ns_of_operations(context.trace);
     let (mut all_ns, mut outside_ns) = (0, 0);
-    for id in context.all.all_operation_ids() {
+    for id in context.all_operations.all_operation_ids() {
         let phase = places.phase_of_range_path(context.range_path_of_operation(id));
         if let Some(phase) = phase {
             sums[phase as usize].busy_ns += own_ns.at(id as usize);
         }
         let Some(function) = kernels.function.decoded_row(id as usize) else { continue };
-        let kernel_ns = context.all.operation_length_ns(id);
+        let kernel_ns = context.all_operations.operation_length_ns(id);
         all_ns += kernel_ns;
         match phase {
             Some(phase) => {
@@ -154,8 +154,8 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
             None => outside_ns += kernel_ns,
         }
     }
-    for gap in context.activities.iter().flat_map(|of| of.gaps.iter(&context.all)) {
-        let [before, after] = [gap.before, gap.after]
+    for gap in context.activities.iter().flat_map(|of| of.gaps.iter(&context.all_operations)) {
+        let [before, after] = [gap.operation_before, gap.operation_after]
             .map(|id| places.phase_of_range_path(context.range_path_of_operation(id)));
         if let Some(phase) = after.filter(|_| before == after) {
             for ((kind, _), ns) in context.causes_and_ns_of_idle_gap(&gap) {
@@ -177,16 +177,21 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
     let passes = passes[TrainingPhase::Forward as usize];
     let outside = if phases.is_empty() { 0.0 } else { outside_ns as f64 / all_ns.max(1) as f64 };
     let any = !phases.is_empty() || attention.is_some();
-    any.then_some(PhasesOfNetwork { phases, attention, passes, outside })
+    any.then_some(PhasesOfNetwork {
+        phases,
+        attention,
+        forward_passes: passes,
+        kernel_share_outside_phases: outside,
+    })
 }
 
 /// For each range path of the trace, its phase and its attention operation.
 struct PhaseOfEachRangePath {
-    phases: Vec<Option<TrainingPhase>>,
+    phase_of_path: Vec<Option<TrainingPhase>>,
     attention: Vec<Option<AttentionOperation>>,
     /// Phase to which everything outside the ranges of phases is assigned; `None` if that is no
     /// phase.
-    outside: Option<TrainingPhase>,
+    phase_outside_ranges: Option<TrainingPhase>,
     /// For each phase, the number of ranges that the program itself opened around the whole phase.
     opened: [usize; 3],
     /// For each phase, the total time that its ranges lasted on the host, nanoseconds.
@@ -195,7 +200,7 @@ struct PhaseOfEachRangePath {
 
 impl PhaseOfEachRangePath {
     fn find_phase_of_each_range_path(context: &DiagnosisContext<'_>) -> Self {
-        let paths = &context.host.paths;
+        let paths = &context.host_summary.paths;
         let (mut phases, mut attention) = (vec![None; paths.len()], vec![None; paths.len()]);
         let (mut opened, mut host_ns, mut found) = ([0; 3], [0; 3], [false; 3]);
         // A path has a larger number than its parent path, so the parent's phase is already known.
@@ -210,24 +215,24 @@ impl PhaseOfEachRangePath {
             found[phase as usize] = true;
             if extent == RangeEnclosesPhaseOrPart::AroundPhase
                 && phases[around] != Some(phase)
-                && let Some(ranges) = context.host.of_path.get(path as usize)
+                && let Some(ranges) = context.host_summary.count_and_time_of_path.get(path as usize)
             {
-                opened[phase as usize] += ranges.count;
+                opened[phase as usize] += ranges.range_count;
                 host_ns[phase as usize] += ranges.host_ns;
             }
         }
         let [forward, rest @ ..] = found;
         // In a recording of kernelgate, parts outside phase ranges belong to the forward pass,
         // unless ranges name other phases.
-        let others = rest.contains(&true) || !context.trace.parts.is_empty();
+        let others = rest.contains(&true) || !context.trace.declared_parts.is_empty();
         let outside = (!forward && others).then_some(TrainingPhase::Forward);
-        Self { phases, attention, outside, opened, host_ns }
+        Self { phase_of_path: phases, attention, phase_outside_ranges: outside, opened, host_ns }
     }
 
     fn phase_of_range_path(&self, path: RangePathId) -> Option<TrainingPhase> {
         match path {
-            ROOT_RANGE_PATH => self.outside,
-            path => self.phases[path as usize].or(self.outside),
+            ROOT_RANGE_PATH => self.phase_outside_ranges,
+            path => self.phase_of_path[path as usize].or(self.phase_outside_ranges),
         }
     }
 

@@ -41,7 +41,7 @@ impl PhasesOfNetwork {
             write_time_shares_of_work_classes(text, &forward.kernels, step.as_deref());
         }
         match &self.attention {
-            Some(attention) => attention.write_attention_table(text, self.passes.max(1)),
+            Some(attention) => attention.write_attention_table(text, self.forward_passes.max(1)),
             None => append_wrapped_line(
                 text,
                 "softmax against matmul: no ranges computing_attention_scores, computing_softmax and \
@@ -95,11 +95,11 @@ impl PhasesOfNetwork {
                 "    ",
             );
         }
-        if self.outside >= MIN_TIME_SHARE_TO_LIST {
+        if self.kernel_share_outside_phases >= MIN_TIME_SHARE_TO_LIST {
             let line = format!(
                 "{:.1} % of the time of all kernels is outside of these phases: before and after \
                  them, or launched by a thread without their ranges",
-                100.0 * self.outside
+                100.0 * self.kernel_share_outside_phases
             );
             append_wrapped_line(text, &line, "  ", "    ");
         }

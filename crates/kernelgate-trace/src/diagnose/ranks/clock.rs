@@ -5,15 +5,15 @@
 /// other.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ClockDifferenceLine {
-    pub(super) at: i64,
-    pub(super) offset: i64,
+    pub(super) reference_time: i64,
+    pub(super) offset_ns: i64,
     pub(super) slope: f64,
 }
 
 impl ClockDifferenceLine {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub(super) fn clock_offset_at(&self, time: i64) -> i64 {
-        self.offset + ((time - self.at) as f64 * self.slope).round() as i64
+        self.offset_ns + ((time - self.reference_time) as f64 * self.slope).round() as i64
     }
 }
 
@@ -35,10 +35,10 @@ impl ClockOfRank {
     ) -> Self {
         #[allow(clippy::cast_precision_loss)]
         let slope = self.line.slope + sign as f64 * ahead.slope;
-        let at = ahead.at;
-        let offset = self.line.clock_offset_at(at) + sign * ahead.offset;
+        let at = ahead.reference_time;
+        let offset = self.line.clock_offset_at(at) + sign * ahead.offset_ns;
         Self {
-            line: ClockDifferenceLine { at, offset, slope },
+            line: ClockDifferenceLine { reference_time: at, offset_ns: offset, slope },
             spread_ns: self.spread_ns.max(spread_ns),
         }
     }

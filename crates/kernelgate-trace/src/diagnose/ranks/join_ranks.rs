@@ -134,13 +134,13 @@ impl ProblemOfJobTraces {
 pub struct RankWithCollectiveSums {
     /// Name of the rank in reports: the declared rank, otherwise the trace.
     pub name: String,
-    pub part: TraceOfRank,
+    pub rank_trace: TraceOfRank,
     /// Times of the rank in the span in which all ranks were recorded.
     pub times: RankTimeByActivity,
     /// Nanoseconds in which this rank waited inside collectives for ranks that arrived later.
     pub waited_ns: i64,
     /// Number of collectives at which this rank arrived last.
-    pub last: usize,
+    pub last_arrivals: usize,
     /// Nanoseconds from the arrival of the second-last rank to the arrival of this rank, summed
     /// over collectives at which it arrived last.
     pub delayed_ns: i64,
@@ -161,7 +161,7 @@ pub struct CollectivesOfKindAndSize {
     /// Ranks that take part.
     pub ranks: usize,
     /// How many.
-    pub count: usize,
+    pub collective_count: usize,
     /// Time from the arrival of the last rank to the end of the collective, summed over these
     /// collectives, nanoseconds.
     pub transfer_ns: i64,
@@ -169,7 +169,7 @@ pub struct CollectivesOfKindAndSize {
     /// over these collectives, nanoseconds.
     pub skew_ns: i64,
     /// Bus bandwidth of the transfers in GB/s; `None` if the bytes were not recorded.
-    pub bus: Option<f64>,
+    pub bus_gb_per_s: Option<f64>,
 }
 
 /// A job: the traces of several ranks, joined by their collectives.
@@ -181,9 +181,9 @@ pub struct JobOfJoinedRanks {
     pub collectives: Vec<CollectivesOfKindAndSize>,
     /// For each rank (outer index), the nanoseconds that it waited for each other rank (inner
     /// index).
-    pub waits: Vec<Vec<i64>>,
+    pub wait_ns_between_ranks: Vec<Vec<i64>>,
     /// Collectives that were joined.
-    pub joined: usize,
+    pub joined_collectives: usize,
     /// Time from the start of the first joined collective to the end of the last, nanoseconds.
     pub span_ns: i64,
     /// Precision of the alignment of the ranks' clocks, nanoseconds: the largest median deviation
@@ -191,9 +191,9 @@ pub struct JobOfJoinedRanks {
     pub precision_ns: i64,
     /// Link between the GPUs of one host, if all GPUs have the same known link: bandwidth of the
     /// link in each direction in GB/s, and the link's name.
-    pub link: Option<(f64, &'static str)>,
+    pub link_bandwidth_and_name: Option<(f64, &'static str)>,
     /// Critical path through all ranks of the job, and the gains of hypothetical changes.
-    pub path: CriticalPathOfJob,
+    pub critical_path: CriticalPathOfJob,
     /// Limits of the conclusions.
     pub problems: Vec<ProblemOfJobTraces>,
 }
@@ -213,7 +213,7 @@ impl JobOfJoinedRanks {
     #[allow(clippy::cast_precision_loss)]
     pub fn exposed_communication_share_range(&self) -> Option<(f64, f64)> {
         let share = |of: &RankWithCollectiveSums| {
-            of.times.exposed_ns as f64 / of.times.sum_of_all_parts_ns().max(1) as f64
+            of.times.exposed_communication_ns as f64 / of.times.sum_of_all_parts_ns().max(1) as f64
         };
         let shares = self.ranks.iter().map(share);
         let least = shares.clone().reduce(f64::min)?;
@@ -224,7 +224,7 @@ impl JobOfJoinedRanks {
     /// waiting that compute hides costs nothing.
     fn unhidden_delay_by_rank_ns(&self, rank: &RankWithCollectiveSums) -> i64 {
         let others = self.ranks.iter().filter(|other| other.name != rank.name);
-        let exposed = others.map(|other| other.times.exposed_ns).max().unwrap_or(0);
+        let exposed = others.map(|other| other.times.exposed_communication_ns).max().unwrap_or(0);
         rank.delayed_ns.min(exposed)
     }
 
@@ -235,7 +235,7 @@ impl JobOfJoinedRanks {
             .ranks
             .iter()
             .filter(|rank| {
-                let clocks = i64::try_from(rank.last).unwrap_or(i64::MAX);
+                let clocks = i64::try_from(rank.last_arrivals).unwrap_or(i64::MAX);
                 let clocks = self.precision_ns.saturating_mul(clocks.max(1));
                 let delay = self.unhidden_delay_by_rank_ns(rank);
                 delay > clocks && delay * 20 >= self.span_ns
@@ -262,7 +262,7 @@ pub fn join_ranks_to_job(parts: Vec<TraceOfRank>) -> JobOfJoinedRanks {
 
 /// Returns a problem if the rank's trace could not be read to its end.
 fn problem_of_incomplete_trace(part: &TraceOfRank) -> Option<ProblemOfJobTraces> {
-    let why = part.recorded.trace.quality.unreadable.first()?.clone();
+    let why = part.shared_trace.trace.quality.unreadable.first()?.clone();
     Some(ProblemOfJobTraces::Cut { trace: part.name.clone(), why })
 }
 
@@ -272,17 +272,23 @@ fn traces_that_may_be_of_one_job(
     problems: &mut Vec<ProblemOfJobTraces>,
 ) -> Vec<TraceOfRank> {
     let mut worlds: BTreeMap<u32, usize> = BTreeMap::new();
-    parts.iter().filter_map(|of| of.world).for_each(|world| *worlds.entry(world).or_default() += 1);
+    parts
+        .iter()
+        .filter_map(|of| of.world_size)
+        .for_each(|world| *worlds.entry(world).or_default() += 1);
     let world = worlds.iter().max_by_key(|&(world, count)| (count, world)).map(|(&world, _)| world);
     let mut kept: Vec<TraceOfRank> = Vec::new();
     for part in parts {
         let twin = kept.iter().find(|other| match part.rank.zip(other.rank) {
             Some((rank, other)) => rank == other,
-            None => part.span == other.span && part.communicators == other.communicators,
+            None => {
+                part.first_start_and_last_end_ns == other.first_start_and_last_end_ns
+                    && part.communicators == other.communicators
+            }
         });
         if part.communicators.is_empty() {
             problems.push(ProblemOfJobTraces::NoCommunication { trace: part.name });
-        } else if let (Some(own), Some(world)) = (part.world, world)
+        } else if let (Some(own), Some(world)) = (part.world_size, world)
             && own != world
         {
             let why = format!("{own} ranks, the others {world}");
@@ -306,10 +312,10 @@ struct RankToReferenceLink {
     rank: usize,
     reference: usize,
     /// Index, among the reference rank's collectives, of the rank's first collective.
-    shift: i64,
+    index_of_first_collective: i64,
     /// Time of the rank's clock minus time of the reference rank's clock.
-    ahead: ClockDifferenceLine,
-    matched: usize,
+    clock_difference: ClockDifferenceLine,
+    matched_collectives: usize,
     spread_ns: i64,
 }
 
@@ -328,11 +334,11 @@ impl LinksBetweenRanks {
         for (communicator, (name, members)) in
             ranks_and_collectives_by_communicator(parts).into_iter().enumerate()
         {
-            let length = |&(_, of): &(usize, &CommunicatorOfRank)| of.entries.len();
+            let length = |&(_, of): &(usize, &CommunicatorOfRank)| of.collectives.len();
             let reference = members.iter().max_by_key(|of| (length(of), std::cmp::Reverse(of.0)));
             let Some(&(reference, longest)) = reference else { continue };
             for &(rank, own) in members.iter().filter(|of| of.0 != reference) {
-                match find_shift_between_recordings(&own.entries, &longest.entries) {
+                match find_shift_between_recordings(&own.collectives, &longest.collectives) {
                     Some((shift, ahead, matched, spread_ns)) => {
                         let one = parts[rank].is_from_same_trace(&parts[reference]);
                         let ahead = if one { ClockDifferenceLine::default() } else { ahead };
@@ -340,9 +346,9 @@ impl LinksBetweenRanks {
                             communicator,
                             rank,
                             reference,
-                            shift,
-                            ahead,
-                            matched,
+                            index_of_first_collective: shift,
+                            clock_difference: ahead,
+                            matched_collectives: matched,
                             spread_ns,
                         });
                     }
@@ -365,7 +371,7 @@ impl LinksBetweenRanks {
         problems: &mut Vec<ProblemOfJobTraces>,
     ) -> (Vec<TraceOfRank>, Vec<ClockOfRank>) {
         let mut order: Vec<&RankToReferenceLink> = self.links.iter().collect();
-        order.sort_by_key(|link| std::cmp::Reverse(link.matched));
+        order.sort_by_key(|link| std::cmp::Reverse(link.matched_collectives));
         // The search for linked ranks starts from one rank after another; the largest group of
         // linked ranks is kept.
         let reach = |first: usize| {
@@ -377,11 +383,11 @@ impl LinksBetweenRanks {
                 order.iter().find_map(|link| match (clocks[link.reference], clocks[link.rank]) {
                     (Some(reference), None) => Some((
                         link.rank,
-                        reference.clock_of_linked_rank(link.ahead, link.spread_ns, 1),
+                        reference.clock_of_linked_rank(link.clock_difference, link.spread_ns, 1),
                     )),
                     (None, Some(rank)) => Some((
                         link.reference,
-                        rank.clock_of_linked_rank(link.ahead, link.spread_ns, -1),
+                        rank.clock_of_linked_rank(link.clock_difference, link.spread_ns, -1),
                     )),
                     _ => None,
                 })
@@ -420,7 +426,7 @@ impl LinksBetweenRanks {
             }
         }
         for (part, clock) in kept.iter().zip(&clocks) {
-            let ahead_ns = clock.ns_ahead_of_job_clock(part.span.0);
+            let ahead_ns = clock.ns_ahead_of_job_clock(part.first_start_and_last_end_ns.0);
             if ahead_ns.abs() >= MIN_REPORTED_CLOCK_DIFFERENCE_NS {
                 problems.push(ProblemOfJobTraces::Clock { trace: part.name.clone(), ahead_ns });
             }
@@ -541,7 +547,7 @@ fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
     };
     if third < 3 {
         let (at, offset) = medians(offsets);
-        return ClockDifferenceLine { at, offset, slope: 0.0 };
+        return ClockDifferenceLine { reference_time: at, offset_ns: offset, slope: 0.0 };
     }
     let ((t0, o0), (t1, o1)) =
         (medians(&offsets[..third]), medians(&offsets[offsets.len() - third..]));
@@ -550,7 +556,7 @@ fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
     let slope =
         if (o1 - o0).abs() < 1000 { 0.0 } else { (o1 - o0) as f64 / (t1 - t0).max(1) as f64 };
     let (at, offset) = if slope == 0.0 { medians(offsets) } else { (t0, o0) };
-    ClockDifferenceLine { at, offset, slope }
+    ClockDifferenceLine { reference_time: at, offset_ns: offset, slope }
 }
 
 /// Returns the joined collectives of all communicators, in order of the arrival of their last
@@ -569,31 +575,35 @@ fn join_collectives_across_ranks(
             links.iter().filter(|link| link.communicator == number).collect();
         let Some(first) = own.first() else { continue };
         let reference = first.reference;
-        let shift_of: HashMap<usize, i64> =
-            own.iter().map(|link| (link.rank, link.shift)).chain([(reference, 0)]).collect();
+        let shift_of: HashMap<usize, i64> = own
+            .iter()
+            .map(|link| (link.rank, link.index_of_first_collective))
+            .chain([(reference, 0)])
+            .collect();
         // Indices of those collectives of the reference rank that every rank has recorded.
         let joined: Vec<(usize, &CommunicatorOfRank, i64)> = members
             .iter()
             .filter_map(|&(rank, of)| Some((rank, of, *shift_of.get(&rank)?)))
             .collect();
-        let count = |of: &CommunicatorOfRank| i64::try_from(of.entries.len()).unwrap_or(i64::MAX);
+        let count =
+            |of: &CommunicatorOfRank| i64::try_from(of.collectives.len()).unwrap_or(i64::MAX);
         let from = joined.iter().map(|&(.., shift)| shift).max().unwrap_or(0).max(0);
         let until = joined.iter().map(|&(_, of, shift)| count(of) + shift).min().unwrap_or(0);
         let meetings = usize::try_from(until - from).unwrap_or(0);
         for &(rank, of, _) in &joined {
-            if of.entries.len() > meetings {
+            if of.collectives.len() > meetings {
                 problems.push(ProblemOfJobTraces::Unequal {
                     trace: parts[rank].name.clone(),
                     communicator: name.clone(),
                     joined: meetings,
-                    own: of.entries.len(),
+                    own: of.collectives.len(),
                 });
             }
         }
         for index in from..until {
             let entries = joined.iter().map(|&(rank, of, shift)| {
                 let at = usize::try_from(index - shift).expect("every rank has this number");
-                (rank, of.entries[at])
+                (rank, of.collectives[at])
             });
             let entries: Vec<(usize, RecordedRankCollective)> = entries.collect();
             let first = entries[0].1;
@@ -624,7 +634,7 @@ fn join_collectives_across_ranks(
 
 /// Adds a problem if the job has ranks for which no trace was given.
 fn report_ranks_without_trace(parts: &[TraceOfRank], problems: &mut Vec<ProblemOfJobTraces>) {
-    let Some(world) = parts.iter().filter_map(|of| of.world).max() else { return };
+    let Some(world) = parts.iter().filter_map(|of| of.world_size).max() else { return };
     let have: Vec<u32> = parts.iter().filter_map(|of| of.rank).collect();
     let count = world.saturating_sub(u32::try_from(parts.len()).unwrap_or(u32::MAX));
     if count > 0 {
@@ -658,7 +668,7 @@ fn collectives_sorted_by_time(
         .map(|(key, sum)| {
             #[allow(clippy::cast_precision_loss)]
             let bus = Some(bus[&key] / sum.transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
-            CollectivesOfKindAndSize { bus, ..sum }
+            CollectivesOfKindAndSize { bus_gb_per_s: bus, ..sum }
         })
         .collect();
     collectives.sort_by_key(|of| {
@@ -683,7 +693,7 @@ fn summarise_job(
     let begun: Vec<i64> = parts
         .iter()
         .zip(clocks)
-        .map(|(part, clock)| clock.rank_time_to_job_time(part.span.0))
+        .map(|(part, clock)| clock.rank_time_to_job_time(part.first_start_and_last_end_ns.0))
         .collect();
     for meeting in meetings {
         let (ready, last) = meeting.time_and_rank_of_last_arrival();
@@ -704,12 +714,12 @@ fn summarise_job(
             collective: meeting.collective,
             bytes: meeting.bytes,
             ranks: meeting.ranks.len(),
-            count: 0,
+            collective_count: 0,
             transfer_ns: 0,
             skew_ns: 0,
-            bus: None,
+            bus_gb_per_s: None,
         });
-        sum.count += 1;
+        sum.collective_count += 1;
         sum.transfer_ns += meeting.transfer_after_last_arrival_ns();
         sum.skew_ns += skew / i64::try_from(meeting.ranks.len()).unwrap_or(1);
         *bus.entry(key).or_default() += meeting.bus_bytes;
@@ -719,8 +729,10 @@ fn summarise_job(
     let end = times().map(|of| of.end).max().unwrap_or(0);
     // Start of the span in which all ranks are recorded, in the job's common time.
     let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
-    let ended =
-        parts.iter().zip(clocks).map(|(part, clock)| clock.rank_time_to_job_time(part.span.1));
+    let ended = parts
+        .iter()
+        .zip(clocks)
+        .map(|(part, clock)| clock.rank_time_to_job_time(part.first_start_and_last_end_ns.1));
     let all_ended = ended.max().unwrap_or(0).max(all_begun);
     let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
     let between = total_ns_between_collectives_per_rank(count, meetings);
@@ -736,21 +748,21 @@ fn summarise_job(
         name: part.label.clone(),
         times: part.rank_time_inside_job_span(&clocks[index], (all_begun, all_ended)),
         waited_ns: waits[index].iter().sum(),
-        last: last_count[index],
+        last_arrivals: last_count[index],
         delayed_ns: delayed[index],
         between_ns: between[index],
         gain_ns: gains[index],
-        part,
+        rank_trace: part,
     });
     JobOfJoinedRanks {
         ranks: ranks.collect(),
         collectives,
-        waits,
-        joined: meetings.len(),
+        wait_ns_between_ranks: waits,
+        joined_collectives: meetings.len(),
         span_ns: end - first,
         precision_ns: clocks.iter().map(|clock| clock.spread_ns).max().unwrap_or(0),
-        link: devices.first().copied().flatten().filter(|_| same && one_host),
-        path,
+        link_bandwidth_and_name: devices.first().copied().flatten().filter(|_| same && one_host),
+        critical_path: path,
         problems,
     }
 }

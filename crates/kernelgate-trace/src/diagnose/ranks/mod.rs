@@ -30,7 +30,8 @@ type ReadRankTraces = Result<Vec<TraceOfRank>, TraceError>;
 
 /// Whether all traces declare jobs of the same size and ranks that differ from each other.
 pub fn do_traces_declare_different_ranks(parts: &[TraceOfRank]) -> bool {
-    let declared: Option<Vec<(u32, u32)>> = parts.iter().map(|of| of.rank.zip(of.world)).collect();
+    let declared: Option<Vec<(u32, u32)>> =
+        parts.iter().map(|of| of.rank.zip(of.world_size)).collect();
     declared.is_some_and(|mut declared| {
         declared.sort_unstable();
         declared.windows(2).all(|pair| pair[0].0 != pair[1].0 && pair[0].1 == pair[1].1)

@@ -40,7 +40,7 @@ pub struct CommunicatorOfRank {
     /// Number of ranks in the communicator; 0 if the number is not recorded.
     pub ranks: u32,
     /// Collectives of the communicator in order of their start.
-    pub entries: Vec<RecordedRankCollective>,
+    pub collectives: Vec<RecordedRankCollective>,
 }
 
 /// The time of a rank in parts that add up: compute, exposed communication, copies and idle time,
@@ -50,9 +50,9 @@ pub struct RankTimeByActivity {
     /// Kernels compute.
     pub compute_ns: i64,
     /// Time in which compute and communication ran at the same time, nanoseconds.
-    pub hidden_ns: i64,
+    pub hidden_communication_ns: i64,
     /// Communication without compute.
-    pub exposed_ns: i64,
+    pub exposed_communication_ns: i64,
     /// Time in which copies, page migrations or memsets ran alone, nanoseconds.
     pub copies_ns: i64,
     /// Time without any operation of the rank, nanoseconds.
@@ -74,17 +74,17 @@ impl RankTimeByActivity {
             classes,
             operations.iter(),
             |piece| match piece {
-                GpuTimelinePiece::Busy { start, end, line, .. } => {
+                GpuTimelinePiece::Busy { start, end, busy_line: line, .. } => {
                     let ns = inside(start, end);
                     match line {
-                        BusyTimeLineOfGpu::Communication => times.exposed_ns += ns,
+                        BusyTimeLineOfGpu::Communication => times.exposed_communication_ns += ns,
                         BusyTimeLineOfGpu::Migration
                         | BusyTimeLineOfGpu::Copy
                         | BusyTimeLineOfGpu::Set => times.copies_ns += ns,
                         _ => times.compute_ns += ns,
                     }
                     if line == BusyTimeLineOfGpu::ComputeAndCommunication {
-                        times.hidden_ns += ns;
+                        times.hidden_communication_ns += ns;
                     }
                 }
                 GpuTimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start, gap.end),
@@ -95,7 +95,7 @@ impl RankTimeByActivity {
 
     /// All times together.
     pub fn sum_of_all_parts_ns(&self) -> i64 {
-        self.compute_ns + self.exposed_ns + self.copies_ns + self.idle_ns
+        self.compute_ns + self.exposed_communication_ns + self.copies_ns + self.idle_ns
     }
 }
 
@@ -109,20 +109,20 @@ pub struct TraceOfRank {
     /// Rank number that the trace declares; `None` if it declares none.
     pub rank: Option<u32>,
     /// Number of ranks of the job that the trace declares (`world_size`).
-    pub world: Option<u32>,
+    pub world_size: Option<u32>,
     /// The host, where recorded.
     pub host: Option<String>,
     /// Name of the rank's GPU, if recorded.
     pub device: Option<String>,
     /// Start of the first and end of the last operation, by the rank's clock, nanoseconds.
-    pub span: (i64, i64),
+    pub first_start_and_last_end_ns: (i64, i64),
     /// Times of the rank between the start of its first and the end of its last operation.
-    pub times: RankTimeByActivity,
+    pub time_by_activity: RankTimeByActivity,
     pub communicators: Vec<CommunicatorOfRank>,
     /// The trace of the rank, which ranks of the same trace share.
-    pub(super) recorded: Arc<OperationsWithLaunches>,
+    pub(super) shared_trace: Arc<OperationsWithLaunches>,
     /// Index of the process and ordinal of the GPU in the trace.
-    pub(super) owner: (u32, u32),
+    pub(super) process_and_gpu: (u32, u32),
 }
 
 impl TraceOfRank {
@@ -160,7 +160,7 @@ impl TraceOfRank {
         let rank = declared.rank.filter(|_| parts.len() == 1);
         for part in &mut parts {
             part.rank = rank;
-            part.world = declared.world;
+            part.world_size = declared.world_size;
             part.host = trace.metadata.get("host_name").cloned();
         }
         parts
@@ -172,10 +172,10 @@ impl TraceOfRank {
         clock: &ClockOfRank,
         (first, last): (i64, i64),
     ) -> RankTimeByActivity {
-        let trace = &self.recorded.trace;
+        let trace = &self.shared_trace.trace;
         let all = AllGpuOperations::number_operations_of_trace(trace);
         let devices = idle_time::operations_by_process_and_gpu(trace, &all, |_| true);
-        let own = devices.iter().find(|(owner, _)| *owner == self.owner);
+        let own = devices.iter().find(|(owner, _)| *owner == self.process_and_gpu);
         own.map_or_else(RankTimeByActivity::default, |(_, operations)| {
             let inside = |start: i64, end: i64| {
                 let [start, end] =
@@ -193,7 +193,7 @@ impl TraceOfRank {
 
     /// Whether two ranks come from the same trace, which has one clock.
     pub(super) fn is_from_same_trace(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.recorded, &other.recorded)
+        Arc::ptr_eq(&self.shared_trace, &other.shared_trace)
     }
 }
 
@@ -227,16 +227,16 @@ fn summarise_rank_of_process_and_gpu(
         }
         let call = trace.collectives.recorded_collective_of_kernel(id);
         let place = all.place_of_operation(id).0;
-        let key = call.map_or((None, place), |call| (Some(call.group.0), 0));
+        let key = call.map_or((None, place), |call| (Some(call.communicator.0), 0));
         let at = *numbers.entry(key).or_insert_with(|| {
-            let name = call.map(|call| trace.names.text_of_name(call.group).to_owned());
+            let name = call.map(|call| trace.names.text_of_name(call.communicator).to_owned());
             communicators.push(CommunicatorOfRank {
                 name: name.unwrap_or_else(|| {
                     streams += 1;
                     format!("communication stream {streams}")
                 }),
                 ranks: call.map_or(0, |call| call.ranks),
-                entries: Vec::new(),
+                collectives: Vec::new(),
             });
             communicators.len() - 1
         });
@@ -247,7 +247,7 @@ fn summarise_rank_of_process_and_gpu(
         let collective = collective
             .filter(|&known| known != CollectiveKind::Unknown)
             .unwrap_or(communication.collective);
-        communicators[at].entries.push(RecordedRankCollective {
+        communicators[at].collectives.push(RecordedRankCollective {
             collective,
             bytes: call.map_or(0, |call| call.bytes_in.max(call.bytes_out)),
             bus_bytes: call.map_or(0.0, |call| {
@@ -268,14 +268,14 @@ fn summarise_rank_of_process_and_gpu(
         label: name.clone(),
         name,
         rank: None,
-        world: None,
+        world_size: None,
         host: None,
         device,
-        span: (start, end),
-        times,
+        first_start_and_last_end_ns: (start, end),
+        time_by_activity: times,
         communicators,
-        recorded: Arc::clone(recorded),
-        owner,
+        shared_trace: Arc::clone(recorded),
+        process_and_gpu: owner,
     }
 }
 
@@ -301,7 +301,7 @@ pub(super) fn set_report_names_of_ranks(parts: &mut [TraceOfRank]) {
 #[derive(Default)]
 struct DeclaredRankAndWorldSize {
     rank: Option<u32>,
-    world: Option<u32>,
+    world_size: Option<u32>,
 }
 
 impl DeclaredRankAndWorldSize {
@@ -311,6 +311,6 @@ impl DeclaredRankAndWorldSize {
             return Self::default();
         };
         let number = |key: &str| value[key].as_u64().and_then(|number| u32::try_from(number).ok());
-        Self { rank: number("rank"), world: number("world_size") }
+        Self { rank: number("rank"), world_size: number("world_size") }
     }
 }

@@ -25,13 +25,13 @@ impl JobOfJoinedRanks {
         let head = format!(
             "{} ranks, {} collectives joined over {}; clocks aligned to ± {}",
             self.ranks.len(),
-            with_thousands_separators(self.joined),
+            with_thousands_separators(self.joined_collectives),
             format_nanoseconds(self.span_ns),
             format_nanoseconds(self.precision_ns)
         );
         append_wrapped_line(&mut text, &head, "", "  ");
         self.write_problems_of_traces(&mut text);
-        if self.joined == 0 {
+        if self.joined_collectives == 0 {
             append_wrapped_line(
                 &mut text,
                 "no collective could be joined: waiting cannot be separated from transfer; give the \
@@ -100,8 +100,8 @@ impl JobOfJoinedRanks {
             "{} came last to {} of {} collectives and delayed them by {} ({:.1} % of the time); {}. \
              As fast as the median rank, the job gains {} (replayed)",
             rank.name,
-            with_thousands_separators(rank.last),
-            with_thousands_separators(self.joined),
+            with_thousands_separators(rank.last_arrivals),
+            with_thousands_separators(self.joined_collectives),
             format_nanoseconds(rank.delayed_ns),
             percent_of_whole(rank.delayed_ns, self.span_ns),
             self.cause_of_straggler_delay(rank),
@@ -143,18 +143,18 @@ impl JobOfJoinedRanks {
                 "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
                 shorten_in_the_middle(&rank.name, 25),
                 format_nanoseconds(rank.times.compute_ns),
-                format_nanoseconds(rank.times.exposed_ns),
+                format_nanoseconds(rank.times.exposed_communication_ns),
                 format_nanoseconds(rank.times.idle_ns),
                 format_nanoseconds(rank.waited_ns),
                 format_nanoseconds(rank.delayed_ns),
-                with_thousands_separators(rank.last)
+                with_thousands_separators(rank.last_arrivals)
             );
         }
     }
 
     fn write_waits_between_rank_pairs(&self, text: &mut String) {
         let mut pairs: Vec<(i64, usize, usize)> = Vec::new();
-        for (rank, waits) in self.waits.iter().enumerate() {
+        for (rank, waits) in self.wait_ns_between_ranks.iter().enumerate() {
             pairs.extend(waits.iter().enumerate().map(|(last, &ns)| (ns, rank, last)));
         }
         pairs.retain(|&(ns, ..)| ns * 100 >= self.span_ns);
@@ -175,7 +175,7 @@ impl JobOfJoinedRanks {
     }
 
     fn write_critical_path_of_job(&self, text: &mut String) {
-        let path = &self.path;
+        let path = &self.critical_path;
         if path.total_ns == 0 {
             return;
         }
@@ -213,7 +213,7 @@ impl JobOfJoinedRanks {
         for of in self.collectives.iter().take(MAX_PRINTED_COLLECTIVE_KINDS) {
             let size =
                 if of.bytes > 0 { format_bytes_with_unit(of.bytes) } else { "unknown".to_owned() };
-            let bus = match (of.bus, self.link) {
+            let bus = match (of.bus_gb_per_s, self.link_bandwidth_and_name) {
                 (Some(bus), Some((link, _))) => {
                     format!("{bus:.1} GB/s ({:.0} %)", bus / link * 100.0)
                 }
@@ -226,7 +226,7 @@ impl JobOfJoinedRanks {
                 of.collective.collective_label(),
                 size,
                 of.ranks,
-                with_thousands_separators(of.count),
+                with_thousands_separators(of.collective_count),
                 format_nanoseconds(of.transfer_ns),
                 format_nanoseconds(of.skew_ns),
             );
@@ -235,7 +235,7 @@ impl JobOfJoinedRanks {
         if more > 0 {
             let _ = writeln!(text, "    {more} more kinds and sizes are in the JSON");
         }
-        if let Some((speed, name)) = self.link {
+        if let Some((speed, name)) = self.link_bandwidth_and_name {
             let _ = writeln!(text, "  bus bandwidth in % of {name}, {speed:.0} GB/s each way");
         }
     }

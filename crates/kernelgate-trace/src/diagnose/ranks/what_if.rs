@@ -42,8 +42,8 @@ pub struct CriticalPathOfJob {
 
 /// The distinct traces from which the ranks come, and for each rank the number of its trace.
 struct DistinctTracesOfRanks<'a> {
-    recorded: Vec<&'a OperationsWithLaunches>,
-    of_part: Vec<usize>,
+    distinct_traces: Vec<&'a OperationsWithLaunches>,
+    trace_of_rank: Vec<usize>,
     classes: Vec<OperationClassesOfTrace<'a>>,
 }
 
@@ -52,10 +52,10 @@ impl<'a> DistinctTracesOfRanks<'a> {
         let mut recorded: Vec<&'a Arc<OperationsWithLaunches>> = Vec::new();
         let mut of_part = Vec::new();
         for part in parts {
-            let number = recorded.iter().position(|of| Arc::ptr_eq(of, &part.recorded));
+            let number = recorded.iter().position(|of| Arc::ptr_eq(of, &part.shared_trace));
             of_part.push(number.unwrap_or(recorded.len()));
             if number.is_none() {
-                recorded.push(&part.recorded);
+                recorded.push(&part.shared_trace);
             }
         }
         let recorded: Vec<&OperationsWithLaunches> =
@@ -64,11 +64,11 @@ impl<'a> DistinctTracesOfRanks<'a> {
             .iter()
             .map(|of| OperationClassesOfTrace::classify_operations_by_name(&of.trace))
             .collect();
-        Self { recorded, of_part, classes }
+        Self { distinct_traces: recorded, trace_of_rank: of_part, classes }
     }
 
     fn trace_with_number(&self, number: usize) -> &'a Trace {
-        &self.recorded[number].trace
+        &self.distinct_traces[number].trace
     }
 
     /// Returns the rank that ran an operation of the trace with this number.
@@ -82,7 +82,8 @@ impl<'a> DistinctTracesOfRanks<'a> {
         let place = &trace.places
             [AllGpuOperations::number_operations_of_trace(trace).place_of_operation(id).0 as usize];
         let own = |part: usize| {
-            self.of_part[part] == number && parts[part].owner == (place.process, place.device)
+            self.trace_of_rank[part] == number
+                && parts[part].process_and_gpu == (place.process, place.device)
         };
         (0..parts.len()).find(|&part| own(part)).unwrap_or(0)
     }
@@ -147,18 +148,18 @@ pub(super) fn replay_job_with_changes(
     }
     let traces = DistinctTracesOfRanks::collect_distinct_traces(parts);
     let Some(dependencies) =
-        traces.recorded.iter().map(|of| of.dependencies_of_operations()).collect()
+        traces.distinct_traces.iter().map(|of| of.dependencies_of_operations()).collect()
     else {
         return nothing();
     };
-    let clock_of: Vec<&ClockOfRank> = (0..traces.recorded.len())
-        .map(|number| traces.of_part.iter().position(|&of| of == number))
+    let clock_of: Vec<&ClockOfRank> = (0..traces.distinct_traces.len())
+        .map(|number| traces.trace_of_rank.iter().position(|&of| of == number))
         .map(|part| &clocks[part.expect("a trace has a part")])
         .collect();
     let common = |number: usize, time: i64| clock_of[number].rank_time_to_job_time(time);
     let members = |meeting: &CollectiveOnAllRanks| {
         let member = |of: &super::joined_collective::CollectiveOnRank| CollectiveOfOneRank {
-            trace: traces.of_part[of.rank],
+            trace: traces.trace_of_rank[of.rank],
             operation: of.operation,
             start: of.start,
             end: of.end,
@@ -204,8 +205,8 @@ fn speed_up_to_median_rank(parts: &[TraceOfRank], part: usize) -> Option<JobSpee
         let (own, median) = (value(&parts[part]), median_value_of_ranks(parts.iter().map(value)));
         if own > median { median as f64 / own as f64 } else { 1.0 }
     };
-    let compute = share(|of| of.times.compute_ns);
-    let host = share(|of| of.times.idle_ns);
+    let compute = share(|of| of.time_by_activity.compute_ns);
+    let host = share(|of| of.time_by_activity.idle_ns);
     (compute < 1.0 || host < 1.0).then_some(JobSpeedUp::Rank { part, compute, host })
 }
 
@@ -213,7 +214,7 @@ fn speed_up_to_median_rank(parts: &[TraceOfRank], part: usize) -> Option<JobSpee
 fn job_speed_ups_to_replay(traces: &DistinctTracesOfRanks<'_>) -> Vec<JobSpeedUp> {
     let mut kernels: HashMap<&str, i64> = HashMap::new();
     let mut classes: Vec<OperationClass> = Vec::new();
-    for number in 0..traces.recorded.len() {
+    for number in 0..traces.distinct_traces.len() {
         let all = AllGpuOperations::number_operations_of_trace(traces.trace_with_number(number));
         for id in all.all_operation_ids() {
             if let Some(name) = traces.name_of_compute_kernel(number, id) {
@@ -237,7 +238,7 @@ fn job_speed_ups_to_replay(traces: &DistinctTracesOfRanks<'_>) -> Vec<JobSpeedUp
         )
     });
     changes.extend(classes.into_iter().map(JobSpeedUp::Class));
-    if traces.recorded.iter().any(|of| of.has_any_launch_call()) {
+    if traces.distinct_traces.iter().any(|of| of.has_any_launch_call()) {
         changes.extend([JobSpeedUp::Launches, JobSpeedUp::Waits]);
     }
     changes
@@ -254,7 +255,7 @@ fn job_ns_saved_by_speed_up(
     let length = |number: usize| {
         move |id: GpuOperationId, ns: i64| match faster {
             JobSpeedUp::Rank { part, compute, .. } => {
-                let own = traces.of_part[*part] == number
+                let own = traces.trace_of_rank[*part] == number
                     && traces.rank_that_ran_operation(parts, number, id) == *part
                     && traces.classes[number].class_of_gpu_operation(id) == OperationClass::Compute;
                 if own { scaled(ns, *compute) } else { ns }
@@ -270,13 +271,13 @@ fn job_ns_saved_by_speed_up(
             _ => ns,
         }
     };
-    let lengths: Vec<_> = (0..traces.recorded.len()).map(length).collect();
+    let lengths: Vec<_> = (0..traces.distinct_traces.len()).map(length).collect();
     let change = |(number, length)| ReplayChange {
-        length,
-        launches: !matches!(faster, JobSpeedUp::Launches),
-        waits: !matches!(faster, JobSpeedUp::Waits),
-        host: match faster {
-            JobSpeedUp::Rank { part, host, .. } if traces.of_part[*part] == number => {
+        replayed_duration_ns: length,
+        keeps_launch_calls: !matches!(faster, JobSpeedUp::Launches),
+        keeps_host_waits: !matches!(faster, JobSpeedUp::Waits),
+        host_time_between_launches: match faster {
+            JobSpeedUp::Rank { part, host, .. } if traces.trace_of_rank[*part] == number => {
                 ReplayedHostTime::Scaled(*host)
             }
             _ => ReplayedHostTime::Recorded,
@@ -294,7 +295,7 @@ fn critical_path_time_by_rank_and_kind(
     traces: &DistinctTracesOfRanks<'_>,
     parts: &[TraceOfRank],
 ) -> Vec<(usize, String, i64)> {
-    let first_part = |number: usize| traces.of_part.iter().position(|&of| of == number);
+    let first_part = |number: usize| traces.trace_of_rank.iter().position(|&of| of == number);
     let mut sums: HashMap<(usize, String), i64> = HashMap::new();
     for (number, segment, ns) in job.critical_path_of_job() {
         let (part, what) = match segment {

@@ -26,7 +26,7 @@ const MAX_NONBLOCKING_SYNC_COPY_BYTES: u64 = 64 << 10;
 #[derive(Default)]
 struct CopiesWithSameFault {
     evidence: Vec<FindingEvidence>,
-    count: usize,
+    copy_count: usize,
     total_ns: i64,
     bytes: u64,
     ids: Vec<GpuOperationId>,
@@ -47,8 +47,8 @@ fn sum_copies_with_same_fault(
     let mut groups: HashMap<(String, Option<String>), FindingEvidence> = HashMap::new();
     let mut all = CopiesWithSameFault::default();
     for CopyOfFinding { id, bytes, what } in operations {
-        let (start, end) = context.all.operation_start_and_end_ns(id);
-        all.count += 1;
+        let (start, end) = context.all_operations.operation_start_and_end_ns(id);
+        all.copy_count += 1;
         all.total_ns += end - start;
         all.bytes += bytes;
         all.ids.push(id);
@@ -60,8 +60,8 @@ fn sum_copies_with_same_fault(
         });
         evidence.count += 1;
         evidence.total_ns = evidence.total_ns.map(|ns| ns + end - start);
-        if evidence.span.is_some_and(|(from, to)| end - start > to - from) {
-            evidence.span = Some((start, end));
+        if evidence.longest_start_and_end_ns.is_some_and(|(from, to)| end - start > to - from) {
+            evidence.longest_start_and_end_ns = Some((start, end));
         }
     }
     all.evidence = sorted_and_limited_evidence(groups.into_values().collect());
@@ -83,9 +83,10 @@ fn copies_or_sets_with_recorded_launch<'a>(
 ) -> Result<(Vec<OperationAndLaunchFunction<'a>>, InspectedShareOfRecords), DataMissingForRule> {
     require_gpu_operations(context)?;
     let of_kind = |&id: &u32| {
-        context.all.kind_and_table_row(id).0 == kind && !context.is_operation_page_migration(id)
+        context.all_operations.kind_and_table_row(id).0 == kind
+            && !context.is_operation_page_migration(id)
     };
-    let ids: Vec<u32> = context.all.all_operation_ids().filter(of_kind).collect();
+    let ids: Vec<u32> = context.all_operations.all_operation_ids().filter(of_kind).collect();
     if ids.is_empty() {
         return Err(DataMissingForRule::program_has_no_such_work(format!(
             "the trace holds no {}",
@@ -93,8 +94,8 @@ fn copies_or_sets_with_recorded_launch<'a>(
         )));
     }
     let called = ids.iter().filter_map(|&id| {
-        let call = context.host.function_that_launched_operation(context.trace, id)?;
-        let (_, row) = context.all.kind_and_table_row(id);
+        let call = context.host_summary.function_that_launched_operation(context.trace, id)?;
+        let (_, row) = context.all_operations.kind_and_table_row(id);
         Some(OperationAndLaunchFunction {
             id,
             row,
@@ -109,7 +110,7 @@ fn copies_or_sets_with_recorded_launch<'a>(
         return Err(DataMissingForRule::missing_data_with_advice(reason, record));
     }
     let inspected = InspectedShareOfRecords {
-        missing: (called.len() < ids.len())
+        reason_for_missing_records: (called.len() < ids.len())
             .then(|| format!("the calls of the others are not in the trace; {record}")),
         ..some_records_inspected(called.len(), ids.len(), unit)
     };
@@ -164,8 +165,9 @@ pub(super) fn find_asynchronous_copies_with_pageable_memory(
         ));
     }
     if recorded < called.len() {
-        inspected.seen = i64::try_from(recorded).unwrap_or(i64::MAX);
-        inspected.missing = Some("the kinds of memory of the others are not recorded".to_owned());
+        inspected.inspected_amount = i64::try_from(recorded).unwrap_or(i64::MAX);
+        inspected.reason_for_missing_records =
+            Some("the kinds of memory of the others are not recorded".to_owned());
     }
     let found = called
         .iter()
@@ -179,7 +181,7 @@ pub(super) fn find_asynchronous_copies_with_pageable_memory(
             CopyOfFinding { id, bytes: copies.bytes[row], what }
         });
     let group = sum_copies_with_same_fault(context, found);
-    if group.count == 0 {
+    if group.copy_count == 0 {
         return Ok((Vec::new(), inspected));
     }
     let saved = limit_ns_to_busy_line(devices, BusyTimeLineOfGpu::Copy, group.total_ns);
@@ -194,20 +196,20 @@ pub(super) fn find_asynchronous_copies_with_pageable_memory(
         confidence: FindingConfidence::High,
         title: format!(
             "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
-            group.count,
+            group.copy_count,
             shown_bytes(group.bytes)
         ),
-        measured: count_as_number_with_unit(group.count, "copies"),
+        measured_value: count_as_number_with_unit(group.copy_count, "copies"),
         threshold: count_as_number_with_unit(0, "copies"),
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::WithoutOperations(group.ids),
-        replayed: None,
+        replayed_gain: None,
         evidence: group.evidence,
         advice: format!(
             "allocate the host side page-locked, and copy asynchronously: {}",
             context.platform.pinned_memory_allocation_advice()
         ),
-        false_positive: "copies at start-up, such as loading a model once",
+        false_positive_note: "copies at start-up, such as loading a model once",
     };
     Ok((vec![found], inspected))
 }
@@ -251,7 +253,7 @@ pub(super) fn find_synchronous_memsets(
         .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
         .map(|&OperationAndLaunchFunction { id, row, call }| CopyOfFinding {
             id,
-            bytes: context.trace.sets.bytes[row],
+            bytes: context.trace.memsets.bytes[row],
             what: call.to_owned(),
         });
     let group = sum_copies_with_same_fault(context, found);
@@ -269,7 +271,7 @@ fn finding_of_synchronous_operations(
     (id, unit): (&'static str, InspectedRecordKind),
     (group, exposed_ns): (CopiesWithSameFault, i64),
 ) -> Vec<DiagnosisFinding> {
-    if group.count == 0 {
+    if group.copy_count == 0 {
         return Vec::new();
     }
     let busy_ns: i64 = devices.iter().map(|of| of.busy_ns).sum();
@@ -283,15 +285,15 @@ fn finding_of_synchronous_operations(
         confidence: FindingConfidence::High,
         title: format!(
             "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",
-            group.count
+            group.copy_count
         ),
-        measured: count_as_number_with_unit(group.count, unit),
+        measured_value: count_as_number_with_unit(group.copy_count, unit),
         threshold: count_as_number_with_unit(0, unit),
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::WithoutOperations(group.ids),
-        replayed: None,
+        replayed_gain: None,
         evidence: group.evidence,
         advice: "use the asynchronous form on a stream, with page-locked memory".to_owned(),
-        false_positive: "calls at start-up, or whose result the host needs at once",
+        false_positive_note: "calls at start-up, or whose result the host needs at once",
     }]
 }

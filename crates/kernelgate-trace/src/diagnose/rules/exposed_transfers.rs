@@ -36,7 +36,7 @@ fn operations_of_class_on_gpu(
         context.classes.class_of_gpu_operation(*id) == class
             && context.process_id_and_gpu_of_operation(*id) == (used.pid, used.device)
     };
-    context.all.all_operation_ids().filter(own).collect()
+    context.all_operations.all_operation_ids().filter(own).collect()
 }
 
 /// Nanoseconds in which compute kernels or whole CUDA graphs run on the GPU.
@@ -53,7 +53,7 @@ fn gpu_compute_ns(used: &GpuUseOfProcess) -> i64 {
 
 fn number_of_operations_in_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
     context
-        .all
+        .all_operations
         .all_operation_ids()
         .filter(|&id| context.classes.class_of_gpu_operation(id) == class)
         .count()
@@ -64,7 +64,7 @@ fn union_of_operation_spans(
     ids: &[GpuOperationId],
 ) -> UnionOfTimeSpans {
     UnionOfTimeSpans::union_of_spans(
-        ids.iter().map(|&id| context.all.operation_start_and_end_ns(id)).collect(),
+        ids.iter().map(|&id| context.all_operations.operation_start_and_end_ns(id)).collect(),
     )
 }
 
@@ -74,7 +74,7 @@ fn evidence_by_operation_name(
     ids: &[GpuOperationId],
     place: (i64, u32),
 ) -> Vec<FindingEvidence> {
-    let all = &context.all;
+    let all = &context.all_operations;
     let mut by_name: BTreeMap<String, (FindingEvidence, u64)> = BTreeMap::new();
     for &id in ids {
         let (start, end) = all.operation_start_and_end_ns(id);
@@ -84,18 +84,18 @@ fn evidence_by_operation_name(
         );
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
             let first = FindingEvidence {
-                what: name,
+                subject: name,
                 total_ns: Some(0),
-                span: Some((start, end)),
-                place: Some(place),
+                longest_start_and_end_ns: Some((start, end)),
+                process_id_and_device: Some(place),
                 ..FindingEvidence::default()
             };
             (first, 0)
         });
         line.count += 1;
         line.total_ns = line.total_ns.map(|ns| ns + end - start);
-        if line.span.is_some_and(|(from, to)| end - start > to - from) {
-            line.span = Some((start, end));
+        if line.longest_start_and_end_ns.is_some_and(|(from, to)| end - start > to - from) {
+            line.longest_start_and_end_ns = Some((start, end));
         }
         if let (crate::analyze::operations::GpuOperationKind::Copy, row) =
             all.kind_and_table_row(id)
@@ -105,7 +105,7 @@ fn evidence_by_operation_name(
     }
     let lines = by_name.into_values().map(|(mut line, moved)| {
         if moved > 0 {
-            line.what = format!("{}, {}", line.what, format_bytes_with_unit(moved));
+            line.subject = format!("{}, {}", line.subject, format_bytes_with_unit(moved));
         }
         line
     });
@@ -135,7 +135,7 @@ pub(super) fn find_exposed_copies(
         return Err(DataMissingForRule::program_has_no_such_work("the trace holds no copies"));
     }
     let found = used.iter().filter_map(|used| {
-        let span = used.span.1 - used.span.0;
+        let span = used.first_start_and_last_end_ns.1 - used.first_start_and_last_end_ns.0;
         let exposed = used.account.total.busy_ns_of_line(BusyTimeLineOfGpu::Copy);
         let share = percent_or_zero(exposed, span);
         if share < MIN_EXPOSED_TRANSFER_PERCENT {
@@ -154,21 +154,21 @@ pub(super) fn find_exposed_copies(
                 percent_or_zero(copied.total_covered_ns(), span),
                 percent_or_zero(gpu_compute_ns(used), span),
             ),
-            measured: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
+            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_EXPOSED_TRANSFER_PERCENT,
                 unit: "% of the span",
             },
             recoverable_ns: Some(exposed),
             remedy: FindingRemedy::Without(OperationClass::Copy),
-            replayed: None,
+            replayed_gain: None,
             evidence: evidence_by_operation_name(context, &copies, (used.pid, used.device)),
             advice: format!(
                 "keep data on the device between launches, or copy beside kernels: another stream, \
                  page-locked memory ({}), the next batch while this one is computed",
                 context.platform.pinned_memory_allocation_advice()
             ),
-            false_positive: "a trace that is mostly loading: restrict it with --range",
+            false_positive_note: "a trace that is mostly loading: restrict it with --range",
         })
     });
     Ok((found.collect(), all_records_inspected(count, InspectedRecordKind::Copies)))
@@ -187,7 +187,7 @@ pub(super) fn find_exposed_communication(
         ));
     }
     let found = used.iter().filter_map(|used| {
-        let span = used.span.1 - used.span.0;
+        let span = used.first_start_and_last_end_ns.1 - used.first_start_and_last_end_ns.0;
         let exposed = used.account.total.busy_ns_of_line(BusyTimeLineOfGpu::Communication);
         let share = percent_or_zero(exposed, span);
         if share < MIN_EXPOSED_TRANSFER_PERCENT {
@@ -199,7 +199,7 @@ pub(super) fn find_exposed_communication(
             .account
             .transfers
             .iter()
-            .any(|of| of.class == OperationClass::Communication && of.beside_compute > 0);
+            .any(|of| of.class == OperationClass::Communication && of.transfers_during_compute > 0);
         // If compute overlaps with communication on one stream, the trace does not contain the real
         // streams, so the sentence about streams is omitted.
         let stream = match shares_streams && exposed == communicated.total_covered_ns() {
@@ -217,17 +217,17 @@ pub(super) fn find_exposed_communication(
                 format_nanoseconds(communicated.total_covered_ns()),
                 format_nanoseconds(exposed),
             ),
-            measured: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
+            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
             threshold: MeasuredNumberWithUnit { value: MIN_EXPOSED_TRANSFER_PERCENT, unit: "% of the span" },
             recoverable_ns: Some(exposed),
             remedy: FindingRemedy::Without(OperationClass::Communication),
-            replayed: None,
+            replayed_gain: None,
             evidence: evidence_by_operation_name(context, &communication, (used.pid, used.device)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \
                      pass, larger buckets, fewer collectives; a rank that waits for others shows \
                      as communication, too"
                 .to_owned(),
-            false_positive: "a rank that waits for a slower one: compare the traces of all ranks",
+            false_positive_note: "a rank that waits for a slower one: compare the traces of all ranks",
         })
     });
     Ok((found.collect(), all_records_inspected(count, InspectedRecordKind::Operations)))

@@ -35,12 +35,12 @@ struct KernelLaunchCountAndTime {
 }
 
 struct ConsecutiveKernelPair {
-    count: usize,
+    pair_count: usize,
     /// Total duration of both kernels of the pair, without the gaps between them, nanoseconds.
     kernels_ns: i64,
     /// Total idle time between the first and the second kernel of the pair, nanoseconds.
     gap_ns: i64,
-    first: u32,
+    first_launch: u32,
     /// Path of the innermost range around all launches of the pair.
     path: RangePathId,
 }
@@ -86,7 +86,11 @@ impl FusibleKernelChains {
     fn remedy_of_fusing_chains(&self, trace: &Trace) -> FindingRemedy {
         let functions = (0u32..).zip(&trace.functions).filter_map(|(function, of)| {
             let &(stays, follows) = self.kernels.get(&of.demangled.0)?;
-            Some(KernelOfFusibleChain { function, stays, follows })
+            Some(KernelOfFusibleChain {
+                function,
+                keeps_its_time: stays,
+                follows_fused_kernel: follows,
+            })
         });
         FindingRemedy::Fused(functions.collect())
     }
@@ -127,14 +131,14 @@ pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> FindingsOr
             continue;
         }
         let pair = pairs.entry((name(first), name(second))).or_insert(ConsecutiveKernelPair {
-            count: 0,
+            pair_count: 0,
             kernels_ns: 0,
             gap_ns: 0,
-            first: before,
+            first_launch: before,
             path: context.range_path_of_operation(before),
         });
         pair.path = context.common_path_with_operation(pair.path, before);
-        pair.count += 1;
+        pair.pair_count += 1;
         pair.kernels_ns += length(first) + length(second);
         pair.gap_ns += gap.max(0);
     }
@@ -158,17 +162,17 @@ pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> FindingsOr
     // A pair is kept only if neither kernel runs without the other, so that no third kernel reads
     // what the first one writes.
     pairs.retain(|&(a, b), pair| {
-        let alone = [a, b].iter().all(|name| sums[name].count == pair.count);
-        a != b && alone && pair.count >= MIN_REPEATS_OF_KERNEL_PAIR && fusible(a) && fusible(b)
+        let alone = [a, b].iter().all(|name| sums[name].count == pair.pair_count);
+        a != b && alone && pair.pair_count >= MIN_REPEATS_OF_KERNEL_PAIR && fusible(a) && fusible(b)
     });
     let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
     let graphs = &context.trace.graphs.on_gpu;
     let whole: i64 = graphs.sum_of_operation_durations_ns();
     let inspected = InspectedShareOfRecords {
-        seen: total,
-        whole: total + whole,
+        inspected_amount: total,
+        whole_amount: total + whole,
         unit: InspectedRecordKind::KernelTime,
-        missing: (whole > 0).then(|| {
+        reason_for_missing_records: (whole > 0).then(|| {
             let record = context.platform.advice_to_record_graph_nodes();
             format!("graphs were recorded whole; {record}")
         }),
@@ -203,10 +207,10 @@ fn finding_about_fusible_kernels(
         .map(|(&(a, b), pair)| {
             let [a, b] = [a, b].map(label);
             FindingEvidence {
-                count: pair.count,
+                count: pair.pair_count,
                 total_ns: Some(pair.kernels_ns),
                 range: context.range_path_text_unless_root(pair.path),
-                ..evidence_of_single_operation(context, pair.first, format!("{a} → {b}"))
+                ..evidence_of_single_operation(context, pair.first_launch, format!("{a} → {b}"))
             }
         })
         .collect();
@@ -219,18 +223,18 @@ fn finding_about_fusible_kernels(
              time could be fused",
             pairs.len()
         ),
-        measured: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
+        measured_value: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
         threshold: MeasuredNumberWithUnit {
             value: MIN_FUSIBLE_TIME_PERCENT,
             unit: "% of kernel time",
         },
         recoverable_ns: Some(chains.saved_ns),
         remedy: chains.remedy_of_fusing_chains(context.trace),
-        replayed: None,
+        replayed_gain: None,
         evidence: sorted_and_limited_evidence(evidence),
         advice: "compute both in one kernel, which keeps what is between them in registers; \
                  torch.compile fuses elementwise kernels"
             .to_owned(),
-        false_positive: "the second does not read what the first wrote, or needs all of it",
+        false_positive_note: "the second does not read what the first wrote, or needs all of it",
     }
 }

@@ -79,7 +79,7 @@ fn blocks_resident_on_multiprocessor(
 /// Number of threads of a warp (AMD: wavefront) on the GPU; AMD Instinct GPUs have 64.
 fn warp_or_wavefront_threads(device: &TracedDevice) -> u32 {
     let usual = if device.name.contains("Instinct") { 64 } else { NVIDIA_WARP_THREADS };
-    device.warp.filter(|&warp| warp > 0).unwrap_or(usual)
+    device.threads_per_warp.filter(|&warp| warp > 0).unwrap_or(usual)
 }
 
 /// All launches of one kernel function with one launch shape on one GPU.
@@ -91,11 +91,11 @@ struct KernelLaunchesOfShape<'a> {
     /// Ordinal of the GPU, with its description if the trace contains one.
     device_id: u32,
     device: Option<&'a TracedDevice>,
-    count: usize,
+    launch_count: usize,
     total_ns: i64,
     /// Time of these kernels during which communication runs on the same GPU, nanoseconds.
-    beside_ns: i64,
-    first: u32,
+    beside_communication_ns: i64,
+    first_launch: u32,
     /// Path of the innermost range around all these launches.
     path: RangePathId,
 }
@@ -104,7 +104,7 @@ impl KernelLaunchesOfShape<'_> {
     /// Whether communication runs for more than half of the kernels' time, so that they may leave
     /// multiprocessors free on purpose.
     fn runs_mostly_beside_communication(&self) -> bool {
-        self.beside_ns * 2 > self.total_ns
+        self.beside_communication_ns * 2 > self.total_ns
     }
 
     fn multiprocessor_count_of_gpu(&self) -> Option<u32> {
@@ -141,9 +141,9 @@ struct KernelsByLaunchShape<'a> {
     groups: Vec<KernelLaunchesOfShape<'a>>,
     /// Total time of all compute kernels, and of CUDA graphs of which single kernels were not
     /// recorded, nanoseconds.
-    whole_ns: i64,
+    all_kernels_ns: i64,
     /// Time of kernels that a rule cannot inspect, by the text of what is missing, nanoseconds.
-    missing: BTreeMap<String, i64>,
+    uninspected_ns_by_reason: BTreeMap<String, i64>,
 }
 
 /// Time spans in which communication runs, by process id and GPU.
@@ -152,7 +152,7 @@ struct CommunicationSpansByGpu(HashMap<(i64, u32), UnionOfTimeSpans>);
 impl CommunicationSpansByGpu {
     fn collect_communication_spans(context: &DiagnosisContext<'_>) -> Self {
         let mut spans: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
-        let all = &context.all;
+        let all = &context.all_operations;
         let is =
             |id: &u32| context.classes.class_of_gpu_operation(*id) == OperationClass::Communication;
         for id in all.all_operation_ids().filter(is) {
@@ -175,7 +175,9 @@ impl CommunicationSpansByGpu {
             return 0;
         }
         let union = self.0.get(&context.process_id_and_gpu_of_operation(id));
-        union.map_or(0, |union| union.covered_ns_within(context.all.operation_start_and_end_ns(id)))
+        union.map_or(0, |union| {
+            union.covered_ns_within(context.all_operations.operation_start_and_end_ns(id))
+        })
     }
 }
 
@@ -190,9 +192,15 @@ impl<'a> KernelsByLaunchShape<'a> {
         require_gpu_operations(context)?;
         let graphs = &trace.graphs.on_gpu;
         let in_graphs = graphs.sum_of_operation_durations_ns();
-        let mut shapes = Self { groups: vec![], whole_ns: in_graphs, missing: BTreeMap::new() };
+        let mut shapes = Self {
+            groups: vec![],
+            all_kernels_ns: in_graphs,
+            uninspected_ns_by_reason: BTreeMap::new(),
+        };
         if in_graphs > 0 {
-            shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
+            shapes
+                .uninspected_ns_by_reason
+                .insert("graphs were recorded whole".to_owned(), in_graphs);
         }
         let mut groups: HashMap<FunctionShapeAndGpu, (Option<KernelLaunchesOfShape<'a>>, i64)> =
             HashMap::new();
@@ -210,10 +218,10 @@ impl<'a> KernelsByLaunchShape<'a> {
                     key: (kernels.function.at(row), shape),
                     device_id: place.device,
                     device: trace.devices.iter().find(|device| device.id == place.device),
-                    count: 0,
+                    launch_count: 0,
                     total_ns: 0,
-                    beside_ns: 0,
-                    first: id,
+                    beside_communication_ns: 0,
+                    first_launch: id,
                     path: context.range_path_of_operation(id),
                 };
                 (shape.map(shaped), 0)
@@ -221,32 +229,35 @@ impl<'a> KernelsByLaunchShape<'a> {
             *total_ns += length;
             if let Some(group) = group {
                 group.path = context.common_path_with_operation(group.path, id);
-                group.count += 1;
+                group.launch_count += 1;
                 group.total_ns += length;
-                group.beside_ns += communication.ns(context, id);
+                group.beside_communication_ns += communication.ns(context, id);
             }
         }
         let compute = |(function, ..): &FunctionShapeAndGpu| {
             context.classes.communication_of_kernel_function(*function).is_none()
         };
         for (_, (group, total_ns)) in groups.into_iter().filter(|(key, _)| compute(key)) {
-            shapes.whole_ns += total_ns;
+            shapes.all_kernels_ns += total_ns;
             match group
                 .filter(|of| of.shape.blocks_in_grid() > 0 && of.shape.threads_per_block() > 0)
             {
                 Some(group) => shapes.groups.push(group),
                 None => {
                     let missing = "launch shapes are not in the trace".to_owned();
-                    *shapes.missing.entry(missing).or_default() += total_ns;
+                    *shapes.uninspected_ns_by_reason.entry(missing).or_default() += total_ns;
                 }
             }
         }
-        if shapes.whole_ns == 0 && shapes.missing.is_empty() && shapes.groups.is_empty() {
+        if shapes.all_kernels_ns == 0
+            && shapes.uninspected_ns_by_reason.is_empty()
+            && shapes.groups.is_empty()
+        {
             return Err(DataMissingForRule::program_has_no_such_work(
                 "the trace holds no compute kernels",
             ));
         }
-        shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
+        shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first_launch));
         shapes.without_groups_that_lack_data(context, |_| None)
     }
 
@@ -285,7 +296,9 @@ impl<'a> KernelsByLaunchShape<'a> {
     ) -> Result<Self, DataMissingForRule> {
         for of in std::mem::take(&mut self.groups) {
             match lacks(&of) {
-                Some(missing) => *self.missing.entry(missing).or_default() += of.total_ns,
+                Some(missing) => {
+                    *self.uninspected_ns_by_reason.entry(missing).or_default() += of.total_ns
+                }
                 None => self.groups.push(of),
             }
         }
@@ -301,9 +314,9 @@ impl<'a> KernelsByLaunchShape<'a> {
     /// Returns what data is missing, as text, with the largest share of the kernel time first.
     fn missing_data_text(&self) -> String {
         let mut missing: Vec<(&String, i64)> =
-            self.missing.iter().map(|(of, ns)| (of, *ns)).collect();
+            self.uninspected_ns_by_reason.iter().map(|(of, ns)| (of, *ns)).collect();
         missing.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
-        let whole = self.whole_ns;
+        let whole = self.all_kernels_ns;
         let words = missing.iter().map(|(of, ns)| match missing.len() {
             1 => (*of).clone(),
             _ => format!("{of} ({:.1} % of the kernel time)", percent_or_zero(*ns, whole)),
@@ -316,10 +329,10 @@ impl<'a> KernelsByLaunchShape<'a> {
         context: &DiagnosisContext<'_>,
     ) -> InspectedShareOfRecords {
         InspectedShareOfRecords {
-            seen: self.groups.iter().map(|of| of.total_ns).sum(),
-            whole: self.whole_ns,
+            inspected_amount: self.groups.iter().map(|of| of.total_ns).sum(),
+            whole_amount: self.all_kernels_ns,
             unit: InspectedRecordKind::KernelTime,
-            missing: (!self.missing.is_empty()).then(|| {
+            reason_for_missing_records: (!self.uninspected_ns_by_reason.is_empty()).then(|| {
                 format!(
                     "{}; {}",
                     self.missing_data_text(),
@@ -340,10 +353,10 @@ fn evidence_of_launch_shape(
     let name = shortened_kernel_name_for_readers(of.name);
     let what = format!("{words}: grid {x}×{y}×{z} of {threads} threads, {name}");
     FindingEvidence {
-        count: of.count,
+        count: of.launch_count,
         total_ns: Some(of.total_ns),
         range: context.range_path_text_unless_root(of.path),
-        ..evidence_of_single_operation(context, of.first, what)
+        ..evidence_of_single_operation(context, of.first_launch, what)
     }
 }
 
@@ -351,7 +364,7 @@ fn evidence_of_launch_shape(
 struct LaunchShapeFindingTexts {
     id: &'static str,
     /// Highest severity that the finding may have, because its savings are an estimate.
-    worst: FindingSeverity,
+    highest_severity: FindingSeverity,
     title: String,
     advice: String,
     false_positive: &'static str,
@@ -361,7 +374,7 @@ struct LaunchShapeFindingTexts {
 /// that cannot be estimated.
 struct LaunchShapeWithLostTime {
     evidence: FindingEvidence,
-    lost: Option<f64>,
+    lost_time_share: Option<f64>,
 }
 
 /// Makes a finding of all launch shapes for which `loss` gives lost time, if these take enough of
@@ -376,12 +389,16 @@ fn finding_of_launch_shapes_that_lose_time(
     let (keys, losses): (Vec<(u32, u32)>, Vec<LaunchShapeWithLostTime>) =
         shapes.groups.iter().filter_map(|of| Some((of.key, loss(of)?))).unzip();
     let shorter = |(&(function, shape), loss): (&(u32, u32), &LaunchShapeWithLostTime)| {
-        Some(KernelsWithRemainingTime { function, shape, left: 1.0 - loss.lost? })
+        Some(KernelsWithRemainingTime {
+            function,
+            shape,
+            remaining_time_share: 1.0 - loss.lost_time_share?,
+        })
     };
     let shorter: Option<Vec<KernelsWithRemainingTime>> =
         keys.iter().zip(&losses).map(shorter).collect();
     let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_ns).sum();
-    let share = percent_or_zero(time, shapes.whole_ns);
+    let share = percent_or_zero(time, shapes.all_kernels_ns);
     let inspected = shapes.inspected_share_of_kernel_time(context);
     if share < MIN_FAULTY_KERNEL_TIME_PERCENT {
         return Ok((Vec::new(), inspected));
@@ -389,13 +406,15 @@ fn finding_of_launch_shapes_that_lose_time(
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     let saved = |loss: &LaunchShapeWithLostTime| {
         let ns = loss.evidence.total_ns.unwrap_or(0) as f64;
-        loss.lost.map(|lost| (ns * lost) as i64)
+        loss.lost_time_share.map(|lost| (ns * lost) as i64)
     };
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
     let span =
         context.activities.iter().map(ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
     let severity = match recoverable {
-        Some(ns) => FindingSeverity::severity_from_possible_saving(ns, span).min(words.worst),
+        Some(ns) => {
+            FindingSeverity::severity_from_possible_saving(ns, span).min(words.highest_severity)
+        }
         None => FindingSeverity::Information,
     };
     let found = DiagnosisFinding {
@@ -403,19 +422,19 @@ fn finding_of_launch_shapes_that_lose_time(
         severity,
         confidence: FindingConfidence::Medium,
         title: format!("kernels of {share:.1} % of the kernel time {}", words.title),
-        measured: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
+        measured_value: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
         threshold: MeasuredNumberWithUnit {
             value: MIN_FAULTY_KERNEL_TIME_PERCENT,
             unit: "% of kernel time",
         },
         recoverable_ns: recoverable,
         remedy: shorter.map_or(FindingRemedy::NotReplayed, FindingRemedy::Shorter),
-        replayed: None,
+        replayed_gain: None,
         evidence: sorted_and_limited_evidence(
             losses.into_iter().map(|loss| loss.evidence).collect(),
         ),
         advice: words.advice,
-        false_positive: words.false_positive,
+        false_positive_note: words.false_positive,
     };
     Ok((vec![found], inspected))
 }
@@ -447,7 +466,7 @@ const TIME_SHARE_LEFT_BY_TENSOR_CORES: f64 = 0.5;
 fn are_fp32_gemms_on_cuda_cores(of: &KernelLaunchesOfShape<'_>) -> bool {
     let name = shortened_kernel_name_for_readers(of.name).to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
-    let capability = of.device.and_then(|device| device.compute);
+    let capability = of.device.and_then(|device| device.compute_capability);
     capability.is_none_or(|(major, _)| major >= FIRST_MAJOR_WITH_TENSOR_CORES)
         && has(CUDA_CORE_GEMM_NAME_WORDS)
         && !has(TENSOR_CORE_GEMM_NAME_WORDS)
@@ -469,7 +488,7 @@ pub(super) fn find_fp32_gemms_on_cuda_cores(
     }
     let words = LaunchShapeFindingTexts {
         id: "fp32-matmul",
-        worst: FindingSeverity::Warning,
+        highest_severity: FindingSeverity::Warning,
         title: "multiply matrices in fp32 without tensor cores".to_owned(),
         advice: "multiply in TF32 (torch.set_float32_matmul_precision(\"high\"), \
                  CUBLAS_COMPUTE_32F_FAST_TF32; from compute capability 8.0 on), or in bf16 or fp16 \
@@ -486,7 +505,7 @@ pub(super) fn find_fp32_gemms_on_cuda_cores(
                 let words = "fp32 on CUDA cores".to_owned();
                 LaunchShapeWithLostTime {
                     evidence: evidence_of_launch_shape(context, of, words),
-                    lost: Some(1.0 - TIME_SHARE_LEFT_BY_TENSOR_CORES),
+                    lost_time_share: Some(1.0 - TIME_SHARE_LEFT_BY_TENSOR_CORES),
                 }
             })
         },
@@ -511,7 +530,7 @@ pub(super) fn find_grids_smaller_than_gpu(context: &DiagnosisContext<'_>) -> Fin
     let unit = context.platform.multiprocessors_or_compute_units_term();
     let words = LaunchShapeFindingTexts {
         id: "small-grid",
-        worst: FindingSeverity::Severe,
+        highest_severity: FindingSeverity::Severe,
         title: format!("have fewer blocks than the GPU has {unit}"),
         advice: "split the work into more blocks (split-K, smaller tiles), batch it, or run \
                  kernels concurrently on parallel streams or graph branches"
@@ -534,7 +553,7 @@ pub(super) fn find_grids_smaller_than_gpu(context: &DiagnosisContext<'_>) -> Fin
             let words = format!("{blocks} block{plural} for {multiprocessors} {unit}");
             Some(LaunchShapeWithLostTime {
                 evidence: evidence_of_launch_shape(context, of, words),
-                lost: Some(idle),
+                lost_time_share: Some(idle),
             })
         },
     )
@@ -559,7 +578,7 @@ pub(super) fn find_block_sizes_with_idle_lanes(
     });
     let words = LaunchShapeFindingTexts {
         id: "block-size",
-        worst: FindingSeverity::Severe,
+        highest_severity: FindingSeverity::Severe,
         title: format!(
             "have a block size that is no multiple of a {}",
             platform.warp_or_wavefront_term()
@@ -583,7 +602,7 @@ pub(super) fn find_block_sizes_with_idle_lanes(
         );
         Some(LaunchShapeWithLostTime {
             evidence: evidence_of_launch_shape(context, of, words),
-            lost: Some(lost),
+            lost_time_share: Some(lost),
         })
     })
 }
@@ -593,7 +612,7 @@ pub(super) fn find_launches_with_idle_tail_wave(
 ) -> FindingsOrMissingData {
     let words = LaunchShapeFindingTexts {
         id: "tail",
-        worst: FindingSeverity::Warning,
+        highest_severity: FindingSeverity::Warning,
         title: "leave a fifth of the GPU or more idle in their last wave".to_owned(),
         advice: "choose tiles so that blocks fill whole waves, or use a persistent or stream-K \
                  kernel"
@@ -618,7 +637,7 @@ pub(super) fn find_launches_with_idle_tail_wave(
                 return None;
             }
             let evidence = evidence_of_launch_shape(context, of, format!("{waves:.2} waves"));
-            Some(LaunchShapeWithLostTime { evidence, lost: Some(lost) })
+            Some(LaunchShapeWithLostTime { evidence, lost_time_share: Some(lost) })
         },
     )
 }
@@ -629,7 +648,7 @@ pub(super) fn find_low_theoretical_occupancy(
     let profiler = context.platform.kernel_profiler_name();
     let words = LaunchShapeFindingTexts {
         id: "occupancy",
-        worst: FindingSeverity::Information,
+        highest_severity: FindingSeverity::Information,
         title: format!("have a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} %"),
         advice: format!(
             "fewer registers (__launch_bounds__), less shared memory, or another block size; \
@@ -652,7 +671,7 @@ pub(super) fn find_low_theoretical_occupancy(
             // warps would save.
             Some(LaunchShapeWithLostTime {
                 evidence: evidence_of_launch_shape(context, of, words),
-                lost: None,
+                lost_time_share: None,
             })
         },
     )

@@ -51,7 +51,7 @@ fn kernel_and_launch_times_of_activity(
     index: usize,
 ) -> KernelAndLaunchCallTimes {
     let trace: &Trace = context.trace;
-    let (host, activity) = (&context.host, &context.activities[index]);
+    let (host, activity) = (&context.host_summary, &context.activities[index]);
     let on_gpu = &trace.kernels.on_gpu;
     let own = |row: &usize| {
         let place = &trace.places[on_gpu.place.at(*row).0 as usize];
@@ -76,7 +76,7 @@ pub(super) fn require_host_calls(context: &DiagnosisContext<'_>) -> Result<(), D
     require_gpu_operations(context)?;
     let record = context.platform.advice_to_record_launch_calls();
     DataMissingForRule::error_unless_recorded(
-        context.host.calls > 0,
+        context.host_summary.calls > 0,
         "calls of the host were not recorded",
         record,
     )
@@ -88,7 +88,7 @@ pub(super) fn require_gpu_operations(
 ) -> Result<(), DataMissingForRule> {
     let record = context.platform.advice_to_record_launch_calls();
     DataMissingForRule::error_unless_recorded(
-        !context.all.is_empty(),
+        !context.all_operations.is_empty(),
         "the trace holds no operation of a GPU",
         record,
     )
@@ -113,7 +113,7 @@ pub(super) fn find_launch_bound_processes(
     if kernels == 0 {
         return Err(DataMissingForRule::program_has_no_such_work("the trace holds no kernels"));
     }
-    let joined: usize = context.host.launched_kernels.iter().sum();
+    let joined: usize = context.host_summary.launched_kernels.iter().sum();
     let record = context.platform.advice_to_record_launch_calls();
     if joined == 0 {
         return Err(DataMissingForRule::missing_data_with_advice(
@@ -123,7 +123,7 @@ pub(super) fn find_launch_bound_processes(
     }
     let missing = "the calls that launched the other kernels are not in the trace";
     let inspected = InspectedShareOfRecords {
-        missing: (joined < kernels).then(|| format!("{missing}; {record}")),
+        reason_for_missing_records: (joined < kernels).then(|| format!("{missing}; {record}")),
         ..some_records_inspected(joined, kernels, InspectedRecordKind::Operations)
     };
     let mut found = Vec::new();
@@ -147,7 +147,7 @@ pub(super) fn find_launch_bound_processes(
         }
         let is_short = |ns| ns <= MIN_GAP_OF_OTHER_HOST_WORK_NS;
         let CausesAndPairsOfGaps { transitions, .. } =
-            explain_gaps_of_lengths(context, activity, &device.gaps.causes, is_short);
+            explain_gaps_of_lengths(context, activity, &device.gaps.idle_time_by_cause, is_short);
         found.push(DiagnosisFinding {
             id: "launch-bound",
             severity: FindingSeverity::severity_from_possible_saving(
@@ -163,21 +163,21 @@ pub(super) fn find_launch_bound_processes(
                 kernels.median / 1e3,
                 call_ns_a_kernel / 1e3
             ),
-            measured: MeasuredNumberWithUnit { value: busy, unit: "% busy" },
+            measured_value: MeasuredNumberWithUnit { value: busy, unit: "% busy" },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_BUSY_PERCENT_IF_NOT_LAUNCH_BOUND,
                 unit: "% busy",
             },
             recoverable_ns: Some(recoverable),
             remedy: FindingRemedy::Graph,
-            replayed: None,
+            replayed_gain: None,
             evidence: evidence_of_operations_around_gaps(device, &transitions),
             advice: format!(
                 "launch less often: capture the step in a {}, fuse short kernels, or keep a \
                  persistent kernel; look for host code between launches",
                 context.platform.cuda_or_hip_graph_term()
             ),
-            false_positive: "a trace that is mostly start-up or loading: restrict it with --range",
+            false_positive_note: "a trace that is mostly start-up or loading: restrict it with --range",
         });
     }
     Ok((found, inspected))
@@ -189,7 +189,7 @@ fn evidence_of_operations_around_gaps(
 ) -> Vec<FindingEvidence> {
     let evidence =
         transitions.iter().take(MAX_LISTED_GAP_PAIRS).map(|transition| FindingEvidence {
-            what: [&transition.before, &transition.after]
+            subject: [&transition.operation_before, &transition.operation_after]
                 .map(|name| {
                     shorten_in_the_middle(
                         &shortened_kernel_name_for_readers(name),
@@ -197,11 +197,11 @@ fn evidence_of_operations_around_gaps(
                     )
                 })
                 .join(" → "),
-            count: transition.count,
+            count: transition.gap_count,
             total_ns: Some(transition.total_ns),
             range: transition.range.clone(),
-            span: Some(transition.longest),
-            place: Some((device.pid, device.device)),
+            longest_start_and_end_ns: Some(transition.longest_start_and_end_ns),
+            process_id_and_device: Some((device.pid, device.device)),
         });
     evidence.collect()
 }
@@ -224,16 +224,22 @@ pub(super) fn find_long_idle_gaps(
     let mut found = Vec::new();
     for (device, activity) in devices.iter().zip(&context.activities) {
         let gaps = &device.gaps;
-        let severe = percent_or_zero(gaps.severe.total_ns, activity.first_start_to_last_end_ns());
-        let warning = percent_or_zero(gaps.warning.total_ns, activity.first_start_to_last_end_ns());
+        let severe =
+            percent_or_zero(gaps.gaps_above_50_us.total_ns, activity.first_start_to_last_end_ns());
+        let warning = percent_or_zero(
+            gaps.gaps_of_20_to_50_us.total_ns,
+            activity.first_start_to_last_end_ns(),
+        );
         let is_severe = |ns| ns > MAX_GAP_OF_WARNING_NS;
         let is_warning = |ns| (MIN_GAP_FOR_WARNING_NS..=MAX_GAP_OF_WARNING_NS).contains(&ns);
         let (class, explained, share, label) = if severe > MIN_GAP_CLASS_TIME_PERCENT {
-            let explained = explain_gaps_of_lengths(context, activity, &gaps.causes, is_severe);
-            (gaps.severe, explained, severe, "above 50 µs")
+            let explained =
+                explain_gaps_of_lengths(context, activity, &gaps.idle_time_by_cause, is_severe);
+            (gaps.gaps_above_50_us, explained, severe, "above 50 µs")
         } else if warning > MIN_GAP_CLASS_TIME_PERCENT {
-            let explained = explain_gaps_of_lengths(context, activity, &gaps.causes, is_warning);
-            (gaps.warning, explained, warning, "of 20 to 50 µs")
+            let explained =
+                explain_gaps_of_lengths(context, activity, &gaps.idle_time_by_cause, is_warning);
+            (gaps.gaps_of_20_to_50_us, explained, warning, "of 20 to 50 µs")
         } else {
             continue;
         };
@@ -255,7 +261,7 @@ pub(super) fn find_long_idle_gaps(
             _ => (0, FindingRemedy::NotReplayed),
         };
         let words = main.map_or(String::new(), |cause| {
-            let once = cause.once && cause.kind != IdleCauseKind::FirstLaunch;
+            let once = cause.occurs_once && cause.kind != IdleCauseKind::FirstLaunch;
             let once = if once { ", once" } else { "" };
             format!("; most of the idle time: {}{once}", cause.printed_cause_with_name())
         });
@@ -270,23 +276,26 @@ pub(super) fn find_long_idle_gaps(
             title: format!(
                 "device {} is idle for {share:.1} % of the time in {} {label}{words}",
                 device.device,
-                count_with_singular_or_plural(class.count, "gap")
+                count_with_singular_or_plural(class.gap_count, "gap")
             ),
-            measured: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
+            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_GAP_CLASS_TIME_PERCENT,
                 unit: "% of the span",
             },
             recoverable_ns: (saved > 0).then_some(saved),
             remedy,
-            replayed: None,
+            replayed_gain: None,
             evidence: evidence_of_idle_gaps(device, &causes, &transitions),
             advice: main
                 .map_or(String::new(), |cause| advice_for_idle_cause(cause, context.platform)),
-            false_positive: "work that other processes did on the device is not in the trace",
+            false_positive_note: "work that other processes did on the device is not in the trace",
         });
     }
-    Ok((found, all_records_inspected(context.all.len(), InspectedRecordKind::Operations)))
+    Ok((
+        found,
+        all_records_inspected(context.all_operations.len(), InspectedRecordKind::Operations),
+    ))
 }
 
 /// Returns the spans, inside gaps, of launch calls that loaded the code of their kernel.
@@ -303,8 +312,8 @@ fn spans_of_code_loading_in_gaps(
             .causes_and_ns_of_idle_gap(gap)
             .any(|((kind, _), _)| kind == IdleCauseKind::FirstLaunch)
     };
-    let loading = activity.gaps.iter(&context.all).filter(loads).filter_map(|gap| {
-        let call = context.launch_call_of_gpu_operation(gap.after)?;
+    let loading = activity.gaps.iter(&context.all_operations).filter(loads).filter_map(|gap| {
+        let call = context.launch_call_of_gpu_operation(gap.operation_after)?;
         Some((call.start.max(gap.start), call.end.min(gap.end)))
     });
     loading.collect()
@@ -320,11 +329,11 @@ fn remedy_for_idle_cause(cause: &IdleTimeOfCause, loading: &[(i64, i64)]) -> Fin
         | IdleCauseKind::OsCall
         | IdleCauseKind::Call
         | IdleCauseKind::LaunchCall
-            if cause.once =>
+            if cause.occurs_once =>
         {
-            FindingRemedy::WithoutPauses(vec![cause.longest])
+            FindingRemedy::WithoutPauses(vec![cause.longest_start_and_end_ns])
         }
-        _ if cause.once => FindingRemedy::NotReplayed,
+        _ if cause.occurs_once => FindingRemedy::NotReplayed,
         IdleCauseKind::Wait => FindingRemedy::NoWaits,
         IdleCauseKind::HostCode
         | IdleCauseKind::OffCpu
@@ -344,7 +353,7 @@ fn severity_of_gap_finding(
     span_ns: i64,
 ) -> FindingSeverity {
     let starts_up =
-        |cause: &IdleTimeOfCause| cause.once || cause.kind == IdleCauseKind::FirstLaunch;
+        |cause: &IdleTimeOfCause| cause.occurs_once || cause.kind == IdleCauseKind::FirstLaunch;
     let once = main.is_some_and(starts_up) && count > 1;
     match FindingSeverity::severity_from_possible_saving(saved, span_ns) {
         FindingSeverity::Severe if once => FindingSeverity::Warning,
@@ -374,12 +383,12 @@ fn evidence_of_idle_gaps(
     transitions: &[GapsBetweenTwoOperations],
 ) -> Vec<FindingEvidence> {
     let causes = causes.iter().take(3).map(|cause| FindingEvidence {
-        what: cause.printed_cause_with_name(),
-        count: cause.count,
+        subject: cause.printed_cause_with_name(),
+        count: cause.gap_count,
         total_ns: Some(cause.total_ns),
         range: None,
-        span: Some(cause.longest),
-        place: Some((device.pid, device.device)),
+        longest_start_and_end_ns: Some(cause.longest_start_and_end_ns),
+        process_id_and_device: Some((device.pid, device.device)),
     });
     causes.chain(evidence_of_operations_around_gaps(device, transitions)).collect()
 }
@@ -401,7 +410,7 @@ fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecord
         | IdleCauseKind::LaunchCall
         | IdleCauseKind::OsCall
         | IdleCauseKind::HostCode
-            if cause.once =>
+            if cause.occurs_once =>
         {
             "it happened once, as start-up does (context, library or module loading, the first \
              launch of a kernel, reading data): warm up before recording, or leave it out with \

@@ -23,18 +23,18 @@ struct PageMigrationSums {
     count: usize,
     bytes: u64,
     total_ns: i64,
-    longest: Option<GpuOperationId>,
+    longest_migration: Option<GpuOperationId>,
 }
 
 impl PageMigrationSums {
     fn add_page_migration(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
-        let length = |id: GpuOperationId| context.all.operation_length_ns(id);
-        let (_, row) = context.all.kind_and_table_row(id);
+        let length = |id: GpuOperationId| context.all_operations.operation_length_ns(id);
+        let (_, row) = context.all_operations.kind_and_table_row(id);
         self.count += 1;
         self.bytes += context.trace.copies.bytes[row];
         self.total_ns += length(id);
-        if self.longest.is_none_or(|known| length(id) > length(known)) {
-            self.longest = Some(id);
+        if self.longest_migration.is_none_or(|known| length(id) > length(known)) {
+            self.longest_migration = Some(id);
         }
     }
 
@@ -43,7 +43,7 @@ impl PageMigrationSums {
         context: &DiagnosisContext<'_>,
         what: &str,
     ) -> Option<FindingEvidence> {
-        let longest = self.longest?;
+        let longest = self.longest_migration?;
         Some(FindingEvidence {
             count: self.count,
             total_ns: Some(self.total_ns),
@@ -60,8 +60,8 @@ impl PageMigrationSums {
 /// Page faults of a process on one GPU, and on the host.
 #[derive(Default)]
 struct PageFaultsOfProcess {
-    on_device: u64,
-    on_host: u64,
+    gpu_page_faults: u64,
+    cpu_page_faults: u64,
     /// Time spans of groups of page faults of the GPU, in order of time, nanoseconds.
     spans: Vec<(i64, i64)>,
 }
@@ -78,9 +78,9 @@ impl PageFaultsOfProcess {
                 continue;
             }
             if faults.device[row] == ManagedPageFaultTable::HOST_INSTEAD_OF_DEVICE {
-                of.on_host += faults.count[row];
+                of.cpu_page_faults += faults.fault_count[row];
             } else if faults.device[row] == device {
-                of.on_device += faults.count[row];
+                of.gpu_page_faults += faults.fault_count[row];
                 of.spans.push((faults.start[row], faults.end[row]));
             }
         }
@@ -89,7 +89,7 @@ impl PageFaultsOfProcess {
     }
 
     fn page_faults_text(&self) -> String {
-        match (self.on_device, self.on_host) {
+        match (self.gpu_page_faults, self.cpu_page_faults) {
             (0, 0) => String::new(),
             (device, host) => format!("; {device} page faults of the device, {host} of the host"),
         }
@@ -98,12 +98,15 @@ impl PageFaultsOfProcess {
     fn evidence_of_gpu_page_faults(&self, place: (i64, u32)) -> Option<FindingEvidence> {
         let longest = self.spans.iter().max_by_key(|(start, end)| end - start)?;
         Some(FindingEvidence {
-            what: format!("groups of page faults of the device: {} faults", self.on_device),
+            subject: format!(
+                "groups of page faults of the device: {} faults",
+                self.gpu_page_faults
+            ),
             count: self.spans.len(),
             total_ns: Some(self.spans.iter().map(|(start, end)| end - start).sum()),
             range: None,
-            span: Some(*longest),
-            place: Some(place),
+            longest_start_and_end_ns: Some(*longest),
+            process_id_and_device: Some(place),
         })
     }
 }
@@ -130,7 +133,7 @@ pub(super) fn page_migrations_rule_text() -> String {
 pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     require_gpu_operations(context)?;
     let mut migrations: Vec<GpuOperationId> = context
-        .all
+        .all_operations
         .all_operation_ids()
         .filter(|&id| context.is_operation_page_migration(id))
         .collect();
@@ -141,7 +144,7 @@ pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOr
             .map(|of| (context.trace.processes[of.process as usize].pid, of.device));
         let faulted: Vec<DiagnosisFinding> = places
             .filter(|&place| {
-                PageFaultsOfProcess::sum_page_faults_of_process(context, place).on_device > 0
+                PageFaultsOfProcess::sum_page_faults_of_process(context, place).gpu_page_faults > 0
             })
             .map(|place| finding_about_page_migrations(context, place, &[]))
             .collect();
@@ -164,7 +167,7 @@ pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOr
         return Ok((Vec::new(), all_records_inspected(copies, InspectedRecordKind::Copies)));
     }
     let owner = |id: GpuOperationId| context.process_id_and_gpu_of_operation(id);
-    migrations.sort_by_key(|&id| (owner(id), context.all.operation_start_ns(id)));
+    migrations.sort_by_key(|&id| (owner(id), context.all_operations.operation_start_ns(id)));
     let mut found = Vec::new();
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
         found.push(finding_about_page_migrations(context, owner(device[0]), device));
@@ -177,7 +180,7 @@ fn finding_about_page_migrations(
     place: (i64, u32),
     migrations: &[GpuOperationId],
 ) -> DiagnosisFinding {
-    let all = &context.all;
+    let all = &context.all_operations;
     let faults = PageFaultsOfProcess::sum_page_faults_of_process(context, place);
     let kernels = context.trace.kernels.on_gpu.operation_count();
     let own = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
@@ -244,16 +247,16 @@ fn finding_about_page_migrations(
             between.count,
             faults.page_faults_text()
         ),
-        measured,
+        measured_value: measured,
         threshold: MeasuredNumberWithUnit { value: 0.0, unit: "migrations" },
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::Without(OperationClass::Migration),
-        replayed: None,
+        replayed_gain: None,
         evidence: evidence.into_iter().flatten().collect(),
         advice: format!(
             "move pages before they are used, in large pieces: {}, or explicit copies",
             context.platform.managed_memory_prefetch_advice()
         ),
-        false_positive: "data that is touched once, or does not fit into the device's memory",
+        false_positive_note: "data that is touched once, or does not fit into the device's memory",
     }
 }

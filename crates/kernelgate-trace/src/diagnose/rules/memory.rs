@@ -64,14 +64,14 @@ fn check_metric_of_each_launch(
                 kernel_name_in_60_characters(context.trace, launch),
                 words.title
             ),
-            measured: MeasuredNumberWithUnit { value: held.value, unit: held.unit },
+            measured_value: MeasuredNumberWithUnit { value: held.value, unit: held.unit },
             threshold: MeasuredNumberWithUnit { value: held.threshold, unit: held.unit },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
-            replayed: None,
+            replayed_gain: None,
             evidence: evidence_of_ncu_launch(context.trace, launch, held.words),
             advice: words.advice.to_owned(),
-            false_positive: words.false_positive,
+            false_positive_note: words.false_positive,
         }))
     })
 }

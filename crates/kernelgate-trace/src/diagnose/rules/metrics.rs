@@ -42,7 +42,7 @@ pub(super) fn check_each_profiled_launch(
     option: &str,
     check: impl Fn(&NcuProfiledLaunch) -> Option<Option<DiagnosisFinding>>,
 ) -> FindingsOrMissingData {
-    let profiled = &context.trace.profiled;
+    let profiled = &context.trace.profiled_launches;
     let reason = format!("no launch was measured by {}", context.platform.kernel_profiler_name());
     let record = context.platform.advice_to_profile_single_kernel_launches();
     DataMissingForRule::error_unless_recorded(!profiled.is_empty(), reason, record)?;
@@ -55,7 +55,7 @@ pub(super) fn check_each_profiled_launch(
     )?;
     let missing = format!("the other launches lack its metrics; record them with {option}");
     let inspected = InspectedShareOfRecords {
-        missing: (checked.len() < profiled.len()).then_some(missing),
+        reason_for_missing_records: (checked.len() < profiled.len()).then_some(missing),
         ..some_records_inspected(
             checked.len(),
             profiled.len(),
@@ -149,17 +149,20 @@ pub(super) fn report_bound_of_each_kernel(context: &DiagnosisContext<'_>) -> Fin
                 "{} is {bound}{because}",
                 kernel_name_in_60_characters(context.trace, launch)
             ),
-            measured: MeasuredNumberWithUnit { value: compute.max(memory), unit: "% of peak" },
+            measured_value: MeasuredNumberWithUnit {
+                value: compute.max(memory),
+                unit: "% of peak",
+            },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_BOUNDING_UTILIZATION_PERCENT,
                 unit: "% of peak",
             },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
-            replayed: None,
+            replayed_gain: None,
             evidence: evidence_of_ncu_launch(context.trace, launch, words),
             advice: advice_for_kernel_bound(bound).to_owned(),
-            false_positive: "Nsight Compute measured with cold caches or fixed clocks",
+            false_positive_note: "Nsight Compute measured with cold caches or fixed clocks",
         }))
     })
 }
@@ -196,16 +199,19 @@ pub(super) fn find_low_achieved_occupancy(context: &DiagnosisContext<'_>) -> Fin
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
             title: format!("{}: the {low}", kernel_name_in_60_characters(context.trace, launch)),
-            measured: MeasuredNumberWithUnit { value: achieved.unwrap_or(theoretical), unit: "%" },
+            measured_value: MeasuredNumberWithUnit {
+                value: achieved.unwrap_or(theoretical),
+                unit: "%",
+            },
             threshold: MeasuredNumberWithUnit { value: threshold, unit: "%" },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
-            replayed: None,
+            replayed_gain: None,
             evidence: evidence_of_ncu_launch(context.trace, launch, words),
             advice: "fewer registers, less shared memory or another block size; if achieved is \
                      far below theoretical, balance the blocks and enlarge the grid"
                 .to_owned(),
-            false_positive: "GEMM and attention kernels that hide latency in other ways",
+            false_positive_note: "GEMM and attention kernels that hide latency in other ways",
         }))
     })
 }
@@ -227,14 +233,14 @@ pub(super) fn find_dominant_warp_stalls(context: &DiagnosisContext<'_>) -> Findi
             severity: FindingSeverity::Warning,
             confidence: FindingConfidence::High,
             title: format!("{kernel}: warps wait mostly for one reason: {reason}"),
-            measured: MeasuredNumberWithUnit { value: share, unit: "% of stalls" },
+            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of stalls" },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_DOMINANT_STALL_PERCENT,
                 unit: "% of stalls",
             },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
-            replayed: None,
+            replayed_gain: None,
             evidence: with_most_stalled_source_lines(
                 context.trace,
                 launch,
@@ -245,7 +251,7 @@ pub(super) fn find_dominant_warp_stalls(context: &DiagnosisContext<'_>) -> Findi
                 ),
             ),
             advice: advice_for_stall_reason(reason).to_owned(),
-            false_positive: "stalls that other warps hide: the scheduler still issues",
+            false_positive_note: "stalls that other warps hide: the scheduler still issues",
         }))
     })
 }
@@ -291,7 +297,7 @@ fn with_most_stalled_source_lines(
         let (file, reason) =
             (trace.names.text_of_name(line.file), trace.names.text_of_name(line.reason));
         evidence.push(FindingEvidence {
-            what: format!("{file}:{}: samples of warps that wait, most for {reason}", line.line),
+            subject: format!("{file}:{}: samples of warps that wait, most for {reason}", line.line),
             count: usize::try_from(line.samples).unwrap_or(usize::MAX),
             ..FindingEvidence::default()
         });
@@ -355,17 +361,17 @@ pub(super) fn report_bound_from_sampled_counters(
                 "GPU {gpu} is {bound} on average: SM issue {issue:.0} %, DRAM read {read:.0} % and \
                  write {write:.0} %"
             ),
-            measured: MeasuredNumberWithUnit { value: issue.max(memory), unit: "% of peak" },
+            measured_value: MeasuredNumberWithUnit { value: issue.max(memory), unit: "% of peak" },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_BOUNDING_UTILIZATION_PERCENT,
                 unit: "% of peak",
             },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
-            replayed: None,
+            replayed_gain: None,
             evidence: Vec::new(),
             advice: advice_for_kernel_bound(bound).to_owned(),
-            false_positive: "averages hide phases: restrict the trace with --range",
+            false_positive_note: "averages hide phases: restrict the trace with --range",
         });
     }
     if found.is_empty() {

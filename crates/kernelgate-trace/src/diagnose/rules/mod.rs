@@ -39,10 +39,10 @@ struct RuleWithQuestion {
     question: &'static str,
     rule: DiagnosisRuleFunction,
     /// Returns the condition, with its thresholds, under which the rule has a finding.
-    finds: fn() -> String,
+    condition_text: fn() -> String,
     /// Highest severity that findings of the rule can have.
-    worst: FindingSeverity,
-    records: RecordsNeededByRule,
+    highest_severity: FindingSeverity,
+    needed_records: RecordsNeededByRule,
 }
 
 const ALL_DIAGNOSIS_RULES: &[RuleWithQuestion] = &[
@@ -50,193 +50,197 @@ const ALL_DIAGNOSIS_RULES: &[RuleWithQuestion] = &[
         id: DATA_QUALITY_RULE_ID,
         question: "Is anything wrong with the trace itself?",
         rule: quality::find_data_quality_problems,
-        finds: quality::data_quality_rule_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Anything,
+        condition_text: quality::data_quality_rule_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Anything,
     },
     RuleWithQuestion {
         id: "launch-bound",
         question: "Does the GPU wait for launches?",
         rule: launches::find_launch_bound_processes,
-        finds: launches::launch_bound_rule_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: launches::launch_bound_rule_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "gaps",
         question: "Is the GPU idle between its operations?",
         rule: launches::find_long_idle_gaps,
-        finds: launches::idle_gaps_rule_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: launches::idle_gaps_rule_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "sync-in-loop",
         question: "Does the host wait for the GPU in a loop?",
         rule: |context, _| waits::find_host_waits_in_loops(context),
-        finds: waits::waits_in_loops_rule_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: waits::waits_in_loops_rule_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "pageable-copy",
         question: "Do asynchronous copies use pageable memory?",
         rule: copies::find_asynchronous_copies_with_pageable_memory,
-        finds: copies::pageable_copy_rule_threshold_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: copies::pageable_copy_rule_threshold_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "synchronous-copy",
         question: "Do copies hold up the host?",
         rule: copies::find_synchronous_copies,
-        finds: copies::synchronous_copy_rule_threshold_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: copies::synchronous_copy_rule_threshold_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "synchronous-set",
         question: "Do memsets hold up the host?",
         rule: copies::find_synchronous_memsets,
-        finds: copies::synchronous_memset_rule_threshold_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: copies::synchronous_memset_rule_threshold_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "page-migration",
         question: "Do pages of managed memory migrate?",
         rule: |context, _| managed_memory::find_page_migrations(context),
-        finds: managed_memory::page_migrations_rule_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Migrations,
+        condition_text: managed_memory::page_migrations_rule_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Migrations,
     },
     RuleWithQuestion {
         id: "exposed-copy",
         question: "Do copies run with no kernel beside them?",
         rule: exposed_transfers::find_exposed_copies,
-        finds: exposed_transfers::exposed_copies_threshold_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: exposed_transfers::exposed_copies_threshold_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "exposed-communication",
         question: "Does communication run with no compute beside it?",
         rule: exposed_transfers::find_exposed_communication,
-        finds: exposed_transfers::exposed_communication_threshold_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Launches,
+        condition_text: exposed_transfers::exposed_communication_threshold_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "block-size",
         question: "Do block sizes leave lanes of a warp idle?",
         rule: |context, _| kernels::find_block_sizes_with_idle_lanes(context),
-        finds: kernels::block_sizes_rule_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Shapes,
+        condition_text: kernels::block_sizes_rule_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Shapes,
     },
     RuleWithQuestion {
         id: "small-grid",
         question: "Do grids leave multiprocessors idle?",
         rule: |context, _| kernels::find_grids_smaller_than_gpu(context),
-        finds: kernels::small_grids_rule_text,
-        worst: FindingSeverity::Severe,
-        records: RecordsNeededByRule::Shapes,
+        condition_text: kernels::small_grids_rule_text,
+        highest_severity: FindingSeverity::Severe,
+        needed_records: RecordsNeededByRule::Shapes,
     },
     RuleWithQuestion {
         id: "tail",
         question: "Does the last wave leave multiprocessors idle?",
         rule: |context, _| kernels::find_launches_with_idle_tail_wave(context),
-        finds: kernels::tail_waves_rule_text,
-        worst: FindingSeverity::Warning,
-        records: RecordsNeededByRule::Shapes,
+        condition_text: kernels::tail_waves_rule_text,
+        highest_severity: FindingSeverity::Warning,
+        needed_records: RecordsNeededByRule::Shapes,
     },
     RuleWithQuestion {
         id: "fp32-matmul",
         question: "Do matrix products run without tensor cores?",
         rule: |context, _| kernels::find_fp32_gemms_on_cuda_cores(context),
-        finds: kernels::fp32_gemms_rule_text,
-        worst: FindingSeverity::Warning,
-        records: RecordsNeededByRule::Shapes,
+        condition_text: kernels::fp32_gemms_rule_text,
+        highest_severity: FindingSeverity::Warning,
+        needed_records: RecordsNeededByRule::Shapes,
     },
     RuleWithQuestion {
         id: "occupancy",
         question: "Is the theoretical occupancy low?",
         rule: |context, _| kernels::find_low_theoretical_occupancy(context),
-        finds: kernels::low_occupancy_rule_text,
-        worst: FindingSeverity::Information,
-        records: RecordsNeededByRule::Shapes,
+        condition_text: kernels::low_occupancy_rule_text,
+        highest_severity: FindingSeverity::Information,
+        needed_records: RecordsNeededByRule::Shapes,
     },
     RuleWithQuestion {
         id: "fusion",
         question: "Could short kernels be fused?",
         rule: |context, _| fusion::find_fusible_kernels(context),
-        finds: fusion::fusible_kernels_rule_text,
-        worst: FindingSeverity::Information,
-        records: RecordsNeededByRule::Launches,
+        condition_text: fusion::fusible_kernels_rule_text,
+        highest_severity: FindingSeverity::Information,
+        needed_records: RecordsNeededByRule::Launches,
     },
     RuleWithQuestion {
         id: "sampled-bound",
         question: "Which unit bounds the GPU, by samples?",
         rule: |context, _| metrics::report_bound_from_sampled_counters(context),
-        finds: metrics::sampled_bound_rule_text,
-        worst: FindingSeverity::Information,
-        records: RecordsNeededByRule::Samples,
+        condition_text: metrics::sampled_bound_rule_text,
+        highest_severity: FindingSeverity::Information,
+        needed_records: RecordsNeededByRule::Samples,
     },
     RuleWithQuestion {
         id: "kernel-bound",
         question: "Which unit bounds each kernel?",
         rule: |context, _| metrics::report_bound_of_each_kernel(context),
-        finds: metrics::kernel_bound_rule_text,
-        worst: FindingSeverity::Information,
-        records: RecordsNeededByRule::Metrics("--section SpeedOfLight"),
+        condition_text: metrics::kernel_bound_rule_text,
+        highest_severity: FindingSeverity::Information,
+        needed_records: RecordsNeededByRule::Metrics("--section SpeedOfLight"),
     },
     RuleWithQuestion {
         id: "work-bound",
         question: "Which limit bounds each range with declared work?",
         rule: |context, _| work::report_bound_of_declared_work(context),
-        finds: work::declared_work_bound_rule_text,
-        worst: FindingSeverity::Information,
-        records: RecordsNeededByRule::DeclaredWork,
+        condition_text: work::declared_work_bound_rule_text,
+        highest_severity: FindingSeverity::Information,
+        needed_records: RecordsNeededByRule::DeclaredWork,
     },
     RuleWithQuestion {
         id: "achieved-occupancy",
         question: "Is the achieved occupancy low?",
         rule: |context, _| metrics::find_low_achieved_occupancy(context),
-        finds: metrics::achieved_occupancy_rule_text,
-        worst: FindingSeverity::Information,
-        records: RecordsNeededByRule::Metrics("--section Occupancy"),
+        condition_text: metrics::achieved_occupancy_rule_text,
+        highest_severity: FindingSeverity::Information,
+        needed_records: RecordsNeededByRule::Metrics("--section Occupancy"),
     },
     RuleWithQuestion {
         id: "stalls",
         question: "Do warps stall mostly for one reason?",
         rule: |context, _| metrics::find_dominant_warp_stalls(context),
-        finds: metrics::warp_stalls_rule_text,
-        worst: FindingSeverity::Warning,
-        records: RecordsNeededByRule::Metrics("--section WarpStateStats --section SchedulerStats"),
+        condition_text: metrics::warp_stalls_rule_text,
+        highest_severity: FindingSeverity::Warning,
+        needed_records: RecordsNeededByRule::Metrics(
+            "--section WarpStateStats --section SchedulerStats",
+        ),
     },
     RuleWithQuestion {
         id: "coalescing",
         question: "Are accesses to global memory uncoalesced?",
         rule: |context, _| memory::find_uncoalesced_memory_accesses(context),
-        finds: memory::coalescing_rule_text,
-        worst: FindingSeverity::Warning,
-        records: RecordsNeededByRule::Metrics("--metrics group:memory__first_level_cache_table"),
+        condition_text: memory::coalescing_rule_text,
+        highest_severity: FindingSeverity::Warning,
+        needed_records: RecordsNeededByRule::Metrics(
+            "--metrics group:memory__first_level_cache_table",
+        ),
     },
     RuleWithQuestion {
         id: "bank-conflicts",
         question: "Do accesses to shared memory conflict?",
         rule: |context, _| memory::find_shared_memory_bank_conflicts(context),
-        finds: memory::bank_conflicts_rule_text,
-        worst: FindingSeverity::Warning,
-        records: RecordsNeededByRule::Metrics("--section MemoryWorkloadAnalysis_Tables"),
+        condition_text: memory::bank_conflicts_rule_text,
+        highest_severity: FindingSeverity::Warning,
+        needed_records: RecordsNeededByRule::Metrics("--section MemoryWorkloadAnalysis_Tables"),
     },
     RuleWithQuestion {
         id: "divergence",
         question: "Do threads of a warp diverge?",
         rule: |context, _| memory::find_divergent_warps(context),
-        finds: memory::divergence_rule_text,
-        worst: FindingSeverity::Warning,
-        records: RecordsNeededByRule::Metrics("--section WarpStateStats"),
+        condition_text: memory::divergence_rule_text,
+        highest_severity: FindingSeverity::Warning,
+        needed_records: RecordsNeededByRule::Metrics("--section WarpStateStats"),
     },
 ];
 
@@ -246,9 +250,9 @@ pub fn reference_entries_of_all_rules() -> Vec<RuleReferenceEntry> {
     let entry = |asked: &RuleWithQuestion| RuleReferenceEntry {
         id: asked.id,
         question: asked.question,
-        finds: (asked.finds)(),
-        worst: asked.worst,
-        record: asked.records.advice_to_record_on_nvidia(),
+        condition_text: (asked.condition_text)(),
+        highest_severity: asked.highest_severity,
+        record: asked.needed_records.advice_to_record_on_nvidia(),
     };
     ALL_DIAGNOSIS_RULES.iter().map(entry).collect()
 }
@@ -283,7 +287,7 @@ fn answer_from_rule_result(
 /// Returns why no finding in only a part of the records does not answer the question, and how to
 /// record the rest.
 fn why_partial_inspection_gives_no_answer(inspected: &InspectedShareOfRecords) -> (String, String) {
-    let missing = inspected.missing.clone().unwrap_or_default();
+    let missing = inspected.reason_for_missing_records.clone().unwrap_or_default();
     let (why, record) = missing.rsplit_once("; ").unwrap_or((&missing, ""));
     let seen = format!("nothing found in {inspected}");
     let reason = if why.is_empty() { seen } else { format!("{seen}; {why}") };
@@ -303,7 +307,7 @@ pub(super) fn apply_all_rules_to_trace(context: &DiagnosisContext<'_>) -> TraceD
                 pid: trace.processes[activity.process as usize].pid,
                 device: activity.device,
                 name: device.map(|device| device.name.clone()).filter(|name| !name.is_empty()),
-                span: activity.span,
+                first_start_and_last_end_ns: activity.first_start_and_last_end_ns,
                 busy_ns: activity.busy_ns,
                 operations: activity.operations,
                 account,
@@ -312,7 +316,8 @@ pub(super) fn apply_all_rules_to_trace(context: &DiagnosisContext<'_>) -> TraceD
         })
         .collect();
     let (mut quality, mut findings, mut questions) = (Vec::new(), Vec::new(), Vec::new());
-    for RuleWithQuestion { id, question, rule, worst, .. } in ALL_DIAGNOSIS_RULES {
+    for RuleWithQuestion { id, question, rule, highest_severity: worst, .. } in ALL_DIAGNOSIS_RULES
+    {
         let found = if *id == DATA_QUALITY_RULE_ID { &mut quality } else { &mut findings };
         let answer = answer_from_rule_result(rule(context, &devices), found);
         debug_assert!(found.iter().all(|of| of.id != *id || of.severity <= *worst), "{id}");
@@ -320,7 +325,7 @@ pub(super) fn apply_all_rules_to_trace(context: &DiagnosisContext<'_>) -> TraceD
     }
     quality.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let critical_path = critical::find_critical_path_and_gains(context, &mut findings);
-    let memory = device_memory::memory_by_process_and_gpu(trace, &context.host.outermost);
+    let memory = device_memory::memory_by_process_and_gpu(trace, &context.host_summary.outermost);
     questions.push(answer_device_memory_question(context, memory.len()));
     let version = ["EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION"]
         .iter()
@@ -343,11 +348,11 @@ pub(super) fn apply_all_rules_to_trace(context: &DiagnosisContext<'_>) -> TraceD
         records: [
             ("kernels", trace.kernels.on_gpu.operation_count()),
             ("copies", trace.copies.on_gpu.operation_count()),
-            ("sets", trace.sets.on_gpu.operation_count()),
+            ("sets", trace.memsets.on_gpu.operation_count()),
             ("graph launches", trace.graphs.on_gpu.operation_count()),
-            ("CUDA calls", context.host.calls),
-            ("ranges", context.host.ranges),
-            ("profiled launches", trace.profiled.len()),
+            ("CUDA calls", context.host_summary.calls),
+            ("ranges", context.host_summary.ranges),
+            ("profiled launches", trace.profiled_launches.len()),
         ],
         devices,
         critical_path,

@@ -50,9 +50,9 @@ pub struct RuleReferenceEntry {
     /// The question that the rule answers.
     pub question: &'static str,
     /// The condition, with its thresholds, under which the rule has a finding.
-    pub finds: String,
+    pub condition_text: String,
     /// Highest severity that findings of the rule can have.
-    pub worst: FindingSeverity,
+    pub highest_severity: FindingSeverity,
     /// Advice on how to record the data that the rule needs, on NVIDIA GPUs.
     pub record: String,
 }

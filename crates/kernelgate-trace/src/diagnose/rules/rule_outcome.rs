@@ -56,7 +56,12 @@ pub(super) fn some_records_inspected(
     unit: InspectedRecordKind,
 ) -> InspectedShareOfRecords {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    InspectedShareOfRecords { seen: number(seen), whole: number(whole), unit, missing: None }
+    InspectedShareOfRecords {
+        inspected_amount: number(seen),
+        whole_amount: number(whole),
+        unit,
+        reason_for_missing_records: None,
+    }
 }
 
 /// Makes evidence of a single GPU operation.
@@ -66,12 +71,12 @@ pub(super) fn evidence_of_single_operation(
     what: String,
 ) -> FindingEvidence {
     FindingEvidence {
-        what,
+        subject: what,
         count: 1,
-        total_ns: Some(context.all.operation_length_ns(id)),
+        total_ns: Some(context.all_operations.operation_length_ns(id)),
         range: context.range_path_text_of_operation(id),
-        span: Some(context.all.operation_start_and_end_ns(id)),
-        place: Some(context.process_id_and_gpu_of_operation(id)),
+        longest_start_and_end_ns: Some(context.all_operations.operation_start_and_end_ns(id)),
+        process_id_and_device: Some(context.process_id_and_gpu_of_operation(id)),
     }
 }
 
@@ -88,14 +93,14 @@ pub(super) fn data_quality_finding(
         severity,
         confidence: FindingConfidence::High,
         title,
-        measured,
+        measured_value: measured,
         threshold: MeasuredNumberWithUnit { value: 0.0, unit: measured.unit },
         recoverable_ns: None,
         remedy: FindingRemedy::NotReplayed,
-        replayed: None,
+        replayed_gain: None,
         evidence: Vec::new(),
         advice: advice.into(),
-        false_positive,
+        false_positive_note: false_positive,
     }
 }
 
@@ -133,8 +138,8 @@ pub(super) fn sorted_and_limited_evidence(
     evidence.sort_by(|a, b| {
         b.total_ns
             .cmp(&a.total_ns)
-            .then_with(|| a.what.cmp(&b.what))
-            .then_with(|| a.span.cmp(&b.span))
+            .then_with(|| a.subject.cmp(&b.subject))
+            .then_with(|| a.longest_start_and_end_ns.cmp(&b.longest_start_and_end_ns))
     });
     evidence.truncate(MAX_EVIDENCE_LINES_OF_FINDING);
     evidence

@@ -54,13 +54,13 @@ pub(super) fn waits_in_loops_rule_text() -> String {
 
 pub(super) fn find_host_waits_in_loops(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     require_host_calls(context)?;
-    let inspected = all_records_inspected(context.host.calls, InspectedRecordKind::Calls);
+    let inspected = all_records_inspected(context.host_summary.calls, InspectedRecordKind::Calls);
     let mut loops: Vec<HostWaitsOfLoop> = wait_loops_by_repeated_ranges(context);
-    let in_ranges: usize = loops.iter().map(|of| of.sum.count).sum();
+    let in_ranges: usize = loops.iter().map(|of| of.sum.wait_count).sum();
     if in_ranges == 0 {
         loops = wait_loops_by_equal_launch_counts(context);
     }
-    loops.retain(|of| of.sum.count >= 2);
+    loops.retain(|of| of.sum.wait_count >= 2);
     if loops.is_empty() {
         return Ok((Vec::new(), inspected));
     }
@@ -68,18 +68,18 @@ pub(super) fn find_host_waits_in_loops(context: &DiagnosisContext<'_>) -> Findin
         loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>()
     };
     let (total, saved) = (sum(|of| of.total_ns), sum(|of| of.saved_ns));
-    let count: usize = loops.iter().map(|of| of.sum.count).sum();
+    let count: usize = loops.iter().map(|of| of.sum.wait_count).sum();
     let span =
         context.activities.iter().map(ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
     let evidence = loops
         .iter()
         .map(|of| FindingEvidence {
-            what: of.waiting_functions_by_call_count(context),
-            count: of.sum.count,
+            subject: of.waiting_functions_by_call_count(context),
+            count: of.sum.wait_count,
             total_ns: Some(of.sum.total_ns),
             range: (!of.path.is_empty()).then(|| of.path.clone()),
-            span: of.sum.longest,
-            place: None,
+            longest_start_and_end_ns: of.sum.longest_start_and_end_ns,
+            process_id_and_device: None,
         })
         .collect();
     let confidence =
@@ -96,17 +96,17 @@ pub(super) fn find_host_waits_in_loops(context: &DiagnosisContext<'_>) -> Findin
             "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {behind}",
             ns_as_milliseconds(total).value,
         ),
-        measured: count_as_number_with_unit(count, "calls"),
+        measured_value: count_as_number_with_unit(count, "calls"),
         threshold: count_as_number_with_unit(2, "calls"),
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::NoWaits,
-        replayed: None,
+        replayed_gain: None,
         evidence: sorted_and_limited_evidence(evidence),
         advice:
             "remove waits from the loop: no tensor.item(), print(tensor) or .cpu() in it; wait \
                  once, behind it, or use events that the GPU waits for"
                 .to_owned(),
-        false_positive: "a benchmark that times each iteration waits on purpose",
+        false_positive_note: "a benchmark that times each iteration waits on purpose",
     };
     Ok((vec![found], inspected))
 }
@@ -115,13 +115,13 @@ pub(super) fn find_host_waits_in_loops(context: &DiagnosisContext<'_>) -> Findin
 /// numbers.
 fn wait_loops_by_repeated_ranges(context: &DiagnosisContext<'_>) -> Vec<HostWaitsOfLoop> {
     let mut loops: HashMap<String, HostWaitsOfLoop> = HashMap::new();
-    for (&path, waits) in &context.host.waits.in_ranges {
+    for (&path, waits) in &context.host_summary.host_waits.waits_by_range_path {
         let path = replace_digits_by_number_sign(
-            &context.host.paths.path_text_with_slashes(context.trace, path),
+            &context.host_summary.paths.path_text_with_slashes(context.trace, path),
         );
         let repeated = loops.entry(path.clone()).or_default();
         repeated.path = path;
-        repeated.ranges += 1 + usize::from(waits.several);
+        repeated.ranges += 1 + usize::from(waits.in_several_ranges);
         repeated.sum.add_other_waits(&waits.sum);
     }
     let mut loops: Vec<HostWaitsOfLoop> = loops.into_values().collect();
@@ -132,22 +132,22 @@ fn wait_loops_by_repeated_ranges(context: &DiagnosisContext<'_>) -> Vec<HostWait
 
 /// Finds loops without ranges: waits of a thread with equal numbers of launches between them.
 fn wait_loops_by_equal_launch_counts(context: &DiagnosisContext<'_>) -> Vec<HostWaitsOfLoop> {
-    let waits = &context.host.waits;
+    let waits = &context.host_summary.host_waits;
     let mut most: BTreeMap<u32, &WaitsAfterEqualLaunches> = BTreeMap::new();
-    for (&(thread, _), of) in &waits.at_intervals {
+    for (&(thread, _), of) in &waits.waits_by_launch_count {
         let largest = most.entry(thread).or_insert(of);
-        if (largest.sum.count, largest.before) < (of.sum.count, of.before) {
+        if (largest.sum.wait_count, largest.waits_before) < (of.sum.wait_count, of.waits_before) {
             *largest = of;
         }
     }
     let enough = |&(thread, of): &(u32, &WaitsAfterEqualLaunches)| {
-        of.sum.count >= MIN_WAITS_OF_LOOP_WITHOUT_RANGES
-            && of.sum.count * 2 >= waits.number_of_waits_of_thread(thread)
+        of.sum.wait_count >= MIN_WAITS_OF_LOOP_WITHOUT_RANGES
+            && of.sum.wait_count * 2 >= waits.number_of_waits_of_thread(thread)
     };
     let loops = most.into_iter().filter(enough).map(|(_, of)| HostWaitsOfLoop {
         sum: of.sum.clone(),
         ranges: 0,
-        path: context.host.paths.path_text_with_slashes(context.trace, of.path),
+        path: context.host_summary.paths.path_text_with_slashes(context.trace, of.path),
     });
     loops.collect()
 }

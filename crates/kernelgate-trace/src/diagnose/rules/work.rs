@@ -19,7 +19,7 @@ pub(super) fn declared_work_bound_rule_text() -> String {
 pub(super) fn report_bound_of_declared_work(
     context: &DiagnosisContext<'_>,
 ) -> FindingsOrMissingData {
-    if context.trace.work.iter().all(|declared| declared.limits.is_empty()) {
+    if context.trace.declared_work.iter().all(|declared| declared.limits.is_empty()) {
         let record = "kernelgate profile CASE records the declared work of a case";
         return Err(DataMissingForRule::missing_data_with_advice(
             "no range declares its work",
@@ -46,17 +46,17 @@ pub(super) fn report_bound_of_declared_work(
                 of.bound.printed_time_bound(),
                 limits.join(", ")
             ),
-            measured: MeasuredNumberWithUnit { value: highest * 100.0, unit: "% of a limit" },
+            measured_value: MeasuredNumberWithUnit { value: highest * 100.0, unit: "% of a limit" },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_SHARE_OF_BOUNDING_LIMIT * 100.0,
                 unit: "% of a limit",
             },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
-            replayed: None,
+            replayed_gain: None,
             evidence: vec![FindingEvidence {
-                what: format!("{} operations on the device", of.operations),
-                count: of.times,
+                subject: format!("{} operations on the device", of.operations),
+                count: of.opened_count,
                 total_ns: Some(of.span_ns),
                 range: Some(of.path),
                 ..FindingEvidence::default()
@@ -65,12 +65,12 @@ pub(super) fn report_bound_of_declared_work(
                 of.bound,
                 context.platform.cuda_or_hip_graph_term(),
             ),
-            false_positive: "an implementation that does more than the declared work: measure the \
+            false_positive_note: "an implementation that does more than the declared work: measure the \
                              kernels with ncu",
         }
     });
     let found: Vec<DiagnosisFinding> = found.collect();
-    let (count, declared) = (found.len(), context.trace.work.len());
+    let (count, declared) = (found.len(), context.trace.declared_work.len());
     if count == 0 {
         return Err(DataMissingForRule::program_has_no_such_work(
             "no range with declared work launched anything",

@@ -46,7 +46,7 @@ pub(super) fn read_recorded_collective(
     let group: Vec<String> = group.into_iter().flatten().collect();
     Some(RecordedCollective {
         name: names.intern_text(&name),
-        group: names.intern_text(&group.join(" ")),
+        communicator: names.intern_text(&group.join(" ")),
         ranks: json_value_as_integer(arguments.group_size)
             .and_then(|n| u32::try_from(n).ok())
             .unwrap_or(0),

@@ -54,9 +54,9 @@ pub(super) struct ChromeFileReadSummary {
     /// Whether the file has an event array.
     pub has_events: bool,
     /// Number of events with texts that are not valid UTF-8.
-    pub invalid: u64,
+    pub invalid_texts: u64,
     /// Number of events that are not valid JSON.
-    pub broken: u64,
+    pub broken_events: u64,
     /// Why reading ended before the end of the file; `None` if the whole file was read.
     pub error: Option<String>,
 }
@@ -67,12 +67,21 @@ pub(super) fn stream_chrome_events_and_fields(
     source: impl Read,
     each: impl FnMut(ChromeFilePart<'_>),
 ) -> ChromeFileReadSummary {
-    let window = TraceFileBuffer { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
-    let mut document =
-        ChromeDocumentReader { window, each, contents: ChromeFileReadSummary::default() };
+    let window = TraceFileBuffer {
+        source,
+        bytes: Vec::new(),
+        parse_offset: 0,
+        end_reached: false,
+        read_error: None,
+    };
+    let mut document = ChromeDocumentReader {
+        file_buffer: window,
+        visit_event_or_field: each,
+        read_summary: ChromeFileReadSummary::default(),
+    };
     let outcome = document.read_chrome_document();
-    document.contents.error = outcome.err();
-    document.contents
+    document.read_summary.error = outcome.err();
+    document.read_summary
 }
 
 /// The bytes of the trace file that are currently in memory.
@@ -80,42 +89,42 @@ struct TraceFileBuffer<R> {
     source: R,
     bytes: Vec<u8>,
     /// Offset in the buffer of the next byte to parse.
-    at: usize,
-    ended: bool,
+    parse_offset: usize,
+    end_reached: bool,
     /// The read error of the file, reported after the bytes before it are parsed.
-    failed: Option<String>,
+    read_error: Option<String>,
 }
 
 impl<R: Read> TraceFileBuffer<R> {
     fn unparsed_bytes(&self) -> &[u8] {
-        &self.bytes[self.at..]
+        &self.bytes[self.parse_offset..]
     }
 
     /// Reads more bytes of the file into the buffer; returns `false` at the end of the file. The
     /// number of bytes per read doubles with the buffer, so that a long value is parsed only a few
     /// times.
     fn read_more_of_trace_file(&mut self) -> Result<bool, String> {
-        if self.ended {
+        if self.end_reached {
             return Ok(false);
         }
-        self.bytes.drain(..self.at);
-        self.at = 0;
+        self.bytes.drain(..self.parse_offset);
+        self.parse_offset = 0;
         let length = self.bytes.len();
         if length > MAX_EVENT_OR_FIELD_BYTES {
             return Err(format!("a value of more than {} MiB", MAX_EVENT_OR_FIELD_BYTES >> 20));
         }
-        if let Some(failed) = &self.failed {
+        if let Some(failed) = &self.read_error {
             return Err(failed.clone());
         }
         let chunk = length.max(MIN_FILE_READ_BYTES) as u64;
         let read = (&mut self.source).take(chunk).read_to_end(&mut self.bytes);
-        self.failed = read.err().map(|error| error.to_string());
-        match &self.failed {
+        self.read_error = read.err().map(|error| error.to_string());
+        match &self.read_error {
             // Bytes that were read before the error are parsed before the error is reported.
             Some(failed) if self.bytes.len() == length => Err(failed.clone()),
             _ => {
-                self.ended = self.bytes.len() == length;
-                Ok(!self.ended)
+                self.end_reached = self.bytes.len() == length;
+                Ok(!self.end_reached)
             }
         }
     }
@@ -124,7 +133,7 @@ impl<R: Read> TraceFileBuffer<R> {
     fn peek_non_space_byte(&mut self) -> Result<Option<u8>, String> {
         loop {
             let spaces = count_leading_spaces(self.unparsed_bytes());
-            self.at += spaces;
+            self.parse_offset += spaces;
             if let Some(&byte) = self.unparsed_bytes().first() {
                 return Ok(Some(byte));
             }
@@ -137,7 +146,7 @@ impl<R: Read> TraceFileBuffer<R> {
     /// Consumes and returns the next byte that is not white space.
     fn consume_non_space_byte(&mut self) -> Result<Option<u8>, String> {
         let byte = self.peek_non_space_byte()?;
-        self.at += usize::from(byte.is_some());
+        self.parse_offset += usize::from(byte.is_some());
         Ok(byte)
     }
 
@@ -146,7 +155,7 @@ impl<R: Read> TraceFileBuffer<R> {
     fn buffer_next_json_value(&mut self) -> Result<usize, String> {
         loop {
             match json_value_length(self.unparsed_bytes()) {
-                Ok(length) if self.at + length < self.bytes.len() || self.ended => {
+                Ok(length) if self.parse_offset + length < self.bytes.len() || self.end_reached => {
                     return Ok(length);
                 }
                 Err(error) if !error.is_eof() => return Err(error.to_string()),
@@ -172,14 +181,14 @@ impl<R: Read> TraceFileBuffer<R> {
                     _ if text => {}
                     b'{' | b'[' => depth += 1,
                     b'}' | b']' | b',' if depth == 0 => {
-                        self.at += index;
+                        self.parse_offset += index;
                         return Ok(());
                     }
                     b'}' | b']' => depth -= 1,
                     _ => {}
                 }
             }
-            self.at = self.bytes.len();
+            self.parse_offset = self.bytes.len();
             if !self.read_more_of_trace_file()? {
                 return Err("the file ends within a value".to_owned());
             }
@@ -223,9 +232,9 @@ fn json_value_length(bytes: &[u8]) -> serde_json::Result<usize> {
 /// Offsets in a trace file at which an invalid event ends and reading continues.
 struct EndOfBrokenEvent {
     /// Offset after the closing brace of the invalid event.
-    end: usize,
+    end_offset: usize,
     /// Offset of the next event, or of the bracket that closes the event array.
-    next: usize,
+    next_event_offset: usize,
 }
 
 /// Finds the first closing brace after which another event begins or the event array ends.
@@ -249,7 +258,7 @@ fn find_end_of_broken_event(bytes: &[u8], from: usize) -> Option<EndOfBrokenEven
             _ => None,
         };
         if let Some(next) = found {
-            return Some(EndOfBrokenEvent { end: index + 1, next });
+            return Some(EndOfBrokenEvent { end_offset: index + 1, next_event_offset: next });
         }
     }
     None
@@ -288,7 +297,7 @@ fn parse_buffered_event<R: Read>(
             let length = values.byte_offset();
             match rest.get(length + count_leading_spaces(&rest[length..])) {
                 Some(b',' | b']') => {}
-                None if window.ended => {}
+                None if window.end_reached => {}
                 None => return EventParseOutcome::CutOff,
                 // An unescaped quotation mark made the parser end the event inside a text.
                 Some(_) => return EventParseOutcome::Broken,
@@ -310,18 +319,18 @@ fn parse_buffered_event<R: Read>(
 }
 
 struct ChromeDocumentReader<R, F> {
-    window: TraceFileBuffer<R>,
-    each: F,
-    contents: ChromeFileReadSummary,
+    file_buffer: TraceFileBuffer<R>,
+    visit_event_or_field: F,
+    read_summary: ChromeFileReadSummary,
 }
 
 impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
     fn read_chrome_document(&mut self) -> Result<(), String> {
-        self.window.peek_non_space_byte()?;
-        if self.window.unparsed_bytes().starts_with(b"\xef\xbb\xbf") {
-            self.window.at += 3;
+        self.file_buffer.peek_non_space_byte()?;
+        if self.file_buffer.unparsed_bytes().starts_with(b"\xef\xbb\xbf") {
+            self.file_buffer.parse_offset += 3;
         }
-        match self.window.consume_non_space_byte()? {
+        match self.file_buffer.consume_non_space_byte()? {
             Some(b'[') => self.read_event_array(),
             Some(b'{') => self.read_top_level_fields(),
             _ => Err("expected an object with `traceEvents`, or an array of events".to_owned()),
@@ -329,33 +338,35 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
     }
 
     fn read_top_level_fields(&mut self) -> Result<(), String> {
-        if self.window.peek_non_space_byte()? == Some(b'}') {
+        if self.file_buffer.peek_non_space_byte()? == Some(b'}') {
             return Ok(());
         }
         loop {
-            self.window.peek_non_space_byte()?;
-            let length = self.window.buffer_next_json_value()?;
-            let key = serde_json::from_slice::<String>(&self.window.unparsed_bytes()[..length])
-                .map_err(|error| error.to_string())?;
-            self.window.at += length;
-            if self.window.consume_non_space_byte()? != Some(b':') {
+            self.file_buffer.peek_non_space_byte()?;
+            let length = self.file_buffer.buffer_next_json_value()?;
+            let key =
+                serde_json::from_slice::<String>(&self.file_buffer.unparsed_bytes()[..length])
+                    .map_err(|error| error.to_string())?;
+            self.file_buffer.parse_offset += length;
+            if self.file_buffer.consume_non_space_byte()? != Some(b':') {
                 return Err(format!("expected a value of `{key}`"));
             }
             match key.as_str() {
-                "traceEvents" => match self.window.consume_non_space_byte()? {
+                "traceEvents" => match self.file_buffer.consume_non_space_byte()? {
                     Some(b'[') => self.read_event_array()?,
                     _ => return Err("`traceEvents` is not an array of events".to_owned()),
                 },
                 key if KEPT_TOP_LEVEL_FIELDS.contains(&key) => {
-                    self.window.peek_non_space_byte()?;
-                    let length = self.window.buffer_next_json_value()?;
-                    let value = String::from_utf8_lossy(&self.window.unparsed_bytes()[..length]);
-                    (self.each)(ChromeFilePart::Field(key, &value));
-                    self.window.at += length;
+                    self.file_buffer.peek_non_space_byte()?;
+                    let length = self.file_buffer.buffer_next_json_value()?;
+                    let value =
+                        String::from_utf8_lossy(&self.file_buffer.unparsed_bytes()[..length]);
+                    (self.visit_event_or_field)(ChromeFilePart::Field(key, &value));
+                    self.file_buffer.parse_offset += length;
                 }
-                _ => self.window.skip_json_value()?,
+                _ => self.file_buffer.skip_json_value()?,
             }
-            match self.window.consume_non_space_byte()? {
+            match self.file_buffer.consume_non_space_byte()? {
                 Some(b',') => {}
                 Some(b'}') => return Ok(()),
                 _ => return Err("the file ends before its last bracket".to_owned()),
@@ -365,14 +376,14 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
 
     /// Reads the events of the array after its opening bracket, and consumes the closing bracket.
     fn read_event_array(&mut self) -> Result<(), String> {
-        self.contents.has_events = true;
+        self.read_summary.has_events = true;
         loop {
-            match self.window.peek_non_space_byte()? {
+            match self.file_buffer.peek_non_space_byte()? {
                 Some(b']') => {
-                    self.window.at += 1;
+                    self.file_buffer.parse_offset += 1;
                     return Ok(());
                 }
-                Some(b',') => self.window.at += 1,
+                Some(b',') => self.file_buffer.parse_offset += 1,
                 Some(b'{') => self.read_or_skip_event()?,
                 Some(_) => self.skip_non_object_element()?,
                 None => return Err("the array of events has no end".to_owned()),
@@ -382,21 +393,21 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
 
     /// Skips an element of the event array that is not a JSON object.
     fn skip_non_object_element(&mut self) -> Result<(), String> {
-        let length = self.window.buffer_next_json_value()?;
-        (self.each)(ChromeFilePart::Other);
-        self.window.at += length;
+        let length = self.file_buffer.buffer_next_json_value()?;
+        (self.visit_event_or_field)(ChromeFilePart::Other);
+        self.file_buffer.parse_offset += length;
         Ok(())
     }
 
     fn read_or_skip_event(&mut self) -> Result<(), String> {
         loop {
-            match parse_buffered_event(&self.window, &mut self.each) {
+            match parse_buffered_event(&self.file_buffer, &mut self.visit_event_or_field) {
                 EventParseOutcome::Read(length) => {
-                    self.window.at += length;
+                    self.file_buffer.parse_offset += length;
                     return Ok(());
                 }
-                EventParseOutcome::CutOff if !self.window.ended => {
-                    self.window.read_more_of_trace_file()?;
+                EventParseOutcome::CutOff if !self.file_buffer.end_reached => {
+                    self.file_buffer.read_more_of_trace_file()?;
                 }
                 EventParseOutcome::CutOff | EventParseOutcome::Broken => {
                     return self.skip_or_repair_broken_event();
@@ -408,24 +419,26 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
     /// Skips an event that is invalid JSON; an event that is invalid only as UTF-8 is passed on
     /// with replacement characters.
     fn skip_or_repair_broken_event(&mut self) -> Result<(), String> {
-        let Some(EndOfBrokenEvent { end, next }) = self.window.read_until_event_boundary()? else {
-            let why = json_value_length(self.window.unparsed_bytes())
+        let Some(EndOfBrokenEvent { end_offset: end, next_event_offset: next }) =
+            self.file_buffer.read_until_event_boundary()?
+        else {
+            let why = json_value_length(self.file_buffer.unparsed_bytes())
                 .err()
                 .map(|error| error.to_string());
-            self.window.at = self.window.bytes.len();
+            self.file_buffer.parse_offset = self.file_buffer.bytes.len();
             return Err(why.unwrap_or_else(|| "the file ends within an event".to_owned()));
         };
-        let text = String::from_utf8_lossy(&self.window.unparsed_bytes()[..end]);
+        let text = String::from_utf8_lossy(&self.file_buffer.unparsed_bytes()[..end]);
         match serde_json::from_str::<ChromeTraceEvent<'_>>(&text) {
             Ok(event) => {
-                (self.each)(ChromeFilePart::Event(&event));
+                (self.visit_event_or_field)(ChromeFilePart::Event(&event));
                 // A multi-byte character that the buffer's end cuts also makes the parser report
                 // invalid JSON.
-                self.contents.invalid += u64::from(matches!(text, Cow::Owned(_)));
+                self.read_summary.invalid_texts += u64::from(matches!(text, Cow::Owned(_)));
             }
-            Err(_) => self.contents.broken += 1,
+            Err(_) => self.read_summary.broken_events += 1,
         }
-        self.window.at += next;
+        self.file_buffer.parse_offset += next;
         Ok(())
     }
 }
@@ -463,7 +476,7 @@ mod tests {
             {"ph": "X", "name": "second", "args": {"k": "},{ \" "}}, {"ph": "X", "name": "a"b"} ], "z": 1}"#;
         let (names, contents) = read_event_names_in_small_pieces(text);
         assert_eq!(names, ["first", "second"]);
-        assert_eq!((contents.broken, contents.invalid), (2, 0));
+        assert_eq!((contents.broken_events, contents.invalid_texts), (2, 0));
         assert_eq!(contents.error, None);
     }
 
@@ -472,7 +485,7 @@ mod tests {
         let text = b"[{\"name\": \"a\x01b\nc\"}, {\"name\": \"\xff\"}, {\"name\": \"d\"}]";
         let (names, contents) = read_event_names_in_small_pieces(text);
         assert_eq!(names, ["\u{fffd}", "d"]);
-        assert_eq!((contents.broken, contents.invalid), (1, 1));
+        assert_eq!((contents.broken_events, contents.invalid_texts), (1, 1));
         assert_eq!(contents.error, None);
     }
 

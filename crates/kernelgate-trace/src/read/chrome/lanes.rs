@@ -53,7 +53,7 @@ pub(super) fn host_process_of_each_gpu_pid(trace: &Trace, lanes: usize, busiest:
     };
     add(&trace.kernels.on_gpu);
     add(&trace.copies.on_gpu);
-    add(&trace.sets.on_gpu);
+    add(&trace.memsets.on_gpu);
     add(&trace.graphs.on_gpu);
     let owner = |lane: usize| {
         let fit = |process: u32| fits.get(&(lane, process)).copied();
@@ -91,9 +91,9 @@ pub(super) fn merge_equal_places(trace: &mut Trace) {
     let parts = [
         &mut trace.kernels.on_gpu,
         &mut trace.copies.on_gpu,
-        &mut trace.sets.on_gpu,
+        &mut trace.memsets.on_gpu,
         &mut trace.graphs.on_gpu,
-        &mut trace.syncs.on_gpu,
+        &mut trace.synchronisation_waits.on_gpu,
     ];
     for part in parts {
         part.place = part.place.iter_decoded_rows().map(|place| first[place.0 as usize]).collect();

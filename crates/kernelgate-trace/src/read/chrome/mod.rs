@@ -51,15 +51,15 @@ pub(super) fn read_chrome_trace(path: &Path) -> Result<Trace, TraceError> {
         reader.builder.trace.quality.unreadable.push(reason);
     }
     if reader.events == 0 {
-        let reason = match (contents.has_events, reader.others) {
+        let reason = match (contents.has_events, reader.elements_without_event) {
             (true, 0) => "the trace has no events: `traceEvents` is empty",
             _ => "JSON without `traceEvents`, or whose elements are not events of a trace",
         };
         return Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() });
     }
     let quality = &mut reader.builder.trace.quality;
-    quality.broken_events = contents.broken;
-    quality.invalid_texts = contents.invalid;
+    quality.broken_events = contents.broken_events;
+    quality.invalid_texts = contents.invalid_texts;
     Ok(reader.close_ranges_and_finish_trace())
 }
 
@@ -69,9 +69,9 @@ struct ChromeTraceReader {
     /// Events of any kind.
     events: u64,
     /// Number of elements of the event array that are not trace events.
-    others: u64,
+    elements_without_event: u64,
     /// Open `B` events by thread: each with start time and name of the range.
-    open: HashMap<u32, Vec<(i64, String)>>,
+    open_ranges_by_thread: HashMap<u32, Vec<(i64, String)>>,
     /// Open `b` events by category and id: start time, thread and name of the range; such ranges
     /// may end on another thread.
     open_by_id: HashMap<(String, i64), (i64, u32, String)>,
@@ -94,7 +94,7 @@ impl ChromeTraceReader {
             }
             // Any JSON object parses as an event, but only trace events have a phase (`ph`).
             ChromeFilePart::Event(event) if event.ph.is_empty() => {
-                self.others += 1;
+                self.elements_without_event += 1;
                 self.builder.trace.quality.odd_values += 1;
             }
             ChromeFilePart::Event(event) => {
@@ -102,7 +102,7 @@ impl ChromeTraceReader {
                 self.add_event_by_phase(event);
             }
             ChromeFilePart::Other => {
-                self.others += 1;
+                self.elements_without_event += 1;
                 self.builder.trace.quality.odd_values += 1;
             }
         }
@@ -120,14 +120,14 @@ impl ChromeTraceReader {
                 id: number("id").unwrap_or(0),
                 name: device["name"].as_str().unwrap_or_default().to_owned(),
                 multiprocessors: number("numSms"),
-                compute: number("computeMajor").zip(number("computeMinor")),
+                compute_capability: number("computeMajor").zip(number("computeMinor")),
                 threads_per_sm: number("maxThreadsPerMultiprocessor"),
                 registers_per_sm: number("regsPerMultiprocessor"),
                 // PyTorch for ROCm uses the second field name.
                 shared_per_sm: number("sharedMemPerMultiprocessor")
                     .or_else(|| number("maxSharedMemoryPerMultiProcessor")),
                 blocks_per_sm: None,
-                warp: number("warpSize"),
+                threads_per_warp: number("warpSize"),
             });
         }
     }
@@ -213,7 +213,7 @@ impl ChromeTraceReader {
             return;
         };
         let thread = self.index_of_event_thread(event);
-        let open = self.open.entry(thread).or_default();
+        let open = self.open_ranges_by_thread.entry(thread).or_default();
         if event.ph == "B" {
             open.push((time, event.name.clone().into_owned()));
         } else if let Some((start, name)) = open.pop() {
@@ -272,7 +272,7 @@ impl ChromeTraceReader {
             "gpu_memcpy" | "Memcpy" => self.add_memory_copy(event, start, end),
             "gpu_memset" | "Memset" => {
                 let arguments = ChromeEventArguments::parse_arguments_of_event(event);
-                let mut sets = std::mem::take(&mut self.builder.trace.sets);
+                let mut sets = std::mem::take(&mut self.builder.trace.memsets);
                 if self.add_operation_from_arguments(
                     &mut sets.on_gpu,
                     event,
@@ -283,7 +283,7 @@ impl ChromeTraceReader {
                         json_value_as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned(),
                     );
                 }
-                self.builder.trace.sets = sets;
+                self.builder.trace.memsets = sets;
             }
             "gpu_graph" => {
                 let arguments = ChromeEventArguments::parse_arguments_of_event(event);
@@ -302,7 +302,9 @@ impl ChromeTraceReader {
             }
             "cuda_sync" => self.add_synchronisation(event, start, end),
             "cuda_runtime" | "cuda_driver" | "Runtime" => self.add_cuda_api_call(event, start, end),
-            "overhead" | "Overhead" => self.builder.trace.quality.overhead.push((start, end)),
+            "overhead" | "Overhead" => {
+                self.builder.trace.quality.profiler_overhead_spans.push((start, end))
+            }
             // Skips spans of the profiler itself, copies of host ranges on the GPU timeline, and
             // Python frames.
             "Trace" | "gpu_user_annotation" | "python_function" => {}
@@ -337,7 +339,7 @@ impl ChromeTraceReader {
 
     fn add_synchronisation(&mut self, event: &ChromeTraceEvent<'_>, start: i64, end: i64) {
         let arguments = ChromeEventArguments::parse_arguments_of_event(event);
-        let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
+        let mut syncs = std::mem::take(&mut self.builder.trace.synchronisation_waits);
         if self.add_operation_from_arguments(&mut syncs.on_gpu, event, &arguments, (start, end)) {
             syncs.kind.push(match event.name.as_ref() {
                 "Stream Sync" | "Stream Synchronize" => SynchronisationTarget::Stream,
@@ -347,7 +349,7 @@ impl ChromeTraceReader {
                 _ => SynchronisationTarget::Unknown,
             });
         }
-        self.builder.trace.syncs = syncs;
+        self.builder.trace.synchronisation_waits = syncs;
     }
 
     fn add_cuda_api_call(&mut self, event: &ChromeTraceEvent<'_>, start: i64, end: i64) {
@@ -415,11 +417,11 @@ impl ChromeTraceReader {
             }
             self.builder.trace.copies = copies;
         } else if event.name.starts_with("Memset") {
-            let mut sets = std::mem::take(&mut self.builder.trace.sets);
+            let mut sets = std::mem::take(&mut self.builder.trace.memsets);
             if self.add_operation_at_place(&mut sets.on_gpu, place, &arguments, start, end) {
                 sets.bytes.push(xla::byte_count_from_details(&details(arguments.set_details)));
             }
-            self.builder.trace.sets = sets;
+            self.builder.trace.memsets = sets;
         } else {
             let shape = xla::launch_shape_from_kernel_details(&details(arguments.kernel_details));
             self.add_kernel_at_place(event, place, shape, &arguments, (start, end));
@@ -571,7 +573,7 @@ impl ChromeTraceReader {
 
     fn close_ranges_and_finish_trace(mut self) -> Trace {
         let last = self.builder.trace.first_and_last_activity_ns().map_or(0, |(_, last)| last);
-        for (thread, open) in std::mem::take(&mut self.open) {
+        for (thread, open) in std::mem::take(&mut self.open_ranges_by_thread) {
             for (start, name) in open {
                 self.builder.trace.quality.unclosed_ranges += 1;
                 self.push_host_range(
@@ -592,7 +594,7 @@ impl ChromeTraceReader {
         let busiest = match busiest {
             Some((&process, _)) => process,
             None => {
-                let host = self.xla.host.unwrap_or(0);
+                let host = self.xla.host_process.unwrap_or(0);
                 self.builder.index_of_process(host.cast_unsigned(), host)
             }
         };

@@ -18,10 +18,10 @@ pub(super) enum XlaDeviceThreadKind {
 /// Device and host processes of a trace that XLA wrote, and the kinds of the devices' threads.
 #[derive(Debug, Default)]
 pub(super) struct XlaProcessesAndThreads {
-    devices: HashMap<i64, u32>,
-    lines: HashMap<(i64, i64), XlaDeviceThreadKind>,
+    device_of_process: HashMap<i64, u32>,
+    kind_of_thread: HashMap<(i64, i64), XlaDeviceThreadKind>,
     /// The process that launched.
-    pub host: Option<i64>,
+    pub host_process: Option<i64>,
 }
 
 impl XlaProcessesAndThreads {
@@ -29,36 +29,36 @@ impl XlaProcessesAndThreads {
     pub fn record_process_by_name(&mut self, pid: i64, name: &str) {
         if let Some(number) = name.strip_prefix("/device:GPU:") {
             let digits = number.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-            self.devices.insert(pid, digits.parse().unwrap_or(0));
+            self.device_of_process.insert(pid, digits.parse().unwrap_or(0));
         } else if name.starts_with("/host:CPU") {
-            self.host = Some(pid);
+            self.host_process = Some(pid);
         }
     }
 
     /// Stores the kind of a device's thread by its name, such as `Stream #14(Compute)` or `XLA
     /// Modules`.
     pub fn record_device_thread_by_name(&mut self, pid: i64, tid: i64, name: &str) {
-        if !self.devices.contains_key(&pid) {
+        if !self.device_of_process.contains_key(&pid) {
             return;
         }
         let line = name.strip_prefix("Stream #").map_or(XlaDeviceThreadKind::Derived, |rest| {
             let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
             XlaDeviceThreadKind::Stream(digits.parse().unwrap_or(tid.cast_unsigned()))
         });
-        self.lines.insert((pid, tid), line);
+        self.kind_of_thread.insert((pid, tid), line);
     }
 
     /// Whether the trace contains a GPU process of XLA.
     pub fn has_xla_devices(&self) -> bool {
-        !self.devices.is_empty()
+        !self.device_of_process.is_empty()
     }
 
     /// The device number of a process, and whether the thread is a stream or derived; `None` if the
     /// process is not a GPU.
     pub fn device_and_thread_kind(&self, pid: i64, tid: i64) -> Option<(u32, XlaDeviceThreadKind)> {
-        let device = *self.devices.get(&pid)?;
+        let device = *self.device_of_process.get(&pid)?;
         let unnamed = XlaDeviceThreadKind::Stream(tid.cast_unsigned());
-        Some((device, self.lines.get(&(pid, tid)).copied().unwrap_or(unnamed)))
+        Some((device, self.kind_of_thread.get(&(pid, tid)).copied().unwrap_or(unnamed)))
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) fn launch_shape_from_kernel_details(details: &str) -> KernelLaunchSha
         registers: number_in_details_or_default(details, "regs"),
         static_shared: number_in_details_or_default(details, "static_shared"),
         dynamic_shared: number_in_details_or_default(details, "dynamic_shared"),
-        local: 0,
+        local_bytes_per_thread: 0,
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(lines.device_and_thread_kind(3, 14), Some((1, XlaDeviceThreadKind::Stream(22))));
         assert_eq!(lines.device_and_thread_kind(3, 99), Some((1, XlaDeviceThreadKind::Derived)));
         assert_eq!(lines.device_and_thread_kind(701, 14), None);
-        assert_eq!(lines.host, Some(701));
+        assert_eq!(lines.host_process, Some(701));
     }
 
     #[test]

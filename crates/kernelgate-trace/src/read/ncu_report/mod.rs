@@ -72,7 +72,8 @@ const RESULT_FIELD_NUMBERS: [ProtobufFieldsOfResultKind; 4] = [
 pub(super) fn read_ncu_report(path: &Path) -> Result<Trace, TraceError> {
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
     let left = file.metadata().map_err(TraceError::io(path))?.len();
-    let mut file = NcuReportFile { source: BufReader::with_capacity(1 << 16, file), left };
+    let mut file =
+        NcuReportFile { source: BufReader::with_capacity(1 << 16, file), remaining_bytes: left };
     let mut magic = [0; 4];
     if file.source.read_exact(&mut magic).is_err() || magic != NCU_REPORT_MAGIC {
         let reason = format!(
@@ -83,11 +84,11 @@ pub(super) fn read_ncu_report(path: &Path) -> Result<Trace, TraceError> {
         );
         return Err(TraceError::Unknown { path: path.to_owned(), reason });
     }
-    file.left -= 4;
+    file.remaining_bytes -= 4;
     let mut report = NcuReportReader::default();
     report.builder.trace.recorder = TraceRecorder::NsightCompute;
     let outcome = report.read_report_blocks(&mut file);
-    let read = report.builder.trace.profiled.len();
+    let read = report.builder.trace.profiled_launches.len();
     if let Err(reason) = outcome {
         let reason = format!("report after {read} results: {reason}");
         if read == 0 {
@@ -105,29 +106,29 @@ pub(super) fn read_ncu_report(path: &Path) -> Result<Trace, TraceError> {
 struct NcuReportFile {
     source: BufReader<std::fs::File>,
     /// Number of bytes between the read position and the end of the report file.
-    left: u64,
+    remaining_bytes: u64,
 }
 
 impl NcuReportFile {
     /// Reads the next protobuf message, which follows its length in four bytes; `None` at the end
     /// of the report file.
     fn read_next_message(&mut self) -> Result<Option<Vec<u8>>, String> {
-        if self.left == 0 {
+        if self.remaining_bytes == 0 {
             return Ok(None);
         }
         let mut length = [0; 4];
         self.source.read_exact(&mut length).map_err(|_| "the file is cut off".to_owned())?;
         let length = u32::from_le_bytes(length);
-        self.left = self.left.saturating_sub(4);
-        if length > MAX_REPORT_MESSAGE_BYTES || u64::from(length) > self.left {
+        self.remaining_bytes = self.remaining_bytes.saturating_sub(4);
+        if length > MAX_REPORT_MESSAGE_BYTES || u64::from(length) > self.remaining_bytes {
             return Err(format!(
                 "a part of {length} bytes, {} bytes before the end of the file",
-                self.left
+                self.remaining_bytes
             ));
         }
         let mut bytes = vec![0; length as usize];
         self.source.read_exact(&mut bytes).map_err(|error| error.to_string())?;
-        self.left -= u64::from(length);
+        self.remaining_bytes -= u64::from(length);
         Ok(Some(bytes))
     }
 
@@ -233,7 +234,7 @@ impl NcuReportReader {
         result: ProtobufMessageBytes<'_>,
         fields: &ProtobufFieldsOfResultKind,
     ) {
-        let number = self.builder.trace.profiled.len();
+        let number = self.builder.trace.profiled_launches.len();
         let is_kernel = fields.name == "kernel";
         let mangled = if is_kernel { result.text_field_or_empty(5) } else { String::new() };
         let name = if is_kernel {
@@ -308,7 +309,7 @@ impl NcuReportReader {
         }
         let reference = result.nested_message_or_empty(15).integer_field_if_present(1).unwrap_or(0);
         launch.lines = self.warp_stalls_by_source_line(&stalls, reference, &mangled);
-        self.builder.trace.profiled.push(launch);
+        self.builder.trace.profiled_launches.push(launch);
     }
 
     /// Sums warp-stall samples by source line of a kernel; returns the lines with the most samples
@@ -319,7 +320,7 @@ impl NcuReportReader {
         reference: u64,
         kernel: &str,
     ) -> Vec<WarpStallsOfSourceLine> {
-        let Some(first) = stalls.first else { return Vec::new() };
+        let Some(first) = stalls.first_instruction_address else { return Vec::new() };
         let Some(binary) = self.binaries.get_mut(&reference) else { return Vec::new() };
         if let CubinOrParsedLines::Cubin(cubin) = binary {
             *binary = CubinOrParsedLines::Read(CubinSourceLines::from_cubin_or_empty(cubin));
@@ -478,12 +479,12 @@ impl ReportDeviceAttributes {
             id,
             name: self.name.clone(),
             multiprocessors: number("multiprocessor_count"),
-            compute: self.compute_capability_of_device(),
+            compute_capability: self.compute_capability_of_device(),
             threads_per_sm: number("max_threads_per_multiprocessor"),
             registers_per_sm: number("max_registers_per_multiprocessor"),
             shared_per_sm: number("max_shared_memory_per_multiprocessor"),
             blocks_per_sm: number("max_blocks_per_multiprocessor"),
-            warp: number("warp_size"),
+            threads_per_warp: number("warp_size"),
         })
     }
 }
@@ -493,7 +494,7 @@ impl ReportDeviceAttributes {
 struct WarpStallSamplesByInstruction {
     /// Address of the kernel's first instruction; `None` until a metric lists the executed
     /// instructions.
-    first: Option<u64>,
+    first_instruction_address: Option<u64>,
     samples: HashMap<(u64, String), u64>,
 }
 
@@ -511,7 +512,9 @@ impl WarpStallSamplesByInstruction {
             });
             let Some(address) = address else { continue };
             if executed {
-                self.first = Some(self.first.map_or(address, |first| first.min(address)));
+                self.first_instruction_address = Some(
+                    self.first_instruction_address.map_or(address, |first| first.min(address)),
+                );
             }
             let (Some(reason), Some(NcuMetricNumberOrText::Number(samples))) =
                 (reason, parse_metric_value(element.nested_message_or_empty(2)))

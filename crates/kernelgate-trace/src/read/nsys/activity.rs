@@ -126,7 +126,7 @@ impl NsysExportReader {
                     registers: number(16),
                     static_shared: number(17),
                     dynamic_shared: number(18),
-                    local: number(19),
+                    local_bytes_per_thread: number(19),
                 }));
             }
         })?;
@@ -162,7 +162,7 @@ impl NsysExportReader {
     }
 
     fn read_memsets(&mut self) -> Result<(), TraceError> {
-        let mut sets = std::mem::take(&mut self.builder.trace.sets);
+        let mut sets = std::mem::take(&mut self.builder.trace.memsets);
         self.visit_rows_and_record_problems(
             MEMSET_TABLE,
             &operation_columns_followed_by(["bytes"]),
@@ -172,7 +172,7 @@ impl NsysExportReader {
                 }
             },
         )?;
-        self.builder.trace.sets = sets;
+        self.builder.trace.memsets = sets;
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl NsysExportReader {
     /// Reads the streams whose creation flags change implicit synchronisation: legacy default and
     /// non-blocking streams.
     pub(super) fn read_null_and_non_blocking_streams(&mut self) -> Result<(), TraceError> {
-        let mut streams = std::mem::take(&mut self.builder.trace.streams);
+        let mut streams = std::mem::take(&mut self.builder.trace.special_streams);
         for table in ["TARGET_INFO_CUDA_STREAM", "TARGET_INFO_CUDA_NULL_STREAM"] {
             let null = table.contains("NULL");
             self.visit_rows_and_record_problems(
@@ -210,15 +210,15 @@ impl NsysExportReader {
                     let Some(stream) = process.zip(stream) else { return };
                     // Numbers of CUPTI.
                     match row.cell_as_integer(2) {
-                        _ if null => streams.null.push(stream),
-                        Some(3) => streams.null.push(stream),
-                        Some(2) => streams.non_blocking.push(stream),
+                        _ if null => streams.null_streams.push(stream),
+                        Some(3) => streams.null_streams.push(stream),
+                        Some(2) => streams.non_blocking_streams.push(stream),
                         _ => {}
                     }
                 },
             )?;
         }
-        self.builder.trace.streams = streams;
+        self.builder.trace.special_streams = streams;
         Ok(())
     }
 
@@ -226,7 +226,7 @@ impl NsysExportReader {
         if !self.has_table_or_record_missing(SYNCHRONIZATION_TABLE) {
             return Ok(());
         }
-        let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
+        let mut syncs = std::mem::take(&mut self.builder.trace.synchronisation_waits);
         self.visit_rows_and_record_problems(
             SYNCHRONIZATION_TABLE,
             &operation_columns_followed_by(["syncType"]),
@@ -243,7 +243,7 @@ impl NsysExportReader {
                 }
             },
         )?;
-        self.builder.trace.syncs = syncs;
+        self.builder.trace.synchronisation_waits = syncs;
         Ok(())
     }
 
@@ -324,7 +324,7 @@ impl NsysExportReader {
                     device
                 });
                 let count = row.cell_as_integer(4).and_then(|count| u64::try_from(count).ok());
-                faults.count.push(count.unwrap_or(1));
+                faults.fault_count.push(count.unwrap_or(1));
             })?;
         }
         self.builder.trace.page_faults = faults;

@@ -52,14 +52,14 @@ impl NsysExportReader {
                 id: number(0).unwrap_or(0),
                 name: row.cell_as_displayed_text(1),
                 multiprocessors: number(2),
-                compute: number(3).zip(number(4)),
+                compute_capability: number(3).zip(number(4)),
                 threads_per_sm: number(5)
                     .zip(number(6))
                     .and_then(|(warps, of)| warps.checked_mul(of)),
                 registers_per_sm: number(7),
                 shared_per_sm: number(8),
                 blocks_per_sm: number(9),
-                warp: number(6),
+                threads_per_warp: number(6),
             });
         })?;
         self.visit_rows_and_record_problems(
@@ -138,7 +138,7 @@ impl NsysExportReader {
                 });
                 if let (Some(start), Some(end)) = (start, end) {
                     let end = quality.plausible_span_end_or_start(start, end);
-                    quality.overhead.push((start, end));
+                    quality.profiler_overhead_spans.push((start, end));
                 }
             })?;
         }

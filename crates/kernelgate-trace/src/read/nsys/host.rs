@@ -95,7 +95,7 @@ impl NsysExportReader {
     }
 
     pub(super) fn read_thread_context_switches(&mut self) -> Result<(), TraceError> {
-        let mut switches = std::mem::take(&mut self.builder.trace.switches);
+        let mut switches = std::mem::take(&mut self.builder.trace.context_switches);
         self.visit_rows_and_record_problems(
             "SCHED_EVENTS",
             &["start", "globalTid", "isSchedIn"],
@@ -110,7 +110,7 @@ impl NsysExportReader {
                 switches.on_cpu.push(row.cell_as_integer(2) == Some(1));
             },
         )?;
-        self.builder.trace.switches = switches;
+        self.builder.trace.context_switches = switches;
         Ok(())
     }
 }

@@ -128,7 +128,7 @@ impl NsysExportReader {
         if wanted.calls {
             self.read_cuda_api_calls()?;
         }
-        if wanted.rest {
+        if wanted.everything_else {
             self.read_null_and_non_blocking_streams()?;
             self.read_synchronisations()?;
             self.read_graph_node_creations()?;
@@ -152,7 +152,7 @@ impl NsysExportReader {
     ) -> Result<(), TraceError> {
         let (builder, strings) = (&mut self.builder, &self.strings);
         if [KERNEL_TABLE, COPY_TABLE, CUDA_API_CALL_TABLE].contains(&table) {
-            builder.trace.quality.missing.extend(missing_necessary_columns(
+            builder.trace.quality.missing_tables_or_fields.extend(missing_necessary_columns(
                 &self.database,
                 table,
                 columns,
@@ -167,7 +167,7 @@ impl NsysExportReader {
     fn has_table_or_record_missing(&mut self, table: &str) -> bool {
         let there = self.database.has_export_table(table);
         if !there {
-            self.builder.trace.quality.missing.push(table.to_owned());
+            self.builder.trace.quality.missing_tables_or_fields.push(table.to_owned());
         }
         there
     }

@@ -158,7 +158,7 @@ impl NsysExportReader {
             let names = &mut self.builder.trace.names;
             let call = RecordedCollective {
                 name: names.intern_text(&sized.name),
-                group: names.intern_text(&format!("{communicator:#x}")),
+                communicator: names.intern_text(&format!("{communicator:#x}")),
                 ranks,
                 bytes_in,
                 bytes_out,

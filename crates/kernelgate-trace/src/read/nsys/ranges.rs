@@ -55,7 +55,7 @@ struct NvtxThreadsAndTexts {
     keys: DistinctValues<(i64, u64, NvtxEventText)>,
     texts: InternedTraceNames,
     /// Whether digits are removed from new texts once there are very many distinct texts.
-    few: bool,
+    merges_numbered_texts: bool,
     domains: HashMap<(i64, u64), NvtxEventText>,
     quality: MissingAndImplausibleTraceData,
 }
@@ -66,7 +66,7 @@ struct NvtxThreadsAndTexts {
 pub(super) struct NvtxRangesBeforeNaming {
     ranges: HostRangeTable,
     marks: HostMarkerTable,
-    unclosed: Vec<u32>,
+    unclosed_ranges: Vec<u32>,
     labels: NvtxThreadsAndTexts,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn read_nvtx_ranges_and_marks(
     strings: &HashMap<i64, InternedNameId>,
 ) -> Result<NvtxRangesBeforeNaming, TraceError> {
     let database = NsysExportDatabase::open_sqlite_or_parquet_export(path)?;
-    let NvtxRangesBeforeNaming { mut ranges, mut marks, mut unclosed, .. } =
+    let NvtxRangesBeforeNaming { mut ranges, mut marks, unclosed_ranges: mut unclosed, .. } =
         NvtxRangesBeforeNaming::default();
     ranges.reserve_ranges(database.row_count_upper_bound(NVTX_EVENT_TABLE));
     let how = (ExportRowOrder::Stored, false);
@@ -103,7 +103,7 @@ pub(super) fn read_nvtx_ranges_and_marks(
                 marks.name.push(InternedNameId(key));
             }
         })?;
-    Ok(NvtxRangesBeforeNaming { ranges, marks, unclosed, labels })
+    Ok(NvtxRangesBeforeNaming { ranges, marks, unclosed_ranges: unclosed, labels })
 }
 
 /// Passes the ranges to `each` in the requested row order; range names are numbers that the
@@ -122,7 +122,10 @@ pub(super) fn stream_nvtx_ranges(
         visit_nvtx_ranges_and_marks(&database, how, strings, |(_, thread), label, event| {
             if let NvtxRangeOrMark::Range(start, end, style) = event {
                 let end = end.unwrap_or(StreamedRangeRow::UNCLOSED_RANGE_END);
-                each(thread, StreamedRangeRow { start, end, thread: 0, label, style, inputs: 0 });
+                each(
+                    thread,
+                    StreamedRangeRow { start, end, thread: 0, name_index: label, style, inputs: 0 },
+                );
             }
         })?;
     Ok(NvtxRangesBeforeNaming { labels, ..NvtxRangesBeforeNaming::default() })
@@ -136,9 +139,10 @@ fn visit_nvtx_ranges_and_marks(
     strings: &HashMap<i64, InternedNameId>,
     mut each: impl FnMut((u32, i64), u32, NvtxRangeOrMark),
 ) -> Result<NvtxThreadsAndTexts, TraceError> {
-    let mut labels = NvtxThreadsAndTexts { few, ..NvtxThreadsAndTexts::default() };
+    let mut labels =
+        NvtxThreadsAndTexts { merges_numbered_texts: few, ..NvtxThreadsAndTexts::default() };
     if !database.has_export_table(NVTX_EVENT_TABLE) {
-        labels.quality.missing.push(NVTX_EVENT_TABLE.to_owned());
+        labels.quality.missing_tables_or_fields.push(NVTX_EVENT_TABLE.to_owned());
         return Ok(labels);
     }
     let columns = ["start", "end", "eventType", "globalTid", "text", "textId", "domainId"];
@@ -188,7 +192,9 @@ impl NvtxThreadsAndTexts {
         let Some(text) = row.cell_as_text_bytes(4) else { return NvtxEventText::None };
         self.quality.count_invalid_utf8(text);
         NvtxEventText::Own(
-            match self.few && self.texts.interned_text_count() >= MAX_DISTINCT_TEXTS_WITH_DIGITS {
+            match self.merges_numbered_texts
+                && self.texts.interned_text_count() >= MAX_DISTINCT_TEXTS_WITH_DIGITS
+            {
                 true => self
                     .texts
                     .intern_text(&replace_digits_by_number_sign(&String::from_utf8_lossy(text))),
@@ -254,7 +260,7 @@ impl NvtxRangesBeforeNaming {
 
     /// Adds the ranges and marks to the trace; ranges that were never closed end at `last`.
     pub fn add_ranges_and_marks_to_trace(self, builder: &mut TraceBuilder, last: Option<i64>) {
-        let Self { mut ranges, mut marks, unclosed, labels } = self;
+        let Self { mut ranges, mut marks, unclosed_ranges: unclosed, labels } = self;
         let threads: Vec<u32> = labels
             .threads
             .values
@@ -272,7 +278,7 @@ impl NvtxRangesBeforeNaming {
         for name in ranges.name.iter_mut().chain(&mut marks.name) {
             *name = names[name.0 as usize];
         }
-        (builder.trace.ranges, builder.trace.marks) = (ranges, marks);
+        (builder.trace.ranges, builder.trace.host_marks) = (ranges, marks);
         builder.trace.quality.add_counts_and_messages(labels.quality);
         if let Some(last) = last {
             for &range in &unclosed {

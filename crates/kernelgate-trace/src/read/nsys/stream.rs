@@ -66,7 +66,7 @@ pub fn stream_ranges_and_calls_of_export(
         .unwrap_or(StreamedRangeRow::UNCLOSED_RANGE_END);
     builder.trace.quality.add_counts_and_messages(pass.calls);
     let names = pass.ranges.into_trace_names_of_ranges(&mut builder);
-    Ok(StreamedExportRest { trace: builder.finish_trace(), names, last })
+    Ok(StreamedExportRest { trace: builder.finish_trace(), names, trace_end_ns: last })
 }
 
 /// Outcome of one pass over the tables of ranges and API calls.
@@ -96,10 +96,16 @@ fn stream_ranges_and_calls_once(
     let (range_batches, mut ranges) = row_batch_channel();
     let (call_batches, mut calls) = row_batch_channel();
     std::thread::scope(|scope| {
-        let how = (order, wanted.few_names);
+        let how = (order, wanted.merges_numbered_names);
         let range_reader = scope.spawn(move || send_ranges(path, how, strings, range_batches));
         let unknown = builder.trace.names.intern_text(super::host::NAME_OF_UNNAMED_CALLS);
-        let reader = ApiCallTableReader { path, order, strings, unknown, all: wanted.rest };
+        let reader = ApiCallTableReader {
+            path,
+            order,
+            strings,
+            unknown_name: unknown,
+            reads_calls_without_correlation: wanted.everything_else,
+        };
         let call_reader =
             wanted.calls.then(|| scope.spawn(move || reader.send_api_calls(call_batches)));
         each(&builder.trace, StreamedRangeOrCall::Begin);
@@ -147,9 +153,9 @@ struct ApiCallTableReader<'a> {
     order: ExportRowOrder,
     strings: &'a HashMap<i64, InternedNameId>,
     /// Name for API calls for which the export contains no function name.
-    unknown: InternedNameId,
+    unknown_name: InternedNameId,
     /// Whether API calls without a correlation id are read as well.
-    all: bool,
+    reads_calls_without_correlation: bool,
 }
 
 impl ApiCallTableReader<'_> {
@@ -162,10 +168,10 @@ impl ApiCallTableReader<'_> {
         let database = NsysExportDatabase::open_sqlite_or_parquet_export(self.path)?;
         let mut quality = MissingAndImplausibleTraceData::default();
         if !database.has_export_table(CUDA_API_CALL_TABLE) {
-            quality.missing.push(CUDA_API_CALL_TABLE.to_owned());
+            quality.missing_tables_or_fields.push(CUDA_API_CALL_TABLE.to_owned());
         }
         let columns = ["start", "end", "globalTid", "correlationId", "nameId"];
-        quality.missing.extend(super::missing_necessary_columns(
+        quality.missing_tables_or_fields.extend(super::missing_necessary_columns(
             &database,
             CUDA_API_CALL_TABLE,
             &columns,
@@ -180,9 +186,9 @@ impl ApiCallTableReader<'_> {
                     quality.plausible_time_or_count_as_odd(row.cell_as_integer(1)).unwrap_or(start);
                 let end = quality.plausible_span_end_or_start(start, end);
                 let correlation = quality.correlation_id_or_zero(row.cell_as_integer(3));
-                if self.all || correlation != 0 {
+                if self.reads_calls_without_correlation || correlation != 0 {
                     let name = row.cell_as_integer(4).and_then(|id| self.strings.get(&id)).copied();
-                    let name = name.unwrap_or(self.unknown);
+                    let name = name.unwrap_or(self.unknown_name);
                     let call =
                         StreamedCallRow { start, end, thread: 0, process: 0, name, correlation };
                     batches.push_and_send_full_batch((row.cell_as_integer(2).unwrap_or(0), call));
@@ -199,7 +205,7 @@ struct RowBatchSender<T> {
     batch: Vec<T>,
     sender: SyncSender<Vec<T>>,
     /// Empty vectors that the receiver returns, so that their memory is reused for new batches.
-    read: Receiver<Vec<T>>,
+    returned_batches: Receiver<Vec<T>>,
 }
 
 /// Creates a sender of row batches and the buffer that receives, sorts and yields the rows.
@@ -208,14 +214,14 @@ fn row_batch_channel<T>() -> (RowBatchSender<T>, NearlySortedRowBuffer<T>) {
     let (spent, read) = sync_channel(4);
     let ordered = NearlySortedRowBuffer {
         receiver,
-        spent,
-        ready: Vec::new(),
-        next: 0,
-        held: Vec::new(),
-        last: i64::MIN,
+        returned_batches: spent,
+        ready_rows: Vec::new(),
+        next_ready_row: 0,
+        later_rows: Vec::new(),
+        last_row_start: i64::MIN,
         in_order: true,
     };
-    (RowBatchSender { batch: Vec::new(), sender, read }, ordered)
+    (RowBatchSender { batch: Vec::new(), sender, returned_batches: read }, ordered)
 }
 
 impl<T> RowBatchSender<T> {
@@ -227,7 +233,8 @@ impl<T> RowBatchSender<T> {
     }
 
     fn send_batch(&mut self) {
-        let empty = self.read.try_recv().unwrap_or_else(|_| Vec::with_capacity(ROWS_PER_BATCH));
+        let empty =
+            self.returned_batches.try_recv().unwrap_or_else(|_| Vec::with_capacity(ROWS_PER_BATCH));
         // Sending fails only if the receiving thread panicked, which the join reports.
         let _ = self.sender.send(std::mem::replace(&mut self.batch, empty));
     }
@@ -237,12 +244,12 @@ impl<T> RowBatchSender<T> {
 struct NearlySortedRowBuffer<T> {
     receiver: Receiver<Vec<T>>,
     /// Returns the vectors of batches that were read to the sender, so that their memory is reused.
-    spent: SyncSender<Vec<T>>,
-    ready: Vec<T>,
-    next: usize,
+    returned_batches: SyncSender<Vec<T>>,
+    ready_rows: Vec<T>,
+    next_ready_row: usize,
     /// Rows that are not earlier than any row in `ready`.
-    held: Vec<T>,
-    last: i64,
+    later_rows: Vec<T>,
+    last_row_start: i64,
     /// Whether the buffer sufficed.
     in_order: bool,
 }
@@ -250,30 +257,30 @@ struct NearlySortedRowBuffer<T> {
 impl<T: SortedByStartThenLongest + Copy> NearlySortedRowBuffer<T> {
     /// Receives one batch and makes the earliest rows ready; returns `false` if no rows are left.
     fn refill_with_earliest_rows(&mut self) -> bool {
-        let mut read = std::mem::take(&mut self.ready);
+        let mut read = std::mem::take(&mut self.ready_rows);
         read.clear();
-        self.next = 0;
+        self.next_ready_row = 0;
         let Ok(batch) = self.receiver.recv() else {
-            self.ready = std::mem::take(&mut self.held);
-            return !self.ready.is_empty();
+            self.ready_rows = std::mem::take(&mut self.later_rows);
+            return !self.ready_rows.is_empty();
         };
-        let follows = match (self.held.last(), batch.first()) {
+        let follows = match (self.later_rows.last(), batch.first()) {
             (Some(last), Some(first)) => {
                 last.start_and_reversed_end() <= first.start_and_reversed_end()
             }
             _ => true,
         };
         if follows && batch.is_sorted_by_key(SortedByStartThenLongest::start_and_reversed_end) {
-            self.ready = std::mem::replace(&mut self.held, batch);
+            self.ready_rows = std::mem::replace(&mut self.later_rows, batch);
         } else {
-            let whole = self.held.len();
-            let mut all = std::mem::take(&mut self.held);
+            let whole = self.later_rows.len();
+            let mut all = std::mem::take(&mut self.later_rows);
             all.extend(batch);
             all.sort_by_key(SortedByStartThenLongest::start_and_reversed_end);
-            self.held = all.split_off(whole);
-            self.ready = all;
+            self.later_rows = all.split_off(whole);
+            self.ready_rows = all;
         }
-        let _ = self.spent.try_send(read);
+        let _ = self.returned_batches.try_send(read);
         true
     }
 }
@@ -283,16 +290,16 @@ impl<T: SortedByStartThenLongest + Copy> Iterator for NearlySortedRowBuffer<T> {
 
     #[inline]
     fn next(&mut self) -> Option<T> {
-        while self.next == self.ready.len() {
+        while self.next_ready_row == self.ready_rows.len() {
             if !self.refill_with_earliest_rows() {
                 return None;
             }
         }
-        let row = self.ready[self.next];
-        self.next += 1;
+        let row = self.ready_rows[self.next_ready_row];
+        self.next_ready_row += 1;
         let start = row.start_and_reversed_end().0;
-        self.in_order &= start >= self.last;
-        self.last = start;
+        self.in_order &= start >= self.last_row_start;
+        self.last_row_start = start;
         Some(row)
     }
 }

@@ -96,10 +96,10 @@ impl KernelgateRecordingReader {
         self.add_recorded_calls_ranges_and_waits(activity);
         self.add_recorded_graph_nodes(&activity.graph_nodes);
         let quality = &mut self.builder.trace.quality;
-        quality.dropped = activity.dropped;
+        quality.dropped_records = activity.dropped;
         for &[start, end] in &activity.overhead {
             let span = plausible_start_and_end(quality, start, end);
-            quality.overhead.push(span);
+            quality.profiler_overhead_spans.push(span);
         }
         self.builder.finish_trace()
     }
@@ -111,12 +111,12 @@ impl KernelgateRecordingReader {
             id: device.id,
             name: device.name.clone(),
             multiprocessors: device.multiprocessors,
-            compute: device.compute.map(|[major, minor]| (major, minor)),
+            compute_capability: device.compute.map(|[major, minor]| (major, minor)),
             threads_per_sm: device.threads_per_sm,
             registers_per_sm: device.registers_per_sm,
             shared_per_sm: device.shared_per_sm,
             blocks_per_sm: device.blocks_per_sm,
-            warp: None,
+            threads_per_warp: None,
         }));
         trace.metadata.insert("case".to_owned(), recording.case.clone());
         trace.metadata.insert("steps".to_owned(), recording.steps.to_string());
@@ -126,14 +126,16 @@ impl KernelgateRecordingReader {
             // The case's declared work belongs to the NVTX range that encloses each launch of the
             // case.
             let path = format!("{}/step", recording.case);
-            trace.work.push(DeclaredWorkOfRange { path, limits: limits.collect(), work });
+            trace.declared_work.push(DeclaredWorkOfRange { path, limits: limits.collect(), work });
         }
         let parts = recording.parts.iter().map(|part| DeclaredProblemPart {
             label: part.label.clone(),
             range: part.range.clone(),
             work: declared_operations_and_bytes_of_row(&part.work),
         });
-        trace.parts.extend(parts.filter(|part| part.work != DeclaredOperationsAndBytes::default()));
+        trace
+            .declared_parts
+            .extend(parts.filter(|part| part.work != DeclaredOperationsAndBytes::default()));
     }
 
     fn trace_name_of_recorded_name(&mut self, index: u32) -> InternedNameId {
@@ -185,7 +187,7 @@ impl KernelgateRecordingReader {
                 registers: row.registers,
                 static_shared: row.static_shared,
                 dynamic_shared: row.dynamic_shared,
-                local: row.local,
+                local_bytes_per_thread: row.local,
             }));
             kernels.graph_node.push_row(row.graph_node);
         }
@@ -207,14 +209,14 @@ impl KernelgateRecordingReader {
             }
         }
         self.builder.trace.copies = copies;
-        let mut sets = std::mem::take(&mut self.builder.trace.sets);
+        let mut sets = std::mem::take(&mut self.builder.trace.memsets);
         for row in &activity.sets {
             let span = (row.start, row.end);
             if self.push_recorded_operation(&mut sets.on_gpu, span, row.on, row.correlation) {
                 sets.bytes.push(row.bytes);
             }
         }
-        self.builder.trace.sets = sets;
+        self.builder.trace.memsets = sets;
         let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
         for row in &activity.allocations {
             let (place, bytes) =
@@ -234,7 +236,7 @@ impl KernelgateRecordingReader {
                 .page_faults
                 .device
                 .push(row.device.unwrap_or(ManagedPageFaultTable::HOST_INSTEAD_OF_DEVICE));
-            trace.page_faults.count.push(row.count.unwrap_or(1));
+            trace.page_faults.fault_count.push(row.count.unwrap_or(1));
         }
     }
 
@@ -258,7 +260,7 @@ impl KernelgateRecordingReader {
         // this context.
         let devices: HashMap<u32, u32> =
             activity.kernels.iter().map(|row| (row.on.context, row.on.device)).collect();
-        let mut waits = std::mem::take(&mut self.builder.trace.syncs);
+        let mut waits = std::mem::take(&mut self.builder.trace.synchronisation_waits);
         for row in &activity.waits {
             let device = devices.get(&row.on.context).copied().unwrap_or(row.on.device);
             let span = (row.start, row.end);
@@ -277,7 +279,7 @@ impl KernelgateRecordingReader {
                 });
             }
         }
-        self.builder.trace.syncs = waits;
+        self.builder.trace.synchronisation_waits = waits;
     }
 
     fn add_recorded_graph_nodes(&mut self, rows: &[RecordedGraphNodeRow]) {

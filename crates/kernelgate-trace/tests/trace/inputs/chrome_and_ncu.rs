@@ -191,8 +191,8 @@ more output
 #[test]
 fn ncu_csv_is_found_behind_other_output() {
     let trace = write_and_read_trace("ncu.log", NCU.as_bytes());
-    assert_eq!(trace.profiled.len(), 2);
-    let gemm = &trace.profiled[0];
+    assert_eq!(trace.profiled_launches.len(), 2);
+    let gemm = &trace.profiled_launches[0];
     let value = |name: &str| gemm.metrics[&trace.names.find_interned_text(name).unwrap()].value;
     assert_eq!(value("Duration"), 1234.5);
     assert_eq!(value("Compute (SM) Throughput"), 91.0, "under the name of today");
@@ -218,7 +218,9 @@ const RECORDED: &str = include_str!("../fixture/ncu_h200_details.csv");
 #[test]
 fn files_of_the_printed_command_are_imported() {
     let trace = write_and_read_trace("faults.csv", RECORDED.as_bytes());
-    let [launch] = &trace.profiled[..] else { panic!("{} launches", trace.profiled.len()) };
+    let [launch] = &trace.profiled_launches[..] else {
+        panic!("{} launches", trace.profiled_launches.len())
+    };
     assert_eq!(trace.names.text_of_name(launch.kernel), "faults");
     assert_eq!((launch.shape.grid, launch.shape.block), ([3907, 1, 1], [256, 1, 1]));
     let value = |name: &str| launch.metrics[&trace.names.find_interned_text(name).unwrap()].value;
@@ -229,7 +231,7 @@ fn files_of_the_printed_command_are_imported() {
     let finding = |id: &str| diagnosis.findings.iter().find(|finding| finding.id == id).unwrap();
     assert_eq!(finding("kernel-bound").title, "faults is latency-bound");
     let occupancy = finding("achieved-occupancy");
-    assert!(occupancy.evidence[0].what.contains("theoretical 100.0 %, achieved 64.7 %"));
+    assert!(occupancy.evidence[0].subject.contains("theoretical 100.0 %, achieved 64.7 %"));
 }
 
 #[test]
@@ -237,9 +239,10 @@ fn the_raw_page_has_a_metric_a_column() {
     let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"x__unknown\"\n\
                \"\",\"\",\"nsecond\",\"\"\n\"0\",\"k\",\"4,096\",\"n/a\"\n";
     let trace = write_and_read_trace("raw.csv", raw.as_bytes());
-    let metric = trace.profiled[0].metrics[&trace.names.find_interned_text("Duration").unwrap()];
+    let metric =
+        trace.profiled_launches[0].metrics[&trace.names.find_interned_text("Duration").unwrap()];
     assert_eq!((metric.value, trace.names.text_of_name(metric.unit)), (4096.0, "nsecond"));
-    assert_eq!(trace.profiled[0].metrics.len(), 1);
+    assert_eq!(trace.profiled_launches[0].metrics.len(), 1);
 }
 
 #[test]
@@ -257,7 +260,7 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
     for (rule, value) in [("coalescing", 8.0), ("bank-conflicts", 75.0), ("divergence", 12.0)] {
         let found: Vec<_> = diagnosis.findings.iter().filter(|it| it.id == rule).collect();
         assert_eq!(found.len(), 1, "{rule}: of the bad kernel alone");
-        assert_eq!(found[0].measured.value, value, "{rule}");
+        assert_eq!(found[0].measured_value.value, value, "{rule}");
         assert!(found[0].title.starts_with("bad: "), "{}", found[0].title);
     }
     let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
@@ -288,7 +291,7 @@ fn launches_of_a_kernel_are_one_finding() {
     let diagnosis = diagnose_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()));
     let found = |rule: &str| {
         let found = diagnosis.findings.iter().filter(|it| it.id == rule);
-        found.map(|it| (it.title.clone(), it.measured.value)).collect::<Vec<_>>()
+        found.map(|it| (it.title.clone(), it.measured_value.value)).collect::<Vec<_>>()
     };
     let stalls = "read: warps wait mostly for one reason: long scoreboard (2 launches)";
     assert_eq!(found("stalls"), [(stalls.to_owned(), 90.0)], "of the longer launch");
@@ -297,7 +300,7 @@ fn launches_of_a_kernel_are_one_finding() {
     assert_eq!(found("coalescing"), [(gather.to_owned(), 4.0)]);
     let question = diagnosis.question_of_rule("coalescing").unwrap();
     let RuleAnswer::Yes { inspected, .. } = &question.answer else { panic!("{question:?}") };
-    assert_eq!((inspected.seen, inspected.whole), (4, 4));
+    assert_eq!((inspected.inspected_amount, inspected.whole_amount), (4, 4));
 }
 
 #[test]
@@ -311,11 +314,11 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
     };
     let difference = compare_summed_traces(report(4000, 96), report(5000, 128));
     assert_eq!(
-        (difference.whole_time_change_ns(), difference.parts[0].own_time_change_ns()),
+        (difference.whole_time_change_ns(), difference.part_changes[0].own_time_change_ns()),
         (1000, 1000)
     );
     assert_eq!(
-        difference.parts[0].describe_launch_shape_and_metric_changes(),
+        difference.part_changes[0].describe_launch_shape_and_metric_changes(),
         ["Registers Per Thread 96.0 -> 128.0"]
     );
 }

@@ -119,7 +119,9 @@ fn a_report_has_launches_metrics_and_rules() {
         "2025.1.0",
         &[encode_profiled_launch("_Z4gemmPf", 4608.0), encode_profiled_launch("k", 1.0)],
     ));
-    let [gemm, other] = &trace.profiled[..] else { panic!("{} launches", trace.profiled.len()) };
+    let [gemm, other] = &trace.profiled_launches[..] else {
+        panic!("{} launches", trace.profiled_launches.len())
+    };
     assert_eq!(trace.names.text_of_name(gemm.kernel), "gemm(float*)");
     assert_eq!((gemm.shape.grid, gemm.shape.block), ([9, 32, 1], [128, 1, 1]));
     assert_eq!(metric_value_of_launch(&trace, gemm, "Duration"), Some(4608.0));
@@ -147,7 +149,7 @@ fn a_truncated_report_is_read_up_to_its_last_whole_launch() {
         &[encode_profiled_launch("a", 1.0), encode_profiled_launch("b", 2.0)],
     );
     let trace = write_and_read_trace(&whole[..whole.len() - 10]);
-    assert_eq!(trace.profiled.len(), 1);
+    assert_eq!(trace.profiled_launches.len(), 1);
     insta::assert_snapshot!(trace.quality.unreadable[0], @"report after 1 results: a part of 166 bytes, 156 bytes before the end of the file");
     let cut = [4, 9, 40, 300].map(|length| {
         let message = refusal_message("cut.ncu-rep", &whole[..length]);
@@ -165,7 +167,7 @@ fn a_truncated_report_is_read_up_to_its_last_whole_launch() {
 fn a_report_of_a_newer_release_is_noted_and_read() {
     let trace =
         write_and_read_trace(&encode_ncu_report("2031.4.1", &[encode_profiled_launch("k", 5.0)]));
-    assert_eq!(metric_value_of_launch(&trace, &trace.profiled[0], "Duration"), Some(5.0));
+    assert_eq!(metric_value_of_launch(&trace, &trace.profiled_launches[0], "Duration"), Some(5.0));
     assert!(trace.quality.notes[0].contains("2031.4.1"), "{:?}", trace.quality.notes);
     insta::assert_debug_snapshot!(finding_titles(&diagnose_trace_in_memory(&trace).quality), @r#"
     [
@@ -197,9 +199,9 @@ fn a_recorded_report_agrees_with_the_csv_of_ncu() {
     let csv =
         read::open_trace_file(&path.with_file_name("full-details.csv"), &WantedTraceParts::ALL)
             .unwrap();
-    assert_eq!(native.profiled.len(), csv.profiled.len());
+    assert_eq!(native.profiled_launches.len(), csv.profiled_launches.len());
     let mut compared = 0;
-    for (ours, theirs) in native.profiled.iter().zip(&csv.profiled) {
+    for (ours, theirs) in native.profiled_launches.iter().zip(&csv.profiled_launches) {
         let names = [native.names.text_of_name(ours.kernel), csv.names.text_of_name(theirs.kernel)];
         let [native_name, csv_name] = names.map(shortened_kernel_name_for_readers);
         assert_eq!(native_name, csv_name, "ncu prints casts in one of both");

@@ -59,7 +59,9 @@ fn a_view_in_place_of_a_table_is_not_computed() {
     );
     let trace = export.read_as_trace().unwrap();
     assert_eq!(trace.kernels.on_gpu.operation_count(), 0);
-    assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
+    assert!(
+        trace.quality.missing_tables_or_fields.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned())
+    );
     let quality = diagnose_trace_in_memory(&trace).quality;
     insta::assert_debug_snapshot!(finding_titles(&quality), @r#"
     [
@@ -103,7 +105,9 @@ fn an_export_without_gpu_work_says_so() {
     let diagnosis = diagnose_trace_in_memory(&trace);
     assert_eq!(diagnosis.quality[0].id, "data-quality");
     insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
-    assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
+    assert!(
+        trace.quality.missing_tables_or_fields.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned())
+    );
     for report in StatsReport::ALL_REPORTS {
         assert_eq!(
             stats::make_table(&trace, report).rows,
@@ -145,7 +149,7 @@ fn a_table_of_kernels_alone_is_an_export() {
     );
     let trace = export.read_as_trace().unwrap();
     assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["300"]);
-    let missing = trace.quality.missing.join(" ");
+    let missing = trace.quality.missing_tables_or_fields.join(" ");
     for absent in ["StringIds", "KERNEL.correlationId", "KERNEL.deviceId", "KERNEL.streamId"] {
         assert!(missing.contains(absent), "{missing}");
     }
@@ -212,7 +216,10 @@ fn odd_records_are_kept_and_counted() {
     );
     let trace = export.read_as_trace().unwrap();
     let quality = &trace.quality;
-    assert_eq!((quality.backwards, quality.without_times, quality.unclosed_ranges), (1, 1, 1));
+    assert_eq!(
+        (quality.spans_with_reversed_times, quality.without_times, quality.unclosed_ranges),
+        (1, 1, 1)
+    );
     // The kernel's id and its call's.
     assert_eq!((quality.odd_values, quality.invalid_texts), (2, 1));
     let names = column_of_stats_table(&trace, StatsReport::GpuKernels, "Name");
@@ -332,8 +339,11 @@ fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
         global_id_of_process(7)
     ));
     let memory = &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).memory[0];
-    assert_eq!(memory.held, [(5, 4000), (7, 5000), (8, 1000)]);
-    assert_eq!((memory.pid, memory.peak, memory.unknown), (7, (7, 5000), 0));
+    assert_eq!(memory.held_bytes_over_time, [(5, 4000), (7, 5000), (8, 1000)]);
+    assert_eq!(
+        (memory.pid, memory.peak_time_and_bytes, memory.frees_without_allocation),
+        (7, (7, 5000), 0)
+    );
 }
 
 #[test]
@@ -374,7 +384,7 @@ fn marks_are_moments_of_a_timeline_and_no_ranges() {
     export.add_launch((10, 20), (1_000, 9_000), 1, "k");
     export.add_nvtx_range(500, None, 34, "epoch 1");
     let trace = export.read_as_trace().unwrap();
-    assert_eq!((trace.marks.time.as_slice(), trace.ranges.range_count()), (&[500][..], 0));
+    assert_eq!((trace.host_marks.time.as_slice(), trace.ranges.range_count()), (&[500][..], 0));
     assert_eq!(trace.quality.unclosed_ranges, 0);
     let mut timeline = Vec::new();
     kernelgate_trace::export::write_perfetto_json(&trace, &mut timeline).unwrap();

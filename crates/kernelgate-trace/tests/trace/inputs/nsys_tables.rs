@@ -39,7 +39,7 @@ fn page_faults_stand_with_the_migrations() {
                  them; 100 page faults of the device, 2 of the host";
     assert_eq!(found.title, words);
     assert_eq!(found.recoverable_ns, Some(400_000));
-    assert_eq!(found.evidence[0].what, "groups of page faults of the device: 100 faults");
+    assert_eq!(found.evidence[0].subject, "groups of page faults of the device: 100 faults");
 }
 
 #[test]
@@ -67,7 +67,12 @@ fn the_legacy_default_stream_waits_for_what_another_stream_waits_for() {
     export.add_launch((30_000, 35_000), (600_000, 700_000), 2, "b");
     let causes = |export: &NsysExport| {
         let found = diagnose_export(export);
-        found.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect::<Vec<_>>()
+        found.devices[0]
+            .gaps
+            .idle_time_by_cause
+            .iter()
+            .map(|of| (of.kind, of.total_ns))
+            .collect::<Vec<_>>()
     };
     assert_eq!(causes(&export), [(IdleCauseKind::DefaultStream, 500_000)]);
     // A stream that waits for none.
@@ -96,7 +101,7 @@ fn nccl_sizes_come_from_the_payloads_of_its_ranges() {
         .account
         .transfers
         .iter()
-        .map(|of| (of.label.as_str(), of.bytes, of.bus))
+        .map(|of| (of.label.as_str(), of.bytes, of.bus_gb_per_s))
         .collect();
     // 2 · 7/8 of 4096 bytes in a microsecond; 7/8 of 8 · 512 bytes in half of one.
     let expected =

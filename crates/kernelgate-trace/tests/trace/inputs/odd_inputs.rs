@@ -66,7 +66,7 @@ fn a_hundred_thousand_streams_are_one_busy_device() {
     let diagnosis =
         diagnose_trace_in_memory(&write_and_read_trace("t.json", &chrome_trace_of_events(&all)));
     let [device] = &diagnosis.devices[..] else { panic!("one device") };
-    assert_eq!(device.span, (10_000, 1_000_008_000));
+    assert_eq!(device.first_start_and_last_end_ns, (10_000, 1_000_008_000));
     assert_eq!(device.busy_ns, 800_000_000);
     assert!(diagnosis.diagnosis_to_text().len() < 20_000);
 }
@@ -80,7 +80,7 @@ fn operations_at_zero_have_no_times() {
         &chrome_trace_of_events(&[pytorch_kernel_event(100, zero), pytorch_kernel_event(200, "")]),
     );
     assert_eq!(
-        (trace.kernels.on_gpu.operation_count(), trace.sets.on_gpu.operation_count()),
+        (trace.kernels.on_gpu.operation_count(), trace.memsets.on_gpu.operation_count()),
         (2, 0)
     );
     assert_eq!(trace.quality.without_times, 2);
@@ -195,7 +195,7 @@ fn a_report_of_any_locale_has_the_same_numbers() {
         trace_of_ncu_csv(&rows.each_ref().map(|(name, unit, value)| (*name, *unit, value.as_str())))
     };
     let metrics = |trace: &Trace| -> Vec<(String, f64)> {
-        let metrics = &trace.profiled[0].metrics;
+        let metrics = &trace.profiled_launches[0].metrics;
         metrics
             .iter()
             .map(|(&name, it)| (trace.names.text_of_name(name).to_owned(), it.value))
@@ -220,7 +220,7 @@ fn a_value_that_fits_no_format_is_counted() {
         ("Elapsed Cycles", "cycle", "5"),
         ("P", "", "x"),
     ]);
-    assert_eq!((trace.profiled[0].metrics.len(), trace.quality.odd_values), (1, 1));
+    assert_eq!((trace.profiled_launches[0].metrics.len(), trace.quality.odd_values), (1, 1));
 }
 
 #[test]
@@ -251,9 +251,10 @@ fn a_spreadsheet_may_store_a_report_with_other_separators() {
     for separator in [";", "\t"] {
         let stored = text.replace("\",\"", &format!("\"{separator}\""));
         let trace = write_and_read_trace("ncu.csv", stored.as_bytes());
-        let values: Vec<f64> = trace.profiled[0].metrics.values().map(|it| it.value).collect();
+        let values: Vec<f64> =
+            trace.profiled_launches[0].metrics.values().map(|it| it.value).collect();
         assert_eq!(values, [40.5], "{separator:?}");
-        assert_eq!(trace.names.text_of_name(trace.profiled[0].kernel), "f(int, int)");
+        assert_eq!(trace.names.text_of_name(trace.profiled_launches[0].kernel), "f(int, int)");
     }
 }
 
@@ -274,7 +275,7 @@ fn reports_of_other_locales_agree() {
         let values = |launch: &kernelgate_trace::model::kernel_metrics::NcuProfiledLaunch| {
             launch.metrics.values().map(|metric| metric.value).collect::<Vec<f64>>()
         };
-        trace.profiled.iter().map(values).collect::<Vec<_>>()
+        trace.profiled_launches.iter().map(values).collect::<Vec<_>>()
     };
     assert_eq!(metrics(&english), metrics(&english.with_file_name("ul.csv")));
 }

@@ -121,7 +121,11 @@ mod with_parquet {
             "StringIds",
         ] {
             let missing = missing.to_owned();
-            assert!(trace.quality.missing.contains(&missing), "{:?}", trace.quality.missing);
+            assert!(
+                trace.quality.missing_tables_or_fields.contains(&missing),
+                "{:?}",
+                trace.quality.missing_tables_or_fields
+            );
             assert!(streamed.contains(&missing), "{streamed}");
         }
         assert!(trace.quality.unreadable[0].starts_with("NVTX_EVENTS: "), "{:?}", trace.quality);

@@ -168,13 +168,16 @@ fn every_list_becomes_its_columns() {
         (CopiedMemoryKind::Pageable, CopiedMemoryKind::Device)
     );
     assert_eq!(trace.names.text_of_name(trace.copies.kind[0]), "Host-to-Device");
-    assert_eq!((trace.sets.bytes[0], trace.allocations.bytes[0]), (8, 64));
-    assert!(trace.allocations.given_back[0]);
-    assert_eq!(trace.syncs.kind, [SynchronisationTarget::Stream]);
-    assert_eq!(trace.places[trace.syncs.on_gpu.place.at(0).0 as usize].device, 0);
-    assert_eq!((trace.quality.dropped, &trace.quality.overhead[..]), (3, &[(7, 8)][..]));
+    assert_eq!((trace.memsets.bytes[0], trace.allocations.bytes[0]), (8, 64));
+    assert!(trace.allocations.is_free[0]);
+    assert_eq!(trace.synchronisation_waits.kind, [SynchronisationTarget::Stream]);
+    assert_eq!(trace.places[trace.synchronisation_waits.on_gpu.place.at(0).0 as usize].device, 0);
+    assert_eq!(
+        (trace.quality.dropped_records, &trace.quality.profiler_overhead_spans[..]),
+        (3, &[(7, 8)][..])
+    );
     assert_eq!(trace.devices[0].multiprocessors, Some(100));
-    assert_eq!(trace.work[0].path, "f/w/c/step");
+    assert_eq!(trace.declared_work[0].path, "f/w/c/step");
     assert_eq!(
         (trace.calls.call_count(), trace.ranges.range_count(), trace.processes[0].pid),
         (3, 4, 42)
@@ -189,13 +192,13 @@ fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
     let layers = range_tree_row_at_path(&tree, "f/w/c/step/layer_#");
     // Ranges that differ in a number are one row, each with its own span in each launch.
-    assert_eq!((layers.times, layers.operations, layers.busy_ns), (4, 4, 160_000));
+    assert_eq!((layers.opened_count, layers.operations, layers.busy_ns), (4, 4, 160_000));
     assert_eq!(layers.span_ns, 160_000);
     assert_eq!((layers.host_ns, layers.depth), (None, 2));
     let step = range_tree_row_at_path(&tree, "f/w/c/step");
-    assert_eq!((step.times, step.host_ns), (2, Some(12_000)));
+    assert_eq!((step.opened_count, step.host_ns), (2, Some(12_000)));
     assert_eq!((step.busy_ns, step.span_ns), (160_000, 162_000));
-    assert!((step.share - 1.0).abs() < 1e-9);
+    assert!((step.share_of_busy_time - 1.0).abs() < 1e-9);
     // The tables of `nsys stats` know the launch's ranges.
     assert_eq!(stats::make_table(&trace, StatsReport::GpuKernels).rows.len(), 1);
 }
@@ -308,18 +311,21 @@ fn declared_work_gives_shares_of_the_peaks() {
         assert!(value.is_some_and(|value| (value - expected).abs() < 1e-6), "{value:?}");
     };
     let names: Vec<(&str, usize)> =
-        found.operators.iter().map(|of| (of.name.as_str(), of.sum.count)).collect();
+        found.operators.iter().map(|of| (of.name.as_str(), of.sum.operator_count)).collect();
     assert_eq!(names, [("norm", 2), ("projection", 2)]);
     near(found.operators[1].sum.matrix_peak_share_of_kernel_time(), 0.5);
     near(found.operators[0].sum.memory_peak_share_of_kernel_time(), 0.25);
-    near(found.all.matrix_peak_share_of_kernel_time(), 0.25);
-    near(found.all.flops_per_byte_moved(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
+    near(found.all_operators.matrix_peak_share_of_kernel_time(), 0.25);
+    near(found.all_operators.flops_per_byte_moved(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
     near(Some(found.kernel_time_share_with_known_work()), 1.0);
     assert_eq!(found.ranges[0].path, "f/w/c");
     // Without parts the case itself is the operator.
     recording["parts"] = json!([]);
     let found = diagnose_trace_in_memory(&read_recording_json(&recording)).utilization;
-    assert_eq!((found.operators[0].name.as_str(), found.operators[0].sum.count), ("f/w/c/step", 2));
+    assert_eq!(
+        (found.operators[0].name.as_str(), found.operators[0].sum.operator_count),
+        ("f/w/c/step", 2)
+    );
 }
 
 #[test]
@@ -375,8 +381,14 @@ fn device_memory_is_listed_by_phase() {
     append_kernel(&mut recording, (2_000, 3_000), 1, 0);
     let diagnosis = diagnose_trace_in_memory(&read_recording_json(&recording));
     let memory = &diagnosis.memory[0];
-    assert_eq!((memory.peak, memory.bytes_held_at_end_of_trace()), ((1_500, 8_500_000), 6_000_000));
-    assert_eq!((memory.taken, memory.given_back, memory.unknown), (3, 1, 1));
+    assert_eq!(
+        (memory.peak_time_and_bytes, memory.bytes_held_at_end_of_trace()),
+        ((1_500, 8_500_000), 6_000_000)
+    );
+    assert_eq!(
+        (memory.allocation_count, memory.free_count, memory.frees_without_allocation),
+        (3, 1, 1)
+    );
     let phases: Vec<_> = memory
         .phases
         .iter()

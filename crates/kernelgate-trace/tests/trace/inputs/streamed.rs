@@ -157,7 +157,7 @@ fn host_times_have_equal_sums() {
     let ids: Vec<&str> = found.findings.iter().map(|finding| finding.id).collect();
     assert!(ids.contains(&"sync-in-loop") && ids.contains(&"pageable-copy"), "{ids:?}");
     let causes: Vec<IdleCauseKind> =
-        found.devices[0].gaps.causes.iter().map(|of| of.kind).collect();
+        found.devices[0].gaps.idle_time_by_cause.iter().map(|of| of.kind).collect();
     // The wait reaches into the gap, however many calls come after it; so does a call of the
     // operating system.
     for kind in

@@ -108,7 +108,7 @@ fn kernel_kinds_chart(cases: &[RecordedNetwork]) -> TitledChart {
 fn attention_time_chart(cases: &[RecordedNetwork]) -> TitledChart {
     let row = |case: &RecordedNetwork| {
         let all = case.attention_kernel_time_ns()?;
-        let passes = case.network.passes.max(1) as f64;
+        let passes = case.network.forward_passes.max(1) as f64;
         let operations =
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values];
         let marks = match &case.network.attention {

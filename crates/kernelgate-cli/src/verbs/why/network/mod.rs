@@ -65,7 +65,7 @@ impl RecordedNetwork {
             .find(|of| of.depth == 1 && of.name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH)?;
         let launches = f64::from(recording.steps.max(1));
         let each = |ns: i64| ns as f64 / launches;
-        let launch_ns = step.span_ns as f64 / step.times.max(1) as f64;
+        let launch_ns = step.span_ns as f64 / step.opened_count.max(1) as f64;
         let mut parts = recording.case.splitn(4, '/');
         let problem: Vec<&str> = parts.by_ref().take(3).collect();
         let rate = |unit: &str| {
@@ -73,7 +73,7 @@ impl RecordedNetwork {
             Some(*recording.work.flops.get(unit)? as f64 / limit.time_ns * 1e9)
         };
         let name = &recording.device.name;
-        let causes = device.gaps.causes.iter();
+        let causes = device.gaps.idle_time_by_cause.iter();
         Some(Self {
             problem: problem.join("/"),
             implementation: parts.next().unwrap_or_default().to_owned(),
@@ -137,7 +137,7 @@ impl RecordedNetwork {
     /// Time per forward pass of attention's kernels: one fused kernel, or the three operations of
     /// unfused attention.
     fn attention_kernel_time_ns(&self) -> Option<f64> {
-        let passes = self.network.passes.max(1) as f64;
+        let passes = self.network.forward_passes.max(1) as f64;
         let unfused = self
             .network
             .attention

@@ -288,7 +288,7 @@ fn attention_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
     ]);
     add_rows_below_problem_headings(&mut table, cases, |case| {
         let Some(all_ns) = case.attention_kernel_time_ns() else { return Vec::new() };
-        let passes = case.network.passes.max(1) as f64;
+        let passes = case.network.forward_passes.max(1) as f64;
         let unfused = case.network.attention.as_ref();
         let operation = |operation| {
             unfused.map_or_else(dash_cell, |of| {

@@ -100,14 +100,15 @@ pub(super) fn recorder_messages_as_evidence(messages: &[String]) -> Vec<FindingE
     let mut evidence: Vec<FindingEvidence> = texts
         .chunk_by(|a, b| a == b)
         .map(|same| FindingEvidence {
-            what: same[0].clone(),
+            subject: same[0].clone(),
             count: same.len(),
             ..FindingEvidence::default()
         })
         .collect();
     evidence.sort_by_key(|evidence| {
-        let general = ["CUDA", "CUPTI", "Not all"].iter().any(|part| evidence.what.contains(part));
-        (!general, evidence.what.clone())
+        let general =
+            ["CUDA", "CUPTI", "Not all"].iter().any(|part| evidence.subject.contains(part));
+        (!general, evidence.subject.clone())
     });
     evidence.truncate(MAX_LISTED_RECORDER_MESSAGES);
     evidence

@@ -46,7 +46,7 @@ pub(super) fn find_data_quality_problems(
     let count = |count: u64| {
         count_as_number_with_unit(usize::try_from(count).unwrap_or(usize::MAX), "records")
     };
-    if context.all.is_empty() && trace.profiled.is_empty() {
+    if context.all_operations.is_empty() && trace.profiled_launches.is_empty() {
         found.push(finding_without_gpu_work(context));
     }
     for part in &quality.unreadable {
@@ -67,11 +67,11 @@ pub(super) fn find_data_quality_problems(
             "the file is as described",
         ));
     }
-    if quality.dropped > 0 {
+    if quality.dropped_records > 0 {
         found.push(data_quality_finding(
             FindingSeverity::Severe,
-            format!("the recorder lost {} records", quality.dropped),
-            count(quality.dropped),
+            format!("the recorder lost {} records", quality.dropped_records),
+            count(quality.dropped_records),
             "record a shorter time, or with larger buffers",
             "nothing",
         ));
@@ -79,11 +79,11 @@ pub(super) fn find_data_quality_problems(
     impossible_times::find_operations_without_times(context, &mut found);
     impossible_times::find_overlaps_on_streams(context, &mut found);
     impossible_times::find_operations_starting_before_launch(context, &mut found);
-    if !quality.missing.is_empty() && trace.profiled.is_empty() {
+    if !quality.missing_tables_or_fields.is_empty() && trace.profiled_launches.is_empty() {
         found.push(data_quality_finding(
             FindingSeverity::Information,
-            format!("not recorded: {}", quality.missing.join(", ")),
-            count_as_number_with_unit(quality.missing.len(), "tables"),
+            format!("not recorded: {}", quality.missing_tables_or_fields.join(", ")),
+            count_as_number_with_unit(quality.missing_tables_or_fields.len(), "tables"),
             format!(
                 "{}; questions that need them are listed as not measured",
                 context.platform.advice_to_record_launch_calls()
@@ -101,7 +101,7 @@ pub(super) fn find_data_quality_problems(
         ),
         (
             "records end before they start; they count as zero long",
-            quality.backwards,
+            quality.spans_with_reversed_times,
             BACKWARD_TIMES_ADVICE,
         ),
         ("events are no valid JSON and do not count", quality.broken_events, BROKEN_EVENTS_ADVICE),
@@ -129,7 +129,7 @@ pub(super) fn find_data_quality_problems(
     Ok((
         found,
         all_records_inspected(
-            context.all.len().max(trace.profiled.len()),
+            context.all_operations.len().max(trace.profiled_launches.len()),
             InspectedRecordKind::Operations,
         ),
     ))
@@ -141,7 +141,7 @@ fn add_finding_of_profiler_messages(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let quality = &context.trace.quality;
-    if !quality.messages.is_empty() && !context.all.is_empty() {
+    if !quality.messages.is_empty() && !context.all_operations.is_empty() {
         let mut finding = data_quality_finding(
             FindingSeverity::Information,
             format!("the profiler reported {} warnings and errors", quality.messages.len()),
@@ -168,10 +168,10 @@ fn finding_without_gpu_work(context: &DiagnosisContext<'_>) -> DiagnosisFinding 
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
     });
     let reason = messages::reason_for_missing_records(&trace.quality.messages, false);
-    let sites = context.host.sites.iter();
+    let sites = context.host_summary.call_sums_by_function.iter();
     let launching = sites
         .filter(|((name, _), _)| context.function_name_without_version(*name).contains("Launch"));
-    let launches: usize = launching.map(|(_, calls)| calls.count).sum();
+    let launches: usize = launching.map(|(_, calls)| calls.call_count).sum();
     let because = match (&reason, gpu_process) {
         (Some(reason), _) => format!(": {}", reason.words),
         (None, Some(name)) => format!(
@@ -216,9 +216,9 @@ fn find_operations_without_launch_call(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
 ) {
-    let operations_without_call = context.host.operations_without_call;
-    let launched = context.all.len() - context.classes.page_migration_count();
-    if operations_without_call == 0 || context.host.calls == 0 {
+    let operations_without_call = context.host_summary.operations_without_call;
+    let launched = context.all_operations.len() - context.classes.page_migration_count();
+    if operations_without_call == 0 || context.host_summary.calls == 0 {
         return;
     }
     #[allow(clippy::cast_precision_loss)]
@@ -270,12 +270,12 @@ fn find_large_profiler_overhead(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let (Some(first), Some(last)) = (
-        devices.iter().map(|device| device.span.0).min(),
-        devices.iter().map(|device| device.span.1).max(),
+        devices.iter().map(|device| device.first_start_and_last_end_ns.0).min(),
+        devices.iter().map(|device| device.first_start_and_last_end_ns.1).max(),
     ) else {
         return;
     };
-    let overhead = context.trace.quality.overhead.iter().copied();
+    let overhead = context.trace.quality.profiler_overhead_spans.iter().copied();
     let overhead =
         UnionOfTimeSpans::union_of_spans(overhead.filter(|(start, end)| start < end).collect());
     let share = percent_or_zero(overhead.covered_ns_within((first, last)), last - first);
@@ -301,7 +301,8 @@ fn find_gap_that_may_be_clock_jump(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     for (device, activity) in devices.iter().zip(&context.activities) {
-        let longest = activity.gaps.iter(&context.all).max_by_key(GpuIdleGap::idle_gap_length_ns);
+        let longest =
+            activity.gaps.iter(&context.all_operations).max_by_key(GpuIdleGap::idle_gap_length_ns);
         let Some(longest) = longest else { continue };
         // A gap during which a long host call ran, or whose work was launched before, is explained
         // and no clock jump.
@@ -338,12 +339,12 @@ fn find_gap_that_may_be_clock_jump(
             "a program that waits for its user",
         );
         finding.evidence.push(FindingEvidence {
-            what: "idle time".to_owned(),
+            subject: "idle time".to_owned(),
             count: 1,
             total_ns: Some(longest.idle_gap_length_ns()),
-            range: context.range_path_text_of_operation(longest.after),
-            span: Some((longest.start, longest.end)),
-            place: Some((device.pid, device.device)),
+            range: context.range_path_text_of_operation(longest.operation_after),
+            longest_start_and_end_ns: Some((longest.start, longest.end)),
+            process_id_and_device: Some((device.pid, device.device)),
         });
         found.push(finding);
     }

@@ -132,7 +132,7 @@ impl ParquetTableFile {
             for group in 0..reader.num_row_groups() {
                 let group = reader.get_row_group(group)?;
                 let mut group = ParquetRowGroupReader::open_row_group(self, &*group, columns)?;
-                while group.left > 0 {
+                while group.remaining_rows > 0 {
                     let rows = group.decode_next_row_batch()?;
                     read += rows.count;
                     each(&rows)?;
@@ -175,7 +175,7 @@ struct ParquetRowGroupReader {
     /// For each requested column, its reader and whether values may be NULL; `None` if the table
     /// lacks the column.
     columns: Vec<Option<(ColumnReader, bool)>>,
-    left: usize,
+    remaining_rows: usize,
 }
 
 impl ParquetRowGroupReader {
@@ -198,11 +198,11 @@ impl ParquetRowGroupReader {
             });
         }
         let rows = usize::try_from(group.metadata().num_rows()).unwrap_or(0);
-        Ok(Self { columns, left: rows })
+        Ok(Self { columns, remaining_rows: rows })
     }
 
     fn decode_next_row_batch(&mut self) -> Result<Rows, ParquetError> {
-        let count = self.left.min(ROWS_PER_DECODED_BATCH);
+        let count = self.remaining_rows.min(ROWS_PER_DECODED_BATCH);
         let mut columns = Vec::with_capacity(self.columns.len());
         for column in &mut self.columns {
             columns.push(match column {
@@ -210,7 +210,7 @@ impl ParquetRowGroupReader {
                 None => Column::Missing,
             });
         }
-        self.left -= count;
+        self.remaining_rows -= count;
         Ok(Rows { count, columns })
     }
 }

@@ -20,17 +20,17 @@ const SORTED_RUN_READ_BUFFER_BYTES: usize = 1 << 16;
 pub(super) struct ExternalRowSorter {
     columns: usize,
     /// Number of bytes after which the rows in memory are sorted and written to a temporary file.
-    run: usize,
+    max_bytes_in_memory: usize,
     /// Start time, byte offset in `bytes` and byte length of each row in memory.
     rows: Vec<(i64, usize, u32)>,
     bytes: Vec<u8>,
-    runs: Vec<File>,
+    sorted_runs: Vec<File>,
 }
 
 impl ExternalRowSorter {
     /// Creates an empty sorter for rows of `columns` columns, with runs of `run` bytes.
     pub fn with_column_count_and_run_bytes(columns: usize, run: usize) -> Self {
-        Self { columns, run, ..Self::default() }
+        Self { columns, max_bytes_in_memory: run, ..Self::default() }
     }
 
     /// Adds a row with its start time, and writes a sorted run to disk if the run is full.
@@ -57,7 +57,7 @@ impl ExternalRowSorter {
             cell[1..].copy_from_slice(&value);
         }
         self.rows.push((start, first, byte_length_as_u32(self.bytes.len() - first)?));
-        if self.bytes.len() >= self.run { self.write_sorted_run() } else { Ok(()) }
+        if self.bytes.len() >= self.max_bytes_in_memory { self.write_sorted_run() } else { Ok(()) }
     }
 
     /// Sorts the rows in memory by start time and writes them to a temporary file as one run.
@@ -71,7 +71,7 @@ impl ExternalRowSorter {
         }
         let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.rewind()?;
-        self.runs.push(file);
+        self.sorted_runs.push(file);
         self.rows.clear();
         self.bytes.clear();
         Ok(())
@@ -83,7 +83,7 @@ impl ExternalRowSorter {
         mut self,
         mut each: impl FnMut(&ExportRow<'_, '_>),
     ) -> io::Result<()> {
-        if self.runs.is_empty() {
+        if self.sorted_runs.is_empty() {
             self.rows.sort_by_key(|row| row.0);
             for &(_, first, size) in &self.rows {
                 each(&ExportRow(ExportRowCells::Sorted(&self.bytes[first..][..size as usize])));
@@ -93,7 +93,7 @@ impl ExternalRowSorter {
         self.write_sorted_run()?;
         self.bytes = Vec::new();
         let mut runs: Vec<SortedRunOnDisk> =
-            self.runs.into_iter().map(SortedRunOnDisk::from_run_file).collect();
+            self.sorted_runs.into_iter().map(SortedRunOnDisk::from_run_file).collect();
         let mut order = BinaryHeap::new();
         for (number, run) in runs.iter_mut().enumerate() {
             order.extend(run.read_next_row_and_start()?.map(|start| Reverse((start, number))));

@@ -47,10 +47,10 @@ struct SqliteTableSchema {
     /// Position of each column in a stored row, by column name.
     columns: HashMap<String, usize>,
     /// Number of the root page of the table's B-tree.
-    root: u32,
+    root_page: u32,
     /// Whether rows can be decoded from pages without SQLite: the table has no primary key that
     /// replaces the row id, no column default, and no hidden column.
-    plain: bool,
+    decodable_from_pages: bool,
 }
 
 impl SqliteExportDatabase {
@@ -162,7 +162,7 @@ impl SqliteExportDatabase {
         };
         let columns: Vec<Option<usize>> =
             columns.iter().map(|column| table.columns.get(*column).copied()).collect();
-        Ok(pages.visit_rows_of_table_at_root_page(table.root, &columns, last, each).is_ok())
+        Ok(pages.visit_rows_of_table_at_root_page(table.root_page, &columns, last, each).is_ok())
     }
 
     /// Passes every row of a table to `each`, in stored order or by start time; returns the reason
@@ -191,7 +191,7 @@ impl SqliteExportDatabase {
         let mut read = 0usize;
         let outcome = (|| {
             let mut last = None;
-            if !by_start && known.plain {
+            if !by_start && known.decodable_from_pages {
                 let mut each = |row: &DecodedSqliteRow<'_>| {
                     each(&ExportRow(ExportRowCells::Page(row)));
                     read += 1;
@@ -254,13 +254,17 @@ fn read_sqlite_table_schemas(
         let number =
             |column| row.cell_as_integer(column).and_then(|number| u32::try_from(number).ok());
         let root = number(3).unwrap_or(0);
-        let new = SqliteTableSchema { root, plain: true, ..SqliteTableSchema::default() };
+        let new = SqliteTableSchema {
+            root_page: root,
+            decodable_from_pages: true,
+            ..SqliteTableSchema::default()
+        };
         let table = tables.entry(row.cell_as_displayed_text(0)).or_insert(new);
         table.columns.insert(
             row.cell_as_displayed_text(1),
             number(2).map_or(usize::MAX, |place| place as usize),
         );
-        table.plain &= row.cell_as_integer(4) == Some(0);
+        table.decodable_from_pages &= row.cell_as_integer(4) == Some(0);
     }
     Ok(tables)
 }

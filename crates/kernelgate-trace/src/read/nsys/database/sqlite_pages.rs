@@ -21,14 +21,14 @@ const MAX_ROW_BYTES: u64 = 1 << 28;
 /// Pages of a file.
 pub(super) struct SqlitePageReader {
     file: File,
-    size: usize,
+    page_size: usize,
     /// Number of bytes per page, without the reserved bytes at the page's end.
-    usable: usize,
+    usable_bytes_per_page: usize,
     /// Pages of the file.
-    pages: u64,
+    page_count: u64,
     /// Number of pages that the decoding of one table may still visit; a valid B-tree contains each
     /// page at most once.
-    left: u64,
+    remaining_pages: u64,
 }
 
 /// The pages of the file do not have the form that this decoder expects.
@@ -135,12 +135,18 @@ impl SqlitePageReader {
             return Err(UnexpectedFormat);
         }
         let pages = file.metadata().map_err(|_| UnexpectedFormat)?.len() / size as u64;
-        Ok(Self { file, size, usable, pages, left: pages })
+        Ok(Self {
+            file,
+            page_size: size,
+            usable_bytes_per_page: usable,
+            page_count: pages,
+            remaining_pages: pages,
+        })
     }
 
     fn read_numbered_page(&mut self, number: u32, into: &mut Vec<u8>) -> PageResult<()> {
-        let at = u64::from(number.checked_sub(1).ok_or(UnexpectedFormat)?) * self.size as u64;
-        into.resize(self.size, 0);
+        let at = u64::from(number.checked_sub(1).ok_or(UnexpectedFormat)?) * self.page_size as u64;
+        into.resize(self.page_size, 0);
         self.file.seek(SeekFrom::Start(at)).map_err(|_| UnexpectedFormat)?;
         self.file.read_exact(into).map_err(|_| UnexpectedFormat)
     }
@@ -155,7 +161,7 @@ impl SqlitePageReader {
         last: &mut Option<i64>,
         each: &mut impl FnMut(&DecodedSqliteRow<'_>),
     ) -> PageResult<()> {
-        self.left = self.pages;
+        self.remaining_pages = self.page_count;
         let mut pages = vec![Vec::new(); MAX_BTREE_DEPTH];
         let mut row = StoredRowDecoder::for_requested_columns(columns);
         self.visit_payloads_below_btree_page(root, &mut pages, &mut |pages, id, payload| {
@@ -175,7 +181,7 @@ impl SqlitePageReader {
         pages: &mut [Vec<u8>],
         each: &mut impl FnMut(&mut Self, i64, StoredRowPayload<'_>) -> PageResult<()>,
     ) -> PageResult<()> {
-        self.left = self.left.checked_sub(1).ok_or(UnexpectedFormat)?;
+        self.remaining_pages = self.remaining_pages.checked_sub(1).ok_or(UnexpectedFormat)?;
         let (page, deeper) = pages.split_first_mut().ok_or(UnexpectedFormat)?;
         self.read_numbered_page(root, page)?;
         let at = if root == 1 { 100 } else { 0 };
@@ -189,7 +195,11 @@ impl SqlitePageReader {
                 for index in 0..cells {
                     let (bytes, rest) = parse_varint(cell(index, 8)?)?;
                     let (id, local) = parse_varint(rest)?;
-                    each(self, id.cast_signed(), StoredRowPayload { bytes, local })?;
+                    each(
+                        self,
+                        id.cast_signed(),
+                        StoredRowPayload { payload_bytes: bytes, bytes_on_leaf_page: local },
+                    )?;
                 }
                 Ok(())
             }
@@ -212,8 +222,8 @@ impl SqlitePageReader {
 /// The total length of a stored row, and the part of the row on its B-tree page.
 #[derive(Clone, Copy)]
 struct StoredRowPayload<'a> {
-    bytes: u64,
-    local: &'a [u8],
+    payload_bytes: u64,
+    bytes_on_leaf_page: &'a [u8],
 }
 
 /// Decodes rows.
@@ -222,10 +232,10 @@ struct StoredRowDecoder {
     /// columns.
     wanted: Vec<Option<usize>>,
     /// Columns that were requested more than once, each with the index of its first request.
-    again: Vec<(usize, usize)>,
+    repeated_columns: Vec<(usize, usize)>,
     cells: Vec<(u64, usize)>,
     /// Buffer for a row that continues on overflow pages.
-    whole: Vec<u8>,
+    assembled_row: Vec<u8>,
     page: Vec<u8>,
 }
 
@@ -241,7 +251,7 @@ impl StoredRowDecoder {
             }
         }
         let cells = vec![(0, 0); columns.len()];
-        Self { wanted, again, cells, whole: Vec::new(), page: Vec::new() }
+        Self { wanted, repeated_columns: again, cells, assembled_row: Vec::new(), page: Vec::new() }
     }
 
     fn decode_stored_row(
@@ -250,19 +260,19 @@ impl StoredRowDecoder {
         payload: StoredRowPayload<'_>,
         each: &mut impl FnMut(&DecodedSqliteRow<'_>),
     ) -> PageResult<()> {
-        let bytes = usize::try_from(payload.bytes).map_err(|_| UnexpectedFormat)?;
-        let most = pages.usable - 35;
+        let bytes = usize::try_from(payload.payload_bytes).map_err(|_| UnexpectedFormat)?;
+        let most = pages.usable_bytes_per_page - 35;
         if bytes <= most {
-            let local = payload.local.get(..bytes).ok_or(UnexpectedFormat)?;
+            let local = payload.bytes_on_leaf_page.get(..bytes).ok_or(UnexpectedFormat)?;
             self.locate_requested_columns(local)?;
             each(&DecodedSqliteRow { payload: local, cells: &self.cells });
             return Ok(());
         }
         self.assemble_row_from_overflow_pages(pages, payload, bytes)?;
-        let whole = std::mem::take(&mut self.whole);
+        let whole = std::mem::take(&mut self.assembled_row);
         self.locate_requested_columns(&whole)?;
         each(&DecodedSqliteRow { payload: &whole, cells: &self.cells });
-        self.whole = whole;
+        self.assembled_row = whole;
         Ok(())
     }
 
@@ -273,19 +283,19 @@ impl StoredRowDecoder {
         of: StoredRowPayload<'_>,
         bytes: usize,
     ) -> PageResult<()> {
-        if of.bytes > MAX_ROW_BYTES {
+        if of.payload_bytes > MAX_ROW_BYTES {
             return Err(UnexpectedFormat);
         }
-        let least = (pages.usable - 12) * 32 / 255 - 23;
-        let kept = least + (bytes - least) % (pages.usable - 4);
-        let kept = if kept <= pages.usable - 35 { kept } else { least };
-        self.whole.clear();
-        self.whole.extend(of.local.get(..kept).ok_or(UnexpectedFormat)?);
-        let mut next = u32::from_be_bytes(fixed_bytes_at_offset(of.local, kept)?);
-        while self.whole.len() < bytes {
+        let least = (pages.usable_bytes_per_page - 12) * 32 / 255 - 23;
+        let kept = least + (bytes - least) % (pages.usable_bytes_per_page - 4);
+        let kept = if kept <= pages.usable_bytes_per_page - 35 { kept } else { least };
+        self.assembled_row.clear();
+        self.assembled_row.extend(of.bytes_on_leaf_page.get(..kept).ok_or(UnexpectedFormat)?);
+        let mut next = u32::from_be_bytes(fixed_bytes_at_offset(of.bytes_on_leaf_page, kept)?);
+        while self.assembled_row.len() < bytes {
             pages.read_numbered_page(next, &mut self.page)?;
-            let part = (bytes - self.whole.len()).min(pages.usable - 4);
-            self.whole.extend(&self.page[4..4 + part]);
+            let part = (bytes - self.assembled_row.len()).min(pages.usable_bytes_per_page - 4);
+            self.assembled_row.extend(&self.page[4..4 + part]);
             next = u32::from_be_bytes(fixed_bytes_at_offset(&self.page, 0)?);
         }
         Ok(())
@@ -318,7 +328,7 @@ impl StoredRowDecoder {
             }
             at = at.checked_add(bytes_of_serial_type(kind)).ok_or(UnexpectedFormat)?;
         }
-        for &(column, first) in &self.again {
+        for &(column, first) in &self.repeated_columns {
             self.cells[column] = self.cells[first];
         }
         Ok(())
