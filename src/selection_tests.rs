@@ -15,7 +15,12 @@ use super::suites_of_all_families;
 const BACKENDS_OF_TESTED_SELECTIONS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
 fn bench_place_of_backend(kind: BackendKind) -> ChosenBackend {
-    ChosenBackend { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
+    ChosenBackend {
+        kind,
+        reason_against_other_backend: "elsewhere".to_owned(),
+        l2_bytes: 0,
+        gpus: 2,
+    }
 }
 
 #[test]

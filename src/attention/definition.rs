@@ -120,7 +120,7 @@ pub const FORWARD_SCAN_AXES: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
     lines: &FORWARD_SCAN_SELECTIONS,
     // The row `cuda/flash_wgmma` runs on sm_90a only; on other devices, a scan with `--axis` shows
     // every row.
-    rows: &["cuda/flash_wgmma", "cuda/cudnn"],
+    default_implementations: &["cuda/flash_wgmma", "cuda/cudnn"],
 };
 const FORWARD_SCAN_SELECTIONS: [&str; 3] = [
     "s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16",
@@ -138,7 +138,7 @@ pub const FORWARD_SCAN_WITH_DECODE: ProblemsAlongEachAxis = ProblemsAlongEachAxi
         FORWARD_SCAN_SELECTIONS[2],
         "s=1 d=128 mask=full dtype=bf16 b=8 h=32 h_kv=8 keys=8192",
     ],
-    rows: &["cuda/flash_wgmma", "cuda/flash_decode", "cuda/cudnn"],
+    default_implementations: &["cuda/flash_wgmma", "cuda/flash_decode", "cuda/cudnn"],
 };
 
 /// Parameters of an attention problem, shared by forward and backward. Attention queries and

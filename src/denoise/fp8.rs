@@ -35,7 +35,7 @@ pub struct Fp8MatrixStack {
 /// Whether a low-bit weight format quantises this input: only the seven projection matrices of the
 /// layers, which each step reads.
 pub fn is_layer_projection_to_quantise(spec: &ExpertInputSpec) -> bool {
-    spec.read == InputReadFrequency::EachStep && spec.name.ends_with("_proj")
+    spec.read_frequency == InputReadFrequency::EachStep && spec.name.ends_with("_proj")
 }
 
 /// Quantises a bf16 tensor `[layers, k, columns]` to fp8.

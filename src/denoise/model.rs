@@ -56,7 +56,7 @@ pub struct ExpertInputSpec {
     pub shape: Vec<usize>,
     pub dtype: Dtype,
     /// How often the denoising loop must read the tensor: once for all steps, or in each step.
-    pub read: InputReadFrequency,
+    pub read_frequency: InputReadFrequency,
     /// Standard deviation of the tensor's normally distributed elements, whose mean is 0.
     pub deviation: f32,
 }
@@ -116,7 +116,7 @@ impl ExpertDimensions {
                 name,
                 shape: shape.to_vec(),
                 dtype,
-                read,
+                read_frequency: read,
                 deviation: gain / (rows as f32).sqrt(),
             }
         };
@@ -124,7 +124,7 @@ impl ExpertDimensions {
             name,
             shape: shape.to_vec(),
             dtype: Dtype::F32,
-            read: InputReadFrequency::Once,
+            read_frequency: InputReadFrequency::Once,
             deviation,
         };
         let bias = |name, shape: &[usize]| f32_tensor(name, shape, 0.1);
@@ -132,7 +132,7 @@ impl ExpertDimensions {
             name,
             shape: vec![depth, p, head_dim],
             dtype,
-            read: InputReadFrequency::EachStep,
+            read_frequency: InputReadFrequency::EachStep,
             deviation: 1.0,
         };
         let layer = |name, rows, columns, gain| {

@@ -27,7 +27,7 @@ const ATTENTION_QUERY_ROWS_PER_TASK: usize = 64;
 pub struct ReferenceActionExpert<'a> {
     shape: &'a DenoiseParameters,
     inputs: &'a Tensors,
-    times: usize,
+    denoising_times: usize,
     /// Styles of the norm before each layer's attention, `[depth][times, 3W]`.
     style1: Vec<Vec<f64>>,
     /// Styles of the norm before each layer's feed-forward, `[depth][times, 3W]`.
@@ -61,7 +61,7 @@ impl<'a> ReferenceActionExpert<'a> {
         Self {
             shape,
             inputs,
-            times: n,
+            denoising_times: n,
             style1: layers("style1", "style1_bias"),
             style2: layers("style2", "style2_bias"),
             final_style: reference_linear_layer(
@@ -77,7 +77,7 @@ impl<'a> ReferenceActionExpert<'a> {
 
     /// Computes the fp64 velocity `[S, 32]` of actions `x [S, 32]` at denoising time number `time`.
     pub fn reference_velocity(&self, x: &[f64], time: usize) -> Vec<f64> {
-        assert!(time < self.times, "time {time} of {}", self.times);
+        assert!(time < self.denoising_times, "time {time} of {}", self.denoising_times);
         let DenoiseParameters { model, s, .. } = *self.shape;
         let mut h = reference_linear_layer(self.inputs, "action_in", "action_in_bias", 0, x, s);
         for layer in 0..model.depth {

@@ -194,7 +194,7 @@ impl DenoiseParameters {
             .iter()
             .map(|spec| {
                 self.bytes_read_in_weight_format(spec)
-                    * if spec.read == InputReadFrequency::EachStep { steps } else { 1 }
+                    * if spec.read_frequency == InputReadFrequency::EachStep { steps } else { 1 }
             })
             .sum();
         let write = s * (VALUES_PER_ACTION * Dtype::F32.bytes_per_element()) as u64;

@@ -124,7 +124,7 @@ fn work_of_a_full_size_step_is_the_published_number() {
     );
     let each_step: u64 = specs
         .iter()
-        .filter(|spec| spec.read == InputReadFrequency::EachStep)
+        .filter(|spec| spec.read_frequency == InputReadFrequency::EachStep)
         .map(ExpertInputSpec::unquantised_bytes)
         .sum();
     assert_eq!(million(each_step), 640.7);

@@ -121,12 +121,12 @@ fn sum_of_works<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
 struct LayerBreakdownTable {
     table: &'static str,
     /// Name of the NVTX range that contains the ranges of the layers.
-    within: &'static str,
+    enclosing_range: &'static str,
 }
 
 impl LayerBreakdownTable {
     fn part_of_range(&self, range: &str, work: Work) -> ProblemPartForProfile {
-        let &Self { table, within } = self;
+        let &Self { table, enclosing_range: within } = self;
         ProblemPartForProfile {
             table,
             label: range.to_owned(),
@@ -211,7 +211,7 @@ impl<'a> LayerWorkCalculator<'a> {
             * shape.dtype.bytes_per_element();
         let layers = LayerBreakdownTable {
             table: FORWARD_LAYER_TABLE_TITLE,
-            within: "Model_Compute_All_Layers",
+            enclosing_range: "Model_Compute_All_Layers",
         };
         let mut stem = self.forward_work_of_layer([&network.stem]);
         stem.read_bytes += images as u64;
@@ -257,7 +257,8 @@ impl<'a> LayerWorkCalculator<'a> {
 
     fn backward_parts_by_layer(&self) -> Vec<ProblemPartForProfile> {
         let Self { shape, network, .. } = self;
-        let layers = LayerBreakdownTable { table: BACKWARD_LAYER_TABLE_TITLE, within: "Backward" };
+        let layers =
+            LayerBreakdownTable { table: BACKWARD_LAYER_TABLE_TITLE, enclosing_range: "Backward" };
         let maps = network.extents_of_neuron_layers();
         let last = self.neuron_backward_flops(network.last_feature_map());
         let last =

@@ -105,7 +105,7 @@ pub struct DataParallelTrainingStep {
     /// Number of GPUs.
     pub gpus: usize,
     /// The equivalent training step on one GPU for the images of all GPUs.
-    pub whole: ResNetTrainingStep,
+    pub step_on_one_gpu: ResNetTrainingStep,
 }
 
 impl DataParallelTrainingStep {
@@ -116,12 +116,12 @@ impl DataParallelTrainingStep {
             let why = format!("b={}: a multiple of g={gpus}", whole.shape.b);
             return Err(AxisError::Combination(why));
         }
-        Ok(Self { gpus, whole })
+        Ok(Self { gpus, step_on_one_gpu: whole })
     }
 
     /// The training step that one GPU runs for its part of the images.
     pub const fn training_step_per_gpu(&self) -> ResNetTrainingStep {
-        let shape = self.whole.shape;
+        let shape = self.step_on_one_gpu.shape;
         ResNetTrainingStep { shape: ResNetParameters { b: shape.b / self.gpus, ..shape } }
     }
 
@@ -140,7 +140,7 @@ impl DataParallelTrainingStep {
         for tensor in ["images", "labels"] {
             let parts = (0..self.gpus).map(|rank| inputs.tensor(tensor_name_on_rank(tensor, rank)));
             let mut shape = inputs.tensor(tensor_name_on_rank(tensor, 0)).shape().to_vec();
-            shape[0] = self.whole.shape.b;
+            shape[0] = self.step_on_one_gpu.shape.b;
             let data = match tensor {
                 "images" => TensorData::F32(parts.flat_map(copy_f32_elements).collect()),
                 _ => TensorData::I8(parts.flat_map(copy_i8_elements).collect()),
@@ -161,18 +161,18 @@ fn copy_i8_elements(tensor: &Tensor) -> Vec<i8> {
 
 impl Problem for DataParallelTrainingStep {
     fn check(&self) -> Result<(), String> {
-        self.whole.check()
+        self.step_on_one_gpu.check()
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
-        let all = self.whole.inputs(seed);
+        let all = self.step_on_one_gpu.inputs(seed);
         let mut inputs = all.select_named(&INPUTS_COPIED_TO_EVERY_GPU);
         let b = self.training_step_per_gpu().shape.b;
         for rank in 0..self.gpus {
             let [images, labels] = ["images", "labels"].map(|name| all.tensor(name));
             let mut shape = images.shape().to_vec();
             shape[0] = b;
-            let pixels = images.len() / self.whole.shape.b;
+            let pixels = images.len() / self.step_on_one_gpu.shape.b;
             let own = copy_f32_elements(images)[rank * b * pixels..][..b * pixels].to_vec();
             inputs.insert(tensor_name_on_rank("images", rank), Tensor::new(shape, own.into()));
             let own = copy_i8_elements(labels)[rank * b..][..b].to_vec();
@@ -183,10 +183,10 @@ impl Problem for DataParallelTrainingStep {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let all = self.join_inputs_of_all_gpus(inputs);
-        let labels = all.tensor("labels").elements_to_f64(0, self.whole.shape.b);
+        let labels = all.tensor("labels").elements_to_f64(0, self.step_on_one_gpu.shape.b);
         let b = self.training_step_per_gpu().shape.b;
         let mut expected = Vec::new();
-        for step in self.whole.reference(&all) {
+        for step in self.step_on_one_gpu.reference(&all) {
             for rank in 0..self.gpus {
                 let named = |values| Expected {
                     name: tensor_name_on_rank(&step.name, rank).to_owned(),
@@ -220,7 +220,7 @@ impl Problem for DataParallelTrainingStep {
     /// Work of one GPU, and the gradient bytes that its links carry; gradients that are always 0,
     /// because their weights meet only padding, do not count.
     fn work(&self) -> Work {
-        let network = self.whole.shape.sizes.build_resnet18_layers();
+        let network = self.step_on_one_gpu.shape.sizes.build_resnet18_layers();
         let convolutions = network.all_convolutions();
         let elements =
             convolutions.map(|c| weights_multiplied_with_a_pixel(c) + c.window.output.channels);
@@ -238,11 +238,11 @@ impl Problem for DataParallelTrainingStep {
     }
 
     fn remark(&self) -> Option<String> {
-        self.whole.remark()
+        self.step_on_one_gpu.remark()
     }
 
     fn breakdown(&self) -> ProblemPartsForProfile {
-        let samples = Some(self.whole.shape.b as u64);
+        let samples = Some(self.step_on_one_gpu.shape.b as u64);
         ProblemPartsForProfile {
             samples,
             ..breakdown::breakdown_of_training_step(&self.training_step_per_gpu().shape)
@@ -250,12 +250,12 @@ impl Problem for DataParallelTrainingStep {
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.whole.tolerance()
+        self.step_on_one_gpu.tolerance()
     }
 
     fn host_bytes(&self) -> u64 {
-        let network = self.whole.shape.sizes.build_resnet18_layers();
-        self.whole.host_bytes() + (2 * 8 * self.gpus * network.parameters) as u64
+        let network = self.step_on_one_gpu.shape.sizes.build_resnet18_layers();
+        self.step_on_one_gpu.host_bytes() + (2 * 8 * self.gpus * network.parameters) as u64
     }
 }
 
@@ -290,10 +290,10 @@ mod tests {
         for gpus in [2, 4, 8] {
             let problem = small_data_parallel_problem(gpus);
             let inputs = problem.inputs(1);
-            let whole_inputs = problem.whole.inputs(1);
+            let whole_inputs = problem.step_on_one_gpu.inputs(1);
             assert_eq!(problem.join_inputs_of_all_gpus(&inputs), whole_inputs);
             let (expected, whole) =
-                (problem.reference(&inputs), problem.whole.reference(&whole_inputs));
+                (problem.reference(&inputs), problem.step_on_one_gpu.reference(&whole_inputs));
             for tensor in ["new_parameters", "new_momentum"] {
                 for rank in 0..gpus {
                     assert_eq!(

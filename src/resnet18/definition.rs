@@ -120,7 +120,7 @@ pub const INFERENCE_WORKLOAD: Workload<ResNetInference> = Workload {
 /// Scan of ResNet-18 inference over batch sizes around 32.
 pub const RESNET_INFERENCE_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
     lines: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
-    rows: &["cuda/graph", "cuda/fused", "cuda/best"],
+    default_implementations: &["cuda/graph", "cuda/fused", "cuda/best"],
 };
 
 /// Scan of a ResNet-18 training step over two batch sizes. The training scan has at most 32 images,
@@ -128,7 +128,7 @@ pub const RESNET_INFERENCE_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
 /// batches.
 pub const RESNET_TRAINING_STEP_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
     lines: &["stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=bf16"],
-    rows: &["cuda/fused", "cuda/best"],
+    default_implementations: &["cuda/fused", "cuda/best"],
 };
 
 /// Workload of one SGD training step of ResNet-18.

@@ -75,8 +75,8 @@ pub fn compute_spikes_from_currents(
                 parameters: &parameters,
                 x,
                 n,
-                from: task * width,
-                rows: &mut rows,
+                first_neuron: task * width,
+                rows_of_time_steps: &mut rows,
             });
         },
     );
@@ -195,15 +195,15 @@ fn read_elements_as_f32<'a>(
     buffer
 }
 
-/// Task that computes the ST-BIF forward pass of the neurons (columns) from `from` on. The forward
-/// task is a type, not a closure: `pulp`'s `dispatch` needs inlined code to use the widest SIMD,
-/// and large closures are not inlined.
+/// Task that computes the ST-BIF forward pass of the neurons (columns) from `first_neuron` on. The
+/// forward task is a type, not a closure: `pulp`'s `dispatch` needs inlined code to use the widest
+/// SIMD, and large closures are not inlined.
 struct CpuForwardTask<'a, 'b> {
     parameters: &'a NeuronParametersF32,
     x: &'a Tensor,
     n: usize,
-    from: usize,
-    rows: &'a mut [&'b mut [i8]],
+    first_neuron: usize,
+    rows_of_time_steps: &'a mut [&'b mut [i8]],
 }
 
 impl NullaryFnOnce for CpuForwardTask<'_, '_> {
@@ -211,7 +211,7 @@ impl NullaryFnOnce for CpuForwardTask<'_, '_> {
 
     #[inline(always)]
     fn call(self) {
-        let Self { parameters, x, n, from, rows } = self;
+        let Self { parameters, x, n, first_neuron: from, rows_of_time_steps: rows } = self;
         let width = rows[0].len();
         for block in (0..width).step_by(NEURONS_PER_L1_BLOCK) {
             let lanes = NEURONS_PER_L1_BLOCK.min(width - block);
@@ -253,23 +253,23 @@ fn backpropagate_columns_in_parallel<T: Send>(
                 x,
                 gy,
                 n,
-                from: task * width,
-                rows: &mut rows,
-                store: &store,
+                first_neuron: task * width,
+                rows_of_time_steps: &mut rows,
+                store_gradient: &store,
             });
         },
     );
 }
 
-/// Task that computes the ST-BIF backward pass of the neurons (columns) from `from` on.
+/// Task that computes the ST-BIF backward pass of the neurons (columns) from `first_neuron` on.
 struct CpuBackwardTask<'a, 'b, T, S> {
     parameters: &'a NeuronParametersF32,
     x: &'a Tensor,
     gy: &'a Tensor,
     n: usize,
-    from: usize,
-    rows: &'a mut [&'b mut [T]],
-    store: &'a S,
+    first_neuron: usize,
+    rows_of_time_steps: &'a mut [&'b mut [T]],
+    store_gradient: &'a S,
 }
 
 impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S> {
@@ -277,7 +277,15 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S>
 
     #[inline(always)]
     fn call(self) {
-        let Self { parameters, x, gy, n, from, rows, store } = self;
+        let Self {
+            parameters,
+            x,
+            gy,
+            n,
+            first_neuron: from,
+            rows_of_time_steps: rows,
+            store_gradient: store,
+        } = self;
         let (steps, width) = (rows.len(), rows[0].len());
         let surrogate = GaussianSurrogateConstants::for_neuron_parameters(parameters);
         // Membrane H and tracer c before the spike of each time step, for every neuron of a block.

@@ -69,7 +69,7 @@ pub const ST_BIF_FORWARD_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
         "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32 spikes=int8",
         "layer=conv1 b=32 t=8 level=4,8,16 dtype=f32 spikes=int8",
     ],
-    rows: &["cuda/fused", "cuda/vectorized"],
+    default_implementations: &["cuda/fused", "cuda/vectorized"],
 };
 
 /// Scan of the ST-BIF backward pass over one axis at a time.
@@ -79,7 +79,7 @@ pub const ST_BIF_BACKWARD_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
         "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32",
         "layer=conv1 b=32 t=8 level=4,8,16 dtype=f32",
     ],
-    rows: &["cuda/saved", "cuda/replay"],
+    default_implementations: &["cuda/saved", "cuda/replay"],
 };
 
 /// Workload of the ST-BIF forward pass: spikes of a neuron layer over all time steps.

@@ -88,13 +88,13 @@ impl LanguageModelReference<'_> {
         ));
         let grad = self
             .multiply_by_weight(&grad_logits, ParameterTensor::Head)
-            .with_rounded_elements(self.round);
+            .with_rounded_elements(self.round_to_dtype);
         let (mut grad_x, gain) =
             self.gradients_of_norm_input_and_gain(2 * layers, &normalized, &grad);
-        self.buffers.return_memory_to_pool([grad_logits, head_input, grad, normalized.rows]);
+        self.memory_pool.return_memory_to_pool([grad_logits, head_input, grad, normalized.rows]);
         gains[2 * layers] = gain;
         for layer in (0..layers).rev() {
-            let activations = self.activations_of_layer(layer, &self.streams[layer]);
+            let activations = self.activations_of_layer(layer, &self.residual_streams[layer]);
             let (grad_middle, gain) = self.backpropagate_through_swiglu_block(
                 layer,
                 &activations,
@@ -109,8 +109,9 @@ impl LanguageModelReference<'_> {
                 &mut gradients,
             );
             gains[2 * layer] = gain;
-            self.buffers.return_memory_to_pool(activations.into_matrices_for_reuse());
-            self.buffers.return_memory_to_pool([std::mem::replace(&mut grad_x, grad), grad_middle]);
+            self.memory_pool.return_memory_to_pool(activations.into_matrices_for_reuse());
+            self.memory_pool
+                .return_memory_to_pool([std::mem::replace(&mut grad_x, grad), grad_middle]);
         }
         let tensor = self.shape.arena_rows_of_tensor(ParameterTensor::Gains);
         let rows = (0..tensor.rows).collect();
@@ -122,11 +123,11 @@ impl LanguageModelReference<'_> {
     fn gradient_of_logits(&self) -> F64Matrix {
         let targets = self.inputs.f32("targets");
         let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.tokens_in_batch() as f64);
-        let mut grad = self.buffers.copy_into_pooled_matrix(&self.logits);
+        let mut grad = self.memory_pool.copy_into_pooled_matrix(&self.logits);
         process_f64_rows_in_parallel(&mut grad.values, vocabulary, &|token, row| {
             softmax_in_place_f64(row);
             row[targets[token] as usize] -= 1.0;
-            row.iter_mut().for_each(|x| *x = (self.round)(*x / tokens));
+            row.iter_mut().for_each(|x| *x = (self.round_to_dtype)(*x / tokens));
         });
         grad
     }
@@ -142,7 +143,7 @@ impl LanguageModelReference<'_> {
         let tensor = self.shape.arena_rows_of_tensor(weight);
         let rows = self.shape.rows_compared_with_reference(weight, self.inputs);
         let tokens = left.number_of_rows();
-        let mut picked = self.buffers.take_uninitialised_matrix(rows.len(), tokens);
+        let mut picked = self.memory_pool.take_uninitialised_matrix(rows.len(), tokens);
         process_f64_rows_in_parallel(&mut picked.values, tokens, &|number, to| {
             let column = rows[number];
             for (token, to) in to.iter_mut().enumerate() {
@@ -150,11 +151,11 @@ impl LanguageModelReference<'_> {
             }
         });
         let values = self
-            .buffers
+            .memory_pool
             .multiply_in_parallel_tiles(&picked, right.as_faer_matrix())
-            .with_rounded_elements(self.round)
+            .with_rounded_elements(self.round_to_dtype)
             .values;
-        self.buffers.return_memory_to_pool([picked]);
+        self.memory_pool.return_memory_to_pool([picked]);
         SampledWeightGradient { tensor, rows, values }
     }
 
@@ -170,7 +171,7 @@ impl LanguageModelReference<'_> {
         let d = self.shape.d;
         let gains = self.weight_as_network_uses_it(ParameterTensor::Gains);
         let gains = gains.row_slice(norm);
-        let mut grad_x = self.buffers.take_uninitialised_matrix(grad.number_of_rows(), d);
+        let mut grad_x = self.memory_pool.take_uninitialised_matrix(grad.number_of_rows(), d);
         process_f64_rows_in_parallel(&mut grad_x.values, d, &|token, to| {
             let (grad, x) = (grad.row_slice(token), normalized.rows.row_slice(token));
             let products = || grad.iter().zip(gains).zip(x);
@@ -206,8 +207,8 @@ impl LanguageModelReference<'_> {
         grad_x: &F64Matrix,
         gradients: &mut Vec<SampledWeightGradient>,
     ) -> (F64Matrix, Vec<f64>) {
-        let (ff, round) = (self.shape.ff, self.round);
-        let grad = self.buffers.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
+        let (ff, round) = (self.shape.ff, self.round_to_dtype);
+        let grad = self.memory_pool.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
         gradients.push(self.compared_rows_of_weight_gradient(
             ParameterTensor::Down(layer),
             &activations.hidden,
@@ -217,7 +218,7 @@ impl LanguageModelReference<'_> {
             .multiply_by_transposed_weight(&grad, ParameterTensor::Down(layer))
             .with_rounded_elements(round);
         let mut grad_gate_up =
-            self.buffers.take_uninitialised_matrix(grad.number_of_rows(), 2 * ff);
+            self.memory_pool.take_uninitialised_matrix(grad.number_of_rows(), 2 * ff);
         process_f64_rows_in_parallel(&mut grad_gate_up.values, 2 * ff, &|token, to| {
             let (gate, up) = activations.gate_up.row_slice(token).split_at(ff);
             let (to_gate, to_up) = to.split_at_mut(ff);
@@ -239,7 +240,7 @@ impl LanguageModelReference<'_> {
         let before = &activations.before_mlp;
         let (through_norm, gain) =
             self.gradients_of_norm_input_and_gain(2 * layer + 1, before, &grad_input);
-        self.buffers.return_memory_to_pool([grad, grad_hidden, grad_gate_up, grad_input]);
+        self.memory_pool.return_memory_to_pool([grad, grad_hidden, grad_gate_up, grad_input]);
         (through_norm.plus_matrix(grad_x), gain)
     }
 
@@ -252,8 +253,8 @@ impl LanguageModelReference<'_> {
         grad_x: &F64Matrix,
         gradients: &mut Vec<SampledWeightGradient>,
     ) -> (F64Matrix, Vec<f64>) {
-        let round = self.round;
-        let grad = self.buffers.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
+        let round = self.round_to_dtype;
+        let grad = self.memory_pool.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
         gradients.push(self.compared_rows_of_weight_gradient(
             ParameterTensor::Out(layer),
             &grad,
@@ -277,7 +278,7 @@ impl LanguageModelReference<'_> {
         let before = &activations.before_attention;
         let (through_norm, gain) =
             self.gradients_of_norm_input_and_gain(2 * layer, before, &grad_input);
-        self.buffers.return_memory_to_pool([grad, grad_attended, grad_qkv, grad_input]);
+        self.memory_pool.return_memory_to_pool([grad, grad_attended, grad_qkv, grad_input]);
         (through_norm.plus_matrix(grad_x), gain)
     }
 
@@ -312,7 +313,7 @@ impl LanguageModelReference<'_> {
             ]
         });
         let mut grad_qkv =
-            self.buffers.take_uninitialised_matrix(self.shape.tokens_in_batch(), 3 * d);
+            self.memory_pool.take_uninitialised_matrix(self.shape.tokens_in_batch(), 3 * d);
         let mut operands: [Vec<Vec<f64>>; 3] = Default::default();
         for head in gradients {
             operands.iter_mut().zip(head).for_each(|(heads, values)| heads.push(values));

@@ -1,8 +1,8 @@
 //! The language model in fp64: the reference against which every implementation is verified.
 //!
-//! The reference applies its function `round` to values that an implementation stores in the dtype
-//! of the problem. For verification, the reference rounds only weights; a test also rounds all
-//! other stored values, to measure the error that the tolerance must allow.
+//! The reference applies its function `round_to_dtype` to values that an implementation stores in
+//! the dtype of the problem. For verification, the reference rounds only weights; a test also
+//! rounds all other stored values, to measure the error that the tolerance must allow.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -60,14 +60,14 @@ impl F64Matrix {
 /// because threads that touch fresh memory wait for each other in the Linux kernel at every page.
 #[derive(Default)]
 pub struct MatrixMemoryPool {
-    free: Mutex<Vec<Vec<f64>>>,
+    free_buffers: Mutex<Vec<Vec<f64>>>,
 }
 
 impl MatrixMemoryPool {
     /// Returns a matrix with arbitrary elements: zeros, or those of an earlier matrix.
     pub fn take_uninitialised_matrix(&self, rows: usize, columns: usize) -> F64Matrix {
         let len = rows * columns;
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = free.iter().position(|values| values.len() == len);
         let kept = fits.map(|place| free.swap_remove(place));
         F64Matrix { values: kept.unwrap_or_else(|| vec![0.0; len]), columns }
@@ -125,7 +125,7 @@ impl MatrixMemoryPool {
 
     /// Returns the memory of these matrices to the pool for reuse.
     pub fn return_memory_to_pool(&self, matrices: impl IntoIterator<Item = F64Matrix>) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(matrices.into_iter().map(|matrix| matrix.values));
     }
 }
@@ -187,10 +187,10 @@ impl ReferenceLayerActivations {
 pub struct LanguageModelReference<'a> {
     pub shape: LanguageModelShape,
     pub inputs: &'a Tensors,
-    pub round: fn(f64) -> f64,
+    pub round_to_dtype: fn(f64) -> f64,
     /// Memory of earlier matrices, for reuse.
-    pub buffers: MatrixMemoryPool,
-    pub streams: Vec<F64Matrix>,
+    pub memory_pool: MatrixMemoryPool,
+    pub residual_streams: Vec<F64Matrix>,
     /// Logits of all tokens without padding, `[T, vocabulary]`.
     pub logits: F64Matrix,
 }
@@ -204,7 +204,14 @@ impl<'a> LanguageModelReference<'a> {
         round: fn(f64) -> f64,
     ) -> Self {
         let (buffers, logits) = (MatrixMemoryPool::default(), F64Matrix::zeroed_with_extents(0, 1));
-        Self { shape: *shape, inputs, round, buffers, streams: vec![], logits }
+        Self {
+            shape: *shape,
+            inputs,
+            round_to_dtype: round,
+            memory_pool: buffers,
+            residual_streams: vec![],
+            logits,
+        }
     }
 
     /// Computes the whole network.
@@ -222,10 +229,10 @@ impl<'a> LanguageModelReference<'a> {
         for layer in 0..shape.layers {
             let activations = reference.activations_of_layer(layer, &x);
             let next = reference.residual_stream_after_layer(layer, &activations);
-            reference.buffers.return_memory_to_pool(activations.into_matrices_for_reuse());
-            reference.streams.push(std::mem::replace(&mut x, next));
+            reference.memory_pool.return_memory_to_pool(activations.into_matrices_for_reuse());
+            reference.residual_streams.push(std::mem::replace(&mut x, next));
         }
-        reference.streams.push(x);
+        reference.residual_streams.push(x);
         let (_, normalized) = reference.rms_norm_without_and_with_gain(
             2 * shape.layers,
             reference.residual_stream_before_head(),
@@ -239,7 +246,7 @@ impl<'a> LanguageModelReference<'a> {
 
     /// Returns the residual stream after the last layer, which the output head reads.
     pub fn residual_stream_before_head(&self) -> &F64Matrix {
-        &self.streams[self.shape.layers]
+        &self.residual_streams[self.shape.layers]
     }
 
     /// Computes `a · Wᵀ` for a stored parameter matrix W.
@@ -250,16 +257,16 @@ impl<'a> LanguageModelReference<'a> {
     ) -> F64Matrix {
         let weight = self.weight_as_network_uses_it(weight);
         let product =
-            self.buffers.multiply_in_parallel_tiles(a, weight.as_faer_matrix().transpose());
-        self.buffers.return_memory_to_pool([weight]);
+            self.memory_pool.multiply_in_parallel_tiles(a, weight.as_faer_matrix().transpose());
+        self.memory_pool.return_memory_to_pool([weight]);
         product
     }
 
     /// Computes `a · W` for a stored parameter matrix W.
     pub fn multiply_by_weight(&self, a: &F64Matrix, weight: ParameterTensor) -> F64Matrix {
         let weight = self.weight_as_network_uses_it(weight);
-        let product = self.buffers.multiply_in_parallel_tiles(a, weight.as_faer_matrix());
-        self.buffers.return_memory_to_pool([weight]);
+        let product = self.memory_pool.multiply_in_parallel_tiles(a, weight.as_faer_matrix());
+        self.memory_pool.return_memory_to_pool([weight]);
         product
     }
 
@@ -269,7 +276,7 @@ impl<'a> LanguageModelReference<'a> {
         let d = self.shape.d;
         let parameters = self.inputs.tensor("parameters");
         let rounds = self.shape.dtype == Dtype::Bf16 && parameters.dtype() != Dtype::Bf16;
-        let mut matrix = self.buffers.take_uninitialised_matrix(rows, d);
+        let mut matrix = self.memory_pool.take_uninitialised_matrix(rows, d);
         process_f64_rows_in_parallel(&mut matrix.values, d, &|row, to| {
             parameters.for_each_block_as_f64((first + row) * d, d, &mut |from, values| {
                 to[from..from + values.len()].copy_from_slice(values);
@@ -294,23 +301,25 @@ impl<'a> LanguageModelReference<'a> {
             1.0 / (mean + RMS_NORM_EPSILON).sqrt()
         };
         let inverse_roots = parallel::map_numbers_in_parallel(x.number_of_rows(), &root);
-        let mut rows = self.buffers.take_uninitialised_matrix(x.number_of_rows(), d);
+        let mut rows = self.memory_pool.take_uninitialised_matrix(x.number_of_rows(), d);
         process_f64_rows_in_parallel(&mut rows.values, d, &|row, to| {
             let root = inverse_roots[row];
             to.iter_mut().zip(x.row_slice(row)).for_each(|(to, x)| *to = x * root);
         });
         let gains = self.weight_as_network_uses_it(ParameterTensor::Gains);
-        let mut scaled = self.buffers.take_uninitialised_matrix(x.number_of_rows(), d);
+        let mut scaled = self.memory_pool.take_uninitialised_matrix(x.number_of_rows(), d);
         process_f64_rows_in_parallel(&mut scaled.values, d, &|row, to| {
             let values = rows.row_slice(row).iter().zip(gains.row_slice(norm));
-            to.iter_mut().zip(values).for_each(|(to, (x, gain))| *to = (self.round)(x * gain));
+            to.iter_mut()
+                .zip(values)
+                .for_each(|(to, (x, gain))| *to = (self.round_to_dtype)(x * gain));
         });
         (RmsNormalizedRows { rows, inverse_roots }, scaled)
     }
 
     /// Computes the activations of a layer from the residual stream before the layer.
     pub fn activations_of_layer(&self, layer: usize, x: &F64Matrix) -> ReferenceLayerActivations {
-        let (round, ff) = (self.round, self.shape.ff);
+        let (round, ff) = (self.round_to_dtype, self.shape.ff);
         let (before_attention, qkv_input) = self.rms_norm_without_and_with_gain(2 * layer, x);
         let mut qkv = self
             .multiply_by_transposed_weight(&qkv_input, ParameterTensor::Qkv(layer))
@@ -324,7 +333,8 @@ impl<'a> LanguageModelReference<'a> {
         let gate_up = self
             .multiply_by_transposed_weight(&mlp_input, ParameterTensor::GateUp(layer))
             .with_rounded_elements(round);
-        let mut hidden = self.buffers.take_uninitialised_matrix(self.shape.tokens_in_batch(), ff);
+        let mut hidden =
+            self.memory_pool.take_uninitialised_matrix(self.shape.tokens_in_batch(), ff);
         process_f64_rows_in_parallel(&mut hidden.values, ff, &|token, hidden| {
             let (gate, up) = gate_up.row_slice(token).split_at(ff);
             for (hidden, (gate, up)) in hidden.iter_mut().zip(gate.iter().zip(up)) {
@@ -358,7 +368,7 @@ impl<'a> LanguageModelReference<'a> {
     /// the inverse rotation.
     pub fn apply_rope_in_place(&self, qkv: &mut F64Matrix, direction: f64) {
         let LanguageModelShape { d, context, .. } = self.shape;
-        let (head_dim, round) = (self.shape.elements_per_head(), self.round);
+        let (head_dim, round) = (self.shape.elements_per_head(), self.round_to_dtype);
         let rotation = |position: usize, pair: usize| {
             let power = 2.0 * pair as f64 / head_dim as f64;
             (direction * position as f64 * ROPE_WAVELENGTH_BASE.powf(-power)).sin_cos()
@@ -411,7 +421,7 @@ impl<'a> LanguageModelReference<'a> {
         for (row, scores) in scores.values.chunks_mut(context).enumerate() {
             let (seen, hidden) = scores.split_at_mut(row + 1);
             softmax_in_place_f64(seen);
-            seen.iter_mut().for_each(|p| *p = (self.round)(*p));
+            seen.iter_mut().for_each(|p| *p = (self.round_to_dtype)(*p));
             hidden.fill(0.0);
         }
         scores
@@ -435,9 +445,10 @@ impl<'a> LanguageModelReference<'a> {
             );
             out
         });
-        let mut attended = self.buffers.take_uninitialised_matrix(self.shape.tokens_in_batch(), d);
+        let mut attended =
+            self.memory_pool.take_uninitialised_matrix(self.shape.tokens_in_batch(), d);
         self.copy_heads_into_columns(&mut attended, 0, &outputs);
-        attended.with_rounded_elements(self.round)
+        attended.with_rounded_elements(self.round_to_dtype)
     }
 
     /// Copies the matrices `[context, head_dim]` of all sequences' heads into the rows and columns

@@ -1,5 +1,5 @@
-//! Invalid files and flags: each is a file of `invalid/` whose name states the fault. The messages are
-//! snapshots.
+//! Invalid files and flags: each is a file of `invalid/` whose name states the fault. The messages
+//! are snapshots.
 
 use std::path::{Path, PathBuf};
 

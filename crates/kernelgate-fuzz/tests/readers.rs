@@ -178,7 +178,7 @@ fn fuzz_criterion_sample(path: &Path, _: u64) -> bool {
         let launches = case.iterations.clone();
         let samples = kernelgate::record::SamplesOfCase {
             launches,
-            elapsed_ns: case.times.clone(),
+            elapsed_ns: case.sample_times.clone(),
             ..Default::default()
         };
         if samples.check_samples_plausible().is_ok() {

@@ -19,14 +19,14 @@ pub struct ProblemsAlongEachAxis {
     pub lines: &'static [&'static str],
     /// Names of the implementations that compute the points of the scan by default: the best one,
     /// and one to compare it with.
-    pub rows: &'static [&'static str],
+    pub default_implementations: &'static [&'static str],
 }
 
 /// A workload together with all its implementations.
 pub struct WorkloadSuite {
     facts: WorkloadNameAxesAndSelections,
-    rows: Vec<ImplementationNameAndBackend>,
-    bind: Box<CreateProblemOfPoint>,
+    implementations: Vec<ImplementationNameAndBackend>,
+    create_problem: Box<CreateProblemOfPoint>,
 }
 
 type CreateProblemOfPoint =
@@ -43,10 +43,10 @@ pub struct WorkloadNameAxesAndSelections {
     /// Axes along which the problems of the workload vary.
     pub axes: Cow<'static, [Axis]>,
     /// Points of each effort.
-    pub lines: SelectionLinesByEffort,
+    pub selection_lines: SelectionLinesByEffort,
     /// Additional points that vary one axis at a time, which only a few implementations run by
     /// default.
-    pub scan: ProblemsAlongEachAxis,
+    pub scan_along_axes: ProblemsAlongEachAxis,
 }
 
 /// An implementation in lists.
@@ -105,8 +105,8 @@ pub fn join_rows_with_scan_along_axes<P: Problem>(
         about: workload.about,
         revision: Some(workload.revision),
         axes: Cow::Borrowed(workload.axes),
-        lines: workload.selection_lines_by_effort(),
-        scan,
+        selection_lines: workload.selection_lines_by_effort(),
+        scan_along_axes: scan,
     };
     WorkloadSuite::new(facts, implementations.into_iter().collect(), workload.bind)
 }
@@ -130,10 +130,10 @@ impl WorkloadSuite {
         let implementations: Arc<[R]> = implementations.into();
         let bind = move |point: &Point| {
             let (problem, rows) = (bind(point)?, Arc::clone(&implementations));
-            Ok(Box::new(ProblemAndImplementations { problem, rows })
+            Ok(Box::new(ProblemAndImplementations { problem, implementations: rows })
                 as Box<dyn ProblemWithImplementations>)
         };
-        Self { facts, rows, bind: Box::new(bind) }
+        Self { facts, implementations: rows, create_problem: Box::new(bind) }
     }
 
     /// `family/operation`.
@@ -163,7 +163,7 @@ impl WorkloadSuite {
 
     /// Implementations, in ladder order.
     pub fn implementations_of_workload(&self) -> &[ImplementationNameAndBackend] {
-        &self.rows
+        &self.implementations
     }
 
     /// Returns the points of the workload's axes that an effort selects, with the user's axis
@@ -177,7 +177,12 @@ impl WorkloadSuite {
         scale: SizeOfDefaultProblems,
         overrides: &[AxisValuesFromCommandLine],
     ) -> Result<Vec<Point>, AxisError> {
-        let WorkloadNameAxesAndSelections { axes, lines, scan, .. } = &self.facts;
+        let WorkloadNameAxesAndSelections {
+            axes,
+            selection_lines: lines,
+            scan_along_axes: scan,
+            ..
+        } = &self.facts;
         let mut points = axis::points_of_selection_lines(
             axes,
             &lines.lines_of_effort(effort, scale),
@@ -198,7 +203,12 @@ impl WorkloadSuite {
         effort: BenchEffort,
         point: &Point,
     ) -> Option<&'static [&'static str]> {
-        let WorkloadNameAxesAndSelections { axes, lines, scan, .. } = &self.facts;
+        let WorkloadNameAxesAndSelections {
+            axes,
+            selection_lines: lines,
+            scan_along_axes: scan,
+            ..
+        } = &self.facts;
         if effort == BenchEffort::Thorough || scan.lines.is_empty() {
             return None;
         }
@@ -207,7 +217,7 @@ impl WorkloadSuite {
                 .is_ok_and(|points| points.contains(point))
         };
         let whole = lines.lines_of_effort(effort, SizeOfDefaultProblems::Accelerator);
-        (among(scan.lines) && !among(&whole)).then_some(scan.rows)
+        (among(scan.lines) && !among(&whole)).then_some(scan.default_implementations)
     }
 
     /// Creates the problem at a point of the workload's axes.
@@ -218,18 +228,18 @@ impl WorkloadSuite {
         &self,
         point: &Point,
     ) -> Result<Box<dyn ProblemWithImplementations>, AxisError> {
-        (self.bind)(point)
+        (self.create_problem)(point)
     }
 }
 
 struct ProblemAndImplementations<P, R> {
     problem: P,
-    rows: Arc<[R]>,
+    implementations: Arc<[R]>,
 }
 
 impl<P: Problem, R: Borrow<Implementation<P>>> ProblemAndImplementations<P, R> {
     fn implementation_with_index(&self, index: usize) -> &Implementation<P> {
-        self.rows[index].borrow()
+        self.implementations[index].borrow()
     }
 }
 

@@ -133,7 +133,8 @@ impl QueryHeadBackwardInputs<'_> {
                 [&mut p, &mut grad_scores].map(|x| &mut x[..tile.queries * tile.keys]);
             single_thread_gemm(p, Accum::Replace, q, k.transpose(), 1.0);
             single_thread_gemm(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
-            let (normalisers, means) = (&self.normalisers[tile.query..], &means[tile.hidden..]);
+            let (normalisers, means) =
+                (&self.normalisers[tile.query..], &means[tile.fully_masked_queries..]);
             arch.dispatch(ProbabilitiesAndScoreGradients {
                 tile: &tile,
                 scores: p,
@@ -154,7 +155,7 @@ impl QueryHeadBackwardInputs<'_> {
             );
             let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
             single_thread_gemm(
-                &mut grad_q[tile.hidden * d..],
+                &mut grad_q[tile.fully_masked_queries * d..],
                 accumulate,
                 grad_scores,
                 k,

@@ -70,7 +70,8 @@ fn compute_attention_of_query_block(
             view_first_rows_as_matrix(&k[key * d..], tile.keys, d),
             view_first_rows_as_matrix(&v[key * d..], tile.keys, d),
         );
-        let (scores, out) = (&mut scores[..tile.queries * tile.keys], &mut out[tile.hidden * d..]);
+        let (scores, out) =
+            (&mut scores[..tile.queries * tile.keys], &mut out[tile.fully_masked_queries * d..]);
         single_thread_gemm(scores, Accum::Replace, q, k.transpose(), 1.0);
         arch.dispatch(UpdateOnlineSoftmaxWithTile {
             online: &mut online,

@@ -27,7 +27,7 @@ pub(super) struct ScoreTileExtents {
     /// Index of the tile's first query.
     pub query: usize,
     /// Number of queries at the start of the block that the mask hides from every key of the tile.
-    pub hidden: usize,
+    pub fully_masked_queries: usize,
     /// Number of queries in the tile of scores.
     pub queries: usize,
     /// Factor of the scores, 1 / sqrt(d) for head dimension d.
@@ -36,7 +36,7 @@ pub(super) struct ScoreTileExtents {
     /// `ahead + i`.
     pub causal: bool,
     /// With a causal mask, the number of keys that the head's query 0 sees before its own key.
-    pub ahead: usize,
+    pub keys_before_first_query: usize,
 }
 
 impl ScoreTileExtents {
@@ -58,18 +58,18 @@ impl ScoreTileExtents {
             key,
             keys: KEYS_PER_CPU_SCORE_TILE.min(end - key),
             query: first + hidden,
-            hidden,
+            fully_masked_queries: hidden,
             queries: rows - hidden,
             scale,
             causal,
-            ahead,
+            keys_before_first_query: ahead,
         })
     }
 
     /// Returns the number of keys at the start of the tile that its query `row` sees; at least 1.
     #[inline(always)]
     fn visible_keys_of_query_row(&self, row: usize) -> usize {
-        let end = self.query + self.ahead + row + 1;
+        let end = self.query + self.keys_before_first_query + row + 1;
         if self.causal { self.keys.min(end - self.key) } else { self.keys }
     }
 }
@@ -115,7 +115,9 @@ impl<const N: usize> NullaryFnOnce for UpdateOnlineSoftmaxWithTile<'_, N> {
     fn call(self) {
         let Self { online, tile, scores, out } = self;
         let (scale, d) = (tile.scale * LOG2_E, out.len() / tile.queries);
-        let state = online.max[tile.hidden..].iter_mut().zip(&mut online.sum[tile.hidden..]);
+        let state = online.max[tile.fully_masked_queries..]
+            .iter_mut()
+            .zip(&mut online.sum[tile.fully_masked_queries..]);
         for (row, ((scores, out), (max, sum))) in
             scores.chunks_mut(tile.keys).zip(out.chunks_mut(d)).zip(state).enumerate()
         {

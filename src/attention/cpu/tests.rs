@@ -27,7 +27,7 @@ fn launch_cpu_row_twice_and_verify<P: Problem>(
         comparison,
         "a second launch differs"
     );
-    assert_eq!(comparison.checked, comparison.total);
+    assert_eq!(comparison.compared_elements, comparison.all_elements);
     Ok(comparison)
 }
 

@@ -54,8 +54,8 @@ pub struct AttentionBackwardPointers {
 /// Pointers to the scratch memory that all attention backwards of one shape in a program share.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBackwardScratchPointers {
-    any: RegionPointer,
-    zeroed: RegionPointer,
+    unspecified_scratch: RegionPointer,
+    zeroed_scratch: RegionPointer,
 }
 
 impl AttentionBackwardScratchPointers {
@@ -65,12 +65,12 @@ impl AttentionBackwardScratchPointers {
         let bytes = AttentionBackwardCall::max_backward_scratch_bytes(shape);
         let zeroed = bytes.zeroed as usize;
         Self {
-            any: program.add_scratch(
+            unspecified_scratch: program.add_scratch(
                 "attention_scratch",
                 MemoryPurpose::Workspace,
                 bytes.any as usize,
             ),
-            zeroed: program.add_packed_from_inputs(
+            zeroed_scratch: program.add_packed_from_inputs(
                 "attention_zeros",
                 MemoryPurpose::Workspace,
                 zeroed,
@@ -117,7 +117,7 @@ pub fn append_attention_backward(
         *pointers;
     let (shape, layout) = (*shape, *layout);
     let tensors = [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v];
-    let all = [&tensors[..], &[scratch.any, scratch.zeroed]].concat();
+    let all = [&tensors[..], &[scratch.unspecified_scratch, scratch.zeroed_scratch]].concat();
     program.add_launch_of_other_code(ProgramLane::MAIN_LANE, &all, move |site| {
         let technique = AttentionGemmTechnique::fastest_technique_on_device(site.device, &shape)?;
         let backward = AttentionBackwardCall::compile_backward(

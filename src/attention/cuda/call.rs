@@ -60,7 +60,7 @@ pub struct AttentionKernelLaunch {
 pub struct AttentionLaunches {
     steps: Vec<AttentionKernelLaunch>,
     /// Device buffers that the launches read, such as lists of query tiles, kept alive here.
-    tables: Vec<DeviceBuffer>,
+    kept_tables: Vec<DeviceBuffer>,
 }
 
 impl AttentionLaunches {
@@ -71,11 +71,11 @@ impl AttentionLaunches {
             .into_iter()
             .map(|(range, launch)| AttentionKernelLaunch { range, launch })
             .collect();
-        Self { steps, tables: Vec::new() }
+        Self { steps, kept_tables: Vec::new() }
     }
 
     pub(super) fn keeping_table_buffer_alive(self, table: DeviceBuffer) -> Self {
-        Self { tables: vec![table], ..self }
+        Self { kept_tables: vec![table], ..self }
     }
 
     /// Returns the kernel launches of the attention call in order.
@@ -86,7 +86,7 @@ impl AttentionLaunches {
     /// Returns the bytes of device memory that the launches own, besides tensors and scratch
     /// memory.
     pub fn bytes_of_owned_tables(&self) -> u64 {
-        self.tables.iter().map(|table| table.size_in_bytes() as u64).sum()
+        self.kept_tables.iter().map(|table| table.size_in_bytes() as u64).sum()
     }
 
     /// Enqueues all launches of the attention call on the device's stream, each within its profiler

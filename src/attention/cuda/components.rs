@@ -43,8 +43,8 @@ pub const NAIVE_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
         THREADS_PER_ATTENTION_STEP_BLOCK,
         |extents| {
             [
-                extents.s.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
-                extents.s.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
+                extents.queries.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
+                extents.queries.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
                 extents.heads,
             ]
         },
@@ -52,13 +52,17 @@ pub const NAIVE_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
 };
 pub const NAIVE_FORWARD_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_naive_softmax",
-    blocks: |extents| [extents.heads * extents.s, 1, 1],
+    blocks: |extents| [extents.heads * extents.queries, 1, 1],
     ..NAIVE_FORWARD_SCORES_KERNEL
 };
 pub const NAIVE_FORWARD_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_naive_values",
     blocks: |extents| {
-        [extents.s.div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / extents.d), extents.heads, 1]
+        [
+            extents.queries.div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / extents.head_dim),
+            extents.heads,
+            1,
+        ]
     },
     ..NAIVE_FORWARD_SCORES_KERNEL
 };
@@ -92,7 +96,11 @@ const VECTORIZED_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         THREADS_PER_ATTENTION_STEP_BLOCK,
         // Each warp of the vectorised softmax kernel computes one row.
         |extents| {
-            [(extents.heads * extents.s).div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / 32), 1, 1]
+            [
+                (extents.heads * extents.queries).div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / 32),
+                1,
+                1,
+            ]
         },
     )
 };
@@ -148,7 +156,7 @@ pub const CUDA_SOFTMAX_STEP_ROWS: &[Implementation<AttentionSoftmaxProblem>] = &
         supports: |problem| {
             let extents = AttentionExtents::from(&problem.shape);
             extents.check_support_with_scores_in_memory(&[VECTORIZED_SOFTMAX_KERNEL])?;
-            match extents.s {
+            match extents.queries {
                 s if s > MAX_KEYS_OF_VECTORIZED_SOFTMAX => {
                     Err(format!("holds rows of up to {MAX_KEYS_OF_VECTORIZED_SOFTMAX} keys"))
                 }

@@ -73,7 +73,7 @@ fn cudnn_row_sum_bytes(extents: &AttentionExtents) -> u64 {
 }
 
 fn cudnn_dq_accumulator_bytes(extents: &AttentionExtents) -> u64 {
-    4 * extents.queries_of_all_heads() * extents.d as u64
+    4 * extents.queries_of_all_heads() * extents.head_dim as u64
 }
 
 /// Checks the dtype, sizes and mask of an attention problem against the limits of the cuDNN
@@ -119,7 +119,7 @@ fn prepare_cudnn_backward_task(
 ) -> Result<CudaTask, BackendError> {
     let extents = AttentionExtents::from(&problem.attention);
     if api::found_cudnn_version()? <= LAST_CUDNN_VERSION_NEEDING_S_MULTIPLE_OF_128
-        && extents.s % 128 != 0
+        && extents.queries % 128 != 0
     {
         return Err(CudnnUnsupported(
             "cuDNN after 9.15 is needed where 128 does not divide s".to_owned(),

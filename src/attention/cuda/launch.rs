@@ -28,13 +28,13 @@ pub struct AttentionExtents {
     /// Number of query heads of all sequences.
     pub heads: usize,
     /// Number of query heads that read the same keys.
-    pub share: usize,
+    pub query_heads_per_key_head: usize,
     /// Number of queries of each query head.
-    pub s: usize,
+    pub queries: usize,
     /// Number of keys of each key head.
     pub keys: usize,
     /// Number of elements of each query or key vector of a head: 64 or 128.
-    pub d: usize,
+    pub head_dim: usize,
     /// Whether the mask is causal: the last query sees all keys, and each earlier query one key
     /// less than the next.
     pub causal: bool,
@@ -42,7 +42,7 @@ pub struct AttentionExtents {
     pub dtype: Dtype,
     /// Row strides of q, k, v and the output gradient; `None` if every tensor is dense `[b, h, s,
     /// d]`.
-    pub rows: Option<RowStridesOfQkvAndGradient>,
+    pub row_strides: Option<RowStridesOfQkvAndGradient>,
 }
 
 impl From<&AttentionParameters> for AttentionExtents {
@@ -56,7 +56,7 @@ impl From<&components::AttentionStepShape> for AttentionExtents {
         let components::AttentionStepShape { b, h, s, d, dtype } = *shape;
         // The softmax step has no head dimension; d is then 64, because its kernel is built
         // together with kernels that have one.
-        Self { d: d.max(64), ..Self::single_sequence_self_attention(b * h, s, dtype) }
+        Self { head_dim: d.max(64), ..Self::single_sequence_self_attention(b * h, s, dtype) }
     }
 }
 
@@ -80,7 +80,7 @@ pub const fn attention_kernel_spec_with_build_per_shape(
 pub fn attention_shape_defines(extents: &AttentionExtents) -> Vec<String> {
     vec![
         element_type_define(extents),
-        format!("HEAD_DIM={}", extents.d),
+        format!("HEAD_DIM={}", extents.head_dim),
         format!("CAUSAL={}", u8::from(extents.causal)),
     ]
 }
@@ -97,7 +97,7 @@ fn dense_attention_build_extents() -> Vec<AttentionExtents> {
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             variants.push(AttentionExtents {
-                d,
+                head_dim: d,
                 causal,
                 ..AttentionExtents::single_sequence_self_attention(1, 1, dtype)
             });
@@ -113,7 +113,7 @@ pub fn attention_defines_with_row_strides(
     rows: fn(&RowStridesOfQkvAndGradient) -> [(&'static str, u64); 2],
 ) -> Vec<String> {
     let mut all = attention_shape_defines(extents);
-    if let Some(strides) = &extents.rows {
+    if let Some(strides) = &extents.row_strides {
         all.push("STRIDED=1".to_owned());
         all.extend(rows(strides).map(|(name, stride)| format!("{name}={stride}")));
     }
@@ -126,9 +126,9 @@ pub fn dense_and_one_strided_build_extents() -> Vec<AttentionExtents> {
     let row = 16 * 128;
     let rows = Some(RowStridesOfQkvAndGradient { q: row, k: row, v: row, grad_out: row });
     let strided = AttentionExtents {
-        d: 128,
+        head_dim: 128,
         causal: true,
-        rows,
+        row_strides: rows,
         ..AttentionExtents::single_sequence_self_attention(16, 1, Dtype::Bf16)
     };
     dense_attention_build_extents().into_iter().chain([strided]).collect()
@@ -146,20 +146,30 @@ impl AttentionExtents {
         Self {
             batch,
             heads: batch * heads,
-            share: heads / key_heads,
-            s: queries,
+            query_heads_per_key_head: heads / key_heads,
+            queries,
             keys,
-            d: head_dim,
+            head_dim,
             causal,
             dtype,
-            rows,
+            row_strides: rows,
         }
     }
 
     /// Extents of self-attention in one sequence: heads with 64 elements, as many keys as queries,
     /// no mask.
     pub const fn single_sequence_self_attention(heads: usize, s: usize, dtype: Dtype) -> Self {
-        Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }
+        Self {
+            batch: 1,
+            heads,
+            query_heads_per_key_head: 1,
+            queries: s,
+            keys: s,
+            head_dim: 64,
+            causal: false,
+            dtype,
+            row_strides: None,
+        }
     }
 
     /// Number of query heads in one sequence.
@@ -174,24 +184,24 @@ impl AttentionExtents {
 
     /// Bytes of the query tensor, and of any other 16-bit tensor of its shape.
     pub const fn query_tensor_bytes(&self) -> u64 {
-        self.queries_of_all_heads() * self.d as u64 * BYTES_OF_16_BIT_ELEMENT
+        self.queries_of_all_heads() * self.head_dim as u64 * BYTES_OF_16_BIT_ELEMENT
     }
 
     /// Number of key-value heads of all sequences.
     pub const fn key_heads_of_all_sequences(&self) -> usize {
-        self.heads / self.share
+        self.heads / self.query_heads_per_key_head
     }
 
     /// Bytes of the key tensor, and equally of the value tensor.
     pub const fn key_tensor_bytes(&self) -> u64 {
         (self.key_heads_of_all_sequences() * self.keys) as u64
-            * self.d as u64
+            * self.head_dim as u64
             * BYTES_OF_16_BIT_ELEMENT
     }
 
     /// Number of queries of all heads of all sequences.
     pub const fn queries_of_all_heads(&self) -> u64 {
-        (self.heads * self.s) as u64
+        (self.heads * self.queries) as u64
     }
 
     /// Number of query-key pairs of all heads, including the pairs that the mask hides.
@@ -214,8 +224,9 @@ impl AttentionExtents {
     /// Checks that the extents fit into 32-bit integers and that each kernel's grid is within the
     /// limits of CUDA.
     pub fn check_index_and_grid_limits(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        let counted =
-            [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
+        let counted = [self.heads, self.queries, self.keys]
+            .iter()
+            .all(|&extent| i32::try_from(extent).is_ok());
         if counted && kernels.iter().all(|kernel| kernel.launch_shape_for(self).is_ok()) {
             Ok(())
         } else {
@@ -235,7 +246,7 @@ impl AttentionExtents {
 
     /// Checks that there are as many keys as queries, and as many key heads as query heads.
     pub fn check_equal_key_and_query_counts(&self) -> Result<(), String> {
-        if self.share == 1 && self.keys == self.s {
+        if self.query_heads_per_key_head == 1 && self.keys == self.queries {
             Ok(())
         } else {
             Err("takes as many keys as queries, and as many heads of them".to_owned())
@@ -264,7 +275,7 @@ impl AttentionExtents {
     /// The kernel argument `seqlen`, which every attention kernel expects: the number of queries of
     /// a head.
     pub const fn sequence_length_argument(&self) -> KernelArgument {
-        KernelArgument::I32(self.s as i32)
+        KernelArgument::I32(self.queries as i32)
     }
 
     /// The kernel argument `batch_heads`, which some attention kernels expect: the number of query
@@ -301,7 +312,7 @@ pub fn query_tensor_boxes(
 ) -> TensorWithTmaBoxes {
     tensor_boxes_of_heads_and_positions(
         extents,
-        [extents.query_heads_per_sequence(), extents.s],
+        [extents.query_heads_per_sequence(), extents.queries],
         strides,
         box_rows,
     )
@@ -333,7 +344,7 @@ fn tensor_boxes_of_heads_and_positions(
             Dtype::Fp8 => TensorMapElement::Byte,
             _ => TensorMapElement::Bf16,
         },
-        extents: [extents.batch, heads, positions, extents.d].map(|extent| extent as u64),
+        extents: [extents.batch, heads, positions, extents.head_dim].map(|extent| extent as u64),
         strides: strides.batch_head_row_stride_argument(),
         box_rows: box_rows as u32,
     }

@@ -259,9 +259,9 @@ impl KeyValueFetch {
 struct RingLaunchesOfGpu {
     steps: Vec<AttentionLaunches>,
     /// Copies of keys and values from other GPUs, one pair for each step after the first.
-    fetches: Vec<KeyValueFetch>,
-    copies: Arc<CudaStream>,
-    joined: ForeignStreamJoinedWithDevice,
+    key_value_copies: Vec<KeyValueFetch>,
+    copy_stream: Arc<CudaStream>,
+    joined_copy_stream: ForeignStreamJoinedWithDevice,
     merge: Option<PartialOutputMerge>,
     _tensors: [DeviceBuffer; 3],
 }
@@ -309,16 +309,23 @@ impl RingLaunchesOfGpu {
         let copies = device.create_another_stream()?;
         let joined =
             ForeignStreamJoinedWithDevice::join_with_device_stream(device, copies.cu_stream())?;
-        Ok(Self { steps, fetches, copies, joined, merge, _tensors: tensors[rank].clone() })
+        Ok(Self {
+            steps,
+            key_value_copies: fetches,
+            copy_stream: copies,
+            joined_copy_stream: joined,
+            merge,
+            _tensors: tensors[rank].clone(),
+        })
     }
 
     /// Enqueues a GPU's attention steps, each concurrently with the copies for the next step, and
     /// then the merge of their results.
     fn enqueue_attention_steps_and_merge(&self) -> Result<(), BackendError> {
         for (number, step) in self.steps.iter().enumerate() {
-            match self.fetches.get(number) {
-                Some(next) => self.joined.enqueue_in_order_of_device_stream(|| {
-                    next.enqueue_key_and_value_copies(&self.copies)?;
+            match self.key_value_copies.get(number) {
+                Some(next) => self.joined_copy_stream.enqueue_in_order_of_device_stream(|| {
+                    next.enqueue_key_and_value_copies(&self.copy_stream)?;
                     step.enqueue_all_launches()
                 })?,
                 None => step.enqueue_all_launches()?,

@@ -34,7 +34,7 @@ const TWO_SHOT_KERNEL_WITH_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpe
 
 /// Buffers of one GPU (one rank) for the all-reduce that overwrites its input.
 struct InPlaceSumBuffersOfRank {
-    summed: u64,
+    address_of_sum: u64,
     flags: DeviceBuffer,
     /// Tables of device addresses on this GPU: each GPU's summed memory, and each GPU's flags.
     tables: [DeviceBuffer; 2],
@@ -85,7 +85,11 @@ impl InPlaceAllReduce {
             // waits for no peer.
             let epochs = at.device.upload(&[0xff; 4 * MAX_RESIDENT_SUM_BLOCKS])?;
             let [memory, peers] = tables.clone();
-            sum.ranks.borrow_mut().push(InPlaceSumBuffersOfRank { summed, flags, tables });
+            sum.ranks.borrow_mut().push(InPlaceSumBuffersOfRank {
+                address_of_sum: summed,
+                flags,
+                tables,
+            });
             Ok(Box::new(move || {
                 // Peers write flags into the memory of all ranks, so the launch keeps the buffers
                 // of all ranks allocated.
@@ -109,7 +113,7 @@ impl InPlaceAllReduce {
     /// Fails if copying the address tables fails.
     pub fn connect_gpus_by_address_tables(&self) -> Result<(), BackendError> {
         let ranks = self.ranks.borrow();
-        let summed: Vec<u64> = ranks.iter().map(|rank| rank.summed).collect();
+        let summed: Vec<u64> = ranks.iter().map(|rank| rank.address_of_sum).collect();
         let flags: Vec<u64> = ranks.iter().map(|rank| rank.flags.device_address()).collect();
         for InPlaceSumBuffersOfRank { tables: [memory, peers], .. } in ranks.iter() {
             memory.overwrite_first_bytes_from_host(bytemuck::cast_slice(&summed))?;

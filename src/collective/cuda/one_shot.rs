@@ -89,10 +89,11 @@ pub fn prepare_one_shot_all_reduce(
     };
     let tables = vec![staging.iter().map(DeviceBuffer::device_address).collect()];
     let packets = KernelArgument::I32(one_shot_packets_per_message(problem) as i32);
-    AllReduceLaunchArguments { own, tables, packets, shared: staging }.into_all_reduce_task(
-        &ONE_SHOT_ALL_REDUCE_KERNEL,
-        problem,
-        messages,
-        devices,
-    )
+    AllReduceLaunchArguments {
+        arguments_of_rank: own,
+        address_tables: tables,
+        packets,
+        shared: staging,
+    }
+    .into_all_reduce_task(&ONE_SHOT_ALL_REDUCE_KERNEL, problem, messages, devices)
 }

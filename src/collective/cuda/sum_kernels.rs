@@ -48,9 +48,9 @@ pub fn allocate_zeroed_on_each_gpu(
 /// tables, launch counters of the blocks, the rank, the number of packets.
 pub struct AllReduceLaunchArguments {
     /// Function that returns the kernel arguments that only this rank has; they come first.
-    pub own: fn(&ExchangeMessageBuffers, usize) -> Vec<KernelArgument>,
+    pub arguments_of_rank: fn(&ExchangeMessageBuffers, usize) -> Vec<KernelArgument>,
     /// Tables of device addresses, indexed by rank; each table is uploaded to every GPU.
-    pub tables: Vec<Vec<u64>>,
+    pub address_tables: Vec<Vec<u64>>,
     /// Number of packets that the kernel sums: in the whole message (one-step), or in one GPU's
     /// part (two-step).
     pub packets: KernelArgument,
@@ -100,9 +100,9 @@ impl AllReduceLaunchArguments {
         rank: usize,
     ) -> Result<LoadedKernelOfRank, BackendError> {
         let upload = |table: &Vec<u64>| device.upload(bytemuck::cast_slice(table));
-        let mut memory = self.tables.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
+        let mut memory = self.address_tables.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
         memory.push(device.upload(&[0; 4 * MAX_RESIDENT_SUM_BLOCKS])?);
-        let mut arguments = (self.own)(messages, rank);
+        let mut arguments = (self.arguments_of_rank)(messages, rank);
         arguments.extend(memory.iter().map(KernelArgument::from));
         arguments.extend([KernelArgument::I32(rank as i32), self.packets.clone()]);
         Ok(LoadedKernelOfRank { kernel, arguments, _memory: memory })

@@ -78,6 +78,11 @@ pub fn prepare_two_shot_all_reduce(
         flag_addresses,
     ];
     let packets = KernelArgument::I64(two_shot_packets_per_gpu(problem) as i64);
-    let sum = AllReduceLaunchArguments { own: |_, _| Vec::new(), tables, packets, shared: flags };
+    let sum = AllReduceLaunchArguments {
+        arguments_of_rank: |_, _| Vec::new(),
+        address_tables: tables,
+        packets,
+        shared: flags,
+    };
     sum.into_all_reduce_task(&TWO_SHOT_ALL_REDUCE_KERNEL, problem, messages, devices)
 }

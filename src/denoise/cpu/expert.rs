@@ -34,7 +34,7 @@ pub struct CpuActionExpert {
     shape: DenoiseParameters,
     inputs: Arc<Tensors>,
     /// Number of denoising times whose styles are stored.
-    times: usize,
+    denoising_times: usize,
     /// Cosines and sines of the RoPE angles `[S, E/2]` of the S action tokens, which follow the
     /// prefix.
     cos: Vec<f32>,
@@ -87,7 +87,7 @@ impl CpuActionExpert {
         Self {
             shape: *shape,
             inputs,
-            times,
+            denoising_times: times,
             cos: (0..s * half).map(|i| angle(i).cos() as f32).collect(),
             sin: (0..s * half).map(|i| angle(i).sin() as f32).collect(),
             embedding: zeros(times * width),
@@ -110,7 +110,7 @@ impl CpuActionExpert {
     /// Computes and stores the norm styles of all denoising times; their number must be that of the
     /// allocation.
     pub fn compute_styles_of_times(&mut self, times: &[f64]) {
-        let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.times);
+        let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.denoising_times);
         assert_eq!(times.len(), n, "as many times as allocated");
         for (row, &t) in self.embedding.chunks_mut(width).zip(times) {
             write_sinusoidal_time_embedding(row, t);
@@ -193,7 +193,7 @@ impl CpuActionExpert {
             &self.styles,
             site,
             time,
-            self.times,
+            self.denoising_times,
             width,
         ));
         let h = &self.h;
@@ -283,8 +283,8 @@ impl CpuActionExpert {
                     k_suffix,
                     scale,
                 );
-                // The division by the softmax sum is applied to the 256 attention outputs of a row, not
-                // to its thousand scores.
+                // The division by the softmax sum is applied to the 256 attention outputs of a row,
+                // not to its thousand scores.
                 Arch::new().dispatch(|| {
                     for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
                         *inverse_sum = exponentials_and_inverse_sum(row);
@@ -361,7 +361,7 @@ impl CpuActionExpert {
             &self.styles,
             2 * layer + branch as usize,
             time,
-            self.times,
+            self.denoising_times,
             width,
         ));
         let (name, input) = match branch {

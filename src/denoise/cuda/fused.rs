@@ -317,7 +317,7 @@ fn build_fused_denoise_program(run: &DenoiseStepOrLoop, programmatic: bool, keep
         run,
         weight_packings_for_fused_kernels(&run.shape.model),
     );
-    writer.programmatic = programmatic;
+    writer.uses_programmatic_launch = programmatic;
     writer.add_scratch_regions(MemoryPurpose::Activations, fused_scratch_regions(run));
     let caches = KeyValueCacheRegion::declare_key_value_region(&mut writer);
     if keep {

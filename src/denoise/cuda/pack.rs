@@ -58,7 +58,7 @@ pub struct WeightPacking {
     /// Number of rows of each weight input: the inner dimension k of its GEMM.
     depth: usize,
     layers: usize,
-    order: PackedColumnOrder,
+    column_order: PackedColumnOrder,
     layout: PackedWeightLayout,
 }
 
@@ -109,7 +109,7 @@ pub fn weight_packings_for_fused_kernels(model: &ExpertDimensions) -> Vec<Weight
         columns: vec![columns],
         depth,
         layers,
-        order: PackedColumnOrder::PlainExpert,
+        column_order: PackedColumnOrder::PlainExpert,
         layout: PackedWeightLayout::Tiles(split),
     };
     vec![
@@ -119,7 +119,7 @@ pub fn weight_packings_for_fused_kernels(model: &ExpertDimensions) -> Vec<Weight
             columns: vec![queries, head_dim, head_dim],
             depth: width,
             layers,
-            order: PackedColumnOrder::Rotating(head_dim),
+            column_order: PackedColumnOrder::Rotating(head_dim),
             layout: PackedWeightLayout::Tiles(QKV_PROJECTION_K_SPLIT),
         },
         WeightPacking {
@@ -128,7 +128,7 @@ pub fn weight_packings_for_fused_kernels(model: &ExpertDimensions) -> Vec<Weight
             columns: vec![mlp, mlp],
             depth: width,
             layers,
-            order: PackedColumnOrder::Alternating,
+            column_order: PackedColumnOrder::Alternating,
             layout: PackedWeightLayout::Tiles(GATE_UP_PROJECTION_K_SPLIT),
         },
         plain("o_proj", &["o_proj"], queries, width, OUTPUT_PROJECTION_K_SPLIT, layers),
@@ -170,7 +170,7 @@ impl WeightPacking {
     /// Index of the weight input and its first column from which packed chunk `chunk` of eight
     /// columns is copied.
     fn input_and_column_of_packed_chunk(&self, chunk: usize) -> (usize, usize) {
-        match self.order {
+        match self.column_order {
             PackedColumnOrder::PlainExpert => (0, chunk * COLUMNS_PER_PACKED_CHUNK),
             PackedColumnOrder::Alternating => (chunk % 2, chunk / 2 * COLUMNS_PER_PACKED_CHUNK),
             PackedColumnOrder::Rotating(head) => {
@@ -458,7 +458,7 @@ mod tests {
             columns: vec![16],
             depth: 128,
             layers: 2,
-            order: PackedColumnOrder::PlainExpert,
+            column_order: PackedColumnOrder::PlainExpert,
             layout: PackedWeightLayout::Panels,
         };
         let number =

@@ -126,7 +126,7 @@ pub fn serial_per_op_program(run: &DenoiseStepOrLoop) -> Program {
 /// every kernel launch uses PDL.
 pub fn per_op_program_with_parallel_gemms_and_pdl(run: &DenoiseStepOrLoop) -> Program {
     let mut writer = create_per_op_program_with_regions(run);
-    writer.programmatic = true;
+    writer.uses_programmatic_launch = true;
     let [styles, one, two] = [(); 3].map(|()| writer.program.add_lane());
     let side = Some(ParallelGemmLanes { styles, gemms: [one, two] });
     write_whole_per_op_program(PerOpProgramWriter { writer, side })

@@ -265,7 +265,7 @@ pub fn persistent_program_with_pdl(run: &DenoiseStepOrLoop) -> Program {
         LayerWeightFormat::Int4 => (&PERSISTENT_INT4_KERNEL, &SHIFT_TERMS_INT4_KERNEL),
     };
     let mut writer = create_persistent_program_with_regions(run);
-    writer.programmatic = true;
+    writer.uses_programmatic_launch = true;
     let sizes = int_operands([run.shape.model.depth, run.steps]);
     writer.program.begin_named_range("Prepare");
     fused::write_time_condition_and_angles(&mut writer);

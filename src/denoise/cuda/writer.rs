@@ -22,7 +22,7 @@ pub struct DenoiseProgramBuilder<'a> {
     pub run: &'a DenoiseStepOrLoop,
     pub program: Program,
     /// Whether the builder adds all kernel launches with programmatic dependent launch (PDL).
-    pub programmatic: bool,
+    pub uses_programmatic_launch: bool,
 }
 
 impl<'a> DenoiseProgramBuilder<'a> {
@@ -61,7 +61,7 @@ impl<'a> DenoiseProgramBuilder<'a> {
         }
         let (name, extents) = run.output_tensor_name_and_extents();
         program.add_output(name, extents, Dtype::F32);
-        Self { run, program, programmatic: false }
+        Self { run, program, uses_programmatic_launch: false }
     }
 
     /// Adds named scratch memory regions, all with the same purpose, to the program.
@@ -112,7 +112,11 @@ impl<'a> DenoiseProgramBuilder<'a> {
     ) -> KernelLaunchStep {
         let items = DenoiseLaunchSizes { model: self.run.shape.model, items, layers };
         let launch = self.program.make_kernel_launch(kernel, &items, arguments);
-        if self.programmatic { launch.with_programmatic_dependent_launch() } else { launch }
+        if self.uses_programmatic_launch {
+            launch.with_programmatic_dependent_launch()
+        } else {
+            launch
+        }
     }
 }
 

@@ -308,7 +308,7 @@ pub fn best_inference_program_storing_spikes(shape: &ResNetParameters, keep: boo
         shape,
         network: &network,
         training: false,
-        merged: Some(&BEST_RUNG_MERGED_LAYERS),
+        merged_layer_launches: Some(&BEST_RUNG_MERGED_LAYERS),
     };
     forward.add_fused_forward_pass(&mut program, logits.into());
     program

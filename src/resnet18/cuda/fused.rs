@@ -121,7 +121,12 @@ pub fn fused_inference_program(shape: &ResNetParameters) -> Program {
     declare_packed_parameter_regions(&mut program, shape, &network);
     declare_stem_operand_region(&mut program, shape, &network);
     declare_activation_regions(&mut program, fused_activation_regions(shape, &network, false));
-    let forward = FusedForwardBuilder { shape, network: &network, training: false, merged: None };
+    let forward = FusedForwardBuilder {
+        shape,
+        network: &network,
+        training: false,
+        merged_layer_launches: None,
+    };
     forward.add_fused_forward_pass(&mut program, logits.into());
     program
 }
@@ -147,7 +152,7 @@ pub struct FusedForwardBuilder<'a> {
     /// unpacked parameters.
     pub training: bool,
     /// Functions that add one launch for several layers, if the rung has such launches.
-    pub merged: Option<&'static MergedLayerLaunches>,
+    pub merged_layer_launches: Option<&'static MergedLayerLaunches>,
 }
 
 impl FusedForwardBuilder<'_> {
@@ -195,7 +200,7 @@ impl FusedForwardBuilder<'_> {
     /// Adds the launches of the whole forward pass, from images to logits, to the program.
     pub fn add_fused_forward_pass(&self, program: &mut Program, logits: LaunchArgument) {
         let (network, images) = (self.network, self.shape.b);
-        let stem = self.training || self.merged.is_none();
+        let stem = self.training || self.merged_layer_launches.is_none();
         program.begin_named_range("Main_Inference_Timing_Run");
         program.in_range("Input_Reshaping", |program| {
             if stem {
@@ -210,7 +215,7 @@ impl FusedForwardBuilder<'_> {
                 self.add_stem_convolution_and_neurons(program);
             }
         });
-        match self.merged {
+        match self.merged_layer_launches {
             Some(merged) => {
                 (merged.layers)(self, program, if self.training { NULL } else { logits });
             }
@@ -246,7 +251,7 @@ impl FusedForwardBuilder<'_> {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_operand_columns(network));
         add_stem_gemm(program, conv, shape.b, columns, &name_of_currents_region(0));
-        if let Some(merged) = self.merged {
+        if let Some(merged) = self.merged_layer_launches {
             return (merged.stem)(self, program);
         }
         let map = conv.window.output;

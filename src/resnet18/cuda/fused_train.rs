@@ -94,9 +94,9 @@ struct GradientBucketAllReduce {
     /// last are computed.
     early_gradients: ProgramLane,
     /// The all-reduce over GPUs for each bucket of gradients.
-    sums: Vec<Rc<InPlaceAllReduce>>,
+    all_reduce_of_bucket: Vec<Rc<InPlaceAllReduce>>,
     /// Fraction of all images that one GPU processes, 1 / number of GPUs.
-    share: f32,
+    images_per_gpu_share: f32,
 }
 
 /// Creates the all-reduces over GPUs of a training step, one for each bucket of gradients.
@@ -195,8 +195,8 @@ pub fn data_parallel_training_program_of_one_gpu(
         ),
         lane: program.add_lane(),
         early_gradients: program.add_lane(),
-        sums,
-        share: 1.0 / gpus as f32,
+        all_reduce_of_bucket: sums,
+        images_per_gpu_share: 1.0 / gpus as f32,
     };
     build_training_program(program, shape, true, Some(exchanged))
 }
@@ -211,7 +211,7 @@ fn build_training_program(
     let tensors = TrainingStepTensors::declare_inputs_and_outputs(&mut program, shape, &network);
     let buckets = exchanged.as_ref().map(|all| &all.buckets);
     declare_fused_training_regions(&mut program, shape, &network, merged, buckets);
-    let share = exchanged.as_ref().map_or(1.0, |all| all.share);
+    let share = exchanged.as_ref().map_or(1.0, |all| all.images_per_gpu_share);
     let jobs =
         ParameterJobLists::divide_gradients_into_buckets(shape, &network, &program, buckets, share);
     jobs.declare_job_list_regions(&mut program);
@@ -219,8 +219,13 @@ fn build_training_program(
         best::declare_layer_table_and_exchange_buffers(&mut program, shape, &network, true);
     }
     let merged = merged.then_some(&best::BEST_RUNG_MERGED_LAYERS);
-    let forward = FusedForwardBuilder { shape, network: &network, training: true, merged };
-    FusedTrainingStepBuilder { forward, tensors, jobs, exchanged }
+    let forward = FusedForwardBuilder {
+        shape,
+        network: &network,
+        training: true,
+        merged_layer_launches: merged,
+    };
+    FusedTrainingStepBuilder { forward, tensors, jobs, bucket_all_reduce: exchanged }
         .add_whole_training_step(&mut program);
     program
 }
@@ -230,7 +235,7 @@ struct FusedTrainingStepBuilder<'a> {
     forward: FusedForwardBuilder<'a>,
     tensors: TrainingStepTensors,
     jobs: ParameterJobLists,
-    exchanged: Option<GradientBucketAllReduce>,
+    bucket_all_reduce: Option<GradientBucketAllReduce>,
 }
 
 impl FusedTrainingStepBuilder<'_> {
@@ -253,7 +258,7 @@ impl FusedTrainingStepBuilder<'_> {
             // In data-parallel training, the SGD update waits for the all-reduce of each bucket
             // whose parameters it updates. The last all-reduce over GPUs runs concurrently with the
             // SGD update of the parameters of earlier buckets.
-            if let Some(exchanged) = &self.exchanged {
+            if let Some(exchanged) = &self.bucket_all_reduce {
                 program.add_prepared_launch(update);
                 program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, exchanged.lane);
                 let last = self.create_job_list_launch(
@@ -291,7 +296,8 @@ impl FusedTrainingStepBuilder<'_> {
     /// waits only for the weight gradients of the last bucket.
     fn add_weight_gradients_and_all_reduce_of_bucket(&self, program: &mut Program, bucket: usize) {
         let last = bucket + 1 == GRADIENT_BUCKET_COUNT;
-        let early = self.exchanged.as_ref().filter(|_| !last).map(|all| all.early_gradients);
+        let early =
+            self.bucket_all_reduce.as_ref().filter(|_| !last).map(|all| all.early_gradients);
         let lane = early.unwrap_or(ProgramLane::MAIN_LANE);
         if early.is_some() {
             program.make_lane_wait_for_lane(lane, ProgramLane::MAIN_LANE);
@@ -314,7 +320,7 @@ impl FusedTrainingStepBuilder<'_> {
                 program.add_prepared_launch(sum.with_programmatic_dependent_launch());
             }
         });
-        let Some(exchanged) = &self.exchanged else { return };
+        let Some(exchanged) = &self.bucket_all_reduce else { return };
         if last {
             program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, exchanged.lane);
         }
@@ -323,7 +329,7 @@ impl FusedTrainingStepBuilder<'_> {
         program.add_launch_of_other_code(
             exchanged.lane,
             &[whole],
-            exchanged.sums[bucket].prepare_launch_on_next_rank(),
+            exchanged.all_reduce_of_bucket[bucket].prepare_launch_on_next_rank(),
         );
     }
 
@@ -348,7 +354,7 @@ impl FusedTrainingStepBuilder<'_> {
                     );
                 }
             });
-            if self.exchanged.is_some() && after + 1 < GRADIENT_BUCKET_COUNT {
+            if self.bucket_all_reduce.is_some() && after + 1 < GRADIENT_BUCKET_COUNT {
                 self.add_weight_gradients_and_all_reduce_of_bucket(program, after);
             }
         }
@@ -356,7 +362,7 @@ impl FusedTrainingStepBuilder<'_> {
             .in_range("Conv1_Block", |program| self.add_stem_and_pooling_backward_launch(program));
         self.add_weight_gradients_and_all_reduce_of_bucket(
             program,
-            self.exchanged.as_ref().map_or(0, |_| GRADIENT_BUCKET_COUNT - 1),
+            self.bucket_all_reduce.as_ref().map_or(0, |_| GRADIENT_BUCKET_COUNT - 1),
         );
     }
 
@@ -370,7 +376,7 @@ impl FusedTrainingStepBuilder<'_> {
             (logits, labels, loss, "logits_gradient", int_operands([b, CLASSIFIER_CLASS_COUNT]));
         program.add_launch(&CROSS_ENTROPY_LOSS_KERNEL, &1, arguments);
         let weights = CLASSIFIER_CLASS_COUNT * channels;
-        let buckets = self.exchanged.as_ref().map(|all| &all.buckets);
+        let buckets = self.bucket_all_reduce.as_ref().map(|all| &all.buckets);
         let [weight, bias] = addresses_of_classifier_gradients(network, program, buckets);
         let gradients = (weight, bias, long_operand(weights));
         let arguments = (

@@ -33,8 +33,8 @@ const MAX_BLOCKS_PER_WEIGHT_GRADIENT: usize = 256;
 #[derive(Default)]
 struct ParameterJobList {
     jobs: Vec<TableNumberOrAddress>,
-    owners: Vec<i32>,
-    count: i32,
+    job_of_block: Vec<i32>,
+    job_count: i32,
 }
 
 impl ParameterJobList {
@@ -43,10 +43,10 @@ impl ParameterJobList {
         blocks: usize,
         fields: impl IntoIterator<Item = TableNumberOrAddress>,
     ) {
-        self.jobs.push(TableNumberOrAddress::Value(self.owners.len() as i64));
+        self.jobs.push(TableNumberOrAddress::Value(self.job_of_block.len() as i64));
         self.jobs.extend(fields);
-        self.owners.extend(std::iter::repeat_n(self.count, blocks));
-        self.count += 1;
+        self.job_of_block.extend(std::iter::repeat_n(self.job_count, blocks));
+        self.job_count += 1;
     }
 }
 
@@ -61,7 +61,7 @@ pub struct GradientBucketLayout {
     bytes: Vec<usize>,
     /// Bucket number and byte offset of each parameter's gradient, keyed by the index of the
     /// weight's first element.
-    places: BTreeMap<usize, (usize, usize)>,
+    bucket_and_offset_of_gradient: BTreeMap<usize, (usize, usize)>,
 }
 
 impl GradientBucketLayout {
@@ -72,7 +72,10 @@ impl GradientBucketLayout {
         blocks_a_stage: usize,
         gpus: usize,
     ) -> Self {
-        let mut all = Self { bytes: vec![0; GRADIENT_BUCKET_COUNT], places: BTreeMap::new() };
+        let mut all = Self {
+            bytes: vec![0; GRADIENT_BUCKET_COUNT],
+            bucket_and_offset_of_gradient: BTreeMap::new(),
+        };
         all.append_gradient_to_bucket(
             0,
             network.classifier,
@@ -101,7 +104,7 @@ impl GradientBucketLayout {
 
     fn append_gradient_to_bucket(&mut self, bucket: usize, element: usize, elements: usize) {
         let end = &mut self.bytes[bucket];
-        self.places.insert(element, (bucket, *end));
+        self.bucket_and_offset_of_gradient.insert(element, (bucket, *end));
         *end += elements.next_multiple_of(4) * Dtype::F32.bytes_per_element();
     }
 
@@ -133,7 +136,7 @@ impl GradientBucketLayout {
         program: &Program,
         element: usize,
     ) -> (usize, RegionPointer) {
-        let (bucket, offset) = self.places[&element];
+        let (bucket, offset) = self.bucket_and_offset_of_gradient[&element];
         (bucket, program.at(&Self::name_of_bucket_region(bucket)).offset_by(offset))
     }
 }
@@ -142,10 +145,10 @@ impl GradientBucketLayout {
 /// for each bucket, or a single list in training on one GPU.
 #[derive(Default)]
 pub struct ParameterJobLists {
-    pack: ParameterJobList,
+    packing_jobs: ParameterJobList,
     gradients: Vec<ParameterJobList>,
     /// Jobs that sum the parts of each gradient; these jobs exist only in data-parallel training.
-    sums: Vec<ParameterJobList>,
+    gradient_sum_jobs: Vec<ParameterJobList>,
     /// SGD jobs that run after all buckets but the last one, and SGD jobs that run after the last
     /// bucket.
     sgd: [ParameterJobList; 2],
@@ -168,7 +171,7 @@ impl ParameterJobLists {
                 .map(|_| ParameterJobList::default())
                 .collect()
         };
-        let mut all = Self { gradients: lists(), sums: lists(), ..Self::default() };
+        let mut all = Self { gradients: lists(), gradient_sum_jobs: lists(), ..Self::default() };
         for (conv, reads) in convolutions_with_gradient_frames(shape, network) {
             all.add_jobs_of_convolution(shape, network, conv, reads, program, (buckets, mean));
         }
@@ -205,7 +208,7 @@ impl ParameterJobLists {
             .map_or(TableNumberOrAddress::Value(0), TableNumberOrAddress::Pointer);
         let packed = [from.into(), program.at(&name_of_weight_region(conv)).into(), tiles];
         let fields = sizes_as_job_words([elements, conv.elements_per_filter(), first, columns]);
-        self.pack.append_job_for_blocks(
+        self.packing_jobs.append_job_for_blocks(
             elements.div_ceil(ELEMENTS_PER_JOB_BLOCK),
             packed.into_iter().chain(fields),
         );
@@ -312,7 +315,8 @@ impl ParameterJobLists {
     ) {
         let fields = [parts, to].map(TableNumberOrAddress::Pointer).into_iter();
         let fields = fields.chain(sizes_as_job_words([count, elements, elements]));
-        self.sums[bucket].append_job_for_blocks(elements.div_ceil(ELEMENTS_PER_JOB_BLOCK), fields);
+        self.gradient_sum_jobs[bucket]
+            .append_job_for_blocks(elements.div_ceil(ELEMENTS_PER_JOB_BLOCK), fields);
     }
 
     /// Adds the SGD job of a parameter `[rows, depth]` whose gradient has only the columns of
@@ -341,20 +345,21 @@ impl ParameterJobLists {
             (0..lists.len()).map(|bucket| format!("{name}{bucket}")).collect()
         };
         let gradients = by_bucket("gradients", &self.gradients).into_iter().zip(&self.gradients);
-        let sums = by_bucket("sums", &self.sums).into_iter().zip(&self.sums);
+        let sums =
+            by_bucket("sums", &self.gradient_sum_jobs).into_iter().zip(&self.gradient_sum_jobs);
         let sgd = by_bucket("sgd", &self.sgd).into_iter().zip(&self.sgd);
-        std::iter::once(("pack".to_owned(), &self.pack))
+        std::iter::once(("pack".to_owned(), &self.packing_jobs))
             .chain(sgd)
             .chain(gradients)
             .chain(sums)
-            .filter(|(_, list)| list.count > 0)
+            .filter(|(_, list)| list.job_count > 0)
     }
 
     /// Number of blocks of the launch over the named job list; 0 if the list is empty.
     pub fn blocks_of_job_list(&self, name: &str) -> usize {
         self.nonempty_lists_with_names()
             .find(|(known, _)| known == name)
-            .map_or(0, |(_, list)| list.owners.len())
+            .map_or(0, |(_, list)| list.job_of_block.len())
     }
 
     /// Names of the two memory regions of a job list: the jobs, and the job index of each block.
@@ -371,7 +376,7 @@ impl ParameterJobLists {
                 MemoryPurpose::Workspace,
                 list.jobs.clone(),
             );
-            let bytes = bytemuck::cast_slice(&list.owners).to_vec();
+            let bytes = bytemuck::cast_slice(&list.job_of_block).to_vec();
             program.add_packed_from_inputs(
                 owners,
                 MemoryPurpose::Workspace,

@@ -197,7 +197,7 @@ pub fn per_op_inference_program(shape: &ResNetParameters) -> Program {
     let logits = declare_image_and_logit_regions(&mut program, shape);
     declare_packed_parameter_regions(&mut program, shape, &network);
     declare_per_op_scratch_regions(&mut program, shape, &network, StoredForwardResults::Nothing);
-    PerOpForwardBuilder { shape, network: &network, saved: StoredForwardResults::Nothing }
+    PerOpForwardBuilder { shape, network: &network, stored_results: StoredForwardResults::Nothing }
         .add_per_op_forward_pass(&mut program, logits);
     program
 }
@@ -209,7 +209,7 @@ pub struct PerOpForwardBuilder<'a> {
     /// Layers of the network.
     pub network: &'a ResNet18Layers,
     /// Results of the forward pass that are stored because the backward pass reads them.
-    pub saved: StoredForwardResults,
+    pub stored_results: StoredForwardResults,
 }
 
 impl PerOpForwardBuilder<'_> {
@@ -271,7 +271,7 @@ impl PerOpForwardBuilder<'_> {
 
     fn add_stem_gemm_bias_and_neurons(&self, program: &mut Program) {
         let stem = &self.network.stem;
-        let currents = self.saved.name_of_layer_currents_region(0);
+        let currents = self.stored_results.name_of_layer_currents_region(0);
         let columns = stem_operand_columns(self.network);
         add_stem_gemm(program, stem, self.shape.frames_over_all_time_steps(), columns, &currents);
         self.add_scaling_and_bias_launch(
@@ -360,8 +360,10 @@ impl PerOpForwardBuilder<'_> {
             dtype: Dtype::F32,
             parameters: self.shape.neuron_parameters(),
         };
-        let (currents, spikes) =
-            (self.saved.name_of_layer_currents_region(layer), name_of_layer_spikes_region(layer));
+        let (currents, spikes) = (
+            self.stored_results.name_of_layer_currents_region(layer),
+            name_of_layer_spikes_region(layer),
+        );
         for t in 0..self.shape.t {
             let regions = (&currents, &spikes, "membranes", "tracers");
             let arguments = (
@@ -390,7 +392,7 @@ impl PerOpForwardBuilder<'_> {
         t: usize,
     ) {
         let elements = self.shape.b * pool.output.elements_per_frame();
-        let sources = match self.saved {
+        let sources = match self.stored_results {
             StoredForwardResults::Nothing => NULL,
             StoredForwardResults::Currents => {
                 program.at(POOLING_MAXIMUM_TAPS_REGION).offset_by(t * elements).into()
@@ -409,8 +411,8 @@ impl PerOpForwardBuilder<'_> {
     fn add_launches_of_residual_block(&self, program: &mut Program, number: usize) {
         let ResNetBlock { first, second, shortcut } = &self.network.blocks[number];
         let input = name_of_block_input_region(self.network, number);
-        let hidden = self.saved.name_of_layer_currents_region(2 * number + 1);
-        let currents = self.saved.name_of_layer_currents_region(2 * number + 2);
+        let hidden = self.stored_results.name_of_layer_currents_region(2 * number + 1);
+        let currents = self.stored_results.name_of_layer_currents_region(2 * number + 2);
         program.in_range(&first.name, |program| {
             self.add_spike_convolution_and_bias(program, first, &input, &hidden);
             self.add_neuron_launches_of_all_steps(program, 2 * number + 1, None);

@@ -235,7 +235,7 @@ fn training_over_two_gpus_agrees_with_training_on_all_images() {
         let whole = ResNetTrainingStep {
             shape: dyadic_bf16_network_shape(ResNetStem::ImageNet, 64, b, t, level),
         };
-        let problem = DataParallelTrainingStep { gpus: 2, whole };
+        let problem = DataParallelTrainingStep { gpus: 2, step_on_one_gpu: whole };
         let inputs = problem.inputs(2);
         let expected = problem.reference(&inputs);
         let mut task = match CUDA_DATA_PARALLEL_ROWS[0].prepare_on_gpus(&problem, &inputs, &devices)

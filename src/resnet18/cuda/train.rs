@@ -189,8 +189,11 @@ pub fn per_op_training_step_program(shape: &ResNetParameters) -> Program {
     let mut program = Program::new();
     let tensors = TrainingStepTensors::declare_inputs_and_outputs(&mut program, shape, &network);
     declare_per_op_training_regions(&mut program, shape, &network);
-    let forward =
-        PerOpForwardBuilder { shape, network: &network, saved: StoredForwardResults::Currents };
+    let forward = PerOpForwardBuilder {
+        shape,
+        network: &network,
+        stored_results: StoredForwardResults::Currents,
+    };
     let theta = shape.neuron_parameters().threshold as f32;
     PerOpTrainingStepBuilder { forward, theta, tensors }
         .add_whole_per_op_training_step(&mut program);

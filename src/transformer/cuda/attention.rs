@@ -41,13 +41,13 @@ fn packed_qkv_forward_layout(shape: &LanguageModelShape) -> AttentionForwardLayo
 /// over heads.
 struct BatchedHeadOperand {
     /// Device address of the first head's matrix of the first sequence.
-    first: RegionPointer,
+    first_head: RegionPointer,
     /// Distance in elements from one row of a head's matrix to the next.
-    row: usize,
+    row_stride: usize,
     /// Distance in elements from one head's matrix to the next.
-    head: usize,
+    head_stride: usize,
     /// Distance in bytes from one sequence's matrices to those of the next sequence.
-    sequence: usize,
+    sequence_stride: usize,
 }
 
 impl LanguageModelProgramBuilder {
@@ -74,10 +74,10 @@ impl LanguageModelProgramBuilder {
     fn operand_of_packed_qkv(&self, qkv: RegionPointer, operand: usize) -> BatchedHeadOperand {
         let element = self.shape.dtype.bytes_per_element();
         BatchedHeadOperand {
-            first: qkv.offset_by(operand * self.shape.d * element),
-            row: 3 * self.shape.d,
-            head: self.shape.elements_per_head(),
-            sequence: self.shape.context * 3 * self.shape.d * element,
+            first_head: qkv.offset_by(operand * self.shape.d * element),
+            row_stride: 3 * self.shape.d,
+            head_stride: self.shape.elements_per_head(),
+            sequence_stride: self.shape.context * 3 * self.shape.d * element,
         }
     }
 
@@ -85,7 +85,12 @@ impl LanguageModelProgramBuilder {
     fn operand_of_attention_output(&self, tensor: RegionPointer) -> BatchedHeadOperand {
         let LanguageModelShape { d, context, dtype, .. } = self.shape;
         let sequence = context * d * dtype.bytes_per_element();
-        BatchedHeadOperand { first: tensor, row: d, head: self.shape.elements_per_head(), sequence }
+        BatchedHeadOperand {
+            first_head: tensor,
+            row_stride: d,
+            head_stride: self.shape.elements_per_head(),
+            sequence_stride: sequence,
+        }
     }
 
     /// Operand for the heads in a tensor of scores or probabilities `[batch, heads, context,
@@ -93,19 +98,24 @@ impl LanguageModelProgramBuilder {
     fn operand_of_score_tensor(&self, tensor: RegionPointer, element: usize) -> BatchedHeadOperand {
         let LanguageModelShape { heads, context, .. } = self.shape;
         let head = context * context;
-        BatchedHeadOperand { first: tensor, row: context, head, sequence: heads * head * element }
+        BatchedHeadOperand {
+            first_head: tensor,
+            row_stride: context,
+            head_stride: head,
+            sequence_stride: heads * head * element,
+        }
     }
 
     /// Adds a GEMM that is batched over all heads, one launch for each sequence.
     fn add_gemms_batched_over_heads(&mut self, spec: GemmSpec, [a, b, d]: [BatchedHeadOperand; 3]) {
         let spec = GemmSpec {
             batch_count: self.shape.heads,
-            lda: Some(a.row),
-            ldb: Some(b.row),
-            ldd: Some(d.row),
-            stride_a: Some(a.head),
-            stride_b: Some(b.head),
-            stride_d: Some(d.head),
+            lda: Some(a.row_stride),
+            ldb: Some(b.row_stride),
+            ldd: Some(d.row_stride),
+            stride_a: Some(a.head_stride),
+            stride_b: Some(b.head_stride),
+            stride_d: Some(d.head_stride),
             alignment: match self.shape.context.is_multiple_of(8) {
                 true => 16,
                 false => self.shape.dtype.bytes_per_element() as u32,
@@ -113,8 +123,9 @@ impl LanguageModelProgramBuilder {
             ..spec
         };
         for sequence in 0..self.shape.batch {
-            let at =
-                |matrix: &BatchedHeadOperand| matrix.first.offset_by(sequence * matrix.sequence);
+            let at = |matrix: &BatchedHeadOperand| {
+                matrix.first_head.offset_by(sequence * matrix.sequence_stride)
+            };
             self.add_gemm_in_main_lane(spec, [at(&a), at(&b), at(&d)]);
         }
     }
@@ -127,7 +138,7 @@ impl LanguageModelProgramBuilder {
             AttentionOfRung::Unfused => self.add_unfused_attention(layer, qkv, attended),
             AttentionOfRung::Fused(_) => {
                 let [q, k, v] =
-                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first);
+                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first_head);
                 let lse = self.has_backward_pass().then(|| self.activation_address("lse", layer));
                 let pointers = AttentionForwardPointers { q, k, v, out: attended, lse };
                 let (shape, layout) =
@@ -231,9 +242,9 @@ impl LanguageModelProgramBuilder {
         match (self.attention, scratch) {
             (AttentionOfRung::Fused(order), Some(scratch)) => {
                 let [q, k, v] =
-                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first);
-                let [grad_q, grad_k, grad_v] =
-                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(grad_qkv, operand).first);
+                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first_head);
+                let [grad_q, grad_k, grad_v] = [0, 1, 2]
+                    .map(|operand| self.operand_of_packed_qkv(grad_qkv, operand).first_head);
                 let (out, lse, grad_out) =
                     (attended, self.activation_address("lse", layer), grad_attended);
                 let pointers = AttentionBackwardPointers {

@@ -188,7 +188,8 @@ fn epilogue_gemm_launches_have_the_arguments_of_their_kernels() {
         }
     }
     let products = EpilogueGemmChoice::WithEpilogues { multiprocessors: 132 };
-    let kernels = RungKernelChoice { attention: FUSED_ATTENTION_IN_ANY_SUM_ORDER, products };
+    let kernels =
+        RungKernelChoice { attention: FUSED_ATTENTION_IN_ANY_SUM_ORDER, epilogue_gemms: products };
     for program in [
         network::language_model_forward_program(&FEWER_TOKENS_THAN_TILE_ROWS, kernels),
         training::training_step_program(

@@ -246,7 +246,7 @@ fn compare_three_layers_with_reference(
     let program = training_step_program(
         &shape,
         attention.on(device, &shape),
-        WeightGradientSchedule::Overlapped { group: shape.layers },
+        WeightGradientSchedule::Overlapped { layers_per_group: shape.layers },
     );
     let program = program.load_on_device(device, inputs).unwrap();
     program.enqueue_all_steps().unwrap();

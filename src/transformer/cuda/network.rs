@@ -29,7 +29,7 @@ pub struct LanguageModelProgramBuilder {
     pub program: Program,
     pub shape: LanguageModelShape,
     pub attention: AttentionOfRung,
-    products: EpilogueGemmChoice,
+    epilogue_gemms: EpilogueGemmChoice,
     /// Whether a backward pass follows the forward pass, so that activations of all layers are
     /// kept.
     training: bool,
@@ -37,7 +37,7 @@ pub struct LanguageModelProgramBuilder {
     weights: RegionPointer,
     /// Distance in bytes from one layer's tensor to the next, for each region that holds the
     /// tensors of several layers.
-    strides: BTreeMap<&'static str, usize>,
+    bytes_between_layers: BTreeMap<&'static str, usize>,
 }
 
 /// Alignment in bytes of each layer's tensor in a region, as GEMMs expect it of their operands.
@@ -80,9 +80,17 @@ impl LanguageModelProgramBuilder {
         weights: RegionPointer,
         training: bool,
     ) -> Self {
-        let RungKernelChoice { attention, products } = kernels;
+        let RungKernelChoice { attention, epilogue_gemms: products } = kernels;
         let (shape, strides) = (*shape, BTreeMap::new());
-        let mut network = Self { program, shape, attention, products, training, weights, strides };
+        let mut network = Self {
+            program,
+            shape,
+            attention,
+            epilogue_gemms: products,
+            training,
+            weights,
+            bytes_between_layers: strides,
+        };
         let LanguageModelShape { d, ff, layers, .. } = shape;
         let (tokens, element) = (shape.tokens_in_batch(), shape.dtype.bytes_per_element());
         for name in ["tokens", "targets"] {
@@ -146,12 +154,12 @@ impl LanguageModelProgramBuilder {
     ) {
         let stride = bytes.next_multiple_of(LAYER_TENSOR_ALIGNMENT);
         self.program.add_scratch(name, purpose, stride * layers);
-        self.strides.insert(name, stride);
+        self.bytes_between_layers.insert(name, stride);
     }
 
     /// Distance in bytes from one layer's tensor to that of the next layer in the named region.
     pub fn bytes_between_layers(&self, name: &str) -> usize {
-        *self.strides.get(name).expect("declared for each layer")
+        *self.bytes_between_layers.get(name).expect("declared for each layer")
     }
 
     /// Adds a scratch region for an activation that is not kept for each layer.
@@ -314,7 +322,7 @@ impl LanguageModelProgramBuilder {
 
     /// Parameters of the GEMMs with fused epilogues, if this rung uses them on this device.
     pub fn epilogue_gemm_parameters_if_used(&self) -> Option<EpilogueGemmParameters> {
-        let EpilogueGemmChoice::WithEpilogues { multiprocessors } = self.products else {
+        let EpilogueGemmChoice::WithEpilogues { multiprocessors } = self.epilogue_gemms else {
             return None;
         };
         Some(EpilogueGemmParameters { shape: self.shape, multiprocessors, saved: self.training })

@@ -49,8 +49,8 @@ fn language_model_launches_have_the_arguments_of_their_kernels() {
     ] {
         let schedules = [
             WeightGradientSchedule::Serial,
-            WeightGradientSchedule::Overlapped { group: 1 },
-            WeightGradientSchedule::Overlapped { group: 3 },
+            WeightGradientSchedule::Overlapped { layers_per_group: 1 },
+            WeightGradientSchedule::Overlapped { layers_per_group: 3 },
         ];
         let steps = schedules.map(|schedule| {
             training::training_step_program(&ODD_CONTEXT_AND_VOCABULARY, attention, schedule)
@@ -67,13 +67,13 @@ fn language_model_launches_have_the_arguments_of_their_kernels() {
 
 #[test]
 fn groups_of_layers_have_enough_gradient_tiles_to_fill_a_gpu() {
-    for (d, layers, group) in
+    for (d, layers, layers_per_group) in
         [(768, 12, 4), (1024, 24, 5), (1600, 48, 2), (2560, 32, 1), (64, 3, 1), (64, 2, 1)]
     {
         let shape = LanguageModelShape { d, layers, ..ODD_CONTEXT_AND_VOCABULARY };
         assert_eq!(
             WeightGradientSchedule::overlapped_in_groups_of_layers(&shape),
-            WeightGradientSchedule::Overlapped { group },
+            WeightGradientSchedule::Overlapped { layers_per_group },
             "{d}"
         );
     }

@@ -56,12 +56,12 @@ pub struct RungKernelChoice {
     pub attention: AttentionOfRung,
     /// Kernels of the three GEMMs before the rotary embedding, before SwiGLU, and before SwiGLU's
     /// gradient.
-    pub products: EpilogueGemmChoice,
+    pub epilogue_gemms: EpilogueGemmChoice,
 }
 
 impl From<AttentionOfRung> for RungKernelChoice {
     fn from(attention: AttentionOfRung) -> Self {
-        Self { attention, products: EpilogueGemmChoice::Library }
+        Self { attention, epilogue_gemms: EpilogueGemmChoice::Library }
     }
 }
 
@@ -79,7 +79,7 @@ impl AttentionOfRung {
             },
             false => EpilogueGemmChoice::Library,
         };
-        RungKernelChoice { attention: self, products }
+        RungKernelChoice { attention: self, epilogue_gemms: products }
     }
 }
 
@@ -94,7 +94,7 @@ pub enum WeightGradientSchedule {
     /// the group as soon as its gradients exist.
     Overlapped {
         /// Number of layers whose weight gradients are computed together as one group.
-        group: usize,
+        layers_per_group: usize,
     },
 }
 
@@ -110,6 +110,6 @@ impl WeightGradientSchedule {
             .div_ceil(shape.d * shape.d)
             .clamp(1, shape.layers);
         let groups = shape.layers.div_ceil(least).max(MIN_GROUPS_OF_LAYERS);
-        Self::Overlapped { group: shape.layers.div_ceil(groups) }
+        Self::Overlapped { layers_per_group: shape.layers.div_ceil(groups) }
     }
 }

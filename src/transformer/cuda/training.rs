@@ -79,18 +79,18 @@ struct TrainingStepProgramBuilder {
     network: LanguageModelProgramBuilder,
     scratch: Option<AttentionBackwardScratchPointers>,
     /// Number of layers whose weight gradients are computed together in batched GEMMs.
-    group: usize,
+    layers_per_group: usize,
     /// Number of layers whose activation gradients are kept in memory: two groups of layers, or all
     /// layers.
-    kept: usize,
+    layers_with_kept_gradients: usize,
     /// Lane (parallel branch of the program) of the GEMMs that compute weight gradients.
-    products: ProgramLane,
+    weight_gradient_lane: ProgramLane,
     /// Lane (parallel branch of the program) of the AdamW updates.
-    updates: ProgramLane,
+    adamw_lane: ProgramLane,
     /// Lanes that mark when the GEMMs have read a group's activation gradients: one lane for even
     /// groups and one for odd groups. The list of marking lanes is empty if all launches are in the
     /// main lane.
-    readers: Vec<ProgramLane>,
+    gradient_reader_lanes: Vec<ProgramLane>,
 }
 
 impl TrainingStepProgramBuilder {
@@ -126,7 +126,7 @@ impl TrainingStepProgramBuilder {
         }
         let group = match schedule {
             WeightGradientSchedule::Serial => 1,
-            WeightGradientSchedule::Overlapped { group } => group.min(layers),
+            WeightGradientSchedule::Overlapped { layers_per_group: group } => group.min(layers),
         };
         let kept = if group == layers { layers } else { 2 * group };
         for (name, columns) in
@@ -152,13 +152,23 @@ impl TrainingStepProgramBuilder {
                 (0..kept / group).map(|_| network.program.add_lane()).collect()
             }
         };
-        Self { network, scratch, group, kept, products, updates, readers }
+        Self {
+            network,
+            scratch,
+            layers_per_group: group,
+            layers_with_kept_gradients: kept,
+            weight_gradient_lane: products,
+            adamw_lane: updates,
+            gradient_reader_lanes: readers,
+        }
     }
 
     /// Device address of a gradient of a layer's activations, which the weight-gradient GEMMs of
     /// the layer's group read.
     fn address_of_activation_gradient(&self, name: &str, layer: usize) -> RegionPointer {
-        self.at(name).offset_by(layer % self.kept * self.network.bytes_between_layers(name))
+        self.at(name).offset_by(
+            layer % self.layers_with_kept_gradients * self.network.bytes_between_layers(name),
+        )
     }
 
     /// Makes later launches of the lane `waiting` wait for the launches of the lane `on` so far.
@@ -186,7 +196,7 @@ impl TrainingStepProgramBuilder {
         self.add_concurrent_update_of_matrices(ParameterTensor::Head, vocabulary);
         let mut end = self.network.shape.layers;
         while end > 0 {
-            let group = (end - 1) / self.group * self.group..end;
+            let group = (end - 1) / self.layers_per_group * self.layers_per_group..end;
             for layer in group.clone().rev() {
                 if layer == group.start {
                     self.wait_for_readers_of_overwritten_gradients(layer);
@@ -207,9 +217,11 @@ impl TrainingStepProgramBuilder {
     /// Makes the main lane wait until a side lane's GEMMs have read the activation gradients that
     /// this layer begins to overwrite.
     fn wait_for_readers_of_overwritten_gradients(&mut self, layer: usize) {
-        let read = layer / self.group + 1;
-        if !self.readers.is_empty() && read * self.group < self.network.shape.layers {
-            let reader = self.readers[read % self.readers.len()];
+        let read = layer / self.layers_per_group + 1;
+        if !self.gradient_reader_lanes.is_empty()
+            && read * self.layers_per_group < self.network.shape.layers
+        {
+            let reader = self.gradient_reader_lanes[read % self.gradient_reader_lanes.len()];
             self.network.program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, reader);
         }
     }
@@ -241,7 +253,7 @@ impl TrainingStepProgramBuilder {
         let first = group.start;
         let layer_rows = 4 * d + 3 * ff;
         self.network.program.begin_named_range("matrix_gradients");
-        self.make_later_launches_wait_for_lane(self.products, ProgramLane::MAIN_LANE);
+        self.make_later_launches_wait_for_lane(self.weight_gradient_lane, ProgramLane::MAIN_LANE);
         let activation = |name| {
             (self.network.activation_address(name, first), self.network.bytes_between_layers(name))
         };
@@ -271,11 +283,12 @@ impl TrainingStepProgramBuilder {
                 ..self.weight_gradient_gemm_spec(weight, columns)
             };
             let to = self.address_of_weight_gradient(weight);
-            self.network.program.add_gemm(self.products, spec, [left, right, to]);
+            self.network.program.add_gemm(self.weight_gradient_lane, spec, [left, right, to]);
         }
-        if !self.readers.is_empty() {
-            let reader = self.readers[first / self.group % self.readers.len()];
-            self.network.program.make_lane_wait_for_lane(reader, self.products);
+        if !self.gradient_reader_lanes.is_empty() {
+            let reader = self.gradient_reader_lanes
+                [first / self.layers_per_group % self.gradient_reader_lanes.len()];
+            self.network.program.make_lane_wait_for_lane(reader, self.weight_gradient_lane);
         }
         self.network.program.end_innermost_range();
         self.add_concurrent_update_of_matrices(
@@ -293,8 +306,8 @@ impl TrainingStepProgramBuilder {
             self.weight_gradient_gemm_spec(ParameterTensor::Head, shape.padded_logit_columns()),
             self.address_of_weight_gradient(ParameterTensor::Head),
         );
-        self.make_later_launches_wait_for_lane(self.products, ProgramLane::MAIN_LANE);
-        self.network.program.add_gemm(self.products, spec, [logits, input, to]);
+        self.make_later_launches_wait_for_lane(self.weight_gradient_lane, ProgramLane::MAIN_LANE);
+        self.network.program.add_gemm(self.weight_gradient_lane, spec, [logits, input, to]);
         let head = self.network.weight_address(ParameterTensor::Head);
         let spec = GemmSpec {
             lda: Some(shape.padded_logit_columns()),
@@ -412,15 +425,15 @@ impl TrainingStepProgramBuilder {
     /// in the main lane.
     fn add_final_adamw_update(&mut self) {
         let shape = self.network.shape;
-        self.make_later_launches_wait_for_lane(ProgramLane::MAIN_LANE, self.products);
-        let rows = match self.updates {
+        self.make_later_launches_wait_for_lane(ProgramLane::MAIN_LANE, self.weight_gradient_lane);
+        let rows = match self.adamw_lane {
             ProgramLane::MAIN_LANE => shape.rows_in_parameter_arena(),
             _ => shape.first_arena_row_of_matrices(),
         };
         let gradients = ("grad_vectors", "grad_matrices", "steps");
         self.add_adamw_launch_for_arena_rows(0..rows, gradients, ProgramLane::MAIN_LANE);
-        self.make_later_launches_wait_for_lane(ProgramLane::MAIN_LANE, self.updates);
-        for reader in std::mem::take(&mut self.readers) {
+        self.make_later_launches_wait_for_lane(ProgramLane::MAIN_LANE, self.adamw_lane);
+        for reader in std::mem::take(&mut self.gradient_reader_lanes) {
             self.network.program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, reader);
         }
     }
@@ -428,20 +441,20 @@ impl TrainingStepProgramBuilder {
     /// Adds the AdamW launch, in the lane of updates, of matrices whose gradients are complete and
     /// which no later GEMM reads.
     fn add_concurrent_update_of_matrices(&mut self, first: ParameterTensor, rows: usize) {
-        if self.updates == ProgramLane::MAIN_LANE {
+        if self.adamw_lane == ProgramLane::MAIN_LANE {
             return;
         }
         let gradient = self.address_of_weight_gradient(first);
         let row = self.network.shape.arena_rows_of_tensor(first).first;
-        self.make_later_launches_wait_for_lane(self.updates, self.products);
-        self.make_later_launches_wait_for_lane(self.updates, ProgramLane::MAIN_LANE);
+        self.make_later_launches_wait_for_lane(self.adamw_lane, self.weight_gradient_lane);
+        self.make_later_launches_wait_for_lane(self.adamw_lane, ProgramLane::MAIN_LANE);
         // The NVTX ranges of phases follow one another and are not nested.
         self.network.program.end_innermost_range();
         self.network.program.begin_named_range("optimizer");
         self.add_adamw_launch_for_arena_rows(
             row..row + rows,
             ("grad_vectors", gradient, "steps"),
-            self.updates,
+            self.adamw_lane,
         );
         self.network.program.end_innermost_range();
         self.network.program.begin_named_range("backward");

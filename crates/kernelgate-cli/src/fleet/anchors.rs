@@ -46,7 +46,7 @@ pub struct ShardWithOutlyingAnchor {
     pub shard_index: usize,
     pub anchor: AnchorRateKind,
     /// Anchor rate of the outlying shard, bytes or operations per second.
-    pub measured_rate: f64,
+    pub rate: f64,
     /// Lowest and highest anchor rate of the agreeing shards, bytes or operations per second.
     pub group: [f64; 2],
 }
@@ -74,7 +74,7 @@ pub fn find_shards_with_outlying_anchors(
         outliers.extend(outside.map(|(_, &(rate, index))| ShardWithOutlyingAnchor {
             shard_index: index,
             anchor,
-            measured_rate: rate,
+            rate,
             group: range,
         }));
     }
@@ -134,7 +134,7 @@ mod tests {
         let found = indices_of_outliers(&[slow_memory, equal, near, slow_matmul, equal]);
         assert_eq!(found, [(0, AnchorRateKind::Memory), (3, AnchorRateKind::Matmul)]);
         let outlier = find_shards_with_outlying_anchors(&[equal, near, slow_memory], 0.03)[0];
-        assert_eq!((outlier.measured_rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
+        assert_eq!((outlier.rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
     }
 
     #[test]

@@ -23,13 +23,13 @@ pub struct ShardRecordWithFile<T> {
     /// Content hash of the record file, by which a file that was given twice is detected.
     pub hash: String,
     /// Name of the work that was divided into shards: "bench attention".
-    pub work_name: String,
+    pub work: String,
     pub shard: ShardOfWork,
     /// Whether the shard's process ran to its end.
-    pub ran_to_end: bool,
+    pub complete: bool,
     /// Start or end time of the shard's process: of several records of one shard, the earliest
     /// complete one is used.
-    pub timestamp: String,
+    pub time: String,
     /// Device and build.
     pub environment: RunEnvironment,
     /// Anchors: rates of fixed work on the device that ran the shard; `None` if the record has
@@ -131,16 +131,10 @@ pub fn choose_records_to_merge<T>(
 ) -> (Vec<ShardRecordWithFile<T>>, ShardMergeAccount) {
     let mut account = ShardMergeAccount::default();
     pieces.sort_by(|one, other| {
-        let key = |piece: &ShardRecordWithFile<T>| {
-            (piece.work_name.clone(), piece.shard, !piece.ran_to_end)
-        };
-        let later = || {
-            (&one.timestamp, &one.hash, &one.path).cmp(&(
-                &other.timestamp,
-                &other.hash,
-                &other.path,
-            ))
-        };
+        let key =
+            |piece: &ShardRecordWithFile<T>| (piece.work.clone(), piece.shard, !piece.complete);
+        let later =
+            || (&one.time, &one.hash, &one.path).cmp(&(&other.time, &other.hash, &other.path));
         key(one).cmp(&key(other)).then_with(later)
     });
     let mut hashes = BTreeSet::new();
@@ -148,7 +142,7 @@ pub fn choose_records_to_merge<T>(
     pieces.retain(|piece| hashes.insert(piece.hash.clone()));
     account.identical = before - pieces.len();
     let planned: BTreeMap<String, u32> =
-        pieces.iter().map(|piece| (piece.work_name.clone(), piece.shard.count)).collect();
+        pieces.iter().map(|piece| (piece.work.clone(), piece.shard.count)).collect();
 
     let (usable, failed): (Vec<_>, Vec<_>) = pieces
         .into_iter()
@@ -185,14 +179,14 @@ pub fn choose_records_to_merge<T>(
                      {high:.3e}, and {:.1} % is allowed",
                     outlier.anchor.anchor_name(),
                     piece.environment.id_of_gpus_or_host(),
-                    outlier.measured_rate,
+                    outlier.rate,
                     100.0 * tolerance
                 ),
             ));
             continue;
         }
         match kept.last() {
-            Some(first) if first.work_name == piece.work_name && first.shard == piece.shard => {
+            Some(first) if first.work == piece.work && first.shard == piece.shard => {
                 let why = format!("{} counts", first.path.display());
                 account.superseded.push(unmerged_shard_record(&piece, why));
             }
@@ -200,16 +194,16 @@ pub fn choose_records_to_merge<T>(
         }
     }
     let present: BTreeSet<(&str, u32)> =
-        kept.iter().map(|piece| (&*piece.work_name, piece.shard.index)).collect();
+        kept.iter().map(|piece| (&*piece.work, piece.shard.index)).collect();
     for (work, count) in &planned {
         for index in (1..=*count).filter(|index| !present.contains(&(work, *index))) {
             account.missing.push(shard_name(work, ShardOfWork { index, count: *count }));
             account.lacking.insert(index);
         }
     }
-    account.merged = kept.iter().map(|piece| shard_name(&piece.work_name, piece.shard)).collect();
-    for piece in kept.iter().filter(|piece| !piece.ran_to_end) {
-        account.interrupted.push(shard_name(&piece.work_name, piece.shard));
+    account.merged = kept.iter().map(|piece| shard_name(&piece.work, piece.shard)).collect();
+    for piece in kept.iter().filter(|piece| !piece.complete) {
+        account.interrupted.push(shard_name(&piece.work, piece.shard));
         account.lacking.insert(piece.shard.index);
     }
     (kept, account)
@@ -217,7 +211,7 @@ pub fn choose_records_to_merge<T>(
 
 fn unmerged_shard_record<T>(piece: &ShardRecordWithFile<T>, why: String) -> UnmergedShardRecord {
     UnmergedShardRecord {
-        shard: shard_name(&piece.work_name, piece.shard),
+        shard: shard_name(&piece.work, piece.shard),
         file: piece.path.clone(),
         why,
     }
@@ -237,10 +231,10 @@ mod tests {
         ShardRecordWithFile {
             path: format!("{index}-{time}.json").into(),
             hash: format!("{index}-{time}"),
-            work_name: "bench b".to_owned(),
+            work: "bench b".to_owned(),
             shard: ShardOfWork { index, count: 3 },
-            ran_to_end: true,
-            timestamp: time.to_owned(),
+            complete: true,
+            time: time.to_owned(),
             environment: RunEnvironment::environment_of_process_on_cpu(),
             anchors: Some(ShardAnchorRecord::Measured(anchors)),
             record: (),
@@ -260,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_first_complete_record_of_a_shard_is_merged_once() {
-        let interrupted = ShardRecordWithFile { ran_to_end: false, ..test_record_at_time(1, "t0") };
+        let interrupted = ShardRecordWithFile { complete: false, ..test_record_at_time(1, "t0") };
         let copy = ShardRecordWithFile { path: "copy.json".into(), ..test_record_at_time(2, "t1") };
         let (kept, account) = names_of_chosen_records(&[
             interrupted,
@@ -280,7 +274,7 @@ mod tests {
 
     #[test]
     fn missing_and_interrupted_shards_are_named() {
-        let interrupted = ShardRecordWithFile { ran_to_end: false, ..test_record_at_time(1, "t0") };
+        let interrupted = ShardRecordWithFile { complete: false, ..test_record_at_time(1, "t0") };
         let (_, account) = names_of_chosen_records(&[interrupted, test_record_at_time(3, "t0")]);
         assert_eq!(account.missing, ["bench b, shard 2/3"]);
         assert_eq!(account.interrupted, ["bench b, shard 1/3"]);

@@ -205,10 +205,10 @@ pub fn merge_run_shards(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work_name: bench_and_package_name(&run),
+            work: bench_and_package_name(&run),
             shard,
-            ran_to_end: run.complete,
-            timestamp: run.started.clone(),
+            complete: run.complete,
+            time: run.started.clone(),
             environment: run.environment.clone(),
             anchors: run.anchors.clone(),
             record: run,
@@ -322,10 +322,10 @@ pub fn merge_comparison_shards(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work_name: "comparison".to_owned(),
+            work: "comparison".to_owned(),
             shard: shard.shard,
-            ran_to_end: true,
-            timestamp: shard.ended.clone(),
+            complete: true,
+            time: shard.ended.clone(),
             environment: shard.environment.clone(),
             anchors: shard.anchors.clone(),
             record: shard,
@@ -350,7 +350,7 @@ fn refuse_cases_in_two_shards<'a, T, C: Iterator<Item = &'a String>>(
     let mut found: BTreeMap<(&str, &String), &ShardRecordWithFile<T>> = BTreeMap::new();
     for piece in pieces {
         for case in cases(&piece.record) {
-            let earlier = found.insert((&piece.work_name, case), piece);
+            let earlier = found.insert((&piece.work, case), piece);
             if let Some(earlier) = earlier.filter(|earlier| earlier.shard != piece.shard) {
                 return Err(MergeError::Refused {
                     field: format!("shard of {case}"),
@@ -407,10 +407,10 @@ pub fn merge_calibration_records(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work_name: "calibration".to_owned(),
+            work: "calibration".to_owned(),
             shard: record.part.as_ref().map_or(whole, |part| part.shard),
-            ran_to_end: record.has_all_planned_comparisons(),
-            timestamp: record.started.clone(),
+            complete: record.has_all_planned_comparisons(),
+            time: record.started.clone(),
             environment: record.environment.clone(),
             anchors: anchors::median_anchors_of_comparisons(&record.comparisons),
             record,
@@ -456,10 +456,10 @@ pub fn merge_verification_shards(
         Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
-            work_name: "verification".to_owned(),
+            work: "verification".to_owned(),
             shard: record.shard,
-            ran_to_end: record.complete,
-            timestamp: record.ended.clone(),
+            complete: record.complete,
+            time: record.ended.clone(),
             environment: record.environment.clone(),
             anchors: None,
             record,

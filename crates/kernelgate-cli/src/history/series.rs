@@ -268,7 +268,7 @@ impl CaseTimeHistory {
             count += point.runs_ns.len();
         }
         for change in found {
-            let at = self.not_searched + change.at;
+            let at = self.not_searched + change.first_index_after;
             let nearest = (1..begins.len()).min_by_key(|point| begins[*point].abs_diff(at));
             let between = nearest
                 .filter(|point| begins[*point].abs_diff(at) <= MAX_RUNS_FROM_CHANGE_TO_COMMIT);

@@ -264,7 +264,7 @@ fn problem_of_found_library(library: NvidiaLibrary) -> Option<String> {
         NvidiaLibrary::Driver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
             "CUDA {OLDEST_SUPPORTED_DRIVER} is needed: update the driver; until then no case runs on a GPU"
         )),
-        NvidiaLibrary::Nvrtc => library::choose_nvrtc_library().filter(|nvrtc| !nvrtc.fits).map(|_| {
+        NvidiaLibrary::Nvrtc => library::choose_nvrtc_library().filter(|nvrtc| !nvrtc.driver_loads_its_code).map(|_| {
             format!(
                 "the driver (CUDA {driver}) does not take what it generates, so no case runs on a \
                  GPU; `kernelgate resources` works: {}",

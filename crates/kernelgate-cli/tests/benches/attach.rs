@@ -39,7 +39,7 @@ fn package_with_attached_benches(benches: &[&str]) -> TempCargoPackage {
 }
 
 fn run_program_in_package(outside: &TempCargoPackage, program: &str, line: &str) -> ProcessOutcome {
-    let mut command: Command = outside.command_with_built_libraries(program, line);
+    let mut command: Command = outside.package_command(program, line);
     command.env(
         "CARGO_ENCODED_RUSTFLAGS",
         rustc_flags_linking_libraries(&["kernelgate", "libloading"]),
@@ -95,7 +95,7 @@ fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
     let outside = TempCargoPackage::new(&[("own_kernel", code), ("unknown", &unknown)]);
     let bench = |name: &str| -> ProcessOutcome {
         let line = format!("bench --offline --bench {name} -- --quick --noplot");
-        outside.command_with_built_libraries(env!("CARGO"), &line).output().unwrap().into()
+        outside.package_command(env!("CARGO"), &line).output().unwrap().into()
     };
     let on_gpu = kernelgate_cuda::testing::lock_first_gpu();
     let complete = bench("own_kernel");
@@ -153,7 +153,7 @@ fn a_filter_for_one_bench_is_not_an_error_in_another() {
     let outside = TempCargoPackage::new(&[("first", UNKNOWN), ("second", &other)]);
     let line = "bench --offline -- --quick --noplot --backend cpu other/scale";
     let both: ProcessOutcome =
-        outside.command_with_built_libraries(env!("CARGO"), line).output().unwrap().into();
+        outside.package_command(env!("CARGO"), line).output().unwrap().into();
     let messages = format!("{}{}", both.assert_exit(0).stdout, both.stderr);
     insta::assert_snapshot!(lines_with_word(&messages, "other/scale"), @r"
     other/scale/n4096
@@ -180,7 +180,7 @@ fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
     ");
     let bench = "bench --offline --bench unknown -- --quick --noplot --backend cpu";
     let timed: ProcessOutcome =
-        outside.command_with_built_libraries(env!("CARGO"), bench).output().unwrap().into();
+        outside.package_command(env!("CARGO"), bench).output().unwrap().into();
     insta::assert_snapshot!(lines_with_word(&timed.assert_exit(0).stdout, "unverified"), @"unverified, nothing says whether the outputs are right: unknown/scale/n4096/cpu/hot");
 
     let compare = "compare --base HEAD --backend cpu --relative 2 --tolerated 4 --max-blocks 1 \

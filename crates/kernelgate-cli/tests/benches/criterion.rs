@@ -280,8 +280,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
     outside.build_and_copy_as_base_and_head("evil");
     let command = |how: &str, flags: &str| -> Command {
         let line = format!("{COMPARE} --max-blocks 1 --base-dir base --head-dir head {flags}");
-        let mut command =
-            outside.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), &line);
+        let mut command = outside.package_command(env!("CARGO_BIN_EXE_kernelgate"), &line);
         command.env("HOSTILE", how);
         command
     };

@@ -56,10 +56,7 @@ fn add_fake_driver(outside: &TempCargoPackage, mut command: Command) -> Command 
 }
 
 fn run_with_fake_driver(outside: &TempCargoPackage, program: &str, line: &str) -> ProcessOutcome {
-    add_fake_driver(outside, outside.command_with_built_libraries(program, line))
-        .output()
-        .unwrap()
-        .into()
+    add_fake_driver(outside, outside.package_command(program, line)).output().unwrap().into()
 }
 
 fn run_drop_in_bench(outside: &TempCargoPackage, line: &str) -> ProcessOutcome {
@@ -148,7 +145,7 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     assert_eq!(gate.json_case_ids(), ["copy/67108864"]);
     let mut slower = add_fake_driver(
         &outside,
-        outside.command_with_built_libraries(
+        outside.package_command(
             env!("CARGO"),
             &format!("bench --offline --bench drop_in -- {QUICK} /6"),
         ),
@@ -235,8 +232,7 @@ fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
     let outside = package_with_fake_driver(&bench_with_ill_behaved_routine());
     let how = |how: &str, filter: &str| -> ProcessOutcome {
         let line = format!("bench --offline --bench drop_in -- {QUICK} {filter}");
-        let mut command =
-            add_fake_driver(&outside, outside.command_with_built_libraries(env!("CARGO"), &line));
+        let mut command = add_fake_driver(&outside, outside.package_command(env!("CARGO"), &line));
         command.env("HOW", how).output().unwrap().into()
     };
     let nothing = ["nothing", "elsewhere"].map(|kind| {
@@ -319,7 +315,7 @@ fn the_example_runs_on_a_gpu() {
     let Some((_device, _alone)) = kernelgate_cuda::testing::lock_first_gpu() else { return };
     let outside = package_with_fake_driver(&read_drop_in_example("after.rs"));
     let line = format!("bench --offline --bench drop_in -- {QUICK}");
-    let mut command = outside.command_with_built_libraries(env!("CARGO"), &line);
+    let mut command = outside.package_command(env!("CARGO"), &line);
     command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustc_flags_linking_kernelgate());
     let outcome = ProcessOutcome::from(command.output().unwrap());
     eprintln!("{}", outcome.stdout);

@@ -442,5 +442,5 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     ");
     // Runs are found beside the program too, once `cargo bench` has recorded one there.
     let doctor = outside.run_kernelgate(".", "doctor");
-    insta::assert_snapshot!(lines_with_word(&doctor.assert_exit(0).stdout, "baselines"), @"baselines  no package here");
+    insta::assert_snapshot!(lines_with_word(&doctor.assert_exit(0).stdout, "baselines  "), @"baselines  no package here");
 }

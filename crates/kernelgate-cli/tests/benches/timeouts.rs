@@ -50,8 +50,7 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
     outside.build_and_copy_as_base_and_head("evil");
     let command = |how: &str, wait: &str| -> Command {
         let line = format!("compare --base-dir base --head-dir head {wait}");
-        let mut command =
-            outside.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), &line);
+        let mut command = outside.package_command(env!("CARGO_BIN_EXE_kernelgate"), &line);
         command.env("HOSTILE", how);
         command
     };
@@ -120,8 +119,7 @@ fn a_termination_signal_ends_what_runs_at_every_stage() {
         ("verify --dir head", "hangs when running"),
     ] {
         let _ = std::fs::remove_file(&pid);
-        let mut command =
-            outside.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), line);
+        let mut command = outside.package_command(env!("CARGO_BIN_EXE_kernelgate"), line);
         let mut program = command.env("HOSTILE", how).spawn().unwrap();
         let started = std::time::Instant::now();
         let written = || std::fs::read_to_string(&pid).is_ok_and(|text| !text.is_empty());
@@ -148,8 +146,7 @@ fn a_build_that_hangs_is_ended_with_what_it_started() {
     outside.write_file(".gitignore", "target\npid\n");
     outside.commit_all_files();
     let program = env!("CARGO_BIN_EXE_kernelgate");
-    let mut compare =
-        outside.command_with_built_libraries(program, "compare --base HEAD --build-wait 8s");
+    let mut compare = outside.package_command(program, "compare --base HEAD --build-wait 8s");
     let started = std::time::Instant::now();
     let outcome = ProcessOutcome::from(compare.output().unwrap());
     insta::assert_snapshot!(outcome.error_message(2), @"error: base HEAD (COMMIT) was not built within 8 s (--build-wait sets this)");

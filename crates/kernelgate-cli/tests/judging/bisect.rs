@@ -1,4 +1,5 @@
-//! `kernelgate bisect` from outside: a scratch repository in which one commit made the bench slower.
+//! `kernelgate bisect` from outside: a scratch repository in which one commit made the bench
+//! slower.
 //!
 //! The slow-down is manifold: the tests check which commit is named and the messages, not the
 //! resolution of the measurement.

@@ -41,7 +41,8 @@ const CALIBRATE: &str =
 fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
     let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 4";
-    // A comparison may take longer than the whole time, so none is started; the same command goes on.
+    // A comparison may take longer than the whole time, so none is started; the same command goes
+    // on.
     let none = package.run_kernelgate(&format!("{CALIBRATE} {few} --total-time 1s"));
     insta::assert_snapshot!(redact_varying_parts(&lines_with_word(&none.assert_exit(3).stdout_and_stderr(), "left")), @"4 comparisons are left: the same command with --resume goes on; so far in FOLDER/target/kernelgate/calibrate/state.json");
     assert!(!package.path_in_package("baselines").exists());

@@ -63,8 +63,9 @@ pub fn rustc_flags_linking_kernelgate() -> String {
     rustc_flags_linking_libraries(&["kernelgate"])
 }
 
-/// Flags as [`rustflags`] gives them, for libraries that `cargo test` built. Builds are quick and
-/// leave the other core to the test beside them: little is optimised, by one thread.
+/// Flags as [`rustc_flags_linking_kernelgate`] gives them, for libraries that `cargo test` built.
+/// Builds are quick and leave the other core to the test beside them: little is optimised, by one
+/// thread.
 pub fn rustc_flags_linking_libraries(libraries: &[&str]) -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
     let mut flags = vec!["-L".to_owned(), format!("dependency={}", deps.display())];

@@ -41,7 +41,7 @@ impl TempCargoPackage {
     }
 
     /// A command in the package, whose builds link the libraries that `cargo test` built.
-    pub fn command_with_built_libraries(&self, program: &str, line: &str) -> Command {
+    pub fn package_command(&self, program: &str, line: &str) -> Command {
         let mut command = Command::new(program);
         command
             .args(line.split_whitespace())
@@ -60,15 +60,12 @@ impl TempCargoPackage {
     }
 
     pub fn run_kernelgate(&self, line: &str) -> ProcessOutcome {
-        self.command_with_built_libraries(env!("CARGO_BIN_EXE_kernelgate"), line)
-            .output()
-            .unwrap()
-            .into()
+        self.package_command(env!("CARGO_BIN_EXE_kernelgate"), line).output().unwrap().into()
     }
 
     pub fn commit_all_files(&self) {
         for line in ["init --quiet", "add .", "-c user.name=a -c user.email=a@b commit -qm first"] {
-            assert!(self.command_with_built_libraries("git", line).status().unwrap().success());
+            assert!(self.package_command("git", line).status().unwrap().success());
         }
     }
 
@@ -76,7 +73,7 @@ impl TempCargoPackage {
     /// difference of one byte.
     pub fn build_and_copy_as_base_and_head(&self, bench: &str) {
         let line = format!("bench --no-run --bench {bench} --message-format=json");
-        let output = self.command_with_built_libraries(env!("CARGO"), &line).output().unwrap();
+        let output = self.package_command(env!("CARGO"), &line).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let from = text.find("\"executable\":\"").unwrap() + 14;
         let built = &text[from..from + text[from..].find('"').unwrap()];

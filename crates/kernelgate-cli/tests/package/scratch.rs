@@ -104,8 +104,8 @@ impl TempRepository {
     }
 }
 
-/// Outcome of a command that judges by measured times. If load by other processes leaves its verdict
-/// open, the command runs again, up to four times in all.
+/// Outcome of a command that judges by measured times. If load by other processes leaves its
+/// verdict open, the command runs again, up to four times in all.
 pub fn run_until_load_allows_verdict(command: impl Fn() -> Command) -> ProcessOutcome {
     let by_load = regex::Regex::new(
         r#""kind": ?"(wide|contention|not_confirmed)"|"(no_difference|ends_undecided)"|not confirmed by a second|co-running processes took more"#,

@@ -74,18 +74,18 @@ struct LoadedModuleOfBuild {
     module: Arc<CudaModule>,
     image: Arc<[u8]>,
     /// For each symbol, a token that lives as long as any `Kernel` of this symbol is in use.
-    in_use: BTreeMap<String, Weak<()>>,
+    use_token_of_symbol: BTreeMap<String, Weak<()>>,
 }
 
 impl LoadedModuleOfBuild {
     /// Returns the token that all `Kernel`s of a symbol share, and whether no other `Kernel` of the
     /// symbol is in use.
     fn use_token_and_if_unused_before(&mut self, symbol: &str) -> (Arc<()>, bool) {
-        if let Some(other) = self.in_use.get(symbol).and_then(Weak::upgrade) {
+        if let Some(other) = self.use_token_of_symbol.get(symbol).and_then(Weak::upgrade) {
             return (other, false);
         }
         let first = Arc::new(());
-        self.in_use.insert(symbol.to_owned(), Arc::downgrade(&first));
+        self.use_token_of_symbol.insert(symbol.to_owned(), Arc::downgrade(&first));
         (first, true)
     }
 }
@@ -93,21 +93,21 @@ impl LoadedModuleOfBuild {
 /// An open GPU with its stream, or a view of it; all views share everything except the records of
 /// kernels and the choice of stage clocks.
 pub struct Device {
-    facts: GpuProperties,
+    properties: GpuProperties,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    marker: Arc<CudaEvent>,
+    marker_event: Arc<CudaEvent>,
     options: Arc<DeviceOptions>,
     modules: Arc<Mutex<BTreeMap<KernelBuild, LoadedModuleOfBuild>>>,
-    settings: CudaContextSettings,
+    context_settings: CudaContextSettings,
     stream_settings: CudaStreamSettings,
-    staging: Arc<PinnedStagingBlocks>,
+    staging_blocks: Arc<PinnedStagingBlocks>,
     /// An allocation made first, which moves the addresses of all later allocations, if another
     /// memory layout is requested.
     _padding: Option<Arc<CudaSlice<u8>>>,
     /// Record of the kernels that were loaded through this view; `None` if the view does not record
     /// them.
-    loaded: Option<LoadedKernelsRecord>,
+    record_of_loaded_kernels: Option<LoadedKernelsRecord>,
     /// Whether kernels that name stages are compiled with clocks that measure the stages.
     clocks_stages: bool,
 }
@@ -150,17 +150,17 @@ impl Device {
         let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
         let padding = padding.map_err(failed("allocate the padding of a layout"))?;
         Ok(Arc::new(Self {
-            facts,
+            properties: facts,
             context,
             stream,
-            marker,
+            marker_event: marker,
             options: Arc::new(options.clone()),
             modules: Arc::default(),
-            settings,
+            context_settings: settings,
             stream_settings,
-            staging,
+            staging_blocks: staging,
             _padding: padding.map(Arc::new),
-            loaded: None,
+            record_of_loaded_kernels: None,
             clocks_stages: false,
         }))
     }
@@ -183,7 +183,7 @@ impl Device {
     }
 
     pub(super) fn view_recording_kernels_into(&self, loaded: &LoadedKernelsRecord) -> Arc<Self> {
-        Arc::new(Self { loaded: Some(loaded.clone()), ..self.clone_as_view() })
+        Arc::new(Self { record_of_loaded_kernels: Some(loaded.clone()), ..self.clone_as_view() })
     }
 
     /// A view of the same device that compiles kernels which name stages with clocks that measure
@@ -194,24 +194,24 @@ impl Device {
 
     fn clone_as_view(&self) -> Self {
         Self {
-            facts: self.facts.clone(),
+            properties: self.properties.clone(),
             context: Arc::clone(&self.context),
             stream: Arc::clone(&self.stream),
-            marker: Arc::clone(&self.marker),
+            marker_event: Arc::clone(&self.marker_event),
             options: Arc::clone(&self.options),
             modules: Arc::clone(&self.modules),
-            settings: self.settings.clone(),
+            context_settings: self.context_settings.clone(),
             stream_settings: self.stream_settings.clone(),
-            staging: Arc::clone(&self.staging),
+            staging_blocks: Arc::clone(&self.staging_blocks),
             _padding: self._padding.clone(),
-            loaded: self.loaded.clone(),
+            record_of_loaded_kernels: self.record_of_loaded_kernels.clone(),
             clocks_stages: self.clocks_stages,
         }
     }
 
     /// Properties of the GPU.
     pub fn facts(&self) -> &GpuProperties {
-        &self.facts
+        &self.properties
     }
 
     /// The CUDA context of the GPU.
@@ -221,7 +221,7 @@ impl Device {
 
     /// Settings of the CUDA context at the time the device was opened.
     pub const fn context_settings_when_opened(&self) -> &CudaContextSettings {
-        &self.settings
+        &self.context_settings
     }
 
     /// Reads the current settings of the GPU's CUDA context.
@@ -231,7 +231,7 @@ impl Device {
 
     /// Restores the settings that the CUDA context and the stream had when the device was opened.
     pub(super) fn restore_context_and_stream_settings(&self) -> Result<(), BackendError> {
-        self.settings.restore_in_context(&self.context)?;
+        self.context_settings.restore_in_context(&self.context)?;
         self.stream_settings.restore_on_stream(&self.stream)
     }
 
@@ -288,7 +288,8 @@ impl Device {
         let most = most.map_err(|error| {
             error_for_failed_action("query the shared memory of a block", &error)
         })?;
-        let named = architecture::max_shared_bytes_per_block(&self.facts.arch).unwrap_or(u32::MAX);
+        let named =
+            architecture::max_shared_bytes_per_block(&self.properties.arch).unwrap_or(u32::MAX);
         Ok((most.max(0) as u32).min(named))
     }
 
@@ -299,13 +300,17 @@ impl Device {
         let clusters = clusters
             .map_err(|error| error_for_failed_action("query whether there are clusters", &error))?
             != 0;
-        Ok(clusters && architecture::supports_programmatic_dependent_launch(&self.facts.arch))
+        Ok(clusters && architecture::supports_programmatic_dependent_launch(&self.properties.arch))
     }
 
     /// Waits until all work on the device's stream has finished, or returns an error after the
     /// timeout.
     pub fn synchronize(&self) -> Result<(), BackendError> {
-        host_wait::wait_for_stream_with_timeout(&self.stream, &self.marker, self.options.timeout)
+        host_wait::wait_for_stream_with_timeout(
+            &self.stream,
+            &self.marker_event,
+            self.options.timeout,
+        )
     }
 
     /// Waits without a timeout until all work on the device's stream has finished.
@@ -353,7 +358,7 @@ impl Device {
             || out_of_memory(bytes as u64, self.free_and_total_bytes().ok().map(|(free, _)| free));
         // A size above the device's whole memory is refused here, because the driver takes minutes
         // to refuse it.
-        if bytes as u64 > self.facts.memory_bytes {
+        if bytes as u64 > self.properties.memory_bytes {
             return Err(short());
         }
         // SAFETY: the callers of this function write the memory before anything reads it.
@@ -362,7 +367,7 @@ impl Device {
             DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => short(),
             error => error_for_failed_action("allocate memory", &error),
         })?;
-        Ok(DeviceBuffer::from_device_slice(slice, Arc::clone(&self.staging)))
+        Ok(DeviceBuffer::from_device_slice(slice, Arc::clone(&self.staging_blocks)))
     }
 
     /// Allocates device memory and copies the given bytes of the host into it.
@@ -414,7 +419,7 @@ impl Device {
         let function = loaded.module.load_function(symbol).map_err(|error| {
             error_for_failed_action(&format!("find {symbol} in kernel {name}"), &error)
         })?;
-        let launched = match &self.loaded {
+        let launched = match &self.record_of_loaded_kernels {
             Some(record) => {
                 record.add_loaded_kernel(build.record_name_of_kernel(symbol), symbol, &loaded.image)
             }
@@ -440,7 +445,7 @@ impl Device {
         shape: Launch,
         stages: Option<KernelWithStages>,
     ) {
-        if let Some(loaded) = &self.loaded {
+        if let Some(loaded) = &self.record_of_loaded_kernels {
             loaded.add_shape_of_kernel(name, shape);
             stages.into_iter().for_each(|kernel| loaded.add_kernel_with_stages(kernel));
         }
@@ -491,9 +496,9 @@ impl Device {
         let load = |cubin: Vec<u8>| {
             let image = Arc::from(cubin.as_slice());
             let module = self.context.load_module(Ptx::from_binary(cubin))?;
-            Ok(LoadedModuleOfBuild { module, image, in_use: BTreeMap::new() })
+            Ok(LoadedModuleOfBuild { module, image, use_token_of_symbol: BTreeMap::new() })
         };
-        let arch = &self.facts.code;
+        let arch = &self.properties.code;
         let loaded =
             match load(cache::cached_or_compiled_cubin(build, arch).map_err(failed_to_compile)?) {
                 Ok(loaded) => Ok(loaded),

@@ -15,19 +15,19 @@ use crate::BackendError;
 /// ([`Self::first_device`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices<D = Arc<Device>> {
-    first: D,
-    others: Vec<D>,
+    first_gpu: D,
+    other_gpus: Vec<D>,
 }
 
 impl<D> Devices<D> {
     /// The first GPU of the set, for code that runs on one GPU.
     pub const fn first_device(&self) -> &D {
-        &self.first
+        &self.first_gpu
     }
 
     /// Number of GPUs.
     pub fn device_count(&self) -> usize {
-        1 + self.others.len()
+        1 + self.other_gpus.len()
     }
 
     /// The given GPUs in their order; `None` for an empty list, or if a GPU is listed twice.
@@ -36,7 +36,7 @@ impl<D> Devices<D> {
         D: PartialEq,
     {
         let mut all = all.into_iter();
-        let set = Self { first: all.next()?, others: all.collect() };
+        let set = Self { first_gpu: all.next()?, other_gpus: all.collect() };
         let twice =
             set.iter().enumerate().any(|(at, one)| set.iter().skip(at + 1).any(|it| it == one));
         (!twice).then_some(set)
@@ -47,13 +47,13 @@ impl<D> Devices<D> {
     where
         D: Clone,
     {
-        let others = self.others.iter().take(count.max(1) - 1).cloned().collect();
-        Self { first: self.first.clone(), others }
+        let others = self.other_gpus.iter().take(count.max(1) - 1).cloned().collect();
+        Self { first_gpu: self.first_gpu.clone(), other_gpus: others }
     }
 
     /// Every GPU.
     pub fn iter(&self) -> impl Iterator<Item = &D> {
-        std::iter::once(&self.first).chain(&self.others)
+        std::iter::once(&self.first_gpu).chain(&self.other_gpus)
     }
 }
 
@@ -65,9 +65,9 @@ impl Devices<usize> {
     /// Fails with an error of [`Device::open`], with [`GpuUnusableError::OtherModel`], or if the
     /// driver refuses peer access that it reports as possible.
     pub fn open(&self, options: &DeviceOptions) -> Result<Devices, GpuUnusableError> {
-        let first = Device::open(self.first, options)?;
-        let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
-        let devices = Devices { first, others: others.collect::<Result<_, _>>()? };
+        let first = Device::open(self.first_gpu, options)?;
+        let others = self.other_gpus.iter().map(|&ordinal| Device::open(ordinal, options));
+        let devices = Devices { first_gpu: first, other_gpus: others.collect::<Result<_, _>>()? };
         let facts = devices.iter().map(|device| device.facts());
         gpu_check::require_same_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
         peers::enable_access_between_all_gpus(&devices.references_to_all())?;
@@ -120,19 +120,19 @@ impl Devices {
             device.make_context_current()?;
             each(rank, device)
         });
-        self.first.make_context_current()?;
+        self.first_gpu.make_context_current()?;
         done
     }
 
     fn map_to_views(&self, view: impl Fn(&Device) -> Arc<Device>) -> Self {
-        let others = self.others.iter().map(|device| view(device)).collect();
-        Self { first: view(&self.first), others }
+        let others = self.other_gpus.iter().map(|device| view(device)).collect();
+        Self { first_gpu: view(&self.first_gpu), other_gpus: others }
     }
 }
 
 impl<D> From<D> for Devices<D> {
     fn from(one: D) -> Self {
-        Self { first: one, others: Vec::new() }
+        Self { first_gpu: one, other_gpus: Vec::new() }
     }
 }
 
@@ -155,14 +155,17 @@ mod tests {
 
     #[test]
     fn a_set_keeps_the_order_of_its_gpus() {
-        let set = Devices { first: 1, others: vec![0, 2] };
+        let set = Devices { first_gpu: 1, other_gpus: vec![0, 2] };
         assert_eq!((*set.first_device(), set.iter().copied().collect()), (1, vec![1, 0, 2]));
         assert_eq!(Devices::from(3).iter().collect::<Vec<_>>(), [&3]);
     }
 
     #[test]
     fn a_set_with_a_repeated_gpu_is_refused() {
-        assert_eq!(Devices::in_launch_order([1, 0]), Some(Devices { first: 1, others: vec![0] }));
+        assert_eq!(
+            Devices::in_launch_order([1, 0]),
+            Some(Devices { first_gpu: 1, other_gpus: vec![0] })
+        );
         assert_eq!(
             [Devices::in_launch_order([]), Devices::in_launch_order([0, 1, 0])],
             [None, None]
@@ -171,7 +174,7 @@ mod tests {
         let counts = [0, 1, 2, 9].map(|count| three.first_devices(count).device_count());
         assert_eq!(
             (counts, three.first_devices(2)),
-            ([1, 1, 2, 3], Devices { first: 2, others: vec![0] })
+            ([1, 1, 2, 3], Devices { first_gpu: 2, other_gpus: vec![0] })
         );
     }
 
@@ -181,7 +184,7 @@ mod tests {
         if open_second_gpu_or_print_skip().is_none() {
             return;
         }
-        let set = Devices { first: 1, others: vec![0] };
+        let set = Devices { first_gpu: 1, other_gpus: vec![0] };
         let devices = set.open(&DeviceOptions::from_environment()).unwrap();
         let opened: Vec<usize> = devices.iter().map(|device| device.facts().ordinal).collect();
         assert_eq!(opened, [1, 0]);

@@ -242,7 +242,7 @@ fn check_nvrtc_supports(arch: &str) -> Result<(), GpuUnusableError> {
     else {
         return Err(missing);
     };
-    if !nvrtc.fits {
+    if !nvrtc.driver_loads_its_code {
         let file = loaded.file.clone();
         return Err(GpuUnusableError::NewCompiler { nvrtc: nvrtc.version, file, driver });
     }

@@ -21,8 +21,8 @@ pub struct ExecutableCudaGraph {
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
     stream: Arc<CudaStream>,
-    nodes: usize,
-    commands: usize,
+    node_count: usize,
+    work_node_count: usize,
     /// Number of empty graph nodes that this module added between two launches, to keep them from
     /// overlapping.
     pub(super) separators: usize,
@@ -119,8 +119,8 @@ impl ExecutableCudaGraph {
         })?;
         let kinds =
             all.iter().map(|node| type_of_graph_node(*node)).collect::<Result<Vec<_>, _>>()?;
-        self.nodes = all.len();
-        self.commands = kinds.into_iter().filter(|kind| is_command_node_type(*kind)).count();
+        self.node_count = all.len();
+        self.work_node_count = kinds.into_iter().filter(|kind| is_command_node_type(*kind)).count();
         // SAFETY: the executable graph and its stream are alive.
         unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
@@ -128,12 +128,12 @@ impl ExecutableCudaGraph {
     /// Number of nodes in the graph without the empty nodes between launches: commands, and nodes
     /// that only order commands.
     pub const fn launch_node_count(&self) -> usize {
-        self.nodes - self.separators
+        self.node_count - self.separators
     }
 
     /// Number of commands in the graph: kernels, copies, fills, host functions and nested graphs.
     pub const fn work_node_count(&self) -> usize {
-        self.commands
+        self.work_node_count
     }
 
     /// Number of nodes without a dependency; more than one if a launch begins on several streams.
@@ -157,7 +157,7 @@ impl ExecutableCudaGraph {
         let failed = |error: DriverError| error_for_failed_action("query a graph's edges", &error);
         let (graph, mut count) = (self.graph, 0);
         let null = ptr::null_mut();
-        if self.nodes < 2 {
+        if self.node_count < 2 {
             return Ok(0);
         }
         // SAFETY: the graph is alive; with null arrays, the call only returns the number of edges.
@@ -291,8 +291,8 @@ impl<'a> StreamInCaptureMode<'a> {
             graph,
             executable: ptr::null_mut(),
             stream,
-            nodes: 0,
-            commands: 0,
+            node_count: 0,
+            work_node_count: 0,
             separators: 0,
         };
         captured.map(|()| graph)

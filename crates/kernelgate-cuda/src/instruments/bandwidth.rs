@@ -48,10 +48,10 @@ const COPY_BANDWIDTH_KERNEL: KernelSpec<usize> = KernelSpec {
 /// A buffer in device memory, with the kernels that read or copy its first bytes to measure the
 /// bandwidth.
 pub struct BandwidthKernelsAndBuffer {
-    read: LoadedKernelWithLaunch,
-    copy: LoadedKernelWithLaunch,
+    read_kernel: LoadedKernelWithLaunch,
+    copy_kernel: LoadedKernelWithLaunch,
     buffer: DeviceBuffer,
-    guard: DeviceBuffer,
+    never_written_output: DeviceBuffer,
 }
 
 /// Bytes that one load or store instruction of a thread moves.
@@ -69,10 +69,10 @@ impl BandwidthKernelsAndBuffer {
         pattern: &[u8],
     ) -> Result<Self, BackendError> {
         Ok(Self {
-            read: READ_BANDWIDTH_KERNEL.compile_and_load(device, &1)?,
-            copy: COPY_BANDWIDTH_KERNEL.compile_and_load(device, &1)?,
+            read_kernel: READ_BANDWIDTH_KERNEL.compile_and_load(device, &1)?,
+            copy_kernel: COPY_BANDWIDTH_KERNEL.compile_and_load(device, &1)?,
             buffer: device.allocate_with_repeated_pattern(pattern, bytes)?,
-            guard: device.upload(&[0; 4])?,
+            never_written_output: device.upload(&[0; 4])?,
         })
     }
 
@@ -88,9 +88,9 @@ impl BandwidthKernelsAndBuffer {
             // The kernel writes its xor only if it equals this number, so that the compiler keeps
             // the loads.
             KernelArgument::U32(0xdead_beef),
-            KernelArgument::from(&self.guard),
+            KernelArgument::from(&self.never_written_output),
         ];
-        self.read
+        self.read_kernel
             .loaded_kernel()
             .launch(READ_BANDWIDTH_KERNEL.launch_shape_for(&packets)?, &arguments)
     }
@@ -103,7 +103,7 @@ impl BandwidthKernelsAndBuffer {
         );
         let arguments =
             [target, KernelArgument::from(&self.buffer), KernelArgument::I64(packets as i64)];
-        self.copy
+        self.copy_kernel
             .loaded_kernel()
             .launch(COPY_BANDWIDTH_KERNEL.launch_shape_for(&packets)?, &arguments)
     }

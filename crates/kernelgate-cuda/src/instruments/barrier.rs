@@ -30,7 +30,7 @@ const GPU_BARRIER_TIMEOUT: Duration = Duration::from_secs(2);
 struct BarrierOfOneGpu {
     kernel: LoadedKernelWithLaunch,
     /// Device addresses of the flag arrays of all GPUs.
-    table: DeviceBuffer,
+    flag_address_table: DeviceBuffer,
     /// Flag array in this GPU's memory, which all GPUs write and this GPU reads.
     _flags: DeviceBuffer,
 }
@@ -72,7 +72,7 @@ impl MultiGpuBarrier {
             let kernel = GPU_BARRIER_KERNEL.compile_and_load(device, &count)?;
             ranks.extend(flags.next().map(|flags| BarrierOfOneGpu {
                 kernel,
-                table,
+                flag_address_table: table,
                 _flags: flags,
             }));
             Ok(())
@@ -89,7 +89,7 @@ impl MultiGpuBarrier {
     /// Enqueues the barrier kernel of GPU `rank`, for a barrier over the first `count` GPUs; the
     /// GPU's context must be current.
     pub fn enqueue_kernel_of_gpu(&self, rank: usize, count: usize) -> Result<(), BackendError> {
-        let BarrierOfOneGpu { kernel, table, .. } = &self.ranks[rank];
+        let BarrierOfOneGpu { kernel, flag_address_table: table, .. } = &self.ranks[rank];
         let timeout_ns = KernelArgument::U64(GPU_BARRIER_TIMEOUT.as_nanos() as u64);
         let [rank, gpus] = [rank, count].map(|number| KernelArgument::U32(number as u32));
         kernel.launch_with(&[table.into(), rank, gpus, KernelArgument::U32(self.epoch), timeout_ns])

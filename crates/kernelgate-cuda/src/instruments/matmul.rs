@@ -66,7 +66,7 @@ impl ResidentMatmulDtype {
 pub struct ResidentMatmulMeasurement {
     kernel: LoadedKernelWithLaunch,
     operands: DeviceBuffer,
-    guard: DeviceBuffer,
+    never_written_output: DeviceBuffer,
     flops: f64,
 }
 
@@ -100,7 +100,7 @@ impl ResidentMatmulMeasurement {
             kernel,
             operands: device
                 .allocate_with_repeated_pattern(operands, Self::OPERAND_BYTES_PER_BLOCK)?,
-            guard: device.upload(&[0; 4])?,
+            never_written_output: device.upload(&[0; 4])?,
             flops: (instruction * instructions) as f64,
         })
     }
@@ -116,7 +116,7 @@ impl ResidentMatmulMeasurement {
             KernelArgument::from(&self.operands),
             KernelArgument::I32(Self::ROUNDS_PER_LAUNCH),
             KernelArgument::F32(f32::MIN_POSITIVE),
-            KernelArgument::from(&self.guard),
+            KernelArgument::from(&self.never_written_output),
         ])
     }
 }

@@ -14,16 +14,17 @@ pub(super) const MEMORY_PASS_KERNELS: &[KernelSpec<MemoryPassVariant>] = &[MEMOR
 
 const MEMORY_PASS_KERNEL: KernelSpec<MemoryPassVariant> = KernelSpec {
     defines: |pass| {
-        let past_l1 = (pass.load == LoadCachePolicy::L2).then_some("PAST_L1");
-        let kept = (pass.store == StoreCachePolicy::Kept).then_some("STORES_KEPT");
-        let order = match pass.order {
+        let past_l1 = (pass.load_policy == LoadCachePolicy::L2).then_some("PAST_L1");
+        let kept = (pass.store_policy == StoreCachePolicy::Kept).then_some("STORES_KEPT");
+        let order = match pass.read_write_division {
             ReadWriteDivision::Together => None,
             ReadWriteDivision::WritesFirst => Some("WRITES_FIRST"),
             ReadWriteDivision::ReadersFirst => Some("READERS_FIRST"),
         };
-        let planes = (pass.apart == DistanceOfThreadPackets::Plane).then_some("PLANES");
+        let planes = (pass.packet_distance == DistanceOfThreadPackets::Plane).then_some("PLANES");
         let macros = [past_l1, kept, order, planes].into_iter().flatten().map(str::to_owned);
-        let sizes = [format!("THREADS={}", pass.threads), format!("PACKETS={}", pass.packets)];
+        let sizes =
+            [format!("THREADS={}", pass.threads), format!("PACKETS={}", pass.packets_per_thread)];
         sizes.into_iter().chain(macros).collect()
     },
     variants: || {
@@ -60,12 +61,12 @@ const RESIDENT_THREADS_PER_MULTIPROCESSOR: usize = 2048;
 pub struct MemoryPassVariant {
     threads: usize,
     /// Number of 16-byte packets that a thread loads before it uses the first one.
-    packets: usize,
-    load: LoadCachePolicy,
-    store: StoreCachePolicy,
-    order: ReadWriteDivision,
-    blocks: GridSizeChoice,
-    apart: DistanceOfThreadPackets,
+    packets_per_thread: usize,
+    load_policy: LoadCachePolicy,
+    store_policy: StoreCachePolicy,
+    read_write_division: ReadWriteDivision,
+    grid_size: GridSizeChoice,
+    packet_distance: DistanceOfThreadPackets,
 }
 
 /// Which caches a load of the memory pass fills.
@@ -162,17 +163,33 @@ impl MemoryPassVariant {
         order: ReadWriteDivision,
         blocks: GridSizeChoice,
     ) -> Self {
-        Self { threads, packets, load, store, order, blocks, apart: DistanceOfThreadPackets::Block }
+        Self {
+            threads,
+            packets_per_thread: packets,
+            load_policy: load,
+            store_policy: store,
+            read_write_division: order,
+            grid_size: blocks,
+            packet_distance: DistanceOfThreadPackets::Block,
+        }
     }
 
     const fn with_packets_in_separate_planes(self) -> Self {
-        Self { apart: DistanceOfThreadPackets::Plane, ..self }
+        Self { packet_distance: DistanceOfThreadPackets::Plane, ..self }
     }
 }
 
 impl fmt::Display for MemoryPassVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { threads, packets, load, store, order, blocks, apart } = self;
+        let Self {
+            threads,
+            packets_per_thread: packets,
+            load_policy: load,
+            store_policy: store,
+            read_write_division: order,
+            grid_size: blocks,
+            packet_distance: apart,
+        } = self;
         write!(f, "{threads} threads x {packets} packets")?;
         let words = [
             (*load == LoadCachePolicy::L2).then_some("past L1"),
@@ -190,8 +207,8 @@ impl fmt::Display for MemoryPassVariant {
 /// readers come first, each thread block both reads and writes.
 #[derive(Debug, PartialEq, Eq)]
 struct ReaderAndWriterBlocks {
-    readers: u64,
-    writers: u64,
+    reader_blocks: u64,
+    writer_blocks: u64,
 }
 
 impl ReaderAndWriterBlocks {
@@ -201,14 +218,14 @@ impl ReaderAndWriterBlocks {
         writes: u64,
         multiprocessors: u64,
     ) -> Self {
-        let round = (pass.threads * pass.packets) as u64;
-        let work = match pass.order {
+        let round = (pass.threads * pass.packets_per_thread) as u64;
+        let work = match pass.read_write_division {
             ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => reads.max(writes),
             ReadWriteDivision::ReadersFirst => reads + writes,
         };
         let resident =
             (RESIDENT_THREADS_PER_MULTIPROCESSOR / pass.threads) as u64 * multiprocessors;
-        let blocks = match pass.blocks {
+        let blocks = match pass.grid_size {
             GridSizeChoice::Covering => work.div_ceil(round),
             GridSizeChoice::Resident => resident.min(work.div_ceil(pass.threads as u64)),
         };
@@ -217,20 +234,20 @@ impl ReaderAndWriterBlocks {
             0 => 0,
             packets => (blocks * packets / work.max(1)).max(1),
         };
-        match pass.order {
+        match pass.read_write_division {
             ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => {
-                Self { readers: blocks, writers: blocks }
+                Self { reader_blocks: blocks, writer_blocks: blocks }
             }
             ReadWriteDivision::ReadersFirst => {
-                Self { readers: share(reads), writers: share(writes) }
+                Self { reader_blocks: share(reads), writer_blocks: share(writes) }
             }
         }
     }
 
     fn total_block_count(&self, order: ReadWriteDivision) -> u64 {
         match order {
-            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => self.readers,
-            ReadWriteDivision::ReadersFirst => self.readers + self.writers,
+            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => self.reader_blocks,
+            ReadWriteDivision::ReadersFirst => self.reader_blocks + self.writer_blocks,
         }
     }
 }
@@ -240,7 +257,7 @@ pub struct MemoryPassKernelsAndBuffers {
     kernels: Vec<(MemoryPassVariant, LoadedKernelWithLaunch)>,
     source: DeviceBuffer,
     target: DeviceBuffer,
-    guard: DeviceBuffer,
+    never_written_output: DeviceBuffer,
     multiprocessors: u64,
 }
 
@@ -276,7 +293,7 @@ impl MemoryPassKernelsAndBuffers {
                 .collect::<Result<_, BackendError>>()?,
             source: device.allocate_with_repeated_pattern(pattern, room(read_bytes))?,
             target: device.allocate(room(write_bytes))?,
-            guard: device.upload(&[0; 4])?,
+            never_written_output: device.upload(&[0; 4])?,
             multiprocessors: u64::from(device.facts().multiprocessors),
         })
     }
@@ -305,12 +322,12 @@ impl MemoryPassKernelsAndBuffers {
         let roles =
             ReaderAndWriterBlocks::for_memory_pass(&pass, reads, writes, self.multiprocessors);
         let launch = Launch::with_grid_of_blocks(
-            [roles.total_block_count(pass.order) as usize, 1, 1],
+            [roles.total_block_count(pass.read_write_division) as usize, 1, 1],
             pass.threads as u32,
         )?;
-        let plane = match pass.apart {
+        let plane = match pass.packet_distance {
             DistanceOfThreadPackets::Block => 0,
-            DistanceOfThreadPackets::Plane => reads.div_ceil(pass.packets as u64),
+            DistanceOfThreadPackets::Plane => reads.div_ceil(pass.packets_per_thread as u64),
         };
         let number = |count: u64| KernelArgument::U32(count as u32);
         let share = |packets: u64, blocks: u64| number(packets.div_ceil(blocks.max(1)));
@@ -321,16 +338,16 @@ impl MemoryPassKernelsAndBuffers {
             at(&self.source),
             number(reads),
             number(plane),
-            share(read_in_turn, roles.readers),
-            number(roles.readers),
+            share(read_in_turn, roles.reader_blocks),
+            number(roles.reader_blocks),
             at(&self.target),
             number(writes),
-            share(writes, roles.writers),
+            share(writes, roles.writer_blocks),
             KernelArgument::U32(0x9e37_79b9),
             // The kernel writes its xor only if it equals this number, so that the compiler cannot
             // remove the loads.
             KernelArgument::U32(0xdead_beef),
-            KernelArgument::from(&self.guard),
+            KernelArgument::from(&self.never_written_output),
         ];
         kernel.loaded_kernel().launch(launch, &arguments)
     }
@@ -356,7 +373,7 @@ mod tests {
                 order,
                 blocks,
             );
-            let ReaderAndWriterBlocks { readers, writers } =
+            let ReaderAndWriterBlocks { reader_blocks: readers, writer_blocks: writers } =
                 ReaderAndWriterBlocks::for_memory_pass(&pass, reads, writes, 132);
             [readers, writers]
         };

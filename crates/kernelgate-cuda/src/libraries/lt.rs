@@ -56,8 +56,8 @@ impl std::fmt::Display for CublasLtError {
 struct CublasLtHeuristicResult {
     algorithm: Algorithm,
     workspace_bytes: usize,
-    state: c_int,
-    waves: f32,
+    status: c_int,
+    wave_count: f32,
     reserved: [c_int; 4],
 }
 
@@ -348,8 +348,8 @@ pub unsafe fn propose_gemm_algorithms(
     let blank = CublasLtHeuristicResult {
         algorithm: Algorithm { data: [0; 8] },
         workspace_bytes: 0,
-        state: 0,
-        waves: 0.0,
+        status: 0,
+        wave_count: 0.0,
         reserved: [0; 4],
     };
     let (mut proposals, mut count) = ([blank; MAX_PROPOSED_ALGORITHMS], 0);
@@ -384,7 +384,7 @@ pub unsafe fn propose_gemm_algorithms(
     let proposals = &proposals[..MAX_PROPOSED_ALGORITHMS.min(count.max(0) as usize)];
     let algorithms: Vec<_> = proposals
         .iter()
-        .filter(|proposal| proposal.state == 0)
+        .filter(|proposal| proposal.status == 0)
         .map(|&CublasLtHeuristicResult { algorithm, workspace_bytes, .. }| ProposedGemmAlgorithm {
             algorithm,
             workspace_bytes,

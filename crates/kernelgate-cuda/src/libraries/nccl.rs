@@ -80,11 +80,12 @@ type DestroyCommunicatorFunction = unsafe extern "C" fn(RawNcclCommunicator) -> 
 struct NcclFunctions {
     error: unsafe extern "C" fn(c_int) -> *const c_char,
     unique_id: unsafe extern "C" fn(*mut NcclUniqueId) -> c_int,
-    connect: unsafe extern "C" fn(*mut RawNcclCommunicator, c_int, NcclUniqueId, c_int) -> c_int,
+    init_all_communicators:
+        unsafe extern "C" fn(*mut RawNcclCommunicator, c_int, NcclUniqueId, c_int) -> c_int,
     abort: DestroyCommunicatorFunction,
     destroy: DestroyCommunicatorFunction,
-    begin: unsafe extern "C" fn() -> c_int,
-    end: unsafe extern "C" fn() -> c_int,
+    group_start: unsafe extern "C" fn() -> c_int,
+    group_end: unsafe extern "C" fn() -> c_int,
     all_reduce: ReduceOrBroadcastFunction,
     reduce_scatter: ReduceOrBroadcastFunction,
     all_gather:
@@ -129,11 +130,11 @@ fn load_nccl_functions() -> Result<NcclFunctions, String> {
         Ok(NcclFunctions {
             error: typed_nccl_function(c"ncclGetErrorString")?,
             unique_id: typed_nccl_function(c"ncclGetUniqueId")?,
-            connect: typed_nccl_function(c"ncclCommInitRank")?,
+            init_all_communicators: typed_nccl_function(c"ncclCommInitRank")?,
             abort: typed_nccl_function(c"ncclCommAbort")?,
             destroy: typed_nccl_function(c"ncclCommDestroy")?,
-            begin: typed_nccl_function(c"ncclGroupStart")?,
-            end: typed_nccl_function(c"ncclGroupEnd")?,
+            group_start: typed_nccl_function(c"ncclGroupStart")?,
+            group_end: typed_nccl_function(c"ncclGroupEnd")?,
             all_reduce: typed_nccl_function(c"ncclAllReduce")?,
             reduce_scatter: typed_nccl_function(c"ncclReduceScatter")?,
             all_gather: typed_nccl_function(c"ncclAllGather")?,
@@ -208,8 +209,8 @@ impl NcclCallWatchdog {
         let thread = std::thread::spawn({
             let aborted = Arc::clone(&aborted);
             move || {
-                // The thread must capture the whole `SendableCommunicator`, which is `Send`, and not
-                // only its raw pointer, which is not `Send`.
+                // The thread must capture the whole `SendableCommunicator`, which is `Send`, and
+                // not only its raw pointer, which is not `Send`.
                 let communicator: SendableCommunicator = first;
                 while received.recv().is_ok() {
                     if received.recv_timeout(timeout) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -281,8 +282,14 @@ impl NcclCommunicatorsOfGpus {
                     let mut raw = std::ptr::null_mut();
                     // SAFETY: the pointer to the new communicator is valid, and the GPU's context
                     // is current on this thread.
-                    let status =
-                        unsafe { (api.connect)(&raw mut raw, count as c_int, id, rank as c_int) };
+                    let status = unsafe {
+                        (api.init_all_communicators)(
+                            &raw mut raw,
+                            count as c_int,
+                            id,
+                            rank as c_int,
+                        )
+                    };
                     api.check_nccl_status(status, &format!("connect rank {rank}"))?;
                     Ok(SendableCommunicator(raw))
                 });
@@ -338,14 +345,14 @@ impl NcclCommunicatorsOfGpus {
         }
         let api = self.api;
         // SAFETY: the NCCL group is begun and ended on this thread.
-        api.check_nccl_status(unsafe { (api.begin)() }, "begin a group")?;
+        api.check_nccl_status(unsafe { (api.group_start)() }, "begin a group")?;
         let mut called = Ok(());
         for (rank, part) in parts.iter().enumerate().take(self.raw.len()) {
             called = called
                 .and(self.enqueue_collective_on_rank(rank, collective, element, count, *part));
         }
         // SAFETY: as above.
-        let ended = self.watchdog.run_nccl_call_under_watchdog(|| unsafe { (api.end)() });
+        let ended = self.watchdog.run_nccl_call_under_watchdog(|| unsafe { (api.group_end)() });
         if self.watchdog.has_aborted_communicator() {
             let _ = self.devices.first_device().make_context_current();
             return Err(self.error_after_watchdog_abort(parts.len()));

@@ -197,7 +197,7 @@ pub struct ChosenNvrtcVersion {
     pub version: CudaVersion,
     /// Whether the driver can load the code that this NVRTC generates; true if no driver is
     /// installed.
-    pub fits: bool,
+    pub driver_loads_its_code: bool,
 }
 
 /// Newest CUDA version that the installed driver supports; `None` if no driver is installed.
@@ -213,7 +213,10 @@ pub fn choose_nvrtc_library() -> Option<ChosenNvrtcVersion> {
     let version = CudaVersion::parse_major_dot_minor(
         open_library_once(NvidiaLibrary::Nvrtc)?.version.as_ref()?,
     )?;
-    Some(ChosenNvrtcVersion { version, fits: driver_loads_code_of_nvrtc_version(version) })
+    Some(ChosenNvrtcVersion {
+        version,
+        driver_loads_its_code: driver_loads_code_of_nvrtc_version(version),
+    })
 }
 
 /// Returns whether the installed driver can load code that an NVRTC of this version generates.

@@ -35,7 +35,7 @@ thread_local! {
 /// Keeps a named range of this thread open until the guard is dropped; ranges nest.
 #[must_use = "a range ends where it is dropped"]
 pub struct NamedRangeGuard {
-    recorded: bool,
+    is_recorded: bool,
 }
 
 impl NamedRangeGuard {
@@ -47,7 +47,7 @@ impl NamedRangeGuard {
             let start = recording_clock_ns_or_zero();
             OPEN_RANGES_OF_THREAD.with_borrow_mut(|open| open.push((name.into(), start)));
         }
-        Self { recorded }
+        Self { is_recorded: recorded }
     }
 }
 
@@ -55,7 +55,7 @@ impl Drop for NamedRangeGuard {
     fn drop(&mut self) {
         nvtx::range_pop!();
         let opened =
-            self.recorded.then(|| OPEN_RANGES_OF_THREAD.with_borrow_mut(Vec::pop)).flatten();
+            self.is_recorded.then(|| OPEN_RANGES_OF_THREAD.with_borrow_mut(Vec::pop)).flatten();
         if let Some((name, start)) = opened {
             let ended = EndedNamedRange {
                 name,

@@ -153,7 +153,8 @@ impl CardTelemetryByNvml {
                 .current_throttle_reasons()
                 .map(throttle_reason_names_except_idle)
                 .unwrap_or_default(),
-            other_processes: count_processes_with_context(&device).map(|listed| listed.others),
+            other_processes: count_processes_with_context(&device)
+                .map(|listed| listed.other_processes),
         }
     }
 
@@ -214,7 +215,7 @@ impl CardTelemetryByNvml {
     /// Number of other processes that have a compute context on the GPU now, if the card reports
     /// them.
     pub fn other_processes_with_context_count(&self) -> Option<u32> {
-        Some(count_processes_with_context(&self.nvml_device_of_card().ok()?)?.others)
+        Some(count_processes_with_context(&self.nvml_device_of_card().ok()?)?.other_processes)
     }
 
     /// Number of other processes that computed on the card since `then`, by the multiprocessor use
@@ -224,7 +225,7 @@ impl CardTelemetryByNvml {
     /// other process numbers, or too soon. Takes some milliseconds.
     pub fn other_processes_that_computed_since(&self, then: SystemTime) -> Option<u32> {
         let device = self.nvml_device_of_card().ok()?;
-        if !count_processes_with_context(&device)?.own {
+        if !count_processes_with_context(&device)?.includes_this_process {
             return None;
         }
         let then_us = u64::try_from(then.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()?;
@@ -248,16 +249,19 @@ fn count_processes_other_than_own(computed: BTreeSet<u32>, own: u32) -> Option<u
 /// Processes that have a compute context on a card.
 struct ProcessesWithContext {
     /// Whether NVML lists this process among those with a context.
-    own: bool,
+    includes_this_process: bool,
     /// Number of other processes.
-    others: u32,
+    other_processes: u32,
 }
 
 /// Counts the processes with a compute context on a GPU; `None` if the card does not report them.
 fn count_processes_with_context(device: &Device<'_>) -> Option<ProcessesWithContext> {
     let processes = device.running_compute_processes().ok()?;
     let others = processes.iter().filter(|process| process.pid != std::process::id()).count();
-    Some(ProcessesWithContext { own: others < processes.len(), others: others as u32 })
+    Some(ProcessesWithContext {
+        includes_this_process: others < processes.len(),
+        other_processes: others as u32,
+    })
 }
 
 /// Returns the lower-case names of throttle reasons, without the reason that the GPU is idle.

@@ -40,7 +40,7 @@ const MAX_VALUES_PER_SIDE_FOR_CHANGE_SIZE: usize = 200;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DetectedLevelChange {
     /// Index of the first value after the change of the level.
-    pub at: usize,
+    pub first_index_after: usize,
     /// Level after the change minus the level before: the Hodges-Lehmann estimate, in the unit of
     /// the values.
     pub shift: f64,
@@ -76,7 +76,9 @@ pub fn detect_level_changes(
         let shift = |change: &DetectedLevelChange| change.shift.abs();
         let least = found.iter().min_by(|a, b| shift(a).total_cmp(&shift(b)));
         match least {
-            Some(least) if shift(least) < smallest => cuts.retain(|at| *at != least.at),
+            Some(least) if shift(least) < smallest => {
+                cuts.retain(|at| *at != least.first_index_after)
+            }
             _ => return found,
         }
     }
@@ -119,7 +121,7 @@ fn measure_level_changes(
         let falling = differences.iter().filter(|difference| **difference < 0.0).count() as f64;
         let p = 2.0 * normal::standard_normal_cdf(-(rising - falling).abs() / 2.0 / deviation);
         DetectedLevelChange {
-            at,
+            first_index_after: at,
             shift: quantile_by_interpolation(&differences, 0.5),
             low: differences[below],
             high: differences[differences.len() - 1 - below],

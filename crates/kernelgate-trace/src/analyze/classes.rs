@@ -222,7 +222,7 @@ fn communication_of_copies_with_label(label: &str) -> Option<CommunicationLibrar
 /// The class and the communication of each GPU operation of a trace.
 #[derive(Debug, Clone)]
 pub struct OperationClassesOfTrace<'a> {
-    all_operations: AllGpuOperations<'a>,
+    operations: AllGpuOperations<'a>,
     trace: &'a Trace,
     /// Communication of each kernel function, by function number; `None` if the function computes.
     collective_of_kernel: Vec<Option<CommunicationLibraryAndCollective>>,
@@ -252,7 +252,7 @@ impl<'a> OperationClassesOfTrace<'a> {
         let peers = labels.iter().filter_map(peer).collect();
         labels.retain(|&label| is_page_migration_label(trace.names.text_of_name(label)));
         Self {
-            all_operations: AllGpuOperations::number_operations_of_trace(trace),
+            operations: AllGpuOperations::number_operations_of_trace(trace),
             trace,
             collective_of_kernel: trace.functions.iter().map(communication).collect(),
             page_migration_names: labels,
@@ -274,7 +274,7 @@ impl<'a> OperationClassesOfTrace<'a> {
     }
 
     pub fn class_of_gpu_operation(&self, id: GpuOperationId) -> OperationClass {
-        match self.all_operations.kind_and_table_row(id) {
+        match self.operations.kind_and_table_row(id) {
             (GpuOperationKind::Kernel | GpuOperationKind::Copy, _)
                 if self.communication_of_operation(id).is_some() =>
             {
@@ -298,7 +298,7 @@ impl<'a> OperationClassesOfTrace<'a> {
         &self,
         id: GpuOperationId,
     ) -> Option<CommunicationLibraryAndCollective> {
-        match self.all_operations.kind_and_table_row(id) {
+        match self.operations.kind_and_table_row(id) {
             (GpuOperationKind::Kernel, row) => {
                 self.collective_of_kernel[self.trace.kernels.function.at(row) as usize]
             }

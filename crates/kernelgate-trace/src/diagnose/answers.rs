@@ -129,11 +129,11 @@ impl KernelTimeAnswers {
 pub(super) fn kernel_count_and_ns_by_path(context: &DiagnosisContext<'_>) -> Vec<(usize, i64)> {
     let paths = &context.host_summary.paths;
     let mut kernels = vec![(0, 0); paths.len()];
-    for id in context.all_operations.kernel_ids() {
+    for id in context.operations.kernel_ids() {
         for path in paths.path_and_enclosing_paths(context.range_path_of_operation(id)) {
             let (count, ns) = &mut kernels[path as usize];
             *count += 1;
-            *ns += context.all_operations.operation_length_ns(id);
+            *ns += context.operations.operation_length_ns(id);
         }
     }
     kernels

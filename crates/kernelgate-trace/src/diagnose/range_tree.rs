@@ -128,7 +128,7 @@ pub(super) fn build_tree_of_gpu_work_by_range(
     context: &DiagnosisContext<'_>,
     apart: &[&str],
 ) -> Vec<RangeTreeRow> {
-    let all = context.all_operations;
+    let all = context.operations;
     let mut tree =
         RangeTreeInProgress { names_not_merged: apart, ..RangeTreeInProgress::default() };
     let own_ns = exclusive_busy_ns_of_operations(context.trace);
@@ -148,7 +148,7 @@ pub(super) fn build_tree_of_gpu_work_by_range(
         }
     }
     let gaps =
-        context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all_operations));
+        context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.operations));
     for gap in gaps {
         let late = context
             .causes_and_ns_of_idle_gap(&gap)

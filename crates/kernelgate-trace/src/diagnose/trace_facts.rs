@@ -21,7 +21,7 @@ pub struct DiagnosisContext<'a> {
     /// The trace. The trace; it may lack ranges and calls, which were then read without being kept.
     pub trace: &'a Trace,
     /// Operations of the trace.
-    pub all_operations: AllGpuOperations<'a>,
+    pub operations: AllGpuOperations<'a>,
     /// The class of each GPU operation.
     pub classes: OperationClassesOfTrace<'a>,
     /// Activity (busy and idle time) of each process on each GPU.
@@ -64,7 +64,7 @@ impl<'a> DiagnosisContext<'a> {
         }
         Self {
             trace,
-            all_operations: all,
+            operations: all,
             classes,
             activities,
             host_summary: host,
@@ -85,7 +85,7 @@ impl<'a> DiagnosisContext<'a> {
         &self,
         operation: GpuOperationId,
     ) -> Option<OperationLaunchCall> {
-        self.host_summary.launches.launch_call_of_operation(&self.all_operations, operation)
+        self.host_summary.launches.launch_call_of_operation(&self.operations, operation)
     }
 
     /// Returns the range path of an operation as text; `None` outside all ranges.
@@ -132,9 +132,9 @@ impl<'a> DiagnosisContext<'a> {
     /// fast as queued work does.
     fn was_operation_launched_before_recording(&self, gap: &GpuIdleGap) -> bool {
         let first = self.first_launch_of_process
-            [self.all_operations.place_of_operation(gap.operation_after).0 as usize];
+            [self.operations.place_of_operation(gap.operation_after).0 as usize];
         first < i64::MAX
-            && self.all_operations.operation_start_ns(gap.operation_after) < first
+            && self.operations.operation_start_ns(gap.operation_after) < first
             && gap.idle_gap_length_ns() < MAX_USUAL_START_LATENCY_NS
     }
 
@@ -164,8 +164,7 @@ impl<'a> DiagnosisContext<'a> {
     }
 
     pub fn process_id_and_gpu_of_operation(&self, operation: GpuOperationId) -> (i64, u32) {
-        let place =
-            &self.trace.places[self.all_operations.place_of_operation(operation).0 as usize];
+        let place = &self.trace.places[self.operations.place_of_operation(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)
     }
 }

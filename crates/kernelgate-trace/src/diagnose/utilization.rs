@@ -38,7 +38,7 @@ const MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK: f64 = 3.0;
 struct OperatorCallsWithWork<'a> {
     name: &'a str,
     /// How many.
-    call_count: usize,
+    calls: usize,
     work: OperatorFlopsAndBytes,
     /// Summed duration of all kernels that these operator calls launched, in nanoseconds.
     kernel_ns: i64,
@@ -50,7 +50,7 @@ impl OperatorCallsWithWork<'_> {
     /// Adds a kernel that these operator calls launched: its duration, and TF32 if its name shows
     /// that precision.
     fn add_kernel(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
-        self.kernel_ns += context.all_operations.operation_length_ns(id);
+        self.kernel_ns += context.operations.operation_length_ns(id);
         let kernel = context.trace.demangled_kernel_name(id as usize);
         self.work.precision = precision_with_tf32_from_kernel_name(self.work.precision, kernel);
     }
@@ -67,7 +67,7 @@ impl OperatorCallsWithWork<'_> {
         sum: &mut SummedWorkAndKernelTime,
         peaks: Option<&GpuPeakThroughput>,
     ) {
-        sum.add_equal_operator_calls(self.call_count, &self.work, self.kernel_ns, peaks);
+        sum.add_equal_operator_calls(self.calls, &self.work, self.kernel_ns, peaks);
     }
 }
 
@@ -237,12 +237,12 @@ impl<'a> DeclaredWorkOnRangePaths<'a> {
         }
         let Self { name, launch_count: times, work } = self;
         let mut found: Option<OperatorCallsWithWork<'a>> = None;
-        for id in context.all_operations.kernel_ids() {
+        for id in context.operations.kernel_ids() {
             let Some(path) = inside[context.range_path_of_operation(id) as usize] else { continue };
             let (_, device) = context.process_id_and_gpu_of_operation(id);
             let call = found.get_or_insert(OperatorCallsWithWork {
                 name,
-                call_count: times,
+                calls: times,
                 work,
                 kernel_ns: 0,
                 path,
@@ -269,14 +269,14 @@ fn gemm_calls_from_range_names<'a>(
         sized[path as usize] = own.or(sized[paths.parent_of_path(path) as usize]);
     }
     let mut calls: HashMap<(RangePathId, u32), OperatorCallsWithWork<'a>> = HashMap::new();
-    for id in context.all_operations.kernel_ids() {
+    for id in context.operations.kernel_ids() {
         let Some((path, work)) = sized[context.range_path_of_operation(id) as usize] else {
             continue;
         };
         let (_, device) = context.process_id_and_gpu_of_operation(id);
         let call = calls.entry((path, device)).or_insert_with(|| OperatorCallsWithWork {
             name: trace.names.text_of_name(paths.last_name_of_path(path)),
-            call_count: context.host_summary.count_and_time_of_path[path as usize].range_count,
+            calls: context.host_summary.count_and_time_of_path[path as usize].range_count,
             work,
             kernel_ns: 0,
             path,
@@ -316,21 +316,19 @@ fn gemm_calls_from_kernel_names<'a>(
     let call = |id: u32| {
         let work = works[trace.kernels.function.at(id as usize) as usize]?;
         let (_, device) = context.process_id_and_gpu_of_operation(id);
-        let (name, kernel_ns) = (
-            trace.demangled_kernel_name(id as usize),
-            context.all_operations.operation_length_ns(id),
-        );
+        let (name, kernel_ns) =
+            (trace.demangled_kernel_name(id as usize), context.operations.operation_length_ns(id));
         let path = context.range_path_of_operation(id);
         (!in_range(id)).then_some(OperatorCallsWithWork {
             name,
-            call_count: 1,
+            calls: 1,
             work,
             kernel_ns,
             path,
             device,
         })
     };
-    context.all_operations.kernel_ids().filter_map(call).collect()
+    context.operations.kernel_ids().filter_map(call).collect()
 }
 
 /// Computes the work of each operator from its recorded input shapes; the trace must have kept its
@@ -347,8 +345,8 @@ fn operator_calls_from_input_shapes<'a>(
     let mut by_range: HashMap<u32, OperatorCallsWithWork<'a>> = HashMap::new();
     let mut calls = Vec::new();
     let mut by_name: HashMap<u32, Option<OperatorFlopsAndBytes>> = HashMap::new();
-    for id in context.all_operations.kernel_ids() {
-        let (row, kernel_ns) = (id as usize, context.all_operations.operation_length_ns(id));
+    for id in context.operations.kernel_ids() {
+        let (row, kernel_ns) = (id as usize, context.operations.operation_length_ns(id));
         let path = context.range_path_of_operation(id);
         let (_, device) = context.process_id_and_gpu_of_operation(id);
         let kernel = trace.functions[trace.kernels.function.at(row) as usize].demangled;
@@ -390,7 +388,7 @@ fn operator_calls_from_input_shapes<'a>(
             if let Some(work) = work {
                 let call = by_range.entry(number).or_insert_with(|| OperatorCallsWithWork {
                     name: trace.names.text_of_name(name),
-                    call_count: 1,
+                    calls: 1,
                     work,
                     kernel_ns: 0,
                     path,
@@ -409,14 +407,7 @@ fn operator_calls_from_input_shapes<'a>(
         });
         if let Some(work) = *work {
             let name = trace.names.text_of_name(kernel);
-            calls.push(OperatorCallsWithWork {
-                name,
-                call_count: 1,
-                work,
-                kernel_ns,
-                path,
-                device,
-            });
+            calls.push(OperatorCallsWithWork { name, calls: 1, work, kernel_ns, path, device });
         }
     }
     let around = |number: u32| {

@@ -289,8 +289,8 @@ pub struct DeclaredProblemPart {
 pub struct DeclaredWorkOfRange {
     /// Path of the range: range names from outermost to innermost, separated by `/`.
     pub path: String,
-    /// Minimum times in nanoseconds, each with its limiting resource: [`Self::MEMORY_BANDWIDTH_LIMIT_NAME`]
-    /// or an execution unit.
+    /// Minimum times in nanoseconds, each with its limiting resource:
+    /// [`Self::MEMORY_BANDWIDTH_LIMIT_NAME`] or an execution unit.
     pub limits: Vec<(String, f64)>,
     pub work: DeclaredOperationsAndBytes,
 }
@@ -387,8 +387,8 @@ pub struct ManagedPageFaultTable {
     pub end: Vec<i64>,
     /// Index into [`super::Trace::processes`].
     pub process: Vec<u32>,
-    /// The device whose access caused the page faults, or [`Self::HOST_INSTEAD_OF_DEVICE`] if the host's access
-    /// did.
+    /// The device whose access caused the page faults, or [`Self::HOST_INSTEAD_OF_DEVICE`] if the
+    /// host's access did.
     pub device: Vec<u32>,
     /// How many.
     pub fault_count: Vec<u64>,

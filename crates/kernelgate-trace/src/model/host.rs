@@ -113,7 +113,7 @@ pub struct HostRangeTable {
     /// Whether each range was opened by push/pop or by start/end calls.
     pub style: Vec<HostRangeStyle>,
     /// For a range that is an operator call, 1 + the index of its inputs in
-    /// [`super::Trace::inputs`]; 0: unknown; the column is empty if no inputs are known.
+    /// [`super::Trace::operator_inputs`]; 0: unknown; the column is empty if no inputs are known.
     pub inputs: Vec<u32>,
 }
 

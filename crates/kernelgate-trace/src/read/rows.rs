@@ -15,8 +15,8 @@ pub struct StreamedRangeRow {
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,
-    /// Index of the range's name in [`StreamedExportRest::names`]; for a trace in memory, the name id
-    /// itself.
+    /// Index of the range's name in [`StreamedExportRest::names`]; for a trace in memory, the name
+    /// id itself.
     pub name_index: u32,
     /// Whether the range was opened by push/pop or by start/end calls.
     pub style: HostRangeStyle,
@@ -62,8 +62,8 @@ pub enum StreamedRangeOrCall {
 pub struct StreamedExportRest {
     /// The trace without its ranges and API calls.
     pub trace: Trace,
-    /// The name id for each value of [`StreamedRangeRow::label`]. Several range labels may have the same
-    /// name id.
+    /// The name id for each value of [`StreamedRangeRow::name_index`]. Several range labels may
+    /// have the same name id.
     pub names: Vec<InternedNameId>,
     /// End time in nanoseconds for ranges that were never closed.
     pub trace_end_ns: i64,

@@ -29,8 +29,8 @@ pub(super) fn summary_cells_without_share(summary: &ValueSummary) -> Vec<TableCe
     ]
 }
 
-/// Makes a table with one row per group: the columns of [`share_and_summary_cells`], with `counted` as
-/// title of the third, and columns that identify the group. The last column contains the name by
+/// Makes a table with one row per group: the columns of [`share_and_summary_cells`], with `counted`
+/// as title of the third, and columns that identify the group. The last column contains the name by
 /// which rows are filtered.
 pub(super) fn table_of_group_summaries<T>(
     report: &'static str,

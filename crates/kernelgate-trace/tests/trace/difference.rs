@@ -226,7 +226,7 @@ fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
         waits.host_call_changes.iter().find(|call| call.site.function == "cudaStreamSynchronize");
     let call = call.unwrap();
     assert_eq!(call.site.range.as_deref(), Some("step_#"));
-    assert_eq!(call.calls.map(|calls| calls.call_count), [0, 5]);
+    assert_eq!(call.calls.map(|calls| calls.calls), [0, 5]);
     let found: Vec<&str> = waits.findings[1].iter().map(|(id, _)| *id).collect();
     assert!(found.contains(&"sync-in-loop"), "{found:?}");
     let text = waits.difference_to_text(["before.sqlite", "after.sqlite"]);

@@ -1,4 +1,5 @@
-//! Inputs of the kinds in `faults.rs` from other vendors, libraries and calls, one a row of a table.
+//! Inputs of the kinds in `faults.rs` from other vendors, libraries and calls, one a row of a
+//! table.
 
 use kernelgate_trace::analyze::timeline::BusyTimeLineOfGpu;
 use kernelgate_trace::diagnose::{

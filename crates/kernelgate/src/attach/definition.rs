@@ -75,8 +75,8 @@ impl OutputReference {
 /// compared exactly.
 #[derive(Debug, Clone, Default)]
 pub struct Tolerances {
-    all: Option<Tolerance>,
-    own: BTreeMap<&'static str, Tolerance>,
+    default_tolerance: Option<Tolerance>,
+    tolerance_by_output: BTreeMap<&'static str, Tolerance>,
 }
 
 impl Tolerances {
@@ -91,17 +91,20 @@ impl Tolerances {
     /// Sets maximum error and relative L2 error that are allowed for every output without its own
     /// tolerance.
     pub const fn all(max_error: f64, relative_l2: f64) -> Tolerances {
-        Self { all: Some(Tolerance { max_error, relative_l2 }), own: BTreeMap::new() }
+        Self {
+            default_tolerance: Some(Tolerance { max_error, relative_l2 }),
+            tolerance_by_output: BTreeMap::new(),
+        }
     }
 
     /// Sets maximum error and relative L2 error that are allowed for one output.
     pub fn with(mut self, output: &'static str, max_error: f64, relative_l2: f64) -> Self {
-        self.own.insert(output, Tolerance { max_error, relative_l2 });
+        self.tolerance_by_output.insert(output, Tolerance { max_error, relative_l2 });
         self
     }
 
     pub(super) fn outputs_with_own_tolerance(&self) -> impl Iterator<Item = &'static str> {
-        self.own.keys().copied()
+        self.tolerance_by_output.keys().copied()
     }
 
     pub(super) fn tolerance_of_output(&self, output: &TensorSpec) -> Tolerance {
@@ -113,7 +116,11 @@ impl Tolerances {
         };
         let error = (DEFAULT_TOLERANCE_ROUNDOFFS * roundoff).max(MIN_DEFAULT_OUTPUT_TOLERANCE);
         let by_dtype = Tolerance { max_error: error, relative_l2: error };
-        self.own.get(output.name).copied().or(self.all).unwrap_or(by_dtype)
+        self.tolerance_by_output
+            .get(output.name)
+            .copied()
+            .or(self.default_tolerance)
+            .unwrap_or(by_dtype)
     }
 }
 

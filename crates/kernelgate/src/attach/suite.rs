@@ -57,8 +57,11 @@ impl Attached {
             about: "attached",
             revision: None,
             axes: Cow::Owned(Axis::axes_that_occur_in_lines(points)),
-            lines: SelectionLinesByEffort { default: points, ..SelectionLinesByEffort::default() },
-            scan: ProblemsAlongEachAxis::default(),
+            selection_lines: SelectionLinesByEffort {
+                default: points,
+                ..SelectionLinesByEffort::default()
+            },
+            scan_along_axes: ProblemsAlongEachAxis::default(),
         };
         Self { facts, define: Box::new(define), rows: Vec::new() }
     }

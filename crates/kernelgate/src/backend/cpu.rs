@@ -14,9 +14,9 @@ use kernelgate_cuda::CaseFailureReason;
 pub struct CpuTask {
     inputs: Arc<Tensors>,
     /// Names of the inputs that every launch reads; `None` means all inputs.
-    read: Option<&'static [&'static str]>,
+    inputs_read_by_launches: Option<&'static [&'static str]>,
     outputs: Tensors,
-    run: ComputeOutputsOnHost,
+    compute_outputs: ComputeOutputsOnHost,
 }
 
 /// A closure that overwrites the outputs with values computed from the inputs.
@@ -31,13 +31,13 @@ impl CpuTask {
         outputs: Tensors,
         run: impl FnMut(&Tensors, &mut Tensors) + 'static,
     ) -> Self {
-        Self { inputs, read: None, outputs, run: Box::new(run) }
+        Self { inputs, inputs_read_by_launches: None, outputs, compute_outputs: Box::new(run) }
     }
 
     /// Declares that launches read only these inputs, because the row packed or quantised the other
     /// inputs during preparation.
     pub fn reading(self, names: &'static [&'static str]) -> Self {
-        Self { read: Some(names), ..self }
+        Self { inputs_read_by_launches: Some(names), ..self }
     }
 }
 
@@ -48,7 +48,7 @@ impl Executable for CpuTask {
     }
 
     fn launch_once(&mut self) -> Result<(), BackendError> {
-        (self.run)(&self.inputs, &mut self.outputs);
+        (self.compute_outputs)(&self.inputs, &mut self.outputs);
         Ok(())
     }
 
@@ -70,7 +70,8 @@ impl Executable for CpuTask {
 
     fn names_of_inputs_read_by_launches(&self) -> Vec<&str> {
         let all = self.inputs.iter().map(|(name, _)| name);
-        all.filter(|name| self.read.is_none_or(|read| read.contains(name))).collect()
+        all.filter(|name| self.inputs_read_by_launches.is_none_or(|read| read.contains(name)))
+            .collect()
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {

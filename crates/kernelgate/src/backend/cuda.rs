@@ -176,19 +176,19 @@ type EnqueueCudaLaunch = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 pub struct CudaTask {
     devices: Devices,
     /// One stream per GPU that can read device memory while the GPU's timed stream is blocked.
-    observers: Vec<Arc<CudaStream>>,
+    observer_streams: Vec<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     /// For each output, device copies of its results and of poison, from which the output is
     /// rewritten; allocated at first use.
-    copies: Vec<ResultsAndPoisonOfOutput>,
-    launch: EnqueueCudaLaunch,
-    state: StateBetweenLaunches,
-    allowed: AllowedActionsOfTimedCode,
+    results_and_poison: Vec<ResultsAndPoisonOfOutput>,
+    enqueue_launch: EnqueueCudaLaunch,
+    state_between_launches: StateBetweenLaunches,
+    allowed_actions: AllowedActionsOfTimedCode,
     /// Number of launches so far after which the host thread's CUDA state was checked.
-    checked: u32,
+    checked_launches: u32,
     memory_uses: Vec<(&'static str, u64)>,
-    host: Tensors,
+    host_outputs: Tensors,
 }
 
 /// Two device buffers for one output: a copy of its results, and poison.
@@ -228,16 +228,16 @@ impl CudaTask {
     ) -> Self {
         Self {
             devices: devices.into(),
-            observers: Vec::new(),
+            observer_streams: Vec::new(),
             inputs: inputs.into_iter().collect(),
             outputs,
-            copies: Vec::new(),
-            launch: Box::new(launch),
-            state: StateBetweenLaunches::Absent,
-            allowed: AllowedActionsOfTimedCode::ALLOWED_IN_OWN_ROW,
-            checked: 0,
+            results_and_poison: Vec::new(),
+            enqueue_launch: Box::new(launch),
+            state_between_launches: StateBetweenLaunches::Absent,
+            allowed_actions: AllowedActionsOfTimedCode::ALLOWED_IN_OWN_ROW,
+            checked_launches: 0,
             memory_uses: Vec::new(),
-            host: Tensors::new(),
+            host_outputs: Tensors::new(),
         }
     }
 
@@ -247,7 +247,10 @@ impl CudaTask {
     /// read inputs that launches read: after timing, the harness replaces these inputs between
     /// reset and launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
-        Self { state: StateBetweenLaunches::BeforeEachLaunch(Box::new(reset)), ..self }
+        Self {
+            state_between_launches: StateBetweenLaunches::BeforeEachLaunch(Box::new(reset)),
+            ..self
+        }
     }
 
     /// Declares that launches update a state that is in the outputs. Launches may follow each other
@@ -257,7 +260,10 @@ impl CudaTask {
         restore: impl FnMut() -> Result<(), BackendError> + 'static,
     ) -> Self {
         Self {
-            state: StateBetweenLaunches::InOutputs { restore: Box::new(restore), poisoned: false },
+            state_between_launches: StateBetweenLaunches::InOutputs {
+                restore: Box::new(restore),
+                poisoned: false,
+            },
             ..self
         }
     }
@@ -271,7 +277,7 @@ impl CudaTask {
     /// Marks a `launch` that calls other code: waits, allocations, context changes and open
     /// captures become errors ([`AllowedActionsOfTimedCode::ALLOWED_IN_ATTACHED_ROW`]).
     pub fn marked_as_attached_code(self) -> Self {
-        Self { allowed: AllowedActionsOfTimedCode::ALLOWED_IN_ATTACHED_ROW, ..self }
+        Self { allowed_actions: AllowedActionsOfTimedCode::ALLOWED_IN_ATTACHED_ROW, ..self }
     }
 
     /// The GPU whose memory contains the output.
@@ -293,7 +299,7 @@ impl CudaTask {
 
 impl Executable for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
-        if let StateBetweenLaunches::InOutputs { poisoned, .. } = &mut self.state {
+        if let StateBetweenLaunches::InOutputs { poisoned, .. } = &mut self.state_between_launches {
             *poisoned = true;
         }
         self.outputs
@@ -306,7 +312,7 @@ impl Executable for CudaTask {
         &mut self,
         with: OutputContentBeforeLaunch,
     ) -> Result<(), BackendError> {
-        if self.copies.is_empty() {
+        if self.results_and_poison.is_empty() {
             let copies_of = |output: &Output| {
                 let allocate = || self.gpu_of_output(output).allocate(output.bytes());
                 Ok::<_, BackendError>(ResultsAndPoisonOfOutput {
@@ -314,16 +320,18 @@ impl Executable for CudaTask {
                     poison: allocate()?,
                 })
             };
-            self.copies = self.outputs.iter().map(copies_of).collect::<Result<_, _>>()?;
+            self.results_and_poison =
+                self.outputs.iter().map(copies_of).collect::<Result<_, _>>()?;
         }
         if let (
             StateBetweenLaunches::InOutputs { poisoned, .. },
             OutputContentBeforeLaunch::Poison,
-        ) = (&mut self.state, with)
+        ) = (&mut self.state_between_launches, with)
         {
             *poisoned = true;
         }
-        for (copies, output) in self.copies.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0)
+        for (copies, output) in
+            self.results_and_poison.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0)
         {
             let (device, all) = (self.gpu_of_output(output), 0..output.bytes());
             device.make_context_current()?;
@@ -339,7 +347,7 @@ impl Executable for CudaTask {
     }
 
     fn reset_state(&mut self) -> Result<(), BackendError> {
-        match &mut self.state {
+        match &mut self.state_between_launches {
             StateBetweenLaunches::Absent
             | StateBetweenLaunches::InOutputs { poisoned: false, .. } => Ok(()),
             StateBetweenLaunches::BeforeEachLaunch(reset) => reset(),
@@ -352,7 +360,7 @@ impl Executable for CudaTask {
     }
 
     fn launches_carry_state(&self) -> bool {
-        !matches!(self.state, StateBetweenLaunches::Absent)
+        !matches!(self.state_between_launches, StateBetweenLaunches::Absent)
     }
 
     fn gpus_used_by_launch(&self) -> usize {
@@ -360,18 +368,19 @@ impl Executable for CudaTask {
     }
 
     fn actions_allowed_to_launches(&self) -> AllowedActionsOfTimedCode {
-        self.allowed
+        self.allowed_actions
     }
 
     fn launch_once(&mut self) -> Result<(), BackendError> {
-        let launched = if !self.allowed.contexts && self.checked < LAUNCHES_WITH_THREAD_STATE_CHECK
+        let launched = if !self.allowed_actions.contexts
+            && self.checked_launches < LAUNCHES_WITH_THREAD_STATE_CHECK
         {
-            self.checked += 1;
+            self.checked_launches += 1;
             thread_state::launch_and_restore_thread_state(self.devices.first_device(), || {
-                (self.launch)(&self.outputs)
+                (self.enqueue_launch)(&self.outputs)
             })
         } else {
-            (self.launch)(&self.outputs)
+            (self.enqueue_launch)(&self.outputs)
         };
         // Errors of attached code are plain texts, so synchronizing shows whether the device was
         // lost.
@@ -405,7 +414,7 @@ impl Executable for CudaTask {
                     decode(&bytes, &output.shape)
                 }
                 None => {
-                    let mut tensor = self.host.take(output.name).unwrap_or_else(|| {
+                    let mut tensor = self.host_outputs.take(output.name).unwrap_or_else(|| {
                         let mut tensor =
                             Tensor::filled_with_zeros(output.shape.clone(), output.dtype);
                         // Memory pages are allocated at the first write; writing zeros from all
@@ -417,10 +426,10 @@ impl Executable for CudaTask {
                     tensor
                 }
             };
-            self.host.insert(output.name, tensor);
+            self.host_outputs.insert(output.name, tensor);
         }
         self.make_first_gpu_context_current()?;
-        Ok(&self.host)
+        Ok(&self.host_outputs)
     }
 
     fn names_of_inputs_read_by_launches(&self) -> Vec<&str> {
@@ -442,14 +451,14 @@ impl Executable for CudaTask {
     }
 
     fn outputs_are_still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
-        if self.observers.is_empty() {
+        if self.observer_streams.is_empty() {
             let streams = self.devices.iter().map(|device| device.create_another_stream());
-            self.observers = streams.collect::<Result<_, _>>()?;
+            self.observer_streams = streams.collect::<Result<_, _>>()?;
         }
         let observer_of = |output: &Output| {
             let ordinal = output.buffer.ordinal_of_gpu();
             let rank = self.devices.iter().position(|device| device.facts().ordinal == ordinal);
-            &self.observers[rank.unwrap_or(0)]
+            &self.observer_streams[rank.unwrap_or(0)]
         };
         let poisoned = self
             .outputs

@@ -126,9 +126,9 @@ impl Harness {
 
     /// Sets the embedded source files of the CUDA kernels, from
     /// [`kernelgate_cuda::embedded_files!`], for sources made by
-    /// [`Source::from_package_files`](kernelgate_cuda::Source::from_package_files). If the bench executable embeds the
-    /// kernel files instead of the library with the rows, editing a kernel does not recompile the
-    /// library.
+    /// [`Source::from_package_files`](kernelgate_cuda::Source::from_package_files). If the bench
+    /// executable embeds the kernel files instead of the library with the rows, editing a kernel
+    /// does not recompile the library.
     pub fn kernel_files(mut self, files: &'static [NamedKernelFile]) -> Self {
         self.kernel_files = files;
         self
@@ -196,7 +196,7 @@ impl Harness {
         let baselines = &settings.baselines;
         if !matches!(settings.mode, BenchProcessTask::Test | BenchProcessTask::Profile) {
             for (name, required) in [
-                (&baselines.load, true),
+                (&baselines.shown_results, true),
                 (&baselines.compare, true),
                 (&baselines.compare_if_stored, false),
             ] {
@@ -299,8 +299,12 @@ impl Harness {
             return Ok(answer::resources::compile_and_report_resources(&kernels, arch, &filter));
         }
         let place = settings.device.choose_backend(self.suites_of_this_bench())?;
-        let no_gpu =
-            || ResponseToBenchAction::Refused(format!("no GPU to time: {}", place.otherwise));
+        let no_gpu = || {
+            ResponseToBenchAction::Refused(format!(
+                "no GPU to time: {}",
+                place.reason_against_other_backend
+            ))
+        };
         match action {
             RequestedBenchAction::Peers => {
                 return Ok(ResponseToBenchAction::Peers(
@@ -421,10 +425,10 @@ impl Harness {
     ) -> Result<Option<SelectedAndSkippedCases<'_>>, HarnessError> {
         let mut choice = CaseSelectionCriteria {
             effort: settings.effort,
-            place,
+            chosen_backend: place,
             axes: &settings.axes,
             filter,
-            part: None,
+            division_among_shards: None,
         };
         let mut selection = choice.select_cases_of_suites(self.suites_of_this_bench())?;
         if selection.is_without_any_case() && choice.effort < BenchEffort::Thorough {
@@ -442,8 +446,9 @@ impl Harness {
             if let Some(partition) = divide(&selection) {
                 let plan = selection.shard_plan(self.name, &partition);
                 let shard = partition.shard;
-                selection = CaseSelectionCriteria { part: Some(&partition), ..choice }
-                    .select_cases_of_suites(self.suites_of_this_bench())?;
+                selection =
+                    CaseSelectionCriteria { division_among_shards: Some(&partition), ..choice }
+                        .select_cases_of_suites(self.suites_of_this_bench())?;
                 // A bench run prints its shard in the first line of its output, and its record
                 // contains the shard.
                 if settings.mode != BenchProcessTask::Bench {
@@ -456,7 +461,7 @@ impl Harness {
                         self.name, shard.count, plan.problems
                     );
                 }
-                selection.plan = Some(plan);
+                selection.division_among_shards = Some(plan);
             }
             if settings.reversed {
                 selection.reverse_cases();
@@ -496,10 +501,10 @@ impl Harness {
         let filter = &CaseIdFilter::All;
         let choice = CaseSelectionCriteria {
             effort: BenchEffort::Thorough,
-            place,
+            chosen_backend: place,
             axes,
             filter,
-            part: None,
+            division_among_shards: None,
         };
         match choice.select_cases_of_suites(self.suites_of_this_bench()) {
             Err(error) => Some(error),
@@ -547,10 +552,10 @@ impl Harness {
         let axes = &settings.axes;
         let choice = CaseSelectionCriteria {
             effort: BenchEffort::Thorough,
-            place,
+            chosen_backend: place,
             axes,
             filter,
-            part: None,
+            division_among_shards: None,
         };
         choice.select_cases_of_suites(self.suites_of_other_benches())
     }
@@ -613,7 +618,7 @@ mod tests {
             .siblings(suites_of_both_test_benches());
         let place = ChosenBackend {
             kind: BackendKind::Cpu,
-            otherwise: "elsewhere".to_owned(),
+            reason_against_other_backend: "elsewhere".to_owned(),
             l2_bytes: 0,
             gpus: 1,
         };

@@ -14,21 +14,23 @@ thread_local! {
 
 #[derive(Default)]
 struct TimeByActivity {
-    spent: BTreeMap<&'static str, Duration>,
+    own_time: BTreeMap<&'static str, Duration>,
     /// Time of each activity including the activities nested inside it.
-    whole: BTreeMap<&'static str, Duration>,
-    /// The running activities, innermost last. `since` is the time until which running activities
-    /// have been charged.
-    open: Vec<&'static str>,
-    since: Option<Instant>,
+    time_with_nested: BTreeMap<&'static str, Duration>,
+    /// The running activities, innermost last. `charged_until` is the time until which running
+    /// activities have been charged.
+    running_activities: Vec<&'static str>,
+    charged_until: Option<Instant>,
 }
 
 impl TimeByActivity {
     /// Charges the time since the last charge to the innermost running activity.
     fn charge_time_to_innermost_activity(&mut self) {
         let now = Instant::now();
-        if let Some((activity, since)) = self.open.last().zip(self.since.replace(now)) {
-            *self.spent.entry(activity).or_default() += now - since;
+        if let Some((activity, since)) =
+            self.running_activities.last().zip(self.charged_until.replace(now))
+        {
+            *self.own_time.entry(activity).or_default() += now - since;
         }
     }
 }
@@ -41,8 +43,8 @@ impl Drop for RunningActivityGuard {
     fn drop(&mut self) {
         PHASE_PROFILE.with_borrow_mut(|profile| {
             profile.charge_time_to_innermost_activity();
-            if let Some(activity) = profile.open.pop() {
-                *profile.whole.entry(activity).or_default() += self.0.elapsed();
+            if let Some(activity) = profile.running_activities.pop() {
+                *profile.time_with_nested.entry(activity).or_default() += self.0.elapsed();
             }
         });
     }
@@ -52,22 +54,23 @@ impl Drop for RunningActivityGuard {
 pub fn start_timed_activity(activity: &'static str) -> RunningActivityGuard {
     PHASE_PROFILE.with_borrow_mut(|profile| {
         profile.charge_time_to_innermost_activity();
-        profile.open.push(activity);
+        profile.running_activities.push(activity);
     });
     RunningActivityGuard(Instant::now())
 }
 
 /// Time that this thread has spent in an activity so far, including activities nested inside it.
 pub fn time_in_activity_with_nested(activity: &'static str) -> Duration {
-    PHASE_PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
+    PHASE_PROFILE
+        .with_borrow(|profile| profile.time_with_nested.get(activity).copied().unwrap_or_default())
 }
 
 /// Returns the seconds that this thread spent in each activity, without nested activities, and
 /// resets the timer.
 pub fn take_seconds_by_activity() -> BTreeMap<&'static str, f64> {
     let spent = PHASE_PROFILE.with_borrow_mut(|profile| {
-        profile.whole.clear();
-        std::mem::take(&mut profile.spent)
+        profile.time_with_nested.clear();
+        std::mem::take(&mut profile.own_time)
     });
     spent.into_iter().map(|(activity, spent)| (activity, spent.as_secs_f64())).collect()
 }

@@ -63,7 +63,7 @@ impl CaseTestBench<'_> {
         };
         let place = ChosenBackend {
             kind: self.target.backend_kind(),
-            otherwise: String::new(),
+            reason_against_other_backend: String::new(),
             l2_bytes: 0,
             gpus,
         };
@@ -117,7 +117,13 @@ impl CaseTestBench<'_> {
             (BenchSettings::settings_of_plain_bench_run(), CaseTimer::for_target(self.target)?);
         let progress = BenchProgressPrinter::new(settings.quiet, 1);
         let (ready, checked) = (&mut ready, &mut FindingsForCasesOfImplementation::default());
-        let timed = VerifiedCaseToTime { group, case, ready, verified: &mut verified, checked };
+        let timed = VerifiedCaseToTime {
+            problem: group,
+            case,
+            prepared_problem: ready,
+            verified: &mut verified,
+            findings: checked,
+        };
         SelectedCasesRunner::for_session_and_target(
             &session,
             &settings,
@@ -192,7 +198,8 @@ fn verification_record_of_earlier_process(outputs: &Tensors) -> OutputVerificati
     OutputVerificationRecord {
         digest: Some(verify::output_bits_hash_hex(outputs)),
         by: Some("a process before".to_owned()),
-        ..ComparisonWithReference { total, ..ComparisonWithReference::default() }.into()
+        ..ComparisonWithReference { all_elements: total, ..ComparisonWithReference::default() }
+            .into()
     }
 }
 

@@ -1,18 +1,18 @@
 //! The share of the host's CPU time that other processes, and other guests of a virtual machine,
 //! used during a measurement.
 
-/// CPU times of the system since it booted, and of a process (the field `own`) since it started, in
-/// clock ticks.
+/// CPU times of the system since it booted, and of a process (the field `own_ticks`) since it
+/// started, in clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostCpuTimeTicks {
     /// CPU time of all cores, idle and busy, in clock ticks.
-    total: u64,
+    total_ticks: u64,
     /// CPU time during which cores were busy, including time stolen by other virtual machines, in
     /// clock ticks.
-    busy: u64,
+    busy_ticks: u64,
     /// CPU time of the measured processes, in clock ticks: this process, or its finished child
     /// processes.
-    own: u64,
+    own_ticks: u64,
 }
 
 /// The processes that are measured, so that their CPU time does not count as contention.
@@ -61,17 +61,22 @@ impl HostCpuTimeTicks {
         let first = if own == ProcessesNotCountedAsContention::This { 11 } else { 13 };
         let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(first);
         let mut field = || after_name.next()?.parse::<u64>().ok();
-        Some(Self { total: busy + idle + wait, busy, own: field()? + field()? })
+        Some(Self {
+            total_ticks: busy + idle + wait,
+            busy_ticks: busy,
+            own_ticks: field()? + field()?,
+        })
     }
 
     /// Returns the share of all CPU time since `earlier` that other processes used, 0 to 1; `None`
     /// if fewer than ten ticks have passed.
     pub fn cpu_share_of_other_processes_since(&self, earlier: &Self) -> Option<f64> {
-        let total = self.total.checked_sub(earlier.total).filter(|&ticks| ticks >= 10)?;
+        let total =
+            self.total_ticks.checked_sub(earlier.total_ticks).filter(|&ticks| ticks >= 10)?;
         let others = self
-            .busy
-            .saturating_sub(earlier.busy)
-            .saturating_sub(self.own.saturating_sub(earlier.own));
+            .busy_ticks
+            .saturating_sub(earlier.busy_ticks)
+            .saturating_sub(self.own_ticks.saturating_sub(earlier.own_ticks));
         Some((others as f64 / total as f64).min(1.0))
     }
 }
@@ -91,7 +96,10 @@ mod tests {
             own,
         )
         .unwrap();
-        assert_eq!(earlier, HostCpuTimeTicks { total: 1000, busy: 190, own: 110 });
+        assert_eq!(
+            earlier,
+            HostCpuTimeTicks { total_ticks: 1000, busy_ticks: 190, own_ticks: 110 }
+        );
         let later = HostCpuTimeTicks::parse_proc_stat_files(
             "cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1",
             &process(150),
@@ -107,7 +115,7 @@ mod tests {
             &process(100),
             ProcessesNotCountedAsContention::Children,
         );
-        assert_eq!(children.map(|time| time.own), Some(7));
+        assert_eq!(children.map(|time| time.own_ticks), Some(7));
         assert_eq!(HostCpuTimeTicks::parse_proc_stat_files("nonsense", &process(1), own), None);
     }
 

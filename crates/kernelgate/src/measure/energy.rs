@@ -87,14 +87,14 @@ impl LaunchEnergyOrReason {
 /// A moment at which NVML's energy counter advanced, with its new value in millijoules.
 #[derive(Debug, Clone, Copy)]
 struct EnergyCounterStep {
-    at: Duration,
+    time_of_step: Duration,
     energy_mj: u64,
 }
 
 /// Number of launches that had ended at a moment of the energy measurement.
 #[derive(Debug, Clone, Copy)]
 struct EndedLaunchesAtMoment {
-    at: Duration,
+    moment: Duration,
     launches: u64,
 }
 
@@ -135,12 +135,12 @@ fn run_launch_groups_until_done(
     group: u64,
     started: Instant,
 ) -> Result<Vec<EndedLaunchesAtMoment>, BackendError> {
-    let mut marks = vec![EndedLaunchesAtMoment { at: started.elapsed(), launches: 0 }];
+    let mut marks = vec![EndedLaunchesAtMoment { moment: started.elapsed(), launches: 0 }];
     let mut launches = 0;
     while !done.load(Ordering::Relaxed) {
         launches += stopwatch.enqueue_launches_without_waiting(executable, group)?;
         executable.wait_for_launches()?;
-        marks.push(EndedLaunchesAtMoment { at: started.elapsed(), launches });
+        marks.push(EndedLaunchesAtMoment { moment: started.elapsed(), launches });
     }
     Ok(marks)
 }
@@ -158,10 +158,11 @@ fn record_energy_counter_steps(
         let (at, now) = (started.elapsed(), counter());
         let (Some(energy_mj), Some(last)) = (now, before) else { break };
         if energy_mj > last {
-            steps.push(EnergyCounterStep { at, energy_mj });
+            steps.push(EnergyCounterStep { time_of_step: at, energy_mj });
             before = now;
         }
-        let waited = at.saturating_sub(steps.last().map_or(Duration::ZERO, |step| step.at));
+        let waited =
+            at.saturating_sub(steps.last().map_or(Duration::ZERO, |step| step.time_of_step));
         if are_energy_counter_steps_sufficient(&steps) || waited > MAX_WAIT_FOR_ENERGY_COUNTER_STEP
         {
             break;
@@ -172,18 +173,18 @@ fn record_energy_counter_steps(
 
 fn are_energy_counter_steps_sufficient(steps: &[EnergyCounterStep]) -> bool {
     steps.len() > MIN_ENERGY_COUNTER_STEPS
-        && steps
-            .first()
-            .zip(steps.last())
-            .is_some_and(|(first, last)| last.at - first.at >= MIN_ENERGY_MEASUREMENT_TIME)
+        && steps.first().zip(steps.last()).is_some_and(|(first, last)| {
+            last.time_of_step - first.time_of_step >= MIN_ENERGY_MEASUREMENT_TIME
+        })
 }
 
 /// Returns the number of launches that had ended at a moment, interpolated linearly between the
 /// marks before and after the moment.
 fn interpolated_ended_launches(marks: &[EndedLaunchesAtMoment], at: Duration) -> Option<f64> {
-    let behind = marks.partition_point(|mark| mark.at < at);
+    let behind = marks.partition_point(|mark| mark.moment < at);
     let (left, right) = (marks.get(behind.checked_sub(1)?)?, marks.get(behind)?);
-    let share = (at - left.at).as_secs_f64() / (right.at - left.at).as_secs_f64().max(1e-9);
+    let share =
+        (at - left.moment).as_secs_f64() / (right.moment - left.moment).as_secs_f64().max(1e-9);
     Some(share.mul_add((right.launches - left.launches) as f64, left.launches as f64))
 }
 
@@ -198,12 +199,12 @@ fn launch_energy_from_counter_steps(
     // Only counter steps at which the number of ended launches is known are used.
     let covered: Vec<(EnergyCounterStep, f64)> = steps
         .iter()
-        .filter_map(|step| Some((*step, interpolated_ended_launches(marks, step.at)?)))
+        .filter_map(|step| Some((*step, interpolated_ended_launches(marks, step.time_of_step)?)))
         .collect();
     let (Some((first, from)), Some((last, to))) = (covered.first(), covered.last()) else {
         return not_resolved("NVML's energy counter did not step".to_owned());
     };
-    let window_s = (last.at - first.at).as_secs_f64();
+    let window_s = (last.time_of_step - first.time_of_step).as_secs_f64();
     if covered.len() <= MIN_ENERGY_COUNTER_STEPS {
         return not_resolved(format!("NVML's energy counter stepped {} times", covered.len()));
     }
@@ -214,8 +215,10 @@ fn launch_energy_from_counter_steps(
             100.0 * busy
         ));
     }
-    let lengths: Vec<f64> =
-        covered.windows(2).map(|pair| (pair[1].0.at - pair[0].0.at).as_secs_f64()).collect();
+    let lengths: Vec<f64> = covered
+        .windows(2)
+        .map(|pair| (pair[1].0.time_of_step - pair[0].0.time_of_step).as_secs_f64())
+        .collect();
     let energy_j = (last.energy_mj - first.energy_mj) as f64 * 1e-3;
     LaunchEnergyOrReason::Measured(LaunchEnergyMeasurement {
         launch_j: energy_j / (to - from),
@@ -234,7 +237,7 @@ mod tests {
     fn energy_counter_steps_of_500_w_card(count: u64) -> Vec<EnergyCounterStep> {
         (1..=count)
             .map(|step| EnergyCounterStep {
-                at: Duration::from_millis(100 * step),
+                time_of_step: Duration::from_millis(100 * step),
                 energy_mj: 50_000 * step,
             })
             .collect()
@@ -244,7 +247,7 @@ mod tests {
     fn ended_launches_of_30_ms_groups(launches: u64) -> Vec<EndedLaunchesAtMoment> {
         (0..67)
             .map(|group| EndedLaunchesAtMoment {
-                at: Duration::from_millis(30 * group),
+                moment: Duration::from_millis(30 * group),
                 launches: launches * group,
             })
             .collect()

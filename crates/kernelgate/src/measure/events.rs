@@ -58,27 +58,27 @@ const CUDA_EVENT_RESOLUTION_NS: f64 = 32.0;
 /// Times launches on one GPU or on several GPUs by CUDA events.
 pub struct CudaEventTimer {
     devices: Devices,
-    lanes: TimingInstrumentsOfGpus,
-    overhead: LaunchAndTimingOverhead,
+    timing_instruments: TimingInstrumentsOfGpus,
+    launch_overhead: LaunchAndTimingOverhead,
     typical_clock_mhz: Option<f64>,
-    clock: SampleThrottleDetector,
+    throttle_detector: SampleThrottleDetector,
     power: Arc<NvmlPowerMeter>,
-    bursts: MaxReplaysOfTriedGraphs,
+    max_replays_in_queue: MaxReplaysOfTriedGraphs,
     /// The burst that was enqueued ahead while the previous burst ran, and whose times were not
     /// read yet.
-    ahead: Option<EnqueuedBurst>,
+    burst_enqueued_ahead: Option<EnqueuedBurst>,
 }
 
 /// A burst of launches between CUDA events that the host has enqueued and whose times it has not
 /// read yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct EnqueuedBurst {
-    slot: usize,
+    instrument_slot: usize,
     launches: usize,
     cache: CacheState,
     /// Whether the whole burst fits the launch queue behind the blocking kernel, so that its
     /// intervals exclude the host's launch time.
-    hidden: bool,
+    hides_launch_time: bool,
 }
 
 /// A burst to enqueue: the number of launches, the state of the caches, and the number of
@@ -87,7 +87,7 @@ struct EnqueuedBurst {
 struct BurstToEnqueue {
     launches: usize,
     cache: CacheState,
-    commands: usize,
+    queue_entries_per_launch: usize,
 }
 
 /// Measured times and SM clock of a finished burst of launches.
@@ -105,7 +105,7 @@ struct MeasuredLaunchBurst {
     host_bound: bool,
     /// Whether the burst is invalid because the blocking kernel timed out before the host released
     /// it.
-    held_up: bool,
+    blocker_timed_out: bool,
 }
 
 impl MeasuredLaunchBurst {
@@ -125,7 +125,7 @@ fn repeat_burst_until_released_in_time(
 ) -> Result<MeasuredLaunchBurst, BackendError> {
     let mut last = burst()?;
     for _ in 1..MAX_SAMPLE_ATTEMPTS {
-        if !last.held_up {
+        if !last.blocker_timed_out {
             break;
         }
         last = burst()?;
@@ -152,19 +152,19 @@ impl CudaEventTimer {
             around_graph_ns: 0.0,
         };
         let mut timer = Self {
-            lanes: TimingInstrumentsOfGpus::new(&devices)?,
-            overhead: nothing,
+            timing_instruments: TimingInstrumentsOfGpus::new(&devices)?,
+            launch_overhead: nothing,
             typical_clock_mhz: None,
-            clock: SampleThrottleDetector::new(device.facts()),
+            throttle_detector: SampleThrottleDetector::new(device.facts()),
             power: Arc::new(NvmlPowerMeter::open_for_gpus(
                 device.facts(),
                 devices.iter().skip(1).map(|other| other.facts()),
             )),
-            bursts: MaxReplaysOfTriedGraphs::default(),
-            ahead: None,
+            max_replays_in_queue: MaxReplaysOfTriedGraphs::default(),
+            burst_enqueued_ahead: None,
             devices,
         };
-        timer.overhead = timer.measure_launch_overhead()?;
+        timer.launch_overhead = timer.measure_launch_overhead()?;
         Ok(timer)
     }
 
@@ -180,7 +180,7 @@ impl CudaEventTimer {
 
     /// Returns the cost of launching and timing on this GPU, measured when the timer was created.
     pub fn launch_overhead(&self) -> LaunchAndTimingOverhead {
-        self.overhead
+        self.launch_overhead
     }
 
     /// Returns the times of `count` launches (at most 63) of one command each, nanoseconds, with
@@ -194,8 +194,8 @@ impl CudaEventTimer {
         cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
-        self.lanes.use_first_gpus(1);
-        let around_ns = self.overhead.around_launch_ns;
+        self.timing_instruments.use_first_gpus(1);
+        let around_ns = self.launch_overhead.around_launch_ns;
         let intervals_ns = self
             .run_burst_until_released_in_time(count, cache, 1, launch)?
             .refuse_if_host_time_is_included()?
@@ -210,7 +210,7 @@ impl CudaEventTimer {
         cache: CacheState,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<CeilingMeasurementLaunches<'a>, BackendError> {
-        self.lanes.use_first_gpus(1);
+        self.timing_instruments.use_first_gpus(1);
         let first =
             self.run_burst_until_released_in_time(TRIAL_LAUNCHES_OF_CEILING, cache, 1, launch)?;
         self.prepare_ceiling_launches_after_trial(cache, &first, launch)
@@ -225,10 +225,10 @@ impl CudaEventTimer {
         (fastest_ns, ratio): (f64, f64),
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<(f64, CeilingMeasurementLaunches<'a>)>, BackendError> {
-        self.lanes.use_first_gpus(1);
+        self.timing_instruments.use_first_gpus(1);
         let trials = trial_launches_after_fastest_candidate(fastest_ns);
         let first = self.run_burst_until_released_in_time(trials, cache, 1, launch)?;
-        let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
+        let first_ns = stats::median(&first.intervals_ns) - self.launch_overhead.around_launch_ns;
         if first_ns > ratio * fastest_ns {
             return Ok(None);
         }
@@ -243,7 +243,7 @@ impl CudaEventTimer {
         gpus: usize,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<CeilingMeasurementLaunches<'a>, BackendError> {
-        self.lanes.use_first_gpus(gpus);
+        self.timing_instruments.use_first_gpus(gpus);
         let first = self.run_burst_until_released_in_time(
             TRIAL_LAUNCHES_OF_CEILING,
             CacheState::Hot,
@@ -259,7 +259,7 @@ impl CudaEventTimer {
         first: &MeasuredLaunchBurst,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<CeilingMeasurementLaunches<'a>, BackendError> {
-        let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
+        let first_ns = stats::median(&first.intervals_ns) - self.launch_overhead.around_launch_ns;
         let batch = match cache {
             CacheState::Hot if first_ns < BATCHED_LAUNCH_LIMIT_NS => {
                 Some(self.capture_launches_filling_graph(first_ns, launch)?)
@@ -270,10 +270,10 @@ impl CudaEventTimer {
         Ok(CeilingMeasurementLaunches {
             timer: self,
             cache,
-            batch,
+            captured_batch: batch,
             launch,
             launches,
-            last: None,
+            last_burst: None,
             keeps_loaded: false,
         })
     }
@@ -314,7 +314,7 @@ impl CudaEventTimer {
         let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
             let burst =
                 self.run_burst_until_released_in_time(count, CacheState::Hot, commands, launch)?;
-            Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
+            Ok(stats::median(&burst.intervals_ns) - self.launch_overhead.around_launch_ns)
         };
         let short = if commands > 1 { LAUNCH_GRAPH_TARGET_NS } else { BATCHED_LAUNCH_LIMIT_NS };
         // If launches are far from short, one trial launch shows it reliably.
@@ -381,8 +381,8 @@ impl CudaEventTimer {
         Ok(if burst.host_bound { usize::MAX } else { MAX_COMMANDS_BEHIND_BLOCKER })
     }
 
-    /// Runs [`Self::run_burst_once`], and repeats it until the host releases the blocking kernel before
-    /// its timeout.
+    /// Runs [`Self::run_burst_once`], and repeats it until the host releases the blocking kernel
+    /// before its timeout.
     fn run_burst_until_released_in_time(
         &mut self,
         count: usize,
@@ -404,7 +404,7 @@ impl CudaEventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<MeasuredLaunchBurst, BackendError> {
         self.discard_burst_enqueued_ahead()?;
-        let plan = BurstToEnqueue { launches: count, cache, commands };
+        let plan = BurstToEnqueue { launches: count, cache, queue_entries_per_launch: commands };
         let queued = self.enqueue_burst_behind_blocker(0, plan, launch)?;
         self.wait_and_read_burst(queued)
     }
@@ -418,7 +418,7 @@ impl CudaEventTimer {
         next: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<MeasuredLaunchBurst, BackendError> {
-        let queued = match self.ahead.take_if(|ahead| ahead.cache == plan.cache) {
+        let queued = match self.burst_enqueued_ahead.take_if(|ahead| ahead.cache == plan.cache) {
             Some(queued) => queued,
             None => {
                 self.discard_burst_enqueued_ahead()?;
@@ -426,17 +426,18 @@ impl CudaEventTimer {
             }
         };
         let following = BurstToEnqueue { launches: next, ..plan };
-        let slot = (queued.slot + 1) % lanes::MAX_ENQUEUED_BURSTS;
-        self.ahead = Some(self.enqueue_burst_behind_blocker(slot, following, launch)?);
+        let slot = (queued.instrument_slot + 1) % lanes::MAX_ENQUEUED_BURSTS;
+        self.burst_enqueued_ahead =
+            Some(self.enqueue_burst_behind_blocker(slot, following, launch)?);
         self.wait_and_read_burst(queued)
     }
 
     /// Waits for the burst that was enqueued ahead, and drops its times.
     fn discard_burst_enqueued_ahead(&mut self) -> Result<(), BackendError> {
-        let Some(queued) = self.ahead.take() else { return Ok(()) };
-        self.lanes.use_burst_slot(queued.slot);
-        let ended = self.lanes.wait_for_interval_end_on_each_gpu().map(drop);
-        self.lanes.use_burst_slot(0);
+        let Some(queued) = self.burst_enqueued_ahead.take() else { return Ok(()) };
+        self.timing_instruments.use_burst_slot(queued.instrument_slot);
+        let ended = self.timing_instruments.wait_for_interval_end_on_each_gpu().map(drop);
+        self.timing_instruments.use_burst_slot(0);
         ended
     }
 
@@ -448,16 +449,24 @@ impl CudaEventTimer {
         plan: BurstToEnqueue,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<EnqueuedBurst, BackendError> {
-        let BurstToEnqueue { launches, cache, commands } = plan;
+        let BurstToEnqueue { launches, cache, queue_entries_per_launch: commands } = plan;
         let hidden = launch_queue::launches_fit_queue(commands, launches);
-        self.lanes.use_burst_slot(slot);
-        let begun =
-            self.lanes.begin_interval_on_each_gpu(hidden.then_some(BLOCKING_KERNEL_TIMEOUT));
+        self.timing_instruments.use_burst_slot(slot);
+        let begun = self
+            .timing_instruments
+            .begin_interval_on_each_gpu(hidden.then_some(BLOCKING_KERNEL_TIMEOUT));
         let enqueued = begun
-            .and_then(|()| self.lanes.enqueue_launches_between_events(launches, cache, launch))
-            .and_then(|()| self.lanes.mark_interval_end_on_each_gpu());
-        self.lanes.release_stream_of_each_gpu();
-        enqueued.map(|()| EnqueuedBurst { slot, launches, cache, hidden })
+            .and_then(|()| {
+                self.timing_instruments.enqueue_launches_between_events(launches, cache, launch)
+            })
+            .and_then(|()| self.timing_instruments.mark_interval_end_on_each_gpu());
+        self.timing_instruments.release_stream_of_each_gpu();
+        enqueued.map(|()| EnqueuedBurst {
+            instrument_slot: slot,
+            launches,
+            cache,
+            hides_launch_time: hidden,
+        })
     }
 
     /// Waits for an enqueued burst and reads the times between its CUDA events.
@@ -465,27 +474,28 @@ impl CudaEventTimer {
         &mut self,
         queued: EnqueuedBurst,
     ) -> Result<MeasuredLaunchBurst, BackendError> {
-        let EnqueuedBurst { slot, launches, cache, hidden } = queued;
-        self.lanes.use_burst_slot(slot);
+        let EnqueuedBurst { instrument_slot: slot, launches, cache, hides_launch_time: hidden } =
+            queued;
+        self.timing_instruments.use_burst_slot(slot);
         // The blocking kernel times out if the host is delayed for half a second.
-        let held_up = self.lanes.wait_for_interval_end_on_each_gpu()? == Some(false);
+        let held_up = self.timing_instruments.wait_for_interval_end_on_each_gpu()? == Some(false);
         let at = |i: usize| if cache == CacheState::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
         let (intervals_ns, skew_ns) =
-            self.lanes.event_intervals_of_slowest_gpu((0..launches).map(at))?;
-        let clock_mhz = self.lanes.lowest_sm_clock_mhz();
-        self.lanes.use_burst_slot(0);
+            self.timing_instruments.event_intervals_of_slowest_gpu((0..launches).map(at))?;
+        let clock_mhz = self.timing_instruments.lowest_sm_clock_mhz();
+        self.timing_instruments.use_burst_slot(0);
         Ok(MeasuredLaunchBurst {
             intervals_ns,
             skew_ns,
             clock_mhz,
             host_bound: !hidden || held_up,
-            held_up,
+            blocker_timed_out: held_up,
         })
     }
 
     /// Returns the GPUs whose streams the timer uses for the present case.
     fn gpus_in_use(&self) -> Devices {
-        self.devices.first_devices(self.lanes.number_of_gpus_in_use())
+        self.devices.first_devices(self.timing_instruments.number_of_gpus_in_use())
     }
 }
 
@@ -500,11 +510,11 @@ fn trial_launches_after_fastest_candidate(fastest_ns: f64) -> usize {
 pub struct CeilingMeasurementLaunches<'a> {
     timer: &'a mut CudaEventTimer,
     cache: CacheState,
-    batch: Option<CapturedLaunchBatch>,
+    captured_batch: Option<CapturedLaunchBatch>,
     launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     /// Number of launches, or of graphs that each contain several launches, in a burst.
     launches: usize,
-    last: Option<MeasuredLaunchBurst>,
+    last_burst: Option<MeasuredLaunchBurst>,
     /// Whether the next burst is enqueued while the present burst runs, so that the GPU never
     /// idles.
     keeps_loaded: bool,
@@ -516,15 +526,28 @@ impl CeilingMeasurementLaunches<'_> {
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn median_launch_time_of_burst_ns(&mut self) -> Result<f64, BackendError> {
-        let Self { timer, cache, batch, launch, launches: count, last, keeps_loaded } = self;
+        let Self {
+            timer,
+            cache,
+            captured_batch: batch,
+            launch,
+            launches: count,
+            last_burst: last,
+            keeps_loaded,
+        } = self;
         let launch: &mut dyn FnMut() -> Result<(), BackendError> = match batch {
             Some(batch) => &mut || batch.graph.launch_on_all_gpus(),
             None => launch,
         };
-        let plan = BurstToEnqueue { launches: *count, cache: *cache, commands: 1 };
+        let plan = BurstToEnqueue { launches: *count, cache: *cache, queue_entries_per_launch: 1 };
         let burst = repeat_burst_until_released_in_time(|| match keeps_loaded {
             true => timer.finish_burst_and_enqueue_next(plan, plan.launches, launch),
-            false => timer.run_burst_once(plan.launches, plan.cache, plan.commands, launch),
+            false => timer.run_burst_once(
+                plan.launches,
+                plan.cache,
+                plan.queue_entries_per_launch,
+                launch,
+            ),
         })?;
         let burst = last.insert(burst.refuse_if_host_time_is_included()?);
         timer.typical_clock_mhz = burst.clock_mhz;
@@ -535,8 +558,8 @@ impl CeilingMeasurementLaunches<'_> {
     /// Returns the time of one launch, nanoseconds, from the interval between the two CUDA events
     /// around a launch or a graph of launches.
     fn launch_time_in_interval_ns(&self, interval_ns: f64) -> f64 {
-        let overhead = &self.timer.overhead;
-        let (launches, around_ns) = match &self.batch {
+        let overhead = &self.timer.launch_overhead;
+        let (launches, around_ns) = match &self.captured_batch {
             Some(batch) => (batch.launches, overhead.around_graph_ns),
             None => (1, overhead.around_launch_ns),
         };
@@ -550,7 +573,7 @@ impl CeilingMeasurementLaunches<'_> {
     /// Those of [`Self::median_launch_time_of_burst_ns`].
     pub fn median_launch_time_of_brief_burst_ns(&mut self) -> Result<f64, BackendError> {
         let launches = self.launches;
-        if self.batch.is_some() {
+        if self.captured_batch.is_some() {
             self.launches = launches.min(GRAPHS_OF_BRIEF_BURST);
         }
         let launch_ns = self.median_launch_time_of_burst_ns();
@@ -605,7 +628,7 @@ impl Drop for CeilingMeasurementLaunches<'_> {
 impl LoadOfGpu for CeilingMeasurementLaunches<'_> {
     fn run_load_sample(&mut self) -> Result<LoadSample, BackendError> {
         self.median_launch_time_of_burst_ns()?;
-        let intervals_ns = self.last.as_ref().map(|burst| &burst.intervals_ns[..]);
+        let intervals_ns = self.last_burst.as_ref().map(|burst| &burst.intervals_ns[..]);
         let intervals_ns = intervals_ns.unwrap_or_default();
         Ok(LoadSample {
             launches: intervals_ns.len() as u64,
@@ -645,7 +668,7 @@ mod tests {
             skew_ns: None,
             clock_mhz: None,
             host_bound: !hidden || held_up,
-            held_up,
+            blocker_timed_out: held_up,
         }
     }
 

@@ -75,8 +75,8 @@ pub enum PowerStateOfSamples {
     /// Steady: the launch time no longer changed under the load, or the GPU was below its power
     /// cap.
     Steady,
-    /// Unsettled: the launch time still changed after [`MAX_LOAD_SETTLING_TIME`], or the samples spread
-    /// too much to determine their median.
+    /// Unsettled: the launch time still changed after [`MAX_LOAD_SETTLING_TIME`], or the samples
+    /// spread too much to determine their median.
     Unsettled,
     /// Burst: pauses between samples kept the average power of the GPU below its cap.
     Burst,
@@ -185,8 +185,8 @@ pub enum ReasonThatLoadEnded {
     BelowCap,
     /// At the power cap, the launch times of two successive windows agree, so samples may begin.
     AtCap,
-    /// No two successive windows agreed within [`MAX_LOAD_SETTLING_TIME`]; samples begin although the
-    /// load is unsettled.
+    /// No two successive windows agreed within [`MAX_LOAD_SETTLING_TIME`]; samples begin although
+    /// the load is unsettled.
     Unsettled,
 }
 
@@ -234,7 +234,7 @@ pub fn run_load_until_gpu_is_steady(
             continue;
         }
         let reading = load.read_power_cap_and_heat(clock_mhz);
-        if reading.slowed == Some(true) && coolings < MAX_COOLING_PAUSES {
+        if reading.slowed_by_heat_or_hardware == Some(true) && coolings < MAX_COOLING_PAUSES {
             coolings += 1;
             load.wait_for_hot_gpu_to_cool();
             settling = LoadTimeWindows::default();
@@ -251,10 +251,10 @@ pub struct NvmlPowerMeter {
     highest_mhz: f64,
     telemetry: Option<CardTelemetryByNvml>,
     /// NVML handles of the case's GPUs after the first.
-    others: Vec<CardTelemetryByNvml>,
+    telemetry_of_other_gpus: Vec<CardTelemetryByNvml>,
     /// Reason, known without NVML, why the card's power is shared with other processes (MIG or
     /// MPS).
-    shared: Option<&'static str>,
+    reason_gpu_is_shared: Option<&'static str>,
 }
 
 impl NvmlPowerMeter {
@@ -264,12 +264,12 @@ impl NvmlPowerMeter {
         Self {
             highest_mhz: f64::from(facts.max_clock_mhz),
             telemetry: CardTelemetryByNvml::open_card_by_uuid(&facts.uuid),
-            shared: match facts {
+            reason_gpu_is_shared: match facts {
                 _ if facts.uuid.starts_with("MIG-") => Some(MIG_LIMITATION),
                 _ if facts.mps => Some("MPS shares the card's power with other processes"),
                 _ => None,
             },
-            others: Vec::new(),
+            telemetry_of_other_gpus: Vec::new(),
         }
     }
 
@@ -282,20 +282,27 @@ impl NvmlPowerMeter {
         let others = others
             .filter_map(|facts| CardTelemetryByNvml::open_card_by_uuid(&facts.uuid))
             .collect();
-        Self { others, ..Self::open_for_gpu(first) }
+        Self { telemetry_of_other_gpus: others, ..Self::open_for_gpu(first) }
     }
 
     /// Creates, for tests, a power meter of a card without NVML, which reads nothing.
     #[cfg(test)]
     pub const fn without_nvml_for_tests(shared: Option<&'static str>) -> NvmlPowerMeter {
-        Self { highest_mhz: 1980.0, telemetry: None, others: Vec::new(), shared }
+        Self {
+            highest_mhz: 1980.0,
+            telemetry: None,
+            telemetry_of_other_gpus: Vec::new(),
+            reason_gpu_is_shared: shared,
+        }
     }
 
     /// Returns whether heat or a hardware slow-down lowers the SM clock of a GPU now; `None` if
     /// NVML does not report throttle reasons.
     pub fn is_gpu_slowed_by_heat_or_hardware(&self) -> Option<bool> {
-        let others =
-            self.others.iter().any(|card| card.is_slowed_by_heat_or_hardware_now() == Some(true));
+        let others = self
+            .telemetry_of_other_gpus
+            .iter()
+            .any(|card| card.is_slowed_by_heat_or_hardware_now() == Some(true));
         self.telemetry.as_ref()?.is_slowed_by_heat_or_hardware_now().map(|slowed| slowed || others)
     }
 
@@ -312,8 +319,8 @@ impl NvmlPowerMeter {
         ClockAndThrottleReading {
             clock_mhz,
             highest_mhz: self.highest_mhz,
-            capped,
-            slowed: self.is_gpu_slowed_by_heat_or_hardware(),
+            at_power_cap: capped,
+            slowed_by_heat_or_hardware: self.is_gpu_slowed_by_heat_or_hardware(),
         }
     }
 
@@ -334,7 +341,7 @@ impl NvmlPowerMeter {
     /// Returns the number of other processes that computed on the case's GPUs since `then`; `None`
     /// if NVML does not report it.
     pub fn other_processes_on_gpus_since(&self, then: SystemTime) -> Option<u32> {
-        let cards = self.telemetry.iter().chain(&self.others);
+        let cards = self.telemetry.iter().chain(&self.telemetry_of_other_gpus);
         let counts: Vec<u32> = cards
             .map(|card| card.other_processes_that_computed_since(then))
             .collect::<Option<_>>()?;
@@ -351,7 +358,7 @@ impl NvmlPowerMeter {
     /// Returns the energy counter of the card, millijoules; `None` if it has none, if other GPUs or
     /// MIG instances share it, or for several GPUs.
     pub fn energy_counter_mj(&self) -> Option<u64> {
-        let alone = self.shared.is_none() && self.others.is_empty();
+        let alone = self.reason_gpu_is_shared.is_none() && self.telemetry_of_other_gpus.is_empty();
         self.telemetry
             .as_ref()
             .filter(|_| alone)
@@ -360,8 +367,8 @@ impl NvmlPowerMeter {
 
     /// Returns the reason why no power state can be determined for this GPU; `None` if it can.
     pub fn reason_without_power_state(&self) -> Option<&'static str> {
-        if self.shared.is_some() {
-            return self.shared;
+        if self.reason_gpu_is_shared.is_some() {
+            return self.reason_gpu_is_shared;
         }
         let Some(telemetry) = &self.telemetry else {
             return Some("NVML is missing, or does not know this device");
@@ -385,7 +392,7 @@ pub struct SamplesAfterLoad<'a> {
     /// Median launch time of the samples, nanoseconds.
     pub median_ns: f64,
     /// Share of the samples' time for which the GPU idled because the host was delayed.
-    pub idle: f64,
+    pub idle_share: f64,
 }
 
 impl CasePowerRecord {
@@ -398,7 +405,7 @@ impl CasePowerRecord {
     ) -> CasePowerRecord {
         let reading = meter.read_card_with_nvml().unwrap_or_default();
         let precise = *settled == ReasonThatLoadEnded::BelowCap
-            || (samples.idle <= MAX_IDLE_SHARE_OF_SETTLED_CASE
+            || (samples.idle_share <= MAX_IDLE_SHARE_OF_SETTLED_CASE
                 && settling.is_median_precise_with_load_windows(samples.windows_ns));
         let at_cap = has_power_cap_among_throttle_reasons(&reading)
             || (*settled != ReasonThatLoadEnded::BelowCap
@@ -446,17 +453,17 @@ impl CasePowerRecord {
 #[derive(Debug)]
 pub struct LoadTimeWindows {
     /// Length of a window.
-    window: Duration,
+    window_length: Duration,
     /// Mean launch time in each complete window, nanoseconds.
     windows_ns: Vec<f64>,
-    open: IncompleteLoadWindow,
+    open_window: IncompleteLoadWindow,
     elapsed: Duration,
 }
 
 /// The time window of a load that is not complete yet.
 #[derive(Debug, Default)]
 struct IncompleteLoadWindow {
-    wall: Duration,
+    wall_time: Duration,
     launches: u64,
     busy_ns: f64,
     clock_mhz: Option<f64>,
@@ -471,10 +478,10 @@ pub struct ClockAndThrottleReading {
     pub highest_mhz: f64,
     /// Whether NVML reports that the power cap lowers the SM clock; `None` if NVML does not report
     /// throttle reasons.
-    pub capped: Option<bool>,
+    pub at_power_cap: Option<bool>,
     /// Whether NVML reports that heat or a hardware slow-down lowers the SM clock; `None` if NVML
     /// does not report throttle reasons.
-    pub slowed: Option<bool>,
+    pub slowed_by_heat_or_hardware: Option<bool>,
 }
 
 impl ClockAndThrottleReading {
@@ -484,7 +491,7 @@ impl ClockAndThrottleReading {
     pub fn may_power_cap_lower_sm_clock(&self) -> bool {
         let low =
             self.clock_mhz.is_some_and(|clock| clock < UNCAPPED_CLOCK_RATIO * self.highest_mhz);
-        low || self.capped.unwrap_or(self.clock_mhz.is_none())
+        low || self.at_power_cap.unwrap_or(self.clock_mhz.is_none())
     }
 }
 
@@ -502,9 +509,9 @@ impl Default for LoadTimeWindows {
 impl LoadTimeWindows {
     fn with_window_length(window: Duration) -> LoadTimeWindows {
         Self {
-            window,
+            window_length: window,
             windows_ns: Vec::new(),
-            open: IncompleteLoadWindow::default(),
+            open_window: IncompleteLoadWindow::default(),
             elapsed: Duration::ZERO,
         }
     }
@@ -524,15 +531,15 @@ impl LoadTimeWindows {
         clock_mhz: Option<f64>,
     ) -> bool {
         self.elapsed += wall;
-        self.open.wall += wall;
-        self.open.launches += launches;
-        self.open.busy_ns += elapsed_ns;
-        self.open.clock_mhz = clock_mhz.or(self.open.clock_mhz);
-        if self.open.wall < self.window {
+        self.open_window.wall_time += wall;
+        self.open_window.launches += launches;
+        self.open_window.busy_ns += elapsed_ns;
+        self.open_window.clock_mhz = clock_mhz.or(self.open_window.clock_mhz);
+        if self.open_window.wall_time < self.window_length {
             return false;
         }
-        self.windows_ns.push(self.open.busy_ns / self.open.launches.max(1) as f64);
-        self.open = IncompleteLoadWindow::default();
+        self.windows_ns.push(self.open_window.busy_ns / self.open_window.launches.max(1) as f64);
+        self.open_window = IncompleteLoadWindow::default();
         true
     }
 
@@ -575,7 +582,7 @@ impl LoadTimeWindows {
         let relative: Vec<f64> =
             of_load_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
         let [low, high] = precision::min_and_max(&relative)?;
-        Some([low, high * (1.0 + samples.idle)])
+        Some([low, high * (1.0 + samples.idle_share)])
     }
 
     /// Returns whether the median of the samples after this load is precise enough for a settled
@@ -600,8 +607,8 @@ mod tests {
     const READING_AT_POWER_CAP: ClockAndThrottleReading = ClockAndThrottleReading {
         clock_mhz: Some(1430.0),
         highest_mhz: 1980.0,
-        capped: Some(true),
-        slowed: None,
+        at_power_cap: Some(true),
+        slowed_by_heat_or_hardware: None,
     };
 
     /// Adds load samples that each fill one window; returns the time after which the load ended,
@@ -624,16 +631,17 @@ mod tests {
     fn a_case_below_the_power_cap_needs_one_load_window() {
         let below = ClockAndThrottleReading {
             clock_mhz: Some(1980.0),
-            capped: None,
+            at_power_cap: None,
             ..READING_AT_POWER_CAP
         };
         assert_eq!(
             load_end_for_window_times(&[1.0], &below),
             (100, Some(ReasonThatLoadEnded::BelowCap))
         );
-        let named = ClockAndThrottleReading { capped: Some(true), ..below };
+        let named = ClockAndThrottleReading { at_power_cap: Some(true), ..below };
         assert_eq!(load_end_for_window_times(&[1.0], &named), (100, None));
-        let low = ClockAndThrottleReading { clock_mhz: Some(1700.0), capped: Some(false), ..below };
+        let low =
+            ClockAndThrottleReading { clock_mhz: Some(1700.0), at_power_cap: Some(false), ..below };
         assert_eq!(load_end_for_window_times(&[1.0], &low), (100, None));
         let blind = ClockAndThrottleReading { clock_mhz: None, ..below };
         assert_eq!(load_end_for_window_times(&[1.0], &blind), (100, None));
@@ -655,8 +663,8 @@ mod tests {
             let slowed = Some(self.coolings < self.needs);
             ClockAndThrottleReading {
                 clock_mhz,
-                capped: Some(false),
-                slowed,
+                at_power_cap: Some(false),
+                slowed_by_heat_or_hardware: slowed,
                 ..READING_AT_POWER_CAP
             }
         }
@@ -718,10 +726,10 @@ mod tests {
         for window_ns in gemm {
             settling.add_load_sample(LOAD_SETTLING_WINDOW, 1, window_ns, None);
         }
-        let samples = SamplesAfterLoad { windows_ns: &[1.2], median_ns: 1.0, idle: 0.0 };
+        let samples = SamplesAfterLoad { windows_ns: &[1.2], median_ns: 1.0, idle_share: 0.0 };
         assert_eq!(settling.range_of_other_runs_median(&samples), Some([0.99, 1.2 * 1.0075]));
         let [low, high] = settling
-            .range_of_other_runs_median(&SamplesAfterLoad { idle: 0.1, ..samples })
+            .range_of_other_runs_median(&SamplesAfterLoad { idle_share: 0.1, ..samples })
             .unwrap();
         assert!(low == 0.99 && (high - 1.32 * 1.0075).abs() < 1e-12, "{low} {high}");
     }
@@ -765,7 +773,8 @@ mod tests {
     fn a_gpu_without_readable_power_has_no_power_state() {
         let record = |meter: &NvmlPowerMeter| {
             let load = (LoadTimeWindows::default(), ReasonThatLoadEnded::Unsettled);
-            let samples = SamplesAfterLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle: 0.0 };
+            let samples =
+                SamplesAfterLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle_share: 0.0 };
             CasePowerRecord::from_samples_after_load(&load, &samples, meter)
         };
         for (shared, reason) in [

@@ -35,7 +35,7 @@ pub struct BaselineFile {
 pub struct ReplacedBaselineRuns {
     /// Description of the code that the replaced runs measured: "1a2b3c4d", "another executable of
     /// 1a2b3c4d".
-    pub of: String,
+    pub code_description: String,
     /// Cases concerned.
     pub cases: usize,
     /// Number of replaced runs in the case that loses most runs.
@@ -45,7 +45,7 @@ pub struct ReplacedBaselineRuns {
 impl std::fmt::Display for ReplacedBaselineRuns {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let plural = |count: usize| if count == 1 { "" } else { "s" };
-        write!(f, "{} run{} of {}", self.runs, plural(self.runs), self.of)?;
+        write!(f, "{} run{} of {}", self.runs, plural(self.runs), self.code_description)?;
         write!(f, " in {} case{}", self.cases, plural(self.cases))
     }
 }
@@ -107,8 +107,9 @@ impl BaselineFile {
         self.insert_run_keeping(run, |baseline, key| baseline.is_same_session_or_code(key, run));
     }
 
-    /// Returns, for these case ids, the baseline's runs that [`Self::merge_run_replacing_other_code`] would replace,
-    /// grouped by the code that they measured.
+    /// Returns, for these case ids, the baseline's runs that
+    /// [`Self::merge_run_replacing_other_code`] would replace, grouped by the code that they
+    /// measured.
     pub fn runs_that_merge_would_replace<'a>(
         &self,
         run: &BenchProcessRun,
@@ -126,7 +127,7 @@ impl BaselineFile {
                 *most = runs.max(*most);
             }
         }
-        let each = |(of, (cases, runs))| ReplacedBaselineRuns { of, cases, runs };
+        let each = |(of, (cases, runs))| ReplacedBaselineRuns { code_description: of, cases, runs };
         replaced.into_iter().map(each).collect()
     }
 

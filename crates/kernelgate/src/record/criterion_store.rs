@@ -37,9 +37,9 @@ pub struct CaseInCriterionStore {
     pub iterations: Vec<u64>,
     /// Time of each sample with all its iterations, in the unit of the bench's Criterion
     /// measurement.
-    pub times: Vec<f64>,
+    pub sample_times: Vec<f64>,
     /// Time at which Criterion wrote the samples' file, if the file system reports it.
-    pub written: Option<SystemTime>,
+    pub write_time: Option<SystemTime>,
 }
 
 impl CaseInCriterionStore {
@@ -133,7 +133,15 @@ pub fn read_criterion_store(
         match plausible_iteration_counts(&sample) {
             Ok(iterations) => {
                 let times = sample.times;
-                stored.cases.insert(id, CaseInCriterionStore { group, iterations, times, written });
+                stored.cases.insert(
+                    id,
+                    CaseInCriterionStore {
+                        group,
+                        iterations,
+                        sample_times: times,
+                        write_time: written,
+                    },
+                );
             }
             Err(why) => drop(stored.unusable.insert(id, why)),
         }
@@ -261,7 +269,7 @@ mod tests {
         let stored = read_criterion_store(store).unwrap();
         assert_eq!(stored.cases.keys().collect::<Vec<_>>(), ["grüppe/β ?*/with/slash/1000", "new"]);
         let case = &stored.cases["new"];
-        assert_eq!((&*case.iterations, &*case.times), (&[3, 6][..], &[30.0, 66.5][..]));
+        assert_eq!((&*case.iterations, &*case.sample_times), (&[3, 6][..], &[30.0, 66.5][..]));
         assert!(stored.unusable.is_empty() && !is_criterion_store_empty(store));
     }
 

@@ -266,7 +266,13 @@ impl InputChangeAfterTiming {
 
 impl From<ComparisonWithReference> for OutputVerificationRecord {
     fn from(comparison: ComparisonWithReference) -> Self {
-        let ComparisonWithReference { errors, by_output, checked, total, with_base } = comparison;
+        let ComparisonWithReference {
+            errors,
+            by_output,
+            compared_elements: checked,
+            all_elements: total,
+            compared_with_base: with_base,
+        } = comparison;
         let ErrorsRelativeToReference { max_error, relative_l2, rounding } = errors;
         Self {
             max_error,

@@ -70,12 +70,12 @@ pub struct ComparisonWithReference {
     /// must be equal and have none.
     pub by_output: BTreeMap<String, ErrorsRelativeToReference>,
     /// Number of output elements that were compared with the reference.
-    pub checked: u64,
+    pub compared_elements: u64,
     /// Number of all output elements; those that are not compared only have to be finite.
-    pub total: u64,
+    pub all_elements: u64,
     /// Whether the outputs were compared with those of the base build, because the case has no
     /// reference.
-    pub with_base: bool,
+    pub compared_with_base: bool,
 }
 
 /// Launches, poisons the outputs, launches again, and compares the outputs with the reference.
@@ -121,7 +121,7 @@ pub fn check_outputs_without_reference(
     for (name, output) in outputs.iter() {
         check_output_is_finite(name, output)?;
         check_integers_are_not_all_poison(name, output)?;
-        comparison.total += output.len() as u64;
+        comparison.all_elements += output.len() as u64;
     }
     Ok(comparison)
 }
@@ -195,7 +195,7 @@ pub fn compare_outputs_with_reference(
         // checked only once.
         if expected[..i].iter().all(|earlier| earlier.name != one.name) {
             check_output_is_finite(&one.name, output)?;
-            comparison.total += output.len() as u64;
+            comparison.all_elements += output.len() as u64;
         }
         let found =
             compare_rows_of_one_reference(output, one, bounds.tolerance_of_output(&one.name))?;
@@ -204,9 +204,9 @@ pub fn compare_outputs_with_reference(
             let errors = comparison.by_output.entry(one.name.clone()).or_default();
             *errors = errors.larger_of_each_kind_of_error(found);
         }
-        comparison.checked += one.values.len() as u64;
+        comparison.compared_elements += one.values.len() as u64;
     }
-    if comparison.checked == 0 {
+    if comparison.compared_elements == 0 {
         return Err(OutputVerificationError::Nothing);
     }
     for (name, &ErrorsRelativeToReference { relative_l2, .. }) in &comparison.by_output {
@@ -302,9 +302,9 @@ fn output_matching_reference<'a>(
 /// Number of elements that one parallel task compares.
 const ELEMENTS_PER_PARALLEL_TASK: usize = 1 << 16;
 
-/// Consecutive expected elements of an output, from the row-major index `from` on.
+/// Consecutive expected elements of an output, from the row-major index `first_index` on.
 struct ConsecutiveExpectedElements<'a, T> {
-    from: usize,
+    first_index: usize,
     expected: &'a [T],
 }
 
@@ -319,7 +319,7 @@ fn divide_reference_for_tasks<'a, T>(
             .chunks(ELEMENTS_PER_PARALLEL_TASK)
             .enumerate()
             .map(|(i, expected)| ConsecutiveExpectedElements {
-                from: i * ELEMENTS_PER_PARALLEL_TASK,
+                first_index: i * ELEMENTS_PER_PARALLEL_TASK,
                 expected,
             })
             .collect(),
@@ -328,7 +328,7 @@ fn divide_reference_for_tasks<'a, T>(
             rows.iter()
                 .zip(values.chunks(row_len.max(1)))
                 .map(|(row, expected)| ConsecutiveExpectedElements {
-                    from: row * row_len,
+                    first_index: row * row_len,
                     expected,
                 })
                 .collect()
@@ -349,7 +349,7 @@ fn compare_rows_of_one_reference(
                 .map(|piece| DifferingIntegers::count_differing_integers(output, piece))
                 .collect();
             let checked = values.len() as u64;
-            match found.iter().find_map(|differences| differences.first) {
+            match found.iter().find_map(|differences| differences.first_difference) {
                 None => Ok(ErrorsRelativeToReference::default()),
                 Some((first, actual, wanted)) => Err(OutputVerificationError::Differs {
                     output: name(),
@@ -384,7 +384,7 @@ fn compare_rows_of_one_reference(
                 relative_l2,
                 max_error_allowed: tolerance.max_error,
                 relative_l2_allowed: tolerance.relative_l2,
-                worst: sums.worst,
+                worst: sums.index_of_largest_error,
                 actual: sums.worst_actual,
                 expected: sums.worst_expected,
             })
@@ -445,20 +445,23 @@ fn check_integers_are_not_all_poison(
 struct DifferingIntegers {
     count: u64,
     /// Row-major index, value and expected value of the first differing integer.
-    first: Option<(usize, f64, f64)>,
+    first_difference: Option<(usize, f64, f64)>,
 }
 
 impl DifferingIntegers {
     fn count_differing_integers(
         output: &Tensor,
-        &ConsecutiveExpectedElements { from, expected }: &ConsecutiveExpectedElements<'_, i8>,
+        &ConsecutiveExpectedElements { first_index: from, expected }: &ConsecutiveExpectedElements<
+            '_,
+            i8,
+        >,
     ) -> DifferingIntegers {
         let TensorData::I8(values) = output.tensor_data() else {
             unreachable!("`shaped` refuses other outputs")
         };
         let values = &values[from..][..expected.len()];
         if values == expected {
-            return Self { count: 0, first: None };
+            return Self { count: 0, first_difference: None };
         }
         let mut wrong = values
             .iter()
@@ -467,7 +470,7 @@ impl DifferingIntegers {
             .filter(|(_, (actual, expected))| actual != expected)
             .map(|(i, (actual, expected))| (from + i, f64::from(*actual), f64::from(*expected)));
         let first = wrong.next();
-        Self { count: u64::from(first.is_some()) + wrong.count() as u64, first }
+        Self { count: u64::from(first.is_some()) + wrong.count() as u64, first_difference: first }
     }
 }
 
@@ -477,7 +480,7 @@ struct SumsAndMaximaOfErrors {
     reference_squared: f64,
     largest_error: f64,
     largest_reference: f64,
-    worst: usize,
+    index_of_largest_error: usize,
     worst_actual: f64,
     worst_expected: f64,
 }
@@ -488,13 +491,17 @@ impl SumsAndMaximaOfErrors {
         piece: &ConsecutiveExpectedElements<'_, f64>,
     ) -> SumsAndMaximaOfErrors {
         let mut sums = Self::default();
-        output.for_each_block_as_f64(piece.from, piece.expected.len(), &mut |start, actual| {
-            sums.add_errors_of_elements(
-                piece.from + start,
-                actual,
-                &piece.expected[start..][..actual.len()],
-            );
-        });
+        output.for_each_block_as_f64(
+            piece.first_index,
+            piece.expected.len(),
+            &mut |start, actual| {
+                sums.add_errors_of_elements(
+                    piece.first_index + start,
+                    actual,
+                    &piece.expected[start..][..actual.len()],
+                );
+            },
+        );
         sums
     }
 
@@ -515,7 +522,7 @@ impl SumsAndMaximaOfErrors {
         if largest_error > self.largest_error {
             let is_worst = |i: &usize| (actual[*i] - expected[*i]).abs() == largest_error;
             let worst = (0..actual.len()).find(is_worst).unwrap_or(0);
-            (self.worst, self.worst_actual, self.worst_expected) =
+            (self.index_of_largest_error, self.worst_actual, self.worst_expected) =
                 (from + worst, actual[worst], expected[worst]);
         }
         (self.error_squared, self.reference_squared) = (error_squared, reference_squared);

@@ -25,7 +25,7 @@ fn outputs_within_tolerance_pass_and_report_their_errors() {
         compare_f32_values_with_reference(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0])
             .unwrap();
     assert!((comparison.errors.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
-    assert_eq!((comparison.checked, comparison.total), (4, 4));
+    assert_eq!((comparison.compared_elements, comparison.all_elements), (4, 4));
 }
 
 /// Outputs whose terms cancel keep the rounding error of these terms, whatever the number of
@@ -145,7 +145,7 @@ fn only_sampled_rows_are_compared_but_all_must_be_finite() {
         )
     };
     let comparison = sampled(vec![9.0, 9.0, 3.0, 4.0, 9.0, 9.0]).unwrap();
-    assert_eq!((comparison.checked, comparison.total), (2, 6));
+    assert_eq!((comparison.compared_elements, comparison.all_elements), (2, 6));
     assert!(matches!(
         sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]),
         Err(OutputVerificationError::TooFar { worst: 3, .. })
@@ -167,7 +167,7 @@ fn elements_in_several_references_are_counted_once() {
         LOOSE_TEST_TOLERANCE,
     )
     .unwrap();
-    assert_eq!((comparison.checked, comparison.total), (4, 4));
+    assert_eq!((comparison.compared_elements, comparison.all_elements), (4, 4));
     assert!(
         compare_outputs_with_reference(
             &outputs,
@@ -294,7 +294,7 @@ fn outputs_must_be_written_by_every_launch() {
     assert_eq!(
         launch_twice_and_compare_with_reference(&mut sound, &expected, LOOSE_TEST_TOLERANCE)
             .unwrap()
-            .checked,
+            .compared_elements,
         2
     );
 }

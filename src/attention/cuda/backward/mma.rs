@@ -38,7 +38,7 @@ pub const KEYS_PER_BACKWARD_BLOCK: usize = 128;
 
 /// Number of queries that a block of `backward_flash_mma` processes in one step of its loop.
 pub const fn queries_per_backward_mma_step(extents: &AttentionExtents) -> usize {
-    if extents.d == 64 { 128 } else { 64 }
+    if extents.head_dim == 64 { 128 } else { 64 }
 }
 
 /// Number of queries that a block of a WIDE build of `backward_flash_wgmma` processes in one step
@@ -48,14 +48,14 @@ pub const QUERIES_PER_WIDE_BACKWARD_STEP: usize = 80;
 /// Number of query rows of all heads, where each head is padded to whole steps of every backward
 /// kernel.
 const fn query_rows_padded_to_steps(extents: &AttentionExtents) -> usize {
-    let wide = if extents.d == 128 {
+    let wide = if extents.head_dim == 128 {
         QUERIES_PER_WIDE_BACKWARD_STEP
     } else {
         queries_per_backward_mma_step(extents)
     };
     let (padded, padded_wide) = (
-        extents.s.next_multiple_of(queries_per_backward_mma_step(extents)),
-        extents.s.next_multiple_of(wide),
+        extents.queries.next_multiple_of(queries_per_backward_mma_step(extents)),
+        extents.queries.next_multiple_of(wide),
     );
     extents.heads * if padded_wide > padded { padded_wide } else { padded }
 }
@@ -73,7 +73,7 @@ pub const BACKWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         "attention/backward_flash_mma",
         "attention_backward_flash_mma",
         THREADS_PER_BACKWARD_MMA_BLOCK,
-        |extents| [extents.s.div_ceil(KEYS_PER_BACKWARD_BLOCK) * extents.heads, 1, 1],
+        |extents| [extents.queries.div_ceil(KEYS_PER_BACKWARD_BLOCK) * extents.heads, 1, 1],
     )
 };
 pub const ROW_STATISTICS_AND_ZERO_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
@@ -82,7 +82,7 @@ pub const ROW_STATISTICS_AND_ZERO_DQ_KERNEL: KernelSpec<AttentionExtents> = Kern
     blocks: |extents| {
         [
             (query_rows_padded_to_steps(extents)
-                * (extents.d * BYTES_OF_16_BIT_ELEMENT as usize / 16))
+                * (extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize / 16))
                 .div_ceil(THREADS_PER_BACKWARD_MMA_BLOCK),
             1,
             1,
@@ -151,8 +151,8 @@ fn backward_flash_mma_macros(
 fn backward_flash_mma_shared_bytes(extents: &AttentionExtents, stages: usize) -> usize {
     let (element, queries) =
         (BYTES_OF_16_BIT_ELEMENT as usize, queries_per_backward_mma_step(extents));
-    let keys_and_values = 2 * KEYS_PER_BACKWARD_BLOCK * extents.d * element;
-    let copied = stages * (2 * queries * extents.d * element + 2 * 4 * queries);
+    let keys_and_values = 2 * KEYS_PER_BACKWARD_BLOCK * extents.head_dim * element;
+    let copied = stages * (2 * queries * extents.head_dim * element + 2 * 4 * queries);
     keys_and_values + copied + 3 * KEYS_PER_BACKWARD_BLOCK * queries * element
 }
 
@@ -161,7 +161,7 @@ pub const fn backward_row_statistics_bytes(extents: &AttentionExtents) -> u64 {
 }
 
 pub const fn dq_accumulator_scratch_bytes(extents: &AttentionExtents) -> u64 {
-    4 * (query_rows_padded_to_steps(extents) * extents.d) as u64
+    4 * (query_rows_padded_to_steps(extents) * extents.head_dim) as u64
 }
 
 /// Number of query tiles that shared memory of the `backward_flash_mma` kernel holds at once.
@@ -284,7 +284,7 @@ impl BackwardLaunchInputs<'_> {
         strides: &[&AttentionTensorStrides],
     ) -> KernelArgumentList {
         let extents = self.extents;
-        let numbers = [extents.s, extents.heads, extents.query_heads_per_sequence()];
+        let numbers = [extents.queries, extents.heads, extents.query_heads_per_sequence()];
         let all =
             addresses.iter().fold(KernelArgumentList::new(), |all, address| all.address(*address));
         let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
@@ -330,7 +330,7 @@ mod tests {
             causal: true,
             ..AttentionExtents::single_sequence_self_attention(6, 200, Dtype::Bf16)
         };
-        let wide = AttentionExtents { d: 128, ..narrow };
+        let wide = AttentionExtents { head_dim: 128, ..narrow };
         // A head of 200 query rows is padded to two steps of 128 rows, or four of 64.
         assert_eq!(
             (query_rows_padded_to_steps(&narrow), query_rows_padded_to_steps(&wide)),

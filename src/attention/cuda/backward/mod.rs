@@ -69,7 +69,7 @@ const NAIVE_BACKWARD_DELTA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         THREADS_PER_NAIVE_BACKWARD_BLOCK,
         |extents| {
             [
-                (extents.heads * extents.s)
+                (extents.heads * extents.queries)
                     .div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / THREADS_PER_DELTA_ROW),
                 1,
                 1,
@@ -81,8 +81,8 @@ const NAIVE_BACKWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_backward_naive_scores",
     blocks: |extents| {
         [
-            extents.s.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
-            extents.s.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
+            extents.queries.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
+            extents.queries.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
             extents.heads,
         ]
     },
@@ -91,7 +91,11 @@ const NAIVE_BACKWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
 const NAIVE_BACKWARD_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_backward_naive_dq",
     blocks: |extents| {
-        [extents.s.div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / extents.d), extents.heads, 1]
+        [
+            extents.queries.div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / extents.head_dim),
+            extents.heads,
+            1,
+        ]
     },
     ..NAIVE_BACKWARD_DELTA_KERNEL
 };
@@ -183,8 +187,8 @@ pub const DETERMINISTIC_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackwar
     Implementation {
         name: "cuda/flash_wgmma_deterministic",
         about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
-        // The turn counters take about a hundredth of the device memory of this implementation and are
-        // not counted.
+        // The turn counters take about a hundredth of the device memory of this implementation and
+        // are not counted.
         prepare: Prepare::CudaWithin {
             device_bytes: flash_mma_backward_device_bytes,
             prepare: |problem, inputs, device| {

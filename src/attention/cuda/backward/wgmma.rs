@@ -56,7 +56,13 @@ pub const BACKWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
         "attention/backward_flash_wgmma",
         "attention_backward_flash_wgmma",
         THREADS_PER_BACKWARD_WGMMA_BLOCK,
-        |extents| [backward_grid_without_shared_key_blocks(extents, extents.share), 1, 1],
+        |extents| {
+            [
+                backward_grid_without_shared_key_blocks(extents, extents.query_heads_per_key_head),
+                1,
+                1,
+            ]
+        },
     )
 };
 
@@ -154,7 +160,9 @@ const WIDE_STEP_ROW_STATISTICS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
 /// queries.
 pub const TRANSPOSE_AND_ROUND_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_transpose",
-    blocks: |extents| [extents.s.div_ceil(QUERIES_PER_WIDE_BACKWARD_STEP) * extents.heads, 1, 1],
+    blocks: |extents| {
+        [extents.queries.div_ceil(QUERIES_PER_WIDE_BACKWARD_STEP) * extents.heads, 1, 1]
+    },
     shared_bytes: |_| 0,
     ..WIDE_STEP_BACKWARD_KERNEL
 };
@@ -167,14 +175,14 @@ fn variants_with_wide_step_build(variants: fn() -> Vec<AttentionExtents>) -> Vec
 /// Builds with steps of 80 queries round the gradients of the probabilities, which might overflow
 /// in f16.
 fn has_wide_step_backward_build(extents: &AttentionExtents) -> bool {
-    extents.d == 128 && extents.dtype == Dtype::Bf16
+    extents.head_dim == 128 && extents.dtype == Dtype::Bf16
 }
 
 /// Returns whether a head is long enough that steps of 80 queries were measured to be faster than
 /// steps of 64.
 fn wide_backward_steps_are_faster(extents: &AttentionExtents) -> bool {
-    let shortest = if extents.causal || extents.share > 1 { 4096 } else { 2048 };
-    has_wide_step_backward_build(extents) && extents.s >= shortest
+    let shortest = if extents.causal || extents.query_heads_per_key_head > 1 { 4096 } else { 2048 };
+    has_wide_step_backward_build(extents) && extents.queries >= shortest
 }
 
 fn replace_macro_values(
@@ -194,7 +202,7 @@ const fn backward_grid_without_shared_key_blocks(
     extents: &AttentionExtents,
     heads_a_block: usize,
 ) -> usize {
-    extents.s.div_ceil(KEYS_PER_BACKWARD_BLOCK) * (extents.heads / heads_a_block)
+    extents.queries.div_ceil(KEYS_PER_BACKWARD_BLOCK) * (extents.heads / heads_a_block)
 }
 
 /// Maximum number of key blocks in the grid's last round that several thread blocks share.
@@ -205,26 +213,28 @@ const MAX_SHARED_KEY_BLOCKS: usize = 128;
 const MIN_STEPS_PER_SHARING_THREAD_BLOCK: usize = 16;
 
 /// Key blocks at the end of the grid that several thread blocks share, so that the last round of
-/// thread blocks leaves no multiprocessor idle: `halved` key blocks have two thread blocks each,
-/// and the following `others` have `parts` each.
+/// thread blocks leaves no multiprocessor idle: `halved_key_blocks` key blocks have two thread
+/// blocks each, and the following `other_key_blocks` have `thread_blocks_per_other` each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastRoundDivision {
-    pub halved: usize,
-    pub others: usize,
-    pub parts: usize,
+    pub halved_key_blocks: usize,
+    pub other_key_blocks: usize,
+    pub thread_blocks_per_other: usize,
 }
 
 impl LastRoundDivision {
     /// No key block is shared: each has one thread block.
-    pub const UNSHARED: Self = Self { halved: 0, others: 0, parts: 1 };
+    pub const UNSHARED: Self =
+        Self { halved_key_blocks: 0, other_key_blocks: 0, thread_blocks_per_other: 1 };
 
     /// Returns the division of the grid's last round among thread blocks with the shortest
     /// estimated time. With a causal mask, the thread blocks of the last round are short, so none
     /// of their key blocks is shared.
     fn fastest_last_round_division(extents: &AttentionExtents, multiprocessors: usize) -> Self {
-        let steps = extents.s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
+        let steps = extents.queries.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
         let left =
-            backward_grid_without_shared_key_blocks(extents, extents.share) % multiprocessors;
+            backward_grid_without_shared_key_blocks(extents, extents.query_heads_per_key_head)
+                % multiprocessors;
         let halved = if 2 * left > multiprocessors { multiprocessors / 2 } else { 0 };
         let others = left - halved;
         let parts = multiprocessors
@@ -236,18 +246,22 @@ impl LastRoundDivision {
         let time = halves + if others > 0 { 1.0 / parts as f64 } else { 0.0 };
         let long = !extents.causal && steps >= 2 * MIN_STEPS_PER_SHARING_THREAD_BLOCK;
         if long && left <= MAX_SHARED_KEY_BLOCKS && time < 0.9 {
-            Self { halved, others, parts }
+            Self {
+                halved_key_blocks: halved,
+                other_key_blocks: others,
+                thread_blocks_per_other: parts,
+            }
         } else {
             Self::UNSHARED
         }
     }
 
     const fn key_blocks_shared_in_last_round(&self) -> usize {
-        self.halved + self.others
+        self.halved_key_blocks + self.other_key_blocks
     }
 
     const fn thread_blocks_added_by_sharing(&self) -> usize {
-        self.halved + self.others * (self.parts - 1)
+        self.halved_key_blocks + self.other_key_blocks * (self.thread_blocks_per_other - 1)
     }
 }
 
@@ -255,20 +269,20 @@ impl LastRoundDivision {
 /// blocks, and counters. A counter counts the turns of a query step or, for shared key blocks, the
 /// thread blocks that added to a warpgroup's sums.
 fn zeroed_bytes_for_shared_key_blocks(extents: &AttentionExtents, shared_blocks: usize) -> u64 {
-    let turns = extents.heads * extents.s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
+    let turns = extents.heads * extents.queries.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
     shared_dk_dv_sum_bytes(extents, shared_blocks) + 4 * turns.max(2 * shared_blocks) as u64
 }
 
 const fn shared_dk_dv_sum_bytes(extents: &AttentionExtents, shared_blocks: usize) -> u64 {
-    (2 * 4 * shared_blocks * KEYS_PER_BACKWARD_BLOCK * extents.d) as u64
+    (2 * 4 * shared_blocks * KEYS_PER_BACKWARD_BLOCK * extents.head_dim) as u64
 }
 
 /// Upper bound of [`zeroed_scratch_bytes`] on any device.
 pub fn max_zeroed_scratch_bytes(extents: &AttentionExtents) -> u64 {
-    let blocks = backward_grid_without_shared_key_blocks(extents, extents.share);
-    let short = extents.s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP)
+    let blocks = backward_grid_without_shared_key_blocks(extents, extents.query_heads_per_key_head);
+    let short = extents.queries.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP)
         < 2 * MIN_STEPS_PER_SHARING_THREAD_BLOCK;
-    let shared = match extents.share {
+    let shared = match extents.query_heads_per_key_head {
         1 if extents.causal || short => 0,
         1 => blocks.min(MAX_SHARED_KEY_BLOCKS),
         _ => blocks,
@@ -285,7 +299,7 @@ pub fn max_zeroed_scratch_bytes(extents: &AttentionExtents) -> u64 {
 /// Thread blocks that handle a single long head process the same query steps at about the same
 /// time.
 fn fastest_query_heads_per_block(extents: &AttentionExtents, multiprocessors: usize) -> usize {
-    let AttentionExtents { s, share, causal, .. } = *extents;
+    let AttentionExtents { queries: s, query_heads_per_key_head: share, causal, .. } = *extents;
     if s >= MIN_QUERIES_OF_LONG_BACKWARD_HEAD {
         return 1;
     }
@@ -331,7 +345,7 @@ fn backward_wgmma_macros(
 /// Shared memory of `backward_flash_wgmma`: keys and values; two stages of queries, output
 /// gradients, score gradients and two floats a query; six barrier pairs.
 fn backward_wgmma_shared_bytes(extents: &AttentionExtents) -> usize {
-    let row = extents.d * BYTES_OF_16_BIT_ELEMENT as usize;
+    let row = extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize;
     let scores = KEYS_PER_BACKWARD_BLOCK
         * QUERIES_PER_BACKWARD_WGMMA_STEP
         * BYTES_OF_16_BIT_ELEMENT as usize;
@@ -344,7 +358,7 @@ fn backward_wgmma_shared_bytes(extents: &AttentionExtents) -> usize {
 /// values.
 fn whole_heads_backward_shared_bytes(extents: &AttentionExtents) -> usize {
     backward_wgmma_shared_bytes(extents)
-        + 2 * KEYS_PER_BACKWARD_BLOCK * extents.d * BYTES_OF_16_BIT_ELEMENT as usize
+        + 2 * KEYS_PER_BACKWARD_BLOCK * extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize
         + 16
 }
 
@@ -352,7 +366,7 @@ fn whole_heads_backward_shared_bytes(extents: &AttentionExtents) -> usize {
 /// shared tile of score gradients has rows for 128 queries, although a step has 80.
 fn wide_step_backward_shared_bytes(extents: &AttentionExtents) -> usize {
     let (row, queries) =
-        (extents.d * BYTES_OF_16_BIT_ELEMENT as usize, QUERIES_PER_WIDE_BACKWARD_STEP);
+        (extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize, QUERIES_PER_WIDE_BACKWARD_STEP);
     let scores = KEYS_PER_BACKWARD_BLOCK * 128 * BYTES_OF_16_BIT_ELEMENT as usize;
     (2 * KEYS_PER_BACKWARD_BLOCK + 4 * queries) * row + 2 * (scores + 2 * 4 * queries) + 6 * 16
 }
@@ -364,7 +378,8 @@ const fn whole_heads_per_block_are_faster(
     extents: &AttentionExtents,
     multiprocessors: usize,
 ) -> bool {
-    let AttentionExtents { share, s, heads, causal, .. } = *extents;
+    let AttentionExtents { query_heads_per_key_head: share, queries: s, heads, causal, .. } =
+        *extents;
     let steps_match = s <= KEYS_PER_BACKWARD_BLOCK
         || s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP).is_multiple_of(2);
     let few = s <= if causal { 512 } else { 256 };
@@ -401,23 +416,24 @@ impl BackwardWorkDivision {
             QueryGradientSumOrder::Any => {
                 fastest_query_heads_per_block(extents, multiprocessors as usize)
             }
-            QueryGradientSumOrder::Fixed => extents.share,
+            QueryGradientSumOrder::Fixed => extents.query_heads_per_key_head,
         };
         let ordered = order == QueryGradientSumOrder::Fixed && extents.causal;
         let wide = wide_backward_steps_are_faster(extents) && !ordered;
-        let last = if heads == extents.share && order == QueryGradientSumOrder::Any {
-            LastRoundDivision::fastest_last_round_division(extents, multiprocessors as usize)
-        } else {
-            LastRoundDivision::UNSHARED
-        };
+        let last =
+            if heads == extents.query_heads_per_key_head && order == QueryGradientSumOrder::Any {
+                LastRoundDivision::fastest_last_round_division(extents, multiprocessors as usize)
+            } else {
+                LastRoundDivision::UNSHARED
+            };
         Self::OfKeys { heads, order, wide, last }
     }
 
     /// Number of key blocks whose dk and dv several thread blocks sum in device memory.
     const fn key_blocks_summed_in_memory(&self, extents: &AttentionExtents) -> usize {
         match self {
-            Self::OfKeys { heads, .. } if *heads < extents.share => {
-                backward_grid_without_shared_key_blocks(extents, extents.share)
+            Self::OfKeys { heads, .. } if *heads < extents.query_heads_per_key_head => {
+                backward_grid_without_shared_key_blocks(extents, extents.query_heads_per_key_head)
             }
             Self::OfKeys { last, .. } => last.key_blocks_shared_in_last_round(),
             Self::OfHeads { .. } => 0,
@@ -430,10 +446,12 @@ impl BackwardWorkDivision {
     ) -> &'static KernelSpec<AttentionExtents> {
         match self {
             Self::OfHeads { .. } => &WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL,
-            Self::OfKeys { heads, wide: false, .. } if *heads < extents.share => {
+            Self::OfKeys { heads, wide: false, .. }
+                if *heads < extents.query_heads_per_key_head =>
+            {
                 &SPLIT_HEAD_GROUP_BACKWARD_KERNEL
             }
-            Self::OfKeys { heads, wide: true, .. } if *heads < extents.share => {
+            Self::OfKeys { heads, wide: true, .. } if *heads < extents.query_heads_per_key_head => {
                 &WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL
             }
             Self::OfKeys { order, wide, .. } => match (order, wide) {
@@ -452,7 +470,8 @@ impl BackwardWorkDivision {
             Self::OfKeys { heads, last, .. } => {
                 let blocks = backward_grid_without_shared_key_blocks(extents, heads);
                 let first = (blocks - last.key_blocks_shared_in_last_round()) as i32;
-                let of_kernel = [first, last.halved as i32, last.parts as i32];
+                let of_kernel =
+                    [first, last.halved_key_blocks as i32, last.thread_blocks_per_other as i32];
                 ((blocks + last.thread_blocks_added_by_sharing()) as u32, heads, of_kernel)
             }
             Self::OfHeads { count } => (count, 1, [count as i32, 0, 1]),
@@ -463,9 +482,9 @@ impl BackwardWorkDivision {
 /// Loaded kernels of one attention backward through wgmma, in the order of their launches. The
 /// finishing kernel exists only if several thread blocks add to the same rows of dq.
 pub struct LoadedWgmmaBackwardKernels {
-    first: LoadedKernelWithLaunch,
-    main: LoadedKernelWithLaunch,
-    last: Option<LoadedKernelWithLaunch>,
+    row_statistics_kernel: LoadedKernelWithLaunch,
+    gradient_kernel: LoadedKernelWithLaunch,
+    dq_rounding_kernel: Option<LoadedKernelWithLaunch>,
 }
 
 /// Compiles and loads the kernels that a division of the backward's work needs.
@@ -486,9 +505,9 @@ pub fn load_wgmma_backward_kernels(
         BackwardWorkDivision::OfHeads { .. } => (ROW_STATISTICS_AND_ZERO_DQ_KERNEL, None),
     };
     Ok(LoadedWgmmaBackwardKernels {
-        main,
-        first: first.compile_and_load(device, extents)?,
-        last: last.map(|last| last.compile_and_load(device, extents)).transpose()?,
+        gradient_kernel: main,
+        row_statistics_kernel: first.compile_and_load(device, extents)?,
+        dq_rounding_kernel: last.map(|last| last.compile_and_load(device, extents)).transpose()?,
     })
 }
 
@@ -505,8 +524,11 @@ pub fn prepare_wgmma_backward_launches(
     blocks: BackwardWorkDivision,
 ) -> Result<AttentionLaunches, BackendError> {
     let BackwardLaunchInputs { device, extents, layout, addresses, scratch } = *call;
-    let LoadedWgmmaBackwardKernels { first, main, last } =
-        load_wgmma_backward_kernels(device, extents, blocks)?;
+    let LoadedWgmmaBackwardKernels {
+        row_statistics_kernel: first,
+        gradient_kernel: main,
+        dq_rounding_kernel: last,
+    } = load_wgmma_backward_kernels(device, extents, blocks)?;
     let sums = scratch.zeroed;
     let counters =
         sums + shared_dk_dv_sum_bytes(extents, blocks.key_blocks_summed_in_memory(extents));
@@ -518,8 +540,13 @@ pub fn prepare_wgmma_backward_launches(
     let of_keys = |strides, rows| key_or_value_tensor_boxes(extents, strides, rows);
     let (grid, heads, last_round) = blocks.grid_and_kernel_numbers(extents);
     let key_heads = extents.key_heads_per_sequence();
-    let numbers =
-        [extents.s, key_heads, extents.share, heads, extents.key_heads_of_all_sequences()];
+    let numbers = [
+        extents.queries,
+        key_heads,
+        extents.query_heads_per_key_head,
+        heads,
+        extents.key_heads_of_all_sequences(),
+    ];
     let parameters = KernelArgumentList::new()
         .with_struct_bytes(&of_step(&layout.forward.q).encode_tensor_map_at(q)?)
         .with_struct_bytes(
@@ -559,7 +586,7 @@ pub fn prepare_wgmma_backward_launches(
             let heads = extents.query_heads_per_sequence();
             let sums =
                 KernelArgumentList::new().address(call.dq_accumulator_address()).address(grad_q);
-            sums.value(extents.s as i32)
+            sums.value(extents.queries as i32)
                 .value(heads as i32)
                 .value(layout.grad_q.batch_head_row_stride_argument())
         } else {
@@ -590,7 +617,7 @@ mod tests {
     #[test]
     fn backward_wgmma_shared_bytes_equal_the_kernel_layout() {
         let narrow = AttentionExtents::single_sequence_self_attention(6, 200, Dtype::Bf16);
-        let wide = AttentionExtents { d: 128, ..narrow };
+        let wide = AttentionExtents { head_dim: 128, ..narrow };
         assert_eq!(backward_wgmma_shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
         assert_eq!(backward_wgmma_shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
         assert_eq!(whole_heads_backward_shared_bytes(&wide), (192 + 32 + 1) * 1024 + 112);
@@ -620,7 +647,12 @@ mod tests {
             let share = h / 8;
             let heads = AttentionExtents::single_sequence_self_attention(b * h, s, Dtype::Bf16);
             let chosen = fastest_query_heads_per_block(
-                &AttentionExtents { share, causal, d: 128, ..heads },
+                &AttentionExtents {
+                    query_heads_per_key_head: share,
+                    causal,
+                    head_dim: 128,
+                    ..heads
+                },
                 132,
             );
             assert!(good.contains(&chosen), "{b}, {h}, {s}, causal {causal}: {chosen}");
@@ -638,11 +670,14 @@ mod tests {
     fn key_blocks_of_a_half_empty_last_round_are_shared_by_thread_blocks() {
         let division = |heads, s, causal| {
             let extents = AttentionExtents::single_sequence_self_attention(heads, s, Dtype::Bf16);
-            let LastRoundDivision { halved, others, parts } =
-                LastRoundDivision::fastest_last_round_division(
-                    &AttentionExtents { causal, d: 128, ..extents },
-                    132,
-                );
+            let LastRoundDivision {
+                halved_key_blocks: halved,
+                other_key_blocks: others,
+                thread_blocks_per_other: parts,
+            } = LastRoundDivision::fastest_last_round_division(
+                &AttentionExtents { causal, head_dim: 128, ..extents },
+                132,
+            );
             (halved, others, parts)
         };
         // On 132 multiprocessors these shapes give 15 full rounds and 68 thread blocks, or 31 full
@@ -666,7 +701,7 @@ mod tests {
         for (causal, longest) in [(false, 256), (true, 512)] {
             let takes = |s| {
                 whole_heads_per_block_are_faster(
-                    &AttentionExtents { s, keys: s, causal, ..many },
+                    &AttentionExtents { queries: s, keys: s, causal, ..many },
                     132,
                 )
             };
@@ -680,7 +715,10 @@ mod tests {
                 "{heads}"
             );
         }
-        assert!(!whole_heads_per_block_are_faster(&AttentionExtents { share: 2, ..many }, 132));
+        assert!(!whole_heads_per_block_are_faster(
+            &AttentionExtents { query_heads_per_key_head: 2, ..many },
+            132
+        ));
     }
 
     /// An attention backward problem with its inputs and reference gradients, to be launched with
@@ -838,7 +876,11 @@ mod tests {
                         heads: 4 / h_kv,
                         order: QueryGradientSumOrder::Any,
                         wide,
-                        last: LastRoundDivision { halved, others, parts },
+                        last: LastRoundDivision {
+                            halved_key_blocks: halved,
+                            other_key_blocks: others,
+                            thread_blocks_per_other: parts,
+                        },
                     });
                 }
             }

@@ -40,14 +40,14 @@ struct DecodeTileSizes {
 /// Number of query rows that read the same keys: all queries of all query heads that share a key
 /// head.
 const fn query_rows_that_share_keys(extents: &AttentionExtents) -> usize {
-    extents.share * extents.s
+    extents.query_heads_per_key_head * extents.queries
 }
 
 /// For up to 16 query rows that share keys, chooses tiles of eight rows; a second tile of the group
 /// finds the keys in L2. For more than 16 query rows that share keys, chooses as large tiles as the
 /// registers allow.
 const fn decode_tile_sizes_for(extents: &AttentionExtents) -> DecodeTileSizes {
-    let narrow = 128 / extents.d;
+    let narrow = 128 / extents.head_dim;
     if query_rows_that_share_keys(extents) <= 16 {
         DecodeTileSizes { rows: 8, step_keys: 32, stages: 3 * narrow }
     } else {
@@ -67,8 +67,8 @@ impl DecodeTileSizes {
     /// Shared memory of the decode kernel: for each warp its key and value tiles, and o, m and l of
     /// its rows, where o has four padding columns.
     const fn decode_shared_bytes(&self, extents: &AttentionExtents) -> usize {
-        let stage = 2 * self.step_keys * extents.d * BYTES_OF_16_BIT_ELEMENT as usize;
-        WARPS_PER_DECODE_BLOCK * (self.stages * stage + self.rows * (extents.d + 4 + 2) * 4)
+        let stage = 2 * self.step_keys * extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize;
+        WARPS_PER_DECODE_BLOCK * (self.stages * stage + self.rows * (extents.head_dim + 4 + 2) * 4)
     }
 
     /// Macros of the decode kernel that are determined by the build's name, which contains the
@@ -85,7 +85,8 @@ impl DecodeTileSizes {
     }
 
     fn decode_build_defines(&self, extents: &AttentionExtents) -> Vec<String> {
-        let numbers = [("HEAD_DIM", extents.d), ("TILE_ROWS", self.rows), ("STAGES", self.stages)];
+        let numbers =
+            [("HEAD_DIM", extents.head_dim), ("TILE_ROWS", self.rows), ("STAGES", self.stages)];
         let numbers = numbers.map(|(name, value)| format!("{name}={value}"));
         [element_type_define(extents)].into_iter().chain(numbers).collect()
     }
@@ -122,7 +123,7 @@ fn decode_build_extents_for_query_counts(queries: &[usize]) -> Vec<AttentionExte
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for d in [64, 128] {
             let extents_of = |&s: &usize| AttentionExtents {
-                d,
+                head_dim: d,
                 ..AttentionExtents::single_sequence_self_attention(1, s, dtype)
             };
             variants.extend(queries.iter().map(extents_of));
@@ -147,7 +148,7 @@ pub const FLASH_DECODE_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> 
     supports: |problem| {
         let extents = AttentionExtents::from(&problem.attention);
         extents.check_dtype_size_and_grid_support(&[FLASH_DECODE_KERNEL])?;
-        if extents.s <= MAX_DECODE_QUERIES {
+        if extents.queries <= MAX_DECODE_QUERIES {
             Ok(())
         } else {
             Err(format!("takes up to {MAX_DECODE_QUERIES} queries a head"))
@@ -208,7 +209,7 @@ fn prepare_decode_task_with_build(
     // Each thread block stores at most two partial results: o, m and l of each query row of a tile.
     let sums = allocate_uninitialised_scratch(
         device,
-        (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64,
+        (2 * blocks * tile.rows * (extents.head_dim + 2) * 4) as u64,
     )?;
     let arrived = device.upload(&vec![0; 4 * units])?;
     let parameters = KernelArgumentList::new()
@@ -220,9 +221,9 @@ fn prepare_decode_task_with_build(
         .address(arrived.device_address())
         .value(units as i32)
         .value(row_tiles as i32)
-        .value(extents.s as i32)
+        .value(extents.queries as i32)
         .value(extents.keys as i32)
-        .value(extents.share as i32)
+        .value(extents.query_heads_per_key_head as i32)
         .value(i32::from(extents.causal));
     let launch = loaded.prepare_launch_with_blocks(device, Some(blocks as u32), parameters)?;
     let inputs = name_q_k_v_inputs([&q, &k, &v]);
@@ -245,10 +246,11 @@ mod tests {
     #[test]
     fn decode_shared_bytes_equal_the_kernel_layout() {
         let one = AttentionExtents {
-            d: 128,
+            head_dim: 128,
             ..AttentionExtents::single_sequence_self_attention(8, 1, Dtype::Bf16)
         };
-        let (narrow, many) = (AttentionExtents { d: 64, ..one }, AttentionExtents { s: 64, ..one });
+        let (narrow, many) =
+            (AttentionExtents { head_dim: 64, ..one }, AttentionExtents { queries: 64, ..one });
         let bytes = |extents| (FLASH_DECODE_KERNEL.shared_bytes)(extents);
         assert_eq!(bytes(&one), 4 * (3 * 16_384 + 8 * 134 * 4));
         assert_eq!(bytes(&narrow), 4 * (6 * 8192 + 8 * 70 * 4));
@@ -260,7 +262,7 @@ mod tests {
     #[test]
     fn decode_tile_rows_follow_the_queries_that_share_keys() {
         let one = AttentionExtents {
-            share: 8,
+            query_heads_per_key_head: 8,
             ..AttentionExtents::single_sequence_self_attention(64, 1, Dtype::Bf16)
         };
         assert_eq!(
@@ -271,7 +273,7 @@ mod tests {
             ),
             (8, 8, 8)
         );
-        let more = AttentionExtents { s: 5, ..one };
+        let more = AttentionExtents { queries: 5, ..one };
         assert_eq!(
             (query_rows_that_share_keys(&more), decode_tile_sizes_for(&more).rows),
             (40, 32)

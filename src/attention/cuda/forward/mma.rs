@@ -35,13 +35,15 @@ pub const FORWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         "attention/forward_flash_mma",
         "attention_forward_flash_mma",
         THREADS_PER_FORWARD_MMA_BLOCK,
-        |extents| [extents.s.div_ceil(QUERIES_PER_FORWARD_MMA_BLOCK) * extents.heads, 1, 1],
+        |extents| [extents.queries.div_ceil(QUERIES_PER_FORWARD_MMA_BLOCK) * extents.heads, 1, 1],
     )
 };
 
 /// Shared memory of `forward_flash_mma`: 128 queries, and two stages of 64 keys and 64 values.
 fn forward_flash_mma_shared_bytes(extents: &AttentionExtents) -> usize {
-    (QUERIES_PER_FORWARD_MMA_BLOCK + 2 * 2 * 64) * extents.d * BYTES_OF_16_BIT_ELEMENT as usize
+    (QUERIES_PER_FORWARD_MMA_BLOCK + 2 * 2 * 64)
+        * extents.head_dim
+        * BYTES_OF_16_BIT_ELEMENT as usize
 }
 
 /// Loads [`FORWARD_FLASH_MMA_KERNEL`] and prepares its launch over the tensors at these device
@@ -68,7 +70,8 @@ fn forward_flash_mma_arguments(
 ) -> KernelArgumentList {
     let AttentionForwardAddresses { q, k, v, out, lse } = *addresses;
     let tensors = [q, k, v, out, lse.unwrap_or(0)];
-    let AttentionExtents { s, keys, heads, share, .. } = *extents;
+    let AttentionExtents { queries: s, keys, heads, query_heads_per_key_head: share, .. } =
+        *extents;
     let numbers = [s, keys, heads, share, extents.key_heads_per_sequence()];
     let AttentionForwardLayout { q, k, v, out, lse } = layout;
     let with_tensors =
@@ -117,7 +120,7 @@ mod tests {
         let rows = RowStridesOfQkvAndGradient { q: 384, k: 128, v: 256, grad_out: 64 };
         let name = FORWARD_FLASH_MMA_KERNEL
             .build_for_parameters(&AttentionExtents {
-                rows: Some(rows),
+                row_strides: Some(rows),
                 ..SIX_HEADS_OF_200_QUERIES
             })
             .file_and_macros();

@@ -48,8 +48,8 @@ const TILED_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         THREADS_PER_TILED_FORWARD_BLOCK,
         |extents| {
             [
-                extents.s.div_ceil(SCORE_TILE_SIDE),
-                extents.s.div_ceil(SCORE_TILE_SIDE),
+                extents.queries.div_ceil(SCORE_TILE_SIDE),
+                extents.queries.div_ceil(SCORE_TILE_SIDE),
                 extents.heads,
             ]
         },
@@ -57,13 +57,17 @@ const TILED_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
 };
 const TILED_FORWARD_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_tiled_softmax",
-    blocks: |extents| [extents.heads * extents.s, 1, 1],
+    blocks: |extents| [extents.heads * extents.queries, 1, 1],
     ..TILED_FORWARD_SCORES_KERNEL
 };
 const TILED_FORWARD_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_tiled_values",
     blocks: |extents| {
-        [extents.s.div_ceil(SCORE_TILE_SIDE), extents.d / SCORE_TILE_SIDE, extents.heads]
+        [
+            extents.queries.div_ceil(SCORE_TILE_SIDE),
+            extents.head_dim / SCORE_TILE_SIDE,
+            extents.heads,
+        ]
     },
     ..TILED_FORWARD_SCORES_KERNEL
 };
@@ -81,14 +85,14 @@ const FORWARD_FLASH_CUDA_CORE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec 
         "attention/forward_flash",
         "attention_forward_flash",
         THREADS_PER_TILED_FORWARD_BLOCK,
-        |extents| [extents.s.div_ceil(SCORE_TILE_SIDE) * extents.heads, 1, 1],
+        |extents| [extents.queries.div_ceil(SCORE_TILE_SIDE) * extents.heads, 1, 1],
     )
 };
 
 /// Shared memory of `forward_flash`: fp32 tiles of q, of k or v, and of p, with four padding
 /// columns in each row.
 fn forward_flash_shared_bytes(extents: &AttentionExtents) -> usize {
-    (2 * extents.d + SCORE_TILE_SIDE) * (SCORE_TILE_SIDE + 4) * 4
+    (2 * extents.head_dim + SCORE_TILE_SIDE) * (SCORE_TILE_SIDE + 4) * 4
 }
 
 /// Kernelgate's own CUDA implementations of attention forward that run on several architectures,
@@ -339,7 +343,7 @@ mod tests {
 
     #[test]
     fn attention_forward_grids_cover_all_query_rows_and_tiles() {
-        let wide = AttentionExtents { d: 128, ..SIX_CAUSAL_HEADS_OF_200_QUERIES };
+        let wide = AttentionExtents { head_dim: 128, ..SIX_CAUSAL_HEADS_OF_200_QUERIES };
         assert_eq!(
             (NAIVE_FORWARD_SCORES_KERNEL.blocks)(&SIX_CAUSAL_HEADS_OF_200_QUERIES),
             [13, 13, 6]
@@ -380,7 +384,7 @@ mod tests {
             Err("needs more blocks than a grid holds".to_owned())
         );
         let long = AttentionExtents {
-            d: 128,
+            head_dim: 128,
             ..AttentionExtents::single_sequence_self_attention(16, 16_384, Dtype::Bf16)
         };
         let reason =
@@ -393,7 +397,7 @@ mod tests {
         );
         let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());
         for unlike in [
-            AttentionExtents { share: 2, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
+            AttentionExtents { query_heads_per_key_head: 2, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
             AttentionExtents { keys: 201, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
         ] {
             assert_eq!(

@@ -34,9 +34,9 @@ pub struct QueryTile {
     /// Index of the query head among the heads of all sequences.
     pub head: usize,
     /// First query of the tile, a multiple of 64.
-    pub row: usize,
+    pub first_query: usize,
     /// Number of 64-query parts of the tile, each computed by one warpgroup.
-    pub groups: usize,
+    pub warpgroups: usize,
 }
 
 /// Extents of an attention forward whose queries are divided into tiles.
@@ -45,7 +45,7 @@ pub struct QueryTilingShape {
     /// Number of query heads of all sequences, b·h.
     pub heads: usize,
     /// Number of query heads that read the same keys.
-    pub share: usize,
+    pub query_heads_per_key_head: usize,
     /// Number of queries of a head.
     pub s: usize,
     /// Number of keys of a head.
@@ -92,7 +92,10 @@ impl QueryTilingShape {
             self.all_tiles_in_order_of_assignment(&self.tiles_of_head_by_descending_cost(narrow))
         {
             let Reverse((cost, block)) = least.pop().expect("a block at least");
-            least.push(Reverse((cost + self.query_tile_cost(tile.row, tile.groups), block)));
+            least.push(Reverse((
+                cost + self.query_tile_cost(tile.first_query, tile.warpgroups),
+                block,
+            )));
             lists[block].push(tile);
         }
         (least.into_iter().map(|Reverse((cost, _))| cost).max().unwrap_or(0), lists)
@@ -131,11 +134,17 @@ impl QueryTilingShape {
             .iter()
             .partition(|tile| self.s > MAX_QUERIES_OF_SHORT_HEAD && light(tile));
         // Bytes of the q, k, v and output rows of a group of query heads that share keys.
-        let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
-        let together = (L2_BYTES_FOR_CONCURRENT_HEADS / bytes).max(1) * self.share;
+        let bytes = 2 * (self.keys + self.query_heads_per_key_head * self.s) * self.key_bytes;
+        let together =
+            (L2_BYTES_FOR_CONCURRENT_HEADS / bytes).max(1) * self.query_heads_per_key_head;
         let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<QueryTile> {
-            let of_heads =
-                |&(row, groups)| heads.clone().map(move |head| QueryTile { head, row, groups });
+            let of_heads = |&(row, groups)| {
+                heads.clone().map(move |head| QueryTile {
+                    head,
+                    first_query: row,
+                    warpgroups: groups,
+                })
+            };
             tiles.iter().flat_map(of_heads).collect()
         };
         (0..self.heads)
@@ -165,8 +174,13 @@ pub fn tile_lists_as_kernel_table(lists: &[Vec<QueryTile>], heads_a_batch: usize
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
     let entry = |tile: Option<&QueryTile>| {
         tile.map_or([0; 4], |tile| {
-            [tile.row, tile.groups, tile.head % heads_a_batch, tile.head / heads_a_batch]
-                .map(|number| number as i32)
+            [
+                tile.first_query,
+                tile.warpgroups,
+                tile.head % heads_a_batch,
+                tile.head / heads_a_batch,
+            ]
+            .map(|number| number as i32)
         })
     };
     (0..=longest)
@@ -180,7 +194,7 @@ mod tests {
 
     const FIVE_CAUSAL_HEADS_OF_1000_QUERIES: QueryTilingShape = QueryTilingShape {
         heads: 5,
-        share: 1,
+        query_heads_per_key_head: 1,
         s: 1000,
         keys: 1000,
         key_bytes: 256,
@@ -189,7 +203,7 @@ mod tests {
     };
 
     fn cost_of_tile_list(tiling: &QueryTilingShape, list: &[QueryTile]) -> usize {
-        list.iter().map(|tile| tiling.query_tile_cost(tile.row, tile.groups)).sum()
+        list.iter().map(|tile| tiling.query_tile_cost(tile.first_query, tile.warpgroups)).sum()
     }
 
     #[test]
@@ -205,7 +219,8 @@ mod tests {
                 let mut groups: Vec<_> =
                     (tiling.assign_query_tiles_to_blocks(7).into_iter().flatten())
                         .flat_map(|tile| {
-                            (0..tile.groups).map(move |group| (tile.head, tile.row / 64 + group))
+                            (0..tile.warpgroups)
+                                .map(move |group| (tile.head, tile.first_query / 64 + group))
                         })
                         .collect();
                 groups.sort_unstable();
@@ -257,11 +272,11 @@ mod tests {
             tiling.all_tiles_in_order_of_assignment(&tiling.tiles_of_head_by_descending_cost(0));
         let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
         assert_eq!(heads, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
-        assert_eq!((order[0].row, order[0].groups), (4096 - 256, 3));
+        assert_eq!((order[0].first_query, order[0].warpgroups), (4096 - 256, 3));
         let last = order.last().unwrap();
-        assert_eq!((last.row, last.head), (0, 15));
+        assert_eq!((last.first_query, last.head), (0, 15));
         // In this test, four query heads and the keys and values that they share take 10 MiB.
-        let grouped = QueryTilingShape { share: 4, ..tiling };
+        let grouped = QueryTilingShape { query_heads_per_key_head: 4, ..tiling };
         let order =
             grouped.all_tiles_in_order_of_assignment(&grouped.tiles_of_head_by_descending_cost(0));
         assert!(order[..9].iter().map(|tile| tile.head).eq((0..8).chain([0])));
@@ -284,10 +299,11 @@ mod tests {
         let lists = tiling.assign_query_tiles_to_blocks(132);
         // Each head of 256 queries is cut into two tiles of two warpgroups, not into one of three
         // and one of one.
-        assert!(lists.iter().flatten().all(|tile| tile.groups == 2));
+        assert!(lists.iter().flatten().all(|tile| tile.warpgroups == 2));
         let order =
             tiling.all_tiles_in_order_of_assignment(&tiling.tiles_of_head_by_descending_cost(2));
-        let place = |head, row| order.iter().position(|it| (it.head, it.row) == (head, row));
+        let place =
+            |head, row| order.iter().position(|it| (it.head, it.first_query) == (head, row));
         for head in 0..1024 {
             let (first, second) = (place(head, 0).unwrap(), place(head, 128).unwrap());
             assert!(first.abs_diff(second) <= 80, "{head}: {first}, {second}");
@@ -296,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_table_of_tiles_has_the_order_that_the_kernel_reads() {
-        let tile = |head, row, groups| QueryTile { head, row, groups };
+        let tile = |head, row, groups| QueryTile { head, first_query: row, warpgroups: groups };
         let lists = [vec![tile(4, 192, 3), tile(2, 64, 1)], vec![tile(7, 0, 2)]];
         let first = [192, 3, 1, 1, 0, 2, 1, 2];
         let second = [64, 1, 2, 0, 0, 0, 0, 0];

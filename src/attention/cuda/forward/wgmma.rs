@@ -46,7 +46,7 @@ const MIN_HEADS_FOR_WHOLE_HEAD_TILES: usize = 264;
 /// compute warpgroups go on to parts of the next head, so none is idle if a head has fewer parts
 /// than warpgroups.
 const fn parts_of_64_queries_per_tile(extents: &AttentionExtents) -> usize {
-    let parts = extents.s.div_ceil(QUERIES_PER_FORWARD_WARPGROUP);
+    let parts = extents.queries.div_ceil(QUERIES_PER_FORWARD_WARPGROUP);
     let short = parts <= MAX_64_QUERY_PARTS_OF_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
     if short && extents.heads >= MIN_HEADS_FOR_WHOLE_HEAD_TILES {
         parts
@@ -66,7 +66,7 @@ const fn keys_per_forward_wgmma_block(extents: &AttentionExtents) -> usize {
     if query_tile_is_a_whole_short_head(extents) {
         return 64;
     }
-    let (few, usual) = match (extents.d, extents.causal) {
+    let (few, usual) = match (extents.head_dim, extents.causal) {
         (64, false) => (0, 128),
         (64, true) => (512, 128),
         (_, false) => (512, 80),
@@ -97,7 +97,7 @@ impl QueryKeyValueStages {
     /// and keys lets the next head begin in time.
     const fn stages_that_fit_shared_memory(extents: &AttentionExtents) -> Self {
         match (
-            extents.d,
+            extents.head_dim,
             keys_per_forward_wgmma_block(extents),
             query_tile_is_a_whole_short_head(extents),
         ) {
@@ -169,7 +169,7 @@ fn forward_wgmma_build_extents() -> Vec<AttentionExtents> {
         let short = [1, 2, MAX_64_QUERY_PARTS_OF_SHORT_HEAD]
             .map(|parts| (MIN_HEADS_FOR_WHOLE_HEAD_TILES, parts * QUERIES_PER_FORWARD_WARPGROUP));
         let all = [(1, 1), (1, 4096)].into_iter().chain(short);
-        all.map(move |(heads, s)| AttentionExtents { heads, s, keys: s, ..build })
+        all.map(move |(heads, s)| AttentionExtents { heads, queries: s, keys: s, ..build })
             .collect::<Vec<_>>()
     };
     let mut variants: Vec<_> = (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.variants)()
@@ -191,7 +191,7 @@ fn forward_wgmma_shared_bytes(extents: &AttentionExtents) -> usize {
     };
     let rows = stages.queries * parts_a_copy * QUERIES_PER_FORWARD_WARPGROUP
         + (stages.keys + stages.values) * keys_per_forward_wgmma_block(extents);
-    rows * extents.d * BYTES_OF_16_BIT_ELEMENT as usize
+    rows * extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize
         + stages.bytes_of_stage_barriers()
         + 32 * tiles
 }
@@ -241,7 +241,7 @@ fn forward_wgmma_fp8_defines(extents: &AttentionExtents) -> Vec<String> {
 
 fn fp8_build_extents(causal: bool) -> AttentionExtents {
     AttentionExtents {
-        d: 128,
+        head_dim: 128,
         causal,
         ..AttentionExtents::single_sequence_self_attention(1, 1, Dtype::Fp8)
     }
@@ -254,19 +254,19 @@ fn forward_wgmma_fp8_shared_bytes(extents: &AttentionExtents) -> usize {
     let queries = queries
         * COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK
         * QUERIES_PER_FORWARD_WARPGROUP
-        * extents.d
+        * extents.head_dim
         * BYTES_OF_16_BIT_ELEMENT as usize;
-    let blocks = (keys + values) * FP8_KEYS_PER_BLOCK * extents.d;
+    let blocks = (keys + values) * FP8_KEYS_PER_BLOCK * extents.head_dim;
     queries + blocks + FP8_KERNEL_STAGES.bytes_of_stage_barriers()
 }
 
 /// Number of keys of a head in the fp8 build, padded to whole key blocks.
 const fn key_count_padded_to_fp8_blocks(extents: &AttentionExtents) -> usize {
-    extents.s.div_ceil(FP8_KEYS_PER_BLOCK) * FP8_KEYS_PER_BLOCK
+    extents.queries.div_ceil(FP8_KEYS_PER_BLOCK) * FP8_KEYS_PER_BLOCK
 }
 
 const fn transposed_fp8_value_bytes(extents: &AttentionExtents) -> u64 {
-    (extents.heads * key_count_padded_to_fp8_blocks(extents) * extents.d) as u64
+    (extents.heads * key_count_padded_to_fp8_blocks(extents) * extents.head_dim) as u64
 }
 
 pub const WGMMA_FP8_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Implementation {
@@ -275,7 +275,7 @@ pub const WGMMA_FP8_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = I
             transposed by a kernel of their own, in the time; sm_90a only",
     supports: |problem| {
         let extents = AttentionExtents::from(&problem.attention);
-        match (extents.dtype, extents.d) {
+        match (extents.dtype, extents.head_dim) {
             (Dtype::Fp8, 128) => {
                 extents.check_index_and_grid_limits(&[
                     FORWARD_FLASH_WGMMA_FP8_KERNEL,
@@ -297,7 +297,7 @@ pub const WGMMA_FP8_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = I
 /// take a ten-thousandth and are not counted.
 fn fp8_forward_device_bytes(problem: &AttentionForward) -> u64 {
     let extents = AttentionExtents::from(&problem.attention);
-    let elements = extents.queries_of_all_heads() * extents.d as u64;
+    let elements = extents.queries_of_all_heads() * extents.head_dim as u64;
     (3 + BYTES_OF_16_BIT_ELEMENT) * elements + transposed_fp8_value_bytes(&extents)
 }
 
@@ -308,8 +308,18 @@ fn upload_query_tile_table(
     key_bytes: usize,
     block_keys: usize,
 ) -> Result<DeviceBuffer, BackendError> {
-    let AttentionExtents { heads, share, s, keys, causal, .. } = *extents;
-    let tiling = QueryTilingShape { heads, share, s, keys, key_bytes, causal, block_keys };
+    let AttentionExtents {
+        heads, query_heads_per_key_head: share, queries: s, keys, causal, ..
+    } = *extents;
+    let tiling = QueryTilingShape {
+        heads,
+        query_heads_per_key_head: share,
+        s,
+        keys,
+        key_bytes,
+        causal,
+        block_keys,
+    };
     let lists = tiling.assign_query_tiles_to_blocks(device.facts().multiprocessors as usize);
     device.upload(bytemuck::cast_slice(&tile_lists_as_kernel_table(
         &lists,
@@ -357,7 +367,8 @@ impl ForwardWgmmaOperands<'_> {
             .value(self.scales)
             .address(list)
             .address(counter);
-        let AttentionExtents { s, keys, share, heads, .. } = *extents;
+        let AttentionExtents { queries: s, keys, query_heads_per_key_head: share, heads, .. } =
+            *extents;
         [s, keys, extents.query_heads_per_sequence(), share, heads]
             .into_iter()
             .fold(with_addresses, |all, number| all.value(number as i32))
@@ -373,7 +384,7 @@ pub fn prepare_forward_wgmma_launch(
     addresses: &AttentionForwardAddresses,
 ) -> Result<AttentionLaunches, BackendError> {
     let loaded = FORWARD_FLASH_WGMMA_KERNEL.compile_and_load(device, extents)?;
-    let key_bytes = extents.d * BYTES_OF_16_BIT_ELEMENT as usize;
+    let key_bytes = extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize;
     let (table, tiles) = if query_tile_is_a_whole_short_head(extents) {
         let counter = device.upload(&0_u32.to_ne_bytes())?;
         let tiles = QueryTileSource::Counted(counter.device_address());
@@ -431,7 +442,7 @@ fn prepare_wgmma_fp8_forward_task(
     let scales = upload_named_inputs(device, inputs, FP8_SCALE_INPUT_NAMES)?;
     let transposed = allocate_uninitialised_scratch(device, transposed_fp8_value_bytes(&extents))?;
     let out = allocate_attention_output(device, "out", &problem.attention)?;
-    let tiles = upload_query_tile_table(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;
+    let tiles = upload_query_tile_table(&extents, device, extents.head_dim, FP8_KEYS_PER_BLOCK)?;
     let layout = AttentionForwardLayout::forward_layout_dense_bhsd(&AttentionShape::from(
         &problem.attention,
     ));
@@ -482,10 +493,14 @@ mod tests {
     #[test]
     fn forward_wgmma_shared_bytes_equal_the_kernel_layout() {
         let narrow = AttentionExtents::single_sequence_self_attention(6, 300, Dtype::Bf16);
-        let wide = AttentionExtents { d: 128, ..narrow };
+        let wide = AttentionExtents { head_dim: 128, ..narrow };
         assert_eq!(forward_wgmma_shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
-        let [short, short_wide] =
-            [narrow, wide].map(|build| AttentionExtents { heads: 264, s: 200, keys: 200, ..build });
+        let [short, short_wide] = [narrow, wide].map(|build| AttentionExtents {
+            heads: 264,
+            queries: 200,
+            keys: 200,
+            ..build
+        });
         assert_eq!(forward_wgmma_shared_bytes(&short), (6 + 12) * 64 * 128 + 16 * 18 + 128);
         assert_eq!(forward_wgmma_shared_bytes(&short_wide), (5 + 9) * 64 * 256 + 16 * 14 + 128);
         assert_eq!(forward_wgmma_shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
@@ -500,7 +515,7 @@ mod tests {
     #[test]
     fn all_keys_of_a_short_head_fit_into_forward_wgmma_shared_memory() {
         let wide = AttentionExtents {
-            d: 128,
+            head_dim: 128,
             ..AttentionExtents::single_sequence_self_attention(
                 MIN_HEADS_FOR_WHOLE_HEAD_TILES,
                 256,
@@ -514,7 +529,7 @@ mod tests {
             }),
             3
         );
-        let parts_of = |s| parts_of_64_queries_per_tile(&AttentionExtents { s, ..wide });
+        let parts_of = |s| parts_of_64_queries_per_tile(&AttentionExtents { queries: s, ..wide });
         assert_eq!([1, 64, 65, 128, 129].map(parts_of), [1, 1, 2, 2, 3]);
         assert_eq!([192, 193, 256, 257].map(parts_of), [3, 4, 4, 3]);
         assert_eq!(
@@ -523,7 +538,7 @@ mod tests {
             [4, 4, 3]
         );
         for d in [64, 128] {
-            let short = AttentionExtents { d, ..wide };
+            let short = AttentionExtents { head_dim: d, ..wide };
             let QueryKeyValueStages { keys, values, .. } =
                 QueryKeyValueStages::stages_that_fit_shared_memory(&short);
             assert!(

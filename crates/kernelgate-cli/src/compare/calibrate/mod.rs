@@ -54,10 +54,11 @@ pub struct CalibrationRequest {
     /// Sizes of the slow-downs that the calibration injects into the head as additional work, per
     /// cent of the case's time.
     pub slowdowns_by_work_percent: Vec<f64>,
-    /// Number of comparisons for each slow-down size in `injected` and for each in `work`.
+    /// Number of comparisons for each slow-down size in `slowdowns_by_wait_percent` and for each in
+    /// `slowdowns_by_work_percent`.
     pub comparisons_per_slowdown: usize,
-    /// Number of comparisons, for each size in `injected`, in which only one case has the injected
-    /// slow-down.
+    /// Number of comparisons, for each size in `slowdowns_by_wait_percent`, in which only one case
+    /// has the injected slow-down.
     pub single_case_comparisons: usize,
     /// Number of A/A comparisons in which an artificial load runs on the same machine while the
     /// head is timed.

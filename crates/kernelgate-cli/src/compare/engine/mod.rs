@@ -99,8 +99,9 @@ pub struct WholeComparisonFacts {
 pub struct ComparisonOutcome {
     /// Verdicts and facts.
     pub comparison: Comparison,
-    /// Record of this shard for [`merge_comparison_shard_records`](crate::gate::comparison_shard::merge_comparison_shard_records), if the comparison
-    /// runs one shard of the cases.
+    /// Record of this shard for
+    /// [`merge_comparison_shard_records`](crate::gate::comparison_shard::merge_comparison_shard_records),
+    /// if the comparison runs one shard of the cases.
     pub shard: Option<Box<ComparisonShardRecord>>,
 }
 

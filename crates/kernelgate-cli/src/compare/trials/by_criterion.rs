@@ -251,7 +251,7 @@ fn case_record_from_criterion(
     added_ns: f64,
     contention: Option<f64>,
 ) -> CaseRecordWithSamples {
-    let pairs = case.times.iter().zip(&case.iterations);
+    let pairs = case.sample_times.iter().zip(&case.iterations);
     let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
     case.to_case_record(SamplesOfCase {
         elapsed_ns: elapsed_ns.collect(),
@@ -317,8 +317,8 @@ mod tests {
         let stored = |iterations: &[u64]| CaseInCriterionStore {
             group: "simulated clock".to_owned(),
             iterations: iterations.to_vec(),
-            times: vec![1e6; iterations.len()],
-            written: None,
+            sample_times: vec![1e6; iterations.len()],
+            write_time: None,
         };
         let environment = RunEnvironment::environment_of_process_on_cpu();
         let provenance = CommitAndChanges { commit: None, dirty: false };

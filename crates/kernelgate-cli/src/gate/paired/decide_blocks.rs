@@ -151,7 +151,7 @@ struct EvidenceOfChangeInDirection {
     /// Number of pairs at the analysis in which clock cycles excluded a relevant change, so that
     /// more blocks would not help; `None` if none did.
     pairs_when_clock_objected: Option<usize>,
-    /// Number of pairs at the interim analysis that gave the p value `all`.
+    /// Number of pairs at the interim analysis that gave the p value `largest_p`.
     pairs_at_analysis: usize,
 }
 

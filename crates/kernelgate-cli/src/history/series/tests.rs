@@ -342,7 +342,9 @@ fn level_changes_are_found_in_recorded_noise_with_few_false_alarms() {
         alarms += u32::from((MIN_VALUES_TO_SEARCH_LEVEL_CHANGES..=100).any(alarm));
         let mut values = values;
         values[40..].iter_mut().for_each(|value| *value += 0.05f64.ln_1p());
-        let seen = |runs: usize| found(&values[..runs]).iter().any(|it| it.at.abs_diff(40) <= 1);
+        let seen = |runs: usize| {
+            found(&values[..runs]).iter().any(|it| it.first_index_after.abs_diff(40) <= 1)
+        };
         missed += u32::from(!(41..=45).any(seen));
     }
     println!("{missed} of {count} steps missed, {alarms} with a false alarm");

@@ -19,15 +19,15 @@ pub struct Kernel {
     /// Size of each parameter.
     parameter_bytes: Vec<usize>,
     /// Whether any `Kernel` that shares this flag was launched, for the record of kernels.
-    launched: Arc<AtomicBool>,
+    was_launched: Arc<AtomicBool>,
     /// Token that all `Kernel`s of the same symbol share; it lives while any of them is in use.
-    in_use: Arc<()>,
+    use_token: Arc<()>,
 }
 
 impl Kernel {
     /// Makes a kernel from a function of a loaded module, for launches on a stream; the kernel
-    /// keeps the module loaded. The first launch sets the flag `launched`; the kernel holds the
-    /// token `in_use` while it lives.
+    /// keeps the module loaded. The first launch sets the flag `was_launched`; the kernel holds the
+    /// token `use_token` while it lives.
     ///
     /// # Errors
     /// Fails if the driver does not report the kernel's parameters.
@@ -39,7 +39,14 @@ impl Kernel {
     ) -> Result<Self, BackendError> {
         let parameter_bytes = sizes_of_parameters(&function, name)?;
         let (stream, name) = (Arc::clone(stream), name.to_owned());
-        Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
+        Ok(Self {
+            function,
+            stream,
+            name,
+            parameter_bytes,
+            was_launched: launched,
+            use_token: in_use,
+        })
     }
 
     /// A second `Kernel` of the same function whose launches go to another stream.
@@ -49,8 +56,8 @@ impl Kernel {
             stream: Arc::clone(stream),
             name: self.name.clone(),
             parameter_bytes: self.parameter_bytes.clone(),
-            launched: Arc::clone(&self.launched),
-            in_use: Arc::clone(&self.in_use),
+            was_launched: Arc::clone(&self.was_launched),
+            use_token: Arc::clone(&self.use_token),
         }
     }
 
@@ -214,7 +221,7 @@ impl Kernel {
     /// launch; the error names the kernel.
     pub fn launch(&self, launch: Launch, arguments: &[KernelArgument]) -> Result<(), BackendError> {
         self.check_arguments(arguments)?;
-        self.launched.store(true, Ordering::Relaxed);
+        self.was_launched.store(true, Ordering::Relaxed);
         let (mut few, mut many) =
             ([std::ptr::null_mut::<c_void>(); MAX_PARAMETERS_WITHOUT_ALLOCATION], Vec::new());
         let pointers = match few.get_mut(..arguments.len()) {

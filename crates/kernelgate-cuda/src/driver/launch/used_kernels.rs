@@ -36,14 +36,14 @@ pub struct LoadedKernelsRecord(Arc<Mutex<RecordedKernelList>>);
 #[derive(Default)]
 struct RecordedKernelList {
     kernels: BTreeMap<String, RecordedKernelImage>,
-    staged: Vec<Arc<KernelWithStages>>,
+    kernels_with_stages: Vec<Arc<KernelWithStages>>,
 }
 
 struct RecordedKernelImage {
     image: Arc<[u8]>,
     symbol: String,
-    shapes: Vec<Launch>,
-    launched: Arc<AtomicBool>,
+    launch_shapes: Vec<Launch>,
+    was_launched: Arc<AtomicBool>,
 }
 
 impl LoadedKernelsRecord {
@@ -59,31 +59,35 @@ impl LoadedKernelsRecord {
         let kernel = loaded.kernels.entry(name).or_insert_with(|| RecordedKernelImage {
             image: Arc::clone(image),
             symbol: symbol.to_owned(),
-            shapes: Vec::new(),
-            launched: Arc::default(),
+            launch_shapes: Vec::new(),
+            was_launched: Arc::default(),
         });
-        Arc::clone(&kernel.launched)
+        Arc::clone(&kernel.was_launched)
     }
 
     pub(crate) fn add_shape_of_kernel(&self, name: &str, shape: Launch) {
         let mut loaded = self.lock_recorded_kernels();
-        let kernel = loaded.kernels.get_mut(name).filter(|it| !it.shapes.contains(&shape));
+        let kernel = loaded.kernels.get_mut(name).filter(|it| !it.launch_shapes.contains(&shape));
         if let Some(kernel) = kernel {
-            kernel.shapes.push(shape);
+            kernel.launch_shapes.push(shape);
         }
     }
 
     /// Adds a kernel whose implementation names stages, unless the same kernel was added before.
     pub(crate) fn add_kernel_with_stages(&self, kernel: KernelWithStages) {
         let mut loaded = self.lock_recorded_kernels();
-        if !loaded.staged.iter().any(|known| known.is_same_kernel_of_same_module(&kernel)) {
-            loaded.staged.push(Arc::new(kernel));
+        if !loaded
+            .kernels_with_stages
+            .iter()
+            .any(|known| known.is_same_kernel_of_same_module(&kernel))
+        {
+            loaded.kernels_with_stages.push(Arc::new(kernel));
         }
     }
 
     /// All recorded kernels whose implementations name stages.
     pub fn kernels_with_stages(&self) -> Vec<Arc<KernelWithStages>> {
-        self.lock_recorded_kernels().staged.clone()
+        self.lock_recorded_kernels().kernels_with_stages.clone()
     }
 
     /// Names (build and symbol) of the recorded kernels that were launched or captured into a
@@ -91,7 +95,7 @@ impl LoadedKernelsRecord {
     pub fn names_of_launched_kernels(&self) -> Vec<String> {
         let loaded = self.lock_recorded_kernels();
         let launched =
-            loaded.kernels.iter().filter(|(_, kernel)| kernel.launched.load(Ordering::Relaxed));
+            loaded.kernels.iter().filter(|(_, kernel)| kernel.was_launched.load(Ordering::Relaxed));
         launched.map(|(name, _)| name.clone()).collect()
     }
 
@@ -100,7 +104,7 @@ impl LoadedKernelsRecord {
     pub fn read_machine_code_of_all(&self) -> KernelsLoadedForCase {
         let described = |kernel: &RecordedKernelImage| KernelLoadedForCase {
             code: code::machine_code_of_kernel_in_image(&kernel.image, &kernel.symbol),
-            shapes: kernel.shapes.clone(),
+            shapes: kernel.launch_shapes.clone(),
         };
         let loaded = self.lock_recorded_kernels();
         loaded.kernels.iter().map(|(name, kernel)| (name.clone(), described(kernel))).collect()

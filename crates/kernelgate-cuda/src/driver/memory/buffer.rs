@@ -15,7 +15,7 @@ use crate::driver::driver_error::error_for_failed_action;
 #[derive(Clone)]
 pub struct DeviceBuffer {
     slice: Arc<CudaSlice<u8>>,
-    staging: Arc<PinnedStagingBlocks>,
+    staging_blocks: Arc<PinnedStagingBlocks>,
 }
 
 impl DeviceBuffer {
@@ -23,7 +23,7 @@ impl DeviceBuffer {
         slice: CudaSlice<u8>,
         staging: Arc<PinnedStagingBlocks>,
     ) -> Self {
-        Self { slice: Arc::new(slice), staging }
+        Self { slice: Arc::new(slice), staging_blocks: staging }
     }
 
     /// Returns the device address of the first byte of the buffer.
@@ -149,7 +149,11 @@ impl DeviceBuffer {
         if bytes.len() >= staged_copies::MIN_BYTES_FOR_STAGED_COPY {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe {
-                self.staging.upload_through_pinned_blocks(stream, self.device_address(), bytes)
+                self.staging_blocks.upload_through_pinned_blocks(
+                    stream,
+                    self.device_address(),
+                    bytes,
+                )
             };
         }
         let failed = |error| error_for_failed_action("copy to the GPU", &error);
@@ -196,7 +200,11 @@ impl DeviceBuffer {
         if target.len() >= staged_copies::MIN_BYTES_FOR_STAGED_COPY {
             // SAFETY: the range lies in the allocation, which is alive.
             return unsafe {
-                self.staging.download_through_pinned_blocks(stream, self.device_address(), target)
+                self.staging_blocks.download_through_pinned_blocks(
+                    stream,
+                    self.device_address(),
+                    target,
+                )
             };
         }
         stream

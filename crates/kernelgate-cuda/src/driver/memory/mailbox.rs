@@ -70,13 +70,13 @@ impl Drop for PinnedHostDeviceMailbox {
 /// that has ended while later work still runs on the device.
 pub struct PinnedWordsFromDevice {
     words: NonNull<AtomicU64>,
-    count: usize,
+    word_count: usize,
 }
 
 impl PinnedWordsFromDevice {
     /// Allocates `count` pinned 64-bit words with the value zero.
     pub fn with_zeroed_words(count: usize) -> Result<Self, BackendError> {
-        let pinned = Self { words: allocate_pinned_words(count)?, count };
+        let pinned = Self { words: allocate_pinned_words(count)?, word_count: count };
         (0..count).for_each(|index| pinned.word_at(index).store(0, Ordering::Release));
         Ok(pinned)
     }
@@ -86,9 +86,9 @@ impl PinnedWordsFromDevice {
     /// # Panics
     /// Panics if `index` is not less than the number of words.
     pub fn word_at(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.count, "word {index} of {}", self.count);
-        // SAFETY: the allocation holds `count` words, lives as long as `self`, and is only ever
-        // accessed atomically by the host.
+        assert!(index < self.word_count, "word {index} of {}", self.word_count);
+        // SAFETY: the allocation holds `word_count` words, lives as long as `self`, and is only
+        // ever accessed atomically by the host.
         unsafe { self.words.add(index).as_ref() }
     }
 

@@ -56,12 +56,12 @@ pub struct DeviceMemoryInUse {
     /// Bytes allocated from the device's memory pool, as every
     /// [`DeviceBuffer`](crate::DeviceBuffer) is, without the unused part of the pool's 32 MiB
     /// pieces; 0 without a pool.
-    pub pool: u64,
-    /// Largest value of `pool` since the last [`restart_peak_of_pool`], bytes.
-    pub pool_peak: u64,
+    pub pool_bytes: u64,
+    /// Largest value of `pool_bytes` since the last [`restart_peak_of_pool`], bytes.
+    pub peak_pool_bytes: u64,
     /// Bytes in use outside the pool, in pages of 2 MiB: other allocations, modules, memory of the
     /// context and of libraries, and other processes.
-    pub outside: u64,
+    pub bytes_outside_pool: u64,
 }
 
 /// Reads how much device memory is in use now, without waiting for enqueued work.
@@ -75,7 +75,11 @@ pub fn read_device_memory_usage(device: &Device) -> Result<DeviceMemoryInUse, Ba
     let peak = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
     let reserved = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
     let outside = total.saturating_sub(free).saturating_sub(reserved);
-    Ok(DeviceMemoryInUse { pool, pool_peak: peak.max(pool), outside })
+    Ok(DeviceMemoryInUse {
+        pool_bytes: pool,
+        peak_pool_bytes: peak.max(pool),
+        bytes_outside_pool: outside,
+    })
 }
 
 /// Reads an attribute, in bytes, of the device's memory pool; 0 if the device has no pool.
@@ -94,8 +98,8 @@ fn read_memory_pool_attribute(
     Ok(bytes)
 }
 
-/// Restarts the maximum of memory use in the device's pool ([`DeviceMemoryInUse::pool_peak`]) at
-/// the present use.
+/// Restarts the maximum of memory use in the device's pool ([`DeviceMemoryInUse::peak_pool_bytes`])
+/// at the present use.
 pub fn restart_peak_of_pool(device: &Device) -> Result<(), BackendError> {
     // SAFETY: the device handle belongs to an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {
@@ -135,15 +139,15 @@ mod tests {
         eprintln!("{before:?} {now:?}");
         // The driver rounds an allocation up to a multiple of about 512 bytes.
         let is_about = |bytes: u64, expected: u64| (expected..expected + MIB).contains(&bytes);
-        assert!(is_about(now.pool - before.pool, 96 * MIB));
-        assert!(is_about(now.pool_peak - before.pool, 160 * MIB));
+        assert!(is_about(now.pool_bytes - before.pool_bytes, 96 * MIB));
+        assert!(is_about(now.peak_pool_bytes - before.pool_bytes, 160 * MIB));
         // Other tests may open the device at the same time, which uses memory outside the pool.
-        assert!(now.outside.abs_diff(before.outside) <= 32 * MIB);
+        assert!(now.bytes_outside_pool.abs_diff(before.bytes_outside_pool) <= 32 * MIB);
         restart_peak_of_pool(&device).unwrap();
-        assert_eq!(read_device_memory_usage(&device).unwrap().pool_peak, now.pool);
+        assert_eq!(read_device_memory_usage(&device).unwrap().peak_pool_bytes, now.pool_bytes);
         drop(kept);
         free_and_total_after_launches(&device).unwrap();
-        assert_eq!(read_device_memory_usage(&device).unwrap().pool, before.pool);
+        assert_eq!(read_device_memory_usage(&device).unwrap().pool_bytes, before.pool_bytes);
     }
 
     #[test]

@@ -24,8 +24,8 @@ use crate::driver::stream::stream_settings::CudaStreamSettings;
 /// when the value is dropped.
 pub struct PersistingL2SetAside {
     context: Arc<CudaContext>,
-    room: SetAsideAndMaxWindow,
-    before: usize,
+    set_aside_and_max_window: SetAsideAndMaxWindow,
+    previous_set_aside_bytes: usize,
 }
 
 impl PersistingL2SetAside {
@@ -61,17 +61,20 @@ impl PersistingL2SetAside {
         // The driver rounds the size of the set-aside, and ignores the request under MPS.
         let mut taken = Self {
             context: Arc::clone(&context),
-            room: SetAsideAndMaxWindow { kept: 0, window: most_window },
-            before,
+            set_aside_and_max_window: SetAsideAndMaxWindow {
+                set_aside_bytes: 0,
+                max_window_bytes: most_window,
+            },
+            previous_set_aside_bytes: before,
         };
-        taken.room.kept = read_persisting_l2_bytes(device)?;
-        if taken.room.kept == 0 { Err(none()) } else { Ok(taken) }
+        taken.set_aside_and_max_window.set_aside_bytes = read_persisting_l2_bytes(device)?;
+        if taken.set_aside_and_max_window.set_aside_bytes == 0 { Err(none()) } else { Ok(taken) }
     }
 
     /// An access-policy window for this address range that keeps as large a share of its lines as
     /// the set-aside can hold.
     pub fn window_keeping_what_fits(&self, address: u64, bytes: usize) -> L2AccessPolicyWindow {
-        self.room.access_policy_window(address, bytes)
+        self.set_aside_and_max_window.access_policy_window(address, bytes)
     }
 }
 
@@ -96,7 +99,7 @@ pub struct ContextStreamAndL2Settings {
     pub(crate) context: CudaContextSettings,
     pub(crate) stream: CudaStreamSettings,
     /// Set-aside of L2 in bytes; `None` if the driver has no such limit.
-    aside: Option<usize>,
+    l2_set_aside_bytes: Option<usize>,
 }
 
 /// Reads the settings of context, stream and L2 that the current case has made.
@@ -104,7 +107,7 @@ pub fn read_context_stream_and_l2_settings(device: &Device) -> ContextStreamAndL
     ContextStreamAndL2Settings {
         context: device.read_context_settings(),
         stream: CudaStreamSettings::read_from_stream(device.stream()),
-        aside: read_persisting_l2_bytes(device).ok(),
+        l2_set_aside_bytes: read_persisting_l2_bytes(device).ok(),
     }
 }
 
@@ -115,9 +118,10 @@ pub fn restore_context_stream_and_l2_settings(
     before: &ContextStreamAndL2Settings,
 ) -> Result<(), BackendError> {
     before.context.restore_in_context(device.context())?;
-    if let (Some(aside), true) =
-        (before.aside, read_persisting_l2_bytes(device).ok() != before.aside)
-    {
+    if let (Some(aside), true) = (
+        before.l2_set_aside_bytes,
+        read_persisting_l2_bytes(device).ok() != before.l2_set_aside_bytes,
+    ) {
         let set = device.context().set_limit(LIMIT, aside);
         set.map_err(|error| error_for_failed_action("restore the set-aside of L2", &error))?;
     }
@@ -162,26 +166,28 @@ fn restore_set_aside_and_release_lines(
 impl Drop for PersistingL2SetAside {
     fn drop(&mut self) {
         // A broken context refuses this call, and then the process ends anyway.
-        let _ = restore_set_aside_and_release_lines(&self.context, self.before);
+        let _ = restore_set_aside_and_release_lines(&self.context, self.previous_set_aside_bytes);
     }
 }
 
 /// Bytes of L2 that are set aside, and the largest number of bytes of an access-policy window.
 #[derive(Debug, Clone, Copy)]
 struct SetAsideAndMaxWindow {
-    kept: usize,
-    window: usize,
+    set_aside_bytes: usize,
+    max_window_bytes: usize,
 }
 
 impl SetAsideAndMaxWindow {
     /// A window that keeps all lines of a range larger than the set-aside would evict its own lines
     /// before they are used again, so only a share of the lines is kept.
     fn access_policy_window(self, address: u64, bytes: usize) -> L2AccessPolicyWindow {
-        let bytes = bytes.min(self.window);
+        let bytes = bytes.min(self.max_window_bytes);
         L2AccessPolicyWindow {
             address,
             bytes,
-            lines: L2LinePriority::Keep((self.kept as f64 / bytes.max(1) as f64).min(1.0) as f32),
+            lines: L2LinePriority::Keep(
+                (self.set_aside_bytes as f64 / bytes.max(1) as f64).min(1.0) as f32,
+            ),
         }
     }
 }
@@ -193,7 +199,7 @@ mod tests {
 
     #[test]
     fn an_l2_window_keeps_the_share_that_fits_into_the_set_aside() {
-        let room = SetAsideAndMaxWindow { kept: 30 << 20, window: 128 << 20 };
+        let room = SetAsideAndMaxWindow { set_aside_bytes: 30 << 20, max_window_bytes: 128 << 20 };
         let window = |bytes| room.access_policy_window(4096, bytes);
         assert_eq!(
             window(18 << 20),
@@ -229,9 +235,10 @@ mod tests {
             Ok(taken) => {
                 eprintln!(
                     "8388608 bytes asked for, {} set aside, windows up to {}",
-                    taken.room.kept, taken.room.window
+                    taken.set_aside_and_max_window.set_aside_bytes,
+                    taken.set_aside_and_max_window.max_window_bytes
                 );
-                assert_eq!(limit(), taken.room.kept);
+                assert_eq!(limit(), taken.set_aside_and_max_window.set_aside_bytes);
                 drop(taken);
             }
             Err(BackendError::Unsupported(reason)) => eprintln!("skipped: {reason}"),

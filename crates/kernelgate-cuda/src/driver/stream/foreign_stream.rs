@@ -51,13 +51,13 @@ pub enum ForeignStreamError {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmptyIntervalDurations {
     /// Upper quartile of the intervals without work between the two events, with the stream held.
-    pub nothing_ns: f64,
+    pub without_work_ns: f64,
     /// Lower quartile of the intervals around a fill of one byte, the smallest command, with the
     /// stream held. The lower quartile.
-    pub least_ns: f64,
+    pub with_byte_fill_ns: f64,
     /// Upper quartile of the intervals around a wait of the host for the stream, without other
     /// work.
-    pub waited_ns: f64,
+    pub with_host_wait_ns: f64,
 }
 
 /// A measured interval between two CUDA events on a foreign stream.
@@ -67,10 +67,10 @@ pub struct ForeignStreamInterval {
     pub elapsed_ns: f64,
     /// Whether the GPU had finished all earlier work before the last event was enqueued, so that
     /// the interval includes time of the host.
-    pub drained: bool,
+    pub stream_drained_before_end: bool,
     /// Whether the stream was held until the last event was enqueued; `None` if no hold was
     /// requested, false if the hold timed out.
-    pub held: Option<bool>,
+    pub stream_stayed_held: Option<bool>,
 }
 
 /// Number of repetitions of each kind of empty interval.
@@ -88,7 +88,7 @@ const LAST_EVENT_INDEX: usize = 1;
 /// Times work on a CUDA stream that was created by other code.
 pub struct ForeignStreamTimer {
     timer: StreamTimer<HostStreamHold>,
-    facts: GpuProperties,
+    gpu_properties: GpuProperties,
 }
 
 impl ForeignStreamTimer {
@@ -115,12 +115,12 @@ impl ForeignStreamTimer {
             })
             .map_err(|error| error_for_failed_action("describe the stream's GPU", &error))?;
         let timer = StreamTimer::on(timed, 2, HostStreamHold::for_stream(stream), timeout)?;
-        Ok(Self { timer, facts })
+        Ok(Self { timer, gpu_properties: facts })
     }
 
     /// The stream's GPU.
     pub const fn gpu_properties(&self) -> &GpuProperties {
-        &self.facts
+        &self.gpu_properties
     }
 
     /// Measures the empty intervals: around nothing, around a fill of one byte, and around a wait
@@ -189,9 +189,9 @@ impl ForeignStreamTimer {
                 .map_err(|error| error_for_failed_action("wait for the stream", &error))
         })?;
         Ok(EmptyIntervalDurations {
-            nothing_ns: nothing[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
-            least_ns: least[EMPTY_INTERVAL_REPETITIONS / 4],
-            waited_ns: waited[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
+            without_work_ns: nothing[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
+            with_byte_fill_ns: least[EMPTY_INTERVAL_REPETITIONS / 4],
+            with_host_wait_ns: waited[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
         })
     }
 
@@ -243,8 +243,8 @@ impl ForeignStreamTimer {
         let held = self.timer.enqueue_and_wait_for_end_event()?;
         Ok(ForeignStreamInterval {
             elapsed_ns: self.timer.ns_between_events(FIRST_EVENT_INDEX, LAST_EVENT_INDEX)?,
-            drained,
-            held,
+            stream_drained_before_end: drained,
+            stream_stayed_held: held,
         })
     }
 
@@ -344,20 +344,20 @@ mod tests {
         assert_eq!(timer.gpu_properties().uuid, device.facts().uuid);
         let readings = timer.measure_empty_intervals().unwrap();
         eprintln!("{readings:?}");
-        assert!(readings.nothing_ns < readings.least_ns, "{readings:?}");
+        assert!(readings.without_work_ns < readings.with_byte_fill_ns, "{readings:?}");
         let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
         for hold in [None, Some(Duration::from_millis(50))] {
             timer.hold_and_enqueue_first_event(hold).unwrap();
             spin.enqueue_spin(200_000).unwrap();
             let interval = timer.end_interval().unwrap();
             eprintln!("{interval:?}");
-            assert_eq!(interval.held, hold.map(|_| true));
+            assert_eq!(interval.stream_stayed_held, hold.map(|_| true));
             assert!(interval.elapsed_ns > 200_000.0 && interval.elapsed_ns < 2e6, "{interval:?}");
         }
         // The host waits for the stream while it is held, so the hold of one millisecond times out.
         timer.hold_and_enqueue_first_event(Some(Duration::from_millis(1))).unwrap();
         device.synchronize_without_timeout().unwrap();
-        assert_eq!(timer.end_interval().unwrap().held, Some(false));
+        assert_eq!(timer.end_interval().unwrap().stream_stayed_held, Some(false));
         assert!(timer.wait_for_context_and_return_duration().unwrap() < Duration::from_millis(50));
     }
 

@@ -14,10 +14,10 @@ use crate::driver::driver_error::error_for_failed_action;
 /// A foreign stream that is joined with the device's stream: its work runs between earlier and
 /// later work on the device's stream.
 pub struct ForeignStreamJoinedWithDevice {
-    ours: Arc<CudaStream>,
-    theirs: RawStreamHandle,
-    there: CudaEvent,
-    back: CudaEvent,
+    device_stream: Arc<CudaStream>,
+    foreign_stream_handle: RawStreamHandle,
+    event_before_foreign_work: CudaEvent,
+    event_after_foreign_work: CudaEvent,
 }
 
 impl ForeignStreamJoinedWithDevice {
@@ -57,12 +57,17 @@ impl ForeignStreamJoinedWithDevice {
             let event = device.context().new_event(Some(untimed));
             event.map_err(|error| error_for_failed_action("make an event", &error))
         };
-        Ok(Self { ours: Arc::clone(device.stream()), theirs, there: event()?, back: event()? })
+        Ok(Self {
+            device_stream: Arc::clone(device.stream()),
+            foreign_stream_handle: theirs,
+            event_before_foreign_work: event()?,
+            event_after_foreign_work: event()?,
+        })
     }
 
     /// The handle of the joined foreign stream.
     pub const fn foreign_stream(&self) -> RawStreamHandle {
-        self.theirs
+        self.foreign_stream_handle
     }
 
     /// Enqueues work on the foreign stream: it runs after all earlier work on the device's stream
@@ -78,19 +83,23 @@ impl ForeignStreamJoinedWithDevice {
         E: Into<BackendError>,
     {
         let failed = |action: &'static str| move |error| error_for_failed_action(action, &error);
-        let theirs = self.theirs.cu();
-        self.there.record(&self.ours).map_err(failed("record an event"))?;
+        let theirs = self.foreign_stream_handle.cu();
+        self.event_before_foreign_work
+            .record(&self.device_stream)
+            .map_err(failed("record an event"))?;
         // SAFETY: the stream and the event are alive.
-        unsafe { sys::cuStreamWaitEvent(theirs, self.there.cu_event(), 0) }
+        unsafe { sys::cuStreamWaitEvent(theirs, self.event_before_foreign_work.cu_event(), 0) }
             .result()
             .map_err(failed("let the joined stream wait"))?;
         let enqueued = enqueue();
         // The device's stream waits for the foreign stream even after an error, because otherwise a
         // capture could not end. SAFETY: as above.
-        unsafe { sys::cuEventRecord(self.back.cu_event(), theirs) }
+        unsafe { sys::cuEventRecord(self.event_after_foreign_work.cu_event(), theirs) }
             .result()
             .map_err(failed("record an event on the joined stream"))?;
-        self.ours.wait(&self.back).map_err(failed("wait for the joined stream"))?;
+        self.device_stream
+            .wait(&self.event_after_foreign_work)
+            .map_err(failed("wait for the joined stream"))?;
         enqueued.map_err(Into::into)
     }
 }

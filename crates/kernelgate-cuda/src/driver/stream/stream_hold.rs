@@ -35,12 +35,12 @@ pub trait StreamHold {
 /// that waits.
 pub struct HostStreamHold {
     stream: RawStreamHandle,
-    last: Arc<HostHoldState>,
+    last_hold: Arc<HostHoldState>,
 }
 
 /// State of a hold, shared between the host and the driver's thread that waits.
 struct HostHoldState {
-    at_most: Duration,
+    time_limit: Duration,
     released: AtomicBool,
     expired: AtomicBool,
 }
@@ -48,14 +48,14 @@ struct HostHoldState {
 impl HostHoldState {
     fn with_time_limit(at_most: Duration) -> Arc<Self> {
         let (released, expired) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Self { at_most, released, expired })
+        Arc::new(Self { time_limit: at_most, released, expired })
     }
 }
 
 impl HostStreamHold {
     /// Makes a hold for a stream without enqueueing it.
     pub(crate) fn for_stream(stream: RawStreamHandle) -> Self {
-        Self { stream, last: HostHoldState::with_time_limit(Duration::ZERO) }
+        Self { stream, last_hold: HostHoldState::with_time_limit(Duration::ZERO) }
     }
 }
 
@@ -68,7 +68,7 @@ unsafe extern "C" fn wait_on_driver_thread(data: *mut c_void) {
     let hold = unsafe { Arc::from_raw(data.cast::<HostHoldState>().cast_const()) };
     let started = Instant::now();
     while !hold.released.load(Ordering::Acquire) {
-        if started.elapsed() > hold.at_most {
+        if started.elapsed() > hold.time_limit {
             hold.expired.store(true, Ordering::Release);
             return;
         }
@@ -78,8 +78,8 @@ unsafe extern "C" fn wait_on_driver_thread(data: *mut c_void) {
 
 impl StreamHold for HostStreamHold {
     fn enqueue_hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.last = HostHoldState::with_time_limit(at_most);
-        let data = Arc::into_raw(Arc::clone(&self.last)).cast_mut().cast::<c_void>();
+        self.last_hold = HostHoldState::with_time_limit(at_most);
+        let data = Arc::into_raw(Arc::clone(&self.last_hold)).cast_mut().cast::<c_void>();
         // SAFETY: the stream is alive, and the host function gets a pointer from `Arc::into_raw` as
         // its contract demands.
         let held =
@@ -93,11 +93,11 @@ impl StreamHold for HostStreamHold {
     }
 
     fn release_stream(&mut self) {
-        self.last.released.store(true, Ordering::Release);
+        self.last_hold.released.store(true, Ordering::Release);
     }
 
     fn was_released_in_time(&self) -> bool {
-        !self.last.expired.load(Ordering::Acquire)
+        !self.last_hold.expired.load(Ordering::Acquire)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::driver::device::Device;
 pub struct StreamTimer<H> {
     /// The hold is dropped first, so that no work waits for the timer for ever.
     hold: H,
-    holds: bool,
+    holds_stream: bool,
     stream: OwnOrForeignStream,
     /// The CUDA events of the timer; the last one marks the end of an interval.
     events: TimingEventPool,
@@ -45,17 +45,17 @@ impl<H: StreamHold> StreamTimer<H> {
         timeout: Duration,
     ) -> Result<StreamTimer<H>, BackendError> {
         let events = TimingEventPool::on(stream.clone(), events + 1)?;
-        Ok(Self { hold, holds: false, stream, events, timeout })
+        Ok(Self { hold, holds_stream: false, stream, events, timeout })
     }
 
     /// Begins an interval: holds the stream until [`Self::release`], but at most for the duration
     /// `at_most`; `None` does not hold the stream.
     pub fn begin_interval(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
-        self.holds = false;
+        self.holds_stream = false;
         let Some(at_most) = at_most else { return Ok(()) };
         let _entered = self.stream.enter_stream_context()?;
         self.hold.enqueue_hold(at_most)?;
-        self.holds = true;
+        self.holds_stream = true;
         Ok(())
     }
 
@@ -67,7 +67,7 @@ impl<H: StreamHold> StreamTimer<H> {
 
     /// Releases the stream so that its work runs; does nothing if the stream is not held.
     pub fn release(&mut self) {
-        if self.holds {
+        if self.holds_stream {
             self.hold.release_stream();
         }
     }
@@ -87,7 +87,7 @@ impl<H: StreamHold> StreamTimer<H> {
     pub fn wait_for_end_event(&self) -> Result<Option<bool>, BackendError> {
         let end = self.events.event_count() - 1;
         host_wait::wait_for_event_with_timeout(self.events.cu(end), self.timeout)?;
-        Ok(self.holds.then(|| self.hold.was_released_in_time()))
+        Ok(self.holds_stream.then(|| self.hold.was_released_in_time()))
     }
 
     /// Enqueues the end event and waits for it, as [`Self::wait_for_end_event`].

@@ -46,14 +46,14 @@ impl OwnOrForeignStream {
         match self {
             Self::Ours(stream) => {
                 make_context_current_on_thread(stream.context())?;
-                Ok(CurrentContextGuard { pushed: false })
+                Ok(CurrentContextGuard { context_was_pushed: false })
             }
             Self::Theirs { context, .. } => {
                 // SAFETY: the context belongs to a stream that is alive.
                 unsafe { sys::cuCtxPushCurrent_v2(*context) }.result().map_err(|error| {
                     error_for_failed_action("make the stream's context current", &error)
                 })?;
-                Ok(CurrentContextGuard { pushed: true })
+                Ok(CurrentContextGuard { context_was_pushed: true })
             }
         }
     }
@@ -70,12 +70,12 @@ pub(crate) fn context_of_stream(stream: RawStreamHandle) -> Result<sys::CUcontex
 
 #[must_use = "the context is current until this is dropped"]
 pub(crate) struct CurrentContextGuard {
-    pushed: bool,
+    context_was_pushed: bool,
 }
 
 impl Drop for CurrentContextGuard {
     fn drop(&mut self) {
-        if self.pushed {
+        if self.context_was_pushed {
             let mut popped = std::ptr::null_mut();
             // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };

@@ -172,8 +172,8 @@ pub struct PreparedGemm {
     /// of D.
     layouts: [lt::CublasLtObject; 4],
     algorithms: Vec<lt::ProposedGemmAlgorithm>,
-    chosen: usize,
-    tool: Option<GemmUnderSanitizer>,
+    chosen_algorithm: usize,
+    sanitizer_gemm: Option<GemmUnderSanitizer>,
 }
 
 /// How GEMMs run under compute-sanitizer, from the variable `KERNELGATE_GEMMS`. The sanitizer does
@@ -223,8 +223,10 @@ impl PreparedGemm {
             description: std::ptr::null_mut(),
             layouts: [std::ptr::null_mut(); 4],
             algorithms: Vec::new(),
-            chosen: 0,
-            tool: GemmUnderSanitizer::parse_kernelgate_gemms_value(&blas.device.options().gemms)?,
+            chosen_algorithm: 0,
+            sanitizer_gemm: GemmUnderSanitizer::parse_kernelgate_gemms_value(
+                &blas.device.options().gemms,
+            )?,
         };
         gemm.create_matmul_description()?;
         gemm.create_matrix_layouts()?;
@@ -383,7 +385,7 @@ impl PreparedGemm {
         &mut self,
         operands: &[GemmOperandAddresses],
     ) -> Result<(), BackendError> {
-        if self.tool.is_some() {
+        if self.sanitizer_gemm.is_some() {
             return Ok(());
         }
         let device = Arc::clone(&self.blas.device);
@@ -391,7 +393,7 @@ impl PreparedGemm {
         let mut times = Vec::new();
         let used_bytes = self.blas.used_bytes.get();
         for algorithm in 0..self.algorithms.len() {
-            self.chosen = algorithm;
+            self.chosen_algorithm = algorithm;
             self.blas.used_bytes.set(used_bytes);
             let operands: Vec<_> =
                 operands.iter().map(|operands| self.with_workspace_piece(operands)).collect();
@@ -420,14 +422,15 @@ impl PreparedGemm {
             times.push(fastest);
         }
         self.blas.used_bytes.set(used_bytes);
-        self.chosen = index_of_clearly_fastest_algorithm(&times);
+        self.chosen_algorithm = index_of_clearly_fastest_algorithm(&times);
         Ok(())
     }
 
     /// Returns the operands with a piece of workspace for this launch alone, if the chosen
     /// algorithm needs little workspace.
     pub fn with_workspace_piece(&self, operands: &GemmOperandAddresses) -> GemmOperandAddresses {
-        let bytes = self.algorithms.get(self.chosen).map_or(0, |chosen| chosen.workspace_bytes);
+        let bytes =
+            self.algorithms.get(self.chosen_algorithm).map_or(0, |chosen| chosen.workspace_bytes);
         GemmOperandAddresses {
             workspace: self.blas.take_workspace_piece_address(bytes),
             ..*operands
@@ -444,13 +447,13 @@ impl PreparedGemm {
         lane: usize,
         operands: &GemmOperandAddresses,
     ) -> Result<(), BackendError> {
-        if self.tool.is_some() {
+        if self.sanitizer_gemm.is_some() {
             self.fill_result_with_nan(lane, operands)?;
         }
-        if self.tool == Some(GemmUnderSanitizer::None) {
+        if self.sanitizer_gemm == Some(GemmUnderSanitizer::None) {
             return Ok(());
         }
-        self.enqueue_with_proposed_algorithm(self.chosen, lane, operands)
+        self.enqueue_with_proposed_algorithm(self.chosen_algorithm, lane, operands)
     }
 
     /// Enqueues the GEMM on the stream of a lane with one of the proposed algorithms.

@@ -132,20 +132,20 @@ impl CriticalPathSegmentKind {
 /// Dependencies among the GPU operations and the host calls of one trace, for replays and critical
 /// paths.
 pub struct TraceDependencies<'a> {
-    all_operations: AllGpuOperations<'a>,
+    operations: AllGpuOperations<'a>,
     launches: &'a LaunchCallTable,
     /// Operations whose launch call is recorded, in order of the starts of these calls.
-    operations_by_launch_time: OperationsInOrder,
+    operations_by_launch: OperationsInOrder,
     /// All operations, in order of their start.
     operations_by_start: OperationsInOrder,
     /// Waits of the host for the GPU, in order of their end.
     host_waits_by_end: Vec<HostWaitForGpu>,
     /// For each operation, its id minus the id of the previous operation on its stream; 0 for a
     /// stream's first operation.
-    id_minus_previous_on_stream: BitPackedColumn<i64>,
+    id_step_on_stream: BitPackedColumn<i64>,
     /// For each operation, its id minus the id of the operation on another stream that it seems to
     /// wait for; 0 if it seems to wait for no other stream.
-    id_minus_awaited_on_other_stream: BitPackedColumn<i64>,
+    id_step_to_awaited: BitPackedColumn<i64>,
     threads: usize,
     trace_start_and_end_ns: (i64, i64),
 }
@@ -176,13 +176,13 @@ impl<'a> TraceDependencies<'a> {
         let first = all.operation_start_ns(started.get(0)?);
         let last = all.operation_end_exclusive_ns(ended.get(ended.len() - 1)?);
         let mut of = Self {
-            all_operations: all,
+            operations: all,
             launches,
-            operations_by_launch_time: launched,
+            operations_by_launch: launched,
             operations_by_start: started,
             host_waits_by_end: Vec::new(),
-            id_minus_previous_on_stream: BitPackedColumn::column_filled_with(all.len(), 0),
-            id_minus_awaited_on_other_stream: BitPackedColumn::column_filled_with(all.len(), 0),
+            id_step_on_stream: BitPackedColumn::column_filled_with(all.len(), 0),
+            id_step_to_awaited: BitPackedColumn::column_filled_with(all.len(), 0),
             threads: trace.threads.len(),
             trace_start_and_end_ns: (first, last),
         };
@@ -194,12 +194,12 @@ impl<'a> TraceDependencies<'a> {
     }
 
     fn previous_operation_on_stream(&self, id: GpuOperationId) -> Option<GpuOperationId> {
-        operation_with_id_lower_by(id, self.id_minus_previous_on_stream.at(id as usize))
+        operation_with_id_lower_by(id, self.id_step_on_stream.at(id as usize))
     }
 
     /// Returns the operation of another stream that an operation seems to wait for.
     fn awaited_operation_on_other_stream(&self, id: GpuOperationId) -> Option<GpuOperationId> {
-        operation_with_id_lower_by(id, self.id_minus_awaited_on_other_stream.at(id as usize))
+        operation_with_id_lower_by(id, self.id_step_to_awaited.at(id as usize))
     }
 
     /// Finds for each operation the previous operation on its stream, and the operation on another
@@ -221,30 +221,29 @@ impl<'a> TraceDependencies<'a> {
         let mut last_of_device = vec![NO_OPERATION_OR_THREAD; devices.len()];
         let mut ended = ended.iter().peekable();
         for id in self.operations_by_start.iter() {
-            let start = self.all_operations.operation_start_ns(id);
+            let start = self.operations.operation_start_ns(id);
             while let Some(done) =
-                ended.next_if(|&done| self.all_operations.operation_end_exclusive_ns(done) <= start)
+                ended.next_if(|&done| self.operations.operation_end_exclusive_ns(done) <= start)
             {
                 last_of_process[process(done)] = done;
                 last_of_device
-                    [device_of_place[self.all_operations.place_of_operation(done).0 as usize]] =
-                    done;
+                    [device_of_place[self.operations.place_of_operation(done).0 as usize]] = done;
             }
-            let place = self.all_operations.place_of_operation(id).0 as usize;
+            let place = self.operations.place_of_operation(id).0 as usize;
             let last = last_of_place[place];
             // An operation that runs entirely during another operation of its stream, such as a
             // migration during a kernel, does not wait for it.
             let inside = last != NO_OPERATION_OR_THREAD
-                && start < self.all_operations.operation_end_exclusive_ns(last)
-                && self.all_operations.operation_end_exclusive_ns(id)
-                    <= self.all_operations.operation_end_exclusive_ns(last);
+                && start < self.operations.operation_end_exclusive_ns(last)
+                && self.operations.operation_end_exclusive_ns(id)
+                    <= self.operations.operation_end_exclusive_ns(last);
             if !inside {
                 let step = if last == NO_OPERATION_OR_THREAD {
                     0
                 } else {
                     id.to_packed_integer() - last.to_packed_integer()
                 };
-                self.id_minus_previous_on_stream.replace_row(id as usize, step);
+                self.id_step_on_stream.replace_row(id as usize, step);
                 last_of_place[place] = id;
             }
             let ready = self.earliest_start_and_if_by_launch(id).map_or(i64::MIN, |(time, _)| time);
@@ -257,11 +256,11 @@ impl<'a> TraceDependencies<'a> {
             let waits_for = |&other: &GpuOperationId| {
                 other != NO_OPERATION_OR_THREAD
                     && other != id
-                    && self.all_operations.operation_start_ns(other) < start
-                    && self.all_operations.operation_end_exclusive_ns(other) > ready
+                    && self.operations.operation_start_ns(other) < start
+                    && self.operations.operation_end_exclusive_ns(other) > ready
             };
             if let Some(other) = others.into_iter().find(waits_for) {
-                self.id_minus_awaited_on_other_stream
+                self.id_step_to_awaited
                     .replace_row(id as usize, id.to_packed_integer() - other.to_packed_integer());
             }
         }
@@ -280,22 +279,22 @@ impl<'a> TraceDependencies<'a> {
         calls.sort_by_key(|call| call.end);
         for call in calls {
             while let Some(id) =
-                done.next_if(|&id| self.all_operations.operation_end_exclusive_ns(id) <= call.end)
+                done.next_if(|&id| self.operations.operation_end_exclusive_ns(id) <= call.end)
             {
                 last_of_process[process(id)] = id;
             }
             let own = trace.threads[call.thread as usize].process as usize;
             let last = last_of_process[own];
             let waited = last != NO_OPERATION_OR_THREAD
-                && self.all_operations.operation_end_exclusive_ns(last) > call.start;
+                && self.operations.operation_end_exclusive_ns(last) > call.start;
             let ended_by = if waited { last } else { NO_OPERATION_OR_THREAD };
             self.host_waits_by_end.push(HostWaitForGpu { call, ended_by, is_recorded_call: true });
         }
-        let blocking = self.operations_by_launch_time.iter().filter_map(|id| {
+        let blocking = self.operations_by_launch.iter().filter_map(|id| {
             let call = self.launch_call_of(id).filter(|call| {
                 self.does_launch_call_block_until_end(
                     id,
-                    self.all_operations.operation_start_and_end_ns(id),
+                    self.operations.operation_start_and_end_ns(id),
                     call,
                 )
             })?;
@@ -321,7 +320,7 @@ impl<'a> TraceDependencies<'a> {
     ) {
         let mut pauses: Vec<CallThatWaitsForGpu> = Vec::new();
         let mut last_call = vec![i64::MIN; self.threads];
-        for call in self.operations_by_launch_time.iter().filter_map(|id| self.launch_call_of(id)) {
+        for call in self.operations_by_launch.iter().filter_map(|id| self.launch_call_of(id)) {
             let last = std::mem::replace(&mut last_call[call.thread as usize], call.end);
             if last != i64::MIN && call.start - last >= MIN_UNRECORDED_WAIT_NS {
                 pauses.push(CallThatWaitsForGpu {
@@ -348,15 +347,16 @@ impl<'a> TraceDependencies<'a> {
         let mut worked = vec![UnionOfTimeSpans::default(); trace.processes.len()];
         for id in self.operations_by_start.iter() {
             worked[process(id)].add_later_span((
-                self.all_operations.operation_start_ns(id),
-                self.all_operations.operation_end_exclusive_ns(id),
+                self.operations.operation_start_ns(id),
+                self.operations.operation_end_exclusive_ns(id),
             ));
         }
         let processes = trace.processes.len();
         let (mut last_of_process, mut pending) =
             (vec![NO_OPERATION_OR_THREAD; processes], vec![0i64; processes]);
+        let end_ns = |id| self.operations.operation_end_exclusive_ns(id);
         let mut done = ended.iter().peekable();
-        let mut launched = self.operations_by_launch_time.iter().peekable();
+        let mut launched = self.operations_by_launch.iter().peekable();
         for call in pauses {
             let before = |id: &GpuOperationId| {
                 self.launch_call_of(*id).is_some_and(|of| of.start < call.end)
@@ -364,9 +364,7 @@ impl<'a> TraceDependencies<'a> {
             while let Some(id) = launched.next_if(before) {
                 pending[process(id)] += 1;
             }
-            while let Some(id) =
-                done.next_if(|&id| self.all_operations.operation_end_exclusive_ns(id) <= call.end)
-            {
+            while let Some(id) = done.next_if(|&id| end_ns(id) <= call.end) {
                 last_of_process[process(id)] = id;
                 pending[process(id)] -= i64::from(self.launches.has_recorded_launch_call(id));
             }
@@ -375,22 +373,17 @@ impl<'a> TraceDependencies<'a> {
             // The host may continue a moment before the last operation's recorded end, so the
             // operation that ends next may have ended the wait.
             let next = done.peek().copied().filter(|&id| {
-                let span = (
-                    self.all_operations.operation_start_ns(id),
-                    self.all_operations.operation_end_exclusive_ns(id),
-                );
+                let span = (self.operations.operation_start_ns(id), end_ns(id));
                 process(id) == own
                     && span.0 < call.end
                     && last != NO_OPERATION_OR_THREAD
-                    && span.1 - call.end
-                        < call.end - self.all_operations.operation_end_exclusive_ns(last)
+                    && span.1 - call.end < call.end - end_ns(last)
             });
             #[allow(clippy::cast_precision_loss)]
             let [worked, whole] =
                 [worked[own].covered_ns_within((call.start, call.end)), call.end - call.start]
                     .map(|ns| ns as f64);
-            let ended = last != NO_OPERATION_OR_THREAD
-                && self.all_operations.operation_end_exclusive_ns(last) > call.start;
+            let ended = last != NO_OPERATION_OR_THREAD && end_ns(last) > call.start;
             if ended
                 && pending[own] <= MAX_UNFINISHED_AFTER_WAIT
                 && worked >= MIN_GPU_BUSY_SHARE_OF_WAIT * whole
@@ -414,7 +407,7 @@ impl<'a> TraceDependencies<'a> {
         call: &OperationLaunchCall,
     ) -> bool {
         let beside = call.end.min(end) - call.start.max(start);
-        if self.all_operations.kind_and_table_row(id).0 == GpuOperationKind::Kernel
+        if self.operations.kind_and_table_row(id).0 == GpuOperationKind::Kernel
             && beside * 2 < call.end - call.start
         {
             return false;
@@ -442,7 +435,7 @@ impl<'a> TraceDependencies<'a> {
 
     /// Returns the host call that launched an operation, if it was recorded.
     fn launch_call_of(&self, id: GpuOperationId) -> Option<OperationLaunchCall> {
-        self.launches.launch_call_of_operation(&self.all_operations, id)
+        self.launches.launch_call_of_operation(&self.operations, id)
     }
 
     /// Returns the launch call at a position in launch order, and one operation that it launched.
@@ -450,12 +443,12 @@ impl<'a> TraceDependencies<'a> {
         &self,
         position: usize,
     ) -> Option<(GpuOperationId, OperationLaunchCall)> {
-        let id = self.operations_by_launch_time.get(position)?;
+        let id = self.operations_by_launch.get(position)?;
         Some((id, self.launch_call_of(id)?))
     }
 
     pub fn operations_of_trace(&self) -> AllGpuOperations<'a> {
-        self.all_operations
+        self.operations
     }
 
     /// First start and last end of the trace's operations, nanoseconds.
@@ -466,12 +459,12 @@ impl<'a> TraceDependencies<'a> {
     /// Earliest time at which an operation could start, by its launch and its stream, and whether
     /// the launch is the later of both.
     fn earliest_start_and_if_by_launch(&self, id: GpuOperationId) -> Option<(i64, bool)> {
-        let span = self.all_operations.operation_start_and_end_ns(id);
+        let span = self.operations.operation_start_and_end_ns(id);
         let launch = self.launches.launch_call_of_operation_starting_at(span.0, id);
         let launch = launch.map(|call| self.earliest_start_allowed_by_launch(id, span, &call));
         let stream = self
             .previous_operation_on_stream(id)
-            .map(|before| self.all_operations.operation_end_exclusive_ns(before).min(span.0));
+            .map(|before| self.operations.operation_end_exclusive_ns(before).min(span.0));
         match (launch, stream) {
             (Some(launch), Some(stream)) => Some((launch.max(stream), launch > stream)),
             (Some(launch), None) => Some((launch, true)),
@@ -487,7 +480,7 @@ impl<'a> TraceDependencies<'a> {
         let (mut first, mut last) = (i64::MAX, i64::MIN);
         while let Some(id) = replay.next_operation_to_replay() {
             let by = replay.replay_start_of_operation(id, change);
-            let (start, end) = self.all_operations.operation_start_and_end_ns(id);
+            let (start, end) = self.operations.operation_start_and_end_ns(id);
             first = first.min(start + by);
             let length = (change.replayed_duration_ns)(id, end - start);
             let by = by + length - (end - start);
@@ -511,13 +504,13 @@ impl<'a> TraceDependencies<'a> {
         };
         let mut next = Some(self.operation_that_ends_last());
         // The loop is bounded, because operations of zero duration may lead back to each other.
-        for _ in 0..self.all_operations.len() {
+        for _ in 0..self.operations.len() {
             let Some(id) = next.filter(|_| path.reached_time_ns > path.path_start_ns) else {
                 break;
             };
             path.walk_back_and_add_segment(
                 CriticalPathSegmentKind::Operation(id),
-                self.all_operations.operation_start_ns(id),
+                self.operations.operation_start_ns(id),
             );
             next = walk.step_back_from_operation(id, &mut path);
             path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
@@ -533,8 +526,8 @@ impl<'a> TraceDependencies<'a> {
     /// operation, nanoseconds.
     pub fn gap_before_operation_on_stream_ns(&self, id: GpuOperationId) -> i64 {
         self.previous_operation_on_stream(id).map_or(0, |before| {
-            (self.all_operations.operation_start_ns(id)
-                - self.all_operations.operation_end_exclusive_ns(before))
+            (self.operations.operation_start_ns(id)
+                - self.operations.operation_end_exclusive_ns(before))
             .max(0)
         })
     }
@@ -544,7 +537,7 @@ impl<'a> TraceDependencies<'a> {
         let last = self
             .operations_by_start
             .iter()
-            .max_by_key(|&id| (self.all_operations.operation_end_exclusive_ns(id), Reverse(id)));
+            .max_by_key(|&id| (self.operations.operation_end_exclusive_ns(id), Reverse(id)));
         last.expect("there are operations")
     }
 }
@@ -582,10 +575,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
             dependencies: of,
             thread: vec![0; of.threads],
             recorded_end_of_last_call: vec![i64::MIN; of.threads],
-            replayed_minus_recorded_ns: BitPackedColumn::column_filled_with(
-                of.all_operations.len(),
-                0,
-            ),
+            replayed_minus_recorded_ns: BitPackedColumn::column_filled_with(of.operations.len(), 0),
             last_call: (NO_OPERATION_OR_THREAD, i64::MIN),
             next_call: of.nth_launch_call_and_operation(0),
             next_positions: (0, 0, 0),
@@ -606,7 +596,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         change: &ReplayChange<'_>,
     ) -> i64 {
         let source = self.dependencies;
-        let span = source.all_operations.operation_start_and_end_ns(id);
+        let span = source.operations.operation_start_and_end_ns(id);
         let start = span.0;
         loop {
             let wait = source.host_waits_by_end.get(self.next_positions.2);
@@ -633,7 +623,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
             [source.previous_operation_on_stream(id), source.awaited_operation_on_other_stream(id)]
                 .map(|other| {
                     other.map(|other| {
-                        (other, source.all_operations.operation_end_exclusive_ns(other).min(start))
+                        (other, source.operations.operation_end_exclusive_ns(other).min(start))
                     })
                 });
         let others = || others.iter().flatten();
@@ -674,7 +664,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
             self.recorded_end_of_last_call[thread] =
                 self.recorded_end_of_last_call[thread].max(call.end);
         }
-        let start = self.dependencies.all_operations.operation_start_ns(id);
+        let start = self.dependencies.operations.operation_start_ns(id);
         // If clocks disagree, an operation may start before its launch call; such an operation was
         // replayed before the call.
         if start >= call.start {
@@ -719,7 +709,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
                 // recorded, but not before the wait was entered.
                 (ended_by, true) => {
                     let paused = change.host_time_between_launches.ns_in_removed_pauses(
-                        self.dependencies.all_operations.operation_end_exclusive_ns(ended_by),
+                        self.dependencies.operations.operation_end_exclusive_ns(ended_by),
                         end,
                     );
                     (self.replayed_minus_recorded_ns.at(ended_by as usize) - paused).max(not_before)
@@ -802,7 +792,7 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
         let mut launches = vec![RunningSumOfLaunchCalls::default(); of.threads];
         let mut last = vec![i64::MIN; of.threads];
         for (id, call) in
-            of.operations_by_launch_time.iter().filter_map(|id| Some((id, of.launch_call_of(id)?)))
+            of.operations_by_launch.iter().filter_map(|id| Some((id, of.launch_call_of(id)?)))
         {
             // One launch call of a graph launches several operations, so only the first operation
             // of each call is added.
@@ -829,7 +819,7 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
             (_, Some(other)) => {
                 path.walk_back_and_add_segment(
                     CriticalPathSegmentKind::BetweenOperations,
-                    source.all_operations.operation_end_exclusive_ns(other),
+                    source.operations.operation_end_exclusive_ns(other),
                 );
                 Some(other)
             }
@@ -873,7 +863,7 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
         let wait = wait?;
         path.walk_back_and_add_segment(
             CriticalPathSegmentKind::WaitReturn,
-            source.all_operations.operation_end_exclusive_ns(wait.ended_by),
+            source.operations.operation_end_exclusive_ns(wait.ended_by),
         );
         Some(wait.ended_by)
     }

@@ -177,7 +177,7 @@ pub(super) fn account_time_of_processes_on_gpus(
     context: &DiagnosisContext<'_>,
 ) -> Vec<ProcessTimeAccountOnGpu> {
     let operations =
-        idle_time::operations_by_process_and_gpu(context.trace, &context.all_operations, |_| true);
+        idle_time::operations_by_process_and_gpu(context.trace, &context.operations, |_| true);
     let groups = OuterRangePathGroups::group_outer_range_paths(context);
     operations
         .iter()
@@ -202,7 +202,7 @@ fn account_time_of_process_on_gpu(
     let mut transfers =
         transfers::TransferSummation::sum_transfers_of_operations(context, operations);
     timeline::cut_gpu_time_into_pieces(
-        &context.all_operations,
+        &context.operations,
         &context.classes,
         operations.iter(),
         |piece| {
@@ -342,7 +342,7 @@ fn find_iterations_on_gpu(
         let launched = operations.iter().filter_map(|id| {
             Some((
                 context.launch_call_of_gpu_operation(id)?.start,
-                context.all_operations.operation_start_ns(id),
+                context.operations.operation_start_ns(id),
             ))
         });
         let cuts = iterations::start_times_of_iterations_on_gpu(
@@ -355,22 +355,22 @@ fn find_iterations_on_gpu(
     }
     let firsts = iterations::first_operations_of_repeated_sequences(
         context.trace,
-        &context.all_operations,
+        &context.operations,
         operations,
     )?;
     let sign = EvidenceOfIterations::Repetition(shortened_kernel_name_for_readers(
-        &context.all_operations.printed_operation_name(*firsts.first()?),
+        &context.operations.printed_operation_name(*firsts.first()?),
     ));
     let mut cuts: Vec<i64> =
-        firsts.iter().map(|&id| context.all_operations.operation_start_ns(id)).collect();
+        firsts.iter().map(|&id| context.operations.operation_start_ns(id)).collect();
     // The last iteration is taken to be as long as the one before it, if operations start after
     // that time.
     if let [.., before, last] = cuts[..] {
         let after = operations.first_position_where_not(|id| {
-            context.all_operations.operation_start_ns(id) < 2 * last - before
+            context.operations.operation_start_ns(id) < 2 * last - before
         });
         cuts.push(operations.get(after).map_or(activity.first_start_and_last_end_ns.1, |id| {
-            context.all_operations.operation_start_ns(id)
+            context.operations.operation_start_ns(id)
         }));
     }
     Some((sign, cuts))

@@ -69,7 +69,7 @@ impl<'a> TransferSummation<'a> {
         let mut computes = vec![false; context.trace.places.len()];
         for id in operations.iter() {
             if context.classes.class_of_gpu_operation(id) == OperationClass::Compute {
-                computes[context.all_operations.place_of_operation(id).0 as usize] = true;
+                computes[context.operations.place_of_operation(id).0 as usize] = true;
             }
         }
         let mut transfers = Self { context, sums_by_kind: HashMap::new(), computes };
@@ -79,7 +79,7 @@ impl<'a> TransferSummation<'a> {
 
     fn transfer_kind_of_operation(&self, id: GpuOperationId) -> Option<TransferKind> {
         let label =
-            || self.context.trace.copies.kind[self.context.all_operations.kind_and_table_row(id).1];
+            || self.context.trace.copies.kind[self.context.operations.kind_and_table_row(id).1];
         match self.context.classes.class_of_gpu_operation(id) {
             OperationClass::Communication => {
                 self.context.classes.communication_of_operation(id).map(TransferKind::Communication)
@@ -92,7 +92,7 @@ impl<'a> TransferSummation<'a> {
 
     fn add_transfer_operation(&mut self, id: GpuOperationId) {
         let Some(key) = self.transfer_kind_of_operation(id) else { return };
-        let (trace, all) = (self.context.trace, &self.context.all_operations);
+        let (trace, all) = (self.context.trace, &self.context.operations);
         let span = all.operation_start_and_end_ns(id);
         let sum = self.sums_by_kind.entry(key).or_insert_with(|| TransferSums {
             longest_start_and_end_ns: span,

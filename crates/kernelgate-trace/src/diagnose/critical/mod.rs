@@ -51,11 +51,11 @@ pub(in crate::diagnose) fn find_critical_path_and_gains(
                             .trace
                             .kernels
                             .function
-                            .at(context.all_operations.kind_and_table_row(id).1);
+                            .at(context.operations.kind_and_table_row(id).1);
                         let name = names.entry(function);
                         name.or_insert_with(|| {
                             shortened_kernel_name_for_readers(
-                                &context.all_operations.printed_operation_name(id),
+                                &context.operations.printed_operation_name(id),
                             )
                         })
                         .clone()
@@ -92,7 +92,7 @@ struct TraceReplay<'a> {
 fn kernel_time_during_page_migrations(
     context: &DiagnosisContext<'_>,
 ) -> HashMap<GpuOperationId, i64> {
-    let all = &context.all_operations;
+    let all = &context.operations;
     let [mut migrations, mut faulted] = [(); 2].map(|()| HashMap::<_, Vec<(i64, i64)>>::new());
     for id in all.all_operation_ids().filter(|&id| context.is_operation_page_migration(id)) {
         migrations
@@ -197,10 +197,10 @@ impl TraceReplay<'_> {
             ));
         }
         let has = |class: OperationClass| {
-            let mut accounts = context.all_operations.all_operation_ids();
+            let mut accounts = context.operations.all_operation_ids();
             accounts.any(|id| context.classes.class_of_gpu_operation(id) == class)
         };
-        if context.host_summary.operations_without_call < context.all_operations.len() {
+        if context.host_summary.operations_without_call < context.operations.len() {
             changes.push((
                 HypotheticalSpeedup::Launches,
                 ChangesOfOneReplay { no_launches: true, ..none() },
@@ -342,7 +342,7 @@ impl ChangesOfOneReplay {
         {
             return ns;
         }
-        let (GpuOperationKind::Kernel, row) = context.all_operations.kind_and_table_row(id) else {
+        let (GpuOperationKind::Kernel, row) = context.operations.kind_and_table_row(id) else {
             return ns;
         };
         let kernels = &context.trace.kernels;
@@ -382,7 +382,7 @@ impl ChangesOfOneReplay {
         run: &TraceReplay<'_>,
         change: &HypotheticalSpeedup,
     ) -> SpeedupWithGain {
-        let all = &run.context.all_operations;
+        let all = &run.context.operations;
         let removed = |id: GpuOperationId| {
             let ns = all.operation_length_ns(id);
             ns - self.operation_ns_after_changes(run, id, ns)

@@ -82,8 +82,8 @@ fn call_change_to_json(change: &FunctionCallsInBothTraces) -> Value {
     json!({
         "function": change.site.function,
         "range": change.site.range,
-        "waits": change.calls.iter().any(|calls| calls.waits_for_gpu),
-        "count": change.calls.map(|calls| calls.call_count),
+        "waits": change.calls.iter().any(|calls| calls.waits),
+        "count": change.calls.map(|calls| calls.calls),
         "total_ns": change.calls.map(|calls| calls.total_ns),
         "change_ns": change.host_call_time_change_ns(),
     })

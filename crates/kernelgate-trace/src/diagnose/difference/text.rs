@@ -218,12 +218,10 @@ impl DifferenceOfTwoTraces {
     /// Writes host calls whose number or waiting time changed; the difference of the whole times
     /// does not include their host time.
     fn write_host_call_changes(&self, text: &mut String) {
-        let waits = |change: &&FunctionCallsInBothTraces| {
-            change.calls.iter().any(|calls| calls.waits_for_gpu)
-        };
-        let counted = |change: &&FunctionCallsInBothTraces| {
-            change.calls[0].call_count != change.calls[1].call_count
-        };
+        let waits =
+            |change: &&FunctionCallsInBothTraces| change.calls.iter().any(|calls| calls.waits);
+        let counted =
+            |change: &&FunctionCallsInBothTraces| change.calls[0].calls != change.calls[1].calls;
         let mut shown: Vec<&FunctionCallsInBothTraces> = self
             .host_call_changes
             .iter()
@@ -247,7 +245,7 @@ impl DifferenceOfTwoTraces {
             let line = format!(
                 "{}{waits}{range}: {}, {} -> {}",
                 shorten_in_the_middle(&change.site.function, 40),
-                count_before_and_after_text([base.call_count, head.call_count], "calls"),
+                count_before_and_after_text([base.calls, head.calls], "calls"),
                 format_nanoseconds(base.total_ns),
                 format_nanoseconds(head.total_ns)
             );

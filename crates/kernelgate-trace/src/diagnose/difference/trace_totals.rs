@@ -188,7 +188,7 @@ impl SummedTrace {
             sums_by_called_function: BTreeMap::new(),
             findings: findings.map(|finding| (finding.id, finding.title)).collect(),
         };
-        if context.all_operations.is_empty() {
+        if context.operations.is_empty() {
             sums.add_launches_of_nsight_compute(trace);
         }
         let mut places = TimesByRangePath::empty_sums_of_all_paths(context);
@@ -206,13 +206,13 @@ impl SummedTrace {
     ) {
         let own = idle_time::exclusive_busy_ns_of_operations(context.trace);
         let mut parts: HashMap<OperationNameInTrace, PartCountAndTimes> = HashMap::new();
-        for id in context.all_operations.all_operation_ids() {
-            let total_ns = context.all_operations.operation_length_ns(id);
+        for id in context.operations.all_operation_ids() {
+            let total_ns = context.operations.operation_length_ns(id);
             let own_ns = own.at(id as usize);
             let part =
                 parts.entry(OperationNameInTrace::name_key_of_operation(context, id)).or_default();
             part.add_one_operation(total_ns, own_ns);
-            if let (GpuOperationKind::Kernel, row) = context.all_operations.kind_and_table_row(id)
+            if let (GpuOperationKind::Kernel, row) = context.operations.kind_and_table_row(id)
                 && let Some(shape) = context.trace.kernels.shape.decoded_row(row)
             {
                 *part.launches_by_shape.entry(context.trace.shapes[shape as usize]).or_default() +=
@@ -239,10 +239,8 @@ impl SummedTrace {
         places: &mut TimesByRangePath,
     ) {
         let mut causes: HashMap<IdleCauseAndBlamedName, PartCountAndTimes> = HashMap::new();
-        let gaps = context
-            .activities
-            .iter()
-            .flat_map(|activity| activity.gaps.iter(&context.all_operations));
+        let gaps =
+            context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.operations));
         for gap in gaps {
             for (why, ns) in context.causes_and_ns_of_idle_gap(&gap) {
                 causes.entry(why).or_default().add_one_operation(ns, ns);
@@ -320,7 +318,7 @@ enum OperationNameInTrace {
 impl OperationNameInTrace {
     fn name_key_of_operation(context: &DiagnosisContext<'_>, id: GpuOperationId) -> Self {
         let trace = context.trace;
-        match context.all_operations.kind_and_table_row(id) {
+        match context.operations.kind_and_table_row(id) {
             (GpuOperationKind::Kernel, row) => {
                 Self::Kernel(trace.functions[trace.kernels.function.at(row) as usize].demangled.0)
             }

@@ -201,8 +201,8 @@ const MAX_GAP_PARTS_IN_COLUMNS: usize = 4;
 pub struct GapPartsByCause {
     distinct_cause_lists: Vec<Vec<IdleCauseAndBlamedName>>,
     index_of_cause_list: HashMap<Vec<IdleCauseAndBlamedName>, u32>,
-    /// For the operation after each gap, 1 + index of the gap's causes in `causes`; 0 if the
-    /// operation's launch was not read.
+    /// For the operation after each gap, 1 + index of the gap's causes in `distinct_cause_lists`; 0
+    /// if the operation's launch was not read.
     cause_list_of_gap: BitPackedColumn<u32>,
     /// For the operation after each gap, the length of each part of the gap except the last, which
     /// is the remainder, nanoseconds.

@@ -243,10 +243,10 @@ impl SumsByOperationPair {
             .take(MAX_LISTED_OPERATION_PAIRS)
             .map(|(kinds, sum)| GapsBetweenTwoOperations {
                 operation_before: context
-                    .all_operations
+                    .operations
                     .printed_operation_name(sum.longest_gap.operation_before),
                 operation_after: context
-                    .all_operations
+                    .operations
                     .printed_operation_name(sum.longest_gap.operation_after),
                 range: context.range_path_text_unless_root(self.ranges[kinds]),
                 gap_count: sum.gap_count,
@@ -264,7 +264,7 @@ pub(in crate::diagnose) struct CausesAndPairsOfGaps {
 }
 
 /// Sums the causes of, and the operations around, those idle gaps whose length `lengths` accepts.
-/// `causes`, which are of all gaps, say whether a cause occurred once.
+/// `idle_time_by_cause`, which are of all gaps, say whether a cause occurred once.
 pub(in crate::diagnose) fn explain_gaps_of_lengths(
     context: &DiagnosisContext<'_>,
     activity: &ProcessActivityOnGpu,
@@ -274,7 +274,7 @@ pub(in crate::diagnose) fn explain_gaps_of_lengths(
     let (mut found, mut transitions) =
         (SumsByCauseWithName::default(), SumsByOperationPair::default());
     for gap in
-        activity.gaps.iter(&context.all_operations).filter(|gap| lengths(gap.idle_gap_length_ns()))
+        activity.gaps.iter(&context.operations).filter(|gap| lengths(gap.idle_gap_length_ns()))
     {
         context
             .causes_and_ns_of_idle_gap(&gap)
@@ -305,7 +305,7 @@ pub(in crate::diagnose) fn report_idle_gaps_of_activity(
     let mut report = IdleGapsOfProcessOnGpu::default();
     let (mut causes, mut transitions) =
         (SumsByCauseWithName::default(), SumsByOperationPair::default());
-    for gap in activity.gaps.iter(&context.all_operations) {
+    for gap in activity.gaps.iter(&context.operations) {
         let length = gap.idle_gap_length_ns();
         let class = match length {
             _ if length < MIN_GAP_FOR_WARNING_NS => &mut report.gaps_below_20_us,
@@ -334,7 +334,7 @@ pub(in crate::diagnose) fn report_idle_gaps_of_activity(
 
 /// Returns a number that is equal for operations of one kind and name.
 fn number_of_operation_name(context: &DiagnosisContext<'_>, operation: u32) -> u64 {
-    let (kind, index) = context.all_operations.kind_and_table_row(operation);
+    let (kind, index) = context.operations.kind_and_table_row(operation);
     let name = match kind {
         crate::analyze::operations::GpuOperationKind::Kernel => {
             context.trace.functions[context.trace.kernels.function.at(index) as usize].demangled.0

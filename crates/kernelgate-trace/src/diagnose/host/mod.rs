@@ -45,19 +45,19 @@ pub struct RangeCountAndHostTime {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FunctionCallSum {
     /// How many.
-    pub call_count: usize,
+    pub calls: usize,
     /// Total duration of the host calls, nanoseconds.
     pub total_ns: i64,
     /// Whether these calls wait for the GPU.
-    pub waits_for_gpu: bool,
+    pub waits: bool,
 }
 
 impl FunctionCallSum {
     /// Adds another sum of calls to this sum.
     pub fn add_other_calls(&mut self, other: Self) {
-        self.call_count += other.call_count;
+        self.calls += other.calls;
         self.total_ns += other.total_ns;
-        self.waits_for_gpu |= other.waits_for_gpu;
+        self.waits |= other.waits;
     }
 }
 
@@ -206,9 +206,9 @@ pub struct HostSummaryPass {
     next_gap_of_activity: Vec<usize>,
     /// For each activity, the number of operations whose launch call has been read.
     launched_so_far: Vec<usize>,
-    operations_by_launch_key: OperationsByLaunchKey,
+    operations: OperationsByLaunchKey,
     open_ranges: OpenRangesByThread<PathAndNumberOfOpenRange>,
-    recent_calls_and_ranges: PastCallsAndRangesByThread,
+    past_events: PastCallsAndRangesByThread,
     /// For each name of the trace, whether a function of this name waits for the GPU.
     name_is_waiting_function: Vec<bool>,
     range_lengths_by_path: ValuesByGroup,
@@ -273,11 +273,8 @@ impl HostSummaryPass {
             activity_of_place: trace.places.iter().map(activity_of).collect(),
             next_gap_of_activity: vec![0; activities.len()],
             launched_so_far: vec![0; activities.len()],
-            operations_by_launch_key: OperationsByLaunchKey::operations_without_read_calls(trace),
-            recent_calls_and_ranges: PastCallsAndRangesByThread::state_before_first_call(
-                trace,
-                &activities,
-            ),
+            operations: OperationsByLaunchKey::operations_without_read_calls(trace),
+            past_events: PastCallsAndRangesByThread::state_before_first_call(trace, &activities),
             name_is_waiting_function: which_names_wait_for_gpu(trace),
             graph_node_events: UnprocessedGraphNodeEvents::collect_graph_node_events(
                 trace,
@@ -291,7 +288,7 @@ impl HostSummaryPass {
 
     fn process_range(&mut self, trace: &Trace, row: StreamedRangeRow) {
         self.store_ranges_of_nodes_created_before(trace, row.start);
-        self.recent_calls_and_ranges.add_past_range(trace, &self.activities, &row);
+        self.past_events.add_past_range(trace, &self.activities, &row);
         let around = self
             .open_ranges
             .innermost_range_around_span(row.thread, (row.start, row.end))
@@ -346,7 +343,7 @@ impl HostSummaryPass {
     fn process_host_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
         self.store_ranges_of_nodes_created_before(trace, call.start);
         let waits = self.name_is_waiting_function[call.name.0 as usize];
-        let launched = self.operations_by_launch_key.by(trace, call);
+        let launched = self.operations.by(trace, call);
         let around = match waits || !launched.is_empty() {
             true => self
                 .open_ranges
@@ -396,8 +393,7 @@ impl HostSummaryPass {
                 pending: self.launched_so_far[activity]
                     .saturating_sub(gap.operations_started_before as usize),
             };
-            let split =
-                self.recent_calls_and_ranges.split_gap_into_causes(trace, &self.activities, &late);
+            let split = self.past_events.split_gap_into_causes(trace, &self.activities, &late);
             host.causes_of_gaps.store_parts_of_gap(&gap, &split.parts);
             for &(wait, ns) in &split.waits {
                 host.host_waits.add_idle_ns_saved_without_wait(wait, ns);
@@ -409,8 +405,7 @@ impl HostSummaryPass {
         if !launched.is_empty() {
             let stream =
                 |&id: &GpuOperationId| trace.places[all.place_of_operation(id).0 as usize].stream;
-            self.recent_calls_and_ranges
-                .forget_waits_of_streams(call.thread, launched.iter().map(stream));
+            self.past_events.forget_waits_of_streams(call.thread, launched.iter().map(stream));
         }
         let wait = waits.then(|| {
             host.host_waits.add_wait(call, around.map(|around| (around.path, around.number)))
@@ -423,13 +418,9 @@ impl HostSummaryPass {
             host.host_waits.count_launch_of_thread(call.thread);
         }
         let site = host.call_sums_by_function.entry((call.name, path)).or_default();
-        site.add_other_calls(FunctionCallSum {
-            call_count: 1,
-            total_ns: call.end - call.start,
-            waits_for_gpu: waits,
-        });
+        site.add_other_calls(FunctionCallSum { calls: 1, total_ns: call.end - call.start, waits });
         host.calls += 1;
-        self.recent_calls_and_ranges.add_past_call(trace, &self.activities, call, wait);
+        self.past_events.add_past_call(trace, &self.activities, call, wait);
     }
 
     /// Stores the open ranges for each graph node that was created before `time`.

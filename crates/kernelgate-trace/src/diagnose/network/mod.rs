@@ -136,13 +136,13 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
     let mut sums: [PhaseTimesOfAllPasses; 3] = Default::default();
     let own_ns = exclusive_busy_ns_of_operations(context.trace);
     let (mut all_ns, mut outside_ns) = (0, 0);
-    for id in context.all_operations.all_operation_ids() {
+    for id in context.operations.all_operation_ids() {
         let phase = places.phase_of_range_path(context.range_path_of_operation(id));
         if let Some(phase) = phase {
             sums[phase as usize].busy_ns += own_ns.at(id as usize);
         }
         let Some(function) = kernels.function.decoded_row(id as usize) else { continue };
-        let kernel_ns = context.all_operations.operation_length_ns(id);
+        let kernel_ns = context.operations.operation_length_ns(id);
         all_ns += kernel_ns;
         match phase {
             Some(phase) => {
@@ -154,7 +154,7 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
             None => outside_ns += kernel_ns,
         }
     }
-    for gap in context.activities.iter().flat_map(|of| of.gaps.iter(&context.all_operations)) {
+    for gap in context.activities.iter().flat_map(|of| of.gaps.iter(&context.operations)) {
         let [before, after] = [gap.operation_before, gap.operation_after]
             .map(|id| places.phase_of_range_path(context.range_path_of_operation(id)));
         if let Some(phase) = after.filter(|_| before == after) {

@@ -47,7 +47,7 @@ fn sum_copies_with_same_fault(
     let mut groups: HashMap<(String, Option<String>), FindingEvidence> = HashMap::new();
     let mut all = CopiesWithSameFault::default();
     for CopyOfFinding { id, bytes, what } in operations {
-        let (start, end) = context.all_operations.operation_start_and_end_ns(id);
+        let (start, end) = context.operations.operation_start_and_end_ns(id);
         all.copy_count += 1;
         all.total_ns += end - start;
         all.bytes += bytes;
@@ -83,10 +83,10 @@ fn copies_or_sets_with_recorded_launch<'a>(
 ) -> Result<(Vec<OperationAndLaunchFunction<'a>>, InspectedShareOfRecords), DataMissingForRule> {
     require_gpu_operations(context)?;
     let of_kind = |&id: &u32| {
-        context.all_operations.kind_and_table_row(id).0 == kind
+        context.operations.kind_and_table_row(id).0 == kind
             && !context.is_operation_page_migration(id)
     };
-    let ids: Vec<u32> = context.all_operations.all_operation_ids().filter(of_kind).collect();
+    let ids: Vec<u32> = context.operations.all_operation_ids().filter(of_kind).collect();
     if ids.is_empty() {
         return Err(DataMissingForRule::program_has_no_such_work(format!(
             "the trace holds no {}",
@@ -95,7 +95,7 @@ fn copies_or_sets_with_recorded_launch<'a>(
     }
     let called = ids.iter().filter_map(|&id| {
         let call = context.host_summary.function_that_launched_operation(context.trace, id)?;
-        let (_, row) = context.all_operations.kind_and_table_row(id);
+        let (_, row) = context.operations.kind_and_table_row(id);
         Some(OperationAndLaunchFunction {
             id,
             row,

@@ -36,7 +36,7 @@ fn operations_of_class_on_gpu(
         context.classes.class_of_gpu_operation(*id) == class
             && context.process_id_and_gpu_of_operation(*id) == (used.pid, used.device)
     };
-    context.all_operations.all_operation_ids().filter(own).collect()
+    context.operations.all_operation_ids().filter(own).collect()
 }
 
 /// Nanoseconds in which compute kernels or whole CUDA graphs run on the GPU.
@@ -53,7 +53,7 @@ fn gpu_compute_ns(used: &GpuUseOfProcess) -> i64 {
 
 fn number_of_operations_in_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
     context
-        .all_operations
+        .operations
         .all_operation_ids()
         .filter(|&id| context.classes.class_of_gpu_operation(id) == class)
         .count()
@@ -64,7 +64,7 @@ fn union_of_operation_spans(
     ids: &[GpuOperationId],
 ) -> UnionOfTimeSpans {
     UnionOfTimeSpans::union_of_spans(
-        ids.iter().map(|&id| context.all_operations.operation_start_and_end_ns(id)).collect(),
+        ids.iter().map(|&id| context.operations.operation_start_and_end_ns(id)).collect(),
     )
 }
 
@@ -74,7 +74,7 @@ fn evidence_by_operation_name(
     ids: &[GpuOperationId],
     place: (i64, u32),
 ) -> Vec<FindingEvidence> {
-    let all = &context.all_operations;
+    let all = &context.operations;
     let mut by_name: BTreeMap<String, (FindingEvidence, u64)> = BTreeMap::new();
     for &id in ids {
         let (start, end) = all.operation_start_and_end_ns(id);

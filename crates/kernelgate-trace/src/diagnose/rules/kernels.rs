@@ -152,7 +152,7 @@ struct CommunicationSpansByGpu(HashMap<(i64, u32), UnionOfTimeSpans>);
 impl CommunicationSpansByGpu {
     fn collect_communication_spans(context: &DiagnosisContext<'_>) -> Self {
         let mut spans: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
-        let all = &context.all_operations;
+        let all = &context.operations;
         let is =
             |id: &u32| context.classes.class_of_gpu_operation(*id) == OperationClass::Communication;
         for id in all.all_operation_ids().filter(is) {
@@ -176,7 +176,7 @@ impl CommunicationSpansByGpu {
         }
         let union = self.0.get(&context.process_id_and_gpu_of_operation(id));
         union.map_or(0, |union| {
-            union.covered_ns_within(context.all_operations.operation_start_and_end_ns(id))
+            union.covered_ns_within(context.operations.operation_start_and_end_ns(id))
         })
     }
 }
@@ -667,8 +667,8 @@ pub(super) fn find_low_theoretical_occupancy(
                 return None;
             }
             let words = format!("{:.0} %, limited by {}", resident.occupancy, resident.limiter);
-            // No lost time is estimated, because a timeline does not show how much time more resident
-            // warps would save.
+            // No lost time is estimated, because a timeline does not show how much time more
+            // resident warps would save.
             Some(LaunchShapeWithLostTime {
                 evidence: evidence_of_launch_shape(context, of, words),
                 lost_time_share: None,

@@ -88,7 +88,7 @@ pub(super) fn require_gpu_operations(
 ) -> Result<(), DataMissingForRule> {
     let record = context.platform.advice_to_record_launch_calls();
     DataMissingForRule::error_unless_recorded(
-        !context.all_operations.is_empty(),
+        !context.operations.is_empty(),
         "the trace holds no operation of a GPU",
         record,
     )
@@ -292,10 +292,7 @@ pub(super) fn find_long_idle_gaps(
             false_positive_note: "work that other processes did on the device is not in the trace",
         });
     }
-    Ok((
-        found,
-        all_records_inspected(context.all_operations.len(), InspectedRecordKind::Operations),
-    ))
+    Ok((found, all_records_inspected(context.operations.len(), InspectedRecordKind::Operations)))
 }
 
 /// Returns the spans, inside gaps, of launch calls that loaded the code of their kernel.
@@ -312,7 +309,7 @@ fn spans_of_code_loading_in_gaps(
             .causes_and_ns_of_idle_gap(gap)
             .any(|((kind, _), _)| kind == IdleCauseKind::FirstLaunch)
     };
-    let loading = activity.gaps.iter(&context.all_operations).filter(loads).filter_map(|gap| {
+    let loading = activity.gaps.iter(&context.operations).filter(loads).filter_map(|gap| {
         let call = context.launch_call_of_gpu_operation(gap.operation_after)?;
         Some((call.start.max(gap.start), call.end.min(gap.end)))
     });

@@ -28,8 +28,8 @@ struct PageMigrationSums {
 
 impl PageMigrationSums {
     fn add_page_migration(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
-        let length = |id: GpuOperationId| context.all_operations.operation_length_ns(id);
-        let (_, row) = context.all_operations.kind_and_table_row(id);
+        let length = |id: GpuOperationId| context.operations.operation_length_ns(id);
+        let (_, row) = context.operations.kind_and_table_row(id);
         self.count += 1;
         self.bytes += context.trace.copies.bytes[row];
         self.total_ns += length(id);
@@ -133,7 +133,7 @@ pub(super) fn page_migrations_rule_text() -> String {
 pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     require_gpu_operations(context)?;
     let mut migrations: Vec<GpuOperationId> = context
-        .all_operations
+        .operations
         .all_operation_ids()
         .filter(|&id| context.is_operation_page_migration(id))
         .collect();
@@ -167,7 +167,7 @@ pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOr
         return Ok((Vec::new(), all_records_inspected(copies, InspectedRecordKind::Copies)));
     }
     let owner = |id: GpuOperationId| context.process_id_and_gpu_of_operation(id);
-    migrations.sort_by_key(|&id| (owner(id), context.all_operations.operation_start_ns(id)));
+    migrations.sort_by_key(|&id| (owner(id), context.operations.operation_start_ns(id)));
     let mut found = Vec::new();
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
         found.push(finding_about_page_migrations(context, owner(device[0]), device));
@@ -180,7 +180,7 @@ fn finding_about_page_migrations(
     place: (i64, u32),
     migrations: &[GpuOperationId],
 ) -> DiagnosisFinding {
-    let all = &context.all_operations;
+    let all = &context.operations;
     let faults = PageFaultsOfProcess::sum_page_faults_of_process(context, place);
     let kernels = context.trace.kernels.on_gpu.operation_count();
     let own = (0..u32::try_from(kernels).unwrap_or(u32::MAX))

@@ -73,9 +73,9 @@ pub(super) fn evidence_of_single_operation(
     FindingEvidence {
         subject: what,
         count: 1,
-        total_ns: Some(context.all_operations.operation_length_ns(id)),
+        total_ns: Some(context.operations.operation_length_ns(id)),
         range: context.range_path_text_of_operation(id),
-        longest_start_and_end_ns: Some(context.all_operations.operation_start_and_end_ns(id)),
+        longest_start_and_end_ns: Some(context.operations.operation_start_and_end_ns(id)),
         process_id_and_device: Some(context.process_id_and_gpu_of_operation(id)),
     }
 }

@@ -247,7 +247,7 @@ struct NearlySortedRowBuffer<T> {
     returned_batches: SyncSender<Vec<T>>,
     ready_rows: Vec<T>,
     next_ready_row: usize,
-    /// Rows that are not earlier than any row in `ready`.
+    /// Rows that are not earlier than any row in `ready_rows`.
     later_rows: Vec<T>,
     last_row_start: i64,
     /// Whether the buffer sufficed.

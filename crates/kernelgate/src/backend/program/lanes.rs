@@ -16,11 +16,11 @@ impl ProgramLane {
     }
 }
 
-/// Position of a step in its lane; the first step has `count` 1.
+/// Position of a step in its lane; the first step has `step_count` 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaneStepPosition {
     pub lane: ProgramLane,
-    count: usize,
+    step_count: usize,
 }
 
 /// For each lane, how many steps of every lane are finished before the lane's next step begins
@@ -28,49 +28,49 @@ pub(super) struct LaneStepPosition {
 pub(super) struct OrderOfLaneSteps {
     /// `before[a][b]` is the number of steps of lane `b` that finish before the next step of lane
     /// `a` begins.
-    before: Vec<Vec<usize>>,
+    steps_finished_before: Vec<Vec<usize>>,
     /// For each lane, whether it has waited for the first lane, directly or through other lanes.
-    forked: Vec<bool>,
+    lane_has_forked: Vec<bool>,
 }
 
 impl Default for OrderOfLaneSteps {
     fn default() -> Self {
-        Self { before: vec![vec![0]], forked: vec![true] }
+        Self { steps_finished_before: vec![vec![0]], lane_has_forked: vec![true] }
     }
 }
 
 impl OrderOfLaneSteps {
     /// Number of lanes in the program.
     pub fn lane_count(&self) -> usize {
-        self.before.len()
+        self.steps_finished_before.len()
     }
 
     /// Adds a lane.
     pub fn add_lane(&mut self) -> ProgramLane {
-        self.before.iter_mut().for_each(|counts| counts.push(0));
-        self.before.push(vec![0; self.before.len() + 1]);
-        self.forked.push(false);
-        ProgramLane(self.before.len() - 1)
+        self.steps_finished_before.iter_mut().for_each(|counts| counts.push(0));
+        self.steps_finished_before.push(vec![0; self.steps_finished_before.len() + 1]);
+        self.lane_has_forked.push(false);
+        ProgramLane(self.steps_finished_before.len() - 1)
     }
 
     /// Appends a step to a lane and returns the step's position.
     pub fn add_step(&mut self, lane: ProgramLane) -> LaneStepPosition {
-        let count = &mut self.before[lane.0][lane.0];
+        let count = &mut self.steps_finished_before[lane.0][lane.0];
         *count += 1;
-        LaneStepPosition { lane, count: *count }
+        LaneStepPosition { lane, step_count: *count }
     }
 
     /// Makes the next step of lane `waiting` begin after all steps that lane `on` has so far.
     pub fn make_lane_wait_for_lane(&mut self, waiting: ProgramLane, on: ProgramLane) {
-        let seen = self.before[on.0].clone();
-        let counts = self.before[waiting.0].iter_mut();
+        let seen = self.steps_finished_before[on.0].clone();
+        let counts = self.steps_finished_before[waiting.0].iter_mut();
         counts.zip(seen).for_each(|(count, seen)| *count = (*count).max(seen));
-        self.forked[waiting.0] |= self.forked[on.0];
+        self.lane_has_forked[waiting.0] |= self.lane_has_forked[on.0];
     }
 
     /// Whether a lane has waited for the first lane, directly or through other lanes.
     pub fn has_waited_for_main_lane(&self, lane: ProgramLane) -> bool {
-        self.forked[lane.0]
+        self.lane_has_forked[lane.0]
     }
 
     /// Whether a step is guaranteed to finish before the next step of a lane begins.
@@ -79,14 +79,18 @@ impl OrderOfLaneSteps {
         step: LaneStepPosition,
         lane: ProgramLane,
     ) -> bool {
-        self.before[lane.0][step.lane.0] >= step.count
+        self.steps_finished_before[lane.0][step.lane.0] >= step.step_count
     }
 
     /// Returns a lane with steps for which the first lane has not waited; `None` if the first lane
     /// has waited for every step.
     pub fn lane_not_awaited_by_main_lane(&self) -> Option<ProgramLane> {
-        let ends = self.before.iter().enumerate().map(|(lane, counts)| (lane, counts[lane]));
-        let main = &self.before[ProgramLane::MAIN_LANE.0];
+        let ends = self
+            .steps_finished_before
+            .iter()
+            .enumerate()
+            .map(|(lane, counts)| (lane, counts[lane]));
+        let main = &self.steps_finished_before[ProgramLane::MAIN_LANE.0];
         ends.zip(main).find(|((_, end), seen)| end > *seen).map(|((lane, _), _)| ProgramLane(lane))
     }
 }

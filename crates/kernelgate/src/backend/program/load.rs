@@ -47,9 +47,9 @@ pub struct LoadedProgram {
     regions: Vec<(String, DeviceBuffer)>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    state: RegionsUpdatedByLaunches,
+    regions_updated_by_launches: RegionsUpdatedByLaunches,
     /// Address range of the GEMM workspaces, which every captured graph clears first.
-    cleared: std::ops::Range<u64>,
+    cleared_addresses: std::ops::Range<u64>,
     _set_aside: Option<PersistingL2SetAside>,
 }
 
@@ -95,7 +95,7 @@ impl Program {
         let uses = self.device_bytes_by_purpose_label();
         let mut program = self.load_on_device(device, inputs)?;
         let (inputs, outputs) = program.take_inputs_and_outputs();
-        let state = std::mem::take(&mut program.state);
+        let state = std::mem::take(&mut program.regions_updated_by_launches);
         let task = match capture {
             Capture::Stream => {
                 CudaTask::new(device, inputs, outputs, move |_| program.enqueue_all_steps())
@@ -134,7 +134,8 @@ impl Program {
         tensors: &Tensors,
     ) -> Result<LoadedProgram, BackendError> {
         self.check()?;
-        let Self { memory, steps, order, kept, gemm_lanes, .. } = self;
+        let Self { memory, steps, lane_order: order, range_kept_in_l2: kept, gemm_lanes, .. } =
+            self;
         let blas = (gemm_lanes > 0)
             .then(|| CublasLtLanes::open_with_default_workspace(device, gemm_lanes))
             .transpose()?;
@@ -157,9 +158,9 @@ impl Program {
         let mut loader = EnqueueClosureBuilder {
             device,
             blas,
-            streams,
+            stream_of_lane: streams,
             memory,
-            window,
+            l2_window: window,
             kernels: BTreeMap::new(),
             gemms: vec![],
         };
@@ -167,13 +168,14 @@ impl Program {
         let steps = steps.into_iter().map(|step| loader.closure_for_step(step));
         let steps = steps.collect::<Result<Vec<_>, _>>()?;
         let LoadedProgramMemory { regions, buffers, inputs, outputs } = loader.memory;
-        let buffer = |region: &MemoryRegion| buffers[region.slot].clone();
+        let buffer = |region: &MemoryRegion| buffers[region.allocation_index].clone();
         let named = |region: &MemoryRegion| (region.name.clone().into_owned(), buffer(region));
         let named = regions.iter().map(named).collect();
-        let updated = regions.into_iter().filter(|region| region.updated).map(|region| {
-            let buffer = buffer(&region);
-            (region, buffer)
-        });
+        let updated =
+            regions.into_iter().filter(|region| region.changed_by_launches).map(|region| {
+                let buffer = buffer(&region);
+                (region, buffer)
+            });
         let regions: Vec<(MemoryRegion, DeviceBuffer)> = updated.collect();
         // Cloning shares the tensors' memory; a program without updated regions never reads the
         // inputs after loading.
@@ -185,8 +187,8 @@ impl Program {
             regions: named,
             inputs,
             outputs,
-            state,
-            cleared,
+            regions_updated_by_launches: state,
+            cleared_addresses: cleared,
             _set_aside: set_aside,
         })
     }
@@ -208,11 +210,11 @@ impl LoadedProgramMemory {
         device: &Device,
         tensors: &Tensors,
     ) -> Result<Self, BackendError> {
-        let RegionAndAllocationPlan { regions, slots, .. } = plan;
+        let RegionAndAllocationPlan { regions, allocations: slots, .. } = plan;
         let mut buffers: Vec<Option<DeviceBuffer>> = vec![None; slots.len()];
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for region in &regions {
-            let slot = &mut buffers[region.slot];
+            let slot = &mut buffers[region.allocation_index];
             if let Some(bytes) = region.initial_bytes_from_inputs(tensors)? {
                 let buffer = device.upload(&bytes)?;
                 match &region.contents {
@@ -237,7 +239,7 @@ impl LoadedProgramMemory {
             } else if slot.is_none() {
                 // Scratch memory stays uninitialised; tables are uploaded after all addresses are
                 // known.
-                *slot = Some(device.allocate(slots[region.slot].bytes)?);
+                *slot = Some(device.allocate(slots[region.allocation_index].bytes)?);
             }
         }
         let buffers = buffers.into_iter().flatten().collect();
@@ -248,7 +250,7 @@ impl LoadedProgramMemory {
                     .iter()
                     .flat_map(|word| memory.table_word_value(*word).to_ne_bytes())
                     .collect();
-                memory.buffers[region.slot].overwrite_first_bytes_from_host(&bytes)?;
+                memory.buffers[region.allocation_index].overwrite_first_bytes_from_host(&bytes)?;
             }
         }
         Ok(memory)
@@ -262,7 +264,7 @@ impl LoadedProgramMemory {
     }
 
     fn buffer_of_pointer(&self, pointer: RegionPointer) -> &DeviceBuffer {
-        &self.buffers[self.regions[pointer.region].slot]
+        &self.buffers[self.regions[pointer.region].allocation_index]
     }
 
     fn device_address_of_pointer(&self, pointer: RegionPointer) -> u64 {
@@ -293,9 +295,9 @@ struct EnqueueClosureBuilder<'a> {
     device: &'a Arc<Device>,
     blas: Option<Rc<CublasLtLanes>>,
     /// Streams by lane.
-    streams: Vec<Arc<CudaStream>>,
+    stream_of_lane: Vec<Arc<CudaStream>>,
     memory: LoadedProgramMemory,
-    window: Option<L2AccessPolicyWindow>,
+    l2_window: Option<L2AccessPolicyWindow>,
     /// Loaded kernels by kernel name and lane, each for several launch shapes.
     kernels: BTreeMap<(String, ProgramLane), LoadedKernelPerLaunchShape>,
     gemms: Vec<(GemmSpec, Rc<PreparedGemm>)>,
@@ -334,7 +336,7 @@ impl EnqueueClosureBuilder<'_> {
                     .iter()
                     .map(|pointer| self.memory.device_address_of_pointer(*pointer))
                     .collect();
-                let (device, stream) = (self.device, &self.streams[lane.lane_number()]);
+                let (device, stream) = (self.device, &self.stream_of_lane[lane.lane_number()]);
                 prepare(DeviceStreamAndAddresses { device, stream, addresses: &addresses })?
             }
             ProgramStep::Wait { waiting, on } => {
@@ -351,14 +353,14 @@ impl EnqueueClosureBuilder<'_> {
     }
 
     fn stream_of_lane(&self, lane: ProgramLane) -> Arc<CudaStream> {
-        Arc::clone(&self.streams[lane.lane_number()])
+        Arc::clone(&self.stream_of_lane[lane.lane_number()])
     }
 
     fn closure_for_kernel_launch(
         &mut self,
         launch: &KernelLaunchStep,
     ) -> Result<EnqueueStep, BackendError> {
-        let kernel = match &launch.other {
+        let kernel = match &launch.alternative_kernel {
             Some((other, condition)) if condition(self.device)? => other,
             _ => launch.default_kernel(),
         };
@@ -368,7 +370,7 @@ impl EnqueueClosureBuilder<'_> {
         let kernel = match loaded.iter().find(|(other, _)| *other == shape) {
             Some((_, kernel)) => Rc::clone(kernel),
             None => {
-                let stream = &self.streams[launch.lane.lane_number()];
+                let stream = &self.stream_of_lane[launch.lane.lane_number()];
                 let kernel = Rc::new((kernel.load)(self.device)?.launching_on_stream(stream));
                 loaded.push((shape, Rc::clone(&kernel)));
                 kernel
@@ -377,13 +379,13 @@ impl EnqueueClosureBuilder<'_> {
         let arguments =
             launch.arguments.iter().map(|operand| self.memory.resolve_argument(*operand));
         let arguments = arguments.collect::<Result<Vec<KernelArgument>, _>>()?;
-        let window = launch.lines.and_then(|lines| match lines {
-            KeepOrReleaseL2Lines::Keep => self.window,
+        let window = launch.l2_line_policy.and_then(|lines| match lines {
+            KeepOrReleaseL2Lines::Keep => self.l2_window,
             KeepOrReleaseL2Lines::Release => {
-                self.window.map(L2AccessPolicyWindow::with_normal_priority)
+                self.l2_window.map(L2AccessPolicyWindow::with_normal_priority)
             }
         });
-        let programmatic = launch.programmatic
+        let programmatic = launch.uses_programmatic_launch
             && supports_programmatic_dependent_launch(&self.device.facts().arch);
         let launch = Launch { programmatic, window, ..kernel.specified_launch_shape() };
         Ok(Box::new(move || kernel.loaded_kernel().launch(launch, &arguments)))
@@ -423,7 +425,7 @@ impl EnqueueClosureBuilder<'_> {
 impl LoadedProgram {
     /// Whether launches update memory regions that have contents, so that launches carry state.
     pub(super) const fn launches_update_region_contents(&self) -> bool {
-        !self.state.regions.is_empty()
+        !self.regions_updated_by_launches.regions.is_empty()
     }
 
     /// Moves the inputs and outputs out of the loaded program into a task.
@@ -433,7 +435,7 @@ impl LoadedProgram {
 
     /// Address range of the GEMM workspaces, which every captured graph clears first.
     pub(super) fn gemm_workspaces_cleared_by_graph(&self) -> std::ops::Range<u64> {
-        self.cleared.clone()
+        self.cleared_addresses.clone()
     }
 
     /// Enqueues the whole program.

@@ -99,13 +99,13 @@ pub(super) enum RegionContents {
 pub(super) struct MemoryRegion {
     pub name: Cow<'static, str>,
     pub bytes: usize,
-    pub slot: usize,
+    pub allocation_index: usize,
     pub contents: RegionContents,
-    freed: bool,
+    is_freed: bool,
     /// Whether launches change the region's initial contents.
-    pub updated: bool,
+    pub changed_by_launches: bool,
     /// Whether a table contains an address in the region, so that the region cannot be freed.
-    in_table: bool,
+    address_is_in_table: bool,
 }
 
 impl MemoryRegion {
@@ -141,19 +141,19 @@ impl MemoryRegion {
 pub(super) struct SharedAllocation {
     pub bytes: usize,
     purpose: MemoryPurpose,
-    free: bool,
+    is_free: bool,
     /// For each lane, the last step that used an earlier region in this allocation.
-    earlier: Vec<LaneStepPosition>,
+    last_steps_of_earlier_regions: Vec<LaneStepPosition>,
     /// For each lane, the last step that used the present region in this allocation.
-    latest: Vec<LaneStepPosition>,
+    last_steps_of_this_region: Vec<LaneStepPosition>,
 }
 
 /// Regions and slots.
 #[derive(Default)]
 pub(super) struct RegionAndAllocationPlan {
     pub regions: Vec<MemoryRegion>,
-    pub slots: Vec<SharedAllocation>,
-    names: BTreeMap<Cow<'static, str>, usize>,
+    pub allocations: Vec<SharedAllocation>,
+    region_by_name: BTreeMap<Cow<'static, str>, usize>,
 }
 
 /// Region number of a pointer that was requested for an unknown region name.
@@ -176,49 +176,63 @@ impl RegionAndAllocationPlan {
         if let RegionContents::Table(words) = &contents {
             for word in words {
                 let TableNumberOrAddress::Pointer(pointer) = word else { continue };
-                self.live_region_of_pointer(*pointer)?.in_table = true;
+                self.live_region_of_pointer(*pointer)?.address_is_in_table = true;
             }
         }
-        let fitting = self.slots.iter_mut().enumerate().filter(|(_, slot)| {
-            reuses && slot.free && slot.purpose == purpose && slot.bytes >= bytes
+        let fitting = self.allocations.iter_mut().enumerate().filter(|(_, slot)| {
+            reuses && slot.is_free && slot.purpose == purpose && slot.bytes >= bytes
         });
         let slot = match fitting.min_by_key(|(_, slot)| slot.bytes) {
             Some((number, slot)) => {
-                slot.free = false;
+                slot.is_free = false;
                 number
             }
             None => {
                 let (earlier, latest) = (Vec::new(), Vec::new());
-                self.slots.push(SharedAllocation { bytes, purpose, free: false, earlier, latest });
-                self.slots.len() - 1
+                self.allocations.push(SharedAllocation {
+                    bytes,
+                    purpose,
+                    is_free: false,
+                    last_steps_of_earlier_regions: earlier,
+                    last_steps_of_this_region: latest,
+                });
+                self.allocations.len() - 1
             }
         };
         let region = self.regions.len();
         let updated = matches!(contents, RegionContents::State { .. });
-        let before = self.names.insert(name.clone(), region);
-        let duplicate = before.is_some_and(|before| !self.regions[before].freed);
+        let before = self.region_by_name.insert(name.clone(), region);
+        let duplicate = before.is_some_and(|before| !self.regions[before].is_freed);
         let error = LaunchListError::DuplicateRegion { name: name.to_string() };
         self.regions.push(MemoryRegion {
             name,
             bytes,
-            slot,
+            allocation_index: slot,
             contents,
-            freed: false,
-            updated,
-            in_table: false,
+            is_freed: false,
+            changed_by_launches: updated,
+            address_is_in_table: false,
         });
-        if duplicate { Err(error) } else { Ok(RegionPointer { region, offset: 0, skipped: 0 }) }
+        if duplicate {
+            Err(error)
+        } else {
+            Ok(RegionPointer { region, offset: 0, subtracted_bytes: 0 })
+        }
     }
 
     /// Returns a pointer to the beginning of the region with this name; `None` if no region has the
     /// name.
     pub fn pointer_to_region(&self, name: &str) -> Option<RegionPointer> {
-        self.names.get(name).map(|&region| RegionPointer { region, offset: 0, skipped: 0 })
+        self.region_by_name.get(name).map(|&region| RegionPointer {
+            region,
+            offset: 0,
+            subtracted_bytes: 0,
+        })
     }
 
     /// The placeholder pointer for a name that no region has.
     pub const fn placeholder_for_unknown_region() -> RegionPointer {
-        RegionPointer { region: REGION_NUMBER_OF_UNKNOWN_NAME, offset: 0, skipped: 0 }
+        RegionPointer { region: REGION_NUMBER_OF_UNKNOWN_NAME, offset: 0, subtracted_bytes: 0 }
     }
 
     /// Ends the life of a scratch region, so that later scratch regions can reuse its memory.
@@ -227,15 +241,15 @@ impl RegionAndAllocationPlan {
     /// Fails if the region is not scratch, or a table points into it.
     pub fn free_scratch_region(&mut self, pointer: RegionPointer) -> Result<(), LaunchListError> {
         let region = self.live_region_of_pointer(pointer)?;
-        if region.in_table || !matches!(region.contents, RegionContents::Unwritten) {
+        if region.address_is_in_table || !matches!(region.contents, RegionContents::Unwritten) {
             return Err(LaunchListError::NotFreeable { region: region.name.to_string() });
         }
-        region.freed = true;
-        let slot = region.slot;
-        let slot = &mut self.slots[slot];
-        slot.free = true;
-        for position in std::mem::take(&mut slot.latest) {
-            replace_position_of_lane(&mut slot.earlier, position);
+        region.is_freed = true;
+        let slot = region.allocation_index;
+        let slot = &mut self.allocations[slot];
+        slot.is_free = true;
+        for position in std::mem::take(&mut slot.last_steps_of_this_region) {
+            replace_position_of_lane(&mut slot.last_steps_of_earlier_regions, position);
         }
         Ok(())
     }
@@ -249,7 +263,7 @@ impl RegionAndAllocationPlan {
         &mut self,
         pointer: RegionPointer,
     ) -> Result<(), LaunchListError> {
-        self.live_region_of_pointer(pointer).map(|region| region.updated = true)
+        self.live_region_of_pointer(pointer).map(|region| region.changed_by_launches = true)
     }
 
     /// Records that a step uses the region of a pointer.
@@ -265,17 +279,17 @@ impl RegionAndAllocationPlan {
     ) -> Result<(), LaunchListError> {
         let (number, name) = {
             let region = self.live_region_of_pointer(pointer)?;
-            (region.slot, region.name.clone())
+            (region.allocation_index, region.name.clone())
         };
-        let slot = &mut self.slots[number];
+        let slot = &mut self.allocations[number];
         let unordered = slot
-            .earlier
+            .last_steps_of_earlier_regions
             .iter()
             .find(|before| !order.finishes_before_next_step_of_lane(**before, step.lane));
         if let Some(LaneStepPosition { lane: ProgramLane(lane), .. }) = unordered {
             return Err(LaunchListError::UnorderedReuse { region: name.to_string(), lane: *lane });
         }
-        replace_position_of_lane(&mut slot.latest, step);
+        replace_position_of_lane(&mut slot.last_steps_of_this_region, step);
         Ok(())
     }
 
@@ -307,7 +321,7 @@ impl RegionAndAllocationPlan {
         let Some(region) = self.regions.get_mut(pointer.region) else {
             return Err(LaunchListError::UnknownRegion { name: String::new() });
         };
-        if region.freed {
+        if region.is_freed {
             return Err(LaunchListError::UsedAfterFree { region: region.name.to_string() });
         }
         if pointer.offset >= region.bytes.max(1) {
@@ -319,12 +333,12 @@ impl RegionAndAllocationPlan {
 
     /// Bytes of every slot.
     pub fn allocated_bytes(&self) -> usize {
-        self.slots.iter().map(|slot| slot.bytes).sum()
+        self.allocations.iter().map(|slot| slot.bytes).sum()
     }
 
     /// Sum of the allocations for one purpose, in bytes.
     pub fn allocated_bytes_for_purpose(&self, purpose: MemoryPurpose) -> usize {
-        self.slots.iter().filter(|slot| slot.purpose == purpose).map(|slot| slot.bytes).sum()
+        self.allocations.iter().filter(|slot| slot.purpose == purpose).map(|slot| slot.bytes).sum()
     }
 }
 

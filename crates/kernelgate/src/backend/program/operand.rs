@@ -10,7 +10,7 @@ pub struct RegionPointer {
     /// Distance from the beginning of the region, in bytes.
     pub(super) offset: usize,
     /// Number of bytes to subtract from the offset; the result may be before the region.
-    pub(super) skipped: usize,
+    pub(super) subtracted_bytes: usize,
 }
 
 impl RegionPointer {
@@ -22,12 +22,12 @@ impl RegionPointer {
     /// Returns the pointer moved back by `bytes`, possibly before its region, for a tensor whose
     /// first elements are neither stored nor read.
     pub const fn moved_back_by(self, bytes: usize) -> Self {
-        Self { skipped: self.skipped + bytes, ..self }
+        Self { subtracted_bytes: self.subtracted_bytes + bytes, ..self }
     }
 
     /// Resolves the device address, given the address `base` of the pointer's region.
     pub(super) const fn resolve_address(self, base: u64) -> u64 {
-        base.wrapping_add(self.offset as u64).wrapping_sub(self.skipped as u64)
+        base.wrapping_add(self.offset as u64).wrapping_sub(self.subtracted_bytes as u64)
     }
 }
 

@@ -24,13 +24,13 @@ use kernelgate_cuda::BackendError;
 pub struct Program {
     pub(super) memory: RegionAndAllocationPlan,
     pub(super) steps: Vec<ProgramStep>,
-    pub(super) order: OrderOfLaneSteps,
+    pub(super) lane_order: OrderOfLaneSteps,
     /// The memory range that the program keeps in L2: pointer and bytes.
-    pub(super) kept: Option<(RegionPointer, usize)>,
+    pub(super) range_kept_in_l2: Option<(RegionPointer, usize)>,
     /// Number of lanes from the first lane to the last lane that contains a GEMM.
     pub(super) gemm_lanes: usize,
-    ranges: Vec<String>,
-    mistake: OnceCell<LaunchListError>,
+    open_ranges: Vec<String>,
+    first_mistake: OnceCell<LaunchListError>,
 }
 
 impl Program {
@@ -43,7 +43,7 @@ impl Program {
     fn store_first_mistake(&self, found: Result<(), LaunchListError>) {
         if let Err(mistake) = found {
             // Later mistakes are ignored, because they may follow from the first one.
-            let _ = self.mistake.set(mistake);
+            let _ = self.first_mistake.set(mistake);
         }
     }
 
@@ -253,12 +253,12 @@ impl Program {
     /// Adds a lane. Before its first step, the new lane must wait for the first lane; after the new
     /// lane's last step, the first lane must wait for it ([`Self::make_lane_wait_for_lane`]).
     pub fn add_lane(&mut self) -> ProgramLane {
-        self.order.add_lane()
+        self.lane_order.add_lane()
     }
 
     /// Makes later steps of lane `waiting` wait for all steps that lane `on` has so far.
     pub fn make_lane_wait_for_lane(&mut self, waiting: ProgramLane, on: ProgramLane) {
-        self.order.make_lane_wait_for_lane(waiting, on);
+        self.lane_order.make_lane_wait_for_lane(waiting, on);
         self.steps.push(ProgramStep::Wait { waiting, on });
     }
 
@@ -266,7 +266,7 @@ impl Program {
     /// [`KernelLaunchStep::with_kept_or_released_l2_lines`] keep in L2, as far as it fits. Loading
     /// the program sets aside persisting L2 cache for the range.
     pub fn keep_range_in_l2(&mut self, from: RegionPointer, bytes: usize) {
-        self.kept = Some((from, bytes));
+        self.range_kept_in_l2 = Some((from, bytes));
     }
 
     /// Makes a launch of `kernel` with parameters `p`; the caller can change the launch before
@@ -300,7 +300,7 @@ impl Program {
             _ => None,
         });
         let pointers: Vec<RegionPointer> = pointers.collect();
-        if launch.lines.is_some() && self.kept.is_none() {
+        if launch.l2_line_policy.is_some() && self.range_kept_in_l2.is_none() {
             let symbol = launch.default_kernel().symbol;
             self.store_first_mistake(Err(LaunchListError::NothingKept { symbol }));
         }
@@ -367,13 +367,13 @@ impl Program {
 
     /// Records that the next step of a lane uses these pointers.
     fn record_step_of_lane(&mut self, lane: ProgramLane, pointers: &[RegionPointer]) {
-        if !self.order.has_waited_for_main_lane(lane) {
+        if !self.lane_order.has_waited_for_main_lane(lane) {
             self.store_first_mistake(Err(LaunchListError::NotForked { lane: lane.lane_number() }));
         }
         // The step waits for all steps for which its lane was made to wait.
-        let step = self.order.add_step(lane);
+        let step = self.lane_order.add_step(lane);
         for pointer in pointers {
-            let used = self.memory.record_use_by_step(*pointer, step, &self.order);
+            let used = self.memory.record_use_by_step(*pointer, step, &self.lane_order);
             self.store_first_mistake(used);
         }
     }
@@ -381,13 +381,13 @@ impl Program {
     /// Begins a named range.
     pub fn begin_named_range(&mut self, name: impl Into<String>) {
         let name = name.into();
-        self.ranges.push(name.clone());
+        self.open_ranges.push(name.clone());
         self.steps.push(ProgramStep::Begin(name));
     }
 
     /// Ends the named range that was opened last.
     pub fn end_innermost_range(&mut self) {
-        let ended = self.ranges.pop().map(drop).ok_or(LaunchListError::NoOpenRange);
+        let ended = self.open_ranges.pop().map(drop).ok_or(LaunchListError::NoOpenRange);
         self.store_first_mistake(ended);
         self.steps.push(ProgramStep::End);
     }
@@ -409,13 +409,13 @@ impl Program {
     /// # Errors
     /// The first mistake.
     pub fn check(&self) -> Result<(), LaunchListError> {
-        if let Some(mistake) = self.mistake.get() {
+        if let Some(mistake) = self.first_mistake.get() {
             return Err(mistake.clone());
         }
-        if let Some(name) = self.ranges.last() {
+        if let Some(name) = self.open_ranges.last() {
             return Err(LaunchListError::OpenRange { name: name.clone() });
         }
-        match self.order.lane_not_awaited_by_main_lane() {
+        match self.lane_order.lane_not_awaited_by_main_lane() {
             Some(lane) => Err(LaunchListError::NotJoined { lane: lane.lane_number() }),
             None => Ok(()),
         }

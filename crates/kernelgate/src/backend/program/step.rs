@@ -54,11 +54,11 @@ pub(super) type AlternativeBuildCondition = Box<dyn Fn(&Device) -> Result<bool, 
 /// the lane has ended.
 pub struct KernelLaunchStep {
     kernel: KernelWithParameters,
-    pub(super) other: Option<(KernelWithParameters, AlternativeBuildCondition)>,
+    pub(super) alternative_kernel: Option<(KernelWithParameters, AlternativeBuildCondition)>,
     pub(super) arguments: Vec<LaunchArgument>,
     pub(super) lane: ProgramLane,
-    pub(super) programmatic: bool,
-    pub(super) lines: Option<KeepOrReleaseL2Lines>,
+    pub(super) uses_programmatic_launch: bool,
+    pub(super) l2_line_policy: Option<KeepOrReleaseL2Lines>,
 }
 
 impl KernelLaunchStep {
@@ -71,11 +71,11 @@ impl KernelLaunchStep {
     ) -> Self {
         Self {
             kernel: KernelWithParameters::for_spec_and_parameters(kernel, p),
-            other: None,
+            alternative_kernel: None,
             arguments,
             lane: ProgramLane::MAIN_LANE,
-            programmatic: false,
-            lines: None,
+            uses_programmatic_launch: false,
+            l2_line_policy: None,
         }
     }
 
@@ -88,7 +88,7 @@ impl KernelLaunchStep {
         condition: impl Fn(&Device) -> Result<bool, BackendError> + 'static,
     ) -> KernelLaunchStep {
         Self {
-            other: Some((
+            alternative_kernel: Some((
                 KernelWithParameters::for_spec_and_parameters(kernel, p),
                 Box::new(condition),
             )),
@@ -104,13 +104,13 @@ impl KernelLaunchStep {
     /// Makes the launch a programmatic dependent launch (PDL) on devices from sm_90 on. The kernel
     /// itself must wait for the previous kernel of the stream.
     pub fn with_programmatic_dependent_launch(self) -> Self {
-        Self { programmatic: true, ..self }
+        Self { uses_programmatic_launch: true, ..self }
     }
 
     /// Marks the lines that the launch reads in the program's L2 range as persisting, or releases
     /// them.
     pub fn with_kept_or_released_l2_lines(self, lines: KeepOrReleaseL2Lines) -> Self {
-        Self { lines: Some(lines), ..self }
+        Self { l2_line_policy: Some(lines), ..self }
     }
 
     /// The kernel of the launch; if the device decides between two, the default one.
@@ -125,7 +125,7 @@ impl KernelLaunchStep {
 
     /// Whether the launch keeps or releases lines of L2.
     pub const fn kept_or_released_l2_lines(&self) -> Option<KeepOrReleaseL2Lines> {
-        self.lines
+        self.l2_line_policy
     }
 
     /// The lane of the launch.
@@ -135,7 +135,7 @@ impl KernelLaunchStep {
 
     /// Whether the kernel is launched with PDL.
     pub const fn is_programmatic_dependent_launch(&self) -> bool {
-        self.programmatic
+        self.uses_programmatic_launch
     }
 }
 

@@ -16,7 +16,7 @@ pub fn list_workloads_and_selected_cases<'a>(
 ) -> BenchCaseListing {
     let mut cases = Vec::new();
     for group in &selection.groups {
-        let problem = group.bound.problem();
+        let problem = group.problem.problem();
         let work = problem.work();
         cases.extend(group.cases.iter().map(|case| ListedBenchCase {
             case: case.id.clone(),
@@ -26,7 +26,7 @@ pub fn list_workloads_and_selected_cases<'a>(
             matmul_flops: work.matmul_flops(),
             bytes: work.total_bytes(),
             host_bytes: problem.host_bytes(),
-            device_bytes: group.bound.device_bytes_declared_by_implementation(case.index),
+            device_bytes: group.problem.device_bytes_declared_by_implementation(case.index),
         }));
     }
     cases.extend(selection.skipped.iter().map(|(id, reason)| ListedBenchCase {
@@ -39,7 +39,8 @@ pub fn list_workloads_and_selected_cases<'a>(
         host_bytes: 0,
         device_bytes: None,
     }));
-    let (backend, otherwise) = (place.kind.backend_name().to_owned(), place.otherwise.clone());
+    let (backend, otherwise) =
+        (place.kind.backend_name().to_owned(), place.reason_against_other_backend.clone());
     BenchCaseListing {
         backend,
         otherwise,

@@ -42,7 +42,7 @@ pub fn measure_phases_by_host_clock(
     run_with_panics_as_case_failures(|| {
         let mut executable = None;
         let prepare = time_repetitions_of_phase("prepare", 1..=1, || {
-            executable = Some(group.bound.prepare_implementation(
+            executable = Some(group.problem.prepare_implementation(
                 case.index,
                 Arc::clone(&ready.inputs),
                 target,

@@ -85,12 +85,13 @@ pub fn profile_one_case_per_implementation(
         limits,
         launch_cost_ns,
         devices: devices.clone(),
-        described: devices
+        device_limits: devices
             .iter()
             .map(|device| RecordedDeviceLimits::read_device_limits_from_driver(device))
             .collect::<Result<_, _>>()?,
-        warm_up: repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES_BEFORE_RECORDING),
-        steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(DEFAULT_RECORDED_LAUNCHES)),
+        warm_up_launches: repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES_BEFORE_RECORDING),
+        recorded_launches: wanted
+            .map_or(1, |wanted| wanted.steps.unwrap_or(DEFAULT_RECORDED_LAUNCHES)),
     };
     let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let begun = recording.recorder.record_clock_now_ns();
@@ -146,7 +147,7 @@ pub fn profile_one_case_per_implementation(
 fn hot_cache_work_of_problem_and_parts(
     group: &SelectedProblem<'_>,
 ) -> Vec<DeclaredWorkAndCacheState> {
-    let problem = group.bound.problem();
+    let problem = group.problem.problem();
     let parts = problem.breakdown().parts.into_iter().map(|part| part.work);
     let all = std::iter::once(problem.work()).chain(parts);
     all.map(|work| DeclaredWorkAndCacheState { work, cache: CacheState::Hot }).collect()
@@ -203,7 +204,7 @@ fn measure_phases_and_verify_cases(
     let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let phases = phases::measure_phases_by_host_clock(group, case, ready, target, repetitions)?;
         ready.prepare_and_verify_case(group, case, target)?;
-        Ok((phases, group.bound.problem().breakdown().samples))
+        Ok((phases, group.problem.problem().breakdown().samples))
     };
     let (outcomes, _) = run_once_per_implementation(selection, seed, target, "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
@@ -230,9 +231,9 @@ struct ProfileRecorderAndSettings {
     launch_cost_ns: f64,
     devices: Devices,
     /// Properties of each GPU of the set, which are stored in the recording.
-    described: Vec<RecordedDeviceLimits>,
-    warm_up: u32,
-    steps: u32,
+    device_limits: Vec<RecordedDeviceLimits>,
+    warm_up_launches: u32,
+    recorded_launches: u32,
 }
 
 impl ProfileRecorderAndSettings {
@@ -245,9 +246,9 @@ impl ProfileRecorderAndSettings {
         mut executable: Box<dyn Executable>,
         begun: u64,
     ) -> Result<CuptiCaseRecording, WhyCaseHasNoResult> {
-        let Self { recorder, limits, described, .. } = self;
+        let Self { recorder, limits, device_limits: described, .. } = self;
         let recorded = (|| {
-            reset_and_launch_repeatedly(executable.as_mut(), self.warm_up)?;
+            reset_and_launch_repeatedly(executable.as_mut(), self.warm_up_launches)?;
             let held = BlockedStreamsOfSeveralGpus::block_streams_of_gpus(
                 &self.devices,
                 executable.gpus_used_by_launch(),
@@ -260,7 +261,7 @@ impl ProfileRecorderAndSettings {
             remove_stream_blocking_kernels(&mut trace);
             Ok::<_, BackendError>((trace, wall_ns))
         })();
-        let problem = group.bound.problem();
+        let problem = group.problem.problem();
         let ProblemPartsForProfile { samples, unit, parts } = problem.breakdown();
         let devices =
             described.iter().take(executable.gpus_used_by_launch()).cloned().collect::<Vec<_>>();
@@ -279,8 +280,8 @@ impl ProfileRecorderAndSettings {
         match recorded {
             Ok((trace, wall_ns)) => Ok(CuptiCaseRecording {
                 case: case.id.clone(),
-                warm_up: self.warm_up,
-                steps: self.steps,
+                warm_up: self.warm_up_launches,
+                steps: self.recorded_launches,
                 wall_ns: u64::try_from(wall_ns).unwrap_or(u64::MAX),
                 launch_cost_ns: Some(self.launch_cost_ns),
                 limits: limits.shortest_times_by_each_ceiling(&problem.work(), CacheState::Hot),
@@ -309,14 +310,14 @@ impl ProfileRecorderAndSettings {
         staged: &[Arc<KernelWithStages>],
     ) -> Result<Vec<KernelStageCycles>, WhyCaseHasNoResult> {
         let recorded = (|| {
-            reset_and_launch_repeatedly(executable.as_mut(), self.warm_up)?;
+            reset_and_launch_repeatedly(executable.as_mut(), self.warm_up_launches)?;
             staged.iter().try_for_each(|kernel| kernel.clear_stage_counters())?;
-            reset_and_launch_repeatedly(executable.as_mut(), self.steps)?;
+            reset_and_launch_repeatedly(executable.as_mut(), self.recorded_launches)?;
             let recorded_stages = |kernel: &Arc<KernelWithStages>| {
                 Ok(KernelStageCycles {
                     kernel: kernel.kernel_symbol().to_owned(),
                     names: kernel.stage_names().iter().map(|&name| name.to_owned()).collect(),
-                    launches: self.steps,
+                    launches: self.recorded_launches,
                     cycles: kernel.read_stage_cycles_by_block()?,
                 })
             };
@@ -338,7 +339,7 @@ impl ProfileRecorderAndSettings {
         mut held: BlockedStreamsOfSeveralGpus,
     ) -> Result<(), BackendError> {
         let _case = NamedRangeGuard::open_named_range(id);
-        for _ in 0..self.steps {
+        for _ in 0..self.recorded_launches {
             if executable.launches_carry_state() {
                 let _reset = NamedRangeGuard::open_named_range("reset");
                 executable.reset_state()?;

@@ -42,8 +42,13 @@ pub fn verify_one_case_per_implementation(
     let verified = |(case, outcome): (String, _)| {
         let (status, found, reason) = status_result_and_reason_of_outcome(outcome);
         let repeatable = found.as_ref().map(|(_, repeatable)| *repeatable);
-        let ComparisonWithReference { errors, by_output, checked, total, .. } =
-            found.unwrap_or_default().0;
+        let ComparisonWithReference {
+            errors,
+            by_output,
+            compared_elements: checked,
+            all_elements: total,
+            ..
+        } = found.unwrap_or_default().0;
         let ErrorsRelativeToReference { max_error, relative_l2, rounding } = errors;
         let (data_set, inputs) = data_sets.remove(&case).unzip();
         CaseVerificationResponse {

@@ -52,10 +52,10 @@ pub enum OriginalOrChangedInputs {
 #[derive(Debug, Default)]
 pub struct FindingsForCasesOfImplementation {
     /// The inputs that launches read at present: original or changed.
-    pub inputs: OriginalOrChangedInputs,
+    pub current_inputs: OriginalOrChangedInputs,
     /// Why launches work on other streams, if a check found such work; equal for hot and cold
     /// caches.
-    pub elsewhere: Option<Option<String>>,
+    pub work_on_other_streams: Option<Option<String>>,
 }
 
 /// Poisons outputs, replaces inputs, runs the timed graph or launch once more, and compares the
@@ -101,13 +101,17 @@ pub fn check_outputs_after_timing(
         ready.compute_reference_once(group)?;
     }
     let carries_state = executable.launches_carry_state();
-    let inputs = InputsOfNextCheck { changes, next, current };
+    let inputs = InputsOfNextCheck {
+        changed_inputs_exist: changes,
+        next_inputs: next,
+        current_inputs: current,
+    };
     let replay = panic_guard::catch_panic(|| {
         replace_inputs_rerun_and_compare(ready, group, executable, stopwatch, inputs)
     });
     let how = match changes {
         true => ready
-            .changed
+            .changed_inputs
             .as_ref()
             .map_or(InputChangeAfterTiming::Same, ChangedInputsAndReference::recorded_input_change),
         false => InputChangeAfterTiming::Same,
@@ -140,9 +144,9 @@ pub fn check_outputs_after_timing(
 /// Inputs with which a check replaces the current inputs of a prepared case.
 struct InputsOfNextCheck<'a> {
     /// Whether changed inputs exist.
-    changes: bool,
-    next: OriginalOrChangedInputs,
-    current: &'a mut OriginalOrChangedInputs,
+    changed_inputs_exist: bool,
+    next_inputs: OriginalOrChangedInputs,
+    current_inputs: &'a mut OriginalOrChangedInputs,
 }
 
 /// Replaces the inputs, runs the timed graph or launch once more, and compares the outputs; then
@@ -152,20 +156,20 @@ fn replace_inputs_rerun_and_compare(
     group: &SelectedProblem<'_>,
     executable: &mut dyn Executable,
     stopwatch: &mut dyn LaunchStopwatch,
-    InputsOfNextCheck { changes, next, current }: InputsOfNextCheck<'_>,
+    InputsOfNextCheck { changed_inputs_exist: changes, next_inputs: next, current_inputs: current }: InputsOfNextCheck<'_>,
 ) -> Result<ComparisonWithReference, OutputVerificationError> {
     if ready.expected.is_empty()
-        && group.bound.problem().reference_from().has_no_reference_to_compare()
+        && group.problem.problem().reference_from().has_no_reference_to_compare()
     {
         // An earlier run verified equal bits, so this run has not compared the outputs of this row
         // yet.
         verify::launch_again_on_poisoned_outputs(executable)?;
         ready.expected = verify::reference_from_outputs(copy_outputs_to_host(executable)?);
     }
-    let changed = ready.changed.as_ref().filter(|_| changes);
+    let changed = ready.changed_inputs.as_ref().filter(|_| changes);
     let replace = |executable: &mut dyn Executable| {
         let _activity = phase_timer::start_timed_activity("inputs replaced");
-        for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
+        for (name, values) in changed.iter().flat_map(|changed| changed.changed_inputs.iter()) {
             let original = || ready.inputs.tensor(name);
             let next = if next == OriginalOrChangedInputs::Changed { values } else { original() };
             executable.replace_input(name, next)?;
@@ -193,22 +197,23 @@ fn replace_inputs_rerun_and_compare(
         }
         None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
     };
-    let comparison = verify::compare_outputs_with_reference(&outputs, expected, &ready.bounds)?;
+    let comparison =
+        verify::compare_outputs_with_reference(&outputs, expected, &ready.error_bounds)?;
     drop(compare);
     if before.is_some() && before == after {
         return Err(BackendError::from(TimingRefusal::ComputedByReset).into());
     }
-    let replaced = changed.iter().flat_map(|changed| changed.values.iter());
+    let replaced = changed.iter().flat_map(|changed| changed.changed_inputs.iter());
     let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
     let draw = |turn: u64| match names.is_empty() {
         true => Tensors::new(),
-        false => group.bound.problem().redraw(&names, ready.seed ^ turn),
+        false => group.problem.problem().redraw(&names, ready.seed ^ turn),
     };
     let mut reuse =
         reused_results::refuse_reuse_by_slower_first_replays(first, executable, stopwatch, &draw);
     if let (Ok(replaced), Some(changed)) = (&reuse, changed) {
         let replaced = *replaced;
-        let new: Vec<_> = changed.values.iter().collect();
+        let new: Vec<_> = changed.changed_inputs.iter().collect();
         let named = |&(name, _): &(_, _)| (name, ready.inputs.tensor(name));
         let original: Vec<_> = new.iter().map(named).collect();
         let short = reused_results::refuse_reuse_by_slower_changed_input_launches(
@@ -233,17 +238,17 @@ impl PreparedProblem {
         replaceable: Vec<String>,
     ) -> Result<bool, WhyCaseHasNoResult> {
         // Without a reference, the expected outputs for other inputs are unknown.
-        if group.bound.problem().reference_from().has_no_reference_to_compare() {
+        if group.problem.problem().reference_from().has_no_reference_to_compare() {
             return Ok(false);
         }
         if !self
-            .changed
+            .changed_inputs
             .as_ref()
             .is_some_and(|changed| changed.were_made_for_replaceable_inputs(&replaceable))
         {
             let _activity = phase_timer::start_timed_activity("other inputs");
-            self.changed = None;
-            self.changed = ChangedInputsAndReference::by_symmetry_or_redrawing(
+            self.changed_inputs = None;
+            self.changed_inputs = ChangedInputsAndReference::by_symmetry_or_redrawing(
                 group,
                 &self.inputs,
                 replaceable,
@@ -251,7 +256,7 @@ impl PreparedProblem {
             )
             .map_err(WhyCaseHasNoResult::failed_with)?;
         }
-        Ok(self.changed.is_some())
+        Ok(self.changed_inputs.is_some())
     }
 
     /// Computes the expected outputs for the changed inputs; returns whether they exist. If another
@@ -260,14 +265,18 @@ impl PreparedProblem {
         &mut self,
         group: &SelectedProblem<'_>,
     ) -> Result<bool, WhyCaseHasNoResult> {
-        if self.changed.as_ref().is_some_and(ChangedInputsAndReference::were_changed_by_symmetry) {
+        if self
+            .changed_inputs
+            .as_ref()
+            .is_some_and(ChangedInputsAndReference::were_changed_by_symmetry)
+        {
             self.compute_reference_once(group)?;
         }
-        let Some(mut changed) = self.changed.take() else { return Ok(false) };
+        let Some(mut changed) = self.changed_inputs.take() else { return Ok(false) };
         let computed = changed.compute_reference_if_redrawn(&self.inputs, |inputs| {
             self.expected_outputs_for_inputs(group, inputs)
         });
-        self.changed = Some(changed);
+        self.changed_inputs = Some(changed);
         match computed {
             Ok(()) => Ok(true),
             Err(WhyCaseHasNoResult::Skip(_)) => Ok(false),

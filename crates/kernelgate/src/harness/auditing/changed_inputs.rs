@@ -12,13 +12,13 @@ use crate::workload::{Expected, InputSymmetry, Tensor, Tensors};
 /// New values of inputs that every launch of a case reads.
 pub struct ChangedInputsAndReference {
     /// Names of the inputs that may be replaced.
-    replaceable: Vec<String>,
+    replaceable_input_names: Vec<String>,
     /// The inputs that are replaced, with their new values.
-    pub values: Tensors,
+    pub changed_inputs: Tensors,
     /// How the inputs were changed, and how expected outputs follow.
-    how: SymmetryOrNewReference,
+    change_method: SymmetryOrNewReference,
     /// Reference for the changed inputs, if they were redrawn and a check needed the reference.
-    expected: Option<Vec<Expected>>,
+    expected_outputs: Option<Vec<Expected>>,
 }
 
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ impl ChangedInputsAndReference {
         replaceable: Vec<String>,
         seed: u64,
     ) -> Result<Option<Self>, String> {
-        let problem = group.bound.problem();
+        let problem = group.problem.problem();
         if replaceable.is_empty() || problem.host_bytes() > available_host_memory_bytes() {
             return Ok(None);
         }
@@ -67,17 +67,22 @@ impl ChangedInputsAndReference {
             return Err("other inputs: not of the shapes and dtypes of the first".to_owned());
         }
         let differs = values.iter().any(|(name, values)| inputs.tensor(name) != values);
-        Ok(differs.then_some(Self { replaceable, values, how, expected: None }))
+        Ok(differs.then_some(Self {
+            replaceable_input_names: replaceable,
+            changed_inputs: values,
+            change_method: how,
+            expected_outputs: None,
+        }))
     }
 
     /// Whether the changed inputs were made for a row with exactly these replaceable inputs.
     pub fn were_made_for_replaceable_inputs(&self, replaceable: &[String]) -> bool {
-        self.replaceable == replaceable
+        self.replaceable_input_names == replaceable
     }
 
     /// How the inputs were changed, as stored in the record.
     pub fn recorded_input_change(&self) -> InputChangeAfterTiming {
-        match self.how {
+        match self.change_method {
             SymmetryOrNewReference::Symmetry(InputSymmetry::Roll { .. }) => {
                 InputChangeAfterTiming::Rolled
             }
@@ -99,9 +104,9 @@ impl ChangedInputsAndReference {
         outputs: &'a Tensors,
         original: &'a [Expected],
     ) -> Result<(Cow<'a, Tensors>, &'a [Expected]), String> {
-        match self.how {
+        match self.change_method {
             SymmetryOrNewReference::Redrawn => {
-                Ok((Cow::Borrowed(outputs), self.expected.as_deref().unwrap_or_default()))
+                Ok((Cow::Borrowed(outputs), self.expected_outputs.as_deref().unwrap_or_default()))
             }
             SymmetryOrNewReference::Symmetry(symmetry) => match symmetry
                 .undo_effect_on_outputs(outputs)
@@ -115,7 +120,7 @@ impl ChangedInputsAndReference {
     /// Whether outputs are compared with the reference of the original inputs, because a symmetry
     /// changed the inputs.
     pub fn were_changed_by_symmetry(&self) -> bool {
-        matches!(self.how, SymmetryOrNewReference::Symmetry(_))
+        matches!(self.change_method, SymmetryOrNewReference::Symmetry(_))
     }
 
     /// Computes the reference of redrawn inputs, unless it was computed before: the closure
@@ -128,10 +133,11 @@ impl ChangedInputsAndReference {
         inputs: &Tensors,
         compute: impl FnOnce(Arc<Tensors>) -> Result<Vec<Expected>, E>,
     ) -> Result<(), E> {
-        if self.expected.is_some() || self.were_changed_by_symmetry() {
+        if self.expected_outputs.is_some() || self.were_changed_by_symmetry() {
             return Ok(());
         }
-        self.expected = Some(compute(Arc::new(inputs.with_tensors_replaced_by(&self.values)))?);
+        self.expected_outputs =
+            Some(compute(Arc::new(inputs.with_tensors_replaced_by(&self.changed_inputs)))?);
         Ok(())
     }
 }

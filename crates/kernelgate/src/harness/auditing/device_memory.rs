@@ -1,10 +1,11 @@
 //! Measures the device memory that a case uses during preparation and launches, whoever allocates
 //! it: memory in use then minus memory in use before.
 //!
-//! Up to [`MAX_UNCHARGED_MEMORY_LEFT_IN_USE`], memory that remains in use after the case is not counted:
-//! loaded kernel code, memory of libraries, and growth of the context. Otherwise the first case
-//! that needs such memory would be charged for it, and which case is first depends on the selected
-//! rows. Memory beyond this limit counts for the case, because it is a pool or cache of the row.
+//! Up to [`MAX_UNCHARGED_MEMORY_LEFT_IN_USE`], memory that remains in use after the case is not
+//! counted: loaded kernel code, memory of libraries, and growth of the context. Otherwise the first
+//! case that needs such memory would be charged for it, and which case is first depends on the
+//! selected rows. Memory beyond this limit counts for the case, because it is a pool or cache of
+//! the row.
 //!
 //! Not measured: memory that a launch allocates outside the device's pool and frees again; no
 //! result is returned if other processes may use the GPU.
@@ -97,40 +98,51 @@ fn memory_usage_after_settling(device: &Device) -> Result<DeviceMemoryInUse, Bac
 /// Peak device memory of a case relative to the memory in use before the case, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct PeakAboveInitialUsage {
-    before: DeviceMemoryInUse,
+    initial_usage: DeviceMemoryInUse,
     /// Peak use of the device's pool and of memory outside the pool; `None` before the first
     /// update.
-    most: Option<(i64, i64)>,
+    peak_in_and_outside_pool: Option<(i64, i64)>,
     /// Device memory in use outside the pool at the last update, in bytes.
-    last: i64,
+    last_bytes_outside_pool: i64,
     /// Memory outside the pool that the harness itself uses, in bytes.
-    aside: i64,
+    harness_bytes_outside_pool: i64,
 }
 
 impl From<DeviceMemoryInUse> for PeakAboveInitialUsage {
     fn from(before: DeviceMemoryInUse) -> Self {
-        Self { before, most: None, last: 0, aside: 0 }
+        Self {
+            initial_usage: before,
+            peak_in_and_outside_pool: None,
+            last_bytes_outside_pool: 0,
+            harness_bytes_outside_pool: 0,
+        }
     }
 }
 
 impl PeakAboveInitialUsage {
     fn bytes_outside_pool_since_start(&self, now: DeviceMemoryInUse) -> i64 {
-        now.outside as i64 - self.before.outside as i64 - self.aside
+        now.bytes_outside_pool as i64
+            - self.initial_usage.bytes_outside_pool as i64
+            - self.harness_bytes_outside_pool
     }
 
     fn update_with_usage(&mut self, now: DeviceMemoryInUse) {
-        self.last = self.bytes_outside_pool_since_start(now);
-        let seen = (now.pool_peak as i64 - self.before.pool as i64, self.last);
-        let (pool, outside) = self.most.unwrap_or(seen);
-        self.most = Some((pool.max(seen.0), outside.max(seen.1)));
+        self.last_bytes_outside_pool = self.bytes_outside_pool_since_start(now);
+        let seen = (
+            now.peak_pool_bytes as i64 - self.initial_usage.pool_bytes as i64,
+            self.last_bytes_outside_pool,
+        );
+        let (pool, outside) = self.peak_in_and_outside_pool.unwrap_or(seen);
+        self.peak_in_and_outside_pool = Some((pool.max(seen.0), outside.max(seen.1)));
     }
 
     fn exclude_growth_by_harness(&mut self, now: DeviceMemoryInUse) {
-        self.aside += self.bytes_outside_pool_since_start(now) - self.last;
+        self.harness_bytes_outside_pool +=
+            self.bytes_outside_pool_since_start(now) - self.last_bytes_outside_pool;
     }
 
     fn charged_peak_bytes(&self, after: DeviceMemoryInUse) -> Option<u64> {
-        let (pool, outside) = self.most?;
+        let (pool, outside) = self.peak_in_and_outside_pool?;
         let kept = self.bytes_outside_pool_since_start(after);
         let own = (outside - kept).max(0) + (kept - MAX_UNCHARGED_MEMORY_LEFT_IN_USE).max(0);
         Some((pool.max(0) + own) as u64)
@@ -162,7 +174,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn memory_usage_mib(pool: u64, pool_peak: u64, outside: u64) -> DeviceMemoryInUse {
-        DeviceMemoryInUse { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
+        DeviceMemoryInUse {
+            pool_bytes: pool * MIB,
+            peak_pool_bytes: pool_peak * MIB,
+            bytes_outside_pool: outside * MIB,
+        }
     }
 
     fn peak_after_simulated_usages(
@@ -187,26 +203,37 @@ mod tests {
         ];
         assert_eq!(peak_after_simulated_usages(before, &seen, before), Some(98));
         // The first simulated case also loads 40 MiB of modules and libraries, which stay loaded.
-        let first = seen.map(|now| DeviceMemoryInUse { outside: now.outside + 40 * MIB, ..now });
+        let first = seen.map(|now| DeviceMemoryInUse {
+            bytes_outside_pool: now.bytes_outside_pool + 40 * MIB,
+            ..now
+        });
         assert_eq!(
             peak_after_simulated_usages(before, &first, memory_usage_mib(100, 100, 540)),
             Some(98)
         );
         // Memory that an earlier simulated case left in use is freed during this case.
-        let less = seen.map(|now| DeviceMemoryInUse { outside: now.outside - 30 * MIB, ..now });
+        let less = seen.map(|now| DeviceMemoryInUse {
+            bytes_outside_pool: now.bytes_outside_pool - 30 * MIB,
+            ..now
+        });
         assert_eq!(
             peak_after_simulated_usages(before, &less, memory_usage_mib(100, 100, 470)),
             Some(98)
         );
         // In this simulated case, a pool of the row's own keeps 2 GiB; memory in the device's pool
         // is counted to the byte.
-        let own = seen.map(|now| DeviceMemoryInUse { outside: now.outside + 2048 * MIB, ..now });
+        let own = seen.map(|now| DeviceMemoryInUse {
+            bytes_outside_pool: now.bytes_outside_pool + 2048 * MIB,
+            ..now
+        });
         assert_eq!(
             peak_after_simulated_usages(before, &own, memory_usage_mib(100, 100, 2548)),
             Some(98 + 2048 - 256)
         );
-        let kept =
-            seen.map(|now| DeviceMemoryInUse { pool_peak: now.pool_peak + 2048 * MIB, ..now });
+        let kept = seen.map(|now| DeviceMemoryInUse {
+            peak_pool_bytes: now.peak_pool_bytes + 2048 * MIB,
+            ..now
+        });
         assert_eq!(
             peak_after_simulated_usages(before, &kept, memory_usage_mib(2148, 2148, 500)),
             Some(98 + 2048)
@@ -283,7 +310,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let settings = BenchSettings::settings_of_plain_bench_run();
         let place = ChosenBackend {
             kind: BackendKind::Cuda,
-            otherwise: String::new(),
+            reason_against_other_backend: String::new(),
             l2_bytes: 0,
             gpus: 1,
         };

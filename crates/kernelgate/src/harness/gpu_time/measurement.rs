@@ -30,28 +30,28 @@ use crate::record::text::clean_message_for_terminal;
 /// A Criterion measurement of GPU time: CUDA events on the stream on which the routine enqueues its
 /// work.
 pub struct GpuTime {
-    inner: RefCell<GpuTimeMeasurementState>,
+    state: RefCell<GpuTimeMeasurementState>,
     formatter: FormatterThatNotesReports,
 }
 
 struct GpuTimeMeasurementState {
     stream: ForeignStreamTimer,
     /// Times of empty event intervals on the stream, measured before the first pass.
-    readings: Option<EmptyIntervalDurations>,
+    empty_interval_durations: Option<EmptyIntervalDurations>,
     telemetry: Vec<GpuCardReading>,
-    passes: CriterionPassAudit,
+    pass_audit: CriterionPassAudit,
     /// The CUPTI recorder; present during the recorded pass and the pass before it.
     recorder: Option<CuptiActivityRecorder>,
     /// Time on CUPTI's clock at which the records of the audited pass begin.
-    since: u64,
+    audited_pass_start: u64,
     /// Whether CUPTI's record of this case was conclusive.
-    recorded: bool,
+    cupti_record_was_conclusive: bool,
     /// Why CUPTI's last record was inconclusive.
-    unrecorded: Option<String>,
-    log: LogOfMeasuredSamples,
+    reason_without_cupti_record: Option<String>,
+    sample_log: LogOfMeasuredSamples,
     process: SettingsOfCriterionBench,
     store: RecordFoldersOfPackage,
-    began: Instant,
+    process_start: Instant,
 }
 
 impl GpuTime {
@@ -87,22 +87,25 @@ impl GpuTime {
         let store = RecordFoldersOfPackage::record_folders_of_running_package();
         let inner = GpuTimeMeasurementState {
             stream: ForeignStreamTimer::with_timeout(stream, process.timeout)?,
-            readings: None,
+            empty_interval_durations: None,
             telemetry: Vec::new(),
-            passes: CriterionPassAudit::new(
+            pass_audit: CriterionPassAudit::new(
                 AllowedActionsOfTimedCode::ALLOWED_IN_CRITERION_ROUTINE,
             ),
             recorder: None,
-            since: 0,
-            recorded: false,
-            unrecorded: None,
-            log: LogOfMeasuredSamples::empty_log_for_store(&store.criterion),
+            audited_pass_start: 0,
+            cupti_record_was_conclusive: false,
+            reason_without_cupti_record: None,
+            sample_log: LogOfMeasuredSamples::empty_log_for_store(&store.criterion),
             process,
             store,
-            began: Instant::now(),
+            process_start: Instant::now(),
         };
-        let formatter = FormatterThatNotesReports { wall: WallTime, reported: Cell::new(false) };
-        Ok(Self { inner: RefCell::new(inner), formatter })
+        let formatter = FormatterThatNotesReports {
+            wall_time_formatter: WallTime,
+            has_reported: Cell::new(false),
+        };
+        Ok(Self { state: RefCell::new(inner), formatter })
     }
 
     /// Records the measured cases and ends the process, because the GPU time of the routine cannot
@@ -112,7 +115,7 @@ impl GpuTime {
         inner: &mut GpuTimeMeasurementState,
         error: &BackendError,
     ) -> ! {
-        let case = recording::description_of_case_being_measured(&inner.log, &inner.store);
+        let case = recording::description_of_case_being_measured(&inner.sample_log, &inner.store);
         eprintln!("error: {case}: {}", clean_message_for_terminal(&error.to_string()));
         if let Err(why) = inner
             .write_run_record_at_exit(HowCriterionBenchEnded::Refused { case, error: error.into() })
@@ -125,30 +128,30 @@ impl GpuTime {
 
 impl GpuTimeMeasurementState {
     fn begin_gpu_interval(&mut self) -> Result<(), BackendError> {
-        if self.readings.is_none() {
-            self.readings = Some(self.stream.measure_empty_intervals()?);
+        if self.empty_interval_durations.is_none() {
+            self.empty_interval_durations = Some(self.stream.measure_empty_intervals()?);
             self.add_card_sensor_reading();
         }
-        if self.passes.must_attach_cupti_before_next_pass() {
+        if self.pass_audit.must_attach_cupti_before_next_pass() {
             self.start_cupti_recording();
         }
         if let Some(recorder) =
-            self.recorder.as_ref().filter(|_| self.passes.must_cupti_record_next_pass())
+            self.recorder.as_ref().filter(|_| self.pass_audit.must_cupti_record_next_pass())
         {
-            self.since = recorder.record_clock_now_ns();
+            self.audited_pass_start = recorder.record_clock_now_ns();
             self.stream.mark_stream_with_byte_fill()?;
         }
-        let hold = self.passes.next_pass_stream_hold();
+        let hold = self.pass_audit.next_pass_stream_hold();
         self.stream.hold_and_enqueue_first_event(hold)?;
-        self.began = Instant::now();
+        self.process_start = Instant::now();
         Ok(())
     }
 
     fn start_cupti_recording(&mut self) {
         match CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Operations) {
             Ok(Some(recorder)) => self.recorder = Some(recorder),
-            Ok(None) => self.unrecorded = Some("CUPTI is missing".to_owned()),
-            Err(error) => self.unrecorded = Some(error.to_string()),
+            Ok(None) => self.reason_without_cupti_record = Some("CUPTI is missing".to_owned()),
+            Err(error) => self.reason_without_cupti_record = Some(error.to_string()),
         }
     }
 
@@ -160,19 +163,21 @@ impl GpuTimeMeasurementState {
         pass: CuptiRecordedRoutinePass,
     ) -> Result<(), BackendError> {
         self.stream.wait_for_context_and_return_duration()?;
-        let record = recorder.take_new_records_since(self.since, self.since);
+        let record =
+            recorder.take_new_records_since(self.audited_pass_start, self.audited_pass_start);
         let detached = recorder.end_recording_and_detach_cupti();
-        self.unrecorded = match record.and_then(|record| detached.map(|()| record)) {
+        self.reason_without_cupti_record = match record.and_then(|record| detached.map(|()| record))
+        {
             Ok(record) => cupti::check_routine_pass_streams_with_cupti(&record, pass)?,
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
             Err(error) => Some(error.to_string()),
         };
-        self.recorded = self.unrecorded.is_none();
+        self.cupti_record_was_conclusive = self.reason_without_cupti_record.is_none();
         Ok(())
     }
 
     fn end_gpu_interval_and_audit_pass(&mut self) -> Result<GpuTimeSample, BackendError> {
-        let judges = self.passes.must_cupti_record_next_pass();
+        let judges = self.pass_audit.must_cupti_record_next_pass();
         let recorder = self.recorder.take_if(|_| judges).map(|recorder| {
             // The host sleeps first, so that work on another stream has time to begin and be
             // noticed.
@@ -181,25 +186,33 @@ impl GpuTimeMeasurementState {
             (recorder, returned)
         });
         let interval = self.stream.end_interval()?;
-        let host = self.began.elapsed();
+        let host = self.process_start.elapsed();
         if let Some((recorder, returned)) = recorder {
-            let held = interval.held == Some(true);
-            let times_out = self.since + CUPTI_RECORDED_PASS_STREAM_HOLD.as_nanos() as u64;
+            let held = interval.stream_stayed_held == Some(true);
+            let times_out =
+                self.audited_pass_start + CUPTI_RECORDED_PASS_STREAM_HOLD.as_nanos() as u64;
             let released = if held { returned } else { times_out };
             self.check_pass_by_cupti_and_detach(
                 recorder,
-                CuptiRecordedRoutinePass { held, released },
+                CuptiRecordedRoutinePass { stream_stayed_held: held, release_time: released },
             )?;
         }
-        let asks = self.passes.must_measure_context_busy_time_after(&interval);
+        let asks = self.pass_audit.must_measure_context_busy_time_after(&interval);
         let busy = asks.then(|| self.stream.wait_for_context_and_return_duration()).transpose()?;
-        if let Some(readings) = &self.readings {
-            self.passes
-                .add_finished_pass(CriterionPassMeasurement { interval, host, busy }, readings)?;
+        if let Some(readings) = &self.empty_interval_durations {
+            self.pass_audit.add_finished_pass(
+                CriterionPassMeasurement { interval, host_time: host, context_busy_time: busy },
+                readings,
+            )?;
         }
-        let drained = interval.drained;
-        let recorded = self.recorded;
-        Ok(GpuTimeSample { ns: interval.elapsed_ns, drained, recorded, by_routine: false })
+        let drained = interval.stream_drained_before_end;
+        let recorded = self.cupti_record_was_conclusive;
+        Ok(GpuTimeSample {
+            ns: interval.elapsed_ns,
+            gpu_drained_before_end: drained,
+            cupti_record_was_conclusive: recorded,
+            timed_by_routine: false,
+        })
     }
 
     fn add_card_sensor_reading(&mut self) {
@@ -212,12 +225,27 @@ impl GpuTimeMeasurementState {
         ended: HowCriterionBenchEnded,
     ) -> Result<ProcessExitReason, String> {
         self.add_card_sensor_reading();
-        let least_ns =
-            self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
+        let least_ns = self
+            .empty_interval_durations
+            .map_or(0.0, |readings| readings.with_byte_fill_ns - readings.without_work_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
-        let Self { process, store, log, stream, unrecorded, .. } = self;
+        let Self {
+            process,
+            store,
+            sample_log: log,
+            stream,
+            reason_without_cupti_record: unrecorded,
+            ..
+        } = self;
         let (facts, unrecorded) = (stream.gpu_properties(), unrecorded.as_deref());
-        let recording = CriterionRunToRecord { process, store, log, facts, least_ns, unrecorded };
+        let recording = CriterionRunToRecord {
+            process,
+            store,
+            sample_log: log,
+            gpu_properties: facts,
+            least_ns,
+            reason_without_cupti_record: unrecorded,
+        };
         recording.write_record_of_measured_cases(telemetry, ended)
     }
 }
@@ -227,13 +255,13 @@ impl Measurement for GpuTime {
     type Value = GpuTimeSample;
 
     fn start(&self) {
-        let inner = &mut *self.inner.borrow_mut();
+        let inner = &mut *self.state.borrow_mut();
         // Criterion formats times only for reports, so the passes after a report belong to the next
         // case.
-        if self.formatter.reported.take() {
-            inner.passes =
+        if self.formatter.has_reported.take() {
+            inner.pass_audit =
                 CriterionPassAudit::new(AllowedActionsOfTimedCode::ALLOWED_IN_CRITERION_ROUTINE);
-            inner.recorded = false;
+            inner.cupti_record_was_conclusive = false;
         }
         if let Err(error) = inner.begin_gpu_interval() {
             self.end_process_without_time_of_routine(inner, &error);
@@ -241,7 +269,7 @@ impl Measurement for GpuTime {
     }
 
     fn end(&self, (): ()) -> GpuTimeSample {
-        let inner = &mut *self.inner.borrow_mut();
+        let inner = &mut *self.state.borrow_mut();
         match inner.end_gpu_interval_and_audit_pass() {
             Ok(elapsed) => elapsed,
             Err(error) => self.end_process_without_time_of_routine(inner, &error),
@@ -251,19 +279,20 @@ impl Measurement for GpuTime {
     fn add(&self, a: &GpuTimeSample, b: &GpuTimeSample) -> GpuTimeSample {
         GpuTimeSample {
             ns: a.ns + b.ns,
-            drained: a.drained || b.drained,
-            recorded: a.recorded && b.recorded,
-            by_routine: a.by_routine || b.by_routine,
+            gpu_drained_before_end: a.gpu_drained_before_end || b.gpu_drained_before_end,
+            cupti_record_was_conclusive: a.cupti_record_was_conclusive
+                && b.cupti_record_was_conclusive,
+            timed_by_routine: a.timed_by_routine || b.timed_by_routine,
         }
     }
 
     fn zero(&self) -> GpuTimeSample {
-        GpuTimeSample { recorded: true, ..GpuTimeSample::default() }
+        GpuTimeSample { cupti_record_was_conclusive: true, ..GpuTimeSample::default() }
     }
 
     /// Criterion calls this function exactly once per sample, so the sample is logged here.
     fn to_f64(&self, value: &GpuTimeSample) -> f64 {
-        self.inner.borrow_mut().log.add_sample(*value);
+        self.state.borrow_mut().sample_log.add_sample(*value);
         value.ns
     }
 
@@ -274,8 +303,8 @@ impl Measurement for GpuTime {
 
 impl Drop for GpuTime {
     fn drop(&mut self) {
-        let inner = self.inner.get_mut();
-        if inner.log.has_no_samples() {
+        let inner = self.state.get_mut();
+        if inner.sample_log.has_no_samples() {
             return;
         }
         let panicking = std::thread::panicking();
@@ -296,14 +325,14 @@ impl Drop for GpuTime {
 
 /// Formats nanoseconds like Criterion, and notes that Criterion has reported the case.
 struct FormatterThatNotesReports {
-    wall: WallTime,
-    reported: Cell<bool>,
+    wall_time_formatter: WallTime,
+    has_reported: Cell<bool>,
 }
 
 impl ValueFormatter for FormatterThatNotesReports {
     fn scale_values(&self, typical_ns: f64, values: &mut [f64]) -> &'static str {
-        self.reported.set(true);
-        self.wall.formatter().scale_values(typical_ns, values)
+        self.has_reported.set(true);
+        self.wall_time_formatter.formatter().scale_values(typical_ns, values)
     }
 
     fn scale_throughputs(
@@ -312,12 +341,12 @@ impl ValueFormatter for FormatterThatNotesReports {
         throughput: &Throughput,
         values: &mut [f64],
     ) -> &'static str {
-        self.reported.set(true);
-        self.wall.formatter().scale_throughputs(typical_ns, throughput, values)
+        self.has_reported.set(true);
+        self.wall_time_formatter.formatter().scale_throughputs(typical_ns, throughput, values)
     }
 
     fn scale_for_machines(&self, values: &mut [f64]) -> &'static str {
-        self.reported.set(true);
-        self.wall.formatter().scale_for_machines(values)
+        self.has_reported.set(true);
+        self.wall_time_formatter.formatter().scale_for_machines(values)
     }
 }

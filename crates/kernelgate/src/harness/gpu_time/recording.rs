@@ -56,7 +56,7 @@ pub fn description_of_case_being_measured(
     let here = stored.cases.iter().filter(|(_, case)| {
         matches!(log.origin_of_stored_samples(case), WhoMeasuredStoredSamples::Here { .. })
     });
-    let last = here.max_by_key(|(_, case)| case.written);
+    let last = here.max_by_key(|(_, case)| case.write_time);
     last.map_or("the first case".to_owned(), |(id, _)| {
         format!("the case after `{}`", join_lines_with_spaces(id))
     })
@@ -69,13 +69,13 @@ pub struct CriterionRunToRecord<'a> {
     /// Folders of the package's runs and baselines.
     pub store: &'a RecordFoldersOfPackage,
     /// Samples of the recording.
-    pub log: &'a LogOfMeasuredSamples,
+    pub sample_log: &'a LogOfMeasuredSamples,
     /// GPU of the recording.
-    pub facts: &'a GpuProperties,
+    pub gpu_properties: &'a GpuProperties,
     /// Shortest measurable time of a launch on the timed stream, in nanoseconds.
     pub least_ns: f64,
     /// Why CUPTI's record of a case was inconclusive; `None` if it was conclusive.
-    pub unrecorded: Option<&'a str>,
+    pub reason_without_cupti_record: Option<&'a str>,
 }
 
 impl CriterionRunToRecord<'_> {
@@ -153,7 +153,7 @@ impl CriterionRunToRecord<'_> {
     /// Makes the run of those cases in Criterion's store that this process measured. Other cases in
     /// Criterion's store belong to other benches or to earlier runs.
     fn run_of_measured_cases(&self, stored: &CriterionStoreResults) -> BenchProcessRun {
-        let environment = RunEnvironment::environment_of_process_on_gpus([self.facts]);
+        let environment = RunEnvironment::environment_of_process_on_gpus([self.gpu_properties]);
         let mut run = BenchProcessRun::empty_run_starting_now(
             "",
             "",
@@ -161,15 +161,19 @@ impl CriterionRunToRecord<'_> {
             CommitAndChanges::default(),
         );
         for (id, case) in &stored.cases {
-            match self.log.origin_of_stored_samples(case) {
+            match self.sample_log.origin_of_stored_samples(case) {
                 WhoMeasuredStoredSamples::Elsewhere => {}
                 WhoMeasuredStoredSamples::ByRoutine => {
                     let why = "its routine measures the time itself (iter_custom)";
                     run.skipped.insert(join_lines_with_spaces(id), why.to_owned());
                 }
-                WhoMeasuredStoredSamples::Here { samples, host_bound, recorded } => {
+                WhoMeasuredStoredSamples::Here {
+                    samples,
+                    host_bound,
+                    cupti_record_was_conclusive: recorded,
+                } => {
                     let mut record = record_of_stored_criterion_case(case, samples, host_bound);
-                    let why = self.unrecorded.unwrap_or("no pass was recorded");
+                    let why = self.reason_without_cupti_record.unwrap_or("no pass was recorded");
                     record.samples.unrecorded = (!recorded).then(|| why.to_owned());
                     let launch_ns = stats::median(&record.samples.launch_times_by_sample_ns());
                     let duration = duration::refuse_time_below_shortest_command(
@@ -199,7 +203,7 @@ fn record_of_stored_criterion_case(
 ) -> CaseRecordWithSamples {
     case.to_case_record(SamplesOfCase {
         launches: case.iterations[..samples].to_vec(),
-        elapsed_ns: case.times[..samples].to_vec(),
+        elapsed_ns: case.sample_times[..samples].to_vec(),
         conditions: CaseSampleConditions { host_bound, ..CaseSampleConditions::default() },
         power: Some(CasePowerRecord::with_power_state_not_applicable(
             "Criterion plans the samples of this bench",

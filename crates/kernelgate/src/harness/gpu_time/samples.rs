@@ -14,11 +14,11 @@ pub struct GpuTimeSample {
     /// Nanoseconds.
     pub(super) ns: f64,
     /// Whether the GPU had finished and waited for the host when the sample ended.
-    pub(super) drained: bool,
+    pub(super) gpu_drained_before_end: bool,
     /// Whether CUPTI's record of a pass shows that the routine uses only the timed stream.
-    pub(super) recorded: bool,
+    pub(super) cupti_record_was_conclusive: bool,
     /// Whether the routine measured the time itself and passed it to Criterion (`iter_custom`).
-    pub(super) by_routine: bool,
+    pub(super) timed_by_routine: bool,
 }
 
 /// Makes a sample from a time that the routine measured itself with `iter_custom`. Criterion
@@ -26,7 +26,7 @@ pub struct GpuTimeSample {
 /// measured.
 impl From<Duration> for GpuTimeSample {
     fn from(elapsed: Duration) -> Self {
-        Self { ns: elapsed.as_nanos() as f64, by_routine: true, ..Self::default() }
+        Self { ns: elapsed.as_nanos() as f64, timed_by_routine: true, ..Self::default() }
     }
 }
 
@@ -41,7 +41,7 @@ pub enum WhoMeasuredStoredSamples {
         /// Whether the GPU waited for the host at the end of most samples.
         host_bound: bool,
         /// Whether CUPTI's record of a pass was conclusive by the last sample of the case.
-        recorded: bool,
+        cupti_record_was_conclusive: bool,
     },
     /// The routine measured the time itself (`iter_custom`).
     ByRoutine,
@@ -52,8 +52,8 @@ pub enum WhoMeasuredStoredSamples {
 /// Log of all samples that this process measured, in order.
 #[derive(Debug, Clone)]
 pub struct LogOfMeasuredSamples {
-    since: SystemTime,
-    taken: Vec<GpuTimeSample>,
+    start_time: SystemTime,
+    samples: Vec<GpuTimeSample>,
 }
 
 impl LogOfMeasuredSamples {
@@ -64,17 +64,17 @@ impl LogOfMeasuredSamples {
         let there = store.ancestors().find(|folder| folder.is_dir());
         let probe = there.and_then(|folder| tempfile::tempfile_in(folder).ok());
         let since = probe.and_then(|file| file.metadata().ok()?.modified().ok());
-        Self { since: since.unwrap_or_else(SystemTime::now), taken: Vec::new() }
+        Self { start_time: since.unwrap_or_else(SystemTime::now), samples: Vec::new() }
     }
 
     /// Whether this process has measured no sample.
     pub fn has_no_samples(&self) -> bool {
-        self.taken.is_empty()
+        self.samples.is_empty()
     }
 
     /// Adds the next.
     pub fn add_sample(&mut self, sample: GpuTimeSample) {
-        self.taken.push(sample);
+        self.samples.push(sample);
     }
 
     /// Determines who measured the samples of a case in Criterion's store, by comparing their times
@@ -83,30 +83,32 @@ impl LogOfMeasuredSamples {
         &self,
         case: &CaseInCriterionStore,
     ) -> WhoMeasuredStoredSamples {
-        if case.written.is_some_and(|written| written < self.since) || case.times.is_empty() {
+        if case.write_time.is_some_and(|written| written < self.start_time)
+            || case.sample_times.is_empty()
+        {
             return WhoMeasuredStoredSamples::Elsewhere;
         }
         // Criterion's quick mode invents the second sample of a case that takes too long for two.
-        let made_up = matches!(*case.times, [first, second] if second == first.next_up());
-        let times = if made_up { &case.times[..1] } else { &case.times };
+        let made_up = matches!(*case.sample_times, [first, second] if second == first.next_up());
+        let times = if made_up { &case.sample_times[..1] } else { &case.sample_times };
         let same = |window: &&[GpuTimeSample]| {
             let pairs = window.iter().zip(times);
             pairs.into_iter().all(|(taken, time)| taken.ns.to_bits() == time.to_bits())
         };
-        let Some(found) = self.taken.windows(times.len()).rfind(same) else {
+        let Some(found) = self.samples.windows(times.len()).rfind(same) else {
             return WhoMeasuredStoredSamples::Elsewhere;
         };
-        if found.iter().any(|sample| sample.by_routine) {
+        if found.iter().any(|sample| sample.timed_by_routine) {
             return WhoMeasuredStoredSamples::ByRoutine;
         }
-        let drained = found.iter().filter(|sample| sample.drained).count();
+        let drained = found.iter().filter(|sample| sample.gpu_drained_before_end).count();
         // If the warm-up had only one pass, the first sample was taken before the pass that CUPTI
         // recorded.
-        let recorded = found.last().is_some_and(|sample| sample.recorded);
+        let recorded = found.last().is_some_and(|sample| sample.cupti_record_was_conclusive);
         WhoMeasuredStoredSamples::Here {
             samples: times.len(),
             host_bound: 2 * drained > times.len(),
-            recorded,
+            cupti_record_was_conclusive: recorded,
         }
     }
 }
@@ -119,8 +121,8 @@ mod tests {
         CaseInCriterionStore {
             group: "g".to_owned(),
             iterations: vec![1; times.len()],
-            times: times.to_vec(),
-            written: Some(SystemTime::now() + Duration::from_secs(1)),
+            sample_times: times.to_vec(),
+            write_time: Some(SystemTime::now() + Duration::from_secs(1)),
         }
     }
 
@@ -134,7 +136,11 @@ mod tests {
             log.add_sample(sample(ns));
         }
         for ns in [1.0, 2.0, 3.0] {
-            log.add_sample(GpuTimeSample { drained: ns < 3.0, recorded: ns > 1.0, ..sample(ns) });
+            log.add_sample(GpuTimeSample {
+                gpu_drained_before_end: ns < 3.0,
+                cupti_record_was_conclusive: ns > 1.0,
+                ..sample(ns)
+            });
         }
         log.add_sample(Duration::from_nanos(50).into());
         log.add_sample(Duration::from_nanos(60).into());
@@ -142,7 +148,7 @@ mod tests {
         let here = |samples, host_bound, recorded| WhoMeasuredStoredSamples::Here {
             samples,
             host_bound,
-            recorded,
+            cupti_record_was_conclusive: recorded,
         };
         assert_eq!(origin(&[10.0, 20.5, 30.0]), here(3, false, false));
         assert_eq!(origin(&[1.0, 2.0, 3.0]), here(3, true, true));
@@ -153,7 +159,7 @@ mod tests {
         assert_eq!(made_up, here(1, false, false), "the second was made up");
         let old = SystemTime::now() - Duration::from_secs(60);
         let earlier = CaseInCriterionStore {
-            written: Some(old),
+            write_time: Some(old),
             ..stored_case_with_times(&[10.0, 20.5, 30.0])
         };
         assert_eq!(log.origin_of_stored_samples(&earlier), WhoMeasuredStoredSamples::Elsewhere);

@@ -54,7 +54,7 @@ pub fn read_or_compute_reference(
     drop(reading);
     let _activity = phase_timer::start_timed_activity("references");
     let started = Instant::now();
-    let expected = group.bound.problem().reference(inputs);
+    let expected = group.problem.problem().reference(inputs);
     let worthwhile = started.elapsed() >= MIN_COMPUTING_TIME_TO_SAVE
         && bytes_of_reference_as_fp64(&expected) <= MAX_STORED_REFERENCE_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
@@ -74,7 +74,7 @@ pub fn read_or_compute_precision_error_limit(
     inputs: &Tensors,
     expected: &[Expected],
 ) -> Option<PrecisionErrorLimits> {
-    let problem = group.bound.problem();
+    let problem = group.problem.problem();
     if problem.reference_from() != SourceOfExpectedOutputs::Definition {
         return None;
     }
@@ -118,7 +118,7 @@ impl StoredReferenceFolder {
         inputs: &Tensors,
         what: &str,
     ) -> Option<PathBuf> {
-        if group.bound.problem().reads_files() {
+        if group.problem.problem().reads_files() {
             return None;
         }
         let code = match group.suite.declared_workload_revision() {
@@ -272,7 +272,7 @@ mod tests {
         let path = |suite: WorkloadSuite| {
             let place = ChosenBackend {
                 kind: BackendKind::Cuda,
-                otherwise: String::new(),
+                reason_against_other_backend: String::new(),
                 l2_bytes: 0,
                 gpus: 1,
             };

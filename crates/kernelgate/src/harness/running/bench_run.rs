@@ -191,7 +191,7 @@ fn start_run_record(
         effort: settings.effort.effort_name().to_owned(),
         seed: settings.seed,
         shard: settings.shard,
-        plan: selection.plan.clone(),
+        plan: selection.division_among_shards.clone(),
         machine: Some(MachineHardware::hardware_of_this_machine().hash_of_hardware_facts()),
         delays: trial::injected_delays_by_case(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
@@ -218,7 +218,8 @@ fn print_device_cases_and_least_duration(
     settings: &BenchSettings,
     store: &RecordFoldersOfPackage,
 ) {
-    let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
+    let not_elsewhere =
+        (place.kind == BackendKind::Cpu).then_some(place.reason_against_other_backend.as_str());
     let part = settings.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
     let (bench, cases) = (format!("{}{part}", run.bench), selection.runnable_case_count());
     progress.print_bench_and_device(

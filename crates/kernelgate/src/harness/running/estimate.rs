@@ -24,7 +24,7 @@ pub fn minimum_timing_duration_text(
 ) -> String {
     let (mut time, mut known) = (Duration::ZERO, 0);
     for case in selection.groups.iter().flat_map(|group| &group.cases) {
-        let on = case.row.backend;
+        let on = case.implementation.backend;
         let launch_ns = known_ns.get(&case.id).copied();
         known += usize::from(launch_ns.is_some());
         time += SamplingPlan::for_effort_and_launch_time(
@@ -95,7 +95,7 @@ mod tests {
         let suites = suites_of_both_test_benches();
         let place = ChosenBackend {
             kind: BackendKind::Cpu,
-            otherwise: String::new(),
+            reason_against_other_backend: String::new(),
             l2_bytes: 0,
             gpus: 1,
         };

@@ -91,15 +91,15 @@ impl CaseTimer {
 /// A verified case that is about to be timed, with its problem and prepared implementation.
 pub struct VerifiedCaseToTime<'a, 'g> {
     /// Problem of the case.
-    pub group: &'a SelectedProblem<'g>,
+    pub problem: &'a SelectedProblem<'g>,
     /// The case.
     pub case: &'a SelectedCase,
     /// Inputs and reference.
-    pub ready: &'a mut PreparedProblem,
+    pub prepared_problem: &'a mut PreparedProblem,
     /// Implementation of the case.
     pub verified: &'a mut VerifiedImplementation,
     /// Findings of checks after timing, shared by the cases (hot and cold) of this implementation.
-    pub checked: &'a mut FindingsForCasesOfImplementation,
+    pub findings: &'a mut FindingsForCasesOfImplementation,
 }
 
 /// State of a process that verifies and times its selected cases one after the other.
@@ -110,7 +110,7 @@ pub struct SelectedCasesRunner<'a> {
     timer: CaseTimer,
     progress: BenchProgressPrinter,
     /// Why no further case can run after a case lost the GPU; `None` while the GPU works.
-    lost: Option<String>,
+    reason_gpu_is_lost: Option<String>,
 }
 
 impl<'a> SelectedCasesRunner<'a> {
@@ -122,7 +122,7 @@ impl<'a> SelectedCasesRunner<'a> {
         timer: CaseTimer,
         progress: BenchProgressPrinter,
     ) -> Self {
-        Self { session, settings, target, timer, progress, lost: None }
+        Self { session, settings, target, timer, progress, reason_gpu_is_lost: None }
     }
 
     /// Verifies and times every selected case.
@@ -134,7 +134,7 @@ impl<'a> SelectedCasesRunner<'a> {
         selection: &SelectedAndSkippedCases<'_>,
     ) -> Result<ProcessExitReason, HarnessError> {
         let outcome = self.run_problems_until_budget_is_over(selection);
-        if self.lost.is_some() {
+        if self.reason_gpu_is_lost.is_some() {
             // After the GPU is lost, freeing its resources may hang, so they are leaked until the
             // process ends.
             std::mem::forget(self);
@@ -175,7 +175,7 @@ impl<'a> SelectedCasesRunner<'a> {
             Err(error) => return self.print_and_record_missing_results(&group.cases, &error),
         };
         self.progress.print_inputs_and_reference_ready(&ready.inputs, started.elapsed());
-        if let Some(remark) = group.bound.problem().remark() {
+        if let Some(remark) = group.problem.problem().remark() {
             self.progress.print_remark_about_problem(&group.id(), &remark);
         }
         let mut exit = ProcessExitReason::Fine;
@@ -223,7 +223,13 @@ impl<'a> SelectedCasesRunner<'a> {
                 self.progress.print_case_begins(&case.id);
             }
             let (verified, checked) = (&mut verified, &mut checked);
-            let timed = VerifiedCaseToTime { group, case, ready, verified, checked };
+            let timed = VerifiedCaseToTime {
+                problem: group,
+                case,
+                prepared_problem: ready,
+                verified,
+                findings: checked,
+            };
             match self.time_case_and_make_record(timed, sampler) {
                 Ok(record) => {
                     let _activity = phase_timer::start_timed_activity("record");
@@ -242,7 +248,7 @@ impl<'a> SelectedCasesRunner<'a> {
             }
         }
         let _activity = phase_timer::start_timed_activity("free");
-        if self.lost.is_some() {
+        if self.reason_gpu_is_lost.is_some() {
             // The implementation is leaked, because freeing memory that a hung kernel uses would
             // wait for the kernel forever.
             std::mem::forget(verified.executable);
@@ -276,7 +282,9 @@ impl<'a> SelectedCasesRunner<'a> {
 
     /// Returns an error if an earlier case lost the GPU.
     fn error_if_gpu_was_lost(&self) -> Result<(), WhyCaseHasNoResult> {
-        self.lost.as_ref().map_or(Ok(()), |lost| Err(WhyCaseHasNoResult::failed_with(lost.clone())))
+        self.reason_gpu_is_lost
+            .as_ref()
+            .map_or(Ok(()), |lost| Err(WhyCaseHasNoResult::failed_with(lost.clone())))
     }
 
     /// Whether the time budget is over; if so, records the given cases as not begun.
@@ -312,26 +320,32 @@ impl<'a> SelectedCasesRunner<'a> {
         timed: VerifiedCaseToTime<'_, '_>,
         sampler: &mut SamplerOfProblemCases<'_>,
     ) -> Result<CaseRecordWithSamples, WhyCaseHasNoResult> {
-        let VerifiedCaseToTime { group, case, ready, verified, checked } = timed;
+        let VerifiedCaseToTime {
+            problem: group,
+            case,
+            prepared_problem: ready,
+            verified,
+            findings: checked,
+        } = timed;
         let session = self.session;
-        let (work, limits) = (group.bound.problem().work(), session.measured_ceilings());
+        let (work, limits) = (group.problem.problem().work(), session.measured_ceilings());
         let limit = limits.and_then(|limits| limits.shortest_time_of_work(&work, case.cache));
         let timed = VerifiedCaseToTime {
-            group,
+            problem: group,
             case,
-            ready: &mut *ready,
+            prepared_problem: &mut *ready,
             verified: &mut *verified,
-            checked,
+            findings: checked,
         };
         let (samples, after) = self.time_and_check_verified_case(timed, limit.as_ref(), sampler)?;
         reject_gpu_samples_faster_than_limit(&samples, limit.as_ref(), self.target.backend_kind())?;
         let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
-        let breakdown = group.bound.problem().breakdown();
+        let breakdown = group.problem.problem().breakdown();
         Ok(CaseRecordWithSamples {
             workload: group.suite.workload_name().to_owned(),
             revision: group.suite.workload_revision(),
             problem: axes.collect(),
-            implementation: case.row.name.to_owned(),
+            implementation: case.implementation.name.to_owned(),
             cache: case.cache.cache_state_name().to_owned(),
             work: (&work).into(),
             computed_samples: breakdown.samples,
@@ -357,8 +371,14 @@ impl<'a> SelectedCasesRunner<'a> {
         sampler: &mut SamplerOfProblemCases<'_>,
     ) -> Result<(SamplesOfCase, VerificationAfterTiming), WhyCaseHasNoResult> {
         self.error_if_gpu_was_lost()?;
-        let VerifiedCaseToTime { group, case, ready, verified, checked } = timed;
-        let VerifiedImplementation { executable, record, launch } = verified;
+        let VerifiedCaseToTime {
+            problem: group,
+            case,
+            prepared_problem: ready,
+            verified,
+            findings: checked,
+        } = timed;
+        let VerifiedImplementation { executable, record, first_launch_time: launch } = verified;
         let _case = NamedRangeGuard::open_named_range(&case.id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
         let mut delayed =
@@ -384,13 +404,13 @@ impl<'a> SelectedCasesRunner<'a> {
         })?;
         drop(making);
         let timing = phase_timer::start_timed_activity("time");
-        let sampled = CaseToTakeSamplesOf { case, limit, launch: *launch };
+        let sampled = CaseToTakeSamplesOf { case, limit, first_launch_time: *launch };
         let mut samples = run_with_panics_as_case_failures(|| {
             sampler.take_samples_of_case(&sampled, executable, stopwatch.as_mut())
         })?;
         samples.delay_size = delay_size;
         samples.costs.device_bytes =
-            group.bound.device_bytes_declared_by_implementation(case.index);
+            group.problem.device_bytes_declared_by_implementation(case.index);
         if self.target.backend_kind() == BackendKind::Cuda
             && self.session.measures_memory_and_host_launch_time()
         {
@@ -404,7 +424,7 @@ impl<'a> SelectedCasesRunner<'a> {
         let digest = record.by.as_ref().and(record.digest.as_deref());
         let clock = Instant::now();
         let _activity = phase_timer::start_timed_activity(after_timing::CHECK_AFTER_TIMING_PHASE);
-        let inputs = &mut checked.inputs;
+        let inputs = &mut checked.current_inputs;
         let after = after_timing::check_outputs_after_timing(
             ready,
             group,
@@ -423,13 +443,13 @@ impl<'a> SelectedCasesRunner<'a> {
         // streams the launches use.
         if digest.is_none() {
             let _activity = phase_timer::start_timed_activity("record of streams");
-            samples.unrecorded = match &checked.elsewhere {
+            samples.unrecorded = match &checked.work_on_other_streams {
                 Some(known) => known.clone(),
                 None => {
                     let unrecorded = run_with_panics_as_case_failures(|| {
                         stopwatch.check_for_work_on_other_streams(executable)
                     })?;
-                    checked.elsewhere.insert(unrecorded).clone()
+                    checked.work_on_other_streams.insert(unrecorded).clone()
                 }
             };
         }
@@ -458,7 +478,7 @@ impl<'a> SelectedCasesRunner<'a> {
                 }
             };
             if matches!(error, WhyCaseHasNoResult::Lost(_)) {
-                self.lost = Some(format!("not run: {id} lost the GPU"));
+                self.reason_gpu_is_lost = Some(format!("not run: {id} lost the GPU"));
             }
             eprintln!("{word}: {id}: {}", clean_message_for_terminal(error.reason_text()));
             self.session.record_outcome(event)?;

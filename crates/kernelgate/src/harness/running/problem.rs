@@ -36,14 +36,14 @@ pub struct PreparedProblem {
     /// Expected outputs; empty until the reference is computed, or if the problem has none.
     pub expected: Vec<Expected>,
     has_reference: bool,
-    one_data_set: bool,
+    has_one_data_set: bool,
     /// Outputs of base and head in a comparison, if the problem has no reference.
-    pub outputs: OutputsExchangedBetweenBuilds,
+    pub exchanged_outputs: OutputsExchangedBetweenBuilds,
     /// The target on which an implementation that serves as the reference runs.
     target: BenchTarget,
     /// Tolerances. If the problem declares a precision, a further tolerance is added when the
     /// reference is computed.
-    pub bounds: ErrorBoundsOfOutputs,
+    pub error_bounds: ErrorBoundsOfOutputs,
     /// Seed of the inputs.
     pub seed: u64,
     /// Folder of stored references; `None` if every reference is computed.
@@ -51,7 +51,7 @@ pub struct PreparedProblem {
     /// Kernels that the last prepared implementation loaded; empty on the host.
     pub kernels: LoadedKernelsRecord,
     /// Changed inputs with their expected outputs, for the check after timing.
-    pub changed: Option<ChangedInputsAndReference>,
+    pub changed_inputs: Option<ChangedInputsAndReference>,
     /// Measurement of the prepared implementation's device memory; inactive if it is not requested.
     pub memory: PeakDeviceMemoryWatch,
 }
@@ -63,7 +63,7 @@ pub struct VerifiedImplementation {
     /// Record of the comparison of the outputs with the reference.
     pub record: OutputVerificationRecord,
     /// Wall time of one launch of the verified implementation; zero if it was not measured.
-    pub launch: Duration,
+    pub first_launch_time: Duration,
 }
 
 impl PreparedProblem {
@@ -89,7 +89,7 @@ impl PreparedProblem {
         kept: Option<&Path>,
         target: &BenchTarget,
     ) -> Result<Self, WhyCaseHasNoResult> {
-        let problem = group.bound.problem();
+        let problem = group.problem.problem();
         problem.check().map_err(WhyCaseHasNoResult::failed_with)?;
         let bounds =
             panic_guard::catch_panic(|| ErrorBoundsOfOutputs::from_tolerances_of_problem(problem))
@@ -127,14 +127,14 @@ impl PreparedProblem {
                 inputs: Arc::new(inputs),
                 expected: Vec::new(),
                 has_reference: false,
-                one_data_set: problem.reads_files(),
-                outputs: OutputsExchangedBetweenBuilds::default(),
+                has_one_data_set: problem.reads_files(),
+                exchanged_outputs: OutputsExchangedBetweenBuilds::default(),
                 target: target.clone(),
-                bounds,
+                error_bounds: bounds,
                 seed,
                 references: None,
                 kernels: LoadedKernelsRecord::default(),
-                changed: None,
+                changed_inputs: None,
                 memory: PeakDeviceMemoryWatch::default(),
             }
         });
@@ -168,10 +168,10 @@ impl PreparedProblem {
                     &self.expected,
                 )
             });
-            self.bounds
+            self.error_bounds
                 .check_outputs_with_tolerance_exist(&self.expected)
                 .map_err(WhyCaseHasNoResult::failed_with)?;
-            self.bounds.precision = limit.map_err(|panic| {
+            self.error_bounds.precision = limit.map_err(|panic| {
                 let why = format!("reference of rounded inputs: {panic}");
                 WhyCaseHasNoResult::failed_with(CaseFailureReason::from(panic).with_sentence(why))
             })?;
@@ -191,16 +191,17 @@ impl PreparedProblem {
         group: &SelectedProblem<'_>,
         inputs: Arc<Tensors>,
     ) -> Result<Vec<Expected>, WhyCaseHasNoResult> {
-        let computed = panic_guard::catch_panic(|| match group.bound.problem().reference_from() {
-            SourceOfExpectedOutputs::Definition => {
-                let kept = self.references.as_ref();
-                Ok(kept_references::read_or_compute_reference(kept, group, &inputs))
-            }
-            SourceOfExpectedOutputs::Row(row) => {
-                self.expected_outputs_from_implementation(group, row, inputs)
-            }
-            SourceOfExpectedOutputs::Nothing => Ok(Vec::new()),
-        });
+        let computed =
+            panic_guard::catch_panic(|| match group.problem.problem().reference_from() {
+                SourceOfExpectedOutputs::Definition => {
+                    let kept = self.references.as_ref();
+                    Ok(kept_references::read_or_compute_reference(kept, group, &inputs))
+                }
+                SourceOfExpectedOutputs::Row(row) => {
+                    self.expected_outputs_from_implementation(group, row, inputs)
+                }
+                SourceOfExpectedOutputs::Nothing => Ok(Vec::new()),
+            });
         computed.map_err(|panic| {
             let why = format!("inputs or reference: {panic}");
             WhyCaseHasNoResult::failed_with(CaseFailureReason::from(panic).with_sentence(why))
@@ -240,7 +241,7 @@ impl PreparedProblem {
             BenchTarget::Cpu => None,
         };
         let computed = group
-            .bound
+            .problem
             .prepare_implementation(index, inputs, &self.target)
             .map_err(OutputVerificationError::from)
             .and_then(|mut executable| {
@@ -266,9 +267,9 @@ impl PreparedProblem {
     /// Whether no reference defines the outputs of a case: the problem has none, or the case's own
     /// implementation is the reference.
     fn is_case_without_reference(&self, group: &SelectedProblem<'_>, case: &SelectedCase) -> bool {
-        match group.bound.problem().reference_from() {
+        match group.problem.problem().reference_from() {
             SourceOfExpectedOutputs::Definition => false,
-            SourceOfExpectedOutputs::Row(row) => case.row.name == row,
+            SourceOfExpectedOutputs::Row(row) => case.implementation.name == row,
             SourceOfExpectedOutputs::Nothing => true,
         }
     }
@@ -284,25 +285,28 @@ impl PreparedProblem {
     ) -> Result<ComparisonWithReference, OutputVerificationError> {
         if !self.is_case_without_reference(group, case) {
             let _activity = phase_timer::start_timed_activity("compare");
-            let comparison =
-                verify::compare_outputs_with_reference(outputs, &self.expected, &self.bounds)?;
-            self.outputs.save_verified_outputs_if_needed(&case.id, outputs);
+            let comparison = verify::compare_outputs_with_reference(
+                outputs,
+                &self.expected,
+                &self.error_bounds,
+            )?;
+            self.exchanged_outputs.save_verified_outputs_if_needed(&case.id, outputs);
             return Ok(comparison);
         }
         let comparison = verify::check_outputs_without_reference(outputs)?;
         if self.expected.is_empty()
-            || group.bound.problem().reference_from().has_no_reference_to_compare()
+            || group.problem.problem().reference_from().has_no_reference_to_compare()
         {
             self.expected = verify::reference_from_outputs(outputs);
         }
-        self.outputs.save_outputs_if_needed(&case.id, outputs);
-        match self.outputs.read_base_outputs(&case.id) {
+        self.exchanged_outputs.save_outputs_if_needed(&case.id, outputs);
+        match self.exchanged_outputs.read_base_outputs(&case.id) {
             Some(base) => verify::compare_outputs_with_reference(
                 outputs,
                 &verify::reference_from_outputs(&base),
-                &self.bounds,
+                &self.error_bounds,
             )
-            .map(|comparison| ComparisonWithReference { with_base: true, ..comparison })
+            .map(|comparison| ComparisonWithReference { compared_with_base: true, ..comparison })
             .map_err(|wrong| OutputVerificationError::UnlikeBase(Box::new(wrong))),
             None => Ok(comparison),
         }
@@ -328,13 +332,17 @@ impl PreparedProblem {
                 outcome.map_err(OutputVerificationError::from),
             )
         })?;
-        if group.bound.problem().reference_from().has_no_reference_to_compare() {
+        if group.problem.problem().reference_from().has_no_reference_to_compare() {
             // Expected outputs that came from another implementation do not apply to this
             // implementation.
             self.expected.clear();
         }
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
-            return Ok(VerifiedImplementation { executable, record: known, launch });
+            return Ok(VerifiedImplementation {
+                executable,
+                record: known,
+                first_launch_time: launch,
+            });
         }
         self.compute_reference_once(group)?;
         let comparison = run_with_panics_as_case_failures(|| {
@@ -347,7 +355,7 @@ impl PreparedProblem {
         Ok(VerifiedImplementation {
             executable,
             record: self.verification_record_of_comparison(comparison, Some(digest)),
-            launch,
+            first_launch_time: launch,
         })
     }
 
@@ -360,7 +368,7 @@ impl PreparedProblem {
     ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
         let (executable, comparison) = self.prepare_and_verify_case(group, case, target)?;
         let record = self.verification_record_of_comparison(comparison, None);
-        Ok(VerifiedImplementation { executable, record, launch: Duration::ZERO })
+        Ok(VerifiedImplementation { executable, record, first_launch_time: Duration::ZERO })
     }
 
     /// Makes the verification record of a comparison with the reference.
@@ -369,16 +377,16 @@ impl PreparedProblem {
         comparison: ComparisonWithReference,
         digest: Option<String>,
     ) -> OutputVerificationRecord {
-        let is_identified = digest.is_some() || self.one_data_set;
+        let is_identified = digest.is_some() || self.has_one_data_set;
         let data_set = is_identified.then(|| self.input_data_set_id());
-        let allowed = Some((&self.bounds).into());
+        let allowed = Some((&self.error_bounds).into());
         OutputVerificationRecord { digest, allowed, data_set, ..comparison.into() }
     }
 
     /// Identifies the inputs: a hash that differs between seeds, or a constant if the problem has a
     /// single data set.
     pub fn input_data_set_id(&self) -> String {
-        match self.one_data_set {
+        match self.has_one_data_set {
             true => DATA_SET_EQUAL_FOR_ALL_SEEDS.to_owned(),
             false => verify::output_bits_hash_hex(&self.inputs),
         }
@@ -387,7 +395,7 @@ impl PreparedProblem {
     /// Hash of the inputs if the problem has a single data set, such as golden tensors, for which
     /// [`Self::input_data_set_id`] returns a constant.
     pub fn hash_of_single_data_set(&self) -> Option<String> {
-        self.one_data_set.then(|| verify::output_bits_hash_hex(&self.inputs))
+        self.has_one_data_set.then(|| verify::output_bits_hash_hex(&self.inputs))
     }
 
     fn prepare_implementation_of_case(
@@ -401,7 +409,7 @@ impl PreparedProblem {
         let (target, kernels) = target.with_record_of_loaded_kernels();
         self.kernels = kernels;
         let executable =
-            group.bound.prepare_implementation(case.index, Arc::clone(&self.inputs), &target);
+            group.problem.prepare_implementation(case.index, Arc::clone(&self.inputs), &target);
         if executable.is_ok() {
             self.memory.update_peak_from_memory_in_use();
         }

@@ -18,14 +18,14 @@ use kernelgate_cuda::observe::telemetry::GpuCardReading;
 /// Prints progress messages to standard error, unless the bench is quiet.
 pub struct BenchProgressPrinter {
     quiet: bool,
-    cases: usize,
-    started: Cell<usize>,
+    case_count: usize,
+    started_cases: Cell<usize>,
 }
 
 impl BenchProgressPrinter {
     /// Creates a printer of progress over this number of cases.
     pub fn new(quiet: bool, cases: usize) -> Self {
-        Self { quiet, cases, started: Cell::new(0) }
+        Self { quiet, case_count: cases, started_cases: Cell::new(0) }
     }
 
     /// Prints bench name, number of cases, effort and device; on the CPU, also why no GPU is used.
@@ -117,8 +117,12 @@ impl BenchProgressPrinter {
 
     /// A case begins.
     pub fn print_case_begins(&self, id: &str) {
-        self.started.set(self.started.get() + 1);
-        self.print_line_unless_quiet(&format!("[{}/{}] {id}", self.started.get(), self.cases));
+        self.started_cases.set(self.started_cases.get() + 1);
+        self.print_line_unless_quiet(&format!(
+            "[{}/{}] {id}",
+            self.started_cases.get(),
+            self.case_count
+        ));
     }
 
     /// Warns that the record contains no commit of the executable.

@@ -75,7 +75,7 @@ pub struct CaseToTakeSamplesOf<'a> {
     /// The minimum time per launch that the measured ceilings allow for the case.
     pub limit: Option<&'a ShortestLaunchTime>,
     /// Wall time of an earlier launch of the case; zero if it was not measured.
-    pub launch: Duration,
+    pub first_launch_time: Duration,
 }
 
 impl SamplerOfProblemCases<'_> {
@@ -93,7 +93,7 @@ impl SamplerOfProblemCases<'_> {
                     executable,
                     stopwatch,
                     *sampling,
-                    sampled.launch,
+                    sampled.first_launch_time,
                     *power,
                 );
             }
@@ -102,7 +102,7 @@ impl SamplerOfProblemCases<'_> {
         let sample = stopwatch.take_sample_of_launches(executable, 1)?;
         let launch_ns = sample.elapsed_ns / sample.launches as f64;
         let (backend, function) =
-            (sampled.case.row.backend, sampled.case.criterion_function_name());
+            (sampled.case.implementation.backend, sampled.case.criterion_function_name());
         let plan =
             SamplingPlan::for_effort_and_launch_time(settings.effort, backend, launch_ns, settings);
         let mut samples = timing::sample_case_by_criterion(
@@ -140,7 +140,7 @@ pub fn open_criterion_group_of_problem<'c>(
     group: &SelectedProblem<'_>,
 ) -> BenchmarkGroup<'c, CriterionElapsedTime> {
     let mut criterion_group = criterion.benchmark_group(group.id());
-    let work = group.bound.problem().work();
+    let work = group.problem.problem().work();
     // Criterion reports throughput in matrix-product operations if the problem has any, otherwise
     // in bytes.
     criterion_group.throughput(match work.matmul_flops() {

@@ -66,7 +66,7 @@ pub struct SamplingPlan {
     pub power: TimingPowerMode,
     /// Whether sampling at the power cap continues until the median is precise; false if the user
     /// set the number of samples.
-    pub extends_at_cap: bool,
+    pub extends_at_power_cap: bool,
 }
 
 impl SamplingPlan {
@@ -101,7 +101,7 @@ impl SamplingPlan {
                 (None, _) => 10_000,
             },
             power: settings.power,
-            extends_at_cap: settings.plan.samples.is_none(),
+            extends_at_power_cap: settings.plan.samples.is_none(),
         }
     }
 
@@ -303,7 +303,7 @@ fn stop_load_and_wait<T>(
 #[derive(Debug, Clone, Copy)]
 struct SampleWithWallTime {
     sample: TimedLaunchSample,
-    wall: Duration,
+    wall_time: Duration,
 }
 
 impl SampleWithWallTime {
@@ -312,7 +312,7 @@ impl SampleWithWallTime {
     ) -> Result<Self, BackendError> {
         let started = Instant::now();
         let sample = take()?;
-        Ok(Self { sample, wall: started.elapsed() })
+        Ok(Self { sample, wall_time: started.elapsed() })
     }
 }
 
@@ -320,16 +320,16 @@ impl SampleWithWallTime {
 struct LoadBeforeCaseSamples {
     /// Number of launches per sample; `None` if Criterion or the trial's plan decides.
     launches: Option<u64>,
-    settled: Option<(LoadTimeWindows, ReasonThatLoadEnded)>,
+    windows_and_end_reason: Option<(LoadTimeWindows, ReasonThatLoadEnded)>,
     /// Samples of the load that count as the case's first samples: those in the last window of a
     /// settled load.
-    taken: RefCell<VecDeque<SampleWithWallTime>>,
-    /// Wall time of the samples in `taken`, which is subtracted from the settling time because
-    /// these samples count for the case.
-    taken_wall: Duration,
+    samples_for_case: RefCell<VecDeque<SampleWithWallTime>>,
+    /// Wall time of the samples in `samples_for_case`, which is subtracted from the settling time
+    /// because these samples count for the case.
+    wall_time_of_case_samples: Duration,
     /// Pause before each sample in burst mode; zero otherwise.
-    pause: Duration,
-    begun: SystemTime,
+    pause_before_sample: Duration,
+    start_time: SystemTime,
 }
 
 impl LoadBeforeCaseSamples {
@@ -339,7 +339,14 @@ impl LoadBeforeCaseSamples {
 
     fn with_launches_and_pause(launches: Option<u64>, pause: Duration, begun: SystemTime) -> Self {
         let (taken, taken_wall) = (RefCell::default(), Duration::ZERO);
-        Self { launches, settled: None, taken, taken_wall, pause, begun }
+        Self {
+            launches,
+            windows_and_end_reason: None,
+            samples_for_case: taken,
+            wall_time_of_case_samples: taken_wall,
+            pause_before_sample: pause,
+            start_time: begun,
+        }
     }
 
     /// In steady mode, launches the case until the GPU's power state is steady; in burst mode,
@@ -358,11 +365,12 @@ impl LoadBeforeCaseSamples {
         let _activity = phase_timer::start_timed_activity("settling");
         let _range = NamedRangeGuard::open_named_range("warm-up");
         let begun = SystemTime::now();
-        let mut load = CaseAsGpuLoad { executable, stopwatch, launches: 1, taken: Vec::new() };
+        let mut load =
+            CaseAsGpuLoad { executable, stopwatch, launches: 1, load_samples: Vec::new() };
         match power {
             TimingPowerMode::Steady => {
                 let settled = power::run_load_until_gpu_is_steady(&mut load);
-                let CaseAsGpuLoad { launches, taken, .. } = load;
+                let CaseAsGpuLoad { launches, load_samples: taken, .. } = load;
                 let settled = match settled {
                     Ok(
                         settled @ (_, ReasonThatLoadEnded::AtCap | ReasonThatLoadEnded::Unsettled),
@@ -374,10 +382,13 @@ impl LoadBeforeCaseSamples {
                 );
                 let mut lead = Self::with_launches_and_pause(Some(launches), Duration::ZERO, begun);
                 if settled.1 != ReasonThatLoadEnded::Unsettled {
-                    lead.taken.get_mut().extend(samples_in_last_load_window(&taken, launches));
-                    lead.taken_wall = lead.taken.get_mut().iter().map(|it| it.wall).sum();
+                    lead.samples_for_case
+                        .get_mut()
+                        .extend(samples_in_last_load_window(&taken, launches));
+                    lead.wall_time_of_case_samples =
+                        lead.samples_for_case.get_mut().iter().map(|it| it.wall_time).sum();
                 }
-                Ok(Self { settled: Some(settled), ..lead })
+                Ok(Self { windows_and_end_reason: Some(settled), ..lead })
             }
             TimingPowerMode::Burst => {
                 // The warm-up lasts until the number of launches per sample no longer changes.
@@ -402,18 +413,22 @@ impl LoadBeforeCaseSamples {
 
     /// Drops the samples of the load, because a trial takes all of its samples after the load.
     fn drop_load_samples(self) -> Self {
-        Self { taken: RefCell::default(), taken_wall: Duration::ZERO, ..self }
+        Self {
+            samples_for_case: RefCell::default(),
+            wall_time_of_case_samples: Duration::ZERO,
+            ..self
+        }
     }
 
     /// Returns the next sample of the load that counts for the case; `None` during Criterion's
     /// warm-up, whose samples are discarded.
     fn next_load_sample_for_case(&self, warms_up: bool) -> Option<SampleWithWallTime> {
-        if warms_up { None } else { self.taken.borrow_mut().pop_front() }
+        if warms_up { None } else { self.samples_for_case.borrow_mut().pop_front() }
     }
 
     /// Whether the GPU was at its power cap, or still unsettled, when the load ended.
     fn ended_at_power_cap_or_unsettled(&self) -> bool {
-        let end = self.settled.as_ref().map(|(_, end)| end);
+        let end = self.windows_and_end_reason.as_ref().map(|(_, end)| end);
         matches!(end, Some(ReasonThatLoadEnded::AtCap | ReasonThatLoadEnded::Unsettled))
     }
 
@@ -428,17 +443,17 @@ impl LoadBeforeCaseSamples {
     ) -> Result<usize, BackendError> {
         let _activity = phase_timer::start_timed_activity("samples");
         let mut windows = LoadTimeWindows::with_window_length_for_samples();
-        let surplus = self.taken.get_mut().len().saturating_sub(plan.samples);
-        self.taken.get_mut().drain(..surplus);
-        for SampleWithWallTime { sample, wall } in self.taken.get_mut() {
+        let surplus = self.samples_for_case.get_mut().len().saturating_sub(plan.samples);
+        self.samples_for_case.get_mut().drain(..surplus);
+        for SampleWithWallTime { sample, wall_time: wall } in self.samples_for_case.get_mut() {
             windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
-        let mut count = self.taken.get_mut().len();
-        let (fewest, shortest, extra) = match plan.extends_at_cap {
+        let mut count = self.samples_for_case.get_mut().len();
+        let (fewest, shortest, extra) = match plan.extends_at_power_cap {
             true => (MIN_CRITERION_SAMPLES, plan.measurement, MAX_EXTRA_SAMPLING_AT_POWER_CAP),
             false => (plan.samples, Duration::ZERO, Duration::ZERO),
         };
-        let load = self.settled.as_ref().map(|(load, _)| load);
+        let load = self.windows_and_end_reason.as_ref().map(|(load, _)| load);
         let is_precise = |windows_ns: &[f64]| {
             load.is_none_or(|load| load.is_median_precise_with_load_windows(windows_ns))
         };
@@ -453,8 +468,8 @@ impl LoadBeforeCaseSamples {
             match self.take_sample_after_load(executable, stopwatch, 1) {
                 Ok(one) => {
                     let TimedLaunchSample { launches, elapsed_ns, clock_mhz, .. } = one.sample;
-                    windows.add_load_sample(one.wall, launches, elapsed_ns, clock_mhz);
-                    self.taken.get_mut().push_back(one);
+                    windows.add_load_sample(one.wall_time, launches, elapsed_ns, clock_mhz);
+                    self.samples_for_case.get_mut().push_back(one);
                     count += 1;
                 }
                 Err(error) => break Err(error),
@@ -470,7 +485,7 @@ impl LoadBeforeCaseSamples {
         stopwatch: &mut dyn LaunchStopwatch,
         launches: u64,
     ) -> Result<SampleWithWallTime, BackendError> {
-        std::thread::sleep(self.pause);
+        std::thread::sleep(self.pause_before_sample);
         SampleWithWallTime::take_and_measure_wall_time(|| {
             stopwatch.take_sample_of_launches(executable, self.launches.unwrap_or(launches))
         })
@@ -491,13 +506,13 @@ impl LoadBeforeCaseSamples {
                 "the host's launches are in the time",
             ));
         }
-        let Some(settled) = &self.settled else {
+        let Some(settled) = &self.windows_and_end_reason else {
             let reading = meter.read_card_with_nvml().unwrap_or_default();
             return Some(CasePowerRecord::from_nvml_reading(PowerStateOfSamples::Burst, reading));
         };
         let mut windows = LoadTimeWindows::with_window_length_for_samples();
         let (mut launches_ns, mut busy_ns) = (Vec::new(), 0.0);
-        for SampleWithWallTime { sample, wall } in timed {
+        for SampleWithWallTime { sample, wall_time: wall } in timed {
             busy_ns += sample.elapsed_ns;
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
             windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
@@ -505,10 +520,10 @@ impl LoadBeforeCaseSamples {
         let median_ns = stats::median(&launches_ns);
         let (windows_ns, idle) =
             (windows.launch_times_by_window_ns(), share_of_time_gpu_waited_for_host(timed));
-        let samples = SamplesAfterLoad { windows_ns, median_ns, idle };
+        let samples = SamplesAfterLoad { windows_ns, median_ns, idle_share: idle };
         let power = CasePowerRecord::from_samples_after_load(settled, &samples, meter);
-        let settling_s = power.settling_s - self.taken_wall.as_secs_f64();
-        let wall_s = timed.iter().map(|it| it.wall).sum::<Duration>().as_secs_f64();
+        let settling_s = power.settling_s - self.wall_time_of_case_samples.as_secs_f64();
+        let wall_s = timed.iter().map(|it| it.wall_time).sum::<Duration>().as_secs_f64();
         let busy = (busy_ns * 1e-9 / wall_s.max(1e-9)).min(1.0);
         Some(CasePowerRecord { settling_s: settling_s.max(0.0), busy: Some(busy), ..power })
     }
@@ -520,7 +535,7 @@ impl LoadBeforeCaseSamples {
 /// samples are compared.
 fn share_of_time_gpu_waited_for_host(timed: &[SampleWithWallTime]) -> f64 {
     let wall_per_launch_time = |group: &[SampleWithWallTime]| {
-        let wall_ns: f64 = group.iter().map(|one| one.wall.as_nanos() as f64).sum();
+        let wall_ns: f64 = group.iter().map(|one| one.wall_time.as_nanos() as f64).sum();
         let busy_ns: f64 = group.iter().map(|one| one.sample.elapsed_ns).sum();
         wall_ns / busy_ns.max(1.0)
     };
@@ -539,7 +554,7 @@ fn samples_in_last_load_window(
     let mut wall = Duration::ZERO;
     let is_earlier = |it: &SampleWithWallTime| {
         let earlier = wall >= power::LOAD_SETTLING_WINDOW;
-        wall += it.wall;
+        wall += it.wall_time;
         earlier
     };
     let first_of_window =
@@ -554,7 +569,7 @@ struct CaseAsGpuLoad<'a> {
     stopwatch: &'a mut dyn LaunchStopwatch,
     launches: u64,
     /// Samples since the load began, or resumed after a pause.
-    taken: Vec<SampleWithWallTime>,
+    load_samples: Vec<SampleWithWallTime>,
 }
 
 impl LoadOfGpu for CaseAsGpuLoad<'_> {
@@ -562,8 +577,8 @@ impl LoadOfGpu for CaseAsGpuLoad<'_> {
         let timed = SampleWithWallTime::take_and_measure_wall_time(|| {
             self.stopwatch.take_sample_of_launches(self.executable, self.launches)
         })?;
-        self.taken.push(timed);
-        let SampleWithWallTime { sample, wall } = timed;
+        self.load_samples.push(timed);
+        let SampleWithWallTime { sample, wall_time: wall } = timed;
         // The load counts wall time, because emptying caches before each cold launch is part of the
         // load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
@@ -576,7 +591,12 @@ impl LoadOfGpu for CaseAsGpuLoad<'_> {
     fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading {
         let highest_mhz = f64::INFINITY;
         self.stopwatch.power_meter().map_or(
-            ClockAndThrottleReading { clock_mhz, highest_mhz, capped: None, slowed: None },
+            ClockAndThrottleReading {
+                clock_mhz,
+                highest_mhz,
+                at_power_cap: None,
+                slowed_by_heat_or_hardware: None,
+            },
             |meter| meter.read_power_cap_and_heat_with_nvml(clock_mhz),
         )
     }
@@ -587,7 +607,7 @@ impl LoadOfGpu for CaseAsGpuLoad<'_> {
 
     fn wait_for_hot_gpu_to_cool(&mut self) {
         let _activity = phase_timer::start_timed_activity("cooling");
-        self.taken.clear();
+        self.load_samples.clear();
         if let Some(meter) = self.stopwatch.power_meter() {
             meter.wait_until_gpu_is_cooler();
         }
@@ -650,7 +670,7 @@ fn make_case_samples(
             contention,
             other_processes: stopwatch
                 .power_meter()
-                .and_then(|meter| meter.other_processes_on_gpus_since(lead.begun)),
+                .and_then(|meter| meter.other_processes_on_gpus_since(lead.start_time)),
             ..stopwatch.sample_conditions()
         },
         costs: LaunchCostsBesidesDeviceTime {
@@ -726,21 +746,22 @@ mod tests {
     #[test]
     fn the_last_window_of_a_settled_load_gives_the_first_samples() {
         let below = load_simulated_gpu(1.0, Some(1980.0), TimingPowerMode::Steady).unwrap();
-        let (launches, windows) = (below.launches.unwrap(), below.settled.as_ref().unwrap());
+        let (launches, windows) =
+            (below.launches.unwrap(), below.windows_and_end_reason.as_ref().unwrap());
         assert_eq!(windows.1, ReasonThatLoadEnded::BelowCap);
         assert!(below.next_load_sample_for_case(true).is_none(), "a warm-up takes real samples");
         let first: Vec<_> = std::iter::from_fn(|| below.next_load_sample_for_case(false)).collect();
-        let wall: Duration = first.iter().map(|it| it.wall).sum();
+        let wall: Duration = first.iter().map(|it| it.wall_time).sum();
         assert!(wall > Duration::ZERO && wall < windows.0.load_time());
         assert!(first.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
         let capped = load_simulated_gpu(1.0, Some(1430.0), TimingPowerMode::Steady).unwrap();
-        assert_eq!(capped.settled.as_ref().unwrap().1, ReasonThatLoadEnded::AtCap);
+        assert_eq!(capped.windows_and_end_reason.as_ref().unwrap().1, ReasonThatLoadEnded::AtCap);
         let first: Vec<_> =
             std::iter::from_fn(|| capped.next_load_sample_for_case(false)).collect();
-        let wall: Duration = first.iter().map(|it| it.wall).sum();
+        let wall: Duration = first.iter().map(|it| it.wall_time).sum();
         assert!(
             wall >= power::LOAD_SETTLING_WINDOW
-                && wall - first[0].wall < power::LOAD_SETTLING_WINDOW
+                && wall - first[0].wall_time < power::LOAD_SETTLING_WINDOW
         );
     }
 
@@ -762,11 +783,11 @@ mod tests {
                 measurement: Duration::from_millis(200),
                 resamples: 1,
                 power: TimingPowerMode::Steady,
-                extends_at_cap,
+                extends_at_power_cap: extends_at_cap,
             };
-            let of_load = lead.taken.get_mut().len();
+            let of_load = lead.samples_for_case.get_mut().len();
             let count = lead.take_samples_at_power_cap(&mut task, &mut card, &plan).unwrap();
-            assert_eq!(lead.taken.get_mut().len(), count);
+            assert_eq!(lead.samples_for_case.get_mut().len(), count);
             (of_load, count)
         };
         let (of_load, count) = sample_counts(50, true);
@@ -785,7 +806,7 @@ mod tests {
                 discarded: 0,
                 throttled: false,
             };
-            SampleWithWallTime { sample, wall: Duration::from_micros(wall_us) }
+            SampleWithWallTime { sample, wall_time: Duration::from_micros(wall_us) }
         };
         // In this simulation, every sample includes emptying caches, and one in five waits for the
         // host.
@@ -803,7 +824,7 @@ mod tests {
     #[test]
     fn burst_mode_refuses_launches_of_more_than_10_ms() {
         let lead = |launch_ms| load_simulated_gpu(launch_ms, None, TimingPowerMode::Burst);
-        assert!(lead(1.0).is_ok_and(|lead| lead.pause > Duration::ZERO));
+        assert!(lead(1.0).is_ok_and(|lead| lead.pause_before_sample > Duration::ZERO));
         let why = "--power burst measures launches of at most 10 ms, this one takes 12 ms";
         assert_eq!(lead(12.0).err(), Some(BackendError::Unsupported(why.to_owned())));
     }

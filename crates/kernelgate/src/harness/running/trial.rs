@@ -22,12 +22,12 @@ use crate::workload::Tensors;
 #[derive(Debug, Clone, Default)]
 pub struct OutputsExchangedBetweenBuilds {
     /// Folder in which this build's outputs are saved; `None` if they are not needed.
-    pub keep: Option<PathBuf>,
+    pub folder_to_save: Option<PathBuf>,
     /// Folder with the base's outputs.
-    pub base: Option<PathBuf>,
+    pub folder_of_base_outputs: Option<PathBuf>,
     /// Whether outputs are also saved if a reference verified them, because the other build cannot
     /// verify its own.
-    pub keep_verified: bool,
+    pub saves_verified_outputs: bool,
 }
 
 impl OutputsExchangedBetweenBuilds {
@@ -38,7 +38,7 @@ impl OutputsExchangedBetweenBuilds {
     /// Saves the outputs of a case, if the comparison needs them. If writing fails, the other
     /// build's outputs stay unverified.
     pub fn save_outputs_if_needed(&self, id: &str, outputs: &Tensors) {
-        if let Some(folder) = &self.keep {
+        if let Some(folder) = &self.folder_to_save {
             let _ = std::fs::create_dir_all(folder).and_then(|()| {
                 tensors::write_tensor_file_atomically(
                     &Self::path_of_case_outputs(folder, id),
@@ -50,14 +50,17 @@ impl OutputsExchangedBetweenBuilds {
 
     /// Saves the outputs of a case that a reference verified, if the other build needs them.
     pub fn save_verified_outputs_if_needed(&self, id: &str, outputs: &Tensors) {
-        if self.keep_verified {
+        if self.saves_verified_outputs {
             self.save_outputs_if_needed(id, outputs);
         }
     }
 
     /// Reads the base's outputs of a case; `None` if the base has no readable outputs of this case.
     pub fn read_base_outputs(&self, id: &str) -> Option<Tensors> {
-        tensors::read_tensor_file(&Self::path_of_case_outputs(self.base.as_deref()?, id))
+        tensors::read_tensor_file(&Self::path_of_case_outputs(
+            self.folder_of_base_outputs.as_deref()?,
+            id,
+        ))
     }
 }
 
@@ -100,8 +103,11 @@ mod tests {
     fn outputs_of_cases_with_similar_ids_are_stored_separately() {
         let folder = tempfile::tempdir().unwrap();
         let keep = Some(folder.path().to_owned());
-        let outputs =
-            OutputsExchangedBetweenBuilds { base: keep.clone(), keep, keep_verified: false };
+        let outputs = OutputsExchangedBetweenBuilds {
+            folder_of_base_outputs: keep.clone(),
+            folder_to_save: keep,
+            saves_verified_outputs: false,
+        };
         let long = "x/".repeat(499);
         let ids = ["a/b_c", "a_b/c", &long];
         let tensors = |value: usize| Tensors::new().with("y", [1], vec![value as f32]);

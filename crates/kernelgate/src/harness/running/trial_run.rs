@@ -78,7 +78,7 @@ impl CaseRunningProcess for StateInsideTrialProcess<'_> {
             target,
         )?;
         ready.references.clone_from(&self.references);
-        ready.outputs.clone_from(&self.outputs);
+        ready.exchanged_outputs.clone_from(&self.outputs);
         // If no earlier run verified the outputs, the reference is computed here, outside of any
         // case, so that no case is charged for it.
         if self.verified.is_none() {
@@ -144,8 +144,8 @@ pub fn run_trial_and_write_record(
     drop(opening);
     let mut run = BenchProcessRun {
         effort: settings.effort.effort_name().to_owned(),
-        shard: selection.plan.as_ref().and(settings.shard),
-        plan: selection.plan.clone(),
+        shard: selection.division_among_shards.as_ref().and(settings.shard),
+        plan: selection.division_among_shards.clone(),
         seed: settings.seed,
         delays: injected_delays_by_case(settings, selection),
         executable,
@@ -196,9 +196,9 @@ pub fn run_trial_and_write_record(
         verified,
         inputs: request.inputs,
         outputs: OutputsExchangedBetweenBuilds {
-            keep: request.keep_outputs,
-            base: request.base_outputs,
-            keep_verified: request.keep_verified,
+            folder_to_save: request.keep_outputs,
+            folder_of_base_outputs: request.base_outputs,
+            saves_verified_outputs: request.keep_verified,
         },
         references: Some(references),
         recorder: recorder.clone(),

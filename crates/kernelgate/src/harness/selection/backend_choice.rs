@@ -19,7 +19,7 @@ pub struct ChosenBackend {
     /// The backend.
     pub kind: BackendKind,
     /// Why cases of the other backend do not run, as a fragment of a message.
-    pub otherwise: String,
+    pub reason_against_other_backend: String,
     /// Size of the GPU's L2 cache in bytes; 0 on the CPU.
     pub l2_bytes: u64,
     /// Number of GPUs that the process uses; 0 on the CPU.
@@ -59,13 +59,14 @@ impl RequestedBackendAndGpus {
         };
         let cpu = |otherwise: String| ChosenBackend {
             kind: BackendKind::Cpu,
-            otherwise,
+            reason_against_other_backend: otherwise,
             l2_bytes: 0,
             gpus: 0,
         };
         let cuda = || ChosenBackend {
             kind: BackendKind::Cuda,
-            otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
+            reason_against_other_backend: "this run is on the GPU: --backend cpu runs them"
+                .to_owned(),
             l2_bytes: device::l2_cache_bytes_of_gpu(*ordinals.first_device()),
             gpus: ordinals.device_count(),
         };

@@ -28,7 +28,7 @@ pub struct SelectedProblem<'a> {
     /// The problem's axes.
     pub point: Point,
     /// The problem.
-    pub bound: Box<dyn ProblemWithImplementations>,
+    pub problem: Box<dyn ProblemWithImplementations>,
     /// The selected cases of the problem that can run.
     pub cases: Vec<SelectedCase>,
 }
@@ -41,7 +41,7 @@ impl SelectedProblem<'_> {
 
     /// The problem's declared work with the cache state of each selected case.
     pub fn work_and_cache_state_of_cases(&self) -> impl Iterator<Item = DeclaredWorkAndCacheState> {
-        let work = self.bound.problem().work();
+        let work = self.problem.problem().work();
         self.cases
             .iter()
             .map(move |case| DeclaredWorkAndCacheState { work: work.clone(), cache: case.cache })
@@ -53,7 +53,7 @@ pub struct SelectedCase {
     /// Index of the implementation in its suite.
     pub index: usize,
     /// The implementation.
-    pub row: ImplementationNameAndBackend,
+    pub implementation: ImplementationNameAndBackend,
     /// Whether the case is timed with hot or cold caches.
     pub cache: CacheState,
     /// Whole id: `workload/problem/implementation/cache`.
@@ -63,7 +63,7 @@ pub struct SelectedCase {
 impl SelectedCase {
     /// `implementation/cache`: Name of the case's function in Criterion's benchmark group.
     pub fn criterion_function_name(&self) -> String {
-        format!("{}/{}", self.row.name, self.cache.cache_state_name())
+        format!("{}/{}", self.implementation.name, self.cache.cache_state_name())
     }
 }
 
@@ -78,7 +78,7 @@ pub struct SelectedAndSkippedCases<'a> {
     /// the problem.
     pub unsupported: BTreeSet<String>,
     /// How the cases are divided into shards, if this process runs one shard.
-    pub plan: Option<DivisionAmongShardsSummary>,
+    pub division_among_shards: Option<DivisionAmongShardsSummary>,
 }
 
 impl SelectedAndSkippedCases<'_> {
@@ -128,13 +128,13 @@ pub struct CaseSelectionCriteria<'c> {
     /// Points that are selected.
     pub effort: BenchEffort,
     /// Backend that runs them.
-    pub place: &'c ChosenBackend,
+    pub chosen_backend: &'c ChosenBackend,
     /// Axis values from the command line, which replace the selection's own values.
     pub axes: &'c [AxisValuesFromCommandLine],
     /// Ids that are selected.
     pub filter: &'c CaseIdFilter,
     /// Part of the problems.
-    pub part: Option<&'c ProblemsDividedAmongShards>,
+    pub division_among_shards: Option<&'c ProblemsDividedAmongShards>,
 }
 
 /// Selects the cases of all problems of all suites.
@@ -145,7 +145,14 @@ pub fn select_cases<'a>(
     axes: &[AxisValuesFromCommandLine],
     filter: &CaseIdFilter,
 ) -> Result<SelectedAndSkippedCases<'a>, HarnessError> {
-    CaseSelectionCriteria { effort, place, axes, filter, part: None }.select_cases_of_suites(suites)
+    CaseSelectionCriteria {
+        effort,
+        chosen_backend: place,
+        axes,
+        filter,
+        division_among_shards: None,
+    }
+    .select_cases_of_suites(suites)
 }
 
 impl CaseSelectionCriteria<'_> {
@@ -168,7 +175,7 @@ impl CaseSelectionCriteria<'_> {
         for suite in suites {
             let Ok(points) = suite.points_selected_by_effort(
                 self.effort,
-                self.place.kind.default_problem_scale(),
+                self.chosen_backend.kind.default_problem_scale(),
                 axes,
             ) else {
                 continue;
@@ -190,8 +197,8 @@ impl CaseSelectionCriteria<'_> {
                 });
                 let bytes =
                     declared.map_err(|problem| HarnessError::Work { case: id.clone(), problem })?;
-                if self.part.is_none_or(|part| part.contains_problem(&id)) {
-                    let group = SelectedProblem { suite, point, bound, cases: Vec::new() };
+                if self.division_among_shards.is_none_or(|part| part.contains_problem(&id)) {
+                    let group = SelectedProblem { suite, point, problem: bound, cases: Vec::new() };
                     self.add_matching_cases(&mut selection, group, bytes, &mut ids)?;
                 }
             }
@@ -217,7 +224,7 @@ impl CaseSelectionCriteria<'_> {
         bytes: u64,
         ids: &mut BTreeSet<String>,
     ) -> Result<(), HarnessError> {
-        let Self { place, .. } = self;
+        let Self { chosen_backend: place, .. } = self;
         // A user who overrides an axis has chosen the problems, so all of their implementations are
         // selected.
         let rows = self
@@ -225,7 +232,7 @@ impl CaseSelectionCriteria<'_> {
             .is_empty()
             .then(|| group.suite.implementations_run_at_scan_point(self.effort, &group.point));
         let rows = rows.flatten();
-        let gpus = group.bound.problem().gpus();
+        let gpus = group.problem.problem().gpus();
         for (index, &row) in group.suite.implementations_of_workload().iter().enumerate() {
             if rows.is_some_and(|rows| !rows.contains(&row.name)) {
                 continue;
@@ -238,15 +245,15 @@ impl CaseSelectionCriteria<'_> {
                 if !self.filter.selects_case_id(&id) {
                     continue;
                 }
-                if let Err(reason) = group.bound.check_implementation_supports_problem(index) {
+                if let Err(reason) = group.problem.check_implementation_supports_problem(index) {
                     selection.unsupported.insert(id.clone());
                     selection.skipped.push((id, format!("{} {reason}", row.name)));
                 } else if row.backend != place.kind {
-                    selection.skipped.push((id, place.otherwise.clone()));
+                    selection.skipped.push((id, place.reason_against_other_backend.clone()));
                 } else if let Some(reason) = too_few_gpus_reason(row.backend, gpus, place.gpus) {
                     selection.skipped.push((id, reason));
                 } else {
-                    group.cases.push(SelectedCase { index, row, cache, id });
+                    group.cases.push(SelectedCase { index, implementation: row, cache, id });
                 }
             }
         }
@@ -352,8 +359,12 @@ pub fn overridden_axis_values_match_nothing_error<'a>(
 
 /// Ids of all cases at all efforts, including cases that cannot run here.
 pub fn case_ids_of_all_efforts<'a>(suites: impl Iterator<Item = &'a WorkloadSuite>) -> Vec<String> {
-    let anywhere =
-        ChosenBackend { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
+    let anywhere = ChosenBackend {
+        kind: BackendKind::Cpu,
+        reason_against_other_backend: String::new(),
+        l2_bytes: 0,
+        gpus: 1,
+    };
     let everything =
         select_cases(suites, BenchEffort::Thorough, &anywhere, &[], &CaseIdFilter::All);
     let Ok(selection) = everything else { return Vec::new() };
@@ -438,7 +449,7 @@ mod tests {
     fn a_workload_that_rejects_axis_values_is_skipped_with_reason() {
         let place = ChosenBackend {
             kind: BackendKind::Cpu,
-            otherwise: String::new(),
+            reason_against_other_backend: String::new(),
             l2_bytes: 0,
             gpus: 1,
         };
@@ -475,7 +486,7 @@ mod tests {
     fn declared_work_that_overflows_names_the_problem() {
         let place = ChosenBackend {
             kind: BackendKind::Cpu,
-            otherwise: String::new(),
+            reason_against_other_backend: String::new(),
             l2_bytes: 0,
             gpus: 1,
         };
@@ -502,7 +513,7 @@ mod tests {
         let suites = suites_of_both_test_benches();
         let place = ChosenBackend {
             kind: BackendKind::Cpu,
-            otherwise: String::new(),
+            reason_against_other_backend: String::new(),
             l2_bytes: 0,
             gpus: 1,
         };

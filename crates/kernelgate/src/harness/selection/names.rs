@@ -78,8 +78,8 @@ mod tests {
                 about: "",
                 revision: None,
                 axes: named.axes.into(),
-                lines: SelectionLinesByEffort::default(),
-                scan: ProblemsAlongEachAxis::default(),
+                selection_lines: SelectionLinesByEffort::default(),
+                scan_along_axes: ProblemsAlongEachAxis::default(),
             };
             let row = Implementation {
                 name: named.implementation,

@@ -23,7 +23,7 @@ pub struct CriterionBaselineFlags {
     /// Name of the Criterion baseline with which this run is compared, if it is stored.
     pub compare_if_stored: Option<String>,
     /// Name of stored Criterion results that are shown instead of running cases.
-    pub load: Option<String>,
+    pub shown_results: Option<String>,
 }
 
 /// The parts of the sampling plan that the user set by Criterion's flags.
@@ -122,7 +122,7 @@ impl BenchSettings {
                 save: flags.save_baseline.clone(),
                 compare: flags.baseline.clone(),
                 compare_if_stored: flags.baseline_lenient.clone(),
-                load: flags.load_baseline.clone(),
+                shown_results: flags.load_baseline.clone(),
             },
             plan: SamplingPlanFlags {
                 samples: flags.sample_size,

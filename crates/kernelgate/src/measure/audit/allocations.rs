@@ -38,11 +38,13 @@ pub fn refuse_launches_that_allocate_memory(
         executable.reset_state_and_wait()?;
         memory::restart_peak_of_pool(device)?;
         let ((before, _), pool) =
-            (device.free_and_total_bytes()?, memory::read_device_memory_usage(device)?.pool);
+            (device.free_and_total_bytes()?, memory::read_device_memory_usage(device)?.pool_bytes);
         executable.launch_once()?;
         executable.wait_for_launches()?;
-        let ((after, _), peak) =
-            (device.free_and_total_bytes()?, memory::read_device_memory_usage(device)?.pool_peak);
+        let ((after, _), peak) = (
+            device.free_and_total_bytes()?,
+            memory::read_device_memory_usage(device)?.peak_pool_bytes,
+        );
         least = least.min(before.saturating_sub(after).max(peak.saturating_sub(pool)));
     }
     match least {

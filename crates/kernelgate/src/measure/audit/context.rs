@@ -19,22 +19,27 @@ const CONTEXT_IDLE_CHECK_REPETITIONS: u32 = 5;
 /// finished.
 #[derive(Debug, Clone)]
 pub struct ContextIdleAfterStreamCheck {
-    subject: RefusedTimedCode,
-    busy: u32,
-    shortest: Duration,
-    idle: bool,
+    checked_code: RefusedTimedCode,
+    busy_repetitions: u32,
+    shortest_busy_time: Duration,
+    was_idle: bool,
 }
 
 impl ContextIdleAfterStreamCheck {
     /// Creates the check before its first repetition.
     pub const fn new(subject: RefusedTimedCode) -> Self {
-        Self { subject, busy: 0, shortest: Duration::MAX, idle: false }
+        Self {
+            checked_code: subject,
+            busy_repetitions: 0,
+            shortest_busy_time: Duration::MAX,
+            was_idle: false,
+        }
     }
 
     /// Returns whether the context was idle after some repetition, so that the check has passed and
     /// needs no further repetition.
     pub const fn passed_with_idle_context(&self) -> bool {
-        self.idle
+        self.was_idle
     }
 
     /// Adds a repetition whose launches took `elapsed` and after which the context stayed busy for
@@ -48,15 +53,18 @@ impl ContextIdleAfterStreamCheck {
         busy: Duration,
     ) -> Result<(), TimingRefusal> {
         if busy <= MAX_CONTEXT_QUERY_TIME + elapsed.mul_f64(MAX_WORK_SHARE_OFF_STREAM) {
-            self.idle = true;
+            self.was_idle = true;
             return Ok(());
         }
-        self.shortest = self.shortest.min(busy);
-        self.busy += 1;
-        if self.busy < CONTEXT_IDLE_CHECK_REPETITIONS {
+        self.shortest_busy_time = self.shortest_busy_time.min(busy);
+        self.busy_repetitions += 1;
+        if self.busy_repetitions < CONTEXT_IDLE_CHECK_REPETITIONS {
             return Ok(());
         }
-        Err(TimingRefusal::BusyAfterStream { subject: self.subject, busy: self.shortest })
+        Err(TimingRefusal::BusyAfterStream {
+            subject: self.checked_code,
+            busy: self.shortest_busy_time,
+        })
     }
 }
 

@@ -141,7 +141,7 @@ pub trait HoldWithEndMark: StreamHold {
 /// followed the launch.
 struct HeldStreamInCuptiRecord {
     blocker: KernelRecord,
-    mark: u64,
+    mark_end: u64,
 }
 
 impl HeldStreamInCuptiRecord {
@@ -164,7 +164,7 @@ impl HeldStreamInCuptiRecord {
             let mark = marks.next().map(|mark| mark.start);
             let lacks =
                 || format!("CUPTI's record lacks `{}`", ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL);
-            let found = Self { blocker: *blocker, mark: mark.ok_or_else(lacks)? };
+            let found = Self { blocker: *blocker, mark_end: mark.ok_or_else(lacks)? };
             held.entry(blocker.on.device).or_insert(found);
         }
         if held.len() < gpus {
@@ -194,12 +194,14 @@ fn find_operation_outside_timed_streams(
         .filter(|operation| !own.contains(&operation.kernel))
         .collect();
     let subject = RefusedTimedCode::Launch;
-    if let Some(other) = all.iter().find(|it| !streams.contains_key(&it.on.device)) {
-        let (operation, gpu) = (other.to_string(), other.on.device);
+    if let Some(other) = all.iter().find(|it| !streams.contains_key(&it.context_and_stream.device))
+    {
+        let (operation, gpu) = (other.to_string(), other.context_and_stream.device);
         return Ok(Some(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu }));
     }
     let found = all.iter().filter(|it| it.has_recorded_times()).find(|it| {
-        let HeldStreamInCuptiRecord { blocker, mark } = &streams[&it.on.device];
+        let HeldStreamInCuptiRecord { blocker, mark_end: mark } =
+            &streams[&it.context_and_stream.device];
         it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < blocker.end
             || it.end > mark + MAX_END_AFTER_PROBE_START_NS
     });
@@ -208,7 +210,11 @@ fn find_operation_outside_timed_streams(
             Ok(Some(TimingRefusal::RecordedElsewhere { subject, operation: it.to_string() }))
         }
         None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
-        None if !held && all.iter().any(|it| it.on != streams[&it.on.device].blocker.on) => {
+        None if !held
+            && all.iter().any(|it| {
+                it.context_and_stream != streams[&it.context_and_stream.device].blocker.on
+            }) =>
+        {
             Err(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned())
         }
         None => Ok(None),
@@ -220,9 +226,9 @@ fn find_operation_outside_timed_streams(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CuptiRecordedRoutinePass {
     /// Whether the stream stayed blocked until the Criterion routine had returned.
-    pub held: bool,
+    pub stream_stayed_held: bool,
     /// Earliest time at which the stream was no longer blocked, on CUPTI's clock, nanoseconds.
-    pub released: u64,
+    pub release_time: u64,
 }
 
 /// Searches CUPTI's record of one pass of a Criterion routine for operations on other streams or
@@ -239,22 +245,23 @@ pub fn check_routine_pass_streams_with_cupti(
         return Ok(Some("CUPTI's record lacks the mark on the stream".to_owned()));
     };
     let subject = RefusedTimedCode::Routine;
-    let is_mark =
-        |it: &OperationInCuptiRecord<'_>| (it.start, it.on, it.kernel) == (mark.start, mark.on, "");
+    let is_mark = |it: &OperationInCuptiRecord<'_>| {
+        (it.start, it.context_and_stream, it.kernel) == (mark.start, mark.on, "")
+    };
     let all: Vec<OperationInCuptiRecord<'_>> =
         kernels_copies_and_sets_in_cupti_record(record).filter(|it| !is_mark(it)).collect();
-    if let Some(other) = all.iter().find(|it| it.on.device != mark.on.device) {
-        let (operation, gpu) = (other.to_string(), other.on.device);
+    if let Some(other) = all.iter().find(|it| it.context_and_stream.device != mark.on.device) {
+        let (operation, gpu) = (other.to_string(), other.context_and_stream.device);
         return Err(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu });
     }
     let early = |it: &&OperationInCuptiRecord<'_>| {
-        it.has_recorded_times() && it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < pass.released
+        it.has_recorded_times() && it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < pass.release_time
     };
     if let Some(it) = all.iter().find(early) {
         return Err(TimingRefusal::RecordedElsewhere { subject, operation: it.to_string() });
     }
     Ok(match record.dropped {
-        0 if !pass.held && all.iter().any(|it| it.on != mark.on) => {
+        0 if !pass.stream_stayed_held && all.iter().any(|it| it.context_and_stream != mark.on) => {
             Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned())
         }
         0 => None,
@@ -269,7 +276,7 @@ const REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH: &str =
 struct OperationInCuptiRecord<'a> {
     start: u64,
     end: u64,
-    on: GpuContextStreamIds,
+    context_and_stream: GpuContextStreamIds,
     /// Symbol name of the kernel; empty for a memory copy or a memory set.
     kernel: &'a str,
 }
@@ -295,7 +302,12 @@ fn kernels_copies_and_sets_in_cupti_record(
     record: &CuptiRecordedActivity,
 ) -> impl Iterator<Item = OperationInCuptiRecord<'_>> {
     let kernels = record.kernels.iter().map(|&KernelRecord { start, end, on, name, .. }| {
-        OperationInCuptiRecord { start, end, on, kernel: &record.names[name as usize] }
+        OperationInCuptiRecord {
+            start,
+            end,
+            context_and_stream: on,
+            kernel: &record.names[name as usize],
+        }
     });
     let copies = record.copies.iter().map(|it| (it.start, it.end, it.on));
     let sets = record.sets.iter().map(|it| (it.start, it.end, it.on));
@@ -303,7 +315,7 @@ fn kernels_copies_and_sets_in_cupti_record(
     kernels.chain(others.map(|(start, end, on)| OperationInCuptiRecord {
         start,
         end,
-        on,
+        context_and_stream: on,
         kernel: "",
     }))
 }
@@ -465,8 +477,9 @@ mod tests {
 
     #[test]
     fn a_routine_pass_working_on_another_stream_is_refused() {
-        let held = CuptiRecordedRoutinePass { held: true, released: 14 * MS };
-        let timed_out = CuptiRecordedRoutinePass { held: false, released: 14 * MS };
+        let held = CuptiRecordedRoutinePass { stream_stayed_held: true, release_time: 14 * MS };
+        let timed_out =
+            CuptiRecordedRoutinePass { stream_stayed_held: false, release_time: 14 * MS };
         let (subject, operation) = (RefusedTimedCode::Routine, "kernel `theirs`".to_owned());
         let elsewhere = Err(TimingRefusal::RecordedElsewhere { subject, operation });
         for recorded in [held, timed_out] {

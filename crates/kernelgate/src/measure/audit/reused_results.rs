@@ -6,9 +6,9 @@
 //! and its samples were too fast in the same way.
 //!
 //! One pair of replays detects only differences of several microseconds, because a launch on an
-//! idle GPU takes longer. For short launches, noise hides such a reuse. [`refuse_reuse_by_slower_changed_input_launches`]
-//! therefore repeats rounds of single launches with equal pauses, and compares the launches of each
-//! round.
+//! idle GPU takes longer. For short launches, noise hides such a reuse.
+//! [`refuse_reuse_by_slower_changed_input_launches`] therefore repeats rounds of single launches
+//! with equal pauses, and compares the launches of each round.
 
 use super::audit_finding::TimingRefusal;
 use crate::backend::{BackendError, Executable, OutputContentBeforeLaunch};
@@ -26,8 +26,8 @@ const REPLAY_PAIRS_WITH_NEW_INPUTS: usize = 3;
 /// that the closure `draw` generates. Returns whether this check replaced the case's inputs.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if each of [`REPLAY_PAIRS_WITH_NEW_INPUTS`] first replays takes
-/// longer, or if a launch fails.
+/// Fails with [`BackendError::NotTimed`] if each of [`REPLAY_PAIRS_WITH_NEW_INPUTS`] first replays
+/// takes longer, or if a launch fails.
 pub fn refuse_reuse_by_slower_first_replays(
     first: Option<TimedReplay>,
     executable: &mut dyn Executable,

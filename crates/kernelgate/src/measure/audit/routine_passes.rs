@@ -20,8 +20,8 @@
 //!   conclusive, and the case is marked.
 //!
 //! Without CUPTI, a routine that waits for the whole context and works on another stream for less
-//! than [`MIN_TIME_OF_WORK_ELSEWHERE_NS`] is not refused. A routine is wrongly refused for work on another
-//! stream if the host is delayed for as long in each of the three passes. This module only
+//! than [`MIN_TIME_OF_WORK_ELSEWHERE_NS`] is not refused. A routine is wrongly refused for work on
+//! another stream if the host is delayed for as long in each of the three passes. This module only
 //! judges times; [`ForeignStreamTimer`] records the events and reads the clocks.
 //!
 //! [`ForeignStreamTimer`]: kernelgate_cuda::driver::stream::foreign_stream::ForeignStreamTimer
@@ -68,17 +68,17 @@ const ESTIMATED_WAITS_PER_ITERATION: f64 = 2.0;
 /// State of the audit of one Criterion case after the passes seen so far.
 #[derive(Debug, Clone)]
 pub struct CriterionPassAudit {
-    allowed: AllowedActionsOfTimedCode,
-    passes: u32,
-    waits: WhetherRoutineWaitsForGpu,
-    last: Duration,
+    allowed_actions: AllowedActionsOfTimedCode,
+    pass_count: u32,
+    routine_waits_for_gpu: WhetherRoutineWaitsForGpu,
+    last_pass_duration: Duration,
     /// Event time of the first pass, if the routine returned only after the stream was no longer
     /// blocked, nanoseconds.
-    first_ns: Option<f64>,
+    first_pass_ns: Option<f64>,
     /// Among the passes without stream hold, the one with the least time beyond the routine's waits
     /// for the GPU.
-    fastest: Option<PassTimeAndExcessOverWaits>,
-    after: ContextIdleAfterStreamCheck,
+    fastest_pass: Option<PassTimeAndExcessOverWaits>,
+    context_idle_check: ContextIdleAfterStreamCheck,
 }
 
 /// Whether a Criterion routine waits for the GPU work that it enqueued, as far as the audit knows.
@@ -95,7 +95,7 @@ enum WhetherRoutineWaitsForGpu {
 #[derive(Debug, Clone, Copy)]
 struct PassTimeAndExcessOverWaits {
     elapsed_ns: f64,
-    beyond_ns: f64,
+    excess_over_waits_ns: f64,
 }
 
 /// One pass.
@@ -104,44 +104,45 @@ pub struct CriterionPassMeasurement {
     /// Event interval of the pass: its time, and whether its stream stayed blocked.
     pub interval: ForeignStreamInterval,
     /// Host time from the first CUDA event of the pass to the second one.
-    pub host: Duration,
+    pub host_time: Duration,
     /// How long the CUDA context stayed busy after the pass's last event, if that was measured.
-    pub busy: Option<Duration>,
+    pub context_busy_time: Option<Duration>,
 }
 
 impl CriterionPassAudit {
     /// Starts the audit of a Criterion routine with these permissions, before its first pass.
     pub fn new(allowed: AllowedActionsOfTimedCode) -> Self {
         Self {
-            allowed,
-            passes: 0,
-            waits: WhetherRoutineWaitsForGpu::default(),
-            last: Duration::ZERO,
-            first_ns: None,
-            fastest: None,
-            after: ContextIdleAfterStreamCheck::new(RefusedTimedCode::Routine),
+            allowed_actions: allowed,
+            pass_count: 0,
+            routine_waits_for_gpu: WhetherRoutineWaitsForGpu::default(),
+            last_pass_duration: Duration::ZERO,
+            first_pass_ns: None,
+            fastest_pass: None,
+            context_idle_check: ContextIdleAfterStreamCheck::new(RefusedTimedCode::Routine),
         }
     }
 
     /// Returns whether CUPTI must be attached before the next pass.
     pub const fn must_attach_cupti_before_next_pass(&self) -> bool {
-        self.passes + 1 == PASS_THAT_ATTACHES_CUPTI
+        self.pass_count + 1 == PASS_THAT_ATTACHES_CUPTI
     }
 
     /// Returns whether CUPTI must record the next pass.
     pub const fn must_cupti_record_next_pass(&self) -> bool {
-        self.passes + 1 == PASS_RECORDED_BY_CUPTI
+        self.pass_count + 1 == PASS_RECORDED_BY_CUPTI
     }
 
     /// Returns the longest time for which the stream shall be blocked in the next pass; `None`: the
     /// stream is not blocked.
     pub fn next_pass_stream_hold(&self) -> Option<Duration> {
-        let pass = self.passes + 1;
-        match self.waits {
+        let pass = self.pass_count + 1;
+        match self.routine_waits_for_gpu {
             _ if pass == PASS_THAT_ATTACHES_CUPTI => None,
             _ if pass == PASS_RECORDED_BY_CUPTI => Some(CUPTI_RECORDED_PASS_STREAM_HOLD),
             WhetherRoutineWaitsForGpu::Unknown => {
-                let hold = FIRST_PASS_STREAM_HOLD + HOLD_PER_PREVIOUS_PASS_TIME * self.last;
+                let hold =
+                    FIRST_PASS_STREAM_HOLD + HOLD_PER_PREVIOUS_PASS_TIME * self.last_pass_duration;
                 PASSES_THAT_SHOW_WAITING.contains(&pass).then(|| hold.min(LONGEST_PASS_STREAM_HOLD))
             }
             WhetherRoutineWaitsForGpu::No => {
@@ -157,8 +158,8 @@ impl CriterionPassAudit {
         &self,
         interval: &ForeignStreamInterval,
     ) -> bool {
-        !self.after.passed_with_idle_context()
-            && interval.held.is_none()
+        !self.context_idle_check.passed_with_idle_context()
+            && interval.stream_stayed_held.is_none()
             && !self.must_attach_cupti_before_next_pass()
     }
 
@@ -172,47 +173,54 @@ impl CriterionPassAudit {
         pass: CriterionPassMeasurement,
         readings: &EmptyIntervalDurations,
     ) -> Result<(), TimingRefusal> {
-        self.passes += 1;
-        self.last = pass.host;
+        self.pass_count += 1;
+        self.last_pass_duration = pass.host_time;
         let elapsed_ns = pass.interval.elapsed_ns;
-        match pass.interval.held {
+        match pass.interval.stream_stayed_held {
             Some(true) => {
-                self.waits = WhetherRoutineWaitsForGpu::No;
-                let own_ns = (readings.least_ns - readings.nothing_ns).max(0.0);
-                if elapsed_ns <= readings.nothing_ns + MIN_SHARE_OF_SHORTEST_COMMAND_TIME * own_ns {
+                self.routine_waits_for_gpu = WhetherRoutineWaitsForGpu::No;
+                let own_ns = (readings.with_byte_fill_ns - readings.without_work_ns).max(0.0);
+                if elapsed_ns
+                    <= readings.without_work_ns + MIN_SHARE_OF_SHORTEST_COMMAND_TIME * own_ns
+                {
                     return Err(TimingRefusal::NothingEnqueued {
                         subject: RefusedTimedCode::Routine,
                     });
                 }
             }
-            Some(false) if self.waits == WhetherRoutineWaitsForGpu::Unknown => {
-                if self.passes == PASSES_THAT_SHOW_WAITING[0] {
-                    self.first_ns = Some(elapsed_ns);
+            Some(false) if self.routine_waits_for_gpu == WhetherRoutineWaitsForGpu::Unknown => {
+                if self.pass_count == PASSES_THAT_SHOW_WAITING[0] {
+                    self.first_pass_ns = Some(elapsed_ns);
                 }
-                if self.passes >= PASSES_THAT_SHOW_WAITING[PASSES_THAT_SHOW_WAITING.len() - 1] {
-                    self.waits = WhetherRoutineWaitsForGpu::Yes;
-                    if !self.allowed.waits {
+                if self.pass_count >= PASSES_THAT_SHOW_WAITING[PASSES_THAT_SHOW_WAITING.len() - 1] {
+                    self.routine_waits_for_gpu = WhetherRoutineWaitsForGpu::Yes;
+                    if !self.allowed_actions.waits {
                         return Err(TimingRefusal::Waits { subject: RefusedTimedCode::Routine });
                     }
                 }
             }
             _ => {}
         }
-        if PASSES_WITHOUT_STREAM_HOLD.contains(&self.passes) {
-            let iterations = f64::from(1_u32 << (self.passes - 1));
-            let beyond_ns =
-                elapsed_ns - ESTIMATED_WAITS_PER_ITERATION * iterations * readings.waited_ns;
-            if self.fastest.is_none_or(|least| beyond_ns < least.beyond_ns) {
-                self.fastest = Some(PassTimeAndExcessOverWaits { elapsed_ns, beyond_ns });
+        if PASSES_WITHOUT_STREAM_HOLD.contains(&self.pass_count) {
+            let iterations = f64::from(1_u32 << (self.pass_count - 1));
+            let beyond_ns = elapsed_ns
+                - ESTIMATED_WAITS_PER_ITERATION * iterations * readings.with_host_wait_ns;
+            if self.fastest_pass.is_none_or(|least| beyond_ns < least.excess_over_waits_ns) {
+                self.fastest_pass = Some(PassTimeAndExcessOverWaits {
+                    elapsed_ns,
+                    excess_over_waits_ns: beyond_ns,
+                });
             }
-            if self.waits == WhetherRoutineWaitsForGpu::Yes
-                && self.passes == PASSES_WITHOUT_STREAM_HOLD[PASSES_WITHOUT_STREAM_HOLD.len() - 1]
+            if self.routine_waits_for_gpu == WhetherRoutineWaitsForGpu::Yes
+                && self.pass_count
+                    == PASSES_WITHOUT_STREAM_HOLD[PASSES_WITHOUT_STREAM_HOLD.len() - 1]
             {
                 self.refuse_wait_for_work_on_other_streams(readings)?;
             }
         }
         let elapsed = Duration::from_nanos(elapsed_ns as u64);
-        pass.busy.map_or(Ok(()), |busy| self.after.add_repetition(elapsed, busy))
+        pass.context_busy_time
+            .map_or(Ok(()), |busy| self.context_idle_check.add_repetition(elapsed, busy))
     }
 
     /// Refuses a waiting routine that had done nothing on the timed stream before its first wait
@@ -221,9 +229,11 @@ impl CriterionPassAudit {
         &self,
         readings: &EmptyIntervalDurations,
     ) -> Result<(), TimingRefusal> {
-        let first_ns = self.first_ns.filter(|&first_ns| first_ns <= readings.waited_ns);
-        let fastest =
-            self.fastest.filter(|fastest| fastest.beyond_ns > MIN_TIME_OF_WORK_ELSEWHERE_NS);
+        let first_ns =
+            self.first_pass_ns.filter(|&first_ns| first_ns <= readings.with_host_wait_ns);
+        let fastest = self
+            .fastest_pass
+            .filter(|fastest| fastest.excess_over_waits_ns > MIN_TIME_OF_WORK_ELSEWHERE_NS);
         let (Some(held_ns), Some(fastest)) = (first_ns, fastest) else { return Ok(()) };
         Err(TimingRefusal::WaitsForWorkElsewhere { elapsed_ns: fastest.elapsed_ns, held_ns })
     }
@@ -233,8 +243,11 @@ impl CriterionPassAudit {
 mod tests {
     use super::*;
 
-    const EMPTY_INTERVAL_READINGS: EmptyIntervalDurations =
-        EmptyIntervalDurations { nothing_ns: 1300.0, least_ns: 3000.0, waited_ns: 20_000.0 };
+    const EMPTY_INTERVAL_READINGS: EmptyIntervalDurations = EmptyIntervalDurations {
+        without_work_ns: 1300.0,
+        with_byte_fill_ns: 3000.0,
+        with_host_wait_ns: 20_000.0,
+    };
 
     fn new_audit_of_waiting_routine() -> CriterionPassAudit {
         CriterionPassAudit::new(AllowedActionsOfTimedCode::ALLOWED_IN_CRITERION_ROUTINE)
@@ -272,14 +285,14 @@ mod tests {
             let elapsed_ns = if hold.is_some() { routine.held_ns } else { free_ns };
             let interval = ForeignStreamInterval {
                 elapsed_ns,
-                drained: false,
-                held: hold.map(|_| !routine.waits),
+                stream_drained_before_end: false,
+                stream_stayed_held: hold.map(|_| !routine.waits),
             };
             let is_needed = passes.must_measure_context_busy_time_after(&interval);
             let busy = is_needed.then(|| Duration::from_micros(routine.busy_us));
             let host = Duration::from_nanos(free_ns as u64);
             if let Err(why) = passes.add_finished_pass(
-                CriterionPassMeasurement { interval, host, busy },
+                CriterionPassMeasurement { interval, host_time: host, context_busy_time: busy },
                 &EMPTY_INTERVAL_READINGS,
             ) {
                 return (held, Some(why));
@@ -329,8 +342,16 @@ mod tests {
         for pass in 1..=64 {
             let elapsed_ns = if pass < 20 { 9e3 } else { 1250.0 };
             let held = passes.next_pass_stream_hold().map(|_| true);
-            let interval = ForeignStreamInterval { elapsed_ns, drained: false, held };
-            let pass_ns = CriterionPassMeasurement { interval, host: Duration::ZERO, busy: None };
+            let interval = ForeignStreamInterval {
+                elapsed_ns,
+                stream_drained_before_end: false,
+                stream_stayed_held: held,
+            };
+            let pass_ns = CriterionPassMeasurement {
+                interval,
+                host_time: Duration::ZERO,
+                context_busy_time: None,
+            };
             if passes.add_finished_pass(pass_ns, &EMPTY_INTERVAL_READINGS).is_err() {
                 refused = Some(pass);
                 break;
@@ -392,11 +413,19 @@ mod tests {
         assert_eq!(run_routine_with_wait_permission(&beside).1, Some(refused));
         let mut passes = new_audit_of_waiting_routine();
         for busy_us in [400, 400, 400, 400, 3, 400, 400] {
-            let interval = ForeignStreamInterval { elapsed_ns: 5e4, drained: false, held: None };
+            let interval = ForeignStreamInterval {
+                elapsed_ns: 5e4,
+                stream_drained_before_end: false,
+                stream_stayed_held: None,
+            };
             let busy = passes
                 .must_measure_context_busy_time_after(&interval)
                 .then(|| Duration::from_micros(busy_us));
-            let pass = CriterionPassMeasurement { interval, host: Duration::ZERO, busy };
+            let pass = CriterionPassMeasurement {
+                interval,
+                host_time: Duration::ZERO,
+                context_busy_time: busy,
+            };
             assert_eq!(passes.add_finished_pass(pass, &EMPTY_INTERVAL_READINGS), Ok(()));
         }
     }
@@ -405,15 +434,22 @@ mod tests {
     fn the_stream_hold_grows_with_the_previous_pass() {
         let mut passes = new_audit_of_waiting_routine();
         assert_eq!(passes.next_pass_stream_hold(), Some(FIRST_PASS_STREAM_HOLD));
-        let interval = ForeignStreamInterval { elapsed_ns: 1e7, drained: false, held: Some(false) };
-        let pass =
-            CriterionPassMeasurement { interval, host: Duration::from_millis(10), busy: None };
+        let interval = ForeignStreamInterval {
+            elapsed_ns: 1e7,
+            stream_drained_before_end: false,
+            stream_stayed_held: Some(false),
+        };
+        let pass = CriterionPassMeasurement {
+            interval,
+            host_time: Duration::from_millis(10),
+            context_busy_time: None,
+        };
         for hold in
             [None, Some(CUPTI_RECORDED_PASS_STREAM_HOLD), None, Some(LONGEST_PASS_STREAM_HOLD)]
         {
             passes
                 .add_finished_pass(
-                    CriterionPassMeasurement { host: Duration::from_secs(9), ..pass },
+                    CriterionPassMeasurement { host_time: Duration::from_secs(9), ..pass },
                     &EMPTY_INTERVAL_READINGS,
                 )
                 .unwrap();

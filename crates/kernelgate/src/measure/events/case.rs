@@ -33,23 +33,23 @@ pub struct CaseTimingPlan {
     /// Number of GPUs on which the case runs, which are the first GPUs of the timer.
     gpus: usize,
     /// Number of launch-queue entries that one launch of the case takes.
-    commands: usize,
+    queue_entries_per_launch: usize,
     /// Number of commands of one launch on the GPU with most commands; `None` if the launch could
     /// not be captured.
-    counted: Option<u64>,
+    commands_of_one_launch: Option<u64>,
     batch: Option<CapturedLaunchBatch>,
     /// Largest number of launches, or of replays of a graph of launches, that are queued behind one
     /// blocking kernel.
-    longest: usize,
+    max_launches_behind_blocker: usize,
     /// Whether a sample of the case has included the host's launch time, or every sample must
     /// include it.
     host_bound: bool,
     /// Whether the case's launches may leave persisting lines in the L2 cache. If launches may
     /// leave persisting L2 lines, cold launches are timed one by one, and these lines are released
     /// before the next launch.
-    keeps_lines: bool,
+    keeps_l2_lines: bool,
     /// Whether the next burst of launches is enqueued while the present one runs.
-    keeps_loaded: bool,
+    keeps_gpu_loaded: bool,
     /// Duration of the case's last burst of launches, nanoseconds.
     burst_ns: f64,
 }
@@ -85,7 +85,7 @@ impl CudaEventTimer {
         self.discard_burst_enqueued_ahead()?;
         executable.reset_state_and_wait()?;
         let gpus = executable.gpus_used_by_launch();
-        self.lanes.use_first_gpus(gpus);
+        self.timing_instruments.use_first_gpus(gpus);
         let devices = self.gpus_in_use();
         let captured = launch_queue::capture_launch_as_graph(&devices, executable)?;
         let alone = captured.as_ref().map(ExecutableGraphPerGpu::commands_of_each_gpu);
@@ -93,7 +93,7 @@ impl CudaEventTimer {
         commands::check_launch_has_commands_on_each_gpu(captured.as_ref(), &devices)?;
         let fills_queue = launches::refuse_unpermitted_allocations_and_waits(
             &devices,
-            &mut self.lanes,
+            &mut self.timing_instruments,
             executable,
             captured.as_ref(),
         )?;
@@ -104,7 +104,7 @@ impl CudaEventTimer {
         };
         launches::refuse_launch_with_work_on_other_streams(
             &devices,
-            &mut self.lanes,
+            &mut self.timing_instruments,
             executable,
             commands,
         )?;
@@ -128,19 +128,19 @@ impl CudaEventTimer {
         let longest = self.max_launches_behind_blocker(batch.as_ref(), cache, commands)?;
         let host_bound = commands > MAX_COMMANDS_BEHIND_BLOCKER;
         let counted = alone.iter().flatten().max().map(|commands| *commands as u64);
-        self.clock.forget_settled_clock_for_new_case();
+        self.throttle_detector.forget_settled_clock_for_new_case();
         let keeps_lines = persistence::read_persisting_l2_bytes(devices.first_device())
             .is_ok_and(|kept| kept > 0);
         Ok(CaseTimingPlan {
             cache,
             gpus,
-            commands,
-            counted,
+            queue_entries_per_launch: commands,
+            commands_of_one_launch: counted,
             batch,
-            longest,
+            max_launches_behind_blocker: longest,
             host_bound,
-            keeps_lines,
-            keeps_loaded: false,
+            keeps_l2_lines: keeps_lines,
+            keeps_gpu_loaded: false,
             burst_ns: 0.0,
         })
     }
@@ -162,16 +162,16 @@ impl CudaEventTimer {
             return Ok(longest);
         };
         let graphs = GraphWithOrderingNodes {
-            gpus: self.lanes.number_of_gpus_in_use(),
+            gpus: self.timing_instruments.number_of_gpus_in_use(),
             flushed: cache == CacheState::Cold,
             nodes: batch.graph.max_nodes_per_gpu(),
         };
         let mut replay = || batch.graph.launch_on_all_gpus();
-        let mut bursts = std::mem::take(&mut self.bursts);
+        let mut bursts = std::mem::take(&mut self.max_replays_in_queue);
         let found = bursts.find_max_replays_in_queue(graphs, longest, |burst| {
-            self.run_burst_once(burst, cache, 1, &mut replay).map(|burst| !burst.held_up)
+            self.run_burst_once(burst, cache, 1, &mut replay).map(|burst| !burst.blocker_timed_out)
         });
-        self.bursts = bursts;
+        self.max_replays_in_queue = bursts;
         found
     }
 
@@ -205,7 +205,8 @@ impl CudaEventTimer {
                     self.run_burst_until_released_in_time(5, CacheState::Hot, 1, &mut || {
                         graph.launch_on_all_gpus()
                     })?;
-                let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
+                let elapsed_ns =
+                    stats::median(&burst.intervals_ns) - self.launch_overhead.around_graph_ns;
                 Ok(elapsed_ns / launches as f64)
             };
         let alone_ns = launch_ns(&alone, 1)?;
@@ -214,7 +215,7 @@ impl CudaEventTimer {
         Ok((
             alone_ns,
             together_ns,
-            alone.max_root_nodes_per_gpu()? + self.lanes.number_of_gpus_in_use() - 1,
+            alone.max_root_nodes_per_gpu()? + self.timing_instruments.number_of_gpus_in_use() - 1,
         ))
     }
 
@@ -231,7 +232,8 @@ impl CudaEventTimer {
     ) -> Result<TimedLaunchSample, BackendError> {
         for discarded in 0.. {
             let sample = self.take_sample_once(plan, executable, launches)?;
-            let throttled = self.clock.was_sample_throttled(sample.clock_mhz, &self.power);
+            let throttled =
+                self.throttle_detector.was_sample_throttled(sample.clock_mhz, &self.power);
             if discarded + 1 == MAX_SAMPLE_ATTEMPTS || !throttled {
                 return Ok(TimedLaunchSample { discarded, throttled, ..sample });
             }
@@ -245,17 +247,17 @@ impl CudaEventTimer {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<TimedLaunchSample, BackendError> {
-        self.lanes.use_first_gpus(plan.gpus);
+        self.timing_instruments.use_first_gpus(plan.gpus);
         let batch = plan.batch.as_ref().map_or(1, |batch| batch.launches);
-        let commands = if plan.batch.is_some() { 1 } else { plan.commands };
-        let overhead = self.overhead;
+        let commands = if plan.batch.is_some() { 1 } else { plan.queue_entries_per_launch };
+        let overhead = self.launch_overhead;
         let around_ns =
             if plan.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let carries_state = executable.launches_carry_state();
-        let releases_lines = plan.keeps_lines && plan.cache == CacheState::Cold;
+        let releases_lines = plan.keeps_l2_lines && plan.cache == CacheState::Cold;
         let longest = match carries_state || releases_lines {
             true => 1,
-            false => plan.longest as u64,
+            false => plan.max_launches_behind_blocker as u64,
         };
         let bursts = launches.div_ceil(batch);
         let mut left = bursts;
@@ -269,7 +271,7 @@ impl CudaEventTimer {
         };
         let (mut clocked_ns, mut cycles) = (0.0, 0.0);
         while left > 0 {
-            let ahead = plan.keeps_loaded
+            let ahead = plan.keeps_gpu_loaded
                 && !(carries_state || releases_lines || plan.host_bound)
                 && plan.burst_ns < MAX_QUEUED_AHEAD_BURST_NS;
             let count = left.min(longest) as usize;
@@ -278,7 +280,11 @@ impl CudaEventTimer {
                 rest => rest,
             };
             let following = next.min(longest) as usize;
-            let burst_plan = BurstToEnqueue { launches: count, cache: plan.cache, commands };
+            let burst_plan = BurstToEnqueue {
+                launches: count,
+                cache: plan.cache,
+                queue_entries_per_launch: commands,
+            };
             let burst = repeat_burst_until_released_in_time(|| {
                 executable.reset_state()?;
                 if releases_lines {
@@ -340,12 +346,12 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<TimedReplay>, BackendError> {
-        if self.plan.keeps_lines {
+        if self.plan.keeps_l2_lines {
             persistence::release_persisting_l2_lines(self.timer.devices.first_device())?;
         }
-        let overhead = self.timer.overhead;
+        let overhead = self.timer.launch_overhead;
         let timer = &mut *self.timer;
-        timer.lanes.use_first_gpus(self.plan.gpus);
+        timer.timing_instruments.use_first_gpus(self.plan.gpus);
         let (burst, around_ns, launches) = match &self.plan.batch {
             Some(batch) => {
                 let burst = timer.run_burst_once(1, CacheState::Cold, 1, &mut || {
@@ -355,8 +361,12 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
             }
             None => {
                 let mut launch = || executable.launch_once();
-                let burst =
-                    timer.run_burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
+                let burst = timer.run_burst_once(
+                    1,
+                    CacheState::Cold,
+                    self.plan.queue_entries_per_launch,
+                    &mut launch,
+                )?;
                 (burst, overhead.around_launch_ns, 1)
             }
         };
@@ -372,14 +382,19 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<f64>, BackendError> {
-        if executable.launches_carry_state() || self.plan.host_bound || self.plan.keeps_lines {
+        if executable.launches_carry_state() || self.plan.host_bound || self.plan.keeps_l2_lines {
             return Ok(None);
         }
         let timer = &mut *self.timer;
-        timer.lanes.use_first_gpus(self.plan.gpus);
+        timer.timing_instruments.use_first_gpus(self.plan.gpus);
         let mut launch = || executable.launch_once();
-        let burst = timer.run_burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
-        let launch_ns = burst.intervals_ns[0] - timer.overhead.around_launch_ns;
+        let burst = timer.run_burst_once(
+            1,
+            CacheState::Cold,
+            self.plan.queue_entries_per_launch,
+            &mut launch,
+        )?;
+        let launch_ns = burst.intervals_ns[0] - timer.launch_overhead.around_launch_ns;
         Ok((!burst.host_bound
             && launch_ns < REPLAY_START_TOLERANCE_NS / SLOWER_REPLAY_SHARE_OF_LAUNCH)
             .then_some(launch_ns))
@@ -389,9 +404,13 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
-        self.timer.lanes.use_first_gpus(self.plan.gpus);
+        self.timer.timing_instruments.use_first_gpus(self.plan.gpus);
         let devices = self.timer.gpus_in_use();
-        cupti::check_launch_streams_with_cupti(&devices, &mut self.timer.lanes, executable)
+        cupti::check_launch_streams_with_cupti(
+            &devices,
+            &mut self.timer.timing_instruments,
+            executable,
+        )
     }
 
     fn power_meter(&self) -> Option<&Arc<NvmlPowerMeter>> {
@@ -412,12 +431,12 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
     }
 
     fn keep_gpu_loaded_between_samples(&mut self, loaded: bool) -> Result<(), BackendError> {
-        self.plan.keeps_loaded = loaded;
+        self.plan.keeps_gpu_loaded = loaded;
         if loaded { Ok(()) } else { self.timer.discard_burst_enqueued_ahead() }
     }
 
     fn set_settled_sm_clock_of_case(&mut self, clock_mhz: Option<f64>) {
-        self.timer.clock.set_settled_sm_clock(clock_mhz);
+        self.timer.throttle_detector.set_settled_sm_clock(clock_mhz);
     }
 
     fn sample_conditions(&self) -> CaseSampleConditions {
@@ -430,7 +449,7 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
     }
 
     fn commands_per_launch(&self) -> Option<u64> {
-        self.plan.counted
+        self.plan.commands_of_one_launch
     }
 }
 
@@ -448,7 +467,8 @@ mod tests {
         let mut timer = CudaEventTimer::new(&device).unwrap();
         let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
         let mut launch = || spin.enqueue_spin(100_000);
-        let plan = BurstToEnqueue { launches: 20, cache: CacheState::Hot, commands: 1 };
+        let plan =
+            BurstToEnqueue { launches: 20, cache: CacheState::Hot, queue_entries_per_launch: 1 };
         let (begun, mut busy_ns) = (Instant::now(), 0.0);
         for taken in 0..50 {
             let next = if taken < 49 { 20 } else { 10 };
@@ -463,12 +483,12 @@ mod tests {
         assert!(wall >= Duration::from_nanos(busy_ns as u64) * 98 / 100);
         let last = timer.finish_burst_and_enqueue_next(plan, 20, &mut launch).unwrap();
         assert_eq!(last.intervals_ns.len(), 10, "the burst that was in the queue");
-        let waiting = timer.ahead.unwrap();
-        assert_eq!((waiting.slot, waiting.launches), (1, 20));
+        let waiting = timer.burst_enqueued_ahead.unwrap();
+        assert_eq!((waiting.instrument_slot, waiting.launches), (1, 20));
         // Any other measurement first waits for the burst that was enqueued ahead, and drops its
         // times.
         let cold = timer.time_single_command_launches_ns(3, CacheState::Cold, &mut launch).unwrap();
-        assert_eq!((cold.len(), timer.ahead), (3, None));
+        assert_eq!((cold.len(), timer.burst_enqueued_ahead), (3, None));
     }
 
     #[test]
@@ -483,7 +503,7 @@ mod tests {
             })
             .unwrap();
         for (gpus, spent_ns) in [1, 2].into_iter().flat_map(|n| [(n, 1_000), (n, 5_000)]) {
-            timer.lanes.use_first_gpus(gpus);
+            timer.timing_instruments.use_first_gpus(gpus);
             let used = timer.gpus_in_use();
             let mut launch =
                 || used.for_each_with_context_current(|rank, _| spins[rank].enqueue_spin(spent_ns));

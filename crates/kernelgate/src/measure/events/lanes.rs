@@ -48,11 +48,11 @@ impl TimingInstrumentsOfGpu {
 
 /// The timing instruments of all GPUs of a timer, of which a case uses the first ones.
 pub struct TimingInstrumentsOfGpus {
-    all: Vec<TimingInstrumentsOfGpu>,
+    instruments_of_gpus: Vec<TimingInstrumentsOfGpu>,
     /// Number of GPUs that the present case uses.
-    used: usize,
+    gpus_in_use: usize,
     /// Index of the set of events, blocking kernel and probes that the present burst uses, 0 or 1.
-    slot: usize,
+    current_slot: usize,
     /// Barrier kernel across GPUs; `None` for one GPU, and if the GPUs cannot access each other's
     /// memory.
     barrier: Option<MultiGpuBarrier>,
@@ -70,27 +70,27 @@ impl TimingInstrumentsOfGpus {
             Ok(())
         })?;
         Ok(Self {
-            all,
-            used: 1,
-            slot: 0,
+            instruments_of_gpus: all,
+            gpus_in_use: 1,
+            current_slot: 0,
             barrier: MultiGpuBarrier::new_if_peers_accessible(devices)?,
         })
     }
 
     /// Restricts timing to the first `count` GPUs until the next call.
     pub fn use_first_gpus(&mut self, count: usize) {
-        self.used = count.clamp(1, self.all.len());
+        self.gpus_in_use = count.clamp(1, self.instruments_of_gpus.len());
     }
 
     /// Returns the number of GPUs on which launches are timed at present.
     pub const fn number_of_gpus_in_use(&self) -> usize {
-        self.used
+        self.gpus_in_use
     }
 
     /// Selects which of the two sets of events, blocking kernel and clock probes the next calls
     /// use.
     pub const fn use_burst_slot(&mut self, slot: usize) {
-        self.slot = slot;
+        self.current_slot = slot;
     }
 
     /// Calls `each` for the instruments of each GPU in use, while the CUDA context of this GPU is
@@ -99,14 +99,17 @@ impl TimingInstrumentsOfGpus {
         &mut self,
         mut each: impl FnMut(usize, &mut TimingInstrumentsOfGpu) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        if self.all.len() == 1 {
-            return each(0, &mut self.all[0]);
+        if self.instruments_of_gpus.len() == 1 {
+            return each(0, &mut self.instruments_of_gpus[0]);
         }
-        let done = self.all[..self.used].iter_mut().enumerate().try_for_each(|(rank, lane)| {
-            lane.streams[0].make_context_of_stream_current()?;
-            each(rank, lane)
-        });
-        self.all[0].streams[0].make_context_of_stream_current()?;
+        let done = self.instruments_of_gpus[..self.gpus_in_use]
+            .iter_mut()
+            .enumerate()
+            .try_for_each(|(rank, lane)| {
+                lane.streams[0].make_context_of_stream_current()?;
+                each(rank, lane)
+            });
+        self.instruments_of_gpus[0].streams[0].make_context_of_stream_current()?;
         done
     }
 
@@ -116,19 +119,22 @@ impl TimingInstrumentsOfGpus {
         &mut self,
         at_most: Option<Duration>,
     ) -> Result<(), BackendError> {
-        let slot = self.slot;
+        let slot = self.current_slot;
         self.for_each_gpu_in_use(|_, lane| lane.streams[slot].begin_interval(at_most))
     }
 
     /// Releases the blocked streams of all GPUs in use, one host store after the other.
     pub fn release_stream_of_each_gpu(&mut self) {
-        let slot = self.slot;
-        self.all[..self.used].iter_mut().for_each(|lane| lane.streams[slot].release());
+        let slot = self.current_slot;
+        self.instruments_of_gpus[..self.gpus_in_use]
+            .iter_mut()
+            .for_each(|lane| lane.streams[slot].release());
     }
 
-    /// Marks the end of the timed interval on each GPU in use, as [`StreamTimer::enqueue_end_event`].
+    /// Marks the end of the timed interval on each GPU in use, as
+    /// [`StreamTimer::enqueue_end_event`].
     pub fn mark_interval_end_on_each_gpu(&mut self) -> Result<(), BackendError> {
-        let slot = self.slot;
+        let slot = self.current_slot;
         self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_end_event())
     }
 
@@ -138,7 +144,7 @@ impl TimingInstrumentsOfGpus {
     /// # Errors
     /// Fails if something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
     pub fn wait_for_interval_end_on_each_gpu(&mut self) -> Result<Option<bool>, BackendError> {
-        let (mut all, several, slot) = (None::<bool>, self.used > 1, self.slot);
+        let (mut all, several, slot) = (None::<bool>, self.gpus_in_use > 1, self.current_slot);
         self.for_each_gpu_in_use(|rank, lane| {
             let held = lane.streams[slot].wait_for_end_event().map_err(|error| match error {
                 BackendError::Lost(why) if several => {
@@ -160,7 +166,7 @@ impl TimingInstrumentsOfGpus {
         cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        let slot = self.slot;
+        let slot = self.current_slot;
         let probe = first_clock_probe_of_slot(slot);
         self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_clock_probe(probe))?;
         if cache == CacheState::Hot {
@@ -183,7 +189,7 @@ impl TimingInstrumentsOfGpus {
     /// Enqueues the barrier kernel before work on several GPUs, so that all GPUs start at about the
     /// same time.
     fn enqueue_multi_gpu_barrier(&mut self) -> Result<(), BackendError> {
-        let count = self.used;
+        let count = self.gpus_in_use;
         let Some(mut barrier) = self.barrier.take_if(|_| count > 1) else { return Ok(()) };
         barrier.advance_epoch();
         let enqueued =
@@ -201,13 +207,13 @@ impl TimingInstrumentsOfGpus {
         &self,
         pairs: impl Iterator<Item = (usize, usize)>,
     ) -> Result<(Vec<f64>, Option<f64>), BackendError> {
-        let lanes = &self.all[..self.used];
+        let lanes = &self.instruments_of_gpus[..self.gpus_in_use];
         let mut sums_ns = vec![0.0; lanes.len()];
         let mut intervals_ns = Vec::new();
         for (from, to) in pairs {
             let mut slowest_ns = f64::NEG_INFINITY;
             for (lane, sum_ns) in lanes.iter().zip(&mut sums_ns) {
-                let elapsed_ns = lane.streams[self.slot].ns_between_events(from, to)?;
+                let elapsed_ns = lane.streams[self.current_slot].ns_between_events(from, to)?;
                 *sum_ns += elapsed_ns;
                 slowest_ns = elapsed_ns.max(slowest_ns);
             }
@@ -219,8 +225,8 @@ impl TimingInstrumentsOfGpus {
     /// Returns the lowest SM clock of the GPUs in use between their clock probes, MHz; `None` if
     /// the probes of a GPU cannot be compared.
     pub fn lowest_sm_clock_mhz(&self) -> Option<f64> {
-        let probe = first_clock_probe_of_slot(self.slot);
-        let clocks = self.all[..self.used]
+        let probe = first_clock_probe_of_slot(self.current_slot);
+        let clocks = self.instruments_of_gpus[..self.gpus_in_use]
             .iter()
             .map(|lane| lane.instruments.sm_clock_mhz_between_probes(probe));
         clocks.reduce(|lowest, clock| lowest.zip(clock).map(|(a, b)| a.min(b))).flatten()
@@ -246,13 +252,15 @@ impl StreamHold for TimingInstrumentsOfGpus {
     }
 
     fn release_stream(&mut self) {
-        self.all[..self.used]
+        self.instruments_of_gpus[..self.gpus_in_use]
             .iter_mut()
             .for_each(|lane| lane.streams[0].hold_mut().release_stream());
     }
 
     fn was_released_in_time(&self) -> bool {
-        self.all[..self.used].iter().all(|lane| lane.streams[0].was_last_hold_released_in_time())
+        self.instruments_of_gpus[..self.gpus_in_use]
+            .iter()
+            .all(|lane| lane.streams[0].was_last_hold_released_in_time())
     }
 }
 

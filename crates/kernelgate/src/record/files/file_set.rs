@@ -18,7 +18,7 @@ use super::file::{
 #[derive(Debug)]
 pub struct ReplacementFileSet {
     folder: PathBuf,
-    fresh: tempfile::TempDir,
+    new_folder: tempfile::TempDir,
     /// Locked open folder, which shows other writers that this process uses the temporary folder.
     _held: Option<File>,
 }
@@ -38,13 +38,13 @@ impl ReplacementFileSet {
             Some(Ok(fresh)) => fresh,
             _ => create_temporary_folder_in(&folder).map_err(io)?,
         };
-        Ok(Self { folder, fresh, _held: held })
+        Ok(Self { folder, new_folder: fresh, _held: held })
     }
 
     /// Returns the temporary folder, in which the caller may write files that need no sync to the
     /// disk.
     pub fn temporary_folder_of_set(&self) -> &Path {
-        self.fresh.path()
+        self.new_folder.path()
     }
 
     /// Adds a file to the set, synced to the disk.

@@ -1,8 +1,8 @@
 //! Defines a measurement: the process runs whose samples are judged together.
 //!
 //! The runs may be processes of one bench, shards of a bench, or different benches, from one
-//! session or several. Only [`MeasurementOfRuns::from_matching_runs`] decides whether they belong together. This
-//! module neither computes statistics nor chooses the runs that a baseline keeps
+//! session or several. Only [`MeasurementOfRuns::from_matching_runs`] decides whether they belong
+//! together. This module neither computes statistics nor chooses the runs that a baseline keeps
 //! ([`BaselineFile`](crate::record::BaselineFile)).
 
 use std::collections::{BTreeMap, BTreeSet};

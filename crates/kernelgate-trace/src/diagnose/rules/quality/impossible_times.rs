@@ -34,7 +34,7 @@ pub(super) fn find_overlaps_on_streams(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
 ) {
-    let all = &context.all_operations;
+    let all = &context.operations;
     let order = OperationsInOrder::sort_operations_by_key(
         all.all_operation_ids().filter(|&id| !may_overlap_others_on_stream(context, id)),
         |id| {
@@ -121,7 +121,7 @@ fn may_overlap_others_on_stream(context: &DiagnosisContext<'_>, id: GpuOperation
     let node = |row: usize| {
         context.trace.kernels.graph_node.decoded_row(row).is_some_and(|node| node != 0)
     };
-    match context.all_operations.kind_and_table_row(id) {
+    match context.operations.kind_and_table_row(id) {
         (GpuOperationKind::Kernel, row) => node(row),
         (GpuOperationKind::Copy, _) => context.is_operation_page_migration(id),
         (GpuOperationKind::Set | GpuOperationKind::Graph, _) => false,
@@ -137,7 +137,7 @@ pub(super) fn find_operations_without_times(
     if lost == 0 {
         return;
     }
-    let counted = i64::try_from(context.all_operations.len()).unwrap_or(i64::MAX);
+    let counted = i64::try_from(context.operations.len()).unwrap_or(i64::MAX);
     let share = percent_or_zero(lost, lost.saturating_add(counted));
     let severity = if share > MIN_DOUBTFUL_SHARE_PERCENT {
         FindingSeverity::Severe
@@ -166,7 +166,7 @@ pub(super) fn find_operations_starting_before_launch(
     if count == 0 {
         return;
     }
-    let launched = context.all_operations.len()
+    let launched = context.operations.len()
         - context.classes.page_migration_count()
         - context.host_summary.operations_without_call;
     let share = percent_or_zero(

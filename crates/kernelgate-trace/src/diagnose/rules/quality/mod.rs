@@ -46,7 +46,7 @@ pub(super) fn find_data_quality_problems(
     let count = |count: u64| {
         count_as_number_with_unit(usize::try_from(count).unwrap_or(usize::MAX), "records")
     };
-    if context.all_operations.is_empty() && trace.profiled_launches.is_empty() {
+    if context.operations.is_empty() && trace.profiled_launches.is_empty() {
         found.push(finding_without_gpu_work(context));
     }
     for part in &quality.unreadable {
@@ -129,7 +129,7 @@ pub(super) fn find_data_quality_problems(
     Ok((
         found,
         all_records_inspected(
-            context.all_operations.len().max(trace.profiled_launches.len()),
+            context.operations.len().max(trace.profiled_launches.len()),
             InspectedRecordKind::Operations,
         ),
     ))
@@ -141,7 +141,7 @@ fn add_finding_of_profiler_messages(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let quality = &context.trace.quality;
-    if !quality.messages.is_empty() && !context.all_operations.is_empty() {
+    if !quality.messages.is_empty() && !context.operations.is_empty() {
         let mut finding = data_quality_finding(
             FindingSeverity::Information,
             format!("the profiler reported {} warnings and errors", quality.messages.len()),
@@ -171,7 +171,7 @@ fn finding_without_gpu_work(context: &DiagnosisContext<'_>) -> DiagnosisFinding 
     let sites = context.host_summary.call_sums_by_function.iter();
     let launching = sites
         .filter(|((name, _), _)| context.function_name_without_version(*name).contains("Launch"));
-    let launches: usize = launching.map(|(_, calls)| calls.call_count).sum();
+    let launches: usize = launching.map(|(_, calls)| calls.calls).sum();
     let because = match (&reason, gpu_process) {
         (Some(reason), _) => format!(": {}", reason.words),
         (None, Some(name)) => format!(
@@ -217,7 +217,7 @@ fn find_operations_without_launch_call(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let operations_without_call = context.host_summary.operations_without_call;
-    let launched = context.all_operations.len() - context.classes.page_migration_count();
+    let launched = context.operations.len() - context.classes.page_migration_count();
     if operations_without_call == 0 || context.host_summary.calls == 0 {
         return;
     }
@@ -302,7 +302,7 @@ fn find_gap_that_may_be_clock_jump(
 ) {
     for (device, activity) in devices.iter().zip(&context.activities) {
         let longest =
-            activity.gaps.iter(&context.all_operations).max_by_key(GpuIdleGap::idle_gap_length_ns);
+            activity.gaps.iter(&context.operations).max_by_key(GpuIdleGap::idle_gap_length_ns);
         let Some(longest) = longest else { continue };
         // A gap during which a long host call ran, or whose work was launched before, is explained
         // and no clock jump.

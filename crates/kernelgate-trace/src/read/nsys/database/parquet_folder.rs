@@ -1,6 +1,6 @@
 //! Reads Nsight Systems exports that are folders with one parquet file per table (`nsys export
-//! --type parquetdir`). ExportRow groups are decoded one after the other in batches, so memory does not
-//! grow with the length of the table.
+//! --type parquetdir`). ExportRow groups are decoded one after the other in batches, so memory does
+//! not grow with the length of the table.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -24,8 +24,8 @@ const MAX_SQLITE_VALUE_BYTES: i32 = 1 << 28;
 /// SQLite virtual-machine instructions per step, after which the limit on steps of a query is
 /// checked.
 const SQLITE_INSTRUCTIONS_PER_STEP: u32 = 1 << 16;
-/// Steps that every query may take, in addition to one step per [`SQLITE_FILE_BYTES_PER_STEP`] bytes of
-/// the file.
+/// Steps that every query may take, in addition to one step per [`SQLITE_FILE_BYTES_PER_STEP`]
+/// bytes of the file.
 const BASE_STEPS_PER_SQLITE_QUERY: u64 = 1 << 12;
 /// A query may take one more step for each of this many bytes of the SQLite file.
 const SQLITE_FILE_BYTES_PER_STEP: u64 = 1 << 14;

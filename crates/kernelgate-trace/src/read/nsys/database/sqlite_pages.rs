@@ -276,7 +276,7 @@ impl StoredRowDecoder {
         Ok(())
     }
 
-    /// Assembles a row that continues on overflow pages, in the buffer `whole`.
+    /// Assembles a row that continues on overflow pages, in the buffer `assembled_row`.
     fn assemble_row_from_overflow_pages(
         &mut self,
         pages: &mut SqlitePageReader,

@@ -41,8 +41,13 @@ impl RecordFileScan {
     ) -> Result<RecordFileScan, D::Error> {
         let hasher = sealed.then(Xxh3Default::new);
         let mut scanned = Self { ordered: true, hasher, ..Self::default() };
-        JsonValueToScan { scanned: &mut scanned, field: Some(kind), free, top: true }
-            .deserialize(input)?;
+        JsonValueToScan {
+            scanned: &mut scanned,
+            field: Some(kind),
+            fields_with_any_characters: free,
+            is_top_level: true,
+        }
+        .deserialize(input)?;
         Ok(scanned)
     }
 
@@ -84,9 +89,9 @@ struct JsonValueToScan<'a> {
     scanned: &'a mut RecordFileScan,
     /// Name of the field that contains the value; `None` if the field may contain any text.
     field: Option<&'a str>,
-    free: &'a [&'a str],
+    fields_with_any_characters: &'a [&'a str],
     /// Whether the value is the whole document.
-    top: bool,
+    is_top_level: bool,
 }
 
 impl<'de> DeserializeSeed<'de> for JsonValueToScan<'_> {
@@ -138,14 +143,19 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let Self { scanned, field, free, .. } = self;
+        let Self { scanned, field, fields_with_any_characters: free, .. } = self;
         let mut before = "[";
         loop {
             // Only after an item was read is it known that a comma precedes it, because the list
             // may have ended.
             let node = ListItemToScan {
-                before,
-                node: JsonValueToScan { scanned, field, free, top: false },
+                separator: before,
+                node: JsonValueToScan {
+                    scanned,
+                    field,
+                    fields_with_any_characters: free,
+                    is_top_level: false,
+                },
             };
             if items.next_element_seed(node)?.is_none() {
                 break;
@@ -157,7 +167,7 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        let Self { scanned, field, free, top } = self;
+        let Self { scanned, field, fields_with_any_characters: free, is_top_level: top } = self;
         scanned.add_text_to_hash("{");
         let mut last: Option<String> = None;
         let (mut names, mut ordered) = (Vec::new(), true);
@@ -184,7 +194,12 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
             } else {
                 scanned.refuse_forbidden_text(&name, || "the name".to_owned());
                 let field = field.filter(|_| !free.contains(&name.as_str())).map(|_| &*name);
-                fields.next_value_seed(JsonValueToScan { scanned, field, free, top: false })?;
+                fields.next_value_seed(JsonValueToScan {
+                    scanned,
+                    field,
+                    fields_with_any_characters: free,
+                    is_top_level: false,
+                })?;
             }
             last = Some(name);
         }
@@ -202,7 +217,7 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
 
 /// An item of a JSON list, with the bracket or comma that precedes it in the hashed text.
 struct ListItemToScan<'a> {
-    before: &'static str,
+    separator: &'static str,
     node: JsonValueToScan<'a>,
 }
 
@@ -210,7 +225,7 @@ impl<'de> DeserializeSeed<'de> for ListItemToScan<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
-        self.node.scanned.add_text_to_hash(self.before);
+        self.node.scanned.add_text_to_hash(self.separator);
         self.node.deserialize(input)
     }
 }
