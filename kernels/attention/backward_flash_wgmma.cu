@@ -88,8 +88,8 @@ constexpr int kDqValues = kWide ? kQueries / 2 : kDqColumns / 2;  // of a thread
 constexpr int kColumns = kHeadDim / 64;
 // Number of thread blocks in a set of heads that run together under a causal mask: about as many as
 // the GPU has multiprocessors.
-constexpr int kBlocksTogether = 128;
-constexpr int kManySteps = 4096 / kQueries;  // of a head from which blocks keep in step
+constexpr int kConcurrentBlocks = 128;
+constexpr int kMinStepsForLockstep = 4096 / kQueries;  // of a head from which blocks keep in step
 constexpr int kStatsBytes = 2 * kQueries * 4;
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
 constexpr int kGradientsBytes = kKeys * (kWide ? 128 : kQueries) * 2;  // of the scores
@@ -184,7 +184,7 @@ struct KeyBlockWork {
     int group = index / blocks;  // of so many heads of queries
     if (kCausal && kDeterministic) block = blocks - 1 - block;
     if (kCausal && !kDeterministic && !kWhole) {
-      const int heads_run_together = (kBlocksTogether + blocks - 1) / blocks;
+      const int heads_run_together = (kConcurrentBlocks + blocks - 1) / blocks;
       const int from = group / heads_run_together * heads_run_together;
       const int groups = min_of(heads_run_together, static_cast<int>(gridDim.x) / blocks - from);
       const int index_in_head_set = index - from * blocks;
@@ -198,8 +198,8 @@ struct KeyBlockWork {
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
-    const bool blocks_go_in_step = heads == 1 && first + count >= kManySteps;
-    start = blocks_go_in_step ? 0 : apart();
+    const bool blocks_go_in_step = heads == 1 && first + count >= kMinStepsForLockstep;
+    start = blocks_go_in_step ? 0 : staggered_first_step();
     down = kCausal && blocks_go_in_step;
     if (kGrouped) {
       parts = share / heads;
@@ -211,7 +211,7 @@ struct KeyBlockWork {
       start = 0;
     }
   }
-  __device__ __forceinline__ int apart() const {
+  __device__ __forceinline__ int staggered_first_step() const {
     return static_cast<int>(blockIdx.x) * 3 % count;
   }
   __device__ __forceinline__ int steps() const { return heads * count; }
@@ -492,17 +492,18 @@ __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float s
 __device__ __forceinline__ bool join_gradients(float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2],
                                                float* sums, u32* arrived, const KeyBlockWork& work,
                                                int group) {
-  constexpr int kSum = kGroupRows * kHeadDim, kNext = 4 * kGroupThreads;
+  constexpr int kElements = kGroupRows * kHeadDim, kPacketStride = 4 * kGroupThreads;
   const int sum = work.shared * kGroups + group;
   const bool is_first_of_group = threadIdx.x % kGroupThreads == 0;
-  float* const dk_sum = sums + static_cast<i64>(sum) * (2 * kSum) + threadIdx.x % kGroupThreads * 4;
-  float* const dv_sum = dk_sum + kSum;
+  float* const dk_sum =
+      sums + static_cast<i64>(sum) * (2 * kElements) + threadIdx.x % kGroupThreads * 4;
+  float* const dv_sum = dk_sum + kElements;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j) {
     const float* const x = dk + 4 * j;
     const float* const y = dv + 4 * j;
-    reduce_add_f32x4(dk_sum + j * kNext, x[0], x[1], x[2], x[3]);
-    reduce_add_f32x4(dv_sum + j * kNext, y[0], y[1], y[2], y[3]);
+    reduce_add_f32x4(dk_sum + j * kPacketStride, x[0], x[1], x[2], x[3]);
+    reduce_add_f32x4(dv_sum + j * kPacketStride, y[0], y[1], y[2], y[3]);
   }
   __threadfence();
   barrier_sync(kStoreBarrier + group, kGroupThreads);
@@ -512,8 +513,8 @@ __device__ __forceinline__ bool join_gradients(float (&dk)[kHeadDim / 2], float 
   __threadfence();
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j) {
-    float4* const from_dk = reinterpret_cast<float4*>(dk_sum + j * kNext);
-    float4* const from_dv = reinterpret_cast<float4*>(dv_sum + j * kNext);
+    float4* const from_dk = reinterpret_cast<float4*>(dk_sum + j * kPacketStride);
+    float4* const from_dv = reinterpret_cast<float4*>(dv_sum + j * kPacketStride);
     const float4 x = load_bypassing_l1(from_dk), y = load_bypassing_l1(from_dv);
     dk[4 * j] = x.x, dk[4 * j + 1] = x.y, dk[4 * j + 2] = x.z, dk[4 * j + 3] = x.w;
     dv[4 * j] = y.x, dv[4 * j + 1] = y.y, dv[4 * j + 2] = y.z, dv[4 * j + 3] = y.w;
@@ -563,7 +564,7 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
       rings.inputs.release(before.works - 1);
     }
     wgmma_wait<1>();
-    settle(s);
+    pin_accumulator(s);
     if (work.key + kKeys > work.seqlen ||
         (kCausal && step.query < first_key_of_group + kGroupRows - 1))
       exponentials<true>(s, stats, key, step.query, work.seqlen);
@@ -573,7 +574,7 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
     gemm_ab_from_registers(dv, p, rings.dout.stage(n));
     // The wait ensures that the GEMM of dp has finished.
     wgmma_wait<1>();
-    settle(dp);
+    pin_accumulator(dp);
     if (kWide)
       score_gradients(ds, dp, p, stats);
     else
@@ -601,7 +602,7 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
       gemm_ab_from_registers(dk, ds, rings.queries.stage(n));
       // The wait ensures that the GEMMs of dq and of dv have finished.
       wgmma_wait<1>();
-      settle(dq);
+      pin_accumulator(dq);
       rings.dout.release_by_warp(n);
       if (kDeterministic) rings.turn.wait(n);
       if (kWhole) {
@@ -626,11 +627,11 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
       wgmma_wait<0>();
       rings.dout.release_by_warp(n);
     }
-    settle(dv);
-    settle(dk);
+    pin_accumulator(dv);
+    pin_accumulator(dk);
     rings.queries.release_by_warp(n);
   }
-  settle(dv);
+  pin_accumulator(dv);
   if (kShared && work.parts > 1 && !join_gradients(dk, dv, shared_sums, arrived, work, group)) {
     barrier_arrive(kReadBarrier, kGroups * kGroupThreads);
     return;
@@ -729,7 +730,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_wgmma_transpose(const float* __restrict__ dq_sum, u16* __restrict__ dq,
                                              int seqlen, int heads,
                                              const __grid_constant__ Strides strides) {
-  constexpr int kRow = kHeadDim + 8, kEights = kHeadDim / 8;  // elements in shared memory; of a row
+  constexpr int kRow = kHeadDim + 8;        // elements of a row in shared memory
+  constexpr int kChunksOf8 = kHeadDim / 8;  // of a row
   __shared__ __align__(16) u16 tile[kQueries * kRow];
   const int steps = (seqlen + kQueries - 1) / kQueries;
   const int head = blockIdx.x / steps, first = (blockIdx.x - head * steps) * kQueries;
@@ -746,8 +748,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const int batch = head / heads;
   u16* const to = dq + strides.first_row(batch, head - batch * heads);
-  for (int i = threadIdx.x; i < kQueries * kEights; i += kThreads) {
-    const int row = i / kEights, column = i % kEights * 8;
+  for (int i = threadIdx.x; i < kQueries * kChunksOf8; i += kThreads) {
+    const int row = i / kChunksOf8, column = i % kChunksOf8 * 8;
     if (first + row < seqlen)
       *reinterpret_cast<uint4*>(to + (first + row) * strides.row + column) =
           *reinterpret_cast<const uint4*>(tile + row * kRow + column);

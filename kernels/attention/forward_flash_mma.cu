@@ -80,7 +80,7 @@ struct WarpSoftmaxAndOutput {
 // `row0` is the index of the last key that the warp's first query row sees. The function calls
 // `copy(step)` between the steps of q k^T.
 template <bool kMask, typename Copy>
-__device__ __forceinline__ void process(WarpSoftmaxAndOutput& rows,
+__device__ __forceinline__ void process_key_block(WarpSoftmaxAndOutput& rows,
                                         const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4],
                                         u32 q_lane, u32 k_lane, u32 v_lane, int row0, int key0,
                                         int keys, u32 lane, Copy copy) {
@@ -306,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
     copy_all();
     // else the warp sees nothing of it
     if (!kCausal || block * kTileN < row0 + keys_before_first_query + kWarpRows)
-      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage,
+      process_key_block<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage,
                     row0 + keys_before_first_query,
                     block * kTileN, keys, lane, [](int) {});
     end();
@@ -314,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
 #pragma unroll 1
   while (block >= 0) {
     begin();
-    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage,
+    process_key_block<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage,
                    row0 + keys_before_first_query,
                    block * kTileN, keys, lane, copy_step);
     end();

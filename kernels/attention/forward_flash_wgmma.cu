@@ -55,10 +55,11 @@ constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS;
 constexpr int kQueryStages = QUERY_STAGES, kKeyStages = KEY_STAGES, kValueStages = VALUE_STAGES;
 constexpr int kKeys = TILE_KEYS;  // of a block
 constexpr int kParts = PARTS;     // of a tile, 64 queries each
-constexpr bool kTurns = kParts != kGroups;  // a warpgroup's part changes from tile to tile
+constexpr bool kPartsRotate = kParts != kGroups;  // a warpgroup's part changes from tile to tile
 // Number of 64-query parts in one copy of queries: one part, or all parts of a tile.
-constexpr int kPartsACopy = kTurns ? 1 : kParts;
-constexpr int kCopiesATurn = kTurns ? kGroups : 1;  // from a warpgroup's queries to its next ones
+constexpr int kPartsPerCopy = kPartsRotate ? 1 : kParts;
+// Copies of queries from a warpgroup's queries to its next ones.
+constexpr int kCopiesPerRotation = kPartsRotate ? kGroups : 1;
 constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
 constexpr int kColumns = kRowBytes / kColumnBytes;
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
@@ -67,28 +68,28 @@ constexpr int kOutputColumns = kHeadDim / 64;
 constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;
 constexpr int kBlockBytes = kKeys * kRowBytes;
 constexpr int kTileStages = TILE_STAGES, kTileBytes = 16;
-constexpr int kKeysOffset = kQueryStages * kPartsACopy * kQueriesBytes;
+constexpr int kKeysOffset = kQueryStages * kPartsPerCopy * kQueriesBytes;
 constexpr int kValuesOffset = kKeysOffset + kKeyStages * kBlockBytes;
 constexpr int kBarriersOffset = kValuesOffset + kValueStages * kBlockBytes;
 constexpr int kTilesOffset = kBarriersOffset + 16 * (kQueryStages + kKeyStages + kValueStages);
-constexpr int kSharedBytes = kTilesOffset + (kTurns ? (kTileBytes + 16) * kTileStages : 0);
-// The largest softmax weight p is 2^8. A row's maximum may grow by 2^kGrowth before o is rescaled,
-// so weights are computed relative to a maximum that is 2^kGrowth lower. In fp8 kGrowth is small,
-// because small weights p would round to zero.
-constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
+constexpr int kSharedBytes = kTilesOffset + (kPartsRotate ? (kTileBytes + 16) * kTileStages : 0);
+// The largest softmax weight p is 2^8. A row's maximum may grow by 2^kGrowthLog2 before o is
+// rescaled, so weights are computed relative to a maximum that is 2^kGrowthLog2 lower. In fp8
+// kGrowthLog2 is small, because small weights p would round to zero.
+constexpr float kGrowthLog2 = kFp8 ? 2.f : 8.f, kTopWeightLog2 = 8.f - kGrowthLog2;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 static_assert(!kFp8 || kHeadDim == 128, "in fp8 a row is a column of 128 bytes");
-static_assert(kQueryStages > kCopiesATurn, "a copy is released once the next one is read");
+static_assert(kQueryStages > kCopiesPerRotation, "a copy is released once the next one is read");
 
 // Number of warps that release a stage of keys or values: the warps of all parts of a tile. A
 // warpgroup without a part of a tile also waits for the tile's keys and values, because a barrier
 // shows only whether its last phase was even or odd. A stage of queries belongs to one warpgroup,
 // whose first thread releases the stage.
-constexpr int kReaders = kParts > kGroups ? kParts : kGroups;
-constexpr int kReadingWarps = kReaders * kGroupThreads / kWarpSize;
-using Queries = SharedMemoryCopyRing<kQueryStages, kPartsACopy * kQueriesBytes, kPartsACopy>;
+constexpr int kReadingGroups = kParts > kGroups ? kParts : kGroups;
+constexpr int kReadingWarps = kReadingGroups * kGroupThreads / kWarpSize;
+using Queries = SharedMemoryCopyRing<kQueryStages, kPartsPerCopy * kQueriesBytes, kPartsPerCopy>;
 using Keys = SharedMemoryCopyRing<kKeyStages, kBlockBytes, kReadingWarps>;
 using ValueBlocks = SharedMemoryCopyRing<kValueStages, kBlockBytes, kReadingWarps>;
 // Ring of tile descriptions in shared memory, read by all compute warps and by the thread that
@@ -171,7 +172,7 @@ __device__ __forceinline__ void publish_tile_to_block(const Tiles& ring, u32 n,
 // tile from the head counter.
 __device__ __forceinline__ QueryTile tile_of_block(const ForwardSharedRings& rings,
                                                    const QueryTileSource& source, int index) {
-  if (kTurns) {
+  if (kPartsRotate) {
     rings.tiles.wait(index);
     const uint4 tile = load_shared_b128(rings.tiles.stage(index));
     return {static_cast<int>(tile.x), static_cast<int>(tile.y), static_cast<int>(tile.z),
@@ -237,7 +238,7 @@ __device__ __forceinline__ void copy_queries_of_all_tiles(const ForwardSharedRin
                                                 const QueryTileSource& source) {
   for (int index = 0;; ++index) {
     const QueryTile tile = tile_of_block(rings, source, index);
-    if (kTurns) rings.tiles.release(index);
+    if (kPartsRotate) rings.tiles.release(index);
     if (tile.groups == 0) return;
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part)
@@ -254,12 +255,12 @@ __device__ __forceinline__ void copy_tiles_of_all_blocks(const ForwardSharedRing
   u32 n = 0;
   int next = blockIdx.x;  // of all heads
   for (int index = 0;; ++index) {
-    const QueryTile tile = kTurns ? QueryTile::tile_of_whole_head(shape, next) :
+    const QueryTile tile = kPartsRotate ? QueryTile::tile_of_whole_head(shape, next) :
         QueryTile::tile_from_list(source.list, index);
-    if (kTurns) publish_tile_to_block(rings.tiles, index, tile);
+    if (kPartsRotate) publish_tile_to_block(rings.tiles, index, tile);
     if (tile.groups == 0) return;
-    if (kTurns) next = source.take_head_from_counter(shape);
-    if (!kTurns) copy_query_parts(rings.queries, index, q, tile, 0, tile.groups);
+    if (kPartsRotate) next = source.take_head_from_counter(shape);
+    if (!kPartsRotate) copy_query_parts(rings.queries, index, q, tile, 0, tile.groups);
     const int head = tile.head / shape.share;
     const int blocks = key_blocks_seen_before(shape, tile.row + tile.groups * kGroupRows);
     // Keys are copied one key block ahead of values, because the scores of the next block start
@@ -287,7 +288,7 @@ struct LaneRowsOfWarpgroup {
   __device__ __forceinline__ float scale_log2() const { return kFp8 ? scale : kScaleLog2; }
   // Amount by which an element of q k^T may exceed a row's running maximum before o is rescaled.
   __device__ __forceinline__ float allowed() const {
-    return kFp8 ? growth : kGrowth / kScaleLog2;
+    return kFp8 ? growth : kGrowthLog2 / kScaleLog2;
   }
 };
 
@@ -326,7 +327,7 @@ __device__ __forceinline__ bool scores_to_probabilities(LaneRowsOfWarpgroup& row
   float shift[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    shift[r] = fma_f32(-finite(rows.top[r]), rows.scale_log2(), kTopWeight);
+    shift[r] = fma_f32(-finite(rows.top[r]), rows.scale_log2(), kTopWeightLog2);
 #pragma unroll
   for (int i = 0; i < kKeys / 2; i += 2) {
     const int r = i / 2 % 2;
@@ -343,7 +344,7 @@ struct LanePosition {
   int row;     // the lane's first
   int column;  // the lane's first
 
-  __device__ __forceinline__ void limits(int (&limit)[2], int block) const {
+  __device__ __forceinline__ void find_visible_keys(int (&limit)[2], int block) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int seen = row + 8 * r + 1 + shape.keys - shape.queries;
@@ -369,21 +370,22 @@ __device__ __forceinline__ void start_values_gemm(LaneRowsOfWarpgroup& rows,
 // Adds p v of fill n with the weights p[kOf], and computes the weights p[kNext] of fill n + 1, the
 // next lower key block. If kOf and kNext differ, p[kNext] is rounded while p v still reads p[kOf].
 template <bool kMask, int kOf, int kNext>
-__device__ __forceinline__ void step(LaneRowsOfWarpgroup& rows, const ForwardSharedRings& rings,
-                                     const LanePosition& place, u32 q,
-                                     u32 n, int block) {
+__device__ __forceinline__ void process_key_block(LaneRowsOfWarpgroup& rows,
+                                                  const ForwardSharedRings& rings,
+                                                  const LanePosition& place, u32 q, u32 n,
+                                                  int block) {
   start_scores_gemm(rows, rings, q, n + 1);
   start_values_gemm<kOf>(rows, rings, n);
   wgmma_wait<1>();
-  settle(rows.s);
+  pin_accumulator(rows.s);
   rings.keys.release_by_warp(n + 1);
   int limit[2];
-  if (kMask) place.limits(limit, block);
+  if (kMask) place.find_visible_keys(limit, block);
   float alpha[2];
   const bool any_maximum_grew = scores_to_probabilities<kMask>(rows, alpha, limit);
   if (kOf != kNext) Gemm::round(rows.p[kNext], rows.s);
   wgmma_wait<0>();
-  settle(rows.o);
+  pin_accumulator(rows.o);
   rings.values.release_by_warp(n);
   if (any_maximum_grew) {
 #pragma unroll
@@ -408,33 +410,33 @@ __device__ __forceinline__ void attend_to_key_blocks(LaneRowsOfWarpgroup& rows,
                                                          const LanePosition& place, u32 q,
                                        u32 n, int seen, int key_blocks_without_mask, int copy) {
   start_scores_gemm(rows, rings, q, n);
-  release_queries_after_output_store(rings, copy - kCopiesATurn);
+  release_queries_after_output_store(rings, copy - kCopiesPerRotation);
   wgmma_wait<0>();
-  settle(rows.s);
+  pin_accumulator(rows.s);
   rings.keys.release_by_warp(n);
   int block = seen - 1, limit[2];
-  place.limits(limit, block);
+  place.find_visible_keys(limit, block);
   float alpha[2];
   scores_to_probabilities<true>(rows, alpha, limit);
   Gemm::round(rows.p[0], rows.s);
   if (kCausal) {
 #pragma unroll 1
     for (; block > key_blocks_without_mask; ++n)
-      step<true, 0, 0>(rows, rings, place, q, n, --block);
+      process_key_block<true, 0, 0>(rows, rings, place, q, n, --block);
   }
   if (kFp8) {
-    constexpr int kOther = kFp8 ? 1 : 0;
+    constexpr int kOtherBuffer = kFp8 ? 1 : 0;
 #pragma unroll 1
     for (; block > 1; n += 2) {
-      step<false, 0, kOther>(rows, rings, place, q, n, --block);
-      step<false, kOther, 0>(rows, rings, place, q, n + 1, --block);
+      process_key_block<false, 0, kOtherBuffer>(rows, rings, place, q, n, --block);
+      process_key_block<false, kOtherBuffer, 0>(rows, rings, place, q, n + 1, --block);
     }
   }
 #pragma unroll 1
-  for (; block > 0; ++n) step<false, 0, 0>(rows, rings, place, q, n, --block);
+  for (; block > 0; ++n) process_key_block<false, 0, 0>(rows, rings, place, q, n, --block);
   start_values_gemm<0>(rows, rings, n);
   wgmma_wait<0>();
-  settle(rows.o);
+  pin_accumulator(rows.o);
   rings.values.release_by_warp(n);
 }
 
@@ -453,7 +455,7 @@ __device__ __forceinline__ void normalise_and_store_output(LaneRowsOfWarpgroup& 
     const int row = place.row + 8 * r;
     if (lse != nullptr && lane % 4 == 0 && row < place.shape.queries)
       lse[lse_strides.first_row(tile.batch, tile.head) + row * lse_strides.row] =
-          (rows.top[r] * rows.scale_log2() - kTopWeight + log2_approx(total)) * kLn2;
+          (rows.top[r] * rows.scale_log2() - kTopWeightLog2 + log2_approx(total)) * kLn2;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i)
       if (i / 2 % 2 == r) rows.o[i] *= inverse;
@@ -494,11 +496,11 @@ __device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRi
                                             int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   u32 first_fill = 0;              // of the tile
-  int copy = kTurns ? group : 0;  // of the warpgroup's next queries
+  int copy = kPartsRotate ? group : 0;  // of the warpgroup's next queries
   int index = 0;
   auto go_on = [&](int blocks) {
     first_fill += blocks;
-    if (kTurns) {
+    if (kPartsRotate) {
       __syncwarp();
       rings.tiles.release_by_warp(index);
     }
@@ -508,16 +510,16 @@ __device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRi
     const QueryTile tile = tile_of_block(rings, source, index);
     if (tile.groups == 0) break;
     const int blocks = key_blocks_seen_before(shape, tile.row + tile.groups * kGroupRows);
-    if (kTurns && copy / kParts > index) {
+    if (kPartsRotate && copy / kParts > index) {
       release_unread_key_blocks(rings, first_fill, blocks);
       go_on(blocks);
       continue;
     }
-    const int part = kTurns ? copy % kParts : group;
+    const int part = kPartsRotate ? copy % kParts : group;
     const int first_row = tile.row + part * kGroupRows;
     const bool group_has_part = part < tile.groups;
     const int seen = group_has_part ? key_blocks_seen_before(shape, first_row + kGroupRows) : 0;
-    const u32 queries = rings.queries.stage(copy) + (kTurns ? 0 : group) * kQueriesBytes;
+    const u32 queries = rings.queries.stage(copy) + (kPartsRotate ? 0 : group) * kQueriesBytes;
     rings.queries.wait(copy);
     // Releases the key blocks that only later parts of the tile see, without reading them.
     release_unread_key_blocks(rings, first_fill, blocks - seen);
@@ -534,7 +536,7 @@ __device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRi
     if (kFp8) {
       const int head = tile.head_index_over_all_batches(shape), key_head = head / shape.share;
       rows.scale = kScaleLog2 * scales.q[head] * scales.k[key_head];
-      rows.growth = kGrowth / rows.scale;
+      rows.growth = kGrowthLog2 / rows.scale;
       value_scale = scales.v[key_head];
     }
     const LanePosition place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
@@ -546,13 +548,13 @@ __device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRi
           kCausal ? (first_row + 1 + shape.keys - shape.queries) / kKeys : seen;
       attend_to_key_blocks(rows, rings, place, queries, n, seen, key_blocks_without_mask, copy);
     } else {
-      release_queries_after_output_store(rings, copy - kCopiesATurn);
+      release_queries_after_output_store(rings, copy - kCopiesPerRotation);
     }
     if (group_has_part)
       normalise_and_store_output(rows, place, out, lse, lse_strides, value_scale, queries, group,
           first_row, tile);
-    copy += kCopiesATurn;
-    if (!kTurns || copy / kParts > index) go_on(blocks);
+    copy += kCopiesPerRotation;
+    if (!kPartsRotate || copy / kParts > index) go_on(blocks);
   }
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
@@ -573,7 +575,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     rings.queries.init();
     rings.keys.init();
     rings.values.init();
-    if (kTurns) rings.tiles.init();
+    if (kPartsRotate) rings.tiles.init();
     barrier_init_fence();
   }
   __syncthreads();
@@ -584,7 +586,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     registers_down<32>();
     if (threadIdx.x == kGroups * kGroupThreads) copy_tiles_of_all_blocks(rings, q, k, v, source,
         shape);
-    if (kTurns && threadIdx.x == kGroups * kGroupThreads + kWarpSize)
+    if (kPartsRotate && threadIdx.x == kGroups * kGroupThreads + kWarpSize)
       copy_queries_of_all_tiles(rings, q, source);
   } else {
     registers_up<160>();

@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       u32 a = own.x, b = own.y;
       if (p != rank) wait_for_flagged_packet(received + static_cast<i64>(p) * packets + i, a, b,
           flag);
-      first = p == 0 ? a : add(first, a);
-      second = p == 0 ? b : add(second, b);
+      first = p == 0 ? a : add_packed_elements(first, a);
+      second = p == 0 ? b : add_packed_elements(second, b);
     }
     y[i] = make_uint2(first, second);
   }

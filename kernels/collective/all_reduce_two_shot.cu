@@ -8,18 +8,17 @@
 // same index on all GPUs have stored their sums. After the wait at its end, the block's parts of
 // this GPU's output are complete, and no GPU still reads these parts of its message.
 //
-// Threads: the threads stride over the packets of this GPU's part, kAtOnce packets at a time. Each
-// thread block counts its own launches, so all launches must have the same grid. All thread blocks
-// must be resident at once, because they wait for the thread blocks of other GPUs.
+// Threads: the threads stride over the packets of this GPU's part, kPacketsAtOnce packets at a
+// time. Each thread block counts its own launches, so all launches must have the same grid. All
+// thread blocks must be resident at once, because they wait for the thread blocks of other GPUs.
 // Bound: the link between the GPUs; with g GPUs, each of the two steps moves (g - 1) / g of the
-// message in each direction.
-// Against all_reduce_one_shot: plain packets instead of words with flags, half of the bytes on the
-// link, and two waits for the peers.
+// message in each direction. Against all_reduce_one_shot: plain packets instead of words with
+// flags, half of the bytes on the link, and two waits for the peers.
 #include "collective/sum.cuh"
 #include "common/peers.cuh"
 
 constexpr int kThreads = THREADS;
-constexpr int kAtOnce = AT_ONCE;
+constexpr int kPacketsAtOnce = AT_ONCE;
 constexpr int kGpus = GPUS;
 static_assert(kGpus >= 2, "a message has a receiver");
 
@@ -40,10 +39,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 first_packet_of_part = rank * packets;
   const i64 threads_of_grid = static_cast<i64>(gridDim.x) * kThreads;
   const i64 first_packet_of_thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-  for (i64 i = first_packet_of_thread; i < packets; i += kAtOnce * threads_of_grid) {
-    uint4 packet[kAtOnce][kGpus];
+  for (i64 i = first_packet_of_thread; i < packets; i += kPacketsAtOnce * threads_of_grid) {
+    uint4 packet[kPacketsAtOnce][kGpus];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
+    for (int k = 0; k < kPacketsAtOnce; ++k) {
       if (i + k * threads_of_grid >= packets) continue;
 #pragma unroll
       for (int p = 0; p < kGpus; ++p)
@@ -51,15 +50,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
            k * threads_of_grid);
     }
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
+    for (int k = 0; k < kPacketsAtOnce; ++k) {
       if (i + k * threads_of_grid >= packets) continue;
       uint4 sum = packet[k][0];
 #pragma unroll
       for (int p = 1; p < kGpus; ++p) {
-        sum.x = add(sum.x, packet[k][p].x);
-        sum.y = add(sum.y, packet[k][p].y);
-        sum.z = add(sum.z, packet[k][p].z);
-        sum.w = add(sum.w, packet[k][p].w);
+        sum.x = add_packed_elements(sum.x, packet[k][p].x);
+        sum.y = add_packed_elements(sum.y, packet[k][p].y);
+        sum.z = add_packed_elements(sum.z, packet[k][p].z);
+        sum.w = add_packed_elements(sum.w, packet[k][p].w);
       }
 #pragma unroll
       for (int q = 0; q < kGpus; ++q) y[q][first_packet_of_part + i + k * threads_of_grid] = sum;

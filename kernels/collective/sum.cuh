@@ -3,7 +3,7 @@
 #include "common/element.cuh"
 #include "common/types.cuh"
 
-__device__ __forceinline__ u32 add(u32 a, u32 b) {
+__device__ __forceinline__ u32 add_packed_elements(u32 a, u32 b) {
 #if defined(ELEMENT_F32)
   return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
 #else

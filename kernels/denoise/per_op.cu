@@ -28,7 +28,7 @@ static_assert(kPacket == 8, "a packet is one 16-byte access");
 // programmatic dependent launch (PDL) the thread blocks of a kernel start before the previous
 // kernel has ended. Pointers to results of earlier kernels are not __restrict__, because the
 // compiler could otherwise move their loads above the wait.
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void wait_for_previous_kernel() {
   allow_next_kernel();
   wait_for_previous_kernels();
 }
@@ -81,7 +81,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_app
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out,
                          int width, int row_blocks, int panels) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const int half = width / 2, row = blockIdx.x / row_blocks,
             i = (blockIdx.x % row_blocks) * kThreads + threadIdx.x;
   if (i >= half) return;
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets,
                         int silu) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float y[kPacket], more[kPacket];
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // Converts x to bf16: out = bf16(x).
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_cast(const float* x, u16* out, i64 elements) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const i64 i = thread_index();
   if (i < elements) out[i] = Bf16::from_f32(x[i]);
 }
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // Copies x to out.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_copy(const float* x, float* out, i64 elements) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const i64 i = thread_index();
   if (i < elements) out[i] = x[i];
 }
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // sine and cosine are computed.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const i64 index = thread_index();
   const int half = head_dim / 2, row = static_cast<int>(index / half),
             i = static_cast<int>(index % half);
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // each thread.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_norm(const uint2* h, float4* out, int width) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   __shared__ float scratch[kThreads / 32];
   const int packets_of_four = width / 4;
   const i64 row = static_cast<i64>(blockIdx.x) * packets_of_four;
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias,
                             uint4* y, float* exact, int width, int packets) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   const int column = i % (width / kPacket) * kPacket;
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_residual(uint4* h, const uint4* branch, const float* style,
                             const float* __restrict__ bias, int width, int packets) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], more[kPacket], gate[kPacket];
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads,
                         int head_dim) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const int index = blockIdx.x * kThreads + threadIdx.x;
   const int half = head_dim / (2 * kPacket), packets_of_row = (heads + 1) * half;
   const int row = index / packets_of_row, rest = index % packets_of_row, head = rest / half,
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_concat(const uint4* __restrict__ k_cache, const uint4* __restrict__ v_cache,
                           const uint4* k, const uint4* v, uint4* keys, uint4* values, int prefix,
                           int rows, int padded, int packets) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const i64 i = thread_index();
   const i64 cached_packets = static_cast<i64>(prefix) * packets,
             seen = cached_packets + static_cast<i64>(rows) * packets;
@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // four adjacent scores in registers if the row has no more than four for each thread.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   __shared__ float scratch[2][kThreads / 32];
   const int packets_of_four = padded / 4;
   const i64 row = static_cast<i64>(blockIdx.x) * packets_of_four;
@@ -306,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], y[kPacket];
@@ -326,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias,
                               float* velocity, int width) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   constexpr int kColumns = ACTION, kPackets = kColumns / kPacket, kRows = kThreads / kPackets;
   static_assert(kColumns == 32, "a lane finishes a column");
   __shared__ __align__(16) float parts[kThreads / 32][kColumns];
@@ -358,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // Euler step of the denoised actions: x += dt velocity.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_euler(float* x, const float* velocity, float dt, i64 elements) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const i64 i = thread_index();
   if (i < elements) x[i] += dt * velocity[i];
 }
@@ -368,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_dequantize(const uint2* codes, const signed char* exponents, uint4* values,
                               int columns, int packets) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const i64 i = thread_index();
   if (i >= packets) return;
   const signed char* exponent = exponents + i * kPacket % columns;
@@ -391,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_dequantize_int4(const u32* codes, const uint4* scales, uint4* values,
                                    int columns, int packets) {
-  wait_for_previous();
+  wait_for_previous_kernel();
   const i64 i = thread_index();
   if (i >= packets) return;
   const i64 row = i * kPacket / columns, column = i * kPacket % columns;

@@ -104,7 +104,8 @@ struct LayerPhases {
   }
   __device__ __forceinline__ bool last() const { return layer + 1 == a.layers; }
 
-  __device__ __forceinline__ void qkv(BlockContext& b, FourColumnValues& h, float* inverse) const {
+  __device__ __forceinline__ void run_qkv_phase(BlockContext& b, FourColumnValues& h,
+                                                float* inverse) const {
     const UnitRange units = b.qkv();
     const int slice = b.slice(), row = b.row(slice);
     float4 turns[kMaxQkvUnits] = {};
@@ -117,7 +118,7 @@ struct LayerPhases {
 #pragma unroll
       for (int i = 0; i < kMaxQkvUnits; ++i) {
         const int unit = units.first + i;
-        to[i] = place(unit, row, b.lane % 4 * 2);
+        to[i] = address_of_pair(unit, row, b.lane % 4 * 2);
         turns[i] = make_float4(1.f, 0.f, 1.f, 0.f);
         if (i >= units.count) continue;
         if (row < a.rows && unit / 16 <= kHeads)
@@ -185,14 +186,16 @@ struct LayerPhases {
 
   // Loads the cached keys and values of the prefix into registers. These loads are issued before
   // the GEMM qkv, so that they complete while qkv waits for its input x.
-  __device__ __forceinline__ KeyValueFragments prefix(const BlockContext& b) const {
+  __device__ __forceinline__ KeyValueFragments load_prefix_keys_and_values(
+      const BlockContext& b) const {
     const AttentionShare share(a, b);
     KeyValueFragments fragments;
     if (share.active) fragments.load(a, b, share, keys, values, false);
     return fragments;
   }
 
-  __device__ __forceinline__ void attention(BlockContext& b, KeyValueFragments& fragments) const {
+  __device__ __forceinline__ void run_attention_phase(BlockContext& b,
+                                                      KeyValueFragments& fragments) const {
     const AttentionShare share(a, b);
     barrier_wait(b.keys_full, parity);
     if (share.active) fragments.load(a, b, share, keys, values, true);
@@ -202,22 +205,22 @@ struct LayerPhases {
     attend_to_share_of_keys(a, b, share, fragments);
   }
 
-  __device__ __forceinline__ void out(BlockContext& b, FourColumnValues& h) const {
+  __device__ __forceinline__ void run_out_phase(BlockContext& b, FourColumnValues& h) const {
     const OwnedElementsOfH at(a, b);
     const FourColumnValues gate = load_four_column_values(at, style1 + 2 * kWidth), scale =
         load_four_column_values(at, style2);
-    rows_product<4, kOutPanel>(b, kOutAt, b.out_full, 0, kOut);
+    multiply_rows_by_slice<4, kOutPanel>(b, kOutAt, b.out_full, 0, kOut);
     if (!b.owns_rows(a)) return;
     add_gated_sum_to_h(b, at, gate, h);
     publish_scaled_h_and_squares(a, b, at, h, scale, a.squares + kMaxRows * 16);
   }
 
-  __device__ __forceinline__ void down(BlockContext& b, FourColumnValues& h) const {
+  __device__ __forceinline__ void run_down_phase(BlockContext& b, FourColumnValues& h) const {
     const OwnedElementsOfH at(a, b);
     const FourColumnValues gate = load_four_column_values(at, style2 + 2 * kWidth),
                scale = last() ? FourColumnValues{} : load_four_column_values(at, style1 +
                    a.steps * i64{3} * kWidth);
-    rows_product<8, kDownPanel>(b, kDownAt, b.down_full, b.down_free, kDown);
+    multiply_rows_by_slice<8, kDownPanel>(b, kDownAt, b.down_full, b.down_free, kDown);
     if (!b.owns_rows(a)) return;
     add_gated_sum_to_h(b, at, gate, h);
     if (last())
@@ -226,20 +229,20 @@ struct LayerPhases {
       publish_scaled_h_and_squares(a, b, at, h, scale, a.squares);
   }
 
-  __device__ __forceinline__ void gate_up(BlockContext& b, float* inverse) const {
+  __device__ __forceinline__ void run_gate_up_phase(BlockContext& b, float* inverse) const {
     // Each warpgroup computes its own columns of qkv, because the two warpgroups use wgmma
     // instructions of different width.
     if (b.group == 0)
-      gate_up_group<kFirstGroupUnits>(b, inverse);
+      run_gate_up_unit_group<kFirstGroupUnits>(b, inverse);
     else
-      gate_up_group<kMaxGateUpUnits - kFirstGroupUnits>(b, inverse);
+      run_gate_up_unit_group<kMaxGateUpUnits - kFirstGroupUnits>(b, inverse);
     b.parts_parity ^= 1, b.x_parity ^= 1;
   }
 
  private:
   // Returns the address of a pair of columns of q, k or v in the unit number `unit`. The function
   // `write` finds the rotation partners of the pair half a head further on.
-  __device__ __forceinline__ u16* place(u32 unit, u32 row, u32 pair) const {
+  __device__ __forceinline__ u16* address_of_pair(u32 unit, u32 row, u32 pair) const {
     const u32 head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
     if (head < kHeads) return a.q + query_at(row * kHeads + head, column);
     return head == kHeads ? keys + key_at(key, column) : values + value_at(key, column);
@@ -262,8 +265,8 @@ struct LayerPhases {
   // warpgroup executes the function. If `read` is not 0, the warpgroup arrives at the named barrier
   // `read` once it has read the weights.
   template <int kPanels, u32 kPanel>
-  __device__ __forceinline__ void rows_product(BlockContext& b, u32 weights, u32 full, u32 read,
-                                               TimerStage stage) const {
+  __device__ __forceinline__ void multiply_rows_by_slice(BlockContext& b, u32 weights, u32 full,
+                                                         u32 read, TimerStage stage) const {
     if (threadIdx.x == 0 && b.owns_rows(a)) barrier_expect(b.parts_full, kRowPartsBytes);
     if (b.group == 0) {
       float acc[36];
@@ -278,7 +281,7 @@ struct LayerPhases {
   }
 
   template <int kUnits>
-  __device__ __forceinline__ void gate_up_group(BlockContext& b, float* inverse) const {
+  __device__ __forceinline__ void run_gate_up_unit_group(BlockContext& b, float* inverse) const {
     constexpr u32 kBefore =
         kUnits == kFirstGroupUnits ? 0 : kFirstGroupUnits;  // units of the other warpgroup
     const UnitRange units = b.gate_up();
@@ -398,10 +401,10 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
   if (b.group >= 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (kCoded && b.group == 3) {
-      Decoder(a, b).run();
+      Decoder(a, b).decode_all_weights();
     } else {
-      if (b.warp == 0 && b.lane == 0) WeightProducer(a, b).run();
-      if (b.warp == 1) ActivationProducer(a, b).run();
+      if (b.warp == 0 && b.lane == 0) WeightProducer(a, b).request_all_weights();
+      if (b.warp == 1) ActivationProducer(a, b).copy_all_activations();
     }
     __syncwarp();
     cluster_arrive_relaxed();  // none leaves while another may still send
@@ -426,24 +429,24 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
     for (int i = 0; i < a.layers; ++i, parity ^= 1) {
       const LayerPhases layer(a, i, step, parity);
       b.rematerialize();
-      KeyValueFragments fragments = layer.prefix(b);
-      layer.qkv(b, residual, inverse);
+      KeyValueFragments fragments = layer.load_prefix_keys_and_values(b);
+      layer.run_qkv_phase(b, residual, inverse);
       stage_ends(kQkv + 2);
       arrive();
       b.rematerialize();
-      layer.attention(b, fragments);
+      layer.run_attention_phase(b, fragments);
       stage_ends(kAttention + 2);
       arrive();
       b.rematerialize();
-      layer.out(b, residual);
+      layer.run_out_phase(b, residual);
       stage_ends(kOut + 2);
       arrive();
       b.rematerialize();
-      layer.gate_up(b, inverse);
+      layer.run_gate_up_phase(b, inverse);
       stage_ends(kGateUp + 2);
       arrive();
       b.rematerialize();
-      layer.down(b, residual);
+      layer.run_down_phase(b, residual);
       stage_ends(kDown + 2);
       arrive();
     }

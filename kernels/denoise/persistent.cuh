@@ -245,12 +245,12 @@ class WeightProducer {
   __device__ __forceinline__ WeightProducer(const PersistentArguments& a, const BlockContext& b)
       : a(a), b(b), width(b.width()), qkv(b.qkv()), gate_up(b.gate_up()) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void request_all_weights() {
 #pragma unroll 1
     for (int step = 0; step < a.steps; ++step)
 #pragma unroll 1
       for (int layer = 0; layer < a.layers; ++layer, parity ^= 1)
-        pass(layer, step == 0 && layer == 0);
+        request_weights_of_layer(layer, step == 0 && layer == 0);
   }
 
  private:
@@ -259,21 +259,21 @@ class WeightProducer {
   const UnitRange width, qkv, gate_up;
   u32 parity = 0;
   static constexpr int kShare = kCoded ? 2 : 1;  // so that as many bytes are in flight
-  static constexpr int kMost = 4 * kShare, kGateUpPieces = kCoded ? 3 : 4;
-  static_assert(kMost <= BlockContext::kSlots, "a slot is free when its turn comes");
-  u32 requested[kMost] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
+  static constexpr int kMaxPieces = 4 * kShare, kGateUpPieces = kCoded ? 3 : 4;
+  static_assert(kMaxPieces <= BlockContext::kSlots, "a slot is free when its turn comes");
+  u32 requested[kMaxPieces] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
   u32 slot = 0;
 
   // Requests a piece of `units` units of weights once fewer than kPieces pieces (for codes: twice
   // as many) are in flight.
   template <int kPieces>
   __device__ __forceinline__ void request(u32 to, const u16* from, u32 units, u32 barrier) {
-    const u32 oldest_pending_piece = requested[kMost - kPieces * kShare];
+    const u32 oldest_pending_piece = requested[kMaxPieces - kPieces * kShare];
     if (oldest_pending_piece != 0)
       barrier_wait(oldest_pending_piece & ~1u, oldest_pending_piece & 1);
 #pragma unroll
-    for (int i = 0; i + 1 < kMost; ++i) requested[i] = requested[i + 1];
-    requested[kMost - 1] = barrier | parity;
+    for (int i = 0; i + 1 < kMaxPieces; ++i) requested[i] = requested[i + 1];
+    requested[kMaxPieces - 1] = barrier | parity;
     while (load_shared_volatile(b.hold) != 0) {
     }
     const u32 bytes = units * kStoredBytes;
@@ -296,7 +296,7 @@ class WeightProducer {
                            gate_up.count * 2 - kFirst, barrier + 8);
   }
 
-  __device__ __forceinline__ void pass(int layer, bool first) {
+  __device__ __forceinline__ void request_weights_of_layer(int layer, bool first) {
     constexpr i64 kCache = kMaxKeys * kHeadDim;
     const u16* from =
         a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * (2 * kStored);
@@ -368,7 +368,7 @@ class Decoder {
   __device__ __forceinline__ Decoder(const PersistentArguments& a, const BlockContext& b) : a(a),
       b(b) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void decode_all_weights() {
     const u32 pieces = static_cast<u32>(a.steps * a.layers) * kPiecesOfLayer;
 #pragma unroll 1
     for (u32 piece = 0; piece < pieces; ++piece) {
@@ -382,7 +382,7 @@ class Decoder {
  private:
   static constexpr u32 kPiecesOfLayer = 8 + 2 * 8 + 4 + 8;
   static constexpr int kWarps = kDecoders / 32,
-                       kTurns = (2 * kFirstGroupUnits + kWarps - 1) / kWarps;  // most units
+                       kMaxWarpUnits = (2 * kFirstGroupUnits + kWarps - 1) / kWarps;  // most units
   static_assert(kMaxWidthUnits <= 2 * kFirstGroupUnits && 2 * kMaxQkvUnits <= 2 * kFirstGroupUnits,
                 "the first group's pieces are the largest");
   const PersistentArguments& a;
@@ -393,10 +393,10 @@ class Decoder {
   __device__ __forceinline__ void decode_piece(u32 to, int units, u32 barrier) const {
     const u32 from = to + units * (kUnitBytes - kStoredBytes), column = b.lane % 8,
               chunk = b.lane / 8 * 2;
-    uint4 codes[kTurns];
-    u32 factors[kTurns];
+    uint4 codes[kMaxWarpUnits];
+    u32 factors[kMaxWarpUnits];
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
+    for (int i = 0; i < kMaxWarpUnits; ++i) {
       const int unit = i * kWarps + b.warp;
       if (unit >= units) continue;
       codes[i] = load_codes(from + unit * kStoredBytes, b.lane);
@@ -405,7 +405,7 @@ class Decoder {
     }
     barrier_sync(kDecoding, kDecoders);
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
+    for (int i = 0; i < kMaxWarpUnits; ++i) {
       const int unit = i * kWarps + b.warp;
       if (unit >= units) continue;
       const u32 at = to + unit * kUnitBytes + column * 128;
@@ -443,23 +443,23 @@ class ActivationProducer {
   __device__ __forceinline__ ActivationProducer(const PersistentArguments& a, const BlockContext& b)
       : a(a), b(b), share(a, b) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void copy_all_activations() {
 #pragma unroll 1
     for (int step = 0; step < a.steps; ++step) {
 #pragma unroll 1
       for (int layer = 0; layer < a.layers; ++layer) {
-        await<8>();
+        wait_for_grid<8>();
         copy_panels_of_x<8, 0>(a.x + b.slice() * 8 * kPanelElements);
-        await<0>();
+        wait_for_grid<0>();
         copy_queries();
-        await<4>();
+        wait_for_grid<4>();
         copy_panels_of_x<4, 0>(a.attended + b.rank * 4 * kPanelElements);
-        await<8>();
+        wait_for_grid<8>();
         copy_panels_of_x<8, 2>(a.x + b.slice() * 8 * kPanelElements);
-        await<8>();
+        wait_for_grid<8>();
         copy_panels_of_x<8, 0>(a.hidden + b.rank * 8 * kPanelElements);
       }
-      await<0>();
+      wait_for_grid<0>();
       if (b.lane == 0) barrier_arrive_one(b.rows_full);
     }
   }
@@ -474,7 +474,7 @@ class ActivationProducer {
   // grid. After the grid barrier the activations of all thread blocks can be copied; kPanels panels
   // of the next input x are expected.
   template <int kPanels>
-  __device__ __forceinline__ void await() {
+  __device__ __forceinline__ void wait_for_grid() {
     arrived += kBlocks;
     barrier_sync(kArrived, kWorkers + 32);
     if (elect_lane()) {

@@ -35,15 +35,15 @@ struct SkinnyGemm {
                        kGroups = kSlice / kGroup;  // weight rows that are waited for together
   static constexpr int kPanels = kTileN / 64;
   static constexpr int kGroupBytes = kPanels * kGroup * 128;
-  static constexpr int kAtOnce = kGroups < 4 ? kGroups : 4,
-                       kRounds = kGroups / kAtOnce;  // panels of x in shared memory
-  static constexpr int kWOffset = kAtOnce * kPanelBytes;
+  static constexpr int kGroupsAtOnce = kGroups < 4 ? kGroups : 4,
+                       kRounds = kGroups / kGroupsAtOnce;  // panels of x in shared memory
+  static constexpr int kWOffset = kGroupsAtOnce * kPanelBytes;
   static constexpr int kPartsOffset = kWOffset + kGroups * kGroupBytes;
   static constexpr int kRankRows = kTileM / kSplit;
   static constexpr int kPartRowBytes = kTileN * 4, kPartBytes = kRankRows * kPartRowBytes;
   static constexpr int kSharedBytes = kPartsOffset + kSplit * kPartBytes;
   static constexpr int kColumns = kTileN / 2;  // of a warpgroup
-  static_assert(kDepth % kSlice == 0 && kSlice % kGroup == 0 && kGroups % kAtOnce == 0,
+  static_assert(kDepth % kSlice == 0 && kSlice % kGroup == 0 && kGroups % kGroupsAtOnce == 0,
                 "slices are whole groups, groups whole rounds");
   static_assert(kTileN == 64 || kTileN == 128, "a warpgroup has 32 or 64 columns");
   static_assert(kSharedBytes <= 226 * 1024,
@@ -70,9 +70,10 @@ struct SkinnyGemmWork {
     base = shared_address(shared);
     weights_come = shared_address(barriers);
     x_comes = weights_come + P::kGroups * 8;
-    parts_come = x_comes + P::kAtOnce * 8;
+    parts_come = x_comes + P::kGroupsAtOnce * 8;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < P::kGroups + P::kAtOnce + 1; ++i) barrier_init(weights_come + i * 8, 1);
+      for (int i = 0; i < P::kGroups + P::kGroupsAtOnce + 1; ++i)
+        barrier_init(weights_come + i * 8, 1);
       barrier_init_fence();
       barrier_expect(parts_come, P::kSplit * P::kPartBytes);
       if (active) {
@@ -95,29 +96,30 @@ struct SkinnyGemmWork {
 };
 
 template <typename P>
-constexpr int kBarriers = P::kGroups + P::kAtOnce + 1;
+constexpr int kBarriers = P::kGroups + P::kGroupsAtOnce + 1;
 
 // Input x that an earlier GEMM wrote in panels; x is copied panel by panel to shared memory.
 template <typename P>
 struct PanelInput {
   const u16* x;
 
-  __device__ __forceinline__ void prepare(const SkinnyGemmWork<P>& work) { place(work, 0); }
+  __device__ __forceinline__ void prepare(const SkinnyGemmWork<P>& work) { place_panels(work, 0); }
 
-  __device__ __forceinline__ void place(const SkinnyGemmWork<P>& work, int round) {
+  __device__ __forceinline__ void place_panels(const SkinnyGemmWork<P>& work, int round) {
     constexpr int kAll = ceil_div(P::kDepth, 64);
     if (threadIdx.x != 0) return;
-    const u16* from = x + static_cast<i64>(blockIdx.y * kAll + work.k0 / 64 + round * P::kAtOnce) *
-                              (kPanelBytes / 2);
+    const u32 panel0 = blockIdx.y * kAll + work.k0 / 64 + round * P::kGroupsAtOnce;
+    const u16* from = x + static_cast<i64>(panel0) * (kPanelBytes / 2);
 #pragma unroll
-    for (int i = 0; i < P::kAtOnce; ++i) {
+    for (int i = 0; i < P::kGroupsAtOnce; ++i) {
       barrier_expect(work.x_comes + i * 8, kPanelBytes);
       bulk_copy_to_shared(work.base + i * kPanelBytes, from + i * (kPanelBytes / 2), kPanelBytes,
                 work.x_comes + i * 8);
     }
   }
 
-  __device__ __forceinline__ void wait(const SkinnyGemmWork<P>& work, int round, int panel) {
+  __device__ __forceinline__ void wait_for_panel(const SkinnyGemmWork<P>& work, int round,
+                                                 int panel) {
     barrier_wait(work.x_comes + panel * 8, round);
   }
 
@@ -131,8 +133,8 @@ struct PanelInput {
 // first loads all its elements of h into registers, and modulates them on the way to shared memory.
 template <typename P>
 struct ModulatedInput {
-  static constexpr int kChunks = P::kAtOnce * P::kGroup / 8, kRowsPerPass = kThreads / kChunks,
-                       kPasses = ceil_div(kTileM, kRowsPerPass);
+  static constexpr int kChunks = P::kGroupsAtOnce * P::kGroup / 8,
+                       kRowsPerPass = kThreads / kChunks, kPasses = ceil_div(kTileM, kRowsPerPass);
   const u16* h;
   const float *squares, *style;
   float* inverse;  // 1 / rms of the tile's rows, shared memory
@@ -162,14 +164,14 @@ struct ModulatedInput {
     if (row < work.rows_left)
       inverse[row] = inverse_rms_of_h_row(squares + static_cast<i64>(work.row0 + row) * kSquares);
     __syncthreads();
-    place(work, 0);
+    place_panels(work, 0);
   }
 
   static __device__ __forceinline__ u32 pair(float r, u32 x, float a, float b, float c, float d) {
     return Bf16::pack(Bf16::low(x) * r * (1.f + a) + c, Bf16::high(x) * r * (1.f + b) + d);
   }
 
-  __device__ __forceinline__ void place(const SkinnyGemmWork<P>& work, int round) {
+  __device__ __forceinline__ void place_panels(const SkinnyGemmWork<P>& work, int round) {
     const int row0 = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
     const u32 to = work.base + chunk / (P::kGroup / 8) * kPanelBytes;
 #pragma unroll
@@ -191,7 +193,7 @@ struct ModulatedInput {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void wait(const SkinnyGemmWork<P>&, int, int) {}
+  __device__ __forceinline__ void wait_for_panel(const SkinnyGemmWork<P>&, int, int) {}
   __device__ __forceinline__ u32 offset(const SkinnyGemmWork<P>&) const { return 0; }
 };
 
@@ -212,12 +214,12 @@ __device__ __forceinline__ void multiply_and_send_row_sums(const SkinnyGemmWork<
     for (int round = 0; round < P::kRounds; ++round) {
       if (round > 0) {
         __syncthreads();
-        x.place(work, round);
+        x.place_panels(work, round);
       }
 #pragma unroll
-      for (int panel = 0; panel < P::kAtOnce; ++panel) {
-        const int g = round * P::kAtOnce + panel;
-        x.wait(work, round, panel);
+      for (int panel = 0; panel < P::kGroupsAtOnce; ++panel) {
+        const int g = round * P::kGroupsAtOnce + panel;
+        x.wait_for_panel(work, round, panel);
         barrier_wait(work.weights_come + g * 8, 0);
         wgmma_fence();
         const u32 x_at = work.base + panel * kPanelBytes + x.offset(work),

@@ -176,7 +176,7 @@ __device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
 #pragma unroll 4
       for (int i = threadIdx.x; i < kSteps * kWidth / 8; i += kWorkers) {
         const int step = i / (kWidth / 8), chunk = i % (kWidth / 8);
-        rows.put(base + x_at(step, chunk), stack, layer, first_step + step, steps, chunk * 8);
+        rows.put_chunk(base + x_at(step, chunk), stack, layer, first_step + step, steps, chunk * 8);
       }
       barrier_sync(kWorking, kWorkers);
     }
@@ -242,7 +242,7 @@ struct StyleGemmInput {
   static constexpr int kParts = 1;
   static constexpr bool kOfLayer = false;
   const u16* cond;
-  __device__ __forceinline__ void put(u32 to, int, int, int step, int steps, int k) const {
+  __device__ __forceinline__ void put_chunk(u32 to, int, int, int step, int steps, int k) const {
     uint4 x = make_uint4(0, 0, 0, 0);
     if (step < steps) x = *reinterpret_cast<const uint4*>(cond + panel_at(step, k, kWidth));
     store_shared_b128(to, x.x, x.y, x.z, x.w);
@@ -271,7 +271,7 @@ struct ShiftGemmInput {
   static constexpr int kParts = 2;
   static constexpr bool kOfLayer = true;
   const float *styles1, *styles2;
-  __device__ __forceinline__ void put(u32 to, int stack, int layer, int step, int steps,
+  __device__ __forceinline__ void put_chunk(u32 to, int stack, int layer, int step, int steps,
                                       int k) const {
     float x[8] = {};
     if (step < steps) {

@@ -55,15 +55,15 @@ __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
     for (int i = 0; i < steps; ++i, ++slot) {
       const GemmStepPosition step(operand, i);
       const int at = slot % kSlots, round = slot / kSlots;
-      if (round > 0) barrier_wait(emptied(at), (round - 1) % 2);
+      if (round > 0) barrier_wait(empty_barrier(at), (round - 1) % 2);
       const u32 bytes = Own::kTileRows * operand.step_groups * kTileBytes;
-      barrier_expect(filled(at), bytes);
+      barrier_expect(full_barrier(at), bytes);
 #pragma unroll
       for (int n = 0; n < Own::kTileRows; ++n) {
         const int row = share.first_filter / kTileFilters + n;
         bulk_copy_to_shared(shared_address(shared) + at * kSlotBytes + n * kTileBytes,
                   weight + (row * row_tiles + step.tile) * (kTileBytes / 2),
-                  bytes / Own::kTileRows, filled(at));
+                  bytes / Own::kTileRows, full_barrier(at));
       }
     }
   }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply(float (&sums)[BlockShareOfLayer<kSide>:
         const u32 bits = exists && tile[k] == k / kOfTile ? kTopBits : 0;
         load_spikes(a[k], (words + tile[k] * kGroupBytes) ^ (k % kOfTile * 16), factor, bits);
       }
-      barrier_wait(filled(at), (slot + i) / kSlots % 2);
+      barrier_wait(full_barrier(at), (slot + i) / kSlots % 2);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kOfStep; ++k)
@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply(float (&sums)[BlockShareOfLayer<kSide>:
       wgmma_commit();
       find(i + Own::kDepthGroups);
       wgmma_wait<0>();
-      if (threadIdx.x % kGroupThreads == 0) arrive_times(emptied(at), 2 / Own::kPixelGroups);
+      if (threadIdx.x % kGroupThreads == 0) arrive_times(empty_barrier(at), 2 / Own::kPixelGroups);
     }
     slot += steps;
   }
@@ -138,12 +138,12 @@ struct SharedGemmSums {
   using Own = BlockShareOfLayer<kSide>;
   static constexpr int kRowBytes = Own::kFilters * 4, kPixelBytes = kRows * kRowBytes;
   static constexpr int kPartBytes = Own::kPixels * kPixelBytes;
-  static constexpr int kTurns = 4, kTurnBytes = 32;  // orders of filters, by row
-  static_assert(kRowBytes >= kTurns * kTurnBytes, "an order permutes a row");
+  static constexpr int kFilterOrders = 4, kFilterOrderBytes = 32;  // orders of filters, by row
+  static_assert(kRowBytes >= kFilterOrders * kFilterOrderBytes, "an order permutes a row");
 
   // Returns the shared-memory address of the first GEMM sum of a row. The sum of a filter lies `4 ·
-  // filter ^ row % kTurns · kTurnBytes` further; the second term is a constant in unrolled loops
-  // over rows.
+  // filter ^ row % kFilterOrders · kFilterOrderBytes` further; the second term is a constant in
+  // unrolled loops over rows.
   static __device__ __forceinline__ char* at(int part, int pixel, int row) {
     return shared + kSumsAt + part * kPartBytes + pixel * kPixelBytes + row * kRowBytes;
   }
@@ -161,13 +161,14 @@ __device__ __forceinline__ void write_sums_to_shared_memory(
   const int row = lane / 4;
   char* const first = At::at(part, pixel, row) + lane % 4 * 8;
 #pragma unroll
-  for (int turn = 0; turn < At::kTurns; ++turn) {
-    char* const to = first + (turn ^ row % At::kTurns) * At::kTurnBytes;
+  for (int turn = 0; turn < At::kFilterOrders; ++turn) {
+    char* const to = first + (turn ^ row % At::kFilterOrders) * At::kFilterOrderBytes;
 #pragma unroll
-    for (int j = turn; j < Own::kFilters / 8; j += At::kTurns)
+    for (int j = turn; j < Own::kFilters / 8; j += At::kFilterOrders)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<float2*>(to + (j - turn) * At::kTurnBytes + half * 8 * At::kRowBytes) =
+        *reinterpret_cast<float2*>(to + (j - turn) * At::kFilterOrderBytes +
+                                   half * 8 * At::kRowBytes) =
             make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
   }
 }
@@ -185,25 +186,25 @@ __device__ __forceinline__ u64* output_map_address(const LayerParameters& layer,
 __device__ __forceinline__ void receive_packed_map_rows(const u64* from, int number, int side,
                                                         int channels,
                                         int first, int last, u32 tag) {
-  constexpr int kMost = 2;  // pieces of two words of a thread: 4x4 pixels of 128 channels
+  constexpr int kMaxPieces = 2;  // pieces of two words of a thread: 4x4 pixels of 128 channels
   const int words_per_pixel = channels / kChannels * (kGroupBytes / 8);
   const int begin = max_of(first, 0) * side * words_per_pixel;
   const int end = min_of(last + 1, side) * side * words_per_pixel;
   const u32 to = map_at(number);
   u32 missing = 0;
 #pragma unroll
-  for (int i = 0; i < kMost; ++i)
+  for (int i = 0; i < kMaxPieces; ++i)
     if (begin + static_cast<int>(threadIdx.x) + i * kMultiplying < end) missing |= 1u << i;
   while (missing != 0) {
-    u32 words[kMost][2];
-    bool came[kMost];
+    u32 words[kMaxPieces][2];
+    bool came[kMaxPieces];
 #pragma unroll
-    for (int i = 0; i < kMost; ++i)
+    for (int i = 0; i < kMaxPieces; ++i)
       if (missing >> i & 1)
         came[i] = receive_tagged_words(from + 2 * (begin + threadIdx.x + i * kMultiplying),
             words[i], tag);
 #pragma unroll
-    for (int i = 0; i < kMost; ++i)
+    for (int i = 0; i < kMaxPieces; ++i)
       if ((missing >> i & 1) && came[i]) {
         const u32 at = to + 8 * (begin + threadIdx.x + i * kMultiplying);
         store_shared_b32(at, words[i][0]);
@@ -257,11 +258,11 @@ __device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
     float v[2], u[2];
     // Shared-memory addresses of the unit's rows of sums, one for each order of filters.
     using At = SharedGemmSums<kSide>;
-    const char* sums_at[At::kTurns];
+    const char* sums_at[At::kFilterOrders];
 #pragma unroll
-    for (int turn = 0; turn < At::kTurns; ++turn)
+    for (int turn = 0; turn < At::kFilterOrders; ++turn)
       sums_at[turn] =
-          At::at(0, own_pixel, unit * kUnit) + ((pair * 8) ^ (turn * At::kTurnBytes));
+          At::at(0, own_pixel, unit * kUnit) + ((pair * 8) ^ (turn * At::kFilterOrderBytes));
 #pragma unroll
     for (int octet = 0; octet < kUnit / kOctet; ++octet) {
       const u32 offset = word_offset(filter / 2, unit * (kUnit / kOctet) + octet);
@@ -277,7 +278,8 @@ __device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
 #pragma unroll
       for (int r = 0; r < kOctet; ++r) {
         const int row_in_unit = octet * kOctet + r;
-        const char* const from = sums_at[row_in_unit % At::kTurns] + row_in_unit * At::kRowBytes;
+        const char* const from =
+            sums_at[row_in_unit % At::kFilterOrders] + row_in_unit * At::kRowBytes;
         x[r] = *reinterpret_cast<const float2*>(from);
 #pragma unroll
         for (int part = 1; part < Own::kDepthGroups; ++part) {
@@ -334,10 +336,10 @@ struct FilterBiases {
 // Finds the layer and filter of bias number `i` of the thread block; biases are ordered by stage,
 // layer and filter.
 template <int kSide>
-__device__ __forceinline__ void find_bias(FilterBiases& of, int& filter, int& i, int first,
+__device__ __forceinline__ void locate_bias(FilterBiases& of, int& filter, int& i, int first,
                                           int rank) {
   using Own = BlockShareOfLayer<kSide>;
-  constexpr int kCount = kOfStage * Own::kFilters;
+  constexpr int kCount = kStageLayers * Own::kFilters;
   if (i >= 0 && i < kCount) {
     of.number = first + i / Own::kFilters;
     of.own = i % Own::kFilters;
@@ -348,10 +350,10 @@ __device__ __forceinline__ void find_bias(FilterBiases& of, int& filter, int& i,
 __device__ __forceinline__ FilterBiases load_bias(int i, int rank) {
   FilterBiases of = {-1, 0, 0.f, 0.f};
   int filter = 0;
-  find_bias<8>(of, filter, i, 0, rank);
-  find_bias<4>(of, filter, i, kOfStage, rank);
-  find_bias<2>(of, filter, i, 2 * kOfStage, rank);
-  find_bias<1>(of, filter, i, 3 * kOfStage, rank);
+  locate_bias<8>(of, filter, i, 0, rank);
+  locate_bias<4>(of, filter, i, kStageLayers, rank);
+  locate_bias<2>(of, filter, i, 2 * kStageLayers, rank);
+  locate_bias<1>(of, filter, i, 3 * kStageLayers, rank);
   if (of.number < 0) return of;
   const LayerParameters& layer = layer_parameters_at(of.number);
   of.bias = layer.bias[filter];
@@ -517,8 +519,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     reinterpret_cast<u64*>(shared + kLayersAt)[i] = reinterpret_cast<const u64*>(layers)[i];
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
-      barrier_init(filled(i), 1);
-      barrier_init(emptied(i), 2);
+      barrier_init(full_barrier(i), 1);
+      barrier_init(empty_barrier(i), 2);
     }
     barrier_init_fence();
   }
@@ -532,13 +534,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x > kMultiplying) return;
     for (int group = blockIdx.x / kRanks; group < all; group += groups) {
 #pragma unroll 1
-      for (int n = 0; n < kOfStage; ++n) copy_weights<8>(n, rank, slot);
+      for (int n = 0; n < kStageLayers; ++n) copy_weights<8>(n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kOfStage; ++n) copy_weights<4>(kOfStage + n, rank, slot);
+      for (int n = 0; n < kStageLayers; ++n) copy_weights<4>(kStageLayers + n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kOfStage; ++n) copy_weights<2>(2 * kOfStage + n, rank, slot);
+      for (int n = 0; n < kStageLayers; ++n) copy_weights<2>(2 * kStageLayers + n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kOfStage; ++n) copy_weights<1>(3 * kOfStage + n, rank, slot);
+      for (int n = 0; n < kStageLayers; ++n) copy_weights<1>(3 * kStageLayers + n, rank, slot);
     }
     return;
   }
@@ -576,17 +578,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     divided = true;
     stage_ends(3);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n)
+    for (int n = 0; n < kStageLayers; ++n)
       compute_layer<8>(n, rank, slot, with), stage_ends(4 + n);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n)
-      compute_layer<4>(kOfStage + n, rank, slot, with), stage_ends(4 + kOfStage + n);
+    for (int n = 0; n < kStageLayers; ++n)
+      compute_layer<4>(kStageLayers + n, rank, slot, with), stage_ends(4 + kStageLayers + n);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n)
-      compute_layer<2>(2 * kOfStage + n, rank, slot, with), stage_ends(4 + 2 * kOfStage + n);
+    for (int n = 0; n < kStageLayers; ++n)
+      compute_layer<2>(2 * kStageLayers + n, rank, slot, with),
+          stage_ends(4 + 2 * kStageLayers + n);
 #pragma unroll 1
-    for (int n = 0; n < kOfStage; ++n)
-      compute_layer<1>(3 * kOfStage + n, rank, slot, with), stage_ends(4 + 3 * kOfStage + n);
+    for (int n = 0; n < kStageLayers; ++n)
+      compute_layer<1>(3 * kStageLayers + n, rank, slot, with),
+          stage_ends(4 + 3 * kStageLayers + n);
     if (logits != nullptr) {
       receive_packed_map_rows(output_map_address(layer_parameters_at(kLayers - 1), 1, 512), kLayers,
           1, 512, 0, 0, tag);

@@ -50,8 +50,8 @@ extern __shared__ __align__(1024) char shared[];
 constexpr int kSumsAt = kSlots * kSlotBytes, kMapsAt = kSumsAt + kSumsBytes;
 constexpr int kLayersAt = kMapsAt + kMaps * kMapBytes;
 constexpr int kShiftsAt = kLayersAt + kLayers * static_cast<int>(sizeof(LayerParameters));
-constexpr int kMostFilters = 64;  // of a block, in a layer
-constexpr int kBarriersAt = kShiftsAt + kLayers * kMostFilters * 4;
+constexpr int kMaxFiltersPerBlock = 64;  // of a block, in a layer
+constexpr int kBarriersAt = kShiftsAt + kLayers * kMaxFiltersPerBlock * 4;
 static_assert(kBarriersAt + 2 * kSlots * 8 <= SHARED_BYTES, "all of it fits");
 
 __device__ __forceinline__ const LayerParameters& layer_parameters_at(int n) {
@@ -60,12 +60,12 @@ __device__ __forceinline__ const LayerParameters& layer_parameters_at(int n) {
 // Returns the biases of the thread block's filters in a layer, in the form in which a fed time step
 // adds them to the currents.
 __device__ __forceinline__ float* shifts_at(int layer) {
-  return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMostFilters;
+  return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMaxFiltersPerBlock;
 }
-__device__ __forceinline__ u32 filled(int slot) {
+__device__ __forceinline__ u32 full_barrier(int slot) {
   return shared_address(shared) + kBarriersAt + slot * 8;
 }
-__device__ __forceinline__ u32 emptied(int slot) { return filled(kSlots + slot); }
+__device__ __forceinline__ u32 empty_barrier(int slot) { return full_barrier(kSlots + slot); }
 __device__ __forceinline__ u32 map_at(int n) {
   return shared_address(shared) + kMapsAt + n % kMaps * kMapBytes;
 }
@@ -90,17 +90,17 @@ struct BlockShareOfLayer {
         first_filter(rank % (kRanks / kParts) * kFilters) {}
 };
 
-constexpr int kOfStage = kLayers / 4;
+constexpr int kStageLayers = kLayers / 4;
 
 // Returns whether a layer is the first of a stage that halves the side of the map. The second layer
 // of a stage that halves the side has two operands: its own convolution and that of the shortcut.
 template <int kSide>
 __device__ __forceinline__ bool starts_stage(int number) {
-  return kSide < 8 && number % kOfStage == 0;
+  return kSide < 8 && number % kStageLayers == 0;
 }
 template <int kSide>
 __device__ __forceinline__ int operands_of(int number) {
-  return kSide < 8 && number % kOfStage == 1 ? 2 : 1;
+  return kSide < 8 && number % kStageLayers == 1 ? 2 : 1;
 }
 
 // One operand of a layer's sums: its convolution or that of its shortcut, in GEMM steps of some

@@ -19,7 +19,7 @@ static_assert(kGroups == 1, "many blocks a multiprocessor: nothing to gain from 
 constexpr int kPacket = 4;
 constexpr int kPackets = PACKETS;  // of a thread
 
-__device__ __forceinline__ void wait_for_the_others() {
+__device__ __forceinline__ void wait_for_previous_kernel() {
   allow_next_kernel();
   wait_for_previous_kernels();
 }
@@ -38,7 +38,7 @@ struct WeightRoundingJob {
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_pack(const WeightRoundingJob* jobs, const int* job_of) {
-  wait_for_the_others();
+  wait_for_previous_kernel();
   const WeightRoundingJob job = jobs[job_of[blockIdx.x]];
   const u32 depth = job.depth, first = job.first, columns = job.columns, elements = job.elements;
   const u32 start = (blockIdx.x - job.first_block) * kThreads * kPackets * kPacket;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void sum_bias_gradients(const WeightGradientJob& job,
 // the biases of 64 filters.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_weight_gradients(const WeightGradientJob* jobs, const int* job_of) {
-  wait_for_the_others();
+  wait_for_previous_kernel();
   const WeightGradientJob job = jobs[job_of[blockIdx.x]];
   const int columns = job.columns, filters = job.filters, parts = job.parts;
   const int steps = job.steps, images = job.images;
@@ -194,7 +194,7 @@ struct SumGradientPartsJob {
 // part.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_sum_parts(const SumGradientPartsJob* jobs, const int* job_of) {
-  wait_for_the_others();
+  wait_for_previous_kernel();
   const SumGradientPartsJob job = jobs[job_of[blockIdx.x]];
   const u32 start = (blockIdx.x - job.first_block) * kThreads * kPackets * kPacket;
 #pragma unroll 1
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                        const float* __restrict__ parameters, const float* __restrict__ momenta,
                        float* __restrict__ new_parameters, float* __restrict__ new_momenta,
                        float momentum, float rate) {
-  wait_for_the_others();
+  wait_for_previous_kernel();
   const SgdUpdateJob job = jobs[job_of[blockIdx.x]];
   const u32 depth = job.depth, first = job.first, columns = job.columns;
   const u32 elements = job.elements;

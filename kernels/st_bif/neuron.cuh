@@ -116,18 +116,18 @@ struct GaussianSurrogate {
   static constexpr float kUnitSharpness =
       2.097090960f;  // sqrt(log2(e) / 2) / 0.405: g(d, 1) = 2^-(d·kUnitSharpness)²
   static constexpr float kPerU =
-      kUnitSharpness * kPerQuantum;  // an even number above 2^24, so that kPerU + kFar is a float
-  static constexpr float kFar = 32.0f;  // a distance at which 2^-(distance²) is 0
+      kUnitSharpness * kPerQuantum;  // even and above 2^24, so kPerU + kZeroDistance is a float
+  static constexpr float kZeroDistance = 32.0f;  // a distance at which 2^-(distance²) is 0
   float sharpness;                      // g(z, θ) = 2^(-(z·sharpness)² - log2 θ)
   float minus_log2_theta;
   float lowest_per_quantum;  // u at Tmin, over q
-  float span_and_far;        // (Tmax - Tmin)·kUnitSharpness + kFar
+  float span_and_far;        // (Tmax - Tmin)·kUnitSharpness + kZeroDistance
 
   __device__ __forceinline__ explicit GaussianSurrogate(const StBifNeuron& neuron)
       : sharpness(kUnitSharpness / neuron.theta),
         minus_log2_theta(-log2_approx(neuron.theta)),
         lowest_per_quantum(neuron.lowest * kPerQuantum),
-        span_and_far(__fadd_rn(__fmaf_rn(neuron.lowest, -kPerU, kPerU), kFar)) {}
+        span_and_far(__fadd_rn(__fmaf_rn(neuron.lowest, -kPerU, kPerU), kZeroDistance)) {}
 };
 
 /// Coefficients of one backward step, from H[t], the conditions on it, and u before the step:
@@ -153,12 +153,13 @@ __device__ __forceinline__ SurrogateCoefficients surrogate_coefficients(
       scaled_excess_over_threshold, surrogate.minus_log2_theta));
   // Scaled distance of the tracer c, up to sign, to the bound that the membrane pushes against.
   // The distance is Tmax - c where H >= θ, and c - Tmin where H < 0. If neither H >= θ nor H < 0
-  // holds, the distance is more than kFar, so that one exponential gives b in all three cases.
+  // holds, the distance is more than kZeroDistance, so that one exponential gives b in all three
+  // cases.
   const float far = __fmaf_rn(u, -GaussianSurrogate::kPerU,
-                              GaussianSurrogate::kPerU + GaussianSurrogate::kFar);
+                              GaussianSurrogate::kPerU + GaussianSurrogate::kZeroDistance);
   const float distance =
       __fmaf_rn(step.down, -surrogate.span_and_far,
-                __fmaf_rn(step.up, -GaussianSurrogate::kFar, far));
+                __fmaf_rn(step.up, -GaussianSurrogate::kZeroDistance, far));
   SurrogateCoefficients result;
   result.a = __fmaf_rn(tracer_below_maximum, g_above, __fmul_rn(tracer_above_minimum, g_below));
   result.b = exp2_approx(__fmul_rn(-distance, distance));

@@ -21,7 +21,7 @@ constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
 constexpr int kWarpTokens = 4 * kWarpSize;  // tokens that a warp compares at once
 static_assert(kTokens % kWarpTokens == 0, "a warp compares whole groups of tokens");
 
-__device__ __forceinline__ bool valid(float token, int vocabulary) {
+__device__ __forceinline__ bool is_valid_token(float token, int vocabulary) {
   return token >= 0.f && token < static_cast<float>(vocabulary) &&
          token == static_cast<float>(static_cast<int>(token));
 }
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Quad values;
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(0x7fc00000u);
-  if (valid(token, vocabulary)) {
+  if (is_valid_token(token, vocabulary)) {
     load_element_quad(table + static_cast<i64>(token) * d + column, values);
   }
   store_f32_quad(x + row * d + column, values);
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   wait_for_previous_kernels();
   allow_next_kernel();
   const auto [row, column, token_exists, token] = token_columns_of_thread(tokens, count, d);
-  if (!token_exists || !valid(token, vocabulary)) return;
+  if (!token_exists || !is_valid_token(token, vocabulary)) return;
   Quad values;
   load_f32_quad(grad_x + row * d + column, values);
   float* to = grad_table + static_cast<i64>(token) * d + column;

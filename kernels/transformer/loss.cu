@@ -30,7 +30,8 @@ __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00
 
 // Sets the logits of a packet that lie beyond the vocabulary to -inf; the packet begins at column
 // `column`.
-__device__ __forceinline__ void mask(ElementPacket<kPacket>& packet, int column, int vocabulary) {
+__device__ __forceinline__ void mask_padding_columns(ElementPacket<kPacket>& packet, int column,
+                                                     int vocabulary) {
   Values values;
   unpack_elements_to_floats<kPacket>(packet, values);
 #pragma unroll
@@ -69,7 +70,7 @@ __device__ __forceinline__ void cross_entropy_of_token(const Element* logits, co
   for (int i = 0; i < kPackets; ++i) {
     const int column = first + i * (kThreads * kPacket);
     if (column >= stride) break;
-    if (column + kPacket > vocabulary) mask(packets[i], column, vocabulary);
+    if (column + kPacket > vocabulary) mask_padding_columns(packets[i], column, vocabulary);
 #pragma unroll
     for (int word = 0; word < 4; ++word) largest = larger_halves(largest, packets[i].word[word]);
   }

@@ -143,7 +143,7 @@ impl AttentionStepShape {
 /// d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionScoresProblem {
-    /// Extents and dtype.
+    /// Extents and element type of the problem.
     pub shape: AttentionStepShape,
 }
 
@@ -214,7 +214,7 @@ impl Problem for AttentionScoresProblem {
 /// in f32, drawn from N(0, 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionSoftmaxProblem {
-    /// Extents and dtype.
+    /// Extents and element type of the problem.
     pub shape: AttentionStepShape,
 }
 
@@ -281,7 +281,7 @@ impl Problem for AttentionSoftmaxProblem {
 /// and `v` `[b, h, s, d]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionValuesProblem {
-    /// Extents and dtype.
+    /// Extents and element type of the problem.
     pub shape: AttentionStepShape,
 }
 

@@ -481,7 +481,7 @@ impl AttentionInputsByHead<'_> {
 /// `[b, h_kv, keys, d]`; inputs are N(0, 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionForward {
-    /// Shape, mask and dtype.
+    /// Shape, mask and element type of the attention.
     pub attention: AttentionParameters,
 }
 

@@ -70,7 +70,7 @@ pub(super) fn attention_gradient_tolerance(dtype: Dtype, outliers: bool) -> Tole
 /// two (2.5 times), because the scores are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionBackward {
-    /// Shape, mask and dtype.
+    /// Shape, mask and element type of the attention.
     pub attention: AttentionParameters,
 }
 

@@ -146,7 +146,7 @@ pub const ST_BIF_BACKWARD_WORKLOAD: Workload<StBifBackward> = Workload {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuronLayerParameters {
     pub n: usize,
-    /// Time steps.
+    /// Number of time steps.
     pub t: usize,
     /// Dtype of the input currents and of their gradients.
     pub dtype: Dtype,

@@ -80,7 +80,7 @@ pub enum LanguageModelKernel {
     SoftmaxBackwardF32,
     /// Cross entropy: losses of the tokens, and gradients of the logits.
     Loss,
-    /// Losses.
+    /// Kernel that computes the loss of each token.
     LossForward,
     /// A step of AdamW.
     AdamW,
@@ -156,9 +156,9 @@ impl KernelTensorSpec {
 /// Problem `transformer/kernel`: one kernel of the language model at one model size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SingleKernelProblem {
-    /// The kernel.
+    /// The kernel that the problem tests.
     pub component: LanguageModelKernel,
-    /// Extents and dtype.
+    /// Extents and element type of the problem.
     pub shape: LanguageModelShape,
 }
 

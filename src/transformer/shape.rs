@@ -94,7 +94,7 @@ pub enum ParameterTensor {
 /// Position of a parameter tensor in the parameter arena: a range of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaRowsOfTensor {
-    /// The tensor.
+    /// The parameter tensor.
     pub weight: ParameterTensor,
     /// Index of the tensor's first row in the arena.
     pub first: usize,

@@ -34,7 +34,7 @@ fn copy_file_creating_folders(file: &Path, at: &Path) {
     std::fs::copy(file, at).unwrap();
 }
 
-/// Runs the program for each file of a folder of the corpus. Each is refused with exit code 2 and
+/// Runs kernelgate on each file of a folder of invalid inputs. Each is refused with exit code 2 and
 /// stays as it is.
 fn assert_each_file_is_refused(
     kind: &str,

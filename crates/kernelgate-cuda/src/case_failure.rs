@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The reason why a case was skipped or failed: a sentence, and the facts in the sentence by name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CaseFailureReason {
-    /// The sentence.
+    /// The reason as a whole sentence.
     pub text: String,
     /// Kind of the failure as a word such as "too_short"; empty for errors of a workload's own
     /// code. The list of facts is empty for errors of a workload's own code.

@@ -34,9 +34,9 @@ type CreateProblemOfPoint =
 
 /// Name, revision, axes and selected problems of a workload.
 pub struct WorkloadNameAxesAndSelections {
-    /// `family/operation`.
+    /// Name of the workload: `family/operation`.
     pub name: &'static str,
-    /// One line.
+    /// Description in one line.
     pub about: &'static str,
     /// Revision of the workload's definition; `None` if none is declared.
     pub revision: Option<u32>,
@@ -54,7 +54,7 @@ pub struct WorkloadNameAxesAndSelections {
 pub struct ImplementationNameAndBackend {
     /// Name of the implementation, which is a part of the case id.
     pub name: &'static str,
-    /// One line.
+    /// Description in one line.
     pub about: &'static str,
     /// Backend (CPU or CUDA) on which the implementation runs.
     pub backend: BackendKind,
@@ -136,12 +136,12 @@ impl WorkloadSuite {
         Self { facts, implementations: rows, create_problem: Box::new(bind) }
     }
 
-    /// `family/operation`.
+    /// Name of the workload: `family/operation`.
     pub const fn workload_name(&self) -> &'static str {
         self.facts.name
     }
 
-    /// One line.
+    /// Description in one line.
     pub const fn workload_description(&self) -> &'static str {
         self.facts.about
     }

@@ -38,7 +38,7 @@ pub struct RecordedKernelsSummary {
 const MAX_TIME_OR_COUNT_IN_SUMMARY: f64 = 1e15;
 
 impl RecordedKernelsSummary {
-    /// Checks the times.
+    /// Fails if a time is negative, not finite or implausibly large.
     pub fn check_kernels_summary_plausible(&self) -> Result<(), String> {
         let kernel = |kernel: &LaunchTimesOfKernel| {
             [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
@@ -82,11 +82,11 @@ pub struct HostTimeOfPhase {
     pub name: String,
     /// Number of times that the duration of the phase was measured.
     pub count: usize,
-    /// Sum, nanoseconds.
+    /// Sum of the durations, nanoseconds.
     pub total_ns: f64,
-    /// Shortest, nanoseconds.
+    /// Shortest duration, nanoseconds.
     pub shortest_ns: f64,
-    /// Longest, nanoseconds.
+    /// Longest duration, nanoseconds.
     pub longest_ns: f64,
     /// CPU time of the process divided by elapsed time: the average number of busy threads,
     /// including threads that spin while they wait. Absent if the operating system does not report
@@ -104,7 +104,7 @@ fn check_time_or_count_plausible(number: f64) -> Result<(), String> {
 }
 
 impl HostTimeOfPhase {
-    /// Checks the times.
+    /// Fails if a time is negative, not finite or implausibly large.
     pub fn check_host_phase_plausible(&self) -> Result<(), String> {
         let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
         [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]

@@ -86,7 +86,7 @@ __device__ __forceinline__ void wgmma_16(float (&d)[64], const u32* a, u64 b) {
 
 // Prevents the compiler from reading an accumulator before the wait for its wgmma group.
 template <int kCount>
-__device__ __forceinline__ void settle(float (&d)[kCount]) {
+__device__ __forceinline__ void pin_accumulator(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }

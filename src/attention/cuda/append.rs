@@ -12,13 +12,13 @@ use kernelgate::backend::program::{MemoryPurpose, Program, ProgramLane, RegionPo
 /// Pointers of a program's memory regions to the tensors of an attention forward.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionForwardPointers {
-    /// Queries.
+    /// Queries of the attention.
     pub q: RegionPointer,
-    /// Keys.
+    /// Keys of the attention.
     pub k: RegionPointer,
-    /// Values.
+    /// Values of the attention.
     pub v: RegionPointer,
-    /// Output.
+    /// Output of the attention.
     pub out: RegionPointer,
     /// Region for the natural logarithm of each row's sum of exponentials, if a backward pass
     /// follows.
@@ -29,11 +29,11 @@ pub struct AttentionForwardPointers {
 /// backward.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBackwardPointers {
-    /// Queries.
+    /// Queries of the attention.
     pub q: RegionPointer,
-    /// Keys.
+    /// Keys of the attention.
     pub k: RegionPointer,
-    /// Values.
+    /// Values of the attention.
     pub v: RegionPointer,
     /// Output of the attention forward, which the backward reads.
     pub out: RegionPointer,

@@ -49,7 +49,7 @@ pub struct AttentionScratchAddresses {
 
 /// One kernel launch of an attention call, and the name of its range in profilers.
 pub struct AttentionKernelLaunch {
-    /// Name of the range.
+    /// Name of the NVTX range around the launch.
     pub range: &'static str,
     /// Launch with its arguments.
     pub launch: PreparedLaunch,
@@ -102,13 +102,13 @@ impl AttentionLaunches {
 /// multiples of 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionForwardAddresses {
-    /// Queries.
+    /// Queries of the attention.
     pub q: u64,
-    /// Keys.
+    /// Keys of the attention.
     pub k: u64,
-    /// Values.
+    /// Values of the attention.
     pub v: u64,
-    /// Output.
+    /// Output of the attention.
     pub out: u64,
     /// Natural logarithm of each row's sum of exponentials, fp32; `None` if no backward pass needs
     /// it.
@@ -119,11 +119,11 @@ pub struct AttentionForwardAddresses {
 /// multiples of 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionBackwardAddresses {
-    /// Queries.
+    /// Queries of the attention.
     pub q: u64,
-    /// Keys.
+    /// Keys of the attention.
     pub k: u64,
-    /// Values.
+    /// Values of the attention.
     pub v: u64,
     /// Output of the attention forward, which the backward reads.
     pub out: u64,

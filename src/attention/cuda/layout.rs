@@ -64,8 +64,8 @@ impl AttentionShape {
     /// Checks whether kernelgate has attention backward kernels for the shape.
     ///
     /// # Errors
-    /// Returns the first unmet requirement: those of [`Self::check_forward_kernels_exist`], then equal
-    /// numbers of keys and queries.
+    /// Returns the first unmet requirement: those of [`Self::check_forward_kernels_exist`], then
+    /// equal numbers of keys and queries.
     pub fn check_backward_kernels_exist(&self) -> Result<(), UnsupportedAttention> {
         self.check_forward_kernels_exist()?;
         let Self { keys, queries, .. } = *self;
@@ -162,11 +162,11 @@ const TENSOR_MAP_STRIDE_LIMIT_BYTES: u64 = 1 << 40;
 /// it as a macro.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowStridesOfQkvAndGradient {
-    /// Queries.
+    /// Queries of the attention.
     pub q: u64,
-    /// Keys.
+    /// Keys of the attention.
     pub k: u64,
-    /// Values.
+    /// Values of the attention.
     pub v: u64,
     /// Gradient of the output.
     pub grad_out: u64,
@@ -175,13 +175,13 @@ pub struct RowStridesOfQkvAndGradient {
 /// Strides of all tensors of an attention forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionForwardLayout {
-    /// Queries.
+    /// Queries of the attention.
     pub q: AttentionTensorStrides,
-    /// Keys.
+    /// Keys of the attention.
     pub k: AttentionTensorStrides,
-    /// Values.
+    /// Values of the attention.
     pub v: AttentionTensorStrides,
-    /// Output.
+    /// Output of the attention.
     pub out: AttentionTensorStrides,
     /// Strides of the log-sum-exp: fp32, the natural logarithm of each query row's sum of
     /// exponentials.

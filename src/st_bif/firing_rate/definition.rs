@@ -43,7 +43,7 @@ pub const FIRING_RATE_WORKLOAD: Workload<FiringRateProblem> = Workload {
 pub struct FiringRateProblem {
     /// Neurons.
     pub n: usize,
-    /// Time steps.
+    /// Number of time steps.
     pub t: usize,
 }
 

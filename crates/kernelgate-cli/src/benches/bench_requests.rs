@@ -118,7 +118,7 @@ pub fn request_from_each_bench(
     Ok(())
 }
 
-/// Asks one executable.
+/// Sends a request to one bench executable and waits for its response.
 pub fn request_from_one_bench(
     executable: &BenchExecutable,
     asking: &BenchRequestSettings<'_>,

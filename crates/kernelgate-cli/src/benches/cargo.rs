@@ -50,7 +50,7 @@ struct CargoMessageTarget {
 pub struct BenchExecutable {
     /// Name of the executable's bench target, as in `Cargo.toml`.
     pub bench: String,
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
     /// Root folder of the executable's Cargo package, which is the bench process's working folder.
     pub package_root: PathBuf,

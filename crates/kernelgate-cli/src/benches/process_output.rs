@@ -25,11 +25,11 @@ pub enum KeptPartOfOutput {
 /// The kept bytes of a process's output stream after the stream has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CapturedOutput {
-    /// The captured bytes.
+    /// The bytes that were kept of the captured output.
     pub kept_bytes: Vec<u8>,
     /// Whether the output stream had more bytes than were kept.
     pub truncated: bool,
-    /// Length of the stream.
+    /// Number of bytes that the process wrote to the stream.
     pub total_bytes: u64,
 }
 

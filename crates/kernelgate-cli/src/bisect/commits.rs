@@ -45,7 +45,7 @@ pub struct BisectionRequest {
 /// The result of a bisection, which searches for the commit that made a case slower.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BisectionResult {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: String,
     /// Good end of the bisection, as revision name and commit: "v1.0 (1a2b3c4d)".
     pub good: String,

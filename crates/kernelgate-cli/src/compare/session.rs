@@ -114,7 +114,7 @@ pub struct ComparisonShardPlan {
     pub plan: String,
     /// Number of cases that all shards of the comparison have together.
     pub cases: usize,
-    /// Device and build.
+    /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
     /// Anchors: rates of fixed work, measured on the device that runs this shard.
     pub anchors: Option<ShardAnchorRecord>,
@@ -266,7 +266,7 @@ pub struct ComparisonSession {
     pub folder: LockedComparisonFolder,
     /// Folder for the request, the run record and the messages of one bench process at a time.
     pub work_folder: PathBuf,
-    /// Base and head.
+    /// The builds of base and head.
     pub sides: [ComparisonSideWithExecutables; 2],
     /// Handle of the bench process that is being measured.
     pub running_child: SharedChildProcess,

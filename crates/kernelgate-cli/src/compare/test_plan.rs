@@ -11,7 +11,7 @@ use kernelgate::record::{
     CommitAndChanges, RecordFoldersOfPackage, RunEnvironment, TrialSamplingPlan, file,
 };
 
-/// A requested plan.
+/// A requested test plan: limits from flags and the plan that they change.
 #[derive(Debug, Clone)]
 pub struct TestPlanRequest {
     /// Limits that flags set.

@@ -18,7 +18,7 @@ use kernelgate::record::{RunEnvironment, ShardOfWork};
 /// merge uses it.
 #[derive(Debug, Clone)]
 pub struct ShardRecordWithFile<T> {
-    /// File of the record.
+    /// Path of the record file.
     pub path: PathBuf,
     /// Content hash of the record file, by which a file that was given twice is detected.
     pub hash: String,
@@ -30,7 +30,7 @@ pub struct ShardRecordWithFile<T> {
     /// Start or end time of the shard's process: of several records of one shard, the earliest
     /// complete one is used.
     pub time: String,
-    /// Device and build.
+    /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
     /// Anchors: rates of fixed work on the device that ran the shard; `None` if the record has
     /// none.
@@ -84,9 +84,9 @@ pub struct ShardMergeAccount {
 pub struct UnmergedShardRecord {
     /// Name of the shard: "bench attention, shard 1/4".
     pub shard: String,
-    /// File of the record.
+    /// Path of the record file.
     pub file: PathBuf,
-    /// The reason.
+    /// Reason for this entry, as a text.
     pub why: String,
 }
 

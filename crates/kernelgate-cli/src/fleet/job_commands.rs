@@ -9,7 +9,7 @@ pub enum WorkDividedIntoShards {
     Bench {
         /// Paths of the bench executables, each with the folder of its package.
         executables: Vec<(PathBuf, PathBuf)>,
-        /// Flags of a bench.
+        /// Command-line flags of the bench executables.
         flags: Vec<String>,
     },
     /// Each shard runs `kernelgate compare` on two folders of prebuilt executables, with these

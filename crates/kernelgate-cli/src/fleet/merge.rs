@@ -187,7 +187,7 @@ fn read_shard_records<T: RecordFileType + Send>(
 /// given.
 #[derive(Debug)]
 pub struct MergedRunRecords {
-    /// The records that count.
+    /// Records that the merge used.
     pub runs: Vec<ShardRecordWithFile<BenchProcessRun>>,
     /// Account of the given records: merged, missing and not used.
     pub merge_account: ShardMergeAccount,
@@ -308,7 +308,7 @@ fn folder_holds_exactly_these_files(folder: &Path, names: &BTreeMap<String, &Pat
 /// given.
 #[derive(Debug)]
 pub struct MergedComparisonShards {
-    /// The records that count.
+    /// Records that the merge used.
     pub shards: Vec<ComparisonShardRecord>,
     /// Account of the given records: merged, missing and not used.
     pub account: ShardMergeAccount,

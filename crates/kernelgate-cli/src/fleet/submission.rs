@@ -25,7 +25,7 @@ pub struct ClusterSubmission {
     /// Ids of the submission's Slurm job arrays; the last one is current, and later ones repeat
     /// shards that were missing.
     pub arrays: Vec<u64>,
-    /// Job that merges.
+    /// Id of the Slurm job that merges the shards.
     pub merge: Option<u64>,
 }
 

@@ -12,7 +12,7 @@ use kernelgate::record::{CommitAndChanges, RunEnvironment, ShardOfWork, text};
 /// Results of the verification of one shard's cases, in a file that `kernelgate merge` can merge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerificationShardRecord {
-    /// The shard.
+    /// The shard of the work that this record covers.
     pub shard: ShardOfWork,
     /// Hash of the list of all cases; it is equal in all shards of one verification.
     pub plan: String,
@@ -20,14 +20,14 @@ pub struct VerificationShardRecord {
     pub complete: bool,
     /// Time at which the verification of the shard ended, RFC 3339, UTC.
     pub ended: String,
-    /// Device and build.
+    /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
     /// Code of the package.
     pub provenance: CommitAndChanges,
     /// Facts that all shards of one verification share, by name: settings, filter, seeds,
     /// executables.
     pub identity: BTreeMap<String, String>,
-    /// The cases.
+    /// Result of each verified case.
     pub rows: Vec<CaseVerificationResponse>,
 }
 

@@ -113,11 +113,11 @@ fn has_unaccepted_removed_cases(
 /// A bench process of a comparison that failed, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedBenchProcess {
-    /// The bench binary.
+    /// Name of the bench executable.
     pub bench: String,
-    /// The build.
+    /// The build that failed: base or head.
     pub side: ComparedArm,
-    /// The reason.
+    /// Reason for this entry, as a text.
     pub reason: String,
     /// Whether the bench was abandoned because of this failure, so that its undecided cases stay
     /// undecided.
@@ -138,7 +138,7 @@ impl FailedBenchProcess {
 /// sampling that kernelgate requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriterionOnlyBench {
-    /// The bench binary.
+    /// Name of the bench executable.
     pub bench: String,
     /// Ids of the bench's cases that are compared.
     pub cases: Vec<String>,

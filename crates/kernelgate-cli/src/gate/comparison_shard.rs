@@ -35,7 +35,7 @@ use kernelgate_cuda::CaseFailureReason;
 /// Record of the comparison of one shard's cases, which `kernelgate merge` reads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonShardRecord {
-    /// The shard.
+    /// The shard of the work that this record covers.
     pub shard: ShardOfWork,
     /// Hash of the list of all cases of both builds; it is equal in all shards of one comparison.
     pub plan: String,
@@ -43,7 +43,7 @@ pub struct ComparisonShardRecord {
     pub planned: usize,
     /// End time of the shard's comparison, RFC 3339, UTC.
     pub ended: String,
-    /// Device and build.
+    /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
     /// Anchors: rates of fixed work, measured on the device of this shard.
     pub anchors: Option<ShardAnchorRecord>,

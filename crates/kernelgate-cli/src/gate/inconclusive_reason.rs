@@ -51,12 +51,12 @@ pub enum InconclusiveReason {
     LessVerified(VerificationLoss),
     /// There are too few pairs of processes for a verdict with the promised error rates.
     TooFewPairs {
-        /// Usable pairs.
+        /// Number of pairs of base and head that can be used.
         pairs: usize,
     },
     /// Too few usable pairs remain, because the GPU was throttled in the other pairs.
     ThrottledPairs {
-        /// Usable pairs.
+        /// Number of pairs of base and head that can be used.
         pairs: usize,
     },
     /// Other processes used different shares of the CPU beside the base and beside the head.
@@ -110,9 +110,9 @@ pub struct SideThatCausesDoubt {
 /// Failure in one build (base or head) that prevented the measurement of a case, with the reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailureInBuild {
-    /// The build.
+    /// The build that failed: base or head.
     pub side: ComparedArm,
-    /// The reason.
+    /// Reason for this entry, as a text.
     pub why: String,
 }
 

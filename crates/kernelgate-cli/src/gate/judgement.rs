@@ -92,7 +92,7 @@ impl RunCountAndSpreadOfSide {
 /// Decisions of both rounds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PairedRoundsEvidence {
-    /// First round.
+    /// Decision of the first round.
     pub decision: PairedDecisionOnCase,
     /// Decision of the second round, with new blocks; `None` unless the first round found a
     /// regression.

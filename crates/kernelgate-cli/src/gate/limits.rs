@@ -61,7 +61,7 @@ pub enum LimitSource {
     Default,
     /// The limit comes from the calibration of the gate on this device.
     Calibration,
-    /// A flag.
+    /// A command-line flag set the limit.
     Flag,
     /// A `[[threshold]]` of `kernelgate.toml`.
     Threshold,
@@ -72,7 +72,7 @@ pub enum LimitSource {
 /// A limit with its source, such as a flag or a calibration.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LimitWithSource {
-    /// The limit.
+    /// Value of the limit.
     pub value: f64,
     /// Source of the limit.
     pub source: LimitSource,

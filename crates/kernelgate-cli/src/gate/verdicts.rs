@@ -73,7 +73,7 @@ pub struct ComparisonRefusal {
     pub base: String,
     /// Value of the head.
     pub head: String,
-    /// Cases concerned.
+    /// Cases to which this entry applies.
     pub cases: Vec<String>,
 }
 

@@ -24,7 +24,7 @@ const MIN_ASSUMED_RELATIVE_NOISE: f64 = 0.001;
 /// to that commit, because an outlier can shift it.
 const MAX_RUNS_FROM_CHANGE_TO_COMMIT: usize = 2;
 
-/// Selects histories.
+/// Selects the case histories to compute.
 #[derive(Debug)]
 pub struct CaseHistoryQuery<'a> {
     /// The package whose runs are shown, together with runs without a recorded package; `None` for
@@ -129,7 +129,7 @@ pub struct TimeLevelChange {
 struct IndexedTimeOfCase<'a> {
     /// Id of the case at the time of the run, before renames.
     case: &'a str,
-    /// Nanoseconds a launch.
+    /// Nanoseconds per launch.
     median_ns: f64,
     run: &'a ProcessRunInIndex,
 }

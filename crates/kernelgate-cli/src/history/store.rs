@@ -34,7 +34,7 @@ pub struct HistoryRecordStore {
 /// A file in a history store or an import that contains no run, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct FileWithoutRun {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
     /// The reason.
     pub problem: String,

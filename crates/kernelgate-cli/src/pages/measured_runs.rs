@@ -105,7 +105,7 @@ pub struct PeerTimeForProblem {
     pub power: Option<PowerStateOfSamples>,
     /// SM clock while the peer was timed, MHz; `None` if the peer program could not read it.
     pub clock_mhz: Option<f64>,
-    /// Our implementation.
+    /// The project's fastest implementation of the problem.
     pub implementation: String,
     /// Time of the project's own implementation, nanoseconds per launch.
     pub own_fastest_ns: f64,
@@ -227,7 +227,7 @@ struct CollectedCaseRuns {
     runs: Vec<CaseSummaryOfRun>,
 }
 
-/// Collects records.
+/// Collects the cases and limits of run records and baselines for a report.
 #[derive(Default)]
 struct ReportRecordCollector {
     sources: Vec<SourceOfMeasurement>,

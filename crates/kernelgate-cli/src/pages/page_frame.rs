@@ -19,7 +19,7 @@ pub struct HtmlPageSection {
     /// Name of the section in links to it, made of letters and `-`.
     pub anchor: &'static str,
     pub title: &'static str,
-    /// Content of the section.
+    /// HTML content of the page section.
     pub body: Markup,
 }
 

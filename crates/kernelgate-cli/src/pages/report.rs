@@ -16,7 +16,7 @@ use crate::report::summary::VerdictSummary;
 use kernelgate::display::{amount_rate_text, counted_noun, energy_text, time_text};
 use kernelgate::stats::half_range_by_median;
 
-/// Contents of a page.
+/// Contents of a report page.
 pub struct ReportPageContent<'a> {
     pub measured: &'a MeasurementsOfOneDevice,
     /// Times of the cases over commits; `None` without a history store.
@@ -89,7 +89,7 @@ fn chart_sections_of_measured_cases(
     ]
 }
 
-/// Makes the page.
+/// Builds the report page as HTML.
 pub fn report_page(
     content: &ReportPageContent<'_>,
 ) -> Result<RenderedReportPage, ChartDrawingError> {

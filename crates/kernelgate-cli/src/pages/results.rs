@@ -19,7 +19,7 @@ use crate::report::utilization::published_peak_throughput_text;
 pub struct FamilyResultsMarkdown {
     /// File name of the page, without a folder: `attention.md`.
     pub file: String,
-    /// Markdown.
+    /// Text of the page in Markdown.
     pub text: String,
 }
 

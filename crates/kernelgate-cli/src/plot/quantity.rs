@@ -3,7 +3,7 @@
 /// Unit in which the numbers of a chart are printed, such as nanoseconds or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlottedUnit {
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     Time,
     /// A rate: an amount per second; the text names the amount, such as "FLOP" or "B".
     Rate(&'static str),

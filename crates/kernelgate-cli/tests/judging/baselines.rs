@@ -385,7 +385,7 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
     std::fs::write(&path, "{").unwrap();
     insta::assert_snapshot!(save("a --runs 2 -- n64").refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
     std::fs::write(&path, &before).unwrap();
-    // A later run fails: the runs until then are kept.
+    // If a later run fails, the runs before it are kept.
     replace_cargo_by_script(
         &package,
         &format!("[ -e second ] && exit 3; touch second\n{}", script_that_runs_fixture()),

@@ -133,7 +133,7 @@ fn install_git_hooks(scratch: &TempRepository) -> PathBuf {
     ran
 }
 
-/// A case that is wrong by changed golden tensors fails, though its executable is the old one.
+/// A case whose golden tensors changed fails, though its executable did not change.
 #[test]
 fn files_that_the_same_executable_reads_are_verified_on_both_sides() {
     let scratch = TempRepository::new();

@@ -52,7 +52,7 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     rules/accepted: {"case":"fixture/spin/n128_none/cpu/hot","growth":null,"less_verified":false,"reason":"exact <sums>","removed":false,"slower":0.5}
     rules/accepted: {"case":"fixture/spin/n64_none/cpu/hot","growth":null,"less_verified":false,"reason":"exact <sums>","removed":false,"slower":0.5}
     "#);
-    // A reason is text in every format.
+    // The reason of an accepted change is escaped as text in every output format.
     let format = |format: &str| {
         let outcome = package.run_kernelgate(&format!("gate --baseline a --format {format}"));
         lines_with_word(&outcome.assert_exit(0).stdout, CASE)

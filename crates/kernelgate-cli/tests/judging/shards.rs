@@ -320,7 +320,7 @@ fn a_verb_without_a_bench_run_states_that_it_takes_a_shard() {
     ");
 }
 
-/// They merge in any order, with the exit code of one verification.
+/// Verification shards merge in any order, with the exit code of one whole verification.
 #[test]
 fn shards_of_a_verification_are_put_together() {
     let package = TempPackage::new();

@@ -64,8 +64,8 @@ pub fn rustc_flags_linking_kernelgate() -> String {
 }
 
 /// Flags as [`rustc_flags_linking_kernelgate`] gives them, for libraries that `cargo test` built.
-/// Builds are quick and leave the other core to the test beside them: little is optimised, by one
-/// thread.
+/// These flags make builds quick: rustc optimises little, in one thread, so that the other core is
+/// free for concurrent tests.
 pub fn rustc_flags_linking_libraries(libraries: &[&str]) -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
     let mut flags = vec!["-L".to_owned(), format!("dependency={}", deps.display())];

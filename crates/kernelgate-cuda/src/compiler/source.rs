@@ -40,8 +40,8 @@ pub const COMMON_KERNEL_HEADERS: &[NamedKernelFile] = embedded_files!(
 );
 
 /// The headers that a source text includes, directly or through other headers, out of
-/// [`COMMON_KERNEL_HEADERS`] and the package's files. A header counts as included if its name occurs
-/// anywhere in the text, even in a comment or a macro; NVRTC gets only these headers.
+/// [`COMMON_KERNEL_HEADERS`] and the package's files. A header counts as included if its name
+/// occurs anywhere in the text, even in a comment or a macro; NVRTC gets only these headers.
 pub fn headers_named_in_text(text: &str, package: &[NamedKernelFile]) -> Vec<NamedKernelFile> {
     let headers = package.iter().filter(|(name, _)| !name.ends_with(KERNEL_FILE_EXTENSION));
     let (mut found, mut rest): (Vec<NamedKernelFile>, Vec<NamedKernelFile>) = COMMON_KERNEL_HEADERS
@@ -70,8 +70,8 @@ pub struct Source {
     pub file: &'static str,
     /// Text of the kernel file; `None` if the text is the one in `files`.
     own_text: Option<&'static str>,
-    /// Embedded files of the kernel's package: headers besides [`COMMON_KERNEL_HEADERS`], and kernel
-    /// files.
+    /// Embedded files of the kernel's package: headers besides [`COMMON_KERNEL_HEADERS`], and
+    /// kernel files.
     pub files: &'static [NamedKernelFile],
 }
 
@@ -137,7 +137,7 @@ pub struct KernelBuildVariant {
 /// A kernel source with the macros with which it is compiled.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelBuild {
-    /// The file.
+    /// CUDA source file of the build.
     pub source: Source,
     /// Macros that are part of the build's name, each `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,

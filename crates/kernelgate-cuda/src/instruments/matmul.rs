@@ -7,7 +7,7 @@ use crate::{
     RequiredArchitecture, Source,
 };
 
-/// The rows.
+/// All kernels of this file.
 pub(super) const RESIDENT_MATMUL_KERNELS: &[KernelSpec<(ResidentMatmulDtype, usize)>] =
     &[RESIDENT_MATMUL_KERNEL];
 

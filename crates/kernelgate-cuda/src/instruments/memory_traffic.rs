@@ -9,7 +9,7 @@ use crate::{
     BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernelWithLaunch, Source,
 };
 
-/// The rows.
+/// All kernels of this file.
 pub(super) const MEMORY_PASS_KERNELS: &[KernelSpec<MemoryPassVariant>] = &[MEMORY_PASS_KERNEL];
 
 const MEMORY_PASS_KERNEL: KernelSpec<MemoryPassVariant> = KernelSpec {

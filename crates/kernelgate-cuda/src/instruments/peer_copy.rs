@@ -12,7 +12,7 @@ pub(super) const PEER_COPY_KERNELS: &[KernelSpec<usize>] = &[PEER_COPY_KERNEL];
 /// Threads per block, which must equal kThreads in the kernel's source.
 const PEER_COPY_THREADS_PER_BLOCK: usize = 512;
 const PEER_COPY_PACKET_BYTES: usize = 16;
-/// Packets that a thread copies per loop iteration, which must equal kAtOnce in the kernel's
+/// Packets that a thread copies per loop iteration, which must equal kPacketsAtOnce in the kernel's
 /// source.
 const PEER_COPY_PACKETS_PER_ITERATION: usize = 4;
 

@@ -14,7 +14,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 /// All records that CUPTI collected in this process between two calls that take them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CuptiRecordedActivity {
-    /// The process.
+    /// Id of the recorded process.
     pub pid: u32,
     /// Texts of this recording; every `name` of its records is an index into this list.
     pub names: Vec<String>,
@@ -103,7 +103,7 @@ pub struct MemoryCopyRecord {
     /// CUPTI's correlation id, which the copy record shares with the record of the host call that
     /// enqueued the copy.
     pub correlation: u32,
-    /// Bytes.
+    /// Number of bytes copied or set.
     pub bytes: u64,
     /// Direction of the copy by CUPTI's numbers: 1 host to device, 2 device to host, 8 within a
     /// device, 10 between devices.
@@ -129,7 +129,7 @@ pub struct MemsetRecord {
     /// CUPTI's correlation id, which the memset record shares with the record of the host call that
     /// enqueued the memset.
     pub correlation: u32,
-    /// Bytes.
+    /// Number of bytes copied or set.
     pub bytes: u64,
     /// CUPTI's id of the graph node that launched the memset; 0 if no graph launched the memset.
     pub graph_node: u64,
@@ -197,13 +197,13 @@ pub struct GraphNodeRangesRecord {
 /// Record of one allocation of device memory, or of its release.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemoryChangeRecord {
-    /// When.
+    /// Time of the change, nanoseconds of the recording's clock.
     pub time: u64,
     /// Device, context and stream.
     pub on: GpuContextStreamIds,
     /// Address of the allocation.
     pub address: u64,
-    /// Bytes; negative: given back.
+    /// Number of bytes allocated; negative for bytes freed.
     pub bytes: i64,
 }
 

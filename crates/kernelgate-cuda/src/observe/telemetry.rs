@@ -250,7 +250,7 @@ fn count_processes_other_than_own(computed: BTreeSet<u32>, own: u32) -> Option<u
 struct ProcessesWithContext {
     /// Whether NVML lists this process among those with a context.
     includes_this_process: bool,
-    /// Number of other processes.
+    /// Number of other processes with a compute context on the GPU.
     other_processes: u32,
 }
 

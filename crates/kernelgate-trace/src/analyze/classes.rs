@@ -34,7 +34,7 @@ impl OperationClass {
     pub const ALL_OPERATION_CLASSES: [Self; 6] =
         [Self::Compute, Self::Graph, Self::Communication, Self::Migration, Self::Copy, Self::Set];
 
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_operation_class(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -64,7 +64,7 @@ pub enum CommunicationLibrary {
 }
 
 impl CommunicationLibrary {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_communication_library(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL/RCCL",

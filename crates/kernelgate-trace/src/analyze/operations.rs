@@ -44,7 +44,7 @@ impl<'a> AllGpuOperations<'a> {
         Self { trace, bounds }
     }
 
-    /// How many there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.bounds[3] as usize
     }
@@ -95,7 +95,7 @@ impl<'a> AllGpuOperations<'a> {
         columns.start.at(index)
     }
 
-    /// Nanosecond after the last.
+    /// End: the first nanosecond after the last one.
     #[inline]
     pub fn operation_end_exclusive_ns(&self, id: GpuOperationId) -> i64 {
         let (columns, index) = self.gpu_columns_and_row(id);

@@ -39,7 +39,7 @@ impl OperationsInOrder {
         if numbered { Self::Numbers(count) } else { Self::Listed(ids.collect()) }
     }
 
-    /// How many there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::Numbers(count) => *count as usize,

@@ -20,7 +20,7 @@ pub enum ChecklistLineState {
 }
 
 impl ChecklistLineState {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_state_label(self) -> &'static str {
         match self {
             Self::Holds => "holds",

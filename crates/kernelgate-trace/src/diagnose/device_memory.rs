@@ -35,7 +35,7 @@ pub struct ProcessMemoryOnGpu {
 pub struct MemoryDuringPhase {
     /// Name of the phase's ranges; `#` stands for numbers in which their names differ.
     pub name: String,
-    /// How many there are.
+    /// Number of ranges that form the phase.
     pub range_count: usize,
     /// Most bytes that were held during one of the phase's ranges.
     pub peak_bytes: u64,

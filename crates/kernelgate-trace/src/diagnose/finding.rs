@@ -22,7 +22,7 @@ pub enum FindingSeverity {
 }
 
 impl FindingSeverity {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_severity_label(self) -> &'static str {
         match self {
             Self::Information => "information",
@@ -61,7 +61,7 @@ pub enum FindingConfidence {
 }
 
 impl FindingConfidence {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_confidence_label(self) -> &'static str {
         match self {
             Self::Low => "low",
@@ -84,7 +84,7 @@ pub struct MeasuredNumberWithUnit {
 pub struct FindingEvidence {
     /// Name of the kernel, API call or copy that shows the finding.
     pub subject: String,
-    /// How often.
+    /// Number of kernels, calls or copies that the evidence covers.
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: Option<i64>,
@@ -155,7 +155,7 @@ pub struct ReplayedGainOfRemedy {
 /// A possible improvement of the traced program that a diagnosis rule found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiagnosisFinding {
-    /// The rule.
+    /// Id of the diagnosis rule.
     pub id: &'static str,
     /// Cost of the finding.
     pub severity: FindingSeverity,
@@ -219,7 +219,7 @@ pub enum InspectedRecordKind {
 }
 
 impl InspectedRecordKind {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_record_kind(self) -> &'static str {
         match self {
             Self::KernelTime => "kernel time",
@@ -255,7 +255,7 @@ impl InspectedRecordKind {
 pub struct InspectedShareOfRecords {
     /// Number of records, or nanoseconds, that have all data that the rule needs.
     pub inspected_amount: i64,
-    /// All of the whole.
+    /// Number of all records, or nanoseconds, that the rule would have to inspect.
     pub whole_amount: i64,
     /// The unit of both.
     pub unit: InspectedRecordKind,
@@ -288,14 +288,14 @@ impl InspectedShareOfRecords {
 pub enum RuleAnswer {
     /// Findings say so.
     Yes {
-        /// How many.
+        /// Number of findings of the rule.
         findings: usize,
-        /// How much was inspected.
+        /// Share of the records that the rule inspected.
         inspected: InspectedShareOfRecords,
     },
     /// The rule inspected enough records, and found nothing.
     No {
-        /// How much.
+        /// Share of the records that the rule inspected.
         inspected: InspectedShareOfRecords,
     },
     /// The trace lacks data that the rule needs for an answer.

@@ -74,7 +74,7 @@ impl TraceDiagnosis {
 }
 
 impl RangeTreeRow {
-    /// Converts to JSON.
+    /// Converts this value to JSON.
     pub fn range_tree_node_to_json(&self) -> Value {
         let limits = self.of_limits.iter();
         let limits: Vec<Value> =

@@ -43,7 +43,7 @@ pub enum TimeBoundOfRange {
 }
 
 impl TimeBoundOfRange {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_time_bound(self) -> &'static str {
         match self {
             Self::Launch => "launch-bound",

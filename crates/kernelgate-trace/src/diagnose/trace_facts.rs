@@ -26,7 +26,7 @@ pub struct DiagnosisContext<'a> {
     pub classes: OperationClassesOfTrace<'a>,
     /// Activity (busy and idle time) of each process on each GPU.
     pub activities: Vec<ProcessActivityOnGpu>,
-    /// The host's part.
+    /// Calls, ranges and waits of the host in the trace.
     pub host_summary: HostSummaryOfTrace,
     /// GPU vendor and recorder of the trace, for advice.
     pub platform: TraceVendorAndRecorder,

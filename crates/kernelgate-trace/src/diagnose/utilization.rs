@@ -34,10 +34,10 @@ const MAX_LISTED_RANGE_DEPTH: usize = 2;
 /// convolutions can exceed the data sheet's tensor-core peak, but never by this multiple.
 const MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK: f64 = 3.0;
 
-/// Executions of an operator.
+/// Calls of one framework operator, with their work and kernel time.
 struct OperatorCallsWithWork<'a> {
     name: &'a str,
-    /// How many.
+    /// Number of calls of this function.
     calls: usize,
     work: OperatorFlopsAndBytes,
     /// Summed duration of all kernels that these operator calls launched, in nanoseconds.
@@ -619,7 +619,7 @@ impl GpuPeakUseOfTrace {
         }
     }
 
-    /// Converts to JSON.
+    /// Converts this value to JSON.
     pub fn to_utilization_json(&self) -> Value {
         let sum = |sum: &SummedWorkAndKernelTime| {
             json!({

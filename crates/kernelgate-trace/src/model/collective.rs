@@ -25,7 +25,7 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn collective_label(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",

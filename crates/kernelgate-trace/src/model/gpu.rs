@@ -58,7 +58,7 @@ impl GpuOperationColumns {
         self.start.has_no_row()
     }
 
-    /// Adds one.
+    /// Adds one GPU operation.
     pub fn push_operation(
         &mut self,
         start: i64,
@@ -205,7 +205,7 @@ pub enum CopiedMemoryKind {
 }
 
 impl CopiedMemoryKind {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn memory_kind_label(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -254,7 +254,7 @@ pub struct CudaGraphNodeWithRanges {
 /// themselves.
 #[derive(Debug, Clone, Default)]
 pub struct GraphNodeCreationTable {
-    /// When.
+    /// Time of each row, nanoseconds of the trace's clock.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`] of the thread that captured or built the CUDA graph.
     pub thread: Vec<u32>,
@@ -327,7 +327,7 @@ pub enum SynchronisationTarget {
 /// Allocations and frees of device memory in a trace; one row per allocation or free.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceAllocationAndFreeTable {
-    /// When.
+    /// Time of each row, nanoseconds of the trace's clock.
     pub time: Vec<i64>,
     /// Process, device, context and stream of each allocation or free.
     pub place: Vec<OperationPlaceIndex>,
@@ -339,7 +339,7 @@ pub struct DeviceAllocationAndFreeTable {
 }
 
 impl DeviceAllocationAndFreeTable {
-    /// Adds one.
+    /// Adds one allocation or free.
     pub fn push_allocation_or_free(
         &mut self,
         time: i64,
@@ -380,7 +380,7 @@ impl SpecialStreamTable {
 /// Page faults of managed memory, one row per recorded group of faults.
 #[derive(Debug, Clone, Default)]
 pub struct ManagedPageFaultTable {
-    /// When.
+    /// Start of each row, nanoseconds of the trace's clock.
     pub start: Vec<i64>,
     /// Time at which the last page fault of the group was served; equal to the start for page
     /// faults of the host.
@@ -390,7 +390,7 @@ pub struct ManagedPageFaultTable {
     /// The device whose access caused the page faults, or [`Self::HOST_INSTEAD_OF_DEVICE`] if the
     /// host's access did.
     pub device: Vec<u32>,
-    /// How many.
+    /// Number of page faults in each row.
     pub fault_count: Vec<u64>,
 }
 
@@ -402,7 +402,7 @@ impl ManagedPageFaultTable {
 /// Sampled hardware counters.
 #[derive(Debug, Clone, Default)]
 pub struct HardwareCounterSampleTable {
-    /// When.
+    /// Time of each row, nanoseconds of the trace's clock.
     pub time: Vec<i64>,
     pub gpu: Vec<u32>,
     /// The counter. The counter's metric name is stored instead of its id, because metric ids

@@ -43,7 +43,7 @@ impl ApiCallTable {
         self.start.is_empty()
     }
 
-    /// Adds one.
+    /// Adds one API call.
     pub fn push_api_call(
         &mut self,
         start: i64,
@@ -130,7 +130,7 @@ pub struct RecordedOperatorInputs {
 }
 
 impl HostRangeTable {
-    /// How many there are.
+    /// Number of ranges that form the phase.
     pub fn range_count(&self) -> usize {
         self.start.len()
     }
@@ -140,7 +140,7 @@ impl HostRangeTable {
         self.start.is_empty()
     }
 
-    /// Adds one.
+    /// Adds one host range.
     pub fn push_host_range(
         &mut self,
         start: i64,
@@ -199,7 +199,7 @@ impl HostRangeTable {
 /// Table of named instants on the host: NVTX marks.
 #[derive(Debug, Clone, Default)]
 pub struct HostMarkerTable {
-    /// When.
+    /// Time of each row, nanoseconds of the trace's clock.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
@@ -223,7 +223,7 @@ pub struct SlowOsCallTable {
 /// Times at which the operating system's scheduler put host threads on a CPU or took them off.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadContextSwitchTable {
-    /// When.
+    /// Time of each row, nanoseconds of the trace's clock.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,

@@ -40,7 +40,7 @@ pub struct WarpStallsOfSourceLine {
 /// Value and unit of a metric of one kernel launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NcuMetricValue {
-    /// The number.
+    /// Value of the metric.
     pub value: f64,
     /// Unit of the metric as written in the report, such as `%` or `byte/second`.
     pub unit: InternedNameId,

@@ -86,7 +86,7 @@ pub enum TraceRecorder {
 }
 
 impl TraceRecorder {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn recorder_label(self) -> &'static str {
         match self {
             Self::NsightSystems => "Nsight Systems",
@@ -109,7 +109,7 @@ pub struct Trace {
     pub threads: Vec<HostThread>,
     /// Table of processes, devices, contexts and streams that GPU operations refer to.
     pub places: Vec<ProcessDeviceContextAndStream>,
-    /// GPUs.
+    /// GPUs of the trace.
     pub devices: Vec<TracedDevice>,
     /// Compiled kernels.
     pub functions: Vec<KernelFunctionName>,
@@ -134,7 +134,7 @@ pub struct Trace {
     pub special_streams: SpecialStreamTable,
     /// Waits of the host.
     pub synchronisation_waits: SynchronisationWaitTable,
-    /// Calls of CUDA.
+    /// Calls of CUDA functions by the host.
     pub calls: ApiCallTable,
     /// Named time spans on the host, such as NVTX ranges.
     pub ranges: HostRangeTable,
@@ -146,7 +146,7 @@ pub struct Trace {
     pub os_calls: SlowOsCallTable,
     /// The scheduler's decisions.
     pub context_switches: ThreadContextSwitchTable,
-    /// Device memory over time.
+    /// Held device memory over time.
     pub allocations: DeviceAllocationAndFreeTable,
     /// Page faults of managed memory.
     pub page_faults: ManagedPageFaultTable,

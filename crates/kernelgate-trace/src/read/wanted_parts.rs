@@ -8,7 +8,7 @@ pub struct WantedTraceParts {
     pub operations: bool,
     /// Whether to read grids, blocks, registers and shared memory of kernel launches.
     pub shapes: bool,
-    /// Calls of CUDA.
+    /// Calls of CUDA functions by the host.
     pub calls: bool,
     /// Named ranges.
     pub ranges: bool,

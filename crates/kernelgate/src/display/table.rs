@@ -49,7 +49,7 @@ impl AlignedTextTable {
         self.rows.is_empty()
     }
 
-    /// Columns padded with spaces.
+    /// Returns the table as text, with columns padded by spaces.
     pub fn aligned_text(&self) -> String {
         self.with_cleaned_cells(join_lines_with_spaces)
             .lines_of_joined_rows(|cells| cells.join("  ").trim_end().to_owned())

@@ -37,7 +37,7 @@ pub enum HarnessError {
     /// The session name is not a plain file name.
     #[error("KERNELGATE_SESSION=`{session}` is no plain file name")]
     SessionName {
-        /// The name.
+        /// The session name that caused the error.
         session: String,
     },
     /// An earlier invocation has used the same session name.
@@ -46,7 +46,7 @@ pub enum HarnessError {
          or remove it", .path.display()
     )]
     SessionTaken {
-        /// The name.
+        /// The session name that caused the error.
         session: String,
         /// Path of the record that the earlier invocation wrote.
         path: PathBuf,
@@ -57,15 +57,15 @@ pub enum HarnessError {
     /// The filter is not a regular expression.
     #[error("filter `{filter}` is not a regular expression: {problem}")]
     Filter {
-        /// The filter.
+        /// The case filter that caused the error.
         filter: String,
-        /// Its fault.
+        /// Fault of the value, as a fragment of a sentence.
         problem: String,
     },
     /// The filter on the command line matches no case.
     #[error("no case matches `{}`; {}", shorten_for_message(.filter), suggestion_after_unmatched_filter(.suggestions))]
     NoMatch {
-        /// The filter.
+        /// The case filter that caused the error.
         filter: String,
         /// Case ids that are similar to the filter.
         suggestions: Vec<String>,
@@ -73,7 +73,7 @@ pub enum HarnessError {
     /// The command line sets an axis that no workload has.
     #[error("no workload has an axis `{axis}`; axes are {}", .axes.join(", "))]
     UnknownAxis {
-        /// The axis.
+        /// Name of the axis that caused the error.
         axis: String,
         /// Names of the axes of all workloads.
         axes: Vec<&'static str>,
@@ -110,7 +110,7 @@ pub enum HarnessError {
     Work {
         /// Id of the problem.
         case: String,
-        /// Its fault.
+        /// Fault of the value, as a fragment of a sentence.
         problem: String,
     },
     /// A workload rejects axis values that its own default selection contains.
@@ -153,9 +153,9 @@ pub enum HarnessError {
         name: String,
         /// The case.
         case: String,
-        /// The file.
+        /// Path of the file that caused the error.
         path: PathBuf,
-        /// Its fault.
+        /// Fault of the value, as a fragment of a sentence.
         problem: String,
     },
     /// Interrupts cannot be watched.

@@ -48,10 +48,10 @@ const MAX_RELATIVE_DELAY_ERROR: f64 = 0.25;
 /// injected delay.
 const TARGET_TIME_OF_ONE_TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES_PER_DELAY_TURN: f64 = 50.0;
-/// Turns come in groups of four: without delay, with delay, with delay, without delay. Target time
-/// of all turns together, nanoseconds; the next constant is the largest number of groups of four
-/// turns. One turn with delay and one without would be too few. A launch after an idle moment
-/// differs by a few µs, and the SM clock drifts by 1 % within ten milliseconds.
+/// Measurements come in groups of four: without delay, with delay, with delay, without delay.
+/// Target time of all turns together, nanoseconds; the next constant is the largest number of
+/// groups of four turns. One turn with delay and one without would be too few. A launch after an
+/// idle moment differs by a few µs, and the SM clock drifts by 1 % within ten milliseconds.
 const TARGET_TIME_OF_ALL_TURNS_NS: f64 = 1e8;
 const MAX_GROUPS_OF_FOUR_TURNS: f64 = 8.0;
 

@@ -113,7 +113,7 @@ impl PowerStateOfSamples {
 /// samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CasePowerRecord {
-    /// The state.
+    /// Power state in which the samples were taken.
     pub state: PowerStateOfSamples,
     /// Reason why the power state of this case is not applicable.
     #[serde(default, skip_serializing_if = "Option::is_none")]

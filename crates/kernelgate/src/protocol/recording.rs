@@ -59,8 +59,8 @@ pub struct CuptiCaseRecording {
     pub trace: CuptiRecordedActivity,
 }
 
-/// One part of the recorded network, as in [`crate::workload::ProblemPartForProfile`], with the shortest
-/// times that this device's ceilings allow.
+/// One part of the recorded network, as in [`crate::workload::ProblemPartForProfile`], with the
+/// shortest times that this device's ceilings allow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedNetworkPart {
     /// Table of the part.
@@ -82,7 +82,7 @@ pub struct RecordedNetworkPart {
 /// kernel source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelStageCycles {
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
     /// Stages of the kernel.
     pub names: Vec<String>,

@@ -90,9 +90,9 @@ pub struct BenchCaseListing {
 /// A workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListedWorkload {
-    /// `family/operation`.
+    /// Name of the workload: `family/operation`.
     pub name: String,
-    /// One line.
+    /// Description in one line.
     pub about: String,
     /// Axes of the workload, each with its name, its accepted values and its meaning.
     pub axes: Vec<[String; 3]>,
@@ -105,7 +105,7 @@ pub struct ListedWorkload {
 pub struct ListedImplementation {
     /// `cpu`, `cuda/tiled`.
     pub name: String,
-    /// One line.
+    /// Description in one line.
     pub about: String,
 }
 
@@ -178,8 +178,8 @@ pub struct CaseVerificationResponse {
     /// bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_output: BTreeMap<String, ErrorsRelativeToReference>,
-    /// Hash that identifies the inputs, which differs between seeds, as in [`OutputVerificationRecord`].
-    /// This hash is present even if the case failed.
+    /// Hash that identifies the inputs, which differs between seeds, as in
+    /// [`OutputVerificationRecord`]. This hash is present even if the case failed.
     ///
     /// [`OutputVerificationRecord`]: crate::record::run::OutputVerificationRecord::data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]

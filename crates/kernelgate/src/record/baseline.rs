@@ -36,7 +36,7 @@ pub struct ReplacedBaselineRuns {
     /// Description of the code that the replaced runs measured: "1a2b3c4d", "another executable of
     /// 1a2b3c4d".
     pub code_description: String,
-    /// Cases concerned.
+    /// Cases to which this entry applies.
     pub cases: usize,
     /// Number of replaced runs in the case that loses most runs.
     pub runs: usize,

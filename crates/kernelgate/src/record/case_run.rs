@@ -114,7 +114,7 @@ impl CaseSummaryOfRun {
 /// Power state of a case, with only those facts that a comparison of times needs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PowerStateForComparison {
-    /// The state.
+    /// Power state in which the samples were taken.
     pub state: PowerStateOfSamples,
     /// Whether the power cap lowered the SM clock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

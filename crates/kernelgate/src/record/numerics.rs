@@ -40,7 +40,7 @@ impl VerifiedDataSetsByCase {
 /// `kernelgate verify`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutputErrorsOfExecutable {
-    /// The bench binary.
+    /// Name of the bench executable.
     pub bench: String,
     /// Time at which the first seed was verified, RFC 3339, UTC.
     pub started: String,

@@ -264,7 +264,7 @@ pub enum KernelResourcesError {
     /// The machine code (cubin) of a compiled kernel cannot be read.
     #[error("kernel {kernel}: {error}")]
     Cubin {
-        /// Build.
+        /// Name of the kernel build.
         kernel: String,
         /// Reason.
         error: CubinReadError,
@@ -274,7 +274,7 @@ pub enum KernelResourcesError {
     NoRow {
         /// Name of the kernel.
         symbol: String,
-        /// Build.
+        /// Name of the kernel build.
         build: String,
     },
     /// An implementation (row) lists a kernel that is missing in its compiled file.
@@ -282,7 +282,7 @@ pub enum KernelResourcesError {
     NoCode {
         /// Name of the kernel.
         symbol: &'static str,
-        /// Build.
+        /// Name of the kernel build.
         build: String,
     },
 }

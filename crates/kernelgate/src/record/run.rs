@@ -35,7 +35,7 @@ pub const NOT_RUN_REASON_PREFIX: &str = "not run: ";
 /// Results of one bench process, including the cases that it did not measure, with the reasons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchProcessRun {
-    /// The bench binary.
+    /// Name of the bench executable.
     pub bench: String,
     /// Session name of the run; all runs of one `cargo bench` have the same session.
     pub session: String,
@@ -64,8 +64,8 @@ pub struct BenchProcessRun {
     pub plan: Option<DivisionAmongShardsSummary>,
     /// Environment of the process.
     pub environment: RunEnvironment,
-    /// Hash of the machine's hardware facts ([`MachineHardware`](super::MachineHardware)), as `kernelgate
-    /// doctor --save` records it.
+    /// Hash of the machine's hardware facts ([`MachineHardware`](super::MachineHardware)), as
+    /// `kernelgate doctor --save` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// Revision of the code.
@@ -113,13 +113,13 @@ pub struct BenchProcessRun {
 /// Record of one case that was verified and timed, with its samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRecordWithSamples {
-    /// `family/operation`.
+    /// Name of the workload: `family/operation`.
     pub workload: String,
     /// Revision of the workload's definition, by which changed workloads are not compared.
     pub revision: u32,
     /// The problem's axes.
     pub problem: BTreeMap<String, String>,
-    /// The implementation.
+    /// Name of the implementation.
     pub implementation: String,
     /// State of the caches when a launch of the case begins: "hot" or "cold".
     pub cache: String,

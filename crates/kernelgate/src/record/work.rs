@@ -60,7 +60,7 @@ impl DeclaredWorkRecord {
             .sum()
     }
 
-    /// Bytes read and written.
+    /// Returns the number of bytes read and written.
     pub fn bytes_read_and_written(&self) -> u64 {
         self.read_bytes + self.write_bytes
     }

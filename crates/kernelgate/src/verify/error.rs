@@ -18,9 +18,9 @@ pub enum OutputVerificationError {
          written, or overflowed"
     )]
     NotFinite {
-        /// The output.
+        /// Name of the output that failed verification.
         output: String,
-        /// How many.
+        /// Number of elements that fail.
         count: u64,
         /// Total number of elements.
         total: u64,
@@ -34,7 +34,7 @@ pub enum OutputVerificationError {
          worst at {worst}: {actual} against {expected}"
     )]
     TooFar {
-        /// The output.
+        /// Name of the output that failed verification.
         output: String,
         /// Largest absolute error of the output, |out - ref|, divided by its largest |ref|.
         max_error: f64,
@@ -48,7 +48,7 @@ pub enum OutputVerificationError {
         worst: usize,
         /// Value of the element with the largest error.
         actual: f64,
-        /// The reference.
+        /// Value of the element in the reference.
         expected: f64,
     },
     /// The output's errors are within the tolerance, but so large that the computation used a lower
@@ -60,27 +60,27 @@ pub enum OutputVerificationError {
         declared.name(), declared.name()
     )]
     Precision {
-        /// The output.
+        /// Name of the output that failed verification.
         output: String,
         /// ‖out - ref‖₂ / ‖ref‖₂ of the output.
         relative_l2: f64,
         /// Allowed relative L2 error.
         relative_l2_allowed: f64,
-        /// The declared precision.
+        /// Precision that the problem declares.
         #[serde(serialize_with = "serialize_dtype_name")]
         declared: Dtype,
         /// Significant bits of the format with the next lower precision.
         bits: u32,
     },
-    /// Integers that differ.
+    /// Integer elements of an output differ from the reference.
     #[error(
         "output `{output}`: {count} of {checked} elements differ, first at {first}: {actual} \
          against {expected}"
     )]
     Differs {
-        /// The output.
+        /// Name of the output that failed verification.
         output: String,
-        /// How many.
+        /// Number of elements that fail.
         count: u64,
         /// Number of compared elements.
         checked: u64,
@@ -88,15 +88,15 @@ pub enum OutputVerificationError {
         first: usize,
         /// Value of the first element that differs.
         actual: f64,
-        /// The reference.
+        /// Value of the element in the reference.
         expected: f64,
     },
     /// An output is missing, or its shape or dtype differs from the reference.
     #[error("output `{output}`: {problem}")]
     Shape {
-        /// The output.
+        /// Name of the output that failed verification.
         output: String,
-        /// Reason, as a fragment.
+        /// Reason as a fragment of a sentence.
         #[serde(skip)]
         problem: String,
     },
@@ -104,9 +104,9 @@ pub enum OutputVerificationError {
     /// finite.
     #[error("reference of output `{output}`: {problem}")]
     Reference {
-        /// The output.
+        /// Name of the output that failed verification.
         output: String,
-        /// Reason, as a fragment.
+        /// Reason as a fragment of a sentence.
         #[serde(skip)]
         problem: String,
     },

@@ -61,7 +61,7 @@ impl ErrorsRelativeToReference {
     }
 }
 
-/// How outputs compared.
+/// Result of comparing outputs with the reference.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ComparisonWithReference {
     /// Errors over all outputs.

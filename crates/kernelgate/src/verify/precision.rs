@@ -111,7 +111,7 @@ impl ErrorBoundsOfOutputs {
 /// than declared.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrecisionErrorLimits {
-    /// Declared precision.
+    /// Precision that the problem declares.
     pub declared: Dtype,
     /// Largest allowed relative L2 error, ‖out - ref‖₂ / ‖ref‖₂, by output name.
     pub relative_l2: BTreeMap<String, f64>,
@@ -173,8 +173,8 @@ fn round_to_significant_bits(x: f64, bits: u32) -> f64 {
 }
 
 /// Computes the error limits of a declared precision, from the references for the inputs and for
-/// [`round_inputs_to_significant_bits`] inputs: `None` if rounding the inputs changes no output, because errors then
-/// cannot distinguish precisions.
+/// [`round_inputs_to_significant_bits`] inputs: `None` if rounding the inputs changes no output,
+/// because errors then cannot distinguish precisions.
 pub fn precision_error_limits_from_rounded_inputs(
     declared: Dtype,
     expected: &[Expected],

@@ -15,7 +15,7 @@ use std::fmt;
 pub struct Axis {
     /// Short name of the axis, unique in the workload: `s`, `d`, `dtype`.
     pub name: &'static str,
-    /// Which values are valid.
+    /// Values that the axis accepts.
     pub values: AcceptedAxisValues,
     /// Description of the axis with its unit, for one line of `kernelgate list`.
     pub about: &'static str,
@@ -38,8 +38,8 @@ impl Axis {
         Self { name, values: AcceptedAxisValues::Number, about }
     }
 
-    /// The axes that occur in selection lines for [`points_of_selection_lines`], in the order of their first
-    /// occurrence.
+    /// The axes that occur in selection lines for [`points_of_selection_lines`], in the order of
+    /// their first occurrence.
     pub const fn one_of(
         name: &'static str,
         values: &'static [&'static str],
@@ -48,9 +48,9 @@ impl Axis {
         Self { name, values: AcceptedAxisValues::OneOf(values), about }
     }
 
-    /// The names of the axes in lines of [`points_of_selection_lines`], in their order. An axis whose values in
-    /// the lines are all numbers accepts any number; any other axis accepts only the words in the
-    /// lines.
+    /// The names of the axes in lines of [`points_of_selection_lines`], in their order. An axis
+    /// whose values in the lines are all numbers accepts any number; any other axis accepts only
+    /// the words in the lines.
     pub fn axes_that_occur_in_lines(lines: &'static [&'static str]) -> Vec<Self> {
         let mut axes: Vec<Self> = Vec::new();
         for (name, _) in axis_and_values_in_lines(lines) {
@@ -124,31 +124,31 @@ pub enum AxisError {
     /// The axis of the workload does not accept the given value.
     #[error("axis `{axis}` takes {expected}, not `{value}`")]
     Value {
-        /// The axis.
+        /// Name of the axis that caused the error.
         axis: String,
-        /// Given text.
+        /// Text that the user gave.
         value: String,
-        /// Valid values.
+        /// Values that the axis accepts.
         expected: String,
     },
     /// The workload has no axis of the given name.
     #[error("no axis `{axis}` here; axes are {known}")]
     Unknown {
-        /// Given name.
+        /// Name that the user gave.
         axis: String,
-        /// The axes there are.
+        /// Names of the axes that exist.
         known: String,
     },
     /// The problem needs an axis that the point does not contain.
     #[error("axis `{axis}` is missing")]
     Missing {
-        /// The axis.
+        /// Name of the axis that caused the error.
         axis: &'static str,
     },
     /// An item of a selection line does not have the form `axis=value[,value]`.
     #[error("`{item}` is not of the form axis=value[,value]")]
     Syntax {
-        /// Given text.
+        /// Text that the user gave.
         item: String,
     },
     /// Each value is valid alone, but the workload does not accept their combination.

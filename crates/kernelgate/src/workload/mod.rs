@@ -181,7 +181,7 @@ impl Expected {
         Self { name: name.to_owned(), shape: shape.into(), rows: Some(rows), values: values.into() }
     }
 
-    /// Elements in a row.
+    /// Returns the number of elements in a row of the output.
     pub fn row_elements(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
@@ -240,23 +240,24 @@ pub struct Workload<P> {
     pub revision: u32,
     /// Axes of the workload.
     pub axes: &'static [Axis],
-    /// The few problems that are timed by default, as selection lines for [`axis::points_of_selection_lines`].
+    /// The few problems that are timed by default, as selection lines for
+    /// [`axis::points_of_selection_lines`].
     pub default: &'static [&'static str],
     /// Problems that are timed by default on an accelerator, whose speed and caches need larger
     /// problems; empty if the default problems suit it.
     pub accelerator: &'static [&'static str],
-    /// The whole sweep.
+    /// Selection lines of the whole sweep of problems.
     pub thorough: &'static [&'static str],
     /// Function that creates the problem at a point, that is, for one combination of axis values.
     pub bind: fn(&Point) -> Result<P, AxisError>,
 }
 
-/// How much to run.
+/// How many problems the bench process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum BenchEffort {
     /// Quick effort: runs the default problems and times them briefly.
     Quick,
-    /// The default problems.
+    /// Only the default problems.
     #[default]
     Default,
     /// Thorough effort: runs the whole sweep of problems and times them longer.
@@ -269,7 +270,7 @@ pub enum SizeOfDefaultProblems {
     /// Problem sizes for the cores of a host CPU.
     #[default]
     Host,
-    /// Sizes for an accelerator.
+    /// Also problems of sizes for an accelerator.
     Accelerator,
 }
 
@@ -284,7 +285,8 @@ impl BenchEffort {
     }
 }
 
-/// Selection lines of a workload for each effort, which [`axis::points_of_selection_lines`] turns into points.
+/// Selection lines of a workload for each effort, which [`axis::points_of_selection_lines`] turns
+/// into points.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SelectionLinesByEffort {
     /// Selection lines of the default problems.

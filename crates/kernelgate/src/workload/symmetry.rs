@@ -15,17 +15,17 @@ pub enum InputSymmetry {
     /// for example along heads of attention or neurons of a layer. All axes along which inputs and
     /// outputs are rotated have the same extent. Tensor and axis.
     Roll {
-        /// Inputs.
+        /// Inputs that the symmetry changes.
         inputs: &'static [(&'static str, usize)],
-        /// Outputs.
+        /// Outputs that the symmetry changes.
         outputs: &'static [(&'static str, usize)],
     },
     /// The named inputs are negated, and the named outputs change sign, because gradients are
     /// linear in the incoming gradient.
     Negate {
-        /// Inputs.
+        /// Inputs that the symmetry changes.
         inputs: &'static [&'static str],
-        /// Outputs.
+        /// Outputs that the symmetry changes.
         outputs: &'static [&'static str],
     },
 }

@@ -6,7 +6,7 @@ use super::tensor::Dtype;
 /// Kind of hardware unit that executes floating-point operations: matrix units or vector units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FlopUnit {
-    /// GEMMs.
+    /// Matrix multiplications (GEMMs).
     Matmul,
     /// All operations besides matrix products: element-wise operations, reductions, exponentials.
     Vector,
@@ -30,7 +30,7 @@ pub struct FlopsOfUnitAndDtype {
     pub unit: FlopUnit,
     /// Dtype of the operands.
     pub dtype: Dtype,
-    /// How many.
+    /// Number of floating-point operations.
     pub count: u64,
 }
 
@@ -75,7 +75,7 @@ impl Work {
         Self { flops: Vec::new(), read_bytes, write_bytes, link: None }
     }
 
-    /// Adds operations, for chaining.
+    /// Adds operations to the work and returns it.
     pub fn with_flops(mut self, unit: FlopUnit, dtype: Dtype, count: u64) -> Self {
         self.flops.push(FlopsOfUnitAndDtype { unit, dtype, count });
         self
@@ -96,7 +96,7 @@ impl Work {
             .sum()
     }
 
-    /// Bytes read and written.
+    /// Returns the number of bytes read and written.
     pub fn total_bytes(&self) -> u64 {
         self.read_bytes + self.write_bytes
     }

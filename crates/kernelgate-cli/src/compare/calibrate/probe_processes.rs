@@ -19,7 +19,7 @@ use kernelgate_cuda::CaseFailureReason;
 /// Sizes of the injected GPU delays of each case, in the unit of the kernels that cause the delay.
 #[derive(Debug, Default)]
 pub struct InjectedGpuDelaySizes {
-    /// Sizes by case.
+    /// Size of the injected delay for each case.
     pub sizes: BTreeMap<String, u64>,
     /// Cases to which the requested delay cannot be added, with the reasons.
     pub failed: BTreeMap<String, CaseFailureReason>,

@@ -49,7 +49,7 @@ const MIN_BLOCKS_FOR_TIME_LEFT: usize = 4;
 /// Number of failed processes of a bench on one side after which the comparison abandons the bench.
 const MAX_FAILED_PROCESSES_PER_BENCH_AND_SIDE: usize = 2;
 
-/// A comparison that runs.
+/// A running comparison of two builds.
 pub struct ComparisonEngine<'a> {
     pub(super) request: &'a BuildComparisonRequest,
     pub(super) session: &'a ComparisonSession,
@@ -64,7 +64,7 @@ pub struct ComparisonEngine<'a> {
     family: ErrorRateFamily,
     /// Artificial load that runs while the head's processes are timed; only a calibration uses it.
     co_running: ArtificialCoRunningLoad,
-    /// Every process so far.
+    /// Records of all processes that the comparison has run so far.
     pub trials_file: ComparisonTrialsFile,
     pub(super) failed_benches: Vec<FailedBenchProcess>,
     /// Benches that neither kernelgate nor Criterion's flags can run, each with the reason.
@@ -97,7 +97,7 @@ pub struct WholeComparisonFacts {
 
 /// The result of a comparison of two builds, before it is printed and written to files.
 pub struct ComparisonOutcome {
-    /// Verdicts and facts.
+    /// The comparison with its verdicts and facts.
     pub comparison: Comparison,
     /// Record of this shard for
     /// [`merge_comparison_shard_records`](crate::gate::comparison_shard::merge_comparison_shard_records),
@@ -308,7 +308,7 @@ impl<'a> ComparisonEngine<'a> {
         Box::new(kept)
     }
 
-    /// Runs both rounds.
+    /// Runs both rounds of a comparison: the second confirms regressions of the first.
     pub fn run_both_rounds(
         &mut self,
         mut prepared: PreparedSides,

@@ -40,7 +40,7 @@ impl BenchControlMethod {
 pub struct CopiedBenchExecutable {
     /// Name of the bench, which is also the name of its file in the folder `bin/`.
     pub bench: String,
-    /// Content hash.
+    /// Hash of the executable's contents.
     pub hash: String,
     /// Size and times of the executable's file when its content was hashed.
     pub size_and_times: FileSizeAndTimes,

@@ -30,7 +30,7 @@ pub struct GitRepository {
 pub struct NamedGitRevision {
     /// The revision as the user named it: "main", "HEAD~1", "working tree".
     pub name: String,
-    /// Full id.
+    /// Full id of the commit.
     pub commit: String,
 }
 

@@ -87,7 +87,7 @@ pub struct SideBuilder<'a> {
     pub request: &'a BuildComparisonRequest,
     /// Locked folder that contains the folders of base and head.
     pub folder: &'a LockedComparisonFolder,
-    /// Shows the progress.
+    /// Display that shows the progress of the build.
     pub progress: &'a ComparisonProgressDisplay,
     /// Handle of the running cargo build, which Ctrl-C kills.
     pub running_child: &'a SharedChildProcess,

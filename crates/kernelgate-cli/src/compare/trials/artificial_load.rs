@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Artificial load that a calibration runs at the same time as a measured bench process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArtificialCoRunningLoad {
-    /// No load.
+    /// No artificial load runs beside the head.
     Nothing,
     /// CPU load by this number of spinning threads in this program; the measured bench sees it as
     /// load of another process.

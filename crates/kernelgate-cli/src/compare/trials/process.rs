@@ -36,10 +36,10 @@ pub struct SharedTrialSettings<'a> {
     pub progress: &'a ComparisonProgressDisplay,
 }
 
-/// A process to run.
+/// A bench process that is to be run as one trial.
 #[derive(Clone)]
 pub struct TrialProcessToRun<'a> {
-    /// The executable.
+    /// The bench executable of the trial.
     pub program: PathBuf,
     /// Content hash of the bench executable.
     pub hash: &'a str,

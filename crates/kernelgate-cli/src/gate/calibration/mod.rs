@@ -87,7 +87,7 @@ impl CalibrationComparisonKind {
 pub struct GateCalibration {
     /// Start time of the calibration's first comparison, RFC 3339, UTC.
     pub started: String,
-    /// Device and build.
+    /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
     /// Code of the package.
     pub provenance: CommitAndChanges,
@@ -131,7 +131,7 @@ pub struct GateCalibration {
 /// Identity of one shard of a calibration, for files that hold only a part of its comparisons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CalibrationShardIdentity {
-    /// The shard.
+    /// The shard of the work that this record covers.
     pub shard: ShardOfWork,
     /// Hash of the list of all comparisons and cases of the calibration; it is equal in all its
     /// shards.
@@ -204,12 +204,12 @@ pub struct CaseBlocksAsColumns {
 pub struct CaseTimingColumns {
     /// [`CaseTimeInTrial::time_ns`].
     pub time_ns: Vec<f64>,
-    /// Values of [`CaseTimeInTrial::cycles`] for each process; empty if no process has one, a single
-    /// value if it is equal in all processes.
+    /// Values of [`CaseTimeInTrial::cycles`] for each process; empty if no process has one, a
+    /// single value if it is equal in all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// Values of [`CaseTimeInTrial::contention`] for each process; empty if no process has one, a single
-    /// value if it is equal in all processes.
+    /// Values of [`CaseTimeInTrial::contention`] for each process; empty if no process has one, a
+    /// single value if it is equal in all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
     /// Indices of the processes that ran at the GPU's power cap ([`CaseTimeInTrial::at_cap`]).

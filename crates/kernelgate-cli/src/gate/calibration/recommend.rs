@@ -67,7 +67,7 @@ pub struct RecommendedThresholds {
 /// A threshold that was tried for the recommendation, with its results on the recorded comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TriedThresholdResult {
-    /// The threshold.
+    /// The tried threshold, as a relative slow-down.
     pub relative: f64,
     /// Number of comparisons in which this threshold judges a case as slower that was not delayed.
     pub false_alarms: usize,
@@ -81,7 +81,7 @@ pub struct TriedThresholdResult {
     /// Number of cases with an injected slow-down of `percent` that this threshold judges as
     /// slower.
     pub found: usize,
-    /// Cases with that percentage.
+    /// Number of cases into which this slow-down was injected.
     pub of: usize,
 }
 

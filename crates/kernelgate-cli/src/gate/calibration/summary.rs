@@ -108,7 +108,7 @@ pub struct InjectedSlowdownDetection {
 /// comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NoiseBetweenProcesses {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: String,
     /// Median of the case's time per launch over all processes, nanoseconds.
     pub time_ns: f64,

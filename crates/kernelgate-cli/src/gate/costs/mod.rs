@@ -37,7 +37,7 @@ const INSIGNIFICANT_MEMORY_GROWTH_BYTES: f64 = (16 << 20) as f64;
 /// A cost of a case that grew by more than the package's rules allow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CostGrowthOfCase {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: String,
     /// The cost that grew.
     pub cost: LaunchCostKind,

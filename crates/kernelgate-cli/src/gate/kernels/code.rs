@@ -107,7 +107,7 @@ impl CaseKernelComparison {
 /// Comparison of all kernels of both builds' benches, compiled for one GPU architecture.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArchitectureKernelComparison {
-    /// The architecture.
+    /// GPU architecture, such as "sm_90a".
     pub arch: String,
     /// Number of kernels whose machine code is identical in both builds.
     pub same: usize,

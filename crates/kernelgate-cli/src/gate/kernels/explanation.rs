@@ -31,7 +31,7 @@ pub enum SlowdownCause {
     Launches,
     /// A kernel takes longer although its machine code did not change or is unknown.
     Kernels,
-    /// The SM clock.
+    /// The GPU's SM clock differs.
     Clock,
     /// The host's code takes longer, or the GPU is idle for longer between kernels.
     Host,

@@ -24,7 +24,7 @@ pub struct KernelResourceChange {
 /// Result of the resource check of compiled kernels for one GPU architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResourceCheckResult {
-    /// The architecture.
+    /// GPU architecture, such as "sm_90a".
     pub arch: String,
     /// The reason why the kernels cannot be compared with the record (other architecture or
     /// compiler); `None` if they can.

@@ -76,7 +76,7 @@ impl OutputErrorFigure {
 /// A case whose output error grew for every seed that base and head share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorGrowthOfCase {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: String,
     /// Name of the output whose error grew the most; `None` if the case has one output, or base or
     /// head did not record outputs separately.
@@ -216,7 +216,7 @@ impl OutputErrorsBySeed {
     }
 }
 
-/// All measures.
+/// All kinds of output errors that are compared.
 const BOTH_ERROR_FIGURES: [OutputErrorFigure; 2] =
     [OutputErrorFigure::RelativeL2, OutputErrorFigure::MaxError];
 

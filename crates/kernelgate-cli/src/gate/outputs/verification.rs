@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// A case whose outputs the head verified less completely than the base or baseline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerificationLoss {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: String,
     /// To what extent the base or baseline verified the outputs of the case.
     pub base: OutputVerificationExtent,

@@ -86,8 +86,8 @@ pub struct ComparisonTestPlan {
     /// Highest probability, for each case, that it is declared unchanged although its change is
     /// larger than the verdict excludes.
     pub missed: f64,
-    /// Largest difference in [`CaseTimeInTrial::contention`] between the two processes of a pair with
-    /// which the pair is used as evidence.
+    /// Largest difference in [`CaseTimeInTrial::contention`] between the two processes of a pair
+    /// with which the pair is used as evidence.
     pub contention: f64,
     /// Assumed relative time that one unit of contention costs: 1 for perfectly divisible work, the
     /// number of cores for work that is divided among them once.
@@ -203,7 +203,7 @@ pub enum CauseOfInconclusiveDecision {
 /// The decision on one case, from the pairs of base and head processes of one round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PairedDecisionOnCase {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: String,
     /// The verdict on the case; inconclusive as long as the case is not decided.
     pub verdict: VerdictOnCase,
@@ -238,7 +238,7 @@ pub struct PairedDecisionOnCase {
     /// Smallest relative slow-down that this number of pairs with this variance finds with
     /// probability [`ComparisonTestPlan::power`]; `None` if there are too few pairs.
     pub detectable: Option<f64>,
-    /// Usable pairs.
+    /// Number of pairs of base and head that can be used.
     pub pairs: usize,
     /// Number of pairs with which an undecided case of this variance would probably be decided;
     /// `None` if more pairs would not help.

@@ -78,7 +78,7 @@ pub struct CaseAcceptanceRule {
 /// An acceptance that applied to a judged case, for the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AcceptanceAppliedToCase {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: String,
     /// Largest relative growth of this case's time that the rule accepts; `None` if it accepts
     /// none.
@@ -90,7 +90,7 @@ pub struct AcceptanceAppliedToCase {
     pub less_verified: bool,
     /// Whether the rule allows this case to be removed.
     pub removed: bool,
-    /// The reason.
+    /// Reason for this entry, as a text.
     pub reason: String,
 }
 

@@ -12,7 +12,7 @@ use kernelgate::stats::{MedianAndQuartiles, median};
 /// A metric of a case: a measured value (time or energy) with an optional range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MetricWithRange {
-    /// The number.
+    /// Value of the metric.
     pub value: f64,
     /// Lower end of the metric's range; `None` if the range has no finite lower end.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -23,15 +23,15 @@ pub struct BytesOfStructArgument {
 pub enum KernelArgument {
     /// An address in device memory, or 0 for a null pointer.
     Address(u64),
-    /// `int`.
+    /// Argument of C type `int`.
     I32(i32),
-    /// `long long`.
+    /// Argument of C type `long long`.
     I64(i64),
     /// `unsigned int`.
     U32(u32),
     /// `unsigned long long`.
     U64(u64),
-    /// `float`.
+    /// Argument of C type `float`.
     F32(f32),
     /// The bytes of a struct of any size.
     Struct(BytesOfStructArgument),

@@ -124,7 +124,7 @@ impl Drop for PinnedStagingBlocks {
     }
 }
 
-/// Copies on all cores.
+/// Copies host memory to host memory on all CPU cores.
 fn copy_with_all_cores(from: &[u8], to: &mut [u8]) {
     to.par_chunks_mut(BYTES_PER_COPY_TASK).zip(from.par_chunks(BYTES_PER_COPY_TASK)).for_each(
         |(to, from)| {

@@ -754,7 +754,7 @@ pub struct CriticalPathBackwardWalk<'d, 'a> {
 struct RunningSumOfLaunchCalls {
     /// One operation of each launch call, in order of the calls' starts.
     calls: BitPackedColumn<GpuOperationId>,
-    /// The place.
+    /// Position in the list of calls.
     position: usize,
     /// Sum of the durations of all calls before the current position, nanoseconds.
     sum_before_position_ns: i64,

@@ -12,7 +12,7 @@ use crate::model::packed_columns::{
 pub struct GpuIdleGap {
     /// First idle nanosecond.
     pub start: i64,
-    /// Nanosecond after the last.
+    /// End: the first nanosecond after the last one.
     pub end: i64,
     /// The operation that ended last before the gap.
     pub operation_before: GpuOperationId,
@@ -43,7 +43,7 @@ pub struct GpuIdleGaps {
 }
 
 impl GpuIdleGaps {
-    /// How many there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.operation_after.row_count()
     }

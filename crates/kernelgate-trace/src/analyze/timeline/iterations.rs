@@ -39,7 +39,7 @@ pub enum EvidenceOfIterations {
 }
 
 impl EvidenceOfIterations {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_iteration_evidence(&self) -> String {
         match self {
             Self::Range(name) => format!("range {name}"),
@@ -59,7 +59,7 @@ pub struct IterationCandidate<K> {
     pub depth: u32,
     /// Start of the candidate on the host, nanoseconds.
     pub start: i64,
-    /// Nanosecond after the last.
+    /// End: the first nanosecond after the last one.
     pub end: i64,
 }
 

@@ -52,7 +52,7 @@ impl BusyTimeLineOfGpu {
         Self::Set,
     ];
 
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_busy_line_label(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -109,7 +109,7 @@ pub enum GpuTimelinePiece {
     Busy {
         /// First nanosecond.
         start: i64,
-        /// Nanosecond after the last.
+        /// End: the first nanosecond after the last one.
         end: i64,
         busy_line: BusyTimeLineOfGpu,
         /// The operation to which the piece counts: of the running operations of the first class in

@@ -20,7 +20,7 @@ pub enum MatrixPrecision {
 }
 
 impl MatrixPrecision {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_precision_label(self) -> &'static str {
         match self {
             Self::Fp64 => "FP64",

@@ -53,7 +53,7 @@ impl KernelWorkClass {
         }
     }
 
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_work_class_label(self) -> &'static str {
         match self {
             Self::Attention => "attention",

@@ -7,7 +7,7 @@ use crate::analyze::work::operator_work::OperatorFlopsAndBytes;
 /// Sum over operator calls: FLOPs and bytes, and the measured time of their kernels.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SummedWorkAndKernelTime {
-    /// How many operators.
+    /// Number of operator calls.
     pub operator_count: usize,
     /// Total time of the operators' kernels, nanoseconds.
     pub kernel_ns: i64,
@@ -141,7 +141,7 @@ pub enum RooflineLimitOfWork {
 }
 
 impl RooflineLimitOfWork {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_limit_label(self) -> &'static str {
         match self {
             Self::Compute => "compute",

@@ -27,7 +27,7 @@ impl GpuTimeAccount {
 }
 
 impl ProcessTimeAccountOnGpu {
-    /// Converts to JSON.
+    /// Converts this value to JSON.
     pub fn iterations_to_json(&self) -> Value {
         let ranges = self.ranges.iter().map(|range| {
             json!({ "range": range.path, "depth": range.depth, "time": range.account.time_account_to_json() })

@@ -269,7 +269,7 @@ struct IterationAccounting<'a> {
     /// Start times of the iterations on the GPU, followed by the end of the last iteration.
     iteration_starts_and_end: &'a [i64],
     completed_iterations: usize,
-    /// Since the last cut.
+    /// Account of the time since the last iteration start.
     current_account: GpuTimeAccount,
     total_account: GpuTimeAccount,
     account_before_first: GpuTimeAccount,

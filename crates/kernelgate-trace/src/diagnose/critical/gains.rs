@@ -20,7 +20,7 @@ pub enum HypotheticalSpeedup {
 }
 
 impl HypotheticalSpeedup {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_speedup_label(&self) -> String {
         match self {
             Self::Kernel(name) => format!("half the time of {name}"),

@@ -35,7 +35,7 @@ pub struct DifferenceOfTwoTraces {
     pub part_changes: Vec<PartInBothTraces>,
     /// Changes of each range.
     pub range_path_changes: Vec<RangePathInBothTraces>,
-    /// Calls of CUDA.
+    /// Calls of CUDA functions by the host.
     pub host_call_changes: Vec<FunctionCallsInBothTraces>,
     /// For each trace, findings that only this trace has: rule id and title.
     pub findings: [Vec<(&'static str, String)>; 2],
@@ -76,7 +76,7 @@ pub enum PartChangeKind {
 }
 
 impl PartChangeKind {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_change_label(self) -> &'static str {
         match self {
             Self::Appeared => "appeared",

@@ -41,7 +41,7 @@ pub enum TracePartKind {
 }
 
 impl TracePartKind {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_part_kind(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -133,7 +133,7 @@ pub struct SummedTrace {
     /// The whole time divided by the range path in which operations were launched; the key ""
     /// stands for outside all ranges.
     pub times_by_range_path: BTreeMap<String, RangePathTimes>,
-    /// Calls of CUDA.
+    /// Calls of CUDA functions by the host.
     pub sums_by_called_function: BTreeMap<CalledFunctionAndRange, FunctionCallSum>,
     /// Findings: rule and title.
     pub findings: Vec<(&'static str, String)>,

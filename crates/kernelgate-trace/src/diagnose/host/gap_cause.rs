@@ -86,7 +86,7 @@ pub enum IdleCauseKind {
 }
 
 impl IdleCauseKind {
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub fn printed_idle_cause(self) -> &'static str {
         match self {
             Self::HostCode => "host code between launches",

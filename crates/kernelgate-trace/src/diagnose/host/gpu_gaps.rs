@@ -20,7 +20,7 @@ const MAX_LISTED_OPERATION_PAIRS: usize = 5;
 /// Number and total length of the idle gaps in one class of lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GapsOfLengthClass {
-    /// How many.
+    /// Number of idle gaps in this length class.
     pub gap_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
@@ -33,7 +33,7 @@ pub struct IdleTimeOfCause {
     pub kind: IdleCauseKind,
     /// Name of the waiting or called function, or path of the range around most of the host code.
     pub function: Option<String>,
-    /// In how many gaps.
+    /// Number of gaps that have this cause.
     pub gap_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
@@ -63,14 +63,14 @@ impl IdleTimeOfCause {
 /// Idle gaps between operations of the same two names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GapsBetweenTwoOperations {
-    /// The operation that ended.
+    /// Name of the operation before the gap.
     pub operation_before: String,
-    /// The operation that started.
+    /// Name of the operation after the gap.
     pub operation_after: String,
     /// Path of the innermost range in which all operations after these gaps were launched, if there
     /// is one.
     pub range: Option<String>,
-    /// How many gaps.
+    /// Number of gaps between these two operations.
     pub gap_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,

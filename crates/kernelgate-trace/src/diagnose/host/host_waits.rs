@@ -40,7 +40,7 @@ pub(in crate::diagnose) fn which_names_wait_for_gpu(trace: &Trace) -> Vec<bool> 
 /// Waits that belong together.
 #[derive(Debug, Clone, Default)]
 pub struct HostWaitsTogether {
-    /// How many.
+    /// Number of these waits.
     pub wait_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,

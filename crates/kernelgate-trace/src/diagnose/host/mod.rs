@@ -44,7 +44,7 @@ pub struct RangeCountAndHostTime {
 /// Host calls of one function inside one range path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FunctionCallSum {
-    /// How many.
+    /// Number of calls of this function.
     pub calls: usize,
     /// Total duration of the host calls, nanoseconds.
     pub total_ns: i64,

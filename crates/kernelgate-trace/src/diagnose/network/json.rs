@@ -8,7 +8,7 @@ use super::{
 };
 
 impl MeanKernelUsePerPass {
-    /// Converts to JSON.
+    /// Converts this value to JSON.
     pub fn kernel_use_to_json(&self) -> Value {
         json!({
             "name": self.name,
@@ -47,7 +47,7 @@ impl MeanPhaseTimesPerPass {
 }
 
 impl AttentionKernels {
-    /// Converts to JSON.
+    /// Converts this value to JSON.
     pub fn attention_to_json(&self) -> Value {
         let operation = |operation: AttentionOperation| {
             let KernelsOfAttentionOperation { kernels, kernel_ns, flops } =
@@ -70,7 +70,7 @@ impl AttentionKernels {
 }
 
 impl PhasesOfNetwork {
-    /// Converts to JSON.
+    /// Converts this value to JSON.
     pub fn network_phases_to_json(&self) -> Value {
         let step = self.kernels_of_training_step();
         let trains = self.has_backward_phase();

@@ -74,7 +74,7 @@ impl PhasesOfNetwork {
         self.phases.iter().find(|of| of.phase == phase)
     }
 
-    /// Whether gradients are computed.
+    /// Whether the network has a backward pass, which computes gradients.
     pub fn has_backward_phase(&self) -> bool {
         self.times_of_phase(TrainingPhase::Backward).is_some()
     }

@@ -25,7 +25,7 @@ impl TrainingPhase {
     /// All training phases, in the order in which a training step executes them.
     pub const ALL_TRAINING_PHASES: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_phase_label(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -88,7 +88,7 @@ impl AttentionOperation {
         }
     }
 
-    /// Label in printed output.
+    /// Returns the label of this value in printed output.
     pub const fn printed_attention_operation(self) -> &'static str {
         match self {
             Self::Scores => "scores",

@@ -56,7 +56,7 @@ pub enum ProblemOfJobTraces {
     Missing {
         /// Numbers of the ranks without a trace, if all traces declare their ranks.
         ranks: Vec<u32>,
-        /// How many.
+        /// Number of ranks without a trace.
         count: u32,
     },
     /// A rank's clock differs from the first rank's clock by at least 1 ms.
@@ -158,9 +158,9 @@ pub struct CollectivesOfKindAndSize {
     pub collective: CollectiveKind,
     /// Bytes of each of these collectives; 0 if the bytes were not recorded.
     pub bytes: u64,
-    /// Ranks that take part.
+    /// Number of ranks that take part.
     pub ranks: usize,
-    /// How many.
+    /// Number of collectives of this kind and size.
     pub collective_count: usize,
     /// Time from the arrival of the last rank to the end of the collective, summed over these
     /// collectives, nanoseconds.
@@ -182,7 +182,7 @@ pub struct JobOfJoinedRanks {
     /// For each rank (outer index), the nanoseconds that it waited for each other rank (inner
     /// index).
     pub wait_ns_between_ranks: Vec<Vec<i64>>,
-    /// Collectives that were joined.
+    /// Number of collectives that were joined across all ranks.
     pub joined_collectives: usize,
     /// Time from the start of the first joined collective to the end of the last, nanoseconds.
     pub span_ns: i64,
@@ -194,7 +194,7 @@ pub struct JobOfJoinedRanks {
     pub link_bandwidth_and_name: Option<(f64, &'static str)>,
     /// Critical path through all ranks of the job, and the gains of hypothetical changes.
     pub critical_path: CriticalPathOfJob,
-    /// Limits of the conclusions.
+    /// Problems of the traces that limit the conclusions.
     pub problems: Vec<ProblemOfJobTraces>,
 }
 

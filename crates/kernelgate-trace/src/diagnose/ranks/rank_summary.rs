@@ -28,7 +28,7 @@ pub struct RecordedRankCollective {
     pub operation: GpuOperationId,
     /// Start by the rank's own clock, nanoseconds.
     pub start: i64,
-    /// Nanosecond after the last.
+    /// End: the first nanosecond after the last one.
     pub end: i64,
 }
 

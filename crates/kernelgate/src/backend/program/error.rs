@@ -9,36 +9,36 @@ pub enum LaunchListError {
     /// A launch names a memory region that the program does not declare.
     #[error("no region is called `{name}`")]
     UnknownRegion {
-        /// The name.
+        /// The name that caused the error.
         name: String,
     },
     /// Another live memory region already has this name.
     #[error("two regions are called `{name}`")]
     DuplicateRegion {
-        /// The name.
+        /// The name that caused the error.
         name: String,
     },
     /// A pointer is beyond the end of its memory region.
     #[error("an address {offset} bytes into `{region}`, which has {bytes}")]
     OutsideRegion {
-        /// The region.
+        /// Name of the memory region with the mistake.
         region: String,
         /// Offset of the pointer in the region, in bytes.
         offset: usize,
-        /// Size of the region.
+        /// Size of the memory region, bytes.
         bytes: usize,
     },
     /// A step uses a memory region after the region was freed.
     #[error("`{region}` is used after it was freed")]
     UsedAfterFree {
-        /// The region.
+        /// Name of the memory region with the mistake.
         region: String,
     },
     /// A memory region cannot be freed, because it has contents, is an output, or is the target of
     /// a table.
     #[error("`{region}` cannot be freed: it has contents, is an output, or a table points into it")]
     NotFreeable {
-        /// The region.
+        /// Name of the memory region with the mistake.
         region: String,
     },
     /// A step uses memory in which another lane may still use an earlier region.
@@ -64,7 +64,7 @@ pub enum LaunchListError {
     /// A named range is still open at the end of the program.
     #[error("range `{name}` does not end")]
     OpenRange {
-        /// Name of the range.
+        /// Name of the NVTX range around the launch.
         name: String,
     },
     /// A range is ended although no range is open.
@@ -73,20 +73,20 @@ pub enum LaunchListError {
     /// A launch keeps or releases L2 lines, but the program declares no range to keep in L2.
     #[error("`{symbol}` keeps or releases lines of L2, and the program sets none aside")]
     NothingKept {
-        /// The kernel.
+        /// Symbol of the kernel.
         symbol: &'static str,
     },
     /// A GEMM writes a memory region whose contents are uploaded only when the program is loaded.
     /// Timing GEMM algorithms while the program is loaded would destroy these contents.
     #[error("a GEMM writes `{region}`, whose contents are uploaded once")]
     OverwritesContents {
-        /// The region.
+        /// Name of the memory region with the mistake.
         region: String,
     },
     /// The initial contents of a region differ in size from the region.
     #[error("`{region}` is declared with {declared} bytes, its contents have {found}")]
     ContentsSize {
-        /// The region.
+        /// Name of the memory region with the mistake.
         region: String,
         /// Declared bytes.
         declared: usize,

@@ -41,11 +41,11 @@ pub enum LaunchArgument {
     /// A tensor map (TMA descriptor) of the tensor at a pointer, with which the kernel copies
     /// boxes.
     Boxes(RegionPointer, TensorWithTmaBoxes),
-    /// `int`.
+    /// Argument of C type `int`.
     I32(i32),
-    /// `long long`.
+    /// Argument of C type `long long`.
     I64(i64),
-    /// `float`.
+    /// Argument of C type `float`.
     F32(f32),
 }
 

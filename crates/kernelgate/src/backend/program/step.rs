@@ -180,7 +180,7 @@ pub enum ProgramStep {
         from: RegionPointer,
         /// The target.
         to: RegionPointer,
-        /// Bytes.
+        /// Number of bytes copied or set.
         bytes: usize,
     },
     /// Sets the bytes of a memory range to one value.
@@ -189,7 +189,7 @@ pub enum ProgramStep {
         lane: ProgramLane,
         /// The target.
         to: RegionPointer,
-        /// Bytes.
+        /// Number of bytes copied or set.
         bytes: usize,
         /// The byte.
         value: u8,

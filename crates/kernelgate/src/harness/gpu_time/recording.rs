@@ -64,7 +64,7 @@ pub fn description_of_case_being_measured(
 
 /// Data from which the run record of a Criterion bench process is made.
 pub struct CriterionRunToRecord<'a> {
-    /// The process.
+    /// Settings of the bench process.
     pub process: &'a SettingsOfCriterionBench,
     /// Folders of the package's runs and baselines.
     pub store: &'a RecordFoldersOfPackage,

@@ -11,7 +11,7 @@ use crate::record::criterion_store::CaseInCriterionStore;
 /// Time between two events.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GpuTimeSample {
-    /// Nanoseconds.
+    /// Time of the sample, nanoseconds.
     pub(super) ns: f64,
     /// Whether the GPU had finished and waited for the host when the sample ended.
     pub(super) gpu_drained_before_end: bool,

@@ -23,7 +23,7 @@ impl WhyCaseHasNoResult {
         Self::Fail(why.into())
     }
 
-    /// The sentence.
+    /// The reason as a whole sentence.
     pub fn reason_text(&self) -> &str {
         match self {
             Self::Skip(why) => why,

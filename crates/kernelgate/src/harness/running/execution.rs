@@ -92,7 +92,7 @@ impl CaseTimer {
 pub struct VerifiedCaseToTime<'a, 'g> {
     /// Problem of the case.
     pub problem: &'a SelectedProblem<'g>,
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: &'a SelectedCase,
     /// Inputs and reference.
     pub prepared_problem: &'a mut PreparedProblem,

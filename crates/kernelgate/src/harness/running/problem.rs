@@ -58,7 +58,7 @@ pub struct PreparedProblem {
 
 /// A prepared implementation whose outputs were verified, with the record of the verification.
 pub struct VerifiedImplementation {
-    /// The implementation.
+    /// The prepared implementation, which can be launched.
     pub executable: Box<dyn Executable>,
     /// Record of the comparison of the outputs with the reference.
     pub record: OutputVerificationRecord,

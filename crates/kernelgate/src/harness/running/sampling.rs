@@ -70,7 +70,7 @@ pub enum SamplerOfProblemCases<'s> {
 
 /// A case whose samples are about to be taken.
 pub struct CaseToTakeSamplesOf<'a> {
-    /// The case.
+    /// Id of the case: `workload/problem/implementation/cache`.
     pub case: &'a SelectedCase,
     /// The minimum time per launch that the measured ceilings allow for the case.
     pub limit: Option<&'a ShortestLaunchTime>,

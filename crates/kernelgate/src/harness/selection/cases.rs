@@ -27,7 +27,7 @@ pub struct SelectedProblem<'a> {
     pub suite: &'a WorkloadSuite,
     /// The problem's axes.
     pub point: Point,
-    /// The problem.
+    /// The problem of the cases.
     pub problem: Box<dyn ProblemWithImplementations>,
     /// The selected cases of the problem that can run.
     pub cases: Vec<SelectedCase>,
@@ -52,7 +52,7 @@ impl SelectedProblem<'_> {
 pub struct SelectedCase {
     /// Index of the implementation in its suite.
     pub index: usize,
-    /// The implementation.
+    /// Name and backend of the implementation.
     pub implementation: ImplementationNameAndBackend,
     /// Whether the case is timed with hot or cold caches.
     pub cache: CacheState,

@@ -316,7 +316,7 @@ impl From<EffortFlagValue> for BenchEffort {
     }
 }
 
-/// Task of the process.
+/// Task of the bench process, such as measuring or testing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BenchProcessTask {
     /// Verify, time, record.
@@ -362,7 +362,7 @@ impl BenchProcessFlags {
         }
     }
 
-    /// Requested device.
+    /// Backend and GPUs that the user requested.
     pub fn requested_backend_and_gpus(&self) -> RequestedBackendAndGpus {
         RequestedBackendAndGpus {
             backend: self.backend.into(),
@@ -379,7 +379,7 @@ impl BenchProcessFlags {
         Duration::from_secs(self.timeout.unwrap_or(DEFAULT_HOST_TIMEOUT_S))
     }
 
-    /// How much to run.
+    /// How many problems the bench process runs.
     pub fn requested_effort(&self) -> BenchEffort {
         match self.effort {
             Some(name) => name.into(),

@@ -56,7 +56,7 @@ pub struct BenchProcessFacts {
 /// Settings of a bench process from its flags and environment variables.
 #[derive(Debug, Clone)]
 pub struct BenchSettings {
-    /// Task of the process.
+    /// Task of the bench process, such as measuring or testing.
     pub mode: BenchProcessTask,
     /// Determines which cases run by default, and how long each is timed.
     pub effort: BenchEffort,
@@ -72,7 +72,7 @@ pub struct BenchSettings {
     pub filter: CaseIdFilter,
     /// The shard of the problems that this process runs; `None`: all problems.
     pub shard: Option<ShardOfWork>,
-    /// Requested device.
+    /// Backend and GPUs that the user requested.
     pub device: RequestedBackendAndGpus,
     /// Launches on the host that exceed this time count as hung.
     pub host_timeout: Duration,

@@ -57,7 +57,7 @@ pub enum TimingRefusal {
          the host, has no time here"
     )]
     NothingEnqueued {
-        /// The code.
+        /// The timed code that is refused: a launch or a Criterion routine.
         subject: RefusedTimedCode,
     },
     /// Refused: a launch over several GPUs enqueues no command on one of them.
@@ -90,7 +90,7 @@ pub enum TimingRefusal {
         subject.execution_and_least_command().0, subject.execution_and_least_command().1
     )]
     TooShort {
-        /// The code.
+        /// The timed code that is refused: a launch or a Criterion routine.
         subject: RefusedTimedCode,
         /// Measured time of one launch or routine iteration, nanoseconds.
         elapsed_ns: f64,
@@ -111,7 +111,7 @@ pub enum TimingRefusal {
         busy.as_micros()
     )]
     BusyAfterStream {
-        /// The code.
+        /// The timed code that is refused: a launch or a Criterion routine.
         subject: RefusedTimedCode,
         /// Shortest time for which the CUDA context stayed busy after the timed stream had
         /// finished, over all repetitions.
@@ -125,9 +125,9 @@ pub enum TimingRefusal {
         subject.execution_and_least_command().0
     )]
     RecordedElsewhere {
-        /// The code.
+        /// The timed code that is refused: a launch or a Criterion routine.
         subject: RefusedTimedCode,
-        /// The operation.
+        /// Name of the GPU operation that caused the refusal.
         operation: String,
     },
     /// Refused: Refused: CUPTI recorded an operation of the timed code on a GPU that does not
@@ -137,9 +137,9 @@ pub enum TimingRefusal {
         subject.execution_and_least_command().0
     )]
     RecordedOnOtherGpu {
-        /// The code.
+        /// The timed code that is refused: a launch or a Criterion routine.
         subject: RefusedTimedCode,
-        /// The operation.
+        /// Name of the GPU operation that caused the refusal.
         operation: String,
         /// The GPU.
         gpu: u32,
@@ -170,7 +170,7 @@ pub enum TimingRefusal {
     /// CUPTI identified.
     #[error("{subject} waits for the GPU in `{call}`")]
     WaitsIn {
-        /// The code.
+        /// The timed code that is refused: a launch or a Criterion routine.
         subject: RefusedTimedCode,
         /// Name of the CUDA driver or runtime function in which the host waited.
         call: String,
@@ -178,7 +178,7 @@ pub enum TimingRefusal {
     /// Refused: the timed code makes the host wait for the GPU, in a call that was not identified.
     #[error("{subject} waits for the GPU: it synchronises, copies to the host, or frees memory")]
     Waits {
-        /// The code.
+        /// The timed code that is refused: a launch or a Criterion routine.
         subject: RefusedTimedCode,
     },
     /// Refused: without CUPTI it is unknown whether the host waits for the GPU or for room in the

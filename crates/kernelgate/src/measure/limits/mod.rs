@@ -69,7 +69,7 @@ impl DeclaredMemoryTraffic {
         Self { read_bytes: work.read_bytes, write_bytes: work.write_bytes, cache }
     }
 
-    /// Bytes read and written.
+    /// Returns the number of bytes read and written.
     pub const fn bytes_read_and_written(self) -> u64 {
         self.read_bytes + self.write_bytes
     }
@@ -156,7 +156,7 @@ const LINK_CEILING_NAME: &str = "link";
 /// ceiling that decides it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShortestLaunchTime {
-    /// Nanoseconds a launch.
+    /// Nanoseconds per launch.
     pub time_ns: f64,
     /// Name of the ceiling that decides: "memory", "link", or a compute unit and dtype such as
     /// "matmul f32".
@@ -197,7 +197,7 @@ impl ShortestLaunchTime {
 }
 
 impl LaunchAndTimingOverhead {
-    /// Checks the times.
+    /// Fails if a time is negative, not finite or implausibly large.
     pub fn check_overheads_plausible(&self) -> Result<(), String> {
         self.all_overheads_ns().into_iter().try_for_each(plausibility::check_overhead_ns_plausible)
     }

@@ -53,7 +53,7 @@ const fn default_first_seed() -> u64 {
 /// One benchmark case in a baseline file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseInBaseline {
-    /// `family/operation`.
+    /// Name of the workload: `family/operation`.
     pub workload: String,
     /// Revision of the workload's definition at the time of the measurement.
     pub revision: u32,

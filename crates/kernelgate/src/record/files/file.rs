@@ -67,7 +67,7 @@ pub enum RecordFileError {
     Io {
         /// "read", "write" or "lock".
         action: &'static str,
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
         /// Error that the operating system returned.
         cause: std::io::Error,
@@ -75,7 +75,7 @@ pub enum RecordFileError {
     /// The file's content is not valid JSON, for example because it is truncated.
     #[error("failed to read {path}: broken or cut short ({cause})")]
     Json {
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
         /// Position and reason of the JSON syntax error.
         cause: serde_json::Error,
@@ -83,7 +83,7 @@ pub enum RecordFileError {
     /// The file is valid JSON, but not a kernelgate record of the expected kind.
     #[error("failed to read {path}: not a kernelgate {kind}")]
     Foreign {
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
         /// Name of the expected kind of file, for messages.
         kind: &'static str,
@@ -94,7 +94,7 @@ pub enum RecordFileError {
          to {known})"
     )]
     Newer {
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
         /// Version in the file.
         found: u64,
@@ -108,7 +108,7 @@ pub enum RecordFileError {
          from {oldest}): record it again"
     )]
     Older {
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
         /// Version in the file.
         found: u64,
@@ -121,7 +121,7 @@ pub enum RecordFileError {
          end it"
     )]
     Locked {
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
         /// Lock file.
         lock: PathBuf,
@@ -134,7 +134,7 @@ pub enum RecordFileError {
          match); where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
     )]
     Edited {
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
     },
     /// The file has the right format, but implausible content.
@@ -142,7 +142,7 @@ pub enum RecordFileError {
     Invalid {
         /// "read" or "write".
         action: &'static str,
-        /// Which file.
+        /// Path of the file that caused the error.
         path: PathBuf,
         /// Kind of record file, for messages.
         kind: &'static str,
@@ -336,8 +336,8 @@ pub fn file_contains_checksum(path: &Path) -> bool {
 /// Writes a record file atomically: at any time either the old or the new content is in the file.
 ///
 /// # Errors
-/// Fails if the record is one that [`read_record`] refuses, the folder cannot be made or written, or the
-/// disk is full; the old file is then untouched.
+/// Fails if the record is one that [`read_record`] refuses, the folder cannot be made or written,
+/// or the disk is full; the old file is then untouched.
 pub fn write_record_atomically<T: RecordFileType>(
     path: &Path,
     record: &T,
@@ -384,7 +384,8 @@ fn checked_record_text<T: RecordFileType>(
     })
 }
 
-/// Returns the JSON text of a record whose paths are valid Unicode, as [`write_record_atomically`] writes it.
+/// Returns the JSON text of a record whose paths are valid Unicode, as [`write_record_atomically`]
+/// writes it.
 pub fn json_text_of_record<T: RecordFileType>(record: &T) -> String {
     layout_json_of_record::<T>(
         &json_value_of_record(record).expect("records have string keys and finite numbers"),
@@ -479,8 +480,8 @@ pub(super) fn write_and_sync_file(
 /// Creates a record file atomically: of two processes that create the same file, only one succeeds.
 ///
 /// # Errors
-/// Fails with the errors of [`write_record_atomically`], and when a file of that name exists, which stays
-/// unchanged.
+/// Fails with the errors of [`write_record_atomically`], and when a file of that name exists, which
+/// stays unchanged.
 pub fn create_record_exclusively<T: RecordFileType>(
     path: &Path,
     record: &T,
@@ -614,7 +615,8 @@ pub(super) fn remove_files_of_dead_writers(folder: &Path) {
     }
 }
 
-/// Returns whether a name has the form that [`create_temporary_file_beside`] and [`create_temporary_folder_in`] give.
+/// Returns whether a name has the form that [`create_temporary_file_beside`] and
+/// [`create_temporary_folder_in`] give.
 fn is_name_of_temporary_file(name: &str) -> bool {
     const RANDOM_CHARACTERS_IN_NAME: usize = 6;
     name.strip_prefix(TEMPORARY_FILE_PREFIX).is_some_and(|drawn| {

@@ -56,7 +56,7 @@ pub enum ShardParseError {
     /// The number of shards in the text is zero or too large.
     #[error("`{text}`: the number of shards is from 1 to {MAX_NUMBER_OF_SHARDS}, not {count}")]
     Count {
-        /// The text.
+        /// The text that could not be parsed.
         text: String,
         /// Number of shards in the text.
         count: u32,
@@ -64,7 +64,7 @@ pub enum ShardParseError {
     /// The shard's index in the text is zero or exceeds the number of shards.
     #[error("`{text}`: a shard is 1/{count} to {count}/{count}; shards are counted from 1")]
     Index {
-        /// The text.
+        /// The text that could not be parsed.
         text: String,
         /// Number of shards in the text.
         count: u32,

@@ -2,8 +2,8 @@
 //!
 //! Problems are divided instead of cases, because the cases of a problem share its inputs and its
 //! reference. Every shard computes the whole division itself, from the same problems and recorded
-//! times; equal digests in the [`DivisionAmongShardsSummary`] show that all shards agree. This module receives
-//! the recorded times from its caller and reads no files.
+//! times; equal digests in the [`DivisionAmongShardsSummary`] show that all shards agree. This
+//! module receives the recorded times from its caller and reads no files.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ pub struct DivisionAmongShardsSummary {
 /// Problems of one shard.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProblemsDividedAmongShards {
-    /// The shard.
+    /// The shard of the work that this record covers.
     pub shard: ShardOfWork,
     /// Index of the shard of each problem, if problems are divided by recorded times.
     by_time: Option<BTreeMap<String, u32>>,

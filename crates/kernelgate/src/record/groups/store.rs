@@ -108,7 +108,7 @@ pub enum RecordLookupError {
     Twice {
         /// The record file of the run that was read first.
         first: PathBuf,
-        /// The record file of the same run that was read later.
+        /// The second record file that holds the same run.
         second: PathBuf,
     },
     /// The most recent session cannot be determined, because the start of one is in the future.

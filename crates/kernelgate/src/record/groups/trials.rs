@@ -25,7 +25,7 @@ pub struct ComparisonTrialsFile {
 pub struct TrialOfComparison {
     /// Round of the comparison: 1, or 2 for the round that confirms a regression.
     pub round: u32,
-    /// The bench binary.
+    /// Name of the bench executable.
     pub bench: String,
     /// Number of the trial's block in its round, counted from 0 for each bench.
     pub block: usize,
