@@ -22,7 +22,7 @@ static LAST_DRAWN_INPUTS: Mutex<Option<(u64, Vec<ExpertInputSpec>, Tensors)>> = 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LayerWeightFormat {
     /// The layer weights have the dtype of the activations.
-    Same,
+    ModelDtype,
     /// The layer weights are e4m3 codes with a power-of-two scale for each column.
     Fp8,
     /// The layer weights are four-bit integers with a scale for each 128 of k of a column.
@@ -34,7 +34,7 @@ impl LayerWeightFormat {
     /// format keeps the dtype.
     fn rounding_function_of_format(self) -> Option<fn(&Tensor) -> Tensor> {
         match self {
-            Self::Same => None,
+            Self::ModelDtype => None,
             Self::Fp8 => Some(fp8::round_tensor_through_fp8),
             Self::Int4 => Some(int4::round_tensor_through_int4),
         }
@@ -66,7 +66,7 @@ impl DenoiseParameters {
             "int4" => (Dtype::Bf16, LayerWeightFormat::Int4),
             name => (
                 Dtype::parse_dtype_name(name).expect("the axis lists dtypes"),
-                LayerWeightFormat::Same,
+                LayerWeightFormat::ModelDtype,
             ),
         };
         let (s, p) = (point.number("s")?, point.number("p")?);
@@ -214,7 +214,7 @@ impl DenoiseParameters {
         // Quantised formats need host memory for dequantised weights besides the inputs, and for
         // f32 copies if an implementation computes in f32.
         let quantized = match self.weights {
-            LayerWeightFormat::Same => 0,
+            LayerWeightFormat::ModelDtype => 0,
             LayerWeightFormat::Fp8 | LayerWeightFormat::Int4 => 3 * inputs,
         };
         // The fp64 reference holds the styles of all denoising steps and the activations of one

@@ -26,7 +26,13 @@ const ALL_PLANTED_FAULTS: [PlantedExpertFault; 10] = [
 ];
 
 fn tiny_denoise_parameters(s: usize, p: usize, dtype: Dtype) -> DenoiseParameters {
-    DenoiseParameters { model: TINY_TEST_MODEL, s, p, dtype, weights: LayerWeightFormat::Same }
+    DenoiseParameters {
+        model: TINY_TEST_MODEL,
+        s,
+        p,
+        dtype,
+        weights: LayerWeightFormat::ModelDtype,
+    }
 }
 
 fn denoise_parameters_with_fp8_weights(
@@ -81,7 +87,7 @@ fn work_of_a_full_size_step_is_the_published_number() {
         s: 50,
         p: 968,
         dtype: Dtype::Bf16,
-        weights: LayerWeightFormat::Same,
+        weights: LayerWeightFormat::ModelDtype,
     };
     let specs = PI05_EXPERT_MODEL.input_tensor_specs(50, 968, Dtype::Bf16);
     let elements = |named: &dyn Fn(&str) -> bool| -> u64 {
@@ -160,7 +166,7 @@ fn fp8_and_int4_weights_reduce_declared_bytes_but_not_flops() {
             s: 50,
             p: 968,
             dtype: Dtype::Bf16,
-            weights: LayerWeightFormat::Same,
+            weights: LayerWeightFormat::ModelDtype,
         },
         denoise_parameters_with_fp8_weights(PI05_EXPERT_MODEL, 50, 968),
     );
@@ -211,7 +217,7 @@ fn prints_the_action_error_of_int4_weights_in_the_full_size_model() {
     let sizes = [(50, 968, 1), (10, 712, 10), (50, 968, 10)];
     for (s, p, steps) in sizes {
         let plain = DenoiseParameters {
-            weights: LayerWeightFormat::Same,
+            weights: LayerWeightFormat::ModelDtype,
             ..denoise_parameters_with_int4_weights(PI05_EXPERT_MODEL, s, p)
         };
         let plain = DenoiseLoop { expert: plain, steps };
@@ -354,7 +360,7 @@ fn horizons_and_step_counts_beyond_the_maximum_are_refused() {
             s: MAX_HORIZON_OR_PREFIX_TOKENS,
             p: MAX_HORIZON_OR_PREFIX_TOKENS,
             dtype: Dtype::F32,
-            weights: LayerWeightFormat::Same,
+            weights: LayerWeightFormat::ModelDtype,
         },
         steps: MAX_DENOISE_LOOP_STEPS,
     };

@@ -93,7 +93,7 @@ fn check_f32_or_quantised_weights(shape: &DenoiseParameters) -> Result<(), Strin
 /// shared without a copy.
 fn expert_inputs_as_f32(shape: &DenoiseParameters, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
-        LayerWeightFormat::Same => inputs.clone(),
+        LayerWeightFormat::ModelDtype => inputs.clone(),
         LayerWeightFormat::Fp8 | LayerWeightFormat::Int4 => {
             Arc::new(convert_bf16_inputs_to_f32(&shape.inputs_rounded_to_weight_format(inputs)))
         }

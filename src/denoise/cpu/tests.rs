@@ -19,7 +19,7 @@ const MODEL_WITH_ODD_SIZES: ExpertDimensions =
     ExpertDimensions { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
 
 fn f32_expert_shape(model: ExpertDimensions, s: usize, p: usize) -> DenoiseParameters {
-    DenoiseParameters { model, s, p, dtype: Dtype::F32, weights: LayerWeightFormat::Same }
+    DenoiseParameters { model, s, p, dtype: Dtype::F32, weights: LayerWeightFormat::ModelDtype }
 }
 
 fn prepare_cpu_task_of_row<P: Problem>(

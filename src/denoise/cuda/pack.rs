@@ -85,7 +85,7 @@ pub fn weight_packings_for_persistent_kernel(
     for packing in &mut packings {
         if LAYER_WEIGHT_NAMES.contains(&packing.name) {
             packing.layout = match weights {
-                LayerWeightFormat::Same => PackedWeightLayout::Panels,
+                LayerWeightFormat::ModelDtype => PackedWeightLayout::Panels,
                 LayerWeightFormat::Fp8 => PackedWeightLayout::Codes,
                 LayerWeightFormat::Int4 => PackedWeightLayout::Int4Codes,
             };

@@ -260,7 +260,7 @@ fn create_persistent_program_with_regions(run: &DenoiseStepOrLoop) -> DenoisePro
 /// Program of the persistent rung, whose launches all use programmatic dependent launch (PDL).
 pub fn persistent_program_with_pdl(run: &DenoiseStepOrLoop) -> Program {
     let (kernel, shifts_kernel) = match run.shape.weights {
-        LayerWeightFormat::Same => (&PERSISTENT_BF16_KERNEL, &SHIFT_TERMS_BF16_KERNEL),
+        LayerWeightFormat::ModelDtype => (&PERSISTENT_BF16_KERNEL, &SHIFT_TERMS_BF16_KERNEL),
         LayerWeightFormat::Fp8 => (&PERSISTENT_FP8_KERNEL, &SHIFT_TERMS_FP8_KERNEL),
         LayerWeightFormat::Int4 => (&PERSISTENT_INT4_KERNEL, &SHIFT_TERMS_INT4_KERNEL),
     };

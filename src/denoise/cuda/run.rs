@@ -46,7 +46,7 @@ impl DenoiseStepOrLoop {
     /// kernels compiled for its model.
     pub fn check_fused_kernels_support_run(&self) -> Result<(), String> {
         self.check_dtype_is_bf16()?;
-        if self.shape.weights != LayerWeightFormat::Same {
+        if self.shape.weights != LayerWeightFormat::ModelDtype {
             return Err("takes bf16 weights only".to_owned());
         }
         model_selection_macro(&self.shape.model)

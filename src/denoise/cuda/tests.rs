@@ -25,7 +25,7 @@ const FULL_WIDTH_TWO_LAYER_MODEL: ExpertDimensions =
     ExpertDimensions { name: "shallow", depth: 2, ..PI05_EXPERT_MODEL };
 
 fn bf16_expert_shape(model: ExpertDimensions, s: usize, p: usize) -> DenoiseParameters {
-    DenoiseParameters { model, s, p, dtype: Dtype::Bf16, weights: LayerWeightFormat::Same }
+    DenoiseParameters { model, s, p, dtype: Dtype::Bf16, weights: LayerWeightFormat::ModelDtype }
 }
 
 fn bf16_denoise_loop(model: ExpertDimensions, s: usize, p: usize, steps: usize) -> DenoiseLoop {

@@ -17,9 +17,9 @@ const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum KeptPartOfOutput {
     /// Keep the first [`KEPT_BYTES_AT_STREAM_START`] bytes of the output stream.
-    Start,
+    StreamStart,
     /// Keep the last 64 KiB of the output stream.
-    End,
+    StreamEnd,
 }
 
 /// The kept bytes of a process's output stream after the stream has ended.
@@ -45,12 +45,12 @@ pub fn capture_stream_on_thread(
         while let Ok(count @ 1..) = stream.read(&mut piece) {
             all.total_bytes += count as u64;
             match keep {
-                KeptPartOfOutput::Start => {
+                KeptPartOfOutput::StreamStart => {
                     let room = KEPT_BYTES_AT_STREAM_START.saturating_sub(all.kept_bytes.len());
                     all.kept_bytes.extend_from_slice(&piece[..count.min(room)]);
                     all.truncated |= count > room;
                 }
-                KeptPartOfOutput::End => {
+                KeptPartOfOutput::StreamEnd => {
                     all.kept_bytes.extend_from_slice(&piece[..count]);
                     let over = all.kept_bytes.len().saturating_sub(KEPT_BYTES_AT_STREAM_END);
                     all.kept_bytes.drain(..over);
@@ -189,12 +189,13 @@ mod tests {
         let kept = |keep| {
             capture_stream_on_thread(std::io::Cursor::new(flood.clone()), keep).recv().unwrap()
         };
-        let (start, end) = (kept(KeptPartOfOutput::Start), kept(KeptPartOfOutput::End));
+        let (start, end) = (kept(KeptPartOfOutput::StreamStart), kept(KeptPartOfOutput::StreamEnd));
         assert!(start.truncated && start.kept_bytes == flood[..KEPT_BYTES_AT_STREAM_START]);
         assert_eq!([start.total_bytes, end.total_bytes], [flood.len() as u64; 2]);
         assert!(end.truncated && end.kept_bytes == flood[flood.len() - KEPT_BYTES_AT_STREAM_END..]);
-        let whole =
-            capture_stream_on_thread(&b"all of it"[..], KeptPartOfOutput::Start).recv().unwrap();
+        let whole = capture_stream_on_thread(&b"all of it"[..], KeptPartOfOutput::StreamStart)
+            .recv()
+            .unwrap();
         assert_eq!(
             whole,
             CapturedOutput { kept_bytes: b"all of it".to_vec(), truncated: false, total_bytes: 9 }

@@ -15,11 +15,11 @@ pub(super) const MEMORY_PASS_KERNELS: &[KernelSpec<MemoryPassVariant>] = &[MEMOR
 const MEMORY_PASS_KERNEL: KernelSpec<MemoryPassVariant> = KernelSpec {
     defines: |pass| {
         let past_l1 = (pass.load_policy == LoadCachePolicy::L2).then_some("PAST_L1");
-        let kept = (pass.store_policy == StoreCachePolicy::Kept).then_some("STORES_KEPT");
+        let kept = (pass.store_policy == StoreCachePolicy::KeptInL2).then_some("STORES_KEPT");
         let order = match pass.read_write_division {
             ReadWriteDivision::Together => None,
-            ReadWriteDivision::WritesFirst => Some("WRITES_FIRST"),
-            ReadWriteDivision::ReadersFirst => Some("READERS_FIRST"),
+            ReadWriteDivision::WriterBlocksFirst => Some("WRITES_FIRST"),
+            ReadWriteDivision::ReaderBlocksFirst => Some("READERS_FIRST"),
         };
         let planes = (pass.packet_distance == DistanceOfThreadPackets::Plane).then_some("PLANES");
         let macros = [past_l1, kept, order, planes].into_iter().flatten().map(str::to_owned);
@@ -79,8 +79,8 @@ enum LoadCachePolicy {
 /// Priority in L2 of the lines that the memory pass writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StoreCachePolicy {
-    Kept,
-    EvictedFirst,
+    KeptInL2,
+    EvictedFirstFromL2,
 }
 
 /// How the thread blocks of a memory pass divide reading and writing among them.
@@ -91,9 +91,9 @@ enum ReadWriteDivision {
     Together,
     /// Each thread block first writes its share of the target and then reads its share of the
     /// source, so that no store waits for a load.
-    WritesFirst,
+    WriterBlocksFirst,
     /// The first thread blocks only read, and all later thread blocks only write.
-    ReadersFirst,
+    ReaderBlocksFirst,
 }
 
 /// Number of blocks.
@@ -101,9 +101,9 @@ enum ReadWriteDivision {
 enum GridSizeChoice {
     /// The grid has as many blocks as needed for each thread to load its packets once, without a
     /// loop.
-    Covering,
+    CoversAllPackets,
     /// The grid has as many blocks as fit on the multiprocessors at the same time.
-    Resident,
+    AllBlocksResident,
 }
 
 /// Distance between the packets that a thread loads together.
@@ -121,37 +121,142 @@ impl MemoryPassVariant {
     /// writing blocks between reading blocks gain at most 0.5 %; bulk copies are slower everywhere,
     /// by 1 to 60 %.
     pub const ALL_TRIED: [Self; 23] = {
-        use GridSizeChoice::{Covering, Resident};
+        use GridSizeChoice::{AllBlocksResident, CoversAllPackets};
         use LoadCachePolicy::{AllCaches, L2};
-        use ReadWriteDivision::{ReadersFirst, Together, WritesFirst};
-        use StoreCachePolicy::{EvictedFirst, Kept};
+        use ReadWriteDivision::{ReaderBlocksFirst, Together, WriterBlocksFirst};
+        use StoreCachePolicy::{EvictedFirstFromL2, KeptInL2};
         [
-            Self::with_packets_per_block(128, 1, AllCaches, Kept, Together, Covering),
-            Self::with_packets_per_block(256, 1, AllCaches, Kept, Together, Covering),
-            Self::with_packets_per_block(256, 1, AllCaches, Kept, Together, Resident),
-            Self::with_packets_per_block(128, 4, AllCaches, Kept, Together, Covering),
-            Self::with_packets_per_block(256, 8, L2, Kept, Together, Covering),
-            Self::with_packets_per_block(256, 8, L2, EvictedFirst, Together, Covering),
-            Self::with_packets_per_block(256, 2, AllCaches, EvictedFirst, Together, Covering),
-            Self::with_packets_per_block(128, 2, L2, EvictedFirst, Together, Covering),
-            Self::with_packets_per_block(256, 2, L2, Kept, Together, Covering),
-            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, Together, Resident),
-            Self::with_packets_per_block(128, 2, AllCaches, Kept, ReadersFirst, Covering),
-            Self::with_packets_per_block(128, 8, AllCaches, Kept, ReadersFirst, Covering),
-            Self::with_packets_per_block(128, 4, L2, Kept, ReadersFirst, Covering),
-            Self::with_packets_per_block(256, 4, L2, Kept, ReadersFirst, Covering),
-            Self::with_packets_per_block(128, 2, AllCaches, EvictedFirst, ReadersFirst, Covering),
-            Self::with_packets_per_block(256, 2, AllCaches, EvictedFirst, ReadersFirst, Covering),
-            Self::with_packets_per_block(128, 4, AllCaches, EvictedFirst, ReadersFirst, Resident),
-            Self::with_packets_per_block(256, 2, AllCaches, EvictedFirst, WritesFirst, Covering),
-            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, WritesFirst, Covering),
-            Self::with_packets_per_block(256, 4, AllCaches, Kept, WritesFirst, Resident),
-            Self::with_packets_per_block(256, 2, AllCaches, Kept, WritesFirst, Covering)
-                .with_packets_in_separate_planes(),
-            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, WritesFirst, Covering)
-                .with_packets_in_separate_planes(),
-            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, Together, Covering)
-                .with_packets_in_separate_planes(),
+            Self::with_packets_per_block(128, 1, AllCaches, KeptInL2, Together, CoversAllPackets),
+            Self::with_packets_per_block(256, 1, AllCaches, KeptInL2, Together, CoversAllPackets),
+            Self::with_packets_per_block(256, 1, AllCaches, KeptInL2, Together, AllBlocksResident),
+            Self::with_packets_per_block(128, 4, AllCaches, KeptInL2, Together, CoversAllPackets),
+            Self::with_packets_per_block(256, 8, L2, KeptInL2, Together, CoversAllPackets),
+            Self::with_packets_per_block(
+                256,
+                8,
+                L2,
+                EvictedFirstFromL2,
+                Together,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                256,
+                2,
+                AllCaches,
+                EvictedFirstFromL2,
+                Together,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                128,
+                2,
+                L2,
+                EvictedFirstFromL2,
+                Together,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(256, 2, L2, KeptInL2, Together, CoversAllPackets),
+            Self::with_packets_per_block(
+                256,
+                4,
+                AllCaches,
+                EvictedFirstFromL2,
+                Together,
+                AllBlocksResident,
+            ),
+            Self::with_packets_per_block(
+                128,
+                2,
+                AllCaches,
+                KeptInL2,
+                ReaderBlocksFirst,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                128,
+                8,
+                AllCaches,
+                KeptInL2,
+                ReaderBlocksFirst,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(128, 4, L2, KeptInL2, ReaderBlocksFirst, CoversAllPackets),
+            Self::with_packets_per_block(256, 4, L2, KeptInL2, ReaderBlocksFirst, CoversAllPackets),
+            Self::with_packets_per_block(
+                128,
+                2,
+                AllCaches,
+                EvictedFirstFromL2,
+                ReaderBlocksFirst,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                256,
+                2,
+                AllCaches,
+                EvictedFirstFromL2,
+                ReaderBlocksFirst,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                128,
+                4,
+                AllCaches,
+                EvictedFirstFromL2,
+                ReaderBlocksFirst,
+                AllBlocksResident,
+            ),
+            Self::with_packets_per_block(
+                256,
+                2,
+                AllCaches,
+                EvictedFirstFromL2,
+                WriterBlocksFirst,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                256,
+                4,
+                AllCaches,
+                EvictedFirstFromL2,
+                WriterBlocksFirst,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                256,
+                4,
+                AllCaches,
+                KeptInL2,
+                WriterBlocksFirst,
+                AllBlocksResident,
+            ),
+            Self::with_packets_per_block(
+                256,
+                2,
+                AllCaches,
+                KeptInL2,
+                WriterBlocksFirst,
+                CoversAllPackets,
+            )
+            .with_packets_in_separate_planes(),
+            Self::with_packets_per_block(
+                256,
+                4,
+                AllCaches,
+                EvictedFirstFromL2,
+                WriterBlocksFirst,
+                CoversAllPackets,
+            )
+            .with_packets_in_separate_planes(),
+            Self::with_packets_per_block(
+                256,
+                4,
+                AllCaches,
+                EvictedFirstFromL2,
+                Together,
+                CoversAllPackets,
+            )
+            .with_packets_in_separate_planes(),
         ]
     };
 
@@ -193,10 +298,10 @@ impl fmt::Display for MemoryPassVariant {
         write!(f, "{threads} threads x {packets} packets")?;
         let words = [
             (*load == LoadCachePolicy::L2).then_some("past L1"),
-            (*store == StoreCachePolicy::EvictedFirst).then_some("evict first"),
-            (*order == ReadWriteDivision::WritesFirst).then_some("writes first"),
-            (*order == ReadWriteDivision::ReadersFirst).then_some("readers first"),
-            (*blocks == GridSizeChoice::Resident).then_some("resident"),
+            (*store == StoreCachePolicy::EvictedFirstFromL2).then_some("evict first"),
+            (*order == ReadWriteDivision::WriterBlocksFirst).then_some("writes first"),
+            (*order == ReadWriteDivision::ReaderBlocksFirst).then_some("readers first"),
+            (*blocks == GridSizeChoice::AllBlocksResident).then_some("resident"),
             (*apart == DistanceOfThreadPackets::Plane).then_some("in planes"),
         ];
         words.into_iter().flatten().try_for_each(|word| write!(f, ", {word}"))
@@ -220,14 +325,14 @@ impl ReaderAndWriterBlocks {
     ) -> Self {
         let round = (pass.threads * pass.packets_per_thread) as u64;
         let work = match pass.read_write_division {
-            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => reads.max(writes),
-            ReadWriteDivision::ReadersFirst => reads + writes,
+            ReadWriteDivision::Together | ReadWriteDivision::WriterBlocksFirst => reads.max(writes),
+            ReadWriteDivision::ReaderBlocksFirst => reads + writes,
         };
         let resident =
             (RESIDENT_THREADS_PER_MULTIPROCESSOR / pass.threads) as u64 * multiprocessors;
         let blocks = match pass.grid_size {
-            GridSizeChoice::Covering => work.div_ceil(round),
-            GridSizeChoice::Resident => resident.min(work.div_ceil(pass.threads as u64)),
+            GridSizeChoice::CoversAllPackets => work.div_ceil(round),
+            GridSizeChoice::AllBlocksResident => resident.min(work.div_ceil(pass.threads as u64)),
         };
         let blocks = blocks.max(1);
         let share = |packets: u64| match packets {
@@ -235,10 +340,10 @@ impl ReaderAndWriterBlocks {
             packets => (blocks * packets / work.max(1)).max(1),
         };
         match pass.read_write_division {
-            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => {
+            ReadWriteDivision::Together | ReadWriteDivision::WriterBlocksFirst => {
                 Self { reader_blocks: blocks, writer_blocks: blocks }
             }
-            ReadWriteDivision::ReadersFirst => {
+            ReadWriteDivision::ReaderBlocksFirst => {
                 Self { reader_blocks: share(reads), writer_blocks: share(writes) }
             }
         }
@@ -246,8 +351,10 @@ impl ReaderAndWriterBlocks {
 
     fn total_block_count(&self, order: ReadWriteDivision) -> u64 {
         match order {
-            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => self.reader_blocks,
-            ReadWriteDivision::ReadersFirst => self.reader_blocks + self.writer_blocks,
+            ReadWriteDivision::Together | ReadWriteDivision::WriterBlocksFirst => {
+                self.reader_blocks
+            }
+            ReadWriteDivision::ReaderBlocksFirst => self.reader_blocks + self.writer_blocks,
         }
     }
 }
@@ -369,7 +476,7 @@ mod tests {
                 128,
                 4,
                 LoadCachePolicy::L2,
-                StoreCachePolicy::Kept,
+                StoreCachePolicy::KeptInL2,
                 order,
                 blocks,
             );
@@ -377,20 +484,25 @@ mod tests {
                 ReaderAndWriterBlocks::for_memory_pass(&pass, reads, writes, 132);
             [readers, writers]
         };
-        let covering = |order| roles(order, GridSizeChoice::Covering, 512 * 30, 512 * 10);
+        let covering = |order| roles(order, GridSizeChoice::CoversAllPackets, 512 * 30, 512 * 10);
         assert_eq!(covering(ReadWriteDivision::Together), [30, 30]);
-        assert_eq!(covering(ReadWriteDivision::WritesFirst), [30, 30]);
-        assert_eq!(covering(ReadWriteDivision::ReadersFirst), [30, 10]);
-        let resident = GridSizeChoice::Resident;
+        assert_eq!(covering(ReadWriteDivision::WriterBlocksFirst), [30, 30]);
+        assert_eq!(covering(ReadWriteDivision::ReaderBlocksFirst), [30, 10]);
+        let resident = GridSizeChoice::AllBlocksResident;
         assert_eq!(
-            roles(ReadWriteDivision::ReadersFirst, resident, 1 << 20, 1 << 20),
+            roles(ReadWriteDivision::ReaderBlocksFirst, resident, 1 << 20, 1 << 20),
             [1056, 1056]
         );
         assert_eq!(roles(ReadWriteDivision::Together, resident, 256, 1), [2, 2]);
-        assert_eq!(roles(ReadWriteDivision::ReadersFirst, resident, 0, 0), [0, 0]);
+        assert_eq!(roles(ReadWriteDivision::ReaderBlocksFirst, resident, 0, 0), [0, 0]);
         // Even a few written bytes get a writing block of their own.
         assert_eq!(
-            roles(ReadWriteDivision::ReadersFirst, GridSizeChoice::Covering, 1 << 20, 1),
+            roles(
+                ReadWriteDivision::ReaderBlocksFirst,
+                GridSizeChoice::CoversAllPackets,
+                1 << 20,
+                1
+            ),
             [2048, 1]
         );
     }

@@ -52,7 +52,7 @@ pub struct FilledChecklistLine {
 }
 
 /// The diagnosis rules that decide a line of the checklist, or the tool that can.
-enum By {
+enum ChecklistLineBasis {
     /// Any of these rules.
     Rules(&'static [&'static str]),
     /// All these rules must find nothing, except rules that had nothing to inspect.
@@ -62,42 +62,65 @@ enum By {
 }
 
 /// The checklist's lines: heading, condition, and what decides the line.
-const CHECKLIST_LINES_AND_DECIDING_RULES: &[(&str, &str, By)] = &[
-    ("Memory", "Memory accesses are coalesced", By::Rules(&["coalescing"])),
+const CHECKLIST_LINES_AND_DECIDING_RULES: &[(&str, &str, ChecklistLineBasis)] = &[
+    ("Memory", "Memory accesses are coalesced", ChecklistLineBasis::Rules(&["coalescing"])),
     (
         "Memory",
         "Using shared memory for frequently accessed data",
-        By::Other("kernelgate resources: column shared, and the class load_shared of the mix"),
+        ChecklistLineBasis::Other(
+            "kernelgate resources: column shared, and the class load_shared of the mix",
+        ),
     ),
-    ("Memory", "No bank conflicts in shared memory", By::Rules(&["bank-conflicts"])),
+    (
+        "Memory",
+        "No bank conflicts in shared memory",
+        ChecklistLineBasis::Rules(&["bank-conflicts"]),
+    ),
     (
         "Memory",
         "Memory transactions are efficient",
-        By::All(&["coalescing", "page-migration", "pageable-copy", "synchronous-copy"]),
+        ChecklistLineBasis::All(&[
+            "coalescing",
+            "page-migration",
+            "pageable-copy",
+            "synchronous-copy",
+        ]),
     ),
-    ("Compute", "Good occupancy (50-75%)", By::Rules(&["occupancy", "achieved-occupancy"])),
+    (
+        "Compute",
+        "Good occupancy (50-75%)",
+        ChecklistLineBasis::Rules(&["occupancy", "achieved-occupancy"]),
+    ),
     (
         "Compute",
         "Using warp-level primitives where possible",
-        By::Other("kernelgate resources --format json: the class warp of the mix"),
+        ChecklistLineBasis::Other("kernelgate resources --format json: the class warp of the mix"),
     ),
-    ("Compute", "Minimal branch divergence", By::Rules(&["divergence"])),
+    ("Compute", "Minimal branch divergence", ChecklistLineBasis::Rules(&["divergence"])),
     (
         "Compute",
         "Unrolled critical loops",
-        By::Other("kernelgate resources: instructions and the class control of the mix"),
+        ChecklistLineBasis::Other(
+            "kernelgate resources: instructions and the class control of the mix",
+        ),
     ),
-    ("Algorithm", "Kernel fusion applied where beneficial", By::Rules(&["fusion"])),
-    ("Algorithm", "Optimal work distribution", By::All(&["small-grid", "tail"])),
-    ("Algorithm", "Minimal synchronization points", By::Rules(&["sync-in-loop"])),
-    ("Algorithm", "Data reuse maximized", By::Other("cargo bench: the column `of limit`")),
-    ("Launch", "Block size is multiple of warp size", By::Rules(&["block-size"])),
-    ("Launch", "Grid size saturates GPU", By::Rules(&["small-grid"])),
-    ("Launch", "Register/SMEM usage balanced", By::Rules(&["occupancy"])),
+    ("Algorithm", "Kernel fusion applied where beneficial", ChecklistLineBasis::Rules(&["fusion"])),
+    ("Algorithm", "Optimal work distribution", ChecklistLineBasis::All(&["small-grid", "tail"])),
+    ("Algorithm", "Minimal synchronization points", ChecklistLineBasis::Rules(&["sync-in-loop"])),
+    (
+        "Algorithm",
+        "Data reuse maximized",
+        ChecklistLineBasis::Other("cargo bench: the column `of limit`"),
+    ),
+    ("Launch", "Block size is multiple of warp size", ChecklistLineBasis::Rules(&["block-size"])),
+    ("Launch", "Grid size saturates GPU", ChecklistLineBasis::Rules(&["small-grid"])),
+    ("Launch", "Register/SMEM usage balanced", ChecklistLineBasis::Rules(&["occupancy"])),
     (
         "Launch",
         "Correct compile flags enabled",
-        By::Other("kernelgate resources names the compiler; a trace does not hold its flags"),
+        ChecklistLineBasis::Other(
+            "kernelgate resources names the compiler; a trace does not hold its flags",
+        ),
     ),
 ];
 
@@ -107,9 +130,15 @@ pub fn fill_in_checklist(diagnosis: &TraceDiagnosis) -> Vec<FilledChecklistLine>
         .iter()
         .map(|(group, text, by)| {
             let (tick, why) = match by {
-                By::Other(what) => (ChecklistLineState::NotMeasured, (*what).to_owned()),
-                By::Rules(rules) => decide_state_of_checklist_line(diagnosis, rules, false),
-                By::All(rules) => decide_state_of_checklist_line(diagnosis, rules, true),
+                ChecklistLineBasis::Other(what) => {
+                    (ChecklistLineState::NotMeasured, (*what).to_owned())
+                }
+                ChecklistLineBasis::Rules(rules) => {
+                    decide_state_of_checklist_line(diagnosis, rules, false)
+                }
+                ChecklistLineBasis::All(rules) => {
+                    decide_state_of_checklist_line(diagnosis, rules, true)
+                }
             };
             FilledChecklistLine { heading: group, text, line_state: tick, deciding_text: why }
         })

@@ -128,18 +128,18 @@ pub enum FindingRemedy {
     NotReplayed,
     /// Launch calls, and the host's time between them, take no time, as if a CUDA graph were
     /// launched.
-    Graph,
+    GraphCapture,
     /// The host takes no time in these spans, nanoseconds of the trace's clock.
     WithoutPauses(Vec<(i64, i64)>),
     /// The host never waits for the GPU.
     NoWaits,
     /// All operations of this class take no time.
-    Without(OperationClass),
+    WithoutClasses(OperationClass),
     /// These single operations take no time.
     WithoutOperations(Vec<GpuOperationId>),
-    Shorter(Vec<KernelsWithRemainingTime>),
+    ShorterKernels(Vec<KernelsWithRemainingTime>),
     /// Each chain of kernels is replaced by one fused kernel.
-    Fused(Vec<KernelOfFusibleChain>),
+    FusedKernels(Vec<KernelOfFusibleChain>),
 }
 
 /// Time that the remedy of a finding would save, by a replay of the recorded dependencies.

@@ -117,11 +117,11 @@ impl<'a> DiagnosisContext<'a> {
         let mut parts = self.host_summary.causes_of_gaps.causes_and_ns_of_gap(gap).peekable();
         let unlaunched = parts.peek().is_none().then(|| {
             let kind = match self.is_operation_page_migration(gap.operation_after) {
-                true => IdleCauseKind::Migration,
+                true => IdleCauseKind::PageMigration,
                 false if self.was_operation_launched_before_recording(gap) => {
                     IdleCauseKind::BackToBack
                 }
-                false => IdleCauseKind::Unknown,
+                false => IdleCauseKind::NoLaunchCallRecorded,
             };
             ((kind, None), gap.idle_gap_length_ns())
         });

@@ -60,8 +60,8 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
     // 5 us and starts 45 us later.
     let expected = [
         (IdleCauseKind::HostCode, 4 * 600_000),
-        (IdleCauseKind::NotStarted, 4 * 45_000),
-        (IdleCauseKind::Wait, 4 * 41_000),
+        (IdleCauseKind::UnknownDelayAfterLaunch, 4 * 45_000),
+        (IdleCauseKind::HostWaitForGpu, 4 * 41_000),
         (IdleCauseKind::BackToBack, 5 * 9 * 1_000),
         (IdleCauseKind::LaunchCall, 4 * 5_000),
     ];

@@ -78,7 +78,10 @@ fn work_launched_long_before_it_starts_is_not_host_code() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::HostCode), 26_000);
         assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::LaunchCall), 5_000);
-        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::NotStarted), 399_955_000);
+        assert_eq!(
+            idle_ns_of_cause(&diagnosis, IdleCauseKind::UnknownDelayAfterLaunch),
+            399_955_000
+        );
         assert!(finding_with_id(&diagnosis, "launch-bound").is_none());
         let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
         assert_eq!(
@@ -113,10 +116,10 @@ fn the_driver_of_windows_submits_work_later() {
         let trace = export.read_as_trace().unwrap();
         diagnose_trace_in_memory(&trace).devices[0].gaps.idle_time_by_cause[0].kind
     };
-    assert_eq!(cause(&export), IdleCauseKind::NotStarted);
+    assert_eq!(cause(&export), IdleCauseKind::UnknownDelayAfterLaunch);
     export.execute_sql("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)");
     for (name, value, expected) in [
-        ("SoftwarePlatform", "L4X", IdleCauseKind::NotStarted),
+        ("SoftwarePlatform", "L4X", IdleCauseKind::UnknownDelayAfterLaunch),
         (
             "SoftwareReleaseVersion",
             "6.6.87.2-microsoft-standard-WSL2",
@@ -155,7 +158,7 @@ fn launched_work_that_does_not_start_has_a_reason_where_the_trace_holds_one() {
         let other = KernelPlaceAndShape { device: 1, ..FULL };
         trace.add_launch(20.0, (30.0, 399_000.0), "long", other);
     });
-    assert_eq!(other_device, (IdleCauseKind::Elsewhere, None));
+    assert_eq!(other_device, (IdleCauseKind::WorkElsewhere, None));
     // The event that another stream waits for holds up nothing here.
     let other_stream = with(&|trace| {
         let id = trace.add_api_call((30.0, 2.0), "cudaStreamWaitEvent");
@@ -165,13 +168,13 @@ fn launched_work_that_does_not_start_has_a_reason_where_the_trace_holds_one() {
             "args": { "correlation": id, "device": 0, "context": 1, "stream": 9 },
         }));
     });
-    assert_eq!(other_stream, (IdleCauseKind::NotStarted, None));
+    assert_eq!(other_stream, (IdleCauseKind::UnknownDelayAfterLaunch, None));
     // A wait that an earlier launch is behind is over with that launch.
     let launched_since = with(&|trace| {
         trace.add_api_call((16.0, 1.0), "cudaStreamWaitEvent");
         trace.add_launch(17.0, (24.0, 1.0), "between", FULL);
     });
-    assert_eq!(launched_since, (IdleCauseKind::NotStarted, None));
+    assert_eq!(launched_since, (IdleCauseKind::UnknownDelayAfterLaunch, None));
 }
 
 #[test]
@@ -205,7 +208,7 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     for trace in [Some(written), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::HostCode);
-        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::Wait), 19 * 3_000);
+        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::HostWaitForGpu), 19 * 3_000);
         let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
         assert_eq!(waits.recoverable_ns, Some(19 * 3_000));
         assert_eq!(waits.severity, FindingSeverity::Information);
@@ -214,8 +217,11 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
         trace.add_api_call((at, 6_500.0), "cudaMalloc");
     });
     let diagnosis = diagnose_trace_in_memory(&allocating);
-    assert_eq!(cause_with_most_idle_time(&diagnosis, 0), (IdleCauseKind::Call, Some("cudaMalloc")));
-    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::Call), 19 * 6_500_000);
+    assert_eq!(
+        cause_with_most_idle_time(&diagnosis, 0),
+        (IdleCauseKind::OtherCudaCall, Some("cudaMalloc"))
+    );
+    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::OtherCudaCall), 19 * 6_500_000);
     insta::assert_snapshot!(finding_with_id(&diagnosis, "gaps").unwrap().advice, @"move this call out of the loop: allocate once, copy asynchronously");
 }
 
@@ -232,7 +238,10 @@ fn a_wait_saves_no_time_in_which_something_else_holds_up_the_launch() {
     let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
     // From the end of a kernel to that of the next launch call.
     assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.title);
-    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::NotStarted), 19 * 2_995_000);
+    assert_eq!(
+        idle_ns_of_cause(&diagnosis, IdleCauseKind::UnknownDelayAfterLaunch),
+        19 * 2_995_000
+    );
 }
 
 #[test]
@@ -435,7 +444,7 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     let diagnosis = diagnose_trace_in_memory(&between.read_as_trace().unwrap());
     let pages = finding_with_id(&diagnosis, "page-migration").unwrap();
     insta::assert_snapshot!(pages.title, @"6.6 MB of managed memory migrated in 100 pieces: 0 while kernels ran, 100 between them");
-    assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::Migration);
+    assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::PageMigration);
     assert!(finding_with_id(&diagnosis, "gaps").unwrap().advice.contains("cudaMemPrefetchAsync"));
 }
 
@@ -618,7 +627,7 @@ fn operations_that_start_before_their_launch_are_doubted() {
     let diagnosis = diagnose_trace_in_memory(&early);
     let title = &diagnosis.quality[0].title;
     insta::assert_snapshot!(title, @"40 of 1000 operations start before the call that launched them, by up to 35.0 µs: the clocks of host and device disagree");
-    assert!(idle_ns_of_cause(&diagnosis, IdleCauseKind::Clocks) > 0);
+    assert!(idle_ns_of_cause(&diagnosis, IdleCauseKind::ClocksDisagree) > 0);
     let rounded = trace_with_impossible_time(|_, start| ((start + 20.0, 30.0), start + 20.5));
     assert!(
         diagnose_trace_in_memory(&rounded).quality.is_empty(),

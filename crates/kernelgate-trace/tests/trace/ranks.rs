@@ -121,7 +121,7 @@ fn clocks_that_differ_by_seconds_are_aligned() {
         .problems
         .iter()
         .filter_map(|of| match of {
-            ProblemOfJobTraces::Clock { ahead_ns, .. } => Some(*ahead_ns),
+            ProblemOfJobTraces::UnalignedClock { ahead_ns, .. } => Some(*ahead_ns),
             _ => None,
         })
         .collect();
@@ -157,11 +157,11 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
 fn missing_and_duplicate_ranks_are_reported() {
     let mut ranks = [0, 1, 3].map(SyntheticRank::new);
     let job = join_synthetic_ranks(&ranks);
-    assert_eq!(job.problems, [ProblemOfJobTraces::Missing { ranks: vec![2], count: 1 }]);
+    assert_eq!(job.problems, [ProblemOfJobTraces::MissingRanks { ranks: vec![2], count: 1 }]);
     ranks[2].number = 1;
     let problems = join_synthetic_ranks(&ranks).problems;
     assert!(
-        problems.iter().any(|of| matches!(of, ProblemOfJobTraces::Duplicate { .. })),
+        problems.iter().any(|of| matches!(of, ProblemOfJobTraces::DuplicateRank { .. })),
         "{problems:?}"
     );
 }
@@ -187,7 +187,10 @@ fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
     ranks[2].compute_us = 250.0;
     let job = join_synthetic_ranks(&ranks);
     assert_eq!(job.joined_collectives, STEPS - 5);
-    let unequal = job.problems.iter().filter(|of| matches!(of, ProblemOfJobTraces::Unequal { .. }));
+    let unequal = job
+        .problems
+        .iter()
+        .filter(|of| matches!(of, ProblemOfJobTraces::UnequalCollectives { .. }));
     assert_eq!(unequal.count(), 3, "{:?}", job.problems);
 }
 

@@ -37,7 +37,7 @@ fn late_starts_are_split_at_their_launch_whatever_launched_them() {
         let expected = [call.0 - 14.0, call.1, start - call.0 - call.1];
         let long = call.1 > 1_000.0;
         let called = if long { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
-        let kinds = [IdleCauseKind::HostCode, called, IdleCauseKind::NotStarted];
+        let kinds = [IdleCauseKind::HostCode, called, IdleCauseKind::UnknownDelayAfterLaunch];
         let found = kinds.map(|kind| idle_ns_of_cause(&diagnosis, kind) as f64 / 1e3);
         assert_eq!(found, expected, "{launch} {call:?} {start}");
         assert!(diagnosis.findings.iter().all(|of| of.id != "launch-bound"), "{launch}");

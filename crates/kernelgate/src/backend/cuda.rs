@@ -203,13 +203,13 @@ type EnqueueReset = Box<dyn FnMut() -> Result<(), BackendError>>;
 /// Whether a launch changes state that the next launch reads, and how the state is restored.
 enum StateBetweenLaunches {
     /// Launches change no state, so each launch repeats the previous one.
-    Absent,
+    NoState,
     /// Restored before each launch.
-    BeforeEachLaunch(EnqueueReset),
+    ResetBeforeEachLaunch(EnqueueReset),
     /// The state is in the outputs: each launch continues from the outputs of the previous launch.
     /// `restore` runs only after the outputs were poisoned, so that verified outputs come from one
     /// launch on the original state.
-    InOutputs { restore: EnqueueReset, poisoned: bool },
+    StateInOutputs { restore: EnqueueReset, poisoned: bool },
 }
 
 /// Number of launches after which the host thread's CUDA state is checked, enough for verification
@@ -233,7 +233,7 @@ impl CudaTask {
             outputs,
             results_and_poison: Vec::new(),
             enqueue_launch: Box::new(launch),
-            state_between_launches: StateBetweenLaunches::Absent,
+            state_between_launches: StateBetweenLaunches::NoState,
             allowed_actions: AllowedActionsOfTimedCode::ALLOWED_IN_OWN_ROW,
             checked_launches: 0,
             memory_uses: Vec::new(),
@@ -248,7 +248,7 @@ impl CudaTask {
     /// reset and launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
         Self {
-            state_between_launches: StateBetweenLaunches::BeforeEachLaunch(Box::new(reset)),
+            state_between_launches: StateBetweenLaunches::ResetBeforeEachLaunch(Box::new(reset)),
             ..self
         }
     }
@@ -260,7 +260,7 @@ impl CudaTask {
         restore: impl FnMut() -> Result<(), BackendError> + 'static,
     ) -> Self {
         Self {
-            state_between_launches: StateBetweenLaunches::InOutputs {
+            state_between_launches: StateBetweenLaunches::StateInOutputs {
                 restore: Box::new(restore),
                 poisoned: false,
             },
@@ -299,7 +299,9 @@ impl CudaTask {
 
 impl Executable for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
-        if let StateBetweenLaunches::InOutputs { poisoned, .. } = &mut self.state_between_launches {
+        if let StateBetweenLaunches::StateInOutputs { poisoned, .. } =
+            &mut self.state_between_launches
+        {
             *poisoned = true;
         }
         self.outputs
@@ -324,7 +326,7 @@ impl Executable for CudaTask {
                 self.outputs.iter().map(copies_of).collect::<Result<_, _>>()?;
         }
         if let (
-            StateBetweenLaunches::InOutputs { poisoned, .. },
+            StateBetweenLaunches::StateInOutputs { poisoned, .. },
             OutputContentBeforeLaunch::Poison,
         ) = (&mut self.state_between_launches, with)
         {
@@ -348,10 +350,10 @@ impl Executable for CudaTask {
 
     fn reset_state(&mut self) -> Result<(), BackendError> {
         match &mut self.state_between_launches {
-            StateBetweenLaunches::Absent
-            | StateBetweenLaunches::InOutputs { poisoned: false, .. } => Ok(()),
-            StateBetweenLaunches::BeforeEachLaunch(reset) => reset(),
-            StateBetweenLaunches::InOutputs { restore, poisoned } => {
+            StateBetweenLaunches::NoState
+            | StateBetweenLaunches::StateInOutputs { poisoned: false, .. } => Ok(()),
+            StateBetweenLaunches::ResetBeforeEachLaunch(reset) => reset(),
+            StateBetweenLaunches::StateInOutputs { restore, poisoned } => {
                 restore()?;
                 *poisoned = false;
                 Ok(())
@@ -360,7 +362,7 @@ impl Executable for CudaTask {
     }
 
     fn launches_carry_state(&self) -> bool {
-        !matches!(self.state_between_launches, StateBetweenLaunches::Absent)
+        !matches!(self.state_between_launches, StateBetweenLaunches::NoState)
     }
 
     fn gpus_used_by_launch(&self) -> usize {

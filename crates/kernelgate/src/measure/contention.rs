@@ -18,21 +18,21 @@ pub struct HostCpuTimeTicks {
 /// The processes that are measured, so that their CPU time does not count as contention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessesNotCountedAsContention {
-    This,
-    Children,
+    ThisProcess,
+    FinishedChildren,
 }
 
 impl HostCpuTimeTicks {
     /// Reads the present CPU times of the system and of this process; `None` if the system does not
     /// report them (not Linux).
     pub fn read_for_this_process() -> Option<HostCpuTimeTicks> {
-        Self::read_from_proc(ProcessesNotCountedAsContention::This)
+        Self::read_from_proc(ProcessesNotCountedAsContention::ThisProcess)
     }
 
     /// Reads the present CPU times of the system and of the finished child processes of this
     /// process. CPU time of this process itself then counts as contention.
     pub fn read_for_finished_children() -> Option<HostCpuTimeTicks> {
-        Self::read_from_proc(ProcessesNotCountedAsContention::Children)
+        Self::read_from_proc(ProcessesNotCountedAsContention::FinishedChildren)
     }
 
     #[expect(clippy::disallowed_methods, reason = "files of the system")]
@@ -58,7 +58,7 @@ impl HostCpuTimeTicks {
         let busy = user + nice + kernel + irq + soft_irq + steal;
         // Fields 14 and 15 of `/proc/self/stat` are user and kernel time, fields 16 and 17 those of
         // finished children; the name in field 2 ends with the last parenthesis.
-        let first = if own == ProcessesNotCountedAsContention::This { 11 } else { 13 };
+        let first = if own == ProcessesNotCountedAsContention::ThisProcess { 11 } else { 13 };
         let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(first);
         let mut field = || after_name.next()?.parse::<u64>().ok();
         Some(Self {
@@ -89,7 +89,7 @@ mod tests {
     fn cpu_contention_is_busy_time_of_other_processes() {
         let process =
             |user: u64| format!("7 (a) name) S 1 1 1 0 -1 0 0 0 0 0 {user} 10 3 4 20 0 1 0 5 0 0");
-        let own = ProcessesNotCountedAsContention::This;
+        let own = ProcessesNotCountedAsContention::ThisProcess;
         let earlier = HostCpuTimeTicks::parse_proc_stat_files(
             "cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1",
             &process(100),
@@ -113,7 +113,7 @@ mod tests {
         let children = HostCpuTimeTicks::parse_proc_stat_files(
             system,
             &process(100),
-            ProcessesNotCountedAsContention::Children,
+            ProcessesNotCountedAsContention::FinishedChildren,
         );
         assert_eq!(children.map(|time| time.own_ticks), Some(7));
         assert_eq!(HostCpuTimeTicks::parse_proc_stat_files("nonsense", &process(1), own), None);

@@ -125,9 +125,9 @@ pub struct ExecutableWithDelayedLaunches<'a> {
 }
 
 enum LaunchDelayMethod {
-    Host(Duration),
+    HostWait(Duration),
     HostWork { words: Vec<u64>, count: usize },
-    Device { spin: SpinKernel, spin_ns: u64 },
+    DeviceWait { spin: SpinKernel, spin_ns: u64 },
     DeviceWork { passes: Box<BandwidthKernelsAndBuffer>, count: u64, bytes: u64 },
 }
 
@@ -140,7 +140,7 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
         if !delay.by_work {
             return Self {
                 inner,
-                wait: LaunchDelayMethod::Host(Duration::from_nanos(delay.delay_ns)),
+                wait: LaunchDelayMethod::HostWait(Duration::from_nanos(delay.delay_ns)),
             };
         }
         let mut words = vec![1; MAX_HOST_DELAY_PASS_WORDS];
@@ -183,7 +183,7 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
             )
         } else {
             (
-                LaunchDelayMethod::Device {
+                LaunchDelayMethod::DeviceWait {
                     spin: SpinKernel::compile_and_allocate_report(device)?,
                     spin_ns: 0,
                 },
@@ -226,9 +226,9 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
     /// `None` for a delay on the host.
     pub const fn gpu_delay_size(&self) -> Option<u64> {
         match self.wait {
-            LaunchDelayMethod::Device { spin_ns, .. } => Some(spin_ns),
+            LaunchDelayMethod::DeviceWait { spin_ns, .. } => Some(spin_ns),
             LaunchDelayMethod::DeviceWork { count, bytes, .. } => Some(count * bytes),
-            LaunchDelayMethod::Host(_) | LaunchDelayMethod::HostWork { .. } => None,
+            LaunchDelayMethod::HostWait(_) | LaunchDelayMethod::HostWork { .. } => None,
         }
     }
 
@@ -313,7 +313,7 @@ impl LaunchDelayMethod {
     /// Sets the size of the GPU delay kernels: nanoseconds for a spin, bytes for memory reads.
     fn set_gpu_delay_size(&mut self, size: u64) {
         match self {
-            Self::Device { spin_ns, .. } => *spin_ns = size,
+            Self::DeviceWait { spin_ns, .. } => *spin_ns = size,
             Self::DeviceWork { count, bytes, .. } => {
                 let all = size.max(MIN_GPU_DELAY_READ_BYTES);
                 *count = all.div_ceil(MAX_GPU_DELAY_PASS_BYTES);
@@ -321,7 +321,7 @@ impl LaunchDelayMethod {
                     / MIN_GPU_DELAY_READ_BYTES
                     * MIN_GPU_DELAY_READ_BYTES;
             }
-            Self::Host(_) | Self::HostWork { .. } => {}
+            Self::HostWait(_) | Self::HostWork { .. } => {}
         }
     }
 }
@@ -357,7 +357,7 @@ impl Executable for ExecutableWithDelayedLaunches<'_> {
     fn launch_once(&mut self) -> Result<(), BackendError> {
         self.inner.launch_once()?;
         match &mut self.wait {
-            LaunchDelayMethod::Host(delay) => {
+            LaunchDelayMethod::HostWait(delay) => {
                 busy_wait_on_host(*delay);
                 Ok(())
             }
@@ -365,7 +365,7 @@ impl Executable for ExecutableWithDelayedLaunches<'_> {
                 read_and_write_words_on_host(words, *count);
                 Ok(())
             }
-            LaunchDelayMethod::Device { spin, spin_ns } => spin.enqueue_spin(*spin_ns),
+            LaunchDelayMethod::DeviceWait { spin, spin_ns } => spin.enqueue_spin(*spin_ns),
             LaunchDelayMethod::DeviceWork { passes, count, bytes } => {
                 (0..*count).try_for_each(|_| passes.enqueue_read_kernel(*bytes))
             }

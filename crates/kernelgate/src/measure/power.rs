@@ -182,12 +182,12 @@ impl CasePowerRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasonThatLoadEnded {
     /// The GPU is below its power cap, so samples may begin.
-    BelowCap,
+    SteadyBelowPowerCap,
     /// At the power cap, the launch times of two successive windows agree, so samples may begin.
-    AtCap,
+    ReachedPowerCap,
     /// No two successive windows agreed within [`MAX_LOAD_SETTLING_TIME`]; samples begin although
     /// the load is unsettled.
-    Unsettled,
+    UnsteadyAtTimeLimit,
 }
 
 /// Launches of one sample of the load that precedes a case's samples, with their time.
@@ -404,16 +404,16 @@ impl CasePowerRecord {
         meter: &NvmlPowerMeter,
     ) -> CasePowerRecord {
         let reading = meter.read_card_with_nvml().unwrap_or_default();
-        let precise = *settled == ReasonThatLoadEnded::BelowCap
+        let precise = *settled == ReasonThatLoadEnded::SteadyBelowPowerCap
             || (samples.idle_share <= MAX_IDLE_SHARE_OF_SETTLED_CASE
                 && settling.is_median_precise_with_load_windows(samples.windows_ns));
         let at_cap = has_power_cap_among_throttle_reasons(&reading)
-            || (*settled != ReasonThatLoadEnded::BelowCap
+            || (*settled != ReasonThatLoadEnded::SteadyBelowPowerCap
                 && !reading.was_slowed_by_heat_or_hardware());
         let limitation = meter.reason_without_power_state();
         let state = match settled {
             _ if limitation.is_some() => PowerStateOfSamples::NotApplicable,
-            ReasonThatLoadEnded::Unsettled => PowerStateOfSamples::Unsettled,
+            ReasonThatLoadEnded::UnsteadyAtTimeLimit => PowerStateOfSamples::Unsettled,
             _ if !precise => PowerStateOfSamples::Unsettled,
             _ => PowerStateOfSamples::Steady,
         };
@@ -550,15 +550,15 @@ impl LoadTimeWindows {
         reading: &ClockAndThrottleReading,
     ) -> Option<ReasonThatLoadEnded> {
         if !reading.may_power_cap_lower_sm_clock() {
-            return Some(ReasonThatLoadEnded::BelowCap);
+            return Some(ReasonThatLoadEnded::SteadyBelowPowerCap);
         }
         if self.elapsed >= MIN_LOAD_TIME_AT_POWER_CAP
             && let [.., before, last] = self.windows_ns[..]
             && window_times_agree(before, last, MAX_RELATIVE_DIFFERENCE_OF_SETTLED_WINDOWS)
         {
-            return Some(ReasonThatLoadEnded::AtCap);
+            return Some(ReasonThatLoadEnded::ReachedPowerCap);
         }
-        (self.elapsed >= MAX_LOAD_SETTLING_TIME).then_some(ReasonThatLoadEnded::Unsettled)
+        (self.elapsed >= MAX_LOAD_SETTLING_TIME).then_some(ReasonThatLoadEnded::UnsteadyAtTimeLimit)
     }
 
     /// Load so far.
@@ -636,7 +636,7 @@ mod tests {
         };
         assert_eq!(
             load_end_for_window_times(&[1.0], &below),
-            (100, Some(ReasonThatLoadEnded::BelowCap))
+            (100, Some(ReasonThatLoadEnded::SteadyBelowPowerCap))
         );
         let named = ClockAndThrottleReading { at_power_cap: Some(true), ..below };
         assert_eq!(load_end_for_window_times(&[1.0], &named), (100, None));
@@ -683,7 +683,10 @@ mod tests {
         for (needs, coolings) in [(0, 0), (1, 1), (5, MAX_COOLING_PAUSES)] {
             let mut card = SimulatedHotGpu { needs, coolings: 0 };
             let (settling, settled) = run_load_until_gpu_is_steady(&mut card).unwrap();
-            assert_eq!((card.coolings, settled), (coolings, ReasonThatLoadEnded::BelowCap));
+            assert_eq!(
+                (card.coolings, settled),
+                (coolings, ReasonThatLoadEnded::SteadyBelowPowerCap)
+            );
             assert_eq!(settling.windows_ns.len(), 1, "windows before a pause do not count");
         }
     }
@@ -707,11 +710,11 @@ mod tests {
         let attention = [0.92, 0.995, 1.0, 1.0];
         assert_eq!(
             load_end_for_window_times(&attention, &READING_AT_POWER_CAP),
-            (300, Some(ReasonThatLoadEnded::AtCap))
+            (300, Some(ReasonThatLoadEnded::ReachedPowerCap))
         );
         assert_eq!(
             load_end_for_window_times(&[1.0, 1.0], &READING_AT_POWER_CAP),
-            (200, Some(ReasonThatLoadEnded::AtCap))
+            (200, Some(ReasonThatLoadEnded::ReachedPowerCap))
         );
     }
 
@@ -720,7 +723,7 @@ mod tests {
         let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
         assert_eq!(
             load_end_for_window_times(&gemm, &READING_AT_POWER_CAP),
-            (1000, Some(ReasonThatLoadEnded::Unsettled))
+            (1000, Some(ReasonThatLoadEnded::UnsteadyAtTimeLimit))
         );
         let mut settling = LoadTimeWindows::default();
         for window_ns in gemm {
@@ -762,17 +765,20 @@ mod tests {
             (settling.load_time().as_millis(), None)
         };
         assert_eq!(settling_time(&[4e8]), (400, None));
-        assert_eq!(settling_time(&[4e8, 4.01e8]), (800, Some(ReasonThatLoadEnded::AtCap)));
+        assert_eq!(
+            settling_time(&[4e8, 4.01e8]),
+            (800, Some(ReasonThatLoadEnded::ReachedPowerCap))
+        );
         assert_eq!(
             settling_time(&[4e8, 4.4e8, 4.8e8]),
-            (1200, Some(ReasonThatLoadEnded::Unsettled))
+            (1200, Some(ReasonThatLoadEnded::UnsteadyAtTimeLimit))
         );
     }
 
     #[test]
     fn a_gpu_without_readable_power_has_no_power_state() {
         let record = |meter: &NvmlPowerMeter| {
-            let load = (LoadTimeWindows::default(), ReasonThatLoadEnded::Unsettled);
+            let load = (LoadTimeWindows::default(), ReasonThatLoadEnded::UnsteadyAtTimeLimit);
             let samples =
                 SamplesAfterLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle_share: 0.0 };
             CasePowerRecord::from_samples_after_load(&load, &samples, meter)

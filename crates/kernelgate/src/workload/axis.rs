@@ -27,9 +27,9 @@ pub enum AcceptedAxisValues {
     /// The axis accepts any whole number of at least 1.
     Number,
     /// The axis accepts only these words or numbers.
-    OneOf(&'static [&'static str]),
+    OneOfWords(&'static [&'static str]),
     /// The axis accepts the words that selection lines for [`points_of_selection_lines`] contain.
-    InLines(&'static [&'static str]),
+    OnlyThoseInLines(&'static [&'static str]),
 }
 
 impl Axis {
@@ -45,7 +45,7 @@ impl Axis {
         values: &'static [&'static str],
         about: &'static str,
     ) -> Axis {
-        Self { name, values: AcceptedAxisValues::OneOf(values), about }
+        Self { name, values: AcceptedAxisValues::OneOfWords(values), about }
     }
 
     /// The names of the axes in lines of [`points_of_selection_lines`], in their order. An axis
@@ -57,7 +57,8 @@ impl Axis {
             if axes.iter().any(|axis| axis.name == name) {
                 continue;
             }
-            let axis = Self { name, values: AcceptedAxisValues::InLines(lines), about: "" };
+            let axis =
+                Self { name, values: AcceptedAxisValues::OnlyThoseInLines(lines), about: "" };
             let numbers =
                 axis.accepted_words().iter().flatten().all(|word| word.parse::<u64>().is_ok());
             axes.push(if numbers { Self::number(name, "") } else { axis });
@@ -70,8 +71,8 @@ impl Axis {
     pub fn accepted_words(&self) -> Option<Vec<&'static str>> {
         match self.values {
             AcceptedAxisValues::Number => None,
-            AcceptedAxisValues::OneOf(words) => Some(words.to_vec()),
-            AcceptedAxisValues::InLines(lines) => {
+            AcceptedAxisValues::OneOfWords(words) => Some(words.to_vec()),
+            AcceptedAxisValues::OnlyThoseInLines(lines) => {
                 let own = axis_and_values_in_lines(lines).filter(|(name, _)| *name == self.name);
                 let mut words = Vec::new();
                 for word in own.flat_map(|(_, values)| values.split(',')) {

@@ -46,7 +46,7 @@ const QUANTISED_LAYER_MATRICES: [QuantisedMatrixRegions; 7] = {
 /// Weight matrices of each layer that this run stores as fp8 or int4 codes; none for bf16 weights.
 pub fn matrices_stored_quantised(run: &DenoiseStepOrLoop) -> &'static [QuantisedMatrixRegions] {
     match run.shape.weights {
-        LayerWeightFormat::Same => &[],
+        LayerWeightFormat::ModelDtype => &[],
         LayerWeightFormat::Fp8 | LayerWeightFormat::Int4 => &QUANTISED_LAYER_MATRICES,
     }
 }

@@ -43,15 +43,15 @@ struct FirstProcessRun {
 /// Reason why the first process of an executable gave no run record.
 enum FirstProcessFailure {
     /// This side (base or head) does not have the bench.
-    Absent,
+    BenchMissing,
     /// The bench failed, and its failure was already recorded; the set holds the ids of the cases
     /// that it listed before.
-    Broke(BTreeSet<String>),
+    ProcessFailed(BTreeSet<String>),
     /// The bench has none of the requested cases; the text is the bench's message.
-    NoCase(String),
+    NoMatchingCase(String),
     /// The bench understands neither kernelgate's bench protocol nor Criterion's flags; the text
     /// states the reason.
-    Undrivable(String),
+    UnsupportedHarness(String),
 }
 
 impl ComparisonEngine<'_> {
@@ -71,16 +71,16 @@ impl ComparisonEngine<'_> {
             let mut verified = [ComparedArm::Base, ComparedArm::Head].map(|arm| {
                 match self.run_first_process_of_bench(arm, name) {
                     Ok(verified) => Some(verified),
-                    Err(FirstProcessFailure::Absent) => None,
-                    Err(FirstProcessFailure::Broke(cases)) => {
+                    Err(FirstProcessFailure::BenchMissing) => None,
+                    Err(FirstProcessFailure::ProcessFailed(cases)) => {
                         listed.extend(cases);
                         None
                     }
-                    Err(FirstProcessFailure::NoCase(why)) => {
+                    Err(FirstProcessFailure::NoMatchingCase(why)) => {
                         errors.push(why);
                         None
                     }
-                    Err(FirstProcessFailure::Undrivable(why)) => {
+                    Err(FirstProcessFailure::UnsupportedHarness(why)) => {
                         self.progress
                             .print_line(&format!("left alone: {name} of the {arm}: {why}"));
                         undrivable = Some(InconclusiveReason::Undrivable(
@@ -206,7 +206,7 @@ impl ComparisonEngine<'_> {
         let Some(executable) =
             self.session.sides[index_of_side(arm)].executables.runnable_benches.get(bench).cloned()
         else {
-            return Err(FirstProcessFailure::Absent);
+            return Err(FirstProcessFailure::BenchMissing);
         };
         let path = self.verification_record_path(arm, bench);
         let driver = executable.control_method;
@@ -297,9 +297,9 @@ impl ComparisonEngine<'_> {
                     planned_cases: planned,
                 })
             }
-            Ok(None) => Err(FirstProcessFailure::Absent),
+            Ok(None) => Err(FirstProcessFailure::BenchMissing),
             Err(reason) => Err(match reason.find("no case matches") {
-                Some(at) => FirstProcessFailure::NoCase(reason[at..].to_owned()),
+                Some(at) => FirstProcessFailure::NoMatchingCase(reason[at..].to_owned()),
                 None => self.abandon_failed_bench(arm, bench, reason, BTreeSet::new()),
             }),
         }
@@ -335,10 +335,10 @@ impl ComparisonEngine<'_> {
             timeout,
         ) {
             Ok(listed) => listed,
-            Err(CriterionListFailure::Undrivable(why)) => {
-                return Err(FirstProcessFailure::Undrivable(why));
+            Err(CriterionListFailure::UnsupportedHarness(why)) => {
+                return Err(FirstProcessFailure::UnsupportedHarness(why));
             }
-            Err(CriterionListFailure::Broken(why)) => {
+            Err(CriterionListFailure::ProcessFailed(why)) => {
                 return Err(self.abandon_failed_bench(arm, bench, why, BTreeSet::new()));
             }
         };
@@ -366,11 +366,11 @@ impl ComparisonEngine<'_> {
         if run.cases.is_empty() {
             return Err(match (&self.request.filter, run.skipped.first_key_value()) {
                 (Some(filter), None) => {
-                    FirstProcessFailure::NoCase(format!("no case matches `{filter}`"))
+                    FirstProcessFailure::NoMatchingCase(format!("no case matches `{filter}`"))
                 }
                 (_, why) => {
                     let why = why.map_or("it left nothing", |(_, why)| why);
-                    FirstProcessFailure::Undrivable(format!("asked to measure, {why}"))
+                    FirstProcessFailure::UnsupportedHarness(format!("asked to measure, {why}"))
                 }
             });
         }
@@ -478,7 +478,7 @@ impl ComparisonEngine<'_> {
         cases: BTreeSet<String>,
     ) -> FirstProcessFailure {
         self.record_failed_process(arm, bench, reason, true);
-        FirstProcessFailure::Broke(cases)
+        FirstProcessFailure::ProcessFailed(cases)
     }
 
     /// Returns the reason why a failed bench's cases have no times; `None` if the bench did not

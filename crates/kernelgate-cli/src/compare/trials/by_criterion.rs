@@ -45,9 +45,9 @@ const WHOLE_PROCESS_TIME_KEY: &str = "whole";
 #[derive(Debug, PartialEq, Eq)]
 pub enum CriterionListFailure {
     /// The bench does not understand Criterion's flags; the text states the reason.
-    Undrivable(String),
+    UnsupportedHarness(String),
     /// The bench hung, panicked or was killed; the text states the reason.
-    Broken(String),
+    ProcessFailed(String),
 }
 
 /// Runs a Criterion bench with `--list` and returns the case titles that it printed.
@@ -57,7 +57,7 @@ pub fn list_criterion_cases(
     timeout: Duration,
 ) -> Result<ListedCriterionTitles, CriterionListFailure> {
     let store = make_empty_criterion_folder(setup, "criterion-list")
-        .map_err(CriterionListFailure::Broken)?;
+        .map_err(CriterionListFailure::ProcessFailed)?;
     let mut command = command_in_package_folder(program, package);
     criterion::set_criterion_result_folder(&mut command, &store)
         .args(CRITERION_LIST_ARGUMENTS)
@@ -65,20 +65,22 @@ pub fn list_criterion_cases(
     let ended = run_to_end_or_timeout(setup, &mut command, timeout);
     if !store::is_criterion_store_empty(&store) {
         let why = "it ignores Criterion's flags: asked to list its cases it measured them";
-        return Err(CriterionListFailure::Undrivable(why.to_owned()));
+        return Err(CriterionListFailure::UnsupportedHarness(why.to_owned()));
     }
     let prefix = "asked to list its cases it";
     let ended = match ended {
         Ok(ended) => ended,
-        Err(why) => return Err(CriterionListFailure::Broken(format!("{prefix} was {why}"))),
+        Err(why) => return Err(CriterionListFailure::ProcessFailed(format!("{prefix} was {why}"))),
     };
     if !ended.status.success() {
         let how = format!("{prefix} ended with {}", ended.process_failure_text());
         // A `main` that does not know `--list` exits with an error code; a bench that panicked or
         // was killed knows Criterion's flags but is broken.
         return Err(match ended.status.code() {
-            Some(code) if code != RUST_PANIC_EXIT_CODE => CriterionListFailure::Undrivable(how),
-            _ => CriterionListFailure::Broken(how),
+            Some(code) if code != RUST_PANIC_EXIT_CODE => {
+                CriterionListFailure::UnsupportedHarness(how)
+            }
+            _ => CriterionListFailure::ProcessFailed(how),
         });
     }
     if ended.captured_stdout.truncated {
@@ -86,15 +88,15 @@ pub fn list_criterion_cases(
             "{prefix} printed more than {} bytes, the limit",
             process_output::KEPT_BYTES_AT_STREAM_START
         );
-        return Err(CriterionListFailure::Undrivable(why));
+        return Err(CriterionListFailure::UnsupportedHarness(why));
     }
     let text = String::from_utf8_lossy(&ended.captured_stdout.kept_bytes);
     let listed =
-        criterion::parse_criterion_list(&text).map_err(CriterionListFailure::Undrivable)?;
+        criterion::parse_criterion_list(&text).map_err(CriterionListFailure::UnsupportedHarness)?;
     if listed == ListedCriterionTitles::default() {
         let why = "asked to list its cases it listed none, as a main that ignores Criterion's \
                    flags would";
-        return Err(CriterionListFailure::Undrivable(why.to_owned()));
+        return Err(CriterionListFailure::UnsupportedHarness(why.to_owned()));
     }
     Ok(listed)
 }

@@ -122,8 +122,8 @@ pub fn run_to_end_or_timeout(
         .start_child_process(command)
         .map_err(|cause| format!("failed to start: {cause}"))?;
     let (printed, stderr) = (
-        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::Start)),
-        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::End)),
+        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamStart)),
+        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamEnd)),
     );
     let ended = setup
         .running_child

@@ -119,11 +119,11 @@ pub enum MissingCostReason {
     /// The bench uses Criterion without kernelgate, which records no costs.
     Criterion,
     /// The base did not record this cost of the case.
-    Base,
+    MissingInBase,
     /// The head did not record this cost of the case.
-    Head,
+    MissingInHead,
     /// Neither base nor head recorded this cost of the case.
-    Both,
+    MissingInBoth,
     /// One build recorded only measured memory and the other only declared memory, which cannot be
     /// compared.
     Figures,
@@ -134,9 +134,9 @@ impl MissingCostReason {
         match self {
             Self::OnHost => "there is no such cost on the CPU",
             Self::Criterion => "a bench that uses Criterion alone does not record it",
-            Self::Base => "the base did not record it",
-            Self::Head => "the head did not record it",
-            Self::Both => "neither the base nor the head recorded it",
+            Self::MissingInBase => "the base did not record it",
+            Self::MissingInHead => "the head did not record it",
+            Self::MissingInBoth => "neither the base nor the head recorded it",
             Self::Figures => {
                 "one side measured it, the other has only what its implementation declares"
             }
@@ -202,9 +202,9 @@ pub fn cost_limits_of_case(
         let has_any = |side: &[bool]| side.contains(&true);
         Some(match (has_any(&base), has_any(&head)) {
             (false, false) if on_host => MissingCostReason::OnHost,
-            (true, false) => MissingCostReason::Head,
-            (false, true) => MissingCostReason::Base,
-            (false, false) => MissingCostReason::Both,
+            (true, false) => MissingCostReason::MissingInHead,
+            (false, true) => MissingCostReason::MissingInBase,
+            (false, false) => MissingCostReason::MissingInBoth,
             (true, true) => MissingCostReason::Figures,
         })
     };
@@ -359,7 +359,7 @@ mod tests {
             &limits,
             false,
         );
-        assert_eq!(unknown[0].missing, Some(MissingCostReason::Base));
+        assert_eq!(unknown[0].missing, Some(MissingCostReason::MissingInBase));
     }
 
     #[test]
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_cost_that_one_side_did_not_record_is_missing_with_the_reason() {
-        use MissingCostReason::{Base, Both, Head, OnHost};
+        use MissingCostReason::{MissingInBase, MissingInBoth, MissingInHead, OnHost};
         let limits = RequestedLimits {
             device_memory: Some(0.1),
             launches: Some(0.0),
@@ -422,9 +422,12 @@ mod tests {
         let both = |memory, launches| {
             vec![(LaunchCostKind::DeviceMemory, memory), (LaunchCostKind::Launches, launches)]
         };
-        assert_eq!(missing(recorded, recorded, false), both(Some(Both), None));
-        assert_eq!(missing(nothing, recorded, false), both(Some(Both), Some(Base)));
-        assert_eq!(missing(recorded, nothing, true), both(Some(OnHost), Some(Head)));
+        assert_eq!(missing(recorded, recorded, false), both(Some(MissingInBoth), None));
+        assert_eq!(
+            missing(nothing, recorded, false),
+            both(Some(MissingInBoth), Some(MissingInBase))
+        );
+        assert_eq!(missing(recorded, nothing, true), both(Some(OnHost), Some(MissingInHead)));
         assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
         let declared = LaunchCostsBesidesDeviceTime { device_bytes: Some(1), ..recorded };
         let measured = LaunchCostsBesidesDeviceTime { measured_device_bytes: Some(1), ..recorded };
@@ -454,10 +457,10 @@ mod tests {
             &rules,
             &[
                 bound("a", LaunchCostKind::DeviceMemory, None),
-                bound("b", LaunchCostKind::DeviceMemory, Some(MissingCostReason::Head)),
+                bound("b", LaunchCostKind::DeviceMemory, Some(MissingCostReason::MissingInHead)),
                 bound("a", LaunchCostKind::Launches, Some(MissingCostReason::OnHost)),
                 bound("b", LaunchCostKind::Launches, Some(MissingCostReason::OnHost)),
-                bound("b", LaunchCostKind::HostTime, Some(MissingCostReason::Base)),
+                bound("b", LaunchCostKind::HostTime, Some(MissingCostReason::MissingInBase)),
             ],
         );
         let lines = [
@@ -480,7 +483,7 @@ mod tests {
             (report.notes.len(), report.undecided.len())
         };
         assert_eq!(beside(MissingCostReason::OnHost), (1, 0));
-        assert_eq!(beside(MissingCostReason::Both), (0, 1));
+        assert_eq!(beside(MissingCostReason::MissingInBoth), (0, 1));
         assert_eq!(beside(MissingCostReason::Criterion), (0, 1));
     }
 

@@ -464,8 +464,8 @@ fn run_peer_program(
         format!("failed to start {python}: --python names the one that has PyTorch")
     })?;
     let (printed, said) = (
-        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::Start)),
-        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::End)),
+        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamStart)),
+        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamEnd)),
     );
     let ended = running
         .wait_or_kill_at_timeout(arguments.wait)

@@ -278,18 +278,18 @@ impl ChangesOfOneReplay {
     fn add_remedy_of_finding(&mut self, remedy: &FindingRemedy) {
         match remedy {
             FindingRemedy::NotReplayed => {}
-            FindingRemedy::Graph => (self.no_launches, self.no_host) = (true, true),
+            FindingRemedy::GraphCapture => (self.no_launches, self.no_host) = (true, true),
             FindingRemedy::NoWaits => self.no_waits = true,
             FindingRemedy::WithoutPauses(spans) => {
                 spans.iter().for_each(|&(start, end)| self.add_and_merge_removed_pause(start, end));
             }
-            FindingRemedy::Fused(kernels) => {
+            FindingRemedy::FusedKernels(kernels) => {
                 self.fused_kernel_functions.extend(kernels.iter().map(|of| (of.function, *of)))
             }
-            FindingRemedy::Without(class) if self.classes_without_time.contains(class) => {}
-            FindingRemedy::Without(class) => self.classes_without_time.push(*class),
+            FindingRemedy::WithoutClasses(class) if self.classes_without_time.contains(class) => {}
+            FindingRemedy::WithoutClasses(class) => self.classes_without_time.push(*class),
             FindingRemedy::WithoutOperations(ids) => self.operations.extend(ids),
-            FindingRemedy::Shorter(kernels) => {
+            FindingRemedy::ShorterKernels(kernels) => {
                 for of in kernels {
                     let left =
                         self.remaining_share_by_shape.entry((of.function, of.shape)).or_insert(1.0);

@@ -252,7 +252,9 @@ impl SummedTrace {
             let function = context.text_of_blamed_function_or_range((kind, name));
             let function = function.map_or(String::new(), |function| format!(": {function}"));
             let part = match kind {
-                IdleCauseKind::Unknown | IdleCauseKind::Clocks => TracePartKind::Unexplained,
+                IdleCauseKind::NoLaunchCallRecorded | IdleCauseKind::ClocksDisagree => {
+                    TracePartKind::Unexplained
+                }
                 _ => TracePartKind::Idle,
             };
             let name = format!("{}{function}", kind.printed_idle_cause());

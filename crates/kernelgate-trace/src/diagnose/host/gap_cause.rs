@@ -40,9 +40,9 @@ pub enum IdleCauseKind {
     /// Before the launch, the launching thread was in a call of the operating system.
     OsCall,
     /// Before the launch, the launching thread was in another CUDA call.
-    Call,
+    OtherCudaCall,
     /// Before the launch, the launching thread waited for the GPU.
-    Wait,
+    HostWaitForGpu,
     /// The launch call of the next operation was still running.
     LaunchCall,
     /// The launch call of the next operation was long, because it launched a kernel for the first
@@ -67,7 +67,7 @@ pub enum IdleCauseKind {
     InGraph,
     /// The next operation was launched but not started, while the same process worked on another
     /// GPU, or another process on this GPU.
-    Elsewhere,
+    WorkElsewhere,
     /// The next operation was launched but not started, behind as many operations as a launch queue
     /// holds.
     FullQueue,
@@ -75,14 +75,14 @@ pub enum IdleCauseKind {
     /// launches and moves memory before it submits them.
     WindowsDriver,
     /// The next operation was launched but not started, and the trace does not show why.
-    NotStarted,
+    UnknownDelayAfterLaunch,
     /// The gap ends with a migration of managed pages, which no host call launches.
-    Migration,
+    PageMigration,
     /// The next operation starts before its own launch call, so the clocks of host and GPU
     /// disagree.
-    Clocks,
+    ClocksDisagree,
     /// The trace does not contain the launch call of the operation after the gap.
-    Unknown,
+    NoLaunchCallRecorded,
 }
 
 impl IdleCauseKind {
@@ -92,8 +92,8 @@ impl IdleCauseKind {
             Self::HostCode => "host code between launches",
             Self::OffCpu => "the thread was not on a CPU",
             Self::OsCall => "a call of the operating system",
-            Self::Call => "another CUDA call",
-            Self::Wait => "in a wait for the GPU",
+            Self::OtherCudaCall => "another CUDA call",
+            Self::HostWaitForGpu => "in a wait for the GPU",
             Self::LaunchCall => "in the launch call",
             Self::FirstLaunch => "in the first launch of a kernel, which loads it",
             Self::FullQueue => "launched, not started: behind a full queue",
@@ -103,12 +103,14 @@ impl IdleCauseKind {
             Self::DefaultStream => "launched, not started: behind the default stream",
             Self::HostFunction => "launched, not started: behind a host function",
             Self::InGraph => "launched, not started: between nodes of a graph",
-            Self::Elsewhere => "launched, not started: another device or process worked",
+            Self::WorkElsewhere => "launched, not started: another device or process worked",
             Self::WindowsDriver => "launched, not started: the Windows driver submits later",
-            Self::NotStarted => "launched, not started: the reason is not in the trace",
-            Self::Migration => "before a page migration, which nobody launches",
-            Self::Clocks => "starts before its launch: the clocks disagree",
-            Self::Unknown => "the launch is not in the trace",
+            Self::UnknownDelayAfterLaunch => {
+                "launched, not started: the reason is not in the trace"
+            }
+            Self::PageMigration => "before a page migration, which nobody launches",
+            Self::ClocksDisagree => "starts before its launch: the clocks disagree",
+            Self::NoLaunchCallRecorded => "the launch is not in the trace",
         }
     }
 
@@ -120,12 +122,12 @@ impl IdleCauseKind {
             Self::DefaultStream => "late start: the default stream",
             Self::HostFunction => "late start: a host function",
             Self::InGraph => "between nodes of a graph",
-            Self::Elsewhere => "late start: another one worked",
+            Self::WorkElsewhere => "late start: another one worked",
             Self::FullQueue => "late start: behind a full queue",
             Self::WindowsDriver => "late start: the Windows driver",
-            Self::NotStarted => "late start: reason not in trace",
-            Self::Migration => "before a page migration",
-            Self::Clocks => "clocks of host and device differ",
+            Self::UnknownDelayAfterLaunch => "late start: reason not in trace",
+            Self::PageMigration => "before a page migration",
+            Self::ClocksDisagree => "clocks of host and device differ",
             other => other.printed_idle_cause(),
         }
     }
@@ -145,8 +147,8 @@ impl IdleCauseKind {
             Self::HostCode => "host_code",
             Self::OffCpu => "off_cpu",
             Self::OsCall => "os_call",
-            Self::Call => "cuda_call",
-            Self::Wait => "wait",
+            Self::OtherCudaCall => "cuda_call",
+            Self::HostWaitForGpu => "wait",
             Self::LaunchCall => "launch_call",
             Self::FirstLaunch => "first_launch",
             Self::FullQueue => "full_queue",
@@ -156,12 +158,12 @@ impl IdleCauseKind {
             Self::DefaultStream => "default_stream",
             Self::HostFunction => "host_function",
             Self::InGraph => "in_graph",
-            Self::Elsewhere => "elsewhere",
+            Self::WorkElsewhere => "elsewhere",
             Self::WindowsDriver => "windows_driver",
-            Self::NotStarted => "not_started",
-            Self::Migration => "page_migration",
-            Self::Clocks => "clocks_disagree",
-            Self::Unknown => "launch_not_recorded",
+            Self::UnknownDelayAfterLaunch => "not_started",
+            Self::PageMigration => "page_migration",
+            Self::ClocksDisagree => "clocks_disagree",
+            Self::NoLaunchCallRecorded => "launch_not_recorded",
         }
     }
 
@@ -173,8 +175,8 @@ impl IdleCauseKind {
             Self::HostCode
                 | Self::OffCpu
                 | Self::OsCall
-                | Self::Call
-                | Self::Wait
+                | Self::OtherCudaCall
+                | Self::HostWaitForGpu
                 | Self::LaunchCall
                 | Self::FirstLaunch
                 | Self::LaunchLatency
@@ -183,7 +185,10 @@ impl IdleCauseKind {
 
     /// Whether the trace shows the reason for the idle time.
     pub fn is_reason_in_trace(self) -> bool {
-        !matches!(self, Self::NotStarted | Self::Clocks | Self::Unknown)
+        !matches!(
+            self,
+            Self::UnknownDelayAfterLaunch | Self::ClocksDisagree | Self::NoLaunchCallRecorded
+        )
     }
 }
 
@@ -611,7 +616,7 @@ impl PastCallsAndRangesByThread {
         split.clear_gap_parts();
         let &GapAndItsEndingLaunch { launch, gap, .. } = late;
         if launch.start > gap.end + MAX_HOST_GPU_CLOCK_DIFFERENCE_NS {
-            split.add_part_of_gap((IdleCauseKind::Clocks, None), gap.idle_gap_length_ns());
+            split.add_part_of_gap((IdleCauseKind::ClocksDisagree, None), gap.idle_gap_length_ns());
             self.split = split;
             return &self.split;
         }
@@ -657,7 +662,11 @@ impl PastCallsAndRangesByThread {
             }
             split.waits.extend(call.wait.map(|wait| (wait, call.end - call.start)));
             self.split_span_without_cuda_calls(trace, thread, (at, start), split);
-            let kind = if call.wait.is_some() { IdleCauseKind::Wait } else { IdleCauseKind::Call };
+            let kind = if call.wait.is_some() {
+                IdleCauseKind::HostWaitForGpu
+            } else {
+                IdleCauseKind::OtherCudaCall
+            };
             split.add_part_of_gap((kind, Some(call.name)), end - start);
             at = end;
         }
@@ -762,10 +771,10 @@ impl PastCallsAndRangesByThread {
                 > span.1 - span.0
         });
         let kind = match late.pending >= MIN_OPERATIONS_IN_FULL_QUEUE {
-            _ if worked => IdleCauseKind::Elsewhere,
+            _ if worked => IdleCauseKind::WorkElsewhere,
             true => IdleCauseKind::FullQueue,
             false if self.windows => IdleCauseKind::WindowsDriver,
-            false => IdleCauseKind::NotStarted,
+            false => IdleCauseKind::UnknownDelayAfterLaunch,
         };
         (kind, None)
     }

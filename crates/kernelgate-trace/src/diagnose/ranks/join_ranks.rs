@@ -33,7 +33,7 @@ const MIN_REPORTED_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProblemOfJobTraces {
     /// The trace file of a rank ends early and could not be read completely.
-    Cut {
+    TraceCutOff {
         trace: String,
         /// Reason why reading stopped, with the place in the file.
         why: String,
@@ -47,27 +47,27 @@ pub enum ProblemOfJobTraces {
         why: String,
     },
     /// Two traces declare the same rank; the second trace is not used.
-    Duplicate {
+    DuplicateRank {
         trace: String,
         /// Name of the first trace that declares this rank.
         other: String,
     },
     /// The job has ranks for which no trace was given.
-    Missing {
+    MissingRanks {
         /// Numbers of the ranks without a trace, if all traces declare their ranks.
         ranks: Vec<u32>,
         /// Number of ranks without a trace.
         count: u32,
     },
     /// A rank's clock differs from the first rank's clock by at least 1 ms.
-    Clock {
+    UnalignedClock {
         trace: String,
         /// Nanoseconds by which the rank's clock is ahead of the first rank's clock.
         ahead_ns: i64,
     },
     /// A rank recorded fewer collectives of a communicator than other ranks, for example because it
     /// recorded another number of iterations.
-    Unequal {
+    UnequalCollectives {
         trace: String,
         communicator: String,
         /// Number of collectives of the communicator that were recorded on every rank.
@@ -83,22 +83,22 @@ impl ProblemOfJobTraces {
     /// Returns the problem as a sentence for reports.
     pub fn problem_as_sentence(&self) -> String {
         match self {
-            Self::Cut { trace, why } => format!("{trace}: read in part only: {why}"),
+            Self::TraceCutOff { trace, why } => format!("{trace}: read in part only: {why}"),
             Self::NoCommunication { trace } => {
                 format!("{trace}: no operation communicates; the trace is not used")
             }
             Self::OtherJob { trace, why } => {
                 format!("{trace}: a rank of another job ({why}); the trace is not used")
             }
-            Self::Duplicate { trace, other } => {
+            Self::DuplicateRank { trace, other } => {
                 format!("{trace}: the same rank as {other}; the trace is not used")
             }
-            Self::Missing { ranks, count } if ranks.is_empty() => {
+            Self::MissingRanks { ranks, count } if ranks.is_empty() => {
                 format!(
                     "{count} ranks of the job have no trace: waiting for them counts as transfer"
                 )
             }
-            Self::Missing { ranks, .. } => {
+            Self::MissingRanks { ranks, .. } => {
                 let follow = |a: &u32, b: &u32| *b == a + 1;
                 let runs = ranks.chunk_by(follow).map(|run| match run {
                     [first, .., last] => format!("{first} to {last}"),
@@ -112,12 +112,12 @@ impl ProblemOfJobTraces {
                 )
             }
             #[allow(clippy::cast_precision_loss)]
-            Self::Clock { trace, ahead_ns } => format!(
+            Self::UnalignedClock { trace, ahead_ns } => format!(
                 "{trace}: its clock is {:.3} ms {}; aligned by the ends of collectives",
                 ahead_ns.abs() as f64 / 1e6,
                 if *ahead_ns < 0 { "behind" } else { "ahead" }
             ),
-            Self::Unequal { trace, communicator, joined, own } => format!(
+            Self::UnequalCollectives { trace, communicator, joined, own } => format!(
                 "{trace}: {joined} of its {own} collectives of {communicator} have a partner on \
                  every rank; the others are not used"
             ),
@@ -263,7 +263,7 @@ pub fn join_ranks_to_job(parts: Vec<TraceOfRank>) -> JobOfJoinedRanks {
 /// Returns a problem if the rank's trace could not be read to its end.
 fn problem_of_incomplete_trace(part: &TraceOfRank) -> Option<ProblemOfJobTraces> {
     let why = part.shared_trace.trace.quality.unreadable.first()?.clone();
-    Some(ProblemOfJobTraces::Cut { trace: part.name.clone(), why })
+    Some(ProblemOfJobTraces::TraceCutOff { trace: part.name.clone(), why })
 }
 
 /// Returns the traces that may belong to one job, and reports the others as problems.
@@ -294,8 +294,10 @@ fn traces_that_may_be_of_one_job(
             let why = format!("{own} ranks, the others {world}");
             problems.push(ProblemOfJobTraces::OtherJob { trace: part.name, why });
         } else if let Some(twin) = twin {
-            problems
-                .push(ProblemOfJobTraces::Duplicate { trace: part.name, other: twin.name.clone() });
+            problems.push(ProblemOfJobTraces::DuplicateRank {
+                trace: part.name,
+                other: twin.name.clone(),
+            });
         } else {
             kept.push(part);
         }
@@ -428,7 +430,10 @@ impl LinksBetweenRanks {
         for (part, clock) in kept.iter().zip(&clocks) {
             let ahead_ns = clock.ns_ahead_of_job_clock(part.first_start_and_last_end_ns.0);
             if ahead_ns.abs() >= MIN_REPORTED_CLOCK_DIFFERENCE_NS {
-                problems.push(ProblemOfJobTraces::Clock { trace: part.name.clone(), ahead_ns });
+                problems.push(ProblemOfJobTraces::UnalignedClock {
+                    trace: part.name.clone(),
+                    ahead_ns,
+                });
             }
         }
         (kept, clocks)
@@ -592,7 +597,7 @@ fn join_collectives_across_ranks(
         let meetings = usize::try_from(until - from).unwrap_or(0);
         for &(rank, of, _) in &joined {
             if of.collectives.len() > meetings {
-                problems.push(ProblemOfJobTraces::Unequal {
+                problems.push(ProblemOfJobTraces::UnequalCollectives {
                     trace: parts[rank].name.clone(),
                     communicator: name.clone(),
                     joined: meetings,
@@ -640,7 +645,7 @@ fn report_ranks_without_trace(parts: &[TraceOfRank], problems: &mut Vec<ProblemO
     if count > 0 {
         let all_declared = have.len() == parts.len();
         let ranks = (0..world).filter(|rank| all_declared && !have.contains(rank));
-        problems.push(ProblemOfJobTraces::Missing { ranks: ranks.collect(), count });
+        problems.push(ProblemOfJobTraces::MissingRanks { ranks: ranks.collect(), count });
     }
 }
 

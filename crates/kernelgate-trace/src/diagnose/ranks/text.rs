@@ -58,7 +58,7 @@ impl JobOfJoinedRanks {
     /// If more clocks differ than are printed on own lines, one line summarises the differences.
     fn write_problems_of_traces(&self, text: &mut String) {
         let ahead = |problem: &ProblemOfJobTraces| match problem {
-            ProblemOfJobTraces::Clock { ahead_ns, .. } => Some(*ahead_ns),
+            ProblemOfJobTraces::UnalignedClock { ahead_ns, .. } => Some(*ahead_ns),
             _ => None,
         };
         let clocks: Vec<i64> = self.problems.iter().filter_map(ahead).collect();

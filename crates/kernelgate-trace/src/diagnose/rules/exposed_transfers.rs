@@ -160,7 +160,7 @@ pub(super) fn find_exposed_copies(
                 unit: "% of the span",
             },
             recoverable_ns: Some(exposed),
-            remedy: FindingRemedy::Without(OperationClass::Copy),
+            remedy: FindingRemedy::WithoutClasses(OperationClass::Copy),
             replayed_gain: None,
             evidence: evidence_by_operation_name(context, &copies, (used.pid, used.device)),
             advice: format!(
@@ -220,7 +220,7 @@ pub(super) fn find_exposed_communication(
             measured_value: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
             threshold: MeasuredNumberWithUnit { value: MIN_EXPOSED_TRANSFER_PERCENT, unit: "% of the span" },
             recoverable_ns: Some(exposed),
-            remedy: FindingRemedy::Without(OperationClass::Communication),
+            remedy: FindingRemedy::WithoutClasses(OperationClass::Communication),
             replayed_gain: None,
             evidence: evidence_by_operation_name(context, &communication, (used.pid, used.device)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \

@@ -92,7 +92,7 @@ impl FusibleKernelChains {
                 follows_fused_kernel: follows,
             })
         });
-        FindingRemedy::Fused(functions.collect())
+        FindingRemedy::FusedKernels(functions.collect())
     }
 }
 

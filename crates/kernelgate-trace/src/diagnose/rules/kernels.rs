@@ -428,7 +428,7 @@ fn finding_of_launch_shapes_that_lose_time(
             unit: "% of kernel time",
         },
         recoverable_ns: recoverable,
-        remedy: shorter.map_or(FindingRemedy::NotReplayed, FindingRemedy::Shorter),
+        remedy: shorter.map_or(FindingRemedy::NotReplayed, FindingRemedy::ShorterKernels),
         replayed_gain: None,
         evidence: sorted_and_limited_evidence(
             losses.into_iter().map(|loss| loss.evidence).collect(),

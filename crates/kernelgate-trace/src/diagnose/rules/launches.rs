@@ -169,7 +169,7 @@ pub(super) fn find_launch_bound_processes(
                 unit: "% busy",
             },
             recoverable_ns: Some(recoverable),
-            remedy: FindingRemedy::Graph,
+            remedy: FindingRemedy::GraphCapture,
             replayed_gain: None,
             evidence: evidence_of_operations_around_gaps(device, &transitions),
             advice: format!(
@@ -324,20 +324,20 @@ fn remedy_for_idle_cause(cause: &IdleTimeOfCause, loading: &[(i64, i64)]) -> Fin
         IdleCauseKind::HostCode
         | IdleCauseKind::OffCpu
         | IdleCauseKind::OsCall
-        | IdleCauseKind::Call
+        | IdleCauseKind::OtherCudaCall
         | IdleCauseKind::LaunchCall
             if cause.occurs_once =>
         {
             FindingRemedy::WithoutPauses(vec![cause.longest_start_and_end_ns])
         }
         _ if cause.occurs_once => FindingRemedy::NotReplayed,
-        IdleCauseKind::Wait => FindingRemedy::NoWaits,
+        IdleCauseKind::HostWaitForGpu => FindingRemedy::NoWaits,
         IdleCauseKind::HostCode
         | IdleCauseKind::OffCpu
         | IdleCauseKind::OsCall
-        | IdleCauseKind::Call
+        | IdleCauseKind::OtherCudaCall
         | IdleCauseKind::LaunchCall
-        | IdleCauseKind::LaunchLatency => FindingRemedy::Graph,
+        | IdleCauseKind::LaunchLatency => FindingRemedy::GraphCapture,
         _ => FindingRemedy::NotReplayed,
     }
 }
@@ -403,7 +403,7 @@ fn is_cause_data_loading(cause: &IdleTimeOfCause) -> bool {
 fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecorder) -> String {
     let graph = platform.cuda_or_hip_graph_term();
     let words = match cause.kind {
-        IdleCauseKind::Call
+        IdleCauseKind::OtherCudaCall
         | IdleCauseKind::LaunchCall
         | IdleCauseKind::OsCall
         | IdleCauseKind::HostCode
@@ -417,8 +417,12 @@ fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecord
             "it happened once for each kernel, whose first launch loads its code, as start-up does: \
              warm up before recording, or leave it out with --range"
         }
-        IdleCauseKind::Wait => "launch the next work before waiting for the last, or do not wait",
-        IdleCauseKind::Call => "move this call out of the loop: allocate once, copy asynchronously",
+        IdleCauseKind::HostWaitForGpu => {
+            "launch the next work before waiting for the last, or do not wait"
+        }
+        IdleCauseKind::OtherCudaCall => {
+            "move this call out of the loop: allocate once, copy asynchronously"
+        }
         IdleCauseKind::OsCall => "move calls that block (files, locks, sleeping) to another thread",
         IdleCauseKind::OffCpu => "give the launching thread a CPU of its own",
         IdleCauseKind::LaunchCall | IdleCauseKind::LaunchLatency => {
@@ -448,7 +452,7 @@ fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecord
         IdleCauseKind::HostFunction => {
             "the work was launched in time: keep functions of the host out of the stream"
         }
-        IdleCauseKind::Elsewhere => {
+        IdleCauseKind::WorkElsewhere => {
             "the work was launched in time: balance the devices, and overlap the transfer that it \
              waits for"
         }
@@ -461,18 +465,20 @@ fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecord
                  since the driver maps new memory before it submits"
             );
         }
-        IdleCauseKind::NotStarted => {
+        IdleCauseKind::UnknownDelayAfterLaunch => {
             "the work was launched in time: look for a dependency that the trace lacks (an event, \
              another process or device, a callback), and record all processes and devices"
         }
-        IdleCauseKind::Migration => {
+        IdleCauseKind::PageMigration => {
             return format!(
                 "move managed pages before they are used: {}",
                 platform.managed_memory_prefetch_advice()
             );
         }
-        IdleCauseKind::Clocks => "the times of host and device do not fit: record again",
-        IdleCauseKind::Unknown => return platform.advice_to_record_launch_calls().to_owned(),
+        IdleCauseKind::ClocksDisagree => "the times of host and device do not fit: record again",
+        IdleCauseKind::NoLaunchCallRecorded => {
+            return platform.advice_to_record_launch_calls().to_owned();
+        }
     };
     words.to_owned()
 }

@@ -250,7 +250,7 @@ fn finding_about_page_migrations(
         measured_value: measured,
         threshold: MeasuredNumberWithUnit { value: 0.0, unit: "migrations" },
         recoverable_ns: Some(saved),
-        remedy: FindingRemedy::Without(OperationClass::Migration),
+        remedy: FindingRemedy::WithoutClasses(OperationClass::Migration),
         replayed_gain: None,
         evidence: evidence.into_iter().flatten().collect(),
         advice: format!(

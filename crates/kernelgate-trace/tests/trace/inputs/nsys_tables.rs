@@ -77,7 +77,7 @@ fn the_legacy_default_stream_waits_for_what_another_stream_waits_for() {
     assert_eq!(causes(&export), [(IdleCauseKind::DefaultStream, 500_000)]);
     // A stream that waits for none.
     export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SET streamId = 14");
-    assert_eq!(causes(&export), [(IdleCauseKind::NotStarted, 500_000)]);
+    assert_eq!(causes(&export), [(IdleCauseKind::UnknownDelayAfterLaunch, 500_000)]);
 }
 
 #[test]

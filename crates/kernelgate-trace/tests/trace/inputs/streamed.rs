@@ -160,9 +160,12 @@ fn host_times_have_equal_sums() {
         found.devices[0].gaps.idle_time_by_cause.iter().map(|of| of.kind).collect();
     // The wait reaches into the gap, however many calls come after it; so does a call of the
     // operating system.
-    for kind in
-        [IdleCauseKind::Wait, IdleCauseKind::OsCall, IdleCauseKind::HostCode, IdleCauseKind::Call]
-    {
+    for kind in [
+        IdleCauseKind::HostWaitForGpu,
+        IdleCauseKind::OsCall,
+        IdleCauseKind::HostCode,
+        IdleCauseKind::OtherCudaCall,
+    ] {
         assert!(causes.contains(&kind), "{causes:?}");
     }
     assert_eq!(found.memory[0].phases.len(), 3, "{:?}", found.memory[0].phases);

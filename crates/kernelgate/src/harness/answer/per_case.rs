@@ -38,7 +38,7 @@ pub fn run_once_per_implementation<T>(
                     one(group, case, ready)
                 }
             };
-            if matches!(outcome, Err(WhyCaseHasNoResult::Lost(_))) {
+            if matches!(outcome, Err(WhyCaseHasNoResult::GpuLost(_))) {
                 lost = Some(format!("not run: {} lost the GPU", case.id));
             }
             outcomes.push((case.id.clone(), outcome));
@@ -47,7 +47,7 @@ pub fn run_once_per_implementation<T>(
     let skipped = selection
         .skipped
         .iter()
-        .map(|(id, reason)| (id.clone(), Err(WhyCaseHasNoResult::Skip(reason.clone()))));
+        .map(|(id, reason)| (id.clone(), Err(WhyCaseHasNoResult::Skipped(reason.clone()))));
     outcomes.extend(skipped);
     (outcomes, lost.is_some())
 }
@@ -58,8 +58,8 @@ pub fn status_result_and_reason_of_outcome<T>(
 ) -> (BenchCaseStatus, Option<T>, Option<String>) {
     match outcome {
         Ok(found) => (BenchCaseStatus::Ok, Some(found), None),
-        Err(WhyCaseHasNoResult::Skip(reason)) => (BenchCaseStatus::Skipped, None, Some(reason)),
-        Err(WhyCaseHasNoResult::Fail(reason) | WhyCaseHasNoResult::Lost(reason)) => {
+        Err(WhyCaseHasNoResult::Skipped(reason)) => (BenchCaseStatus::Skipped, None, Some(reason)),
+        Err(WhyCaseHasNoResult::Failed(reason) | WhyCaseHasNoResult::GpuLost(reason)) => {
             (BenchCaseStatus::Failed, None, Some(reason.text))
         }
     }

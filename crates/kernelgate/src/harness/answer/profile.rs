@@ -108,7 +108,7 @@ pub fn profile_one_case_per_implementation(
             recorded.stages = match ready.prepare_and_verify_case(group, case, &clocked) {
                 Ok((executable, _)) => recording
                     .read_stage_clocks_of_case(executable, &ready.kernels.kernels_with_stages())?,
-                Err(lost @ WhyCaseHasNoResult::Lost(_)) => return Err(lost),
+                Err(lost @ WhyCaseHasNoResult::GpuLost(_)) => return Err(lost),
                 Err(error) => {
                     eprintln!("no stage times of {}: {}", case.id, error.reason_text());
                     Vec::new()
@@ -297,7 +297,7 @@ impl ProfileRecorderAndSettings {
             }),
             Err(error) => {
                 std::mem::forget(executable);
-                Err(WhyCaseHasNoResult::Lost((&error).into()))
+                Err(WhyCaseHasNoResult::GpuLost((&error).into()))
             }
         }
     }
@@ -325,7 +325,7 @@ impl ProfileRecorderAndSettings {
         })();
         recorded.map_err(|error| {
             std::mem::forget(executable);
-            WhyCaseHasNoResult::Lost((&error).into())
+            WhyCaseHasNoResult::GpuLost((&error).into())
         })
     }
 

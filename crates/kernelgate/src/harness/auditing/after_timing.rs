@@ -279,7 +279,7 @@ impl PreparedProblem {
         self.changed_inputs = Some(changed);
         match computed {
             Ok(()) => Ok(true),
-            Err(WhyCaseHasNoResult::Skip(_)) => Ok(false),
+            Err(WhyCaseHasNoResult::Skipped(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }

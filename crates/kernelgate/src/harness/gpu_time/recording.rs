@@ -54,7 +54,7 @@ pub fn description_of_case_being_measured(
 ) -> String {
     let stored = criterion_store::read_criterion_store(&store.criterion).unwrap_or_default();
     let here = stored.cases.iter().filter(|(_, case)| {
-        matches!(log.origin_of_stored_samples(case), WhoMeasuredStoredSamples::Here { .. })
+        matches!(log.origin_of_stored_samples(case), WhoMeasuredStoredSamples::ThisProcess { .. })
     });
     let last = here.max_by_key(|(_, case)| case.write_time);
     last.map_or("the first case".to_owned(), |(id, _)| {
@@ -162,12 +162,12 @@ impl CriterionRunToRecord<'_> {
         );
         for (id, case) in &stored.cases {
             match self.sample_log.origin_of_stored_samples(case) {
-                WhoMeasuredStoredSamples::Elsewhere => {}
-                WhoMeasuredStoredSamples::ByRoutine => {
+                WhoMeasuredStoredSamples::AnotherProcess => {}
+                WhoMeasuredStoredSamples::RoutineItself => {
                     let why = "its routine measures the time itself (iter_custom)";
                     run.skipped.insert(join_lines_with_spaces(id), why.to_owned());
                 }
-                WhoMeasuredStoredSamples::Here {
+                WhoMeasuredStoredSamples::ThisProcess {
                     samples,
                     host_bound,
                     cupti_record_was_conclusive: recorded,

@@ -34,7 +34,7 @@ impl From<Duration> for GpuTimeSample {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhoMeasuredStoredSamples {
     /// This process measured the samples.
-    Here {
+    ThisProcess {
         /// Number of stored samples that this process measured: all, except a second sample that
         /// Criterion's quick mode invents.
         samples: usize,
@@ -44,9 +44,9 @@ pub enum WhoMeasuredStoredSamples {
         cupti_record_was_conclusive: bool,
     },
     /// The routine measured the time itself (`iter_custom`).
-    ByRoutine,
+    RoutineItself,
     /// Another process, or another measurement, took the samples.
-    Elsewhere,
+    AnotherProcess,
 }
 
 /// Log of all samples that this process measured, in order.
@@ -86,7 +86,7 @@ impl LogOfMeasuredSamples {
         if case.write_time.is_some_and(|written| written < self.start_time)
             || case.sample_times.is_empty()
         {
-            return WhoMeasuredStoredSamples::Elsewhere;
+            return WhoMeasuredStoredSamples::AnotherProcess;
         }
         // Criterion's quick mode invents the second sample of a case that takes too long for two.
         let made_up = matches!(*case.sample_times, [first, second] if second == first.next_up());
@@ -96,16 +96,16 @@ impl LogOfMeasuredSamples {
             pairs.into_iter().all(|(taken, time)| taken.ns.to_bits() == time.to_bits())
         };
         let Some(found) = self.samples.windows(times.len()).rfind(same) else {
-            return WhoMeasuredStoredSamples::Elsewhere;
+            return WhoMeasuredStoredSamples::AnotherProcess;
         };
         if found.iter().any(|sample| sample.timed_by_routine) {
-            return WhoMeasuredStoredSamples::ByRoutine;
+            return WhoMeasuredStoredSamples::RoutineItself;
         }
         let drained = found.iter().filter(|sample| sample.gpu_drained_before_end).count();
         // If the warm-up had only one pass, the first sample was taken before the pass that CUPTI
         // recorded.
         let recorded = found.last().is_some_and(|sample| sample.cupti_record_was_conclusive);
-        WhoMeasuredStoredSamples::Here {
+        WhoMeasuredStoredSamples::ThisProcess {
             samples: times.len(),
             host_bound: 2 * drained > times.len(),
             cupti_record_was_conclusive: recorded,
@@ -145,16 +145,20 @@ mod tests {
         log.add_sample(Duration::from_nanos(50).into());
         log.add_sample(Duration::from_nanos(60).into());
         let origin = |times: &[f64]| log.origin_of_stored_samples(&stored_case_with_times(times));
-        let here = |samples, host_bound, recorded| WhoMeasuredStoredSamples::Here {
+        let here = |samples, host_bound, recorded| WhoMeasuredStoredSamples::ThisProcess {
             samples,
             host_bound,
             cupti_record_was_conclusive: recorded,
         };
         assert_eq!(origin(&[10.0, 20.5, 30.0]), here(3, false, false));
         assert_eq!(origin(&[1.0, 2.0, 3.0]), here(3, true, true));
-        assert_eq!(origin(&[50.0, 60.0]), WhoMeasuredStoredSamples::ByRoutine);
-        assert_eq!(origin(&[10.0, 20.5, 31.0]), WhoMeasuredStoredSamples::Elsewhere);
-        assert_eq!(origin(&[20.5, 10.0]), WhoMeasuredStoredSamples::Elsewhere, "another order");
+        assert_eq!(origin(&[50.0, 60.0]), WhoMeasuredStoredSamples::RoutineItself);
+        assert_eq!(origin(&[10.0, 20.5, 31.0]), WhoMeasuredStoredSamples::AnotherProcess);
+        assert_eq!(
+            origin(&[20.5, 10.0]),
+            WhoMeasuredStoredSamples::AnotherProcess,
+            "another order"
+        );
         let made_up = origin(&[7.0, 7.0_f64.next_up()]);
         assert_eq!(made_up, here(1, false, false), "the second was made up");
         let old = SystemTime::now() - Duration::from_secs(60);
@@ -162,6 +166,9 @@ mod tests {
             write_time: Some(old),
             ..stored_case_with_times(&[10.0, 20.5, 30.0])
         };
-        assert_eq!(log.origin_of_stored_samples(&earlier), WhoMeasuredStoredSamples::Elsewhere);
+        assert_eq!(
+            log.origin_of_stored_samples(&earlier),
+            WhoMeasuredStoredSamples::AnotherProcess
+        );
     }
 }

@@ -263,8 +263,8 @@ fn measure_ceilings_for_selected_cases(
     let works: Vec<DeclaredWorkAndCacheState> =
         selection.groups.iter().flat_map(SelectedProblem::work_and_cache_state_of_cases).collect();
     Ok(match timer {
-        CaseTimer::Wall(_) => MeasuredDeviceLimits::measure_host_limits(&works),
-        CaseTimer::Events(events) => MeasuredDeviceLimits::measure_missing_gpu_limits(
+        CaseTimer::WallClock(_) => MeasuredDeviceLimits::measure_host_limits(&works),
+        CaseTimer::CudaEvents(events) => MeasuredDeviceLimits::measure_missing_gpu_limits(
             events,
             &works,
             known.keep_limits_that_bound_works(&works),

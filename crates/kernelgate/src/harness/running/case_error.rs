@@ -10,24 +10,24 @@ use kernelgate_cuda::CaseFailureReason;
 #[derive(Debug, Clone, PartialEq)]
 pub enum WhyCaseHasNoResult {
     /// The case was skipped, because it cannot run on this machine.
-    Skip(String),
+    Skipped(String),
     /// The case failed with an error, or its outputs are wrong.
-    Fail(CaseFailureReason),
+    Failed(CaseFailureReason),
     /// The case left the GPU unusable, so no later case can run.
-    Lost(CaseFailureReason),
+    GpuLost(CaseFailureReason),
 }
 
 impl WhyCaseHasNoResult {
     /// A case that failed.
     pub fn failed_with(why: impl Into<CaseFailureReason>) -> WhyCaseHasNoResult {
-        Self::Fail(why.into())
+        Self::Failed(why.into())
     }
 
     /// The reason as a whole sentence.
     pub fn reason_text(&self) -> &str {
         match self {
-            Self::Skip(why) => why,
-            Self::Fail(why) | Self::Lost(why) => &why.text,
+            Self::Skipped(why) => why,
+            Self::Failed(why) | Self::GpuLost(why) => &why.text,
         }
     }
 }
@@ -37,7 +37,7 @@ impl From<BackendError> for WhyCaseHasNoResult {
     /// failure instead of a skip.
     fn from(error: BackendError) -> Self {
         match error {
-            BackendError::Lost(_) => Self::Lost((&error).into()),
+            BackendError::Lost(_) => Self::GpuLost((&error).into()),
             other => Self::failed_with(&other),
         }
     }
@@ -50,7 +50,7 @@ impl From<OutputVerificationError> for WhyCaseHasNoResult {
         match error {
             OutputVerificationError::Backend(
                 reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
-            ) => Self::Skip(reason.to_string()),
+            ) => Self::Skipped(reason.to_string()),
             OutputVerificationError::Backend(lost @ BackendError::Lost(_)) => lost.into(),
             wrong => Self::failed_with(&wrong),
         }
@@ -76,7 +76,7 @@ mod tests {
         let missing = BackendError::Unsupported("no cuDNN".to_owned());
         let reason = "no cuDNN".to_owned();
         let verifying = OutputVerificationError::Backend(missing.clone()).into();
-        assert_eq!(WhyCaseHasNoResult::Skip(reason.clone()), verifying);
+        assert_eq!(WhyCaseHasNoResult::Skipped(reason.clone()), verifying);
         assert_eq!(
             WhyCaseHasNoResult::failed_with(CaseFailureReason::with_kind_and_sentence(
                 "unsupported",
@@ -90,9 +90,9 @@ mod tests {
     fn a_lost_gpu_and_a_panic_keep_their_messages() {
         let lost = || Err::<(), _>(BackendError::Lost("hung".to_owned()));
         let why = CaseFailureReason::with_kind_and_sentence("lost", "the GPU was lost: hung");
-        assert_eq!(run_with_panics_as_case_failures(lost), Err(WhyCaseHasNoResult::Lost(why)));
+        assert_eq!(run_with_panics_as_case_failures(lost), Err(WhyCaseHasNoResult::GpuLost(why)));
         let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
-        let Err(WhyCaseHasNoResult::Fail(why)) = run_with_panics_as_case_failures(panics) else {
+        let Err(WhyCaseHasNoResult::Failed(why)) = run_with_panics_as_case_failures(panics) else {
             panic!("not a failure")
         };
         assert_eq!(

@@ -32,17 +32,19 @@ use kernelgate_cuda::observe::range::NamedRangeGuard;
 /// Clock of the samples.
 pub enum CaseTimer {
     /// Host wall time.
-    Wall(WallTimeStopwatch),
+    WallClock(WallTimeStopwatch),
     /// CUDA events.
-    Events(Box<CudaEventTimer>),
+    CudaEvents(Box<CudaEventTimer>),
 }
 
 impl CaseTimer {
     /// Creates the timer for a target: CUDA events on GPUs, the wall clock on the CPU.
     pub fn for_target(target: &BenchTarget) -> Result<Self, BackendError> {
         match target {
-            BenchTarget::Cpu => Ok(Self::Wall(WallTimeStopwatch)),
-            BenchTarget::Cuda(devices) => Ok(Self::Events(Box::new(CudaEventTimer::new(devices)?))),
+            BenchTarget::Cpu => Ok(Self::WallClock(WallTimeStopwatch)),
+            BenchTarget::Cuda(devices) => {
+                Ok(Self::CudaEvents(Box::new(CudaEventTimer::new(devices)?)))
+            }
         }
     }
 
@@ -51,8 +53,8 @@ impl CaseTimer {
     pub fn measure_anchor_rates(&mut self, power: TimingPowerMode) -> ShardAnchorRecord {
         let _activity = phase_timer::start_timed_activity("anchors");
         match self {
-            Self::Wall(_) => ShardAnchorRecord::measure_cpu_anchors(power),
-            Self::Events(events) => ShardAnchorRecord::measure_gpu_anchors(events, power),
+            Self::WallClock(_) => ShardAnchorRecord::measure_cpu_anchors(power),
+            Self::CudaEvents(events) => ShardAnchorRecord::measure_gpu_anchors(events, power),
         }
     }
 
@@ -64,10 +66,10 @@ impl CaseTimer {
         cache: CacheState,
     ) -> Result<ExecutableWithDelayedLaunches<'a>, BackendError> {
         match self {
-            Self::Wall(_) => {
+            Self::WallClock(_) => {
                 Ok(ExecutableWithDelayedLaunches::delay_launches_on_host(executable, delay))
             }
-            Self::Events(events) => ExecutableWithDelayedLaunches::delay_launches_on_gpu(
+            Self::CudaEvents(events) => ExecutableWithDelayedLaunches::delay_launches_on_gpu(
                 executable, delay, events, cache,
             ),
         }
@@ -80,8 +82,8 @@ impl CaseTimer {
         cache: CacheState,
     ) -> Result<Box<dyn LaunchStopwatch + '_>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(Box::new(WallTimeStopwatch)),
-            Self::Events(events) => {
+            Self::WallClock(_) => Ok(Box::new(WallTimeStopwatch)),
+            Self::CudaEvents(events) => {
                 Ok(Box::new(events.plan_and_create_case_stopwatch(executable, cache)?))
             }
         }
@@ -240,7 +242,7 @@ impl<'a> SelectedCasesRunner<'a> {
                     exit = exit.max(
                         self.print_and_record_missing_results(std::slice::from_ref(case), &error)?,
                     );
-                    if matches!(error, WhyCaseHasNoResult::Fail(_)) {
+                    if matches!(error, WhyCaseHasNoResult::Failed(_)) {
                         self.fail_cases_in_other_cache_states(case, cases)?;
                         break;
                     }
@@ -465,19 +467,19 @@ impl<'a> SelectedCasesRunner<'a> {
         error: &WhyCaseHasNoResult,
     ) -> Result<ProcessExitReason, HarnessError> {
         let (exit, word) = match error {
-            WhyCaseHasNoResult::Skip(_) => (ProcessExitReason::Fine, "skipped"),
-            WhyCaseHasNoResult::Fail(_) | WhyCaseHasNoResult::Lost(_) => {
+            WhyCaseHasNoResult::Skipped(_) => (ProcessExitReason::Fine, "skipped"),
+            WhyCaseHasNoResult::Failed(_) | WhyCaseHasNoResult::GpuLost(_) => {
                 (ProcessExitReason::Regression, "error")
             }
         };
         for SelectedCase { id, .. } in cases {
             let event = match error {
-                WhyCaseHasNoResult::Skip(reason) => CaseOutcomeToRecord::Skipped(&[id], reason),
-                WhyCaseHasNoResult::Fail(reason) | WhyCaseHasNoResult::Lost(reason) => {
+                WhyCaseHasNoResult::Skipped(reason) => CaseOutcomeToRecord::Skipped(&[id], reason),
+                WhyCaseHasNoResult::Failed(reason) | WhyCaseHasNoResult::GpuLost(reason) => {
                     CaseOutcomeToRecord::Failed(id, reason)
                 }
             };
-            if matches!(error, WhyCaseHasNoResult::Lost(_)) {
+            if matches!(error, WhyCaseHasNoResult::GpuLost(_)) {
                 self.reason_gpu_is_lost = Some(format!("not run: {id} lost the GPU"));
             }
             eprintln!("{word}: {id}: {}", clean_message_for_terminal(error.reason_text()));
@@ -505,5 +507,5 @@ pub fn reject_gpu_samples_faster_than_limit(
         );
         Some(why.with_number_fact("limit_ns", limit.time_ns).with_name_fact("limit", &limit.by))
     });
-    fault.map_or(Ok(()), |why| Err(WhyCaseHasNoResult::Fail(why)))
+    fault.map_or(Ok(()), |why| Err(WhyCaseHasNoResult::Failed(why)))
 }

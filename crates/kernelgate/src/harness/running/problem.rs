@@ -101,7 +101,7 @@ impl PreparedProblem {
             .map_err(WhyCaseHasNoResult::failed_with)?;
         let available = available_host_memory_bytes();
         if needed > available {
-            return Err(WhyCaseHasNoResult::Skip(format!(
+            return Err(WhyCaseHasNoResult::Skipped(format!(
                 "needs {} of memory, {} are free",
                 display::decimal_byte_size_text(needed),
                 display::decimal_byte_size_text(available)
@@ -225,11 +225,11 @@ impl PreparedProblem {
         })?;
         let with_row = |why| format!("the row `{row}`, which is the reference: {why}");
         let of_reference = |error| match WhyCaseHasNoResult::from(error) {
-            WhyCaseHasNoResult::Lost(why) => WhyCaseHasNoResult::Lost(why),
-            WhyCaseHasNoResult::Skip(why) => WhyCaseHasNoResult::Skip(with_row(why)),
-            WhyCaseHasNoResult::Fail(why) => {
+            WhyCaseHasNoResult::GpuLost(why) => WhyCaseHasNoResult::GpuLost(why),
+            WhyCaseHasNoResult::Skipped(why) => WhyCaseHasNoResult::Skipped(with_row(why)),
+            WhyCaseHasNoResult::Failed(why) => {
                 let text = with_row(why.text.clone());
-                WhyCaseHasNoResult::Fail(why.with_sentence(text))
+                WhyCaseHasNoResult::Failed(why.with_sentence(text))
             }
         };
         // A prepared case that stays alive restores its own L2 settings at its next launch.

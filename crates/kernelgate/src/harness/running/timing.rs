@@ -373,7 +373,11 @@ impl LoadBeforeCaseSamples {
                 let CaseAsGpuLoad { launches, load_samples: taken, .. } = load;
                 let settled = match settled {
                     Ok(
-                        settled @ (_, ReasonThatLoadEnded::AtCap | ReasonThatLoadEnded::Unsettled),
+                        settled @ (
+                            _,
+                            ReasonThatLoadEnded::ReachedPowerCap
+                            | ReasonThatLoadEnded::UnsteadyAtTimeLimit,
+                        ),
                     ) => settled,
                     below_cap => stop_load_and_wait(stopwatch, below_cap)?,
                 };
@@ -381,7 +385,7 @@ impl LoadBeforeCaseSamples {
                     taken.last().and_then(|last| last.sample.clock_mhz),
                 );
                 let mut lead = Self::with_launches_and_pause(Some(launches), Duration::ZERO, begun);
-                if settled.1 != ReasonThatLoadEnded::Unsettled {
+                if settled.1 != ReasonThatLoadEnded::UnsteadyAtTimeLimit {
                     lead.samples_for_case
                         .get_mut()
                         .extend(samples_in_last_load_window(&taken, launches));
@@ -429,7 +433,10 @@ impl LoadBeforeCaseSamples {
     /// Whether the GPU was at its power cap, or still unsettled, when the load ended.
     fn ended_at_power_cap_or_unsettled(&self) -> bool {
         let end = self.windows_and_end_reason.as_ref().map(|(_, end)| end);
-        matches!(end, Some(ReasonThatLoadEnded::AtCap | ReasonThatLoadEnded::Unsettled))
+        matches!(
+            end,
+            Some(ReasonThatLoadEnded::ReachedPowerCap | ReasonThatLoadEnded::UnsteadyAtTimeLimit)
+        )
     }
 
     /// Samples a case at the power cap without pauses, so that the GPU stays loaded: for the plan's
@@ -748,14 +755,17 @@ mod tests {
         let below = load_simulated_gpu(1.0, Some(1980.0), TimingPowerMode::Steady).unwrap();
         let (launches, windows) =
             (below.launches.unwrap(), below.windows_and_end_reason.as_ref().unwrap());
-        assert_eq!(windows.1, ReasonThatLoadEnded::BelowCap);
+        assert_eq!(windows.1, ReasonThatLoadEnded::SteadyBelowPowerCap);
         assert!(below.next_load_sample_for_case(true).is_none(), "a warm-up takes real samples");
         let first: Vec<_> = std::iter::from_fn(|| below.next_load_sample_for_case(false)).collect();
         let wall: Duration = first.iter().map(|it| it.wall_time).sum();
         assert!(wall > Duration::ZERO && wall < windows.0.load_time());
         assert!(first.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
         let capped = load_simulated_gpu(1.0, Some(1430.0), TimingPowerMode::Steady).unwrap();
-        assert_eq!(capped.windows_and_end_reason.as_ref().unwrap().1, ReasonThatLoadEnded::AtCap);
+        assert_eq!(
+            capped.windows_and_end_reason.as_ref().unwrap().1,
+            ReasonThatLoadEnded::ReachedPowerCap
+        );
         let first: Vec<_> =
             std::iter::from_fn(|| capped.next_load_sample_for_case(false)).collect();
         let wall: Duration = first.iter().map(|it| it.wall_time).sum();

@@ -58,28 +58,34 @@ enum ThreadsOfMemoryPass {
 #[derive(Clone, Copy)]
 enum InstructionsOfMemoryPass {
     /// Reads all bytes to read, then writes all bytes to write, with the widest SIMD vectors.
-    Apart,
+    AllReadsThenAllWrites,
     /// Copies, with SIMD vectors, as many bytes as are both read and written, then reads or writes
     /// the rest.
-    Copy,
+    SimdCopy,
     /// Copies with the C library's `memcpy`, which may bypass the caches, then reads or writes the
     /// rest.
-    LibraryCopy,
+    WholeMemcpy,
     /// Copies with the C library in pieces that fit the L2 cache, for which `memcpy` uses other
     /// instructions, then reads or writes the rest.
-    LibraryPieces,
+    MemcpyInPieces,
 }
 
 impl HostMemoryPass {
     const ALL_HOST_MEMORY_PASSES: [Self; 8] = [
-        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::Apart },
-        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::Copy },
-        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::LibraryCopy },
-        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::LibraryPieces },
-        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::Apart },
-        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::Copy },
-        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::LibraryCopy },
-        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::LibraryPieces },
+        Self {
+            threads: ThreadsOfMemoryPass::One,
+            moves: InstructionsOfMemoryPass::AllReadsThenAllWrites,
+        },
+        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::SimdCopy },
+        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::WholeMemcpy },
+        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::MemcpyInPieces },
+        Self {
+            threads: ThreadsOfMemoryPass::All,
+            moves: InstructionsOfMemoryPass::AllReadsThenAllWrites,
+        },
+        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::SimdCopy },
+        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::WholeMemcpy },
+        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::MemcpyInPieces },
     ];
 
     fn name_for_report(self) -> String {
@@ -88,10 +94,10 @@ impl HostMemoryPass {
             ThreadsOfMemoryPass::All => format!("{} threads", rayon::current_num_threads()),
         };
         let moves = match self.moves {
-            InstructionsOfMemoryPass::Apart => "reads, then writes",
-            InstructionsOfMemoryPass::Copy => "copy by vectors",
-            InstructionsOfMemoryPass::LibraryCopy => "copy by the C library",
-            InstructionsOfMemoryPass::LibraryPieces => "copy by the C library in pieces",
+            InstructionsOfMemoryPass::AllReadsThenAllWrites => "reads, then writes",
+            InstructionsOfMemoryPass::SimdCopy => "copy by vectors",
+            InstructionsOfMemoryPass::WholeMemcpy => "copy by the C library",
+            InstructionsOfMemoryPass::MemcpyInPieces => "copy by the C library in pieces",
         };
         format!("{threads}, {moves}")
     }
@@ -197,21 +203,21 @@ impl SourceAndTargetOfThread {
     fn run_memory_pass(&mut self, moves: InstructionsOfMemoryPass) {
         let (source, target) = (self.source.as_floats(), self.target.as_floats_mut());
         let both = match moves {
-            InstructionsOfMemoryPass::Apart => 0,
-            InstructionsOfMemoryPass::Copy
-            | InstructionsOfMemoryPass::LibraryCopy
-            | InstructionsOfMemoryPass::LibraryPieces => source.len().min(target.len()),
+            InstructionsOfMemoryPass::AllReadsThenAllWrites => 0,
+            InstructionsOfMemoryPass::SimdCopy
+            | InstructionsOfMemoryPass::WholeMemcpy
+            | InstructionsOfMemoryPass::MemcpyInPieces => source.len().min(target.len()),
         };
         let (copied, read) = source.split_at(both);
         let (copy, written) = target.split_at_mut(both);
         let arch = Arch::new();
         match moves {
-            InstructionsOfMemoryPass::Apart => {}
-            InstructionsOfMemoryPass::Copy => {
+            InstructionsOfMemoryPass::AllReadsThenAllWrites => {}
+            InstructionsOfMemoryPass::SimdCopy => {
                 arch.dispatch(SimdCopyPass { source: copied, target: copy })
             }
-            InstructionsOfMemoryPass::LibraryCopy => copy.copy_from_slice(copied),
-            InstructionsOfMemoryPass::LibraryPieces => copy
+            InstructionsOfMemoryPass::WholeMemcpy => copy.copy_from_slice(copied),
+            InstructionsOfMemoryPass::MemcpyInPieces => copy
                 .chunks_mut(FLOATS_PER_COPIED_PIECE)
                 .zip(copied.chunks(FLOATS_PER_COPIED_PIECE))
                 .for_each(|(to, from)| to.copy_from_slice(from)),
@@ -219,12 +225,11 @@ impl SourceAndTargetOfThread {
         black_box(arch.dispatch(SimdReadPass(read)));
         match moves {
             // All bytes get one value, so that the compiler calls `memset` of the C library.
-            InstructionsOfMemoryPass::LibraryCopy | InstructionsOfMemoryPass::LibraryPieces => {
+            InstructionsOfMemoryPass::WholeMemcpy | InstructionsOfMemoryPass::MemcpyInPieces => {
                 bytemuck::cast_slice_mut::<f32, u8>(written).fill(0x3f)
             }
-            InstructionsOfMemoryPass::Apart | InstructionsOfMemoryPass::Copy => {
-                arch.dispatch(SimdWritePass(written))
-            }
+            InstructionsOfMemoryPass::AllReadsThenAllWrites
+            | InstructionsOfMemoryPass::SimdCopy => arch.dispatch(SimdWritePass(written)),
         }
         black_box(&target);
     }

@@ -312,7 +312,9 @@ fn find_gap_that_may_be_clock_jump(
         };
         let causes = context.causes_and_ns_of_idle_gap(&longest);
         let doubtful = causes
-            .filter(|((kind, _), _)| unexplained(*kind) && *kind != IdleCauseKind::NotStarted)
+            .filter(|((kind, _), _)| {
+                unexplained(*kind) && *kind != IdleCauseKind::UnknownDelayAfterLaunch
+            })
             .map(|(_, ns)| ns);
         if doubtful.sum::<i64>() * 2 < longest.idle_gap_length_ns() {
             continue;

@@ -12,7 +12,9 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 
 use super::sorted_rows::{ExternalRowSorter, SORTED_RUN_BYTES};
-use super::table_row::{Column, ExportRow, ExportRowCells, ExportRowOrder, Rows};
+use super::table_row::{
+    DecodedParquetColumn, DecodedParquetRows, ExportRow, ExportRowCells, ExportRowOrder,
+};
 use crate::error::TraceError;
 use crate::model::quality::is_plausible_time_ns;
 
@@ -124,7 +126,7 @@ impl ParquetTableFile {
     fn visit_row_batches_as_stored(
         &self,
         columns: &[&str],
-        mut each: impl FnMut(&Rows) -> Result<(), ParquetError>,
+        mut each: impl FnMut(&DecodedParquetRows) -> Result<(), ParquetError>,
     ) -> (usize, Option<ParquetError>) {
         let mut read = 0;
         let outcome = (|| {
@@ -201,17 +203,17 @@ impl ParquetRowGroupReader {
         Ok(Self { columns, remaining_rows: rows })
     }
 
-    fn decode_next_row_batch(&mut self) -> Result<Rows, ParquetError> {
+    fn decode_next_row_batch(&mut self) -> Result<DecodedParquetRows, ParquetError> {
         let count = self.remaining_rows.min(ROWS_PER_DECODED_BATCH);
         let mut columns = Vec::with_capacity(self.columns.len());
         for column in &mut self.columns {
             columns.push(match column {
                 Some((reader, optional)) => decode_column_values(reader, *optional, count)?,
-                None => Column::Missing,
+                None => DecodedParquetColumn::Missing,
             });
         }
         self.remaining_rows -= count;
-        Ok(Rows { count, columns })
+        Ok(DecodedParquetRows { count, columns })
     }
 }
 
@@ -219,27 +221,27 @@ fn decode_column_values(
     reader: &mut ColumnReader,
     optional: bool,
     count: usize,
-) -> Result<Column, ParquetError> {
+) -> Result<DecodedParquetColumn, ParquetError> {
     Ok(match reader {
-        ColumnReader::BoolColumnReader(reader) => {
-            Column::Integers(decode_values_and_nulls(reader, optional, count, i64::from)?)
-        }
-        ColumnReader::Int32ColumnReader(reader) => {
-            Column::Integers(decode_values_and_nulls(reader, optional, count, i64::from)?)
-        }
-        ColumnReader::Int64ColumnReader(reader) => {
-            Column::Integers(decode_values_and_nulls(reader, optional, count, |value| value)?)
-        }
-        ColumnReader::FloatColumnReader(reader) => {
-            Column::Reals(decode_values_and_nulls(reader, optional, count, f64::from)?)
-        }
-        ColumnReader::DoubleColumnReader(reader) => {
-            Column::Reals(decode_values_and_nulls(reader, optional, count, |value| value)?)
-        }
-        ColumnReader::ByteArrayColumnReader(reader) => {
-            Column::Texts(decode_values_and_nulls(reader, optional, count, |value| value)?)
-        }
-        _ => Column::Missing,
+        ColumnReader::BoolColumnReader(reader) => DecodedParquetColumn::Integers(
+            decode_values_and_nulls(reader, optional, count, i64::from)?,
+        ),
+        ColumnReader::Int32ColumnReader(reader) => DecodedParquetColumn::Integers(
+            decode_values_and_nulls(reader, optional, count, i64::from)?,
+        ),
+        ColumnReader::Int64ColumnReader(reader) => DecodedParquetColumn::Integers(
+            decode_values_and_nulls(reader, optional, count, |value| value)?,
+        ),
+        ColumnReader::FloatColumnReader(reader) => DecodedParquetColumn::Reals(
+            decode_values_and_nulls(reader, optional, count, f64::from)?,
+        ),
+        ColumnReader::DoubleColumnReader(reader) => DecodedParquetColumn::Reals(
+            decode_values_and_nulls(reader, optional, count, |value| value)?,
+        ),
+        ColumnReader::ByteArrayColumnReader(reader) => DecodedParquetColumn::Texts(
+            decode_values_and_nulls(reader, optional, count, |value| value)?,
+        ),
+        _ => DecodedParquetColumn::Missing,
     })
 }
 

@@ -140,18 +140,22 @@ impl SortedRunOnDisk {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::table_row::{Column, Rows};
+    use super::super::table_row::{DecodedParquetColumn, DecodedParquetRows};
     use super::*;
 
     #[test]
     fn rows_from_several_sorted_runs_merge_in_order() {
         let starts: Vec<i64> = (0..500).map(|row| row * 7919 % 251).collect();
-        let rows = Rows {
+        let rows = DecodedParquetRows {
             count: starts.len(),
             columns: vec![
-                Column::Integers((0..500).map(|row| (row % 3 != 0).then_some(row)).collect()),
-                Column::Texts(starts.iter().map(|s| Some(s.to_string().as_str().into())).collect()),
-                Column::Reals(vec![Some(0.5); 500]),
+                DecodedParquetColumn::Integers(
+                    (0..500).map(|row| (row % 3 != 0).then_some(row)).collect(),
+                ),
+                DecodedParquetColumn::Texts(
+                    starts.iter().map(|s| Some(s.to_string().as_str().into())).collect(),
+                ),
+                DecodedParquetColumn::Reals(vec![Some(0.5); 500]),
             ],
         };
         let order = |run: usize| {

@@ -23,7 +23,7 @@ pub(super) enum ExportRowCells<'a, 'b> {
     Sqlite(&'a rusqlite::Row<'b>),
     Page(&'a DecodedSqliteRow<'b>),
     #[cfg(feature = "parquet")]
-    Parquet(&'a Rows, usize),
+    Parquet(&'a DecodedParquetRows, usize),
     #[cfg(feature = "parquet")]
     Sorted(&'a [u8]),
 }
@@ -114,14 +114,14 @@ fn sorted_cell(row: &[u8], column: usize) -> ValueRef<'_> {
 
 /// A decoded batch of rows of a parquet table, one vector per column.
 #[cfg(feature = "parquet")]
-pub(super) struct Rows {
+pub(super) struct DecodedParquetRows {
     pub count: usize,
-    pub columns: Vec<Column>,
+    pub columns: Vec<DecodedParquetColumn>,
 }
 
 /// The values of one column in a decoded batch of a parquet table.
 #[cfg(feature = "parquet")]
-pub(super) enum Column {
+pub(super) enum DecodedParquetColumn {
     /// The parquet table lacks the column, or the column has an unsupported type.
     Missing,
     Integers(Vec<Option<i64>>),
@@ -130,13 +130,17 @@ pub(super) enum Column {
 }
 
 #[cfg(feature = "parquet")]
-impl Rows {
+impl DecodedParquetRows {
     pub fn cell(&self, row: usize, column: usize) -> ValueRef<'_> {
         match &self.columns[column] {
-            Column::Missing => ValueRef::Null,
-            Column::Integers(values) => values[row].map_or(ValueRef::Null, ValueRef::Integer),
-            Column::Reals(values) => values[row].map_or(ValueRef::Null, ValueRef::Real),
-            Column::Texts(values) => {
+            DecodedParquetColumn::Missing => ValueRef::Null,
+            DecodedParquetColumn::Integers(values) => {
+                values[row].map_or(ValueRef::Null, ValueRef::Integer)
+            }
+            DecodedParquetColumn::Reals(values) => {
+                values[row].map_or(ValueRef::Null, ValueRef::Real)
+            }
+            DecodedParquetColumn::Texts(values) => {
                 values[row].as_ref().map_or(ValueRef::Null, |text| ValueRef::Text(text.data()))
             }
         }
