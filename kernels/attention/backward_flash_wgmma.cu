@@ -558,7 +558,8 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
     rings.dout.wait(n);
     value_rows.times(dp, rings.dout.stage(n));
     // The thread that started the stores of the previous key block's dk and dv waits until these
-    // stores have read their tile. Then it releases the tile for the copies of the next key block.
+    // stores have read their tile. Then this thread releases the tile for the copies of the next
+    // key block.
     if (kWhole && i == 0 && before.works > 0 && threadIdx.x % kGroupThreads == 0) {
       store_box_wait_read();
       rings.inputs.release(before.works - 1);

@@ -1,7 +1,7 @@
 //! Quantisation of attention tensors to e4m3 with one scale for each head.
 //!
-//! The module quantises with one scale for each head only. It deliberately has no other block sizes
-//! and no scales that do not depend on the tensor.
+//! The module quantises with one scale for each head only. The quantisation deliberately has no
+//! other block sizes and no scales that do not depend on the tensor.
 
 use crate::e4m3::{LARGEST_E4M3_VALUE, encode_f32_as_e4m3};
 use crate::parallel;

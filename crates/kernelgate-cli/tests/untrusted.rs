@@ -1,5 +1,5 @@
-//! Text of others, from outside: values of files, names and messages of benches. None of it reaches
-//! a command line, a path or a terminal as it is.
+//! Text of others, from outside: values of files, names and messages of benches. No text of a
+//! record reaches a command line, a path or a terminal without escaping.
 
 #![cfg(unix)]
 
@@ -264,7 +264,7 @@ fn a_device_or_a_pipe_is_refused_by_name() {
     ");
 }
 
-// Neither a broken pipe nor a failing case.
+// A full disk is reported neither as a broken pipe nor as a failing case.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_reported_as_an_error() {

@@ -32,7 +32,7 @@ pub enum MergeError {
         path: PathBuf,
         cause: std::io::Error,
     },
-    /// There are no records.
+    /// The given paths contain no record.
     #[error("no record in {}", paths_on_one_line(.0))]
     Nothing(Vec<PathBuf>),
     /// Error: a file to merge is not the record of a shard.

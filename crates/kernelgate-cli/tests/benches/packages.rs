@@ -180,7 +180,7 @@ fn check_lists_and_refusals(run: &dyn Fn(&str) -> ProcessOutcome) {
       }
     ]
     "#);
-    // These cases are not among the defaults.
+    // The requested cases are not among the default cases.
     let thorough = ["mine/double/n512/cpu/hot", "mine/other/n512/cpu/hot"];
     assert_eq!(run("list n512 --format json").assert_exit(0).json_case_ids(), thorough);
     let mut refusals = String::new();
@@ -323,7 +323,7 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     assert_eq!(run("a", "runs --format json").assert_exit(0).json_case_ids(), [in_a]);
     // Run in the root: the baseline is the member's.
     insta::assert_snapshot!(run(".", "gate --baseline main").refusal_message(2), @"error: no baseline `main` for DEVICE in FOLDER/baselines (found none); another package of the workspace has one: call the program there, or name it with --baselines DEVICE/a/baselines");
-    // Both members have a bench of that name: neither record replaces the other.
+    // Both workspace members have a bench of that name, and neither record replaces the other.
     run(".", &format!("baseline save both --runs 1 {save}")).assert_exit(0);
     let mut recorded = run(".", "runs --format json").assert_exit(0).json_case_ids();
     recorded.sort();

@@ -1,5 +1,5 @@
-//! Two packages that share a target folder, and with it the folder of runs. Both have the fixture's
-//! bench, with the same cases.
+//! Two packages that share a target folder, and with it the folder of runs. Both packages have the
+//! fixture's bench, with equal case ids.
 
 #![cfg(unix)]
 

@@ -71,7 +71,7 @@ fn shards_share_the_cases_and_are_put_together() {
     let whole = merge(&format!("{folder} {}", package.run_record_path("whole").display()));
     insta::assert_snapshot!(whole.refusal_message(2), @"error: FOLDER/target/kernelgate/runs/whole/fixture.json: measured without --shard: it is the whole, not a part");
 
-    // Both shards together are the last session, for a baseline and for the gate.
+    // Both shards of a run together form the last session, for a baseline and for the gate.
     insta::assert_snapshot!(package.run_kernelgate("baseline add main").text_for_snapshot(), @r"
     exit 0
     4 cases, up to 1 runs each, in FOLDER/baselines/DEVICE/main.json

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use syn::{Attribute, Fields, GenericArgument, Item, Meta, PathArguments, Type};
 
-/// Files that a user may keep or commit. Others are between processes of one program version.
+/// Files that a user may keep or commit. Other files are exchanged between processes of one program
+/// version.
 const RECORDS: [&str; 7] = [
     "BenchProcessRun",
     "BaselineFile",

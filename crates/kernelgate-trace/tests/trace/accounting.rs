@@ -296,7 +296,7 @@ fn savings_of_two_findings_do_not_count_the_same_time_twice() {
     assert!(ids.contains(&"launch-bound") && ids.contains(&"gaps"), "{ids:?}");
     let all: i64 = replayed.iter().map(|(_, of)| of.further_ns).sum();
     let (_, first) = replayed[0];
-    // Of 105 µs a kernel, 3 µs long, and 1 µs of launch latency are left.
+    // The replay leaves a kernel of 3 µs and 1 µs of launch latency of the 105 µs.
     assert_eq!(all, 199 * 101_000);
     assert_eq!((first.alone_ns, first.further_ns), (all, all));
 }

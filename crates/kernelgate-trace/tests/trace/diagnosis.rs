@@ -144,7 +144,7 @@ fn short_kernels_behind_long_launches_are_launch_bound() {
     assert!((finding.measured_value.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
     // In a graph a microsecond stays between two kernels.
     assert_eq!(finding.recoverable_ns, Some(199 * 8_000), "the GPU waited for the host");
-    // Of 9 µs the host was 2 µs in its own code, 6 µs in the call; the kernel started 1 µs later.
+    // The gap of 9 µs has 2 µs of host code, 6 µs of the launch call and 1 µs of launch latency.
     let causes: Vec<(IdleCauseKind, i64)> = diagnosis.devices[0]
         .gaps
         .idle_time_by_cause

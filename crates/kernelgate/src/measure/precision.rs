@@ -2,13 +2,13 @@
 //! of its samples.
 //!
 //! The SM clock of a GPU at its power cap wanders, and some GPUs lower it for some tenths of a
-//! second now and then. Such clock dips hardly move the median, so the confidence interval of the
-//! median decides whether a case is settled; windows are treated as independent. Clock dips move
-//! the mean, and the times of successive windows depend on each other. The method of batch means
-//! therefore divides the windows into a few long parts, whose means are nearly independent; their
-//! spread predicts other runs. A wandering of the SM clock that is slower than the duration of the
-//! samples cannot be detected. This module neither decides how long samples are taken nor how an
-//! imprecise case is reported.
+//! second now and then. Short dips of the SM clock hardly move the median, so the confidence
+//! interval of the median decides whether a case is settled; windows are treated as independent.
+//! Clock dips move the mean, and the times of successive windows depend on each other. The method
+//! of batch means therefore divides the windows into a few long parts, whose means are nearly
+//! independent; their spread predicts other runs. A wandering of the SM clock that is slower than
+//! the duration of the samples cannot be detected. This module neither decides how long samples are
+//! taken nor how an imprecise case is reported.
 
 use crate::stats::binomial::confidence_interval_of_median;
 use crate::stats::mean;

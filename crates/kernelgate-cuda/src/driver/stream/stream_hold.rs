@@ -27,7 +27,7 @@ pub trait StreamHold {
     /// Releases the stream, so that its queued work runs; does nothing if the stream is not held.
     fn release_stream(&mut self);
 
-    /// Whether the host released the last hold before it timed out. Otherwise it timed out.
+    /// Whether the host released the last hold before it timed out. Otherwise the hold timed out.
     fn was_released_in_time(&self) -> bool;
 }
 

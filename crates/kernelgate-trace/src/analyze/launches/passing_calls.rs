@@ -17,7 +17,8 @@ pub(crate) struct OpenRangeWithState<S> {
     pub state: S,
 }
 
-/// The open NVTX ranges of each host thread, in order of opening. They need not nest.
+/// The open NVTX ranges of each host thread, in order of opening. Open ranges of a thread need not
+/// nest.
 #[derive(Debug)]
 pub(crate) struct OpenRangesByThread<S> {
     threads: Vec<Vec<OpenRangeWithState<S>>>,

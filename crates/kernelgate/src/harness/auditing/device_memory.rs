@@ -2,9 +2,9 @@
 //! it: memory in use then minus memory in use before.
 //!
 //! Up to [`MAX_UNCHARGED_MEMORY_LEFT_IN_USE`], memory that remains in use after the case is not
-//! counted: loaded kernel code, memory of libraries, and growth of the context. Otherwise the first
-//! case that needs such memory would be charged for it, and which case is first depends on the
-//! selected rows. Memory beyond this limit counts for the case, because it is a pool or cache of
+//! counted: loaded kernel code, memory of libraries, and growth of the context. Without this, the
+//! first case that needs such memory would be charged for it, and the selected rows decide which
+//! case is first. Memory beyond this limit counts for the case, because it is a pool or cache of
 //! the row.
 //!
 //! Not measured: memory that a launch allocates outside the device's pool and frees again; no

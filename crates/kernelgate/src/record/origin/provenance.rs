@@ -70,8 +70,8 @@ impl CommitAndChanges {
 
     /// Returns the code of a process that a person or a script started, and whether
     /// `KERNELGATE_COMMIT` states the commit. A value of `KERNELGATE_COMMIT` must be a commit id.
-    /// Otherwise git is asked, but only if cargo started this process or the executable is in
-    /// cargo's target folder.
+    /// Without this variable, git is asked, but only if cargo started this process or the
+    /// executable is in cargo's target folder.
     ///
     /// # Errors
     /// Fails if `KERNELGATE_COMMIT` is not a commit id.
