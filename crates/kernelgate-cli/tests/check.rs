@@ -63,7 +63,7 @@ fn usage_errors_of_a_check_name_the_flag() {
 }
 
 #[test]
-fn a_check_that_can_judge_by_nothing_says_what_is_missing() {
+fn a_check_without_a_way_to_judge_names_what_is_missing() {
     let scratch = TempRepository::new();
     let compare = run_check_verb(&scratch, "--base nowhere --mode compare");
     insta::assert_snapshot!(compare.refusal_message(2), @"error: compare is not possible: no revision `nowhere` in FOLDER; its branches are main");
@@ -71,7 +71,7 @@ fn a_check_that_can_judge_by_nothing_says_what_is_missing() {
 }
 
 #[test]
-fn a_dry_run_prints_its_commands_and_runs_none() {
+fn a_dry_run_prints_commands_without_running_them() {
     let scratch = TempRepository::new();
     let commit = scratch.run_git("rev-parse --short=12 main");
     let shown = |flags: &str| {

@@ -123,7 +123,7 @@ impl CommitRangeWithSlowdown {
 }
 
 /// Bisects the commits between position 0, which is good, and position `last`, which is bad and at
-/// least 1; the closure `compare` compares two commits. The closure `compare` answers.
+/// least 1; the closure `compare` compares two commits and returns the answer.
 pub fn bisect_commit_range<E>(
     last: usize,
     blocks: usize,

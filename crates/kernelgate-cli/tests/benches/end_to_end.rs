@@ -147,7 +147,7 @@ fn a_run_with_another_seed_is_neither_judged_nor_kept() {
 }
 
 #[test]
-fn a_delayed_run_says_so_and_is_neither_judged_nor_kept() {
+fn a_delayed_run_is_marked_and_neither_judged_nor_kept() {
     let package = TempPackage::new();
     package.run_fixture_bench("s1", "n64 --save-baseline a").assert_exit(0);
     let delay = format!("n64 --delay {CASE}=3000000");

@@ -175,7 +175,7 @@ fn a_gpu_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn an_outside_kernel_gets_the_same() {
+fn every_case_of_an_outside_kernel_gets_a_time() {
     let Some(_gpu) = lock_gpu_if_present() else { return };
     let outcome = run_example_bench("saxpy_cuda", "--axis n=1000,1000003");
     outcome.assert_exit_code(0);

@@ -108,7 +108,7 @@ impl DoctorChecks {
 }
 
 #[test]
-fn the_newest_cuda_that_the_driver_takes_is_used_and_nothing_of_another() {
+fn the_newest_cuda_that_the_driver_supports_is_used_alone() {
     let stubs = StubLibraries::new();
     let all = ["12.8", "12.4", "13.0"];
     // Without a driver the newest CUDA is used, and the others are listed.

@@ -246,7 +246,7 @@ fn timed_peers_are_shown_even_if_the_rest_fails() {
 }
 
 #[test]
-fn a_peer_program_that_hangs_is_ended_with_what_it_started() {
+fn a_hanging_peer_program_is_killed_with_its_children() {
     let pid = tempfile::NamedTempFile::new().unwrap();
     let hangs = format!("sleep 600 &\necho $! > {}\nwait", pid.path().display());
     insta::assert_snapshot!(run_peers_with_fake_python(&recorded_gpu_run_text(), &hangs, "--wait 1s").refusal_message(2), @r"

@@ -135,7 +135,7 @@ fn a_termination_signal_ends_what_runs_at_every_stage() {
 }
 
 #[test]
-fn a_build_that_hangs_is_ended_with_what_it_started() {
+fn a_hanging_build_is_killed_with_its_children() {
     let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
     let script = "fn main() {
         let mut sleep = std::process::Command::new(\"sleep\").arg(\"600\").spawn().unwrap();

@@ -342,7 +342,7 @@ fn script_that_runs_fixture() -> String {
 /// A baseline with the name of a link is the file to which the link leads.
 #[cfg(unix)]
 #[test]
-fn a_baseline_behind_a_link_is_written_where_it_lies() {
+fn a_baseline_behind_a_link_is_written_to_the_link_target() {
     let package = package_with_baseline_and_run(200_000.0);
     let (link, file) = (package.baseline_path("a"), package.package_path("shared.json"));
     std::fs::rename(&link, &file).unwrap();
@@ -405,7 +405,7 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_save_ends_what_it_started() {
+fn an_interrupted_save_kills_its_children() {
     let package = TempPackage::new();
     // The process that cargo starts, and its own child.
     replace_cargo_by_script(&package, "sleep 600 &\necho $! > pid.new; mv pid.new pid; wait");

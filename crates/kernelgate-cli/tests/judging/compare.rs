@@ -227,7 +227,7 @@ fn lost_accuracy_is_found_with_the_number_of_its_data_sets() {
 }
 
 #[test]
-fn an_accepted_slow_down_lasts_until_the_base_has_it() {
+fn an_accepted_slow_down_lasts_until_the_base_contains_it() {
     let scratch = TempRepository::new();
     scratch
         .write_file("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
@@ -493,7 +493,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
 }
 
 #[test]
-fn an_interrupted_comparison_goes_on_where_it_was() {
+fn an_interrupted_comparison_resumes_with_its_saved_trials() {
     let scratch = TempRepository::new();
     let mut first = scratch
         .compare_command_above_noise("--base main --head main")

@@ -389,7 +389,7 @@ fn one_data_set_is_verified_and_compared_once() {
 }
 
 #[test]
-fn a_case_fails_if_it_fails_with_inputs_that_were_right_before() {
+fn a_case_that_fails_with_earlier_correct_inputs_fails() {
     let package = TempPackage::new();
     let verify = |seeds| {
         format!(
@@ -415,7 +415,7 @@ fn a_case_fails_if_it_fails_with_inputs_that_were_right_before() {
 }
 
 #[test]
-fn costs_are_judged_where_the_package_asks_for_it() {
+fn costs_are_judged_if_the_rules_file_limits_them() {
     let package = TempPackage::new();
     let set = |session: &str, bytes: u64| {
         package.run_fixture_bench(session, "").assert_exit(0);

@@ -140,7 +140,7 @@ fn a_session_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing() {
 }
 
 #[test]
-fn a_comparison_in_shards_is_decided_when_all_are_there() {
+fn a_sharded_comparison_is_decided_when_all_shards_exist() {
     let package = TempPackage::new();
     let dir = package.bench_folder_flags().replace("--dir ", "");
     let rules = ["n64_", "n999"]

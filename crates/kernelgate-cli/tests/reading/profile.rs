@@ -337,7 +337,7 @@ fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
 }
 
 #[test]
-fn a_recording_that_lost_records_says_so_first() {
+fn a_recording_with_lost_records_warns_first() {
     let mut cases = profile_responses();
     let recording = cases[0].recording.as_mut().unwrap();
     recording.trace.dropped = 5;

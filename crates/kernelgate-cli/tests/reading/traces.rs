@@ -98,7 +98,7 @@ fn a_table_comes_as_csv_as_text_and_as_json() {
 }
 
 #[test]
-fn a_large_export_has_the_tables_of_a_small_one() {
+fn a_large_streamed_export_has_the_tables_of_a_small_export() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.sqlite");
     rusqlite::Connection::open(&path)
@@ -467,7 +467,7 @@ fn a_page_has_a_stacked_bar_for_each_iteration() {
 
 #[cfg(unix)]
 #[test]
-fn a_trace_is_not_replaced_by_what_is_made_of_it() {
+fn output_files_never_overwrite_the_input_trace() {
     let (folder, path) = write_trace_file();
     let before = std::fs::read(&path).unwrap();
     let (link, hard) = (folder.path().join("link.json"), folder.path().join("hard.json"));

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_communicates_only_if_its_function_name_says_so() {
+    fn a_kernel_is_communication_only_by_its_function_name() {
         let found = |name: &str| {
             let of_name = CommunicationLibraryAndCollective::communication_from_kernel_name(name)?;
             Some((of_name.library, of_name.collective))

@@ -310,7 +310,7 @@ fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
 }
 
 #[test]
-fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
+fn a_checklist_line_holds_fails_or_names_the_tool_to_measure() {
     let mut export = launch_bound_export();
     export.add_api_call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
     export.add_memory_copy((500_000, 900_000), 1000, (1, 0, 2));

@@ -118,7 +118,7 @@ fn nothing_changed_between_a_trace_and_itself() {
 }
 
 #[test]
-fn a_slower_kernel_explains_all_of_it() {
+fn a_slower_kernel_explains_the_whole_change() {
     let slower = difference_from_plain_steps(&SyntheticTrainingSteps {
         third_ns: 50_000,
         registers: 128,

@@ -136,7 +136,7 @@ fn the_driver_of_windows_submits_work_later() {
 }
 
 #[test]
-fn launched_work_that_does_not_start_has_a_reason_where_the_trace_holds_one() {
+fn late_starts_of_launched_work_have_the_recorded_reason() {
     let with = |before: &dyn Fn(&mut KinetoTrace)| {
         let mut trace = trace_with_late_kernel();
         before(&mut trace);
@@ -375,7 +375,7 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
 }
 
 #[test]
-fn a_rule_that_saw_a_part_says_which() {
+fn a_rule_names_the_share_of_records_it_inspected() {
     let with_shapes = |known: u32| {
         let mut trace = KinetoTrace::a100_trace();
         for step in 0..100 {
@@ -532,7 +532,7 @@ fn communication_without_compute_beside_it_is_found() {
 }
 
 #[test]
-fn a_trace_of_copies_says_so() {
+fn a_trace_of_only_copies_is_reported_as_such() {
     let copies = |beside: bool| {
         let mut trace = KinetoTrace::a100_trace();
         for step in 0..20 {

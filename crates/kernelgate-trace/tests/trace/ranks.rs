@@ -181,7 +181,7 @@ fn a_rank_that_was_cut_is_reported_and_joined() {
 }
 
 #[test]
-fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
+fn recordings_of_unequal_length_are_joined_by_common_collectives() {
     let mut ranks = [0, 1, 2, 3].map(SyntheticRank::new);
     ranks[3].steps = (5, STEPS);
     ranks[2].compute_us = 250.0;

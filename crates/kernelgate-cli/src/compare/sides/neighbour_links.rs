@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_outside_of_the_repository_are_named_from_it() {
+    fn packages_outside_the_repository_get_relative_paths() {
         let surroundings = CopiedRepositoryPaths::for_repository(Path::new("/a/b/own"));
         let manifests = ["a/b/own/Cargo.toml", "a/b/x/y/Cargo.toml", "a/z/Cargo.toml"];
         let side = Path::new("/t/slot");

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_are_judged_if_both_sides_know_them_and_the_package_asks() {
+    fn costs_recorded_by_both_sides_are_judged_if_rules_ask() {
         let costs = |bytes, commands, host| LaunchCostsBesidesDeviceTime {
             device_bytes: Some(bytes),
             measured_device_bytes: None,

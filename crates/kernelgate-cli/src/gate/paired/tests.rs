@@ -263,7 +263,7 @@ fn a_difference_in_clocks_is_not_attributed_to_the_head() {
 }
 
 #[test]
-fn load_beside_one_build_makes_it_inconclusive_and_beside_both_does_not() {
+fn load_beside_only_one_build_makes_a_case_inconclusive() {
     let with = |ratio: f64, base: f64, head: f64| {
         change_timings_of_blocks(test_blocks_near_ratio(ratio, 8), |arm, observation| {
             observation.contention = Some(if arm == ComparedArm::Head { head } else { base })
@@ -573,7 +573,7 @@ proptest! {
     }
 
     #[test]
-    fn contention_beside_the_head_never_makes_it_a_regression(
+    fn contention_beside_the_head_alone_is_no_regression(
         blocks in arbitrary_blocks(),
         shares in prop::collection::vec(0.0f64..0.2, 20),
     ) {

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acceptance_ends_with_the_next_baseline_or_when_the_base_has_it() {
+    fn an_acceptance_ends_with_a_new_baseline_or_in_the_base() {
         let rules = parse_test_rules(TEST_RULES_FILE).unwrap();
         let holds = |commits: &[&str]| {
             let commits: Vec<CommitAndChanges> =

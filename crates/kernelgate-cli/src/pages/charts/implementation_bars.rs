@@ -130,7 +130,7 @@ mod tests {
     };
 
     #[test]
-    fn a_chart_of_many_implementations_shows_the_fastest_and_states_it() {
+    fn a_chart_of_many_implementations_names_the_omitted_ones() {
         let mut run = BenchProcessRun::empty_run_starting_now(
             "b",
             "s",

@@ -110,7 +110,7 @@ fn kernels_of_rocm_join_their_calls_by_external_id() {
 }
 
 #[test]
-fn an_array_of_events_is_a_trace_too() {
+fn a_json_array_of_events_is_read_as_a_trace() {
     let trace = write_and_read_trace(
         "t.json",
         br#"[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}"#,

@@ -72,7 +72,7 @@ fn a_view_in_place_of_a_table_is_not_computed() {
 }
 
 #[test]
-fn a_truncated_export_is_read_as_far_as_it_goes() {
+fn a_truncated_export_is_read_up_to_its_damage() {
     let mut export = NsysExport::new();
     let name = export.add_text("kernel");
     export.execute_sql(&format!(
@@ -99,7 +99,7 @@ fn a_truncated_export_is_read_as_far_as_it_goes() {
 }
 
 #[test]
-fn an_export_without_gpu_work_says_so() {
+fn an_export_without_gpu_work_is_reported_as_such() {
     let export = NsysExport::create_with_schema("CREATE TABLE StringIds (id INTEGER, value TEXT);");
     let trace = export.read_as_trace().unwrap();
     let diagnosis = diagnose_trace_in_memory(&trace);

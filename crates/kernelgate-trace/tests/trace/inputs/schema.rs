@@ -146,7 +146,7 @@ fn a_job_and_a_difference_fit_their_schemas() {
 }
 
 #[test]
-fn the_schema_refuses_what_it_does_not_describe() {
+fn the_schema_refuses_undeclared_fields() {
     let mut json =
         diagnose_trace_in_memory(&KinetoTrace::trace_of_a100_with_kernel()).diagnosis_to_json();
     json["findings"] = serde_json::json!([{ "id": "gaps" }]);

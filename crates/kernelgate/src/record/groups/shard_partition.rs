@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn division_by_hash_is_always_the_same() {
+    fn division_among_shards_by_hash_is_reproducible() {
         let owners = |problem: &str| -> Vec<u32> {
             let has = |shard: &ShardOfWork| {
                 ProblemsDividedAmongShards::by_hash_of_problem_ids(*shard).contains_problem(problem)

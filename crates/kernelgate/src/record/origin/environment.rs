@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn several_gpus_are_another_device_than_one_of_them() {
+    fn several_gpus_are_a_different_device_than_one_gpu() {
         let gpu = |uuid: &str| GpuInEnvironment::example_h200_with_driver(uuid, "580.82");
         let pair = example_environment_with_gpus([gpu("GPU-2"), gpu("GPU-1")]);
         let one = example_environment_with_gpus([gpu("GPU-1")]);
