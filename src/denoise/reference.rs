@@ -81,7 +81,7 @@ impl<'a> ReferenceActionExpert<'a> {
         let DenoiseParameters { model, s, .. } = *self.shape;
         let mut h = reference_linear_layer(self.inputs, "action_in", "action_in_bias", 0, x, s);
         for layer in 0..model.depth {
-            let style = NormStyle::at(&self.style1[layer], time, model.width);
+            let style = NormStyle::style_at_time(&self.style1[layer], time, model.width);
             let attended = self.reference_layer_attention(layer, &ada_rms_norm_of_rows(&h, &style));
             add_gated_branch_to_rows(
                 &mut h,
@@ -89,7 +89,7 @@ impl<'a> ReferenceActionExpert<'a> {
                 style.gate,
             );
 
-            let style = NormStyle::at(&self.style2[layer], time, model.width);
+            let style = NormStyle::style_at_time(&self.style2[layer], time, model.width);
             let y = ada_rms_norm_of_rows(&h, &style);
             let mut hidden = self.multiply_by_layer_matrix("gate_proj", layer, &y);
             let up = self.multiply_by_layer_matrix("up_proj", layer, &y);
@@ -107,7 +107,10 @@ impl<'a> ReferenceActionExpert<'a> {
                 style.gate,
             );
         }
-        let y = ada_rms_norm_of_rows(&h, &NormStyle::at(&self.final_style, time, model.width));
+        let y = ada_rms_norm_of_rows(
+            &h,
+            &NormStyle::style_at_time(&self.final_style, time, model.width),
+        );
         reference_linear_layer(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
 
@@ -193,7 +196,7 @@ pub struct NormStyle<'a> {
 
 impl<'a> NormStyle<'a> {
     /// Reads the style of denoising time number `time` from styles `[times, 3W]`.
-    fn at(styles: &'a [f64], time: usize, width: usize) -> Self {
+    fn style_at_time(styles: &'a [f64], time: usize, width: usize) -> Self {
         let mut parts = styles[time * 3 * width..].chunks(width);
         let mut part = || parts.next().expect("a style has three parts");
         Self { scale: part(), shift: part(), gate: part() }

@@ -314,7 +314,7 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S>
             for (t, (h, c)) in history.iter().enumerate().rev() {
                 let gy = read_elements_as_f32(gy, t * n + from + block, lanes, &mut buffer);
                 for lane in 0..NEURONS_PER_L1_BLOCK {
-                    let (a, b) = surrogate.at(h[lane], c[lane]);
+                    let (a, b) = surrogate.surrogate_gradients(h[lane], c[lane]);
                     let m = gy[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
                     grad_v[lane] += m * a;
                     grad_tracer[lane] += m * b;
@@ -358,7 +358,7 @@ impl GaussianSurrogateConstants {
     /// Surrogate gradients (a, b) of a time step, from the membrane and the tracer before its
     /// spike.
     #[inline(always)]
-    fn at(&self, h: f32, c: i32) -> (f32, f32) {
+    fn surrogate_gradients(&self, h: f32, c: i32) -> (f32, f32) {
         let NeuronParametersF32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
         let above = h - threshold;
         let up = vectorisable_exp2(max_or_second_if_first_is_nan(

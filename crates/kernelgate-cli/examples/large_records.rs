@@ -98,7 +98,7 @@ fn synthetic_run(session: usize, cases: usize, samples: usize) -> BenchProcessRu
 }
 
 fn write_synthetic_baseline_and_run(folder: &Path, cases: usize, runs: usize, samples: usize) {
-    let store = RecordFoldersOfPackage::at(folder, &folder.join("target"));
+    let store = RecordFoldersOfPackage::for_package_root(folder, &folder.join("target"));
     let mut baseline = BaselineFile::empty_with_name("main");
     for session in 1..=runs {
         let run = synthetic_run(session, cases, samples);

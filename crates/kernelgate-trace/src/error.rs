@@ -34,7 +34,7 @@ pub enum TraceError {
 }
 
 impl TraceError {
-    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> TraceError {
+    pub(crate) fn unreadable_file_error(path: &Path) -> impl FnOnce(std::io::Error) -> TraceError {
         move |source| Self::Io { path: path.to_owned(), source }
     }
 

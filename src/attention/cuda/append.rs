@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn gradients_of_a_captured_attention_program_agree_with_the_reference() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let wgmma = device.facts().arch == "sm_90a";
+        let wgmma = device.gpu_properties().arch == "sm_90a";
         for (h_kv, order) in [
             (6, QueryGradientSumOrder::Any),
             (2, QueryGradientSumOrder::Any),

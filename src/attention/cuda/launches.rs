@@ -30,7 +30,8 @@ impl AttentionGemmTechnique {
         device: &Device,
         shape: &AttentionShape,
     ) -> Result<Self, BackendError> {
-        let (arch, shared_bytes) = (&device.facts().arch, device.max_shared_bytes_per_block()?);
+        let (arch, shared_bytes) =
+            (&device.gpu_properties().arch, device.max_shared_bytes_per_block()?);
         let unmet = forward_wgmma::FORWARD_FLASH_WGMMA_KERNEL.reason_gpu_cannot_run_kernel_for(
             &AttentionExtents::extents_of_attention_shape(shape, None),
             arch,

@@ -230,7 +230,8 @@ const DETERMINISTIC_BACKWARD_ROW_NAME: &str = "cuda/flash_wgmma_deterministic";
 #[test]
 fn every_attention_row_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let (rungs, backward_rungs) = if device.facts().arch == "sm_90a" { (5, 4) } else { (4, 2) };
+    let (rungs, backward_rungs) =
+        if device.gpu_properties().arch == "sm_90a" { (5, 4) } else { (4, 2) };
     for s in [1, 7, 65, 129, 200, 333] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for (dtype, outliers) in
@@ -272,7 +273,7 @@ fn every_attention_row_agrees_with_the_reference_at_odd_shapes_and_on_outliers()
 #[test]
 fn wgmma_attention_agrees_with_the_reference_around_tile_edges() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let expected = usize::from(device.facts().arch == "sm_90a");
+    let expected = usize::from(device.gpu_properties().arch == "sm_90a");
     // Test pairs of heads and sequence lengths, near multiples of the rows of warpgroups, tiles and
     // key blocks; some have several tiles a multiprocessor, others many one-tile heads.
     let few = [(3, 63), (3, 127), (3, 193), (5, 1000), (1, 8191)];
@@ -322,7 +323,7 @@ fn wgmma_attention_agrees_with_the_reference_around_tile_edges() {
 #[test]
 fn attention_of_grouped_heads_and_cached_keys_agrees_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let flash = 1 + usize::from(device.facts().arch == "sm_90a");
+    let flash = 1 + usize::from(device.gpu_properties().arch == "sm_90a");
     // Test shapes as query heads, key heads, queries and keys: with one and many query rows in a
     // tile, and key counts that are not a multiple of a tile.
     for (h, h_kv, s, keys) in [
@@ -366,7 +367,7 @@ fn attention_of_grouped_heads_and_cached_keys_agrees_with_the_reference() {
 #[test]
 fn attention_gradients_of_grouped_heads_agree_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let expected = 2 * usize::from(device.facts().arch == "sm_90a");
+    let expected = 2 * usize::from(device.gpu_properties().arch == "sm_90a");
     // Test shapes as query heads, key heads and sequence length: with one key block a head and
     // several, and one query head a key head and several.
     for (h, h_kv, s) in [(8, 1, 1), (6, 2, 63), (8, 2, 129), (6, 3, 1000)] {
@@ -396,7 +397,7 @@ fn attention_gradients_of_grouped_heads_agree_with_the_reference() {
 #[test]
 fn fp8_attention_agrees_with_the_reference_of_its_rounded_operands() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let expected = usize::from(device.facts().arch == "sm_90a");
+    let expected = usize::from(device.gpu_properties().arch == "sm_90a");
     for (h, s) in [(3, 1), (3, 63), (3, 97), (3, 193), (150, 321), (5, 1000), (1, 8191)] {
         for (causal, outliers) in [(false, false), (true, false), (false, true)] {
             let attention = AttentionParameters {

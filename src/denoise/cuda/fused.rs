@@ -361,8 +361,8 @@ pub fn write_time_condition_and_angles(writer: &mut DenoiseProgramBuilder) {
     let ExpertDimensions { width, head_dim, .. } = run.shape.model;
     let (s, steps) = (run.shape.s, run.steps);
     let times = match run.looped {
-        true => [NULL, writer.at("times")],
-        false => [writer.at("t"), NULL],
+        true => [NULL, writer.pointer_to("times")],
+        false => [writer.pointer_to("t"), NULL],
     };
     let sizes = int_operands([width, time_embedding_blocks_per_row(&run.shape.model), 1]);
     writer.add_single_layer_launch(&TIME_EMBEDDING_KERNEL, steps, (times, "embedding", sizes));
@@ -450,7 +450,7 @@ fn write_launches_of_fused_step(
         writer.program.end_innermost_range();
         writer.program.end_innermost_range();
     }
-    let style = writer.program.at("final_styles").offset_by(step * style_bytes);
+    let style = writer.program.pointer_to("final_styles").offset_by(step * style_bytes);
     let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
     let result = velocity_state_and_dt_operands(writer);
     let arguments = ("h", "squares", style, matrices, result, int_operand(usize::from(more)));

@@ -155,8 +155,8 @@ struct PerOpProgramWriter<'a> {
 }
 
 impl PerOpProgramWriter<'_> {
-    fn at(&self, name: &str) -> LaunchArgument {
-        self.writer.at(name)
+    fn pointer_to(&self, name: &str) -> LaunchArgument {
+        self.writer.pointer_to(name)
     }
 
     fn add_kernel_launch_over_items(
@@ -177,7 +177,7 @@ impl PerOpProgramWriter<'_> {
     }
 
     fn write_whole_loop_or_single_step(&mut self) {
-        let (x, output) = (self.at("x"), self.writer.output_operand());
+        let (x, output) = (self.pointer_to("x"), self.writer.output_operand());
         if !self.writer.run.looped {
             return self.write_launches_of_per_op_step(0, x, output);
         }
@@ -189,7 +189,7 @@ impl PerOpProgramWriter<'_> {
             (x, output, long_operand(actions)),
         );
         let dt = (-1.0 / self.writer.run.steps as f64) as f32;
-        let velocities = self.at("velocities");
+        let velocities = self.pointer_to("velocities");
         for step in 0..self.writer.run.steps {
             self.write_launches_of_per_op_step(step, output, velocities);
             self.add_kernel_launch_over_items(
@@ -216,14 +216,15 @@ impl PerOpProgramWriter<'_> {
         self.begin_named_program_range(format!("Step_{step}/Time_Embed"));
         let times = match self.writer.run.looped {
             true => {
-                let times = self.writer.program.at("times");
+                let times = self.writer.program.pointer_to("times");
                 [NULL, times.offset_by(step * Dtype::F64.bytes_per_element()).into()]
             }
-            false => [self.at("t"), NULL],
+            false => [self.pointer_to("t"), NULL],
         };
         let sizes = int_operands([width, time_embedding_blocks_per_row(&shape.model), 0]);
         self.add_kernel_launch_over_items(&TIME_EMBEDDING_KERNEL, 1, (times, "embedding", sizes));
-        let [time_in, time_out] = ["time_in", "time_out"].map(|name| self.writer.program.at(name));
+        let [time_in, time_out] =
+            ["time_in", "time_out"].map(|name| self.writer.program.pointer_to(name));
         self.add_gemm_in_main_lane([1, width, width], "embedding", time_in, "time_hidden");
         self.add_bias_launch("time_hidden", "time_in_bias", 1, true);
         self.add_gemm_in_main_lane([1, width, width], "time_hidden", time_out, "cond");
@@ -240,7 +241,7 @@ impl PerOpProgramWriter<'_> {
             s * VALUES_PER_ACTION,
             (x, "x16", long_operand(s * VALUES_PER_ACTION)),
         );
-        let action_in = self.writer.program.at("action_in");
+        let action_in = self.writer.program.pointer_to("action_in");
         self.add_gemm_in_main_lane([s, width, VALUES_PER_ACTION], "x16", action_in, "h");
         self.add_bias_launch("h", "action_in_bias", s, false);
         self.end_named_program_range();
@@ -260,7 +261,11 @@ impl PerOpProgramWriter<'_> {
         }
 
         self.begin_named_program_range(format!("Step_{step}/Final_Norm"));
-        self.add_ada_rms_norm_launches(2 * depth, self.writer.program.at("final_style_bias"), true);
+        self.add_ada_rms_norm_launches(
+            2 * depth,
+            self.writer.program.pointer_to("final_style_bias"),
+            true,
+        );
         self.end_named_program_range();
         self.begin_named_program_range(format!("Step_{step}/Action_Proj_Out"));
         let arguments = ("exact", "action_out", "action_out_bias", velocity, int_operand(width));
@@ -279,7 +284,8 @@ impl PerOpProgramWriter<'_> {
             b_transposed: true,
             ..GemmSpec::new(s * heads, keys, head_dim, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32)
         };
-        let [all_keys, values] = ["keys", "values"].map(|name| self.writer.program.at(name));
+        let [all_keys, values] =
+            ["keys", "values"].map(|name| self.writer.program.pointer_to(name));
         self.add_gemm_of_named_regions(ProgramLane::MAIN_LANE, spec, "q", all_keys, "scores");
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         let arguments = ("scores", "probabilities", int_operands([context, keys]), scale);
@@ -382,7 +388,7 @@ impl PerOpProgramWriter<'_> {
         let [rows, columns] = matrix_extents_of_one_layer(self.writer.run, name);
         let packets = rows * columns / ELEMENTS_PER_THREAD;
         let encoded = pointers_to_layer_codes_and_scales(&self.writer, matrix, layer);
-        let values = self.writer.program.at(matrix.values);
+        let values = self.writer.program.pointer_to(matrix.values);
         let int4 = self.writer.run.shape.weights == LayerWeightFormat::Int4;
         let kernel = if int4 { &DEQUANTIZE_INT4_KERNEL } else { &DEQUANTIZE_FP8_KERNEL };
         self.add_kernel_launch_over_items(
@@ -396,7 +402,7 @@ impl PerOpProgramWriter<'_> {
     /// Pointer to the style of norm number `index` of a denoising step.
     fn pointer_to_style_of_norm(&self, index: usize) -> RegionPointer {
         let style_bytes = 3 * self.writer.run.shape.model.width * Dtype::F32.bytes_per_element();
-        self.writer.program.at("styles").offset_by(index * style_bytes)
+        self.writer.program.pointer_to("styles").offset_by(index * style_bytes)
     }
 
     /// Adds the GEMM that computes the style of norm number `index` to a lane, if the model has a
@@ -405,7 +411,7 @@ impl PerOpProgramWriter<'_> {
         let ExpertDimensions { width, depth, .. } = self.writer.run.shape.model;
         let weights = match index {
             index if index > 2 * depth => return,
-            index if index == 2 * depth => self.writer.program.at("final_style"),
+            index if index == 2 * depth => self.writer.program.pointer_to("final_style"),
             index => {
                 let name = if index.is_multiple_of(2) { "style1" } else { "style2" };
                 self.writer.pointer_to_layer_part(name, index / 2)
@@ -413,7 +419,7 @@ impl PerOpProgramWriter<'_> {
         };
         let spec = GemmSpec::new(1, 3 * width, width, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32);
         let operands =
-            [self.writer.program.at("cond"), weights, self.pointer_to_style_of_norm(index)];
+            [self.writer.program.pointer_to("cond"), weights, self.pointer_to_style_of_norm(index)];
         self.writer.program.add_gemm(lane, spec, operands);
     }
 
@@ -435,8 +441,8 @@ impl PerOpProgramWriter<'_> {
         }
         let packets = s * width / ELEMENTS_PER_THREAD;
         let result = match exact {
-            true => [NULL, self.at("exact")],
-            false => [self.at("y"), NULL],
+            true => [NULL, self.pointer_to("exact")],
+            false => [self.pointer_to("y"), NULL],
         };
         let style = self.pointer_to_style_of_norm(index);
         let arguments = ("normed", style, bias, result, int_operands([width, packets]));
@@ -515,7 +521,7 @@ impl PerOpProgramWriter<'_> {
         w: RegionPointer,
         y: &str,
     ) {
-        let [x, y] = [x, y].map(|name| self.writer.program.at(name));
+        let [x, y] = [x, y].map(|name| self.writer.program.pointer_to(name));
         self.writer.program.add_gemm(lane, spec, [x, w, y]);
     }
 }

@@ -273,7 +273,7 @@ fn packed_denoising_weights_have_the_declared_size() {
             let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
             let program = write(&problem);
             for (region, _) in program.names_and_bytes_of_regions() {
-                let uploaded = program.initial_bytes_of_region(program.at(region), &inputs);
+                let uploaded = program.initial_bytes_of_region(program.pointer_to(region), &inputs);
                 assert!(uploaded.is_ok(), "{}: {}", row.name, uploaded.unwrap_err());
             }
         }

@@ -76,19 +76,19 @@ impl<'a> DenoiseProgramBuilder<'a> {
     }
 
     /// Returns the named memory region as a kernel operand.
-    pub fn at(&self, name: &str) -> LaunchArgument {
-        self.program.at(name).into()
+    pub fn pointer_to(&self, name: &str) -> LaunchArgument {
+        self.program.pointer_to(name).into()
     }
 
     /// Returns the region of the program's output (velocity or actions) as a kernel operand.
     pub fn output_operand(&self) -> LaunchArgument {
-        self.at(self.run.output_tensor_name_and_extents().0)
+        self.pointer_to(self.run.output_tensor_name_and_extents().0)
     }
 
     /// Returns a pointer to one layer's part of a memory region that holds all layers.
     pub fn pointer_to_layer_part(&self, name: &str, layer: usize) -> RegionPointer {
         let layer_bytes = self.program.bytes_of_region(name) / self.run.shape.model.depth;
-        self.program.at(name).offset_by(layer * layer_bytes)
+        self.program.pointer_to(name).offset_by(layer * layer_bytes)
     }
 
     /// Adds the launch of a kernel over `items` items of one layer to the program.

@@ -133,6 +133,6 @@ const fn gemm_spec_bf16_to_f32(m: usize, n: usize, k: usize) -> GemmSpec {
 }
 
 fn add_gemm_of_named_regions(program: &mut Program, spec: GemmSpec, regions: [&str; 3]) {
-    let operands = regions.map(|name| program.at(name));
+    let operands = regions.map(|name| program.pointer_to(name));
     program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
 }

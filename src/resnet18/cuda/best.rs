@@ -212,10 +212,10 @@ fn words_of_layer_table(
     };
     let bias = |conv: &ConvolutionLayer| match training {
         true => program
-            .at("parameters")
+            .pointer_to("parameters")
             .offset_by(conv.index_of_first_bias() * Dtype::F32.bytes_per_element())
             .into(),
-        false => program.at(&name_of_bias_per_step_region(conv)).into(),
+        false => program.pointer_to(&name_of_bias_per_step_region(conv)).into(),
     };
     let mut list = Vec::new();
     for (number, (conv, block)) in convolutions_with_their_blocks(network).enumerate() {
@@ -260,7 +260,7 @@ fn pointer_to_weight_tiles_from_tap_zero(
     const FILTERS_PER_TILE: usize = 32;
     let before = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
     program
-        .at(&name_of_tiled_weight_region(conv))
+        .pointer_to(&name_of_tiled_weight_region(conv))
         .moved_back_by(before * FILTERS_PER_TILE * Dtype::Bf16.bytes_per_element())
         .into()
 }
@@ -394,7 +394,7 @@ fn add_all_layers_launch(
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last_feature_map();
     debug_assert_eq!(convolutions_with_their_blocks(network).count(), LAYER_COUNT_AFTER_POOLING);
-    let at = |name: &str| LaunchArgument::from(program.at(name));
+    let at = |name: &str| LaunchArgument::from(program.pointer_to(name));
     let stem = match forward.training {
         true => [NULL; 4],
         false => [

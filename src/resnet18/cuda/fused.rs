@@ -158,7 +158,7 @@ pub struct FusedForwardBuilder<'a> {
 impl FusedForwardBuilder<'_> {
     /// Address of a memory region that only a training step has; null in inference.
     pub fn training_region_address_or_null(&self, program: &Program, name: &str) -> LaunchArgument {
-        if self.training { program.at(name).into() } else { NULL }
+        if self.training { program.pointer_to(name).into() } else { NULL }
     }
 
     /// Address of a convolution's bias: in the parameters in training, else in the packed region.
@@ -171,7 +171,7 @@ impl FusedForwardBuilder<'_> {
     ) -> LaunchArgument {
         match self.training {
             true => address_of_training_parameter(program, conv.index_of_first_bias()),
-            false => program.at(&name_of_bias_per_step_region(conv)).into(),
+            false => program.pointer_to(&name_of_bias_per_step_region(conv)).into(),
         }
     }
 
@@ -334,7 +334,10 @@ impl FusedForwardBuilder<'_> {
             Some((conv, input)) => {
                 let ConvolutionLayer { window, .. } = conv;
                 let sizes = [window.input.side, window.input.channels, window.stride];
-                ([program.at(input).into(), weight_address_from_tap_zero(program, conv)], sizes)
+                (
+                    [program.pointer_to(input).into(), weight_address_from_tap_zero(program, conv)],
+                    sizes,
+                )
             }
             None => ([NULL; 2], [0; 3]),
         };
@@ -350,7 +353,7 @@ impl FusedForwardBuilder<'_> {
                 int_operands(input),
             ),
             (second, int_operands(sizes)),
-            identity.map_or(NULL, |(_, input)| program.at(input).into()),
+            identity.map_or(NULL, |(_, input)| program.pointer_to(input).into()),
             self.address_of_convolution_bias(program, conv),
             shortcut.map_or(NULL, |(conv, _)| self.address_of_convolution_bias(program, conv)),
             (
@@ -369,7 +372,7 @@ impl FusedForwardBuilder<'_> {
             .grid_over_feature_map_tiles(window.output.pixels_per_frame(), window.output.channels);
         let launch = program
             .make_kernel_launch(&CONVOLUTION_AND_NEURONS_KERNEL, &grid, arguments)
-            .or(
+            .or_if_device(
                 &FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL,
                 &grid,
                 chooses_four_groups_on_device(&FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL, grid),
@@ -390,7 +393,8 @@ impl FusedForwardBuilder<'_> {
             let [weight, bias] = addresses_of_classifier_parameters(program, network);
             (weight, bias, share)
         } else {
-            let [weight, bias] = ["fc.weight", "fc.bias"].map(|name| program.at(name).into());
+            let [weight, bias] =
+                ["fc.weight", "fc.bias"].map(|name| program.pointer_to(name).into());
             (weight, bias, shape.time_steps_that_are_fed() as f32)
         };
         let trained = |name: &str| self.training_region_address_or_null(program, name);
@@ -414,7 +418,7 @@ impl FusedForwardBuilder<'_> {
 
 /// Address of the parameter element `index` in the parameter input of a training step.
 pub fn address_of_training_parameter(program: &Program, index: usize) -> LaunchArgument {
-    program.at("parameters").offset_by(index * Dtype::F32.bytes_per_element()).into()
+    program.pointer_to("parameters").offset_by(index * Dtype::F32.bytes_per_element()).into()
 }
 
 /// Addresses of the classifier's weight and bias in the parameter input of a training step.
@@ -431,7 +435,7 @@ pub fn addresses_of_classifier_parameters(
 pub fn weight_address_from_tap_zero(program: &Program, conv: &ConvolutionLayer) -> LaunchArgument {
     let before = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
     program
-        .at(&name_of_weight_region(conv))
+        .pointer_to(&name_of_weight_region(conv))
         .moved_back_by(before * Dtype::Bf16.bytes_per_element())
         .into()
 }

@@ -325,7 +325,7 @@ impl FusedTrainingStepBuilder<'_> {
             program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, exchanged.lane);
         }
         program.make_lane_wait_for_lane(exchanged.lane, lane);
-        let whole = program.at(&GradientBucketLayout::name_of_bucket_region(bucket));
+        let whole = program.pointer_to(&GradientBucketLayout::name_of_bucket_region(bucket));
         program.add_launch_of_other_code(
             exchanged.lane,
             &[whole],
@@ -399,7 +399,7 @@ impl FusedTrainingStepBuilder<'_> {
         to: usize,
     ) {
         let (shape, window) = (self.forward.shape, conv.window);
-        let at = |name: &str| LaunchArgument::from(program.at(name));
+        let at = |name: &str| LaunchArgument::from(program.pointer_to(name));
         let outputs = |window: SlidingWindow| [window.output.side, window.output.channels];
         let end = begin.map(|(_, layer)| at(&name_of_currents_gradient_region(layer)));
         let shortcut = begin.and_then(|(block, _)| block.shortcut.as_ref());
@@ -435,7 +435,7 @@ impl FusedTrainingStepBuilder<'_> {
             .grid_over_feature_map_tiles(window.input.pixels_per_frame(), window.input.channels);
         let launch = program
             .make_kernel_launch(&LAYER_BACKWARD_KERNEL, &grid, arguments)
-            .or(
+            .or_if_device(
                 &FOUR_GROUP_LAYER_BACKWARD_KERNEL,
                 &grid,
                 chooses_four_groups_on_device(&FOUR_GROUP_LAYER_BACKWARD_KERNEL, grid),
@@ -450,7 +450,7 @@ impl FusedTrainingStepBuilder<'_> {
         let map = network.stem.window.output;
         let neurons = shape.b * map.elements_per_frame();
         let (sources, pooled) = match &network.pool {
-            Some(pool) => (program.at(POOLING_MAXIMUM_TAPS_REGION).into(), pool.output),
+            Some(pool) => (program.pointer_to(POOLING_MAXIMUM_TAPS_REGION).into(), pool.output),
             None => (NULL, map),
         };
         let outputs = shape.b * pooled.elements_per_frame();

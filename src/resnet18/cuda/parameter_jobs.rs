@@ -137,7 +137,7 @@ impl GradientBucketLayout {
         element: usize,
     ) -> (usize, RegionPointer) {
         let (bucket, offset) = self.bucket_and_offset_of_gradient[&element];
-        (bucket, program.at(&Self::name_of_bucket_region(bucket)).offset_by(offset))
+        (bucket, program.pointer_to(&Self::name_of_bucket_region(bucket)).offset_by(offset))
     }
 }
 
@@ -202,11 +202,13 @@ impl ParameterJobLists {
         (first, columns): (usize, usize),
     ) {
         let elements = conv.window.output.channels * columns;
-        let from = program.at("parameters").offset_by(conv.weight * Dtype::F32.bytes_per_element());
+        let from = program
+            .pointer_to("parameters")
+            .offset_by(conv.weight * Dtype::F32.bytes_per_element());
         let tiles = program
             .pointer_if_declared(&name_of_tiled_weight_region(conv))
             .map_or(TableNumberOrAddress::Value(0), TableNumberOrAddress::Pointer);
-        let packed = [from.into(), program.at(&name_of_weight_region(conv)).into(), tiles];
+        let packed = [from.into(), program.pointer_to(&name_of_weight_region(conv)).into(), tiles];
         let fields = sizes_as_job_words([elements, conv.elements_per_filter(), first, columns]);
         self.packing_jobs.append_job_for_blocks(
             elements.div_ceil(ELEMENTS_PER_JOB_BLOCK),
@@ -241,7 +243,7 @@ impl ParameterJobLists {
         // A weight gradient with a single part is computed directly in its bucket.
         let sums = whole
             .filter(|_| parts == 1)
-            .unwrap_or_else(|| program.at(&name_of_gradient_parts_region(conv)));
+            .unwrap_or_else(|| program.pointer_to(&name_of_gradient_parts_region(conv)));
         let WeightGradientFrames { frames, layer, map, steps, fed, kernel, stride, first_tap } =
             reads;
         let out_side = conv.window.output.side;
@@ -259,9 +261,12 @@ impl ParameterJobLists {
             first_tap,
             columns,
         ]);
-        let pointers =
-            [program.at(&name_of_currents_gradient_region(layer)), program.at(&frames), sums]
-                .map(TableNumberOrAddress::Pointer);
+        let pointers = [
+            program.pointer_to(&name_of_currents_gradient_region(layer)),
+            program.pointer_to(&frames),
+            sums,
+        ]
+        .map(TableNumberOrAddress::Pointer);
         let blocks = (columns / GEMM_TILE_SIDE + 1) * (filters / GEMM_TILE_SIDE) * parts;
         self.gradients[bucket].append_job_for_blocks(blocks, pointers.into_iter().chain(fields));
 
@@ -394,7 +399,7 @@ pub fn addresses_of_classifier_gradients(
     buckets: Option<&GradientBucketLayout>,
 ) -> [RegionPointer; 2] {
     let Some(buckets) = buckets else {
-        return ["fc.weight_gradient", "fc.bias_gradient"].map(|name| program.at(name));
+        return ["fc.weight_gradient", "fc.bias_gradient"].map(|name| program.pointer_to(name));
     };
     let (_, weight) = buckets.bucket_and_gradient_address(program, network.classifier);
     [

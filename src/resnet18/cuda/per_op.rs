@@ -246,8 +246,9 @@ impl PerOpForwardBuilder<'_> {
     fn add_image_encoding_launches(&self, program: &mut Program) {
         let elements = self.shape.b * self.shape.sizes.image_extents().elements_per_frame();
         for t in 0..self.shape.t {
-            let frame =
-                program.at("frames").offset_by(t * elements * Dtype::F32.bytes_per_element());
+            let frame = program
+                .pointer_to("frames")
+                .offset_by(t * elements * Dtype::F32.bytes_per_element());
             let fed = usize::from(t < self.shape.time_steps_that_are_fed());
             program.add_launch(
                 &ENCODE_IMAGE_IN_TIME_STEP_KERNEL,
@@ -316,7 +317,8 @@ impl PerOpForwardBuilder<'_> {
             window.output.channels,
             weight_columns_that_read_pixels(conv),
         );
-        let operands = ["operand", &name_of_weight_region(conv), to].map(|name| program.at(name));
+        let operands =
+            ["operand", &name_of_weight_region(conv), to].map(|name| program.pointer_to(name));
         program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
         self.add_scaling_and_bias_launch(
             program,
@@ -395,10 +397,10 @@ impl PerOpForwardBuilder<'_> {
         let sources = match self.stored_results {
             StoredForwardResults::Nothing => NULL,
             StoredForwardResults::Currents => {
-                program.at(POOLING_MAXIMUM_TAPS_REGION).offset_by(t * elements).into()
+                program.pointer_to(POOLING_MAXIMUM_TAPS_REGION).offset_by(t * elements).into()
             }
         };
-        let pooled = program.at("pooled").offset_by(t * elements);
+        let pooled = program.pointer_to("pooled").offset_by(t * elements);
         let sizes = int_operands([pool.input.side, pool.input.channels, pool.output.side, t]);
         let pointers = ("tracers", "pooled_before", pooled, sources);
         program.add_launch(
@@ -450,7 +452,8 @@ impl PerOpForwardBuilder<'_> {
         let scale = (shape.neuron_parameters().threshold / map.pixels_per_frame() as f64) as f32;
         let last = name_of_layer_spikes_region(2 * self.network.blocks.len());
         for t in 0..shape.t {
-            let spikes = program.at(&last).offset_by(t * shape.b * map.elements_per_frame());
+            let spikes =
+                program.pointer_to(&last).offset_by(t * shape.b * map.elements_per_frame());
             let pointers = (spikes, "fc.weight", "fc.bias", logits);
             let sizes = int_operands([
                 shape.b,
@@ -495,7 +498,8 @@ pub fn add_stem_gemm(
 ) {
     let rows = frames * stem.window.output.pixels_per_frame();
     let spec = convolution_gemm_spec(rows, stem.window.output.channels, depth);
-    let operands = ["operand", &name_of_weight_region(stem), to].map(|name| program.at(name));
+    let operands =
+        ["operand", &name_of_weight_region(stem), to].map(|name| program.pointer_to(name));
     program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
 }
 

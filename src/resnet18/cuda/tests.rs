@@ -125,7 +125,7 @@ fn packed_resnet18_parameters_have_the_declared_size() {
         let inputs = ResNetTrainingStep { shape }.inputs(1);
         for (name, program) in named_programs_for_shape(shape) {
             for (region, _) in program.names_and_bytes_of_regions() {
-                let uploaded = program.initial_bytes_of_region(program.at(region), &inputs);
+                let uploaded = program.initial_bytes_of_region(program.pointer_to(region), &inputs);
                 assert!(uploaded.is_ok(), "{name}: {}", uploaded.unwrap_err());
             }
         }

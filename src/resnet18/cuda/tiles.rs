@@ -72,7 +72,7 @@ pub fn chooses_four_groups_on_device(
 ) -> impl Fn(&Device) -> Result<bool, BackendError> + 'static {
     let wide = *wide;
     move |device| {
-        let facts = device.facts();
+        let facts = device.gpu_properties();
         let blocks = grid.blocks[0] * grid.blocks[1];
         let fits = wide
             .reason_gpu_cannot_run_kernel_for(

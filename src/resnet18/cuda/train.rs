@@ -584,6 +584,6 @@ fn in_nvtx_range_of_convolution(
 }
 
 fn add_gemm_of_named_regions(program: &mut Program, spec: GemmSpec, names: [&str; 3]) {
-    let operands = names.map(|name| program.at(name));
+    let operands = names.map(|name| program.pointer_to(name));
     program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
 }

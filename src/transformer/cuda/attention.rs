@@ -152,7 +152,7 @@ impl LanguageModelProgramBuilder {
     fn add_unfused_attention(&mut self, layer: usize, qkv: RegionPointer, attended: RegionPointer) {
         let (context, head_dim) = (self.shape.context, self.shape.elements_per_head());
         let element = self.shape.dtype.bytes_per_element();
-        let scores = self.program.at("scores");
+        let scores = self.program.pointer_to("scores");
         let probabilities = self.activation_address("probabilities", layer);
         self.program.begin_named_range("computing_attention_scores");
         let spec = GemmSpec {
@@ -279,7 +279,8 @@ impl LanguageModelProgramBuilder {
     ) {
         let (context, head_dim) = (self.shape.context, self.shape.elements_per_head());
         let element = self.shape.dtype.bytes_per_element();
-        let [grad_p, grad_scores] = ["scores", "grad_scores"].map(|name| self.program.at(name));
+        let [grad_p, grad_scores] =
+            ["scores", "grad_scores"].map(|name| self.program.pointer_to(name));
         let p = self.activation_address("probabilities", layer);
         let of_scores = self.gemm_spec_in_model_dtype(context, context, head_dim);
         let of_heads = self.gemm_spec_in_model_dtype(context, head_dim, context);

@@ -79,7 +79,8 @@ fn single_kernel_program(
                     arguments,
                 );
             } else {
-                let (to, bytes) = (program.at("grad_table"), program.bytes_of_region("grad_table"));
+                let (to, bytes) =
+                    (program.pointer_to("grad_table"), program.bytes_of_region("grad_table"));
                 program.add_byte_fill(ProgramLane::MAIN_LANE, to, bytes, 0);
                 program.add_launch(&embedding::ATOMIC_EMBEDDING_GRADIENT_KERNEL, shape, arguments);
             }

@@ -128,8 +128,8 @@ fn swiglu_epilogue_test_program(product: &EpilogueGemmParameters) -> Program {
     if !product.saved {
         program.add_scratch("gate_up", MemoryPurpose::Activations, 4 * ff);
     }
-    let operands =
-        product.swiglu_kernel_arguments(["x", "w", "h", "gate_up"].map(|name| program.at(name)));
+    let operands = product
+        .swiglu_kernel_arguments(["x", "w", "h", "gate_up"].map(|name| program.pointer_to(name)));
     program.add_launch(&SWIGLU_EPILOGUE_GEMM, product, operands);
     program
 }
@@ -139,7 +139,8 @@ fn swiglu_gradient_epilogue_test_program(product: &EpilogueGemmParameters) -> Pr
     let mut program = program_with_gemm_operands(&product.shape, ff, &[("grad_gate_up", 2 * ff)]);
     program.add_input("gate_up", MemoryPurpose::Inputs, 4 * ff * product.shape.tokens_in_batch());
     let names = ["x", "w", "gate_up", "grad_gate_up"];
-    let operands = product.swiglu_backward_kernel_arguments(names.map(|name| program.at(name)));
+    let operands =
+        product.swiglu_backward_kernel_arguments(names.map(|name| program.pointer_to(name)));
     program.add_launch(&SWIGLU_BACKWARD_EPILOGUE_GEMM, product, operands);
     program
 }
@@ -159,8 +160,8 @@ fn rope_epilogue_test_program(product: &EpilogueGemmParameters) -> Program {
                 .collect()
         },
     );
-    let operands =
-        product.rope_kernel_arguments(["x", "w", "qkv", "table"].map(|name| program.at(name)));
+    let operands = product
+        .rope_kernel_arguments(["x", "w", "qkv", "table"].map(|name| program.pointer_to(name)));
     program.add_launch(&ROPE_EPILOGUE_GEMM, product, operands);
     program
 }
@@ -217,7 +218,7 @@ fn f32_and_odd_widths_use_cublaslt_instead_of_epilogue_gemms() {
 /// Locks and returns a GPU on which the epilogue GEMM kernels run (sm_90a), if there is one.
 fn lock_gpu_for_epilogue_gemms() -> Option<(Arc<Device>, impl Sized)> {
     let (device, alone) = lock_first_gpu()?;
-    if device.facts().arch != WGMMA_GPU_ARCHITECTURE {
+    if device.gpu_properties().arch != WGMMA_GPU_ARCHITECTURE {
         eprintln!("skipped: needs {WGMMA_GPU_ARCHITECTURE}");
         return None;
     }

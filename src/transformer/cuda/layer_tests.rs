@@ -245,7 +245,7 @@ fn compare_three_layers_with_reference(
     // after the launch.
     let program = training_step_program(
         &shape,
-        attention.on(device, &shape),
+        attention.choice_for_device(device, &shape),
         WeightGradientSchedule::Overlapped { layers_per_group: shape.layers },
     );
     let program = program.load_on_device(device, inputs).unwrap();
@@ -263,7 +263,9 @@ fn layers_of_a_published_model_size_agree_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let inputs = LanguageModelTrainingStep { shape: PUBLISHED_SMALL_MODEL }.inputs(11);
     for attention in [FUSED_ATTENTION_IN_ANY_SUM_ORDER, FUSED_ATTENTION_IN_FIXED_SUM_ORDER] {
-        if attention == FUSED_ATTENTION_IN_FIXED_SUM_ORDER && device.facts().arch != "sm_90a" {
+        if attention == FUSED_ATTENTION_IN_FIXED_SUM_ORDER
+            && device.gpu_properties().arch != "sm_90a"
+        {
             continue;
         }
         compare_three_layers_with_reference(&device, PUBLISHED_SMALL_MODEL, attention, &inputs);

@@ -90,7 +90,8 @@ pub const CUDA_LM_FORWARD_LADDER: &[Implementation<LanguageModelForward>] = &[
                 .device_bytes()
             },
             prepare: |problem, inputs, device| {
-                let kernels = FUSED_ATTENTION_IN_ANY_SUM_ORDER.on(device, &problem.shape);
+                let kernels =
+                    FUSED_ATTENTION_IN_ANY_SUM_ORDER.choice_for_device(device, &problem.shape);
                 let program = network::language_model_forward_program(&problem.shape, kernels);
                 load_program_after_token_check(
                     &problem.shape,
@@ -161,7 +162,7 @@ pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingSt
             prepare: |problem, inputs, device| {
                 let program = fused_training_step_program(
                     problem,
-                    FUSED_ATTENTION_IN_ANY_SUM_ORDER.on(device, &problem.shape),
+                    FUSED_ATTENTION_IN_ANY_SUM_ORDER.choice_for_device(device, &problem.shape),
                 );
                 load_program_after_token_check(
                     &problem.shape,
@@ -187,7 +188,7 @@ pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingSt
             prepare: |problem, inputs, device| {
                 let program = fused_training_step_program(
                     problem,
-                    FUSED_ATTENTION_IN_FIXED_SUM_ORDER.on(device, &problem.shape),
+                    FUSED_ATTENTION_IN_FIXED_SUM_ORDER.choice_for_device(device, &problem.shape),
                 );
                 load_program_after_token_check(
                     &problem.shape,

@@ -174,7 +174,7 @@ impl LanguageModelProgramBuilder {
 
     /// Device address of a layer's activation in the named region.
     pub fn activation_address(&self, name: &str, layer: usize) -> RegionPointer {
-        let at = self.program.at(name);
+        let at = self.program.pointer_to(name);
         if self.training { at.offset_by(layer * self.bytes_between_layers(name)) } else { at }
     }
 
@@ -192,7 +192,9 @@ impl LanguageModelProgramBuilder {
 
     /// Device address of the inverse root mean squares of the rows of RMSNorm number `norm`.
     pub fn inverse_rms_address(&self, norm: usize) -> RegionPointer {
-        self.program.at("roots").offset_by(norm * BYTES_PER_F32 * self.shape.tokens_in_batch())
+        self.program
+            .pointer_to("roots")
+            .offset_by(norm * BYTES_PER_F32 * self.shape.tokens_in_batch())
     }
 
     /// Adds the launch of a kernel, with programmatic dependent launch (PDL), to the program.
@@ -250,14 +252,15 @@ impl LanguageModelProgramBuilder {
             self.add_swiglu_block_of_layer(layer);
         }
         self.program.begin_named_range("head");
-        let [x, input] = [self.activation_address("x", layers), self.program.at("head_input")];
+        let [x, input] =
+            [self.activation_address("x", layers), self.program.pointer_to("head_input")];
         self.add_rms_norm_launch(2 * layers, x, input);
         let spec = GemmSpec {
             b_transposed: true,
             ldd: Some(self.shape.padded_logit_columns()),
             ..self.gemm_spec_in_model_dtype(tokens, vocabulary, d)
         };
-        let logits = self.program.at("logits");
+        let logits = self.program.pointer_to("logits");
         self.add_gemm_in_main_lane(
             spec,
             [input, self.weight_address(ParameterTensor::Head), logits],
@@ -308,8 +311,12 @@ impl LanguageModelProgramBuilder {
         let (tokens, w) =
             (self.shape.tokens_in_batch(), self.weight_address(ParameterTensor::Qkv(layer)));
         if let Some(product) = self.epilogue_gemm_parameters_if_used() {
-            let operands =
-                product.rope_kernel_arguments([input, w, qkv, self.program.at("rotations")]);
+            let operands = product.rope_kernel_arguments([
+                input,
+                w,
+                qkv,
+                self.program.pointer_to("rotations"),
+            ]);
             let launch =
                 self.program.make_kernel_launch(&gemm::ROPE_EPILOGUE_GEMM, &product, operands);
             return self.program.add_prepared_launch(launch.with_programmatic_dependent_launch());

@@ -68,8 +68,12 @@ impl From<AttentionOfRung> for RungKernelChoice {
 impl AttentionOfRung {
     /// Selects the rung's kernels for a model shape on a device: epilogue GEMMs for fused attention
     /// on sm_90a.
-    pub fn on(self, device: &Device, shape: &LanguageModelShape) -> RungKernelChoice {
-        let facts = device.facts();
+    pub fn choice_for_device(
+        self,
+        device: &Device,
+        shape: &LanguageModelShape,
+    ) -> RungKernelChoice {
+        let facts = device.gpu_properties();
         let own = matches!(self, Self::Fused(_))
             && facts.arch == gemm::WGMMA_GPU_ARCHITECTURE
             && gemm::EpilogueGemmParameters::supports_model_shape(shape);

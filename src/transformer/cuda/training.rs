@@ -56,7 +56,7 @@ pub fn training_step_program(
             program.mark_packed_contents_updated(weights);
             weights
         }
-        _ => program.at("parameters"),
+        _ => program.pointer_to("parameters"),
     };
     program.add_input("steps", MemoryPurpose::Inputs, BYTES_PER_F32);
     let logits =
@@ -166,7 +166,7 @@ impl TrainingStepProgramBuilder {
     /// Device address of a gradient of a layer's activations, which the weight-gradient GEMMs of
     /// the layer's group read.
     fn address_of_activation_gradient(&self, name: &str, layer: usize) -> RegionPointer {
-        self.at(name).offset_by(
+        self.pointer_to(name).offset_by(
             layer % self.layers_with_kept_gradients * self.network.bytes_between_layers(name),
         )
     }
@@ -178,8 +178,8 @@ impl TrainingStepProgramBuilder {
         }
     }
 
-    fn at(&self, name: &str) -> RegionPointer {
-        self.network.program.at(name)
+    fn pointer_to(&self, name: &str) -> RegionPointer {
+        self.network.program.pointer_to(name)
     }
 
     fn add_all_launches_of_training_step(&mut self) {
@@ -230,7 +230,7 @@ impl TrainingStepProgramBuilder {
     fn address_of_weight_gradient(&self, weight: ParameterTensor) -> RegionPointer {
         let shape = self.network.shape;
         let row = shape.arena_rows_of_tensor(weight).first - shape.first_arena_row_of_matrices();
-        self.at("grad_matrices").offset_by(row * shape.d * shape.dtype.bytes_per_element())
+        self.pointer_to("grad_matrices").offset_by(row * shape.d * shape.dtype.bytes_per_element())
     }
 
     /// Specification of the GEMM that computes the gradient of a weight matrix. The weight-gradient
@@ -301,7 +301,7 @@ impl TrainingStepProgramBuilder {
         let shape = self.network.shape;
         let LanguageModelShape { d, vocabulary, layers, .. } = shape;
         self.network.program.begin_named_range("head_backward");
-        let [logits, input] = ["logits", "head_input"].map(|name| self.at(name));
+        let [logits, input] = ["logits", "head_input"].map(|name| self.pointer_to(name));
         let (spec, to) = (
             self.weight_gradient_gemm_spec(ParameterTensor::Head, shape.padded_logit_columns()),
             self.address_of_weight_gradient(ParameterTensor::Head),
@@ -313,7 +313,7 @@ impl TrainingStepProgramBuilder {
             lda: Some(shape.padded_logit_columns()),
             ..self.network.gemm_spec_in_model_dtype(shape.tokens_in_batch(), d, vocabulary)
         };
-        let grad = self.at("grad_input");
+        let grad = self.pointer_to("grad_input");
         self.network.add_gemm_in_main_lane(spec, [logits, head, grad]);
         let x = self.network.activation_address("x", layers);
         let rounded = self.address_of_activation_gradient("grad_mlp", layers - 1).into();
@@ -333,7 +333,7 @@ impl TrainingStepProgramBuilder {
         let shape = self.network.shape;
         let d = shape.d;
         let partials = norm * norm::norm_backward_block_count(&shape) * d * BYTES_PER_F32;
-        let partials = self.at("grad_gains").offset_by(partials);
+        let partials = self.pointer_to("grad_gains").offset_by(partials);
         let (roots, gain) =
             (self.network.inverse_rms_address(norm), self.network.gain_address(norm));
         let grads = ("grad_input", residual, "grad_x", rounded, partials);
@@ -346,7 +346,8 @@ impl TrainingStepProgramBuilder {
         let LanguageModelShape { d, ff, .. } = self.network.shape;
         let tokens = self.network.shape.tokens_in_batch();
         self.network.program.begin_named_range("mlp_backward");
-        let [grad_hidden, grad_input] = ["grad_hidden", "grad_input"].map(|name| self.at(name));
+        let [grad_hidden, grad_input] =
+            ["grad_hidden", "grad_input"].map(|name| self.pointer_to(name));
         let [grad, grad_gate_up, grad_middle] = ["grad_mlp", "grad_gate_up", "grad_middle"]
             .map(|name| self.address_of_activation_gradient(name, layer));
         let [gate_up, middle] =
@@ -376,7 +377,7 @@ impl TrainingStepProgramBuilder {
         let weights = self.network.weight_address(ParameterTensor::GateUp(layer));
         let spec = self.network.gemm_spec_in_model_dtype(tokens, d, 2 * ff);
         self.network.add_gemm_in_main_lane(spec, [grad_gate_up, weights, grad_input]);
-        let residual = self.at("grad_x").into();
+        let residual = self.pointer_to("grad_x").into();
         self.add_rms_norm_backward_launch(2 * layer + 1, middle, residual, grad_middle.into());
         self.network.program.end_innermost_range();
     }
@@ -385,7 +386,8 @@ impl TrainingStepProgramBuilder {
         let d = self.network.shape.d;
         let tokens = self.network.shape.tokens_in_batch();
         self.network.program.begin_named_range("attention_backward");
-        let [grad_attended, grad_input] = ["grad_attended", "grad_input"].map(|name| self.at(name));
+        let [grad_attended, grad_input] =
+            ["grad_attended", "grad_input"].map(|name| self.pointer_to(name));
         let [grad, grad_qkv] = ["grad_middle", "grad_qkv"]
             .map(|name| self.address_of_activation_gradient(name, layer));
         let x = self.network.activation_address("x", layer);
@@ -397,7 +399,7 @@ impl TrainingStepProgramBuilder {
         let weights = self.network.weight_address(ParameterTensor::Qkv(layer));
         let spec = self.network.gemm_spec_in_model_dtype(tokens, d, 3 * d);
         self.network.add_gemm_in_main_lane(spec, [grad_qkv, weights, grad_input]);
-        let residual = self.at("grad_x").into();
+        let residual = self.pointer_to("grad_x").into();
         let before = layer.checked_sub(1);
         let rounded = before
             .map_or(NULL, |layer| self.address_of_activation_gradient("grad_mlp", layer).into());
@@ -414,7 +416,7 @@ impl TrainingStepProgramBuilder {
         let arguments = ("tokens", "grad_x", "grad_vectors", sizes);
         self.network
             .add_launch_with_pdl(&embedding::FIXED_ORDER_EMBEDDING_GRADIENT_KERNEL, arguments);
-        let gains = self.at("grad_vectors").offset_by(BYTES_PER_F32 * vocabulary * d);
+        let gains = self.pointer_to("grad_vectors").offset_by(BYTES_PER_F32 * vocabulary * d);
         let sizes = int_operands([norm::norm_backward_block_count(&shape), d]);
         self.network
             .add_launch_with_pdl(&norm::SUM_GAIN_GRADIENTS_KERNEL, ("grad_gains", gains, sizes));
@@ -470,8 +472,9 @@ impl TrainingStepProgramBuilder {
         lane: ProgramLane,
     ) {
         let shape = self.network.shape;
-        let from =
-            |name: &str, element: usize| self.at(name).offset_by(rows.start * shape.d * element);
+        let from = |name: &str, element: usize| {
+            self.pointer_to(name).offset_by(rows.start * shape.d * element)
+        };
         let state = TRAINING_STATE_INPUTS.map(|name| from(name, BYTES_PER_F32));
         let copy = match shape.dtype {
             Dtype::Bf16 => from("weights", shape.dtype.bytes_per_element()).into(),

@@ -48,7 +48,7 @@ pub fn baseline_store_of_package(folder: &Path) -> RecordFoldersOfPackage {
             let nearest = roots
                 .filter(|root| folder.starts_with(root))
                 .max_by_key(|root| root.components().count());
-            RecordFoldersOfPackage::at(
+            RecordFoldersOfPackage::for_package_root(
                 nearest.unwrap_or(&metadata.workspace_root),
                 &metadata.target_directory,
             )

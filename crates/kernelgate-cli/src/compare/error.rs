@@ -218,7 +218,7 @@ impl CompareError {
 
     /// Returns a closure for `map_err` that turns an I/O error into a [`CompareError`] with action
     /// and path.
-    pub(super) fn io<'a>(
+    pub(super) fn file_error<'a>(
         action: &'a str,
         path: &'a Path,
     ) -> impl Fn(std::io::Error) -> Self + Copy + use<'a> {

@@ -303,7 +303,7 @@ impl ComparisonSession {
         };
         let work = folder.path_of_file("work");
         leftover_files::clean_folder_except_subfolders(&work, &["outputs"])
-            .map_err(CompareError::io("empty", &work))?;
+            .map_err(CompareError::file_error("empty", &work))?;
         // Prebuilt executables and those built with a custom Cargo profile count as optimised.
         let optimised = !["dev", "test"].contains(&request.build_profile.as_str());
         let environment =

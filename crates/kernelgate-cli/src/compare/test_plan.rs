@@ -57,7 +57,7 @@ impl TestPlanRequest {
 
     /// Determines the test plan for a device, from the flags, the device's calibration or the
     /// defaults.
-    pub fn on(
+    pub fn plan_for_device(
         &self,
         environment: &RunEnvironment,
         head: &CommitAndChanges,

@@ -46,7 +46,7 @@ pub struct AnchorTolerance(pub Option<f64>);
 impl AnchorTolerance {
     /// Returns the largest relative difference of anchor rates with which shards on this kind of
     /// device (GPU or CPU) may be merged.
-    fn on(self, environment: &RunEnvironment) -> f64 {
+    fn tolerance_on_device(self, environment: &RunEnvironment) -> f64 {
         let usual = if environment.is_cpu_run() {
             MAX_HOST_ANCHOR_RATE_DIFFERENCE
         } else {
@@ -164,9 +164,9 @@ pub fn choose_records_to_merge<T>(
             _ => None,
         })
         .collect();
-    let tolerance = usable
-        .first()
-        .map_or(MAX_GPU_ANCHOR_RATE_DIFFERENCE, |piece| tolerance.on(&piece.environment));
+    let tolerance = usable.first().map_or(MAX_GPU_ANCHOR_RATE_DIFFERENCE, |piece| {
+        tolerance.tolerance_on_device(&piece.environment)
+    });
     let outliers = find_shards_with_outlying_anchors(&anchors, tolerance);
     let mut kept: Vec<ShardRecordWithFile<T>> = Vec::new();
     for (index, piece) in usable.into_iter().enumerate() {

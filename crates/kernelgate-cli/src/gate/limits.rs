@@ -39,7 +39,7 @@ pub struct RequestedLimits {
 
 impl RequestedLimits {
     /// Returns these limits, with those that are `None` taken from `other`.
-    pub fn or(self, other: Self) -> Self {
+    pub fn or_limits_of(self, other: Self) -> Self {
         Self {
             relative: self.relative.or(other.relative),
             absolute_ns: self.absolute_ns.or(other.absolute_ns),

@@ -42,8 +42,8 @@ pub fn import_records_into_store(
 ) -> Result<RecordImportResult, HistoryError> {
     let mut imported = RecordImportResult::default();
     for source in sources {
-        let facts =
-            std::fs::metadata(source).map_err(|cause| HistoryError::io("read", source, cause))?;
+        let facts = std::fs::metadata(source)
+            .map_err(|cause| HistoryError::file_error("read", source, cause))?;
         if facts.is_dir() {
             import_records_in_folder(store, source, MAX_IMPORT_FOLDER_DEPTH, &mut imported)?;
         } else {
@@ -62,7 +62,7 @@ fn import_records_in_folder(
     deeper: usize,
     imported: &mut RecordImportResult,
 ) -> Result<(), HistoryError> {
-    let unreadable = |cause| HistoryError::io("read", path, cause);
+    let unreadable = |cause| HistoryError::file_error("read", path, cause);
     let mut entries = std::fs::read_dir(path)
         .map_err(unreadable)?
         .collect::<Result<Vec<_>, _>>()

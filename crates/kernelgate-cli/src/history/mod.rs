@@ -50,7 +50,7 @@ pub enum HistoryError {
 }
 
 impl HistoryError {
-    fn io(action: &'static str, path: &Path, cause: std::io::Error) -> HistoryError {
+    fn file_error(action: &'static str, path: &Path, cause: std::io::Error) -> HistoryError {
         Self::Io { action, path: path.to_owned(), cause }
     }
 }

@@ -28,7 +28,7 @@ pub fn prune_old_record_folders(
             .filter(|path| RunOrBaselineFile::read_run_or_baseline(path).is_ok())
         {
             std::fs::remove_file(record)
-                .map_err(|cause| HistoryError::io("remove", record, cause))?;
+                .map_err(|cause| HistoryError::file_error("remove", record, cause))?;
         }
         // A folder that still contains other files is not removed.
         let _ = std::fs::remove_dir(&path);

@@ -42,7 +42,7 @@ pub struct FileWithoutRun {
 
 impl HistoryRecordStore {
     /// Makes the history store with this root folder.
-    pub fn at(root: &Path) -> HistoryRecordStore {
+    pub fn in_folder(root: &Path) -> HistoryRecordStore {
         Self { store_folder: root.to_owned(), runs_folder: root.join(RUNS_FOLDER_NAME) }
     }
 
@@ -82,7 +82,7 @@ impl HistoryRecordStore {
     /// file is up to date or could be written.
     pub fn update_and_return_index(&self) -> Result<(HistoryStoreIndex, bool), HistoryError> {
         std::fs::create_dir_all(&self.store_folder)
-            .map_err(|cause| HistoryError::io("make", &self.store_folder, cause))?;
+            .map_err(|cause| HistoryError::file_error("make", &self.store_folder, cause))?;
         let path = self.store_folder.join(INDEX_FILE_NAME);
         let mut index = HistoryStoreIndex::read_index_file(&path).unwrap_or_default();
         let there = self.record_folders_on_disk()?;
@@ -123,10 +123,13 @@ impl HistoryRecordStore {
         ] {
             let entries = match std::fs::read_dir(&path) {
                 Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => continue,
-                entries => entries.map_err(|cause| HistoryError::io("read", &path, cause))?,
+                entries => {
+                    entries.map_err(|cause| HistoryError::file_error("read", &path, cause))?
+                }
             };
             for entry in entries {
-                let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
+                let entry =
+                    entry.map_err(|cause| HistoryError::file_error("read", &path, cause))?;
                 // An entry is skipped if another process has removed it since the folder was
                 // listed. An entry with a name that is not valid Unicode is skipped, because
                 // kernelgate makes no such names.

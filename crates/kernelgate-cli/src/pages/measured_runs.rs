@@ -317,10 +317,9 @@ impl ReportRecordCollector {
         }));
         self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
-            let errors = case
-                .numerics
-                .as_ref()
-                .and_then(|numerics| (!numerics.seeds.is_empty()).then(|| numerics.errors.at(0)));
+            let errors = case.numerics.as_ref().and_then(|numerics| {
+                (!numerics.seeds.is_empty()).then(|| numerics.errors.errors_at(0))
+            });
             let gathered = self.cases.entry(id.clone()).or_default();
             gathered.runs.extend(case.runs.values().cloned());
             // The keys of a baseline's runs are in the order of their sessions, so the limit of the

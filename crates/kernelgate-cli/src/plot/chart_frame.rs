@@ -83,7 +83,7 @@ pub fn draw_horizontal_axis(
 ) {
     let mut taken = f64::NEG_INFINITY;
     for (value, text) in axis.ticks_with_texts(scale, 6) {
-        let Some(x) = scale.at(value) else { continue };
+        let Some(x) = scale.pixel_of_value(value) else { continue };
         picture.add_line_through_points(vec![(x, top), (x, bottom)], ChartColour::Grid, 1.0);
         let half = text_width_with_margin(&text, CHART_FONT_SIZE_PIXELS) / 2.0;
         let x = x.clamp(half, (picture.width - half).max(half));

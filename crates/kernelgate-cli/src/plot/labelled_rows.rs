@@ -110,7 +110,7 @@ pub fn labelled_rows_picture(
         (top, bottom),
         f64::midpoint(left, right),
     );
-    if let Some(x) = body.origin.and_then(|origin| scale.at(origin)) {
+    if let Some(x) = body.origin.and_then(|origin| scale.pixel_of_value(origin)) {
         picture.add_line_through_points(vec![(x, top), (x, bottom)], ChartColour::Muted, 1.5);
     }
     let mut end = top + 4.0;
@@ -166,7 +166,7 @@ fn draw_mark_in_row(
             {
                 picture.add_line_through_points(vec![(low, y), (high, y)], colour, 2.0);
             }
-            if let Some(x) = scale.at(*at) {
+            if let Some(x) = scale.pixel_of_value(*at) {
                 picture.add_dot_or_ring((x, y), 4.0, colour, true);
             }
         }
@@ -179,7 +179,7 @@ fn draw_mark_in_row(
             }
         }
         MarkInChartRow::Dots(values, colour) => {
-            for x in values.iter().filter_map(|value| scale.at(*value)) {
+            for x in values.iter().filter_map(|value| scale.pixel_of_value(*value)) {
                 picture.add_dot_or_ring((x, y), 3.0, ChartColour::Series(*colour), false);
             }
         }

@@ -51,7 +51,7 @@ impl AxisScale {
     }
 
     /// The pixel of a value along the chart axis; `None` if the axis cannot show the value.
-    pub fn at(&self, value: f64) -> Option<f64> {
+    pub fn pixel_of_value(&self, value: f64) -> Option<f64> {
         if !value.is_finite() || (self.kind == AxisScaleKind::Log && value <= 0.0) {
             return None;
         }
@@ -64,7 +64,7 @@ impl AxisScale {
     /// The pixel of a value on the axis; a value outside the axis gets the pixel of the nearer end.
     pub fn clamped_pixel_of_value(&self, value: f64) -> Option<f64> {
         let end = |value: f64| value.clamp(self.lowest_value, self.highest_value);
-        self.at(end(value))
+        self.pixel_of_value(end(value))
     }
 
     /// Round values for the ticks of the axis, roughly `about` in number.
@@ -137,10 +137,10 @@ mod tests {
     #[test]
     fn values_without_position_on_an_axis_scale_are_skipped() {
         let log = axis_scale_of_values(AxisScaleKind::Log, &[0.0, -1.0, f64::NAN, 1.0, 10.0]);
-        assert!(log.at(0.0).is_none() && log.at(f64::INFINITY).is_none());
-        assert!(log.at(1.0).is_some());
-        assert!(axis_scale_of_values(AxisScaleKind::Linear, &[]).at(0.5).is_some());
-        assert!(axis_scale_of_values(AxisScaleKind::Log, &[3.0]).at(3.0).is_some());
+        assert!(log.pixel_of_value(0.0).is_none() && log.pixel_of_value(f64::INFINITY).is_none());
+        assert!(log.pixel_of_value(1.0).is_some());
+        assert!(axis_scale_of_values(AxisScaleKind::Linear, &[]).pixel_of_value(0.5).is_some());
+        assert!(axis_scale_of_values(AxisScaleKind::Log, &[3.0]).pixel_of_value(3.0).is_some());
     }
 
     proptest! {
@@ -151,7 +151,7 @@ mod tests {
         ) {
             let scale = axis_scale_of_values(kind, &values);
             values.sort_by(f64::total_cmp);
-            let pixels: Vec<f64> = values.iter().filter_map(|value| scale.at(*value)).collect();
+            let pixels: Vec<f64> = values.iter().filter_map(|value| scale.pixel_of_value(*value)).collect();
             prop_assert_eq!(pixels.len(), values.len());
             prop_assert!(pixels.is_sorted());
             prop_assert!(pixels.iter().all(|pixel| (100.0..=500.0).contains(pixel)));

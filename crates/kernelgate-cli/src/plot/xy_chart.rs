@@ -56,7 +56,7 @@ pub struct PointWithRange {
 
 impl PointWithRange {
     /// A point of a chart series without a spread.
-    pub const fn at(x: f64, y: f64) -> PointWithRange {
+    pub const fn point_without_range(x: f64, y: f64) -> PointWithRange {
         Self { x, y, range: (y, y) }
     }
 }
@@ -103,7 +103,7 @@ pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &XyChart) -> PictureOf
     let x = body.x.scale_covering_values(values, (left, right));
     draw_horizontal_axis(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
     for (value, text) in &ticks {
-        let Some(at) = y.at(*value) else { continue };
+        let Some(at) = y.pixel_of_value(*value) else { continue };
         picture.add_line_through_points(vec![(left, at), (right, at)], ChartColour::Grid, 1.0);
         picture.add_normal_text(
             (left - 6.0, at),
@@ -125,7 +125,9 @@ pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &XyChart) -> PictureOf
     );
     for (i, guide) in body.reference_lines.iter().enumerate() {
         let points = guide.points.iter();
-        let points = points.filter_map(|(gx, gy)| Some((x.at(*gx)?, y.at(*gy)?))).collect();
+        let points = points
+            .filter_map(|(gx, gy)| Some((x.pixel_of_value(*gx)?, y.pixel_of_value(*gy)?)))
+            .collect();
         picture.add_line_through_points(points, tone(i), 1.5);
     }
     body.series.iter().for_each(|series| draw_curve_series(&mut picture, series, (&x, &y)));
@@ -138,7 +140,8 @@ fn draw_curve_series(
     (x, y): (&AxisScale, &AxisScale),
 ) {
     let colour = ChartColour::Series(series.colour);
-    let place = |mark: &PointWithRange| Some((x.at(mark.x)?, y.at(mark.y)?));
+    let place =
+        |mark: &PointWithRange| Some((x.pixel_of_value(mark.x)?, y.pixel_of_value(mark.y)?));
     if series.joined_by_lines {
         let points: Vec<(f64, f64)> = series.marks.iter().filter_map(place).collect();
         if points.len() > 1 {

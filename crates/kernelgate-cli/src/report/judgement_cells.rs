@@ -50,7 +50,7 @@ pub fn p_value_of_not_slower(judged: &CaseJudgement) -> Option<f64> {
 }
 
 /// The p value of a judged case as text, "0.0012" or "< 0.0001", or "-" if there was no test.
-pub fn p(judged: &CaseJudgement) -> String {
+pub fn p_value_cell(judged: &CaseJudgement) -> String {
     match p_value_of_not_slower(judged) {
         None => "-".to_owned(),
         Some(p) if p < 1e-4 => "< 0.0001".to_owned(),

@@ -302,7 +302,7 @@ fn check_every_gpu() -> Vec<MachineCheckResult> {
     (0..count)
         .flat_map(|ordinal| match Device::open(ordinal, &options) {
             Ok(device) => {
-                let facts = device.facts();
+                let facts = device.gpu_properties();
                 let memory = device.free_and_total_bytes().map_or_else(
                     |error| error.to_string(),
                     |(free, total)| {

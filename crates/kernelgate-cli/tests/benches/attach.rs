@@ -67,7 +67,7 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     attached/axpy/n16777216/cuda/c_library/hot, and 3 more
     ");
     let (on_gpu, arch) = match kernelgate_cuda::testing::lock_first_gpu() {
-        Some((device, _alone)) => (true, device.facts().arch.clone()),
+        Some((device, _alone)) => (true, device.gpu_properties().arch.clone()),
         None => (false, String::new()),
     };
     if !on_gpu {

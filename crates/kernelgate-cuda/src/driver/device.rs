@@ -210,7 +210,7 @@ impl Device {
     }
 
     /// Properties of the GPU.
-    pub fn facts(&self) -> &GpuProperties {
+    pub fn gpu_properties(&self) -> &GpuProperties {
         &self.properties
     }
 

@@ -68,7 +68,7 @@ impl Devices<usize> {
         let first = Device::open(self.first_gpu, options)?;
         let others = self.other_gpus.iter().map(|&ordinal| Device::open(ordinal, options));
         let devices = Devices { first_gpu: first, other_gpus: others.collect::<Result<_, _>>()? };
-        let facts = devices.iter().map(|device| device.facts());
+        let facts = devices.iter().map(|device| device.gpu_properties());
         gpu_check::require_same_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
         peers::enable_access_between_all_gpus(&devices.references_to_all())?;
         Ok(devices)
@@ -186,7 +186,8 @@ mod tests {
         }
         let set = Devices { first_gpu: 1, other_gpus: vec![0] };
         let devices = set.open(&DeviceOptions::from_environment()).unwrap();
-        let opened: Vec<usize> = devices.iter().map(|device| device.facts().ordinal).collect();
+        let opened: Vec<usize> =
+            devices.iter().map(|device| device.gpu_properties().ordinal).collect();
         assert_eq!(opened, [1, 0]);
     }
 }

@@ -72,8 +72,8 @@ impl PeerLink {
 fn ordered_pairs_of_gpus<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     let mut pairs = Vec::new();
     for &one in devices {
-        let ordinal = one.facts().ordinal;
-        let others = devices.iter().filter(|other| other.facts().ordinal != ordinal);
+        let ordinal = one.gpu_properties().ordinal;
+        let others = devices.iter().filter(|other| other.gpu_properties().ordinal != ordinal);
         pairs.extend(others.map(|&other| (one, other)));
     }
     pairs

@@ -90,7 +90,7 @@ impl ResidentMatmulMeasurement {
         operand: ResidentMatmulDtype,
         operands: &[u8],
     ) -> Result<Self, BackendError> {
-        let multiprocessors = u64::from(device.facts().multiprocessors);
+        let multiprocessors = u64::from(device.gpu_properties().multiprocessors);
         let kernel = RESIDENT_MATMUL_KERNEL
             .compile_and_load(device, &(operand, multiprocessors as usize))?;
         let instruction = 2 * 64 * 256 * operand.elements_along_k_per_instruction();

@@ -401,7 +401,7 @@ impl MemoryPassKernelsAndBuffers {
             source: device.allocate_with_repeated_pattern(pattern, room(read_bytes))?,
             target: device.allocate(room(write_bytes))?,
             never_written_output: device.upload(&[0; 4])?,
-            multiprocessors: u64::from(device.facts().multiprocessors),
+            multiprocessors: u64::from(device.gpu_properties().multiprocessors),
         })
     }
 

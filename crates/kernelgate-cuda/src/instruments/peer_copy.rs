@@ -78,7 +78,7 @@ impl PeerCopiesOfSet {
                         * PEER_COPY_PACKETS_PER_ITERATION
                         * PEER_COPY_THREADS_PER_BLOCK,
                 );
-                let blocks = blocks.clamp(1, 2 * device.facts().multiprocessors as usize);
+                let blocks = blocks.clamp(1, 2 * device.gpu_properties().multiprocessors as usize);
                 let kernel = by_kernel
                     .then(|| PEER_COPY_KERNEL.compile_and_load(device, &blocks))
                     .transpose()?;

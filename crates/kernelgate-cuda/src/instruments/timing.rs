@@ -83,7 +83,7 @@ impl StreamBlocker {
     /// # Errors
     /// Fails if the kernel does not compile or too little memory is free.
     pub fn compile_and_allocate_mailbox(device: &Device) -> Result<Self, BackendError> {
-        let multiprocessors = device.facts().multiprocessors as usize;
+        let multiprocessors = device.gpu_properties().multiprocessors as usize;
         let kernel = STREAM_BLOCKING_KERNEL.compile_and_load(device, &multiprocessors)?;
         Ok(Self { kernel, mailbox: PinnedHostDeviceMailbox::new()?, ticket: 0 })
     }
@@ -125,7 +125,7 @@ impl ClockProbeAndL2Flush {
     /// # Errors
     /// Fails if a kernel does not compile or too little memory is free.
     pub fn compile_and_allocate(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
-        let multiprocessors = device.facts().multiprocessors as usize;
+        let multiprocessors = device.gpu_properties().multiprocessors as usize;
         let instruments = Self {
             probe: CLOCK_PROBE_KERNEL.compile_and_load(device, &multiprocessors)?,
             readings: PinnedWordsFromDevice::with_zeroed_words(

@@ -367,7 +367,7 @@ impl NcclCommunicatorsOfGpus {
     fn error_after_watchdog_abort(&self, begun: usize) -> BackendError {
         let gpus = self.devices.iter().enumerate().take(begun);
         let gpus: Vec<String> = gpus
-            .map(|(rank, device)| format!("rank {rank} on GPU {}", device.facts().ordinal))
+            .map(|(rank, device)| format!("rank {rank} on GPU {}", device.gpu_properties().ordinal))
             .collect();
         let seconds = self.devices.first_device().options().timeout.as_secs();
         let (gpus, all) = (gpus.join(", "), self.raw.len());

@@ -240,7 +240,7 @@ impl RecordedDeviceLimits {
             })?;
             Ok::<u32, BackendError>(value.unsigned_abs())
         };
-        let facts = device.facts();
+        let facts = device.gpu_properties();
         Ok(Self {
             id: u32::try_from(facts.ordinal).unwrap_or(u32::MAX),
             name: facts.name.clone(),

@@ -309,8 +309,8 @@ mod tests {
     #[test]
     fn nvml_lists_the_gpu_in_use_and_no_unknown_uuid() {
         let Some((device, _alone)) = crate::testing::lock_first_gpu() else { return };
-        let listed = is_card_uuid_listed_by_nvml(&device.facts().uuid);
-        eprintln!("{}: listed: {listed:?}", device.facts().uuid);
+        let listed = is_card_uuid_listed_by_nvml(&device.gpu_properties().uuid);
+        eprintln!("{}: listed: {listed:?}", device.gpu_properties().uuid);
         assert_ne!(listed, Some(false));
         assert_eq!(is_card_uuid_listed_by_nvml("GPU-feed"), listed.map(|_| false));
     }

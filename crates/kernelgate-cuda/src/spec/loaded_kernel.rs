@@ -34,7 +34,7 @@ impl<P> KernelSpec<P> {
         device: &Device,
         p: &P,
     ) -> Result<LoadedKernelWithLaunch, BackendError> {
-        let arch = &device.facts().arch;
+        let arch = &device.gpu_properties().arch;
         if let Some(unmet) =
             self.reason_gpu_cannot_run_kernel_for(p, arch, device.max_shared_bytes_per_block()?)
         {

@@ -68,7 +68,7 @@ impl ProcessMemoryOnGpu {
     }
 
     /// Bytes of device memory that were held at `time`.
-    fn at(&self, time: i64) -> u64 {
+    fn held_bytes_at(&self, time: i64) -> u64 {
         let after = self.held_bytes_over_time.partition_point(|&(at, _)| at <= time);
         after.checked_sub(1).map_or(0, |last| self.held_bytes_over_time[last].1)
     }
@@ -77,7 +77,7 @@ impl ProcessMemoryOnGpu {
     fn most_bytes_held_during(&self, (start, end): (i64, i64)) -> u64 {
         let from = self.held_bytes_over_time.partition_point(|&(at, _)| at < start);
         let inside = self.held_bytes_over_time[from..].iter().take_while(|&&(at, _)| at <= end);
-        inside.map(|&(_, bytes)| bytes).max().unwrap_or(0).max(self.at(start))
+        inside.map(|&(_, bytes)| bytes).max().unwrap_or(0).max(self.held_bytes_at(start))
     }
 }
 
@@ -184,7 +184,7 @@ impl HeldMemoryInTimeOrder {
             peak_bytes: before,
             change_bytes: signed_byte_difference(
                 0,
-                self.process_memory.at(first.saturating_sub(1)),
+                self.process_memory.held_bytes_at(first.saturating_sub(1)),
             ),
         }];
         let mut known: HashMap<String, usize> = HashMap::new();
@@ -209,8 +209,8 @@ impl HeldMemoryInTimeOrder {
             phase.peak_bytes =
                 phase.peak_bytes.max(self.process_memory.most_bytes_held_during(span));
             phase.change_bytes += signed_byte_difference(
-                self.process_memory.at(span.0.saturating_sub(1)),
-                self.process_memory.at(span.1),
+                self.process_memory.held_bytes_at(span.0.saturating_sub(1)),
+                self.process_memory.held_bytes_at(span.1),
             );
         }
         self.process_memory.phases = phases;

@@ -10,7 +10,7 @@ use crate::error::TraceError;
 /// Runs `nsys export` and returns the path of the SQLite export, with the temporary folder that is
 /// deleted when the first value drops.
 pub(super) fn export_nsys_report_to_sqlite(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
-    let folder = tempfile::tempdir().map_err(TraceError::io(path))?;
+    let folder = tempfile::tempdir().map_err(TraceError::unreadable_file_error(path))?;
     let export = folder.path().join("trace.sqlite");
     let mut command = Command::new("nsys");
     command.args(["export", "--type", "sqlite", "--force-overwrite", "true", "--output"]);

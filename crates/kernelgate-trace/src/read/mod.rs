@@ -75,7 +75,8 @@ pub fn stream_ranges_and_calls(
 /// Recognises a folder of an Nsight Systems parquet export, which contains one parquet file per
 /// table.
 fn recognise_parquet_export_folder(path: &Path) -> Result<TraceFileFormat, TraceError> {
-    let mut files = std::fs::read_dir(path).map_err(TraceError::io(path))?.flatten();
+    let mut files =
+        std::fs::read_dir(path).map_err(TraceError::unreadable_file_error(path))?.flatten();
     let is_table = |file: std::fs::DirEntry| {
         file.path().extension().is_some_and(|extension| extension == "parquet")
     };
@@ -110,13 +111,16 @@ fn recognise_trace_file_format(path: &Path) -> Result<TraceFileFormat, TraceErro
     let mut head = Vec::new();
     // Pipes are rejected, because kernelgate opens a trace twice, and because opening a named pipe
     // without a writer blocks forever.
-    let kind = std::fs::metadata(path).map_err(TraceError::io(path))?.file_type();
+    let kind =
+        std::fs::metadata(path).map_err(TraceError::unreadable_file_error(path))?.file_type();
     if !kind.is_file() && !kind.is_dir() {
         let why = std::io::Error::other("it is no file but a device, a pipe or a socket");
-        return Err(TraceError::io(path)(why));
+        return Err(TraceError::unreadable_file_error(path)(why));
     }
-    let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
-    file.take(FORMAT_RECOGNITION_BYTES).read_to_end(&mut head).map_err(TraceError::io(path))?;
+    let file = std::fs::File::open(path).map_err(TraceError::unreadable_file_error(path))?;
+    file.take(FORMAT_RECOGNITION_BYTES)
+        .read_to_end(&mut head)
+        .map_err(TraceError::unreadable_file_error(path))?;
     let extension = path.extension().and_then(|name| name.to_str()).unwrap_or_default();
     let unknown = |reason: &str| {
         Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() })
@@ -132,7 +136,7 @@ fn recognise_trace_file_format(path: &Path) -> Result<TraceFileFormat, TraceErro
     }
     if head.starts_with(&[0x1f, 0x8b]) {
         let head = json_source::first_decompressed_bytes(path, FORMAT_RECOGNITION_BYTES)
-            .map_err(TraceError::io(path))?;
+            .map_err(TraceError::unreadable_file_error(path))?;
         return match unsupported_files::reason_if_unsupported_file(path, &head) {
             Some(reason) => unknown(&reason),
             None if rocprof::looks_like_rocprof(&head) => Ok(TraceFileFormat::Rocprof),
@@ -166,7 +170,9 @@ fn recognise_trace_file_format(path: &Path) -> Result<TraceFileFormat, TraceErro
         }
         Some(b'{') if rocprof::looks_like_rocprof(start) => return Ok(TraceFileFormat::Rocprof),
         Some(b'{' | b'[') => return Ok(TraceFileFormat::Chrome),
-        _ if ncu::contains_ncu_csv_header(path).map_err(TraceError::io(path))? => {
+        _ if ncu::contains_ncu_csv_header(path)
+            .map_err(TraceError::unreadable_file_error(path))? =>
+        {
             return Ok(TraceFileFormat::ComputeCsv);
         }
         _ => {}

@@ -87,8 +87,10 @@ pub(super) fn contains_ncu_csv_header(path: &Path) -> std::io::Result<bool> {
 /// The file cannot be read, is too large, or contains no profiled launch.
 pub(super) fn read_ncu_csv(path: &Path) -> Result<Trace, TraceError> {
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
-    file.take(MAX_NCU_CSV_BYTES + 1).read_to_end(&mut bytes).map_err(TraceError::io(path))?;
+    let file = std::fs::File::open(path).map_err(TraceError::unreadable_file_error(path))?;
+    file.take(MAX_NCU_CSV_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(TraceError::unreadable_file_error(path))?;
     if bytes.len() as u64 > MAX_NCU_CSV_BYTES {
         return Err(TraceError::TooLarge {
             path: path.to_owned(),

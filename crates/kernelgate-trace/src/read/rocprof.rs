@@ -164,7 +164,8 @@ impl RocprofThreeDimensionalSize {
 /// # Errors
 /// The file cannot be read, is invalid, or contains no kernel, copy or call.
 pub(super) fn read_rocprofv3_json(path: &Path) -> Result<Trace, TraceError> {
-    let source = json_source::open_plain_or_gzip_json(path).map_err(TraceError::io(path))?;
+    let source = json_source::open_plain_or_gzip_json(path)
+        .map_err(TraceError::unreadable_file_error(path))?;
     let file: RocprofFile = serde_json::from_reader(BufReader::with_capacity(1 << 18, source))
         .map_err(|error| {
             TraceError::broken_trace_file_error(path, format!("JSON of rocprofv3: {error}"))

@@ -34,8 +34,9 @@ pub(super) struct KernelDurationsByRange {
 impl KernelDurationsByRange {
     fn add_kernels_of_launch_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
         let all = AllGpuOperations::number_operations_of_trace(trace);
-        let ranges = self.counted_groups_of_open_ranges.at(call.thread, call.start, |_| ());
-        for &id in self.operations_by_launch_key.by(trace, call) {
+        let ranges =
+            self.counted_groups_of_open_ranges.ranges_open_at(call.thread, call.start, |_| ());
+        for &id in self.operations_by_launch_key.operations_launched_by(trace, call) {
             let (GpuOperationKind::Kernel, kernel) = all.kind_and_table_row(id) else { continue };
             let (function, length) = kernel_name_and_duration(trace, kernel);
             let mut alone = true;

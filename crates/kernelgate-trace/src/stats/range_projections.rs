@@ -65,7 +65,7 @@ impl GpuSpansOfRangesByName {
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
         // Executions of whole CUDA graphs are skipped, because `nsys stats` counts only kernels,
         // copies and memsets.
-        let launched = self.operations_by_launch_key.by(trace, call).iter();
+        let launched = self.operations_by_launch_key.operations_launched_by(trace, call).iter();
         for &id in launched.filter(|&&id| all.kind_and_table_row(id).0 != GpuOperationKind::Graph) {
             start = start.min(all.operation_start_ns(id));
             end = end.max(all.operation_end_exclusive_ns(id));
@@ -74,7 +74,7 @@ impl GpuSpansOfRangesByName {
         if number == 0 {
             return;
         }
-        let ranges = self.spans_of_open_ranges.at(call.thread, call.start, |range| {
+        let ranges = self.spans_of_open_ranges.ranges_open_at(call.thread, call.start, |range| {
             self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX)
         });
         for depth in 0..ranges.len() {

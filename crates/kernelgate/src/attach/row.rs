@@ -45,7 +45,7 @@ impl At<'_> {
 
     /// CUDA ordinal of the GPU, starting at 0.
     pub fn gpu_ordinal(&self) -> usize {
-        self.device.facts().ordinal
+        self.device.gpu_properties().ordinal
     }
 
     /// Joins a stream that the row's own code created: work enqueued on it inside

@@ -68,9 +68,9 @@ impl BenchTarget {
     pub fn open_card_telemetry(&self) -> Option<CardTelemetryByNvml> {
         match self {
             Self::Cpu => None,
-            Self::Cuda(devices) => {
-                CardTelemetryByNvml::open_card_by_uuid(&devices.first_device().facts().uuid)
-            }
+            Self::Cuda(devices) => CardTelemetryByNvml::open_card_by_uuid(
+                &devices.first_device().gpu_properties().uuid,
+            ),
         }
     }
 
@@ -81,7 +81,7 @@ impl BenchTarget {
         let others = |uuid: &str| {
             CardTelemetryByNvml::open_card_by_uuid(uuid)?.other_processes_with_context_count()
         };
-        let facts = devices.iter().map(|device| device.facts());
+        let facts = devices.iter().map(|device| device.gpu_properties());
         let counts = facts.filter_map(|facts| Some((facts.ordinal, others(&facts.uuid)?)));
         counts.filter(|(_, others)| *others > 0).collect()
     }

@@ -283,7 +283,7 @@ impl CudaTask {
     /// The GPU whose memory contains the output.
     fn gpu_of_output(&self, output: &Output) -> &Arc<Device> {
         let ordinal = output.buffer.ordinal_of_gpu();
-        let own = self.devices.iter().find(|device| device.facts().ordinal == ordinal);
+        let own = self.devices.iter().find(|device| device.gpu_properties().ordinal == ordinal);
         own.unwrap_or_else(|| self.devices.first_device())
     }
 
@@ -399,7 +399,7 @@ impl Executable for CudaTask {
         self.devices.for_each_with_context_current(|rank, device| {
             device.synchronize().map_err(|error| match error {
                 BackendError::Lost(why) => {
-                    let ordinal = device.facts().ordinal;
+                    let ordinal = device.gpu_properties().ordinal;
                     BackendError::Lost(format!("rank {rank} on GPU {ordinal}: {why}"))
                 }
                 error => error,
@@ -459,7 +459,8 @@ impl Executable for CudaTask {
         }
         let observer_of = |output: &Output| {
             let ordinal = output.buffer.ordinal_of_gpu();
-            let rank = self.devices.iter().position(|device| device.facts().ordinal == ordinal);
+            let rank =
+                self.devices.iter().position(|device| device.gpu_properties().ordinal == ordinal);
             &self.observer_streams[rank.unwrap_or(0)]
         };
         let poisoned = self

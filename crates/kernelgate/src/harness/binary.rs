@@ -313,9 +313,9 @@ impl Harness {
             }
             RequestedBenchAction::Environment => {
                 let target = settings.device.open_target(&place)?;
-                return Ok(ResponseToBenchAction::Environment(Box::new(RunEnvironment::on(
-                    &target,
-                ))));
+                return Ok(ResponseToBenchAction::Environment(Box::new(
+                    RunEnvironment::environment_of_target(&target),
+                )));
             }
             RequestedBenchAction::Timing { part }
                 if *part != Some(TimingAccuracyReportPart::Cases) =>

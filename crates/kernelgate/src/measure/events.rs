@@ -155,10 +155,10 @@ impl CudaEventTimer {
             timing_instruments: TimingInstrumentsOfGpus::new(&devices)?,
             launch_overhead: nothing,
             typical_clock_mhz: None,
-            throttle_detector: SampleThrottleDetector::new(device.facts()),
+            throttle_detector: SampleThrottleDetector::new(device.gpu_properties()),
             power: Arc::new(NvmlPowerMeter::open_for_gpus(
-                device.facts(),
-                devices.iter().skip(1).map(|other| other.facts()),
+                device.gpu_properties(),
+                devices.iter().skip(1).map(|other| other.gpu_properties()),
             )),
             max_replays_in_queue: MaxReplaysOfTriedGraphs::default(),
             burst_enqueued_ahead: None,

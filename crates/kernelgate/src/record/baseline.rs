@@ -307,13 +307,13 @@ impl BaselineFile {
         let process = run.bench_name_with_shard();
         let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
         let mut keys = std::iter::once(run.key_in_baseline()).chain(numbered);
-        let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is(run));
+        let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is_run(run));
         keys.find(free).unwrap_or_else(|| run.key_in_baseline())
     }
 
     /// Returns whether the baseline already contains this run.
     pub fn contains_run(&self, run: &BenchProcessRun) -> bool {
-        self.runs.get(&run.key_in_baseline()).is_some_and(|there| there.is(run))
+        self.runs.get(&run.key_in_baseline()).is_some_and(|there| there.is_run(run))
     }
 
     /// Returns the summary of a case's replaced runs to keep: of the runs that are replaced now, or
@@ -367,7 +367,7 @@ impl ProcessRunInBaseline {
     }
 
     /// Returns whether this entry of the baseline describes the given run, whose key is equal.
-    fn is(&self, run: &BenchProcessRun) -> bool {
+    fn is_run(&self, run: &BenchProcessRun) -> bool {
         self.started == run.started && self.provenance == run.provenance
     }
 

@@ -136,7 +136,7 @@ pub struct OutputErrorListsBySeed {
 
 impl OutputErrorListsBySeed {
     /// Returns the output errors of the seed at this position of the lists.
-    pub fn at(&self, index: usize) -> ErrorsRelativeToReference {
+    pub fn errors_at(&self, index: usize) -> ErrorsRelativeToReference {
         let [max_error, relative_l2] =
             [&self.max_error, &self.relative_l2].map(|errors| round_output_error(errors[index]));
         ErrorsRelativeToReference { max_error, relative_l2, rounding: self.rounding }
@@ -246,8 +246,9 @@ impl CaseOutputErrorsBySeed {
         self.one_data_set |= other.one_data_set;
         for (index, seed) in other.seeds.iter().enumerate() {
             let each = other.by_output.iter();
-            let by_output = each.map(|(name, errors)| (name.clone(), errors.at(index))).collect();
-            self.set_errors_of_seed(*seed, other.errors.at(index), &by_output);
+            let by_output =
+                each.map(|(name, errors)| (name.clone(), errors.errors_at(index))).collect();
+            self.set_errors_of_seed(*seed, other.errors.errors_at(index), &by_output);
         }
     }
 

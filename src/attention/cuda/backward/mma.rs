@@ -177,7 +177,7 @@ impl QueryStagesInSharedMemory {
         device: &Device,
         extents: &AttentionExtents,
     ) -> Result<Self, BackendError> {
-        let (arch, most) = (&device.facts().arch, device.max_shared_bytes_per_block()?);
+        let (arch, most) = (&device.gpu_properties().arch, device.max_shared_bytes_per_block()?);
         let fits = |row: &KernelSpec<AttentionExtents>| {
             row.reason_gpu_cannot_run_kernel_for(extents, arch, most).is_none()
         };

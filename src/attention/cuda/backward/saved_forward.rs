@@ -192,7 +192,7 @@ mod tests {
                         );
                     };
                     check(AttentionGemmTechnique::FlashMma);
-                    if device.facts().arch == "sm_90a" {
+                    if device.gpu_properties().arch == "sm_90a" {
                         check(AttentionGemmTechnique::FlashWgmma);
                     }
                 }

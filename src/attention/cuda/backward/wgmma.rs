@@ -408,7 +408,7 @@ impl BackwardWorkDivision {
         extents: &AttentionExtents,
         order: QueryGradientSumOrder,
     ) -> Self {
-        let multiprocessors = device.facts().multiprocessors;
+        let multiprocessors = device.gpu_properties().multiprocessors;
         if whole_heads_per_block_are_faster(extents, multiprocessors as usize) {
             return Self::OfHeads { count: multiprocessors };
         }
@@ -775,7 +775,7 @@ mod tests {
     #[test]
     fn backward_blocks_of_whole_heads_agree_with_the_reference_bitwise_repeatably() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.facts().arch != "sm_90a" {
+        if device.gpu_properties().arch != "sm_90a" {
             return;
         }
         for s in [1, 65, 128, 200, 256] {
@@ -797,7 +797,7 @@ mod tests {
     #[test]
     fn backward_in_wide_steps_agrees_with_the_reference_at_odd_shapes() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.facts().arch != "sm_90a" {
+        if device.gpu_properties().arch != "sm_90a" {
             return;
         }
         // In this test the heads of 4097 and 4100 queries are long enough that their thread blocks
@@ -834,7 +834,7 @@ mod tests {
     #[test]
     fn gradients_agree_with_the_reference_for_one_to_four_heads_a_block() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.facts().arch != "sm_90a" {
+        if device.gpu_properties().arch != "sm_90a" {
             return;
         }
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
@@ -857,7 +857,7 @@ mod tests {
     #[test]
     fn gradients_of_shared_last_round_key_blocks_agree_with_the_reference() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.facts().arch != "sm_90a" {
+        if device.gpu_properties().arch != "sm_90a" {
             return;
         }
         // The grids have 4 to 33 key blocks, so that a thread block gets one step, no step or many

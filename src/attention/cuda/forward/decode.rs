@@ -168,7 +168,7 @@ fn prepare_decode_task_with_fitting_build(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = AttentionExtents::from(&problem.attention);
-    let (arch, most) = (&device.facts().arch, device.max_shared_bytes_per_block()?);
+    let (arch, most) = (&device.gpu_properties().arch, device.max_shared_bytes_per_block()?);
     if FLASH_DECODE_KERNEL.reason_gpu_cannot_run_kernel_for(&extents, arch, most).is_none() {
         prepare_decode_task_with_build(
             &FLASH_DECODE_KERNEL,
@@ -204,7 +204,7 @@ fn prepare_decode_task_with_build(
     let tiles = units * extents.keys.div_ceil(tile.decode_keys_per_block_step());
     let blocks = decode_block_count_without_split_units(
         units,
-        tiles.min(device.facts().multiprocessors as usize),
+        tiles.min(device.gpu_properties().multiprocessors as usize),
     );
     // Each thread block stores at most two partial results: o, m and l of each query row of a tile.
     let sums = allocate_uninitialised_scratch(

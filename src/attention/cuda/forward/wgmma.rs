@@ -320,7 +320,8 @@ fn upload_query_tile_table(
         causal,
         block_keys,
     };
-    let lists = tiling.assign_query_tiles_to_blocks(device.facts().multiprocessors as usize);
+    let lists =
+        tiling.assign_query_tiles_to_blocks(device.gpu_properties().multiprocessors as usize);
     device.upload(bytemuck::cast_slice(&tile_lists_as_kernel_table(
         &lists,
         extents.query_heads_per_sequence(),
@@ -417,7 +418,7 @@ pub fn prepare_forward_wgmma_launch(
         scales: [0; 3],
         tiles,
     };
-    let blocks = device.facts().multiprocessors;
+    let blocks = device.gpu_properties().multiprocessors;
     let launch = loaded.prepare_launch_with_blocks(
         device,
         Some(blocks),
@@ -462,7 +463,7 @@ fn prepare_wgmma_fp8_forward_task(
         scales: [&scales[0], &scales[1], &scales[2]].map(DeviceBuffer::device_address),
         tiles: QueryTileSource::Listed(tiles.device_address()),
     };
-    let blocks = device.facts().multiprocessors;
+    let blocks = device.gpu_properties().multiprocessors;
     let main = main.prepare_launch_with_blocks(
         device,
         Some(blocks),

@@ -305,7 +305,7 @@ fn max_backward_scratch_bytes_are_known_without_a_gpu() {
 #[test]
 fn attention_agrees_with_the_reference_in_every_axis_order() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let wgmma = device.facts().arch == "sm_90a";
+    let wgmma = device.gpu_properties().arch == "sm_90a";
     // Each case has numbers of batches, query heads, key heads and queries: single rows, edges of
     // tiles, several tiles.
     for (b, h, h_kv, s) in [(1, 1, 1, 1), (2, 3, 3, 63), (3, 4, 4, 129), (2, 6, 2, 333)] {
@@ -355,7 +355,7 @@ fn attention_agrees_with_the_reference_in_every_axis_order() {
 #[test]
 fn forward_heads_taken_from_a_counter_give_equal_bits_in_every_launch() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    if device.facts().arch != "sm_90a" {
+    if device.gpu_properties().arch != "sm_90a" {
         return;
     }
     // Cases with two heads for each multiprocessor, one head more, and many heads; each head has
@@ -427,7 +427,7 @@ fn forward_heads_taken_from_a_counter_give_equal_bits_in_every_launch() {
 #[test]
 fn key_gradients_summed_in_memory_are_stored_with_packed_strides() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    if device.facts().arch != "sm_90a" {
+    if device.gpu_properties().arch != "sm_90a" {
         return;
     }
     let attention = AttentionParameters {

@@ -120,7 +120,7 @@ pub fn pointers_to_layer_codes_and_scales(
     layer: usize,
 ) -> [RegionPointer; 2] {
     let (codes, scales) = code_and_scale_bytes_per_layer(writer.run, matrix);
-    let (first, depth) = (writer.program.at(matrix.name), writer.run.shape.model.depth);
+    let (first, depth) = (writer.program.pointer_to(matrix.name), writer.run.shape.model.depth);
     [first.offset_by(layer * codes), first.offset_by(depth * codes + layer * scales)]
 }
 

@@ -121,11 +121,11 @@ pub fn build_sides_into_folder(
     )?;
     for (arm, side) in [ComparedArm::Base, ComparedArm::Head].into_iter().zip(&session.sides) {
         let folder = output.join(arm.arm_name());
-        std::fs::create_dir_all(&folder).map_err(CompareError::io("make", &folder))?;
+        std::fs::create_dir_all(&folder).map_err(CompareError::file_error("make", &folder))?;
         for bench in side.executables.runnable_benches.keys() {
             let built = session.folder.side_folder_path(arm).join("bin").join(bench);
             let copied = std::fs::copy(&built, folder.join(bench));
-            copied.map_err(CompareError::io("copy", &built))?;
+            copied.map_err(CompareError::file_error("copy", &built))?;
         }
     }
     session.progress.clear_progress_line();
@@ -258,7 +258,7 @@ impl<'a> ComparisonEngine<'a> {
         let Some(environment) = &prepared.environment else { return Ok(None) };
         let sampling = Self::sampling_of_first_bench(prepared);
         let TestPlanForDevice { plan, limits, note } =
-            self.request.plan.on(environment, &prepared.provenance, sampling)?;
+            self.request.plan.plan_for_device(environment, &prepared.provenance, sampling)?;
         note.iter().for_each(|note| self.progress.print_line(note));
         (self.plan, self.limits) = (plan, limits);
         Ok(note)

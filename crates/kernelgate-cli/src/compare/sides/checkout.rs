@@ -32,7 +32,7 @@ impl SideCheckout {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.snapshot_object_folder();
         leftover_files::remove_file_or_folder_if_present(&store)
-            .map_err(CompareError::io("remove", &store))?;
+            .map_err(CompareError::file_error("remove", &store))?;
         checkout.initialise_git_repository()?;
         Ok(checkout)
     }
@@ -43,7 +43,7 @@ impl SideCheckout {
 
     fn initialise_git_repository(&self) -> Result<(), CompareError> {
         let (folder, action) = (&self.folder, "make a checkout");
-        let io = CompareError::io("make a checkout in", folder);
+        let io = CompareError::file_error("make a checkout in", folder);
         std::fs::create_dir_all(folder).map_err(io)?;
         // `git init` also runs in an existing checkout, because in a damaged checkout git would
         // silently use the user's repository around it.
@@ -93,7 +93,7 @@ impl SideCheckout {
             )?;
             if tracked.is_empty() && source.work_tree_root.join(&lock).is_file() {
                 let copied = std::fs::copy(source.work_tree_root.join(&lock), folder.join(&lock));
-                copied.map_err(CompareError::io("write", &folder.join(&lock)))?;
+                copied.map_err(CompareError::file_error("write", &folder.join(&lock)))?;
             }
         }
         Ok(notes)
@@ -162,7 +162,7 @@ impl SideCheckout {
             self.snapshot_object_folder().join("submodules").join(&link.path),
             below.snapshot_object_folder(),
         );
-        let io = CompareError::io("write", &kept);
+        let io = CompareError::file_error("write", &kept);
         leftover_files::remove_file_or_folder_if_present(&kept).map_err(io)?;
         if new.exists() {
             std::fs::create_dir_all(kept.parent().unwrap_or(&kept)).map_err(io)?;
@@ -186,7 +186,7 @@ impl SideCheckout {
     fn remove_folder_inside_checkout(&self, path: &Path) -> Result<(), CompareError> {
         let gone = self.path_inside_checkout_without_links(path)?;
         match std::fs::remove_dir_all(&gone) {
-            Err(cause) if gone.exists() => Err(CompareError::io("remove", &gone)(cause)),
+            Err(cause) if gone.exists() => Err(CompareError::file_error("remove", &gone)(cause)),
             _ => Ok(()),
         }
     }
@@ -208,7 +208,7 @@ impl SideCheckout {
 
 #[cfg(test)]
 mod tests {
-    use super::super::git::tests::{at, test_repository};
+    use super::super::git::tests::{run_test_git, test_repository};
     use super::super::snapshot::{WorkTreeSnapshotOptions, commit_working_tree_snapshot};
     use super::*;
 
@@ -234,12 +234,15 @@ mod tests {
         let (top, of) = test_repository();
         let add = |to: &tempfile::TempDir, from: &tempfile::TempDir, path: &str| {
             let url = from.path().to_str().unwrap();
-            at(to.path(), &["submodule", "--quiet", "add", "--name", "a name", url, path]);
-            at(to.path(), &["commit", "--quiet", "-m", "submodule"]);
+            run_test_git(
+                to.path(),
+                &["submodule", "--quiet", "add", "--name", "a name", url, path],
+            );
+            run_test_git(to.path(), &["commit", "--quiet", "-m", "submodule"]);
         };
         add(&outer, &inner, "inner");
         add(&top, &outer, "deps/outer");
-        at(top.path(), &["submodule", "--quiet", "update", "--init", "--recursive"]);
+        run_test_git(top.path(), &["submodule", "--quiet", "update", "--init", "--recursive"]);
         (vec![top, outer, inner], of)
     }
 
@@ -254,8 +257,8 @@ mod tests {
         // The test makes a commit in this clone of the submodule only, and a commit of the main
         // repository that records it.
         write_test_file(&top.join("deps/outer"), "a", "2");
-        at(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
-        at(top, &["commit", "--quiet", "-am", "second"]);
+        run_test_git(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
+        run_test_git(top, &["commit", "--quiet", "-am", "second"]);
         let second = repository.resolve_revision("HEAD").unwrap();
         let checkout =
             SideCheckout::open_or_create_checkout(&repository, elsewhere.path()).unwrap();
@@ -274,7 +277,7 @@ mod tests {
         checkout.check_out_revision(&before).unwrap();
         assert_eq!(read("deps/outer/a"), None);
         checkout.check_out_revision(&second).unwrap();
-        at(top, &["rm", "--quiet", "--cached", "deps/outer"]);
+        run_test_git(top, &["rm", "--quiet", "--cached", "deps/outer"]);
         write_test_file(top, "deps/outer", "a file");
         checkout.check_out_revision(&take_test_snapshot(&repository, &checkout)).unwrap();
         assert_eq!(read("deps/outer").as_deref(), Some("a file"));
@@ -290,7 +293,7 @@ mod tests {
         assert_eq!(take_test_snapshot(&repository, &open()).name, "working tree, no changes");
         write_test_file(top, "deps/outer/a", "edited");
         write_test_file(top, "deps/outer/inner/new", "new");
-        let status = || at(&top.join("deps/outer"), &["status", "--porcelain"]);
+        let status = || run_test_git(&top.join("deps/outer"), &["status", "--porcelain"]);
         let before = status();
         let checkout = open();
         let changed = take_test_snapshot(&repository, &checkout);
@@ -323,7 +326,7 @@ mod tests {
         let (folders, _) = repository_with_nested_submodules();
         let url = folders[0].path().to_str().unwrap();
         let clone = tempfile::tempdir().unwrap();
-        at(clone.path(), &["clone", "--quiet", url, "."]);
+        run_test_git(clone.path(), &["clone", "--quiet", url, "."]);
         let (repository, elsewhere) = (
             GitRepository::open_around_folder(clone.path()).unwrap(),
             tempfile::tempdir().unwrap(),
@@ -343,11 +346,11 @@ mod tests {
 
         // In this part of the test, the submodule's repository is on this machine but the recorded
         // commit is missing.
-        at(clone.path(), &["submodule", "--quiet", "update", "--init"]);
+        run_test_git(clone.path(), &["submodule", "--quiet", "update", "--init"]);
         let commit = "1".repeat(40);
         let entry = format!("160000,{commit},deps/outer");
-        at(clone.path(), &["update-index", "--cacheinfo", &entry]);
-        at(clone.path(), &["commit", "--quiet", "-m", "elsewhere"]);
+        run_test_git(clone.path(), &["update-index", "--cacheinfo", &entry]);
+        run_test_git(clone.path(), &["commit", "--quiet", "-m", "elsewhere"]);
         let head = repository.resolve_revision("HEAD").unwrap();
         let message = checkout.check_out_revision(&head).unwrap_err().to_string();
         let message = message.replace(&commit, "COMMIT").replace(&head.commit[..8], "HASH");

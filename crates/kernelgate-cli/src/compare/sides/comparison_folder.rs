@@ -34,11 +34,11 @@ impl LockedComparisonFolder {
     /// Opens and locks the comparison's folder; if an interrupted build left a side's folder in the
     /// slot, it is moved back to its own place.
     pub fn open_and_lock_folder(root: &Path) -> Result<LockedComparisonFolder, CompareError> {
-        std::fs::create_dir_all(root).map_err(CompareError::io("make", root))?;
-        let root = root.canonicalize().map_err(CompareError::io("open", root))?;
+        std::fs::create_dir_all(root).map_err(CompareError::file_error("make", root))?;
+        let root = root.canonicalize().map_err(CompareError::file_error("open", root))?;
         let path = root.join("lock");
-        let lock =
-            lock::open_or_create_lock_file(&path).map_err(CompareError::io("open", &path))?;
+        let lock = lock::open_or_create_lock_file(&path)
+            .map_err(CompareError::file_error("open", &path))?;
         let mut tried = lock.try_lock();
         for _ in 0..FOLDER_LOCK_ATTEMPTS {
             if !matches!(tried, Err(TryLockError::WouldBlock)) {
@@ -52,18 +52,20 @@ impl LockedComparisonFolder {
             Err(TryLockError::WouldBlock) => {
                 return Err(CompareError::Busy(root));
             }
-            Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path)(cause)),
+            Err(TryLockError::Error(cause)) => {
+                return Err(CompareError::file_error("lock", &path)(cause));
+            }
         }
         let folder = Self { root, _lock: lock };
         folder.empty_slot_folder()?;
         for arm in [ComparedArm::Base, ComparedArm::Head] {
             let side = folder.side_folder_path(arm);
             leftover_files::make_folder_replacing_file(&side)
-                .map_err(CompareError::io("make", &side))?;
+                .map_err(CompareError::file_error("make", &side))?;
             let label = side.join("side");
             leftover_files::remove_file_or_folder_if_present(&label)
                 .and_then(|()| std::fs::write(&label, arm.arm_name()))
-                .map_err(CompareError::io("write", &label))?;
+                .map_err(CompareError::file_error("write", &label))?;
         }
         Ok(folder)
     }
@@ -92,9 +94,9 @@ impl LockedComparisonFolder {
     ) -> Result<T, CompareError> {
         self.empty_slot_folder()?;
         let (side, slot) = (self.side_folder_path(arm), self.slot_folder_path());
-        std::fs::rename(&side, &slot).map_err(CompareError::io("move", &side))?;
+        std::fs::rename(&side, &slot).map_err(CompareError::file_error("move", &side))?;
         let outcome = run(&slot);
-        std::fs::rename(&slot, &side).map_err(CompareError::io("move", &slot))?;
+        std::fs::rename(&slot, &side).map_err(CompareError::file_error("move", &slot))?;
         outcome
     }
 
@@ -104,7 +106,7 @@ impl LockedComparisonFolder {
         let linked = leftover_files::remove_file_or_folder_if_present(&fresh)
             .and_then(|()| std::os::unix::fs::symlink(arm.arm_name(), &fresh))
             .and_then(|()| std::fs::rename(&fresh, self.slot_folder_path()));
-        linked.map_err(CompareError::io("link", &self.slot_folder_path()))?;
+        linked.map_err(CompareError::file_error("link", &self.slot_folder_path()))?;
         Ok(self.slot_folder_path())
     }
 
@@ -128,7 +130,7 @@ impl LockedComparisonFolder {
         } else {
             leftover_files::remove_file_or_folder_if_present(&slot)
         };
-        emptied.map_err(CompareError::io("empty", &slot))
+        emptied.map_err(CompareError::file_error("empty", &slot))
     }
 }
 
@@ -144,7 +146,7 @@ mod tests {
             LockedComparisonFolder::open_and_lock_folder(root.path()).err().unwrap().to_string();
         insta::assert_snapshot!(busy.replace(root.path().to_str().unwrap(), "FOLDER"), @"another comparison runs in FOLDER: wait for it");
         let mark = |slot: &Path| {
-            std::fs::write(slot.join("mark"), "b").map_err(CompareError::io("write", slot))
+            std::fs::write(slot.join("mark"), "b").map_err(CompareError::file_error("write", slot))
         };
         folder.run_with_side_in_slot(ComparedArm::Base, mark).unwrap();
         assert!(folder.side_folder_path(ComparedArm::Base).join("mark").exists());

@@ -88,7 +88,8 @@ pub fn copy_and_query_benches(
     how: BenchCopySettings<'_>,
 ) -> Result<CopiedBenchesOfSide, CompareError> {
     let bin = side.join("bin");
-    leftover_files::make_folder_replacing_file(&bin).map_err(CompareError::io("write", &bin))?;
+    leftover_files::make_folder_replacing_file(&bin)
+        .map_err(CompareError::file_error("write", &bin))?;
     let mut executables = CopiedBenchesOfSide {
         bench_names: found.keys().cloned().collect(),
         ..CopiedBenchesOfSide::default()
@@ -130,8 +131,8 @@ pub fn copy_and_query_benches(
         // The executable is copied and not hard-linked: a build or `cp` that overwrites the
         // original in place must not change the executable that is timed.
         leftover_files::remove_file_or_folder_if_present(&at)
-            .map_err(CompareError::io("write", &at))?;
-        std::fs::copy(path, &at).map_err(CompareError::io("write", &at))?;
+            .map_err(CompareError::file_error("write", &at))?;
+        std::fs::copy(path, &at).map_err(CompareError::file_error("write", &at))?;
         // Size and times are read before the content is hashed, so that a write in between is
         // detected later.
         let stamp = FileSizeAndTimes::read_from_metadata(&at);

@@ -175,7 +175,7 @@ pub mod tests {
 
     /// Test helper: runs git with a user name and an e-mail address, and allows it to clone
     /// submodules from local folders.
-    pub fn at(folder: &Path, arguments: &[&str]) -> String {
+    pub fn run_test_git(folder: &Path, arguments: &[&str]) -> String {
         let set = ["user.name=a", "user.email=a@b", "protocol.file.allow=always"];
         let mut command = isolated_git(folder);
         for value in set {
@@ -187,11 +187,11 @@ pub mod tests {
     /// Makes a test repository with one commit on `main`, which contains the file `a`.
     pub fn test_repository() -> (tempfile::TempDir, GitRepository) {
         let folder = tempfile::tempdir().unwrap();
-        at(folder.path(), &["init", "--quiet", "--initial-branch=main"]);
+        run_test_git(folder.path(), &["init", "--quiet", "--initial-branch=main"]);
         std::fs::write(folder.path().join("a"), "1").unwrap();
         std::fs::write(folder.path().join(".gitignore"), "ignored\n").unwrap();
-        at(folder.path(), &["add", "."]);
-        at(folder.path(), &["commit", "--quiet", "-m", "first"]);
+        run_test_git(folder.path(), &["add", "."]);
+        run_test_git(folder.path(), &["commit", "--quiet", "-m", "first"]);
         let repository = GitRepository::open_around_folder(folder.path()).unwrap();
         (folder, repository)
     }
@@ -210,13 +210,13 @@ pub mod tests {
     #[test]
     fn a_shallow_clone_is_reported_with_the_command_that_completes_it() {
         let (folder, repository) = test_repository();
-        at(folder.path(), &["commit", "--quiet", "--allow-empty", "-m", "second"]);
+        run_test_git(folder.path(), &["commit", "--quiet", "--allow-empty", "-m", "second"]);
         assert!(
             !repository.resolve_revision("HEAD~7").unwrap_err().to_string().contains("shallow")
         );
         let clone = tempfile::tempdir().unwrap();
         let url = format!("file://{}", folder.path().display());
-        at(clone.path(), &["clone", "--quiet", "--depth=1", &url, "."]);
+        run_test_git(clone.path(), &["clone", "--quiet", "--depth=1", &url, "."]);
         let shallow = GitRepository::open_around_folder(clone.path()).unwrap();
         assert!(shallow.resolve_revision("HEAD").is_ok());
         let message = shallow.resolve_revision("HEAD~1").unwrap_err().to_string();

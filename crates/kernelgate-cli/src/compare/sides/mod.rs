@@ -224,7 +224,7 @@ impl<'a> SideBuilder<'a> {
         for arm in [ComparedArm::Base, ComparedArm::Head] {
             let bin = folder.side_folder_path(arm).join("bin");
             leftover_files::remove_file_or_folder_if_present(&bin)
-                .map_err(CompareError::io("remove", &bin))?;
+                .map_err(CompareError::file_error("remove", &bin))?;
         }
         let same = BuildComparisonRequest {
             head: ComparedSideSource::Folder(
@@ -241,7 +241,7 @@ impl<'a> SideBuilder<'a> {
                 Path::new("..").join(ComparedArm::Base.arm_name()).join(SIDE_SOURCES_FOLDER),
                 &sources,
             );
-            linked.map_err(CompareError::io("link", &sources))?;
+            linked.map_err(CompareError::file_error("link", &sources))?;
         }
         let head = ComparisonSideWithExecutables {
             label: base.label.clone(),
@@ -271,7 +271,8 @@ impl<'a> SideBuilder<'a> {
         built: bool,
     ) -> Result<ComparisonSideWithExecutables, CompareError> {
         let label = path.display().to_string();
-        let found = prebuilt_benches_in_folder(path).map_err(CompareError::io("read", path))?;
+        let found =
+            prebuilt_benches_in_folder(path).map_err(CompareError::file_error("read", path))?;
         let at = self.folder.side_folder_path(arm);
         let executables =
             copy_and_query_benches(&at, &found, &label, self.bench_copy_settings(built))?;

@@ -51,7 +51,7 @@ impl CopiedRepositoryPaths {
         for name in [None].into_iter().chain(self.names.iter().map(Some)) {
             folder.extend(name);
             leftover_files::make_folder_replacing_file(&folder)
-                .map_err(CompareError::io("make", &folder))?;
+                .map_err(CompareError::file_error("make", &folder))?;
         }
         Ok(folder)
     }
@@ -67,7 +67,7 @@ impl CopiedRepositoryPaths {
             };
             let own = above(&self.top, count - 1).unwrap_or_default();
             let linked = link_entries_of_folder(&files, &links, &own, side);
-            linked.map_err(CompareError::io("link files in", &links))?;
+            linked.map_err(CompareError::file_error("link files in", &links))?;
         }
         Ok(())
     }

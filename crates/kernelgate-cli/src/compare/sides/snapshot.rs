@@ -237,7 +237,7 @@ fn check_exclusion_is_untracked(of: &GitRepository, path: &Path) -> Result<(), C
 mod tests {
     use std::time::{Duration, SystemTime};
 
-    use super::super::git::tests::{at, test_repository};
+    use super::super::git::tests::{run_test_git, test_repository};
     use super::*;
 
     const NO_EXCLUDED_PATHS: &[PathBuf] = &[];
@@ -273,7 +273,7 @@ mod tests {
         for name in ["new", "ignored", "target/built"] {
             std::fs::write(folder.path().join(name), "x").unwrap();
         }
-        let status = || at(folder.path(), &["status", "--porcelain"]);
+        let status = || run_test_git(folder.path(), &["status", "--porcelain"]);
         let objects = || std::fs::read_dir(&repository.object_folders[0]).unwrap().count();
         let (before, count) = (status(), objects());
         let changed = snapshot_test_work_tree(&repository, &checkout, &target);
@@ -318,7 +318,7 @@ mod tests {
             std::thread::sleep(second().1);
             let began = second().0;
             std::fs::write(&file, format!("{attempt}1")).unwrap();
-            at(folder.path(), &["commit", "--quiet", "--all", "--message", "edit"]);
+            run_test_git(folder.path(), &["commit", "--quiet", "--all", "--message", "edit"]);
             std::fs::write(&file, format!("{attempt}2")).unwrap();
             let (ended, left) = second();
             if began == ended {
@@ -376,7 +376,8 @@ mod tests {
         let there = |name: &str| elsewhere.path().join(name).exists();
         assert!(!there("data/large") && there("data/small"));
         assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
-        let gone = at(elsewhere.path(), &["cat-file", "--batch-check", "--batch-all-objects"]);
+        let gone =
+            run_test_git(elsewhere.path(), &["cat-file", "--batch-check", "--batch-all-objects"]);
         assert!(!gone.contains(&everything.commit), "{gone}");
 
         let refused = ["a", "nothing"].map(|path| {
@@ -390,8 +391,8 @@ mod tests {
         ");
         // If a folder that contains tracked files is excluded, only its untracked files are left
         // out of the snapshot.
-        at(folder.path(), &["add", "data/small"]);
-        at(folder.path(), &["commit", "--quiet", "-m", "small"]);
+        run_test_git(folder.path(), &["add", "data/small"]);
+        run_test_git(folder.path(), &["commit", "--quiet", "-m", "small"]);
         std::fs::write(folder.path().join("data/small"), "y").unwrap();
         let folder = [folder.path().join("data")];
         checkout.check_out_revision(&take_snapshot(&checkout, &folder).unwrap()).unwrap();

@@ -253,7 +253,7 @@ impl CaseTimingColumns {
         }
     }
 
-    fn at(&self, index: usize, averaged: bool) -> Option<CaseTimeInTrial> {
+    fn time_in_trial(&self, index: usize, averaged: bool) -> Option<CaseTimeInTrial> {
         let time_ns = *self.time_ns.get(index)?;
         let value_at = |values: &[Option<f64>]| match values {
             [all] => *all,
@@ -284,7 +284,7 @@ impl CaseBlocksAsColumns {
     /// Converts the columns of a file back into timed blocks.
     pub fn to_trial_blocks(&self) -> Vec<TimedBlock> {
         let pair = |column: &CaseTimingColumns, block: usize| {
-            let at = |index| column.at(index, self.averaged);
+            let at = |index| column.time_in_trial(index, self.averaged);
             Some([at(2 * block)?, at(2 * block + 1)?])
         };
         let block = |(index, leader): (usize, char)| {

@@ -239,8 +239,8 @@ fn pair_errors_by_output_and_seed(
     let pairs = |base: &OutputErrorListsBySeed, head: &OutputErrorListsBySeed| {
         let floor = ROUNDING_ERROR_IN_UNIT_ROUNDOFFS * base.rounding.max(head.rounding);
         let pair = |&(before, now): &(usize, usize)| ErrorsOfBothBuildsForSeed {
-            base: base.at(before),
-            head: head.at(now),
+            base: base.errors_at(before),
+            head: head.errors_at(now),
             floor,
         };
         both.iter().map(pair).collect()

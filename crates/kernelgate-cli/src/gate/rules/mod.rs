@@ -132,7 +132,7 @@ impl PackageGateRules {
     /// matching entry counts.
     pub fn threshold_limits_for_case(&self, case: &str) -> RequestedLimits {
         let of_case = self.thresholds.iter().filter(|rule| rule.case_pattern.is_match(case));
-        of_case.fold(RequestedLimits::default(), |before, rule| rule.limits.or(before))
+        of_case.fold(RequestedLimits::default(), |before, rule| rule.limits.or_limits_of(before))
     }
 
     /// Returns the limits of a case: the common limits, replaced by its `[[threshold]]` entries and

@@ -60,7 +60,7 @@ fn test_history_query<'a>(
 fn all_test_histories(root: &Path, order: &GitCommitOrder) -> Vec<CaseTimeHistory> {
     let renamed = BTreeMap::new();
     compute_case_histories(
-        &HistoryRecordStore::at(root).update_and_return_index().unwrap().0,
+        &HistoryRecordStore::in_folder(root).update_and_return_index().unwrap().0,
         &test_history_query(&CaseIdFilter::All, &renamed),
         order,
     )
@@ -128,7 +128,7 @@ fn a_run_that_is_also_in_a_baseline_counts_once_and_renamed_cases_continue() {
     baseline.merge_run_replacing_other_code(&runs[0]);
     let path = folder.path().join("elsewhere/main.json");
     file::write_record_atomically(&path, &baseline).unwrap();
-    let store = HistoryRecordStore::at(folder.path());
+    let store = HistoryRecordStore::in_folder(folder.path());
     let imported = import_records_into_store(&store, &[path.clone(), path]).unwrap();
     assert_eq!((imported.new, imported.known), (1, 1));
     let order = GitCommitOrder::from_oldest_first(commits);
@@ -166,7 +166,7 @@ fn runs_of_another_package_form_another_history() {
     runs.iter().for_each(|run| write_test_run(folder.path(), run));
     let (order, renamed, one) =
         (GitCommitOrder::from_oldest_first(commits), BTreeMap::new(), package("one"));
-    let index = HistoryRecordStore::at(folder.path()).update_and_return_index().unwrap().0;
+    let index = HistoryRecordStore::in_folder(folder.path()).update_and_return_index().unwrap().0;
     let query = CaseHistoryQuery {
         package: Some(&one),
         ..test_history_query(&CaseIdFilter::All, &renamed)
@@ -191,7 +191,7 @@ fn other_devices_and_revisions_form_other_histories() {
     runs.iter().for_each(|run| write_test_run(folder.path(), run));
     let order = GitCommitOrder::from_oldest_first(commits);
     assert_eq!(all_test_histories(folder.path(), &order).len(), 4);
-    let (store, renamed) = (HistoryRecordStore::at(folder.path()), BTreeMap::new());
+    let (store, renamed) = (HistoryRecordStore::in_folder(folder.path()), BTreeMap::new());
     let joined =
         CaseHistoryQuery { join_cards: true, ..test_history_query(&CaseIdFilter::All, &renamed) };
     assert_eq!(
@@ -256,7 +256,7 @@ fn foreign_files_are_named_and_a_broken_index_is_rebuilt() {
     ] {
         std::fs::write(folder.path().join("runs/s0").join(name), text).unwrap();
     }
-    let store = HistoryRecordStore::at(folder.path());
+    let store = HistoryRecordStore::in_folder(folder.path());
     let check = || -> String {
         assert_eq!(all_test_histories(folder.path(), &order)[0].points.len(), 1);
         let skipped = store.files_without_runs(&store.update_and_return_index().unwrap().0);

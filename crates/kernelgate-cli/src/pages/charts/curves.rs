@@ -153,7 +153,7 @@ fn figure_of_curve_group(
         lines.entry(&case.implementation).or_default().push(mark);
         for time in measured.peer_times_for_case(case) {
             let mark = (view.value)(case, time.peer_ns)
-                .map(|y| (*value, PointWithRange::at(*value as f64, y)));
+                .map(|y| (*value, PointWithRange::point_without_range(*value as f64, y)));
             peers.entry(&time.peer).or_default().extend(mark);
         }
         if let Some(allowed) = &case.limit

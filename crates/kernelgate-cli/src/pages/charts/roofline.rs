@@ -20,8 +20,13 @@ pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<Cha
     let mut limits: Vec<PointWithRange> = Vec::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
         if let Some((x, y)) = roofline_coordinates(case) {
-            series.entry(&case.workload).or_default().push(PointWithRange::at(x, y));
-            let limit = case.fraction_of_limit().map(|share| PointWithRange::at(x, y / share));
+            series
+                .entry(&case.workload)
+                .or_default()
+                .push(PointWithRange::point_without_range(x, y));
+            let limit = case
+                .fraction_of_limit()
+                .map(|share| PointWithRange::point_without_range(x, y / share));
             limits.extend(limit.filter(|limit| !limits.contains(limit)));
         }
     }

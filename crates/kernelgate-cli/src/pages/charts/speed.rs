@@ -119,7 +119,8 @@ pub fn error_against_speed_charts(measured: &MeasurementsOfOneDevice) -> ChartsO
             continue;
         }
         let best = fastest[&(&*case.workload, &*case.problem, &*case.cache)];
-        let mark = PointWithRange::at(case.median_launch_ns() / best, errors.max_error);
+        let mark =
+            PointWithRange::point_without_range(case.median_launch_ns() / best, errors.max_error);
         workloads
             .entry(&case.workload)
             .or_default()

@@ -202,8 +202,9 @@ pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<Cha
             .held_bytes_over_time
             .last()
             .map(|&(time, _)| (time.max(last), of.bytes_held_at_end_of_trace()));
-        let mark =
-            |(time, bytes): (i64, u64)| PointWithRange::at((time - first) as f64, bytes as f64);
+        let mark = |(time, bytes): (i64, u64)| {
+            PointWithRange::point_without_range((time - first) as f64, bytes as f64)
+        };
         CurveOrPointSeries {
             name: format!("process {}, device {}", of.pid, of.device),
             colour,
@@ -250,7 +251,7 @@ pub fn throughput_share_chart(trace: &Trace) -> Vec<ChartWithFileName> {
                 &shortened_kernel_name_for_readers(trace.names.text_of_name(launch.kernel)),
                 MAX_KERNEL_NAME_CHARACTERS,
             );
-            series.entry(name).or_default().push(PointWithRange::at(x, y));
+            series.entry(name).or_default().push(PointWithRange::point_without_range(x, y));
         }
     }
     if series.is_empty() {

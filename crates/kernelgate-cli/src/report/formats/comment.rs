@@ -105,7 +105,7 @@ fn markdown_table_of_judgements(
         );
         let mut line =
             vec![row.case.clone(), change, interval, judgement_cells::detectable_change_cell(row)];
-        line.extend(tested.then(|| judgement_cells::p(row)));
+        line.extend(tested.then(|| judgement_cells::p_value_cell(row)));
         line.extend([
             judgement_cells::base_time_cell(row),
             judgement_cells::head_time_cell(row),

@@ -114,7 +114,7 @@ fn junit_case_of_workload(name: &str, status: TestCaseStatus) -> TestCase {
 
 fn junit_status_of_judgement(row: &CaseJudgement, evidence: &str) -> TestCaseStatus {
     let p = judgement_cells::p_value_of_not_slower(row)
-        .map(|_| format!(", p {}", judgement_cells::p(row)))
+        .map(|_| format!(", p {}", judgement_cells::p_value_cell(row)))
         .unwrap_or_default();
     let (base, head, count) = (
         judgement_cells::base_time_cell(row),

@@ -130,7 +130,7 @@ impl HistoryStoreFlags {
     }
 
     fn open_or_default_history_store(&self, store: &RecordFoldersOfPackage) -> HistoryRecordStore {
-        let store_at = |folder: &PathBuf| HistoryRecordStore::at(folder);
+        let store_at = |folder: &PathBuf| HistoryRecordStore::in_folder(folder);
         self.store
             .as_ref()
             .map_or_else(|| HistoryRecordStore::with_runs_folder(&store.runs), store_at)

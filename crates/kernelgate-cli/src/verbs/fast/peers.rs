@@ -188,7 +188,9 @@ pub fn run_peers_command(
     let commit =
         runs.first().map(|run| run.provenance.short_commit_with_changes_mark()).unwrap_or_default();
     let report = PeerComparisonJson { device, commit, peers: environment, ended_early, rows };
-    report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
+    report
+        .check_comparison_plausible()
+        .map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
     // Even incomplete results of peer programs are printed, because they took minutes on a GPU.
     if report.ended_early.is_none() || !report.rows.is_empty() {
         match arguments.format {
@@ -290,11 +292,11 @@ fn run_peer_programs_by_family(
 impl PeerComparisonJson {
     /// Checks every name and number of the comparison with peers, which may come from a file of
     /// others or from a peer program.
-    fn validate(&self) -> Result<(), String> {
+    fn check_comparison_plausible(&self) -> Result<(), String> {
         refuse_control_characters(&self.device)?;
         refuse_control_characters(&self.commit)?;
         self.rows.iter().try_for_each(|row| {
-            row.validate().map_err(|why| {
+            row.check_line_plausible().map_err(|why| {
                 format!(
                     "{}, {}: {why}",
                     shortened_quotation(&row.problem),
@@ -306,7 +308,7 @@ impl PeerComparisonJson {
 }
 
 impl PeerTimeBesideOwnTime {
-    fn validate(&self) -> Result<(), String> {
+    fn check_line_plausible(&self) -> Result<(), String> {
         let names = [&self.problem, &self.peer, &self.implementation];
         names.into_iter().try_for_each(|name| refuse_control_characters(name))?;
         plausibility::check_launch_ns_plausible("our time", self.ours_ns)?;
@@ -329,7 +331,7 @@ pub fn read_device_and_peer_times(
     let text =
         file::read_untrusted_text_up_to(path, MAX_PEER_TIMES_FILE_BYTES).with_context(failed)?;
     let report: PeerComparisonJson = serde_json::from_str(&text).with_context(failed)?;
-    report.validate().map_err(anyhow::Error::msg).with_context(failed)?;
+    report.check_comparison_plausible().map_err(anyhow::Error::msg).with_context(failed)?;
     let time = |row: PeerTimeBesideOwnTime| {
         let PeerTimeBesideOwnTime { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
         let (power, clock_mhz) = (row.peer_power, row.peer_clock_mhz);

@@ -212,7 +212,7 @@ fn read_histories_for_page(
     if let Some(folder) = &arguments.store {
         super::history::require_history_store(folder)?;
         return read_histories_from_store(
-            &HistoryRecordStore::at(folder),
+            &HistoryRecordStore::in_folder(folder),
             arguments,
             store,
             measured,

@@ -64,7 +64,7 @@ impl Launch {
             }
             None if self.cooperative => {
                 let held = kernel.max_resident_blocks_per_multiprocessor(self)? as u64;
-                let held = held * u64::from(device.facts().multiprocessors);
+                let held = held * u64::from(device.gpu_properties().multiprocessors);
                 (self.blocks_in_grid(), held, "blocks".to_owned())
             }
             None => return Ok(()),

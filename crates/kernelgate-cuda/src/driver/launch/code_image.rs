@@ -206,7 +206,7 @@ fn error_for_refused_image(
     device: &Device,
     error: &DriverError,
 ) -> BackendError {
-    let (name, kind, arch) = (&image.name, &image.kind, &device.facts().arch);
+    let (name, kind, arch) = (&image.name, &image.kind, &device.gpu_properties().arch);
     let text = format!("failed to load {name}, {kind}, on {arch}: {}", driver_error_text(error));
     match error.0 {
         // The image is valid, but has no code for this GPU.
@@ -518,7 +518,7 @@ mod tests {
         let source = Source::new("mine", "extern \"C\" __global__ void mine(float* x) { *x = 1; }");
         let compile =
             |arch| nvrtc::compile_to_cubin_or_ptx(&source.build(&[]), arch).unwrap().cubin;
-        let own = KernelImage::from_bytes("own", compile(&device.facts().arch)).unwrap();
+        let own = KernelImage::from_bytes("own", compile(&device.gpu_properties().arch)).unwrap();
         device.load_kernel_image(&own).unwrap().kernel_by_symbol("mine").unwrap();
         let missing =
             device.load_kernel_image(&own).unwrap().kernel_by_symbol("yours").err().unwrap();
@@ -529,7 +529,7 @@ mod tests {
         match device.load_kernel_image(&other).err().unwrap() {
             BackendError::Unsupported(why) => {
                 eprintln!("{why}");
-                let gpu = &device.facts().arch;
+                let gpu = &device.gpu_properties().arch;
                 let start = format!("failed to load turing.cubin, a cubin for sm_75, on {gpu}: ");
                 assert!(why.starts_with(&start), "{why}");
             }

@@ -18,11 +18,11 @@ pub struct TimingEventPool {
 impl TimingEventPool {
     /// Creates a pool of `count` CUDA events that record time on the device's stream.
     pub fn on_device_stream(device: &Device, count: usize) -> Result<Self, BackendError> {
-        Self::on(OwnOrForeignStream::Ours(Arc::clone(device.stream())), count)
+        Self::create_for_stream(OwnOrForeignStream::Ours(Arc::clone(device.stream())), count)
     }
 
     /// Creates a pool of `count` CUDA events that record time on a stream.
-    pub(crate) fn on(
+    pub(crate) fn create_for_stream(
         stream: OwnOrForeignStream,
         count: usize,
     ) -> Result<TimingEventPool, BackendError> {
@@ -51,7 +51,7 @@ impl TimingEventPool {
     pub fn enqueue_event(&self, index: usize) -> Result<(), BackendError> {
         let _entered = self.stream.enter_stream_context()?;
         // SAFETY: the event and the stream are alive and belong to one context.
-        unsafe { result::event::record(self.events[index], self.stream.cu()) }
+        unsafe { result::event::record(self.events[index], self.stream.driver_handle()) }
             .map_err(|error| error_for_failed_action("record an event", &error))
     }
 
@@ -64,7 +64,7 @@ impl TimingEventPool {
         Ok(f64::from(elapsed_ms) * 1e6)
     }
 
-    pub(crate) fn cu(&self, index: usize) -> sys::CUevent {
+    pub(crate) fn raw_event(&self, index: usize) -> sys::CUevent {
         self.events[index]
     }
 }

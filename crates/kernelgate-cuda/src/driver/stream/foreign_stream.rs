@@ -114,7 +114,8 @@ impl ForeignStreamTimer {
                 device::read_gpu_properties(cu_device, CompilationTarget::for_precompiled_code(own))
             })
             .map_err(|error| error_for_failed_action("describe the stream's GPU", &error))?;
-        let timer = StreamTimer::on(timed, 2, HostStreamHold::for_stream(stream), timeout)?;
+        let timer =
+            StreamTimer::create_for_stream(timed, 2, HostStreamHold::for_stream(stream), timeout)?;
         Ok(Self { timer, gpu_properties: facts })
     }
 
@@ -167,7 +168,7 @@ impl ForeignStreamTimer {
     fn enqueue_fill_of_one_byte(&self, byte: sys::CUdeviceptr) -> Result<(), BackendError> {
         let _entered = self.enter_context_of_stream()?;
         // SAFETY: the stream's context is current, and the byte is allocated.
-        unsafe { sys::cuMemsetD8Async(byte, 0, 1, self.timer.timed_stream().cu()) }
+        unsafe { sys::cuMemsetD8Async(byte, 0, 1, self.timer.timed_stream().driver_handle()) }
             .result()
             .map_err(|error| error_for_failed_action("enqueue a fill", &error))
     }
@@ -176,7 +177,7 @@ impl ForeignStreamTimer {
         &mut self,
         byte: sys::CUdeviceptr,
     ) -> Result<EmptyIntervalDurations, BackendError> {
-        let stream = self.timer.timed_stream().cu();
+        let stream = self.timer.timed_stream().driver_handle();
         let nothing = self.sorted_interval_durations(EMPTY_INTERVAL_HOLD_LIMIT, |_| Ok(()))?;
         let least = self.sorted_interval_durations(EMPTY_INTERVAL_HOLD_LIMIT, |timer| {
             timer.enqueue_fill_of_one_byte(byte)
@@ -254,7 +255,9 @@ impl ForeignStreamTimer {
         self.require_no_open_capture()?;
         let entered = self.enter_context_of_stream()?;
         // SAFETY: the stream lives.
-        let drained = match unsafe { sys::cuStreamQuery(self.timer.timed_stream().cu()) }.result() {
+        let drained = match unsafe { sys::cuStreamQuery(self.timer.timed_stream().driver_handle()) }
+            .result()
+        {
             Ok(()) => true,
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => false,
             Err(error) => {
@@ -286,7 +289,9 @@ impl ForeignStreamTimer {
 
     fn require_no_open_capture(&self) -> Result<(), BackendError> {
         let _entered = self.enter_context_of_stream()?;
-        match thread_state::is_stream_capturing_or_driver_error(self.timer.timed_stream().cu()) {
+        match thread_state::is_stream_capturing_or_driver_error(
+            self.timer.timed_stream().driver_handle(),
+        ) {
             Ok(false) => Ok(()),
             // This is the driver's answer for the legacy stream while another stream is in capture
             // mode.
@@ -341,7 +346,7 @@ mod tests {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let stream = RawStreamHandle::from(device.stream().cu_stream());
         let mut timer = ForeignStreamTimer::with_timeout(stream, TEST_TIMEOUT).unwrap();
-        assert_eq!(timer.gpu_properties().uuid, device.facts().uuid);
+        assert_eq!(timer.gpu_properties().uuid, device.gpu_properties().uuid);
         let readings = timer.measure_empty_intervals().unwrap();
         eprintln!("{readings:?}");
         assert!(readings.without_work_ns < readings.with_byte_fill_ns, "{readings:?}");

@@ -48,7 +48,7 @@ impl ForeignStreamJoinedWithDevice {
                 return Err(refused(format!(
                     "is of another context, on GPU {ordinal}: make it in the one that the row gets, on \
                      GPU {}",
-                    device.facts().ordinal
+                    device.gpu_properties().ordinal
                 )));
             }
         }
@@ -83,7 +83,7 @@ impl ForeignStreamJoinedWithDevice {
         E: Into<BackendError>,
     {
         let failed = |action: &'static str| move |error| error_for_failed_action(action, &error);
-        let theirs = self.foreign_stream_handle.cu();
+        let theirs = self.foreign_stream_handle.driver_handle();
         self.event_before_foreign_work
             .record(&self.device_stream)
             .map_err(failed("record an event"))?;

@@ -44,7 +44,7 @@ impl RawStreamHandle {
         self == Self::LEGACY_DEFAULT_STREAM || self == Self::PER_THREAD_DEFAULT_STREAM
     }
 
-    pub(crate) const fn cu(self) -> sys::CUstream {
+    pub(crate) const fn driver_handle(self) -> sys::CUstream {
         self.raw_pointer()
     }
 }

@@ -82,8 +82,9 @@ impl StreamHold for HostStreamHold {
         let data = Arc::into_raw(Arc::clone(&self.last_hold)).cast_mut().cast::<c_void>();
         // SAFETY: the stream is alive, and the host function gets a pointer from `Arc::into_raw` as
         // its contract demands.
-        let held =
-            unsafe { sys::cuLaunchHostFunc(self.stream.cu(), Some(wait_on_driver_thread), data) };
+        let held = unsafe {
+            sys::cuLaunchHostFunc(self.stream.driver_handle(), Some(wait_on_driver_thread), data)
+        };
         held.result().map_err(|error| {
             // SAFETY: the pointer was made above, and the host function never gets it, because the
             // driver refused the call.

@@ -33,18 +33,18 @@ impl<H: StreamHold> StreamTimer<H> {
         hold: H,
     ) -> Result<Self, BackendError> {
         let stream = OwnOrForeignStream::Ours(device.stream().clone());
-        Self::on(stream, events, hold, device.timeout_of_kernels())
+        Self::create_for_stream(stream, events, hold, device.timeout_of_kernels())
     }
 
     /// Makes a timer of a stream with `events` events for the caller's use. Work that has not
     /// finished after `timeout` is treated as hung.
-    pub(crate) fn on(
+    pub(crate) fn create_for_stream(
         stream: OwnOrForeignStream,
         events: usize,
         hold: H,
         timeout: Duration,
     ) -> Result<StreamTimer<H>, BackendError> {
-        let events = TimingEventPool::on(stream.clone(), events + 1)?;
+        let events = TimingEventPool::create_for_stream(stream.clone(), events + 1)?;
         Ok(Self { hold, holds_stream: false, stream, events, timeout })
     }
 
@@ -86,7 +86,7 @@ impl<H: StreamHold> StreamTimer<H> {
     /// the stream failed.
     pub fn wait_for_end_event(&self) -> Result<Option<bool>, BackendError> {
         let end = self.events.event_count() - 1;
-        host_wait::wait_for_event_with_timeout(self.events.cu(end), self.timeout)?;
+        host_wait::wait_for_event_with_timeout(self.events.raw_event(end), self.timeout)?;
         Ok(self.holds_stream.then(|| self.hold.was_released_in_time()))
     }
 

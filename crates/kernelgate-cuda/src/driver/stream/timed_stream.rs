@@ -22,10 +22,10 @@ pub(crate) enum OwnOrForeignStream {
 
 impl OwnOrForeignStream {
     /// The stream as the driver's handle.
-    pub fn cu(&self) -> sys::CUstream {
+    pub fn driver_handle(&self) -> sys::CUstream {
         match self {
             Self::Ours(stream) => stream.cu_stream(),
-            Self::Theirs { stream, .. } => stream.cu(),
+            Self::Theirs { stream, .. } => stream.driver_handle(),
         }
     }
 
@@ -64,7 +64,7 @@ impl OwnOrForeignStream {
 pub(crate) fn context_of_stream(stream: RawStreamHandle) -> Result<sys::CUcontext, DriverError> {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is valid, and the caller guarantees the stream handle.
-    unsafe { sys::cuStreamGetCtx(stream.cu(), &raw mut context) }.result()?;
+    unsafe { sys::cuStreamGetCtx(stream.driver_handle(), &raw mut context) }.result()?;
     Ok(context)
 }
 

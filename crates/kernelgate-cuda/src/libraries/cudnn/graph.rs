@@ -43,7 +43,7 @@ pub struct CudnnGraphTensor(usize);
 
 impl CudnnGraphTensor {
     /// cuDNN's number of the tensor, which is unique in its graph.
-    const fn id(self) -> i64 {
+    const fn tensor_id(self) -> i64 {
         self.0 as i64 + 1
     }
 }
@@ -107,7 +107,7 @@ impl CudnnOperationGraphBuilder {
         flag: Option<A>,
     ) -> Result<CudnnGraphTensor, CudnnUnsupported> {
         let tensor = CudnnGraphTensor(self.tensors.len());
-        let id = [tensor.id()];
+        let id = [tensor.tensor_id()];
         let mut attributes = vec![
             (A::TensorDataType, CudnnAttributeValue::DataType(data_type)),
             (A::TensorDimensions, CudnnAttributeValue::Integers(&layout.extents)),
@@ -347,7 +347,7 @@ impl CudnnOperationGraphBuilder {
             .iter()
             .copied()
             .chain(scalars)
-            .map(|(tensor, address)| (tensor.id(), address as CudnnRawPointer))
+            .map(|(tensor, address)| (tensor.tensor_id(), address as CudnnRawPointer))
             .unzip();
         let attributes = [
             (A::PackDataPointers, CudnnAttributeValue::Pointers(&addresses)),

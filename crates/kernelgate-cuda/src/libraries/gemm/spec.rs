@@ -142,7 +142,7 @@ impl GemmSpec {
     }
 
     /// Dtype of matrix C: the dtype of D, but bf16 if D is fp8.
-    pub const fn c(&self) -> GemmMatrixDtype {
+    pub const fn dtype_of_c(&self) -> GemmMatrixDtype {
         if self.d.is_fp8() { GemmMatrixDtype::Bf16 } else { self.d }
     }
 
@@ -292,7 +292,7 @@ impl GemmSpec {
         ColumnMajorLayouts {
             a: layout(self.b, b, self.ldb, self.stride_b),
             b: layout(self.a, a, self.lda, self.stride_a),
-            c: layout(self.c(), [n, m], ldc, stride_c),
+            c: layout(self.dtype_of_c(), [n, m], ldc, stride_c),
             d: layout(self.d, [n, m], self.ldd, self.stride_d),
         }
     }
@@ -392,7 +392,7 @@ mod tests {
             [E4m3, F16, F32].map(|d| fp8(d).dtype_of_bias_and_its_gradient()),
             [Bf16, F16, Bf16]
         );
-        assert_eq!([E4m3, F16, F32].map(|d| fp8(d).c()), [Bf16, F16, F32]);
+        assert_eq!([E4m3, F16, F32].map(|d| fp8(d).dtype_of_c()), [Bf16, F16, F32]);
         assert_eq!(PLAIN_6X4X10_GEMM.dtype_of_bias_and_its_gradient(), F32);
     }
 

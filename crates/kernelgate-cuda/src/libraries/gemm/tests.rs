@@ -161,7 +161,7 @@ struct MatrixElementIndexing {
 }
 
 impl MatrixElementIndexing {
-    const fn at(self, batch: usize, row: usize, column: usize) -> usize {
+    const fn element_index(self, batch: usize, row: usize, column: usize) -> usize {
         let (row, column) = if self.transposed { (column, row) } else { (row, column) };
         batch * self.stride + row * self.ld + column
     }
@@ -199,7 +199,7 @@ impl GemmUnderTest {
         let buffers = [
             upload(&host[0], spec.a),
             upload(&host[1], spec.b),
-            upload(&host[2], spec.c()),
+            upload(&host[2], spec.dtype_of_c()),
             device.allocate(elements(d) * spec.d.size_of_element_in_bytes()).unwrap(),
         ];
         let bias = random_whole_numbers(spec.bias_element_count_unless_none().unwrap_or(1), 4);
@@ -252,11 +252,12 @@ impl GemmUnderTest {
             self.element_indexing_of_matrix('C'),
         );
         let [a, b, c] = &self.host;
-        let terms = (0..self.spec.k)
-            .map(|index| a[at_a.at(batch, row, index)] * b[at_b.at(batch, index, column)]);
+        let terms = (0..self.spec.k).map(|index| {
+            a[at_a.element_index(batch, row, index)] * b[at_b.element_index(batch, index, column)]
+        });
         let sum: f64 = terms.sum();
         f64::from(self.spec.alpha) * sum
-            + f64::from(self.spec.beta) * c[at_c.at(batch, row, column)]
+            + f64::from(self.spec.beta) * c[at_c.element_index(batch, row, column)]
     }
 
     fn download_values_as_f64(&self, buffer: &DeviceBuffer, dtype: GemmMatrixDtype) -> Vec<f64> {
@@ -281,7 +282,7 @@ impl GemmUnderTest {
                 (0..self.spec.m).flat_map(|row| (0..self.spec.n).map(move |column| (row, column)))
             {
                 let (found, expected) =
-                    (found[place.at(batch, row, column)], expected(batch, row, column));
+                    (found[place.element_index(batch, row, column)], expected(batch, row, column));
                 assert!(
                     expected.is_nan()
                         || (found - expected).abs() <= tolerance * expected.abs().max(1.0),
@@ -567,8 +568,10 @@ fn gemm_bias_gradients_sum_an_operand_over_k() {
             );
             for (index, found) in found.into_iter().enumerate() {
                 let sum: f64 = match epilogue {
-                    GemmEpilogue::BiasGradientA => (0..64).map(|k| a[at_a.at(0, index, k)]).sum(),
-                    _ => (0..64).map(|k| b[at_b.at(0, k, index)]).sum(),
+                    GemmEpilogue::BiasGradientA => {
+                        (0..64).map(|k| a[at_a.element_index(0, index, k)]).sum()
+                    }
+                    _ => (0..64).map(|k| b[at_b.element_index(0, k, index)]).sum(),
                 };
                 assert_eq!(found, sum, "{spec:?}: [{index}]");
             }

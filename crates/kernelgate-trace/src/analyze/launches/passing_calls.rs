@@ -56,7 +56,7 @@ impl<S> OpenRangesByThread<S> {
 
     /// Returns the ranges of a thread that have not ended at `time`; passes the ended ranges to
     /// `closed`.
-    pub fn at(
+    pub fn ranges_open_at(
         &mut self,
         thread: u32,
         time: i64,
@@ -73,7 +73,7 @@ impl<S> OpenRangesByThread<S> {
         thread: u32,
         (start, end): (i64, i64),
     ) -> Option<&OpenRangeWithState<S>> {
-        let open = self.at(thread, start, |_| ());
+        let open = self.ranges_open_at(thread, start, |_| ());
         open.iter().rev().find(|range| range.row.end >= end)
     }
 
@@ -122,7 +122,11 @@ impl OperationsByLaunchKey {
 
     /// Operations of a call. If several host calls have one correlation id, the first call that is
     /// read gets the operations.
-    pub fn by(&mut self, trace: &Trace, call: &StreamedCallRow) -> &[GpuOperationId] {
+    pub fn operations_launched_by(
+        &mut self,
+        trace: &Trace,
+        call: &StreamedCallRow,
+    ) -> &[GpuOperationId] {
         if call.correlation == 0 {
             return &[];
         }

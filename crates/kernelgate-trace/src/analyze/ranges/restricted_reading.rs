@@ -172,7 +172,8 @@ impl KeepInsideMatchingRanges {
         let of_graph = |&id: &GpuOperationId| {
             trace.kernels.graph_node.decoded_row(id as usize).is_some_and(|node| node != 0)
         };
-        let of_graph = self.operations_by_launch_key.by(trace, call).iter().any(of_graph);
+        let of_graph =
+            self.operations_by_launch_key.operations_launched_by(trace, call).iter().any(of_graph);
         if of_graph
             || self.matching_spans.contains_span_of_thread(trace, call.thread, call.start, call.end)
         {
@@ -193,7 +194,7 @@ impl KeepInsideMatchingRanges {
 
     /// Keeps those open ranges of a thread that enclose a span of time.
     fn keep_open_ranges_enclosing(&mut self, thread: u32, (start, end): (i64, i64)) {
-        for open in self.open_range_paths.open_ranges.at(thread, start, |_| ()) {
+        for open in self.open_range_paths.open_ranges.ranges_open_at(thread, start, |_| ()) {
             if open.row.end >= end && !std::mem::replace(&mut open.state.is_range_kept, true) {
                 append_range_row(&mut self.ranges, &open.row);
             }

@@ -218,7 +218,10 @@ impl SummedTrace {
                 *part.launches_by_shape.entry(context.trace.shapes[shape as usize]).or_default() +=
                     1;
             }
-            places.at(context, id).launched_operations.add_one_operation(total_ns, own_ns);
+            places
+                .times_of_operation_path(context, id)
+                .launched_operations
+                .add_one_operation(total_ns, own_ns);
         }
         for (key, amount) in parts {
             // Several functions may have the same kernel name, so their sums are added.
@@ -245,8 +248,10 @@ impl SummedTrace {
             for (why, ns) in context.causes_and_ns_of_idle_gap(&gap) {
                 causes.entry(why).or_default().add_one_operation(ns, ns);
             }
-            places.at(context, gap.operation_after).launched_operations.own_ns +=
-                gap.idle_gap_length_ns();
+            places
+                .times_of_operation_path(context, gap.operation_after)
+                .launched_operations
+                .own_ns += gap.idle_gap_length_ns();
         }
         for ((kind, name), amount) in causes {
             let function = context.text_of_blamed_function_or_range((kind, name));
@@ -393,7 +398,11 @@ impl TimesByRangePath {
     }
 
     /// Returns the sums of the range path in which an operation was launched.
-    fn at(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) -> &mut RangePathTimes {
+    fn times_of_operation_path(
+        &mut self,
+        context: &DiagnosisContext<'_>,
+        id: GpuOperationId,
+    ) -> &mut RangePathTimes {
         let path = context.host_summary.launched_in.at(id as usize);
         &mut self.sums[self.sum_index_of_path[path as usize] as usize]
     }

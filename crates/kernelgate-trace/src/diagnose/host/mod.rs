@@ -343,7 +343,7 @@ impl HostSummaryPass {
     fn process_host_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
         self.store_ranges_of_nodes_created_before(trace, call.start);
         let waits = self.name_is_waiting_function[call.name.0 as usize];
-        let launched = self.operations.by(trace, call);
+        let launched = self.operations.operations_launched_by(trace, call);
         let around = match waits || !launched.is_empty() {
             true => self
                 .open_ranges
@@ -428,7 +428,7 @@ impl HostSummaryPass {
         let events = &trace.node_events;
         while let Some(event) = self.graph_node_events.take_earliest_event_before(trace, time) {
             let at = events.time[event];
-            let open = self.open_ranges.at(events.thread[event], at, |_| ());
+            let open = self.open_ranges.ranges_open_at(events.thread[event], at, |_| ());
             self.ranges_around_node[event] =
                 open.iter().map(|range| InternedNameId(range.row.name_index)).collect();
         }

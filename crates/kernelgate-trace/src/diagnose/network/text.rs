@@ -18,7 +18,7 @@ const MAX_LISTED_KERNELS_OF_PHASE: usize = 8;
 const KERNEL_NAME_COLUMN_WIDTH: usize = 56;
 
 #[allow(clippy::cast_possible_truncation)]
-fn ns(value: f64) -> String {
+fn nanoseconds_text(value: f64) -> String {
     format_nanoseconds(value.round() as i64)
 }
 
@@ -76,10 +76,10 @@ impl PhasesOfNetwork {
                 text,
                 "  {:<12}{:>14}{:>14}{:>14}{:>14}{:>10}",
                 of.phase.printed_phase_label(),
-                of.host_ns.map_or("-".to_owned(), ns),
-                ns(of.busy_ns + of.idle_ns),
-                ns(of.busy_ns),
-                ns(of.idle_ns),
+                of.host_ns.map_or("-".to_owned(), nanoseconds_text),
+                nanoseconds_text(of.busy_ns + of.idle_ns),
+                nanoseconds_text(of.busy_ns),
+                nanoseconds_text(of.idle_ns),
                 text_with_at_most_one_decimal(kernels)
             );
         }
@@ -117,22 +117,28 @@ impl super::MeanPhaseTimesPerPass {
             .filter(|(_, idle)| *idle >= MIN_TIME_SHARE_TO_LIST * device_ns)
             .take(3);
         let causes: Vec<String> = causes
-            .map(|(cause, idle)| format!("{} {}", cause.printed_idle_cause(), ns(*idle)))
+            .map(|(cause, idle)| {
+                format!("{} {}", cause.printed_idle_cause(), nanoseconds_text(*idle))
+            })
             .collect();
         let idle = match causes.is_empty() {
             true => "the device is busy".to_owned(),
-            false => format!("the device is idle {}: {}", ns(self.idle_ns), causes.join(", ")),
+            false => format!(
+                "the device is idle {}: {}",
+                nanoseconds_text(self.idle_ns),
+                causes.join(", ")
+            ),
         };
         match self.host_ns {
             Some(host_ns) if host_ns < device_ns => format!(
                 "the host's range is {} shorter than the device's time, because launches return \
                  early: a timer around it needs a wait at its end; {idle}",
-                ns(device_ns - host_ns)
+                nanoseconds_text(device_ns - host_ns)
             ),
             Some(host_ns) => format!(
                 "the host's range is {} longer than the device's time: the host prepares launches \
                  and waits; {idle}",
-                ns(host_ns - device_ns)
+                nanoseconds_text(host_ns - device_ns)
             ),
             None => idle,
         }
@@ -150,7 +156,7 @@ fn write_kernel_with_most_time(
             "{}: {} launches, {}, {:.1} % of the kernels' time",
             shorten_in_the_middle(&shortened_kernel_name_for_readers(&first.name), 60),
             text_with_at_most_one_decimal(first.launches),
-            ns(first.kernel_ns),
+            nanoseconds_text(first.kernel_ns),
             100.0 * first.kernel_ns / total_kernel_ns_per_pass(kernels).max(1.0)
         ))
     };
@@ -195,7 +201,7 @@ fn write_kernels_other_than_matmul(text: &mut String, forward: &[MeanKernelUsePe
             ),
             of.class.printed_work_class_label(),
             text_with_at_most_one_decimal(of.launches),
-            ns(of.kernel_ns),
+            nanoseconds_text(of.kernel_ns),
             100.0 * of.kernel_ns / all
         );
     }
@@ -247,7 +253,7 @@ impl AttentionKernels {
                 "  {:<20}{:>12}{:>16}{:>14}{:>12}",
                 operation.printed_attention_operation(),
                 text_with_at_most_one_decimal(kernels as f64 / passes as f64),
-                ns(kernel_ns as f64 / passes as f64),
+                nanoseconds_text(kernel_ns as f64 / passes as f64),
                 scaled(1e-9 / passes as f64),
                 scaled(1e-3 / kernel_ns.max(1) as f64)
             );

@@ -170,7 +170,7 @@ impl CommunicationSpansByGpu {
     }
 
     /// Nanoseconds of an operation during which communication runs on its GPU.
-    fn ns(&self, context: &DiagnosisContext<'_>, id: u32) -> i64 {
+    fn kernel_duration_ns(&self, context: &DiagnosisContext<'_>, id: u32) -> i64 {
         if self.0.is_empty() {
             return 0;
         }
@@ -231,7 +231,7 @@ impl<'a> KernelsByLaunchShape<'a> {
                 group.path = context.common_path_with_operation(group.path, id);
                 group.launch_count += 1;
                 group.total_ns += length;
-                group.beside_communication_ns += communication.ns(context, id);
+                group.beside_communication_ns += communication.kernel_duration_ns(context, id);
             }
         }
         let compute = |(function, ..): &FunctionShapeAndGpu| {

@@ -37,7 +37,8 @@ use crate::model::{DistinctValues, Trace, TraceRecorder, TracedDevice};
 /// # Errors
 /// The file cannot be read, or contains no trace event.
 pub(super) fn read_chrome_trace(path: &Path) -> Result<Trace, TraceError> {
-    let source = json_source::open_plain_or_gzip_json(path).map_err(TraceError::io(path))?;
+    let source = json_source::open_plain_or_gzip_json(path)
+        .map_err(TraceError::unreadable_file_error(path))?;
     let mut reader = ChromeTraceReader::default();
     reader.builder.trace.recorder = TraceRecorder::Chrome;
     let contents = json_events::stream_chrome_events_and_fields(source, |part| {

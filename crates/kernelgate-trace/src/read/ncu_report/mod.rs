@@ -70,8 +70,8 @@ const RESULT_FIELD_NUMBERS: [ProtobufFieldsOfResultKind; 4] = [
 /// # Errors
 /// The file cannot be read, is not an Nsight Compute report, or contains no result.
 pub(super) fn read_ncu_report(path: &Path) -> Result<Trace, TraceError> {
-    let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
-    let left = file.metadata().map_err(TraceError::io(path))?.len();
+    let file = std::fs::File::open(path).map_err(TraceError::unreadable_file_error(path))?;
+    let left = file.metadata().map_err(TraceError::unreadable_file_error(path))?.len();
     let mut file =
         NcuReportFile { source: BufReader::with_capacity(1 << 16, file), remaining_bytes: left };
     let mut magic = [0; 4];

@@ -40,7 +40,7 @@ pub(super) fn looks_like_kernelgate_recording(head: &[u8]) -> bool {
 /// # Errors
 /// The file cannot be read, is truncated, or has a newer schema version.
 pub(super) fn read_kernelgate_recording(path: &Path) -> Result<Trace, TraceError> {
-    let file = File::open(path).map_err(TraceError::io(path))?;
+    let file = File::open(path).map_err(TraceError::unreadable_file_error(path))?;
     let recording: RecordingJson = serde_json::from_reader(BufReader::with_capacity(1 << 18, file))
         .map_err(|error| {
             TraceError::broken_trace_file_error(path, format!("broken or cut short ({error})"))

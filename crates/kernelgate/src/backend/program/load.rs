@@ -386,7 +386,7 @@ impl EnqueueClosureBuilder<'_> {
             }
         });
         let programmatic = launch.uses_programmatic_launch
-            && supports_programmatic_dependent_launch(&self.device.facts().arch);
+            && supports_programmatic_dependent_launch(&self.device.gpu_properties().arch);
         let launch = Launch { programmatic, window, ..kernel.specified_launch_shape() };
         Ok(Box::new(move || kernel.loaded_kernel().launch(launch, &arguments)))
     }

@@ -184,7 +184,7 @@ impl Program {
 
     /// Returns a pointer to the beginning of the region with this name; an unknown name is a
     /// mistake.
-    pub fn at(&self, name: &str) -> RegionPointer {
+    pub fn pointer_to(&self, name: &str) -> RegionPointer {
         self.memory.pointer_to_region(name).unwrap_or_else(|| {
             self.store_first_mistake(Err(LaunchListError::UnknownRegion { name: name.to_owned() }));
             RegionAndAllocationPlan::placeholder_for_unknown_region()
@@ -199,7 +199,7 @@ impl Program {
 
     /// Bytes of a region.
     pub fn bytes_of_region(&self, name: &str) -> usize {
-        self.memory.regions.get(self.at(name).region).map_or(0, |region| region.bytes)
+        self.memory.regions.get(self.pointer_to(name).region).map_or(0, |region| region.bytes)
     }
 
     /// Name and bytes of every region, in the order of declaration.
@@ -278,7 +278,7 @@ impl Program {
         arguments: impl LaunchArgumentList,
     ) -> KernelLaunchStep {
         let mut operands = Vec::new();
-        arguments.append_launch_arguments_to(&|name| self.at(name), &mut operands);
+        arguments.append_launch_arguments_to(&|name| self.pointer_to(name), &mut operands);
         KernelLaunchStep::with_operands(kernel, p, operands)
     }
 

@@ -81,7 +81,7 @@ impl KernelLaunchStep {
 
     /// Launches another kernel with the same arguments on devices for which `condition` returns
     /// true.
-    pub fn or<P: Clone + 'static>(
+    pub fn or_if_device<P: Clone + 'static>(
         self,
         kernel: &KernelSpec<P>,
         p: &P,

@@ -204,7 +204,7 @@ fn unknown_and_repeated_region_names_are_errors() {
     program.add_scratch("a", MemoryPurpose::Workspace, 4);
     assert_eq!(program.check(), Err(LaunchListError::DuplicateRegion { name: "a".to_owned() }));
     let mut program = Program::new();
-    let pointer = program.at("b");
+    let pointer = program.pointer_to("b");
     add_launch_that_updates_region(&mut program, ProgramLane::MAIN_LANE, pointer);
     assert_eq!(program.check(), Err(LaunchListError::UnknownRegion { name: "b".to_owned() }));
     assert_eq!(program.pointer_if_declared("b"), None);
@@ -393,7 +393,9 @@ fn a_state_and_its_output_share_memory() {
     assert_eq!(program.device_bytes_by_purpose_label(), [("weights", 48)]);
     let inputs = Tensors::new().with("x", [6], vec![1.0f32; 6]);
     for name in ["x", "copy"] {
-        assert!(program.initial_bytes_of_region(program.at(name), &inputs).unwrap().is_some());
+        assert!(
+            program.initial_bytes_of_region(program.pointer_to(name), &inputs).unwrap().is_some()
+        );
     }
 }
 

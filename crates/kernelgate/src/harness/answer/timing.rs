@@ -56,7 +56,8 @@ pub fn measure_timing_accuracy_report(
     if cupti.is_none() && is_requested(TimingAccuracyReportPart::Cupti) {
         notes.push(missing_cupti_note());
     }
-    let (environment, overhead) = (RunEnvironment::on(&target), events.launch_overhead());
+    let (environment, overhead) =
+        (RunEnvironment::environment_of_target(&target), events.launch_overhead());
     Ok(TimingAccuracyReport {
         environment,
         telemetry: readings,
@@ -120,7 +121,7 @@ pub fn time_cases_by_events_and_cupti(
         notes.push(missing_cupti_note());
     }
     Ok(TimingAccuracyReport {
-        environment: RunEnvironment::on(&target),
+        environment: RunEnvironment::environment_of_target(&target),
         telemetry: Vec::new(),
         overhead,
         limits: None,

@@ -322,7 +322,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let run = BenchProcessRun::empty_run_starting_now(
             "b",
             "s",
-            RunEnvironment::on(&target),
+            RunEnvironment::environment_of_target(&target),
             CommitAndChanges::default(),
         );
         let path = folder.path().join("run.json");

@@ -25,7 +25,7 @@ impl CargoBenchInvocation {
     /// Describes the invocation of this process; `session` is the session name, if the user chose
     /// one.
     pub fn invocation_of_this_process(session: Option<String>) -> Self {
-        let id = id();
+        let id = invocation_id();
         Self { session: session.unwrap_or_else(|| id.clone()), id }
     }
 
@@ -70,7 +70,7 @@ impl CargoBenchInvocation {
 
 /// Id of the invocation: start time and process number of the parent cargo process, else of this
 /// process.
-fn id() -> String {
+fn invocation_id() -> String {
     let mut system = System::new().ok();
     let own = sysinfo::get_current_pid().ok();
     let mut process = |pid: Pid| -> Option<(String, u64, Option<Pid>)> {
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_second_invocation_with_the_same_session_name_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let store = RecordFoldersOfPackage::at(folder.path(), folder.path());
+        let store = RecordFoldersOfPackage::for_package_root(folder.path(), folder.path());
         let invoked =
             |id: &str| CargoBenchInvocation { session: "par".to_owned(), id: id.to_owned() };
         let record = |invocation: &str| {

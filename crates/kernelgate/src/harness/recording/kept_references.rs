@@ -106,7 +106,7 @@ pub fn read_or_compute_precision_error_limit(
 impl StoredReferenceFolder {
     /// Uses `folder` for stored references; the folder is created when the first reference is
     /// written.
-    pub fn at(folder: PathBuf, executable: Option<String>) -> StoredReferenceFolder {
+    pub fn new(folder: PathBuf, executable: Option<String>) -> StoredReferenceFolder {
         Self { folder, executable }
     }
 
@@ -268,7 +268,7 @@ mod tests {
             let row = |_: &At<'_>, _| Ok(RowLaunches::new(|| Ok::<_, String>(())));
             Attached::new("kept/golden", &["n=1"], define).row("cuda/row", [], row).into()
         };
-        let kept = StoredReferenceFolder::at(PathBuf::from("kept"), Some("executable".to_owned()));
+        let kept = StoredReferenceFolder::new(PathBuf::from("kept"), Some("executable".to_owned()));
         let path = |suite: WorkloadSuite| {
             let place = ChosenBackend {
                 kind: BackendKind::Cuda,

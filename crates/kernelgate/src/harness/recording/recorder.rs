@@ -76,7 +76,7 @@ impl SharedRunRecord {
             event,
             CaseOutcomeToRecord::DeviceMemory(..) | CaseOutcomeToRecord::Problem(..)
         );
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         let run = &mut state.run;
         match event {
             CaseOutcomeToRecord::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
@@ -114,7 +114,7 @@ impl SharedRunRecord {
         let sums = [("checks after timing", checks), ("whole", whole)];
         let all = spent_s.into_iter().chain(sums.map(|(name, sum)| (name, sum.as_secs_f64())));
         let named = all.map(|(activity, seconds)| (activity.to_owned(), seconds));
-        self.lock().run.spent_s.extend(named);
+        self.lock_state().run.spent_s.extend(named);
     }
 
     /// Marks the run record as complete, adds a last GPU reading, and writes the file.
@@ -122,7 +122,7 @@ impl SharedRunRecord {
         &self,
         telemetry: Option<GpuCardReading>,
     ) -> Result<(), RecordFileError> {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         state.run.environment.gpus.record_opened_libraries_of_each_gpu();
         state.run.telemetry.extend(telemetry);
         state.run.complete = true;
@@ -138,12 +138,12 @@ impl SharedRunRecord {
 
     /// The run so far.
     pub fn copy_of_run(&self) -> BenchProcessRun {
-        self.lock().run.clone()
+        self.lock_state().run.clone()
     }
 
     /// Path of the run record's file.
     pub fn record_path(&self) -> PathBuf {
-        self.lock().path.clone()
+        self.lock_state().path.clone()
     }
 
     /// Installs a handler that ends the process on Ctrl-C or a termination signal between writes,
@@ -155,7 +155,7 @@ impl SharedRunRecord {
         let recorder = self.clone();
         let handler = move || {
             // The handler holds the lock until the process ends, so that no write can begin.
-            let state = recorder.lock();
+            let state = recorder.lock_state();
             let baseline = state
                 .pending_baseline
                 .as_ref()
@@ -181,7 +181,7 @@ impl SharedRunRecord {
                 case,
                 &CaseFailureReason::with_kind_and_sentence("endless", &why),
             ));
-            let state = recorder.lock();
+            let state = recorder.lock_state();
             eprintln!("\nfailed: {case}: {why}{}", state.saved_case_count_and_path_text("; "));
             if let Err(error) = noted {
                 eprintln!("{}", clean_message_for_terminal(&error.to_string()));
@@ -199,13 +199,13 @@ impl SharedRunRecord {
         &self,
         write: impl FnOnce(&BenchProcessRun) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         write(&state.run)?;
         state.pending_baseline = None;
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, RunRecordAndFile> {
+    fn lock_state(&self) -> MutexGuard<'_, RunRecordAndFile> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

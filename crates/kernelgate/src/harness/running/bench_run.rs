@@ -99,7 +99,7 @@ pub fn verify_time_and_record_selected_cases(
     let progress = BenchProgressPrinter::new(settings.quiet, selection.runnable_case_count());
     let invocation =
         CargoBenchInvocation::invocation_of_this_process(settings.process.session.clone());
-    let environment = RunEnvironment::on(&target);
+    let environment = RunEnvironment::environment_of_target(&target);
     let mut run = start_run_record(name, settings, selection, store, &invocation, environment)?;
     print_device_cases_and_least_duration(&progress, &run, place, selection, settings, store);
     let process = bench_process_name_with_shard(name, settings.shard);
@@ -135,7 +135,7 @@ pub fn verify_time_and_record_selected_cases(
     progress.print_gpu_state(&run.telemetry);
     progress.print_warning_of_busy_gpus(&target.gpus_with_other_computing_processes());
     let limits = run.limits.clone();
-    let references = StoredReferenceFolder::at(store.references.clone(), run.executable.clone());
+    let references = StoredReferenceFolder::new(store.references.clone(), run.executable.clone());
     let recorder = SharedRunRecord::start_recording(
         run,
         path,

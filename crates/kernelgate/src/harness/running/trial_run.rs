@@ -140,7 +140,7 @@ pub fn run_trial_and_write_record(
     let executable =
         settings.process.executable.as_deref().map(file::file_content_hash_hex).transpose()?;
     let target = settings.device.open_target(place)?;
-    let environment = RunEnvironment::on(&target);
+    let environment = RunEnvironment::environment_of_target(&target);
     drop(opening);
     let mut run = BenchProcessRun {
         effort: settings.effort.effort_name().to_owned(),
@@ -179,7 +179,7 @@ pub fn run_trial_and_write_record(
         telemetry
     };
     print_warning_of_injected_delays(&run);
-    let references = StoredReferenceFolder::at(store.references.clone(), run.executable.clone());
+    let references = StoredReferenceFolder::new(store.references.clone(), run.executable.clone());
     let recorder = SharedRunRecord::start_recording(
         run,
         request.record,

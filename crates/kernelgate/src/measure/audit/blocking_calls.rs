@@ -171,7 +171,7 @@ mod tests {
         record
     }
 
-    fn by(record: &CuptiRecordedActivity) -> BlockedLaunchCause {
+    fn cause_in_record(record: &CuptiRecordedActivity) -> BlockedLaunchCause {
         find_blocked_launch_cause_in_record(record, TEST_STREAM_HOLD).unwrap()
     }
 
@@ -185,13 +185,19 @@ mod tests {
         {
             let calls = [(name, MIN_DELAYED_CALL_NS), ("cuLaunchKernel", 5_000)];
             assert_eq!(
-                by(&recorded_calls_and_launches(&calls, MAX_COMMANDS_BEHIND_BLOCKER + 1)),
+                cause_in_record(&recorded_calls_and_launches(
+                    &calls,
+                    MAX_COMMANDS_BEHIND_BLOCKER + 1
+                )),
                 BlockedLaunchCause::Queue
             );
             // This CUPTI record has so few commands that they fit into any launch queue, so another
             // cause delayed the launch.
             assert_eq!(
-                by(&recorded_calls_and_launches(&calls, MAX_COMMANDS_BEHIND_BLOCKER - 2)),
+                cause_in_record(&recorded_calls_and_launches(
+                    &calls,
+                    MAX_COMMANDS_BEHIND_BLOCKER - 2
+                )),
                 BlockedLaunchCause::Unknown
             );
         }
@@ -210,7 +216,7 @@ mod tests {
             for kernels in [2, MAX_COMMANDS_BEHIND_BLOCKER + 100] {
                 let calls = [("cuLaunchKernel", 5_000), (name, MIN_DELAYED_CALL_NS)];
                 assert_eq!(
-                    by(&recorded_calls_and_launches(&calls, kernels)),
+                    cause_in_record(&recorded_calls_and_launches(&calls, kernels)),
                     blocked_launch_in_call(name)
                 );
             }
@@ -220,20 +226,26 @@ mod tests {
         for name in ["cuStreamSynchronize", "cuMemFree_v2", "cudaFree_v3020"] {
             let calls = [("cuLaunchKernel", MIN_DELAYED_CALL_NS), (name, 5_000)];
             assert_eq!(
-                by(&recorded_calls_and_launches(&calls, 1500)),
+                cause_in_record(&recorded_calls_and_launches(&calls, 1500)),
                 blocked_launch_in_call(name)
             );
         }
         let calls = [("cuLaunchKernel", MIN_DELAYED_CALL_NS), ("cuMemFreeAsync", 5_000)];
-        assert_eq!(by(&recorded_calls_and_launches(&calls, 1500)), BlockedLaunchCause::Queue);
+        assert_eq!(
+            cause_in_record(&recorded_calls_and_launches(&calls, 1500)),
+            BlockedLaunchCause::Queue
+        );
         // Neither a wait before the delayed launch nor a wait in a thread that launches nothing
         // counts as a wait of the launch.
         let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", MIN_DELAYED_CALL_NS)];
-        assert_eq!(by(&recorded_calls_and_launches(&earlier, 1500)), BlockedLaunchCause::Queue);
+        assert_eq!(
+            cause_in_record(&recorded_calls_and_launches(&earlier, 1500)),
+            BlockedLaunchCause::Queue
+        );
         let calls = [("cuLaunchKernel", MIN_DELAYED_CALL_NS), ("cuStreamSynchronize", 5_000)];
         let mut other = recorded_calls_and_launches(&calls, 1500);
         other.calls[1].thread = 2;
-        assert_eq!(by(&other), BlockedLaunchCause::Queue);
+        assert_eq!(cause_in_record(&other), BlockedLaunchCause::Queue);
     }
 
     #[test]
@@ -255,7 +267,7 @@ mod tests {
                 correlation,
                 ..MemoryCopyRecord::default()
             });
-            by(&record)
+            cause_in_record(&record)
         };
         let to_host =
             [CUPTI_COPY_DEVICE_TO_HOST, CUPTI_DEVICE_MEMORY_KIND, CUPTI_PINNED_MEMORY_KIND];
@@ -293,7 +305,10 @@ mod tests {
     fn a_delayed_launch_without_slow_call_has_unknown_cause() {
         let calls = [("cuLaunchKernel", 5_000), ("cuStreamQuery", 5_000)];
         assert_eq!(
-            by(&recorded_calls_and_launches(&calls, MAX_COMMANDS_BEHIND_BLOCKER + 100)),
+            cause_in_record(&recorded_calls_and_launches(
+                &calls,
+                MAX_COMMANDS_BEHIND_BLOCKER + 100
+            )),
             BlockedLaunchCause::Unknown
         );
         let lost = CuptiRecordedActivity { dropped: 1, ..recorded_calls_and_launches(&calls, 2) };

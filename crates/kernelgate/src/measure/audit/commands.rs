@@ -27,7 +27,7 @@ pub fn check_launch_has_commands_on_each_gpu(
     let Some(rank) = captured.and_then(ExecutableGraphPerGpu::first_gpu_without_commands) else {
         return Ok(());
     };
-    let gpu = devices.iter().nth(rank).map_or(rank, |device| device.facts().ordinal);
+    let gpu = devices.iter().nth(rank).map_or(rank, |device| device.gpu_properties().ordinal);
     Err(TimingRefusal::NothingOnRank { rank, gpu })
 }
 

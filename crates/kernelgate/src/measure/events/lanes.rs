@@ -40,7 +40,7 @@ impl TimingInstrumentsOfGpu {
             streams: [timer()?, timer()?],
             instruments: ClockProbeAndL2Flush::compile_and_allocate(
                 device,
-                L2_FLUSH_SIZE_MULTIPLE * device.facts().l2_bytes,
+                L2_FLUSH_SIZE_MULTIPLE * device.gpu_properties().l2_bytes,
             )?,
         })
     }

@@ -264,7 +264,7 @@ fn measure_gpu_memory_limit(
     };
     let all = MemoryPassVariant::ALL_TRIED.map(|pass| (pass, 0));
     let tried = time_candidates_fastest_first(events, cache, all, launch)?;
-    let l2_bytes = events.first_gpu().facts().l2_bytes;
+    let l2_bytes = events.first_gpu().gpu_properties().l2_bytes;
     let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.bytes_read_and_written());
     let places = if cache == CacheState::Hot && near_l2 {
         &DATA_OFFSETS_NEAR_L2_SIZE[..]

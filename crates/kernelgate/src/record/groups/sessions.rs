@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn the_last_session_has_the_latest_recorded_start() {
         let folder = tempfile::tempdir().unwrap();
-        let store = RecordFoldersOfPackage::at(folder.path(), folder.path());
+        let store = RecordFoldersOfPackage::for_package_root(folder.path(), folder.path());
         let named =
             session_name_from_start_and_process("2026-01-02T03:04:05Z".parse().unwrap(), 77);
         assert_eq!(named, "20260102T030405Z-77");

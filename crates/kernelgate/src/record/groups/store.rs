@@ -162,11 +162,11 @@ impl RecordFoldersOfPackage {
     }
 
     fn record_folders_of_package_in_root(root: PathBuf) -> RecordFoldersOfPackage {
-        Self::at(&root, &target_folder_of_cargo(&root))
+        Self::for_package_root(&root, &target_folder_of_cargo(&root))
     }
 
     /// Returns the folders of the package in `root`, with the Cargo target folder `target`.
-    pub fn at(root: &Path, target: &Path) -> RecordFoldersOfPackage {
+    pub fn for_package_root(root: &Path, target: &Path) -> RecordFoldersOfPackage {
         let work = target.join("kernelgate");
         let history = process::nonempty_environment_variable("KERNELGATE_HISTORY");
         Self {
@@ -177,7 +177,7 @@ impl RecordFoldersOfPackage {
             work,
             criterion: process::nonempty_environment_variable("CRITERION_HOME")
                 .map_or_else(|| target.join("criterion"), PathBuf::from),
-            package: CargoPackageId::at(root),
+            package: CargoPackageId::in_folder(root),
             root: root.to_owned(),
         }
     }

@@ -78,12 +78,14 @@ impl RunEnvironment {
     }
 
     /// Describes the environment of this process for a run on the devices of `target`.
-    pub fn on(target: &BenchTarget) -> RunEnvironment {
+    pub fn environment_of_target(target: &BenchTarget) -> RunEnvironment {
         match target {
             BenchTarget::Cpu => Self::environment_of_process_on_cpu(),
             BenchTarget::Cuda(devices) => Self {
                 link: devices.weakest_peer_link(),
-                ..Self::environment_of_process_on_gpus(devices.iter().map(|device| device.facts()))
+                ..Self::environment_of_process_on_gpus(
+                    devices.iter().map(|device| device.gpu_properties()),
+                )
             },
         }
     }

@@ -28,7 +28,7 @@ pub struct CargoPackageId {
 impl CargoPackageId {
     /// Returns the package whose manifest is in a folder; `None` if there is no manifest, or one
     /// without package, as at some workspace roots.
-    pub fn at(root: &Path) -> Option<CargoPackageId> {
+    pub fn in_folder(root: &Path) -> Option<CargoPackageId> {
         let root = std::path::absolute(root).ok()?;
         let name = package_name_in_manifest(&read_cargo_manifest(&root)?)?;
         let is_workspace = |folder: &&Path| {
@@ -106,23 +106,32 @@ mod tests {
             &member,
             "# name = \"no\"\n[package]\nname = \"member\" # ours\n[lib]\nname = \"x\"\n",
         );
-        assert_eq!(CargoPackageId::at(folder.path()), None);
+        assert_eq!(CargoPackageId::in_folder(folder.path()), None);
         assert_eq!(
-            CargoPackageId::at(&member).unwrap().to_string(),
+            CargoPackageId::in_folder(&member).unwrap().to_string(),
             "member (crates/member/Cargo.toml)"
         );
         write_cargo_manifest(folder.path(), "[package]\nname='root'\n\n[workspace.dependencies]\n");
-        assert_eq!(CargoPackageId::at(folder.path()).unwrap().to_string(), "root (Cargo.toml)");
-        assert_eq!(CargoPackageId::at(&member).unwrap().manifest, "crates/member/Cargo.toml");
+        assert_eq!(
+            CargoPackageId::in_folder(folder.path()).unwrap().to_string(),
+            "root (Cargo.toml)"
+        );
+        assert_eq!(
+            CargoPackageId::in_folder(&member).unwrap().manifest,
+            "crates/member/Cargo.toml"
+        );
     }
 
     #[test]
     fn a_package_without_a_workspace_is_its_own_root() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(CargoPackageId::at(folder.path()), None);
+        assert_eq!(CargoPackageId::in_folder(folder.path()), None);
         write_cargo_manifest(folder.path(), "[ package ]\nversion = \"1\"\nname = \"alone\"\n");
-        assert_eq!(CargoPackageId::at(folder.path()).unwrap().to_string(), "alone (Cargo.toml)");
+        assert_eq!(
+            CargoPackageId::in_folder(folder.path()).unwrap().to_string(),
+            "alone (Cargo.toml)"
+        );
         write_cargo_manifest(folder.path(), "[package]\nname.workspace = true\n");
-        assert_eq!(CargoPackageId::at(folder.path()), None);
+        assert_eq!(CargoPackageId::in_folder(folder.path()), None);
     }
 }

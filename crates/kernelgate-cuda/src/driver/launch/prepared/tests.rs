@@ -50,7 +50,7 @@ fn launches_with_every_kind_of_attribute_run() {
             parameters,
         )
     };
-    let multiprocessors = device.facts().multiprocessors;
+    let multiprocessors = device.gpu_properties().multiprocessors;
     let words = |buffer: &crate::DeviceBuffer| {
         let mut bytes = vec![0; buffer.size_in_bytes()];
         buffer.download_first_bytes(&mut bytes).unwrap();
@@ -158,7 +158,7 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     let clustered = || KernelArgumentList::new().address(out.device_address());
     // No GPU supports clusters of 64 blocks.
     unsupported(prepare("clustered", in_clusters(64, 64), clustered()), "runs no clusters of 64");
-    if device.facts().arch != "sm_90a" {
+    if device.gpu_properties().arch != "sm_90a" {
         return;
     }
     let dims = in_clusters(16, 32);

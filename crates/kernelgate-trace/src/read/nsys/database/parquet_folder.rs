@@ -40,8 +40,8 @@ impl ParquetExportFolder {
     /// rows, which reports the reason when it is read.
     pub fn open_parquet_folder(path: &Path) -> Result<ParquetExportFolder, TraceError> {
         let mut tables = BTreeMap::new();
-        for entry in std::fs::read_dir(path).map_err(TraceError::io(path))? {
-            let file = entry.map_err(TraceError::io(path))?.path();
+        for entry in std::fs::read_dir(path).map_err(TraceError::unreadable_file_error(path))? {
+            let file = entry.map_err(TraceError::unreadable_file_error(path))?.path();
             let is_table = file.extension().is_some_and(|extension| extension == "parquet");
             let name = file.file_stem().and_then(|name| name.to_str());
             if let (true, Some(name)) = (is_table, name) {
