@@ -34,8 +34,8 @@ fn every_linked_driver_function_exists_in_cuda_12_4() {
     assert!(
         available.contains("cuFuncGetParamInfo") && !available.contains("cuEventElapsedTime_v2")
     );
-    // The unused reference to `run_bench_of_family` links all code that a bench executable uses into the test
-    // executable.
+    // The unused reference to `run_bench_of_family` links all code that a bench executable uses
+    // into the test executable.
     std::hint::black_box(crate::run_bench_of_family as *const ());
     let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     // The mangled name of this test is assembled at run time; a constant with this name would

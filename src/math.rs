@@ -25,11 +25,11 @@ pub fn vectorisable_exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { polynomial * power }
 }
 
-/// Computes 2^x in f32 for x ≤ 126 with a relative error below 4e-7; returns 2^-126 for x < -126 and
-/// for NaN.
+/// Computes 2^x in f32 for x ≤ 126 with a relative error below 4e-7; returns 2^-126 for x < -126
+/// and for NaN.
 ///
-/// The code splits x = n + r with |r| ≤ 1/2, computes 2^r by a polynomial of degree 6, and adds n to
-/// the exponent bits. The code calls `mul_add` explicitly, because the compiler does not fuse
+/// The code splits x = n + r with |r| ≤ 1/2, computes 2^r by a polynomial of degree 6, and adds n
+/// to the exponent bits. The code calls `mul_add` explicitly, because the compiler does not fuse
 /// multiplication and addition on its own.
 #[inline(always)]
 pub fn vectorisable_exp2(x: f32) -> f32 {

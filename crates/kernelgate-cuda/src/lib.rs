@@ -3,7 +3,8 @@
 //!
 //! - The module [`architecture`] has resource limits of GPU architectures by name.
 //! - The module [`regular_file`] opens and reads regular files, but no devices or pipes.
-//! - The module [`library`] searches for NVIDIA's libraries, and advises how to install missing ones.
+//! - The module [`library`] searches for NVIDIA's libraries, and advises how to install missing
+//!   ones.
 //! - The module [`layout`] moves the code and memory of a program to other addresses on purpose.
 //! - The module [`driver`] wraps devices, memory, streams, events, graphs, kernels and launches.
 //! - The module [`compiler`] compiles kernel source to machine code, caches the machine code on

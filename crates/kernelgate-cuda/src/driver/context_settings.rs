@@ -25,7 +25,8 @@ const RESTORED_CONTEXT_LIMITS: [(CUlimit, &str); 5] = [
 /// memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaContextSettings {
-    /// Values in the order of [`RESTORED_CONTEXT_LIMITS`]; `None` for a limit that the driver lacks.
+    /// Values in the order of [`RESTORED_CONTEXT_LIMITS`]; `None` for a limit that the driver
+    /// lacks.
     limits: [Option<usize>; RESTORED_CONTEXT_LIMITS.len()],
     cache: Option<CUfunc_cache>,
 }

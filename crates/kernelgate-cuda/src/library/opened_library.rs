@@ -53,8 +53,8 @@ impl OpenedLibrary {
 
     /// Looks up the address of a function in the library.
     pub fn address_of_library_function(&self, name: &CStr) -> Option<*const c_void> {
-        // SAFETY: only the address of the symbol is taken; the caller of `address_of_library_function` chooses
-        // its type.
+        // SAFETY: only the address of the symbol is taken; the caller of
+        // `address_of_library_function` chooses its type.
         let symbol = unsafe { self.library.get::<*const c_void>(name.to_bytes_with_nul()) };
         symbol.map(|symbol| *symbol).ok()
     }

@@ -49,7 +49,8 @@ impl At<'_> {
     }
 
     /// Joins a stream that the row's own code created: work enqueued on it inside
-    /// [`ForeignStreamJoinedWithDevice::enqueue_in_order_of_device_stream`] is ordered and timed as if enqueued on [`Self::stream`].
+    /// [`ForeignStreamJoinedWithDevice::enqueue_in_order_of_device_stream`] is ordered and timed as
+    /// if enqueued on [`Self::stream`].
     ///
     /// # Errors
     /// Fails if the handle is null or no stream, or belongs to another context or GPU.

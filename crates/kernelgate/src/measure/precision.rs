@@ -22,7 +22,8 @@ const MAX_RELATIVE_MEDIAN_INTERVAL_WIDTH: f64 = 0.015;
 /// distribution for as many means. Parts of different lengths detect a clock that wanders slowly or
 /// fast.
 const BATCH_COUNTS_AND_T_QUANTILES: [(usize, f64); 2] = [(4, 5.84), (8, 3.50)];
-/// Largest distance of an end of [`batch_means_interval_of_mean`] from the mean, as a share of the mean.
+/// Largest distance of an end of [`batch_means_interval_of_mean`] from the mean, as a share of the
+/// mean.
 const MAX_RELATIVE_MEAN_INTERVAL_DISTANCE: f64 = 0.5;
 
 /// Returns whether another run would repeat the median of these window times: the 95 % confidence

@@ -1,10 +1,10 @@
 //! Defines the files by which the program `kernelgate` and a bench executable communicate: one
 //! request file, one response file.
 //!
-//! The program starts the executable with the path of the request file in [`REQUEST_PATH_VARIABLE`]; the
-//! flags and variables of `cargo bench` select cases. If the variable contains
-//! [`PROTOCOL_VERSION_QUESTION`], an executable prints its protocol versions, so base and head may use
-//! different kernelgate releases.
+//! The program starts the executable with the path of the request file in
+//! [`REQUEST_PATH_VARIABLE`]; the flags and variables of `cargo bench` select cases. If the
+//! variable contains [`PROTOCOL_VERSION_QUESTION`], an executable prints its protocol versions, so
+//! base and head may use different kernelgate releases.
 //!
 //! A kernelgate release that only adds an optional field to these files keeps the protocol version.
 //! A release that changes a meaning, or adds a field that readers must not drop, raises the
@@ -28,7 +28,8 @@ pub use response::{
 /// [`PROTOCOL_VERSION_QUESTION`].
 pub const REQUEST_PATH_VARIABLE: &str = "KERNELGATE_REQUEST";
 
-/// Value of [`REQUEST_PATH_VARIABLE`] that asks a bench executable to print only its protocol versions.
+/// Value of [`REQUEST_PATH_VARIABLE`] that asks a bench executable to print only its protocol
+/// versions.
 pub const PROTOCOL_VERSION_QUESTION: &str = "protocol";
 
 /// Oldest and newest version of kernelgate's bench protocol that this library supports.
@@ -42,7 +43,8 @@ const PROTOCOL_VERSION_LINE_PREFIX: &str = "kernelgate-protocol ";
 /// bytes.
 pub const BENCH_EXECUTABLE_MARK: &str = "\0kernelgate bench executable\0";
 
-/// Uses [`BENCH_EXECUTABLE_MARK`], so that compiler and linker do not remove it from the executable.
+/// Uses [`BENCH_EXECUTABLE_MARK`], so that compiler and linker do not remove it from the
+/// executable.
 pub fn keep_bench_mark_in_executable() {
     // Passing the mark's pointer through `black_box` prevents the compiler from removing the mark.
     std::hint::black_box(BENCH_EXECUTABLE_MARK.as_ptr());
@@ -55,8 +57,8 @@ pub fn newest_common_protocol_version((oldest, newest): (u64, u64)) -> Option<u6
     (version >= oldest.max(SUPPORTED_PROTOCOL_VERSIONS.0)).then_some(version)
 }
 
-/// Returns the answer to [`PROTOCOL_VERSION_QUESTION`]: a line with the oldest and the newest supported
-/// protocol version.
+/// Returns the answer to [`PROTOCOL_VERSION_QUESTION`]: a line with the oldest and the newest
+/// supported protocol version.
 pub fn protocol_version_answer_line() -> String {
     format!(
         "{PROTOCOL_VERSION_LINE_PREFIX}{}-{}",

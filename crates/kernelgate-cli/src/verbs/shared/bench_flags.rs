@@ -41,7 +41,8 @@ impl BenchExecutableFlags {
         !self.bench.is_empty() || self.package.is_some()
     }
 
-    /// Builds or finds the selected bench executables, as [`BenchTargetsOrFolder::find_kernelgate_benches`] does.
+    /// Builds or finds the selected bench executables, as
+    /// [`BenchTargetsOrFolder::find_kernelgate_benches`] does.
     pub fn find_selected_benches(
         &self,
         root: &Path,

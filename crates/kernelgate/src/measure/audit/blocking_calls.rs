@@ -87,8 +87,8 @@ fn find_blocked_launch_cause_in_record(
     if let Some(call) = waits {
         return Some(BlockedLaunchCause::Call(name(call).to_owned()));
     }
-    // If CUPTI recorded no more calls than `MAX_COMMANDS_BEHIND_BLOCKER`, the launch queue cannot have been
-    // full.
+    // If CUPTI recorded no more calls than `MAX_COMMANDS_BEHIND_BLOCKER`, the launch queue cannot
+    // have been full.
     let enqueued =
         record.calls.iter().filter(|call| cuda_call_only_enqueues_work(name(call), copy_of(call)));
     let many = enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len()

@@ -2,9 +2,9 @@
 //! else.
 //!
 //! The audit's timed region is the code between two CUDA events. A launch may enqueue work on the
-//! timed stream and on streams joined with the timed stream by events; [`AllowedActionsOfTimedCode`] lists its
-//! further permissions. A row whose launches do anything beyond their permissions is reported with
-//! an error instead of a time. In the table of the
+//! timed stream and on streams joined with the timed stream by events;
+//! [`AllowedActionsOfTimedCode`] lists its further permissions. A row whose launches do anything
+//! beyond their permissions is reported with an error instead of a time. In the table of the
 //! audit's checks, `L` marks checks of launches (of kernelgate's own and of attached rows) and `C`
 //! checks of the passes of a Criterion routine. A name in the last column is the permission of
 //! [`AllowedActionsOfTimedCode`] that turns the check off.
@@ -24,12 +24,12 @@
 //! | [`reused_results`] `L` | results computed once and returned later | first and second replay for new inputs; of short launches rounds of three | [`TimingRefusal::Reuses`] | |
 //! | [`reused_results`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`TimingRefusal::ReusesInBatch`] | |
 //!
-//! The outputs of a Criterion routine, and its reuse of results, are not checked, because kernelgate
-//! does not know its inputs and outputs. The check [`cupti`] also detects the early writes that [`early_writes`]
-//! detects. The numbers of commands in a Criterion routine's passes are not compared, because
-//! Criterion does not say how many iterations a pass has. A Criterion routine may allocate memory
-//! and change the current CUDA context, so [`allocations`] and contexts are not checked for
-//! Criterion benches.
+//! The outputs of a Criterion routine, and its reuse of results, are not checked, because
+//! kernelgate does not know its inputs and outputs. The check [`cupti`] also detects the early
+//! writes that [`early_writes`] detects. The numbers of commands in a Criterion routine's passes
+//! are not compared, because Criterion does not say how many iterations a pass has. A Criterion
+//! routine may allocate memory and change the current CUDA context, so [`allocations`] and contexts
+//! are not checked for Criterion benches.
 //!
 //! Three further checks need more than launches and are in other modules:
 //!

@@ -174,8 +174,8 @@ fn work_multiplies_dtypes(operands: GemmInputDtype, work: &Work) -> bool {
 
 /// Times one burst of each candidate, or only its trial launches if they are long; returns the
 /// candidates with their times in nanoseconds, the fastest first. A candidate is dropped if its
-/// trial launches take more than [`DROPPED_CANDIDATE_TIME_RATIO`] times as long as the fastest earlier
-/// candidate's.
+/// trial launches take more than [`DROPPED_CANDIDATE_TIME_RATIO`] times as long as the fastest
+/// earlier candidate's.
 fn time_candidates_fastest_first<T: Copy>(
     events: &mut CudaEventTimer,
     cache: CacheState,

@@ -5,8 +5,8 @@
 //! {"keys": ["a", "b"], "same": {"power.state": "steady"}, "each": {"median_ns": [1.5, 1.6]}}
 //! ```
 //!
-//! The name of a fact is the path of field names that leads to the fact, joined by dots. A fact that an object lacks is `null` in
-//! its column.
+//! The name of a fact is the path of field names that leads to the fact, joined by dots. A fact
+//! that an object lacks is `null` in its column.
 
 use std::collections::{BTreeMap, BTreeSet};
 
