@@ -561,25 +561,15 @@ fn a_lower_clock_is_never_a_regression() {
     assert_eq!(row.inconclusive_of_unchanged, row.unchanged_cases, "{row:?}");
 }
 
-/// Recorded A/A comparisons: calibrations of an H200 and of three H100.
+/// Recorded A/A comparisons of H200s.
 fn recorded_a_a_comparisons() -> Vec<TimedBlocksByCase> {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let files = [
-        "docs/calibrations/h200.json",
-        "docs/calibrations/h100.json",
-        "docs/calibrations/h100-half-percent.json",
-        "docs/calibrations/h100-short.json",
-    ];
-    let calibrations =
-        files.map(|name| file::read_record::<GateCalibration>(&repository.join(name)).unwrap());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/calibrations/h200.json");
+    let calibration = file::read_record::<GateCalibration>(&path).unwrap();
     let most = ComparisonTestPlan::default().max_blocks;
-    let trials = |calibration: &GateCalibration| -> Vec<TimedBlocksByCase> {
-        calibration
-            .comparisons_of_kind(CalibrationComparisonKind::Null)
-            .map(|known| known.blocks_of_round(false, most))
-            .collect()
-    };
-    calibrations.iter().flat_map(trials).collect()
+    calibration
+        .comparisons_of_kind(CalibrationComparisonKind::Null)
+        .map(|known| known.blocks_of_round(false, most))
+        .collect()
 }
 
 /// An A/A comparison with its builds exchanged.
