@@ -23,6 +23,7 @@ use crate::measure::audit::AllowedActionsOfTimedCode;
 use crate::measure::audit::cupti::{self, CuptiRecordedRoutinePass};
 use crate::measure::audit::routine_passes::{
     CUPTI_RECORDED_PASS_STREAM_HOLD, CriterionPassAudit, CriterionPassMeasurement,
+    is_held_interval_empty,
 };
 use crate::record::RecordFoldersOfPackage;
 use crate::record::text::clean_message_for_terminal;
@@ -199,6 +200,14 @@ impl GpuTimeMeasurementState {
         }
         let asks = self.pass_audit.must_measure_context_busy_time_after(&interval);
         let busy = asks.then(|| self.stream.wait_for_context_and_return_duration()).transpose()?;
+        // Empty intervals were measured on an idle GPU, whose clock may have been low: they are
+        // measured again before a pass counts as empty.
+        if self
+            .empty_interval_durations
+            .is_some_and(|readings| is_held_interval_empty(&interval, &readings))
+        {
+            self.empty_interval_durations = Some(self.stream.measure_empty_intervals()?);
+        }
         if let Some(readings) = &self.empty_interval_durations {
             self.pass_audit.add_finished_pass(
                 CriterionPassMeasurement { interval, host_time: host, context_busy_time: busy },

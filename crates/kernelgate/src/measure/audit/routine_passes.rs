@@ -179,10 +179,7 @@ impl CriterionPassAudit {
         match pass.interval.stream_stayed_held {
             Some(true) => {
                 self.routine_waits_for_gpu = WhetherRoutineWaitsForGpu::No;
-                let own_ns = (readings.with_byte_fill_ns - readings.without_work_ns).max(0.0);
-                if elapsed_ns
-                    <= readings.without_work_ns + MIN_SHARE_OF_SHORTEST_COMMAND_TIME * own_ns
-                {
+                if is_held_interval_empty(&pass.interval, readings) {
                     return Err(TimingRefusal::NothingEnqueued {
                         subject: RefusedTimedCode::Routine,
                     });
@@ -237,6 +234,16 @@ impl CriterionPassAudit {
         let (Some(held_ns), Some(fastest)) = (first_ns, fastest) else { return Ok(()) };
         Err(TimingRefusal::WaitsForWorkElsewhere { elapsed_ns: fastest.elapsed_ns, held_ns })
     }
+}
+
+/// Returns whether an interval on a held stream lasted about as long as one without work.
+pub fn is_held_interval_empty(
+    interval: &ForeignStreamInterval,
+    readings: &EmptyIntervalDurations,
+) -> bool {
+    let own_ns = (readings.with_byte_fill_ns - readings.without_work_ns).max(0.0);
+    let most_ns = readings.without_work_ns + MIN_SHARE_OF_SHORTEST_COMMAND_TIME * own_ns;
+    interval.stream_stayed_held == Some(true) && interval.elapsed_ns <= most_ns
 }
 
 #[cfg(test)]
@@ -322,6 +329,24 @@ mod tests {
         let long =
             SimulatedCriterionRoutine { held_ns: 5e6, free_ns: |_| 5e6, waits: true, busy_us: 90 };
         assert_eq!(run_routine_with_wait_permission(&long).1, None, "a share of the pass");
+    }
+
+    #[test]
+    fn a_short_interval_is_empty_only_by_readings_of_its_own_clock() {
+        let interval = |elapsed_ns, held| ForeignStreamInterval {
+            elapsed_ns,
+            stream_drained_before_end: false,
+            stream_stayed_held: Some(held),
+        };
+        let of_idle_clock = EmptyIntervalDurations {
+            without_work_ns: 5200.0,
+            with_byte_fill_ns: 12_000.0,
+            with_host_wait_ns: 40_000.0,
+        };
+        assert!(is_held_interval_empty(&interval(2500.0, true), &of_idle_clock));
+        assert!(!is_held_interval_empty(&interval(2500.0, true), &EMPTY_INTERVAL_READINGS));
+        assert!(is_held_interval_empty(&interval(1300.0, true), &EMPTY_INTERVAL_READINGS));
+        assert!(!is_held_interval_empty(&interval(1300.0, false), &EMPTY_INTERVAL_READINGS));
     }
 
     #[test]

@@ -47,6 +47,11 @@ impl CommitAndChanges {
         {
             return Self::from_variable_text(&given);
         }
+        Self::from_git(root)
+    }
+
+    /// Asks git for the commit checked out in a folder, and whether tracked files were changed.
+    fn from_git(root: &Path) -> Self {
         Self {
             commit: output_of_git_without_hooks(root, &["rev-parse", "HEAD"]),
             dirty: output_of_git_without_hooks(root, &GIT_ARGUMENTS_FOR_CHANGED_FILES)
@@ -206,13 +211,13 @@ mod tests {
         at(&["add", "."]);
         at(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first"]);
         saved.iter().chain([&of_the_top]).for_each(|file| write(file, "2"));
-        assert!(!CommitAndChanges::from_git_or_variable(&package).dirty);
+        assert!(!CommitAndChanges::from_git(&package).dirty);
         for file in code {
             write(file, "2");
-            assert!(CommitAndChanges::from_git_or_variable(&package).dirty, "{file}");
+            assert!(CommitAndChanges::from_git(&package).dirty, "{file}");
             write(file, "1");
         }
-        assert!(!CommitAndChanges::from_git_or_variable(&package).dirty);
+        assert!(!CommitAndChanges::from_git(&package).dirty);
     }
 
     #[test]
