@@ -264,6 +264,10 @@ pub fn check_routine_pass_streams_with_cupti(
         0 if !pass.stream_stayed_held && all.iter().any(|it| it.context_and_stream != mark.on) => {
             Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned())
         }
+        0 if all.is_empty() => Some("CUPTI recorded nothing of the routine".to_owned()),
+        0 if all.iter().any(|it| it.context_and_stream != mark.on && !it.has_recorded_times()) => {
+            Some("CUPTI recorded no times of work on another stream".to_owned())
+        }
         0 => None,
         lost => Some(format!("CUPTI lost {lost} records")),
     })
@@ -509,6 +513,20 @@ mod tests {
                 timed_out
             ),
             Ok(Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned()))
+        );
+        let mut without_times = cupti_record_of_routine_pass(0, 7);
+        without_times.kernels[0].end = 0;
+        assert_eq!(
+            check_routine_pass_streams_with_cupti(&without_times, held),
+            Ok(Some("CUPTI recorded no times of work on another stream".to_owned()))
+        );
+        let empty = CuptiRecordedActivity {
+            kernels: Vec::new(),
+            ..cupti_record_of_routine_pass(14 * MS, 0)
+        };
+        assert_eq!(
+            check_routine_pass_streams_with_cupti(&empty, held),
+            Ok(Some("CUPTI recorded nothing of the routine".to_owned()))
         );
         let unmarked =
             CuptiRecordedActivity { sets: Vec::new(), ..cupti_record_of_routine_pass(11 * MS, 7) };
