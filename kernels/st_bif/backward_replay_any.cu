@@ -180,7 +180,7 @@ __device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
 }
 
 /// The arrays x, gy and gx are [T, N] in the element type and 16-byte aligned; gx must not overlap
-/// x or gy. gv_final, fp32 [N], may be null. The number of time steps T must be at least 1.
+/// x or gy. gv_final, fp32 [N], may be null. Callers pass T of at least 1.
 extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_replay_any(const Element* __restrict__ x, const Element* __restrict__ gy,
                                const float* __restrict__ gv_final, Element* gx, long long neurons,

@@ -18,7 +18,7 @@ pub use definition::*;
 use kernelgate::harness::EmbeddedPeerProgram;
 use kernelgate::suite::{WorkloadSuite, join_rows_with_scan_along_axes};
 
-/// All workloads of the denoise family, each with its CPU and GPU implementations.
+/// All workloads that denoise a robot policy's actions, each with its CPU and GPU implementations.
 pub fn denoise_suites() -> Vec<WorkloadSuite> {
     vec![
         join_rows_with_scan_along_axes(

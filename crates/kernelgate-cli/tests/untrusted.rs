@@ -405,7 +405,7 @@ fn a_wrong_lock_file_is_named_at_once() {
 
 /// A record names files by plain names, never by paths.
 #[test]
-fn a_run_that_names_a_path_is_refused() {
+fn a_run_record_with_a_path_as_name_is_refused() {
     let (package, _) = package_with_unsealed_baseline();
     let run = package.read_run_record("s2");
     let mut refusals = String::new();

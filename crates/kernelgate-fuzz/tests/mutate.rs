@@ -78,7 +78,7 @@ const ODD: [&str; 44] = [
 ];
 
 /// Bytes of lengths, counts and offsets that are wrong.
-const EXTREME: [u64; 10] =
+const EXTREME_VALUES_TO_WRITE: [u64; 10] =
     [0, 1, 0x7f, 0x80, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, u64::MAX];
 
 impl FuzzSeedFile {
@@ -180,7 +180,7 @@ pub fn change_random_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
     let length = bytes.len();
     let at = random.random_range(0..=length);
     let end = (at + random.random_range(0..64_usize)).min(length);
-    let extreme = *EXTREME.choose(random).unwrap();
+    let extreme = *EXTREME_VALUES_TO_WRITE.choose(random).unwrap();
     match random.random_range(0..10) {
         0 => bytes.truncate(at),
         1 => drop(bytes.drain(at..end)),

@@ -102,7 +102,7 @@ impl HistoryPointOfCommit {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TimeLevelChange {
     /// Index in [`CaseTimeHistory::points`] of the first point after the level change.
-    pub point: usize,
+    pub first_point_after: usize,
     /// The last measured commit before the level change.
     pub after: Option<String>,
     /// The first measured commit after the level change; equal to `after` if the level changed
@@ -281,7 +281,7 @@ impl CaseTimeHistory {
                 _ => Vec::new(),
             };
             self.changes.push(TimeLevelChange {
-                point,
+                first_point_after: point,
                 after,
                 up_to,
                 commits,

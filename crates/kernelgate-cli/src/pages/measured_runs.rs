@@ -433,7 +433,7 @@ fn case_without_times(id: &str, workload: &str, work: &DeclaredWorkRecord) -> Ca
     }
 }
 
-/// Joins the ceilings of two runs; where both have a ceiling, the later run's counts.
+/// Joins the device ceilings of two runs; where both have one, the later run's counts.
 fn join_ceilings_of_runs(
     mut before: MeasuredDeviceLimits,
     after: MeasuredDeviceLimits,

@@ -122,7 +122,7 @@ fn csv_lines_of_history(
         median_ns: point.median_ns,
         min_ns: point.low_ns,
         max_ns: point.high_ns,
-        change: history.changes.iter().find(|it| it.point == at).map(|it| it.change),
+        change: history.changes.iter().find(|it| it.first_point_after == at).map(|it| it.change),
     })
 }
 

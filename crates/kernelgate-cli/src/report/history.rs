@@ -136,7 +136,7 @@ fn single_case_history_lines(history: &CaseTimeHistory, columns: Option<usize>) 
         AlignedTextTable::new(&["commit", "first run", "runs", "time", "from", "to", "change"]);
     let hidden = history.points.len().saturating_sub(MAX_COMMITS_IN_CASE_HISTORY);
     for (at, point) in history.points.iter().enumerate().skip(hidden) {
-        let change = history.changes.iter().find(|change| change.point == at);
+        let change = history.changes.iter().find(|change| change.first_point_after == at);
         table.add_row(vec![
             point.measured_code().short_commit_with_changes_mark(),
             start_date_text(point.started_ms),
@@ -161,7 +161,7 @@ fn single_case_history_lines(history: &CaseTimeHistory, columns: Option<usize>) 
 /// Describes a change of a case's time in its history in a sentence: size, interval, confidence and
 /// commits.
 fn level_change_sentence(history: &CaseTimeHistory, change: &TimeLevelChange) -> String {
-    let TimeLevelChange { point, commits, low, high, confidence, .. } = change;
+    let TimeLevelChange { first_point_after: point, commits, low, high, confidence, .. } = change;
     let code = |at: usize| history.points[at].measured_code().short_commit_with_changes_mark();
     let size = format!(
         "{} ({} to {}), confidence {:.1} %",
@@ -192,7 +192,7 @@ fn level_change_with_commit(history: &CaseTimeHistory, change: &TimeLevelChange)
     format!(
         "{} {}",
         ratio_as_percent_change(1.0 + change.change),
-        history.points[change.point].measured_code().short_commit_with_changes_mark()
+        history.points[change.first_point_after].measured_code().short_commit_with_changes_mark()
     )
 }
 

@@ -1,4 +1,4 @@
-//! Records how the outputs of a case compared with the reference.
+//! The record of how a case's outputs compared with the reference.
 
 use std::collections::BTreeMap;
 use std::fmt;

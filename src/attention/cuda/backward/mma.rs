@@ -167,8 +167,8 @@ pub const fn dq_accumulator_scratch_bytes(extents: &AttentionExtents) -> u64 {
 /// Number of query tiles that shared memory of the `backward_flash_mma` kernel holds at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryStagesInSharedMemory {
-    One,
-    Two,
+    OneStage,
+    TwoStages,
 }
 
 impl QueryStagesInSharedMemory {
@@ -182,20 +182,20 @@ impl QueryStagesInSharedMemory {
             row.reason_gpu_cannot_run_kernel_for(extents, arch, most).is_none()
         };
         Ok(if !fits(&BACKWARD_FLASH_MMA_KERNEL) && fits(&ONE_STAGE_BACKWARD_MMA_KERNEL) {
-            Self::One
+            Self::OneStage
         } else {
-            Self::Two
+            Self::TwoStages
         })
     }
 
     const fn kernels_in_launch_order(self) -> [KernelSpec<AttentionExtents>; 3] {
         match self {
-            Self::One => [
+            Self::OneStage => [
                 ONE_STAGE_ROW_STATISTICS_KERNEL,
                 ONE_STAGE_BACKWARD_MMA_KERNEL,
                 ONE_STAGE_ROUND_DQ_SUMS_KERNEL,
             ],
-            Self::Two => {
+            Self::TwoStages => {
                 [ROW_STATISTICS_AND_ZERO_DQ_KERNEL, BACKWARD_FLASH_MMA_KERNEL, ROUND_DQ_SUMS_KERNEL]
             }
         }

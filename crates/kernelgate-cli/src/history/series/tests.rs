@@ -239,7 +239,8 @@ fn only_the_latest_runs_are_searched_for_level_changes() {
         (history.points.len(), history.not_searched),
         (1000, runs - MAX_VALUES_TO_SEARCH_LEVEL_CHANGES)
     );
-    let changes: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
+    let changes: Vec<usize> =
+        history.changes.iter().map(|change| change.first_point_after).collect();
     assert_eq!(changes, [995]);
 }
 

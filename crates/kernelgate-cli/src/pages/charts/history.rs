@@ -33,7 +33,7 @@ pub fn history_charts(
         })
         .collect();
     let since = |history: &CaseTimeHistory| {
-        let point = history.changes.last().map(|change| &history.points[change.point]);
+        let point = history.changes.last().map(|change| &history.points[change.first_point_after]);
         point.map(|point| point.started_ms)
     };
     drawn.sort_by_key(|(_, history)| std::cmp::Reverse(since(history)));
@@ -55,7 +55,8 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
     let level = corners_of_level_line(history, hidden);
     let last = level.last().map_or(0.0, |(_, ns)| *ns);
     let name = |at: usize| (at as f64, points[at].measured_code().short_commit_with_changes_mark());
-    let changed = history.changes.iter().filter_map(|change| change.point.checked_sub(hidden));
+    let changed =
+        history.changes.iter().filter_map(|change| change.first_point_after.checked_sub(hidden));
     let mut ticks: Vec<usize> = changed.chain([0, points.len() - 1]).collect();
     ticks.sort_unstable();
     ticks.dedup();
@@ -75,7 +76,9 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
         ..ChartAxis::with_round_ticks("time of a launch", PlottedUnit::Time, AxisScaleKind::Linear)
     };
     let change = history.changes.last().map(|change| {
-        let code = history.points[change.point].measured_code().short_commit_with_changes_mark();
+        let code = history.points[change.first_point_after]
+            .measured_code()
+            .short_commit_with_changes_mark();
         format!(", last change {} at {code}", ratio_as_percent_change(1.0 + change.change))
     });
     let revision = match history.revision {
@@ -110,7 +113,8 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
 /// process runs there), for the points from `hidden` on.
 fn corners_of_level_line(history: &CaseTimeHistory, hidden: usize) -> Vec<(f64, f64)> {
     let count = history.points.len();
-    let mut ends: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
+    let mut ends: Vec<usize> =
+        history.changes.iter().map(|change| change.first_point_after).collect();
     ends.extend([0, count]);
     ends.sort_unstable();
     ends.dedup();
@@ -172,7 +176,7 @@ mod tests {
             runs_ns: vec![time(at)],
         };
         let change = TimeLevelChange {
-            point: slower_from,
+            first_point_after: slower_from,
             after: None,
             up_to: None,
             commits: vec![],

@@ -50,8 +50,8 @@ pub fn cold_against_hot_cache_charts(measured: &MeasurementsOfOneDevice) -> Char
     )
 }
 
-/// Draws a chart of relative changes for each workload. The argument `name` is part of the charts'
-/// file names; title and subtitle follow the workload's name; `axis` names the axis.
+/// Draws given relative changes, one chart for each workload. The argument `name` is part of the
+/// charts' file names; title and subtitle follow the workload's name; `axis` names the axis.
 pub fn relative_change_charts(
     rows: BTreeMap<&str, Vec<ChartRowWithLabel>>,
     name: &str,

@@ -144,10 +144,10 @@ pub fn cut_gpu_time_into_pieces(
         sweep.emit_busy_pieces_until(start, &mut each);
         if let Some(last) =
             sweep.last_ended_operation.filter(|_| sweep.running_operations.is_empty())
-            && sweep.time < start
+            && sweep.position_ns < start
         {
             let gap = GpuIdleGap {
-                start: sweep.time,
+                start: sweep.position_ns,
                 end: start,
                 operation_before: last,
                 operation_after: id,
@@ -155,7 +155,7 @@ pub fn cut_gpu_time_into_pieces(
             };
             each(GpuTimelinePiece::Idle(gap));
         }
-        sweep.time = sweep.time.max(start);
+        sweep.position_ns = sweep.position_ns.max(start);
         if end > start {
             sweep.add_running_operation((end, class, id));
         } else if sweep.last_ended_operation.is_none() {
@@ -166,7 +166,7 @@ pub fn cut_gpu_time_into_pieces(
 }
 
 struct GpuTimelineSweep {
-    time: i64,
+    position_ns: i64,
     /// The operation that ended last before the current time, if any.
     last_ended_operation: Option<GpuOperationId>,
     running_operations: BinaryHeap<Reverse<RunningOperationByEnd>>,
@@ -179,7 +179,7 @@ struct GpuTimelineSweep {
 impl Default for GpuTimelineSweep {
     fn default() -> Self {
         Self {
-            time: i64::MIN,
+            position_ns: i64::MIN,
             last_ended_operation: None,
             running_operations: BinaryHeap::new(),
             count: [0; OPERATION_CLASS_COUNT],
@@ -199,16 +199,16 @@ impl GpuTimelineSweep {
     fn emit_busy_pieces_until(&mut self, until: i64, each: &mut impl FnMut(GpuTimelinePiece)) {
         while let Some(&Reverse((end, class, id))) = self.running_operations.peek() {
             let to = end.min(until);
-            if to > self.time {
+            if to > self.position_ns {
                 let line = BusyTimeLineOfGpu::busy_line_of_running_classes(&self.count);
                 let owner = self.operation_that_owns_piece();
                 each(GpuTimelinePiece::Busy {
-                    start: self.time,
+                    start: self.position_ns,
                     end: to,
                     busy_line: line,
                     operation_that_counts: owner,
                 });
-                self.time = to;
+                self.position_ns = to;
             }
             if end > until {
                 return;
@@ -222,7 +222,7 @@ impl GpuTimelineSweep {
     fn operation_that_owns_piece(&mut self) -> GpuOperationId {
         let class = self.count.iter().position(|&count| count > 0).expect("something runs");
         let order = &mut self.order[class];
-        while order.front().is_some_and(|&(end, _)| end <= self.time) {
+        while order.front().is_some_and(|&(end, _)| end <= self.position_ns) {
             order.pop_front();
         }
         order.front().expect("what runs is in the order").1

@@ -57,7 +57,7 @@ mod tests {
 
     const EMPTY_KERNEL_NS: f64 = 1000.0;
 
-    fn too_short_launch_refusal(elapsed_ns: f64) -> TimingRefusal {
+    fn refusal_below_empty_kernel_time(elapsed_ns: f64) -> TimingRefusal {
         TimingRefusal::TooShort {
             subject: RefusedTimedCode::Launch,
             elapsed_ns,
@@ -74,12 +74,12 @@ mod tests {
         let short =
             refuse_implausibly_short_launches(&[2400.0, -50.0, 2600.0], 10, EMPTY_KERNEL_NS)
                 .unwrap_err();
-        assert_eq!(short, too_short_launch_refusal(240.0));
+        assert_eq!(short, refusal_below_empty_kernel_time(240.0));
         let words = "a launch takes 240 ns by the events around it, an empty kernel 1000 ns";
         assert_eq!(short.to_string(), words);
         assert_eq!(
             refuse_implausibly_short_launches(&[-400.0], 1, EMPTY_KERNEL_NS),
-            Err(too_short_launch_refusal(0.0))
+            Err(refusal_below_empty_kernel_time(0.0))
         );
     }
 
@@ -93,6 +93,6 @@ mod tests {
         );
         let skipped =
             refuse_implausibly_short_launches(&[6000.0, 100.0, 6000.0], 1, EMPTY_KERNEL_NS);
-        assert_eq!(skipped, Err(too_short_launch_refusal(100.0)));
+        assert_eq!(skipped, Err(refusal_below_empty_kernel_time(100.0)));
     }
 }
