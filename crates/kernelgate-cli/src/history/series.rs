@@ -102,6 +102,7 @@ impl HistoryPointOfCommit {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TimeLevelChange {
     /// Index in [`CaseTimeHistory::points`] of the first point after the level change.
+    #[serde(rename = "point")]
     pub first_point_after: usize,
     /// The last measured commit before the level change.
     pub after: Option<String>,
