@@ -52,7 +52,7 @@ struct GpuTimeMeasurementState {
     sample_log: LogOfMeasuredSamples,
     process: SettingsOfCriterionBench,
     store: RecordFoldersOfPackage,
-    process_start: Instant,
+    interval_start: Instant,
 }
 
 impl GpuTime {
@@ -100,7 +100,7 @@ impl GpuTime {
             sample_log: LogOfMeasuredSamples::empty_log_for_store(&store.criterion),
             process,
             store,
-            process_start: Instant::now(),
+            interval_start: Instant::now(),
         };
         let formatter = FormatterThatNotesReports {
             wall_time_formatter: WallTime,
@@ -144,7 +144,7 @@ impl GpuTimeMeasurementState {
         }
         let hold = self.pass_audit.next_pass_stream_hold();
         self.stream.hold_and_enqueue_first_event(hold)?;
-        self.process_start = Instant::now();
+        self.interval_start = Instant::now();
         Ok(())
     }
 
@@ -187,7 +187,7 @@ impl GpuTimeMeasurementState {
             (recorder, returned)
         });
         let interval = self.stream.end_interval()?;
-        let host = self.process_start.elapsed();
+        let host = self.interval_start.elapsed();
         if let Some((recorder, returned)) = recorder {
             let held = interval.stream_stayed_held == Some(true);
             let times_out =
