@@ -60,7 +60,7 @@ const THREADS: usize = 256;
 const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec {
     // `kernelgate resources` compiles the source once, because the source has no macros that
     // distinguish builds.
-    variants: || vec![Saxpy { n: 1 }],
+    listed_build_parameters: || vec![Saxpy { n: 1 }],
     ..cuda::KernelSpec::new(
         cuda::Source::new("saxpy", include_str!("saxpy.cu")),
         "saxpy",

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 const A: f32 = 2.5;
 
 /// Number of elements that one task of a host thread computes.
-const CHUNK: usize = 1 << 14;
+const ELEMENTS_PER_HOST_TASK: usize = 1 << 14;
 
 fn main() -> ExitCode {
     let saxpy = Attached::new("example/saxpy", &["n=1048576,16777216"], |point| {
@@ -33,7 +33,10 @@ fn main() -> ExitCode {
     let saxpy = saxpy.about("y = a x + y").revision(1);
     let saxpy = saxpy.host_row("cpu", |inputs, outputs| {
         let (x, y, out) = (inputs.f32("x"), inputs.f32("y"), outputs.f32_mut("out"));
-        let chunks = out.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(y.par_chunks(CHUNK));
+        let chunks = out
+            .par_chunks_mut(ELEMENTS_PER_HOST_TASK)
+            .zip(x.par_chunks(ELEMENTS_PER_HOST_TASK))
+            .zip(y.par_chunks(ELEMENTS_PER_HOST_TASK));
         chunks.for_each(|((out, x), y)| {
             out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = A * x + y);
         });

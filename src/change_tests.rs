@@ -29,7 +29,7 @@ fn declared_symmetries_hold_for_the_reference_of_every_workload() {
         let points = suite
             .points_selected_by_effort(
                 BenchEffort::Thorough,
-                SizeOfDefaultProblems::Host,
+                SizeOfDefaultProblems::HostCpuSizes,
                 &overrides,
             )
             .unwrap();

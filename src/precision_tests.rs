@@ -33,7 +33,7 @@ fn every_tolerance_rejects_operands_in_the_next_lower_precision() {
             let overrides: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
             let Ok(points) = suite.points_selected_by_effort(
                 BenchEffort::Thorough,
-                SizeOfDefaultProblems::Host,
+                SizeOfDefaultProblems::HostCpuSizes,
                 &overrides,
             ) else {
                 eprintln!("{name}: no {}", dtype.name());

@@ -272,7 +272,7 @@ fn kernels_that_an_architecture_does_not_support_are_not_compiled_for_it() {
     let compiled =
         resources::compile_kernels_and_read_resources(&kernels, "sm_90").unwrap().resources;
     let persistent = ("denoise/persistent MODEL=Pi05".to_owned(), "needs sm_90a".to_owned());
-    assert_eq!(compiled.left_out, [persistent].into());
+    assert_eq!(compiled.unsupported_kernels, [persistent].into());
     let recorded: Vec<_> = compiled.kernels.keys().cloned().collect();
     let rows = ["begin", "end"]
         .map(|part| format!("denoise/fused_rows MODEL=Tiny: denoise_fused_rows_{part}"));

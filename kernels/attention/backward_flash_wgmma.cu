@@ -143,7 +143,7 @@ struct QueryStep {
 
 // Key blocks of the grid's last round: from key block `first` on, `halves` key blocks have two
 // thread blocks each, the rest `parts` each.
-struct LastRound {
+struct LastRoundOfKeyBlocks {
   int first, halves, parts;
 };
 
@@ -166,7 +166,7 @@ struct KeyBlockWork {
 
   __device__ __forceinline__ KeyBlockWork(int index, int seqlen, int key_heads, int share,
       int heads,
-                                  LastRound last)
+                                  LastRoundOfKeyBlocks last)
       : heads(heads), seqlen(seqlen), key_heads(key_heads), share(share) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
     int part = 0;
@@ -648,7 +648,7 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
 // Calls `visit` with each key block of each head that this persistent thread block computes, out of
 // `items` heads.
 template <class Visit>
-__device__ __forceinline__ void visit_heads(int seqlen, int key_heads, int share, int items,
+__device__ __forceinline__ void visit_key_blocks_of_heads(int seqlen, int key_heads, int share, int items,
                                             Visit visit) {
   const int blocks = (seqlen + kKeys - 1) / kKeys;
   CompletedKeyBlocksAndSteps before;
@@ -676,7 +676,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     const __grid_constant__ TensorMap dq, const float* __restrict__ stats,
     float* __restrict__ dq_sum, u32* __restrict__ counters, float* __restrict__ shared_sums,
     int seqlen, int key_heads, int share, int heads, int items,
-    const __grid_constant__ LastRound last) {
+    const __grid_constant__ LastRoundOfKeyBlocks last) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const BackwardSharedRings rings(shared_address(shared));
   const KeyBlockWork work(blockIdx.x, seqlen, key_heads, share, heads, last);
@@ -702,7 +702,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
           copy_tiles_of_key_block(rings, q, k, v, dout, stats, work, before);
         };
         if (kWhole)
-          visit_heads(seqlen, key_heads, share, items, copy);
+          visit_key_blocks_of_heads(seqlen, key_heads, share, items, copy);
         else
           copy(work, {});
       }
@@ -716,7 +716,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
           group);
     };
     if (kWhole) {
-      visit_heads(seqlen, key_heads, share, items, compute);
+      visit_key_blocks_of_heads(seqlen, key_heads, share, items, compute);
       if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
     } else {
       compute(work, {});

@@ -63,16 +63,16 @@ constexpr int kCopiesPerRotation = kPartsRotate ? kGroups : 1;
 constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
 constexpr int kColumns = kRowBytes / kColumnBytes;
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
-constexpr int kOutputColumns = kHeadDim / 64;
+constexpr int kOutputColumnBlocks = kHeadDim / 64;
 // Bytes of shared memory that hold a warpgroup's queries and later its output.
 constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;
 constexpr int kBlockBytes = kKeys * kRowBytes;
-constexpr int kTileStages = TILE_STAGES, kTileBytes = 16;
+constexpr int kTileStages = TILE_STAGES, kTileRecordBytes = 16;
 constexpr int kKeysOffset = kQueryStages * kPartsPerCopy * kQueriesBytes;
 constexpr int kValuesOffset = kKeysOffset + kKeyStages * kBlockBytes;
 constexpr int kBarriersOffset = kValuesOffset + kValueStages * kBlockBytes;
 constexpr int kTilesOffset = kBarriersOffset + 16 * (kQueryStages + kKeyStages + kValueStages);
-constexpr int kSharedBytes = kTilesOffset + (kPartsRotate ? (kTileBytes + 16) * kTileStages : 0);
+constexpr int kSharedBytes = kTilesOffset + (kPartsRotate ? (kTileRecordBytes + 16) * kTileStages : 0);
 // The largest softmax weight p is 2^8. A row's maximum may grow by 2^kGrowthLog2 before o is
 // rescaled, so weights are computed relative to a maximum that is 2^kGrowthLog2 lower. In fp8
 // kGrowthLog2 is small, because small weights p would round to zero.
@@ -87,14 +87,14 @@ static_assert(kQueryStages > kCopiesPerRotation, "a copy is released once the ne
 // warpgroup without a part of a tile also waits for the tile's keys and values, because a barrier
 // shows only whether its last phase was even or odd. A stage of queries belongs to one warpgroup,
 // whose first thread releases the stage.
-constexpr int kReadingGroups = kParts > kGroups ? kParts : kGroups;
-constexpr int kReadingWarps = kReadingGroups * kGroupThreads / kWarpSize;
+constexpr int kReadingWarpgroups = kParts > kGroups ? kParts : kGroups;
+constexpr int kReadingWarps = kReadingWarpgroups * kGroupThreads / kWarpSize;
 using Queries = SharedMemoryCopyRing<kQueryStages, kPartsPerCopy * kQueriesBytes, kPartsPerCopy>;
 using Keys = SharedMemoryCopyRing<kKeyStages, kBlockBytes, kReadingWarps>;
 using ValueBlocks = SharedMemoryCopyRing<kValueStages, kBlockBytes, kReadingWarps>;
 // Ring of tile descriptions in shared memory, read by all compute warps and by the thread that
 // copies queries.
-using Tiles = SharedMemoryCopyRing<kTileStages, kTileBytes, kGroups * kGroupThreads / kWarpSize +
+using Tiles = SharedMemoryCopyRing<kTileStages, kTileRecordBytes, kGroups * kGroupThreads / kWarpSize +
     1>;
 struct ForwardSharedRings {
   Queries queries;
@@ -105,7 +105,7 @@ struct ForwardSharedRings {
       : queries{base, base + kBarriersOffset},
         keys{base + kKeysOffset, queries.barriers + Queries::kBarrierBytes},
         values{base + kValuesOffset, keys.barriers + Keys::kBarrierBytes},
-        tiles{base + kTilesOffset, base + kTilesOffset + kTileStages * kTileBytes} {}
+        tiles{base + kTilesOffset, base + kTilesOffset + kTileStages * kTileRecordBytes} {}
 };
 
 // Type of the kernel's values argument: a tensor map, or for fp8 a pointer to blocks in device
@@ -280,7 +280,7 @@ __device__ __forceinline__ void copy_tiles_of_all_blocks(const ForwardSharedRing
 struct LaneRowsOfWarpgroup {
   float o[kHeadDim / 2];
   float s[kKeys / 2];
-  u32 p[kFp8 ? 2 : 1][kKeys / Gemm::kWordKeys];  // of a block, and of the next
+  u32 p[kFp8 ? 2 : 1][kKeys / Gemm::kKeysPerWeightWord];  // of a block, and of the next
   float top[2], sum[2];
   float scale, growth;  // in fp8
 
@@ -469,7 +469,7 @@ __device__ __forceinline__ void normalise_and_store_output(LaneRowsOfWarpgroup& 
   fence_async();
   barrier_sync(1 + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
-    for (int column = 0; column < kOutputColumns; ++column)
+    for (int column = 0; column < kOutputColumnBlocks; ++column)
       tma_store_box(out, {column * 64, first_row, tile.head, tile.batch},
                 staging + column * kGroupRows * kColumnBytes);
     store_box_commit();

@@ -79,7 +79,7 @@ __device__ __forceinline__ void velocity_and_next_actions_phase(const Persistent
                       Bf16::high(rounded.y)};
   const float4 s =
       *reinterpret_cast<const float4*>(a.styles1 + (step + 1) * i64{3} * kWidth + column);
-  *reinterpret_cast<uint2*>(a.x + activation_at(row, column)) =
+  *reinterpret_cast<uint2*>(a.x + activation_offset(row, column)) =
       make_uint2(Bf16::pack(h[0] * (1.f + s.x), h[1] * (1.f + s.y)),
                  Bf16::pack(h[2] * (1.f + s.z), h[3] * (1.f + s.w)));
   sum = lanes_sum<32>(h[0] * h[0] + h[1] * h[1] + h[2] * h[2] + h[3] * h[3]);
@@ -294,7 +294,7 @@ struct LayerPhases {
     u32 to[kUnits] = {};  // where a thread's columns go
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
-      to[i] = activation_at(row, (units.first + kBefore + i) * 8 + b.lane % 4 * 2);
+      to[i] = activation_offset(row, (units.first + kBefore + i) * 8 + b.lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
       if (i < count)

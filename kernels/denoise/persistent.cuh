@@ -102,7 +102,7 @@ struct PersistentArguments {
 
 // Returns the offset of element k of a row of an activation, in the layout [k / 64][56 rows][64]
 // with swizzled 16-byte chunks.
-__device__ __forceinline__ u32 activation_at(u32 row, u32 k) {
+__device__ __forceinline__ u32 activation_offset(u32 row, u32 k) {
   return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
 // Returns the offset of element k of a query row, in the layout [4][56 8 rows (token, head)][64].
@@ -289,11 +289,11 @@ class WeightProducer {
   }
   __device__ __forceinline__ void request_gate_up(const u16* from, int panel) {
     const u32 to = b.base + kGateUpAt + panel * kGateUpPanel, barrier = b.gate_up_full + panel * 16;
-    constexpr u32 kFirst = kFirstGroupUnits * 2;
+    constexpr u32 kFirstGroupGateUpUnits = kFirstGroupUnits * 2;
     from += panel * (kGateUpUnits * 2 * kStored);
-    request<kGateUpPieces>(to, from, kFirst, barrier);
-    request<kGateUpPieces>(to + kFirst * kUnitBytes, from + kFirst * kStored,
-                           gate_up.count * 2 - kFirst, barrier + 8);
+    request<kGateUpPieces>(to, from, kFirstGroupGateUpUnits, barrier);
+    request<kGateUpPieces>(to + kFirstGroupGateUpUnits * kUnitBytes, from + kFirstGroupGateUpUnits * kStored,
+                           gate_up.count * 2 - kFirstGroupGateUpUnits, barrier + 8);
   }
 
   __device__ __forceinline__ void request_weights_of_layer(int layer, bool first) {
@@ -381,8 +381,8 @@ class Decoder {
 
  private:
   static constexpr u32 kPiecesOfLayer = 8 + 2 * 8 + 4 + 8;
-  static constexpr int kWarps = kDecoders / 32,
-                       kMaxWarpUnits = (2 * kFirstGroupUnits + kWarps - 1) / kWarps;  // most units
+  static constexpr int kDecoderWarps = kDecoders / 32,
+                       kMaxWarpUnits = (2 * kFirstGroupUnits + kDecoderWarps - 1) / kDecoderWarps;  // most units
   static_assert(kMaxWidthUnits <= 2 * kFirstGroupUnits && 2 * kMaxQkvUnits <= 2 * kFirstGroupUnits,
                 "the first group's pieces are the largest");
   const PersistentArguments& a;
@@ -397,16 +397,16 @@ class Decoder {
     u32 factors[kMaxWarpUnits];
 #pragma unroll
     for (int i = 0; i < kMaxWarpUnits; ++i) {
-      const int unit = i * kWarps + b.warp;
+      const int unit = i * kDecoderWarps + b.warp;
       if (unit >= units) continue;
       codes[i] = load_codes(from + unit * kStoredBytes, b.lane);
-      factors[i] = half_twice(
+      factors[i] = repeat_half_of_word(
           load_shared_b32(from + unit * kStoredBytes + kCodeBytes + column / 2 * 4), column % 2);
     }
     barrier_sync(kDecoding, kDecoders);
 #pragma unroll
     for (int i = 0; i < kMaxWarpUnits; ++i) {
-      const int unit = i * kWarps + b.warp;
+      const int unit = i * kDecoderWarps + b.warp;
       if (unit >= units) continue;
       const u32 at = to + unit * kUnitBytes + column * 128;
 #pragma unroll
@@ -481,7 +481,7 @@ class ActivationProducer {
       arrive_at_counter();
       store_shared_volatile(b.hold, 0);
     }
-    announce_x<kPanels>();
+    expect_bytes_of_x<kPanels>();
     __syncwarp();
     u32 seen;
     do
@@ -499,22 +499,22 @@ class ActivationProducer {
                  : "memory");
   }
   template <int kPanels>
-  __device__ __forceinline__ void announce_x() const {
+  __device__ __forceinline__ void expect_bytes_of_x() const {
     if (kPanels > 0 && b.lane < 4)
       barrier_expect(b.x_full + b.lane * 8, kPanels / 4 * row_bytes());
   }
   __device__ __forceinline__ u32 row_bytes() const { return a.rows * 128; }  // of a panel
   // Copies the existing rows of kPanels panels of the input x, one copy for each panel, counted on
-  // four barriers. Part kFirst of x is requested first, in the order in which the consumers use the
-  // parts. Rows of shared memory after the last row of x hold unrelated data, and the sums of these
-  // rows are never used.
-  template <int kPanels, int kFirst>
+  // four barriers. Part kFirstGroupGateUpUnits of x is requested first, in the order in which the
+  // consumers use the parts. Rows of shared memory after the last row of x hold unrelated data, and
+  // the sums of these rows are never used.
+  template <int kPanels, int kFirstGroupGateUpUnits>
   __device__ __forceinline__ void copy_panels_of_x(const u16* from) {
     constexpr int kChunk = kPanels / 4;
     if (!elect_lane()) return;
 #pragma unroll
     for (int i = 0; i < kPanels; ++i) {
-      const int panel = i ^ (kFirst * kChunk);
+      const int panel = i ^ (kFirstGroupGateUpUnits * kChunk);
       bulk_copy_to_shared(b.base + kXAt + panel * kPanelBytes, from + panel * kPanelElements,
           row_bytes(),
                 b.x_full + panel / kChunk * 8);
@@ -533,10 +533,10 @@ class ActivationProducer {
 };
 
 // Computes acc[64][kN] = x w over this thread block's slice of k; one warpgroup executes the
-// function. kStride is the number of barriers for each panel of weights. The first chunk is kFirst;
-// if kFirst is 2, lanes signal when the upper half of the weights has been read. Stages `stage` and
-// `stage` + 1 of the timer end here.
-template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirst = 0>
+// function. kStride is the number of barriers for each panel of weights. The first chunk is
+// kFirstGroupGateUpUnits; if kFirstGroupGateUpUnits is 2, lanes signal when the upper half of the
+// weights has been read. Stages `stage` and `stage` + 1 of the timer end here.
+template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirstGroupGateUpUnits = 0>
 __device__ __forceinline__ void multiply_slice_of_k(const BlockContext& b, float (&acc)[kN / 2],
                                                     u32 weights,
                                          u32 weights_full, u32 weights_parity, TimerStage stage) {
@@ -546,7 +546,7 @@ __device__ __forceinline__ void multiply_slice_of_k(const BlockContext& b, float
   for (int i = 0; i < kN / 2; ++i) acc[i] = 0.f;
 #pragma unroll
   for (int turn = 0; turn < 4; ++turn) {
-    const int chunk = turn ^ kFirst;
+    const int chunk = turn ^ kFirstGroupGateUpUnits;
     barrier_wait(b.x_full + chunk * 8, b.x_parity);
     if (turn == 0) stage_ends(stage);
 #pragma unroll
@@ -560,7 +560,7 @@ __device__ __forceinline__ void multiply_slice_of_k(const BlockContext& b, float
         wgmma_columns(acc, operand_after(x, (chunk * kChunk + i) * kPanelBytes + step * 32),
                       operand_after(w, (chunk * kChunk + i) * kPanel + step * 32));
     wgmma_commit();
-    if (kFirst == 2 && turn == 2) {
+    if (kFirstGroupGateUpUnits == 2 && turn == 2) {
       wgmma_wait<1>();
       if (b.lane == 0) barrier_arrive_one(b.gate_up_upper_free);
     }
@@ -644,7 +644,7 @@ __device__ __forceinline__ void publish_scaled_h_and_squares(const PersistentArg
     if (!at.has[e]) continue;
     const float x = h.x[2 * e], y = h.x[2 * e + 1];
     sum += x * x + y * y;
-    *reinterpret_cast<u32*>(a.x + activation_at(at.row, at.column + e * 8)) =
+    *reinterpret_cast<u32*>(a.x + activation_offset(at.row, at.column + e * 8)) =
         Bf16::pack(x * (1.f + scale.x[2 * e]), y * (1.f + scale.x[2 * e + 1]));
   }
   sum = lanes_sum<32>(sum);

@@ -225,6 +225,6 @@ __device__ __forceinline__ void attend_to_share_of_keys(const PersistentArgument
   const int row = b.thread / 4, chunk = b.thread % 4, at = share.row0 + row;
   if (at < a.rows * kHeads)
     *reinterpret_cast<uint4*>(
-        a.attended + activation_at(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) =
+        a.attended + activation_offset(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) =
         load_shared_b128(staged_at(row, chunk));
 }

@@ -30,11 +30,11 @@ constexpr int kPanelBytes = kTileM * 128;  // 64 columns of x
 template <int kDepth_, int kTileN_, int kSplit_>
 struct SkinnyGemm {
   static constexpr int kDepth = kDepth_, kTileN = kTileN_, kSplit = kSplit_;
-  static constexpr int kSlice = ceil_div(kDepth / 16, kSplit) * 16;
-  static constexpr int kGroup = kSlice < 64 ? kSlice : 64,
-                       kGroups = kSlice / kGroup;  // weight rows that are waited for together
+  static constexpr int kSliceDepth = ceil_div(kDepth / 16, kSplit) * 16;
+  static constexpr int kGroupWeightRows = kSliceDepth < 64 ? kSliceDepth : 64,
+                       kGroups = kSliceDepth / kGroupWeightRows;  // weight rows that are waited for together
   static constexpr int kPanels = kTileN / 64;
-  static constexpr int kGroupBytes = kPanels * kGroup * 128;
+  static constexpr int kGroupBytes = kPanels * kGroupWeightRows * 128;
   static constexpr int kGroupsAtOnce = kGroups < 4 ? kGroups : 4,
                        kRounds = kGroups / kGroupsAtOnce;  // panels of x in shared memory
   static constexpr int kWOffset = kGroupsAtOnce * kPanelBytes;
@@ -43,7 +43,7 @@ struct SkinnyGemm {
   static constexpr int kPartRowBytes = kTileN * 4, kPartBytes = kRankRows * kPartRowBytes;
   static constexpr int kSharedBytes = kPartsOffset + kSplit * kPartBytes;
   static constexpr int kColumns = kTileN / 2;  // of a warpgroup
-  static_assert(kDepth % kSlice == 0 && kSlice % kGroup == 0 && kGroups % kGroupsAtOnce == 0,
+  static_assert(kDepth % kSliceDepth == 0 && kSliceDepth % kGroupWeightRows == 0 && kGroups % kGroupsAtOnce == 0,
                 "slices are whole groups, groups whole rounds");
   static_assert(kTileN == 64 || kTileN == 128, "a warpgroup has 32 or 64 columns");
   static_assert(kSharedBytes <= 226 * 1024,
@@ -63,7 +63,7 @@ struct SkinnyGemmWork {
                                   const u16* weights) {
     tile = blockIdx.x / P::kSplit;
     rank = static_cast<int>(cluster_rank());
-    k0 = rank * P::kSlice;
+    k0 = rank * P::kSliceDepth;
     active = k0 < P::kDepth;
     row0 = blockIdx.y * kTileM;
     rows_left = min_of(kTileM, rows - row0);
@@ -78,7 +78,7 @@ struct SkinnyGemmWork {
       barrier_expect(parts_come, P::kSplit * P::kPartBytes);
       if (active) {
         const u16* from =
-            weights + static_cast<i64>(tile * (P::kDepth / P::kGroup) + k0 / P::kGroup) *
+            weights + static_cast<i64>(tile * (P::kDepth / P::kGroupWeightRows) + k0 / P::kGroupWeightRows) *
                           (P::kGroupBytes / 2);
 #pragma unroll
         for (int group = 0; group < P::kGroups; ++group) {
@@ -106,9 +106,9 @@ struct PanelInput {
   __device__ __forceinline__ void prepare(const SkinnyGemmWork<P>& work) { place_panels(work, 0); }
 
   __device__ __forceinline__ void place_panels(const SkinnyGemmWork<P>& work, int round) {
-    constexpr int kAll = ceil_div(P::kDepth, 64);
+    constexpr int kPanelsOfDepth = ceil_div(P::kDepth, 64);
     if (threadIdx.x != 0) return;
-    const u32 panel0 = blockIdx.y * kAll + work.k0 / 64 + round * P::kGroupsAtOnce;
+    const u32 panel0 = blockIdx.y * kPanelsOfDepth + work.k0 / 64 + round * P::kGroupsAtOnce;
     const u16* from = x + static_cast<i64>(panel0) * (kPanelBytes / 2);
 #pragma unroll
     for (int i = 0; i < P::kGroupsAtOnce; ++i) {
@@ -133,7 +133,7 @@ struct PanelInput {
 // first loads all its elements of h into registers, and modulates them on the way to shared memory.
 template <typename P>
 struct ModulatedInput {
-  static constexpr int kChunks = P::kGroupsAtOnce * P::kGroup / 8,
+  static constexpr int kChunks = P::kGroupsAtOnce * P::kGroupWeightRows / 8,
                        kRowsPerPass = kThreads / kChunks, kPasses = ceil_div(kTileM, kRowsPerPass);
   const u16* h;
   const float *squares, *style;
@@ -173,7 +173,7 @@ struct ModulatedInput {
 
   __device__ __forceinline__ void place_panels(const SkinnyGemmWork<P>& work, int round) {
     const int row0 = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
-    const u32 to = work.base + chunk / (P::kGroup / 8) * kPanelBytes;
+    const u32 to = work.base + chunk / (P::kGroupWeightRows / 8) * kPanelBytes;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int row = row0 + pass * kRowsPerPass;
@@ -187,7 +187,7 @@ struct ModulatedInput {
                        pair(r, x.w, a[1].z, a[1].w, c[1].z, c[1].w));
       }
       if (kTileM % kRowsPerPass == 0 || row < kTileM)
-        store_shared_b128(to + swizzled<128>(row, chunk % (P::kGroup / 8)), x.x, x.y, x.z, x.w);
+        store_shared_b128(to + swizzled<128>(row, chunk % (P::kGroupWeightRows / 8)), x.x, x.y, x.z, x.w);
     }
     fence_async();
     __syncthreads();
@@ -208,7 +208,7 @@ __device__ __forceinline__ void multiply_and_send_row_sums(const SkinnyGemmWork<
 #pragma unroll
   for (int i = 0; i < P::kColumns / 2; ++i) acc[i] = 0.f;
   if (work.active) {
-    const u32 columns_at = P::kPanels == 2 ? group * (P::kGroup * 128) : group * 64;
+    const u32 columns_at = P::kPanels == 2 ? group * (P::kGroupWeightRows * 128) : group * 64;
     x.prepare(work);
 #pragma unroll
     for (int round = 0; round < P::kRounds; ++round) {
@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply_and_send_row_sums(const SkinnyGemmWork<
         const u32 x_at = work.base + panel * kPanelBytes + x.offset(work),
                   w_at = work.base + P::kWOffset + g * P::kGroupBytes + columns_at;
 #pragma unroll
-        for (int step = 0; step < P::kGroup / 16; ++step)
+        for (int step = 0; step < P::kGroupWeightRows / 16; ++step)
           wgmma(acc, operand(x_at + step * 32), operand(w_at + step * 2048));
         wgmma_commit();
       }

@@ -117,7 +117,7 @@ __device__ __forceinline__ u32 x_at(u32 step, u32 chunk) {
 __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
   if (!kCoded) return load_shared_b128(unit + column * 128 + (chunk ^ column) * 16);
   const u32 factor =
-      half_twice(load_shared_b32(unit + kCodeBytes + column / 2 * 4), column % 2);
+      repeat_half_of_word(load_shared_b32(unit + kCodeBytes + column / 2 * 4), column % 2);
   const u32 lane = chunk / 2 * 8 + column;  // of a warp that decodes the unit
   if (kInt4) return decode_int4(load_shared_b32(unit + lane * 8 + chunk % 2 * 4), factor);
   const u32 codes = unit + lane * 16 + chunk % 2 * 8;

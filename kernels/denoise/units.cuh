@@ -24,7 +24,7 @@ __device__ __forceinline__ u32 multiply_bf16x2(u32 x, u32 y) {
   return d;
 }
 // Returns a word whose two 16-bit halves both equal half number `half` of `word`.
-__device__ __forceinline__ u32 half_twice(u32 word, u32 half) {
+__device__ __forceinline__ u32 repeat_half_of_word(u32 word, u32 half) {
   return __byte_perm(word, 0, half == 0 ? 0x1010 : 0x3232);
 }
 // Decodes four e4m3 codes, including subnormal codes, to bf16; the results are 2^-120 times the

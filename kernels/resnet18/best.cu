@@ -41,7 +41,7 @@ __device__ __forceinline__ int warpgroup() {
 // Copies the weights of a layer to the ring of slots; `slot` counts all slots used so far. Executed
 // by one thread.
 template <int kSide>
-__device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
+__device__ __forceinline__ void copy_layer_weights(int number, int rank, int& slot) {
   using Own = BlockShareOfLayer<kSide>;
   const LayerParameters& layer = layer_parameters_at(number);
   const Own share(rank);
@@ -339,7 +339,7 @@ template <int kSide>
 __device__ __forceinline__ void locate_bias(FilterBiases& of, int& filter, int& i, int first,
                                           int rank) {
   using Own = BlockShareOfLayer<kSide>;
-  constexpr int kCount = kStageLayers * Own::kFilters;
+  constexpr int kCount = kLayersPerStage * Own::kFilters;
   if (i >= 0 && i < kCount) {
     of.number = first + i / Own::kFilters;
     of.own = i % Own::kFilters;
@@ -351,9 +351,9 @@ __device__ __forceinline__ FilterBiases load_bias(int i, int rank) {
   FilterBiases of = {-1, 0, 0.f, 0.f};
   int filter = 0;
   locate_bias<8>(of, filter, i, 0, rank);
-  locate_bias<4>(of, filter, i, kStageLayers, rank);
-  locate_bias<2>(of, filter, i, 2 * kStageLayers, rank);
-  locate_bias<1>(of, filter, i, 3 * kStageLayers, rank);
+  locate_bias<4>(of, filter, i, kLayersPerStage, rank);
+  locate_bias<2>(of, filter, i, 2 * kLayersPerStage, rank);
+  locate_bias<1>(of, filter, i, 3 * kLayersPerStage, rank);
   if (of.number < 0) return of;
   const LayerParameters& layer = layer_parameters_at(of.number);
   of.bias = layer.bias[filter];
@@ -534,13 +534,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x > kMultiplying) return;
     for (int group = blockIdx.x / kRanks; group < all; group += groups) {
 #pragma unroll 1
-      for (int n = 0; n < kStageLayers; ++n) copy_weights<8>(n, rank, slot);
+      for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<8>(n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kStageLayers; ++n) copy_weights<4>(kStageLayers + n, rank, slot);
+      for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<4>(kLayersPerStage + n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kStageLayers; ++n) copy_weights<2>(2 * kStageLayers + n, rank, slot);
+      for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<2>(2 * kLayersPerStage + n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kStageLayers; ++n) copy_weights<1>(3 * kStageLayers + n, rank, slot);
+      for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<1>(3 * kLayersPerStage + n, rank, slot);
     }
     return;
   }
@@ -578,19 +578,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     divided = true;
     stage_ends(3);
 #pragma unroll 1
-    for (int n = 0; n < kStageLayers; ++n)
+    for (int n = 0; n < kLayersPerStage; ++n)
       compute_layer<8>(n, rank, slot, with), stage_ends(4 + n);
 #pragma unroll 1
-    for (int n = 0; n < kStageLayers; ++n)
-      compute_layer<4>(kStageLayers + n, rank, slot, with), stage_ends(4 + kStageLayers + n);
+    for (int n = 0; n < kLayersPerStage; ++n)
+      compute_layer<4>(kLayersPerStage + n, rank, slot, with), stage_ends(4 + kLayersPerStage + n);
 #pragma unroll 1
-    for (int n = 0; n < kStageLayers; ++n)
-      compute_layer<2>(2 * kStageLayers + n, rank, slot, with),
-          stage_ends(4 + 2 * kStageLayers + n);
+    for (int n = 0; n < kLayersPerStage; ++n)
+      compute_layer<2>(2 * kLayersPerStage + n, rank, slot, with),
+          stage_ends(4 + 2 * kLayersPerStage + n);
 #pragma unroll 1
-    for (int n = 0; n < kStageLayers; ++n)
-      compute_layer<1>(3 * kStageLayers + n, rank, slot, with),
-          stage_ends(4 + 3 * kStageLayers + n);
+    for (int n = 0; n < kLayersPerStage; ++n)
+      compute_layer<1>(3 * kLayersPerStage + n, rank, slot, with),
+          stage_ends(4 + 3 * kLayersPerStage + n);
     if (logits != nullptr) {
       receive_packed_map_rows(output_map_address(layer_parameters_at(kLayers - 1), 1, 512), kLayers,
           1, 512, 0, 0, tag);

@@ -90,17 +90,17 @@ struct BlockShareOfLayer {
         first_filter(rank % (kRanks / kParts) * kFilters) {}
 };
 
-constexpr int kStageLayers = kLayers / 4;
+constexpr int kLayersPerStage = kLayers / 4;
 
 // Returns whether a layer is the first of a stage that halves the side of the map. The second layer
 // of a stage that halves the side has two operands: its own convolution and that of the shortcut.
 template <int kSide>
 __device__ __forceinline__ bool starts_stage(int number) {
-  return kSide < 8 && number % kStageLayers == 0;
+  return kSide < 8 && number % kLayersPerStage == 0;
 }
 template <int kSide>
 __device__ __forceinline__ int operands_of(int number) {
-  return kSide < 8 && number % kStageLayers == 1 ? 2 : 1;
+  return kSide < 8 && number % kLayersPerStage == 1 ? 2 : 1;
 }
 
 // One operand of a layer's sums: its convolution or that of its shortcut, in GEMM steps of some

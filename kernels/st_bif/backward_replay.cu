@@ -27,12 +27,12 @@
 #endif
 
 constexpr int kSteps = STEPS;
-constexpr int kPerThread = PER_THREAD;
+constexpr int kNeuronsPerThread = PER_THREAD;
 static_assert(kSteps >= 1 && kSteps <= MAX_STEPS,
               "STEPS is 1 to MAX_STEPS: two coefficients a step are held in registers");
-static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8,
+static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
               "PER_THREAD must be 1, 2, 4 or 8");
-static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
+static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 template <bool kPrefire, class Own>
@@ -92,9 +92,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
                            const float* __restrict__ gv_final, Element* __restrict__ gx,
                            long long neurons, float theta, int tmin, int tmax, float prefire) {
   const StBifNeuron neuron(theta, tmin, tmax, prefire);
-  const long long first_neuron = first_neuron_of_block<kPerThread>();
-  if (neurons % kPerThread == 0) {
-    const ThreadColumns<kPerThread> own(first_neuron + threadIdx.x * kPerThread);
+  const long long first_neuron = first_neuron_of_block<kNeuronsPerThread>();
+  if (neurons % kNeuronsPerThread == 0) {
+    const ThreadColumns<kNeuronsPerThread> own(first_neuron + threadIdx.x * kNeuronsPerThread);
     if (own.first < neurons) {
       if (prefire != 0.0f) {
         run_replay_backward<true>(own, neuron, x, gy, gv_final, gx, neurons);
@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
         run_replay_backward<false>(own, neuron, x, gy, gv_final, gx, neurons);
       }
     }
-  } else if constexpr (kPerThread > 1) {
+  } else if constexpr (kNeuronsPerThread > 1) {
 #pragma unroll 1
-    for (int part = 0; part < kPerThread; ++part) {
+    for (int part = 0; part < kNeuronsPerThread; ++part) {
       const ThreadColumns<1> own(first_neuron + static_cast<long long>(part) * blockDim.x +
                                  threadIdx.x);
       if (own.first < neurons) run_replay_backward<true>(own, neuron, x, gy, gv_final, gx, neurons);

@@ -26,14 +26,14 @@
 #define MIN_BLOCKS 8
 #endif
 
-constexpr int kChunk = CHUNK;
-constexpr int kPerThread = PER_THREAD;
+constexpr int kStepsPerChunk = CHUNK;
+constexpr int kNeuronsPerThread = PER_THREAD;
 constexpr int kStateRows = 8 / kElementBytes;  // rows of gx that hold the 8 bytes of v and u
-static_assert(kChunk >= kStateRows && kChunk <= 16,
+static_assert(kStepsPerChunk >= kStateRows && kStepsPerChunk <= 16,
               "CHUNK must hold the checkpoint (2 rows of f32, 4 of 16-bit) and fit registers (16)");
-static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThread == 8,
+static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
               "PER_THREAD must be 1, 2, 4 or 8");
-static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
+static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 /// Saves the bits of the neurons' `state` (v and c) in kStateRows / 2 rows of gx, beginning at
@@ -76,11 +76,11 @@ __device__ __forceinline__ void replay_chunk_for_final_state(const Own& own,
     const StBifNeuron& neuron, const Element* x,
                                            long long neurons, long long t, float (&v)[Own::kCount],
                                            float (&u)[Own::kCount]) {
-  typename Own::Raw input[kChunk];
+  typename Own::Raw input[kStepsPerChunk];
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) input[i] = own.load(x + (t + i) * neurons);
+  for (int i = 0; i < kStepsPerChunk; ++i) input[i] = own.load(x + (t + i) * neurons);
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
+  for (int i = 0; i < kStepsPerChunk; ++i) {
     float value[Own::kCount];
     unpack_elements_to_floats<Own::kCount>(input[i], value);
 #pragma unroll
@@ -89,8 +89,8 @@ __device__ __forceinline__ void replay_chunk_for_final_state(const Own& own,
   }
 }
 
-/// Replays the forward pass of `count` time steps (kChunk if kWhole) from step t, and then computes
-/// their backward pass in reverse order.
+/// Replays the forward pass of `count` time steps (kStepsPerChunk if kWhole) from step t, and then
+/// computes their backward pass in reverse order.
 template <bool kWhole, class Own>
 __device__ __forceinline__ void replay_and_reverse_steps(const Own& own, const StBifNeuron& neuron,
                                               const GaussianSurrogate& surrogate, const Element* x,
@@ -98,18 +98,18 @@ __device__ __forceinline__ void replay_and_reverse_steps(const Own& own, const S
                                               long long t, int count, float (&v)[Own::kCount],
                                               float (&u)[Own::kCount], float (&gv)[Own::kCount],
                                               float (&gt)[Own::kCount]) {
-  typename Own::Raw input[kChunk], gradient[kChunk];
+  typename Own::Raw input[kStepsPerChunk], gradient[kStepsPerChunk];
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
+  for (int i = 0; i < kStepsPerChunk; ++i) {
     if (kWhole || i < count) input[i] = own.load(x + (t + i) * neurons);
   }
 #pragma unroll
-  for (int i = kChunk - 1; i >= 0; --i) {
+  for (int i = kStepsPerChunk - 1; i >= 0; --i) {
     if (kWhole || i < count) gradient[i] = own.load(gy + (t + i) * neurons);
   }
-  SurrogateCoefficients k[kChunk][Own::kCount];
+  SurrogateCoefficients k[kStepsPerChunk][Own::kCount];
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
+  for (int i = 0; i < kStepsPerChunk; ++i) {
     if (kWhole || i < count) {
       float value[Own::kCount];
       unpack_elements_to_floats<Own::kCount>(input[i], value);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void replay_and_reverse_steps(const Own& own, const S
     }
   }
 #pragma unroll
-  for (int i = kChunk - 1; i >= 0; --i) {
+  for (int i = kStepsPerChunk - 1; i >= 0; --i) {
     if (kWhole || i < count) {
       float value[Own::kCount];
       unpack_elements_to_floats<Own::kCount>(gradient[i], value);
@@ -149,9 +149,9 @@ __device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
     gv[j] = gv_final == nullptr ? 0.0f : gv_final[own.first + j];
     gt[j] = 0.0f;
   }
-  const long long last = (steps - 1) / kChunk * kChunk;  // first step of the last chunk
+  const long long last = (steps - 1) / kStepsPerChunk * kStepsPerChunk;  // first step of the last chunk
 #pragma unroll 1
-  for (long long t = 0; t < last; t += kChunk) {
+  for (long long t = 0; t < last; t += kStepsPerChunk) {
     if (t > 0) {
       save_state_in_rows(own, gx + t * neurons, neurons, v);
       save_state_in_rows(own, gx + (t + kStateRows / 2) * neurons, neurons, u);
@@ -159,11 +159,11 @@ __device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
     replay_chunk_for_final_state(own, neuron, x, neurons, t, v, u);
   }
   const int count = static_cast<int>(steps - last);
-  if (count < kChunk)
+  if (count < kStepsPerChunk)
     replay_and_reverse_steps<false>(own, neuron, surrogate, x, gy, gx, neurons, last, count, v, u,
                                     gv, gt);
 #pragma unroll 1
-  for (long long t = count < kChunk ? last - kChunk : last; t >= 0; t -= kChunk) {
+  for (long long t = count < kStepsPerChunk ? last - kStepsPerChunk : last; t >= 0; t -= kStepsPerChunk) {
     if (t == 0) {
 #pragma unroll
       for (int j = 0; j < Own::kCount; ++j) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
       restore_state_from_rows(own, gx + t * neurons, neurons, v);
       restore_state_from_rows(own, gx + (t + kStateRows / 2) * neurons, neurons, u);
     }
-    replay_and_reverse_steps<true>(own, neuron, surrogate, x, gy, gx, neurons, t, kChunk, v, u, gv,
+    replay_and_reverse_steps<true>(own, neuron, surrogate, x, gy, gx, neurons, t, kStepsPerChunk, v, u, gv,
                                    gt);
   }
 }
@@ -186,14 +186,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
                                const float* __restrict__ gv_final, Element* gx, long long neurons,
                                long long steps, float theta, int tmin, int tmax, float prefire) {
   const StBifNeuron neuron(theta, tmin, tmax, prefire);
-  const long long first_neuron = first_neuron_of_block<kPerThread>();
-  if (neurons % kPerThread == 0) {
-    const ThreadColumns<kPerThread> own(first_neuron + threadIdx.x * kPerThread);
+  const long long first_neuron = first_neuron_of_block<kNeuronsPerThread>();
+  if (neurons % kNeuronsPerThread == 0) {
+    const ThreadColumns<kNeuronsPerThread> own(first_neuron + threadIdx.x * kNeuronsPerThread);
     if (own.first < neurons)
       run_chunked_replay_backward(own, neuron, x, gy, gv_final, gx, neurons, steps);
-  } else if constexpr (kPerThread > 1) {
+  } else if constexpr (kNeuronsPerThread > 1) {
 #pragma unroll 1
-    for (int part = 0; part < kPerThread; ++part) {
+    for (int part = 0; part < kNeuronsPerThread; ++part) {
       const ThreadColumns<1> own(first_neuron + static_cast<long long>(part) * blockDim.x +
                                  threadIdx.x);
       if (own.first < neurons)

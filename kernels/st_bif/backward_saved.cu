@@ -23,11 +23,11 @@
 #define MIN_BLOCKS (kElementBytes == 4 ? 5 : 8)
 #endif
 
-constexpr int kChunk = CHUNK;
-constexpr int kPerThread = PER_THREAD;
-static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4,
+constexpr int kStepsPerChunk = CHUNK;
+constexpr int kNeuronsPerThread = PER_THREAD;
+static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4,
               "PER_THREAD must be 1, 2 or 4: H is loaded with one instruction");
-static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
+static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 && (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
               "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ void run_saved_backward(const Own& own, const StBifNe
     gt[j] = 0.0f;
   }
   run_backward_steps<Own::kCount == 1 ?
-      2 * kChunk : kChunk>(own, neuron, surrogate, arrays, steps, gv, gt);
+      2 * kStepsPerChunk : kStepsPerChunk>(own, neuron, surrogate, arrays, steps, gv, gt);
 }
 
 /// The arrays gy and gx have the layout [T, N] in the element type. The membranes, fp32 [T, N], and
@@ -113,13 +113,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
                           float prefire) {
   const StBifNeuron neuron(theta, tmin, tmax, prefire);
   const SavedBackwardArrays arrays = {gy, membranes, tracers, gx, neurons};
-  const long long first_neuron = first_neuron_of_block<kPerThread>();
-  if (neurons % kPerThread == 0) {
-    const ThreadColumns<kPerThread> own(first_neuron + threadIdx.x * kPerThread);
+  const long long first_neuron = first_neuron_of_block<kNeuronsPerThread>();
+  if (neurons % kNeuronsPerThread == 0) {
+    const ThreadColumns<kNeuronsPerThread> own(first_neuron + threadIdx.x * kNeuronsPerThread);
     if (own.first < neurons) run_saved_backward(own, neuron, arrays, gv_final, steps);
-  } else if constexpr (kPerThread > 1) {
+  } else if constexpr (kNeuronsPerThread > 1) {
 #pragma unroll 1
-    for (int part = 0; part < kPerThread; ++part) {
+    for (int part = 0; part < kNeuronsPerThread; ++part) {
       const ThreadColumns<1> own(first_neuron + static_cast<long long>(part) * blockDim.x +
                                  threadIdx.x);
       if (own.first < neurons) run_saved_backward(own, neuron, arrays, gv_final, steps);

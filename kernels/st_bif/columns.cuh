@@ -55,8 +55,9 @@ struct ThreadColumns {
 };
 
 /// Returns the index of the first neuron of this thread block, where each thread block has
-/// blockDim.x · kPerThread neurons. The grid has ceil(N / (blockDim.x · kPerThread)) blocks.
-template <int kPerThread>
+/// blockDim.x · kNeuronsPerThread neurons. The grid has ceil(N / (blockDim.x · kNeuronsPerThread))
+/// blocks.
+template <int kNeuronsPerThread>
 __device__ __forceinline__ long long first_neuron_of_block() {
-  return static_cast<long long>(blockIdx.x) * (blockDim.x * kPerThread);
+  return static_cast<long long>(blockIdx.x) * (blockDim.x * kNeuronsPerThread);
 }

@@ -24,12 +24,12 @@
 #define MIN_BLOCKS (CHUNK <= 2 ? 12 : 8)
 #endif
 
-constexpr int kPerThread = PER_THREAD;
-constexpr int kChunk = CHUNK;
-static_assert(kPerThread == 4 || kPerThread == 8,
+constexpr int kNeuronsPerThread = PER_THREAD;
+constexpr int kStepsPerChunk = CHUNK;
+static_assert(kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
               "PER_THREAD must be 4 or 8: a thread packs whole bytes of four spikes");
-static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
-static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
+static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
+static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 && (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
               "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
@@ -124,24 +124,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
                           float theta, int tmin, int tmax, float prefire) {
   const StBifNeuron neuron(theta, tmin, tmax, prefire);
   const long long first_neuron_of_thread_block =
-      static_cast<long long>(blockIdx.x) * (blockDim.x * kPerThread);
-  if (neurons % kPerThread != 0) {
+      static_cast<long long>(blockIdx.x) * (blockDim.x * kNeuronsPerThread);
+  if (neurons % kNeuronsPerThread != 0) {
     // Each pass of the loop computes one byte of packed spikes, those of four neurons. The bytes
     // that a thread computes are blockDim.x apart, so that a warp's accesses are coalesced.
 #pragma unroll 1
-    for (int part = 0; part < kPerThread / 4; ++part) {
+    for (int part = 0; part < kNeuronsPerThread / 4; ++part) {
       const long long first =
           first_neuron_of_thread_block +
               (static_cast<long long>(part) * blockDim.x + threadIdx.x) * 4;
-      run_packed_forward<true, false, kChunk, 4>(neuron, x, spikes, v_final, neurons, first, steps);
+      run_packed_forward<true, false, kStepsPerChunk, 4>(neuron, x, spikes, v_final, neurons, first, steps);
     }
   } else if (prefire != 0.0f) {
-    run_packed_forward<true, true, kChunk, kPerThread>(neuron, x, spikes, v_final, neurons,
-                                        first_neuron_of_thread_block + threadIdx.x * kPerThread,
+    run_packed_forward<true, true, kStepsPerChunk, kNeuronsPerThread>(neuron, x, spikes, v_final, neurons,
+                                        first_neuron_of_thread_block + threadIdx.x * kNeuronsPerThread,
                                             steps);
   } else {
-    run_packed_forward<false, true, kChunk, kPerThread>(neuron, x, spikes, v_final, neurons,
-                                         first_neuron_of_thread_block + threadIdx.x * kPerThread,
+    run_packed_forward<false, true, kStepsPerChunk, kNeuronsPerThread>(neuron, x, spikes, v_final, neurons,
+                                         first_neuron_of_thread_block + threadIdx.x * kNeuronsPerThread,
                                              steps);
   }
 }

@@ -21,12 +21,12 @@
 #define MIN_BLOCKS (CHUNK <= 2 ? 12 : 8)
 #endif
 
-constexpr int kPerThread = PER_THREAD;
-constexpr int kChunk = CHUNK;
-static_assert(kPerThread == 4 || kPerThread == 8,
+constexpr int kNeuronsPerThread = PER_THREAD;
+constexpr int kStepsPerChunk = CHUNK;
+static_assert(kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
               "PER_THREAD must be 4 or 8: spikes are stored as whole 4- or 8-byte words");
-static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
-static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
+static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
+static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 && (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
               "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
@@ -86,7 +86,7 @@ __device__ __forceinline__ void run_vectorized_forward(const Own& own, const StB
     u[j] = neuron.start_u;
   }
   run_forward_steps<kPrefire, Own::kCount == 1 ?
-      2 * kChunk : kChunk>(own, neuron, x, spikes, neurons, 0,
+      2 * kStepsPerChunk : kStepsPerChunk>(own, neuron, x, spikes, neurons, 0,
                                                               steps, v, u);
   if (v_final != nullptr) {
 #pragma unroll
@@ -101,9 +101,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
                               float* __restrict__ v_final, long long neurons, long long steps,
                               float theta, int tmin, int tmax, float prefire) {
   const StBifNeuron neuron(theta, tmin, tmax, prefire);
-  const long long first_neuron = first_neuron_of_block<kPerThread>();
-  if (neurons % kPerThread == 0) {
-    const ThreadColumns<kPerThread> own(first_neuron + threadIdx.x * kPerThread);
+  const long long first_neuron = first_neuron_of_block<kNeuronsPerThread>();
+  if (neurons % kNeuronsPerThread == 0) {
+    const ThreadColumns<kNeuronsPerThread> own(first_neuron + threadIdx.x * kNeuronsPerThread);
     if (own.first < neurons) {
       if (prefire != 0.0f) {
         run_vectorized_forward<true>(own, neuron, x, spikes, v_final, neurons, steps);
@@ -111,9 +111,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
         run_vectorized_forward<false>(own, neuron, x, spikes, v_final, neurons, steps);
       }
     }
-  } else if constexpr (kPerThread > 1) {
+  } else if constexpr (kNeuronsPerThread > 1) {
 #pragma unroll 1
-    for (int part = 0; part < kPerThread; ++part) {
+    for (int part = 0; part < kNeuronsPerThread; ++part) {
       const ThreadColumns<1> own(first_neuron + static_cast<long long>(part) * blockDim.x +
                                  threadIdx.x);
       if (own.first < neurons)

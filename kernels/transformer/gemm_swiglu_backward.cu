@@ -51,7 +51,7 @@ struct SwigluBackwardEpilogue {
   // Calls `f` for each packet of eight elements that this lane holds of a slice, with the packet's
   // number and its row and column in the slice.
   template <typename F>
-  __device__ __forceinline__ void each_packet(int row, int column, const F& f) const {
+  __device__ __forceinline__ void for_each_packet(int row, int column, const F& f) const {
     constexpr int kPackets = kSlice / 8;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -63,7 +63,7 @@ struct SwigluBackwardEpilogue {
   }
 
   __device__ __forceinline__ void read(GatesAndUpsOfLane& inputs, int row, int column) const {
-    each_packet(row, column, [&](int i, int row_in_slice, int column_in_slice) {
+    for_each_packet(row, column, [&](int i, int row_in_slice, int column_in_slice) {
       const Element* from = gate_up + offset(row + row_in_slice, column + column_in_slice);
       inputs.gate[i] = load_read_only_packet<16>(from);
       inputs.up[i] = load_read_only_packet<16>(from + ff);
@@ -72,7 +72,7 @@ struct SwigluBackwardEpilogue {
 
   __device__ __forceinline__ void write(const GatesAndUpsOfLane& inputs, u32 slice, int row,
                                         int column) const {
-    each_packet(row, column, [&](int i, int row_in_slice, int column_in_slice) {
+    for_each_packet(row, column, [&](int i, int row_in_slice, int column_in_slice) {
       const uint4 x = load_shared_b128(slice + row_in_slice * kSliceRowBytes + column_in_slice * 2);
       const Packet<16> packet = {{x.x, x.y, x.z, x.w}};
       float slope[8], gate[8], up[8];

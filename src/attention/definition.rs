@@ -117,7 +117,7 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
 /// Scan of attention forward over sequence lengths, with head dimensions 64 and 128 and both masks
 /// at two of the lengths, and one case of grouped heads.
 pub const FORWARD_SCAN_AXES: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &FORWARD_SCAN_SELECTIONS,
+    selection_lines: &FORWARD_SCAN_SELECTIONS,
     // The row `cuda/flash_wgmma` runs on sm_90a only; on other devices, a scan with `--axis` shows
     // every row.
     default_implementations: &["cuda/flash_wgmma", "cuda/cudnn"],
@@ -131,7 +131,7 @@ const FORWARD_SCAN_SELECTIONS: [&str; 3] = [
 /// The attention forward scan of [`FORWARD_SCAN_AXES`], plus a shorter sequence, plus one query for
 /// each sequence over a long key-value cache.
 pub const FORWARD_SCAN_WITH_DECODE: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &[
+    selection_lines: &[
         "s=256 d=128 mask=full,causal dtype=bf16",
         FORWARD_SCAN_SELECTIONS[0],
         FORWARD_SCAN_SELECTIONS[1],

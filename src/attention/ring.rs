@@ -314,7 +314,11 @@ impl Problem for RingAttentionProblem {
                     2,
                 );
                 let bytes = received / gpus as u64 * (gpus as u64 - 1);
-                work.with_link(DeclaredGpuLinkWork { bytes, both_ways: true, gpus })
+                work.with_link(DeclaredGpuLinkWork {
+                    min_received_bytes: bytes,
+                    both_ways: true,
+                    gpus,
+                })
             }
         }
     }
@@ -350,7 +354,7 @@ mod tests {
         for point in RING_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Thorough,
-                SizeOfDefaultProblems::Accelerator,
+                SizeOfDefaultProblems::HostAndAcceleratorSizes,
                 &[],
             )
             .unwrap()
@@ -374,7 +378,7 @@ mod tests {
             RING_WORKLOAD
                 .points_selected_by_effort(
                     BenchEffort::Default,
-                    SizeOfDefaultProblems::Host,
+                    SizeOfDefaultProblems::HostCpuSizes,
                     &overrides,
                 )
                 .unwrap()

@@ -216,7 +216,11 @@ fn the_declared_attention_work_equals_flash_attentions_flop_count() {
 fn every_listed_attention_point_binds_and_has_a_short_id() {
     fn assert_points_bind_with_short_distinct_ids<P: Problem>(workload: &Workload<P>) {
         let points = workload
-            .points_selected_by_effort(BenchEffort::Thorough, SizeOfDefaultProblems::Host, &[])
+            .points_selected_by_effort(
+                BenchEffort::Thorough,
+                SizeOfDefaultProblems::HostCpuSizes,
+                &[],
+            )
             .unwrap();
         let ids: BTreeSet<String> =
             points.iter().map(|point| format!("{}/{point}", workload.name)).collect();
@@ -247,8 +251,9 @@ fn bind_first_forward_point(
     overrides: &[&str],
 ) -> Result<AttentionForward, AxisError> {
     let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
-    let points =
-        FORWARD.points_selected_by_effort(effort, SizeOfDefaultProblems::Host, &overrides).unwrap();
+    let points = FORWARD
+        .points_selected_by_effort(effort, SizeOfDefaultProblems::HostCpuSizes, &overrides)
+        .unwrap();
     (FORWARD.bind)(points.first().expect("a line has these axes"))
 }
 
@@ -654,7 +659,11 @@ fn fp8_inputs_are_codes_with_scales_and_backward_refuses_fp8() {
     let suites = crate::attention::attention_suites();
     for (suite, bound) in [(&suites[0], true), (&suites[1], false)] {
         let points = suite
-            .points_selected_by_effort(BenchEffort::Quick, SizeOfDefaultProblems::Host, &axes)
+            .points_selected_by_effort(
+                BenchEffort::Quick,
+                SizeOfDefaultProblems::HostCpuSizes,
+                &axes,
+            )
             .unwrap();
         assert_eq!(suite.problem_at_point(&points[0]).is_ok(), bound, "{}", suite.workload_name());
     }

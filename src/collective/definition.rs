@@ -225,7 +225,7 @@ impl Problem for ExchangeProblem {
             ExchangeKind::Broadcast | ExchangeKind::Send => (bytes, bytes, bytes),
         };
         let both_ways = !matches!(self.kind, ExchangeKind::Broadcast | ExchangeKind::Send);
-        let link = DeclaredGpuLinkWork { bytes: received, both_ways, gpus: self.gpus };
+        let link = DeclaredGpuLinkWork { min_received_bytes: received, both_ways, gpus: self.gpus };
         Work::bytes(read, written).with_link(link)
     }
 
@@ -272,7 +272,7 @@ mod tests {
             for point in workload
                 .points_selected_by_effort(
                     BenchEffort::Thorough,
-                    SizeOfDefaultProblems::Accelerator,
+                    SizeOfDefaultProblems::HostAndAcceleratorSizes,
                     &[],
                 )
                 .unwrap()
@@ -308,8 +308,9 @@ mod tests {
 
     #[test]
     fn bytes_on_gpu_links_follow_the_bus_bandwidth_of_nccl_tests() {
-        let received =
-            |kind, gpus| small_f32_exchange_problem(kind, gpus).work().link.unwrap().bytes;
+        let received = |kind, gpus| {
+            small_f32_exchange_problem(kind, gpus).work().link.unwrap().min_received_bytes
+        };
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllReduce, gpus)), [96, 144]);
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllGather, gpus)), [48, 72]);
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::ReduceScatter, gpus)), [48, 72]);

@@ -148,13 +148,13 @@ const DENOISE_SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
 /// Scan of one denoising step with a short horizon, after the prefix of two images instead of
 /// three.
 pub const DENOISE_STEP_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &["model=pi05 s=10 p=712 dtype=bf16"],
+    selection_lines: &["model=pi05 s=10 p=712 dtype=bf16"],
     default_implementations: DENOISE_SCAN_ROWS,
 };
 
 /// Scan of the denoising loop over 1, 5 and 10 Euler steps, and with a short horizon.
 pub const DENOISE_LOOP_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &[
+    selection_lines: &[
         "model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16",
         "model=pi05 s=10 p=712 steps=10 dtype=bf16",
     ],

@@ -289,7 +289,7 @@ fn denoising_selections_bind_and_their_case_ids_are_short_and_unique() {
         effort: BenchEffort,
     ) -> Vec<String> {
         let points = workload
-            .points_selected_by_effort(effort, SizeOfDefaultProblems::Accelerator, &[])
+            .points_selected_by_effort(effort, SizeOfDefaultProblems::HostAndAcceleratorSizes, &[])
             .unwrap();
         points.iter().for_each(|point| drop((workload.bind)(point).unwrap()));
         points.iter().map(|point| format!("{}/{point}", workload.name)).collect()
@@ -318,7 +318,7 @@ fn model_pi05_layer_is_pi05_with_one_layer() {
         let point = DENOISE_LOOP_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Default,
-                SizeOfDefaultProblems::Host,
+                SizeOfDefaultProblems::HostCpuSizes,
                 &[selection],
             )
             .unwrap()
@@ -338,7 +338,7 @@ fn horizons_and_step_counts_beyond_the_maximum_are_refused() {
         let point = DENOISE_LOOP_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Default,
-                SizeOfDefaultProblems::Host,
+                SizeOfDefaultProblems::HostCpuSizes,
                 &[selection],
             )
             .unwrap()

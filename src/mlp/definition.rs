@@ -232,7 +232,7 @@ mod tests {
         for point in MLP_FORWARD_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Thorough,
-                SizeOfDefaultProblems::Accelerator,
+                SizeOfDefaultProblems::HostAndAcceleratorSizes,
                 &[],
             )
             .unwrap()

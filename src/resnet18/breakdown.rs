@@ -339,7 +339,11 @@ mod tests {
     #[test]
     fn the_work_of_all_layers_adds_up_to_the_declared_work() {
         for point in INFERENCE_WORKLOAD
-            .points_selected_by_effort(BenchEffort::Thorough, SizeOfDefaultProblems::Host, &[])
+            .points_selected_by_effort(
+                BenchEffort::Thorough,
+                SizeOfDefaultProblems::HostCpuSizes,
+                &[],
+            )
             .unwrap()
         {
             let problem = (INFERENCE_WORKLOAD.bind)(&point).unwrap();
@@ -357,7 +361,7 @@ mod tests {
         for point in TRAINING_STEP_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Default,
-                SizeOfDefaultProblems::Accelerator,
+                SizeOfDefaultProblems::HostAndAcceleratorSizes,
                 &[],
             )
             .unwrap()
@@ -386,7 +390,7 @@ mod tests {
         let point = &TRAINING_STEP_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Default,
-                SizeOfDefaultProblems::Accelerator,
+                SizeOfDefaultProblems::HostAndAcceleratorSizes,
                 &[],
             )
             .unwrap()[0];

@@ -229,7 +229,8 @@ impl Problem for DataParallelTrainingStep {
             ((elements.sum::<usize>() + classifier) * Dtype::F32.bytes_per_element()) as u64;
         let gpus = self.gpus as u64;
         let bytes = 2 * gradients / gpus * (gpus - 1);
-        let link = DeclaredGpuLinkWork { bytes, both_ways: true, gpus: self.gpus };
+        let link =
+            DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways: true, gpus: self.gpus };
         self.training_step_per_gpu().work().with_link(link)
     }
 
@@ -270,7 +271,7 @@ mod tests {
         let points = DATA_PARALLEL_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Default,
-                SizeOfDefaultProblems::Host,
+                SizeOfDefaultProblems::HostCpuSizes,
                 &overridden,
             )
             .unwrap();

@@ -119,7 +119,7 @@ pub const INFERENCE_WORKLOAD: Workload<ResNetInference> = Workload {
 
 /// Scan of ResNet-18 inference over batch sizes around 32.
 pub const RESNET_INFERENCE_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
+    selection_lines: &["stem=imagenet w=64 b=8,32,128 t=8 level=8 weights=dyadic dtype=bf16"],
     default_implementations: &["cuda/graph", "cuda/fused", "cuda/best"],
 };
 
@@ -127,7 +127,7 @@ pub const RESNET_INFERENCE_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
 /// because the fp64 reference of more images takes minutes; `kernelgate profile` shows larger
 /// batches.
 pub const RESNET_TRAINING_STEP_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &["stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=bf16"],
+    selection_lines: &["stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=bf16"],
     default_implementations: &["cuda/fused", "cuda/best"],
 };
 

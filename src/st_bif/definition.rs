@@ -64,7 +64,7 @@ const ST_BIF_DTYPE_AXIS: Axis = Axis::one_of(
 /// Scan of the ST-BIF forward pass over batch, time steps and level, one at a time, around conv1 of
 /// ResNet-18 at b=32, t=8, level=8.
 pub const ST_BIF_FORWARD_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &[
+    selection_lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32 spikes=int8",
         "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32 spikes=int8",
         "layer=conv1 b=32 t=8 level=4,8,16 dtype=f32 spikes=int8",
@@ -74,7 +74,7 @@ pub const ST_BIF_FORWARD_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
 
 /// Scan of the ST-BIF backward pass over one axis at a time.
 pub const ST_BIF_BACKWARD_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    lines: &[
+    selection_lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32",
         "layer=conv1 b=32 t=4,8,16 level=8 dtype=f32",
         "layer=conv1 b=32 t=8 level=4,8,16 dtype=f32",

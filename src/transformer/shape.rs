@@ -275,7 +275,8 @@ impl LanguageModelShape {
             let tensor =
                 draw_tensor_of_mapped_normals(seed, &format!("{weight:?}"), [len], dtype, value);
             let from = first * self.d * dtype.bytes_per_element();
-            arena.as_bytes_mut()[from..][..tensor.bytes()].copy_from_slice(tensor.as_bytes());
+            arena.as_bytes_mut()[from..][..tensor.size_in_bytes()]
+                .copy_from_slice(tensor.as_bytes());
         }
         arena
     }

@@ -288,7 +288,7 @@ fn an_empty_batch_of_sequences_is_refused() {
     let refused = LM_FORWARD_WORKLOAD
         .points_selected_by_effort(
             BenchEffort::Default,
-            SizeOfDefaultProblems::Accelerator,
+            SizeOfDefaultProblems::HostAndAcceleratorSizes,
             &override_,
         )
         .unwrap_err();
@@ -298,7 +298,11 @@ fn an_empty_batch_of_sequences_is_refused() {
 #[test]
 fn every_listed_language_model_point_binds() {
     for point in LM_FORWARD_WORKLOAD
-        .points_selected_by_effort(BenchEffort::Thorough, SizeOfDefaultProblems::Accelerator, &[])
+        .points_selected_by_effort(
+            BenchEffort::Thorough,
+            SizeOfDefaultProblems::HostAndAcceleratorSizes,
+            &[],
+        )
         .unwrap()
     {
         assert!(

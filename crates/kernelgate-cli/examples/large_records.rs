@@ -79,7 +79,7 @@ fn synthetic_run(session: usize, cases: usize, samples: usize) -> BenchProcessRu
         let (row, cache) = (index % 5, ["hot", "cold"][index / 5 % 2]);
         let (s, d) = (512 << (index / 10 % 6), 32 << (index / 60 % 4));
         case.workload = format!("family{}/operation", index / 240);
-        (case.implementation, case.cache) = (format!("cuda/row{row}"), cache.to_owned());
+        (case.implementation, case.cache_state) = (format!("cuda/row{row}"), cache.to_owned());
         case.limit = Some(ShortestLaunchTime { time_ns: 5e5, by: "memory".to_owned() });
         (case.verification.max_error, case.work.read_bytes) = (1e-4, 1 << 30);
         case.work.flops.insert("matmul bf16".to_owned(), 1 << 40);

@@ -263,52 +263,52 @@ fn verbs_on_a_run(path: &Path, _: u64) -> bool {
 /// Every reader, the slow ones first, with its share of a million inputs: fewer of those that take
 /// long.
 pub const READERS: &[FuzzedReader] = &[
-    reader("verbs", Json, 30, verbs_on_a_run),
-    reader("index", Json, 2_000, fuzz_history_index),
-    reader("nsys", Bytes, 3_000, fuzz_trace_file),
-    reader("ncu_report", Bytes, 12_000, fuzz_trace_file),
-    reader("cubin", Bytes, 12_000, fuzz_machine_code),
-    reader("chrome", Json, 12_000, fuzz_trace_file),
-    reader("recording", Json, 10_000, fuzz_trace_file),
-    reader("rocprof", Json, 10_000, fuzz_trace_file),
-    reader("ncu_csv", Lines, 8_000, fuzz_trace_file),
-    reader("calibration", Json, 12_000, fuzz_calibration_file),
-    reader("comparison_shard", Json, 10_000, fuzz_comparison_shard),
-    reader("verification_shard", Json, 20_000, fuzz_verification_shard),
-    reader("baseline", Json, 25_000, fuzz_baseline_file),
-    reader("run", Json, 40_000, fuzz_run_record),
-    reader("response", Json, 40_000, fuzz_bench_response),
-    reader("trials", Json, 60_000, fuzz_trials_file),
-    reader("request", Json, 70_000, |path, _| {
+    fuzzed_reader("verbs", Json, 30, verbs_on_a_run),
+    fuzzed_reader("index", Json, 2_000, fuzz_history_index),
+    fuzzed_reader("nsys", Bytes, 3_000, fuzz_trace_file),
+    fuzzed_reader("ncu_report", Bytes, 12_000, fuzz_trace_file),
+    fuzzed_reader("cubin", Bytes, 12_000, fuzz_machine_code),
+    fuzzed_reader("chrome", Json, 12_000, fuzz_trace_file),
+    fuzzed_reader("recording", Json, 10_000, fuzz_trace_file),
+    fuzzed_reader("rocprof", Json, 10_000, fuzz_trace_file),
+    fuzzed_reader("ncu_csv", Lines, 8_000, fuzz_trace_file),
+    fuzzed_reader("calibration", Json, 12_000, fuzz_calibration_file),
+    fuzzed_reader("comparison_shard", Json, 10_000, fuzz_comparison_shard),
+    fuzzed_reader("verification_shard", Json, 20_000, fuzz_verification_shard),
+    fuzzed_reader("baseline", Json, 25_000, fuzz_baseline_file),
+    fuzzed_reader("run", Json, 40_000, fuzz_run_record),
+    fuzzed_reader("response", Json, 40_000, fuzz_bench_response),
+    fuzzed_reader("trials", Json, 60_000, fuzz_trials_file),
+    fuzzed_reader("request", Json, 70_000, |path, _| {
         read_and_rewrite_record::<BenchRequestFile>(path).is_some()
     }),
-    reader("numerics", Json, 50_000, |path, _| {
+    fuzzed_reader("numerics", Json, 50_000, |path, _| {
         read_and_rewrite_record::<OutputErrorsOfExecutable>(path).is_some()
     }),
-    reader("resources", Json, 20_000, |path, _| {
+    fuzzed_reader("resources", Json, 20_000, |path, _| {
         read_and_rewrite_record::<KernelResourcesFile>(path).is_some()
     }),
-    reader("bisection", Json, 70_000, |path, _| {
+    fuzzed_reader("bisection", Json, 70_000, |path, _| {
         read_and_rewrite_record::<SavedBisectionState>(path).is_some()
     }),
-    reader("case_recording", Json, 15_000, |path, _| {
+    fuzzed_reader("case_recording", Json, 15_000, |path, _| {
         read_and_rewrite_record::<CuptiCaseRecording>(path).is_some()
     }),
-    reader("machine", Json, 10_000, |path, _| {
+    fuzzed_reader("machine", Json, 10_000, |path, _| {
         read_and_rewrite_record::<MachineHardware>(path).is_some()
     }),
-    reader("submission", Json, 10_000, |path, _| {
+    fuzzed_reader("submission", Json, 10_000, |path, _| {
         read_and_rewrite_record::<ClusterSubmission>(path).is_some()
     }),
-    reader("peers", Json, 100_000, fuzz_peer_times),
-    reader("rules", Lines, 25_000, fuzz_rules_file),
-    reader("criterion", Json, 80_000, fuzz_criterion_sample),
-    reader("safetensors", Bytes, 110_000, fuzz_safetensors_file),
-    reader("tensors", Bytes, 100_000, |path, _| tensors::read_tensor_file(path).is_some()),
-    reader("printed", Lines, 63_970, fuzz_version_answer),
+    fuzzed_reader("peers", Json, 100_000, fuzz_peer_times),
+    fuzzed_reader("rules", Lines, 25_000, fuzz_rules_file),
+    fuzzed_reader("criterion", Json, 80_000, fuzz_criterion_sample),
+    fuzzed_reader("safetensors", Bytes, 110_000, fuzz_safetensors_file),
+    fuzzed_reader("tensors", Bytes, 100_000, |path, _| tensors::read_tensor_file(path).is_some()),
+    fuzzed_reader("printed", Lines, 63_970, fuzz_version_answer),
 ];
 
-const fn reader(
+const fn fuzzed_reader(
     name: &'static str,
     syntax: Syntax,
     inputs: u64,

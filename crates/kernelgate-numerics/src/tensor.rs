@@ -209,7 +209,7 @@ impl Tensor {
     }
 
     /// Size of the elements.
-    pub fn bytes(&self) -> usize {
+    pub fn size_in_bytes(&self) -> usize {
         self.len() * self.dtype().bytes_per_element()
     }
 
@@ -435,7 +435,7 @@ impl Tensors {
 
     /// Size of all elements.
     pub fn bytes(&self) -> usize {
-        self.0.values().map(|tensor| tensor.bytes()).sum()
+        self.0.values().map(|tensor| tensor.size_in_bytes()).sum()
     }
 }
 

@@ -69,9 +69,9 @@ fn print_diagnosis_without_paths(diagnosis: &TraceDiagnosis) {
     let records: Vec<String> = records.map(|(kind, count)| format!("{kind} {count}")).collect();
     println!("  {}: {}", diagnosis.recorder, records.join(", "));
     for device in &diagnosis.devices {
-        let total = device.account.total.span_length_ns();
+        let total = device.account.whole_trace_account.span_length_ns();
         println!("  process {}, device {}: {} ns", device.pid, device.device, total);
-        for (label, ns) in device.account.total.labels_and_ns_of_lines() {
+        for (label, ns) in device.account.whole_trace_account.labels_and_ns_of_lines() {
             println!("    {label}: {}", percentage_text(ns, total));
         }
         if let Some(iterations) = &device.account.iterations {
@@ -87,7 +87,7 @@ fn print_diagnosis_without_paths(diagnosis: &TraceDiagnosis) {
             "  {} {}: {}",
             finding.severity.printed_severity_label(),
             finding.id,
-            finding.title
+            finding.finding_title
         );
         println!(
             "    measured {:.1} {}, savings {}, replayed {}",

@@ -54,11 +54,11 @@ fn write_synthetic_sqlite_export(path: &str, kernels: i64, unique: bool) -> rusq
             text.execute(params![FIRST_RANGE_NAME_ID + id, format!("range {id}")])?;
         }
         let mut tables = ExportInsertStatements {
-            kernel: transaction.prepare(
+            insert_kernel: transaction.prepare(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES \
                  (?1, ?2, 0, 1, ?3, ?4, ?5, ?6, ?6, 32, ?7, 1, 1, 128, 1, 1, 0, 0, 0, NULL)",
             )?,
-            call: transaction.prepare(
+            insert_host_call: transaction.prepare(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?1, ?2, 0, ?3, ?4, ?5, 0)",
             )?,
             range: transaction
@@ -91,8 +91,8 @@ const SQLITE_EXPORT_SCHEMA: &str = "
         text TEXT, textId INTEGER, globalTid INTEGER, domainId INTEGER);";
 
 struct ExportInsertStatements<'a> {
-    kernel: Statement<'a>,
-    call: Statement<'a>,
+    insert_kernel: Statement<'a>,
+    insert_host_call: Statement<'a>,
     range: Statement<'a>,
     unique: bool,
     ranges: i64,
@@ -136,13 +136,19 @@ impl ExportInsertStatements<'_> {
             if kernel % 100 < 18 {
                 self.insert_nvtx_range_row(start + 8100, start + 8200, name + 4, thread)?;
             }
-            self.call.execute(params![start + 2500, start + 5500, thread, kernel + 1, 1])?;
+            self.insert_host_call.execute(params![
+                start + 2500,
+                start + 5500,
+                thread,
+                kernel + 1,
+                1
+            ])?;
             if kernel % 100 < 87 {
-                self.call.execute(params![start + 6600, start + 7000, thread, 0, 2])?;
+                self.insert_host_call.execute(params![start + 6600, start + 7000, thread, 0, 2])?;
             }
             let length = 4000 + kernel * 7919 % 3000;
             let (begin, function) = (start + 20_000, 100 + kernel % DISTINCT_KERNEL_FUNCTIONS);
-            self.kernel.execute(params![
+            self.insert_kernel.execute(params![
                 begin,
                 begin + length,
                 7,

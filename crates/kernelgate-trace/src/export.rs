@@ -293,7 +293,7 @@ fn write_gpu_operations_and_launch_arrows<W: Write>(
             place.stream,
             all.correlation_id_of_operation(id)
         ))?;
-        let call = launches.call_of[id as usize];
+        let call = launches.call_index_of_operation[id as usize];
         if call == NO_LAUNCH_CALL {
             continue;
         }

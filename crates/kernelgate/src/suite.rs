@@ -16,7 +16,7 @@ use kernelgate_cuda::driver::memory::persistence;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ProblemsAlongEachAxis {
     /// Lines of [`axis::points_of_selection_lines`].
-    pub lines: &'static [&'static str],
+    pub selection_lines: &'static [&'static str],
     /// Names of the implementations that compute the points of the scan by default: the best one,
     /// and one to compare it with.
     pub default_implementations: &'static [&'static str],
@@ -188,8 +188,10 @@ impl WorkloadSuite {
             &lines.lines_of_effort(effort, scale),
             overrides,
         )?;
-        if scale == SizeOfDefaultProblems::Accelerator || effort == BenchEffort::Thorough {
-            let scanned = axis::points_of_selection_lines(axes, scan.lines, overrides)?;
+        if scale == SizeOfDefaultProblems::HostAndAcceleratorSizes
+            || effort == BenchEffort::Thorough
+        {
+            let scanned = axis::points_of_selection_lines(axes, scan.selection_lines, overrides)?;
             let new = scanned.into_iter().filter(|point| !points.contains(point));
             points.extend(new.collect::<Vec<_>>());
         }
@@ -209,15 +211,15 @@ impl WorkloadSuite {
             scan_along_axes: scan,
             ..
         } = &self.facts;
-        if effort == BenchEffort::Thorough || scan.lines.is_empty() {
+        if effort == BenchEffort::Thorough || scan.selection_lines.is_empty() {
             return None;
         }
         let among = |lines: &[&str]| {
             axis::points_of_selection_lines(axes, lines, &[])
                 .is_ok_and(|points| points.contains(point))
         };
-        let whole = lines.lines_of_effort(effort, SizeOfDefaultProblems::Accelerator);
-        (among(scan.lines) && !among(&whole)).then_some(scan.default_implementations)
+        let whole = lines.lines_of_effort(effort, SizeOfDefaultProblems::HostAndAcceleratorSizes);
+        (among(scan.selection_lines) && !among(&whole)).then_some(scan.default_implementations)
     }
 
     /// Creates the problem at a point of the workload's axes.

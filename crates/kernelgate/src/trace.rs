@@ -12,7 +12,8 @@ pub struct LaunchTimesOfKernel {
     /// Symbol of the kernel.
     pub name: String,
     /// Number of recorded launches of the kernel.
-    pub count: usize,
+    #[serde(rename = "count")]
+    pub launch_count: usize,
     /// Time of all recorded launches of the kernel, nanoseconds; launches that overlapped each
     /// count fully.
     pub total_ns: u64,
@@ -41,7 +42,7 @@ impl RecordedKernelsSummary {
     /// Fails if a time is negative, not finite or implausibly large.
     pub fn check_kernels_summary_plausible(&self) -> Result<(), String> {
         let kernel = |kernel: &LaunchTimesOfKernel| {
-            [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
+            [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.launch_count as u64]
         };
         let each = self.kernels.iter().flat_map(kernel).chain([self.span_ns, self.busy_ns]);
         each.map(|number| number as f64).try_for_each(check_time_or_count_plausible)
@@ -56,21 +57,21 @@ impl RecordedKernelsSummary {
             let name = activity.names[record.name as usize].as_str();
             let kernel = kernels.entry(name).or_insert_with(|| LaunchTimesOfKernel {
                 name: name.to_owned(),
-                count: 0,
+                launch_count: 0,
                 total_ns: 0,
                 shortest_ns: u64::MAX,
                 longest_ns: 0,
             });
-            kernel.count += 1;
+            kernel.launch_count += 1;
             kernel.total_ns += ns;
             kernel.shortest_ns = kernel.shortest_ns.min(ns);
             kernel.longest_ns = kernel.longest_ns.max(ns);
-            busy_ns += record.end.saturating_sub(record.start.max(busy_until));
-            busy_until = busy_until.max(record.end);
+            busy_ns += record.end_ns.saturating_sub(record.start_ns.max(busy_until));
+            busy_until = busy_until.max(record.end_ns);
         }
         let mut kernels: Vec<LaunchTimesOfKernel> = kernels.into_values().collect();
         kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
-        let first = activity.kernels.first().map_or(0, |record| record.start);
+        let first = activity.kernels.first().map_or(0, |record| record.start_ns);
         Self { span_ns: busy_until.saturating_sub(first), busy_ns, kernels }
     }
 }
@@ -138,8 +139,12 @@ mod tests {
 
     #[test]
     fn concurrent_kernels_count_once_as_busy_and_fully_in_totals() {
-        let record =
-            |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
+        let record = |name, start, end| KernelRecord {
+            name,
+            start_ns: start,
+            end_ns: end,
+            ..KernelRecord::default()
+        };
         let summary = RecordedKernelsSummary::summarize_recorded_activity(&CuptiRecordedActivity {
             names: vec!["a".to_owned(), "b".to_owned()],
             kernels: vec![
@@ -154,7 +159,7 @@ mod tests {
         let times: Vec<_> = summary
             .kernels
             .iter()
-            .map(|k| (k.name.as_str(), k.count, k.total_ns, k.shortest_ns, k.longest_ns))
+            .map(|k| (k.name.as_str(), k.launch_count, k.total_ns, k.shortest_ns, k.longest_ns))
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(

@@ -201,7 +201,7 @@ __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
 // The two GEMMs of attention forward, q k^T and p v, for 16-bit elements.
 struct AttentionGemms16Bit {
   static constexpr int kElementBytes = 2;
-  static constexpr int kWordKeys = 4;  // keys a word of a lane's weights
+  static constexpr int kKeysPerWeightWord = 4;  // keys a word of a lane's weights
 
   template <int kCount>
   static __device__ __forceinline__ void scores(float (&s)[kCount], u32 q, u32 k) {

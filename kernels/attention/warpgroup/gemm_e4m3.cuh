@@ -49,7 +49,7 @@ __device__ __forceinline__ u64 operand_32(u32 shared) {
 
 struct AttentionGemmsE4m3 {
   static constexpr int kElementBytes = 1;
-  static constexpr int kWordKeys = 8;  // keys a word of a lane's weights
+  static constexpr int kKeysPerWeightWord = 8;  // keys a word of a lane's weights
 
   template <int kCount>
   static __device__ __forceinline__ void scores(float (&s)[kCount], u32 q, u32 k) {

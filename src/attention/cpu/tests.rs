@@ -172,7 +172,7 @@ fn the_three_cpu_attention_steps_agree_with_the_reference() {
             for point in workload
                 .points_selected_by_effort(
                     BenchEffort::Thorough,
-                    SizeOfDefaultProblems::Host,
+                    SizeOfDefaultProblems::HostCpuSizes,
                     &[overrides, vec![s]].concat(),
                 )
                 .unwrap()
@@ -199,7 +199,7 @@ fn cpu_attention_rows_decline_sixteen_bit_problems_with_a_reason() {
     let points = suite
         .points_selected_by_effort(
             BenchEffort::Default,
-            SizeOfDefaultProblems::Accelerator,
+            SizeOfDefaultProblems::HostAndAcceleratorSizes,
             &["dtype=bf16".parse().unwrap()],
         )
         .unwrap();

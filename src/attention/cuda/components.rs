@@ -77,7 +77,7 @@ const MAX_KEYS_OF_VECTORIZED_SOFTMAX: usize = 1024;
 const VECTORIZED_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     // The vectorised softmax kernel depends on neither head dimension nor mask, so the element type
     // is its only macro.
-    defines: |extents| vec![element_type_define(extents)],
+    macro_definitions: |extents| vec![element_type_define(extents)],
     constants: |_| {
         vec![
             ("THREADS", THREADS_PER_ATTENTION_STEP_BLOCK),
@@ -85,7 +85,7 @@ const VECTORIZED_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
             ("MAX_KEYS", MAX_KEYS_OF_VECTORIZED_SOFTMAX),
         ]
     },
-    variants: || {
+    listed_build_parameters: || {
         [Dtype::Bf16, Dtype::F16]
             .map(|dtype| AttentionExtents::single_sequence_self_attention(1, 4, dtype))
             .to_vec()

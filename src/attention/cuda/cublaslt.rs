@@ -78,7 +78,7 @@ fn prepare_gemm_task_batched_by_head(
     names: [&'static str; 2],
     out: Output,
 ) -> Result<CudaTask, BackendError> {
-    let blas = CublasLtLanes::open_with_default_workspace(device, 1)?;
+    let blas = CublasLtLanes::open_cublaslt_with_default_workspace(device, 1)?;
     let mut gemm = PreparedGemm::with_proposed_algorithms(
         &blas,
         GemmSpec { batch_count: shape.b * shape.h, ..spec },

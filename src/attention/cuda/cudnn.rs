@@ -314,7 +314,7 @@ impl CudnnForwardGraph {
             shapes.rows,
         )?;
         let probabilities = g.add_virtual_tensor(shapes.pairs, shapes.stored)?;
-        g.add_pointwise_in_fp32(CudnnPointwiseMode::Divide, &[weights, sum], probabilities)?;
+        g.add_pointwise_in_fp32(CudnnPointwiseMode::DivideXByB, &[weights, sum], probabilities)?;
         g.add_matmul(probabilities, v, out)?;
         Ok(Self { graph, q, k, v, out })
     }

@@ -69,8 +69,8 @@ pub const fn attention_kernel_spec_with_build_per_shape(
     blocks: fn(&AttentionExtents) -> [usize; 3],
 ) -> KernelSpec<AttentionExtents> {
     KernelSpec {
-        defines: attention_shape_defines,
-        variants: dense_attention_build_extents,
+        macro_definitions: attention_shape_defines,
+        listed_build_parameters: dense_attention_build_extents,
         ..KernelSpec::new(source_of_kernel_file(file), symbol, threads, blocks)
     }
 }

@@ -56,8 +56,8 @@ const ELEMENTS_PER_MERGE_THREAD: usize = 8;
 const KEY_VALUE_FETCH_BUFFERS: usize = 2;
 
 const RING_BARRIER_KERNEL: KernelSpec<RingAttentionProblem> = KernelSpec {
-    defines: |ring| vec![format!("GPUS={}", ring.gpus)],
-    variants: || merge_kernel_example_problems().into_iter().take(1).collect(),
+    macro_definitions: |ring| vec![format!("GPUS={}", ring.gpus)],
+    listed_build_parameters: || merge_kernel_example_problems().into_iter().take(1).collect(),
     ..KernelSpec::new(
         source_of_kernel_file("attention/ring_barrier"),
         "attention_ring_barrier",
@@ -67,12 +67,12 @@ const RING_BARRIER_KERNEL: KernelSpec<RingAttentionProblem> = KernelSpec {
 };
 
 const RING_MERGE_KERNEL: KernelSpec<RingAttentionProblem> = KernelSpec {
-    defines: |ring| {
+    macro_definitions: |ring| {
         let full = AttentionExtents { causal: false, ..AttentionExtents::from(&ring.attention) };
         attention_shape_defines(&full).into_iter().chain([format!("GPUS={}", ring.gpus)]).collect()
     },
     constants: |_| vec![("THREADS", THREADS_PER_MERGE_BLOCK)],
-    variants: merge_kernel_example_problems,
+    listed_build_parameters: merge_kernel_example_problems,
     ..KernelSpec::new(
         source_of_kernel_file("attention/ring_merge"),
         "attention_ring_merge",

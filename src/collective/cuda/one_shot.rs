@@ -22,9 +22,9 @@ const MAX_ONE_SHOT_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Kernel of the one-step all-reduce, with at most [`MAX_RESIDENT_SUM_BLOCKS`] blocks.
 pub const ONE_SHOT_ALL_REDUCE_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
-    defines: sum_kernels::element_and_gpu_count_macros,
+    macro_definitions: sum_kernels::element_and_gpu_count_macros,
     constants: |_| vec![("THREADS", THREADS_PER_ONE_SHOT_BLOCK)],
-    variants: sum_kernels::all_reduce_example_problems,
+    listed_build_parameters: sum_kernels::all_reduce_example_problems,
     ..KernelSpec::new(
         source_of_kernel_file("collective/all_reduce_one_shot"),
         "collective_all_reduce_one_shot",

@@ -23,11 +23,11 @@ pub const FLAG_BYTES_PER_GPU: usize = 4 * 2 * MAX_RESIDENT_SUM_BLOCKS;
 /// Kernel of the two-step all-reduce. The number of blocks of the two-step all-reduce grows with
 /// each GPU's part of the message, up to [`MAX_RESIDENT_SUM_BLOCKS`].
 pub const TWO_SHOT_ALL_REDUCE_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
-    defines: sum_kernels::element_and_gpu_count_macros,
+    macro_definitions: sum_kernels::element_and_gpu_count_macros,
     constants: |_| {
         vec![("THREADS", THREADS_PER_TWO_SHOT_BLOCK), ("AT_ONCE", PACKETS_LOADED_PER_THREAD_STEP)]
     },
-    variants: sum_kernels::all_reduce_example_problems,
+    listed_build_parameters: sum_kernels::all_reduce_example_problems,
     ..KernelSpec::new(
         source_of_kernel_file("collective/all_reduce_two_shot"),
         "collective_all_reduce_two_shot",

@@ -47,7 +47,9 @@ const PERSISTENT_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     cluster: Some(BLOCKS_PER_PERSISTENT_CLUSTER),
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }],
+    listed_build_parameters: || {
+        vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }]
+    },
     stages: PERSISTENT_TIMER_STAGES,
     ..kernel_compiled_per_model("denoise/persistent", "denoise_persistent", |_| {
         [PERSISTENT_CLUSTER_COUNT * BLOCKS_PER_PERSISTENT_CLUSTER, 1, 1]
@@ -77,7 +79,7 @@ const PERSISTENT_TIMER_STAGES: &[&str] = &[
 
 /// The persistent kernel built for weights in fp8, which a fourth warpgroup decodes.
 const PERSISTENT_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    defines: macros_that_select_fp8_weights,
+    macro_definitions: macros_that_select_fp8_weights,
     constants: |items| {
         persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS_WITH_DECODERS, 8)
     },
@@ -85,7 +87,7 @@ const PERSISTENT_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     ..PERSISTENT_BF16_KERNEL
 };
 const PERSISTENT_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    defines: macros_that_select_int4_weights,
+    macro_definitions: macros_that_select_int4_weights,
     constants: |items| {
         persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS_WITH_DECODERS, 4)
     },
@@ -107,19 +109,19 @@ const SHIFT_TERMS_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     threads: STREAMED_GEMM_BLOCK_THREADS,
     shared_bytes: |_| shift_kernel_shared_bytes(16),
     requires: RequiredArchitecture::AtLeast(90),
-    variants: PERSISTENT_BF16_KERNEL.variants,
+    listed_build_parameters: PERSISTENT_BF16_KERNEL.listed_build_parameters,
     ..kernel_compiled_per_model("denoise/streamed_rows", "denoise_streamed_shifts", |_| {
         [STREAMED_GEMM_BLOCKS, 1, 1]
     })
 };
 const SHIFT_TERMS_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    defines: macros_that_select_fp8_weights,
+    macro_definitions: macros_that_select_fp8_weights,
     constants: |items| streamed_gemm_kernel_macros(items, 8),
     shared_bytes: |_| shift_kernel_shared_bytes(8),
     ..SHIFT_TERMS_BF16_KERNEL
 };
 const SHIFT_TERMS_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    defines: macros_that_select_int4_weights,
+    macro_definitions: macros_that_select_int4_weights,
     constants: |items| streamed_gemm_kernel_macros(items, 4),
     shared_bytes: |_| shift_kernel_shared_bytes(4),
     ..SHIFT_TERMS_BF16_KERNEL
@@ -173,11 +175,11 @@ fn streamed_gemm_kernel_macros(
 }
 
 fn macros_that_select_fp8_weights(items: &DenoiseLaunchSizes) -> Vec<String> {
-    [(PERSISTENT_BF16_KERNEL.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
+    [(PERSISTENT_BF16_KERNEL.macro_definitions)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
 }
 
 fn macros_that_select_int4_weights(items: &DenoiseLaunchSizes) -> Vec<String> {
-    [(PERSISTENT_BF16_KERNEL.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
+    [(PERSISTENT_BF16_KERNEL.macro_definitions)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
 }
 
 fn persistent_kernel_size_macros(

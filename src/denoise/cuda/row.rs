@@ -30,7 +30,9 @@ pub const fn kernel_compiled_for_all_models(
 ) -> KernelSpec<DenoiseLaunchSizes> {
     KernelSpec {
         constants: |_| vec![("THREADS", DENOISE_BLOCK_THREADS)],
-        variants: || vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }],
+        listed_build_parameters: || {
+            vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }]
+        },
         ..KernelSpec::new(source_of_kernel_file(file), symbol, DENOISE_BLOCK_THREADS, blocks)
     }
 }
@@ -44,15 +46,15 @@ pub const fn kernel_compiled_per_model(
     blocks: fn(&DenoiseLaunchSizes) -> [usize; 3],
 ) -> KernelSpec<DenoiseLaunchSizes> {
     KernelSpec {
-        defines: |items| {
+        macro_definitions: |items| {
             model_selection_macro(&items.model)
                 .map(|define| define.to_owned())
                 .into_iter()
                 .collect()
         },
         constants: |items| model_dimension_macros_and(items, &[("THREADS", DENOISE_BLOCK_THREADS)]),
-        whole_shared: true,
-        variants: || {
+        uses_max_shared_carveout: true,
+        listed_build_parameters: || {
             [PI05_EXPERT_MODEL, TINY_TEST_MODEL]
                 .map(|model| DenoiseLaunchSizes { model, items: 1, layers: 1 })
                 .to_vec()

@@ -63,7 +63,7 @@ mod tests {
         for (name, bytes) in
             program.names_and_bytes_of_regions().filter(|(name, _)| inputs.get(name).is_some())
         {
-            assert_eq!(inputs.tensor(name).bytes(), bytes, "{name}");
+            assert_eq!(inputs.tensor(name).size_in_bytes(), bytes, "{name}");
         }
         assert!(
             program.device_bytes()

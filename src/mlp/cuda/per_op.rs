@@ -19,9 +19,11 @@ const MLP_BLOCK_THREADS: usize = 256;
 
 /// Kernel of the SiLU activation: each thread computes one element of the hidden layer.
 const SILU_KERNEL: KernelSpec<PerceptronSizes> = KernelSpec {
-    defines: |_| vec!["ELEMENT_BF16".to_owned()],
+    macro_definitions: |_| vec!["ELEMENT_BF16".to_owned()],
     constants: |_| vec![("THREADS", MLP_BLOCK_THREADS)],
-    variants: || vec![PerceptronSizes { b: 1, i: 1, h: 1, c: 1, dtype: Dtype::Bf16 }],
+    listed_build_parameters: || {
+        vec![PerceptronSizes { b: 1, i: 1, h: 1, c: 1, dtype: Dtype::Bf16 }]
+    },
     ..KernelSpec::new(
         source_of_kernel_file("mlp/per_op"),
         "mlp_per_op_activate",

@@ -62,7 +62,7 @@ pub const BEST_RUNG_MERGED_LAYERS: MergedLayerLaunches = MergedLayerLaunches {
 };
 
 const ALL_LAYERS_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
-    defines: |grid| vec![format!("STEPS={}", grid.steps)],
+    macro_definitions: |grid| vec![format!("STEPS={}", grid.steps)],
     constants: |_| {
         vec![
             ("THREADS", ALL_LAYERS_BLOCK_THREADS),
@@ -76,7 +76,7 @@ const ALL_LAYERS_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
     shared_bytes: |_| ALL_LAYERS_BLOCK_SHARED_BYTES,
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || {
+    listed_build_parameters: || {
         [4, 8, 16]
             .map(|steps| TileKernelParameters { steps, blocks: [BLOCKS_PER_IMAGE_GROUP, 1] })
             .to_vec()

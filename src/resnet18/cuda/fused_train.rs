@@ -66,7 +66,7 @@ const ALL_WEIGHT_GRADIENTS_KERNEL: KernelSpec<usize> = KernelSpec {
             .concat()
     },
     shared_bytes: |_| SHARED_BYTES_PER_TILE_GROUP,
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         source_of_kernel_file("resnet18/fused_step"),
         "resnet18_fused_weight_gradients",

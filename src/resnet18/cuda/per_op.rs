@@ -47,7 +47,7 @@ pub const PER_OP_INFERENCE_KERNELS: &[KernelSpec<usize>] = &[
 
 const ENCODE_IMAGE_IN_TIME_STEP_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", PER_OP_BLOCK_THREADS)],
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         source_of_kernel_file("resnet18/per_op"),
         "resnet18_per_op_encode",

@@ -34,12 +34,12 @@ pub const fn two_group_tile_kernel(
     symbol: &'static str,
 ) -> KernelSpec<TileKernelParameters> {
     KernelSpec {
-        defines: |grid| vec![format!("STEPS={}", grid.steps)],
+        macro_definitions: |grid| vec![format!("STEPS={}", grid.steps)],
         constants: |_| tile_kernel_macros(TWO_GROUP_BLOCK_THREADS),
         shared_bytes: |_| {
             TWO_GROUP_BLOCK_THREADS / THREADS_PER_TILE_GROUP * SHARED_BYTES_PER_TILE_GROUP
         },
-        variants: || {
+        listed_build_parameters: || {
             [4, 8, 16].map(|steps| TileKernelParameters { steps, blocks: [1; 2] }).to_vec()
         },
         ..KernelSpec::new(source, symbol, TWO_GROUP_BLOCK_THREADS, |grid| {
@@ -55,7 +55,7 @@ pub const fn four_group_variant_of_kernel(
 ) -> KernelSpec<TileKernelParameters> {
     KernelSpec {
         threads: 2 * TWO_GROUP_BLOCK_THREADS,
-        defines: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
+        macro_definitions: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
         constants: |_| tile_kernel_macros(2 * TWO_GROUP_BLOCK_THREADS),
         shared_bytes: |_| {
             2 * TWO_GROUP_BLOCK_THREADS / THREADS_PER_TILE_GROUP * SHARED_BYTES_PER_TILE_GROUP

@@ -53,7 +53,7 @@ pub const PER_OP_TRAINING_KERNELS: &[KernelSpec<usize>] = &[
 
 const ROUND_WEIGHT_TO_BF16_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", TRAINING_BLOCK_THREADS)],
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         source_of_kernel_file("resnet18/train"),
         "resnet18_train_pack",

@@ -41,7 +41,7 @@ const MAX_UNROLLED_TIME_STEPS: usize = 16;
 
 const UNROLLED_REPLAY_BLOCK_THREADS: usize = 128;
 const UNROLLED_REPLAY_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    defines: |neurons| vec![element_type_macro(neurons), format!("STEPS={}", neurons.t)],
+    macro_definitions: |neurons| vec![element_type_macro(neurons), format!("STEPS={}", neurons.t)],
     constants: |neurons| {
         vec![
             ("BLOCK", UNROLLED_REPLAY_BLOCK_THREADS),
@@ -49,7 +49,7 @@ const UNROLLED_REPLAY_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = Kerne
             ("MAX_STEPS", MAX_UNROLLED_TIME_STEPS),
         ]
     },
-    variants: || example_shapes_for_compilation(&[4, 8, 16]),
+    listed_build_parameters: || example_shapes_for_compilation(&[4, 8, 16]),
     ..kernel_compiled_per_element_type(
         "st_bif/backward_replay",
         "st_bif_backward_replay",

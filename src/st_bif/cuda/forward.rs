@@ -51,7 +51,7 @@ pub const ALL_TIME_STEPS_KERNEL: KernelSpec<NeuronLayerParameters> =
 const SIXTEEN_BYTE_KERNEL_BLOCK_THREADS: usize = 128;
 
 const SIXTEEN_BYTE_INT8_SPIKES_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    defines: element_and_chunk_macros,
+    macro_definitions: element_and_chunk_macros,
     constants: block_and_neurons_per_thread_macros,
     ..kernel_compiled_per_element_type(
         "st_bif/forward_vectorized",
@@ -62,7 +62,7 @@ const SIXTEEN_BYTE_INT8_SPIKES_KERNEL: KernelSpec<NeuronLayerParameters> = Kerne
 };
 
 const SIXTEEN_BYTE_PACKED_SPIKES_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    defines: element_and_chunk_macros,
+    macro_definitions: element_and_chunk_macros,
     constants: block_and_neurons_per_thread_macros,
     ..kernel_compiled_per_element_type(
         "st_bif/forward_packed",

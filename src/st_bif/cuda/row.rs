@@ -14,8 +14,8 @@ pub const fn kernel_compiled_per_element_type(
     blocks: fn(&NeuronLayerParameters) -> [usize; 3],
 ) -> KernelSpec<NeuronLayerParameters> {
     KernelSpec {
-        defines: |neurons| vec![element_type_macro(neurons)],
-        variants: || example_shapes_for_compilation(&[8]),
+        macro_definitions: |neurons| vec![element_type_macro(neurons)],
+        listed_build_parameters: || example_shapes_for_compilation(&[8]),
         ..KernelSpec::new(source_of_kernel_file(file), symbol, threads, blocks)
     }
 }

@@ -135,7 +135,7 @@ mod tests {
         for point in FIRING_RATE_WORKLOAD
             .points_selected_by_effort(
                 BenchEffort::Thorough,
-                SizeOfDefaultProblems::Accelerator,
+                SizeOfDefaultProblems::HostAndAcceleratorSizes,
                 &[],
             )
             .unwrap()

@@ -113,10 +113,10 @@ impl LanguageModelProgramBuilder {
             lda: Some(a.row_stride),
             ldb: Some(b.row_stride),
             ldd: Some(d.row_stride),
-            stride_a: Some(a.head_stride),
+            batch_stride_a: Some(a.head_stride),
             stride_b: Some(b.head_stride),
             stride_d: Some(d.head_stride),
-            alignment: match self.shape.context.is_multiple_of(8) {
+            min_address_alignment_bytes: match self.shape.context.is_multiple_of(8) {
                 true => 16,
                 false => self.shape.dtype.bytes_per_element() as u32,
             },

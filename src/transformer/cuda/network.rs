@@ -217,7 +217,7 @@ impl LanguageModelProgramBuilder {
         // alignment.
         let row = self.shape.d * self.shape.dtype.bytes_per_element();
         let alignment = 1 << row.trailing_zeros().min(8);
-        GemmSpec { alignment, ..GemmSpec::new(m, n, k, dtype, dtype) }
+        GemmSpec { min_address_alignment_bytes: alignment, ..GemmSpec::new(m, n, k, dtype, dtype) }
     }
 
     /// Adds a GEMM D = op(A)·op(B) to the main lane of the program.

@@ -125,7 +125,7 @@ fn input_tensors_fill_the_memory_regions_of_their_names() {
                 .collect();
             assert_eq!(shared.len(), inputs.iter().count());
             for (name, bytes) in shared {
-                assert_eq!(inputs.tensor(name).bytes(), bytes, "{name}");
+                assert_eq!(inputs.tensor(name).size_in_bytes(), bytes, "{name}");
             }
         }
     }

@@ -84,7 +84,8 @@ fn unfused_attention_opens_the_nvtx_ranges_of_the_guide() {
 fn a_recorded_training_step_contains_the_declared_nvtx_ranges() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let Some(recorder) =
-        CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Everything).unwrap()
+        CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::AllActivityLists)
+            .unwrap()
     else {
         return eprintln!("skipped: CUPTI is missing");
     };

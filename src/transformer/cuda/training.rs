@@ -277,7 +277,7 @@ impl TrainingStepProgramBuilder {
         for (weight, columns, (left, left_stride), (right, right_stride)) in products {
             let spec = GemmSpec {
                 batch_count: group.len(),
-                stride_a: Some(left_stride / shape.dtype.bytes_per_element()),
+                batch_stride_a: Some(left_stride / shape.dtype.bytes_per_element()),
                 stride_b: Some(right_stride / shape.dtype.bytes_per_element()),
                 stride_d: Some(layer_rows * d),
                 ..self.weight_gradient_gemm_spec(weight, columns)

@@ -63,7 +63,7 @@ pub fn baseline_folders_of_other_packages(store: &RecordFoldersOfPackage) -> Vec
         read_cargo_metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
     let folders = packages.iter().filter_map(|package| package.manifest_path.parent());
     let baselines = folders.map(|folder| folder.join("baselines"));
-    baselines.filter(|folder| *folder != store.baselines && folder.is_dir()).collect()
+    baselines.filter(|folder| *folder != store.baselines_folder && folder.is_dir()).collect()
 }
 
 /// Returns the benches of the package in this folder that need Cargo features, by bench name, each
@@ -191,7 +191,10 @@ mod tests {
         );
         write_test_file(&root, "member/src/lib.rs", "");
         let folders = |folder: &Path| {
-            (baseline_store_of_package(folder).baselines, baseline_store_of_package(folder).root)
+            (
+                baseline_store_of_package(folder).baselines_folder,
+                baseline_store_of_package(folder).root,
+            )
         };
         let member = root.join("member");
         assert_eq!(folders(&member.join("src")), (member.join("baselines"), member.clone()));

@@ -71,7 +71,7 @@ impl CasesMatchedBetweenSides {
             // A case that the base's code supports on no machine counts as new, like a case that
             // the base does not have.
             let skip = base
-                .filter(|run| !run.unsupported.contains(id))
+                .filter(|run| !run.unsupported_case_ids.contains(id))
                 .and_then(|run| run.skipped.get(id));
             match skip {
                 Some(why) => {
@@ -300,7 +300,8 @@ mod tests {
     fn newly_supported_cases_count_as_new_but_cases_that_lacked_memory_do_not() {
         let mut matched = CasesMatchedBetweenSides::default();
         let base = test_run(&[], &[], &["supported now", "too large before"]);
-        let base = BenchProcessRun { unsupported: ["supported now".to_owned()].into(), ..base };
+        let base =
+            BenchProcessRun { unsupported_case_ids: ["supported now".to_owned()].into(), ..base };
         matched.match_cases_of_runs(
             Some(&base),
             Some(&test_run(&["supported now", "too large before"], &[], &[])),

@@ -288,7 +288,7 @@ impl CaseTimeHistory {
                 commits,
                 change: change.shift.exp_m1(),
                 low: change.low.exp_m1(),
-                high: change.high.exp_m1(),
+                high: change.shift_upper_bound.exp_m1(),
                 confidence: change.confidence,
                 same_build: between.is_none(),
             });

@@ -292,7 +292,7 @@ impl ReportRecordCollector {
             gathered.case_without_times = Some(CaseWithItsRuns {
                 axes,
                 implementation: case.implementation.clone(),
-                cache: case.cache.clone(),
+                cache: case.cache_state.clone(),
                 computed_samples: case.computed_samples,
                 sample_unit: case.sample_unit,
                 limit: case.limit.clone(),
@@ -402,7 +402,7 @@ impl CollectedCaseRuns {
             power_states: self.runs.iter().map(|run| run.power).collect(),
             clock_mhz: middle(|run| run.median_clock_mhz),
             skew_ns: middle(|run| run.skew_ns),
-            launch_j: middle(|run| run.costs.launch_j),
+            launch_j: middle(|run| run.costs.launch_energy_j),
             ..self.case_without_times?
         })
     }
@@ -506,7 +506,7 @@ mod tests {
     fn test_run(session: &str, time_ns: f64) -> BenchProcessRun {
         let case = |(id, cache, time_ns): (&str, &str, f64)| {
             let mut case = CaseRecordWithSamples::example_with_sample_times(vec![time_ns]);
-            case.cache = cache.to_owned();
+            case.cache_state = cache.to_owned();
             case.limit = Some(ShortestLaunchTime { time_ns: 50.0, by: "memory".to_owned() });
             (id.to_owned(), case)
         };

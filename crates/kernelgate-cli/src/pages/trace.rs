@@ -115,7 +115,7 @@ fn data_quality_warnings(diagnosis: &TraceDiagnosis) -> Markup {
     html! {
         @for finding in &diagnosis.quality {
             div class=(severity_css_class("banner", finding.severity)) {
-                p { b { (finding.severity.printed_severity_label()) } ": " (page_frame::printable_on_page(&finding.title)) }
+                p { b { (finding.severity.printed_severity_label()) } ": " (page_frame::printable_on_page(&finding.finding_title)) }
                 p class="note" { (page_frame::printable_on_page(&finding.advice)) "." }
                 (evidence_of_finding(finding))
             }
@@ -164,7 +164,7 @@ fn findings_of_trace(diagnosis: &TraceDiagnosis) -> Markup {
         }
         @for finding in &diagnosis.findings {
             h3 class=(severity_css_class("finding", finding.severity)) {
-                (finding.severity.printed_severity_label()) ": " (page_frame::printable_on_page(&finding.title))
+                (finding.severity.printed_severity_label()) ": " (page_frame::printable_on_page(&finding.finding_title))
             }
             p class="note" {
                 (finding.id) ", confidence " (finding.confidence.printed_confidence_label()) ": measured "
@@ -190,7 +190,7 @@ fn evidence_line(of: &FindingEvidence) -> String {
     let total =
         of.total_ns.map(|ns| format!(", {} in all", time_text(ns as f64))).unwrap_or_default();
     let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
-    format!("{} ({} times{total}{range})", of.subject, of.count)
+    format!("{} ({} times{total}{range})", of.kernel_call_or_copy_name, of.count)
 }
 
 fn process_and_device_name(device: &GpuUseOfProcess) -> String {
@@ -325,7 +325,7 @@ fn rules_without_finding(diagnosis: &TraceDiagnosis) -> Markup {
         let line = move |question: &QuestionWithAnswer| match (&question.answer, answered) {
             (RuleAnswer::No { inspected }, true) => Some(format!("{} in {inspected}", question.id)),
             (RuleAnswer::CannotAnswer { .. }, false) => {
-                Some(format!("{}: {}", question.text, question.reason_without_answer()?))
+                Some(format!("{}: {}", question.question_text, question.reason_without_answer()?))
             }
             _ => None,
         };

@@ -25,7 +25,7 @@ pub fn launch_costs_table_text(runs: &[BenchProcessRun], columns: Option<usize>)
             measured_device_bytes,
             commands,
             host_launch_ns,
-            launch_j,
+            launch_energy_j: launch_j,
             ..
         } = costs;
         let declared =

@@ -169,7 +169,7 @@ fn run_all_machine_checks(
                 "times of this build mean nothing: use cargo bench, or cargo run --release",
             ),
         ),
-        check_package_folder("baselines", "--baselines", &store.baselines, store),
+        check_package_folder("baselines", "--baselines", &store.baselines_folder, store),
         check_package_folder("runs", "--records", &store.runs, store),
     ];
     // GPUs are listed before libraries other than the driver are opened.
@@ -229,7 +229,7 @@ fn check_architecture_variable() -> Option<MachineCheckResult> {
 fn check_library_and_other_copies(library: NvidiaLibrary) -> Vec<MachineCheckResult> {
     let check = |finding, advice| MachineCheckResult { what: "library", finding, advice };
     let shown = |loaded: &OpenedLibraryFacts| {
-        let version = loaded.version.as_ref().map(|version| format!(" {version}"));
+        let version = loaded.library_version.as_ref().map(|version| format!(" {version}"));
         format!("{}{}", library.name_in_messages(), version.unwrap_or_default())
     };
     let used = match library::open_library_once(library) {

@@ -135,7 +135,7 @@ impl KernelgateCommandLine {
         }
         let mut store = package::baseline_store_of_package(&std::env::current_dir()?);
         if let Some(folder) = self.baselines {
-            store.baselines = folder;
+            store.baselines_folder = folder;
         }
         if let Some(folder) = self.records {
             store.runs = folder;

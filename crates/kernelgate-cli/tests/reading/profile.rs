@@ -26,7 +26,7 @@ const OTHER: &str = "toy/scale/n64/cuda/refused/hot";
 /// each.
 fn recorded_graph_launches() -> CuptiRecordedActivity {
     let names = [CASE, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
-    let on = GpuContextStreamIds { device: 0, context: 1, stream: 7 };
+    let on = GpuContextStreamIds { device: 0, context_id: 1, stream_id: 7 };
     let mut activity = CuptiRecordedActivity {
         pid: 42,
         names: names.map(str::to_owned).to_vec(),
@@ -35,34 +35,41 @@ fn recorded_graph_launches() -> CuptiRecordedActivity {
             .collect(),
         ..CuptiRecordedActivity::default()
     };
-    let range = |name, start, end| NamedRangeRecord { name, start, end, thread: 5 };
+    let range =
+        |name, start, end| NamedRangeRecord { name, start_ns: start, end_ns: end, thread: 5 };
     activity.ranges.push(range(0, 1_000_000, 4_000_000));
     for step in 0..3u64 {
         let (launch, run) = (1_000_000 + step * 10_000, 1_050_000 + step * 820_000);
         activity.ranges.push(range(1, launch, launch + 9_000));
         let correlation = step as u32 + 1;
         let (start, end) = (launch + 1_000, launch + 6_000);
-        activity.calls.push(HostCallRecord { name: 6, start, end, thread: 5, correlation });
+        activity.calls.push(HostCallRecord {
+            name: 6,
+            start_ns: start,
+            end_ns: end,
+            thread: 5,
+            correlation,
+        });
         for node in 0..2u64 {
             let start = run + node * 401_000;
             activity.kernels.push(KernelRecord {
                 name: 5,
-                start,
-                end: start + 400_000,
+                start_ns: start,
+                end_ns: start + 400_000,
                 on,
                 correlation,
                 grid: [400, 1, 1],
                 block: [256, 1, 1],
                 registers: 32,
-                graph_node: node + 1,
+                graph_node_id: node + 1,
                 ..KernelRecord::default()
             });
         }
     }
     activity.ranges.push(range(2, 1_031_000, 3_990_000));
     activity.waits.push(SynchronizationRecord {
-        start: 1_032_000,
-        end: 3_980_000,
+        start_ns: 1_032_000,
+        end_ns: 3_980_000,
         on,
         correlation: 9,
         kind: 3,
@@ -341,8 +348,8 @@ fn a_recording_with_lost_records_warns_first() {
     let mut cases = profile_responses();
     let recording = cases[0].recording.as_mut().unwrap();
     recording.trace.dropped = 5;
-    recording.trace.kernels[0].start = 0;
-    recording.trace.kernels[0].end = 0;
+    recording.trace.kernels[0].start_ns = 0;
+    recording.trace.kernels[0].end_ns = 0;
     let shown = package_with_profile_response(cases).run_kernelgate("profile --dir benches");
     insta::assert_snapshot!(lines_with_word(&shown.assert_exit(0).stdout_and_stderr(), "SEVERE"), @r"
     SEVERE: the recorder lost 5 records
@@ -359,27 +366,33 @@ fn profile_over_two_gpus() -> CaseProfileResponse {
     let mut activity = CuptiRecordedActivity {
         pid: 42,
         names: names.map(str::to_owned).to_vec(),
-        ranges: vec![NamedRangeRecord { name: 0, start: 1_000_000, end: 4_000_000, thread: 5 }],
+        ranges: vec![NamedRangeRecord {
+            name: 0,
+            start_ns: 1_000_000,
+            end_ns: 4_000_000,
+            thread: 5,
+        }],
         ..CuptiRecordedActivity::default()
     };
     for step in 0..3u64 {
         let at = 1_100_000 + step * 600_000;
         for (device, compute) in [(0, 400_000), (3, 500_000)] {
-            let on = |stream| GpuContextStreamIds { device, context: device + 1, stream };
+            let on =
+                |stream| GpuContextStreamIds { device, context_id: device + 1, stream_id: stream };
             let kernel = |name, start, end| {
                 let on = on(7);
-                KernelRecord { name, start, end, on, ..KernelRecord::default() }
+                KernelRecord { name, start_ns: start, end_ns: end, on, ..KernelRecord::default() }
             };
             activity.kernels.push(kernel(2, at, at + compute));
             activity.kernels.push(kernel(3, at + compute, at + 550_000));
             activity.copies.push(MemoryCopyRecord {
-                start: at + 50_000,
-                end: at + 150_000,
+                start_ns: at + 50_000,
+                end_ns: at + 150_000,
                 on: on(9),
                 bytes: 1 << 20,
                 kind: 10,
                 source: 3,
-                target: 3,
+                target_memory_kind: 3,
                 ..MemoryCopyRecord::default()
             });
         }
@@ -444,9 +457,10 @@ fn profile_of_network_kernels(
             names.len() - 1
         }) as u32
     };
-    let on = GpuContextStreamIds { device: 0, context: 1, stream: 7 };
+    let on = GpuContextStreamIds { device: 0, context_id: 1, stream_id: 7 };
     let mut activity = CuptiRecordedActivity { pid: 42, ..CuptiRecordedActivity::default() };
-    let range = |name, start, end| NamedRangeRecord { name, start, end, thread: 5 };
+    let range =
+        |name, start, end| NamedRangeRecord { name, start_ns: start, end_ns: end, thread: 5 };
     for (index, (ranges, ..)) in nodes.iter().enumerate() {
         let ranges = ranges.iter().map(|range| name(range)).collect();
         activity.graph_nodes.push(GraphNodeRangesRecord { id: index as u64 + 1, ranges });
@@ -457,17 +471,23 @@ fn profile_of_network_kernels(
         activity.ranges.push(range(1, launch, launch + 9_000));
         let correlation = step as u32 + 1;
         let (start, end) = (launch + 1_000, launch + 6_000);
-        activity.calls.push(HostCallRecord { name: 3, start, end, thread: 5, correlation });
+        activity.calls.push(HostCallRecord {
+            name: 3,
+            start_ns: start,
+            end_ns: end,
+            thread: 5,
+            correlation,
+        });
         for (index, (_, kernel, us)) in nodes.iter().enumerate() {
             activity.kernels.push(KernelRecord {
                 name: name(kernel),
-                start: run,
-                end: run + us * 1_000,
+                start_ns: run,
+                end_ns: run + us * 1_000,
                 on,
                 correlation,
                 grid: [400, 1, 1],
                 block: [256, 1, 1],
-                graph_node: index as u64 + 1,
+                graph_node_id: index as u64 + 1,
                 ..KernelRecord::default()
             });
             run += us * 1_000 + 1_000;

@@ -25,7 +25,7 @@ fn case_with_markup_in_id(
         time_ns * 1.01,
         time_ns * 0.99,
     ]);
-    (case.implementation, case.cache) = (implementation.to_owned(), cache.to_owned());
+    (case.implementation, case.cache_state) = (implementation.to_owned(), cache.to_owned());
     case.limit = Some(ShortestLaunchTime { time_ns: 5e5, by: "memory".to_owned() });
     case.verification.max_error = 1e-5;
     case.work.flops.insert("matmul f32".to_owned(), 1000);

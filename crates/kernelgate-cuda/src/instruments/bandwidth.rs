@@ -13,7 +13,7 @@ const READ_KERNEL_THREADS_PER_BLOCK: usize = 1024;
 const READ_KERNEL_PACKETS_PER_THREAD: usize = 8;
 const READ_BANDWIDTH_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("PACKETS", READ_KERNEL_PACKETS_PER_THREAD)],
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new(
             "measure/read_bandwidth",
@@ -31,7 +31,7 @@ const COPY_KERNEL_THREADS_PER_BLOCK: usize = 128;
 const COPY_KERNEL_PACKETS_PER_THREAD: usize = 1;
 const COPY_BANDWIDTH_KERNEL: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("PACKETS", COPY_KERNEL_PACKETS_PER_THREAD)],
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new(
             "measure/copy_bandwidth",

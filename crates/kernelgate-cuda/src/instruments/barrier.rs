@@ -12,7 +12,7 @@ use crate::{
 pub(super) const GPU_BARRIER_KERNELS: &[KernelSpec<usize>] = &[GPU_BARRIER_KERNEL];
 
 const GPU_BARRIER_KERNEL: KernelSpec<usize> = KernelSpec {
-    variants: || vec![2],
+    listed_build_parameters: || vec![2],
     ..KernelSpec::new(
         Source::new("measure/barrier", include_str!("../../kernels/measure/barrier.cu")),
         "measure_barrier",

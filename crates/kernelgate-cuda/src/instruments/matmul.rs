@@ -12,9 +12,11 @@ pub(super) const RESIDENT_MATMUL_KERNELS: &[KernelSpec<(ResidentMatmulDtype, usi
     &[RESIDENT_MATMUL_KERNEL];
 
 const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentMatmulDtype, usize)> = KernelSpec {
-    defines: |(operand, _)| operand.kernel_macros_of_dtype(),
+    macro_definitions: |(operand, _)| operand.kernel_macros_of_dtype(),
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || ResidentMatmulDtype::ALL_DTYPES.map(|operand| (operand, 1)).to_vec(),
+    listed_build_parameters: || {
+        ResidentMatmulDtype::ALL_DTYPES.map(|operand| (operand, 1)).to_vec()
+    },
     ..KernelSpec::new(
         Source::new(
             "measure/resident_matmul",

@@ -13,11 +13,11 @@ use crate::{
 pub(super) const MEMORY_PASS_KERNELS: &[KernelSpec<MemoryPassVariant>] = &[MEMORY_PASS_KERNEL];
 
 const MEMORY_PASS_KERNEL: KernelSpec<MemoryPassVariant> = KernelSpec {
-    defines: |pass| {
+    macro_definitions: |pass| {
         let past_l1 = (pass.load_policy == LoadCachePolicy::L2).then_some("PAST_L1");
         let kept = (pass.store_policy == StoreCachePolicy::KeptInL2).then_some("STORES_KEPT");
         let order = match pass.read_write_division {
-            ReadWriteDivision::Together => None,
+            ReadWriteDivision::BlockReadsBeforeItWrites => None,
             ReadWriteDivision::WriterBlocksFirst => Some("WRITES_FIRST"),
             ReadWriteDivision::ReaderBlocksFirst => Some("READERS_FIRST"),
         };
@@ -27,7 +27,7 @@ const MEMORY_PASS_KERNEL: KernelSpec<MemoryPassVariant> = KernelSpec {
             [format!("THREADS={}", pass.threads), format!("PACKETS={}", pass.packets_per_thread)];
         sizes.into_iter().chain(macros).collect()
     },
-    variants: || {
+    listed_build_parameters: || {
         let mut variants: Vec<MemoryPassVariant> = Vec::new();
         for pass in MemoryPassVariant::ALL_TRIED {
             if variants.iter().all(|known| {
@@ -88,7 +88,7 @@ enum StoreCachePolicy {
 enum ReadWriteDivision {
     /// Each thread block first reads its share of the source and then writes its share of the
     /// target.
-    Together,
+    BlockReadsBeforeItWrites,
     /// Each thread block first writes its share of the target and then reads its share of the
     /// source, so that no store waits for a load.
     WriterBlocksFirst,
@@ -123,20 +123,55 @@ impl MemoryPassVariant {
     pub const ALL_TRIED: [Self; 23] = {
         use GridSizeChoice::{AllBlocksResident, CoversAllPackets};
         use LoadCachePolicy::{AllCaches, L2};
-        use ReadWriteDivision::{ReaderBlocksFirst, Together, WriterBlocksFirst};
+        use ReadWriteDivision::{BlockReadsBeforeItWrites, ReaderBlocksFirst, WriterBlocksFirst};
         use StoreCachePolicy::{EvictedFirstFromL2, KeptInL2};
         [
-            Self::with_packets_per_block(128, 1, AllCaches, KeptInL2, Together, CoversAllPackets),
-            Self::with_packets_per_block(256, 1, AllCaches, KeptInL2, Together, CoversAllPackets),
-            Self::with_packets_per_block(256, 1, AllCaches, KeptInL2, Together, AllBlocksResident),
-            Self::with_packets_per_block(128, 4, AllCaches, KeptInL2, Together, CoversAllPackets),
-            Self::with_packets_per_block(256, 8, L2, KeptInL2, Together, CoversAllPackets),
+            Self::with_packets_per_block(
+                128,
+                1,
+                AllCaches,
+                KeptInL2,
+                BlockReadsBeforeItWrites,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                256,
+                1,
+                AllCaches,
+                KeptInL2,
+                BlockReadsBeforeItWrites,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                256,
+                1,
+                AllCaches,
+                KeptInL2,
+                BlockReadsBeforeItWrites,
+                AllBlocksResident,
+            ),
+            Self::with_packets_per_block(
+                128,
+                4,
+                AllCaches,
+                KeptInL2,
+                BlockReadsBeforeItWrites,
+                CoversAllPackets,
+            ),
+            Self::with_packets_per_block(
+                256,
+                8,
+                L2,
+                KeptInL2,
+                BlockReadsBeforeItWrites,
+                CoversAllPackets,
+            ),
             Self::with_packets_per_block(
                 256,
                 8,
                 L2,
                 EvictedFirstFromL2,
-                Together,
+                BlockReadsBeforeItWrites,
                 CoversAllPackets,
             ),
             Self::with_packets_per_block(
@@ -144,7 +179,7 @@ impl MemoryPassVariant {
                 2,
                 AllCaches,
                 EvictedFirstFromL2,
-                Together,
+                BlockReadsBeforeItWrites,
                 CoversAllPackets,
             ),
             Self::with_packets_per_block(
@@ -152,16 +187,23 @@ impl MemoryPassVariant {
                 2,
                 L2,
                 EvictedFirstFromL2,
-                Together,
+                BlockReadsBeforeItWrites,
                 CoversAllPackets,
             ),
-            Self::with_packets_per_block(256, 2, L2, KeptInL2, Together, CoversAllPackets),
+            Self::with_packets_per_block(
+                256,
+                2,
+                L2,
+                KeptInL2,
+                BlockReadsBeforeItWrites,
+                CoversAllPackets,
+            ),
             Self::with_packets_per_block(
                 256,
                 4,
                 AllCaches,
                 EvictedFirstFromL2,
-                Together,
+                BlockReadsBeforeItWrites,
                 AllBlocksResident,
             ),
             Self::with_packets_per_block(
@@ -238,7 +280,7 @@ impl MemoryPassVariant {
                 WriterBlocksFirst,
                 CoversAllPackets,
             )
-            .with_packets_in_separate_planes(),
+            .with_packets_one_plane_apart(),
             Self::with_packets_per_block(
                 256,
                 4,
@@ -247,16 +289,16 @@ impl MemoryPassVariant {
                 WriterBlocksFirst,
                 CoversAllPackets,
             )
-            .with_packets_in_separate_planes(),
+            .with_packets_one_plane_apart(),
             Self::with_packets_per_block(
                 256,
                 4,
                 AllCaches,
                 EvictedFirstFromL2,
-                Together,
+                BlockReadsBeforeItWrites,
                 CoversAllPackets,
             )
-            .with_packets_in_separate_planes(),
+            .with_packets_one_plane_apart(),
         ]
     };
 
@@ -279,7 +321,7 @@ impl MemoryPassVariant {
         }
     }
 
-    const fn with_packets_in_separate_planes(self) -> Self {
+    const fn with_packets_one_plane_apart(self) -> Self {
         Self { packet_distance: DistanceOfThreadPackets::Plane, ..self }
     }
 }
@@ -325,7 +367,9 @@ impl ReaderAndWriterBlocks {
     ) -> Self {
         let round = (pass.threads * pass.packets_per_thread) as u64;
         let work = match pass.read_write_division {
-            ReadWriteDivision::Together | ReadWriteDivision::WriterBlocksFirst => reads.max(writes),
+            ReadWriteDivision::BlockReadsBeforeItWrites | ReadWriteDivision::WriterBlocksFirst => {
+                reads.max(writes)
+            }
             ReadWriteDivision::ReaderBlocksFirst => reads + writes,
         };
         let resident =
@@ -340,7 +384,7 @@ impl ReaderAndWriterBlocks {
             packets => (blocks * packets / work.max(1)).max(1),
         };
         match pass.read_write_division {
-            ReadWriteDivision::Together | ReadWriteDivision::WriterBlocksFirst => {
+            ReadWriteDivision::BlockReadsBeforeItWrites | ReadWriteDivision::WriterBlocksFirst => {
                 Self { reader_blocks: blocks, writer_blocks: blocks }
             }
             ReadWriteDivision::ReaderBlocksFirst => {
@@ -351,7 +395,7 @@ impl ReaderAndWriterBlocks {
 
     fn total_block_count(&self, order: ReadWriteDivision) -> u64 {
         match order {
-            ReadWriteDivision::Together | ReadWriteDivision::WriterBlocksFirst => {
+            ReadWriteDivision::BlockReadsBeforeItWrites | ReadWriteDivision::WriterBlocksFirst => {
                 self.reader_blocks
             }
             ReadWriteDivision::ReaderBlocksFirst => self.reader_blocks + self.writer_blocks,
@@ -485,7 +529,7 @@ mod tests {
             [readers, writers]
         };
         let covering = |order| roles(order, GridSizeChoice::CoversAllPackets, 512 * 30, 512 * 10);
-        assert_eq!(covering(ReadWriteDivision::Together), [30, 30]);
+        assert_eq!(covering(ReadWriteDivision::BlockReadsBeforeItWrites), [30, 30]);
         assert_eq!(covering(ReadWriteDivision::WriterBlocksFirst), [30, 30]);
         assert_eq!(covering(ReadWriteDivision::ReaderBlocksFirst), [30, 10]);
         let resident = GridSizeChoice::AllBlocksResident;
@@ -493,7 +537,7 @@ mod tests {
             roles(ReadWriteDivision::ReaderBlocksFirst, resident, 1 << 20, 1 << 20),
             [1056, 1056]
         );
-        assert_eq!(roles(ReadWriteDivision::Together, resident, 256, 1), [2, 2]);
+        assert_eq!(roles(ReadWriteDivision::BlockReadsBeforeItWrites, resident, 256, 1), [2, 2]);
         assert_eq!(roles(ReadWriteDivision::ReaderBlocksFirst, resident, 0, 0), [0, 0]);
         // Even a few written bytes get a writing block of their own.
         assert_eq!(

@@ -17,7 +17,7 @@ const PEER_COPY_PACKET_BYTES: usize = 16;
 const PEER_COPY_PACKETS_PER_ITERATION: usize = 4;
 
 const PEER_COPY_KERNEL: KernelSpec<usize> = KernelSpec {
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/peer_copy", include_str!("../../kernels/measure/peer_copy.cu")),
         "measure_peer_copy",

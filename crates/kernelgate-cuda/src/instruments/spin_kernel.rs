@@ -9,7 +9,7 @@ use crate::{
 pub(super) const SPIN_AND_EMPTY_KERNELS: &[KernelSpec<()>] = &[EMPTY_KERNEL, SPIN_KERNEL];
 
 const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
-    variants: || vec![()],
+    listed_build_parameters: || vec![()],
     ..KernelSpec::new(
         Source::new("measure/empty", include_str!("../../kernels/measure/empty.cu")),
         "measure_empty",
@@ -19,7 +19,7 @@ const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
 };
 
 const SPIN_KERNEL: KernelSpec<()> = KernelSpec {
-    variants: || vec![()],
+    listed_build_parameters: || vec![()],
     ..KernelSpec::new(
         Source::new("measure/spin", include_str!("../../kernels/measure/spin.cu")),
         "measure_spin",

@@ -17,7 +17,7 @@ pub(super) const KERNELS_AROUND_TIMED_LAUNCHES: &[KernelSpec<usize>] =
     &[STREAM_BLOCKING_KERNEL, CLOCK_PROBE_KERNEL, FLUSH_L2_KERNEL];
 
 const STREAM_BLOCKING_KERNEL: KernelSpec<usize> = KernelSpec {
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/blocker", include_str!("../../kernels/measure/blocker.cu")),
         StreamBlocker::BLOCKING_KERNEL_SYMBOL,
@@ -27,7 +27,7 @@ const STREAM_BLOCKING_KERNEL: KernelSpec<usize> = KernelSpec {
 };
 
 const CLOCK_PROBE_KERNEL: KernelSpec<usize> = KernelSpec {
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/clock_probe", include_str!("../../kernels/measure/clock_probe.cu")),
         ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL,
@@ -37,7 +37,7 @@ const CLOCK_PROBE_KERNEL: KernelSpec<usize> = KernelSpec {
 };
 
 const FLUSH_L2_KERNEL: KernelSpec<usize> = KernelSpec {
-    variants: || vec![1],
+    listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/flush_l2", include_str!("../../kernels/measure/flush_l2.cu")),
         ClockProbeAndL2Flush::FLUSH_L2_SYMBOL,

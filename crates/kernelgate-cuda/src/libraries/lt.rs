@@ -68,7 +68,7 @@ type SetAttributeFunction<A> =
 type DestroyObjectFunction = unsafe extern "C" fn(CublasLtObject) -> c_int;
 
 struct CublasLtFunctions {
-    create: unsafe extern "C" fn(*mut CublasLtObject) -> c_int,
+    create_handle: unsafe extern "C" fn(*mut CublasLtObject) -> c_int,
     destroy: DestroyObjectFunction,
     create_layout: unsafe extern "C" fn(*mut CublasLtObject, DataType, u64, u64, i64) -> c_int,
     destroy_layout: DestroyObjectFunction,
@@ -124,7 +124,7 @@ fn load_cublaslt_functions() -> Option<CublasLtFunctions> {
     // objects are pointers, and results are enumerations with the size of an int.
     unsafe {
         Some(CublasLtFunctions {
-            create: library::typed_library_function(library, c"cublasLtCreate")?,
+            create_handle: library::typed_library_function(library, c"cublasLtCreate")?,
             destroy: library::typed_library_function(library, c"cublasLtDestroy")?,
             create_layout: library::typed_library_function(library, c"cublasLtMatrixLayoutCreate")?,
             destroy_layout: library::typed_library_function(
@@ -184,7 +184,7 @@ fn create_cublaslt_object(
 pub fn create_cublaslt_handle() -> Result<CublasLtObject, CublasLtError> {
     let api = cublaslt_functions()?;
     // SAFETY: the address to which cuBLASLt writes the new handle is valid.
-    create_cublaslt_object(|handle| unsafe { (api.create)(handle) })
+    create_cublaslt_object(|handle| unsafe { (api.create_handle)(handle) })
 }
 
 /// Creates cuBLASLt's description of a column-major matrix; `stride` is its leading dimension in

@@ -7,7 +7,7 @@ use super::search::LibraryOrigin;
 use super::version::CudaVersion;
 
 /// Returns whether a driver can load the machine code or PTX that this NVRTC version generates.
-pub fn driver_loads_code_of_nvrtc(
+pub fn can_driver_load_nvrtc_code(
     nvrtc: CudaVersion,
     driver: Option<CudaVersion>,
     as_ptx: bool,
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(found(&[]), [9]);
         assert_eq!(asked, 2);
     }
-    use LibraryOrigin::{Installed, Named, Wheel};
+    use LibraryOrigin::{Installed, Named, PythonWheel};
 
     const fn cuda_version(major: u32, minor: u32) -> CudaVersion {
         CudaVersion { major, minor }
@@ -77,21 +77,21 @@ mod tests {
     #[test]
     fn a_driver_loads_older_ptx_and_machine_code_of_its_major() {
         let on = |nvrtc, driver| {
-            [false, true].map(|as_ptx| driver_loads_code_of_nvrtc(nvrtc, Some(driver), as_ptx))
+            [false, true].map(|as_ptx| can_driver_load_nvrtc_code(nvrtc, Some(driver), as_ptx))
         };
         assert_eq!(on(cuda_version(12, 8), cuda_version(12, 4)), [true, false]);
         assert_eq!(on(cuda_version(12, 4), cuda_version(12, 4)), [true, true]);
         assert_eq!(on(cuda_version(12, 8), cuda_version(13, 0)), [true, true]);
         assert_eq!(on(cuda_version(13, 0), cuda_version(12, 9)), [false, false]);
         assert_eq!(on(cuda_version(13, 2), cuda_version(13, 0)), [true, false]);
-        assert!(driver_loads_code_of_nvrtc(cuda_version(13, 2), None, true));
+        assert!(can_driver_load_nvrtc_code(cuda_version(13, 2), None, true));
     }
 
     #[test]
     fn nvrtc_is_chosen_by_user_then_driver_fit_then_version() {
         let chosen = |offered: &[(LibraryOrigin, CudaVersion)], driver: CudaVersion| {
             index_of_best_nvrtc(offered, |version| {
-                driver_loads_code_of_nvrtc(version, Some(driver), false)
+                can_driver_load_nvrtc_code(version, Some(driver), false)
             })
             .map(|at| offered[at])
         };
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(chosen(&[unfit, named], cuda_version(12, 4)), Some(named));
         // An NVRTC in a Python wheel that fits the driver wins over installed ones that do not fit;
         // if none fits, an installed one wins.
-        let wheel = (Wheel, cuda_version(12, 8));
+        let wheel = (PythonWheel, cuda_version(12, 8));
         assert_eq!(chosen(&[both[0], wheel], cuda_version(12, 4)), Some(wheel));
         assert_eq!(chosen(&[both[1], wheel], cuda_version(12, 4)), Some(both[1]));
         assert_eq!(chosen(&[both[0]], cuda_version(12, 4)), Some(both[0]));

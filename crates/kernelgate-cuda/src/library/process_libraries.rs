@@ -20,7 +20,7 @@ pub struct OpenedLibraryFacts {
     pub file: PathBuf,
     /// Version that the library reports: "13.0", "9.14.0"; for an unused cuDNN, the CUDA version
     /// that it was built for.
-    pub version: Option<String>,
+    pub library_version: Option<String>,
 }
 
 type OpenedLibrarySlot = OnceLock<Option<(OpenedLibrary, OpenedLibraryFacts)>>;
@@ -66,7 +66,7 @@ fn find_and_open_library_once(
         }?;
         let loaded = OpenedLibraryFacts {
             file: opened.path_or_name_of_opened_library().to_owned(),
-            version: ask_opened_library_for_version(library, &opened),
+            library_version: ask_opened_library_for_version(library, &opened),
         };
         Some((opened, loaded))
     };
@@ -103,7 +103,7 @@ pub unsafe fn typed_library_function<F: Copy>(library: NvidiaLibrary, name: &CSt
 pub fn opened_library_names_and_versions() -> impl Iterator<Item = (&'static str, String)> {
     let loaded_version = |library: NvidiaLibrary| {
         let (_, loaded) = opened_library_slot(library).get()?.as_ref()?;
-        Some((library.name_in_run_records(), loaded.version.clone()?))
+        Some((library.name_in_run_records(), loaded.library_version.clone()?))
     };
     NvidiaLibrary::ALL_NVIDIA_LIBRARIES.into_iter().filter_map(loaded_version)
 }
@@ -136,7 +136,7 @@ pub fn found_but_unused_library_files(library: NvidiaLibrary) -> Vec<OpenedLibra
                 }
                 _ => ask_opened_library_for_version(library, &opened),
             };
-            others.push(OpenedLibraryFacts { file: file.clone(), version });
+            others.push(OpenedLibraryFacts { file: file.clone(), library_version: version });
             seen.push(file);
         }
         // The opened library is kept open, because some NVIDIA libraries cannot be closed.
@@ -202,7 +202,9 @@ pub struct ChosenNvrtcVersion {
 
 /// Newest CUDA version that the installed driver supports; `None` if no driver is installed.
 pub fn newest_cuda_version_of_driver() -> Option<CudaVersion> {
-    CudaVersion::parse_major_dot_minor(open_library_once(NvidiaLibrary::Driver)?.version.as_ref()?)
+    CudaVersion::parse_major_dot_minor(
+        open_library_once(NvidiaLibrary::Driver)?.library_version.as_ref()?,
+    )
 }
 
 /// Selects an NVRTC library: one in a folder that the user names, else the newest installed one
@@ -211,17 +213,17 @@ pub fn newest_cuda_version_of_driver() -> Option<CudaVersion> {
 /// NVRTC library was found.
 pub fn choose_nvrtc_library() -> Option<ChosenNvrtcVersion> {
     let version = CudaVersion::parse_major_dot_minor(
-        open_library_once(NvidiaLibrary::Nvrtc)?.version.as_ref()?,
+        open_library_once(NvidiaLibrary::Nvrtc)?.library_version.as_ref()?,
     )?;
     Some(ChosenNvrtcVersion {
         version,
-        driver_loads_its_code: driver_loads_code_of_nvrtc_version(version),
+        driver_loads_its_code: can_installed_driver_load_nvrtc_code(version),
     })
 }
 
 /// Returns whether the installed driver can load code that an NVRTC of this version generates.
-fn driver_loads_code_of_nvrtc_version(nvrtc: CudaVersion) -> bool {
-    nvrtc_choice::driver_loads_code_of_nvrtc(
+fn can_installed_driver_load_nvrtc_code(nvrtc: CudaVersion) -> bool {
+    nvrtc_choice::can_driver_load_nvrtc_code(
         nvrtc,
         newest_cuda_version_of_driver(),
         architecture::architecture_from_environment().is_some(),
@@ -252,12 +254,12 @@ fn open_best_nvrtc() -> Option<OpenedLibrary> {
     };
     let found = nvrtc_choice::add_wheels_unless_installed_suffices(
         search::library_candidates_outside_wheels(&names, None).filter_map(open),
-        |(_, (_, version))| driver_loads_code_of_nvrtc_version(*version),
+        |(_, (_, version))| can_installed_driver_load_nvrtc_code(*version),
         || search::library_candidates_in_python_wheels(&names).into_iter().filter_map(open),
     );
     let (mut found, offered): (Vec<OpenedLibrary>, Vec<(LibraryOrigin, CudaVersion)>) =
         found.into_iter().unzip();
-    let best = nvrtc_choice::index_of_best_nvrtc(&offered, driver_loads_code_of_nvrtc_version)?;
+    let best = nvrtc_choice::index_of_best_nvrtc(&offered, can_installed_driver_load_nvrtc_code)?;
     let opened = found.swap_remove(best);
     // Some NVRTC builds open their built-ins library by name alone; the loader then finds the copy
     // that is already open.

@@ -20,7 +20,7 @@ pub enum LibraryOrigin {
     /// A folder that the dynamic loader searches, or a folder of a CUDA toolkit.
     Installed,
     /// A Python wheel that NVIDIA publishes.
-    Wheel,
+    PythonWheel,
 }
 
 /// A file that may be the library that is searched for: a path, or a name that the loader looks up.
@@ -71,7 +71,11 @@ pub fn library_candidates_outside_wheels(
 
 /// Candidates in wheels. Starts Python for its package folders, which takes about 50 ms.
 pub fn library_candidates_in_python_wheels(names: &[String]) -> Vec<LibraryCandidate> {
-    library_candidates_in_folders(names, library_folders_of_python_wheels(), LibraryOrigin::Wheel)
+    library_candidates_in_folders(
+        names,
+        library_folders_of_python_wheels(),
+        LibraryOrigin::PythonWheel,
+    )
 }
 
 fn library_candidates_in_folders(

@@ -48,9 +48,11 @@ pub struct GpuContextStreamIds {
     /// Ordinal of the GPU in this process.
     pub device: u32,
     /// The CUDA context.
-    pub context: u32,
+    #[serde(rename = "context")]
+    pub context_id: u32,
     /// The stream.
-    pub stream: u32,
+    #[serde(rename = "stream")]
+    pub stream_id: u32,
 }
 
 /// Record of one run of a kernel on the GPU, with the start and end that the hardware measured.
@@ -60,9 +62,11 @@ pub struct KernelRecord {
     pub name: u32,
     /// Time at which the kernel began on the GPU, nanoseconds; `start` and `end` are 0 if CUPTI did
     /// not measure the kernel's times.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// Time at which the kernel finished on the GPU, nanoseconds.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_ns: u64,
     /// Device, context and stream.
     pub on: GpuContextStreamIds,
     /// CUPTI's correlation id, which the kernel record shares with the record of the host call that
@@ -81,13 +85,14 @@ pub struct KernelRecord {
     /// Bytes of local memory that each thread of the kernel has.
     pub local: u32,
     /// CUPTI's id of the graph node that launched the kernel; 0 if no graph launched the kernel.
-    pub graph_node: u64,
+    #[serde(rename = "graph_node")]
+    pub graph_node_id: u64,
 }
 
 impl KernelRecord {
     /// Duration of the kernel on the GPU, nanoseconds.
     pub const fn kernel_duration_ns(&self) -> u64 {
-        self.end.saturating_sub(self.start)
+        self.end_ns.saturating_sub(self.start_ns)
     }
 }
 
@@ -95,9 +100,11 @@ impl KernelRecord {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryCopyRecord {
     /// Time at which the copy began on the GPU, nanoseconds.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// Time at which the copy finished on the GPU, nanoseconds.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_ns: u64,
     /// Device, context and stream.
     pub on: GpuContextStreamIds,
     /// CUPTI's correlation id, which the copy record shares with the record of the host call that
@@ -112,18 +119,22 @@ pub struct MemoryCopyRecord {
     /// 4 array, 5 managed.
     pub source: u8,
     /// Kind of the memory that the copy writes, by CUPTI's numbers.
-    pub target: u8,
+    #[serde(rename = "target")]
+    pub target_memory_kind: u8,
     /// CUPTI's id of the graph node that launched the copy; 0 if no graph launched the copy.
-    pub graph_node: u64,
+    #[serde(rename = "graph_node")]
+    pub graph_node_id: u64,
 }
 
 /// Record of one memset that ran on a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemsetRecord {
     /// Time at which the memset began on the GPU, nanoseconds.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// Time at which the memset finished on the GPU, nanoseconds.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_ns: u64,
     /// Device, context and stream.
     pub on: GpuContextStreamIds,
     /// CUPTI's correlation id, which the memset record shares with the record of the host call that
@@ -132,7 +143,8 @@ pub struct MemsetRecord {
     /// Number of bytes copied or set.
     pub bytes: u64,
     /// CUPTI's id of the graph node that launched the memset; 0 if no graph launched the memset.
-    pub graph_node: u64,
+    #[serde(rename = "graph_node")]
+    pub graph_node_id: u64,
 }
 
 /// Record of one host call of a CUDA driver or CUDA runtime function.
@@ -141,9 +153,11 @@ pub struct HostCallRecord {
     /// Name of the called function: an index into [`CuptiRecordedActivity::names`].
     pub name: u32,
     /// Time at which the host entered the call, nanoseconds.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// Time at which the host call returned, nanoseconds.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_ns: u64,
     /// Operating-system id of the thread that made the call.
     pub thread: u32,
     /// CUPTI's correlation id, which the host call shares with the records of the operations that
@@ -155,9 +169,11 @@ pub struct HostCallRecord {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SynchronizationRecord {
     /// Time at which the host or stream began to wait, nanoseconds.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// Time at which the wait of the host or stream ended, nanoseconds.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_ns: u64,
     /// CUDA context of the wait and, if a stream waits or the host waits for a stream, that stream;
     /// the GPU is unknown.
     pub on: GpuContextStreamIds,
@@ -176,9 +192,11 @@ pub struct NamedRangeRecord {
     /// Name of the range: an index into [`CuptiRecordedActivity::names`].
     pub name: u32,
     /// Time at which the host opened the range, nanoseconds.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub start_ns: u64,
     /// Time at which the host closed the range, nanoseconds.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_ns: u64,
     /// Operating-system id of the host thread that opened the range.
     pub thread: u32,
 }
@@ -186,7 +204,7 @@ pub struct NamedRangeRecord {
 /// Named ranges of the host that were open when a CUDA graph node was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphNodeRangesRecord {
-    /// CUPTI's id of the node, as in [`KernelRecord::graph_node`]; each clone of the node has an id
+    /// CUPTI's id of the node, as in [`KernelRecord::graph_node_id`]; each clone of the node has an id
     /// of its own.
     pub id: u64,
     /// Named ranges that were open when the node was created, the outermost first: indices into
@@ -263,9 +281,9 @@ impl CuptiRecordedActivity {
     /// Returns the ids of graph nodes that launched kernels, copies or memsets; an id may occur
     /// several times.
     pub(super) fn graph_nodes_that_launched_work(&self) -> impl Iterator<Item = u64> + '_ {
-        let kernels = self.kernels.iter().map(|kernel| kernel.graph_node);
-        let copies = self.copies.iter().map(|copy| copy.graph_node);
-        let sets = self.sets.iter().map(|set| set.graph_node);
+        let kernels = self.kernels.iter().map(|kernel| kernel.graph_node_id);
+        let copies = self.copies.iter().map(|copy| copy.graph_node_id);
+        let sets = self.sets.iter().map(|set| set.graph_node_id);
         kernels.chain(copies).chain(sets).filter(|&node| node != 0)
     }
 
@@ -274,24 +292,24 @@ impl CuptiRecordedActivity {
     /// because readers count them.
     pub(super) fn remove_records_before(&mut self, time: u64, allocations: u64) {
         let is_kept = |start, end| start >= time || (start, end) == (0, 0);
-        self.kernels.retain(|record| is_kept(record.start, record.end));
-        self.copies.retain(|record| is_kept(record.start, record.end));
-        self.sets.retain(|record| is_kept(record.start, record.end));
-        self.calls.retain(|record| record.start >= time);
-        self.waits.retain(|record| record.start >= time);
-        self.ranges.retain(|record| record.start >= time);
+        self.kernels.retain(|record| is_kept(record.start_ns, record.end_ns));
+        self.copies.retain(|record| is_kept(record.start_ns, record.end_ns));
+        self.sets.retain(|record| is_kept(record.start_ns, record.end_ns));
+        self.calls.retain(|record| record.start_ns >= time);
+        self.waits.retain(|record| record.start_ns >= time);
+        self.ranges.retain(|record| record.start_ns >= time);
         self.allocations.retain(|record| record.time >= allocations);
         self.overhead.retain(|[start, _]| *start >= time);
     }
 
     /// Sorts every list of records by start time; an outer range comes before the ranges inside it.
     pub(super) fn sort_records_by_time(&mut self) {
-        self.kernels.sort_by_key(|record| record.start);
-        self.copies.sort_by_key(|record| record.start);
-        self.sets.sort_by_key(|record| record.start);
-        self.calls.sort_by_key(|record| record.start);
-        self.waits.sort_by_key(|record| record.start);
-        self.ranges.sort_by_key(|record| (record.start, std::cmp::Reverse(record.end)));
+        self.kernels.sort_by_key(|record| record.start_ns);
+        self.copies.sort_by_key(|record| record.start_ns);
+        self.sets.sort_by_key(|record| record.start_ns);
+        self.calls.sort_by_key(|record| record.start_ns);
+        self.waits.sort_by_key(|record| record.start_ns);
+        self.ranges.sort_by_key(|record| (record.start_ns, std::cmp::Reverse(record.end_ns)));
         self.allocations.sort_by_key(|record| record.time);
         self.overhead.sort_unstable();
     }
@@ -303,8 +321,10 @@ mod tests {
 
     #[test]
     fn records_before_a_time_are_removed_unless_without_times() {
-        let kernel = |start, end| KernelRecord { start, end, ..KernelRecord::default() };
-        let range = |start| NamedRangeRecord { start, end: 99, ..NamedRangeRecord::default() };
+        let kernel =
+            |start, end| KernelRecord { start_ns: start, end_ns: end, ..KernelRecord::default() };
+        let range =
+            |start| NamedRangeRecord { start_ns: start, end_ns: 99, ..NamedRangeRecord::default() };
         let allocation =
             |time| DeviceMemoryChangeRecord { time, ..DeviceMemoryChangeRecord::default() };
         let mut activity = CuptiRecordedActivity {

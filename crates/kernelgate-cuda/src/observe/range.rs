@@ -16,7 +16,7 @@ pub(super) struct EndedNamedRange {
     pub name: Arc<str>,
     pub start: u64,
     pub end: u64,
-    pub thread: u32,
+    pub os_thread_id: u32,
 }
 
 /// Names of the ranges that are open on a thread, the outermost first.
@@ -61,7 +61,7 @@ impl Drop for NamedRangeGuard {
                 name,
                 start,
                 end: recording_clock_ns_or_zero(),
-                thread: system_thread_id(),
+                os_thread_id: system_thread_id(),
             };
             ENDED_RANGES.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
         }

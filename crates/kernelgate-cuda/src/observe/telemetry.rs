@@ -26,7 +26,8 @@ pub struct GpuCardReading {
     /// Temperature of the GPU now, °C.
     pub temperature_c: Option<u32>,
     /// Reasons that limit the GPU's clock now, by NVML's names: "sw_power_cap".
-    pub throttle: Vec<String>,
+    #[serde(rename = "throttle")]
+    pub throttle_reasons: Vec<String>,
     /// Number of other processes that have a compute context on the GPU.
     pub other_processes: Option<u32>,
 }
@@ -34,7 +35,7 @@ pub struct GpuCardReading {
 impl GpuCardReading {
     /// Whether the reading's throttle reasons contain heat or a hardware slow-down.
     pub fn was_slowed_by_heat_or_hardware(&self) -> bool {
-        throttle_reasons_name_heat_or_hardware(&self.throttle)
+        throttle_reasons_name_heat_or_hardware(&self.throttle_reasons)
     }
 }
 
@@ -149,7 +150,7 @@ impl CardTelemetryByNvml {
             power_mw: device.power_usage().ok(),
             power_limit_mw: device.enforced_power_limit().ok(),
             temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
-            throttle: device
+            throttle_reasons: device
                 .current_throttle_reasons()
                 .map(throttle_reason_names_except_idle)
                 .unwrap_or_default(),
@@ -334,7 +335,7 @@ mod tests {
             ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP
         ));
         let reading = |reasons| GpuCardReading {
-            throttle: throttle_reason_names_except_idle(reasons),
+            throttle_reasons: throttle_reason_names_except_idle(reasons),
             ..GpuCardReading::default()
         };
         assert!(reading(ThrottleReasons::SW_THERMAL_SLOWDOWN).was_slowed_by_heat_or_hardware());

@@ -21,7 +21,7 @@ pub struct KernelSpec<P: 'static> {
     pub symbol: &'static str,
     /// Returns the macros that select a variant of the source, `NAME` or `NAME=VALUE`; they are
     /// part of the build's name. A macro has the same value for all kernels of one source file.
-    pub defines: fn(&P) -> Vec<String>,
+    pub macro_definitions: fn(&P) -> Vec<String>,
     /// Returns numbers that Rust passes to the source as macros, so that they are written only in
     /// Rust: block sizes, tiles, capacities, shared bytes to assert. All kernels of one source file
     /// have the same constants. The build's name does not contain the constants, so equal names
@@ -36,7 +36,7 @@ pub struct KernelSpec<P: 'static> {
     /// Whether the kernel asks each multiprocessor for the largest shared memory while it runs (a
     /// carve-out of 100 %). Kernels run concurrently only with equal carve-outs: a kernel with
     /// another carve-out waits until the multiprocessor is empty.
-    pub whole_shared: bool,
+    pub uses_max_shared_carveout: bool,
     /// Number of thread blocks of a cluster in x, as in `__cluster_dims__`; `None` if the kernel
     /// uses no clusters.
     pub cluster: Option<usize>,
@@ -48,7 +48,7 @@ pub struct KernelSpec<P: 'static> {
     pub requires: RequiredArchitecture,
     /// Returns one value of `P` for each build whose resources are recorded and tested; the grid
     /// that follows from `P` does not matter.
-    pub variants: fn() -> Vec<P>,
+    pub listed_build_parameters: fn() -> Vec<P>,
     /// Names of the kernel's stages, in order, for kernels whose stages are timed separately: the
     /// source ends stage number i with `stage_ends(i)` of `common/stages.cuh`.
     pub stages: &'static [&'static str],
@@ -83,16 +83,16 @@ impl<P> KernelSpec<P> {
         Self {
             source,
             symbol,
-            defines: |_| Vec::new(),
+            macro_definitions: |_| Vec::new(),
             constants: |_| Vec::new(),
             threads,
             blocks,
             shared_bytes: |_| 0,
-            whole_shared: false,
+            uses_max_shared_carveout: false,
             cluster: None,
             co_resident: false,
             requires: RequiredArchitecture::AtLeast(80),
-            variants: Vec::new,
+            listed_build_parameters: Vec::new,
             stages: &[],
         }
     }
@@ -100,7 +100,7 @@ impl<P> KernelSpec<P> {
     /// The build for `p`.
     pub fn build_for_parameters(&self, p: &P) -> KernelBuild {
         KernelBuild {
-            defines: (self.defines)(p),
+            defines: (self.macro_definitions)(p),
             constants: (self.constants)(p),
             ..self.source.build(&[])
         }
@@ -161,7 +161,7 @@ mod tests {
 
     const HALVING_BLOCK_THREADS: usize = 128;
     const HALVING_KERNEL: KernelSpec<usize> = KernelSpec {
-        defines: |n| vec![format!("EVEN={}", u8::from(n % 2 == 0))],
+        macro_definitions: |n| vec![format!("EVEN={}", u8::from(n % 2 == 0))],
         constants: |_| vec![("THREADS", HALVING_BLOCK_THREADS)],
         shared_bytes: |_| 4 * HALVING_BLOCK_THREADS,
         ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", HALVING_BLOCK_THREADS, |n| {

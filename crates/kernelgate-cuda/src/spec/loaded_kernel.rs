@@ -59,7 +59,7 @@ impl<P> KernelSpec<P> {
             shape,
             staged,
         );
-        if self.whole_shared {
+        if self.uses_max_shared_carveout {
             kernel.set_full_shared_carve_out()?;
         }
         let launch = Launch { cooperative: self.co_resident, ..shape };

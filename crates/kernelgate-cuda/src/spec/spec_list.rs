@@ -64,7 +64,9 @@ pub fn list_kernel_rows<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernelBuild> {
         with_clocks: (!row.stages.is_empty()).then(|| row.build_with_stage_clocks(p, 1)),
     };
     rows.iter()
-        .flat_map(|row| (row.variants)().iter().map(|p| listed(row, p)).collect::<Vec<_>>())
+        .flat_map(|row| {
+            (row.listed_build_parameters)().iter().map(|p| listed(row, p)).collect::<Vec<_>>()
+        })
         .collect()
 }
 
@@ -74,9 +76,9 @@ mod tests {
     use crate::Source;
 
     const TWO_WIDTHS_KERNEL: KernelSpec<usize> = KernelSpec {
-        defines: |width| vec![format!("WIDTH={width}")],
+        macro_definitions: |width| vec![format!("WIDTH={width}")],
         shared_bytes: |width| 16 * width,
-        variants: || vec![1, 2],
+        listed_build_parameters: || vec![1, 2],
         ..KernelSpec::new(Source::new("mine/sums", ""), "mine_sums", 64, |_| [1, 1, 1])
     };
 

@@ -47,7 +47,7 @@ pub struct DetectedLevelChange {
     /// Lower end of the 95 % confidence interval of the shift.
     pub low: f64,
     /// Upper end.
-    pub high: f64,
+    pub shift_upper_bound: f64,
     /// Decrease of the sum of absolute deviations by this cut, in standard deviations of the noise;
     /// at least [`MIN_CUT_GAIN_IN_NOISE_DEVIATIONS`].
     pub gain: f64,
@@ -124,7 +124,7 @@ fn measure_level_changes(
             first_index_after: at,
             shift: quantile_by_interpolation(&differences, 0.5),
             low: differences[below],
-            high: differences[differences.len() - 1 - below],
+            shift_upper_bound: differences[differences.len() - 1 - below],
             gain: gain / noise,
             confidence: 1.0 - (p * (to - from) as f64).min(1.0),
         }
@@ -209,7 +209,7 @@ struct RunningMedianHalves {
     low: BinaryHeap<usize>,
     high: BinaryHeap<Reverse<usize>>,
     low_sum: f64,
-    high_sum: f64,
+    upper_half_sum: f64,
 }
 
 impl RunningMedianHalves {
@@ -220,16 +220,16 @@ impl RunningMedianHalves {
         let highest = self.low.pop().expect("one was just added");
         self.low_sum += sorted[rank] - sorted[highest];
         self.high.push(Reverse(highest));
-        self.high_sum += sorted[highest];
+        self.upper_half_sum += sorted[highest];
         if self.high.len() > self.low.len() {
             let Reverse(lowest) = self.high.pop().expect("it has more than the other");
-            self.high_sum -= sorted[lowest];
+            self.upper_half_sum -= sorted[lowest];
             self.low.push(lowest);
             self.low_sum += sorted[lowest];
         }
         let odd = self.low.len() > self.high.len();
         let middle = self.low.peek().map_or(0.0, |rank| sorted[*rank]);
-        self.high_sum - self.low_sum + if odd { middle } else { 0.0 }
+        self.upper_half_sum - self.low_sum + if odd { middle } else { 0.0 }
     }
 }
 

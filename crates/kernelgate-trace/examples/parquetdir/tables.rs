@@ -17,7 +17,7 @@ use rusqlite::types::ValueRef;
 /// Values of one column in a row group, and for each row 1 if it has a value and 0 if not.
 enum ParquetColumnValues {
     Integers(Vec<i64>, Vec<i16>),
-    Reals(Vec<f64>, Vec<i16>),
+    DoublesWithPresenceFlags(Vec<f64>, Vec<i16>),
     Texts(Vec<ByteArray>, Vec<i16>),
 }
 
@@ -26,7 +26,7 @@ impl ParquetColumnValues {
     fn empty_column_of_sql_type(sql: &str) -> ParquetColumnValues {
         match sql {
             "TEXT" | "BLOB" => Self::Texts(Vec::new(), Vec::new()),
-            "REAL" => Self::Reals(Vec::new(), Vec::new()),
+            "REAL" => Self::DoublesWithPresenceFlags(Vec::new(), Vec::new()),
             _ => Self::Integers(Vec::new(), Vec::new()),
         }
     }
@@ -34,7 +34,7 @@ impl ParquetColumnValues {
     fn parquet_schema_type(&self) -> &'static str {
         match self {
             Self::Integers(..) => "INT64",
-            Self::Reals(..) => "DOUBLE",
+            Self::DoublesWithPresenceFlags(..) => "DOUBLE",
             Self::Texts(..) => "BYTE_ARRAY",
         }
     }
@@ -48,7 +48,7 @@ impl ParquetColumnValues {
                 let value = if let ValueRef::Integer(value) = value { Some(value) } else { None };
                 add_value_and_definition_level(values, levels, value);
             }
-            Self::Reals(values, levels) => {
+            Self::DoublesWithPresenceFlags(values, levels) => {
                 let value = match value {
                     ValueRef::Real(value) => Some(value),
                     ValueRef::Integer(value) => Some(value as f64),
@@ -68,7 +68,9 @@ impl ParquetColumnValues {
     }
 
     fn buffered_row_count(&self) -> usize {
-        let (Self::Integers(_, levels) | Self::Reals(_, levels) | Self::Texts(_, levels)) = self;
+        let (Self::Integers(_, levels)
+        | Self::DoublesWithPresenceFlags(_, levels)
+        | Self::Texts(_, levels)) = self;
         levels.len()
     }
 
@@ -83,7 +85,7 @@ impl ParquetColumnValues {
                 column.typed::<Int64Type>().write_batch(values, Some(levels), None)?;
                 (*values, *levels) = (Vec::new(), Vec::new());
             }
-            Self::Reals(values, levels) => {
+            Self::DoublesWithPresenceFlags(values, levels) => {
                 column.typed::<DoubleType>().write_batch(values, Some(levels), None)?;
                 (*values, *levels) = (Vec::new(), Vec::new());
             }

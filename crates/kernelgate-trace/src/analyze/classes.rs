@@ -25,14 +25,20 @@ pub enum OperationClass {
     /// A copy of memory that the traced program requested.
     Copy,
     /// A memset: memory is filled with one value.
-    Set,
+    Memset,
 }
 
 impl OperationClass {
     /// All operation classes; where operations of several classes run at the same time, the time
     /// counts for the first class in this order.
-    pub const ALL_OPERATION_CLASSES: [Self; 6] =
-        [Self::Compute, Self::Graph, Self::Communication, Self::Migration, Self::Copy, Self::Set];
+    pub const ALL_OPERATION_CLASSES: [Self; 6] = [
+        Self::Compute,
+        Self::Graph,
+        Self::Communication,
+        Self::Migration,
+        Self::Copy,
+        Self::Memset,
+    ];
 
     /// Returns the label of this value in printed output.
     pub const fn printed_operation_class(self) -> &'static str {
@@ -42,7 +48,7 @@ impl OperationClass {
             Self::Communication => "communication",
             Self::Migration => "page migration",
             Self::Copy => "copy",
-            Self::Set => "memset",
+            Self::Memset => "memset",
         }
     }
 }
@@ -287,7 +293,7 @@ impl<'a> OperationClassesOfTrace<'a> {
                 OperationClass::Migration
             }
             (GpuOperationKind::Copy, _) => OperationClass::Copy,
-            (GpuOperationKind::Set, _) => OperationClass::Set,
+            (GpuOperationKind::Set, _) => OperationClass::Memset,
             (GpuOperationKind::Graph, _) => OperationClass::Graph,
         }
     }

@@ -8,14 +8,14 @@ use crate::model::packed_columns::{BitPackedColumn, first_number_that_fails_cond
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OperationsInOrder {
     /// All operations with ids below this number, in order of their ids.
-    Numbers(u32),
+    AllBelowId(u32),
     /// Operations in an order that differs from the order of their ids.
     Listed(BitPackedColumn<GpuOperationId>),
 }
 
 impl Default for OperationsInOrder {
     fn default() -> Self {
-        Self::Numbers(0)
+        Self::AllBelowId(0)
     }
 }
 
@@ -36,13 +36,13 @@ impl OperationsInOrder {
             count += 1;
             id == count - 1
         });
-        if numbered { Self::Numbers(count) } else { Self::Listed(ids.collect()) }
+        if numbered { Self::AllBelowId(count) } else { Self::Listed(ids.collect()) }
     }
 
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
-            Self::Numbers(count) => *count as usize,
+            Self::AllBelowId(count) => *count as usize,
             Self::Listed(ids) => ids.row_count(),
         }
     }
@@ -54,7 +54,7 @@ impl OperationsInOrder {
 
     pub fn get(&self, position: usize) -> Option<GpuOperationId> {
         match self {
-            Self::Numbers(count) => u32::try_from(position).ok().filter(|number| number < count),
+            Self::AllBelowId(count) => u32::try_from(position).ok().filter(|number| number < count),
             Self::Listed(ids) => ids.decoded_row(position),
         }
     }
@@ -79,7 +79,7 @@ mod tests {
     fn operations_already_in_order_are_stored_as_a_count() {
         let starts = [3, 5, 5, 9];
         let order = OperationsInOrder::sort_operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, OperationsInOrder::Numbers(4));
+        assert_eq!(order, OperationsInOrder::AllBelowId(4));
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(order.first_position_where_not(|id| starts[id as usize] < 6), 3);
         assert_eq!((order.get(3), order.get(4)), (Some(3), None));

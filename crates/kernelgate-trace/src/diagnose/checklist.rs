@@ -14,7 +14,7 @@ pub enum ChecklistLineState {
     /// The condition of the line holds: the rules that could contradict it found nothing.
     Holds,
     /// The condition of the line does not hold: a rule found a problem.
-    Fails,
+    ConditionFails,
     /// The trace lacks the data that would decide this line.
     NotMeasured,
 }
@@ -24,7 +24,7 @@ impl ChecklistLineState {
     pub fn printed_state_label(self) -> &'static str {
         match self {
             Self::Holds => "holds",
-            Self::Fails => "fails",
+            Self::ConditionFails => "fails",
             Self::NotMeasured => "not measured",
         }
     }
@@ -32,7 +32,7 @@ impl ChecklistLineState {
     fn checkbox_of_state(self) -> &'static str {
         match self {
             Self::Holds => "[x]",
-            Self::Fails => "[!]",
+            Self::ConditionFails => "[!]",
             Self::NotMeasured => "[ ]",
         }
     }
@@ -42,9 +42,9 @@ impl ChecklistLineState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilledChecklistLine {
     /// Heading above the line.
-    pub heading: &'static str,
+    pub section_heading: &'static str,
     /// The condition.
-    pub text: &'static str,
+    pub condition: &'static str,
     /// Whether the condition holds.
     pub line_state: ChecklistLineState,
     /// The finding that decides the line, or the command that would measure it.
@@ -140,7 +140,12 @@ pub fn fill_in_checklist(diagnosis: &TraceDiagnosis) -> Vec<FilledChecklistLine>
                     decide_state_of_checklist_line(diagnosis, rules, true)
                 }
             };
-            FilledChecklistLine { heading: group, text, line_state: tick, deciding_text: why }
+            FilledChecklistLine {
+                section_heading: group,
+                condition: text,
+                line_state: tick,
+                deciding_text: why,
+            }
         })
         .collect()
 }
@@ -156,12 +161,12 @@ fn decide_state_of_checklist_line(
         .findings
         .iter()
         .filter(|finding| rules.contains(&finding.id))
-        .map(|finding| finding.title.as_str())
+        .map(|finding| finding.finding_title.as_str())
         .collect();
     if let Some(first) = found.first() {
         let more =
             if found.len() > 1 { format!("; {} more", found.len() - 1) } else { String::new() };
-        return (ChecklistLineState::Fails, format!("{first}{more}"));
+        return (ChecklistLineState::ConditionFails, format!("{first}{more}"));
     }
     let questions = || rules.iter().filter_map(|rule| diagnosis.question_of_rule(rule));
     let passed = questions().filter_map(|question| match &question.answer {
@@ -193,12 +198,12 @@ fn decide_state_of_checklist_line(
 /// Formats the filled-in checklist as text of at most 100 columns.
 pub fn checklist_to_text(lines: &[FilledChecklistLine]) -> String {
     let mut text = String::from("Checklist ([x] holds, [!] fails, [ ] not measured)\n");
-    for same in lines.chunk_by(|a, b| a.heading == b.heading) {
-        let _ = writeln!(text, "  {}", same[0].heading);
+    for same in lines.chunk_by(|a, b| a.section_heading == b.section_heading) {
+        let _ = writeln!(text, "  {}", same[0].section_heading);
         for line in same {
             append_wrapped_line(
                 &mut text,
-                &format!("{} {}", line.line_state.checkbox_of_state(), line.text),
+                &format!("{} {}", line.line_state.checkbox_of_state(), line.condition),
                 "    ",
                 "        ",
             );
@@ -211,8 +216,8 @@ pub fn checklist_to_text(lines: &[FilledChecklistLine]) -> String {
 pub fn checklist_to_json(lines: &[FilledChecklistLine]) -> Value {
     let line = |line: &FilledChecklistLine| {
         json!({
-            "group": line.heading,
-            "text": line.text,
+            "group": line.section_heading,
+            "text": line.condition,
             "state": line.line_state.printed_state_label(),
             "why": line.deciding_text,
         })

@@ -115,7 +115,7 @@ pub(super) fn memory_by_process_and_gpu(
 /// Device memory that a process holds on a GPU, while allocations and frees are added in order of
 /// time.
 struct HeldMemoryInTimeOrder {
-    process: u32,
+    process_index: u32,
     process_memory: ProcessMemoryOnGpu,
     held_bytes: u64,
     /// Bytes by address.
@@ -135,7 +135,7 @@ impl HeldMemoryInTimeOrder {
             phases: Vec::new(),
         };
         Self {
-            process,
+            process_index: process,
             process_memory: memory_use,
             held_bytes: 0,
             bytes_by_address: HashMap::new(),
@@ -174,7 +174,7 @@ impl HeldMemoryInTimeOrder {
         trace: &Trace,
         outermost: &[OutermostNamedRange],
     ) -> ProcessMemoryOnGpu {
-        let own = || outermost.iter().filter(|range| range.process == self.process);
+        let own = || outermost.iter().filter(|range| range.process == self.process_index);
         let first = own().map(|range| range.start).next().unwrap_or(i64::MAX);
         let before =
             self.process_memory.most_bytes_held_during((i64::MIN, first.saturating_sub(1)));

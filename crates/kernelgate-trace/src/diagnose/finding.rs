@@ -83,7 +83,7 @@ pub struct MeasuredNumberWithUnit {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FindingEvidence {
     /// Name of the kernel, API call or copy that shows the finding.
-    pub subject: String,
+    pub kernel_call_or_copy_name: String,
     /// Number of kernels, calls or copies that the evidence covers.
     pub count: usize,
     /// Total duration, in nanoseconds.
@@ -100,9 +100,9 @@ pub struct FindingEvidence {
 /// Kernels of one function and launch shape, and the share of their time that would remain after a
 /// remedy.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct KernelsWithRemainingTime {
+pub struct KernelsAndTimeShareAfterRemedy {
     /// Index into [`crate::model::Trace::functions`].
-    pub function: u32,
+    pub function_index: u32,
     /// Index into [`crate::model::Trace::shapes`].
     pub shape: u32,
     /// Share of the kernels' time that remains after the remedy, 0 to 1.
@@ -137,7 +137,7 @@ pub enum FindingRemedy {
     WithoutClasses(OperationClass),
     /// These single operations take no time.
     WithoutOperations(Vec<GpuOperationId>),
-    ShorterKernels(Vec<KernelsWithRemainingTime>),
+    ShorterKernels(Vec<KernelsAndTimeShareAfterRemedy>),
     /// Each chain of kernels is replaced by one fused kernel.
     FusedKernels(Vec<KernelOfFusibleChain>),
 }
@@ -162,7 +162,7 @@ pub struct DiagnosisFinding {
     /// Certainty of the finding.
     pub confidence: FindingConfidence,
     /// One sentence.
-    pub title: String,
+    pub finding_title: String,
     /// The measured value.
     pub measured_value: MeasuredNumberWithUnit,
     /// The threshold with which the rule compared the measured value.
@@ -315,7 +315,7 @@ pub struct QuestionWithAnswer {
     /// Id of the rule that answers the question, which is also the id of its findings.
     pub id: &'static str,
     /// In words.
-    pub text: &'static str,
+    pub question_text: &'static str,
     pub answer: RuleAnswer,
 }
 

@@ -159,7 +159,7 @@ fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
                 "range": transition.range,
                 "count": transition.gap_count,
                 "total_ns": transition.total_ns,
-                "longest": time_span_to_json(Some(transition.longest_start_and_end_ns)),
+                "longest": time_span_to_json(Some(transition.longest_gap_start_and_end_ns)),
             })
         })
         .collect();
@@ -198,7 +198,7 @@ fn question_to_json(question: &QuestionWithAnswer) -> Value {
     };
     json!({
         "id": question.id,
-        "question": question.text,
+        "question": question.question_text,
         "answer": answer,
         "findings": findings,
         "inspected": inspected.map(|of| json!({
@@ -220,7 +220,7 @@ fn critical_path_to_json(path: &CriticalPathAndGains) -> Value {
     let gains = path.gains.iter().map(|of| {
         json!({
             "change": of.change.printed_speedup_label(),
-            "removed_ns": of.removed_ns,
+            "removed_ns": of.operation_ns_removed_by_change,
             "gain_ns": of.gain_ns,
         })
     });
@@ -256,7 +256,7 @@ fn finding_to_json(finding: &DiagnosisFinding, key: &str) -> Value {
         "id": finding.id,
         "severity": finding.severity.printed_severity_label(),
         "confidence": finding.confidence.printed_confidence_label(),
-        "title": finding.title,
+        "title": finding.finding_title,
         "measured": number_with_unit_to_json(finding.measured_value),
         "threshold": number_with_unit_to_json(finding.threshold),
         "recoverable_ns": finding.recoverable_ns,
@@ -270,7 +270,7 @@ fn finding_to_json(finding: &DiagnosisFinding, key: &str) -> Value {
 
 fn evidence_to_json(evidence: &FindingEvidence) -> Value {
     json!({
-        "what": evidence.subject,
+        "what": evidence.kernel_call_or_copy_name,
         "count": evidence.count,
         "total_ns": evidence.total_ns,
         "range": evidence.range,

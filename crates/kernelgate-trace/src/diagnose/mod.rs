@@ -37,8 +37,8 @@ pub use device_memory::{MemoryDuringPhase, ProcessMemoryOnGpu};
 pub use finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
     GpuUseOfProcess, InspectedRecordKind, InspectedShareOfRecords, KernelOfFusibleChain,
-    KernelsWithRemainingTime, MeasuredNumberWithUnit, QuestionWithAnswer, ReplayedGainOfRemedy,
-    RuleAnswer, TraceDiagnosis,
+    KernelsAndTimeShareAfterRemedy, MeasuredNumberWithUnit, QuestionWithAnswer,
+    ReplayedGainOfRemedy, RuleAnswer, TraceDiagnosis,
 };
 pub use host::gap_cause::IdleCauseKind;
 pub use host::gpu_gaps::{

@@ -48,7 +48,7 @@ pub(super) fn evidence_of_ncu_launch(
 ) -> Vec<FindingEvidence> {
     let kernel = kernel_name_in_60_characters(trace, launch);
     vec![FindingEvidence {
-        subject: format!("{words}: launch {}, {kernel}", launch.id),
+        kernel_call_or_copy_name: format!("{words}: launch {}, {kernel}", launch.id),
         count: 1,
         total_ns: ncu_launch_duration_ns(trace, launch),
         ..FindingEvidence::default()
@@ -66,7 +66,7 @@ pub(super) fn join_findings_with_same_title(
     found.sort_by_key(|of| Reverse(of.evidence.first().and_then(|launch| launch.total_ns)));
     let mut groups: Vec<(DiagnosisFinding, usize)> = Vec::new();
     for finding in found {
-        match groups.iter_mut().find(|(of, _)| of.title == finding.title) {
+        match groups.iter_mut().find(|(of, _)| of.finding_title == finding.finding_title) {
             Some((group, launches)) => {
                 *launches += 1;
                 if *launches <= MAX_LAUNCHES_PER_FINDING {
@@ -78,7 +78,7 @@ pub(super) fn join_findings_with_same_title(
     }
     let counted = |(mut finding, launches): (DiagnosisFinding, usize)| {
         if launches > 1 {
-            finding.title.push_str(&format!(" ({launches} launches)"));
+            finding.finding_title.push_str(&format!(" ({launches} launches)"));
         }
         finding
     };

@@ -448,7 +448,7 @@ impl DiagnosisFinding {
     /// Writes one line for a doubt about the trace's data.
     fn write_data_quality_line(&self, text: &mut String) {
         let severity = self.severity.printed_severity_label().to_uppercase();
-        append_wrapped_line(text, &format!("{severity}: {}", self.title), "  ", "     ");
+        append_wrapped_line(text, &format!("{severity}: {}", self.finding_title), "  ", "     ");
     }
 
     /// Writes severity, title, measured value and threshold of a finding.
@@ -457,7 +457,7 @@ impl DiagnosisFinding {
             "{number}. {} {}: {}",
             self.severity.printed_severity_label().to_uppercase(),
             self.id,
-            self.title
+            self.finding_title
         );
         append_wrapped_line(text, &head, "  ", "     ");
         let saved = self.recoverable_ns.filter(|&ns| ns > 0);
@@ -491,7 +491,7 @@ impl DiagnosisFinding {
 
 impl FindingEvidence {
     fn write_evidence_line(&self, text: &mut String, origin_ns: i64, width: usize) {
-        let mut line = shorten_in_the_middle(&self.subject, width);
+        let mut line = shorten_in_the_middle(&self.kernel_call_or_copy_name, width);
         if self.count > 1 {
             let _ = write!(line, ", {} times", with_thousands_separators(self.count));
         }

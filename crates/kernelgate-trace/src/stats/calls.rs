@@ -82,7 +82,7 @@ pub(super) fn kernel_launch_and_execution_table(trace: &Trace) -> StatsTable {
     let mut groups = Interner::default();
     let mut times: [ValuesByGroup; 4] = Default::default();
     for row in 0..kernels.operation_count() {
-        let call = launches.call_of[row];
+        let call = launches.call_index_of_operation[row];
         if call == NO_LAUNCH_CALL {
             continue;
         }

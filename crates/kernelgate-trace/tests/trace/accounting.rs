@@ -24,17 +24,20 @@ fn diagnose_and_check_sums(export: &NsysExport) -> TraceDiagnosis {
 fn assert_account_adds_up(device: &GpuUseOfProcess) {
     let account = &device.account;
     assert_eq!(
-        account.total.span_length_ns(),
+        account.whole_trace_account.span_length_ns(),
         device.first_start_and_last_end_ns.1 - device.first_start_and_last_end_ns.0
     );
-    assert_eq!(account.total.busy_time_ns(), device.busy_ns);
-    assert_eq!(account.total.idle_time_of_all_causes_ns(), device.gaps.total_length_of_gaps_ns());
+    assert_eq!(account.whole_trace_account.busy_time_ns(), device.busy_ns);
+    assert_eq!(
+        account.whole_trace_account.idle_time_of_all_causes_ns(),
+        device.gaps.total_length_of_gaps_ns()
+    );
     let Some(iterations) = &account.iterations else { return };
     let parts =
         iterations.listed_iterations.iter().map(|of| of.account.span_length_ns()).sum::<i64>()
             + iterations.account_before_first.span_length_ns()
             + iterations.account_after_last.span_length_ns();
-    assert_eq!(parts, account.total.span_length_ns());
+    assert_eq!(parts, account.whole_trace_account.span_length_ns());
     for of in &iterations.listed_iterations {
         assert_eq!(of.account.span_length_ns(), of.start_and_end_ns.1 - of.start_and_end_ns.0);
     }
@@ -59,13 +62,13 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
         export.add_launch((start + 6_000, start + 9_000), all_reduce, step * 2 + 2, ALL_REDUCE);
     }
     let diagnosis = diagnose_and_check_sums(&export);
-    let total = &diagnosis.devices[0].account.total;
+    let total = &diagnosis.devices[0].account.whole_trace_account;
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5 * 400_000);
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), 5 * 500_000);
     let found = finding_with_id(&diagnosis, "exposed-communication").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.recoverable_ns, Some(5 * 500_000));
-    insta::assert_snapshot!(found.title, @"device 0 communicates for 2.500 ms, 2.500 ms of it with no compute beside it: 51.0 % of the time; it is on a stream that computes, so that nothing can overlap there");
+    insta::assert_snapshot!(found.finding_title, @"device 0 communicates for 2.500 ms, 2.500 ms of it with no compute beside it: 51.0 % of the time; it is on a stream that computes, so that nothing can overlap there");
     let transfer = &diagnosis.devices[0].account.transfers[0];
     assert_eq!((transfer.label.as_str(), transfer.transfer_count), ("NCCL/RCCL all-reduce", 5));
     assert_eq!((transfer.exposed_ns, transfer.transfers_during_compute), (5 * 500_000, 5));
@@ -79,7 +82,7 @@ fn communication_beside_compute_is_hidden() {
     export.add_launch((0, 10), (1_000, 9_000), 1, "k");
     export.add_kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
     let diagnosis = diagnose_and_check_sums(&export);
-    let total = &diagnosis.devices[0].account.total;
+    let total = &diagnosis.devices[0].account.whole_trace_account;
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndCommunication), 3_000);
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5_000);
     assert!(finding_with_id(&diagnosis, "exposed-communication").is_none());
@@ -97,7 +100,7 @@ fn copies_that_nothing_hides_come_first() {
     }
     let diagnosis = diagnose_and_check_sums(&export);
     assert_eq!(
-        diagnosis.devices[0].account.total.busy_ns_of_line(BusyTimeLineOfGpu::Copy),
+        diagnosis.devices[0].account.whole_trace_account.busy_ns_of_line(BusyTimeLineOfGpu::Copy),
         10 * 9_000_000
     );
     let found = finding_with_id(&diagnosis, "exposed-copy").unwrap();
@@ -114,7 +117,7 @@ fn page_migrations_are_no_lost_launches() {
         export.add_memory_copy((start, start + 5_000), 0, (11, 4, 4));
     }
     let diagnosis = diagnose_and_check_sums(&export);
-    let total = &diagnosis.devices[0].account.total;
+    let total = &diagnosis.devices[0].account.whole_trace_account;
     assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndMigration), 50 * 5_000);
     let found = finding_with_id(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
@@ -214,7 +217,7 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
             );
             for device in &diagnosis.devices {
                 assert_account_adds_up(device);
-                let total = &device.account.total;
+                let total = &device.account.whole_trace_account;
                 let unclassified = total.idle_time_without_known_cause_ns();
                 assert!(unclassified * 50 <= total.span_length_ns(), "{}", path.display());
                 devices += 1;
@@ -230,7 +233,7 @@ fn idle_time_has_a_line_for_each_cause() {
     export.add_launch((0, 10), (1_000, 2_000), 1, "a");
     export.add_launch((50_000, 60_000), (61_000, 70_000), 2, "b");
     let diagnosis = diagnose_and_check_sums(&export);
-    let idle = &diagnosis.devices[0].account.total.idle_ns_by_cause;
+    let idle = &diagnosis.devices[0].account.whole_trace_account.idle_ns_by_cause;
     assert_eq!(idle.values().sum::<i64>(), 59_000);
     assert!(idle.get(&IdleCauseKind::HostCode).is_some_and(|&ns| ns >= 48_000), "{idle:?}");
 }

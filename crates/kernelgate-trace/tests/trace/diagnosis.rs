@@ -50,7 +50,7 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(finding.measured_value.value, 5.0);
-    assert_eq!(finding.evidence[0].subject, "cudaStreamSynchronize");
+    assert_eq!(finding.evidence[0].kernel_call_or_copy_name, "cudaStreamSynchronize");
     assert_eq!(finding.evidence[0].range.as_deref(), Some("step_#"));
     assert_eq!(finding.evidence[0].total_ns, Some(1_000_000));
     // Each wait ends in the idle time behind its step, but for the last, which nothing follows.
@@ -119,9 +119,9 @@ fn pageable_and_synchronous_copies_are_found() {
     let pageable = finding_with_id(&diagnosis, "pageable-copy").unwrap();
     assert_eq!(pageable.evidence.len(), 1);
     assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
-    insta::assert_snapshot!(pageable.evidence[0].subject, @"cudaMemcpyAsync Host-to-Device (pageable to device)");
+    insta::assert_snapshot!(pageable.evidence[0].kernel_call_or_copy_name, @"cudaMemcpyAsync Host-to-Device (pageable to device)");
     let synchronous = finding_with_id(&diagnosis, "synchronous-copy").unwrap();
-    assert_eq!(synchronous.evidence[0].subject, "cudaMemcpy Device-to-Host");
+    assert_eq!(synchronous.evidence[0].kernel_call_or_copy_name, "cudaMemcpy Device-to-Host");
     assert_eq!(synchronous.recoverable_ns, Some(2000));
 }
 
@@ -206,7 +206,7 @@ fn a_clock_that_jumps_is_reported() {
         "k",
     );
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
-    insta::assert_snapshot!(diagnosis.quality[0].title, @"one idle time on device 0 is more than 100 times as long as everything else: the clock jumped, or the program paused");
+    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"one idle time on device 0 is more than 100 times as long as everything else: the clock jumped, or the program paused");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn small_grids_are_found_where_the_gpu_is_known() {
     let finding = finding_with_id(&diagnosis, "small-grid").unwrap();
     assert_eq!(finding.measured_value.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
-    insta::assert_snapshot!(finding.evidence[0].subject, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
+    insta::assert_snapshot!(finding.evidence[0].kernel_call_or_copy_name, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
     export.execute_sql("DROP TABLE TARGET_INFO_GPU;");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let why = reason_not_answered(&diagnosis, "small-grid");
@@ -253,7 +253,7 @@ fn issue_and_dram_give_the_bound_not_activity() {
     sample(50);
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let bound = finding_with_id(&diagnosis, "sampled-bound").unwrap();
-    insta::assert_snapshot!(bound.title, @"GPU 0 is memory-bound on average: SM issue 16 %, DRAM read 54 % and write 27 %");
+    insta::assert_snapshot!(bound.finding_title, @"GPU 0 is memory-bound on average: SM issue 16 %, DRAM read 54 % and write 27 %");
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
     let fusion = finding_with_id(&diagnosis, "fusion").unwrap();
     // The pair lacks the gemm: the shorter kernel and the gap of 1 µs.
     assert_eq!(fusion.evidence.len(), 1);
-    assert_eq!(fusion.evidence[0].subject, "bias → gelu");
+    assert_eq!(fusion.evidence[0].kernel_call_or_copy_name, "bias → gelu");
     assert_eq!(fusion.recoverable_ns, Some(10 * (2_000 + 1_000)));
     assert!(
         (fusion.measured_value.value - 500.0 / 45.0).abs() < 1e-9,
@@ -315,10 +315,10 @@ fn a_checklist_line_holds_fails_or_names_the_tool_to_measure() {
     export.add_api_call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
     export.add_memory_copy((500_000, 900_000), 1000, (1, 0, 2));
     let lines = fill_in_checklist(&diagnose_trace_in_memory(&export.read_as_trace().unwrap()));
-    let line = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
+    let line = |text: &str| lines.iter().find(|line| line.condition.starts_with(text)).unwrap();
     assert_eq!(line("Minimal synchronization").line_state, ChecklistLineState::Holds);
     let transactions = line("Memory transactions");
-    assert_eq!(transactions.line_state, ChecklistLineState::Fails);
+    assert_eq!(transactions.line_state, ChecklistLineState::ConditionFails);
     insta::assert_snapshot!(transactions.deciding_text, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
     let conflicts = line("No bank conflicts");
     assert_eq!(conflicts.line_state, ChecklistLineState::NotMeasured);

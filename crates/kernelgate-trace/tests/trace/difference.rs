@@ -2,7 +2,7 @@
 
 use crate::fixture::{NsysExport, lines_with_word};
 use kernelgate_trace::diagnose::difference::{
-    DifferenceOfTwoTraces, PartChangeKind, PartInBothTraces, SummedTrace, TracePartKind,
+    DifferenceOfTwoTraces, PartChangeKind, SummedTimesOfTrace, TracePartComparison, TracePartKind,
     compare_summed_traces,
 };
 
@@ -88,14 +88,15 @@ fn difference_from_plain_steps(steps: &SyntheticTrainingSteps) -> DifferenceOfTw
 
 fn difference_of_exports(base: &NsysExport, head: &NsysExport) -> DifferenceOfTwoTraces {
     let [base, head] = [base, head]
-        .map(|export| SummedTrace::sum_trace_in_memory(&export.read_as_trace().unwrap()));
+        .map(|export| SummedTimesOfTrace::sum_trace_in_memory(&export.read_as_trace().unwrap()));
     let difference = compare_summed_traces(base, head);
     assert_changes_add_up(&difference);
     difference
 }
 
 fn assert_changes_add_up(difference: &DifferenceOfTwoTraces) {
-    let parts: i64 = difference.part_changes.iter().map(PartInBothTraces::own_time_change_ns).sum();
+    let parts: i64 =
+        difference.part_changes.iter().map(TracePartComparison::own_time_change_ns).sum();
     let places: i64 =
         difference.range_path_changes.iter().map(|place| place.launched_time_change_ns()).sum();
     assert_eq!(
@@ -175,7 +176,7 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
     let first = &more.part_changes[0];
     assert_eq!(
         (first.part.name.as_str(), first.kind_of_part_change()),
-        ("k10", PartChangeKind::Appeared)
+        ("k10", PartChangeKind::OnlyInSecondTrace)
     );
     assert_eq!(first.amounts.each_ref().map(|amount| amount.count), [0, 5]);
     // The same kernel, launched once more: its number explains that, not its length.
@@ -204,7 +205,7 @@ fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
     let pageable = part("(pageable to device)");
     assert_eq!(
         (pageable.part.kind, pageable.kind_of_part_change()),
-        (TracePartKind::Copy, PartChangeKind::Appeared)
+        (TracePartKind::Copy, PartChangeKind::OnlyInSecondTrace)
     );
     assert_eq!(part("(pinned to device)").kind_of_part_change(), PartChangeKind::Vanished);
     assert_eq!(copies.findings[1][0].0, "pageable-copy");
@@ -219,7 +220,7 @@ fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
     let in_waits = part("in a wait for the GPU: cudaStreamSynchronize");
     assert_eq!(
         (in_waits.kind_of_part_change(), in_waits.own_time_change_ns()),
-        (PartChangeKind::Appeared, 4 * 1_000)
+        (PartChangeKind::OnlyInSecondTrace, 4 * 1_000)
     );
     assert_eq!(part("host code between launches").amounts[1].count, 4);
     let call =

@@ -7,7 +7,7 @@ use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
 use crate::fixture::{NsysExport, finding_titles, global_id_of_process, lines_with_word};
 use kernelgate_trace::diagnose::checklist::{ChecklistLineState, fill_in_checklist};
 use kernelgate_trace::diagnose::difference::{
-    SummedTrace, TraceSetupProperty, compare_summed_traces,
+    SummedTimesOfTrace, TraceSetupProperty, compare_summed_traces,
 };
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingConfidence, FindingSeverity, IdleCauseKind, RuleAnswer,
@@ -54,7 +54,7 @@ fn reason_not_answered(diagnosis: &TraceDiagnosis, id: &str) -> String {
 
 fn state_of_checklist_line(diagnosis: &TraceDiagnosis, line: &str) -> ChecklistLineState {
     let lines = fill_in_checklist(diagnosis);
-    lines.iter().find(|of| of.text.starts_with(line)).unwrap().line_state
+    lines.iter().find(|of| of.condition.starts_with(line)).unwrap().line_state
 }
 
 /// A kernel, then one that is launched at 40 µs and starts 400 ms later.
@@ -103,7 +103,7 @@ fn idle_time_that_no_replay_mends_stays_a_warning() {
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::EventWait);
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
-    assert_eq!(gaps.severity, FindingSeverity::Warning, "{}", gaps.title);
+    assert_eq!(gaps.severity, FindingSeverity::Warning, "{}", gaps.finding_title);
     assert!(gaps.recoverable_ns < Some(10_000_000), "{:?}", gaps.recoverable_ns);
 }
 
@@ -237,7 +237,7 @@ fn a_wait_saves_no_time_in_which_something_else_holds_up_the_launch() {
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
     // From the end of a kernel to that of the next launch call.
-    assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.title);
+    assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.finding_title);
     assert_eq!(
         idle_ns_of_cause(&diagnosis, IdleCauseKind::UnknownDelayAfterLaunch),
         19 * 2_995_000
@@ -265,7 +265,7 @@ fn waits_in_a_loop_get_no_idle_time_of_other_waits() {
         let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
         assert_eq!((waits.recoverable_ns, waits.severity), (Some(0), FindingSeverity::Information));
         assert_eq!(
-            waits.title,
+            waits.finding_title,
             "the host waits for the GPU 8 times in a loop, 0.080 ms in all; no device is idle behind them"
         );
     }
@@ -427,14 +427,14 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
         let pages = finding_with_id(&diagnosis, "page-migration").unwrap();
         assert_eq!((pages.measured_value.value, pages.severity), (2000.0, FindingSeverity::Severe));
         assert_eq!(
-            pages.title,
+            pages.finding_title,
             "131.1 MB of managed memory migrated in 2000 pieces: 2000 while kernels ran, 0 between \
              them"
         );
         assert!(pages.advice.contains("cudaMemPrefetchAsync"), "{}", pages.advice);
         assert_eq!(
             state_of_checklist_line(&diagnosis, "Memory transactions"),
-            ChecklistLineState::Fails
+            ChecklistLineState::ConditionFails
         );
     }
     // As the host touches pages; the gaps between have no launch that could be recorded.
@@ -443,7 +443,7 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     migrations(&mut between, 3_000_000, 100, 12);
     let diagnosis = diagnose_trace_in_memory(&between.read_as_trace().unwrap());
     let pages = finding_with_id(&diagnosis, "page-migration").unwrap();
-    insta::assert_snapshot!(pages.title, @"6.6 MB of managed memory migrated in 100 pieces: 0 while kernels ran, 100 between them");
+    insta::assert_snapshot!(pages.finding_title, @"6.6 MB of managed memory migrated in 100 pieces: 0 while kernels ran, 100 between them");
     assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::PageMigration);
     assert!(finding_with_id(&diagnosis, "gaps").unwrap().advice.contains("cudaMemPrefetchAsync"));
 }
@@ -457,7 +457,7 @@ fn a_line_of_several_rules_holds_where_none_lacks_data() {
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     assert!(diagnosis.has_rule_found_nothing("pageable-copy"));
     let lines = fill_in_checklist(&diagnosis);
-    let line = lines.iter().find(|line| line.text.contains("transactions")).unwrap();
+    let line = lines.iter().find(|line| line.condition.contains("transactions")).unwrap();
     assert_eq!(line.line_state, ChecklistLineState::NotMeasured, "nobody counted sectors");
     insta::assert_snapshot!(line.deciding_text, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     // PyTorch's profiler does not record them, so that none in the trace says nothing.
@@ -484,8 +484,9 @@ fn communication_kernels_get_no_advice_about_their_shape() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         for id in ["small-grid", "block-size", "occupancy", "tail"] {
             let found = finding_with_id(&diagnosis, id);
-            let named = found
-                .is_some_and(|found| found.evidence.iter().any(|it| it.subject.contains("nccl")));
+            let named = found.is_some_and(|found| {
+                found.evidence.iter().any(|it| it.kernel_call_or_copy_name.contains("nccl"))
+            });
             assert!(!named, "{found:?}");
         }
     }
@@ -517,18 +518,21 @@ fn communication_without_compute_beside_it_is_found() {
             (exposed.recoverable_ns, exposed.severity),
             (Some(saved), FindingSeverity::Severe)
         );
-        assert_eq!(exposed.measured_value.value.round(), 59.0, "{}", exposed.title);
+        assert_eq!(exposed.measured_value.value.round(), 59.0, "{}", exposed.finding_title);
         assert_eq!(
-            exposed.title,
+            exposed.finding_title,
             "device 0 communicates for 23.600 ms, 23.600 ms of it with no compute beside it: 59.0 % of the time; it is on a stream that computes, so that nothing can overlap there"
         );
-        assert!(exposed.evidence[0].subject.contains("ncclDevKernel_AllReduce"), "{exposed:?}");
+        assert!(
+            exposed.evidence[0].kernel_call_or_copy_name.contains("ncclDevKernel_AllReduce"),
+            "{exposed:?}"
+        );
     }
     // 200 of 590 µs are hidden behind the kernel.
     let half = diagnose_trace_in_memory(&trace_of_steps_with_all_reduce(200.0, 20));
     let exposed = finding_with_id(&half, "exposed-communication").unwrap();
-    assert_eq!(exposed.measured_value.value.round(), 39.0, "{}", exposed.title);
-    insta::assert_snapshot!(exposed.title, @"device 0 communicates for 23.600 ms, 15.600 ms of it with no compute beside it: 39.2 % of the time");
+    assert_eq!(exposed.measured_value.value.round(), 39.0, "{}", exposed.finding_title);
+    insta::assert_snapshot!(exposed.finding_title, @"device 0 communicates for 23.600 ms, 15.600 ms of it with no compute beside it: 39.2 % of the time");
 }
 
 #[test]
@@ -565,7 +569,7 @@ fn a_trace_of_only_copies_is_reported_as_such() {
         assert_eq!((first.id, first.severity), ("exposed-copy", FindingSeverity::Severe));
         assert_eq!(first.recoverable_ns, Some(200_000_000));
         assert_eq!(
-            first.title,
+            first.finding_title,
             "device 0 copies for 91.1 % of the time, 91.1 % with no kernel beside it; kernels run for 4.6 %"
         );
         assert_eq!(
@@ -601,18 +605,18 @@ fn operations_that_overlap_their_successors_are_doubted_first() {
         let first = &diagnosis.quality[0];
         assert_eq!(first.severity, FindingSeverity::Severe);
         assert_eq!(
-            first.title,
+            first.finding_title,
             "1 operations overlap 599 that follow them on one stream, by up to 2.000 s: their times are wrong"
         );
         assert!(
-            diagnosis.diagnosis_to_text().find(&first.title[..30])
+            diagnosis.diagnosis_to_text().find(&first.finding_title[..30])
                 < diagnosis.diagnosis_to_text().find("Gaps")
         );
     }
     // Every kernel ends 40 µs behind the start of the next.
     let all = trace_with_impossible_time(|_, start| ((start + 20.0, 100.0), start));
     let diagnosis = diagnose_trace_in_memory(&all);
-    insta::assert_snapshot!(diagnosis.quality[0].title, @"999 operations overlap 999 that follow them on one stream, by up to 40.0 µs: their times are wrong");
+    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"999 operations overlap 999 that follow them on one stream, by up to 40.0 µs: their times are wrong");
     // Programmatic dependent launch overlaps by a few microseconds.
     let dependent = trace_with_impossible_time(|_, start| ((start + 20.0, 62.0), start));
     assert!(diagnose_trace_in_memory(&dependent).quality.is_empty());
@@ -625,7 +629,7 @@ fn operations_that_start_before_their_launch_are_doubted() {
         ((start + 20.0, 30.0), call)
     });
     let diagnosis = diagnose_trace_in_memory(&early);
-    let title = &diagnosis.quality[0].title;
+    let title = &diagnosis.quality[0].finding_title;
     insta::assert_snapshot!(title, @"40 of 1000 operations start before the call that launched them, by up to 35.0 µs: the clocks of host and device disagree");
     assert!(idle_ns_of_cause(&diagnosis, IdleCauseKind::ClocksDisagree) > 0);
     let rounded = trace_with_impossible_time(|_, start| ((start + 20.0, 30.0), start + 20.5));
@@ -650,7 +654,7 @@ fn operations_without_times_do_not_count() {
         let (start, end) = diagnosis.devices[0].first_start_and_last_end_ns;
         assert!(end - start < 10_000_000, "{:?}", diagnosis.devices[0].first_start_and_last_end_ns);
         assert_eq!(
-            diagnosis.quality[0].title,
+            diagnosis.quality[0].finding_title,
             "3 operations have no times and do not count: 3.0 % of all"
         );
     }
@@ -669,7 +673,7 @@ fn the_speed_of_pageable_copies_is_of_their_own_bytes() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         let pageable = finding_with_id(&diagnosis, "pageable-copy").unwrap();
         assert_eq!(
-            pageable.title,
+            pageable.finding_title,
             "asynchronous copies with pageable memory: 1, 1.0 kB at 0.5 GB/s; the host waits for each"
         );
         assert_eq!(pageable.severity, FindingSeverity::Information, "2 us of 260 ms");
@@ -706,7 +710,7 @@ fn advice_without_gpu_work_is_in_the_words_of_the_recorder() {
     }));
     foreign.add_event(json!({ "ph": "X", "pid": 1, "tid": 1, "ts": 60, "dur": 20, "name": "add" }));
     let diagnosis = diagnose_trace_in_memory(&foreign.read_as_trace());
-    insta::assert_snapshot!(diagnosis.quality[0].title, @r#"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded; the rows of "CUDA functions" are not in a form that this program knows, such as that of JAX or of PyTorch's old profiler"#);
+    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @r#"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded; the rows of "CUDA functions" are not in a form that this program knows, such as that of JAX or of PyTorch's old profiler"#);
 }
 
 #[test]
@@ -724,7 +728,7 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         let first = &diagnosis.quality[0];
         assert_eq!(
-            first.title,
+            first.finding_title,
             "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded: the driver (CUDA 13.3) is newer than this Nsight Systems"
         );
         assert_eq!(
@@ -733,14 +737,14 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
         );
         assert_eq!(first.evidence.len(), 3, "{:?}", first.evidence);
         assert_eq!(
-            first.evidence[0].subject,
+            first.evidence[0].kernel_call_or_copy_name,
             "Installed CUDA driver version (13.3) is not supported by this build of Nsight Systems. \
              CUDA trace will be collected using libraries for driver version 12.9"
         );
         let text: String =
             diagnosis.diagnosis_to_text().split_whitespace().collect::<Vec<_>>().join(" ");
         for evidence in &first.evidence {
-            assert!(text.contains(&evidence.subject), "in full: {text}");
+            assert!(text.contains(&evidence.kernel_call_or_copy_name), "in full: {text}");
         }
         assert_eq!(
             state_of_checklist_line(&diagnosis, "Minimal synchronization"),
@@ -753,7 +757,7 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
          INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 3, 'CUPTI_ERROR_INSUFFICIENT_PRIVILEGES');",
     );
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
-    insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded: the recorder was not allowed to");
+    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded: the recorder was not allowed to");
 }
 
 #[test]
@@ -772,7 +776,7 @@ fn two_machines_are_named_before_their_difference() {
     let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
     use TraceSetupProperty::{Capability, Device, Driver, Ranks};
     let same = || machine("NVIDIA A100", 8, world(8, 12080));
-    let base = SummedTrace::sum_trace_in_memory(&same());
+    let base = SummedTimesOfTrace::sum_trace_in_memory(&same());
     let reported = ["a100", "v100"]
         .map(|name| read_reported_trace_or_skip(&format!("two-gpus-not-told/{name}.json")));
     let mut pairs = vec![(same(), machine("Tesla V100", 7, world(16, 13000)))];
@@ -785,8 +789,8 @@ fn two_machines_are_named_before_their_difference() {
     ];
     for ((a, b), device) in pairs.iter().zip(devices) {
         let difference = compare_summed_traces(
-            SummedTrace::sum_trace_in_memory(a),
-            SummedTrace::sum_trace_in_memory(b),
+            SummedTimesOfTrace::sum_trace_in_memory(a),
+            SummedTimesOfTrace::sum_trace_in_memory(b),
         );
         assert_eq!(difference.setup_changes[0].property, Device);
         assert!(difference.are_machines_different());
@@ -799,7 +803,7 @@ fn two_machines_are_named_before_their_difference() {
     }
     let properties = |other: &Trace| {
         let difference =
-            compare_summed_traces(base.clone(), SummedTrace::sum_trace_in_memory(other));
+            compare_summed_traces(base.clone(), SummedTimesOfTrace::sum_trace_in_memory(other));
         difference.setup_changes.iter().map(|change| change.property).collect::<Vec<_>>()
     };
     assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
@@ -843,7 +847,7 @@ fn a_wavefront_has_64_threads() {
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         let block = finding_with_id(&diagnosis, "block-size").unwrap();
-        let what = &block.evidence[0].subject;
+        let what = &block.evidence[0].kernel_call_or_copy_name;
         assert_eq!(
             what,
             "32 of 128 lanes idle, wavefront of 64: grid 3040×1×1 of 96 threads, wave"
@@ -851,7 +855,7 @@ fn a_wavefront_has_64_threads() {
         assert_eq!(block.advice, "make the block size a multiple of 64");
         assert_eq!(
             state_of_checklist_line(&diagnosis, "Block size is multiple"),
-            ChecklistLineState::Fails
+            ChecklistLineState::ConditionFails
         );
     }
     let mut nvidia = KinetoTrace::a100_trace();

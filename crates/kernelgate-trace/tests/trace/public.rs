@@ -42,7 +42,7 @@ fn loading_data_is_not_launch_bound() {
         diagnosis.diagnosis_to_text()
     );
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
-    insta::assert_snapshot!(gaps.title, @"device 0 is idle for 91.2 % of the time in 3 gaps above 50 µs; most of the idle time: host code between launches: enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
+    insta::assert_snapshot!(gaps.finding_title, @"device 0 is idle for 91.2 % of the time in 3 gaps above 50 µs; most of the idle time: host code between launches: enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
     insta::assert_snapshot!(gaps.advice, @"load the next batch while the GPU works: more workers of the data loader, pinned memory, batches prepared ahead");
     let cause = &diagnosis.devices[0].gaps.idle_time_by_cause[0];
     assert_eq!(
@@ -62,7 +62,7 @@ fn first_launches_that_load_kernels_are_start_up() {
         trace.add_kernel(id, (at + long + 5.0, 900.0), &format!("kernel_{function}"), FULL);
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let total = &diagnosis.devices[0].account.total;
+    let total = &diagnosis.devices[0].account.whole_trace_account;
     let idle = |kind| total.idle_ns_by_cause.get(&kind).copied().unwrap_or(0);
     // The first call is before the first operation; 900 µs of each gap are host code.
     assert_eq!(idle(IdleCauseKind::FirstLaunch), 7 * 11_000_000);
@@ -75,7 +75,7 @@ fn first_launches_that_load_kernels_are_start_up() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
-    insta::assert_snapshot!(gaps.title, @"device 0 is idle for 91.5 % of the time in 7 gaps above 50 µs; most of the idle time: in the first launch of a kernel, which loads it: cudaLaunchKernel");
+    insta::assert_snapshot!(gaps.finding_title, @"device 0 is idle for 91.5 % of the time in 7 gaps above 50 µs; most of the idle time: in the first launch of a kernel, which loads it: cudaLaunchKernel");
     insta::assert_snapshot!(gaps.advice, @"it happened once for each kernel, whose first launch loads its code, as start-up does: warm up before recording, or leave it out with --range");
     assert_eq!(
         (gaps.severity, gaps.recoverable_ns),
@@ -135,7 +135,7 @@ fn work_launched_before_the_recording_was_queued() {
     }
     trace.add_launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let total = &diagnosis.devices[0].account.total;
+    let total = &diagnosis.devices[0].account.whole_trace_account;
     assert_eq!(total.idle_ns_by_cause.get(&IdleCauseKind::BackToBack), Some(&(99 * 2_000)));
     assert_eq!(total.idle_time_without_known_cause_ns(), 0);
 }
@@ -189,7 +189,7 @@ fn gaps_have_the_causes_of_their_own_class() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
-    insta::assert_snapshot!(gaps.title, @"device 0 is idle for 7.3 % of the time in 9 gaps above 50 µs; most of the idle time: host code between launches");
+    insta::assert_snapshot!(gaps.finding_title, @"device 0 is idle for 7.3 % of the time in 9 gaps above 50 µs; most of the idle time: host code between launches");
     assert_eq!(gaps.evidence[0].total_ns, Some(9 * 250_000));
 }
 
@@ -205,7 +205,10 @@ fn waits_of_several_functions_are_all_named() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-    assert_eq!(waits.evidence[0].subject, "cudaEventSynchronize, cudaStreamSynchronize");
+    assert_eq!(
+        waits.evidence[0].kernel_call_or_copy_name,
+        "cudaEventSynchronize, cudaStreamSynchronize"
+    );
     assert_eq!(waits.evidence[0].count, 20);
 }
 

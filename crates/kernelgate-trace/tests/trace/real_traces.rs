@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use kernelgate_trace::analyze::launches::LaunchCallOfOperations;
 use kernelgate_trace::analyze::operations::AllGpuOperations;
 use kernelgate_trace::analyze::timeline::idle_time;
-use kernelgate_trace::diagnose::difference::{PartChangeKind, SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::difference::{
+    PartChangeKind, SummedTimesOfTrace, compare_summed_traces,
+};
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose_trace_in_memory};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -224,7 +226,7 @@ fn pytorch_and_ncu_files_are_read() {
     assert!(trace.quality.unreadable.is_empty());
     let launches = LaunchCallOfOperations::join_operations_with_host_calls(&trace);
     assert!(
-        launches.count_operations_without_call() * 100 < launches.call_of.len(),
+        launches.count_operations_without_call() * 100 < launches.call_index_of_operation.len(),
         "{}",
         launches.count_operations_without_call()
     );
@@ -244,9 +246,9 @@ fn pytorch_and_ncu_files_are_read() {
     assert_eq!(value("Memory Throughput"), 21.68);
     let diagnosis = diagnose_trace_in_memory(&trace);
     let bound = diagnosis.findings.iter().find(|of| of.id == "kernel-bound").unwrap();
-    insta::assert_snapshot!(bound.title, @"cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax is latency-bound");
+    insta::assert_snapshot!(bound.finding_title, @"cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax is latency-bound");
     let low = diagnosis.findings.iter().find(|of| of.id == "achieved-occupancy").unwrap();
-    insta::assert_snapshot!(low.evidence[0].subject, @"theoretical 18.8 %, achieved 15.5 %, limited by registers (1 blocks): launch 0, cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax");
+    insta::assert_snapshot!(low.evidence[0].kernel_call_or_copy_name, @"theoretical 18.8 %, achieved 15.5 %, limited by registers (1 blocks): launch 0, cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax");
 }
 
 /// Files below a folder that may be traces.
@@ -278,7 +280,12 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
         for finding in diagnose_trace_in_memory(&trace).findings {
             let gain = finding.replayed_gain.map_or(0, |replayed| replayed.alone_ns.max(0));
             let saved = finding.recoverable_ns.unwrap_or(0);
-            assert!(saved <= gain, "{}: {}: {saved} > {gain}", path.display(), finding.title);
+            assert!(
+                saved <= gain,
+                "{}: {}: {saved} > {gain}",
+                path.display(),
+                finding.finding_title
+            );
             savings += usize::from(saved > 0);
         }
     }
@@ -314,12 +321,12 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
 fn the_parts_of_a_difference_add_up() {
     let Some(folder) = real_traces_folder_or_skip() else { return };
     let read = |export: &PathBuf| {
-        SummedTrace::sum_trace_in_memory(
+        SummedTimesOfTrace::sum_trace_in_memory(
             &read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap(),
         )
     };
     let exports = folders_with_export(&folder);
-    let sums: Vec<SummedTrace> = exports.iter().map(read).collect();
+    let sums: Vec<SummedTimesOfTrace> = exports.iter().map(read).collect();
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
             let change = compare_summed_traces(base.clone(), head.clone());

@@ -9,7 +9,13 @@ use kernelgate_trace::diagnose::{
 use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
 
 fn idle_ns_of_cause(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
-    diagnosis.devices[0].account.total.idle_ns_by_cause.get(&kind).copied().unwrap_or(0)
+    diagnosis.devices[0]
+        .account
+        .whole_trace_account
+        .idle_ns_by_cause
+        .get(&kind)
+        .copied()
+        .unwrap_or(0)
 }
 
 fn trace_of_amd_or_nvidia(amd: bool) -> KinetoTrace {
@@ -71,7 +77,7 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
             }
             let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
             let expected = 20 * (500_000 - hidden as i64 * 1_000);
-            let total = &diagnosis.devices[0].account.total;
+            let total = &diagnosis.devices[0].account.whole_trace_account;
             assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), expected, "{name}");
             let mut findings = diagnosis.findings.iter();
             let exposed = findings.find(|finding| finding.id == "exposed-communication");
@@ -94,7 +100,7 @@ fn transfers_that_hold_up_nothing_save_nothing() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-copy").unwrap();
-    assert_eq!(exposed.measured_value.value.round(), 30.0, "{}", exposed.title);
+    assert_eq!(exposed.measured_value.value.round(), 30.0, "{}", exposed.finding_title);
     let gain = exposed.replayed_gain.unwrap().alone_ns;
     assert_eq!((exposed.recoverable_ns, gain), (Some(300_000), 300_000), "the last one alone");
     assert_eq!(exposed.severity, FindingSeverity::Information);
@@ -149,7 +155,7 @@ fn cheap_and_dear_waits_differ_in_severity() {
         }
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let waits = diagnosis.findings.iter().find(|of| of.id == "sync-in-loop").unwrap();
-        assert_eq!(waits.severity, severity, "{}", waits.title);
+        assert_eq!(waits.severity, severity, "{}", waits.finding_title);
     }
 }
 

@@ -220,9 +220,9 @@ impl Problem for DefinitionAtPoint {
     fn reference_from(&self) -> SourceOfExpectedOutputs {
         match self.definition.reference {
             OutputReference::None => SourceOfExpectedOutputs::Nothing,
-            OutputReference::Row(row) => SourceOfExpectedOutputs::Row(row),
+            OutputReference::Row(row) => SourceOfExpectedOutputs::OutputsOfImplementation(row),
             OutputReference::Code(_) | OutputReference::Golden(_) => {
-                SourceOfExpectedOutputs::Definition
+                SourceOfExpectedOutputs::ProblemReference
             }
         }
     }

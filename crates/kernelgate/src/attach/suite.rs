@@ -224,7 +224,7 @@ mod tests {
         let points = |overrides: &[AxisValuesFromCommandLine]| {
             let points = suite.points_selected_by_effort(
                 BenchEffort::Default,
-                SizeOfDefaultProblems::Host,
+                SizeOfDefaultProblems::HostCpuSizes,
                 overrides,
             )?;
             Ok::<_, AxisError>(points.iter().map(Point::to_string).collect::<Vec<_>>())
@@ -252,7 +252,11 @@ mod tests {
             })
             .into();
         let point = &suite
-            .points_selected_by_effort(BenchEffort::Default, SizeOfDefaultProblems::Host, &[])
+            .points_selected_by_effort(
+                BenchEffort::Default,
+                SizeOfDefaultProblems::HostCpuSizes,
+                &[],
+            )
             .unwrap()[0];
         let inputs = Arc::new(Tensors::new().with("x", [2], vec![1.0_f32, 2.5]));
         let bound = suite.problem_at_point(point).unwrap();
@@ -272,7 +276,11 @@ mod tests {
     fn a_row_with_an_undeclared_tensor_is_an_error_without_gpu() {
         let suite = test_suite_of_one_stream_row(&["n=16"], ["x", "z"]);
         let point = &suite
-            .points_selected_by_effort(BenchEffort::Default, SizeOfDefaultProblems::Host, &[])
+            .points_selected_by_effort(
+                BenchEffort::Default,
+                SizeOfDefaultProblems::HostCpuSizes,
+                &[],
+            )
             .unwrap()[0];
         let error = suite.problem_at_point(point).map(drop).unwrap_err().to_string();
         let message = "the row `cuda/theirs` takes a tensor `z`, the definition has `x`, `y`";

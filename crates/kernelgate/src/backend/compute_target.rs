@@ -28,8 +28,8 @@ impl BackendKind {
     /// Default size of the problems for this backend: small for the host, large for a GPU.
     pub const fn default_problem_scale(self) -> SizeOfDefaultProblems {
         match self {
-            Self::Cpu => SizeOfDefaultProblems::Host,
-            Self::Cuda => SizeOfDefaultProblems::Accelerator,
+            Self::Cpu => SizeOfDefaultProblems::HostCpuSizes,
+            Self::Cuda => SizeOfDefaultProblems::HostAndAcceleratorSizes,
         }
     }
 }

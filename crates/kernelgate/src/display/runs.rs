@@ -114,7 +114,7 @@ pub fn results_table_and_remarks_text(runs: &[BenchProcessRun], columns: Option<
             let _ = write!(out, ": {}", ids.join(", "));
         }
     }
-    let unsupported: usize = runs.iter().map(|run| run.unsupported.len()).sum();
+    let unsupported: usize = runs.iter().map(|run| run.unsupported_case_ids.len()).sum();
     if unsupported > 0 && !every {
         let _ = write!(
             out,
@@ -190,13 +190,13 @@ fn results_table_of_runs(runs: &[BenchProcessRun]) -> AlignedTextTable {
     }
     for mut cases in problems.into_values() {
         cases.sort_by(|a, b| {
-            let order = |timed: &TimedCaseRow<'_>| timed.case.cache == "cold";
+            let order = |timed: &TimedCaseRow<'_>| timed.case.cache_state == "cold";
             order(a).cmp(&order(b)).then(a.spread.median.total_cmp(&b.spread.median))
         });
         if !cases[0].problem.is_empty() {
             table.add_heading(cases[0].problem.to_owned());
         }
-        for same in cases.chunk_by(|a, b| a.case.cache == b.case.cache) {
+        for same in cases.chunk_by(|a, b| a.case.cache_state == b.case.cache_state) {
             let best = |at: usize| at == 0 && same.len() > 1 && !same[0].problem.is_empty();
             same.iter()
                 .enumerate()
@@ -289,7 +289,7 @@ fn low_sm_clock_cell(run: &BenchProcessRun, case: &CaseRecordWithSamples) -> Opt
 
 impl<'a> TimedCaseRow<'a> {
     fn from_id_and_record((id, case): (&'a String, &'a CaseRecordWithSamples)) -> Self {
-        let end = format!("/{}/{}", case.implementation, case.cache);
+        let end = format!("/{}/{}", case.implementation, case.cache_state);
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
         let spread = MedianAndQuartiles::median_and_quartiles_from_values(
@@ -355,7 +355,8 @@ fn case_rate_text(case: &CaseRecordWithSamples, elapsed_ns: f64) -> String {
 fn skipped_ids_by_reason(runs: &[BenchProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for run in runs {
-        let here = run.skipped.iter().filter(|(id, _)| every || !run.unsupported.contains(*id));
+        let here =
+            run.skipped.iter().filter(|(id, _)| every || !run.unsupported_case_ids.contains(*id));
         for (id, reason) in here {
             grouped.entry(reason).or_default().push(id);
         }
@@ -388,7 +389,7 @@ mod tests {
     ) -> CaseRecordWithSamples {
         CaseRecordWithSamples {
             implementation: implementation.to_owned(),
-            cache: cache.to_owned(),
+            cache_state: cache.to_owned(),
             limit: Some(ShortestLaunchTime { time_ns: 50.0, by: "memory".to_owned() }),
             ..CaseRecordWithSamples::example_with_sample_times(vec![elapsed_ns])
         }

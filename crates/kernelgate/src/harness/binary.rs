@@ -571,7 +571,7 @@ fn divide_into_shards_by_recorded_times(
     let times = estimate::median_seconds_per_problem_from_baselines(
         &RecordFoldersOfPackage::record_folders_of_running_package(),
     );
-    Some(ProblemsDividedAmongShards::by_recorded_times(
+    Some(ProblemsDividedAmongShards::divide_by_recorded_times(
         shard,
         problems.iter().map(String::as_str),
         &times,

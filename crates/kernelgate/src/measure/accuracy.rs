@@ -238,16 +238,17 @@ fn launch_times_from_cupti_record_ns(
         .kernels
         .iter()
         .partition(|kernel| name(kernel.name) == ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL);
-    let mut probes: Vec<u64> = probes.iter().map(|probe| probe.start).collect();
+    let mut probes: Vec<u64> = probes.iter().map(|probe| probe.start_ns).collect();
     probes.sort_unstable();
     let [.., first, last] = probes[..] else {
         return Err(format!("{} of 2 probes around the launches", probes.len()));
     };
     let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, ClockProbeAndL2Flush::FLUSH_L2_SYMBOL];
     let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
-    let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
-    spans.extend(record.copies.iter().map(|copy| (copy.start, copy.end)));
-    spans.extend(record.sets.iter().map(|set| (set.start, set.end)));
+    let mut spans: Vec<(u64, u64)> =
+        kernels.map(|kernel| (kernel.start_ns, kernel.end_ns)).collect();
+    spans.extend(record.copies.iter().map(|copy| (copy.start_ns, copy.end_ns)));
+    spans.extend(record.sets.iter().map(|set| (set.start_ns, set.end_ns)));
     spans.retain(|&(start, _)| first < start && start < last);
     spans.sort_unstable();
     let each = spans.len() / launches;
@@ -316,7 +317,12 @@ mod tests {
     #[test]
     fn cupti_operations_are_divided_evenly_among_launches() {
         let names = [ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL, "a", "b"].map(str::to_owned).into();
-        let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
+        let kernel = |name, start, end| KernelRecord {
+            name,
+            start_ns: start,
+            end_ns: end,
+            ..Default::default()
+        };
         // CUPTI's record in this test: two launches, each of overlapping kernels `a` and `b`,
         // between two clock probes.
         let kernels = vec![
@@ -328,7 +334,7 @@ mod tests {
             kernel(0, 90, 91),
         ];
         // This copy, which reads the clock probes' results, belongs to no launch.
-        let copies = vec![MemoryCopyRecord { start: 95, end: 96, ..Default::default() }];
+        let copies = vec![MemoryCopyRecord { start_ns: 95, end_ns: 96, ..Default::default() }];
         let record =
             CuptiRecordedActivity { names, kernels, copies, ..CuptiRecordedActivity::default() };
         assert_eq!(launch_times_from_cupti_record_ns(&record, 2), Ok(vec![30.0, 25.0]));

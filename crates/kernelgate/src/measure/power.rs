@@ -442,7 +442,7 @@ impl CasePowerRecord {
             power_mw: reading.power_mw,
             power_limit_mw: reading.power_limit_mw,
             temperature_c: reading.temperature_c,
-            throttle: reading.throttle,
+            throttle: reading.throttle_reasons,
             settling_s: 0.0,
         }
     }
@@ -497,7 +497,7 @@ impl ClockAndThrottleReading {
 
 /// Returns whether NVML's reading contains the power cap among the throttle reasons.
 pub fn has_power_cap_among_throttle_reasons(reading: &GpuCardReading) -> bool {
-    reading.throttle.iter().any(|reason| reason == NVML_POWER_CAP_REASON)
+    reading.throttle_reasons.iter().any(|reason| reason == NVML_POWER_CAP_REASON)
 }
 
 impl Default for LoadTimeWindows {
@@ -695,7 +695,8 @@ mod tests {
     fn a_gpu_slowed_by_heat_is_not_at_its_power_cap() {
         let hot = |reasons: &[&str]| {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
-            let reading = GpuCardReading { throttle, ..GpuCardReading::default() };
+            let reading =
+                GpuCardReading { throttle_reasons: throttle, ..GpuCardReading::default() };
             let record = CasePowerRecord::from_nvml_reading(PowerStateOfSamples::Steady, reading);
             (record.at_cap, record.was_slowed_by_heat_or_hardware())
         };

@@ -78,7 +78,8 @@ impl CaseSummaryOfRun {
         self.median_ns = round_to_significant_digits_of(self.median_ns, 7);
         self.spread = round_to_significant_digits_of(self.spread, 4);
         let limit = self.limit.iter_mut().map(|limit| (&mut limit.time_ns, 7));
-        let LaunchCostsBesidesDeviceTime { host_launch_ns, launch_j, .. } = &mut self.costs;
+        let LaunchCostsBesidesDeviceTime { host_launch_ns, launch_energy_j: launch_j, .. } =
+            &mut self.costs;
         let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
         let others = self.median_clock_mhz.iter_mut().chain(&mut self.conditions.contention);
         let busy = self.power.iter_mut().filter_map(|power| power.busy.as_mut());

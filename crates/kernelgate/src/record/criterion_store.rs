@@ -51,7 +51,7 @@ impl CaseInCriterionStore {
             revision: 0,
             problem: BTreeMap::new(),
             implementation: IMPLEMENTATION_NAME_OF_CRITERION_CASES.to_owned(),
-            cache: "hot".to_owned(),
+            cache_state: "hot".to_owned(),
             work: (&Work::default()).into(),
             computed_samples: None,
             sample_unit: ThroughputItemUnit::default(),

@@ -328,7 +328,7 @@ mod tests {
         let with_base = OutputVerificationRecord {
             checked: 4,
             total: 4,
-            with_base: true,
+            compared_with_base: true,
             ..Default::default()
         };
         numerics.add_errors_of_verified_case(1, &with_base);

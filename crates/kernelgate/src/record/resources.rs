@@ -28,7 +28,8 @@ pub struct ResourcesOfAllKernels {
     /// Kernel builds that the GPU architecture cannot run, each with the unmet requirement, such as
     /// "needs sm_90a".
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub left_out: BTreeMap<String, String>,
+    #[serde(rename = "left_out")]
+    pub unsupported_kernels: BTreeMap<String, String>,
 }
 
 /// Registers, spills, shared memory and occupancy of one kernel.
@@ -37,7 +38,8 @@ pub struct ResourcesOfKernel {
     /// Facts read from the kernel's machine code: registers, spills, shared memory, instructions.
     pub facts: CompiledKernelResources,
     /// Number of threads of a block with which the kernel is launched.
-    pub block: u32,
+    #[serde(rename = "block")]
+    pub threads_per_block: u32,
     /// Dynamic shared memory of a thread block, bytes, with which the kernel is launched.
     pub dynamic_shared_bytes: u32,
     /// Occupancy, percent: share of a multiprocessor's warps that can be resident; absent for an
@@ -112,7 +114,7 @@ impl From<&ResourcesOfAllKernels> for KernelResourcesFile {
             let mut mix: Vec<u32> = classes.iter().map(count).collect();
             mix.truncate(mix.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
             KernelResourcesInFile {
-                block: kernel.block,
+                block: kernel.threads_per_block,
                 dynamic_shared_bytes: kernel.dynamic_shared_bytes,
                 registers: kernel.facts.registers,
                 stack_bytes: kernel.facts.stack_bytes,
@@ -125,7 +127,7 @@ impl From<&ResourcesOfAllKernels> for KernelResourcesFile {
         };
         let kernels = resources.kernels.iter();
         let mut left_out: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (build, unmet) in &resources.left_out {
+        for (build, unmet) in &resources.unsupported_kernels {
             left_out.entry(unmet.clone()).or_default().push(build.clone());
         }
         Self {
@@ -160,7 +162,7 @@ impl From<KernelResourcesFile> for ResourcesOfAllKernels {
         });
         Self {
             kernels: kernels.into_iter().map(|(name, it)| (name, kernel(it))).collect(),
-            left_out: builds.collect(),
+            unsupported_kernels: builds.collect(),
             arch,
             compiler,
         }
@@ -243,7 +245,7 @@ impl ResourcesOfKernel {
             return Err("no instructions".to_owned());
         }
         let facts = [registers, stack_bytes, spill_store_bytes, spill_load_bytes, shared_bytes];
-        let launched = [self.block, self.dynamic_shared_bytes, instructions];
+        let launched = [self.threads_per_block, self.dynamic_shared_bytes, instructions];
         let mut all = facts.into_iter().chain(launched).chain(self.facts.mix.values().copied());
         if let Some(number) = all.find(|number| *number > MAX_NUMBER_IN_KERNEL_RESOURCES) {
             return Err(format!("a number that is too large: {number}"));
@@ -263,7 +265,7 @@ pub enum KernelResourcesError {
     Compile(#[from] KernelCompileError),
     /// The machine code (cubin) of a compiled kernel cannot be read.
     #[error("kernel {kernel}: {error}")]
-    Cubin {
+    UnreadableCubin {
         /// Name of the kernel build.
         kernel: String,
         /// Reason.
@@ -317,12 +319,12 @@ pub fn compile_kernels_and_read_resources(
         arch: arch.to_owned(),
         compiler: format!("{major}.{minor}"),
         kernels: BTreeMap::new(),
-        left_out,
+        unsupported_kernels: left_out,
     };
     let (mut all, mut sources) = (BTreeMap::new(), BTreeMap::new());
     for (build, kernels, compiled) in compiled {
         let name = build.file_and_macros();
-        let broken = |error| KernelResourcesError::Cubin { kernel: name.clone(), error };
+        let broken = |error| KernelResourcesError::UnreadableCubin { kernel: name.clone(), error };
         let mut facts =
             cubin::resources_of_kernels_in_cubin(&compiled.cubin, &compiled.log).map_err(broken)?;
         let mut hashes = code::machine_code_hashes_of_cubin(&compiled.cubin).map_err(broken)?;
@@ -358,7 +360,7 @@ fn kernel_resources_with_occupancy(
     let occupancy =
         occupancy::theoretical_occupancy_of_kernel(arch, facts.registers, shared_bytes, block);
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
-    ResourcesOfKernel { facts, block, dynamic_shared_bytes, occupancy_percent }
+    ResourcesOfKernel { facts, threads_per_block: block, dynamic_shared_bytes, occupancy_percent }
 }
 
 #[cfg(test)]
@@ -389,7 +391,8 @@ mod tests {
         let left_out = ["c", "d"].map(|build| (build.to_owned(), "needs sm_100a".to_owned()));
         let (arch, compiler) = ("sm_90a".to_owned(), "13.0".to_owned());
         let (kernels, left_out) = (kernels.into(), left_out.into());
-        let resources = ResourcesOfAllKernels { arch, compiler, kernels, left_out };
+        let resources =
+            ResourcesOfAllKernels { arch, compiler, kernels, unsupported_kernels: left_out };
         let record = KernelResourcesFile::from(&resources);
         assert_eq!(record.classes, ["control", "fp32", "warp"]);
         assert_eq!(

@@ -104,7 +104,8 @@ pub struct BenchProcessRun {
     /// Ids of skipped cases that no machine can run, because their implementation does not compute
     /// the problem.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub unsupported: BTreeSet<String>,
+    #[serde(rename = "unsupported")]
+    pub unsupported_case_ids: BTreeSet<String>,
     /// Ids of cases with wrong outputs or an error, each with the message; these cases have no
     /// time.
     pub failed: BTreeMap<String, CaseFailureReason>,
@@ -122,7 +123,8 @@ pub struct CaseRecordWithSamples {
     /// Name of the implementation.
     pub implementation: String,
     /// State of the caches when a launch of the case begins: "hot" or "cold".
-    pub cache: String,
+    #[serde(rename = "cache")]
+    pub cache_state: String,
     /// Declared bytes and operations of one launch of the case.
     pub work: DeclaredWorkRecord,
     /// Number of data items, such as tokens or images, that one launch computes, for a throughput;
@@ -167,7 +169,8 @@ pub struct LaunchCostsBesidesDeviceTime {
     /// Energy of one launch, joules; absent in the samples of a run record, which have
     /// [`SamplesOfCase::energy`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub launch_j: Option<f64>,
+    #[serde(rename = "launch_j")]
+    pub launch_energy_j: Option<f64>,
 }
 
 impl LaunchCostsBesidesDeviceTime {
@@ -186,7 +189,7 @@ impl LaunchCostsBesidesDeviceTime {
         self.commands
             .map_or(Ok(()), |count| plausibility::check_count_plausible("commands", count))?;
         self.host_launch_ns.map_or(Ok(()), plausibility::check_host_launch_ns_plausible)?;
-        match self.launch_j {
+        match self.launch_energy_j {
             Some(joules) if !(joules > 0.0 && joules < 1e6) => {
                 Err(format!("an energy of {joules} J"))
             }
@@ -265,7 +268,7 @@ impl SamplesOfCase {
             .as_ref()
             .and_then(LaunchEnergyOrReason::measured_launch_energy)
             .map(|it| it.launch_j);
-        LaunchCostsBesidesDeviceTime { launch_j, ..self.costs }
+        LaunchCostsBesidesDeviceTime { launch_energy_j: launch_j, ..self.costs }
     }
 
     /// Returns the nanoseconds per launch of each sample.
@@ -370,7 +373,7 @@ impl BenchProcessRun {
             telemetry: Vec::new(),
             cases: BTreeMap::new(),
             skipped: BTreeMap::new(),
-            unsupported: BTreeSet::new(),
+            unsupported_case_ids: BTreeSet::new(),
             failed: BTreeMap::new(),
         }
     }
@@ -431,10 +434,10 @@ impl CaseRecordWithSamples {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_case_record_plausible(&self) -> Result<(), String> {
-        if !["hot", "cold"].contains(&&*self.cache) {
+        if !["hot", "cold"].contains(&&*self.cache_state) {
             return Err(format!(
                 "the cache is {}, not hot or cold",
-                text::shortened_quotation(&self.cache)
+                text::shortened_quotation(&self.cache_state)
             ));
         }
         self.samples.check_samples_plausible()?;
@@ -450,7 +453,7 @@ impl CaseRecordWithSamples {
             revision: 1,
             problem: BTreeMap::new(),
             implementation: "cpu".to_owned(),
-            cache: "hot".to_owned(),
+            cache_state: "hot".to_owned(),
             work: DeclaredWorkRecord {
                 read_bytes: 8,
                 write_bytes: 8,

@@ -24,7 +24,8 @@ pub struct OutputVerificationRecord {
     /// Whether the outputs were compared with those of the base build instead of a reference,
     /// because the case has no reference.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub with_base: bool,
+    #[serde(rename = "with_base")]
+    pub compared_with_base: bool,
     /// Relative L2 error that only rounding the reference to the outputs' dtypes causes; 0 if
     /// rounding changes nothing.
     #[serde(default, skip_serializing_if = "verify::is_zero_error")]
@@ -69,7 +70,7 @@ impl OutputVerificationRecord {
         let after = ErrorsRelativeToReference { max_error, relative_l2, rounding: 0.0 };
         let allowed = self.allowed.map(|allowed| ErrorsRelativeToReference {
             max_error: allowed.max_error,
-            relative_l2: allowed.relative_l2,
+            relative_l2: allowed.max_relative_l2_error,
             rounding: 0.0,
         });
         let mut all = self
@@ -93,7 +94,7 @@ impl OutputVerificationRecord {
     /// Returns which part of the outputs was verified, and against what.
     pub const fn verification_extent(&self) -> OutputVerificationExtent {
         let Self { checked, total, .. } = *self;
-        match (checked, self.with_base) {
+        match (checked, self.compared_with_base) {
             (0, _) => OutputVerificationExtent::Unverified,
             (_, true) => OutputVerificationExtent::ComparedWithBase { checked, total },
             (_, false) => OutputVerificationExtent::Verified { checked, total },
@@ -209,13 +210,14 @@ pub struct AllowedOutputErrors {
     /// Largest allowed absolute error, |out - ref|, divided by the largest |ref|.
     pub max_error: f64,
     /// Largest allowed relative L2 error, ‖out - ref‖₂ / ‖ref‖₂.
-    pub relative_l2: f64,
+    #[serde(rename = "relative_l2")]
+    pub max_relative_l2_error: f64,
 }
 
 impl From<&ErrorBoundsOfOutputs> for AllowedOutputErrors {
     fn from(bounds: &ErrorBoundsOfOutputs) -> Self {
         let Tolerance { max_error, relative_l2 } = bounds.largest_errors_allowed_for_any_output();
-        Self { max_error, relative_l2 }
+        Self { max_error, max_relative_l2_error: relative_l2 }
     }
 }
 
@@ -247,7 +249,8 @@ pub enum InputChangeAfterTiming {
     /// The inputs were negated, because the computation is linear.
     Negated,
     /// Drawn anew.
-    Redrawn,
+    #[serde(rename = "redrawn")]
+    InputsDrawnAnew,
     /// The inputs were not changed, so a launch that returned remembered results would pass.
     Same,
 }
@@ -258,7 +261,7 @@ impl InputChangeAfterTiming {
         match self {
             Self::Rolled => "with inputs rolled",
             Self::Negated => "with inputs negated",
-            Self::Redrawn => "with inputs drawn anew",
+            Self::InputsDrawnAnew => "with inputs drawn anew",
             Self::Same => "with the same inputs",
         }
     }
@@ -281,7 +284,7 @@ impl From<ComparisonWithReference> for OutputVerificationRecord {
             by_output,
             checked,
             total,
-            with_base,
+            compared_with_base: with_base,
             ..Self::default()
         }
     }
@@ -315,7 +318,7 @@ mod tests {
         let record = |checked, with_base| OutputVerificationRecord {
             checked,
             total: 4,
-            with_base,
+            compared_with_base: with_base,
             ..OutputVerificationRecord::default()
         };
         assert_eq!(record(0, true).verification_extent(), Unverified);

@@ -33,7 +33,7 @@ impl From<&Work> for DeclaredWorkRecord {
                 .or_default();
             *count = count.saturating_add(part.count);
         }
-        let link_bytes = work.link.map_or(0, |link| link.bytes);
+        let link_bytes = work.link.map_or(0, |link| link.min_received_bytes);
         Self { flops, read_bytes: work.read_bytes, write_bytes: work.write_bytes, link_bytes }
     }
 }

@@ -74,14 +74,15 @@ pub enum OutputVerificationError {
     },
     /// Integer elements of an output differ from the reference.
     #[error(
-        "output `{output}`: {count} of {checked} elements differ, first at {first}: {actual} \
+        "output `{output}`: {failing_elements} of {checked} elements differ, first at {first}: {actual} \
          against {expected}"
     )]
     Differs {
         /// Name of the output that failed verification.
         output: String,
         /// Number of elements that fail.
-        count: u64,
+        #[serde(rename = "count")]
+        failing_elements: u64,
         /// Number of compared elements.
         checked: u64,
         /// Row-major index of the first element that is not finite.
@@ -92,29 +93,30 @@ pub enum OutputVerificationError {
         expected: f64,
     },
     /// An output is missing, or its shape or dtype differs from the reference.
-    #[error("output `{output}`: {problem}")]
-    Shape {
+    #[error("output `{output}`: {reason}")]
+    #[serde(rename = "shape")]
+    MissingOrOfWrongShape {
         /// Name of the output that failed verification.
         output: String,
         /// Reason as a fragment of a sentence.
         #[serde(skip)]
-        problem: String,
+        reason: String,
     },
     /// The workload's reference is malformed: its values do not match its shape or rows, or are not
     /// finite.
-    #[error("reference of output `{output}`: {problem}")]
+    #[error("reference of output `{output}`: {reason}")]
     Reference {
         /// Name of the output that failed verification.
         output: String,
         /// Reason as a fragment of a sentence.
         #[serde(skip)]
-        problem: String,
+        reason: String,
     },
     /// The outputs differ from those of the base build, with which they were compared because the
     /// case has no reference.
     #[error("against the outputs of the base's build: {0}")]
     #[serde(skip)]
-    UnlikeBase(Box<OutputVerificationError>),
+    DiffersFromBaseBuild(Box<OutputVerificationError>),
     /// The reference contains no elements, so nothing was compared.
     #[error("the reference holds no element: nothing was compared")]
     #[serde(rename = "nothing_compared")]
@@ -128,7 +130,7 @@ pub enum OutputVerificationError {
 impl From<&OutputVerificationError> for CaseFailureReason {
     fn from(error: &OutputVerificationError) -> Self {
         match error {
-            OutputVerificationError::UnlikeBase(inner) => {
+            OutputVerificationError::DiffersFromBaseBuild(inner) => {
                 Self::from(&**inner).with_sentence(error.to_string())
             }
             OutputVerificationError::Backend(inner) => inner.into(),
@@ -154,7 +156,7 @@ mod tests {
             declared: Dtype::F32,
             bits: 11,
         };
-        let error = OutputVerificationError::UnlikeBase(Box::new(precision));
+        let error = OutputVerificationError::DiffersFromBaseBuild(Box::new(precision));
         let failure = CaseFailureReason::from(&error);
         assert_eq!(failure.kind, "precision");
         let names = [("declared", "f32"), ("output", "out")];
@@ -167,9 +169,9 @@ mod tests {
             "nothing_compared"
         );
         let problem = "not written".to_owned();
-        let shape = CaseFailureReason::from(&OutputVerificationError::Shape {
+        let shape = CaseFailureReason::from(&OutputVerificationError::MissingOrOfWrongShape {
             output: "out".to_owned(),
-            problem,
+            reason: problem,
         });
         assert_eq!((shape.kind.as_str(), shape.names.len()), ("shape", 1));
     }

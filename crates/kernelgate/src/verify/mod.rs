@@ -182,9 +182,9 @@ pub fn compare_outputs_with_reference(
     }
     for (name, _) in outputs.iter() {
         if expected.iter().all(|one| one.name != name) {
-            return Err(OutputVerificationError::Shape {
+            return Err(OutputVerificationError::MissingOrOfWrongShape {
                 output: name.to_owned(),
-                problem: "the reference does not hold it".to_owned(),
+                reason: "the reference does not hold it".to_owned(),
             });
         }
     }
@@ -241,7 +241,7 @@ fn check_reference_is_well_formed(expected: &[Expected]) -> Result<(), OutputVer
     for one in expected {
         let error = |problem: String| OutputVerificationError::Reference {
             output: one.name.clone(),
-            problem,
+            reason: problem,
         };
         let (elements, row_len) = (one.shape.iter().product::<usize>(), one.row_elements());
         let in_shape = elements / row_len.max(1);
@@ -282,8 +282,10 @@ fn output_matching_reference<'a>(
     outputs: &'a Tensors,
     expected: &Expected,
 ) -> Result<&'a Tensor, OutputVerificationError> {
-    let error =
-        |problem: String| OutputVerificationError::Shape { output: expected.name.clone(), problem };
+    let error = |problem: String| OutputVerificationError::MissingOrOfWrongShape {
+        output: expected.name.clone(),
+        reason: problem,
+    };
     let output = outputs.get(&expected.name).ok_or_else(|| error("missing".to_owned()))?;
     if output.shape() != expected.shape {
         return Err(error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
@@ -353,7 +355,7 @@ fn compare_rows_of_one_reference(
                 None => Ok(ErrorsRelativeToReference::default()),
                 Some((first, actual, wanted)) => Err(OutputVerificationError::Differs {
                     output: name(),
-                    count: found.iter().map(|differences| differences.count).sum(),
+                    failing_elements: found.iter().map(|differences| differences.count).sum(),
                     checked,
                     first,
                     actual,
@@ -385,8 +387,8 @@ fn compare_rows_of_one_reference(
                 max_error_allowed: tolerance.max_error,
                 relative_l2_allowed: tolerance.relative_l2,
                 worst: sums.index_of_largest_error,
-                actual: sums.worst_actual,
-                expected: sums.worst_expected,
+                actual: sums.actual_at_largest_error,
+                expected: sums.expected_at_largest_error,
             })
         }
         _ => unreachable!("check_reference_is_well_formed refuses other references"),
@@ -431,9 +433,9 @@ fn check_integers_are_not_all_poison(
         TensorData::I8(values)
             if values.iter().all(|&value| value == i8::MIN) && !values.is_empty() =>
         {
-            Err(OutputVerificationError::Shape {
+            Err(OutputVerificationError::MissingOrOfWrongShape {
                 output: name.to_owned(),
-                problem: "not written".to_owned(),
+                reason: "not written".to_owned(),
             })
         }
         _ => Ok(()),
@@ -481,8 +483,8 @@ struct SumsAndMaximaOfErrors {
     largest_error: f64,
     largest_reference: f64,
     index_of_largest_error: usize,
-    worst_actual: f64,
-    worst_expected: f64,
+    actual_at_largest_error: f64,
+    expected_at_largest_error: f64,
 }
 
 impl SumsAndMaximaOfErrors {
@@ -522,8 +524,11 @@ impl SumsAndMaximaOfErrors {
         if largest_error > self.largest_error {
             let is_worst = |i: &usize| (actual[*i] - expected[*i]).abs() == largest_error;
             let worst = (0..actual.len()).find(is_worst).unwrap_or(0);
-            (self.index_of_largest_error, self.worst_actual, self.worst_expected) =
-                (from + worst, actual[worst], expected[worst]);
+            (
+                self.index_of_largest_error,
+                self.actual_at_largest_error,
+                self.expected_at_largest_error,
+            ) = (from + worst, actual[worst], expected[worst]);
         }
         (self.error_squared, self.reference_squared) = (error_squared, reference_squared);
         (self.largest_error, self.largest_reference) = (largest_error, largest_reference);

@@ -191,7 +191,7 @@ fn integer_outputs_must_be_equal_and_not_poison() {
     assert!(spikes(vec![0, 1, -1]).is_ok());
     let error = spikes(vec![0, 0x7f, -1]).unwrap_err();
     assert!(
-        matches!(error, OutputVerificationError::Differs { count: 1, first: 1, .. }),
+        matches!(error, OutputVerificationError::Differs { failing_elements: 1, first: 1, .. }),
         "{error}"
     );
 }
@@ -202,7 +202,7 @@ fn missing_outputs_and_wrong_shapes_are_refused() {
     for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
         assert!(matches!(
             compare_outputs_with_reference(&outputs, &expected, LOOSE_TEST_TOLERANCE),
-            Err(OutputVerificationError::Shape { .. })
+            Err(OutputVerificationError::MissingOrOfWrongShape { .. })
         ));
     }
 }

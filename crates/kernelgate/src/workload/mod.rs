@@ -59,7 +59,7 @@ pub trait Problem: Send + Sync + 'static {
     /// Returns where the expected outputs of the problem come from: by default from
     /// [`Self::reference`].
     fn reference_from(&self) -> SourceOfExpectedOutputs {
-        SourceOfExpectedOutputs::Definition
+        SourceOfExpectedOutputs::ProblemReference
     }
 
     /// Returns whether the problem reads its inputs or its reference from a file. The file may
@@ -134,10 +134,10 @@ pub trait Problem: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceOfExpectedOutputs {
     /// [`Problem::reference`].
-    Definition,
+    ProblemReference,
     /// The expected outputs are those of another implementation of the workload for the same
     /// inputs. The implementation that serves as reference is itself not verified.
-    Row(&'static str),
+    OutputsOfImplementation(&'static str),
     /// Outputs are not compared with anything: every implementation is timed, and its times are
     /// marked as unverified.
     Nothing,
@@ -269,9 +269,9 @@ pub enum BenchEffort {
 pub enum SizeOfDefaultProblems {
     /// Problem sizes for the cores of a host CPU.
     #[default]
-    Host,
+    HostCpuSizes,
     /// Also problems of sizes for an accelerator.
-    Accelerator,
+    HostAndAcceleratorSizes,
 }
 
 impl BenchEffort {
@@ -306,11 +306,10 @@ impl SelectionLinesByEffort {
         scale: SizeOfDefaultProblems,
     ) -> Vec<&'static str> {
         match (effort, scale) {
-            (BenchEffort::Quick | BenchEffort::Default, SizeOfDefaultProblems::Accelerator)
-                if !self.accelerator.is_empty() =>
-            {
-                self.accelerator.to_vec()
-            }
+            (
+                BenchEffort::Quick | BenchEffort::Default,
+                SizeOfDefaultProblems::HostAndAcceleratorSizes,
+            ) if !self.accelerator.is_empty() => self.accelerator.to_vec(),
             (BenchEffort::Quick | BenchEffort::Default, _) => self.default.to_vec(),
             // The thorough sweep includes the default problems, so that a filter for a default case
             // finds it at any effort.

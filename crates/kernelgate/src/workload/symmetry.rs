@@ -134,7 +134,8 @@ fn assemble_whole_expected_outputs(expected: &[Expected]) -> Result<Tensors, Str
         }
         let held = Tensor::new([one.values.len()], one.values.clone());
         let row = one.row_elements() * dtype.bytes_per_element();
-        let rows = one.rows.clone().unwrap_or_else(|| (0..held.bytes() / row.max(1)).collect());
+        let rows =
+            one.rows.clone().unwrap_or_else(|| (0..held.size_in_bytes() / row.max(1)).collect());
         let to = outputs.tensor_mut(&one.name).as_bytes_mut();
         for (from, row_number) in held.as_bytes().chunks(row.max(1)).zip(rows) {
             to[row_number * row..][..row].copy_from_slice(from);

@@ -61,7 +61,7 @@ pub struct Work {
 pub struct DeclaredGpuLinkWork {
     /// Minimum of bytes that a GPU must receive, for the GPU that receives most. These bytes
     /// divided by the time of a launch give the bus bandwidth as nccl-tests defines it.
-    pub bytes: u64,
+    pub min_received_bytes: u64,
     /// Whether every GPU also sends as many bytes as it receives; otherwise only the first GPU
     /// sends.
     pub both_ways: bool,

@@ -61,12 +61,12 @@ const fn query_rows_padded_to_steps(extents: &AttentionExtents) -> usize {
 }
 
 pub const BACKWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| {
+    macro_definitions: |extents| {
         attention_defines_with_row_strides(extents, |rows| {
             [("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)]
         })
     },
-    variants: dense_and_one_strided_build_extents,
+    listed_build_parameters: dense_and_one_strided_build_extents,
     constants: |extents| backward_flash_mma_macros(extents, 2),
     shared_bytes: |extents| backward_flash_mma_shared_bytes(extents, 2),
     ..attention_kernel_spec_with_build_per_shape(
@@ -121,9 +121,12 @@ const ONE_STAGE_ROUND_DQ_SUMS_KERNEL: KernelSpec<AttentionExtents> =
 
 const fn with_one_query_stage(row: KernelSpec<AttentionExtents>) -> KernelSpec<AttentionExtents> {
     KernelSpec {
-        defines: |extents| {
+        macro_definitions: |extents| {
             let stages = "STAGES=1".to_owned();
-            (BACKWARD_FLASH_MMA_KERNEL.defines)(extents).into_iter().chain([stages]).collect()
+            (BACKWARD_FLASH_MMA_KERNEL.macro_definitions)(extents)
+                .into_iter()
+                .chain([stages])
+                .collect()
         },
         constants: |extents| backward_flash_mma_macros(extents, 1),
         requires: RequiredArchitecture::Between(80, 90),

@@ -69,7 +69,7 @@ pub const BACKWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
 /// Build of `backward_flash_wgmma` in which a thread block handles only some of the query heads
 /// that share its keys.
 pub const SPLIT_HEAD_GROUP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| wgmma_backward_defines_with(extents, "GROUPED=1"),
+    macro_definitions: |extents| wgmma_backward_defines_with(extents, "GROUPED=1"),
     constants: |extents| backward_wgmma_macros(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
     // The grid is the largest possible one: each query head has its own thread blocks.
     blocks: |extents| [backward_grid_without_shared_key_blocks(extents, 1), 1, 1],
@@ -78,7 +78,7 @@ pub const SPLIT_HEAD_GROUP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = Kerne
 
 /// Build of `backward_flash_wgmma` in which the key blocks add to dq in a fixed order.
 const FIXED_DQ_ORDER_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| wgmma_backward_defines_with(extents, "DETERMINISTIC=1"),
+    macro_definitions: |extents| wgmma_backward_defines_with(extents, "DETERMINISTIC=1"),
     constants: |extents| backward_wgmma_macros(extents, &["GROUPED", "WHOLE", "WIDE"]),
     ..BACKWARD_FLASH_WGMMA_KERNEL
 };
@@ -86,7 +86,7 @@ const FIXED_DQ_ORDER_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec 
 /// Build of `backward_flash_wgmma` in which a thread block computes whole heads, so that no finish
 /// kernel rounds the sums of dq.
 const WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| wgmma_backward_defines_with(extents, "WHOLE=1"),
+    macro_definitions: |extents| wgmma_backward_defines_with(extents, "WHOLE=1"),
     constants: |extents| {
         let shared = [("SHARED_BYTES", whole_heads_backward_shared_bytes(extents))];
         replace_macro_values(
@@ -102,14 +102,16 @@ const WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = Kern
 
 /// Build of `backward_flash_wgmma` with steps of 80 queries instead of 64, for long heads.
 pub const WIDE_STEP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| wgmma_backward_defines_with(extents, "WIDE=1"),
-    variants: || variants_with_wide_step_build(BACKWARD_FLASH_WGMMA_KERNEL.variants),
+    macro_definitions: |extents| wgmma_backward_defines_with(extents, "WIDE=1"),
+    listed_build_parameters: || {
+        variants_with_wide_step_build(BACKWARD_FLASH_WGMMA_KERNEL.listed_build_parameters)
+    },
     constants: |extents| wide_step_backward_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
     shared_bytes: wide_step_backward_shared_bytes,
     ..BACKWARD_FLASH_WGMMA_KERNEL
 };
 const WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| {
+    macro_definitions: |extents| {
         [wgmma_backward_defines_with(extents, "WIDE=1"), vec!["GROUPED=1".to_owned()]].concat()
     },
     constants: |extents| wide_step_backward_macros(extents, &["DETERMINISTIC", "WHOLE"]),
@@ -120,12 +122,12 @@ const WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL: KernelSpec<AttentionExtents> = KernelSp
 /// full attention only. With a causal mask, the steps of 80 queries would not begin where a key
 /// block of 128 begins.
 const WIDE_STEP_FIXED_DQ_ORDER_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| {
+    macro_definitions: |extents| {
         [wgmma_backward_defines_with(extents, "WIDE=1"), vec!["DETERMINISTIC=1".to_owned()]]
             .concat()
     },
-    variants: || {
-        (WIDE_STEP_BACKWARD_KERNEL.variants)()
+    listed_build_parameters: || {
+        (WIDE_STEP_BACKWARD_KERNEL.listed_build_parameters)()
             .into_iter()
             .filter(|extents| !extents.causal)
             .collect()
@@ -147,11 +149,16 @@ fn wide_step_backward_macros(
 
 /// Build of the prepare kernel that stores the row statistics in the order of steps of 80 queries.
 const WIDE_STEP_ROW_STATISTICS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| {
+    macro_definitions: |extents| {
         let queries = format!("PREPARED_QUERIES={QUERIES_PER_WIDE_BACKWARD_STEP}");
-        (ROW_STATISTICS_AND_ZERO_DQ_KERNEL.defines)(extents).into_iter().chain([queries]).collect()
+        (ROW_STATISTICS_AND_ZERO_DQ_KERNEL.macro_definitions)(extents)
+            .into_iter()
+            .chain([queries])
+            .collect()
     },
-    variants: || variants_with_wide_step_build(ROW_STATISTICS_AND_ZERO_DQ_KERNEL.variants),
+    listed_build_parameters: || {
+        variants_with_wide_step_build(ROW_STATISTICS_AND_ZERO_DQ_KERNEL.listed_build_parameters)
+    },
     requires: BACKWARD_FLASH_WGMMA_KERNEL.requires,
     ..ROW_STATISTICS_AND_ZERO_DQ_KERNEL
 };
@@ -180,7 +187,7 @@ fn has_wide_step_backward_build(extents: &AttentionExtents) -> bool {
 
 /// Returns whether a head is long enough that steps of 80 queries were measured to be faster than
 /// steps of 64.
-fn wide_backward_steps_are_faster(extents: &AttentionExtents) -> bool {
+fn backward_steps_of_80_queries_are_faster(extents: &AttentionExtents) -> bool {
     let shortest = if extents.causal || extents.query_heads_per_key_head > 1 { 4096 } else { 2048 };
     has_wide_step_backward_build(extents) && extents.queries >= shortest
 }
@@ -195,7 +202,10 @@ fn replace_macro_values(
 }
 
 fn wgmma_backward_defines_with(extents: &AttentionExtents, define: &str) -> Vec<String> {
-    (BACKWARD_FLASH_WGMMA_KERNEL.defines)(extents).into_iter().chain([define.to_owned()]).collect()
+    (BACKWARD_FLASH_WGMMA_KERNEL.macro_definitions)(extents)
+        .into_iter()
+        .chain([define.to_owned()])
+        .collect()
 }
 
 const fn backward_grid_without_shared_key_blocks(
@@ -419,7 +429,7 @@ impl BackwardWorkDivision {
             QueryGradientSumOrder::Fixed => extents.query_heads_per_key_head,
         };
         let ordered = order == QueryGradientSumOrder::Fixed && extents.causal;
-        let wide = wide_backward_steps_are_faster(extents) && !ordered;
+        let wide = backward_steps_of_80_queries_are_faster(extents) && !ordered;
         let last =
             if heads == extents.query_heads_per_key_head && order == QueryGradientSumOrder::Any {
                 LastRoundDivision::fastest_last_round_division(extents, multiprocessors as usize)
@@ -465,7 +475,10 @@ impl BackwardWorkDivision {
 
     /// Returns the grid's number of thread blocks, the query heads of each, and the last round's
     /// division as the kernel's struct `LastRound`.
-    const fn grid_and_kernel_numbers(&self, extents: &AttentionExtents) -> (u32, usize, [i32; 3]) {
+    const fn grid_blocks_heads_and_last_round(
+        &self,
+        extents: &AttentionExtents,
+    ) -> (u32, usize, [i32; 3]) {
         match *self {
             Self::OfKeys { heads, last, .. } => {
                 let blocks = backward_grid_without_shared_key_blocks(extents, heads);
@@ -538,7 +551,7 @@ pub fn prepare_wgmma_backward_launches(
         if wide { QUERIES_PER_WIDE_BACKWARD_STEP } else { QUERIES_PER_BACKWARD_WGMMA_STEP };
     let of_step = |strides| query_tensor_boxes(extents, strides, queries);
     let of_keys = |strides, rows| key_or_value_tensor_boxes(extents, strides, rows);
-    let (grid, heads, last_round) = blocks.grid_and_kernel_numbers(extents);
+    let (grid, heads, last_round) = blocks.grid_blocks_heads_and_last_round(extents);
     let key_heads = extents.key_heads_per_sequence();
     let numbers = [
         extents.queries,

@@ -95,10 +95,10 @@ impl DecodeTileSizes {
 const THREADS_PER_DECODE_BLOCK: usize = WARPS_PER_DECODE_BLOCK * 32;
 
 const FLASH_DECODE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| decode_tile_sizes_for(extents).decode_build_defines(extents),
+    macro_definitions: |extents| decode_tile_sizes_for(extents).decode_build_defines(extents),
     constants: |extents| decode_tile_sizes_for(extents).decode_kernel_macros(extents),
     shared_bytes: |extents| decode_tile_sizes_for(extents).decode_shared_bytes(extents),
-    variants: || decode_build_extents_for_query_counts(&[1, MAX_DECODE_QUERIES]),
+    listed_build_parameters: || decode_build_extents_for_query_counts(&[1, MAX_DECODE_QUERIES]),
     ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_flash_decode",
         "attention_forward_flash_decode",
@@ -111,10 +111,10 @@ const FLASH_DECODE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
 
 /// Build of the decode kernel for GPUs whose shared memory is too small for the default build.
 const LOW_SHARED_MEMORY_DECODE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_build_defines(extents),
+    macro_definitions: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_build_defines(extents),
     constants: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_kernel_macros(extents),
     shared_bytes: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_shared_bytes(extents),
-    variants: || decode_build_extents_for_query_counts(&[1]),
+    listed_build_parameters: || decode_build_extents_for_query_counts(&[1]),
     ..FLASH_DECODE_KERNEL
 };
 

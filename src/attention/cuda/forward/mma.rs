@@ -19,10 +19,10 @@ const QUERIES_PER_FORWARD_MMA_BLOCK: usize = 128;
 /// Kernel of the forward `cuda/flash_mma`; it also runs before a timed backward on devices that do
 /// not support the wgmma forward.
 pub const FORWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| {
+    macro_definitions: |extents| {
         attention_defines_with_row_strides(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)])
     },
-    variants: dense_and_one_strided_build_extents,
+    listed_build_parameters: dense_and_one_strided_build_extents,
     constants: |extents| {
         vec![
             ("THREADS", THREADS_PER_FORWARD_MMA_BLOCK),

@@ -127,10 +127,10 @@ impl QueryKeyValueStages {
 
 /// The 16-bit build of `forward_flash_wgmma`.
 pub const FORWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: |extents| {
+    macro_definitions: |extents| {
         let keys = format!("TILE_KEYS={}", keys_per_forward_wgmma_block(extents));
         let parts = format!("PARTS={}", parts_of_64_queries_per_tile(extents));
-        (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.defines)(extents)
+        (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.macro_definitions)(extents)
             .into_iter()
             .chain([keys, parts])
             .collect()
@@ -149,7 +149,7 @@ pub const FORWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec 
     },
     shared_bytes: forward_wgmma_shared_bytes,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: forward_wgmma_build_extents,
+    listed_build_parameters: forward_wgmma_build_extents,
     ..FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK
 };
 
@@ -172,11 +172,11 @@ fn forward_wgmma_build_extents() -> Vec<AttentionExtents> {
         all.map(move |(heads, s)| AttentionExtents { heads, queries: s, keys: s, ..build })
             .collect::<Vec<_>>()
     };
-    let mut variants: Vec<_> = (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.variants)()
+    let mut variants: Vec<_> = (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.listed_build_parameters)()
         .into_iter()
         .flat_map(lengths_of)
         .collect();
-    variants.dedup_by_key(|build| (FORWARD_FLASH_WGMMA_KERNEL.defines)(build));
+    variants.dedup_by_key(|build| (FORWARD_FLASH_WGMMA_KERNEL.macro_definitions)(build));
     variants
 }
 
@@ -201,7 +201,7 @@ fn forward_wgmma_shared_bytes(extents: &AttentionExtents) -> usize {
 const FP8_KEYS_PER_BLOCK: usize = 96;
 
 const FORWARD_FLASH_WGMMA_FP8_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    defines: forward_wgmma_fp8_defines,
+    macro_definitions: forward_wgmma_fp8_defines,
     constants: |extents| {
         let others = [
             ("THREADS", THREADS_PER_FORWARD_WGMMA_BLOCK),
@@ -212,7 +212,7 @@ const FORWARD_FLASH_WGMMA_FP8_KERNEL: KernelSpec<AttentionExtents> = KernelSpec 
         FP8_KERNEL_STAGES.kernel_macros_of_stages().into_iter().chain(others).collect()
     },
     shared_bytes: forward_wgmma_fp8_shared_bytes,
-    variants: || [false, true].map(fp8_build_extents).to_vec(),
+    listed_build_parameters: || [false, true].map(fp8_build_extents).to_vec(),
     ..FORWARD_FLASH_WGMMA_KERNEL
 };
 
@@ -220,7 +220,7 @@ const TRANSPOSE_FP8_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     constants: |_| {
         vec![("THREADS", THREADS_PER_VALUE_TRANSPOSE_BLOCK), ("TILE_KEYS", FP8_KEYS_PER_BLOCK)]
     },
-    variants: || vec![fp8_build_extents(false)],
+    listed_build_parameters: || vec![fp8_build_extents(false)],
     ..attention_kernel_spec_with_build_per_shape(
         "attention/transpose_values",
         "attention_transpose_values",
@@ -233,7 +233,7 @@ const TRANSPOSE_FP8_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
 const THREADS_PER_VALUE_TRANSPOSE_BLOCK: usize = 32 * 128 / 16;
 
 fn forward_wgmma_fp8_defines(extents: &AttentionExtents) -> Vec<String> {
-    (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.defines)(extents)
+    (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.macro_definitions)(extents)
         .into_iter()
         .chain(["FP8=1".to_owned()])
         .collect()

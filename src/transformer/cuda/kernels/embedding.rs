@@ -24,7 +24,7 @@ const TOKENS_IN_SHARED_MEMORY_PER_BLOCK: usize = 2048;
 
 /// Kernel that copies the embedding row of each token into the residual stream.
 pub const TOKEN_EMBEDDING_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    defines: |shape| vec![macro_of_element_type(shape)],
+    macro_definitions: |shape| vec![macro_of_element_type(shape)],
     constants: |_| {
         vec![
             ("THREADS", EMBEDDING_BLOCK_THREADS),
@@ -32,7 +32,7 @@ pub const TOKEN_EMBEDDING_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
             ("TOKENS", TOKENS_IN_SHARED_MEMORY_PER_BLOCK),
         ]
     },
-    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
+    listed_build_parameters: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
         source_of_kernel_file("transformer/embedding"),
         "transformer_embed",

@@ -155,7 +155,7 @@ const EXAMPLE_WITH_HEADS_OF_128: LanguageModelShape =
 
 /// Kernel of the GEMM that computes gates and ups, with SwiGLU in its epilogue.
 pub const SWIGLU_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
-    defines: |product| {
+    macro_definitions: |product| {
         EpilogueGemmTile::best_tile_for_swiglu(product)
             .element_and_tile_macros(Some(format!("SAVED={}", u8::from(product.saved))))
     },
@@ -164,7 +164,7 @@ pub const SWIGLU_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec 
         EpilogueGemmTile::best_tile_for_swiglu(product).shared_bytes_per_block()
     },
     requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
-    variants: || {
+    listed_build_parameters: || {
         vec![
             GEMM_THAT_STORES_GATES_AND_UPS,
             GEMM_THAT_STORES_NO_GATES_AND_UPS,
@@ -186,7 +186,7 @@ pub const SWIGLU_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec 
 /// Kernel of the GEMM that computes the gradient of the hidden layer, with SwiGLU's gradient in its
 /// epilogue.
 pub const SWIGLU_BACKWARD_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
-    defines: |product| {
+    macro_definitions: |product| {
         EpilogueGemmTile::best_tile_for_swiglu_backward(product).element_and_tile_macros(None)
     },
     constants: |product| {
@@ -196,7 +196,7 @@ pub const SWIGLU_BACKWARD_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = Ke
         EpilogueGemmTile::best_tile_for_swiglu_backward(product).shared_bytes_per_block()
     },
     requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
-    variants: || vec![GEMM_THAT_STORES_GATES_AND_UPS, GEMM_OF_SECOND_TILE_SIZE, XL],
+    listed_build_parameters: || vec![GEMM_THAT_STORES_GATES_AND_UPS, GEMM_OF_SECOND_TILE_SIZE, XL],
     ..KernelSpec::new(
         source_of_kernel_file("transformer/gemm_swiglu_backward"),
         "transformer_gemm_swiglu_backward",
@@ -211,7 +211,7 @@ pub const SWIGLU_BACKWARD_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = Ke
 /// Kernel of the GEMM that computes queries, keys and values, with rotary position embedding in its
 /// epilogue.
 pub const ROPE_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
-    defines: |product| {
+    macro_definitions: |product| {
         EpilogueGemmTile::best_tile_for_rope(product).element_and_tile_macros(Some(format!(
             "HEAD_DIM={}",
             product.shape.elements_per_head()
@@ -220,7 +220,7 @@ pub const ROPE_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
     constants: |product| EpilogueGemmTile::best_tile_for_rope(product).pipeline_size_macros(),
     shared_bytes: |product| EpilogueGemmTile::best_tile_for_rope(product).shared_bytes_per_block(),
     requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
-    variants: || {
+    listed_build_parameters: || {
         vec![
             GEMM_THAT_STORES_NO_GATES_AND_UPS,
             GEMM_OF_SECOND_TILE_SIZE,

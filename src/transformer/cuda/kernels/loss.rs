@@ -15,14 +15,14 @@ const CROSS_ENTROPY_BLOCK_THREADS: usize = 256;
 
 /// Kernel of the losses of the tokens and of the logits' gradients, which overwrite the logits.
 pub const LOSS_AND_LOGIT_GRADIENT_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    defines: |shape| {
+    macro_definitions: |shape| {
         let packets = shape
             .padded_logit_columns()
             .div_ceil(CROSS_ENTROPY_BLOCK_THREADS * elements_in_sixteen_bytes(shape));
         vec![macro_of_element_type(shape), format!("PACKETS={packets}")]
     },
     constants: |_| vec![("THREADS", CROSS_ENTROPY_BLOCK_THREADS)],
-    variants: || {
+    listed_build_parameters: || {
         let vocabularies = [EXAMPLE_MODEL_SHAPE.vocabulary, 1001];
         let shapes =
             vocabularies.map(|vocabulary| LanguageModelShape { vocabulary, ..EXAMPLE_MODEL_SHAPE });

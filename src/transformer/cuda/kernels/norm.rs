@@ -32,14 +32,14 @@ pub fn norm_backward_block_count(shape: &LanguageModelShape) -> usize {
 
 /// Kernel that computes RMSNorm of rows.
 pub const RMS_NORM_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    defines: |shape| {
+    macro_definitions: |shape| {
         vec![
             macro_of_element_type(shape),
             format!("QUADS={}", shape.d.div_ceil(4 * THREADS_PER_NORM_ROW)),
         ]
     },
     constants: |_| vec![("THREADS", NORM_BACKWARD_BLOCK_THREADS), ("GROUP", THREADS_PER_NORM_ROW)],
-    variants: || {
+    listed_build_parameters: || {
         let widths = [EXAMPLE_MODEL_SHAPE.d, 1600];
         widths
             .into_iter()

@@ -15,9 +15,9 @@ const ROPE_BLOCK_THREADS: usize = 256;
 
 /// Kernel that applies the rotary position embedding to queries and keys, forward or inverse.
 pub const ROTATE_QUERIES_AND_KEYS_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    defines: |shape| vec![macro_of_element_type(shape)],
+    macro_definitions: |shape| vec![macro_of_element_type(shape)],
     constants: |_| vec![("THREADS", ROPE_BLOCK_THREADS)],
-    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
+    listed_build_parameters: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
         source_of_kernel_file("transformer/rope"),
         "transformer_rope",

@@ -18,9 +18,9 @@ const SOFTMAX_BLOCK_THREADS: usize = 128;
 
 /// Kernel that computes causal softmax probabilities from attention scores in the model's dtype.
 pub const CAUSAL_SOFTMAX_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    defines: |shape| vec![macro_of_element_type(shape), key_quads_per_lane_macro(shape)],
+    macro_definitions: |shape| vec![macro_of_element_type(shape), key_quads_per_lane_macro(shape)],
     constants: |_| vec![("THREADS", SOFTMAX_BLOCK_THREADS)],
-    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
+    listed_build_parameters: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
         source_of_kernel_file("transformer/softmax"),
         "transformer_causal_softmax",
@@ -37,10 +37,12 @@ pub const CAUSAL_SOFTMAX_BACKWARD_KERNEL: KernelSpec<LanguageModelShape> =
 
 /// Kernel that computes causal softmax probabilities from f32 attention scores.
 pub const CAUSAL_SOFTMAX_OF_F32_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    defines: |shape| {
+    macro_definitions: |shape| {
         vec![macro_of_element_type(shape), key_quads_per_lane_macro(shape), "SCORES_F32".to_owned()]
     },
-    variants: || vec![LanguageModelShape { dtype: Dtype::Bf16, ..EXAMPLE_MODEL_SHAPE }],
+    listed_build_parameters: || {
+        vec![LanguageModelShape { dtype: Dtype::Bf16, ..EXAMPLE_MODEL_SHAPE }]
+    },
     ..CAUSAL_SOFTMAX_KERNEL
 };
 

@@ -19,9 +19,9 @@ const SWIGLU_PACKETS_PER_THREAD: usize = 2;
 
 /// Kernel that computes the hidden layer `silu(gate)·up` from gates and ups.
 pub const SWIGLU_FORWARD_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    defines: |shape| vec![macro_of_element_type(shape)],
+    macro_definitions: |shape| vec![macro_of_element_type(shape)],
     constants: |_| vec![("THREADS", SWIGLU_BLOCK_THREADS), ("PACKETS", SWIGLU_PACKETS_PER_THREAD)],
-    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
+    listed_build_parameters: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
         source_of_kernel_file("transformer/swiglu"),
         "transformer_swiglu",

@@ -526,7 +526,7 @@ fn case_count_of_all_shards(run: &BenchProcessRun) -> usize {
 fn keep_cases_of_shard(run: &mut BenchProcessRun, shard: ShardOfWork) {
     let partition = ProblemsDividedAmongShards::by_hash_of_problem_ids(shard);
     let ids = run.cases.keys().map(|id| (id.clone(), vec![id.as_str()]));
-    run.plan = Some(partition.summarize_division(&run.bench, ids));
+    run.plan = Some(partition.summarize_division_into_shards(&run.bench, ids));
     run.shard = Some(shard);
     run.cases.retain(|id, _| partition.contains_problem(id));
     run.skipped.retain(|id, _| partition.contains_problem(id));

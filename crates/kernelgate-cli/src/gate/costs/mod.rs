@@ -176,7 +176,7 @@ impl LaunchCostKind {
             }
             Self::Launches => vec![costs.commands.is_some()],
             Self::HostTime => vec![costs.host_launch_ns.is_some()],
-            Self::Energy => vec![costs.launch_j.is_some()],
+            Self::Energy => vec![costs.launch_energy_j.is_some()],
         }
     }
 }
@@ -304,7 +304,7 @@ pub fn costs_grown_beyond_limits(
     let declared = both(|costs| costs.device_bytes.map(|bytes| bytes as f64));
     let commands = both(|costs| costs.commands.map(|count| count as f64));
     let host = both(|costs| costs.host_launch_ns);
-    let energy = both(|costs| costs.launch_j);
+    let energy = both(|costs| costs.launch_energy_j);
     let costs = [
         growth_of(
             LaunchCostKind::DeviceMemory,
@@ -344,7 +344,7 @@ mod tests {
         let limits = RequestedLimits { energy: Some(0.1), ..RequestedLimits::default() };
         let launch_costs = |joules| {
             [LaunchCostsBesidesDeviceTime {
-                launch_j: Some(joules),
+                launch_energy_j: Some(joules),
                 ..LaunchCostsBesidesDeviceTime::default()
             }]
         };

@@ -133,8 +133,8 @@ impl ArchitectureKernelComparison {
         for (name, kernel) in after.kernels.iter_mut().filter(|(name, _)| same_source(name)) {
             let Some(before) = base.resources.kernels.get(name) else { continue };
             kernel.facts = before.facts.clone();
-            if (kernel.block, kernel.dynamic_shared_bytes)
-                == (before.block, before.dynamic_shared_bytes)
+            if (kernel.threads_per_block, kernel.dynamic_shared_bytes)
+                == (before.threads_per_block, before.dynamic_shared_bytes)
             {
                 kernel.occupancy_percent = before.occupancy_percent;
             }
@@ -191,7 +191,7 @@ fn describe_changed_kernel_facts(
 ) -> Vec<String> {
     let [base, head] = [base, head].map(|facts| ResourcesOfKernel {
         facts: facts.clone(),
-        block: 0,
+        threads_per_block: 0,
         dynamic_shared_bytes: 0,
         occupancy_percent: None,
     });
@@ -275,7 +275,7 @@ pub(super) mod tests {
             };
             let kernel = ResourcesOfKernel {
                 facts,
-                block,
+                threads_per_block: block,
                 dynamic_shared_bytes: 0,
                 occupancy_percent: Some(registers),
             };
@@ -285,7 +285,7 @@ pub(super) mod tests {
                     arch: "sm_90a".to_owned(),
                     compiler: "13.0".to_owned(),
                     kernels: BTreeMap::from([("k".to_owned(), kernel)]),
-                    left_out: BTreeMap::new(),
+                    unsupported_kernels: BTreeMap::new(),
                 },
                 left_out: Vec::new(),
                 code: one(hash),

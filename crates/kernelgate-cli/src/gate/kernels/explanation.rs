@@ -150,7 +150,7 @@ impl SlowdownExplanation {
             summary.kernels.iter().find(|kernel| kernel.name == name).cloned()
         };
         let launches = |summary: &RecordedKernelsSummary| {
-            summary.kernels.iter().map(|it| it.count).sum::<usize>()
+            summary.kernels.iter().map(|it| it.launch_count).sum::<usize>()
         };
         let mut counts = Vec::new();
         if launches(base) != launches(head) {
@@ -166,8 +166,11 @@ impl SlowdownExplanation {
                 ));
                 continue;
             };
-            if before.count != kernel.count {
-                counts.push(format!("{} {} -> {} times", kernel.name, before.count, kernel.count));
+            if before.launch_count != kernel.launch_count {
+                counts.push(format!(
+                    "{} {} -> {} times",
+                    kernel.name, before.launch_count, kernel.launch_count
+                ));
             }
             let [was, is] = [&before, kernel].map(mean_kernel_launch_ns);
             // A kernel that adds less than one per cent of the base's time does not explain the
@@ -224,7 +227,7 @@ impl SlowdownExplanation {
 }
 
 fn mean_kernel_launch_ns(kernel: &LaunchTimesOfKernel) -> f64 {
-    kernel.total_ns as f64 / kernel.count.max(1) as f64
+    kernel.total_ns as f64 / kernel.launch_count.max(1) as f64
 }
 
 #[cfg(test)]
@@ -252,7 +255,7 @@ mod tests {
             .iter()
             .map(|&(name, count, each)| LaunchTimesOfKernel {
                 name: name.to_owned(),
-                count,
+                launch_count: count,
                 total_ns: each * count as u64,
                 shortest_ns: each,
                 longest_ns: each,

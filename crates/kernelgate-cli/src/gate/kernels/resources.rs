@@ -104,13 +104,14 @@ pub fn compare_resources_with_record(
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
     // A kernel whose build no longer runs on the architecture is not listed as gone, because it is
     // reported with its build further below.
-    let gone = gone.filter(|name| !head.left_out.contains_key(build_name_of_kernel(name)));
+    let gone =
+        gone.filter(|name| !head.unsupported_kernels.contains_key(build_name_of_kernel(name)));
     outcome.changes.extend(gone.map(|name| change(name, "gone".to_owned(), false)));
-    for (build, lack) in &head.left_out {
+    for (build, lack) in &head.unsupported_kernels {
         let ran = base.kernels.keys().any(|name| build_name_of_kernel(name) == build);
         if ran {
             outcome.changes.push(change(build, format!("ran here, now {lack}"), true));
-        } else if base.left_out.get(build) != Some(lack) {
+        } else if base.unsupported_kernels.get(build) != Some(lack) {
             outcome.changes.push(change(build, format!("does not run here: {lack}"), false));
         }
     }
@@ -125,7 +126,7 @@ pub fn retain_kernels_listed_by_benches(
 ) {
     record.kernels.retain(|name, _| {
         listed.kernels.contains_key(name)
-            || listed.left_out.contains_key(build_name_of_kernel(name))
+            || listed.unsupported_kernels.contains_key(build_name_of_kernel(name))
     });
 }
 
@@ -172,7 +173,7 @@ pub(super) fn changed_resources_of_kernel(
         h.shared_bytes + head.dynamic_shared_bytes,
         false,
     );
-    count("block", base.block, head.block, false);
+    count("block", base.threads_per_block, head.threads_per_block, false);
     if let (Some(base), Some(head)) = (base.occupancy_percent, head.occupancy_percent) {
         count("occupancy %", base, head, head < base);
     }
@@ -209,7 +210,7 @@ mod tests {
         };
         let mut kernel = ResourcesOfKernel {
             facts,
-            block: 128,
+            threads_per_block: 128,
             dynamic_shared_bytes: 0,
             occupancy_percent: Some(50),
         };
@@ -218,7 +219,7 @@ mod tests {
             arch: "sm_90a".to_owned(),
             compiler: "13.0".to_owned(),
             kernels: [("k".to_owned(), kernel)].into(),
-            left_out: BTreeMap::new(),
+            unsupported_kernels: BTreeMap::new(),
         }
     }
 
@@ -319,7 +320,7 @@ mod tests {
         let kernel = record.kernels["k"].clone();
         record.kernels.extend(["other", "ran"].map(|name| (name.to_owned(), kernel.clone())));
         let mut listed = test_resources_with_change(|_| {});
-        listed.left_out.insert("ran".to_owned(), "needs sm_90a".to_owned());
+        listed.unsupported_kernels.insert("ran".to_owned(), "needs sm_90a".to_owned());
         retain_kernels_listed_by_benches(&mut record, &listed);
         let outcome = compare_resources_with_record(&record, &listed);
         let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
@@ -331,7 +332,7 @@ mod tests {
         let (base, mut head) =
             (test_resources_with_change(|_| {}), test_resources_with_change(|_| {}));
         let kernel = head.kernels.remove("k").unwrap();
-        head.left_out.insert("k".to_owned(), "needs sm_90a".to_owned());
+        head.unsupported_kernels.insert("k".to_owned(), "needs sm_90a".to_owned());
         let outcome = compare_resources_with_record(&base, &head);
         let changes = |outcome: &ResourceCheckResult| {
             outcome.changes.iter().map(|change| change.what.clone()).collect::<Vec<_>>()
@@ -355,7 +356,7 @@ mod tests {
             changes(&compare_resources_with_record(&base, &head)),
             ["does not run here: needs sm_90a"]
         );
-        base.left_out = head.left_out.clone();
+        base.unsupported_kernels = head.unsupported_kernels.clone();
         assert_eq!(changes(&compare_resources_with_record(&base, &head)), [""; 0]);
     }
 }

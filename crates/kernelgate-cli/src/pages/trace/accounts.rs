@@ -43,7 +43,7 @@ fn time_account_chart_of_device(account: &ProcessTimeAccountOnGpu) -> ChartWithF
     let mut rows = Vec::new();
     let mut subtitle = "lines add up to the span".to_owned();
     match &account.iterations {
-        None => rows.push(row_of_time_account("all".to_owned(), &account.total)),
+        None => rows.push(row_of_time_account("all".to_owned(), &account.whole_trace_account)),
         Some(iterations) => {
             if iterations.account_before_first.span_length_ns() > 0 {
                 rows.push(row_of_time_account(
@@ -105,17 +105,19 @@ pub fn time_account_tables(diagnosis: &TraceDiagnosis) -> Markup {
         .devices
         .iter()
         .flat_map(|device| {
-            let total = device.account.total.span_length_ns().max(1) as f64;
+            let total = device.account.whole_trace_account.span_length_ns().max(1) as f64;
             let place = format!("process {}, device {}", device.pid, device.device);
-            device.account.total.labels_and_ns_of_lines().into_iter().map(move |(label, ns)| {
-                let share = format!("{:.1}%", 100.0 * ns as f64 / total);
-                vec![label, place.clone(), time_text(ns as f64), share]
-            })
+            device.account.whole_trace_account.labels_and_ns_of_lines().into_iter().map(
+                move |(label, ns)| {
+                    let share = format!("{:.1}%", 100.0 * ns as f64 / total);
+                    vec![label, place.clone(), time_text(ns as f64), share]
+                },
+            )
         })
         .collect();
     let transfer = |of: &TransfersOfOneKind| {
         vec![
-            format!("{} {}", of.class.printed_operation_class(), of.label),
+            format!("{} {}", of.transfer_class.printed_operation_class(), of.label),
             of.transfer_count.to_string(),
             time_text(of.total_ns as f64),
             time_text(of.exposed_ns as f64),

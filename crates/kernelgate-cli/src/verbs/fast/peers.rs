@@ -367,9 +367,10 @@ fn own_cases_by_problem<'a>(
 ) -> BTreeMap<String, Vec<OwnCaseWithMedian<'a>>> {
     let mut problems: BTreeMap<String, Vec<OwnCaseWithMedian<'a>>> = BTreeMap::new();
     let gpu = runs.iter().filter(|run| !run.environment.gpus.is_empty());
-    for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {
-        let problem =
-            id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);
+    for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache_state == "hot") {
+        let problem = id
+            .strip_suffix(&format!("/{}/{}", case.implementation, case.cache_state))
+            .unwrap_or(id);
         if filter.is_none_or(|filter| filter.is_match(problem)) {
             let ours = OwnCaseWithMedian {
                 case,

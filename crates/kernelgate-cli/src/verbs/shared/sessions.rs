@@ -67,7 +67,7 @@ pub fn without_runs_of_other_packages(
         session.runs.retain(|run| run.may_belong_to_package(own));
     }
     if sessions.iter().all(|session| session.runs.is_empty()) {
-        return Err(RecordLookupError::OtherPackages {
+        return Err(RecordLookupError::RunsOnlyOfOtherPackages {
             package: own.clone(),
             folder: sessions.first().map(|it| it.folder.clone()).unwrap_or_default(),
             others: others.into_keys().collect(),

@@ -317,7 +317,7 @@ fn print_baselines(
         if listed.is_empty() {
             println!(
                 "no baselines in {}: `cargo bench -- --save-baseline NAME` makes one",
-                store.baselines.display()
+                store.baselines_folder.display()
             );
         } else {
             println!("{}", format.format_table(&table));

@@ -124,7 +124,8 @@ fn suggest_packages_with_baseline(
     if matches!(error, RecordLookupError::NoBaseline { .. }) {
         others = package::baseline_folders_of_other_packages(store);
         others.retain(|folder| {
-            let there = RecordFoldersOfPackage { baselines: folder.clone(), ..store.clone() };
+            let there =
+                RecordFoldersOfPackage { baselines_folder: folder.clone(), ..store.clone() };
             there.list_baseline_files().is_ok_and(|files| files.iter().any(|(_, it, _)| it == name))
         });
     }

@@ -92,7 +92,7 @@ pub fn run_resources_command(
         }
         keep_kernels_that_match_filter(&mut resources, &filter);
         let text = arguments.filter.as_deref().unwrap_or_default();
-        let none = resources.kernels.is_empty() && resources.left_out.is_empty();
+        let none = resources.kernels.is_empty() && resources.unsupported_kernels.is_empty();
         anyhow::ensure!(!none, "no kernel's name matches `{text}`");
         if let Some(base) = bases.get_mut(arch.as_str()) {
             if arguments.benches.selects_some_benches() {
@@ -139,11 +139,11 @@ pub fn require_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
 /// architecture.
 fn keep_kernels_that_match_filter(resources: &mut ResourcesOfAllKernels, filter: &CaseIdFilter) {
     resources.kernels.retain(|name, _| filter.selects_case_id(name));
-    resources.left_out.retain(|name, _| filter.selects_case_id(name));
+    resources.unsupported_kernels.retain(|name, _| filter.selects_case_id(name));
 }
 
 pub fn resources_record_path(store: &RecordFoldersOfPackage, arch: &str) -> std::path::PathBuf {
-    store.baselines.join("resources").join(format!("{arch}.json"))
+    store.baselines_folder.join("resources").join(format!("{arch}.json"))
 }
 
 /// Asks every bench to compile its kernels for one architecture, and prints which kernels cannot
@@ -170,7 +170,7 @@ fn compile_kernels_of_all_benches(
             all = Some(report.resources);
             continue;
         };
-        all.left_out.extend(report.resources.left_out);
+        all.unsupported_kernels.extend(report.resources.unsupported_kernels);
         let (one, other) = (&all.compiler, &report.resources.compiler);
         anyhow::ensure!(
             one == other,
@@ -218,7 +218,7 @@ fn print_kernel_resources(resources: &ResourcesOfAllKernels, format: OutputForma
             (kernel.facts.spill_store_bytes + kernel.facts.spill_load_bytes).to_string(),
             kernel.facts.stack_bytes.to_string(),
             (kernel.facts.shared_bytes + kernel.dynamic_shared_bytes).to_string(),
-            kernel.block.to_string(),
+            kernel.threads_per_block.to_string(),
             kernel
                 .occupancy_percent
                 .map_or_else(|| "-".to_owned(), |percent| format!("{percent}%")),

@@ -88,7 +88,7 @@ fn check_baselines_before_measuring(
         file::read_record::<BaselineFile>(path)?;
         file::check_file_is_writable(path)?;
     }
-    Ok(file::check_file_is_writable(&store.baselines.join(name))?)
+    Ok(file::check_file_is_writable(&store.baselines_folder.join(name))?)
 }
 
 /// Advice on how to add the finished runs to the baseline after an interrupt; empty if no run has

@@ -9,7 +9,7 @@ use kernelgate::exit::ProcessExitReason;
 use kernelgate::record::text::{clean_message_for_terminal, path_for_terminal};
 use kernelgate::record::{RecordFoldersOfPackage, file};
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::difference::{SummedTimesOfTrace, compare_summed_traces};
 use kernelgate_trace::diagnose::ranks::{self, JobOfJoinedRanks};
 use kernelgate_trace::diagnose::{
     FindingSeverity, TraceDiagnosis, checklist, diagnose_export_while_reading,
@@ -288,8 +288,8 @@ fn print_changes_between_traces(
         analyze_streamed_or_loaded_trace(
             path,
             arguments,
-            SummedTrace::sum_export_while_reading,
-            SummedTrace::sum_trace_in_memory,
+            SummedTimesOfTrace::sum_export_while_reading,
+            SummedTimesOfTrace::sum_trace_in_memory,
         )
     });
     let difference = compare_summed_traces(base?, head?);

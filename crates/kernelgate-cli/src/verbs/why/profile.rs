@@ -276,10 +276,10 @@ fn text_of_one_profile(
                 &shortened_kernel_name_for_readers(&kernel.name),
                 MAX_KERNEL_NAME_COLUMNS,
             ),
-            kernel.count.to_string(),
+            kernel.launch_count.to_string(),
             time_text(kernel.total_ns as f64),
             format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
-            time_text(kernel.total_ns as f64 / kernel.count as f64),
+            time_text(kernel.total_ns as f64 / kernel.launch_count as f64),
             time_text(kernel.shortest_ns as f64),
             time_text(kernel.longest_ns as f64),
         ]);

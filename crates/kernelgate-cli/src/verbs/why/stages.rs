@@ -47,7 +47,7 @@ fn stage_times_of_kernel(
     let trace = &recording.trace;
     let is_it = |name: u32| trace.names.get(name as usize) == Some(&stages.kernel);
     let recorded = trace.kernels.iter().filter(|kernel| is_it(kernel.name));
-    let times_ns = recorded.map(|kernel| kernel.end.saturating_sub(kernel.start));
+    let times_ns = recorded.map(|kernel| kernel.end_ns.saturating_sub(kernel.start_ns));
     let total_ns = times_ns.fold(0, u64::saturating_add);
     let kernel_ns = total_ns as f64 / f64::from(recording.steps.max(1));
     let blocks: Vec<&Vec<u64>> = stages

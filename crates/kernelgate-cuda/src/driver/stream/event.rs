@@ -18,7 +18,10 @@ pub struct TimingEventPool {
 impl TimingEventPool {
     /// Creates a pool of `count` CUDA events that record time on the device's stream.
     pub fn on_device_stream(device: &Device, count: usize) -> Result<Self, BackendError> {
-        Self::create_for_stream(OwnOrForeignStream::Ours(Arc::clone(device.stream())), count)
+        Self::create_for_stream(
+            OwnOrForeignStream::StreamOfOwnDevice(Arc::clone(device.stream())),
+            count,
+        )
     }
 
     /// Creates a pool of `count` CUDA events that record time on a stream.

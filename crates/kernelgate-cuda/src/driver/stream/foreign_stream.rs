@@ -98,7 +98,7 @@ impl ForeignStreamTimer {
     /// # Errors
     /// Fails if the handle is null or not a stream, no context is current for a default stream, or
     /// the driver returns an error.
-    pub fn with_timeout(
+    pub fn stream_timer_with_timeout(
         stream: RawStreamHandle,
         timeout: Duration,
     ) -> Result<Self, ForeignStreamError> {
@@ -289,7 +289,7 @@ impl ForeignStreamTimer {
 
     fn require_no_open_capture(&self) -> Result<(), BackendError> {
         let _entered = self.enter_context_of_stream()?;
-        match thread_state::is_stream_capturing_or_driver_error(
+        match thread_state::query_driver_for_stream_capture(
             self.timer.timed_stream().driver_handle(),
         ) {
             Ok(false) => Ok(()),
@@ -337,7 +337,8 @@ mod tests {
     #[test]
     fn a_null_stream_handle_is_refused_even_without_a_driver() {
         let refused =
-            ForeignStreamTimer::with_timeout(RawStreamHandle::from(0), TEST_TIMEOUT).err();
+            ForeignStreamTimer::stream_timer_with_timeout(RawStreamHandle::from(0), TEST_TIMEOUT)
+                .err();
         assert_eq!(refused, Some(ForeignStreamError::Null));
     }
 
@@ -345,7 +346,8 @@ mod tests {
     fn events_on_a_foreign_stream_measure_the_length_of_a_spin_kernel() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let stream = RawStreamHandle::from(device.stream().cu_stream());
-        let mut timer = ForeignStreamTimer::with_timeout(stream, TEST_TIMEOUT).unwrap();
+        let mut timer =
+            ForeignStreamTimer::stream_timer_with_timeout(stream, TEST_TIMEOUT).unwrap();
         assert_eq!(timer.gpu_properties().uuid, device.gpu_properties().uuid);
         let readings = timer.measure_empty_intervals().unwrap();
         eprintln!("{readings:?}");
@@ -373,13 +375,17 @@ mod tests {
         for stream in
             [RawStreamHandle::LEGACY_DEFAULT_STREAM, RawStreamHandle::PER_THREAD_DEFAULT_STREAM]
         {
-            let mut timer = ForeignStreamTimer::with_timeout(stream, TEST_TIMEOUT).unwrap();
+            let mut timer =
+                ForeignStreamTimer::stream_timer_with_timeout(stream, TEST_TIMEOUT).unwrap();
             timer.hold_and_enqueue_first_event(None).unwrap();
             assert!(timer.end_interval().unwrap().elapsed_ns >= 0.0);
         }
         let elsewhere = std::thread::spawn(|| {
-            ForeignStreamTimer::with_timeout(RawStreamHandle::LEGACY_DEFAULT_STREAM, TEST_TIMEOUT)
-                .err()
+            ForeignStreamTimer::stream_timer_with_timeout(
+                RawStreamHandle::LEGACY_DEFAULT_STREAM,
+                TEST_TIMEOUT,
+            )
+            .err()
         });
         assert_eq!(elsewhere.join().unwrap(), Some(ForeignStreamError::NoContext));
     }

@@ -32,7 +32,7 @@ impl<H: StreamHold> StreamTimer<H> {
         events: usize,
         hold: H,
     ) -> Result<Self, BackendError> {
-        let stream = OwnOrForeignStream::Ours(device.stream().clone());
+        let stream = OwnOrForeignStream::StreamOfOwnDevice(device.stream().clone());
         Self::create_for_stream(stream, events, hold, device.timeout_of_kernels())
     }
 

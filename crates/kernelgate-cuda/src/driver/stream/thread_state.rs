@@ -78,14 +78,12 @@ pub(crate) fn end_capture_and_destroy_graph(stream: sys::CUstream) {
 
 /// Whether a stream, which must be alive, is in capture mode.
 pub(crate) fn is_stream_capturing(stream: sys::CUstream) -> Result<bool, BackendError> {
-    is_stream_capturing_or_driver_error(stream)
+    query_driver_for_stream_capture(stream)
         .map_err(|error| error_for_failed_action("ask whether the stream is in capture", &error))
 }
 
 /// Whether a stream, which must be alive, is in capture mode; an error is the driver's own.
-pub(crate) fn is_stream_capturing_or_driver_error(
-    stream: sys::CUstream,
-) -> Result<bool, DriverError> {
+pub(crate) fn query_driver_for_stream_capture(stream: sys::CUstream) -> Result<bool, DriverError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream lives and the pointer is valid.
     unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }.result()?;

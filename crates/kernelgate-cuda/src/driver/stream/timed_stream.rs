@@ -14,7 +14,7 @@ use crate::driver::driver_error::error_for_failed_action;
 pub(crate) enum OwnOrForeignStream {
     /// Stream of a device that kernelgate opened: its context stays current on the thread after a
     /// call.
-    Ours(Arc<CudaStream>),
+    StreamOfOwnDevice(Arc<CudaStream>),
     /// Stream created by other code: the context that was current on the thread is restored after
     /// each call.
     Theirs { stream: RawStreamHandle, context: sys::CUcontext },
@@ -24,7 +24,7 @@ impl OwnOrForeignStream {
     /// The stream as the driver's handle.
     pub fn driver_handle(&self) -> sys::CUstream {
         match self {
-            Self::Ours(stream) => stream.cu_stream(),
+            Self::StreamOfOwnDevice(stream) => stream.cu_stream(),
             Self::Theirs { stream, .. } => stream.driver_handle(),
         }
     }
@@ -44,7 +44,7 @@ impl OwnOrForeignStream {
     /// the former context.
     pub fn enter_stream_context(&self) -> Result<CurrentContextGuard, BackendError> {
         match self {
-            Self::Ours(stream) => {
+            Self::StreamOfOwnDevice(stream) => {
                 make_context_current_on_thread(stream.context())?;
                 Ok(CurrentContextGuard { context_was_pushed: false })
             }

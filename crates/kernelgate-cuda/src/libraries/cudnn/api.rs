@@ -131,7 +131,7 @@ pub enum CudnnPointwiseMode {
     /// x · b.
     Multiply = 1,
     /// x / b.
-    Divide = 6,
+    DivideXByB = 6,
     /// x - b.
     Subtract = 9,
     /// Natural exponential of x.
@@ -169,7 +169,7 @@ pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_DATA_TYPE.
     DataType(CudnnDataType),
     /// CUDNN_TYPE_BOOLEAN.
-    Flag(bool),
+    Boolean(bool),
     /// CUDNN_TYPE_INT64.
     Integers(&'a [i64]),
     /// CUDNN_TYPE_FLOAT.
@@ -406,7 +406,7 @@ impl CudnnDescriptor {
         match value {
             CudnnAttributeValue::Handle(handle) => set(0, 1, (&raw const handle.raw).cast()),
             CudnnAttributeValue::DataType(data_type) => one(1, data_type as u32),
-            CudnnAttributeValue::Flag(flag) => set(2, 1, (&raw const flag).cast()),
+            CudnnAttributeValue::Boolean(flag) => set(2, 1, (&raw const flag).cast()),
             CudnnAttributeValue::Integers(integers) => {
                 set(CUDNN_TYPE_INT64, integers.len(), integers.as_ptr().cast())
             }

@@ -55,7 +55,7 @@ pub struct CudnnOperationGraphBuilder {
     // The fields are dropped in this order, because descriptors of operations refer to descriptors
     // of tensors.
     operations: Vec<CudnnDescriptor>,
-    parts: Vec<CudnnDescriptor>,
+    operation_mode_descriptors: Vec<CudnnDescriptor>,
     tensors: Vec<CudnnDescriptor>,
     scalars: Vec<(CudnnGraphTensor, f32)>,
 }
@@ -115,7 +115,7 @@ impl CudnnOperationGraphBuilder {
             (A::TensorUniqueId, CudnnAttributeValue::Integers(&id)),
             (A::TensorByteAlignment, CudnnAttributeValue::Integers(&[MIN_TENSOR_ALIGNMENT_BYTES])),
         ];
-        attributes.extend(flag.map(|flag| (flag, CudnnAttributeValue::Flag(true))));
+        attributes.extend(flag.map(|flag| (flag, CudnnAttributeValue::Boolean(true))));
         self.tensors
             .push(CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::Tensor, &attributes)?);
         Ok(tensor)
@@ -143,7 +143,7 @@ impl CudnnOperationGraphBuilder {
             CudnnDescriptorKind::MatmulOperation,
             &attributes,
         )?);
-        self.parts.push(part);
+        self.operation_mode_descriptors.push(part);
         Ok(())
     }
 
@@ -226,7 +226,7 @@ impl CudnnOperationGraphBuilder {
             CudnnDescriptorKind::PointwiseOperation,
             &attributes,
         )?);
-        self.parts.push(part);
+        self.operation_mode_descriptors.push(part);
         Ok(())
     }
 
@@ -252,7 +252,7 @@ impl CudnnOperationGraphBuilder {
             CudnnDescriptorKind::ReductionOperation,
             &attributes,
         )?);
-        self.parts.push(part);
+        self.operation_mode_descriptors.push(part);
         Ok(())
     }
 

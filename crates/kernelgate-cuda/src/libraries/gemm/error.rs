@@ -21,14 +21,16 @@ pub enum GemmError {
         batch_count: usize,
     },
     /// The leading dimension of a matrix is shorter than a stored row.
-    #[error("matrix {matrix} has rows of {row} elements and a leading dimension of {ld}")]
+    #[error(
+        "matrix {matrix} has rows of {stored_row_elements} elements and a leading dimension of {ld}"
+    )]
     LeadingDimension {
         /// Name of the matrix (`A`, `B`, `C` or `D`).
         matrix: char,
         /// Leading dimension: distance in elements from one stored row to the next.
         ld: usize,
         /// Length of a stored row in elements.
-        row: usize,
+        stored_row_elements: usize,
     },
     /// The result matrices of a batch of GEMMs overlap in memory.
     #[error(

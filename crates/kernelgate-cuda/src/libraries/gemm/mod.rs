@@ -66,7 +66,7 @@ impl CublasLtLanes {
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if cuBLASLt is missing; with another error if
     /// cuBLASLt fails or too little device memory is free.
-    pub fn open_with_default_workspace(
+    pub fn open_cublaslt_with_default_workspace(
         device: &Arc<Device>,
         lanes: usize,
     ) -> Result<Rc<CublasLtLanes>, BackendError> {
@@ -352,7 +352,7 @@ impl PreparedGemm {
     }
 
     fn request_proposed_algorithms(&self) -> Result<Vec<lt::ProposedGemmAlgorithm>, GemmError> {
-        let GemmSpec { m, n, k, alignment, .. } = self.spec;
+        let GemmSpec { m, n, k, min_address_alignment_bytes: alignment, .. } = self.spec;
         let preference = lt::AlgorithmLimits {
             workspace_bytes: self.blas.shared_workspace_bytes(),
             alignment: (alignment != spec::DEFAULT_MATRIX_ALIGNMENT).then_some(alignment),
@@ -468,7 +468,7 @@ impl PreparedGemm {
     ) -> Result<(), BackendError> {
         let lane = &self.blas.lanes[lane];
         self.set_pointers_in_description(operands)?;
-        let &GemmOperandAddresses { a, b, c, d, workspace, .. } = operands;
+        let &GemmOperandAddresses { a, b, c, matrix_d: d, workspace, .. } = operands;
         let algorithm = self.algorithms.get(algorithm);
         let launch = lt::CublasLtMatmulArguments {
             handle: self.blas.handle,
@@ -496,14 +496,14 @@ impl PreparedGemm {
         lane: usize,
         operands: &GemmOperandAddresses,
     ) -> Result<(), BackendError> {
-        if self.spec.beta != 0.0 && operands.c.is_none_or(|c| c == operands.d) {
+        if self.spec.beta != 0.0 && operands.c.is_none_or(|c| c == operands.matrix_d) {
             return Ok(());
         }
         let stream = self.blas.lanes[lane].stream.cu_stream();
         let (d, element) =
             (self.spec.column_major_layouts().d, self.spec.d.size_of_element_in_bytes());
         for index in 0..self.spec.batch_count {
-            let address = operands.d + (index * d.batch_stride * element) as u64;
+            let address = operands.matrix_d + (index * d.batch_stride * element) as u64;
             // SAFETY: D is a device address with room for the result matrices.
             unsafe {
                 sys::cuMemsetD2D8Async(

@@ -16,7 +16,7 @@ pub struct GemmOperandAddresses<A = u64> {
     pub c: Option<A>,
     /// Address of matrix D; D overlaps neither A nor B, and overlaps C only if C and D are one
     /// matrix.
-    pub d: A,
+    pub matrix_d: A,
     /// Address of the bias vector that the epilogue adds, or of the bias gradient that the epilogue
     /// writes.
     pub bias: Option<A>,
@@ -44,7 +44,7 @@ impl<A: Copy> GemmOperandAddresses<A> {
             a,
             b,
             c: None,
-            d,
+            matrix_d: d,
             bias: None,
             aux: None,
             scale_a: None,
@@ -64,7 +64,7 @@ impl<A: Copy> GemmOperandAddresses<A> {
             a: address(self.a),
             b: address(self.b),
             c: self.c.map(&mut address),
-            d: address(self.d),
+            matrix_d: address(self.matrix_d),
             bias: self.bias.map(&mut address),
             aux: self.aux.map(&mut address),
             scale_a: self.scale_a.map(&mut address),
@@ -109,8 +109,18 @@ impl GemmOperandAddresses {
                 "aux",
             ),
             (spec.scales.b, At::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.scale_b, "B's scale"),
-            (spec.scales.a, At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.scale_a, "A's scale"),
-            (spec.scales.d, At::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, self.scale_d, "D's scale"),
+            (
+                spec.scales.has_a_scale,
+                At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                self.scale_a,
+                "A's scale",
+            ),
+            (
+                spec.scales.has_d_scale,
+                At::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER,
+                self.scale_d,
+                "D's scale",
+            ),
             (spec.scales.amax_d, At::CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, self.amax_d, "D's amax"),
         ];
         for (pointer, (needed, attribute, address, name)) in pointers.iter_mut().zip(needs) {

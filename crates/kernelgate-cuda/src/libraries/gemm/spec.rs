@@ -10,11 +10,11 @@ use crate::libraries::lt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GemmScalesPresent {
     /// Whether A has one.
-    pub a: bool,
+    pub has_a_scale: bool,
     /// Whether B has one.
     pub b: bool,
     /// Whether D has one.
-    pub d: bool,
+    pub has_d_scale: bool,
     /// Whether the GEMM writes the largest magnitude of D to device memory.
     pub amax_d: bool,
 }
@@ -57,7 +57,7 @@ pub struct GemmSpec {
     pub batch_count: usize,
     /// Distance from one matrix A of the batch to the next, elements; 0 if all products share one
     /// A.
-    pub stride_a: Option<usize>,
+    pub batch_stride_a: Option<usize>,
     /// Distance from one matrix B of the batch to the next, elements; 0 if all products share one
     /// B.
     pub stride_b: Option<usize>,
@@ -76,7 +76,7 @@ pub struct GemmSpec {
     pub scales: GemmScalesPresent,
     /// Alignment in bytes that the addresses of all matrices are known to have. cuBLASLt does not
     /// propose algorithms that need more alignment than these bytes; its default is 256.
-    pub alignment: u32,
+    pub min_address_alignment_bytes: u32,
 }
 
 /// Alignment, bytes, that cuBLASLt assumes for matrix addresses by default.
@@ -129,15 +129,20 @@ impl GemmSpec {
             ldc: None,
             ldd: None,
             batch_count: 1,
-            stride_a: None,
+            batch_stride_a: None,
             stride_b: None,
             stride_c: None,
             stride_d: None,
             alpha: 1.0,
             beta: 0.0,
             epilogue: GemmEpilogue::None,
-            scales: GemmScalesPresent { a: false, b: false, d: false, amax_d: false },
-            alignment: DEFAULT_MATRIX_ALIGNMENT,
+            scales: GemmScalesPresent {
+                has_a_scale: false,
+                b: false,
+                has_d_scale: false,
+                amax_d: false,
+            },
+            min_address_alignment_bytes: DEFAULT_MATRIX_ALIGNMENT,
         }
     }
 
@@ -210,7 +215,8 @@ impl GemmSpec {
         if d == GemmMatrixDtype::I32 && (alpha.fract() != 0.0 || beta.fract() != 0.0) {
             return Err(GemmError::Scalars { alpha, beta });
         }
-        let GemmScalesPresent { a: scale_a, b: scale_b, d: scale_d, amax_d } = self.scales;
+        let GemmScalesPresent { has_a_scale: scale_a, b: scale_b, has_d_scale: scale_d, amax_d } =
+            self.scales;
         for (matrix, dtype, scaled) in
             [('A', a, scale_a), ('B', b, scale_b), ('D', d, scale_d || amax_d)]
         {
@@ -227,7 +233,7 @@ impl GemmSpec {
                 return Err(GemmError::LeadingDimension {
                     matrix,
                     ld: layout.ld,
-                    row: layout.rows,
+                    stored_row_elements: layout.rows,
                 });
             }
         }
@@ -291,7 +297,7 @@ impl GemmSpec {
         let (ldc, stride_c) = (self.ldc.or(self.ldd), self.stride_c.or(self.stride_d));
         ColumnMajorLayouts {
             a: layout(self.b, b, self.ldb, self.stride_b),
-            b: layout(self.a, a, self.lda, self.stride_a),
+            b: layout(self.a, a, self.lda, self.batch_stride_a),
             c: layout(self.dtype_of_c(), [n, m], ldc, stride_c),
             d: layout(self.d, [n, m], self.ldd, self.stride_d),
         }
@@ -345,7 +351,10 @@ mod tests {
             GemmError::Empty { k: 0, .. }
         ));
         let short = GemmSpec { lda: Some(9), ..PLAIN_6X4X10_GEMM };
-        assert_eq!(refused(short), GemmError::LeadingDimension { matrix: 'A', ld: 9, row: 10 });
+        assert_eq!(
+            refused(short),
+            GemmError::LeadingDimension { matrix: 'A', ld: 9, stored_row_elements: 10 }
+        );
         assert_eq!(GemmSpec { a_transposed: true, ..short }.check_gemm_spec(), Ok(()));
         let overlapping = GemmSpec { batch_count: 2, stride_d: Some(23), ..PLAIN_6X4X10_GEMM };
         assert_eq!(
@@ -380,7 +389,7 @@ mod tests {
         assert_eq!(halved.check_gemm_spec(), Err(GemmError::Scalars { alpha: 0.5, beta: 0.0 }));
         let biased = GemmSpec { epilogue: GemmEpilogue::Bias, ..integers };
         assert!(biased.check_gemm_spec().unwrap_err().means_unsupported_gemm());
-        let scales = GemmScalesPresent { d: true, ..GemmScalesPresent::default() };
+        let scales = GemmScalesPresent { has_d_scale: true, ..GemmScalesPresent::default() };
         let scaled = GemmSpec { scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
         assert_eq!(scaled.check_gemm_spec(), Err(GemmError::Scale { matrix: 'D', dtype: Bf16 }));
     }

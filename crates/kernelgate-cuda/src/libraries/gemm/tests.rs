@@ -19,7 +19,7 @@ fn first_gemm_algorithm_stays_unless_another_is_clearly_faster() {
 fn a_gemm_launch_without_a_needed_operand_names_it() {
     let epilogue =
         GemmEpilogue::Activation { function: GemmEpilogueActivation::Relu, bias: true, aux: true };
-    let scales = GemmScalesPresent { a: true, ..GemmScalesPresent::default() };
+    let scales = GemmScalesPresent { has_a_scale: true, ..GemmScalesPresent::default() };
     let spec = GemmSpec { epilogue, scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
     let mut operands = GemmOperandAddresses::gemm_operands_from_a_b_d(1, 2, 3);
     for name in ["the bias", "aux", "A's scale"] {
@@ -181,7 +181,7 @@ struct GemmUnderTest {
 impl GemmUnderTest {
     /// `None` without cuBLASLt.
     fn gemm_fixture_for_spec(device: &Arc<Device>, spec: GemmSpec) -> Option<Self> {
-        let blas = match CublasLtLanes::open_with_default_workspace(device, 1) {
+        let blas = match CublasLtLanes::open_cublaslt_with_default_workspace(device, 1) {
             Err(BackendError::Unsupported(reason)) => {
                 eprintln!("skipped: {reason}");
                 return None;
@@ -340,7 +340,7 @@ fn gemms_with_gaps_and_small_alignments_equal_fp64() {
         };
         assert_gemm_equals_fp64(&device, GemmSpec { a_transposed, b_transposed, ..gaps });
         // Matrices with rows of 5, 3 and 7 elements, which are not aligned to 16 bytes.
-        let odd = GemmSpec { alignment: 4, ..GemmSpec::new(5, 7, 3, F32, F32) };
+        let odd = GemmSpec { min_address_alignment_bytes: 4, ..GemmSpec::new(5, 7, 3, F32, F32) };
         assert_gemm_equals_fp64(&device, GemmSpec { a_transposed, b_transposed, ..odd });
     }
 }
@@ -371,11 +371,11 @@ fn gemm_batches_with_gaps_and_shared_operands_equal_fp64() {
     assert_gemm_equals_fp64(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
     assert_gemm_equals_fp64(
         &device,
-        GemmSpec { stride_a: Some(640), stride_d: Some(512), ..batch },
+        GemmSpec { batch_stride_a: Some(640), stride_d: Some(512), ..batch },
     );
     // Matrices of a tensor `[rows, heads, columns]`: the matrix of each head begins within a row of
     // the leading dimension.
-    let heads = GemmSpec { lda: Some(96), stride_a: Some(32), ..batch };
+    let heads = GemmSpec { lda: Some(96), batch_stride_a: Some(32), ..batch };
     assert_gemm_equals_fp64(&device, GemmSpec { ldd: Some(72), stride_d: Some(24), ..heads });
 }
 
@@ -400,7 +400,7 @@ fn fp8_gemm_scales_are_applied_and_amax_is_written() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let spec = GemmSpec {
         b_transposed: true,
-        scales: GemmScalesPresent { a: true, b: true, d: true, amax_d: true },
+        scales: GemmScalesPresent { has_a_scale: true, b: true, has_d_scale: true, amax_d: true },
         ..GemmSpec::new(32, 64, 16, E4m3, E4m3)
     };
     let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };

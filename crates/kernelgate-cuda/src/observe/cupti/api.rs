@@ -25,7 +25,7 @@ pub struct CuptiFunctions {
     pub disable: unsafe extern "C" fn(u32) -> c_int,
     pub flush: unsafe extern "C" fn(u32) -> c_int,
     pub next: unsafe extern "C" fn(*mut u8, usize, *mut *mut u32) -> c_int,
-    pub dropped: unsafe extern "C" fn(*mut c_void, u32, *mut usize) -> c_int,
+    pub get_num_dropped_records: unsafe extern "C" fn(*mut c_void, u32, *mut usize) -> c_int,
     pub timestamp: unsafe extern "C" fn(*mut u64) -> c_int,
     pub thread_ids: unsafe extern "C" fn(u32) -> c_int,
     pub call_name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int,
@@ -59,7 +59,7 @@ fn load_cupti_functions() -> Option<CuptiFunctions> {
             disable: library::typed_library_function(library, c"cuptiActivityDisable")?,
             flush: library::typed_library_function(library, c"cuptiActivityFlushAll")?,
             next: library::typed_library_function(library, c"cuptiActivityGetNextRecord")?,
-            dropped: library::typed_library_function(
+            get_num_dropped_records: library::typed_library_function(
                 library,
                 c"cuptiActivityGetNumDroppedRecords",
             )?,

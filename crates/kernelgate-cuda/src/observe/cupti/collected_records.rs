@@ -56,19 +56,19 @@ pub fn lock_collected_cupti_records() -> MutexGuard<'static, CollectedCuptiRecor
 macro_rules! copy_record {
     ($raw:expr) => {
         MemoryCopyRecord {
-            start: $raw.start,
-            end: $raw.end,
+            start_ns: $raw.start_ns,
+            end_ns: $raw.end_ns,
             on: GpuContextStreamIds {
                 device: $raw.device,
-                context: $raw.context,
-                stream: $raw.stream,
+                context_id: $raw.context_id,
+                stream_id: $raw.stream_id,
             },
             correlation: $raw.correlation,
             bytes: $raw.bytes,
             kind: $raw.direction,
             source: $raw.source,
-            target: $raw.target,
-            graph_node: $raw.graph_node,
+            target_memory_kind: $raw.target,
+            graph_node_id: $raw.graph_node_id,
         }
     };
 }
@@ -112,7 +112,7 @@ impl CollectedCuptiRecords {
                 ),
                 PROFILER_OVERHEAD_ACTIVITY => {
                     let raw = record.cast::<RawProfilerOverheadRecord>().read_unaligned();
-                    self.activity.overhead.push([raw.start, raw.end]);
+                    self.activity.overhead.push([raw.start_ns, raw.end_ns]);
                 }
                 ALLOCATION_ACTIVITY => self.add_raw_device_allocation_record(
                     &record.cast::<RawDeviceAllocationRecord>().read_unaligned(),
@@ -130,12 +130,12 @@ impl CollectedCuptiRecords {
         let positive = |value: i32| value.max(0).unsigned_abs();
         self.activity.kernels.push(KernelRecord {
             name,
-            start: raw.start,
-            end: raw.end,
+            start_ns: raw.start_ns,
+            end_ns: raw.end_ns,
             on: GpuContextStreamIds {
                 device: raw.device,
-                context: raw.context,
-                stream: raw.stream,
+                context_id: raw.context_id,
+                stream_id: raw.stream_id,
             },
             correlation: raw.correlation,
             grid: { raw.grid }.map(positive),
@@ -144,7 +144,7 @@ impl CollectedCuptiRecords {
             static_shared: positive(raw.static_shared),
             dynamic_shared: positive(raw.dynamic_shared),
             local: raw.local,
-            graph_node: raw.graph_node,
+            graph_node_id: raw.graph_node_id,
         });
     }
 
@@ -158,16 +158,16 @@ impl CollectedCuptiRecords {
 
     fn add_raw_memset_record(&mut self, raw: &RawMemsetRecord) {
         self.activity.sets.push(MemsetRecord {
-            start: raw.start,
-            end: raw.end,
+            start_ns: raw.start_ns,
+            end_ns: raw.end_ns,
             on: GpuContextStreamIds {
                 device: raw.device,
-                context: raw.context,
-                stream: raw.stream,
+                context_id: raw.context_id,
+                stream_id: raw.stream_id,
             },
             correlation: raw.correlation,
             bytes: raw.bytes,
-            graph_node: raw.graph_node,
+            graph_node_id: raw.graph_node_id,
         });
     }
 
@@ -175,20 +175,24 @@ impl CollectedCuptiRecords {
         let name = self.name_index_of_called_function(raw.kind, raw.function);
         self.activity.calls.push(HostCallRecord {
             name,
-            start: raw.start,
-            end: raw.end,
-            thread: raw.thread,
+            start_ns: raw.start_ns,
+            end_ns: raw.end_ns,
+            thread: raw.os_thread_id,
             correlation: raw.correlation,
         });
     }
 
     fn add_raw_synchronization_record(&mut self, raw: &RawSynchronizationRecord) {
         self.activity.waits.push(SynchronizationRecord {
-            start: raw.start,
-            end: raw.end,
+            start_ns: raw.start_ns,
+            end_ns: raw.end_ns,
             // CUPTI's synchronization records contain no GPU; a reader finds the GPU of a context
             // in its kernel records.
-            on: GpuContextStreamIds { device: 0, context: raw.context, stream: raw.stream },
+            on: GpuContextStreamIds {
+                device: 0,
+                context_id: raw.context_id,
+                stream_id: raw.stream_id,
+            },
             correlation: raw.correlation,
             kind: raw.waits_for,
         });
@@ -205,8 +209,8 @@ impl CollectedCuptiRecords {
             time: raw.time,
             on: GpuContextStreamIds {
                 device: raw.device,
-                context: raw.context,
-                stream: raw.stream,
+                context_id: raw.context_id,
+                stream_id: raw.stream_id,
             },
             address: raw.address,
             bytes: if released { -bytes } else { bytes },
@@ -275,7 +279,7 @@ pub extern "C" fn collect_cupti_buffer_callback(
         while (api.next)(buffer, valid_bytes, &raw mut record) == 0 {
             collected.add_raw_cupti_record(record);
         }
-        if (api.dropped)(context, stream, &raw mut dropped) == 0 {
+        if (api.get_num_dropped_records)(context, stream, &raw mut dropped) == 0 {
             collected.activity.dropped += dropped as u64;
         }
         dealloc(buffer, cupti_buffer_layout());
@@ -306,14 +310,14 @@ mod tests {
         let kernel = |name: &'static std::ffi::CStr, start| RawKernelRecord {
             kind: KERNEL_ACTIVITY,
             name: name.as_ptr(),
-            start,
-            end: start + 5,
+            start_ns: start,
+            end_ns: start + 5,
             registers: 32,
             grid: [7, 2, 1],
             block: [128, 1, 1],
             dynamic_shared: 4096,
             correlation: 9,
-            graph_node: 0x7_0000_0001,
+            graph_node_id: 0x7_0000_0001,
             ..zeroed_cupti_record()
         };
         let nameless = RawKernelRecord { kind: KERNEL_ACTIVITY, ..zeroed_cupti_record() };
@@ -325,7 +329,7 @@ mod tests {
         let first = activity.kernels[0];
         assert_eq!((first.grid, first.block, first.registers), ([7, 2, 1], [128, 1, 1], 32));
         assert_eq!((first.kernel_duration_ns(), first.dynamic_shared), (5, 4096));
-        assert_eq!((first.correlation, first.graph_node), (9, 0x7_0000_0001));
+        assert_eq!((first.correlation, first.graph_node_id), (9, 0x7_0000_0001));
     }
 
     #[test]
@@ -340,7 +344,7 @@ mod tests {
         assert_eq!(
             (
                 collect_raw_records(&[copy]).copies[0].source,
-                collect_raw_records(&[copy]).copies[0].target
+                collect_raw_records(&[copy]).copies[0].target_memory_kind
             ),
             (1, 3)
         );
@@ -366,20 +370,20 @@ mod tests {
         let wait = RawSynchronizationRecord {
             kind: SYNCHRONIZATION_ACTIVITY,
             waits_for: 3,
-            stream: 7,
+            stream_id: 7,
             ..zeroed_cupti_record()
         };
         assert_eq!(
             (
                 collect_raw_records(&[wait]).waits[0].kind,
-                collect_raw_records(&[wait]).waits[0].on.stream
+                collect_raw_records(&[wait]).waits[0].on.stream_id
             ),
             (3, 7)
         );
         let overhead = RawProfilerOverheadRecord {
             kind: PROFILER_OVERHEAD_ACTIVITY,
-            start: 3,
-            end: 9,
+            start_ns: 3,
+            end_ns: 9,
             ..zeroed_cupti_record()
         };
         assert_eq!(collect_raw_records(&[overhead]).overhead, [[3, 9]]);

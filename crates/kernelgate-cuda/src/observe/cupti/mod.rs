@@ -30,7 +30,7 @@ pub enum CuptiRecordingExtent {
     /// GPU operations, and the host's calls of the CUDA driver and CUDA runtime.
     Calls,
     /// All lists of [`CuptiRecordedActivity`].
-    Everything,
+    AllActivityLists,
 }
 
 impl CuptiRecordingExtent {
@@ -41,7 +41,7 @@ impl CuptiRecordingExtent {
             Self::Kernels => 1,
             Self::Operations => 4,
             Self::Calls => 6,
-            Self::Everything => ACTIVITY_KINDS_BY_EXTENT.len(),
+            Self::AllActivityLists => ACTIVITY_KINDS_BY_EXTENT.len(),
         };
         ACTIVITY_KINDS_BY_EXTENT.split_at(count).0
     }
@@ -83,7 +83,7 @@ impl CuptiActivityRecorder {
         recorded: CuptiRecordingExtent,
     ) -> Result<Option<CuptiActivityRecorder>, BackendError> {
         let Some(api) = cupti_functions() else { return Ok(None) };
-        let everything = recorded == CuptiRecordingExtent::Everything;
+        let everything = recorded == CuptiRecordingExtent::AllActivityLists;
         // `start_cupti_recording` subscribes first, because subscribing fails if another profiler
         // is attached to this process.
         let subscribed = recorded != CuptiRecordingExtent::Kernels;
@@ -135,8 +135,13 @@ impl CuptiActivityRecorder {
         let mut collected = std::mem::take(&mut *lock_collected_cupti_records());
         for ended in range::take_ended_ranges() {
             let name = collected.index_of_name_added_if_new(&ended.name);
-            let range::EndedNamedRange { start, end, thread, .. } = ended;
-            collected.activity.ranges.push(NamedRangeRecord { name, start, end, thread });
+            let range::EndedNamedRange { start, end, os_thread_id: thread, .. } = ended;
+            collected.activity.ranges.push(NamedRangeRecord {
+                name,
+                start_ns: start,
+                end_ns: end,
+                thread,
+            });
         }
         collected.activity.remove_records_before(time, allocations);
         let mut nodes: Vec<u64> = collected.activity.graph_nodes_that_launched_work().collect();
@@ -190,7 +195,8 @@ fn add_count_of_dropped_records(api: &CuptiFunctions) {
     let mut dropped = 0;
     // SAFETY: a null context means the queue that all contexts share; the address of the count is
     // valid.
-    let has_count = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
+    let has_count =
+        unsafe { (api.get_num_dropped_records)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
     if has_count {
         lock_collected_cupti_records().activity.dropped += dropped as u64;
     }

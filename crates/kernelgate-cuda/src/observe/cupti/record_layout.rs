@@ -14,12 +14,12 @@ pub struct RawKernelRecord {
     pub registers: u16,
     pub cache_requested: u32,
     pub cache_executed: u32,
-    pub start: u64,
-    pub end: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
     pub completed: u64,
     pub device: u32,
-    pub context: u32,
-    pub stream: u32,
+    pub context_id: u32,
+    pub stream_id: u32,
     pub grid: [i32; 3],
     pub block: [i32; 3],
     pub static_shared: i32,
@@ -30,11 +30,11 @@ pub struct RawKernelRecord {
     pub grid_id: i64,
     pub name: *const c_char,
     pub reserved: *mut c_void,
-    pub queued: u64,
+    pub queued_ns: u64,
     pub submitted: u64,
     pub launch: [u8; 4],
     pub shared_executed: u32,
-    pub graph_node: u64,
+    pub graph_node_id: u64,
 }
 
 /// First fields of `CUpti_ActivityMemcpy5`, up to its graph-node field.
@@ -47,16 +47,16 @@ pub struct RawCopyRecord {
     pub target: u8,
     pub flags: u8,
     pub bytes: u64,
-    pub start: u64,
-    pub end: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
     pub device: u32,
-    pub context: u32,
-    pub stream: u32,
+    pub context_id: u32,
+    pub stream_id: u32,
     pub correlation: u32,
     pub runtime_correlation: u32,
     pub pad: u32,
     pub reserved: *mut c_void,
-    pub graph_node: u64,
+    pub graph_node_id: u64,
 }
 
 /// First fields of `CUpti_ActivityMemcpyPtoP4`, up to its graph-node field.
@@ -69,16 +69,16 @@ pub struct RawPeerCopyRecord {
     pub target: u8,
     pub flags: u8,
     pub bytes: u64,
-    pub start: u64,
-    pub end: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
     pub device: u32,
-    pub context: u32,
-    pub stream: u32,
+    pub context_id: u32,
+    pub stream_id: u32,
     /// Source device, source context, destination device and destination context of the copy.
     pub ends: [u32; 4],
     pub correlation: u32,
     pub reserved: *mut c_void,
-    pub graph_node: u64,
+    pub graph_node_id: u64,
 }
 
 /// First fields of `CUpti_ActivityMemset4`, up to its graph-node field.
@@ -88,17 +88,17 @@ pub struct RawMemsetRecord {
     pub kind: u32,
     pub value: u32,
     pub bytes: u64,
-    pub start: u64,
-    pub end: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
     pub device: u32,
-    pub context: u32,
-    pub stream: u32,
+    pub context_id: u32,
+    pub stream_id: u32,
     pub correlation: u32,
-    pub flags: u16,
-    pub memory: u16,
+    pub memset_flags: u16,
+    pub memory_kind: u16,
     pub pad: u32,
     pub reserved: *mut c_void,
-    pub graph_node: u64,
+    pub graph_node_id: u64,
 }
 
 /// `CUpti_ActivityAPI`.
@@ -107,10 +107,10 @@ pub struct RawMemsetRecord {
 pub struct RawHostCallRecord {
     pub kind: u32,
     pub function: u32,
-    pub start: u64,
-    pub end: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
     pub process: u32,
-    pub thread: u32,
+    pub os_thread_id: u32,
     pub correlation: u32,
     pub result: u32,
 }
@@ -121,11 +121,11 @@ pub struct RawHostCallRecord {
 pub struct RawSynchronizationRecord {
     pub kind: u32,
     pub waits_for: u32,
-    pub start: u64,
-    pub end: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
     pub correlation: u32,
-    pub context: u32,
-    pub stream: u32,
+    pub context_id: u32,
+    pub stream_id: u32,
     pub event: u32,
 }
 
@@ -137,8 +137,8 @@ pub struct RawProfilerOverheadRecord {
     pub work: u32,
     pub object_kind: u32,
     pub object: [u32; 3],
-    pub start: u64,
-    pub end: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
 }
 
 /// First fields of `CUpti_ActivityMemory3`, up to its stream field.
@@ -155,8 +155,8 @@ pub struct RawDeviceAllocationRecord {
     pub counter: u64,
     pub process: u32,
     pub device: u32,
-    pub context: u32,
-    pub stream: u32,
+    pub context_id: u32,
+    pub stream_id: u32,
 }
 
 #[cfg(test)]
@@ -186,11 +186,11 @@ mod tests {
             sys::CUpti_ActivityKernel9,
             kind = kind,
             registers = registersPerThread,
-            start = start,
-            end = end,
+            start_ns = start,
+            end_ns = end,
             device = deviceId,
-            context = contextId,
-            stream = streamId,
+            context_id = contextId,
+            stream_id = streamId,
             grid = gridX,
             block = blockX,
             static_shared = staticSharedMemory,
@@ -198,7 +198,7 @@ mod tests {
             local = localMemoryPerThread,
             correlation = correlationId,
             name = name,
-            graph_node = graphNodeId
+            graph_node_id = graphNodeId
         );
         same!(
             RawCopyRecord,
@@ -208,13 +208,13 @@ mod tests {
             source = srcKind,
             target = dstKind,
             bytes = bytes,
-            start = start,
-            end = end,
+            start_ns = start,
+            end_ns = end,
             device = deviceId,
-            context = contextId,
-            stream = streamId,
+            context_id = contextId,
+            stream_id = streamId,
             correlation = correlationId,
-            graph_node = graphNodeId
+            graph_node_id = graphNodeId
         );
         same!(
             RawPeerCopyRecord,
@@ -224,36 +224,36 @@ mod tests {
             source = srcKind,
             target = dstKind,
             bytes = bytes,
-            start = start,
-            end = end,
+            start_ns = start,
+            end_ns = end,
             device = deviceId,
-            context = contextId,
-            stream = streamId,
+            context_id = contextId,
+            stream_id = streamId,
             ends = srcDeviceId,
             correlation = correlationId,
-            graph_node = graphNodeId
+            graph_node_id = graphNodeId
         );
         same!(
             RawMemsetRecord,
             sys::CUpti_ActivityMemset4,
             kind = kind,
             bytes = bytes,
-            start = start,
-            end = end,
+            start_ns = start,
+            end_ns = end,
             device = deviceId,
-            context = contextId,
-            stream = streamId,
+            context_id = contextId,
+            stream_id = streamId,
             correlation = correlationId,
-            graph_node = graphNodeId
+            graph_node_id = graphNodeId
         );
         same!(
             RawHostCallRecord,
             sys::CUpti_ActivityAPI,
             kind = kind,
             function = cbid,
-            start = start,
-            end = end,
-            thread = threadId,
+            start_ns = start,
+            end_ns = end,
+            os_thread_id = threadId,
             correlation = correlationId
         );
         same!(
@@ -261,18 +261,18 @@ mod tests {
             sys::CUpti_ActivitySynchronization,
             kind = kind,
             waits_for = type_,
-            start = start,
-            end = end,
+            start_ns = start,
+            end_ns = end,
             correlation = correlationId,
-            context = contextId,
-            stream = streamId
+            context_id = contextId,
+            stream_id = streamId
         );
         same!(
             RawProfilerOverheadRecord,
             sys::CUpti_ActivityOverhead,
             kind = kind,
-            start = start,
-            end = end
+            start_ns = start,
+            end_ns = end
         );
         same!(
             RawDeviceAllocationRecord,
@@ -284,8 +284,8 @@ mod tests {
             bytes = bytes,
             time = timestamp,
             device = deviceId,
-            context = contextId,
-            stream = streamId
+            context_id = contextId,
+            stream_id = streamId
         );
     }
 }

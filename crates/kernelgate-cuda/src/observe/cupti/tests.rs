@@ -20,7 +20,8 @@ fn bandwidth_passes_for_test_copies(device: &std::sync::Arc<Device>) -> Bandwidt
 
 fn start_recorder_or_print_skip() -> Option<CuptiActivityRecorder> {
     let recorder =
-        CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Everything).unwrap();
+        CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::AllActivityLists)
+            .unwrap();
     if recorder.is_none() {
         eprintln!("skipped: CUPTI is missing");
     }
@@ -51,7 +52,7 @@ fn a_kernel_record_is_joined_with_its_launch_call_and_ranges() {
     let activity = recorder.take_all_new_records().unwrap();
     assert_eq!((activity.kernels.len(), activity.dropped), (1, 0));
     let kernel = activity.kernels[0];
-    assert!(kernel.start > 0 && kernel.end > kernel.start, "{kernel:?}");
+    assert!(kernel.start_ns > 0 && kernel.end_ns > kernel.start_ns, "{kernel:?}");
     assert_ne!(kernel.on, GpuContextStreamIds::default());
     assert!(kernel.grid[0] > 0 && kernel.block[0] > 0 && kernel.registers > 0, "{kernel:?}");
     let call = activity.calls.iter().find(|call| call.correlation == kernel.correlation).unwrap();
@@ -64,10 +65,15 @@ fn a_kernel_record_is_joined_with_its_launch_call_and_ranges() {
         ["outer", "inner"]
     );
     for range in &activity.ranges {
-        assert!(range.start <= call.start && call.end <= range.end, "{range:?} {call:?}");
+        assert!(
+            range.start_ns <= call.start_ns && call.end_ns <= range.end_ns,
+            "{range:?} {call:?}"
+        );
         assert_eq!(range.thread, call.thread);
     }
-    assert!(call.start < kernel.start && kernel.end <= activity.ranges[0].end + 1_000_000);
+    assert!(
+        call.start_ns < kernel.start_ns && kernel.end_ns <= activity.ranges[0].end_ns + 1_000_000
+    );
     assert!(!activity.waits.is_empty(), "{activity:?}");
     let later = recorder.record_clock_now_ns();
     passes.enqueue_copy_kernel(TEST_COPY_BYTES).unwrap();
@@ -110,10 +116,10 @@ fn graph_node_records_have_the_ranges_open_during_capture() {
         })
     };
     let found: Vec<Vec<&str>> =
-        activity.kernels.iter().map(|kernel| ranges(kernel.graph_node)).collect();
+        activity.kernels.iter().map(|kernel| ranges(kernel.graph_node_id)).collect();
     let once = [vec!["step", "first"], vec!["step", "second"], vec![]];
     assert_eq!(found, [once.clone(), once].concat());
-    assert!(activity.kernels.iter().all(|kernel| kernel.graph_node != 0));
+    assert!(activity.kernels.iter().all(|kernel| kernel.graph_node_id != 0));
 }
 
 #[test]
@@ -141,9 +147,10 @@ fn allocations_and_frees_of_device_memory_are_recorded() {
 fn a_second_cupti_client_is_refused_and_the_first_goes_on() {
     let Some((device, _one)) = lock_first_gpu() else { return };
     let Some(recorder) = start_recorder_or_print_skip() else { return };
-    let refused = CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Everything)
-        .err()
-        .unwrap();
+    let refused =
+        CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::AllActivityLists)
+            .err()
+            .unwrap();
     assert_eq!(refused, cupti_refusal_error(ANOTHER_CUPTI_CLIENT_STATUS, "record", ""));
     let passes = bandwidth_passes_for_test_copies(&device);
     device.synchronize().unwrap();

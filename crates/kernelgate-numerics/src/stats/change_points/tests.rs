@@ -58,8 +58,8 @@ fn level_changes_are_found_with_their_place_and_size() {
     assert_eq!(changes.len(), 2, "{changes:?}");
     for (change, (at, size)) in changes.iter().zip([(20, 0.1), (45, -0.04)]) {
         assert!(change.first_index_after.abs_diff(at) <= 1, "{change:?}");
-        assert!(change.low < size && size < change.high, "{change:?}");
-        assert!((change.shift - size).abs() < 0.01 && change.high - change.low < 0.03);
+        assert!(change.low < size && size < change.shift_upper_bound, "{change:?}");
+        assert!((change.shift - size).abs() < 0.01 && change.shift_upper_bound - change.low < 0.03);
         assert!(
             change.confidence > 0.99 && change.gain > MIN_CUT_GAIN_IN_NOISE_DEVIATIONS,
             "{change:?}"

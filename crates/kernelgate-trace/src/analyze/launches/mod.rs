@@ -16,7 +16,7 @@ pub const NO_LAUNCH_CALL: u32 = u32::MAX;
 #[derive(Debug, Clone)]
 pub struct LaunchCallOfOperations {
     /// Index of the host call that launched each operation, or [`NO_LAUNCH_CALL`].
-    pub call_of: Vec<u32>,
+    pub call_index_of_operation: Vec<u32>,
 }
 
 impl LaunchCallOfOperations {
@@ -49,12 +49,12 @@ impl LaunchCallOfOperations {
                 call_of[operation as usize] = callers[next].1;
             }
         }
-        Self { call_of }
+        Self { call_index_of_operation: call_of }
     }
 
     /// Returns the number of operations whose launch call the trace does not record.
     pub fn count_operations_without_call(&self) -> usize {
-        self.call_of.iter().filter(|&&call| call == NO_LAUNCH_CALL).count()
+        self.call_index_of_operation.iter().filter(|&&call| call == NO_LAUNCH_CALL).count()
     }
 }
 

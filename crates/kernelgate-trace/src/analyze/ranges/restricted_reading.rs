@@ -138,7 +138,7 @@ impl KeepInsideMatchingRanges {
             }
             StreamedRangeOrCall::Range(range) => self.keep_range_if_inside_match(trace, range),
             StreamedRangeOrCall::Call(call) => {
-                self.keep_call_if_inside_match_or_graph(trace, &call)
+                self.keep_call_inside_matching_range_or_graph(trace, &call)
             }
         }
     }
@@ -167,7 +167,7 @@ impl KeepInsideMatchingRanges {
         );
     }
 
-    fn keep_call_if_inside_match_or_graph(&mut self, trace: &Trace, call: &StreamedCallRow) {
+    fn keep_call_inside_matching_range_or_graph(&mut self, trace: &Trace, call: &StreamedCallRow) {
         self.keep_ranges_around_node_events_before(trace, call.start);
         let of_graph = |&id: &GpuOperationId| {
             trace.kernels.graph_node.decoded_row(id as usize).is_some_and(|node| node != 0)

@@ -142,7 +142,7 @@ fn rows_of_operations_to_keep(
     let mut kept: [Vec<u32>; 4] = Default::default();
     let mut of_nodes: Vec<u32> = Vec::new();
     for id in all.all_operation_ids() {
-        let call = launches.call_of[id as usize];
+        let call = launches.call_index_of_operation[id as usize];
         let (kind, index) = all.kind_and_table_row(id);
         let node = || {
             let node = trace

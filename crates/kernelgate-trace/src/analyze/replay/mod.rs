@@ -68,7 +68,7 @@ pub struct ReplayChange<'a> {
     /// nanoseconds.
     pub replayed_duration_ns: &'a dyn Fn(GpuOperationId, i64) -> i64,
     /// Whether launch calls take their recorded time in the replay, instead of no time.
-    pub keeps_launch_calls: bool,
+    pub keeps_launch_call_times: bool,
     /// Whether the host waits for the GPU in the replay as it was recorded, instead of not waiting.
     pub keeps_host_waits: bool,
     /// How the host's time between its launch calls is replayed.
@@ -81,7 +81,7 @@ pub enum ReplayedHostTime<'a> {
     /// The host takes its recorded time between two launch calls.
     Recorded,
     /// The host takes this share, from 0 to 1, of its recorded time between two launch calls.
-    Scaled(f64),
+    ShareOfRecordedHostTime(f64),
     /// In these spans, which do not overlap, neither host code nor launch calls take time.
     WithoutPauses(&'a [(i64, i64)]),
 }
@@ -105,7 +105,7 @@ pub enum CriticalPathSegmentKind {
     /// Time from the end of an operation to the start of the next operation that waits for it.
     BetweenOperations,
     /// Time that the host spends in launch calls.
-    LaunchCalls,
+    HostTimeInLaunchCalls,
     /// Time that the host spends between two launch calls.
     Host,
     /// Time from the end of an operation to the return of the host call that waits for it.
@@ -121,7 +121,7 @@ impl CriticalPathSegmentKind {
             Self::Operation(_) => "operation",
             Self::LaunchLatency => "from launch call to start",
             Self::BetweenOperations => "between dependent operations",
-            Self::LaunchCalls => "launch calls",
+            Self::HostTimeInLaunchCalls => "launch calls",
             Self::Host => "host between launch calls",
             Self::WaitReturn => "return from waits",
             Self::Unknown => "launches that the trace does not hold",
@@ -145,8 +145,8 @@ pub struct TraceDependencies<'a> {
     id_step_on_stream: BitPackedColumn<i64>,
     /// For each operation, its id minus the id of the operation on another stream that it seems to
     /// wait for; 0 if it seems to wait for no other stream.
-    id_step_to_awaited: BitPackedColumn<i64>,
-    threads: usize,
+    id_minus_awaited_operation_id: BitPackedColumn<i64>,
+    thread_count: usize,
     trace_start_and_end_ns: (i64, i64),
 }
 
@@ -182,8 +182,8 @@ impl<'a> TraceDependencies<'a> {
             operations_by_start: started,
             host_waits_by_end: Vec::new(),
             id_step_on_stream: BitPackedColumn::column_filled_with(all.len(), 0),
-            id_step_to_awaited: BitPackedColumn::column_filled_with(all.len(), 0),
-            threads: trace.threads.len(),
+            id_minus_awaited_operation_id: BitPackedColumn::column_filled_with(all.len(), 0),
+            thread_count: trace.threads.len(),
             trace_start_and_end_ns: (first, last),
         };
         of.find_operations_waited_for(trace, &ended, process);
@@ -199,7 +199,7 @@ impl<'a> TraceDependencies<'a> {
 
     /// Returns the operation of another stream that an operation seems to wait for.
     fn awaited_operation_on_other_stream(&self, id: GpuOperationId) -> Option<GpuOperationId> {
-        operation_with_id_lower_by(id, self.id_step_to_awaited.at(id as usize))
+        operation_with_id_lower_by(id, self.id_minus_awaited_operation_id.at(id as usize))
     }
 
     /// Finds for each operation the previous operation on its stream, and the operation on another
@@ -260,7 +260,7 @@ impl<'a> TraceDependencies<'a> {
                     && self.operations.operation_end_exclusive_ns(other) > ready
             };
             if let Some(other) = others.into_iter().find(waits_for) {
-                self.id_step_to_awaited
+                self.id_minus_awaited_operation_id
                     .replace_row(id as usize, id.to_packed_integer() - other.to_packed_integer());
             }
         }
@@ -319,7 +319,7 @@ impl<'a> TraceDependencies<'a> {
         process: impl Fn(GpuOperationId) -> usize,
     ) {
         let mut pauses: Vec<CallThatWaitsForGpu> = Vec::new();
-        let mut last_call = vec![i64::MIN; self.threads];
+        let mut last_call = vec![i64::MIN; self.thread_count];
         for call in self.operations_by_launch.iter().filter_map(|id| self.launch_call_of(id)) {
             let last = std::mem::replace(&mut last_call[call.thread as usize], call.end);
             if last != i64::MIN && call.start - last >= MIN_UNRECORDED_WAIT_NS {
@@ -565,7 +565,7 @@ pub struct ReplayInProgress<'d, 'a> {
     last_call: (u32, i64),
     next_call: Option<(GpuOperationId, OperationLaunchCall)>,
     /// Next positions in the operations by launch, in the operations by start, and in the waits.
-    next_positions: (usize, usize, usize),
+    next_launch_start_wait_positions: (usize, usize, usize),
 }
 
 impl<'d, 'a> ReplayInProgress<'d, 'a> {
@@ -573,18 +573,18 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
     pub fn begin_replay(of: &'d TraceDependencies<'a>) -> Self {
         Self {
             dependencies: of,
-            thread: vec![0; of.threads],
-            recorded_end_of_last_call: vec![i64::MIN; of.threads],
+            thread: vec![0; of.thread_count],
+            recorded_end_of_last_call: vec![i64::MIN; of.thread_count],
             replayed_minus_recorded_ns: BitPackedColumn::column_filled_with(of.operations.len(), 0),
             last_call: (NO_OPERATION_OR_THREAD, i64::MIN),
             next_call: of.nth_launch_call_and_operation(0),
-            next_positions: (0, 0, 0),
+            next_launch_start_wait_positions: (0, 0, 0),
         }
     }
 
     /// Returns the operation to replay next, in order of recorded starts.
     pub fn next_operation_to_replay(&self) -> Option<GpuOperationId> {
-        self.dependencies.operations_by_start.get(self.next_positions.1)
+        self.dependencies.operations_by_start.get(self.next_launch_start_wait_positions.1)
     }
 
     /// Replays the host calls before an operation, and the operation's start; returns replayed
@@ -599,22 +599,23 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         let span = source.operations.operation_start_and_end_ns(id);
         let start = span.0;
         loop {
-            let wait = source.host_waits_by_end.get(self.next_positions.2);
+            let wait = source.host_waits_by_end.get(self.next_launch_start_wait_positions.2);
             let returned = wait.map_or(i64::MAX, |wait| wait.call.end);
             match (self.next_call, wait) {
                 (Some((launched, call)), _) if call.start <= start && call.start < returned => {
-                    self.next_positions.0 += 1;
-                    self.next_call = source.nth_launch_call_and_operation(self.next_positions.0);
+                    self.next_launch_start_wait_positions.0 += 1;
+                    self.next_call = source
+                        .nth_launch_call_and_operation(self.next_launch_start_wait_positions.0);
                     self.replay_launch_call(launched, &call, change);
                 }
                 (_, Some(wait)) if returned <= start => {
-                    self.next_positions.2 += 1;
+                    self.next_launch_start_wait_positions.2 += 1;
                     self.replay_wait_for_gpu(wait, change);
                 }
                 _ => break,
             }
         }
-        self.next_positions.1 += 1;
+        self.next_launch_start_wait_positions.1 += 1;
         let launch = source
             .launches
             .launch_call_of_operation_starting_at(start, id)
@@ -653,7 +654,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         change: &ReplayChange<'_>,
     ) {
         let thread = call.thread as usize;
-        let removed = |from: i64| match change.keeps_launch_calls {
+        let removed = |from: i64| match change.keeps_launch_call_times {
             true => change.host_time_between_launches.ns_in_removed_pauses(from, call.end),
             false => (call.end - from).max(0),
         };
@@ -680,10 +681,12 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
     fn replay_own_time_of_host(&mut self, thread: usize, until: i64, change: &ReplayChange<'_>) {
         let since = self.recorded_end_of_last_call[thread];
         self.thread[thread] -= match change.host_time_between_launches {
-            ReplayedHostTime::Scaled(left) if since != i64::MIN && until > since => {
+            ReplayedHostTime::ShareOfRecordedHostTime(left)
+                if since != i64::MIN && until > since =>
+            {
                 ((until - since) as f64 * (1.0 - left)).round() as i64
             }
-            ReplayedHostTime::Scaled(_) | ReplayedHostTime::Recorded => 0,
+            ReplayedHostTime::ShareOfRecordedHostTime(_) | ReplayedHostTime::Recorded => 0,
             ReplayedHostTime::WithoutPauses(_) => {
                 change.host_time_between_launches.ns_in_removed_pauses(since, until)
             }
@@ -694,7 +697,10 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         let CallThatWaitsForGpu { thread, start, end } = wait.call;
         let index = thread as usize;
         if !wait.is_recorded_call
-            && matches!(change.host_time_between_launches, ReplayedHostTime::Scaled(_))
+            && matches!(
+                change.host_time_between_launches,
+                ReplayedHostTime::ShareOfRecordedHostTime(_)
+            )
         {
             return;
         }
@@ -782,15 +788,15 @@ impl RunningSumOfLaunchCalls {
 impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
     /// Prepares a walk: groups waits and launch calls of the trace by thread.
     pub fn prepare_backward_walk(of: &'d TraceDependencies<'a>) -> Self {
-        let mut waits = vec![Vec::new(); of.threads];
+        let mut waits = vec![Vec::new(); of.thread_count];
         for (position, wait) in (0u32..)
             .zip(&of.host_waits_by_end)
             .filter(|(_, of)| of.ended_by != NO_OPERATION_OR_THREAD)
         {
             waits[wait.call.thread as usize].push(position);
         }
-        let mut launches = vec![RunningSumOfLaunchCalls::default(); of.threads];
-        let mut last = vec![i64::MIN; of.threads];
+        let mut launches = vec![RunningSumOfLaunchCalls::default(); of.thread_count];
+        let mut last = vec![i64::MIN; of.thread_count];
         for (id, call) in
             of.operations_by_launch.iter().filter_map(|id| Some((id, of.launch_call_of(id)?)))
         {
@@ -830,7 +836,10 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
             (Some((ready, true)), None) => {
                 path.walk_back_and_add_segment(CriticalPathSegmentKind::LaunchLatency, ready);
                 let call = source.launch_call_of(id)?;
-                path.walk_back_and_add_segment(CriticalPathSegmentKind::LaunchCalls, call.start);
+                path.walk_back_and_add_segment(
+                    CriticalPathSegmentKind::HostTimeInLaunchCalls,
+                    call.start,
+                );
                 self.step_back_from_launch_call(call, path)
             }
             (None, None) => None,
@@ -856,7 +865,7 @@ impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
             - calls.total_ns_of_calls_before(source, until);
         let launching = launching.clamp(0, host.max(0));
         path.walk_back_and_add_segment(
-            CriticalPathSegmentKind::LaunchCalls,
+            CriticalPathSegmentKind::HostTimeInLaunchCalls,
             path.reached_time_ns - launching,
         );
         path.walk_back_and_add_segment(CriticalPathSegmentKind::Host, until);

@@ -11,7 +11,7 @@ use crate::model::packed_columns::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuIdleGap {
     /// First idle nanosecond.
-    pub start: i64,
+    pub start_ns: i64,
     /// End: the first nanosecond after the last one.
     pub end: i64,
     /// The operation that ended last before the gap.
@@ -25,7 +25,7 @@ pub struct GpuIdleGap {
 impl GpuIdleGap {
     /// Length of the GPU's idle gap, nanoseconds.
     pub fn idle_gap_length_ns(&self) -> i64 {
-        self.end - self.start
+        self.end - self.start_ns
     }
 }
 
@@ -66,7 +66,7 @@ impl GpuIdleGaps {
             (from(&self.id_after_minus_id_before), from(&self.id_after_minus_started_count));
         let start = all.operation_end_exclusive_ns(before).max(all.operation_start_ns(before));
         Some(GpuIdleGap {
-            start,
+            start_ns: start,
             end: all.operation_start_ns(after),
             operation_before: before,
             operation_after: after,

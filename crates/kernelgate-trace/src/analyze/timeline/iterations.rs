@@ -56,7 +56,7 @@ pub struct IterationCandidate<K> {
     /// Key of the candidate's name; candidates with equal keys form one group.
     pub key: K,
     /// Ranges around the candidate.
-    pub depth: u32,
+    pub enclosing_range_count: u32,
     /// Start of the candidate on the host, nanoseconds.
     pub start: i64,
     /// End: the first nanosecond after the last one.
@@ -98,7 +98,7 @@ pub fn find_iterations_among_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
             (named || !name.contains("::")).then(|| SameKeyCandidates {
                 key,
                 key_is_range_name: named,
-                depth: candidates.iter().map(|of| of.depth).min().unwrap_or(0),
+                depth: candidates.iter().map(|of| of.enclosing_range_count).min().unwrap_or(0),
                 total_ns: candidates.iter().map(|of| of.end - of.start).sum(),
                 candidates,
             })
@@ -281,7 +281,15 @@ mod tests {
         depth: u32,
         spans: &[(i64, i64)],
     ) -> Vec<IterationCandidate<u32>> {
-        spans.iter().map(|&(start, end)| IterationCandidate { key, depth, start, end }).collect()
+        spans
+            .iter()
+            .map(|&(start, end)| IterationCandidate {
+                key,
+                enclosing_range_count: depth,
+                start,
+                end,
+            })
+            .collect()
     }
 
     #[test]

@@ -108,7 +108,7 @@ pub enum GpuTimelinePiece {
     /// Operations run.
     Busy {
         /// First nanosecond.
-        start: i64,
+        start_ns: i64,
         /// End: the first nanosecond after the last one.
         end: i64,
         busy_line: BusyTimeLineOfGpu,
@@ -147,7 +147,7 @@ pub fn cut_gpu_time_into_pieces(
             && sweep.position_ns < start
         {
             let gap = GpuIdleGap {
-                start: sweep.position_ns,
+                start_ns: sweep.position_ns,
                 end: start,
                 operation_before: last,
                 operation_after: id,
@@ -201,9 +201,9 @@ impl GpuTimelineSweep {
             let to = end.min(until);
             if to > self.position_ns {
                 let line = BusyTimeLineOfGpu::busy_line_of_running_classes(&self.count);
-                let owner = self.operation_that_owns_piece();
+                let owner = self.operation_that_owns_time_piece();
                 each(GpuTimelinePiece::Busy {
-                    start: self.position_ns,
+                    start_ns: self.position_ns,
                     end: to,
                     busy_line: line,
                     operation_that_counts: owner,
@@ -219,7 +219,7 @@ impl GpuTimelineSweep {
         }
     }
 
-    fn operation_that_owns_piece(&mut self) -> GpuOperationId {
+    fn operation_that_owns_time_piece(&mut self) -> GpuOperationId {
         let class = self.count.iter().position(|&count| count > 0).expect("something runs");
         let order = &mut self.order[class];
         while order.front().is_some_and(|&(end, _)| end <= self.position_ns) {

@@ -40,7 +40,7 @@ pub struct GpuPeakThroughput {
     tera: [f64; 6],
     /// Peak bandwidth of device memory, bytes a nanosecond (GB/s); 0 if GPUs of this name have
     /// different memories.
-    pub bytes_per_ns: f64,
+    pub device_memory_bytes_per_ns: f64,
 }
 
 impl GpuPeakThroughput {
@@ -70,7 +70,7 @@ impl GpuPeakThroughput {
             device.0.iter().all(|part| words.iter().any(|word| word == part))
         };
         let GpuPeakTableRow(_, tera, bytes_per_ns) = GPU_PEAKS_BY_NAME_WORDS.iter().find(named)?;
-        Some(Self { tera: *tera, bytes_per_ns: *bytes_per_ns })
+        Some(Self { tera: *tera, device_memory_bytes_per_ns: *bytes_per_ns })
     }
 }
 
@@ -182,6 +182,6 @@ mod tests {
         assert_eq!(v100.peak_operations_per_ns(MatrixPrecision::Fp8), None);
         let a100 = GpuPeakThroughput::peak_throughput_of_gpu_name("NVIDIA A100")
             .expect("it is in the table");
-        assert_eq!(a100.bytes_per_ns, 0.0, "40 or 80 GB");
+        assert_eq!(a100.device_memory_bytes_per_ns, 0.0, "40 or 80 GB");
     }
 }

@@ -25,7 +25,7 @@ pub struct OperatorFlopsAndBytes {
 #[derive(Debug, Clone, PartialEq)]
 struct OperatorInputTensor {
     axes: Vec<f64>,
-    size: f64,
+    bytes_per_element: f64,
     precision: Option<MatrixPrecision>,
 }
 
@@ -35,7 +35,7 @@ impl OperatorInputTensor {
     }
 
     fn bytes_of_tensor(&self) -> f64 {
-        self.element_count() * self.size
+        self.element_count() * self.bytes_per_element
     }
 
     /// Extent of the tensor's axis with this index, counted from the last axis.
@@ -67,7 +67,7 @@ impl ParsedOperatorInputs {
             let axis = |axis: &Value| axis.as_f64().filter(|axis| *axis >= 0.0);
             let axes: Option<Vec<f64>> = dims.as_array()?.iter().map(axis).collect();
             let (size, precision) = bytes_and_precision_of_torch_type(types.get(index)?.as_str()?)?;
-            Some(OperatorInputTensor { axes: axes?, size, precision })
+            Some(OperatorInputTensor { axes: axes?, bytes_per_element: size, precision })
         };
         let text = |value: Value| match value {
             Value::String(text) => text,
@@ -201,7 +201,7 @@ fn work_of_matmul_operator(
     let output = rows * n;
     Some(OperatorFlopsAndBytes {
         flops: 2.0 * output * k,
-        bytes: inputs.bytes_of_all_tensors() + output * a.size.max(2.0),
+        bytes: inputs.bytes_of_all_tensors() + output * a.bytes_per_element.max(2.0),
         precision: a.precision,
     })
 }
@@ -216,7 +216,7 @@ fn work_of_linear_operator(inputs: &ParsedOperatorInputs) -> Option<OperatorFlop
     let output = input.element_count() / k * n;
     Some(OperatorFlopsAndBytes {
         flops: 2.0 * output * k,
-        bytes: inputs.bytes_of_all_tensors() + output * input.size,
+        bytes: inputs.bytes_of_all_tensors() + output * input.bytes_per_element,
         precision: input.precision,
     })
 }
@@ -244,7 +244,7 @@ fn work_of_convolution(
     let per_output = weight.element_count() / weight.axes[0];
     Some(OperatorFlopsAndBytes {
         flops: 2.0 * output * per_output,
-        bytes: inputs.bytes_of_all_tensors() + output * input.size,
+        bytes: inputs.bytes_of_all_tensors() + output * input.bytes_per_element,
         precision: input.precision,
     })
 }
@@ -303,7 +303,7 @@ fn work_of_attention_forward(
         bytes: q.bytes_of_tensor()
             + k.bytes_of_tensor()
             + v.bytes_of_tensor()
-            + q.element_count() / q.axes[3] * v.axes[3] * q.size,
+            + q.element_count() / q.axes[3] * v.axes[3] * q.bytes_per_element,
         precision: q.precision,
     })
 }

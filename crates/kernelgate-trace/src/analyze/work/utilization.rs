@@ -22,7 +22,7 @@ pub struct SummedWorkAndKernelTime {
     pub memory_ns: f64,
     /// Sum over the operators of the longer of matrix time and memory time at the peaks: the least
     /// time by the roofline, nanoseconds.
-    pub roofline_ns: f64,
+    pub roofline_time_sum_ns: f64,
     /// Number of summands for which the GPU's peak in their precision is not published.
     pub without_peak: usize,
 }
@@ -69,11 +69,11 @@ impl SummedWorkAndKernelTime {
             self.without_peak += 1;
             return;
         };
-        let published = peaks.bytes_per_ns > 0.0;
-        let memory = if published { work.bytes / peaks.bytes_per_ns } else { 0.0 };
+        let published = peaks.device_memory_bytes_per_ns > 0.0;
+        let memory = if published { work.bytes / peaks.device_memory_bytes_per_ns } else { 0.0 };
         self.tensor_ns += tensor;
         self.memory_ns += memory;
-        self.roofline_ns += tensor.max(memory);
+        self.roofline_time_sum_ns += tensor.max(memory);
     }
 
     /// FLOPs per byte of the summed work (arithmetic intensity), if both are known.
@@ -114,7 +114,8 @@ impl SummedWorkAndKernelTime {
     /// Least time by the roofline divided by the kernels' time, 0 to 1; `None` without a published
     /// memory bandwidth.
     pub fn roofline_share_of_kernel_time(&self) -> Option<f64> {
-        self.least_time_by_span(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
+        self.least_time_by_span(self.roofline_time_sum_ns, self.kernel_ns)
+            .filter(|_| self.memory_ns > 0.0)
     }
 
     /// Whether the matrix units or the memory need longer at their peaks for the summed work.

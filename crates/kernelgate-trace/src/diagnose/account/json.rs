@@ -30,11 +30,11 @@ impl ProcessTimeAccountOnGpu {
     /// Converts this value to JSON.
     pub fn iterations_to_json(&self) -> Value {
         let ranges = self.ranges.iter().map(|range| {
-            json!({ "range": range.path, "depth": range.depth, "time": range.account.time_account_to_json() })
+            json!({ "range": range.path, "depth": range.enclosing_range_count, "time": range.account.time_account_to_json() })
         });
         let transfers = self.transfers.iter().map(|of| {
             json!({
-                "class": of.class.printed_operation_class(),
+                "class": of.transfer_class.printed_operation_class(),
                 "kind": of.label,
                 "count": of.transfer_count,
                 "total_ns": of.total_ns,
@@ -47,7 +47,7 @@ impl ProcessTimeAccountOnGpu {
         json!({
             "process": self.pid,
             "device": self.device,
-            "time": self.total.time_account_to_json(),
+            "time": self.whole_trace_account.time_account_to_json(),
             "iterations": self.iterations.as_ref().map(IterationsOnGpu::gpu_time_account_to_json),
             "transfers": transfers.collect::<Vec<_>>(),
             "ranges": ranges.collect::<Vec<_>>(),

@@ -152,7 +152,7 @@ pub struct GpuTimeAccountOfRange {
     /// Path of the ranges; `#` stands for a number in a name.
     pub path: String,
     /// Ranges around the range.
-    pub depth: usize,
+    pub enclosing_range_count: usize,
     pub account: GpuTimeAccount,
 }
 
@@ -163,7 +163,7 @@ pub struct ProcessTimeAccountOnGpu {
     pub pid: i64,
     pub device: u32,
     /// Time account of the GPU for the whole trace.
-    pub total: GpuTimeAccount,
+    pub whole_trace_account: GpuTimeAccount,
     /// Iterations of the program on this GPU, if at least two were found.
     pub iterations: Option<IterationsOnGpu>,
     /// Communication, copies and page migrations on this GPU by kind, most exposed time first.
@@ -207,10 +207,10 @@ fn account_time_of_process_on_gpu(
         operations.iter(),
         |piece| {
             let (start, operation) = match piece {
-                GpuTimelinePiece::Busy { start, operation_that_counts: owner, .. } => {
-                    (start, owner)
-                }
-                GpuTimelinePiece::Idle(gap) => (gap.start, gap.operation_after),
+                GpuTimelinePiece::Busy {
+                    start_ns: start, operation_that_counts: owner, ..
+                } => (start, owner),
+                GpuTimelinePiece::Idle(gap) => (gap.start_ns, gap.operation_after),
             };
             cut.complete_iterations_until(start);
             let groups = groups.of_path[context.range_path_of_operation(operation) as usize];
@@ -222,7 +222,7 @@ fn account_time_of_process_on_gpu(
             };
             match piece {
                 GpuTimelinePiece::Busy {
-                    start,
+                    start_ns: start,
                     end,
                     busy_line: line,
                     operation_that_counts: owner,
@@ -256,7 +256,7 @@ fn account_time_of_process_on_gpu(
     ProcessTimeAccountOnGpu {
         pid: context.trace.processes[activity.process as usize].pid,
         device: activity.device,
-        total,
+        whole_trace_account: total,
         transfers: transfers.into_transfers_by_exposed_time(),
         iterations: iterations.filter(|of| of.iteration_lengths_ns.len() > 1),
         ranges: groups.sorted_accounts_of_groups(ranges),
@@ -435,7 +435,7 @@ impl OuterRangePathGroups {
             .filter(|(_, account)| account.span_length_ns() > 0)
             .map(|((path, depth), account)| GpuTimeAccountOfRange {
                 path: path.clone(),
-                depth: *depth,
+                enclosing_range_count: *depth,
                 account,
             })
             .collect();

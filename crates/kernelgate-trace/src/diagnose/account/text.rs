@@ -38,7 +38,7 @@ impl ProcessTimeAccountOnGpu {
     /// Formats the time accounts of a process on a GPU as text of at most 100 columns.
     pub fn time_accounts_to_text(&self) -> String {
         let mut text = String::new();
-        let total = self.total.span_length_ns();
+        let total = self.whole_trace_account.span_length_ns();
         let _ = writeln!(
             text,
             "Time of process {}, device {} (lines add up to {})",
@@ -52,7 +52,7 @@ impl ProcessTimeAccountOnGpu {
             None => String::new(),
         };
         let _ = writeln!(text, "  {:<38}{:>12}{:>8}{header}", "", "all", "share");
-        for (label, ns) in self.total.labels_and_ns_of_lines() {
+        for (label, ns) in self.whole_trace_account.labels_and_ns_of_lines() {
             let columns = columns
                 .as_ref()
                 .map_or(String::new(), |columns| columns.format_cells_of_line(&label));
@@ -83,7 +83,7 @@ impl ProcessTimeAccountOnGpu {
         for of in &self.transfers {
             let size = if of.bytes > 0 { format_bytes_with_unit(of.bytes) } else { "-".to_owned() };
             #[allow(clippy::cast_precision_loss)]
-            let speed = match (of.bus_gb_per_s, of.class) {
+            let speed = match (of.bus_gb_per_s, of.transfer_class) {
                 (Some(bus), _) => format!("bus {bus:.1} GB/s"),
                 (None, OperationClass::Communication) => "-".to_owned(),
                 _ if of.bytes == 0 => "-".to_owned(),
@@ -93,7 +93,7 @@ impl ProcessTimeAccountOnGpu {
                 text,
                 "  {:<36}{:>9}{:>12}{:>12}{:>11}{:>16}",
                 shorten_in_the_middle(
-                    &format!("{} {}", of.class.printed_operation_class(), of.label),
+                    &format!("{} {}", of.transfer_class.printed_operation_class(), of.label),
                     36
                 ),
                 with_thousands_separators(of.transfer_count),
@@ -115,7 +115,7 @@ impl ProcessTimeAccountOnGpu {
             "by range", "all", "compute", "exposed comm", "copies", "idle"
         );
         for range in &self.ranges {
-            let name = range.path.rsplit('/').next().filter(|_| range.depth > 0);
+            let name = range.path.rsplit('/').next().filter(|_| range.enclosing_range_count > 0);
             let name = name.map_or(range.path.clone(), |name| format!("  {name}"));
             let account = &range.account;
             let compute = [

@@ -14,7 +14,7 @@ use crate::model::interned_names::InternedNameId;
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransfersOfOneKind {
     /// Class of the transfer: communication, copy or page migration.
-    pub class: OperationClass,
+    pub transfer_class: OperationClass,
     /// Library and collective of the communication, or direction of the copy or migration.
     pub label: String,
     /// Number of transfers.
@@ -86,7 +86,7 @@ impl<'a> TransferSummation<'a> {
             }
             OperationClass::Copy => Some(TransferKind::Copy(label())),
             OperationClass::Migration => Some(TransferKind::Migration(label())),
-            OperationClass::Compute | OperationClass::Graph | OperationClass::Set => None,
+            OperationClass::Compute | OperationClass::Graph | OperationClass::Memset => None,
         }
     }
 
@@ -170,7 +170,7 @@ impl<'a> TransferSummation<'a> {
                 let bus = (sum.bus_bytes > 0.0 && sum.bus_ns > 0)
                     .then(|| sum.bus_bytes / sum.bus_ns as f64);
                 TransfersOfOneKind {
-                    class,
+                    transfer_class: class,
                     label,
                     transfer_count: sum.transfer_count,
                     total_ns: sum.total_ns,
@@ -184,7 +184,7 @@ impl<'a> TransferSummation<'a> {
             .collect();
         all.sort_by(|a, b| {
             let key = |of: &TransfersOfOneKind| std::cmp::Reverse((of.exposed_ns, of.total_ns));
-            (key(a), a.class, &a.label).cmp(&(key(b), b.class, &b.label))
+            (key(a), a.transfer_class, &a.label).cmp(&(key(b), b.transfer_class, &b.label))
         });
         all
     }

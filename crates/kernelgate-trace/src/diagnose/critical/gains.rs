@@ -16,7 +16,7 @@ pub enum HypotheticalSpeedup {
     Copies,
     /// Page migrations take no time, and neither do the parts of kernels that run during
     /// migrations.
-    Migrations,
+    NoPageMigrationTime,
 }
 
 impl HypotheticalSpeedup {
@@ -28,7 +28,7 @@ impl HypotheticalSpeedup {
             Self::Waits => "a host that does not wait for the GPU".to_owned(),
             Self::Communication => "communication that takes no time".to_owned(),
             Self::Copies => "copies that take no time".to_owned(),
-            Self::Migrations => "page migrations that take no time".to_owned(),
+            Self::NoPageMigrationTime => "page migrations that take no time".to_owned(),
         }
     }
 }
@@ -39,7 +39,7 @@ pub struct SpeedupWithGain {
     pub change: HypotheticalSpeedup,
     /// Recorded time that the change removes from operations, nanoseconds; `None` if the change
     /// does not shorten operations.
-    pub removed_ns: Option<i64>,
+    pub operation_ns_removed_by_change: Option<i64>,
     /// Nanoseconds by which the replayed trace is shorter with the change.
     pub gain_ns: i64,
 }

@@ -215,13 +215,13 @@ impl TraceReplay<'_> {
         let classes = [
             (HypotheticalSpeedup::Communication, OperationClass::Communication),
             (HypotheticalSpeedup::Copies, OperationClass::Copy),
-            (HypotheticalSpeedup::Migrations, OperationClass::Migration),
+            (HypotheticalSpeedup::NoPageMigrationTime, OperationClass::Migration),
         ];
         for (change, class) in classes {
             if has(class) {
                 changes.push((
                     change,
-                    ChangesOfOneReplay { classes_without_time: vec![class], ..none() },
+                    ChangesOfOneReplay { zero_time_operation_classes: vec![class], ..none() },
                 ));
             }
         }
@@ -259,7 +259,7 @@ struct ChangesOfOneReplay {
     /// the changes.
     remaining_share_by_shape: HashMap<(u32, u32), f64>,
     /// Classes of operations that take no time in the replay.
-    classes_without_time: Vec<OperationClass>,
+    zero_time_operation_classes: Vec<OperationClass>,
     /// Single operations that take no time in the replay.
     operations: HashSet<GpuOperationId>,
     no_launches: bool,
@@ -286,13 +286,16 @@ impl ChangesOfOneReplay {
             FindingRemedy::FusedKernels(kernels) => {
                 self.fused_kernel_functions.extend(kernels.iter().map(|of| (of.function, *of)))
             }
-            FindingRemedy::WithoutClasses(class) if self.classes_without_time.contains(class) => {}
-            FindingRemedy::WithoutClasses(class) => self.classes_without_time.push(*class),
+            FindingRemedy::WithoutClasses(class)
+                if self.zero_time_operation_classes.contains(class) => {}
+            FindingRemedy::WithoutClasses(class) => self.zero_time_operation_classes.push(*class),
             FindingRemedy::WithoutOperations(ids) => self.operations.extend(ids),
             FindingRemedy::ShorterKernels(kernels) => {
                 for of in kernels {
-                    let left =
-                        self.remaining_share_by_shape.entry((of.function, of.shape)).or_insert(1.0);
+                    let left = self
+                        .remaining_share_by_shape
+                        .entry((of.function_index, of.shape))
+                        .or_insert(1.0);
                     *left = left.min(of.remaining_time_share);
                 }
             }
@@ -323,13 +326,15 @@ impl ChangesOfOneReplay {
         let ns = match run
             .beside_ns
             .get(&id)
-            .filter(|_| self.classes_without_time.contains(&OperationClass::Migration))
+            .filter(|_| self.zero_time_operation_classes.contains(&OperationClass::Migration))
         {
             Some(beside) => ns - beside,
             None => ns,
         };
-        if !self.classes_without_time.is_empty()
-            && self.classes_without_time.contains(&context.classes.class_of_gpu_operation(id))
+        if !self.zero_time_operation_classes.is_empty()
+            && self
+                .zero_time_operation_classes
+                .contains(&context.classes.class_of_gpu_operation(id))
         {
             return 0;
         }
@@ -367,10 +372,10 @@ impl ChangesOfOneReplay {
     fn ns_saved_in_replay(&self, run: &TraceReplay<'_>) -> i64 {
         run.dependencies.trace_ns_saved_by_change(&ReplayChange {
             replayed_duration_ns: &|id, ns| self.operation_ns_after_changes(run, id, ns),
-            keeps_launch_calls: !self.no_launches,
+            keeps_launch_call_times: !self.no_launches,
             keeps_host_waits: !self.no_waits,
             host_time_between_launches: match (self.no_host, &self.removed_host_pauses[..]) {
-                (true, _) => ReplayedHostTime::Scaled(0.0),
+                (true, _) => ReplayedHostTime::ShareOfRecordedHostTime(0.0),
                 (false, []) => ReplayedHostTime::Recorded,
                 (false, pauses) => ReplayedHostTime::WithoutPauses(pauses),
             },
@@ -387,11 +392,12 @@ impl ChangesOfOneReplay {
             let ns = all.operation_length_ns(id);
             ns - self.operation_ns_after_changes(run, id, ns)
         };
-        let shorter =
-            !self.remaining_share_by_function.is_empty() || !self.classes_without_time.is_empty();
+        let shorter = !self.remaining_share_by_function.is_empty()
+            || !self.zero_time_operation_classes.is_empty();
         SpeedupWithGain {
             change: change.clone(),
-            removed_ns: shorter.then(|| all.all_operation_ids().map(removed).sum()),
+            operation_ns_removed_by_change: shorter
+                .then(|| all.all_operation_ids().map(removed).sum()),
             gain_ns: self.ns_saved_in_replay(run),
         }
     }

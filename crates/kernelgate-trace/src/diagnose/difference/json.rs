@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 
 use super::{
-    DifferenceOfTwoTraces, DifferingSetupProperty, FunctionCallsInBothTraces, PartInBothTraces,
-    RangePathInBothTraces,
+    DifferenceOfTwoTraces, DifferingSetupProperty, FunctionCallsInBothTraces,
+    RangePathInBothTraces, TracePartComparison,
 };
 
 /// Version of this JSON format; the version is raised when a field changes its meaning. The JSON
@@ -49,11 +49,11 @@ fn setup_change_to_json(change: &DifferingSetupProperty) -> Value {
     })
 }
 
-fn part_change_to_json(change: &PartInBothTraces) -> Value {
+fn part_change_to_json(change: &TracePartComparison) -> Value {
     let amounts = change.amounts.each_ref();
     json!({
-        "key": format!("{}:{}", change.part.kind.printed_part_kind(), change.part.name),
-        "kind": change.part.kind.printed_part_kind(),
+        "key": format!("{}:{}", change.part.kind.printed_trace_part_kind(), change.part.name),
+        "kind": change.part.kind.printed_trace_part_kind(),
         "name": change.part.name,
         "change": change.kind_of_part_change().printed_change_label(),
         "count": amounts.map(|amount| amount.count),

@@ -20,7 +20,7 @@ use crate::analyze::work::kernel_kinds::KernelWorkClass;
 use crate::model::gpu::KernelLaunchShape;
 pub use trace_setup::{DifferingSetupProperty, MachineAndRecorderOfTrace, TraceSetupProperty};
 pub use trace_totals::{
-    CalledFunctionAndRange, FunctionCallSum, PartCountAndTimes, RangePathTimes, SummedTrace,
+    CalledFunctionAndRange, FunctionCallSum, PartCountAndTimes, RangePathTimes, SummedTimesOfTrace,
     TracePartKey, TracePartKind,
 };
 
@@ -30,9 +30,9 @@ pub struct DifferenceOfTwoTraces {
     /// Differences of the machines, profilers and recording options of the two traces.
     pub setup_changes: Vec<DifferingSetupProperty>,
     /// Whole times of the first and of the second trace.
-    pub wholes: [WholeTimesOfTrace; 2],
+    pub wholes: [RecorderAndTotalsOfTrace; 2],
     /// Change of each operation name and of each cause of idle time, also if the change is zero.
-    pub part_changes: Vec<PartInBothTraces>,
+    pub part_changes: Vec<TracePartComparison>,
     /// Changes of each range.
     pub range_path_changes: Vec<RangePathInBothTraces>,
     /// Calls of CUDA functions by the host.
@@ -45,11 +45,11 @@ pub struct DifferenceOfTwoTraces {
 
 /// Recorder, whole time, busy time and number of kernels of one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WholeTimesOfTrace {
+pub struct RecorderAndTotalsOfTrace {
     pub recorder: String,
-    /// The value of [`SummedTrace::whole_ns`].
+    /// The value of [`SummedTimesOfTrace::whole_ns`].
     pub whole_ns: i64,
-    /// The value of [`SummedTrace::busy_ns`].
+    /// The value of [`SummedTimesOfTrace::busy_ns`].
     pub busy_ns: i64,
     /// Kernels that ran.
     pub kernels: usize,
@@ -60,7 +60,7 @@ pub struct WholeTimesOfTrace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartChangeKind {
     /// Only the second trace has operations of this part.
-    Appeared,
+    OnlyInSecondTrace,
     /// Only the first trace has operations of this part.
     Vanished,
     /// The part's time changed mostly because it has more operations.
@@ -79,7 +79,7 @@ impl PartChangeKind {
     /// Returns the label of this value in printed output.
     pub fn printed_change_label(self) -> &'static str {
         match self {
-            Self::Appeared => "appeared",
+            Self::OnlyInSecondTrace => "appeared",
             Self::Vanished => "vanished",
             Self::More => "more often",
             Self::Fewer => "less often",
@@ -92,13 +92,13 @@ impl PartChangeKind {
 
 /// Time of an operation name, or of a cause of idle time, in both traces.
 #[derive(Debug, Clone)]
-pub struct PartInBothTraces {
+pub struct TracePartComparison {
     /// Kind of the part.
     pub part: TracePartKey,
     pub amounts: [PartCountAndTimes; 2],
 }
 
-impl PartInBothTraces {
+impl TracePartComparison {
     /// Nanoseconds of the difference of the whole times that this part explains: second trace minus
     /// first.
     pub fn own_time_change_ns(&self) -> i64 {
@@ -128,7 +128,7 @@ impl PartInBothTraces {
         let by_number =
             self.change_by_operation_count_ns().abs() >= self.change_by_operation_length_ns().abs();
         match (base.count, head.count) {
-            (0, _) => PartChangeKind::Appeared,
+            (0, _) => PartChangeKind::OnlyInSecondTrace,
             (_, 0) => PartChangeKind::Vanished,
             (a, b) if a < b && by_number => PartChangeKind::More,
             (a, b) if a > b && by_number => PartChangeKind::Fewer,
@@ -245,16 +245,19 @@ impl FunctionCallsInBothTraces {
 }
 
 /// Compares two traces by their summed times; `base` is the first trace.
-pub fn compare_summed_traces(base: SummedTrace, head: SummedTrace) -> DifferenceOfTwoTraces {
+pub fn compare_summed_traces(
+    base: SummedTimesOfTrace,
+    head: SummedTimesOfTrace,
+) -> DifferenceOfTwoTraces {
     let setup = trace_setup::differing_setup_properties(&base.setup, &head.setup);
     let notes = notes_on_comparability(&base, &head);
-    let only = |of: &SummedTrace, other: &SummedTrace| {
+    let only = |of: &SummedTimesOfTrace, other: &SummedTimesOfTrace| {
         let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
         of.findings.iter().filter(|(id, _)| !also(id)).cloned().collect()
     };
     let findings = [only(&base, &head), only(&head, &base)];
-    let wholes = [&base, &head].map(|sums| WholeTimesOfTrace {
-        recorder: sums.recorder.clone(),
+    let wholes = [&base, &head].map(|sums| RecorderAndTotalsOfTrace {
+        recorder: sums.recorder_program.clone(),
         whole_ns: sums.whole_ns,
         busy_ns: sums.busy_ns,
         kernels: sums
@@ -264,10 +267,11 @@ pub fn compare_summed_traces(base: SummedTrace, head: SummedTrace) -> Difference
             .map(|(_, amount)| amount.count)
             .sum(),
     });
-    let mut parts: Vec<PartInBothTraces> = pair_values_by_key(base.sums_by_part, head.sums_by_part)
-        .into_iter()
-        .map(|(part, amounts)| PartInBothTraces { part, amounts })
-        .collect();
+    let mut parts: Vec<TracePartComparison> =
+        pair_values_by_key(base.sums_by_part, head.sums_by_part)
+            .into_iter()
+            .map(|(part, amounts)| TracePartComparison { part, amounts })
+            .collect();
     parts.sort_by_key(|change| Reverse(change.own_time_change_ns().abs()));
     let mut places: Vec<RangePathInBothTraces> =
         pair_values_by_key(base.times_by_range_path, head.times_by_range_path)
@@ -326,8 +330,12 @@ impl DifferenceOfTwoTraces {
     /// Change of the idle time whose cause the traces do not show, nanoseconds.
     pub fn change_of_unexplained_idle_ns(&self) -> i64 {
         let unexplained =
-            |change: &&PartInBothTraces| change.part.kind == TracePartKind::Unexplained;
-        self.part_changes.iter().filter(unexplained).map(PartInBothTraces::own_time_change_ns).sum()
+            |change: &&TracePartComparison| change.part.kind == TracePartKind::Unexplained;
+        self.part_changes
+            .iter()
+            .filter(unexplained)
+            .map(TracePartComparison::own_time_change_ns)
+            .sum()
     }
 }
 
@@ -348,9 +356,9 @@ fn pair_values_by_key<K: Ord, V: Default>(
 /// the traces contain different amounts of work.
 const MAX_NOTED_RANGE_COUNTS: usize = 3;
 
-fn notes_on_comparability(base: &SummedTrace, head: &SummedTrace) -> Vec<String> {
+fn notes_on_comparability(base: &SummedTimesOfTrace, head: &SummedTimesOfTrace) -> Vec<String> {
     let mut notes = Vec::new();
-    if base.recorder != head.recorder {
+    if base.recorder_program != head.recorder_program {
         notes.push("two recorders: names may differ where nothing else does".to_owned());
     }
     if base.activities != head.activities {
@@ -359,8 +367,9 @@ fn notes_on_comparability(base: &SummedTrace, head: &SummedTrace) -> Vec<String>
             base.activities, head.activities
         ));
     }
-    let whole_graphs =
-        |sums: &SummedTrace| sums.sums_by_part.keys().any(|part| part.kind == TracePartKind::Graph);
+    let whole_graphs = |sums: &SummedTimesOfTrace| {
+        sums.sums_by_part.keys().any(|part| part.kind == TracePartKind::CudaGraphLaunch)
+    };
     if whole_graphs(base) != whole_graphs(head) {
         notes.push(
             "one trace has graphs that were recorded whole: their kernels are in no list; record \

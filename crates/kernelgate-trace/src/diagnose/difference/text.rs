@@ -6,7 +6,7 @@ use super::super::labels::shortened_kernel_name_for_readers;
 use super::super::text::{append_wrapped_line, format_nanoseconds, percent_of_whole};
 use super::{
     DifferenceOfTwoTraces, FunctionCallsInBothTraces, PartChangeKind, PartCountAndTimes,
-    PartInBothTraces, RangePathInBothTraces, TracePartKey, TracePartKind,
+    RangePathInBothTraces, TracePartComparison, TracePartKey, TracePartKind,
 };
 use crate::stats::{shorten_in_the_middle, with_thousands_separators};
 
@@ -80,8 +80,8 @@ impl DifferenceOfTwoTraces {
 
     fn write_changes_by_operation_and_idle_cause(&self, text: &mut String) {
         let of_unexplained =
-            |change: &&PartInBothTraces| change.part.kind == TracePartKind::Unexplained;
-        let changed: Vec<&PartInBothTraces> = self
+            |change: &&TracePartComparison| change.part.kind == TracePartKind::Unexplained;
+        let changed: Vec<&TracePartComparison> = self
             .part_changes
             .iter()
             .filter(|change| change.own_time_change_ns() != 0 && !of_unexplained(change))
@@ -91,7 +91,7 @@ impl DifferenceOfTwoTraces {
         for change in shown {
             let label = format!(
                 "{} {}: ",
-                change.part.kind.printed_part_kind(),
+                change.part.kind.printed_trace_part_kind(),
                 change.kind_of_part_change().printed_change_label()
             );
             let name = shorten_in_the_middle(
@@ -115,7 +115,7 @@ impl DifferenceOfTwoTraces {
         self.write_change_line(text, self.change_of_unexplained_idle_ns(), words);
         self.write_change_line(text, self.whole_time_change_ns(), "the whole difference");
         for change in [
-            PartChangeKind::Appeared,
+            PartChangeKind::OnlyInSecondTrace,
             PartChangeKind::Vanished,
             PartChangeKind::More,
             PartChangeKind::Fewer,
@@ -295,11 +295,11 @@ fn path_or_outside_ranges(change: &RangePathInBothTraces) -> &str {
 /// Returns words for the number and mean time of a part's operations in both traces, and for the
 /// cause of the change.
 #[allow(clippy::cast_possible_truncation)]
-fn part_change_details(change: &PartInBothTraces) -> String {
+fn part_change_details(change: &TracePartComparison) -> String {
     let [base, head] = &change.amounts;
     let mean = |amount: &PartCountAndTimes| format_nanoseconds(amount.mean_operation_ns() as i64);
     let unit = match change.part.kind {
-        TracePartKind::Kernel | TracePartKind::Graph => "launches",
+        TracePartKind::Kernel | TracePartKind::CudaGraphLaunch => "launches",
         TracePartKind::Copy => "copies",
         TracePartKind::Set => "sets",
         TracePartKind::Idle | TracePartKind::Unexplained => "gaps",

@@ -33,7 +33,7 @@ pub enum TracePartKind {
     /// Sets of memory.
     Set,
     /// Launches of CUDA graphs whose single kernels were not recorded.
-    Graph,
+    CudaGraphLaunch,
     /// Idle time of the GPU with a known cause.
     Idle,
     /// Idle time of the GPU whose cause the trace does not show.
@@ -42,12 +42,12 @@ pub enum TracePartKind {
 
 impl TracePartKind {
     /// Returns the label of this value in printed output.
-    pub fn printed_part_kind(self) -> &'static str {
+    pub fn printed_trace_part_kind(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
             Self::Copy => "copy",
             Self::Set => "set",
-            Self::Graph => "graph",
+            Self::CudaGraphLaunch => "graph",
             Self::Idle => "idle",
             Self::Unexplained => "unexplained",
         }
@@ -117,8 +117,8 @@ pub struct CalledFunctionAndRange {
 
 /// Summed times of one trace, by which it is compared with another trace.
 #[derive(Debug, Clone)]
-pub struct SummedTrace {
-    pub recorder: String,
+pub struct SummedTimesOfTrace {
+    pub recorder_program: String,
     /// Machine, recorder and recording options of the trace.
     pub setup: MachineAndRecorderOfTrace,
     /// Time from the first to the last operation, summed over all processes and GPUs; for Nsight
@@ -153,7 +153,7 @@ const COMPARED_NCU_METRICS: &[&str] = &[
     "Executed Instructions",
 ];
 
-impl SummedTrace {
+impl SummedTimesOfTrace {
     /// Sums up a trace.
     pub fn sum_trace_in_memory(trace: &Trace) -> Self {
         Self::sum_from_diagnosis_context(&DiagnosisContext::join_trace_in_memory(
@@ -164,18 +164,18 @@ impl SummedTrace {
 
     /// Sums an Nsight Systems export of any length; its ranges and calls are read without being
     /// kept in memory. Returns `None` if the file is not an export or report of Nsight Systems.
-    pub fn sum_export_while_reading(path: &Path) -> Result<Option<SummedTrace>, TraceError> {
+    pub fn sum_export_while_reading(path: &Path) -> Result<Option<SummedTimesOfTrace>, TraceError> {
         with_context_of_streamed_export(path, Self::sum_from_diagnosis_context)
     }
 
-    fn sum_from_diagnosis_context(context: &DiagnosisContext<'_>) -> SummedTrace {
+    fn sum_from_diagnosis_context(context: &DiagnosisContext<'_>) -> SummedTimesOfTrace {
         let trace = context.trace;
         let TraceDiagnosis { recorder, quality, findings, .. } =
             rules::apply_all_rules_to_trace(context);
         let findings = quality.into_iter().chain(findings);
         let mut sums = Self {
             setup: MachineAndRecorderOfTrace::read_setup_of_trace(trace, &recorder),
-            recorder,
+            recorder_program: recorder,
             whole_ns: context
                 .activities
                 .iter()
@@ -186,7 +186,7 @@ impl SummedTrace {
             sums_by_part: BTreeMap::new(),
             times_by_range_path: BTreeMap::new(),
             sums_by_called_function: BTreeMap::new(),
-            findings: findings.map(|finding| (finding.id, finding.title)).collect(),
+            findings: findings.map(|finding| (finding.id, finding.finding_title)).collect(),
         };
         if context.operations.is_empty() {
             sums.add_launches_of_nsight_compute(trace);
@@ -353,7 +353,7 @@ impl OperationNameInTrace {
                 (TracePartKind::Copy, format!("{}{memory}", printed_memcpy_name(text(*kind))))
             }
             Self::Set => (TracePartKind::Set, MEMSET_NAME.to_owned()),
-            Self::Graph => (TracePartKind::Graph, "[CUDA graph]".to_owned()),
+            Self::Graph => (TracePartKind::CudaGraphLaunch, "[CUDA graph]".to_owned()),
         };
         TracePartKey { kind, name }
     }

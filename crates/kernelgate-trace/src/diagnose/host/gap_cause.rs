@@ -324,7 +324,7 @@ fn stream_holding_kind_of_function(function: &str) -> Option<StreamHoldingKind> 
 #[derive(Debug, Clone, Copy)]
 struct CallThatHoldsStream {
     holding_kind: StreamHoldingKind,
-    name: InternedNameId,
+    function_name: InternedNameId,
     /// Stream that the call makes wait; `None` if the trace does not record the stream.
     held_stream: Option<u64>,
 }
@@ -336,7 +336,7 @@ const MAX_HOLDING_CALLS_PER_THREAD: usize = 16;
 #[derive(Debug, Clone, Copy)]
 struct PastHostCall {
     start: i64,
-    end: i64,
+    end_ns: i64,
     name: InternedNameId,
     wait: Option<WaitGroupIndex>,
 }
@@ -525,17 +525,21 @@ impl PastCallsAndRangesByThread {
         if self.calls[thread].len() == self.calls[thread].capacity() {
             let since =
                 self.start_of_earliest_unended_gap(trace, activities, (call.process, call.start));
-            self.calls[thread].retain(|past| past.end >= since);
+            self.calls[thread].retain(|past| past.end_ns >= since);
         }
         let StreamedCallRow { start, end, name, .. } = *call;
-        self.calls[thread].push(PastHostCall { start, end, name, wait });
+        self.calls[thread].push(PastHostCall { start, end_ns: end, name, wait });
         if let Some(by) = self.holds.get(name.0 as usize).copied().flatten() {
             let stream = self.event_streams.get(&(call.process, call.correlation)).copied();
             let held = &mut self.held[thread];
             if held.len() == MAX_HOLDING_CALLS_PER_THREAD {
                 held.remove(0);
             }
-            held.push(CallThatHoldsStream { holding_kind: by, name, held_stream: stream });
+            held.push(CallThatHoldsStream {
+                holding_kind: by,
+                function_name: name,
+                held_stream: stream,
+            });
         }
     }
 
@@ -600,7 +604,7 @@ impl PastCallsAndRangesByThread {
             let over =
                 activity.gaps.idle_gaps_from_index(&all, *next).take_while(|gap| gap.end < time);
             *next += over.count();
-            activity.gaps.idle_gap_at_index(&all, *next).map_or(i64::MAX, |gap| gap.start)
+            activity.gaps.idle_gap_at_index(&all, *next).map_or(i64::MAX, |gap| gap.start_ns)
         });
         starts.min().unwrap_or(i64::MAX)
     }
@@ -620,9 +624,9 @@ impl PastCallsAndRangesByThread {
             self.split = split;
             return &self.split;
         }
-        let called = launch.start.clamp(gap.start, gap.end);
+        let called = launch.start.clamp(gap.start_ns, gap.end);
         let returned = launch.end.clamp(called, gap.end);
-        self.split_span_before_launch(trace, launch, (gap.start, called), &mut split);
+        self.split_span_before_launch(trace, launch, (gap.start_ns, called), &mut split);
         let loads = returned - called >= MIN_CODE_LOADING_CALL_NS
             && self.first.contains(&gap.operation_after);
         let kind = if loads { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
@@ -633,7 +637,7 @@ impl PastCallsAndRangesByThread {
         // Without its waits the host would launch earlier by their length; several waits together
         // save at most the gap, less the time of other delays.
         let latency = matches!(why.0, IdleCauseKind::LaunchLatency | IdleCauseKind::BackToBack);
-        let mut left = if latency { gap.idle_gap_length_ns() } else { returned - gap.start };
+        let mut left = if latency { gap.idle_gap_length_ns() } else { returned - gap.start_ns };
         for (_, ns) in split.waits.iter_mut().rev() {
             *ns = (*ns).min(left);
             left -= *ns;
@@ -656,11 +660,11 @@ impl PastCallsAndRangesByThread {
         let mut at = span.0;
         // An outer call comes before the calls inside it, and covers them.
         for call in past[first..].iter().filter(|call| call.start < launch.start) {
-            let (start, end) = (call.start.max(at), call.end.min(span.1));
+            let (start, end) = (call.start.max(at), call.end_ns.min(span.1));
             if end <= start {
                 continue;
             }
-            split.waits.extend(call.wait.map(|wait| (wait, call.end - call.start)));
+            split.waits.extend(call.wait.map(|wait| (wait, call.end_ns - call.start)));
             self.split_span_without_cuda_calls(trace, thread, (at, start), split);
             let kind = if call.wait.is_some() {
                 IdleCauseKind::HostWaitForGpu
@@ -730,7 +734,7 @@ impl PastCallsAndRangesByThread {
         span: (i64, i64),
     ) -> IdleCauseAndBlamedName {
         let short = span.1 - span.0 < MAX_USUAL_START_LATENCY_NS;
-        if short && late.launch.end > late.gap.start {
+        if short && late.launch.end > late.gap.start_ns {
             return (IdleCauseKind::LaunchLatency, None);
         }
         if late.same_launch {
@@ -749,7 +753,7 @@ impl PastCallsAndRangesByThread {
                 StreamHoldingKind::Event => IdleCauseKind::EventWait,
                 StreamHoldingKind::HostFunction => IdleCauseKind::HostFunction,
             };
-            return (kind, Some(held.name));
+            return (kind, Some(held.function_name));
         }
         let streams = &trace.special_streams;
         let process = late.launch.process;
@@ -759,7 +763,7 @@ impl PastCallsAndRangesByThread {
             })
         };
         if let Some(held) = held.iter().rev().find(other) {
-            return (IdleCauseKind::DefaultStream, Some(held.name));
+            return (IdleCauseKind::DefaultStream, Some(held.function_name));
         }
         let others = (0..self.idle_until.len()).filter(|&other| other != late.activity);
         let related = |&other: &usize| {
@@ -802,7 +806,7 @@ impl PastCallsAndRangesByThread {
                 + activity
                     .gaps
                     .idle_gap_at_index(&all, over)
-                    .map_or(0, |gap| (until - gap.start).max(0))
+                    .map_or(0, |gap| (until - gap.start_ns).max(0))
         };
         end - start - (idle(end) - idle(start))
     }
@@ -831,7 +835,7 @@ impl PastCallsAndRangesByThread {
 fn index_of_first_call_ending_after(past: &[PastHostCall], time: i64) -> usize {
     let (mut first, mut over) = (past.len(), 0);
     for (index, call) in past.iter().enumerate().rev() {
-        if call.end > time {
+        if call.end_ns > time {
             (first, over) = (index, 0);
         } else {
             over += 1;

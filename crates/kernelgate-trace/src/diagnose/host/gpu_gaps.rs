@@ -74,7 +74,7 @@ pub struct GapsBetweenTwoOperations {
     pub gap_count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    pub longest_start_and_end_ns: (i64, i64),
+    pub longest_gap_start_and_end_ns: (i64, i64),
 }
 
 /// The idle gaps of one process on one GPU, by length, by cause and by the operations around them.
@@ -156,7 +156,7 @@ impl GapPartSums {
     }
 
     fn span_of_gap_with_longest_part(&self) -> (i64, i64) {
-        (self.longest_gap.start, self.longest_gap.end)
+        (self.longest_gap.start_ns, self.longest_gap.end)
     }
 
     #[allow(clippy::cast_precision_loss)]
@@ -251,7 +251,7 @@ impl SumsByOperationPair {
                 range: context.range_path_text_unless_root(self.ranges[kinds]),
                 gap_count: sum.gap_count,
                 total_ns: sum.total_ns,
-                longest_start_and_end_ns: sum.span_of_gap_with_longest_part(),
+                longest_gap_start_and_end_ns: sum.span_of_gap_with_longest_part(),
             })
             .collect()
     }

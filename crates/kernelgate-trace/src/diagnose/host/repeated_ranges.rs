@@ -72,7 +72,12 @@ impl LongestRangesSoFar {
             .map(|of| {
                 let name = trace.names.text_of_name(paths.last_name_of_path(now_is(of.path)));
                 let key = (of.thread, patterns.number_of_name_pattern(name));
-                IterationCandidate { key, depth: of.depth, start: of.start, end: of.end }
+                IterationCandidate {
+                    key,
+                    enclosing_range_count: of.depth,
+                    start: of.start,
+                    end: of.end,
+                }
             })
             .collect();
         let marks = iteration_candidates_between_marks(trace, &mut patterns);
@@ -131,7 +136,7 @@ fn iteration_candidates_between_marks(
     let next = rows.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[0].1 < pair[1].1);
     next.map(|pair| IterationCandidate {
         key: pair[0].0,
-        depth: 0,
+        enclosing_range_count: 0,
         start: pair[0].1,
         end: pair[1].1,
     })

@@ -74,7 +74,7 @@ impl RankTimeByActivity {
             classes,
             operations.iter(),
             |piece| match piece {
-                GpuTimelinePiece::Busy { start, end, busy_line: line, .. } => {
+                GpuTimelinePiece::Busy { start_ns: start, end, busy_line: line, .. } => {
                     let ns = inside(start, end);
                     match line {
                         BusyTimeLineOfGpu::Communication => times.exposed_communication_ns += ns,
@@ -87,7 +87,7 @@ impl RankTimeByActivity {
                         times.hidden_communication_ns += ns;
                     }
                 }
-                GpuTimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start, gap.end),
+                GpuTimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start_ns, gap.end),
             },
         );
         times

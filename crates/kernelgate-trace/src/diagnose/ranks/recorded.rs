@@ -27,7 +27,7 @@ impl OperationsWithLaunches {
         let mut launch_calls = LaunchCallTable::table_without_launch_calls(all.len());
         for (id, &call) in all
             .all_operation_ids()
-            .zip(&launches.call_of)
+            .zip(&launches.call_index_of_operation)
             .filter(|&(_, &call)| call != NO_LAUNCH_CALL)
         {
             let call = call as usize;

@@ -274,11 +274,11 @@ fn job_ns_saved_by_speed_up(
     let lengths: Vec<_> = (0..traces.distinct_traces.len()).map(length).collect();
     let change = |(number, length)| ReplayChange {
         replayed_duration_ns: length,
-        keeps_launch_calls: !matches!(faster, JobSpeedUp::Launches),
+        keeps_launch_call_times: !matches!(faster, JobSpeedUp::Launches),
         keeps_host_waits: !matches!(faster, JobSpeedUp::Waits),
         host_time_between_launches: match faster {
             JobSpeedUp::Rank { part, host, .. } if traces.trace_of_rank[*part] == number => {
-                ReplayedHostTime::Scaled(*host)
+                ReplayedHostTime::ShareOfRecordedHostTime(*host)
             }
             _ => ReplayedHostTime::Recorded,
         },

@@ -127,7 +127,7 @@ fn severity_of_copy_time(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeve
 
 /// Returns `ns`, but at most the time of one line of busy time, summed over all devices.
 fn limit_ns_to_busy_line(devices: &[GpuUseOfProcess], line: BusyTimeLineOfGpu, ns: i64) -> i64 {
-    ns.min(devices.iter().map(|of| of.account.total.busy_ns_of_line(line)).sum())
+    ns.min(devices.iter().map(|of| of.account.whole_trace_account.busy_ns_of_line(line)).sum())
 }
 
 pub(super) fn pageable_copy_rule_threshold_text() -> String {
@@ -194,7 +194,7 @@ pub(super) fn find_asynchronous_copies_with_pageable_memory(
         id: "pageable-copy",
         severity: severity_of_copy_time(context, saved),
         confidence: FindingConfidence::High,
-        title: format!(
+        finding_title: format!(
             "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
             group.copy_count,
             shown_bytes(group.bytes)
@@ -283,7 +283,7 @@ fn finding_of_synchronous_operations(
         id,
         severity: severity_of_copy_time(context, saved),
         confidence: FindingConfidence::High,
-        title: format!(
+        finding_title: format!(
             "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",
             group.copy_count
         ),

@@ -48,7 +48,7 @@ fn gpu_compute_ns(used: &GpuUseOfProcess) -> i64 {
         BusyTimeLineOfGpu::ComputeAndCopy,
         BusyTimeLineOfGpu::Graph,
     ];
-    lines.iter().map(|&line| used.account.total.busy_ns_of_line(line)).sum()
+    lines.iter().map(|&line| used.account.whole_trace_account.busy_ns_of_line(line)).sum()
 }
 
 fn number_of_operations_in_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
@@ -84,7 +84,7 @@ fn evidence_by_operation_name(
         );
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
             let first = FindingEvidence {
-                subject: name,
+                kernel_call_or_copy_name: name,
                 total_ns: Some(0),
                 longest_start_and_end_ns: Some((start, end)),
                 process_id_and_device: Some(place),
@@ -105,7 +105,8 @@ fn evidence_by_operation_name(
     }
     let lines = by_name.into_values().map(|(mut line, moved)| {
         if moved > 0 {
-            line.subject = format!("{}, {}", line.subject, format_bytes_with_unit(moved));
+            line.kernel_call_or_copy_name =
+                format!("{}, {}", line.kernel_call_or_copy_name, format_bytes_with_unit(moved));
         }
         line
     });
@@ -136,7 +137,7 @@ pub(super) fn find_exposed_copies(
     }
     let found = used.iter().filter_map(|used| {
         let span = used.first_start_and_last_end_ns.1 - used.first_start_and_last_end_ns.0;
-        let exposed = used.account.total.busy_ns_of_line(BusyTimeLineOfGpu::Copy);
+        let exposed = used.account.whole_trace_account.busy_ns_of_line(BusyTimeLineOfGpu::Copy);
         let share = percent_or_zero(exposed, span);
         if share < MIN_EXPOSED_TRANSFER_PERCENT {
             return None;
@@ -147,7 +148,7 @@ pub(super) fn find_exposed_copies(
             id: "exposed-copy",
             severity: FindingSeverity::severity_from_possible_saving(exposed, span),
             confidence: FindingConfidence::High,
-            title: format!(
+            finding_title: format!(
                 "device {} copies for {:.1} % of the time, {share:.1} % with no kernel beside it; \
                  kernels run for {:.1} %",
                 used.device,
@@ -188,7 +189,7 @@ pub(super) fn find_exposed_communication(
     }
     let found = used.iter().filter_map(|used| {
         let span = used.first_start_and_last_end_ns.1 - used.first_start_and_last_end_ns.0;
-        let exposed = used.account.total.busy_ns_of_line(BusyTimeLineOfGpu::Communication);
+        let exposed = used.account.whole_trace_account.busy_ns_of_line(BusyTimeLineOfGpu::Communication);
         let share = percent_or_zero(exposed, span);
         if share < MIN_EXPOSED_TRANSFER_PERCENT {
             return None;
@@ -199,7 +200,7 @@ pub(super) fn find_exposed_communication(
             .account
             .transfers
             .iter()
-            .any(|of| of.class == OperationClass::Communication && of.transfers_during_compute > 0);
+            .any(|of| of.transfer_class == OperationClass::Communication && of.transfers_during_compute > 0);
         // If compute overlaps with communication on one stream, the trace does not contain the real
         // streams, so the sentence about streams is omitted.
         let stream = match shares_streams && exposed == communicated.total_covered_ns() {
@@ -210,7 +211,7 @@ pub(super) fn find_exposed_communication(
             id: "exposed-communication",
             severity: FindingSeverity::severity_from_possible_saving(exposed, span),
             confidence: FindingConfidence::High,
-            title: format!(
+            finding_title: format!(
                 "device {} communicates for {}, {} of it with no compute beside it: {share:.1} % of \
                  the time{stream}",
                 used.device,

@@ -218,7 +218,7 @@ fn finding_about_fusible_kernels(
         id: "fusion",
         severity: FindingSeverity::Information,
         confidence: FindingConfidence::Low,
-        title: format!(
+        finding_title: format!(
             "{} pairs of short kernels always run one after the other: {share:.1} % of the kernel \
              time could be fused",
             pairs.len()

@@ -6,7 +6,8 @@ use hashbrown::HashMap;
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedRecordKind, InspectedShareOfRecords, KernelsWithRemainingTime, MeasuredNumberWithUnit,
+    InspectedRecordKind, InspectedShareOfRecords, KernelsAndTimeShareAfterRemedy,
+    MeasuredNumberWithUnit,
 };
 use super::super::labels::shortened_kernel_name_for_readers;
 use super::super::trace_facts::DiagnosisContext;
@@ -389,13 +390,13 @@ fn finding_of_launch_shapes_that_lose_time(
     let (keys, losses): (Vec<(u32, u32)>, Vec<LaunchShapeWithLostTime>) =
         shapes.groups.iter().filter_map(|of| Some((of.key, loss(of)?))).unzip();
     let shorter = |(&(function, shape), loss): (&(u32, u32), &LaunchShapeWithLostTime)| {
-        Some(KernelsWithRemainingTime {
-            function,
+        Some(KernelsAndTimeShareAfterRemedy {
+            function_index: function,
             shape,
             remaining_time_share: 1.0 - loss.lost_time_share?,
         })
     };
-    let shorter: Option<Vec<KernelsWithRemainingTime>> =
+    let shorter: Option<Vec<KernelsAndTimeShareAfterRemedy>> =
         keys.iter().zip(&losses).map(shorter).collect();
     let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_ns).sum();
     let share = percent_or_zero(time, shapes.all_kernels_ns);
@@ -421,7 +422,7 @@ fn finding_of_launch_shapes_that_lose_time(
         id: words.id,
         severity,
         confidence: FindingConfidence::Medium,
-        title: format!("kernels of {share:.1} % of the kernel time {}", words.title),
+        finding_title: format!("kernels of {share:.1} % of the kernel time {}", words.title),
         measured_value: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
         threshold: MeasuredNumberWithUnit {
             value: MIN_FAULTY_KERNEL_TIME_PERCENT,

@@ -155,7 +155,7 @@ pub(super) fn find_launch_bound_processes(
                 activity.first_start_to_last_end_ns(),
             ),
             confidence: if shorter { FindingConfidence::High } else { FindingConfidence::Medium },
-            title: format!(
+            finding_title: format!(
                 "device {} is busy {busy:.1} % of the time{}: the median kernel takes {:.1} µs, \
                  launching one {:.1} µs",
                 device.device,
@@ -189,7 +189,7 @@ fn evidence_of_operations_around_gaps(
 ) -> Vec<FindingEvidence> {
     let evidence =
         transitions.iter().take(MAX_LISTED_GAP_PAIRS).map(|transition| FindingEvidence {
-            subject: [&transition.operation_before, &transition.operation_after]
+            kernel_call_or_copy_name: [&transition.operation_before, &transition.operation_after]
                 .map(|name| {
                     shorten_in_the_middle(
                         &shortened_kernel_name_for_readers(name),
@@ -200,7 +200,7 @@ fn evidence_of_operations_around_gaps(
             count: transition.gap_count,
             total_ns: Some(transition.total_ns),
             range: transition.range.clone(),
-            longest_start_and_end_ns: Some(transition.longest_start_and_end_ns),
+            longest_start_and_end_ns: Some(transition.longest_gap_start_and_end_ns),
             process_id_and_device: Some((device.pid, device.device)),
         });
     evidence.collect()
@@ -273,7 +273,7 @@ pub(super) fn find_long_idle_gaps(
                 activity.first_start_to_last_end_ns(),
             ),
             confidence: confidence_in_idle_cause(main),
-            title: format!(
+            finding_title: format!(
                 "device {} is idle for {share:.1} % of the time in {} {label}{words}",
                 device.device,
                 count_with_singular_or_plural(class.gap_count, "gap")
@@ -311,7 +311,7 @@ fn spans_of_code_loading_in_gaps(
     };
     let loading = activity.gaps.iter(&context.operations).filter(loads).filter_map(|gap| {
         let call = context.launch_call_of_gpu_operation(gap.operation_after)?;
-        Some((call.start.max(gap.start), call.end.min(gap.end)))
+        Some((call.start.max(gap.start_ns), call.end.min(gap.end)))
     });
     loading.collect()
 }
@@ -380,7 +380,7 @@ fn evidence_of_idle_gaps(
     transitions: &[GapsBetweenTwoOperations],
 ) -> Vec<FindingEvidence> {
     let causes = causes.iter().take(3).map(|cause| FindingEvidence {
-        subject: cause.printed_cause_with_name(),
+        kernel_call_or_copy_name: cause.printed_cause_with_name(),
         count: cause.gap_count,
         total_ns: Some(cause.total_ns),
         range: None,

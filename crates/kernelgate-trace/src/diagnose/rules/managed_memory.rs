@@ -98,7 +98,7 @@ impl PageFaultsOfProcess {
     fn evidence_of_gpu_page_faults(&self, place: (i64, u32)) -> Option<FindingEvidence> {
         let longest = self.spans.iter().max_by_key(|(start, end)| end - start)?;
         Some(FindingEvidence {
-            subject: format!(
+            kernel_call_or_copy_name: format!(
                 "groups of page faults of the device: {} faults",
                 self.gpu_page_faults
             ),
@@ -239,7 +239,7 @@ fn finding_about_page_migrations(
         id: "page-migration",
         severity: FindingSeverity::severity_from_possible_saving(saved, span),
         confidence: FindingConfidence::Medium,
-        title: format!(
+        finding_title: format!(
             "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \
              them{}",
             shown_bytes(during.bytes + between.bytes),

@@ -59,7 +59,7 @@ fn check_metric_of_each_launch(
             id: words.id,
             severity: FindingSeverity::Warning,
             confidence: FindingConfidence::High,
-            title: format!(
+            finding_title: format!(
                 "{}: {}",
                 kernel_name_in_60_characters(context.trace, launch),
                 words.title

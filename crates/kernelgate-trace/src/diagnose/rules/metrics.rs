@@ -145,7 +145,7 @@ pub(super) fn report_bound_of_each_kernel(context: &DiagnosisContext<'_>) -> Fin
             id: "kernel-bound",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
-            title: format!(
+            finding_title: format!(
                 "{} is {bound}{because}",
                 kernel_name_in_60_characters(context.trace, launch)
             ),
@@ -198,7 +198,10 @@ pub(super) fn find_low_achieved_occupancy(context: &DiagnosisContext<'_>) -> Fin
             id: "achieved-occupancy",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
-            title: format!("{}: the {low}", kernel_name_in_60_characters(context.trace, launch)),
+            finding_title: format!(
+                "{}: the {low}",
+                kernel_name_in_60_characters(context.trace, launch)
+            ),
             measured_value: MeasuredNumberWithUnit {
                 value: achieved.unwrap_or(theoretical),
                 unit: "%",
@@ -232,7 +235,7 @@ pub(super) fn find_dominant_warp_stalls(context: &DiagnosisContext<'_>) -> Findi
             id: "stalls",
             severity: FindingSeverity::Warning,
             confidence: FindingConfidence::High,
-            title: format!("{kernel}: warps wait mostly for one reason: {reason}"),
+            finding_title: format!("{kernel}: warps wait mostly for one reason: {reason}"),
             measured_value: MeasuredNumberWithUnit { value: share, unit: "% of stalls" },
             threshold: MeasuredNumberWithUnit {
                 value: MIN_DOMINANT_STALL_PERCENT,
@@ -297,7 +300,10 @@ fn with_most_stalled_source_lines(
         let (file, reason) =
             (trace.names.text_of_name(line.file), trace.names.text_of_name(line.reason));
         evidence.push(FindingEvidence {
-            subject: format!("{file}:{}: samples of warps that wait, most for {reason}", line.line),
+            kernel_call_or_copy_name: format!(
+                "{file}:{}: samples of warps that wait, most for {reason}",
+                line.line
+            ),
             count: usize::try_from(line.samples).unwrap_or(usize::MAX),
             ..FindingEvidence::default()
         });
@@ -357,7 +363,7 @@ pub(super) fn report_bound_from_sampled_counters(
             id: "sampled-bound",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::Medium,
-            title: format!(
+            finding_title: format!(
                 "GPU {gpu} is {bound} on average: SM issue {issue:.0} %, DRAM read {read:.0} % and \
                  write {write:.0} %"
             ),

@@ -321,7 +321,7 @@ pub(super) fn apply_all_rules_to_trace(context: &DiagnosisContext<'_>) -> TraceD
         let found = if *id == DATA_QUALITY_RULE_ID { &mut quality } else { &mut findings };
         let answer = answer_from_rule_result(rule(context, &devices), found);
         debug_assert!(found.iter().all(|of| of.id != *id || of.severity <= *worst), "{id}");
-        questions.push(QuestionWithAnswer { id, text: question, answer });
+        questions.push(QuestionWithAnswer { id, question_text: question, answer });
     }
     quality.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let critical_path = critical::find_critical_path_and_gains(context, &mut findings);
@@ -383,5 +383,9 @@ fn answer_device_memory_question(
             inspected: all_records_inspected(rows, InspectedRecordKind::Calls),
         },
     };
-    QuestionWithAnswer { id: "device memory", text: "How much device memory was held?", answer }
+    QuestionWithAnswer {
+        id: "device memory",
+        question_text: "How much device memory was held?",
+        answer,
+    }
 }

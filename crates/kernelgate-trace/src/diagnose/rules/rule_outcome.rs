@@ -71,7 +71,7 @@ pub(super) fn evidence_of_single_operation(
     what: String,
 ) -> FindingEvidence {
     FindingEvidence {
-        subject: what,
+        kernel_call_or_copy_name: what,
         count: 1,
         total_ns: Some(context.operations.operation_length_ns(id)),
         range: context.range_path_text_of_operation(id),
@@ -92,7 +92,7 @@ pub(super) fn data_quality_finding(
         id: DATA_QUALITY_RULE_ID,
         severity,
         confidence: FindingConfidence::High,
-        title,
+        finding_title: title,
         measured_value: measured,
         threshold: MeasuredNumberWithUnit { value: 0.0, unit: measured.unit },
         recoverable_ns: None,
@@ -138,7 +138,7 @@ pub(super) fn sorted_and_limited_evidence(
     evidence.sort_by(|a, b| {
         b.total_ns
             .cmp(&a.total_ns)
-            .then_with(|| a.subject.cmp(&b.subject))
+            .then_with(|| a.kernel_call_or_copy_name.cmp(&b.kernel_call_or_copy_name))
             .then_with(|| a.longest_start_and_end_ns.cmp(&b.longest_start_and_end_ns))
     });
     evidence.truncate(MAX_EVIDENCE_LINES_OF_FINDING);

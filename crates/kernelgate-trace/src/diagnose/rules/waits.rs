@@ -74,7 +74,7 @@ pub(super) fn find_host_waits_in_loops(context: &DiagnosisContext<'_>) -> Findin
     let evidence = loops
         .iter()
         .map(|of| FindingEvidence {
-            subject: of.waiting_functions_by_call_count(context),
+            kernel_call_or_copy_name: of.waiting_functions_by_call_count(context),
             count: of.sum.wait_count,
             total_ns: Some(of.sum.total_ns),
             range: (!of.path.is_empty()).then(|| of.path.clone()),
@@ -92,7 +92,7 @@ pub(super) fn find_host_waits_in_loops(context: &DiagnosisContext<'_>) -> Findin
         id: "sync-in-loop",
         severity: FindingSeverity::severity_from_possible_saving(saved, span),
         confidence,
-        title: format!(
+        finding_title: format!(
             "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {behind}",
             ns_as_milliseconds(total).value,
         ),

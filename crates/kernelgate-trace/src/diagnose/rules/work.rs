@@ -40,7 +40,7 @@ pub(super) fn report_bound_of_declared_work(
             id: "work-bound",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::Medium,
-            title: format!(
+            finding_title: format!(
                 "{} is {}: {}",
                 of.path,
                 of.bound.printed_time_bound(),
@@ -55,7 +55,7 @@ pub(super) fn report_bound_of_declared_work(
             remedy: FindingRemedy::NotReplayed,
             replayed_gain: None,
             evidence: vec![FindingEvidence {
-                subject: format!("{} operations on the device", of.operations),
+                kernel_call_or_copy_name: format!("{} operations on the device", of.operations),
                 count: of.opened_count,
                 total_ns: Some(of.span_ns),
                 range: Some(of.path),

@@ -7,7 +7,7 @@ use crate::fixture::{
 };
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::difference::{SummedTimesOfTrace, compare_summed_traces};
 use kernelgate_trace::diagnose::{RuleAnswer, diagnose_trace_in_memory};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::CopiedMemoryKind;
@@ -102,7 +102,7 @@ fn kernels_of_rocm_join_their_calls_by_external_id() {
     );
     let diagnosis = diagnose_trace_in_memory(&trace);
     assert_eq!(diagnosis.quality, []);
-    let total = &diagnosis.devices[0].account.total;
+    let total = &diagnosis.devices[0].account.whole_trace_account;
     assert_eq!(
         (total.idle_time_of_all_causes_ns(), total.idle_time_without_known_cause_ns()),
         (2_000, 0)
@@ -138,7 +138,7 @@ fn a_cut_file_is_read_up_to_its_end() {
     let kernels = trace.kernels.on_gpu.operation_count();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert_eq!(trace.quality.unreadable.len(), 1);
-    insta::assert_snapshot!(diagnose_trace_in_memory(&trace).quality[0].title, @"a part could not be read to its end: JSON after 9983 events: incomplete deflate stream");
+    insta::assert_snapshot!(diagnose_trace_in_memory(&trace).quality[0].finding_title, @"a part could not be read to its end: JSON after 9983 events: incomplete deflate stream");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn ncu_csv_is_found_behind_other_output() {
         .findings
         .iter()
         .filter(|finding| finding.id == "kernel-bound")
-        .map(|finding| finding.title.as_str())
+        .map(|finding| finding.finding_title.as_str())
         .collect();
     assert_eq!(bound, ["gemm is compute-bound"]);
 }
@@ -229,9 +229,13 @@ fn files_of_the_printed_command_are_imported() {
     assert_eq!(value("Memory Throughput"), 23.01);
     let diagnosis = diagnose_trace_in_memory(&trace);
     let finding = |id: &str| diagnosis.findings.iter().find(|finding| finding.id == id).unwrap();
-    assert_eq!(finding("kernel-bound").title, "faults is latency-bound");
+    assert_eq!(finding("kernel-bound").finding_title, "faults is latency-bound");
     let occupancy = finding("achieved-occupancy");
-    assert!(occupancy.evidence[0].subject.contains("theoretical 100.0 %, achieved 64.7 %"));
+    assert!(
+        occupancy.evidence[0]
+            .kernel_call_or_copy_name
+            .contains("theoretical 100.0 %, achieved 64.7 %")
+    );
 }
 
 #[test]
@@ -261,7 +265,7 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
         let found: Vec<_> = diagnosis.findings.iter().filter(|it| it.id == rule).collect();
         assert_eq!(found.len(), 1, "{rule}: of the bad kernel alone");
         assert_eq!(found[0].measured_value.value, value, "{rule}");
-        assert!(found[0].title.starts_with("bad: "), "{}", found[0].title);
+        assert!(found[0].finding_title.starts_with("bad: "), "{}", found[0].finding_title);
     }
     let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
     let diagnosis =
@@ -291,7 +295,7 @@ fn launches_of_a_kernel_are_one_finding() {
     let diagnosis = diagnose_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()));
     let found = |rule: &str| {
         let found = diagnosis.findings.iter().filter(|it| it.id == rule);
-        found.map(|it| (it.title.clone(), it.measured_value.value)).collect::<Vec<_>>()
+        found.map(|it| (it.finding_title.clone(), it.measured_value.value)).collect::<Vec<_>>()
     };
     let stalls = "read: warps wait mostly for one reason: long scoreboard (2 launches)";
     assert_eq!(found("stalls"), [(stalls.to_owned(), 90.0)], "of the longer launch");
@@ -310,7 +314,7 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
             "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"launch__registers_per_thread\"\n\
              \"\",\"\",\"nsecond\",\"register/thread\"\n\"0\",\"k\",\"{duration}\",\"{registers}\"\n"
         );
-        SummedTrace::sum_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()))
+        SummedTimesOfTrace::sum_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()))
     };
     let difference = compare_summed_traces(report(4000, 96), report(5000, 128));
     assert_eq!(

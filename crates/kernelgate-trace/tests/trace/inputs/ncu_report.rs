@@ -139,7 +139,7 @@ fn a_report_has_launches_metrics_and_rules() {
     assert!(trace.quality.notes.is_empty() && trace.quality.unreadable.is_empty());
     let bound =
         diagnose_trace_in_memory(&trace).findings.into_iter().find(|it| it.id == "kernel-bound");
-    assert_eq!(bound.unwrap().title, "gemm is compute-bound");
+    assert_eq!(bound.unwrap().finding_title, "gemm is compute-bound");
 }
 
 #[test]

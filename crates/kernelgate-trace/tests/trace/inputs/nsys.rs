@@ -104,7 +104,7 @@ fn an_export_without_gpu_work_is_reported_as_such() {
     let trace = export.read_as_trace().unwrap();
     let diagnosis = diagnose_trace_in_memory(&trace);
     assert_eq!(diagnosis.quality[0].id, "data-quality");
-    insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
+    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
     assert!(
         trace.quality.missing_tables_or_fields.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned())
     );

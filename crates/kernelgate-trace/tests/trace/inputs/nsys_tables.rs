@@ -37,9 +37,12 @@ fn page_faults_stand_with_the_migrations() {
     let found = finding_with_id(&found, "page-migration");
     let words = "1.0 MB of managed memory migrated in 1 pieces: 1 while kernels ran, 0 between \
                  them; 100 page faults of the device, 2 of the host";
-    assert_eq!(found.title, words);
+    assert_eq!(found.finding_title, words);
     assert_eq!(found.recoverable_ns, Some(400_000));
-    assert_eq!(found.evidence[0].subject, "groups of page faults of the device: 100 faults");
+    assert_eq!(
+        found.evidence[0].kernel_call_or_copy_name,
+        "groups of page faults of the device: 100 faults"
+    );
 }
 
 #[test]

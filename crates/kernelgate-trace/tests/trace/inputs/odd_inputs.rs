@@ -15,7 +15,7 @@ fn write_and_read_trace(name: &str, content: &[u8]) -> Trace {
 }
 
 fn titles_of_quality_findings(diagnosis: &TraceDiagnosis) -> Vec<&str> {
-    diagnosis.quality.iter().map(|finding| finding.title.as_str()).collect()
+    diagnosis.quality.iter().map(|finding| finding.finding_title.as_str()).collect()
 }
 
 /// A kernel as PyTorch writes it, with anything in front of it.

@@ -262,7 +262,11 @@ fn declared_work_gives_the_bound_of_a_step() {
 }
 
 fn title_of_finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a str> {
-    diagnosis.findings.iter().find(|finding| finding.id == id).map(|found| found.title.as_str())
+    diagnosis
+        .findings
+        .iter()
+        .find(|finding| finding.id == id)
+        .map(|found| found.finding_title.as_str())
 }
 
 #[test]
@@ -335,7 +339,8 @@ fn lost_events_are_reported_first() {
     append_kernel(&mut recording, (0, 0), 99, 0);
     recording["trace"]["kernels"][0]["name"] = 1000.into();
     let diagnosis = diagnose_trace_in_memory(&read_recording_json(&recording));
-    let titles: Vec<&str> = diagnosis.quality.iter().map(|found| found.title.as_str()).collect();
+    let titles: Vec<&str> =
+        diagnosis.quality.iter().map(|found| found.finding_title.as_str()).collect();
     insta::assert_debug_snapshot!(titles, @r#"
     [
         "the recorder lost 7 records",

@@ -3,7 +3,7 @@
 use crate::fixture::NsysExport;
 use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
 use kernelgate_trace::diagnose::diagnose_trace_in_memory;
-use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::difference::{SummedTimesOfTrace, compare_summed_traces};
 use kernelgate_trace::diagnose::ranks::{TraceOfRank, join_ranks_to_job};
 use serde_json::Value;
 
@@ -138,7 +138,7 @@ fn a_job_and_a_difference_fit_their_schemas() {
     let job = join_ranks_to_job(parts.into_iter().flatten().collect()).job_to_json();
     assert_eq!(schema_violations(JOB, &job), Vec::<String>::new());
     assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));
-    let sums = [300.0, 800.0].map(|of| SummedTrace::sum_trace_in_memory(&rank(of)));
+    let sums = [300.0, 800.0].map(|of| SummedTimesOfTrace::sum_trace_in_memory(&rank(of)));
     let [base, head] = sums;
     let difference = compare_summed_traces(base, head).difference_to_json();
     assert_eq!(schema_violations(DIFFERENCE, &difference), Vec::<String>::new());

@@ -4,7 +4,7 @@
 use crate::fixture::reason_in_message;
 use crate::fixture::{NsysExport, global_id_of_process};
 use kernelgate_trace::analyze::ranges::{restricted_reading, restricted_trace};
-use kernelgate_trace::diagnose::difference::SummedTrace;
+use kernelgate_trace::diagnose::difference::SummedTimesOfTrace;
 use kernelgate_trace::diagnose::{
     IdleCauseKind, TraceDiagnosis, diagnose_export_while_reading, diagnose_trace_in_memory,
 };
@@ -40,8 +40,12 @@ fn assert_streamed_diagnosis_is_equal(export: &NsysExport) -> TraceDiagnosis {
         diagnose_export_while_reading(&export.sqlite_path()).unwrap().unwrap(),
     );
     assert_eq!(streamed.diagnosis_to_json(), kept.diagnosis_to_json());
-    let streamed = SummedTrace::sum_export_while_reading(&export.sqlite_path()).unwrap().unwrap();
-    assert_eq!(format!("{streamed:?}"), format!("{:?}", SummedTrace::sum_trace_in_memory(&trace)));
+    let streamed =
+        SummedTimesOfTrace::sum_export_while_reading(&export.sqlite_path()).unwrap().unwrap();
+    assert_eq!(
+        format!("{streamed:?}"),
+        format!("{:?}", SummedTimesOfTrace::sum_trace_in_memory(&trace))
+    );
     kept
 }
 

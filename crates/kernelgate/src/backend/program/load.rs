@@ -137,7 +137,7 @@ impl Program {
         let Self { memory, steps, lane_order: order, range_kept_in_l2: kept, gemm_lanes, .. } =
             self;
         let blas = (gemm_lanes > 0)
-            .then(|| CublasLtLanes::open_with_default_workspace(device, gemm_lanes))
+            .then(|| CublasLtLanes::open_cublaslt_with_default_workspace(device, gemm_lanes))
             .transpose()?;
         let set_aside = kept
             .map(|(_, bytes)| PersistingL2SetAside::set_aside_bytes(device, bytes))

@@ -321,7 +321,7 @@ impl Program {
         let mut pointers = Vec::new();
         operands.map_operand_addresses(|pointer| pointers.push(pointer));
         self.record_step_of_lane(lane, &pointers);
-        let written = [Some(operands.d), operands.aux, operands.amax_d];
+        let written = [Some(operands.matrix_d), operands.aux, operands.amax_d];
         for pointer in written.into_iter().flatten() {
             let written = self.memory.check_gemm_may_write_region(pointer);
             self.store_first_mistake(written);

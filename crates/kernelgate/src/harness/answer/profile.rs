@@ -167,7 +167,7 @@ fn start_recorder_and_measure_launch_cost(
     loop {
         let unrecorded_ns = host_ns_per_empty_launch(&empty, device)?;
         let Some(recorder) =
-            CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Everything)?
+            CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::AllActivityLists)?
         else {
             return Ok(None);
         };

@@ -25,7 +25,7 @@ pub fn compile_and_report_resources(
     match compile_kernels_and_read_resources(&kernels_of_matching_builds(kernels, filter), arch) {
         Ok(KernelResourcesAndHashes { resources, code, sources }) => {
             let describe = |(build, lack): (&String, &String)| format!("{build} {lack}");
-            let left_out = resources.left_out.iter().map(describe).collect();
+            let left_out = resources.unsupported_kernels.iter().map(describe).collect();
             ResponseToBenchAction::Resources(KernelResourcesReport {
                 resources,
                 left_out,
@@ -58,8 +58,8 @@ mod tests {
     #[test]
     fn all_kernels_of_a_matching_build_are_kept() {
         const ONE: KernelSpec<usize> = KernelSpec {
-            defines: |width| vec![format!("WIDTH={width}")],
-            variants: || vec![1, 2],
+            macro_definitions: |width| vec![format!("WIDTH={width}")],
+            listed_build_parameters: || vec![1, 2],
             ..KernelSpec::new(Source::new("mine/sums", ""), "mine_sums", 64, |_| [1, 1, 1])
         };
         let listed = list_kernel_rows(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);

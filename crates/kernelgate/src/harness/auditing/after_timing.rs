@@ -192,7 +192,7 @@ fn replace_inputs_rerun_and_compare(
     let (outputs, expected) = match changed.filter(|_| next == OriginalOrChangedInputs::Changed) {
         Some(changed) => {
             changed.outputs_and_reference(outputs, &ready.expected).map_err(|problem| {
-                OutputVerificationError::Reference { output: "all".to_owned(), problem }
+                OutputVerificationError::Reference { output: "all".to_owned(), reason: problem }
             })?
         }
         None => (Cow::Borrowed(outputs), ready.expected.as_slice()),

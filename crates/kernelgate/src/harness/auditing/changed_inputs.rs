@@ -89,7 +89,7 @@ impl ChangedInputsAndReference {
             SymmetryOrNewReference::Symmetry(InputSymmetry::Negate { .. }) => {
                 InputChangeAfterTiming::Negated
             }
-            SymmetryOrNewReference::Redrawn => InputChangeAfterTiming::Redrawn,
+            SymmetryOrNewReference::Redrawn => InputChangeAfterTiming::InputsDrawnAnew,
         }
     }
 

@@ -87,7 +87,7 @@ impl GpuTime {
         let process = SettingsOfCriterionBench::from_flags_and_environment();
         let store = RecordFoldersOfPackage::record_folders_of_running_package();
         let inner = GpuTimeMeasurementState {
-            stream: ForeignStreamTimer::with_timeout(stream, process.timeout)?,
+            stream: ForeignStreamTimer::stream_timer_with_timeout(stream, process.timeout)?,
             empty_interval_durations: None,
             telemetry: Vec::new(),
             pass_audit: CriterionPassAudit::new(

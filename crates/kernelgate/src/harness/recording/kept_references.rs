@@ -75,7 +75,7 @@ pub fn read_or_compute_precision_error_limit(
     expected: &[Expected],
 ) -> Option<PrecisionErrorLimits> {
     let problem = group.problem.problem();
-    if problem.reference_from() != SourceOfExpectedOutputs::Definition {
+    if problem.reference_from() != SourceOfExpectedOutputs::ProblemReference {
         return None;
     }
     let declared = problem.precision()?;

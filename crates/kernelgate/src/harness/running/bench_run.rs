@@ -195,7 +195,7 @@ fn start_run_record(
         machine: Some(MachineHardware::hardware_of_this_machine().hash_of_hardware_facts()),
         delays: trial::injected_delays_by_case(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
-        unsupported: selection.unsupported.clone(),
+        unsupported_case_ids: selection.unsupported.clone(),
         executable: content_hash_of_executable(settings.process.executable.as_deref()),
         package: store.package.clone(),
         invocation: Some(invocation.id.clone()),

@@ -348,7 +348,7 @@ impl<'a> SelectedCasesRunner<'a> {
             revision: group.suite.workload_revision(),
             problem: axes.collect(),
             implementation: case.implementation.name.to_owned(),
-            cache: case.cache.cache_state_name().to_owned(),
+            cache_state: case.cache.cache_state_name().to_owned(),
             work: (&work).into(),
             computed_samples: breakdown.samples,
             sample_unit: breakdown.unit,

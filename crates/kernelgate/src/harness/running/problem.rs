@@ -193,11 +193,11 @@ impl PreparedProblem {
     ) -> Result<Vec<Expected>, WhyCaseHasNoResult> {
         let computed =
             panic_guard::catch_panic(|| match group.problem.problem().reference_from() {
-                SourceOfExpectedOutputs::Definition => {
+                SourceOfExpectedOutputs::ProblemReference => {
                     let kept = self.references.as_ref();
                     Ok(kept_references::read_or_compute_reference(kept, group, &inputs))
                 }
-                SourceOfExpectedOutputs::Row(row) => {
+                SourceOfExpectedOutputs::OutputsOfImplementation(row) => {
                     self.expected_outputs_from_implementation(group, row, inputs)
                 }
                 SourceOfExpectedOutputs::Nothing => Ok(Vec::new()),
@@ -268,8 +268,10 @@ impl PreparedProblem {
     /// implementation is the reference.
     fn is_case_without_reference(&self, group: &SelectedProblem<'_>, case: &SelectedCase) -> bool {
         match group.problem.problem().reference_from() {
-            SourceOfExpectedOutputs::Definition => false,
-            SourceOfExpectedOutputs::Row(row) => case.implementation.name == row,
+            SourceOfExpectedOutputs::ProblemReference => false,
+            SourceOfExpectedOutputs::OutputsOfImplementation(row) => {
+                case.implementation.name == row
+            }
             SourceOfExpectedOutputs::Nothing => true,
         }
     }
@@ -307,7 +309,7 @@ impl PreparedProblem {
                 &self.error_bounds,
             )
             .map(|comparison| ComparisonWithReference { compared_with_base: true, ..comparison })
-            .map_err(|wrong| OutputVerificationError::UnlikeBase(Box::new(wrong))),
+            .map_err(|wrong| OutputVerificationError::DiffersFromBaseBuild(Box::new(wrong))),
             None => Ok(comparison),
         }
     }

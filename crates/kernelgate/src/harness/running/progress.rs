@@ -85,10 +85,10 @@ impl BenchProgressPrinter {
         if !parts.is_empty() {
             self.print_line_unless_quiet(&format!("gpu: {}", parts.join(", ")));
         }
-        if !reading.throttle.is_empty() {
+        if !reading.throttle_reasons.is_empty() {
             self.print_line_unless_quiet(&format!(
                 "warning: the GPU holds its clock back: {}",
-                reading.throttle.join(", ")
+                reading.throttle_reasons.join(", ")
             ));
         }
     }

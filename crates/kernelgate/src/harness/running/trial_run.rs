@@ -150,7 +150,7 @@ pub fn run_trial_and_write_record(
         delays: injected_delays_by_case(settings, selection),
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
-        unsupported: selection.unsupported.clone(),
+        unsupported_case_ids: selection.unsupported.clone(),
         ..BenchProcessRun::empty_run_starting_now(
             bench,
             &request.session,

@@ -97,7 +97,7 @@ impl SelectedAndSkippedCases<'_> {
             .groups
             .iter()
             .map(|group| (group.id(), group.cases.iter().map(|case| case.id.as_str()).collect()));
-        partition.summarize_division(bench, problems)
+        partition.summarize_division_into_shards(bench, problems)
     }
 
     /// Reverses the order of the problems, and of the cases within each problem.
@@ -313,7 +313,11 @@ pub fn check_overrides_are_accepted_by_a_workload<'a>(
             return Err(HarnessError::UnknownAxis { axis, axes });
         }
         let points = |suite: &&WorkloadSuite| {
-            suite.points_selected_by_effort(BenchEffort::Thorough, SizeOfDefaultProblems::Host, one)
+            suite.points_selected_by_effort(
+                BenchEffort::Thorough,
+                SizeOfDefaultProblems::HostCpuSizes,
+                one,
+            )
         };
         let errors: Result<Vec<AxisError>, _> =
             with_axis.iter().map(|suite| points(suite).map_or_else(Ok, Err)).collect();
@@ -341,7 +345,7 @@ pub fn overridden_axis_values_match_nothing_error<'a>(
             .map(|suite| {
                 suite.points_selected_by_effort(
                     BenchEffort::Thorough,
-                    SizeOfDefaultProblems::Host,
+                    SizeOfDefaultProblems::HostCpuSizes,
                     one,
                 )
             })

@@ -49,7 +49,7 @@ pub fn find_blocked_launch_cause_with_cupti(
     executable.wait_for_launches()?;
     let Ok(mut record) = recording.detach_cupti_and_take_records(begun) else { return Ok(None) };
     // Calls that began after the launch had returned are dropped, because they may wait.
-    record.calls.retain(|call| call.start < returned);
+    record.calls.retain(|call| call.start_ns < returned);
     Ok(find_blocked_launch_cause_in_record(&record, hold))
 }
 
@@ -66,7 +66,7 @@ fn find_blocked_launch_cause_in_record(
         |call: &HostCallRecord| record.names.get(call.name as usize).map_or("", String::as_str);
     let half_ns = (hold / 2).as_nanos();
     let held_up =
-        |call: &&HostCallRecord| u128::from(call.end.saturating_sub(call.start)) > half_ns;
+        |call: &&HostCallRecord| u128::from(call.end_ns.saturating_sub(call.start_ns)) > half_ns;
     let mut copies = record.copies.clone();
     copies.sort_by_key(|copy| copy.correlation);
     let copy_of = |call: &HostCallRecord| {
@@ -77,7 +77,7 @@ fn find_blocked_launch_cause_in_record(
     // progress. A wait before the first delayed call of a launch belongs to earlier launches.
     let first = record.calls.iter().find(|call| held_up(call));
     let is_behind = |call: &HostCallRecord| {
-        first.is_some_and(|first| call.thread == first.thread && call.start >= first.end)
+        first.is_some_and(|first| call.thread == first.thread && call.start_ns >= first.end_ns)
     };
     let waits = record.calls.iter().find(|call| {
         let (name, copy) = (name(call), copy_of(call));
@@ -108,7 +108,7 @@ fn strip_cuda_function_prefix(name: &str) -> &str {
 /// Returns whether a copy is between the GPU and pageable host memory, which the driver stages
 /// through the host.
 const fn is_copy_of_pageable_memory(copy: &MemoryCopyRecord) -> bool {
-    copy.source == 1 || copy.target == 1
+    copy.source == 1 || copy.target_memory_kind == 1
 }
 
 /// Returns whether a CUDA call waits for the work of a stream, however short the recorded call was.
@@ -155,9 +155,15 @@ mod tests {
         for (number, &(name, took)) in (0..).zip(calls) {
             record.names.push(name.to_owned());
             let correlation = 1_000_000 + number;
-            let start = record.calls.last().map_or(10, |before| before.end + 10);
+            let start = record.calls.last().map_or(10, |before| before.end_ns + 10);
             let end = start + took;
-            record.calls.push(HostCallRecord { name: number, start, end, thread: 1, correlation });
+            record.calls.push(HostCallRecord {
+                name: number,
+                start_ns: start,
+                end_ns: end,
+                thread: 1,
+                correlation,
+            });
         }
         // In this CUPTI record, a runtime call and the driver call inside it have the same
         // correlation number, so they count as one call.
@@ -263,7 +269,7 @@ mod tests {
             record.copies.push(MemoryCopyRecord {
                 kind,
                 source,
-                target,
+                target_memory_kind: target,
                 correlation,
                 ..MemoryCopyRecord::default()
             });

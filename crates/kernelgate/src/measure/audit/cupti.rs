@@ -161,7 +161,7 @@ impl HeldStreamInCuptiRecord {
         for blocker in own(StreamBlocker::BLOCKING_KERNEL_SYMBOL) {
             let mut marks = own(ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL)
                 .filter(|it| it.on.device == blocker.on.device);
-            let mark = marks.next().map(|mark| mark.start);
+            let mark = marks.next().map(|mark| mark.start_ns);
             let lacks =
                 || format!("CUPTI's record lacks `{}`", ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL);
             let found = Self { blocker: *blocker, mark_end: mark.ok_or_else(lacks)? };
@@ -202,7 +202,7 @@ fn find_operation_outside_timed_streams(
     let found = all.iter().filter(|it| it.has_recorded_times()).find(|it| {
         let HeldStreamInCuptiRecord { blocker, mark_end: mark } =
             &streams[&it.context_and_stream.device];
-        it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < blocker.end
+        it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < blocker.end_ns
             || it.end > mark + MAX_END_AFTER_PROBE_START_NS
     });
     match found {
@@ -246,7 +246,7 @@ pub fn check_routine_pass_streams_with_cupti(
     };
     let subject = RefusedTimedCode::Routine;
     let is_mark = |it: &OperationInCuptiRecord<'_>| {
-        (it.start, it.context_and_stream, it.kernel) == (mark.start, mark.on, "")
+        (it.start, it.context_and_stream, it.kernel) == (mark.start_ns, mark.on, "")
     };
     let all: Vec<OperationInCuptiRecord<'_>> =
         kernels_copies_and_sets_in_cupti_record(record).filter(|it| !is_mark(it)).collect();
@@ -305,16 +305,16 @@ impl fmt::Display for OperationInCuptiRecord<'_> {
 fn kernels_copies_and_sets_in_cupti_record(
     record: &CuptiRecordedActivity,
 ) -> impl Iterator<Item = OperationInCuptiRecord<'_>> {
-    let kernels = record.kernels.iter().map(|&KernelRecord { start, end, on, name, .. }| {
-        OperationInCuptiRecord {
+    let kernels = record.kernels.iter().map(
+        |&KernelRecord { start_ns: start, end_ns: end, on, name, .. }| OperationInCuptiRecord {
             start,
             end,
             context_and_stream: on,
             kernel: &record.names[name as usize],
-        }
-    });
-    let copies = record.copies.iter().map(|it| (it.start, it.end, it.on));
-    let sets = record.sets.iter().map(|it| (it.start, it.end, it.on));
+        },
+    );
+    let copies = record.copies.iter().map(|it| (it.start_ns, it.end_ns, it.on));
+    let sets = record.sets.iter().map(|it| (it.start_ns, it.end_ns, it.on));
     let others = copies.chain(sets);
     kernels.chain(others.map(|(start, end, on)| OperationInCuptiRecord {
         start,
@@ -354,7 +354,12 @@ mod tests {
             "theirs",
         ]
         .map(str::to_owned);
-        let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
+        let kernel = |name, start, end| KernelRecord {
+            name,
+            start_ns: start,
+            end_ns: end,
+            ..Default::default()
+        };
         CuptiRecordedActivity {
             names: names.into(),
             kernels: vec![
@@ -397,7 +402,7 @@ mod tests {
             Ok(None),
             "without times"
         );
-        let copy = MemoryCopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
+        let copy = MemoryCopyRecord { start_ns: 12 * MS, end_ns: 13 * MS, ..Default::default() };
         let copied = CuptiRecordedActivity {
             copies: vec![copy],
             ..record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS)
@@ -418,10 +423,10 @@ mod tests {
             "on one stream"
         );
         let mut other = record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS);
-        other.kernels[1].on.stream = 7;
+        other.kernels[1].on.stream_id = 7;
         let unknown = "the stream was not held until the launch had returned".to_owned();
         assert_eq!(outside(&other), Err(unknown), "joined or not");
-        other.kernels[1].start = 11 * MS;
+        other.kernels[1].start_ns = 11 * MS;
         assert_eq!(
             outside(&other),
             Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")))
@@ -447,8 +452,8 @@ mod tests {
         assert_eq!(outside(&cupti_record_of_two_gpus(11 * MS, 12 * MS)), theirs);
         let mut later = cupti_record_of_two_gpus(16 * MS, 17 * MS);
         for kernel in later.kernels.iter_mut().filter(|kernel| kernel.on.device == 3) {
-            kernel.start += u64::from(kernel.name != 2) * 2 * MS;
-            kernel.end += u64::from(kernel.name != 2) * 2 * MS;
+            kernel.start_ns += u64::from(kernel.name != 2) * 2 * MS;
+            kernel.end_ns += u64::from(kernel.name != 2) * 2 * MS;
         }
         assert_eq!(outside(&later), Ok(None), "its own hold ended later");
     }
@@ -469,9 +474,15 @@ mod tests {
     /// This CUPTI record of a routine's pass holds the one-byte memset on the timed stream, and one
     /// kernel on the stream `stream`.
     fn cupti_record_of_routine_pass(start: u64, stream: u32) -> CuptiRecordedActivity {
-        let on = GpuContextStreamIds { stream, ..GpuContextStreamIds::default() };
-        let kernel = KernelRecord { name: 2, start, end: start + 5_000, on, ..Default::default() };
-        let mark = MemsetRecord { bytes: 1, start: MS, end: MS + 900, ..Default::default() };
+        let on = GpuContextStreamIds { stream_id: stream, ..GpuContextStreamIds::default() };
+        let kernel = KernelRecord {
+            name: 2,
+            start_ns: start,
+            end_ns: start + 5_000,
+            on,
+            ..Default::default()
+        };
+        let mark = MemsetRecord { bytes: 1, start_ns: MS, end_ns: MS + 900, ..Default::default() };
         CuptiRecordedActivity {
             kernels: vec![kernel],
             sets: vec![mark],
@@ -515,7 +526,7 @@ mod tests {
             Ok(Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned()))
         );
         let mut without_times = cupti_record_of_routine_pass(0, 7);
-        without_times.kernels[0].end = 0;
+        without_times.kernels[0].end_ns = 0;
         assert_eq!(
             check_routine_pass_streams_with_cupti(&without_times, held),
             Ok(Some("CUPTI recorded no times of work on another stream".to_owned()))

@@ -25,7 +25,8 @@ impl MeasuredDeviceLimits {
         let distinct: BTreeSet<DeclaredGpuLinkWork> =
             works.iter().filter_map(|of| of.work.link).collect();
         for work in distinct {
-            let fits = (2..=devices.device_count()).contains(&work.gpus) && work.bytes > 0;
+            let fits =
+                (2..=devices.device_count()).contains(&work.gpus) && work.min_received_bytes > 0;
             if fits {
                 self.links.push(measure_gpu_link_limit(
                     events,
@@ -43,7 +44,7 @@ fn measure_gpu_link_limit(
     devices: &Devices,
     work: DeclaredGpuLinkWork,
 ) -> Result<MeasuredLinkLimit, BackendError> {
-    let DeclaredGpuLinkWork { bytes, both_ways, gpus } = work;
+    let DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways, gpus } = work;
     let copies = PeerCopiesOfSet::allocate_and_compile(devices, bytes as usize, both_ways)?;
     let mut time_ns = f64::INFINITY;
     for kind in copies.supported_kinds() {

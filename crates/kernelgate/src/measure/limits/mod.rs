@@ -124,7 +124,9 @@ impl MeasuredLinkLimit {
     }
 
     const fn is_limit_of_link_work(&self, work: DeclaredGpuLinkWork) -> bool {
-        self.bytes == work.bytes && self.both_ways == work.both_ways && self.gpus == work.gpus
+        self.bytes == work.min_received_bytes
+            && self.both_ways == work.both_ways
+            && self.gpus == work.gpus
     }
 }
 
@@ -407,7 +409,7 @@ mod tests {
         let link = MeasuredLinkLimit { bytes: 64, both_ways: true, gpus: 2, time_ns: 200.0 };
         let limits = MeasuredDeviceLimits { links: vec![link], ..example_device_limits() };
         let bound = |bytes, both_ways, gpus| {
-            let link = DeclaredGpuLinkWork { bytes, both_ways, gpus };
+            let link = DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways, gpus };
             limits.shortest_time_of_work(&Work::bytes(500, 0).with_link(link), CacheState::Hot)
         };
         let by_link = ShortestLaunchTime { time_ns: 200.0, by: "link".to_owned() };

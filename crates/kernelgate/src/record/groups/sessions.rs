@@ -61,15 +61,19 @@ impl RecordFoldersOfPackage {
             }
         }
         Err(match (&self.package, last.len()) {
-            (Some(package), 0) if !others.is_empty() => RecordLookupError::OtherPackages {
-                package: package.clone(),
-                folder: self.runs.clone(),
-                others,
-            },
-            (_, 0) => RecordLookupError::NoRun(self.runs.clone()),
-            (_, found) => {
-                RecordLookupError::FewRuns { found, wanted: count, folder: self.runs.clone() }
+            (Some(package), 0) if !others.is_empty() => {
+                RecordLookupError::RunsOnlyOfOtherPackages {
+                    package: package.clone(),
+                    folder: self.runs.clone(),
+                    others,
+                }
             }
+            (_, 0) => RecordLookupError::NoRun(self.runs.clone()),
+            (_, found) => RecordLookupError::FewRuns {
+                found,
+                requested_invocations: count,
+                folder: self.runs.clone(),
+            },
         })
     }
 
@@ -243,7 +247,10 @@ mod tests {
         assert_eq!(last(1), ["other"]);
         assert_eq!((&*last_of("other"), &*last_of("own")), ("other", "newer"));
         let few = store_of("own").read_last_sessions(5).unwrap_err();
-        assert!(matches!(few, RecordLookupError::FewRuns { found: 4, wanted: 5, .. }), "{few:?}");
+        assert!(
+            matches!(few, RecordLookupError::FewRuns { found: 4, requested_invocations: 5, .. }),
+            "{few:?}"
+        );
         std::fs::remove_dir_all(store.runs.join("other")).unwrap();
         write_run_record_of_session(&store, "ahead", "2226-01-02T03:04:05Z");
         match store.read_last_sessions(1).unwrap_err() {

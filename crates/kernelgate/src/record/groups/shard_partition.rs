@@ -66,7 +66,7 @@ impl ProblemsDividedAmongShards {
     /// Divides problems among shards by recorded wall times: the longest first, each to the shard
     /// with the least work so far. A problem without a recorded time counts as the median of the
     /// recorded times; without any recorded time, problems are divided by a hash.
-    pub fn by_recorded_times<'a>(
+    pub fn divide_by_recorded_times<'a>(
         shard: ShardOfWork,
         problems: impl IntoIterator<Item = &'a str>,
         recorded_s: &BTreeMap<String, f64>,
@@ -110,7 +110,7 @@ impl ProblemsDividedAmongShards {
 
     /// Summarises the division of a bench's problems among shards: digest, number of cases, number
     /// of problems.
-    pub fn summarize_division<'a>(
+    pub fn summarize_division_into_shards<'a>(
         &self,
         bench: &str,
         problems: impl IntoIterator<Item = (String, Vec<&'a str>)>,
@@ -175,8 +175,11 @@ mod tests {
             .collect();
         let names: Vec<&str> = times.keys().map(String::as_str).chain(["w/f/new"]).collect();
         let work = |shard| -> f64 {
-            let partition =
-                ProblemsDividedAmongShards::by_recorded_times(shard, names.iter().copied(), &times);
+            let partition = ProblemsDividedAmongShards::divide_by_recorded_times(
+                shard,
+                names.iter().copied(),
+                &times,
+            );
             times
                 .iter()
                 .filter(|(name, _)| partition.contains_problem(name))
@@ -190,7 +193,11 @@ mod tests {
         assert!(most <= 1.1 * least, "{works:?}");
         let all = names.iter().all(|name| {
             let partition = |shard| {
-                ProblemsDividedAmongShards::by_recorded_times(shard, names.iter().copied(), &times)
+                ProblemsDividedAmongShards::divide_by_recorded_times(
+                    shard,
+                    names.iter().copied(),
+                    &times,
+                )
             };
             all_shards_of_count(5).filter(|shard| partition(*shard).contains_problem(name)).count()
                 == 1
@@ -216,7 +223,7 @@ mod tests {
     fn relative_excess_of_longest_shard(problems: &[(String, f64, f64)], count: u32) -> f64 {
         let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
         let names = problems.iter().map(|(problem, ..)| problem.as_str());
-        let partition = ProblemsDividedAmongShards::by_recorded_times(
+        let partition = ProblemsDividedAmongShards::divide_by_recorded_times(
             ShardOfWork { index: 1, count },
             names,
             &before,
@@ -277,7 +284,7 @@ mod tests {
     fn shards_have_equal_digests_only_within_one_division() {
         let digest = |partition: &ProblemsDividedAmongShards, cases: &[&'static str]| {
             let problems = cases.iter().map(|case| (format!("p{case}"), vec![*case]));
-            partition.summarize_division("b", problems).digest
+            partition.summarize_division_into_shards("b", problems).digest
         };
         let [one, two] = [1, 2].map(|index| {
             ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork { index, count: 2 })
@@ -288,7 +295,8 @@ mod tests {
             ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork { index: 1, count: 3 });
         assert_ne!(digest(&one, &["a", "b"]), digest(&third, &["a", "b"]));
         let times = [("pa".to_owned(), 1.0), ("pb".to_owned(), 9.0)].into();
-        let timed = ProblemsDividedAmongShards::by_recorded_times(one.shard, ["pa", "pb"], &times);
+        let timed =
+            ProblemsDividedAmongShards::divide_by_recorded_times(one.shard, ["pa", "pb"], &times);
         assert_ne!(digest(&one, &["a", "b"]), digest(&timed, &["a", "b"]));
     }
 }

@@ -32,7 +32,7 @@ pub struct RecordFoldersOfPackage {
     /// package.
     pub package: Option<CargoPackageId>,
     /// Committed baselines: `<device>/<name>.json`.
-    pub baselines: PathBuf,
+    pub baselines_folder: PathBuf,
     /// Runs: Folder of recorded runs, `<session>/<bench>.json`; in the target folder unless
     /// `KERNELGATE_HISTORY` names another one.
     pub runs: PathBuf,
@@ -85,7 +85,7 @@ pub enum RecordLookupError {
         "no run of package {package} in {}, only of {}: run `cargo bench` in the package first, or \
          call the program where the other package lies", .folder.display(), comma_separated_packages(.others)
     )]
-    OtherPackages {
+    RunsOnlyOfOtherPackages {
         /// Package in whose folder the program `kernelgate` was started.
         package: CargoPackageId,
         /// Folder of the runs.
@@ -94,12 +94,12 @@ pub enum RecordLookupError {
         others: BTreeSet<CargoPackageId>,
     },
     /// There are fewer recorded sessions than requested.
-    #[error("{found} sessions in {folder}, not {wanted}: run `cargo bench` again")]
+    #[error("{found} sessions in {folder}, not {requested_invocations}: run `cargo bench` again")]
     FewRuns {
         /// How many there are.
         found: usize,
         /// Number of requested invocations.
-        wanted: usize,
+        requested_invocations: usize,
         /// Folder of the runs.
         folder: PathBuf,
     },
@@ -170,7 +170,7 @@ impl RecordFoldersOfPackage {
         let work = target.join("kernelgate");
         let history = process::nonempty_environment_variable("KERNELGATE_HISTORY");
         Self {
-            baselines: root.join("baselines"),
+            baselines_folder: root.join("baselines"),
             runs: history.map_or_else(|| work.clone(), |folder| root.join(folder)).join("runs"),
             numerics: work.join("numerics"),
             references: work.join("references"),
@@ -193,7 +193,9 @@ impl RecordFoldersOfPackage {
     /// Fails if the name is not a plain file name.
     pub fn path_of_baseline(&self, device: &str, name: &str) -> Result<PathBuf, RecordLookupError> {
         check_baseline_file_name(name)?;
-        Ok(file::resolve_symbolic_link(&self.baselines.join(device).join(format!("{name}.json"))))
+        Ok(file::resolve_symbolic_link(
+            &self.baselines_folder.join(device).join(format!("{name}.json")),
+        ))
     }
 
     /// Reads the baseline of a device with a given name.
@@ -215,7 +217,7 @@ impl RecordFoldersOfPackage {
                 Err(RecordLookupError::NoBaseline {
                     name: name.to_owned(),
                     device: device.to_owned(),
-                    folder: self.baselines.clone(),
+                    folder: self.baselines_folder.clone(),
                     others,
                 })
             }
@@ -236,16 +238,16 @@ impl RecordFoldersOfPackage {
             path: path.to_owned(),
             cause,
         };
-        match std::fs::read_dir(&self.baselines) {
+        match std::fs::read_dir(&self.baselines_folder) {
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
-                return Err(unreadable(&self.baselines, cause).into());
+                return Err(unreadable(&self.baselines_folder, cause).into());
             }
             _ => {}
         }
-        for entry in sorted_entries_of_folder(&self.baselines) {
+        for entry in sorted_entries_of_folder(&self.baselines_folder) {
             std::fs::metadata(&entry).map_err(|cause| unreadable(&entry, cause))?;
         }
-        for device in sorted_entries_of_folder(&self.baselines)
+        for device in sorted_entries_of_folder(&self.baselines_folder)
             .into_iter()
             .filter(|path| path.is_dir() && file_name_as_text(path) != "resources")
         {
@@ -264,13 +266,13 @@ impl RecordFoldersOfPackage {
 
     /// Returns the path of the calibration file of a device.
     pub fn path_of_calibration(&self, device: &str) -> PathBuf {
-        self.baselines.join(device).join(format!("{CALIBRATION_FILE_NAME}.json"))
+        self.baselines_folder.join(device).join(format!("{CALIBRATION_FILE_NAME}.json"))
     }
 
     /// Lists the existing calibration files of all devices, sorted by path.
     pub fn list_calibration_files(&self) -> Vec<PathBuf> {
         let file_of = |device: PathBuf| device.join(format!("{CALIBRATION_FILE_NAME}.json"));
-        sorted_entries_of_folder(&self.baselines)
+        sorted_entries_of_folder(&self.baselines_folder)
             .into_iter()
             .map(file_of)
             .filter(|path| path.is_file())

@@ -100,15 +100,16 @@ pub(super) fn recorder_messages_as_evidence(messages: &[String]) -> Vec<FindingE
     let mut evidence: Vec<FindingEvidence> = texts
         .chunk_by(|a, b| a == b)
         .map(|same| FindingEvidence {
-            subject: same[0].clone(),
+            kernel_call_or_copy_name: same[0].clone(),
             count: same.len(),
             ..FindingEvidence::default()
         })
         .collect();
     evidence.sort_by_key(|evidence| {
-        let general =
-            ["CUDA", "CUPTI", "Not all"].iter().any(|part| evidence.subject.contains(part));
-        (!general, evidence.subject.clone())
+        let general = ["CUDA", "CUPTI", "Not all"]
+            .iter()
+            .any(|part| evidence.kernel_call_or_copy_name.contains(part));
+        (!general, evidence.kernel_call_or_copy_name.clone())
     });
     evidence.truncate(MAX_LISTED_RECORDER_MESSAGES);
     evidence

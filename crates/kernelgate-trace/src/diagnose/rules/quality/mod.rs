@@ -151,7 +151,7 @@ fn add_finding_of_profiler_messages(
         );
         if let Some(reason) = messages::reason_for_missing_records(&quality.messages, true) {
             finding.severity = FindingSeverity::Warning;
-            finding.title = format!("{}: {}", finding.title, reason.words);
+            finding.finding_title = format!("{}: {}", finding.finding_title, reason.words);
             finding.advice = reason.advice;
         }
         finding.evidence = messages::recorder_messages_as_evidence(&quality.messages);
@@ -341,11 +341,11 @@ fn find_gap_that_may_be_clock_jump(
             "a program that waits for its user",
         );
         finding.evidence.push(FindingEvidence {
-            subject: "idle time".to_owned(),
+            kernel_call_or_copy_name: "idle time".to_owned(),
             count: 1,
             total_ns: Some(longest.idle_gap_length_ns()),
             range: context.range_path_text_of_operation(longest.operation_after),
-            longest_start_and_end_ns: Some((longest.start, longest.end)),
+            longest_start_and_end_ns: Some((longest.start_ns, longest.end)),
             process_id_and_device: Some((device.pid, device.device)),
         });
         found.push(finding);
