@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use kernelgate::prelude::*;
 
-const A: f32 = 2.5;
+const FACTOR_OF_X: f32 = 2.5;
 
 /// The computation `out = a x + y` as kernelgate's problem type, independent of any device.
 struct Saxpy {
@@ -18,21 +18,23 @@ impl Problem for Saxpy {
     /// Draws the inputs from the seed, so that every process times equal numbers.
     fn inputs(&self, seed: u64) -> Tensors {
         let normal = |name| random::normal_values(seed, name, self.n);
-        Tensors::new().with("x", [self.n], normal("x")).with("y", [self.n], normal("y"))
+        let inputs = Tensors::new().with_tensor("x", [self.n], normal("x"));
+        inputs.with_tensor("y", [self.n], normal("y"))
     }
 
     /// Expected outputs in fp64, with which every row is compared before it is timed.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
+        let pairs = inputs.f32_elements("x").iter().zip(inputs.f32_elements("y"));
         let out: Vec<f64> =
-            pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y)).collect();
+            pairs.map(|(&x, &y)| f64::from(FACTOR_OF_X) * f64::from(x) + f64::from(y)).collect();
         vec![Expected::all("out", [self.n], out)]
     }
 
-    /// Bytes read and written at least, and operations: "of limit" is derived from them.
+    /// Returns the minimum of bytes read and written, and the operations, from which the column "of
+    /// limit" is derived.
     fn work(&self) -> Work {
         let n = self.n as u64;
-        Work::bytes(8 * n, 4 * n).with_flops(FlopUnit::Vector, Dtype::F32, 2 * n)
+        Work::bytes(8 * n, 4 * n).with_flops(FlopUnit::VectorArithmetic, Dtype::F32, 2 * n)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -40,7 +42,7 @@ impl Problem for Saxpy {
     }
 
     /// Host memory for inputs, fp64 reference and outputs: a case that does not fit is skipped.
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         self.n as u64 * (8 + 8 + 4)
     }
 }
@@ -50,9 +52,9 @@ const SAXPY: Workload<Saxpy> = Workload {
     about: "out = a x + y",
     revision: 1,
     axes: &[Axis::number("n", "elements")],
-    default: &["n=1048576"],
-    accelerator: &["n=67108864"],
-    thorough: &["n=1000,65536,16777216"],
+    default_selection_lines: &["n=1048576"],
+    accelerator_selection_lines: &["n=67108864"],
+    thorough_selection_lines: &["n=1000,65536,16777216"],
     bind: |point| Ok(Saxpy { n: point.number("n")? }),
 };
 
@@ -72,30 +74,31 @@ const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec {
 /// The implementations of the workload; each becomes one row of the result table.
 const ROWS: &[Implementation<Saxpy>] = &[
     Implementation {
-        name: "cpu",
-        about: "one thread",
+        implementation_name: "cpu",
+        description: "one thread",
         supports: |_| Ok(()),
-        prepare: Prepare::Cpu(|problem, inputs| {
+        prepare: PrepareFunction::Cpu(|problem, inputs| {
             let outputs = Tensors::new().with_output("out", [problem.n], Dtype::F32);
             CpuTask::new(inputs, outputs, |inputs, outputs| {
-                let (x, y, out) = (inputs.f32("x"), inputs.f32("y"), outputs.f32_mut("out"));
-                out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = A * x + y);
+                let (x, y, out) =
+                    (inputs.f32_elements("x"), inputs.f32_elements("y"), outputs.f32_mut("out"));
+                out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = FACTOR_OF_X * x + y);
             })
         }),
     },
     Implementation {
-        name: "cuda/thread_per_element",
-        about: "a thread an element",
+        implementation_name: "cuda/thread_per_element",
+        description: "a thread an element",
         supports: |_| Ok(()),
-        prepare: Prepare::Cuda(|problem, inputs, device| {
+        prepare: PrepareFunction::Cuda(|problem, inputs, device| {
             let kernel = KERNEL.compile_and_load(device, problem)?;
             let upload = |name| device.upload(inputs.tensor(name).as_bytes());
             let (x, y, n) = (upload("x")?, upload("y")?, problem.n);
-            let out = cuda::Output::new(device, "out", [n], Dtype::F32)?;
+            let out = cuda::DeviceOutput::new(device, "out", [n], Dtype::F32)?;
             let inputs = cuda::named_inputs([("x", &x), ("y", &y)]);
             Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
                 kernel.launch_with(&[
-                    A.into(),
+                    FACTOR_OF_X.into(),
                     (&x).into(),
                     (&y).into(),
                     outputs[0].argument(),
@@ -108,5 +111,7 @@ const ROWS: &[Implementation<Saxpy>] = &[
 
 fn main() -> ExitCode {
     let kernels = kernelgate_cuda::spec::list_kernel_rows(&[KERNEL]);
-    Harness::new("saxpy", vec![join_rows(&SAXPY, ROWS)]).kernels(kernels).main()
+    Harness::new("saxpy", vec![join_workload_with_implementations(&SAXPY, ROWS)])
+        .kernels(kernels)
+        .main()
 }

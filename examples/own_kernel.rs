@@ -9,10 +9,10 @@ void saxpy(const float* x, const float* y, float* out, unsigned n) {
 }"#;
 
 fn main() -> std::process::ExitCode {
-    let saxpy = Attached::new("example/own_kernel", &["n=1048576,67108864"], |point| {
+    let saxpy = AttachedWorkload::new("example/own_kernel", &["n=1048576,67108864"], |point| {
         let n = point.number("n")?;
         let reference = OutputReference::from_function(move |inputs| {
-            let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
+            let pairs = inputs.f32_elements("x").iter().zip(inputs.f32_elements("y"));
             let out = pairs.map(|(&x, &y)| 2.5 * f64::from(x) + f64::from(y));
             vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
         });
@@ -20,11 +20,11 @@ fn main() -> std::process::ExitCode {
         let (work, tolerance) = (Work::bytes(8 * n as u64, 4 * n as u64), Tolerances::by_dtype());
         Ok(ProblemDefinition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
     });
-    let saxpy = saxpy.row("cuda/saxpy", ["x", "y", "out"], |at, [x, y, out]| {
-        let n = at.number("n")? as u32;
+    let saxpy = saxpy.add_stream_row("cuda/saxpy", ["x", "y", "out"], |at, [x, y, out]| {
+        let n = at.axis_number("n")? as u32;
         let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
-        let arguments = KernelArgumentList::new().address(x).address(y).address(out).value(n);
-        at.launch(SAXPY, "saxpy", dims, arguments)
+        let addresses = KernelArgumentList::new().with_address(x).with_address(y).with_address(out);
+        at.compile_launch(SAXPY, "saxpy", dims, addresses.with_value(n))
     });
     Harness::new("own_kernel", [saxpy]).main()
 }

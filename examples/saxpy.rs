@@ -12,17 +12,17 @@ use kernelgate::attach::*;
 use kernelgate::harness::Harness;
 use rayon::prelude::*;
 
-const A: f32 = 2.5;
+const FACTOR_OF_X: f32 = 2.5;
 
 /// Number of elements that one task of a host thread computes.
 const ELEMENTS_PER_HOST_TASK: usize = 1 << 14;
 
 fn main() -> ExitCode {
-    let saxpy = Attached::new("example/saxpy", &["n=1048576,16777216"], |point| {
+    let saxpy = AttachedWorkload::new("example/saxpy", &["n=1048576,16777216"], |point| {
         let n = point.number("n")?;
         let reference = OutputReference::from_function(move |inputs| {
-            let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
-            let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
+            let pairs = inputs.f32_elements("x").iter().zip(inputs.f32_elements("y"));
+            let out = pairs.map(|(&x, &y)| f64::from(FACTOR_OF_X) * f64::from(x) + f64::from(y));
             vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
         });
         let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
@@ -31,14 +31,15 @@ fn main() -> ExitCode {
         Ok(ProblemDefinition { inputs: vec![x, y], outputs: vec![out], reference, work, tolerance })
     });
     let saxpy = saxpy.about("y = a x + y").revision(1);
-    let saxpy = saxpy.host_row("cpu", |inputs, outputs| {
-        let (x, y, out) = (inputs.f32("x"), inputs.f32("y"), outputs.f32_mut("out"));
+    let saxpy = saxpy.add_host_row("cpu", |inputs, outputs| {
+        let (x, y, out) =
+            (inputs.f32_elements("x"), inputs.f32_elements("y"), outputs.f32_mut("out"));
         let chunks = out
             .par_chunks_mut(ELEMENTS_PER_HOST_TASK)
             .zip(x.par_chunks(ELEMENTS_PER_HOST_TASK))
             .zip(y.par_chunks(ELEMENTS_PER_HOST_TASK));
         chunks.for_each(|((out, x), y)| {
-            out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = A * x + y);
+            out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out = FACTOR_OF_X * x + y);
         });
     });
     Harness::new("saxpy", [saxpy]).main()

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use kernelgate::prelude::*;
 
-const A: f32 = 2.5;
+const FACTOR_OF_X: f32 = 2.5;
 
 /// The computation `out = a x + y` as kernelgate's problem type, independent of any device.
 struct Saxpy {
@@ -17,18 +17,22 @@ struct Saxpy {
 impl Problem for Saxpy {
     fn inputs(&self, seed: u64) -> Tensors {
         let normal = |name| random::normal_values(seed, name, self.n);
-        Tensors::new().with("x", [self.n], normal("x")).with("y", [self.n], normal("y"))
+        Tensors::new().with_tensor("x", [self.n], normal("x")).with_tensor(
+            "y",
+            [self.n],
+            normal("y"),
+        )
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
-        let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
+        let pairs = inputs.f32_elements("x").iter().zip(inputs.f32_elements("y"));
+        let out = pairs.map(|(&x, &y)| f64::from(FACTOR_OF_X) * f64::from(x) + f64::from(y));
         vec![Expected::all("out", [self.n], out.collect::<Vec<f64>>())]
     }
 
     fn work(&self) -> Work {
         let n = self.n as u64;
-        Work::bytes(8 * n, 4 * n).with_flops(FlopUnit::Vector, Dtype::F32, 2 * n)
+        Work::bytes(8 * n, 4 * n).with_flops(FlopUnit::VectorArithmetic, Dtype::F32, 2 * n)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -41,9 +45,9 @@ const SAXPY: Workload<Saxpy> = Workload {
     about: "y = a x + y",
     revision: 1,
     axes: &[Axis::number("n", "elements")],
-    default: &["n=1048576,67108864"],
-    accelerator: &[],
-    thorough: &["n=1000,65536,16777216"],
+    default_selection_lines: &["n=1048576,67108864"],
+    accelerator_selection_lines: &[],
+    thorough_selection_lines: &["n=1000,65536,16777216"],
     bind: |point| Ok(Saxpy { n: point.number("n")? }),
 };
 
@@ -56,22 +60,23 @@ const KERNEL: cuda::KernelSpec<Saxpy> =
 
 /// The implementations of the workload; each becomes one row of the result table.
 const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
-    name: "cuda/thread_per_element",
-    about: "a thread an element",
+    implementation_name: "cuda/thread_per_element",
+    description: "a thread an element",
     supports: |_| Ok(()),
-    prepare: Prepare::Cuda(|problem, inputs, device| {
+    prepare: PrepareFunction::Cuda(|problem, inputs, device| {
         let kernel = KERNEL.compile_and_load(device, problem)?;
         let upload = |name| device.upload(inputs.tensor(name).as_bytes());
         let (x, y, n) = (upload("x")?, upload("y")?, problem.n as i64);
-        let out = cuda::Output::new(device, "out", [problem.n], Dtype::F32)?;
+        let out = cuda::DeviceOutput::new(device, "out", [problem.n], Dtype::F32)?;
         let inputs = cuda::named_inputs([("x", &x), ("y", &y)]);
         Ok(cuda::CudaTask::new(device, inputs, vec![out], move |outputs| {
             let out = outputs[0].argument();
-            kernel.launch_with(&[A.into(), (&x).into(), (&y).into(), out, n.into()])
+            kernel.launch_with(&[FACTOR_OF_X.into(), (&x).into(), (&y).into(), out, n.into()])
         }))
     }),
 }];
 
 fn main() -> ExitCode {
-    Harness::new("saxpy_cuda", vec![join_rows(&SAXPY, IMPLEMENTATIONS)]).main()
+    Harness::new("saxpy_cuda", vec![join_workload_with_implementations(&SAXPY, IMPLEMENTATIONS)])
+        .main()
 }

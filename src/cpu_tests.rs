@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::verify::launch_twice_and_compare_with_reference;
 use kernelgate::verify::precision::ErrorBoundsOfOutputs;
 use kernelgate::workload::Problem;
@@ -11,7 +11,7 @@ use kernelgate::workload::Problem;
 /// the reference.
 pub fn assert_cpu_row_agrees_with_reference<P: Problem>(row: &Implementation<P>, problem: &P) {
     let inputs = Arc::new(problem.inputs(3));
-    let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
+    let PrepareFunction::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
     let expected = problem.reference(&inputs);
     let mut task = prepare(problem, inputs);
     let found = launch_twice_and_compare_with_reference(

@@ -38,8 +38,8 @@ fn every_linked_driver_function_exists_in_cuda_12_4() {
     // into the test executable.
     std::hint::black_box(crate::run_bench_of_family as *const ());
     let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    // The mangled name of this test is assembled at run time; a constant with this name would
-    // itself be found in the executable.
+    // The mangled name of this test function is assembled at run time, because a constant with the
+    // name would itself be found in the executable.
     let [module, test] = std::hint::black_box([12, 52]);
     let mangled = format!("{module}driver_tests{test}every_driver").into_bytes();
     if !executable.windows(mangled.len()).any(|bytes| bytes == mangled) {

@@ -1,7 +1,7 @@
 //! Families of workloads, and helpers that implementations of several families share.
 
-use kernelgate::backend::program::{Capture, Program};
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::program::{LaunchProgram, ProgramLaunchMode};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::harness::EmbeddedPeerProgram;
 use kernelgate::suite::WorkloadSuite;
 use kernelgate::workload::Dtype;
@@ -11,12 +11,12 @@ use kernelgate_cuda::spec::ListedKernelBuild;
 /// of the same name.
 pub struct WorkloadFamily {
     /// Name of the family, which is the name of its folders and of its bench executable.
-    pub name: &'static str,
+    pub family_name: &'static str,
     /// Function that returns the family's workloads, each with its implementations.
     pub suites: fn() -> Vec<WorkloadSuite>,
     pub kernels: fn() -> Vec<ListedKernelBuild>,
     /// Python program that runs other projects' kernels on the family's problems, for comparison.
-    pub peers: Option<EmbeddedPeerProgram>,
+    pub peer_program: Option<EmbeddedPeerProgram>,
 }
 
 /// Implementations `cuda/per_op` and `cuda/graph`: one launch for each operation, enqueued one by
@@ -24,21 +24,31 @@ pub struct WorkloadFamily {
 pub const fn per_op_and_graph_rows<P>(
     about: &'static str,
     supports: fn(&P) -> Result<(), String>,
-    program: fn(&P) -> Program,
+    program: fn(&P) -> LaunchProgram,
 ) -> [Implementation<P>; 2] {
-    let stream = Prepare::Program(program, Capture::Stream);
-    let graph = Prepare::Program(program, Capture::Graph);
+    let stream = PrepareFunction::Program(program, ProgramLaunchMode::StepByStep);
+    let graph = PrepareFunction::Program(program, ProgramLaunchMode::CapturedGraph);
     let replayed = "per_op captured once and replayed";
     [
-        Implementation { name: "cuda/per_op", about, supports, prepare: stream },
-        Implementation { name: "cuda/graph", about: replayed, supports, prepare: graph },
+        Implementation {
+            implementation_name: "cuda/per_op",
+            description: about,
+            supports,
+            prepare: stream,
+        },
+        Implementation {
+            implementation_name: "cuda/graph",
+            description: replayed,
+            supports,
+            prepare: graph,
+        },
     ]
 }
 
 /// Checks that an implementation that computes only the dtype `computed` supports the problem's
 /// `dtype`.
 pub fn check_problem_dtype_is_computed(dtype: Dtype, computed: Dtype) -> Result<(), String> {
-    if dtype == computed { Ok(()) } else { Err(format!("computes {} only", computed.name())) }
+    if dtype == computed { Ok(()) } else { Err(format!("computes {} only", computed.dtype_name())) }
 }
 
 #[cfg(test)]
@@ -51,16 +61,16 @@ mod tests {
     fn peer_programs_embed_each_local_file_that_they_import() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
         let mut imports = 0;
-        for peers in crate::WORKLOAD_FAMILIES.iter().filter_map(|family| family.peers) {
-            for line in peers.files.iter().flat_map(|(_, text)| text.lines()) {
+        for peers in crate::WORKLOAD_FAMILIES.iter().filter_map(|family| family.peer_program) {
+            for line in peers.file_names_and_texts.iter().flat_map(|(_, text)| text.lines()) {
                 let mut words = line.split_whitespace();
                 if !matches!(words.next(), Some("import" | "from")) {
                     continue;
                 }
                 let file = format!("{}.py", words.next().unwrap_or_default());
                 if folder.join(&file).exists() {
-                    let embedded = peers.files.iter().any(|(name, _)| *name == file);
-                    assert!(embedded, "{} imports {file}", peers.main);
+                    let embedded = peers.file_names_and_texts.iter().any(|(name, _)| *name == file);
+                    assert!(embedded, "{} imports {file}", peers.main_file_name);
                     imports += 1;
                 }
             }

@@ -19,9 +19,9 @@ pub fn prepare_row_or_skip_unsupported<P: Problem>(
     match row.prepare_on_one_gpu(problem, inputs, device) {
         Ok(task) => Some(task),
         Err(BackendError::Unsupported(reason)) => {
-            eprintln!("skipped: {}: {reason}", row.name);
+            eprintln!("skipped: {}: {reason}", row.implementation_name);
             None
         }
-        Err(error) => panic!("{}: {error}", row.name),
+        Err(error) => panic!("{}: {error}", row.implementation_name),
     }
 }

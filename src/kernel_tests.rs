@@ -6,12 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::list_kernels_of_all_families;
-use kernelgate::backend::program::{KernelWithParameters, LaunchArgument, Program, ProgramStep};
+use kernelgate::backend::program::{
+    KernelWithParameters, LaunchArgument, LaunchProgram, ProgramStep,
+};
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
 /// Types and names of a kernel's parameters, read from its CUDA source.
 pub fn parameters_in_kernel_source<T>(kernel: &KernelSpec<T>) -> Vec<String> {
-    parameters_of_symbol_in_source(kernel.source.source_text_or_empty(), kernel.symbol)
+    parameters_of_symbol_in_source(kernel.source.source_text_or_empty(), kernel.kernel_symbol)
 }
 
 fn parameters_of_symbol_in_source(source: &str, symbol: &str) -> Vec<String> {
@@ -24,10 +26,11 @@ fn parameters_of_symbol_in_source(source: &str, symbol: &str) -> Vec<String> {
 
 /// Asserts that every launch of a program has a nonempty grid, and an argument of the right type
 /// for each kernel parameter.
-pub fn assert_launches_match_kernel_parameters(program: &Program) {
+pub fn assert_launches_match_kernel_parameters(program: &LaunchProgram) {
     for step in program.steps() {
         let ProgramStep::Launch(launch) = step else { continue };
-        let KernelWithParameters { symbol, build, shape, .. } = launch.default_kernel();
+        let KernelWithParameters { kernel_symbol: symbol, build, launch_shape: shape, .. } =
+            launch.default_kernel();
         assert!(shape.is_ok(), "{symbol}");
         let parameters =
             parameters_of_symbol_in_source(build.source.source_text_or_empty(), symbol);
@@ -35,7 +38,7 @@ pub fn assert_launches_match_kernel_parameters(program: &Program) {
         for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
             let fits = match operand {
                 LaunchArgument::Pointer(_) | LaunchArgument::Null => parameter.contains('*'),
-                LaunchArgument::Boxes(..) => parameter.contains("TensorMap "),
+                LaunchArgument::TmaTensorMap(..) => parameter.contains("TensorMap "),
                 LaunchArgument::I32(_) => parameter.starts_with("int "),
                 LaunchArgument::I64(_) => {
                     parameter.starts_with("i64 ") || parameter.starts_with("long long ")
@@ -66,10 +69,10 @@ fn every_kernel_file_has_a_kernel_and_every_header_is_included() {
     let mut embedded = BTreeSet::new();
     for kernel in list_kernels_of_all_families()
         .iter()
-        .filter(|kernel| !kernel.build.source.file.starts_with("measure/"))
+        .filter(|kernel| !kernel.build.source.kernel_file_name.starts_with("measure/"))
     {
-        embedded.insert(format!("{}.cu", kernel.build.source.file));
-        let own = kernel.build.source.files;
+        embedded.insert(format!("{}.cu", kernel.build.source.kernel_file_name));
+        let own = kernel.build.source.embedded_package_files;
         let included =
             kernel.build.included_headers().into_iter().filter(|header| own.contains(header));
         embedded.extend(included.map(|(name, _)| name.to_owned()));
@@ -84,23 +87,23 @@ fn kernels_of_one_file_agree_and_kernel_names_are_unique() {
         let (name, build) = (kernel.kernel_name_in_records(), kernel.build);
         assert!(names.insert(name.clone()), "{name}");
         assert!(
-            build.source.source_text_or_empty().contains(&format!("{}(", kernel.symbol)),
+            build.source.source_text_or_empty().contains(&format!("{}(", kernel.kernel_symbol)),
             "{name}: no such kernel in the file"
         );
-        assert!(kernel.threads % 32 == 0 || kernel.threads == 1, "{name}");
-        let clusters =
-            kernel.cluster.is_none() || kernel.requires != RequiredArchitecture::AtLeast(80);
+        assert!(kernel.threads_per_block % 32 == 0 || kernel.threads_per_block == 1, "{name}");
+        let clusters = kernel.cluster_blocks.is_none()
+            || kernel.required_architecture != RequiredArchitecture::AtLeastCapability(80);
         assert!(clusters, "{name}: clusters are of sm_90");
-        let Entry::Vacant(new) = builds.entry(build.file_and_macros()) else {
+        let Entry::Vacant(new) = builds.entry(build.kernel_build_name()) else {
             assert_eq!(
-                builds[&build.file_and_macros()],
+                builds[&build.kernel_build_name()],
                 build,
                 "{name}: another build of that name"
             );
             continue;
         };
         let headers = build.included_headers();
-        for (constant, _) in &build.constants {
+        for (constant, _) in &build.macros_outside_build_name {
             let used = |text: &str| text.contains(constant);
             let in_headers = headers.iter().any(|(_, text)| used(text));
             assert!(

@@ -70,9 +70,9 @@ pub fn run_bench_of_family(
     family: &WorkloadFamily,
     kernel_files: &'static [NamedKernelFile],
 ) -> ExitCode {
-    Harness::new(family.name, (family.suites)())
-        .siblings(suites_of_all_families())
-        .peers(WORKLOAD_FAMILIES.iter().filter_map(|family| family.peers).collect())
+    Harness::new(family.family_name, (family.suites)())
+        .suites_of_sibling_benches(suites_of_all_families())
+        .peers(WORKLOAD_FAMILIES.iter().filter_map(|family| family.peer_program).collect())
         .kernels((family.kernels)())
         .kernel_files(kernel_files)
         .main()

@@ -37,7 +37,7 @@ pub fn vectorisable_exp2(x: f32) -> f32 {
     // in the low mantissa bits.
     const ROUND_F32_TO_INTEGER: f32 = 12_582_912.0;
     // ln(2)^i / i!
-    const C: [f32; 7] = [
+    const EXP2_POLYNOMIAL_COEFFICIENTS: [f32; 7] = [
         1.0,
         std::f32::consts::LN_2,
         0.240_226_5,
@@ -51,13 +51,13 @@ pub fn vectorisable_exp2(x: f32) -> f32 {
     let r = x - (shifted - ROUND_F32_TO_INTEGER);
     // The polynomial is written without a loop, because an inner loop would keep the caller's loop
     // from vectorising.
-    let power = C[6]
-        .mul_add(r, C[5])
-        .mul_add(r, C[4])
-        .mul_add(r, C[3])
-        .mul_add(r, C[2])
-        .mul_add(r, C[1])
-        .mul_add(r, C[0]);
+    let power = EXP2_POLYNOMIAL_COEFFICIENTS[6]
+        .mul_add(r, EXP2_POLYNOMIAL_COEFFICIENTS[5])
+        .mul_add(r, EXP2_POLYNOMIAL_COEFFICIENTS[4])
+        .mul_add(r, EXP2_POLYNOMIAL_COEFFICIENTS[3])
+        .mul_add(r, EXP2_POLYNOMIAL_COEFFICIENTS[2])
+        .mul_add(r, EXP2_POLYNOMIAL_COEFFICIENTS[1])
+        .mul_add(r, EXP2_POLYNOMIAL_COEFFICIENTS[0]);
     f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
@@ -78,8 +78,8 @@ pub fn vectorisable_gelu_tanh(x: f32) -> f32 {
     x / (1.0 + vectorisable_exp(-TWICE_SQRT_OF_2_OVER_PI * (x + 0.044_715 * x * x * x)))
 }
 
-/// Computes the fp64 softmax of a row in place: `exp(x - max) / Σ exp(x - max)`, which is finite
-/// for any finite scores.
+/// Computes the fp64 softmax `exp(x - max) / Σ exp(x - max)` of a row in place, which is finite for
+/// any finite scores.
 pub fn softmax_in_place_f64(row: &mut [f64]) {
     let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     row.iter_mut().for_each(|x| *x = (*x - max).exp());

@@ -1,11 +1,11 @@
 //! Runs tasks on all CPU cores, with a parallel loop that is compiled only once.
 //!
-//! Rayon's iterators would be compiled anew for every closure and task type; these copies were half
-//! of this package's machine code. The module `parallel` has one loop over task numbers, which
-//! calls closures through a pointer.
+//! Rayon's parallel iterators would be compiled anew for every closure and task type; such copies
+//! were half of the benchmark suite's machine code. The module `parallel` has one loop over task
+//! numbers, which calls closures through a pointer.
 //!
-//! Deliberately absent: short tasks. Each task of a parallel loop should take at least some
-//! microseconds.
+//! The module deliberately does not support short tasks well; each task of a parallel loop should
+//! take at least some microseconds.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 

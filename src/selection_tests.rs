@@ -14,12 +14,12 @@ use super::suites_of_all_families;
 
 const BACKENDS_OF_TESTED_SELECTIONS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
-fn bench_place_of_backend(kind: BackendKind) -> ChosenBackend {
+fn chosen_backend_of_kind(kind: BackendKind) -> ChosenBackend {
     ChosenBackend {
         kind,
         reason_against_other_backend: "elsewhere".to_owned(),
         l2_bytes: 0,
-        gpus: 2,
+        gpu_count: 2,
     }
 }
 
@@ -30,16 +30,24 @@ fn every_case_id_is_unique_and_short_enough_for_criterion() {
         let selection = select_cases(
             suites.iter(),
             BenchEffort::Thorough,
-            &bench_place_of_backend(kind),
+            &chosen_backend_of_kind(kind),
             &[],
-            &CaseIdFilter::All,
+            &CaseIdFilter::AllCases,
         )
         .unwrap();
         assert!(selection.runnable_case_count() > 100);
         let mut folders = BTreeSet::new();
-        for group in &selection.groups {
-            assert!(group.id().len() <= 64, "Criterion cuts folder names at 64: {}", group.id());
-            assert!(folders.insert(group.id().replace('/', "_")), "{}", group.id());
+        for group in &selection.problems_with_cases {
+            assert!(
+                group.workload_and_problem_id().len() <= 64,
+                "Criterion cuts folder names at 64: {}",
+                group.workload_and_problem_id()
+            );
+            assert!(
+                folders.insert(group.workload_and_problem_id().replace('/', "_")),
+                "{}",
+                group.workload_and_problem_id()
+            );
         }
     }
 }
@@ -51,15 +59,15 @@ fn default_cases_are_few_and_part_of_the_thorough_selection() {
         let selection = select_cases(
             suites.iter(),
             effort,
-            &bench_place_of_backend(kind),
+            &chosen_backend_of_kind(kind),
             &[],
-            &CaseIdFilter::All,
+            &CaseIdFilter::AllCases,
         )
         .unwrap();
         selection
-            .groups
+            .problems_with_cases
             .iter()
-            .flat_map(|group| group.cases.iter().map(|case| case.id.clone()))
+            .flat_map(|group| group.cases.iter().map(|case| case.case_id.clone()))
             .collect()
     };
     for kind in BACKENDS_OF_TESTED_SELECTIONS {
@@ -78,10 +86,15 @@ fn every_axis_scan_belongs_to_the_default_selection_on_a_gpu() {
     let ids = |effort, overrides: &[&str]| -> Vec<String> {
         let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         let suites = suites.iter();
-        let place = bench_place_of_backend(BackendKind::Cuda);
+        let place = chosen_backend_of_kind(BackendKind::Cuda);
         let selection =
-            select_cases(suites, effort, &place, &overrides, &CaseIdFilter::All).unwrap();
-        selection.groups.into_iter().flat_map(|group| group.cases).map(|case| case.id).collect()
+            select_cases(suites, effort, &place, &overrides, &CaseIdFilter::AllCases).unwrap();
+        selection
+            .problems_with_cases
+            .into_iter()
+            .flat_map(|group| group.cases)
+            .map(|case| case.case_id)
+            .collect()
     };
     let rows_of = |ids: &[String], problem: &str| {
         ids.iter().filter(|id| id.contains(problem) && id.ends_with("/hot")).count()

@@ -1,6 +1,6 @@
 //! Tests of ARCHITECTURE.md's import rules on the source text of every crate: allowed uses between
-//! modules, no circles of files, and places of external crates. Cargo itself checks which crate of
-//! the workspace may use which.
+//! modules, no import circles of files, and files that may use external crates. Cargo itself checks
+//! which crate of the workspace may use which.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,21 +16,21 @@ use imports::{
 
 /// Import rules of the modules of one crate.
 struct CrateImportRules {
-    /// Sources of the crate.
-    folder: &'static str,
+    /// Folder of the Rust sources of the crate.
+    source_folder: &'static str,
     /// Each top-level module with a rule, and the modules of the same crate that it may use.
-    modules: &'static [(&'static str, &'static [&'static str])],
+    usable_modules_by_module: &'static [(&'static str, &'static [&'static str])],
     /// Modules of the same crate that a module without a rule may use; with `None`, every module
     /// must have a rule.
-    others: Option<&'static [&'static str]>,
+    usable_modules_without_rule: Option<&'static [&'static str]>,
     /// External crates that only some files may use: (crate, path prefixes of the files).
-    confined: &'static [(&'static str, &'static [&'static str])],
+    file_prefixes_by_confined_crate: &'static [(&'static str, &'static [&'static str])],
 }
 
 const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
     CrateImportRules {
-        folder: "crates/kernelgate-cuda/src",
-        modules: &[
+        source_folder: "crates/kernelgate-cuda/src",
+        usable_modules_by_module: &[
             ("case_failure", &[]),
             ("error", &["case_failure"]),
             ("architecture", &[]),
@@ -45,8 +45,8 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
             ("observe", &["error", "library", "driver"]),
             ("testing", &["error", "driver"]),
         ],
-        others: None,
-        confined: &[
+        usable_modules_without_rule: None,
+        file_prefixes_by_confined_crate: &[
             ("nvml_wrapper", &["observe/telemetry.rs"]),
             ("nvtx", &["observe/range.rs"]),
             ("libloading", &["library/opened_library.rs", "testing/c_library.rs"]),
@@ -56,20 +56,24 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
         ],
     },
     CrateImportRules {
-        folder: "crates/kernelgate-numerics/src",
-        modules: &[
+        source_folder: "crates/kernelgate-numerics/src",
+        usable_modules_by_module: &[
             ("simd", &[]),
             ("gemm", &["simd"]),
             ("random", &[]),
             ("stats", &[]),
             ("tensor", &[]),
         ],
-        others: None,
-        confined: &[("faer", &["gemm.rs"]), ("pulp", &["simd.rs"]), ("half", &["tensor.rs"])],
+        usable_modules_without_rule: None,
+        file_prefixes_by_confined_crate: &[
+            ("faer", &["gemm.rs"]),
+            ("pulp", &["simd.rs"]),
+            ("half", &["tensor.rs"]),
+        ],
     },
     CrateImportRules {
-        folder: "crates/kernelgate/src",
-        modules: &[
+        source_folder: "crates/kernelgate/src",
+        usable_modules_by_module: &[
             ("exit", &[]),
             ("trace", &[]),
             ("workload", &[]),
@@ -89,8 +93,8 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
                 ],
             ),
         ],
-        others: None,
-        confined: &[
+        usable_modules_without_rule: None,
+        file_prefixes_by_confined_crate: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
             ("clap", &["harness/settings/"]),
             ("pulp", &["measure/limits/"]),
@@ -112,8 +116,8 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
         ],
     },
     CrateImportRules {
-        folder: "crates/kernelgate-trace/src",
-        modules: &[
+        source_folder: "crates/kernelgate-trace/src",
+        usable_modules_by_module: &[
             ("error", &[]),
             ("model", &[]),
             ("read", &["error", "model"]),
@@ -122,8 +126,8 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
             ("diagnose", &["error", "model", "read", "analyze", "stats"]),
             ("export", &["model", "analyze"]),
         ],
-        others: None,
-        confined: &[
+        usable_modules_without_rule: None,
+        file_prefixes_by_confined_crate: &[
             ("parquet", &["read/nsys/database/"]),
             ("rusqlite", &["read/nsys/database/"]),
             ("flate2", &["read/json_source.rs"]),
@@ -136,8 +140,8 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
         ],
     },
     CrateImportRules {
-        folder: "crates/kernelgate-cli/src",
-        modules: &[
+        source_folder: "crates/kernelgate-cli/src",
+        usable_modules_by_module: &[
             ("gate", &[]),
             ("commands", &[]),
             ("benches", &["commands"]),
@@ -156,8 +160,8 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
                 ],
             ),
         ],
-        others: None,
-        confined: &[
+        usable_modules_without_rule: None,
+        file_prefixes_by_confined_crate: &[
             ("clap", &["lib.rs", "verbs/"]),
             ("safetensors", &["verbs/correct/verify.rs"]),
             ("quick_junit", &["report/formats/junit.rs"]),
@@ -184,8 +188,8 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
         ],
     },
     CrateImportRules {
-        folder: "src",
-        modules: &[
+        source_folder: "src",
+        usable_modules_by_module: &[
             ("math", &[]),
             ("parallel", &[]),
             ("e4m3", &[]),
@@ -196,8 +200,15 @@ const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
             ("transformer", &["attention", "draw", "family", "kernel_files", "math", "parallel"]),
         ],
         // Families.
-        others: Some(&["draw", "e4m3", "family", "kernel_files", "math", "parallel"]),
-        confined: &[],
+        usable_modules_without_rule: Some(&[
+            "draw",
+            "e4m3",
+            "family",
+            "kernel_files",
+            "math",
+            "parallel",
+        ]),
+        file_prefixes_by_confined_crate: &[],
     },
 ];
 
@@ -207,7 +218,7 @@ fn workspace_root_folder() -> &'static Path {
 
 /// Path of each source file of a crate, with its code without tests and comments.
 fn source_files_and_code_of_crate(rules: &CrateImportRules) -> Vec<(String, String)> {
-    let folder = workspace_root_folder().join(rules.folder);
+    let folder = workspace_root_folder().join(rules.source_folder);
     let name =
         |path: &PathBuf| path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/");
     rust_files_without_tests_below(&folder)
@@ -228,16 +239,16 @@ fn modules_use_only_the_modules_that_their_rule_allows() {
             if ["lib", "main", "bin"].contains(&&*module) {
                 continue;
             }
-            let rule = rules.modules.iter().find(|(ruled, _)| *ruled == module);
-            let allowed = rule.map(|(_, allowed)| *allowed).or(rules.others);
+            let rule = rules.usable_modules_by_module.iter().find(|(ruled, _)| *ruled == module);
+            let allowed = rule.map(|(_, allowed)| *allowed).or(rules.usable_modules_without_rule);
             let allowed = allowed.unwrap_or_else(|| {
-                panic!("{}/{name}: module `{module}` has no rule here", rules.folder)
+                panic!("{}/{name}: module `{module}` has no rule here", rules.source_folder)
             });
             for used in
                 words_after_path_prefix(&code, "crate::").filter(|used| modules.contains(*used))
             {
                 if used != module && !allowed.contains(&used) {
-                    wrong.push(format!("{}/{name} imports crate::{used}", rules.folder));
+                    wrong.push(format!("{}/{name} imports crate::{used}", rules.source_folder));
                 }
             }
         }
@@ -269,7 +280,7 @@ fn no_files_import_each_other_in_a_circle() {
                 break;
             }
         }
-        assert!(graph.is_empty(), "{}: a circle is among {graph:?}", rules.folder);
+        assert!(graph.is_empty(), "{}: a circle is among {graph:?}", rules.source_folder);
     }
 }
 
@@ -279,21 +290,21 @@ fn external_crates_are_used_only_in_the_files_of_their_rule() {
     for rules in IMPORT_RULES_OF_ALL_CRATES {
         let mut seen = BTreeSet::new();
         for (name, code) in source_files_and_code_of_crate(rules) {
-            for (external, places) in rules.confined {
+            for (external, places) in rules.file_prefixes_by_confined_crate {
                 if words_after_path_prefix(&code, &format!("{external}::")).next().is_none() {
                     continue;
                 }
                 seen.insert(*external);
                 if !places.iter().any(|place| name.starts_with(place)) {
-                    wrong.push(format!("{}/{name} uses {external}", rules.folder));
+                    wrong.push(format!("{}/{name} uses {external}", rules.source_folder));
                 }
             }
         }
         assert_eq!(
             seen.len(),
-            rules.confined.len(),
+            rules.file_prefixes_by_confined_crate.len(),
             "{}: a rule for a crate that nobody uses",
-            rules.folder
+            rules.source_folder
         );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -5,7 +5,7 @@ mod gpu;
 
 use criterion::{criterion_group, criterion_main};
 use gpu::Gpu;
-use kernelgate::gpu_time::{Criterion, GpuTime};
+use kernelgate::gpu_time::{Criterion, GpuTimeMeasurement};
 
 const SIZES: [usize; 2] = [1 << 20, 1 << 26];
 
@@ -51,7 +51,7 @@ fn scale(c: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = criterion::Criterion::default()
-        .with_measurement(GpuTime::time_on_stream(Gpu::get().stream()));
+        .with_measurement(GpuTimeMeasurement::time_on_stream(Gpu::get().stream()));
     targets = fill, copy, scale
 }
 criterion_main!(benches);

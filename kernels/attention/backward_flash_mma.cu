@@ -48,14 +48,15 @@ constexpr int kTileN = TILE_KEYS;     // keys a block
 #if PREPARED_QUERIES != TILE_QUERIES && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "only backward_flash_wgmma has such steps, which needs sm_90a"
 #endif
-constexpr int kPreparedM = PREPARED_QUERIES;  // queries a step of the kernel after prepare
+constexpr int kPreparedM =
+    PREPARED_QUERIES;  // queries per step of the kernel that runs after prepare
 constexpr int kThreads = THREADS;
 static_assert(kThreads == 256 && kTileN == 128, "four warps a role, 32 keys a warp");
 constexpr int kRowBytes = kHeadDim * 2;
-constexpr int kRowChunks = kRowBytes / 16;
+constexpr int kRowChunks = kRowBytes / 16;  // 16-byte chunks of a row
 constexpr int kDsRowBytes = kTileM * 2;
 constexpr int kRowsPerPass = kThreads / kRowChunks;
-constexpr int kSteps = kHeadDim / 16;
+constexpr int kSteps = kHeadDim / 16;  // mma steps along the head dimension
 #if !STRIDED
 #define Q_ROW HEAD_DIM
 #define DOUT_ROW HEAD_DIM
@@ -67,7 +68,7 @@ static_assert(kStages == 1 || kStages == 2, "one is copied while another is read
 constexpr int kQBytes = kTileM * kRowBytes;
 constexpr int kKvBytes = kTileN * kRowBytes;
 constexpr int kDsBytes = kTileN * kDsRowBytes;
-constexpr int kStatsBytes = 2 * kTileM * 4;
+constexpr int kStatsBytes = 2 * kTileM * 4;  // row statistics lse and delta
 constexpr int kKOffset = 0;
 constexpr int kVOffset = kKOffset + kKvBytes;
 constexpr int kQOffset = kVOffset + kKvBytes;
@@ -81,7 +82,7 @@ static_assert(kSharedBytes <= 227 * 1024,
               "one block's tiles must fit the 227 KiB of shared memory a block can have");
 
 // The eight warps divide dq of one query step, [kTileM x d], into pieces of 32 x kDqColumns.
-constexpr int kDqWarpsM = kTileM / 32;
+constexpr int kDqWarpsM = kTileM / 32;  // warps along the queries of dq
 constexpr int kDqColumns = kHeadDim / (8 / kDqWarpsM);
 static_assert(kDqColumns == 32, "the layout of the dQ accumulator assumes 32x32 warp tiles");
 
@@ -122,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       delta_sum = fma_f32(Element::high(out_words[i]), Element::high(dout_words[i]), delta_sum);
     }
   }
-  delta_sum = lanes_sum<kLanes>(delta_sum);
+  delta_sum = sum_over_lane_group<kLanes>(delta_sum);
   if (lane == 0) {
     // The row statistics are stored as [head][step][2][kPreparedM]: log2-sum-exp of each row, then
     // negated delta of each row; both are zero for padding rows.
@@ -131,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                             query_in_head % kPreparedM;
     stats[stats_index] =
         query_in_head < seqlen
-            ? lse[number_offset(lse_strides, head, heads, seqlen, query_in_head, 0)] * kLog2E
+            ? lse[offset_of_row_number(lse_strides, head, heads, seqlen, query_in_head, 0)] * kLog2E
             : 0.f;
     stats[stats_index + kPreparedM] = -delta_sum;
   }
@@ -170,15 +171,17 @@ __device__ __forceinline__ void round_and_store_gradients_of_warp(
                         Element::pack(acc[i][2 * j][2] * scale, acc[i][2 * j][3] * scale),
                         Element::pack(acc[i][2 * j + 1][0] * scale, acc[i][2 * j + 1][1] * scale),
                         Element::pack(acc[i][2 * j + 1][2] * scale, acc[i][2 * j + 1][3] * scale)};
-      stmatrix_x4((tile + lane_address_of_rows_by_k<kRowBytes>(warp_row + i * 16, lane)) ^ (j * 32),
-                  r);
+      stmatrix_x4(
+          (tile + ldmatrix_lane_address_rows_by_k<kRowBytes>(warp_row + i * 16, lane)) ^ (j * 32),
+          r);
     }
   __syncwarp();
-  constexpr int kStoreRows = kWarpSize / kRowChunks;
+  constexpr int kRowsStoredAtOnce = kWarpSize / kRowChunks;
 #pragma unroll
-  for (int pass = 0; pass < 32 / kStoreRows; ++pass) {
-    const int row = warp_row + pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
-    const uint4 x = load_shared_b128(tile + swizzled<kRowBytes>(row, chunk));
+  for (int pass = 0; pass < 32 / kRowsStoredAtOnce; ++pass) {
+    const int row = warp_row + pass * kRowsStoredAtOnce + lane / kRowChunks,
+              chunk = lane % kRowChunks;
+    const uint4 x = load_shared_b128(tile + swizzled_chunk_offset<kRowBytes>(row, chunk));
     if (row < rows_left)
       *reinterpret_cast<uint4*>(to + static_cast<i64>(row) * stride + chunk * 8) = x;
   }
@@ -232,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
 
   const int row_copied_by_thread = tid / kRowChunks, chunk_copied_by_thread = tid % kRowChunks;
   const u32 shared_copy_target =
-      base + swizzled<kRowBytes>(row_copied_by_thread, chunk_copied_by_thread);
+      base + swizzled_chunk_offset<kRowBytes>(row_copied_by_thread, chunk_copied_by_thread);
   auto offset_copied_by_thread = [&](Stride row) {
     return row_copied_by_thread * row + chunk_copied_by_thread * 8;
   };
@@ -264,20 +267,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
   const int first_key_row_of_warp = role_warp * 32;
   // A score warp first multiplies k by q, then P^T by dout; a gradient warp first multiplies v by
   // dout, then dS^T by q.
-  const u32 a_operand_address = base + (is_score_warp ? kKOffset : kVOffset) +
-                                lane_address_of_rows_by_k<kRowBytes>(first_key_row_of_warp, lane);
+  const u32 a_operand_address =
+      base + (is_score_warp ? kKOffset : kVOffset) +
+      ldmatrix_lane_address_rows_by_k<kRowBytes>(first_key_row_of_warp, lane);
   const u32 first_b_operand_address = base + (is_score_warp ? kQOffset : kDoOffset) +
-                                      lane_address_of_columns_by_k<kRowBytes>(0, lane);
-  const u32 second_b_operand_address =
-      base + (is_score_warp ? kDoOffset : kQOffset) + lane_address_of_rows_by_k<kRowBytes>(0, lane);
+                                      ldmatrix_lane_address_columns_by_k<kRowBytes>(0, lane);
+  const u32 second_b_operand_address = base + (is_score_warp ? kDoOffset : kQOffset) +
+                                       ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane);
   const u32 p_exchange_address = base + kPOffset + role_warp * (kDsBytes / 4) + lane * 16;
   const u32 ds_store_address =
-      base + kDsOffset + lane_address_of_rows_by_k<kDsRowBytes>(first_key_row_of_warp, lane);
+      base + kDsOffset + ldmatrix_lane_address_rows_by_k<kDsRowBytes>(first_key_row_of_warp, lane);
   const u32 ds_load_address =
-      (base + kDsOffset + lane_address_of_columns_by_k<kDsRowBytes>(0, lane)) ^
+      (base + kDsOffset + ldmatrix_lane_address_columns_by_k<kDsRowBytes>(0, lane)) ^
       ((warp % kDqWarpsM) * 64);
-  const u32 k_load_address = (base + kKOffset + lane_address_of_rows_by_k<kRowBytes>(0, lane)) ^
-                             ((warp / kDqWarpsM) * (kDqColumns * 2));
+  const u32 k_load_address =
+      (base + kKOffset + ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane)) ^
+      ((warp / kDqWarpsM) * (kDqColumns * 2));
   const u32 stats_address_of_lane =
       base + kStatsOffset + (lane & 3) * 8 + (is_score_warp ? 0 : kTileM * 4);
 
@@ -343,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
                             p[ks][i][2], p[ks][i][3]);
         }
       }
-      barrier_arrive(1 + role_warp, 64);
+      named_barrier_arrive(1 + role_warp, 64);
       if (t > 0) add_dq_of_step(t - 1);
 #pragma unroll
       for (int ks = 0; ks < kTileM / 16; ++ks)
@@ -365,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
       }
       multiply_abt<kSteps, kRowBytes>(dp, a_operand_address,
                                       first_b_operand_address + q_stage_offset);
-      barrier_sync(1 + role_warp, 64);
+      named_barrier_sync(1 + role_warp, 64);
       u32 ds[kTileM / 16][2][4];
       uint4 next_p_fragment = load_shared_b128(p_exchange_address);
 #pragma unroll

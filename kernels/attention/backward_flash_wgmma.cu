@@ -64,7 +64,7 @@
 #include "common/wgmma/ring.cuh"
 
 constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;
-constexpr bool kDeterministic = DETERMINISTIC != 0;
+constexpr bool kDeterministic = DETERMINISTIC != 0;  // dq is summed in a fixed order
 constexpr bool kGrouped = GROUPED != 0;  // a block has some of the heads that share keys
 constexpr bool kWhole = WHOLE != 0;      // a block has all keys of a head
 constexpr bool kWide = WIDE != 0;        // steps of 80 queries
@@ -72,8 +72,8 @@ constexpr bool kWide = WIDE != 0;        // steps of 80 queries
 // the loop over query steps has no branch for the head, so the compiler orders its instructions
 // better.
 constexpr bool kOneHead = kWide && !kDeterministic;
-// With kShared, several thread blocks may compute the gradients of the same key block.
-constexpr bool kShared = kGrouped || (!kDeterministic && !kWhole && !kCausal);
+// With kKeyBlocksAreShared, several thread blocks may compute the gradients of the same key block.
+constexpr bool kKeyBlocksAreShared = kGrouped || (!kDeterministic && !kWhole && !kCausal);
 constexpr int kKeys = TILE_KEYS, kQueries = kWide ? 80 : 64;  // of a block, of a step
 // Number of rows in one tile of row statistics and of the dq sums: one query step at d = 128, two
 // at d = 64.
@@ -81,16 +81,16 @@ constexpr int kTileRows = TILE_QUERIES;
 // At d = 64 registers are left: each warpgroup keeps its keys and values in registers as operands,
 // and the warpgroups take turns in adding dq. At d = 128 both warpgroups read keys and values from
 // shared memory, and each adds half of the columns of every step's dq.
-constexpr bool kRegistersLeft = kHeadDim == 64;
-constexpr int kDqGroups = kRegistersLeft ? 1 : kGroups;  // of a step
+constexpr bool kOperandsStayInRegisters = kHeadDim == 64;
+constexpr int kDqGroups = kOperandsStayInRegisters ? 1 : kGroups;  // of a step
 constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
 constexpr int kDqValues = kWide ? kQueries / 2 : kDqColumns / 2;  // of a thread
-constexpr int kColumns = kHeadDim / 64;
+constexpr int kColumns = kHeadDim / 64;                           // 64-element columns of a tile
 // Number of thread blocks in a set of heads that run together under a causal mask: about as many as
 // the GPU has multiprocessors.
 constexpr int kConcurrentBlocks = 128;
 constexpr int kMinStepsForLockstep = 4096 / kQueries;  // of a head from which blocks keep in step
-constexpr int kStatsBytes = 2 * kQueries * 4;
+constexpr int kStatsBytes = 2 * kQueries * 4;          // row statistics lse and delta
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
 constexpr int kGradientsBytes = kKeys * (kWide ? 128 : kQueries) * 2;  // of the scores
 constexpr int kInputStages = kWhole ? 2 : 1;
@@ -114,7 +114,7 @@ using Inputs = SharedMemoryCopyRing<kInputStages, 2 * kKeysBytes, kWhole ? kGrou
 using Steps = SharedMemoryCopyRing<2, kQueriesBytes, kGroups * kGroupThreads / kWarpSize>;
 // Ring with one slot that fixes the order of additions to dq: full when this thread block's turn
 // has come, empty when its warps have added.
-using Turn = SharedMemoryCopyRing<1, 0, kDqGroups * kGroupThreads / kWarpSize>;
+using TurnToAddDq = SharedMemoryCopyRing<1, 0, kDqGroups * kGroupThreads / kWarpSize>;
 
 // Numbers of named barriers. Named barriers 1 (even query steps) and 2 (odd steps): both warpgroups
 // have written the step's score gradients ds. Named barrier 3 + group: the warpgroup has written
@@ -124,7 +124,7 @@ constexpr u32 kWrittenBarrier = 1, kStoreBarrier = 3, kReadBarrier = 5;
 struct BackwardSharedRings {
   Inputs inputs;  // keys and values, filled once for each block of keys
   Steps queries, dout;
-  Turn turn;
+  TurnToAddDq turn;
   u32 gradients, stats;
   __device__ __forceinline__ explicit BackwardSharedRings(u32 base)
       : inputs{base, base + kBarriersOffset},
@@ -165,12 +165,11 @@ struct KeyBlockWork {
   int parts = 1, shared = 0;  // thread blocks that have the keys; which of the shared key blocks
 
   __device__ __forceinline__ KeyBlockWork(int index, int seqlen, int key_heads, int share,
-      int heads,
-                                  LastRoundOfKeyBlocks last)
+                                          int heads, LastRoundOfKeyBlocks last)
       : heads(heads), seqlen(seqlen), key_heads(key_heads), share(share) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
     int part = 0;
-    if (kShared && !kGrouped && index >= last.first) {
+    if (kKeyBlocksAreShared && !kGrouped && index >= last.first) {
       index -= last.first;
       if (index < 2 * last.halves) {
         parts = 2, part = index % 2, shared = index / 2;
@@ -199,19 +198,19 @@ struct KeyBlockWork {
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
     const bool blocks_go_in_step = heads == 1 && first + count >= kMinStepsForLockstep;
-    start = blocks_go_in_step ? 0 : staggered_first_step();
+    start = blocks_go_in_step ? 0 : staggered_first_query_step();
     down = kCausal && blocks_go_in_step;
     if (kGrouped) {
       parts = share / heads;
       shared = head * blocks + block;
-    } else if (kShared && parts > 1) {
+    } else if (kKeyBlocksAreShared && parts > 1) {
       const int end = count * (part + 1) / parts;
       first = count * part / parts;
       count = end - first;
       start = 0;
     }
   }
-  __device__ __forceinline__ int staggered_first_step() const {
+  __device__ __forceinline__ int staggered_first_query_step() const {
     return static_cast<int>(blockIdx.x) * 3 % count;
   }
   __device__ __forceinline__ int steps() const { return heads * count; }
@@ -227,7 +226,7 @@ struct KeyBlockWork {
     const int part = (blockIdx.x * steps_of_head + step.query / kQueries) * kColumns + column / 64;
     return part * (kQueries * 64) + threadIdx.x % kGroupThreads * 4;
   }
-  __device__ __forceinline__ TmaBoxOrigin keys_at(int column, int row) const {
+  __device__ __forceinline__ TmaBoxOrigin key_box_origin(int column, int row) const {
     return {column, row, head - batch * key_heads, batch};
   }
   __device__ __forceinline__ TmaBoxOrigin query_box_origin(int column,
@@ -277,7 +276,7 @@ __device__ __forceinline__ void copy_tiles_of_key_block(const BackwardSharedRing
                                         const CompletedKeyBlocksAndSteps& before) {
   const u32 full = rings.inputs.full(before.works), inputs = rings.inputs.stage(before.works);
   rings.inputs.begin_fill(before.works, 2 * kKeysBytes);
-  const TmaBoxOrigin keys = work.keys_at(0, work.key);
+  const TmaBoxOrigin keys = work.key_box_origin(0, work.key);
   copy_tile_columns(inputs, k, kKeys, keys, full);
   copy_tile_columns(inputs + kValuesOffset, v, kKeys, keys, full);
   for (int i = 0; i < work.steps(); ++i) {
@@ -316,8 +315,8 @@ __device__ __forceinline__ void keep_order_of_dq_additions(const BackwardSharedR
     const u32 before = kCausal ? index / (kKeys / kQueries) - block : block;
     while (load_acquire_gpu_scope(turn) != before) {
     }
-    barrier_arrive_one(rings.turn.full(n));
-    barrier_wait(rings.turn.empty(n), n % 2);
+    mbarrier_arrive(rings.turn.full(n));
+    mbarrier_wait(rings.turn.empty(n), n % 2);
     store_release(turn, last ? 0 : before + 1);
   }
 }
@@ -396,16 +395,16 @@ __device__ __forceinline__ void add_dq_to_memory_accumulator(const float (&dq)[k
 // Adds to dq in registers the sum over the previous key blocks, which the same thread stored to
 // memory.
 __device__ __forceinline__ void add_stored_dq_sum(float (&dq)[kDqValues], const float* from) {
-  constexpr int kAtATime = 4;  // more take too many registers
+  constexpr int kPacketsAtATime = 4;  // more take too many registers
 #pragma unroll
-  for (int first = 0; first < kDqColumns / 8; first += kAtATime) {
-    float4 x[kAtATime];
+  for (int first = 0; first < kDqColumns / 8; first += kPacketsAtATime) {
+    float4 x[kPacketsAtATime];
 #pragma unroll
-    for (int j = 0; j < kAtATime; ++j)
+    for (int j = 0; j < kPacketsAtATime; ++j)
       x[j] = load_bypassing_l1(reinterpret_cast<const float4*>(from + (first +
           j) * kGroupThreads * 4));
 #pragma unroll
-    for (int j = 0; j < kAtATime; ++j) {
+    for (int j = 0; j < kPacketsAtATime; ++j) {
       float* const to = dq + 4 * (first + j);
       to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
     }
@@ -427,17 +426,17 @@ __device__ __forceinline__ void store_dq(float (&dq)[kDqValues], u32 tile,
                                          int column, int group) {
   // The barrier ensures that the other warpgroup has also read the score gradients that dq
   // overwrites.
-  if (kDqGroups == kGroups) barrier_sync(kReadBarrier, kGroups * kGroupThreads);
+  if (kDqGroups == kGroups) named_barrier_sync(kReadBarrier, kGroups * kGroupThreads);
 #pragma unroll
   for (int i = 0; i < kDqValues; ++i) dq[i] *= kScale;
   u32 words[kDqValues / 2];
   round_accumulator_to_operand(words, dq);
   store_operand_rows_to_tile<kGroupRows>(tile, words, 0);
-  fence_async();
-  barrier_sync(kStoreBarrier + group, kGroupThreads);
+  fence_proxy_async_shared();
+  named_barrier_sync(kStoreBarrier + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
     tma_store_box(map, work.query_box_origin(column, step), tile);
-    store_box_commit();
+    tma_store_commit_group();
   }
 }
 
@@ -450,7 +449,7 @@ struct OperandRowsOfWarpgroup<false> {
   u32 rows;
   __device__ __forceinline__ OperandRowsOfWarpgroup(u32 tile, int first) : rows(tile +
       first * kColumnBytes) {}
-  __device__ __forceinline__ void times(float (&s)[kQueries / 2], u32 b) const {
+  __device__ __forceinline__ void multiply_rows_by(float (&s)[kQueries / 2], u32 b) const {
     multiply_abt<kKeys, kQueries>(s, rows, b);
   }
 };
@@ -460,7 +459,7 @@ struct OperandRowsOfWarpgroup<true> {
   u32 words[kHeadDim / 4];
   __device__ __forceinline__ OperandRowsOfWarpgroup(u32 tile,
       int first) { load_operand<kKeys>(words, tile, first); }
-  __device__ __forceinline__ void times(float (&s)[kQueries / 2], u32 b) const {
+  __device__ __forceinline__ void multiply_rows_by(float (&s)[kQueries / 2], u32 b) const {
     multiply_abt<kQueries>(s, words, b);
   }
 };
@@ -476,22 +475,23 @@ __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float s
   u32 words[kHeadDim / 4];
   round_accumulator_to_operand(words, d);
   store_operand_rows_to_tile<kKeys>(tile, words, group * kGroupRows);
-  fence_async();
-  barrier_sync(kStoreBarrier + group, kGroupThreads);
+  fence_proxy_async_shared();
+  named_barrier_sync(kStoreBarrier + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
     for (int column = 0; column < kColumns; ++column)
-      tma_store_box(map, work.keys_at(column * 64, work.key + group * kGroupRows),
-                tile + (column * kKeys + group * kGroupRows) * kColumnBytes);
-    store_box_commit();
+      tma_store_box(map, work.key_box_origin(column * 64, work.key + group * kGroupRows),
+                    tile + (column * kKeys + group * kGroupRows) * kColumnBytes);
+    tma_store_commit_group();
   }
 }
 
 // Adds the warpgroup's dk and dv to the sums in device memory of all thread blocks that share the
 // key block. Returns whether this warpgroup arrived last; dk and dv are then the complete sums, and
 // the sums in memory are zero again.
-__device__ __forceinline__ bool join_gradients(float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2],
-                                               float* sums, u32* arrived, const KeyBlockWork& work,
-                                               int group) {
+__device__ __forceinline__ bool add_to_shared_gradients(float (&dk)[kHeadDim / 2],
+                                                        float (&dv)[kHeadDim / 2], float* sums,
+                                                        u32* arrived, const KeyBlockWork& work,
+                                                        int group) {
   constexpr int kElements = kGroupRows * kHeadDim, kPacketStride = 4 * kGroupThreads;
   const int sum = work.shared * kGroups + group;
   const bool is_first_of_group = threadIdx.x % kGroupThreads == 0;
@@ -506,10 +506,10 @@ __device__ __forceinline__ bool join_gradients(float (&dk)[kHeadDim / 2], float 
     reduce_add_f32x4(dv_sum + j * kPacketStride, y[0], y[1], y[2], y[3]);
   }
   __threadfence();
-  barrier_sync(kStoreBarrier + group, kGroupThreads);
+  named_barrier_sync(kStoreBarrier + group, kGroupThreads);
   const u32 other_parts = static_cast<u32>(work.parts) - 1;
   const bool arrived_last = is_first_of_group && atomicAdd(arrived + sum, 1u) == other_parts;
-  if (!barrier_any(kStoreBarrier + group, kGroupThreads, arrived_last)) return false;
+  if (!named_barrier_any(kStoreBarrier + group, kGroupThreads, arrived_last)) return false;
   __threadfence();
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j) {
@@ -544,8 +544,8 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
   rings.inputs.wait(before.works);
-  const OperandRowsOfWarpgroup<kRegistersLeft> key_rows(keys, group * kGroupRows);
-  const OperandRowsOfWarpgroup<kRegistersLeft> value_rows(values, group * kGroupRows);
+  const OperandRowsOfWarpgroup<kOperandsStayInRegisters> key_rows(keys, group * kGroupRows);
+  const OperandRowsOfWarpgroup<kOperandsStayInRegisters> value_rows(values, group * kGroupRows);
 #pragma unroll 1
   for (int i = 0; i < work.steps(); ++i) {
     const int n = before.steps + i;
@@ -554,14 +554,14 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
     float dp[kQueries / 2];
     u32 p[kQueries / 4], ds[kQueries / 4];
     rings.queries.wait(n);
-    key_rows.times(s, rings.queries.stage(n));
+    key_rows.multiply_rows_by(s, rings.queries.stage(n));
     rings.dout.wait(n);
-    value_rows.times(dp, rings.dout.stage(n));
+    value_rows.multiply_rows_by(dp, rings.dout.stage(n));
     // The thread that started the stores of the previous key block's dk and dv waits until these
     // stores have read their tile. Then this thread releases the tile for the copies of the next
     // key block.
     if (kWhole && i == 0 && before.works > 0 && threadIdx.x % kGroupThreads == 0) {
-      store_box_wait_read();
+      tma_store_wait_read();
       rings.inputs.release(before.works - 1);
     }
     wgmma_wait<1>();
@@ -583,11 +583,11 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
     const u32 gradients = rings.gradients + n % 2 * kGradientsBytes;
     if (kWhole) {
       // The store of dq of two steps ago must have read this shared tile before ds overwrites it.
-      if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
-      barrier_sync(kStoreBarrier + group, kGroupThreads);
+      if (threadIdx.x % kGroupThreads == 0) tma_store_wait_read();
+      named_barrier_sync(kStoreBarrier + group, kGroupThreads);
     }
     store_operand_rows_to_tile<kKeys>(gradients, ds, group * kGroupRows);
-    fence_async();
+    fence_proxy_async_shared();
     // If the warpgroups alternate in adding dq, the warpgroup that does not add in this step goes
     // on to the next step. When both warpgroups arrive at the next step's barrier, this step's tile
     // of score gradients may be overwritten.
@@ -595,7 +595,7 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
     const u32 ds_written_barrier = kWrittenBarrier + (kDqGroups == kGroups ? 0 : n % 2);
     if (group_adds_dq) {
       float dq[kDqValues];
-      barrier_sync(ds_written_barrier, kGroups * kGroupThreads);
+      named_barrier_sync(ds_written_barrier, kGroups * kGroupThreads);
       if (kWide)
         multiply_atb<kKeys>(dq, keys_at_dq_column, gradients);
       else
@@ -623,7 +623,7 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
       }
       wgmma_wait<0>();
     } else {
-      barrier_arrive(ds_written_barrier, kGroups * kGroupThreads);
+      named_barrier_arrive(ds_written_barrier, kGroups * kGroupThreads);
       gemm_ab_from_registers(dk, ds, rings.queries.stage(n));
       wgmma_wait<0>();
       rings.dout.release_by_warp(n);
@@ -633,23 +633,24 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
     rings.queries.release_by_warp(n);
   }
   pin_accumulator(dv);
-  if (kShared && work.parts > 1 && !join_gradients(dk, dv, shared_sums, arrived, work, group)) {
-    barrier_arrive(kReadBarrier, kGroups * kGroupThreads);
+  if (kKeyBlocksAreShared && work.parts > 1 &&
+      !add_to_shared_gradients(dk, dv, shared_sums, arrived, work, group)) {
+    named_barrier_arrive(kReadBarrier, kGroups * kGroupThreads);
     return;
   }
   store_gradient(dv, 1.f, values, dv_map, work, group);
   // The barrier ensures that both warpgroups have read all keys for dq before dk and dv overwrite
   // the keys' tile.
-  barrier_sync(kReadBarrier, kGroups * kGroupThreads);
+  named_barrier_sync(kReadBarrier, kGroups * kGroupThreads);
   store_gradient(dk, kScale, keys, dk_map, work, group);
-  if (!kWhole && threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+  if (!kWhole && threadIdx.x % kGroupThreads == 0) tma_store_wait_read();
 }
 
 // Calls `visit` with each key block of each head that this persistent thread block computes, out of
 // `items` heads.
 template <class Visit>
-__device__ __forceinline__ void visit_key_blocks_of_heads(int seqlen, int key_heads, int share, int items,
-                                            Visit visit) {
+__device__ __forceinline__ void visit_key_blocks_of_heads(int seqlen, int key_heads, int share,
+                                                          int items, Visit visit) {
   const int blocks = (seqlen + kKeys - 1) / kKeys;
   CompletedKeyBlocksAndSteps before;
 #pragma unroll 1
@@ -685,14 +686,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     rings.queries.init();
     rings.dout.init();
     rings.turn.init();
-    barrier_init_fence();
+    mbarrier_init_fence();
   }
   __syncthreads();
   // The shuffle makes the warpgroup index uniform over the warp, so that the compiler can rely on
   // it.
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
-    registers_down<24>();
+    setmaxnreg_decrease<24>();
     // The thread that copies and the thread that keeps the order are in different warps: in one
     // warp they would share registers and spill.
     const int warp = __shfl_sync(kFullWarp, threadIdx.x / kWarpSize % 4, 0);
@@ -710,14 +711,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
       if (threadIdx.x % kWarpSize == 0) keep_order_of_dq_additions(rings, counters, work);
     }
   } else {
-    registers_up<240>();
+    setmaxnreg_increase<240>();
     auto compute = [&](const KeyBlockWork& work, const CompletedKeyBlocksAndSteps& before) {
       compute_gradients_of_key_block(rings, dk, dv, dq, dq_sum, shared_sums, counters, work, before,
           group);
     };
     if (kWhole) {
       visit_key_blocks_of_heads(seqlen, key_heads, share, items, compute);
-      if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+      if (threadIdx.x % kGroupThreads == 0) tma_store_wait_read();
     } else {
       compute(work, {});
     }

@@ -17,9 +17,9 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kScoreTile = TILE;
+constexpr int kScoreTile = TILE;  // rows and columns of a tile of scores
 constexpr int kThreads = THREADS;
-constexpr int kRows = kThreads / kHeadDim;
+constexpr int kGradientRowsPerBlock = kThreads / kHeadDim;
 static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
 static_assert(kThreads % kHeadDim == 0, "a block has whole rows of a gradient");
 
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int c = threadIdx.x % kWarpSize; c < kHeadDim; c += kWarpSize)
     sum = fma_f32(Element::to_f32(out[row * kHeadDim + c]),
                   Element::to_f32(dout[row * kHeadDim + c]), sum);
-  sum = lanes_sum<32>(sum);
+  sum = sum_over_lane_group<32>(sum);
   if (threadIdx.x % kWarpSize == 0) delta[row] = sum;
 }
 
@@ -65,12 +65,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   ds[query_row * seqlen + key] = probability * (dp - delta[query_row]);
 }
 
-// Each thread block computes dq for kRows queries; blockIdx.y is the head.
+// Each thread block computes dq for kGradientRowsPerBlock queries; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict__ k,
                                 u16* __restrict__ dq, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
-  const int query = blockIdx.x * kRows + threadIdx.x / kHeadDim;
+  const int query = blockIdx.x * kGradientRowsPerBlock + threadIdx.x / kHeadDim;
   if (query >= seqlen) return;
   const i64 head = blockIdx.y, row = head * seqlen + query;
   const u16* keys_at_column = k + head * seqlen * kHeadDim + column;
@@ -83,13 +83,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   dq[row * kHeadDim + column] = Element::from_f32(sum * kScale);
 }
 
-// Each thread block computes dk and dv for kRows keys; blockIdx.y is the head.
+// Each thread block computes dk and dv for kGradientRowsPerBlock keys; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_dkv(const float* __restrict__ p, const float* __restrict__ ds,
                                  const u16* __restrict__ q, const u16* __restrict__ dout,
                                  u16* __restrict__ dk, u16* __restrict__ dv, int seqlen) {
   const int column = threadIdx.x % kHeadDim;
-  const int key = blockIdx.x * kRows + threadIdx.x / kHeadDim;
+  const int key = blockIdx.x * kGradientRowsPerBlock + threadIdx.x / kHeadDim;
   if (key >= seqlen) return;
   const i64 head = blockIdx.y, first_row = head * seqlen;
   float dk_sum = 0.f, dv_sum = 0.f;

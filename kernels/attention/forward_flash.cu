@@ -18,10 +18,10 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kTile = TILE;
-constexpr int kPitch = kTile + 4;
+constexpr int kTile = TILE;        // queries of a block, keys of a step
+constexpr int kPitch = kTile + 4;  // floats of a row in shared memory
 constexpr int kThreads = THREADS;
-constexpr int kColumnBlocks = kHeadDim / 64;
+constexpr int kOutputBlocksOf64 = kHeadDim / 64;
 constexpr int kVPitch = kHeadDim;
 constexpr int kQFloats = kHeadDim * kPitch;
 constexpr int kPFloats = kTile * kPitch;
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   v += head * seqlen * kHeadDim;
 
   load_rows_transposed_as_fp32(q_tile, q, first_query_of_tile, seqlen);
-  float o[4][kColumnBlocks][4] = {};
+  float o[4][kOutputBlocksOf64][4] = {};
   float top[4], sum[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         best = max_f32(best, s[i][j]);
       }
       // Every query row sees a key of the first key block, so the new maximum is finite.
-      const float m = max_f32(top[i], lanes_max<16>(best));
+      const float m = max_f32(top[i], max_over_lane_group<16>(best));
       const float scale = exp2_approx((top[i] - m) * kScaleLog2);
       top[i] = m;
       float row_sum = 0.f;
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       }
       sum[i] = sum[i] * scale + row_sum;
 #pragma unroll
-      for (int c = 0; c < kColumnBlocks; ++c)
+      for (int c = 0; c < kOutputBlocksOf64; ++c)
 #pragma unroll
         for (int j = 0; j < 4; ++j) o[i][c][j] *= scale;
     }
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       const float4 a = *reinterpret_cast<const float4*>(p_tile + j * kPitch + y * 4);
       const float four_of_operand_a[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
-      for (int c = 0; c < kColumnBlocks; ++c) {
+      for (int c = 0; c < kOutputBlocksOf64; ++c) {
         const float4 b = *reinterpret_cast<const float4*>(kv_tile + j * kVPitch + c * 64 + x * 4);
         const float four_of_operand_b[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
@@ -165,11 +165,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int query = first_query_of_tile + y * 4 + i;
-    const float total = lanes_sum<16>(sum[i]);
+    const float total = sum_over_lane_group<16>(sum[i]);
     const float inverse = 1.f / total;
     if (query >= seqlen) continue;
 #pragma unroll
-    for (int c = 0; c < kColumnBlocks; ++c) {
+    for (int c = 0; c < kOutputBlocksOf64; ++c) {
       u32* to = reinterpret_cast<u32*>(out + (head * seqlen + query) * kHeadDim + c * 64 + x * 4);
       to[0] = Element::pack(o[i][c][0] * inverse, o[i][c][1] * inverse);
       to[1] = Element::pack(o[i][c][2] * inverse, o[i][c][3] * inverse);

@@ -30,15 +30,15 @@
 constexpr int kThreads = THREADS;
 constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
 constexpr int kStages = STAGES;
-constexpr int kRows = TILE_ROWS;      // rows of q a block
-constexpr int kStepKeys = STEP_KEYS;  // keys a warp and step
+constexpr int kRows = TILE_ROWS;      // rows of q per thread block
+constexpr int kStepKeys = STEP_KEYS;  // keys per warp and step
 constexpr int kTileKeys = kWarps * kStepKeys;
 constexpr int kRowBytes = kHeadDim * 2;
-constexpr int kRowChunks = kRowBytes / 16;
+constexpr int kRowChunks = kRowBytes / 16;                           // 16-byte chunks of a row
 constexpr int kCopyRows = static_cast<int>(kWarpSize) / kRowChunks;  // rows a warp copies at once
 constexpr int kM = kStepKeys / 16;                                   // matrix tiles of keys,
-constexpr int kN = kRows / 8;                                        // of rows of q,
-constexpr int kD = kHeadDim / 16;                                    // of elements of a head
+constexpr int kN = kRows / 8;                                        // matrix tiles of rows of q,
+constexpr int kD = kHeadDim / 16;  // matrix tiles of elements of a head
 constexpr u32 kPartBytes = kStepKeys * kRowBytes;                    // keys, or values
 constexpr u32 kStageBytes = 2 * kPartBytes;
 constexpr int kPitch = kHeadDim + 4;   // floats of a row of o in shared memory
@@ -251,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int row = 0; row < kStepKeys; row += kCopyRows)
           cp_async_16_bytes_or_zeros(
-              to + part * kPartBytes + swizzled<kRowBytes>(copy_row + row, copy_chunk),
+              to + part * kPartBytes + swizzled_chunk_offset<kRowBytes>(copy_row + row, copy_chunk),
               (part == 0 ? k : v) + from + row * kHeadDim, key + row < keys);
       if (++copy_tile == work.tiles) {
         copy_tile = 0;
@@ -263,8 +263,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int step = 0; step < kStages - 1; ++step) copy(step);
 
   int unit = static_cast<int>(begin / work.tiles), tile = static_cast<int>(begin % work.tiles);
-  const u32 k_lane = ring + lane_address_of_rows_by_k<kRowBytes>(0, lane);
-  const u32 v_lane = ring + kPartBytes + lane_address_of_columns_by_k<kRowBytes>(0, lane);
+  const u32 k_lane = ring + ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane);
+  const u32 v_lane = ring + kPartBytes + ldmatrix_lane_address_columns_by_k<kRowBytes>(0, lane);
   for (int step = 0; step < steps;) {
     const int row0 = unit % row_tiles * kRows;  // of the rows that share a head of keys
     const i64 first_query_row_of_unit =
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     rows.clear();
     const bool starts_at_first_key_tile = tile == 0;
     const int end_step_of_unit = min_of(steps, step + work.tiles - tile);
-    // keys before are seen by all
+    // Every query sees the keys before this key.
     const int keys_seen_by_all_queries = keys - causal * (queries - 1);
 #pragma unroll 1
     for (; step < end_step_of_unit; ++step, ++tile) {

@@ -35,8 +35,8 @@
 constexpr int kThreads = THREADS;
 constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
 constexpr int kBlocksPerSm = 2;
-constexpr int kTileM = TILE_QUERIES;  // queries a block
-constexpr int kTileN = 64;            // keys a step
+constexpr int kTileM = TILE_QUERIES;  // queries per thread block
+constexpr int kTileN = 64;            // keys per step
 constexpr int kStages = 2;
 constexpr bool kQInRegisters =
     kHeadDim == 64;  // d = 128 has no registers left for the query fragments
@@ -47,11 +47,11 @@ constexpr bool kQInRegisters =
 #endif
 constexpr Stride kKRow = K_ROW, kVRow = V_ROW;  // elements from a row to the next one
 constexpr int kRowBytes = kHeadDim * 2;
-constexpr int kRowChunks = kRowBytes / 16;
-constexpr int kSteps = kHeadDim / 16;
+constexpr int kRowChunks = kRowBytes / 16;  // 16-byte chunks of a row
+constexpr int kSteps = kHeadDim / 16;       // mma steps along the head dimension
 constexpr int kM = kTileM / (16 * kWarps);  // matrix tiles a warp: rows of S and o,
-constexpr int kN = kTileN / 8;              // columns of S,
-constexpr int kD = kHeadDim / 8;            // columns of o
+constexpr int kN = kTileN / 8;              // 8-wide tiles along the columns of S,
+constexpr int kD = kHeadDim / 8;            // 8-wide tiles along the columns of o
 constexpr int kWarpRows = 16 * kM;
 constexpr int kStageBytes = kTileN * kRowBytes;
 constexpr int kKOffset = kTileM * kRowBytes;
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
   int block = (keys_seen_by_tile + kTileN - 1) / kTileN - 1;
 
   const int copy_row = tid / kRowChunks, copy_chunk = tid % kRowChunks;
-  const u32 shared_copy_address = base + swizzled<kRowBytes>(copy_row, copy_chunk);
+  const u32 shared_copy_address = base + swizzled_chunk_offset<kRowBytes>(copy_row, copy_chunk);
   const int heads = key_heads * share, key_head = head / share;
   const i64 k_offset =
       row_offset(k_strides, key_head, key_heads, keys, block * kTileN, copy_row) + copy_chunk * 8;
@@ -247,9 +247,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
   }
 
   const int row0 = first_query_of_tile + warp * kWarpRows;
-  const u32 q_lane = base + lane_address_of_rows_by_k<kRowBytes>(warp * kWarpRows, lane);
-  const u32 k_lane = base + kKOffset + lane_address_of_columns_by_k<kRowBytes>(0, lane);
-  const u32 v_lane = base + kVOffset + lane_address_of_rows_by_k<kRowBytes>(0, lane);
+  const u32 q_lane = base + ldmatrix_lane_address_rows_by_k<kRowBytes>(warp * kWarpRows, lane);
+  const u32 k_lane = base + kKOffset + ldmatrix_lane_address_columns_by_k<kRowBytes>(0, lane);
+  const u32 v_lane = base + kVOffset + ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane);
   u32 stage = 0;
 
   u32 q_fragments[kQInRegisters ? kSteps : 1][kM][4];
@@ -297,14 +297,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
     --block;
   };
 
-  // blocks below are seen whole
+  // All query rows of the tile see every key of the key blocks before this one.
   const int key_blocks_without_mask =
       (kCausal ? first_query_of_tile + keys_before_first_query : keys) / kTileN;
 #pragma unroll 1
   while (block >= key_blocks_without_mask) {
     begin();
     copy_all();
-    // else the warp sees nothing of it
+    // the warp skips a key block that the mask hides from all its rows
     if (!kCausal || block * kTileN < row0 + keys_before_first_query + kWarpRows)
       process_key_block<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage,
                     row0 + keys_before_first_query,
@@ -326,26 +326,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
   __syncwarp();
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
-    const float total = lanes_sum<4>(rows.sum[r]);
+    const float total = sum_over_lane_group<4>(rows.sum[r]);
     const float inverse = reciprocal_approx(total);
     const int i = r / 2, h = (r % 2) * 2;
     const int row = i * 16 + static_cast<int>(lane >> 2) + (r % 2) * 8;
 #pragma unroll
     for (int j = 0; j < kD; ++j)
-      store_shared_b32(shared_output_of_warp + swizzled<kRowBytes>(row, j) + (lane & 3) * 4,
-                       Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
+      store_shared_b32(
+          shared_output_of_warp + swizzled_chunk_offset<kRowBytes>(row, j) + (lane & 3) * 4,
+          Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
     if (lse != nullptr && (lane & 3) == 0 && row0 + row < queries)
-      lse[number_offset(lse_strides, head, heads, queries, row0, row)] =
+      lse[offset_of_row_number(lse_strides, head, heads, queries, row0, row)] =
           rows.top[r] * kScale + log2_approx(total) * kLn2;
   }
   __syncwarp();
-  constexpr int kStoreRows = kWarpSize / kRowChunks;
+  constexpr int kRowsStoredAtOnce = kWarpSize / kRowChunks;
   u16* to = out + head_offset(out_strides, head, heads, queries) +
             static_cast<i64>(row0) * row_stride(out_strides);
 #pragma unroll
-  for (int pass = 0; pass < kWarpRows / kStoreRows; ++pass) {
-    const int row = pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
-    const uint4 x = load_shared_b128(shared_output_of_warp + swizzled<kRowBytes>(row, chunk));
+  for (int pass = 0; pass < kWarpRows / kRowsStoredAtOnce; ++pass) {
+    const int row = pass * kRowsStoredAtOnce + lane / kRowChunks, chunk = lane % kRowChunks;
+    const uint4 x =
+        load_shared_b128(shared_output_of_warp + swizzled_chunk_offset<kRowBytes>(row, chunk));
     if (row0 + row < queries) *reinterpret_cast<uint4*>(to + row * row_stride(out_strides) +
         chunk * 8) = x;
   }

@@ -49,7 +49,7 @@
 #include "common/tensor_copy.cuh"
 #include "common/wgmma/ring.cuh"
 
-constexpr bool kFp8 = FP8 != 0;
+constexpr bool kFp8 = FP8 != 0;  // q, k and v are e4m3
 using Gemm = ChooseType<kFp8, AttentionGemmsE4m3, AttentionGemms16Bit>::Type;
 constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS;
 constexpr int kQueryStages = QUERY_STAGES, kKeyStages = KEY_STAGES, kValueStages = VALUE_STAGES;
@@ -58,10 +58,10 @@ constexpr int kParts = PARTS;     // of a tile, 64 queries each
 constexpr bool kPartsRotate = kParts != kGroups;  // a warpgroup's part changes from tile to tile
 // Number of 64-query parts in one copy of queries: one part, or all parts of a tile.
 constexpr int kPartsPerCopy = kPartsRotate ? 1 : kParts;
-// Copies of queries from a warpgroup's queries to its next ones.
+// Number of copies of queries from the one for a warpgroup to the next one for the same warpgroup.
 constexpr int kCopiesPerRotation = kPartsRotate ? kGroups : 1;
 constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
-constexpr int kColumns = kRowBytes / kColumnBytes;
+constexpr int kColumns = kRowBytes / kColumnBytes;         // 128-byte columns of a tile
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
 constexpr int kOutputColumnBlocks = kHeadDim / 64;
 // Bytes of shared memory that hold a warpgroup's queries and later its output.
@@ -72,11 +72,14 @@ constexpr int kKeysOffset = kQueryStages * kPartsPerCopy * kQueriesBytes;
 constexpr int kValuesOffset = kKeysOffset + kKeyStages * kBlockBytes;
 constexpr int kBarriersOffset = kValuesOffset + kValueStages * kBlockBytes;
 constexpr int kTilesOffset = kBarriersOffset + 16 * (kQueryStages + kKeyStages + kValueStages);
-constexpr int kSharedBytes = kTilesOffset + (kPartsRotate ? (kTileRecordBytes + 16) * kTileStages : 0);
-// The largest softmax weight p is 2^8. A row's maximum may grow by 2^kGrowthLog2 before o is
-// rescaled, so weights are computed relative to a maximum that is 2^kGrowthLog2 lower. In fp8
-// kGrowthLog2 is small, because small weights p would round to zero.
-constexpr float kGrowthLog2 = kFp8 ? 2.f : 8.f, kTopWeightLog2 = 8.f - kGrowthLog2;
+constexpr int kSharedBytes =
+    kTilesOffset + (kPartsRotate ? (kTileRecordBytes + 16) * kTileStages : 0);
+// The largest softmax weight p is 2^8. A row's maximum may grow by 2^kMaxGrowthWithoutRescaleLog2
+// before o is rescaled, so weights are computed relative to a maximum that is
+// 2^kMaxGrowthWithoutRescaleLog2 lower. In fp8 kMaxGrowthWithoutRescaleLog2 is small, because small
+// weights p would round to zero.
+constexpr float kMaxGrowthWithoutRescaleLog2 = kFp8 ? 2.f : 8.f,
+                kTopWeightLog2 = 8.f - kMaxGrowthWithoutRescaleLog2;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
@@ -94,8 +97,8 @@ using Keys = SharedMemoryCopyRing<kKeyStages, kBlockBytes, kReadingWarps>;
 using ValueBlocks = SharedMemoryCopyRing<kValueStages, kBlockBytes, kReadingWarps>;
 // Ring of tile descriptions in shared memory, read by all compute warps and by the thread that
 // copies queries.
-using Tiles = SharedMemoryCopyRing<kTileStages, kTileRecordBytes, kGroups * kGroupThreads / kWarpSize +
-    1>;
+using Tiles =
+    SharedMemoryCopyRing<kTileStages, kTileRecordBytes, kGroups * kGroupThreads / kWarpSize + 1>;
 struct ForwardSharedRings {
   Queries queries;
   Keys keys;
@@ -113,7 +116,7 @@ struct ForwardSharedRings {
 using Values = ChooseType<kFp8, const u8*, TensorMap>::Type;
 
 // Pointers to the fp8 scales of each head's queries, keys and values.
-struct Scales {
+struct Fp8ScalesOfHeads {
   const float *q, *k, *v;
 };
 
@@ -163,9 +166,9 @@ struct QueryTileSource {
 
 __device__ __forceinline__ void publish_tile_to_block(const Tiles& ring, u32 n,
                                                       const QueryTile& tile) {
-  barrier_wait(ring.empty(n), n / kTileStages % 2 ^ 1);
+  mbarrier_wait(ring.empty(n), n / kTileStages % 2 ^ 1);
   store_shared_b128(ring.stage(n), tile.row, tile.groups, tile.head, tile.batch);
-  barrier_arrive_one(ring.full(n));
+  mbarrier_arrive(ring.full(n));
 }
 
 // Returns query tile number `index` of this thread block, for the threads that did not take the
@@ -287,8 +290,8 @@ struct LaneRowsOfWarpgroup {
   // Product of log2(e) and of the factor that turns q k^T into scores.
   __device__ __forceinline__ float scale_log2() const { return kFp8 ? scale : kScaleLog2; }
   // Amount by which an element of q k^T may exceed a row's running maximum before o is rescaled.
-  __device__ __forceinline__ float allowed() const {
-    return kFp8 ? growth : kGrowthLog2 / kScaleLog2;
+  __device__ __forceinline__ float max_growth_before_rescale() const {
+    return kFp8 ? growth : kMaxGrowthWithoutRescaleLog2 / kScaleLog2;
   }
 };
 
@@ -311,8 +314,9 @@ __device__ __forceinline__ bool scores_to_probabilities(LaneRowsOfWarpgroup& row
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], lanes));
-  const bool any_maximum_grew = __any_sync(kFullWarp, best[0] > rows.top[0] + rows.allowed() ||
-                                              best[1] > rows.top[1] + rows.allowed());
+  const bool any_maximum_grew =
+      __any_sync(kFullWarp, best[0] > rows.top[0] + rows.max_growth_before_rescale() ||
+                                best[1] > rows.top[1] + rows.max_growth_before_rescale());
   // While a query row has seen no key, its maximum is -inf.
   auto finite = [](float top) { return kMask && top == negative_infinity() ? 0.f : top; };
   if (any_maximum_grew) {
@@ -399,7 +403,7 @@ __device__ __forceinline__ void process_key_block(LaneRowsOfWarpgroup& rows,
 __device__ __forceinline__ void release_queries_after_output_store(const ForwardSharedRings& rings,
                                                                    int index) {
   if (threadIdx.x % kGroupThreads != 0 || index < 0) return;
-  store_box_wait_read();
+  tma_store_wait_read();
   rings.queries.release(index);
 }
 
@@ -450,7 +454,7 @@ __device__ __forceinline__ void normalise_and_store_output(LaneRowsOfWarpgroup& 
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float total = lanes_sum<4>(rows.sum[r]);
+    const float total = sum_over_lane_group<4>(rows.sum[r]);
     const float inverse = total > 0.f ? value_scale * reciprocal_approx(total) : 0.f;
     const int row = place.row + 8 * r;
     if (lse != nullptr && lane % 4 == 0 && row < place.shape.queries)
@@ -462,17 +466,17 @@ __device__ __forceinline__ void normalise_and_store_output(LaneRowsOfWarpgroup& 
   }
   // The barrier ensures that all warps of the warpgroup have read the queries before the output
   // overwrites them.
-  barrier_sync(1 + group, kGroupThreads);
+  named_barrier_sync(1 + group, kGroupThreads);
   u32 words[kHeadDim / 4];
   round_accumulator_to_operand(words, rows.o);
   store_operand_rows_to_tile<kGroupRows>(staging, words, 0);
-  fence_async();
-  barrier_sync(1 + group, kGroupThreads);
+  fence_proxy_async_shared();
+  named_barrier_sync(1 + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
     for (int column = 0; column < kOutputColumnBlocks; ++column)
       tma_store_box(out, {column * 64, first_row, tile.head, tile.batch},
                 staging + column * kGroupRows * kColumnBytes);
-    store_box_commit();
+    tma_store_commit_group();
   }
 }
 
@@ -491,9 +495,10 @@ __device__ __forceinline__ void release_unread_key_blocks(const ForwardSharedRin
 // the function.
 __device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRings& rings,
                                                            const TensorMap& out, float* lse,
-                                        const Strides& lse_strides, const Scales& scales,
-                                        const QueryTileSource& source, const AttentionSizes& shape,
-                                            int group) {
+                                                           const Strides& lse_strides,
+                                                           const Fp8ScalesOfHeads& scales,
+                                                           const QueryTileSource& source,
+                                                           const AttentionSizes& shape, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   u32 first_fill = 0;              // of the tile
   int copy = kPartsRotate ? group : 0;  // of the warpgroup's next queries
@@ -536,7 +541,7 @@ __device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRi
     if (kFp8) {
       const int head = tile.head_index_over_all_batches(shape), key_head = head / shape.share;
       rows.scale = kScaleLog2 * scales.q[head] * scales.k[key_head];
-      rows.growth = kGrowthLog2 / rows.scale;
+      rows.growth = kMaxGrowthWithoutRescaleLog2 / rows.scale;
       value_scale = scales.v[key_head];
     }
     const LanePosition place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
@@ -556,7 +561,7 @@ __device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRi
     copy += kCopiesPerRotation;
     if (!kPartsRotate || copy / kParts > index) go_on(blocks);
   }
-  if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+  if (threadIdx.x % kGroupThreads == 0) tma_store_wait_read();
 }
 
 // Thread blocks find their query tiles in the list `tiles`, or by the head counter `taken`, which
@@ -565,8 +570,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ Values v, const __grid_constant__ TensorMap out,
     float* __restrict__ lse, const __grid_constant__ Strides lse_strides,
-    const __grid_constant__ Scales scales, const int4* __restrict__ tiles, u32* taken, int queries,
-    int keys, int heads, int share, int total) {
+    const __grid_constant__ Fp8ScalesOfHeads scales, const int4* __restrict__ tiles, u32* taken,
+    int queries, int keys, int heads, int share, int total) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const ForwardSharedRings rings(shared_address(shared));
   const AttentionSizes shape{queries, keys, heads, share, total};
@@ -576,20 +581,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     rings.keys.init();
     rings.values.init();
     if (kPartsRotate) rings.tiles.init();
-    barrier_init_fence();
+    mbarrier_init_fence();
   }
   __syncthreads();
   // The shuffle makes the warpgroup index uniform over the warp, so that the compiler can rely on
   // it.
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
-    registers_down<32>();
+    setmaxnreg_decrease<32>();
     if (threadIdx.x == kGroups * kGroupThreads) copy_tiles_of_all_blocks(rings, q, k, v, source,
         shape);
     if (kPartsRotate && threadIdx.x == kGroups * kGroupThreads + kWarpSize)
       copy_queries_of_all_tiles(rings, q, source);
   } else {
-    registers_up<160>();
+    setmaxnreg_increase<160>();
     compute_parts_of_all_tiles(rings, out, lse, lse_strides, scales, source, shape, group);
   }
 }

@@ -17,9 +17,9 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kScoreTile = TILE;
+constexpr int kScoreTile = TILE;  // rows and columns of a tile of scores
 constexpr int kThreads = THREADS;
-constexpr int kValueRows = kThreads / kHeadDim;
+constexpr int kValueRows = kThreads / kHeadDim;  // output rows of a block of the values kernel
 static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
 static_assert(kThreads % kHeadDim == 0, "a block has whole rows of values");
 

@@ -20,9 +20,9 @@
 #include "common/math.cuh"
 #include "common/reduce.cuh"
 
-constexpr int kTile = TILE;
+constexpr int kTile = TILE;  // rows and columns of a square tile of results
 constexpr int kSlice = 32;
-constexpr int kPitch = kTile + 4;
+constexpr int kPitch = kTile + 4;  // floats of a row in shared memory
 constexpr int kThreads = THREADS;
 static_assert(kTile * kTile == 16 * kThreads, "a thread computes 4x4 results of a tile");
 static_assert(kHeadDim % kSlice == 0 && kHeadDim % kTile == 0,

@@ -9,29 +9,29 @@
 // all partial outputs count.
 //
 // Threads: one thread for eight elements of an output row; the thread loads all partial outputs
-// before it uses the first. Bound: device memory; the kernel reads kParts outputs with their
-// log-sum-exps and writes one output.
+// before it uses the first. Bound: device memory; the kernel reads kPartialOutputs outputs with
+// their log-sum-exps and writes one output.
 #include "attention/shape.cuh"
 
 constexpr int kThreads = THREADS;
-constexpr int kParts = GPUS;
+constexpr int kPartialOutputs = GPUS;
 constexpr int kWords = 4;  // of two elements, in a packet
 constexpr int kRowPackets = kHeadDim / (2 * kWords);
-static_assert(kParts >= 2, "one part is the output itself");
+static_assert(kPartialOutputs >= 2, "one part is the output itself");
 
-// The partial outputs have the layout [kParts][rows][d] with lse [kParts][rows]; a head has
-// `length` query rows.
+// The partial outputs have the layout [kPartialOutputs][rows][d] with lse [kPartialOutputs][rows];
+// a head has `length` query rows.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_ring_merge(const uint4* __restrict__ parts, const float* __restrict__ lse,
                          uint4* __restrict__ out, int rows, int length, int first) {
   const i64 at = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   const int row = static_cast<int>(at / kRowPackets);
   if (row >= rows) return;
-  const int count = row % length < length / 2 ? first : kParts;
-  uint4 packet[kParts];
-  float weight[kParts];
+  const int count = row % length < length / 2 ? first : kPartialOutputs;
+  uint4 packet[kPartialOutputs];
+  float weight[kPartialOutputs];
 #pragma unroll
-  for (int p = 0; p < kParts; ++p) {
+  for (int p = 0; p < kPartialOutputs; ++p) {
     packet[p] = make_uint4(0, 0, 0, 0);
     weight[p] = negative_infinity();
     if (p < count) {
@@ -41,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   float top = weight[0], sum = 0.f;
 #pragma unroll
-  for (int p = 1; p < kParts; ++p) top = max_f32(top, weight[p]);
+  for (int p = 1; p < kPartialOutputs; ++p) top = max_f32(top, weight[p]);
   float merged[2 * kWords] = {};
 #pragma unroll
-  for (int p = 0; p < kParts; ++p) {
+  for (int p = 0; p < kPartialOutputs; ++p) {
     const float w = exp2_approx((weight[p] - top) * kLog2E);
     const u32 words[kWords] = {packet[p].x, packet[p].y, packet[p].z, packet[p].w};
     sum += w;

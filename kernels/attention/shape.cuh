@@ -16,7 +16,7 @@
 
 using Element = DTYPE;
 constexpr int kHeadDim = HEAD_DIM;
-constexpr bool kCausal = CAUSAL != 0;
+constexpr bool kCausal = CAUSAL != 0;  // a causal mask applies
 static_assert(kHeadDim == 64 || kHeadDim == 128,
               "attention kernels support a head dimension of 64 or 128");
 
@@ -41,7 +41,7 @@ struct Strides {
 #ifndef STRIDED
 #define STRIDED 0
 #endif
-constexpr bool kStrided = STRIDED != 0;
+constexpr bool kStrided = STRIDED != 0;  // tensors have any strides
 
 using Stride = ChooseType<kStrided, i64, int>::Type;
 
@@ -60,8 +60,8 @@ __device__ __forceinline__ i64 row_offset(const Strides& strides, i64 head, int 
 }
 // Returns the offset of row `row` of the tile whose first row is `first`, in a tensor with one
 // number for each row, such as lse.
-__device__ __forceinline__ i64 number_offset(const Strides& strides, i64 head, int heads, int rows,
-                                             int first, int row) {
+__device__ __forceinline__ i64 offset_of_row_number(const Strides& strides, i64 head, int heads,
+                                                    int rows, int first, int row) {
   if (!kStrided) return head * rows + first + row;
   return row_offset(strides, head, heads, rows, first, row);
 }

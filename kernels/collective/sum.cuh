@@ -7,7 +7,7 @@ __device__ __forceinline__ u32 add_packed_elements(u32 a, u32 b) {
 #if defined(ELEMENT_F32)
   return __float_as_uint(__uint_as_float(a) + __uint_as_float(b));
 #else
-  return floats_to_pair(element_to_float<false>(a) + element_to_float<false>(b),
-                        element_to_float<true>(a) + element_to_float<true>(b));
+  return pack_floats_to_element_pair(element_to_float<false>(a) + element_to_float<false>(b),
+                                     element_to_float<true>(a) + element_to_float<true>(b));
 #endif
 }

@@ -13,7 +13,7 @@ __device__ __forceinline__ void project_actions_to_four_columns(const float* x,
   const float4 b = *reinterpret_cast<const float4*>(bias + column);
   y[0] = b.x, y[1] = b.y, y[2] = b.z, y[3] = b.w;
 #pragma unroll
-  for (int k = 0; k < kAction; ++k) {
+  for (int k = 0; k < kActionColumns; ++k) {
     const uint2 w = *reinterpret_cast<const uint2*>(action_in + k * kWidth + column);
     y[0] += x[k] * Bf16::low(w.x);
     y[1] += x[k] * Bf16::high(w.x);
@@ -32,7 +32,8 @@ __device__ __forceinline__ void partial_projection_to_actions(const float* y, co
 #pragma unroll
   for (int pass = 0; pass < kWidth / (kThreads / 4); ++pass) {
     const int i = pass * (kThreads / 4) + threadIdx.x / 4;
-    const uint4 w = *reinterpret_cast<const uint4*>(action_out + i * kAction + threadIdx.x % 4 * 8);
+    const uint4 w =
+        *reinterpret_cast<const uint4*>(action_out + i * kActionColumns + threadIdx.x % 4 * 8);
     const u32 pairs[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

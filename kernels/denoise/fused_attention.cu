@@ -24,10 +24,10 @@
 
 constexpr int kThreads = THREADS;
 constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
-constexpr int kSplit = SPLIT;
-constexpr int kRows = TILE_ROWS;
-constexpr int kKeys = 128;
-constexpr int kRankRows = kRows / kSplit;
+constexpr int kBlocksOfCluster = SPLIT;
+constexpr int kRows = TILE_ROWS;  // query rows of a cluster
+constexpr int kKeys = 128;        // most keys of a key tile
+constexpr int kRankRows = kRows / kBlocksOfCluster;
 
 constexpr int kRowBytes = kHeadDim * 2 < 128 ? 128 : kHeadDim * 2;
 constexpr int kRowChunks = kHeadDim / 8;
@@ -38,8 +38,8 @@ constexpr int kPOffset = kVOffset + kKeys * kRowBytes;
 constexpr int kSharedBytes = kPOffset + kRows * kPRowBytes;
 constexpr int kColumns = kHeadDim / kWarps < 16 ? 16 : kHeadDim / kWarps;  // of the output, a warp
 constexpr int kValueWarps = kHeadDim / kColumns;
-constexpr int kOutStride = kHeadDim + 8;
-constexpr int kQuads = kHeadDim / 4;
+constexpr int kOutStride = kHeadDim + 8;  // floats of an output row in shared memory
+constexpr int kQuadsPerHead = kHeadDim / 4;
 
 static_assert(kRows * kOutStride * 4 <= kKeys * kRowBytes, "the output fits over k");
 static_assert((kRowBytes & (kRowBytes - 1)) == 0, "steps along a row are XORs of its address");
@@ -50,7 +50,7 @@ static_assert(kKeys == kWarps * 16 && kSharedBytes <= 227 * 1024,
 
 // Product of the score scale 1/sqrt(e) and log2(e), with which a probability takes one FMA and one
 // ex2.
-__device__ __forceinline__ float scale_log2() {
+__device__ __forceinline__ float score_scale_times_log2e() {
   return kLog2E * rsqrtf(static_cast<float>(kHeadDim));
 }
 
@@ -60,14 +60,14 @@ __device__ __forceinline__ void start_copies_of_rows(u32 to, const u16* from, in
   for (int i = threadIdx.x; i < kCount * kRowChunks; i += kThreads) {
     const int row = i / kRowChunks, chunk = i % kRowChunks;
     const bool row_exists = row < left;
-    cp_async_16_bytes_or_zeros(to + swizzled<kRowBytes>(row, chunk),
-                        from + (row_exists ? static_cast<i64>(row) * kHeadDim + chunk * 8 : 0),
-                            row_exists);
+    cp_async_16_bytes_or_zeros(
+        to + swizzled_chunk_offset<kRowBytes>(row, chunk),
+        from + (row_exists ? static_cast<i64>(row) * kHeadDim + chunk * 8 : 0), row_exists);
   }
 }
 
 // Each cluster of eight thread blocks computes one tile of 32 query rows.
-extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThreads)
+extern "C" __global__ void __cluster_dims__(kBlocksOfCluster, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows,
                             int context, int prefix) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -77,10 +77,10 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
   const int warp = threadIdx.x / kWarpSize;
   const u32 lane = threadIdx.x % kWarpSize;
   const int rank = static_cast<int>(cluster_rank());
-  const int row0 = blockIdx.x / kSplit * kRows, rows_left = min_of(kRows, rows - row0);
+  const int row0 = blockIdx.x / kBlocksOfCluster * kRows, rows_left = min_of(kRows, rows - row0);
   // With up to 1024 keys, every thread block of the cluster has the same number of keys, a multiple
   // of 16.
-  const int block_keys = min_of(kKeys, ceil_div(ceil_div(context, kSplit), 16) * 16);
+  const int block_keys = min_of(kKeys, ceil_div(ceil_div(context, kBlocksOfCluster), 16) * 16);
 
   auto copy_block = [&](int first) {
     const int keys_of_tile = min_of(block_keys, context - first);
@@ -106,16 +106,17 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
   float top[4], sum[4];  // row 2i + h is matrix tile i, row lane/4 + 8h
 #pragma unroll
   for (int r = 0; r < 4; ++r) top[r] = negative_infinity(), sum[r] = 0.f;
-  const float scale = scale_log2();
+  const float scale = score_scale_times_log2e();
 
-  const u32 q_lane = base + lane_address_of_rows_by_k<kRowBytes>(0, lane);
-  const u32 k_lane = base + kKOffset + lane_address_of_columns_by_k<kRowBytes>(warp * 16, lane);
-  const u32 v_lane = (base + kVOffset + lane_address_of_rows_by_k<kRowBytes>(0, lane)) ^
-      (warp * kColumns * 2);
-  const u32 p_lane = base + kPOffset + lane_address_of_rows_by_k<kPRowBytes>(0, lane);
+  const u32 q_lane = base + ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane);
+  const u32 k_lane =
+      base + kKOffset + ldmatrix_lane_address_columns_by_k<kRowBytes>(warp * 16, lane);
+  const u32 v_lane = (base + kVOffset + ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane)) ^
+                     (warp * kColumns * 2);
+  const u32 p_lane = base + kPOffset + ldmatrix_lane_address_rows_by_k<kPRowBytes>(0, lane);
 
 #pragma unroll 1
-  for (int first = first_key_of_block; first < context; first += kSplit * block_keys) {
+  for (int first = first_key_of_block; first < context; first += kBlocksOfCluster * block_keys) {
     const int keys_of_tile = min_of(block_keys, context - first);
     if (first == first_key_of_block && independent_of_previous_kernel) {
       cp_async_wait<0>();  // q was asked for last
@@ -154,7 +155,7 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int m = r / 2, h = r % 2 * 2;
-      const float row_maximum = lanes_max<4>(
+      const float row_maximum = max_over_lane_group<4>(
           max_f32(max_f32(s[m][0][h], s[m][0][h + 1]), max_f32(s[m][1][h], s[m][1][h + 1])));
       if ((lane & 3) == 0) warp_top[warp][m * 16 + r % 2 * 8 + own_row] = row_maximum;
     }
@@ -167,7 +168,8 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) row_maximum = max_f32(row_maximum, warp_top[w][row]);
       alpha[r] = exp2_approx(
-          // 0 in the first block; `row_maximum` is finite: every block has a key
+          // The factor is 0 in the first key block; `row_maximum` is finite, because every block
+          // has a key
           top[r] - row_maximum);
       top[r] = row_maximum;
       float part = 0.f;
@@ -176,10 +178,11 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
         const float p0 = exp2_approx(s[m][n][h] - row_maximum),
             p1 = exp2_approx(s[m][n][h + 1] - row_maximum);
         part += p0 + p1;
-        store_shared_b32(base + kPOffset + swizzled<kPRowBytes>(row, warp * 2 + n) + (lane & 3) * 4,
-                         Bf16::pack(p0, p1));
+        store_shared_b32(
+            base + kPOffset + swizzled_chunk_offset<kPRowBytes>(row, warp * 2 + n) + (lane & 3) * 4,
+            Bf16::pack(p0, p1));
       }
-      part = lanes_sum<4>(part);
+      part = sum_over_lane_group<4>(part);
       if ((lane & 3) == 0) warp_sum[warp][row] = part;
     }
     cp_async_wait<0>();
@@ -236,20 +239,20 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
   cluster_wait();
 
   const u32 shared_row_states = shared_address(state);
-  for (int item = threadIdx.x; item < kRankRows * kQuads; item += kThreads) {
-    const int row = rank * kRankRows + item / kQuads, column = item % kQuads * 4;
+  for (int item = threadIdx.x; item < kRankRows * kQuadsPerHead; item += kThreads) {
+    const int row = rank * kRankRows + item / kQuadsPerHead, column = item % kQuadsPerHead * 4;
     if (row >= rows_left) continue;
-    float2 part_state[kSplit];
+    float2 part_state[kBlocksOfCluster];
     float row_maximum = negative_infinity();
 #pragma unroll
-    for (int peer = 0; peer < kSplit; ++peer) {
+    for (int peer = 0; peer < kBlocksOfCluster; ++peer) {
       part_state[peer] = load_cluster_f32x2(cluster_address(shared_row_states + row * 8, peer));
       row_maximum = max_f32(row_maximum, part_state[peer].x);
     }
     float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
     float weights = 0.f;
 #pragma unroll
-    for (int peer = 0; peer < kSplit; ++peer) {
+    for (int peer = 0; peer < kBlocksOfCluster; ++peer) {
       const float weight = exp2_approx(part_state[peer].x - row_maximum);
       const float4 part =
           load_cluster_f32x4(cluster_address(shared_output_parts + (row * kOutStride + column) * 4,
@@ -260,7 +263,8 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
     }
     const float inverse = 1.f / weights;
     const int token = (row0 + row) / kHeads, head = (row0 + row) % kHeads;
-    *reinterpret_cast<uint2*>(out + panel_at(token, head * kHeadDim + column, kQueryWidth)) =
+    *reinterpret_cast<uint2*>(out +
+                              panel_element_offset(token, head * kHeadDim + column, kQueryWidth)) =
         make_uint2(Bf16::pack(y.x * inverse, y.y * inverse),
                    Bf16::pack(y.z * inverse, y.w * inverse));
   }

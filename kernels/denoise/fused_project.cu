@@ -49,11 +49,11 @@ extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__
   __shared__ float inverse[kTileM];
   const SkinnyGemmWork<Qkv> work(rows, shared, barriers, weights);
   ModulatedInput<Qkv> x{h, squares, style, inverse};
-  constexpr int kHeadChunks = kHeadDim / 8;
+  constexpr int kChunksOf8PerHead = kHeadDim / 8;
   const int row_of_block = static_cast<int>(threadIdx.x) / 16,
             row = work.rank * Qkv::kRankRows + row_of_block, item = threadIdx.x % 16;
-  const int chunk = work.tile * 8 + item / 4 * 2, head = chunk / kHeadChunks,
-            column = chunk % kHeadChunks / 2 * 8 + item % 4 * 2;
+  const int chunk = work.tile * 8 + item / 4 * 2, head = chunk / kChunksOf8PerHead,
+            column = chunk % kChunksOf8PerHead / 2 * 8 + item % 4 * 2;
   const i64 token = work.row0 + row;
   const bool row_exists = row < work.rows_left;
   float4 turn = make_float4(1.f, 0.f, 1.f, 0.f);  // cos, sin, cos, sin
@@ -109,7 +109,7 @@ __device__ __forceinline__ void add_gated_gemm_to_h(const SkinnyGemmWork<P>& wor
       Bf16::high(new_h_pair) * Bf16::high(new_h_pair);
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kFullWarp, sum, mask);
-  if (lane == 0) squares[token * kSquares + work.tile] = sum;
+  if (lane == 0) squares[token * kSquareSumsPerRow + work.tile] = sum;
 }
 
 // Each cluster computes a tile of columns of the attention output projection `out`; blockIdx.y is a
@@ -156,7 +156,7 @@ extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bound
     const float2 gate = pair_total_over_cluster(work, row_of_block, at), up =
         pair_total_over_cluster(work, row_of_block, at + 8);
     const int column = work.tile * (GateUp::kTileN / 2) + item / 4 * 8 + item % 4 * 2;
-    *reinterpret_cast<u32*>(hidden + panel_at(work.row0 + row, column, kMlp)) =
+    *reinterpret_cast<u32*>(hidden + panel_element_offset(work.row0 + row, column, kMlp)) =
         Bf16::pack(gelu_tanh(gate.x) * up.x, gelu_tanh(gate.y) * up.y);
   }
 }
@@ -193,8 +193,9 @@ extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bound
   const SkinnyGemmWork<Linear> work(rows, shared, barriers, weights);
   const FourLinearOutputs y = four_linear_outputs(work, x, bias);
   if (y.row < work.rows_left)
-    *reinterpret_cast<uint2*>(out + panel_at(work.row0 + y.row, y.column, kWidth)) = make_uint2(
-        Bf16::pack(silu(y.value.x), silu(y.value.y)), Bf16::pack(silu(y.value.z), silu(y.value.w)));
+    *reinterpret_cast<uint2*>(out + panel_element_offset(work.row0 + y.row, y.column, kWidth)) =
+        make_uint2(Bf16::pack(silu(y.value.x), silu(y.value.y)),
+                   Bf16::pack(silu(y.value.z), silu(y.value.w)));
 }
 
 // Each cluster computes a tile of columns of the adaRMS styles; blockIdx.y is a tile of rows,
@@ -205,11 +206,12 @@ extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bound
                                 const float* __restrict__ bias, float* out, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Linear>];
-  constexpr int kStyle = 3 * kWidth;
+  constexpr int kStyleColumns = 3 * kWidth;
   const i64 layer = blockIdx.z;
-  const SkinnyGemmWork<Linear> work(rows, shared, barriers, weights + layer * kWidth * kStyle);
-  const FourLinearOutputs y = four_linear_outputs(work, cond, bias + layer * kStyle);
+  const SkinnyGemmWork<Linear> work(rows, shared, barriers,
+                                    weights + layer * kWidth * kStyleColumns);
+  const FourLinearOutputs y = four_linear_outputs(work, cond, bias + layer * kStyleColumns);
   if (y.row < work.rows_left)
-    *reinterpret_cast<float4*>(out + (layer * rows + work.row0 + y.row) * kStyle + y.column) =
-        y.value;
+    *reinterpret_cast<float4*>(out + (layer * rows + work.row0 + y.row) * kStyleColumns +
+                               y.column) = y.value;
 }

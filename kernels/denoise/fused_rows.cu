@@ -34,7 +34,7 @@ __device__ __forceinline__ void project_actions_to_h_row(const float* x, const u
     for (int i = 0; i < 4; ++i) sum += z[i] * z[i];
   }
   sum = block_sum<kThreads>(sum, scratch);
-  if (threadIdx.x < kSquares) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
+  if (threadIdx.x < kSquareSumsPerRow) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
 }
 
 // Each thread block handles one row of actions. If `state` is null, the kernel does not copy the
@@ -42,17 +42,18 @@ __device__ __forceinline__ void project_actions_to_h_row(const float* x, const u
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in,
                              const float* __restrict__ bias, float* state, u16* h, float* squares) {
-  __shared__ float x[kAction], scratch[kWarps];
+  __shared__ float x[kActionColumns], scratch[kWarps];
   const i64 row = blockIdx.x;
   allow_next_kernel();
   wait_for_previous_kernels();
-  if (threadIdx.x < kAction) {
-    const float value = noise[row * kAction + threadIdx.x];
+  if (threadIdx.x < kActionColumns) {
+    const float value = noise[row * kActionColumns + threadIdx.x];
     x[threadIdx.x] = value;
-    if (state != nullptr) state[row * kAction + threadIdx.x] = value;
+    if (state != nullptr) state[row * kActionColumns + threadIdx.x] = value;
   }
   __syncthreads();
-  project_actions_to_h_row(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
+  project_actions_to_h_row(x, action_in, bias, h + row * kWidth, squares + row * kSquareSumsPerRow,
+                           scratch);
 }
 
 // Each thread block handles one row of actions. The kernel writes the velocity to `velocity`, or
@@ -63,11 +64,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                            const u16* __restrict__ action_out, const float* __restrict__ out_bias,
                            const u16* __restrict__ action_in, const float* __restrict__ in_bias,
                            float* velocity, float* state, float dt, int more) {
-  __shared__ float x[kAction], scratch[kWarps], y[kWidth], parts[kWarps][kAction];
+  __shared__ float x[kActionColumns], scratch[kWarps], y[kWidth], parts[kWarps][kActionColumns];
   const i64 row = blockIdx.x;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   h += row * kWidth;
-  squares += row * kSquares;
+  squares += row * kSquareSumsPerRow;
   allow_next_kernel();
   wait_for_previous_kernels();
   const float inverse = inverse_rms_of_h_row(squares);
@@ -88,10 +89,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) v += parts[i][lane];
     if (velocity != nullptr) {
-      velocity[row * kAction + lane] = v;
+      velocity[row * kActionColumns + lane] = v;
     } else {
-      x[lane] = state[row * kAction + lane] + dt * v;
-      state[row * kAction + lane] = x[lane];
+      x[lane] = state[row * kActionColumns + lane] + dt * v;
+      state[row * kActionColumns + lane] = x[lane];
     }
   }
   if (more == 0) return;

@@ -12,12 +12,12 @@
 constexpr int kWidth = WIDTH, kMlp = MLP, kHeads = HEADS, kHeadDim = HEAD_DIM;
 constexpr int kQueryWidth = kHeads * kHeadDim;
 constexpr int kHalfHead = kHeadDim / 2;
-constexpr int kAction = ACTION;
+constexpr int kActionColumns = ACTION;
 constexpr float kNormEpsilon = 1e-6f;
 
 // Number of partial sums of squares stored for each row of the residual stream h: one for every 64
 // columns.
-constexpr int kSquares = kWidth / 64;
+constexpr int kSquareSumsPerRow = kWidth / 64;
 
 static_assert(kWidth % 64 == 0 && kMlp % 64 == 0 && kHeadDim % 16 == 0,
               "rows are whole tiles of 64 columns, heads whole pairs of 8");
@@ -25,16 +25,16 @@ static_assert(kWidth % 64 == 0 && kMlp % 64 == 0 && kHeadDim % 16 == 0,
 // Returns 1 / rms of a row of h, from the row's partial sums of squares.
 __device__ __forceinline__ float inverse_rms_of_h_row(const float* squares) {
   float sum = 0.f;
-  if constexpr (kSquares % 4 == 0) {
+  if constexpr (kSquareSumsPerRow % 4 == 0) {
     const float4* quads = reinterpret_cast<const float4*>(squares);
 #pragma unroll
-    for (int i = 0; i < kSquares / 4; ++i) {
+    for (int i = 0; i < kSquareSumsPerRow / 4; ++i) {
       const float4 quad = quads[i];
       sum += (quad.x + quad.y) + (quad.z + quad.w);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kSquares; ++i) sum += squares[i];
+    for (int i = 0; i < kSquareSumsPerRow; ++i) sum += squares[i];
   }
   return rsqrtf(sum / kWidth + kNormEpsilon);
 }

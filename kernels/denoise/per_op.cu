@@ -21,7 +21,7 @@ __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-constexpr int kPacket = PACKET;
+constexpr int kPacket = PACKET;  // bf16 elements of a packet
 static_assert(kPacket == 8, "a packet is one 16-byte access");
 
 // Waits for the previous kernel's results; every kernel of this file begins with this call. Under
@@ -91,8 +91,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   double sine, cosine;
   sincospi(2.0 * t / period, &sine, &cosine);
   const i64 first = static_cast<i64>(row) * width;
-  out[panels != 0 ? panel_at(row, i, width) : first + i] = Bf16::from_f32(static_cast<float>(sine));
-  out[panels != 0 ? panel_at(row, half + i, width) : first + half + i] =
+  out[panels != 0 ? panel_element_offset(row, i, width) : first + i] =
+      Bf16::from_f32(static_cast<float>(sine));
+  out[panels != 0 ? panel_element_offset(row, half + i, width) : first + half + i] =
       Bf16::from_f32(static_cast<float>(cosine));
 }
 

@@ -10,10 +10,10 @@
 //  a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;
 //                      h = x action_in + b
 //
-// The norm has no pass of its own. The phase that writes h also writes h times the next norm's (1 +
-// scale), the input of the next GEMM. The factor 1 / rms and the shift (times W, computed before
-// the loop) are applied after the GEMM. persistent.cuh describes the split of the work and the
-// movement of data.
+// The norm has no separate pass over h. The phase that writes h also writes h times the next norm's
+// (1 + scale), the input of the next GEMM. The factor 1 / rms and the shift (times W, computed
+// before the loop) are applied after the GEMM. persistent.cuh describes the split of the work and
+// the movement of data.
 //
 // Threads: a thread block has 384 threads, of which 256 compute; one other thread requests weights
 // and one other warp copies activations. With weights of eight or four bits a thread block has 512
@@ -34,8 +34,8 @@
 __device__ __forceinline__ void velocity_and_next_actions_phase(const PersistentArguments& a,
                                                                 const BlockContext& b, int step,
                                            float* scratch) {
-  float *x = scratch, *parts = x + kAction,
-        *y = parts + 8 * kAction;  // [32], [8 warps][32], [width]
+  float *x = scratch, *parts = x + kActionColumns,
+        *y = parts + 8 * kActionColumns;  // [32], [8 warps][32], [width]
   const int row = blockIdx.x, warp = b.group * 4 + b.warp;
   const float* style = a.final_styles + step * i64{3} * kWidth;
   float sum = 0.f;
@@ -47,29 +47,29 @@ __device__ __forceinline__ void velocity_and_next_actions_phase(const Persistent
     y[i] = Bf16::low(pair) * inverse * (1.f + style[i]) + style[kWidth + i];
     y[i + 1] = Bf16::high(pair) * inverse * (1.f + style[i + 1]) + style[kWidth + i + 1];
   }
-  barrier_sync(kWorking, kWorkers);
+  named_barrier_sync(kWorkersBarrier, kWorkers);
   float sums[8] = {};
   partial_projection_to_actions<kWorkers>(y, a.action_out, sums);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
     for (int mask = 4; mask < 32; mask *= 2) sums[j] += __shfl_xor_sync(kFullWarp, sums[j], mask);
-    if (b.lane < 4) parts[warp * kAction + b.lane * 8 + j] = sums[j];
+    if (b.lane < 4) parts[warp * kActionColumns + b.lane * 8 + j] = sums[j];
   }
-  barrier_sync(kWorking, kWorkers);
+  named_barrier_sync(kWorkersBarrier, kWorkers);
   if (warp == 0) {
     float v = a.out_bias[b.lane];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v += parts[i * kAction + b.lane];
+    for (int i = 0; i < 8; ++i) v += parts[i * kActionColumns + b.lane];
     if (a.velocity != nullptr) {
-      a.velocity[row * kAction + b.lane] = v;
+      a.velocity[row * kActionColumns + b.lane] = v;
     } else {
-      x[b.lane] = a.state[row * kAction + b.lane] + a.dt * v;
-      a.state[row * kAction + b.lane] = x[b.lane];
+      x[b.lane] = a.state[row * kActionColumns + b.lane] + a.dt * v;
+      a.state[row * kActionColumns + b.lane] = x[b.lane];
     }
   }
   if (step + 1 == a.steps) return;
-  barrier_sync(kWorking, kWorkers);
+  named_barrier_sync(kWorkersBarrier, kWorkers);
   const int column = threadIdx.x * 4;
   float z[4];
   project_actions_to_four_columns(x, a.action_in, a.in_bias, column, z);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void velocity_and_next_actions_phase(const Persistent
   *reinterpret_cast<uint2*>(a.x + activation_offset(row, column)) =
       make_uint2(Bf16::pack(h[0] * (1.f + s.x), h[1] * (1.f + s.y)),
                  Bf16::pack(h[2] * (1.f + s.z), h[3] * (1.f + s.w)));
-  sum = lanes_sum<32>(h[0] * h[0] + h[1] * h[1] + h[2] * h[2] + h[3] * h[3]);
+  sum = sum_over_lane_group<32>(h[0] * h[0] + h[1] * h[1] + h[2] * h[2] + h[3] * h[3]);
   if (b.lane == 0) a.squares[row * 16 + warp] = sum, a.squares[row * 16 + 8 + warp] = 0.f;
 }
 
@@ -118,7 +118,7 @@ struct LayerPhases {
 #pragma unroll
       for (int i = 0; i < kMaxQkvUnits; ++i) {
         const int unit = units.first + i;
-        to[i] = address_of_pair(unit, row, b.lane % 4 * 2);
+        to[i] = address_of_qkv_column_pair(unit, row, b.lane % 4 * 2);
         turns[i] = make_float4(1.f, 0.f, 1.f, 0.f);
         if (i >= units.count) continue;
         if (row < a.rows && unit / 16 <= kHeads)
@@ -128,19 +128,19 @@ struct LayerPhases {
         shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
       }
     }
-    if (threadIdx.x == 0) barrier_expect(b.parts_full, kQkvPartsBytes);
-    barrier_wait(b.x_full, b.x_parity);
+    if (threadIdx.x == 0) mbarrier_arrive_expect_bytes(b.parts_full, kQkvPartsBytes);
+    mbarrier_wait(b.x_full, b.x_parity);
     if (layer == 0 && step > 0) h = load_owned_h(a, OwnedElementsOfH(a, b));
     if (b.group == 1) {
       InverseRmsOfRows norm;
       norm.request(a.squares, b.thread);
-      norm.finish(inverse, b.thread);
-      barrier_arrive(kNormed, kWorkers);
+      norm.store_inverse_rms(inverse, b.thread);
+      named_barrier_arrive(kNormed, kWorkers);
       wait_for_x_without_reading(b);
     } else {
       float acc[24];
       multiply_slice_of_k<48, 8, kQkvPanel>(b, acc, b.base + kQkvAt, b.qkv_full, parity, kQkv);
-      if (b.lane == 0) barrier_arrive_one(b.qkv_free);
+      if (b.lane == 0) mbarrier_arrive(b.qkv_free);
       stop_weight_requests(b);
       // Sends half of the rows' sums to the thread block of the cluster that has the other slice of
       // k.
@@ -155,13 +155,12 @@ struct LayerPhases {
             make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
         const float4 half_sent_to_peer = slice == 0 ? sums_of_lower_rows : sums_of_upper_rows;
         mine[i] = slice == 0 ? sums_of_upper_rows : sums_of_lower_rows;
-        send_b128(parts + i * 2048, __float_as_uint(half_sent_to_peer.x),
-                  __float_as_uint(half_sent_to_peer.y),
-                  __float_as_uint(half_sent_to_peer.z), __float_as_uint(half_sent_to_peer.w),
-                      barrier);
+        st_async_b128(parts + i * 2048, __float_as_uint(half_sent_to_peer.x),
+                      __float_as_uint(half_sent_to_peer.y), __float_as_uint(half_sent_to_peer.z),
+                      __float_as_uint(half_sent_to_peer.w), barrier);
       }
-      barrier_sync(kNormed, kWorkers);
-      barrier_wait(b.parts_full, b.parts_parity);
+      named_barrier_sync(kNormed, kWorkers);
+      mbarrier_wait(b.parts_full, b.parts_parity);
       if (row < a.rows) {
         const float r = inverse[row];
 #pragma unroll
@@ -197,10 +196,10 @@ struct LayerPhases {
   __device__ __forceinline__ void run_attention_phase(BlockContext& b,
                                                       KeyValueFragments& fragments) const {
     const AttentionShare share(a, b);
-    barrier_wait(b.keys_full, parity);
+    mbarrier_wait(b.keys_full, parity);
     if (share.active) fragments.load(a, b, share, keys, values, true);
-    barrier_wait(b.queries_full, parity);  // all blocks: none arrives twice in a row
-    stage_ends(kAttention);
+    mbarrier_wait(b.queries_full, parity);  // all blocks: none arrives twice in a row
+    end_timed_stage(kAttention);
     if (!share.active) return;
     attend_to_share_of_keys(a, b, share, fragments);
   }
@@ -242,18 +241,18 @@ struct LayerPhases {
  private:
   // Returns the address of a pair of columns of q, k or v in the unit number `unit`. The function
   // `write` finds the rotation partners of the pair half a head further on.
-  __device__ __forceinline__ u16* address_of_pair(u32 unit, u32 row, u32 pair) const {
+  __device__ __forceinline__ u16* address_of_qkv_column_pair(u32 unit, u32 row, u32 pair) const {
     const u32 head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
-    if (head < kHeads) return a.q + query_at(row * kHeads + head, column);
-    return head == kHeads ? keys + key_at(key, column) : values + value_at(key, column);
+    if (head < kHeads) return a.q + query_offset(row * kHeads + head, column);
+    return head == kHeads ? keys + key_offset(key, column) : values + value_offset(key, column);
   }
   __device__ __forceinline__ void write(u16* to, u32 unit, u32 left, u32 right) const {
-    constexpr u32 kQueriesFurther = kHalfHead / 64 * kQueryRows * 64,
+    constexpr u32 kRightOffsetInQueries = kHalfHead / 64 * kQueryRows * 64,
                   kFurther = kHalfHead / 16 * 256, kNextValue = 32;
     const u32 head = unit / 16;
     if (head <= kHeads) {
       *reinterpret_cast<u32*>(to) = left;
-      *reinterpret_cast<u32*>(to + (head < kHeads ? kQueriesFurther : kFurther)) = right;
+      *reinterpret_cast<u32*>(to + (head < kHeads ? kRightOffsetInQueries : kFurther)) = right;
     } else {
       to[0] = static_cast<u16>(left), to[kNextValue] = static_cast<u16>(left >> 16);
       to[kFurther] = static_cast<u16>(right),
@@ -267,11 +266,12 @@ struct LayerPhases {
   template <int kPanels, u32 kPanel>
   __device__ __forceinline__ void multiply_rows_by_slice(BlockContext& b, u32 weights, u32 full,
                                                          u32 read, TimerStage stage) const {
-    if (threadIdx.x == 0 && b.owns_rows(a)) barrier_expect(b.parts_full, kRowPartsBytes);
+    if (threadIdx.x == 0 && b.owns_rows(a))
+      mbarrier_arrive_expect_bytes(b.parts_full, kRowPartsBytes);
     if (b.group == 0) {
       float acc[36];
       multiply_slice_of_k<72, kPanels, kPanel>(b, acc, b.base + weights, full, parity, stage);
-      if (b.lane == 0 && read != 0) barrier_arrive_one(read);
+      if (b.lane == 0 && read != 0) mbarrier_arrive(read);
       stop_weight_requests(b);
       send_row_sums_to_owners(a, b, acc);
     } else {
@@ -282,19 +282,20 @@ struct LayerPhases {
 
   template <int kUnits>
   __device__ __forceinline__ void run_gate_up_unit_group(BlockContext& b, float* inverse) const {
-    constexpr u32 kBefore =
+    constexpr u32 kUnitsOfOtherWarpgroup =
         kUnits == kFirstGroupUnits ? 0 : kFirstGroupUnits;  // units of the other warpgroup
     const UnitRange units = b.gate_up();
-    const int count = min_of(kUnits, units.count - static_cast<int>(kBefore)), slice = b.slice(),
-              row = b.row(slice);
+    const int count = min_of(kUnits, units.count - static_cast<int>(kUnitsOfOtherWarpgroup)),
+              slice = b.slice(), row = b.row(slice);
     const float* shift = a.shift_gate_up +
                          (static_cast<i64>(layer) * a.steps + step) * (kGateUpUnits * 16) +
-                         (units.first + kBefore) * 16 + b.lane % 4 * 2;
+                         (units.first + kUnitsOfOtherWarpgroup) * 16 + b.lane % 4 * 2;
     float2 shifts[kUnits][2] = {};
     u32 to[kUnits] = {};  // where a thread's columns go
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
-      to[i] = activation_offset(row, (units.first + kBefore + i) * 8 + b.lane % 4 * 2);
+      to[i] =
+          activation_offset(row, (units.first + kUnitsOfOtherWarpgroup + i) * 8 + b.lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
       if (i < count)
@@ -302,32 +303,32 @@ struct LayerPhases {
         shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
     // Each warpgroup exchanges the sums of its own columns, so that the first warpgroup exchanges
     // while the second one still multiplies.
-    const u32 parts_full = kBefore == 0 ? b.parts_full : b.second_parts_full,
-              parts_parity = kBefore == 0 ? b.parts_parity : parity;
-    if (b.thread == 0) barrier_expect(parts_full, kUnits * kGateUpPartBytes);
-    barrier_wait(b.x_full + 2 * 8, b.x_parity);
-    if (kBefore != 0) {
+    const u32 parts_full = kUnitsOfOtherWarpgroup == 0 ? b.parts_full : b.second_parts_full,
+              parts_parity = kUnitsOfOtherWarpgroup == 0 ? b.parts_parity : parity;
+    if (b.thread == 0) mbarrier_arrive_expect_bytes(parts_full, kUnits * kGateUpPartBytes);
+    mbarrier_wait(b.x_full + 2 * 8, b.x_parity);
+    if (kUnitsOfOtherWarpgroup != 0) {
       // The second warpgroup computes the norm's 1 / rms while the first warpgroup uses the tensor
       // cores.
       InverseRmsOfRows norm;
       norm.request(a.squares + kMaxRows * 16, b.thread);
-      norm.finish(inverse, b.thread);
-      barrier_arrive(kNormed, kWorkers);
-      barrier_sync(kNormedHere, 128);
+      norm.store_inverse_rms(inverse, b.thread);
+      named_barrier_arrive(kNormed, kWorkers);
+      named_barrier_sync(kNormedHere, 128);
     }
     float acc[kUnits * 8];
-    multiply_slice_of_k<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt +
-        kBefore * 2048,
-                                                 b.gate_up_full + b.group * 8, parity, kGateUp);
-    if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
-    if (kBefore == 0)
-      barrier_sync(kNormed, kWorkers);
+    multiply_slice_of_k<kUnits * 16, 8, kGateUpPanel, 2, 2>(
+        b, acc, b.base + kGateUpAt + kUnitsOfOtherWarpgroup * 2048, b.gate_up_full + b.group * 8,
+        parity, kGateUp);
+    if (b.lane == 0) mbarrier_arrive(b.gate_up_free);
+    if (kUnitsOfOtherWarpgroup == 0)
+      named_barrier_sync(kNormed, kWorkers);
     else
       stop_weight_requests(b);
 
     // Sends half of the rows' sums to the thread block that has the other slice of k, two units of
     // columns at a time.
-    const u32 parts = b.base + kPartsAt + kBefore * 1024;
+    const u32 parts = b.base + kPartsAt + kUnitsOfOtherWarpgroup * 1024;
     const u32 peer = cluster_address(parts, b.rank ^ 4),
               barrier = cluster_address(parts_full, b.rank ^ 4);
     float4 mine[kUnits];  // two columns of gate, two of up
@@ -344,13 +345,12 @@ struct LayerPhases {
     }
 #pragma unroll
     for (int i = 0; i + 1 < kUnits; i += 2)
-      send_b128(peer + i * 1024 + b.thread * 16, half_sent_to_peer[i].x, half_sent_to_peer[i].y,
-                half_sent_to_peer[i + 1].x,
-                half_sent_to_peer[i + 1].y, barrier);
+      st_async_b128(peer + i * 1024 + b.thread * 16, half_sent_to_peer[i].x, half_sent_to_peer[i].y,
+                    half_sent_to_peer[i + 1].x, half_sent_to_peer[i + 1].y, barrier);
     if (kUnits % 2 == 1)
-      send_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, half_sent_to_peer[kUnits - 1].x,
-               half_sent_to_peer[kUnits - 1].y, barrier);
-    barrier_wait(parts_full, parts_parity);
+      st_async_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, half_sent_to_peer[kUnits - 1].x,
+                   half_sent_to_peer[kUnits - 1].y, barrier);
+    mbarrier_wait(parts_full, parts_parity);
     if (row >= a.rows) return;
     const float r = inverse[row];
 #pragma unroll
@@ -391,8 +391,8 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
                     out_bias, action_in, in_bias,      velocity,  state,
                     dt,       rows,      prefix,       layers,    steps};
   BlockContext b(shared_address(shared), shared_address(barriers));
-  stages_begin();
-  if (threadIdx.x == 0) b.begin();
+  begin_stage_clocks();
+  if (threadIdx.x == 0) b.initialise_barriers();
   __syncthreads();
   cluster_arrive();
   cluster_wait();
@@ -421,7 +421,7 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
         a.squares);
   }
   arrive();
-  stage_ends(kStart);
+  end_timed_stage(kStart);
   u32 parity = 0;
 #pragma unroll 1
   for (int step = 0; step < a.steps; ++step) {
@@ -431,32 +431,32 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
       b.rematerialize();
       KeyValueFragments fragments = layer.load_prefix_keys_and_values(b);
       layer.run_qkv_phase(b, residual, inverse);
-      stage_ends(kQkv + 2);
+      end_timed_stage(kQkv + 2);
       arrive();
       b.rematerialize();
       layer.run_attention_phase(b, fragments);
-      stage_ends(kAttention + 2);
+      end_timed_stage(kAttention + 2);
       arrive();
       b.rematerialize();
       layer.run_out_phase(b, residual);
-      stage_ends(kOut + 2);
+      end_timed_stage(kOut + 2);
       arrive();
       b.rematerialize();
       layer.run_gate_up_phase(b, inverse);
-      stage_ends(kGateUp + 2);
+      end_timed_stage(kGateUp + 2);
       arrive();
       b.rematerialize();
       layer.run_down_phase(b, residual);
-      stage_ends(kDown + 2);
+      end_timed_stage(kDown + 2);
       arrive();
     }
-    barrier_wait(b.rows_full, step & 1);
+    mbarrier_wait(b.rows_full, step & 1);
     if (static_cast<int>(blockIdx.x) < a.rows)
       velocity_and_next_actions_phase(a, b, step, reinterpret_cast<float*>(shared + kXAt));
     if (step + 1 < a.steps) arrive();
-    stage_ends(kRows);
+    end_timed_stage(kRows);
   }
-  stages_finish();
+  store_stage_clocks();
   cluster_arrive_relaxed();
   cluster_wait();
 }

@@ -36,7 +36,7 @@
 
 static_assert(kWidth == 1024 && kMlp == 4096 && kHeads == 8 && kHeadDim == 256,
               "the split is this model's");
-constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;
+constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;  // all; computing; decoding
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
 
@@ -106,18 +106,18 @@ __device__ __forceinline__ u32 activation_offset(u32 row, u32 k) {
   return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
 // Returns the offset of element k of a query row, in the layout [4][56 8 rows (token, head)][64].
-__device__ __forceinline__ u32 query_at(u32 row, u32 k) {
+__device__ __forceinline__ u32 query_offset(u32 row, u32 k) {
   return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
 // Returns the offset of one element of a layer's keys or values, which are stored as fragments of
 // 16 keys x 16 columns. A fragment has the order in which the lanes hold it as an operand of
-// wgmma_columns. In fragments of keys adjacent elements are columns, in fragments of values
+// wgmma_w_transposed. In fragments of keys adjacent elements are columns, in fragments of values
 // adjacent elements are keys.
-__device__ __forceinline__ u32 key_at(u32 key, u32 column) {
+__device__ __forceinline__ u32 key_offset(u32 key, u32 column) {
   return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 +
          (key % 16 / 8 + column % 16 / 8 * 2) * 2 + column % 2;
 }
-__device__ __forceinline__ u32 value_at(u32 key, u32 column) {
+__device__ __forceinline__ u32 value_offset(u32 key, u32 column) {
   return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (column % 8 * 4 + key % 8 / 2) * 8 +
          (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
 }
@@ -166,16 +166,16 @@ struct BlockContext {
     group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / 128, 0),
     warp = __shfl_sync(kFullWarp, thread / 32, 0);
   }
-  __device__ __forceinline__ void begin() const {
-    for (u32 at = x_full; at < qkv_full; at += 8) barrier_init(at, 1);
-    for (u32 at = qkv_full; at < qkv_free; at += 8) barrier_init(at, kCoded ? kDecoders / 32 : 1);
+  __device__ __forceinline__ void initialise_barriers() const {
+    for (u32 at = x_full; at < qkv_full; at += 8) mbarrier_init(at, 1);
+    for (u32 at = qkv_full; at < qkv_free; at += 8) mbarrier_init(at, kCoded ? kDecoders / 32 : 1);
     if (kCoded)
-      for (u32 at = coded; at < pieces; at += 8) barrier_init(at, 1);
-    barrier_init(qkv_free, 4), barrier_init(down_free, 4);  // warps that multiply
-    barrier_init(gate_up_free, 8), barrier_init(gate_up_upper_free, 8);
-    for (u32 at = parts_full; at < hold; at += 8) barrier_init(at, 1);
+      for (u32 at = coded; at < pieces; at += 8) mbarrier_init(at, 1);
+    mbarrier_init(qkv_free, 4), mbarrier_init(down_free, 4);  // warps that multiply
+    mbarrier_init(gate_up_free, 8), mbarrier_init(gate_up_upper_free, 8);
+    for (u32 at = parts_full; at < hold; at += 8) mbarrier_init(at, 1);
     store_shared_volatile(hold, 0);
-    barrier_init_fence();
+    mbarrier_init_fence();
   }
   // Makes the compiler compute derived values again in each phase: kept across phases, they would
   // fill the registers.
@@ -222,15 +222,20 @@ enum TimerStage : int { kStart = 0, kQkv = 1, kAttention = 4, kOut = 7, kGateUp 
     16 };
 
 // Numbers of the named barriers of a thread block of the persistent kernel.
-enum NamedBarrierNumber : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4,
-    kNormedHere = 5,
-    kDecoding = 6 };
+enum NamedBarrierNumber : u32 {
+  kAttended = 1,
+  kNormed = 2,
+  kWorkersBarrier = 3,
+  kArrived = 4,
+  kNormedHere = 5,
+  kDecoding = 6
+};
 
 // Signals the end of a phase to the activation producer; all consumer threads call the function.
 // Does not wait.
 __device__ __forceinline__ void arrive() {
-  fence_async();
-  barrier_arrive(kArrived, kWorkers + 32);
+  fence_proxy_async_shared();
+  named_barrier_arrive(kArrived, kWorkers + 32);
 }
 // Stops requests for weights until the thread block has arrived at the grid barrier; the first
 // thread of a warpgroup writes the flag.
@@ -258,8 +263,8 @@ class WeightProducer {
   const BlockContext& b;
   const UnitRange width, qkv, gate_up;
   u32 parity = 0;
-  static constexpr int kShare = kCoded ? 2 : 1;  // so that as many bytes are in flight
-  static constexpr int kMaxPieces = 4 * kShare, kGateUpPieces = kCoded ? 3 : 4;
+  static constexpr int kInFlightFactor = kCoded ? 2 : 1;  // so that as many bytes are in flight
+  static constexpr int kMaxPieces = 4 * kInFlightFactor, kGateUpPieces = kCoded ? 3 : 4;
   static_assert(kMaxPieces <= BlockContext::kSlots, "a slot is free when its turn comes");
   u32 requested[kMaxPieces] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
   u32 slot = 0;
@@ -268,9 +273,9 @@ class WeightProducer {
   // as many) are in flight.
   template <int kPieces>
   __device__ __forceinline__ void request(u32 to, const u16* from, u32 units, u32 barrier) {
-    const u32 oldest_pending_piece = requested[kMaxPieces - kPieces * kShare];
+    const u32 oldest_pending_piece = requested[kMaxPieces - kPieces * kInFlightFactor];
     if (oldest_pending_piece != 0)
-      barrier_wait(oldest_pending_piece & ~1u, oldest_pending_piece & 1);
+      mbarrier_wait(oldest_pending_piece & ~1u, oldest_pending_piece & 1);
 #pragma unroll
     for (int i = 0; i + 1 < kMaxPieces; ++i) requested[i] = requested[i + 1];
     requested[kMaxPieces - 1] = barrier | parity;
@@ -284,65 +289,66 @@ class WeightProducer {
       to += units * kUnitBytes - bytes, barrier = b.coded + slot * 8;
       slot = (slot + 1) % BlockContext::kSlots;
     }
-    barrier_expect(barrier, bytes);
+    mbarrier_arrive_expect_bytes(barrier, bytes);
     bulk_copy_to_shared(to, from, bytes, barrier);
   }
   __device__ __forceinline__ void request_gate_up(const u16* from, int panel) {
     const u32 to = b.base + kGateUpAt + panel * kGateUpPanel, barrier = b.gate_up_full + panel * 16;
     constexpr u32 kFirstGroupGateUpUnits = kFirstGroupUnits * 2;
-    from += panel * (kGateUpUnits * 2 * kStored);
+    from += panel * (kGateUpUnits * 2 * kStoredU16s);
     request<kGateUpPieces>(to, from, kFirstGroupGateUpUnits, barrier);
-    request<kGateUpPieces>(to + kFirstGroupGateUpUnits * kUnitBytes, from + kFirstGroupGateUpUnits * kStored,
+    request<kGateUpPieces>(to + kFirstGroupGateUpUnits * kUnitBytes,
+                           from + kFirstGroupGateUpUnits * kStoredU16s,
                            gate_up.count * 2 - kFirstGroupGateUpUnits, barrier + 8);
   }
 
   __device__ __forceinline__ void request_weights_of_layer(int layer, bool first) {
-    constexpr i64 kCache = kMaxKeys * kHeadDim;
+    constexpr i64 kLayerCacheElements = kMaxKeys * kHeadDim;
     const u16* from =
-        a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * (2 * kStored);
+        a.qkv + ((layer * i64{16} + b.slice() * 8) * kQkvUnits + qkv.first) * (2 * kStoredU16s);
 #pragma unroll 1
     for (int i = 0; i < 8; ++i)
-      request<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 2 * kStored),
+      request<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 2 * kStoredU16s),
                  qkv.count * 2, b.qkv_full + i * 8);
     // Because consumers load keys and values from L2 to registers, this loop prefetches a layer's
     // keys and values into L2, in 128 pieces of 4096 bytes.
     for (int piece = blockIdx.x; piece < 128; piece += kBlocks) {
-      bulk_prefetch_to_l2(a.keys + layer * kCache + piece * 2048, 4096);
-      bulk_prefetch_to_l2(a.values + layer * kCache + piece * 2048, 4096);
+      bulk_prefetch_to_l2(a.keys + layer * kLayerCacheElements + piece * 2048, 4096);
+      bulk_prefetch_to_l2(a.values + layer * kLayerCacheElements + piece * 2048, 4096);
     }
 
     const u16* from_gate_up =
         a.gate_up +
-        ((layer * i64{16} + b.slice() * 8) * kGateUpUnits + gate_up.first) * (2 * kStored);
+        ((layer * i64{16} + b.slice() * 8) * kGateUpUnits + gate_up.first) * (2 * kStoredU16s);
     request_gate_up(from_gate_up, 3);
-    if (!first) barrier_wait(b.down_free, parity ^ 1);
+    if (!first) mbarrier_wait(b.down_free, parity ^ 1);
 #pragma unroll 1
     for (int i = 4; i < 8; ++i) request_gate_up(from_gate_up, i);
-    barrier_wait(b.qkv_free, parity);
-    from = a.out + ((layer * i64{32} + b.rank * 4) * kWidthUnits + width.first) * kStored;
+    mbarrier_wait(b.qkv_free, parity);
+    from = a.out + ((layer * i64{32} + b.rank * 4) * kWidthUnits + width.first) * kStoredU16s;
 #pragma unroll 1
     for (int i = 0; i < 4; ++i)
-      request<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * kStored), width.count,
-                 b.out_full + i * 8);
+      request<3>(b.base + kOutAt + i * kOutPanel, from + i * (kWidthUnits * kStoredU16s),
+                 width.count, b.out_full + i * 8);
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) request_gate_up(from_gate_up, i);
 
     // The weights of down must arrive between gate_up's GEMMs and down's own GEMM: by then the
     // prefetch has brought them into L2.
-    from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * kStored;
+    from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * kStoredU16s;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
       const long long start_clock = clock64();
       while (clock64() - start_clock < 200) {
       }  // not all at once
-      bulk_prefetch_to_l2(from + i * (kWidthUnits * kStored), width.count * kStoredBytes);
+      bulk_prefetch_to_l2(from + i * (kWidthUnits * kStoredU16s), width.count * kStoredBytes);
     }
-    barrier_wait(b.gate_up_upper_free, parity);
+    mbarrier_wait(b.gate_up_upper_free, parity);
 #pragma unroll 1
     for (int i = 0; i < 8; ++i)
-      request<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * kStored),
+      request<4>(b.base + kDownAt + i * kDownPanel, from + i * (kWidthUnits * kStoredU16s),
                  width.count, b.down_full + i * 8);
-    barrier_wait(b.gate_up_free, parity);
+    mbarrier_wait(b.gate_up_free, parity);
   }
 };
 
@@ -350,8 +356,8 @@ class WeightProducer {
 // lane has of a unit.
 __device__ __forceinline__ uint4 decode_eight_codes(const uint4& codes, int half, u32 factor) {
   if (kInt4) return decode_int4(half == 0 ? codes.x : codes.y, factor);
-  const uint2 low = decode(half == 0 ? codes.x : codes.z, factor),
-              high = decode(half == 0 ? codes.y : codes.w, factor);
+  const uint2 low = decode_e4m3_to_bf16(half == 0 ? codes.x : codes.z, factor),
+              high = decode_e4m3_to_bf16(half == 0 ? codes.y : codes.w, factor);
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 // Loads the sixteen codes that a lane has of a unit; for int4 the upper half of the result is
@@ -369,20 +375,21 @@ class Decoder {
       b(b) {}
 
   __device__ __forceinline__ void decode_all_weights() {
-    const u32 pieces = static_cast<u32>(a.steps * a.layers) * kPiecesOfLayer;
+    const u32 pieces = static_cast<u32>(a.steps * a.layers) * kWeightPiecesOfLayer;
 #pragma unroll 1
     for (u32 piece = 0; piece < pieces; ++piece) {
       const u32 slot = piece % BlockContext::kSlots, words = b.pieces + slot * 16;
-      barrier_wait(b.coded + slot * 8, piece / BlockContext::kSlots & 1);
+      mbarrier_wait(b.coded + slot * 8, piece / BlockContext::kSlots & 1);
       decode_piece(load_shared_volatile(words), static_cast<int>(load_shared_volatile(words + 4)),
                    load_shared_volatile(words + 8));
     }
   }
 
  private:
-  static constexpr u32 kPiecesOfLayer = 8 + 2 * 8 + 4 + 8;
+  static constexpr u32 kWeightPiecesOfLayer = 8 + 2 * 8 + 4 + 8;
   static constexpr int kDecoderWarps = kDecoders / 32,
-                       kMaxWarpUnits = (2 * kFirstGroupUnits + kDecoderWarps - 1) / kDecoderWarps;  // most units
+                       kMaxWarpUnits = (2 * kFirstGroupUnits + kDecoderWarps - 1) /
+                                       kDecoderWarps;  // most units
   static_assert(kMaxWidthUnits <= 2 * kFirstGroupUnits && 2 * kMaxQkvUnits <= 2 * kFirstGroupUnits,
                 "the first group's pieces are the largest");
   const PersistentArguments& a;
@@ -403,7 +410,7 @@ class Decoder {
       factors[i] = repeat_half_of_word(
           load_shared_b32(from + unit * kStoredBytes + kCodeBytes + column / 2 * 4), column % 2);
     }
-    barrier_sync(kDecoding, kDecoders);
+    named_barrier_sync(kDecoding, kDecoders);
 #pragma unroll
     for (int i = 0; i < kMaxWarpUnits; ++i) {
       const int unit = i * kDecoderWarps + b.warp;
@@ -415,9 +422,9 @@ class Decoder {
         store_shared_b128(at + ((chunk + half) ^ column) * 16, w.x, w.y, w.z, w.w);
       }
     }
-    fence_async();
+    fence_proxy_async_shared();
     __syncwarp();
-    if (b.lane == 0) barrier_arrive_one(barrier);
+    if (b.lane == 0) mbarrier_arrive(barrier);
   }
 };
 
@@ -460,7 +467,7 @@ class ActivationProducer {
         copy_panels_of_x<8, 0>(a.hidden + b.rank * 8 * kPanelElements);
       }
       wait_for_grid<0>();
-      if (b.lane == 0) barrier_arrive_one(b.rows_full);
+      if (b.lane == 0) mbarrier_arrive(b.rows_full);
     }
   }
 
@@ -476,7 +483,7 @@ class ActivationProducer {
   template <int kPanels>
   __device__ __forceinline__ void wait_for_grid() {
     arrived += kBlocks;
-    barrier_sync(kArrived, kWorkers + 32);
+    named_barrier_sync(kArrived, kWorkers + 32);
     if (elect_lane()) {
       arrive_at_counter();
       store_shared_volatile(b.hold, 0);
@@ -490,7 +497,7 @@ class ActivationProducer {
     // The loop polls with relaxed loads and acquires once at the end, because an acquire costs more
     // than a load.
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
-    fence_async_global();
+    fence_proxy_async_global();
     __syncwarp();
   }
   __device__ __forceinline__ void arrive_at_counter() const {
@@ -501,7 +508,7 @@ class ActivationProducer {
   template <int kPanels>
   __device__ __forceinline__ void expect_bytes_of_x() const {
     if (kPanels > 0 && b.lane < 4)
-      barrier_expect(b.x_full + b.lane * 8, kPanels / 4 * row_bytes());
+      mbarrier_arrive_expect_bytes(b.x_full + b.lane * 8, kPanels / 4 * row_bytes());
   }
   __device__ __forceinline__ u32 row_bytes() const { return a.rows * 128; }  // of a panel
   // Copies the existing rows of kPanels panels of the input x, one copy for each panel, counted on
@@ -521,9 +528,9 @@ class ActivationProducer {
     }
   }
   __device__ __forceinline__ void copy_queries() {
-    constexpr u32 kBytes = 32 * 128;
-    if (b.lane == 0) barrier_arrive_one(b.keys_full);
-    if (b.lane == 0) barrier_expect(b.queries_full, share.active ? 4 * kBytes : 0);
+    constexpr u32 kBytes = 32 * 128;  // of a copy: 32 query rows of 64 elements
+    if (b.lane == 0) mbarrier_arrive(b.keys_full);
+    if (b.lane == 0) mbarrier_arrive_expect_bytes(b.queries_full, share.active ? 4 * kBytes : 0);
     __syncwarp();
     if (share.active && b.lane < 4)
       bulk_copy_to_shared(b.base + kXAt + b.lane * kBytes, a.q + (b.lane * kQueryRows +
@@ -535,44 +542,46 @@ class ActivationProducer {
 // Computes acc[64][kN] = x w over this thread block's slice of k; one warpgroup executes the
 // function. kStride is the number of barriers for each panel of weights. The first chunk is
 // kFirstGroupGateUpUnits; if kFirstGroupGateUpUnits is 2, lanes signal when the upper half of the
-// weights has been read. Stages `stage` and `stage` + 1 of the timer end here.
+// weights has been read. The function ends the stages `stage` and `stage` + 1 of the kernel's
+// timer.
 template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirstGroupGateUpUnits = 0>
 __device__ __forceinline__ void multiply_slice_of_k(const BlockContext& b, float (&acc)[kN / 2],
-                                                    u32 weights,
-                                         u32 weights_full, u32 weights_parity, TimerStage stage) {
+                                                    u32 weights, u32 weights_full,
+                                                    u32 weights_parity, TimerStage stage) {
   constexpr int kChunk = kPanels / 4;
-  const u64 x = operand(b.base + kXAt), w = operand(weights);
+  const u64 x = wgmma_operand_descriptor(b.base + kXAt), w = wgmma_operand_descriptor(weights);
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[i] = 0.f;
 #pragma unroll
   for (int turn = 0; turn < 4; ++turn) {
     const int chunk = turn ^ kFirstGroupGateUpUnits;
-    barrier_wait(b.x_full + chunk * 8, b.x_parity);
-    if (turn == 0) stage_ends(stage);
+    mbarrier_wait(b.x_full + chunk * 8, b.x_parity);
+    if (turn == 0) end_timed_stage(stage);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i)
-      barrier_wait(weights_full + (chunk * kChunk + i) * (8 * kStride), weights_parity);
+      mbarrier_wait(weights_full + (chunk * kChunk + i) * (8 * kStride), weights_parity);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kChunk; ++i)
 #pragma unroll
       for (int step = 0; step < 4; ++step)
-        wgmma_columns(acc, operand_after(x, (chunk * kChunk + i) * kPanelBytes + step * 32),
-                      operand_after(w, (chunk * kChunk + i) * kPanel + step * 32));
+        wgmma_w_transposed(
+            acc, advance_operand_descriptor(x, (chunk * kChunk + i) * kPanelBytes + step * 32),
+            advance_operand_descriptor(w, (chunk * kChunk + i) * kPanel + step * 32));
     wgmma_commit();
     if (kFirstGroupGateUpUnits == 2 && turn == 2) {
       wgmma_wait<1>();
-      if (b.lane == 0) barrier_arrive_one(b.gate_up_upper_free);
+      if (b.lane == 0) mbarrier_arrive(b.gate_up_upper_free);
     }
   }
   wgmma_wait<0>();
-  stage_ends(stage + 1);
+  end_timed_stage(stage + 1);
 }
 // Waits until all of x has arrived, in warps that do not multiply, so that their next wait is for
 // the next x.
 __device__ __forceinline__ void wait_for_x_without_reading(const BlockContext& b) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) barrier_wait(b.x_full + i * 8, b.x_parity);
+  for (int i = 0; i < 4; ++i) mbarrier_wait(b.x_full + i * 8, b.x_parity);
 }
 
 // Computes 1 / rms of each row of h; one warpgroup executes the code.
@@ -584,8 +593,9 @@ struct InverseRmsOfRows {
     x = load_bypassing_l1(from), y = load_bypassing_l1(from + 1);
     if (thread % 2 == 1) y.w = 0.f;  // there is no sixteenth cluster
   }
-  __device__ __forceinline__ void finish(float* inverse, int thread) const {
-    const float sum = lanes_sum<2>(((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w)));
+  __device__ __forceinline__ void store_inverse_rms(float* inverse, int thread) const {
+    const float sum =
+        sum_over_lane_group<2>(((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w)));
     if (thread % 2 == 0) inverse[thread / 2] = rsqrtf(sum / kWidth + kNormEpsilon);
   }
 };
@@ -647,7 +657,7 @@ __device__ __forceinline__ void publish_scaled_h_and_squares(const PersistentArg
     *reinterpret_cast<u32*>(a.x + activation_offset(at.row, at.column + e * 8)) =
         Bf16::pack(x * (1.f + scale.x[2 * e]), y * (1.f + scale.x[2 * e + 1]));
   }
-  sum = lanes_sum<32>(sum);
+  sum = sum_over_lane_group<32>(sum);
   if (b.lane == 0 && at.row < a.rows) squares[at.row * 16 + b.cluster] = sum;
 }
 // Writes h itself and its partial sums of squares for other thread blocks, as inputs of the final
@@ -664,7 +674,7 @@ __device__ __forceinline__ void publish_h_and_squares(const PersistentArguments&
     sum += x * x + y * y;
     *reinterpret_cast<u32*>(a.h + at.row * kWidth + at.column + e * 8) = Bf16::pack(x, y);
   }
-  sum = lanes_sum<32>(sum);
+  sum = sum_over_lane_group<32>(sum);
   if (b.lane == 0 && at.row < a.rows) a.squares[at.row * 16 + b.cluster] = sum;
 }
 
@@ -686,16 +696,16 @@ __device__ __forceinline__ void send_row_sums_to_owners(const PersistentArgument
       pairs[j] = Bf16::pack(acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1]);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-      send_b128(to + j * 64 + b.lane % 4 * 16, pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2],
-                pairs[4 * j + 3], barrier);
-    send_b32(to + 128 + b.lane % 4 * 4, pairs[8], barrier);
+      st_async_b128(to + j * 64 + b.lane % 4 * 16, pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2],
+                    pairs[4 * j + 3], barrier);
+    st_async_b32(to + 128 + b.lane % 4 * 4, pairs[8], barrier);
   }
 }
 // Adds gate times the sum over the cluster's slices of k to the thread's elements of h.
 __device__ __forceinline__ void add_gated_sum_to_h(BlockContext& b, const OwnedElementsOfH& at,
                                                    const FourColumnValues& gate,
                                                        FourColumnValues& h) {
-  barrier_wait(b.parts_full, b.parts_parity);
+  mbarrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
   float y[4] = {};
   const int two = b.lane / 4;  // units

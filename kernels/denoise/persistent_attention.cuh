@@ -64,10 +64,10 @@ __device__ __forceinline__ float reduce_eight_values_across_lanes(const float (&
   const float other = __shfl_xor_sync(kFullWarp, lane & 4 ? two[0] : two[1], 4);
   return op(lane & 4 ? two[1] : two[0], other);
 }
-// row_of gives the query row of value i of a lane; transposed_row gives the row that the lane has
-// after the transposition.
+// row_of gives the query row of value i of a lane; query_row_after_transposition gives the row that
+// the lane has after the transposition.
 __device__ __forceinline__ int row_of(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
-__device__ __forceinline__ int transposed_row(int lane) {
+__device__ __forceinline__ int query_row_after_transposition(int lane) {
   return row_of(lane, (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1));
 }
 
@@ -85,17 +85,17 @@ __device__ __forceinline__ void attend_to_share_of_keys(const PersistentArgument
                                                             const AttentionShare& share,
                                        const KeyValueFragments& f) {
   const float scale = kLog2E * rsqrtf(static_cast<float>(kHeadDim));
-  const int warp = b.group * 4 + b.warp, own_row = transposed_row(b.lane);
-  if (threadIdx.x == 0) barrier_expect(b.parts_full, kPartsBytes);
+  const int warp = b.group * 4 + b.warp, own_row = query_row_after_transposition(b.lane);
+  if (threadIdx.x == 0) mbarrier_arrive_expect_bytes(b.parts_full, kPartsBytes);
 
   // Accumulator element s[4 j + 2 h + i] is the score of key 8 h + lane / 4 of the warp and query
   // row 8 j + lane % 4 * 2 + i.
   float s[16] = {};
-  const u64 queries = operand(b.base + kQueriesAt);
+  const u64 queries = wgmma_operand_descriptor(b.base + kQueriesAt);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < 16; ++i)
-    wgmma_columns(s, f.k[i], operand_after(queries, i / 4 * 4096 + i % 4 * 32));
+    wgmma_w_transposed(s, f.k[i], advance_operand_descriptor(queries, i / 4 * 4096 + i % 4 * 32));
   wgmma_commit();
   wgmma_wait<0>();
   const int key = b.group * 64 + b.warp * 16 + b.lane / 4;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void attend_to_share_of_keys(const PersistentArgument
   store_shared_f32(b.base + kTopsAt + warp * 128 + own_row * 4,
                    reduce_eight_values_across_lanes(tops, b.lane, [](float x,
                        float y) { return max_f32(x, y); }));
-  barrier_sync(kWorking, kWorkers);
+  named_barrier_sync(kWorkersBarrier, kWorkers);
   float top = load_shared_f32(b.base + kTopsAt + b.lane * 4);  // of row `lane`
 #pragma unroll
   for (int i = 1; i < 8; ++i)
@@ -134,33 +134,34 @@ __device__ __forceinline__ void attend_to_share_of_keys(const PersistentArgument
                         s[(pair * 2 + m / 2) * 4 + m % 2 * 2 + 1]);
     const int row = (pair * 2 + b.lane / 16) * 8 + b.lane % 8;
     stmatrix_x4_trans(b.base + kProbabilitiesAt + b.group * 4096 +
-                          swizzled<128>(row, b.warp * 2 + b.lane / 8 % 2),
+                          swizzled_chunk_offset<128>(row, b.warp * 2 + b.lane / 8 % 2),
                       p);
   }
-  fence_async();
-  barrier_sync(kWorking, kWorkers);
+  fence_proxy_async_shared();
+  named_barrier_sync(kWorkersBarrier, kWorkers);
   stop_weight_requests(b);
 
   float o[2][16] = {};
-  const u64 probabilities = operand(b.base + kProbabilitiesAt);
+  const u64 probabilities = wgmma_operand_descriptor(b.base + kProbabilitiesAt);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kBlockKeys / 16; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      wgmma_columns(o[half], f.v[half][i], operand_after(probabilities, i / 4 * 4096 + i % 4 * 32));
+      wgmma_w_transposed(o[half], f.v[half][i],
+                         advance_operand_descriptor(probabilities, i / 4 * 4096 + i % 4 * 32));
   wgmma_commit();
   store_shared_f32(b.base + kSumsAt + warp * 128 + own_row * 4,
                    reduce_eight_values_across_lanes(sums, b.lane, [](float x, float y) { return x +
                        y; }));
-  barrier_sync(kWorking, kWorkers);
+  named_barrier_sync(kWorkersBarrier, kWorkers);
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum += load_shared_f32(b.base + kSumsAt + i * 128 + b.lane * 4);
   // Each warp sends this thread block's row maxima and sums to one other thread block of the
   // cluster.
-  send_f32x2(cluster_address(b.base + kStatesAt + b.rank * 256 + b.lane * 8, warp), top, sum,
-             cluster_address(b.parts_full, warp));
+  st_async_f32x2(cluster_address(b.base + kStatesAt + b.rank * 256 + b.lane * 8, warp), top, sum,
+                 cluster_address(b.parts_full, warp));
   wgmma_wait<0>();
   // Accumulator o[half] holds the 16 output columns from group 128 + half 64 + warp 16 on.
 #pragma unroll
@@ -172,11 +173,11 @@ __device__ __forceinline__ void attend_to_share_of_keys(const PersistentArgument
     const float (&x)[16] = o[half];
 #pragma unroll
     for (int i = 0; i < 16; i += 8)
-      send_b128(to + i * 64, Bf16::pack(x[i], x[i + 1]), Bf16::pack(x[i + 2], x[i + 3]),
-                Bf16::pack(x[i + 4], x[i + 5]), Bf16::pack(x[i + 6], x[i + 7]), barrier);
+      st_async_b128(to + i * 64, Bf16::pack(x[i], x[i + 1]), Bf16::pack(x[i + 2], x[i + 3]),
+                    Bf16::pack(x[i + 4], x[i + 5]), Bf16::pack(x[i + 6], x[i + 7]), barrier);
   }
-  stage_ends(kAttention + 1);
-  barrier_wait(b.parts_full, b.parts_parity);
+  end_timed_stage(kAttention + 1);
+  mbarrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
 
   // Each warp computes the factors that rescale the output part of one thread block; each lane
@@ -197,7 +198,7 @@ __device__ __forceinline__ void attend_to_share_of_keys(const PersistentArgument
     }
     store_shared_f32(b.base + kFactorsAt + warp * 128 + b.lane * 4, mine * reciprocal_approx(all));
   }
-  barrier_sync(kWorking, kWorkers);
+  named_barrier_sync(kWorkersBarrier, kWorkers);
   if (b.group == 1) return;
   const int high = b.warp / 2, rows16 = b.warp % 2;  // of the columns, of the rows
   float y[8] = {};
@@ -221,10 +222,11 @@ __device__ __forceinline__ void attend_to_share_of_keys(const PersistentArgument
                         Bf16::pack(y[6], y[7])};
   stmatrix_x4_trans(
       staged_at((rows16 * 2 + b.lane / 16) * 8 + b.lane % 8, high * 2 + b.lane / 8 % 2), pairs);
-  barrier_sync(kAttended, 128);
+  named_barrier_sync(kAttended, 128);
   const int row = b.thread / 4, chunk = b.thread % 4, at = share.row0 + row;
   if (at < a.rows * kHeads)
     *reinterpret_cast<uint4*>(
-        a.attended + activation_offset(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) =
+        a.attended +
+        activation_offset(at / kHeads, at % kHeads * kHeadDim + b.rank * 32 + chunk * 8)) =
         load_shared_b128(staged_at(row, chunk));
 }

@@ -11,9 +11,9 @@
 //
 // When weights are loaded, they are packed once as [tile][k / group][panel of 64 columns][group of
 // up to 64 rows][64], with XOR-swizzled 16-byte chunks. Activations between two GEMMs have the
-// layout that x needs: [64 rows][k / 64 panels][64 rows][64], swizzled in the same way. Threads:
-// two warpgroups, each computing half of the tile's columns; thread 0 requests the copies of
-// weights. Shared memory: up to four panels of x, the slice of W, then the partial sums that the
+// layout that x needs: [64 rows][k / 64 panels][64 rows][64], with XOR-swizzled 16-byte chunks.
+// Threads: two warpgroups, each computing half of the tile's columns; thread 0 requests the copies
+// of weights. Shared memory: up to four panels of x, the slice of W, then the partial sums that the
 // cluster's blocks sent: [rank][64 / kSplit rows][kTileN] fp32.
 #pragma once
 #include "common/bulk.cuh"
@@ -24,7 +24,7 @@
 #include "denoise/panel.cuh"
 
 constexpr int kThreads = THREADS;
-constexpr int kTileM = TILE_ROWS;
+constexpr int kTileM = TILE_ROWS;          // rows of x and y
 constexpr int kPanelBytes = kTileM * 128;  // 64 columns of x
 
 template <int kDepth_, int kTileN_, int kSplit_>
@@ -32,18 +32,20 @@ struct SkinnyGemm {
   static constexpr int kDepth = kDepth_, kTileN = kTileN_, kSplit = kSplit_;
   static constexpr int kSliceDepth = ceil_div(kDepth / 16, kSplit) * 16;
   static constexpr int kGroupWeightRows = kSliceDepth < 64 ? kSliceDepth : 64,
-                       kGroups = kSliceDepth / kGroupWeightRows;  // weight rows that are waited for together
+                       kGroups = kSliceDepth /
+                                 kGroupWeightRows;  // weight rows that are waited for together
   static constexpr int kPanels = kTileN / 64;
   static constexpr int kGroupBytes = kPanels * kGroupWeightRows * 128;
   static constexpr int kGroupsAtOnce = kGroups < 4 ? kGroups : 4,
                        kRounds = kGroups / kGroupsAtOnce;  // panels of x in shared memory
-  static constexpr int kWOffset = kGroupsAtOnce * kPanelBytes;
+  static constexpr int kWOffset = kGroupsAtOnce * kPanelBytes;  // bytes before W in shared memory
   static constexpr int kPartsOffset = kWOffset + kGroups * kGroupBytes;
-  static constexpr int kRankRows = kTileM / kSplit;
+  static constexpr int kRankRows = kTileM / kSplit;  // rows that a block of the cluster finishes
   static constexpr int kPartRowBytes = kTileN * 4, kPartBytes = kRankRows * kPartRowBytes;
   static constexpr int kSharedBytes = kPartsOffset + kSplit * kPartBytes;
   static constexpr int kColumns = kTileN / 2;  // of a warpgroup
-  static_assert(kDepth % kSliceDepth == 0 && kSliceDepth % kGroupWeightRows == 0 && kGroups % kGroupsAtOnce == 0,
+  static_assert(kDepth % kSliceDepth == 0 && kSliceDepth % kGroupWeightRows == 0 &&
+                    kGroups % kGroupsAtOnce == 0,
                 "slices are whole groups, groups whole rounds");
   static_assert(kTileN == 64 || kTileN == 128, "a warpgroup has 32 or 64 columns");
   static_assert(kSharedBytes <= 226 * 1024,
@@ -73,16 +75,16 @@ struct SkinnyGemmWork {
     parts_come = x_comes + P::kGroupsAtOnce * 8;
     if (threadIdx.x == 0) {
       for (int i = 0; i < P::kGroups + P::kGroupsAtOnce + 1; ++i)
-        barrier_init(weights_come + i * 8, 1);
-      barrier_init_fence();
-      barrier_expect(parts_come, P::kSplit * P::kPartBytes);
+        mbarrier_init(weights_come + i * 8, 1);
+      mbarrier_init_fence();
+      mbarrier_arrive_expect_bytes(parts_come, P::kSplit * P::kPartBytes);
       if (active) {
-        const u16* from =
-            weights + static_cast<i64>(tile * (P::kDepth / P::kGroupWeightRows) + k0 / P::kGroupWeightRows) *
-                          (P::kGroupBytes / 2);
+        const u16* from = weights + static_cast<i64>(tile * (P::kDepth / P::kGroupWeightRows) +
+                                                     k0 / P::kGroupWeightRows) *
+                                        (P::kGroupBytes / 2);
 #pragma unroll
         for (int group = 0; group < P::kGroups; ++group) {
-          barrier_expect(weights_come + group * 8, P::kGroupBytes);
+          mbarrier_arrive_expect_bytes(weights_come + group * 8, P::kGroupBytes);
           bulk_copy_to_shared(base + P::kWOffset + group * P::kGroupBytes,
                     from + group * (P::kGroupBytes / 2), P::kGroupBytes, weights_come + group * 8);
         }
@@ -96,7 +98,7 @@ struct SkinnyGemmWork {
 };
 
 template <typename P>
-constexpr int kBarriers = P::kGroups + P::kGroupsAtOnce + 1;
+constexpr int kBarriers = P::kGroups + P::kGroupsAtOnce + 1;  // of weights, of x, of sums
 
 // Input x that an earlier GEMM wrote in panels; x is copied panel by panel to shared memory.
 template <typename P>
@@ -112,7 +114,7 @@ struct PanelInput {
     const u16* from = x + static_cast<i64>(panel0) * (kPanelBytes / 2);
 #pragma unroll
     for (int i = 0; i < P::kGroupsAtOnce; ++i) {
-      barrier_expect(work.x_comes + i * 8, kPanelBytes);
+      mbarrier_arrive_expect_bytes(work.x_comes + i * 8, kPanelBytes);
       bulk_copy_to_shared(work.base + i * kPanelBytes, from + i * (kPanelBytes / 2), kPanelBytes,
                 work.x_comes + i * 8);
     }
@@ -120,7 +122,7 @@ struct PanelInput {
 
   __device__ __forceinline__ void wait_for_panel(const SkinnyGemmWork<P>& work, int round,
                                                  int panel) {
-    barrier_wait(work.x_comes + panel * 8, round);
+    mbarrier_wait(work.x_comes + panel * 8, round);
   }
 
   // A slice of k that is smaller than a panel begins inside a panel, at this offset in bytes.
@@ -162,7 +164,8 @@ struct ModulatedInput {
     }
     const int row = threadIdx.x;
     if (row < work.rows_left)
-      inverse[row] = inverse_rms_of_h_row(squares + static_cast<i64>(work.row0 + row) * kSquares);
+      inverse[row] =
+          inverse_rms_of_h_row(squares + static_cast<i64>(work.row0 + row) * kSquareSumsPerRow);
     __syncthreads();
     place_panels(work, 0);
   }
@@ -187,9 +190,10 @@ struct ModulatedInput {
                        pair(r, x.w, a[1].z, a[1].w, c[1].z, c[1].w));
       }
       if (kTileM % kRowsPerPass == 0 || row < kTileM)
-        store_shared_b128(to + swizzled<128>(row, chunk % (P::kGroupWeightRows / 8)), x.x, x.y, x.z, x.w);
+        store_shared_b128(to + swizzled_chunk_offset<128>(row, chunk % (P::kGroupWeightRows / 8)),
+                          x.x, x.y, x.z, x.w);
     }
-    fence_async();
+    fence_proxy_async_shared();
     __syncthreads();
   }
 
@@ -220,13 +224,14 @@ __device__ __forceinline__ void multiply_and_send_row_sums(const SkinnyGemmWork<
       for (int panel = 0; panel < P::kGroupsAtOnce; ++panel) {
         const int g = round * P::kGroupsAtOnce + panel;
         x.wait_for_panel(work, round, panel);
-        barrier_wait(work.weights_come + g * 8, 0);
+        mbarrier_wait(work.weights_come + g * 8, 0);
         wgmma_fence();
-        const u32 x_at = work.base + panel * kPanelBytes + x.offset(work),
+        const u32 x_offset = work.base + panel * kPanelBytes + x.offset(work),
                   w_at = work.base + P::kWOffset + g * P::kGroupBytes + columns_at;
 #pragma unroll
         for (int step = 0; step < P::kGroupWeightRows / 16; ++step)
-          wgmma(acc, operand(x_at + step * 32), operand(w_at + step * 2048));
+          wgmma(acc, wgmma_operand_descriptor(x_offset + step * 32),
+                wgmma_operand_descriptor(w_at + step * 2048));
         wgmma_commit();
       }
       wgmma_wait<0>();
@@ -244,11 +249,11 @@ __device__ __forceinline__ void multiply_and_send_row_sums(const SkinnyGemmWork<
 #pragma unroll
     for (int j = 0; j < P::kColumns / 8; ++j) {
       const u32 chunk = group * (P::kColumns / 4) + j * 2 + (lane & 3) / 2;
-      send_f32x2(to + ((chunk ^ ((in_part & 7) * 2)) << 4) + (lane & 1) * 8, acc[4 * j + 2 * half],
-                 acc[4 * j + 2 * half + 1], barrier);
+      st_async_f32x2(to + ((chunk ^ ((in_part & 7) * 2)) << 4) + (lane & 1) * 8,
+                     acc[4 * j + 2 * half], acc[4 * j + 2 * half + 1], barrier);
     }
   }
-  barrier_wait(work.parts_come, 0);
+  mbarrier_wait(work.parts_come, 0);
 }
 
 // Offset in bytes of an element within each received part; `row` counts the rows that this thread

@@ -22,17 +22,17 @@
 #include "denoise/units.cuh"
 
 constexpr int kThreads = THREADS, kWarps = 8, kWorkers = kWarps * 32;
-constexpr int kSteps = 16;        // rows of the tensor cores' tile
-constexpr int kPieceUnits = 16;   // at most
-constexpr int kPanels = kWidth / 64;
+constexpr int kDenoisingStepRows = 16;  // denoising steps that fill the rows of a tensor-core tile
+constexpr int kPieceUnits = 16;         // most units of weights in a piece
+constexpr int kPanels = kWidth / 64;    // panels of 64 columns of x
 constexpr u32 kRowBytes = kWidth * 2, kPieceBytes = kPieceUnits * kStoredBytes;
-constexpr u32 kWorking = 1;       // a named barrier
+constexpr u32 kWorkersBarrier = 1;  // a named barrier
 static_assert(kThreads == kWorkers + 32, "eight warps multiply, one copies");
 static_assert(kStoredBytes % 16 == 0, "units are copied in bulk");
 
 // The GEMMs of all layers that have the same kind of weights: out [layers][steps][columns] = x W +
 // bias [layers][columns]; `bias` may be null.
-struct LayerStack {
+struct StackedLayerGemms {
   const u16* weights;
   const float* bias;  // or null
   float* out;
@@ -43,10 +43,10 @@ struct LayerStack {
 // units of a layer and up to 16 denoising steps.
 template <int kStacks>
 struct TasksOfBlock {
-  const LayerStack (&stacks)[kStacks];
+  const StackedLayerGemms (&stacks)[kStacks];
   int steps, next = 0, end = 0;  // units of the share that are left
   int stack = 0, layer, unit, count = 0, first_step = 0;  // of the task
-  __device__ __forceinline__ TasksOfBlock(const LayerStack (&stacks)[kStacks], int steps)
+  __device__ __forceinline__ TasksOfBlock(const StackedLayerGemms (&stacks)[kStacks], int steps)
       : stacks(stacks), steps(steps) {
     i64 all = 0;
 #pragma unroll
@@ -54,13 +54,13 @@ struct TasksOfBlock {
     next = static_cast<int>(all * blockIdx.x / gridDim.x);
     end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
   }
-  static __device__ __forceinline__ int size(const LayerStack& of) {
+  static __device__ __forceinline__ int size(const StackedLayerGemms& of) {
     return of.columns / 8 * of.layers;
   }
   // Stack of the current task: all layers' GEMMs with one kind of weights. Comparisons instead of
   // an array index keep the stacks in registers.
-  __device__ __forceinline__ LayerStack of() const {
-    LayerStack found = stacks[0];
+  __device__ __forceinline__ StackedLayerGemms of() const {
+    StackedLayerGemms found = stacks[0];
 #pragma unroll
     for (int i = 1; i < kStacks; ++i)
       if (stack == i) found = stacks[i];
@@ -69,8 +69,8 @@ struct TasksOfBlock {
   // Moves to the next task: further denoising steps of the same columns of weights, or further
   // columns. The tasks of a layer are as equal in size as possible.
   __device__ __forceinline__ bool advance() {
-    if (count > 0 && first_step + kSteps < steps) {
-      first_step += kSteps;
+    if (count > 0 && first_step + kDenoisingStepRows < steps) {
+      first_step += kDenoisingStepRows;
       return true;
     }
     if (next >= end) return false;
@@ -95,10 +95,10 @@ struct WeightSlotRing {
   u32 slot = 0, parity = 0;
   __device__ __forceinline__ WeightSlotRing(u32 pieces, u32 barriers)
       : pieces(pieces), full(barriers), free(barriers + kSlots * 8) {}
-  __device__ __forceinline__ void begin() const {
+  __device__ __forceinline__ void initialise_barriers() const {
     for (u32 i = 0; i < kSlots; ++i)
-      barrier_init(full + i * 8, 1), barrier_init(free + i * 8, kWorkers);
-    barrier_init_fence();
+      mbarrier_init(full + i * 8, 1), mbarrier_init(free + i * 8, kWorkers);
+    mbarrier_init_fence();
   }
   __device__ __forceinline__ u32 piece() const { return pieces + slot * kPieceBytes; }
   __device__ __forceinline__ void advance() {
@@ -109,7 +109,7 @@ struct WeightSlotRing {
 // Returns the offset of eight elements along k of a denoising step in a part of x in shared memory.
 // In rows of odd denoising steps the two halves of a panel are exchanged, so that adjacent rows lie
 // in different banks.
-__device__ __forceinline__ u32 x_at(u32 step, u32 chunk) {
+__device__ __forceinline__ u32 x_offset(u32 step, u32 chunk) {
   return step * kRowBytes + (chunk ^ (step % 2 * 4)) * 16;
 }
 
@@ -121,8 +121,8 @@ __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
   const u32 lane = chunk / 2 * 8 + column;  // of a warp that decodes the unit
   if (kInt4) return decode_int4(load_shared_b32(unit + lane * 8 + chunk % 2 * 4), factor);
   const u32 codes = unit + lane * 16 + chunk % 2 * 8;
-  const uint2 low = decode(load_shared_b32(codes), factor),
-              high = decode(load_shared_b32(codes + 4), factor);
+  const uint2 low = decode_e4m3_to_bf16(load_shared_b32(codes), factor),
+              high = decode_e4m3_to_bf16(load_shared_b32(codes + 4), factor);
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
@@ -130,17 +130,17 @@ __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
 // shared memory in parts; the products of the parts are added. The weights W have the layout that
 // the persistent kernel uses.
 template <int kSlots, typename Rows, int kStacks>
-__device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
-                                                            const LayerStack (&stacks)[kStacks],
-                                            int steps) {
-  constexpr int kParts = Rows::kParts;
+__device__ __forceinline__ void multiply_rows_by_all_stacks(
+    const Rows& rows, const StackedLayerGemms (&stacks)[kStacks], int steps) {
+  constexpr int kPartsOfInput = Rows::kPartsOfInput;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 barriers[2 * kSlots];
   const u32 base = shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  WeightSlotRing<kSlots> ring(base + kParts * kSteps * kRowBytes, shared_address(barriers));
+  WeightSlotRing<kSlots> ring(base + kPartsOfInput * kDenoisingStepRows * kRowBytes,
+                              shared_address(barriers));
   TasksOfBlock<kStacks> tasks(stacks, steps);
-  if (threadIdx.x == 0) ring.begin();
+  if (threadIdx.x == 0) ring.initialise_barriers();
   __syncthreads();
   allow_next_kernel();
 
@@ -148,18 +148,18 @@ __device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
     if (lane != 0) return;
     int waits = -kSlots;  // pieces that were given back, when one is asked for
     while (tasks.advance()) {
-      const LayerStack of = tasks.of();
+      const StackedLayerGemms of = tasks.of();
       const i64 units = of.columns / 8;
-      const u16* from = of.weights + (tasks.layer * kPanels * units + tasks.unit) * kStored;
+      const u16* from = of.weights + (tasks.layer * kPanels * units + tasks.unit) * kStoredU16s;
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; ++panel, ring.advance()) {
         if (waits < 0)
           ++waits;
         else
-          barrier_wait(ring.free + ring.slot * 8, ring.parity ^ 1);
+          mbarrier_wait(ring.free + ring.slot * 8, ring.parity ^ 1);
         const u32 bytes = tasks.count * kStoredBytes, full = ring.full + ring.slot * 8;
-        barrier_expect(full, bytes);
-        bulk_copy_to_shared(ring.piece(), from + panel * units * kStored, bytes, full);
+        mbarrier_arrive_expect_bytes(full, bytes);
+        bulk_copy_to_shared(ring.piece(), from + panel * units * kStoredU16s, bytes, full);
       }
     }
     return;
@@ -170,20 +170,21 @@ __device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
   int stack = -1, layer = -1, first_step = -1;  // of x in shared memory
   while (tasks.advance()) {
     if (tasks.first_step != first_step ||
-        (Rows::kOfLayer && (tasks.stack != stack || tasks.layer != layer))) {
+        (Rows::kDiffersByLayer && (tasks.stack != stack || tasks.layer != layer))) {
       stack = tasks.stack, layer = tasks.layer, first_step = tasks.first_step;
-      barrier_sync(kWorking, kWorkers);
+      named_barrier_sync(kWorkersBarrier, kWorkers);
 #pragma unroll 4
-      for (int i = threadIdx.x; i < kSteps * kWidth / 8; i += kWorkers) {
+      for (int i = threadIdx.x; i < kDenoisingStepRows * kWidth / 8; i += kWorkers) {
         const int step = i / (kWidth / 8), chunk = i % (kWidth / 8);
-        rows.put_chunk(base + x_at(step, chunk), stack, layer, first_step + step, steps, chunk * 8);
+        rows.put_chunk(base + x_offset(step, chunk), stack, layer, first_step + step, steps,
+                       chunk * 8);
       }
-      barrier_sync(kWorking, kWorkers);
+      named_barrier_sync(kWorkersBarrier, kWorkers);
     }
     float acc[2][4] = {};
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; ++panel, ring.advance()) {
-      barrier_wait(ring.full + ring.slot * 8, ring.parity);
+      mbarrier_wait(ring.full + ring.slot * 8, ring.parity);
       uint4 w[2][2] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -193,12 +194,13 @@ __device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
             w[i][half] = load_chunk(ring.piece() + (warp + i * kWarps) * kStoredBytes, group,
                                     lane_in_quad + half * 4);
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const u32 from = base + part * kSteps * kRowBytes;
-        const uint4 x[4] = {load_shared_b128(from + x_at(group, panel * 8 + lane_in_quad)),
-                            load_shared_b128(from + x_at(group + 8, panel * 8 + lane_in_quad)),
-                            load_shared_b128(from + x_at(group, panel * 8 + lane_in_quad + 4)),
-                            load_shared_b128(from + x_at(group + 8, panel * 8 + lane_in_quad + 4))};
+      for (int part = 0; part < kPartsOfInput; ++part) {
+        const u32 from = base + part * kDenoisingStepRows * kRowBytes;
+        const uint4 x[4] = {
+            load_shared_b128(from + x_offset(group, panel * 8 + lane_in_quad)),
+            load_shared_b128(from + x_offset(group + 8, panel * 8 + lane_in_quad)),
+            load_shared_b128(from + x_offset(group, panel * 8 + lane_in_quad + 4)),
+            load_shared_b128(from + x_offset(group + 8, panel * 8 + lane_in_quad + 4))};
         // The order of k within the GEMM does not matter, as long as both operands have the same
         // order.
 #pragma unroll
@@ -212,9 +214,9 @@ __device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
       }
       // Every lane arrives at the barrier: if one lane arrived for its warp, compute-sanitizer's
       // racecheck would not see that the other lanes have read.
-      barrier_arrive_one(ring.free + ring.slot * 8);
+      mbarrier_arrive(ring.free + ring.slot * 8);
     }
-    const LayerStack of = tasks.of();
+    const StackedLayerGemms of = tasks.of();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (warp + i * kWarps >= tasks.count) continue;
@@ -239,12 +241,13 @@ __device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
 // Input of the GEMM that computes the styles: cond [64 steps][1024] in panels (denoise/panel.cuh),
 // the same for all layers.
 struct StyleGemmInput {
-  static constexpr int kParts = 1;
-  static constexpr bool kOfLayer = false;
+  static constexpr int kPartsOfInput = 1;
+  static constexpr bool kDiffersByLayer = false;
   const u16* cond;
   __device__ __forceinline__ void put_chunk(u32 to, int, int, int step, int steps, int k) const {
     uint4 x = make_uint4(0, 0, 0, 0);
-    if (step < steps) x = *reinterpret_cast<const uint4*>(cond + panel_at(step, k, kWidth));
+    if (step < steps)
+      x = *reinterpret_cast<const uint4*>(cond + panel_element_offset(step, k, kWidth));
     store_shared_b128(to, x.x, x.y, x.z, x.w);
   }
 };
@@ -256,11 +259,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                             const u16* final_weights, const float* bias1, const float* bias2,
                             const float* final_bias, float* styles1, float* styles2,
                             float* final_styles, int layers, int steps) {
-  static_assert(kSteps * kRowBytes + 5 * kPieceBytes == STYLES_SHARED_BYTES,
+  static_assert(kDenoisingStepRows * kRowBytes + 5 * kPieceBytes == STYLES_SHARED_BYTES,
                 "the row declares what x and the ring take");
-  const LayerStack stacks[3] = {{weights1, bias1, styles1, 3 * kWidth, layers},
-                           {weights2, bias2, styles2, 3 * kWidth, layers},
-                           {final_weights, final_bias, final_styles, 3 * kWidth, 1}};
+  const StackedLayerGemms stacks[3] = {{weights1, bias1, styles1, 3 * kWidth, layers},
+                                       {weights2, bias2, styles2, 3 * kWidth, layers},
+                                       {final_weights, final_bias, final_styles, 3 * kWidth, 1}};
   multiply_rows_by_all_stacks<5>(StyleGemmInput{cond}, stacks, steps);
 }
 #endif
@@ -268,8 +271,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // Input of the GEMM that computes the shifts: the shift third of styles [layers][steps][3 width],
 // which hold scale, shift, gate.
 struct ShiftGemmInput {
-  static constexpr int kParts = 2;
-  static constexpr bool kOfLayer = true;
+  static constexpr int kPartsOfInput = 2;
+  static constexpr bool kDiffersByLayer = true;
   const float *styles1, *styles2;
   __device__ __forceinline__ void put_chunk(u32 to, int stack, int layer, int step, int steps,
                                       int k) const {
@@ -289,7 +292,7 @@ struct ShiftGemmInput {
       rest[i] = Bf16::pack(x[2 * i] - Bf16::low(first[i]), x[2 * i + 1] - Bf16::high(first[i]));
     }
     store_shared_b128(to, first[0], first[1], first[2], first[3]);
-    store_shared_b128(to + kSteps * kRowBytes, rest[0], rest[1], rest[2], rest[3]);
+    store_shared_b128(to + kDenoisingStepRows * kRowBytes, rest[0], rest[1], rest[2], rest[3]);
   }
 };
 
@@ -300,10 +303,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     denoise_streamed_shifts(const float* styles1, const float* styles2, const u16* qkv,
                             const u16* gate_up, float* shift_qkv, float* shift_gate_up,
                             u32* counter, int layers, int steps) {
-  static_assert(2 * kSteps * kRowBytes + SHIFTS_SLOTS * kPieceBytes == SHIFTS_SHARED_BYTES,
-                "the row declares what x and the ring take");
-  const LayerStack stacks[2] = {{qkv, nullptr, shift_qkv, (kHeads + 2) * kHeadDim, layers},
-                           {gate_up, nullptr, shift_gate_up, 2 * kMlp, layers}};
+  static_assert(
+      2 * kDenoisingStepRows * kRowBytes + SHIFTS_SLOTS * kPieceBytes == SHIFTS_SHARED_BYTES,
+      "the row declares what x and the ring take");
+  const StackedLayerGemms stacks[2] = {{qkv, nullptr, shift_qkv, (kHeads + 2) * kHeadDim, layers},
+                                       {gate_up, nullptr, shift_gate_up, 2 * kMlp, layers}};
   multiply_rows_by_all_stacks<SHIFTS_SLOTS>(ShiftGemmInput{styles1, styles2}, stacks, steps);
   // At this point all earlier kernels have ended, because a worker thread has waited for them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;

@@ -9,14 +9,14 @@
 #error "compile with the macros of the kernel's row: WEIGHT_BITS is 16, 8 or 4"
 #endif
 
-constexpr bool kCoded = WEIGHT_BITS < 16, kInt4 = WEIGHT_BITS == 4;
+constexpr bool kCoded = WEIGHT_BITS < 16, kInt4 = WEIGHT_BITS == 4;  // fp8 or int4 weights
 
 // Sizes of a unit of 8 columns and 64 of k: bytes in the bf16 layout for tensor cores, bytes in
 // device memory, and elements of a pointer to units. In device memory a coded unit has its codes as
 // [k / 16][8 columns][16], then for each column a bf16 factor by which its codes are multiplied.
 constexpr u32 kUnitBytes = 8 * 64 * 2, kCodeBytes = 8 * WEIGHT_BITS * 8,
               kStoredBytes = kCoded ? kCodeBytes + 8 * 2 : kUnitBytes;
-constexpr int kStored = kStoredBytes / 2;
+constexpr int kStoredU16s = kStoredBytes / 2;
 
 __device__ __forceinline__ u32 multiply_bf16x2(u32 x, u32 y) {
   u32 d;
@@ -30,7 +30,7 @@ __device__ __forceinline__ u32 repeat_half_of_word(u32 word, u32 half) {
 // Decodes four e4m3 codes, including subnormal codes, to bf16; the results are 2^-120 times the
 // codes' values. The codes in a word are those of k + 2, k, k + 3, k + 1, so that no bytes change
 // places; `factor` holds the column's factor twice.
-__device__ __forceinline__ uint2 decode(u32 codes, u32 factor) {
+__device__ __forceinline__ uint2 decode_e4m3_to_bf16(u32 codes, u32 factor) {
   return make_uint2(
       multiply_bf16x2((codes >> 4 & 0x07f007f0) | (codes & 0x80008000), factor),
       multiply_bf16x2((codes << 4 & 0x07f007f0) | (codes << 8 & 0x80008000), factor));

@@ -38,15 +38,15 @@ __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 }
 
-// Copies the weights of a layer to the ring of slots; `slot` counts all slots used so far. Executed
-// by one thread.
+// Copies the weights of a layer to the ring of slots; `slot` counts all slots used so far. One
+// thread executes the function.
 template <int kSide>
 __device__ __forceinline__ void copy_layer_weights(int number, int rank, int& slot) {
   using Own = BlockShareOfLayer<kSide>;
   const LayerParameters& layer = layer_parameters_at(number);
   const Own share(rank);
 #pragma unroll 1
-  for (int second = 0; second < operands_of<kSide>(number); ++second) {
+  for (int second = 0; second < number_of_layer_operands<kSide>(number); ++second) {
     const LayerOperand<kSide> operand(number, second != 0);
     const u16* weight = second != 0 ? layer.second_weight : layer.weight;
     const int row_tiles = second != 0 ? operand.groups : static_cast<int>(layer.depth);
@@ -55,9 +55,9 @@ __device__ __forceinline__ void copy_layer_weights(int number, int rank, int& sl
     for (int i = 0; i < steps; ++i, ++slot) {
       const GemmStepPosition step(operand, i);
       const int at = slot % kSlots, round = slot / kSlots;
-      if (round > 0) barrier_wait(empty_barrier(at), (round - 1) % 2);
+      if (round > 0) mbarrier_wait(empty_barrier(at), (round - 1) % 2);
       const u32 bytes = Own::kTileRows * operand.step_groups * kTileBytes;
-      barrier_expect(full_barrier(at), bytes);
+      mbarrier_arrive_expect_bytes(full_barrier(at), bytes);
 #pragma unroll
       for (int n = 0; n < Own::kTileRows; ++n) {
         const int row = share.first_filter / kTileFilters + n;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void multiply(float (&sums)[BlockShareOfLayer<kSide>:
                                          int number,
                                          int rank, int& slot) {
   using Own = BlockShareOfLayer<kSide>;
-  constexpr int kOfTile = kChannels / 16, kOfStep = Own::kStepGroups * kOfTile;
+  constexpr int kDepthStepsOfTile = kChannels / 16, kOfStep = Own::kStepGroups * kDepthStepsOfTile;
   const Own share(rank);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
   const int own_pixel = group % Own::kPixelGroups * 4 + warp;
@@ -84,11 +84,11 @@ __device__ __forceinline__ void multiply(float (&sums)[BlockShareOfLayer<kSide>:
   const int pixel = share.first_pixel + own_pixel;
   const u32 factor = lane_factor(lane);
 #pragma unroll 1
-  for (int second = 0; second < operands_of<kSide>(number); ++second) {
+  for (int second = 0; second < number_of_layer_operands<kSide>(number); ++second) {
     const LayerOperand<kSide> operand(number, second != 0);
     const int side = operand.side, steps = operand.steps();
     const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
-    const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
+    const u32 map = feature_map_address(operand.map + kMaps) + lane_words(lane);
     // Returns the address of the spikes that a GEMM step reads, and whether the pixel under the tap
     // exists. Outside of the map spikes count as zero, and the returned address is that of any
     // existing pixel.
@@ -104,27 +104,30 @@ __device__ __forceinline__ void multiply(float (&sums)[BlockShareOfLayer<kSide>:
 #pragma unroll 1
     for (int i = depth_group; i < steps; i += Own::kDepthGroups) {
       const int at = (slot + i) % kSlots;
-      const u64 weights = ::operand(shared_address(shared) + at * kSlotBytes);
+      const u64 weights = ::wgmma_operand_descriptor(shared_address(shared) + at * kSlotBytes);
       u32 a[kOfStep][4];
       int tile[kOfStep];
 #pragma unroll
       for (int k = 0; k < kOfStep; ++k) {
         // A tap with only one group of 64 channels has no second group: zeros stand for its spikes,
         // multiplied by the first group's weights.
-        tile[k] = k / kOfTile < operand.step_groups ? k / kOfTile : 0;
-        const u32 bits = exists && tile[k] == k / kOfTile ? kTopBits : 0;
-        load_spikes(a[k], (words + tile[k] * kGroupBytes) ^ (k % kOfTile * 16), factor, bits);
+        tile[k] = k / kDepthStepsOfTile < operand.step_groups ? k / kDepthStepsOfTile : 0;
+        const u32 bits = exists && tile[k] == k / kDepthStepsOfTile ? kTopBits : 0;
+        load_spike_fragment(a[k], (words + tile[k] * kGroupBytes) ^ (k % kDepthStepsOfTile * 16),
+                            factor, bits);
       }
-      barrier_wait(full_barrier(at), (slot + i) / kSlots % 2);
+      mbarrier_wait(full_barrier(at), (slot + i) / kSlots % 2);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kOfStep; ++k)
-        wgmma_columns(sums, a[k],
-                      operand_after(weights, tile[k] * kTileBytes + k % kOfTile * 32));
+        wgmma_w_transposed(
+            sums, a[k],
+            advance_operand_descriptor(weights, tile[k] * kTileBytes + k % kDepthStepsOfTile * 32));
       wgmma_commit();
       find(i + Own::kDepthGroups);
       wgmma_wait<0>();
-      if (threadIdx.x % kGroupThreads == 0) arrive_times(empty_barrier(at), 2 / Own::kPixelGroups);
+      if (threadIdx.x % kGroupThreads == 0)
+        barrier_arrive_count_times(empty_barrier(at), 2 / Own::kPixelGroups);
     }
     slot += steps;
   }
@@ -190,7 +193,7 @@ __device__ __forceinline__ void receive_packed_map_rows(const u64* from, int num
   const int words_per_pixel = channels / kChannels * (kGroupBytes / 8);
   const int begin = max_of(first, 0) * side * words_per_pixel;
   const int end = min_of(last + 1, side) * side * words_per_pixel;
-  const u32 to = map_at(number);
+  const u32 to = feature_map_address(number);
   u32 missing = 0;
 #pragma unroll
   for (int i = 0; i < kMaxPieces; ++i)
@@ -227,8 +230,8 @@ template <int kSide>
 __device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
                                               const LayerNeuronArguments& with) {
   using Own = BlockShareOfLayer<kSide>;
-  constexpr int kPairs = Own::kFilters / 2, kUnits = kRows / kUnit;
-  constexpr int kTasks = Own::kPixels * kUnits * kPairs;
+  constexpr int kPairs = Own::kFilters / 2, kUnits = kRows / kUnit;  // pairs of filters, row units
+  constexpr int kNeuronPairTasks = Own::kPixels * kUnits * kPairs;
   static_assert(kMultiplying % kPairs == 0, "a thread keeps its filters");
   const LayerParameters& layer = layer_parameters_at(number);
   const Own share(rank);
@@ -247,12 +250,12 @@ __device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
   write_sums_to_shared_memory<kSide>(sums);
   multiplying_barrier();
 
-  const float2 shift = *reinterpret_cast<const float2*>(shifts_at(number) + 2 * pair);
+  const float2 shift = *reinterpret_cast<const float2*>(bias_address_of_layer(number) + 2 * pair);
   const StBifNeuron neuron(with.theta, 0, with.tmax, 0.f);
   const float half_theta = 0.5f * with.theta;  // as sums are doubled
-  const bool identity = number % 2 == 1 && operands_of<kSide>(number) == 1;
+  const bool identity = number % 2 == 1 && number_of_layer_operands<kSide>(number) == 1;
   u64* sent = output_map_address(layer, kSide * kSide, Own::kAllFilters);
-  for (int task = threadIdx.x; task < kTasks; task += kMultiplying) {
+  for (int task = threadIdx.x; task < kNeuronPairTasks; task += kMultiplying) {
     const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
     const int pixel = share.first_pixel + own_pixel;
     float v[2], u[2];
@@ -268,7 +271,8 @@ __device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
       const u32 offset = word_offset(filter / 2, unit * (kUnit / kOctet) + octet);
       const u32 offset_of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
       const u32 before =
-          identity ? load_shared_b32(map_at(number + 2) + offset_of_pixel + offset) : 0;
+          identity ? load_shared_b32(feature_map_address(number + 2) + offset_of_pixel + offset)
+                   : 0;
       // All input currents are loaded before the first time step, so that the loads do not wait for
       // the neurons.
       float2 x[kOctet];
@@ -292,7 +296,7 @@ __device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
       if (identity) {
 #pragma unroll
         for (int r = 0; r < kOctet; ++r) {
-          const u32 residual = unpacked_pair(before, r);
+          const u32 residual = spike_pair_in_top_bits(before, r);
           x[r].x += Bf16::low(residual);
           x[r].y += Bf16::high(residual);
         }
@@ -319,7 +323,7 @@ __device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
         if (image >= with.images) continue;
         const i64 frame = static_cast<i64>(step(r)) * with.images + image;
         const i64 to = (frame * kSide * kSide + pixel) * Own::kAllFilters + filter;
-        store_pair(layer.spikes + to, spike_pair(low[r], high[r]));
+        store_pair(layer.spikes + to, pack_spike_pair_as_bf16(low[r], high[r]));
         if (layer.currents != nullptr) *reinterpret_cast<float2*>(layer.currents + to) = x[r];
       }
     }
@@ -366,7 +370,7 @@ __device__ __forceinline__ void store_divided_bias(const FilterBiases& of, float
   if (of.number < 0) return;
   float shift = __fdiv_rn(of.bias, divisor);
   if (layer_parameters_at(of.number).second_bias != nullptr) shift += __fdiv_rn(of.second, divisor);
-  shifts_at(of.number)[of.own] = shift;
+  bias_address_of_layer(of.number)[of.own] = shift;
 }
 
 // Packs the pooled spikes, [T, B, 64, 64], that the thread block's part of the first layer reads.
@@ -398,8 +402,9 @@ __device__ __forceinline__ void pack_pooled_spikes(const u16* pooled, int rank, 
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      store_shared_b32(map_at(0) + pixel * kGroupBytes + word_offset(4 * chunk + j, octet),
-                       words[j]);
+      store_shared_b32(
+          feature_map_address(0) + pixel * kGroupBytes + word_offset(4 * chunk + j, octet),
+          words[j]);
   }
 }
 
@@ -409,14 +414,14 @@ __device__ __forceinline__ void compute_logits(const float* weight, const float*
                                                float* logits,
                                          int images, int image0, int classes, float scale,
                                          float share, int rank) {
-  constexpr int kFeatures = 512;
+  constexpr int kFeatureChannels = 512;
   const int lane = threadIdx.x % 32;
   for (int task = threadIdx.x / 32 * kRanks + rank; task < kImages * classes;
        task += kMultiplying / 32 * kRanks) {
     const int local = task / classes, class_index = task % classes;
     float score = 0.f;
 #pragma unroll
-    for (int i = 0; i < kFeatures / 64; ++i) {
+    for (int i = 0; i < kFeatureChannels / 64; ++i) {
       const int pair = lane + 32 * i;
       float2 sum = make_float2(0.f, 0.f);
 #pragma unroll
@@ -425,16 +430,16 @@ __device__ __forceinline__ void compute_logits(const float* weight, const float*
 #pragma unroll
         for (int r = 0; r < kOctet; ++r)
           if ((octet * kOctet + r) / kSteps == local) rows |= 1u << 2 * r;
-        const u32 word = load_shared_b32(map_at(kLayers) + word_offset(pair, octet));
+        const u32 word = load_shared_b32(feature_map_address(kLayers) + word_offset(pair, octet));
         const float2 of_octet = spike_sums(word, rows);
         sum.x += of_octet.x;
         sum.y += of_octet.y;
       }
-      const float* w = weight + static_cast<i64>(class_index) * kFeatures + 2 * pair;
+      const float* w = weight + static_cast<i64>(class_index) * kFeatureChannels + 2 * pair;
       score = fmaf(w[0], scale * sum.x, score);
       score = fmaf(w[1], scale * sum.y, score);
     }
-    score = fmaf(share, bias[class_index], lanes_sum<32>(score));
+    score = fmaf(share, bias[class_index], sum_over_lane_group<32>(score));
     const int image = image0 + local;
     if (lane == 0 && image < images)
       logits[static_cast<i64>(image) * classes + class_index] = score;
@@ -496,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
     float before[2] = {neuron.start_u, neuron.start_u};
     if (t > 0) before[0] = largest[t - 1][0], before[1] = largest[t - 1][1];
     store_pair(pooled + t * outputs + i,
-               spike_pair(largest[t][0] - before[0], largest[t][1] - before[1]));
+               pack_spike_pair_as_bf16(largest[t][0] - before[0], largest[t][1] - before[1]));
     if (sources != nullptr)
       *reinterpret_cast<u16*>(sources + t * outputs + i) = static_cast<u16>(source[t]);
   }
@@ -514,15 +519,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                          int images, int classes, int fed, float divisor, float theta, int tmax,
                          float scale, float share) {
   const int rank = blockIdx.x % kRanks;
-  stages_begin();
+  begin_stage_clocks();
   for (u32 i = threadIdx.x; i < kLayers * sizeof(LayerParameters) / 8; i += THREADS)
     reinterpret_cast<u64*>(shared + kLayersAt)[i] = reinterpret_cast<const u64*>(layers)[i];
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
-      barrier_init(full_barrier(i), 1);
-      barrier_init(empty_barrier(i), 2);
+      mbarrier_init(full_barrier(i), 1);
+      mbarrier_init(empty_barrier(i), 2);
     }
-    barrier_init_fence();
+    mbarrier_init_fence();
   }
   u32 tag = rounds[blockIdx.x];
   __syncthreads();
@@ -530,25 +535,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int groups = gridDim.x / kRanks, all = ceil_div(images, kImages);
   int slot = 0;
   if (threadIdx.x >= kMultiplying) {
-    registers_down<24>();
+    setmaxnreg_decrease<24>();
     if (threadIdx.x > kMultiplying) return;
     for (int group = blockIdx.x / kRanks; group < all; group += groups) {
 #pragma unroll 1
       for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<8>(n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<4>(kLayersPerStage + n, rank, slot);
+      for (int n = 0; n < kLayersPerStage; ++n)
+        copy_layer_weights<4>(kLayersPerStage + n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<2>(2 * kLayersPerStage + n, rank, slot);
+      for (int n = 0; n < kLayersPerStage; ++n)
+        copy_layer_weights<2>(2 * kLayersPerStage + n, rank, slot);
 #pragma unroll 1
-      for (int n = 0; n < kLayersPerStage; ++n) copy_layer_weights<1>(3 * kLayersPerStage + n, rank, slot);
+      for (int n = 0; n < kLayersPerStage; ++n)
+        copy_layer_weights<1>(3 * kLayersPerStage + n, rank, slot);
     }
     return;
   }
-  registers_up<112>();
+  setmaxnreg_increase<112>();
   // Each thread divides at most two biases, at a time when no other thread waits for it.
   const FilterBiases low = load_bias(threadIdx.x, rank), high = load_bias(threadIdx.x +
       kMultiplying, rank);
-  stage_ends(0);
+  end_timed_stage(0);
   bool divided = false;
   for (int group = blockIdx.x / kRanks; group < all; group += groups) {
     ++tag;
@@ -560,10 +568,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       load_stem_parameters(in, stem_filters, stem_bias);
       store_image_pixels_to_shared(in);
       multiplying_barrier();
-      stage_ends(1);
+      end_timed_stage(1);
       compute_stem_convolution_sums(in.b);
       multiplying_barrier();
-      stage_ends(2);
+      end_timed_stage(2);
       const StemPoolArguments stem = {in.shift, stem_sent, stem_divisor};
       compute_and_send_pooled_stem_spikes(stem, pooled, rank, images, image0, fed, theta, tmax,
           tag);
@@ -576,21 +584,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       if (!divided) store_divided_bias(low, divisor), store_divided_bias(high, divisor);
     }
     divided = true;
-    stage_ends(3);
+    end_timed_stage(3);
 #pragma unroll 1
     for (int n = 0; n < kLayersPerStage; ++n)
-      compute_layer<8>(n, rank, slot, with), stage_ends(4 + n);
+      compute_layer<8>(n, rank, slot, with), end_timed_stage(4 + n);
 #pragma unroll 1
     for (int n = 0; n < kLayersPerStage; ++n)
-      compute_layer<4>(kLayersPerStage + n, rank, slot, with), stage_ends(4 + kLayersPerStage + n);
+      compute_layer<4>(kLayersPerStage + n, rank, slot, with),
+          end_timed_stage(4 + kLayersPerStage + n);
 #pragma unroll 1
     for (int n = 0; n < kLayersPerStage; ++n)
       compute_layer<2>(2 * kLayersPerStage + n, rank, slot, with),
-          stage_ends(4 + 2 * kLayersPerStage + n);
+          end_timed_stage(4 + 2 * kLayersPerStage + n);
 #pragma unroll 1
     for (int n = 0; n < kLayersPerStage; ++n)
       compute_layer<1>(3 * kLayersPerStage + n, rank, slot, with),
-          stage_ends(4 + 3 * kLayersPerStage + n);
+          end_timed_stage(4 + 3 * kLayersPerStage + n);
     if (logits != nullptr) {
       receive_packed_map_rows(output_map_address(layer_parameters_at(kLayers - 1), 1, 512), kLayers,
           1, 512, 0, 0, tag);
@@ -599,8 +608,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     // The barrier ensures that all threads have read the spike maps before these are overwritten.
     multiplying_barrier();
-    stage_ends(4 + kLayers);
+    end_timed_stage(4 + kLayers);
   }
-  stages_finish();
+  store_stage_clocks();
   if (threadIdx.x == 0) rounds[blockIdx.x] = tag;
 }

@@ -9,18 +9,18 @@
 #include "resnet18/neurons.cuh"
 #include "resnet18/packed.cuh"
 
-constexpr int kRanks = RANKS, kLayers = LAYERS, kSlots = SLOTS;
+constexpr int kRanks = RANKS, kLayers = LAYERS, kSlots = SLOTS;  // blocks of a group; weight slots
 constexpr int kGroupThreads = 128, kGroups = 4, kMultiplying = kGroups * kGroupThreads;
 static_assert(kMultiplying + kGroupThreads == THREADS, "and a warpgroup that copies");
-constexpr int kImages = kRows / kSteps;
+constexpr int kImages = kRows / kSteps;  // images that a group of blocks computes at once
 constexpr int kTileFilters = 32, kTileBytes = kTileFilters * kChannels * 2;
 constexpr int kSlotBytes = 2 * kTileBytes;
 constexpr int kSumsBytes = 1 << 16, kMapBytes = 64 * kGroupBytes, kMaps = 3;
 constexpr int kUnit = kSteps > kOctet ? kSteps : kOctet;  // rows of a thread's neurons
 
 struct LayerParameters {
-  const u16* weight;         // tiles [filters / 32, depth / 64], tap 0 first; those before the
-                             // first live one are not held
+  const u16* weight;         // tiles [filters / 32, depth / 64], tap 0 first; the tiles before the
+                             // first tap that reads pixels are absent
   const float* bias;         // [filters]
   const u16* second_weight;  // [filters, second_channels] of a 1x1 convolution of the map before
   const float* second_bias;  // the layer's input; both are null without a 1x1 convolution
@@ -30,14 +30,14 @@ struct LayerParameters {
   u64* sent;     // words that blocks send each other, with tags: a packed map for each group
 };
 
-__device__ __forceinline__ void arrive_times(u32 barrier, u32 count) {
+__device__ __forceinline__ void barrier_arrive_count_times(u32 barrier, u32 count) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
                : "memory");
 }
 
 // Computes acc[64][64] += x[64][16] w[64][16]^T with x in registers; common/wgmma/tile.cuh
 // describes the layouts.
-__device__ __forceinline__ void wgmma_columns(float (&d)[32], const u32 (&x)[4], u64 w) {
+__device__ __forceinline__ void wgmma_w_transposed(float (&d)[32], const u32 (&x)[4], u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
@@ -59,23 +59,25 @@ __device__ __forceinline__ const LayerParameters& layer_parameters_at(int n) {
 }
 // Returns the biases of the thread block's filters in a layer, in the form in which a fed time step
 // adds them to the currents.
-__device__ __forceinline__ float* shifts_at(int layer) {
+__device__ __forceinline__ float* bias_address_of_layer(int layer) {
   return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMaxFiltersPerBlock;
 }
 __device__ __forceinline__ u32 full_barrier(int slot) {
   return shared_address(shared) + kBarriersAt + slot * 8;
 }
 __device__ __forceinline__ u32 empty_barrier(int slot) { return full_barrier(kSlots + slot); }
-__device__ __forceinline__ u32 map_at(int n) {
+__device__ __forceinline__ u32 feature_map_address(int n) {
   return shared_address(shared) + kMapsAt + n % kMaps * kMapBytes;
 }
-__device__ __forceinline__ void multiplying_barrier() { barrier_sync(1, kMultiplying); }
+__device__ __forceinline__ void multiplying_barrier() { named_barrier_sync(1, kMultiplying); }
 
 // The part of a layer that a thread block computes, where the layer's output has kSide x kSide
 // pixels and 512 / kSide filters.
 template <int kSide>
 struct BlockShareOfLayer {
-  static constexpr int kParts = kSide == 8 ? 8 : kSide == 4 ? 4 : 1;  // of the pixels
+  static constexpr int kParts = kSide == 8   ? 8
+                                : kSide == 4 ? 4
+                                             : 1;  // into which the pixels are divided
   static constexpr int kPixels = kSide * kSide / kParts, kAllFilters = 512 / kSide;
   static constexpr int kFilters = kAllFilters * kParts / kRanks;
   // A warpgroup computes up to four pixels and one part of the depth of the sums.
@@ -95,11 +97,11 @@ constexpr int kLayersPerStage = kLayers / 4;
 // Returns whether a layer is the first of a stage that halves the side of the map. The second layer
 // of a stage that halves the side has two operands: its own convolution and that of the shortcut.
 template <int kSide>
-__device__ __forceinline__ bool starts_stage(int number) {
+__device__ __forceinline__ bool layer_starts_stage(int number) {
   return kSide < 8 && number % kLayersPerStage == 0;
 }
 template <int kSide>
-__device__ __forceinline__ int operands_of(int number) {
+__device__ __forceinline__ int number_of_layer_operands(int number) {
   return kSide < 8 && number % kLayersPerStage == 1 ? 2 : 1;
 }
 
@@ -114,7 +116,7 @@ struct LayerOperand {
   bool whole;                    // whether the window is all of the filter, not a part of 3x3
 
   __device__ __forceinline__ LayerOperand(int number, bool second) {
-    const int halved = second || starts_stage<kSide>(number) ? 1 : 0;  // from input to output
+    const int halved = second || layer_starts_stage<kSide>(number) ? 1 : 0;  // from input to output
     stride = 1 << halved;
     side = kSide << halved;
     groups = BlockShareOfLayer<kSide>::kAllFilters / kChannels >> halved;

@@ -47,7 +47,7 @@ struct StemThreadInputs {
 };
 
 // Index of the pair of channels whose neurons the thread computes.
-__device__ __forceinline__ int stem_pair() {
+__device__ __forceinline__ int stem_channel_pair_index() {
   return threadIdx.x % (kMultiplying / 2) / 32 * 4 + threadIdx.x % 32 / kPooledSide;
 }
 
@@ -59,7 +59,8 @@ __device__ __forceinline__ void load_stem_parameters(StemThreadInputs& in, const
 #pragma unroll
   for (int i = 0; i < kStemSteps / 2; ++i)
     in.b[i] = filters[(filter_octet * (kStemSteps / 2) + i) * 32 + lane];
-  in.shift = make_float2(bias[2 * stem_pair()], bias[2 * stem_pair() + 1]);
+  in.shift =
+      make_float2(bias[2 * stem_channel_pair_index()], bias[2 * stem_channel_pair_index() + 1]);
 }
 
 // Loads the rows of images, [B, 32, 32, 3], that the thread block's part of the stem reads,
@@ -90,7 +91,7 @@ __device__ __forceinline__ void load_stem_image_pixels(StemThreadInputs& in, con
 // Writes the loaded pixels of the images to shared memory as bf16.
 __device__ __forceinline__ void store_image_pixels_to_shared(const StemThreadInputs& in) {
   constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
-  const u32 to = map_at(1);
+  const u32 to = feature_map_address(1);
   const auto& x = in.x;
 #pragma unroll
   for (int n = 0; n < kOfThread; ++n) {
@@ -110,25 +111,26 @@ __device__ __forceinline__ float* stem_sums_at(int tile, int pixel, int filter) 
 // Computes the sums of the stem's convolution: each warp has eight filters and half of the row
 // tiles.
 __device__ __forceinline__ void compute_stem_convolution_sums(const uint4 (&b)[kStemSteps / 2]) {
-  constexpr int kHalf = ceil_div(kStemRowTiles, 2);
+  constexpr int kHalfOfRowTiles = ceil_div(kStemRowTiles, 2);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int filter_octet = warp % 8, first = warp / 8 * kHalf;
-  const u32 shared_image_address = map_at(1) + first / kConvRows * kImageBytes +
-                  first % kConvRows * 2 * kImageRowBytes +
-                  (lane % 16 + lane / 16) * 2 * kPixelBytes;
+  const int filter_octet = warp % 8, first = warp / 8 * kHalfOfRowTiles;
+  const u32 shared_image_address = feature_map_address(1) + first / kConvRows * kImageBytes +
+                                   first % kConvRows * 2 * kImageRowBytes +
+                                   (lane % 16 + lane / 16) * 2 * kPixelBytes;
   // Offset from the warp's first row tile to its i-th row tile; 0 if the i-th does not exist.
   const auto tile = [&](int i) {
     return first + i < kStemRowTiles
                ? i / kConvRows * kImageBytes + i % kConvRows * 2 * kImageRowBytes
                : 0;
   };
-  static_assert(kHalf % kConvRows == 0 || kStemRowTiles == kConvRows, "tiles are of whole images");
-  float sums[kHalf][4] = {};
+  static_assert(kHalfOfRowTiles % kConvRows == 0 || kStemRowTiles == kConvRows,
+                "tiles are of whole images");
+  float sums[kHalfOfRowTiles][4] = {};
 #pragma unroll
   for (int step = 0; step < kStemSteps; ++step) {
     const uint4 pair = b[step / 2];
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
+    for (int i = 0; i < kHalfOfRowTiles; ++i) {
       u32 a[4];
       ldmatrix_x4(a, shared_image_address + tile(i) + step / 2 * kImageRowBytes +
                   step % 2 * 4 * kPixelBytes);
@@ -140,7 +142,7 @@ __device__ __forceinline__ void compute_stem_convolution_sums(const uint4 (&b)[k
     }
   }
 #pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
+  for (int i = 0; i < kHalfOfRowTiles; ++i) {
     if (first + i >= kStemRowTiles) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -158,12 +160,13 @@ __device__ __forceinline__ void compute_and_send_pooled_stem_spikes(const StemPo
                                                                     u16* pooled, int rank,
                                           int images, int image0, int fed, float theta, int tmax,
                                           u32 tag) {
-  constexpr int kUnits = kRows / kUnit, kOfUnit = kMultiplying / 2, kWords = kUnit / kOctet;
-  static_assert(kOfUnit == kPooledSide * kChannels / 2, "a thread has a pixel's pair of channels");
-  const int unit = threadIdx.x / kOfUnit;
+  constexpr int kUnits = kRows / kUnit, kThreadsOfUnit = kMultiplying / 2, kWords = kUnit / kOctet;
+  static_assert(kThreadsOfUnit == kPooledSide * kChannels / 2,
+                "a thread has a pixel's pair of channels");
+  const int unit = threadIdx.x / kThreadsOfUnit;
   if (unit >= kUnits) return;
   const int lane = threadIdx.x % 32, column = lane % kPooledSide;
-  const int pair = stem_pair();
+  const int pair = stem_channel_pair_index();
   const int pixel = rank * kPooledSide + column;
   const StBifNeuron neuron(theta, 0, tmax, 0.f);
   u32 words[kWords] = {};
@@ -208,7 +211,7 @@ __device__ __forceinline__ void compute_and_send_pooled_stem_spikes(const StemPo
         if (pooled != nullptr && image0 + local < images) {
           const i64 frame = static_cast<i64>(t) * images + image0 + local;
           pooled[(frame * kPooledSide * kPooledSide + pixel) * kChannels + channel] =
-              Bf16::from_f32(spikes[r] * kPerQuantum);
+              Bf16::from_f32(spikes[r] * kInverseQuantum);
         }
       }
       words[word] |= spikes_to_two_bit(spikes) << 16 * c;

@@ -19,7 +19,7 @@
 #include "resnet18/neurons.cuh"
 #include "resnet18/tiles.cuh"
 
-constexpr int kImages = kTile / kSteps;
+constexpr int kImages = kTile / kSteps;  // images of a tile
 static_assert(kTile % kSteps == 0, "a tile holds all time steps of its images");
 
 __device__ __forceinline__ void wait_for_previous_layer() {
@@ -48,10 +48,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   // The addends of the sums (bias and identity) are loaded while the GEMM runs.
   using Own = NeuronPair<kSteps>;
   const i64 step_elements = static_cast<i64>(images) * pixels * filters;
-  u32 residual[Own::kOfThread][kSteps] = {};
-  float shift[Own::kOfThread][2] = {};
+  u32 residual[Own::kPairsOfThread][kSteps] = {};
+  float shift[Own::kPairsOfThread][2] = {};
 #pragma unroll
-  for (int n = 0; n < Own::kOfThread; ++n) {
+  for (int n = 0; n < Own::kPairsOfThread; ++n) {
     const Own pair(n, rows, pixel, pixels, filters, filter0);
     if (!pair.exists) continue;
 #pragma unroll
@@ -77,20 +77,20 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
   const StBifNeuron neuron(theta, 0, tmax, 0.f);
 #pragma unroll
-  for (int n = 0; n < Own::kOfThread; ++n) {
+  for (int n = 0; n < Own::kPairsOfThread; ++n) {
     const Own pair(n, rows, pixel, pixels, filters, filter0);
     if (!pair.exists) continue;
     float v[2] = {neuron.start_v, neuron.start_v}, u[2] = {neuron.start_u, neuron.start_u};
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      const float2 sum = spread_pair(pair.row + t, pair.column);
+      const float2 sum = sum_pair_over_thread_groups(pair.row + t, pair.column);
       float2 x;
       x.x = fmaf(theta, sum.x + Bf16::low(residual[n][t]), t < fed ? shift[n][0] : 0.f);
       x.y = fmaf(theta, sum.y + Bf16::high(residual[n][t]), t < fed ? shift[n][1] : 0.f);
       const float low = advance_neuron_one_step<false>(neuron, x.x, t, v[0], u[0]).spike;
       const float high = advance_neuron_one_step<false>(neuron, x.y, t, v[1], u[1]).spike;
       const i64 at = pair.at + t * step_elements;
-      store_pair(spikes + at, spike_pair(low, high));
+      store_pair(spikes + at, pack_spike_pair_as_bf16(low, high));
       if (currents != nullptr) *reinterpret_cast<float2*>(currents + at) = x;
     }
   }
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                                                      u[0]).spike;
     const float high = advance_neuron_one_step<false>(neuron, t < fed ? x[1] : 0.f, t, v[1],
                                                       u[1]).spike;
-    store_pair(spikes + t * neurons + i, spike_pair(low, high));
+    store_pair(spikes + t * neurons + i, pack_spike_pair_as_bf16(low, high));
   }
 }
 
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     float score = 0.f;
     for (int channel = lane; channel < channels; channel += 32)
       score = fmaf(row[channel], sums[channel], score);
-    score = fmaf(share, bias[class_index], lanes_sum<32>(score));
+    score = fmaf(share, bias[class_index], sum_over_lane_group<32>(score));
     if (lane > 0) continue;
     scores[class_index] = score;
     logits[image * classes + class_index] = score;

@@ -14,7 +14,7 @@
 #include "resnet18/neurons.cuh"
 #include "resnet18/tiles.cuh"
 
-constexpr int kImages = kTile / kSteps;
+constexpr int kImages = kTile / kSteps;  // images of a tile
 
 // The output `gradient`, bf16 [T, B, side², channels], is the gradient of the currents of the
 // neurons whose spikes the convolution reads. If no currents are given, the output is instead
@@ -39,10 +39,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   // GEMM runs.
   using Own = NeuronPair<kSteps>;
   const i64 step_elements = static_cast<i64>(images) * pixels * channels;
-  u32 residual[Own::kOfThread][kSteps] = {};
-  float low[Own::kOfThread][kSteps] = {}, high[Own::kOfThread][kSteps] = {};
+  u32 residual[Own::kPairsOfThread][kSteps] = {};
+  float low[Own::kPairsOfThread][kSteps] = {}, high[Own::kPairsOfThread][kSteps] = {};
 #pragma unroll
-  for (int n = 0; n < Own::kOfThread; ++n) {
+  for (int n = 0; n < Own::kPairsOfThread; ++n) {
     const Own pair(n, rows, pixel, pixels, channels, channel0);
     if (!pair.exists) continue;
 #pragma unroll
@@ -68,13 +68,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const StBifNeuron neuron(theta, 0, tmax, 0.f);
   const GaussianSurrogate surrogate(neuron);
 #pragma unroll
-  for (int n = 0; n < Own::kOfThread; ++n) {
+  for (int n = 0; n < Own::kPairsOfThread; ++n) {
     const Own pair(n, rows, pixel, pixels, channels, channel0);
     if (!pair.exists) continue;
     float g_low[kSteps], g_high[kSteps];
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      const float2 sum = spread_pair(pair.row + t, pair.column);
+      const float2 sum = sum_pair_over_thread_groups(pair.row + t, pair.column);
       g_low[t] = theta * (sum.x + Bf16::low(residual[n][t]));
       g_high[t] = theta * (sum.y + Bf16::high(residual[n][t]));
     }

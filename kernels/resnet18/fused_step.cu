@@ -16,7 +16,7 @@
 #include "resnet18/tiles.cuh"
 
 static_assert(kGroups == 1, "many blocks a multiprocessor: nothing to gain from groups");
-constexpr int kPacket = 4;
+constexpr int kPacket = 4;         // elements that a thread loads at once
 constexpr int kPackets = PACKETS;  // of a thread
 
 __device__ __forceinline__ void wait_for_previous_kernel() {
@@ -60,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<uint2*>(job.packed + i) = four;
     if (job.tiles == nullptr) continue;
     const u32 at = i % columns, tile = row / 32 * (columns / 64) + at / 64;
-    const u32 offset_in_weight_tile = swizzled<128>(row % 32, at % 64 / 8) / 2 + at % 8;
+    const u32 offset_in_weight_tile =
+        swizzled_chunk_offset<128>(row % 32, at % 64 / 8) / 2 + at % 8;
     *reinterpret_cast<uint2*>(job.tiles + tile * 2048 + offset_in_weight_tile) = four;
   }
 }
@@ -90,8 +91,8 @@ __device__ __forceinline__ void sum_bias_gradients(const WeightGradientJob& job,
   for (int tile = begin; tile < end; ++tile) {
     const int image0 = tile % image_groups * (kTile / steps);
 #pragma unroll
-    for (int n = 0; n < kCopies; ++n) {
-      const int row = first_row + n * kRowsApart;
+    for (int n = 0; n < kCopiesPerThread; ++n) {
+      const int row = first_row + n * kRowsBetweenCopies;
       const int t = row % steps, image = image0 + row / steps;
       if (t >= job.fed || image >= images) continue;
       const i64 frame = static_cast<i64>(t) * images + image;
@@ -114,7 +115,7 @@ __device__ __forceinline__ void sum_bias_gradients(const WeightGradientJob& job,
   if (threadIdx.x >= kTile) return;
   float total = 0.f;
 #pragma unroll
-  for (int row = 0; row < kRowsApart; ++row) total += all[row * kTile + threadIdx.x];
+  for (int row = 0; row < kRowsBetweenCopies; ++row) total += all[row * kTile + threadIdx.x];
   sums[filter0 + threadIdx.x] = total;
 }
 
@@ -126,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const WeightGradientJob job = jobs[job_of[blockIdx.x]];
   const int columns = job.columns, filters = job.filters, parts = job.parts;
   const int steps = job.steps, images = job.images;
-  // with a column of biases
+  // Number of column tiles of the weight gradient, plus one tile for the bias gradient.
   const int column_tiles_with_bias = columns / kTile + 1, filter_tiles = filters / kTile;
   const int block_number_in_job = blockIdx.x - job.first_block;
   const int block_column = block_number_in_job % column_tiles_with_bias,
@@ -169,8 +170,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     return false;
   };
   const u32 lane = threadIdx.x % 32, warp = group_warp();
-  const u32 a = lane_address_of_columns_by_k<kRowBytes>(0, lane) ^ (warp / 2 * 64);
-  const u32 b = lane_address_of_rows_by_k<kRowBytes>(0, lane) ^ (warp % 2 * 64);
+  const u32 a = ldmatrix_lane_address_columns_by_k<kRowBytes>(0, lane) ^ (warp / 2 * 64);
+  const u32 b = ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane) ^ (warp % 2 * 64);
   Sums sums;
   clear(sums);
   run_gemm_pipeline(copy_next_tiles_to_stage, [&](u32 gradient, u32 frames) {

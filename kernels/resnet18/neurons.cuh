@@ -5,7 +5,7 @@
 #include "common/types.cuh"
 #include "st_bif/neuron.cuh"
 
-constexpr int kSteps = STEPS;
+constexpr int kSteps = STEPS;  // time steps
 
 // Loads two adjacent 16-bit elements as one 32-bit word.
 __device__ __forceinline__ u32 load_16_bit_pair(const u16* p) {
@@ -14,8 +14,8 @@ __device__ __forceinline__ u32 load_16_bit_pair(const u16* p) {
 __device__ __forceinline__ void store_pair(u16* p, u32 pair) { *reinterpret_cast<u32*>(p) = pair; }
 
 // Converts two spikes, each stored as s·q, to bf16, which holds -1, 0 and 1 exactly.
-__device__ __forceinline__ u32 spike_pair(float low, float high) {
-  return Bf16::pack(low * kPerQuantum, high * kPerQuantum);
+__device__ __forceinline__ u32 pack_spike_pair_as_bf16(float low, float high) {
+  return Bf16::pack(low * kInverseQuantum, high * kInverseQuantum);
 }
 
 // Returns the input current of a neuron of the stem in a fed time step.

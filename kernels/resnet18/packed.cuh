@@ -13,7 +13,7 @@
 #include "common/memory.cuh"
 #include "common/types.cuh"
 
-constexpr int kRows = 16, kOctet = 8;
+constexpr int kRows = 16, kOctet = 8;  // rows of a packed map, rows of one of its words
 constexpr int kChannels = 64, kGroupBytes = kChannels * kRows / 4;  // of a pixel
 constexpr u32 kTopBits = 0xc000c000u;
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ u32 packed_pair(u32 doubled, int row) {
 __device__ __forceinline__ u32 doubled(u32 spikes) {
   return (spikes & 0x00800080u) << 7 | (spikes & 0x80008000u);
 }
-__device__ __forceinline__ u32 unpacked_pair(u32 word, int row) {
+__device__ __forceinline__ u32 spike_pair_in_top_bits(u32 word, int row) {
   return word << (2 * (kOctet - 1 - row)) & kTopBits;
 }
 
@@ -50,7 +50,7 @@ __device__ __forceinline__ u32 lane_factor(u32 lane) { return 1u << 2 * (kOctet 
 
 // Loads an A fragment of 16 rows by 16 channels of doubled spikes from a packed map; `bits` is
 // kTopBits, or 0 for a fragment of zeros.
-__device__ __forceinline__ void load_spikes(u32 (&a)[4], u32 words, u32 factor, u32 bits) {
+__device__ __forceinline__ void load_spike_fragment(u32 (&a)[4], u32 words, u32 factor, u32 bits) {
   const uint4 packed = load_shared_b128(words);
   a[0] = packed.x * factor & bits;
   a[1] = packed.y * factor & bits;

@@ -16,13 +16,13 @@ using Element = Bf16;
 #include "common/types.cuh"
 #include "common/warp_gemm.cuh"
 
-constexpr int kThreads = THREADS, kTile = TILE, kStages = STAGES;
+constexpr int kThreads = THREADS, kTile = TILE, kStages = STAGES;  // kTile: side of a tile of sums
 constexpr int kGroupThreads = 128, kGroups = kThreads / kGroupThreads;
 static_assert(kThreads % kGroupThreads == 0 && kTile == 64,
               "a thread copies a chunk of every 16th row");
 constexpr int kRowBytes = 2 * kTile, kTileBytes = kTile * kRowBytes, kStageBytes = 2 * kTileBytes;
-// a row is eight chunks
-constexpr int kRowsApart = kGroupThreads / 8, kCopies = kTile / kRowsApart;
+// A row of a tile has eight chunks of 16 bytes.
+constexpr int kRowsBetweenCopies = kGroupThreads / 8, kCopiesPerThread = kTile / kRowsBetweenCopies;
 constexpr int kPitch = kTile + 8;  // of sums: those that a half-warp stores are in different banks
 static_assert(kStages >= 3 && kTile * kPitch * 4 <= kStages * kStageBytes,
               "copies are ahead of their use, and the sums fit where the stages were");
@@ -45,10 +45,10 @@ struct ImageRowsOfTile {
   __device__ __forceinline__ ImageRowsOfTile(int images_, int steps) : images(images_), image0(0) {
     const int row = group_thread() / 8;
     chunk = group_thread() % 8;
-    shared_offset = swizzled<kRowBytes>(row, chunk);
+    shared_offset = swizzled_chunk_offset<kRowBytes>(row, chunk);
     step = row % steps;
     local = row / steps;
-    apart = kRowsApart / steps;
+    apart = kRowsBetweenCopies / steps;
   }
 
   // Copies 64 channels of every row of the tile to shared memory; rows of images past the last one
@@ -59,10 +59,10 @@ struct ImageRowsOfTile {
     const u16* from = frames + (frame * pixels + pixel) * channels + channel + 8 * chunk;
     const i64 between = static_cast<i64>(apart) * pixels * channels;
 #pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
+    for (int i = 0; i < kCopiesPerThread; ++i) {
       const bool valid = image0 + local + i * apart < images;
-      cp_async_16_bytes_or_zeros(tile + shared_offset + i * kRowsApart * kRowBytes,
-                          valid ? from + i * between : frames, valid);
+      cp_async_16_bytes_or_zeros(tile + shared_offset + i * kRowsBetweenCopies * kRowBytes,
+                                 valid ? from + i * between : frames, valid);
     }
   }
 };
@@ -72,11 +72,12 @@ struct ImageRowsOfTile {
 __device__ __forceinline__ void copy_matrix_tile(u32 tile, const u16* matrix, int pitch) {
   const int row = group_thread() / 8, chunk = group_thread() % 8;
   const u16* from = matrix + static_cast<i64>(row) * pitch + 8 * chunk;
-  const i64 between = static_cast<i64>(kRowsApart) * pitch;
+  const i64 between = static_cast<i64>(kRowsBetweenCopies) * pitch;
 #pragma unroll
-  for (int i = 0; i < kCopies; ++i)
-    cp_async_16_bytes(tile + swizzled<kRowBytes>(row, chunk) + i * kRowsApart * kRowBytes,
-                from + i * between);
+  for (int i = 0; i < kCopiesPerThread; ++i)
+    cp_async_16_bytes(
+        tile + swizzled_chunk_offset<kRowBytes>(row, chunk) + i * kRowsBetweenCopies * kRowBytes,
+        from + i * between);
 }
 
 // Runs the steps of a tile's GEMM as a pipeline of asynchronous copies and multiplications.
@@ -96,7 +97,7 @@ __device__ __forceinline__ void run_gemm_pipeline(const Copy& copy, const Multip
 #pragma unroll 1
   for (int consumed = 0; consumed < issued; ++consumed) {
     cp_async_wait<kStages - 2>();
-    barrier_sync(1 + group(), kGroupThreads);
+    named_barrier_sync(1 + group(), kGroupThreads);
     issue();
     const u32 stage = base + consumed % kStages * kStageBytes;
     multiply(stage, stage + kTileBytes);
@@ -130,7 +131,7 @@ struct TapAndChannelIterator {
       int column_)
       : operand(operand_), row(row_), column(column_), tap(0), down(0), right(0), channel(0),
         pixel(0) {
-    find_tap();
+    skip_taps_in_padding();
   }
   __device__ __forceinline__ bool done() const { return down == operand.kernel; }
   __device__ __forceinline__ void next() {
@@ -138,7 +139,7 @@ struct TapAndChannelIterator {
     if (channel < operand.channels) return;
     channel = 0;
     next_tap();
-    find_tap();
+    skip_taps_in_padding();
   }
 
  private:
@@ -156,7 +157,7 @@ struct TapAndChannelIterator {
     return at & (operand.stride - 1) ? -1 : at >> (operand.stride - 1);
   }
   // Advances the iterator to the next tap that is not in the padding.
-  __device__ __forceinline__ void find_tap() {
+  __device__ __forceinline__ void skip_taps_in_padding() {
     for (; !done(); next_tap()) {
       const int y = source(row, down), x = source(column, right);
       pixel = y * operand.side + x;
@@ -203,9 +204,10 @@ __device__ __forceinline__ void compute_convolution_sums(Sums& sums, const Image
   };
   const u32 lane = threadIdx.x % 32, warp = group_warp();
   const u32 warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
-  const u32 a = lane_address_of_rows_by_k<kRowBytes>(warp_row, lane);
-  const u32 b = kTransposed ? lane_address_of_rows_by_k<kRowBytes>(0, lane) ^ (2 * warp_column)
-                            : lane_address_of_columns_by_k<kRowBytes>(warp_column, lane);
+  const u32 a = ldmatrix_lane_address_rows_by_k<kRowBytes>(warp_row, lane);
+  const u32 b = kTransposed
+                    ? ldmatrix_lane_address_rows_by_k<kRowBytes>(0, lane) ^ (2 * warp_column)
+                    : ldmatrix_lane_address_columns_by_k<kRowBytes>(warp_column, lane);
   clear(sums);
   run_gemm_pipeline(copy, [&](u32 frames, u32 weight) {
     if constexpr (kTransposed) {
@@ -241,8 +243,8 @@ __device__ __forceinline__ void for_each_pair_of_sums(const Sums& sums, const St
 // Two adjacent neurons of a tile, for which one thread reads the sums of all time steps.
 template <int kSteps>
 struct NeuronPair {
-  static constexpr int kInTile = kTile / kSteps * kTile / 2;
-  static constexpr int kOfThread = ceil_div(kInTile, kThreads);
+  static constexpr int kPairsOfTile = kTile / kSteps * kTile / 2;
+  static constexpr int kPairsOfThread = ceil_div(kPairsOfTile, kThreads);
 
   int row, column;  // of the first sum
   i64 at;           // of the first neuron among those of a step, [B, pixels, channels]
@@ -257,7 +259,7 @@ struct NeuronPair {
     row = local * kSteps;
     column = i % (kTile / 2) * 2;
     at = (static_cast<i64>(rows.image0 + local) * pixels + pixel) * channels + first + column;
-    exists = i < kInTile && rows.image0 + local < rows.images;
+    exists = i < kPairsOfTile && rows.image0 + local < rows.images;
   }
 };
 
@@ -272,7 +274,7 @@ __device__ __forceinline__ void share_sums_in_shared_memory(const Sums& sums) {
 
 // Returns two adjacent sums of a tile, added over all thread groups, after
 // `share_sums_in_shared_memory`.
-__device__ __forceinline__ float2 spread_pair(int row, int column) {
+__device__ __forceinline__ float2 sum_pair_over_thread_groups(int row, int column) {
   float2 sum = make_float2(0.f, 0.f);
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {

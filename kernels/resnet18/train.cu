@@ -12,7 +12,7 @@
 #include "common/types.cuh"
 
 constexpr int kThreads = THREADS;
-constexpr int kTile = 32;
+constexpr int kTile = 32;  // rows and columns of a tile that is transposed
 
 __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;

@@ -26,13 +26,15 @@
 #define MIN_BLOCKS (kElementBytes == 2 ? 5 : STEPS <= 8 ? 6 : 4)
 #endif
 
-constexpr int kSteps = STEPS;
+constexpr int kSteps = STEPS;  // time steps
 constexpr int kNeuronsPerThread = PER_THREAD;
 static_assert(kSteps >= 1 && kSteps <= MAX_STEPS,
               "STEPS is 1 to MAX_STEPS: two coefficients a step are held in registers");
-static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
+static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4 ||
+                  kNeuronsPerThread == 8,
               "PER_THREAD must be 1, 2, 4 or 8");
-static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
+static_assert(kNeuronsPerThread * kElementBytes <= 16,
+              "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 template <bool kPrefire, class Own>

@@ -31,9 +31,11 @@ constexpr int kNeuronsPerThread = PER_THREAD;
 constexpr int kStateRows = 8 / kElementBytes;  // rows of gx that hold the 8 bytes of v and u
 static_assert(kStepsPerChunk >= kStateRows && kStepsPerChunk <= 16,
               "CHUNK must hold the checkpoint (2 rows of f32, 4 of 16-bit) and fit registers (16)");
-static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
+static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4 ||
+                  kNeuronsPerThread == 8,
               "PER_THREAD must be 1, 2, 4 or 8");
-static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
+static_assert(kNeuronsPerThread * kElementBytes <= 16,
+              "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 /// Saves the bits of the neurons' `state` (v and c) in kStateRows / 2 rows of gx, beginning at
@@ -149,7 +151,8 @@ __device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
     gv[j] = gv_final == nullptr ? 0.0f : gv_final[own.first + j];
     gt[j] = 0.0f;
   }
-  const long long last = (steps - 1) / kStepsPerChunk * kStepsPerChunk;  // first step of the last chunk
+  const long long last =
+      (steps - 1) / kStepsPerChunk * kStepsPerChunk;  // first step of the last chunk
 #pragma unroll 1
   for (long long t = 0; t < last; t += kStepsPerChunk) {
     if (t > 0) {
@@ -163,7 +166,8 @@ __device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
     replay_and_reverse_steps<false>(own, neuron, surrogate, x, gy, gx, neurons, last, count, v, u,
                                     gv, gt);
 #pragma unroll 1
-  for (long long t = count < kStepsPerChunk ? last - kStepsPerChunk : last; t >= 0; t -= kStepsPerChunk) {
+  for (long long t = count < kStepsPerChunk ? last - kStepsPerChunk : last; t >= 0;
+       t -= kStepsPerChunk) {
     if (t == 0) {
 #pragma unroll
       for (int j = 0; j < Own::kCount; ++j) {
@@ -174,8 +178,8 @@ __device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
       restore_state_from_rows(own, gx + t * neurons, neurons, v);
       restore_state_from_rows(own, gx + (t + kStateRows / 2) * neurons, neurons, u);
     }
-    replay_and_reverse_steps<true>(own, neuron, surrogate, x, gy, gx, neurons, t, kStepsPerChunk, v, u, gv,
-                                   gt);
+    replay_and_reverse_steps<true>(own, neuron, surrogate, x, gy, gx, neurons, t, kStepsPerChunk, v,
+                                   u, gv, gt);
   }
 }
 

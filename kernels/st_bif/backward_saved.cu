@@ -27,7 +27,8 @@ constexpr int kStepsPerChunk = CHUNK;
 constexpr int kNeuronsPerThread = PER_THREAD;
 static_assert(kNeuronsPerThread == 1 || kNeuronsPerThread == 2 || kNeuronsPerThread == 4,
               "PER_THREAD must be 1, 2 or 4: H is loaded with one instruction");
-static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 && (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
+static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 &&
+                  (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
               "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
@@ -98,8 +99,8 @@ __device__ __forceinline__ void run_saved_backward(const Own& own, const StBifNe
     gv[j] = gv_final == nullptr ? 0.0f : gv_final[own.first + j];
     gt[j] = 0.0f;
   }
-  run_backward_steps<Own::kCount == 1 ?
-      2 * kStepsPerChunk : kStepsPerChunk>(own, neuron, surrogate, arrays, steps, gv, gt);
+  run_backward_steps<Own::kCount == 1 ? 2 * kStepsPerChunk : kStepsPerChunk>(own, neuron, surrogate,
+                                                                             arrays, steps, gv, gt);
 }
 
 /// The arrays gy and gx have the layout [T, N] in the element type. The membranes, fp32 [T, N], and

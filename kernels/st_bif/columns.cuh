@@ -14,22 +14,21 @@
 template <int kCount_>
 struct ThreadColumns {
   static constexpr int kCount = kCount_;
-  static constexpr int kBytes = kCount * kElementBytes;
-  typedef Packet<kBytes> Raw;
+  static constexpr int kPacketBytes = kCount * kElementBytes;
+  typedef Packet<kPacketBytes> Raw;
 
   long long first;
 
   __device__ __forceinline__ explicit ThreadColumns(long long first_) : first(first_) {}
 
   __device__ __forceinline__ Raw load(const Element* row) const {
-    return load_read_only_packet<kBytes>(row + first);
+    return load_read_only_packet<kPacketBytes>(row + first);
   }
   __device__ __forceinline__ void store(Element* row, const float (&value)[kCount]) const {
-    store_packet_once<kBytes>(row + first, pack_floats_to_elements<kCount>(value));
+    store_packet_evict_first<kPacketBytes>(row + first, pack_floats_to_elements<kCount>(value));
   }
 
-  /// Saves and restores kElementBytes raw bytes for each column; the thread that saves the bytes is
-  /// the one that restores them.
+  /// Stores kElementBytes raw bytes for each column; the same thread loads them again later.
   __device__ __forceinline__ void store_raw_bits(Element* row,
                                              const unsigned int (&bits)[kCount]) const {
     Raw raw;
@@ -40,11 +39,11 @@ struct ThreadColumns {
 #pragma unroll
       for (int i = 0; i < kCount; i += 2) raw.word[i / 2] = join_low_halves(bits[i], bits[i + 1]);
     }
-    store_packet_once<kBytes>(row + first, raw);
+    store_packet_evict_first<kPacketBytes>(row + first, raw);
   }
   __device__ __forceinline__ void load_raw_bits(const Element* row,
                                             unsigned int (&bits)[kCount]) const {
-    const Raw raw = load_coherent_packet<kBytes>(row + first);
+    const Raw raw = load_coherent_packet<kPacketBytes>(row + first);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       bits[i] = kElementBytes == 4 ? raw.word[i]

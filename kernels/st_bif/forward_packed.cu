@@ -28,8 +28,10 @@ constexpr int kNeuronsPerThread = PER_THREAD;
 constexpr int kStepsPerChunk = CHUNK;
 static_assert(kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
               "PER_THREAD must be 4 or 8: a thread packs whole bytes of four spikes");
-static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
-static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 && (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
+static_assert(kNeuronsPerThread * kElementBytes <= 16,
+              "PER_THREAD elements must fit one 16-byte load");
+static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 &&
+                  (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
               "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
@@ -84,7 +86,7 @@ __device__ __forceinline__ void run_forward_steps(const StBifNeuron& neuron, con
       }
       Packet<kCount / 4> codes;
       codes.word[0] = spikes_to_two_bit<kCount>(spike);
-      store_packet_once<kCount / 4>(spikes + (t + i) * row_bytes + first / 4, codes);
+      store_packet_evict_first<kCount / 4>(spikes + (t + i) * row_bytes + first / 4, codes);
     }
   }
   if constexpr (kSteps > 1) {
@@ -133,15 +135,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
       const long long first =
           first_neuron_of_thread_block +
               (static_cast<long long>(part) * blockDim.x + threadIdx.x) * 4;
-      run_packed_forward<true, false, kStepsPerChunk, 4>(neuron, x, spikes, v_final, neurons, first, steps);
+      run_packed_forward<true, false, kStepsPerChunk, 4>(neuron, x, spikes, v_final, neurons, first,
+                                                         steps);
     }
   } else if (prefire != 0.0f) {
-    run_packed_forward<true, true, kStepsPerChunk, kNeuronsPerThread>(neuron, x, spikes, v_final, neurons,
-                                        first_neuron_of_thread_block + threadIdx.x * kNeuronsPerThread,
-                                            steps);
+    run_packed_forward<true, true, kStepsPerChunk, kNeuronsPerThread>(
+        neuron, x, spikes, v_final, neurons,
+        first_neuron_of_thread_block + threadIdx.x * kNeuronsPerThread, steps);
   } else {
-    run_packed_forward<false, true, kStepsPerChunk, kNeuronsPerThread>(neuron, x, spikes, v_final, neurons,
-                                         first_neuron_of_thread_block + threadIdx.x * kNeuronsPerThread,
-                                             steps);
+    run_packed_forward<false, true, kStepsPerChunk, kNeuronsPerThread>(
+        neuron, x, spikes, v_final, neurons,
+        first_neuron_of_thread_block + threadIdx.x * kNeuronsPerThread, steps);
   }
 }

@@ -25,8 +25,10 @@ constexpr int kNeuronsPerThread = PER_THREAD;
 constexpr int kStepsPerChunk = CHUNK;
 static_assert(kNeuronsPerThread == 4 || kNeuronsPerThread == 8,
               "PER_THREAD must be 4 or 8: spikes are stored as whole 4- or 8-byte words");
-static_assert(kNeuronsPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
-static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 && (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
+static_assert(kNeuronsPerThread * kElementBytes <= 16,
+              "PER_THREAD elements must fit one 16-byte load");
+static_assert(kStepsPerChunk >= 1 && kStepsPerChunk <= 16 &&
+                  (kStepsPerChunk & (kStepsPerChunk - 1)) == 0,
               "CHUNK steps are held in registers: 1, 2, 4, 8 or 16");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
@@ -42,7 +44,7 @@ __device__ __forceinline__ void store_spikes_as_int8(signed char* address,
       packet.word[i / 4] = spikes_to_int8x4(spike[i], spike[i + 1], spike[i + 2], spike[i + 3]);
     }
   }
-  store_packet_once<kCount>(address, packet);
+  store_packet_evict_first<kCount>(address, packet);
 }
 
 /// Runs kSteps time steps at a time from step `t`, with all their loads before the first use; half
@@ -85,9 +87,8 @@ __device__ __forceinline__ void run_vectorized_forward(const Own& own, const StB
     v[j] = neuron.start_v;
     u[j] = neuron.start_u;
   }
-  run_forward_steps<kPrefire, Own::kCount == 1 ?
-      2 * kStepsPerChunk : kStepsPerChunk>(own, neuron, x, spikes, neurons, 0,
-                                                              steps, v, u);
+  run_forward_steps<kPrefire, Own::kCount == 1 ? 2 * kStepsPerChunk : kStepsPerChunk>(
+      own, neuron, x, spikes, neurons, 0, steps, v, u);
   if (v_final != nullptr) {
 #pragma unroll
     for (int j = 0; j < Own::kCount; ++j) v_final[own.first + j] = v[j];

@@ -18,7 +18,7 @@
 #include "common/math.cuh"
 
 constexpr float kQuantum = 0x1p-23f;  // u per unit of c
-constexpr float kPerQuantum = 0x1p23f;
+constexpr float kInverseQuantum = 0x1p23f;
 
 struct StBifNeuron {
   float theta;
@@ -31,7 +31,7 @@ struct StBifNeuron {
 
   __device__ __forceinline__ StBifNeuron(float theta_, int tmin, int tmax_, float prefire)
       : theta(theta_),
-        theta_per_quantum(theta_ * kPerQuantum),
+        theta_per_quantum(theta_ * kInverseQuantum),
         lowest(1.0f - kQuantum * static_cast<float>(tmax_ - tmin)),
         start_u(1.0f - kQuantum * static_cast<float>(tmax_)),
         start_v((0.5f + prefire) * theta_),
@@ -74,7 +74,7 @@ __device__ __forceinline__ NeuronStepResults advance_neuron_one_step(const StBif
 __device__ __forceinline__ float int8_tracer_to_fraction(const StBifNeuron& neuron,
                                                          unsigned int word,
                                                   int index) {
-  const float biased = __uint_as_float(byte_over(word ^ 0x80808080u, index, 0x4b000000u));
+  const float biased = __uint_as_float(replace_lowest_byte(word ^ 0x80808080u, index, 0x4b000000u));
   return __fmaf_rn(biased, kQuantum, -kQuantum * static_cast<float>(neuron.tmax + 128));
 }
 
@@ -83,14 +83,14 @@ __device__ __forceinline__ float int8_tracer_to_fraction(const StBifNeuron& neur
 /// flipping the top bits restores the sign.
 __device__ __forceinline__ unsigned int spikes_to_int8x4(float s0, float s1, float s2, float s3) {
   constexpr float kBase = 0x1p23f + 0x8080;
-  const float low = __fmaf_rn(s1, kPerQuantum * 0x1p8f, __fmaf_rn(s0, kPerQuantum, kBase));
-  const float high = __fmaf_rn(s3, kPerQuantum * 0x1p8f, __fmaf_rn(s2, kPerQuantum, kBase));
+  const float low = __fmaf_rn(s1, kInverseQuantum * 0x1p8f, __fmaf_rn(s0, kInverseQuantum, kBase));
+  const float high = __fmaf_rn(s3, kInverseQuantum * 0x1p8f, __fmaf_rn(s2, kInverseQuantum, kBase));
   return join_low_halves(__float_as_uint(low), __float_as_uint(high)) ^ 0x80808080u;
 }
 
 /// Converts one spike, stored as s·q, to an int8 in the lowest byte.
 __device__ __forceinline__ unsigned int spike_to_int8(float s) {
-  return (__float_as_uint(__fmaf_rn(s, kPerQuantum, 0x1p23f + 0x80)) & 0xffu) ^ 0x80u;
+  return (__float_as_uint(__fmaf_rn(s, kInverseQuantum, 0x1p23f + 0x80)) & 0xffu) ^ 0x80u;
 }
 
 /// Packs up to eight spikes, each stored as s·q, as two-bit codes, spike i in bits 2i and 2i+1: 00
@@ -101,7 +101,7 @@ __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[k
                 "spikes are packed four to a byte, at most two bytes at a time");
   constexpr unsigned int kSigns = 0xaaaau & ((1u << (2 * kCount)) - 1u);
   float sum = 0x1p23f + kSigns;
-  float weight = kPerQuantum;
+  float weight = kInverseQuantum;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     sum = __fmaf_rn(spike[i], weight, sum);
@@ -115,8 +115,9 @@ __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[k
 struct GaussianSurrogate {
   static constexpr float kUnitSharpness =
       2.097090960f;  // sqrt(log2(e) / 2) / 0.405: g(d, 1) = 2^-(d·kUnitSharpness)²
-  static constexpr float kPerU =
-      kUnitSharpness * kPerQuantum;  // even and above 2^24, so kPerU + kZeroDistance is a float
+  static constexpr float kScaledDistancePerU =
+      kUnitSharpness *
+      kInverseQuantum;  // even and above 2^24, so kScaledDistancePerU + kZeroDistance is a float
   static constexpr float kZeroDistance = 32.0f;  // a distance at which 2^-(distance²) is 0
   float sharpness;                      // g(z, θ) = 2^(-(z·sharpness)² - log2 θ)
   float minus_log2_theta;
@@ -126,8 +127,9 @@ struct GaussianSurrogate {
   __device__ __forceinline__ explicit GaussianSurrogate(const StBifNeuron& neuron)
       : sharpness(kUnitSharpness / neuron.theta),
         minus_log2_theta(-log2_approx(neuron.theta)),
-        lowest_per_quantum(neuron.lowest * kPerQuantum),
-        span_and_far(__fadd_rn(__fmaf_rn(neuron.lowest, -kPerU, kPerU), kZeroDistance)) {}
+        lowest_per_quantum(neuron.lowest * kInverseQuantum),
+        span_and_far(__fadd_rn(__fmaf_rn(neuron.lowest, -kScaledDistancePerU, kScaledDistancePerU),
+                               kZeroDistance)) {}
 };
 
 /// Coefficients of one backward step, from H[t], the conditions on it, and u before the step:
@@ -145,8 +147,9 @@ __device__ __forceinline__ SurrogateCoefficients surrogate_coefficients(
   const float scaled_membrane = __fmul_rn(step.membrane, surrogate.sharpness);
   const float scaled_excess_over_threshold = __fmaf_rn(step.membrane, surrogate.sharpness,
                                 -GaussianSurrogate::kUnitSharpness);
-  const float tracer_above_minimum = fma_saturated(u, kPerQuantum, -surrogate.lowest_per_quantum);
-  const float tracer_below_maximum = fma_saturated(u, -kPerQuantum, kPerQuantum);
+  const float tracer_above_minimum =
+      fma_saturated(u, kInverseQuantum, -surrogate.lowest_per_quantum);
+  const float tracer_below_maximum = fma_saturated(u, -kInverseQuantum, kInverseQuantum);
   const float g_below = exp2_approx(__fmaf_rn(-scaled_membrane, scaled_membrane,
                                               surrogate.minus_log2_theta));
   const float g_above = exp2_approx(__fmaf_rn(-scaled_excess_over_threshold,
@@ -155,8 +158,9 @@ __device__ __forceinline__ SurrogateCoefficients surrogate_coefficients(
   // The distance is Tmax - c where H >= θ, and c - Tmin where H < 0. If neither H >= θ nor H < 0
   // holds, the distance is more than kZeroDistance, so that one exponential gives b in all three
   // cases.
-  const float far = __fmaf_rn(u, -GaussianSurrogate::kPerU,
-                              GaussianSurrogate::kPerU + GaussianSurrogate::kZeroDistance);
+  const float far =
+      __fmaf_rn(u, -GaussianSurrogate::kScaledDistancePerU,
+                GaussianSurrogate::kScaledDistancePerU + GaussianSurrogate::kZeroDistance);
   const float distance =
       __fmaf_rn(step.down, -surrogate.span_and_far,
                 __fmaf_rn(step.up, -GaussianSurrogate::kZeroDistance, far));

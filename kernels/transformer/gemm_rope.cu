@@ -22,31 +22,31 @@ struct RopeEpilogue {
 
   // Number of groups of eight columns after which the columns' RoPE angles repeat, because the next
   // head begins.
-  static constexpr int kPeriod = kColumns % kHeadDim == 0 ? kHeadDim / 8 : kColumns / 8;
+  static constexpr int kAnglePeriodGroups = kColumns % kHeadDim == 0 ? kHeadDim / 8 : kColumns / 8;
   // Cosine and sine of the RoPE pairs that a lane has in its two rows.
-  struct Loaded {
-    Packet<8> angle[kPeriod][2];
+  struct EpilogueInputs {
+    Packet<8> angle[kAnglePeriodGroups][2];
   };
 
   Element* qkv;
   const float* table;
   int tokens, columns, context;
 
-  __device__ __forceinline__ void load(Loaded& loaded, int row, int tile) const {
+  __device__ __forceinline__ void load(EpilogueInputs& loaded, int row, int tile) const {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int position = (row + lane / 4 + 8 * h) % context;
       const float* angles = table + static_cast<i64>(position) * kHeadDim;
 #pragma unroll
-      for (int group = 0; group < kPeriod; ++group)
+      for (int group = 0; group < kAnglePeriodGroups; ++group)
         loaded.angle[group][h] = load_read_only_packet<8>(
             angles + (tile * kColumns + 8 * group) % kHeadDim + lane % 4 * 2);
     }
   }
 
-  __device__ __forceinline__ void store(Accumulator& d, const Loaded& loaded, u32 slice, int row,
-                                        int tile) const {
+  __device__ __forceinline__ void store(Accumulator& d, const EpilogueInputs& loaded, u32 slice,
+                                        int row, int tile) const {
     const int first = tile * kColumns;
     const int rotated_columns_of_tile = columns / 3 * 2 - first;  // columns of the tile that are
 #pragma unroll
@@ -54,7 +54,7 @@ struct RopeEpilogue {
       if (8 * j >= rotated_columns_of_tile) break;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const Packet<8>& angle = loaded.angle[j % kPeriod][h];
+        const Packet<8>& angle = loaded.angle[j % kAnglePeriodGroups][h];
         const float cosine = __uint_as_float(angle.word[0]);
         const float sine = __uint_as_float(angle.word[1]);
         const float a = d[4 * j + 2 * h], b = d[4 * j + 2 * h + 1];
@@ -64,7 +64,8 @@ struct RopeEpilogue {
     }
     u32 words[kColumns / 4];
 #pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) words[i] = floats_to_pair(d[2 * i], d[2 * i + 1]);
+    for (int i = 0; i < kColumns / 4; ++i)
+      words[i] = pack_floats_to_element_pair(d[2 * i], d[2 * i + 1]);
     store_rows_through_slice(slice, words, qkv, columns, row, tokens, first, columns);
   }
 };

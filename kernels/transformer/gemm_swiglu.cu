@@ -17,15 +17,15 @@ struct SwigluEpilogue {
     return {k, tile * kHalf, half, 0};
   }
 
-  struct Loaded {};
+  struct EpilogueInputs {};
 
   Element *h, *gate_up;
   int tokens, ff;
 
-  __device__ __forceinline__ void load(Loaded&, int, int) const {}
-  __device__ __forceinline__ void store(const Accumulator& d, const Loaded&, u32 slice, int row,
-                                        int tile) const {
-    constexpr int kWords = kHalf / 4;
+  __device__ __forceinline__ void load(EpilogueInputs&, int, int) const {}
+  __device__ __forceinline__ void store(const Accumulator& d, const EpilogueInputs&, u32 slice,
+                                        int row, int tile) const {
+    constexpr int kWords = kHalf / 4;  // words of two elements of h of a lane
     const int column = tile * kHalf;
     u32 words[kWords];
     if (kSaved) {
@@ -33,7 +33,8 @@ struct SwigluEpilogue {
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < kWords; ++i)
-          words[i] = floats_to_pair(d[half * kHalf / 2 + 2 * i], d[half * kHalf / 2 + 2 * i + 1]);
+          words[i] = pack_floats_to_element_pair(d[half * kHalf / 2 + 2 * i],
+                                                 d[half * kHalf / 2 + 2 * i + 1]);
         store_rows_through_slice(slice, words, gate_up + half * ff, 2 * ff, row, tokens, column,
                                  ff);
       }
@@ -46,7 +47,7 @@ struct SwigluEpilogue {
         const float gate = d[2 * i + j], up = d[kHalf / 2 + 2 * i + j];
         h[j] = up * gate * reciprocal_approx(1.f + exp2_approx(-kLog2E * gate));
       }
-      words[i] = floats_to_pair(h[0], h[1]);
+      words[i] = pack_floats_to_element_pair(h[0], h[1]);
     }
     store_rows_through_slice(slice, words, h, ff, row, tokens, column, ff);
   }

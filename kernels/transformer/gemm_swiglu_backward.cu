@@ -18,18 +18,18 @@ struct SwigluBackwardEpilogue {
     return {k, tile * kColumns + half * kHalf, 0, 0};
   }
 
-  struct Loaded {};
+  struct EpilogueInputs {};
   // Gates and ups that a lane holds of one slice of columns of the output tile.
-  static constexpr int kOwn = kSlice / 16, kSlices = kColumns / kSlice;
+  static constexpr int kPacketsPerLane = kSliceColumns / 16, kSlices = kColumns / kSliceColumns;
   struct GatesAndUpsOfLane {
-    Packet<16> gate[kOwn], up[kOwn];
+    Packet<16> gate[kPacketsPerLane], up[kPacketsPerLane];
   };
 
   const Element* gate_up;
   Element* grad_gate_up;
   int tokens, ff;
 
-  __device__ __forceinline__ void load(Loaded&, int row, int tile) const {
+  __device__ __forceinline__ void load(EpilogueInputs&, int row, int tile) const {
     constexpr int kLineElements = 64, kLines = ceil_div(kColumns, kLineElements);
     static_assert(kLines <= 4, "a row's lines of both matrices have eight lanes");
     const int lane = threadIdx.x % kWarpSize;
@@ -52,9 +52,9 @@ struct SwigluBackwardEpilogue {
   // number and its row and column in the slice.
   template <typename F>
   __device__ __forceinline__ void for_each_packet(int row, int column, const F& f) const {
-    constexpr int kPackets = kSlice / 8;
+    constexpr int kPackets = kSliceColumns / 8;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kPacketsPerLane; ++i) {
       const int at = i * static_cast<int>(kWarpSize) + threadIdx.x % kWarpSize;
       const int row_in_slice = at / kPackets, column_in_slice = at % kPackets * 8;
       if (row + row_in_slice < tokens && column + column_in_slice < ff)
@@ -87,25 +87,26 @@ struct SwigluBackwardEpilogue {
         up[j] = slope[j] * silu;
       }
       Element* to = grad_gate_up + offset(row + row_in_slice, column + column_in_slice);
-      store_packet_once<16>(to, pack_floats_to_elements<8>(gate));
-      store_packet_once<16>(to + ff, pack_floats_to_elements<8>(up));
+      store_packet_evict_first<16>(to, pack_floats_to_elements<8>(gate));
+      store_packet_evict_first<16>(to + ff, pack_floats_to_elements<8>(up));
     });
   }
 
-  __device__ __forceinline__ void store(const Accumulator& d, const Loaded&, u32 slice, int row,
-                                        int tile) const {
+  __device__ __forceinline__ void store(const Accumulator& d, const EpilogueInputs&, u32 slice,
+                                        int row, int tile) const {
     const int column = tile * kColumns;
     GatesAndUpsOfLane inputs[2];
     read(inputs[0], row, column);
     u32 words[kColumns / 4];
 #pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) words[i] = floats_to_pair(d[2 * i], d[2 * i + 1]);
+    for (int i = 0; i < kColumns / 4; ++i)
+      words[i] = pack_floats_to_element_pair(d[2 * i], d[2 * i + 1]);
 #pragma unroll
     for (int at = 0; at < kSlices; ++at) {
-      if (at + 1 < kSlices) read(inputs[(at + 1) % 2], row, column + (at + 1) * kSlice);
-      write_rows_to_slice(slice, words, at * kSlice / 4);
+      if (at + 1 < kSlices) read(inputs[(at + 1) % 2], row, column + (at + 1) * kSliceColumns);
+      write_rows_to_slice(slice, words, at * kSliceColumns / 4);
       __syncwarp();
-      write(inputs[at % 2], slice, row, column + at * kSlice);
+      write(inputs[at % 2], slice, row, column + at * kSliceColumns);
       __syncwarp();
     }
   }

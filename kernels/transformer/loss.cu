@@ -65,14 +65,15 @@ __device__ __forceinline__ void cross_entropy_of_token(const Element* logits, co
   if (valid && threadIdx.x == 0) hit_packet = load_coherent_packet<kElementBytes>(logits + row +
       target_column);
 
-  u32 largest = kLowestWord;
+  u32 largest = kNegativeInfinityWord;
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {
     const int column = first + i * (kThreads * kPacket);
     if (column >= stride) break;
     if (column + kPacket > vocabulary) mask_padding_columns(packets[i], column, vocabulary);
 #pragma unroll
-    for (int word = 0; word < 4; ++word) largest = larger_halves(largest, packets[i].word[word]);
+    for (int word = 0; word < 4; ++word)
+      largest = max_of_element_pairs(largest, packets[i].word[word]);
   }
   const float low = element_to_float<false>(largest), high = element_to_float<true>(largest);
   const float top = block_max<kThreads>(max_f32(low, high), scratch);
@@ -118,7 +119,8 @@ __device__ __forceinline__ void cross_entropy_of_token(const Element* logits, co
         if (column + j >= vocabulary) values[j] = 0.f;
       }
     }
-    store_packet_once<16>(gradients + row + column, pack_floats_to_elements<kPacket>(values));
+    store_packet_evict_first<16>(gradients + row + column,
+                                 pack_floats_to_elements<kPacket>(values));
   }
 }
 

@@ -21,21 +21,22 @@
 #include "common/types.cuh"
 #include "transformer/quads.cuh"
 
-constexpr int kThreads = THREADS, kGroup = GROUP, kQuads = QUADS;
-constexpr int kGroups = kThreads / kGroup, kWarps = kGroup / static_cast<int>(kWarpSize);
-constexpr int kRow = kGroup * kQuads * 4;  // elements that a group has room for
+constexpr int kThreads = THREADS, kGroupThreads = GROUP, kQuads = QUADS;
+constexpr int kGroups = kThreads / kGroupThreads,
+              kWarps = kGroupThreads / static_cast<int>(kWarpSize);
+constexpr int kRow = kGroupThreads * kQuads * 4;  // elements that a group has room for
 constexpr float kEpsilon = 1e-5f;
-static_assert(kThreads % kGroup == 0 && kGroup % 32 == 0 && kGroups <= 15,
+static_assert(kThreads % kGroupThreads == 0 && kGroupThreads % 32 == 0 && kGroups <= 15,
               "groups are whole warps, and each has a named barrier");
 
 // Sums x over the threads of a group that holds one row. Two consecutive calls use the two halves
 // of `scratch`, so that one barrier for each call is enough.
 __device__ __forceinline__ float group_sum(float x, float (&scratch)[2][kWarps], int half,
                                            int group) {
-  x = lanes_sum<32>(x);
-  const int thread = threadIdx.x % kGroup;
+  x = sum_over_lane_group<32>(x);
+  const int thread = threadIdx.x % kGroupThreads;
   if (thread % kWarpSize == 0) scratch[half][thread / kWarpSize] = x;
-  barrier_sync(1 + group, kGroup);
+  named_barrier_sync(1 + group, kGroupThreads);
   float total = 0.f;
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) total += scratch[half][i];
@@ -56,7 +57,7 @@ __device__ __forceinline__ void normalize_row_of_block(const float* x, const Ele
   ElementPacket<4> added[kQuads];
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kGroup * 4);
+    const int column = first + i * (kGroupThreads * 4);
     if (column < d) {
       load_f32_quad(x + row + column, values[i]);
       if (kAdds) added[i] = load_packed_quad(branch + row + column);
@@ -65,7 +66,7 @@ __device__ __forceinline__ void normalize_row_of_block(const float* x, const Ele
   float squares = 0.f;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kGroup * 4);
+    const int column = first + i * (kGroupThreads * 4);
     if (column >= d) break;
     Quad addends;
     if (kAdds) unpack_elements_to_floats<4>(added[i], addends);
@@ -79,7 +80,7 @@ __device__ __forceinline__ void normalize_row_of_block(const float* x, const Ele
   const float r = rsqrtf(group_sum(squares, scratch, 0, 0) / static_cast<float>(d) + kEpsilon);
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kGroup * 4);
+    const int column = first + i * (kGroupThreads * 4);
     if (column >= d) break;
     Quad gains;
     load_element_quad(gain + column, gains);
@@ -92,13 +93,13 @@ __device__ __forceinline__ void normalize_row_of_block(const float* x, const Ele
 
 // The input x is fp32 [tokens, d]; gain is [d], y [tokens, d], inverse fp32 [tokens]. d is a
 // multiple of 4 and at most kRow.
-extern "C" __global__ void __launch_bounds__(kGroup)
+extern "C" __global__ void __launch_bounds__(kGroupThreads)
     transformer_norm(const float* x, const Element* gain, Element* y, float* inverse, int d) {
   normalize_row_of_block<false>(x, nullptr, nullptr, gain, y, inverse, d);
 }
 
 // Adds the branch [tokens, d] to x before the norm; the sum, in fp32, may overwrite x.
-extern "C" __global__ void __launch_bounds__(kGroup)
+extern "C" __global__ void __launch_bounds__(kGroupThreads)
     transformer_norm_add(const float* x, const Element* branch, float* sum, const Element* gain,
                          Element* y, float* inverse, int d) {
   normalize_row_of_block<true>(x, branch, sum, gain, y, inverse, d);
@@ -115,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __shared__ __align__(16) float sums[kRow];
   wait_for_previous_kernels();
   allow_next_kernel();
-  const int group = threadIdx.x / kGroup, first = threadIdx.x % kGroup * 4;
+  const int group = threadIdx.x / kGroupThreads, first = threadIdx.x % kGroupThreads * 4;
   Quad gain_sums[kQuads] = {};
   int half = 0;
   for (i64 token = static_cast<i64>(blockIdx.x) * kGroups + group; token < tokens;
@@ -126,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const float r = inverse[token];
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const int column = first + i * (kGroup * 4);
+      const int column = first + i * (kGroupThreads * 4);
       if (column >= d) break;
       load_f32_quad(x + row + column, values[i]);
       packed[i] = load_packed_quad(grad_y + row + column);
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     float product = 0.f;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const int column = first + i * (kGroup * 4);
+      const int column = first + i * (kGroupThreads * 4);
       if (column >= d) break;
       Quad gains;
       load_element_quad(gain + column, gains);
@@ -154,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const float gradient_projection = product / static_cast<float>(d) * r * r;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const int column = first + i * (kGroup * 4);
+      const int column = first + i * (kGroupThreads * 4);
       if (column >= d) break;
 #pragma unroll
       for (int j = 0; j < 4; ++j)
@@ -170,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[first + i * (kGroup * 4) + j] = gain_sums[i][j];
+        for (int j = 0; j < 4; ++j) sums[first + i * (kGroupThreads * 4) + j] = gain_sums[i][j];
       }
     }
     __syncthreads();
@@ -178,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) gain_sums[i][j] += sums[first + i * (kGroup * 4) + j];
+        for (int j = 0; j < 4; ++j) gain_sums[i][j] += sums[first + i * (kGroupThreads * 4) + j];
       }
     }
     __syncthreads();
@@ -186,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (group > 0) return;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kGroup * 4);
+    const int column = first + i * (kGroupThreads * 4);
     if (column >= d) break;
     store_f32_quad(partials + static_cast<i64>(blockIdx.x) * d + column, gain_sums[i]);
   }
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   sums[part][lane] = sum;
   __syncthreads();
   // Warp w of the thread block sums the partial gradients of column w.
-  const float total = lanes_sum<32>(sums[lane][part]);
+  const float total = sum_over_lane_group<32>(sums[lane][part]);
   const int column_of_warp = blockIdx.x * 32 + part;
   if (lane == 0 && column_of_warp < d)
     grad_gain[static_cast<i64>(blockIdx.y) * d + column_of_warp] = total;

@@ -7,7 +7,7 @@
 #pragma once
 #include "common/element.cuh"
 
-using Quad = float[4];
+using Quad = float[4];  // four adjacent elements of a row
 
 __device__ __forceinline__ void unpack_f32_quad(const Packet<16>& packet, Quad& values) {
 #pragma unroll
@@ -32,9 +32,9 @@ __device__ __forceinline__ void store_f32_quad(float* to, const Quad& values) {
   Packet<16> packet;
 #pragma unroll
   for (int i = 0; i < 4; ++i) packet.word[i] = __float_as_uint(values[i]);
-  store_packet_once<16>(to, packet);
+  store_packet_evict_first<16>(to, packet);
 }
 
 __device__ __forceinline__ void store_element_quad(Element* to, const Quad& values) {
-  store_packet_once<4 * kElementBytes>(to, pack_floats_to_elements<4>(values));
+  store_packet_evict_first<4 * kElementBytes>(to, pack_floats_to_elements<4>(values));
 }

@@ -60,6 +60,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     values[2 * i] = a * cosines[i] - b * sine;
     values[2 * i + 1] = a * sine + b * cosines[i];
   }
-  store_packet_once<16>(rotated + token * stride + column,
-      pack_floats_to_elements<kPacket>(values));
+  store_packet_evict_first<16>(rotated + token * stride + column,
+                               pack_floats_to_elements<kPacket>(values));
 }

@@ -32,7 +32,7 @@ using Score = Element;
 template <typename T>
 using KeyPackets = Packet<4 * sizeof(T)>[kQuads];
 
-__device__ __forceinline__ int key_column(int i) {
+__device__ __forceinline__ int first_key_of_packet(int i) {
   return (i * static_cast<int>(kWarpSize) + static_cast<int>(threadIdx.x % kWarpSize)) * 4;
 }
 
@@ -43,8 +43,8 @@ __device__ __forceinline__ void load_keys(const T* row, int visible_keys, bool r
   if (rows_are_aligned) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      if (key_column(i) < visible_keys) packets[i] = load_coherent_packet<4 * sizeof(T)>(row +
-          key_column(i));
+      if (first_key_of_packet(i) < visible_keys)
+        packets[i] = load_coherent_packet<4 * sizeof(T)>(row + first_key_of_packet(i));
     }
     return;
   }
@@ -53,8 +53,8 @@ __device__ __forceinline__ void load_keys(const T* row, int visible_keys, bool r
     packets[i] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (key_column(i) + j >= visible_keys) continue;
-      const u32 bits = load_coherent_packet<sizeof(T)>(row + key_column(i) + j).word[0];
+      if (first_key_of_packet(i) + j >= visible_keys) continue;
+      const u32 bits = load_coherent_packet<sizeof(T)>(row + first_key_of_packet(i) + j).word[0];
       if constexpr (sizeof(T) == 4) {
         packets[i].word[j] = bits;
       } else {
@@ -116,12 +116,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   float top = negative_infinity();
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    unpack_four_keys<Score>(packets[i], key_column(i), visible_keys, negative_infinity(),
+    unpack_four_keys<Score>(packets[i], first_key_of_packet(i), visible_keys, negative_infinity(),
                             values[i]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) top = max_f32(top, values[i][j]);
   }
-  top = lanes_max<32>(top);
+  top = max_over_lane_group<32>(top);
   const float factor = scale * kLog2E;
   float sum = 0.f;
 #pragma unroll
@@ -132,14 +132,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       sum += values[i][j];
     }
   }
-  const float inverse = 1.f / lanes_sum<32>(sum);
+  const float inverse = 1.f / sum_over_lane_group<32>(sum);
   Element* to = probabilities + row * context;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    if (key_column(i) >= context) break;
+    if (first_key_of_packet(i) >= context) break;
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[i][j] *= inverse;
-    store_keys(to, key_column(i), context, rows_are_aligned, values[i]);
+    store_keys(to, first_key_of_packet(i), context, rows_are_aligned, values[i]);
   }
 }
 
@@ -161,23 +161,23 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     Quad p, slope;
-    unpack_four_keys<Element>(own[i], key_column(i), visible_keys, 0.f, p);
-    unpack_four_keys<Score>(gradients[i], key_column(i), visible_keys, 0.f, slope);
+    unpack_four_keys<Element>(own[i], first_key_of_packet(i), visible_keys, 0.f, p);
+    unpack_four_keys<Score>(gradients[i], first_key_of_packet(i), visible_keys, 0.f, slope);
 #pragma unroll
     for (int j = 0; j < 4; ++j) mean += p[j] * slope[j];
   }
-  mean = lanes_sum<32>(mean);
+  mean = sum_over_lane_group<32>(mean);
   rematerialize<Element>(own);
   rematerialize<Score>(gradients);
   Element* to = grad_scores + row * context;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    if (key_column(i) >= context) break;
+    if (first_key_of_packet(i) >= context) break;
     Quad p, slope;
-    unpack_four_keys<Element>(own[i], key_column(i), visible_keys, 0.f, p);
-    unpack_four_keys<Score>(gradients[i], key_column(i), visible_keys, 0.f, slope);
+    unpack_four_keys<Element>(own[i], first_key_of_packet(i), visible_keys, 0.f, p);
+    unpack_four_keys<Score>(gradients[i], first_key_of_packet(i), visible_keys, 0.f, slope);
 #pragma unroll
     for (int j = 0; j < 4; ++j) p[j] *= scale * (slope[j] - mean);
-    store_keys(to, key_column(i), context, rows_are_aligned, p);
+    store_keys(to, first_key_of_packet(i), context, rows_are_aligned, p);
   }
 }

@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     unpack_elements_to_floats<kPacket>(ups[i], up);
 #pragma unroll
     for (int j = 0; j < kPacket; ++j) up[j] *= gate[j] * sigmoid(gate[j]);
-    store_packet_once<16>(h + at * kPacket, pack_floats_to_elements<kPacket>(up));
+    store_packet_evict_first<16>(h + at * kPacket, pack_floats_to_elements<kPacket>(up));
   }
 }
 
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       up[j] = slope[j] * silu;
     }
     Element* to = grad_gate_up + gate_offset(at, ff);
-    store_packet_once<16>(to, pack_floats_to_elements<kPacket>(gate));
-    store_packet_once<16>(to + ff, pack_floats_to_elements<kPacket>(up));
+    store_packet_evict_first<16>(to, pack_floats_to_elements<kPacket>(gate));
+    store_packet_evict_first<16>(to + ff, pack_floats_to_elements<kPacket>(up));
   }
 }

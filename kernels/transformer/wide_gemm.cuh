@@ -22,7 +22,7 @@
 #include "common/wgmma/ring.cuh"
 #include "common/wgmma/wide_tile.cuh"
 
-constexpr int kRows = TILE_ROWS, kColumns = TILE_COLUMNS, kStages = STAGES;
+constexpr int kRows = TILE_ROWS, kColumns = TILE_COLUMNS, kStages = STAGES;  // of an output tile
 constexpr int kThreads = THREADS;
 constexpr int kGroupBytes = 20 << 20;  // of rows of x that are used for all columns of y
 constexpr int kGroups = 2, kGroupThreads = 128, kWarps = kGroups * 4;
@@ -33,15 +33,15 @@ constexpr int kXBytes = kRows * kRowBytes, kHalfBytes = kHalf * kRowBytes;
 constexpr int kStageBytes = kXBytes + 2 * kHalfBytes;
 // Number of columns of y that a warp stores at a time; rows of the slice are padded so that they
 // begin at different banks.
-constexpr int kSlice = SLICE_COLUMNS;
-constexpr int kSliceRowBytes = (kSlice + 8) * 2, kSliceBytes = 16 * kSliceRowBytes;
+constexpr int kSliceColumns = SLICE_COLUMNS;
+constexpr int kSliceRowBytes = (kSliceColumns + 8) * 2, kSliceBytes = 16 * kSliceRowBytes;
 constexpr int kSlicesOffset = kStages * kStageBytes;
 constexpr int kBarriersOffset = kSlicesOffset + kWarps * kSliceBytes;
 constexpr int kSharedBytes = kBarriersOffset + kStages * 16;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, two compute");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
-static_assert(kSlice % 16 == 0 && kColumns % kSlice == 0, "slices fill a tile");
+static_assert(kSliceColumns % 16 == 0 && kColumns % kSliceColumns == 0, "slices fill a tile");
 static_assert(kHalfBytes % 1024 == 0, "both halves of w begin at a group of eight rows");
 
 using Stages = SharedMemoryCopyRing<kStages, kStageBytes, kWarps>;
@@ -99,15 +99,15 @@ __device__ __forceinline__ void multiply_operand_tiles(Accumulator (&d)[kParts],
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, ++n) {
     ring.wait(n);
-    const u64 x = operand(ring.stage(n) + group * (kXBytes / kGroups));
-    const u64 w = operand(ring.stage(n) + kXBytes);
+    const u64 x = wgmma_operand_descriptor(ring.stage(n) + group * (kXBytes / kGroups));
+    const u64 w = wgmma_operand_descriptor(ring.stage(n) + kXBytes);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kDepth / 16; ++i)
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
-        wgmma_wide(d[part], operand_after(x, part * 64 * kRowBytes + i * 32),
-                   operand_after(w, i * 32), i > 0 || step > 0);
+        wgmma_wide(d[part], advance_operand_descriptor(x, part * 64 * kRowBytes + i * 32),
+                   advance_operand_descriptor(w, i * 32), i > 0 || step > 0);
     wgmma_commit();
     wgmma_wait<1>();
     if (step > 0) ring.release_by_warp(n - 1);
@@ -121,15 +121,15 @@ __device__ __forceinline__ void multiply_operand_tiles(Accumulator (&d)[kParts],
   ring.release_by_warp(n - 1);
 }
 
-// Writes 16 rows x kSlice columns of a warp's results to the warp's slice of shared memory, from
-// word `from` on. Element words[2 j + h] has two adjacent columns of row lane / 4 + 8 h, as in the
-// accumulator.
+// Writes 16 rows x kSliceColumns columns of a warp's results to the warp's slice of shared memory,
+// from word `from` on. Element words[2 j + h] has two adjacent columns of row lane / 4 + 8 h, as in
+// the accumulator.
 template <int kWords>
 __device__ __forceinline__ void write_rows_to_slice(u32 slice, const u32 (&words)[kWords],
                                                     int from) {
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
-  for (int i = 0; i < kSlice / 8; i += 2) {
+  for (int i = 0; i < kSliceColumns / 8; i += 2) {
     const int at = from + 2 * i;
     const u32 four_words[4] = {words[at], words[at + 1], words[at + 2], words[at + 3]};
     stmatrix_x4(slice + lane % 16 * kSliceRowBytes + (i + lane / 16) * 16, four_words);
@@ -142,11 +142,11 @@ template <int kWords>
 __device__ __forceinline__ void store_rows_through_slice(u32 slice, const u32 (&words)[kWords],
                                                          Element* y,
                                            i64 stride, int row, int rows, int column, int columns) {
-  constexpr int kPackets = kSlice / 8;  // of a row of a slice
-  static_assert(4 * kWords % kSlice == 0, "slices fill the columns");
+  constexpr int kPackets = kSliceColumns / 8;  // of a row of a slice
+  static_assert(4 * kWords % kSliceColumns == 0, "slices fill the columns");
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
-  for (int from = 0; from < 4 * kWords; from += kSlice) {
+  for (int from = 0; from < 4 * kWords; from += kSliceColumns) {
     write_rows_to_slice(slice, words, from / 4);
     __syncwarp();
 #pragma unroll
@@ -156,8 +156,8 @@ __device__ __forceinline__ void store_rows_through_slice(u32 slice, const u32 (&
         const uint4 x = load_shared_b128(slice + row_in_slice * kSliceRowBytes +
                                          column_in_slice * 2);
         const Packet<16> packet = {{x.x, x.y, x.z, x.w}};
-        store_packet_once<16>(y + (row + row_in_slice) * stride + column + from + column_in_slice,
-                              packet);
+        store_packet_evict_first<16>(
+            y + (row + row_in_slice) * stride + column + from + column_in_slice, packet);
       }
     }
     __syncwarp();
@@ -175,15 +175,15 @@ __device__ __forceinline__ void run_wide_gemm(const TensorMap& x, const TensorMa
   const int group = threadIdx.x / kGroupThreads;
   if (threadIdx.x == 0) {
     ring.init();
-    barrier_init_fence();
+    mbarrier_init_fence();
   }
   __syncthreads();
   wait_for_previous_kernels();
   if (group == kGroups) {
-    registers_down<40>();
+    setmaxnreg_decrease<40>();
     if (threadIdx.x % kGroupThreads == 0) copy_operand_tiles<Epilogue>(ring, x, w, shape);
   } else {
-    registers_up<232>();
+    setmaxnreg_increase<232>();
     const u32 warp = threadIdx.x / kWarpSize;
     const u32 slice = base + kSlicesOffset + warp * kSliceBytes;
     const OutputTileCounts tiles(shape, Epilogue::kTileColumns);
@@ -191,7 +191,7 @@ __device__ __forceinline__ void run_wide_gemm(const TensorMap& x, const TensorMa
     for (int index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
       const int2 tile = tiles.tile(index);
       const int first = tile.x * kRows + group * (kRows / kGroups) + warp % 4 * 16;
-      typename Epilogue::Loaded loaded[kParts];
+      typename Epilogue::EpilogueInputs loaded[kParts];
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
         epilogue.load(loaded[part], first + part * 64, tile.y);

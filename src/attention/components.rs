@@ -31,9 +31,9 @@ pub const SCORES_STEP_WORKLOAD: Workload<AttentionScoresProblem> = Workload {
     about: "q k^T / sqrt(d), f32 scores in memory",
     revision: 1,
     axes: &[B, H, S, D, ATTENTION_DTYPE_AXIS_WITHOUT_FP8],
-    default: &["b=4 h=12 s=512 d=64 dtype=f32"],
-    accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
-    thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
+    default_selection_lines: &["b=4 h=12 s=512 d=64 dtype=f32"],
+    accelerator_selection_lines: &["b=4 h=12 s=512 d=64 dtype=bf16"],
+    thorough_selection_lines: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
     bind: |point| {
         Ok(AttentionScoresProblem {
             shape: AttentionStepShape::attention_step_shape_from_point(point, point.number("d")?)?,
@@ -47,9 +47,9 @@ pub const SOFTMAX_STEP_WORKLOAD: Workload<AttentionSoftmaxProblem> = Workload {
     about: "softmax over keys of f32 scores in memory",
     revision: 1,
     axes: &[B, H, S, ATTENTION_DTYPE_AXIS_WITHOUT_FP8],
-    default: &["b=4 h=12 s=512 dtype=f32"],
-    accelerator: &["b=4 h=12 s=512 dtype=bf16"],
-    thorough: &["b=4 h=12 s=65,200,1024 dtype=f32,bf16,f16"],
+    default_selection_lines: &["b=4 h=12 s=512 dtype=f32"],
+    accelerator_selection_lines: &["b=4 h=12 s=512 dtype=bf16"],
+    thorough_selection_lines: &["b=4 h=12 s=65,200,1024 dtype=f32,bf16,f16"],
     bind: |point| {
         Ok(AttentionSoftmaxProblem {
             shape: AttentionStepShape::attention_step_shape_from_point(point, 1)?,
@@ -63,9 +63,9 @@ pub const VALUES_STEP_WORKLOAD: Workload<AttentionValuesProblem> = Workload {
     about: "p v, probabilities from memory",
     revision: 1,
     axes: &[B, H, S, D, ATTENTION_DTYPE_AXIS_WITHOUT_FP8],
-    default: &["b=4 h=12 s=512 d=64 dtype=f32"],
-    accelerator: &["b=4 h=12 s=512 d=64 dtype=bf16"],
-    thorough: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
+    default_selection_lines: &["b=4 h=12 s=512 d=64 dtype=f32"],
+    accelerator_selection_lines: &["b=4 h=12 s=512 d=64 dtype=bf16"],
+    thorough_selection_lines: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
     bind: |point| {
         Ok(AttentionValuesProblem {
             shape: AttentionStepShape::attention_step_shape_from_point(point, point.number("d")?)?,
@@ -77,14 +77,14 @@ pub const VALUES_STEP_WORKLOAD: Workload<AttentionValuesProblem> = Workload {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionStepShape {
     /// Batch.
-    pub b: usize,
+    pub batch: usize,
     /// Heads.
-    pub h: usize,
+    pub heads: usize,
     /// Number of queries of a head, and also of its keys.
-    pub s: usize,
+    pub seq_len: usize,
     /// Number of elements in each query, key or value vector of a head; 1 for the softmax step,
     /// which has no such axis.
-    pub d: usize,
+    pub head_dim: usize,
     /// Dtype of q, k, v, probabilities and output; scores are always f32.
     pub dtype: Dtype,
 }
@@ -94,22 +94,22 @@ impl AttentionStepShape {
         let [b, h, s] = [point.number("b")?, point.number("h")?, point.number("s")?];
         reject_operation_counts_beyond_64_bits([b, h, s, d])?;
         Ok(Self {
-            b,
-            h,
-            s,
-            d,
+            batch: b,
+            heads: h,
+            seq_len: s,
+            head_dim: d,
             dtype: Dtype::parse_dtype_name(point.word("dtype")?).expect("the axis lists dtypes"),
         })
     }
 
-    /// The tensors q, k, v and the output have the shape: `[b, h, s, d]`.
+    /// The shape of q, k, v and the output is `[b, h, s, d]`.
     pub fn query_key_value_shape(&self) -> [usize; 4] {
-        [self.b, self.h, self.s, self.d]
+        [self.batch, self.heads, self.seq_len, self.head_dim]
     }
 
-    /// The scores and the probabilities have the shape: `[b, h, s, s]`.
+    /// The shape of the attention scores and of the probabilities is `[b, h, s, s]`.
     pub fn score_matrix_shape(&self) -> [usize; 4] {
-        [self.b, self.h, self.s, self.s]
+        [self.batch, self.heads, self.seq_len, self.seq_len]
     }
 
     fn query_key_pairs_of_all_heads(&self) -> u64 {
@@ -121,7 +121,7 @@ impl AttentionStepShape {
     }
 
     fn head_parameters_without_mask(&self) -> SingleHeadParameters {
-        SingleHeadParameters { d: self.d, causal: false }
+        SingleHeadParameters { head_dim: self.head_dim, causal: false }
     }
 
     /// Concatenates, in row order, the results of `f(head, first_row, rows)` for blocks of rows of
@@ -130,11 +130,12 @@ impl AttentionStepShape {
         &self,
         f: impl Fn(usize, usize, usize) -> Vec<f64> + Sync,
     ) -> Vec<f64> {
-        let a_head = self.s.div_ceil(QUERY_ROWS_PER_BLOCK);
-        let pieces = parallel::map_numbers_in_parallel(self.b * self.h * a_head, &|piece| {
-            let from = piece % a_head * QUERY_ROWS_PER_BLOCK;
-            f(piece / a_head, from, QUERY_ROWS_PER_BLOCK.min(self.s - from))
-        });
+        let a_head = self.seq_len.div_ceil(QUERY_ROWS_PER_BLOCK);
+        let pieces =
+            parallel::map_numbers_in_parallel(self.batch * self.heads * a_head, &|piece| {
+                let from = piece % a_head * QUERY_ROWS_PER_BLOCK;
+                f(piece / a_head, from, QUERY_ROWS_PER_BLOCK.min(self.seq_len - from))
+            });
         pieces.concat()
     }
 }
@@ -166,7 +167,7 @@ impl Problem for AttentionScoresProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let AttentionStepShape { s, d, .. } = self.shape;
+        let AttentionStepShape { seq_len: s, head_dim: d, .. } = self.shape;
         let (q, k) = (inputs.tensor("q"), inputs.tensor("k"));
         let scores = self.shape.concatenate_row_blocks_of_heads(|head, from, rows| {
             self.shape.head_parameters_without_mask().scaled_attention_scores(
@@ -180,11 +181,14 @@ impl Problem for AttentionScoresProblem {
     /// In the scores step of attention, the scores of a head depend only on the inputs of this
     /// head.
     fn symmetries(&self) -> Vec<InputSymmetry> {
-        vec![InputSymmetry::Roll { inputs: &[("q", 1), ("k", 1)], outputs: &[("scores", 1)] }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: &[("q", 1), ("k", 1)],
+            outputs_with_axes: &[("scores", 1)],
+        }]
     }
 
     fn work(&self) -> Work {
-        let AttentionStepShape { d, dtype, .. } = self.shape;
+        let AttentionStepShape { head_dim: d, dtype, .. } = self.shape;
         Work::bytes(
             2 * self.shape.elements_of_q_or_k_or_v() * dtype.bytes_per_element() as u64,
             4 * self.shape.query_key_pairs_of_all_heads(),
@@ -202,7 +206,7 @@ impl Problem for AttentionScoresProblem {
         Tolerance { max_error: 4e-6, relative_l2: 1.5e-6 }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         // While the reference's pieces are concatenated, host memory holds the fp64 reference
         // scores twice.
         2 * self.shape.elements_of_q_or_k_or_v() * self.shape.dtype.bytes_per_element() as u64
@@ -235,7 +239,7 @@ impl Problem for AttentionSoftmaxProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let s = self.shape.s;
+        let s = self.shape.seq_len;
         let probabilities = self.shape.concatenate_row_blocks_of_heads(|head, from, rows| {
             let mut piece =
                 inputs.tensor("scores").elements_to_f64((head * s + from) * s, rows * s);
@@ -248,7 +252,10 @@ impl Problem for AttentionSoftmaxProblem {
     /// In the softmax step of attention, each row of probabilities depends only on its own row of
     /// scores.
     fn symmetries(&self) -> Vec<InputSymmetry> {
-        vec![InputSymmetry::Roll { inputs: &[("scores", 2)], outputs: &[("probabilities", 2)] }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: &[("scores", 2)],
+            outputs_with_axes: &[("probabilities", 2)],
+        }]
     }
 
     fn work(&self) -> Work {
@@ -256,7 +263,7 @@ impl Problem for AttentionSoftmaxProblem {
         // sum and divide.
         let pairs = self.shape.query_key_pairs_of_all_heads();
         Work::bytes(4 * pairs, pairs * self.shape.dtype.bytes_per_element() as u64).with_flops(
-            FlopUnit::Vector,
+            FlopUnit::VectorArithmetic,
             Dtype::F32,
             5 * pairs,
         )
@@ -271,7 +278,7 @@ impl Problem for AttentionSoftmaxProblem {
         }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         (4 + self.shape.dtype.bytes_per_element() as u64 + 2 * 8)
             * self.shape.query_key_pairs_of_all_heads()
     }
@@ -287,7 +294,7 @@ pub struct AttentionValuesProblem {
 
 impl Problem for AttentionValuesProblem {
     fn inputs(&self, seed: u64) -> Tensors {
-        let AttentionStepShape { s, dtype, .. } = self.shape;
+        let AttentionStepShape { seq_len: s, dtype, .. } = self.shape;
         // The inputs of the values step draw each probability as x² / s with x from N(0, 1), where
         // s is the number of keys. Probabilities drawn as x² / s are positive and unequal, each row
         // sums to about 1, and no platform-dependent exponential is needed.
@@ -317,7 +324,7 @@ impl Problem for AttentionValuesProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let AttentionStepShape { s, d, .. } = self.shape;
+        let AttentionStepShape { seq_len: s, head_dim: d, .. } = self.shape;
         let (p, v) = (inputs.tensor("probabilities"), inputs.tensor("v"));
         let out = self.shape.concatenate_row_blocks_of_heads(|head, from, rows| {
             self.shape.head_parameters_without_mask().probabilities_times_values(
@@ -332,16 +339,19 @@ impl Problem for AttentionValuesProblem {
     /// output rows of a head.
     fn symmetries(&self) -> Vec<InputSymmetry> {
         vec![
-            InputSymmetry::Roll {
-                inputs: &[("probabilities", 1), ("v", 1)],
-                outputs: &[("out", 1)],
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("probabilities", 1), ("v", 1)],
+                outputs_with_axes: &[("out", 1)],
             },
-            InputSymmetry::Roll { inputs: &[("probabilities", 2)], outputs: &[("out", 2)] },
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("probabilities", 2)],
+                outputs_with_axes: &[("out", 2)],
+            },
         ]
     }
 
     fn work(&self) -> Work {
-        let AttentionStepShape { d, dtype, .. } = self.shape;
+        let AttentionStepShape { head_dim: d, dtype, .. } = self.shape;
         let (pairs, vectors, bytes) = (
             self.shape.query_key_pairs_of_all_heads(),
             self.shape.elements_of_q_or_k_or_v(),
@@ -358,7 +368,7 @@ impl Problem for AttentionValuesProblem {
         attention_output_tolerance(self.shape.dtype)
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let (pairs, vectors, bytes) = (
             self.shape.query_key_pairs_of_all_heads(),
             self.shape.elements_of_q_or_k_or_v(),

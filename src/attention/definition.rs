@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use super::quantised::quantise_runs_to_e4m3;
 use super::reference::{QUERY_ROWS_PER_BLOCK, SingleHeadParameters};
-use super::sample::DrawableHeadRows;
+use super::sample::HeadRowsToSample;
 use crate::draw::draw_tensor_of_mapped_normals;
 use crate::e4m3::decode_e4m3_to_f32;
 use kernelgate::suite::ProblemsAlongEachAxis;
@@ -31,7 +31,7 @@ const DEFAULT_TOKENS_PER_BATCH: usize = 16_384;
 const DEFAULT_HIDDEN_SIZE: usize = 2048;
 /// Threshold that |x| of a standard normal x exceeds with probability 0.001; it selects the outlier
 /// elements of the inputs.
-const OUTLIER_SELECTION_THRESHOLD: f32 = 3.290_526_7;
+const OUTLIER_THRESHOLD_OF_NORMAL_SAMPLE: f32 = 3.290_526_7;
 
 pub(super) const ATTENTION_DTYPE_AXIS_WITHOUT_FP8: Axis = Axis::one_of(
     "dtype",
@@ -72,13 +72,14 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
     about: "softmax(q k^T / sqrt(d)) v; 16384 tokens, hidden 2048",
     revision: 1,
     axes: ATTENTION_FORWARD_AXES,
-    default: &[
+    default_selection_lines: &[
         "s=1024 d=64 mask=full,causal dtype=f32",
         // The sequence length 200 is not a multiple of any tile size, so faults in the tails of
-        // tiles are caught. Every element is checked.
+        // tiles are caught. In this small case the reference computes and checks every output
+        // element.
         "s=200 d=64 mask=causal dtype=f32 tokens=1600",
     ],
-    accelerator: &[
+    accelerator_selection_lines: &[
         // A small problem with an odd sequence length and outliers: every output element is
         // checked, so that faults in tails and in numerics are caught.
         "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
@@ -87,7 +88,7 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         "s=1024 d=128 mask=full dtype=bf16",
         "s=4096 d=128 mask=causal dtype=bf16",
     ],
-    thorough: &[
+    thorough_selection_lines: &[
         "s=1,7,65,129,200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 tokens=2000",
         "s=200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 inputs=outliers tokens=2000",
         "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
@@ -101,8 +102,8 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
         // L2 cache.
         "s=1 d=128 mask=full dtype=bf16 b=8,32 h=32 h_kv=8 keys=8192,32768",
         "s=4,16,64 d=128 mask=causal dtype=bf16 b=8 h=32 h_kv=8 keys=8192",
-        // The shape of the workloads `attention/scores`, `softmax` and `values`, here with the
-        // three steps fused in attention forward.
+        // This selection has the shape of the workloads `attention/scores`, `softmax` and `values`,
+        // whose three steps attention forward computes in one kernel.
         "s=512 d=64 mask=full dtype=f32,bf16 b=4 h=12",
         "s=1,129,1000 d=128 mask=full,causal dtype=fp8 tokens=2000",
         "s=1000 d=128 mask=full,causal dtype=fp8 inputs=outliers tokens=2000",
@@ -117,12 +118,12 @@ pub const FORWARD: Workload<AttentionForward> = Workload {
 /// Scan of attention forward over sequence lengths, with head dimensions 64 and 128 and both masks
 /// at two of the lengths, and one case of grouped heads.
 pub const FORWARD_SCAN_AXES: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
-    selection_lines: &FORWARD_SCAN_SELECTIONS,
+    selection_lines: &FORWARD_AXIS_SCAN_SELECTIONS,
     // The row `cuda/flash_wgmma` runs on sm_90a only; on other devices, a scan with `--axis` shows
     // every row.
     default_implementations: &["cuda/flash_wgmma", "cuda/cudnn"],
 };
-const FORWARD_SCAN_SELECTIONS: [&str; 3] = [
+const FORWARD_AXIS_SCAN_SELECTIONS: [&str; 3] = [
     "s=512,1024,2048,4096,8192,16384 d=128 mask=causal dtype=bf16",
     "s=4096,16384 d=64,128 mask=full,causal dtype=bf16",
     "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
@@ -133,9 +134,9 @@ const FORWARD_SCAN_SELECTIONS: [&str; 3] = [
 pub const FORWARD_SCAN_WITH_DECODE: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
     selection_lines: &[
         "s=256 d=128 mask=full,causal dtype=bf16",
-        FORWARD_SCAN_SELECTIONS[0],
-        FORWARD_SCAN_SELECTIONS[1],
-        FORWARD_SCAN_SELECTIONS[2],
+        FORWARD_AXIS_SCAN_SELECTIONS[0],
+        FORWARD_AXIS_SCAN_SELECTIONS[1],
+        FORWARD_AXIS_SCAN_SELECTIONS[2],
         "s=1 d=128 mask=full dtype=bf16 b=8 h=32 h_kv=8 keys=8192",
     ],
     default_implementations: &["cuda/flash_wgmma", "cuda/flash_decode", "cuda/cudnn"],
@@ -146,18 +147,18 @@ pub const FORWARD_SCAN_WITH_DECODE: ProblemsAlongEachAxis = ProblemsAlongEachAxi
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionParameters {
     /// Number of sequences in the batch.
-    pub b: usize,
+    pub batch_size: usize,
     /// Number of query heads h in each sequence.
-    pub h: usize,
+    pub query_heads: usize,
     /// Number of key-value heads in a sequence, which divides h: query head i reads key head i / (h
     /// / h_kv).
-    pub h_kv: usize,
+    pub key_value_heads: usize,
     /// Number of queries in each head (sequence length of the queries).
-    pub s: usize,
+    pub queries_per_head: usize,
     /// Number of keys in each head; under the causal mask at least the number of queries.
-    pub keys: usize,
+    pub keys_per_head: usize,
     /// Number of elements of a query or key vector (head dimension).
-    pub d: usize,
+    pub head_dim: usize,
     /// Whether attention is causal: the last query sees all keys, and each earlier query sees one
     /// key less than the next query.
     pub causal: bool,
@@ -168,7 +169,7 @@ pub struct AttentionParameters {
     pub dtype: Dtype,
     /// Whether samples of N(0, 100) are added to one input element in a thousand, as in
     /// FlashAttention-3's test of 16-bit numerics.
-    pub outliers: bool,
+    pub adds_input_outliers: bool,
 }
 
 impl AttentionParameters {
@@ -179,40 +180,40 @@ impl AttentionParameters {
         let tokens = given("tokens")?.unwrap_or(DEFAULT_TOKENS_PER_BATCH);
         let b = given("b")?.unwrap_or((tokens / s).max(1));
         let attention = Self {
-            b,
-            h,
-            h_kv: given("h_kv")?.unwrap_or(h),
-            s,
-            keys: given("keys")?.unwrap_or(s),
-            d,
+            batch_size: b,
+            query_heads: h,
+            key_value_heads: given("h_kv")?.unwrap_or(h),
+            queries_per_head: s,
+            keys_per_head: given("keys")?.unwrap_or(s),
+            head_dim: d,
             causal: point.word("mask")? == "causal",
             dtype: match point.word("dtype")? {
                 "fp8" => Dtype::Fp8,
                 name => Dtype::parse_dtype_name(name).expect("the axis lists dtypes"),
             },
-            outliers: point.get("inputs").is_some(),
+            adds_input_outliers: point.get("inputs").is_some(),
         };
-        let Self { h_kv, keys, causal, .. } = attention;
+        let Self { key_value_heads: h_kv, keys_per_head: keys, causal, .. } = attention;
         if h % h_kv != 0 {
             let heads = format!("h={h} is no multiple of h_kv={h_kv}");
-            return Err(AxisError::Combination(heads));
+            return Err(AxisError::InvalidCombinationOfValues(heads));
         }
         if causal && keys < s {
             let keys = format!("mask=causal needs a key for each query: keys={keys}, s={s}");
-            return Err(AxisError::Combination(keys));
+            return Err(AxisError::InvalidCombinationOfValues(keys));
         }
         reject_operation_counts_beyond_64_bits([b, h, s.max(keys), d])?;
         Ok(attention)
     }
 
-    /// Shape of the attention queries and outputs: `[b, h, s, d]`.
+    /// Shape `[b, h, s, d]` of the attention queries and outputs.
     pub fn query_and_output_shape(&self) -> [usize; 4] {
-        [self.b, self.h, self.s, self.d]
+        [self.batch_size, self.query_heads, self.queries_per_head, self.head_dim]
     }
 
-    /// Shape of the attention keys and values: `[b, h_kv, keys, d]`.
+    /// Shape `[b, h_kv, keys, d]` of the attention keys and values.
     pub fn key_value_shape(&self) -> [usize; 4] {
-        [self.b, self.h_kv, self.keys, self.d]
+        [self.batch_size, self.key_value_heads, self.keys_per_head, self.head_dim]
     }
 
     pub(super) fn shape_of_named_input(&self, input: &str) -> [usize; 4] {
@@ -225,12 +226,12 @@ impl AttentionParameters {
 
     /// Number of query heads that share one key head, h / h_kv.
     pub fn query_heads_per_key_head(&self) -> usize {
-        self.h / self.h_kv
+        self.query_heads / self.key_value_heads
     }
 
     /// Number of keys before the key at the first query's own position; 0 without a causal mask.
     pub fn causal_keys_before_first_query(&self) -> usize {
-        if self.causal { self.keys - self.s } else { 0 }
+        if self.causal { self.keys_per_head - self.queries_per_head } else { 0 }
     }
 
     pub fn attention_output_dtype(&self) -> Dtype {
@@ -239,19 +240,24 @@ impl AttentionParameters {
 
     /// Head dimension and mask, as the fp64 reference of one head needs them.
     pub fn single_head_parameters(&self) -> SingleHeadParameters {
-        SingleHeadParameters { d: self.d, causal: self.causal }
+        SingleHeadParameters { head_dim: self.head_dim, causal: self.causal }
     }
 
-    pub(super) fn query_rows_of_all_heads(&self) -> DrawableHeadRows {
-        DrawableHeadRows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
+    pub(super) fn query_rows_of_all_heads(&self) -> HeadRowsToSample {
+        HeadRowsToSample {
+            total_heads: self.batch_size * self.query_heads,
+            rows_per_head: self.queries_per_head,
+            keys_per_head: self.keys_per_head,
+            causal: self.causal,
+        }
     }
 
     /// Key rows of all heads, from which the backward reference draws the rows of `grad_k` and
     /// `grad_v` that it computes.
-    pub(super) fn key_rows_of_all_heads(&self) -> DrawableHeadRows {
-        DrawableHeadRows {
-            heads: self.b * self.h_kv,
-            s: self.keys,
+    pub(super) fn key_rows_of_all_heads(&self) -> HeadRowsToSample {
+        HeadRowsToSample {
+            total_heads: self.batch_size * self.key_value_heads,
+            rows_per_head: self.keys_per_head,
             ..self.query_rows_of_all_heads()
         }
     }
@@ -277,14 +283,18 @@ impl AttentionParameters {
     /// not count. By FlashAttention's convention, the causal pairs of queries with keys at their
     /// own positions count half.
     fn counted_query_key_pairs(&self) -> u64 {
-        let (heads, s, keys) = ((self.b * self.h) as u64, self.s as u64, self.keys as u64);
+        let (heads, s, keys) = (
+            (self.batch_size * self.query_heads) as u64,
+            self.queries_per_head as u64,
+            self.keys_per_head as u64,
+        );
         if self.causal { heads * s * (2 * keys - s) / 2 } else { heads * s * keys }
     }
 
     pub(super) fn draw_named_inputs(&self, seed: u64, names: &[&str]) -> Tensors {
         let mut inputs = Tensors::new();
         for name in names {
-            let tensor = if self.outliers {
+            let tensor = if self.adds_input_outliers {
                 self.draw_normal_with_outliers(seed, name)
             } else {
                 draw_tensor_of_mapped_normals(
@@ -298,11 +308,9 @@ impl AttentionParameters {
             if let (Dtype::Fp8, TensorData::Bf16(values)) = (self.dtype, tensor.tensor_data()) {
                 let [b, heads, rows, d] = self.shape_of_named_input(name);
                 let (operand, scales) = quantise_runs_to_e4m3(values, rows * d);
-                inputs = inputs.with(&format!("{name}_e4m3"), [b, heads, rows, d], operand).with(
-                    &format!("{name}_scale"),
-                    [b, heads],
-                    scales,
-                );
+                inputs = inputs
+                    .with_tensor(&format!("{name}_e4m3"), [b, heads, rows, d], operand)
+                    .with_tensor(&format!("{name}_scale"), [b, heads], scales);
             } else {
                 inputs.insert(name, tensor);
             }
@@ -319,7 +327,7 @@ impl AttentionParameters {
         let added = random::normal_values(seed, &format!("{name} added"), len);
         let outliers = chosen.par_iter().zip(&added);
         values.par_iter_mut().zip(outliers).for_each(|(value, (chosen, added))| {
-            if chosen.abs() > OUTLIER_SELECTION_THRESHOLD {
+            if chosen.abs() > OUTLIER_THRESHOLD_OF_NORMAL_SAMPLE {
                 *value += 10.0 * added;
             }
         });
@@ -333,18 +341,18 @@ impl AttentionParameters {
         Tensor::new(shape, data)
     }
 
-    /// Work of a case: `gemms` GEMMs of 2·d FLOPs for each query-key pair, a softmax of five FLOPs
-    /// for each pair, and the bytes read and written.
+    /// Work of an attention case, which has `gemms` GEMMs of 2·d FLOPs and a softmax of five FLOPs
+    /// for each query-key pair, and the bytes read and written.
     pub(super) fn work_of_gemms_and_softmax(&self, gemms: u64, read: u64, written: u64) -> Work {
         Work::bytes(read, written)
             .with_flops(
                 FlopUnit::Matmul,
                 self.dtype,
-                gemms * 2 * self.d as u64 * self.counted_query_key_pairs(),
+                gemms * 2 * self.head_dim as u64 * self.counted_query_key_pairs(),
             )
             // The five vector operations of a query-key pair: forward: scale, subtract,
             // exponential, sum, divide; backward: scale, subtract, exponential, subtract, multiply.
-            .with_flops(FlopUnit::Vector, Dtype::F32, 5 * self.counted_query_key_pairs())
+            .with_flops(FlopUnit::VectorArithmetic, Dtype::F32, 5 * self.counted_query_key_pairs())
     }
 
     /// Bytes of host memory: the tensors, the reference's drawn rows in fp64, and, for each CPU
@@ -355,7 +363,8 @@ impl AttentionParameters {
         expected_rows: u64,
         head_matrices: u64,
     ) -> u64 {
-        let (s, keys, d) = (self.s as u64, self.keys as u64, self.d as u64);
+        let (s, keys, d) =
+            (self.queries_per_head as u64, self.keys_per_head as u64, self.head_dim as u64);
         let a_thread =
             8 * (head_matrices * s.max(keys) * d + 2 * (QUERY_ROWS_PER_BLOCK as u64).min(s) * keys);
         // Inputs with outliers need three f32 arrays while they are drawn: the normal samples, the
@@ -364,8 +373,8 @@ impl AttentionParameters {
             self.bytes_of_tensors_like_queries_and_keys(dtype, 1, 0)
                 .max(self.bytes_of_tensors_like_queries_and_keys(dtype, 0, 1))
         };
-        let drawing = if self.outliers { 3 * largest(Dtype::F32) } else { 0 };
-        // For fp8 problems, the bf16 tensor is in host memory until it is quantised.
+        let drawing = if self.adds_input_outliers { 3 * largest(Dtype::F32) } else { 0 };
+        // For fp8 attention problems, the bf16 tensor is in host memory until it is quantised.
         let drawn = if self.dtype == Dtype::Fp8 { largest(Dtype::Bf16) } else { 0 };
         drawing
             + drawn
@@ -384,16 +393,18 @@ pub(super) fn reject_operation_counts_beyond_64_bits(
         .into_iter()
         .try_fold(1u64, |product, extent| product.checked_mul(extent as u64));
     operations.map(|_| ()).ok_or_else(|| {
-        AxisError::Combination("more operations than a 64-bit count holds".to_owned())
+        AxisError::InvalidCombinationOfValues(
+            "more operations than a 64-bit count holds".to_owned(),
+        )
     })
 }
 
 /// Tolerance of attention outputs. For bf16 and f16 outputs, the tolerance is about three times the
-/// error of rounding the softmax probabilities and the output. The error of this rounding, emulated
-/// in a test, is at most 4e-3 (maximum) and 2e-3 (relative L2) in bf16, and an eighth of that in
-/// f16. For f32 outputs, the attention tolerance is about seven times the error of the CPU
-/// implementation (maximum 1e-6, relative L2 4e-7). All attention tolerances are far below the
-/// error of a wrong softmax scale, a missed key or TF32 GEMMs.
+/// error of rounding the softmax probabilities and the output. A test emulates the rounding of
+/// probabilities and output: the error is at most 4e-3 (maximum) and 2e-3 (relative L2) in bf16,
+/// and an eighth of that in f16. For f32 outputs, the attention tolerance is about seven times the
+/// error of the CPU implementation (maximum 1e-6, relative L2 4e-7). All attention tolerances are
+/// far below the error of a wrong softmax scale, a missed key or TF32 GEMMs.
 pub(super) fn attention_output_tolerance(dtype: Dtype) -> Tolerance {
     match dtype {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },
@@ -425,7 +436,7 @@ impl AttentionInputsByHead<'_> {
         positions: usize,
     ) -> Vec<f64> {
         let [_, heads, rows, d] = self.attention.shape_of_named_input(name);
-        let head = head / (self.attention.h / heads);
+        let head = head / (self.attention.query_heads / heads);
         self.read_head_elements_as_f64(name, head, head * rows * d, positions * d)
     }
 
@@ -436,7 +447,7 @@ impl AttentionInputsByHead<'_> {
         head: usize,
         positions: &[usize],
     ) -> Vec<f64> {
-        let AttentionParameters { s, d, .. } = *self.attention;
+        let AttentionParameters { queries_per_head: s, head_dim: d, .. } = *self.attention;
         let read =
             |position| self.read_head_elements_as_f64(name, head, (head * s + position) * d, d);
         positions.iter().flat_map(read).collect()
@@ -468,7 +479,7 @@ impl AttentionInputsByHead<'_> {
         head: usize,
         positions: &[usize],
     ) -> [Vec<f64>; 2] {
-        let AttentionParameters { keys, causal, .. } = *self.attention;
+        let AttentionParameters { keys_per_head: keys, causal, .. } = *self.attention;
         let last = positions
             .last()
             .map_or(0, |last| last + 1 + self.attention.causal_keys_before_first_query());
@@ -516,7 +527,7 @@ impl Problem for AttentionForward {
                 },
             )
         };
-        rows.position_bands_drawn_together().into_iter().map(expect).collect()
+        rows.position_ranges_sampled_together().into_iter().map(expect).collect()
     }
 
     /// Permuting the heads of the inputs permutes the heads of the output; with grouped heads, this
@@ -539,7 +550,10 @@ impl Problem for AttentionForward {
                 (_, 1) => (&[("q", 1), ("k", 1), ("v", 1)], in_heads),
                 _ => (&[("q", 0), ("k", 0), ("v", 0)], in_batch),
             };
-        vec![InputSymmetry::Roll { inputs, outputs }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: inputs,
+            outputs_with_axes: outputs,
+        }]
     }
 
     fn work(&self) -> Work {
@@ -563,7 +577,7 @@ impl Problem for AttentionForward {
         }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let AttentionParameters { dtype, .. } = self.attention;
         let written = self.attention.bytes_of_tensors_like_queries_and_keys(
             self.attention.attention_output_dtype(),

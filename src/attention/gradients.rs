@@ -19,15 +19,18 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     about: "gradients of q, k and v from the gradient of the output; the forward is not timed",
     revision: 1,
     axes: ATTENTION_FORWARD_AXES.split_at(ATTENTION_FORWARD_AXES.len() - 1).0,
-    default: &["s=512 d=64 mask=causal dtype=f32", "s=200 d=64 mask=causal dtype=f32 tokens=1600"],
-    accelerator: &[
+    default_selection_lines: &[
+        "s=512 d=64 mask=causal dtype=f32",
+        "s=200 d=64 mask=causal dtype=f32 tokens=1600",
+    ],
+    accelerator_selection_lines: &[
         "s=200 d=64 mask=causal dtype=bf16 inputs=outliers tokens=1600",
         // At twice this sequence length, the slowest attention rung alone would take an eighth of
         // the time of the family's quick run.
         "s=512 d=128 mask=full dtype=bf16",
         "s=4096 d=128 mask=causal dtype=bf16",
     ],
-    thorough: &[
+    thorough_selection_lines: &[
         "s=1,7,65,129,200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 tokens=2000",
         "s=200,1000 d=64,128 mask=full,causal dtype=f32,bf16,f16 inputs=outliers tokens=2000",
         "s=128,256,512,1024,2048,4096,8192,16384 d=64,128 mask=full,causal dtype=bf16",
@@ -40,7 +43,7 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     ],
     bind: |point| match AttentionParameters::bind_attention_axes(point)? {
         AttentionParameters { dtype: Dtype::Fp8, .. } => {
-            Err(AxisError::Combination("fp8 has no gradients".to_owned()))
+            Err(AxisError::InvalidCombinationOfValues("fp8 has no gradients".to_owned()))
         }
         attention => Ok(AttentionBackward { attention }),
     },
@@ -84,12 +87,12 @@ impl Problem for AttentionBackward {
     /// its head.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let (attention, rows) = (&self.attention, self.attention.query_rows_of_all_heads());
-        let AttentionParameters { s, d, .. } = *attention;
+        let AttentionParameters { queries_per_head: s, head_dim: d, .. } = *attention;
         let heads = AttentionInputsByHead { attention, inputs };
         let (share, key_rows) =
             (attention.query_heads_per_key_head(), attention.key_rows_of_all_heads());
         let mut expected = Vec::new();
-        for band in rows.position_bands_drawn_together() {
+        for band in rows.position_ranges_sampled_together() {
             expected.push(rows.expected_values_of_drawn_rows(
                 "grad_q",
                 &attention.query_and_output_shape(),
@@ -129,7 +132,7 @@ impl Problem for AttentionBackward {
         });
         let (grad_k, grad_v): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
         for (name, gradients) in [("grad_k", grad_k), ("grad_v", grad_v)] {
-            for band in key_rows.position_bands_drawn_together() {
+            for band in key_rows.position_ranges_sampled_together() {
                 let drawn_rows = drawn
                     .iter()
                     .flat_map(|head| band.clone().map(move |position| head * s + position))
@@ -159,19 +162,19 @@ impl Problem for AttentionBackward {
     /// gradient of the output, so negating `grad_out` negates all gradients.
     fn symmetries(&self) -> Vec<InputSymmetry> {
         let roll = if self.attention.query_heads_per_key_head() == 1 {
-            InputSymmetry::Roll {
-                inputs: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
-                outputs: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("q", 1), ("k", 1), ("v", 1), ("grad_out", 1)],
+                outputs_with_axes: &[("grad_q", 1), ("grad_k", 1), ("grad_v", 1)],
             }
         } else {
-            InputSymmetry::Roll {
-                inputs: &[("q", 0), ("k", 0), ("v", 0), ("grad_out", 0)],
-                outputs: &[("grad_q", 0), ("grad_k", 0), ("grad_v", 0)],
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("q", 0), ("k", 0), ("v", 0), ("grad_out", 0)],
+                outputs_with_axes: &[("grad_q", 0), ("grad_k", 0), ("grad_v", 0)],
             }
         };
         vec![
             roll,
-            InputSymmetry::Negate {
+            InputSymmetry::NegateInputsAndOutputs {
                 inputs: &["grad_out"],
                 outputs: &["grad_q", "grad_k", "grad_v"],
             },
@@ -190,15 +193,15 @@ impl Problem for AttentionBackward {
     }
 
     fn tolerance(&self) -> Tolerance {
-        attention_gradient_tolerance(self.attention.dtype, self.attention.outliers)
+        attention_gradient_tolerance(self.attention.dtype, self.attention.adds_input_outliers)
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let rows = self.attention.query_rows_of_all_heads();
         let keys = self.attention.key_rows_of_all_heads();
         let whole_heads =
-            (keys.draw_whole_heads("", self.attention.query_heads_per_key_head()).len() * keys.s)
-                as u64;
+            (keys.draw_whole_heads("", self.attention.query_heads_per_key_head()).len()
+                * keys.rows_per_head) as u64;
         // The fp64 reference holds the `grad_k` and `grad_v` of the drawn heads twice in host
         // memory while it divides them into bands of positions.
         let tensors =

@@ -16,7 +16,7 @@ use crate::parallel;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SingleHeadParameters {
     /// Number of elements of a query, key or value vector (head dimension).
-    pub d: usize,
+    pub head_dim: usize,
     /// Whether attention is causal, so that the query at position i sees only keys 0..=i.
     pub causal: bool,
 }
@@ -31,7 +31,7 @@ const KEYS_PER_GRADIENT_BLOCK: usize = 256;
 impl SingleHeadParameters {
     /// Factor 1 / sqrt(d) by which attention scores are scaled before the softmax.
     pub fn softmax_scale(&self) -> f64 {
-        1.0 / (self.d as f64).sqrt()
+        1.0 / (self.head_dim as f64).sqrt()
     }
 
     /// Number of leading keys that at least one query at these ascending positions sees; later keys
@@ -47,11 +47,11 @@ impl SingleHeadParameters {
 
     /// Computes the matrix `factor · a bᵀ` for rows of d elements (the head dimension).
     fn scaled_product_with_transpose(&self, a: &[f64], b: &[f64], factor: f64) -> Vec<f64> {
-        let (rows, keys) = (a.len() / self.d, b.len() / self.d);
+        let (rows, keys) = (a.len() / self.head_dim, b.len() / self.head_dim);
         let mut out = vec![0.0; rows * keys];
         let (a, b) = (
-            MatRef::from_row_major_slice(a, rows, self.d),
-            MatRef::from_row_major_slice(b, keys, self.d),
+            MatRef::from_row_major_slice(a, rows, self.head_dim),
+            MatRef::from_row_major_slice(b, keys, self.head_dim),
         );
         add_scaled_matrix_product(&mut out, a, b.transpose(), factor);
         out
@@ -59,12 +59,12 @@ impl SingleHeadParameters {
 
     /// Computes the attention output `p v`, `[rows, d]`, from softmax probabilities p and values v.
     pub fn probabilities_times_values(&self, p: &[f64], v: &[f64]) -> Vec<f64> {
-        let keys = v.len() / self.d;
+        let keys = v.len() / self.head_dim;
         let rows = p.len() / keys;
-        let mut out = vec![0.0; rows * self.d];
+        let mut out = vec![0.0; rows * self.head_dim];
         let (p, v) = (
             MatRef::from_row_major_slice(p, rows, keys),
-            MatRef::from_row_major_slice(v, keys, self.d),
+            MatRef::from_row_major_slice(v, keys, self.head_dim),
         );
         add_scaled_matrix_product(&mut out, p, v, 1.0);
         out
@@ -73,7 +73,7 @@ impl SingleHeadParameters {
     /// Computes the softmax of a head's scores over the keys that each query sees; the probability
     /// of hidden keys is zero.
     fn softmax_probabilities(&self, q: &[f64], positions: &[usize], k: &[f64]) -> Vec<f64> {
-        let keys = k.len() / self.d;
+        let keys = k.len() / self.head_dim;
         let mut p = self.scaled_attention_scores(q, k);
         for (row, &position) in p.chunks_mut(keys).zip(positions) {
             let (seen, hidden) = row.split_at_mut(if self.causal { position + 1 } else { keys });
@@ -83,7 +83,7 @@ impl SingleHeadParameters {
         p
     }
 
-    /// Computes the fp64 attention output of some queries of one head: `softmax(q kᵀ / sqrt(d)) v`.
+    /// Computes the fp64 attention output `softmax(q kᵀ / sqrt(d)) v` of some queries of one head.
     pub fn attention_output_of_queries(
         &self,
         q: &[f64],
@@ -91,7 +91,8 @@ impl SingleHeadParameters {
         k: &[f64],
         v: &[f64],
     ) -> Vec<f64> {
-        let seen = self.count_keys_seen_by_any_query(positions, k.len() / self.d) * self.d;
+        let seen =
+            self.count_keys_seen_by_any_query(positions, k.len() / self.head_dim) * self.head_dim;
         self.probabilities_times_values(
             &self.softmax_probabilities(q, positions, &k[..seen]),
             &v[..seen],
@@ -110,7 +111,7 @@ impl SingleHeadParameters {
         k: &[f64],
         v: &[f64],
     ) -> (Vec<f64>, Vec<f64>) {
-        let keys = k.len() / self.d;
+        let keys = k.len() / self.head_dim;
         let p = self.softmax_probabilities(q, positions, k);
         let mut grad = self.scaled_product_with_transpose(grad_out, v, 1.0);
         for (grad, p) in grad.chunks_mut(keys).zip(p.chunks(keys)) {
@@ -131,7 +132,8 @@ impl SingleHeadParameters {
         k: &[f64],
         v: &[f64],
     ) -> Vec<f64> {
-        let seen = self.count_keys_seen_by_any_query(positions, k.len() / self.d) * self.d;
+        let seen =
+            self.count_keys_seen_by_any_query(positions, k.len() / self.head_dim) * self.head_dim;
         let (_, grad_scores) =
             self.probabilities_and_score_gradients(q, grad_out, positions, &k[..seen], &v[..seen]);
         self.probabilities_times_values(&grad_scores, &k[..seen])
@@ -146,7 +148,7 @@ impl SingleHeadParameters {
         k: &[f64],
         v: &[f64],
     ) -> (Vec<f64>, Vec<f64>) {
-        let (d, s) = (self.d, q.len() / self.d);
+        let (d, s) = (self.head_dim, q.len() / self.head_dim);
         let (mut grad_k, mut grad_v) = (vec![0.0; s * d], vec![0.0; s * d]);
         for group in (0..s).step_by(QUERY_ROWS_PER_GRADIENT_ACCUMULATION) {
             let group = group..s.min(group + QUERY_ROWS_PER_GRADIENT_ACCUMULATION);

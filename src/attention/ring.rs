@@ -25,13 +25,16 @@ use kernelgate::workload::{
 /// Maximum number of GPUs of a ring attention problem.
 const MAX_RING_GPUS: usize = 8;
 /// Names of the query tensors of the GPUs; the index is the GPU's rank.
-pub static Q: [&str; MAX_RING_GPUS] = ["q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7"];
+pub static QUERY_NAMES_BY_RANK: [&str; MAX_RING_GPUS] =
+    ["q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7"];
 /// Names of the key tensors of the GPUs; the index is the GPU's rank.
-pub static K: [&str; MAX_RING_GPUS] = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"];
+pub static KEY_NAMES_BY_RANK: [&str; MAX_RING_GPUS] =
+    ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"];
 /// Names of the value tensors of the GPUs; the index is the GPU's rank.
-pub static V: [&str; MAX_RING_GPUS] = ["v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7"];
+pub static VALUE_NAMES_BY_RANK: [&str; MAX_RING_GPUS] =
+    ["v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7"];
 /// Names of the output tensors of the GPUs; the index is the GPU's rank.
-pub static OUT: [&str; MAX_RING_GPUS] =
+pub static OUTPUT_NAMES_BY_RANK: [&str; MAX_RING_GPUS] =
     ["out0", "out1", "out2", "out3", "out4", "out5", "out6", "out7"];
 
 /// Index of the head dimension in each input tensor of each GPU, for the symmetry that permutes
@@ -40,9 +43,9 @@ static INPUT_HEAD_AXES: [(&str, usize); 3 * MAX_RING_GPUS] = {
     let mut all = [("", 1); 3 * MAX_RING_GPUS];
     let mut rank = 0;
     while rank < MAX_RING_GPUS {
-        all[3 * rank].0 = Q[rank];
-        all[3 * rank + 1].0 = K[rank];
-        all[3 * rank + 2].0 = V[rank];
+        all[3 * rank].0 = QUERY_NAMES_BY_RANK[rank];
+        all[3 * rank + 1].0 = KEY_NAMES_BY_RANK[rank];
+        all[3 * rank + 2].0 = VALUE_NAMES_BY_RANK[rank];
         rank += 1;
     }
     all
@@ -51,7 +54,7 @@ static OUTPUT_HEAD_AXES: [(&str, usize); MAX_RING_GPUS] = {
     let mut all = [("", 1); MAX_RING_GPUS];
     let mut rank = 0;
     while rank < MAX_RING_GPUS {
-        all[rank].0 = OUT[rank];
+        all[rank].0 = OUTPUT_NAMES_BY_RANK[rank];
         rank += 1;
     }
     all
@@ -72,12 +75,12 @@ pub const RING_WORKLOAD: Workload<RingAttentionProblem> = Workload {
     about: "attention/forward of one sequence over several GPUs; hidden 2048",
     revision: 1,
     axes: RING_ATTENTION_AXES,
-    default: &["g=2 s=1024 d=64 mask=full,causal dtype=f32"],
-    accelerator: &[
+    default_selection_lines: &["g=2 s=1024 d=64 mask=full,causal dtype=f32"],
+    accelerator_selection_lines: &[
         "g=2 s=16384 d=64,128 mask=causal dtype=bf16",
         "g=2 s=65536 d=128 mask=full,causal dtype=bf16",
     ],
-    thorough: &[
+    thorough_selection_lines: &[
         "g=1,2,4,8 s=4096,16384,65536 d=64,128 mask=full,causal dtype=bf16",
         "g=2,4,8 s=1040,2000 d=64,128 mask=full,causal dtype=f32,bf16,f16",
     ],
@@ -98,11 +101,11 @@ pub struct RingAttentionProblem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingAttentionStep {
     /// Rank of the GPU that owns the keys of this ring step.
-    pub keys_of: usize,
-    /// Range of this GPU's queries that attend to at least one key of GPU `keys_of`.
-    pub queries: Range<usize>,
-    /// Range of the keys of GPU `keys_of` to which the queries of this ring step attend.
-    pub keys: Range<usize>,
+    pub rank_of_keys: usize,
+    /// Range of this GPU's queries that attend to at least one key of GPU `rank_of_keys`.
+    pub query_range: Range<usize>,
+    /// Range of the keys of GPU `rank_of_keys` to which the queries of this ring step attend.
+    pub key_range: Range<usize>,
     /// Whether each query of this ring step attends only to keys up to its own position.
     pub causal: bool,
 }
@@ -118,27 +121,41 @@ impl RingAttentionProblem {
         dtype: Dtype,
     ) -> Self {
         let (h_kv, keys) = (h, s);
-        let attention =
-            AttentionParameters { b: 1, h, h_kv, s, keys, d, causal, dtype, outliers: false };
+        let attention = AttentionParameters {
+            batch_size: 1,
+            query_heads: h,
+            key_value_heads: h_kv,
+            queries_per_head: s,
+            keys_per_head: keys,
+            head_dim: d,
+            causal,
+            dtype,
+            adds_input_outliers: false,
+        };
         Self { gpus, attention }
     }
 
     fn bind_ring_attention_axes(point: &Point) -> Result<Self, AxisError> {
         let gpus: usize = point.word("g")?.parse().expect("the axis lists numbers");
-        let attention =
-            AttentionParameters { b: 1, ..AttentionParameters::bind_attention_axes(point)? };
+        let attention = AttentionParameters {
+            batch_size: 1,
+            ..AttentionParameters::bind_attention_axes(point)?
+        };
         let ring = Self { gpus, attention };
         let unit = gpus * ring.sequence_ranges_per_gpu();
-        if !attention.s.is_multiple_of(unit) {
-            let s = format!("s={} is no multiple of {unit}: stretches of {gpus} GPUs", attention.s);
-            return Err(AxisError::Combination(s));
+        if !attention.queries_per_head.is_multiple_of(unit) {
+            let s = format!(
+                "s={} is no multiple of {unit}: stretches of {gpus} GPUs",
+                attention.queries_per_head
+            );
+            return Err(AxisError::InvalidCombinationOfValues(s));
         }
         Ok(ring)
     }
 
     /// Number of positions of the sequence that each GPU has.
     pub const fn positions_per_gpu(&self) -> usize {
-        self.attention.s / self.gpus
+        self.attention.queries_per_head / self.gpus
     }
 
     /// Number of contiguous ranges of the sequence that each GPU has: two under the causal mask,
@@ -149,7 +166,7 @@ impl RingAttentionProblem {
 
     /// Shape of the query tensor on one GPU; its key, value and output tensors have the same shape.
     pub const fn tensor_shape_per_gpu(&self) -> [usize; 4] {
-        [1, self.attention.h, self.positions_per_gpu(), self.attention.d]
+        [1, self.attention.query_heads, self.positions_per_gpu(), self.attention.head_dim]
     }
 
     /// Ranges of sequence positions that GPU `rank` has, in the order in which its tensors store
@@ -168,16 +185,21 @@ impl RingAttentionProblem {
         let (all, half) = (self.positions_per_gpu(), self.positions_per_gpu() / 2);
         let step = |back: usize| {
             let keys_of = (rank + self.gpus - back) % self.gpus;
-            let whole = RingAttentionStep { keys_of, queries: 0..all, keys: 0..all, causal: false };
+            let whole = RingAttentionStep {
+                rank_of_keys: keys_of,
+                query_range: 0..all,
+                key_range: 0..all,
+                causal: false,
+            };
             match (self.attention.causal, keys_of) {
                 (false, _) => whole,
                 (true, of) if of == rank => RingAttentionStep { causal: true, ..whole },
-                // The first half of a lower rank's keys precedes all queries of this GPU; the
-                // second half follows them, so it is masked.
-                (true, of) if of < rank => RingAttentionStep { keys: 0..half, ..whole },
+                // In ring attention, the first half of a lower rank's keys precedes all queries of
+                // this GPU; the second half of those keys follows the queries, so it is masked.
+                (true, of) if of < rank => RingAttentionStep { key_range: 0..half, ..whole },
                 // Both halves of a higher rank's keys lie between the two halves of this GPU's
                 // queries, so only the second half of the queries attends to them.
-                (true, _) => RingAttentionStep { queries: half..all, ..whole },
+                (true, _) => RingAttentionStep { query_range: half..all, ..whole },
             }
         };
         (0..self.gpus).map(step).collect()
@@ -192,7 +214,8 @@ impl RingAttentionProblem {
     /// Concatenates one named tensor of each GPU, in sequence order, to the tensor of the whole
     /// sequence.
     pub(super) fn join_gpu_tensors_to_sequence(&self, inputs: &Tensors, names: &[&str]) -> Tensor {
-        let AttentionParameters { h, s, d, .. } = self.attention;
+        let AttentionParameters { query_heads: h, queries_per_head: s, head_dim: d, .. } =
+            self.attention;
         let row = d * self.attention.dtype.bytes_per_element();
         let mut whole = Tensor::filled_with_zeros([1, h, s, d], self.attention.dtype);
         let bytes = whole.as_bytes_mut();
@@ -212,7 +235,9 @@ impl RingAttentionProblem {
     /// Concatenates q, k and v of all GPUs to the attention inputs of the whole sequence.
     pub(super) fn join_gpu_inputs_to_sequence(&self, inputs: &Tensors) -> Tensors {
         let mut whole = Tensors::new();
-        for (name, names) in [("q", Q), ("k", K), ("v", V)] {
+        for (name, names) in
+            [("q", QUERY_NAMES_BY_RANK), ("k", KEY_NAMES_BY_RANK), ("v", VALUE_NAMES_BY_RANK)]
+        {
             whole.insert(name, self.join_gpu_tensors_to_sequence(inputs, &names));
         }
         whole
@@ -221,8 +246,10 @@ impl RingAttentionProblem {
     /// Converts a row of the whole sequence's `[h, s]` rows to the rank of the GPU that has the row
     /// and the row's index in that GPU's tensors.
     fn rank_and_row_in_gpu_tensor(&self, row: usize) -> (usize, usize) {
-        let (s, length) =
-            (self.attention.s, self.positions_per_gpu() / self.sequence_ranges_per_gpu());
+        let (s, length) = (
+            self.attention.queries_per_head,
+            self.positions_per_gpu() / self.sequence_ranges_per_gpu(),
+        );
         let (head, position) = (row / s, row % s);
         let (number, within) = (position / length, position % length);
         let (rank, stretch) = match number < self.gpus {
@@ -235,9 +262,9 @@ impl RingAttentionProblem {
     /// Expected output rows of one GPU, selected from those of the whole sequence; none if the
     /// reference drew no row of this GPU.
     fn expected_rows_on_gpu(&self, whole: &Expected, rank: usize) -> Option<Expected> {
-        let d = self.attention.d;
-        let TensorData::F64(values) = &whole.values else { return None };
-        let rows: Vec<usize> = match &whole.rows {
+        let d = self.attention.head_dim;
+        let TensorData::F64(values) = &whole.expected_values else { return None };
+        let rows: Vec<usize> = match &whole.row_indices {
             Some(rows) => rows.clone(),
             None => (0..values.len() / d).collect(),
         };
@@ -248,10 +275,10 @@ impl RingAttentionProblem {
             .collect();
         mine.sort_by_key(|(row, _)| *row);
         let (rows, values): (Vec<usize>, Vec<&[f64]>) = mine.into_iter().unzip();
-        let (name, values) = (OUT[rank], values.concat());
+        let (name, values) = (OUTPUT_NAMES_BY_RANK[rank], values.concat());
         match rows.len() {
             0 => None,
-            all if all == self.attention.h * self.positions_per_gpu() => {
+            all if all == self.attention.query_heads * self.positions_per_gpu() => {
                 Some(Expected::all(name, self.tensor_shape_per_gpu(), values))
             }
             _ => Some(Expected::sampled_rows(name, self.tensor_shape_per_gpu(), rows, values)),
@@ -263,7 +290,9 @@ impl Problem for RingAttentionProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for rank in 0..self.gpus {
-            for name in [Q[rank], K[rank], V[rank]] {
+            for name in
+                [QUERY_NAMES_BY_RANK[rank], KEY_NAMES_BY_RANK[rank], VALUE_NAMES_BY_RANK[rank]]
+            {
                 let drawn = draw_tensor_of_mapped_normals(
                     seed,
                     name,
@@ -293,17 +322,20 @@ impl Problem for RingAttentionProblem {
     /// way.
     fn symmetries(&self) -> Vec<InputSymmetry> {
         let (inputs, outputs) = (&INPUT_HEAD_AXES[..3 * self.gpus], &OUTPUT_HEAD_AXES[..self.gpus]);
-        vec![InputSymmetry::Roll { inputs, outputs }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: inputs,
+            outputs_with_axes: outputs,
+        }]
     }
 
-    /// Work of one GPU. The first GPU receives the keys and values of all other GPUs over its
-    /// links.
+    /// Work of ring attention on one GPU. The first GPU receives the keys and values of all other
+    /// GPUs over its links.
     fn work(&self) -> Work {
         let whole = AttentionForward { attention: self.attention }.work();
         let gpus = self.gpus as u64;
-        let mut work = Work::bytes(whole.read_bytes / gpus, whole.write_bytes / gpus);
+        let mut work = Work::bytes(whole.min_read_bytes / gpus, whole.min_write_bytes / gpus);
         for flops in whole.flops {
-            work = work.with_flops(flops.unit, flops.dtype, flops.count / gpus);
+            work = work.with_flops(flops.unit, flops.dtype, flops.operations / gpus);
         }
         match self.gpus {
             1 => work,
@@ -317,7 +349,7 @@ impl Problem for RingAttentionProblem {
                 work.with_link(DeclaredGpuLinkWork {
                     min_received_bytes: bytes,
                     both_ways: true,
-                    gpus,
+                    gpu_count: gpus,
                 })
             }
         }
@@ -333,10 +365,10 @@ impl Problem for RingAttentionProblem {
 
     /// Bytes of host memory: the tensors of all GPUs and, for the reference, the concatenated
     /// tensors of the whole sequence.
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let gathered =
             self.attention.bytes_of_tensors_like_queries_and_keys(self.attention.dtype, 1, 2);
-        gathered + AttentionForward { attention: self.attention }.host_bytes()
+        gathered + AttentionForward { attention: self.attention }.host_memory_bytes()
     }
 }
 
@@ -360,7 +392,10 @@ mod tests {
             .unwrap()
         {
             let ring = (RING_WORKLOAD.bind)(&point).unwrap();
-            assert_eq!((ring.attention.b, ring.attention.h), (1, 2048 / ring.attention.d));
+            assert_eq!(
+                (ring.attention.batch_size, ring.attention.query_heads),
+                (1, 2048 / ring.attention.head_dim)
+            );
         }
         for causal in [false, true] {
             assert_eq!(
@@ -388,7 +423,10 @@ mod tests {
             RingAttentionProblem::bind_ring_attention_axes(&point("g=4 s=1004 mask=causal"))
                 .unwrap_err();
         let why = "s=1004 is no multiple of 8: stretches of 4 GPUs";
-        assert!(matches!(&error, AxisError::Combination(it) if it == why), "{error}");
+        assert!(
+            matches!(&error, AxisError::InvalidCombinationOfValues(it) if it == why),
+            "{error}"
+        );
         assert!(
             RingAttentionProblem::bind_ring_attention_axes(&point("g=4 s=1004 mask=full")).is_ok()
         );
@@ -403,23 +441,24 @@ mod tests {
     fn ring_steps_cover_each_unmasked_query_key_pair_once_with_equal_work() {
         for (gpus, causal) in [1, 2, 4, 8].into_iter().flat_map(|g| [(g, false), (g, true)]) {
             let ring = small_ring_problem(gpus, causal);
-            let s = ring.attention.s;
+            let s = ring.attention.queries_per_head;
             let mut seen = vec![0; s * s];
             let mut pairs = Vec::new();
             for rank in 0..gpus {
                 let before = seen.iter().sum::<usize>();
                 let steps = ring.ring_steps_of_gpu(rank);
-                let keys_of: Vec<usize> = steps.iter().map(|step| step.keys_of).collect();
+                let keys_of: Vec<usize> = steps.iter().map(|step| step.rank_of_keys).collect();
                 let round: Vec<usize> = (0..gpus).map(|back| (rank + gpus - back) % gpus).collect();
                 assert_eq!(keys_of, round);
                 for (number, step) in steps.iter().enumerate() {
-                    let first_half = step.queries.start == 0;
+                    let first_half = step.query_range.start == 0;
                     assert_eq!(first_half, number < ring.ring_steps_with_first_query_half(rank));
-                    for query in step.queries.clone() {
+                    for query in step.query_range.clone() {
                         let visible = |key: &usize| !step.causal || *key <= query;
-                        for key in step.keys.clone().filter(visible) {
+                        for key in step.key_range.clone().filter(visible) {
                             let from = position_in_whole_sequence(&ring, rank, query) * s;
-                            seen[from + position_in_whole_sequence(&ring, step.keys_of, key)] += 1;
+                            seen[from
+                                + position_in_whole_sequence(&ring, step.rank_of_keys, key)] += 1;
                         }
                     }
                 }
@@ -440,14 +479,14 @@ mod tests {
             let attention = ring.attention;
             let whole = AttentionForward { attention }
                 .reference(&ring.join_gpu_inputs_to_sequence(&inputs));
-            let total: usize = whole.iter().map(|of| of.values.len()).sum();
+            let total: usize = whole.iter().map(|of| of.expected_values.len()).sum();
             let parts = ring.reference(&inputs);
-            assert_eq!(parts.iter().map(|of| of.values.len()).sum::<usize>(), total);
-            for (rank, name) in Q.iter().enumerate().take(gpus) {
+            assert_eq!(parts.iter().map(|of| of.expected_values.len()).sum::<usize>(), total);
+            for (rank, name) in QUERY_NAMES_BY_RANK.iter().enumerate().take(gpus) {
                 for local in [0, ring.positions_per_gpu() - 1] {
                     let (head, at) = (2, position_in_whole_sequence(&ring, rank, local));
                     assert_eq!(
-                        ring.rank_and_row_in_gpu_tensor(head * attention.s + at),
+                        ring.rank_and_row_in_gpu_tensor(head * attention.queries_per_head + at),
                         (rank, head * ring.positions_per_gpu() + local)
                     );
                     let own = inputs
@@ -455,7 +494,8 @@ mod tests {
                         .elements_to_f64((head * ring.positions_per_gpu() + local) * 64, 64);
                     let all = ring.join_gpu_inputs_to_sequence(&inputs);
                     assert_eq!(
-                        all.tensor("q").elements_to_f64((head * attention.s + at) * 64, 64),
+                        all.tensor("q")
+                            .elements_to_f64((head * attention.queries_per_head + at) * 64, 64),
                         own
                     );
                 }

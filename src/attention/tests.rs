@@ -28,7 +28,7 @@ fn reference_output_at_all_positions(
     k: &[f64],
     v: &[f64],
 ) -> Vec<f64> {
-    head.attention_output_of_queries(q, &positions_from_zero_to(q.len() / head.d), k, v)
+    head.attention_output_of_queries(q, &positions_from_zero_to(q.len() / head.head_dim), k, v)
 }
 
 fn assert_largest_difference_within(
@@ -50,7 +50,7 @@ fn attention_output_by_plain_loops(
     k: &[f64],
     v: &[f64],
 ) -> Vec<f64> {
-    let (d, s) = (head.d, q.len() / head.d);
+    let (d, s) = (head.head_dim, q.len() / head.head_dim);
     let mut out = vec![0.0; s * d];
     for i in 0..s {
         let keys = if head.causal { i + 1 } else { s };
@@ -72,14 +72,14 @@ proptest! {
 
     #[test]
     fn the_attention_reference_equals_plain_loops(s in 1usize..90, d in 1usize..9, causal: bool) {
-        let head = SingleHeadParameters { d, causal };
+        let head = SingleHeadParameters { head_dim: d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| draw_normal_f64_values(name, s * d));
         assert_largest_difference_within(&reference_output_at_all_positions(&head, &q, &k, &v), &attention_output_by_plain_loops(&head, &q, &k, &v), 1e-12)?;
     }
 
     #[test]
     fn reference_attention_gradients_equal_finite_differences(s in 1usize..7, d in 1usize..5, causal: bool) {
-        let head = SingleHeadParameters { d, causal };
+        let head = SingleHeadParameters { head_dim: d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| draw_normal_f64_values(name, s * d));
         let loss = |inputs: &[Vec<f64>; 3]| -> f64 {
             attention_output_by_plain_loops(&head, &inputs[0], &inputs[1], &inputs[2])
@@ -132,7 +132,7 @@ proptest! {
         causal: bool,
         scale in 0.1f64..100.0,
     ) {
-        let head = SingleHeadParameters { d, causal };
+        let head = SingleHeadParameters { head_dim: d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| draw_normal_f64_values(name, s * d));
         let q: Vec<f64> = q.iter().map(|x| x * scale).collect();
         let out = reference_output_at_all_positions(&head, &q, &k, &v);
@@ -154,7 +154,7 @@ proptest! {
         d in 1usize..9,
         turn in 1usize..59,
     ) {
-        let head = SingleHeadParameters { d, causal: false };
+        let head = SingleHeadParameters { head_dim: d, causal: false };
         let [q, k, v] = ["q", "k", "v"].map(|name| draw_normal_f64_values(name, s * d));
         let turned = |x: &[f64]| [&x[turn % s * d..], &x[..turn % s * d]].concat();
         assert_largest_difference_within(&reference_output_at_all_positions(&head, &q, &turned(&k), &turned(&v)), &reference_output_at_all_positions(&head, &q, &k, &v), 1e-12)?;
@@ -165,7 +165,7 @@ proptest! {
         // Each row of the softmax probabilities P sums to one, so the sum of grad_v over the keys
         // equals the sum of grad_out over the queries. Each row of the score gradients dS sums to
         // zero, so the sum of grad_k over all keys is zero.
-        let head = SingleHeadParameters { d, causal };
+        let head = SingleHeadParameters { head_dim: d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| draw_normal_f64_values(name, s * d));
         let (grad_k, grad_v) = head.gradients_of_keys_and_values(&q, &grad_out, &k, &v);
         let sums =
@@ -183,7 +183,17 @@ fn two_head_attention_problem(
     dtype: Dtype,
 ) -> AttentionParameters {
     let h = DEFAULT_HIDDEN_SIZE / d;
-    AttentionParameters { b, h, h_kv: h, s, keys: s, d, causal, dtype, outliers: false }
+    AttentionParameters {
+        batch_size: b,
+        query_heads: h,
+        key_value_heads: h,
+        queries_per_head: s,
+        keys_per_head: s,
+        head_dim: d,
+        causal,
+        dtype,
+        adds_input_outliers: false,
+    }
 }
 
 #[test]
@@ -206,7 +216,14 @@ fn the_declared_attention_work_equals_flash_attentions_flop_count() {
     assert_eq!(AttentionBackward { attention: s1024 }.work().total_bytes(), 7 * 16_384 * 2048 * 2);
     // The bytes of keys and values depend on the number of key heads; the FLOPs depend on the
     // number of query heads.
-    let attention = AttentionParameters { b: 3, h: 8, h_kv: 2, s: 5, keys: 100, ..causal };
+    let attention = AttentionParameters {
+        batch_size: 3,
+        query_heads: 8,
+        key_value_heads: 2,
+        queries_per_head: 5,
+        keys_per_head: 100,
+        ..causal
+    };
     let work = AttentionForward { attention }.work();
     assert_eq!(work.total_bytes(), (2 * 3 * 8 * 5 + 2 * 3 * 2 * 100) * 64 * 2);
     assert_eq!(work.matmul_flops(), 4 * 64 * 3 * 8 * 5 * 195 / 2);
@@ -227,9 +244,9 @@ fn every_listed_attention_point_binds_and_has_a_short_id() {
         assert_eq!(ids.len(), points.len());
         for (point, id) in points.iter().zip(&ids) {
             assert!(
-                (workload.bind)(point).is_ok_and(
-                    |problem| problem.work().total_bytes() > 0 && problem.host_bytes() > 0
-                ),
+                (workload.bind)(point)
+                    .is_ok_and(|problem| problem.work().total_bytes() > 0
+                        && problem.host_memory_bytes() > 0),
                 "{id}"
             );
             assert!(id.len() <= 64, "{id}");
@@ -303,7 +320,7 @@ fn the_reference_of_a_large_attention_problem_samples_rows_of_all_heads() {
         let mut seen = 0;
         for band in &expected {
             let (rows, TensorData::F64(values)) =
-                (band.rows.as_ref().expect("a sample"), &band.values)
+                (band.row_indices.as_ref().expect("a sample"), &band.expected_values)
             else {
                 panic!("fp64")
             };
@@ -331,8 +348,8 @@ fn the_reference_of_a_small_attention_problem_covers_all_rows() {
         for name in ["grad_q", "grad_k", "grad_v"] {
             let rows: usize = expected
                 .iter()
-                .filter(|part| part.name == name)
-                .map(|part| part.rows.as_ref().map_or(32 * 33, Vec::len))
+                .filter(|part| part.output_name == name)
+                .map(|part| part.row_indices.as_ref().map_or(32 * 33, Vec::len))
                 .sum();
             assert_eq!(rows, 32 * 33);
         }
@@ -345,20 +362,22 @@ fn gradients_of_shared_key_heads_sum_over_their_query_heads() {
     for causal in [false, true] {
         let apart = AttentionBackward {
             attention: AttentionParameters {
-                b: 2,
-                h: 6,
-                h_kv: 6,
+                batch_size: 2,
+                query_heads: 6,
+                key_value_heads: 6,
                 ..two_head_attention_problem(1, s, d, causal, Dtype::F32)
             },
         };
-        let shared =
-            AttentionBackward { attention: AttentionParameters { h_kv: 2, ..apart.attention } };
+        let shared = AttentionBackward {
+            attention: AttentionParameters { key_value_heads: 2, ..apart.attention },
+        };
         let inputs = shared.inputs(5);
         // The comparison problem repeats each key and value head three times, once for each query
         // head that shares the head.
         let mut repeated = inputs.clone();
         for name in ["k", "v"] {
-            let values = inputs.f32(name).chunks(s * d).flat_map(|head| [head; 3]).flatten();
+            let values =
+                inputs.f32_elements(name).chunks(s * d).flat_map(|head| [head; 3]).flatten();
             repeated.insert(
                 name,
                 Tensor::new(
@@ -368,10 +387,13 @@ fn gradients_of_shared_key_heads_sum_over_their_query_heads() {
             );
         }
         let gradient = |problem: &AttentionBackward, inputs: &Tensors, name: &str| -> Vec<f64> {
-            let parts = problem.reference(inputs).into_iter().filter(|part| part.name == name);
+            let parts =
+                problem.reference(inputs).into_iter().filter(|part| part.output_name == name);
             let rows = parts.flat_map(|part| {
-                let TensorData::F64(values) = part.values else { panic!("gradients are f64") };
-                let rows = part.rows.unwrap_or_else(|| (0..values.len() / d).collect());
+                let TensorData::F64(values) = part.expected_values else {
+                    panic!("gradients are f64")
+                };
+                let rows = part.row_indices.unwrap_or_else(|| (0..values.len() / d).collect());
                 rows.into_iter().zip(values.chunks(d).map(<[f64]>::to_vec).collect::<Vec<_>>())
             });
             rows.collect::<BTreeMap<_, _>>().into_values().flatten().collect()
@@ -394,12 +416,12 @@ fn gradients_of_shared_key_heads_sum_over_their_query_heads() {
 /// of GEMMs and the results rounded to the dtype.
 struct EmulatedTensorCoreAttention {
     head: SingleHeadParameters,
-    round: fn(f64) -> f64,
+    round_to_dtype: fn(f64) -> f64,
 }
 
 impl EmulatedTensorCoreAttention {
     fn round_values_to_dtype(&self, values: Vec<f64>) -> Vec<f64> {
-        values.into_iter().map(self.round).collect()
+        values.into_iter().map(self.round_to_dtype).collect()
     }
 
     /// Computes the softmax probabilities and the attention output of a head, rounded as on tensor
@@ -410,7 +432,7 @@ impl EmulatedTensorCoreAttention {
         k: &[f64],
         v: &[f64],
     ) -> (Vec<f64>, Vec<f64>) {
-        let s = q.len() / self.head.d;
+        let s = q.len() / self.head.head_dim;
         let mut p = self.head.scaled_attention_scores(q, k);
         for (row, p) in p.chunks_mut(s).enumerate() {
             let (seen, hidden) = p.split_at_mut(if self.head.causal { row + 1 } else { s });
@@ -432,7 +454,7 @@ impl EmulatedTensorCoreAttention {
         v: &[f64],
         grad_out: &[f64],
     ) -> [Vec<f64>; 4] {
-        let (d, s) = (self.head.d, q.len() / self.head.d);
+        let (d, s) = (self.head.head_dim, q.len() / self.head.head_dim);
         let (p, out) = self.rounded_probabilities_and_output(q, k, v);
         let transposed =
             |x: &[f64]| (0..s * s).map(|index| x[index % s * s + index / s]).collect::<Vec<_>>();
@@ -441,8 +463,9 @@ impl EmulatedTensorCoreAttention {
             let mean: f64 = (0..d).map(|c| grad_out[row * d + c] * out[row * d + c]).sum();
             for column in 0..s {
                 let grad = &mut grad[row * s + column];
-                *grad =
-                    (self.round)(p[row * s + column] * (*grad / self.head.softmax_scale() - mean));
+                *grad = (self.round_to_dtype)(
+                    p[row * s + column] * (*grad / self.head.softmax_scale() - mean),
+                );
             }
         }
         let scaled = |x: Vec<f64>| {
@@ -468,15 +491,18 @@ impl EmulatedTensorCoreAttention {
 fn errors_of_emulated_rounding_to_dtype(
     attention: AttentionParameters,
 ) -> [ComparisonWithReference; 2] {
-    let AttentionParameters { s, d, dtype, .. } = attention;
+    let AttentionParameters { queries_per_head: s, head_dim: d, dtype, .. } = attention;
     let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });
     let inputs = backward.inputs(9);
     let round: fn(f64) -> f64 = match dtype {
         Dtype::Bf16 => |x| bf16::from_f64(x).to_f64(),
         _ => |x| f16::from_f64(x).to_f64(),
     };
-    let rounded = EmulatedTensorCoreAttention { head: attention.single_head_parameters(), round };
-    let heads: Vec<[Vec<f64>; 4]> = (0..attention.h)
+    let rounded = EmulatedTensorCoreAttention {
+        head: attention.single_head_parameters(),
+        round_to_dtype: round,
+    };
+    let heads: Vec<[Vec<f64>; 4]> = (0..attention.query_heads)
         .into_par_iter()
         .map(|head| {
             let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"]
@@ -487,7 +513,7 @@ fn errors_of_emulated_rounding_to_dtype(
     let outputs = |names: &[&'static str], first: usize| {
         names.iter().zip(first..).fold(Tensors::new(), |outputs, (name, index)| {
             let values: Vec<f64> = heads.iter().flat_map(|head| head[index].clone()).collect();
-            outputs.with(name, attention.query_and_output_shape(), values)
+            outputs.with_tensor(name, attention.query_and_output_shape(), values)
         })
     };
     let loose = Tolerance { max_error: 1.0, relative_l2: 1.0 };
@@ -513,7 +539,7 @@ fn emulated_16_bit_rounding_stays_well_within_the_tolerance() {
         let mut worst = [Tolerance { max_error: 0.0, relative_l2: 0.0 }; 2];
         for &(s, d, causal) in if outliers { &hard[..] } else { &normal } {
             let problem = AttentionParameters {
-                outliers,
+                adds_input_outliers: outliers,
                 ..two_head_attention_problem(1, s, d, causal, dtype)
             };
             for (worst, error) in
@@ -543,7 +569,7 @@ fn emulated_16_bit_rounding_stays_well_within_the_tolerance() {
 /// Error, by kernelgate's own comparison of outputs, of an emulated attention forward whose
 /// operands and probabilities times 2^6 are rounded to e4m3.
 fn error_of_emulated_fp8_forward(attention: AttentionParameters) -> ComparisonWithReference {
-    let AttentionParameters { h, s, .. } = attention;
+    let AttentionParameters { query_heads: h, queries_per_head: s, .. } = attention;
     let problem = AttentionForward { attention };
     let inputs = problem.inputs(9);
     let (head, heads) = (
@@ -572,7 +598,7 @@ fn error_of_emulated_fp8_forward(attention: AttentionParameters) -> ComparisonWi
             head.probabilities_times_values(&p, &v).into_iter().map(rounded).collect::<Vec<_>>()
         })
         .collect();
-    let outputs = Tensors::new().with("out", attention.query_and_output_shape(), out);
+    let outputs = Tensors::new().with_tensor("out", attention.query_and_output_shape(), out);
     let loose = Tolerance { max_error: 1.0, relative_l2: 1.0 };
     compare_outputs_with_reference(&outputs, &problem.reference(&inputs), loose).unwrap()
 }
@@ -588,7 +614,7 @@ fn emulated_rounding_of_probabilities_to_fp8_stays_within_tolerance() {
         (2048, true, true),
     ] {
         let problem = AttentionParameters {
-            outliers,
+            adds_input_outliers: outliers,
             ..two_head_attention_problem(1, s, 128, causal, Dtype::Fp8)
         };
         let (error, allowed) = (error_of_emulated_fp8_forward(problem), FP8_OUTPUT_TOLERANCE);
@@ -614,7 +640,7 @@ fn the_error_of_quantised_fp8_operands_is_that_of_the_results_page() {
         (2048, true, true, 2e-1),
     ] {
         let rounded = AttentionParameters {
-            outliers,
+            adds_input_outliers: outliers,
             ..two_head_attention_problem(1, s, 128, causal, Dtype::Fp8)
         };
         let before =
@@ -622,7 +648,7 @@ fn the_error_of_quantised_fp8_operands_is_that_of_the_results_page() {
         let rounded = AttentionForward { attention: rounded };
         let values = |problem: &AttentionForward| -> Vec<f64> {
             let bands = problem.reference(&problem.inputs(9)).into_iter();
-            let values_of = |band: Expected| match band.values {
+            let values_of = |band: Expected| match band.expected_values {
                 TensorData::F64(values) => values,
                 other => panic!("{other:?}"),
             };
@@ -673,7 +699,7 @@ fn fp8_inputs_are_codes_with_scales_and_backward_refuses_fp8() {
 fn outliers_are_one_element_in_a_thousand_and_equal_in_each_draw() {
     let problem = AttentionForward {
         attention: AttentionParameters {
-            outliers: true,
+            adds_input_outliers: true,
             ..two_head_attention_problem(2, 500, 64, false, Dtype::F32)
         },
     };

@@ -5,7 +5,7 @@ use super::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES
 use crate::family::check_problem_dtype_is_computed;
 use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Number of elements that one parallel CPU task of a collective sums or copies.
@@ -14,10 +14,10 @@ const ELEMENTS_PER_CPU_TASK: usize = 1 << 14;
 /// The one CPU implementation of all collectives: all-reduce, all-gather, reduce-scatter, broadcast
 /// and send.
 pub const CPU_EXCHANGE_ROWS: &[Implementation<ExchangeProblem>] = &[Implementation {
-    name: "cpu",
-    about: "sums and copies on all threads",
+    implementation_name: "cpu",
+    description: "sums and copies on all threads",
     supports: |problem| check_problem_dtype_is_computed(problem.dtype, Dtype::F32),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let problem = *problem;
         let outputs = (0..problem.gpus).fold(Tensors::new(), |outputs, rank| {
             match problem.output_elements_of_rank(rank) {
@@ -33,7 +33,7 @@ pub const CPU_EXCHANGE_ROWS: &[Implementation<ExchangeProblem>] = &[Implementati
 
 fn compute_exchange_on_cpu(problem: &ExchangeProblem, inputs: &Tensors, outputs: &mut Tensors) {
     let names = (0..problem.gpus).filter(|&rank| problem.input_elements_of_rank(rank).is_some());
-    let parts: Vec<&[f32]> = names.map(|rank| inputs.f32(INPUT_NAMES[rank])).collect();
+    let parts: Vec<&[f32]> = names.map(|rank| inputs.f32_elements(INPUT_NAMES[rank])).collect();
     for rank in (0..problem.gpus).filter(|&rank| problem.output_elements_of_rank(rank).is_some()) {
         let y = outputs.f32_mut(OUTPUT_NAMES[rank]);
         let part = y.len();
@@ -68,14 +68,14 @@ mod tests {
             for kind in kinds {
                 assert_cpu_row_agrees_with_reference(
                     &CPU_EXCHANGE_ROWS[0],
-                    &ExchangeProblem { kind, gpus, elements: 40_008, dtype: Dtype::F32 },
+                    &ExchangeProblem { kind, gpus, message_elements: 40_008, dtype: Dtype::F32 },
                 );
             }
         }
         let dtype = Dtype::F32;
         assert_cpu_row_agrees_with_reference(
             &CPU_EXCHANGE_ROWS[0],
-            &ExchangeProblem { kind: ExchangeKind::Send, gpus: 2, elements: 8, dtype },
+            &ExchangeProblem { kind: ExchangeKind::Send, gpus: 2, message_elements: 8, dtype },
         );
     }
 }

@@ -36,9 +36,9 @@ macro_rules! workload {
             about: $about,
             revision: 1,
             axes: EXCHANGE_AXES,
-            default: EXCHANGE_DEFAULT_SELECTION,
-            accelerator: EXCHANGE_ACCELERATOR_SELECTION,
-            thorough: EXCHANGE_THOROUGH_SELECTION,
+            default_selection_lines: EXCHANGE_DEFAULT_SELECTION,
+            accelerator_selection_lines: EXCHANGE_ACCELERATOR_SELECTION,
+            thorough_selection_lines: EXCHANGE_THOROUGH_SELECTION,
             bind: |point| ExchangeProblem::bind_exchange_axes(ExchangeKind::$collective, point),
         }
     };
@@ -62,19 +62,21 @@ pub const BROADCAST: Workload<ExchangeProblem> =
     workload!(Broadcast, "broadcast", "every GPU gets the message of the first");
 /// Workload of a send: the second GPU gets the message of the first GPU.
 pub const SEND: Workload<ExchangeProblem> = Workload {
-    thorough: &["g=2 bytes=8192,32768,131072,524288,4194304,67108864 dtype=f32,bf16"],
+    thorough_selection_lines: &[
+        "g=2 bytes=8192,32768,131072,524288,4194304,67108864 dtype=f32,bf16",
+    ],
     ..workload!(Send, "send", "the second GPU gets the message of the first")
 };
 
 /// Kind of a collective between GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExchangeKind {
-    /// All-reduce: `y_r = Σ x_p`.
+    /// All-reduce: every GPU r gets the sum of all inputs, `y_r = Σ x_p`.
     AllReduce,
-    /// All-gather: The output of every GPU concatenates the inputs of all g GPUs: `y_r = x_0 …
+    /// All-gather: the output of every GPU concatenates the inputs of all g GPUs, `y_r = x_0 …
     /// x_(g-1)`.
     AllGather,
-    /// Reduce-scatter: The output `y_r` of GPU r is part r of the sum `Σ x_p` over all GPUs.
+    /// Reduce-scatter: the output `y_r` of GPU r is part r of the sum `Σ x_p` over all GPUs.
     ReduceScatter,
     /// Broadcast: `y_r = x_0`.
     Broadcast,
@@ -91,8 +93,8 @@ pub struct ExchangeProblem {
     pub gpus: usize,
     /// Number of elements of a message, counted as nccl-tests count it: the longer of the input and
     /// the output of a GPU.
-    pub elements: usize,
-    /// Type of the elements.
+    pub message_elements: usize,
+    /// Dtype of the message elements.
     pub dtype: Dtype,
 }
 
@@ -101,7 +103,7 @@ impl ExchangeProblem {
         let gpus = point.word("g")?.parse().expect("the axis lists numbers");
         let (bytes, dtype) = (point.number("bytes")?, point.word("dtype")?);
         let dtype = Dtype::parse_dtype_name(dtype).expect("the axis lists dtypes");
-        let wrong = |why: String| Err(AxisError::Combination(why));
+        let wrong = |why: String| Err(AxisError::InvalidCombinationOfValues(why));
         if !bytes.is_multiple_of(gpus * dtype.bytes_per_element()) {
             return wrong(format!("{bytes} bytes are not whole elements on each of {gpus} GPUs"));
         }
@@ -111,36 +113,36 @@ impl ExchangeProblem {
         if kind == ExchangeKind::Send && gpus != 2 {
             return wrong("a message is sent between two GPUs".to_owned());
         }
-        Ok(Self { kind, gpus, elements: bytes / dtype.bytes_per_element(), dtype })
+        Ok(Self { kind, gpus, message_elements: bytes / dtype.bytes_per_element(), dtype })
     }
 
     /// Number of bytes of a message, as nccl-tests count it: the longer of a GPU's input and
     /// output.
     pub const fn longer_message_bytes(&self) -> usize {
-        self.elements * self.dtype.bytes_per_element()
+        self.message_elements * self.dtype.bytes_per_element()
     }
 
     /// Number of elements of the input message of GPU `rank`; `None` for a GPU without an input.
     pub const fn input_elements_of_rank(&self, rank: usize) -> Option<usize> {
         match self.kind {
-            ExchangeKind::AllGather => Some(self.elements / self.gpus),
+            ExchangeKind::AllGather => Some(self.message_elements / self.gpus),
             ExchangeKind::Broadcast | ExchangeKind::Send if rank > 0 => None,
-            _ => Some(self.elements),
+            _ => Some(self.message_elements),
         }
     }
 
     /// Number of elements of the output message of GPU `rank`; `None` for a GPU without an output.
     pub const fn output_elements_of_rank(&self, rank: usize) -> Option<usize> {
         match self.kind {
-            ExchangeKind::ReduceScatter => Some(self.elements / self.gpus),
+            ExchangeKind::ReduceScatter => Some(self.message_elements / self.gpus),
             ExchangeKind::Send if rank == 0 => None,
-            _ => Some(self.elements),
+            _ => Some(self.message_elements),
         }
     }
 
-    /// Names of the input messages of this collective; in a broadcast or send, only the first GPU
-    /// has one.
-    fn names_of_existing_inputs(&self) -> &'static [&'static str] {
+    /// Names of the input messages that exist in this collective; in a broadcast or send, only the
+    /// first GPU has an input message.
+    fn names_of_input_messages(&self) -> &'static [&'static str] {
         &INPUT_NAMES
             [..(0..self.gpus).filter(|&rank| self.input_elements_of_rank(rank).is_some()).count()]
     }
@@ -148,12 +150,12 @@ impl ExchangeProblem {
     /// Computes the elementwise fp64 sum of the input messages of all GPUs.
     fn sum_input_messages(&self, inputs: &Tensors) -> Vec<f64> {
         const ELEMENTS_PER_PARALLEL_CHUNK: usize = 1 << 16;
-        let mut sum = vec![0.0; self.elements];
+        let mut sum = vec![0.0; self.message_elements];
         parallel::process_chunks_in_parallel(
             &mut sum,
             ELEMENTS_PER_PARALLEL_CHUNK,
             &|number, sum| {
-                for name in self.names_of_existing_inputs() {
+                for name in self.names_of_input_messages() {
                     let values = inputs
                         .tensor(name)
                         .elements_to_f64(number * ELEMENTS_PER_PARALLEL_CHUNK, sum.len());
@@ -176,7 +178,7 @@ impl ExchangeProblem {
                     let tensor = inputs.tensor(name);
                     tensor.elements_to_f64(0, tensor.len())
                 };
-                self.names_of_existing_inputs().iter().flat_map(values).collect()
+                self.names_of_input_messages().iter().flat_map(values).collect()
             }
         }
     }
@@ -211,7 +213,10 @@ impl Problem for ExchangeProblem {
     /// output messages.
     fn symmetries(&self) -> Vec<InputSymmetry> {
         let outputs = &OUTPUT_NAMES[..self.gpus];
-        vec![InputSymmetry::Negate { inputs: self.names_of_existing_inputs(), outputs }]
+        vec![InputSymmetry::NegateInputsAndOutputs {
+            inputs: self.names_of_input_messages(),
+            outputs,
+        }]
     }
 
     /// Work of one GPU: its memory bytes read and written, and the bytes that it receives over GPU
@@ -225,7 +230,8 @@ impl Problem for ExchangeProblem {
             ExchangeKind::Broadcast | ExchangeKind::Send => (bytes, bytes, bytes),
         };
         let both_ways = !matches!(self.kind, ExchangeKind::Broadcast | ExchangeKind::Send);
-        let link = DeclaredGpuLinkWork { min_received_bytes: received, both_ways, gpus: self.gpus };
+        let link =
+            DeclaredGpuLinkWork { min_received_bytes: received, both_ways, gpu_count: self.gpus };
         Work::bytes(read, written).with_link(link)
     }
 
@@ -246,11 +252,12 @@ impl Problem for ExchangeProblem {
         }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let gpus = self.gpus as u64;
         // Host memory of a collective problem: inputs and outputs of all GPUs, the fp64 reference
         // of each output, and the fp64 sum.
-        gpus * 2 * self.longer_message_bytes() as u64 + (gpus + 2) * 8 * self.elements as u64
+        gpus * 2 * self.longer_message_bytes() as u64
+            + (gpus + 2) * 8 * self.message_elements as u64
     }
 }
 
@@ -263,7 +270,7 @@ mod tests {
         [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND];
 
     fn small_f32_exchange_problem(kind: ExchangeKind, gpus: usize) -> ExchangeProblem {
-        ExchangeProblem { kind, gpus, elements: 24, dtype: Dtype::F32 }
+        ExchangeProblem { kind, gpus, message_elements: 24, dtype: Dtype::F32 }
     }
 
     #[test]
@@ -322,14 +329,15 @@ mod tests {
         let inputs = small_f32_exchange_problem(ExchangeKind::AllReduce, 2).inputs(3);
         let whole = small_f32_exchange_problem(ExchangeKind::AllReduce, 2).reference(&inputs);
         let parts = small_f32_exchange_problem(ExchangeKind::ReduceScatter, 2).reference(&inputs);
-        let values = |expected: &Expected| match &expected.values {
+        let values = |expected: &Expected| match &expected.expected_values {
             TensorData::F64(values) => values.clone(),
             _ => panic!("f64"),
         };
         let together: Vec<f64> = parts.iter().flat_map(values).collect();
         assert_eq!(values(&whole[0]), together);
         assert_eq!(values(&whole[0]), values(&whole[1]));
-        let first = f64::from(inputs.f32("x0")[5]) + f64::from(inputs.f32("x1")[5]);
+        let first =
+            f64::from(inputs.f32_elements("x0")[5]) + f64::from(inputs.f32_elements("x1")[5]);
         assert_eq!(together[5], first);
     }
 }

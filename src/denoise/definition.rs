@@ -1,9 +1,10 @@
 //! Denoising of a robot policy's actions by the action expert of pi0.5: workloads for one Euler
 //! step and for the whole loop.
 //!
-//! The source is openpi: `gemma.py`, `pi0.py` and `pi0_pytorch.py`. The action expert is a
-//! transformer with multi-query attention over a horizon of noisy actions. The denoising time
-//! modulates every norm (adaRMS), and attention sees a cached prefix besides the actions.
+//! The definition of the denoising workloads follows `gemma.py`, `pi0.py` and `pi0_pytorch.py` of
+//! openpi. The action expert is a transformer with multi-query attention over a horizon of noisy
+//! actions. The denoising time modulates every norm (adaRMS), and attention sees a cached prefix
+//! besides the actions.
 //!
 //! Equations of one denoising step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
 //!
@@ -103,9 +104,9 @@ pub const DENOISE_STEP_WORKLOAD: Workload<DenoiseStep> = Workload {
     about: "one step of the pi0.5 action expert: actions and time to velocity",
     revision: 1,
     axes: &[EXPERT_MODEL_AXIS, S, P, DENOISE_DTYPE_AXIS],
-    default: &["model=pi05 s=50 p=968 dtype=f32"],
-    accelerator: &["model=pi05 s=50 p=968 dtype=bf16"],
-    thorough: &[
+    default_selection_lines: &["model=pi05 s=50 p=968 dtype=f32"],
+    accelerator_selection_lines: &["model=pi05 s=50 p=968 dtype=bf16"],
+    thorough_selection_lines: &[
         "model=pi05 s=10,15,50 p=712,968 dtype=f32,bf16",
         "model=pi05 s=50 p=968 dtype=fp8,int4",
         "model=tiny s=7,50 p=13,968 dtype=f32,bf16,fp8,int4",
@@ -121,9 +122,9 @@ pub const DENOISE_LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     axes: &[EXPERT_MODEL_AXIS, S, P, EULER_STEPS_AXIS, DENOISE_DTYPE_AXIS],
     // On two CPU cores the full-size denoising loop takes about 3 s and its reference 9 s, so the
     // default selection for the CPU has the tiny model.
-    default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
-    accelerator: &["model=pi05 s=50 p=968 steps=10 dtype=bf16"],
-    thorough: &[
+    default_selection_lines: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
+    accelerator_selection_lines: &["model=pi05 s=50 p=968 steps=10 dtype=bf16"],
+    thorough_selection_lines: &[
         "model=pi05 s=10,50 p=712,968 steps=10 dtype=f32,bf16",
         "model=pi05 s=50 p=968 steps=5 dtype=bf16",
         "model=pi05 s=10 p=712 steps=10 dtype=fp8,int4",
@@ -133,23 +134,23 @@ pub const DENOISE_LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     bind: |point| {
         let steps = point.number("steps")?;
         if steps > MAX_DENOISE_LOOP_STEPS {
-            return Err(AxisError::Combination(format!(
+            return Err(AxisError::InvalidCombinationOfValues(format!(
                 "steps={steps}: up to {MAX_DENOISE_LOOP_STEPS}"
             )));
         }
-        Ok(DenoiseLoop { expert: DenoiseParameters::bind_denoise_axes(point)?, steps })
+        Ok(DenoiseLoop { expert: DenoiseParameters::bind_denoise_axes(point)?, euler_steps: steps })
     },
 };
 
 /// Names of the rows that the denoising scans time: the fastest own kernel, and cuBLASLt launches
 /// in a CUDA graph.
-const DENOISE_SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
+const DENOISE_AXIS_SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
 
 /// Scan of one denoising step with a short horizon, after the prefix of two images instead of
 /// three.
 pub const DENOISE_STEP_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
     selection_lines: &["model=pi05 s=10 p=712 dtype=bf16"],
-    default_implementations: DENOISE_SCAN_ROWS,
+    default_implementations: DENOISE_AXIS_SCAN_ROWS,
 };
 
 /// Scan of the denoising loop over 1, 5 and 10 Euler steps, and with a short horizon.
@@ -158,7 +159,7 @@ pub const DENOISE_LOOP_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
         "model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16",
         "model=pi05 s=10 p=712 steps=10 dtype=bf16",
     ],
-    default_implementations: DENOISE_SCAN_ROWS,
+    default_implementations: DENOISE_AXIS_SCAN_ROWS,
 };
 
 /// Problem `denoise/step`: computes `velocity [S, 32]` from `x [S, 32]` at time `t`.
@@ -170,28 +171,29 @@ pub struct DenoiseStep {
 
 impl Problem for DenoiseStep {
     fn inputs(&self, seed: u64) -> Tensors {
-        self.expert.draw_or_reuse_inputs(seed).with("t", [1], vec![TIME_OF_SINGLE_STEP])
+        self.expert.draw_or_reuse_inputs(seed).with_tensor("t", [1], vec![TIME_OF_SINGLE_STEP])
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let x = inputs.tensor("x").elements_to_f64(0, self.expert.s * VALUES_PER_ACTION);
+        let x =
+            inputs.tensor("x").elements_to_f64(0, self.expert.action_tokens * VALUES_PER_ACTION);
         let times = inputs.tensor("t").elements_to_f64(0, 1);
         let inputs = self.expert.inputs_rounded_to_weight_format(inputs);
         let expert = ReferenceActionExpert::with_styles_of_times(&self.expert, &inputs, &times);
         vec![Expected::all(
             "velocity",
-            [self.expert.s, VALUES_PER_ACTION],
+            [self.expert.action_tokens, VALUES_PER_ACTION],
             expert.reference_velocity(&x, 0),
         )]
     }
 
-    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+    fn redraw_inputs(&self, names: &[&str], seed: u64) -> Tensors {
         self.expert.draw_named_inputs_only(names, seed)
     }
 
     fn work(&self) -> Work {
         let mut work = self.expert.work_of_denoising_steps(1);
-        work.read_bytes += Dtype::F32.bytes_per_element() as u64;
+        work.min_read_bytes += Dtype::F32.bytes_per_element() as u64;
         work
     }
 
@@ -207,7 +209,7 @@ impl Problem for DenoiseStep {
         }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         self.expert.estimate_denoise_host_bytes(1)
     }
 }
@@ -218,7 +220,7 @@ pub struct DenoiseLoop {
     /// Model and shape.
     pub expert: DenoiseParameters,
     /// Number of Euler steps.
-    pub steps: usize,
+    pub euler_steps: usize,
 }
 
 impl Problem for DenoiseLoop {
@@ -227,25 +229,26 @@ impl Problem for DenoiseLoop {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let x = inputs.tensor("x").elements_to_f64(0, self.expert.s * VALUES_PER_ACTION);
+        let x =
+            inputs.tensor("x").elements_to_f64(0, self.expert.action_tokens * VALUES_PER_ACTION);
         let inputs = self.expert.inputs_rounded_to_weight_format(inputs);
         let expert = ReferenceActionExpert::with_styles_of_times(
             &self.expert,
             &inputs,
-            &reference::times_of_denoising_steps_in_f64(self.steps),
+            &reference::times_of_denoising_steps_in_f64(self.euler_steps),
         );
-        let actions = reference::integrate_by_euler_steps(self.steps, x, |x, step| {
+        let actions = reference::integrate_by_euler_steps(self.euler_steps, x, |x, step| {
             expert.reference_velocity(x, step)
         });
-        vec![Expected::all("actions", [self.expert.s, VALUES_PER_ACTION], actions)]
+        vec![Expected::all("actions", [self.expert.action_tokens, VALUES_PER_ACTION], actions)]
     }
 
-    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+    fn redraw_inputs(&self, names: &[&str], seed: u64) -> Tensors {
         self.expert.draw_named_inputs_only(names, seed)
     }
 
     fn work(&self) -> Work {
-        self.expert.work_of_denoising_steps(self.steps)
+        self.expert.work_of_denoising_steps(self.euler_steps)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -259,8 +262,8 @@ impl Problem for DenoiseLoop {
         }
     }
 
-    fn host_bytes(&self) -> u64 {
-        self.expert.estimate_denoise_host_bytes(self.steps)
+    fn host_memory_bytes(&self) -> u64 {
+        self.expert.estimate_denoise_host_bytes(self.euler_steps)
     }
 }
 

@@ -25,17 +25,18 @@ const ELEMENTS_PER_WIDENING_TASK: usize = 1 << 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fp8MatrixStack {
     /// E4m3 codes of the weights, `[layers][k][columns]`.
-    pub codes: Vec<u8>,
+    pub e4m3_codes: Vec<u8>,
     /// Power-of-two exponent of each column, `[layers][columns]`. A column's codes are multiplied
     /// by two to its exponent, the least exponent with which the column's largest element does not
     /// saturate.
-    pub exponents: Vec<i8>,
+    pub column_exponents: Vec<i8>,
 }
 
 /// Whether a low-bit weight format quantises this input: only the seven projection matrices of the
 /// layers, which each step reads.
 pub fn is_layer_projection_to_quantise(spec: &ExpertInputSpec) -> bool {
-    spec.read_frequency == InputReadFrequency::EachStep && spec.name.ends_with("_proj")
+    spec.read_frequency == InputReadFrequency::ReadInEachDenoisingStep
+        && spec.input_name.ends_with("_proj")
 }
 
 /// Quantises a bf16 tensor `[layers, k, columns]` to fp8.
@@ -48,10 +49,12 @@ pub fn quantise_stack_to_fp8(tensor: &Tensor) -> Fp8MatrixStack {
     else {
         panic!("a stack of bf16 matrices is quantised")
     };
-    let mut quantized =
-        Fp8MatrixStack { codes: vec![0; values.len()], exponents: vec![0; layers * columns] };
-    let matrices = quantized.codes.chunks_mut(rows * columns);
-    let matrices = matrices.zip(quantized.exponents.chunks_mut(columns)).collect();
+    let mut quantized = Fp8MatrixStack {
+        e4m3_codes: vec![0; values.len()],
+        column_exponents: vec![0; layers * columns],
+    };
+    let matrices = quantized.e4m3_codes.chunks_mut(rows * columns);
+    let matrices = matrices.zip(quantized.column_exponents.chunks_mut(columns)).collect();
     parallel::run_tasks_in_parallel(
         matrices,
         &|layer, (codes, exponents): (&mut [u8], &mut [i8])| {
@@ -95,7 +98,8 @@ fn least_exponent_without_saturation(largest: f32) -> i8 {
 /// numbers.
 pub fn round_tensor_through_fp8(tensor: &Tensor) -> Tensor {
     let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
-    let Fp8MatrixStack { codes, exponents } = quantise_stack_to_fp8(tensor);
+    let Fp8MatrixStack { e4m3_codes: codes, column_exponents: exponents } =
+        quantise_stack_to_fp8(tensor);
     let mut values = vec![bf16::ZERO; codes.len()];
     let table: Vec<f32> = (0..=u8::MAX).map(decode_e4m3_to_f32).collect();
     parallel::process_chunks_in_parallel(&mut values, rows * columns, &|layer, values| {
@@ -159,7 +163,7 @@ mod tests {
         let specs = TINY_TEST_MODEL.input_tensor_specs(3, 5, Dtype::Bf16);
         let quantized: Vec<_> =
             specs.iter().filter(|spec| is_layer_projection_to_quantise(spec)).collect();
-        let names: Vec<_> = quantized.iter().map(|spec| spec.name).collect();
+        let names: Vec<_> = quantized.iter().map(|spec| spec.input_name).collect();
         assert_eq!(
             names,
             ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -167,14 +171,18 @@ mod tests {
         for spec in quantized {
             let tensor = spec.draw_tensor_from_seed(1);
             let near = round_tensor_through_fp8(&tensor);
-            assert_eq!(round_tensor_through_fp8(&near), near, "{}", spec.name);
-            let Fp8MatrixStack { exponents, .. } = quantise_stack_to_fp8(&tensor);
+            assert_eq!(round_tensor_through_fp8(&near), near, "{}", spec.input_name);
+            let Fp8MatrixStack { column_exponents: exponents, .. } = quantise_stack_to_fp8(&tensor);
             let (len, columns) = (tensor.len(), tensor.shape()[2]);
             let (exact, near) = (tensor.elements_to_f64(0, len), near.elements_to_f64(0, len));
             for (i, (x, y)) in exact.iter().zip(&near).enumerate() {
                 let layer = i / (len / tensor.shape()[0]);
                 let least = 2f64.powi(i32::from(exponents[layer * columns + i % columns]) - 10);
-                assert!((x - y).abs() <= (x.abs() / 16.0).max(least), "{}: {x} {y}", spec.name);
+                assert!(
+                    (x - y).abs() <= (x.abs() / 16.0).max(least),
+                    "{}: {x} {y}",
+                    spec.input_name
+                );
             }
             assert!(exact != near);
         }
@@ -198,7 +206,7 @@ mod tests {
         TINY_TEST_MODEL
             .input_tensor_specs(3, 5, Dtype::Bf16)
             .iter()
-            .for_each(|s| inputs.insert(s.name, s.draw_tensor_from_seed(1)));
+            .for_each(|s| inputs.insert(s.input_name, s.draw_tensor_from_seed(1)));
         let wide = convert_bf16_inputs_to_f32(&inputs);
         for (name, tensor) in inputs.iter() {
             let len = tensor.len();

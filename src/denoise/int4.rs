@@ -22,11 +22,11 @@ const INT4_SCALE_RANGE: [f32; 2] =
 /// A stack of weight matrices that is quantised to int4.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Int4MatrixStack {
-    /// Integers from -7 to 7, one for each weight, `[layers][k][columns]`.
-    pub codes: Vec<i8>,
+    /// Quantised weights as integers from -7 to 7, one for each weight, `[layers][k][columns]`.
+    pub int4_codes: Vec<i8>,
     /// Scale of each group of 128 weights, `[layers][ceil(k / 128)][columns]`: a seventh of the
     /// group's largest magnitude, rounded to five significant bits.
-    pub scales: Vec<bf16>,
+    pub group_scales: Vec<bf16>,
 }
 
 /// Number of int4 scale groups in a column of `depth` elements.
@@ -45,12 +45,13 @@ pub fn quantise_stack_to_int4(tensor: &Tensor) -> Int4MatrixStack {
         panic!("a stack of bf16 matrices is quantised")
     };
     let mut quantized = Int4MatrixStack {
-        codes: vec![0; values.len()],
-        scales: vec![bf16::ZERO; layers * int4_groups_per_column(rows) * columns],
+        int4_codes: vec![0; values.len()],
+        group_scales: vec![bf16::ZERO; layers * int4_groups_per_column(rows) * columns],
     };
-    let matrices = quantized.codes.chunks_mut(rows * columns);
-    let matrices =
-        matrices.zip(quantized.scales.chunks_mut(int4_groups_per_column(rows) * columns)).collect();
+    let matrices = quantized.int4_codes.chunks_mut(rows * columns);
+    let matrices = matrices
+        .zip(quantized.group_scales.chunks_mut(int4_groups_per_column(rows) * columns))
+        .collect();
     parallel::run_tasks_in_parallel(
         matrices,
         &|layer, (codes, scales): (&mut [i8], &mut [bf16])| {
@@ -101,7 +102,8 @@ fn int4_scale_for_largest_magnitude(largest: f32) -> bf16 {
 /// numbers.
 pub fn round_tensor_through_int4(tensor: &Tensor) -> Tensor {
     let &[_, rows, columns] = tensor.shape() else { panic!("a stack of matrices is quantised") };
-    let Int4MatrixStack { codes, scales } = quantise_stack_to_int4(tensor);
+    let Int4MatrixStack { int4_codes: codes, group_scales: scales } =
+        quantise_stack_to_int4(tensor);
     let mut values = vec![bf16::ZERO; codes.len()];
     parallel::process_chunks_in_parallel(&mut values, rows * columns, &|layer, values| {
         let codes = &codes[layer * rows * columns..];
@@ -168,7 +170,8 @@ mod tests {
             drawn[(layer * 301 + k) * 5 + column]
                 * 10f32.powi((k / INT4_SCALE_GROUP_ELEMENTS) as i32)
         });
-        let Int4MatrixStack { codes, scales } = quantise_stack_to_int4(&exact);
+        let Int4MatrixStack { int4_codes: codes, group_scales: scales } =
+            quantise_stack_to_int4(&exact);
         assert_eq!((codes.len(), scales.len()), (2 * 301 * 5, 2 * 3 * 5));
         assert!(codes.iter().all(|code| (-MAX_INT4_MAGNITUDE..=MAX_INT4_MAGNITUDE).contains(code)));
         let near = round_tensor_through_int4(&exact);
@@ -177,8 +180,8 @@ mod tests {
             let (layer, k, column) = (i / (301 * 5), i / 5 % 301, i % 5);
             let scale = scales[(layer * 3 + k / INT4_SCALE_GROUP_ELEMENTS) * 5 + column].to_f64();
             assert_eq!(f64::from(codes[i]) * scale, *y);
-            // The largest weight of a group exceeds 7 scales by up to 7 / 32 of a scale, because
-            // the scale was rounded.
+            // The largest weight of a group can exceed seven times the group's scale by up to 7 /
+            // 32 of the scale, because the scale was rounded.
             assert!((x - y).abs() <= 0.5 * scale, "{i}: {x} {y} {scale}");
         }
         for group in 0..3 {
@@ -211,7 +214,7 @@ mod tests {
         });
         assert_eq!(round_tensor_through_int4(&exact), exact);
         let special = bf16_tensor_from_indices([1, 3, 1], |_, k, _| [f32::NAN, 7.0, f32::MAX][k]);
-        assert_eq!(quantise_stack_to_int4(&special).codes[0], 0);
+        assert_eq!(quantise_stack_to_int4(&special).int4_codes[0], 0);
         assert!(round_tensor_through_int4(&special).elements_to_f64(2, 1)[0].is_finite());
     }
 
@@ -230,7 +233,7 @@ mod tests {
         );
         // The matrix of this test has k = 64, so each column has one scale group.
         let specs = TINY_TEST_MODEL.input_tensor_specs(7, 13, Dtype::Bf16);
-        let gate = specs.iter().find(|spec| spec.name == "gate_proj").unwrap();
+        let gate = specs.iter().find(|spec| spec.input_name == "gate_proj").unwrap();
         assert_eq!(bytes_as_int4_with_scales(gate), 2 * (64 * 128 / 2 + 128 * 2));
     }
 }

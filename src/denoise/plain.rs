@@ -2,8 +2,8 @@
 //! plain loops, token by token and head by head, without a library.
 //!
 //! The plain implementation can round activations as a bf16 implementation does, and it can contain
-//! typical faults of implementations. Tests require that the tolerance accepts the rounded plain
-//! implementation and rejects each faulty one.
+//! typical faults of implementations. Tests require that the tolerance accepts the plain
+//! implementation with rounding and rejects the plain implementation with each planted fault.
 
 use std::collections::BTreeMap;
 
@@ -16,28 +16,28 @@ use kernelgate::workload::Tensors;
 /// A deliberate fault that tests plant in the plain implementation of the expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlantedExpertFault {
-    /// The plain implementation computes correctly, without a planted fault.
-    None,
+    /// No fault is planted, so the plain implementation computes correctly.
+    NoFault,
     /// Planted fault: queries attend only to the prefix.
-    NoSuffix,
+    AttentionIgnoresSuffix,
     /// Planted fault: queries attend to the suffix only up to their own position.
-    Causal,
+    CausalAttentionToSuffix,
     /// Planted fault: attention skips the last token of the prefix.
-    ShortPrefix,
+    LastPrefixTokenSkipped,
     /// Planted fault: the positions of the queries are one too large.
-    QueryPosition,
+    QueryPositionsOneTooLarge,
     /// Planted fault: the norm computes `x·scale` instead of `x·(1 + scale)`.
-    ScaleWithoutOne,
+    NormScaleWithoutOnePlus,
     /// Planted fault: the attention branch is added to the residual stream without its gate.
-    NoGate,
+    UngatedAttentionBranch,
     /// Planted fault: the attention branch uses the style of the feed-forward branch.
-    WrongStyle,
+    AttentionWithFeedForwardStyle,
     /// Planted fault: the feed-forward branch uses ReLU instead of GELU.
-    Relu,
+    ReluInsteadOfGelu,
     /// Planted fault: attention scores are divided by E instead of √E.
-    ScoreScale,
+    ScoresDividedByHeadDim,
     /// Planted fault: the embedded time is t + 0.1 instead of t.
-    WrongTime,
+    TimeOneTenthTooLarge,
 }
 
 /// The plain fp64 implementation of the denoising action expert, for tests.
@@ -45,8 +45,8 @@ pub struct PlainLoopExpert {
     shape: DenoiseParameters,
     tensors: BTreeMap<String, Vec<f64>>,
     /// Whether activations are rounded to bf16 at the places where openpi's bf16 model rounds them.
-    pub rounded: bool,
-    /// The planted fault in the computation.
+    pub rounds_activations_to_bf16: bool,
+    /// The fault that a test plants in the computation of the expert, or none.
     pub fault: PlantedExpertFault,
 }
 
@@ -56,11 +56,16 @@ impl PlainLoopExpert {
             .iter()
             .map(|(name, tensor)| (name.to_owned(), tensor.elements_to_f64(0, tensor.len())))
             .collect();
-        Self { shape: *shape, tensors, rounded: false, fault: PlantedExpertFault::None }
+        Self {
+            shape: *shape,
+            tensors,
+            rounds_activations_to_bf16: false,
+            fault: PlantedExpertFault::NoFault,
+        }
     }
 
     fn round_to_bf16_if_enabled(&self, x: f64) -> f64 {
-        if self.rounded { bf16::from_f64(x).to_f64() } else { x }
+        if self.rounds_activations_to_bf16 { bf16::from_f64(x).to_f64() } else { x }
     }
 
     /// Multiplies one row of activations by a layer's weight matrix in plain loops.
@@ -96,7 +101,7 @@ impl PlainLoopExpert {
         for x in x {
             square += x * x;
         }
-        let one = if self.fault == PlantedExpertFault::ScaleWithoutOne { 0.0 } else { 1.0 };
+        let one = if self.fault == PlantedExpertFault::NormScaleWithoutOnePlus { 0.0 } else { 1.0 };
         (0..w)
             .map(|i| {
                 self.round_to_bf16_if_enabled(
@@ -121,8 +126,8 @@ impl PlainLoopExpert {
     /// Computes the vector `[width]` that conditions the style layers on time `t`: a sinusoidal
     /// embedding of `t` and two linear layers with SiLU.
     fn time_condition_vector(&self, t: f64) -> Vec<f64> {
-        let w = self.shape.model.width;
-        let t = if self.fault == PlantedExpertFault::WrongTime { t + 0.1 } else { t };
+        let w = self.shape.model.model_width;
+        let t = if self.fault == PlantedExpertFault::TimeOneTenthTooLarge { t + 0.1 } else { t };
         let mut embedding = vec![0.0; w];
         for i in 0..w / 2 {
             let period = 4e-3 * (4.0f64 / 4e-3).powf(i as f64 / (w as f64 / 2.0 - 1.0));
@@ -143,10 +148,11 @@ impl PlainLoopExpert {
         ))
     }
 
-    /// Computes the hidden row `[width]` after the MLP of a layer: `h` plus the gated MLP branch of
-    /// its normalised row. `style` holds scale, shift and gate of the layer's second norm.
+    /// Computes the hidden row `[width]` after the MLP of a layer, which is the row `h` plus the
+    /// gated MLP branch of the normalised `h`. The slice `style` holds scale, shift and gate of the
+    /// layer's second norm.
     fn add_gated_mlp_branch(&self, layer: usize, h: &[f64], style: &[f64]) -> Vec<f64> {
-        let (w, m) = (self.shape.model.width, self.shape.model.mlp);
+        let (w, m) = (self.shape.model.model_width, self.shape.model.feed_forward_width);
         let y = self.ada_rms_norm_and_round(h, style);
         let (gates, ups) = (
             self.multiply_row_by_layer_matrix(&y, "gate_proj", layer, m),
@@ -165,8 +171,8 @@ impl PlainLoopExpert {
 
     /// Computes the velocity `[S, 32]` of actions `x [S, 32]` at time `t` in plain loops.
     pub fn velocity_by_plain_loops(&self, x: &[f64], t: f64) -> Vec<f64> {
-        let DenoiseParameters { model, s, p, .. } = self.shape;
-        let (w, e) = (model.width, model.head_dim);
+        let DenoiseParameters { model, action_tokens: s, prefix_tokens: p, .. } = self.shape;
+        let (w, e) = (model.model_width, model.head_dim);
         let cond = self.time_condition_vector(t);
         let style = |name: &str, layer: usize| {
             self.add_layer_bias_and_round(
@@ -186,9 +192,13 @@ impl PlainLoopExpert {
                 )
             })
             .collect();
-        for layer in 0..model.depth {
+        for layer in 0..model.layer_count {
             let first = style(
-                if self.fault == PlantedExpertFault::WrongStyle { "style2" } else { "style1" },
+                if self.fault == PlantedExpertFault::AttentionWithFeedForwardStyle {
+                    "style2"
+                } else {
+                    "style1"
+                },
                 layer,
             );
             let second = style("style2", layer);
@@ -214,7 +224,7 @@ impl PlainLoopExpert {
                     let attended = self.attention_of_suffix_token(layer, i, &y[i], &keys, &values);
                     let branch = self.multiply_row_by_layer_matrix(&attended, "o_proj", layer, w);
                     let gate = |j: usize| {
-                        if self.fault == PlantedExpertFault::NoGate {
+                        if self.fault == PlantedExpertFault::UngatedAttentionBranch {
                             1.0
                         } else {
                             first[2 * w + j]
@@ -228,7 +238,7 @@ impl PlainLoopExpert {
                 .collect();
         }
         let last = style("final_style", 0);
-        let exact = Self { rounded: false, tensors: BTreeMap::new(), ..*self };
+        let exact = Self { rounds_activations_to_bf16: false, tensors: BTreeMap::new(), ..*self };
         let bias = &self.tensors["action_out_bias"];
         let out = &self.tensors["action_out"];
         h.iter()
@@ -240,7 +250,7 @@ impl PlainLoopExpert {
     }
 
     fn gelu_or_planted_relu(&self, x: f64) -> f64 {
-        if self.fault == PlantedExpertFault::Relu {
+        if self.fault == PlantedExpertFault::ReluInsteadOfGelu {
             return x.max(0.0);
         }
         0.5 * x * (1.0 + (0.7978845608028654 * (x + 0.044715 * x.powi(3))).tanh())
@@ -256,27 +266,27 @@ impl PlainLoopExpert {
         keys: &[Vec<f64>],
         values: &[Vec<f64>],
     ) -> Vec<f64> {
-        let DenoiseParameters { model, s, p, .. } = self.shape;
+        let DenoiseParameters { model, action_tokens: s, prefix_tokens: p, .. } = self.shape;
         let e = model.head_dim;
-        let q = self.multiply_row_by_layer_matrix(y, "q_proj", layer, model.heads * e);
-        let late = usize::from(self.fault == PlantedExpertFault::QueryPosition);
+        let q = self.multiply_row_by_layer_matrix(y, "q_proj", layer, model.query_heads * e);
+        let late = usize::from(self.fault == PlantedExpertFault::QueryPositionsOneTooLarge);
         let cache = |name: &str, j: usize| {
             &self.tensors[name][(layer * p + j) * e..(layer * p + j + 1) * e]
         };
         let mut out = Vec::new();
-        for head in 0..model.heads {
+        for head in 0..model.query_heads {
             let q = self.rope_and_round(&q[head * e..(head + 1) * e], p + i + late);
             let mut weights = vec![0.0; p + s];
             for (j, weight) in weights.iter_mut().enumerate() {
                 let hidden = match self.fault {
-                    PlantedExpertFault::NoSuffix => j >= p,
-                    PlantedExpertFault::Causal => j > p + i,
-                    PlantedExpertFault::ShortPrefix => j + 1 == p,
+                    PlantedExpertFault::AttentionIgnoresSuffix => j >= p,
+                    PlantedExpertFault::CausalAttentionToSuffix => j > p + i,
+                    PlantedExpertFault::LastPrefixTokenSkipped => j + 1 == p,
                     _ => false,
                 };
                 let key = if j < p { cache("k_cache", j) } else { &keys[j - p] };
                 let dot: f64 = q.iter().zip(key).map(|(q, k)| q * k).sum();
-                let divisor = if self.fault == PlantedExpertFault::ScoreScale {
+                let divisor = if self.fault == PlantedExpertFault::ScoresDividedByHeadDim {
                     e as f64
                 } else {
                     (e as f64).sqrt()

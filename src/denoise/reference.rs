@@ -27,13 +27,13 @@ const ATTENTION_QUERY_ROWS_PER_TASK: usize = 64;
 pub struct ReferenceActionExpert<'a> {
     shape: &'a DenoiseParameters,
     inputs: &'a Tensors,
-    denoising_times: usize,
+    denoising_time_count: usize,
     /// Styles of the norm before each layer's attention, `[depth][times, 3W]`.
-    style1: Vec<Vec<f64>>,
+    attention_norm_styles: Vec<Vec<f64>>,
     /// Styles of the norm before each layer's feed-forward, `[depth][times, 3W]`.
-    style2: Vec<Vec<f64>>,
+    feed_forward_norm_styles: Vec<Vec<f64>>,
     /// Style of the final norm for each denoising time, `[times, 3W]`.
-    final_style: Vec<f64>,
+    final_norm_styles: Vec<f64>,
 }
 
 impl<'a> ReferenceActionExpert<'a> {
@@ -43,7 +43,7 @@ impl<'a> ReferenceActionExpert<'a> {
         inputs: &'a Tensors,
         times: &[f64],
     ) -> Self {
-        let ExpertDimensions { width, depth, .. } = shape.model;
+        let ExpertDimensions { model_width: width, layer_count: depth, .. } = shape.model;
         let n = times.len();
         let silu_all =
             |values: Vec<f64>| values.into_iter().map(silu_activation).collect::<Vec<_>>();
@@ -61,10 +61,10 @@ impl<'a> ReferenceActionExpert<'a> {
         Self {
             shape,
             inputs,
-            denoising_times: n,
-            style1: layers("style1", "style1_bias"),
-            style2: layers("style2", "style2_bias"),
-            final_style: reference_linear_layer(
+            denoising_time_count: n,
+            attention_norm_styles: layers("style1", "style1_bias"),
+            feed_forward_norm_styles: layers("style2", "style2_bias"),
+            final_norm_styles: reference_linear_layer(
                 inputs,
                 "final_style",
                 "final_style_bias",
@@ -77,19 +77,27 @@ impl<'a> ReferenceActionExpert<'a> {
 
     /// Computes the fp64 velocity `[S, 32]` of actions `x [S, 32]` at denoising time number `time`.
     pub fn reference_velocity(&self, x: &[f64], time: usize) -> Vec<f64> {
-        assert!(time < self.denoising_times, "time {time} of {}", self.denoising_times);
-        let DenoiseParameters { model, s, .. } = *self.shape;
+        assert!(time < self.denoising_time_count, "time {time} of {}", self.denoising_time_count);
+        let DenoiseParameters { model, action_tokens: s, .. } = *self.shape;
         let mut h = reference_linear_layer(self.inputs, "action_in", "action_in_bias", 0, x, s);
-        for layer in 0..model.depth {
-            let style = NormStyle::style_at_time(&self.style1[layer], time, model.width);
+        for layer in 0..model.layer_count {
+            let style = AdaptiveNormStyle::style_at_time(
+                &self.attention_norm_styles[layer],
+                time,
+                model.model_width,
+            );
             let attended = self.reference_layer_attention(layer, &ada_rms_norm_of_rows(&h, &style));
             add_gated_branch_to_rows(
                 &mut h,
                 &self.multiply_by_layer_matrix("o_proj", layer, &attended),
-                style.gate,
+                style.branch_gate,
             );
 
-            let style = NormStyle::style_at_time(&self.style2[layer], time, model.width);
+            let style = AdaptiveNormStyle::style_at_time(
+                &self.feed_forward_norm_styles[layer],
+                time,
+                model.model_width,
+            );
             let y = ada_rms_norm_of_rows(&h, &style);
             let mut hidden = self.multiply_by_layer_matrix("gate_proj", layer, &y);
             let up = self.multiply_by_layer_matrix("up_proj", layer, &y);
@@ -104,12 +112,12 @@ impl<'a> ReferenceActionExpert<'a> {
             add_gated_branch_to_rows(
                 &mut h,
                 &self.multiply_by_layer_matrix("down_proj", layer, &hidden),
-                style.gate,
+                style.branch_gate,
             );
         }
         let y = ada_rms_norm_of_rows(
             &h,
-            &NormStyle::style_at_time(&self.final_style, time, model.width),
+            &AdaptiveNormStyle::style_at_time(&self.final_norm_styles, time, model.model_width),
         );
         reference_linear_layer(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
@@ -117,8 +125,11 @@ impl<'a> ReferenceActionExpert<'a> {
     /// Computes one layer's `softmax(q·kᵀ/√E)·v` over the prefix and the suffix, from the
     /// normalised `y [S, W]` to `[S, H·E]`. All query heads of the expert share one key-value head.
     fn reference_layer_attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
-        let DenoiseParameters { model: ExpertDimensions { heads, head_dim, .. }, p, .. } =
-            *self.shape;
+        let DenoiseParameters {
+            model: ExpertDimensions { query_heads: heads, head_dim, .. },
+            prefix_tokens: p,
+            ..
+        } = *self.shape;
         let cached =
             |name| self.inputs.tensor(name).elements_to_f64(layer * p * head_dim, p * head_dim);
         // Rows of q are (position, head) pairs: the heads of a position are contiguous, so the
@@ -130,7 +141,7 @@ impl<'a> ReferenceActionExpert<'a> {
         let k = [cached("k_cache"), suffix].concat();
         let v = [cached("v_cache"), self.multiply_by_layer_matrix("v_proj", layer, y)].concat();
 
-        let context = p + self.shape.s;
+        let context = p + self.shape.action_tokens;
         let keys = row_major_matrix_view(&k, context, head_dim).transpose();
         let values = row_major_matrix_view(&v, context, head_dim);
         let scale = 1.0 / (head_dim as f64).sqrt();
@@ -145,7 +156,7 @@ impl<'a> ReferenceActionExpert<'a> {
     }
 
     fn multiply_by_layer_matrix(&self, name: &str, layer: usize, x: &[f64]) -> Vec<f64> {
-        multiply_rows_by_layer_matrix(self.inputs, name, layer, x, self.shape.s)
+        multiply_rows_by_layer_matrix(self.inputs, name, layer, x, self.shape.action_tokens)
     }
 }
 
@@ -185,34 +196,34 @@ pub fn sinusoidal_time_embedding(t: f64, width: usize) -> Vec<f64> {
 /// Style of one adaptive RMS norm (adaRMS) at one denoising time: scale, shift and gate, `[W]`
 /// each.
 #[derive(Debug, Clone, Copy)]
-pub struct NormStyle<'a> {
+pub struct AdaptiveNormStyle<'a> {
     /// Scale of the adaptive RMS norm; the normalised row is multiplied by 1 + scale.
-    pub scale: &'a [f64],
+    pub norm_scale: &'a [f64],
     /// Shift of the adaptive RMS norm, added after the scaling.
-    pub shift: &'a [f64],
+    pub norm_shift: &'a [f64],
     /// Gate by which the layer branch after this norm is multiplied.
-    pub gate: &'a [f64],
+    pub branch_gate: &'a [f64],
 }
 
-impl<'a> NormStyle<'a> {
+impl<'a> AdaptiveNormStyle<'a> {
     /// Reads the style of denoising time number `time` from styles `[times, 3W]`.
     fn style_at_time(styles: &'a [f64], time: usize, width: usize) -> Self {
         let mut parts = styles[time * 3 * width..].chunks(width);
         let mut part = || parts.next().expect("a style has three parts");
-        Self { scale: part(), shift: part(), gate: part() }
+        Self { norm_scale: part(), norm_shift: part(), branch_gate: part() }
     }
 }
 
 /// Computes the adaptive RMS norm `x·rsqrt(mean x² + 1e-6)·(1 + scale) + shift` of every row in
 /// fp64.
-pub fn ada_rms_norm_of_rows(x: &[f64], style: &NormStyle) -> Vec<f64> {
-    let width = style.scale.len();
+pub fn ada_rms_norm_of_rows(x: &[f64], style: &AdaptiveNormStyle) -> Vec<f64> {
+    let width = style.norm_scale.len();
     let mut y = x.to_vec();
     for row in y.chunks_mut(width) {
         let mean = row.iter().map(|x| x * x).sum::<f64>() / width as f64;
         let factor = 1.0 / (mean + 1e-6).sqrt();
         for (i, x) in row.iter_mut().enumerate() {
-            *x = *x * factor * (1.0 + style.scale[i]) + style.shift[i];
+            *x = *x * factor * (1.0 + style.norm_scale[i]) + style.norm_shift[i];
         }
     }
     y

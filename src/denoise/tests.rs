@@ -13,25 +13,25 @@ use kernelgate::workload::{BenchEffort, TensorData};
 use kernelgate_numerics::gemm::{row_major_matrix_view, row_major_product_f64};
 
 const ALL_PLANTED_FAULTS: [PlantedExpertFault; 10] = [
-    PlantedExpertFault::NoSuffix,
-    PlantedExpertFault::Causal,
-    PlantedExpertFault::ShortPrefix,
-    PlantedExpertFault::QueryPosition,
-    PlantedExpertFault::ScaleWithoutOne,
-    PlantedExpertFault::NoGate,
-    PlantedExpertFault::WrongStyle,
-    PlantedExpertFault::Relu,
-    PlantedExpertFault::ScoreScale,
-    PlantedExpertFault::WrongTime,
+    PlantedExpertFault::AttentionIgnoresSuffix,
+    PlantedExpertFault::CausalAttentionToSuffix,
+    PlantedExpertFault::LastPrefixTokenSkipped,
+    PlantedExpertFault::QueryPositionsOneTooLarge,
+    PlantedExpertFault::NormScaleWithoutOnePlus,
+    PlantedExpertFault::UngatedAttentionBranch,
+    PlantedExpertFault::AttentionWithFeedForwardStyle,
+    PlantedExpertFault::ReluInsteadOfGelu,
+    PlantedExpertFault::ScoresDividedByHeadDim,
+    PlantedExpertFault::TimeOneTenthTooLarge,
 ];
 
 fn tiny_denoise_parameters(s: usize, p: usize, dtype: Dtype) -> DenoiseParameters {
     DenoiseParameters {
         model: TINY_TEST_MODEL,
-        s,
-        p,
+        action_tokens: s,
+        prefix_tokens: p,
         dtype,
-        weights: LayerWeightFormat::ModelDtype,
+        weights: LayerWeightFormat::SameDtypeAsActivations,
     }
 }
 
@@ -40,7 +40,13 @@ fn denoise_parameters_with_fp8_weights(
     s: usize,
     p: usize,
 ) -> DenoiseParameters {
-    DenoiseParameters { model, s, p, dtype: Dtype::Bf16, weights: LayerWeightFormat::Fp8 }
+    DenoiseParameters {
+        model,
+        action_tokens: s,
+        prefix_tokens: p,
+        dtype: Dtype::Bf16,
+        weights: LayerWeightFormat::Fp8,
+    }
 }
 
 fn denoise_parameters_with_int4_weights(
@@ -55,13 +61,19 @@ fn denoise_parameters_with_int4_weights(
 }
 
 fn f64_values_of_first_output(mut expected: Vec<Expected>) -> Vec<f64> {
-    let TensorData::F64(values) = expected.remove(0).values else { panic!("the reference is f64") };
+    let TensorData::F64(values) = expected.remove(0).expected_values else {
+        panic!("the reference is f64")
+    };
     values
 }
 
 /// Error of the output `actual` against a problem's reference, without applying a tolerance.
 fn error_against_reference(actual: Vec<f64>, expected: &[Expected]) -> ComparisonWithReference {
-    let outputs = Tensors::new().with(&expected[0].name, expected[0].shape.clone(), actual);
+    let outputs = Tensors::new().with_tensor(
+        &expected[0].output_name,
+        expected[0].output_shape.clone(),
+        actual,
+    );
     compare_outputs_with_reference(
         &outputs,
         expected,
@@ -84,16 +96,16 @@ fn work_of_a_full_size_step_is_the_published_number() {
     let giga = |count: u64| (count as f64 / 1e7).round() / 100.0;
     let shape = DenoiseParameters {
         model: PI05_EXPERT_MODEL,
-        s: 50,
-        p: 968,
+        action_tokens: 50,
+        prefix_tokens: 968,
         dtype: Dtype::Bf16,
-        weights: LayerWeightFormat::ModelDtype,
+        weights: LayerWeightFormat::SameDtypeAsActivations,
     };
     let specs = PI05_EXPERT_MODEL.input_tensor_specs(50, 968, Dtype::Bf16);
     let elements = |named: &dyn Fn(&str) -> bool| -> u64 {
         specs
             .iter()
-            .filter(|spec| named(spec.name))
+            .filter(|spec| named(spec.input_name))
             .map(|spec| spec.unquantised_bytes() / spec.dtype.bytes_per_element() as u64)
             .sum()
     };
@@ -122,7 +134,7 @@ fn work_of_a_full_size_step_is_the_published_number() {
         million(
             specs
                 .iter()
-                .filter(|spec| cache(spec.name))
+                .filter(|spec| cache(spec.input_name))
                 .map(ExpertInputSpec::unquantised_bytes)
                 .sum()
         ),
@@ -130,15 +142,16 @@ fn work_of_a_full_size_step_is_the_published_number() {
     );
     let each_step: u64 = specs
         .iter()
-        .filter(|spec| spec.read_frequency == InputReadFrequency::EachStep)
+        .filter(|spec| spec.read_frequency == InputReadFrequency::ReadInEachDenoisingStep)
         .map(ExpertInputSpec::unquantised_bytes)
         .sum();
     assert_eq!(million(each_step), 640.7);
-    // The published number is 878 MB with biases in bf16; biases here are f32, which adds 0.2 MB.
+    // The published number of bytes of a denoising step is 878 MB with biases in bf16; biases in
+    // this suite are f32, which adds 0.2 MB.
     assert_eq!(million(DenoiseStep { expert: shape }.work().total_bytes()), 878.3);
-    let whole = DenoiseLoop { expert: shape, steps: 10 }.work();
-    let once = DenoiseStep { expert: shape }.work().read_bytes - each_step - 4;
-    assert_eq!(whole.read_bytes, 10 * each_step + once);
+    let whole = DenoiseLoop { expert: shape, euler_steps: 10 }.work();
+    let once = DenoiseStep { expert: shape }.work().min_read_bytes - each_step - 4;
+    assert_eq!(whole.min_read_bytes, 10 * each_step + once);
     assert_eq!(whole.matmul_flops(), 10 * DenoiseStep { expert: shape }.work().matmul_flops());
 }
 
@@ -147,8 +160,8 @@ fn declared_read_bytes_are_those_of_the_input_tensors() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let step = DenoiseStep { expert: tiny_denoise_parameters(7, 13, dtype) };
         let inputs = step.inputs(1);
-        assert_eq!(step.work().read_bytes, inputs.bytes() as u64);
-        assert!(step.host_bytes() > inputs.bytes() as u64);
+        assert_eq!(step.work().min_read_bytes, inputs.size_in_bytes() as u64);
+        assert!(step.host_memory_bytes() > inputs.size_in_bytes() as u64);
         assert_eq!(inputs.tensor("q_proj").dtype(), dtype);
         assert!(
             ["x", "t", "style1_bias", "action_out_bias"]
@@ -163,32 +176,33 @@ fn fp8_and_int4_weights_reduce_declared_bytes_but_not_flops() {
     let (bf16, fp8) = (
         DenoiseParameters {
             model: PI05_EXPERT_MODEL,
-            s: 50,
-            p: 968,
+            action_tokens: 50,
+            prefix_tokens: 968,
             dtype: Dtype::Bf16,
-            weights: LayerWeightFormat::ModelDtype,
+            weights: LayerWeightFormat::SameDtypeAsActivations,
         },
         denoise_parameters_with_fp8_weights(PI05_EXPERT_MODEL, 50, 968),
     );
-    let [plain, quantized] = [bf16, fp8].map(|expert| DenoiseLoop { expert, steps: 10 }.work());
+    let [plain, quantized] =
+        [bf16, fp8].map(|expert| DenoiseLoop { expert, euler_steps: 10 }.work());
     assert_eq!(plain.flops, quantized.flops);
     // Each fp8 weight takes a byte, and each column of q, k and v, out, gate and up, and down takes
     // one more byte for its exponent.
     let exponents = 18 * (2560 + 1024 + 8192 + 1024);
     assert_eq!(
-        plain.read_bytes - quantized.read_bytes,
+        plain.min_read_bytes - quantized.min_read_bytes,
         10 * (PI05_EXPERT_MODEL.projection_weights_of_all_layers() - exponents)
     );
-    assert_eq!(plain.write_bytes, quantized.write_bytes);
+    assert_eq!(plain.min_write_bytes, quantized.min_write_bytes);
     // Each int4 weight takes half a byte, and each 128 weights take one bf16 scale.
     let int4 = DenoiseLoop {
         expert: denoise_parameters_with_int4_weights(PI05_EXPERT_MODEL, 50, 968),
-        steps: 10,
+        euler_steps: 10,
     }
     .work();
-    assert_eq!((&plain.flops, plain.write_bytes), (&int4.flops, int4.write_bytes));
+    assert_eq!((&plain.flops, plain.min_write_bytes), (&int4.flops, int4.min_write_bytes));
     let weights = PI05_EXPERT_MODEL.projection_weights_of_all_layers();
-    assert_eq!(plain.read_bytes - int4.read_bytes, 10 * (weights * 3 / 2 - weights / 64));
+    assert_eq!(plain.min_read_bytes - int4.min_read_bytes, 10 * (weights * 3 / 2 - weights / 64));
 }
 
 #[test]
@@ -197,8 +211,9 @@ fn a_loop_of_quantised_weights_equals_one_of_their_rounded_values() {
         denoise_parameters_with_fp8_weights(TINY_TEST_MODEL, 7, 13),
         denoise_parameters_with_int4_weights(TINY_TEST_MODEL, 7, 13),
     ] {
-        let problem = DenoiseLoop { expert, steps: 3 };
-        let plain = DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::Bf16), steps: 3 };
+        let problem = DenoiseLoop { expert, euler_steps: 3 };
+        let plain =
+            DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::Bf16), euler_steps: 3 };
         let inputs = problem.inputs(1);
         assert_eq!(inputs, plain.inputs(1));
         let quantized = problem.expert.inputs_rounded_to_weight_format(&inputs);
@@ -217,15 +232,15 @@ fn prints_the_action_error_of_int4_weights_in_the_full_size_model() {
     let sizes = [(50, 968, 1), (10, 712, 10), (50, 968, 10)];
     for (s, p, steps) in sizes {
         let plain = DenoiseParameters {
-            weights: LayerWeightFormat::ModelDtype,
+            weights: LayerWeightFormat::SameDtypeAsActivations,
             ..denoise_parameters_with_int4_weights(PI05_EXPERT_MODEL, s, p)
         };
-        let plain = DenoiseLoop { expert: plain, steps };
+        let plain = DenoiseLoop { expert: plain, euler_steps: steps };
         let inputs = plain.inputs(1);
         let exact = plain.reference(&inputs);
         let quantised = DenoiseLoop {
             expert: denoise_parameters_with_int4_weights(PI05_EXPERT_MODEL, s, p),
-            steps,
+            euler_steps: steps,
         }
         .reference(&inputs);
         let (x, y) =
@@ -246,10 +261,10 @@ fn quantised_weights_move_the_actions_by_about_a_percent() {
     for seed in 1..4 {
         let problem = DenoiseLoop {
             expert: denoise_parameters_with_fp8_weights(TINY_TEST_MODEL, 50, 100),
-            steps: 10,
+            euler_steps: 10,
         };
         let plain =
-            DenoiseLoop { expert: tiny_denoise_parameters(50, 100, Dtype::Bf16), steps: 10 };
+            DenoiseLoop { expert: tiny_denoise_parameters(50, 100, Dtype::Bf16), euler_steps: 10 };
         let inputs = problem.inputs(seed);
         let moved = error_against_reference(
             f64_values_of_first_output(problem.reference(&inputs)),
@@ -327,7 +342,7 @@ fn model_pi05_layer_is_pi05_with_one_layer() {
     };
     assert_eq!(
         model_of("pi05_layer"),
-        ExpertDimensions { name: "pi05_layer", depth: 1, ..model_of("pi05") }
+        ExpertDimensions { model_name: "pi05_layer", layer_count: 1, ..model_of("pi05") }
     );
 }
 
@@ -343,11 +358,14 @@ fn horizons_and_step_counts_beyond_the_maximum_are_refused() {
             )
             .unwrap()
             .remove(0);
-        (DENOISE_LOOP_WORKLOAD.bind)(&point).map(|problem| problem.host_bytes())
+        (DENOISE_LOOP_WORKLOAD.bind)(&point).map(|problem| problem.host_memory_bytes())
     };
     for axis in ["s", "p", "steps"] {
         assert!(
-            matches!(bind(axis, "18446744073709551615"), Err(AxisError::Combination(_))),
+            matches!(
+                bind(axis, "18446744073709551615"),
+                Err(AxisError::InvalidCombinationOfValues(_))
+            ),
             "{axis}"
         );
     }
@@ -357,14 +375,14 @@ fn horizons_and_step_counts_beyond_the_maximum_are_refused() {
     let largest = DenoiseLoop {
         expert: DenoiseParameters {
             model: PI05_EXPERT_MODEL,
-            s: MAX_HORIZON_OR_PREFIX_TOKENS,
-            p: MAX_HORIZON_OR_PREFIX_TOKENS,
+            action_tokens: MAX_HORIZON_OR_PREFIX_TOKENS,
+            prefix_tokens: MAX_HORIZON_OR_PREFIX_TOKENS,
             dtype: Dtype::F32,
-            weights: LayerWeightFormat::ModelDtype,
+            weights: LayerWeightFormat::SameDtypeAsActivations,
         },
-        steps: MAX_DENOISE_LOOP_STEPS,
+        euler_steps: MAX_DENOISE_LOOP_STEPS,
     };
-    assert!(largest.work().matmul_flops() > 1 << 60 && largest.host_bytes() > 1 << 38);
+    assert!(largest.work().matmul_flops() > 1 << 60 && largest.host_memory_bytes() > 1 << 38);
 }
 
 #[test]
@@ -419,7 +437,11 @@ fn activation_functions_equal_values_calculated_by_hand() {
 
 #[test]
 fn ada_rms_norm_equals_values_calculated_by_hand() {
-    let style = NormStyle { scale: &[0.0, 1.0], shift: &[0.0, 5.0], gate: &[0.0, 0.0] };
+    let style = AdaptiveNormStyle {
+        norm_scale: &[0.0, 1.0],
+        norm_shift: &[0.0, 5.0],
+        branch_gate: &[0.0, 0.0],
+    };
     // The mean of the squares 9 and 16, plus 1e-6, is 12.500001.
     let factor = 1.0 / 12.500001f64.sqrt();
     let y = ada_rms_norm_of_rows(&[3.0, 4.0, -3.0, 0.0], &style);
@@ -457,7 +479,7 @@ proptest! {
         let (a, b) = (draw("a", m * k), draw("b", k * n));
         let c = row_major_product_f64(row_major_matrix_view(&a, m, k), row_major_matrix_view(&b, k, n));
         // The test multiplies by the second of two stacked matrices, in blocks of columns.
-        let stack = Tensors::new().with("w", [2, k, n], [draw("other", k * n), b.clone()].concat());
+        let stack = Tensors::new().with_tensor("w", [2, k, n], [draw("other", k * n), b.clone()].concat());
         let blocked = multiply_rows_by_layer_matrix(&stack, "w", 1, &a, m);
         for i in 0..m {
             for j in 0..n {
@@ -520,7 +542,8 @@ fn the_reference_velocity_equals_that_of_plain_loops() {
 #[test]
 fn the_reference_loop_equals_repeated_plain_steps() {
     let steps = 3;
-    let problem = DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::F32), steps };
+    let problem =
+        DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::F32), euler_steps: steps };
     let inputs = problem.inputs(1);
     let plain = PlainLoopExpert::without_rounding_or_fault(&problem.expert, &inputs);
     let mut x = noisy_actions_as_f64(&inputs);
@@ -542,8 +565,8 @@ fn the_step_tolerance_rejects_every_planted_fault() {
             let mut plain = PlainLoopExpert::without_rounding_or_fault(&step.expert, &inputs);
             for fault in ALL_PLANTED_FAULTS {
                 // One missing token of a hundred can weigh less than bf16 rounding, so only the
-                // tolerance of f32 must reject the fault `ShortPrefix`.
-                if fault == PlantedExpertFault::ShortPrefix && dtype == Dtype::Bf16 {
+                // tolerance of f32 must reject the fault `LastPrefixTokenSkipped`.
+                if fault == PlantedExpertFault::LastPrefixTokenSkipped && dtype == Dtype::Bf16 {
                     continue;
                 }
                 plain.fault = fault;
@@ -555,7 +578,7 @@ fn the_step_tolerance_rejects_every_planted_fault() {
                     &expected,
                 );
                 let seen = wrong.errors.relative_l2 > tolerance.relative_l2;
-                assert!(seen, "{} seed {seed} {fault:?}: {wrong:?}", dtype.name());
+                assert!(seen, "{} seed {seed} {fault:?}: {wrong:?}", dtype.dtype_name());
             }
         }
     }
@@ -566,11 +589,11 @@ fn the_denoising_tolerance_accepts_bf16_rounding_with_room() {
     let steps = 10;
     for (s, p) in [(1, 1), (7, 13), (50, 100)] {
         let expert = tiny_denoise_parameters(s, p, Dtype::Bf16);
-        let (step, whole) = (DenoiseStep { expert }, DenoiseLoop { expert, steps });
+        let (step, whole) = (DenoiseStep { expert }, DenoiseLoop { expert, euler_steps: steps });
         for seed in 1..4 {
             let inputs = step.inputs(seed);
             let mut plain = PlainLoopExpert::without_rounding_or_fault(&expert, &inputs);
-            plain.rounded = true;
+            plain.rounds_activations_to_bf16 = true;
             let velocity = plain.velocity_by_plain_loops(
                 &noisy_actions_as_f64(&inputs),
                 f64::from(TIME_OF_SINGLE_STEP),
@@ -607,7 +630,7 @@ fn layers_with_zero_gates_leave_the_residual_stream_untouched() {
     let step = DenoiseStep { expert: tiny_denoise_parameters(7, 13, Dtype::F32) };
     let mut inputs = step.inputs(1);
     let before = f64_values_of_first_output(step.reference(&inputs));
-    let width = TINY_TEST_MODEL.width;
+    let width = TINY_TEST_MODEL.model_width;
     for name in ["style1", "style2", "style1_bias", "style2_bias"] {
         for row in inputs.f32_mut(name).chunks_mut(3 * width) {
             row[2 * width..].fill(0.0);
@@ -624,7 +647,8 @@ fn layers_with_zero_gates_leave_the_residual_stream_untouched() {
 #[test]
 fn a_reference_loop_integrates_zero_and_constant_velocities_exactly() {
     for steps in [1, 7, 10] {
-        let problem = DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::F32), steps };
+        let problem =
+            DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::F32), euler_steps: steps };
         let mut inputs = problem.inputs(1);
         inputs.f32_mut("action_out").fill(0.0);
         inputs.f32_mut("action_out_bias").fill(0.0);
@@ -667,7 +691,8 @@ fn euler_integration_takes_each_step_once_at_times_from_one_down() {
 
 #[test]
 fn denoising_inputs_depend_only_on_the_seed() {
-    let problem = DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::Bf16), steps: 2 };
+    let problem =
+        DenoiseLoop { expert: tiny_denoise_parameters(7, 13, Dtype::Bf16), euler_steps: 2 };
     assert_eq!(problem.inputs(1), problem.inputs(1));
     assert_ne!(problem.inputs(1), problem.inputs(2));
     // Inputs must be independent of the problems drawn before, although consecutive problems share
@@ -677,10 +702,10 @@ fn denoising_inputs_depend_only_on_the_seed() {
         let inputs = shape.draw_or_reuse_inputs(1);
         for spec in shape.denoise_input_specs() {
             assert_eq!(
-                *inputs.tensor(spec.name),
+                *inputs.tensor(spec.input_name),
                 spec.draw_tensor_from_seed(1),
                 "{} of {shape:?}",
-                spec.name
+                spec.input_name
             );
         }
         assert_eq!(inputs.iter().count(), shape.denoise_input_specs().len());

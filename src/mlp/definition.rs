@@ -1,8 +1,8 @@
 //! A two-layer perceptron `p = softmax(silu(x·w1)·w2)`, and the gradients of both weights and of
 //! `x`.
 //!
-//! The perceptron has no biases and no loss function. The gradient of the probabilities `p` is an
-//! input of the backward workload.
+//! The perceptron has no biases and no loss function. The gradient of the class probabilities `p`
+//! is an input of the perceptron's backward workload.
 
 use super::reference::MlpForwardReference;
 use super::shape::PerceptronSizes;
@@ -25,9 +25,9 @@ pub const MLP_FORWARD_WORKLOAD: Workload<MlpForward> = Workload {
     about: "two-layer perceptron: GEMM, SiLU, GEMM, softmax",
     revision: 1,
     axes: MLP_AXES,
-    default: &["b=256 i=512 h=1024 c=64 dtype=f32"],
-    accelerator: &["b=8192 i=1024 h=4096 c=128 dtype=bf16"],
-    thorough: &["b=64,1024 i=512 h=2048 c=16 dtype=f32,bf16"],
+    default_selection_lines: &["b=256 i=512 h=1024 c=64 dtype=f32"],
+    accelerator_selection_lines: &["b=8192 i=1024 h=4096 c=128 dtype=bf16"],
+    thorough_selection_lines: &["b=64,1024 i=512 h=2048 c=16 dtype=f32,bf16"],
     bind: |point| Ok(MlpForward { shape: PerceptronSizes::bind_mlp_axes(point)? }),
 };
 
@@ -38,9 +38,9 @@ pub const MLP_BACKWARD_WORKLOAD: Workload<MlpBackward> = Workload {
     about: "gradients of x and of both weights of the perceptron, forward pass included",
     revision: 1,
     axes: MLP_AXES,
-    default: MLP_FORWARD_WORKLOAD.default,
-    accelerator: MLP_FORWARD_WORKLOAD.accelerator,
-    thorough: MLP_FORWARD_WORKLOAD.thorough,
+    default_selection_lines: MLP_FORWARD_WORKLOAD.default_selection_lines,
+    accelerator_selection_lines: MLP_FORWARD_WORKLOAD.accelerator_selection_lines,
+    thorough_selection_lines: MLP_FORWARD_WORKLOAD.thorough_selection_lines,
     bind: |point| Ok(MlpBackward { shape: PerceptronSizes::bind_mlp_axes(point)? }),
 };
 
@@ -57,30 +57,35 @@ impl Problem for MlpForward {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let p = MlpForwardReference::compute_forward_with_rounding(&self.shape, inputs, |x| x).p;
-        vec![Expected::all("p", [self.shape.b, self.shape.c], p)]
+        let p = MlpForwardReference::compute_forward_with_rounding(&self.shape, inputs, |x| x)
+            .class_probabilities;
+        vec![Expected::all("p", [self.shape.batch_rows, self.shape.classes], p)]
     }
 
     /// The rows of x are independent of each other, so permuting the rows of x permutes the rows of
     /// p.
     fn symmetries(&self) -> Vec<InputSymmetry> {
-        vec![InputSymmetry::Roll { inputs: &[("x", 0)], outputs: &[("p", 0)] }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: &[("x", 0)],
+            outputs_with_axes: &[("p", 0)],
+        }]
     }
 
     fn work(&self) -> Work {
-        let PerceptronSizes { b, h, c, dtype, .. } = self.shape;
-        // Vector FLOPs of the perceptron: SiLU counts as four for each hidden element, softmax as
+        let PerceptronSizes { batch_rows: b, hidden_elements: h, classes: c, dtype, .. } =
+            self.shape;
+        // The perceptron's SiLU counts as four vector FLOPs for each hidden element, its softmax as
         // five for each logit.
         Work::bytes(self.shape.bytes_of_x_and_weights(), 4 * (b * c) as u64)
             .with_flops(FlopUnit::Matmul, dtype, self.shape.flops_of_both_forward_gemms())
-            .with_flops(FlopUnit::Vector, Dtype::F32, (4 * b * h + 5 * b * c) as u64)
+            .with_flops(FlopUnit::VectorArithmetic, Dtype::F32, (4 * b * h + 5 * b * c) as u64)
     }
 
     fn tolerance(&self) -> Tolerance {
         self.shape.mlp_tolerance()
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         self.shape.estimate_mlp_host_bytes()
     }
 }
@@ -95,8 +100,8 @@ pub struct MlpBackward {
 
 impl Problem for MlpBackward {
     fn inputs(&self, seed: u64) -> Tensors {
-        let PerceptronSizes { b, c, .. } = self.shape;
-        self.shape.draw_x_and_weights(seed).with(
+        let PerceptronSizes { batch_rows: b, classes: c, .. } = self.shape;
+        self.shape.draw_x_and_weights(seed).with_tensor(
             "grad_p",
             [b, c],
             random::normal_values(seed, "grad_p", b * c),
@@ -116,14 +121,15 @@ impl Problem for MlpBackward {
     /// The perceptron's gradients are linear in `grad_p`, so negating `grad_p` negates all
     /// gradients.
     fn symmetries(&self) -> Vec<InputSymmetry> {
-        vec![InputSymmetry::Negate {
+        vec![InputSymmetry::NegateInputsAndOutputs {
             inputs: &["grad_p"],
             outputs: &["grad_x", "grad_w1", "grad_w2"],
         }]
     }
 
     fn work(&self) -> Work {
-        let PerceptronSizes { b, h, c, dtype, .. } = self.shape;
+        let PerceptronSizes { batch_rows: b, hidden_elements: h, classes: c, dtype, .. } =
+            self.shape;
         let elements = self
             .shape
             .names_and_extents_of_operands()
@@ -131,14 +137,14 @@ impl Problem for MlpBackward {
         let read = self.shape.bytes_of_x_and_weights() + 4 * (b * c) as u64;
         Work::bytes(read, 4 * elements.iter().sum::<u64>())
             .with_flops(FlopUnit::Matmul, dtype, 3 * self.shape.flops_of_both_forward_gemms())
-            .with_flops(FlopUnit::Vector, Dtype::F32, (12 * b * h + 10 * b * c) as u64)
+            .with_flops(FlopUnit::VectorArithmetic, Dtype::F32, (12 * b * h + 10 * b * c) as u64)
     }
 
     fn tolerance(&self) -> Tolerance {
         self.shape.mlp_tolerance()
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         self.shape.estimate_mlp_host_bytes()
     }
 }
@@ -149,8 +155,13 @@ mod tests {
     use half::bf16;
     use kernelgate::workload::{BenchEffort, SizeOfDefaultProblems};
 
-    const SMALL_F32_MLP_SHAPE: PerceptronSizes =
-        PerceptronSizes { b: 37, i: 48, h: 96, c: 11, dtype: Dtype::F32 };
+    const SMALL_F32_MLP_SHAPE: PerceptronSizes = PerceptronSizes {
+        batch_rows: 37,
+        input_elements: 48,
+        hidden_elements: 96,
+        classes: 11,
+        dtype: Dtype::F32,
+    };
 
     /// Maximum error and relative L2 error of values compared with exact values.
     fn max_and_relative_l2_error(values: &[f64], exact: &[f64]) -> [f64; 2] {
@@ -169,14 +180,21 @@ mod tests {
     #[test]
     fn bf16_rounding_errors_stay_well_within_the_mlp_tolerance() {
         let problem = MlpBackward {
-            shape: PerceptronSizes { b: 128, i: 256, h: 512, c: 64, dtype: Dtype::Bf16 },
+            shape: PerceptronSizes {
+                batch_rows: 128,
+                input_elements: 256,
+                hidden_elements: 512,
+                classes: 64,
+                dtype: Dtype::Bf16,
+            },
         };
         let inputs = problem.inputs(1);
         let round = |x: f64| bf16::from_f64(x).to_f64();
         let [exact, rounded] = [(|x| x) as fn(f64) -> f64, round].map(|round| {
             MlpForwardReference::compute_forward_with_rounding(&problem.shape, &inputs, round)
         });
-        let mut pairs = vec![(rounded.p.clone(), exact.p.clone())];
+        let mut pairs =
+            vec![(rounded.class_probabilities.clone(), exact.class_probabilities.clone())];
         pairs.extend(
             rounded
                 .gradients_of_x_and_weights(&inputs)
@@ -201,8 +219,8 @@ mod tests {
                 inputs,
                 |x| x,
             )
-            .p;
-            p.iter().zip(inputs.f32("grad_p")).map(|(p, g)| p * f64::from(*g)).sum::<f64>()
+            .class_probabilities;
+            p.iter().zip(inputs.f32_elements("grad_p")).map(|(p, g)| p * f64::from(*g)).sum::<f64>()
         };
         let gradients = MlpForwardReference::compute_forward_with_rounding(
             &SMALL_F32_MLP_SHAPE,
@@ -217,7 +235,7 @@ mod tests {
                 let at = |step: f32| {
                     let mut moved = inputs.clone();
                     moved.f32_mut(name)[element] += step;
-                    (f64::from(moved.f32(name)[element]), loss(&moved))
+                    (f64::from(moved.f32_elements(name)[element]), loss(&moved))
                 };
                 let ((low, below), (high, above)) = (at(-1e-2), at(1e-2));
                 let difference = (above - below) / (high - low);
@@ -239,9 +257,15 @@ mod tests {
         {
             assert!((MLP_FORWARD_WORKLOAD.bind)(&point).is_ok());
         }
-        let shape = PerceptronSizes { b: 2, i: 3, h: 5, c: 7, dtype: Dtype::Bf16 };
+        let shape = PerceptronSizes {
+            batch_rows: 2,
+            input_elements: 3,
+            hidden_elements: 5,
+            classes: 7,
+            dtype: Dtype::Bf16,
+        };
         let work = MlpForward { shape }.work();
-        assert_eq!((work.read_bytes, work.write_bytes), (2 * (6 + 15 + 35), 4 * 14));
+        assert_eq!((work.min_read_bytes, work.min_write_bytes), (2 * (6 + 15 + 35), 4 * 14));
         assert_eq!(work.matmul_flops(), 2 * 2 * 5 * (3 + 7));
         assert_eq!(MlpBackward { shape }.work().matmul_flops(), 3 * work.matmul_flops());
     }

@@ -10,16 +10,16 @@ use kernelgate::workload::Tensors;
 /// need.
 pub struct MlpForwardReference {
     shape: PerceptronSizes,
-    round: fn(f64) -> f64,
-    x: Vec<f64>,
-    w1: Vec<f64>,
-    w2: Vec<f64>,
+    rounding_to_dtype: fn(f64) -> f64,
+    input_rows: Vec<f64>,
+    first_layer_weights: Vec<f64>,
+    second_layer_weights: Vec<f64>,
     /// Hidden layer before the SiLU activation, `x·w1`, `[b, h]`.
-    z: Vec<f64>,
+    hidden_before_silu: Vec<f64>,
     /// Hidden layer after the SiLU activation, `silu(z)`, passed through the rounding function.
-    a: Vec<f64>,
+    hidden_after_silu: Vec<f64>,
     /// Class probabilities, `[b, c]`.
-    pub p: Vec<f64>,
+    pub class_probabilities: Vec<f64>,
 }
 
 impl MlpForwardReference {
@@ -30,7 +30,13 @@ impl MlpForwardReference {
         inputs: &Tensors,
         round: fn(f64) -> f64,
     ) -> Self {
-        let PerceptronSizes { b, i, h, c, .. } = *shape;
+        let PerceptronSizes {
+            batch_rows: b,
+            input_elements: i,
+            hidden_elements: h,
+            classes: c,
+            ..
+        } = *shape;
         let [x, w1, w2] = shape
             .names_and_extents_of_operands()
             .map(|(name, [rows, columns])| inputs.tensor(name).elements_to_f64(0, rows * columns));
@@ -44,29 +50,57 @@ impl MlpForwardReference {
             row_major_matrix_view(&w2, h, c),
         );
         p.chunks_mut(c).for_each(softmax_in_place_f64);
-        Self { shape: *shape, round, x, w1, w2, z, a, p }
+        Self {
+            shape: *shape,
+            rounding_to_dtype: round,
+            input_rows: x,
+            first_layer_weights: w1,
+            second_layer_weights: w2,
+            hidden_before_silu: z,
+            hidden_after_silu: a,
+            class_probabilities: p,
+        }
     }
 
     /// Computes the fp64 gradients of x, w1 and w2 from the input `grad_p`.
     pub fn gradients_of_x_and_weights(&self, inputs: &Tensors) -> [Vec<f64>; 3] {
-        let PerceptronSizes { b, i, h, c, .. } = self.shape;
+        let PerceptronSizes {
+            batch_rows: b,
+            input_elements: i,
+            hidden_elements: h,
+            classes: c,
+            ..
+        } = self.shape;
         let mut grad_logits = inputs.tensor("grad_p").elements_to_f64(0, b * c);
-        for (grad, p) in grad_logits.chunks_mut(c).zip(self.p.chunks(c)) {
+        for (grad, p) in grad_logits.chunks_mut(c).zip(self.class_probabilities.chunks(c)) {
             let mean: f64 = grad.iter().zip(p).map(|(grad, p)| grad * p).sum();
-            grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = (self.round)(p * (*grad - mean)));
+            grad.iter_mut()
+                .zip(p)
+                .for_each(|(grad, p)| *grad = (self.rounding_to_dtype)(p * (*grad - mean)));
         }
         let grad_logits = row_major_matrix_view(&grad_logits, b, c);
-        let mut grad_z =
-            row_major_product_f64(grad_logits, row_major_matrix_view(&self.w2, h, c).transpose());
-        for (grad, &z) in grad_z.iter_mut().zip(&self.z) {
+        let mut grad_z = row_major_product_f64(
+            grad_logits,
+            row_major_matrix_view(&self.second_layer_weights, h, c).transpose(),
+        );
+        for (grad, &z) in grad_z.iter_mut().zip(&self.hidden_before_silu) {
             let s = sigmoid_f64(z);
-            *grad = (self.round)(*grad * s * (1.0 + z * (1.0 - s)));
+            *grad = (self.rounding_to_dtype)(*grad * s * (1.0 + z * (1.0 - s)));
         }
         let grad_z = row_major_matrix_view(&grad_z, b, h);
         [
-            row_major_product_f64(grad_z, row_major_matrix_view(&self.w1, i, h).transpose()),
-            row_major_product_f64(row_major_matrix_view(&self.x, b, i).transpose(), grad_z),
-            row_major_product_f64(row_major_matrix_view(&self.a, b, h).transpose(), grad_logits),
+            row_major_product_f64(
+                grad_z,
+                row_major_matrix_view(&self.first_layer_weights, i, h).transpose(),
+            ),
+            row_major_product_f64(
+                row_major_matrix_view(&self.input_rows, b, i).transpose(),
+                grad_z,
+            ),
+            row_major_product_f64(
+                row_major_matrix_view(&self.hidden_after_silu, b, h).transpose(),
+                grad_logits,
+            ),
         ]
     }
 }

@@ -7,13 +7,13 @@ use kernelgate::workload::{AxisError, Dtype, Point, Tensors, Tolerance};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerceptronSizes {
     /// Number of rows of x (batch size).
-    pub b: usize,
+    pub batch_rows: usize,
     /// Number of columns of x (input elements).
-    pub i: usize,
-    /// Number of elements of the hidden layer.
-    pub h: usize,
+    pub input_elements: usize,
+    /// Number of elements of the perceptron's hidden layer.
+    pub hidden_elements: usize,
     /// Number of classes.
-    pub c: usize,
+    pub classes: usize,
     /// Dtype of x and of both weight matrices.
     pub dtype: Dtype,
 }
@@ -23,20 +23,28 @@ impl PerceptronSizes {
     pub fn bind_mlp_axes(point: &Point) -> Result<Self, AxisError> {
         let [b, i, h, c] = ["b", "i", "h", "c"].map(|name| point.number(name));
         let dtype = Dtype::parse_dtype_name(point.word("dtype")?).expect("the axis lists dtypes");
-        let shape = Self { b: b?, i: i?, h: h?, c: c?, dtype };
+        let shape =
+            Self { batch_rows: b?, input_elements: i?, hidden_elements: h?, classes: c?, dtype };
         let largest = i32::MAX as usize;
-        let extents = [shape.b, shape.i, shape.h, shape.c];
+        let extents =
+            [shape.batch_rows, shape.input_elements, shape.hidden_elements, shape.classes];
         let pairs =
             extents.map(|x| extents.map(|y| x.checked_mul(y).is_some_and(|n| n <= largest)));
         if pairs.as_flattened().contains(&false) {
-            return Err(AxisError::Combination("a matrix has more than 2^31 elements".to_owned()));
+            return Err(AxisError::InvalidCombinationOfValues(
+                "a matrix has more than 2^31 elements".to_owned(),
+            ));
         }
         Ok(shape)
     }
 
     /// Names of `x`, `w1` and `w2`, each with its number of rows and columns.
     pub const fn names_and_extents_of_operands(&self) -> [(&'static str, [usize; 2]); 3] {
-        [("x", [self.b, self.i]), ("w1", [self.i, self.h]), ("w2", [self.h, self.c])]
+        [
+            ("x", [self.batch_rows, self.input_elements]),
+            ("w1", [self.input_elements, self.hidden_elements]),
+            ("w2", [self.hidden_elements, self.classes]),
+        ]
     }
 
     /// Draws x from N(0, 1), and weights that keep the variance of the activations.
@@ -54,10 +62,11 @@ impl PerceptronSizes {
 
     /// FLOPs of the two GEMMs of the perceptron's forward pass.
     pub const fn flops_of_both_forward_gemms(&self) -> u64 {
-        2 * (self.b * self.h) as u64 * (self.i + self.c) as u64
+        2 * (self.batch_rows * self.hidden_elements) as u64
+            * (self.input_elements + self.classes) as u64
     }
 
-    /// Bytes of x and of both weight matrices.
+    /// Size in bytes of the perceptron's input x and of both weight matrices.
     pub fn bytes_of_x_and_weights(&self) -> u64 {
         let elements = self
             .names_and_extents_of_operands()
@@ -76,7 +85,7 @@ impl PerceptronSizes {
 
     /// Bytes of host memory: the perceptron's inputs and the fp64 values of the reference.
     pub fn estimate_mlp_host_bytes(&self) -> u64 {
-        let Self { b, i, h, c, .. } = *self;
+        let Self { batch_rows: b, input_elements: i, hidden_elements: h, classes: c, .. } = *self;
         self.bytes_of_x_and_weights()
             + 8 * (3 * b * i + 3 * i * h + 3 * h * c + 5 * b * h + 5 * b * c) as u64
     }

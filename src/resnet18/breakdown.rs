@@ -30,7 +30,7 @@ pub(super) fn breakdown_of_inference(shape: &ResNetParameters) -> ProblemPartsFo
     ]
     .concat();
     ProblemPartsForProfile {
-        samples: Some(shape.b as u64),
+        data_items_per_execution: Some(shape.batch_size as u64),
         parts,
         ..ProblemPartsForProfile::default()
     }
@@ -40,31 +40,34 @@ pub(super) fn breakdown_of_inference(shape: &ResNetParameters) -> ProblemPartsFo
 pub(super) fn breakdown_of_training_step(shape: &ResNetParameters) -> ProblemPartsForProfile {
     let costs = LayerWorkCalculator::for_network_shape(shape);
     let backward = costs.backward_parts_by_layer();
-    let parameters = costs.network.parameters as u64;
+    let parameters = costs.network.padded_parameter_count as u64;
     let f32s = parameters * Dtype::F32.bytes_per_element() as u64;
     let rounded: usize =
         costs.network.all_convolutions().map(weights_multiplied_with_a_pixel).sum();
     let [read, write] =
         [Dtype::F32, Dtype::Bf16].map(|dtype| (rounded * dtype.bytes_per_element()) as u64);
     let rounding = Work::bytes(read, write);
-    let optimizer =
-        Work::bytes(2 * f32s, 2 * f32s).with_flops(FlopUnit::Vector, Dtype::F32, 4 * parameters);
+    let optimizer = Work::bytes(2 * f32s, 2 * f32s).with_flops(
+        FlopUnit::VectorArithmetic,
+        Dtype::F32,
+        4 * parameters,
+    );
     let gradients = costs.work_of_all_weight_gradients();
-    let own = backward.iter().filter(|part| !part.range.ends_with("_ResBlocks"));
+    let own = backward.iter().filter(|part| !part.range_path.ends_with("_ResBlocks"));
     let all = sum_of_works(own.map(|part| &part.work).chain([&gradients]));
     let parts = [
-        vec![top_level_part("Weight_Rounding", rounding)],
+        vec![top_level_part_of_nvtx_range("Weight_Rounding", rounding)],
         top_level_forward_parts(shape),
         vec![
-            top_level_part("Backward", all),
-            top_level_part("Weight_Gradients", gradients),
-            top_level_part("Optimizer", optimizer),
+            top_level_part_of_nvtx_range("Backward", all),
+            top_level_part_of_nvtx_range("Weight_Gradients", gradients),
+            top_level_part_of_nvtx_range("Optimizer", optimizer),
         ],
         costs.forward_parts_by_layer(),
         backward,
     ];
     ProblemPartsForProfile {
-        samples: Some(shape.b as u64),
+        data_items_per_execution: Some(shape.batch_size as u64),
         parts: parts.concat(),
         ..ProblemPartsForProfile::default()
     }
@@ -72,28 +75,28 @@ pub(super) fn breakdown_of_training_step(shape: &ResNetParameters) -> ProblemPar
 
 /// Number of a convolution's weights that are multiplied with at least one pixel inside the image.
 pub(super) fn weights_multiplied_with_a_pixel(conv: &ConvolutionLayer) -> usize {
-    conv.window.output.channels
+    conv.window.output_extents.channels
         * conv.window.count_of_taps_that_read_pixels()
-        * conv.window.input.channels
+        * conv.window.input_extents.channels
 }
 
 /// Top-level parts of the forward pass, with the range names of kernelgate's guides.
 fn top_level_forward_parts(shape: &ResNetParameters) -> Vec<ProblemPartForProfile> {
     let forward = shape.work_of_forward_pass(&shape.sizes.build_resnet18_layers());
     vec![
-        top_level_part("Model_Reset", Work::default()),
-        top_level_part("Time_Encoding", Work::default()),
-        top_level_part("Input_Reshaping", Work::default()),
-        top_level_part("Model_Forward_Pass", forward),
-        top_level_part("Output_Processing", Work::default()),
+        top_level_part_of_nvtx_range("Model_Reset", Work::default()),
+        top_level_part_of_nvtx_range("Time_Encoding", Work::default()),
+        top_level_part_of_nvtx_range("Input_Reshaping", Work::default()),
+        top_level_part_of_nvtx_range("Model_Forward_Pass", forward),
+        top_level_part_of_nvtx_range("Output_Processing", Work::default()),
     ]
 }
 
-fn top_level_part(range: &str, work: Work) -> ProblemPartForProfile {
+fn top_level_part_of_nvtx_range(range: &str, work: Work) -> ProblemPartForProfile {
     ProblemPartForProfile {
-        table: "component",
+        profile_table: "component",
         label: range.to_owned(),
-        range: range.to_owned(),
+        range_path: range.to_owned(),
         work,
     }
 }
@@ -102,14 +105,14 @@ fn top_level_part(range: &str, work: Work) -> ProblemPartForProfile {
 fn sum_of_works<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
     let mut sum = Work::default();
     for work in works {
-        sum.read_bytes += work.read_bytes;
-        sum.write_bytes += work.write_bytes;
+        sum.min_read_bytes += work.min_read_bytes;
+        sum.min_write_bytes += work.min_write_bytes;
         for flops in &work.flops {
             let alike = |of: &&mut kernelgate::workload::work::FlopsOfUnitAndDtype| {
                 (of.unit, of.dtype) == (flops.unit, flops.dtype)
             };
             match sum.flops.iter_mut().find(alike) {
-                Some(known) => known.count += flops.count,
+                Some(known) => known.operations += flops.operations,
                 None => sum.flops.push(*flops),
             }
         }
@@ -119,18 +122,18 @@ fn sum_of_works<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
 
 /// Table of a breakdown whose rows are the layers of the network.
 struct LayerBreakdownTable {
-    table: &'static str,
+    table_title: &'static str,
     /// Name of the NVTX range that contains the ranges of the layers.
-    enclosing_range: &'static str,
+    enclosing_nvtx_range: &'static str,
 }
 
 impl LayerBreakdownTable {
-    fn part_of_range(&self, range: &str, work: Work) -> ProblemPartForProfile {
-        let &Self { table, enclosing_range: within } = self;
+    fn part_of_nvtx_range(&self, range: &str, work: Work) -> ProblemPartForProfile {
+        let &Self { table_title: table, enclosing_nvtx_range: within } = self;
         ProblemPartForProfile {
-            table,
+            profile_table: table,
             label: range.to_owned(),
-            range: format!("{within}/{range}"),
+            range_path: format!("{within}/{range}"),
             work,
         }
     }
@@ -141,10 +144,11 @@ impl LayerBreakdownTable {
         stage: &str,
         convs: Vec<(&ConvolutionLayer, Work)>,
     ) -> Vec<ProblemPartForProfile> {
-        let whole = self.part_of_range(stage, sum_of_works(convs.iter().map(|(_, work)| work)));
+        let whole =
+            self.part_of_nvtx_range(stage, sum_of_works(convs.iter().map(|(_, work)| work)));
         let conv = |(conv, work): (&ConvolutionLayer, Work)| ProblemPartForProfile {
-            label: format!("· {}", conv.name),
-            ..self.part_of_range(&format!("{stage}/{}", conv.name), work)
+            label: format!("· {}", conv.layer_name),
+            ..self.part_of_nvtx_range(&format!("{stage}/{}", conv.layer_name), work)
         };
         std::iter::once(whole).chain(convs.into_iter().map(conv)).collect()
     }
@@ -164,7 +168,7 @@ impl<'a> LayerWorkCalculator<'a> {
     /// Adds GEMM FLOPs and vector FLOPs to a work.
     fn add_gemm_and_vector_flops(&self, work: Work, matmul: u64, vector: u64) -> Work {
         work.with_flops(FlopUnit::Matmul, self.shape.dtype, matmul).with_flops(
-            FlopUnit::Vector,
+            FlopUnit::VectorArithmetic,
             Dtype::F32,
             vector,
         )
@@ -191,10 +195,10 @@ impl<'a> LayerWorkCalculator<'a> {
         convs: impl IntoIterator<Item = &'c ConvolutionLayer> + Clone,
     ) -> Work {
         let elements = |conv: &ConvolutionLayer| {
-            weights_multiplied_with_a_pixel(conv) + conv.window.output.channels
+            weights_multiplied_with_a_pixel(conv) + conv.window.output_extents.channels
         };
         let read: usize = convs.clone().into_iter().map(elements).sum();
-        let map = convs.clone().into_iter().next().map(|conv| conv.window.output);
+        let map = convs.clone().into_iter().next().map(|conv| conv.window.output_extents);
         let neurons = map.map_or(0, |map| self.neuron_updates_over_all_frames(map));
         let read = Work::bytes((read * self.shape.dtype.bytes_per_element()) as u64, 0);
         self.add_gemm_and_vector_flops(
@@ -206,23 +210,23 @@ impl<'a> LayerWorkCalculator<'a> {
 
     fn forward_parts_by_layer(&self) -> Vec<ProblemPartForProfile> {
         let Self { shape, network, .. } = self;
-        let images = shape.b
+        let images = shape.batch_size
             * shape.sizes.image_extents().elements_per_frame()
             * shape.dtype.bytes_per_element();
         let layers = LayerBreakdownTable {
-            table: FORWARD_LAYER_TABLE_TITLE,
-            enclosing_range: "Model_Compute_All_Layers",
+            table_title: FORWARD_LAYER_TABLE_TITLE,
+            enclosing_nvtx_range: "Model_Compute_All_Layers",
         };
         let mut stem = self.forward_work_of_layer([&network.stem]);
-        stem.read_bytes += images as u64;
+        stem.min_read_bytes += images as u64;
         // The stem's convolution reads the same image in every time step, so its work counts once
         // for each image.
-        stem.flops[0].count /= shape.t as u64;
-        let mut parts = vec![layers.part_of_range("Conv1_Block", stem)];
+        stem.flops[0].operations /= shape.time_steps as u64;
+        let mut parts = vec![layers.part_of_nvtx_range("Conv1_Block", stem)];
         if network.pool.is_some() {
-            parts.push(layers.part_of_range("MaxPool", Work::default()));
+            parts.push(layers.part_of_nvtx_range("MaxPool", Work::default()));
         }
-        for (number, blocks) in network.blocks.chunks(shape.sizes.blocks).enumerate() {
+        for (number, blocks) in network.blocks.chunks(shape.sizes.blocks_per_stage).enumerate() {
             let stage = nvtx_range_of_stage(number);
             let convs = blocks.iter().flat_map(|block| {
                 let second = [Some(&block.second), block.shortcut.as_ref()];
@@ -233,11 +237,11 @@ impl<'a> LayerWorkCalculator<'a> {
             });
             parts.extend(layers.stage_part_and_its_convolution_parts(&stage, convs.collect()));
         }
-        let classifier =
-            (network.parameters - network.classifier) * shape.dtype.bytes_per_element();
-        let logits = shape.b * CLASSIFIER_CLASS_COUNT * Dtype::F32.bytes_per_element();
+        let classifier = (network.padded_parameter_count - network.first_classifier_weight_index)
+            * shape.dtype.bytes_per_element();
+        let logits = shape.batch_size * CLASSIFIER_CLASS_COUNT * Dtype::F32.bytes_per_element();
         let last = Work::bytes(classifier as u64, logits as u64);
-        parts.push(layers.part_of_range(
+        parts.push(layers.part_of_nvtx_range(
             "Final_Layers",
             self.add_gemm_and_vector_flops(last, self.classifier_gemm_flops(), 0),
         ));
@@ -245,8 +249,9 @@ impl<'a> LayerWorkCalculator<'a> {
     }
 
     fn classifier_gemm_flops(&self) -> u64 {
-        2 * (self.shape.b * CLASSIFIER_CLASS_COUNT * self.network.last_feature_map().channels)
-            as u64
+        2 * (self.shape.batch_size
+            * CLASSIFIER_CLASS_COUNT
+            * self.network.last_feature_map().channels) as u64
     }
 
     /// Vector FLOPs of the backward pass of a feature map's neurons, as the workload
@@ -257,23 +262,26 @@ impl<'a> LayerWorkCalculator<'a> {
 
     fn backward_parts_by_layer(&self) -> Vec<ProblemPartForProfile> {
         let Self { shape, network, .. } = self;
-        let layers =
-            LayerBreakdownTable { table: BACKWARD_LAYER_TABLE_TITLE, enclosing_range: "Backward" };
+        let layers = LayerBreakdownTable {
+            table_title: BACKWARD_LAYER_TABLE_TITLE,
+            enclosing_nvtx_range: "Backward",
+        };
         let maps = network.extents_of_neuron_layers();
         let last = self.neuron_backward_flops(network.last_feature_map());
         let last =
             self.add_gemm_and_vector_flops(Work::default(), self.classifier_gemm_flops(), last);
-        let mut parts = vec![layers.part_of_range("Final_Layers", last)];
-        let stages = network.blocks.chunks(shape.sizes.blocks).enumerate();
+        let mut parts = vec![layers.part_of_nvtx_range("Final_Layers", last)];
+        let stages = network.blocks.chunks(shape.sizes.blocks_per_stage).enumerate();
         for (number, blocks) in stages.rev() {
-            let (stage, before) = (nvtx_range_of_stage(number), number * shape.sizes.blocks);
+            let (stage, before) =
+                (nvtx_range_of_stage(number), number * shape.sizes.blocks_per_stage);
             let convs = blocks.iter().enumerate().rev().flat_map(|(i, block)| {
                 let ResNetBlock { first, second, shortcut } = block;
                 // The work of a block includes the neurons whose spikes the block reads; the stem's
                 // neurons are a separate part.
                 let read = 2 * (before + i);
                 let read = if read > 0 { self.neuron_backward_flops(maps[read]) } else { 0 };
-                let hidden = self.neuron_backward_flops(first.window.output);
+                let hidden = self.neuron_backward_flops(first.window.output_extents);
                 let input = self.convolution_flops_over_all_frames(
                     [Some(first), shortcut.as_ref()].into_iter().flatten(),
                 );
@@ -292,7 +300,7 @@ impl<'a> LayerWorkCalculator<'a> {
             parts.extend(layers.stage_part_and_its_convolution_parts(&stage, convs.collect()));
         }
         let stem = self.neuron_backward_flops(maps[0]);
-        parts.push(layers.part_of_range(
+        parts.push(layers.part_of_nvtx_range(
             "Conv1_Block",
             self.add_gemm_and_vector_flops(Work::default(), 0, stem),
         ));
@@ -300,7 +308,7 @@ impl<'a> LayerWorkCalculator<'a> {
     }
 
     fn work_of_all_weight_gradients(&self) -> Work {
-        let stem = 2 * self.shape.b as u64 * self.network.stem.multiply_adds_per_frame();
+        let stem = 2 * self.shape.batch_size as u64 * self.network.stem.multiply_adds_per_frame();
         let hidden =
             self.convolution_flops_over_all_frames(self.network.all_convolutions().skip(1));
         self.add_gemm_and_vector_flops(Work::default(), stem + hidden, 0)
@@ -323,8 +331,8 @@ mod tests {
         parts: impl IntoIterator<Item = &'a ProblemPartForProfile>,
     ) -> [u64; 2] {
         let all = sum_of_works(parts.into_iter().map(|part| &part.work));
-        [FlopUnit::Matmul, FlopUnit::Vector]
-            .map(|unit| all.flops.iter().filter(|of| of.unit == unit).map(|of| of.count).sum())
+        [FlopUnit::Matmul, FlopUnit::VectorArithmetic]
+            .map(|unit| all.flops.iter().filter(|of| of.unit == unit).map(|of| of.operations).sum())
     }
 
     /// Parts of the given breakdown tables that contain no other parts: all but the stages.
@@ -332,8 +340,8 @@ mod tests {
         of: &'a ProblemPartsForProfile,
         tables: &'a [&str],
     ) -> impl Iterator<Item = &'a ProblemPartForProfile> {
-        let own = |part: &&ProblemPartForProfile| !part.range.ends_with("_ResBlocks");
-        of.parts.iter().filter(|part| tables.contains(&part.table)).filter(own)
+        let own = |part: &&ProblemPartForProfile| !part.range_path.ends_with("_ResBlocks");
+        of.parts.iter().filter(|part| tables.contains(&part.profile_table)).filter(own)
     }
 
     #[test]
@@ -351,12 +359,12 @@ mod tests {
             let layers = sum_of_works(
                 parts_without_stages(&of, &[FORWARD_LAYER_TABLE_TITLE]).map(|part| &part.work),
             );
-            // The declared work counts the bytes of all parameters, the layers only those of
-            // weights that are multiplied with a pixel.
-            assert!(layers.read_bytes <= work.read_bytes, "{point:?}");
-            let every_tap = problem.shape.sizes.stem == ResNetStem::Cifar;
-            assert_eq!(layers.read_bytes == work.read_bytes, every_tap, "{point:?}");
-            assert_eq!(Work { read_bytes: work.read_bytes, ..layers }, work, "{point:?}");
+            // The declared work counts the bytes of all parameters, whereas the layers of the
+            // breakdown count only those of weights that are multiplied with a pixel.
+            assert!(layers.min_read_bytes <= work.min_read_bytes, "{point:?}");
+            let every_tap = problem.shape.sizes.stem == ResNetStem::CifarStem;
+            assert_eq!(layers.min_read_bytes == work.min_read_bytes, every_tap, "{point:?}");
+            assert_eq!(Work { min_read_bytes: work.min_read_bytes, ..layers }, work, "{point:?}");
         }
         for point in TRAINING_STEP_WORKLOAD
             .points_selected_by_effort(
@@ -370,7 +378,7 @@ mod tests {
             let breakdown = problem.breakdown();
             let others = ["Weight_Gradients", "Optimizer"];
             let others =
-                breakdown.parts.iter().filter(|part| others.contains(&part.range.as_str()));
+                breakdown.parts.iter().filter(|part| others.contains(&part.range_path.as_str()));
             let layers = parts_without_stages(
                 &breakdown,
                 &[FORWARD_LAYER_TABLE_TITLE, BACKWARD_LAYER_TABLE_TITLE],
@@ -396,15 +404,16 @@ mod tests {
             .unwrap()[0];
         let breakdown = (TRAINING_STEP_WORKLOAD.bind)(point).unwrap().breakdown();
         for (i, part) in breakdown.parts.iter().enumerate() {
-            let same =
-                |other: &ProblemPartForProfile| other.range.ends_with(&format!("/{}", part.range));
-            assert!(!breakdown.parts.iter().any(same), "{}", part.range);
+            let same = |other: &ProblemPartForProfile| {
+                other.range_path.ends_with(&format!("/{}", part.range_path))
+            };
+            assert!(!breakdown.parts.iter().any(same), "{}", part.range_path);
             assert!(
-                breakdown.parts[..i].iter().all(|other| other.range != part.range),
+                breakdown.parts[..i].iter().all(|other| other.range_path != part.range_path),
                 "{}",
-                part.range
+                part.range_path
             );
         }
-        assert_eq!(breakdown.samples, Some(32));
+        assert_eq!(breakdown.data_items_per_execution, Some(32));
     }
 }

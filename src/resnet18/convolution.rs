@@ -13,7 +13,7 @@ const OUTPUT_PIXELS_PER_TASK: usize = 512;
 /// Number of frames (one image at one time step) that one parallel CPU task of the reference
 /// convolution computes.
 fn reference_frames_per_task(window: &SlidingWindow) -> usize {
-    (OUTPUT_PIXELS_PER_TASK / window.output.pixels_per_frame()).max(1)
+    (OUTPUT_PIXELS_PER_TASK / window.output_extents.pixels_per_frame()).max(1)
 }
 
 /// Copies the input channels that one filter tap reads: a row for each output pixel of each frame,
@@ -23,16 +23,16 @@ fn gather_channels_read_by_tap<T: Copy + Into<f64>>(
     input: &[T],
     tap: usize,
 ) -> Option<Vec<f64>> {
-    let sources: Vec<_> = (0..window.output.pixels_per_frame())
+    let sources: Vec<_> = (0..window.output_extents.pixels_per_frame())
         .map(|pixel| window.input_pixel_read_by_tap(pixel, tap))
         .collect();
     if sources.iter().all(Option::is_none) {
         return None;
     }
-    let channels = window.input.channels;
-    let frames = input.len() / window.input.elements_per_frame();
+    let channels = window.input_extents.channels;
+    let frames = input.len() / window.input_extents.elements_per_frame();
     let mut rows = Vec::with_capacity(frames * sources.len() * channels);
-    for frame in input.chunks(window.input.elements_per_frame()) {
+    for frame in input.chunks(window.input_extents.elements_per_frame()) {
         for source in &sources {
             match source {
                 Some(at) => {
@@ -51,7 +51,7 @@ fn weight_matrix_of_tap<'a>(
     weight: &'a [f64],
     tap: usize,
 ) -> MatRef<'a, f64> {
-    let (out, channels) = (conv.window.output.channels, conv.window.input.channels);
+    let (out, channels) = (conv.window.output_extents.channels, conv.window.input_extents.channels);
     MatRef::from_row_major_slice(weight, out, conv.elements_per_filter())
         .subcols(tap * channels, channels)
 }
@@ -81,22 +81,22 @@ pub fn convolve_frames_in_f64<T: Copy + Into<f64> + Sync>(
     factor: f64,
 ) -> Vec<f64> {
     let window = &conv.window;
-    let frames = input.len() / window.input.elements_per_frame();
-    let mut output = vec![0.0; frames * window.output.elements_per_frame()];
+    let frames = input.len() / window.input_extents.elements_per_frame();
+    let mut output = vec![0.0; frames * window.output_extents.elements_per_frame()];
     let task = reference_frames_per_task(window);
     parallel::process_chunks_in_parallel(
         &mut output,
-        task * window.output.elements_per_frame(),
+        task * window.output_extents.elements_per_frame(),
         &|number, output| {
-            let frames = output.len() / window.output.elements_per_frame();
-            let input = &input[number * task * window.input.elements_per_frame()..];
-            let input = &input[..frames * window.input.elements_per_frame()];
+            let frames = output.len() / window.output_extents.elements_per_frame();
+            let input = &input[number * task * window.input_extents.elements_per_frame()..];
+            let input = &input[..frames * window.input_extents.elements_per_frame()];
             for tap in 0..window.tap_count() {
                 if let Some(x) = gather_channels_read_by_tap(window, input, tap) {
                     let w = weight_matrix_of_tap(conv, weight, tap).transpose();
                     add_matrix_product_single_threaded(
                         output,
-                        view_f64_rows(&x, window.input.channels),
+                        view_f64_rows(&x, window.input_extents.channels),
                         w,
                         factor,
                     );
@@ -116,21 +116,21 @@ pub fn convolution_input_gradient_in_f64(
     factor: f64,
 ) -> Vec<f64> {
     let window = &conv.window;
-    let channels = window.input.channels;
-    let frames = output.len() / window.output.elements_per_frame();
-    let mut input = vec![0.0; frames * window.input.elements_per_frame()];
+    let channels = window.input_extents.channels;
+    let frames = output.len() / window.output_extents.elements_per_frame();
+    let mut input = vec![0.0; frames * window.input_extents.elements_per_frame()];
     let task = reference_frames_per_task(window);
     parallel::process_chunks_in_parallel(
         &mut input,
-        task * window.input.elements_per_frame(),
+        task * window.input_extents.elements_per_frame(),
         &|number, input| {
-            let frames = input.len() / window.input.elements_per_frame();
-            let output = &output[number * task * window.output.elements_per_frame()..];
-            let output = &output[..frames * window.output.elements_per_frame()];
-            let g = view_f64_rows(output, window.output.channels);
+            let frames = input.len() / window.input_extents.elements_per_frame();
+            let output = &output[number * task * window.output_extents.elements_per_frame()..];
+            let output = &output[..frames * window.output_extents.elements_per_frame()];
+            let g = view_f64_rows(output, window.output_extents.channels);
             let mut of_tap = vec![0.0; g.nrows() * channels];
             for tap in 0..window.tap_count() {
-                let pixels = window.output.pixels_per_frame();
+                let pixels = window.output_extents.pixels_per_frame();
                 let sources: Vec<_> =
                     (0..pixels).map(|pixel| window.input_pixel_read_by_tap(pixel, tap)).collect();
                 if sources.iter().all(Option::is_none) {
@@ -145,7 +145,7 @@ pub fn convolution_input_gradient_in_f64(
                 );
                 let frames = of_tap
                     .chunks(pixels * channels)
-                    .zip(input.chunks_mut(window.input.elements_per_frame()));
+                    .zip(input.chunks_mut(window.input_extents.elements_per_frame()));
                 for (of_tap, input) in frames {
                     for (row, source) in of_tap.chunks(channels).zip(&sources) {
                         let Some(at) = source else { continue };
@@ -168,12 +168,14 @@ pub fn convolution_weight_gradient_in_f64<T: Copy + Into<f64> + Sync>(
     factor: f64,
 ) -> Vec<f64> {
     let window = &conv.window;
-    let (rows, channels) = (window.output.channels, window.input.channels);
+    let (rows, channels) = (window.output_extents.channels, window.input_extents.channels);
     let task = reference_frames_per_task(window);
     let of_tap = |tap: usize| {
         let mut gradient = vec![0.0; rows * channels];
-        let outputs = output.chunks(task * window.output.elements_per_frame());
-        for (input, output) in input.chunks(task * window.input.elements_per_frame()).zip(outputs) {
+        let outputs = output.chunks(task * window.output_extents.elements_per_frame());
+        for (input, output) in
+            input.chunks(task * window.input_extents.elements_per_frame()).zip(outputs)
+        {
             let Some(x) = gather_channels_read_by_tap(window, input, tap) else { break };
             let g = view_f64_rows(output, rows).transpose();
             add_matrix_product_single_threaded(

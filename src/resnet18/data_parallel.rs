@@ -16,7 +16,7 @@
 //! | `loss`r | \[1\], f32 | of its images |
 //! | `new_parameters`r, `new_momentum`r | as in a training step | of all images |
 //!
-//! Every GPU has a copy of all parameters and all momentum values.
+//! In data-parallel training, every GPU has a copy of all parameters and all momentum values.
 
 use super::breakdown::{self, weights_multiplied_with_a_pixel};
 use super::definition::{ResNetTrainingStep, TRAINING_STEP_WORKLOAD};
@@ -92,9 +92,13 @@ pub const DATA_PARALLEL_WORKLOAD: Workload<DataParallelTrainingStep> = Workload 
     about: "a training step over GPUs: images in parts, gradients summed under the backward pass",
     revision: 1,
     axes: DATA_PARALLEL_AXES,
-    default: &["g=2 stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
-    accelerator: &["g=2 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16"],
-    thorough: &["g=2,4,8 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16"],
+    default_selection_lines: &["g=2 stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
+    accelerator_selection_lines: &[
+        "g=2 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16",
+    ],
+    thorough_selection_lines: &[
+        "g=2,4,8 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16",
+    ],
     bind: DataParallelTrainingStep::bind_data_parallel_axes,
 };
 
@@ -112,9 +116,9 @@ impl DataParallelTrainingStep {
     fn bind_data_parallel_axes(point: &Point) -> Result<Self, AxisError> {
         let gpus: usize = point.word("g")?.parse().expect("the axis lists numbers");
         let whole = ResNetTrainingStep { shape: ResNetParameters::bind_resnet_axes(point)? };
-        if !whole.shape.b.is_multiple_of(gpus) {
-            let why = format!("b={}: a multiple of g={gpus}", whole.shape.b);
-            return Err(AxisError::Combination(why));
+        if !whole.shape.batch_size.is_multiple_of(gpus) {
+            let why = format!("b={}: a multiple of g={gpus}", whole.shape.batch_size);
+            return Err(AxisError::InvalidCombinationOfValues(why));
         }
         Ok(Self { gpus, step_on_one_gpu: whole })
     }
@@ -122,12 +126,14 @@ impl DataParallelTrainingStep {
     /// The training step that one GPU runs for its part of the images.
     pub const fn training_step_per_gpu(&self) -> ResNetTrainingStep {
         let shape = self.step_on_one_gpu.shape;
-        ResNetTrainingStep { shape: ResNetParameters { b: shape.b / self.gpus, ..shape } }
+        ResNetTrainingStep {
+            shape: ResNetParameters { batch_size: shape.batch_size / self.gpus, ..shape },
+        }
     }
 
     /// Inputs of the GPU of this rank, under the tensor names of a training step on one GPU.
     pub fn inputs_of_rank(&self, inputs: &Tensors, rank: usize) -> Tensors {
-        let mut own = inputs.select_named(&INPUTS_COPIED_TO_EVERY_GPU);
+        let mut own = inputs.select_tensors_by_name(&INPUTS_COPIED_TO_EVERY_GPU);
         for tensor in ["images", "labels"] {
             own.insert(tensor, inputs.tensor(tensor_name_on_rank(tensor, rank)).clone());
         }
@@ -136,11 +142,11 @@ impl DataParallelTrainingStep {
 
     /// Concatenates the images and labels of all GPUs to the inputs of one training step.
     fn join_inputs_of_all_gpus(&self, inputs: &Tensors) -> Tensors {
-        let mut all = inputs.select_named(&INPUTS_COPIED_TO_EVERY_GPU);
+        let mut all = inputs.select_tensors_by_name(&INPUTS_COPIED_TO_EVERY_GPU);
         for tensor in ["images", "labels"] {
             let parts = (0..self.gpus).map(|rank| inputs.tensor(tensor_name_on_rank(tensor, rank)));
             let mut shape = inputs.tensor(tensor_name_on_rank(tensor, 0)).shape().to_vec();
-            shape[0] = self.step_on_one_gpu.shape.b;
+            shape[0] = self.step_on_one_gpu.shape.batch_size;
             let data = match tensor {
                 "images" => TensorData::F32(parts.flat_map(copy_f32_elements).collect()),
                 _ => TensorData::I8(parts.flat_map(copy_i8_elements).collect()),
@@ -160,19 +166,19 @@ fn copy_i8_elements(tensor: &Tensor) -> Vec<i8> {
 }
 
 impl Problem for DataParallelTrainingStep {
-    fn check(&self) -> Result<(), String> {
-        self.step_on_one_gpu.check()
+    fn check_can_be_computed(&self) -> Result<(), String> {
+        self.step_on_one_gpu.check_can_be_computed()
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
         let all = self.step_on_one_gpu.inputs(seed);
-        let mut inputs = all.select_named(&INPUTS_COPIED_TO_EVERY_GPU);
-        let b = self.training_step_per_gpu().shape.b;
+        let mut inputs = all.select_tensors_by_name(&INPUTS_COPIED_TO_EVERY_GPU);
+        let b = self.training_step_per_gpu().shape.batch_size;
         for rank in 0..self.gpus {
             let [images, labels] = ["images", "labels"].map(|name| all.tensor(name));
             let mut shape = images.shape().to_vec();
             shape[0] = b;
-            let pixels = images.len() / self.step_on_one_gpu.shape.b;
+            let pixels = images.len() / self.step_on_one_gpu.shape.batch_size;
             let own = copy_f32_elements(images)[rank * b * pixels..][..b * pixels].to_vec();
             inputs.insert(tensor_name_on_rank("images", rank), Tensor::new(shape, own.into()));
             let own = copy_i8_elements(labels)[rank * b..][..b].to_vec();
@@ -183,16 +189,16 @@ impl Problem for DataParallelTrainingStep {
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let all = self.join_inputs_of_all_gpus(inputs);
-        let labels = all.tensor("labels").elements_to_f64(0, self.step_on_one_gpu.shape.b);
-        let b = self.training_step_per_gpu().shape.b;
+        let labels = all.tensor("labels").elements_to_f64(0, self.step_on_one_gpu.shape.batch_size);
+        let b = self.training_step_per_gpu().shape.batch_size;
         let mut expected = Vec::new();
         for step in self.step_on_one_gpu.reference(&all) {
             for rank in 0..self.gpus {
                 let named = |values| Expected {
-                    name: tensor_name_on_rank(&step.name, rank).to_owned(),
+                    output_name: tensor_name_on_rank(&step.output_name, rank).to_owned(),
                     ..values
                 };
-                match (step.name.as_str(), &step.values) {
+                match (step.output_name.as_str(), &step.expected_values) {
                     ("loss", _) => {}
                     ("logits", TensorData::F64(logits)) => {
                         let own = &logits[rank * b * CLASSIFIER_CLASS_COUNT..]
@@ -222,15 +228,18 @@ impl Problem for DataParallelTrainingStep {
     fn work(&self) -> Work {
         let network = self.step_on_one_gpu.shape.sizes.build_resnet18_layers();
         let convolutions = network.all_convolutions();
-        let elements =
-            convolutions.map(|c| weights_multiplied_with_a_pixel(c) + c.window.output.channels);
+        let elements = convolutions
+            .map(|c| weights_multiplied_with_a_pixel(c) + c.window.output_extents.channels);
         let classifier = CLASSIFIER_CLASS_COUNT * (network.last_feature_map().channels + 1);
         let gradients =
             ((elements.sum::<usize>() + classifier) * Dtype::F32.bytes_per_element()) as u64;
         let gpus = self.gpus as u64;
         let bytes = 2 * gradients / gpus * (gpus - 1);
-        let link =
-            DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways: true, gpus: self.gpus };
+        let link = DeclaredGpuLinkWork {
+            min_received_bytes: bytes,
+            both_ways: true,
+            gpu_count: self.gpus,
+        };
         self.training_step_per_gpu().work().with_link(link)
     }
 
@@ -243,9 +252,9 @@ impl Problem for DataParallelTrainingStep {
     }
 
     fn breakdown(&self) -> ProblemPartsForProfile {
-        let samples = Some(self.step_on_one_gpu.shape.b as u64);
+        let samples = Some(self.step_on_one_gpu.shape.batch_size as u64);
         ProblemPartsForProfile {
-            samples,
+            data_items_per_execution: samples,
             ..breakdown::breakdown_of_training_step(&self.training_step_per_gpu().shape)
         }
     }
@@ -254,9 +263,10 @@ impl Problem for DataParallelTrainingStep {
         self.step_on_one_gpu.tolerance()
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let network = self.step_on_one_gpu.shape.sizes.build_resnet18_layers();
-        self.step_on_one_gpu.host_bytes() + (2 * 8 * self.gpus * network.parameters) as u64
+        self.step_on_one_gpu.host_memory_bytes()
+            + (2 * 8 * self.gpus * network.padded_parameter_count) as u64
     }
 }
 
@@ -279,8 +289,8 @@ mod tests {
     }
 
     fn f64_values_of_named_output(all: &[Expected], name: &str) -> Vec<f64> {
-        let found = all.iter().find(|expected| expected.name == name).unwrap();
-        match &found.values {
+        let found = all.iter().find(|expected| expected.output_name == name).unwrap();
+        match &found.expected_values {
             TensorData::F64(values) => values.clone(),
             _ => panic!("f64"),
         }

@@ -24,10 +24,10 @@
 //! case is meaningful, not its logits.
 //!
 //! A training step is the forward pass, the mean cross-entropy of the logits, its gradient, and an
-//! SGD update: `m' = 0.9·m + g; p' = p - 0.1·m'`. The gradient of a neuron is that of
-//! `st_bif/backward`; the gradient of max pooling goes to the first largest spike sum in a window.
-//! The training step reads the old parameters and writes new ones to other tensors, so that every
-//! launch computes the same step.
+//! SGD update of momentum m and parameters p by the gradient g, `m' = 0.9·m + g; p' = p - 0.1·m'`.
+//! In a training step, the gradient of a neuron is that of `st_bif/backward`; the gradient of max
+//! pooling goes to the first largest spike sum in a window. The training step reads the old
+//! parameters and writes new ones to other tensors, so that every launch computes the same step.
 //!
 //! The tensors have channels innermost (PyTorch's channels-last) and R rows of the width w:
 //!
@@ -108,9 +108,9 @@ pub const INFERENCE_WORKLOAD: Workload<ResNetInference> = Workload {
     about: "ST-BIF ResNet-18: images to logits over T steps",
     revision: 1,
     axes: RESNET_AXES,
-    default: &["stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
-    accelerator: &["stem=imagenet w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16"],
-    thorough: &[
+    default_selection_lines: &["stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
+    accelerator_selection_lines: &["stem=imagenet w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16"],
+    thorough_selection_lines: &[
         "stem=imagenet,cifar w=64 b=8,16,32,128 t=4,8,16 level=4,8,16 weights=dyadic dtype=bf16",
         "stem=imagenet w=64 b=8,32 t=8 level=8 weights=normal dtype=f32,bf16",
     ],
@@ -137,9 +137,9 @@ pub const TRAINING_STEP_WORKLOAD: Workload<ResNetTrainingStep> = Workload {
     about: "ST-BIF ResNet-18: forward, cross-entropy, backward, SGD with momentum",
     revision: 1,
     axes: RESNET_AXES,
-    default: &["stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
-    accelerator: &["stem=imagenet w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16"],
-    thorough: &[
+    default_selection_lines: &["stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
+    accelerator_selection_lines: &["stem=imagenet w=64 b=32 t=8 level=8 weights=dyadic dtype=bf16"],
+    thorough_selection_lines: &[
         "stem=imagenet,cifar w=64 b=8,16,32,128 t=4,8,16 level=4,8,16 weights=dyadic dtype=bf16",
         "stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=f32",
     ],
@@ -149,8 +149,8 @@ pub const TRAINING_STEP_WORKLOAD: Workload<ResNetTrainingStep> = Workload {
 /// Checks that the file of trained weights can be read and fits the network, if the problem takes
 /// its weights from a file.
 fn check_weights_file_if_used(shape: &ResNetParameters) -> Result<(), String> {
-    match shape.draw {
-        WeightAndImageSource::File => weights_file::read_and_reorder_weights(
+    match shape.weight_and_image_source {
+        WeightAndImageSource::WeightsFile => weights_file::read_and_reorder_weights(
             &weights_file::weights_path_from_environment()?,
             &shape.sizes.build_resnet18_layers(),
         ),
@@ -167,12 +167,14 @@ pub struct ResNetInference {
 }
 
 impl Problem for ResNetInference {
-    fn check(&self) -> Result<(), String> {
+    fn check_can_be_computed(&self) -> Result<(), String> {
         check_weights_file_if_used(&self.shape)
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
-        self.shape.draw_images_labels_and_parameters(seed).select_named(&["images", "parameters"])
+        self.shape
+            .draw_images_labels_and_parameters(seed)
+            .select_tensors_by_name(&["images", "parameters"])
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
@@ -185,7 +187,10 @@ impl Problem for ResNetInference {
     /// The images of a batch are independent of each other, so permuting the images permutes the
     /// logits.
     fn symmetries(&self) -> Vec<InputSymmetry> {
-        vec![InputSymmetry::Roll { inputs: &[("images", 0)], outputs: &[("logits", 0)] }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: &[("images", 0)],
+            outputs_with_axes: &[("logits", 0)],
+        }]
     }
 
     fn work(&self) -> Work {
@@ -201,19 +206,19 @@ impl Problem for ResNetInference {
     }
 
     fn tolerance(&self) -> Tolerance {
-        match self.shape.draw {
+        match self.shape.weight_and_image_source {
             // With dyadic weights all sums are exact, those of the logits too; the tolerance allows
             // for one rounding of a quotient.
-            WeightAndImageSource::Dyadic => Tolerance { max_error: 2e-7, relative_l2: 2e-7 },
+            WeightAndImageSource::DyadicSamples => Tolerance { max_error: 2e-7, relative_l2: 2e-7 },
             // With normal or trained weights, the tolerance of the logits allows for a spike that
             // rounding moves by a time step.
-            WeightAndImageSource::Normal | WeightAndImageSource::File => {
+            WeightAndImageSource::NormalSamples | WeightAndImageSource::WeightsFile => {
                 Tolerance { max_error: 5e-2, relative_l2: 2e-2 }
             }
         }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         self.shape.estimate_resnet_host_bytes(&self.shape.sizes.build_resnet18_layers())
     }
 }
@@ -229,11 +234,11 @@ pub struct ResNetTrainingStep {
 impl ResNetTrainingStep {
     /// Checks that implementations of this training step can be compared with the reference: dyadic
     /// weights, or dtype f32. With inexact sums, one moved spike changes the gradients by more than
-    /// the rounding error of any precision. In f32, rounding moved no spike (see
+    /// the rounding error of any precision. In f32, rounding moved no spike in the tests (see
     /// [`Problem::tolerance`]); in bf16 the number of moved spikes was not measured.
     pub fn check_comparable_with_reference(&self) -> Result<(), String> {
-        match (self.shape.draw, self.shape.dtype) {
-            (WeightAndImageSource::Dyadic, _) | (_, Dtype::F32) => Ok(()),
+        match (self.shape.weight_and_image_source, self.shape.dtype) {
+            (WeightAndImageSource::DyadicSamples, _) | (_, Dtype::F32) => Ok(()),
             _ => Err("gradients in bf16 are compared with dyadic weights only".to_owned()),
         }
     }
@@ -246,7 +251,7 @@ impl ResNetTrainingStep {
         name: &str,
         values: &[f64],
     ) -> Vec<Expected> {
-        let width = self.shape.sizes.width;
+        let width = self.shape.sizes.first_stage_channels;
         let mut all = Vec::new();
         for (_, first, len) in network.names_and_ranges_of_parameters() {
             let rows: Vec<usize> = (first / width..(first + len).div_ceil(width)).collect();
@@ -263,7 +268,7 @@ impl ResNetTrainingStep {
 }
 
 impl Problem for ResNetTrainingStep {
-    fn check(&self) -> Result<(), String> {
+    fn check_can_be_computed(&self) -> Result<(), String> {
         check_weights_file_if_used(&self.shape)
     }
 
@@ -306,18 +311,18 @@ impl Problem for ResNetTrainingStep {
         let outer = 2 * self.shape.flops_of_stem_and_classifier(&network);
         // Vector FLOPs: 5 forward and 20 backward for each neuron and time step, as `st_bif` counts
         // them, and 4 for the SGD update of each parameter.
-        let vector =
-            25 * self.shape.neuron_updates_over_all_steps(&network) + 4 * network.parameters as u64;
-        let parameters = (network.parameters * Dtype::F32.bytes_per_element()) as u64;
-        let images = self.shape.b
+        let vector = 25 * self.shape.neuron_updates_over_all_steps(&network)
+            + 4 * network.padded_parameter_count as u64;
+        let parameters = (network.padded_parameter_count * Dtype::F32.bytes_per_element()) as u64;
+        let images = self.shape.batch_size
             * self.shape.sizes.image_extents().elements_per_frame()
             * self.shape.dtype.bytes_per_element();
         let logits: usize = self.shape.shape_of_logits().iter().product();
-        let read = 2 * parameters + (images + self.shape.b) as u64;
+        let read = 2 * parameters + (images + self.shape.batch_size) as u64;
         let write = 2 * parameters + (Dtype::F32.bytes_per_element() * (logits + 1)) as u64;
         Work::bytes(read, write)
             .with_flops(FlopUnit::Matmul, self.shape.dtype, hidden + outer)
-            .with_flops(FlopUnit::Vector, Dtype::F32, vector)
+            .with_flops(FlopUnit::VectorArithmetic, Dtype::F32, vector)
     }
 
     fn remark(&self) -> Option<String> {
@@ -334,12 +339,14 @@ impl Problem for ResNetTrainingStep {
             // (maximum) and 2.2e-6 (relative L2). The f32 tolerance allows for some spikes to move
             // in time (errors 2.7e-2 and 1.1e-2), but for no neuron to end with a different spike
             // count (0.4).
-            Dtype::F32 if self.shape.draw != WeightAndImageSource::Dyadic => {
+            Dtype::F32
+                if self.shape.weight_and_image_source != WeightAndImageSource::DyadicSamples =>
+            {
                 Tolerance { max_error: 5e-2, relative_l2: 2e-2 }
             }
             // With dyadic weights in f32, the measured errors are 1.5e-6 (maximum) and 8.5e-7
-            // (relative L2), with the same spikes as the reference. The error of each parameter
-            // tensor is relative to its own values.
+            // (relative L2), with the same spikes as the reference. The tolerance applies to each
+            // parameter tensor relative to the tensor's own values.
             Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 1e-5 },
             // Rounding gradients to bf16 before the GEMMs of 17 layers gives errors up to 8.2e-3
             // (maximum) and 7.2e-3 (relative L2). A test shows that halving the gradient of any
@@ -348,11 +355,12 @@ impl Problem for ResNetTrainingStep {
         }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let network = self.shape.sizes.build_resnet18_layers();
-        // Host memory for fp64 gradients, momentum and new parameters, and for the expected values
-        // of momentum and parameters.
-        self.shape.estimate_resnet_host_bytes(&network) + (5 * 8 + 4) * network.parameters as u64
+        // Besides the inference estimate, a training step needs host memory for fp64 gradients,
+        // momentum and new parameters, and for the expected values of momentum and parameters.
+        self.shape.estimate_resnet_host_bytes(&network)
+            + (5 * 8 + 4) * network.padded_parameter_count as u64
     }
 }
 

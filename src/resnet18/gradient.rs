@@ -21,7 +21,7 @@ impl ResNetReference<'_> {
         inputs: &Tensors,
         forward: &ForwardPassResults,
     ) -> (f64, Vec<f64>) {
-        let labels = inputs.tensor("labels").elements_to_f64(0, self.shape.b);
+        let labels = inputs.tensor("labels").elements_to_f64(0, self.shape.batch_size);
         let (loss, logits) = mean_cross_entropy_and_logit_gradient(&forward.logits, &labels);
         let mut gradient = vec![0.0; self.parameters.len()];
         let features = self.backpropagate_through_classifier(forward, &logits, &mut gradient);
@@ -49,10 +49,10 @@ impl ResNetReference<'_> {
         gradient: &mut [f64],
     ) -> Vec<f64> {
         let width = self.network.last_feature_map().channels;
-        let at = self.network.classifier;
+        let at = self.network.first_classifier_weight_index;
         let weight = &self.parameters[at..][..CLASSIFIER_CLASS_COUNT * width];
-        let share = self.shape.time_steps_that_are_fed() as f64
-            / self.shape.steps_that_spread_image() as f64;
+        let share = self.shape.time_steps_fed_with_image() as f64
+            / self.shape.time_steps_to_spread_image() as f64;
         let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASSIFIER_CLASS_COUNT * width);
         let mut to_features = vec![0.0; forward.features.len()];
         let images = forward.features.chunks(width).zip(to_features.chunks_mut(width));
@@ -73,13 +73,13 @@ impl ResNetReference<'_> {
     /// every time step and at every pixel.
     fn feature_gradient_to_spike_gradient(&self, features: &[f64]) -> Vec<f64> {
         let map = self.network.last_feature_map();
-        let scale = self.shape.neuron_parameters().threshold / map.pixels_per_frame() as f64;
+        let scale = self.shape.neuron_parameters().firing_threshold / map.pixels_per_frame() as f64;
         let of_image = |features: &[f64]| {
             let pixel: Vec<f64> = features.iter().map(|g| scale * g).collect();
             pixel.repeat(map.pixels_per_frame())
         };
         let step: Vec<f64> = features.chunks(map.channels).flat_map(of_image).collect();
-        step.repeat(self.shape.t)
+        step.repeat(self.shape.time_steps)
     }
 
     /// Computes a residual block's parameter gradients, and the gradient of its input spikes from
@@ -92,7 +92,7 @@ impl ResNetReference<'_> {
         gradient: &mut [f64],
     ) -> Vec<f64> {
         let block = &self.network.blocks[number];
-        let theta = self.shape.neuron_parameters().threshold;
+        let theta = self.shape.neuron_parameters().firing_threshold;
         let (hidden, output) = (&forward.layers[2 * number + 1], &forward.layers[2 * number + 2]);
         let input = forward.input_spikes_of_block(number);
 
@@ -140,7 +140,7 @@ impl ResNetReference<'_> {
         neurons: &NeuronLayerResults,
         spikes: &[f64],
     ) -> Vec<f64> {
-        let (t, n) = (self.shape.t, spikes.len() / self.shape.t);
+        let (t, n) = (self.shape.time_steps, spikes.len() / self.shape.time_steps);
         let parameters = self.shape.neuron_parameters();
         let mut currents = vec![0.0; spikes.len()];
         parallel::run_tasks_in_parallel(
@@ -150,7 +150,9 @@ impl ResNetReference<'_> {
                 let [mut x, mut gy, mut gx] = [(); 3].map(|()| vec![0.0; t]);
                 for column in 0..rows[0].len() {
                     let at = task * NEURONS_PER_BACKWARD_TASK + column;
-                    x.iter_mut().enumerate().for_each(|(t, x)| *x = neurons.currents[t * n + at]);
+                    x.iter_mut()
+                        .enumerate()
+                        .for_each(|(t, x)| *x = neurons.input_currents[t * n + at]);
                     gy.iter_mut().enumerate().for_each(|(t, g)| *g = spikes[t * n + at]);
                     neuron::simulate_neuron_into(&parameters, &x, &mut trace);
                     neuron::write_gradient_of_input_current(&parameters, &trace, &gy, 0.0, &mut gx);
@@ -170,9 +172,9 @@ impl ResNetReference<'_> {
         output: &[f64],
         gradient: &mut [f64],
     ) {
-        let theta = self.shape.neuron_parameters().threshold;
+        let theta = self.shape.neuron_parameters().firing_threshold;
         let weight = convolution_weight_gradient_in_f64(conv, input, output, theta);
-        gradient[conv.weight..conv.index_of_first_bias()].copy_from_slice(&weight);
+        gradient[conv.first_weight_index..conv.index_of_first_bias()].copy_from_slice(&weight);
         self.write_bias_gradient_over_fed_steps(conv, output, gradient);
     }
 
@@ -182,15 +184,15 @@ impl ResNetReference<'_> {
         output: &[f64],
         gradient: &mut [f64],
     ) {
-        let channels = conv.window.output.channels;
-        let fed = self.shape.time_steps_that_are_fed()
-            * self.shape.b
-            * conv.window.output.elements_per_frame();
+        let channels = conv.window.output_extents.channels;
+        let fed = self.shape.time_steps_fed_with_image()
+            * self.shape.batch_size
+            * conv.window.output_extents.elements_per_frame();
         let to = &mut gradient[conv.index_of_first_bias()..][..channels];
         for pixel in output[..fed].chunks(channels) {
             to.iter_mut().zip(pixel).for_each(|(to, g)| *to += g);
         }
-        to.iter_mut().for_each(|to| *to /= self.shape.steps_that_spread_image() as f64);
+        to.iter_mut().for_each(|to| *to /= self.shape.time_steps_to_spread_image() as f64);
     }
 
     /// Computes the gradients of the stem's weight and bias; the stem's input is the same image in
@@ -204,17 +206,17 @@ impl ResNetReference<'_> {
         let stem = &self.network.stem;
         let images = inputs.tensor("images");
         let images = images.elements_to_f64(0, images.len());
-        let mut sum = vec![0.0; currents.len() / self.shape.t];
-        for step in currents.chunks(sum.len()).take(self.shape.time_steps_that_are_fed()) {
+        let mut sum = vec![0.0; currents.len() / self.shape.time_steps];
+        for step in currents.chunks(sum.len()).take(self.shape.time_steps_fed_with_image()) {
             sum.iter_mut().zip(step).for_each(|(sum, g)| *sum += g);
         }
         let weight = convolution_weight_gradient_in_f64(
             stem,
             &images,
             &sum,
-            1.0 / self.shape.steps_that_spread_image() as f64,
+            1.0 / self.shape.time_steps_to_spread_image() as f64,
         );
-        gradient[stem.weight..stem.index_of_first_bias()].copy_from_slice(&weight);
+        gradient[stem.first_weight_index..stem.index_of_first_bias()].copy_from_slice(&weight);
         self.write_bias_gradient_over_fed_steps(stem, currents, gradient);
     }
 
@@ -228,20 +230,20 @@ impl ResNetReference<'_> {
         pooled: &[f64],
     ) -> Vec<f64> {
         let (input, output) = (
-            self.shape.b * pool.input.elements_per_frame(),
-            self.shape.b * pool.output.elements_per_frame(),
+            self.shape.batch_size * pool.input_extents.elements_per_frame(),
+            self.shape.batch_size * pool.output_extents.elements_per_frame(),
         );
         let mut sums = vec![0i8; input];
         // Index of the input element with the maximum sum, for each pooled output in each time
         // step.
-        let mut sources = Vec::with_capacity(self.shape.t);
+        let mut sources = Vec::with_capacity(self.shape.time_steps);
         for spikes in spikes.chunks(input) {
             sums.iter_mut().zip(spikes).for_each(|(sum, s)| *sum += s);
             sources.push(indices_of_first_maxima(pool, &sums).collect::<Vec<_>>());
         }
         let mut gradient = vec![0.0; spikes.len()];
         let (mut after, mut next) = (vec![0.0; input], vec![0.0; output]);
-        for t in (0..self.shape.t).rev() {
+        for t in (0..self.shape.time_steps).rev() {
             let now = &pooled[t * output..][..output];
             for ((&at, now), next) in sources[t].iter().zip(now).zip(&next) {
                 after[at] += now - next;

@@ -14,9 +14,9 @@ pub const COLOR_CHANNELS: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResNetStem {
     /// The stem is a 7×7 convolution with stride 2, then 3×3 max pooling with stride 2.
-    ImageNet,
+    ImageNetStem,
     /// The stem is a 3×3 convolution without pooling.
-    Cifar,
+    CifarStem,
 }
 
 /// Sizes that define a ResNet-18 network: stem, width, blocks and image.
@@ -26,18 +26,18 @@ pub struct ResNetSizes {
     pub stem: ResNetStem,
     /// Number of channels of the first stage; each later stage has twice the channels of the stage
     /// before.
-    pub width: usize,
+    pub first_stage_channels: usize,
     /// Number of residual blocks in each stage: 2 in ResNet-18.
-    pub blocks: usize,
+    pub blocks_per_stage: usize,
     /// Number of rows, and of columns, of an input image: 32.
-    pub side: usize,
+    pub image_side_pixels: usize,
 }
 
 /// Extents of one frame of activations (one image at one time step), `[side, side, channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FeatureMapExtents {
     /// Number of rows of a frame, equal to its number of columns.
-    pub side: usize,
+    pub side_pixels: usize,
     /// Number of channels of a frame; the channels are the innermost dimension.
     pub channels: usize,
 }
@@ -45,7 +45,7 @@ pub struct FeatureMapExtents {
 impl FeatureMapExtents {
     /// Number of pixels of a frame, rows times columns.
     pub const fn pixels_per_frame(self) -> usize {
-        self.side * self.side
+        self.side_pixels * self.side_pixels
     }
 
     /// Number of elements of a frame, pixels times channels.
@@ -59,14 +59,14 @@ impl FeatureMapExtents {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlidingWindow {
     /// Extents of a frame that the convolution or pooling reads.
-    pub input: FeatureMapExtents,
+    pub input_extents: FeatureMapExtents,
     /// Extents of a frame that the convolution or pooling writes.
-    pub output: FeatureMapExtents,
+    pub output_extents: FeatureMapExtents,
     /// Number of rows, and of columns, of the window; its taps (positions) are numbered row by row.
-    pub kernel: usize,
+    pub window_side: usize,
     /// Stride of the window: number of input pixels between the windows of neighbouring output
     /// pixels.
-    pub stride: usize,
+    pub stride_pixels: usize,
 }
 
 impl SlidingWindow {
@@ -77,38 +77,45 @@ impl SlidingWindow {
         stride: usize,
         channels: usize,
     ) -> Self {
-        let output = FeatureMapExtents { side: input.side.div_ceil(stride), channels };
-        Self { input, output, kernel, stride }
+        let output =
+            FeatureMapExtents { side_pixels: input.side_pixels.div_ceil(stride), channels };
+        Self {
+            input_extents: input,
+            output_extents: output,
+            window_side: kernel,
+            stride_pixels: stride,
+        }
     }
 
     /// Number of rows of padding above the first input row, and of columns left of the first
     /// column.
     pub const fn padding_before_first_row(&self) -> usize {
-        self.kernel / 2
+        self.window_side / 2
     }
 
     /// Number of taps (positions) of the square window.
     pub const fn tap_count(&self) -> usize {
-        self.kernel * self.kernel
+        self.window_side * self.window_side
     }
 
     /// Index of the input pixel that output pixel `pixel` reads with tap `tap`; `None` if the tap
     /// reads padding.
     pub fn input_pixel_read_by_tap(&self, pixel: usize, tap: usize) -> Option<usize> {
         let along = |out: usize, tap: usize| {
-            let at = (out * self.stride + tap).checked_sub(self.padding_before_first_row())?;
-            (at < self.input.side).then_some(at)
+            let at =
+                (out * self.stride_pixels + tap).checked_sub(self.padding_before_first_row())?;
+            (at < self.input_extents.side_pixels).then_some(at)
         };
-        let row = along(pixel / self.output.side, tap / self.kernel)?;
-        let column = along(pixel % self.output.side, tap % self.kernel)?;
-        Some(row * self.input.side + column)
+        let row = along(pixel / self.output_extents.side_pixels, tap / self.window_side)?;
+        let column = along(pixel % self.output_extents.side_pixels, tap % self.window_side)?;
+        Some(row * self.input_extents.side_pixels + column)
     }
 
     /// Range from the first to the last tap that reads a pixel for any output pixel: one of nine
     /// taps if a frame is one pixel.
     pub fn range_of_taps_that_read_pixels(&self) -> Range<usize> {
         let reads = |tap: &usize| {
-            (0..self.output.pixels_per_frame())
+            (0..self.output_extents.pixels_per_frame())
                 .any(|pixel| self.input_pixel_read_by_tap(pixel, *tap).is_some())
         };
         let first = (0..self.tap_count()).find(reads).unwrap_or(0);
@@ -120,7 +127,7 @@ impl SlidingWindow {
     /// [`Self::range_of_taps_that_read_pixels`] may read only padding.
     pub fn count_of_taps_that_read_pixels(&self) -> usize {
         let reads = |tap: &usize| {
-            (0..self.output.pixels_per_frame())
+            (0..self.output_extents.pixels_per_frame())
                 .any(|pixel| self.input_pixel_read_by_tap(pixel, *tap).is_some())
         };
         (0..self.tap_count()).filter(reads).count()
@@ -129,7 +136,7 @@ impl SlidingWindow {
     /// Number of pairs of an output pixel and a tap that read an input pixel, not padding.
     pub fn pixel_reads_per_frame(&self) -> usize {
         let all = |tap| {
-            (0..self.output.pixels_per_frame())
+            (0..self.output_extents.pixels_per_frame())
                 .filter(move |&p| self.input_pixel_read_by_tap(p, tap).is_some())
         };
         (0..self.tap_count()).map(|tap| all(tap).count()).sum()
@@ -140,36 +147,36 @@ impl SlidingWindow {
 /// among the parameters; the bias `[out]` follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvolutionLayer {
-    /// Name as in torchvision: `layer1.0.conv1`.
-    pub name: String,
+    /// Name of the convolution layer as in torchvision, such as `layer1.0.conv1`.
+    pub layer_name: String,
     /// Geometry of the convolution: its input and output extents, window size and stride.
     pub window: SlidingWindow,
-    /// Index of the weight's first element among all parameters.
-    pub weight: usize,
+    /// Index of the first element of the convolution's weight among all parameters.
+    pub first_weight_index: usize,
 }
 
 impl ConvolutionLayer {
     /// Number of weights of one filter: taps times input channels.
     pub const fn elements_per_filter(&self) -> usize {
-        self.window.tap_count() * self.window.input.channels
+        self.window.tap_count() * self.window.input_extents.channels
     }
 
     /// Number of elements of the convolution's whole weight.
     pub const fn elements_of_weight(&self) -> usize {
-        self.elements_per_filter() * self.window.output.channels
+        self.elements_per_filter() * self.window.output_extents.channels
     }
 
     /// Index of the bias's first element among all parameters.
     pub const fn index_of_first_bias(&self) -> usize {
-        self.weight + self.elements_of_weight()
+        self.first_weight_index + self.elements_of_weight()
     }
 
     /// Number of multiply-adds of the convolution over one frame, without multiplications by
     /// padding.
     pub fn multiply_adds_per_frame(&self) -> u64 {
         (self.window.pixel_reads_per_frame()
-            * self.window.input.channels
-            * self.window.output.channels) as u64
+            * self.window.input_extents.channels
+            * self.window.output_extents.channels) as u64
     }
 }
 
@@ -196,7 +203,7 @@ impl ResNetBlock {
 /// All layers of a ResNet-18 network, with the positions of their parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResNet18Layers {
-    /// Convolution of the image.
+    /// First convolution layer, which reads the image.
     pub stem: ConvolutionLayer,
     /// Geometry of the max pooling after the stem's neurons, if the stem has pooling.
     pub pool: Option<SlidingWindow>,
@@ -204,15 +211,16 @@ pub struct ResNet18Layers {
     pub blocks: Vec<ResNetBlock>,
     /// Index of the first element of the classifier's weight `[10, features]` among all parameters;
     /// the bias `[10]` follows.
-    pub classifier: usize,
-    /// Number of elements of all parameters together, padded with zeros to a multiple of the width.
-    pub parameters: usize,
+    pub first_classifier_weight_index: usize,
+    /// Number of elements of all parameters together, padded with zeros to a multiple of the number
+    /// of first-stage channels.
+    pub padded_parameter_count: usize,
 }
 
 impl ResNetSizes {
     /// Extents of an input image.
     pub const fn image_extents(&self) -> FeatureMapExtents {
-        FeatureMapExtents { side: self.side, channels: COLOR_CHANNELS }
+        FeatureMapExtents { side_pixels: self.image_side_pixels, channels: COLOR_CHANNELS }
     }
 
     /// Builds the layers of the ResNet-18 network of these sizes.
@@ -220,28 +228,35 @@ impl ResNetSizes {
         let mut used = 0;
         let mut conv = |name: String, input, kernel, stride, channels| {
             let window = SlidingWindow::centred_window(input, kernel, stride, channels);
-            let conv = ConvolutionLayer { name, window, weight: used };
+            let conv = ConvolutionLayer { layer_name: name, window, first_weight_index: used };
             used = conv.index_of_first_bias() + channels;
             conv
         };
         let image = self.image_extents();
         let (stem, pool) = match self.stem {
-            ResNetStem::ImageNet => {
-                let stem = conv("conv1".to_owned(), image, 7, 2, self.width);
-                let pool = SlidingWindow::centred_window(stem.window.output, 3, 2, self.width);
+            ResNetStem::ImageNetStem => {
+                let stem = conv("conv1".to_owned(), image, 7, 2, self.first_stage_channels);
+                let pool = SlidingWindow::centred_window(
+                    stem.window.output_extents,
+                    3,
+                    2,
+                    self.first_stage_channels,
+                );
                 (stem, Some(pool))
             }
-            ResNetStem::Cifar => (conv("conv1".to_owned(), image, 3, 1, self.width), None),
+            ResNetStem::CifarStem => {
+                (conv("conv1".to_owned(), image, 3, 1, self.first_stage_channels), None)
+            }
         };
-        let mut map = pool.as_ref().unwrap_or(&stem.window).output;
+        let mut map = pool.as_ref().unwrap_or(&stem.window).output_extents;
         let mut blocks = Vec::new();
         for stage in 0..4 {
-            for block in 0..self.blocks {
+            for block in 0..self.blocks_per_stage {
                 let name = |layer: &str| format!("layer{}.{block}.{layer}", stage + 1);
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                let channels = self.width << stage;
+                let channels = self.first_stage_channels << stage;
                 let first = conv(name("conv1"), map, 3, stride, channels);
-                let output = first.window.output;
+                let output = first.window.output_extents;
                 let second = conv(name("conv2"), output, 3, 1, channels);
                 let shortcut =
                     (output != map).then(|| conv(name("downsample"), map, 1, stride, channels));
@@ -250,9 +265,15 @@ impl ResNetSizes {
             }
         }
         let classifier = used;
-        let parameters =
-            (classifier + CLASSIFIER_CLASS_COUNT * (map.channels + 1)).next_multiple_of(self.width);
-        ResNet18Layers { stem, pool, blocks, classifier, parameters }
+        let parameters = (classifier + CLASSIFIER_CLASS_COUNT * (map.channels + 1))
+            .next_multiple_of(self.first_stage_channels);
+        ResNet18Layers {
+            stem,
+            pool,
+            blocks,
+            first_classifier_weight_index: classifier,
+            padded_parameter_count: parameters,
+        }
     }
 }
 
@@ -265,16 +286,19 @@ impl ResNet18Layers {
 
     /// Extents of a frame of the last layer, whose pixels the classifier averages.
     pub fn last_feature_map(&self) -> FeatureMapExtents {
-        self.blocks.last().map_or(self.stem.window.output, |block| block.second.window.output)
+        self.blocks
+            .last()
+            .map_or(self.stem.window.output_extents, |block| block.second.window.output_extents)
     }
 
     /// Extents of a frame of each neuron layer, in order: the stem's, then two for each residual
     /// block.
     pub fn extents_of_neuron_layers(&self) -> Vec<FeatureMapExtents> {
-        let of_block =
-            |block: &ResNetBlock| [block.first.window.output, block.second.window.output];
+        let of_block = |block: &ResNetBlock| {
+            [block.first.window.output_extents, block.second.window.output_extents]
+        };
         let blocks = self.blocks.iter().flat_map(of_block);
-        std::iter::once(self.stem.window.output).chain(blocks).collect()
+        std::iter::once(self.stem.window.output_extents).chain(blocks).collect()
     }
 
     /// Number of neurons of the network for one image.
@@ -287,12 +311,20 @@ impl ResNet18Layers {
         let features = self.last_feature_map().channels;
         let mut all = Vec::new();
         for conv in self.all_convolutions() {
-            all.push((format!("{}.weight", conv.name), conv.weight, conv.elements_of_weight()));
-            let channels = conv.window.output.channels;
-            all.push((format!("{}.bias", conv.name), conv.index_of_first_bias(), channels));
+            all.push((
+                format!("{}.weight", conv.layer_name),
+                conv.first_weight_index,
+                conv.elements_of_weight(),
+            ));
+            let channels = conv.window.output_extents.channels;
+            all.push((format!("{}.bias", conv.layer_name), conv.index_of_first_bias(), channels));
         }
-        let bias = self.classifier + CLASSIFIER_CLASS_COUNT * features;
-        all.push(("fc.weight".to_owned(), self.classifier, CLASSIFIER_CLASS_COUNT * features));
+        let bias = self.first_classifier_weight_index + CLASSIFIER_CLASS_COUNT * features;
+        all.push((
+            "fc.weight".to_owned(),
+            self.first_classifier_weight_index,
+            CLASSIFIER_CLASS_COUNT * features,
+        ));
         all.push(("fc.bias".to_owned(), bias, CLASSIFIER_CLASS_COUNT));
         all
     }

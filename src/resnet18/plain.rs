@@ -13,7 +13,7 @@ type TapeScalarIndex = usize;
 /// derivatives with respect to the scalars that it was computed from.
 #[derive(Default)]
 struct AutodiffTape {
-    values: Vec<f64>,
+    scalar_values: Vec<f64>,
     derivatives: Vec<Vec<(TapeScalarIndex, f64)>>,
 }
 
@@ -23,9 +23,9 @@ impl AutodiffTape {
         value: f64,
         derivatives: Vec<(TapeScalarIndex, f64)>,
     ) -> TapeScalarIndex {
-        self.values.push(value);
+        self.scalar_values.push(value);
         self.derivatives.push(derivatives);
-        self.values.len() - 1
+        self.scalar_values.len() - 1
     }
 
     fn append_input_scalar(&mut self, value: f64) -> TapeScalarIndex {
@@ -34,7 +34,7 @@ impl AutodiffTape {
 
     /// Appends the linear combination `Σ factor·node` to the autodiff tape.
     fn append_linear_combination(&mut self, terms: &[(TapeScalarIndex, f64)]) -> TapeScalarIndex {
-        let value = terms.iter().map(|(node, factor)| factor * self.values[*node]).sum();
+        let value = terms.iter().map(|(node, factor)| factor * self.scalar_values[*node]).sum();
         self.append_scalar_with_derivatives(value, terms.to_vec())
     }
 
@@ -44,17 +44,18 @@ impl AutodiffTape {
         pairs: &[(TapeScalarIndex, TapeScalarIndex)],
         factor: f64,
     ) -> TapeScalarIndex {
-        let value: f64 = pairs.iter().map(|(a, b)| self.values[*a] * self.values[*b]).sum();
-        let derivatives = pairs
-            .iter()
-            .flat_map(|&(a, b)| [(a, factor * self.values[b]), (b, factor * self.values[a])]);
+        let value: f64 =
+            pairs.iter().map(|(a, b)| self.scalar_values[*a] * self.scalar_values[*b]).sum();
+        let derivatives = pairs.iter().flat_map(|&(a, b)| {
+            [(a, factor * self.scalar_values[b]), (b, factor * self.scalar_values[a])]
+        });
         let derivatives = derivatives.collect();
         self.append_scalar_with_derivatives(factor * value, derivatives)
     }
 
     /// Derivatives of the scalar `of` with respect to every scalar on the autodiff tape.
     fn derivatives_by_all_scalars(&self, of: TapeScalarIndex) -> Vec<f64> {
-        let mut gradient = vec![0.0; self.values.len()];
+        let mut gradient = vec![0.0; self.scalar_values.len()];
         gradient[of] = 1.0;
         for node in (0..=of).rev() {
             for &(from, derivative) in &self.derivatives[node] {
@@ -68,8 +69,8 @@ impl AutodiffTape {
 /// State of one ST-BIF neuron on the autodiff tape: its membrane and its tracer.
 #[derive(Clone, Copy)]
 struct TapeNeuronState {
-    v: TapeScalarIndex,
-    c: TapeScalarIndex,
+    membrane: TapeScalarIndex,
+    tracer: TapeScalarIndex,
 }
 
 /// The ResNet-18 network, computed forward and backward on an autodiff tape.
@@ -78,13 +79,13 @@ pub struct TapeResNet<'a> {
     tape: AutodiffTape,
     parameters: Vec<TapeScalarIndex>,
     /// Sum of each neuron's spikes over time, layer by layer, `[B, side, side, channels]`.
-    pub tracers: Vec<Vec<f64>>,
+    pub spike_sums_by_layer: Vec<Vec<f64>>,
     /// Logits of the images, `[B, 10]`.
     pub logits: Vec<f64>,
     /// Mean cross entropy of the logits over the images.
-    pub loss: f64,
-    /// Gradient of each parameter.
-    pub gradient: Vec<f64>,
+    pub mean_loss: f64,
+    /// Gradient of the mean loss with respect to each parameter.
+    pub parameter_gradient: Vec<f64>,
 }
 
 impl<'a> TapeResNet<'a> {
@@ -100,52 +101,56 @@ impl<'a> TapeResNet<'a> {
                 .collect()
         };
         let (images, parameters) = (leaves("images"), leaves("parameters"));
-        let labels = inputs.tensor("labels").elements_to_f64(0, shape.b);
+        let labels = inputs.tensor("labels").elements_to_f64(0, shape.batch_size);
         let mut plain = Self {
             shape,
             tape,
             parameters,
-            tracers: vec![
+            spike_sums_by_layer: vec![
                 Vec::new();
-                shape.sizes.build_resnet18_layers().extents_of_neuron_layers().len()
+                shape
+                    .sizes
+                    .build_resnet18_layers()
+                    .extents_of_neuron_layers()
+                    .len()
             ],
             logits: Vec::new(),
-            loss: 0.0,
-            gradient: Vec::new(),
+            mean_loss: 0.0,
+            parameter_gradient: Vec::new(),
         };
         let size = shape.sizes.image_extents().elements_per_frame();
         let mut losses = Vec::new();
         for (image, label) in images.chunks(size).zip(labels) {
             let logits = plain.logits_of_image(image);
-            plain.logits.extend(logits.iter().map(|&node| plain.tape.values[node]));
+            plain.logits.extend(logits.iter().map(|&node| plain.tape.scalar_values[node]));
             losses.push((
                 plain.cross_entropy_of_image_on_tape(&logits, label as usize),
-                1.0 / shape.b as f64,
+                1.0 / shape.batch_size as f64,
             ));
         }
         let loss = plain.tape.append_linear_combination(&losses);
-        plain.loss = plain.tape.values[loss];
+        plain.mean_loss = plain.tape.scalar_values[loss];
         let gradient = plain.tape.derivatives_by_all_scalars(loss);
-        plain.gradient = plain.parameters.iter().map(|&node| gradient[node]).collect();
+        plain.parameter_gradient = plain.parameters.iter().map(|&node| gradient[node]).collect();
         plain
     }
 
     fn logits_of_image(&mut self, image: &[TapeScalarIndex]) -> Vec<TapeScalarIndex> {
         let network = self.shape.sizes.build_resnet18_layers();
-        let theta = self.shape.neuron_parameters().threshold;
-        let steps = self.shape.steps_that_spread_image() as f64;
+        let theta = self.shape.neuron_parameters().firing_threshold;
+        let steps = self.shape.time_steps_to_spread_image() as f64;
         let maps = network.extents_of_neuron_layers();
         let mut states: Vec<Vec<TapeNeuronState>> = Vec::new();
         for map in &maps {
             let state = |tape: &mut AutodiffTape| TapeNeuronState {
-                v: tape.append_input_scalar(0.5 * theta),
-                c: tape.append_input_scalar(0.0),
+                membrane: tape.append_input_scalar(0.5 * theta),
+                tracer: tape.append_input_scalar(0.0),
             };
             states.push((0..map.elements_per_frame()).map(|_| state(&mut self.tape)).collect());
         }
         let mut pooled: Option<Vec<TapeScalarIndex>> = None;
         let mut totals: Vec<Vec<(TapeScalarIndex, f64)>> = vec![Vec::new(); CLASSIFIER_CLASS_COUNT];
-        for t in 0..self.shape.t {
+        for t in 0..self.shape.time_steps {
             let fed = (t as f64) < steps;
             let image = image.iter().map(|&x| (x, if fed { 1.0 / steps } else { 0.0 }));
             let image: Vec<TapeScalarIndex> =
@@ -153,8 +158,9 @@ impl<'a> TapeResNet<'a> {
             let currents = self.convolve_frame_on_tape(&network.stem, &image, 1.0, fed);
             let mut spikes = self.advance_neurons_by_time_step(&mut states[0], &currents);
             if let Some(pool) = &network.pool {
-                let sums: Vec<TapeScalarIndex> = states[0].iter().map(|state| state.c).collect();
-                let now = self.max_pool_on_tape(pool.input, pool.output, &sums);
+                let sums: Vec<TapeScalarIndex> =
+                    states[0].iter().map(|state| state.tracer).collect();
+                let now = self.max_pool_on_tape(pool.input_extents, pool.output_extents, &sums);
                 let before = pooled.replace(now.clone());
                 spikes = (0..now.len())
                     .map(|i| match &before {
@@ -184,13 +190,13 @@ impl<'a> TapeResNet<'a> {
             let logits = self.append_logits_of_time_step(
                 &spikes,
                 network.last_feature_map(),
-                network.classifier,
+                network.first_classifier_weight_index,
                 fed,
             );
             totals.iter_mut().zip(logits).for_each(|(total, node)| total.push((node, 1.0)));
         }
-        for (tracers, states) in self.tracers.iter_mut().zip(&states) {
-            tracers.extend(states.iter().map(|state| self.tape.values[state.c]));
+        for (tracers, states) in self.spike_sums_by_layer.iter_mut().zip(&states) {
+            tracers.extend(states.iter().map(|state| self.tape.scalar_values[state.tracer]));
         }
         totals.iter().map(|terms| self.tape.append_linear_combination(terms)).collect()
     }
@@ -204,12 +210,12 @@ impl<'a> TapeResNet<'a> {
         factor: f64,
         fed: bool,
     ) -> Vec<TapeScalarIndex> {
-        let (from, to) = (conv.window.input, conv.window.output);
-        let (k, stride) = (conv.window.kernel as isize, conv.window.stride as isize);
-        let inside = |x: isize| (0..from.side as isize).contains(&x);
+        let (from, to) = (conv.window.input_extents, conv.window.output_extents);
+        let (k, stride) = (conv.window.window_side as isize, conv.window.stride_pixels as isize);
+        let inside = |x: isize| (0..from.side_pixels as isize).contains(&x);
         let mut output = Vec::new();
-        for row in 0..to.side as isize {
-            for column in 0..to.side as isize {
+        for row in 0..to.side_pixels as isize {
+            for column in 0..to.side_pixels as isize {
                 for filter in 0..to.channels {
                     let mut pairs = Vec::new();
                     for (i, j) in (0..k).flat_map(|i| (0..k).map(move |j| (i, j))) {
@@ -219,16 +225,20 @@ impl<'a> TapeResNet<'a> {
                         }
                         for channel in 0..from.channels {
                             let tap = filter * (k * k) as usize + (i * k + j) as usize;
-                            let pixel = y as usize * from.side + x as usize;
+                            let pixel = y as usize * from.side_pixels + x as usize;
                             pairs.push((
-                                self.parameters[conv.weight + tap * from.channels + channel],
+                                self.parameters
+                                    [conv.first_weight_index + tap * from.channels + channel],
                                 input[pixel * from.channels + channel],
                             ));
                         }
                     }
                     let sum = self.tape.append_scaled_dot_product(&pairs, factor);
-                    let share =
-                        if fed { 1.0 / self.shape.steps_that_spread_image() as f64 } else { 0.0 };
+                    let share = if fed {
+                        1.0 / self.shape.time_steps_to_spread_image() as f64
+                    } else {
+                        0.0
+                    };
                     let bias = self.parameters[conv.index_of_first_bias() + filter];
                     output.push(self.tape.append_linear_combination(&[(sum, 1.0), (bias, share)]));
                 }
@@ -245,12 +255,12 @@ impl<'a> TapeResNet<'a> {
         currents: &[TapeScalarIndex],
     ) -> Vec<TapeScalarIndex> {
         let parameters = self.shape.neuron_parameters();
-        let (theta, top) = (parameters.threshold, f64::from(parameters.tracer_max));
+        let (theta, top) = (parameters.firing_threshold, f64::from(parameters.tracer_max));
         let bell = |z: f64, w: f64| (-z * z / (2.0 * (0.405 * w) * (0.405 * w))).exp() / w;
         let mut spikes = Vec::new();
         for (state, &x) in states.iter_mut().zip(currents) {
-            let h = self.tape.append_linear_combination(&[(state.v, 1.0), (x, 1.0)]);
-            let (membrane, c) = (self.tape.values[h], self.tape.values[state.c]);
+            let h = self.tape.append_linear_combination(&[(state.membrane, 1.0), (x, 1.0)]);
+            let (membrane, c) = (self.tape.scalar_values[h], self.tape.scalar_values[state.tracer]);
             let (mut spike, mut by_h, mut by_c) = (0.0, 0.0, 0.0);
             if c < top {
                 by_h += bell(membrane - theta, theta);
@@ -266,10 +276,11 @@ impl<'a> TapeResNet<'a> {
                 by_c -= bell(c, 1.0);
                 spike = if c > 0.0 { -1.0 } else { 0.0 };
             }
-            let s =
-                self.tape.append_scalar_with_derivatives(spike, vec![(h, by_h), (state.c, by_c)]);
-            state.v = self.tape.append_linear_combination(&[(h, 1.0), (s, -theta)]);
-            state.c = self.tape.append_linear_combination(&[(state.c, 1.0), (s, 1.0)]);
+            let s = self
+                .tape
+                .append_scalar_with_derivatives(spike, vec![(h, by_h), (state.tracer, by_c)]);
+            state.membrane = self.tape.append_linear_combination(&[(h, 1.0), (s, -theta)]);
+            state.tracer = self.tape.append_linear_combination(&[(state.tracer, 1.0), (s, 1.0)]);
             spikes.push(s);
         }
         spikes
@@ -285,13 +296,15 @@ impl<'a> TapeResNet<'a> {
     ) -> Vec<TapeScalarIndex> {
         let mut output = Vec::new();
         for pixel in 0..to.pixels_per_frame() {
-            let (row, column) = (pixel / to.side, pixel % to.side);
+            let (row, column) = (pixel / to.side_pixels, pixel % to.side_pixels);
             for channel in 0..to.channels {
                 let mut best: Option<TapeScalarIndex> = None;
-                for y in (2 * row).saturating_sub(1)..(2 * row + 2).min(from.side) {
-                    for x in (2 * column).saturating_sub(1)..(2 * column + 2).min(from.side) {
-                        let node = sums[(y * from.side + x) * from.channels + channel];
-                        let larger = |best| self.tape.values[node] > self.tape.values[best];
+                for y in (2 * row).saturating_sub(1)..(2 * row + 2).min(from.side_pixels) {
+                    for x in (2 * column).saturating_sub(1)..(2 * column + 2).min(from.side_pixels)
+                    {
+                        let node = sums[(y * from.side_pixels + x) * from.channels + channel];
+                        let larger =
+                            |best| self.tape.scalar_values[node] > self.tape.scalar_values[best];
                         if best.is_none_or(larger) {
                             best = Some(node);
                         }
@@ -311,7 +324,7 @@ impl<'a> TapeResNet<'a> {
         at: usize,
         fed: bool,
     ) -> Vec<TapeScalarIndex> {
-        let scale = self.shape.neuron_parameters().threshold / map.pixels_per_frame() as f64;
+        let scale = self.shape.neuron_parameters().firing_threshold / map.pixels_per_frame() as f64;
         let of_channel = |channel: usize| -> Vec<(TapeScalarIndex, f64)> {
             (0..map.pixels_per_frame())
                 .map(|pixel| (spikes[pixel * map.channels + channel], scale))
@@ -320,7 +333,7 @@ impl<'a> TapeResNet<'a> {
         let features: Vec<TapeScalarIndex> = (0..map.channels)
             .map(|channel| self.tape.append_linear_combination(&of_channel(channel)))
             .collect();
-        let share = if fed { 1.0 / self.shape.steps_that_spread_image() as f64 } else { 0.0 };
+        let share = if fed { 1.0 / self.shape.time_steps_to_spread_image() as f64 } else { 0.0 };
         (0..CLASSIFIER_CLASS_COUNT)
             .map(|class| {
                 let row = &self.parameters[at + class * map.channels..][..map.channels];
@@ -337,12 +350,13 @@ impl<'a> TapeResNet<'a> {
         logits: &[TapeScalarIndex],
         label: usize,
     ) -> TapeScalarIndex {
-        let powers: Vec<f64> = logits.iter().map(|&node| self.tape.values[node].exp()).collect();
+        let powers: Vec<f64> =
+            logits.iter().map(|&node| self.tape.scalar_values[node].exp()).collect();
         let sum: f64 = powers.iter().sum();
         let mut derivatives: Vec<(TapeScalarIndex, f64)> =
             logits.iter().zip(&powers).map(|(&node, power)| (node, power / sum)).collect();
         derivatives.push((logits[label], -1.0));
-        let loss = sum.ln() - self.tape.values[logits[label]];
+        let loss = sum.ln() - self.tape.scalar_values[logits[label]];
         self.tape.append_scalar_with_derivatives(loss, derivatives)
     }
 }

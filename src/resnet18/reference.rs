@@ -17,18 +17,18 @@ const NEURONS_PER_SIMULATION_TASK: usize = 4096;
 
 /// The fp64 reference of a ResNet-18 network with its parameters.
 pub struct ResNetReference<'a> {
-    /// Sizes of the problem.
+    /// Network and sizes of the ResNet-18 problem.
     pub shape: &'a ResNetParameters,
-    /// Layers of the network.
+    /// Layers of the ResNet-18 network.
     pub network: ResNet18Layers,
-    /// All weights and biases.
+    /// All weights and biases of the network in fp64.
     pub parameters: Vec<f64>,
 }
 
 /// Currents and spikes of one neuron layer over all time steps.
 pub struct NeuronLayerResults {
     /// Input currents of the neurons, `[T, B, side, side, channels]`.
-    pub currents: Vec<f64>,
+    pub input_currents: Vec<f64>,
     /// Spikes of the neurons, in the shape of the currents.
     pub spikes: Vec<i8>,
 }
@@ -38,7 +38,7 @@ pub struct ForwardPassResults {
     /// Results of the stem's neurons, then of two neuron layers for each residual block.
     pub layers: Vec<NeuronLayerResults>,
     /// Spikes after the max pooling, if the stem has pooling.
-    pub pooled: Option<Vec<i8>>,
+    pub pooled_spikes: Option<Vec<i8>>,
     /// Features `[B, features]`: mean over pixels of the last neuron layer's spikes times θ, summed
     /// over time.
     pub features: Vec<f64>,
@@ -47,10 +47,10 @@ pub struct ForwardPassResults {
 }
 
 impl ForwardPassResults {
-    /// Spikes that residual block number `block` reads: the pooled ones, or those of the layer
-    /// before.
+    /// Spikes that residual block number `block` reads: the pooled spikes for the first block of a
+    /// network with pooling, otherwise the spikes of the preceding neuron layer.
     pub fn input_spikes_of_block(&self, block: usize) -> &[i8] {
-        match (&self.pooled, block) {
+        match (&self.pooled_spikes, block) {
             (Some(pooled), 0) => pooled,
             _ => &self.layers[2 * block].spikes,
         }
@@ -61,7 +61,8 @@ impl<'a> ResNetReference<'a> {
     /// Creates the fp64 reference with the parameters of the inputs.
     pub fn with_parameters_of_inputs(shape: &'a ResNetParameters, inputs: &Tensors) -> Self {
         let network = shape.sizes.build_resnet18_layers();
-        let parameters = inputs.tensor("parameters").elements_to_f64(0, network.parameters);
+        let parameters =
+            inputs.tensor("parameters").elements_to_f64(0, network.padded_parameter_count);
         Self { shape, network, parameters }
     }
 
@@ -71,25 +72,25 @@ impl<'a> ResNetReference<'a> {
         let images = inputs.tensor("images");
         let images = images.elements_to_f64(0, images.len());
         let stem = &self.network.stem;
-        let spread = 1.0 / self.shape.steps_that_spread_image() as f64;
+        let spread = 1.0 / self.shape.time_steps_to_spread_image() as f64;
         let once = convolve_frames_in_f64(stem, self.weight_of_convolution(stem), &images, spread);
         let mut currents = vec![
             0.0;
             self.shape.frames_over_all_time_steps()
-                * stem.window.output.elements_per_frame()
+                * stem.window.output_extents.elements_per_frame()
         ];
-        for t in 0..self.shape.time_steps_that_are_fed() {
+        for t in 0..self.shape.time_steps_fed_with_image() {
             currents[t * once.len()..][..once.len()].copy_from_slice(&once);
         }
         self.add_bias_to_fed_steps(stem, &mut currents);
 
         let mut forward = ForwardPassResults {
             layers: vec![self.simulate_neuron_layer(currents)],
-            pooled: None,
+            pooled_spikes: None,
             features: Vec::new(),
             logits: Vec::new(),
         };
-        forward.pooled = self
+        forward.pooled_spikes = self
             .network
             .pool
             .map(|pool| self.max_pool_spikes_in_reference(&pool, &forward.layers[0].spikes));
@@ -104,7 +105,7 @@ impl<'a> ResNetReference<'a> {
 
     fn append_results_of_block(&self, number: usize, forward: &mut ForwardPassResults) {
         let block = &self.network.blocks[number];
-        let theta = self.shape.neuron_parameters().threshold;
+        let theta = self.shape.neuron_parameters().firing_threshold;
         let hidden = self.simulate_neuron_layer(
             self.convolve_spikes_and_add_bias(&block.first, forward.input_spikes_of_block(number)),
         );
@@ -121,9 +122,10 @@ impl<'a> ResNetReference<'a> {
         forward.layers.extend([hidden, output]);
     }
 
-    /// Convolves the values θ·s of spikes s in fp64 and adds the bias of fed time steps.
+    /// Convolves the values θ·s of spikes s in fp64 and adds the bias in the time steps into which
+    /// the bias is fed.
     fn convolve_spikes_and_add_bias(&self, conv: &ConvolutionLayer, spikes: &[i8]) -> Vec<f64> {
-        let theta = self.shape.neuron_parameters().threshold;
+        let theta = self.shape.neuron_parameters().firing_threshold;
         let mut currents =
             convolve_frames_in_f64(conv, self.weight_of_convolution(conv), spikes, theta);
         self.add_bias_to_fed_steps(conv, &mut currents);
@@ -132,22 +134,22 @@ impl<'a> ResNetReference<'a> {
 
     /// Adds a convolution's bias, divided by `steps`, to the currents of all fed time steps.
     fn add_bias_to_fed_steps(&self, conv: &ConvolutionLayer, currents: &mut [f64]) {
-        let channels = conv.window.output.channels;
+        let channels = conv.window.output_extents.channels;
         let bias = &self.parameters[conv.index_of_first_bias()..][..channels];
-        let fed = self.shape.time_steps_that_are_fed()
-            * self.shape.b
-            * conv.window.output.elements_per_frame();
+        let fed = self.shape.time_steps_fed_with_image()
+            * self.shape.batch_size
+            * conv.window.output_extents.elements_per_frame();
         for pixel in currents[..fed].chunks_mut(channels) {
             pixel
                 .iter_mut()
                 .zip(bias)
-                .for_each(|(x, b)| *x += b / self.shape.steps_that_spread_image() as f64);
+                .for_each(|(x, b)| *x += b / self.shape.time_steps_to_spread_image() as f64);
         }
     }
 
     /// Simulates a neuron layer over all time steps on its input currents.
     fn simulate_neuron_layer(&self, currents: Vec<f64>) -> NeuronLayerResults {
-        let (t, n) = (self.shape.t, currents.len() / self.shape.t);
+        let (t, n) = (self.shape.time_steps, currents.len() / self.shape.time_steps);
         let parameters = self.shape.neuron_parameters();
         let mut spikes = vec![0i8; currents.len()];
         parallel::run_tasks_in_parallel(
@@ -164,17 +166,17 @@ impl<'a> ResNetReference<'a> {
                 }
             },
         );
-        NeuronLayerResults { currents, spikes }
+        NeuronLayerResults { input_currents: currents, spikes }
     }
 
     /// Max-pools the spikes of all images: The pooled spikes of time step t are `pool(Σ_t s) -
     /// pool(Σ_{t-1} s)`, differences of pooled sums over time.
     fn max_pool_spikes_in_reference(&self, pool: &SlidingWindow, spikes: &[i8]) -> Vec<i8> {
         let (input, output) = (
-            self.shape.b * pool.input.elements_per_frame(),
-            self.shape.b * pool.output.elements_per_frame(),
+            self.shape.batch_size * pool.input_extents.elements_per_frame(),
+            self.shape.batch_size * pool.output_extents.elements_per_frame(),
         );
-        let mut pooled = vec![0i8; self.shape.t * output];
+        let mut pooled = vec![0i8; self.shape.time_steps * output];
         let mut sums = vec![0i8; input];
         let mut before = vec![0i8; output];
         for (spikes, pooled) in spikes.chunks(input).zip(pooled.chunks_mut(output)) {
@@ -190,8 +192,8 @@ impl<'a> ResNetReference<'a> {
     }
 
     fn mean_features_summed_over_time(&self, spikes: &[i8]) -> Vec<f64> {
-        let (map, b) = (self.network.last_feature_map(), self.shape.b);
-        let scale = self.shape.neuron_parameters().threshold / map.pixels_per_frame() as f64;
+        let (map, b) = (self.network.last_feature_map(), self.shape.batch_size);
+        let scale = self.shape.neuron_parameters().firing_threshold / map.pixels_per_frame() as f64;
         let mut features = vec![0.0; b * map.channels];
         for frames in spikes.chunks(b * map.elements_per_frame()) {
             for (frame, features) in
@@ -207,10 +209,10 @@ impl<'a> ResNetReference<'a> {
 
     fn logits_from_features(&self, features: &[f64]) -> Vec<f64> {
         let width = self.network.last_feature_map().channels;
-        let (weight, bias) =
-            self.parameters[self.network.classifier..].split_at(CLASSIFIER_CLASS_COUNT * width);
-        let share = self.shape.time_steps_that_are_fed() as f64
-            / self.shape.steps_that_spread_image() as f64;
+        let (weight, bias) = self.parameters[self.network.first_classifier_weight_index..]
+            .split_at(CLASSIFIER_CLASS_COUNT * width);
+        let share = self.shape.time_steps_fed_with_image() as f64
+            / self.shape.time_steps_to_spread_image() as f64;
         let of_image = |features: &[f64]| {
             let classes = weight.chunks(width).zip(bias).map(|(row, b)| {
                 row.iter().zip(features).map(|(w, f)| w * f).sum::<f64>() + share * b
@@ -222,7 +224,7 @@ impl<'a> ResNetReference<'a> {
 
     /// Returns the fp64 weight of a convolution.
     pub fn weight_of_convolution(&self, conv: &ConvolutionLayer) -> &[f64] {
-        &self.parameters[conv.weight..conv.index_of_first_bias()]
+        &self.parameters[conv.first_weight_index..conv.index_of_first_bias()]
     }
 }
 
@@ -232,11 +234,11 @@ pub fn indices_of_first_maxima<'a>(
     pool: &'a SlidingWindow,
     sums: &'a [i8],
 ) -> impl Iterator<Item = usize> + 'a {
-    let channels = pool.input.channels;
-    let frames = (0..sums.len() / pool.input.elements_per_frame())
-        .map(move |frame| frame * pool.input.elements_per_frame());
+    let channels = pool.input_extents.channels;
+    let frames = (0..sums.len() / pool.input_extents.elements_per_frame())
+        .map(move |frame| frame * pool.input_extents.elements_per_frame());
     let pixels = frames.flat_map(move |frame| {
-        (0..pool.output.pixels_per_frame()).map(move |pixel| (frame, pixel))
+        (0..pool.output_extents.pixels_per_frame()).map(move |pixel| (frame, pixel))
     });
     pixels.flat_map(move |(frame, pixel)| {
         let of_channel = move |channel: usize| {

@@ -7,8 +7,12 @@ use super::super::plain::TapeResNet;
 use super::*;
 
 /// Sizes of a network that is small enough to be computed on an autodiff tape of scalars.
-const TINY_RESNET_SIZES: ResNetSizes =
-    ResNetSizes { stem: ResNetStem::ImageNet, width: 4, blocks: 1, side: 8 };
+const TINY_RESNET_SIZES: ResNetSizes = ResNetSizes {
+    stem: ResNetStem::ImageNetStem,
+    first_stage_channels: 4,
+    blocks_per_stage: 1,
+    image_side_pixels: 8,
+};
 
 fn dyadic_f32_network_shape(
     sizes: ResNetSizes,
@@ -16,7 +20,14 @@ fn dyadic_f32_network_shape(
     t: usize,
     level: usize,
 ) -> ResNetParameters {
-    ResNetParameters { sizes, b, t, level, draw: WeightAndImageSource::Dyadic, dtype: Dtype::Bf16 }
+    ResNetParameters {
+        sizes,
+        batch_size: b,
+        time_steps: t,
+        quantisation_level: level,
+        weight_and_image_source: WeightAndImageSource::DyadicSamples,
+        dtype: Dtype::Bf16,
+    }
 }
 
 fn draw_training_step_inputs(shape: ResNetParameters, seed: u64) -> Tensors {
@@ -30,7 +41,12 @@ fn relative_l2_distance(a: &[f64], b: &[f64]) -> f64 {
 
 #[test]
 fn fewer_time_steps_than_the_encoding_needs_give_a_remark() {
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: 64,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
     let remark =
         |t, level| ResNetInference { shape: dyadic_f32_network_shape(sizes, 8, t, level) }.remark();
     assert_eq!((remark(7, 16), remark(4, 8)), (None, None));
@@ -43,20 +59,30 @@ fn fewer_time_steps_than_the_encoding_needs_give_a_remark() {
 /// If the weights file of `weights=file` cannot be read, every case fails with an error.
 #[test]
 fn a_missing_weights_file_fails_every_case() {
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: 64,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
     let shape = ResNetParameters {
-        draw: WeightAndImageSource::File,
+        weight_and_image_source: WeightAndImageSource::WeightsFile,
         ..dyadic_f32_network_shape(sizes, 1, 4, 8)
     };
     if std::env::var_os("RESNET18_WEIGHTS").is_none() {
-        let error = ResNetInference { shape }.check().unwrap_err();
+        let error = ResNetInference { shape }.check_can_be_computed().unwrap_err();
         assert_eq!(error, "weights=file: RESNET18_WEIGHTS names no file");
     }
 }
 
 #[test]
 fn layer_sizes_equal_the_published_ones_of_resnet18() {
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: 64,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
     let network = sizes.build_resnet18_layers();
     assert_eq!(
         (network.extents_of_neuron_layers().len(), network.neurons_per_image()),
@@ -64,17 +90,17 @@ fn layer_sizes_equal_the_published_ones_of_resnet18() {
     );
     let weights: usize = network.all_convolutions().map(ConvolutionLayer::elements_of_weight).sum();
     assert_eq!(weights, 11_166_912);
-    assert_eq!(network.last_feature_map().side, 1);
+    assert_eq!(network.last_feature_map().side_pixels, 1);
     let padded: usize = network
         .all_convolutions()
-        .map(|conv| conv.elements_of_weight() * conv.window.output.pixels_per_frame())
+        .map(|conv| conv.elements_of_weight() * conv.window.output_extents.pixels_per_frame())
         .sum();
     let read: u64 = network.all_convolutions().map(ConvolutionLayer::multiply_adds_per_frame).sum();
     let classifier = CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
     assert_eq!((padded + classifier, read), (37_016_576, 21_662_464));
-    let cifar = ResNetSizes { stem: ResNetStem::Cifar, ..sizes }.build_resnet18_layers();
-    assert_eq!(cifar.extents_of_neuron_layers()[0].side, 32);
-    assert_eq!(cifar.last_feature_map().side, 4);
+    let cifar = ResNetSizes { stem: ResNetStem::CifarStem, ..sizes }.build_resnet18_layers();
+    assert_eq!(cifar.extents_of_neuron_layers()[0].side_pixels, 32);
+    assert_eq!(cifar.last_feature_map().side_pixels, 4);
 }
 
 #[test]
@@ -82,31 +108,37 @@ fn parameter_tensors_are_stored_one_after_the_other_without_gaps() {
     let network = TINY_RESNET_SIZES.build_resnet18_layers();
     let mut next = 0;
     for (name, first, len) in network.names_and_ranges_of_parameters() {
-        assert_eq!((first, first % TINY_RESNET_SIZES.width), (next, 0), "{name}");
+        assert_eq!((first, first % TINY_RESNET_SIZES.first_stage_channels), (next, 0), "{name}");
         next = first + len;
     }
-    assert_eq!(network.parameters, next.next_multiple_of(TINY_RESNET_SIZES.width));
+    assert_eq!(
+        network.padded_parameter_count,
+        next.next_multiple_of(TINY_RESNET_SIZES.first_stage_channels)
+    );
 }
 
 #[test]
 fn the_resnet_reference_and_its_gradient_equal_an_autodiff_tape() {
-    for (stem, t, level) in
-        [(ResNetStem::ImageNet, 4, 8), (ResNetStem::Cifar, 5, 4), (ResNetStem::ImageNet, 3, 16)]
-    {
+    for (stem, t, level) in [
+        (ResNetStem::ImageNetStem, 4, 8),
+        (ResNetStem::CifarStem, 5, 4),
+        (ResNetStem::ImageNetStem, 3, 16),
+    ] {
         let shape =
             dyadic_f32_network_shape(ResNetSizes { stem, ..TINY_RESNET_SIZES }, 2, t, level);
         let inputs = draw_training_step_inputs(shape, 3);
         let plain = TapeResNet::run_on_inputs(&shape, &inputs);
         let reference = ResNetReference::with_parameters_of_inputs(&shape, &inputs);
         let forward = reference.run_reference_forward_pass(&inputs);
-        for (layer, tracers) in forward.layers.iter().zip(&plain.tracers) {
+        for (layer, tracers) in forward.layers.iter().zip(&plain.spike_sums_by_layer) {
             assert_eq!(&spike_sums_over_time(&shape, &layer.spikes), tracers);
         }
         assert!(relative_l2_distance(&forward.logits, &plain.logits) < 1e-12);
         let (loss, gradient) = reference.loss_and_parameter_gradients(&inputs, &forward);
-        assert!((loss - plain.loss).abs() < 1e-12);
+        assert!((loss - plain.mean_loss).abs() < 1e-12);
         for (name, first, len) in reference.network.names_and_ranges_of_parameters() {
-            let (ours, taped) = (&gradient[first..][..len], &plain.gradient[first..][..len]);
+            let (ours, taped) =
+                (&gradient[first..][..len], &plain.parameter_gradient[first..][..len]);
             assert!(taped.iter().any(|g| *g != 0.0), "{stem:?} level {level}: {name} matters");
             let apart = relative_l2_distance(ours, taped);
             assert!(apart < 1e-11, "{stem:?} level {level} {name}: {apart:e}");
@@ -116,7 +148,7 @@ fn the_resnet_reference_and_its_gradient_equal_an_autodiff_tape() {
 
 /// Sum of each neuron's spikes over all time steps, which equals the neuron's tracer.
 fn spike_sums_over_time(shape: &ResNetParameters, spikes: &[i8]) -> Vec<f64> {
-    let n = spikes.len() / shape.t;
+    let n = spikes.len() / shape.time_steps;
     (0..n).map(|i| spikes[i..].iter().step_by(n).map(|&s| f64::from(s)).sum()).collect()
 }
 
@@ -125,15 +157,15 @@ fn spike_sums_over_time(shape: &ResNetParameters, spikes: &[i8]) -> Vec<f64> {
 fn activations_of_quantised_network(shape: &ResNetParameters, inputs: &Tensors) -> Vec<Vec<f64>> {
     let reference = ResNetReference::with_parameters_of_inputs(shape, inputs);
     let network = &reference.network;
-    let theta = shape.neuron_parameters().threshold;
-    let top = shape.steps_that_spread_image() as f64;
+    let theta = shape.neuron_parameters().firing_threshold;
+    let top = shape.time_steps_to_spread_image() as f64;
     let quantise = |x: Vec<f64>| -> Vec<f64> {
         x.into_iter().map(|x| (x / theta + 0.5).floor().clamp(0.0, top)).collect()
     };
     let layer = |conv: &ConvolutionLayer, input: &[f64], factor: f64| {
         let mut y =
             convolve_frames_in_f64(conv, reference.weight_of_convolution(conv), input, factor);
-        let channels = conv.window.output.channels;
+        let channels = conv.window.output_extents.channels;
         let bias = &reference.parameters[conv.index_of_first_bias()..][..channels];
         y.iter_mut().enumerate().for_each(|(i, y)| *y += bias[i % channels]);
         y
@@ -164,14 +196,19 @@ fn activations_of_quantised_network(shape: &ResNetParameters, inputs: &Tensors) 
 #[test]
 fn with_enough_time_steps_spike_sums_equal_quantised_activations() {
     let levels = [
-        (ResNetStem::ImageNet, 4),
-        (ResNetStem::ImageNet, 8),
-        (ResNetStem::Cifar, 8),
-        (ResNetStem::ImageNet, 16),
+        (ResNetStem::ImageNetStem, 4),
+        (ResNetStem::ImageNetStem, 8),
+        (ResNetStem::CifarStem, 8),
+        (ResNetStem::ImageNetStem, 16),
     ];
     for (stem, level) in levels {
         let shape = dyadic_f32_network_shape(
-            ResNetSizes { stem, width: 8, blocks: 2, side: 16 },
+            ResNetSizes {
+                stem,
+                first_stage_channels: 8,
+                blocks_per_stage: 2,
+                image_side_pixels: 16,
+            },
             2,
             64,
             level,
@@ -192,7 +229,12 @@ fn with_enough_time_steps_spike_sums_equal_quantised_activations() {
 /// images, and all once the last layer has had enough steps.
 #[test]
 fn with_few_time_steps_some_spike_sums_equal_quantised_activations() {
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: 64,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
     for level in [4, 8, 16] {
         let mut before = 0.0;
         for t in [4, 8, 16] {
@@ -247,26 +289,35 @@ fn count_tiles_without_spikes_and_all_tiles(
 
 /// The test shows why no kernel skips operand tiles without spikes: such tiles are rare. The kernel
 /// of `cuda/best` multiplies fragments of 16 rows (all steps of two images at a pixel) by 16
-/// channels; docs/results/resnet18.md has the fractions of silent ones.
+/// channels; docs/results/resnet18.md has the fractions of fragments without spikes.
 #[test]
 fn few_operand_tiles_of_the_layers_have_no_spike() {
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: 64,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
     let shape = dyadic_f32_network_shape(sizes, 8, 8, 8);
     let inputs = draw_training_step_inputs(shape, 1);
     let forward = ResNetReference::with_parameters_of_inputs(&shape, &inputs)
         .run_reference_forward_pass(&inputs);
     let maps = sizes.build_resnet18_layers().extents_of_neuron_layers();
-    let pairs: Vec<Vec<usize>> = (0..shape.b / 2)
-        .map(|pair| (0..shape.t).flat_map(|t| [0, 1].map(|i| t * shape.b + 2 * pair + i)).collect())
+    let pairs: Vec<Vec<usize>> = (0..shape.batch_size / 2)
+        .map(|pair| {
+            (0..shape.time_steps)
+                .flat_map(|t| [0, 1].map(|i| t * shape.batch_size + 2 * pair + i))
+                .collect()
+        })
         .collect();
-    let mut sums = vec![(0, 0); shape.t + 1];
+    let mut sums = vec![(0, 0); shape.time_steps + 1];
     for (number, (layer, map)) in forward.layers.iter().zip(maps).enumerate().skip(1) {
         let silent_share = |tiles: &[Vec<usize>]| {
             count_tiles_without_spikes_and_all_tiles(&shape, (&layer.spikes, map), tiles)
         };
         let whole = silent_share(&pairs);
-        let steps =
-            (0..shape.t).map(|t| silent_share(&[(t * shape.b..(t + 1) * shape.b).collect()]));
+        let steps = (0..shape.time_steps)
+            .map(|t| silent_share(&[(t * shape.batch_size..(t + 1) * shape.batch_size).collect()]));
         let shares: Vec<(usize, usize)> = std::iter::once(whole).chain(steps).collect();
         let percent: Vec<String> =
             shares.iter().map(|of| format!("{:.2}", 100.0 * of.0 as f64 / of.1 as f64)).collect();
@@ -281,10 +332,15 @@ fn few_operand_tiles_of_the_layers_have_no_spike() {
 #[test]
 fn neurons_of_every_layer_fire_with_drawn_weights() {
     for (stem, level) in
-        [(ResNetStem::ImageNet, 8), (ResNetStem::Cifar, 8), (ResNetStem::ImageNet, 16)]
+        [(ResNetStem::ImageNetStem, 8), (ResNetStem::CifarStem, 8), (ResNetStem::ImageNetStem, 16)]
     {
         let shape = dyadic_f32_network_shape(
-            ResNetSizes { stem, width: 16, blocks: 2, side: 32 },
+            ResNetSizes {
+                stem,
+                first_stage_channels: 16,
+                blocks_per_stage: 2,
+                image_side_pixels: 32,
+            },
             2,
             16,
             level,
@@ -296,7 +352,7 @@ fn neurons_of_every_layer_fire_with_drawn_weights() {
             let tracers = spike_sums_over_time(&shape, &layer.spikes);
             let mean = tracers.iter().sum::<f64>()
                 / tracers.len() as f64
-                / shape.steps_that_spread_image() as f64;
+                / shape.time_steps_to_spread_image() as f64;
             let spikes =
                 layer.spikes.iter().filter(|&&s| s != 0).count() as f64 / layer.spikes.len() as f64;
             eprintln!("{stem:?} level {level} layer {number}: {mean:.3} of the range, {spikes:.3}");
@@ -307,7 +363,12 @@ fn neurons_of_every_layer_fire_with_drawn_weights() {
 
 #[test]
 fn mean_gradient_of_single_images_equals_the_batch_gradient() {
-    let whole = dyadic_f32_network_shape(ResNetSizes { width: 8, ..TINY_RESNET_SIZES }, 3, 4, 8);
+    let whole = dyadic_f32_network_shape(
+        ResNetSizes { first_stage_channels: 8, ..TINY_RESNET_SIZES },
+        3,
+        4,
+        8,
+    );
     let all = draw_training_step_inputs(whole, 5);
     let gradient = |shape: &ResNetParameters, inputs: &Tensors| {
         let reference = ResNetReference::with_parameters_of_inputs(shape, inputs);
@@ -316,12 +377,16 @@ fn mean_gradient_of_single_images_equals_the_batch_gradient() {
     };
     let (loss, together) = gradient(&whole, &all);
     let (mut losses, mut sum) = (0.0, vec![0.0; together.len()]);
-    let one = ResNetParameters { b: 1, ..whole };
+    let one = ResNetParameters { batch_size: 1, ..whole };
     for image in 0..3 {
         let len = whole.sizes.image_extents().elements_per_frame();
-        let pixels = all.f32("images")[image * len..][..len].to_vec();
+        let pixels = all.f32_elements("images")[image * len..][..len].to_vec();
         let label = vec![all.tensor("labels").elements_to_f64(image, 1)[0] as i8];
-        let inputs = all.clone().with("images", [1, 8, 8, 3], pixels).with("labels", [1], label);
+        let inputs = all.clone().with_tensor("images", [1, 8, 8, 3], pixels).with_tensor(
+            "labels",
+            [1],
+            label,
+        );
         let (loss, gradient) = gradient(&one, &inputs);
         losses += loss / 3.0;
         sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g / 3.0);
@@ -332,15 +397,20 @@ fn mean_gradient_of_single_images_equals_the_batch_gradient() {
 #[test]
 fn dyadic_weights_and_images_are_exact_in_bf16() {
     for level in [4, 8, 16] {
-        let shape =
-            dyadic_f32_network_shape(ResNetSizes { width: 8, ..TINY_RESNET_SIZES }, 2, 1, level);
+        let shape = dyadic_f32_network_shape(
+            ResNetSizes { first_stage_channels: 8, ..TINY_RESNET_SIZES },
+            2,
+            1,
+            level,
+        );
         let inputs = draw_training_step_inputs(shape, 1);
         let exact = |x: &f32| half::bf16::from_f32(*x).to_f32() == *x;
-        assert!(inputs.f32("images").iter().all(exact), "level {level}");
+        assert!(inputs.f32_elements("images").iter().all(exact), "level {level}");
         let network = shape.sizes.build_resnet18_layers();
         for conv in network.all_convolutions() {
-            let weight = &inputs.f32("parameters")[conv.weight..conv.index_of_first_bias()];
-            assert!(weight.iter().all(exact), "level {level} {}", conv.name);
+            let weight = &inputs.f32_elements("parameters")
+                [conv.first_weight_index..conv.index_of_first_bias()];
+            assert!(weight.iter().all(exact), "level {level} {}", conv.layer_name);
             assert!(weight.iter().any(|x| *x != 0.0));
         }
     }

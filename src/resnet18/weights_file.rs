@@ -3,9 +3,9 @@
 //!
 //! The weights file has each parameter tensor under its name in PyTorch's ResNet (`conv1.weight`,
 //! `layer1.0.conv2.bias`, `layer2.0.downsample.weight`, `fc.bias` …). The weights in the file have
-//! PyTorch's layout, `[out, in, rows, columns]`, in any float type. The file must have BatchNorm
-//! folded into weights and biases. The reader supports no other naming schemes, and no BatchNorm
-//! statistics.
+//! PyTorch's layout, `[out, in, rows, columns]`, in any float type. The weights file must have
+//! BatchNorm folded into weights and biases. The reader supports no other naming schemes, and no
+//! BatchNorm statistics.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,8 @@ pub(super) fn weights_path_from_environment() -> Result<PathBuf, String> {
 ///
 /// # Errors
 /// Fails if the file is not a complete safetensors file, lacks a parameter, or has another tensor,
-/// shape, dtype, or a number that is not a finite f32. The error text names the file.
+/// shape, dtype, or a number that is not a finite f32. The error text contains the path of the
+/// weights file.
 pub(super) fn read_and_reorder_weights(
     path: &Path,
     network: &ResNet18Layers,
@@ -43,7 +44,7 @@ pub(super) fn read_and_reorder_weights(
             "`{other}` is not a parameter of the network (BatchNorm is folded into weights and biases)"
         )));
     }
-    let mut parameters = vec![0.0; network.parameters];
+    let mut parameters = vec![0.0; network.padded_parameter_count];
     for (name, shape, first) in shapes {
         let tensor = file.tensor_with_name_and_shape(&name, &shape).map_err(of_file)?;
         if tensor.dtype() == Dtype::I8 {
@@ -72,18 +73,23 @@ pub(super) fn read_and_reorder_weights(
 fn parameters_expected_in_file(network: &ResNet18Layers) -> Vec<(String, Vec<usize>, usize)> {
     let mut shapes = Vec::new();
     for conv in network.all_convolutions() {
-        let (window, filters) = (conv.window, conv.window.output.channels);
-        let weight = vec![filters, window.input.channels, window.kernel, window.kernel];
-        shapes.push((format!("{}.weight", conv.name), weight, conv.weight));
-        shapes.push((format!("{}.bias", conv.name), vec![filters], conv.index_of_first_bias()));
+        let (window, filters) = (conv.window, conv.window.output_extents.channels);
+        let weight =
+            vec![filters, window.input_extents.channels, window.window_side, window.window_side];
+        shapes.push((format!("{}.weight", conv.layer_name), weight, conv.first_weight_index));
+        shapes.push((
+            format!("{}.bias", conv.layer_name),
+            vec![filters],
+            conv.index_of_first_bias(),
+        ));
     }
     let features = network.last_feature_map().channels;
     shapes.push((
         "fc.weight".to_owned(),
         vec![CLASSIFIER_CLASS_COUNT, features],
-        network.classifier,
+        network.first_classifier_weight_index,
     ));
-    let bias = network.classifier + CLASSIFIER_CLASS_COUNT * features;
+    let bias = network.first_classifier_weight_index + CLASSIFIER_CLASS_COUNT * features;
     shapes.push(("fc.bias".to_owned(), vec![CLASSIFIER_CLASS_COUNT], bias));
     shapes
 }
@@ -98,8 +104,13 @@ mod tests {
     type StoredParameterTensors = Vec<(String, Stored, Vec<usize>, Vec<u8>)>;
 
     fn small_cifar_network() -> ResNet18Layers {
-        ResNetSizes { stem: ResNetStem::Cifar, width: 8, blocks: 1, side: 8 }
-            .build_resnet18_layers()
+        ResNetSizes {
+            stem: ResNetStem::CifarStem,
+            first_stage_channels: 8,
+            blocks_per_stage: 1,
+            image_side_pixels: 8,
+        }
+        .build_resnet18_layers()
     }
 
     /// Test weights in which the elements of each parameter tensor are their own indices.
@@ -127,14 +138,17 @@ mod tests {
         let (path, network) = (folder.path().join("weights.safetensors"), small_cifar_network());
         write_safetensors_file(&path, &parameters_whose_elements_are_their_indices(&network));
         let read = read_and_reorder_weights(&path, &network).unwrap();
-        assert_eq!(read.len(), network.parameters);
+        assert_eq!(read.len(), network.padded_parameter_count);
         // The tested element of conv1 [8, 3, 3, 3] belongs to filter 1, tap 4 (row 1, column 1),
         // color 2.
         let at = |filter: usize, color: usize, tap: usize| (filter * 3 + color) * 9 + tap;
-        assert_eq!(read[network.stem.weight + (9 + 4) * 3 + 2], at(1, 2, 4) as f32);
+        assert_eq!(read[network.stem.first_weight_index + (9 + 4) * 3 + 2], at(1, 2, 4) as f32);
         assert_eq!(read[network.stem.index_of_first_bias() + 5], 5.0);
         let features = network.last_feature_map().channels;
-        assert_eq!(read[network.classifier + features + 3], (features + 3) as f32);
+        assert_eq!(
+            read[network.first_classifier_weight_index + features + 3],
+            (features + 3) as f32
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::parallel;
 use crate::st_bif::definition::{StBifBackward, StBifForward};
 use crate::st_bif::neuron::StBifNeuronParameters;
 use kernelgate::backend::cpu::{CpuTask, cpu_backend_thread_count};
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::workload::tensor::split_rows_into_column_blocks;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
@@ -22,35 +22,47 @@ const NEURONS_PER_L1_BLOCK: usize = 256;
 
 /// CPU implementations of the ST-BIF forward pass.
 pub const CPU_ST_BIF_FORWARD_ROWS: &[Implementation<StBifForward>] = &[Implementation {
-    name: "cpu",
-    about: "one pass, membrane and tracer of 256 neurons in L1, SIMD over neurons",
+    implementation_name: "cpu",
+    description: "one pass, membrane and tracer of 256 neurons in L1, SIMD over neurons",
     supports: |problem| {
-        if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) }
+        if problem.packs_spikes_in_two_bits {
+            Err("writes one byte a spike".to_owned())
+        } else {
+            Ok(())
+        }
     },
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let neurons = problem.neurons;
-        let outputs = Tensors::new().with_output("spikes", [neurons.t, neurons.n], Dtype::I8);
+        let outputs = Tensors::new().with_output(
+            "spikes",
+            [neurons.time_steps, neurons.neuron_count],
+            Dtype::I8,
+        );
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let TensorData::I8(spikes) = outputs.tensor_mut("spikes").tensor_data_mut() else {
                 unreachable!("spikes are i8")
             };
-            compute_spikes_from_currents(neurons.parameters, inputs.tensor("x"), spikes);
+            compute_spikes_from_currents(neurons.neuron_parameters, inputs.tensor("x"), spikes);
         })
     }),
 }];
 
 /// CPU implementations of the ST-BIF backward pass.
 pub const CPU_ST_BIF_BACKWARD_ROWS: &[Implementation<StBifBackward>] = &[Implementation {
-    name: "cpu",
-    about: "replays the forward of 256 neurons in L1, then reverses; one pass over memory",
+    implementation_name: "cpu",
+    description: "replays the forward of 256 neurons in L1, then reverses; one pass over memory",
     supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let neurons = problem.neurons;
-        let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
+        let outputs = Tensors::new().with_output(
+            "gx",
+            [neurons.time_steps, neurons.neuron_count],
+            neurons.dtype,
+        );
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
             compute_current_gradient(
-                neurons.parameters,
+                neurons.neuron_parameters,
                 x,
                 gy,
                 outputs.tensor_mut("gx").tensor_data_mut(),
@@ -73,10 +85,10 @@ pub fn compute_spikes_from_currents(
         &|task, mut rows| {
             Arch::new().dispatch(CpuForwardTask {
                 parameters: &parameters,
-                x,
-                n,
+                input_currents: x,
+                neuron_count: n,
                 first_neuron: task * width,
-                rows_of_time_steps: &mut rows,
+                spike_rows_by_time_step: &mut rows,
             });
         },
     );
@@ -125,32 +137,32 @@ fn neurons_per_cpu_task(n: usize) -> usize {
 /// Parameters of the ST-BIF neuron in fp32: threshold, tracer bounds and prefire.
 #[derive(Clone, Copy)]
 struct NeuronParametersF32 {
-    threshold: f32,
+    firing_threshold: f32,
     tracer_min: i32,
     tracer_max: i32,
-    prefire: f32,
+    prefire_fraction_of_threshold: f32,
 }
 
 impl From<StBifNeuronParameters> for NeuronParametersF32 {
     fn from(parameters: StBifNeuronParameters) -> Self {
         Self {
-            threshold: parameters.threshold as f32,
+            firing_threshold: parameters.firing_threshold as f32,
             tracer_min: parameters.tracer_min,
             tracer_max: parameters.tracer_max,
-            prefire: parameters.prefire as f32,
+            prefire_fraction_of_threshold: parameters.prefire_fraction_of_threshold as f32,
         }
     }
 }
 
 impl NeuronParametersF32 {
     fn membrane_before_first_step(&self) -> f32 {
-        (0.5 + self.prefire) * self.threshold
+        (0.5 + self.prefire_fraction_of_threshold) * self.firing_threshold
     }
 
     /// Prefire repayment that is subtracted from the membrane after time step `t`.
     fn prefire_repayment_after_step(&self, t: usize) -> f32 {
-        if self.prefire != 0.0 && (t as i64) < i64::from(self.tracer_max) {
-            self.prefire * self.threshold / self.tracer_max as f32
+        if self.prefire_fraction_of_threshold != 0.0 && (t as i64) < i64::from(self.tracer_max) {
+            self.prefire_fraction_of_threshold * self.firing_threshold / self.tracer_max as f32
         } else {
             0.0
         }
@@ -160,17 +172,18 @@ impl NeuronParametersF32 {
     #[inline(always)]
     fn advance_by_time_step(&self, membrane: &mut f32, tracer: &mut i32, repayment: f32) -> i32 {
         let h = *membrane;
-        let up = (h >= self.threshold) & (*tracer < self.tracer_max);
+        let up = (h >= self.firing_threshold) & (*tracer < self.tracer_max);
         let down = (h < 0.0) & (*tracer > self.tracer_min);
         let spike = i32::from(up) - i32::from(down);
-        *membrane = h - self.threshold * spike as f32 - repayment;
+        *membrane = h - self.firing_threshold * spike as f32 - repayment;
         *tracer += spike;
         spike
     }
 }
 
-/// A block of neurons. A block always has the full number of lanes, and unused lanes of the last
-/// block idle; a loop of unknown length would end in scalar code.
+/// Values of a block of neurons that one SIMD loop processes. A block of neurons always has the
+/// full number of lanes, and unused lanes of the last block idle; a loop of unknown length would
+/// end in scalar code.
 type NeuronBlock<T> = [T; NEURONS_PER_L1_BLOCK];
 
 /// Reads the elements `from..from + lanes` as f32: borrows them from an f32 tensor, else converts
@@ -200,10 +213,10 @@ fn read_elements_as_f32<'a>(
 /// SIMD, and large closures are not inlined.
 struct CpuForwardTask<'a, 'b> {
     parameters: &'a NeuronParametersF32,
-    x: &'a Tensor,
-    n: usize,
+    input_currents: &'a Tensor,
+    neuron_count: usize,
     first_neuron: usize,
-    rows_of_time_steps: &'a mut [&'b mut [i8]],
+    spike_rows_by_time_step: &'a mut [&'b mut [i8]],
 }
 
 impl NullaryFnOnce for CpuForwardTask<'_, '_> {
@@ -211,7 +224,13 @@ impl NullaryFnOnce for CpuForwardTask<'_, '_> {
 
     #[inline(always)]
     fn call(self) {
-        let Self { parameters, x, n, first_neuron: from, rows_of_time_steps: rows } = self;
+        let Self {
+            parameters,
+            input_currents: x,
+            neuron_count: n,
+            first_neuron: from,
+            spike_rows_by_time_step: rows,
+        } = self;
         let width = rows[0].len();
         for block in (0..width).step_by(NEURONS_PER_L1_BLOCK) {
             let lanes = NEURONS_PER_L1_BLOCK.min(width - block);
@@ -250,12 +269,12 @@ fn backpropagate_columns_in_parallel<T: Send>(
         &|task, mut rows| {
             Arch::new().dispatch(CpuBackwardTask {
                 parameters,
-                x,
-                gy,
-                n,
+                input_currents: x,
+                spike_gradients: gy,
+                neuron_count: n,
                 first_neuron: task * width,
-                rows_of_time_steps: &mut rows,
-                store_gradient: &store,
+                gradient_rows_by_time_step: &mut rows,
+                store_current_gradient: &store,
             });
         },
     );
@@ -264,12 +283,12 @@ fn backpropagate_columns_in_parallel<T: Send>(
 /// Task that computes the ST-BIF backward pass of the neurons (columns) from `first_neuron` on.
 struct CpuBackwardTask<'a, 'b, T, S> {
     parameters: &'a NeuronParametersF32,
-    x: &'a Tensor,
-    gy: &'a Tensor,
-    n: usize,
+    input_currents: &'a Tensor,
+    spike_gradients: &'a Tensor,
+    neuron_count: usize,
     first_neuron: usize,
-    rows_of_time_steps: &'a mut [&'b mut [T]],
-    store_gradient: &'a S,
+    gradient_rows_by_time_step: &'a mut [&'b mut [T]],
+    store_current_gradient: &'a S,
 }
 
 impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S> {
@@ -279,12 +298,12 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S>
     fn call(self) {
         let Self {
             parameters,
-            x,
-            gy,
-            n,
+            input_currents: x,
+            spike_gradients: gy,
+            neuron_count: n,
             first_neuron: from,
-            rows_of_time_steps: rows,
-            store_gradient: store,
+            gradient_rows_by_time_step: rows,
+            store_current_gradient: store,
         } = self;
         let (steps, width) = (rows.len(), rows[0].len());
         let surrogate = GaussianSurrogateConstants::for_neuron_parameters(parameters);
@@ -315,7 +334,8 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S>
                 let gy = read_elements_as_f32(gy, t * n + from + block, lanes, &mut buffer);
                 for lane in 0..NEURONS_PER_L1_BLOCK {
                     let (a, b) = surrogate.surrogate_gradients(h[lane], c[lane]);
-                    let m = gy[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
+                    let m =
+                        gy[lane] - parameters.firing_threshold * grad_v[lane] + grad_tracer[lane];
                     grad_v[lane] += m * a;
                     grad_tracer[lane] += m * b;
                 }
@@ -326,7 +346,7 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S>
 }
 
 /// Minimum exponent of the surrogate gradient; with this bound the surrogate never falls below
-/// 2^-64, which f32 gradients cannot resolve. Smaller surrogate values would make products
+/// 2^-64, which f32 gradients cannot resolve. Surrogate values below 2^-64 would make products
 /// denormal, and each denormal operation costs a hundred cycles.
 const MIN_LOG2_OF_SURROGATE: f32 = -64.0;
 
@@ -335,9 +355,9 @@ struct GaussianSurrogateConstants {
     parameters: NeuronParametersF32,
     /// Factor `-log2(e) / (2·(0.405·θ)²)` of the squared distance in the exponent, so that the
     /// Gaussian is a power of two.
-    exponent: f32,
+    exponent_factor: f32,
     /// Scale of the Gaussian surrogate, `1 / θ`.
-    scale: f32,
+    gaussian_scale: f32,
     /// Surrogate `g(d, 1)` of the tracer's distance d = 1 and 2 from its bound; it is 1 at d = 0
     /// and negligible beyond 2 (g(3, 1) = 1e-12).
     bounds: [f32; 2],
@@ -345,12 +365,12 @@ struct GaussianSurrogateConstants {
 
 impl GaussianSurrogateConstants {
     fn for_neuron_parameters(parameters: &NeuronParametersF32) -> Self {
-        let sigma = 0.405 * f64::from(parameters.threshold);
+        let sigma = 0.405 * f64::from(parameters.firing_threshold);
         let bound = |d: f64| (-d * d / (2.0 * 0.405 * 0.405)).exp() as f32;
         Self {
             parameters: *parameters,
-            exponent: (-0.5 * std::f64::consts::LOG2_E / (sigma * sigma)) as f32,
-            scale: 1.0 / parameters.threshold,
+            exponent_factor: (-0.5 * std::f64::consts::LOG2_E / (sigma * sigma)) as f32,
+            gaussian_scale: 1.0 / parameters.firing_threshold,
             bounds: [bound(1.0), bound(2.0)],
         }
     }
@@ -358,25 +378,28 @@ impl GaussianSurrogateConstants {
     /// Surrogate gradients (a, b) of a time step, from the membrane and the tracer before its
     /// spike.
     #[inline(always)]
-    fn surrogate_gradients(&self, h: f32, c: i32) -> (f32, f32) {
-        let NeuronParametersF32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
-        let above = h - threshold;
+    fn surrogate_gradients(&self, membrane: f32, tracer: i32) -> (f32, f32) {
+        let NeuronParametersF32 { firing_threshold: threshold, tracer_min, tracer_max, .. } =
+            self.parameters;
+        let above = membrane - threshold;
         let up = vectorisable_exp2(max_or_second_if_first_is_nan(
-            above * above * self.exponent,
+            above * above * self.exponent_factor,
             MIN_LOG2_OF_SURROGATE,
         ));
         let down = vectorisable_exp2(max_or_second_if_first_is_nan(
-            h * h * self.exponent,
+            membrane * membrane * self.exponent_factor,
             MIN_LOG2_OF_SURROGATE,
         ));
-        let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 })
-            * self.scale;
+        let a = (if tracer < tracer_max { up } else { 0.0 }
+            + if tracer > tracer_min { down } else { 0.0 })
+            * self.gaussian_scale;
         // Since θ > 0, only one of the tracer's two bounds can affect the surrogate gradient b.
-        let distance = if h >= threshold { tracer_max - c } else { c - tracer_min };
+        let distance =
+            if membrane >= threshold { tracer_max - tracer } else { tracer - tracer_min };
         let near = if distance == 1 { self.bounds[0] } else { 0.0 }
             + if distance == 2 { self.bounds[1] } else { 0.0 };
         let bound = if distance == 0 { 1.0 } else { near };
-        let b = if (h >= threshold) | (h < 0.0) { -bound } else { 0.0 };
+        let b = if (membrane >= threshold) | (membrane < 0.0) { -bound } else { 0.0 };
         (a, b)
     }
 }

@@ -6,8 +6,9 @@
 //! fp32 and spikes are compared bit for bit.
 //!
 //! The final membrane, and the membranes `H` and tracers `C` saved for the backward pass, are no
-//! outputs of the workloads. The outputs are the spikes for the next layer and the gradient for the
-//! previous layer; the state saved in between is an implementation's choice.
+//! outputs of the workloads. The outputs of the ST-BIF workloads are the spikes for the next layer
+//! and the gradient for the previous layer; the state saved in between is an implementation's
+//! choice.
 
 use super::neuron::{self, NeuronSimulation, StBifNeuronParameters};
 use crate::draw::draw_tensor_of_mapped_normals;
@@ -96,17 +97,17 @@ pub const ST_BIF_FORWARD_WORKLOAD: Workload<StBifForward> = Workload {
         ST_BIF_DTYPE_AXIS,
         Axis::one_of("spikes", &["int8", "packed"], "one byte a spike, or four spikes a byte"),
     ],
-    default: &[
+    default_selection_lines: &[
         "n=4194304 t=8 level=8 dtype=f32 spikes=int8",
         "n=4194304 t=4,16 level=8 dtype=f32 spikes=int8",
         "layer=conv1 b=32 t=8 level=8 dtype=f32 spikes=int8",
     ],
-    accelerator: &[
+    accelerator_selection_lines: &[
         "n=33554432 t=8 level=8 dtype=f32 spikes=int8,packed",
         "n=33554432 t=8 level=8 dtype=f16 spikes=int8",
         "layer=conv1 b=32 t=8 level=8 dtype=f32 spikes=int8",
     ],
-    thorough: &[
+    thorough_selection_lines: &[
         "layer=conv1,layer1,layer2,layer3,layer4 b=32 t=4,8,16 level=4,8,16 dtype=f32 spikes=int8",
         "layer=conv1,cifar_conv1 b=8,128 t=8 level=8 dtype=f32,f16,bf16 spikes=int8",
         "n=4194304,33554432 t=4,8,16 level=4,8,16 dtype=f32,f16,bf16 spikes=int8",
@@ -114,7 +115,10 @@ pub const ST_BIF_FORWARD_WORKLOAD: Workload<StBifForward> = Workload {
     ],
     bind: |point| {
         let packed = point.word("spikes")? == "packed";
-        Ok(StBifForward { neurons: NeuronLayerParameters::bind_neuron_layer_axes(point)?, packed })
+        Ok(StBifForward {
+            neurons: NeuronLayerParameters::bind_neuron_layer_axes(point)?,
+            packs_spikes_in_two_bits: packed,
+        })
     },
 };
 
@@ -126,12 +130,15 @@ pub const ST_BIF_BACKWARD_WORKLOAD: Workload<StBifBackward> = Workload {
             surrogate",
     revision: 1,
     axes: &[N, RESNET18_LAYER_AXIS, B, T, NEURON_QUANTISATION_LEVEL_AXIS, ST_BIF_DTYPE_AXIS],
-    default: &["n=4194304 t=8 level=8 dtype=f32", "layer=conv1 b=32 t=8 level=8 dtype=f32"],
-    accelerator: &[
+    default_selection_lines: &[
+        "n=4194304 t=8 level=8 dtype=f32",
+        "layer=conv1 b=32 t=8 level=8 dtype=f32",
+    ],
+    accelerator_selection_lines: &[
         "n=33554432 t=8 level=8 dtype=f32,f16",
         "layer=conv1 b=32 t=8 level=8 dtype=f32",
     ],
-    thorough: &[
+    thorough_selection_lines: &[
         "layer=conv1,layer1,layer2,layer3,layer4 b=32 t=4,8,16 level=4,8,16 dtype=f32",
         "layer=conv1,cifar_conv1 b=8,128 t=8 level=8 dtype=f32,f16,bf16",
         "n=4194304,33554432 t=4,8,16 level=4,8,16 dtype=f32,f16,bf16",
@@ -145,19 +152,22 @@ pub const ST_BIF_BACKWARD_WORKLOAD: Workload<StBifBackward> = Workload {
 /// dtype and neuron parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuronLayerParameters {
-    pub n: usize,
+    pub neuron_count: usize,
     /// Number of time steps.
-    pub t: usize,
+    pub time_steps: usize,
     /// Dtype of the input currents and of their gradients.
     pub dtype: Dtype,
-    /// Threshold and tracer bounds.
-    pub parameters: StBifNeuronParameters,
+    /// Parameters of every ST-BIF neuron: firing threshold, tracer bounds and prefire.
+    pub neuron_parameters: StBifNeuronParameters,
 }
 
 impl NeuronLayerParameters {
     fn bind_neuron_layer_axes(point: &Point) -> Result<Self, AxisError> {
-        let too_large =
-            || AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned());
+        let too_large = || {
+            AxisError::InvalidCombinationOfValues(
+                "more neuron-steps than a 64-bit index holds".to_owned(),
+            )
+        };
         let n = match (point.get("n"), point.get("layer")) {
             (Some(_), None) => point.number("n")?,
             (None, Some(layer)) => {
@@ -168,7 +178,7 @@ impl NeuronLayerParameters {
                 per_sample.checked_mul(point.number("b")?).ok_or_else(too_large)?
             }
             _ => {
-                return Err(AxisError::Combination(
+                return Err(AxisError::InvalidCombinationOfValues(
                     "give either axis `n`, or `layer` and `b`".to_owned(),
                 ));
             }
@@ -178,18 +188,22 @@ impl NeuronLayerParameters {
         let dtype = Dtype::parse_dtype_name(point.word("dtype")?).expect("the axis lists dtypes");
         let level = point.number("level")?;
         if level % 2 != 0 || level > MAX_QUANTISATION_LEVEL {
-            return Err(AxisError::Combination(format!(
+            return Err(AxisError::InvalidCombinationOfValues(format!(
                 "level={level}: even numbers up to {MAX_QUANTISATION_LEVEL}"
             )));
         }
         let tracer_max = level as i32 / 2 - 1;
-        let parameters =
-            StBifNeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max, prefire: 0.0 };
-        Ok(Self { n, t, dtype, parameters })
+        let parameters = StBifNeuronParameters {
+            firing_threshold: 0.5,
+            tracer_min: 0,
+            tracer_max,
+            prefire_fraction_of_threshold: 0.0,
+        };
+        Ok(Self { neuron_count: n, time_steps: t, dtype, neuron_parameters: parameters })
     }
 
     fn neurons_times_steps(&self) -> usize {
-        self.t * self.n
+        self.time_steps * self.neuron_count
     }
 
     /// Draws dyadic currents from N(0, 0.5²), clamped below 2 in magnitude, on the finest grid that
@@ -212,7 +226,13 @@ impl NeuronLayerParameters {
         name: &str,
         f: impl Fn(f32) -> f32 + Sync,
     ) -> Tensor {
-        draw_tensor_of_mapped_normals(seed, name, [self.t, self.n], self.dtype, f)
+        draw_tensor_of_mapped_normals(
+            seed,
+            name,
+            [self.time_steps, self.neuron_count],
+            self.dtype,
+            f,
+        )
     }
 }
 
@@ -230,7 +250,7 @@ fn compute_tensor_neuron_by_neuron<T: Send + Copy + Default>(
     inputs: &[&Tensor],
     f: impl Fn(&[Vec<f64>], &mut NeuronSimulation, &mut [T]) + Sync,
 ) -> Vec<T> {
-    let (t, n) = (neurons.t, neurons.n);
+    let (t, n) = (neurons.time_steps, neurons.neuron_count);
     let mut out = vec![T::default(); t * n];
     parallel::run_tasks_in_parallel(
         split_rows_into_column_blocks(&mut out, n, NEURONS_PER_REFERENCE_TASK),
@@ -263,7 +283,7 @@ pub struct StBifForward {
     pub neurons: NeuronLayerParameters,
     /// Whether an implementation writes spikes packed into two bits each. For verification, packed
     /// spikes are unpacked to a tensor with a byte for each spike.
-    pub packed: bool,
+    pub packs_spikes_in_two_bits: bool,
 }
 
 impl Problem for StBifForward {
@@ -278,29 +298,33 @@ impl Problem for StBifForward {
             &self.neurons,
             &[inputs.tensor("x")],
             |series, trace, out: &mut [i8]| {
-                neuron::simulate_neuron_into(&self.neurons.parameters, &series[0], trace);
+                neuron::simulate_neuron_into(&self.neurons.neuron_parameters, &series[0], trace);
                 out.iter_mut().zip(&trace.steps).for_each(|(s, step)| *s = step.spike);
             },
         );
-        vec![Expected::all("spikes", [self.neurons.t, self.neurons.n], spikes)]
+        vec![Expected::all("spikes", [self.neurons.time_steps, self.neurons.neuron_count], spikes)]
     }
 
     /// The neurons are independent of each other, so permuting the neurons of x permutes the
     /// neurons of the spikes.
     fn symmetries(&self) -> Vec<InputSymmetry> {
-        vec![InputSymmetry::Roll { inputs: &[("x", 1)], outputs: &[("spikes", 1)] }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: &[("x", 1)],
+            outputs_with_axes: &[("spikes", 1)],
+        }]
     }
 
     fn work(&self) -> Work {
         let elements = self.neurons.neurons_times_steps() as u64;
-        let spikes = if self.packed {
-            self.neurons.t as u64 * (self.neurons.n as u64).div_ceil(4)
+        let spikes = if self.packs_spikes_in_two_bits {
+            self.neurons.time_steps as u64 * (self.neurons.neuron_count as u64).div_ceil(4)
         } else {
             elements
         };
-        // Four operations for each neuron and time step: v += x, θ·s, v -= θ·s, c += s.
+        // The declared work of the ST-BIF forward pass counts four operations for each neuron and
+        // time step: v += x, θ·s, v -= θ·s, c += s.
         Work::bytes(elements * self.neurons.dtype.bytes_per_element() as u64, spikes).with_flops(
-            FlopUnit::Vector,
+            FlopUnit::VectorArithmetic,
             Dtype::F32,
             4 * elements,
         )
@@ -310,8 +334,9 @@ impl Problem for StBifForward {
         Tolerance { max_error: 0.0, relative_l2: 0.0 }
     }
 
-    fn host_bytes(&self) -> u64 {
-        // Host memory holds x, the spikes of the reference, and the spikes of the output.
+    fn host_memory_bytes(&self) -> u64 {
+        // Host memory of the ST-BIF forward pass holds x, the spikes of the reference, and the
+        // spikes of the output.
         self.neurons.neurons_times_steps() as u64
             * (self.neurons.dtype.bytes_per_element() as u64 + 2)
     }
@@ -334,7 +359,7 @@ impl Problem for StBifBackward {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let parameters = &self.neurons.parameters;
+        let parameters = &self.neurons.neuron_parameters;
         let gx = compute_tensor_neuron_by_neuron(
             &self.neurons,
             &[inputs.tensor("x"), inputs.tensor("gy")],
@@ -343,30 +368,37 @@ impl Problem for StBifBackward {
                 neuron::write_gradient_of_input_current(parameters, trace, &series[1], 0.0, out);
             },
         );
-        vec![Expected::all("gx", [self.neurons.t, self.neurons.n], gx)]
+        vec![Expected::all("gx", [self.neurons.time_steps, self.neurons.neuron_count], gx)]
     }
 
     /// The neurons are independent of each other, and the current gradients are linear in the
     /// gradient of the spikes.
     fn symmetries(&self) -> Vec<InputSymmetry> {
         vec![
-            InputSymmetry::Roll { inputs: &[("x", 1), ("gy", 1)], outputs: &[("gx", 1)] },
-            InputSymmetry::Negate { inputs: &["gy"], outputs: &["gx"] },
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("x", 1), ("gy", 1)],
+                outputs_with_axes: &[("gx", 1)],
+            },
+            InputSymmetry::NegateInputsAndOutputs { inputs: &["gy"], outputs: &["gx"] },
         ]
     }
 
     fn work(&self) -> Work {
         let elements = self.neurons.neurons_times_steps() as u64;
         let bytes = self.neurons.dtype.bytes_per_element() as u64 * elements;
-        // Twenty operations for each neuron and time step: two Gaussians of 5 each, their sum, b of
-        // 2, m of 3, gx and gT of 2 each. The declared work of the ST-BIF backward pass excludes
-        // the replay of the forward pass.
-        Work::bytes(2 * bytes, bytes).with_flops(FlopUnit::Vector, Dtype::F32, 20 * elements)
+        // The work counts twenty operations for each neuron and time step: two Gaussians of 5 each,
+        // their sum, b of 2, m of 3, gx and gT of 2 each. The declared work of the ST-BIF backward
+        // pass excludes the replay of the forward pass.
+        Work::bytes(2 * bytes, bytes).with_flops(
+            FlopUnit::VectorArithmetic,
+            Dtype::F32,
+            20 * elements,
+        )
     }
 
     fn tolerance(&self) -> Tolerance {
-        // The error is that of fp32 arithmetic over T time steps; 16-bit outputs are rounded once
-        // more.
+        // The tolerance is that of fp32 arithmetic over T time steps; 16-bit outputs are rounded
+        // once more.
         match self.neurons.dtype {
             Dtype::Bf16 => Tolerance { max_error: 4e-3, relative_l2: 3e-3 },
             Dtype::F16 => Tolerance { max_error: 5e-4, relative_l2: 4e-4 },
@@ -374,7 +406,7 @@ impl Problem for StBifBackward {
         }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         // Host memory holds x, gy and the output in the dtype, and the reference in f64.
         self.neurons.neurons_times_steps() as u64
             * (3 * self.neurons.dtype.bytes_per_element() as u64 + 8)

@@ -4,14 +4,14 @@
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StBifNeuronParameters {
     /// θ > 0.
-    pub threshold: f64,
+    pub firing_threshold: f64,
     /// Tmin ≤ 0.
     pub tracer_min: i32,
     /// Tmax > 0.
     pub tracer_max: i32,
     /// Prefire p: a head start p·θ of the membrane, which is subtracted again over the first Tmax
     /// time steps; usually 0.
-    pub prefire: f64,
+    pub prefire_fraction_of_threshold: f64,
 }
 
 /// Values of one ST-BIF neuron in one time step.
@@ -20,9 +20,9 @@ pub struct NeuronTimeStep {
     /// Spike s that the neuron emits in the time step: -1, 0 or 1.
     pub spike: i8,
     /// Membrane H of the neuron after its input current and before its spike.
-    pub membrane: f64,
+    pub membrane_before_spike: f64,
     /// Tracer c of the neuron before the time step.
-    pub tracer_before: i32,
+    pub tracer_before_step: i32,
 }
 
 /// Results of one neuron's forward pass over all time steps: spikes, membranes and tracers.
@@ -31,9 +31,9 @@ pub struct NeuronSimulation {
     /// Values of the neuron, one entry for each time step.
     pub steps: Vec<NeuronTimeStep>,
     /// Membrane v of the neuron after the last time step.
-    pub membrane: f64,
+    pub final_membrane: f64,
     /// Tracer c of the neuron after the last time step.
-    pub tracer: i32,
+    pub final_tracer: i32,
 }
 
 /// Simulates one ST-BIF neuron in fp64 on its input current `x[t]`, over all time steps.
@@ -52,7 +52,12 @@ pub fn simulate_neuron_into(
     x: &[f64],
     trace: &mut NeuronSimulation,
 ) {
-    let StBifNeuronParameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
+    let StBifNeuronParameters {
+        firing_threshold: threshold,
+        tracer_min,
+        tracer_max,
+        prefire_fraction_of_threshold: prefire,
+    } = *parameters;
     let mut membrane = (0.5 + prefire) * threshold;
     let mut tracer = 0;
     trace.steps.clear();
@@ -60,14 +65,18 @@ pub fn simulate_neuron_into(
         membrane += current;
         let spike = i8::from(membrane >= threshold && tracer < tracer_max)
             - i8::from(membrane < 0.0 && tracer > tracer_min);
-        trace.steps.push(NeuronTimeStep { spike, membrane, tracer_before: tracer });
+        trace.steps.push(NeuronTimeStep {
+            spike,
+            membrane_before_spike: membrane,
+            tracer_before_step: tracer,
+        });
         membrane -= threshold * f64::from(spike);
         if (t as i64) < i64::from(tracer_max) {
             membrane -= prefire * threshold / f64::from(tracer_max);
         }
         tracer += i32::from(spike);
     }
-    (trace.membrane, trace.tracer) = (membrane, tracer);
+    (trace.final_membrane, trace.final_tracer) = (membrane, tracer);
 }
 
 /// Gaussian surrogate gradient `g(z, w) = exp(-z² / (2·(0.405·w)²)) / w`.
@@ -101,10 +110,11 @@ pub fn write_gradient_of_input_current(
     grad_membrane: f64,
     gx: &mut [f64],
 ) {
-    let StBifNeuronParameters { threshold, tracer_min, tracer_max, .. } = *parameters;
+    let StBifNeuronParameters { firing_threshold: threshold, tracer_min, tracer_max, .. } =
+        *parameters;
     let (mut grad_v, mut grad_tracer) = (grad_membrane, 0.0);
     for (t, step) in trace.steps.iter().enumerate().rev() {
-        let (h, c) = (step.membrane, step.tracer_before);
+        let (h, c) = (step.membrane_before_spike, step.tracer_before_step);
         let mut a = 0.0;
         if c < tracer_max {
             a += gaussian_surrogate_gradient(h - threshold, threshold);
@@ -131,18 +141,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const PARAMETERS_OF_RECORDED_NEURON: StBifNeuronParameters =
-        StBifNeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
+    const PARAMETERS_OF_RECORDED_NEURON: StBifNeuronParameters = StBifNeuronParameters {
+        firing_threshold: 0.5,
+        tracer_min: 0,
+        tracer_max: 3,
+        prefire_fraction_of_threshold: 0.0,
+    };
     const CURRENTS_OF_RECORDED_NEURON: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
 
     #[test]
     fn the_simulated_neuron_equals_recorded_spikes_and_membranes() {
         let trace = simulate_neuron(&PARAMETERS_OF_RECORDED_NEURON, &CURRENTS_OF_RECORDED_NEURON);
         let spikes: Vec<i8> = trace.steps.iter().map(|step| step.spike).collect();
-        let membranes: Vec<f64> = trace.steps.iter().map(|step| step.membrane).collect();
+        let membranes: Vec<f64> =
+            trace.steps.iter().map(|step| step.membrane_before_spike).collect();
         assert_eq!(spikes, [1, 1, 0, 0, -1, 0, 1, 1]);
         assert_eq!(membranes, [0.625, 0.5, 0.375, 0.375, -0.125, 0.375, 1.375, 0.875]);
-        assert_eq!((trace.membrane, trace.tracer), (0.375, 3));
+        assert_eq!((trace.final_membrane, trace.final_tracer), (0.375, 3));
     }
 
     #[test]
@@ -173,10 +188,10 @@ mod tests {
             tracer_min in -8i32..=0,
         ) -> StBifNeuronParameters {
             StBifNeuronParameters {
-                threshold: f64::from(threshold) / 8.0,
+                firing_threshold: f64::from(threshold) / 8.0,
                 tracer_min,
                 tracer_max,
-                prefire: 0.0,
+                prefire_fraction_of_threshold: 0.0,
             }
         }
     }
@@ -192,21 +207,21 @@ mod tests {
         #[test]
         fn membrane_change_equals_currents_minus_theta_times_spikes(parameters in any_neuron_parameters(), x in random_currents()) {
             let trace = simulate_neuron(&parameters, &x);
-            let charge = x.iter().sum::<f64>() + 0.5 * parameters.threshold;
+            let charge = x.iter().sum::<f64>() + 0.5 * parameters.firing_threshold;
             prop_assert_eq!(
                 charge,
-                parameters.threshold * f64::from(trace.tracer) + trace.membrane
+                parameters.firing_threshold * f64::from(trace.final_tracer) + trace.final_membrane
             );
         }
 
         #[test]
         fn prefire_is_repaid_after_tmax_time_steps(parameters in any_neuron_parameters(), x in random_currents()) {
-            let parameters = StBifNeuronParameters { prefire: 0.25, ..parameters };
+            let parameters = StBifNeuronParameters { prefire_fraction_of_threshold: 0.25, ..parameters };
             let trace = simulate_neuron(&parameters, &x);
             let paid = (x.len() as f64).min(f64::from(parameters.tracer_max))
                 / f64::from(parameters.tracer_max);
-            let charge = x.iter().sum::<f64>() + parameters.threshold * (0.5 + 0.25 * (1.0 - paid));
-            let held = parameters.threshold * f64::from(trace.tracer) + trace.membrane;
+            let charge = x.iter().sum::<f64>() + parameters.firing_threshold * (0.5 + 0.25 * (1.0 - paid));
+            let held = parameters.firing_threshold * f64::from(trace.final_tracer) + trace.final_membrane;
             prop_assert!((charge - held).abs() < 1e-9, "{} {}", charge, held);
         }
 
@@ -218,22 +233,22 @@ mod tests {
             let trace = simulate_neuron(&parameters, &x);
             let mut tracer = 0;
             for step in &trace.steps {
-                prop_assert_eq!(step.tracer_before, tracer);
+                prop_assert_eq!(step.tracer_before_step, tracer);
                 tracer += i32::from(step.spike);
                 prop_assert!((parameters.tracer_min..=parameters.tracer_max).contains(&tracer));
                 prop_assert!((-1..=1).contains(&step.spike));
             }
-            prop_assert_eq!(trace.tracer, tracer);
+            prop_assert_eq!(trace.final_tracer, tracer);
         }
 
         #[test]
         fn the_spike_sum_of_a_settled_neuron_is_its_quantised_input(parameters in any_neuron_parameters(), x in random_currents()) {
             let mut padded = x.clone();
             padded.resize(x.len() + 4000, 0.0);
-            let quantised = (x.iter().sum::<f64>() / parameters.threshold + 0.5).floor();
+            let quantised = (x.iter().sum::<f64>() / parameters.firing_threshold + 0.5).floor();
             let clipped =
                 quantised.clamp(f64::from(parameters.tracer_min), f64::from(parameters.tracer_max));
-            prop_assert_eq!(f64::from(simulate_neuron(&parameters, &padded).tracer), clipped);
+            prop_assert_eq!(f64::from(simulate_neuron(&parameters, &padded).final_tracer), clipped);
         }
 
         #[test]

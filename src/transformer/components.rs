@@ -1,6 +1,6 @@
 //! The kernels between the GEMMs of the language model, each as a problem of its own with its own
-//! inputs, reference and bytes to move. Each kernel is thereby verified alone and compared with the
-//! memory bandwidth limit, at every model size.
+//! inputs, reference and bytes to move. Each kernel between the GEMMs is thereby verified alone and
+//! compared with the memory bandwidth limit, at every model size.
 //!
 //! The workload `transformer/kernel` never chains kernels, except two that always follow each
 //! other. The inputs of a kernel problem are drawn with about the spread that they have inside the
@@ -36,10 +36,10 @@ pub const SINGLE_KERNEL_WORKLOAD: Workload<SingleKernelProblem> = Workload {
         Axis::number("b", "sequences"),
         Axis::one_of("dtype", &["f32", "bf16"], "dtype of activations; sums are f32"),
     ],
-    default: &["kernel=norm_backward,loss size=small ctx=512 b=4 dtype=bf16"],
-    accelerator: &[],
-    // In the cases of this selection, each launch moves at least 256 MB.
-    thorough: &[
+    default_selection_lines: &["kernel=norm_backward,loss size=small ctx=512 b=4 dtype=bf16"],
+    accelerator_selection_lines: &[],
+    // In the thorough selection of the single-kernel problems, each launch moves at least 256 MB.
+    thorough_selection_lines: &[
         "kernel=embed,norm,norm_add,norm_backward,rope size=small ctx=1024 b=64 dtype=bf16",
         "kernel=embedding_gradient size=small ctx=1024 b=64 dtype=bf16",
         "kernel=swiglu,swiglu_backward size=small ctx=1024 b=24 dtype=bf16",
@@ -54,15 +54,15 @@ pub const SINGLE_KERNEL_WORKLOAD: Workload<SingleKernelProblem> = Workload {
 /// A kernel between the GEMMs of the language model, or two that always follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LanguageModelKernel {
-    /// Rows of the embedding.
-    Embed,
+    /// Kernel that copies the embedding rows of the tokens.
+    TokenEmbedding,
     EmbeddingGradient,
     /// RMSNorm.
-    Norm,
+    RmsNorm,
     /// RMSNorm of the sum of the residual stream and a layer branch.
-    NormAdd,
+    AddBranchAndRmsNorm,
     /// Backward pass of RMSNorm: gradients of the residual stream and of the gain.
-    NormBackward,
+    RmsNormBackward,
     /// Rotary position embedding of queries and keys.
     Rope,
     /// SwiGLU.
@@ -70,18 +70,19 @@ pub enum LanguageModelKernel {
     /// Backward pass of SwiGLU: gradients of gates and ups.
     SwigluBackward,
     /// Causal softmax.
-    Softmax,
+    CausalSoftmax,
     /// Causal softmax of attention scores that are f32 whatever the dtype.
-    SoftmaxF32,
-    /// Gradients of the scores.
-    SoftmaxBackward,
+    CausalSoftmaxOfF32Scores,
+    /// Causal softmax backward: gradients of the attention scores from the gradients of the
+    /// probabilities.
+    CausalSoftmaxBackward,
     /// Backward pass of the softmax: gradients of f32 attention scores, from f32 gradients of the
     /// probabilities.
-    SoftmaxBackwardF32,
+    CausalSoftmaxBackwardOfF32Scores,
     /// Cross entropy: losses of the tokens, and gradients of the logits.
-    Loss,
+    CrossEntropyAndLogitGradients,
     /// Kernel that computes the loss of each token.
-    LossForward,
+    TokenCrossEntropy,
     /// A step of AdamW.
     AdamW,
 }
@@ -89,20 +90,20 @@ pub enum LanguageModelKernel {
 impl LanguageModelKernel {
     /// Every kernel problem, in the order of [`KERNEL_AXIS_VALUES`].
     pub const ALL_KERNELS: [Self; KERNEL_AXIS_VALUES.len()] = [
-        Self::Embed,
+        Self::TokenEmbedding,
         Self::EmbeddingGradient,
-        Self::Norm,
-        Self::NormAdd,
-        Self::NormBackward,
+        Self::RmsNorm,
+        Self::AddBranchAndRmsNorm,
+        Self::RmsNormBackward,
         Self::Rope,
         Self::Swiglu,
         Self::SwigluBackward,
-        Self::Softmax,
-        Self::SoftmaxF32,
-        Self::SoftmaxBackward,
-        Self::SoftmaxBackwardF32,
-        Self::Loss,
-        Self::LossForward,
+        Self::CausalSoftmax,
+        Self::CausalSoftmaxOfF32Scores,
+        Self::CausalSoftmaxBackward,
+        Self::CausalSoftmaxBackwardOfF32Scores,
+        Self::CrossEntropyAndLogitGradients,
+        Self::TokenCrossEntropy,
         Self::AdamW,
     ];
 }
@@ -132,8 +133,8 @@ const MAX_PARAMETERS_OF_WHOLE_ADAMW_REFERENCE: usize = 4 << 20;
 
 /// Name, extents and dtype of an input or output tensor of a kernel problem.
 pub struct KernelTensorSpec {
-    pub name: &'static str,
-    /// Shape of the tensor.
+    pub tensor_name: &'static str,
+    /// Number of elements along each dimension of the tensor, outermost first.
     pub extents: Vec<usize>,
     pub dtype: Dtype,
 }
@@ -144,10 +145,10 @@ impl KernelTensorSpec {
         extents: impl Into<Vec<usize>>,
         dtype: Dtype,
     ) -> Self {
-        Self { name, extents: extents.into(), dtype }
+        Self { tensor_name: name, extents: extents.into(), dtype }
     }
 
-    /// Size of the tensor in bytes.
+    /// Size in bytes of an input or output tensor of a kernel problem.
     pub fn bytes_of_tensor(&self) -> usize {
         self.extents.iter().product::<usize>() * self.dtype.bytes_per_element()
     }
@@ -156,9 +157,9 @@ impl KernelTensorSpec {
 /// Problem `transformer/kernel`: one kernel of the language model at one model size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SingleKernelProblem {
-    /// The kernel that the problem tests.
-    pub component: LanguageModelKernel,
-    /// Extents and element type of the problem.
+    /// The language model kernel that the problem tests.
+    pub tested_kernel: LanguageModelKernel,
+    /// Sizes and dtype of the language model whose kernel the problem tests.
     pub shape: LanguageModelShape,
 }
 
@@ -167,13 +168,22 @@ impl SingleKernelProblem {
         let name = point.word("kernel")?;
         let number = KERNEL_AXIS_VALUES.iter().position(|known| *known == name);
         let component = LanguageModelKernel::ALL_KERNELS[number.expect("the axis lists the names")];
-        Ok(Self { component, shape: LanguageModelShape::bind_language_model_axes(point)? })
+        Ok(Self {
+            tested_kernel: component,
+            shape: LanguageModelShape::bind_language_model_axes(point)?,
+        })
     }
 
     /// Specifications of the kernel's input tensors.
     pub fn input_tensor_specs(&self) -> Vec<KernelTensorSpec> {
         let shape = self.shape;
-        let LanguageModelShape { d, ff, dtype, context, .. } = shape;
+        let LanguageModelShape {
+            model_width: d,
+            swiglu_hidden_width: ff,
+            dtype,
+            context_tokens: context,
+            ..
+        } = shape;
         let tokens = shape.tokens_in_batch();
         let f32 = |name, extents| {
             KernelTensorSpec::with_name_extents_and_dtype(name, extents, Dtype::F32)
@@ -186,18 +196,18 @@ impl SingleKernelProblem {
         let logits = || element("logits", vec![tokens, shape.padded_logit_columns()]);
         let gate_up = || element("gate_up", vec![tokens, 2, ff]);
         let pairs = vec![shape.batch * shape.heads, context, context];
-        match self.component {
-            LanguageModelKernel::Embed => {
-                vec![token_numbers("tokens"), element("table", vec![shape.vocabulary, d])]
+        match self.tested_kernel {
+            LanguageModelKernel::TokenEmbedding => {
+                vec![token_numbers("tokens"), element("table", vec![shape.vocabulary_size, d])]
             }
             LanguageModelKernel::EmbeddingGradient => {
                 vec![token_numbers("tokens"), stream("grad_x")]
             }
-            LanguageModelKernel::Norm => vec![stream("x"), gain()],
-            LanguageModelKernel::NormAdd => {
+            LanguageModelKernel::RmsNorm => vec![stream("x"), gain()],
+            LanguageModelKernel::AddBranchAndRmsNorm => {
                 vec![stream("x"), element("branch", vec![tokens, d]), gain()]
             }
-            LanguageModelKernel::NormBackward => vec![
+            LanguageModelKernel::RmsNormBackward => vec![
                 stream("x"),
                 f32("inverse", vec![tokens]),
                 gain(),
@@ -211,15 +221,16 @@ impl SingleKernelProblem {
             LanguageModelKernel::SwigluBackward => {
                 vec![gate_up(), element("grad_h", vec![tokens, ff])]
             }
-            LanguageModelKernel::Softmax => vec![element("scores", pairs)],
-            LanguageModelKernel::SoftmaxF32 => vec![f32("scores", pairs)],
-            LanguageModelKernel::SoftmaxBackward => {
+            LanguageModelKernel::CausalSoftmax => vec![element("scores", pairs)],
+            LanguageModelKernel::CausalSoftmaxOfF32Scores => vec![f32("scores", pairs)],
+            LanguageModelKernel::CausalSoftmaxBackward => {
                 vec![element("probabilities", pairs.clone()), element("grad_probabilities", pairs)]
             }
-            LanguageModelKernel::SoftmaxBackwardF32 => {
+            LanguageModelKernel::CausalSoftmaxBackwardOfF32Scores => {
                 vec![element("probabilities", pairs.clone()), f32("grad_probabilities", pairs)]
             }
-            LanguageModelKernel::Loss | LanguageModelKernel::LossForward => {
+            LanguageModelKernel::CrossEntropyAndLogitGradients
+            | LanguageModelKernel::TokenCrossEntropy => {
                 vec![logits(), token_numbers("targets")]
             }
             LanguageModelKernel::AdamW => {
@@ -241,7 +252,14 @@ impl SingleKernelProblem {
     /// Specifications of the kernel's output tensors.
     pub fn output_tensor_specs(&self) -> Vec<KernelTensorSpec> {
         let shape = self.shape;
-        let LanguageModelShape { d, ff, dtype, context, batch, .. } = shape;
+        let LanguageModelShape {
+            model_width: d,
+            swiglu_hidden_width: ff,
+            dtype,
+            context_tokens: context,
+            batch,
+            ..
+        } = shape;
         let tokens = shape.tokens_in_batch();
         let f32 = |name, extents| {
             KernelTensorSpec::with_name_extents_and_dtype(name, extents, Dtype::F32)
@@ -251,14 +269,16 @@ impl SingleKernelProblem {
         let inverse = || f32("inverse", vec![tokens, 1]);
         let y = || element("y", vec![tokens, d]);
         let pairs = vec![batch * shape.heads, context, context];
-        match self.component {
-            LanguageModelKernel::Embed => vec![f32("x", vec![tokens, d])],
+        match self.tested_kernel {
+            LanguageModelKernel::TokenEmbedding => vec![f32("x", vec![tokens, d])],
             LanguageModelKernel::EmbeddingGradient => {
-                vec![f32("grad_table", vec![shape.vocabulary, d])]
+                vec![f32("grad_table", vec![shape.vocabulary_size, d])]
             }
-            LanguageModelKernel::Norm => vec![y(), inverse()],
-            LanguageModelKernel::NormAdd => vec![f32("sum", vec![tokens, d]), y(), inverse()],
-            LanguageModelKernel::NormBackward => vec![
+            LanguageModelKernel::RmsNorm => vec![y(), inverse()],
+            LanguageModelKernel::AddBranchAndRmsNorm => {
+                vec![f32("sum", vec![tokens, d]), y(), inverse()]
+            }
+            LanguageModelKernel::RmsNormBackward => vec![
                 f32("grad_x", vec![tokens, d]),
                 element("rounded", vec![tokens, d]),
                 f32("grad_gain", vec![d]),
@@ -268,17 +288,18 @@ impl SingleKernelProblem {
             LanguageModelKernel::SwigluBackward => {
                 vec![element("grad_gate_up", vec![tokens, 2 * ff])]
             }
-            LanguageModelKernel::Softmax | LanguageModelKernel::SoftmaxF32 => {
+            LanguageModelKernel::CausalSoftmax | LanguageModelKernel::CausalSoftmaxOfF32Scores => {
                 vec![element("probabilities", pairs)]
             }
-            LanguageModelKernel::SoftmaxBackward | LanguageModelKernel::SoftmaxBackwardF32 => {
+            LanguageModelKernel::CausalSoftmaxBackward
+            | LanguageModelKernel::CausalSoftmaxBackwardOfF32Scores => {
                 vec![element("grad_scores", pairs)]
             }
-            LanguageModelKernel::Loss => vec![
+            LanguageModelKernel::CrossEntropyAndLogitGradients => vec![
                 f32("loss", vec![batch, 1]),
                 element("grad_logits", vec![tokens, shape.padded_logit_columns()]),
             ],
-            LanguageModelKernel::LossForward => vec![f32("loss", vec![batch, 1])],
+            LanguageModelKernel::TokenCrossEntropy => vec![f32("loss", vec![batch, 1])],
             LanguageModelKernel::AdamW => {
                 let state = |name| f32(name, vec![shape.rows_in_parameter_arena(), d]);
                 let mut outputs = vec![state("new_p"), state("new_m"), state("new_v")];
@@ -306,37 +327,38 @@ impl SingleKernelProblem {
     }
 
     fn reference_values_of_outputs(&self, inputs: &Tensors) -> Vec<Vec<f64>> {
-        let rows = KernelReference { inputs, shape: self.shape };
-        match self.component {
-            LanguageModelKernel::Embed => vec![rows.embedding_rows_of_tokens()],
+        let rows = SingleKernelReference { inputs, shape: self.shape };
+        match self.tested_kernel {
+            LanguageModelKernel::TokenEmbedding => vec![rows.embedding_rows_of_tokens()],
             LanguageModelKernel::EmbeddingGradient => vec![rows.gradient_of_embedding_table()],
-            LanguageModelKernel::Norm => {
+            LanguageModelKernel::RmsNorm => {
                 vec![rows.rms_norm_of_token_rows(&[]), rows.inverse_rms_of_token_rows(&[])]
             }
-            LanguageModelKernel::NormAdd => {
+            LanguageModelKernel::AddBranchAndRmsNorm => {
                 vec![
                     rows.residual_stream_plus_branch(),
                     rows.rms_norm_of_token_rows(&["branch"]),
                     rows.inverse_rms_of_token_rows(&["branch"]),
                 ]
             }
-            LanguageModelKernel::NormBackward => {
+            LanguageModelKernel::RmsNormBackward => {
                 let grad_x = rows.rms_norm_input_gradients();
                 vec![grad_x.clone(), grad_x, rows.rms_norm_gain_gradient()]
             }
             LanguageModelKernel::Rope => vec![rows.rotated_queries_and_keys()],
             LanguageModelKernel::Swiglu => vec![rows.swiglu_hidden_rows()],
             LanguageModelKernel::SwigluBackward => vec![rows.swiglu_gate_and_up_gradients()],
-            LanguageModelKernel::Softmax | LanguageModelKernel::SoftmaxF32 => {
+            LanguageModelKernel::CausalSoftmax | LanguageModelKernel::CausalSoftmaxOfF32Scores => {
                 vec![rows.causal_softmax_probabilities()]
             }
-            LanguageModelKernel::SoftmaxBackward | LanguageModelKernel::SoftmaxBackwardF32 => {
+            LanguageModelKernel::CausalSoftmaxBackward
+            | LanguageModelKernel::CausalSoftmaxBackwardOfF32Scores => {
                 vec![rows.causal_softmax_score_gradients()]
             }
-            LanguageModelKernel::Loss => {
+            LanguageModelKernel::CrossEntropyAndLogitGradients => {
                 vec![rows.mean_losses_of_sequences(), rows.gradients_of_padded_logits()]
             }
-            LanguageModelKernel::LossForward => vec![rows.mean_losses_of_sequences()],
+            LanguageModelKernel::TokenCrossEntropy => vec![rows.mean_losses_of_sequences()],
             LanguageModelKernel::AdamW => {
                 rows.adamw_step_of_arena_rows(&self.arena_rows_compared_with_reference())
             }
@@ -355,10 +377,11 @@ impl SingleKernelProblem {
 impl Problem for SingleKernelProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
-        for KernelTensorSpec { name, extents, dtype } in self.input_tensor_specs() {
+        for KernelTensorSpec { tensor_name: name, extents, dtype } in self.input_tensor_specs() {
             let tensor = match name {
                 "tokens" | "targets" => {
-                    let tokens = self.shape.draw_tokens_and_targets(seed).f32(name).to_vec();
+                    let tokens =
+                        self.shape.draw_tokens_and_targets(seed).f32_elements(name).to_vec();
                     Tensor::new(extents, TensorData::F32(tokens))
                 }
                 "steps" => Tensor::new(extents, TensorData::F32(vec![3.0])),
@@ -376,13 +399,13 @@ impl Problem for SingleKernelProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let sampled = (self.component == LanguageModelKernel::AdamW)
+        let sampled = (self.tested_kernel == LanguageModelKernel::AdamW)
             .then(|| self.arena_rows_compared_with_reference());
         let outputs =
             self.output_tensor_specs().into_iter().zip(self.reference_values_of_outputs(inputs));
         outputs
-            .map(|(KernelTensorSpec { name, extents, .. }, values)| Expected {
-                rows: sampled.clone().filter(|rows| rows.len() < extents[0]),
+            .map(|(KernelTensorSpec { tensor_name: name, extents, .. }, values)| Expected {
+                row_indices: sampled.clone().filter(|rows| rows.len() < extents[0]),
                 ..Expected::all(name, extents, values)
             })
             .collect()
@@ -392,21 +415,21 @@ impl Problem for SingleKernelProblem {
         let sum = |tensors: Vec<KernelTensorSpec>| {
             tensors.iter().map(KernelTensorSpec::bytes_of_tensor).sum::<usize>()
         };
-        let LanguageModelShape { d, dtype, .. } = self.shape;
+        let LanguageModelShape { model_width: d, dtype, .. } = self.shape;
         let (all, write) = (sum(self.input_tensor_specs()), sum(self.output_tensor_specs()));
-        let used_rows = self.shape.tokens_in_batch().min(self.shape.vocabulary);
-        let read = match self.component {
-            LanguageModelKernel::Embed => {
-                all - (self.shape.vocabulary - used_rows) * d * dtype.bytes_per_element()
+        let used_rows = self.shape.tokens_in_batch().min(self.shape.vocabulary_size);
+        let read = match self.tested_kernel {
+            LanguageModelKernel::TokenEmbedding => {
+                all - (self.shape.vocabulary_size - used_rows) * d * dtype.bytes_per_element()
             }
             LanguageModelKernel::Rope => all / 3 * 2,
             // The causal softmax reads no scores of keys after the diagonal, so their bytes do not
             // count.
-            LanguageModelKernel::Softmax
-            | LanguageModelKernel::SoftmaxF32
-            | LanguageModelKernel::SoftmaxBackward
-            | LanguageModelKernel::SoftmaxBackwardF32 => {
-                all / (2 * self.shape.context) * (self.shape.context + 1)
+            LanguageModelKernel::CausalSoftmax
+            | LanguageModelKernel::CausalSoftmaxOfF32Scores
+            | LanguageModelKernel::CausalSoftmaxBackward
+            | LanguageModelKernel::CausalSoftmaxBackwardOfF32Scores => {
+                all / (2 * self.shape.context_tokens) * (self.shape.context_tokens + 1)
             }
             _ => all,
         };
@@ -415,9 +438,10 @@ impl Problem for SingleKernelProblem {
             .iter()
             .map(|output| output.extents.iter().product::<usize>())
             .sum();
-        // The declared work counts about four operations for each element of the outputs.
+        // The declared work of a single-kernel problem counts about four operations for each
+        // element of the outputs.
         Work::bytes(read as u64, write as u64).with_flops(
-            FlopUnit::Vector,
+            FlopUnit::VectorArithmetic,
             Dtype::F32,
             4 * elements as u64,
         )
@@ -435,10 +459,10 @@ impl Problem for SingleKernelProblem {
         let f32s =
             self.output_tensor_specs().into_iter().filter(|output| output.dtype == Dtype::F32);
         let tolerance = Tolerance { max_error: 1e-5, relative_l2: 4e-6 };
-        f32s.map(|output| (output.name.to_owned(), tolerance)).collect()
+        f32s.map(|output| (output.tensor_name.to_owned(), tolerance)).collect()
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let elements = |tensors: Vec<KernelTensorSpec>| {
             tensors.iter().map(|tensor| tensor.extents.iter().product::<usize>()).sum::<usize>()
         };
@@ -451,12 +475,12 @@ impl Problem for SingleKernelProblem {
 
 /// Reads inputs of a kernel problem row by row in fp64 and computes the reference outputs from
 /// them.
-struct KernelReference<'a> {
+struct SingleKernelReference<'a> {
     inputs: &'a Tensors,
     shape: LanguageModelShape,
 }
 
-impl KernelReference<'_> {
+impl SingleKernelReference<'_> {
     fn read_row_in_f64(&self, name: &str, row: usize, columns: usize) -> Vec<f64> {
         self.inputs.tensor(name).elements_to_f64(row * columns, columns)
     }
@@ -467,16 +491,16 @@ impl KernelReference<'_> {
     }
 
     fn embedding_rows_of_tokens(&self) -> Vec<f64> {
-        let tokens = self.inputs.f32("tokens");
+        let tokens = self.inputs.f32_elements("tokens");
         self.concatenate_rows_of_tokens(&|token| {
-            self.read_row_in_f64("table", tokens[token] as usize, self.shape.d)
+            self.read_row_in_f64("table", tokens[token] as usize, self.shape.model_width)
         })
     }
 
     fn gradient_of_embedding_table(&self) -> Vec<f64> {
-        let LanguageModelShape { d, vocabulary, .. } = self.shape;
+        let LanguageModelShape { model_width: d, vocabulary_size: vocabulary, .. } = self.shape;
         let mut positions = vec![Vec::new(); vocabulary];
-        for (position, token) in self.inputs.f32("tokens").iter().enumerate() {
+        for (position, token) in self.inputs.f32_elements("tokens").iter().enumerate() {
             positions[*token as usize].push(position);
         }
         let sum = |token: usize| {
@@ -492,7 +516,7 @@ impl KernelReference<'_> {
 
     /// Row of x for a token, plus the rows of the tensors named in `added` for this token.
     fn sum_of_token_rows(&self, token: usize, added: &[&str]) -> Vec<f64> {
-        let d = self.shape.d;
+        let d = self.shape.model_width;
         let mut x = self.read_row_in_f64("x", token, d);
         for name in added {
             x.iter_mut().zip(self.read_row_in_f64(name, token, d)).for_each(|(x, y)| *x += y);
@@ -511,7 +535,7 @@ impl KernelReference<'_> {
     }
 
     fn rms_norm_of_token_rows(&self, added: &[&str]) -> Vec<f64> {
-        let gain = self.read_row_in_f64("gain", 0, self.shape.d);
+        let gain = self.read_row_in_f64("gain", 0, self.shape.model_width);
         self.concatenate_rows_of_tokens(&|token| {
             let x = self.sum_of_token_rows(token, added);
             let root = inverse_rms_of_row(&x);
@@ -520,7 +544,7 @@ impl KernelReference<'_> {
     }
 
     fn rms_norm_input_gradients(&self) -> Vec<f64> {
-        let d = self.shape.d;
+        let d = self.shape.model_width;
         let gain = self.read_row_in_f64("gain", 0, d);
         self.concatenate_rows_of_tokens(&|token| {
             let (x, grad) =
@@ -538,7 +562,7 @@ impl KernelReference<'_> {
 
     fn rms_norm_gain_gradient(&self) -> Vec<f64> {
         const TOKENS_PER_PARTIAL_GAIN_SUM: usize = 256;
-        let (d, tokens) = (self.shape.d, self.shape.tokens_in_batch());
+        let (d, tokens) = (self.shape.model_width, self.shape.tokens_in_batch());
         let partial = |number: usize| {
             let mut sum = vec![0.0; d];
             for token in number * TOKENS_PER_PARTIAL_GAIN_SUM
@@ -563,7 +587,7 @@ impl KernelReference<'_> {
     }
 
     fn rotated_queries_and_keys(&self) -> Vec<f64> {
-        let LanguageModelShape { d, context, .. } = self.shape;
+        let LanguageModelShape { model_width: d, context_tokens: context, .. } = self.shape;
         let head_dim = self.shape.elements_per_head();
         self.concatenate_rows_of_tokens(&|token| {
             let mut row = self.read_row_in_f64("qkv", token, 3 * d);
@@ -580,7 +604,7 @@ impl KernelReference<'_> {
     }
 
     fn swiglu_hidden_rows(&self) -> Vec<f64> {
-        let ff = self.shape.ff;
+        let ff = self.shape.swiglu_hidden_width;
         self.concatenate_rows_of_tokens(&|token| {
             let row = self.read_row_in_f64("gate_up", token, 2 * ff);
             let (gate, up) = row.split_at(ff);
@@ -589,7 +613,7 @@ impl KernelReference<'_> {
     }
 
     fn swiglu_gate_and_up_gradients(&self) -> Vec<f64> {
-        let ff = self.shape.ff;
+        let ff = self.shape.swiglu_hidden_width;
         self.concatenate_rows_of_tokens(&|token| {
             let row = self.read_row_in_f64("gate_up", token, 2 * ff);
             let grad = self.read_row_in_f64("grad_h", token, ff);
@@ -604,13 +628,13 @@ impl KernelReference<'_> {
         })
     }
 
-    /// Computes and concatenates the causal score rows of all heads: The function `f` gets a row's
-    /// index and the number of keys that the row's query sees; hidden keys get 0.
+    /// Concatenates the causal score rows of all heads, which `f` computes from a row's index and
+    /// the number of keys that its query sees; hidden keys get 0.
     fn concatenate_causal_score_rows(
         &self,
         f: &(dyn Fn(usize, usize) -> Vec<f64> + Sync),
     ) -> Vec<f64> {
-        let LanguageModelShape { context, batch, heads, .. } = self.shape;
+        let LanguageModelShape { context_tokens: context, batch, heads, .. } = self.shape;
         let row = |row: usize| {
             let mut values = f(row, row % context + 1);
             values.resize(context, 0.0);
@@ -626,7 +650,7 @@ impl KernelReference<'_> {
     fn causal_softmax_probabilities(&self) -> Vec<f64> {
         self.concatenate_causal_score_rows(&|row, seen| {
             let scores =
-                self.inputs.tensor("scores").elements_to_f64(row * self.shape.context, seen);
+                self.inputs.tensor("scores").elements_to_f64(row * self.shape.context_tokens, seen);
             let mut scores: Vec<f64> = scores.iter().map(|x| x * self.softmax_scale()).collect();
             softmax_in_place_f64(&mut scores);
             scores
@@ -636,7 +660,7 @@ impl KernelReference<'_> {
     fn causal_softmax_score_gradients(&self) -> Vec<f64> {
         self.concatenate_causal_score_rows(&|row, seen| {
             let [p, grad] = ["probabilities", "grad_probabilities"].map(|name| {
-                self.inputs.tensor(name).elements_to_f64(row * self.shape.context, seen)
+                self.inputs.tensor(name).elements_to_f64(row * self.shape.context_tokens, seen)
             });
             let mean: f64 = p.iter().zip(&grad).map(|(p, grad)| p * grad).sum();
             p.iter().zip(&grad).map(|(p, grad)| self.softmax_scale() * p * (grad - mean)).collect()
@@ -646,23 +670,23 @@ impl KernelReference<'_> {
     /// Logits of a token, without the columns that pad the vocabulary.
     fn unpadded_logits_of_token(&self, token: usize) -> Vec<f64> {
         let mut logits = self.read_row_in_f64("logits", token, self.shape.padded_logit_columns());
-        logits.truncate(self.shape.vocabulary);
+        logits.truncate(self.shape.vocabulary_size);
         logits
     }
 
     fn mean_losses_of_sequences(&self) -> Vec<f64> {
-        let targets = self.inputs.f32("targets");
+        let targets = self.inputs.f32_elements("targets");
         let losses = self.concatenate_rows_of_tokens(&|token| {
             vec![cross_entropy_of_token(
                 &self.unpadded_logits_of_token(token),
                 targets[token] as usize,
             )]
         });
-        losses.chunks(self.shape.context).map(mean).collect()
+        losses.chunks(self.shape.context_tokens).map(mean).collect()
     }
 
     fn gradients_of_padded_logits(&self) -> Vec<f64> {
-        let targets = self.inputs.f32("targets");
+        let targets = self.inputs.f32_elements("targets");
         self.concatenate_rows_of_tokens(&|token| {
             let mut row = self.unpadded_logits_of_token(token);
             softmax_in_place_f64(&mut row);
@@ -676,7 +700,7 @@ impl KernelReference<'_> {
     /// Computes the AdamW step for some arena rows: new parameters, both new moments, and the new
     /// parameters once more for the bf16 copy.
     fn adamw_step_of_arena_rows(&self, rows: &[usize]) -> Vec<Vec<f64>> {
-        let LanguageModelShape { d, dtype, .. } = self.shape;
+        let LanguageModelShape { model_width: d, dtype, .. } = self.shape;
         let gradient = |number: usize| match rows[number]
             .checked_sub(self.shape.first_arena_row_of_matrices())
         {
@@ -685,11 +709,15 @@ impl KernelReference<'_> {
         };
         let values = parallel::map_numbers_in_parallel(rows.len(), &gradient).concat();
         let tensor = ArenaRowsOfTensor {
-            first: 0,
-            rows: self.shape.rows_in_parameter_arena(),
-            weight: ParameterTensor::Embedding,
+            first_arena_row: 0,
+            arena_row_count: self.shape.rows_in_parameter_arena(),
+            weight: ParameterTensor::TokenEmbedding,
         };
-        let gradient = SampledWeightGradient { tensor, rows: rows.to_vec(), values };
+        let gradient = SampledWeightGradient {
+            tensor,
+            sampled_row_indices: rows.to_vec(),
+            sampled_row_gradients: values,
+        };
         let mut outputs = adamw_step_of_gradient_rows(&self.shape, self.inputs, &gradient).to_vec();
         if dtype != Dtype::F32 {
             outputs.push(outputs[0].clone());

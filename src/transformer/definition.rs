@@ -33,9 +33,12 @@ pub const LM_FORWARD_WORKLOAD: Workload<LanguageModelForward> = Workload {
     about: "language model: logits of every token and the loss of every sequence",
     revision: 1,
     axes: LANGUAGE_MODEL_AXES,
-    default: &["size=reduced ctx=64 b=2 dtype=f32"],
-    accelerator: &["size=small ctx=512 b=4 dtype=bf16", "size=reduced ctx=100 b=3 dtype=f32,bf16"],
-    thorough: &[
+    default_selection_lines: &["size=reduced ctx=64 b=2 dtype=f32"],
+    accelerator_selection_lines: &[
+        "size=small ctx=512 b=4 dtype=bf16",
+        "size=reduced ctx=100 b=3 dtype=f32,bf16",
+    ],
+    thorough_selection_lines: &[
         "size=small ctx=128,256,1024 b=4 dtype=bf16",
         "size=medium,large ctx=512 b=4 dtype=bf16",
         "size=xl ctx=1024 b=4 dtype=bf16",
@@ -55,9 +58,9 @@ pub const LM_TRAINING_STEP_WORKLOAD: Workload<LanguageModelTrainingStep> = Workl
     about: "language model: forward, gradients of every parameter, AdamW over f32 state",
     revision: 2,
     axes: LANGUAGE_MODEL_AXES,
-    default: LM_FORWARD_WORKLOAD.default,
-    accelerator: LM_FORWARD_WORKLOAD.accelerator,
-    thorough: LM_FORWARD_WORKLOAD.thorough,
+    default_selection_lines: LM_FORWARD_WORKLOAD.default_selection_lines,
+    accelerator_selection_lines: LM_FORWARD_WORKLOAD.accelerator_selection_lines,
+    thorough_selection_lines: LM_FORWARD_WORKLOAD.thorough_selection_lines,
     bind: |point| {
         Ok(LanguageModelTrainingStep {
             shape: LanguageModelShape::bind_language_model_axes(point)?,
@@ -83,7 +86,7 @@ impl Problem for LanguageModelForward {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let LanguageModelShape { batch, context, .. } = self.shape;
+        let LanguageModelShape { batch, context_tokens: context, .. } = self.shape;
         let rows = self.shape.tokens_with_compared_logits();
         let shape = [batch, context, self.shape.padded_logit_columns()];
         let reference = LanguageModelReference::run_forward_pass(&self.shape, inputs, |x| x);
@@ -92,7 +95,12 @@ impl Problem for LanguageModelForward {
         let rows = (!whole).then_some(rows);
         let (name, shape) = ("logits".to_owned(), shape.to_vec());
         vec![
-            Expected { name, shape, rows, values: logits.into() },
+            Expected {
+                output_name: name,
+                output_shape: shape,
+                row_indices: rows,
+                expected_values: logits.into(),
+            },
             Expected::all("loss", [batch, 1], reference.mean_losses_of_sequences()),
         ]
     }
@@ -101,7 +109,10 @@ impl Problem for LanguageModelForward {
     /// logits and losses.
     fn symmetries(&self) -> Vec<InputSymmetry> {
         let inputs = &[("tokens", 0), ("targets", 0)];
-        vec![InputSymmetry::Roll { inputs, outputs: &[("logits", 0), ("loss", 0)] }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: inputs,
+            outputs_with_axes: &[("logits", 0), ("loss", 0)],
+        }]
     }
 
     fn work(&self) -> Work {
@@ -123,7 +134,7 @@ impl Problem for LanguageModelForward {
         BTreeMap::from([("loss".to_owned(), tolerance_of_losses(self.shape.dtype))])
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         self.work().total_bytes() * 2 + self.shape.host_bytes_of_reference()
     }
 }
@@ -163,8 +174,8 @@ impl Problem for LanguageModelTrainingStep {
         breakdown_of_phases(&self.shape, &["forward", "backward", "optimizer"])
     }
 
-    /// Tolerance of new parameters and moments; the first moment is linear in the gradient, so its
-    /// error is that of the gradient.
+    /// Tolerance of the new parameters and moments after a training step; the first moment is
+    /// linear in the gradient, so its error is that of the gradient.
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
             Dtype::Bf16 => Tolerance { max_error: 4e-2, relative_l2: 2e-2 },
@@ -187,7 +198,7 @@ impl Problem for LanguageModelTrainingStep {
             .into()
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         self.work().total_bytes() * 2 + self.shape.host_bytes_of_reference()
     }
 }
@@ -200,11 +211,11 @@ fn tolerance_of_losses(dtype: Dtype) -> Tolerance {
 /// Breakdown of the named phases into NVTX ranges and work, with the attention operations that only
 /// unfused implementations show, as `scaled_dot_product_attention`.
 fn breakdown_of_phases(shape: &LanguageModelShape, phases: &[&str]) -> ProblemPartsForProfile {
-    let LanguageModelShape { layers, heads, context, dtype, .. } = *shape;
+    let LanguageModelShape { layers, heads, context_tokens: context, dtype, .. } = *shape;
     let phase = |name: &&str| ProblemPartForProfile {
-        table: "phase",
+        profile_table: "phase",
         label: (*name).to_owned(),
-        range: (*name).to_owned(),
+        range_path: (*name).to_owned(),
         work: match *name {
             "forward" => shape.work_of_forward_pass(),
             "backward" => {
@@ -221,17 +232,17 @@ fn breakdown_of_phases(shape: &LanguageModelShape, phases: &[&str]) -> ProblemPa
     let gemm = 2 * pairs * shape.elements_per_head() as u64;
     let attention = [
         ("scores", "computing_attention_scores", FlopUnit::Matmul, gemm),
-        ("softmax", "computing_softmax", FlopUnit::Vector, 5 * pairs),
+        ("softmax", "computing_softmax", FlopUnit::VectorArithmetic, 5 * pairs),
         ("values", "final_matmul", FlopUnit::Matmul, gemm),
     ]
     .map(|(label, name, unit, flops)| ProblemPartForProfile {
-        table: "attention",
+        profile_table: "attention",
         label: label.to_owned(),
-        range: format!("scaled_dot_product_attention/{name}"),
+        range_path: format!("scaled_dot_product_attention/{name}"),
         work: Work::default().with_flops(unit, dtype, flops),
     });
     ProblemPartsForProfile {
-        samples: Some(shape.tokens_in_batch() as u64),
+        data_items_per_execution: Some(shape.tokens_in_batch() as u64),
         unit: ThroughputItemUnit::Tokens,
         parts: phases.iter().map(phase).chain(attention).collect(),
     }
@@ -246,10 +257,10 @@ pub fn check_tokens_are_in_vocabulary(
     inputs: &Tensors,
 ) -> Result<(), String> {
     for name in ["tokens", "targets"] {
-        let valid = |x: f32| x >= 0.0 && x < shape.vocabulary as f32 && x.fract() == 0.0;
-        let tokens = inputs.f32(name);
+        let valid = |x: f32| x >= 0.0 && x < shape.vocabulary_size as f32 && x.fract() == 0.0;
+        let tokens = inputs.f32_elements(name);
         if let Some(place) = tokens.iter().position(|token| !valid(*token)) {
-            let (token, vocabulary) = (tokens[place], shape.vocabulary);
+            let (token, vocabulary) = (tokens[place], shape.vocabulary_size);
             return Err(format!(
                 "`{name}` has {token} at {place}, a vocabulary of {vocabulary} ends before"
             ));

@@ -19,9 +19,9 @@ pub struct SampledWeightGradient {
     /// Position of the parameter tensor in the arena.
     pub tensor: ArenaRowsOfTensor,
     /// Indices of the sampled rows, ascending, counted from the tensor's first row.
-    pub rows: Vec<usize>,
-    /// Gradients of these rows.
-    pub values: Vec<f64>,
+    pub sampled_row_indices: Vec<usize>,
+    /// Gradients of the sampled rows in fp64, one row after the other.
+    pub sampled_row_gradients: Vec<f64>,
 }
 
 /// Computes the expected outputs of a training step: losses, and the sampled rows of the new
@@ -36,10 +36,13 @@ pub fn expected_training_step_outputs(
         vec![Expected::all("loss", [shape.batch, 1], reference.mean_losses_of_sequences())];
     for gradient in reference.mean_loss_gradients() {
         let updated = adamw_step_of_gradient_rows(shape, inputs, &gradient);
-        let rows: Vec<usize> =
-            gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
+        let rows: Vec<usize> = gradient
+            .sampled_row_indices
+            .iter()
+            .map(|row| gradient.tensor.first_arena_row + row)
+            .collect();
         for (name, values) in TRAINING_STATE_OUTPUTS.into_iter().zip(updated) {
-            let shape = [shape.rows_in_parameter_arena(), shape.d];
+            let shape = [shape.rows_in_parameter_arena(), shape.model_width];
             expected.push(Expected::sampled_rows(name, shape, rows.clone(), values));
         }
     }
@@ -53,13 +56,17 @@ pub fn adamw_step_of_gradient_rows(
     inputs: &Tensors,
     gradient: &SampledWeightGradient,
 ) -> [Vec<f64>; 3] {
-    let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
+    let steps = f64::from(inputs.f32_elements("steps")[0]) + 1.0;
     let corrections = [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| 1.0 - beta.powf(steps));
     let mut updated: [Vec<f64>; 3] = Default::default();
-    for (row, gradient_row) in gradient.rows.iter().zip(gradient.values.chunks(shape.d)) {
-        let from = (gradient.tensor.first + row) * shape.d;
-        let [p, m, v] =
-            TRAINING_STATE_INPUTS.map(|name| inputs.tensor(name).elements_to_f64(from, shape.d));
+    for (row, gradient_row) in gradient
+        .sampled_row_indices
+        .iter()
+        .zip(gradient.sampled_row_gradients.chunks(shape.model_width))
+    {
+        let from = (gradient.tensor.first_arena_row + row) * shape.model_width;
+        let [p, m, v] = TRAINING_STATE_INPUTS
+            .map(|name| inputs.tensor(name).elements_to_f64(from, shape.model_width));
         for (column, g) in gradient_row.iter().enumerate() {
             let m = ADAMW_BETA_1 * m[column] + (1.0 - ADAMW_BETA_1) * g;
             let v = ADAMW_BETA_2 * v[column] + (1.0 - ADAMW_BETA_2) * g * g;
@@ -75,23 +82,28 @@ impl LanguageModelReference<'_> {
     /// Computes the gradients of the mean loss over all tokens, for the compared rows of every
     /// parameter tensor.
     pub fn mean_loss_gradients(&self) -> Vec<SampledWeightGradient> {
-        let LanguageModelShape { layers, d, .. } = self.shape;
+        let LanguageModelShape { layers, model_width: d, .. } = self.shape;
         let mut gradients = Vec::new();
         let mut gains = vec![vec![0.0; d]; self.shape.number_of_norms()];
         let grad_logits = self.gradient_of_logits();
         let (normalized, head_input) =
             self.rms_norm_without_and_with_gain(2 * layers, self.residual_stream_before_head());
         gradients.push(self.compared_rows_of_weight_gradient(
-            ParameterTensor::Head,
+            ParameterTensor::LogitProjection,
             &grad_logits,
             &head_input,
         ));
         let grad = self
-            .multiply_by_weight(&grad_logits, ParameterTensor::Head)
+            .multiply_by_weight(&grad_logits, ParameterTensor::LogitProjection)
             .with_rounded_elements(self.round_to_dtype);
         let (mut grad_x, gain) =
             self.gradients_of_norm_input_and_gain(2 * layers, &normalized, &grad);
-        self.memory_pool.return_memory_to_pool([grad_logits, head_input, grad, normalized.rows]);
+        self.memory_pool.return_memory_to_pool([
+            grad_logits,
+            head_input,
+            grad,
+            normalized.normalized_rows,
+        ]);
         gains[2 * layers] = gain;
         for layer in (0..layers).rev() {
             let activations = self.activations_of_layer(layer, &self.residual_streams[layer]);
@@ -113,16 +125,21 @@ impl LanguageModelReference<'_> {
             self.memory_pool
                 .return_memory_to_pool([std::mem::replace(&mut grad_x, grad), grad_middle]);
         }
-        let tensor = self.shape.arena_rows_of_tensor(ParameterTensor::Gains);
-        let rows = (0..tensor.rows).collect();
-        gradients.push(SampledWeightGradient { tensor, rows, values: gains.concat() });
+        let tensor = self.shape.arena_rows_of_tensor(ParameterTensor::RmsNormGains);
+        let rows = (0..tensor.arena_row_count).collect();
+        gradients.push(SampledWeightGradient {
+            tensor,
+            sampled_row_indices: rows,
+            sampled_row_gradients: gains.concat(),
+        });
         gradients.push(self.compared_rows_of_embedding_gradient(&grad_x));
         gradients
     }
 
     fn gradient_of_logits(&self) -> F64Matrix {
-        let targets = self.inputs.f32("targets");
-        let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.tokens_in_batch() as f64);
+        let targets = self.inputs.f32_elements("targets");
+        let (vocabulary, tokens) =
+            (self.shape.vocabulary_size, self.shape.tokens_in_batch() as f64);
         let mut grad = self.memory_pool.copy_into_pooled_matrix(&self.logits);
         process_f64_rows_in_parallel(&mut grad.values, vocabulary, &|token, row| {
             softmax_in_place_f64(row);
@@ -156,7 +173,7 @@ impl LanguageModelReference<'_> {
             .with_rounded_elements(self.round_to_dtype)
             .values;
         self.memory_pool.return_memory_to_pool([picked]);
-        SampledWeightGradient { tensor, rows, values }
+        SampledWeightGradient { tensor, sampled_row_indices: rows, sampled_row_gradients: values }
     }
 
     /// Computes the gradients of the input rows of an RMSNorm and of its gain.
@@ -168,15 +185,15 @@ impl LanguageModelReference<'_> {
     ) -> (F64Matrix, Vec<f64>) {
         /// Number of columns for which one parallel CPU task sums over all tokens.
         const GAIN_COLUMNS_PER_TASK: usize = 32;
-        let d = self.shape.d;
-        let gains = self.weight_as_network_uses_it(ParameterTensor::Gains);
+        let d = self.shape.model_width;
+        let gains = self.weight_as_network_uses_it(ParameterTensor::RmsNormGains);
         let gains = gains.row_slice(norm);
         let mut grad_x = self.memory_pool.take_uninitialised_matrix(grad.number_of_rows(), d);
         process_f64_rows_in_parallel(&mut grad_x.values, d, &|token, to| {
-            let (grad, x) = (grad.row_slice(token), normalized.rows.row_slice(token));
+            let (grad, x) = (grad.row_slice(token), normalized.normalized_rows.row_slice(token));
             let products = || grad.iter().zip(gains).zip(x);
             let mean = products().map(|((grad, gain), x)| grad * gain * x).sum::<f64>() / d as f64;
-            let root = normalized.inverse_roots[token];
+            let root = normalized.inverse_root_mean_squares[token];
             for (to, ((grad, gain), x)) in to.iter_mut().zip(products()) {
                 *to = root * (grad * gain - x * mean);
             }
@@ -187,7 +204,7 @@ impl LanguageModelReference<'_> {
             GAIN_COLUMNS_PER_TASK,
             &|number, sums| {
                 for token in 0..grad.number_of_rows() {
-                    let [grad, x] = [grad, &normalized.rows]
+                    let [grad, x] = [grad, &normalized.normalized_rows]
                         .map(|of| &of.row_slice(token)[number * GAIN_COLUMNS_PER_TASK..]);
                     for (sum, (grad, x)) in sums.iter_mut().zip(grad.iter().zip(x)) {
                         *sum += grad * x;
@@ -207,20 +224,20 @@ impl LanguageModelReference<'_> {
         grad_x: &F64Matrix,
         gradients: &mut Vec<SampledWeightGradient>,
     ) -> (F64Matrix, Vec<f64>) {
-        let (ff, round) = (self.shape.ff, self.round_to_dtype);
+        let (ff, round) = (self.shape.swiglu_hidden_width, self.round_to_dtype);
         let grad = self.memory_pool.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
         gradients.push(self.compared_rows_of_weight_gradient(
-            ParameterTensor::Down(layer),
-            &activations.hidden,
+            ParameterTensor::DownProjectionOfLayer(layer),
+            &activations.swiglu_hidden,
             &grad,
         ));
         let grad_hidden = self
-            .multiply_by_transposed_weight(&grad, ParameterTensor::Down(layer))
+            .multiply_by_transposed_weight(&grad, ParameterTensor::DownProjectionOfLayer(layer))
             .with_rounded_elements(round);
         let mut grad_gate_up =
             self.memory_pool.take_uninitialised_matrix(grad.number_of_rows(), 2 * ff);
         process_f64_rows_in_parallel(&mut grad_gate_up.values, 2 * ff, &|token, to| {
-            let (gate, up) = activations.gate_up.row_slice(token).split_at(ff);
+            let (gate, up) = activations.swiglu_gates_and_ups.row_slice(token).split_at(ff);
             let (to_gate, to_up) = to.split_at_mut(ff);
             for (column, grad) in grad_hidden.row_slice(token).iter().enumerate() {
                 let (x, s) = (gate[column], sigmoid_f64(gate[column]));
@@ -228,14 +245,14 @@ impl LanguageModelReference<'_> {
                 to_up[column] = round(grad * x * s);
             }
         });
-        let input = &activations.mlp_input;
+        let input = &activations.swiglu_input;
         gradients.push(self.compared_rows_of_weight_gradient(
-            ParameterTensor::GateUp(layer),
+            ParameterTensor::GateUpProjectionOfLayer(layer),
             &grad_gate_up,
             input,
         ));
         let grad_input = self
-            .multiply_by_weight(&grad_gate_up, ParameterTensor::GateUp(layer))
+            .multiply_by_weight(&grad_gate_up, ParameterTensor::GateUpProjectionOfLayer(layer))
             .with_rounded_elements(round);
         let before = &activations.before_mlp;
         let (through_norm, gain) =
@@ -256,24 +273,24 @@ impl LanguageModelReference<'_> {
         let round = self.round_to_dtype;
         let grad = self.memory_pool.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
         gradients.push(self.compared_rows_of_weight_gradient(
-            ParameterTensor::Out(layer),
+            ParameterTensor::AttentionOutputProjectionOfLayer(layer),
             &grad,
-            &activations.attended,
+            &activations.attention_output,
         ));
         let grad_attended = self
-            .multiply_by_weight(&grad, ParameterTensor::Out(layer))
+            .multiply_by_weight(&grad, ParameterTensor::AttentionOutputProjectionOfLayer(layer))
             .with_rounded_elements(round);
         let mut grad_qkv = self
             .gradients_of_rotated_qkv(&activations.qkv, &grad_attended)
             .with_rounded_elements(round);
         self.apply_rope_in_place(&mut grad_qkv, -1.0);
         gradients.push(self.compared_rows_of_weight_gradient(
-            ParameterTensor::Qkv(layer),
+            ParameterTensor::QkvProjectionOfLayer(layer),
             &grad_qkv,
             &activations.qkv_input,
         ));
         let grad_input = self
-            .multiply_by_weight(&grad_qkv, ParameterTensor::Qkv(layer))
+            .multiply_by_weight(&grad_qkv, ParameterTensor::QkvProjectionOfLayer(layer))
             .with_rounded_elements(round);
         let before = &activations.before_attention;
         let (through_norm, gain) =
@@ -285,7 +302,8 @@ impl LanguageModelReference<'_> {
     /// Computes the gradients of rotated queries, rotated keys and values from the gradient of the
     /// attention output.
     fn gradients_of_rotated_qkv(&self, qkv: &F64Matrix, grad_attended: &F64Matrix) -> F64Matrix {
-        let LanguageModelShape { d, heads, batch, context, .. } = self.shape;
+        let LanguageModelShape { model_width: d, heads, batch, context_tokens: context, .. } =
+            self.shape;
         let head_dim = self.shape.elements_per_head();
         let scale = 1.0 / (head_dim as f64).sqrt();
         let product = |a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor| {
@@ -325,15 +343,17 @@ impl LanguageModelReference<'_> {
     }
 
     fn compared_rows_of_embedding_gradient(&self, grad_x: &F64Matrix) -> SampledWeightGradient {
-        let d = self.shape.d;
-        let tensor = self.shape.arena_rows_of_tensor(ParameterTensor::Embedding);
-        let rows = self.shape.rows_compared_with_reference(ParameterTensor::Embedding, self.inputs);
+        let d = self.shape.model_width;
+        let tensor = self.shape.arena_rows_of_tensor(ParameterTensor::TokenEmbedding);
+        let rows =
+            self.shape.rows_compared_with_reference(ParameterTensor::TokenEmbedding, self.inputs);
         let mut values = vec![0.0; rows.len() * d];
-        for (token, grad) in self.inputs.f32("tokens").iter().zip(grad_x.values.chunks(d)) {
+        for (token, grad) in self.inputs.f32_elements("tokens").iter().zip(grad_x.values.chunks(d))
+        {
             if let Ok(row) = rows.binary_search(&(*token as usize)) {
                 values[row * d..][..d].iter_mut().zip(grad).for_each(|(to, grad)| *to += grad);
             }
         }
-        SampledWeightGradient { tensor, rows, values }
+        SampledWeightGradient { tensor, sampled_row_indices: rows, sampled_row_gradients: values }
     }
 }

@@ -146,38 +146,38 @@ pub fn process_f64_rows_in_parallel(
 
 /// Rows divided by their root mean squares, without the gain, and the inverse root mean squares.
 pub struct RmsNormalizedRows {
-    pub rows: F64Matrix,
-    pub inverse_roots: Vec<f64>,
+    pub normalized_rows: F64Matrix,
+    pub inverse_root_mean_squares: Vec<f64>,
 }
 
 /// Activations of a layer from which the reference computes the layer's gradients.
 pub struct ReferenceLayerActivations {
     pub before_attention: RmsNormalizedRows,
     pub qkv_input: F64Matrix,
-    /// Rotated queries, rotated keys, and values, `[T, 3·d]`.
+    /// Rotated queries, rotated keys, and values of all tokens, `[T, 3·d]`.
     pub qkv: F64Matrix,
-    pub attended: F64Matrix,
+    pub attention_output: F64Matrix,
     /// The residual stream between the layer's attention and its SwiGLU block.
-    pub middle: F64Matrix,
+    pub residual_after_attention: F64Matrix,
     pub before_mlp: RmsNormalizedRows,
-    pub mlp_input: F64Matrix,
-    pub gate_up: F64Matrix,
-    pub hidden: F64Matrix,
+    pub swiglu_input: F64Matrix,
+    pub swiglu_gates_and_ups: F64Matrix,
+    pub swiglu_hidden: F64Matrix,
 }
 
 impl ReferenceLayerActivations {
     /// Returns all matrices of the layer, so that their memory can be reused.
     pub fn into_matrices_for_reuse(self) -> [F64Matrix; 9] {
         [
-            self.before_attention.rows,
+            self.before_attention.normalized_rows,
             self.qkv_input,
             self.qkv,
-            self.attended,
-            self.middle,
-            self.before_mlp.rows,
-            self.mlp_input,
-            self.gate_up,
-            self.hidden,
+            self.attention_output,
+            self.residual_after_attention,
+            self.before_mlp.normalized_rows,
+            self.swiglu_input,
+            self.swiglu_gates_and_ups,
+            self.swiglu_hidden,
         ]
     }
 }
@@ -214,16 +214,18 @@ impl<'a> LanguageModelReference<'a> {
         }
     }
 
-    /// Computes the whole network.
+    /// Runs the forward pass of the whole language model in fp64.
     pub fn run_forward_pass(
         shape: &LanguageModelShape,
         inputs: &'a Tensors,
         round: fn(f64) -> f64,
     ) -> Self {
         let mut reference = Self::without_forward_pass(shape, inputs, round);
-        let embedding = reference.weight_as_network_uses_it(ParameterTensor::Embedding);
-        let mut x = F64Matrix::zeroed_with_extents(shape.tokens_in_batch(), shape.d);
-        for (token, x) in inputs.f32("tokens").iter().zip(x.values.chunks_mut(shape.d)) {
+        let embedding = reference.weight_as_network_uses_it(ParameterTensor::TokenEmbedding);
+        let mut x = F64Matrix::zeroed_with_extents(shape.tokens_in_batch(), shape.model_width);
+        for (token, x) in
+            inputs.f32_elements("tokens").iter().zip(x.values.chunks_mut(shape.model_width))
+        {
             x.copy_from_slice(embedding.row_slice(*token as usize));
         }
         for layer in 0..shape.layers {
@@ -238,7 +240,7 @@ impl<'a> LanguageModelReference<'a> {
             reference.residual_stream_before_head(),
         );
         let logits = reference
-            .multiply_by_transposed_weight(&normalized, ParameterTensor::Head)
+            .multiply_by_transposed_weight(&normalized, ParameterTensor::LogitProjection)
             .with_rounded_elements(round);
         reference.logits = logits;
         reference
@@ -272,8 +274,9 @@ impl<'a> LanguageModelReference<'a> {
 
     /// Reads a parameter tensor, rounded to bf16 if the network uses it in bf16.
     pub fn weight_as_network_uses_it(&self, weight: ParameterTensor) -> F64Matrix {
-        let ArenaRowsOfTensor { first, rows, .. } = self.shape.arena_rows_of_tensor(weight);
-        let d = self.shape.d;
+        let ArenaRowsOfTensor { first_arena_row: first, arena_row_count: rows, .. } =
+            self.shape.arena_rows_of_tensor(weight);
+        let d = self.shape.model_width;
         let parameters = self.inputs.tensor("parameters");
         let rounds = self.shape.dtype == Dtype::Bf16 && parameters.dtype() != Dtype::Bf16;
         let mut matrix = self.memory_pool.take_uninitialised_matrix(rows, d);
@@ -295,7 +298,7 @@ impl<'a> LanguageModelReference<'a> {
         norm: usize,
         x: &F64Matrix,
     ) -> (RmsNormalizedRows, F64Matrix) {
-        let d = self.shape.d;
+        let d = self.shape.model_width;
         let root = |row: usize| {
             let mean = x.row_slice(row).iter().map(|x| x * x).sum::<f64>() / d as f64;
             1.0 / (mean + RMS_NORM_EPSILON).sqrt()
@@ -306,7 +309,7 @@ impl<'a> LanguageModelReference<'a> {
             let root = inverse_roots[row];
             to.iter_mut().zip(x.row_slice(row)).for_each(|(to, x)| *to = x * root);
         });
-        let gains = self.weight_as_network_uses_it(ParameterTensor::Gains);
+        let gains = self.weight_as_network_uses_it(ParameterTensor::RmsNormGains);
         let mut scaled = self.memory_pool.take_uninitialised_matrix(x.number_of_rows(), d);
         process_f64_rows_in_parallel(&mut scaled.values, d, &|row, to| {
             let values = rows.row_slice(row).iter().zip(gains.row_slice(norm));
@@ -314,24 +317,33 @@ impl<'a> LanguageModelReference<'a> {
                 .zip(values)
                 .for_each(|(to, (x, gain))| *to = (self.round_to_dtype)(x * gain));
         });
-        (RmsNormalizedRows { rows, inverse_roots }, scaled)
+        (
+            RmsNormalizedRows { normalized_rows: rows, inverse_root_mean_squares: inverse_roots },
+            scaled,
+        )
     }
 
     /// Computes the activations of a layer from the residual stream before the layer.
     pub fn activations_of_layer(&self, layer: usize, x: &F64Matrix) -> ReferenceLayerActivations {
-        let (round, ff) = (self.round_to_dtype, self.shape.ff);
+        let (round, ff) = (self.round_to_dtype, self.shape.swiglu_hidden_width);
         let (before_attention, qkv_input) = self.rms_norm_without_and_with_gain(2 * layer, x);
         let mut qkv = self
-            .multiply_by_transposed_weight(&qkv_input, ParameterTensor::Qkv(layer))
+            .multiply_by_transposed_weight(&qkv_input, ParameterTensor::QkvProjectionOfLayer(layer))
             .with_rounded_elements(round);
         self.apply_rope_in_place(&mut qkv, 1.0);
         let attended = self.attention_output_of_all_heads(&qkv);
         let middle = self
-            .multiply_by_transposed_weight(&attended, ParameterTensor::Out(layer))
+            .multiply_by_transposed_weight(
+                &attended,
+                ParameterTensor::AttentionOutputProjectionOfLayer(layer),
+            )
             .plus_matrix(x);
         let (before_mlp, mlp_input) = self.rms_norm_without_and_with_gain(2 * layer + 1, &middle);
         let gate_up = self
-            .multiply_by_transposed_weight(&mlp_input, ParameterTensor::GateUp(layer))
+            .multiply_by_transposed_weight(
+                &mlp_input,
+                ParameterTensor::GateUpProjectionOfLayer(layer),
+            )
             .with_rounded_elements(round);
         let mut hidden =
             self.memory_pool.take_uninitialised_matrix(self.shape.tokens_in_batch(), ff);
@@ -345,12 +357,12 @@ impl<'a> LanguageModelReference<'a> {
             before_attention,
             qkv_input,
             qkv,
-            attended,
-            middle,
+            attention_output: attended,
+            residual_after_attention: middle,
             before_mlp,
-            mlp_input,
-            gate_up,
-            hidden,
+            swiglu_input: mlp_input,
+            swiglu_gates_and_ups: gate_up,
+            swiglu_hidden: hidden,
         }
     }
 
@@ -360,14 +372,17 @@ impl<'a> LanguageModelReference<'a> {
         layer: usize,
         activations: &ReferenceLayerActivations,
     ) -> F64Matrix {
-        self.multiply_by_weight(&activations.hidden, ParameterTensor::Down(layer))
-            .plus_matrix(&activations.middle)
+        self.multiply_by_weight(
+            &activations.swiglu_hidden,
+            ParameterTensor::DownProjectionOfLayer(layer),
+        )
+        .plus_matrix(&activations.residual_after_attention)
     }
 
     /// Applies RoPE in place to the queries and keys of `[T, 3·d]`; with `direction` -1 it applies
     /// the inverse rotation.
     pub fn apply_rope_in_place(&self, qkv: &mut F64Matrix, direction: f64) {
-        let LanguageModelShape { d, context, .. } = self.shape;
+        let LanguageModelShape { model_width: d, context_tokens: context, .. } = self.shape;
         let (head_dim, round) = (self.shape.elements_per_head(), self.round_to_dtype);
         let rotation = |position: usize, pair: usize| {
             let power = 2.0 * pair as f64 / head_dim as f64;
@@ -394,7 +409,7 @@ impl<'a> LanguageModelReference<'a> {
         operand: usize,
         number: usize,
     ) -> F64Matrix {
-        let LanguageModelShape { d, heads, context, .. } = self.shape;
+        let LanguageModelShape { model_width: d, heads, context_tokens: context, .. } = self.shape;
         let head_dim = self.shape.elements_per_head();
         let (sequence, head) = (number / heads, number % heads);
         let from = operand * d + head * head_dim;
@@ -408,7 +423,7 @@ impl<'a> LanguageModelReference<'a> {
     /// Computes the causal softmax probabilities of one head of one sequence, `[context, context]`.
     pub fn causal_probabilities(&self, query: &F64Matrix, key: &F64Matrix) -> F64Matrix {
         let (context, scale) =
-            (self.shape.context, 1.0 / (self.shape.elements_per_head() as f64).sqrt());
+            (self.shape.context_tokens, 1.0 / (self.shape.elements_per_head() as f64).sqrt());
         let mut scores = F64Matrix::zeroed_with_extents(context, context);
         let to = MatMut::from_row_major_slice_mut(&mut scores.values, context, context);
         matmul_f64_on_calling_thread(
@@ -428,7 +443,8 @@ impl<'a> LanguageModelReference<'a> {
     }
 
     fn attention_output_of_all_heads(&self, qkv: &F64Matrix) -> F64Matrix {
-        let LanguageModelShape { d, heads, context, batch, .. } = self.shape;
+        let LanguageModelShape { model_width: d, heads, context_tokens: context, batch, .. } =
+            self.shape;
         let head_dim = self.shape.elements_per_head();
         let outputs = parallel::map_numbers_in_parallel(batch * heads, &|number| {
             let [query, key, value] =
@@ -459,7 +475,7 @@ impl<'a> LanguageModelReference<'a> {
         first_column: usize,
         heads: &[Vec<f64>],
     ) {
-        let LanguageModelShape { heads: of_sequence, context, .. } = self.shape;
+        let LanguageModelShape { heads: of_sequence, context_tokens: context, .. } = self.shape;
         let (head_dim, columns) = (self.shape.elements_per_head(), to.columns);
         process_f64_rows_in_parallel(&mut to.values, columns, &|token, to| {
             let (sequence, position) = (token / context, token % context);
@@ -472,7 +488,7 @@ impl<'a> LanguageModelReference<'a> {
 
     /// Returns the logits of some tokens, padded with zeros.
     pub fn padded_logits_of_tokens(&self, tokens: &[usize]) -> Vec<f64> {
-        let padding = self.shape.padded_logit_columns() - self.shape.vocabulary;
+        let padding = self.shape.padded_logit_columns() - self.shape.vocabulary_size;
         let padded = |token: &usize| {
             let row = self.logits.row_slice(*token).iter().copied();
             row.chain(std::iter::repeat_n(0.0, padding)).collect::<Vec<_>>()
@@ -482,12 +498,12 @@ impl<'a> LanguageModelReference<'a> {
 
     /// Returns the mean loss of each sequence over its tokens.
     pub fn mean_losses_of_sequences(&self) -> Vec<f64> {
-        let targets = self.inputs.f32("targets");
+        let targets = self.inputs.f32_elements("targets");
         let loss = |token: usize| {
             cross_entropy_of_token(self.logits.row_slice(token), targets[token] as usize)
         };
         let losses = parallel::map_numbers_in_parallel(self.shape.tokens_in_batch(), &loss);
-        losses.chunks(self.shape.context).map(mean).collect()
+        losses.chunks(self.shape.context_tokens).map(mean).collect()
     }
 }
 

@@ -45,17 +45,17 @@ const COMPARED_ROWS_PER_TENSOR: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LanguageModelShape {
     /// Number of tokens in the vocabulary.
-    pub vocabulary: usize,
+    pub vocabulary_size: usize,
     /// Model width: number of elements of a token's vector in the residual stream.
-    pub d: usize,
+    pub model_width: usize,
     /// Number of elements of a token in the hidden layer of SwiGLU.
-    pub ff: usize,
+    pub swiglu_hidden_width: usize,
     /// Number of layers.
     pub layers: usize,
     /// Number of attention heads in each layer.
     pub heads: usize,
     /// Number of tokens in each sequence.
-    pub context: usize,
+    pub context_tokens: usize,
     /// Number of sequences in the batch.
     pub batch: usize,
     /// Dtype of GEMM weights and activations, bf16 or f32.
@@ -74,21 +74,37 @@ pub const MODEL_SIZE_NAMES: &[&str] = &["reduced", "small", "medium", "large", "
 /// Identifies a parameter tensor of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterTensor {
-    /// Vectors of the tokens.
-    Embedding,
+    /// Token embedding: one vector for each token of the vocabulary.
+    TokenEmbedding,
     /// Gains of all RMSNorms: before attention and before SwiGLU in each layer, and before the
     /// head.
-    Gains,
+    RmsNormGains,
     /// Projection to queries, keys and values of the layer with this number.
-    Qkv(usize),
+    QkvProjectionOfLayer(usize),
     /// Output projection of attention in the layer with this number.
-    Out(usize),
+    AttentionOutputProjectionOfLayer(usize),
     /// Projections to gate and up of SwiGLU in the layer with this number.
-    GateUp(usize),
+    GateUpProjectionOfLayer(usize),
     /// Output projection of SwiGLU in the layer with this number.
-    Down(usize),
+    DownProjectionOfLayer(usize),
     /// Projection to the logits.
-    Head,
+    LogitProjection,
+}
+
+impl ParameterTensor {
+    /// Name that selects the random numbers of the tensor's values; another name would draw other
+    /// weights.
+    fn name_in_random_draws(self) -> String {
+        match self {
+            Self::TokenEmbedding => "Embedding".to_owned(),
+            Self::RmsNormGains => "Gains".to_owned(),
+            Self::QkvProjectionOfLayer(layer) => format!("Qkv({layer})"),
+            Self::AttentionOutputProjectionOfLayer(layer) => format!("Out({layer})"),
+            Self::GateUpProjectionOfLayer(layer) => format!("GateUp({layer})"),
+            Self::DownProjectionOfLayer(layer) => format!("Down({layer})"),
+            Self::LogitProjection => "Head".to_owned(),
+        }
+    }
 }
 
 /// Position of a parameter tensor in the parameter arena: a range of rows.
@@ -97,9 +113,9 @@ pub struct ArenaRowsOfTensor {
     /// The parameter tensor.
     pub weight: ParameterTensor,
     /// Index of the tensor's first row in the arena.
-    pub first: usize,
-    /// Number of arena rows of the tensor.
-    pub rows: usize,
+    pub first_arena_row: usize,
+    /// Number of arena rows of the parameter tensor.
+    pub arena_row_count: usize,
 }
 
 impl LanguageModelShape {
@@ -115,46 +131,55 @@ impl LanguageModelShape {
         };
         let dtype = Dtype::parse_dtype_name(point.word("dtype")?).expect("the axis lists dtypes");
         let (context, batch) = (point.number("ctx")?, point.number("b")?);
-        let shape = Self { vocabulary, d, ff, layers, heads, context, batch, dtype };
+        let shape = Self {
+            vocabulary_size: vocabulary,
+            model_width: d,
+            swiglu_hidden_width: ff,
+            layers,
+            heads,
+            context_tokens: context,
+            batch,
+            dtype,
+        };
         let widest = [shape.padded_logit_columns(), 2 * ff, 3 * d].into_iter().max().unwrap_or(1);
         let elements = batch.checked_mul(context).and_then(|tokens| tokens.checked_mul(widest));
         if elements.is_none_or(|elements| elements > i32::MAX as usize) {
             let message = "an activation has more than 2^31 elements".to_owned();
-            return Err(AxisError::Combination(message));
+            return Err(AxisError::InvalidCombinationOfValues(message));
         }
         Ok(shape)
     }
 
     /// Number of tokens in all sequences of the batch, T = batch · context.
     pub const fn tokens_in_batch(&self) -> usize {
-        self.batch * self.context
+        self.batch * self.context_tokens
     }
 
     /// Number of elements of an attention head, d / heads.
     pub const fn elements_per_head(&self) -> usize {
-        self.d / self.heads
+        self.model_width / self.heads
     }
 
     /// Number of columns of the logits: the vocabulary with padding.
     pub const fn padded_logit_columns(&self) -> usize {
-        self.vocabulary.next_multiple_of(LOGIT_COLUMN_MULTIPLE)
+        self.vocabulary_size.next_multiple_of(LOGIT_COLUMN_MULTIPLE)
     }
 
     /// Number of rows of the parameter arena, R.
     pub const fn rows_in_parameter_arena(&self) -> usize {
         self.first_arena_row_of_matrices()
             + self.layers * self.arena_rows_per_layer()
-            + self.vocabulary
+            + self.vocabulary_size
     }
 
     /// Number of parameters of the model, R · d.
     pub const fn number_of_parameters(&self) -> usize {
-        self.rows_in_parameter_arena() * self.d
+        self.rows_in_parameter_arena() * self.model_width
     }
 
     /// Index of the first row of the parameter arena after the embedding and the gains.
     pub const fn first_arena_row_of_matrices(&self) -> usize {
-        self.vocabulary + self.number_of_norms()
+        self.vocabulary_size + self.number_of_norms()
     }
 
     /// Number of RMSNorms of the model: two in each layer and one before the head.
@@ -163,46 +188,53 @@ impl LanguageModelShape {
     }
 
     const fn arena_rows_per_layer(&self) -> usize {
-        4 * self.d + 3 * self.ff
+        4 * self.model_width + 3 * self.swiglu_hidden_width
     }
 
     /// Position of a parameter tensor in the parameter arena.
     pub const fn arena_rows_of_tensor(&self, weight: ParameterTensor) -> ArenaRowsOfTensor {
-        let Self { vocabulary, d, ff, .. } = *self;
+        let Self { vocabulary_size: vocabulary, model_width: d, swiglu_hidden_width: ff, .. } =
+            *self;
         let matrices = self.first_arena_row_of_matrices();
         let (first, rows) = match weight {
-            ParameterTensor::Embedding => (0, vocabulary),
-            ParameterTensor::Gains => (vocabulary, self.number_of_norms()),
-            ParameterTensor::Qkv(layer) => (matrices + layer * self.arena_rows_per_layer(), 3 * d),
-            ParameterTensor::Out(layer) => {
+            ParameterTensor::TokenEmbedding => (0, vocabulary),
+            ParameterTensor::RmsNormGains => (vocabulary, self.number_of_norms()),
+            ParameterTensor::QkvProjectionOfLayer(layer) => {
+                (matrices + layer * self.arena_rows_per_layer(), 3 * d)
+            }
+            ParameterTensor::AttentionOutputProjectionOfLayer(layer) => {
                 (matrices + layer * self.arena_rows_per_layer() + 3 * d, d)
             }
-            ParameterTensor::GateUp(layer) => {
+            ParameterTensor::GateUpProjectionOfLayer(layer) => {
                 (matrices + layer * self.arena_rows_per_layer() + 4 * d, 2 * ff)
             }
-            ParameterTensor::Down(layer) => {
+            ParameterTensor::DownProjectionOfLayer(layer) => {
                 (matrices + layer * self.arena_rows_per_layer() + 4 * d + 2 * ff, ff)
             }
-            ParameterTensor::Head => {
+            ParameterTensor::LogitProjection => {
                 (matrices + self.layers * self.arena_rows_per_layer(), vocabulary)
             }
         };
-        ArenaRowsOfTensor { weight, first, rows }
+        ArenaRowsOfTensor { weight, first_arena_row: first, arena_row_count: rows }
     }
 
     /// Positions of all parameter tensors, in the order of the parameter arena.
     pub fn arena_rows_of_all_tensors(&self) -> Vec<ArenaRowsOfTensor> {
         let layer = |layer| {
             [
-                ParameterTensor::Qkv(layer),
-                ParameterTensor::Out(layer),
-                ParameterTensor::GateUp(layer),
-                ParameterTensor::Down(layer),
+                ParameterTensor::QkvProjectionOfLayer(layer),
+                ParameterTensor::AttentionOutputProjectionOfLayer(layer),
+                ParameterTensor::GateUpProjectionOfLayer(layer),
+                ParameterTensor::DownProjectionOfLayer(layer),
             ]
         };
         let layers = (0..self.layers).flat_map(layer);
-        let all = [ParameterTensor::Embedding, ParameterTensor::Gains].into_iter().chain(layers);
-        all.chain([ParameterTensor::Head]).map(|weight| self.arena_rows_of_tensor(weight)).collect()
+        let all = [ParameterTensor::TokenEmbedding, ParameterTensor::RmsNormGains]
+            .into_iter()
+            .chain(layers);
+        all.chain([ParameterTensor::LogitProjection])
+            .map(|weight| self.arena_rows_of_tensor(weight))
+            .collect()
     }
 
     /// Rows of a parameter tensor that are compared with the reference; the indices are ascending
@@ -213,20 +245,20 @@ impl LanguageModelShape {
         weight: ParameterTensor,
         inputs: &Tensors,
     ) -> Vec<usize> {
-        let ArenaRowsOfTensor { rows, .. } = self.arena_rows_of_tensor(weight);
+        let ArenaRowsOfTensor { arena_row_count: rows, .. } = self.arena_rows_of_tensor(weight);
         if self.number_of_parameters() <= MAX_PARAMETERS_OF_FULLY_COMPARED_MODEL
-            || weight == ParameterTensor::Gains
+            || weight == ParameterTensor::RmsNormGains
         {
             return (0..rows).collect();
         }
         let mut sampled = random::distinct_random_indices(
             1,
-            &format!("{weight:?}"),
+            &weight.name_in_random_draws(),
             rows,
             COMPARED_ROWS_PER_TENSOR,
         );
-        if weight == ParameterTensor::Embedding {
-            let tokens = inputs.f32("tokens").iter().take(COMPARED_ROWS_PER_TENSOR);
+        if weight == ParameterTensor::TokenEmbedding {
+            let tokens = inputs.f32_elements("tokens").iter().take(COMPARED_ROWS_PER_TENSOR);
             sampled.extend(tokens.map(|token| *token as usize));
             sampled.sort_unstable();
             sampled.dedup();
@@ -247,7 +279,7 @@ impl LanguageModelShape {
     /// Draws the input tokens and their target tokens uniformly from the vocabulary.
     pub fn draw_tokens_and_targets(&self, seed: u64) -> Tensors {
         ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
-            let vocabulary = self.vocabulary as f32;
+            let vocabulary = self.vocabulary_size as f32;
             // The decimal digits of a normal sample after the third are about uniformly
             // distributed, so they select a token.
             let token = |x: f32| ((x * 997.0).abs().fract() * vocabulary).floor();
@@ -255,26 +287,36 @@ impl LanguageModelShape {
                 random::map_standard_normal_values(seed, name, self.tokens_in_batch(), |x| {
                     token(x).min(vocabulary - 1.0)
                 });
-            text.with(name, [self.batch, self.context], tokens)
+            text.with_tensor(name, [self.batch, self.context_tokens], tokens)
         })
     }
 
-    /// Draws the parameter arena in the given dtype: The embedding is N(0, 1), gains are around 1,
-    /// and matrices keep the variance of a row.
+    /// Draws the parameter arena in the given dtype: In the drawn arena, the embedding is N(0, 1),
+    /// gains are around 1, and matrices keep the variance of a row.
     pub fn draw_parameter_arena(&self, seed: u64, dtype: Dtype) -> Tensor {
-        let mut arena = Tensor::filled_with_zeros([self.rows_in_parameter_arena(), self.d], dtype);
-        for ArenaRowsOfTensor { weight, first, rows } in self.arena_rows_of_all_tensors() {
+        let mut arena =
+            Tensor::filled_with_zeros([self.rows_in_parameter_arena(), self.model_width], dtype);
+        for ArenaRowsOfTensor { weight, first_arena_row: first, arena_row_count: rows } in
+            self.arena_rows_of_all_tensors()
+        {
             let (spread, mean): (f32, f32) = match weight {
-                ParameterTensor::Embedding => (1.0, 0.0),
-                ParameterTensor::Gains => (0.1, 1.0),
-                ParameterTensor::Down(_) => (1.0 / (self.ff as f32).sqrt(), 0.0),
-                _ => (1.0 / (self.d as f32).sqrt(), 0.0),
+                ParameterTensor::TokenEmbedding => (1.0, 0.0),
+                ParameterTensor::RmsNormGains => (0.1, 1.0),
+                ParameterTensor::DownProjectionOfLayer(_) => {
+                    (1.0 / (self.swiglu_hidden_width as f32).sqrt(), 0.0)
+                }
+                _ => (1.0 / (self.model_width as f32).sqrt(), 0.0),
             };
-            let len = rows * self.d;
+            let len = rows * self.model_width;
             let value = |x: f32| x.mul_add(spread, mean);
-            let tensor =
-                draw_tensor_of_mapped_normals(seed, &format!("{weight:?}"), [len], dtype, value);
-            let from = first * self.d * dtype.bytes_per_element();
+            let tensor = draw_tensor_of_mapped_normals(
+                seed,
+                &weight.name_in_random_draws(),
+                [len],
+                dtype,
+                value,
+            );
+            let from = first * self.model_width * dtype.bytes_per_element();
             arena.as_bytes_mut()[from..][..tensor.size_in_bytes()]
                 .copy_from_slice(tensor.as_bytes());
         }
@@ -284,30 +326,31 @@ impl LanguageModelShape {
     /// Draws the state of a training step: f32 parameters, both AdamW moments as in the middle of a
     /// training, and the number of steps done.
     pub fn draw_parameters_and_moments(&self, seed: u64) -> Tensors {
-        // The moments have about the spread of a gradient of the mean loss over this number of
-        // tokens.
+        // The drawn AdamW moments have about the spread of a gradient of the mean loss over
+        // `tokens_in_batch` tokens.
         let spread = 5e-3 / (self.tokens_in_batch() as f32).sqrt();
         let moments = |name: &str, value: &(dyn Fn(f32) -> f32 + Sync)| {
             random::map_standard_normal_values(seed, name, self.number_of_parameters(), value)
         };
-        let shape = [self.rows_in_parameter_arena(), self.d];
+        let shape = [self.rows_in_parameter_arena(), self.model_width];
         let mut state = Tensors::new()
-            .with("first_moments", shape, moments("first_moments", &|x| spread * x))
-            .with(
+            .with_tensor("first_moments", shape, moments("first_moments", &|x| spread * x))
+            .with_tensor(
                 "second_moments",
                 shape,
                 moments("second_moments", &|x| spread * spread * (10.0 + 20.0 * x.abs())),
             )
-            .with("steps", [1], vec![999.0f32]);
+            .with_tensor("steps", [1], vec![999.0f32]);
         state.insert("parameters", self.draw_parameter_arena(seed, Dtype::F32));
         state
     }
 
     /// FLOPs of all GEMMs of a forward pass, without the masked half of attention.
     pub const fn gemm_flops_of_forward_pass(&self) -> u64 {
-        let matrices = self.layers * self.arena_rows_per_layer() + self.vocabulary;
-        let attention = 2 * self.layers * self.context * self.d;
-        self.tokens_in_batch() as u64 * (2 * (matrices * self.d) as u64 + attention as u64)
+        let matrices = self.layers * self.arena_rows_per_layer() + self.vocabulary_size;
+        let attention = 2 * self.layers * self.context_tokens * self.model_width;
+        self.tokens_in_batch() as u64
+            * (2 * (matrices * self.model_width) as u64 + attention as u64)
     }
 
     /// Work of a forward pass: bytes, GEMM FLOPs, and vector FLOPs of norms, rotary embedding,
@@ -315,20 +358,24 @@ impl LanguageModelShape {
     pub fn work_of_forward_pass(&self) -> Work {
         let tokens = self.tokens_in_batch() as u64;
         let element = self.dtype.bytes_per_element() as u64;
-        let matrices = (self.number_of_parameters() - self.vocabulary * self.d) as u64;
-        let used = (self.tokens_in_batch().min(self.vocabulary) * self.d) as u64;
+        let matrices =
+            (self.number_of_parameters() - self.vocabulary_size * self.model_width) as u64;
+        let used = (self.tokens_in_batch().min(self.vocabulary_size) * self.model_width) as u64;
         let read = element * (matrices + used) + 8 * tokens;
         let write = element * tokens * self.padded_logit_columns() as u64 + 4 * self.batch as u64;
         Work::bytes(read, write)
             .with_flops(FlopUnit::Matmul, self.dtype, self.gemm_flops_of_forward_pass())
-            .with_flops(FlopUnit::Vector, Dtype::F32, self.vector_flops_of_forward_pass())
+            .with_flops(FlopUnit::VectorArithmetic, Dtype::F32, self.vector_flops_of_forward_pass())
     }
 
     /// Vector FLOPs of a forward pass outside the GEMMs.
     const fn vector_flops_of_forward_pass(&self) -> u64 {
-        let scores = 5 * self.heads * self.context / 2;
-        let layer = 2 * 4 * self.d + 2 * 3 * self.d + 6 * self.ff + scores;
-        (self.tokens_in_batch() * (self.layers * layer + 5 * self.vocabulary)) as u64
+        let scores = 5 * self.heads * self.context_tokens / 2;
+        let layer = 2 * 4 * self.model_width
+            + 2 * 3 * self.model_width
+            + 6 * self.swiglu_hidden_width
+            + scores;
+        (self.tokens_in_batch() * (self.layers * layer + 5 * self.vocabulary_size)) as u64
     }
 
     /// Work of a training step, which reads and writes parameters and moments once.
@@ -338,7 +385,7 @@ impl LanguageModelShape {
         Work::bytes(read, 12 * parameters + 4 * self.batch as u64)
             .with_flops(FlopUnit::Matmul, self.dtype, 3 * self.gemm_flops_of_forward_pass())
             .with_flops(
-                FlopUnit::Vector,
+                FlopUnit::VectorArithmetic,
                 Dtype::F32,
                 3 * self.vector_flops_of_forward_pass() + 14 * parameters,
             )
@@ -347,12 +394,17 @@ impl LanguageModelShape {
     /// Bytes of the reference's fp64 values besides inputs and outputs: one layer's activations and
     /// gradients, and the residual stream before every layer.
     pub const fn host_bytes_of_reference(&self) -> u64 {
-        let layer = 10 * self.d + 6 * self.ff + self.heads * self.context;
+        let layer =
+            10 * self.model_width + 6 * self.swiglu_hidden_width + self.heads * self.context_tokens;
         let tokens = self.tokens_in_batch() as u64;
-        let activations =
-            tokens * (layer + self.layers * self.d + 3 * self.padded_logit_columns()) as u64;
-        let widest = if self.vocabulary > 2 * self.ff { self.vocabulary } else { 2 * self.ff };
-        8 * (activations + (widest * self.d) as u64)
+        let activations = tokens
+            * (layer + self.layers * self.model_width + 3 * self.padded_logit_columns()) as u64;
+        let widest = if self.vocabulary_size > 2 * self.swiglu_hidden_width {
+            self.vocabulary_size
+        } else {
+            2 * self.swiglu_hidden_width
+        };
+        8 * (activations + (widest * self.model_width) as u64)
     }
 }
 
@@ -364,10 +416,19 @@ mod tests {
     fn parameter_tensors_fill_the_arena_in_order_without_gaps() {
         let [d, ff, layers, heads] = [768, 3072, 12, 12];
         let (vocabulary, context, batch, dtype) = (10_000, 512, 4, Dtype::Bf16);
-        let small = LanguageModelShape { vocabulary, d, ff, layers, heads, context, batch, dtype };
+        let small = LanguageModelShape {
+            vocabulary_size: vocabulary,
+            model_width: d,
+            swiglu_hidden_width: ff,
+            layers,
+            heads,
+            context_tokens: context,
+            batch,
+            dtype,
+        };
         let end = small.arena_rows_of_all_tensors().into_iter().fold(0, |end, tensor| {
-            assert_eq!(tensor.first, end, "{:?}", tensor.weight);
-            end + tensor.rows
+            assert_eq!(tensor.first_arena_row, end, "{:?}", tensor.weight);
+            end + tensor.arena_row_count
         });
         assert_eq!(end, small.rows_in_parameter_arena());
         assert_eq!(small.number_of_parameters() / 100_000, 1286, "128.6 million");
@@ -382,20 +443,20 @@ mod tests {
     #[test]
     fn drawn_tokens_use_the_vocabulary_and_repeat() {
         let shape = LanguageModelShape {
-            vocabulary: 13,
-            d: 8,
-            ff: 8,
+            vocabulary_size: 13,
+            model_width: 8,
+            swiglu_hidden_width: 8,
             layers: 1,
             heads: 1,
-            context: 50,
+            context_tokens: 50,
             batch: 2,
             dtype: Dtype::F32,
         };
         let text = shape.draw_tokens_and_targets(1);
         for name in ["tokens", "targets"] {
             let valid = |x: &f32| *x >= 0.0 && *x < 13.0 && x.fract() == 0.0;
-            assert!(text.f32(name).iter().all(valid));
+            assert!(text.f32_elements(name).iter().all(valid));
         }
-        assert_ne!(text.f32("tokens"), text.f32("targets"));
+        assert_ne!(text.f32_elements("tokens"), text.f32_elements("targets"));
     }
 }

@@ -20,12 +20,12 @@ use kernelgate::workload::{
 };
 
 const TINY_LANGUAGE_MODEL: LanguageModelShape = LanguageModelShape {
-    vocabulary: 21,
-    d: 16,
-    ff: 24,
+    vocabulary_size: 21,
+    model_width: 16,
+    swiglu_hidden_width: 24,
     layers: 2,
     heads: 2,
-    context: 7,
+    context_tokens: 7,
     batch: 2,
     dtype: Dtype::F32,
 };
@@ -43,20 +43,24 @@ fn language_model_reference_gradients_equal_finite_differences() {
         .mean_loss_gradients();
     assert_eq!(gradients.len(), TINY_LANGUAGE_MODEL.arena_rows_of_all_tensors().len());
     for gradient in gradients {
-        let ArenaRowsOfTensor { weight, first, rows } = gradient.tensor;
-        assert_eq!(gradient.rows.len(), rows, "{weight:?}");
-        let largest = gradient.values.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-        for element in [1, gradient.values.len() / 2, gradient.values.len() - 1] {
+        let ArenaRowsOfTensor { weight, first_arena_row: first, arena_row_count: rows } =
+            gradient.tensor;
+        assert_eq!(gradient.sampled_row_indices.len(), rows, "{weight:?}");
+        let largest =
+            gradient.sampled_row_gradients.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        for element in
+            [1, gradient.sampled_row_gradients.len() / 2, gradient.sampled_row_gradients.len() - 1]
+        {
             let at = |step: f32| {
                 let mut moved = inputs.clone();
-                let value =
-                    &mut moved.f32_mut("parameters")[first * TINY_LANGUAGE_MODEL.d + element];
+                let value = &mut moved.f32_mut("parameters")
+                    [first * TINY_LANGUAGE_MODEL.model_width + element];
                 *value += step;
                 (f64::from(*value), mean_loss_of_all_sequences(&TINY_LANGUAGE_MODEL, &moved))
             };
             let ((low, below), (high, above)) = (at(-1e-2), at(1e-2));
             let difference = (above - below) / (high - low);
-            let error = (difference - gradient.values[element]).abs();
+            let error = (difference - gradient.sampled_row_gradients[element]).abs();
             assert!(error < 1e-3 * largest, "{weight:?} {element}: {error:e} of {largest:e}");
         }
     }
@@ -68,18 +72,20 @@ fn inputs_of_next_training_step(
     inputs: &Tensors,
     expected: &[Expected],
 ) -> Tensors {
-    let mut state = inputs.select_named(&["tokens", "targets"]);
-    state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
+    let mut state = inputs.select_tensors_by_name(&["tokens", "targets"]);
+    state = state.with_tensor("steps", [1], vec![inputs.f32_elements("steps")[0] + 1.0]);
     for (name, next) in TRAINING_STATE_INPUTS.into_iter().zip(TRAINING_STATE_OUTPUTS) {
-        let mut values = inputs.f32(name).to_vec();
-        for one in expected.iter().filter(|one| one.name == next) {
-            let TensorData::F64(rows) = &one.values else { panic!("fp64") };
-            for (row, from) in one.rows.iter().flatten().zip(rows.chunks(shape.d)) {
-                let to = &mut values[row * shape.d..][..shape.d];
+        let mut values = inputs.f32_elements(name).to_vec();
+        for one in expected.iter().filter(|one| one.output_name == next) {
+            let TensorData::F64(rows) = &one.expected_values else { panic!("fp64") };
+            for (row, from) in one.row_indices.iter().flatten().zip(rows.chunks(shape.model_width))
+            {
+                let to = &mut values[row * shape.model_width..][..shape.model_width];
                 to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
             }
         }
-        state = state.with(name, [shape.rows_in_parameter_arena(), shape.d], values);
+        state =
+            state.with_tensor(name, [shape.rows_in_parameter_arena(), shape.model_width], values);
     }
     state
 }
@@ -87,11 +93,11 @@ fn inputs_of_next_training_step(
 /// Draws the inputs of the first step of a training: moments of 0 and no steps done.
 pub fn inputs_of_first_training_step(shape: &LanguageModelShape, seed: u64) -> Tensors {
     let zeros = || vec![0.0f32; shape.number_of_parameters()];
-    let extents = [shape.rows_in_parameter_arena(), shape.d];
+    let extents = [shape.rows_in_parameter_arena(), shape.model_width];
     let moments = Tensors::new()
-        .with("first_moments", extents, zeros())
-        .with("second_moments", extents, zeros())
-        .with("steps", [1], vec![0.0f32]);
+        .with_tensor("first_moments", extents, zeros())
+        .with_tensor("second_moments", extents, zeros())
+        .with_tensor("steps", [1], vec![0.0f32]);
     LanguageModelTrainingStep { shape: *shape }.inputs(seed).with_tensors_replaced_by(&moments)
 }
 
@@ -105,12 +111,16 @@ fn the_first_adamw_step_moves_parameters_by_learning_rate_and_decay() {
     );
     let gradients = LanguageModelReference::run_forward_pass(&TINY_LANGUAGE_MODEL, &inputs, |x| x)
         .mean_loss_gradients();
-    let head =
-        gradients.iter().find(|gradient| gradient.tensor.weight == ParameterTensor::Head).unwrap();
-    let from = head.tensor.first * TINY_LANGUAGE_MODEL.d;
-    for (element, g) in head.values.iter().enumerate().filter(|(_, g)| g.abs() > 1e-5) {
-        let before = f64::from(inputs.f32("parameters")[from + element]);
-        let after = f64::from(next.f32("parameters")[from + element]);
+    let head = gradients
+        .iter()
+        .find(|gradient| gradient.tensor.weight == ParameterTensor::LogitProjection)
+        .unwrap();
+    let from = head.tensor.first_arena_row * TINY_LANGUAGE_MODEL.model_width;
+    for (element, g) in
+        head.sampled_row_gradients.iter().enumerate().filter(|(_, g)| g.abs() > 1e-5)
+    {
+        let before = f64::from(inputs.f32_elements("parameters")[from + element]);
+        let after = f64::from(next.f32_elements("parameters")[from + element]);
         let moved = before - after - 1e-4 * before;
         assert!((moved - 1e-3 * g.signum()).abs() < 2e-6, "{element}: {moved}");
     }
@@ -126,11 +136,11 @@ pub fn mean_loss_before_each_training_step(
     let mut losses = vec![];
     for _ in 0..steps {
         let expected = expected_training_step_outputs(shape, &state, |x| x);
-        let TensorData::F64(loss) = &expected[0].values else { panic!("fp64") };
+        let TensorData::F64(loss) = &expected[0].expected_values else { panic!("fp64") };
         losses.push(loss.iter().sum::<f64>() / loss.len() as f64);
         state = inputs_of_next_training_step(shape, &state, &expected);
     }
-    assert_eq!(state.f32("steps"), [steps as f32]);
+    assert_eq!(state.f32_elements("steps"), [steps as f32]);
     losses
 }
 
@@ -148,8 +158,9 @@ fn training_the_reference_lowers_the_loss_on_its_own_tokens() {
 /// the worst part.
 fn errors_of_named_output(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 2] {
     let mut worst = [0.0f64; 2];
-    for (found, exact) in found.iter().zip(exact).filter(|(found, _)| found.name == name) {
-        let (TensorData::F64(found), TensorData::F64(exact)) = (&found.values, &exact.values)
+    for (found, exact) in found.iter().zip(exact).filter(|(found, _)| found.output_name == name) {
+        let (TensorData::F64(found), TensorData::F64(exact)) =
+            (&found.expected_values, &exact.expected_values)
         else {
             continue;
         };
@@ -165,12 +176,12 @@ fn errors_of_named_output(name: &str, found: &[Expected], exact: &[Expected]) ->
 #[test]
 fn bf16_rounding_errors_stay_within_the_language_model_tolerance() {
     let shape = LanguageModelShape {
-        vocabulary: 300,
-        d: 64,
-        ff: 128,
+        vocabulary_size: 300,
+        model_width: 64,
+        swiglu_hidden_width: 128,
         layers: 3,
         heads: 2,
-        context: 48,
+        context_tokens: 48,
         batch: 2,
         dtype: Dtype::Bf16,
     };
@@ -228,9 +239,10 @@ fn the_mean_gradient_of_single_sequences_is_the_batch_gradient() {
     let one = LanguageModelShape { batch: 1, ..TINY_LANGUAGE_MODEL };
     let halves = [0, 1].map(|sequence| {
         let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
-            let tokens = &inputs.f32(name)[sequence * TINY_LANGUAGE_MODEL.context..]
-                [..TINY_LANGUAGE_MODEL.context];
-            text.with(name, [1, TINY_LANGUAGE_MODEL.context], tokens.to_vec())
+            let tokens = &inputs.f32_elements(name)
+                [sequence * TINY_LANGUAGE_MODEL.context_tokens..]
+                [..TINY_LANGUAGE_MODEL.context_tokens];
+            text.with_tensor(name, [1, TINY_LANGUAGE_MODEL.context_tokens], tokens.to_vec())
         });
         LanguageModelReference::run_forward_pass(
             &one,
@@ -240,8 +252,10 @@ fn the_mean_gradient_of_single_sequences_is_the_batch_gradient() {
         .mean_loss_gradients()
     });
     for (whole, (first, second)) in whole.iter().zip(halves[0].iter().zip(&halves[1])) {
-        for (whole, (first, second)) in
-            whole.values.iter().zip(first.values.iter().zip(&second.values))
+        for (whole, (first, second)) in whole
+            .sampled_row_gradients
+            .iter()
+            .zip(first.sampled_row_gradients.iter().zip(&second.sampled_row_gradients))
         {
             assert!((whole - (first + second) / 2.0).abs() < 1e-14);
         }
@@ -257,7 +271,7 @@ fn a_weight_just_above_a_rounding_tie_is_rounded_up_to_bf16() {
     inputs.f32_mut("parameters")[0] = 1.0 + f32::powi(2.0, -8) + f32::EPSILON;
     let reference = LanguageModelReference::without_forward_pass(&shape, &inputs, |x| x);
     assert_eq!(
-        reference.weight_as_network_uses_it(ParameterTensor::Embedding).values[0],
+        reference.weight_as_network_uses_it(ParameterTensor::TokenEmbedding).values[0],
         1.0 + f64::powi(2.0, -7)
     );
 }

@@ -61,7 +61,7 @@ pub fn words_after_path_prefix<'a>(
     })
 }
 
-/// Returns the Rust module of a source file: The module is `record::run` for `record/run.rs`,
+/// Returns the Rust module path of a source file, which is `record::run` for `record/run.rs`,
 /// `record` for `record/mod.rs`, and empty for `lib.rs`.
 pub fn module_path_of_file(file: &str) -> String {
     let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
@@ -87,7 +87,8 @@ pub fn modules_used_by_code(
             match parts.first() {
                 Some(&"crate") => base.clear(),
                 Some(&"super") => drop(base.pop()),
-                // The path begins with a child module of the current module.
+                // In this case the path of the `use` begins with a child module of the current
+                // module.
                 _ if modules.contains(&[&here[..], &parts[..1]].concat().join("::")) => {
                     parts.insert(0, "self")
                 }

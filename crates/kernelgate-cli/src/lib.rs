@@ -56,7 +56,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         // The program kernelgate may lie in a folder of bench executables and contains their marks,
         // so it answers the version query to identify itself.
         println!("{}", benches::KERNELGATE_PROGRAM_VERSION_ANSWER);
-        return ProcessExitReason::Fine.into();
+        return ProcessExitReason::Success.into();
     }
     panic_guard::install_hook_that_stores_panic_messages(variables::is_rust_backtrace_enabled());
     let arguments: Vec<OsString> = arguments.into_iter().collect();
@@ -75,7 +75,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
                     &arguments
                 ))
             );
-            return ProcessExitReason::Usage.into();
+            return ProcessExitReason::InvalidUsageOrInput.into();
         }
         Err(help) => help.exit(),
     };
@@ -90,7 +90,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Some(refusal) => refusal.print_and_return_exit_reason().into(),
             None => {
                 eprintln!("error: {}", clean_message_for_terminal(&error_text_with_causes(&error)));
-                ProcessExitReason::Usage.into()
+                ProcessExitReason::InvalidUsageOrInput.into()
             }
         },
     }

@@ -1,4 +1,4 @@
-//! `kernelgate check` from outside: in a scratch repository as any CI would check it, with an
+//! Tests of `kernelgate check` as a process: in a scratch repository as in any CI, with an
 //! installed program and no script.
 
 #![cfg(unix)]
@@ -7,7 +7,7 @@ use regex::Regex;
 
 use crate::outputs::assert_text_snapshot;
 use crate::package::outcome::redact_varying_parts;
-use crate::package::scratch::{CASE, TempRepository, run_until_load_allows_verdict};
+use crate::package::scratch::{SCRATCH_CASE_ID, TempRepository, run_until_load_allows_verdict};
 use crate::package::{ProcessOutcome, lines_with_word};
 
 /// Runs the check in the scratch repository, with the environment of a comparison.
@@ -103,7 +103,7 @@ fn a_verbose_check_prints_each_command_once() {
 #[test]
 fn a_slower_head_fails_the_check_with_a_comment_and_files() {
     let scratch = TempRepository::new();
-    // The head is many times as slow, which noise cannot hide.
+    // The head's bench is many times slower, so that noise cannot hide the difference.
     scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     let outcome = run_check_verb(&scratch, "--base main --out out --budget 5m --case-time 0.01s");
     insta::assert_snapshot!(comment_without_measured_values(outcome.assert_exit(1)), @r#"
@@ -147,9 +147,12 @@ fn a_slower_head_fails_the_check_with_a_comment_and_files() {
         |name: &str| std::fs::read_to_string(scratch.folder.path().join("out").join(name)).unwrap();
     assert_eq!(read("comment.md"), outcome.stdout);
     assert!(read("report.html").contains("<svg") && read("change.svg").starts_with("<svg"));
-    assert!(read("junit.xml").contains("type=\"regressed\"") && read("bmf.json").contains(CASE));
+    assert!(
+        read("junit.xml").contains("type=\"regressed\"")
+            && read("bmf.json").contains(SCRATCH_CASE_ID)
+    );
     let result: serde_json::Value = serde_json::from_str(&read("result.json")).unwrap();
-    assert_eq!(result["judged"][0]["decision"]["case"], CASE);
+    assert_eq!(result["judged"][0]["decision"]["case"], SCRATCH_CASE_ID);
     assert_eq!(result["judged"][0]["verdict"], "regressed");
 }
 

@@ -1,5 +1,5 @@
-//! Benches that lie, fail and attack: each behaviour is refused by name, and none of their text
-//! acts on a terminal, in a comment, a page, a table or a test report.
+//! Tests with benches that lie, fail and attack: each behaviour is refused by name, and none of
+//! their text acts on a terminal, comment, page, table or test report.
 
 #![cfg(unix)]
 
@@ -11,37 +11,39 @@ use kernelgate::protocol::{
 use crate::outputs::assert_text_snapshot;
 use crate::package::ProcessOutcome;
 use crate::package::outcome::redact_varying_parts;
-use crate::package::toy::{ANSWERS, RECORDS, TOY_CASE, ToyPackage};
+use crate::package::toy::{
+    SCRIPT_THAT_COPIES_RESPONSE, SCRIPT_THAT_WRITES_TRIAL_RECORD, TOY_CASE_ID, ToyPackage,
+};
 
 fn verified_case_response(case: &str) -> CaseVerificationResponse {
     CaseVerificationResponse {
-        case: case.to_owned(),
+        case_id: case.to_owned(),
         status: BenchCaseStatus::Ok,
-        checked: 10,
-        total: 10,
-        max_error: 0.25,
-        relative_l2: 0.125,
-        rounding: 0.5,
-        by_output: std::collections::BTreeMap::new(),
-        data_set: None,
-        inputs: None,
-        repeatable: Some(true),
-        reason: None,
-        kernels: Vec::new(),
+        compared_elements: 10,
+        output_elements: 10,
+        max_error_over_max_reference: 0.25,
+        relative_l2_error: 0.125,
+        rounding_relative_l2_error: 0.5,
+        errors_by_output: std::collections::BTreeMap::new(),
+        input_data_set_hash: None,
+        single_seed_inputs_hash: None,
+        repeated_launch_is_bit_equal: Some(true),
+        failure_or_skip_reason: None,
+        launched_kernels: Vec::new(),
     }
 }
 
 /// A toy bench that answers `verify` correctly.
 fn toy_bench_with_correct_outputs() -> ToyPackage {
-    ToyPackage::new(ResponseToBenchAction::Verify(vec![verified_case_response(TOY_CASE)]))
+    ToyPackage::new(ResponseToBenchAction::Verify(vec![verified_case_response(TOY_CASE_ID)]))
 }
 
 /// Checks for a non-zero exit code, no panic, and no control character. Returns the first error
-/// message.
+/// message of the program.
 #[track_caller]
 fn assert_refused_without_panic(name: &str, outcome: &ProcessOutcome) -> String {
     let all = outcome.stdout_and_stderr();
-    assert!(matches!(outcome.code, Some(1..=4)), "{name}: {:?} {all}", outcome.code);
+    assert!(matches!(outcome.exit_code, Some(1..=4)), "{name}: {:?} {all}", outcome.exit_code);
     for wrong in ["panicked", "internal error", "stack overflow"] {
         assert!(!all.contains(wrong), "{name}: {all}");
     }
@@ -57,10 +59,10 @@ fn a_response_that_cannot_be_is_refused_by_name() {
     let toy = toy_bench_with_correct_outputs();
     assert_eq!(
         toy.run_kernelgate("verify --dir benches --format json").assert_exit(0).json_case_ids(),
-        [TOY_CASE]
+        [TOY_CASE_ID]
     );
     let mut refusals = String::new();
-    // A number, a name or the envelope, and its replacement.
+    // Each invalid answer replaces a number, a name or the outer JSON object by another text.
     for (from, to) in [
         ("\"checked\": 10", "\"checked\": 20"),
         ("\"checked\": 10", "\"checked\": -1"),
@@ -72,9 +74,9 @@ fn a_response_that_cannot_be_is_refused_by_name() {
         ("\"max_error\": 0.25", "\"max_error\": \"0.25\""),
         ("\"relative_l2\": 0.125", "\"relative_l2\": null"),
         ("\"rounding\": 0.5", "\"rounding\": -0.5"),
-        (TOY_CASE, "toy/\\u001b[2J/n1/cpu/hot"),
-        (TOY_CASE, "toy/\\u202escale/n1/cpu/hot"),
-        (TOY_CASE, "toy/scale\\n0 failed"),
+        (TOY_CASE_ID, "toy/\\u001b[2J/n1/cpu/hot"),
+        (TOY_CASE_ID, "toy/\\u202escale/n1/cpu/hot"),
+        (TOY_CASE_ID, "toy/scale\\n0 failed"),
         ("\"status\": \"ok\"", "\"status\": \"perfect\""),
         ("kernelgate-response", "kernelgate.response"),
         ("\"schema_version\": 1", "\"schema_version\": 9"),
@@ -83,10 +85,12 @@ fn a_response_that_cannot_be_is_refused_by_name() {
         ("\"bench\": \"toy\"", "\"bench\": {}"),
         ("{", "[{"),
         ("\"bench\": \"toy\"", "\"bench\": \"other\""),
-        (TOY_CASE, "  "),
+        (TOY_CASE_ID, "  "),
         ("\"checked\": 10", "\"checked\": 10, \"case\": \"a\""),
     ] {
-        toy.prepare_response(ResponseToBenchAction::Verify(vec![verified_case_response(TOY_CASE)]));
+        toy.prepare_response(ResponseToBenchAction::Verify(vec![verified_case_response(
+            TOY_CASE_ID,
+        )]));
         toy.replace_text_in_response(from, to);
         refusals += &assert_refused_without_panic(
             &format!("{from} -> {to}"),
@@ -94,10 +98,10 @@ fn a_response_that_cannot_be_is_refused_by_name() {
         );
     }
     toy.prepare_response(ResponseToBenchAction::Verify(vec![
-        verified_case_response(TOY_CASE),
+        verified_case_response(TOY_CASE_ID),
         verified_case_response("toy/other"),
     ]));
-    toy.replace_text_in_response("toy/other", TOY_CASE);
+    toy.replace_text_in_response("toy/other", TOY_CASE_ID);
     refusals +=
         &assert_refused_without_panic("a case twice", &toy.run_kernelgate("verify --dir benches"));
     toy.prepare_response(ResponseToBenchAction::Peers(Vec::new()));
@@ -124,20 +128,20 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
         ("half a response", "head -c 40 \"$ROOT/answer.json\" > \"$RESPONSE\""),
         ("a response of 300 MB", "truncate -s 300M \"$RESPONSE\""),
         ("a million brackets", "head -c 1000000 /dev/zero | tr '\\0' '[' > \"$RESPONSE\""),
-        ("no text", "head -c 1000 /dev/urandom > \"$RESPONSE\""),
+        ("no text", "head -c 1000 /dev/zero | tr '\\0' '\\377' > \"$RESPONSE\""),
         ("no response", "rm -f \"$RESPONSE\""),
         ("the request in place of a response", "cp \"$REQUEST\" \"$RESPONSE\""),
         ("hangs after it answered", "exec sleep 60"),
         ("hangs without an answer", "rm -f \"$RESPONSE\"; exec sleep 60"),
         ("stops itself", "kill -STOP $$"),
     ] {
-        toy.set_script_after_request(&format!("{ANSWERS}\n{script}"));
+        toy.set_script_after_request(&format!("{SCRIPT_THAT_COPIES_RESPONSE}\n{script}"));
         let outcome = toy.run_kernelgate("verify --dir benches --wait 2s");
         refusals += &assert_refused_without_panic(name, &outcome);
         assert!(!victim.exists(), "{name}");
     }
     assert_text_snapshot("hostile", "attacks", &refusals);
-    // The answer itself is complete.
+    // The bench's answer is complete, but the process misbehaves in other ways.
     for (name, script) in [
         ("a child that outlives it", "sleep 20 &"),
         (
@@ -147,9 +151,9 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
         ("escapes on its streams", "printf '\\033[2J\\033]0;t\\007' >&2; printf '\\033c'"),
         ("closed streams", "exec >&- 2>&-"),
     ] {
-        toy.set_script_after_request(&format!("{ANSWERS}\n{script}"));
+        toy.set_script_after_request(&format!("{SCRIPT_THAT_COPIES_RESPONSE}\n{script}"));
         let outcome = toy.run_kernelgate("verify --dir benches --wait 10s");
-        assert_eq!(outcome.code, Some(0), "{name}: {}", outcome.stdout_and_stderr());
+        assert_eq!(outcome.exit_code, Some(0), "{name}: {}", outcome.stdout_and_stderr());
         assert!(
             !outcome.stdout_and_stderr().contains('\u{1b}'),
             "{name}: {:?}",
@@ -158,18 +162,18 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
     }
 }
 
-/// Long because it is a table of faults.
+/// The function is long because it contains a table of invalid record contents.
 #[test]
 #[expect(clippy::too_many_lines)]
 fn a_record_of_a_trial_that_cannot_be_is_refused() {
     let toy = toy_bench_with_correct_outputs();
-    toy.set_script_after_request(RECORDS);
+    toy.set_script_after_request(SCRIPT_THAT_WRITES_TRIAL_RECORD);
     toy.prepare_trial_record(|_| ());
     let fine = toy.compare_with_itself();
-    assert!(matches!(fine.code, Some(0 | 3)), "{}", fine.stdout_and_stderr());
-    assert!(fine.stdout.contains(TOY_CASE), "{}", fine.stdout_and_stderr());
-    type Change = fn(&mut serde_json::Value);
-    let changes: [(&str, Change); 29] = [
+    assert!(matches!(fine.exit_code, Some(0 | 3)), "{}", fine.stdout_and_stderr());
+    assert!(fine.stdout.contains(TOY_CASE_ID), "{}", fine.stdout_and_stderr());
+    type JsonEdit = fn(&mut serde_json::Value);
+    let changes: [(&str, JsonEdit); 29] = [
         ("spent_s -1", |run| run["spent_s"] = serde_json::json!({ "whole": -1 })),
         ("spent_s 1e300", |run| run["spent_s"] = serde_json::json!({ "whole": 1e300 })),
         ("another session", |run| run["session"] = "other".into()),
@@ -184,9 +188,9 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
         ("another shard", |run| run["shard"] = serde_json::json!({ "index": 1, "count": 2 })),
         ("21 samples", |run| set_samples_of_toy_case(run, "elapsed_ns", &[2e5; 21])),
         ("no cores", |run| run["environment"]["cores"] = 0.into()),
-        ("timed and skipped", |run| run["skipped"] = serde_json::json!({ TOY_CASE: "x" })),
+        ("timed and skipped", |run| run["skipped"] = serde_json::json!({ TOY_CASE_ID: "x" })),
         ("timed and failed", |run| {
-            run["failed"] = serde_json::json!({ TOY_CASE: { "text": "x" } })
+            run["failed"] = serde_json::json!({ TOY_CASE_ID: { "text": "x" } })
         }),
         ("an error after timing", |run| {
             let verification = &mut toy_case_of_record(run)["verification"];
@@ -195,7 +199,7 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
                 serde_json::json!({ "inputs": "same", "max_error": 0.5, "relative_l2": 0.0 });
             verification["after"] = after;
         }),
-        ("delays", |run| run["delays"] = serde_json::json!({ TOY_CASE: 5 })),
+        ("delays", |run| run["delays"] = serde_json::json!({ TOY_CASE_ID: 5 })),
         ("times of 0", |run| set_samples_of_toy_case(run, "elapsed_ns", &[0.0; 4])),
         ("times of -1", |run| set_samples_of_toy_case(run, "elapsed_ns", &[-1.0; 4])),
         ("times of 1e300", |run| set_samples_of_toy_case(run, "elapsed_ns", &[1e300; 4])),
@@ -226,7 +230,8 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
     }
     toy.prepare_trial_record(|run| run["started"] = "yesterday".into());
     refusals += &assert_refused_without_panic("no time", &toy.compare_with_itself());
-    // A record of another case, a crash, a folder at the path of the record.
+    // The trial writes a record of another case, crashes, or leaves a folder at the path of the
+    // record.
     toy.prepare_trial_record(|_| ());
     for (name, script) in [
         ("a crash after the record", "kill -SEGV $$"),
@@ -238,31 +243,35 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
         ("a folder as record", "rm -f \"$RECORD\"; mkdir \"$RECORD\""),
         ("a FIFO as record", "rm -f \"$RECORD\"; mkfifo \"$RECORD\""),
     ] {
-        toy.set_script_after_request(&format!("{RECORDS}\n{script}"));
+        toy.set_script_after_request(&format!("{SCRIPT_THAT_WRITES_TRIAL_RECORD}\n{script}"));
         refusals += &assert_refused_without_panic(name, &toy.compare_with_itself());
-        // Files that it left do not break the next comparison.
-        toy.set_script_after_request(RECORDS);
-        assert!(matches!(toy.compare_with_itself().code, Some(0 | 3)), "after {name}");
+        // Files that the failed trial left do not break the next comparison.
+        toy.set_script_after_request(SCRIPT_THAT_WRITES_TRIAL_RECORD);
+        assert!(matches!(toy.compare_with_itself().exit_code, Some(0 | 3)), "after {name}");
     }
-    // The base's executable is overwritten in place while it is compared.
+    // The bench process overwrites the base's executable while the comparison runs.
     let base = toy.package.package_path("target/kernelgate/compare/base/bin/toy");
-    toy.set_script_after_request(&format!("{RECORDS}\nprintf x >> '{}'", base.display()));
+    toy.set_script_after_request(&format!(
+        "{SCRIPT_THAT_WRITES_TRIAL_RECORD}\nprintf x >> '{}'",
+        base.display()
+    ));
     let changed = toy.compare_with_itself();
-    assert_eq!(changed.code, Some(4), "{}", changed.stdout_and_stderr());
+    assert_eq!(changed.exit_code, Some(4), "{}", changed.stdout_and_stderr());
     refusals += &assert_refused_without_panic("a changed executable", &changed);
     assert_text_snapshot("hostile", "records", &refusals);
 }
 
 fn toy_case_of_record(run: &mut serde_json::Value) -> &mut serde_json::Value {
-    &mut run["cases"][TOY_CASE]
+    &mut run["cases"][TOY_CASE_ID]
 }
 
 fn set_samples_of_toy_case(run: &mut serde_json::Value, field: &str, values: &[f64]) {
     toy_case_of_record(run)["samples"][field] = values.into();
 }
 
-/// Names that are plain text, but have a meaning for a spreadsheet, a browser or a forge.
-const HOSTILE: [&str; 8] = [
+/// Test names that are plain text, but have a meaning for a spreadsheet, a browser or a
+/// code-hosting site.
+const HOSTILE_NAMES: [&str; 8] = [
     "=cmd|' /C calc'!A0",
     "@SUM(1)",
     "@octocat",
@@ -273,7 +282,7 @@ const HOSTILE: [&str; 8] = [
     "&lt;b&gt;",
 ];
 
-/// Checks that no name of [`HOSTILE`] acts as Markdown.
+/// Checks that no name of [`HOSTILE_NAMES`] acts as Markdown.
 #[track_caller]
 fn assert_names_are_inert_markdown(text: &str) {
     let (mut code, mut lines) = (false, Vec::new());
@@ -292,28 +301,30 @@ fn assert_names_are_inert_markdown(text: &str) {
 }
 
 fn case_id_with_text(word: &str) -> String {
-    // A part of an id cannot contain `/`.
+    // A part of a case id cannot contain `/`.
     format!("{}/scale/n1/cpu/hot", word.replace("||", "\\\\"))
 }
 
 #[test]
 fn names_of_others_are_inert_in_every_output_of_every_verb() {
-    let cases = HOSTILE.map(|word| verified_case_response(&case_id_with_text(word)));
-    let failed = HOSTILE.map(|word| CaseVerificationResponse {
+    let cases = HOSTILE_NAMES.map(|word| verified_case_response(&case_id_with_text(word)));
+    let failed = HOSTILE_NAMES.map(|word| CaseVerificationResponse {
         status: BenchCaseStatus::Failed,
-        reason: Some(format!("{word} \u{1b}[2J\u{202e} https://evil.example o#1 @octocat")),
+        failure_or_skip_reason: Some(format!(
+            "{word} \u{1b}[2J\u{202e} https://evil.example o#1 @octocat"
+        )),
         ..verified_case_response(&case_id_with_text(word).replace("scale", "fails"))
     });
     let skipped = CaseVerificationResponse {
         status: BenchCaseStatus::Skipped,
-        reason: Some("<script> @octocat".to_owned()),
+        failure_or_skip_reason: Some("<script> @octocat".to_owned()),
         ..verified_case_response(&case_id_with_text("@octocat").replace("scale", "skips"))
     };
     let all: Vec<CaseVerificationResponse> =
         cases.into_iter().chain(failed).chain([skipped]).collect();
     let toy = ToyPackage::new(ResponseToBenchAction::Verify(all));
     let markdown = toy.run_kernelgate("verify --dir benches --format markdown");
-    assert_eq!(markdown.code, Some(1), "{}", markdown.stdout_and_stderr());
+    assert_eq!(markdown.exit_code, Some(1), "{}", markdown.stdout_and_stderr());
     assert_names_are_inert_markdown(&markdown.stdout);
     for format in ["text", "json"] {
         assert_refused_without_panic(
@@ -322,30 +333,33 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
         );
     }
     let listed = |word: &&str| ListedBenchCase {
-        case: case_id_with_text(word),
+        case_id: case_id_with_text(word),
         status: BenchCaseStatus::Skipped,
-        reason: Some(format!("{word}\u{1b}[2J")),
-        unsupported: false,
-        matmul_flops: 0,
-        bytes: 0,
-        host_bytes: 0,
-        device_bytes: None,
+        reason_not_runnable: Some(format!("{word}\u{1b}[2J")),
+        runs_on_no_machine: false,
+        matmul_flops_per_launch: 0,
+        min_bytes_per_launch: 0,
+        peak_host_memory_bytes: 0,
+        declared_device_memory_bytes: None,
     };
-    let row = ListedImplementation { name: "<script>".to_owned(), about: "@octocat".to_owned() };
+    let row = ListedImplementation {
+        implementation_name: "<script>".to_owned(),
+        description: "@octocat".to_owned(),
+    };
     toy.prepare_response(ResponseToBenchAction::List(BenchCaseListing {
         backend: "cpu".to_owned(),
-        otherwise: "https://evil.example \u{1b}[2J".to_owned(),
+        reason_against_other_backend: "https://evil.example \u{1b}[2J".to_owned(),
         workloads: vec![ListedWorkload {
-            name: "@octocat/scale".to_owned(),
-            about: "=cmd".to_owned(),
+            workload_name: "@octocat/scale".to_owned(),
+            description: "=cmd".to_owned(),
             axes: vec![["n", "<b>", "@octocat"].map(str::to_owned)],
             implementations: vec![row],
         }],
-        cases: HOSTILE.iter().map(listed).collect(),
+        cases: HOSTILE_NAMES.iter().map(listed).collect(),
     }));
     for format in ["text", "markdown", "json"] {
         let outcome = toy.run_kernelgate(&format!("list --dir benches --format {format}"));
-        assert_eq!(outcome.code, Some(0), "{format}: {}", outcome.stdout_and_stderr());
+        assert_eq!(outcome.exit_code, Some(0), "{format}: {}", outcome.stdout_and_stderr());
         assert!(
             !outcome.stdout_and_stderr().contains('\u{1b}'),
             "{format}: {:?}",
@@ -361,7 +375,7 @@ fn write_and_read_hostile_records(toy: &ToyPackage) {
     let session = |name: &str, factor: f64| {
         toy.prepare_trial_record(|run| {
             let case = toy_case_of_record(run).take();
-            let ids = HOSTILE.map(|word| (case_id_with_text(word), case.clone()));
+            let ids = HOSTILE_NAMES.map(|word| (case_id_with_text(word), case.clone()));
             run["cases"] = serde_json::Value::Object(ids.into_iter().collect());
             for case in run["cases"].as_object_mut().unwrap().values_mut() {
                 case["samples"]["elapsed_ns"] = vec![2e5 * factor; 4].into();
@@ -404,7 +418,7 @@ fn write_and_read_hostile_records(toy: &ToyPackage) {
     for line in ["runs", "runs --costs", "baseline show a", "baseline list", "history @octocat"] {
         let outcome = toy.run_kernelgate(line);
         assert!(
-            outcome.code.is_some_and(|code| code < 5),
+            outcome.exit_code.is_some_and(|code| code < 5),
             "{line}: {}",
             outcome.stdout_and_stderr()
         );
@@ -419,12 +433,12 @@ fn write_and_read_hostile_records(toy: &ToyPackage) {
     );
 }
 
-/// Names of kernels and ranges in a trace are escaped.
+/// `stats` and `diagnose` escape the names of kernels and ranges in a trace.
 #[test]
 fn names_in_a_trace_are_inert_in_stats_and_diagnoses() {
     let package = crate::package::TempPackage::new();
     let name = |word: &str| format!("{word}\u{1b}[2J\u{202e}\nSEVERE 9 kernels lost");
-    let events: Vec<serde_json::Value> = HOSTILE
+    let events: Vec<serde_json::Value> = HOSTILE_NAMES
         .iter()
         .enumerate()
         .flat_map(|(index, word)| {
@@ -455,10 +469,10 @@ fn names_in_a_trace_are_inert_in_stats_and_diagnoses() {
     ] {
         let outcome = package.run_kernelgate(line);
         let all = outcome.stdout_and_stderr();
-        assert!(outcome.code.is_some_and(|code| code < 5), "{line}: {all}");
+        assert!(outcome.exit_code.is_some_and(|code| code < 5), "{line}: {all}");
         let acts = all.chars().any(|c| c.is_control() && !['\n', '\t'].contains(&c));
         assert!(!acts && !all.contains('\u{202e}'), "{line}: {all:?}");
-        // No line of a name is taken for one of the program's.
+        // A name with line breaks never makes an output line that looks like one of the program's.
         assert!(!all.lines().any(|line| line.starts_with("SEVERE 9")), "{line}: {all}");
         if line.ends_with("csv") {
             assert!(!all.contains("\n=cmd") && !all.contains("\"=cmd"), "{all}");

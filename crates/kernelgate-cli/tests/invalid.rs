@@ -1,5 +1,5 @@
-//! Invalid files and flags: each is a file of `invalid/` whose name states the fault. The messages
-//! are snapshots.
+//! Tests of invalid files and flags: each case is a file in `invalid/` whose name states the fault.
+//! Snapshots store the error messages of the invalid inputs.
 
 use std::path::{Path, PathBuf};
 
@@ -34,8 +34,8 @@ fn copy_file_creating_folders(file: &Path, at: &Path) {
     std::fs::copy(file, at).unwrap();
 }
 
-/// Runs kernelgate on each file of a folder of invalid inputs. Each is refused with exit code 2 and
-/// stays as it is.
+/// Runs kernelgate on each file of a folder of invalid inputs. kernelgate must refuse each file
+/// with exit code 2 and leave it unchanged.
 fn assert_each_file_is_refused(
     kind: &str,
     outcome: impl Fn(&TempPackage, &Path) -> crate::package::ProcessOutcome,
@@ -51,7 +51,7 @@ fn assert_each_file_is_refused(
         let package = package_with_valid_records();
         let outcome = outcome(&package, &file);
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
-        assert_eq!(outcome.code, Some(2), "{name}: {}", outcome.stdout_and_stderr());
+        assert_eq!(outcome.exit_code, Some(2), "{name}: {}", outcome.stdout_and_stderr());
         assert_eq!(outcome.stdout, "", "{name}");
         messages += &format!("{name}: {}\n", exit_code_and_both_streams(&outcome));
     }

@@ -1,6 +1,6 @@
-//! Tests of the program from outside, in one binary: each file here has one subject. One binary
-//! links once, and its tests use every core, whereas several binaries would wait for each other's
-//! slowest test.
+//! Tests that run the program as a process, in one test binary: each file here has one subject. One
+//! binary links once, and its tests use every core, whereas several binaries would wait for each
+//! other's slowest test.
 
 #![allow(clippy::disallowed_methods, reason = "variables of tests")]
 #![allow(clippy::unwrap_used)]

@@ -1,5 +1,5 @@
-//! Complete outputs of the verbs on the fixture, as snapshots. Facts of the run and of the machine
-//! are replaced: times, dates, folders, the device.
+//! Snapshot tests of the complete outputs of the verbs on the fixture. In the snapshots, facts that
+//! vary by run or machine (times, dates, folders, the device) are replaced by placeholders.
 
 use std::path::Path;
 
@@ -15,14 +15,14 @@ pub fn assert_text_snapshot(folder: &str, name: &str, text: &str) {
     settings.bind(|| insta::assert_snapshot!(name, text));
 }
 
-/// Both output streams with the exit code.
+/// Exit code, standard output and standard error of a process, with varying parts replaced.
 pub fn exit_code_and_both_streams(outcome: &ProcessOutcome) -> String {
-    let ProcessOutcome { code, stdout, stderr } = outcome;
+    let ProcessOutcome { exit_code: code, stdout, stderr } = outcome;
     let text = format!("exit {}\n-- stdout\n{stdout}\n-- stderr\n{stderr}", code.unwrap_or(-1));
     redact_varying_parts(&text)
 }
 
-/// JSON with its names, and placeholders for measured numbers.
+/// Replaces the numbers in a JSON document by placeholders, and keeps the field names.
 fn json_with_numbers_replaced(value: &serde_json::Value) -> serde_json::Value {
     use serde_json::Value;
     match value {
@@ -82,7 +82,7 @@ fn a_gate_in_every_format() {
 #[test]
 fn a_gate_whose_package_accepts_a_slow_down() {
     let package = package_with_one_slower_case();
-    package.write_rules(
+    package.write_rules_file(
         "[[threshold]]\ncases = 'n64'\nrelative = 0.03\n[[accept]]\ncases = 'spin/'\n\
          slower = 0.6\nreason = 'exact sums'\nbaseline = 'aaaa1111'\n",
     );
@@ -134,7 +134,7 @@ fn verbose_prints_the_commands_that_run() {
     let dir = package.bench_folder_flags();
     let commands = |flag: &str| {
         let outcome = package.run_kernelgate(&format!("{flag} list {dir}"));
-        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        assert_eq!(outcome.exit_code, Some(0), "{}", outcome.stderr);
         let lines = outcome.stderr.lines().filter(|line| line.starts_with("+ "));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -152,7 +152,7 @@ fn a_comparison_of_one_file_with_itself() {
     assert_text_snapshot("slower", "compare_identical", &redact_varying_parts(&outcome.stdout));
 }
 
-/// The answer is that of the corpus of the fuzzer.
+/// The toy bench's answer is the resources response in the fuzzer's corpus.
 #[cfg(unix)]
 #[test]
 fn resources_of_kernels_as_a_table() {

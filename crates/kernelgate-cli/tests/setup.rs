@@ -1,11 +1,11 @@
-//! Verbs for the first minutes: `init`, `completions`, `--version`.
+//! Tests of the verbs and flags that a new user calls first: `init`, `completions`, `--version`.
 
 use std::path::Path;
 
 use crate::outputs::{assert_text_snapshot, exit_code_and_both_streams};
 use crate::package::{ProcessOutcome, TempPackage};
 
-/// A package of one member, or a workspace of two.
+/// Makes a package if there is one member, or else a workspace of two packages.
 fn package_or_workspace(members: &[&str]) -> TempPackage {
     let package = TempPackage::new();
     let write = |name: &str, text: String| {

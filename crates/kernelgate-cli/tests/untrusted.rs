@@ -1,4 +1,4 @@
-//! Text of others, from outside: values of files, names and messages of benches. No text of a
+//! Tests with untrusted text: values in files, names, and messages of benches. No text from a
 //! record reaches a command line, a path or a terminal without escaping.
 
 #![cfg(unix)]
@@ -10,11 +10,11 @@ use std::process::Command;
 use crate::outputs::assert_text_snapshot;
 use crate::package::outcome::redact_varying_parts;
 use crate::package::{
-    CASE, ProcessOutcome, TempPackage, copy_executable, fixture_path, lines_with_word,
+    FIXTURE_CASE_ID, ProcessOutcome, TempPackage, copy_executable, fixture_path, lines_with_word,
 };
 
 /// The character with which every terminal sequence begins.
-const ESCAPE: char = '\u{1b}';
+const ESCAPE_CHARACTER: char = '\u{1b}';
 
 #[track_caller]
 fn assert_no_control_characters(outcome: &ProcessOutcome) {
@@ -57,7 +57,7 @@ fn the_commit_of_a_baseline_is_no_option_of_git() {
     runs.values_mut().for_each(|run| run["provenance"]["commit"] = option.clone().into());
     std::fs::write(package.baseline_path("a"), baseline.to_string()).unwrap();
     let outcome = package.run_kernelgate("gate --baseline a");
-    assert!(outcome.code < Some(4), "{}", outcome.stdout_and_stderr());
+    assert!(outcome.exit_code < Some(4), "{}", outcome.stdout_and_stderr());
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 
@@ -67,7 +67,7 @@ fn names_in_files_are_refused_when_they_are_read() {
     let path = package.baseline_path("a");
     let mut refusals = String::new();
     for (from, to) in [
-        (CASE, "fixture/spin/n64\\n=cmd/cpu/hot"),
+        (FIXTURE_CASE_ID, "fixture/spin/n64\\n=cmd/cpu/hot"),
         ("\"device_name\": \"", "\"device_name\": \"\\u001b[2J"),
         ("s1/fixture", "s1\\u009b31m/fixture"),
         ("\"workload\":\"", "\"workload\":\"\\r"),
@@ -113,7 +113,7 @@ fn messages_of_benches_are_cleaned_where_they_are_printed() {
     `kernelgate report` draws it in FOLDER/target/kernelgate/report/index.html
     "#);
     assert!(
-        !loud.stderr.contains(ESCAPE) && !loud.stdout.contains('\u{7}'),
+        !loud.stderr.contains(ESCAPE_CHARACTER) && !loud.stdout.contains('\u{7}'),
         "{:?}",
         loud.stdout_and_stderr()
     );
@@ -125,7 +125,7 @@ fn messages_of_benches_are_cleaned_where_they_are_printed() {
         assert_no_control_characters(&outcome);
         let (before, message) = outcome.stdout.split_at(outcome.stdout.find("loud").unwrap());
         let start = before.rfind('\n').map_or(0, |at| at + 1);
-        // Markdown has the message in one line.
+        // The Markdown output has the failure message in one line.
         let count = if line.ends_with("markdown") { 1 } else { 2 };
         let lines = message.lines().take(count).collect::<Vec<_>>().join("\n");
         texts += &format!("{line}:\n{}{lines}\n", &before[start..]);
@@ -155,7 +155,7 @@ fn a_tensor_without_a_plain_name_fails_its_case() {
     ");
     let run = package.read_run_record("s1");
     assert_eq!(run["failed"].as_object().unwrap().len(), 2);
-    assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
+    assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [FIXTURE_CASE_ID]);
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn a_device_or_a_pipe_is_refused_by_name() {
     ");
 }
 
-// A full disk is reported neither as a broken pipe nor as a failing case.
+// The program reports a full disk as an error, neither as a broken pipe nor as a failing case.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_reported_as_an_error() {
@@ -301,19 +301,19 @@ fn a_full_disk_is_reported_as_an_error() {
 }
 
 /// Commands that write into the folder OUT, each with a file that it writes.
-const OUTPUTS: [(&str, &str); 3] = [
+const COMMANDS_WITH_OUTPUT_FILE: [(&str, &str); 3] = [
     ("export t.json --out OUT/x.json", "x.json"),
     ("verify n64_none --backend cpu DIR --dump OUT", "fixture_spin_n64_none_cpu_hot.safetensors"),
     ("profile n64_none --backend cpu DIR --out OUT", "profile.txt"),
 ];
-const TRACE: &str = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7,
+const CHROME_TRACE_JSON: &str = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7,
     "ts": 1, "dur": 5, "args": {"correlation": 1, "device": 0, "stream": 7}}]}"#;
 
-/// Output is not written through a link or into a pipe.
+/// The program does not write output files through a symbolic link or into a pipe.
 #[test]
 fn leftovers_at_output_paths_are_replaced_or_named() {
     let package = TempPackage::new();
-    std::fs::write(package.package_path("t.json"), TRACE).unwrap();
+    std::fs::write(package.package_path("t.json"), CHROME_TRACE_JSON).unwrap();
     let (dir, victim) = (package.bench_folder_flags(), package.package_path("victim"));
     let run = |verb: &str, folder: &str| {
         package.run_kernelgate(&verb.replace("DIR", &dir).replace("OUT", folder))
@@ -324,7 +324,7 @@ fn leftovers_at_output_paths_are_replaced_or_named() {
     std::fs::write(&victim, "precious").unwrap();
     std::fs::create_dir(package.package_path("out")).unwrap();
     let mut refusals = String::new();
-    for (verb, file) in OUTPUTS {
+    for (verb, file) in COMMANDS_WITH_OUTPUT_FILE {
         let at = package.package_path("out").join(file);
         for plant in [&plant_link as &dyn Fn(&Path), &plant_pipe] {
             plant(&at);
@@ -339,7 +339,10 @@ fn leftovers_at_output_paths_are_replaced_or_named() {
     plant_pipe(&package.package_path("pipe"));
     std::os::unix::fs::symlink("nowhere", package.package_path("dangling")).unwrap();
     for folder in ["victim", "pipe", "dangling"] {
-        for verb in OUTPUTS.map(|(verb, _)| verb).into_iter().chain(["check --mode gate --out OUT"])
+        for verb in COMMANDS_WITH_OUTPUT_FILE
+            .map(|(verb, _)| verb)
+            .into_iter()
+            .chain(["check --mode gate --out OUT"])
         {
             let refusal = run(verb, folder).error_message(2);
             refusals += &format!("{verb}, to {folder}: {refusal}\n");
@@ -353,7 +356,7 @@ fn leftovers_at_output_paths_are_replaced_or_named() {
 #[test]
 fn a_timeline_that_does_not_fit_on_the_disk_leaves_the_earlier_one() {
     let package = TempPackage::new();
-    std::fs::write(package.package_path("t.json"), TRACE).unwrap();
+    std::fs::write(package.package_path("t.json"), CHROME_TRACE_JSON).unwrap();
     std::fs::create_dir(package.package_path("out")).unwrap();
     std::fs::write(package.package_path("out/x.json"), "earlier").unwrap();
     let program = env!("CARGO_BIN_EXE_kernelgate");
@@ -365,7 +368,8 @@ fn a_timeline_that_does_not_fit_on_the_disk_leaves_the_earlier_one() {
     assert_eq!(std::fs::read_dir(package.package_path("out")).unwrap().count(), 1);
 }
 
-/// Git can commit a link, and reading a pipe would not end.
+/// A lock file may be a symbolic link, which git can commit, or a pipe, from which reading would
+/// not end.
 #[test]
 fn a_wrong_lock_file_is_named_at_once() {
     let (package, _) = package_with_unsealed_baseline();
@@ -403,7 +407,7 @@ fn a_wrong_lock_file_is_named_at_once() {
     assert!(!victim.exists());
 }
 
-/// A record names files by plain names, never by paths.
+/// A record file refers to other files by plain names, never by paths.
 #[test]
 fn a_run_record_with_a_path_as_name_is_refused() {
     let (package, _) = package_with_unsealed_baseline();
@@ -420,12 +424,13 @@ fn a_run_record_with_a_path_as_name_is_refused() {
         run[field] = value;
         std::fs::write(package.run_record_path("s2"), run.to_string()).unwrap();
         let refusal = package.run_kernelgate("gate --baseline a").refusal_message(2);
-        // The length of the line depends on times.
+        // The column in the JSON error depends on measured times, so the end of the error line is
+        // removed.
         let refusal = refusal.split(" at line").next().unwrap();
         refusals += &format!("{field}: {refusal}\n");
     }
     let mut run = run;
-    run["cases"][CASE]["verification"]["max_error"] = (-1).into();
+    run["cases"][FIXTURE_CASE_ID]["verification"]["max_error"] = (-1).into();
     std::fs::write(package.run_record_path("s2"), run.to_string()).unwrap();
     refusals +=
         &format!("max_error: {}\n", package.run_kernelgate("gate --baseline a").refusal_message(2));
@@ -564,7 +569,7 @@ fn paths_that_are_not_utf8_are_errors() {
     };
     assert_eq!(
         run("list n64 --format json", &std::env::temp_dir()).assert_exit(0).json_case_ids()[0],
-        CASE
+        FIXTURE_CASE_ID
     );
     let dumped = run("verify n64 --dump dumped", &std::env::temp_dir());
     insta::assert_snapshot!(dumped.refusal_message(2), @"error: --dump: FOLDER/odd�/dumped/.kernelgate-TEMPORARY is not UTF-8, which a request cannot name");
@@ -574,7 +579,7 @@ fn paths_that_are_not_utf8_are_errors() {
     let compare = compare.arg("--base-dir").arg(&odd).arg("--head-dir").arg(&odd);
     let outcome = ProcessOutcome::from(compare.output().unwrap());
     assert!(
-        outcome.code == Some(2) && !outcome.stdout_and_stderr().contains("panicked"),
+        outcome.exit_code == Some(2) && !outcome.stdout_and_stderr().contains("panicked"),
         "{}",
         outcome.stdout_and_stderr()
     );

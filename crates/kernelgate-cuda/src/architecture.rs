@@ -32,11 +32,11 @@ pub const RESERVED_SHARED_BYTES_PER_BLOCK: u32 = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MultiprocessorLimits {
     /// Largest number of warps resident on a multiprocessor.
-    pub warps: u32,
+    pub max_resident_warps: u32,
     /// Largest number of thread blocks resident on a multiprocessor.
-    pub blocks: u32,
+    pub max_resident_blocks: u32,
     /// Shared memory, bytes.
-    pub shared_bytes: u32,
+    pub shared_memory_bytes: u32,
 }
 
 /// Compute capability as one number, such as 90 for "sm_90a"; `None` if the text is not the name of
@@ -59,13 +59,18 @@ pub fn multiprocessor_limits(arch: &str) -> Option<MultiprocessorLimits> {
         120 | 121 => (48, 24, 100),
         _ => return None,
     };
-    Some(MultiprocessorLimits { warps, blocks, shared_bytes: shared_kib * 1024 })
+    Some(MultiprocessorLimits {
+        max_resident_warps: warps,
+        max_resident_blocks: blocks,
+        shared_memory_bytes: shared_kib * 1024,
+    })
 }
 
 /// Largest number of bytes of shared memory that a thread block may use; `None` if the table lacks
 /// the architecture.
 pub fn max_shared_bytes_per_block(arch: &str) -> Option<u32> {
-    multiprocessor_limits(arch).map(|limits| limits.shared_bytes - RESERVED_SHARED_BYTES_PER_BLOCK)
+    multiprocessor_limits(arch)
+        .map(|limits| limits.shared_memory_bytes - RESERVED_SHARED_BYTES_PER_BLOCK)
 }
 
 /// Whether this architecture has programmatic dependent launch, by which a kernel may start before

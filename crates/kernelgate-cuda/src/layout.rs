@@ -2,10 +2,10 @@
 //! Two builds of equal code can differ in speed by their addresses alone, so a calibration of the
 //! gate must include that effect.
 //!
-//! `KERNELGATE_LAYOUT` numbers a layout. With a layout number, every compiled module gets padding
-//! functions before its kernels, and device memory and the host's heap begin with a padding
-//! allocation. This module does not change the order of functions in the host executable, which the
-//! linker decides.
+//! The variable `KERNELGATE_LAYOUT` holds the number of a memory layout. With a layout number,
+//! every compiled module gets padding functions before its kernels, and device memory and the
+//! host's heap begin with a padding allocation. This module does not change the order of functions
+//! in the host executable, which the linker decides.
 
 use std::fmt::Write as _;
 

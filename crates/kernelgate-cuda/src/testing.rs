@@ -63,7 +63,7 @@ pub fn open_second_gpu_or_print_skip() -> Option<Arc<Device>> {
 pub fn lock_two_gpus() -> Option<(Devices, MutexGuard<'static, ()>)> {
     let (_first, alone) = lock_first_gpu()?;
     open_second_gpu_or_print_skip()?;
-    let ordinals = Devices::in_launch_order([0, 1]).expect("two GPUs");
+    let ordinals = Devices::from_distinct_in_order([0, 1]).expect("two GPUs");
     Some((ordinals.open(&DeviceOptions::from_environment()).expect("a set of two GPUs"), alone))
 }
 
@@ -74,5 +74,7 @@ pub fn change_stack_and_cache_settings_of_context(device: &Device) -> Result<(),
     let changed = context
         .set_limit(CUlimit_enum::CU_LIMIT_STACK_SIZE, 16 << 10)
         .and_then(|()| context.set_cache_config(CUfunc_cache::CU_FUNC_CACHE_PREFER_SHARED));
-    changed.map_err(|error| BackendError::Launch(format!("failed to set the context: {error:?}")))
+    changed.map_err(|error| {
+        BackendError::ComputationFailed(format!("failed to set the context: {error:?}"))
+    })
 }

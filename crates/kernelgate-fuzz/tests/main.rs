@@ -18,48 +18,50 @@ use std::path::Path;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
-use mutate::{FuzzSeedFile, Syntax};
-use readers::READERS;
+use mutate::{FuzzInputSyntax, FuzzSeedFile};
+use readers::ALL_FUZZED_READERS;
 
 /// Inputs of all readers together, where `MUTATED_INPUTS` sets no other number.
-const INPUTS: u64 = 100_000;
+const TOTAL_FUZZ_INPUTS: u64 = 100_000;
 /// Inputs of all readers together of which each reader's share is a part.
-const SHARED: u64 = 1_000_000;
+const TOTAL_OF_READER_SHARES: u64 = 1_000_000;
 /// An input that takes longer is a hang, also on a loaded machine.
-const LONGEST: Duration = Duration::from_secs(120);
+const MAX_INPUT_DURATION: Duration = Duration::from_secs(120);
 /// Memory that all readers may take at once, KiB.
-const MOST_KIB: u64 = 1 << 20;
+const MAX_MEMORY_KIB: u64 = 1 << 20;
 
-/// A reader and its share of the inputs.
+/// A reader of files that is fuzzed, with its corpus and its share of the inputs.
 pub struct FuzzedReader {
-    /// Folder of its corpus.
-    pub name: &'static str,
-    /// Syntax of its files.
-    pub syntax: Syntax,
-    /// Share of the inputs, out of a million.
-    pub inputs: u64,
+    /// Name of the folder with the reader's corpus of input files.
+    pub corpus_folder_name: &'static str,
+    /// Syntax of the reader's input files.
+    pub syntax: FuzzInputSyntax,
+    /// Number of inputs that this reader gets, out of a million inputs of all readers.
+    pub inputs_per_million: u64,
     /// Reads an input of that number, and uses it if it is accepted; returns whether it was.
-    pub read: fn(&Path, u64) -> bool,
+    pub read_and_use_input: fn(&Path, u64) -> bool,
 }
 
 /// Number and start of the input that each reader reads now.
-static NOW: Mutex<BTreeMap<&str, (u64, Instant)>> = Mutex::new(BTreeMap::new());
+static INPUTS_BEING_READ: Mutex<BTreeMap<&str, (u64, Instant)>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
-    /// Whether this thread reads an input now.
-    static READING: Cell<bool> = const { Cell::new(false) };
+    /// Whether a reader is reading a fuzz input on this thread now.
+    static THREAD_READS_INPUT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Ends the process, with a message, when an input takes too long.
 fn end_process_at_slow_input() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
+    static WATCHDOG_STARTED: Once = Once::new();
+    WATCHDOG_STARTED.call_once(|| {
         std::thread::spawn(|| {
             loop {
                 std::thread::sleep(Duration::from_secs(5));
-                for (name, (number, started)) in &*NOW.lock().unwrap() {
-                    if started.elapsed() > LONGEST {
-                        eprintln!("{name}: input {number} takes longer than {LONGEST:?}");
+                for (name, (number, started)) in &*INPUTS_BEING_READ.lock().unwrap() {
+                    if started.elapsed() > MAX_INPUT_DURATION {
+                        eprintln!(
+                            "{name}: input {number} takes longer than {MAX_INPUT_DURATION:?}"
+                        );
                         std::process::exit(101);
                     }
                 }
@@ -68,7 +70,7 @@ fn end_process_at_slow_input() {
         let usual = std::panic::take_hook();
         // A reader's panic is reported with its input.
         std::panic::set_hook(Box::new(move |panic| {
-            if !READING.get() {
+            if !THREAD_READS_INPUT.get() {
                 usual(panic);
             }
         }));
@@ -83,7 +85,8 @@ fn peak_memory_kib() -> u64 {
 }
 
 fn read_corpus_files(reader: &FuzzedReader) -> Vec<FuzzSeedFile> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(reader.name);
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(reader.corpus_folder_name);
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|_| panic!("no {}", folder.display()));
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
@@ -94,63 +97,74 @@ fn read_corpus_files(reader: &FuzzedReader) -> Vec<FuzzSeedFile> {
     paths.iter().map(seed).collect()
 }
 
-/// Result of a reader's inputs.
+/// Result of reading a reader's corpus and mutations.
 struct FuzzOutcome {
-    inputs: u64,
-    accepted: u64,
+    input_count: u64,
+    accepted_inputs: u64,
     /// Inputs that panicked, with the message.
-    failed: Vec<String>,
+    panicked_inputs: Vec<String>,
 }
 
 /// Reads the corpus of a reader and its mutations.
-fn check(reader: &FuzzedReader, inputs: u64, folder: &Path) -> FuzzOutcome {
+fn check_reader(reader: &FuzzedReader, inputs: u64, folder: &Path) -> FuzzOutcome {
     let seeds = read_corpus_files(reader);
-    assert!(!seeds.is_empty(), "{} has no corpus", reader.name);
-    let mut outcome = FuzzOutcome { inputs, accepted: 0, failed: Vec::new() };
+    assert!(!seeds.is_empty(), "{} has no corpus", reader.corpus_folder_name);
+    let mut outcome =
+        FuzzOutcome { input_count: inputs, accepted_inputs: 0, panicked_inputs: Vec::new() };
     let mut read = |number: u64, name: &str, bytes: &[u8]| {
-        NOW.lock().unwrap().insert(reader.name, (number, Instant::now()));
+        INPUTS_BEING_READ
+            .lock()
+            .unwrap()
+            .insert(reader.corpus_folder_name, (number, Instant::now()));
         let path = folder.join(name);
         std::fs::write(&path, bytes).unwrap();
-        READING.set(true);
-        let read = catch_unwind(AssertUnwindSafe(|| (reader.read)(&path, number)));
-        READING.set(false);
+        THREAD_READS_INPUT.set(true);
+        let read = catch_unwind(AssertUnwindSafe(|| (reader.read_and_use_input)(&path, number)));
+        THREAD_READS_INPUT.set(false);
         match read {
-            Ok(accepted) => outcome.accepted += u64::from(accepted),
+            Ok(accepted) => outcome.accepted_inputs += u64::from(accepted),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-                let kept = format!("{}-{number}-{name}", reader.name);
+                let kept = format!("{}-{number}-{name}", reader.corpus_folder_name);
                 let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kept);
                 std::fs::write(&kept, bytes).unwrap();
                 let text = text.unwrap_or_default();
-                outcome.failed.push(format!("{}: {text}", kept.display()));
+                outcome.panicked_inputs.push(format!("{}: {text}", kept.display()));
             }
         }
     };
     for seed in &seeds {
-        read(0, &seed.name, seed.bytes());
+        read(0, &seed.corpus_file_name, seed.content_bytes());
     }
     for number in 1..=inputs {
         let seed = &seeds[number as usize % seeds.len()];
-        read(number, &seed.name, &seed.mutated_bytes(number));
+        read(number, &seed.corpus_file_name, &seed.mutated_bytes(number));
         if number % 4096 == 0 {
             let peak = peak_memory_kib();
-            assert!(peak < MOST_KIB, "{}: {peak} KiB by input {number}", reader.name);
+            assert!(
+                peak < MAX_MEMORY_KIB,
+                "{}: {peak} KiB by input {number}",
+                reader.corpus_folder_name
+            );
         }
     }
-    NOW.lock().unwrap().remove(reader.name);
+    INPUTS_BEING_READ.lock().unwrap().remove(reader.corpus_folder_name);
     outcome
 }
 
 #[test]
 fn no_reader_panics_on_mutated_files() {
     end_process_at_slow_input();
-    let requested = std::env::var("MUTATED_INPUTS").map_or(INPUTS, |text| text.parse().unwrap());
+    let requested =
+        std::env::var("MUTATED_INPUTS").map_or(TOTAL_FUZZ_INPUTS, |text| text.parse().unwrap());
     let only = std::env::var("MUTATED_READER").ok();
-    let chosen = |reader: &&FuzzedReader| only.as_ref().is_none_or(|only| only == reader.name);
-    let queue = Mutex::new(READERS.iter().filter(chosen));
+    let chosen =
+        |reader: &&FuzzedReader| only.as_ref().is_none_or(|only| only == reader.corpus_folder_name);
+    let queue = Mutex::new(ALL_FUZZED_READERS.iter().filter(chosen));
     let (total, failed) = (Mutex::new(0), Mutex::new(Vec::new()));
-    // In memory if the system has such a folder, because readers are tested here, not disks.
+    // The mutated files lie in memory if the system has such a folder, because the test exercises
+    // readers, not disks.
     let memory = Path::new("/dev/shm");
     let new_folder = || match memory.is_dir() {
         true => tempfile::tempdir_in(memory),
@@ -159,10 +173,15 @@ fn no_reader_panics_on_mutated_files() {
     let work = || {
         while let Some(reader) = { queue.lock().unwrap().next() } {
             let folder = new_folder().unwrap();
-            let (inputs, started) = (reader.inputs * requested / SHARED, Instant::now());
-            let FuzzOutcome { inputs, accepted, failed: panics } =
-                check(reader, inputs, folder.path());
-            let (name, count, s) = (reader.name, panics.len(), started.elapsed().as_secs_f64());
+            let (inputs, started) =
+                (reader.inputs_per_million * requested / TOTAL_OF_READER_SHARES, Instant::now());
+            let FuzzOutcome {
+                input_count: inputs,
+                accepted_inputs: accepted,
+                panicked_inputs: panics,
+            } = check_reader(reader, inputs, folder.path());
+            let (name, count, s) =
+                (reader.corpus_folder_name, panics.len(), started.elapsed().as_secs_f64());
             println!("{name}: {inputs} inputs, {accepted} accepted, {count} panics, {s:.1} s");
             assert!(accepted > 0, "{name}: nothing is accepted, not even its corpus");
             *total.lock().unwrap() += inputs;

@@ -6,31 +6,33 @@ use rand::rand_core::SeedableRng;
 use rand::{RngExt as _, seq::IndexedRandom as _};
 use rand_chacha::ChaCha8Rng;
 
-/// How a reader's inputs are written.
+/// Syntax of the input files of a fuzzed reader, which decides how the files are mutated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Syntax {
+pub enum FuzzInputSyntax {
     /// JSON: values and members are replaced, removed, repeated and exchanged.
     Json,
-    /// Text of lines, such as TOML, CSV and output of a program. Its parts are words and lines.
-    Lines,
-    /// Anything else: bytes are.
-    Bytes,
+    /// Text of lines, such as TOML, CSV and output of a program. Mutations change its words and
+    /// lines.
+    TextLines,
+    /// Inputs of any other syntax: mutations change arbitrary bytes.
+    ArbitraryBytes,
 }
 
 /// An input that a reader accepts, with the pieces that mutations work on.
 pub struct FuzzSeedFile {
-    /// Name of its file.
-    pub name: String,
-    bytes: Vec<u8>,
-    syntax: Syntax,
-    /// Values of JSON, or words.
-    values: Vec<Range<usize>>,
-    /// Members of objects and items of lists with the comma behind them, or lines.
-    members: Vec<Range<usize>>,
+    /// Name of the seed file in the reader's corpus.
+    pub corpus_file_name: String,
+    content_bytes: Vec<u8>,
+    syntax: FuzzInputSyntax,
+    /// Byte ranges of the values of a JSON input, or of the words of a text.
+    value_byte_ranges: Vec<Range<usize>>,
+    /// Byte ranges of JSON members and list items with the comma behind them, or of the lines of a
+    /// text.
+    member_or_line_ranges: Vec<Range<usize>>,
 }
 
-/// Values that readers meet seldom.
-const ODD: [&str; 44] = [
+/// Unusual JSON values, which file readers seldom meet.
+const RARE_INPUT_VALUES: [&str; 44] = [
     "-1",
     "0",
     "-0.0",
@@ -77,32 +79,41 @@ const ODD: [&str; 44] = [
     "1.",
 ];
 
-/// Bytes of lengths, counts and offsets that are wrong.
+/// Extreme values that overwrite bytes of lengths, counts and offsets in an input.
 const EXTREME_VALUES_TO_WRITE: [u64; 10] =
     [0, 1, 0x7f, 0x80, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, u64::MAX];
 
 impl FuzzSeedFile {
-    pub fn new(name: &str, syntax: Syntax, bytes: Vec<u8>) -> Self {
+    pub fn new(name: &str, syntax: FuzzInputSyntax, bytes: Vec<u8>) -> Self {
         let (values, members) = match syntax {
-            Syntax::Json => value_and_member_ranges_in_json(&bytes),
-            Syntax::Lines => (word_ranges_in_text(&bytes), line_ranges_in_text(&bytes)),
-            Syntax::Bytes => (Vec::new(), Vec::new()),
+            FuzzInputSyntax::Json => value_and_member_ranges_in_json(&bytes),
+            FuzzInputSyntax::TextLines => {
+                (word_ranges_in_text(&bytes), line_ranges_in_text(&bytes))
+            }
+            FuzzInputSyntax::ArbitraryBytes => (Vec::new(), Vec::new()),
         };
-        Self { name: name.to_owned(), bytes, syntax, values, members }
+        Self {
+            corpus_file_name: name.to_owned(),
+            content_bytes: bytes,
+            syntax,
+            value_byte_ranges: values,
+            member_or_line_ranges: members,
+        }
     }
 
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+    pub fn content_bytes(&self) -> &[u8] {
+        &self.content_bytes
     }
 
-    /// The mutation of that number: one or two changes.
+    /// Returns mutation `number` of the seed file, which has one or two changes.
     pub fn mutated_bytes(&self, number: u64) -> Vec<u8> {
         let mut random = ChaCha8Rng::seed_from_u64(number);
         let mut bytes = self.bytes_with_one_change(&mut random);
         match random.random_range(0..8) {
             0 => change_random_bytes(&mut bytes, &mut random),
             1 => {
-                bytes = Self::new(&self.name, self.syntax, bytes).bytes_with_one_change(&mut random)
+                bytes = Self::new(&self.corpus_file_name, self.syntax, bytes)
+                    .bytes_with_one_change(&mut random)
             }
             _ => {}
         }
@@ -110,25 +121,26 @@ impl FuzzSeedFile {
     }
 
     fn bytes_with_one_change(&self, random: &mut ChaCha8Rng) -> Vec<u8> {
-        let mut bytes = self.bytes.clone();
-        let (Some(value), Some(member)) =
-            (self.values.choose(random).cloned(), self.members.choose(random).cloned())
-        else {
+        let mut bytes = self.content_bytes.clone();
+        let (Some(value), Some(member)) = (
+            self.value_byte_ranges.choose(random).cloned(),
+            self.member_or_line_ranges.choose(random).cloned(),
+        ) else {
             change_random_bytes(&mut bytes, random);
             return bytes;
         };
         match random.random_range(0..24) {
-            0..=11 => {
-                drop(bytes.splice(value.clone(), unusual_json_value(&self.bytes[value], random)))
-            }
+            0..=11 => drop(
+                bytes.splice(value.clone(), unusual_json_value(&self.content_bytes[value], random)),
+            ),
             12..=15 => drop(bytes.drain(member)),
             16..=17 => {
                 let again = bytes[member.clone()].to_vec();
                 drop(bytes.splice(member.end..member.end, again));
             }
             18..=20 => {
-                let other = self.values.choose(random).cloned().unwrap_or(value.clone());
-                let other = self.bytes[other].to_vec();
+                let other = self.value_byte_ranges.choose(random).cloned().unwrap_or(value.clone());
+                let other = self.content_bytes[other].to_vec();
                 drop(bytes.splice(value, other));
             }
             21 => bytes.truncate(random.random_range(0..=bytes.len())),
@@ -138,7 +150,7 @@ impl FuzzSeedFile {
     }
 }
 
-/// Replacement for a value.
+/// Returns an unusual JSON value that replaces `value` in a mutated input.
 fn unusual_json_value(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
     let number: Option<f64> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
     let text = |text: String| format!("\"{text}\"").into_bytes();
@@ -153,22 +165,22 @@ fn unusual_json_value(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
         (7, Some(number)) => (number + 1.0).to_string().into_bytes(),
         (8, Some(number)) => (number * 1e-6).to_string().into_bytes(),
         (9, _) => {
-            // One character of it becomes another.
+            // One character of the JSON value becomes another character.
             let mut changed = value.to_vec();
             if let Some(byte) = changed.choose_random_element_mut(random) {
                 *byte = *b"0a-\"{}[],:/\\\n\x1b".choose(random).unwrap();
             }
             changed
         }
-        _ => ODD.choose(random).unwrap().as_bytes().to_vec(),
+        _ => RARE_INPUT_VALUES.choose(random).unwrap().as_bytes().to_vec(),
     }
 }
 
-trait ChooseMut {
+trait ChooseRandomElement {
     fn choose_random_element_mut(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8>;
 }
 
-impl ChooseMut for Vec<u8> {
+impl ChooseRandomElement for Vec<u8> {
     fn choose_random_element_mut(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8> {
         let at = random.random_range(0..self.len().max(1));
         self.get_mut(at)
@@ -215,7 +227,7 @@ pub fn change_random_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
 /// Positions of values and members in a JSON text, valid or not.
 fn value_and_member_ranges_in_json(bytes: &[u8]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
     let (mut values, mut members) = (Vec::new(), Vec::new());
-    // Start of each open container, and of the member in it.
+    // Start of each open JSON container, and start of the member in it.
     let mut open: Vec<(usize, usize)> = Vec::new();
     let mut at = 0;
     while at < bytes.len() {

@@ -31,9 +31,10 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
 
 use crate::FuzzedReader;
-use crate::mutate::Syntax::{self, Bytes, Json, Lines};
+use crate::mutate::FuzzInputSyntax::{self, ArbitraryBytes, Json, TextLines};
 
-/// Reads a record; one that is accepted can be written, and is then the same.
+/// Reads a record file; asserts that an accepted record can be written, and is the same when it is
+/// read again.
 fn read_and_rewrite_record<T: RecordFileType + PartialEq>(path: &Path) -> Option<T> {
     let record: T = file::read_record(path).ok()?;
     let again = path.with_extension("again");
@@ -47,7 +48,7 @@ fn fuzz_run_record(path: &Path, _: u64) -> bool {
     let runs = [run];
     display::runs::results_table_and_remarks_text(&runs, Some(100));
     report::costs::launch_costs_table_text(&runs, Some(100));
-    let mut baseline = BaselineFile::empty_with_name("main");
+    let mut baseline = BaselineFile::empty_baseline_with_name("main");
     baseline.merge_run_replacing_other_code(&runs[0]);
     let _ = baseline.add_comparable_run(&runs[0]);
     assert_eq!(baseline.check_record_plausible(), Ok(()));
@@ -79,7 +80,7 @@ fn fuzz_calibration_file(path: &Path, _: u64) -> bool {
     summarise_calibration(&calibration);
     recommend_thresholds(&calibration);
     let mut twice = calibration.clone();
-    let _ = twice.check_and_merge(calibration);
+    let _ = twice.check_and_merge_calibration(calibration);
     true
 }
 
@@ -165,7 +166,7 @@ fn fuzz_rules_file(path: &Path, _: u64) -> bool {
     true
 }
 
-/// A sample of Criterion's store.
+/// Reads a mutated sample file of Criterion's store.
 fn fuzz_criterion_sample(path: &Path, _: u64) -> bool {
     let store = path.with_extension("store");
     let folder = store.join("case/new");
@@ -175,10 +176,10 @@ fn fuzz_criterion_sample(path: &Path, _: u64) -> bool {
     std::fs::copy(path, folder.join("sample.json")).unwrap();
     let Ok(stored) = criterion_store::read_criterion_store(&store) else { return false };
     for case in stored.cases.values() {
-        let launches = case.iterations.clone();
+        let launches = case.iterations_per_sample.clone();
         let samples = kernelgate::record::SamplesOfCase {
-            launches,
-            elapsed_ns: case.sample_times.clone(),
+            launches_per_sample: launches,
+            elapsed_per_sample_ns: case.sample_times.clone(),
             ..Default::default()
         };
         if samples.check_samples_plausible().is_ok() {
@@ -225,16 +226,16 @@ fn fuzz_version_answer(path: &Path, _: u64) -> bool {
     protocol::parse_protocol_version_answer(&text).is_some()
 }
 
-/// A session's folder with this run in it, judged against a baseline of the same case, by the
-/// program's own verbs.
-fn verbs_on_a_run(path: &Path, _: u64) -> bool {
+/// Puts the mutated run into a session's folder, and lets the program's own verbs judge it against
+/// a baseline of the same case.
+fn fuzz_verbs_on_run_file(path: &Path, _: u64) -> bool {
     let folder = path.parent().unwrap().join("package");
     let session = folder.join("runs/s2");
     std::fs::create_dir_all(&session).unwrap();
     std::fs::copy(path, session.join("fixture.json")).unwrap();
     let baselines = folder.join("baselines");
     let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/baseline");
-    // The folder of the device that the run names.
+    // The baseline is copied to the folder of the device that the run names.
     let at = baselines.join("amd-epyc");
     std::fs::create_dir_all(&at).unwrap();
     std::fs::copy(committed.join("main.json"), at.join("main.json")).unwrap();
@@ -262,16 +263,16 @@ fn verbs_on_a_run(path: &Path, _: u64) -> bool {
 
 /// Every reader, the slow ones first, with its share of a million inputs: fewer of those that take
 /// long.
-pub const READERS: &[FuzzedReader] = &[
-    fuzzed_reader("verbs", Json, 30, verbs_on_a_run),
+pub const ALL_FUZZED_READERS: &[FuzzedReader] = &[
+    fuzzed_reader("verbs", Json, 30, fuzz_verbs_on_run_file),
     fuzzed_reader("index", Json, 2_000, fuzz_history_index),
-    fuzzed_reader("nsys", Bytes, 3_000, fuzz_trace_file),
-    fuzzed_reader("ncu_report", Bytes, 12_000, fuzz_trace_file),
-    fuzzed_reader("cubin", Bytes, 12_000, fuzz_machine_code),
+    fuzzed_reader("nsys", ArbitraryBytes, 3_000, fuzz_trace_file),
+    fuzzed_reader("ncu_report", ArbitraryBytes, 12_000, fuzz_trace_file),
+    fuzzed_reader("cubin", ArbitraryBytes, 12_000, fuzz_machine_code),
     fuzzed_reader("chrome", Json, 12_000, fuzz_trace_file),
     fuzzed_reader("recording", Json, 10_000, fuzz_trace_file),
     fuzzed_reader("rocprof", Json, 10_000, fuzz_trace_file),
-    fuzzed_reader("ncu_csv", Lines, 8_000, fuzz_trace_file),
+    fuzzed_reader("ncu_csv", TextLines, 8_000, fuzz_trace_file),
     fuzzed_reader("calibration", Json, 12_000, fuzz_calibration_file),
     fuzzed_reader("comparison_shard", Json, 10_000, fuzz_comparison_shard),
     fuzzed_reader("verification_shard", Json, 20_000, fuzz_verification_shard),
@@ -301,18 +302,25 @@ pub const READERS: &[FuzzedReader] = &[
         read_and_rewrite_record::<ClusterSubmission>(path).is_some()
     }),
     fuzzed_reader("peers", Json, 100_000, fuzz_peer_times),
-    fuzzed_reader("rules", Lines, 25_000, fuzz_rules_file),
+    fuzzed_reader("rules", TextLines, 25_000, fuzz_rules_file),
     fuzzed_reader("criterion", Json, 80_000, fuzz_criterion_sample),
-    fuzzed_reader("safetensors", Bytes, 110_000, fuzz_safetensors_file),
-    fuzzed_reader("tensors", Bytes, 100_000, |path, _| tensors::read_tensor_file(path).is_some()),
-    fuzzed_reader("printed", Lines, 63_970, fuzz_version_answer),
+    fuzzed_reader("safetensors", ArbitraryBytes, 110_000, fuzz_safetensors_file),
+    fuzzed_reader("tensors", ArbitraryBytes, 100_000, |path, _| {
+        tensors::read_tensor_file(path).is_some()
+    }),
+    fuzzed_reader("printed", TextLines, 63_970, fuzz_version_answer),
 ];
 
 const fn fuzzed_reader(
     name: &'static str,
-    syntax: Syntax,
+    syntax: FuzzInputSyntax,
     inputs: u64,
     read: fn(&Path, u64) -> bool,
 ) -> FuzzedReader {
-    FuzzedReader { name, syntax, inputs, read }
+    FuzzedReader {
+        corpus_folder_name: name,
+        syntax,
+        inputs_per_million: inputs,
+        read_and_use_input: read,
+    }
 }

@@ -12,7 +12,8 @@ use pulp::Arch;
 /// instead of 4 (`libm` and scalar code use SSE). The compiler ends every AVX function with
 /// `vzeroupper`, and `pulp`'s dispatch runs such a function; without AVX, this function does only a
 /// few additions. A `faer` GEMM with `Par::Seq` leaves AVX state on its own thread only, a parallel
-/// GEMM on all of rayon's threads: `rayon::broadcast(|_| clear_upper_avx())` cleans those.
+/// GEMM on all of rayon's threads. `rayon::broadcast(|_| clear_upper_avx())` clears the AVX state
+/// of all of rayon's threads.
 #[inline]
 pub fn clear_upper_avx() {
     let mut values = black_box([1.0f32; 32]);

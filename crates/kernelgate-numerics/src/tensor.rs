@@ -11,7 +11,7 @@ use half::{bf16, f16};
 /// Element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dtype {
-    /// 8-byte float: references only.
+    /// 8-byte float, used only for references.
     F64,
     /// 4-byte float.
     F32,
@@ -58,7 +58,7 @@ impl Dtype {
     }
 
     /// Name of the dtype in case ids and record files.
-    pub const fn name(self) -> &'static str {
+    pub const fn dtype_name(self) -> &'static str {
         match self {
             Self::F64 => "f64",
             Self::F32 => "f32",
@@ -73,7 +73,7 @@ impl Dtype {
     pub fn parse_dtype_name(name: &str) -> Option<Dtype> {
         [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8]
             .into_iter()
-            .find(|dtype| dtype.name() == name)
+            .find(|dtype| dtype.dtype_name() == name)
     }
 }
 
@@ -130,9 +130,9 @@ impl Tensor {
         tensor
     }
 
-    /// Creates a tensor whose elements are all the poison value: NaN, or -128 for integers, so that
-    /// an element that an implementation did not write is detected; saturation to int8 never gives
-    /// -128 but -127 or 127.
+    /// Creates a tensor whose elements are all the poison value (NaN, or -128 for integers), so
+    /// that an element that an implementation did not write is detected. Saturation to int8 gives
+    /// -127 or 127, never -128.
     pub fn filled_with_poison(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
         let mut tensor = Self::filled_with_zeros(shape, dtype);
         tensor.overwrite_with_poison();
@@ -177,7 +177,7 @@ impl Tensor {
         &self.data
     }
 
-    /// The elements, to write.
+    /// Returns the tensor's elements for writing.
     pub fn tensor_data_mut(&mut self) -> &mut TensorData {
         &mut self.data
     }
@@ -192,7 +192,7 @@ impl Tensor {
         self.data.len()
     }
 
-    /// Whether there is no element.
+    /// Returns whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -208,7 +208,7 @@ impl Tensor {
         }
     }
 
-    /// Size of the elements.
+    /// Returns the size of the tensor's elements in bytes.
     pub fn size_in_bytes(&self) -> usize {
         self.len() * self.dtype().bytes_per_element()
     }
@@ -286,7 +286,7 @@ impl Tensor {
         }
     }
 
-    /// Returns the bytes of the elements for writing, in the host's byte order.
+    /// Returns the bytes of the tensor's elements for writing, in the host's byte order.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.data {
             TensorData::F64(values) => bytemuck::cast_slice_mut(values),
@@ -316,14 +316,14 @@ impl From<Vec<i8>> for TensorData {
     }
 }
 
-/// Host tensors of a benchmark case by name, in order of the names. A clone of `Tensors` shares the
-/// elements with its original until a tensor of either is written (copy on write).
+/// Host tensors of one benchmark case by name, in order of the names. A clone of `Tensors` shares
+/// the elements with its original until a tensor of either is written (copy on write).
 ///
 /// ```
 /// use kernelgate_numerics::tensor::{Dtype, Tensors};
 ///
-/// let inputs = Tensors::new().with("x", [2, 2], vec![1.0_f32, 2.0, 3.0, 4.0]);
-/// assert_eq!(inputs.f32("x")[3], 4.0);
+/// let inputs = Tensors::new().with_tensor("x", [2, 2], vec![1.0_f32, 2.0, 3.0, 4.0]);
+/// assert_eq!(inputs.f32_elements("x")[3], 4.0);
 /// assert_eq!(inputs.tensor("x").shape(), [2, 2]);
 /// let outputs = Tensors::new().with_output("y", [4], Dtype::F32);
 /// assert_eq!(outputs.tensor("y").dtype(), Dtype::F32);
@@ -344,7 +344,7 @@ impl Tensors {
     }
 
     /// Adds a tensor with a name, and returns all tensors, for chaining.
-    pub fn with(
+    pub fn with_tensor(
         mut self,
         name: &str,
         shape: impl Into<Vec<usize>>,
@@ -372,7 +372,7 @@ impl Tensors {
     }
 
     /// Returns the tensors with the given names; their elements are shared, not copied.
-    pub fn select_named(&self, names: &[&str]) -> Self {
+    pub fn select_tensors_by_name(&self, names: &[&str]) -> Self {
         let named = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
         Self(named.map(|(name, tensor)| (name.clone(), Arc::clone(tensor))).collect())
     }
@@ -383,7 +383,7 @@ impl Tensors {
         Self(self.0.clone().into_iter().chain(others.0.clone()).collect())
     }
 
-    /// The tensor with the given name, if it exists.
+    /// Returns the tensor with the given name, if it exists.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.0.get(name).map(Arc::as_ref)
     }
@@ -391,7 +391,8 @@ impl Tensors {
     /// Returns the tensor with the given name; panics if it does not exist.
     ///
     /// # Panics
-    /// Panics if it does not exist: the caller and the workload disagree about their own tensors.
+    /// Panics if the tensor does not exist: the caller and the workload disagree about their own
+    /// tensors.
     pub fn tensor(&self, name: &str) -> &Tensor {
         self.get(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
     }
@@ -407,7 +408,7 @@ impl Tensors {
     ///
     /// # Panics
     /// Panics if the tensor does not exist, or is not f32.
-    pub fn f32(&self, name: &str) -> &[f32] {
+    pub fn f32_elements(&self, name: &str) -> &[f32] {
         match self.tensor(name).tensor_data() {
             TensorData::F32(values) => values,
             _ => panic!("tensor `{name}` is f32"),
@@ -415,7 +416,7 @@ impl Tensors {
     }
 
     /// Returns the f32 elements of the tensor with the given name for writing. Panics as
-    /// [`Tensors::f32`].
+    /// [`Tensors::f32_elements`].
     pub fn f32_mut(&mut self, name: &str) -> &mut [f32] {
         match self.tensor_mut(name).tensor_data_mut() {
             TensorData::F32(values) => values,
@@ -433,8 +434,8 @@ impl Tensors {
         self.0.iter_mut().map(|(name, tensor)| (name.as_str(), Arc::make_mut(tensor)))
     }
 
-    /// Size of all elements.
-    pub fn bytes(&self) -> usize {
+    /// Returns the size of all tensors' elements in bytes.
+    pub fn size_in_bytes(&self) -> usize {
         self.0.values().map(|tensor| tensor.size_in_bytes()).sum()
     }
 }

@@ -67,10 +67,10 @@ fn diagnose_trace_streamed_if_possible(path: &Path) -> Result<TraceDiagnosis, Tr
 fn print_diagnosis_without_paths(diagnosis: &TraceDiagnosis) {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(kind, count)| format!("{kind} {count}")).collect();
-    println!("  {}: {}", diagnosis.recorder, records.join(", "));
-    for device in &diagnosis.devices {
+    println!("  {}: {}", diagnosis.recorder_and_version, records.join(", "));
+    for device in &diagnosis.gpu_use_by_process {
         let total = device.account.whole_trace_account.span_length_ns();
-        println!("  process {}, device {}: {} ns", device.pid, device.device, total);
+        println!("  process {}, device {}: {} ns", device.pid, device.gpu_ordinal, total);
         for (label, ns) in device.account.whole_trace_account.labels_and_ns_of_lines() {
             println!("    {label}: {}", percentage_text(ns, total));
         }
@@ -82,24 +82,24 @@ fn print_diagnosis_without_paths(diagnosis: &TraceDiagnosis) {
             );
         }
     }
-    for finding in diagnosis.quality.iter().chain(&diagnosis.findings) {
+    for finding in diagnosis.data_quality_findings.iter().chain(&diagnosis.findings) {
         println!(
             "  {} {}: {}",
             finding.severity.printed_severity_label(),
-            finding.id,
+            finding.rule_id,
             finding.finding_title
         );
         println!(
             "    measured {:.1} {}, savings {}, replayed {}",
-            finding.measured_value.value,
+            finding.measured_value.number_in_unit,
             finding.measured_value.unit,
-            nanoseconds_or_dash_text(finding.recoverable_ns),
-            nanoseconds_or_dash_text(finding.replayed_gain.map(|of| of.further_ns))
+            nanoseconds_or_dash_text(finding.max_recoverable_ns),
+            nanoseconds_or_dash_text(finding.replayed_gain.map(|of| of.further_saved_ns))
         );
     }
     for question in &diagnosis.questions {
         if let Some(reason) = question.reason_without_answer() {
-            println!("  not measured {}: {reason}", question.id);
+            println!("  not measured {}: {reason}", question.rule_id);
         }
     }
 }

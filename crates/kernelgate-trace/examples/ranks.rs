@@ -1,5 +1,5 @@
 //! Joins the traces of all ranks of one distributed job, and prints the result as text, or as JSON
-//! with `json` as first argument. On standard error: seconds.
+//! with `json` as first argument. Standard error gets the seconds that the run took.
 //!
 //! `cargo run --release -p kernelgate-trace --example ranks -- [json] TRACE…`
 

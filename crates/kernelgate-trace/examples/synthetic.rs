@@ -13,7 +13,7 @@ use rusqlite::{Connection, Statement, params};
 /// there.
 const SYNTHETIC_PROCESS_GLOBAL_ID: i64 = 100 << 24;
 const SYNTHETIC_HOST_THREAD_COUNT: i64 = 2;
-/// Kernels of a step.
+/// Number of kernels of one training step of the synthetic trace.
 const KERNELS_PER_TRAINING_STEP: i64 = 1000;
 const DISTINCT_KERNEL_FUNCTIONS: i64 = 60;
 const FIRST_RANGE_NAME_ID: i64 = 1000;
@@ -61,10 +61,10 @@ fn write_synthetic_sqlite_export(path: &str, kernels: i64, unique: bool) -> rusq
             insert_host_call: transaction.prepare(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?1, ?2, 0, ?3, ?4, ?5, 0)",
             )?,
-            range: transaction
+            insert_range: transaction
                 .prepare("INSERT INTO NVTX_EVENTS VALUES (?1, ?2, 59, NULL, ?3, ?4, ?5, 0)")?,
-            unique,
-            ranges: 0,
+            every_third_range_unique: unique,
+            inserted_range_count: 0,
         };
         for first in (0..kernels).step_by(usize::try_from(KERNELS_PER_TRAINING_STEP).unwrap_or(1)) {
             tables.insert_step_of_nested_ranges_and_kernels(
@@ -93,9 +93,9 @@ const SQLITE_EXPORT_SCHEMA: &str = "
 struct ExportInsertStatements<'a> {
     insert_kernel: Statement<'a>,
     insert_host_call: Statement<'a>,
-    range: Statement<'a>,
-    unique: bool,
-    ranges: i64,
+    insert_range: Statement<'a>,
+    every_third_range_unique: bool,
+    inserted_range_count: i64,
 }
 
 impl ExportInsertStatements<'_> {
@@ -168,11 +168,11 @@ impl ExportInsertStatements<'_> {
         name: i64,
         thread: i64,
     ) -> rusqlite::Result<()> {
-        self.ranges += 1;
-        let own = self.unique && self.ranges % 3 == 0;
-        let text = own.then(|| format!("range {name}, op_id = {}", self.ranges));
+        self.inserted_range_count += 1;
+        let own = self.every_third_range_unique && self.inserted_range_count % 3 == 0;
+        let text = own.then(|| format!("range {name}, op_id = {}", self.inserted_range_count));
         let id = (!own).then_some(FIRST_RANGE_NAME_ID + name);
-        self.range.execute(params![start, end, text, id, thread])?;
+        self.insert_range.execute(params![start, end, text, id, thread])?;
         Ok(())
     }
 }

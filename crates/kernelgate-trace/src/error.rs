@@ -12,17 +12,17 @@ pub enum TraceError {
     Io { path: PathBuf, source: std::io::Error },
     /// The content of the file matches no trace format that kernelgate reads.
     #[error("recognise {}: {reason}", path.display())]
-    Unknown {
+    UnknownFormat {
         path: PathBuf,
         /// Names the trace format or table that is missing, as a fragment of the error sentence.
         reason: String,
     },
     /// The trace format was recognised, but the content of the file is invalid.
     #[error("read {}: {reason}", path.display())]
-    Broken { path: PathBuf, reason: String },
+    InvalidContent { path: PathBuf, reason: String },
     /// The user must first convert the trace file with another program, such as nsys.
     #[error("convert {}: {reason}", path.display())]
-    Convert {
+    MustBeConverted {
         path: PathBuf,
         /// Why kernelgate did not convert the file, and the command with which the user can convert
         /// it.
@@ -39,10 +39,10 @@ impl TraceError {
     }
 
     pub(crate) fn broken_trace_file_error(path: &Path, reason: impl ToString) -> TraceError {
-        Self::Broken { path: path.to_owned(), reason: reason.to_string() }
+        Self::InvalidContent { path: path.to_owned(), reason: reason.to_string() }
     }
 
     pub(crate) fn trace_must_be_converted_error(path: &Path, reason: impl ToString) -> TraceError {
-        Self::Convert { path: path.to_owned(), reason: reason.to_string() }
+        Self::MustBeConverted { path: path.to_owned(), reason: reason.to_string() }
     }
 }

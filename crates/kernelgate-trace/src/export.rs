@@ -22,7 +22,7 @@ const FIRST_PROCESS_ID_OF_DEVICE_TRACKS: i64 = 1_000_000_000;
 /// Writes a trace.
 ///
 /// # Errors
-/// An error of writing.
+/// Fails if writing to `out` fails.
 pub fn write_perfetto_json(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
     let mut events = TraceEventArrayWriter { out, is_before_first_event: true };
     write!(events.out, "{{\"schemaVersion\":1,\"deviceProperties\":[")?;
@@ -31,8 +31,8 @@ pub fn write_perfetto_json(trace: &Trace, out: &mut impl Write) -> io::Result<()
         write!(
             events.out,
             "{comma}{{\"id\":{},\"name\":{}",
-            device.id,
-            quoted_json_string(&device.name)
+            device.device_ordinal,
+            quoted_json_string(&device.device_name)
         )?;
         if let Some(count) = device.multiprocessors {
             write!(events.out, ",\"numSms\":{count}")?;
@@ -74,7 +74,7 @@ fn nanoseconds_as_microseconds_text(ns: i64) -> String {
     format!("{sign}{}.{:03}", ns / 1000, ns % 1000)
 }
 
-/// `"ts":…,"dur":…` of a span.
+/// Formats start and duration of a span as the JSON fields `"ts":…,"dur":…`, in microseconds.
 fn start_and_duration_json_fields(start: i64, end: i64) -> String {
     format!(
         "\"ts\":{},\"dur\":{}",
@@ -96,18 +96,18 @@ fn write_process_and_thread_names<W: Write>(
         ))
     };
     for process in &trace.processes {
-        if let Some(text) = process.name {
+        if let Some(text) = process.process_name {
             name("process_name", process.pid, 0, trace.names.text_of_name(text))?;
         }
     }
     for thread in &trace.threads {
-        if let Some(text) = thread.name {
-            let pid = trace.processes[thread.process as usize].pid;
+        if let Some(text) = thread.thread_name {
+            let pid = trace.processes[thread.process_index as usize].pid;
             name("thread_name", pid, thread.tid, trace.names.text_of_name(text))?;
         }
     }
     for (index, place) in (0..).zip(&trace.places) {
-        let process = trace.processes[place.process as usize].pid;
+        let process = trace.processes[place.process_index as usize].pid;
         let device = format!("GPU {} of process {process}", place.device);
         name(
             "process_name",
@@ -115,7 +115,7 @@ fn write_process_and_thread_names<W: Write>(
             0,
             &device,
         )?;
-        for lane in 0..lanes.track_count_of_place[index as usize].max(1) {
+        for lane in 0..lanes.track_count_by_stream[index as usize].max(1) {
             let beside = if lane > 0 { format!(", concurrent {lane}") } else { String::new() };
             let stream = format!("stream {}{beside}", place.stream);
             let track = lanes.perfetto_thread_id(index, lane);
@@ -133,10 +133,10 @@ fn write_process_and_thread_names<W: Write>(
 /// For each GPU operation, the number of its track within its stream.
 struct TracksOfOperationsInStreams {
     track_of_operation: Vec<u32>,
-    /// Tracks of each place.
-    track_count_of_place: Vec<u32>,
-    /// For each place, the total number of tracks of all places with a smaller index.
-    tracks_of_earlier_places: Vec<u32>,
+    /// For each stream, the number of its viewer tracks.
+    track_count_by_stream: Vec<u32>,
+    /// For each stream, the total number of tracks of all streams with a smaller index.
+    track_count_of_earlier_streams: Vec<u32>,
 }
 
 /// Maximum number of viewer tracks per stream; further overlapping operations use the track that
@@ -176,9 +176,9 @@ impl TracksOfOperationsInStreams {
         let counts: Vec<u32> = counts.collect();
         let before = counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count)));
         Self {
-            tracks_of_earlier_places: before.collect(),
+            track_count_of_earlier_streams: before.collect(),
             track_of_operation: of_operation,
-            track_count_of_place: counts,
+            track_count_by_stream: counts,
         }
     }
 
@@ -188,7 +188,7 @@ impl TracksOfOperationsInStreams {
             0 => i64::from(place),
             _ => {
                 FIRST_ADDITIONAL_TRACK_ID
-                    + i64::from(self.tracks_of_earlier_places[place as usize])
+                    + i64::from(self.track_count_of_earlier_streams[place as usize])
                     + i64::from(lane)
             }
         }
@@ -198,8 +198,9 @@ impl TracksOfOperationsInStreams {
 /// Returns the index of the first place with the same process and device as this place, so that
 /// their streams share a viewer process.
 fn first_place_of_same_device(trace: &Trace, place: u32) -> i64 {
-    let device =
-        |place: &crate::model::gpu::ProcessDeviceContextAndStream| (place.process, place.device);
+    let device = |place: &crate::model::gpu::ProcessDeviceContextAndStream| {
+        (place.process_index, place.device)
+    };
     let own = device(&trace.places[place as usize]);
     let first = trace.places.iter().position(|place| device(place) == own);
     i64::try_from(first.unwrap_or(0)).unwrap_or(0)
@@ -211,13 +212,13 @@ fn write_host_calls_ranges_and_marks<W: Write>(
 ) -> io::Result<()> {
     let track = |thread: u32| {
         let thread = &trace.threads[thread as usize];
-        (trace.processes[thread.process as usize].pid, thread.tid)
+        (trace.processes[thread.process_index as usize].pid, thread.tid)
     };
     let calls = &trace.calls;
     for row in 0..calls.call_count() {
-        let (pid, tid) = track(calls.thread[row]);
-        let name = quoted_json_string(trace.names.text_of_name(calls.name[row]));
-        let times = start_and_duration_json_fields(calls.start[row], calls.end[row]);
+        let (pid, tid) = track(calls.thread_index[row]);
+        let name = quoted_json_string(trace.names.text_of_name(calls.function_name[row]));
+        let times = start_and_duration_json_fields(calls.start_ns[row], calls.end_ns[row]);
         events.append_event_object(&format!(
             "\"ph\":\"X\",\"cat\":\"cuda_runtime\",\"name\":{name},\"pid\":{pid},\"tid\":{tid},\
              {times},\"args\":{{\"correlation\":{}}}",
@@ -226,9 +227,9 @@ fn write_host_calls_ranges_and_marks<W: Write>(
     }
     let ranges = &trace.ranges;
     for row in 0..ranges.range_count() {
-        let (pid, tid) = track(ranges.thread[row]);
-        let name = quoted_json_string(trace.names.text_of_name(ranges.name[row]));
-        let (start, end) = (ranges.start[row], ranges.end[row]);
+        let (pid, tid) = track(ranges.thread_index[row]);
+        let name = quoted_json_string(trace.names.text_of_name(ranges.range_name[row]));
+        let (start, end) = (ranges.start_ns[row], ranges.end_ns[row]);
         match ranges.style[row] {
             HostRangeStyle::PushPop => events.append_event_object(&format!(
                 "\"ph\":\"X\",\"cat\":\"user_annotation\",\"name\":{name},\"pid\":{pid},\
@@ -249,12 +250,12 @@ fn write_host_calls_ranges_and_marks<W: Write>(
         }
     }
     let marks = &trace.host_marks;
-    for (row, &time) in marks.time.iter().enumerate() {
-        let (pid, tid) = track(marks.thread[row]);
+    for (row, &time) in marks.time_ns.iter().enumerate() {
+        let (pid, tid) = track(marks.thread_index[row]);
         events.append_event_object(&format!(
             "\"ph\":\"i\",\"cat\":\"mark\",\"s\":\"t\",\"name\":{},\"pid\":{pid},\"tid\":{tid},\
              \"ts\":{}",
-            quoted_json_string(trace.names.text_of_name(marks.name[row])),
+            quoted_json_string(trace.names.text_of_name(marks.mark_name[row])),
             nanoseconds_as_microseconds_text(time)
         ))?;
     }
@@ -278,7 +279,7 @@ fn write_gpu_operations_and_launch_arrows<W: Write>(
         let pid = tracks[place_id.0 as usize];
         let tid = lanes.perfetto_thread_id(place_id.0, lanes.track_of_operation[id as usize]);
         let (category, name, arguments) = operation_category_name_and_arguments(trace, &all, id);
-        let process = trace.processes[place.process as usize].pid;
+        let process = trace.processes[place.process_index as usize].pid;
         events.append_event_object(&format!(
             "\"ph\":\"X\",\"cat\":\"{category}\",\"name\":{},\"pid\":{pid},\"tid\":{tid},{},\
              \"args\":{{\"process\":{process},\"device\":{},\"context\":{},\"stream\":{},\
@@ -297,11 +298,11 @@ fn write_gpu_operations_and_launch_arrows<W: Write>(
         if call == NO_LAUNCH_CALL {
             continue;
         }
-        let thread = &trace.threads[trace.calls.thread[call as usize] as usize];
+        let thread = &trace.threads[trace.calls.thread_index[call as usize] as usize];
         let from = (
-            trace.processes[thread.process as usize].pid,
+            trace.processes[thread.process_index as usize].pid,
             thread.tid,
-            trace.calls.start[call as usize],
+            trace.calls.start_ns[call as usize],
         );
         let to = (pid, tid, all.operation_start_ns(id));
         for (phase, (pid, tid, time)) in [("\"s\"", from), ("\"f\",\"bp\":\"e\"", to)] {
@@ -324,7 +325,7 @@ fn operation_category_name_and_arguments(
     let mut arguments = String::new();
     match all.kind_and_table_row(id) {
         (GpuOperationKind::Kernel, row) => {
-            if let Some(shape) = trace.kernels.shape.decoded_row(row) {
+            if let Some(shape) = trace.kernels.launch_shape_index.decoded_row(row) {
                 let shape = &trace.shapes[shape as usize];
                 let _ = write!(
                     arguments,
@@ -332,8 +333,8 @@ fn operation_category_name_and_arguments(
                      \"shared memory\":{}",
                     shape.grid,
                     shape.block,
-                    shape.registers,
-                    shape.static_shared.saturating_add(shape.dynamic_shared)
+                    shape.registers_per_thread,
+                    shape.static_shared_bytes.saturating_add(shape.dynamic_shared_bytes)
                 );
             }
             if let Some(node) = trace.kernels.graph_node.decoded_row(row).filter(|&node| node != 0)
@@ -344,8 +345,8 @@ fn operation_category_name_and_arguments(
         }
         (GpuOperationKind::Copy, row) => {
             let copies = &trace.copies;
-            let _ = write!(arguments, ",\"bytes\":{}", copies.bytes[row]);
-            let direction = trace.names.text_of_name(copies.kind[row]);
+            let _ = write!(arguments, ",\"bytes\":{}", copies.copied_bytes[row]);
+            let direction = trace.names.text_of_name(copies.direction_label[row]);
             let short = match direction {
                 "Host-to-Device" => "HtoD",
                 "Device-to-Host" => "DtoH",
@@ -358,19 +359,19 @@ fn operation_category_name_and_arguments(
                 CopiedMemoryKind::Unknown => "Unknown",
                 CopiedMemoryKind::Pageable => "Pageable",
                 CopiedMemoryKind::Pinned => "Pinned",
-                CopiedMemoryKind::Device => "Device",
-                CopiedMemoryKind::Array => "Array",
+                CopiedMemoryKind::DeviceMemory => "Device",
+                CopiedMemoryKind::CudaArray => "Array",
                 CopiedMemoryKind::Managed => "Managed",
             };
-            let (from, to) = (memory(copies.source[row]), memory(copies.target[row]));
+            let (from, to) = (memory(copies.source_memory[row]), memory(copies.target_memory[row]));
             ("gpu_memcpy", format!("Memcpy {short} ({from} -> {to})"), arguments)
         }
-        (GpuOperationKind::Set, row) => {
-            let _ = write!(arguments, ",\"bytes\":{}", trace.memsets.bytes[row]);
+        (GpuOperationKind::Memset, row) => {
+            let _ = write!(arguments, ",\"bytes\":{}", trace.memsets.set_bytes[row]);
             ("gpu_memset", "Memset".to_owned(), arguments)
         }
-        (GpuOperationKind::Graph, row) => {
-            let _ = write!(arguments, ",\"graph\":{}", trace.graphs.executable[row]);
+        (GpuOperationKind::CudaGraphLaunch, row) => {
+            let _ = write!(arguments, ",\"graph\":{}", trace.graphs.executable_graph_id[row]);
             ("gpu_graph", all.printed_operation_name(id), arguments)
         }
     }

@@ -14,7 +14,7 @@
 //! use kernelgate_trace::stats::{self, StatsReport};
 //!
 //! let trace = read::open_trace_file("trace.sqlite".as_ref(), &WantedTraceParts::ALL)?;
-//! println!("{}", stats::make_table(&trace, StatsReport::GpuKernels).to_terminal_text());
+//! println!("{}", stats::make_table(&trace, StatsReport::KernelsByName).to_terminal_text());
 //! # Ok::<(), kernelgate_trace::TraceError>(())
 //! ```
 //!

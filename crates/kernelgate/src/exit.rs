@@ -5,30 +5,35 @@
 #[repr(u8)]
 pub enum ProcessExitReason {
     /// Exit code 0: the command succeeded, and no case became slower.
-    Fine = 0,
+    Success = 0,
     /// Exit code 1: a case became slower, or failed verification.
     Regression = 1,
     /// Exit code 2: wrong usage or invalid input.
-    Usage = 2,
-    /// The measurement cannot decide.
+    InvalidUsageOrInput = 2,
+    /// Exit code 3: the measurement cannot decide whether a case became slower.
     Inconclusive = 3,
     /// Exit code 4: the results are not comparable.
-    Refused = 4,
+    ResultsNotComparable = 4,
 }
 
 impl ProcessExitReason {
     /// All exit reasons, in the order of their exit codes.
-    pub const ALL_EXIT_REASONS: [Self; 5] =
-        [Self::Fine, Self::Regression, Self::Usage, Self::Inconclusive, Self::Refused];
+    pub const ALL_EXIT_REASONS: [Self; 5] = [
+        Self::Success,
+        Self::Regression,
+        Self::InvalidUsageOrInput,
+        Self::Inconclusive,
+        Self::ResultsNotComparable,
+    ];
 
     /// Meaning of the exit code in words, for help texts and the reference.
     pub const fn exit_code_meaning(self) -> &'static str {
         match self {
-            Self::Fine => "fine",
+            Self::Success => "fine",
             Self::Regression => "regression or failed verification",
-            Self::Usage => "usage or broken input",
+            Self::InvalidUsageOrInput => "usage or broken input",
             Self::Inconclusive => "inconclusive",
-            Self::Refused => "refused (not comparable)",
+            Self::ResultsNotComparable => "refused (not comparable)",
         }
     }
 
@@ -40,11 +45,11 @@ impl ProcessExitReason {
     /// The exit reason for an exit code; `None` for codes of signals and of other programs.
     pub const fn from_exit_code(code: i32) -> Option<ProcessExitReason> {
         match code {
-            0 => Some(Self::Fine),
+            0 => Some(Self::Success),
             1 => Some(Self::Regression),
-            2 => Some(Self::Usage),
+            2 => Some(Self::InvalidUsageOrInput),
             3 => Some(Self::Inconclusive),
-            4 => Some(Self::Refused),
+            4 => Some(Self::ResultsNotComparable),
             _ => None,
         }
     }
@@ -53,9 +58,14 @@ impl ProcessExitReason {
     /// nothing was judged; a refused comparison is more severe than a regression, which may compare
     /// different definitions.
     pub fn more_severe(self, other: Self) -> Self {
-        let worst = [Self::Usage, Self::Refused, Self::Regression, Self::Inconclusive];
+        let worst = [
+            Self::InvalidUsageOrInput,
+            Self::ResultsNotComparable,
+            Self::Regression,
+            Self::Inconclusive,
+        ];
         let either = |exit: &Self| *exit == self || *exit == other;
-        worst.into_iter().find(either).unwrap_or(Self::Fine)
+        worst.into_iter().find(either).unwrap_or(Self::Success)
     }
 }
 
@@ -71,8 +81,11 @@ mod tests {
 
     #[test]
     fn the_more_severe_exit_reason_wins() {
-        use ProcessExitReason::{Fine, Inconclusive, Refused, Regression, Usage};
-        let ascending = [Fine, Inconclusive, Regression, Refused, Usage];
+        use ProcessExitReason::{
+            Inconclusive, InvalidUsageOrInput, Regression, ResultsNotComparable, Success,
+        };
+        let ascending =
+            [Success, Inconclusive, Regression, ResultsNotComparable, InvalidUsageOrInput];
         for (i, one) in ascending.into_iter().enumerate() {
             for (j, two) in ascending.into_iter().enumerate() {
                 assert_eq!(one.more_severe(two), ascending[i.max(j)]);

@@ -40,9 +40,9 @@ pub use harness::gpu_time;
 /// The names that a bench file imports by `use kernelgate::prelude::*`.
 pub mod prelude {
     pub use crate::backend::cpu::CpuTask;
-    pub use crate::backend::{BackendError, Implementation, Prepare, cuda};
+    pub use crate::backend::{BackendError, Implementation, PrepareFunction, cuda};
     pub use crate::harness::Harness;
-    pub use crate::suite::join_rows;
+    pub use crate::suite::join_workload_with_implementations;
     pub use crate::workload::{
         Axis, AxisError, Dtype, Expected, FlopUnit, Point, Problem, Tensor, TensorData, Tensors,
         Tolerance, Work, Workload, random,

@@ -4,7 +4,9 @@
 use std::borrow::{Borrow, Cow};
 use std::sync::Arc;
 
-use crate::backend::{BackendError, BackendKind, BenchTarget, Executable, Implementation, Prepare};
+use crate::backend::{
+    BackendError, BackendKind, BenchDevices, Implementation, LaunchableProblem, PrepareFunction,
+};
 use crate::workload::{
     Axis, AxisError, AxisValuesFromCommandLine, BenchEffort, Point, Problem,
     SelectionLinesByEffort, SizeOfDefaultProblems, Tensors, Workload, axis,
@@ -36,20 +38,20 @@ type CreateProblemOfPoint =
 pub struct WorkloadNameAxesAndSelections {
     /// Name of the workload: `family/operation`.
     pub name: &'static str,
-    /// Description in one line.
+    /// Description for one line of `kernelgate list`.
     pub about: &'static str,
     /// Revision of the workload's definition; `None` if none is declared.
-    pub revision: Option<u32>,
+    pub workload_revision: Option<u32>,
     /// Axes along which the problems of the workload vary.
     pub axes: Cow<'static, [Axis]>,
-    /// Points of each effort.
+    /// Selection lines of each effort, which describe points of the workload.
     pub selection_lines: SelectionLinesByEffort,
     /// Additional points that vary one axis at a time, which only a few implementations run by
     /// default.
     pub scan_along_axes: ProblemsAlongEachAxis,
 }
 
-/// An implementation in lists.
+/// Name, description and backend of an implementation, for lists of implementations.
 #[derive(Debug, Clone, Copy)]
 pub struct ImplementationNameAndBackend {
     /// Name of the implementation, which is a part of the case id.
@@ -81,21 +83,21 @@ pub trait ProblemWithImplementations {
         &self,
         index: usize,
         inputs: Arc<Tensors>,
-        target: &BenchTarget,
-    ) -> Result<Box<dyn Executable>, BackendError>;
+        target: &BenchDevices,
+    ) -> Result<Box<dyn LaunchableProblem>, BackendError>;
 }
 
 /// Combines a workload with its implementations, which become the rows of the result table, in the
 /// order of improvement.
-pub fn join_rows<P: Problem>(
+pub fn join_workload_with_implementations<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
 ) -> WorkloadSuite {
-    join_rows_with_scan_along_axes(workload, implementations, ProblemsAlongEachAxis::default())
+    join_implementations_with_axis_scan(workload, implementations, ProblemsAlongEachAxis::default())
 }
 
 /// Combines a workload with its implementations, and adds problems that vary one axis at a time.
-pub fn join_rows_with_scan_along_axes<P: Problem>(
+pub fn join_implementations_with_axis_scan<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
     scan: ProblemsAlongEachAxis,
@@ -103,7 +105,7 @@ pub fn join_rows_with_scan_along_axes<P: Problem>(
     let facts = WorkloadNameAxesAndSelections {
         name: workload.name,
         about: workload.about,
-        revision: Some(workload.revision),
+        workload_revision: Some(workload.revision),
         axes: Cow::Borrowed(workload.axes),
         selection_lines: workload.selection_lines_by_effort(),
         scan_along_axes: scan,
@@ -121,8 +123,8 @@ impl WorkloadSuite {
         let info = |row: &R| {
             let row: &Implementation<P> = row.borrow();
             ImplementationNameAndBackend {
-                name: row.name,
-                about: row.about,
+                name: row.implementation_name,
+                about: row.description,
                 backend: row.backend_of_implementation(),
             }
         };
@@ -148,12 +150,12 @@ impl WorkloadSuite {
 
     /// Returns the revision of the workload's definition, or 1 if none is declared.
     pub fn workload_revision(&self) -> u32 {
-        self.facts.revision.unwrap_or(1)
+        self.facts.workload_revision.unwrap_or(1)
     }
 
     /// Returns the revision of the workload's definition, or `None` if none is declared.
     pub const fn declared_workload_revision(&self) -> Option<u32> {
-        self.facts.revision
+        self.facts.workload_revision
     }
 
     /// Returns the axes along which the workload's problems vary.
@@ -161,7 +163,8 @@ impl WorkloadSuite {
         &self.facts.axes
     }
 
-    /// Implementations, in ladder order.
+    /// Returns the implementations of the workload, from the slowest rung of its ladder to the
+    /// fastest.
     pub fn implementations_of_workload(&self) -> &[ImplementationNameAndBackend] {
         &self.implementations
     }
@@ -185,7 +188,7 @@ impl WorkloadSuite {
         } = &self.facts;
         let mut points = axis::points_of_selection_lines(
             axes,
-            &lines.lines_of_effort(effort, scale),
+            &lines.selection_lines_of_effort(effort, scale),
             overrides,
         )?;
         if scale == SizeOfDefaultProblems::HostAndAcceleratorSizes
@@ -218,7 +221,8 @@ impl WorkloadSuite {
             axis::points_of_selection_lines(axes, lines, &[])
                 .is_ok_and(|points| points.contains(point))
         };
-        let whole = lines.lines_of_effort(effort, SizeOfDefaultProblems::HostAndAcceleratorSizes);
+        let whole =
+            lines.selection_lines_of_effort(effort, SizeOfDefaultProblems::HostAndAcceleratorSizes);
         (among(scan.selection_lines) && !among(&whole)).then_some(scan.default_implementations)
     }
 
@@ -264,25 +268,26 @@ impl<P: Problem, R: Borrow<Implementation<P>>> ProblemWithImplementations
         &self,
         index: usize,
         inputs: Arc<Tensors>,
-        target: &BenchTarget,
-    ) -> Result<Box<dyn Executable>, BackendError> {
+        target: &BenchDevices,
+    ) -> Result<Box<dyn LaunchableProblem>, BackendError> {
         let row = self.implementation_with_index(index);
-        if let BenchTarget::Cuda(devices) = target {
+        if let BenchDevices::Cuda(devices) = target {
             devices.for_each_with_context_current(|_, device| {
                 persistence::restore_l2_to_state_when_opened(device)
             })?;
         }
         match (&row.prepare, target) {
-            (Prepare::Cpu(prepare), BenchTarget::Cpu) => {
+            (PrepareFunction::Cpu(prepare), BenchDevices::Cpu) => {
                 Ok(Box::new(prepare(&self.problem, inputs)))
             }
-            (Prepare::CpuByName(prepare), BenchTarget::Cpu) => {
-                Ok(Box::new(prepare(&self.problem, row.name, inputs)))
+            (PrepareFunction::CpuByRowName(prepare), BenchDevices::Cpu) => {
+                Ok(Box::new(prepare(&self.problem, row.implementation_name, inputs)))
             }
-            (_, BenchTarget::Cpu) => {
-                Err(BackendError::Launch(format!("{} does not run on this backend", row.name)))
-            }
-            (_, BenchTarget::Cuda(devices)) => {
+            (_, BenchDevices::Cpu) => Err(BackendError::ComputationFailed(format!(
+                "{} does not run on this backend",
+                row.implementation_name
+            ))),
+            (_, BenchDevices::Cuda(devices)) => {
                 let devices = devices.first_devices(self.problem.gpus());
                 Ok(Box::new(row.prepare_on_gpus(&self.problem, &inputs, &devices)?))
             }

@@ -10,17 +10,21 @@ use kernelgate_cuda::observe::activity::CuptiRecordedActivity;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchTimesOfKernel {
     /// Symbol of the kernel.
-    pub name: String,
+    #[serde(rename = "name")]
+    pub kernel_symbol: String,
     /// Number of recorded launches of the kernel.
     #[serde(rename = "count")]
     pub launch_count: usize,
     /// Time of all recorded launches of the kernel, nanoseconds; launches that overlapped each
     /// count fully.
-    pub total_ns: u64,
+    #[serde(rename = "total_ns")]
+    pub total_launch_ns: u64,
     /// Time of the kernel's shortest launch, nanoseconds.
-    pub shortest_ns: u64,
+    #[serde(rename = "shortest_ns")]
+    pub shortest_launch_ns: u64,
     /// Time of the kernel's longest launch, nanoseconds.
-    pub longest_ns: u64,
+    #[serde(rename = "longest_ns")]
+    pub longest_launch_ns: u64,
 }
 
 /// Summary of recorded GPU activity: its total time, the time in which kernels ran, and the times
@@ -42,7 +46,12 @@ impl RecordedKernelsSummary {
     /// Fails if a time is negative, not finite or implausibly large.
     pub fn check_kernels_summary_plausible(&self) -> Result<(), String> {
         let kernel = |kernel: &LaunchTimesOfKernel| {
-            [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.launch_count as u64]
+            [
+                kernel.total_launch_ns,
+                kernel.shortest_launch_ns,
+                kernel.longest_launch_ns,
+                kernel.launch_count as u64,
+            ]
         };
         let each = self.kernels.iter().flat_map(kernel).chain([self.span_ns, self.busy_ns]);
         each.map(|number| number as f64).try_for_each(check_time_or_count_plausible)
@@ -54,23 +63,23 @@ impl RecordedKernelsSummary {
         let (mut busy_ns, mut busy_until) = (0, 0);
         for record in &activity.kernels {
             let ns = record.kernel_duration_ns();
-            let name = activity.names[record.name as usize].as_str();
+            let name = activity.interned_names[record.name_index as usize].as_str();
             let kernel = kernels.entry(name).or_insert_with(|| LaunchTimesOfKernel {
-                name: name.to_owned(),
+                kernel_symbol: name.to_owned(),
                 launch_count: 0,
-                total_ns: 0,
-                shortest_ns: u64::MAX,
-                longest_ns: 0,
+                total_launch_ns: 0,
+                shortest_launch_ns: u64::MAX,
+                longest_launch_ns: 0,
             });
             kernel.launch_count += 1;
-            kernel.total_ns += ns;
-            kernel.shortest_ns = kernel.shortest_ns.min(ns);
-            kernel.longest_ns = kernel.longest_ns.max(ns);
+            kernel.total_launch_ns += ns;
+            kernel.shortest_launch_ns = kernel.shortest_launch_ns.min(ns);
+            kernel.longest_launch_ns = kernel.longest_launch_ns.max(ns);
             busy_ns += record.end_ns.saturating_sub(record.start_ns.max(busy_until));
             busy_until = busy_until.max(record.end_ns);
         }
         let mut kernels: Vec<LaunchTimesOfKernel> = kernels.into_values().collect();
-        kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
+        kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_launch_ns));
         let first = activity.kernels.first().map_or(0, |record| record.start_ns);
         Self { span_ns: busy_until.saturating_sub(first), busy_ns, kernels }
     }
@@ -80,9 +89,11 @@ impl RecordedKernelsSummary {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostTimeOfPhase {
     /// Name of the phase: "prepare", "first launch", "launch" or "outputs".
-    pub name: String,
+    #[serde(rename = "name")]
+    pub phase: String,
     /// Number of times that the duration of the phase was measured.
-    pub count: usize,
+    #[serde(rename = "count")]
+    pub measurement_count: usize,
     /// Sum of the durations, nanoseconds.
     pub total_ns: f64,
     /// Shortest duration, nanoseconds.
@@ -107,7 +118,9 @@ fn check_time_or_count_plausible(number: f64) -> Result<(), String> {
 impl HostTimeOfPhase {
     /// Fails if a time is negative, not finite or implausibly large.
     pub fn check_host_phase_plausible(&self) -> Result<(), String> {
-        let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
+        let Self {
+            total_ns, shortest_ns, longest_ns, busy_threads, measurement_count: count, ..
+        } = *self;
         [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]
             .into_iter()
             .try_for_each(check_time_or_count_plausible)
@@ -122,8 +135,8 @@ impl HostTimeOfPhase {
     ) -> HostTimeOfPhase {
         let total_ns: f64 = elapsed_ns.iter().sum();
         Self {
-            name: name.to_owned(),
-            count: elapsed_ns.len(),
+            phase: name.to_owned(),
+            measurement_count: elapsed_ns.len(),
             total_ns,
             shortest_ns: elapsed_ns.iter().copied().fold(f64::INFINITY, f64::min),
             longest_ns: elapsed_ns.iter().copied().fold(0.0, f64::max),
@@ -140,13 +153,13 @@ mod tests {
     #[test]
     fn concurrent_kernels_count_once_as_busy_and_fully_in_totals() {
         let record = |name, start, end| KernelRecord {
-            name,
+            name_index: name,
             start_ns: start,
             end_ns: end,
             ..KernelRecord::default()
         };
         let summary = RecordedKernelsSummary::summarize_recorded_activity(&CuptiRecordedActivity {
-            names: vec!["a".to_owned(), "b".to_owned()],
+            interned_names: vec!["a".to_owned(), "b".to_owned()],
             kernels: vec![
                 record(0, 100, 200),
                 record(1, 150, 250),
@@ -159,7 +172,15 @@ mod tests {
         let times: Vec<_> = summary
             .kernels
             .iter()
-            .map(|k| (k.name.as_str(), k.launch_count, k.total_ns, k.shortest_ns, k.longest_ns))
+            .map(|k| {
+                (
+                    k.kernel_symbol.as_str(),
+                    k.launch_count,
+                    k.total_launch_ns,
+                    k.shortest_launch_ns,
+                    k.longest_launch_ns,
+                )
+            })
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(
@@ -175,7 +196,7 @@ mod tests {
             &[10.0, 30.0, 20.0],
             Some(90.0),
         );
-        assert_eq!((phase.count, phase.total_ns), (3, 60.0));
+        assert_eq!((phase.measurement_count, phase.total_ns), (3, 60.0));
         assert_eq!((phase.shortest_ns, phase.longest_ns), (10.0, 30.0));
         assert_eq!(phase.busy_threads, Some(1.5));
     }

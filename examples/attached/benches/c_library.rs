@@ -6,9 +6,9 @@ use kernelgate::harness::Harness;
 use libloading::Library;
 
 fn main() -> std::process::ExitCode {
-    let suite = Attached::new("attached/axpy", &["n=16777216"], axpy_problem_at_point);
-    let suite = suite.row("cuda/c_library", ["x", "y", "out"], |at, [x, y, out]| {
-        let failed = |error: libloading::Error| BackendError::Launch(error.to_string());
+    let suite = AttachedWorkload::new("attached/axpy", &["n=16777216"], axpy_problem_at_point);
+    let suite = suite.add_stream_row("cuda/c_library", ["x", "y", "out"], |at, [x, y, out]| {
+        let failed = |error: libloading::Error| BackendError::ComputationFailed(error.to_string());
         // The C library stays loaded until the process ends, because it contains the kernel that
         // the bench launches.
         let library =
@@ -16,8 +16,8 @@ fn main() -> std::process::ExitCode {
         let load = unsafe { library.get::<AxpyLoadFunction>(b"axpy_load") }.map_err(failed)?;
         let axpy = *unsafe { library.get::<AxpyLaunchFunction>(b"axpy") }.map_err(failed)?;
         let (kernel, stream) = (unsafe { load(AXPY_PTX.as_ptr()) }, at.stream().raw_pointer());
-        let n = at.number("n")? as u32;
-        Ok(RowLaunches::new(move || match unsafe { axpy(kernel, stream, A, x, y, out, n) } {
+        let n = at.axis_number("n")? as u32;
+        Ok(RowLaunchClosures::new(move || match unsafe { axpy(kernel, stream, A, x, y, out, n) } {
             0 => Ok(()),
             error => Err(format!("axpy: CUDA error {error}")),
         }))

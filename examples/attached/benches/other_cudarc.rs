@@ -7,16 +7,17 @@ use kernelgate::attach::*;
 use kernelgate::harness::Harness;
 
 fn main() -> std::process::ExitCode {
-    let suite = Attached::new("attached/axpy", &["n=16777216"], axpy_problem_at_point);
-    let suite = suite.row("cuda/other_cudarc", ["x", "y", "out"], |at, [x, y, out]| {
-        let failed = |error: result::DriverError| BackendError::Launch(error.to_string());
+    let suite = AttachedWorkload::new("attached/axpy", &["n=16777216"], axpy_problem_at_point);
+    let suite = suite.add_stream_row("cuda/other_cudarc", ["x", "y", "out"], |at, [x, y, out]| {
+        let failed =
+            |error: result::DriverError| BackendError::ComputationFailed(error.to_string());
         let module =
             unsafe { result::module::load_data(AXPY_PTX.as_ptr().cast()) }.map_err(failed)?;
         let axpy = unsafe { result::module::get_function(module, c"axpy".into()) };
         let (axpy, stream) = (axpy.map_err(failed)?, at.stream().raw_pointer::<sys::CUstream_st>());
         let (mut a, mut x, mut y, mut out) = (A, x, y, out);
-        let mut n = at.number("n")? as u32;
-        Ok(RowLaunches::new(move || unsafe {
+        let mut n = at.axis_number("n")? as u32;
+        Ok(RowLaunchClosures::new(move || unsafe {
             let mut all = [
                 (&raw mut a).cast(),
                 (&raw mut x).cast(),

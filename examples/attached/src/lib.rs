@@ -26,7 +26,7 @@ pub fn axpy_problem_at_point(point: &Point) -> Result<ProblemDefinition, AxisErr
     let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
     let (inputs, outputs) = (vec![x, y], vec![out]);
     let reference = OutputReference::from_function(move |inputs| {
-        let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
+        let pairs = inputs.f32_elements("x").iter().zip(inputs.f32_elements("y"));
         let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
         vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
     });

@@ -8,10 +8,10 @@ use cubecl_core::frontend::ArrayCompilationArg;
 use cubecl_core::prelude::*;
 use cubecl_cuda::{CudaCompiler, CudaRuntime};
 
-/// Factor of `x`.
+/// Factor of `x` in `out = 2.5 x + y`.
 pub const A: f32 = 2.5;
 
-/// Threads of a block.
+/// Number of threads of a thread block.
 pub const THREADS_PER_BLOCK: u32 = 256;
 
 /// A header that the kernel text includes and NVRTC does not find; it may be empty, because NVRTC

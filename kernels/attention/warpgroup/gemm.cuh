@@ -2,7 +2,7 @@
 // starts one group of wgmmas, which are still running when the function returns.
 //
 // Tiles in shared memory consist of columns of 64 elements, stored one column after the other. The
-// 128-byte rows of such a 64-element column are swizzled as in common/wgmma/tile.cuh.
+// 128-byte rows of a 64-element column are swizzled as in common/wgmma/tile.cuh.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/memory.cuh"
@@ -110,7 +110,7 @@ __device__ __forceinline__ void store_operand_rows_to_tile(u32 tile, const u32 (
   for (int pair = 0; pair < kWords / 4; ++pair) {
     const u32 x[4] = {a[4 * pair], a[4 * pair + 1], a[4 * pair + 2], a[4 * pair + 3]};
     stmatrix_x4(tile + pair / 4 * kRows * kColumnBytes +
-                    swizzled<kColumnBytes>(row, pair % 4 * 2 + lane / 16),
+                    swizzled_chunk_offset<kColumnBytes>(row, pair % 4 * 2 + lane / 16),
                 x);
   }
 }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void load_operand(u32 (&a)[kHeadDim / 4], u32 tile, i
   for (int pair = 0; pair < kHeadDim / 16; ++pair) {
     u32 x[4];
     ldmatrix_x4(x, tile + pair / 4 * kRows * kColumnBytes +
-                       swizzled<kColumnBytes>(row, pair % 4 * 2 + lane / 16));
+                       swizzled_chunk_offset<kColumnBytes>(row, pair % 4 * 2 + lane / 16));
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[4 * pair + i] = x[i];
   }
@@ -137,7 +137,7 @@ __device__ __forceinline__ void load_operand(u32 (&a)[kHeadDim / 4], u32 tile, i
 template <int kARows, int kBRows, int kCount>
 __device__ __forceinline__ void multiply_abt(float (&d)[kCount], u32 a, u32 b) {
   static_assert(kCount * 2 == kBRows, "a column of d for each row of b");
-  const u64 first = operand(a), second = operand(b);
+  const u64 first = wgmma_operand_descriptor(a), second = wgmma_operand_descriptor(b);
   wgmma_fence();
   wgmma_16<0, 0>(d, first, second);
 #pragma unroll
@@ -154,7 +154,7 @@ template <int kBRows, int kCount>
 __device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[kHeadDim / 4],
                                              u32 b) {
   static_assert(kCount * 2 == kBRows, "a column of d for each row of b");
-  const u64 second = operand(b);
+  const u64 second = wgmma_operand_descriptor(b);
   wgmma_fence();
   wgmma_16<0, 0>(d, a, second);
 #pragma unroll
@@ -170,10 +170,10 @@ __device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[
 template <int kCount, int kWords>
 __device__ __forceinline__ void gemm_ab_from_registers(float (&d)[kCount], const u32 (&a)[kWords],
                                                        u32 b) {
-  constexpr int kRows = kWords * 4;
+  constexpr int kRows = kWords * 4;  // rows of tile b
   // In tile b, the operands of the next 64 result columns begin one 64-element column further.
-  constexpr u64 kLeading = (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16);
-  const u64 second = operand(b) ^ kLeading;
+  constexpr u64 kLeadingOffsetBits = (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16);
+  const u64 second = wgmma_operand_descriptor(b) ^ kLeadingOffsetBits;
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kRows / 16; ++step)
@@ -186,9 +186,10 @@ __device__ __forceinline__ void gemm_ab_from_registers(float (&d)[kCount], const
 template <int kRows, int kCount>
 __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
   // From result column 64 on, the columns of b are in the tile's next 64-element column.
-  constexpr u64 kLeading =
+  constexpr u64 kLeadingOffsetBits =
       2 * kCount > 64 ? (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16) : 0;
-  const u64 first = operand(a), second = operand(b) ^ kLeading;
+  const u64 first = wgmma_operand_descriptor(a),
+            second = wgmma_operand_descriptor(b) ^ kLeadingOffsetBits;
   wgmma_fence();
   wgmma_16<0, 1>(d, first, second);
 #pragma unroll
@@ -201,7 +202,7 @@ __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
 // The two GEMMs of attention forward, q k^T and p v, for 16-bit elements.
 struct AttentionGemms16Bit {
   static constexpr int kElementBytes = 2;
-  static constexpr int kKeysPerWeightWord = 4;  // keys a word of a lane's weights
+  static constexpr int kKeysPerWeightWord = 4;  // keys per word of a lane's softmax weights
 
   template <int kCount>
   static __device__ __forceinline__ void scores(float (&s)[kCount], u32 q, u32 k) {

@@ -13,7 +13,7 @@
 #pragma once
 #include "attention/warpgroup/gemm.cuh"
 
-constexpr int kValueKeys = 32;  // of a column of values, and of an instruction
+constexpr int kValueKeys = 32;  // keys per column of values and per wgmma instruction
 
 // Starts the e4m3 wgmma d[64][96] = a[64][32] b[96][32]^T, or += where kAccumulate is 1.
 template <int kAccumulate>
@@ -49,11 +49,11 @@ __device__ __forceinline__ u64 operand_32(u32 shared) {
 
 struct AttentionGemmsE4m3 {
   static constexpr int kElementBytes = 1;
-  static constexpr int kKeysPerWeightWord = 8;  // keys a word of a lane's weights
+  static constexpr int kKeysPerWeightWord = 8;  // keys per word of a lane's softmax weights
 
   template <int kCount>
   static __device__ __forceinline__ void scores(float (&s)[kCount], u32 q, u32 k) {
-    const u64 first = operand(q), second = operand(k);
+    const u64 first = wgmma_operand_descriptor(q), second = wgmma_operand_descriptor(k);
     wgmma_fence();
     wgmma_32<0>(s, first, second);
 #pragma unroll

@@ -18,7 +18,7 @@ use kernelgate::workload::{TensorData, Tensors};
 /// Output and softmax normalisers that the CPU attention forward saves for the backward.
 pub(super) struct SavedForwardOutputs {
     out: Vec<f32>,
-    normalisers: Vec<f32>,
+    log2_sum_exps: Vec<f32>,
 }
 
 impl SavedForwardOutputs {
@@ -27,13 +27,14 @@ impl SavedForwardOutputs {
         attention: &AttentionParameters,
         inputs: &Tensors,
     ) -> Self {
-        let rows = attention.b * attention.h * attention.s;
-        let mut saved = Self { out: vec![0.0; rows * attention.d], normalisers: vec![0.0; rows] };
+        let rows = attention.batch_size * attention.query_heads * attention.queries_per_head;
+        let mut saved =
+            Self { out: vec![0.0; rows * attention.head_dim], log2_sum_exps: vec![0.0; rows] };
         forward::compute_attention_forward_on_cpu(
             attention,
             inputs,
             &mut saved.out,
-            &mut saved.normalisers,
+            &mut saved.log2_sum_exps,
         );
         saved
     }
@@ -47,8 +48,8 @@ pub(super) fn compute_attention_gradients_on_cpu(
     saved: &SavedForwardOutputs,
     outputs: &mut Tensors,
 ) {
-    let AttentionParameters { s, d, .. } = *attention;
-    let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32(name));
+    let AttentionParameters { queries_per_head: s, head_dim: d, .. } = *attention;
+    let [q, k, v, grad_out] = ["q", "k", "v", "grad_out"].map(|name| inputs.f32_elements(name));
     let share = attention.query_heads_per_key_head();
     let mut slices = outputs.iter_mut().map(|(name, tensor)| match tensor.tensor_data_mut() {
         // Each gradient tensor is split into one slice for each key head, which one task computes.
@@ -70,8 +71,16 @@ pub(super) fn compute_attention_gradients_on_cpu(
         for (grad_q, head) in grad_q.chunks_mut(s * d).zip(key_head * share..) {
             let [k, v] = [k, v].map(|x| &x[key_head * s * d..][..s * d]);
             let [q, grad_out, out] = [q, grad_out, &saved.out].map(|x| &x[head * s * d..][..s * d]);
-            let normalisers = &saved.normalisers[head * s..][..s];
-            let head = QueryHeadBackwardInputs { attention, q, k, v, grad_out, out, normalisers };
+            let normalisers = &saved.log2_sum_exps[head * s..][..s];
+            let head = QueryHeadBackwardInputs {
+                attention,
+                q,
+                k,
+                v,
+                grad_out,
+                out,
+                log2_sum_exps: normalisers,
+            };
             for (block, grad_q) in grad_q.chunks_mut(QUERIES_PER_CPU_TASK * d).enumerate() {
                 head.add_gradients_of_query_block(
                     block * QUERIES_PER_CPU_TASK,
@@ -93,7 +102,7 @@ struct QueryHeadBackwardInputs<'a> {
     v: &'a [f32],
     grad_out: &'a [f32],
     out: &'a [f32],
-    normalisers: &'a [f32],
+    log2_sum_exps: &'a [f32],
 }
 
 impl QueryHeadBackwardInputs<'_> {
@@ -106,7 +115,7 @@ impl QueryHeadBackwardInputs<'_> {
         grad_k: &mut [f32],
         grad_v: &mut [f32],
     ) {
-        let (arch, d) = (Arch::new(), self.attention.d);
+        let (arch, d) = (Arch::new(), self.attention.head_dim);
         let rows = grad_q.len() / d;
         let (mut p, mut grad_scores) = ([0.0; SCORES_PER_CPU_TILE], [0.0; SCORES_PER_CPU_TILE]);
         // Row sums of P ∘ dP; each equals the inner product of the output row O and its gradient
@@ -116,17 +125,17 @@ impl QueryHeadBackwardInputs<'_> {
         arch.dispatch(InnerProductsOfRowPairs {
             a: &self.grad_out[block.clone()],
             b: &self.out[block],
-            d,
+            row_length: d,
             out: &mut means,
         });
-        for key in (0..self.attention.s).step_by(KEYS_PER_CPU_SCORE_TILE) {
+        for key in (0..self.attention.queries_per_head).step_by(KEYS_PER_CPU_SCORE_TILE) {
             let Some(tile) =
                 ScoreTileExtents::score_tile_with_visible_keys(self.attention, first, rows, key)
             else {
                 break;
             };
             let [q, grad_out] = [self.q, self.grad_out]
-                .map(|x| view_first_rows_as_matrix(&x[tile.query * d..], tile.queries, d));
+                .map(|x| view_first_rows_as_matrix(&x[tile.first_query * d..], tile.queries, d));
             let [k, v] =
                 [self.k, self.v].map(|x| view_first_rows_as_matrix(&x[key * d..], tile.keys, d));
             let [p, grad_scores] =
@@ -134,13 +143,13 @@ impl QueryHeadBackwardInputs<'_> {
             single_thread_gemm(p, Accum::Replace, q, k.transpose(), 1.0);
             single_thread_gemm(grad_scores, Accum::Replace, grad_out, v.transpose(), 1.0);
             let (normalisers, means) =
-                (&self.normalisers[tile.query..], &means[tile.fully_masked_queries..]);
+                (&self.log2_sum_exps[tile.first_query..], &means[tile.fully_masked_queries..]);
             arch.dispatch(ProbabilitiesAndScoreGradients {
                 tile: &tile,
                 scores: p,
                 grad: grad_scores,
-                normalisers,
-                means,
+                log2_sum_exps: normalisers,
+                row_sums_of_p_dp: means,
             });
             let [p, grad_scores] =
                 [p, grad_scores].map(|x| view_first_rows_as_matrix(x, tile.queries, tile.keys));
@@ -151,7 +160,7 @@ impl QueryHeadBackwardInputs<'_> {
                 Accum::Add,
                 grad_scores.transpose(),
                 q,
-                tile.scale,
+                tile.score_scale,
             );
             let accumulate = if key == 0 { Accum::Replace } else { Accum::Add };
             single_thread_gemm(
@@ -159,7 +168,7 @@ impl QueryHeadBackwardInputs<'_> {
                 accumulate,
                 grad_scores,
                 k,
-                tile.scale,
+                tile.score_scale,
             );
         }
     }

@@ -24,8 +24,9 @@ pub(super) fn compute_attention_forward_on_cpu(
     out: &mut [f32],
     normalisers: &mut [f32],
 ) {
-    let AttentionParameters { s, keys, d, .. } = *attention;
-    let [q, k, v] = ["q", "k", "v"].map(|name| inputs.f32(name));
+    let AttentionParameters { queries_per_head: s, keys_per_head: keys, head_dim: d, .. } =
+        *attention;
+    let [q, k, v] = ["q", "k", "v"].map(|name| inputs.f32_elements(name));
     let heads = out.chunks_mut(s * d).zip(normalisers.chunks_mut(s)).enumerate();
     let blocks = heads.flat_map(|(head, (out, normalisers))| {
         let blocks = out
@@ -53,10 +54,10 @@ fn compute_attention_of_query_block(
     out: &mut [f32],
     normalisers: &mut [f32],
 ) {
-    let (arch, d) = (Arch::new(), attention.d);
+    let (arch, d) = (Arch::new(), attention.head_dim);
     let mut scores = [0.0; SCORES_PER_CPU_TILE];
     let mut online = OnlineSoftmaxRows::<QUERIES_PER_CPU_TASK>::before_first_score_tile();
-    for key in (0..attention.keys).step_by(KEYS_PER_CPU_SCORE_TILE) {
+    for key in (0..attention.keys_per_head).step_by(KEYS_PER_CPU_SCORE_TILE) {
         let Some(tile) = ScoreTileExtents::score_tile_with_visible_keys(
             attention,
             first,
@@ -65,7 +66,7 @@ fn compute_attention_of_query_block(
         ) else {
             break;
         };
-        let q = view_first_rows_as_matrix(&q[tile.query * d..], tile.queries, d);
+        let q = view_first_rows_as_matrix(&q[tile.first_query * d..], tile.queries, d);
         let (k, v) = (
             view_first_rows_as_matrix(&k[key * d..], tile.keys, d),
             view_first_rows_as_matrix(&v[key * d..], tile.keys, d),
@@ -88,5 +89,5 @@ fn compute_attention_of_query_block(
             1.0,
         );
     }
-    arch.dispatch(NormaliseOnlineSoftmaxRows { online: &online, out, normalisers });
+    arch.dispatch(NormaliseOnlineSoftmaxRows { online: &online, out, log2_sum_exps: normalisers });
 }

@@ -20,22 +20,23 @@ use crate::attention::definition::AttentionForward;
 use crate::attention::gradients::AttentionBackward;
 use blocks::{for_row_blocks_of_heads_in_parallel, single_thread_gemm, view_first_rows_as_matrix};
 use kernelgate::backend::cpu::CpuTask;
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 pub use ring::CPU_RING_ATTENTION_ROWS as RING;
 use rows::SoftmaxOfEachRow;
 
 /// CPU implementations of attention forward (one entry, f32 only).
 pub const CPU_ATTENTION_FORWARD_ROWS: &[Implementation<AttentionForward>] = &[Implementation {
-    name: "cpu",
-    about: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are \
+    implementation_name: "cpu",
+    description: "online softmax over tiles of 256 queries by 64 keys; tiles that the mask hides are \
             skipped",
     supports: |problem| check_problem_dtype_is_computed(problem.attention.dtype, Dtype::F32),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let outputs =
             Tensors::new().with_output("out", attention.query_and_output_shape(), Dtype::F32);
-        let mut normalisers = vec![0.0; attention.b * attention.h * attention.s];
+        let mut normalisers =
+            vec![0.0; attention.batch_size * attention.query_heads * attention.queries_per_head];
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             forward::compute_attention_forward_on_cpu(
                 &attention,
@@ -49,11 +50,11 @@ pub const CPU_ATTENTION_FORWARD_ROWS: &[Implementation<AttentionForward>] = &[Im
 
 /// CPU implementations of attention backward (one entry, f32 only).
 pub const CPU_ATTENTION_BACKWARD_ROWS: &[Implementation<AttentionBackward>] = &[Implementation {
-    name: "cpu",
-    about: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a \
+    implementation_name: "cpu",
+    description: "scores recomputed in tiles of 256 queries by 64 keys from the rows' normalisers; a \
             head of keys a task",
     supports: |problem| check_problem_dtype_is_computed(problem.attention.dtype, Dtype::F32),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let attention = problem.attention;
         let mut outputs = Tensors::new();
         for input in ["q", "k", "v"] {
@@ -67,23 +68,28 @@ pub const CPU_ATTENTION_BACKWARD_ROWS: &[Implementation<AttentionBackward>] = &[
         });
         // Attention's saved forward outputs depend on q, k and v; between launches the harness may
         // therefore replace only grad_out.
-        task.reading(&["grad_out"])
+        task.reading_only_inputs(&["grad_out"])
     }),
 }];
 
 /// CPU implementations of the first attention step, the scores `q kᵀ / sqrt(d)`.
 pub const CPU_SCORES_STEP_ROWS: &[Implementation<AttentionScoresProblem>] = &[Implementation {
-    name: "cpu",
-    about: "one GEMM a block of queries",
+    implementation_name: "cpu",
+    description: "one GEMM a block of queries",
     supports: |problem| check_problem_dtype_is_computed(problem.shape.dtype, Dtype::F32),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        let scale = 1.0 / (shape.d as f32).sqrt();
+        let scale = 1.0 / (shape.head_dim as f32).sqrt();
         CpuTask::new(
             inputs,
             Tensors::new().with_output("scores", shape.score_matrix_shape(), Dtype::F32),
             move |inputs, outputs| {
-                let (q, k, d, s) = (inputs.f32("q"), inputs.f32("k"), shape.d, shape.s);
+                let (q, k, d, s) = (
+                    inputs.f32_elements("q"),
+                    inputs.f32_elements("k"),
+                    shape.head_dim,
+                    shape.seq_len,
+                );
                 for_row_blocks_of_heads_in_parallel(
                     outputs.f32_mut("scores"),
                     s,
@@ -108,16 +114,16 @@ pub const CPU_SCORES_STEP_ROWS: &[Implementation<AttentionScoresProblem>] = &[Im
 /// CPU implementations of the second attention step, the softmax over the keys.
 pub const CPU_SOFTMAX_STEP_ROWS: &[Implementation<components::AttentionSoftmaxProblem>] =
     &[Implementation {
-        name: "cpu",
-        about: "three passes over a row in L1, SIMD over keys",
+        implementation_name: "cpu",
+        description: "three passes over a row in L1, SIMD over keys",
         supports: |problem| check_problem_dtype_is_computed(problem.shape.dtype, Dtype::F32),
-        prepare: Prepare::Cpu(|problem, inputs| {
+        prepare: PrepareFunction::Cpu(|problem, inputs| {
             let shape = problem.shape;
             CpuTask::new(
                 inputs,
                 Tensors::new().with_output("probabilities", shape.score_matrix_shape(), Dtype::F32),
                 move |inputs, outputs| {
-                    let (scores, s) = (inputs.f32("scores"), shape.s);
+                    let (scores, s) = (inputs.f32_elements("scores"), shape.seq_len);
                     for_row_blocks_of_heads_in_parallel(
                         outputs.f32_mut("probabilities"),
                         s,
@@ -126,7 +132,7 @@ pub const CPU_SOFTMAX_STEP_ROWS: &[Implementation<components::AttentionSoftmaxPr
                             Arch::new().dispatch(SoftmaxOfEachRow {
                                 scores: &scores[row * s..][..probabilities.len()],
                                 probabilities,
-                                s,
+                                row_length: s,
                             });
                         },
                     );
@@ -137,16 +143,21 @@ pub const CPU_SOFTMAX_STEP_ROWS: &[Implementation<components::AttentionSoftmaxPr
 
 /// CPU implementations of the third attention step, the output `p v`.
 pub const CPU_VALUES_STEP_ROWS: &[Implementation<AttentionValuesProblem>] = &[Implementation {
-    name: "cpu",
-    about: "one GEMM a block of queries",
+    implementation_name: "cpu",
+    description: "one GEMM a block of queries",
     supports: |problem| check_problem_dtype_is_computed(problem.shape.dtype, Dtype::F32),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let shape = problem.shape;
         CpuTask::new(
             inputs,
             Tensors::new().with_output("out", shape.query_key_value_shape(), Dtype::F32),
             move |inputs, outputs| {
-                let (p, v, d, s) = (inputs.f32("probabilities"), inputs.f32("v"), shape.d, shape.s);
+                let (p, v, d, s) = (
+                    inputs.f32_elements("probabilities"),
+                    inputs.f32_elements("v"),
+                    shape.head_dim,
+                    shape.seq_len,
+                );
                 for_row_blocks_of_heads_in_parallel(
                     outputs.f32_mut("out"),
                     s,

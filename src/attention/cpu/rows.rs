@@ -21,17 +21,17 @@ const REDUCTION_LANES: usize = 16;
 /// Tile of scores of CPU attention: those of some queries of a block and of some keys.
 pub(super) struct ScoreTileExtents {
     /// Index of the tile's first key.
-    pub key: usize,
+    pub first_key: usize,
     /// Number of keys in the tile of scores.
     pub keys: usize,
     /// Index of the tile's first query.
-    pub query: usize,
+    pub first_query: usize,
     /// Number of queries at the start of the block that the mask hides from every key of the tile.
     pub fully_masked_queries: usize,
     /// Number of queries in the tile of scores.
     pub queries: usize,
     /// Factor of the scores, 1 / sqrt(d) for head dimension d.
-    pub scale: f32,
+    pub score_scale: f32,
     /// Whether a causal mask applies: query i of the head then sees only the keys up to index
     /// `ahead + i`.
     pub causal: bool,
@@ -49,18 +49,18 @@ impl ScoreTileExtents {
         rows: usize,
         key: usize,
     ) -> Option<Self> {
-        let AttentionParameters { keys, d, causal, .. } = *attention;
+        let AttentionParameters { keys_per_head: keys, head_dim: d, causal, .. } = *attention;
         let ahead = attention.causal_keys_before_first_query();
         let hidden = if causal { key.saturating_sub(first + ahead) } else { 0 };
         let end = if causal { first + rows + ahead } else { keys };
         let scale = 1.0 / (d as f32).sqrt();
         (key < end).then(|| Self {
-            key,
+            first_key: key,
             keys: KEYS_PER_CPU_SCORE_TILE.min(end - key),
-            query: first + hidden,
+            first_query: first + hidden,
             fully_masked_queries: hidden,
             queries: rows - hidden,
-            scale,
+            score_scale: scale,
             causal,
             keys_before_first_query: ahead,
         })
@@ -69,8 +69,8 @@ impl ScoreTileExtents {
     /// Returns the number of keys at the start of the tile that its query `row` sees; at least 1.
     #[inline(always)]
     fn visible_keys_of_query_row(&self, row: usize) -> usize {
-        let end = self.query + self.keys_before_first_query + row + 1;
-        if self.causal { self.keys.min(end - self.key) } else { self.keys }
+        let end = self.first_query + self.keys_before_first_query + row + 1;
+        if self.causal { self.keys.min(end - self.first_key) } else { self.keys }
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) struct OnlineSoftmaxRows<const N: usize> {
 }
 
 impl<const N: usize> OnlineSoftmaxRows<N> {
-    /// State of the running softmax before the first tile.
+    /// Returns the state of the online softmax before the first tile of scores.
     pub(super) fn before_first_score_tile() -> Self {
         Self { max: [f32::NEG_INFINITY; N], sum: [0.0; N] }
     }
@@ -114,7 +114,7 @@ impl<const N: usize> NullaryFnOnce for UpdateOnlineSoftmaxWithTile<'_, N> {
     #[inline(always)]
     fn call(self) {
         let Self { online, tile, scores, out } = self;
-        let (scale, d) = (tile.scale * LOG2_E, out.len() / tile.queries);
+        let (scale, d) = (tile.score_scale * LOG2_E, out.len() / tile.queries);
         let state = online.max[tile.fully_masked_queries..]
             .iter_mut()
             .zip(&mut online.sum[tile.fully_masked_queries..]);
@@ -149,7 +149,7 @@ pub(super) struct NormaliseOnlineSoftmaxRows<'a, const N: usize> {
     /// Rows of the attention output of the query block, `[rows, d]`.
     pub out: &'a mut [f32],
     /// Softmax normalisers that the operation writes, one for each query row.
-    pub normalisers: &'a mut [f32],
+    pub log2_sum_exps: &'a mut [f32],
 }
 
 impl<const N: usize> NullaryFnOnce for NormaliseOnlineSoftmaxRows<'_, N> {
@@ -157,7 +157,7 @@ impl<const N: usize> NullaryFnOnce for NormaliseOnlineSoftmaxRows<'_, N> {
 
     #[inline(always)]
     fn call(self) {
-        let Self { online, out, normalisers } = self;
+        let Self { online, out, log2_sum_exps: normalisers } = self;
         let d = out.len() / normalisers.len();
         for ((out, normaliser), (max, sum)) in
             out.chunks_mut(d).zip(normalisers).zip(online.max.iter().zip(&online.sum))
@@ -176,7 +176,7 @@ impl<const N: usize> NullaryFnOnce for NormaliseOnlineSoftmaxRows<'_, N> {
 pub(super) struct InnerProductsOfRowPairs<'a> {
     pub a: &'a [f32],
     pub b: &'a [f32],
-    pub d: usize,
+    pub row_length: usize,
     pub out: &'a mut [f32],
 }
 
@@ -185,7 +185,9 @@ impl NullaryFnOnce for InnerProductsOfRowPairs<'_> {
 
     #[inline(always)]
     fn call(self) {
-        for ((a, b), out) in self.a.chunks(self.d).zip(self.b.chunks(self.d)).zip(self.out) {
+        for ((a, b), out) in
+            self.a.chunks(self.row_length).zip(self.b.chunks(self.row_length)).zip(self.out)
+        {
             let mut lanes = [0.0; REDUCTION_LANES];
             for (a, b) in
                 a.as_chunks::<REDUCTION_LANES>().0.iter().zip(b.as_chunks::<REDUCTION_LANES>().0)
@@ -209,9 +211,9 @@ pub(super) struct ProbabilitiesAndScoreGradients<'a> {
     /// output.
     pub grad: &'a mut [f32],
     /// Softmax normalisers of the forward pass, one for each query of the tile.
-    pub normalisers: &'a [f32],
+    pub log2_sum_exps: &'a [f32],
     /// Row sums of P ∘ dP, one for each query of the tile.
-    pub means: &'a [f32],
+    pub row_sums_of_p_dp: &'a [f32],
 }
 
 impl NullaryFnOnce for ProbabilitiesAndScoreGradients<'_> {
@@ -219,8 +221,8 @@ impl NullaryFnOnce for ProbabilitiesAndScoreGradients<'_> {
 
     #[inline(always)]
     fn call(self) {
-        let Self { tile, scores, grad, normalisers, means } = self;
-        let scale = tile.scale * LOG2_E;
+        let Self { tile, scores, grad, log2_sum_exps: normalisers, row_sums_of_p_dp: means } = self;
+        let scale = tile.score_scale * LOG2_E;
         let rows = scores
             .chunks_mut(tile.keys)
             .zip(grad.chunks_mut(tile.keys))
@@ -239,11 +241,11 @@ impl NullaryFnOnce for ProbabilitiesAndScoreGradients<'_> {
     }
 }
 
-/// Computes the softmax of each row of `s` scores.
+/// Computes the softmax of each row of `row_length` scores.
 pub(super) struct SoftmaxOfEachRow<'a> {
     pub scores: &'a [f32],
     pub probabilities: &'a mut [f32],
-    pub s: usize,
+    pub row_length: usize,
 }
 
 impl NullaryFnOnce for SoftmaxOfEachRow<'_> {
@@ -251,7 +253,9 @@ impl NullaryFnOnce for SoftmaxOfEachRow<'_> {
 
     #[inline(always)]
     fn call(self) {
-        for (scores, row) in self.scores.chunks(self.s).zip(self.probabilities.chunks_mut(self.s)) {
+        for (scores, row) in
+            self.scores.chunks(self.row_length).zip(self.probabilities.chunks_mut(self.row_length))
+        {
             row.copy_from_slice(scores);
             let factor = 1.0
                 / exponentiate_row_in_place_and_sum(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::attention::definition::AttentionParameters;
-use kernelgate::suite::join_rows;
+use kernelgate::suite::join_workload_with_implementations;
 use kernelgate::verify::{
     ComparisonWithReference, OutputVerificationError, launch_twice_and_compare_with_reference,
 };
@@ -19,7 +19,7 @@ fn launch_cpu_row_twice_and_verify<P: Problem>(
     tolerance: Tolerance,
 ) -> Result<ComparisonWithReference, OutputVerificationError> {
     let expected = problem.reference(&inputs);
-    let Prepare::Cpu(prepare) = implementations[0].prepare else { panic!("not a CPU row") };
+    let PrepareFunction::Cpu(prepare) = implementations[0].prepare else { panic!("not a CPU row") };
     let mut task = prepare(problem, Arc::new(inputs));
     let comparison = launch_twice_and_compare_with_reference(&mut task, &expected, tolerance)?;
     assert_eq!(
@@ -34,7 +34,17 @@ fn launch_cpu_row_twice_and_verify<P: Problem>(
 /// Attention problem in f32 with d = 64 from batch b, heads h and sequence length s.
 fn f32_attention_problem([b, h, s]: [usize; 3], causal: bool) -> AttentionParameters {
     let dtype = Dtype::F32;
-    AttentionParameters { b, h, h_kv: h, s, keys: s, d: 64, causal, dtype, outliers: false }
+    AttentionParameters {
+        batch_size: b,
+        query_heads: h,
+        key_value_heads: h,
+        queries_per_head: s,
+        keys_per_head: s,
+        head_dim: 64,
+        causal,
+        dtype,
+        adds_input_outliers: false,
+    }
 }
 
 fn verify_cpu_forward_and_backward(
@@ -68,7 +78,7 @@ fn cpu_attention_agrees_with_the_reference_at_odd_shapes() {
     for s in [1, 7, 65, 129, 200, 300] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             verify_cpu_forward_and_backward(
-                AttentionParameters { d, ..f32_attention_problem([2, 3, s], causal) },
+                AttentionParameters { head_dim: d, ..f32_attention_problem([2, 3, s], causal) },
                 |_| (),
                 None,
             );
@@ -81,8 +91,8 @@ fn cpu_forward_with_grouped_heads_or_unequal_key_counts_agrees_with_the_referenc
     for (h_kv, s, keys) in [(1, 1, 129), (2, 63, 300), (3, 300, 301), (2, 257, 130)] {
         for causal in [false, true] {
             let attention = AttentionParameters {
-                h_kv,
-                keys,
+                key_value_heads: h_kv,
+                keys_per_head: keys,
                 ..f32_attention_problem([2, 6, s], causal && keys > s)
             };
             let problem = AttentionForward { attention };
@@ -102,7 +112,10 @@ fn cpu_gradients_of_grouped_heads_agree_with_the_reference() {
     for (h_kv, s) in [(1, 1), (2, 129), (3, 300)] {
         for causal in [false, true] {
             verify_cpu_forward_and_backward(
-                AttentionParameters { h_kv, ..f32_attention_problem([2, 6, s], causal) },
+                AttentionParameters {
+                    key_value_heads: h_kv,
+                    ..f32_attention_problem([2, 6, s], causal)
+                },
                 |_| (),
                 None,
             );
@@ -114,7 +127,10 @@ fn cpu_gradients_of_grouped_heads_agree_with_the_reference() {
 fn cpu_attention_agrees_with_the_reference_on_outliers() {
     for causal in [false, true] {
         verify_cpu_forward_and_backward(
-            AttentionParameters { outliers: true, ..f32_attention_problem([1, 4, 333], causal) },
+            AttentionParameters {
+                adds_input_outliers: true,
+                ..f32_attention_problem([1, 4, 333], causal)
+            },
             |_| (),
             None,
         );
@@ -195,7 +211,8 @@ fn the_three_cpu_attention_steps_agree_with_the_reference() {
 
 #[test]
 fn cpu_attention_rows_decline_sixteen_bit_problems_with_a_reason() {
-    let suite = join_rows(&crate::attention::FORWARD, CPU_ATTENTION_FORWARD_ROWS);
+    let suite =
+        join_workload_with_implementations(&crate::attention::FORWARD, CPU_ATTENTION_FORWARD_ROWS);
     let points = suite
         .points_selected_by_effort(
             BenchEffort::Default,

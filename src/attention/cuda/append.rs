@@ -7,7 +7,7 @@ use super::call::{
 };
 use super::launches::{AttentionBackwardCall, AttentionForwardCall};
 use super::layout::{AttentionBackwardLayout, AttentionForwardLayout, AttentionShape};
-use kernelgate::backend::program::{MemoryPurpose, Program, ProgramLane, RegionPointer};
+use kernelgate::backend::program::{LaunchProgram, MemoryPurpose, ProgramLane, RegionPointer};
 
 /// Pointers of a program's memory regions to the tensors of an attention forward.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +16,7 @@ pub struct AttentionForwardPointers {
     pub q: RegionPointer,
     /// Keys of the attention.
     pub k: RegionPointer,
-    /// Values of the attention.
+    /// Value tensor v of the attention.
     pub v: RegionPointer,
     /// Output of the attention.
     pub out: RegionPointer,
@@ -54,21 +54,24 @@ pub struct AttentionBackwardPointers {
 /// Pointers to the scratch memory that all attention backwards of one shape in a program share.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionBackwardScratchPointers {
-    unspecified_scratch: RegionPointer,
+    unzeroed_scratch: RegionPointer,
     zeroed_scratch: RegionPointer,
 }
 
 impl AttentionBackwardScratchPointers {
     /// Adds the memory regions `attention_scratch` and `attention_zeros` to the program, large
     /// enough for an attention backward on any device.
-    pub fn add_backward_scratch_regions(program: &mut Program, shape: &AttentionShape) -> Self {
+    pub fn add_backward_scratch_regions(
+        program: &mut LaunchProgram,
+        shape: &AttentionShape,
+    ) -> Self {
         let bytes = AttentionBackwardCall::max_backward_scratch_bytes(shape);
-        let zeroed = bytes.zeroed as usize;
+        let zeroed = bytes.zeroed_scratch_bytes as usize;
         Self {
-            unspecified_scratch: program.add_scratch(
+            unzeroed_scratch: program.add_scratch(
                 "attention_scratch",
                 MemoryPurpose::Workspace,
-                bytes.any as usize,
+                bytes.uninitialised_scratch_bytes as usize,
             ),
             zeroed_scratch: program.add_packed_from_inputs(
                 "attention_zeros",
@@ -83,7 +86,7 @@ impl AttentionBackwardScratchPointers {
 /// Appends an attention forward to the program's first lane; the device that loads the program
 /// determines its technique, the fastest supported one.
 pub fn append_attention_forward(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     shape: &AttentionShape,
     layout: &AttentionForwardLayout,
     pointers: &AttentionForwardPointers,
@@ -93,13 +96,22 @@ pub fn append_attention_forward(
     let all: Vec<RegionPointer> = [q, k, v, out].into_iter().chain(lse).collect();
     program.add_launch_of_other_code(ProgramLane::MAIN_LANE, &all, move |site| {
         let technique = AttentionGemmTechnique::fastest_technique_on_device(site.device, &shape)?;
-        let forward =
-            AttentionForwardCall::compile_forward(site.device, &shape, &layout, technique)?;
+        let forward = AttentionForwardCall::compile_and_load_attention_forward(
+            site.device,
+            &shape,
+            &layout,
+            technique,
+        )?;
         let (&[q, k, v, out], lse) =
-            site.addresses.split_first_chunk().expect("an address a pointer");
+            site.device_addresses.split_first_chunk().expect("an address a pointer");
         let lse = lse.first().copied();
-        let launches =
-            forward.prepare_forward_launch_at(&AttentionForwardAddresses { q, k, v, out, lse })?;
+        let launches = forward.prepare_forward_launch_at_addresses(&AttentionForwardAddresses {
+            q_address: q,
+            k_address: k,
+            v_address: v,
+            out_address: out,
+            lse_address: lse,
+        })?;
         Ok(Box::new(move || launches.enqueue_all_launches()))
     });
 }
@@ -107,7 +119,7 @@ pub fn append_attention_forward(
 /// Appends an attention backward to the program's first lane; the device that loads the program
 /// determines its technique, the fastest supported one.
 pub fn append_attention_backward(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     shape: &AttentionShape,
     layout: &AttentionBackwardLayout,
     order: QueryGradientSumOrder,
@@ -117,10 +129,10 @@ pub fn append_attention_backward(
         *pointers;
     let (shape, layout) = (*shape, *layout);
     let tensors = [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v];
-    let all = [&tensors[..], &[scratch.unspecified_scratch, scratch.zeroed_scratch]].concat();
+    let all = [&tensors[..], &[scratch.unzeroed_scratch, scratch.zeroed_scratch]].concat();
     program.add_launch_of_other_code(ProgramLane::MAIN_LANE, &all, move |site| {
         let technique = AttentionGemmTechnique::fastest_technique_on_device(site.device, &shape)?;
-        let backward = AttentionBackwardCall::compile_backward(
+        let backward = AttentionBackwardCall::compile_and_load_attention_backward(
             site.device,
             &shape,
             &layout,
@@ -128,11 +140,25 @@ pub fn append_attention_backward(
             order,
         )?;
         let [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, any, zeroed] =
-            site.addresses.try_into().expect("an address a pointer");
-        let addresses =
-            AttentionBackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v };
-        let launches = backward
-            .prepare_backward_launches_at(&addresses, &AttentionScratchAddresses { any, zeroed })?;
+            site.device_addresses.try_into().expect("an address a pointer");
+        let addresses = AttentionBackwardAddresses {
+            q_address: q,
+            k_address: k,
+            v_address: v,
+            out_address: out,
+            lse_address: lse,
+            grad_out_address: grad_out,
+            grad_q_address: grad_q,
+            grad_k_address: grad_k,
+            grad_v_address: grad_v,
+        };
+        let launches = backward.prepare_backward_launches_at_addresses(
+            &addresses,
+            &AttentionScratchAddresses {
+                uninitialised_scratch_address: any,
+                zeroed_scratch_address: zeroed,
+            },
+        )?;
         Ok(Box::new(move || launches.enqueue_all_launches()))
     });
 }
@@ -144,7 +170,7 @@ mod tests {
     use crate::attention::definition::AttentionParameters;
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::lock_first_gpu;
-    use kernelgate::backend::program::{Capture, ProgramStep};
+    use kernelgate::backend::program::{ProgramLaunchMode, ProgramStep};
     use kernelgate::verify::launch_twice_and_compare_with_reference;
     use kernelgate::workload::Problem;
 
@@ -152,8 +178,8 @@ mod tests {
     fn attention_forward_and_backward_program(
         attention: &AttentionParameters,
         order: QueryGradientSumOrder,
-    ) -> Program {
-        let mut program = Program::new();
+    ) -> LaunchProgram {
+        let mut program = LaunchProgram::new();
         let shape = AttentionShape::from(attention);
         let layout = AttentionForwardLayout::forward_layout_dense_bhsd(&shape);
         let bytes = |extents: [usize; 4]| 2 * extents.iter().product::<usize>();
@@ -164,7 +190,7 @@ mod tests {
         let lse = program.add_scratch(
             "lse",
             MemoryPurpose::Activations,
-            4 * bytes(queries) / (2 * attention.d),
+            4 * bytes(queries) / (2 * attention.head_dim),
         );
         let [grad_q, grad_k, grad_v] = [("grad_q", queries), ("grad_k", keys), ("grad_v", keys)]
             .map(|(name, extents)| {
@@ -199,41 +225,51 @@ mod tests {
     #[test]
     fn an_attention_program_counts_the_bytes_of_tensors_and_scratch() {
         let attention = bf16_attention_without_grouped_heads(2, 4, 100, 128, true);
-        let program =
-            attention_forward_and_backward_program(&attention, QueryGradientSumOrder::Any);
+        let program = attention_forward_and_backward_program(
+            &attention,
+            QueryGradientSumOrder::AnyKeyBlockOrder,
+        );
         assert_eq!(program.check(), Ok(()));
         assert_eq!(
-            program.steps().iter().filter(|step| matches!(step, ProgramStep::Call { .. })).count(),
+            program
+                .steps()
+                .iter()
+                .filter(|step| matches!(step, ProgramStep::LaunchOfOtherCode { .. }))
+                .count(),
             2
         );
         let scratch =
             AttentionBackwardCall::max_backward_scratch_bytes(&AttentionShape::from(&attention));
         let tensors = 8 * (2 * 4 * 100 * 128 * 2);
         let lse = 2 * 4 * 100 * 4;
-        assert_eq!(program.device_bytes(), tensors + lse + scratch.any + scratch.zeroed);
+        assert_eq!(
+            program.device_bytes(),
+            tensors + lse + scratch.uninitialised_scratch_bytes + scratch.zeroed_scratch_bytes
+        );
     }
 
     #[test]
     fn gradients_of_a_captured_attention_program_agree_with_the_reference() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let wgmma = device.gpu_properties().arch == "sm_90a";
+        let wgmma = device.gpu_properties().kernel_architecture == "sm_90a";
         for (h_kv, order) in [
-            (6, QueryGradientSumOrder::Any),
-            (2, QueryGradientSumOrder::Any),
-            (6, QueryGradientSumOrder::Fixed),
-            (2, QueryGradientSumOrder::Fixed),
+            (6, QueryGradientSumOrder::AnyKeyBlockOrder),
+            (2, QueryGradientSumOrder::AnyKeyBlockOrder),
+            (6, QueryGradientSumOrder::FixedKeyBlockOrder),
+            (2, QueryGradientSumOrder::FixedKeyBlockOrder),
         ] {
-            if !wgmma && (h_kv, order) != (6, QueryGradientSumOrder::Any) {
+            if !wgmma && (h_kv, order) != (6, QueryGradientSumOrder::AnyKeyBlockOrder) {
                 continue;
             }
             let attention = AttentionParameters {
-                h_kv,
+                key_value_heads: h_kv,
                 ..bf16_attention_without_grouped_heads(2, 6, 333, 64, true)
             };
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(28);
             let program = attention_forward_and_backward_program(&attention, order);
-            let mut task = program.into_task(&device, &inputs, Capture::Graph).unwrap();
+            let mut task =
+                program.into_task(&device, &inputs, ProgramLaunchMode::CapturedGraph).unwrap();
             let expected = problem.reference(&inputs);
             for launch in 1..=2 {
                 let result = launch_twice_and_compare_with_reference(

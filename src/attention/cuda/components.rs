@@ -11,8 +11,8 @@ use super::launch::{
 use crate::attention::components::{
     AttentionScoresProblem, AttentionSoftmaxProblem, AttentionValuesProblem,
 };
-use kernelgate::backend::cuda::{self, CudaTask, Output};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::cuda::{self, CudaTask, DeviceOutput};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::DEFAULT_GEMM_WORKSPACE_BYTES;
 use kernelgate_cuda::observe::range::run_within_named_range;
@@ -34,7 +34,7 @@ const NAIVE_FORWARD_SCORE_TILE_SIDE: usize = 16;
 
 /// Kernel of `forward_naive` that computes the scores, the first of its three launches.
 pub const NAIVE_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    constants: |_| {
+    constant_macros: |_| {
         vec![("THREADS", THREADS_PER_ATTENTION_STEP_BLOCK), ("TILE", NAIVE_FORWARD_SCORE_TILE_SIDE)]
     },
     ..attention_kernel_spec_with_build_per_shape(
@@ -43,24 +43,24 @@ pub const NAIVE_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
         THREADS_PER_ATTENTION_STEP_BLOCK,
         |extents| {
             [
-                extents.queries.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
-                extents.queries.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
-                extents.heads,
+                extents.queries_per_head.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
+                extents.queries_per_head.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
+                extents.total_query_heads,
             ]
         },
     )
 };
 pub const NAIVE_FORWARD_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_forward_naive_softmax",
-    blocks: |extents| [extents.heads * extents.queries, 1, 1],
+    kernel_symbol: "attention_forward_naive_softmax",
+    blocks: |extents| [extents.total_query_heads * extents.queries_per_head, 1, 1],
     ..NAIVE_FORWARD_SCORES_KERNEL
 };
 pub const NAIVE_FORWARD_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_forward_naive_values",
+    kernel_symbol: "attention_forward_naive_values",
     blocks: |extents| {
         [
-            extents.queries.div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / extents.head_dim),
-            extents.heads,
+            extents.queries_per_head.div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / extents.head_dim),
+            extents.total_query_heads,
             1,
         ]
     },
@@ -78,7 +78,7 @@ const VECTORIZED_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     // The vectorised softmax kernel depends on neither head dimension nor mask, so the element type
     // is its only macro.
     macro_definitions: |extents| vec![element_type_define(extents)],
-    constants: |_| {
+    constant_macros: |_| {
         vec![
             ("THREADS", THREADS_PER_ATTENTION_STEP_BLOCK),
             ("PACKET", SCORES_PER_SOFTMAX_LOAD),
@@ -97,7 +97,8 @@ const VECTORIZED_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         // Each warp of the vectorised softmax kernel computes one row.
         |extents| {
             [
-                (extents.heads * extents.queries).div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / 32),
+                (extents.total_query_heads * extents.queries_per_head)
+                    .div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / 32),
                 1,
                 1,
             ]
@@ -108,26 +109,26 @@ const VECTORIZED_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
 /// GPU implementations of the first attention step alone, the scores `q kᵀ / sqrt(d)`.
 pub const CUDA_SCORES_STEP_ROWS: &[Implementation<AttentionScoresProblem>] = &[
     Implementation {
-        name: "cuda/naive",
-        about: "the first launch of forward's cuda/naive",
+        implementation_name: "cuda/naive",
+        description: "the first launch of forward's cuda/naive",
         supports: |problem| {
             AttentionExtents::from(&problem.shape)
                 .check_support_with_scores_in_memory(&[NAIVE_FORWARD_SCORES_KERNEL])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: scores_step_device_bytes,
             prepare: prepare_naive_scores_task,
         },
     },
     Implementation {
-        name: "cuda/cublaslt",
-        about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
+        implementation_name: "cuda/cublaslt",
+        description: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
         supports: |problem| {
             cublaslt::check_cublaslt_supports_separate_gemms(&AttentionExtents::from(
                 &problem.shape,
             ))
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| {
                 scores_step_device_bytes(problem) + DEFAULT_GEMM_WORKSPACE_BYTES as u64
             },
@@ -139,24 +140,24 @@ pub const CUDA_SCORES_STEP_ROWS: &[Implementation<AttentionScoresProblem>] = &[
 /// GPU implementations of the second attention step alone, the softmax over the keys.
 pub const CUDA_SOFTMAX_STEP_ROWS: &[Implementation<AttentionSoftmaxProblem>] = &[
     Implementation {
-        name: "cuda/naive",
-        about: "the second launch of forward's cuda/naive: a block a row, three passes over it",
+        implementation_name: "cuda/naive",
+        description: "the second launch of forward's cuda/naive: a block a row, three passes over it",
         supports: |problem| {
             AttentionExtents::from(&problem.shape)
                 .check_support_with_scores_in_memory(&[NAIVE_FORWARD_SOFTMAX_KERNEL])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: softmax_step_device_bytes,
             prepare: prepare_naive_softmax_task,
         },
     },
     Implementation {
-        name: "cuda/vectorized",
-        about: "a warp a row, loaded once by 16-byte accesses and kept in registers",
+        implementation_name: "cuda/vectorized",
+        description: "a warp a row, loaded once by 16-byte accesses and kept in registers",
         supports: |problem| {
             let extents = AttentionExtents::from(&problem.shape);
             extents.check_support_with_scores_in_memory(&[VECTORIZED_SOFTMAX_KERNEL])?;
-            match extents.queries {
+            match extents.queries_per_head {
                 s if s > MAX_KEYS_OF_VECTORIZED_SOFTMAX => {
                     Err(format!("holds rows of up to {MAX_KEYS_OF_VECTORIZED_SOFTMAX} keys"))
                 }
@@ -166,7 +167,7 @@ pub const CUDA_SOFTMAX_STEP_ROWS: &[Implementation<AttentionSoftmaxProblem>] = &
                 _ => Ok(()),
             }
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: softmax_step_device_bytes,
             prepare: prepare_vectorized_softmax_task,
         },
@@ -176,26 +177,26 @@ pub const CUDA_SOFTMAX_STEP_ROWS: &[Implementation<AttentionSoftmaxProblem>] = &
 /// GPU implementations of the third attention step alone, the output `p v`.
 pub const CUDA_VALUES_STEP_ROWS: &[Implementation<AttentionValuesProblem>] = &[
     Implementation {
-        name: "cuda/naive",
-        about: "the third launch of forward's cuda/naive",
+        implementation_name: "cuda/naive",
+        description: "the third launch of forward's cuda/naive",
         supports: |problem| {
             AttentionExtents::from(&problem.shape)
                 .check_support_with_scores_in_memory(&[NAIVE_FORWARD_VALUES_KERNEL])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: device_bytes_of_probability_value_product,
             prepare: prepare_naive_probability_value_product,
         },
     },
     Implementation {
-        name: "cuda/cublaslt",
-        about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
+        implementation_name: "cuda/cublaslt",
+        description: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
         supports: |problem| {
             cublaslt::check_cublaslt_supports_separate_gemms(&AttentionExtents::from(
                 &problem.shape,
             ))
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| {
                 device_bytes_of_probability_value_product(problem)
                     + DEFAULT_GEMM_WORKSPACE_BYTES as u64
@@ -233,7 +234,7 @@ fn prepare_naive_scores_task(
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("q", &q), ("k", &k)]),
-        vec![Output::new(device, "scores", problem.shape.score_matrix_shape(), Dtype::F32)?],
+        vec![DeviceOutput::new(device, "scores", problem.shape.score_matrix_shape(), Dtype::F32)?],
         move |outputs| {
             let [q, k] = [&q, &k].map(KernelArgument::from);
             let arguments = [q, k, outputs[0].argument(), extents.sequence_length_argument()];
@@ -247,7 +248,7 @@ fn prepare_naive_softmax_task(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let no_logsumexp = |_: &AttentionExtents| KernelArgument::Address(0);
+    let no_logsumexp = |_: &AttentionExtents| KernelArgument::DeviceAddress(0);
     prepare_softmax_task_with_third_argument(
         problem,
         inputs,
@@ -285,7 +286,7 @@ fn prepare_softmax_task_with_third_argument(
     let extents = AttentionExtents::from(&problem.shape);
     let kernel = kernel.compile_and_load(device, &extents)?;
     let [scores] = upload_named_inputs(device, inputs, ["scores"])?;
-    let probabilities = Output::new(
+    let probabilities = DeviceOutput::new(
         device,
         "probabilities",
         problem.shape.score_matrix_shape(),
@@ -318,7 +319,7 @@ fn prepare_naive_probability_value_product(
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("probabilities", &probabilities), ("v", &v)]),
-        vec![Output::new(
+        vec![DeviceOutput::new(
             device,
             "out",
             problem.shape.query_key_value_shape(),
@@ -342,7 +343,13 @@ mod tests {
     fn vectorised_softmax_supports_rows_of_whole_packets_up_to_1024_keys() {
         let supported = |s| {
             (CUDA_SOFTMAX_STEP_ROWS[1].supports)(&AttentionSoftmaxProblem {
-                shape: AttentionStepShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 },
+                shape: AttentionStepShape {
+                    batch: 2,
+                    heads: 3,
+                    seq_len: s,
+                    head_dim: 1,
+                    dtype: Dtype::F16,
+                },
             })
         };
         assert_eq!([4, 200, 1024].map(supported), [Ok(()), Ok(()), Ok(())]);
@@ -354,7 +361,7 @@ mod tests {
         let extents = AttentionExtents::single_sequence_self_attention(6, 201, Dtype::F16);
         assert_eq!((VECTORIZED_SOFTMAX_KERNEL.blocks)(&extents), [151, 1, 1]);
         assert_eq!(
-            VECTORIZED_SOFTMAX_KERNEL.build_for_parameters(&extents).file_and_macros(),
+            VECTORIZED_SOFTMAX_KERNEL.build_for_parameters(&extents).kernel_build_name(),
             "attention/softmax_vectorized DTYPE=F16"
         );
     }

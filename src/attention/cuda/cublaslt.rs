@@ -8,7 +8,7 @@ use crate::attention::components::{
     AttentionScoresProblem, AttentionStepShape, AttentionValuesProblem,
 };
 use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::{self, CudaTask, Output};
+use kernelgate::backend::cuda::{self, CudaTask, DeviceOutput};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::libraries::gemm::{
@@ -23,29 +23,30 @@ pub fn check_cublaslt_supports_separate_gemms(extents: &AttentionExtents) -> Res
     gemm::require_cublaslt()
 }
 
-/// Prepares the timed cuBLASLt GEMM of the scores: `q kᵀ / sqrt(d)` of every head.
+/// Prepares the timed cuBLASLt GEMM of the attention scores `q kᵀ / sqrt(d)` of every head.
 pub fn prepare_cublaslt_scores_task(
     problem: &AttentionScoresProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let AttentionStepShape { s, d, dtype, .. } = problem.shape;
+    let AttentionStepShape { seq_len: s, head_dim: d, dtype, .. } = problem.shape;
     let spec = GemmSpec {
         b_transposed: true,
         alpha: 1.0 / (d as f32).sqrt(),
         ..GemmSpec::new(s, s, d, gemm_matrix_dtype_of_16_bit_dtype(dtype), GemmMatrixDtype::F32)
     };
-    let out = Output::new(device, "scores", problem.shape.score_matrix_shape(), Dtype::F32)?;
+    let out = DeviceOutput::new(device, "scores", problem.shape.score_matrix_shape(), Dtype::F32)?;
     prepare_gemm_task_batched_by_head(device, &problem.shape, spec, inputs, ["q", "k"], out)
 }
 
-/// Prepares the timed cuBLASLt GEMM of the attention output:  `p v` of every head.
+/// Prepares the timed cuBLASLt GEMM of the attention output `p v` of every head, from probabilities
+/// p and values v.
 pub fn prepare_cublaslt_values_task(
     problem: &AttentionValuesProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let AttentionStepShape { s, d, dtype, .. } = problem.shape;
+    let AttentionStepShape { seq_len: s, head_dim: d, dtype, .. } = problem.shape;
     let spec = GemmSpec::new(
         s,
         d,
@@ -53,7 +54,7 @@ pub fn prepare_cublaslt_values_task(
         gemm_matrix_dtype_of_16_bit_dtype(dtype),
         gemm_matrix_dtype_of_16_bit_dtype(dtype),
     );
-    let out = Output::new(device, "out", problem.shape.query_key_value_shape(), dtype)?;
+    let out = DeviceOutput::new(device, "out", problem.shape.query_key_value_shape(), dtype)?;
     prepare_gemm_task_batched_by_head(
         device,
         &problem.shape,
@@ -76,12 +77,12 @@ fn prepare_gemm_task_batched_by_head(
     spec: GemmSpec,
     inputs: &Tensors,
     names: [&'static str; 2],
-    out: Output,
+    out: DeviceOutput,
 ) -> Result<CudaTask, BackendError> {
     let blas = CublasLtLanes::open_cublaslt_with_default_workspace(device, 1)?;
-    let mut gemm = PreparedGemm::with_proposed_algorithms(
+    let mut gemm = PreparedGemm::gemm_with_proposed_algorithms(
         &blas,
-        GemmSpec { batch_count: shape.b * shape.h, ..spec },
+        GemmSpec { batch_count: shape.batch * shape.heads, ..spec },
     )?;
     let [a, b] = upload_named_inputs(device, inputs, names)?;
     gemm.time_and_choose_algorithm(&[GemmOperandAddresses::gemm_operands_from_a_b_d(
@@ -96,6 +97,6 @@ fn prepare_gemm_task_batched_by_head(
             b.device_address(),
             outputs[0].address(),
         );
-        run_within_named_range("gemm", || gemm.enqueue_in_lane(0, &operands))
+        run_within_named_range("gemm", || gemm.enqueue_gemm_in_lane(0, &operands))
     }))
 }

@@ -18,7 +18,7 @@ use super::launch::{
 use crate::attention::definition::{AttentionForward, AttentionParameters};
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::cudnn::api::{
     self, CudnnDataType, CudnnPointwiseMode, CudnnReductionOperator,
@@ -36,10 +36,10 @@ const LAST_CUDNN_VERSION_NEEDING_S_MULTIPLE_OF_128: usize = 91_500;
 
 /// Implementation of attention forward by the cuDNN library.
 pub const CUDNN_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Implementation {
-    name: "cuda/cudnn",
-    about: "the library's fused attention, by its own heuristic: the peer",
+    implementation_name: "cuda/cudnn",
+    description: "the library's fused attention, by its own heuristic: the peer",
     supports: |problem| check_problem_against_cudnn_limits(&problem.attention),
-    prepare: Prepare::CudaWithin {
+    prepare: PrepareFunction::CudaWithDeclaredMemory {
         device_bytes: fused_forward_device_bytes,
         prepare: prepare_cudnn_forward_task,
     },
@@ -47,13 +47,13 @@ pub const CUDNN_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Imple
 
 /// Implementation of attention backward by the cuDNN library.
 pub const CUDNN_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> = Implementation {
-    name: "cuda/cudnn",
-    about: "the library's fused gradients, by its own heuristic: the peer",
+    implementation_name: "cuda/cudnn",
+    description: "the library's fused gradients, by its own heuristic: the peer",
     supports: |problem| {
         check_problem_against_cudnn_limits(&problem.attention)?;
         AttentionExtents::from(&problem.attention).check_equal_key_and_query_counts()
     },
-    prepare: Prepare::CudaWithin {
+    prepare: PrepareFunction::CudaWithDeclaredMemory {
         device_bytes: cudnn_backward_device_bytes,
         prepare: prepare_cudnn_backward_task,
     },
@@ -82,7 +82,7 @@ fn cudnn_dq_accumulator_bytes(extents: &AttentionExtents) -> u64 {
 fn check_problem_against_cudnn_limits(attention: &AttentionParameters) -> Result<(), String> {
     AttentionExtents::from(attention)
         .check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL])?;
-    if attention.keys == 1 {
+    if attention.keys_per_head == 1 {
         Err("needs more than one key".to_owned())
     } else if attention.causal_keys_before_first_query() > 0 {
         Err("is asked for masks of as many keys as queries only".to_owned())
@@ -108,7 +108,7 @@ fn prepare_cudnn_forward_task(
     let plan = graph.graph.into_execution_plan(device, &memory)?;
     Ok(CudaTask::new(device, name_q_k_v_inputs([&q, &k, &v]), vec![out], move |_| {
         let _alive = (&q, &k, &v);
-        run_within_named_range("forward", || plan.enqueue_plan())
+        run_within_named_range("forward", || plan.enqueue_cudnn_plan())
     }))
 }
 
@@ -119,7 +119,7 @@ fn prepare_cudnn_backward_task(
 ) -> Result<CudaTask, BackendError> {
     let extents = AttentionExtents::from(&problem.attention);
     if api::found_cudnn_version()? <= LAST_CUDNN_VERSION_NEEDING_S_MULTIPLE_OF_128
-        && extents.queries % 128 != 0
+        && extents.queries_per_head % 128 != 0
     {
         return Err(CudnnUnsupported(
             "cuDNN after 9.15 is needed where 128 does not divide s".to_owned(),
@@ -143,7 +143,7 @@ fn prepare_cudnn_backward_task(
         (graph.out, saved.out.device_address()),
         (graph.lse, saved.lse.device_address()),
         (graph.sums, sums.device_address()),
-        (graph.accumulator, accumulator.device_address()),
+        (graph.grad_q_accumulator, accumulator.device_address()),
         (graph.grad_q, outputs[0].address()),
         (graph.grad_k, outputs[1].address()),
         (graph.grad_v, outputs[2].address()),
@@ -153,7 +153,7 @@ fn prepare_cudnn_backward_task(
     let alive: (_, [DeviceBuffer; 2]) = (saved, [sums, accumulator]);
     Ok(CudaTask::new(device, inputs, outputs, move |_| {
         let _alive = &alive;
-        run_within_named_range("backward", || plan.enqueue_plan())
+        run_within_named_range("backward", || plan.enqueue_cudnn_plan())
     }))
 }
 
@@ -161,41 +161,43 @@ fn prepare_cudnn_backward_task(
 /// backward cuDNN graph contain.
 struct CudnnAttentionLayouts {
     /// Layout of q and of each tensor of its shape, `[b, h, s, d]`.
-    vectors: TensorExtentsAndStrides,
+    query_layout: TensorExtentsAndStrides,
     /// Layout of keys and values, `[b, h_kv, keys, d]`.
-    keys: TensorExtentsAndStrides,
+    key_value_layout: TensorExtentsAndStrides,
     /// Layout of the scores, `[b, h, s, keys]`.
-    pairs: TensorExtentsAndStrides,
+    score_layout: TensorExtentsAndStrides,
     /// Layout of one number for each query, `[b, h, s, 1]`.
-    rows: TensorExtentsAndStrides,
+    layout_of_number_per_query: TensorExtentsAndStrides,
     /// Type of queries, keys, values and gradients in memory.
-    stored: CudnnDataType,
+    tensor_data_type: CudnnDataType,
     causal: bool,
-    scale: f32,
+    softmax_scale: f32,
 }
 
 impl CudnnAttentionLayouts {
     fn cudnn_layouts_of_attention(attention: &AttentionParameters) -> Self {
         let [b, h, s, d] = attention.query_and_output_shape().map(|extent| extent as i64);
         Self {
-            vectors: TensorExtentsAndStrides::contiguous_for_extents([b, h, s, d]),
-            keys: TensorExtentsAndStrides::contiguous_for_extents(
+            query_layout: TensorExtentsAndStrides::contiguous_for_extents([b, h, s, d]),
+            key_value_layout: TensorExtentsAndStrides::contiguous_for_extents(
                 attention.key_value_shape().map(|extent| extent as i64),
             ),
-            pairs: TensorExtentsAndStrides::contiguous_for_extents([
+            score_layout: TensorExtentsAndStrides::contiguous_for_extents([
                 b,
                 h,
                 s,
-                attention.keys as i64,
+                attention.keys_per_head as i64,
             ]),
-            rows: TensorExtentsAndStrides::contiguous_for_extents([b, h, s, 1]),
-            stored: if attention.dtype == Dtype::F16 {
+            layout_of_number_per_query: TensorExtentsAndStrides::contiguous_for_extents([
+                b, h, s, 1,
+            ]),
+            tensor_data_type: if attention.dtype == Dtype::F16 {
                 CudnnDataType::F16
             } else {
                 CudnnDataType::Bf16
             },
             causal: attention.causal,
-            scale: attention.single_head_parameters().softmax_scale() as f32,
+            softmax_scale: attention.single_head_parameters().softmax_scale() as f32,
         }
     }
 
@@ -208,7 +210,7 @@ impl CudnnAttentionLayouts {
         a: CudnnGraphTensor,
         b: CudnnGraphTensor,
     ) -> Result<CudnnGraphTensor, CudnnUnsupported> {
-        let scores = graph.add_virtual_tensor(self.pairs, CudnnDataType::F32)?;
+        let scores = graph.add_virtual_tensor(self.score_layout, CudnnDataType::F32)?;
         graph.add_matmul(a, b, scores)?;
         Ok(scores)
     }
@@ -223,18 +225,18 @@ impl CudnnAttentionLayouts {
         if !self.causal {
             return Ok(x);
         }
-        let query = graph.add_virtual_tensor(self.pairs, CudnnDataType::I32)?;
+        let query = graph.add_virtual_tensor(self.score_layout, CudnnDataType::I32)?;
         graph.add_index_along_axis(2, x, query)?;
-        let key = graph.add_virtual_tensor(self.pairs, CudnnDataType::I32)?;
+        let key = graph.add_virtual_tensor(self.score_layout, CudnnDataType::I32)?;
         graph.add_index_along_axis(3, x, key)?;
-        let seen = graph.add_virtual_tensor(self.pairs, CudnnDataType::Boolean)?;
+        let seen = graph.add_virtual_tensor(self.score_layout, CudnnDataType::Boolean)?;
         graph.add_greater_or_equal(query, key, seen)?;
         let hidden = graph.add_scalar_constant(f32::NEG_INFINITY)?;
         add_virtual_fp32_pointwise_to_graph(
             graph,
             CudnnPointwiseMode::Select,
             &[x, hidden, seen],
-            self.pairs,
+            self.score_layout,
         )
     }
 }
@@ -268,52 +270,55 @@ impl CudnnForwardGraph {
         let shapes = CudnnAttentionLayouts::cudnn_layouts_of_attention(attention);
         let mut graph = CudnnOperationGraphBuilder::default();
         let g = &mut graph;
-        let q = g.add_memory_tensor(shapes.vectors, shapes.stored)?;
-        let k = g.add_memory_tensor(shapes.keys.with_last_axes_exchanged(), shapes.stored)?;
-        let v = g.add_memory_tensor(shapes.keys, shapes.stored)?;
-        let out = g.add_memory_tensor(shapes.vectors, shapes.stored)?;
+        let q = g.add_memory_tensor(shapes.query_layout, shapes.tensor_data_type)?;
+        let k = g.add_memory_tensor(
+            shapes.key_value_layout.with_last_axes_exchanged(),
+            shapes.tensor_data_type,
+        )?;
+        let v = g.add_memory_tensor(shapes.key_value_layout, shapes.tensor_data_type)?;
+        let out = g.add_memory_tensor(shapes.query_layout, shapes.tensor_data_type)?;
 
         let scores = shapes.add_inner_product_gemm_to_graph(g, q, k)?;
-        let scale = g.add_scalar_constant(shapes.scale)?;
+        let scale = g.add_scalar_constant(shapes.softmax_scale)?;
         let scores = add_virtual_fp32_pointwise_to_graph(
             g,
             CudnnPointwiseMode::Multiply,
             &[scores, scale],
-            shapes.pairs,
+            shapes.score_layout,
         )?;
         let scores = shapes.add_causal_mask_to_graph(g, scores)?;
 
-        let top = g.add_virtual_tensor(shapes.rows, CudnnDataType::F32)?;
+        let top = g.add_virtual_tensor(shapes.layout_of_number_per_query, CudnnDataType::F32)?;
         g.add_reduction(CudnnReductionOperator::Maximum, scores, top)?;
         let below = add_virtual_fp32_pointwise_to_graph(
             g,
             CudnnPointwiseMode::Subtract,
             &[scores, top],
-            shapes.pairs,
+            shapes.score_layout,
         )?;
         let weights = add_virtual_fp32_pointwise_to_graph(
             g,
             CudnnPointwiseMode::Exponential,
             &[below],
-            shapes.pairs,
+            shapes.score_layout,
         )?;
-        let sum = g.add_virtual_tensor(shapes.rows, CudnnDataType::F32)?;
+        let sum = g.add_virtual_tensor(shapes.layout_of_number_per_query, CudnnDataType::F32)?;
         g.add_reduction(CudnnReductionOperator::Add, weights, sum)?;
         // The log-sum-exp is part of the pattern that cuDNN's forward engine matches, even if no
         // backward reads it.
         let logarithm = add_virtual_fp32_pointwise_to_graph(
             g,
-            CudnnPointwiseMode::Logarithm,
+            CudnnPointwiseMode::NaturalLogarithm,
             &[sum],
-            shapes.rows,
+            shapes.layout_of_number_per_query,
         )?;
         add_virtual_fp32_pointwise_to_graph(
             g,
             CudnnPointwiseMode::Add,
             &[top, logarithm],
-            shapes.rows,
+            shapes.layout_of_number_per_query,
         )?;
-        let probabilities = g.add_virtual_tensor(shapes.pairs, shapes.stored)?;
+        let probabilities = g.add_virtual_tensor(shapes.score_layout, shapes.tensor_data_type)?;
         g.add_pointwise_in_fp32(CudnnPointwiseMode::DivideXByB, &[weights, sum], probabilities)?;
         g.add_matmul(probabilities, v, out)?;
         Ok(Self { graph, q, k, v, out })
@@ -331,7 +336,7 @@ struct CudnnBackwardGraph {
     out: CudnnGraphTensor,
     lse: CudnnGraphTensor,
     sums: CudnnGraphTensor,
-    accumulator: CudnnGraphTensor,
+    grad_q_accumulator: CudnnGraphTensor,
     grad_q: CudnnGraphTensor,
     grad_k: CudnnGraphTensor,
     grad_v: CudnnGraphTensor,
@@ -341,8 +346,10 @@ impl CudnnBackwardGraph {
     fn build_cudnn_backward_graph(
         attention: &AttentionParameters,
     ) -> Result<Self, CudnnUnsupported> {
+        use CudnnPointwiseMode::{Exponential, Multiply, Subtract};
         let shapes = CudnnAttentionLayouts::cudnn_layouts_of_attention(attention);
-        let CudnnAttentionLayouts { vectors, pairs, rows, stored, .. } = shapes;
+        let (vectors, pairs) = (shapes.query_layout, shapes.score_layout);
+        let (rows, stored) = (shapes.layout_of_number_per_query, shapes.tensor_data_type);
         let mut graph = CudnnOperationGraphBuilder::default();
         let g = &mut graph;
         let q = g.add_memory_tensor(vectors, stored)?;
@@ -362,40 +369,20 @@ impl CudnnBackwardGraph {
         // This part of the cuDNN backward graph computes the row sums of dout · out. The
         // multiplication by one stands in the place of the dropout scale that cuDNN's pattern
         // expects.
-        let product = add_virtual_fp32_pointwise_to_graph(
-            g,
-            CudnnPointwiseMode::Multiply,
-            &[grad_out, out],
-            vectors,
-        )?;
+        let product = add_virtual_fp32_pointwise_to_graph(g, Multiply, &[grad_out, out], vectors)?;
         let sum = g.add_virtual_tensor(rows, CudnnDataType::F32)?;
         g.add_reduction(CudnnReductionOperator::Add, product, sum)?;
         let one = g.add_scalar_constant(1.0)?;
-        g.add_pointwise_in_fp32(CudnnPointwiseMode::Multiply, &[sum, one], sums)?;
+        g.add_pointwise_in_fp32(Multiply, &[sum, one], sums)?;
 
         // Operations of this part: the cuDNN backward graph computes P = exp(q kᵀ · scale - lse)
         // and dv = Pᵀ dout.
-        let scale = g.add_scalar_constant(shapes.scale)?;
+        let scale = g.add_scalar_constant(shapes.softmax_scale)?;
         let scores = shapes.add_inner_product_gemm_to_graph(g, q, k)?;
-        let scores = add_virtual_fp32_pointwise_to_graph(
-            g,
-            CudnnPointwiseMode::Multiply,
-            &[scores, scale],
-            pairs,
-        )?;
-        let below = add_virtual_fp32_pointwise_to_graph(
-            g,
-            CudnnPointwiseMode::Subtract,
-            &[scores, lse],
-            pairs,
-        )?;
+        let scores = add_virtual_fp32_pointwise_to_graph(g, Multiply, &[scores, scale], pairs)?;
+        let below = add_virtual_fp32_pointwise_to_graph(g, Subtract, &[scores, lse], pairs)?;
         let below = shapes.add_causal_mask_to_graph(g, below)?;
-        let probabilities = add_virtual_fp32_pointwise_to_graph(
-            g,
-            CudnnPointwiseMode::Exponential,
-            &[below],
-            pairs,
-        )?;
+        let probabilities = add_virtual_fp32_pointwise_to_graph(g, Exponential, &[below], pairs)?;
         let transposed = g.add_virtual_tensor(pairs.with_last_axes_exchanged(), stored)?;
         g.add_reshape(probabilities, transposed)?;
         g.add_matmul(transposed, grad_out, grad_v)?;
@@ -403,24 +390,9 @@ impl CudnnBackwardGraph {
         // This part of the cuDNN backward graph computes dS = P ∘ (dout vᵀ - row sums) · scale and
         // dk = dSᵀ q.
         let grad = shapes.add_inner_product_gemm_to_graph(g, grad_out, v)?;
-        let grad = add_virtual_fp32_pointwise_to_graph(
-            g,
-            CudnnPointwiseMode::Subtract,
-            &[grad, sums],
-            pairs,
-        )?;
-        let grad = add_virtual_fp32_pointwise_to_graph(
-            g,
-            CudnnPointwiseMode::Multiply,
-            &[grad, probabilities],
-            pairs,
-        )?;
-        let grad = add_virtual_fp32_pointwise_to_graph(
-            g,
-            CudnnPointwiseMode::Multiply,
-            &[grad, scale],
-            pairs,
-        )?;
+        let grad = add_virtual_fp32_pointwise_to_graph(g, Subtract, &[grad, sums], pairs)?;
+        let grad = add_virtual_fp32_pointwise_to_graph(g, Multiply, &[grad, probabilities], pairs)?;
+        let grad = add_virtual_fp32_pointwise_to_graph(g, Multiply, &[grad, scale], pairs)?;
         let transposed = g.add_virtual_tensor(pairs.with_last_axes_exchanged(), stored)?;
         g.add_reshape(grad, transposed)?;
         g.add_matmul(transposed, q, grad_k)?;
@@ -431,7 +403,21 @@ impl CudnnBackwardGraph {
         g.add_reshape(k, keys)?;
         g.add_matmul(grad, keys, accumulator)?;
         g.add_pointwise_in_fp32(CudnnPointwiseMode::Identity, &[accumulator], grad_q)?;
-        Ok(Self { graph, q, k, v, grad_out, out, lse, sums, accumulator, grad_q, grad_k, grad_v })
+        let grad_q_accumulator = accumulator;
+        Ok(Self {
+            graph,
+            q,
+            k,
+            v,
+            grad_out,
+            out,
+            lse,
+            sums,
+            grad_q_accumulator,
+            grad_q,
+            grad_k,
+            grad_v,
+        })
     }
 }
 

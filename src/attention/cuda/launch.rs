@@ -7,7 +7,7 @@ use crate::attention::components;
 use crate::attention::definition::AttentionParameters;
 use crate::kernel_files::source_of_kernel_file;
 use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::{self, Input, Output};
+use kernelgate::backend::cuda::{self, DeviceInput, DeviceOutput};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{
     Device, DeviceBuffer, KernelArgument, KernelSpec, TensorMapElement, TensorWithTmaBoxes,
@@ -26,13 +26,13 @@ pub struct AttentionExtents {
     /// Number of sequences.
     pub batch: usize,
     /// Number of query heads of all sequences.
-    pub heads: usize,
+    pub total_query_heads: usize,
     /// Number of query heads that read the same keys.
     pub query_heads_per_key_head: usize,
     /// Number of queries of each query head.
-    pub queries: usize,
+    pub queries_per_head: usize,
     /// Number of keys of each key head.
-    pub keys: usize,
+    pub keys_per_head: usize,
     /// Number of elements of each query or key vector of a head: 64 or 128.
     pub head_dim: usize,
     /// Whether the mask is causal: the last query sees all keys, and each earlier query one key
@@ -53,7 +53,8 @@ impl From<&AttentionParameters> for AttentionExtents {
 
 impl From<&components::AttentionStepShape> for AttentionExtents {
     fn from(shape: &components::AttentionStepShape) -> Self {
-        let components::AttentionStepShape { b, h, s, d, dtype } = *shape;
+        let components::AttentionStepShape { batch: b, heads: h, seq_len: s, head_dim: d, dtype } =
+            *shape;
         // The softmax step has no head dimension; d is then 64, because its kernel is built
         // together with kernels that have one.
         Self { head_dim: d.max(64), ..Self::single_sequence_self_attention(b * h, s, dtype) }
@@ -120,11 +121,16 @@ pub fn attention_defines_with_row_strides(
     all
 }
 
-/// Lists the extents of every dense build of an attention kernel, and of one build with row
-/// strides: `[b, s, h, d]` with 16 heads.
+/// Lists the extents of every dense build of an attention kernel, and of one build with the row
+/// strides of a tensor `[b, s, h, d]` with 16 heads.
 pub fn dense_and_one_strided_build_extents() -> Vec<AttentionExtents> {
     let row = 16 * 128;
-    let rows = Some(RowStridesOfQkvAndGradient { q: row, k: row, v: row, grad_out: row });
+    let rows = Some(RowStridesOfQkvAndGradient {
+        q_row_stride_elements: row,
+        k_row_stride_elements: row,
+        v_row_stride_elements: row,
+        grad_out_row_stride_elements: row,
+    });
     let strided = AttentionExtents {
         head_dim: 128,
         causal: true,
@@ -141,14 +147,22 @@ impl AttentionExtents {
         shape: &AttentionShape,
         rows: Option<RowStridesOfQkvAndGradient>,
     ) -> Self {
-        let AttentionShape { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } =
-            *shape;
+        let AttentionShape {
+            batch,
+            query_heads: heads,
+            key_value_heads: key_heads,
+            queries_per_head: queries,
+            keys_per_head: keys,
+            head_dim,
+            causal,
+            dtype,
+        } = *shape;
         Self {
             batch,
-            heads: batch * heads,
+            total_query_heads: batch * heads,
             query_heads_per_key_head: heads / key_heads,
-            queries,
-            keys,
+            queries_per_head: queries,
+            keys_per_head: keys,
             head_dim,
             causal,
             dtype,
@@ -161,10 +175,10 @@ impl AttentionExtents {
     pub const fn single_sequence_self_attention(heads: usize, s: usize, dtype: Dtype) -> Self {
         Self {
             batch: 1,
-            heads,
+            total_query_heads: heads,
             query_heads_per_key_head: 1,
-            queries: s,
-            keys: s,
+            queries_per_head: s,
+            keys_per_head: s,
             head_dim: 64,
             causal: false,
             dtype,
@@ -174,7 +188,7 @@ impl AttentionExtents {
 
     /// Number of query heads in one sequence.
     pub const fn query_heads_per_sequence(&self) -> usize {
-        self.heads / self.batch
+        self.total_query_heads / self.batch
     }
 
     /// Number of key-value heads in one sequence.
@@ -189,24 +203,24 @@ impl AttentionExtents {
 
     /// Number of key-value heads of all sequences.
     pub const fn key_heads_of_all_sequences(&self) -> usize {
-        self.heads / self.query_heads_per_key_head
+        self.total_query_heads / self.query_heads_per_key_head
     }
 
     /// Bytes of the key tensor, and equally of the value tensor.
     pub const fn key_tensor_bytes(&self) -> u64 {
-        (self.key_heads_of_all_sequences() * self.keys) as u64
+        (self.key_heads_of_all_sequences() * self.keys_per_head) as u64
             * self.head_dim as u64
             * BYTES_OF_16_BIT_ELEMENT
     }
 
     /// Number of queries of all heads of all sequences.
     pub const fn queries_of_all_heads(&self) -> u64 {
-        (self.heads * self.queries) as u64
+        (self.total_query_heads * self.queries_per_head) as u64
     }
 
     /// Number of query-key pairs of all heads, including the pairs that the mask hides.
     pub const fn query_key_pairs_of_all_heads(&self) -> u64 {
-        self.queries_of_all_heads() * self.keys as u64
+        self.queries_of_all_heads() * self.keys_per_head as u64
     }
 
     /// Checks whether attention kernels support these extents: a 16-bit dtype, sizes within 32
@@ -224,7 +238,7 @@ impl AttentionExtents {
     /// Checks that the extents fit into 32-bit integers and that each kernel's grid is within the
     /// limits of CUDA.
     pub fn check_index_and_grid_limits(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        let counted = [self.heads, self.queries, self.keys]
+        let counted = [self.total_query_heads, self.queries_per_head, self.keys_per_head]
             .iter()
             .all(|&extent| i32::try_from(extent).is_ok());
         if counted && kernels.iter().all(|kernel| kernel.launch_shape_for(self).is_ok()) {
@@ -246,7 +260,7 @@ impl AttentionExtents {
 
     /// Checks that there are as many keys as queries, and as many key heads as query heads.
     pub fn check_equal_key_and_query_counts(&self) -> Result<(), String> {
-        if self.query_heads_per_key_head == 1 && self.keys == self.queries {
+        if self.query_heads_per_key_head == 1 && self.keys_per_head == self.queries_per_head {
             Ok(())
         } else {
             Err("takes as many keys as queries, and as many heads of them".to_owned())
@@ -275,13 +289,13 @@ impl AttentionExtents {
     /// The kernel argument `seqlen`, which every attention kernel expects: the number of queries of
     /// a head.
     pub const fn sequence_length_argument(&self) -> KernelArgument {
-        KernelArgument::I32(self.queries as i32)
+        KernelArgument::I32(self.queries_per_head as i32)
     }
 
     /// The kernel argument `batch_heads`, which some attention kernels expect: the number of query
     /// heads of all sequences.
-    pub const fn batch_heads_argument(&self) -> KernelArgument {
-        KernelArgument::I32(self.heads as i32)
+    pub const fn total_query_heads_argument(&self) -> KernelArgument {
+        KernelArgument::I32(self.total_query_heads as i32)
     }
 }
 
@@ -300,39 +314,39 @@ pub fn upload_named_inputs<const N: usize>(
 
 /// Names the inputs of an attention forward for the harness, which may replace all three between
 /// launches.
-pub fn name_q_k_v_inputs([q, k, v]: [&DeviceBuffer; 3]) -> [Input; 3] {
+pub fn name_q_k_v_inputs([q, k, v]: [&DeviceBuffer; 3]) -> [DeviceInput; 3] {
     cuda::named_inputs([("q", q), ("k", k), ("v", v)])
 }
 
 /// Describes the query tensor as boxes of `box_rows` rows for tensor copies (TMA).
-pub fn query_tensor_boxes(
+pub fn tma_boxes_of_query_tensor(
     extents: &AttentionExtents,
     strides: &AttentionTensorStrides,
     box_rows: usize,
 ) -> TensorWithTmaBoxes {
-    tensor_boxes_of_heads_and_positions(
+    tma_boxes_of_heads_and_positions(
         extents,
-        [extents.query_heads_per_sequence(), extents.queries],
+        [extents.query_heads_per_sequence(), extents.queries_per_head],
         strides,
         box_rows,
     )
 }
 
 /// Describes the key or value tensor as boxes of `box_rows` rows for tensor copies (TMA).
-pub fn key_or_value_tensor_boxes(
+pub fn tma_boxes_of_key_or_value_tensor(
     extents: &AttentionExtents,
     strides: &AttentionTensorStrides,
     box_rows: usize,
 ) -> TensorWithTmaBoxes {
-    tensor_boxes_of_heads_and_positions(
+    tma_boxes_of_heads_and_positions(
         extents,
-        [extents.key_heads_per_sequence(), extents.keys],
+        [extents.key_heads_per_sequence(), extents.keys_per_head],
         strides,
         box_rows,
     )
 }
 
-fn tensor_boxes_of_heads_and_positions(
+fn tma_boxes_of_heads_and_positions(
     extents: &AttentionExtents,
     [heads, positions]: [usize; 2],
     strides: &AttentionTensorStrides,
@@ -341,12 +355,12 @@ fn tensor_boxes_of_heads_and_positions(
     TensorWithTmaBoxes {
         element: match extents.dtype {
             Dtype::F16 => TensorMapElement::F16,
-            Dtype::Fp8 => TensorMapElement::Byte,
+            Dtype::Fp8 => TensorMapElement::AnyEightBitType,
             _ => TensorMapElement::Bf16,
         },
         extents: [extents.batch, heads, positions, extents.head_dim].map(|extent| extent as u64),
         strides: strides.batch_head_row_stride_argument(),
-        box_rows: box_rows as u32,
+        rows_per_box: box_rows as u32,
     }
 }
 
@@ -363,8 +377,8 @@ pub fn allocate_attention_output(
     device: &Device,
     name: &'static str,
     attention: &AttentionParameters,
-) -> Result<Output, BackendError> {
-    Output::new(
+) -> Result<DeviceOutput, BackendError> {
+    DeviceOutput::new(
         device,
         name,
         attention.query_and_output_shape(),

@@ -2,10 +2,10 @@
 //! memory layouts and device addresses.
 //!
 //! [`AttentionForwardCall`] and [`AttentionBackwardCall`] each choose and load their kernels once
-//! for all layers of a shape. The methods `prepare_forward_launch_at` and
-//! `prepare_backward_launches_at` receive the device addresses of the tensors of one layer. This
-//! module deliberately allocates no memory for tensors or backward scratch, and supports only the
-//! two techniques for 16-bit training.
+//! for all layers of a shape. The methods `prepare_forward_launch_at_addresses` and
+//! `prepare_backward_launches_at_addresses` receive the device addresses of the tensors of one
+//! layer. This module deliberately allocates no memory for tensors or backward scratch, and
+//! supports only the two techniques for 16-bit training.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ use kernelgate::backend::BackendError;
 use kernelgate_cuda::Device;
 
 impl AttentionGemmTechnique {
-    /// Returns the fastest technique that the device supports for an attention shape: `wgmma` if
-    /// possible, otherwise `mma.sync`.
+    /// Returns the fastest technique that the device supports for an attention shape, which is
+    /// `wgmma` if possible and `mma.sync` otherwise.
     pub fn fastest_technique_on_device(
         device: &Device,
         shape: &AttentionShape,
     ) -> Result<Self, BackendError> {
         let (arch, shared_bytes) =
-            (&device.gpu_properties().arch, device.max_shared_bytes_per_block()?);
+            (&device.gpu_properties().kernel_architecture, device.max_shared_bytes_per_block()?);
         let unmet = forward_wgmma::FORWARD_FLASH_WGMMA_KERNEL.reason_gpu_cannot_run_kernel_for(
             &AttentionExtents::extents_of_attention_shape(shape, None),
             arch,
@@ -57,7 +57,7 @@ impl AttentionForwardCall {
     /// Returns [`BackendError::Unsupported`], with the text of an [`UnsupportedAttention`], if the
     /// kernel or the device does not support the shape. Returns other errors if the kernel does not
     /// compile or load.
-    pub fn compile_forward(
+    pub fn compile_and_load_attention_forward(
         device: &Arc<Device>,
         shape: &AttentionShape,
         layout: &AttentionForwardLayout,
@@ -87,12 +87,18 @@ impl AttentionForwardCall {
     /// # Errors
     /// Returns [`BackendError::Unsupported`] if an address is not a multiple of 16. Returns other
     /// errors if device memory is short.
-    pub fn prepare_forward_launch_at(
+    pub fn prepare_forward_launch_at_addresses(
         &self,
         addresses: &AttentionForwardAddresses,
     ) -> Result<AttentionLaunches, BackendError> {
         let Self { device, shape, layout, .. } = self;
-        let AttentionForwardAddresses { q, k, v, out, .. } = *addresses;
+        let AttentionForwardAddresses {
+            q_address: q,
+            k_address: k,
+            v_address: v,
+            out_address: out,
+            ..
+        } = *addresses;
         check_addresses_for_16_byte_copies(&[("q", q), ("k", k), ("v", v), ("out", out)])?;
         let extents = AttentionExtents::extents_of_attention_shape(
             shape,
@@ -128,7 +134,7 @@ enum ChosenBackwardKernels {
 impl AttentionBackwardCall {
     /// Chooses the kernels of an attention backward for the technique, compiles them and loads
     /// them.
-    pub fn compile_backward(
+    pub fn compile_and_load_attention_backward(
         device: &Arc<Device>,
         shape: &AttentionShape,
         layout: &AttentionBackwardLayout,
@@ -158,7 +164,7 @@ impl AttentionBackwardCall {
     /// Compiles and loads an attention backward through wgmma with the given division of its work,
     /// for tests.
     #[cfg(test)]
-    pub(super) fn compile_wgmma_backward_with_division(
+    pub(super) fn compile_wgmma_backward_with_work_division(
         device: &Arc<Device>,
         shape: &AttentionShape,
         layout: &AttentionBackwardLayout,
@@ -169,7 +175,7 @@ impl AttentionBackwardCall {
             shape,
             layout,
             ChosenBackwardKernels::Wgmma(blocks),
-            QueryGradientSumOrder::Any,
+            QueryGradientSumOrder::AnyKeyBlockOrder,
         )
     }
 
@@ -186,12 +192,16 @@ impl AttentionBackwardCall {
         );
         match kernels {
             ChosenBackwardKernels::Mma(stages) => {
-                let AttentionShape { heads, key_heads, .. } = *shape;
+                let AttentionShape { query_heads: heads, key_value_heads: key_heads, .. } = *shape;
                 if heads != key_heads {
-                    return Err(UnsupportedAttention::GroupedGradients { heads, key_heads }.into());
+                    return Err(UnsupportedAttention::NoGradientsOfSharedKeyHeads {
+                        heads,
+                        key_heads,
+                    }
+                    .into());
                 }
-                if order == QueryGradientSumOrder::Fixed {
-                    return Err(UnsupportedAttention::FixedOrder.into());
+                if order == QueryGradientSumOrder::FixedKeyBlockOrder {
+                    return Err(UnsupportedAttention::NoFixedGradientSumOrder.into());
                 }
                 backward_mma::load_mma_backward_kernels(device, &extents, stages)?;
             }
@@ -207,9 +217,9 @@ impl AttentionBackwardCall {
     pub fn max_backward_scratch_bytes(shape: &AttentionShape) -> AttentionScratchBytes {
         let extents = AttentionExtents::extents_of_attention_shape(shape, None);
         AttentionScratchBytes {
-            any: backward_mma::backward_row_statistics_bytes(&extents)
+            uninitialised_scratch_bytes: backward_mma::backward_row_statistics_bytes(&extents)
                 + backward_mma::dq_accumulator_scratch_bytes(&extents),
-            zeroed: backward_wgmma::max_zeroed_scratch_bytes(&extents),
+            zeroed_scratch_bytes: backward_wgmma::max_zeroed_scratch_bytes(&extents),
         }
     }
 
@@ -217,9 +227,9 @@ impl AttentionBackwardCall {
     pub fn backward_scratch_bytes(&self) -> AttentionScratchBytes {
         let extents = AttentionExtents::extents_of_attention_shape(&self.shape, None);
         AttentionScratchBytes {
-            any: backward_mma::backward_row_statistics_bytes(&extents)
+            uninitialised_scratch_bytes: backward_mma::backward_row_statistics_bytes(&extents)
                 + backward_mma::dq_accumulator_scratch_bytes(&extents),
-            zeroed: match self.kernels {
+            zeroed_scratch_bytes: match self.kernels {
                 ChosenBackwardKernels::Mma(_) => 0,
                 ChosenBackwardKernels::Wgmma(blocks) => {
                     backward_wgmma::zeroed_scratch_bytes(&extents, blocks)
@@ -230,14 +240,23 @@ impl AttentionBackwardCall {
 
     /// Prepares the launches of the attention backward over the tensors at these device addresses,
     /// without enqueuing them.
-    pub fn prepare_backward_launches_at(
+    pub fn prepare_backward_launches_at_addresses(
         &self,
         addresses: &AttentionBackwardAddresses,
         scratch: &AttentionScratchAddresses,
     ) -> Result<AttentionLaunches, BackendError> {
         let Self { device, shape, layout, .. } = self;
-        let AttentionBackwardAddresses { q, k, v, out, grad_out, grad_q, grad_k, grad_v, .. } =
-            *addresses;
+        let AttentionBackwardAddresses {
+            q_address: q,
+            k_address: k,
+            v_address: v,
+            out_address: out,
+            grad_out_address: grad_out,
+            grad_q_address: grad_q,
+            grad_k_address: grad_k,
+            grad_v_address: grad_v,
+            ..
+        } = *addresses;
         check_addresses_for_16_byte_copies(&[
             ("q", q),
             ("k", k),
@@ -251,8 +270,8 @@ impl AttentionBackwardCall {
             ("grad_v", grad_v),
         ])?;
         check_addresses_for_16_byte_copies(&[
-            ("scratch", scratch.any),
-            ("zeroed scratch", scratch.zeroed),
+            ("scratch", scratch.uninitialised_scratch_address),
+            ("zeroed scratch", scratch.zeroed_scratch_address),
         ])?;
         let extents = AttentionExtents::extents_of_attention_shape(
             shape,

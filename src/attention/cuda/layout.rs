@@ -9,16 +9,16 @@ use kernelgate_cuda::TMA_ALIGNMENT_BYTES;
 /// Sizes, mask and dtype of one attention call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Sequences.
+    /// Number of sequences in the batch.
     pub batch: usize,
     /// Number of query heads of each sequence.
-    pub heads: usize,
-    /// Number of key-value heads of each sequence, which must divide `heads`.
-    pub key_heads: usize,
-    /// Queries of a head.
-    pub queries: usize,
-    /// Keys of a head.
-    pub keys: usize,
+    pub query_heads: usize,
+    /// Number of key-value heads of each sequence, which must divide `query_heads`.
+    pub key_value_heads: usize,
+    /// Number of queries of a head.
+    pub queries_per_head: usize,
+    /// Number of keys of a head.
+    pub keys_per_head: usize,
     /// Number of elements of each row of q, k and v: 64 or 128; other head dimensions are declined.
     /// To compute a smaller head dimension, pad rows with zeros and multiply q and its gradient by
     /// `sqrt(padded / head_dim)`, because scores are divided by the root of the padded dimension.
@@ -32,31 +32,65 @@ pub struct AttentionShape {
 
 impl From<&AttentionParameters> for AttentionShape {
     fn from(attention: &AttentionParameters) -> Self {
-        let AttentionParameters { b, h, h_kv, s, keys, d, causal, dtype, .. } = *attention;
+        let AttentionParameters {
+            batch_size: b,
+            query_heads: h,
+            key_value_heads: h_kv,
+            queries_per_head: s,
+            keys_per_head: keys,
+            head_dim: d,
+            causal,
+            dtype,
+            ..
+        } = *attention;
         let (batch, heads, key_heads, queries, head_dim) = (b, h, h_kv, s, d);
-        Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype }
+        Self {
+            batch,
+            query_heads: heads,
+            key_value_heads: key_heads,
+            queries_per_head: queries,
+            keys_per_head: keys,
+            head_dim,
+            causal,
+            dtype,
+        }
     }
 }
 
 impl AttentionShape {
     /// Checks whether kernelgate has attention forward kernels for the shape.
     pub fn check_forward_kernels_exist(&self) -> Result<(), UnsupportedAttention> {
-        let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
+        let Self {
+            batch,
+            query_heads: heads,
+            key_value_heads: key_heads,
+            queries_per_head: queries,
+            keys_per_head: keys,
+            head_dim,
+            causal,
+            dtype,
+        } = *self;
         let extents = [batch * heads, key_heads, queries, keys];
         if extents.iter().any(|&extent| extent == 0 || i32::try_from(extent).is_err()) {
-            return Err(UnsupportedAttention::Extents { batch, heads, key_heads, queries, keys });
+            return Err(UnsupportedAttention::ExtentZeroOrBeyond32Bits {
+                batch,
+                heads,
+                key_heads,
+                queries,
+                keys,
+            });
         }
         if !matches!(dtype, Dtype::Bf16 | Dtype::F16) {
-            return Err(UnsupportedAttention::Dtype { dtype: dtype.name() });
+            return Err(UnsupportedAttention::UnsupportedDtype { dtype: dtype.dtype_name() });
         }
         if ![64, 128].contains(&head_dim) {
-            return Err(UnsupportedAttention::HeadDim { head_dim });
+            return Err(UnsupportedAttention::UnsupportedHeadDim { head_dim });
         }
         if !heads.is_multiple_of(key_heads) {
-            return Err(UnsupportedAttention::Heads { heads, key_heads });
+            return Err(UnsupportedAttention::HeadsNotMultipleOfKeyHeads { heads, key_heads });
         }
         if causal && keys < queries {
-            return Err(UnsupportedAttention::CausalKeys { keys, queries });
+            return Err(UnsupportedAttention::CausalWithFewerKeysThanQueries { keys, queries });
         }
         Ok(())
     }
@@ -68,20 +102,20 @@ impl AttentionShape {
     /// equal numbers of keys and queries.
     pub fn check_backward_kernels_exist(&self) -> Result<(), UnsupportedAttention> {
         self.check_forward_kernels_exist()?;
-        let Self { keys, queries, .. } = *self;
+        let Self { keys_per_head: keys, queries_per_head: queries, .. } = *self;
         if keys == queries {
             Ok(())
         } else {
-            Err(UnsupportedAttention::CrossGradients { keys, queries })
+            Err(UnsupportedAttention::GradientsNeedEqualKeysAndQueries { keys, queries })
         }
     }
 
     const fn query_tensor_shape(&self) -> [usize; 4] {
-        [self.batch, self.heads, self.queries, self.head_dim]
+        [self.batch, self.query_heads, self.queries_per_head, self.head_dim]
     }
 
     const fn key_tensor_shape(&self) -> [usize; 4] {
-        [self.batch, self.key_heads, self.keys, self.head_dim]
+        [self.batch, self.key_value_heads, self.keys_per_head, self.head_dim]
     }
 }
 
@@ -90,23 +124,27 @@ impl AttentionShape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionTensorStrides {
     /// Distance in elements from one sequence to the next.
-    pub batch: u64,
+    pub batch_stride_elements: u64,
     /// Distance in elements from a row to the same row of the next head.
-    pub head: u64,
+    pub head_stride_elements: u64,
     /// Distance in elements from a row to the next row of the head.
-    pub row: u64,
+    pub row_stride_elements: u64,
 }
 
 impl AttentionTensorStrides {
-    /// Strides of a dense tensor `[b, h, s, d]`: `rows` is its number of rows of a head, `row` its
-    /// number of elements of a row.
+    /// Strides of a dense tensor `[b, h, s, d]` with `heads` heads, `rows` rows in a head, and
+    /// `row` elements in a row.
     pub const fn dense_bhsd_strides(
         heads: usize,
         rows: usize,
         row: usize,
     ) -> AttentionTensorStrides {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
-        Self { batch: heads * rows * row, head: rows * row, row }
+        Self {
+            batch_stride_elements: heads * rows * row,
+            head_stride_elements: rows * row,
+            row_stride_elements: row,
+        }
     }
 
     /// Strides of a dense tensor with axes `[b, h, s, d]` that lies in memory as `[b, s, h, d]`.
@@ -116,12 +154,17 @@ impl AttentionTensorStrides {
         row: usize,
     ) -> AttentionTensorStrides {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
-        Self { batch: rows * heads * row, head: row, row: heads * row }
+        Self {
+            batch_stride_elements: rows * heads * row,
+            head_stride_elements: row,
+            row_stride_elements: heads * row,
+        }
     }
 
-    /// Strides of batch, head and row as the attention kernels' argument struct `Strides`.
+    /// The strides of batch, head and row in the order of the attention kernels' argument struct
+    /// `Strides`.
     pub(super) const fn batch_head_row_stride_argument(&self) -> [u64; 3] {
-        [self.batch, self.head, self.row]
+        [self.batch_stride_elements, self.head_stride_elements, self.row_stride_elements]
     }
 
     /// Returns whether the strides are those of a dense tensor `[b, h, s, d]` with the given
@@ -137,17 +180,28 @@ impl AttentionTensorStrides {
         tensor: &'static str,
         [batch, heads, rows, row]: [usize; 4],
     ) -> Result<(), UnsupportedAttention> {
-        for (dimension, extent, stride) in
-            [("batch", batch, self.batch), ("head", heads, self.head), ("row", rows, self.row)]
-        {
+        for (dimension, extent, stride) in [
+            ("batch", batch, self.batch_stride_elements),
+            ("head", heads, self.head_stride_elements),
+            ("row", rows, self.row_stride_elements),
+        ] {
             if extent > 1 && stride < row as u64 {
-                return Err(UnsupportedAttention::Overlap { tensor, dimension, stride, row });
+                return Err(UnsupportedAttention::OverlappingRows {
+                    tensor_name: tensor,
+                    axis_of_stride: dimension,
+                    stride_elements: stride,
+                    row_elements: row,
+                });
             }
             let bytes = stride.saturating_mul(BYTES_OF_16_BIT_TENSOR_ELEMENT);
             let copied =
                 bytes.is_multiple_of(TMA_ALIGNMENT_BYTES) && bytes < TENSOR_MAP_STRIDE_LIMIT_BYTES;
             if extent > 1 && row > 1 && !copied {
-                return Err(UnsupportedAttention::Stride { tensor, dimension, bytes });
+                return Err(UnsupportedAttention::UnalignedOrTooLargeStride {
+                    tensor_name: tensor,
+                    axis_of_stride: dimension,
+                    stride_bytes: bytes,
+                });
             }
         }
         Ok(())
@@ -162,14 +216,14 @@ const TENSOR_MAP_STRIDE_LIMIT_BYTES: u64 = 1 << 40;
 /// it as a macro.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowStridesOfQkvAndGradient {
-    /// Queries of the attention.
-    pub q: u64,
-    /// Keys of the attention.
-    pub k: u64,
-    /// Values of the attention.
-    pub v: u64,
-    /// Gradient of the output.
-    pub grad_out: u64,
+    /// Memory strides of the attention queries, in elements.
+    pub q_row_stride_elements: u64,
+    /// Memory strides of the attention keys, in elements.
+    pub k_row_stride_elements: u64,
+    /// Memory strides of the attention values, in elements.
+    pub v_row_stride_elements: u64,
+    /// Memory strides of the gradient of the attention output, in elements.
+    pub grad_out_row_stride_elements: u64,
 }
 
 /// Strides of all tensors of an attention forward.
@@ -181,7 +235,7 @@ pub struct AttentionForwardLayout {
     pub k: AttentionTensorStrides,
     /// Values of the attention.
     pub v: AttentionTensorStrides,
-    /// Output of the attention.
+    /// Memory strides of the attention output, in elements.
     pub out: AttentionTensorStrides,
     /// Strides of the log-sum-exp: fp32, the natural logarithm of each query row's sum of
     /// exponentials.
@@ -208,7 +262,14 @@ impl AttentionForwardLayout {
         shape: &AttentionShape,
         strides: fn(usize, usize, usize) -> AttentionTensorStrides,
     ) -> Self {
-        let AttentionShape { heads, key_heads, queries, keys, head_dim, .. } = *shape;
+        let AttentionShape {
+            query_heads: heads,
+            key_value_heads: key_heads,
+            queries_per_head: queries,
+            keys_per_head: keys,
+            head_dim,
+            ..
+        } = *shape;
         let like_queries = strides(heads, queries, head_dim);
         let like_keys = strides(key_heads, keys, head_dim);
         let lse = strides(heads, queries, 1);
@@ -241,10 +302,10 @@ impl AttentionForwardLayout {
             && self.out.are_dense_bhsd(queries)
             && self.lse.are_dense_bhsd(shape_with_one_element_per_row(queries));
         let rows = RowStridesOfQkvAndGradient {
-            q: self.q.row,
-            k: self.k.row,
-            v: self.v.row,
-            grad_out: self.out.row,
+            q_row_stride_elements: self.q.row_stride_elements,
+            k_row_stride_elements: self.k.row_stride_elements,
+            v_row_stride_elements: self.v.row_stride_elements,
+            grad_out_row_stride_elements: self.out.row_stride_elements,
         };
         (!dense).then_some(rows)
     }
@@ -257,11 +318,11 @@ pub struct AttentionBackwardLayout {
     pub forward: AttentionForwardLayout,
     /// Gradient of the output.
     pub grad_out: AttentionTensorStrides,
-    /// Gradient of the queries.
+    /// Memory strides of the gradient of the attention queries, in elements.
     pub grad_q: AttentionTensorStrides,
-    /// Gradient of the keys.
+    /// Memory strides of the gradient of the attention keys, in elements.
     pub grad_k: AttentionTensorStrides,
-    /// Gradient of the values.
+    /// Memory strides of the gradient of the attention values, in elements.
     pub grad_v: AttentionTensorStrides,
 }
 
@@ -300,10 +361,10 @@ impl AttentionBackwardLayout {
             && self.grad_v.are_dense_bhsd(keys);
         let AttentionForwardLayout { q, k, v, .. } = self.forward;
         let rows = RowStridesOfQkvAndGradient {
-            q: q.row,
-            k: k.row,
-            v: v.row,
-            grad_out: self.grad_out.row,
+            q_row_stride_elements: q.row_stride_elements,
+            k_row_stride_elements: k.row_stride_elements,
+            v_row_stride_elements: v.row_stride_elements,
+            grad_out_row_stride_elements: self.grad_out.row_stride_elements,
         };
         (!dense).then_some(rows)
     }
@@ -321,7 +382,9 @@ pub(super) fn check_addresses_for_16_byte_copies(
 ) -> Result<(), UnsupportedAttention> {
     let unaligned = |(_, address): &&(&str, u64)| !address.is_multiple_of(TMA_ALIGNMENT_BYTES);
     match tensors.iter().find(unaligned) {
-        Some(&(tensor, address)) => Err(UnsupportedAttention::Address { tensor, address }),
+        Some(&(tensor, address)) => {
+            Err(UnsupportedAttention::UnalignedTensorAddress { tensor, address })
+        }
         None => Ok(()),
     }
 }
@@ -335,51 +398,61 @@ pub enum UnsupportedAttention {
         "{batch} sequences of {heads} heads of {queries} queries and {key_heads} heads of {keys} \
          keys: each number, and the heads of all sequences, is 1 to 2^31 - 1"
     )]
-    Extents { batch: usize, heads: usize, key_heads: usize, queries: usize, keys: usize },
+    ExtentZeroOrBeyond32Bits {
+        batch: usize,
+        heads: usize,
+        key_heads: usize,
+        queries: usize,
+        keys: usize,
+    },
     /// The dtype of the attention tensors is neither bf16 nor f16.
     #[error("dtype {dtype}: computes bf16 and f16 only")]
-    Dtype { dtype: &'static str },
+    UnsupportedDtype { dtype: &'static str },
     /// The head dimension of the attention shape is neither 64 nor 128.
     #[error("head dimension {head_dim}: computes 64 and 128 only; pad smaller ones with zeros")]
-    HeadDim { head_dim: usize },
+    UnsupportedHeadDim { head_dim: usize },
     /// The number of key heads does not divide the number of query heads.
     #[error("{heads} heads of queries are no multiple of {key_heads} heads of keys")]
-    Heads { heads: usize, key_heads: usize },
+    HeadsNotMultipleOfKeyHeads { heads: usize, key_heads: usize },
     /// With a causal mask and fewer keys than queries, some query would see no key.
     #[error("a causal mask needs a key for each query: {keys} keys, {queries} queries")]
-    CausalKeys { keys: usize, queries: usize },
+    CausalWithFewerKeysThanQueries { keys: usize, queries: usize },
     /// Gradients were requested for a problem whose numbers of keys and queries differ.
     #[error("gradients need as many keys as queries: {keys} keys, {queries} queries")]
-    CrossGradients { keys: usize, queries: usize },
+    GradientsNeedEqualKeysAndQueries { keys: usize, queries: usize },
     /// Gradients were requested for heads that share keys, from kernels that do not support shared
     /// keys.
     #[error(
         "the backward of flash_mma needs as many heads of keys as of queries: {key_heads} and \
          {heads}"
     )]
-    GroupedGradients { heads: usize, key_heads: usize },
+    NoGradientsOfSharedKeyHeads { heads: usize, key_heads: usize },
     /// Gradient sums in a fixed order were requested from kernels that do not support this order.
     #[error("flash_mma adds to the gradient of the queries in any order")]
-    FixedOrder,
+    NoFixedGradientSumOrder,
     /// The device address of a tensor is not aligned for 16-byte copies.
     #[error("{tensor}: address {address:#x} is no multiple of 16")]
-    Address { tensor: &'static str, address: u64 },
+    UnalignedTensorAddress { tensor: &'static str, address: u64 },
     /// A stride of a tensor is not a multiple of 16 bytes, or too large for a tensor map.
-    #[error("{tensor}: {dimension} stride of {bytes} bytes is no multiple of 16 below 2^40")]
-    Stride {
-        tensor: &'static str,
-        /// `batch`, `head` or `row`.
-        dimension: &'static str,
-        bytes: u64,
+    #[error(
+        "{tensor_name}: {axis_of_stride} stride of {stride_bytes} bytes is no multiple of 16 below 2^40"
+    )]
+    UnalignedOrTooLargeStride {
+        tensor_name: &'static str,
+        /// Axis of the rejected tensor stride, one of `batch`, `head` and `row`.
+        axis_of_stride: &'static str,
+        stride_bytes: u64,
     },
     /// A stride of a tensor is shorter than a row, so that rows overlap.
-    #[error("{tensor}: rows of {row} elements overlap: {dimension} stride of {stride} elements")]
-    Overlap {
-        tensor: &'static str,
+    #[error(
+        "{tensor_name}: rows of {row_elements} elements overlap: {axis_of_stride} stride of {stride_elements} elements"
+    )]
+    OverlappingRows {
+        tensor_name: &'static str,
         /// `batch`, `head` or `row`.
-        dimension: &'static str,
-        stride: u64,
-        row: usize,
+        axis_of_stride: &'static str,
+        stride_elements: u64,
+        row_elements: usize,
     },
 }
 

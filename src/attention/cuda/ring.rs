@@ -16,10 +16,13 @@ use super::launch::{
 };
 use super::launches::AttentionForwardCall;
 use super::layout::{AttentionForwardLayout, AttentionShape, AttentionTensorStrides};
-use crate::attention::ring::{K, OUT, Q, RingAttentionProblem, RingAttentionStep, V};
+use crate::attention::ring::{
+    KEY_NAMES_BY_RANK, OUTPUT_NAMES_BY_RANK, QUERY_NAMES_BY_RANK, RingAttentionProblem,
+    RingAttentionStep, VALUE_NAMES_BY_RANK,
+};
 use crate::kernel_files::source_of_kernel_file;
-use kernelgate::backend::cuda::{CudaTask, Input, Output};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::cuda::{CudaTask, DeviceInput, DeviceOutput};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::observe::range::run_within_named_range;
@@ -35,14 +38,14 @@ pub const BARRIER_AND_MERGE_KERNELS: &[KernelSpec<RingAttentionProblem>] =
 
 /// GPU implementation of attention forward over several GPUs (ring attention).
 pub const CUDA_RING_ATTENTION_ROWS: &[Implementation<RingAttentionProblem>] = &[Implementation {
-    name: "cuda/ring",
-    about: "the fastest forward on the keys of one GPU after the other, which a copy engine \
+    implementation_name: "cuda/ring",
+    description: "the fastest forward on the keys of one GPU after the other, which a copy engine \
             fetches meanwhile; results merged by the rows' sums of exponentials",
     supports: |problem| {
         AttentionExtents::from(&problem.attention).check_dtype_size_and_grid_support(&[])?;
         RING_MERGE_KERNEL.launch_shape_for(problem).map(|_| ()).map_err(|error| error.to_string())
     },
-    prepare: Prepare::CudaSet {
+    prepare: PrepareFunction::CudaOnGpuSet {
         device_bytes: ring_device_bytes_per_gpu,
         prepare: prepare_ring_attention_task,
     },
@@ -71,14 +74,15 @@ const RING_MERGE_KERNEL: KernelSpec<RingAttentionProblem> = KernelSpec {
         let full = AttentionExtents { causal: false, ..AttentionExtents::from(&ring.attention) };
         attention_shape_defines(&full).into_iter().chain([format!("GPUS={}", ring.gpus)]).collect()
     },
-    constants: |_| vec![("THREADS", THREADS_PER_MERGE_BLOCK)],
+    constant_macros: |_| vec![("THREADS", THREADS_PER_MERGE_BLOCK)],
     listed_build_parameters: merge_kernel_example_problems,
     ..KernelSpec::new(
         source_of_kernel_file("attention/ring_merge"),
         "attention_ring_merge",
         THREADS_PER_MERGE_BLOCK,
         |ring| {
-            let packets = query_rows_of_gpu(ring) * ring.attention.d / ELEMENTS_PER_MERGE_THREAD;
+            let packets =
+                query_rows_of_gpu(ring) * ring.attention.head_dim / ELEMENTS_PER_MERGE_THREAD;
             [packets.div_ceil(THREADS_PER_MERGE_BLOCK), 1, 1]
         },
     )
@@ -102,12 +106,12 @@ fn merge_kernel_example_problems() -> Vec<RingAttentionProblem> {
 
 /// Number of query rows on one GPU, summed over all heads.
 const fn query_rows_of_gpu(ring: &RingAttentionProblem) -> usize {
-    ring.attention.h * ring.positions_per_gpu()
+    ring.attention.query_heads * ring.positions_per_gpu()
 }
 
 /// Bytes of the query tensor on one GPU; its key, value and output tensors have the same size.
 const fn queries_bytes_per_gpu(ring: &RingAttentionProblem) -> u64 {
-    (query_rows_of_gpu(ring) * ring.attention.d) as u64 * BYTES_OF_16_BIT_ELEMENT
+    (query_rows_of_gpu(ring) * ring.attention.head_dim) as u64 * BYTES_OF_16_BIT_ELEMENT
 }
 
 /// Number of buffer pairs for keys and values fetched from other GPUs: none on one GPU, one on two
@@ -130,7 +134,7 @@ fn prepare_ring_attention_task(
 ) -> Result<CudaTask, BackendError> {
     devices.require_peer_access_between_all()?;
     let on: Vec<Arc<Device>> = devices.first_devices(ring.gpus).iter().cloned().collect();
-    let RingPartsOfAllGpus { inputs, outputs, ranks } =
+    let RingPartsOfAllGpus { inputs, outputs, launches_by_rank: ranks } =
         RingPartsOfAllGpus::upload_and_prepare_ring_parts(ring, inputs, &on)?;
     let barrier =
         (ring.gpus > 1).then(|| GpuBarrier::allocate_gpu_barrier(ring, devices)).transpose()?;
@@ -159,7 +163,7 @@ fn prepare_ring_attention_task(
 /// keys and after the last.
 struct GpuBarrier {
     ranks: Vec<(LoadedKernelWithLaunch, DeviceBuffer, DeviceBuffer)>,
-    _flags: Vec<DeviceBuffer>,
+    _barrier_flags_kept_alive: Vec<DeviceBuffer>,
 }
 
 impl GpuBarrier {
@@ -180,16 +184,16 @@ impl GpuBarrier {
             ranks.push((kernel, table, device.upload(&[0; 4 * 2])?));
             Ok(())
         })?;
-        Ok(Self { ranks, _flags: flags })
+        Ok(Self { ranks, _barrier_flags_kept_alive: flags })
     }
 
-    fn enqueue_barrier_on_gpu(&self, rank: usize, which: i32) -> Result<(), BackendError> {
+    fn enqueue_barrier_on_gpu(&self, rank: usize, barrier_index: i32) -> Result<(), BackendError> {
         let (kernel, table, epochs) = &self.ranks[rank];
         let arguments = [
             table.into(),
             epochs.into(),
             KernelArgument::I32(rank as i32),
-            KernelArgument::I32(which),
+            KernelArgument::I32(barrier_index),
         ];
         run_within_named_range("barrier", || kernel.launch_with(&arguments))
     }
@@ -197,9 +201,9 @@ impl GpuBarrier {
 
 /// Tensors and prepared launches of ring attention on all GPUs.
 struct RingPartsOfAllGpus {
-    inputs: Vec<Input>,
-    outputs: Vec<Output>,
-    ranks: Vec<RingLaunchesOfGpu>,
+    inputs: Vec<DeviceInput>,
+    outputs: Vec<DeviceOutput>,
+    launches_by_rank: Vec<RingLaunchesOfGpu>,
 }
 
 impl RingPartsOfAllGpus {
@@ -213,13 +217,15 @@ impl RingPartsOfAllGpus {
         let (mut named, mut outputs, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, device) in on.iter().enumerate() {
             device.make_context_current()?;
-            let names = [Q[rank], K[rank], V[rank]];
+            let names =
+                [QUERY_NAMES_BY_RANK[rank], KEY_NAMES_BY_RANK[rank], VALUE_NAMES_BY_RANK[rank]];
             let [q, k, v] = upload_named_inputs(device, inputs, names)?;
-            named
-                .extend(names.into_iter().zip([&q, &k, &v]).map(|(name, it)| Input::new(name, it)));
-            outputs.push(Output::new(
+            named.extend(
+                names.into_iter().zip([&q, &k, &v]).map(|(name, it)| DeviceInput::new(name, it)),
+            );
+            outputs.push(DeviceOutput::new(
                 device,
-                OUT[rank],
+                OUTPUT_NAMES_BY_RANK[rank],
                 ring.tensor_shape_per_gpu(),
                 ring.attention.dtype,
             )?);
@@ -237,7 +243,7 @@ impl RingPartsOfAllGpus {
             )?);
         }
         on[0].make_context_current()?;
-        Ok(Self { inputs: named, outputs, ranks })
+        Ok(Self { inputs: named, outputs, launches_by_rank: ranks })
     }
 }
 
@@ -257,7 +263,7 @@ impl KeyValueFetch {
 /// Prepared ring attention launches of one GPU: its steps, its copies of keys and values, and its
 /// merge.
 struct RingLaunchesOfGpu {
-    steps: Vec<AttentionLaunches>,
+    attention_of_ring_steps: Vec<AttentionLaunches>,
     /// Copies of keys and values from other GPUs, one pair for each step after the first.
     key_value_copies: Vec<KeyValueFetch>,
     copy_stream: Arc<CudaStream>,
@@ -292,7 +298,7 @@ impl RingLaunchesOfGpu {
                 0 => [own_k, own_v],
                 later => {
                     let [k, v] = &places[(later - 1) % KEY_VALUE_FETCH_BUFFERS];
-                    let [_, from_k, from_v] = &tensors[step.keys_of];
+                    let [_, from_k, from_v] = &tensors[step.rank_of_keys];
                     let copies = [(from_k.clone(), k.clone()), (from_v.clone(), v.clone())];
                     fetches.push(KeyValueFetch(copies));
                     [k, v]
@@ -303,14 +309,20 @@ impl RingLaunchesOfGpu {
                 None => (out, None),
             };
             let [q, k, v] = [q, k, v].map(DeviceBuffer::device_address);
-            let whole = AttentionForwardAddresses { q, k, v, out, lse };
+            let whole = AttentionForwardAddresses {
+                q_address: q,
+                k_address: k,
+                v_address: v,
+                out_address: out,
+                lse_address: lse,
+            };
             steps.push(prepare_ring_step_launch(ring, step, device, &whole)?);
         }
         let copies = device.create_another_stream()?;
         let joined =
             ForeignStreamJoinedWithDevice::join_with_device_stream(device, copies.cu_stream())?;
         Ok(Self {
-            steps,
+            attention_of_ring_steps: steps,
             key_value_copies: fetches,
             copy_stream: copies,
             joined_copy_stream: joined,
@@ -322,9 +334,9 @@ impl RingLaunchesOfGpu {
     /// Enqueues a GPU's attention steps, each concurrently with the copies for the next step, and
     /// then the merge of their results.
     fn enqueue_attention_steps_and_merge(&self) -> Result<(), BackendError> {
-        for (number, step) in self.steps.iter().enumerate() {
+        for (number, step) in self.attention_of_ring_steps.iter().enumerate() {
             match self.key_value_copies.get(number) {
-                Some(next) => self.joined_copy_stream.enqueue_in_order_of_device_stream(|| {
+                Some(next) => self.joined_copy_stream.enqueue_on_foreign_stream_in_order(|| {
                     next.enqueue_key_and_value_copies(&self.copy_stream)?;
                     step.enqueue_all_launches()
                 })?,
@@ -343,30 +355,31 @@ fn prepare_ring_step_launch(
     device: &Arc<Device>,
     whole: &AttentionForwardAddresses,
 ) -> Result<AttentionLaunches, BackendError> {
-    let (h, d, all) = (ring.attention.h, ring.attention.d, ring.positions_per_gpu());
+    let (h, d, all) =
+        (ring.attention.query_heads, ring.attention.head_dim, ring.positions_per_gpu());
     let shape = AttentionShape {
-        queries: step.queries.len(),
-        keys: step.keys.len(),
+        queries_per_head: step.query_range.len(),
+        keys_per_head: step.key_range.len(),
         causal: step.causal,
         ..AttentionShape::from(&ring.attention)
     };
     let vectors = AttentionTensorStrides::dense_bhsd_strides(h, all, d);
     let lse = AttentionTensorStrides::dense_bhsd_strides(h, all, 1);
     let layout = AttentionForwardLayout { q: vectors, k: vectors, v: vectors, out: vectors, lse };
-    let forward = AttentionForwardCall::compile_forward(
+    let forward = AttentionForwardCall::compile_and_load_attention_forward(
         device,
         &shape,
         &layout,
         AttentionGemmTechnique::fastest_technique_on_device(device, &shape)?,
     )?;
     let row = d as u64 * BYTES_OF_16_BIT_ELEMENT;
-    let (query, key) = (step.queries.start as u64, step.keys.start as u64);
-    forward.prepare_forward_launch_at(&AttentionForwardAddresses {
-        q: whole.q + query * row,
-        k: whole.k + key * row,
-        v: whole.v + key * row,
-        out: whole.out + query * row,
-        lse: whole.lse.map(|lse| lse + query * 4),
+    let (query, key) = (step.query_range.start as u64, step.key_range.start as u64);
+    forward.prepare_forward_launch_at_addresses(&AttentionForwardAddresses {
+        q_address: whole.q_address + query * row,
+        k_address: whole.k_address + key * row,
+        v_address: whole.v_address + key * row,
+        out_address: whole.out_address + query * row,
+        lse_address: whole.lse_address.map(|lse| lse + query * 4),
     })
 }
 
@@ -374,12 +387,12 @@ fn prepare_ring_step_launch(
 /// output.
 struct PartialOutputMerge {
     kernel: LoadedKernelWithLaunch,
-    parts: DeviceBuffer,
-    lse: DeviceBuffer,
-    out: u64,
-    rows: i32,
-    positions: i32,
-    first: i32,
+    partial_outputs: DeviceBuffer,
+    partial_lse: DeviceBuffer,
+    output_address: u64,
+    query_rows_of_gpu: i32,
+    positions_per_gpu: i32,
+    ring_steps_with_first_query_half: i32,
 }
 
 impl PartialOutputMerge {
@@ -392,12 +405,18 @@ impl PartialOutputMerge {
         let gpus = ring.gpus as u64;
         Ok(Self {
             kernel: RING_MERGE_KERNEL.compile_and_load(device, ring)?,
-            parts: allocate_uninitialised_scratch(device, gpus * queries_bytes_per_gpu(ring))?,
-            lse: allocate_uninitialised_scratch(device, gpus * 4 * query_rows_of_gpu(ring) as u64)?,
-            out,
-            rows: query_rows_of_gpu(ring) as i32,
-            positions: ring.positions_per_gpu() as i32,
-            first: ring.ring_steps_with_first_query_half(rank) as i32,
+            partial_outputs: allocate_uninitialised_scratch(
+                device,
+                gpus * queries_bytes_per_gpu(ring),
+            )?,
+            partial_lse: allocate_uninitialised_scratch(
+                device,
+                gpus * 4 * query_rows_of_gpu(ring) as u64,
+            )?,
+            output_address: out,
+            query_rows_of_gpu: query_rows_of_gpu(ring) as i32,
+            positions_per_gpu: ring.positions_per_gpu() as i32,
+            ring_steps_with_first_query_half: ring.ring_steps_with_first_query_half(rank) as i32,
         })
     }
 
@@ -408,16 +427,21 @@ impl PartialOutputMerge {
         number: usize,
     ) -> (u64, Option<u64>) {
         let number = number as u64;
-        let lse = self.lse.device_address() + number * 4 * query_rows_of_gpu(ring) as u64;
-        (self.parts.device_address() + number * queries_bytes_per_gpu(ring), Some(lse))
+        let lse = self.partial_lse.device_address() + number * 4 * query_rows_of_gpu(ring) as u64;
+        (self.partial_outputs.device_address() + number * queries_bytes_per_gpu(ring), Some(lse))
     }
 
     fn enqueue_merge_of_partial_outputs(&self) -> Result<(), BackendError> {
-        let Self { rows, positions, first, .. } = *self;
+        let Self {
+            query_rows_of_gpu: rows,
+            positions_per_gpu: positions,
+            ring_steps_with_first_query_half: first,
+            ..
+        } = *self;
         let arguments = [
-            (&self.parts).into(),
-            (&self.lse).into(),
-            KernelArgument::Address(self.out),
+            (&self.partial_outputs).into(),
+            (&self.partial_lse).into(),
+            KernelArgument::DeviceAddress(self.output_address),
             KernelArgument::I32(rows),
             KernelArgument::I32(positions),
             KernelArgument::I32(first),
@@ -504,7 +528,7 @@ mod tests {
         {
             let inputs = ring.inputs(9);
             let on = vec![Arc::clone(&device); ring.gpus];
-            let RingPartsOfAllGpus { inputs: named, outputs, ranks } =
+            let RingPartsOfAllGpus { inputs: named, outputs, launches_by_rank: ranks } =
                 RingPartsOfAllGpus::upload_and_prepare_ring_parts(&ring, &inputs, &on).unwrap();
             let mut task = CudaTask::new(&device, named, outputs, move |_| {
                 ranks.iter().try_for_each(RingLaunchesOfGpu::enqueue_attention_steps_and_merge)
@@ -521,7 +545,7 @@ mod tests {
         }
         let options = DeviceOptions::from_environment();
         for gpus in [2, 4, 8] {
-            let ordinals = Devices::in_launch_order(0..gpus).unwrap();
+            let ordinals = Devices::from_distinct_in_order(0..gpus).unwrap();
             let Ok(devices) = ordinals.open(&options) else {
                 eprintln!("skipped: fewer than {gpus} GPUs");
                 continue;

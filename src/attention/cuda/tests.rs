@@ -14,7 +14,7 @@ use crate::attention::components::{
 use crate::attention::definition::AttentionParameters;
 use crate::gpu_tests::{lock_first_gpu, prepare_row_or_skip_unsupported};
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::{Executable, Prepare};
+use kernelgate::backend::{LaunchableProblem, PrepareFunction};
 use kernelgate::verify::{compare_outputs_with_reference, launch_twice_and_compare_with_reference};
 use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors, Tolerance};
 use kernelgate_cuda::Device;
@@ -32,19 +32,22 @@ fn verify_and_count_selected_rows<P: Problem>(
     let inputs = problem.inputs(21);
     let expected = problem.reference(&inputs);
     let mut verified = 0;
-    for row in rows.into_iter().filter(|row| wanted(row.name) && (row.supports)(problem).is_ok()) {
+    for row in rows
+        .into_iter()
+        .filter(|row| wanted(row.implementation_name) && (row.supports)(problem).is_ok())
+    {
         let Some(mut task) = prepare_row_or_skip_unsupported(row, problem, &inputs, device) else {
             continue;
         };
-        // The test launches each row twice, because a launch must not depend on the outputs of the
-        // previous one.
+        // The test launches each attention row twice, because a launch must not depend on the
+        // outputs of the previous one.
         for launch in 1..=2 {
             let result =
                 launch_twice_and_compare_with_reference(&mut task, &expected, problem.tolerance());
             assert!(
                 result.is_ok(),
                 "{} launch {launch}, {name}: {}",
-                row.name,
+                row.implementation_name,
                 result.unwrap_err()
             );
         }
@@ -61,15 +64,15 @@ pub fn bf16_attention_without_grouped_heads(
     causal: bool,
 ) -> AttentionParameters {
     AttentionParameters {
-        b,
-        h,
-        h_kv: h,
-        s,
-        keys: s,
-        d,
+        batch_size: b,
+        query_heads: h,
+        key_value_heads: h,
+        queries_per_head: s,
+        keys_per_head: s,
+        head_dim: d,
         causal,
         dtype: Dtype::Bf16,
-        outliers: false,
+        adds_input_outliers: false,
     }
 }
 
@@ -80,13 +83,14 @@ fn attention_row_names_are_distinct_and_f32_is_declined() {
         problem: &P,
     ) {
         let rows: Vec<_> = rows.into_iter().collect();
-        let names: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
+        let names: BTreeSet<&str> = rows.iter().map(|row| row.implementation_name).collect();
         assert_eq!(names.len(), rows.len());
         for row in rows {
-            assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
-            let computed = if row.name == FP8_ROW_NAME { "fp8" } else { "bf16 and f16" };
+            assert!(row.implementation_name.starts_with("cuda/") && !row.description.is_empty());
+            let computed =
+                if row.implementation_name == FP8_ROW_NAME { "fp8" } else { "bf16 and f16" };
             let reason = format!("computes {computed} only");
-            assert_eq!((row.supports)(problem), Err(reason), "{}", row.name);
+            assert_eq!((row.supports)(problem), Err(reason), "{}", row.implementation_name);
         }
     }
     let attention = AttentionParameters {
@@ -101,14 +105,20 @@ fn attention_row_names_are_distinct_and_f32_is_declined() {
         attention_backward_rows(),
         &AttentionBackward { attention },
     );
-    let shape = components::AttentionStepShape { b: 1, h: 2, s: 100, d: 64, dtype: Dtype::F32 };
+    let shape = components::AttentionStepShape {
+        batch: 1,
+        heads: 2,
+        seq_len: 100,
+        head_dim: 64,
+        dtype: Dtype::F32,
+    };
     assert_row_names_are_distinct_and_f32_declined(
         CUDA_SCORES_STEP_ROWS,
         &AttentionScoresProblem { shape },
     );
     assert_row_names_are_distinct_and_f32_declined(
         CUDA_SOFTMAX_STEP_ROWS,
-        &AttentionSoftmaxProblem { shape: components::AttentionStepShape { d: 1, ..shape } },
+        &AttentionSoftmaxProblem { shape: components::AttentionStepShape { head_dim: 1, ..shape } },
     );
     assert_row_names_are_distinct_and_f32_declined(
         CUDA_VALUES_STEP_ROWS,
@@ -124,7 +134,7 @@ fn rungs_that_store_all_scores_decline_long_sequences() {
         };
         attention_forward_rows()
             .filter(|row| (row.supports)(&problem).is_ok())
-            .map(|row| row.name)
+            .map(|row| row.implementation_name)
             .collect::<Vec<_>>()
     };
     assert!(running(1024).starts_with(&[
@@ -144,8 +154,8 @@ fn the_declared_device_memory_of_attention_rows_follows_from_the_shapes() {
         name: &str,
         problem: &P,
     ) -> u64 {
-        let row = rows.into_iter().find(|row| row.name == name).unwrap();
-        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
+        let row = rows.into_iter().find(|row| row.implementation_name == name).unwrap();
+        let PrepareFunction::CudaWithDeclaredMemory { device_bytes, .. } = row.prepare else {
             panic!("{name} declares no memory")
         };
         device_bytes(problem)
@@ -153,70 +163,48 @@ fn the_declared_device_memory_of_attention_rows_follows_from_the_shapes() {
     // The test shape has six heads of 100 rows of 128 elements; a kernel whose steps cover 80
     // queries pads the 100 rows of a head to 160.
     let attention = bf16_attention_without_grouped_heads(2, 3, 100, 128, true);
+    let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });
     let (vectors, pairs, rows, padded) = (6 * 100 * 128 * 2, 6 * 100 * 100, 6 * 100, 6 * 160);
     assert_eq!(
-        declared_device_bytes_of_row(
-            attention_forward_rows(),
-            "cuda/naive",
-            &AttentionForward { attention }
-        ),
+        declared_device_bytes_of_row(attention_forward_rows(), "cuda/naive", &forward),
         4 * vectors + 6 * pairs
     );
     assert_eq!(
-        declared_device_bytes_of_row(
-            attention_forward_rows(),
-            "cuda/tiled",
-            &AttentionForward { attention }
-        ),
+        declared_device_bytes_of_row(attention_forward_rows(), "cuda/tiled", &forward),
         4 * vectors + 4 * pairs
     );
     assert_eq!(
-        declared_device_bytes_of_row(
-            attention_forward_rows(),
-            "cuda/flash_mma",
-            &AttentionForward { attention }
-        ),
+        declared_device_bytes_of_row(attention_forward_rows(), "cuda/flash_mma", &forward),
         4 * vectors
     );
     assert_eq!(
-        declared_device_bytes_of_row(
-            attention_backward_rows(),
-            "cuda/naive",
-            &AttentionBackward { attention }
-        ),
+        declared_device_bytes_of_row(attention_backward_rows(), "cuda/naive", &backward),
         8 * vectors + 8 * rows + 8 * pairs
     );
     assert_eq!(
-        declared_device_bytes_of_row(
-            attention_backward_rows(),
-            "cuda/flash_mma",
-            &AttentionBackward { attention }
-        ),
+        declared_device_bytes_of_row(attention_backward_rows(), "cuda/flash_mma", &backward),
         8 * vectors + 4 * rows + 8 * padded + 4 * padded * 128
     );
-    let shape = components::AttentionStepShape { b: 2, h: 3, s: 100, d: 128, dtype: Dtype::Bf16 };
+    let shape = components::AttentionStepShape {
+        batch: 2,
+        heads: 3,
+        seq_len: 100,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+    };
+    let (scores, values) = (AttentionScoresProblem { shape }, AttentionValuesProblem { shape });
+    let shape = components::AttentionStepShape { head_dim: 1, ..shape };
+    let softmax = AttentionSoftmaxProblem { shape };
     assert_eq!(
-        declared_device_bytes_of_row(
-            CUDA_SCORES_STEP_ROWS,
-            "cuda/naive",
-            &AttentionScoresProblem { shape }
-        ),
+        declared_device_bytes_of_row(CUDA_SCORES_STEP_ROWS, "cuda/naive", &scores),
         2 * vectors + 4 * pairs
     );
     assert_eq!(
-        declared_device_bytes_of_row(
-            CUDA_SOFTMAX_STEP_ROWS,
-            "cuda/naive",
-            &AttentionSoftmaxProblem { shape: components::AttentionStepShape { d: 1, ..shape } }
-        ),
+        declared_device_bytes_of_row(CUDA_SOFTMAX_STEP_ROWS, "cuda/naive", &softmax),
         6 * pairs
     );
     assert_eq!(
-        declared_device_bytes_of_row(
-            CUDA_VALUES_STEP_ROWS,
-            "cuda/naive",
-            &AttentionValuesProblem { shape }
-        ),
+        declared_device_bytes_of_row(CUDA_VALUES_STEP_ROWS, "cuda/naive", &values),
         2 * vectors + 2 * pairs
     );
 }
@@ -231,7 +219,7 @@ const DETERMINISTIC_BACKWARD_ROW_NAME: &str = "cuda/flash_wgmma_deterministic";
 fn every_attention_row_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let (rungs, backward_rungs) =
-        if device.gpu_properties().arch == "sm_90a" { (5, 4) } else { (4, 2) };
+        if device.gpu_properties().kernel_architecture == "sm_90a" { (5, 4) } else { (4, 2) };
     for s in [1, 7, 65, 129, 200, 333] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for (dtype, outliers) in
@@ -239,7 +227,7 @@ fn every_attention_row_agrees_with_the_reference_at_odd_shapes_and_on_outliers()
             {
                 let attention = AttentionParameters {
                     dtype,
-                    outliers,
+                    adds_input_outliers: outliers,
                     ..bf16_attention_without_grouped_heads(2, 3, s, d, causal)
                 };
                 let name = format!("{attention:?}");
@@ -273,7 +261,7 @@ fn every_attention_row_agrees_with_the_reference_at_odd_shapes_and_on_outliers()
 #[test]
 fn wgmma_attention_agrees_with_the_reference_around_tile_edges() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let expected = usize::from(device.gpu_properties().arch == "sm_90a");
+    let expected = usize::from(device.gpu_properties().kernel_architecture == "sm_90a");
     // Test pairs of heads and sequence lengths, near multiples of the rows of warpgroups, tiles and
     // key blocks; some have several tiles a multiprocessor, others many one-tile heads.
     let few = [(3, 63), (3, 127), (3, 193), (5, 1000), (1, 8191)];
@@ -323,7 +311,7 @@ fn wgmma_attention_agrees_with_the_reference_around_tile_edges() {
 #[test]
 fn attention_of_grouped_heads_and_cached_keys_agrees_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let flash = 1 + usize::from(device.gpu_properties().arch == "sm_90a");
+    let flash = 1 + usize::from(device.gpu_properties().kernel_architecture == "sm_90a");
     // Test shapes as query heads, key heads, queries and keys: with one and many query rows in a
     // tile, and key counts that are not a multiple of a tile.
     for (h, h_kv, s, keys) in [
@@ -343,8 +331,8 @@ fn attention_of_grouped_heads_and_cached_keys_agrees_with_the_reference() {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let causal = causal && keys >= s;
                 let attention = AttentionParameters {
-                    h_kv,
-                    keys,
+                    key_value_heads: h_kv,
+                    keys_per_head: keys,
                     dtype,
                     ..bf16_attention_without_grouped_heads(2, h, s, d, causal)
                 };
@@ -367,14 +355,14 @@ fn attention_of_grouped_heads_and_cached_keys_agrees_with_the_reference() {
 #[test]
 fn attention_gradients_of_grouped_heads_agree_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let expected = 2 * usize::from(device.gpu_properties().arch == "sm_90a");
+    let expected = 2 * usize::from(device.gpu_properties().kernel_architecture == "sm_90a");
     // Test shapes as query heads, key heads and sequence length: with one key block a head and
     // several, and one query head a key head and several.
     for (h, h_kv, s) in [(8, 1, 1), (6, 2, 63), (8, 2, 129), (6, 3, 1000)] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let attention = AttentionParameters {
-                    h_kv,
+                    key_value_heads: h_kv,
                     dtype,
                     ..bf16_attention_without_grouped_heads(2, h, s, d, causal)
                 };
@@ -397,12 +385,12 @@ fn attention_gradients_of_grouped_heads_agree_with_the_reference() {
 #[test]
 fn fp8_attention_agrees_with_the_reference_of_its_rounded_operands() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let expected = usize::from(device.gpu_properties().arch == "sm_90a");
+    let expected = usize::from(device.gpu_properties().kernel_architecture == "sm_90a");
     for (h, s) in [(3, 1), (3, 63), (3, 97), (3, 193), (150, 321), (5, 1000), (1, 8191)] {
         for (causal, outliers) in [(false, false), (true, false), (false, true)] {
             let attention = AttentionParameters {
                 dtype: Dtype::Fp8,
-                outliers,
+                adds_input_outliers: outliers,
                 ..bf16_attention_without_grouped_heads(2, h, s, 128, causal)
             };
             let problem = AttentionForward { attention };
@@ -427,8 +415,8 @@ fn cudnn_attention_agrees_with_the_reference_for_problems_it_supports() {
     let mut verified = 0;
     for (s, keys) in [(1, 512), (128, 256), (256, 256)] {
         let attention = AttentionParameters {
-            h_kv: 2,
-            keys,
+            key_value_heads: 2,
+            keys_per_head: keys,
             ..bf16_attention_without_grouped_heads(2, 8, s, 128, false)
         };
         let (problem, name) = (AttentionForward { attention }, format!("{attention:?}"));
@@ -476,7 +464,13 @@ fn gpu_rows_of_scores_softmax_and_values_agree_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for s in [1, 7, 65, 200] {
         for (d, dtype) in [(64, Dtype::Bf16), (128, Dtype::F16)] {
-            let shape = components::AttentionStepShape { b: 2, h: 3, s, d, dtype };
+            let shape = components::AttentionStepShape {
+                batch: 2,
+                heads: 3,
+                seq_len: s,
+                head_dim: d,
+                dtype,
+            };
             let name = format!("{shape:?}");
             // The first rung of each attention step (scores, softmax, values) supports every
             // problem.
@@ -494,7 +488,7 @@ fn gpu_rows_of_scores_softmax_and_values_agree_with_the_reference() {
                     CUDA_SOFTMAX_STEP_ROWS,
                     |_| true,
                     &AttentionSoftmaxProblem {
-                        shape: components::AttentionStepShape { d: 1, ..shape }
+                        shape: components::AttentionStepShape { head_dim: 1, ..shape }
                     },
                     &device,
                     &name
@@ -522,7 +516,7 @@ fn max_errors_relative_to_largest_value(task: &mut CudaTask, expected: &[Expecte
     let outputs = task.outputs_on_host().unwrap();
     let error = |one: &Expected| {
         let mut alone = Tensors::new();
-        alone.insert(&one.name, outputs.tensor(&one.name).clone());
+        alone.insert(&one.output_name, outputs.tensor(&one.output_name).clone());
         compare_outputs_with_reference(&alone, std::slice::from_ref(one), any)
             .unwrap()
             .errors
@@ -534,7 +528,7 @@ fn max_errors_relative_to_largest_value(task: &mut CudaTask, expected: &[Expecte
 /// Maximum of |(ref + 0.3 - 0.3) - ref| in bf16 divided by the maximum of |ref|: the relative error
 /// of two bf16 roundings of the reference.
 fn relative_error_of_two_bf16_roundings(expected: &Expected) -> f64 {
-    let TensorData::F64(values) = &expected.values else { panic!("fp64") };
+    let TensorData::F64(values) = &expected.expected_values else { panic!("fp64") };
     let round = |x: f64| half::bf16::from_f64(x).to_f64();
     let largest = values.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
     values
@@ -561,7 +555,9 @@ fn assert_flash_attentions_error_criterion<P: Problem>(
             .expect("an own kernel"),
         &expected,
     );
-    for row in rows.filter(|row| row.name != CUDNN_ROW_NAME && (row.supports)(problem).is_ok()) {
+    for row in rows
+        .filter(|row| row.implementation_name != CUDNN_ROW_NAME && (row.supports)(problem).is_ok())
+    {
         let Some(mut task) = prepare_row_or_skip_unsupported(row, problem, &inputs, device) else {
             continue;
         };
@@ -571,8 +567,8 @@ fn assert_flash_attentions_error_criterion<P: Problem>(
             assert!(
                 *found <= allowed,
                 "{} {}: {found:.1e}, naive {naive:.1e}, allowed {allowed:.1e}",
-                row.name,
-                expected.name
+                row.implementation_name,
+                expected.output_name
             );
         }
     }
@@ -589,7 +585,7 @@ fn every_attention_rung_meets_flash_attentions_accuracy_criterion() {
         (64, 128, false, true),
     ] {
         let attention = AttentionParameters {
-            outliers,
+            adds_input_outliers: outliers,
             ..bf16_attention_without_grouped_heads(1, 4, s, d, causal)
         };
         assert_flash_attentions_error_criterion(
@@ -650,13 +646,16 @@ fn five_launches_give_equal_bits_except_rows_with_atomic_dq_sums() {
         let problem = AttentionForward { attention };
         attention_forward_rows()
             .map(|row| {
-                (row.name, outputs_whose_bits_differ_between_launches(row, &problem, &device))
+                (
+                    row.implementation_name,
+                    outputs_whose_bits_differ_between_launches(row, &problem, &device),
+                )
             })
             .collect::<Vec<_>>()
     });
     let backward = attention_backward_rows().map(|row| {
         (
-            row.name,
+            row.implementation_name,
             outputs_whose_bits_differ_between_launches(
                 row,
                 &AttentionBackward { attention },
@@ -688,8 +687,8 @@ fn the_declared_device_memory_of_attention_rows_matches_the_used_memory() {
     ) {
         let inputs = problem.inputs(24);
         for row in rows.into_iter().filter(|row| (row.supports)(problem).is_ok()) {
-            let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
-                panic!("{} declares no memory", row.name)
+            let PrepareFunction::CudaWithDeclaredMemory { device_bytes, .. } = row.prepare else {
+                panic!("{} declares no memory", row.implementation_name)
             };
             let free = || memory::free_and_total_after_launches(device).unwrap().0 as f64;
             // The test prepares each row once before the measurement, so that loaded modules and
@@ -702,15 +701,20 @@ fn the_declared_device_memory_of_attention_rows_matches_the_used_memory() {
             let used = before - free();
             drop(task);
             let declared = device_bytes(problem) as f64;
-            eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
+            eprintln!(
+                "{}: declared {:.1} MB, used {:.1} MB",
+                row.implementation_name,
+                declared / 1e6,
+                used / 1e6
+            );
             // The test allows 64 MB of deviation, because the CUDA driver allocates device memory
-            // in pieces of 32 MiB. The memory that cuDNN's row uses is printed, not compared with
-            // its declared memory.
+            // in pieces of 32 MiB. The test prints the memory that cuDNN's attention row uses,
+            // without comparing it with the row's declared memory.
             let close = (used - declared).abs() <= 0.05 * declared + 64e6;
             assert!(
-                close || row.name == CUDNN_ROW_NAME,
+                close || row.implementation_name == CUDNN_ROW_NAME,
                 "{}: declared {declared}, used {used}",
-                row.name
+                row.implementation_name
             );
         }
     }

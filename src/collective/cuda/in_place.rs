@@ -34,8 +34,8 @@ const TWO_SHOT_KERNEL_WITH_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpe
 
 /// Buffers of one GPU (one rank) for the all-reduce that overwrites its input.
 struct InPlaceSumBuffersOfRank {
-    address_of_sum: u64,
-    flags: DeviceBuffer,
+    summed_buffer_address: u64,
+    synchronisation_flags: DeviceBuffer,
     /// Tables of device addresses on this GPU: each GPU's summed memory, and each GPU's flags.
     tables: [DeviceBuffer; 2],
 }
@@ -43,7 +43,7 @@ struct InPlaceSumBuffersOfRank {
 /// An all-reduce (sum over GPUs) that overwrites its input on every GPU.
 pub struct InPlaceAllReduce {
     problem: ExchangeProblem,
-    ranks: RefCell<Vec<InPlaceSumBuffersOfRank>>,
+    buffers_by_rank: RefCell<Vec<InPlaceSumBuffersOfRank>>,
 }
 
 impl InPlaceAllReduce {
@@ -52,9 +52,13 @@ impl InPlaceAllReduce {
     pub fn f32_sum_over_gpus(gpus: usize, bytes: usize) -> Rc<Self> {
         let elements =
             Self::message_bytes_in_whole_packets(gpus, bytes) / Dtype::F32.bytes_per_element();
-        let problem =
-            ExchangeProblem { kind: ExchangeKind::AllReduce, gpus, elements, dtype: Dtype::F32 };
-        Rc::new(Self { problem, ranks: RefCell::default() })
+        let problem = ExchangeProblem {
+            kind: ExchangeKind::AllReduce,
+            gpus,
+            message_elements: elements,
+            dtype: Dtype::F32,
+        };
+        Rc::new(Self { problem, buffers_by_rank: RefCell::default() })
     }
 
     /// Bytes of a message buffer for `bytes` bytes, rounded up so that each GPU's part is whole
@@ -64,30 +68,33 @@ impl InPlaceAllReduce {
     }
 
     /// Returns a function that loads the all-reduce kernel for the next rank, over the message at
-    /// the launch site's address, and returns its enqueue function. The returned functions must be
-    /// called once for each GPU, in the order of ranks.
+    /// the launch site's address, and returns its enqueue function. The functions that
+    /// `prepare_launch_on_next_rank` returns must be called once for each GPU, in the order of
+    /// ranks.
     pub fn prepare_launch_on_next_rank(
         self: &Rc<Self>,
     ) -> impl FnOnce(DeviceStreamAndAddresses<'_>) -> Result<EnqueueStep, BackendError> + 'static
     {
         let sum = Rc::clone(self);
         move |at| {
-            let rank = sum.ranks.borrow().len();
+            let rank = sum.buffers_by_rank.borrow().len();
             let (gpus, count) = (sum.problem.gpus, two_shot_packets_per_gpu(&sum.problem));
             let kernel = TWO_SHOT_KERNEL_WITH_FEWER_BLOCKS
                 .compile_and_load(at.device, &sum.problem)?
-                .launching_on_stream(at.stream);
+                .clone_launching_on_stream(at.stream);
             let flags = at.device.upload(&vec![0; FLAG_BYTES_PER_GPU * gpus])?;
             let alone = |address: u64| at.device.upload(bytemuck::cast_slice(&vec![address; gpus]));
-            let (summed, tables) =
-                (at.addresses[0], [alone(at.addresses[0])?, alone(flags.device_address())?]);
+            let (summed, tables) = (
+                at.device_addresses[0],
+                [alone(at.device_addresses[0])?, alone(flags.device_address())?],
+            );
             // The counters start at 2^32 - 1, so the first launch of each block has number 0 and
             // waits for no peer.
             let epochs = at.device.upload(&[0xff; 4 * MAX_RESIDENT_SUM_BLOCKS])?;
             let [memory, peers] = tables.clone();
-            sum.ranks.borrow_mut().push(InPlaceSumBuffersOfRank {
-                address_of_sum: summed,
-                flags,
+            sum.buffers_by_rank.borrow_mut().push(InPlaceSumBuffersOfRank {
+                summed_buffer_address: summed,
+                synchronisation_flags: flags,
                 tables,
             });
             Ok(Box::new(move || {
@@ -112,9 +119,10 @@ impl InPlaceAllReduce {
     /// # Errors
     /// Fails if copying the address tables fails.
     pub fn connect_gpus_by_address_tables(&self) -> Result<(), BackendError> {
-        let ranks = self.ranks.borrow();
-        let summed: Vec<u64> = ranks.iter().map(|rank| rank.address_of_sum).collect();
-        let flags: Vec<u64> = ranks.iter().map(|rank| rank.flags.device_address()).collect();
+        let ranks = self.buffers_by_rank.borrow();
+        let summed: Vec<u64> = ranks.iter().map(|rank| rank.summed_buffer_address).collect();
+        let flags: Vec<u64> =
+            ranks.iter().map(|rank| rank.synchronisation_flags.device_address()).collect();
         for InPlaceSumBuffersOfRank { tables: [memory, peers], .. } in ranks.iter() {
             memory.overwrite_first_bytes_from_host(bytemuck::cast_slice(&summed))?;
             peers.overwrite_first_bytes_from_host(bytemuck::cast_slice(&flags))?;

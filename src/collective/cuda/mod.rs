@@ -1,4 +1,5 @@
-//! Collectives between GPUs: NCCL for all of them, and kernelgate's own kernels for the all-reduce.
+//! Collectives between GPUs, all of them by NCCL, and the all-reduce also by kernelgate's own
+//! kernels.
 
 mod in_place;
 mod message_buffers;
@@ -9,7 +10,7 @@ mod two_shot;
 
 use super::definition::ExchangeProblem;
 pub use in_place::InPlaceAllReduce;
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate_cuda::spec::{ListedKernelBuild, list_kernel_rows};
 
 /// Lists all of kernelgate's CUDA kernels for collectives.
@@ -19,10 +20,10 @@ pub fn list_collective_kernels() -> Vec<ListedKernelBuild> {
 }
 
 const NCCL_EXCHANGE_ROW: Implementation<ExchangeProblem> = Implementation {
-    name: "cuda/nccl",
-    about: "NCCL, a communicator a GPU in one process, without NVLink multicast",
+    implementation_name: "cuda/nccl",
+    description: "NCCL, a communicator a GPU in one process, without NVLink multicast",
     supports: |_| Ok(()),
-    prepare: Prepare::CudaSet {
+    prepare: PrepareFunction::CudaOnGpuSet {
         device_bytes: message_buffers::input_and_output_bytes_per_gpu,
         prepare: nccl::prepare_nccl_exchange_task,
     },
@@ -31,23 +32,23 @@ const NCCL_EXCHANGE_ROW: Implementation<ExchangeProblem> = Implementation {
 /// Implementations of the collectives that only NCCL implements: all but the all-reduce.
 pub const NCCL_ONLY_ROWS: &[Implementation<ExchangeProblem>] = &[NCCL_EXCHANGE_ROW];
 
-/// Rows of the all-reduce: GPU implementations of the all-reduce: kernelgate's one-step and
-/// two-step kernels, and NCCL.
+/// GPU implementations (rows) of the all-reduce: kernelgate's one-step and two-step kernels, and
+/// NCCL.
 pub const CUDA_ALL_REDUCE_ROWS: &[Implementation<ExchangeProblem>] = &[
     Implementation {
-        name: "cuda/one_shot",
-        about: "every GPU stores its message into the memory of all, each word with a flag",
+        implementation_name: "cuda/one_shot",
+        description: "every GPU stores its message into the memory of all, each word with a flag",
         supports: one_shot::check_one_shot_message_size,
-        prepare: Prepare::CudaSet {
+        prepare: PrepareFunction::CudaOnGpuSet {
             device_bytes: one_shot::one_shot_device_bytes_per_gpu,
             prepare: one_shot::prepare_one_shot_all_reduce,
         },
     },
     Implementation {
-        name: "cuda/two_shot",
-        about: "every GPU sums its part from the memory of all, and stores it into that of all",
+        implementation_name: "cuda/two_shot",
+        description: "every GPU sums its part from the memory of all, and stores it into that of all",
         supports: two_shot::check_two_shot_message_size,
-        prepare: Prepare::CudaSet {
+        prepare: PrepareFunction::CudaOnGpuSet {
             device_bytes: message_buffers::input_and_output_bytes_per_gpu,
             prepare: two_shot::prepare_two_shot_all_reduce,
         },
@@ -81,7 +82,7 @@ mod tests {
             [(48, Dtype::F32), (4096, Dtype::Bf16), (100_032, Dtype::Bf16), (262_144, Dtype::F32)]
                 .map(|(elements, dtype)| (kind, elements, dtype))
         }) {
-            let problem = ExchangeProblem { kind, gpus: 2, elements, dtype };
+            let problem = ExchangeProblem { kind, gpus: 2, message_elements: elements, dtype };
             let inputs = problem.inputs(5);
             let expected = problem.reference(&inputs);
             let rows =
@@ -90,10 +91,10 @@ mod tests {
                 let mut task = match row.prepare_on_gpus(&problem, &inputs, &devices) {
                     Ok(task) => task,
                     Err(BackendError::Unsupported(why)) => {
-                        eprintln!("skipped: {}: {why}", row.name);
+                        eprintln!("skipped: {}: {why}", row.implementation_name);
                         continue;
                     }
-                    Err(error) => panic!("{}: {error}", row.name),
+                    Err(error) => panic!("{}: {error}", row.implementation_name),
                 };
                 // The test launches each collective several times, because flags and halves of
                 // buffers alternate between launches.
@@ -103,7 +104,7 @@ mod tests {
                         &expected,
                         problem.tolerance(),
                     );
-                    assert!(found.is_ok(), "{} {problem:?}: {found:?}", row.name);
+                    assert!(found.is_ok(), "{} {problem:?}: {found:?}", row.implementation_name);
                 }
             }
         }

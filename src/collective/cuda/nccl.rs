@@ -21,13 +21,15 @@ pub fn prepare_nccl_exchange_task(
     let messages =
         ExchangeMessageBuffers::upload_inputs_and_allocate_outputs(problem, inputs, devices)?;
     let (collective, count) = match problem.kind {
-        ExchangeKind::AllReduce => (NcclCollective::AllReduce, problem.elements),
-        ExchangeKind::AllGather => (NcclCollective::AllGather, problem.elements / problem.gpus),
-        ExchangeKind::ReduceScatter => {
-            (NcclCollective::ReduceScatter, problem.elements / problem.gpus)
+        ExchangeKind::AllReduce => (NcclCollective::AllReduce, problem.message_elements),
+        ExchangeKind::AllGather => {
+            (NcclCollective::AllGather, problem.message_elements / problem.gpus)
         }
-        ExchangeKind::Broadcast => (NcclCollective::Broadcast, problem.elements),
-        ExchangeKind::Send => (NcclCollective::Send, problem.elements),
+        ExchangeKind::ReduceScatter => {
+            (NcclCollective::ReduceScatter, problem.message_elements / problem.gpus)
+        }
+        ExchangeKind::Broadcast => (NcclCollective::Broadcast, problem.message_elements),
+        ExchangeKind::Send => (NcclCollective::SendToLastRank, problem.message_elements),
     };
     let element = match problem.dtype {
         Dtype::Bf16 => NcclElementType::Bf16,
@@ -35,8 +37,12 @@ pub fn prepare_nccl_exchange_task(
     };
     let addresses =
         messages.input_addresses_by_rank().into_iter().zip(messages.output_addresses_by_rank());
-    let parts: Vec<CollectiveBufferAddresses> =
-        addresses.map(|(send, receive)| CollectiveBufferAddresses { send, receive }).collect();
+    let parts: Vec<CollectiveBufferAddresses> = addresses
+        .map(|(send, receive)| CollectiveBufferAddresses {
+            send_address: send,
+            receive_address: receive,
+        })
+        .collect();
     Ok(messages.into_task_that_enqueues_exchange(devices, move || {
         communicators.enqueue_collective_on_all_gpus(collective, element, count, &parts)
     }))
@@ -47,14 +53,14 @@ mod tests {
     use super::*;
     use crate::collective::cuda::message_buffers::ExchangeMessageBuffers;
     use crate::gpu_tests::lock_first_gpu;
-    use kernelgate::backend::Executable;
+    use kernelgate::backend::LaunchableProblem;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::DeviceOptions;
     use kernelgate_cuda::testing::open_second_gpu_or_print_skip;
     use std::time::Duration;
 
-    /// If the GPUs are not connected yet, the host waits for the missing rank; otherwise the NCCL
-    /// kernel waits on the GPU.
+    /// If the GPUs are not connected yet, the host waits for the missing rank of the NCCL sum;
+    /// otherwise the NCCL kernel waits on the GPU.
     #[test]
     fn an_nccl_sum_whose_peer_never_arrives_ends_with_an_error_naming_the_rank() {
         let Some((_first, _alone)) = lock_first_gpu() else { return };
@@ -67,13 +73,15 @@ mod tests {
         if open_second_gpu_or_print_skip().is_none() {
             return;
         }
-        let options =
-            DeviceOptions { timeout: Duration::from_secs(5), ..DeviceOptions::from_environment() };
-        let devices = Devices::in_launch_order([0, 1]).unwrap().open(&options).unwrap();
+        let options = DeviceOptions {
+            hung_kernel_timeout: Duration::from_secs(5),
+            ..DeviceOptions::from_environment()
+        };
+        let devices = Devices::from_distinct_in_order([0, 1]).unwrap().open(&options).unwrap();
         let problem = ExchangeProblem {
             kind: ExchangeKind::AllReduce,
             gpus: 2,
-            elements: 1024,
+            message_elements: 1024,
             dtype: Dtype::F32,
         };
         let communicators = match NcclCommunicatorsOfGpus::connect_gpus_by_nccl(&devices) {
@@ -89,8 +97,12 @@ mod tests {
         .unwrap();
         let addresses =
             messages.input_addresses_by_rank().into_iter().zip(messages.output_addresses_by_rank());
-        let parts: Vec<CollectiveBufferAddresses> =
-            addresses.map(|(send, receive)| CollectiveBufferAddresses { send, receive }).collect();
+        let parts: Vec<CollectiveBufferAddresses> = addresses
+            .map(|(send, receive)| CollectiveBufferAddresses {
+                send_address: send,
+                receive_address: receive,
+            })
+            .collect();
         let sum = move |ranks: usize| {
             communicators.enqueue_collective_on_all_gpus(
                 NcclCollective::AllReduce,

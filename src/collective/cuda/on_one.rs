@@ -17,7 +17,12 @@ fn two_gpu_all_reduce_problems() -> impl Iterator<Item = ExchangeProblem> {
         .into_iter()
         .map(|(bytes, dtype)| {
             let elements = bytes / dtype.bytes_per_element();
-            ExchangeProblem { kind: ExchangeKind::AllReduce, gpus: 2, elements, dtype }
+            ExchangeProblem {
+                kind: ExchangeKind::AllReduce,
+                gpus: 2,
+                message_elements: elements,
+                dtype,
+            }
         })
 }
 
@@ -45,8 +50,9 @@ fn assert_output_agrees_with_reference_of_rank(
         }
         _ => bytemuck::cast_slice::<u8, f32>(&bytes).iter().map(|x| f64::from(*x)).collect(),
     };
-    let expected = expected.iter().find(|expected| expected.name == OUTPUT_NAMES[rank]).unwrap();
-    let TensorData::F64(values) = &expected.values else { panic!("a reference is f64") };
+    let expected =
+        expected.iter().find(|expected| expected.output_name == OUTPUT_NAMES[rank]).unwrap();
+    let TensorData::F64(values) = &expected.expected_values else { panic!("a reference is f64") };
     assert_eq!(found.len(), values.len());
     let tolerance = problem.tolerance().max_error;
     for (at, (found, wanted)) in found.iter().zip(values).enumerate() {

@@ -10,7 +10,7 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
-/// The kernel of the one-step all-reduce, as a list.
+/// List of kernels of the one-step all-reduce, which has one entry.
 pub const ONE_SHOT_KERNELS: &[KernelSpec<ExchangeProblem>] = &[ONE_SHOT_ALL_REDUCE_KERNEL];
 
 const THREADS_PER_ONE_SHOT_BLOCK: usize = 256;
@@ -23,7 +23,7 @@ const MAX_ONE_SHOT_MESSAGE_BYTES: usize = 1 << 20;
 /// Kernel of the one-step all-reduce, with at most [`MAX_RESIDENT_SUM_BLOCKS`] blocks.
 pub const ONE_SHOT_ALL_REDUCE_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     macro_definitions: sum_kernels::element_and_gpu_count_macros,
-    constants: |_| vec![("THREADS", THREADS_PER_ONE_SHOT_BLOCK)],
+    constant_macros: |_| vec![("THREADS", THREADS_PER_ONE_SHOT_BLOCK)],
     listed_build_parameters: sum_kernels::all_reduce_example_problems,
     ..KernelSpec::new(
         source_of_kernel_file("collective/all_reduce_one_shot"),
@@ -85,15 +85,15 @@ pub fn prepare_one_shot_all_reduce(
     let own = |messages: &ExchangeMessageBuffers, rank: usize| {
         let addresses =
             [messages.input_addresses_by_rank()[rank], messages.output_addresses_by_rank()[rank]];
-        addresses.map(KernelArgument::Address).to_vec()
+        addresses.map(KernelArgument::DeviceAddress).to_vec()
     };
     let tables = vec![staging.iter().map(DeviceBuffer::device_address).collect()];
     let packets = KernelArgument::I32(one_shot_packets_per_message(problem) as i32);
     AllReduceLaunchArguments {
         arguments_of_rank: own,
         address_tables: tables,
-        packets,
-        shared: staging,
+        packet_count: packets,
+        buffers_kept_alive: staging,
     }
     .into_all_reduce_task(&ONE_SHOT_ALL_REDUCE_KERNEL, problem, messages, devices)
 }

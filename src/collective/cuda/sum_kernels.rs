@@ -23,8 +23,12 @@ pub fn element_and_gpu_count_macros(problem: &ExchangeProblem) -> Vec<String> {
 /// Example problems for which the all-reduce kernels are compiled: two GPUs, with f32 and with
 /// bf16.
 pub fn all_reduce_example_problems() -> Vec<ExchangeProblem> {
-    let problem =
-        |dtype| ExchangeProblem { kind: ExchangeKind::AllReduce, gpus: 2, elements: 1, dtype };
+    let problem = |dtype| ExchangeProblem {
+        kind: ExchangeKind::AllReduce,
+        gpus: 2,
+        message_elements: 1,
+        dtype,
+    };
     [Dtype::F32, Dtype::Bf16].map(problem).to_vec()
 }
 
@@ -51,17 +55,17 @@ pub struct AllReduceLaunchArguments {
     pub arguments_of_rank: fn(&ExchangeMessageBuffers, usize) -> Vec<KernelArgument>,
     /// Tables of device addresses, indexed by rank; each table is uploaded to every GPU.
     pub address_tables: Vec<Vec<u64>>,
-    /// Number of packets that the kernel sums: in the whole message (one-step), or in one GPU's
-    /// part (two-step).
-    pub packets: KernelArgument,
+    /// Number of packets that the all-reduce kernel sums: in the whole message (one-step), or in
+    /// one GPU's part (two-step).
+    pub packet_count: KernelArgument,
     /// Device buffers that the launches use, so they must stay allocated as long as the task.
-    pub shared: Vec<DeviceBuffer>,
+    pub buffers_kept_alive: Vec<DeviceBuffer>,
 }
 
 struct LoadedKernelOfRank {
     kernel: LoadedKernelWithLaunch,
     arguments: Vec<KernelArgument>,
-    _memory: Vec<DeviceBuffer>,
+    _buffers_kept_alive: Vec<DeviceBuffer>,
 }
 
 impl AllReduceLaunchArguments {
@@ -83,7 +87,7 @@ impl AllReduceLaunchArguments {
             )?);
             device.synchronize()
         })?;
-        let (set, shared) = (devices.clone(), self.shared);
+        let (set, shared) = (devices.clone(), self.buffers_kept_alive);
         Ok(messages.into_task_that_enqueues_exchange(devices, move || {
             let _kept = &shared;
             set.for_each_with_context_current(|rank, _| {
@@ -104,7 +108,7 @@ impl AllReduceLaunchArguments {
         memory.push(device.upload(&[0; 4 * MAX_RESIDENT_SUM_BLOCKS])?);
         let mut arguments = (self.arguments_of_rank)(messages, rank);
         arguments.extend(memory.iter().map(KernelArgument::from));
-        arguments.extend([KernelArgument::I32(rank as i32), self.packets.clone()]);
-        Ok(LoadedKernelOfRank { kernel, arguments, _memory: memory })
+        arguments.extend([KernelArgument::I32(rank as i32), self.packet_count.clone()]);
+        Ok(LoadedKernelOfRank { kernel, arguments, _buffers_kept_alive: memory })
     }
 }

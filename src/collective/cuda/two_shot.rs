@@ -10,7 +10,7 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
-/// The kernel of the two-step all-reduce, as a list.
+/// List of kernels of the two-step all-reduce, which has one entry.
 pub const TWO_SHOT_KERNELS: &[KernelSpec<ExchangeProblem>] = &[TWO_SHOT_ALL_REDUCE_KERNEL];
 
 const THREADS_PER_TWO_SHOT_BLOCK: usize = 512;
@@ -24,7 +24,7 @@ pub const FLAG_BYTES_PER_GPU: usize = 4 * 2 * MAX_RESIDENT_SUM_BLOCKS;
 /// each GPU's part of the message, up to [`MAX_RESIDENT_SUM_BLOCKS`].
 pub const TWO_SHOT_ALL_REDUCE_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     macro_definitions: sum_kernels::element_and_gpu_count_macros,
-    constants: |_| {
+    constant_macros: |_| {
         vec![("THREADS", THREADS_PER_TWO_SHOT_BLOCK), ("AT_ONCE", PACKETS_LOADED_PER_THREAD_STEP)]
     },
     listed_build_parameters: sum_kernels::all_reduce_example_problems,
@@ -81,8 +81,8 @@ pub fn prepare_two_shot_all_reduce(
     let sum = AllReduceLaunchArguments {
         arguments_of_rank: |_, _| Vec::new(),
         address_tables: tables,
-        packets,
-        shared: flags,
+        packet_count: packets,
+        buffers_kept_alive: flags,
     };
     sum.into_all_reduce_task(&TWO_SHOT_ALL_REDUCE_KERNEL, problem, messages, devices)
 }

@@ -10,27 +10,32 @@ const PARTIAL_RESULTS_PER_REDUCTION: usize = 64;
 /// Slices of the scale, shift and gate of one adaptive RMS norm (adaRMS), `[W]` each for model
 /// width W.
 #[derive(Clone, Copy)]
-pub struct NormStyleSlices<'a> {
-    pub scale: &'a [f32],
-    pub shift: &'a [f32],
-    pub gate: &'a [f32],
+pub struct AdaptiveNormStyleSlices<'a> {
+    pub norm_scale: &'a [f32],
+    pub norm_shift: &'a [f32],
+    pub branch_gate: &'a [f32],
 }
 
-impl<'a> NormStyleSlices<'a> {
+impl<'a> AdaptiveNormStyleSlices<'a> {
     /// Splits a style row `[3W]` into its scale, shift and gate, `[W]` each.
-    pub fn split_style_row(row: &'a [f32]) -> NormStyleSlices<'a> {
+    pub fn split_style_row(row: &'a [f32]) -> AdaptiveNormStyleSlices<'a> {
         let width = row.len() / 3;
-        Self { scale: &row[..width], shift: &row[width..2 * width], gate: &row[2 * width..] }
+        Self {
+            norm_scale: &row[..width],
+            norm_shift: &row[width..2 * width],
+            branch_gate: &row[2 * width..],
+        }
     }
 }
 
 /// Computes the adaptive RMS norm (adaRMS) of one row: `y = x·rsqrt(mean x² + 1e-6)·(1 + scale) +
 /// shift`.
 #[inline(always)]
-pub fn ada_rms_norm_of_row(y: &mut [f32], x: &[f32], style: &NormStyleSlices) {
+pub fn ada_rms_norm_of_row(y: &mut [f32], x: &[f32], style: &AdaptiveNormStyleSlices) {
     let squares = reduce_values_in_lanes(x, 0.0, |sum, x| sum + x * x, |a, b| a + b);
     let factor = 1.0 / (squares / x.len() as f32 + 1e-6).sqrt();
-    for (((y, x), scale), shift) in y.iter_mut().zip(x).zip(style.scale).zip(style.shift) {
+    for (((y, x), scale), shift) in y.iter_mut().zip(x).zip(style.norm_scale).zip(style.norm_shift)
+    {
         *y = x * factor * (1.0 + scale) + shift;
     }
 }

@@ -7,7 +7,7 @@ use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, matmul_f32_on_calling_thr
 use pulp::Arch;
 
 use super::element::{
-    NormStyleSlices, ada_rms_norm_of_row, add_bias_and_apply_silu, add_bias_in_place,
+    AdaptiveNormStyleSlices, ada_rms_norm_of_row, add_bias_and_apply_silu, add_bias_in_place,
     add_gated_branch, apply_rope_to_head, exponentials_and_inverse_sum,
     multiply_gelu_of_gate_by_up,
 };
@@ -34,35 +34,35 @@ pub struct CpuActionExpert {
     shape: DenoiseParameters,
     inputs: Arc<Tensors>,
     /// Number of denoising times whose styles are stored.
-    denoising_times: usize,
+    denoising_time_count: usize,
     /// Cosines and sines of the RoPE angles `[S, E/2]` of the S action tokens, which follow the
     /// prefix.
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    rope_cosines: Vec<f32>,
+    rope_sines: Vec<f32>,
     /// Embedding of each denoising time, its hidden layer and the condition vector, `[times, W]`
     /// each.
-    embedding: Vec<f32>,
-    hidden: Vec<f32>,
-    cond: Vec<f32>,
+    time_embeddings: Vec<f32>,
+    time_hidden_layer: Vec<f32>,
+    time_condition_vectors: Vec<f32>,
     /// Norm styles `[2·depth + 1][times, 3W]` for every denoising time: two for each layer, then
     /// the final norm's.
-    styles: Vec<f32>,
+    norm_styles: Vec<f32>,
     /// The residual stream, then the input or output of the current layer branch, `[S, W]` each.
-    h: Vec<f32>,
-    y: Vec<f32>,
+    residual_stream: Vec<f32>,
+    branch_input_or_output: Vec<f32>,
     /// Queries `[S, H·E]`, then keys and values of the S action tokens, `[S, E]` each.
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    /// `[S·H, P + S]`.
-    scores: Vec<f32>,
+    queries: Vec<f32>,
+    action_token_keys: Vec<f32>,
+    action_token_values: Vec<f32>,
+    /// Attention scores `[S·H, P + S]` of the action tokens.
+    attention_scores: Vec<f32>,
     /// Inverse sum of the exponentials of each row of attention scores, `[S·H]`.
-    inverse_sums: Vec<f32>,
-    /// `[S, H·E]`.
-    attended: Vec<f32>,
-    /// `[S, M]`.
-    gate: Vec<f32>,
-    up: Vec<f32>,
+    inverse_sums_of_exponentials: Vec<f32>,
+    /// Attention output of the action tokens, `[S, H·E]`.
+    attention_output: Vec<f32>,
+    /// Gate of the feed-forward hidden layer, `[S, M]`.
+    feed_forward_gate: Vec<f32>,
+    feed_forward_up: Vec<f32>,
 }
 
 impl CpuActionExpert {
@@ -74,9 +74,17 @@ impl CpuActionExpert {
         times: usize,
     ) -> Self {
         let DenoiseParameters {
-            model: ExpertDimensions { width, depth, mlp, heads, head_dim, .. },
-            s,
-            p,
+            model:
+                ExpertDimensions {
+                    model_width: width,
+                    layer_count: depth,
+                    feed_forward_width: mlp,
+                    query_heads: heads,
+                    head_dim,
+                    ..
+                },
+            action_tokens: s,
+            prefix_tokens: p,
             ..
         } = *shape;
         let half = head_dim / 2;
@@ -87,78 +95,83 @@ impl CpuActionExpert {
         Self {
             shape: *shape,
             inputs,
-            denoising_times: times,
-            cos: (0..s * half).map(|i| angle(i).cos() as f32).collect(),
-            sin: (0..s * half).map(|i| angle(i).sin() as f32).collect(),
-            embedding: zeros(times * width),
-            hidden: zeros(times * width),
-            cond: zeros(times * width),
-            styles: zeros((2 * depth + 1) * times * 3 * width),
-            h: zeros(s * width),
-            y: zeros(s * width),
-            q: zeros(s * heads * head_dim),
-            k: zeros(s * head_dim),
-            v: zeros(s * head_dim),
-            scores: zeros(s * heads * shape.prefix_and_horizon_tokens()),
-            inverse_sums: zeros(s * heads),
-            attended: zeros(s * heads * head_dim),
-            gate: zeros(s * mlp),
-            up: zeros(s * mlp),
+            denoising_time_count: times,
+            rope_cosines: (0..s * half).map(|i| angle(i).cos() as f32).collect(),
+            rope_sines: (0..s * half).map(|i| angle(i).sin() as f32).collect(),
+            time_embeddings: zeros(times * width),
+            time_hidden_layer: zeros(times * width),
+            time_condition_vectors: zeros(times * width),
+            norm_styles: zeros((2 * depth + 1) * times * 3 * width),
+            residual_stream: zeros(s * width),
+            branch_input_or_output: zeros(s * width),
+            queries: zeros(s * heads * head_dim),
+            action_token_keys: zeros(s * head_dim),
+            action_token_values: zeros(s * head_dim),
+            attention_scores: zeros(s * heads * shape.prefix_and_horizon_tokens()),
+            inverse_sums_of_exponentials: zeros(s * heads),
+            attention_output: zeros(s * heads * head_dim),
+            feed_forward_gate: zeros(s * mlp),
+            feed_forward_up: zeros(s * mlp),
         }
     }
 
     /// Computes and stores the norm styles of all denoising times; their number must be that of the
     /// allocation.
     pub fn compute_styles_of_times(&mut self, times: &[f64]) {
-        let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.denoising_times);
+        let (inputs, width, n) =
+            (&*self.inputs, self.shape.model.model_width, self.denoising_time_count);
         assert_eq!(times.len(), n, "as many times as allocated");
-        for (row, &t) in self.embedding.chunks_mut(width).zip(times) {
+        for (row, &t) in self.time_embeddings.chunks_mut(width).zip(times) {
             write_sinusoidal_time_embedding(row, t);
         }
         compute_linear_layer(
-            &mut self.hidden,
-            &self.embedding,
+            &mut self.time_hidden_layer,
+            &self.time_embeddings,
             n,
             inputs,
             ["time_in", "time_in_bias"],
             add_bias_and_apply_silu,
         );
         compute_linear_layer(
-            &mut self.cond,
-            &self.hidden,
+            &mut self.time_condition_vectors,
+            &self.time_hidden_layer,
             n,
             inputs,
             ["time_out", "time_out_bias"],
             add_bias_and_apply_silu,
         );
-        let cond = view_as_row_major_matrix(&self.cond, n);
-        let depth = self.shape.model.depth;
-        parallel::process_chunks_in_parallel(&mut self.styles, n * 3 * width, &|site, styles| {
-            let (name, bias, layer) = match (site / 2 < depth, site % 2) {
-                (false, _) => ("final_style", "final_style_bias", 0),
-                (true, 0) => ("style1", "style1_bias", site / 2),
-                (true, _) => ("style2", "style2_bias", site / 2),
-            };
-            let bias = &inputs.f32(bias)[layer * 3 * width..][..3 * width];
-            matmul_f32_on_calling_thread(
-                view_as_mutable_row_major_matrix(styles, n),
-                Accum::Replace,
-                cond,
-                weight_matrix_of_layer(inputs, name, layer),
-                1.0,
-            );
-            Arch::new().dispatch(|| {
-                styles.chunks_mut(3 * width).for_each(|row| add_bias_in_place(row, bias))
-            });
-        });
+        let cond = view_as_row_major_matrix(&self.time_condition_vectors, n);
+        let depth = self.shape.model.layer_count;
+        parallel::process_chunks_in_parallel(
+            &mut self.norm_styles,
+            n * 3 * width,
+            &|site, styles| {
+                let (name, bias, layer) = match (site / 2 < depth, site % 2) {
+                    (false, _) => ("final_style", "final_style_bias", 0),
+                    (true, 0) => ("style1", "style1_bias", site / 2),
+                    (true, _) => ("style2", "style2_bias", site / 2),
+                };
+                let bias = &inputs.f32_elements(bias)[layer * 3 * width..][..3 * width];
+                matmul_f32_on_calling_thread(
+                    view_as_mutable_row_major_matrix(styles, n),
+                    Accum::Replace,
+                    cond,
+                    weight_matrix_of_layer(inputs, name, layer),
+                    1.0,
+                );
+                Arch::new().dispatch(|| {
+                    styles.chunks_mut(3 * width).for_each(|row| add_bias_in_place(row, bias))
+                });
+            },
+        );
     }
 
     /// Computes the velocity `v [S, 32]` of actions `x [S, 32]` with the stored styles of denoising
     /// time number `time`.
     pub fn compute_velocity(&mut self, time: usize, x: &[f32], v: &mut [f32]) {
-        let (depth, s) = (self.shape.model.depth, self.shape.s);
+        let (depth, s) = (self.shape.model.layer_count, self.shape.action_tokens);
         compute_linear_layer(
-            &mut self.h,
+            &mut self.residual_stream,
             x,
             s,
             &self.inputs,
@@ -177,7 +190,7 @@ impl CpuActionExpert {
         self.compute_ada_rms_of_residual(2 * depth, time);
         compute_linear_layer(
             v,
-            &self.y,
+            &self.branch_input_or_output,
             s,
             &self.inputs,
             ["action_out", "action_out_bias"],
@@ -185,20 +198,20 @@ impl CpuActionExpert {
         );
     }
 
-    /// Computes `y = adaRMS(h)` with the stored style of norm number `site` at denoising time
-    /// number `time`.
-    fn compute_ada_rms_of_residual(&mut self, site: usize, time: usize) {
-        let width = self.shape.model.width;
-        let style = NormStyleSlices::split_style_row(style_row_of_norm_and_time(
-            &self.styles,
-            site,
-            time,
-            self.denoising_times,
+    /// Computes `y = adaRMS(h)` with the stored style of norm number `norm_index` at denoising time
+    /// number `time_index`.
+    fn compute_ada_rms_of_residual(&mut self, norm_index: usize, time_index: usize) {
+        let width = self.shape.model.model_width;
+        let style = AdaptiveNormStyleSlices::split_style_row(style_row_of_norm_and_time(
+            &self.norm_styles,
+            norm_index,
+            time_index,
+            self.denoising_time_count,
             width,
         ));
-        let h = &self.h;
+        let h = &self.residual_stream;
         parallel::process_chunks_in_parallel(
-            &mut self.y,
+            &mut self.branch_input_or_output,
             MIN_NORM_ROWS_PER_CPU_TASK * width,
             &|piece, y| {
                 let rows = y
@@ -211,9 +224,16 @@ impl CpuActionExpert {
 
     /// Projects `q, k, v = y·W` of one layer in one parallel region, then applies RoPE to k.
     fn project_queries_keys_and_values_of_layer(&mut self, layer: usize) {
-        let (inputs, s, y) =
-            (&*self.inputs, self.shape.s, view_as_row_major_matrix(&self.y, self.shape.s));
-        let outputs = [("q_proj", &mut self.q), ("k_proj", &mut self.k), ("v_proj", &mut self.v)];
+        let (inputs, s, y) = (
+            &*self.inputs,
+            self.shape.action_tokens,
+            view_as_row_major_matrix(&self.branch_input_or_output, self.shape.action_tokens),
+        );
+        let outputs = [
+            ("q_proj", &mut self.queries),
+            ("k_proj", &mut self.action_token_keys),
+            ("v_proj", &mut self.action_token_values),
+        ];
         let [q, k, v] = outputs.map(|(name, output)| {
             split_output_and_weight_columns(
                 view_as_mutable_row_major_matrix(output, s),
@@ -225,34 +245,37 @@ impl CpuActionExpert {
         });
         let ExpertDimensions { head_dim, .. } = self.shape.model;
         let half = head_dim / 2;
-        let rows =
-            self.k.chunks_mut(head_dim).zip(self.cos.chunks(half)).zip(self.sin.chunks(half));
+        let rows = self
+            .action_token_keys
+            .chunks_mut(head_dim)
+            .zip(self.rope_cosines.chunks(half))
+            .zip(self.rope_sines.chunks(half));
         Arch::new().dispatch(|| rows.for_each(|((k, cos), sin)| apply_rope_to_head(k, cos, sin)));
     }
 
     /// Computes a layer's `attended = softmax(q·kᵀ/√E)·v` over the cached prefix and the action
     /// tokens; all query heads share one GEMM, because they share one key-value head.
     fn compute_attention_of_layer(&mut self, layer: usize) {
-        let DenoiseParameters { model: ExpertDimensions { heads, head_dim, .. }, s, p, .. } =
-            self.shape;
+        let DenoiseParameters { model, action_tokens: s, prefix_tokens: p, .. } = self.shape;
+        let (heads, head_dim) = (model.query_heads, model.head_dim);
         let (context, half) = (self.shape.prefix_and_horizon_tokens(), head_dim / 2);
         let cached = |name| {
-            let rows = &self.inputs.f32(name)[layer * p * head_dim..][..p * head_dim];
+            let rows = &self.inputs.f32_elements(name)[layer * p * head_dim..][..p * head_dim];
             MatRef::from_row_major_slice(rows, p, head_dim)
         };
         let (k_prefix, v_prefix) = (cached("k_cache").transpose(), cached("v_cache"));
         let (k_suffix, v_suffix) = (
-            view_as_row_major_matrix(&self.k, s).transpose(),
-            view_as_row_major_matrix(&self.v, s),
+            view_as_row_major_matrix(&self.action_token_keys, s).transpose(),
+            view_as_row_major_matrix(&self.action_token_values, s),
         );
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let (cos, sin) = (&self.cos, &self.sin);
+        let (cos, sin) = (&self.rope_cosines, &self.rope_sines);
 
         let block = (s * heads).div_ceil(4 * cpu_backend_thread_count()).clamp(16, 128);
-        let q = self.q.chunks_mut(block * head_dim);
-        let scores = self.scores.chunks_mut(block * context);
-        let attended = self.attended.chunks_mut(block * head_dim);
-        let inverse_sums = self.inverse_sums.chunks_mut(block);
+        let q = self.queries.chunks_mut(block * head_dim);
+        let scores = self.attention_scores.chunks_mut(block * context);
+        let attended = self.attention_output.chunks_mut(block * head_dim);
+        let inverse_sums = self.inverse_sums_of_exponentials.chunks_mut(block);
         let tasks = q.zip(scores).zip(inverse_sums).zip(attended);
         let tasks = tasks
             .map(|(((q, scores), inverse_sums), attended)| [q, scores, inverse_sums, attended]);
@@ -317,14 +340,17 @@ impl CpuActionExpert {
 
     /// Computes `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
     fn compute_gelu_gate_times_up(&mut self, layer: usize) {
-        let (inputs, s, y) =
-            (&*self.inputs, self.shape.s, view_as_row_major_matrix(&self.y, self.shape.s));
+        let (inputs, s, y) = (
+            &*self.inputs,
+            self.shape.action_tokens,
+            view_as_row_major_matrix(&self.branch_input_or_output, self.shape.action_tokens),
+        );
         let gate = split_output_and_weight_columns(
-            view_as_mutable_row_major_matrix(&mut self.gate, s),
+            view_as_mutable_row_major_matrix(&mut self.feed_forward_gate, s),
             weight_matrix_of_layer(inputs, "gate_proj", layer),
         );
         let up = split_output_and_weight_columns(
-            view_as_mutable_row_major_matrix(&mut self.up, s),
+            view_as_mutable_row_major_matrix(&mut self.feed_forward_up, s),
             weight_matrix_of_layer(inputs, "up_proj", layer),
         );
         parallel::run_tasks_in_parallel(gate.zip(up).collect(), &|_,
@@ -356,33 +382,38 @@ impl CpuActionExpert {
         layer: usize,
         time: usize,
     ) {
-        let (s, width) = (self.shape.s, self.shape.model.width);
-        let style = NormStyleSlices::split_style_row(style_row_of_norm_and_time(
-            &self.styles,
+        let (s, width) = (self.shape.action_tokens, self.shape.model.model_width);
+        let style = AdaptiveNormStyleSlices::split_style_row(style_row_of_norm_and_time(
+            &self.norm_styles,
             2 * layer + branch as usize,
             time,
-            self.denoising_times,
+            self.denoising_time_count,
             width,
         ));
         let (name, input) = match branch {
-            TransformerLayerBranch::Attention => ("o_proj", &self.attended),
-            TransformerLayerBranch::FeedForward => ("down_proj", &self.gate),
+            TransformerLayerBranch::Attention => ("o_proj", &self.attention_output),
+            TransformerLayerBranch::FeedForward => ("down_proj", &self.feed_forward_gate),
         };
         let input = view_as_row_major_matrix(input, s);
         let w = weight_matrix_of_layer(&self.inputs, name, layer);
         let block = weight_columns_per_task(width);
-        let h = split_into_column_blocks(view_as_mutable_row_major_matrix(&mut self.h, s), block);
-        let tasks =
-            split_output_and_weight_columns(view_as_mutable_row_major_matrix(&mut self.y, s), w)
-                .zip(h)
-                .collect();
+        let h = split_into_column_blocks(
+            view_as_mutable_row_major_matrix(&mut self.residual_stream, s),
+            block,
+        );
+        let tasks = split_output_and_weight_columns(
+            view_as_mutable_row_major_matrix(&mut self.branch_input_or_output, s),
+            w,
+        )
+        .zip(h)
+        .collect();
         parallel::run_tasks_in_parallel(tasks, &|number,
                                                  ((mut y, w), mut h): (
             OutputAndWeightColumns,
             MatMut<f32>,
         )| {
             matmul_f32_on_calling_thread(y.as_mut(), Accum::Replace, input, w, 1.0);
-            let gate = &style.gate[number * block..][..y.ncols()];
+            let gate = &style.branch_gate[number * block..][..y.ncols()];
             Arch::new().dispatch(|| {
                 (0..s).for_each(|row| {
                     add_gated_branch(
@@ -430,7 +461,7 @@ fn compute_linear_layer(
     [w, bias]: [&str; 2],
     finish: impl Fn(&mut [f32], &[f32]) + Sync,
 ) {
-    let (w, bias) = (weight_matrix_of_layer(inputs, w, 0), inputs.f32(bias));
+    let (w, bias) = (weight_matrix_of_layer(inputs, w, 0), inputs.f32_elements(bias));
     let bias = bias.chunks(weight_columns_per_task(bias.len()));
     let tasks = split_output_and_weight_columns(view_as_mutable_row_major_matrix(y, rows), w)
         .zip(bias)
@@ -459,7 +490,7 @@ fn weight_matrix_of_layer<'a>(inputs: &'a Tensors, name: &str, layer: usize) -> 
         unreachable!("`{name}` is a matrix")
     };
     MatRef::from_row_major_slice(
-        &inputs.f32(name)[layer * rows * columns..][..rows * columns],
+        &inputs.f32_elements(name)[layer * rows * columns..][..rows * columns],
         rows,
         columns,
     )

@@ -17,19 +17,19 @@ use std::sync::Arc;
 
 use expert::CpuActionExpert;
 use kernelgate::backend::cpu::CpuTask;
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// CPU implementations of one denoising step (one velocity).
 pub const CPU_DENOISE_STEP_ROWS: &[Implementation<DenoiseStep>] = &[Implementation {
-    name: "cpu",
-    about: "column blocks of weights over threads, heads packed into one attention GEMM, norm \
+    implementation_name: "cpu",
+    description: "column blocks of weights over threads, heads packed into one attention GEMM, norm \
             and activation fused",
     supports: |problem| check_f32_or_quantised_weights(&problem.expert),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output(
             "velocity",
-            [problem.expert.s, VALUES_PER_ACTION],
+            [problem.expert.action_tokens, VALUES_PER_ACTION],
             Dtype::F32,
         );
         let mut expert = CpuActionExpert::allocate_for_denoising_times(
@@ -38,47 +38,47 @@ pub const CPU_DENOISE_STEP_ROWS: &[Implementation<DenoiseStep>] = &[Implementati
             1,
         );
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            expert.compute_styles_of_times(&[f64::from(inputs.f32("t")[0])]);
-            expert.compute_velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
+            expert.compute_styles_of_times(&[f64::from(inputs.f32_elements("t")[0])]);
+            expert.compute_velocity(0, inputs.f32_elements("x"), outputs.f32_mut("velocity"));
         });
         // Apart from `t` and `x`, the CPU expert reads the weights and caches with which it was
         // created, not the task's later inputs.
-        task.reading(&["t", "x"])
+        task.reading_only_inputs(&["t", "x"])
     }),
 }];
 
 /// CPU implementations of the denoising loop (all steps from noise to actions).
 pub const CPU_DENOISE_LOOP_ROWS: &[Implementation<DenoiseLoop>] = &[Implementation {
-    name: "cpu",
-    about: "the step of `cpu`, with the styles of all steps computed first",
+    implementation_name: "cpu",
+    description: "the step of `cpu`, with the styles of all steps computed first",
     supports: |problem| check_f32_or_quantised_weights(&problem.expert),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output(
             "actions",
-            [problem.expert.s, VALUES_PER_ACTION],
+            [problem.expert.action_tokens, VALUES_PER_ACTION],
             Dtype::F32,
         );
         let mut expert = CpuActionExpert::allocate_for_denoising_times(
             &problem.expert,
             expert_inputs_as_f32(&problem.expert, &inputs),
-            problem.steps,
+            problem.euler_steps,
         );
-        let mut velocity = vec![0.0; problem.expert.s * VALUES_PER_ACTION];
-        let dt = -1.0 / problem.steps as f64;
-        let mut times = vec![1.0; problem.steps];
-        for step in 1..problem.steps {
+        let mut velocity = vec![0.0; problem.expert.action_tokens * VALUES_PER_ACTION];
+        let dt = -1.0 / problem.euler_steps as f64;
+        let mut times = vec![1.0; problem.euler_steps];
+        for step in 1..problem.euler_steps {
             times[step] = times[step - 1] + dt;
         }
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let actions = outputs.f32_mut("actions");
-            actions.copy_from_slice(inputs.f32("x"));
+            actions.copy_from_slice(inputs.f32_elements("x"));
             expert.compute_styles_of_times(&times);
             for step in 0..times.len() {
                 expert.compute_velocity(step, actions, &mut velocity);
                 actions.iter_mut().zip(&velocity).for_each(|(x, v)| *x += dt as f32 * v);
             }
         });
-        task.reading(&["x"])
+        task.reading_only_inputs(&["x"])
     }),
 }];
 
@@ -93,7 +93,7 @@ fn check_f32_or_quantised_weights(shape: &DenoiseParameters) -> Result<(), Strin
 /// shared without a copy.
 fn expert_inputs_as_f32(shape: &DenoiseParameters, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
-        LayerWeightFormat::ModelDtype => inputs.clone(),
+        LayerWeightFormat::SameDtypeAsActivations => inputs.clone(),
         LayerWeightFormat::Fp8 | LayerWeightFormat::Int4 => {
             Arc::new(convert_bf16_inputs_to_f32(&shape.inputs_rounded_to_weight_format(inputs)))
         }

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
 use super::element::{
-    NormStyleSlices, ada_rms_norm_of_row, apply_rope_to_head, exponentials_and_inverse_sum,
+    AdaptiveNormStyleSlices, ada_rms_norm_of_row, apply_rope_to_head, exponentials_and_inverse_sum,
 };
 use super::*;
 use crate::denoise::model::{ExpertDimensions, TINY_TEST_MODEL};
 use crate::denoise::reference;
-use kernelgate::backend::Executable;
+use kernelgate::backend::LaunchableProblem;
 use kernelgate::verify::{
     ComparisonWithReference, compare_outputs_with_reference,
     launch_twice_and_compare_with_reference,
@@ -15,11 +15,23 @@ use kernelgate::workload::{Problem, Tolerance, random};
 
 /// Test model whose sizes are not multiples of a vector or of a block of columns: matrices have
 /// several column blocks, the last of them narrower.
-const MODEL_WITH_ODD_SIZES: ExpertDimensions =
-    ExpertDimensions { name: "odd", width: 234, depth: 2, mlp: 1001, heads: 3, head_dim: 10 };
+const MODEL_WITH_ODD_SIZES: ExpertDimensions = ExpertDimensions {
+    model_name: "odd",
+    model_width: 234,
+    layer_count: 2,
+    feed_forward_width: 1001,
+    query_heads: 3,
+    head_dim: 10,
+};
 
 fn f32_expert_shape(model: ExpertDimensions, s: usize, p: usize) -> DenoiseParameters {
-    DenoiseParameters { model, s, p, dtype: Dtype::F32, weights: LayerWeightFormat::ModelDtype }
+    DenoiseParameters {
+        model,
+        action_tokens: s,
+        prefix_tokens: p,
+        dtype: Dtype::F32,
+        weights: LayerWeightFormat::SameDtypeAsActivations,
+    }
 }
 
 fn prepare_cpu_task_of_row<P: Problem>(
@@ -28,7 +40,7 @@ fn prepare_cpu_task_of_row<P: Problem>(
     inputs: &Arc<Tensors>,
 ) -> CpuTask {
     (implementation.supports)(problem).unwrap();
-    let Prepare::Cpu(prepare) = implementation.prepare else { panic!("not a CPU row") };
+    let PrepareFunction::Cpu(prepare) = implementation.prepare else { panic!("not a CPU row") };
     prepare(problem, inputs.clone())
 }
 
@@ -64,12 +76,12 @@ fn cpu_denoising_steps_agree_with_the_reference() {
             let comparison = compare_cpu_row_with_reference(
                 &CPU_DENOISE_STEP_ROWS[0],
                 &problem,
-                problem.inputs(1).with("t", [1], vec![t]),
+                problem.inputs(1).with_tensor("t", [1], vec![t]),
             );
             assert!(
                 comparison.errors.relative_l2 < 2e-6,
                 "{} s={s} p={p} t={t}: {comparison:?}",
-                model.name
+                model.model_name
             );
         }
     }
@@ -84,20 +96,20 @@ fn cpu_denoising_loops_agree_with_the_reference() {
         (TINY_TEST_MODEL, 3, 0, 2),
         (MODEL_WITH_ODD_SIZES, 7, 13, 10),
     ] {
-        let problem = DenoiseLoop { expert: f32_expert_shape(model, s, p), steps };
+        let problem = DenoiseLoop { expert: f32_expert_shape(model, s, p), euler_steps: steps };
         let comparison =
             compare_cpu_row_with_reference(&CPU_DENOISE_LOOP_ROWS[0], &problem, problem.inputs(1));
         assert!(
             comparison.errors.relative_l2 < 2e-6,
             "{} s={s} p={p} steps={steps}: {comparison:?}",
-            model.name
+            model.model_name
         );
     }
 }
 
 #[test]
 fn a_second_cpu_denoising_launch_gives_the_same_bits() {
-    let problem = DenoiseLoop { expert: f32_expert_shape(TINY_TEST_MODEL, 7, 13), steps: 3 };
+    let problem = DenoiseLoop { expert: f32_expert_shape(TINY_TEST_MODEL, 7, 13), euler_steps: 3 };
     let mut task =
         prepare_cpu_task_of_row(&CPU_DENOISE_LOOP_ROWS[0], &problem, &Arc::new(problem.inputs(1)));
     let mut launch = || {
@@ -110,14 +122,14 @@ fn a_second_cpu_denoising_launch_gives_the_same_bits() {
 
 #[test]
 fn a_denoising_loop_with_zero_velocity_returns_the_noise() {
-    let problem = DenoiseLoop { expert: f32_expert_shape(TINY_TEST_MODEL, 7, 13), steps: 10 };
+    let problem = DenoiseLoop { expert: f32_expert_shape(TINY_TEST_MODEL, 7, 13), euler_steps: 10 };
     let mut inputs = problem.inputs(1);
     inputs.f32_mut("action_out").fill(0.0);
     inputs.f32_mut("action_out_bias").fill(0.0);
-    let noise = inputs.f32("x").to_vec();
+    let noise = inputs.f32_elements("x").to_vec();
     let mut task = prepare_cpu_task_of_row(&CPU_DENOISE_LOOP_ROWS[0], &problem, &Arc::new(inputs));
     task.launch_once().unwrap();
-    assert_eq!(task.outputs_on_host().unwrap().f32("actions"), noise);
+    assert_eq!(task.outputs_on_host().unwrap().f32_elements("actions"), noise);
 }
 
 #[test]
@@ -130,7 +142,7 @@ fn a_nan_in_a_denoising_weight_reaches_the_output() {
             prepare_cpu_task_of_row(&CPU_DENOISE_STEP_ROWS[0], &problem, &Arc::new(inputs));
         task.launch_once().unwrap();
         assert!(
-            task.outputs_on_host().unwrap().f32("velocity").iter().any(|x| x.is_nan()),
+            task.outputs_on_host().unwrap().f32_elements("velocity").iter().any(|x| x.is_nan()),
             "{name}"
         );
     }
@@ -148,7 +160,7 @@ fn fp8_loops_agree_with_quantised_weights_and_differ_from_bf16_weights() {
             < 2e-6
     );
 
-    let problem = DenoiseLoop { expert, steps: 3 };
+    let problem = DenoiseLoop { expert, euler_steps: 3 };
     let inputs = Arc::new(problem.inputs(1));
     let mut task = prepare_cpu_task_of_row(&CPU_DENOISE_LOOP_ROWS[0], &problem, &inputs);
     let own = launch_twice_and_compare_with_reference(
@@ -165,7 +177,11 @@ fn fp8_loops_agree_with_quantised_weights_and_differ_from_bf16_weights() {
         .errors
         .relative_l2;
     let simulated = problem.reference(&inputs).remove(0);
-    let simulated = Tensors::new().with("actions", simulated.shape.clone(), simulated.values);
+    let simulated = Tensors::new().with_tensor(
+        "actions",
+        simulated.output_shape.clone(),
+        simulated.expected_values,
+    );
     let expected =
         compare_outputs_with_reference(&simulated, &unquantized, wide).unwrap().errors.relative_l2;
     assert!(expected > 1e-3 && (lost / expected - 1.0).abs() < 1e-3, "{lost} {expected}");
@@ -180,7 +196,7 @@ fn cpu_denoising_declines_bf16() {
         Err("computes f32 only".to_owned())
     );
     assert_eq!(
-        (CPU_DENOISE_LOOP_ROWS[0].supports)(&DenoiseLoop { expert, steps: 1 }),
+        (CPU_DENOISE_LOOP_ROWS[0].supports)(&DenoiseLoop { expert, euler_steps: 1 }),
         Err("computes f32 only".to_owned())
     );
 }
@@ -198,15 +214,20 @@ fn cpu_row_operations_agree_with_the_reference_at_any_row_length() {
     for len in [2, 10, 64, 130, 1018] {
         let (x, row) =
             (random::normal_values(1, "x", len), random::normal_values(1, "style", 3 * len));
-        let style = NormStyleSlices::split_style_row(&row);
+        let style = AdaptiveNormStyleSlices::split_style_row(&row);
         let mut y = vec![0.0; len];
         ada_rms_norm_of_row(&mut y, &x, &style);
-        let (scale, shift, gate) = (wide(style.scale), wide(style.shift), wide(style.gate));
+        let (scale, shift, gate) =
+            (wide(style.norm_scale), wide(style.norm_shift), wide(style.branch_gate));
         near(
             &y,
             &reference::ada_rms_norm_of_rows(
                 &wide(&x),
-                &reference::NormStyle { scale: &scale, shift: &shift, gate: &gate },
+                &reference::AdaptiveNormStyle {
+                    norm_scale: &scale,
+                    norm_shift: &shift,
+                    branch_gate: &gate,
+                },
             ),
         );
 

@@ -15,8 +15,8 @@ use super::run::DenoiseStepOrLoop;
 use super::writer::{DenoiseProgramBuilder, RegionNameAndBytes};
 use crate::denoise::model::ExpertDimensions;
 use kernelgate::backend::program::{
-    KeepOrReleaseL2Lines, LaunchArgument, MemoryPurpose, NULL, Program, RegionPointer, int_operand,
-    int_operands,
+    KeepOrReleaseL2Lines, LaunchArgument, LaunchProgram, MemoryPurpose, NULL, RegionPointer,
+    int_operand, int_operands,
 };
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
@@ -31,7 +31,7 @@ pub const FUSED_DENOISE_KERNELS: &[KernelSpec<DenoiseLaunchSizes>] = &[
     STYLE_PROJECTION_KERNEL,
     FUSED_ATTENTION_KERNEL,
     INITIAL_RESIDUAL_KERNEL,
-    STEP_END_KERNEL,
+    VELOCITY_AND_NEXT_RESIDUAL_KERNEL,
 ];
 
 /// Number of output rows in a tile of the fused GEMM kernels.
@@ -40,71 +40,84 @@ const GEMM_TILE_ROWS: usize = 64;
 /// GEMM kernel of the q, k and v projections: each cluster of blocks computes an output tile of 64
 /// rows by 64 columns, with k split among its blocks.
 const QKV_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    constants: projection_kernel_macros,
-    shared_bytes: |items| gemm_block_shared_bytes(items.model.width, QKV_PROJECTION_K_SPLIT),
-    cluster: Some(QKV_PROJECTION_K_SPLIT),
-    requires: RequiredArchitecture::Exactly("sm_90a"),
+    constant_macros: projection_kernel_macros,
+    dynamic_shared_bytes: |items| {
+        gemm_block_shared_bytes(items.model.model_width, QKV_PROJECTION_K_SPLIT)
+    },
+    cluster_blocks: Some(QKV_PROJECTION_K_SPLIT),
+    required_architecture: RequiredArchitecture::ExactArchitecture("sm_90a"),
     ..kernel_compiled_per_model("denoise/fused_project", "denoise_fused_project_qkv", |items| {
         grid_of_output_tiles_and_k_splits(
             items,
-            (items.model.heads + 2) * items.model.head_dim,
+            (items.model.query_heads + 2) * items.model.head_dim,
             QKV_PROJECTION_K_SPLIT,
         )
     })
 };
 const OUTPUT_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_fused_project_out",
+    kernel_symbol: "denoise_fused_project_out",
     blocks: |items| {
-        grid_of_output_tiles_and_k_splits(items, items.model.width, OUTPUT_PROJECTION_K_SPLIT)
+        grid_of_output_tiles_and_k_splits(items, items.model.model_width, OUTPUT_PROJECTION_K_SPLIT)
     },
-    shared_bytes: |items| {
-        gemm_block_shared_bytes(items.model.heads * items.model.head_dim, OUTPUT_PROJECTION_K_SPLIT)
+    dynamic_shared_bytes: |items| {
+        gemm_block_shared_bytes(
+            items.model.query_heads * items.model.head_dim,
+            OUTPUT_PROJECTION_K_SPLIT,
+        )
     },
-    cluster: Some(OUTPUT_PROJECTION_K_SPLIT),
+    cluster_blocks: Some(OUTPUT_PROJECTION_K_SPLIT),
     ..QKV_PROJECTION_KERNEL
 };
 const GATE_UP_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_fused_project_gate_up",
+    kernel_symbol: "denoise_fused_project_gate_up",
     blocks: |items| {
-        grid_of_output_tiles_and_k_splits(items, 2 * items.model.mlp, GATE_UP_PROJECTION_K_SPLIT)
+        grid_of_output_tiles_and_k_splits(
+            items,
+            2 * items.model.feed_forward_width,
+            GATE_UP_PROJECTION_K_SPLIT,
+        )
     },
-    shared_bytes: |items| gemm_block_shared_bytes(items.model.width, GATE_UP_PROJECTION_K_SPLIT),
-    cluster: Some(GATE_UP_PROJECTION_K_SPLIT),
+    dynamic_shared_bytes: |items| {
+        gemm_block_shared_bytes(items.model.model_width, GATE_UP_PROJECTION_K_SPLIT)
+    },
+    cluster_blocks: Some(GATE_UP_PROJECTION_K_SPLIT),
     ..QKV_PROJECTION_KERNEL
 };
 const DOWN_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_fused_project_down",
+    kernel_symbol: "denoise_fused_project_down",
     blocks: |items| {
-        grid_of_output_tiles_and_k_splits(items, items.model.width, DOWN_PROJECTION_K_SPLIT)
+        grid_of_output_tiles_and_k_splits(items, items.model.model_width, DOWN_PROJECTION_K_SPLIT)
     },
-    shared_bytes: |items| gemm_block_shared_bytes(items.model.mlp, DOWN_PROJECTION_K_SPLIT),
-    cluster: Some(DOWN_PROJECTION_K_SPLIT),
+    dynamic_shared_bytes: |items| {
+        gemm_block_shared_bytes(items.model.feed_forward_width, DOWN_PROJECTION_K_SPLIT)
+    },
+    cluster_blocks: Some(DOWN_PROJECTION_K_SPLIT),
     ..QKV_PROJECTION_KERNEL
 };
 
 /// GEMM kernel of the time embedding layers, launched before the denoising loop, because it does
 /// not depend on the actions.
 const TIME_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_fused_project_time",
+    kernel_symbol: "denoise_fused_project_time",
     blocks: |items| {
         grid_of_output_tiles_and_k_splits(
             items,
-            items.model.width,
+            items.model.model_width,
             TIME_AND_STYLE_PROJECTION_K_SPLIT,
         )
     },
-    shared_bytes: |items| {
-        gemm_block_shared_bytes(items.model.width, TIME_AND_STYLE_PROJECTION_K_SPLIT)
+    dynamic_shared_bytes: |items| {
+        gemm_block_shared_bytes(items.model.model_width, TIME_AND_STYLE_PROJECTION_K_SPLIT)
     },
-    cluster: Some(TIME_AND_STYLE_PROJECTION_K_SPLIT),
+    cluster_blocks: Some(TIME_AND_STYLE_PROJECTION_K_SPLIT),
     ..QKV_PROJECTION_KERNEL
 };
 const STYLE_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_fused_project_style",
+    kernel_symbol: "denoise_fused_project_style",
     blocks: |items| {
         grid_of_output_tiles_and_k_splits(
             items,
-            3 * items.model.width,
+            3 * items.model.model_width,
             TIME_AND_STYLE_PROJECTION_K_SPLIT,
         )
     },
@@ -112,7 +125,13 @@ const STYLE_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
 };
 
 fn projection_kernel_macros(items: &DenoiseLaunchSizes) -> Vec<(&'static str, usize)> {
-    let ExpertDimensions { width, mlp, heads, head_dim, .. } = items.model;
+    let ExpertDimensions {
+        model_width: width,
+        feed_forward_width: mlp,
+        query_heads: heads,
+        head_dim,
+        ..
+    } = items.model;
     let own = [
         ("THREADS", DENOISE_BLOCK_THREADS),
         ("TILE_ROWS", GEMM_TILE_ROWS),
@@ -136,7 +155,11 @@ fn grid_of_output_tiles_and_k_splits(
     columns: usize,
     split: usize,
 ) -> [usize; 3] {
-    [columns / PACKED_TILE_COLUMNS * split, items.items.div_ceil(GEMM_TILE_ROWS), items.layers]
+    [
+        columns / PACKED_TILE_COLUMNS * split,
+        items.rows_or_elements.div_ceil(GEMM_TILE_ROWS),
+        items.layers_per_launch,
+    ]
 }
 
 /// Bytes of shared memory of a fused GEMM block: up to four panels of x, the block's slice of the
@@ -155,7 +178,7 @@ const fn gemm_block_shared_bytes(depth: usize, split: usize) -> usize {
 const BLOCKS_PER_ATTENTION_CLUSTER: usize = 8;
 const QUERY_ROWS_PER_ATTENTION_CLUSTER: usize = 32;
 const FUSED_ATTENTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    constants: |items| {
+    constant_macros: |items| {
         let shared = ("SHARED_BYTES", attention_block_shared_bytes(items));
         model_dimension_macros_and(
             items,
@@ -167,14 +190,15 @@ const FUSED_ATTENTION_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
             ],
         )
     },
-    shared_bytes: attention_block_shared_bytes,
-    cluster: Some(BLOCKS_PER_ATTENTION_CLUSTER),
-    requires: RequiredArchitecture::AtLeast(90),
+    dynamic_shared_bytes: attention_block_shared_bytes,
+    cluster_blocks: Some(BLOCKS_PER_ATTENTION_CLUSTER),
+    required_architecture: RequiredArchitecture::AtLeastCapability(90),
     ..kernel_compiled_per_model("denoise/fused_attention", "denoise_fused_attention", |items| {
         [
-            items.items.div_ceil(QUERY_ROWS_PER_ATTENTION_CLUSTER) * BLOCKS_PER_ATTENTION_CLUSTER,
+            items.rows_or_elements.div_ceil(QUERY_ROWS_PER_ATTENTION_CLUSTER)
+                * BLOCKS_PER_ATTENTION_CLUSTER,
             1,
-            items.layers,
+            items.layers_per_launch,
         ]
     })
 };
@@ -192,8 +216,8 @@ const INITIAL_RESIDUAL_KERNEL: KernelSpec<DenoiseLaunchSizes> = kernel_compiled_
     "denoise_fused_rows_begin",
     grid_with_one_block_per_row,
 );
-const STEP_END_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_fused_rows_end", ..INITIAL_RESIDUAL_KERNEL };
+const VELOCITY_AND_NEXT_RESIDUAL_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { kernel_symbol: "denoise_fused_rows_end", ..INITIAL_RESIDUAL_KERNEL };
 
 /// Names of the cached key and value inputs; the device copy has space for the action tokens
 /// (suffix) after each layer's prefix.
@@ -205,7 +229,8 @@ pub fn create_program_with_packed_weights(
     run: &DenoiseStepOrLoop,
     packings: Vec<WeightPacking>,
 ) -> DenoiseProgramBuilder<'_> {
-    let names: Vec<&str> = packings.iter().flat_map(|packing| packing.inputs).copied().collect();
+    let names: Vec<&str> =
+        packings.iter().flat_map(|packing| packing.weight_input_names).copied().collect();
     let mut writer = DenoiseProgramBuilder::create_with_unpacked_inputs(
         run,
         &[&KEY_VALUE_CACHE_INPUTS[..], &names].concat(),
@@ -221,8 +246,15 @@ pub fn create_program_with_packed_weights(
 /// Scratch memory regions of the fused denoising program: everything but inputs, keys, values and
 /// output.
 pub fn fused_scratch_regions(run: &DenoiseStepOrLoop) -> Vec<RegionNameAndBytes> {
-    let ExpertDimensions { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
-    let (s, steps) = (run.shape.s, run.steps);
+    let ExpertDimensions {
+        model_width: width,
+        layer_count: depth,
+        feed_forward_width: mlp,
+        query_heads: heads,
+        head_dim,
+        ..
+    } = run.shape.model;
+    let (s, steps) = (run.shape.action_tokens, run.denoising_steps);
     let (bf16, f32) = (Dtype::Bf16.bytes_per_element(), Dtype::F32.bytes_per_element());
     // The activations between two GEMMs are stored in whole panels of 64 rows and 64 columns.
     let panels = |rows: usize, columns: usize| {
@@ -248,16 +280,16 @@ pub fn fused_scratch_regions(run: &DenoiseStepOrLoop) -> Vec<RegionNameAndBytes>
 /// action tokens (suffix).
 #[derive(Clone, Copy)]
 struct KeyValueCacheRegion {
-    keys: RegionPointer,
-    values: RegionPointer,
-    layer_bytes: usize,
+    keys_of_all_layers: RegionPointer,
+    values_of_all_layers: RegionPointer,
+    key_bytes_per_layer: usize,
 }
 
 impl KeyValueCacheRegion {
     fn declare_key_value_region(writer: &mut DenoiseProgramBuilder) -> Self {
-        let ExpertDimensions { depth, head_dim, .. } = writer.run.shape.model;
+        let ExpertDimensions { layer_count: depth, head_dim, .. } = writer.run.shape.model;
         let row_bytes = head_dim * Dtype::Bf16.bytes_per_element();
-        let tail_bytes = writer.run.shape.s * row_bytes;
+        let tail_bytes = writer.run.shape.action_tokens * row_bytes;
         let layer_bytes = writer.run.shape.prefix_and_horizon_tokens() * row_bytes;
         let bytes = depth * layer_bytes;
         let keys = writer.program.add_packed_from_inputs(
@@ -276,11 +308,16 @@ impl KeyValueCacheRegion {
                     .concat()
             },
         );
-        Self { keys, values: keys.offset_by(bytes), layer_bytes }
+        Self {
+            keys_of_all_layers: keys,
+            values_of_all_layers: keys.offset_by(bytes),
+            key_bytes_per_layer: layer_bytes,
+        }
     }
 
     fn key_and_value_pointers_of_layer(&self, layer: usize) -> [RegionPointer; 2] {
-        [self.keys, self.values].map(|all| all.offset_by(layer * self.layer_bytes))
+        [self.keys_of_all_layers, self.values_of_all_layers]
+            .map(|all| all.offset_by(layer * self.key_bytes_per_layer))
     }
 }
 
@@ -296,40 +333,44 @@ fn copy_layers_with_zero_tails(bytes: &[u8], depth: usize, tail_bytes: usize) ->
 }
 
 /// Fused denoising program in which each kernel begins when the previous one has ended.
-pub fn fused_program_without_pdl(run: &DenoiseStepOrLoop) -> Program {
+pub fn fused_program_without_pdl(run: &DenoiseStepOrLoop) -> LaunchProgram {
     build_fused_denoise_program(run, false, false)
 }
 
 /// Fused denoising program in which all launches use programmatic dependent launch (PDL).
-pub fn fused_program_with_pdl(run: &DenoiseStepOrLoop) -> Program {
+pub fn fused_program_with_pdl(run: &DenoiseStepOrLoop) -> LaunchProgram {
     build_fused_denoise_program(run, true, false)
 }
 
 /// Fused denoising program with PDL that keeps keys and values in L2 from the first denoising step
 /// to the last. The last denoising step releases the kept L2 lines, so that the next launch of the
 /// loop finds L2 in its usual state, flushed or not.
-pub fn fused_program_with_pdl_and_kept_l2(run: &DenoiseStepOrLoop) -> Program {
+pub fn fused_program_with_pdl_and_kept_l2(run: &DenoiseStepOrLoop) -> LaunchProgram {
     build_fused_denoise_program(run, true, true)
 }
 
-fn build_fused_denoise_program(run: &DenoiseStepOrLoop, programmatic: bool, keep: bool) -> Program {
+fn build_fused_denoise_program(
+    run: &DenoiseStepOrLoop,
+    with_programmatic_launch: bool,
+    keeps_caches_in_l2: bool,
+) -> LaunchProgram {
     let mut writer = create_program_with_packed_weights(
         run,
         weight_packings_for_fused_kernels(&run.shape.model),
     );
-    writer.uses_programmatic_launch = programmatic;
+    writer.uses_programmatic_launch = with_programmatic_launch;
     writer.add_scratch_regions(MemoryPurpose::Activations, fused_scratch_regions(run));
     let caches = KeyValueCacheRegion::declare_key_value_region(&mut writer);
-    if keep {
+    if keeps_caches_in_l2 {
         let bytes = writer.program.bytes_of_region("caches");
-        writer.program.keep_range_in_l2(caches.keys, bytes);
+        writer.program.keep_range_in_l2(caches.keys_of_all_layers, bytes);
     }
     writer.program.begin_named_range("Prepare");
     write_launches_before_first_step(&mut writer);
     writer.program.end_innermost_range();
-    for step in 0..run.steps {
+    for step in 0..run.denoising_steps {
         writer.program.begin_named_range(format!("Denoise_Step_{step}"));
-        write_launches_of_fused_step(&mut writer, caches, step, keep);
+        write_launches_of_fused_step(&mut writer, caches, step, keeps_caches_in_l2);
         writer.program.end_innermost_range();
     }
     writer.program
@@ -338,9 +379,9 @@ fn build_fused_denoise_program(run: &DenoiseStepOrLoop, programmatic: bool, keep
 /// Writes the launches that run once before the denoising steps: the styles of all steps, the RoPE
 /// angles, and the first residual stream.
 fn write_launches_before_first_step(writer: &mut DenoiseProgramBuilder) {
-    let steps = writer.run.steps;
+    let steps = writer.run.denoising_steps;
     write_time_condition_and_angles(writer);
-    let depth = writer.run.shape.model.depth;
+    let depth = writer.run.shape.model.layer_count;
     for (weights, bias, out, layers) in [
         ("style1", "style1_bias", "styles1", depth),
         ("style2", "style2_bias", "styles2", depth),
@@ -358,9 +399,9 @@ fn write_launches_before_first_step(writer: &mut DenoiseProgramBuilder) {
 /// angles.
 pub fn write_time_condition_and_angles(writer: &mut DenoiseProgramBuilder) {
     let run = writer.run;
-    let ExpertDimensions { width, head_dim, .. } = run.shape.model;
-    let (s, steps) = (run.shape.s, run.steps);
-    let times = match run.looped {
+    let ExpertDimensions { model_width: width, head_dim, .. } = run.shape.model;
+    let (s, steps) = (run.shape.action_tokens, run.denoising_steps);
+    let times = match run.is_whole_loop {
         true => [NULL, writer.pointer_to("times")],
         false => [writer.pointer_to("t"), NULL],
     };
@@ -369,7 +410,7 @@ pub fn write_time_condition_and_angles(writer: &mut DenoiseProgramBuilder) {
     writer.add_single_layer_launch(
         &ROPE_ANGLES_KERNEL,
         s * head_dim / 2,
-        ("angles", int_operands([run.shape.p, s, head_dim])),
+        ("angles", int_operands([run.shape.prefix_tokens, s, head_dim])),
     );
     for regions in [
         ["embedding", "time_in", "time_in_bias", "time_hidden"],
@@ -385,9 +426,13 @@ pub fn write_time_condition_and_angles(writer: &mut DenoiseProgramBuilder) {
 
 /// Writes the launch that projects the noisy actions to the first residual stream.
 pub fn write_initial_residual_launch(writer: &mut DenoiseProgramBuilder) {
-    let state = if writer.run.looped { writer.output_operand() } else { NULL };
+    let state = if writer.run.is_whole_loop { writer.output_operand() } else { NULL };
     let arguments = ("x", "action_in", "action_in_bias", state, "h", "squares");
-    writer.add_single_layer_launch(&INITIAL_RESIDUAL_KERNEL, writer.run.shape.s, arguments);
+    writer.add_single_layer_launch(
+        &INITIAL_RESIDUAL_KERNEL,
+        writer.run.shape.action_tokens,
+        arguments,
+    );
 }
 
 /// Writes the fused launches of one denoising step into the program.
@@ -398,16 +443,18 @@ fn write_launches_of_fused_step(
     keep: bool,
 ) {
     let run = writer.run;
-    let ExpertDimensions { width, depth, heads, .. } = run.shape.model;
-    let (s, rows) = (run.shape.s, int_operand(run.shape.s));
+    let ExpertDimensions { model_width: width, layer_count: depth, query_heads: heads, .. } =
+        run.shape.model;
+    let (s, rows) = (run.shape.action_tokens, int_operand(run.shape.action_tokens));
     let style_bytes = 3 * width * Dtype::F32.bytes_per_element();
-    let more = step + 1 < run.steps;
+    let more = step + 1 < run.denoising_steps;
     let lines = keep.then_some(if more {
-        KeepOrReleaseL2Lines::Keep
+        KeepOrReleaseL2Lines::MarkL2LinesPersisting
     } else {
-        KeepOrReleaseL2Lines::Release
+        KeepOrReleaseL2Lines::MarkL2LinesNormal
     });
-    let [context, prefix] = int_operands([run.shape.prefix_and_horizon_tokens(), run.shape.p]);
+    let [context, prefix] =
+        int_operands([run.shape.prefix_and_horizon_tokens(), run.shape.prefix_tokens]);
     for layer in 0..depth {
         let [first, second] = ["styles1", "styles2"]
             .map(|name| writer.pointer_to_layer_part(name, layer).offset_by(step * style_bytes));
@@ -455,15 +502,15 @@ fn write_launches_of_fused_step(
     let result = velocity_state_and_dt_operands(writer);
     let arguments = ("h", "squares", style, matrices, result, int_operand(usize::from(more)));
     writer.program.begin_named_range("Action_Proj_Out");
-    writer.add_single_layer_launch(&STEP_END_KERNEL, s, arguments);
+    writer.add_single_layer_launch(&VELOCITY_AND_NEXT_RESIDUAL_KERNEL, s, arguments);
     writer.program.end_innermost_range();
 }
 
 /// Kernel operands: the address of the velocity output or of the loop's state (the other is null),
 /// and the length dt of a denoising step.
 pub fn velocity_state_and_dt_operands(writer: &DenoiseProgramBuilder) -> [LaunchArgument; 3] {
-    let dt = (-1.0 / writer.run.steps as f64) as f32;
-    match writer.run.looped {
+    let dt = (-1.0 / writer.run.denoising_steps as f64) as f32;
+    match writer.run.is_whole_loop {
         true => [NULL, writer.output_operand(), dt.into()],
         false => [writer.output_operand(), NULL, dt.into()],
     }
@@ -477,7 +524,11 @@ mod tests {
     #[test]
     fn the_grids_of_fused_kernels_follow_from_model_and_row_count() {
         let blocks = |kernel: KernelSpec<DenoiseLaunchSizes>, model, items| {
-            (kernel.blocks)(&DenoiseLaunchSizes { model, items, layers: 1 })
+            (kernel.blocks)(&DenoiseLaunchSizes {
+                model,
+                rows_or_elements: items,
+                layers_per_launch: 1,
+            })
         };
         assert_eq!(blocks(QKV_PROJECTION_KERNEL, PI05_EXPERT_MODEL, 50), [160, 1, 1]);
         assert_eq!(blocks(OUTPUT_PROJECTION_KERNEL, PI05_EXPERT_MODEL, 50), [128, 1, 1]);

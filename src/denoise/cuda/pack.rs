@@ -19,9 +19,9 @@ use crate::denoise::model::ExpertDimensions;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Number of blocks in a cluster among which a fused GEMM splits its inner dimension k. The k
-/// splits below are, in order, for q, k and v together, the attention output projection, gate and
-/// up, the down projection, and the time and style GEMMs.
+/// Number of blocks in a cluster among which a fused GEMM splits its inner dimension k. The five k
+/// splits are, in order, for q, k and v together, the attention output projection, gate and up, the
+/// down projection, and the time and style GEMMs.
 pub const QKV_PROJECTION_K_SPLIT: usize = 4;
 pub const OUTPUT_PROJECTION_K_SPLIT: usize = 8;
 pub const GATE_UP_PROJECTION_K_SPLIT: usize = 2;
@@ -37,26 +37,26 @@ const BYTES_PER_PACKED_CHUNK: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedColumnOrder {
     /// Packed columns keep their original order.
-    PlainExpert,
+    OriginalColumnOrder,
     /// Heads of q, k and v with this number of columns, ordered for RoPE. Each eight columns are
     /// followed by the eight columns half a head further, with which RoPE rotates them.
-    Rotating(usize),
+    RopePairsInHeadsOfColumns(usize),
     /// Each eight columns of the gate matrix are followed by the same eight columns of the up
     /// matrix.
-    Alternating,
+    InterleavedGateAndUp,
 }
 
 /// Describes how one or several weight inputs are packed into one memory region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightPacking {
     /// Name of the memory region that holds the packed weights.
-    pub name: &'static str,
+    pub packed_region_name: &'static str,
     /// Names of the weight inputs that the packed region contains, each `[layers][k][columns]`.
-    pub inputs: &'static [&'static str],
+    pub weight_input_names: &'static [&'static str],
     /// Number of columns of each weight input in this packing.
-    columns: Vec<usize>,
+    columns_per_weight_input: Vec<usize>,
     /// Number of rows of each weight input: the inner dimension k of its GEMM.
-    depth: usize,
+    rows_per_weight_input: usize,
     layers: usize,
     column_order: PackedColumnOrder,
     layout: PackedWeightLayout,
@@ -66,13 +66,13 @@ pub struct WeightPacking {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedWeightLayout {
     /// Tiles of 64 bf16 columns, with k split among this number of blocks.
-    Tiles(usize),
+    Bf16TilesWithKSplit(usize),
     /// Panels of 64 rows of k in bf16, in units of eight columns.
-    Panels,
+    Bf16Panels,
     /// Panels of weights quantised to fp8, in units of eight columns.
-    Codes,
+    Fp8Panels,
     /// Panels of weights quantised to int4, in units of eight columns.
-    Int4Codes,
+    Int4Panels,
 }
 
 /// Weight packings of a model for the persistent kernel: layer and style matrices as panels (layer
@@ -83,14 +83,14 @@ pub fn weight_packings_for_persistent_kernel(
 ) -> Vec<WeightPacking> {
     let mut packings = weight_packings_for_fused_kernels(model);
     for packing in &mut packings {
-        if LAYER_WEIGHT_NAMES.contains(&packing.name) {
+        if LAYER_WEIGHT_NAMES.contains(&packing.packed_region_name) {
             packing.layout = match weights {
-                LayerWeightFormat::ModelDtype => PackedWeightLayout::Panels,
-                LayerWeightFormat::Fp8 => PackedWeightLayout::Codes,
-                LayerWeightFormat::Int4 => PackedWeightLayout::Int4Codes,
+                LayerWeightFormat::SameDtypeAsActivations => PackedWeightLayout::Bf16Panels,
+                LayerWeightFormat::Fp8 => PackedWeightLayout::Fp8Panels,
+                LayerWeightFormat::Int4 => PackedWeightLayout::Int4Panels,
             };
-        } else if STYLE_WEIGHT_NAMES.contains(&packing.name) {
-            packing.layout = PackedWeightLayout::Panels;
+        } else if STYLE_WEIGHT_NAMES.contains(&packing.packed_region_name) {
+            packing.layout = PackedWeightLayout::Bf16Panels;
         }
     }
     packings
@@ -101,35 +101,42 @@ const LAYER_WEIGHT_NAMES: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "do
 
 /// Weight packings of a model for the fused kernels: every matrix as bf16 tiles.
 pub fn weight_packings_for_fused_kernels(model: &ExpertDimensions) -> Vec<WeightPacking> {
-    let ExpertDimensions { width, depth: layers, mlp, heads, head_dim, .. } = *model;
+    let ExpertDimensions {
+        model_width: width,
+        layer_count: layers,
+        feed_forward_width: mlp,
+        query_heads: heads,
+        head_dim,
+        ..
+    } = *model;
     let queries = heads * head_dim;
     let plain = |name, inputs, depth, columns, split, layers| WeightPacking {
-        name,
-        inputs,
-        columns: vec![columns],
-        depth,
+        packed_region_name: name,
+        weight_input_names: inputs,
+        columns_per_weight_input: vec![columns],
+        rows_per_weight_input: depth,
         layers,
-        column_order: PackedColumnOrder::PlainExpert,
-        layout: PackedWeightLayout::Tiles(split),
+        column_order: PackedColumnOrder::OriginalColumnOrder,
+        layout: PackedWeightLayout::Bf16TilesWithKSplit(split),
     };
     vec![
         WeightPacking {
-            name: "qkv_proj",
-            inputs: &["q_proj", "k_proj", "v_proj"],
-            columns: vec![queries, head_dim, head_dim],
-            depth: width,
+            packed_region_name: "qkv_proj",
+            weight_input_names: &["q_proj", "k_proj", "v_proj"],
+            columns_per_weight_input: vec![queries, head_dim, head_dim],
+            rows_per_weight_input: width,
             layers,
-            column_order: PackedColumnOrder::Rotating(head_dim),
-            layout: PackedWeightLayout::Tiles(QKV_PROJECTION_K_SPLIT),
+            column_order: PackedColumnOrder::RopePairsInHeadsOfColumns(head_dim),
+            layout: PackedWeightLayout::Bf16TilesWithKSplit(QKV_PROJECTION_K_SPLIT),
         },
         WeightPacking {
-            name: "gate_up_proj",
-            inputs: &["gate_proj", "up_proj"],
-            columns: vec![mlp, mlp],
-            depth: width,
+            packed_region_name: "gate_up_proj",
+            weight_input_names: &["gate_proj", "up_proj"],
+            columns_per_weight_input: vec![mlp, mlp],
+            rows_per_weight_input: width,
             layers,
-            column_order: PackedColumnOrder::Alternating,
-            layout: PackedWeightLayout::Tiles(GATE_UP_PROJECTION_K_SPLIT),
+            column_order: PackedColumnOrder::InterleavedGateAndUp,
+            layout: PackedWeightLayout::Bf16TilesWithKSplit(GATE_UP_PROJECTION_K_SPLIT),
         },
         plain("o_proj", &["o_proj"], queries, width, OUTPUT_PROJECTION_K_SPLIT, layers),
         plain("down_proj", &["down_proj"], mlp, width, DOWN_PROJECTION_K_SPLIT, layers),
@@ -151,16 +158,17 @@ pub fn weight_packings_for_fused_kernels(model: &ExpertDimensions) -> Vec<Weight
 impl WeightPacking {
     /// Name and size in bytes of the memory region that holds these packed weights.
     pub fn name_and_bytes_of_packed_region(&self) -> RegionNameAndBytes {
-        (self.name, self.layers * self.packed_bytes_per_layer())
+        (self.packed_region_name, self.layers * self.packed_bytes_per_layer())
     }
 
     fn packed_bytes_per_layer(&self) -> usize {
-        let elements = self.depth * self.columns.iter().sum::<usize>();
+        let elements =
+            self.rows_per_weight_input * self.columns_per_weight_input.iter().sum::<usize>();
         match self.layout {
-            PackedWeightLayout::Codes => {
+            PackedWeightLayout::Fp8Panels => {
                 elements / (COLUMNS_PER_PACKED_CHUNK * PACKED_TILE_COLUMNS) * codes::FP8_UNIT_BYTES
             }
-            PackedWeightLayout::Int4Codes => {
+            PackedWeightLayout::Int4Panels => {
                 elements / (COLUMNS_PER_PACKED_CHUNK * PACKED_TILE_COLUMNS) * codes::INT4_UNIT_BYTES
             }
             _ => elements * Dtype::Bf16.bytes_per_element(),
@@ -171,9 +179,11 @@ impl WeightPacking {
     /// columns is copied.
     fn input_and_column_of_packed_chunk(&self, chunk: usize) -> (usize, usize) {
         match self.column_order {
-            PackedColumnOrder::PlainExpert => (0, chunk * COLUMNS_PER_PACKED_CHUNK),
-            PackedColumnOrder::Alternating => (chunk % 2, chunk / 2 * COLUMNS_PER_PACKED_CHUNK),
-            PackedColumnOrder::Rotating(head) => {
+            PackedColumnOrder::OriginalColumnOrder => (0, chunk * COLUMNS_PER_PACKED_CHUNK),
+            PackedColumnOrder::InterleavedGateAndUp => {
+                (chunk % 2, chunk / 2 * COLUMNS_PER_PACKED_CHUNK)
+            }
+            PackedColumnOrder::RopePairsInHeadsOfColumns(head) => {
                 let (of_head, in_head) = (
                     chunk / (head / COLUMNS_PER_PACKED_CHUNK),
                     chunk % (head / COLUMNS_PER_PACKED_CHUNK),
@@ -181,7 +191,7 @@ impl WeightPacking {
                 let first = of_head * head
                     + in_head % 2 * (head / 2)
                     + in_head / 2 * COLUMNS_PER_PACKED_CHUNK;
-                match first.checked_sub(self.columns[0]) {
+                match first.checked_sub(self.columns_per_weight_input[0]) {
                     None => (0, first),
                     Some(first) if first < head => (1, first),
                     Some(first) => (2, first - head),
@@ -193,16 +203,17 @@ impl WeightPacking {
     /// Packs the weight inputs into this packing's layout and returns the packed bytes.
     pub fn pack_weight_inputs(&self, tensors: &Tensors) -> Vec<u8> {
         let inputs: Vec<&[u8]> =
-            self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
+            self.weight_input_names.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
         match self.layout {
-            // Each packed group has up to 64 rows of one block's slice of k.
-            PackedWeightLayout::Tiles(split) => self.pack_bf16_tiles(
+            // Each group of rows that are packed together has up to 64 rows of the slice of k that
+            // one block multiplies.
+            PackedWeightLayout::Bf16TilesWithKSplit(split) => self.pack_bf16_tiles(
                 &inputs,
-                ((self.depth / 16).div_ceil(split) * 16).min(PACKED_TILE_COLUMNS),
+                ((self.rows_per_weight_input / 16).div_ceil(split) * 16).min(PACKED_TILE_COLUMNS),
             ),
-            PackedWeightLayout::Panels => self.pack_bf16_panels(&inputs),
-            PackedWeightLayout::Codes => self.quantise_and_pack_fp8_panels(tensors),
-            PackedWeightLayout::Int4Codes => self.quantise_and_pack_int4_panels(tensors),
+            PackedWeightLayout::Bf16Panels => self.pack_bf16_panels(&inputs),
+            PackedWeightLayout::Fp8Panels => self.quantise_and_pack_fp8_panels(tensors),
+            PackedWeightLayout::Int4Panels => self.quantise_and_pack_int4_panels(tensors),
         }
     }
 
@@ -216,38 +227,44 @@ impl WeightPacking {
         chunk: usize,
     ) -> &'a [u8] {
         let (input, column) = self.input_and_column_of_packed_chunk(chunk);
-        let from = ((layer * self.depth + k) * self.columns[input] + column)
+        let from = ((layer * self.rows_per_weight_input + k)
+            * self.columns_per_weight_input[input]
+            + column)
             * Dtype::Bf16.bytes_per_element();
         &inputs[input][from..from + BYTES_PER_PACKED_CHUNK]
     }
 
-    fn pack_bf16_tiles(&self, inputs: &[&[u8]], group: usize) -> Vec<u8> {
+    fn pack_bf16_tiles(&self, inputs: &[&[u8]], rows_of_k_per_group: usize) -> Vec<u8> {
         let row_bytes = PACKED_TILE_COLUMNS * Dtype::Bf16.bytes_per_element();
         let mut packed = vec![0; self.layers * self.packed_bytes_per_layer()];
-        let tiles = self.packed_bytes_per_layer() / (self.depth * row_bytes);
+        let tiles = self.packed_bytes_per_layer() / (self.rows_per_weight_input * row_bytes);
         // Each parallel CPU task packs one tile of 64 columns, with all rows of k.
-        parallel::process_chunks_in_parallel(&mut packed, self.depth * row_bytes, &|index, to| {
-            let (layer, tile) = (index / tiles, index % tiles);
-            for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
-                for chunk in 0..PACKED_TILE_COLUMNS / COLUMNS_PER_PACKED_CHUNK {
-                    let at = (chunk ^ (k % group % 8)) * BYTES_PER_PACKED_CHUNK;
-                    to[at..at + BYTES_PER_PACKED_CHUNK].copy_from_slice(
-                        self.source_bytes_of_packed_chunk(
-                            inputs,
-                            layer,
-                            k,
-                            tile * (PACKED_TILE_COLUMNS / COLUMNS_PER_PACKED_CHUNK) + chunk,
-                        ),
-                    );
+        parallel::process_chunks_in_parallel(
+            &mut packed,
+            self.rows_per_weight_input * row_bytes,
+            &|index, to| {
+                let (layer, tile) = (index / tiles, index % tiles);
+                for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
+                    for chunk in 0..PACKED_TILE_COLUMNS / COLUMNS_PER_PACKED_CHUNK {
+                        let at = (chunk ^ (k % rows_of_k_per_group % 8)) * BYTES_PER_PACKED_CHUNK;
+                        to[at..at + BYTES_PER_PACKED_CHUNK].copy_from_slice(
+                            self.source_bytes_of_packed_chunk(
+                                inputs,
+                                layer,
+                                k,
+                                tile * (PACKED_TILE_COLUMNS / COLUMNS_PER_PACKED_CHUNK) + chunk,
+                            ),
+                        );
+                    }
                 }
-            }
-        });
+            },
+        );
         packed
     }
 
     fn pack_bf16_panels(&self, inputs: &[&[u8]]) -> Vec<u8> {
         let element = Dtype::Bf16.bytes_per_element();
-        let panels = self.depth / PACKED_TILE_COLUMNS;
+        let panels = self.rows_per_weight_input / PACKED_TILE_COLUMNS;
         let mut packed = vec![0; self.layers * self.packed_bytes_per_layer()];
         parallel::process_chunks_in_parallel(
             &mut packed,
@@ -284,15 +301,18 @@ impl WeightPacking {
         const {
             assert!(
                 codes::COLUMNS_PER_QUANTISED_UNIT == COLUMNS_PER_PACKED_CHUNK
-                    && codes::UNIT_ROWS_OF_K == PACKED_TILE_COLUMNS
+                    && codes::K_ROWS_PER_QUANTISED_UNIT == PACKED_TILE_COLUMNS
             )
         };
-        let inputs: Vec<Fp8MatrixStack> =
-            self.inputs.iter().map(|name| quantise_stack_to_fp8(tensors.tensor(name))).collect();
+        let inputs: Vec<Fp8MatrixStack> = self
+            .weight_input_names
+            .iter()
+            .map(|name| quantise_stack_to_fp8(tensors.tensor(name)))
+            .collect();
         self.pack_panels_of_units(codes::FP8_UNIT_BYTES, |layer, row, input, first, to| {
-            let (Fp8MatrixStack { codes, exponents }, columns) =
-                (&inputs[input], self.columns[input]);
-            let row = layer * self.depth + row;
+            let (Fp8MatrixStack { e4m3_codes: codes, column_exponents: exponents }, columns) =
+                (&inputs[input], self.columns_per_weight_input[input]);
+            let row = layer * self.rows_per_weight_input + row;
             let of_k = |k| &codes[(row + k) * columns + first..][..COLUMNS_PER_PACKED_CHUNK];
             codes::write_packed_fp8_unit(
                 to,
@@ -305,16 +325,16 @@ impl WeightPacking {
     fn quantise_and_pack_int4_panels(&self, tensors: &Tensors) -> Vec<u8> {
         const { assert!(int4::INT4_SCALE_GROUP_ELEMENTS.is_multiple_of(PACKED_TILE_COLUMNS)) };
         let inputs: Vec<Int4MatrixStack> = self
-            .inputs
+            .weight_input_names
             .iter()
             .map(|name| int4::quantise_stack_to_int4(tensors.tensor(name)))
             .collect();
         self.pack_panels_of_units(codes::INT4_UNIT_BYTES, |layer, row, input, first, to| {
-            let (Int4MatrixStack { codes, scales }, columns) =
-                (&inputs[input], self.columns[input]);
-            let group = layer * int4::int4_groups_per_column(self.depth)
+            let (Int4MatrixStack { int4_codes: codes, group_scales: scales }, columns) =
+                (&inputs[input], self.columns_per_weight_input[input]);
+            let group = layer * int4::int4_groups_per_column(self.rows_per_weight_input)
                 + row / int4::INT4_SCALE_GROUP_ELEMENTS;
-            let row = layer * self.depth + row;
+            let row = layer * self.rows_per_weight_input + row;
             let of_k = |k| &codes[(row + k) * columns + first..][..COLUMNS_PER_PACKED_CHUNK];
             codes::write_packed_int4_unit(
                 to,
@@ -332,7 +352,7 @@ impl WeightPacking {
         bytes: usize,
         write: impl Fn(usize, usize, usize, usize, &mut [u8]) + Sync,
     ) -> Vec<u8> {
-        let panels = self.depth / PACKED_TILE_COLUMNS;
+        let panels = self.rows_per_weight_input / PACKED_TILE_COLUMNS;
         let mut packed = vec![0; self.layers * self.packed_bytes_per_layer()];
         parallel::process_chunks_in_parallel(
             &mut packed,
@@ -354,8 +374,8 @@ impl WeightPacking {
 pub const MAX_PERSISTENT_KEYS: usize = 1024;
 
 /// Packs cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim /
-/// 16][16 x 16 as a fragment]`, with zeros after the prefix. The rows of a fragment are keys or, if
-/// `transposed` is set as for values, columns of head_dim.
+/// 16][16 x 16 as a fragment]`, with zeros after the prefix. The rows of a packed fragment are keys
+/// or, if `transposed` is set as for cached values, columns of head_dim.
 pub fn pack_cache_as_tensor_core_fragments(
     cache: &[u8],
     layers: usize,
@@ -406,13 +426,13 @@ mod tests {
     fn every_weight_column_is_packed_exactly_once() {
         for model in [PI05_EXPERT_MODEL, TINY_TEST_MODEL] {
             for packing in weight_packings_for_fused_kernels(&model) {
-                let columns: usize = packing.columns.iter().sum();
+                let columns: usize = packing.columns_per_weight_input.iter().sum();
                 let mut chunks: Vec<_> = (0..columns / COLUMNS_PER_PACKED_CHUNK)
                     .map(|chunk| packing.input_and_column_of_packed_chunk(chunk))
                     .collect();
                 chunks.sort_unstable();
                 let all: Vec<_> = packing
-                    .columns
+                    .columns_per_weight_input
                     .iter()
                     .enumerate()
                     .flat_map(|(input, &columns)| {
@@ -421,8 +441,8 @@ mod tests {
                             .map(move |column| (input, column))
                     })
                     .collect();
-                assert_eq!(chunks, all, "{} of {}", packing.name, model.name);
-                assert_eq!(columns % PACKED_TILE_COLUMNS, 0, "{}", packing.name);
+                assert_eq!(chunks, all, "{} of {}", packing.packed_region_name, model.model_name);
+                assert_eq!(columns % PACKED_TILE_COLUMNS, 0, "{}", packing.packed_region_name);
             }
         }
     }
@@ -433,12 +453,12 @@ mod tests {
         let source = |name: &str, chunk| {
             packings
                 .iter()
-                .find(|packing| packing.name == name)
+                .find(|packing| packing.packed_region_name == name)
                 .unwrap()
                 .input_and_column_of_packed_chunk(chunk)
         };
-        // The chunks in this test are those of the second head of q, then those of k and v after
-        // the eight heads of q.
+        // The packed chunks in this test are those of the second head of q, then those of k and v
+        // after the eight heads of q.
         assert_eq!(
             [32, 33, 34].map(|chunk| source("qkv_proj", chunk)),
             [(0, 256), (0, 256 + 128), (0, 256 + 8)]
@@ -453,13 +473,13 @@ mod tests {
     #[test]
     fn panels_hold_64_values_of_k_of_each_column_together() {
         let packing = WeightPacking {
-            name: "o_proj",
-            inputs: &["o_proj"],
-            columns: vec![16],
-            depth: 128,
+            packed_region_name: "o_proj",
+            weight_input_names: &["o_proj"],
+            columns_per_weight_input: vec![16],
+            rows_per_weight_input: 128,
             layers: 2,
-            column_order: PackedColumnOrder::PlainExpert,
-            layout: PackedWeightLayout::Panels,
+            column_order: PackedColumnOrder::OriginalColumnOrder,
+            layout: PackedWeightLayout::Bf16Panels,
         };
         let number =
             |layer: usize, k: usize, column: usize| ((layer * 128 + k) * 16 + column) as u16;
@@ -525,28 +545,35 @@ mod tests {
     fn every_packed_int4_code_decodes_to_its_value_at_the_kernels_position() {
         // In this test model, a scale group of 128 rows of k covers two panels, and the width of
         // 192 ends with half a group.
-        let model = ExpertDimensions { head_dim: 32, width: 192, mlp: 256, ..TINY_TEST_MODEL };
+        let model = ExpertDimensions {
+            head_dim: 32,
+            model_width: 192,
+            feed_forward_width: 256,
+            ..TINY_TEST_MODEL
+        };
         let mut tensors = Tensors::new();
         for spec in model.input_tensor_specs(1, 1, Dtype::Bf16) {
-            tensors.insert(spec.name, spec.draw_tensor_from_seed(4));
+            tensors.insert(spec.input_name, spec.draw_tensor_from_seed(4));
         }
         let packings = weight_packings_for_persistent_kernel(&model, LayerWeightFormat::Int4);
-        let coded = |packing: &&WeightPacking| packing.layout == PackedWeightLayout::Int4Codes;
+        let coded = |packing: &&WeightPacking| packing.layout == PackedWeightLayout::Int4Panels;
         assert_eq!(packings.iter().filter(coded).count(), LAYER_WEIGHT_NAMES.len());
         for packing in packings.iter().filter(coded) {
             let packed = packing.pack_weight_inputs(&tensors);
             assert_eq!(packed.len(), packing.name_and_bytes_of_packed_region().1);
             let exact = |name: &&str| int4::round_tensor_through_int4(tensors.tensor(name));
-            let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
-            let (panels, units) =
-                (packing.depth / PACKED_TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
+            let exact: Vec<_> = packing.weight_input_names.iter().map(exact).collect();
+            let (panels, units) = (
+                packing.rows_per_weight_input / PACKED_TILE_COLUMNS,
+                packing.columns_per_weight_input.iter().sum::<usize>() / 8,
+            );
             for (index, unit) in packed.chunks_exact(codes::INT4_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
                 let (input, first) = packing.input_and_column_of_packed_chunk(index % units);
                 // The test decodes int4 like the function `decode_int4` of
                 // `kernels/denoise/units.cuh`, with eight codes a word.
                 for (number, word) in
-                    unit[..codes::INT4_FACTORS_OFFSET_IN_UNIT].chunks_exact(4).enumerate()
+                    unit[..codes::INT4_FACTORS_BYTE_OFFSET_IN_UNIT].chunks_exact(4).enumerate()
                 {
                     let (lane, word) = (number / 2, u32::from_le_bytes(word.try_into().unwrap()));
                     let (column, k) = (
@@ -555,15 +582,20 @@ mod tests {
                             + lane / 8 * codes::FP8_CODES_PER_16_BYTE_LOAD
                             + number % 2 * 8,
                     );
-                    let factor = codes::INT4_FACTORS_OFFSET_IN_UNIT + column * 2;
+                    let factor = codes::INT4_FACTORS_BYTE_OFFSET_IN_UNIT + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     for i in 0..8 {
                         let pair = word >> (i / 2 * 4) & 0x000f_000f | 0x4300_4300;
                         let raised = bf16::from_bits((pair >> (i % 2 * 16)) as u16).to_f32();
-                        let at = (layer * packing.depth + k + i) * packing.columns[input];
+                        let at = (layer * packing.rows_per_weight_input + k + i)
+                            * packing.columns_per_weight_input[input];
                         let expected = exact[input].elements_to_f64(at + first + column, 1)[0];
                         let got = f64::from((raised - 136.0) * factor);
-                        assert_eq!(got, expected, "{} {index} {lane} {i}", packing.name);
+                        assert_eq!(
+                            got, expected,
+                            "{} {index} {lane} {i}",
+                            packing.packed_region_name
+                        );
                     }
                 }
             }
@@ -572,13 +604,13 @@ mod tests {
 
     #[test]
     fn every_packed_fp8_code_decodes_to_its_value_at_the_kernels_position() {
-        // Every inner dimension k of this test model is a multiple of a panel's 64 rows.
+        // In this test model, every inner dimension k is a multiple of the 64 rows of a panel.
         let model = ExpertDimensions { head_dim: 32, ..TINY_TEST_MODEL };
         let mut tensors = Tensors::new();
         for spec in model.input_tensor_specs(1, 1, Dtype::Bf16) {
-            tensors.insert(spec.name, spec.draw_tensor_from_seed(3));
+            tensors.insert(spec.input_name, spec.draw_tensor_from_seed(3));
         }
-        let coded = |packing: &WeightPacking| packing.layout == PackedWeightLayout::Codes;
+        let coded = |packing: &WeightPacking| packing.layout == PackedWeightLayout::Fp8Panels;
         for packing in weight_packings_for_persistent_kernel(&model, LayerWeightFormat::Fp8)
             .into_iter()
             .filter(coded)
@@ -586,15 +618,17 @@ mod tests {
             let packed = packing.pack_weight_inputs(&tensors);
             assert_eq!(packed.len(), packing.name_and_bytes_of_packed_region().1);
             let exact = |name: &&str| round_tensor_through_fp8(tensors.tensor(name));
-            let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
-            let (panels, units) =
-                (packing.depth / PACKED_TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
+            let exact: Vec<_> = packing.weight_input_names.iter().map(exact).collect();
+            let (panels, units) = (
+                packing.rows_per_weight_input / PACKED_TILE_COLUMNS,
+                packing.columns_per_weight_input.iter().sum::<usize>() / 8,
+            );
             for (index, unit) in packed.chunks_exact(codes::FP8_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
                 let (input, first) = packing.input_and_column_of_packed_chunk(index % units);
                 // The fp8 codes of a unit are stored lane by lane, with four 32-bit words for each
                 // lane.
-                for (lane, codes) in unit[..codes::FP8_FACTORS_OFFSET_IN_UNIT]
+                for (lane, codes) in unit[..codes::FP8_FACTORS_BYTE_OFFSET_IN_UNIT]
                     .chunks_exact(codes::FP8_CODES_PER_16_BYTE_LOAD)
                     .enumerate()
                 {
@@ -602,7 +636,7 @@ mod tests {
                         lane % 8,
                         panel * PACKED_TILE_COLUMNS + lane / 8 * codes::FP8_CODES_PER_16_BYTE_LOAD,
                     );
-                    let factor = codes::FP8_FACTORS_OFFSET_IN_UNIT + column * 2;
+                    let factor = codes::FP8_FACTORS_BYTE_OFFSET_IN_UNIT + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     let got = codes.chunks_exact(4).flat_map(|word| {
                         decode_fp8_codes_like_kernel(
@@ -611,9 +645,15 @@ mod tests {
                         )
                     });
                     for (i, got) in got.enumerate() {
-                        let at = (layer * packing.depth + k + i) * packing.columns[input];
+                        let at = (layer * packing.rows_per_weight_input + k + i)
+                            * packing.columns_per_weight_input[input];
                         let expected = exact[input].elements_to_f64(at + first + column, 1)[0];
-                        assert_eq!(f64::from(got), expected, "{} {index} {lane}", packing.name);
+                        assert_eq!(
+                            f64::from(got),
+                            expected,
+                            "{} {index} {lane}",
+                            packing.packed_region_name
+                        );
                     }
                 }
             }

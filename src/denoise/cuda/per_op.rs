@@ -16,8 +16,8 @@ use crate::denoise::definition::LayerWeightFormat;
 use crate::denoise::int4;
 use crate::denoise::model::{ExpertDimensions, VALUES_PER_ACTION};
 use kernelgate::backend::program::{
-    LaunchArgument, LaunchArgumentList, NULL, Program, ProgramLane, RegionPointer, int_operand,
-    int_operands, long_operand,
+    LaunchArgument, LaunchArgumentList, LaunchProgram, NULL, ProgramLane, RegionPointer,
+    int_operand, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -54,7 +54,7 @@ pub const PER_OP_DENOISE_KERNELS: &[KernelSpec<DenoiseLaunchSizes>] = &[
 
 /// Kernel of the sinusoidal time embedding, which the rung `fused` launches too.
 pub const TIME_EMBEDDING_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    constants: |_| {
+    constant_macros: |_| {
         vec![
             ("THREADS", DENOISE_BLOCK_THREADS),
             ("PACKET", ELEMENTS_PER_THREAD),
@@ -63,76 +63,82 @@ pub const TIME_EMBEDDING_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
         ]
     },
     ..kernel_compiled_for_all_models("denoise/per_op", "denoise_per_op_embed", |items| {
-        [time_embedding_blocks_per_row(&items.model) * items.items, 1, items.layers]
+        [
+            time_embedding_blocks_per_row(&items.model) * items.rows_or_elements,
+            1,
+            items.layers_per_launch,
+        ]
     })
 };
 
 /// Kernel that adds a bias to rows and optionally applies SiLU, with one thread for each packet of
 /// eight elements.
 const BIAS_AND_SILU_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_per_op_bias",
-    blocks: |items| [items.items.div_ceil(DENOISE_BLOCK_THREADS), 1, items.layers],
+    kernel_symbol: "denoise_per_op_bias",
+    blocks: |items| {
+        [items.rows_or_elements.div_ceil(DENOISE_BLOCK_THREADS), 1, items.layers_per_launch]
+    },
     ..TIME_EMBEDDING_KERNEL
 };
 const CAST_TO_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_cast", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_cast", ..BIAS_AND_SILU_KERNEL };
 const COPY_F32_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_copy", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_copy", ..BIAS_AND_SILU_KERNEL };
 /// Kernel that computes cosines and sines of the RoPE angles, which the rung `fused` launches too.
 pub const ROPE_ANGLES_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_angles", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_angles", ..BIAS_AND_SILU_KERNEL };
 const SCALE_AND_SHIFT_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_modulate", ..BIAS_AND_SILU_KERNEL };
 const ADD_GATED_BRANCH_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_residual", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_residual", ..BIAS_AND_SILU_KERNEL };
 const ROTATE_Q_AND_K_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_rope", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_rope", ..BIAS_AND_SILU_KERNEL };
 const CONCAT_CACHE_AND_NEW_KEYS_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_concat", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_concat", ..BIAS_AND_SILU_KERNEL };
 const GELU_GATE_TIMES_UP_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_gelu", ..BIAS_AND_SILU_KERNEL };
 const EULER_STEP_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_euler", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_euler", ..BIAS_AND_SILU_KERNEL };
 
 const DEQUANTIZE_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_dequantize", ..BIAS_AND_SILU_KERNEL };
 const DEQUANTIZE_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_dequantize_int4", ..BIAS_AND_SILU_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_dequantize_int4", ..BIAS_AND_SILU_KERNEL };
 
 const RMS_NORM_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_per_op_norm",
+    kernel_symbol: "denoise_per_op_norm",
     blocks: grid_with_one_block_per_row,
     ..TIME_EMBEDDING_KERNEL
 };
 const ATTENTION_SOFTMAX_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_softmax", ..RMS_NORM_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_softmax", ..RMS_NORM_KERNEL };
 const ACTION_OUTPUT_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> =
-    KernelSpec { symbol: "denoise_per_op_action_out", ..RMS_NORM_KERNEL };
+    KernelSpec { kernel_symbol: "denoise_per_op_action_out", ..RMS_NORM_KERNEL };
 
 /// Number of thread blocks of the kernel `denoise_per_op_embed` for each row of the time embedding.
 pub const fn time_embedding_blocks_per_row(model: &ExpertDimensions) -> usize {
-    (model.width / 2).div_ceil(DENOISE_BLOCK_THREADS)
+    (model.model_width / 2).div_ceil(DENOISE_BLOCK_THREADS)
 }
 
 /// Program of the rung `per_op`, which launches all operations one after the other.
-pub fn serial_per_op_program(run: &DenoiseStepOrLoop) -> Program {
+pub fn serial_per_op_program(run: &DenoiseStepOrLoop) -> LaunchProgram {
     write_whole_per_op_program(PerOpProgramWriter {
         writer: create_per_op_program_with_regions(run),
-        side: None,
+        side_lanes: None,
     })
 }
 
 /// Program of the per-operation rung in which independent GEMMs run on parallel graph branches, and
 /// every kernel launch uses PDL.
-pub fn per_op_program_with_parallel_gemms_and_pdl(run: &DenoiseStepOrLoop) -> Program {
+pub fn per_op_program_with_parallel_gemms_and_pdl(run: &DenoiseStepOrLoop) -> LaunchProgram {
     let mut writer = create_per_op_program_with_regions(run);
     writer.uses_programmatic_launch = true;
     let [styles, one, two] = [(); 3].map(|()| writer.program.add_lane());
-    let side = Some(ParallelGemmLanes { styles, gemms: [one, two] });
-    write_whole_per_op_program(PerOpProgramWriter { writer, side })
+    let side = Some(ParallelGemmLanes { style_gemm_lane: styles, gemms: [one, two] });
+    write_whole_per_op_program(PerOpProgramWriter { writer, side_lanes: side })
 }
 
-fn write_whole_per_op_program(mut pass: PerOpProgramWriter) -> Program {
+fn write_whole_per_op_program(mut pass: PerOpProgramWriter) -> LaunchProgram {
     pass.write_whole_loop_or_single_step();
     pass.writer.program
 }
@@ -141,8 +147,8 @@ fn write_whole_per_op_program(mut pass: PerOpProgramWriter) -> Program {
 /// lane.
 #[derive(Clone, Copy)]
 struct ParallelGemmLanes {
-    /// Lane of the GEMM that computes the style of the next norm.
-    styles: ProgramLane,
+    /// Lane of the GEMM that computes the adaptive style (scale, shift, gate) of the next norm.
+    style_gemm_lane: ProgramLane,
     /// Lanes for GEMMs that have the same input x as a GEMM in the main lane, such as k and v
     /// beside q.
     gemms: [ProgramLane; 2],
@@ -151,7 +157,7 @@ struct ParallelGemmLanes {
 struct PerOpProgramWriter<'a> {
     writer: DenoiseProgramBuilder<'a>,
     /// Side lanes for concurrent GEMMs; with `None`, all GEMMs run one after the other.
-    side: Option<ParallelGemmLanes>,
+    side_lanes: Option<ParallelGemmLanes>,
 }
 
 impl PerOpProgramWriter<'_> {
@@ -168,29 +174,29 @@ impl PerOpProgramWriter<'_> {
         self.writer.add_single_layer_launch(kernel, items, arguments);
     }
 
-    fn begin_named_program_range(&mut self, name: String) {
+    fn begin_nvtx_range(&mut self, name: String) {
         self.writer.program.begin_named_range(name);
     }
 
-    fn end_named_program_range(&mut self) {
+    fn end_nvtx_range(&mut self) {
         self.writer.program.end_innermost_range();
     }
 
     fn write_whole_loop_or_single_step(&mut self) {
         let (x, output) = (self.pointer_to("x"), self.writer.output_operand());
-        if !self.writer.run.looped {
+        if !self.writer.run.is_whole_loop {
             return self.write_launches_of_per_op_step(0, x, output);
         }
-        let actions = self.writer.run.shape.s * VALUES_PER_ACTION;
-        self.begin_named_program_range("Denoise_Full_Loop".to_owned());
+        let actions = self.writer.run.shape.action_tokens * VALUES_PER_ACTION;
+        self.begin_nvtx_range("Denoise_Full_Loop".to_owned());
         self.add_kernel_launch_over_items(
             &COPY_F32_KERNEL,
             actions,
             (x, output, long_operand(actions)),
         );
-        let dt = (-1.0 / self.writer.run.steps as f64) as f32;
+        let dt = (-1.0 / self.writer.run.denoising_steps as f64) as f32;
         let velocities = self.pointer_to("velocities");
-        for step in 0..self.writer.run.steps {
+        for step in 0..self.writer.run.denoising_steps {
             self.write_launches_of_per_op_step(step, output, velocities);
             self.add_kernel_launch_over_items(
                 &EULER_STEP_KERNEL,
@@ -198,7 +204,7 @@ impl PerOpProgramWriter<'_> {
                 (output, velocities, dt, long_operand(actions)),
             );
         }
-        self.end_named_program_range();
+        self.end_nvtx_range();
     }
 
     /// Writes the launches of one denoising step, which compute the velocity of the actions `x`.
@@ -209,12 +215,12 @@ impl PerOpProgramWriter<'_> {
         velocity: LaunchArgument,
     ) {
         let shape = self.writer.run.shape;
-        let ExpertDimensions { width, depth, head_dim, .. } = shape.model;
-        let s = shape.s;
-        self.begin_named_program_range(format!("Denoise_Step_{step}"));
+        let ExpertDimensions { model_width: width, layer_count: depth, head_dim, .. } = shape.model;
+        let s = shape.action_tokens;
+        self.begin_nvtx_range(format!("Denoise_Step_{step}"));
 
-        self.begin_named_program_range(format!("Step_{step}/Time_Embed"));
-        let times = match self.writer.run.looped {
+        self.begin_nvtx_range(format!("Step_{step}/Time_Embed"));
+        let times = match self.writer.run.is_whole_loop {
             true => {
                 let times = self.writer.program.pointer_to("times");
                 [NULL, times.offset_by(step * Dtype::F64.bytes_per_element()).into()]
@@ -229,13 +235,13 @@ impl PerOpProgramWriter<'_> {
         self.add_bias_launch("time_hidden", "time_in_bias", 1, true);
         self.add_gemm_in_main_lane([1, width, width], "time_hidden", time_out, "cond");
         self.add_bias_launch("cond", "time_out_bias", 1, true);
-        if let Some(ParallelGemmLanes { styles, .. }) = self.side {
+        if let Some(ParallelGemmLanes { style_gemm_lane: styles, .. }) = self.side_lanes {
             self.writer.program.make_lane_wait_for_lane(styles, ProgramLane::MAIN_LANE);
             self.add_style_gemm_in_lane(styles, 0);
         }
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.begin_named_program_range(format!("Step_{step}/Action_Proj_In"));
+        self.begin_nvtx_range(format!("Step_{step}/Action_Proj_In"));
         self.add_kernel_launch_over_items(
             &CAST_TO_BF16_KERNEL,
             s * VALUES_PER_ACTION,
@@ -244,42 +250,43 @@ impl PerOpProgramWriter<'_> {
         let action_in = self.writer.program.pointer_to("action_in");
         self.add_gemm_in_main_lane([s, width, VALUES_PER_ACTION], "x16", action_in, "h");
         self.add_bias_launch("h", "action_in_bias", s, false);
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
         // The action tokens (suffix) attend to every key, so no mask is prepared, only the RoPE
         // angles of the positions.
-        self.begin_named_program_range(format!("Step_{step}/Mask_Prep"));
+        self.begin_nvtx_range(format!("Step_{step}/Mask_Prep"));
         self.add_kernel_launch_over_items(
             &ROPE_ANGLES_KERNEL,
             s * head_dim / 2,
-            ("angles", int_operands([shape.p, s, head_dim])),
+            ("angles", int_operands([shape.prefix_tokens, s, head_dim])),
         );
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
         for layer in 0..depth {
             self.write_launches_of_layer(step, layer);
         }
 
-        self.begin_named_program_range(format!("Step_{step}/Final_Norm"));
+        self.begin_nvtx_range(format!("Step_{step}/Final_Norm"));
         self.add_ada_rms_norm_launches(
             2 * depth,
             self.writer.program.pointer_to("final_style_bias"),
             true,
         );
-        self.end_named_program_range();
-        self.begin_named_program_range(format!("Step_{step}/Action_Proj_Out"));
+        self.end_nvtx_range();
+        self.begin_nvtx_range(format!("Step_{step}/Action_Proj_Out"));
         let arguments = ("exact", "action_out", "action_out_bias", velocity, int_operand(width));
         self.add_kernel_launch_over_items(&ACTION_OUTPUT_PROJECTION_KERNEL, s, arguments);
-        self.end_named_program_range();
-        self.end_named_program_range();
+        self.end_nvtx_range();
+        self.end_nvtx_range();
     }
 
     /// Adds the launches that compute `attended` from `q` and the rows of `keys` and `values`: the
-    /// scores, their softmax and the weighted sum of values. `keys` is the padded number of keys.
+    /// scores, their softmax and the weighted sum of values. The argument `keys` is the number of
+    /// keys, padded to a multiple of eight.
     fn add_attention_launches(&mut self, keys: usize) {
         let shape = self.writer.run.shape;
-        let ExpertDimensions { heads, head_dim, .. } = shape.model;
-        let (s, context) = (shape.s, shape.prefix_and_horizon_tokens());
+        let ExpertDimensions { query_heads: heads, head_dim, .. } = shape.model;
+        let (s, context) = (shape.action_tokens, shape.prefix_and_horizon_tokens());
         let spec = GemmSpec {
             b_transposed: true,
             ..GemmSpec::new(s * heads, keys, head_dim, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32)
@@ -300,63 +307,70 @@ impl PerOpProgramWriter<'_> {
 
     fn write_launches_of_layer(&mut self, step: usize, layer: usize) {
         let shape = self.writer.run.shape;
-        let ExpertDimensions { width, mlp, heads, head_dim, .. } = shape.model;
-        let (s, keys) = (shape.s, keys_padded_to_eight(shape.prefix_and_horizon_tokens()));
+        let ExpertDimensions {
+            model_width: width,
+            feed_forward_width: mlp,
+            query_heads: heads,
+            head_dim,
+            ..
+        } = shape.model;
+        let (s, keys) =
+            (shape.action_tokens, keys_padded_to_eight(shape.prefix_and_horizon_tokens()));
         let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
         let [style1_bias, style2_bias] = ["style1_bias", "style2_bias"]
             .map(|name| self.writer.pointer_to_layer_part(name, layer));
-        self.begin_named_program_range(format!("Step_{step}/Layer_{layer}"));
+        self.begin_nvtx_range(format!("Step_{step}/Layer_{layer}"));
 
-        self.begin_named_program_range(phase("LN"));
+        self.begin_nvtx_range(phase("LN"));
         self.add_ada_rms_norm_launches(2 * layer, style1_bias, false);
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.begin_named_program_range(phase("QKV_Proj"));
+        self.begin_nvtx_range(phase("QKV_Proj"));
         let [q, k, v] =
             ["q_proj", "k_proj", "v_proj"].map(|name| self.dequantised_matrix_pointer(name, layer));
         self.add_gemms_in_side_lanes([s, head_dim, width], "y", &[(k, "k"), (v, "v")]);
         self.add_gemm_in_main_lane([s, heads * head_dim, width], "y", q, "q");
         self.join_gemms_of_side_lanes(2);
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.begin_named_program_range(phase("RoPE"));
+        self.begin_nvtx_range(phase("RoPE"));
         let pairs = s * (heads + 1) * head_dim / 2;
         self.add_kernel_launch_over_items(
             &ROTATE_Q_AND_K_KERNEL,
             pairs / ELEMENTS_PER_THREAD,
             ("q", "k", "angles", int_operands([s, heads, head_dim])),
         );
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.begin_named_program_range(phase("KV_Concat"));
+        self.begin_nvtx_range(phase("KV_Concat"));
         let packets = head_dim / ELEMENTS_PER_THREAD;
         let caches =
             ["k_cache", "v_cache"].map(|name| self.writer.pointer_to_layer_part(name, layer));
         let rows = ("k", "v", "keys", "values");
-        let sizes = int_operands([shape.p, s, keys, packets]);
+        let sizes = int_operands([shape.prefix_tokens, s, keys, packets]);
         self.add_kernel_launch_over_items(
             &CONCAT_CACHE_AND_NEW_KEYS_KERNEL,
             keys * packets,
             (caches, rows, sizes),
         );
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.begin_named_program_range(phase("Attn"));
+        self.begin_nvtx_range(phase("Attn"));
         self.add_attention_launches(keys);
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.begin_named_program_range(phase("O_Proj"));
+        self.begin_nvtx_range(phase("O_Proj"));
         let o = self.dequantised_matrix_pointer("o_proj", layer);
         self.add_gemm_in_main_lane([s, width, heads * head_dim], "attended", o, "branch");
-        self.end_named_program_range();
-        self.begin_named_program_range(phase("Res1"));
+        self.end_nvtx_range();
+        self.begin_nvtx_range(phase("Res1"));
         self.add_gated_branch_launch(2 * layer, style1_bias);
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.begin_named_program_range(phase("PostLN"));
+        self.begin_nvtx_range(phase("PostLN"));
         self.add_ada_rms_norm_launches(2 * layer + 1, style2_bias, false);
-        self.end_named_program_range();
-        self.begin_named_program_range(phase("MLP"));
+        self.end_nvtx_range();
+        self.begin_nvtx_range(phase("MLP"));
         let [gate, up, down] = ["gate_proj", "up_proj", "down_proj"]
             .map(|name| self.dequantised_matrix_pointer(name, layer));
         self.add_gemms_in_side_lanes([s, mlp, width], "y", &[(up, "ups")]);
@@ -369,26 +383,27 @@ impl PerOpProgramWriter<'_> {
             ("gates", "ups", int_operand(packets)),
         );
         self.add_gemm_in_main_lane([s, width, mlp], "gates", down, "branch");
-        self.end_named_program_range();
-        self.begin_named_program_range(phase("Res2"));
+        self.end_nvtx_range();
+        self.begin_nvtx_range(phase("Res2"));
         self.add_gated_branch_launch(2 * layer + 1, style2_bias);
-        self.end_named_program_range();
+        self.end_nvtx_range();
 
-        self.end_named_program_range();
+        self.end_nvtx_range();
     }
 
     /// Pointer to a layer's weight matrix in bf16; if the matrix is stored as fp8 or int4 codes,
     /// adds a launch that dequantises it.
     fn dequantised_matrix_pointer(&mut self, name: &'static str, layer: usize) -> RegionPointer {
-        let Some(matrix) =
-            matrices_stored_quantised(self.writer.run).iter().find(|matrix| matrix.name == name)
+        let Some(matrix) = matrices_stored_quantised(self.writer.run)
+            .iter()
+            .find(|matrix| matrix.weight_and_code_region_name == name)
         else {
             return self.writer.pointer_to_layer_part(name, layer);
         };
         let [rows, columns] = matrix_extents_of_one_layer(self.writer.run, name);
         let packets = rows * columns / ELEMENTS_PER_THREAD;
         let encoded = pointers_to_layer_codes_and_scales(&self.writer, matrix, layer);
-        let values = self.writer.program.pointer_to(matrix.values);
+        let values = self.writer.program.pointer_to(matrix.dequantised_region_name);
         let int4 = self.writer.run.shape.weights == LayerWeightFormat::Int4;
         let kernel = if int4 { &DEQUANTIZE_INT4_KERNEL } else { &DEQUANTIZE_FP8_KERNEL };
         self.add_kernel_launch_over_items(
@@ -401,14 +416,16 @@ impl PerOpProgramWriter<'_> {
 
     /// Pointer to the style of norm number `index` of a denoising step.
     fn pointer_to_style_of_norm(&self, index: usize) -> RegionPointer {
-        let style_bytes = 3 * self.writer.run.shape.model.width * Dtype::F32.bytes_per_element();
+        let style_bytes =
+            3 * self.writer.run.shape.model.model_width * Dtype::F32.bytes_per_element();
         self.writer.program.pointer_to("styles").offset_by(index * style_bytes)
     }
 
     /// Adds the GEMM that computes the style of norm number `index` to a lane, if the model has a
     /// norm with this number.
     fn add_style_gemm_in_lane(&mut self, lane: ProgramLane, index: usize) {
-        let ExpertDimensions { width, depth, .. } = self.writer.run.shape.model;
+        let ExpertDimensions { model_width: width, layer_count: depth, .. } =
+            self.writer.run.shape.model;
         let weights = match index {
             index if index > 2 * depth => return,
             index if index == 2 * depth => self.writer.program.pointer_to("final_style"),
@@ -427,15 +444,15 @@ impl PerOpProgramWriter<'_> {
     /// The result of the adaptive norm goes to the region `y` in bf16, or with `exact` to the
     /// region `exact` in fp32.
     fn add_ada_rms_norm_launches(&mut self, index: usize, bias: RegionPointer, exact: bool) {
-        let ExpertDimensions { width, .. } = self.writer.run.shape.model;
-        let s = self.writer.run.shape.s;
-        if self.side.is_none() {
+        let ExpertDimensions { model_width: width, .. } = self.writer.run.shape.model;
+        let s = self.writer.run.shape.action_tokens;
+        if self.side_lanes.is_none() {
             self.add_style_gemm_in_lane(ProgramLane::MAIN_LANE, index);
         }
         self.add_kernel_launch_over_items(&RMS_NORM_KERNEL, s, ("h", "normed", int_operand(width)));
-        if let Some(ParallelGemmLanes { styles, .. }) = self.side {
-            // The main lane waits for this norm's style; the style of the next norm is computed
-            // concurrently with the launches that follow.
+        if let Some(ParallelGemmLanes { style_gemm_lane: styles, .. }) = self.side_lanes {
+            // The main lane waits for the style of the current norm; the style of the next norm is
+            // computed concurrently with the launches that follow.
             self.writer.program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, styles);
             self.add_style_gemm_in_lane(styles, index + 1);
         }
@@ -451,7 +468,8 @@ impl PerOpProgramWriter<'_> {
 
     /// Adds the launch of h += gate·branch, with the gate from the style of norm number `index`.
     fn add_gated_branch_launch(&mut self, index: usize, bias: RegionPointer) {
-        let (width, s) = (self.writer.run.shape.model.width, self.writer.run.shape.s);
+        let (width, s) =
+            (self.writer.run.shape.model.model_width, self.writer.run.shape.action_tokens);
         let packets = s * width / ELEMENTS_PER_THREAD;
         let arguments = (
             "h",
@@ -465,7 +483,7 @@ impl PerOpProgramWriter<'_> {
 
     /// Adds the launch of x += bias over rows of the model's width, followed by SiLU if `silu`.
     fn add_bias_launch(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
-        let width = self.writer.run.shape.model.width;
+        let width = self.writer.run.shape.model.model_width;
         let packets = rows * width / ELEMENTS_PER_THREAD;
         let sizes = int_operands([width, packets, usize::from(silu)]);
         self.add_kernel_launch_over_items(&BIAS_AND_SILU_KERNEL, packets, (x, bias, sizes));
@@ -485,9 +503,9 @@ impl PerOpProgramWriter<'_> {
         self.add_gemm_of_named_regions(ProgramLane::MAIN_LANE, spec, x, w, y);
     }
 
-    /// Adds one GEMM for each (w, y) pair, all with the same input x. The GEMMs run in side lanes,
-    /// concurrently with the next launches of the main lane; without side lanes they run before
-    /// those launches.
+    /// Adds one GEMM for each (w, y) pair, all with the same input x. The GEMMs that share the
+    /// input x run in side lanes, concurrently with the next launches of the main lane; without
+    /// side lanes they run before those launches.
     fn add_gemms_in_side_lanes(
         &mut self,
         [rows, columns, depth]: [usize; 3],
@@ -497,7 +515,7 @@ impl PerOpProgramWriter<'_> {
         let spec =
             GemmSpec::new(rows, columns, depth, GemmMatrixDtype::Bf16, GemmMatrixDtype::Bf16);
         for (number, (w, y)) in gemms.iter().enumerate() {
-            let lane = self.side.map_or(ProgramLane::MAIN_LANE, |side| side.gemms[number]);
+            let lane = self.side_lanes.map_or(ProgramLane::MAIN_LANE, |side| side.gemms[number]);
             if lane != ProgramLane::MAIN_LANE {
                 self.writer.program.make_lane_wait_for_lane(lane, ProgramLane::MAIN_LANE);
             }
@@ -505,10 +523,10 @@ impl PerOpProgramWriter<'_> {
         }
     }
 
-    /// Makes the main lane wait for the GEMMs in the first `gemms` side lanes.
-    fn join_gemms_of_side_lanes(&mut self, gemms: usize) {
-        let Some(ParallelGemmLanes { gemms: lanes, .. }) = self.side else { return };
-        lanes[..gemms].iter().for_each(|lane| {
+    /// Makes the main lane wait for the GEMMs in the first `side_lane_count` side lanes.
+    fn join_gemms_of_side_lanes(&mut self, side_lane_count: usize) {
+        let Some(ParallelGemmLanes { gemms: lanes, .. }) = self.side_lanes else { return };
+        lanes[..side_lane_count].iter().for_each(|lane| {
             self.writer.program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, *lane)
         });
     }

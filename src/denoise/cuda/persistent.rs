@@ -15,7 +15,7 @@ use super::run::DenoiseStepOrLoop;
 use super::writer::{DenoiseProgramBuilder, RegionNameAndBytes};
 use crate::denoise::definition::LayerWeightFormat;
 use crate::denoise::model::{ExpertDimensions, PI05_EXPERT_MODEL};
-use kernelgate::backend::program::{MemoryPurpose, Program, int_operands};
+use kernelgate::backend::program::{LaunchProgram, MemoryPurpose, int_operands};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
@@ -26,11 +26,11 @@ const MAX_PERSISTENT_TILE_ROWS: usize = 56;
 pub const PERSISTENT_DENOISE_KERNELS: &[KernelSpec<DenoiseLaunchSizes>] = &[
     PERSISTENT_BF16_KERNEL,
     STREAMED_STYLES_KERNEL,
-    SHIFT_TERMS_BF16_KERNEL,
+    NORM_SHIFT_TERMS_BF16_KERNEL,
     PERSISTENT_FP8_KERNEL,
-    SHIFT_TERMS_FP8_KERNEL,
+    NORM_SHIFT_TERMS_FP8_KERNEL,
     PERSISTENT_INT4_KERNEL,
-    SHIFT_TERMS_INT4_KERNEL,
+    NORM_SHIFT_TERMS_INT4_KERNEL,
 ];
 
 /// Number of clusters in the persistent kernel's grid, each of [`BLOCKS_PER_PERSISTENT_CLUSTER`]
@@ -41,16 +41,20 @@ const PERSISTENT_BLOCK_THREADS: usize = 384;
 const PERSISTENT_BLOCK_SHARED_BYTES: usize = 231_424;
 
 const PERSISTENT_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    constants: |items| persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS, 16),
-    threads: PERSISTENT_BLOCK_THREADS,
-    shared_bytes: |_| PERSISTENT_BLOCK_SHARED_BYTES,
-    cluster: Some(BLOCKS_PER_PERSISTENT_CLUSTER),
-    co_resident: true,
-    requires: RequiredArchitecture::Exactly("sm_90a"),
+    constant_macros: |items| persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS, 16),
+    threads_per_block: PERSISTENT_BLOCK_THREADS,
+    dynamic_shared_bytes: |_| PERSISTENT_BLOCK_SHARED_BYTES,
+    cluster_blocks: Some(BLOCKS_PER_PERSISTENT_CLUSTER),
+    needs_cooperative_launch: true,
+    required_architecture: RequiredArchitecture::ExactArchitecture("sm_90a"),
     listed_build_parameters: || {
-        vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }]
+        vec![DenoiseLaunchSizes {
+            model: PI05_EXPERT_MODEL,
+            rows_or_elements: 1,
+            layers_per_launch: 1,
+        }]
     },
-    stages: PERSISTENT_TIMER_STAGES,
+    stage_names: PERSISTENT_TIMER_STAGES,
     ..kernel_compiled_per_model("denoise/persistent", "denoise_persistent", |_| {
         [PERSISTENT_CLUSTER_COUNT * BLOCKS_PER_PERSISTENT_CLUSTER, 1, 1]
     })
@@ -80,15 +84,15 @@ const PERSISTENT_TIMER_STAGES: &[&str] = &[
 /// The persistent kernel built for weights in fp8, which a fourth warpgroup decodes.
 const PERSISTENT_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     macro_definitions: macros_that_select_fp8_weights,
-    constants: |items| {
+    constant_macros: |items| {
         persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS_WITH_DECODERS, 8)
     },
-    threads: PERSISTENT_BLOCK_THREADS_WITH_DECODERS,
+    threads_per_block: PERSISTENT_BLOCK_THREADS_WITH_DECODERS,
     ..PERSISTENT_BF16_KERNEL
 };
 const PERSISTENT_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     macro_definitions: macros_that_select_int4_weights,
-    constants: |items| {
+    constant_macros: |items| {
         persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS_WITH_DECODERS, 4)
     },
     ..PERSISTENT_FP8_KERNEL
@@ -98,33 +102,33 @@ const PERSISTENT_BLOCK_THREADS_WITH_DECODERS: usize = PERSISTENT_BLOCK_THREADS +
 /// Kernel that computes the norm styles of all denoising steps, in
 /// `kernels/denoise/streamed_rows.cu`.
 const STREAMED_STYLES_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    symbol: "denoise_streamed_styles",
-    shared_bytes: |_| STYLES_KERNEL_SHARED_BYTES,
-    ..SHIFT_TERMS_BF16_KERNEL
+    kernel_symbol: "denoise_streamed_styles",
+    dynamic_shared_bytes: |_| STYLES_KERNEL_SHARED_BYTES,
+    ..NORM_SHIFT_TERMS_BF16_KERNEL
 };
 /// Kernel that multiplies the norms' shifts by weights: the terms that the shifts add to the
 /// columns of later GEMMs.
-const SHIFT_TERMS_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
-    constants: |items| streamed_gemm_kernel_macros(items, 16),
-    threads: STREAMED_GEMM_BLOCK_THREADS,
-    shared_bytes: |_| shift_kernel_shared_bytes(16),
-    requires: RequiredArchitecture::AtLeast(90),
+const NORM_SHIFT_TERMS_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    constant_macros: |items| streamed_gemm_kernel_macros(items, 16),
+    threads_per_block: STREAMED_GEMM_BLOCK_THREADS,
+    dynamic_shared_bytes: |_| norm_shift_kernel_shared_bytes(16),
+    required_architecture: RequiredArchitecture::AtLeastCapability(90),
     listed_build_parameters: PERSISTENT_BF16_KERNEL.listed_build_parameters,
     ..kernel_compiled_per_model("denoise/streamed_rows", "denoise_streamed_shifts", |_| {
         [STREAMED_GEMM_BLOCKS, 1, 1]
     })
 };
-const SHIFT_TERMS_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+const NORM_SHIFT_TERMS_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     macro_definitions: macros_that_select_fp8_weights,
-    constants: |items| streamed_gemm_kernel_macros(items, 8),
-    shared_bytes: |_| shift_kernel_shared_bytes(8),
-    ..SHIFT_TERMS_BF16_KERNEL
+    constant_macros: |items| streamed_gemm_kernel_macros(items, 8),
+    dynamic_shared_bytes: |_| norm_shift_kernel_shared_bytes(8),
+    ..NORM_SHIFT_TERMS_BF16_KERNEL
 };
-const SHIFT_TERMS_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+const NORM_SHIFT_TERMS_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     macro_definitions: macros_that_select_int4_weights,
-    constants: |items| streamed_gemm_kernel_macros(items, 4),
-    shared_bytes: |_| shift_kernel_shared_bytes(4),
-    ..SHIFT_TERMS_BF16_KERNEL
+    constant_macros: |items| streamed_gemm_kernel_macros(items, 4),
+    dynamic_shared_bytes: |_| norm_shift_kernel_shared_bytes(4),
+    ..NORM_SHIFT_TERMS_BF16_KERNEL
 };
 
 /// Threads of a block of the streamed GEMM kernels: eight warps that multiply and one warp that
@@ -133,7 +137,7 @@ const SHIFT_TERMS_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
 const STREAMED_GEMM_BLOCK_THREADS: usize = 288;
 const STREAMED_GEMM_BLOCKS: usize = 264;
 /// Shared memory bytes of the bf16 input x of a streamed GEMM, for sixteen denoising steps.
-const STREAMED_GEMM_INPUT_BYTES: usize = 16 * 2 * PI05_EXPERT_MODEL.width;
+const STREAMED_GEMM_INPUT_BYTES: usize = 16 * 2 * PI05_EXPERT_MODEL.model_width;
 const STYLES_KERNEL_SHARED_BYTES: usize =
     STREAMED_GEMM_INPUT_BYTES + 5 * packed_weight_piece_bytes(16);
 
@@ -145,9 +149,9 @@ const fn packed_weight_piece_bytes(weight_bits: usize) -> usize {
     }
 }
 
-/// Number of slots of the shift kernel's ring of weight pieces: as many as fit into shared memory
-/// besides two parts of x.
-const fn shift_kernel_weight_slots(weight_bits: usize) -> usize {
+/// Number of slots of the norm shift kernel's ring of weight pieces: as many as fit into shared
+/// memory besides two parts of x.
+const fn norm_shift_kernel_weight_slots(weight_bits: usize) -> usize {
     match weight_bits {
         16 => 3,
         8 => 5,
@@ -155,9 +159,9 @@ const fn shift_kernel_weight_slots(weight_bits: usize) -> usize {
     }
 }
 
-const fn shift_kernel_shared_bytes(weight_bits: usize) -> usize {
+const fn norm_shift_kernel_shared_bytes(weight_bits: usize) -> usize {
     2 * STREAMED_GEMM_INPUT_BYTES
-        + shift_kernel_weight_slots(weight_bits) * packed_weight_piece_bytes(weight_bits)
+        + norm_shift_kernel_weight_slots(weight_bits) * packed_weight_piece_bytes(weight_bits)
 }
 
 fn streamed_gemm_kernel_macros(
@@ -168,8 +172,8 @@ fn streamed_gemm_kernel_macros(
         ("THREADS", STREAMED_GEMM_BLOCK_THREADS),
         ("WEIGHT_BITS", weight_bits),
         ("STYLES_SHARED_BYTES", STYLES_KERNEL_SHARED_BYTES),
-        ("SHIFTS_SLOTS", shift_kernel_weight_slots(weight_bits)),
-        ("SHIFTS_SHARED_BYTES", shift_kernel_shared_bytes(weight_bits)),
+        ("SHIFTS_SLOTS", norm_shift_kernel_weight_slots(weight_bits)),
+        ("SHIFTS_SHARED_BYTES", norm_shift_kernel_shared_bytes(weight_bits)),
     ];
     model_dimension_macros_and(items, &own)
 }
@@ -207,7 +211,7 @@ pub fn check_persistent_kernel_supports_run(run: &DenoiseStepOrLoop) -> Result<(
     if model_selection_macro(&shape.model) != model_selection_macro(&PI05_EXPERT_MODEL) {
         return Err("not compiled for this model".to_owned());
     }
-    if shape.s > MAX_PERSISTENT_TILE_ROWS {
+    if shape.action_tokens > MAX_PERSISTENT_TILE_ROWS {
         return Err(format!("has room for {MAX_PERSISTENT_TILE_ROWS} actions"));
     }
     if shape.prefix_and_horizon_tokens() > MAX_PERSISTENT_KEYS {
@@ -220,15 +224,22 @@ pub fn check_persistent_kernel_supports_run(run: &DenoiseStepOrLoop) -> Result<(
 
 /// Scratch memory regions of the persistent rung: everything but inputs and output.
 fn persistent_scratch_regions(run: &DenoiseStepOrLoop) -> Vec<RegionNameAndBytes> {
-    let ExpertDimensions { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
+    let ExpertDimensions {
+        model_width: width,
+        layer_count: depth,
+        feed_forward_width: mlp,
+        query_heads: heads,
+        head_dim,
+        ..
+    } = run.shape.model;
     let (bf16, f32) = (Dtype::Bf16.bytes_per_element(), Dtype::F32.bytes_per_element());
     let rows = |columns: usize| MAX_PERSISTENT_TILE_ROWS * columns * bf16;
     let queries = heads * head_dim;
     let mut regions = fused::fused_scratch_regions(run);
     regions.retain(|(name, _)| !["squares", "q", "attended", "hidden"].contains(name));
     regions.extend([
-        ("shift_qkv", depth * run.steps * (queries + 2 * head_dim) * f32),
-        ("shift_gate_up", depth * run.steps * 2 * mlp * f32),
+        ("shift_qkv", depth * run.denoising_steps * (queries + 2 * head_dim) * f32),
+        ("shift_gate_up", depth * run.denoising_steps * 2 * mlp * f32),
         ("scaled", rows(width)),
         ("q", rows(queries)),
         ("attended", rows(queries)),
@@ -243,7 +254,7 @@ fn persistent_scratch_regions(run: &DenoiseStepOrLoop) -> Vec<RegionNameAndBytes
 /// Creates the persistent rung's program of a run with all its memory regions, but without
 /// launches.
 fn create_persistent_program_with_regions(run: &DenoiseStepOrLoop) -> DenoiseProgramBuilder<'_> {
-    let ExpertDimensions { depth, head_dim, .. } = run.shape.model;
+    let ExpertDimensions { layer_count: depth, head_dim, .. } = run.shape.model;
     let mut writer = fused::create_program_with_packed_weights(
         run,
         weight_packings_for_persistent_kernel(&run.shape.model, run.shape.weights),
@@ -260,15 +271,17 @@ fn create_persistent_program_with_regions(run: &DenoiseStepOrLoop) -> DenoisePro
 }
 
 /// Program of the persistent rung, whose launches all use programmatic dependent launch (PDL).
-pub fn persistent_program_with_pdl(run: &DenoiseStepOrLoop) -> Program {
+pub fn persistent_program_with_pdl(run: &DenoiseStepOrLoop) -> LaunchProgram {
     let (kernel, shifts_kernel) = match run.shape.weights {
-        LayerWeightFormat::ModelDtype => (&PERSISTENT_BF16_KERNEL, &SHIFT_TERMS_BF16_KERNEL),
-        LayerWeightFormat::Fp8 => (&PERSISTENT_FP8_KERNEL, &SHIFT_TERMS_FP8_KERNEL),
-        LayerWeightFormat::Int4 => (&PERSISTENT_INT4_KERNEL, &SHIFT_TERMS_INT4_KERNEL),
+        LayerWeightFormat::SameDtypeAsActivations => {
+            (&PERSISTENT_BF16_KERNEL, &NORM_SHIFT_TERMS_BF16_KERNEL)
+        }
+        LayerWeightFormat::Fp8 => (&PERSISTENT_FP8_KERNEL, &NORM_SHIFT_TERMS_FP8_KERNEL),
+        LayerWeightFormat::Int4 => (&PERSISTENT_INT4_KERNEL, &NORM_SHIFT_TERMS_INT4_KERNEL),
     };
     let mut writer = create_persistent_program_with_regions(run);
     writer.uses_programmatic_launch = true;
-    let sizes = int_operands([run.shape.model.depth, run.steps]);
+    let sizes = int_operands([run.shape.model.layer_count, run.denoising_steps]);
     writer.program.begin_named_range("Prepare");
     fused::write_time_condition_and_angles(&mut writer);
     let styles = [
@@ -305,10 +318,10 @@ pub fn persistent_program_with_pdl(run: &DenoiseStepOrLoop) -> Program {
         ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
     let actions = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
     let result = fused::velocity_state_and_dt_operands(&writer);
-    let extents = int_operands([run.shape.s, run.shape.p]);
+    let extents = int_operands([run.shape.action_tokens, run.shape.prefix_tokens]);
     let arguments = (layers, activations, actions, result, extents, sizes);
     writer.program.begin_named_range("Denoise_Full_Loop");
-    writer.add_single_layer_launch(kernel, run.shape.s, arguments);
+    writer.add_single_layer_launch(kernel, run.shape.action_tokens, arguments);
     writer.program.end_innermost_range();
     writer.program
 }

@@ -14,9 +14,9 @@ pub struct DenoiseLaunchSizes {
     pub model: ExpertDimensions,
     /// Number of rows or elements of a layer that the launch covers; each kernel counts its own
     /// unit.
-    pub items: usize,
+    pub rows_or_elements: usize,
     /// Number of transformer layers that one launch computes.
-    pub layers: usize,
+    pub layers_per_launch: usize,
 }
 
 /// Threads of a block in all denoising kernels except the persistent and the streamed ones.
@@ -29,9 +29,13 @@ pub const fn kernel_compiled_for_all_models(
     blocks: fn(&DenoiseLaunchSizes) -> [usize; 3],
 ) -> KernelSpec<DenoiseLaunchSizes> {
     KernelSpec {
-        constants: |_| vec![("THREADS", DENOISE_BLOCK_THREADS)],
+        constant_macros: |_| vec![("THREADS", DENOISE_BLOCK_THREADS)],
         listed_build_parameters: || {
-            vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }]
+            vec![DenoiseLaunchSizes {
+                model: PI05_EXPERT_MODEL,
+                rows_or_elements: 1,
+                layers_per_launch: 1,
+            }]
         },
         ..KernelSpec::new(source_of_kernel_file(file), symbol, DENOISE_BLOCK_THREADS, blocks)
     }
@@ -52,11 +56,17 @@ pub const fn kernel_compiled_per_model(
                 .into_iter()
                 .collect()
         },
-        constants: |items| model_dimension_macros_and(items, &[("THREADS", DENOISE_BLOCK_THREADS)]),
+        constant_macros: |items| {
+            model_dimension_macros_and(items, &[("THREADS", DENOISE_BLOCK_THREADS)])
+        },
         uses_max_shared_carveout: true,
         listed_build_parameters: || {
             [PI05_EXPERT_MODEL, TINY_TEST_MODEL]
-                .map(|model| DenoiseLaunchSizes { model, items: 1, layers: 1 })
+                .map(|model| DenoiseLaunchSizes {
+                    model,
+                    rows_or_elements: 1,
+                    layers_per_launch: 1,
+                })
                 .to_vec()
         },
         ..kernel_compiled_for_all_models(file, symbol, blocks)
@@ -69,7 +79,13 @@ pub fn model_dimension_macros_and(
     items: &DenoiseLaunchSizes,
     others: &[(&'static str, usize)],
 ) -> Vec<(&'static str, usize)> {
-    let ExpertDimensions { width, mlp, heads, head_dim, .. } = items.model;
+    let ExpertDimensions {
+        model_width: width,
+        feed_forward_width: mlp,
+        query_heads: heads,
+        head_dim,
+        ..
+    } = items.model;
     let model = [
         ("WIDTH", width),
         ("MLP", mlp),
@@ -82,14 +98,15 @@ pub fn model_dimension_macros_and(
 
 /// Grid of a kernel launch with one block for each row of each layer.
 pub fn grid_with_one_block_per_row(items: &DenoiseLaunchSizes) -> [usize; 3] {
-    [items.items, 1, items.layers]
+    [items.rows_or_elements, 1, items.layers_per_launch]
 }
 
 /// Macro that selects the model in the fused kernels, for any number of layers; `None` if these
 /// kernels are not compiled for the model's dimensions.
 pub fn model_selection_macro(model: &ExpertDimensions) -> Option<&'static str> {
     let same = |known: &ExpertDimensions| {
-        ExpertDimensions { name: model.name, depth: model.depth, ..*known } == *model
+        ExpertDimensions { model_name: model.model_name, layer_count: model.layer_count, ..*known }
+            == *model
     };
     [(PI05_EXPERT_MODEL, "MODEL=Pi05"), (TINY_TEST_MODEL, "MODEL=Tiny")]
         .into_iter()

@@ -17,21 +17,21 @@ pub struct DenoiseStepOrLoop {
     /// Model and sizes.
     pub shape: DenoiseParameters,
     /// Number of velocities that the kernels compute, one for each denoising step.
-    pub steps: usize,
+    pub denoising_steps: usize,
     /// Whether each velocity moves the actions, as in the loop; otherwise the single velocity is
     /// the output.
-    pub looped: bool,
+    pub is_whole_loop: bool,
 }
 
 impl From<&DenoiseStep> for DenoiseStepOrLoop {
     fn from(problem: &DenoiseStep) -> Self {
-        Self { shape: problem.expert, steps: 1, looped: false }
+        Self { shape: problem.expert, denoising_steps: 1, is_whole_loop: false }
     }
 }
 
 impl From<&DenoiseLoop> for DenoiseStepOrLoop {
     fn from(problem: &DenoiseLoop) -> Self {
-        Self { shape: problem.expert, steps: problem.steps, looped: true }
+        Self { shape: problem.expert, denoising_steps: problem.euler_steps, is_whole_loop: true }
     }
 }
 
@@ -46,7 +46,7 @@ impl DenoiseStepOrLoop {
     /// kernels compiled for its model.
     pub fn check_fused_kernels_support_run(&self) -> Result<(), String> {
         self.check_dtype_is_bf16()?;
-        if self.shape.weights != LayerWeightFormat::ModelDtype {
+        if self.shape.weights != LayerWeightFormat::SameDtypeAsActivations {
             return Err("takes bf16 weights only".to_owned());
         }
         model_selection_macro(&self.shape.model)
@@ -61,7 +61,7 @@ impl DenoiseStepOrLoop {
     /// Returns a copy of this run if it has few enough denoising steps to be captured as a CUDA
     /// graph, otherwise the reason.
     pub fn check_steps_fit_captured_graph(&self) -> Result<Self, String> {
-        if self.steps <= MAX_STEPS_IN_CAPTURED_GRAPH {
+        if self.denoising_steps <= MAX_STEPS_IN_CAPTURED_GRAPH {
             Ok(*self)
         } else {
             Err(format!("captures up to {MAX_STEPS_IN_CAPTURED_GRAPH} steps"))
@@ -69,6 +69,9 @@ impl DenoiseStepOrLoop {
     }
 
     pub fn output_tensor_name_and_extents(&self) -> (&'static str, [usize; 2]) {
-        (if self.looped { "actions" } else { "velocity" }, [self.shape.s, VALUES_PER_ACTION])
+        (
+            if self.is_whole_loop { "actions" } else { "velocity" },
+            [self.shape.action_tokens, VALUES_PER_ACTION],
+        )
     }
 }

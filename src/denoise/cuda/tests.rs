@@ -12,8 +12,10 @@ use crate::denoise::definition::{DenoiseParameters, LayerWeightFormat};
 use crate::denoise::model::{ExpertDimensions, PI05_EXPERT_MODEL, TINY_TEST_MODEL};
 use crate::gpu_tests::{lock_first_gpu, prepare_row_or_skip_unsupported};
 use crate::kernel_tests::assert_launches_match_kernel_parameters;
-use kernelgate::backend::Executable;
-use kernelgate::backend::program::{KeepOrReleaseL2Lines, KernelLaunchStep, Program, ProgramStep};
+use kernelgate::backend::LaunchableProblem;
+use kernelgate::backend::program::{
+    KeepOrReleaseL2Lines, KernelLaunchStep, LaunchProgram, ProgramStep,
+};
 use kernelgate::verify::{ComparisonWithReference, launch_twice_and_compare_with_reference};
 use kernelgate::workload::{Dtype, Problem, Tensors};
 use kernelgate_cuda::Device;
@@ -22,14 +24,20 @@ use kernelgate_cuda::driver::memory;
 /// Test model with pi0.5's full width but two layers: it runs every kernel of the full model in a
 /// fraction of the time.
 const FULL_WIDTH_TWO_LAYER_MODEL: ExpertDimensions =
-    ExpertDimensions { name: "shallow", depth: 2, ..PI05_EXPERT_MODEL };
+    ExpertDimensions { model_name: "shallow", layer_count: 2, ..PI05_EXPERT_MODEL };
 
 fn bf16_expert_shape(model: ExpertDimensions, s: usize, p: usize) -> DenoiseParameters {
-    DenoiseParameters { model, s, p, dtype: Dtype::Bf16, weights: LayerWeightFormat::ModelDtype }
+    DenoiseParameters {
+        model,
+        action_tokens: s,
+        prefix_tokens: p,
+        dtype: Dtype::Bf16,
+        weights: LayerWeightFormat::SameDtypeAsActivations,
+    }
 }
 
 fn bf16_denoise_loop(model: ExpertDimensions, s: usize, p: usize, steps: usize) -> DenoiseLoop {
-    DenoiseLoop { expert: bf16_expert_shape(model, s, p), steps }
+    DenoiseLoop { expert: bf16_expert_shape(model, s, p), euler_steps: steps }
 }
 
 /// Copies a denoising loop problem with its layer weights in fp8.
@@ -66,15 +74,17 @@ fn verify_two_launches_of_each_row<P: Problem>(
     let expected = problem.reference(&inputs);
     let mut found = Vec::new();
     for row in rows {
-        assert_eq!((row.supports)(problem), Ok(()), "{}", row.name);
+        assert_eq!((row.supports)(problem), Ok(()), "{}", row.implementation_name);
         let Some(mut task) = prepare_row_or_skip_unsupported(row, problem, &inputs, device) else {
             continue;
         };
         for launch in 1..=2 {
             match launch_twice_and_compare_with_reference(&mut task, &expected, problem.tolerance())
             {
-                Ok(comparison) => found.push((row.name, comparison)),
-                Err(error) => panic!("{} launch {launch}, {name}: {error}", row.name),
+                Ok(comparison) => found.push((row.implementation_name, comparison)),
+                Err(error) => {
+                    panic!("{} launch {launch}, {name}: {error}", row.implementation_name)
+                }
             }
         }
     }
@@ -92,12 +102,12 @@ fn f32_and_long_captured_loops_are_refused_with_a_reason() {
     let expert =
         DenoiseParameters { dtype: Dtype::F32, ..bf16_expert_shape(TINY_TEST_MODEL, 7, 13) };
     for row in CUDA_DENOISE_STEP_LADDER {
-        assert!(row.name.starts_with("cuda/") && !row.about.is_empty());
+        assert!(row.implementation_name.starts_with("cuda/") && !row.description.is_empty());
         assert_eq!(
             (row.supports)(&DenoiseStep { expert }),
             Err("computes bf16 only".to_owned()),
             "{}",
-            row.name
+            row.implementation_name
         );
     }
     let long = bf16_denoise_loop(TINY_TEST_MODEL, 7, 13, 101);
@@ -108,7 +118,11 @@ fn f32_and_long_captured_loops_are_refused_with_a_reason() {
         reasons[1..].iter().all(|reason| *reason == Err("captures up to 100 steps".to_owned()))
     );
     let other = DenoiseStep {
-        expert: bf16_expert_shape(ExpertDimensions { mlp: 192, ..TINY_TEST_MODEL }, 7, 13),
+        expert: bf16_expert_shape(
+            ExpertDimensions { feed_forward_width: 192, ..TINY_TEST_MODEL },
+            7,
+            13,
+        ),
     };
     assert_eq!((CUDA_DENOISE_STEP_LADDER[0].supports)(&other), Ok(()));
     assert_eq!(
@@ -123,7 +137,7 @@ fn f32_and_long_captured_loops_are_refused_with_a_reason() {
     );
     // The persistent kernel is compiled for the dimensions of pi0.5's expert only, with any number
     // of layers.
-    assert_eq!(CUDA_DENOISE_STEP_LADDER[4].name, "cuda/persistent");
+    assert_eq!(CUDA_DENOISE_STEP_LADDER[4].implementation_name, "cuda/persistent");
     let persistent = |model, s, p| {
         (CUDA_DENOISE_STEP_LADDER[4].supports)(&DenoiseStep {
             expert: bf16_expert_shape(model, s, p),
@@ -139,7 +153,7 @@ fn f32_and_long_captured_loops_are_refused_with_a_reason() {
         Err("has room for 1024 keys, prefix and actions together".to_owned())
     );
     assert_eq!(persistent(PI05_EXPERT_MODEL, 56, 968), Ok(()));
-    assert_eq!(CUDA_DENOISE_LOOP_LADDER[4].name, "cuda/fused_overlap_l2");
+    assert_eq!(CUDA_DENOISE_LOOP_LADDER[4].implementation_name, "cuda/fused_overlap_l2");
     assert_eq!(
         (CUDA_DENOISE_LOOP_LADDER[4].supports)(&bf16_denoise_loop(TINY_TEST_MODEL, 7, 13, 1)),
         Err("one step reads keys and values once: nothing to keep".to_owned())
@@ -156,7 +170,7 @@ fn the_declared_memory_of_denoising_rows_follows_from_the_shapes() {
         row.declared_device_bytes(problem).unwrap()
     };
     let problem = bf16_denoise_loop(TINY_TEST_MODEL, 7, 13, 3);
-    let inputs = problem.inputs(1).bytes() as u64;
+    let inputs = problem.inputs(1).size_in_bytes() as u64;
     let fixed = 3 * 8 + 7 * 32 * 4;
     // Expected regions: three panels of the time embedding; styles of 2·2 + 1 norms; angles, h,
     // squares, q; panels of `attended` and `hidden`; suffix keys and values.
@@ -213,13 +227,13 @@ fn the_declared_memory_of_denoising_rows_follows_from_the_shapes() {
     // Nearly all device memory of the full-size denoising loop is its 879 MB of weights and caches.
     for row in CUDA_DENOISE_LOOP_LADDER {
         let gigabytes = declared(row, &full) as f64 / 1e9;
-        assert!((0.87..0.96).contains(&gigabytes), "{}: {gigabytes}", row.name);
+        assert!((0.87..0.96).contains(&gigabytes), "{}: {gigabytes}", row.implementation_name);
     }
 }
 
 /// Programs of one run, in order: per operation, per operation with parallel GEMMs, fused, fused
 /// with PDL and caches kept in L2, persistent.
-fn one_program_of_each_rung(run: &DenoiseStepOrLoop) -> [Program; 5] {
+fn one_program_of_each_rung(run: &DenoiseStepOrLoop) -> [LaunchProgram; 5] {
     [
         per_op::serial_per_op_program,
         per_op::per_op_program_with_parallel_gemms_and_pdl,
@@ -230,7 +244,7 @@ fn one_program_of_each_rung(run: &DenoiseStepOrLoop) -> [Program; 5] {
     .map(|write| write(run))
 }
 
-fn kernel_launches_in_program(program: &Program) -> impl Iterator<Item = &KernelLaunchStep> {
+fn kernel_launches_in_program(program: &LaunchProgram) -> impl Iterator<Item = &KernelLaunchStep> {
     program.steps().iter().filter_map(|step| match step {
         ProgramStep::Launch(launch) => Some(launch),
         _ => None,
@@ -270,11 +284,13 @@ fn packed_denoising_weights_have_the_declared_size() {
     for problem in [plain, loop_with_fp8_weights(plain), loop_with_int4_weights(plain)] {
         let inputs = problem.inputs(1);
         for row in rows_that_support_problem(CUDA_DENOISE_LOOP_LADDER, &problem) {
-            let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
+            let PrepareFunction::Program(write, _) = row.prepare else {
+                panic!("{}", row.implementation_name)
+            };
             let program = write(&problem);
             for (region, _) in program.names_and_bytes_of_regions() {
                 let uploaded = program.initial_bytes_of_region(program.pointer_to(region), &inputs);
-                assert!(uploaded.is_ok(), "{}: {}", row.name, uploaded.unwrap_err());
+                assert!(uploaded.is_ok(), "{}: {}", row.implementation_name, uploaded.unwrap_err());
             }
         }
     }
@@ -284,11 +300,12 @@ fn packed_denoising_weights_have_the_declared_size() {
 fn denoising_programs_have_the_expected_launches_and_nvtx_ranges() {
     let run = DenoiseStepOrLoop::from(&DenoiseLoop {
         expert: bf16_expert_shape(PI05_EXPERT_MODEL, 50, 968),
-        steps: 10,
+        euler_steps: 10,
     });
     let [per_op, concurrent, fused, _, persistent] = one_program_of_each_rung(&run);
-    let commands =
-        |program: &Program| program.steps().iter().filter(|step| step.enqueues_gpu_work()).count();
+    let commands = |program: &LaunchProgram| {
+        program.steps().iter().filter(|step| step.enqueues_gpu_work()).count()
+    };
     // Launches of a per-operation step: 5 for time, 3 for action input, angles, 18 layers of 21, 3
     // for the last norm, projection, Euler; plus one copy.
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
@@ -303,7 +320,7 @@ fn denoising_programs_have_the_expected_launches_and_nvtx_ranges() {
         .steps()
         .iter()
         .filter_map(|step| match step {
-            ProgramStep::Begin(name) => Some(name.as_str()),
+            ProgramStep::BeginNamedRange(name) => Some(name.as_str()),
             _ => None,
         })
         .collect();
@@ -333,12 +350,14 @@ fn attention_keeps_the_caches_in_l2_until_the_last_step() {
     // columns each and no gaps.
     assert_eq!(kept.bytes_of_region("caches"), 2 * 2 * 2 * 20 * 16);
     let lines: Vec<_> = kernel_launches_in_program(&kept)
-        .filter(|launch| launch.default_kernel().symbol == "denoise_fused_attention")
+        .filter(|launch| launch.default_kernel().kernel_symbol == "denoise_fused_attention")
         .map(KernelLaunchStep::kept_or_released_l2_lines)
         .collect();
-    let [keep, release] = [KeepOrReleaseL2Lines::Keep, KeepOrReleaseL2Lines::Release].map(Some);
+    let [keep, release] =
+        [KeepOrReleaseL2Lines::MarkL2LinesPersisting, KeepOrReleaseL2Lines::MarkL2LinesNormal]
+            .map(Some);
     assert_eq!(lines, [keep, keep, keep, keep, release, release]);
-    let others = |program: &Program| {
+    let others = |program: &LaunchProgram| {
         kernel_launches_in_program(program)
             .filter(|it| it.kept_or_released_l2_lines().is_some())
             .count()
@@ -392,7 +411,7 @@ fn every_denoising_rung_agrees_with_the_reference_at_full_width() {
 #[test]
 fn the_persistent_kernel_agrees_with_the_reference_at_its_size_limits() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    // Test pairs of horizon and prefix: the maximum rows and keys, 8 rows (one block) and 9,
+    // Test pairs of horizon and prefix: maximum rows and keys, 8 rows (one block) and 9 rows,
     // prefixes that end inside 16 keys or before the keys of some blocks.
     for (s, p) in
         [(56, 968), (8, 1016), (9, 1015), (1, 1023), (33, 500), (50, 974), (24, 3), (17, 111)]
@@ -405,9 +424,9 @@ fn the_persistent_kernel_agrees_with_the_reference_at_its_size_limits() {
         );
     }
     // Test pairs of layers and denoising steps: one layer, odd numbers of layers, and more steps
-    // than a tile of the shift kernel has rows.
+    // than a tile of the norm shift kernel has rows.
     for (depth, steps) in [(1, 1), (1, 2), (3, 5), (1, 37)] {
-        let model = ExpertDimensions { depth, ..FULL_WIDTH_TWO_LAYER_MODEL };
+        let model = ExpertDimensions { layer_count: depth, ..FULL_WIDTH_TWO_LAYER_MODEL };
         verify_two_launches_of_each_row(
             &CUDA_DENOISE_LOOP_LADDER[5..],
             &bf16_denoise_loop(model, 50, 968, steps),
@@ -451,7 +470,12 @@ fn a_gpu_denoising_loop_with_zero_velocity_returns_the_noise() {
             continue;
         };
         task.launch_once().unwrap();
-        assert_eq!(task.outputs_on_host().unwrap().f32("actions"), inputs.f32("x"), "{}", row.name);
+        assert_eq!(
+            task.outputs_on_host().unwrap().f32_elements("actions"),
+            inputs.f32_elements("x"),
+            "{}",
+            row.implementation_name
+        );
     }
 }
 
@@ -474,11 +498,15 @@ fn fused_denoising_launches_give_equal_bits_each_time() {
         };
         let first = launch();
         let same = (0..8).all(|_| launch() == first);
-        eprintln!("{}: the same bits each time: {same}", row.name);
-        if row.name.starts_with("cuda/fused") {
+        eprintln!("{}: the same bits each time: {same}", row.implementation_name);
+        if row.implementation_name.starts_with("cuda/fused") {
             kinds.push(first);
         }
-        assert!(same || ["cuda/per_op", "cuda/graph"].contains(&row.name), "{}", row.name);
+        assert!(
+            same || ["cuda/per_op", "cuda/graph"].contains(&row.implementation_name),
+            "{}",
+            row.implementation_name
+        );
     }
     // The fused rungs differ only in when their kernels start, so they must all give the same
     // output bits.
@@ -531,13 +559,18 @@ fn the_declared_memory_of_denoising_rows_matches_the_used_memory() {
         let used = before - free();
         drop(task);
         let declared = row.declared_device_bytes(&problem).unwrap() as f64;
-        eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
+        eprintln!(
+            "{}: declared {:.1} MB, used {:.1} MB",
+            row.implementation_name,
+            declared / 1e6,
+            used / 1e6
+        );
         // The test allows 64 MB of deviation, because the CUDA driver allocates device memory in
         // pieces of 32 MiB.
         assert!(
             (used - declared).abs() <= 0.05 * declared + 64e6,
             "{}: declared {declared}, used {used}",
-            row.name
+            row.implementation_name
         );
     }
 }

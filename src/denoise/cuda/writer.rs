@@ -4,14 +4,15 @@
 use super::row::DenoiseLaunchSizes;
 use super::run::DenoiseStepOrLoop;
 use kernelgate::backend::program::{
-    KernelLaunchStep, LaunchArgument, LaunchArgumentList, MemoryPurpose, Program, RegionPointer,
+    KernelLaunchStep, LaunchArgument, LaunchArgumentList, LaunchProgram, MemoryPurpose,
+    RegionPointer,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
 /// Name of the input that is uploaded again when a benchmark replaces the inputs: the noisy
-/// actions. All other inputs are read as they were when the program was loaded, because some
-/// weights are packed then.
+/// actions. All inputs other than the noisy actions are read as they were when the program was
+/// loaded, because some weights are packed then.
 const NOISY_ACTIONS_INPUT: &str = "x";
 
 /// Name and size in bytes of a region of device memory.
@@ -20,7 +21,7 @@ pub type RegionNameAndBytes = (&'static str, usize);
 /// Builds the GPU program (launches and memory regions) of one denoising step or loop.
 pub struct DenoiseProgramBuilder<'a> {
     pub run: &'a DenoiseStepOrLoop,
-    pub program: Program,
+    pub program: LaunchProgram,
     /// Whether the builder adds all kernel launches with programmatic dependent launch (PDL).
     pub uses_programmatic_launch: bool,
 }
@@ -29,12 +30,13 @@ impl<'a> DenoiseProgramBuilder<'a> {
     /// Creates a program with regions for the output, the denoising times and all inputs of the run
     /// except those named in `packed`.
     pub fn create_with_unpacked_inputs(run: &'a DenoiseStepOrLoop, packed: &[&str]) -> Self {
-        let mut program = Program::new();
+        let mut program = LaunchProgram::new();
         let shape = &run.shape;
-        let specs = shape.model.input_tensor_specs(shape.s, shape.p, shape.dtype);
-        for spec in specs.iter().filter(|spec| !packed.contains(&spec.name)) {
+        let specs =
+            shape.model.input_tensor_specs(shape.action_tokens, shape.prefix_tokens, shape.dtype);
+        for spec in specs.iter().filter(|spec| !packed.contains(&spec.input_name)) {
             let bytes = spec.unquantised_bytes() as usize;
-            match spec.name {
+            match spec.input_name {
                 NOISY_ACTIONS_INPUT => {
                     program.add_input(NOISY_ACTIONS_INPUT, MemoryPurpose::Inputs, bytes)
                 }
@@ -44,8 +46,8 @@ impl<'a> DenoiseProgramBuilder<'a> {
                 name => program.add_input_fixed_at_loading(name, MemoryPurpose::Weights, bytes),
             };
         }
-        let steps = run.steps;
-        if run.looped {
+        let steps = run.denoising_steps;
+        if run.is_whole_loop {
             program.add_packed_from_inputs(
                 "times",
                 MemoryPurpose::Inputs,
@@ -87,7 +89,7 @@ impl<'a> DenoiseProgramBuilder<'a> {
 
     /// Returns a pointer to one layer's part of a memory region that holds all layers.
     pub fn pointer_to_layer_part(&self, name: &str, layer: usize) -> RegionPointer {
-        let layer_bytes = self.program.bytes_of_region(name) / self.run.shape.model.depth;
+        let layer_bytes = self.program.bytes_of_region(name) / self.run.shape.model.layer_count;
         self.program.pointer_to(name).offset_by(layer * layer_bytes)
     }
 
@@ -102,15 +104,19 @@ impl<'a> DenoiseProgramBuilder<'a> {
         self.program.add_prepared_launch(launch);
     }
 
-    /// Creates the launch of a kernel over this number of items and layers, without adding it to
-    /// the program.
+    /// Creates the launch of a denoising kernel over `items` items of each of `layers` layers,
+    /// without adding it to the program.
     pub fn create_kernel_launch(
         &self,
         kernel: &KernelSpec<DenoiseLaunchSizes>,
         [items, layers]: [usize; 2],
         arguments: impl LaunchArgumentList,
     ) -> KernelLaunchStep {
-        let items = DenoiseLaunchSizes { model: self.run.shape.model, items, layers };
+        let items = DenoiseLaunchSizes {
+            model: self.run.shape.model,
+            rows_or_elements: items,
+            layers_per_launch: layers,
+        };
         let launch = self.program.make_kernel_launch(kernel, &items, arguments);
         if self.uses_programmatic_launch {
             launch.with_programmatic_dependent_launch()

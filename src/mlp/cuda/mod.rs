@@ -42,8 +42,13 @@ mod tests {
     use kernelgate::workload::Problem;
     use kernelgate_cuda::Device;
 
-    const SMALL_BF16_MLP_SHAPE: PerceptronSizes =
-        PerceptronSizes { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
+    const SMALL_BF16_MLP_SHAPE: PerceptronSizes = PerceptronSizes {
+        batch_rows: 72,
+        input_elements: 40,
+        hidden_elements: 104,
+        classes: 24,
+        dtype: Dtype::Bf16,
+    };
 
     #[test]
     fn mlp_launches_have_the_arguments_that_their_kernels_declare() {
@@ -100,7 +105,7 @@ mod tests {
             };
             let found =
                 launch_twice_and_compare_with_reference(&mut task, &expected, problem.tolerance());
-            assert!(found.is_ok(), "{}: {found:?}", row.name);
+            assert!(found.is_ok(), "{}: {found:?}", row.implementation_name);
         }
     }
 }

@@ -42,7 +42,7 @@ impl SpikeOrPixel for f32 {
 /// Number of frames that one parallel CPU task convolves: few enough that the gathered rows stay in
 /// L2 and every thread gets a task.
 fn frames_per_convolution_task(window: &SlidingWindow, frames: usize) -> usize {
-    let fit = (MAX_OUTPUT_PIXELS_PER_TASK / window.output.pixels_per_frame()).max(1);
+    let fit = (MAX_OUTPUT_PIXELS_PER_TASK / window.output_extents.pixels_per_frame()).max(1);
     fit.min(frames.div_ceil(2 * cpu_backend_thread_count())).max(1)
 }
 
@@ -55,9 +55,9 @@ fn gather_input_rows_of_taps<T: SpikeOrPixel>(
     rows: &mut Vec<f32>,
 ) {
     rows.clear();
-    let channels = window.input.channels;
-    for frame in input.chunks(window.input.elements_per_frame()) {
-        for pixel in 0..window.output.pixels_per_frame() {
+    let channels = window.input_extents.channels;
+    for frame in input.chunks(window.input_extents.elements_per_frame()) {
+        for pixel in 0..window.output_extents.pixels_per_frame() {
             for tap in taps.clone() {
                 match window.input_pixel_read_by_tap(pixel, tap) {
                     Some(at) => rows.extend(
@@ -82,7 +82,7 @@ fn weight_columns_of_taps<'a>(
     weight: &'a [f32],
     taps: &Range<usize>,
 ) -> MatRef<'a, f32> {
-    let channels = conv.window.input.channels;
+    let channels = conv.window.input_extents.channels;
     view_f32_rows(weight, conv.elements_per_filter())
         .subcols(taps.start * channels, taps.len() * channels)
 }
@@ -110,12 +110,16 @@ pub fn convolve_frames_in_f32<T: SpikeOrPixel>(
 ) {
     let window = &conv.window;
     let taps = window.range_of_taps_that_read_pixels();
-    let task = frames_per_convolution_task(window, input.len() / window.input.elements_per_frame());
-    let parts = input.chunks(task * window.input.elements_per_frame());
-    let tasks = output.chunks_mut(task * window.output.elements_per_frame()).zip(parts).collect();
+    let task = frames_per_convolution_task(
+        window,
+        input.len() / window.input_extents.elements_per_frame(),
+    );
+    let parts = input.chunks(task * window.input_extents.elements_per_frame());
+    let tasks =
+        output.chunks_mut(task * window.output_extents.elements_per_frame()).zip(parts).collect();
     parallel::run_tasks_in_parallel_with_scratch(tasks, &|rows, _, (output, input)| {
         gather_input_rows_of_taps(window, input, taps.clone(), rows);
-        let x = view_f32_rows(rows, taps.len() * window.input.channels);
+        let x = view_f32_rows(rows, taps.len() * window.input_extents.channels);
         multiply_into_f32(
             output,
             accumulate,
@@ -136,19 +140,22 @@ pub fn add_convolution_input_gradient(
     input: &mut [f32],
 ) {
     let window = &conv.window;
-    let (taps, channels) = (window.range_of_taps_that_read_pixels(), window.input.channels);
-    let task =
-        frames_per_convolution_task(window, output.len() / window.output.elements_per_frame());
+    let (taps, channels) = (window.range_of_taps_that_read_pixels(), window.input_extents.channels);
+    let task = frames_per_convolution_task(
+        window,
+        output.len() / window.output_extents.elements_per_frame(),
+    );
     let width = taps.len() * channels;
-    let parts = output.chunks(task * window.output.elements_per_frame());
-    let tasks = input.chunks_mut(task * window.input.elements_per_frame()).zip(parts).collect();
+    let parts = output.chunks(task * window.output_extents.elements_per_frame());
+    let tasks =
+        input.chunks_mut(task * window.input_extents.elements_per_frame()).zip(parts).collect();
     parallel::run_tasks_in_parallel_with_scratch(tasks, &|rows,
                                                           _,
                                                           (input, output): (
         &mut [f32],
         &[f32],
     )| {
-        let g = view_f32_rows(output, window.output.channels);
+        let g = view_f32_rows(output, window.output_extents.channels);
         rows.resize(g.nrows() * width, 0.0);
         multiply_into_f32(
             rows,
@@ -157,8 +164,9 @@ pub fn add_convolution_input_gradient(
             weight_columns_of_taps(conv, weight, &taps),
             factor,
         );
-        let frames = rows.chunks(window.output.pixels_per_frame() * width);
-        for (rows, input) in frames.zip(input.chunks_mut(window.input.elements_per_frame())) {
+        let frames = rows.chunks(window.output_extents.pixels_per_frame() * width);
+        for (rows, input) in frames.zip(input.chunks_mut(window.input_extents.elements_per_frame()))
+        {
             for (pixel, row) in rows.chunks(width).enumerate() {
                 for (tap, part) in taps.clone().zip(row.chunks(channels)) {
                     let Some(at) = window.input_pixel_read_by_tap(pixel, tap) else { continue };
@@ -180,7 +188,7 @@ pub fn convolution_weight_gradient_in_f32<T: SpikeOrPixel>(
     gradient: &mut [f32],
 ) {
     let window = &conv.window;
-    let (filters, channels) = (window.output.channels, window.input.channels);
+    let (filters, channels) = (window.output_extents.channels, window.input_extents.channels);
     let taps = window.range_of_taps_that_read_pixels();
     let group = MIN_GATHERED_COLUMNS_PER_TASK.div_ceil(channels);
     let of_group = |first: usize| first..(first + group).min(taps.end);
@@ -193,7 +201,7 @@ pub fn convolution_weight_gradient_in_f32<T: SpikeOrPixel>(
                 .map(move |filter| (of_group(first), filter, vec![]))
         })
         .collect();
-    let frames = (MAX_OUTPUT_PIXELS_PER_TASK / window.output.pixels_per_frame()).max(1);
+    let frames = (MAX_OUTPUT_PIXELS_PER_TASK / window.output_extents.pixels_per_frame()).max(1);
     parallel::run_tasks_in_parallel_with_scratch(tasks.iter_mut().collect(), &|rows,
                                                                                _,
                                                                                (
@@ -205,8 +213,9 @@ pub fn convolution_weight_gradient_in_f32<T: SpikeOrPixel>(
         let (height, width) =
             (WEIGHT_GRADIENT_FILTERS_PER_TASK.min(filters - filter), taps.len() * channels);
         part.resize(height * width, 0.0);
-        let outputs = output.chunks(frames * window.output.elements_per_frame());
-        for (input, output) in input.chunks(frames * window.input.elements_per_frame()).zip(outputs)
+        let outputs = output.chunks(frames * window.output_extents.elements_per_frame());
+        for (input, output) in
+            input.chunks(frames * window.input_extents.elements_per_frame()).zip(outputs)
         {
             gather_input_rows_of_taps(window, input, taps.clone(), rows);
             let g = view_f32_rows(output, filters).subcols(filter, height).transpose();

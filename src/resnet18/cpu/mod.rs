@@ -13,16 +13,16 @@ mod tests;
 
 use crate::resnet18::definition::{ResNetInference, ResNetTrainingStep};
 use kernelgate::backend::cpu::CpuTask;
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 use network::CpuResNetState;
 
 /// CPU implementations of ResNet-18 inference.
 pub const CPU_INFERENCE_ROWS: &[Implementation<ResNetInference>] = &[Implementation {
-    name: "cpu",
-    about: "gathered rows times filters in f32, a layer at a time, the stem once an image",
+    implementation_name: "cpu",
+    description: "gathered rows times filters in f32, a layer at a time, the stem once an image",
     supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let outputs =
             Tensors::new().with_output("logits", problem.shape.shape_of_logits(), Dtype::F32);
         let mut network = CpuResNetState::allocate_for_network_shape(&problem.shape);
@@ -34,10 +34,10 @@ pub const CPU_INFERENCE_ROWS: &[Implementation<ResNetInference>] = &[Implementat
 
 /// CPU implementations of a ResNet-18 training step.
 pub const CPU_TRAINING_STEP_ROWS: &[Implementation<ResNetTrainingStep>] = &[Implementation {
-    name: "cpu",
-    about: "the forward of `cpu`, neurons replayed backward, gradients by GEMMs of the same rows",
+    implementation_name: "cpu",
+    description: "the forward of `cpu`, neurons replayed backward, gradients by GEMMs of the same rows",
     supports: ResNetTrainingStep::check_comparable_with_reference,
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let rows = inputs.tensor("parameters").shape().to_vec();
         let outputs = Tensors::new()
             .with_output("logits", problem.shape.shape_of_logits(), Dtype::F32)

@@ -23,18 +23,18 @@ const ELEMENTS_PER_ELEMENTWISE_TASK: usize = 1 << 14;
 pub struct CpuResNetState {
     shape: ResNetParameters,
     network: ResNet18Layers,
-    theta: f32,
+    firing_threshold: f32,
     neuron: StBifNeuronParameters,
     /// Input currents of each layer of neurons, `[T, N]` for T time steps and N neurons over the
     /// batch.
-    currents: Vec<Tensor>,
+    input_currents_by_layer: Vec<Tensor>,
     /// Spikes of each layer of neurons, `[T, N]` for T time steps and N neurons over the batch.
-    pub spikes: Vec<Vec<i8>>,
+    pub spikes_by_layer: Vec<Vec<i8>>,
     pooled: Vec<PooledSpikesOfImage>,
     /// Spikes after the max pooling, `[T, B, map]`; empty for a network without pooling.
     pooled_spikes: Vec<i8>,
     features: Vec<f32>,
-    gradient: Vec<f32>,
+    parameter_gradient: Vec<f32>,
 }
 
 impl CpuResNetState {
@@ -42,20 +42,25 @@ impl CpuResNetState {
     pub fn allocate_for_network_shape(shape: &ResNetParameters) -> Self {
         let network = shape.sizes.build_resnet18_layers();
         let neurons = network.extents_of_neuron_layers();
-        let currents = |len: usize| Tensor::filled_with_zeros([shape.t, shape.b * len], Dtype::F32);
+        let currents = |len: usize| {
+            Tensor::filled_with_zeros([shape.time_steps, shape.batch_size * len], Dtype::F32)
+        };
         Self {
             shape: *shape,
-            theta: shape.neuron_parameters().threshold as f32,
+            firing_threshold: shape.neuron_parameters().firing_threshold as f32,
             neuron: shape.neuron_parameters(),
-            currents: neurons.iter().map(|map| currents(map.elements_per_frame())).collect(),
-            spikes: neurons
+            input_currents_by_layer: neurons
+                .iter()
+                .map(|map| currents(map.elements_per_frame()))
+                .collect(),
+            spikes_by_layer: neurons
                 .iter()
                 .map(|map| vec![0; shape.frames_over_all_time_steps() * map.elements_per_frame()])
                 .collect(),
             pooled: Vec::new(),
             pooled_spikes: Vec::new(),
-            features: vec![0.0; shape.b * network.last_feature_map().channels],
-            gradient: Vec::new(),
+            features: vec![0.0; shape.batch_size * network.last_feature_map().channels],
+            parameter_gradient: Vec::new(),
             network,
         }
     }
@@ -66,17 +71,19 @@ impl CpuResNetState {
             NamedRangeGuard::open_named_range("Model_Forward_Pass"),
             NamedRangeGuard::open_named_range("Model_Compute_All_Layers"),
         ];
-        let (images, parameters) = (inputs.f32("images"), inputs.f32("parameters"));
+        let (images, parameters) =
+            (inputs.f32_elements("images"), inputs.f32_elements("parameters"));
         run_within_named_range("Conv1_Block", || {
             self.compute_stem_currents_and_spikes(images, parameters)
         });
         if let Some(window) = &self.network.pool {
-            self.pooled = max_pool_spike_sums(window, &self.spikes[0], self.shape.t);
-            let size = window.output.elements_per_frame();
+            self.pooled =
+                max_pool_spike_sums(window, &self.spikes_by_layer[0], self.shape.time_steps);
+            let size = window.output_extents.elements_per_frame();
             self.pooled_spikes.clear();
-            for t in 0..self.shape.t {
+            for t in 0..self.shape.time_steps {
                 for image in &self.pooled {
-                    self.pooled_spikes.extend(&image.spikes[t * size..][..size]);
+                    self.pooled_spikes.extend(&image.pooled_spikes[t * size..][..size]);
                 }
             }
         }
@@ -92,17 +99,17 @@ impl CpuResNetState {
 
     /// Index ranges of the residual blocks that belong to each stage.
     fn block_indices_of_each_stage(&self) -> Vec<std::ops::Range<usize>> {
-        let blocks = self.shape.sizes.blocks;
+        let blocks = self.shape.sizes.blocks_per_stage;
         (0..self.network.blocks.len()).step_by(blocks).map(|first| first..first + blocks).collect()
     }
 
     /// Computes the stem: its convolution once for each image, the same currents in every time step
-    /// that is fed, and the spikes.
+    /// into which the image is fed, and the spikes.
     fn compute_stem_currents_and_spikes(&mut self, images: &[f32], parameters: &[f32]) {
         let stem = &self.network.stem;
-        let currents = f32_tensor_values_mut(&mut self.currents[0]);
-        let (once, rest) =
-            currents.split_at_mut(self.shape.b * stem.window.output.elements_per_frame());
+        let currents = f32_tensor_values_mut(&mut self.input_currents_by_layer[0]);
+        let (once, rest) = currents
+            .split_at_mut(self.shape.batch_size * stem.window.output_extents.elements_per_frame());
         convolve_frames_in_f32(
             stem,
             weight_slice_of_convolution(stem, parameters),
@@ -112,11 +119,11 @@ impl CpuResNetState {
             once,
         );
         let (channels, steps) =
-            (stem.window.output.channels, self.shape.steps_that_spread_image() as f32);
+            (stem.window.output_extents.channels, self.shape.time_steps_to_spread_image() as f32);
         let bias = &parameters[stem.index_of_first_bias()..][..channels];
         parallel::process_chunks_in_parallel(
             once,
-            stem.window.output.elements_per_frame(),
+            stem.window.output_extents.elements_per_frame(),
             &|_, image| {
                 for pixel in image.chunks_mut(channels) {
                     // The stem's currents are the convolution's sum divided by the number of steps,
@@ -126,20 +133,24 @@ impl CpuResNetState {
             },
         );
         for (t, step) in rest.chunks_mut(once.len()).enumerate() {
-            if t + 1 < self.shape.time_steps_that_are_fed() {
+            if t + 1 < self.shape.time_steps_fed_with_image() {
                 step.copy_from_slice(once)
             } else {
                 step.fill(0.0)
             }
         }
-        cpu::compute_spikes_from_currents(self.neuron, &self.currents[0], &mut self.spikes[0]);
+        cpu::compute_spikes_from_currents(
+            self.neuron,
+            &self.input_currents_by_layer[0],
+            &mut self.spikes_by_layer[0],
+        );
     }
 
     fn compute_spikes_of_block(&mut self, number: usize, parameters: &[f32]) {
         let block = &self.network.blocks[number];
-        let (shape, theta) = (&self.shape, self.theta);
+        let (shape, theta) = (&self.shape, self.firing_threshold);
         let (first, second) = (2 * number + 1, 2 * number + 2);
-        let input = input_spikes_of_block(number, &self.pooled_spikes, &self.spikes);
+        let input = input_spikes_of_block(number, &self.pooled_spikes, &self.spikes_by_layer);
         let convolve = |conv: &ConvolutionLayer, input: &[i8], accum, currents: &mut [f32]| {
             convolve_frames_in_f32(
                 conv,
@@ -151,17 +162,17 @@ impl CpuResNetState {
             );
             add_bias_share_to_fed_steps(shape, conv, parameters, currents);
         };
-        let currents = f32_tensor_values_mut(&mut self.currents[first]);
+        let currents = f32_tensor_values_mut(&mut self.input_currents_by_layer[first]);
         convolve(&block.first, input, Accum::Replace, currents);
         cpu::compute_spikes_from_currents(
             self.neuron,
-            &self.currents[first],
-            &mut self.spikes[first],
+            &self.input_currents_by_layer[first],
+            &mut self.spikes_by_layer[first],
         );
 
-        let input = input_spikes_of_block(number, &self.pooled_spikes, &self.spikes);
-        let currents = f32_tensor_values_mut(&mut self.currents[second]);
-        convolve(&block.second, &self.spikes[first], Accum::Replace, currents);
+        let input = input_spikes_of_block(number, &self.pooled_spikes, &self.spikes_by_layer);
+        let currents = f32_tensor_values_mut(&mut self.input_currents_by_layer[second]);
+        convolve(&block.second, &self.spikes_by_layer[first], Accum::Replace, currents);
         match &block.shortcut {
             Some(conv) => convolve(conv, input, Accum::Add, currents),
             None => {
@@ -179,26 +190,26 @@ impl CpuResNetState {
         }
         cpu::compute_spikes_from_currents(
             self.neuron,
-            &self.currents[second],
-            &mut self.spikes[second],
+            &self.input_currents_by_layer[second],
+            &mut self.spikes_by_layer[second],
         );
     }
 
     fn compute_classifier_logits(&mut self, parameters: &[f32], logits: &mut [f32]) {
         let map = self.network.last_feature_map();
-        let (width, b) = (map.channels, self.shape.b);
+        let (width, b) = (map.channels, self.shape.batch_size);
         let mut sums = vec![0i32; b * width];
-        let last = self.spikes.last().expect("there are neurons");
+        let last = self.spikes_by_layer.last().expect("there are neurons");
         for (frame, spikes) in last.chunks(map.elements_per_frame()).enumerate() {
             let sums = &mut sums[frame % b * width..][..width];
             for pixel in spikes.chunks(width) {
                 sums.iter_mut().zip(pixel).for_each(|(sum, &s)| *sum += i32::from(s));
             }
         }
-        let scale = self.theta / map.pixels_per_frame() as f32;
+        let scale = self.firing_threshold / map.pixels_per_frame() as f32;
         self.features.iter_mut().zip(&sums).for_each(|(f, &sum)| *f = scale * sum as f32);
-        let (weight, bias) =
-            parameters[self.network.classifier..].split_at(CLASSIFIER_CLASS_COUNT * width);
+        let (weight, bias) = parameters[self.network.first_classifier_weight_index..]
+            .split_at(CLASSIFIER_CLASS_COUNT * width);
         let share = self.fraction_of_bias_fed();
         let images = self.features.chunks(width).zip(logits.chunks_mut(CLASSIFIER_CLASS_COUNT));
         for (features, logits) in images {
@@ -211,23 +222,25 @@ impl CpuResNetState {
     /// Fraction of a layer's bias that the existing time steps feed into the neurons; below 1 if
     /// there are fewer steps than the bias is spread over.
     fn fraction_of_bias_fed(&self) -> f32 {
-        self.shape.time_steps_that_are_fed() as f32 / self.shape.steps_that_spread_image() as f32
+        self.shape.time_steps_fed_with_image() as f32
+            / self.shape.time_steps_to_spread_image() as f32
     }
 
     /// Runs one SGD training step on the CPU and writes logits, loss, new momentum and new
     /// parameters.
     pub fn run_sgd_training_step(&mut self, inputs: &Tensors, outputs: &mut Tensors) {
         self.run_forward_pass(inputs, outputs.f32_mut("logits"));
-        let labels = inputs.tensor("labels").elements_to_f64(0, self.shape.b);
-        let (loss, logits) = cross_entropy_and_logit_gradient(outputs.f32("logits"), &labels);
+        let labels = inputs.tensor("labels").elements_to_f64(0, self.shape.batch_size);
+        let (loss, logits) =
+            cross_entropy_and_logit_gradient(outputs.f32_elements("logits"), &labels);
         outputs.f32_mut("loss")[0] = loss;
-        self.gradient.resize(self.network.parameters, 0.0);
-        let mut gradient = std::mem::take(&mut self.gradient);
+        self.parameter_gradient.resize(self.network.padded_parameter_count, 0.0);
+        let mut gradient = std::mem::take(&mut self.parameter_gradient);
         run_within_named_range("Backward", || {
             self.compute_all_parameter_gradients(inputs, &logits, &mut gradient)
         });
         let _step = NamedRangeGuard::open_named_range("Optimizer");
-        let old = inputs.f32("momentum");
+        let old = inputs.f32_elements("momentum");
         parallel::process_chunks_in_parallel(
             outputs.f32_mut("new_momentum"),
             ELEMENTS_PER_ELEMENTWISE_TASK,
@@ -242,9 +255,10 @@ impl CpuResNetState {
                     .for_each(|((new, m), g)| *new = SGD_MOMENTUM * m + g);
             },
         );
-        self.gradient = gradient;
+        self.parameter_gradient = gradient;
         let mut new = outputs.take("new_parameters").expect("an output");
-        let (old, momentum) = (inputs.f32("parameters"), outputs.f32("new_momentum"));
+        let (old, momentum) =
+            (inputs.f32_elements("parameters"), outputs.f32_elements("new_momentum"));
         parallel::process_chunks_in_parallel(
             f32_tensor_values_mut(&mut new),
             ELEMENTS_PER_ELEMENTWISE_TASK,
@@ -266,7 +280,7 @@ impl CpuResNetState {
         logits: &[f32],
         gradient: &mut [f32],
     ) {
-        let parameters = inputs.f32("parameters");
+        let parameters = inputs.f32_elements("parameters");
         let mut spikes = run_within_named_range("Final_Layers", || {
             self.backpropagate_classifier(parameters, logits, gradient)
         });
@@ -278,7 +292,7 @@ impl CpuResNetState {
         }
         let _stem = NamedRangeGuard::open_named_range("Conv1_Block");
         if let Some(window) = &self.network.pool {
-            let mut before = zeroed_f32_tensor_like(&self.currents[0]);
+            let mut before = zeroed_f32_tensor_like(&self.input_currents_by_layer[0]);
             max_pool_spike_gradient(
                 window,
                 &self.pooled,
@@ -289,9 +303,9 @@ impl CpuResNetState {
         }
         let currents = self.backpropagate_spikes_to_currents(0, &spikes);
         let stem = &self.network.stem;
-        let size = self.shape.b * stem.window.output.elements_per_frame();
+        let size = self.shape.batch_size * stem.window.output_extents.elements_per_frame();
         let mut sum = vec![0.0; size];
-        for step in currents.f32_slice().chunks(size).take(self.shape.time_steps_that_are_fed()) {
+        for step in currents.f32_slice().chunks(size).take(self.shape.time_steps_fed_with_image()) {
             parallel::process_chunks_in_parallel(
                 &mut sum,
                 ELEMENTS_PER_ELEMENTWISE_TASK,
@@ -302,9 +316,15 @@ impl CpuResNetState {
                 },
             );
         }
-        let spread = 1.0 / self.shape.steps_that_spread_image() as f32;
-        let weight = &mut gradient[stem.weight..stem.index_of_first_bias()];
-        convolution_weight_gradient_in_f32(stem, inputs.f32("images"), &sum, spread, weight);
+        let spread = 1.0 / self.shape.time_steps_to_spread_image() as f32;
+        let weight = &mut gradient[stem.first_weight_index..stem.index_of_first_bias()];
+        convolution_weight_gradient_in_f32(
+            stem,
+            inputs.f32_elements("images"),
+            &sum,
+            spread,
+            weight,
+        );
         self.write_convolution_bias_gradient(stem, &currents, gradient);
     }
 
@@ -317,13 +337,14 @@ impl CpuResNetState {
         gradient: &mut [f32],
     ) -> Tensor {
         let map = self.network.last_feature_map();
-        let (width, at) = (map.channels, self.network.classifier);
+        let (width, at) = (map.channels, self.network.first_classifier_weight_index);
         let weight = &parameters[at..][..CLASSIFIER_CLASS_COUNT * width];
         let (to_weight, to_bias) = gradient[at..].split_at_mut(CLASSIFIER_CLASS_COUNT * width);
         to_weight.fill(0.0);
         to_bias.fill(0.0);
-        let scale = self.theta / map.pixels_per_frame() as f32;
-        let mut spikes = zeroed_f32_tensor_like(self.currents.last().expect("there are neurons"));
+        let scale = self.firing_threshold / map.pixels_per_frame() as f32;
+        let mut spikes =
+            zeroed_f32_tensor_like(self.input_currents_by_layer.last().expect("there are neurons"));
         let steps = f32_tensor_values_mut(&mut spikes);
         let images = self.features.chunks(width).zip(logits.chunks(CLASSIFIER_CLASS_COUNT));
         for (image, (features, logits)) in images.enumerate() {
@@ -336,8 +357,9 @@ impl CpuResNetState {
                 let to = to_features.iter_mut().zip(&weight[row]);
                 to.for_each(|(to, w)| *to += scale * g * w);
             }
-            for t in 0..self.shape.t {
-                let frame = &mut steps[(t * self.shape.b + image) * map.elements_per_frame()..]
+            for t in 0..self.shape.time_steps {
+                let frame = &mut steps
+                    [(t * self.shape.batch_size + image) * map.elements_per_frame()..]
                     [..map.elements_per_frame()];
                 frame.chunks_mut(width).for_each(|pixel| pixel.copy_from_slice(&to_features));
             }
@@ -355,17 +377,17 @@ impl CpuResNetState {
         gradient: &mut [f32],
     ) -> Tensor {
         let block = &self.network.blocks[number];
-        let theta = self.theta;
-        let input = input_spikes_of_block(number, &self.pooled_spikes, &self.spikes);
+        let theta = self.firing_threshold;
+        let input = input_spikes_of_block(number, &self.pooled_spikes, &self.spikes_by_layer);
         let currents = self.backpropagate_spikes_to_currents(2 * number + 2, &spikes);
         let add_gradients =
             |conv: &ConvolutionLayer, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
-                let weight = &mut gradient[conv.weight..conv.index_of_first_bias()];
+                let weight = &mut gradient[conv.first_weight_index..conv.index_of_first_bias()];
                 convolution_weight_gradient_in_f32(conv, input, output.f32_slice(), theta, weight);
                 self.write_convolution_bias_gradient(conv, output, gradient);
             };
-        add_gradients(&block.second, &self.spikes[2 * number + 1], &currents, gradient);
-        let mut hidden = zeroed_f32_tensor_like(&self.currents[2 * number + 1]);
+        add_gradients(&block.second, &self.spikes_by_layer[2 * number + 1], &currents, gradient);
+        let mut hidden = zeroed_f32_tensor_like(&self.input_currents_by_layer[2 * number + 1]);
         let second = weight_slice_of_convolution(&block.second, parameters);
         add_convolution_input_gradient(
             &block.second,
@@ -377,8 +399,10 @@ impl CpuResNetState {
         let inner = self.backpropagate_spikes_to_currents(2 * number + 1, &hidden);
         add_gradients(&block.first, input, &inner, gradient);
 
-        let mut before =
-            Tensor::filled_with_zeros([self.shape.t, input.len() / self.shape.t], Dtype::F32);
+        let mut before = Tensor::filled_with_zeros(
+            [self.shape.time_steps, input.len() / self.shape.time_steps],
+            Dtype::F32,
+        );
         let to = f32_tensor_values_mut(&mut before);
         match &block.shortcut {
             Some(conv) => {
@@ -416,10 +440,10 @@ impl CpuResNetState {
 
     /// Computes the gradient of a neuron layer's input currents from the gradient of its spikes.
     fn backpropagate_spikes_to_currents(&self, layer: usize, spikes: &Tensor) -> Tensor {
-        let mut currents = zeroed_f32_tensor_like(&self.currents[layer]);
+        let mut currents = zeroed_f32_tensor_like(&self.input_currents_by_layer[layer]);
         cpu::compute_current_gradient(
             self.neuron,
-            &self.currents[layer],
+            &self.input_currents_by_layer[layer],
             spikes,
             currents.tensor_data_mut(),
         );
@@ -432,16 +456,16 @@ impl CpuResNetState {
         output: &Tensor,
         gradient: &mut [f32],
     ) {
-        let channels = conv.window.output.channels;
-        let fed = self.shape.time_steps_that_are_fed()
-            * self.shape.b
-            * conv.window.output.elements_per_frame();
+        let channels = conv.window.output_extents.channels;
+        let fed = self.shape.time_steps_fed_with_image()
+            * self.shape.batch_size
+            * conv.window.output_extents.elements_per_frame();
         let mut sums = vec![0f64; channels];
         for pixel in output.f32_slice()[..fed].chunks(channels) {
             sums.iter_mut().zip(pixel).for_each(|(sum, g)| *sum += f64::from(*g));
         }
         let to = &mut gradient[conv.index_of_first_bias()..][..channels];
-        let steps = self.shape.steps_that_spread_image() as f64;
+        let steps = self.shape.time_steps_to_spread_image() as f64;
         to.iter_mut().zip(sums).for_each(|(to, sum)| *to = (sum / steps) as f32);
     }
 }
@@ -453,7 +477,7 @@ fn input_spikes_of_block<'a>(number: usize, pooled: &'a [i8], spikes: &'a [Vec<i
 }
 
 fn weight_slice_of_convolution<'a>(conv: &ConvolutionLayer, parameters: &'a [f32]) -> &'a [f32] {
-    &parameters[conv.weight..conv.index_of_first_bias()]
+    &parameters[conv.first_weight_index..conv.index_of_first_bias()]
 }
 
 fn add_bias_share_to_fed_steps(
@@ -462,15 +486,18 @@ fn add_bias_share_to_fed_steps(
     parameters: &[f32],
     currents: &mut [f32],
 ) {
-    let steps = shape.steps_that_spread_image() as f32;
-    let bias: Vec<f32> = parameters[conv.index_of_first_bias()..][..conv.window.output.channels]
+    let steps = shape.time_steps_to_spread_image() as f32;
+    let bias: Vec<f32> = parameters[conv.index_of_first_bias()..]
+        [..conv.window.output_extents.channels]
         .iter()
         .map(|b| b / steps)
         .collect();
-    let fed = shape.time_steps_that_are_fed() * shape.b * conv.window.output.elements_per_frame();
+    let fed = shape.time_steps_fed_with_image()
+        * shape.batch_size
+        * conv.window.output_extents.elements_per_frame();
     parallel::process_chunks_in_parallel(
         &mut currents[..fed],
-        conv.window.output.elements_per_frame(),
+        conv.window.output_extents.elements_per_frame(),
         &|_, frame| {
             for pixel in frame.chunks_mut(bias.len()) {
                 pixel.iter_mut().zip(&bias).for_each(|(x, b)| *x += b);

@@ -7,10 +7,10 @@ use crate::resnet18::network::SlidingWindow;
 /// Pooled spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and, for each of them, the first
 /// input element with the maximum sum.
 pub struct PooledSpikesOfImage {
-    /// Pooled spikes, `[T, output]`.
-    pub spikes: Vec<i8>,
+    /// Spikes of one image after the max pooling, `[T, output]`.
+    pub pooled_spikes: Vec<i8>,
     /// Index of the input element with the maximum sum, for each pooled spike, `[T, output]`.
-    pub sources: Vec<u32>,
+    pub maximum_input_indices: Vec<u32>,
 }
 
 /// Max-pools the spike sums of every image from spikes `[T, B, input]`; each task computes one
@@ -20,23 +20,23 @@ pub fn max_pool_spike_sums(
     spikes: &[i8],
     t: usize,
 ) -> Vec<PooledSpikesOfImage> {
-    let size = window.input.elements_per_frame();
+    let size = window.input_extents.elements_per_frame();
     let b = spikes.len() / t / size;
     let image = |image: usize| {
         let mut sums = vec![0i8; size];
-        let mut before = vec![0i8; window.output.elements_per_frame()];
-        let len = t * window.output.elements_per_frame();
+        let mut before = vec![0i8; window.output_extents.elements_per_frame()];
+        let len = t * window.output_extents.elements_per_frame();
         let mut pooled = PooledSpikesOfImage {
-            spikes: Vec::with_capacity(len),
-            sources: Vec::with_capacity(len),
+            pooled_spikes: Vec::with_capacity(len),
+            maximum_input_indices: Vec::with_capacity(len),
         };
         for step in 0..t {
             let frame = &spikes[(step * b + image) * size..][..size];
             sums.iter_mut().zip(frame).for_each(|(sum, s)| *sum += s);
             for (at, before) in before.iter_mut().enumerate() {
                 let source = first_input_with_largest_sum(window, &sums, at);
-                pooled.spikes.push(sums[source] - *before);
-                pooled.sources.push(source as u32);
+                pooled.pooled_spikes.push(sums[source] - *before);
+                pooled.maximum_input_indices.push(source as u32);
                 *before = sums[source];
             }
         }
@@ -46,11 +46,12 @@ pub fn max_pool_spike_sums(
 }
 
 fn first_input_with_largest_sum(window: &SlidingWindow, sums: &[i8], at: usize) -> usize {
-    let (pixel, channel) = (at / window.output.channels, at % window.output.channels);
+    let (pixel, channel) =
+        (at / window.output_extents.channels, at % window.output_extents.channels);
     let sources =
         (0..window.tap_count()).filter_map(|tap| window.input_pixel_read_by_tap(pixel, tap));
     sources
-        .map(|pixel| pixel * window.input.channels + channel)
+        .map(|pixel| pixel * window.input_extents.channels + channel)
         .reduce(|best, at| if sums[at] > sums[best] { at } else { best })
         .expect("a window reads its centre")
 }
@@ -63,7 +64,8 @@ pub fn max_pool_spike_gradient(
     output: &[f32],
     gradient: &mut [f32],
 ) {
-    let (from, to) = (window.output.elements_per_frame(), window.input.elements_per_frame());
+    let (from, to) =
+        (window.output_extents.elements_per_frame(), window.input_extents.elements_per_frame());
     let b = pooled.len();
     let t = output.len() / b / from;
     let image = |image: usize| {
@@ -72,7 +74,7 @@ pub fn max_pool_spike_gradient(
         let mut after = vec![0.0; to];
         for step in (0..t).rev() {
             let now = &output[(step * b + image) * from..][..from];
-            let sources = &pooled.sources[step * from..][..from];
+            let sources = &pooled.maximum_input_indices[step * from..][..from];
             for (at, (&source, now)) in sources.iter().zip(now).enumerate() {
                 let next =
                     if step + 1 < t { output[((step + 1) * b + image) * from + at] } else { 0.0 };

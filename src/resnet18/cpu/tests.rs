@@ -4,21 +4,29 @@ use super::*;
 use crate::resnet18::network::{ResNetSizes, ResNetStem};
 use crate::resnet18::reference::ResNetReference;
 use crate::resnet18::{ResNetParameters, WeightAndImageSource};
-use kernelgate::backend::Executable;
+use kernelgate::backend::LaunchableProblem;
 use kernelgate::verify::{compare_outputs_with_reference, launch_twice_and_compare_with_reference};
 use kernelgate::workload::{Expected, Problem};
 
 /// Shape of a small test network that has every kind of layer.
 fn small_network_shape(stem: ResNetStem, b: usize, t: usize, level: usize) -> ResNetParameters {
-    let sizes = ResNetSizes { stem, width: 8, blocks: 1, side: 16 };
-    ResNetParameters { sizes, b, t, level, draw: WeightAndImageSource::Dyadic, dtype: Dtype::F32 }
+    let sizes =
+        ResNetSizes { stem, first_stage_channels: 8, blocks_per_stage: 1, image_side_pixels: 16 };
+    ResNetParameters {
+        sizes,
+        batch_size: b,
+        time_steps: t,
+        quantisation_level: level,
+        weight_and_image_source: WeightAndImageSource::DyadicSamples,
+        dtype: Dtype::F32,
+    }
 }
 
 const STEMS_BATCHES_STEPS_AND_LEVELS: [(ResNetStem, usize, usize, usize); 4] = [
-    (ResNetStem::ImageNet, 3, 5, 8),
-    (ResNetStem::Cifar, 2, 4, 4),
-    (ResNetStem::ImageNet, 1, 4, 16),
-    (ResNetStem::Cifar, 5, 1, 8),
+    (ResNetStem::ImageNetStem, 3, 5, 8),
+    (ResNetStem::CifarStem, 2, 4, 4),
+    (ResNetStem::ImageNetStem, 1, 4, 16),
+    (ResNetStem::CifarStem, 5, 1, 8),
 ];
 
 fn prepare_cpu_resnet_task<P: Problem>(
@@ -26,7 +34,7 @@ fn prepare_cpu_resnet_task<P: Problem>(
     problem: &P,
     inputs: Tensors,
 ) -> CpuTask {
-    let Prepare::Cpu(prepare) = implementation.prepare else { panic!("a CPU row") };
+    let PrepareFunction::Cpu(prepare) = implementation.prepare else { panic!("a CPU row") };
     prepare(problem, Arc::new(inputs))
 }
 
@@ -40,7 +48,10 @@ fn cpu_spikes_of_every_layer_equal_those_of_the_reference() {
         let mut network = CpuResNetState::allocate_for_network_shape(&shape);
         network.run_forward_pass(&inputs, &mut vec![0.0; 10 * b]);
         for (number, layer) in expected.layers.iter().enumerate() {
-            assert!(network.spikes[number] == layer.spikes, "{stem:?} b={b} t={t} layer {number}");
+            assert!(
+                network.spikes_by_layer[number] == layer.spikes,
+                "{stem:?} b={b} t={t} layer {number}"
+            );
         }
     }
 }
@@ -51,11 +62,16 @@ fn cpu_spikes_of_every_layer_equal_those_of_the_reference() {
 /// logits would move by 0.18, which is beyond the tolerance.
 #[test]
 fn normal_weights_move_few_spikes_and_logits_stay_within_tolerance() {
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 16, blocks: 2, side: 32 };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: 16,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
     let shape = ResNetParameters {
         sizes,
-        draw: WeightAndImageSource::Normal,
-        ..small_network_shape(ResNetStem::ImageNet, 4, 8, 8)
+        weight_and_image_source: WeightAndImageSource::NormalSamples,
+        ..small_network_shape(ResNetStem::ImageNetStem, 4, 8, 8)
     };
     let problem = ResNetInference { shape };
     let (mut by_rounding, mut by_nudging, mut all) = (0, 0, 0);
@@ -65,14 +81,14 @@ fn normal_weights_move_few_spikes_and_logits_stay_within_tolerance() {
             .run_reference_forward_pass(&inputs);
         let moved = |inputs: &Tensors| {
             let mut network = CpuResNetState::allocate_for_network_shape(&shape);
-            let mut logits = vec![0.0; shape.b * 10];
+            let mut logits = vec![0.0; shape.batch_size * 10];
             network.run_forward_pass(inputs, &mut logits);
-            let outputs = Tensors::new().with("logits", shape.shape_of_logits(), logits);
+            let outputs = Tensors::new().with_tensor("logits", shape.shape_of_logits(), logits);
             let reference =
                 vec![Expected::all("logits", shape.shape_of_logits(), expected.logits.clone())];
             let comparison =
                 compare_outputs_with_reference(&outputs, &reference, problem.tolerance()).unwrap();
-            let layers = expected.layers.iter().zip(&network.spikes);
+            let layers = expected.layers.iter().zip(&network.spikes_by_layer);
             let moved = layers
                 .map(|(layer, spikes)| {
                     layer.spikes.iter().zip(spikes).filter(|(a, b)| a != b).count()
@@ -82,12 +98,12 @@ fn normal_weights_move_few_spikes_and_logits_stay_within_tolerance() {
             moved
         };
         by_rounding += moved(&inputs);
-        let images = inputs.f32("images");
+        let images = inputs.f32_elements("images");
         let signs = [1.0, -1.0, -1.0, 1.0, -1.0];
         let nudged = images.iter().zip(signs.iter().cycle()).map(|(x, s)| x * (1.0 + s * 1e-5));
         let nudged = nudged.collect::<Vec<f32>>();
         let shape = inputs.tensor("images").shape().to_vec();
-        by_nudging += moved(&inputs.clone().with("images", shape, nudged));
+        by_nudging += moved(&inputs.clone().with_tensor("images", shape, nudged));
         all += expected.layers.iter().map(|layer| layer.spikes.len()).sum::<usize>();
     }
     eprintln!("of {all} spikes {by_rounding} moved by rounding, {by_nudging} by nudging");
@@ -99,23 +115,34 @@ fn normal_weights_move_few_spikes_and_logits_stay_within_tolerance() {
 #[test]
 fn prints_how_many_spikes_of_each_layer_equal_the_reference() {
     let named = std::env::var_os("RESNET18_WEIGHTS").is_some();
-    let (width, draw) =
-        if named { (64, WeightAndImageSource::File) } else { (8, WeightAndImageSource::Normal) };
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width, blocks: 2, side: 32 };
-    let shape =
-        ResNetParameters { sizes, draw, ..small_network_shape(ResNetStem::ImageNet, 2, 8, 8) };
+    let (width, draw) = if named {
+        (64, WeightAndImageSource::WeightsFile)
+    } else {
+        (8, WeightAndImageSource::NormalSamples)
+    };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: width,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
+    let shape = ResNetParameters {
+        sizes,
+        weight_and_image_source: draw,
+        ..small_network_shape(ResNetStem::ImageNetStem, 2, 8, 8)
+    };
     let problem = ResNetInference { shape };
-    problem.check().unwrap();
+    problem.check_can_be_computed().unwrap();
     let inputs = problem.inputs(1);
     let reference = ResNetReference::with_parameters_of_inputs(&shape, &inputs);
     let expected = reference.run_reference_forward_pass(&inputs);
     let mut network = CpuResNetState::allocate_for_network_shape(&shape);
-    network.run_forward_pass(&inputs, &mut vec![0.0; shape.b * 10]);
+    network.run_forward_pass(&inputs, &mut vec![0.0; shape.batch_size * 10]);
     let blocks = reference.network.blocks.iter();
-    let names = blocks.flat_map(|block| [&*block.first.name, &*block.second.name]);
+    let names = blocks.flat_map(|block| [&*block.first.layer_name, &*block.second.layer_name]);
     let names = std::iter::once("conv1").chain(names);
     let (mut agreeing, mut all) = (0, 0);
-    for ((name, layer), spikes) in names.zip(&expected.layers).zip(&network.spikes) {
+    for ((name, layer), spikes) in names.zip(&expected.layers).zip(&network.spikes_by_layer) {
         let same = layer.spikes.iter().zip(spikes).filter(|(a, b)| a == b).count();
         eprintln!(
             "{name}: {:.4} % of {} spikes",
@@ -125,7 +152,7 @@ fn prints_how_many_spikes_of_each_layer_equal_the_reference() {
         (agreeing, all) = (agreeing + same, all + spikes.len());
     }
     eprintln!("all: {:.4} % of {all} spikes", percentage_of_total(agreeing, all));
-    assert_eq!(network.spikes.len(), 17);
+    assert_eq!(network.spikes_by_layer.len(), 17);
     assert!(percentage_of_total(agreeing, all) > 99.9);
 }
 
@@ -165,11 +192,16 @@ fn cpu_resnet_logits_and_training_steps_agree_with_the_reference() {
 /// within the tolerance; changed spike counts of neurons exceed it.
 #[test]
 fn normal_weight_gradients_pass_unless_spike_counts_change() {
-    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 16, blocks: 2, side: 32 };
+    let sizes = ResNetSizes {
+        stem: ResNetStem::ImageNetStem,
+        first_stage_channels: 16,
+        blocks_per_stage: 2,
+        image_side_pixels: 32,
+    };
     let shape = ResNetParameters {
         sizes,
-        draw: WeightAndImageSource::Normal,
-        ..small_network_shape(ResNetStem::ImageNet, 4, 8, 8)
+        weight_and_image_source: WeightAndImageSource::NormalSamples,
+        ..small_network_shape(ResNetStem::ImageNetStem, 4, 8, 8)
     };
     let step = ResNetTrainingStep { shape };
     assert_eq!(step.check_comparable_with_reference(), Ok(()));
@@ -177,13 +209,14 @@ fn normal_weight_gradients_pass_unless_spike_counts_change() {
         let inputs = step.inputs(seed);
         let expected = step.reference(&inputs);
         let signs = [1.0, -1.0, -1.0, 1.0, -1.0].iter().cycle();
-        let nudged = inputs.f32("images").iter().zip(signs).map(|(x, s)| x * (1.0 + s * nudge));
+        let nudged =
+            inputs.f32_elements("images").iter().zip(signs).map(|(x, s)| x * (1.0 + s * nudge));
         let nudged = nudged.collect::<Vec<f32>>();
         let images = inputs.tensor("images").shape().to_vec();
         let mut launched = prepare_cpu_resnet_task(
             &CPU_TRAINING_STEP_ROWS[0],
             &step,
-            inputs.with("images", images, nudged),
+            inputs.with_tensor("images", images, nudged),
         );
         let found =
             launch_twice_and_compare_with_reference(&mut launched, &expected, step.tolerance());
@@ -196,11 +229,14 @@ fn normal_weight_gradients_pass_unless_spike_counts_change() {
 /// rounding.
 #[test]
 fn every_training_step_tolerance_rejects_a_halved_gradient() {
-    let step = ResNetTrainingStep { shape: small_network_shape(ResNetStem::ImageNet, 3, 5, 8) };
+    let step = ResNetTrainingStep { shape: small_network_shape(ResNetStem::ImageNetStem, 3, 5, 8) };
     let inputs = step.inputs(2);
     let expected = step.reference(&inputs);
     let bf16 = ResNetParameters { dtype: Dtype::Bf16, ..step.shape };
-    let normal = ResNetParameters { draw: WeightAndImageSource::Normal, ..step.shape };
+    let normal = ResNetParameters {
+        weight_and_image_source: WeightAndImageSource::NormalSamples,
+        ..step.shape
+    };
     let tolerances = [bf16, normal].map(|shape| ResNetTrainingStep { shape }.tolerance());
     let mut launched = prepare_cpu_resnet_task(&CPU_TRAINING_STEP_ROWS[0], &step, inputs.clone());
     let layout = step.shape.sizes.build_resnet18_layers().names_and_ranges_of_parameters();
@@ -212,7 +248,7 @@ fn every_training_step_tolerance_rejects_a_halved_gradient() {
                 .iter()
                 .all(|&loose| compare_outputs_with_reference(&outputs, &expected, loose).is_ok())
         );
-        let old = &inputs.f32("momentum")[first..][..len];
+        let old = &inputs.f32_elements("momentum")[first..][..len];
         let new = &mut outputs.f32_mut("new_momentum")[first..][..len];
         // The test halves one parameter's gradient, a change as small as the effect of a lost time
         // step or image can be.

@@ -25,7 +25,7 @@ use crate::resnet18::network::{
     ResNetStem,
 };
 use kernelgate::backend::program::{
-    LaunchArgument, MemoryPurpose, NULL, Program, RegionPointer, TableNumberOrAddress,
+    LaunchArgument, LaunchProgram, MemoryPurpose, NULL, RegionPointer, TableNumberOrAddress,
     int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
@@ -48,7 +48,7 @@ const LAYER_COUNT_AFTER_POOLING: usize = 16;
 const FIRST_STAGE_CHANNELS: usize = 64;
 const ALL_LAYERS_BLOCK_THREADS: usize = 640;
 /// Number of weight copies of 8 KiB to shared memory that may run ahead of their use.
-const WEIGHT_COPIES_IN_FLIGHT: usize = 13;
+const MAX_WEIGHT_COPIES_IN_FLIGHT: usize = 13;
 const ALL_LAYERS_BLOCK_SHARED_BYTES: usize = 226_560;
 const STEM_NEURON_BLOCK_THREADS: usize = 128;
 /// Bytes of the stem's filters as tensor-core fragments: 64 filters of 7 rows of 8 pixels of 4
@@ -57,31 +57,34 @@ const STEM_FRAGMENT_BYTES: usize = FIRST_STAGE_CHANNELS * 7 * 8 * 4 * 2;
 
 /// Functions of the rung `best` that add launches in place of the launches of single layers.
 pub const BEST_RUNG_MERGED_LAYERS: MergedLayerLaunches = MergedLayerLaunches {
-    stem: add_stem_neurons_and_pooling_launch,
-    layers: add_all_layers_launch,
+    add_stem_launch: add_stem_neurons_and_pooling_launch,
+    add_launch_of_all_layers: add_all_layers_launch,
 };
 
 const ALL_LAYERS_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
-    macro_definitions: |grid| vec![format!("STEPS={}", grid.steps)],
-    constants: |_| {
+    macro_definitions: |grid| vec![format!("STEPS={}", grid.time_steps)],
+    constant_macros: |_| {
         vec![
             ("THREADS", ALL_LAYERS_BLOCK_THREADS),
             ("RANKS", BLOCKS_PER_IMAGE_GROUP),
             ("LAYERS", LAYER_COUNT_AFTER_POOLING),
-            ("SLOTS", WEIGHT_COPIES_IN_FLIGHT),
+            ("SLOTS", MAX_WEIGHT_COPIES_IN_FLIGHT),
             ("SHARED_BYTES", ALL_LAYERS_BLOCK_SHARED_BYTES),
             ("STEM_THREADS", STEM_NEURON_BLOCK_THREADS),
         ]
     },
-    shared_bytes: |_| ALL_LAYERS_BLOCK_SHARED_BYTES,
-    co_resident: true,
-    requires: RequiredArchitecture::Exactly("sm_90a"),
+    dynamic_shared_bytes: |_| ALL_LAYERS_BLOCK_SHARED_BYTES,
+    needs_cooperative_launch: true,
+    required_architecture: RequiredArchitecture::ExactArchitecture("sm_90a"),
     listed_build_parameters: || {
         [4, 8, 16]
-            .map(|steps| TileKernelParameters { steps, blocks: [BLOCKS_PER_IMAGE_GROUP, 1] })
+            .map(|steps| TileKernelParameters {
+                time_steps: steps,
+                blocks: [BLOCKS_PER_IMAGE_GROUP, 1],
+            })
             .to_vec()
     },
-    stages: ALL_LAYERS_TIMER_STAGES,
+    stage_names: ALL_LAYERS_TIMER_STAGES,
     ..KernelSpec::new(
         source_of_kernel_file("resnet18/best"),
         "resnet18_best_layers",
@@ -91,11 +94,11 @@ const ALL_LAYERS_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
 };
 
 const STEM_NEURONS_AND_POOLING_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
-    symbol: "resnet18_best_stem",
-    threads: STEM_NEURON_BLOCK_THREADS,
-    shared_bytes: |_| 0,
-    co_resident: false,
-    stages: &[],
+    kernel_symbol: "resnet18_best_stem",
+    threads_per_block: STEM_NEURON_BLOCK_THREADS,
+    dynamic_shared_bytes: |_| 0,
+    needs_cooperative_launch: false,
+    stage_names: &[],
     ..ALL_LAYERS_KERNEL
 };
 
@@ -144,9 +147,9 @@ const POOLED_SPIKE_EXCHANGE_REGION: &str = "best_stem_sent";
 pub fn check_all_layers_kernel_is_compiled(shape: &ResNetParameters) -> Result<(), String> {
     tiles::check_tile_kernels_are_compiled(shape)?;
     let sizes = shape.sizes;
-    if sizes.stem != ResNetStem::ImageNet
-        || sizes.width != FIRST_STAGE_CHANNELS
-        || sizes.blocks != 2
+    if sizes.stem != ResNetStem::ImageNetStem
+        || sizes.first_stage_channels != FIRST_STAGE_CHANNELS
+        || sizes.blocks_per_stage != 2
     {
         return Err(format!("the imagenet stem and a width of {FIRST_STAGE_CHANNELS} only"));
     }
@@ -154,15 +157,15 @@ pub fn check_all_layers_kernel_is_compiled(shape: &ResNetParameters) -> Result<(
 }
 
 /// Number of groups of blocks in the grid; the groups compute different images at the same time.
-fn groups_of_blocks_for_shape(shape: &ResNetParameters) -> usize {
-    (shape.b * shape.t).div_ceil(GEMM_ROWS_PER_PIXEL).min(MAX_GROUPS_OF_BLOCKS)
+fn block_group_count(shape: &ResNetParameters) -> usize {
+    (shape.batch_size * shape.time_steps).div_ceil(GEMM_ROWS_PER_PIXEL).min(MAX_GROUPS_OF_BLOCKS)
 }
 
 /// Adds memory regions for the tiled weights of all convolutions but the stem's; a training step
 /// packs its parameters into these regions.
-pub fn declare_tiled_weight_regions(program: &mut Program, network: &ResNet18Layers) {
+pub fn declare_tiled_weight_regions(program: &mut LaunchProgram, network: &ResNet18Layers) {
     for conv in network.all_convolutions().skip(1) {
-        let elements = conv.window.output.channels * packed_weight_columns(network, conv);
+        let elements = conv.window.output_extents.channels * packed_weight_columns(network, conv);
         let bytes = elements * Dtype::Bf16.bytes_per_element();
         program.add_scratch(name_of_tiled_weight_region(conv), MemoryPurpose::Weights, bytes);
     }
@@ -172,41 +175,45 @@ pub fn declare_tiled_weight_regions(program: &mut Program, network: &ResNet18Lay
 /// table points to the spike and current regions that the program has; for other layers, spikes and
 /// currents are not stored.
 pub fn declare_layer_table_and_exchange_buffers(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     shape: &ResNetParameters,
     network: &ResNet18Layers,
     training: bool,
 ) {
     let outputs = convolutions_with_their_blocks(network)
-        .map(|(conv, _)| conv.window.output.elements_per_frame());
-    let sent = groups_of_blocks_for_shape(shape) * outputs.sum::<usize>() * size_of::<u64>();
+        .map(|(conv, _)| conv.window.output_extents.elements_per_frame());
+    let sent = block_group_count(shape) * outputs.sum::<usize>() * size_of::<u64>();
     let sent = add_zeroed_region(program, SPIKE_EXCHANGE_REGION, sent);
     add_zeroed_region(
         program,
         ROUND_COUNTER_REGION,
-        groups_of_blocks_for_shape(shape) * BLOCKS_PER_IMAGE_GROUP * size_of::<u32>(),
+        block_group_count(shape) * BLOCKS_PER_IMAGE_GROUP * size_of::<u32>(),
     );
     if let Some(pool) = network.pool.as_ref().filter(|_| !training) {
-        let words = groups_of_blocks_for_shape(shape) * pool.output.elements_per_frame();
+        let words = block_group_count(shape) * pool.output_extents.elements_per_frame();
         add_zeroed_region(program, POOLED_SPIKE_EXCHANGE_REGION, words * size_of::<u64>());
     }
     let list = words_of_layer_table(program, shape, network, training, sent);
     program.add_table_of_numbers_and_addresses(LAYER_TABLE_REGION, MemoryPurpose::Workspace, list);
 }
 
-fn add_zeroed_region(program: &mut Program, name: &'static str, bytes: usize) -> RegionPointer {
+fn add_zeroed_region(
+    program: &mut LaunchProgram,
+    name: &'static str,
+    bytes: usize,
+) -> RegionPointer {
     program.add_packed_from_inputs(name, MemoryPurpose::Workspace, bytes, move |_| vec![0; bytes])
 }
 
 /// Returns the words of the layer table that the kernel reads: eight words for each layer.
 fn words_of_layer_table(
-    program: &Program,
+    program: &LaunchProgram,
     shape: &ResNetParameters,
     network: &ResNet18Layers,
     training: bool,
     mut sent: RegionPointer,
 ) -> Vec<TableNumberOrAddress> {
-    const NULL_TABLE_WORD: TableNumberOrAddress = TableNumberOrAddress::Value(0);
+    const NULL_TABLE_WORD: TableNumberOrAddress = TableNumberOrAddress::Number(0);
     let kept = |name: &str| {
         program.pointer_if_declared(name).map_or(NULL_TABLE_WORD, TableNumberOrAddress::Pointer)
     };
@@ -230,14 +237,14 @@ fn words_of_layer_table(
             shortcut.map_or(NULL_TABLE_WORD, bias),
             kept(&name_of_layer_spikes_region(number + 1)),
             if training { kept(&name_of_currents_region(number + 1)) } else { NULL_TABLE_WORD },
-            TableNumberOrAddress::Value(
+            TableNumberOrAddress::Number(
                 (weight_columns_that_read_pixels(conv) / FIRST_STAGE_CHANNELS) as i64,
             ),
             sent.into(),
         ]);
         sent = sent.offset_by(
-            groups_of_blocks_for_shape(shape)
-                * conv.window.output.elements_per_frame()
+            block_group_count(shape)
+                * conv.window.output_extents.elements_per_frame()
                 * size_of::<u64>(),
         );
     }
@@ -254,11 +261,12 @@ fn convolutions_with_their_blocks(
 /// Pointer to where the tiles of a convolution's weight would start with tap 0. Filter taps before
 /// the first one that reads a pixel are neither stored nor read.
 fn pointer_to_weight_tiles_from_tap_zero(
-    program: &Program,
+    program: &LaunchProgram,
     conv: &ConvolutionLayer,
 ) -> TableNumberOrAddress {
     const FILTERS_PER_TILE: usize = 32;
-    let before = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
+    let before =
+        conv.window.range_of_taps_that_read_pixels().start * conv.window.input_extents.channels;
     program
         .pointer_to(&name_of_tiled_weight_region(conv))
         .moved_back_by(before * FILTERS_PER_TILE * Dtype::Bf16.bytes_per_element())
@@ -288,20 +296,23 @@ pub fn activation_regions_of_best_rung(
 }
 
 /// Inference program of the ResNet-18 rung `best`, which stores no spikes of layers in memory.
-pub fn best_inference_program(shape: &ResNetParameters) -> Program {
-    best_inference_program_storing_spikes(shape, false)
+pub fn best_rung_inference_program(shape: &ResNetParameters) -> LaunchProgram {
+    best_rung_inference_program_storing_spikes(shape, false)
 }
 
-/// Inference program of the ResNet-18 rung `best`; `keep` decides whether the spikes of all layers
-/// are stored.
-pub fn best_inference_program_storing_spikes(shape: &ResNetParameters, keep: bool) -> Program {
+/// Inference program of the ResNet-18 rung `best`; `stores_layer_spikes` decides whether the spikes
+/// of all layers are stored.
+pub fn best_rung_inference_program_storing_spikes(
+    shape: &ResNetParameters,
+    stores_layer_spikes: bool,
+) -> LaunchProgram {
     let network = shape.sizes.build_resnet18_layers();
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let logits = declare_image_and_logit_regions(&mut program, shape);
     declare_parameters_in_kernel_layouts(&mut program, shape, &network);
     declare_activation_regions(
         &mut program,
-        activation_regions_of_best_rung(shape, &network, false, keep),
+        activation_regions_of_best_rung(shape, &network, false, stores_layer_spikes),
     );
     declare_layer_table_and_exchange_buffers(&mut program, shape, &network, false);
     let forward = FusedForwardBuilder {
@@ -317,11 +328,12 @@ pub fn best_inference_program_storing_spikes(shape: &ResNetParameters, keep: boo
 /// Adds regions for parameters in the layouts that the all-layers kernel reads: weights in tiles,
 /// the stem's as tensor-core fragments.
 fn declare_parameters_in_kernel_layouts(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     shape: &ResNetParameters,
     network: &ResNet18Layers,
 ) {
-    for PackedParameterRegion { name, bytes, part } in regions_of_packed_parameters(shape, network)
+    for PackedParameterRegion { region_name: name, region_bytes: bytes, region_contents: part } in
+        regions_of_packed_parameters(shape, network)
     {
         let conv = network.all_convolutions().find(|conv| name_of_weight_region(conv) == name);
         let Some(conv) = conv else {
@@ -331,7 +343,7 @@ fn declare_parameters_in_kernel_layouts(
             continue;
         };
         let columns = packed_weight_columns(network, conv);
-        if conv.weight == network.stem.weight {
+        if conv.first_weight_index == network.stem.first_weight_index {
             program.add_packed_from_inputs(
                 STEM_FRAGMENT_REGION,
                 MemoryPurpose::Weights,
@@ -360,11 +372,11 @@ fn declare_parameters_in_kernel_layouts(
 }
 
 /// Adds the launch that computes the stem's neurons and the max pooling, for training.
-fn add_stem_neurons_and_pooling_launch(forward: &FusedForwardBuilder, program: &mut Program) {
+fn add_stem_neurons_and_pooling_launch(forward: &FusedForwardBuilder, program: &mut LaunchProgram) {
     let (shape, network) = (forward.shape, forward.network);
     let Some(pool) = &network.pool else { return };
-    let outputs = shape.b * pool.output.elements_per_frame();
-    let FeatureMapExtents { side, channels } = pool.input;
+    let outputs = shape.batch_size * pool.output_extents.elements_per_frame();
+    let FeatureMapExtents { side_pixels: side, channels } = pool.input_extents;
     let arguments = (
         (&name_of_currents_region(0), forward.address_of_convolution_bias(program, &network.stem)),
         (
@@ -372,12 +384,17 @@ fn add_stem_neurons_and_pooling_launch(forward: &FusedForwardBuilder, program: &
             forward.training_region_address_or_null(program, POOLING_MAXIMUM_TAPS_REGION),
             long_operand(outputs),
         ),
-        int_operands([side, channels, pool.output.side, shape.time_steps_that_are_fed()]),
-        shape.steps_that_spread_image() as f32,
+        int_operands([
+            side,
+            channels,
+            pool.output_extents.side_pixels,
+            shape.time_steps_fed_with_image(),
+        ]),
+        shape.time_steps_to_spread_image() as f32,
         threshold_and_tracer_max_arguments(shape),
     );
     let grid = TileKernelParameters {
-        steps: shape.t,
+        time_steps: shape.time_steps,
         blocks: [outputs.div_ceil(2 * STEM_NEURON_BLOCK_THREADS), 1],
     };
     let launch = program.make_kernel_launch(&STEM_NEURONS_AND_POOLING_KERNEL, &grid, arguments);
@@ -388,7 +405,7 @@ fn add_stem_neurons_and_pooling_launch(forward: &FusedForwardBuilder, program: &
 /// address of the logits is null, the all-layers launch ends before the classifier.
 fn add_all_layers_launch(
     forward: &FusedForwardBuilder,
-    program: &mut Program,
+    program: &mut LaunchProgram,
     logits: LaunchArgument,
 ) {
     let (shape, network) = (forward.shape, forward.network);
@@ -408,21 +425,21 @@ fn add_all_layers_launch(
         true => addresses_of_classifier_parameters(program, network),
         false => ["fc.weight", "fc.bias"].map(at),
     };
-    let scale = (shape.neuron_parameters().threshold / map.pixels_per_frame() as f64) as f32;
+    let scale = (shape.neuron_parameters().firing_threshold / map.pixels_per_frame() as f64) as f32;
     let arguments = (
-        (LAYER_TABLE_REGION, stem, shape.steps_that_spread_image() as f32),
+        (LAYER_TABLE_REGION, stem, shape.time_steps_to_spread_image() as f32),
         program
             .pointer_if_declared(&name_of_block_input_region(network, 0))
             .map_or(NULL, LaunchArgument::from),
         (classifier, logits, ROUND_COUNTER_REGION),
-        int_operands([shape.b, CLASSIFIER_CLASS_COUNT, shape.time_steps_that_are_fed()]),
-        if forward.training { shape.steps_that_spread_image() as f32 } else { 1.0 },
+        int_operands([shape.batch_size, CLASSIFIER_CLASS_COUNT, shape.time_steps_fed_with_image()]),
+        if forward.training { shape.time_steps_to_spread_image() as f32 } else { 1.0 },
         threshold_and_tracer_max_arguments(shape),
-        (scale, shape.time_steps_that_are_fed() as f32),
+        (scale, shape.time_steps_fed_with_image() as f32),
     );
     let grid = TileKernelParameters {
-        steps: shape.t,
-        blocks: [groups_of_blocks_for_shape(shape) * BLOCKS_PER_IMAGE_GROUP, 1],
+        time_steps: shape.time_steps,
+        blocks: [block_group_count(shape) * BLOCKS_PER_IMAGE_GROUP, 1],
     };
     program.add_launch(&ALL_LAYERS_KERNEL, &grid, arguments);
 }

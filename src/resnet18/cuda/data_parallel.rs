@@ -1,5 +1,6 @@
-//! A training step of ResNet-18 over several GPUs with data parallelism: `best` on each GPU. The
-//! weight gradients of the last stages are summed over the GPUs while the backward pass goes on.
+//! A training step of ResNet-18 over several GPUs with data parallelism, with the launches of the
+//! rung `best` on each GPU. The weight gradients of the last stages are summed over the GPUs while
+//! the backward pass goes on.
 
 use super::fused_train;
 use crate::collective::InPlaceAllReduce;

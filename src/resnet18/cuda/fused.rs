@@ -1,4 +1,4 @@
-//! The forward pass of ResNet-18 with one kernel launch for each layer:
+//! The forward pass of ResNet-18 with one kernel launch for each layer, by the kernels of
 //! `kernels/resnet18/fused.cu`. In the rung `fused`, a cuBLASLt GEMM computes the stem's
 //! convolution once for each image, and the classifier reads the spikes summed over time.
 
@@ -21,7 +21,7 @@ use crate::resnet18::network::{
     CLASSIFIER_CLASS_COUNT, ConvolutionLayer, ResNet18Layers, ResNetBlock,
 };
 use kernelgate::backend::program::{
-    LaunchArgument, MemoryPurpose, NULL, Program, int_operand, int_operands, long_operand,
+    LaunchArgument, LaunchProgram, MemoryPurpose, NULL, int_operand, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -40,14 +40,14 @@ const CONVOLUTION_AND_NEURONS_KERNEL: KernelSpec<TileKernelParameters> =
 const FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL: KernelSpec<TileKernelParameters> =
     four_group_variant_of_kernel(CONVOLUTION_AND_NEURONS_KERNEL);
 const STEM_NEURONS_WITHOUT_POOLING_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
-    symbol: "resnet18_fused_stem",
-    shared_bytes: |_| 0,
+    kernel_symbol: "resnet18_fused_stem",
+    dynamic_shared_bytes: |_| 0,
     ..CONVOLUTION_AND_NEURONS_KERNEL
 };
 const MAX_POOL_SPIKES_KERNEL: KernelSpec<TileKernelParameters> =
-    KernelSpec { symbol: "resnet18_fused_pool", ..STEM_NEURONS_WITHOUT_POOLING_KERNEL };
+    KernelSpec { kernel_symbol: "resnet18_fused_pool", ..STEM_NEURONS_WITHOUT_POOLING_KERNEL };
 const FUSED_CLASSIFIER_KERNEL: KernelSpec<TileKernelParameters> =
-    KernelSpec { symbol: "resnet18_fused_tail", ..CONVOLUTION_AND_NEURONS_KERNEL };
+    KernelSpec { kernel_symbol: "resnet18_fused_tail", ..CONVOLUTION_AND_NEURONS_KERNEL };
 
 /// Name and size in bytes of a memory region for activations.
 pub type ActivationRegionNameAndBytes = (String, usize);
@@ -63,7 +63,7 @@ pub fn fused_activation_regions(
     let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes_per_element());
     let f32s = |name: String, count: usize| (name, count * Dtype::F32.bytes_per_element());
     let mut regions =
-        vec![f32s(name_of_currents_region(0), shape.b * maps[0].elements_per_frame())];
+        vec![f32s(name_of_currents_region(0), shape.batch_size * maps[0].elements_per_frame())];
     for (layer, map) in maps.iter().enumerate() {
         let elements = shape.frames_over_all_time_steps() * map.elements_per_frame();
         regions.push(bf16s(name_of_layer_spikes_region(layer), elements));
@@ -72,7 +72,8 @@ pub fn fused_activation_regions(
         }
     }
     if let Some(pool) = &network.pool {
-        let elements = shape.frames_over_all_time_steps() * pool.output.elements_per_frame();
+        let elements =
+            shape.frames_over_all_time_steps() * pool.output_extents.elements_per_frame();
         regions.push(bf16s("pooled".to_owned(), elements));
         if training {
             regions.push((POOLING_MAXIMUM_TAPS_REGION.to_owned(), elements));
@@ -82,7 +83,7 @@ pub fn fused_activation_regions(
 }
 
 pub fn declare_activation_regions(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     regions: Vec<ActivationRegionNameAndBytes>,
 ) {
     for (name, bytes) in regions {
@@ -92,19 +93,19 @@ pub fn declare_activation_regions(
 
 /// Adds the memory region of the gathered operand of the stem's GEMM to the program.
 pub fn declare_stem_operand_region(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     shape: &ResNetParameters,
     network: &ResNet18Layers,
 ) {
-    let rows = shape.b * network.stem.window.output.pixels_per_frame();
+    let rows = shape.batch_size * network.stem.window.output_extents.pixels_per_frame();
     let bytes = rows * stem_operand_columns(network) * Dtype::Bf16.bytes_per_element();
     program.add_scratch("operand", MemoryPurpose::Workspace, bytes);
 }
 
-/// Name of the memory region of a neuron layer's input currents. The stem's region of currents
-/// holds the convolution without bias, once for each image.
+/// Name of the memory region of a neuron layer's input currents. The memory region of the stem's
+/// currents holds the convolution without bias, once for each image.
 pub fn name_of_currents_region(layer: usize) -> String {
-    StoredForwardResults::Currents.name_of_layer_currents_region(layer)
+    StoredForwardResults::CurrentsAndPoolingPositions.name_of_layer_currents_region(layer)
 }
 
 /// Name of the memory region of the bf16 gradient of a layer's currents; the stem's gradient is
@@ -114,9 +115,9 @@ pub fn name_of_currents_gradient_region(layer: usize) -> String {
 }
 
 /// Program of ResNet-18 inference.
-pub fn fused_inference_program(shape: &ResNetParameters) -> Program {
+pub fn fused_inference_program(shape: &ResNetParameters) -> LaunchProgram {
     let network = shape.sizes.build_resnet18_layers();
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let logits = declare_image_and_logit_regions(&mut program, shape);
     declare_packed_parameter_regions(&mut program, shape, &network);
     declare_stem_operand_region(&mut program, shape, &network);
@@ -135,18 +136,18 @@ pub fn fused_inference_program(shape: &ResNetParameters) -> Program {
 /// layer.
 pub struct MergedLayerLaunches {
     /// Adds the launch of the stem's neurons with the max pooling; used in training.
-    pub stem: fn(&FusedForwardBuilder, &mut Program),
+    pub add_stem_launch: fn(&FusedForwardBuilder, &mut LaunchProgram),
     /// Adds one launch that computes all layers after the pooling. In inference the launch of all
     /// layers includes the stem; it also includes the classifier if the address of the logits is
     /// not null.
-    pub layers: fn(&FusedForwardBuilder, &mut Program, LaunchArgument),
+    pub add_launch_of_all_layers: fn(&FusedForwardBuilder, &mut LaunchProgram, LaunchArgument),
 }
 
 /// Adds the launches of a ResNet-18 forward pass with one launch for each layer to a program.
 pub struct FusedForwardBuilder<'a> {
-    /// Sizes of the problem.
+    /// Network and sizes of the ResNet-18 problem.
     pub shape: &'a ResNetParameters,
-    /// Layers of the network.
+    /// Layers of the ResNet-18 network.
     pub network: &'a ResNet18Layers,
     /// Whether a backward pass follows, so that currents are stored and biases are read from the
     /// unpacked parameters.
@@ -157,7 +158,11 @@ pub struct FusedForwardBuilder<'a> {
 
 impl FusedForwardBuilder<'_> {
     /// Address of a memory region that only a training step has; null in inference.
-    pub fn training_region_address_or_null(&self, program: &Program, name: &str) -> LaunchArgument {
+    pub fn training_region_address_or_null(
+        &self,
+        program: &LaunchProgram,
+        name: &str,
+    ) -> LaunchArgument {
         if self.training { program.pointer_to(name).into() } else { NULL }
     }
 
@@ -166,7 +171,7 @@ impl FusedForwardBuilder<'_> {
     /// stem's bias.
     pub fn address_of_convolution_bias(
         &self,
-        program: &Program,
+        program: &LaunchProgram,
         conv: &ConvolutionLayer,
     ) -> LaunchArgument {
         match self.training {
@@ -182,9 +187,9 @@ impl FusedForwardBuilder<'_> {
         pixels: usize,
         channels: usize,
     ) -> TileKernelParameters {
-        let groups = self.shape.b.div_ceil(GEMM_TILE_SIDE / self.shape.t);
+        let groups = self.shape.batch_size.div_ceil(GEMM_TILE_SIDE / self.shape.time_steps);
         TileKernelParameters {
-            steps: self.shape.t,
+            time_steps: self.shape.time_steps,
             blocks: [pixels * groups, channels / GEMM_TILE_SIDE],
         }
     }
@@ -192,17 +197,17 @@ impl FusedForwardBuilder<'_> {
     /// Launch grid for a number of elements, with two elements for each thread.
     fn grid_with_two_elements_per_thread(&self, elements: usize) -> TileKernelParameters {
         TileKernelParameters {
-            steps: self.shape.t,
+            time_steps: self.shape.time_steps,
             blocks: [elements.div_ceil(2 * TWO_GROUP_BLOCK_THREADS), 1],
         }
     }
 
     /// Adds the launches of the whole forward pass, from images to logits, to the program.
-    pub fn add_fused_forward_pass(&self, program: &mut Program, logits: LaunchArgument) {
-        let (network, images) = (self.network, self.shape.b);
+    pub fn add_fused_forward_pass(&self, program: &mut LaunchProgram, logits: LaunchArgument) {
+        let (network, images) = (self.network, self.shape.batch_size);
         let stem = self.training || self.merged_layer_launches.is_none();
         program.begin_named_range("Main_Inference_Timing_Run");
-        program.in_range("Input_Reshaping", |program| {
+        program.add_steps_in_named_range("Input_Reshaping", |program| {
             if stem {
                 let columns = stem_operand_columns(network);
                 add_gathering_of_stem_operand(program, &network.stem, images, columns, "images");
@@ -210,21 +215,25 @@ impl FusedForwardBuilder<'_> {
         });
         program.begin_named_range("Model_Forward_Pass");
         program.begin_named_range("Model_Compute_All_Layers");
-        program.in_range("Conv1_Block", |program| {
+        program.add_steps_in_named_range("Conv1_Block", |program| {
             if stem {
                 self.add_stem_convolution_and_neurons(program);
             }
         });
         match self.merged_layer_launches {
             Some(merged) => {
-                (merged.layers)(self, program, if self.training { NULL } else { logits });
+                (merged.add_launch_of_all_layers)(
+                    self,
+                    program,
+                    if self.training { NULL } else { logits },
+                );
             }
             None => {
                 self.add_max_pooling_launch(program);
                 self.add_all_residual_blocks(program);
             }
         }
-        program.in_range("Final_Layers", |program| {
+        program.add_steps_in_named_range("Final_Layers", |program| {
             if stem {
                 self.add_classifier_launch(program, logits);
             }
@@ -233,13 +242,15 @@ impl FusedForwardBuilder<'_> {
     }
 
     /// Adds the launches of all residual blocks to the program, one launch for each layer.
-    fn add_all_residual_blocks(&self, program: &mut Program) {
-        for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
-            program.in_range(STAGE_NVTX_RANGES[stage], |program| {
+    fn add_all_residual_blocks(&self, program: &mut LaunchProgram) {
+        for (stage, blocks) in
+            self.network.blocks.chunks(self.shape.sizes.blocks_per_stage).enumerate()
+        {
+            program.add_steps_in_named_range(STAGE_NVTX_RANGES[stage], |program| {
                 for (number, block) in blocks.iter().enumerate() {
                     self.add_both_layers_of_residual_block(
                         program,
-                        stage * self.shape.sizes.blocks + number,
+                        stage * self.shape.sizes.blocks_per_stage + number,
                         block,
                     );
                 }
@@ -247,15 +258,15 @@ impl FusedForwardBuilder<'_> {
         }
     }
 
-    fn add_stem_convolution_and_neurons(&self, program: &mut Program) {
+    fn add_stem_convolution_and_neurons(&self, program: &mut LaunchProgram) {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_operand_columns(network));
-        add_stem_gemm(program, conv, shape.b, columns, &name_of_currents_region(0));
+        add_stem_gemm(program, conv, shape.batch_size, columns, &name_of_currents_region(0));
         if let Some(merged) = self.merged_layer_launches {
-            return (merged.stem)(self, program);
+            return (merged.add_stem_launch)(self, program);
         }
-        let map = conv.window.output;
-        let neurons = shape.b * map.elements_per_frame();
+        let map = conv.window.output_extents;
+        let neurons = shape.batch_size * map.elements_per_frame();
         let (currents, spikes) = (name_of_currents_region(0), name_of_layer_spikes_region(0));
         let arguments = (
             (
@@ -264,8 +275,8 @@ impl FusedForwardBuilder<'_> {
                 &spikes,
                 long_operand(neurons),
             ),
-            int_operands([map.channels, shape.time_steps_that_are_fed()]),
-            shape.steps_that_spread_image() as f32,
+            int_operands([map.channels, shape.time_steps_fed_with_image()]),
+            shape.time_steps_to_spread_image() as f32,
             threshold_and_tracer_max_arguments(shape),
         );
         let launch = program.make_kernel_launch(
@@ -276,10 +287,10 @@ impl FusedForwardBuilder<'_> {
         program.add_prepared_launch(launch.with_programmatic_dependent_launch());
     }
 
-    fn add_max_pooling_launch(&self, program: &mut Program) {
+    fn add_max_pooling_launch(&self, program: &mut LaunchProgram) {
         let Some(pool) = &self.network.pool else { return };
-        let outputs = self.shape.b * pool.output.elements_per_frame();
-        let inputs = self.shape.b * pool.input.elements_per_frame();
+        let outputs = self.shape.batch_size * pool.output_extents.elements_per_frame();
+        let inputs = self.shape.batch_size * pool.input_extents.elements_per_frame();
         let arguments = (
             (
                 &name_of_layer_spikes_region(0),
@@ -287,7 +298,11 @@ impl FusedForwardBuilder<'_> {
                 self.training_region_address_or_null(program, POOLING_MAXIMUM_TAPS_REGION),
             ),
             (long_operand(outputs), long_operand(inputs)),
-            int_operands([pool.input.side, pool.input.channels, pool.output.side]),
+            int_operands([
+                pool.input_extents.side_pixels,
+                pool.input_extents.channels,
+                pool.output_extents.side_pixels,
+            ]),
         );
         let launch = program
             .make_kernel_launch(
@@ -296,12 +311,12 @@ impl FusedForwardBuilder<'_> {
                 arguments,
             )
             .with_programmatic_dependent_launch();
-        program.in_range("MaxPool", |program| program.add_prepared_launch(launch));
+        program.add_steps_in_named_range("MaxPool", |program| program.add_prepared_launch(launch));
     }
 
     fn add_both_layers_of_residual_block(
         &self,
-        program: &mut Program,
+        program: &mut LaunchProgram,
         number: usize,
         block: &ResNetBlock,
     ) {
@@ -318,11 +333,11 @@ impl FusedForwardBuilder<'_> {
     }
 
     /// Adds the launch of a convolution and the neurons that receive its output. For the second
-    /// convolution of a block, the launch also adds the residual, which is the block's `input` or
-    /// its shortcut convolution.
+    /// convolution of a block, the launch of `add_convolution_and_neurons_launch` also adds the
+    /// residual, which is the block's `input` or its shortcut convolution.
     fn add_convolution_and_neurons_launch(
         &self,
-        program: &mut Program,
+        program: &mut LaunchProgram,
         conv: &ConvolutionLayer,
         from: &str,
         end: Option<(&ResNetBlock, &str)>,
@@ -333,7 +348,11 @@ impl FusedForwardBuilder<'_> {
         let (second, sizes) = match shortcut {
             Some((conv, input)) => {
                 let ConvolutionLayer { window, .. } = conv;
-                let sizes = [window.input.side, window.input.channels, window.stride];
+                let sizes = [
+                    window.input_extents.side_pixels,
+                    window.input_extents.channels,
+                    window.stride_pixels,
+                ];
                 (
                     [program.pointer_to(input).into(), weight_address_from_tap_zero(program, conv)],
                     sizes,
@@ -343,8 +362,13 @@ impl FusedForwardBuilder<'_> {
         };
         let identity = end.filter(|(block, _)| block.shortcut.is_none());
         let columns = weight_columns_that_read_pixels(conv);
-        let input = [window.input.side, window.input.channels, window.kernel, window.stride];
-        let output = [window.output.side, window.output.channels];
+        let input = [
+            window.input_extents.side_pixels,
+            window.input_extents.channels,
+            window.window_side,
+            window.stride_pixels,
+        ];
+        let output = [window.output_extents.side_pixels, window.output_extents.channels];
         let arguments = (
             (
                 from,
@@ -361,44 +385,49 @@ impl FusedForwardBuilder<'_> {
                 self.training_region_address_or_null(program, &name_of_currents_region(to)),
             ),
             (
-                int_operand(shape.b),
+                int_operand(shape.batch_size),
                 int_operands(output),
-                int_operand(shape.time_steps_that_are_fed()),
+                int_operand(shape.time_steps_fed_with_image()),
             ),
-            if self.training { shape.steps_that_spread_image() as f32 } else { 1.0 },
+            if self.training { shape.time_steps_to_spread_image() as f32 } else { 1.0 },
             threshold_and_tracer_max_arguments(shape),
         );
-        let grid = self
-            .grid_over_feature_map_tiles(window.output.pixels_per_frame(), window.output.channels);
+        let grid = self.grid_over_feature_map_tiles(
+            window.output_extents.pixels_per_frame(),
+            window.output_extents.channels,
+        );
         let launch = program
             .make_kernel_launch(&CONVOLUTION_AND_NEURONS_KERNEL, &grid, arguments)
-            .or_if_device(
+            .with_alternative_kernel_on_devices(
                 &FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL,
                 &grid,
                 chooses_four_groups_on_device(&FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL, grid),
             )
             .with_programmatic_dependent_launch();
-        program.in_range(&conv.name, |program| program.add_prepared_launch(launch));
+        program.add_steps_in_named_range(&conv.layer_name, |program| {
+            program.add_prepared_launch(launch)
+        });
     }
 
     /// Adds the classifier launch to the program; in training the launch also computes the gradient
     /// of the last layer's currents.
-    fn add_classifier_launch(&self, program: &mut Program, logits: LaunchArgument) {
+    fn add_classifier_launch(&self, program: &mut LaunchProgram, logits: LaunchArgument) {
         let (shape, network) = (self.shape, self.network);
         let map = network.last_feature_map();
         let last = 2 * network.blocks.len();
         let (weight, bias, share) = if self.training {
-            let share =
-                shape.time_steps_that_are_fed() as f32 / shape.steps_that_spread_image() as f32;
+            let share = shape.time_steps_fed_with_image() as f32
+                / shape.time_steps_to_spread_image() as f32;
             let [weight, bias] = addresses_of_classifier_parameters(program, network);
             (weight, bias, share)
         } else {
             let [weight, bias] =
                 ["fc.weight", "fc.bias"].map(|name| program.pointer_to(name).into());
-            (weight, bias, shape.time_steps_that_are_fed() as f32)
+            (weight, bias, shape.time_steps_fed_with_image() as f32)
         };
         let trained = |name: &str| self.training_region_address_or_null(program, name);
-        let scale = (shape.neuron_parameters().threshold / map.pixels_per_frame() as f64) as f32;
+        let scale =
+            (shape.neuron_parameters().firing_threshold / map.pixels_per_frame() as f64) as f32;
         let arguments = (
             (&name_of_layer_spikes_region(last), weight, bias, logits),
             [trained("labels"), trained("features")],
@@ -406,34 +435,46 @@ impl FusedForwardBuilder<'_> {
                 trained(&name_of_currents_region(last)),
                 trained(&name_of_currents_gradient_region(last)),
             ],
-            int_operands([shape.b, CLASSIFIER_CLASS_COUNT, map.pixels_per_frame(), map.channels]),
+            int_operands([
+                shape.batch_size,
+                CLASSIFIER_CLASS_COUNT,
+                map.pixels_per_frame(),
+                map.channels,
+            ]),
             (scale, share),
             threshold_and_tracer_max_arguments(shape),
         );
-        let grid = TileKernelParameters { steps: shape.t, blocks: [shape.b, 1] };
+        let grid =
+            TileKernelParameters { time_steps: shape.time_steps, blocks: [shape.batch_size, 1] };
         let launch = program.make_kernel_launch(&FUSED_CLASSIFIER_KERNEL, &grid, arguments);
         program.add_prepared_launch(launch.with_programmatic_dependent_launch());
     }
 }
 
 /// Address of the parameter element `index` in the parameter input of a training step.
-pub fn address_of_training_parameter(program: &Program, index: usize) -> LaunchArgument {
+pub fn address_of_training_parameter(program: &LaunchProgram, index: usize) -> LaunchArgument {
     program.pointer_to("parameters").offset_by(index * Dtype::F32.bytes_per_element()).into()
 }
 
 /// Addresses of the classifier's weight and bias in the parameter input of a training step.
 pub fn addresses_of_classifier_parameters(
-    program: &Program,
+    program: &LaunchProgram,
     network: &ResNet18Layers,
 ) -> [LaunchArgument; 2] {
-    let bias = network.classifier + CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
-    [network.classifier, bias].map(|index| address_of_training_parameter(program, index))
+    let bias = network.first_classifier_weight_index
+        + CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
+    [network.first_classifier_weight_index, bias]
+        .map(|index| address_of_training_parameter(program, index))
 }
 
 /// Address at which a convolution's packed weight would start with filter tap 0. Filter taps before
 /// the first one that reads a pixel are neither stored nor read.
-pub fn weight_address_from_tap_zero(program: &Program, conv: &ConvolutionLayer) -> LaunchArgument {
-    let before = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
+pub fn weight_address_from_tap_zero(
+    program: &LaunchProgram,
+    conv: &ConvolutionLayer,
+) -> LaunchArgument {
+    let before =
+        conv.window.range_of_taps_that_read_pixels().start * conv.window.input_extents.channels;
     program
         .pointer_to(&name_of_weight_region(conv))
         .moved_back_by(before * Dtype::Bf16.bytes_per_element())
@@ -443,5 +484,5 @@ pub fn weight_address_from_tap_zero(program: &Program, conv: &ConvolutionLayer) 
 /// Kernel arguments of the ST-BIF neurons: the threshold θ and the tracer's maximum.
 pub fn threshold_and_tracer_max_arguments(shape: &ResNetParameters) -> [LaunchArgument; 2] {
     let neuron = shape.neuron_parameters();
-    [LaunchArgument::from(neuron.threshold as f32), LaunchArgument::from(neuron.tracer_max)]
+    [LaunchArgument::from(neuron.firing_threshold as f32), LaunchArgument::from(neuron.tracer_max)]
 }

@@ -5,7 +5,7 @@ use half::bf16;
 
 use crate::resnet18::definition::ResNetParameters;
 use crate::resnet18::network::{CLASSIFIER_CLASS_COUNT, ConvolutionLayer, ResNet18Layers};
-use kernelgate::backend::program::{MemoryPurpose, Program};
+use kernelgate::backend::program::{LaunchProgram, MemoryPurpose};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Number of columns of the stem's gathered GEMM operand: the elements of a filter, rounded up to a
@@ -16,46 +16,53 @@ pub fn stem_operand_columns(network: &ResNet18Layers) -> usize {
 
 /// A memory region for packed parameters: its name, its size and its contents.
 pub struct PackedParameterRegion {
-    pub name: String,
-    pub bytes: usize,
-    /// Contents of the region.
-    pub part: PackedParameterSubset,
+    pub region_name: String,
+    pub region_bytes: usize,
+    /// Parameters that the memory region contains, and their form.
+    pub region_contents: PackedParameterSubset,
 }
 
 /// A subset of the ResNet-18 parameters, and the form in which a memory region stores it.
 #[derive(Debug, Clone, Copy)]
 pub enum PackedParameterSubset {
     /// A range of the columns of a weight matrix `[filters, depth]`, stored in bf16.
-    Weight {
-        /// Index of the weight's first element among all parameters.
-        at: usize,
-        /// Number of rows (filters) of the weight matrix.
+    WeightColumnsInBf16 {
+        /// Index of the first element of the convolution's weight among all parameters.
+        first_weight_index: usize,
+        /// Number of rows (filters) of the convolution's weight matrix.
         filters: usize,
-        /// Number of columns of the whole weight matrix.
-        depth: usize,
-        /// Index of the first column of the weight that the region stores.
-        first: usize,
-        /// Number of columns that the region stores; columns past the end of the weight are zero.
-        columns: usize,
+        /// Number of columns of the convolution's whole weight matrix.
+        weight_matrix_columns: usize,
+        /// Index of the first column of the weight matrix that the memory region stores.
+        first_stored_column: usize,
+        /// Number of weight columns that the memory region stores; columns past the end of the
+        /// weight are zero.
+        stored_columns: usize,
     },
-    /// Parameters stored in fp32, divided by `divisor`, such as a bias divided by the number of
-    /// time steps.
-    Share {
-        /// Index of the first parameter that the region stores.
-        at: usize,
-        /// Number of parameters that the region stores.
-        count: usize,
-        divisor: f32,
+    /// Parameters stored in fp32, divided by `parameter_divisor`, such as a bias divided by the
+    /// number of time steps.
+    DividedParametersInF32 {
+        /// Index of the first parameter that the memory region stores, among all parameters.
+        first_parameter_index: usize,
+        /// Number of parameters that the memory region stores.
+        parameter_count: usize,
+        parameter_divisor: f32,
     },
 }
 
 impl PackedParameterSubset {
-    /// Reads this subset of the input `parameters` and packs it into the bytes of its memory
-    /// region.
+    /// Reads the parameters of a packed subset from the input `parameters` and packs them into the
+    /// bytes of its memory region.
     pub fn pack_parameter_subset(self, inputs: &Tensors) -> Vec<u8> {
-        let parameters = inputs.f32("parameters");
+        let parameters = inputs.f32_elements("parameters");
         match self {
-            Self::Weight { at, filters, depth, first, columns } => {
+            Self::WeightColumnsInBf16 {
+                first_weight_index: at,
+                filters,
+                weight_matrix_columns: depth,
+                first_stored_column: first,
+                stored_columns: columns,
+            } => {
                 let mut weight = vec![bf16::ZERO; filters * columns];
                 let rows = parameters[at..at + filters * depth].chunks(depth);
                 for (to, from) in weight.chunks_mut(columns).zip(rows) {
@@ -64,7 +71,11 @@ impl PackedParameterSubset {
                 }
                 bytemuck::cast_slice(&weight).to_vec()
             }
-            Self::Share { at, count, divisor } => {
+            Self::DividedParametersInF32 {
+                first_parameter_index: at,
+                parameter_count: count,
+                parameter_divisor: divisor,
+            } => {
                 let shares = parameters[at..at + count].iter().map(|value| value / divisor);
                 bytemuck::cast_slice(&shares.collect::<Vec<f32>>()).to_vec()
             }
@@ -77,24 +88,36 @@ pub fn regions_of_packed_parameters(
     shape: &ResNetParameters,
     network: &ResNet18Layers,
 ) -> Vec<PackedParameterRegion> {
-    let steps = shape.steps_that_spread_image() as f32;
+    let steps = shape.time_steps_to_spread_image() as f32;
     let share = |name: String, at: usize, count: usize, divisor: f32| PackedParameterRegion {
-        name,
-        bytes: count * Dtype::F32.bytes_per_element(),
-        part: PackedParameterSubset::Share { at, count, divisor },
+        region_name: name,
+        region_bytes: count * Dtype::F32.bytes_per_element(),
+        region_contents: PackedParameterSubset::DividedParametersInF32 {
+            first_parameter_index: at,
+            parameter_count: count,
+            parameter_divisor: divisor,
+        },
     };
     let mut regions = Vec::new();
     for conv in network.all_convolutions() {
         let (filters, columns) =
-            (conv.window.output.channels, packed_weight_columns(network, conv));
-        let first = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
-        let (at, depth) = (conv.weight, conv.elements_per_filter());
+            (conv.window.output_extents.channels, packed_weight_columns(network, conv));
+        let first =
+            conv.window.range_of_taps_that_read_pixels().start * conv.window.input_extents.channels;
+        let (at, depth) = (conv.first_weight_index, conv.elements_per_filter());
         regions.push(PackedParameterRegion {
-            name: name_of_weight_region(conv),
-            bytes: filters * columns * Dtype::Bf16.bytes_per_element(),
-            part: PackedParameterSubset::Weight { at, filters, depth, first, columns },
+            region_name: name_of_weight_region(conv),
+            region_bytes: filters * columns * Dtype::Bf16.bytes_per_element(),
+            region_contents: PackedParameterSubset::WeightColumnsInBf16 {
+                first_weight_index: at,
+                filters,
+                weight_matrix_columns: depth,
+                first_stored_column: first,
+                stored_columns: columns,
+            },
         });
-        let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
+        let divisor =
+            if conv.first_weight_index == network.stem.first_weight_index { 1.0 } else { steps };
         regions.push(share(
             name_of_bias_per_step_region(conv),
             conv.index_of_first_bias(),
@@ -103,7 +126,7 @@ pub fn regions_of_packed_parameters(
         ));
     }
     let weights = CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
-    let at = network.classifier;
+    let at = network.first_classifier_weight_index;
     regions.push(share("fc.weight".to_owned(), at, weights, 1.0));
     regions.push(share("fc.bias".to_owned(), at + weights, CLASSIFIER_CLASS_COUNT, steps));
     regions
@@ -112,11 +135,12 @@ pub fn regions_of_packed_parameters(
 /// Adds every memory region of packed parameters to the program; the contents are packed when the
 /// program is loaded.
 pub fn declare_packed_parameter_regions(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     shape: &ResNetParameters,
     network: &ResNet18Layers,
 ) {
-    for PackedParameterRegion { name, bytes, part } in regions_of_packed_parameters(shape, network)
+    for PackedParameterRegion { region_name: name, region_bytes: bytes, region_contents: part } in
+        regions_of_packed_parameters(shape, network)
     {
         program.add_packed_from_inputs(name, MemoryPurpose::Weights, bytes, move |inputs| {
             part.pack_parameter_subset(inputs)
@@ -128,14 +152,14 @@ pub fn declare_packed_parameter_regions(
 /// that read a pixel. The region of the stem's weight has [`stem_operand_columns`] columns, padded
 /// with zeros.
 pub fn name_of_weight_region(conv: &ConvolutionLayer) -> String {
-    format!("{}.weight", conv.name)
+    format!("{}.weight", conv.layer_name)
 }
 
 /// Name of the memory region that stores a convolution's weight in tiles of 32 filters by 64
 /// columns, `[out/32, taps·in/64, 32, 64]`. The 16-byte chunks of the rows of a weight tile are
 /// swizzled, so that a tile copied to shared memory has the layout that tensor cores read.
 pub fn name_of_tiled_weight_region(conv: &ConvolutionLayer) -> String {
-    format!("{}.tiles", conv.name)
+    format!("{}.tiles", conv.layer_name)
 }
 
 /// Rearranges a packed bf16 weight into tiles of 32 filters by 64 columns with swizzled rows.
@@ -156,10 +180,10 @@ pub fn rearrange_weight_into_swizzled_tiles(weight: &[u8], columns: usize) -> Ve
     tiles
 }
 
-/// Arranges the stem's packed weight as B fragments of `mma.m16n8k16`: Layout of the stem's
-/// fragments: `[out/8, 7, lane, 4]` words of two columns each. In the fragments, a filter of the
-/// stem has 7 rows of 8 pixels of 4 channels; the last pixel and the last channel are zero padding.
-/// Each filter row has two MMA steps of 16 columns, and a lane's four words belong to both steps.
+/// Arranges the stem's packed weight as B fragments of `mma.m16n8k16`, in the memory layout
+/// `[out/8, 7, lane, 4]` of words with two columns each. In the fragments, a filter of the stem has
+/// 7 rows of 8 pixels of 4 channels; the last pixel and the last channel are zero padding. Each
+/// filter row has two MMA steps of 16 columns, and a lane's four words belong to both steps.
 pub fn arrange_stem_weight_as_mma_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     const STEM_KERNEL_SIZE: usize = 7;
     const IMAGE_CHANNELS: usize = 3;
@@ -186,19 +210,19 @@ pub fn arrange_stem_weight_as_mma_fragments(weight: &[u8], columns: usize) -> Ve
 /// `bias/steps`. The stem's region holds the whole bias, because the stem's sum is divided by the
 /// number of steps after the bias is added.
 pub fn name_of_bias_per_step_region(conv: &ConvolutionLayer) -> String {
-    format!("{}.bias", conv.name)
+    format!("{}.bias", conv.layer_name)
 }
 
 /// Number of columns of a convolution's weight in its packed memory region.
 pub fn packed_weight_columns(network: &ResNet18Layers, conv: &ConvolutionLayer) -> usize {
-    let is_stem = conv.weight == network.stem.weight;
+    let is_stem = conv.first_weight_index == network.stem.first_weight_index;
     if is_stem { stem_operand_columns(network) } else { weight_columns_that_read_pixels(conv) }
 }
 
 /// Number of columns of a convolution's weight that belong to filter taps which read a pixel
 /// somewhere in the image.
 pub fn weight_columns_that_read_pixels(conv: &ConvolutionLayer) -> usize {
-    conv.window.range_of_taps_that_read_pixels().len() * conv.window.input.channels
+    conv.window.range_of_taps_that_read_pixels().len() * conv.window.input_extents.channels
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use kernelgate_cuda::{Device, KernelSpec, Source};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TileKernelParameters {
     /// Number of time steps, for which the kernel is compiled: 4, 8 or 16.
-    pub steps: usize,
+    pub time_steps: usize,
     /// Number of thread blocks of the grid in x and in y.
     pub blocks: [usize; 2],
 }
@@ -34,13 +34,15 @@ pub const fn two_group_tile_kernel(
     symbol: &'static str,
 ) -> KernelSpec<TileKernelParameters> {
     KernelSpec {
-        macro_definitions: |grid| vec![format!("STEPS={}", grid.steps)],
-        constants: |_| tile_kernel_macros(TWO_GROUP_BLOCK_THREADS),
-        shared_bytes: |_| {
+        macro_definitions: |grid| vec![format!("STEPS={}", grid.time_steps)],
+        constant_macros: |_| tile_kernel_macros(TWO_GROUP_BLOCK_THREADS),
+        dynamic_shared_bytes: |_| {
             TWO_GROUP_BLOCK_THREADS / THREADS_PER_TILE_GROUP * SHARED_BYTES_PER_TILE_GROUP
         },
         listed_build_parameters: || {
-            [4, 8, 16].map(|steps| TileKernelParameters { steps, blocks: [1; 2] }).to_vec()
+            [4, 8, 16]
+                .map(|steps| TileKernelParameters { time_steps: steps, blocks: [1; 2] })
+                .to_vec()
         },
         ..KernelSpec::new(source, symbol, TWO_GROUP_BLOCK_THREADS, |grid| {
             [grid.blocks[0], grid.blocks[1], 1]
@@ -54,10 +56,10 @@ pub const fn four_group_variant_of_kernel(
     narrow: KernelSpec<TileKernelParameters>,
 ) -> KernelSpec<TileKernelParameters> {
     KernelSpec {
-        threads: 2 * TWO_GROUP_BLOCK_THREADS,
-        macro_definitions: |grid| vec![format!("STEPS={}", grid.steps), "GROUPS=4".to_owned()],
-        constants: |_| tile_kernel_macros(2 * TWO_GROUP_BLOCK_THREADS),
-        shared_bytes: |_| {
+        threads_per_block: 2 * TWO_GROUP_BLOCK_THREADS,
+        macro_definitions: |grid| vec![format!("STEPS={}", grid.time_steps), "GROUPS=4".to_owned()],
+        constant_macros: |_| tile_kernel_macros(2 * TWO_GROUP_BLOCK_THREADS),
+        dynamic_shared_bytes: |_| {
             2 * TWO_GROUP_BLOCK_THREADS / THREADS_PER_TILE_GROUP * SHARED_BYTES_PER_TILE_GROUP
         },
         ..narrow
@@ -77,11 +79,11 @@ pub fn chooses_four_groups_on_device(
         let fits = wide
             .reason_gpu_cannot_run_kernel_for(
                 &grid,
-                &facts.arch,
+                &facts.kernel_architecture,
                 device.max_shared_bytes_per_block()?,
             )
             .is_none();
-        Ok(fits && blocks <= facts.multiprocessors as usize)
+        Ok(fits && blocks <= facts.multiprocessor_count as usize)
     }
 }
 
@@ -93,10 +95,10 @@ pub fn tile_kernel_macros(threads: usize) -> Vec<(&'static str, usize)> {
 /// Checks that the tile kernels are compiled for a network shape: 4, 8 or 16 time steps, and a
 /// width that is a multiple of 64.
 pub fn check_tile_kernels_are_compiled(shape: &ResNetParameters) -> Result<(), String> {
-    if ![4, 8, 16].contains(&shape.t) {
+    if ![4, 8, 16].contains(&shape.time_steps) {
         return Err("compiled for 4, 8 and 16 time steps".to_owned());
     }
-    if !shape.sizes.width.is_multiple_of(GEMM_TILE_SIDE) {
+    if !shape.sizes.first_stage_channels.is_multiple_of(GEMM_TILE_SIDE) {
         return Err(format!("a width in multiples of {GEMM_TILE_SIDE}"));
     }
     Ok(())

@@ -9,8 +9,8 @@ use super::row::{
     kernel_compiled_per_element_type, neuron_and_step_count_arguments, neuron_constant_arguments,
 };
 use crate::st_bif::definition::{NeuronLayerParameters, StBifBackward};
-use kernelgate::backend::cuda::{self, CudaTask, Output};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::cuda::{self, CudaTask, DeviceOutput};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
@@ -22,7 +22,7 @@ pub const ST_BIF_BACKWARD_KERNELS: &[KernelSpec<NeuronLayerParameters>] =
 const SAVED_STATE_BLOCK_THREADS: usize = 128;
 const SAVED_STATE_NEURONS_PER_THREAD: usize = 4;
 const SAVED_STATE_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    constants: |_| {
+    constant_macros: |_| {
         vec![("BLOCK", SAVED_STATE_BLOCK_THREADS), ("PER_THREAD", SAVED_STATE_NEURONS_PER_THREAD)]
     },
     ..kernel_compiled_per_element_type(
@@ -30,7 +30,13 @@ const SAVED_STATE_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpe
         "st_bif_backward_saved",
         SAVED_STATE_BLOCK_THREADS,
         |neurons| {
-            [neurons.n.div_ceil(SAVED_STATE_BLOCK_THREADS * SAVED_STATE_NEURONS_PER_THREAD), 1, 1]
+            [
+                neurons
+                    .neuron_count
+                    .div_ceil(SAVED_STATE_BLOCK_THREADS * SAVED_STATE_NEURONS_PER_THREAD),
+                1,
+                1,
+            ]
         },
     )
 };
@@ -41,8 +47,10 @@ const MAX_UNROLLED_TIME_STEPS: usize = 16;
 
 const UNROLLED_REPLAY_BLOCK_THREADS: usize = 128;
 const UNROLLED_REPLAY_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    macro_definitions: |neurons| vec![element_type_macro(neurons), format!("STEPS={}", neurons.t)],
-    constants: |neurons| {
+    macro_definitions: |neurons| {
+        vec![element_type_macro(neurons), format!("STEPS={}", neurons.time_steps)]
+    },
+    constant_macros: |neurons| {
         vec![
             ("BLOCK", UNROLLED_REPLAY_BLOCK_THREADS),
             ("PER_THREAD", unrolled_replay_neurons_per_thread(neurons)),
@@ -56,7 +64,7 @@ const UNROLLED_REPLAY_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = Kerne
         UNROLLED_REPLAY_BLOCK_THREADS,
         |neurons| {
             [
-                neurons.n.div_ceil(
+                neurons.neuron_count.div_ceil(
                     UNROLLED_REPLAY_BLOCK_THREADS * unrolled_replay_neurons_per_thread(neurons),
                 ),
                 1,
@@ -69,12 +77,12 @@ const UNROLLED_REPLAY_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = Kerne
 /// Number of neurons of a thread of the unrolled replay kernel: as many as fit into registers
 /// besides the coefficients of all time steps.
 fn unrolled_replay_neurons_per_thread(neurons: &NeuronLayerParameters) -> usize {
-    if neurons.dtype == Dtype::F32 || neurons.t > 8 { 2 } else { 4 }
+    if neurons.dtype == Dtype::F32 || neurons.time_steps > 8 { 2 } else { 4 }
 }
 
 const LOOPED_REPLAY_BLOCK_THREADS: usize = 64;
 const LOOPED_REPLAY_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    constants: |neurons| {
+    constant_macros: |neurons| {
         vec![
             ("BLOCK", LOOPED_REPLAY_BLOCK_THREADS),
             ("PER_THREAD", looped_replay_neurons_per_thread(neurons)),
@@ -86,7 +94,7 @@ const LOOPED_REPLAY_BACKWARD_KERNEL: KernelSpec<NeuronLayerParameters> = KernelS
         LOOPED_REPLAY_BLOCK_THREADS,
         |neurons| {
             [
-                neurons.n.div_ceil(
+                neurons.neuron_count.div_ceil(
                     LOOPED_REPLAY_BLOCK_THREADS * looped_replay_neurons_per_thread(neurons),
                 ),
                 1,
@@ -105,22 +113,22 @@ fn looped_replay_neurons_per_thread(neurons: &NeuronLayerParameters) -> usize {
 /// GPU implementations (rungs) of the ST-BIF backward pass.
 pub const CUDA_ST_BIF_BACKWARD_LADDER: &[Implementation<StBifBackward>] = &[
     Implementation {
-        name: "cuda/saved",
-        about: "reads the membranes and tracers that the forward pass saved",
+        implementation_name: "cuda/saved",
+        description: "reads the membranes and tracers that the forward pass saved",
         supports: |problem| {
-            if i8::try_from(problem.neurons.parameters.tracer_max).is_ok() {
+            if i8::try_from(problem.neurons.neuron_parameters.tracer_max).is_ok() {
                 Ok(())
             } else {
                 Err("saves tracers as bytes".to_owned())
             }
         },
-        prepare: Prepare::Cuda(prepare_backward_from_saved_state),
+        prepare: PrepareFunction::Cuda(prepare_backward_from_saved_state),
     },
     Implementation {
-        name: "cuda/replay",
-        about: "loads the input again and replays the forward in registers; nothing is saved",
+        implementation_name: "cuda/replay",
+        description: "loads the input again and replays the forward in registers; nothing is saved",
         supports: |_| Ok(()),
-        prepare: Prepare::Cuda(prepare_backward_by_replay),
+        prepare: PrepareFunction::Cuda(prepare_backward_by_replay),
     },
 ];
 
@@ -134,14 +142,14 @@ fn prepare_backward_from_saved_state(
         neuron_and_step_count_arguments::<KernelArgument>(neurons),
         neuron_constant_arguments::<KernelArgument>(neurons),
     );
-    let membranes = device.allocate(4 * neurons.n * neurons.t)?;
-    let tracers = device.allocate(neurons.n * neurons.t)?;
+    let membranes = device.allocate(4 * neurons.neuron_count * neurons.time_steps)?;
+    let tracers = device.allocate(neurons.neuron_count * neurons.time_steps)?;
     {
         // The forward pass that saves membranes and tracers is not timed: it runs once, while the
         // case is prepared.
         let forward = ALL_TIME_STEPS_KERNEL.compile_and_load(device, neurons)?;
         let x = device.upload(inputs.tensor("x").as_bytes())?;
-        let spikes = device.allocate(neurons.n * neurons.t)?;
+        let spikes = device.allocate(neurons.neuron_count * neurons.time_steps)?;
         let pointers = [&x, &spikes, &membranes, &tracers].map(KernelArgument::from);
         forward.launch_with(&[&pointers[..], &[NULL_POINTER], &sizes, &parameters].concat())?;
         device.synchronize()?;
@@ -201,7 +209,7 @@ fn prepare_backward_by_replay(
 pub fn select_replay_kernel_and_arguments<T: From<i64> + From<i32> + From<f32>>(
     neurons: &NeuronLayerParameters,
 ) -> (KernelSpec<NeuronLayerParameters>, Vec<T>) {
-    let unrolled = neurons.t <= MAX_UNROLLED_TIME_STEPS;
+    let unrolled = neurons.time_steps <= MAX_UNROLLED_TIME_STEPS;
     let sizes =
         neuron_and_step_count_arguments(neurons).into_iter().take(if unrolled { 1 } else { 2 });
     let kernel =
@@ -212,8 +220,8 @@ pub fn select_replay_kernel_and_arguments<T: From<i64> + From<i32> + From<f32>>(
 fn allocate_current_gradient_output(
     device: &Device,
     neurons: &NeuronLayerParameters,
-) -> Result<Output, BackendError> {
-    Output::new(device, "gx", [neurons.t, neurons.n], neurons.dtype)
+) -> Result<DeviceOutput, BackendError> {
+    DeviceOutput::new(device, "gx", [neurons.time_steps, neurons.neuron_count], neurons.dtype)
 }
 
 #[cfg(test)]
@@ -223,8 +231,8 @@ mod tests {
     #[test]
     fn neurons_per_replay_thread_follow_from_dtype_and_time_steps() {
         let neurons = |t, dtype| NeuronLayerParameters {
-            n: 5121,
-            t,
+            neuron_count: 5121,
+            time_steps: t,
             dtype,
             ..example_shapes_for_compilation(&[8])[0]
         };

@@ -9,8 +9,8 @@ use super::row::{
 };
 use crate::parallel;
 use crate::st_bif::definition::{NeuronLayerParameters, StBifForward};
-use kernelgate::backend::cuda::{self, CudaTask, Output};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::cuda::{self, CudaTask, DeviceOutput};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
@@ -33,7 +33,7 @@ pub const ONE_TIME_STEP_KERNEL: KernelSpec<NeuronLayerParameters> =
         "st_bif/forward_per_step",
         "st_bif_forward_per_step",
         ONE_NEURON_PER_THREAD_BLOCK_THREADS,
-        |neurons| [neurons.n.div_ceil(ONE_NEURON_PER_THREAD_BLOCK_THREADS), 1, 1],
+        |neurons| [neurons.neuron_count.div_ceil(ONE_NEURON_PER_THREAD_BLOCK_THREADS), 1, 1],
     );
 
 /// Kernel that computes all time steps in one launch, with one neuron for each thread. The fused
@@ -44,15 +44,15 @@ pub const ALL_TIME_STEPS_KERNEL: KernelSpec<NeuronLayerParameters> =
         "st_bif/forward_fused",
         "st_bif_forward_fused",
         ONE_NEURON_PER_THREAD_BLOCK_THREADS,
-        |neurons| [neurons.n.div_ceil(ONE_NEURON_PER_THREAD_BLOCK_THREADS), 1, 1],
+        |neurons| [neurons.neuron_count.div_ceil(ONE_NEURON_PER_THREAD_BLOCK_THREADS), 1, 1],
     );
 
 /// Threads of a block of the forward kernels in which each thread loads 16 bytes of neurons.
 const SIXTEEN_BYTE_KERNEL_BLOCK_THREADS: usize = 128;
 
 const SIXTEEN_BYTE_INT8_SPIKES_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    macro_definitions: element_and_chunk_macros,
-    constants: block_and_neurons_per_thread_macros,
+    macro_definitions: element_and_time_chunk_macros,
+    constant_macros: block_and_neurons_per_thread_macros,
     ..kernel_compiled_per_element_type(
         "st_bif/forward_vectorized",
         "st_bif_forward_vectorized",
@@ -62,8 +62,8 @@ const SIXTEEN_BYTE_INT8_SPIKES_KERNEL: KernelSpec<NeuronLayerParameters> = Kerne
 };
 
 const SIXTEEN_BYTE_PACKED_SPIKES_KERNEL: KernelSpec<NeuronLayerParameters> = KernelSpec {
-    macro_definitions: element_and_chunk_macros,
-    constants: block_and_neurons_per_thread_macros,
+    macro_definitions: element_and_time_chunk_macros,
+    constant_macros: block_and_neurons_per_thread_macros,
     ..kernel_compiled_per_element_type(
         "st_bif/forward_packed",
         "st_bif_forward_packed",
@@ -72,10 +72,10 @@ const SIXTEEN_BYTE_PACKED_SPIKES_KERNEL: KernelSpec<NeuronLayerParameters> = Ker
     )
 };
 
-fn element_and_chunk_macros(neurons: &NeuronLayerParameters) -> Vec<String> {
+fn element_and_time_chunk_macros(neurons: &NeuronLayerParameters) -> Vec<String> {
     // With fewer time steps than the kernel loads ahead, a smaller chunk avoids registers for
     // unused loads.
-    let chunk = match neurons.t {
+    let chunk = match neurons.time_steps {
         1 => Some("CHUNK=1"),
         2 | 3 => Some("CHUNK=2"),
         _ => None,
@@ -99,7 +99,9 @@ fn block_and_neurons_per_thread_macros(
 
 fn grid_of_sixteen_byte_kernel(neurons: &NeuronLayerParameters) -> [usize; 3] {
     [
-        neurons.n.div_ceil(SIXTEEN_BYTE_KERNEL_BLOCK_THREADS * neurons_in_sixteen_bytes(neurons)),
+        neurons
+            .neuron_count
+            .div_ceil(SIXTEEN_BYTE_KERNEL_BLOCK_THREADS * neurons_in_sixteen_bytes(neurons)),
         1,
         1,
     ]
@@ -108,16 +110,16 @@ fn grid_of_sixteen_byte_kernel(neurons: &NeuronLayerParameters) -> [usize; 3] {
 /// GPU implementations (rungs) of the ST-BIF forward pass.
 pub const CUDA_ST_BIF_FORWARD_LADDER: &[Implementation<StBifForward>] = &[
     Implementation {
-        name: "cuda/per_step",
-        about: "one launch a time step, membrane and tracer in device memory: the starting point",
+        implementation_name: "cuda/per_step",
+        description: "one launch a time step, membrane and tracer in device memory: the starting point",
         supports: check_spikes_are_not_packed,
-        prepare: Prepare::Cuda(prepare_forward_with_launch_per_step),
+        prepare: PrepareFunction::Cuda(prepare_forward_with_launch_per_step),
     },
     Implementation {
-        name: "cuda/fused",
-        about: "one launch, a thread a neuron looping over time",
+        implementation_name: "cuda/fused",
+        description: "one launch, a thread a neuron looping over time",
         supports: check_spikes_are_not_packed,
-        prepare: Prepare::Cuda(|problem, inputs, device| {
+        prepare: PrepareFunction::Cuda(|problem, inputs, device| {
             prepare_forward_in_one_launch(
                 problem,
                 inputs,
@@ -128,10 +130,10 @@ pub const CUDA_ST_BIF_FORWARD_LADDER: &[Implementation<StBifForward>] = &[
         }),
     },
     Implementation {
-        name: "cuda/vectorized",
-        about: "16-byte loads, several neurons a thread and several loads in flight, int8 spikes",
+        implementation_name: "cuda/vectorized",
+        description: "16-byte loads, several neurons a thread and several loads in flight, int8 spikes",
         supports: check_spikes_are_not_packed,
-        prepare: Prepare::Cuda(|problem, inputs, device| {
+        prepare: PrepareFunction::Cuda(|problem, inputs, device| {
             prepare_forward_in_one_launch(
                 problem,
                 inputs,
@@ -142,12 +144,16 @@ pub const CUDA_ST_BIF_FORWARD_LADDER: &[Implementation<StBifForward>] = &[
         }),
     },
     Implementation {
-        name: "cuda/packed",
-        about: "as vectorized, two bits a spike",
+        implementation_name: "cuda/packed",
+        description: "as vectorized, two bits a spike",
         supports: |problem| {
-            if problem.packed { Ok(()) } else { Err("writes packed spikes only".to_owned()) }
+            if problem.packs_spikes_in_two_bits {
+                Ok(())
+            } else {
+                Err("writes packed spikes only".to_owned())
+            }
         },
-        prepare: Prepare::Cuda(|problem, inputs, device| {
+        prepare: PrepareFunction::Cuda(|problem, inputs, device| {
             prepare_forward_in_one_launch(
                 problem,
                 inputs,
@@ -160,7 +166,11 @@ pub const CUDA_ST_BIF_FORWARD_LADDER: &[Implementation<StBifForward>] = &[
 ];
 
 fn check_spikes_are_not_packed(problem: &StBifForward) -> Result<(), String> {
-    if problem.packed { Err("writes one byte a spike".to_owned()) } else { Ok(()) }
+    if problem.packs_spikes_in_two_bits {
+        Err("writes one byte a spike".to_owned())
+    } else {
+        Ok(())
+    }
 }
 
 fn prepare_forward_with_launch_per_step(
@@ -171,17 +181,18 @@ fn prepare_forward_with_launch_per_step(
     let neurons = problem.neurons;
     let kernel = ONE_TIME_STEP_KERNEL.compile_and_load(device, &neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
-    let membrane = device.allocate(4 * neurons.n)?;
-    let tracer = device.allocate(4 * neurons.n)?;
+    let membrane = device.allocate(4 * neurons.neuron_count)?;
+    let tracer = device.allocate(4 * neurons.neuron_count)?;
     let parameters = neuron_constant_arguments::<KernelArgument>(&neurons);
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("x", &x)]),
         vec![allocate_spike_output(device, &neurons, false)?],
         move |outputs| {
-            for t in 0..neurons.t {
+            for t in 0..neurons.time_steps {
                 let [x, membrane, tracer] = [&x, &membrane, &tracer].map(KernelArgument::from);
-                let [n, step] = [neurons.n, t].map(|extent| KernelArgument::I64(extent as i64));
+                let [n, step] =
+                    [neurons.neuron_count, t].map(|extent| KernelArgument::I64(extent as i64));
                 let own = [x, outputs[0].argument(), membrane, tracer, n, step];
                 run_within_named_range("time_step", || {
                     kernel.launch_with(&[&own[..], &parameters].concat())
@@ -212,7 +223,7 @@ fn prepare_forward_in_one_launch(
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("x", &x)]),
-        vec![allocate_spike_output(device, neurons, problem.packed)?],
+        vec![allocate_spike_output(device, neurons, problem.packs_spikes_in_two_bits)?],
         move |outputs| {
             let pointers = [KernelArgument::from(&x), outputs[0].argument()];
             let arguments = [&pointers[..], unsaved, &sizes, &parameters].concat();
@@ -225,18 +236,18 @@ fn allocate_spike_output(
     device: &Device,
     neurons: &NeuronLayerParameters,
     packed: bool,
-) -> Result<Output, BackendError> {
-    let shape = [neurons.t, neurons.n];
+) -> Result<DeviceOutput, BackendError> {
+    let shape = [neurons.time_steps, neurons.neuron_count];
     if packed {
-        Output::allocate_encoded_i8(
+        DeviceOutput::allocate_encoded_i8(
             device,
             "spikes",
             shape,
-            neurons.t * neurons.n.div_ceil(4),
+            neurons.time_steps * neurons.neuron_count.div_ceil(4),
             unpack_two_bit_spikes,
         )
     } else {
-        Output::new(device, "spikes", shape, Dtype::I8)
+        DeviceOutput::new(device, "spikes", shape, Dtype::I8)
     }
 }
 
@@ -288,8 +299,8 @@ mod tests {
     #[test]
     fn each_forward_thread_computes_sixteen_bytes_of_neurons() {
         let neurons = |n, t, dtype| NeuronLayerParameters {
-            n,
-            t,
+            neuron_count: n,
+            time_steps: t,
             dtype,
             ..super::super::row::example_shapes_for_compilation(&[8])[0]
         };
@@ -303,7 +314,7 @@ mod tests {
         let name = |t| {
             SIXTEEN_BYTE_INT8_SPIKES_KERNEL
                 .build_for_parameters(&neurons(1, t, Dtype::Bf16))
-                .file_and_macros()
+                .kernel_build_name()
         };
         assert_eq!(name(3), "st_bif/forward_vectorized ELEMENT_BF16 CHUNK=2");
         assert_eq!(name(4), "st_bif/forward_vectorized ELEMENT_BF16");

@@ -2,7 +2,8 @@
 //! vectorised kernels at the memory bandwidth limit.
 //!
 //! Each kernel's file under `kernels/st_bif` explains its computation, thread mapping and bound.
-//! The files `forward` and `backward` each have the kernels of a ladder and its implementations.
+//! The Rust files `forward` and `backward` of the ST-BIF family each have the kernels of a ladder
+//! and its implementations.
 
 mod backward;
 mod forward;

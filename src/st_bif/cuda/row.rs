@@ -23,10 +23,20 @@ pub const fn kernel_compiled_per_element_type(
 /// Returns example problems with every element type for each of these numbers of time steps, for
 /// which kernels are compiled.
 pub fn example_shapes_for_compilation(steps: &[usize]) -> Vec<NeuronLayerParameters> {
-    let parameters =
-        StBifNeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
-    let each =
-        |dtype| steps.iter().map(move |&t| NeuronLayerParameters { n: 1, t, dtype, parameters });
+    let parameters = StBifNeuronParameters {
+        firing_threshold: 0.5,
+        tracer_min: 0,
+        tracer_max: 3,
+        prefire_fraction_of_threshold: 0.0,
+    };
+    let each = |dtype| {
+        steps.iter().map(move |&t| NeuronLayerParameters {
+            neuron_count: 1,
+            time_steps: t,
+            dtype,
+            neuron_parameters: parameters,
+        })
+    };
     [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().flat_map(each).collect()
 }
 
@@ -40,11 +50,11 @@ pub fn element_type_macro(neurons: &NeuronLayerParameters) -> String {
     element.to_owned()
 }
 
-pub const NULL_POINTER: KernelArgument = KernelArgument::Address(0);
+pub const NULL_POINTER: KernelArgument = KernelArgument::DeviceAddress(0);
 
 /// Kernel arguments N and T (neurons and time steps), which are `long long` in every ST-BIF kernel.
 pub fn neuron_and_step_count_arguments<T: From<i64>>(neurons: &NeuronLayerParameters) -> [T; 2] {
-    [neurons.n, neurons.t].map(|size| T::from(size as i64))
+    [neurons.neuron_count, neurons.time_steps].map(|size| T::from(size as i64))
 }
 
 /// Kernel arguments θ, Tmin, Tmax and p (the neuron's constants), the last arguments of every
@@ -52,6 +62,11 @@ pub fn neuron_and_step_count_arguments<T: From<i64>>(neurons: &NeuronLayerParame
 pub fn neuron_constant_arguments<T: From<f32> + From<i32>>(
     neurons: &NeuronLayerParameters,
 ) -> [T; 4] {
-    let StBifNeuronParameters { threshold, tracer_min, tracer_max, prefire } = neurons.parameters;
+    let StBifNeuronParameters {
+        firing_threshold: threshold,
+        tracer_min,
+        tracer_max,
+        prefire_fraction_of_threshold: prefire,
+    } = neurons.neuron_parameters;
     [(threshold as f32).into(), tracer_min.into(), tracer_max.into(), (prefire as f32).into()]
 }

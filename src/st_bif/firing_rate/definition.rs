@@ -21,20 +21,25 @@ pub const FIRING_RATE_WORKLOAD: Workload<FiringRateProblem> = Workload {
     about: "mean of ternary spikes over T steps: the readout of a spiking network",
     revision: 1,
     axes: &[Axis::number("n", "neurons, flat"), Axis::number("t", "time steps")],
-    default: &["n=4194304 t=8"],
-    accelerator: &["n=33554432 t=8"],
-    thorough: &["n=524288,4194304 t=4,8,16,32"],
+    default_selection_lines: &["n=4194304 t=8"],
+    accelerator_selection_lines: &["n=33554432 t=8"],
+    thorough_selection_lines: &["n=524288,4194304 t=4,8,16,32"],
     bind: |point| {
         let (n, t) = (point.number("n")?, point.number("t")?);
         // Sums of up to 2^24 spikes are exact in fp32.
         if t > 1 << 24 {
-            return Err(AxisError::Combination(format!("t={t}: up to {} time steps", 1 << 24)));
+            return Err(AxisError::InvalidCombinationOfValues(format!(
+                "t={t}: up to {} time steps",
+                1 << 24
+            )));
         }
         let elements = n.checked_mul(t).filter(|&elements| elements < 1 << 60);
         elements.ok_or_else(|| {
-            AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned())
+            AxisError::InvalidCombinationOfValues(
+                "more neuron-steps than a 64-bit index holds".to_owned(),
+            )
         })?;
-        Ok(FiringRateProblem { n, t })
+        Ok(FiringRateProblem { neuron_count: n, time_steps: t })
     },
 };
 
@@ -42,9 +47,9 @@ pub const FIRING_RATE_WORKLOAD: Workload<FiringRateProblem> = Workload {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FiringRateProblem {
     /// Neurons.
-    pub n: usize,
+    pub neuron_count: usize,
     /// Number of time steps.
-    pub t: usize,
+    pub time_steps: usize,
 }
 
 /// Number of neurons that one parallel CPU task of the firing rate's reference computes.
@@ -55,42 +60,58 @@ impl Problem for FiringRateProblem {
         // Samples of N(0, 1) beyond ±1 become spikes: about 31 % of the neurons spike in a time
         // step, half of them +1 and half -1.
         let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
-        let spikes = random::map_standard_normal_values(seed, "spikes", self.t * self.n, spike);
+        let spikes = random::map_standard_normal_values(
+            seed,
+            "spikes",
+            self.time_steps * self.neuron_count,
+            spike,
+        );
         let mut inputs = Tensors::new();
-        inputs.insert("spikes", Tensor::new([self.t, self.n], TensorData::I8(spikes)));
+        inputs.insert(
+            "spikes",
+            Tensor::new([self.time_steps, self.neuron_count], TensorData::I8(spikes)),
+        );
         inputs
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let spikes = inputs.tensor("spikes");
-        let mut rate = vec![0.0; self.n];
+        let mut rate = vec![0.0; self.neuron_count];
         parallel::run_tasks_in_parallel(
-            split_rows_into_column_blocks(&mut rate, self.n, NEURONS_PER_REFERENCE_TASK),
+            split_rows_into_column_blocks(&mut rate, self.neuron_count, NEURONS_PER_REFERENCE_TASK),
             &|task, mut rows| {
                 let rate = &mut *rows[0];
-                for step in 0..self.t {
+                for step in 0..self.time_steps {
                     let row = spikes.elements_to_f64(
-                        step * self.n + task * NEURONS_PER_REFERENCE_TASK,
+                        step * self.neuron_count + task * NEURONS_PER_REFERENCE_TASK,
                         rate.len(),
                     );
                     rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
                 }
-                rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
+                rate.iter_mut().for_each(|sum| *sum /= self.time_steps as f64);
             },
         );
-        vec![Expected::all("rate", [self.n], rate)]
+        vec![Expected::all("rate", [self.neuron_count], rate)]
     }
 
     /// The neurons are independent of each other, so permuting the neurons of the spikes permutes
     /// the rates.
     fn symmetries(&self) -> Vec<InputSymmetry> {
-        vec![InputSymmetry::Roll { inputs: &[("spikes", 1)], outputs: &[("rate", 0)] }]
+        vec![InputSymmetry::RotateAlongAxis {
+            inputs_with_axes: &[("spikes", 1)],
+            outputs_with_axes: &[("rate", 0)],
+        }]
     }
 
     fn work(&self) -> Work {
-        let (n, elements) = (self.n as u64, (self.t * self.n) as u64);
+        let (n, elements) =
+            (self.neuron_count as u64, (self.time_steps * self.neuron_count) as u64);
         // The declared work counts one addition for each spike and one division for each neuron.
-        Work::bytes(elements, 4 * n).with_flops(FlopUnit::Vector, Dtype::F32, elements + n)
+        Work::bytes(elements, 4 * n).with_flops(
+            FlopUnit::VectorArithmetic,
+            Dtype::F32,
+            elements + n,
+        )
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -99,9 +120,9 @@ impl Problem for FiringRateProblem {
         Tolerance { max_error: 1.5e-7, relative_l2: 1.5e-7 }
     }
 
-    fn host_bytes(&self) -> u64 {
-        // Host memory holds the spikes, the reference and the output.
-        (self.t * self.n + (8 + 4) * self.n) as u64
+    fn host_memory_bytes(&self) -> u64 {
+        // Host memory of the firing rate holds the spikes, the fp64 reference and the f32 output.
+        (self.time_steps * self.neuron_count + (8 + 4) * self.neuron_count) as u64
     }
 }
 
@@ -115,13 +136,13 @@ mod tests {
         let spikes = TensorData::I8([[1, 0, -1], [1, 1, -1], [0, 1, -1], [1, -1, -1]].concat());
         let mut inputs = Tensors::new();
         inputs.insert("spikes", Tensor::new([4, 3], spikes));
-        let expected = FiringRateProblem { n: 3, t: 4 }.reference(&inputs);
+        let expected = FiringRateProblem { neuron_count: 3, time_steps: 4 }.reference(&inputs);
         assert_eq!(expected, [Expected::all("rate", [3], vec![0.75, 0.25, -1.0])]);
     }
 
     #[test]
     fn firing_rate_inputs_are_minus_one_zero_or_one_with_balanced_signs() {
-        let inputs = FiringRateProblem { n: 10_000, t: 4 }.inputs(1);
+        let inputs = FiringRateProblem { neuron_count: 10_000, time_steps: 4 }.inputs(1);
         let TensorData::I8(spikes) = inputs.tensor("spikes").tensor_data() else { panic!("bytes") };
         let share = |wanted: i8| {
             spikes.iter().filter(|&&spike| spike == wanted).count() as f64 / spikes.len() as f64
@@ -142,7 +163,10 @@ mod tests {
         {
             assert!((FIRING_RATE_WORKLOAD.bind)(&point).is_ok());
         }
-        let work = FiringRateProblem { n: 10, t: 8 }.work();
-        assert_eq!((work.read_bytes, work.write_bytes, work.flops[0].count), (80, 40, 90));
+        let work = FiringRateProblem { neuron_count: 10, time_steps: 8 }.work();
+        assert_eq!(
+            (work.min_read_bytes, work.min_write_bytes, work.flops[0].operations),
+            (80, 40, 90)
+        );
     }
 }

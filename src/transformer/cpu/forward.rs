@@ -16,15 +16,15 @@ use kernelgate::workload::Tensors;
 
 pub struct CpuLayerActivations {
     /// The residual stream before the layer, `[T, d]` for T tokens.
-    pub x: Vec<f32>,
+    pub residual_before_layer: Vec<f32>,
     pub qkv_input: Vec<f32>,
     pub qkv: Vec<f32>,
-    pub attended: Vec<f32>,
+    pub attention_output: Vec<f32>,
     /// The residual stream between the layer's attention and its SwiGLU block.
-    pub middle: Vec<f32>,
-    pub mlp_input: Vec<f32>,
-    pub gate_up: Vec<f32>,
-    pub hidden: Vec<f32>,
+    pub residual_after_attention: Vec<f32>,
+    pub swiglu_input: Vec<f32>,
+    pub swiglu_gates_and_ups: Vec<f32>,
+    pub swiglu_hidden: Vec<f32>,
 }
 
 /// A language model on the CPU: its shape, its RoPE table, and the activations of all layers.
@@ -33,8 +33,8 @@ pub struct CpuLanguageModel {
     pub table: Vec<[f32; 2]>,
     pub layers: Vec<CpuLayerActivations>,
     /// The residual stream after the last layer, which the output head reads.
-    pub x: Vec<f32>,
-    pub head_input: Vec<f32>,
+    pub residual_after_last_layer: Vec<f32>,
+    pub output_head_input: Vec<f32>,
     token_losses: Vec<f32>,
 }
 
@@ -44,18 +44,19 @@ pub fn view_weight_as_matrix<'a>(
     inputs: &'a Tensors,
     weight: ParameterTensor,
 ) -> MatRef<'a, f32> {
-    let ArenaRowsOfTensor { first, rows, .. } = shape.arena_rows_of_tensor(weight);
+    let ArenaRowsOfTensor { first_arena_row: first, arena_row_count: rows, .. } =
+        shape.arena_rows_of_tensor(weight);
     row_major_matrix_view(
-        &inputs.f32("parameters")[first * shape.d..][..rows * shape.d],
+        &inputs.f32_elements("parameters")[first * shape.model_width..][..rows * shape.model_width],
         rows,
-        shape.d,
+        shape.model_width,
     )
 }
 
 /// Returns the gain vector of RMSNorm number `norm` from the input `parameters`.
 pub fn gain_of_norm<'a>(shape: &LanguageModelShape, inputs: &'a Tensors, norm: usize) -> &'a [f32] {
-    let first = shape.arena_rows_of_tensor(ParameterTensor::Gains).first + norm;
-    &inputs.f32("parameters")[first * shape.d..][..shape.d]
+    let first = shape.arena_rows_of_tensor(ParameterTensor::RmsNormGains).first_arena_row + norm;
+    &inputs.f32_elements("parameters")[first * shape.model_width..][..shape.model_width]
 }
 
 /// Views one head of one sequence in a tensor `[T, operands·d]`; `operand` selects queries (0),
@@ -68,10 +69,15 @@ pub fn view_head_of_sequence<'a>(
     number: usize,
 ) -> MatRef<'a, f32> {
     let (sequence, head) = (number / shape.heads, number % shape.heads);
-    let (stride, head_dim) = (operands * shape.d, shape.elements_per_head());
+    let (stride, head_dim) = (operands * shape.model_width, shape.elements_per_head());
     let rows = row_major_matrix_view(rows, shape.tokens_in_batch(), stride);
-    let first = sequence * shape.context;
-    rows.submatrix(first, operand * shape.d + head * head_dim, shape.context, head_dim)
+    let first = sequence * shape.context_tokens;
+    rows.submatrix(
+        first,
+        operand * shape.model_width + head * head_dim,
+        shape.context_tokens,
+        head_dim,
+    )
 }
 
 /// Computes the causal softmax probabilities of a head, `[context, context]`; hidden keys get 0.
@@ -80,7 +86,7 @@ pub fn causal_probabilities_of_head(
     query: MatRef<'_, f32>,
     key: MatRef<'_, f32>,
 ) -> Vec<f32> {
-    let context = shape.context;
+    let context = shape.context_tokens;
     let scale = 1.0 / (shape.elements_per_head() as f32).sqrt();
     let mut scores = vec![0.0; context * context];
     let to = MatMut::from_row_major_slice_mut(&mut scores, context, context);
@@ -102,7 +108,8 @@ pub fn copy_heads_into_packed_tensor(
     operand: usize,
     heads: &[Vec<f32>],
 ) {
-    let (d, head_dim, context) = (shape.d, shape.elements_per_head(), shape.context);
+    let (d, head_dim, context) =
+        (shape.model_width, shape.elements_per_head(), shape.context_tokens);
     process_rows_in_parallel(to, operands * d, &|token, row| {
         let (sequence, position) = (token / context, token % context);
         for (head, to) in row[operand * d..][..d].chunks_mut(head_dim).enumerate() {
@@ -115,23 +122,23 @@ pub fn copy_heads_into_packed_tensor(
 impl CpuLanguageModel {
     pub fn allocate_for_model_shape(shape: &LanguageModelShape) -> Self {
         let tokens = |columns: usize| vec![0.0; shape.tokens_in_batch() * columns];
-        let LanguageModelShape { d, ff, layers, .. } = *shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, layers, .. } = *shape;
         let layer = |_| CpuLayerActivations {
-            x: tokens(d),
+            residual_before_layer: tokens(d),
             qkv_input: tokens(d),
             qkv: tokens(3 * d),
-            attended: tokens(d),
-            middle: tokens(d),
-            mlp_input: tokens(d),
-            gate_up: tokens(2 * ff),
-            hidden: tokens(ff),
+            attention_output: tokens(d),
+            residual_after_attention: tokens(d),
+            swiglu_input: tokens(d),
+            swiglu_gates_and_ups: tokens(2 * ff),
+            swiglu_hidden: tokens(ff),
         };
         Self {
             shape: *shape,
             table: rope_cosines_and_sines(shape),
             layers: (0..layers).map(layer).collect(),
-            x: tokens(d),
-            head_input: tokens(d),
+            residual_after_last_layer: tokens(d),
+            output_head_input: tokens(d),
             token_losses: tokens(1),
         }
     }
@@ -139,31 +146,37 @@ impl CpuLanguageModel {
     /// Runs the forward pass: computes the padded logits `[T, padded]` and the loss of each token.
     pub fn run_forward_pass_with_token_losses(&mut self, inputs: &Tensors, logits: &mut [f32]) {
         let shape = self.shape;
-        let LanguageModelShape { d, layers, vocabulary, .. } = shape;
-        let embedding = view_weight_as_matrix(&shape, inputs, ParameterTensor::Embedding);
-        let tokens = inputs.f32("tokens");
-        process_rows_in_parallel(&mut self.x, d, &|token, row| {
+        let LanguageModelShape { model_width: d, layers, vocabulary_size: vocabulary, .. } = shape;
+        let embedding = view_weight_as_matrix(&shape, inputs, ParameterTensor::TokenEmbedding);
+        let tokens = inputs.f32_elements("tokens");
+        process_rows_in_parallel(&mut self.residual_after_last_layer, d, &|token, row| {
             let from = embedding.row(tokens[token] as usize);
             row.iter_mut().zip(from.iter()).for_each(|(to, from)| *to = *from);
         });
         for layer in 0..layers {
-            self.layers[layer].x.copy_from_slice(&self.x);
+            self.layers[layer]
+                .residual_before_layer
+                .copy_from_slice(&self.residual_after_last_layer);
             self.compute_attention_block_of_layer(layer, inputs);
             self.compute_swiglu_block_of_layer(layer, inputs);
         }
-        rms_norm_of_rows(&self.x, gain_of_norm(&shape, inputs, 2 * layers), &mut self.head_input);
-        let head = view_weight_as_matrix(&shape, inputs, ParameterTensor::Head);
+        rms_norm_of_rows(
+            &self.residual_after_last_layer,
+            gain_of_norm(&shape, inputs, 2 * layers),
+            &mut self.output_head_input,
+        );
+        let head = view_weight_as_matrix(&shape, inputs, ParameterTensor::LogitProjection);
         let mut unpadded = vec![0.0; shape.tokens_in_batch() * vocabulary];
         matmul_f32_on_all_threads(
             &mut unpadded,
-            row_major_matrix_view(&self.head_input, shape.tokens_in_batch(), d),
+            row_major_matrix_view(&self.output_head_input, shape.tokens_in_batch(), d),
             head.transpose(),
         );
         process_rows_in_parallel(logits, shape.padded_logit_columns(), &|token, row| {
             row[..vocabulary].copy_from_slice(&unpadded[token * vocabulary..][..vocabulary]);
             row[vocabulary..].fill(0.0);
         });
-        let targets = inputs.f32("targets");
+        let targets = inputs.f32_elements("targets");
         process_rows_in_parallel(&mut self.token_losses, 1, &|token, loss| {
             let mut row = unpadded[token * vocabulary..][..vocabulary].to_vec();
             softmax_in_place_f32(&mut row);
@@ -181,9 +194,15 @@ impl CpuLanguageModel {
 
     fn compute_attention_block_of_layer(&mut self, number: usize, inputs: &Tensors) {
         let (shape, layer) = (self.shape, &mut self.layers[number]);
-        let LanguageModelShape { d, heads, batch, context, .. } = shape;
-        rms_norm_of_rows(&layer.x, gain_of_norm(&shape, inputs, 2 * number), &mut layer.qkv_input);
-        let weights = view_weight_as_matrix(&shape, inputs, ParameterTensor::Qkv(number));
+        let LanguageModelShape { model_width: d, heads, batch, context_tokens: context, .. } =
+            shape;
+        rms_norm_of_rows(
+            &layer.residual_before_layer,
+            gain_of_norm(&shape, inputs, 2 * number),
+            &mut layer.qkv_input,
+        );
+        let weights =
+            view_weight_as_matrix(&shape, inputs, ParameterTensor::QkvProjectionOfLayer(number));
         let input = row_major_matrix_view(&layer.qkv_input, shape.tokens_in_batch(), d);
         matmul_f32_on_all_threads(&mut layer.qkv, input, weights.transpose());
         apply_rope_to_queries_and_keys(&shape, &self.table, &mut layer.qkv, 1.0);
@@ -203,37 +222,43 @@ impl CpuLanguageModel {
             );
             out
         });
-        copy_heads_into_packed_tensor(&shape, &mut layer.attended, 1, 0, &outputs);
-        let out = view_weight_as_matrix(&shape, inputs, ParameterTensor::Out(number));
-        let attended = row_major_matrix_view(&layer.attended, shape.tokens_in_batch(), d);
-        matmul_f32_on_all_threads(&mut layer.middle, attended, out.transpose());
-        add_elementwise(&mut layer.middle, &layer.x);
+        copy_heads_into_packed_tensor(&shape, &mut layer.attention_output, 1, 0, &outputs);
+        let out = view_weight_as_matrix(
+            &shape,
+            inputs,
+            ParameterTensor::AttentionOutputProjectionOfLayer(number),
+        );
+        let attended = row_major_matrix_view(&layer.attention_output, shape.tokens_in_batch(), d);
+        matmul_f32_on_all_threads(&mut layer.residual_after_attention, attended, out.transpose());
+        add_elementwise(&mut layer.residual_after_attention, &layer.residual_before_layer);
     }
 
     fn compute_swiglu_block_of_layer(&mut self, number: usize, inputs: &Tensors) {
         let (shape, layer) = (self.shape, &mut self.layers[number]);
-        let LanguageModelShape { d, ff, .. } = shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = shape;
         rms_norm_of_rows(
-            &layer.middle,
+            &layer.residual_after_attention,
             gain_of_norm(&shape, inputs, 2 * number + 1),
-            &mut layer.mlp_input,
+            &mut layer.swiglu_input,
         );
-        let weights = view_weight_as_matrix(&shape, inputs, ParameterTensor::GateUp(number));
-        let input = row_major_matrix_view(&layer.mlp_input, shape.tokens_in_batch(), d);
-        matmul_f32_on_all_threads(&mut layer.gate_up, input, weights.transpose());
-        let gate_up = &layer.gate_up;
-        process_rows_in_parallel(&mut layer.hidden, ff, &|token, hidden| {
+        let weights =
+            view_weight_as_matrix(&shape, inputs, ParameterTensor::GateUpProjectionOfLayer(number));
+        let input = row_major_matrix_view(&layer.swiglu_input, shape.tokens_in_batch(), d);
+        matmul_f32_on_all_threads(&mut layer.swiglu_gates_and_ups, input, weights.transpose());
+        let gate_up = &layer.swiglu_gates_and_ups;
+        process_rows_in_parallel(&mut layer.swiglu_hidden, ff, &|token, hidden| {
             let (gate, up) = gate_up[token * 2 * ff..][..2 * ff].split_at(ff);
             for (hidden, (gate, up)) in hidden.iter_mut().zip(gate.iter().zip(up)) {
                 *hidden = gate * sigmoid_of_f32(*gate) * up;
             }
         });
-        let down = view_weight_as_matrix(&shape, inputs, ParameterTensor::Down(number));
+        let down =
+            view_weight_as_matrix(&shape, inputs, ParameterTensor::DownProjectionOfLayer(number));
         matmul_f32_on_all_threads(
-            &mut self.x,
-            row_major_matrix_view(&layer.hidden, shape.tokens_in_batch(), ff),
+            &mut self.residual_after_last_layer,
+            row_major_matrix_view(&layer.swiglu_hidden, shape.tokens_in_batch(), ff),
             down,
         );
-        add_elementwise(&mut self.x, &layer.middle);
+        add_elementwise(&mut self.residual_after_last_layer, &layer.residual_after_attention);
     }
 }

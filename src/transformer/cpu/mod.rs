@@ -14,7 +14,7 @@ use super::shape::{
 };
 use forward::CpuLanguageModel;
 use kernelgate::backend::cpu::CpuTask;
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Maximum number of parameters of a language model that the CPU implementations support.
@@ -22,13 +22,13 @@ const MAX_PARAMETERS_ON_CPU: usize = 8 << 20;
 
 /// CPU implementations of the language model's forward pass.
 pub const CPU_LM_FORWARD_ROWS: &[Implementation<LanguageModelForward>] = &[Implementation {
-    name: "cpu",
-    about: "GEMMs on all threads, the steps between them row by row",
+    implementation_name: "cpu",
+    description: "GEMMs on all threads, the steps between them row by row",
     supports: |problem| check_f32_and_parameter_count(&problem.shape),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let shape = problem.shape;
         let mut model = CpuLanguageModel::allocate_for_model_shape(&shape);
-        let logits = [shape.batch, shape.context, shape.padded_logit_columns()];
+        let logits = [shape.batch, shape.context_tokens, shape.padded_logit_columns()];
         let outputs = Tensors::new().with_output("logits", logits, Dtype::F32).with_output(
             "loss",
             [shape.batch, 1],
@@ -44,10 +44,10 @@ pub const CPU_LM_FORWARD_ROWS: &[Implementation<LanguageModelForward>] = &[Imple
 /// CPU implementations of a training step of the language model.
 pub const CPU_LM_TRAINING_STEP_ROWS: &[Implementation<LanguageModelTrainingStep>] =
     &[Implementation {
-        name: "cpu",
-        about: "forward, GEMMs with transposed operands on all threads, AdamW",
+        implementation_name: "cpu",
+        description: "forward, GEMMs with transposed operands on all threads, AdamW",
         supports: |problem| check_f32_and_parameter_count(&problem.shape),
-        prepare: Prepare::Cpu(|problem, inputs| {
+        prepare: PrepareFunction::Cpu(|problem, inputs| {
             let shape = problem.shape;
             let mut model = CpuLanguageModel::allocate_for_model_shape(&shape);
             let mut logits = vec![0.0; shape.tokens_in_batch() * shape.padded_logit_columns()];
@@ -56,7 +56,7 @@ pub const CPU_LM_TRAINING_STEP_ROWS: &[Implementation<LanguageModelTrainingStep>
                 TRAINING_STATE_OUTPUTS.into_iter().fold(Tensors::new(), |outputs, name| {
                     outputs.with_output(
                         name,
-                        [shape.rows_in_parameter_arena(), shape.d],
+                        [shape.rows_in_parameter_arena(), shape.model_width],
                         Dtype::F32,
                     )
                 });
@@ -82,20 +82,29 @@ fn check_f32_and_parameter_count(shape: &LanguageModelShape) -> Result<(), Strin
 fn write_adamw_update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
     let [beta_1, beta_2] = [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| beta as f32);
     let [rest_1, rest_2] = [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| (1.0 - beta) as f32);
-    let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
+    let steps = f64::from(inputs.f32_elements("steps")[0]) + 1.0;
     let [first, second] =
         [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| (1.0 / (1.0 - beta.powf(steps))) as f32);
     let [rate, decay] = [ADAMW_LEARNING_RATE, ADAMW_LEARNING_RATE * ADAMW_WEIGHT_DECAY];
     let (rate, decay) = (rate as f32, decay as f32);
     let epsilon = ADAMW_EPSILON as f32;
-    let m = outputs.f32_mut("next_first_moments").iter_mut().zip(inputs.f32("first_moments"));
+    let m =
+        outputs.f32_mut("next_first_moments").iter_mut().zip(inputs.f32_elements("first_moments"));
     m.zip(gradient).for_each(|((to, m), g)| *to = beta_1 * m + rest_1 * g);
-    let v = outputs.f32_mut("next_second_moments").iter_mut().zip(inputs.f32("second_moments"));
+    let v = outputs
+        .f32_mut("next_second_moments")
+        .iter_mut()
+        .zip(inputs.f32_elements("second_moments"));
     v.zip(gradient).for_each(|((to, v), g)| *to = beta_2 * v + rest_2 * g * g);
     let updated: Vec<f32> = inputs
-        .f32("parameters")
+        .f32_elements("parameters")
         .iter()
-        .zip(outputs.f32("next_first_moments").iter().zip(outputs.f32("next_second_moments")))
+        .zip(
+            outputs
+                .f32_elements("next_first_moments")
+                .iter()
+                .zip(outputs.f32_elements("next_second_moments")),
+        )
         .map(|(p, (m, v))| p - decay * p - rate * m * first / ((v * second).sqrt() + epsilon))
         .collect();
     outputs.f32_mut("next_parameters").copy_from_slice(&updated);
@@ -109,16 +118,18 @@ mod tests {
     #[test]
     fn language_model_cpu_rows_agree_with_the_reference_at_odd_sizes() {
         let shape = LanguageModelShape {
-            vocabulary: 101,
-            d: 24,
-            ff: 40,
+            vocabulary_size: 101,
+            model_width: 24,
+            swiglu_hidden_width: 40,
             layers: 3,
             heads: 3,
-            context: 19,
+            context_tokens: 19,
             batch: 2,
             dtype: Dtype::F32,
         };
-        for shape in [shape, LanguageModelShape { context: 1, batch: 1, vocabulary: 3, ..shape }] {
+        for shape in
+            [shape, LanguageModelShape { context_tokens: 1, batch: 1, vocabulary_size: 3, ..shape }]
+        {
             assert_cpu_row_agrees_with_reference(
                 &CPU_LM_FORWARD_ROWS[0],
                 &LanguageModelForward { shape },

@@ -5,7 +5,7 @@ use crate::math::vectorisable_exp;
 use crate::parallel;
 use crate::transformer::shape::{LanguageModelShape, RMS_NORM_EPSILON, ROPE_WAVELENGTH_BASE};
 
-/// Number of elements that one parallel CPU task computes.
+/// Number of elements that one parallel CPU task of the language model computes.
 const ELEMENTS_PER_CPU_TASK: usize = 1 << 12;
 
 /// Calls `f(row, values)` in parallel for each row of a row-major slice with `columns` columns.
@@ -84,7 +84,7 @@ pub fn rope_cosines_and_sines(shape: &LanguageModelShape) -> Vec<[f32; 2]> {
         [cos as f32, sin as f32]
     };
     let pairs = head_dim / 2;
-    (0..shape.context * pairs).map(|index| angle(index / pairs, index % pairs)).collect()
+    (0..shape.context_tokens * pairs).map(|index| angle(index / pairs, index % pairs)).collect()
 }
 
 /// Applies RoPE to the queries and keys in `[T, 3·d]`; with `direction` -1 it applies the inverse
@@ -95,9 +95,9 @@ pub fn apply_rope_to_queries_and_keys(
     qkv: &mut [f32],
     direction: f32,
 ) {
-    let (d, pairs) = (shape.d, shape.elements_per_head() / 2);
+    let (d, pairs) = (shape.model_width, shape.elements_per_head() / 2);
     process_rows_in_parallel(qkv, 3 * d, &|token, row| {
-        let table = &table[token % shape.context * pairs..][..pairs];
+        let table = &table[token % shape.context_tokens * pairs..][..pairs];
         for head in row[..2 * d].chunks_mut(2 * pairs) {
             for (values, [cos, sin]) in head.chunks_exact_mut(2).zip(table) {
                 let ([a, b], sin) = ([values[0], values[1]], sin * direction);

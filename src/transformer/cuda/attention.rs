@@ -18,10 +18,10 @@ use kernelgate_cuda::libraries::gemm::{GemmMatrixDtype, GemmSpec};
 pub const fn attention_shape_of_model(shape: &LanguageModelShape) -> AttentionShape {
     AttentionShape {
         batch: shape.batch,
-        heads: shape.heads,
-        key_heads: shape.heads,
-        queries: shape.context,
-        keys: shape.context,
+        query_heads: shape.heads,
+        key_value_heads: shape.heads,
+        queries_per_head: shape.context_tokens,
+        keys_per_head: shape.context_tokens,
         head_dim: shape.elements_per_head(),
         causal: true,
         dtype: shape.dtype,
@@ -31,8 +31,12 @@ pub const fn attention_shape_of_model(shape: &LanguageModelShape) -> AttentionSh
 /// Memory layout of attention whose q, k and v are packed in one tensor `[T, 3·d]`, and whose
 /// output is `[T, d]`.
 fn packed_qkv_forward_layout(shape: &LanguageModelShape) -> AttentionForwardLayout {
-    let (head, row) = (shape.elements_per_head() as u64, 3 * shape.d as u64);
-    let packed = AttentionTensorStrides { batch: shape.context as u64 * row, head, row };
+    let (head, row) = (shape.elements_per_head() as u64, 3 * shape.model_width as u64);
+    let packed = AttentionTensorStrides {
+        batch_stride_elements: shape.context_tokens as u64 * row,
+        head_stride_elements: head,
+        row_stride_elements: row,
+    };
     let dense = AttentionForwardLayout::forward_layout_dense_bshd(&attention_shape_of_model(shape));
     AttentionForwardLayout { q: packed, k: packed, v: packed, ..dense }
 }
@@ -41,29 +45,29 @@ fn packed_qkv_forward_layout(shape: &LanguageModelShape) -> AttentionForwardLayo
 /// over heads.
 struct BatchedHeadOperand {
     /// Device address of the first head's matrix of the first sequence.
-    first_head: RegionPointer,
+    first_head_matrix: RegionPointer,
     /// Distance in elements from one row of a head's matrix to the next.
-    row_stride: usize,
+    row_stride_elements: usize,
     /// Distance in elements from one head's matrix to the next.
-    head_stride: usize,
+    head_stride_elements: usize,
     /// Distance in bytes from one sequence's matrices to those of the next sequence.
-    sequence_stride: usize,
+    sequence_stride_bytes: usize,
 }
 
 impl LanguageModelProgramBuilder {
     /// Adds the memory regions that attention keeps for `layers` layers, and, for unfused
     /// attention, a region for the scores.
     pub fn declare_attention_regions(&mut self, layers: usize) {
-        let LanguageModelShape { heads, context, dtype, .. } = self.shape;
+        let LanguageModelShape { heads, context_tokens: context, dtype, .. } = self.shape;
         let rows = heads * self.shape.tokens_in_batch();
         let purpose = MemoryPurpose::Activations;
         match self.attention {
-            AttentionOfRung::Unfused => {
+            AttentionOfRung::UnfusedAttention => {
                 let bytes = dtype.bytes_per_element() * rows * context;
                 self.declare_region_of_layers("probabilities", purpose, bytes, layers);
                 self.declare_activation_region("scores", BYTES_PER_F32 * rows * context);
             }
-            AttentionOfRung::Fused(_) => {
+            AttentionOfRung::FusedAttention(_) => {
                 self.declare_region_of_layers("lse", purpose, BYTES_PER_F32 * rows, layers)
             }
         }
@@ -71,38 +75,46 @@ impl LanguageModelProgramBuilder {
 
     /// Operand for the queries (0), keys (1) or values (2) of all heads in a packed tensor `[T,
     /// 3·d]`.
-    fn operand_of_packed_qkv(&self, qkv: RegionPointer, operand: usize) -> BatchedHeadOperand {
+    fn operand_of_packed_qkv(
+        &self,
+        qkv: RegionPointer,
+        q_k_or_v_index: usize,
+    ) -> BatchedHeadOperand {
         let element = self.shape.dtype.bytes_per_element();
         BatchedHeadOperand {
-            first_head: qkv.offset_by(operand * self.shape.d * element),
-            row_stride: 3 * self.shape.d,
-            head_stride: self.shape.elements_per_head(),
-            sequence_stride: self.shape.context * 3 * self.shape.d * element,
+            first_head_matrix: qkv.offset_by(q_k_or_v_index * self.shape.model_width * element),
+            row_stride_elements: 3 * self.shape.model_width,
+            head_stride_elements: self.shape.elements_per_head(),
+            sequence_stride_bytes: self.shape.context_tokens * 3 * self.shape.model_width * element,
         }
     }
 
     /// Operand for the heads in an unpacked tensor `[T, d]`, such as the attention output.
     fn operand_of_attention_output(&self, tensor: RegionPointer) -> BatchedHeadOperand {
-        let LanguageModelShape { d, context, dtype, .. } = self.shape;
+        let LanguageModelShape { model_width: d, context_tokens: context, dtype, .. } = self.shape;
         let sequence = context * d * dtype.bytes_per_element();
         BatchedHeadOperand {
-            first_head: tensor,
-            row_stride: d,
-            head_stride: self.shape.elements_per_head(),
-            sequence_stride: sequence,
+            first_head_matrix: tensor,
+            row_stride_elements: d,
+            head_stride_elements: self.shape.elements_per_head(),
+            sequence_stride_bytes: sequence,
         }
     }
 
     /// Operand for the heads in a tensor of scores or probabilities `[batch, heads, context,
     /// context]`.
-    fn operand_of_score_tensor(&self, tensor: RegionPointer, element: usize) -> BatchedHeadOperand {
-        let LanguageModelShape { heads, context, .. } = self.shape;
+    fn operand_of_score_tensor(
+        &self,
+        tensor: RegionPointer,
+        bytes_per_element: usize,
+    ) -> BatchedHeadOperand {
+        let LanguageModelShape { heads, context_tokens: context, .. } = self.shape;
         let head = context * context;
         BatchedHeadOperand {
-            first_head: tensor,
-            row_stride: context,
-            head_stride: head,
-            sequence_stride: heads * head * element,
+            first_head_matrix: tensor,
+            row_stride_elements: context,
+            head_stride_elements: head,
+            sequence_stride_bytes: heads * head * bytes_per_element,
         }
     }
 
@@ -110,13 +122,13 @@ impl LanguageModelProgramBuilder {
     fn add_gemms_batched_over_heads(&mut self, spec: GemmSpec, [a, b, d]: [BatchedHeadOperand; 3]) {
         let spec = GemmSpec {
             batch_count: self.shape.heads,
-            lda: Some(a.row_stride),
-            ldb: Some(b.row_stride),
-            ldd: Some(d.row_stride),
-            batch_stride_a: Some(a.head_stride),
-            stride_b: Some(b.head_stride),
-            stride_d: Some(d.head_stride),
-            min_address_alignment_bytes: match self.shape.context.is_multiple_of(8) {
+            lda: Some(a.row_stride_elements),
+            ldb: Some(b.row_stride_elements),
+            ldd: Some(d.row_stride_elements),
+            batch_stride_a: Some(a.head_stride_elements),
+            batch_stride_b: Some(b.head_stride_elements),
+            batch_stride_d: Some(d.head_stride_elements),
+            min_address_alignment_bytes: match self.shape.context_tokens.is_multiple_of(8) {
                 true => 16,
                 false => self.shape.dtype.bytes_per_element() as u32,
             },
@@ -124,7 +136,7 @@ impl LanguageModelProgramBuilder {
         };
         for sequence in 0..self.shape.batch {
             let at = |matrix: &BatchedHeadOperand| {
-                matrix.first_head.offset_by(sequence * matrix.sequence_stride)
+                matrix.first_head_matrix.offset_by(sequence * matrix.sequence_stride_bytes)
             };
             self.add_gemm_in_main_lane(spec, [at(&a), at(&b), at(&d)]);
         }
@@ -135,10 +147,10 @@ impl LanguageModelProgramBuilder {
         let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation_address(name, layer));
         self.program.begin_named_range("scaled_dot_product_attention");
         match self.attention {
-            AttentionOfRung::Unfused => self.add_unfused_attention(layer, qkv, attended),
-            AttentionOfRung::Fused(_) => {
-                let [q, k, v] =
-                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first_head);
+            AttentionOfRung::UnfusedAttention => self.add_unfused_attention(layer, qkv, attended),
+            AttentionOfRung::FusedAttention(_) => {
+                let [q, k, v] = [0, 1, 2]
+                    .map(|operand| self.operand_of_packed_qkv(qkv, operand).first_head_matrix);
                 let lse = self.has_backward_pass().then(|| self.activation_address("lse", layer));
                 let pointers = AttentionForwardPointers { q, k, v, out: attended, lse };
                 let (shape, layout) =
@@ -150,7 +162,7 @@ impl LanguageModelProgramBuilder {
     }
 
     fn add_unfused_attention(&mut self, layer: usize, qkv: RegionPointer, attended: RegionPointer) {
-        let (context, head_dim) = (self.shape.context, self.shape.elements_per_head());
+        let (context, head_dim) = (self.shape.context_tokens, self.shape.elements_per_head());
         let element = self.shape.dtype.bytes_per_element();
         let scores = self.program.pointer_to("scores");
         let probabilities = self.activation_address("probabilities", layer);
@@ -205,20 +217,20 @@ impl LanguageModelProgramBuilder {
         }
     }
 
-    /// Adds the scratch memory regions of the attention backward; returns pointers to them for
-    /// fused attention.
+    /// Adds the scratch memory regions of the attention backward to the program; for fused
+    /// attention, returns pointers to these regions.
     pub fn declare_attention_backward_regions(
         &mut self,
     ) -> Option<AttentionBackwardScratchPointers> {
-        let LanguageModelShape { heads, context, dtype, .. } = self.shape;
+        let LanguageModelShape { heads, context_tokens: context, dtype, .. } = self.shape;
         match self.attention {
-            AttentionOfRung::Unfused => {
+            AttentionOfRung::UnfusedAttention => {
                 let bytes =
                     dtype.bytes_per_element() * heads * self.shape.tokens_in_batch() * context;
                 self.program.add_scratch("grad_scores", MemoryPurpose::Gradients, bytes);
                 None
             }
-            AttentionOfRung::Fused(_) => {
+            AttentionOfRung::FusedAttention(_) => {
                 let shape = attention_shape_of_model(&self.shape);
                 Some(AttentionBackwardScratchPointers::add_backward_scratch_regions(
                     &mut self.program,
@@ -240,11 +252,11 @@ impl LanguageModelProgramBuilder {
         let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation_address(name, layer));
         self.program.begin_named_range("scaled_dot_product_attention_backward");
         match (self.attention, scratch) {
-            (AttentionOfRung::Fused(order), Some(scratch)) => {
-                let [q, k, v] =
-                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first_head);
+            (AttentionOfRung::FusedAttention(order), Some(scratch)) => {
+                let [q, k, v] = [0, 1, 2]
+                    .map(|operand| self.operand_of_packed_qkv(qkv, operand).first_head_matrix);
                 let [grad_q, grad_k, grad_v] = [0, 1, 2]
-                    .map(|operand| self.operand_of_packed_qkv(grad_qkv, operand).first_head);
+                    .map(|operand| self.operand_of_packed_qkv(grad_qkv, operand).first_head_matrix);
                 let (out, lse, grad_out) =
                     (attended, self.activation_address("lse", layer), grad_attended);
                 let pointers = AttentionBackwardPointers {
@@ -277,7 +289,7 @@ impl LanguageModelProgramBuilder {
         grad_attended: RegionPointer,
         grad_qkv: RegionPointer,
     ) {
-        let (context, head_dim) = (self.shape.context, self.shape.elements_per_head());
+        let (context, head_dim) = (self.shape.context_tokens, self.shape.elements_per_head());
         let element = self.shape.dtype.bytes_per_element();
         let [grad_p, grad_scores] =
             ["scores", "grad_scores"].map(|name| self.program.pointer_to(name));

@@ -4,31 +4,32 @@ use super::kernels::{adamw, embedding, loss, norm, rope, softmax, swiglu};
 use crate::transformer::components::{LanguageModelKernel, SingleKernelProblem};
 use crate::transformer::shape::LanguageModelShape;
 use kernelgate::backend::program::{
-    Capture, MemoryPurpose, NULL, Program, ProgramLane, int_operand, int_operands, long_operand,
+    LaunchProgram, MemoryPurpose, NULL, ProgramLane, ProgramLaunchMode, int_operand, int_operands,
+    long_operand,
 };
-use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::backend::{Implementation, PrepareFunction};
 
 /// GPU implementations of the workload `transformer/kernel`.
 pub const CUDA_SINGLE_KERNEL_ROWS: &[Implementation<SingleKernelProblem>] = &[
     Implementation {
-        name: "cuda/kernel",
-        about: "the kernel, in a fixed order of additions",
+        implementation_name: "cuda/kernel",
+        description: "the kernel, in a fixed order of additions",
         supports: |_| Ok(()),
-        prepare: Prepare::Program(
-            |problem| single_kernel_program(problem, EmbeddingGradientSumOrder::Fixed),
-            Capture::Stream,
+        prepare: PrepareFunction::Program(
+            |problem| single_kernel_program(problem, EmbeddingGradientSumOrder::FixedTokenOrder),
+            ProgramLaunchMode::StepByStep,
         ),
     },
     Implementation {
-        name: "cuda/atomic",
-        about: "atomic additions to zeros",
-        supports: |problem| match problem.component {
+        implementation_name: "cuda/atomic",
+        description: "atomic additions to zeros",
+        supports: |problem| match problem.tested_kernel {
             LanguageModelKernel::EmbeddingGradient => Ok(()),
             _ => Err("has one order of additions".to_owned()),
         },
-        prepare: Prepare::Program(
-            |problem| single_kernel_program(problem, EmbeddingGradientSumOrder::Any),
-            Capture::Stream,
+        prepare: PrepareFunction::Program(
+            |problem| single_kernel_program(problem, EmbeddingGradientSumOrder::AnyOrderByAtomics),
+            ProgramLaunchMode::StepByStep,
         ),
     },
 ];
@@ -37,33 +38,40 @@ pub const CUDA_SINGLE_KERNEL_ROWS: &[Implementation<SingleKernelProblem>] = &[
 /// by atomics.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EmbeddingGradientSumOrder {
-    Fixed,
-    Any,
+    FixedTokenOrder,
+    AnyOrderByAtomics,
 }
 
 /// Builds the GPU program of a kernel problem: its memory regions and its one or two launches. The
-/// function is long because each kernel has its own arguments.
+/// function `single_kernel_program` is long because each kernel has its own arguments.
 #[expect(clippy::too_many_lines)]
 fn single_kernel_program(
     problem: &SingleKernelProblem,
     order: EmbeddingGradientSumOrder,
-) -> Program {
+) -> LaunchProgram {
     let shape = &problem.shape;
-    let LanguageModelShape { d, ff, context, heads, vocabulary, .. } = *shape;
+    let LanguageModelShape {
+        model_width: d,
+        swiglu_hidden_width: ff,
+        context_tokens: context,
+        heads,
+        vocabulary_size: vocabulary,
+        ..
+    } = *shape;
     let tokens = shape.tokens_in_batch();
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     for operand in problem.input_tensor_specs() {
-        program.add_input(operand.name, MemoryPurpose::Inputs, operand.bytes_of_tensor());
+        program.add_input(operand.tensor_name, MemoryPurpose::Inputs, operand.bytes_of_tensor());
     }
     for output in problem.output_tensor_specs() {
-        program.add_output(output.name, output.extents, output.dtype);
+        program.add_output(output.tensor_name, output.extents, output.dtype);
     }
     let scale = 1.0 / (shape.elements_per_head() as f32).sqrt();
     let rows = long_operand(shape.batch * heads * context);
     let softmax_extents = (rows, int_operand(context), scale);
     let embedding_extents = (long_operand(tokens), int_operands([d, vocabulary]));
-    match problem.component {
-        LanguageModelKernel::Embed => {
+    match problem.tested_kernel {
+        LanguageModelKernel::TokenEmbedding => {
             program.add_launch(
                 &embedding::TOKEN_EMBEDDING_KERNEL,
                 shape,
@@ -72,7 +80,7 @@ fn single_kernel_program(
         }
         LanguageModelKernel::EmbeddingGradient => {
             let arguments = ("tokens", "grad_x", "grad_table", embedding_extents);
-            if order == EmbeddingGradientSumOrder::Fixed {
+            if order == EmbeddingGradientSumOrder::FixedTokenOrder {
                 program.add_launch(
                     &embedding::FIXED_ORDER_EMBEDDING_GRADIENT_KERNEL,
                     shape,
@@ -85,18 +93,18 @@ fn single_kernel_program(
                 program.add_launch(&embedding::ATOMIC_EMBEDDING_GRADIENT_KERNEL, shape, arguments);
             }
         }
-        LanguageModelKernel::Norm => {
+        LanguageModelKernel::RmsNorm => {
             program.add_launch(
                 &norm::RMS_NORM_KERNEL,
                 shape,
                 ("x", "gain", "y", "inverse", int_operand(d)),
             );
         }
-        LanguageModelKernel::NormAdd => {
+        LanguageModelKernel::AddBranchAndRmsNorm => {
             let arguments = ("x", "branch", "sum", "gain", "y", "inverse", int_operand(d));
             program.add_launch(&norm::ADD_BRANCH_AND_RMS_NORM_KERNEL, shape, arguments);
         }
-        LanguageModelKernel::NormBackward => {
+        LanguageModelKernel::RmsNormBackward => {
             let blocks = norm::norm_backward_block_count(shape);
             program.add_scratch("partials", MemoryPurpose::Workspace, 4 * blocks * d);
             let inputs = ("x", "inverse", "gain", "grad_y", "residual_gradient");
@@ -148,16 +156,19 @@ fn single_kernel_program(
                 ("gate_up", "grad_h", "grad_gate_up", long_operand(tokens), int_operand(ff));
             program.add_launch(&swiglu::SWIGLU_BACKWARD_KERNEL, shape, arguments);
         }
-        LanguageModelKernel::Softmax | LanguageModelKernel::SoftmaxF32 => {
-            let kernel = match problem.component {
-                LanguageModelKernel::SoftmaxF32 => &softmax::CAUSAL_SOFTMAX_OF_F32_KERNEL,
+        LanguageModelKernel::CausalSoftmax | LanguageModelKernel::CausalSoftmaxOfF32Scores => {
+            let kernel = match problem.tested_kernel {
+                LanguageModelKernel::CausalSoftmaxOfF32Scores => {
+                    &softmax::CAUSAL_SOFTMAX_OF_F32_KERNEL
+                }
                 _ => &softmax::CAUSAL_SOFTMAX_KERNEL,
             };
             program.add_launch(kernel, shape, ("scores", "probabilities", softmax_extents));
         }
-        LanguageModelKernel::SoftmaxBackward | LanguageModelKernel::SoftmaxBackwardF32 => {
-            let kernel = match problem.component {
-                LanguageModelKernel::SoftmaxBackwardF32 => {
+        LanguageModelKernel::CausalSoftmaxBackward
+        | LanguageModelKernel::CausalSoftmaxBackwardOfF32Scores => {
+            let kernel = match problem.tested_kernel {
+                LanguageModelKernel::CausalSoftmaxBackwardOfF32Scores => {
                     &softmax::CAUSAL_SOFTMAX_BACKWARD_OF_F32_KERNEL
                 }
                 _ => &softmax::CAUSAL_SOFTMAX_BACKWARD_KERNEL,
@@ -165,10 +176,11 @@ fn single_kernel_program(
             let tensors = ("probabilities", "grad_probabilities", "grad_scores");
             program.add_launch(kernel, shape, (tensors, softmax_extents));
         }
-        LanguageModelKernel::Loss | LanguageModelKernel::LossForward => {
+        LanguageModelKernel::CrossEntropyAndLogitGradients
+        | LanguageModelKernel::TokenCrossEntropy => {
             program.add_scratch("losses", MemoryPurpose::Activations, 4 * tokens);
             let extents = int_operands([vocabulary, shape.padded_logit_columns()]);
-            if problem.component == LanguageModelKernel::Loss {
+            if problem.tested_kernel == LanguageModelKernel::CrossEntropyAndLogitGradients {
                 let tensors = ("logits", "targets", "losses", "grad_logits");
                 program.add_launch(
                     &loss::LOSS_AND_LOGIT_GRADIENT_KERNEL,

@@ -14,8 +14,8 @@ use crate::gpu_tests::lock_first_gpu;
 use crate::kernel_tests::assert_launches_match_kernel_parameters;
 use crate::math::sigmoid_f64;
 use crate::transformer::shape::{LanguageModelShape, ROPE_WAVELENGTH_BASE};
-use kernelgate::backend::Executable;
-use kernelgate::backend::program::{Capture, MemoryPurpose, Program};
+use kernelgate::backend::LaunchableProblem;
+use kernelgate::backend::program::{LaunchProgram, MemoryPurpose, ProgramLaunchMode};
 use kernelgate::verify::launch_again_on_poisoned_outputs;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors, random};
 use kernelgate_cuda::Device;
@@ -23,28 +23,37 @@ use kernelgate_cuda::Device;
 /// A model shape with fewer tokens than a GEMM tile has rows, more columns than a tile has, and a
 /// partial tile.
 const FEWER_TOKENS_THAN_TILE_ROWS: LanguageModelShape = LanguageModelShape {
-    vocabulary: 333,
-    d: 256,
-    ff: 200,
+    vocabulary_size: 333,
+    model_width: 256,
+    swiglu_hidden_width: 200,
     layers: 2,
     heads: 2,
-    context: 37,
+    context_tokens: 37,
     batch: 1,
     dtype: Dtype::Bf16,
 };
-const ONE_TOKEN_PER_SEQUENCE: LanguageModelShape =
-    LanguageModelShape { context: 1, ff: 8, d: 64, heads: 1, ..FEWER_TOKENS_THAN_TILE_ROWS };
+const ONE_TOKEN_PER_SEQUENCE: LanguageModelShape = LanguageModelShape {
+    context_tokens: 1,
+    swiglu_hidden_width: 8,
+    model_width: 64,
+    heads: 1,
+    ..FEWER_TOKENS_THAN_TILE_ROWS
+};
 /// A model shape whose GEMM has several tiles for each block.
 const SEVERAL_TILES_PER_BLOCK: LanguageModelShape = LanguageModelShape {
-    context: 130,
+    context_tokens: 130,
     batch: 5,
-    d: 192,
-    ff: 1096,
+    model_width: 192,
+    swiglu_hidden_width: 1096,
     heads: 3,
     ..FEWER_TOKENS_THAN_TILE_ROWS
 };
-const HEADS_OF_128_ELEMENTS: LanguageModelShape =
-    LanguageModelShape { context: 300, d: 384, heads: 3, ..FEWER_TOKENS_THAN_TILE_ROWS };
+const HEADS_OF_128_ELEMENTS: LanguageModelShape = LanguageModelShape {
+    context_tokens: 300,
+    model_width: 384,
+    heads: 3,
+    ..FEWER_TOKENS_THAN_TILE_ROWS
+};
 const EPILOGUE_GEMM_TEST_SHAPES: [LanguageModelShape; 4] = [
     FEWER_TOKENS_THAN_TILE_ROWS,
     ONE_TOKEN_PER_SEQUENCE,
@@ -81,11 +90,11 @@ fn product_with_transpose_in_f64(x: &[f64], w: &[f64], d: usize) -> Vec<f64> {
 
 /// Loads a program with the inputs `x` and `w`, launches it once and returns its outputs.
 fn launch_program_and_read_outputs(
-    program: Program,
+    program: LaunchProgram,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Tensors {
-    let mut task = program.into_task(device, inputs, Capture::Stream).unwrap();
+    let mut task = program.into_task(device, inputs, ProgramLaunchMode::StepByStep).unwrap();
     launch_again_on_poisoned_outputs(&mut task).unwrap();
     task.outputs_on_host().unwrap().clone()
 }
@@ -105,11 +114,11 @@ fn program_with_gemm_operands(
     shape: &LanguageModelShape,
     rows: usize,
     outputs: &[(&'static str, usize)],
-) -> Program {
-    let mut program = Program::new();
+) -> LaunchProgram {
+    let mut program = LaunchProgram::new();
     let tokens = shape.tokens_in_batch();
     for (name, rows) in [("x", tokens), ("w", rows)] {
-        program.add_input(name, MemoryPurpose::Inputs, 2 * rows * shape.d);
+        program.add_input(name, MemoryPurpose::Inputs, 2 * rows * shape.model_width);
     }
     for (name, columns) in outputs {
         program.add_output(name, [tokens, *columns], Dtype::Bf16);
@@ -117,15 +126,15 @@ fn program_with_gemm_operands(
     program
 }
 
-fn swiglu_epilogue_test_program(product: &EpilogueGemmParameters) -> Program {
-    let ff = product.shape.ff;
+fn swiglu_epilogue_test_program(product: &EpilogueGemmParameters) -> LaunchProgram {
+    let ff = product.shape.swiglu_hidden_width;
     let both = [("h", ff), ("gate_up", 2 * ff)];
     let mut program = program_with_gemm_operands(
         &product.shape,
         2 * ff,
-        if product.saved { &both } else { &both[..1] },
+        if product.stores_gates_and_ups { &both } else { &both[..1] },
     );
-    if !product.saved {
+    if !product.stores_gates_and_ups {
         program.add_scratch("gate_up", MemoryPurpose::Activations, 4 * ff);
     }
     let operands = product
@@ -134,8 +143,8 @@ fn swiglu_epilogue_test_program(product: &EpilogueGemmParameters) -> Program {
     program
 }
 
-fn swiglu_gradient_epilogue_test_program(product: &EpilogueGemmParameters) -> Program {
-    let LanguageModelShape { ff, .. } = product.shape;
+fn swiglu_gradient_epilogue_test_program(product: &EpilogueGemmParameters) -> LaunchProgram {
+    let LanguageModelShape { swiglu_hidden_width: ff, .. } = product.shape;
     let mut program = program_with_gemm_operands(&product.shape, ff, &[("grad_gate_up", 2 * ff)]);
     program.add_input("gate_up", MemoryPurpose::Inputs, 4 * ff * product.shape.tokens_in_batch());
     let names = ["x", "w", "gate_up", "grad_gate_up"];
@@ -145,9 +154,9 @@ fn swiglu_gradient_epilogue_test_program(product: &EpilogueGemmParameters) -> Pr
     program
 }
 
-fn rope_epilogue_test_program(product: &EpilogueGemmParameters) -> Program {
+fn rope_epilogue_test_program(product: &EpilogueGemmParameters) -> LaunchProgram {
     let shape = product.shape;
-    let LanguageModelShape { d, context, .. } = shape;
+    let LanguageModelShape { model_width: d, context_tokens: context, .. } = shape;
     let mut program = program_with_gemm_operands(&shape, 3 * d, &[("qkv", 3 * d)]);
     program.add_packed_from_inputs(
         "table",
@@ -170,7 +179,11 @@ fn epilogue_gemm_variants_of_shape(
     shape: LanguageModelShape,
 ) -> impl Iterator<Item = EpilogueGemmParameters> {
     let each = move |multiprocessors| {
-        [false, true].map(move |saved| EpilogueGemmParameters { shape, multiprocessors, saved })
+        [false, true].map(move |saved| EpilogueGemmParameters {
+            shape,
+            multiprocessors,
+            stores_gates_and_ups: saved,
+        })
     };
     TESTED_MULTIPROCESSOR_COUNTS.into_iter().flat_map(each)
 }
@@ -188,7 +201,7 @@ fn epilogue_gemm_launches_have_the_arguments_of_their_kernels() {
             assert_launches_match_kernel_parameters(&program);
         }
     }
-    let products = EpilogueGemmChoice::WithEpilogues { multiprocessors: 132 };
+    let products = EpilogueGemmChoice::OwnGemmsWithEpilogues { multiprocessors: 132 };
     let kernels =
         RungKernelChoice { attention: FUSED_ATTENTION_IN_ANY_SUM_ORDER, epilogue_gemms: products };
     for program in [
@@ -196,7 +209,7 @@ fn epilogue_gemm_launches_have_the_arguments_of_their_kernels() {
         training::training_step_program(
             &FEWER_TOKENS_THAN_TILE_ROWS,
             kernels,
-            WeightGradientSchedule::Serial,
+            WeightGradientSchedule::SerialLaunches,
         ),
     ] {
         assert_eq!(program.check(), Ok(()));
@@ -208,8 +221,8 @@ fn epilogue_gemm_launches_have_the_arguments_of_their_kernels() {
 fn f32_and_odd_widths_use_cublaslt_instead_of_epilogue_gemms() {
     for shape in [
         LanguageModelShape { dtype: Dtype::F32, ..FEWER_TOKENS_THAN_TILE_ROWS },
-        LanguageModelShape { d: 160, ..FEWER_TOKENS_THAN_TILE_ROWS },
-        LanguageModelShape { ff: 204, ..FEWER_TOKENS_THAN_TILE_ROWS },
+        LanguageModelShape { model_width: 160, ..FEWER_TOKENS_THAN_TILE_ROWS },
+        LanguageModelShape { swiglu_hidden_width: 204, ..FEWER_TOKENS_THAN_TILE_ROWS },
     ] {
         assert!(!EpilogueGemmParameters::supports_model_shape(&shape), "{shape:?}");
     }
@@ -218,7 +231,7 @@ fn f32_and_odd_widths_use_cublaslt_instead_of_epilogue_gemms() {
 /// Locks and returns a GPU on which the epilogue GEMM kernels run (sm_90a), if there is one.
 fn lock_gpu_for_epilogue_gemms() -> Option<(Arc<Device>, impl Sized)> {
     let (device, alone) = lock_first_gpu()?;
-    if device.gpu_properties().arch != WGMMA_GPU_ARCHITECTURE {
+    if device.gpu_properties().kernel_architecture != WGMMA_GPU_ARCHITECTURE {
         eprintln!("skipped: needs {WGMMA_GPU_ARCHITECTURE}");
         return None;
     }
@@ -229,7 +242,7 @@ fn lock_gpu_for_epilogue_gemms() -> Option<(Arc<Device>, impl Sized)> {
 fn a_swiglu_epilogue_agrees_with_fp64_on_a_gpu() {
     let Some((device, _alone)) = lock_gpu_for_epilogue_gemms() else { return };
     for shape in EPILOGUE_GEMM_TEST_SHAPES {
-        let LanguageModelShape { d, ff, .. } = shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = shape;
         let (x, exact_x) = draw_bf16_matrix_and_its_values("x", shape.tokens_in_batch(), d, 1.0);
         let (w, exact_w) = draw_bf16_matrix_and_its_values("w", 2 * ff, d, 2.0 / (d as f64).sqrt());
         let inputs = [("x", x), ("w", w)].into_iter().fold(Tensors::new(), insert_named_tensor);
@@ -249,7 +262,7 @@ fn a_swiglu_epilogue_agrees_with_fp64_on_a_gpu() {
                 &device,
             );
             assert_within_two_bf16_roundings(&format!("h of {product:?}"), found.tensor("h"), &h);
-            if product.saved {
+            if product.stores_gates_and_ups {
                 let found = found.tensor("gate_up");
                 assert_within_two_bf16_roundings(
                     &format!("gate_up of {product:?}"),
@@ -265,7 +278,7 @@ fn a_swiglu_epilogue_agrees_with_fp64_on_a_gpu() {
 fn a_swiglu_gradient_epilogue_agrees_with_fp64_on_a_gpu() {
     let Some((device, _alone)) = lock_gpu_for_epilogue_gemms() else { return };
     for shape in EPILOGUE_GEMM_TEST_SHAPES {
-        let LanguageModelShape { d, ff, .. } = shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = shape;
         let (x, exact_x) = draw_bf16_matrix_and_its_values("x", shape.tokens_in_batch(), d, 1.0);
         let (w, exact_w) = draw_bf16_matrix_and_its_values("w", ff, d, 1.0 / (d as f64).sqrt());
         let (gate_up, exact_gate_up) =
@@ -285,7 +298,9 @@ fn a_swiglu_gradient_epilogue_agrees_with_fp64_on_a_gpu() {
         };
         let rows = grad_h.chunks(ff).zip(exact_gate_up.chunks(2 * ff));
         let expected: Vec<f64> = rows.flat_map(gradient).collect();
-        for product in epilogue_gemm_variants_of_shape(shape).filter(|product| product.saved) {
+        for product in
+            epilogue_gemm_variants_of_shape(shape).filter(|product| product.stores_gates_and_ups)
+        {
             let found = launch_program_and_read_outputs(
                 swiglu_gradient_epilogue_test_program(&product),
                 &inputs,
@@ -305,7 +320,7 @@ fn a_swiglu_gradient_epilogue_agrees_with_fp64_on_a_gpu() {
 fn a_rope_epilogue_agrees_with_fp64_on_a_gpu() {
     let Some((device, _alone)) = lock_gpu_for_epilogue_gemms() else { return };
     for shape in EPILOGUE_GEMM_TEST_SHAPES {
-        let (d, width) = (shape.d, shape.elements_per_head());
+        let (d, width) = (shape.model_width, shape.elements_per_head());
         let (x, exact_x) = draw_bf16_matrix_and_its_values("x", shape.tokens_in_batch(), d, 1.0);
         let (w, exact_w) = draw_bf16_matrix_and_its_values("w", 3 * d, d, 1.0 / (d as f64).sqrt());
         let inputs = [("x", x), ("w", w)].into_iter().fold(Tensors::new(), insert_named_tensor);
@@ -314,12 +329,14 @@ fn a_rope_epilogue_agrees_with_fp64_on_a_gpu() {
             for (at, pair) in row[..2 * d].chunks_mut(2).enumerate() {
                 let frequency =
                     ROPE_WAVELENGTH_BASE.powf(-((2 * at % width) as f64) / width as f64);
-                let (sine, cosine) = ((token % shape.context) as f64 * frequency).sin_cos();
+                let (sine, cosine) = ((token % shape.context_tokens) as f64 * frequency).sin_cos();
                 let (a, b) = (pair[0], pair[1]);
                 pair.copy_from_slice(&[a * cosine - b * sine, a * sine + b * cosine]);
             }
         }
-        for product in epilogue_gemm_variants_of_shape(shape).filter(|product| !product.saved) {
+        for product in
+            epilogue_gemm_variants_of_shape(shape).filter(|product| !product.stores_gates_and_ups)
+        {
             let found = launch_program_and_read_outputs(
                 rope_epilogue_test_program(&product),
                 &inputs,

@@ -17,12 +17,12 @@ use kernelgate::workload::{Dtype, Problem, Tensor, TensorData, Tensors};
 use kernelgate_cuda::Device;
 
 const PUBLISHED_SMALL_MODEL: LanguageModelShape = LanguageModelShape {
-    vocabulary: 10_000,
-    d: 768,
-    ff: 3072,
+    vocabulary_size: 10_000,
+    model_width: 768,
+    swiglu_hidden_width: 3072,
     layers: 12,
     heads: 12,
-    context: 512,
+    context_tokens: 512,
     batch: 4,
     dtype: Dtype::Bf16,
 };
@@ -62,12 +62,12 @@ impl RegionsAfterLaunch<'_> {
 
     /// Rows of a parameter, gradient or moment arena in fp64.
     fn download_arena_rows(&self, name: &str, rows: &[usize], dtype: Dtype) -> Vec<f64> {
-        let (tensor, d) = (self.download_region(name, dtype), self.shape.d);
+        let (tensor, d) = (self.download_region(name, dtype), self.shape.model_width);
         rows.iter().flat_map(|row| tensor.elements_to_f64(row * d, d)).collect()
     }
 
     fn rows_of_one_sequence(&self, matrix: &F64Matrix, number: usize) -> F64Matrix {
-        let len = self.shape.context * matrix.columns;
+        let len = self.shape.context_tokens * matrix.columns;
         F64Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }
     }
 
@@ -77,7 +77,7 @@ impl RegionsAfterLaunch<'_> {
     }
 
     fn download_f32_residual_stream(&self, name: &str, layer: usize) -> F64Matrix {
-        self.download_tensor_of_layer(name, layer, self.shape.d, Dtype::F32)
+        self.download_tensor_of_layer(name, layer, self.shape.model_width, Dtype::F32)
     }
 }
 
@@ -97,7 +97,7 @@ fn compare_activations_of_layer(
     layer: usize,
     number: usize,
 ) {
-    let LanguageModelShape { d, ff, .. } = regions.shape;
+    let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = regions.shape;
     let expected = reference.activations_of_layer(
         layer,
         &regions.rows_of_one_sequence(&regions.download_f32_residual_stream("x", layer), number),
@@ -105,10 +105,10 @@ fn compare_activations_of_layer(
     for (name, columns, expected) in [
         ("qkv_input", d, &expected.qkv_input),
         ("qkv", 3 * d, &expected.qkv),
-        ("attended", d, &expected.attended),
-        ("mlp_input", d, &expected.mlp_input),
-        ("gate_up", 2 * ff, &expected.gate_up),
-        ("hidden", ff, &expected.hidden),
+        ("attended", d, &expected.attention_output),
+        ("mlp_input", d, &expected.swiglu_input),
+        ("gate_up", 2 * ff, &expected.swiglu_gates_and_ups),
+        ("hidden", ff, &expected.swiglu_hidden),
     ] {
         let found = regions
             .rows_of_one_sequence(&regions.download_bf16_activation(name, layer, columns), number);
@@ -138,7 +138,7 @@ fn compare_gradients_of_layer(
     layer: usize,
     number: usize,
 ) {
-    let LanguageModelShape { d, ff, .. } = regions.shape;
+    let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = regions.shape;
     let activations = reference.activations_of_layer(
         layer,
         &regions.rows_of_one_sequence(&regions.download_f32_residual_stream("x", layer), number),
@@ -179,26 +179,38 @@ fn compare_gradients_of_layer(
     let whole_reference =
         LanguageModelReference::without_forward_pass(&regions.shape, reference.inputs, |x| x);
     for (weight, left, right) in [
-        (ParameterTensor::Qkv(layer), whole("grad_qkv", 3 * d), whole("qkv_input", d)),
-        (ParameterTensor::Out(layer), whole("grad_middle", d), whole("attended", d)),
-        (ParameterTensor::GateUp(layer), whole("grad_gate_up", 2 * ff), whole("mlp_input", d)),
-        (ParameterTensor::Down(layer), whole("hidden", ff), whole("grad_mlp", d)),
+        (
+            ParameterTensor::QkvProjectionOfLayer(layer),
+            whole("grad_qkv", 3 * d),
+            whole("qkv_input", d),
+        ),
+        (
+            ParameterTensor::AttentionOutputProjectionOfLayer(layer),
+            whole("grad_middle", d),
+            whole("attended", d),
+        ),
+        (
+            ParameterTensor::GateUpProjectionOfLayer(layer),
+            whole("grad_gate_up", 2 * ff),
+            whole("mlp_input", d),
+        ),
+        (ParameterTensor::DownProjectionOfLayer(layer), whole("hidden", ff), whole("grad_mlp", d)),
     ] {
         let expected = whole_reference.compared_rows_of_weight_gradient(weight, &left, &right);
-        let first = expected.tensor.first - regions.shape.first_arena_row_of_matrices();
-        let rows: Vec<usize> = expected.rows.iter().map(|row| first + row).collect();
+        let first = expected.tensor.first_arena_row - regions.shape.first_arena_row_of_matrices();
+        let rows: Vec<usize> = expected.sampled_row_indices.iter().map(|row| first + row).collect();
         let found = regions.download_arena_rows("grad_matrices", &rows, Dtype::Bf16);
         assert_relative_l2_error_within(
             &format!("gradient of {weight:?}"),
             &found,
-            &expected.values,
+            &expected.sampled_row_gradients,
             3e-3,
         );
-        if weight == ParameterTensor::Down(0) {
+        if weight == ParameterTensor::DownProjectionOfLayer(0) {
             compare_adamw_update(
                 regions,
                 reference.inputs,
-                &SampledWeightGradient { values: found, ..expected },
+                &SampledWeightGradient { sampled_row_gradients: found, ..expected },
             );
         }
     }
@@ -215,8 +227,11 @@ fn compare_adamw_update(
         inputs,
         gradient,
     )) {
-        let rows: Vec<usize> =
-            gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
+        let rows: Vec<usize> = gradient
+            .sampled_row_indices
+            .iter()
+            .map(|row| gradient.tensor.first_arena_row + row)
+            .collect();
         let found = regions.download_arena_rows(name, &rows, Dtype::F32);
         assert_relative_l2_error_within(
             &format!("{name} of {:?}", gradient.tensor.weight),
@@ -236,7 +251,11 @@ fn compare_three_layers_with_reference(
     inputs: &Tensors,
 ) {
     let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
-        text.with(name, [1, shape.context], TensorData::F32(vec![0.0; shape.context]))
+        text.with_tensor(
+            name,
+            [1, shape.context_tokens],
+            TensorData::F32(vec![0.0; shape.context_tokens]),
+        )
     });
     let one = inputs.with_tensors_replaced_by(&text);
     let single = LanguageModelShape { batch: 1, ..shape };
@@ -245,8 +264,10 @@ fn compare_three_layers_with_reference(
     // after the launch.
     let program = training_step_program(
         &shape,
-        attention.choice_for_device(device, &shape),
-        WeightGradientSchedule::Overlapped { layers_per_group: shape.layers },
+        attention.kernel_choice_for_device(device, &shape),
+        WeightGradientSchedule::OverlapsActivationGradients {
+            layers_per_gradient_group: shape.layers,
+        },
     );
     let program = program.load_on_device(device, inputs).unwrap();
     program.enqueue_all_steps().unwrap();
@@ -264,7 +285,7 @@ fn layers_of_a_published_model_size_agree_with_the_reference() {
     let inputs = LanguageModelTrainingStep { shape: PUBLISHED_SMALL_MODEL }.inputs(11);
     for attention in [FUSED_ATTENTION_IN_ANY_SUM_ORDER, FUSED_ATTENTION_IN_FIXED_SUM_ORDER] {
         if attention == FUSED_ATTENTION_IN_FIXED_SUM_ORDER
-            && device.gpu_properties().arch != "sm_90a"
+            && device.gpu_properties().kernel_architecture != "sm_90a"
         {
             continue;
         }

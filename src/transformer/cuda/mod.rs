@@ -1,9 +1,9 @@
 //! The language model on the GPU: one launch for each operation, the same launches as a CUDA graph,
 //! and fused kernels.
 //!
-//! Each implementation of the language model on the GPU is a `Program`: a list of launches and
-//! memory regions. The GEMMs are cuBLASLt's, except for three GEMMs with fused epilogues on sm_90a;
-//! all other kernels are in `kernels/`.
+//! Each implementation of the language model on the GPU is a `LaunchProgram`: a list of launches
+//! and memory regions. The GEMMs are cuBLASLt's, except for three GEMMs with fused epilogues on
+//! sm_90a; all other kernels are in `kernels/`.
 
 mod attention;
 mod components;
@@ -23,26 +23,26 @@ use super::definition::{
 use super::shape::LanguageModelShape;
 use crate::attention::cuda::QueryGradientSumOrder;
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::program::{Capture, Program};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::program::{LaunchProgram, ProgramLaunchMode};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
 use rung_choices::{AttentionOfRung, RungKernelChoice, WeightGradientSchedule};
 
 const FUSED_ATTENTION_IN_ANY_SUM_ORDER: AttentionOfRung =
-    AttentionOfRung::Fused(QueryGradientSumOrder::Any);
+    AttentionOfRung::FusedAttention(QueryGradientSumOrder::AnyKeyBlockOrder);
 const FUSED_ATTENTION_IN_FIXED_SUM_ORDER: AttentionOfRung =
-    AttentionOfRung::Fused(QueryGradientSumOrder::Fixed);
+    AttentionOfRung::FusedAttention(QueryGradientSumOrder::FixedKeyBlockOrder);
 
 /// GPU implementations (rungs) of the language model's forward pass.
 pub const CUDA_LM_FORWARD_LADDER: &[Implementation<LanguageModelForward>] = &[
     Implementation {
-        name: "cuda/per_op",
-        about: "a launch an operation from the host, attention in three with scores in memory",
+        implementation_name: "cuda/per_op",
+        description: "a launch an operation from the host, attention in three with scores in memory",
         supports: |problem| {
-            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+            AttentionOfRung::UnfusedAttention.check_attention_kernels_support(&problem.shape)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| unfused_forward_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
                 load_program_after_token_check(
@@ -50,18 +50,18 @@ pub const CUDA_LM_FORWARD_LADDER: &[Implementation<LanguageModelForward>] = &[
                     unfused_forward_program(problem),
                     inputs,
                     device,
-                    Capture::Stream,
+                    ProgramLaunchMode::StepByStep,
                 )
             },
         },
     },
     Implementation {
-        name: "cuda/graph",
-        about: "per_op captured once and replayed",
+        implementation_name: "cuda/graph",
+        description: "per_op captured once and replayed",
         supports: |problem| {
-            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+            AttentionOfRung::UnfusedAttention.check_attention_kernels_support(&problem.shape)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| unfused_forward_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
                 load_program_after_token_check(
@@ -69,19 +69,19 @@ pub const CUDA_LM_FORWARD_LADDER: &[Implementation<LanguageModelForward>] = &[
                     unfused_forward_program(problem),
                     inputs,
                     device,
-                    Capture::Graph,
+                    ProgramLaunchMode::CapturedGraph,
                 )
             },
         },
     },
     Implementation {
-        name: "cuda/fused",
-        about: "this suite's attention, residuals added by GEMMs, in one graph; on sm_90a SwiGLU \
+        implementation_name: "cuda/fused",
+        description: "this suite's attention, residuals added by GEMMs, in one graph; on sm_90a SwiGLU \
                 and rotation in the epilogues of this suite's GEMMs",
         supports: |problem| {
             FUSED_ATTENTION_IN_ANY_SUM_ORDER.check_attention_kernels_support(&problem.shape)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| {
                 network::language_model_forward_program(
                     &problem.shape,
@@ -90,15 +90,15 @@ pub const CUDA_LM_FORWARD_LADDER: &[Implementation<LanguageModelForward>] = &[
                 .device_bytes()
             },
             prepare: |problem, inputs, device| {
-                let kernels =
-                    FUSED_ATTENTION_IN_ANY_SUM_ORDER.choice_for_device(device, &problem.shape);
+                let kernels = FUSED_ATTENTION_IN_ANY_SUM_ORDER
+                    .kernel_choice_for_device(device, &problem.shape);
                 let program = network::language_model_forward_program(&problem.shape, kernels);
                 load_program_after_token_check(
                     &problem.shape,
                     program,
                     inputs,
                     device,
-                    Capture::Graph,
+                    ProgramLaunchMode::CapturedGraph,
                 )
             },
         },
@@ -108,12 +108,12 @@ pub const CUDA_LM_FORWARD_LADDER: &[Implementation<LanguageModelForward>] = &[
 /// GPU implementations (rungs) of the language model's training step.
 pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingStep>] = &[
     Implementation {
-        name: "cuda/per_op",
-        about: "a launch an operation from the host, attention in three with scores in memory",
+        implementation_name: "cuda/per_op",
+        description: "a launch an operation from the host, attention in three with scores in memory",
         supports: |problem| {
-            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+            AttentionOfRung::UnfusedAttention.check_attention_kernels_support(&problem.shape)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| unfused_training_step_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
                 load_program_after_token_check(
@@ -121,18 +121,18 @@ pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingSt
                     unfused_training_step_program(problem),
                     inputs,
                     device,
-                    Capture::Stream,
+                    ProgramLaunchMode::StepByStep,
                 )
             },
         },
     },
     Implementation {
-        name: "cuda/graph",
-        about: "per_op captured once and replayed",
+        implementation_name: "cuda/graph",
+        description: "per_op captured once and replayed",
         supports: |problem| {
-            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+            AttentionOfRung::UnfusedAttention.check_attention_kernels_support(&problem.shape)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| unfused_training_step_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
                 load_program_after_token_check(
@@ -140,21 +140,21 @@ pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingSt
                     unfused_training_step_program(problem),
                     inputs,
                     device,
-                    Capture::Graph,
+                    ProgramLaunchMode::CapturedGraph,
                 )
             },
         },
     },
     Implementation {
-        name: "cuda/fused",
-        about: "this suite's attention forward and backward; gradients of matrices and AdamW beside \
+        implementation_name: "cuda/fused",
+        description: "this suite's attention forward and backward; gradients of matrices and AdamW beside \
                 the gradients of activations, in one graph; the order of the sums of attention's \
                 gradient is not fixed; on sm_90a SwiGLU, its gradient and rotation in the \
                 epilogues of this suite's GEMMs",
         supports: |problem| {
             FUSED_ATTENTION_IN_ANY_SUM_ORDER.check_attention_kernels_support(&problem.shape)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| {
                 fused_training_step_program(problem, FUSED_ATTENTION_IN_ANY_SUM_ORDER)
                     .device_bytes()
@@ -162,25 +162,26 @@ pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingSt
             prepare: |problem, inputs, device| {
                 let program = fused_training_step_program(
                     problem,
-                    FUSED_ATTENTION_IN_ANY_SUM_ORDER.choice_for_device(device, &problem.shape),
+                    FUSED_ATTENTION_IN_ANY_SUM_ORDER
+                        .kernel_choice_for_device(device, &problem.shape),
                 );
                 load_program_after_token_check(
                     &problem.shape,
                     program,
                     inputs,
                     device,
-                    Capture::Graph,
+                    ProgramLaunchMode::CapturedGraph,
                 )
             },
         },
     },
     Implementation {
-        name: "cuda/fused_deterministic",
-        about: "fused with every sum in a fixed order: two runs give the same bits; sm_90a only",
+        implementation_name: "cuda/fused_deterministic",
+        description: "fused with every sum in a fixed order: two runs give the same bits; sm_90a only",
         supports: |problem| {
             FUSED_ATTENTION_IN_FIXED_SUM_ORDER.check_attention_kernels_support(&problem.shape)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: |problem| {
                 fused_training_step_program(problem, FUSED_ATTENTION_IN_FIXED_SUM_ORDER)
                     .device_bytes()
@@ -188,36 +189,37 @@ pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingSt
             prepare: |problem, inputs, device| {
                 let program = fused_training_step_program(
                     problem,
-                    FUSED_ATTENTION_IN_FIXED_SUM_ORDER.choice_for_device(device, &problem.shape),
+                    FUSED_ATTENTION_IN_FIXED_SUM_ORDER
+                        .kernel_choice_for_device(device, &problem.shape),
                 );
                 load_program_after_token_check(
                     &problem.shape,
                     program,
                     inputs,
                     device,
-                    Capture::Graph,
+                    ProgramLaunchMode::CapturedGraph,
                 )
             },
         },
     },
 ];
 
-fn unfused_forward_program(problem: &LanguageModelForward) -> Program {
-    network::language_model_forward_program(&problem.shape, AttentionOfRung::Unfused)
+fn unfused_forward_program(problem: &LanguageModelForward) -> LaunchProgram {
+    network::language_model_forward_program(&problem.shape, AttentionOfRung::UnfusedAttention)
 }
 
-fn unfused_training_step_program(problem: &LanguageModelTrainingStep) -> Program {
+fn unfused_training_step_program(problem: &LanguageModelTrainingStep) -> LaunchProgram {
     training::training_step_program(
         &problem.shape,
-        AttentionOfRung::Unfused,
-        WeightGradientSchedule::Serial,
+        AttentionOfRung::UnfusedAttention,
+        WeightGradientSchedule::SerialLaunches,
     )
 }
 
 fn fused_training_step_program(
     problem: &LanguageModelTrainingStep,
     kernels: impl Into<RungKernelChoice>,
-) -> Program {
+) -> LaunchProgram {
     training::training_step_program(
         &problem.shape,
         kernels,
@@ -229,12 +231,12 @@ fn fused_training_step_program(
 /// a timed task.
 fn load_program_after_token_check(
     shape: &LanguageModelShape,
-    program: Program,
+    program: LaunchProgram,
     inputs: &Tensors,
     device: &Arc<Device>,
-    capture: Capture,
+    capture: ProgramLaunchMode,
 ) -> Result<CudaTask, BackendError> {
-    check_tokens_are_in_vocabulary(shape, inputs).map_err(BackendError::Launch)?;
+    check_tokens_are_in_vocabulary(shape, inputs).map_err(BackendError::ComputationFailed)?;
     program.into_task(device, inputs, capture)
 }
 

@@ -13,7 +13,7 @@ use crate::parallel;
 use crate::transformer::shape::{LanguageModelShape, ParameterTensor};
 use half::bf16;
 use kernelgate::backend::program::{
-    LaunchArgumentList, MemoryPurpose, Program, ProgramLane, RegionPointer, int_operand,
+    LaunchArgumentList, LaunchProgram, MemoryPurpose, ProgramLane, RegionPointer, int_operand,
     int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
@@ -26,7 +26,7 @@ pub const BYTES_PER_F32: usize = Dtype::F32.bytes_per_element();
 /// Builder of a language model's GPU program: the program so far, and what its launches need to
 /// know.
 pub struct LanguageModelProgramBuilder {
-    pub program: Program,
+    pub program: LaunchProgram,
     pub shape: LanguageModelShape,
     pub attention: AttentionOfRung,
     epilogue_gemms: EpilogueGemmChoice,
@@ -34,24 +34,24 @@ pub struct LanguageModelProgramBuilder {
     /// kept.
     training: bool,
     /// Device address of the arena with the weights, in the model's dtype, that GEMMs read.
-    weights: RegionPointer,
+    weight_arena: RegionPointer,
     /// Distance in bytes from one layer's tensor to the next, for each region that holds the
     /// tensors of several layers.
     bytes_between_layers: BTreeMap<&'static str, usize>,
 }
 
 /// Alignment in bytes of each layer's tensor in a region, as GEMMs expect it of their operands.
-const LAYER_TENSOR_ALIGNMENT: usize = 256;
+const LAYER_TENSOR_ALIGNMENT_BYTES: usize = 256;
 
 /// Program that computes the language model's logits and losses.
 pub fn language_model_forward_program(
     shape: &LanguageModelShape,
     kernels: impl Into<RungKernelChoice>,
-) -> Program {
-    let mut program = Program::new();
+) -> LaunchProgram {
+    let mut program = LaunchProgram::new();
     let bytes = shape.number_of_parameters() * shape.dtype.bytes_per_element();
     let weights = program.add_input("parameters", MemoryPurpose::Weights, bytes);
-    let logits = [shape.batch, shape.context, shape.padded_logit_columns()];
+    let logits = [shape.batch, shape.context_tokens, shape.padded_logit_columns()];
     program.add_output("logits", logits, shape.dtype);
     let mut network = LanguageModelProgramBuilder::with_inputs_and_activations(
         program,
@@ -61,7 +61,8 @@ pub fn language_model_forward_program(
         false,
     );
     network.add_whole_forward_pass(|network| {
-        let sizes = int_operands([network.shape.vocabulary, network.shape.padded_logit_columns()]);
+        let sizes =
+            int_operands([network.shape.vocabulary_size, network.shape.padded_logit_columns()]);
         network.add_launch_with_pdl(
             &loss::TOKEN_LOSS_KERNEL,
             ("logits", "targets", "token_losses", sizes),
@@ -74,7 +75,7 @@ impl LanguageModelProgramBuilder {
     /// Adds regions for inputs, activations and the loss to a program that already has the regions
     /// `weights` and `logits`.
     pub fn with_inputs_and_activations(
-        program: Program,
+        program: LaunchProgram,
         shape: &LanguageModelShape,
         kernels: RungKernelChoice,
         weights: RegionPointer,
@@ -88,16 +89,16 @@ impl LanguageModelProgramBuilder {
             attention,
             epilogue_gemms: products,
             training,
-            weights,
+            weight_arena: weights,
             bytes_between_layers: strides,
         };
-        let LanguageModelShape { d, ff, layers, .. } = shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, layers, .. } = shape;
         let (tokens, element) = (shape.tokens_in_batch(), shape.dtype.bytes_per_element());
         for name in ["tokens", "targets"] {
             network.program.add_input(name, MemoryPurpose::Inputs, BYTES_PER_F32 * tokens);
         }
         network.program.add_output("loss", [shape.batch, 1], Dtype::F32);
-        let table = BYTES_PER_F32 * shape.context * shape.elements_per_head();
+        let table = BYTES_PER_F32 * shape.context_tokens * shape.elements_per_head();
         network.program.add_packed_from_inputs(
             "rotations",
             MemoryPurpose::Weights,
@@ -152,7 +153,7 @@ impl LanguageModelProgramBuilder {
         bytes: usize,
         layers: usize,
     ) {
-        let stride = bytes.next_multiple_of(LAYER_TENSOR_ALIGNMENT);
+        let stride = bytes.next_multiple_of(LAYER_TENSOR_ALIGNMENT_BYTES);
         self.program.add_scratch(name, purpose, stride * layers);
         self.bytes_between_layers.insert(name, stride);
     }
@@ -180,14 +181,14 @@ impl LanguageModelProgramBuilder {
 
     /// Device address of a parameter tensor in the arena of weights that GEMMs read.
     pub fn weight_address(&self, weight: ParameterTensor) -> RegionPointer {
-        let row = self.shape.d * self.shape.dtype.bytes_per_element();
-        self.weights.offset_by(self.shape.arena_rows_of_tensor(weight).first * row)
+        let row = self.shape.model_width * self.shape.dtype.bytes_per_element();
+        self.weight_arena.offset_by(self.shape.arena_rows_of_tensor(weight).first_arena_row * row)
     }
 
     /// Device address of the gain vector of RMSNorm number `norm`.
     pub fn gain_address(&self, norm: usize) -> RegionPointer {
-        self.weight_address(ParameterTensor::Gains)
-            .offset_by(norm * self.shape.d * self.shape.dtype.bytes_per_element())
+        self.weight_address(ParameterTensor::RmsNormGains)
+            .offset_by(norm * self.shape.model_width * self.shape.dtype.bytes_per_element())
     }
 
     /// Device address of the inverse root mean squares of the rows of RMSNorm number `norm`.
@@ -215,7 +216,7 @@ impl LanguageModelProgramBuilder {
         };
         // Operands in the parameter arena begin at whole rows of d elements, which limits their
         // alignment.
-        let row = self.shape.d * self.shape.dtype.bytes_per_element();
+        let row = self.shape.model_width * self.shape.dtype.bytes_per_element();
         let alignment = 1 << row.trailing_zeros().min(8);
         GemmSpec { min_address_alignment_bytes: alignment, ..GemmSpec::new(m, n, k, dtype, dtype) }
     }
@@ -229,7 +230,7 @@ impl LanguageModelProgramBuilder {
     fn add_gemm_plus_f32_matrix(&mut self, spec: GemmSpec, [a, b, c, d]: [RegionPointer; 4]) {
         let spec = GemmSpec { d: GemmMatrixDtype::F32, beta: 1.0, ..spec };
         let operands = GemmOperandAddresses {
-            c: Some(c),
+            matrix_c: Some(c),
             ..GemmOperandAddresses::gemm_operands_from_a_b_d(a, b, d)
         };
         self.program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
@@ -239,10 +240,11 @@ impl LanguageModelProgramBuilder {
     /// token losses.
     pub fn add_whole_forward_pass(&mut self, loss: impl FnOnce(&mut Self)) {
         self.program.begin_named_range("forward");
-        let LanguageModelShape { vocabulary, d, layers, .. } = self.shape;
+        let LanguageModelShape { vocabulary_size: vocabulary, model_width: d, layers, .. } =
+            self.shape;
         let tokens = self.shape.tokens_in_batch();
         let (table, x) =
-            (self.weight_address(ParameterTensor::Embedding), self.activation_address("x", 0));
+            (self.weight_address(ParameterTensor::TokenEmbedding), self.activation_address("x", 0));
         self.program.begin_named_range("embedding");
         let sizes = (long_operand(tokens), int_operands([d, vocabulary]));
         self.add_launch_with_pdl(&embedding::TOKEN_EMBEDDING_KERNEL, ("tokens", table, x, sizes));
@@ -263,12 +265,12 @@ impl LanguageModelProgramBuilder {
         let logits = self.program.pointer_to("logits");
         self.add_gemm_in_main_lane(
             spec,
-            [input, self.weight_address(ParameterTensor::Head), logits],
+            [input, self.weight_address(ParameterTensor::LogitProjection), logits],
         );
         self.program.end_innermost_range();
         self.program.begin_named_range("cross_entropy");
         loss(self);
-        let context = self.shape.context;
+        let context = self.shape.context_tokens;
         self.add_launch_with_pdl(
             &loss::MEAN_LOSS_OF_SEQUENCE_KERNEL,
             ("token_losses", "loss", int_operand(context)),
@@ -279,12 +281,12 @@ impl LanguageModelProgramBuilder {
 
     fn add_rms_norm_launch(&mut self, norm: usize, x: RegionPointer, to: RegionPointer) {
         let (gain, roots, d) =
-            (self.gain_address(norm), self.inverse_rms_address(norm), self.shape.d);
+            (self.gain_address(norm), self.inverse_rms_address(norm), self.shape.model_width);
         self.add_launch_with_pdl(&norm::RMS_NORM_KERNEL, (x, gain, to, roots, int_operand(d)));
     }
 
     fn add_attention_block_of_layer(&mut self, layer: usize) {
-        let (d, tokens) = (self.shape.d, self.shape.tokens_in_batch());
+        let (d, tokens) = (self.shape.model_width, self.shape.tokens_in_batch());
         self.program.begin_named_range("attention");
         let [x, input, qkv, attended, middle] = ["x", "qkv_input", "qkv", "attended", "middle"]
             .map(|name| self.activation_address(name, layer));
@@ -294,7 +296,12 @@ impl LanguageModelProgramBuilder {
         let spec = GemmSpec { b_transposed: true, ..self.gemm_spec_in_model_dtype(tokens, d, d) };
         self.add_gemm_plus_f32_matrix(
             spec,
-            [attended, self.weight_address(ParameterTensor::Out(layer)), x, middle],
+            [
+                attended,
+                self.weight_address(ParameterTensor::AttentionOutputProjectionOfLayer(layer)),
+                x,
+                middle,
+            ],
         );
         self.program.end_innermost_range();
     }
@@ -307,9 +314,11 @@ impl LanguageModelProgramBuilder {
         input: RegionPointer,
         qkv: RegionPointer,
     ) {
-        let d = self.shape.d;
-        let (tokens, w) =
-            (self.shape.tokens_in_batch(), self.weight_address(ParameterTensor::Qkv(layer)));
+        let d = self.shape.model_width;
+        let (tokens, w) = (
+            self.shape.tokens_in_batch(),
+            self.weight_address(ParameterTensor::QkvProjectionOfLayer(layer)),
+        );
         if let Some(product) = self.epilogue_gemm_parameters_if_used() {
             let operands = product.rope_kernel_arguments([
                 input,
@@ -329,16 +338,21 @@ impl LanguageModelProgramBuilder {
 
     /// Parameters of the GEMMs with fused epilogues, if this rung uses them on this device.
     pub fn epilogue_gemm_parameters_if_used(&self) -> Option<EpilogueGemmParameters> {
-        let EpilogueGemmChoice::WithEpilogues { multiprocessors } = self.epilogue_gemms else {
+        let EpilogueGemmChoice::OwnGemmsWithEpilogues { multiprocessors } = self.epilogue_gemms
+        else {
             return None;
         };
-        Some(EpilogueGemmParameters { shape: self.shape, multiprocessors, saved: self.training })
+        Some(EpilogueGemmParameters {
+            shape: self.shape,
+            multiprocessors,
+            stores_gates_and_ups: self.training,
+        })
     }
 
     /// Adds the launch that rotates queries and keys in place (RoPE): `direction` 1 is forward, -1
     /// the inverse rotation.
     pub fn add_rope_launch(&mut self, qkv: RegionPointer, direction: f32) {
-        let LanguageModelShape { d, heads, context, .. } = self.shape;
+        let LanguageModelShape { model_width: d, heads, context_tokens: context, .. } = self.shape;
         let sizes = int_operands([context, heads, self.shape.elements_per_head(), 3 * d]);
         let tokens = long_operand(self.shape.tokens_in_batch());
         self.add_launch_with_pdl(
@@ -348,14 +362,14 @@ impl LanguageModelProgramBuilder {
     }
 
     fn add_swiglu_block_of_layer(&mut self, layer: usize) {
-        let LanguageModelShape { d, ff, .. } = self.shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = self.shape;
         let tokens = self.shape.tokens_in_batch();
         self.program.begin_named_range("mlp");
         let [middle, input, gate_up, hidden] = ["middle", "mlp_input", "gate_up", "hidden"]
             .map(|name| self.activation_address(name, layer));
         let next = self.activation_address("x", layer + 1);
         self.add_rms_norm_launch(2 * layer + 1, middle, input);
-        let w = self.weight_address(ParameterTensor::GateUp(layer));
+        let w = self.weight_address(ParameterTensor::GateUpProjectionOfLayer(layer));
         if let Some(product) = self.epilogue_gemm_parameters_if_used() {
             let operands = product.swiglu_kernel_arguments([input, w, hidden, gate_up]);
             let launch =
@@ -373,7 +387,12 @@ impl LanguageModelProgramBuilder {
         let spec = self.gemm_spec_in_model_dtype(tokens, d, ff);
         self.add_gemm_plus_f32_matrix(
             spec,
-            [hidden, self.weight_address(ParameterTensor::Down(layer)), middle, next],
+            [
+                hidden,
+                self.weight_address(ParameterTensor::DownProjectionOfLayer(layer)),
+                middle,
+                next,
+            ],
         );
         self.program.end_innermost_range();
     }

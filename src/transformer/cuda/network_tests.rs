@@ -16,7 +16,7 @@ use crate::transformer::shape::LanguageModelShape;
 use crate::transformer::tests::{
     inputs_of_first_training_step, mean_loss_before_each_training_step,
 };
-use kernelgate::backend::{Executable, Implementation};
+use kernelgate::backend::{Implementation, LaunchableProblem};
 use kernelgate::verify::precision::ErrorBoundsOfOutputs;
 use kernelgate::verify::{
     launch_again_on_poisoned_outputs, launch_twice_and_compare_with_reference,
@@ -27,30 +27,34 @@ use kernelgate_cuda::Device;
 /// A test model whose context is not a multiple of a tile, and whose vocabulary is not a multiple
 /// of a 16-byte packet.
 const ODD_CONTEXT_AND_VOCABULARY: LanguageModelShape = LanguageModelShape {
-    vocabulary: 333,
-    d: 128,
-    ff: 200,
+    vocabulary_size: 333,
+    model_width: 128,
+    swiglu_hidden_width: 200,
     layers: 2,
     heads: 2,
-    context: 77,
+    context_tokens: 77,
     batch: 3,
     dtype: Dtype::Bf16,
 };
 /// A test model with heads of 80 elements, as in the largest published model size.
-const HEADS_OF_80_ELEMENTS: LanguageModelShape =
-    LanguageModelShape { d: 160, context: 40, batch: 1, ..ODD_CONTEXT_AND_VOCABULARY };
+const HEADS_OF_80_ELEMENTS: LanguageModelShape = LanguageModelShape {
+    model_width: 160,
+    context_tokens: 40,
+    batch: 1,
+    ..ODD_CONTEXT_AND_VOCABULARY
+};
 
 #[test]
 fn language_model_launches_have_the_arguments_of_their_kernels() {
     for attention in [
-        AttentionOfRung::Unfused,
+        AttentionOfRung::UnfusedAttention,
         FUSED_ATTENTION_IN_ANY_SUM_ORDER,
         FUSED_ATTENTION_IN_FIXED_SUM_ORDER,
     ] {
         let schedules = [
-            WeightGradientSchedule::Serial,
-            WeightGradientSchedule::Overlapped { layers_per_group: 1 },
-            WeightGradientSchedule::Overlapped { layers_per_group: 3 },
+            WeightGradientSchedule::SerialLaunches,
+            WeightGradientSchedule::OverlapsActivationGradients { layers_per_gradient_group: 1 },
+            WeightGradientSchedule::OverlapsActivationGradients { layers_per_gradient_group: 3 },
         ];
         let steps = schedules.map(|schedule| {
             training::training_step_program(&ODD_CONTEXT_AND_VOCABULARY, attention, schedule)
@@ -70,10 +74,12 @@ fn groups_of_layers_have_enough_gradient_tiles_to_fill_a_gpu() {
     for (d, layers, layers_per_group) in
         [(768, 12, 4), (1024, 24, 5), (1600, 48, 2), (2560, 32, 1), (64, 3, 1), (64, 2, 1)]
     {
-        let shape = LanguageModelShape { d, layers, ..ODD_CONTEXT_AND_VOCABULARY };
+        let shape = LanguageModelShape { model_width: d, layers, ..ODD_CONTEXT_AND_VOCABULARY };
         assert_eq!(
             WeightGradientSchedule::overlapped_in_groups_of_layers(&shape),
-            WeightGradientSchedule::Overlapped { layers_per_group },
+            WeightGradientSchedule::OverlapsActivationGradients {
+                layers_per_gradient_group: layers_per_group
+            },
             "{d}"
         );
     }
@@ -83,12 +89,12 @@ fn groups_of_layers_have_enough_gradient_tiles_to_fill_a_gpu() {
 #[test]
 fn device_memory_holds_the_training_state_only_once() {
     let xl = LanguageModelShape {
-        vocabulary: 10_000,
-        d: 1600,
-        ff: 6400,
+        vocabulary_size: 10_000,
+        model_width: 1600,
+        swiglu_hidden_width: 6400,
         layers: 48,
         heads: 25,
-        context: 1024,
+        context_tokens: 1024,
         batch: 4,
         dtype: Dtype::Bf16,
     };
@@ -108,11 +114,12 @@ fn device_memory_holds_the_training_state_only_once() {
 fn input_tensors_fill_the_memory_regions_of_their_names() {
     let f32 = LanguageModelShape { dtype: Dtype::F32, ..ODD_CONTEXT_AND_VOCABULARY };
     for shape in [ODD_CONTEXT_AND_VOCABULARY, f32] {
-        let forward = network::language_model_forward_program(&shape, AttentionOfRung::Unfused);
+        let forward =
+            network::language_model_forward_program(&shape, AttentionOfRung::UnfusedAttention);
         let step = training::training_step_program(
             &shape,
-            AttentionOfRung::Unfused,
-            WeightGradientSchedule::Serial,
+            AttentionOfRung::UnfusedAttention,
+            WeightGradientSchedule::SerialLaunches,
         );
         let inputs = [
             LanguageModelForward { shape }.inputs(1),
@@ -165,8 +172,8 @@ fn assert_rows_agree_with_reference_on_gpu<P: Problem>(
             ErrorBoundsOfOutputs::from_tolerances_of_problem(problem),
         );
         match found {
-            Ok(found) => eprintln!("{}: {:?}", row.name, found.by_output),
-            Err(error) => panic!("{}: {error}", row.name),
+            Ok(found) => eprintln!("{}: {:?}", row.implementation_name, found.by_output),
+            Err(error) => panic!("{}: {error}", row.implementation_name),
         }
     }
 }
@@ -174,14 +181,14 @@ fn assert_rows_agree_with_reference_on_gpu<P: Problem>(
 #[test]
 fn language_model_rows_agree_with_the_reference_on_a_gpu() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let repeated = LanguageModelShape { vocabulary: 5, ..ODD_CONTEXT_AND_VOCABULARY };
-    let single = LanguageModelShape { batch: 1, context: 1, ..ODD_CONTEXT_AND_VOCABULARY };
+    let repeated = LanguageModelShape { vocabulary_size: 5, ..ODD_CONTEXT_AND_VOCABULARY };
+    let single = LanguageModelShape { batch: 1, context_tokens: 1, ..ODD_CONTEXT_AND_VOCABULARY };
     for shape in [
         ODD_CONTEXT_AND_VOCABULARY,
         HEADS_OF_80_ELEMENTS,
         repeated,
         single,
-        LanguageModelShape { context: 128, ..ODD_CONTEXT_AND_VOCABULARY },
+        LanguageModelShape { context_tokens: 128, ..ODD_CONTEXT_AND_VOCABULARY },
     ] {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let shape = LanguageModelShape { dtype, ..shape };
@@ -202,7 +209,8 @@ fn language_model_rows_agree_with_the_reference_on_a_gpu() {
 
 /// Launches the named training row twice and returns its outputs after each launch.
 fn outputs_of_two_launches(inputs: &Tensors, name: &str, device: &Arc<Device>) -> Vec<Tensors> {
-    let row = CUDA_LM_TRAINING_STEP_LADDER.iter().find(|row| row.name == name).unwrap();
+    let row =
+        CUDA_LM_TRAINING_STEP_LADDER.iter().find(|row| row.implementation_name == name).unwrap();
     let Some(mut task) = prepare_row_or_skip_unsupported(
         row,
         &LanguageModelTrainingStep { shape: ODD_CONTEXT_AND_VOCABULARY },
@@ -231,10 +239,10 @@ fn deterministic_training_rows_give_equal_bits_in_both_runs() {
 
 /// A test model with heads of 64 elements, and a context that is not a multiple of a tile.
 const HEADS_OF_64_ELEMENTS: LanguageModelShape = LanguageModelShape {
-    vocabulary: 1000,
-    d: 128,
-    ff: 384,
-    context: 50,
+    vocabulary_size: 1000,
+    model_width: 128,
+    swiglu_hidden_width: 384,
+    context_tokens: 50,
     batch: 2,
     ..ODD_CONTEXT_AND_VOCABULARY
 };
@@ -264,12 +272,12 @@ fn losses_of_ten_gpu_training_steps_follow_the_reference() {
                 task.replace_input("steps", &steps).unwrap();
                 task.launch_once().unwrap();
                 task.wait_for_launches().unwrap();
-                let losses = task.outputs_on_host().unwrap().f32("loss");
+                let losses = task.outputs_on_host().unwrap().f32_elements("loss");
                 let loss = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / 2.0;
                 worst = worst.max((loss - expected).abs() / expected);
             }
-            eprintln!("{} {dtype:?}: {worst:.1e}", row.name);
-            assert!(worst < band, "{} {dtype:?}: {worst:.1e}", row.name);
+            eprintln!("{} {dtype:?}: {worst:.1e}", row.implementation_name);
+            assert!(worst < band, "{} {dtype:?}: {worst:.1e}", row.implementation_name);
         }
     }
 }
@@ -278,11 +286,11 @@ fn losses_of_ten_gpu_training_steps_follow_the_reference() {
 fn a_model_larger_than_device_memory_is_refused_before_inputs_are_drawn() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let shape = LanguageModelShape {
-        d: 2560,
-        ff: 10_240,
+        model_width: 2560,
+        swiglu_hidden_width: 10_240,
         layers: 64,
         heads: 20,
-        context: 2048,
+        context_tokens: 2048,
         batch: 64,
         ..ODD_CONTEXT_AND_VOCABULARY
     };
@@ -300,7 +308,9 @@ fn a_model_larger_than_device_memory_is_refused_before_inputs_are_drawn() {
 
 #[test]
 fn fused_attention_rows_state_the_head_sizes_that_they_support() {
-    for row in CUDA_LM_TRAINING_STEP_LADDER.iter().filter(|row| row.name.starts_with("cuda/fused"))
+    for row in CUDA_LM_TRAINING_STEP_LADDER
+        .iter()
+        .filter(|row| row.implementation_name.starts_with("cuda/fused"))
     {
         let refused =
             (row.supports)(&LanguageModelTrainingStep { shape: HEADS_OF_80_ELEMENTS }).unwrap_err();
@@ -312,11 +322,11 @@ fn fused_attention_rows_state_the_head_sizes_that_they_support() {
 fn a_nan_in_a_language_model_weight_reaches_the_loss() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let mut inputs = LanguageModelTrainingStep { shape: ODD_CONTEXT_AND_VOCABULARY }.inputs(8);
-    let gains = ODD_CONTEXT_AND_VOCABULARY.vocabulary * ODD_CONTEXT_AND_VOCABULARY.d;
+    let gains = ODD_CONTEXT_AND_VOCABULARY.vocabulary_size * ODD_CONTEXT_AND_VOCABULARY.model_width;
     inputs.f32_mut("parameters")[gains + 5] = f32::NAN;
     for outputs in outputs_of_two_launches(&inputs, "cuda/fused", &device) {
-        assert!(outputs.f32("loss").iter().all(|loss| loss.is_nan()));
-        assert!(outputs.f32("next_parameters").iter().any(|value| value.is_nan()));
+        assert!(outputs.f32_elements("loss").iter().all(|loss| loss.is_nan()));
+        assert!(outputs.f32_elements("next_parameters").iter().any(|value| value.is_nan()));
     }
 }
 

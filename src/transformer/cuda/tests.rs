@@ -5,7 +5,7 @@ use crate::gpu_tests::{lock_first_gpu, prepare_row_or_skip_unsupported};
 use crate::kernel_tests::assert_launches_match_kernel_parameters;
 use crate::transformer::components::{LanguageModelKernel, SingleKernelProblem};
 use crate::transformer::shape::LanguageModelShape;
-use kernelgate::backend::{Executable, Prepare};
+use kernelgate::backend::{LaunchableProblem, PrepareFunction};
 use kernelgate::verify::{
     ErrorBoundsOfOutputs, launch_again_and_compare_bits, launch_again_on_poisoned_outputs,
     launch_twice_and_compare_with_reference,
@@ -16,12 +16,12 @@ use kernelgate_cuda::Device;
 /// A test model whose heads do not begin at whole packets of element pairs, and whose score rows
 /// are not aligned to groups of keys.
 const UNALIGNED_HEADS_AND_ROWS: LanguageModelShape = LanguageModelShape {
-    vocabulary: 1003,
-    d: 40,
-    ff: 104,
+    vocabulary_size: 1003,
+    model_width: 40,
+    swiglu_hidden_width: 104,
     layers: 1,
     heads: 4,
-    context: 37,
+    context_tokens: 37,
     batch: 3,
     dtype: Dtype::Bf16,
 };
@@ -29,35 +29,35 @@ const UNALIGNED_HEADS_AND_ROWS: LanguageModelShape = LanguageModelShape {
 /// A test model with more tokens than a block holds, many occurrences of each token, and two blocks
 /// of columns.
 const MANY_OCCURRENCES_OF_EACH_TOKEN: LanguageModelShape = LanguageModelShape {
-    vocabulary: 13,
-    d: 776,
-    ff: 8,
+    vocabulary_size: 13,
+    model_width: 776,
+    swiglu_hidden_width: 8,
     heads: 1,
-    context: 701,
+    context_tokens: 701,
     batch: 3,
     ..UNALIGNED_HEADS_AND_ROWS
 };
 
 /// A test model with heads of 80 elements, for which one block sums the gradients of several gains.
 const HEADS_OF_80_ELEMENTS: LanguageModelShape = LanguageModelShape {
-    vocabulary: 515,
-    d: 2560,
-    ff: 264,
+    vocabulary_size: 515,
+    model_width: 2560,
+    swiglu_hidden_width: 264,
     heads: 32,
-    context: 130,
+    context_tokens: 130,
     batch: 9,
     ..UNALIGNED_HEADS_AND_ROWS
 };
 
 const ONE_TOKEN_IN_ONE_SEQUENCE: LanguageModelShape =
-    LanguageModelShape { context: 1, batch: 1, ..UNALIGNED_HEADS_AND_ROWS };
+    LanguageModelShape { context_tokens: 1, batch: 1, ..UNALIGNED_HEADS_AND_ROWS };
 
 fn problems_of_all_language_model_kernels(
     shape: LanguageModelShape,
 ) -> impl Iterator<Item = SingleKernelProblem> {
     LanguageModelKernel::ALL_KERNELS
         .into_iter()
-        .map(move |component| SingleKernelProblem { component, shape })
+        .map(move |component| SingleKernelProblem { tested_kernel: component, shape })
 }
 
 #[test]
@@ -72,7 +72,9 @@ fn single_kernel_launches_have_the_arguments_of_their_kernels() {
     .flat_map(problems_of_all_language_model_kernels)
     {
         for row in CUDA_SINGLE_KERNEL_ROWS.iter().filter(|row| (row.supports)(&problem).is_ok()) {
-            let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
+            let PrepareFunction::Program(write, _) = row.prepare else {
+                panic!("{}", row.implementation_name)
+            };
             let program = write(&problem);
             assert_eq!(program.check(), Ok(()), "{problem:?}");
             assert_launches_match_kernel_parameters(&program);
@@ -105,7 +107,7 @@ fn language_model_kernels_agree_with_the_reference_at_odd_sizes() {
                 &expected,
                 ErrorBoundsOfOutputs::from_tolerances_of_problem(&problem),
             ) {
-                wrong.push(format!("{} {problem:?}: {error}", row.name));
+                wrong.push(format!("{} {problem:?}: {error}", row.implementation_name));
             }
         }
     }
@@ -131,10 +133,13 @@ const INVALID_TOKEN_NUMBERS: [f32; 6] = [1003.0, -1.0, 0.5, f32::NAN, f32::INFIN
 #[test]
 fn an_invalid_token_gives_nan_only_in_its_own_output_row() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    for component in [LanguageModelKernel::Embed, LanguageModelKernel::Loss] {
-        let problem = SingleKernelProblem { component, shape: UNALIGNED_HEADS_AND_ROWS };
+    for component in
+        [LanguageModelKernel::TokenEmbedding, LanguageModelKernel::CrossEntropyAndLogitGradients]
+    {
+        let problem =
+            SingleKernelProblem { tested_kernel: component, shape: UNALIGNED_HEADS_AND_ROWS };
         let (name, output) = match component {
-            LanguageModelKernel::Embed => ("tokens", "x"),
+            LanguageModelKernel::TokenEmbedding => ("tokens", "x"),
             _ => ("targets", "grad_logits"),
         };
         let mut inputs = problem.inputs(5);
@@ -142,10 +147,10 @@ fn an_invalid_token_gives_nan_only_in_its_own_output_row() {
         let outputs = launch_first_row_and_read_outputs(&problem, &inputs, &device);
         let output = outputs.tensor(output);
         let columns = output.len() / UNALIGNED_HEADS_AND_ROWS.tokens_in_batch();
-        let used = if component == LanguageModelKernel::Embed {
+        let used = if component == LanguageModelKernel::TokenEmbedding {
             columns
         } else {
-            UNALIGNED_HEADS_AND_ROWS.vocabulary
+            UNALIGNED_HEADS_AND_ROWS.vocabulary_size
         };
         for token in 0..UNALIGNED_HEADS_AND_ROWS.tokens_in_batch() {
             let row = output.elements_to_f64(token * columns, used);
@@ -159,14 +164,15 @@ fn an_invalid_token_gives_nan_only_in_its_own_output_row() {
 fn the_embedding_gradient_ignores_invalid_tokens_and_repeats_bits() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = SingleKernelProblem {
-        component: LanguageModelKernel::EmbeddingGradient,
+        tested_kernel: LanguageModelKernel::EmbeddingGradient,
         shape: UNALIGNED_HEADS_AND_ROWS,
     };
     let mut inputs = problem.inputs(5);
     // Gradient rows of invalid tokens must add nothing to the embedding's gradient, as rows of
     // zeros do.
     let mut without = inputs.clone();
-    without.f32_mut("grad_x")[10 * UNALIGNED_HEADS_AND_ROWS.d..16 * UNALIGNED_HEADS_AND_ROWS.d]
+    without.f32_mut("grad_x")
+        [10 * UNALIGNED_HEADS_AND_ROWS.model_width..16 * UNALIGNED_HEADS_AND_ROWS.model_width]
         .fill(0.0);
     let expected = problem.reference(&without);
     inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID_TOKEN_NUMBERS);
@@ -179,9 +185,10 @@ fn the_embedding_gradient_ignores_invalid_tokens_and_repeats_bits() {
         )
         .unwrap();
         assert!(
-            row.name == "cuda/atomic" || launch_again_and_compare_bits(&mut task).unwrap(),
+            row.implementation_name == "cuda/atomic"
+                || launch_again_and_compare_bits(&mut task).unwrap(),
             "{}",
-            row.name
+            row.implementation_name
         );
     }
 }

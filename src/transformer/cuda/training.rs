@@ -16,8 +16,8 @@ use crate::transformer::shape::{
     LanguageModelShape, ParameterTensor, TRAINING_STATE_INPUTS, TRAINING_STATE_OUTPUTS,
 };
 use kernelgate::backend::program::{
-    LaunchArgument, LaunchArgumentList, MemoryPurpose, NULL, Program, ProgramLane, RegionPointer,
-    int_operand, int_operands, long_operand,
+    LaunchArgument, LaunchArgumentList, LaunchProgram, MemoryPurpose, NULL, ProgramLane,
+    RegionPointer, int_operand, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::libraries::gemm::GemmSpec;
@@ -28,8 +28,8 @@ pub fn training_step_program(
     shape: &LanguageModelShape,
     kernels: impl Into<RungKernelChoice>,
     schedule: WeightGradientSchedule,
-) -> Program {
-    let mut program = Program::new();
+) -> LaunchProgram {
+    let mut program = LaunchProgram::new();
     let rounds = shape.dtype == Dtype::Bf16;
     for (name, next) in TRAINING_STATE_INPUTS.into_iter().zip(TRAINING_STATE_OUTPUTS) {
         let weights = name == TRAINING_STATE_INPUTS[0] && !rounds;
@@ -38,12 +38,12 @@ pub fn training_step_program(
             name,
             next,
             purpose,
-            [shape.rows_in_parameter_arena(), shape.d],
+            [shape.rows_in_parameter_arena(), shape.model_width],
             Dtype::F32,
         );
     }
-    // The bf16 weights are input state, because the AdamW kernel of the previous step already
-    // rounded them from the parameters.
+    // The bf16 weights are an input of the training step, because the AdamW kernel of the previous
+    // step already rounded them from the parameters.
     let weights = match shape.dtype {
         Dtype::Bf16 => {
             let bytes = shape.dtype.bytes_per_element() * shape.number_of_parameters();
@@ -51,7 +51,7 @@ pub fn training_step_program(
                 "weights",
                 MemoryPurpose::Weights,
                 bytes,
-                |inputs| round_f32_parameters_to_bf16_bytes(inputs.f32("parameters")),
+                |inputs| round_f32_parameters_to_bf16_bytes(inputs.f32_elements("parameters")),
             );
             program.mark_packed_contents_updated(weights);
             weights
@@ -78,8 +78,8 @@ pub fn training_step_program(
 struct TrainingStepProgramBuilder {
     network: LanguageModelProgramBuilder,
     scratch: Option<AttentionBackwardScratchPointers>,
-    /// Number of layers whose weight gradients are computed together in batched GEMMs.
-    layers_per_group: usize,
+    /// Number of layers in a group whose weight gradients are computed together in batched GEMMs.
+    layers_per_gradient_group: usize,
     /// Number of layers whose activation gradients are kept in memory: two groups of layers, or all
     /// layers.
     layers_with_kept_gradients: usize,
@@ -100,7 +100,8 @@ impl TrainingStepProgramBuilder {
         schedule: WeightGradientSchedule,
     ) -> Self {
         let shape = network.shape;
-        let LanguageModelShape { d, ff, dtype, layers, .. } = shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, dtype, layers, .. } =
+            shape;
         let (tokens, element) = (shape.tokens_in_batch(), dtype.bytes_per_element());
         for (name, bytes) in [
             ("grad_vectors", BYTES_PER_F32 * shape.first_arena_row_of_matrices() * d),
@@ -125,8 +126,10 @@ impl TrainingStepProgramBuilder {
             network.program.add_scratch(name, MemoryPurpose::Gradients, bytes);
         }
         let group = match schedule {
-            WeightGradientSchedule::Serial => 1,
-            WeightGradientSchedule::Overlapped { layers_per_group: group } => group.min(layers),
+            WeightGradientSchedule::SerialLaunches => 1,
+            WeightGradientSchedule::OverlapsActivationGradients {
+                layers_per_gradient_group: group,
+            } => group.min(layers),
         };
         let kept = if group == layers { layers } else { 2 * group };
         for (name, columns) in
@@ -141,21 +144,21 @@ impl TrainingStepProgramBuilder {
         }
         let scratch = network.declare_attention_backward_regions();
         let [products, updates] = match schedule {
-            WeightGradientSchedule::Serial => [ProgramLane::MAIN_LANE; 2],
-            WeightGradientSchedule::Overlapped { .. } => {
+            WeightGradientSchedule::SerialLaunches => [ProgramLane::MAIN_LANE; 2],
+            WeightGradientSchedule::OverlapsActivationGradients { .. } => {
                 [(); 2].map(|()| network.program.add_lane())
             }
         };
         let readers = match schedule {
-            WeightGradientSchedule::Serial => vec![],
-            WeightGradientSchedule::Overlapped { .. } => {
+            WeightGradientSchedule::SerialLaunches => vec![],
+            WeightGradientSchedule::OverlapsActivationGradients { .. } => {
                 (0..kept / group).map(|_| network.program.add_lane()).collect()
             }
         };
         Self {
             network,
             scratch,
-            layers_per_group: group,
+            layers_per_gradient_group: group,
             layers_with_kept_gradients: kept,
             weight_gradient_lane: products,
             adamw_lane: updates,
@@ -186,17 +189,18 @@ impl TrainingStepProgramBuilder {
         let scale = 1.0 / self.network.shape.tokens_in_batch() as f32;
         self.network.add_whole_forward_pass(|network| {
             let sizes =
-                int_operands([network.shape.vocabulary, network.shape.padded_logit_columns()]);
+                int_operands([network.shape.vocabulary_size, network.shape.padded_logit_columns()]);
             let arguments = ("logits", "targets", "token_losses", "logits", sizes, scale);
             network.add_launch_with_pdl(&loss::LOSS_AND_LOGIT_GRADIENT_KERNEL, arguments);
         });
         self.network.program.begin_named_range("backward");
         self.add_backward_pass_of_output_head();
-        let vocabulary = self.network.shape.vocabulary;
-        self.add_concurrent_update_of_matrices(ParameterTensor::Head, vocabulary);
+        let vocabulary = self.network.shape.vocabulary_size;
+        self.add_concurrent_update_of_matrices(ParameterTensor::LogitProjection, vocabulary);
         let mut end = self.network.shape.layers;
         while end > 0 {
-            let group = (end - 1) / self.layers_per_group * self.layers_per_group..end;
+            let group =
+                (end - 1) / self.layers_per_gradient_group * self.layers_per_gradient_group..end;
             for layer in group.clone().rev() {
                 if layer == group.start {
                     self.wait_for_readers_of_overwritten_gradients(layer);
@@ -217,9 +221,9 @@ impl TrainingStepProgramBuilder {
     /// Makes the main lane wait until a side lane's GEMMs have read the activation gradients that
     /// this layer begins to overwrite.
     fn wait_for_readers_of_overwritten_gradients(&mut self, layer: usize) {
-        let read = layer / self.layers_per_group + 1;
+        let read = layer / self.layers_per_gradient_group + 1;
         if !self.gradient_reader_lanes.is_empty()
-            && read * self.layers_per_group < self.network.shape.layers
+            && read * self.layers_per_gradient_group < self.network.shape.layers
         {
             let reader = self.gradient_reader_lanes[read % self.gradient_reader_lanes.len()];
             self.network.program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, reader);
@@ -229,19 +233,25 @@ impl TrainingStepProgramBuilder {
     /// Device address of the gradient of a weight matrix.
     fn address_of_weight_gradient(&self, weight: ParameterTensor) -> RegionPointer {
         let shape = self.network.shape;
-        let row = shape.arena_rows_of_tensor(weight).first - shape.first_arena_row_of_matrices();
-        self.pointer_to("grad_matrices").offset_by(row * shape.d * shape.dtype.bytes_per_element())
+        let row = shape.arena_rows_of_tensor(weight).first_arena_row
+            - shape.first_arena_row_of_matrices();
+        self.pointer_to("grad_matrices")
+            .offset_by(row * shape.model_width * shape.dtype.bytes_per_element())
     }
 
     /// Specification of the GEMM that computes the gradient of a weight matrix. The weight-gradient
     /// GEMM multiplies the transposed `[T, columns]` by `[T, d]`, a sum over the T tokens.
     fn weight_gradient_gemm_spec(&self, weight: ParameterTensor, columns: usize) -> GemmSpec {
         let shape = self.network.shape;
-        let rows = shape.arena_rows_of_tensor(weight).rows;
+        let rows = shape.arena_rows_of_tensor(weight).arena_row_count;
         GemmSpec {
             a_transposed: true,
             lda: Some(columns),
-            ..self.network.gemm_spec_in_model_dtype(rows, shape.d, shape.tokens_in_batch())
+            ..self.network.gemm_spec_in_model_dtype(
+                rows,
+                shape.model_width,
+                shape.tokens_in_batch(),
+            )
         }
     }
 
@@ -249,7 +259,7 @@ impl TrainingStepProgramBuilder {
     /// matrix, and the AdamW update of the group.
     fn add_weight_gradients_and_update_of_group(&mut self, group: &Range<usize>) {
         let shape = self.network.shape;
-        let LanguageModelShape { d, ff, .. } = shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = shape;
         let first = group.start;
         let layer_rows = 4 * d + 3 * ff;
         self.network.program.begin_named_range("matrix_gradients");
@@ -264,22 +274,37 @@ impl TrainingStepProgramBuilder {
             )
         };
         let products = [
-            (ParameterTensor::Down(first), ff, activation("hidden"), gradient("grad_mlp")),
             (
-                ParameterTensor::GateUp(first),
+                ParameterTensor::DownProjectionOfLayer(first),
+                ff,
+                activation("hidden"),
+                gradient("grad_mlp"),
+            ),
+            (
+                ParameterTensor::GateUpProjectionOfLayer(first),
                 2 * ff,
                 gradient("grad_gate_up"),
                 activation("mlp_input"),
             ),
-            (ParameterTensor::Out(first), d, gradient("grad_middle"), activation("attended")),
-            (ParameterTensor::Qkv(first), 3 * d, gradient("grad_qkv"), activation("qkv_input")),
+            (
+                ParameterTensor::AttentionOutputProjectionOfLayer(first),
+                d,
+                gradient("grad_middle"),
+                activation("attended"),
+            ),
+            (
+                ParameterTensor::QkvProjectionOfLayer(first),
+                3 * d,
+                gradient("grad_qkv"),
+                activation("qkv_input"),
+            ),
         ];
         for (weight, columns, (left, left_stride), (right, right_stride)) in products {
             let spec = GemmSpec {
                 batch_count: group.len(),
                 batch_stride_a: Some(left_stride / shape.dtype.bytes_per_element()),
-                stride_b: Some(right_stride / shape.dtype.bytes_per_element()),
-                stride_d: Some(layer_rows * d),
+                batch_stride_b: Some(right_stride / shape.dtype.bytes_per_element()),
+                batch_stride_d: Some(layer_rows * d),
                 ..self.weight_gradient_gemm_spec(weight, columns)
             };
             let to = self.address_of_weight_gradient(weight);
@@ -287,28 +312,31 @@ impl TrainingStepProgramBuilder {
         }
         if !self.gradient_reader_lanes.is_empty() {
             let reader = self.gradient_reader_lanes
-                [first / self.layers_per_group % self.gradient_reader_lanes.len()];
+                [first / self.layers_per_gradient_group % self.gradient_reader_lanes.len()];
             self.network.program.make_lane_wait_for_lane(reader, self.weight_gradient_lane);
         }
         self.network.program.end_innermost_range();
         self.add_concurrent_update_of_matrices(
-            ParameterTensor::Qkv(first),
+            ParameterTensor::QkvProjectionOfLayer(first),
             group.len() * layer_rows,
         );
     }
 
     fn add_backward_pass_of_output_head(&mut self) {
         let shape = self.network.shape;
-        let LanguageModelShape { d, vocabulary, layers, .. } = shape;
+        let LanguageModelShape { model_width: d, vocabulary_size: vocabulary, layers, .. } = shape;
         self.network.program.begin_named_range("head_backward");
         let [logits, input] = ["logits", "head_input"].map(|name| self.pointer_to(name));
         let (spec, to) = (
-            self.weight_gradient_gemm_spec(ParameterTensor::Head, shape.padded_logit_columns()),
-            self.address_of_weight_gradient(ParameterTensor::Head),
+            self.weight_gradient_gemm_spec(
+                ParameterTensor::LogitProjection,
+                shape.padded_logit_columns(),
+            ),
+            self.address_of_weight_gradient(ParameterTensor::LogitProjection),
         );
         self.make_later_launches_wait_for_lane(self.weight_gradient_lane, ProgramLane::MAIN_LANE);
         self.network.program.add_gemm(self.weight_gradient_lane, spec, [logits, input, to]);
-        let head = self.network.weight_address(ParameterTensor::Head);
+        let head = self.network.weight_address(ParameterTensor::LogitProjection);
         let spec = GemmSpec {
             lda: Some(shape.padded_logit_columns()),
             ..self.network.gemm_spec_in_model_dtype(shape.tokens_in_batch(), d, vocabulary)
@@ -321,8 +349,8 @@ impl TrainingStepProgramBuilder {
         self.network.program.end_innermost_range();
     }
 
-    /// Adds the backward launch of an RMSNorm, which adds the gradient `grad_input` to that of the
-    /// residual stream and rounds the sum for the GEMMs of the branch before.
+    /// Adds the launch of an RMSNorm's backward pass, which adds the gradient `grad_input` to that
+    /// of the residual stream and rounds the sum for the GEMMs of the preceding branch.
     fn add_rms_norm_backward_launch(
         &mut self,
         norm: usize,
@@ -331,7 +359,7 @@ impl TrainingStepProgramBuilder {
         rounded: LaunchArgument,
     ) {
         let shape = self.network.shape;
-        let d = shape.d;
+        let d = shape.model_width;
         let partials = norm * norm::norm_backward_block_count(&shape) * d * BYTES_PER_F32;
         let partials = self.pointer_to("grad_gains").offset_by(partials);
         let (roots, gain) =
@@ -343,7 +371,7 @@ impl TrainingStepProgramBuilder {
     }
 
     fn add_backward_pass_of_swiglu_block(&mut self, layer: usize) {
-        let LanguageModelShape { d, ff, .. } = self.network.shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = self.network.shape;
         let tokens = self.network.shape.tokens_in_batch();
         self.network.program.begin_named_range("mlp_backward");
         let [grad_hidden, grad_input] =
@@ -352,7 +380,7 @@ impl TrainingStepProgramBuilder {
             .map(|name| self.address_of_activation_gradient(name, layer));
         let [gate_up, middle] =
             ["gate_up", "middle"].map(|name| self.network.activation_address(name, layer));
-        let down = self.network.weight_address(ParameterTensor::Down(layer));
+        let down = self.network.weight_address(ParameterTensor::DownProjectionOfLayer(layer));
         if let Some(product) = self.network.epilogue_gemm_parameters_if_used() {
             let operands =
                 product.swiglu_backward_kernel_arguments([grad, down, gate_up, grad_gate_up]);
@@ -374,7 +402,7 @@ impl TrainingStepProgramBuilder {
                 (gate_up, grad_hidden, grad_gate_up, sizes),
             );
         }
-        let weights = self.network.weight_address(ParameterTensor::GateUp(layer));
+        let weights = self.network.weight_address(ParameterTensor::GateUpProjectionOfLayer(layer));
         let spec = self.network.gemm_spec_in_model_dtype(tokens, d, 2 * ff);
         self.network.add_gemm_in_main_lane(spec, [grad_gate_up, weights, grad_input]);
         let residual = self.pointer_to("grad_x").into();
@@ -383,7 +411,7 @@ impl TrainingStepProgramBuilder {
     }
 
     fn add_backward_pass_of_attention_block(&mut self, layer: usize) {
-        let d = self.network.shape.d;
+        let d = self.network.shape.model_width;
         let tokens = self.network.shape.tokens_in_batch();
         self.network.program.begin_named_range("attention_backward");
         let [grad_attended, grad_input] =
@@ -391,12 +419,13 @@ impl TrainingStepProgramBuilder {
         let [grad, grad_qkv] = ["grad_middle", "grad_qkv"]
             .map(|name| self.address_of_activation_gradient(name, layer));
         let x = self.network.activation_address("x", layer);
-        let out = self.network.weight_address(ParameterTensor::Out(layer));
+        let out =
+            self.network.weight_address(ParameterTensor::AttentionOutputProjectionOfLayer(layer));
         let spec = self.network.gemm_spec_in_model_dtype(tokens, d, d);
         self.network.add_gemm_in_main_lane(spec, [grad, out, grad_attended]);
         self.network.add_attention_backward_of_layer(layer, self.scratch, grad_attended, grad_qkv);
         self.network.add_rope_launch(grad_qkv, -1.0);
-        let weights = self.network.weight_address(ParameterTensor::Qkv(layer));
+        let weights = self.network.weight_address(ParameterTensor::QkvProjectionOfLayer(layer));
         let spec = self.network.gemm_spec_in_model_dtype(tokens, d, 3 * d);
         self.network.add_gemm_in_main_lane(spec, [grad_qkv, weights, grad_input]);
         let residual = self.pointer_to("grad_x").into();
@@ -410,7 +439,7 @@ impl TrainingStepProgramBuilder {
     /// Adds the launches that compute the gradients of the embedding and of all RMSNorm gains.
     fn add_gradients_of_embedding_and_gains(&mut self) {
         let shape = self.network.shape;
-        let LanguageModelShape { d, vocabulary, .. } = shape;
+        let LanguageModelShape { model_width: d, vocabulary_size: vocabulary, .. } = shape;
         self.network.program.begin_named_range("vector_gradients");
         let sizes = (long_operand(shape.tokens_in_batch()), int_operands([d, vocabulary]));
         let arguments = ("tokens", "grad_x", "grad_vectors", sizes);
@@ -447,7 +476,7 @@ impl TrainingStepProgramBuilder {
             return;
         }
         let gradient = self.address_of_weight_gradient(first);
-        let row = self.network.shape.arena_rows_of_tensor(first).first;
+        let row = self.network.shape.arena_rows_of_tensor(first).first_arena_row;
         self.make_later_launches_wait_for_lane(self.adamw_lane, self.weight_gradient_lane);
         self.make_later_launches_wait_for_lane(self.adamw_lane, ProgramLane::MAIN_LANE);
         // The NVTX ranges of phases follow one another and are not nested.
@@ -473,20 +502,22 @@ impl TrainingStepProgramBuilder {
     ) {
         let shape = self.network.shape;
         let from = |name: &str, element: usize| {
-            self.pointer_to(name).offset_by(rows.start * shape.d * element)
+            self.pointer_to(name).offset_by(rows.start * shape.model_width * element)
         };
         let state = TRAINING_STATE_INPUTS.map(|name| from(name, BYTES_PER_F32));
         let copy = match shape.dtype {
             Dtype::Bf16 => from("weights", shape.dtype.bytes_per_element()).into(),
             _ => NULL,
         };
-        let vectors = shape.first_arena_row_of_matrices().saturating_sub(rows.start) * shape.d;
-        let elements = [vectors, rows.len() * shape.d].map(long_operand);
+        let vectors =
+            shape.first_arena_row_of_matrices().saturating_sub(rows.start) * shape.model_width;
+        let elements = [vectors, rows.len() * shape.model_width].map(long_operand);
         let [rate, decay] = adamw::ADAMW_LEARNING_RATE_AND_WEIGHT_DECAY;
         let arguments = (state, gradients, state, copy, elements, rate, decay);
         // Stand-in model shape with about as many arena rows as the update, from which the AdamW
         // kernel computes its grid.
-        let updated = LanguageModelShape { layers: 0, vocabulary: rows.len().div_ceil(2), ..shape };
+        let updated =
+            LanguageModelShape { layers: 0, vocabulary_size: rows.len().div_ceil(2), ..shape };
         let launch = self.network.program.make_kernel_launch(
             &adamw::ADAMW_UPDATE_KERNEL,
             &updated,

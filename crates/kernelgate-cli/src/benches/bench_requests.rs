@@ -36,11 +36,11 @@ const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct BenchRequestSettings<'a> {
     /// Environment variables that kernelgate sets for each bench executable.
-    pub settings: BTreeMap<String, String>,
+    pub bench_variables: BTreeMap<String, String>,
     /// Criterion's filter.
-    pub filter: Option<&'a str>,
+    pub criterion_filter: Option<&'a str>,
     /// Time after which kernelgate treats a bench process without a response as hung and kills it.
-    pub timeout: Duration,
+    pub response_timeout: Duration,
     /// Handle of the running bench process, shared with the code that kills the process after
     /// Ctrl-C.
     pub running_child: &'a SharedChildProcess,
@@ -48,10 +48,10 @@ pub struct BenchRequestSettings<'a> {
 
 /// Error: no bench executable has any case that the command requests.
 #[derive(Debug, thiserror::Error)]
-#[error("{reason}; {hint}")]
+#[error("{no_match_reason}; {similar_cases_hint}")]
 pub struct NoMatchingCaseError {
-    reason: String,
-    hint: String,
+    no_match_reason: String,
+    similar_cases_hint: String,
 }
 
 /// Sends one request to every bench executable, one after the other, and returns each bench's name
@@ -84,24 +84,27 @@ pub fn request_from_each_bench(
     mut answered: impl FnMut(&str, ResponseToBenchAction) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let (mut have_answered, mut reasons, mut close) = (false, Vec::new(), Vec::new());
-    for executable in &found.executables {
-        let BenchResponseAndDeath { body, death_message: death } =
+    for executable in &found.usable_executables {
+        let BenchResponseAndDeath { body, bench_death_message: death } =
             request_and_wait_for_bench_end(executable, asking, action)?;
         match body {
-            ResponseToBenchAction::NoMatch { reason, close: ids } => {
+            ResponseToBenchAction::NoMatchingCase {
+                no_match_reason: reason,
+                similar_case_ids: ids,
+            } => {
                 reasons.push(reason);
                 close.extend(ids);
             }
-            ResponseToBenchAction::Refused(reason) => {
-                anyhow::bail!("bench `{}`: {reason}", executable.bench)
+            ResponseToBenchAction::ActionImpossible(reason) => {
+                anyhow::bail!("bench `{}`: {reason}", executable.bench_name)
             }
             answer => {
                 have_answered = true;
-                answered(&executable.bench, answer)?;
+                answered(&executable.bench_name, answer)?;
             }
         }
         if let Some(how) = death {
-            anyhow::bail!("bench `{}` {how}", executable.bench);
+            anyhow::bail!("bench `{}` {how}", executable.bench_name);
         }
     }
     if !have_answered {
@@ -111,7 +114,13 @@ pub fn request_from_each_bench(
             false => format!("did you mean {}?", close.join(" or ")),
         };
         match reasons.into_iter().next() {
-            Some(reason) => return Err(NoMatchingCaseError { reason, hint }.into()),
+            Some(reason) => {
+                return Err(NoMatchingCaseError {
+                    no_match_reason: reason,
+                    similar_cases_hint: hint,
+                }
+                .into());
+            }
             None => anyhow::bail!("no bench has a case; {hint}"),
         }
     }
@@ -124,11 +133,11 @@ pub fn request_from_one_bench(
     asking: &BenchRequestSettings<'_>,
     action: &RequestedBenchAction,
 ) -> anyhow::Result<ResponseToBenchAction> {
-    let BenchResponseAndDeath { body, death_message: death } =
+    let BenchResponseAndDeath { body, bench_death_message: death } =
         request_and_wait_for_bench_end(executable, asking, action)?;
     match death {
         None => Ok(body),
-        Some(how) => Err(anyhow::anyhow!("bench `{}` {how}", executable.bench)),
+        Some(how) => Err(anyhow::anyhow!("bench `{}` {how}", executable.bench_name)),
     }
 }
 
@@ -136,7 +145,7 @@ pub fn request_from_one_bench(
 /// 0.
 struct BenchResponseAndDeath {
     body: ResponseToBenchAction,
-    death_message: Option<String>,
+    bench_death_message: Option<String>,
 }
 
 /// Starts one bench executable with a request, waits until its process has ended, and reads its
@@ -146,13 +155,13 @@ fn request_and_wait_for_bench_end(
     asking: &BenchRequestSettings<'_>,
     action: &RequestedBenchAction,
 ) -> anyhow::Result<BenchResponseAndDeath> {
-    let bench = &executable.bench;
+    let bench = &executable.bench_name;
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
     let (request, response) =
         (folder.path().join("request.json"), folder.path().join("response.json"));
     file::write_record_without_sync(
         &request,
-        &BenchRequestFile { response: response.clone(), action: action.clone() },
+        &BenchRequestFile { response_path: response.clone(), action: action.clone() },
     )?;
     let mut command = bench_command_for_request(executable, asking, &request);
     let running = asking.running_child;
@@ -164,13 +173,14 @@ fn request_and_wait_for_bench_end(
     // behind may hold the pipe open for ever.
     std::thread::spawn(move || sender.send(said.map(print_bench_stderr).unwrap_or_default()));
     let ended = running
-        .wait_or_kill_at_timeout(asking.timeout)
+        .wait_or_kill_at_timeout(asking.response_timeout)
         .with_context(|| format!("bench `{bench}` was lost"))?;
     let last = receiver.recv_timeout(STDERR_DRAIN_TIMEOUT).unwrap_or_default();
     check_bench_file_size(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
     match file::read_record::<BenchResponseFile>(&response) {
-        Ok(response) if response.bench != *bench => {
-            let (other, path) = (shortened_quotation(&response.bench), executable.path.display());
+        Ok(response) if response.bench_name != *bench => {
+            let (other, path) =
+                (shortened_quotation(&response.bench_name), executable.executable_path.display());
             Err(anyhow::anyhow!("{path}: its response has bench `{other}`, not `{bench}`"))
         }
         Ok(response) => {
@@ -179,15 +189,15 @@ fn request_and_wait_for_bench_end(
                 ChildProcessEnd::Exited(status) => {
                     Some(format!("answered, then ended with {status}"))
                 }
-                ChildProcessEnd::TimedOut => Some(format!(
+                ChildProcessEnd::KilledAtTimeout => Some(format!(
                     "answered, but did not end within {} s (--wait sets this)",
-                    asking.timeout.as_secs()
+                    asking.response_timeout.as_secs()
                 )),
-                ChildProcessEnd::OverMemory(limit) => {
+                ChildProcessEnd::KilledAboveMemoryBytes(limit) => {
                     Some(format!("answered, then was {}", memory_kill_reason_text(limit)))
                 }
             };
-            Ok(BenchResponseAndDeath { body: response.answer, death_message: death })
+            Ok(BenchResponseAndDeath { body: response.answer, bench_death_message: death })
         }
         Err(error) if !error.is_because_file_is_missing() => {
             Err(anyhow::anyhow!("bench `{bench}`: {error}"))
@@ -195,11 +205,11 @@ fn request_and_wait_for_bench_end(
         Err(_) => {
             let how = match ended {
                 ChildProcessEnd::Exited(status) => format!("ended with {status} and no response"),
-                ChildProcessEnd::TimedOut => format!(
+                ChildProcessEnd::KilledAtTimeout => format!(
                     "gave no response within {} s (--wait sets this)",
-                    asking.timeout.as_secs()
+                    asking.response_timeout.as_secs()
                 ),
-                ChildProcessEnd::OverMemory(limit) => {
+                ChildProcessEnd::KilledAboveMemoryBytes(limit) => {
                     format!("was {}", memory_kill_reason_text(limit))
                 }
             };
@@ -231,12 +241,12 @@ fn bench_command_for_request(
     asking: &BenchRequestSettings<'_>,
     request: &Path,
 ) -> Command {
-    let mut command = Command::new(&executable.path);
+    let mut command = Command::new(&executable.executable_path);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
-    if let Some(filter) = asking.filter {
+    if let Some(filter) = asking.criterion_filter {
         command.arg("--").arg(filter);
     }
-    command.envs(&asking.settings).env(protocol::REQUEST_PATH_VARIABLE, request);
+    command.envs(&asking.bench_variables).env(protocol::REQUEST_PATH_VARIABLE, request);
     command.env_remove("KERNELGATE_DELAY").env("CARGO_MANIFEST_DIR", &executable.package_root);
     if executable.package_root.is_dir() {
         command.current_dir(&executable.package_root);
@@ -268,7 +278,7 @@ fn print_bench_stderr(said: impl Read) -> Vec<String> {
             let text = String::from_utf8_lossy(&line);
             let text = clean_message_for_terminal(text.trim_end());
             eprintln!("{text}");
-            last.push_output_line(&text);
+            last.add_process_output_line(&text);
         } else if before <= MAX_PRINTED_STDERR_BYTES {
             eprintln!(
                 "(it prints more than {MAX_PRINTED_STDERR_BYTES} bytes: the rest is dropped)"
@@ -293,14 +303,18 @@ mod tests {
         let path = folder.join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        BenchExecutable { bench: name.to_owned(), path, package_root: folder.to_owned() }
+        BenchExecutable {
+            bench_name: name.to_owned(),
+            executable_path: path,
+            package_root: folder.to_owned(),
+        }
     }
 
     fn request_settings_without_filter(running: &SharedChildProcess) -> BenchRequestSettings<'_> {
         BenchRequestSettings {
-            settings: BTreeMap::new(),
-            filter: None,
-            timeout: Duration::from_secs(60),
+            bench_variables: BTreeMap::new(),
+            criterion_filter: None,
+            response_timeout: Duration::from_secs(60),
             running_child: running,
         }
     }
@@ -311,18 +325,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let executable = |name, script| shell_script_bench(folder.path(), name, script);
         let answer = ResponseToBenchAction::Verify(Vec::new());
-        let response = BenchResponseFile { bench: "first".to_owned(), answer: answer.clone() };
+        let response = BenchResponseFile { bench_name: "first".to_owned(), answer: answer.clone() };
         file::write_record_atomically(&folder.path().join("answer"), &response).unwrap();
         let executables =
             vec![executable("first", COPY_ANSWER_SCRIPT), executable("second", "exit 7")];
-        let found = UsableAndUnusableBenches { executables, unusable_with_reason: Vec::new() };
+        let found = UsableAndUnusableBenches {
+            usable_executables: executables,
+            unusable_benches_with_reason: Vec::new(),
+        };
         let running = SharedChildProcess::default();
         let asking = request_settings_without_filter(&running);
         let mut answered = Vec::new();
         let outcome = request_from_each_bench(
             &found,
             &asking,
-            &RequestedBenchAction::List,
+            &RequestedBenchAction::ListCases,
             |bench, answer| {
                 answered.push((bench.to_owned(), answer));
                 Ok(())
@@ -337,22 +354,26 @@ mod tests {
     fn a_bench_that_dies_after_writing_its_response_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let answer = ResponseToBenchAction::Verify(Vec::new());
-        let response = BenchResponseFile { bench: "dies".to_owned(), answer: answer.clone() };
+        let response = BenchResponseFile { bench_name: "dies".to_owned(), answer: answer.clone() };
         file::write_record_atomically(&folder.path().join("answer"), &response).unwrap();
         let script = format!("{COPY_ANSWER_SCRIPT}\nkill -SEGV $$");
         let executable = shell_script_bench(folder.path(), "dies", &script);
         let running = SharedChildProcess::default();
         let asking = request_settings_without_filter(&running);
         let found = UsableAndUnusableBenches {
-            executables: vec![executable],
-            unusable_with_reason: Vec::new(),
+            usable_executables: vec![executable],
+            unusable_benches_with_reason: Vec::new(),
         };
         let mut answered = Vec::new();
-        let outcome =
-            request_from_each_bench(&found, &asking, &RequestedBenchAction::List, |_, answer| {
+        let outcome = request_from_each_bench(
+            &found,
+            &asking,
+            &RequestedBenchAction::ListCases,
+            |_, answer| {
                 answered.push(answer);
                 Ok(())
-            });
+            },
+        );
         let why = outcome.unwrap_err().to_string();
         insta::assert_snapshot!(why, @"bench `dies` answered, then ended with signal: 11 (SIGSEGV)");
         assert_eq!(answered, [answer], "the answer is kept");

@@ -20,20 +20,21 @@ pub const MAX_CARGO_BUILD_DURATION: Duration = Duration::from_secs(4 * 3600);
 pub enum CargoBuildError {
     /// Error: the process cargo cannot be started, or waiting for it failed.
     #[error("cannot be built: failed to run cargo: {0}")]
-    Cargo(std::io::Error),
+    CannotRunCargo(std::io::Error),
     /// Error: the cargo build did not end within its timeout.
     #[error("was not built within {} s", .0.as_secs_f64())]
-    TimedOut(Duration),
+    BuildTimedOut(Duration),
     /// Error: cargo's build failed; the text holds the last lines of cargo's standard error.
     #[error("does not build; cargo's last lines:\n{0}")]
-    Failed(String),
+    BuildFailed(String),
 }
 
 /// One JSON message that cargo prints during a build; only messages about built executables have
 /// all optional fields.
 #[derive(Deserialize)]
 struct CargoJsonMessage {
-    reason: String,
+    #[serde(rename = "reason")]
+    message_kind: String,
     manifest_path: Option<PathBuf>,
     target: Option<CargoMessageTarget>,
     executable: Option<PathBuf>,
@@ -41,17 +42,19 @@ struct CargoJsonMessage {
 
 #[derive(Deserialize)]
 struct CargoMessageTarget {
-    name: String,
-    kind: Vec<String>,
+    #[serde(rename = "name")]
+    target_name: String,
+    #[serde(rename = "kind")]
+    target_kinds: Vec<String>,
 }
 
 /// A bench executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BenchExecutable {
     /// Name of the executable's bench target, as in `Cargo.toml`.
-    pub bench: String,
-    /// Path of the file.
-    pub path: PathBuf,
+    pub bench_name: String,
+    /// Path of the bench executable.
+    pub executable_path: PathBuf,
     /// Root folder of the executable's Cargo package, which is the bench process's working folder.
     pub package_root: PathBuf,
 }
@@ -61,7 +64,7 @@ pub struct BuiltBenchExecutables {
     /// Bench executables.
     pub benches: Vec<BenchExecutable>,
     /// Paths of the `Cargo.toml` files of all packages that cargo compiled, dependencies included.
-    pub manifests: BTreeSet<PathBuf>,
+    pub compiled_package_manifests: BTreeSet<PathBuf>,
 }
 
 impl BuiltBenchExecutables {
@@ -69,15 +72,20 @@ impl BuiltBenchExecutables {
     /// that the line names.
     fn add_cargo_json_line(&mut self, line: &str) {
         let Ok(message) = serde_json::from_str::<CargoJsonMessage>(line) else { return };
-        if message.reason != "compiler-artifact" {
+        if message.message_kind != "compiler-artifact" {
             return;
         }
         let manifest = message.manifest_path.unwrap_or_default();
-        self.manifests.insert(manifest.clone());
-        let target = message.target.filter(|target| target.kind.iter().any(|kind| kind == "bench"));
+        self.compiled_package_manifests.insert(manifest.clone());
+        let target =
+            message.target.filter(|target| target.target_kinds.iter().any(|kind| kind == "bench"));
         if let (Some(target), Some(path)) = (target, message.executable) {
             let root = manifest.parent().map(Path::to_owned).unwrap_or_default();
-            self.benches.push(BenchExecutable { bench: target.name, path, package_root: root });
+            self.benches.push(BenchExecutable {
+                bench_name: target.target_name,
+                executable_path: path,
+                package_root: root,
+            });
         }
     }
 }
@@ -86,13 +94,13 @@ impl BuiltBenchExecutables {
 #[derive(Debug, Clone, Copy)]
 pub struct BenchBuildTargets<'a> {
     /// Names of the bench targets to build; if the list is empty, cargo builds all bench targets.
-    pub benches: &'a [String],
+    pub bench_names: &'a [String],
     /// Package to which the build is restricted; `None` builds cargo's default packages.
-    pub package: Option<&'a str>,
+    pub only_package: Option<&'a str>,
     /// Cargo's profile.
-    pub profile: &'a str,
+    pub cargo_profile: &'a str,
     /// Cargo features that the build enables.
-    pub features: &'a [String],
+    pub cargo_features: &'a [String],
 }
 
 /// Path of the cargo program: the value of the environment variable `CARGO`, else `cargo`.
@@ -110,18 +118,18 @@ pub fn cargo_bench_build_command(wanted: BenchBuildTargets<'_>) -> Command {
         "--no-run",
         "--message-format=json-render-diagnostics",
         "--profile",
-        wanted.profile,
+        wanted.cargo_profile,
     ]);
-    if let Some(package) = wanted.package {
+    if let Some(package) = wanted.only_package {
         command.args(["--package", package]);
     }
-    wanted.features.iter().for_each(|features| {
+    wanted.cargo_features.iter().for_each(|features| {
         command.args(["--features", features]);
     });
-    if wanted.benches.is_empty() {
+    if wanted.bench_names.is_empty() {
         command.arg("--benches");
     }
-    wanted.benches.iter().for_each(|bench| {
+    wanted.bench_names.iter().for_each(|bench| {
         command.args(["--bench", bench]);
     });
     command.env_remove("CARGO_MANIFEST_DIR");
@@ -180,7 +188,7 @@ fn lines_split_at_newline_or_return(stream: impl Read) -> impl Iterator<Item = S
 /// One line that cargo prints on standard error while it builds: a message for the user, or
 /// progress.
 pub enum CargoStderrLine<'a> {
-    Message(&'a str),
+    MessageForUser(&'a str),
     /// Progress of a build; cargo prints it because the environment variables
     /// [`CARGO_PROGRESS_VARIABLES`] are set.
     Progress(CargoBuildProgress),
@@ -194,7 +202,8 @@ pub fn run_cargo_bench_build(
     show: impl Fn(CargoStderrLine<'_>) + Send,
 ) -> Result<BuiltBenchExecutables, CargoBuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (stdout, stderr) = running.start_child_process(command).map_err(CargoBuildError::Cargo)?;
+    let (stdout, stderr) =
+        running.start_child_process(command).map_err(CargoBuildError::CannotRunCargo)?;
     let (messages, ended, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
             let progress_lines = stderr.into_iter().flat_map(lines_split_at_newline_or_return);
@@ -203,7 +212,7 @@ pub fn run_cargo_bench_build(
                 match CargoBuildProgress::parse_cargo_progress_line(&line) {
                     Some(progress) => show(CargoStderrLine::Progress(progress)),
                     None => {
-                        show(CargoStderrLine::Message(line.trim()));
+                        show(CargoStderrLine::MessageForUser(line.trim()));
                         messages.push(line);
                     }
                 }
@@ -223,17 +232,17 @@ pub fn run_cargo_bench_build(
         let ended = running.wait_or_kill_at_timeout(timeout);
         (built.join().unwrap_or_default(), ended, lines.join().unwrap_or_default())
     });
-    match ended.map_err(CargoBuildError::Cargo)? {
+    match ended.map_err(CargoBuildError::CannotRunCargo)? {
         ChildProcessEnd::Exited(status) if status.success() => Ok(messages),
-        ChildProcessEnd::TimedOut => Err(CargoBuildError::TimedOut(timeout)),
-        ChildProcessEnd::OverMemory(limit) => {
-            Err(CargoBuildError::Failed(memory_kill_reason_text(limit)))
+        ChildProcessEnd::KilledAtTimeout => Err(CargoBuildError::BuildTimedOut(timeout)),
+        ChildProcessEnd::KilledAboveMemoryBytes(limit) => {
+            Err(CargoBuildError::BuildFailed(memory_kill_reason_text(limit)))
         }
         ChildProcessEnd::Exited(_) => {
             // Only the last lines of cargo's output are shown, because many warnings may come
             // before the error at the end.
             let last = &lines[lines.len().saturating_sub(SHOWN_CARGO_ERROR_LINES)..];
-            Err(CargoBuildError::Failed(last.join("\n")))
+            Err(CargoBuildError::BuildFailed(last.join("\n")))
         }
     }
 }
@@ -257,10 +266,10 @@ mod tests {
             built
         };
         let built = noted(&line("compiler-artifact", "bench", r#""/t/a-1""#));
-        assert_eq!(built.manifests, [PathBuf::from("/p/Cargo.toml")].into());
+        assert_eq!(built.compiled_package_manifests, [PathBuf::from("/p/Cargo.toml")].into());
         let expected = BenchExecutable {
-            bench: "a".to_owned(),
-            path: PathBuf::from("/t/a-1"),
+            bench_name: "a".to_owned(),
+            executable_path: PathBuf::from("/t/a-1"),
             package_root: PathBuf::from("/p"),
         };
         assert_eq!(built.benches, [expected]);
@@ -278,10 +287,10 @@ mod tests {
     fn requested_features_are_passed_to_cargo() {
         let (benches, features) = (["a".to_owned()], ["x".to_owned(), "y,z".to_owned()]);
         let targets = BenchBuildTargets {
-            benches: &benches,
-            package: None,
-            profile: "dev",
-            features: &features,
+            bench_names: &benches,
+            only_package: None,
+            cargo_profile: "dev",
+            cargo_features: &features,
         };
         let command = cargo_bench_build_command(targets);
         let arguments: Vec<_> = command.get_args().filter_map(|it| it.to_str()).collect();

@@ -80,7 +80,7 @@ impl SharedChildProcess {
         let mut looked = started;
         loop {
             let mut held = self.lock_child();
-            let Some(child) = held.as_mut() else { return Ok(ChildProcessEnd::TimedOut) };
+            let Some(child) = held.as_mut() else { return Ok(ChildProcessEnd::KilledAtTimeout) };
             let ended = if has_exited_without_reaping(child)? {
                 // The child has not been reaped yet, so its process id cannot have been reused for
                 // another process group.
@@ -88,13 +88,13 @@ impl SharedChildProcess {
                 Some(ChildProcessEnd::Exited(child.wait()?))
             } else if started.elapsed() > timeout {
                 self.kill_child_with_group(child);
-                Some(ChildProcessEnd::TimedOut)
+                Some(ChildProcessEnd::KilledAtTimeout)
             } else if looked.elapsed() > MEMORY_USE_POLL_INTERVAL {
                 looked = Instant::now();
                 let over = resident_bytes_with_descendants(child.id()) > memory;
                 over.then(|| {
                     self.kill_child_with_group(child);
-                    ChildProcessEnd::OverMemory(memory)
+                    ChildProcessEnd::KilledAboveMemoryBytes(memory)
                 })
             } else {
                 None
@@ -165,10 +165,10 @@ pub enum ChildProcessEnd {
     /// The child process ended by itself, with this exit status.
     Exited(ExitStatus),
     /// kernelgate killed the child process because it did not end within its timeout.
-    TimedOut,
+    KilledAtTimeout,
     /// kernelgate killed the child process because it and its descendants used more than this many
     /// bytes of memory.
-    OverMemory(u64),
+    KilledAboveMemoryBytes(u64),
 }
 
 /// Text for an error message: kernelgate killed a process because the process took more memory than
@@ -181,8 +181,8 @@ pub fn memory_kill_reason_text(limit: u64) -> String {
 }
 
 /// Returns the resident memory of a process and all its descendants, bytes, from `/proc`; 0 on
-/// systems other than Linux. Resident pages that several of these processes share are counted once
-/// for each process.
+/// systems other than Linux. Resident pages that several processes share are counted once for each
+/// process.
 #[expect(clippy::disallowed_methods, reason = "a file of the system")]
 fn resident_bytes_with_descendants(process: u32) -> u64 {
     let own = || {
@@ -229,11 +229,11 @@ mod tests {
             || running.start_child_process(Command::new("sleep").arg("600")).map(drop).unwrap();
         start();
         let ended = running.wait_or_kill_at_limits(Duration::from_secs(60), 1000).unwrap();
-        assert!(matches!(ended, ChildProcessEnd::OverMemory(1000)));
+        assert!(matches!(ended, ChildProcessEnd::KilledAboveMemoryBytes(1000)));
         insta::assert_snapshot!(memory_kill_reason_text(1000), @"killed: it took more than 1.00 kB of memory, all that was free");
         start();
         let ended = running.wait_or_kill_at_limits(2 * MEMORY_USE_POLL_INTERVAL, 1 << 40).unwrap();
-        assert!(matches!(ended, ChildProcessEnd::TimedOut));
+        assert!(matches!(ended, ChildProcessEnd::KilledAtTimeout));
     }
 
     #[cfg(target_os = "linux")]
@@ -248,7 +248,7 @@ mod tests {
         let ended = running
             .wait_or_kill_at_limits(Duration::from_secs(60), TEST_MEMORY_LIMIT_BYTES)
             .unwrap();
-        assert!(matches!(ended, ChildProcessEnd::OverMemory(TEST_MEMORY_LIMIT_BYTES)));
+        assert!(matches!(ended, ChildProcessEnd::KilledAboveMemoryBytes(TEST_MEMORY_LIMIT_BYTES)));
     }
 
     #[test]
@@ -277,8 +277,8 @@ mod tests {
             assert!(!cfg!(target_os = "linux") || alive(&grandchild));
             match running.wait_or_kill_at_timeout(timeout).unwrap() {
                 ChildProcessEnd::Exited(status) => assert_eq!(status.code(), code),
-                ChildProcessEnd::TimedOut => assert_eq!(code, None),
-                ChildProcessEnd::OverMemory(_) => panic!("it takes no memory"),
+                ChildProcessEnd::KilledAtTimeout => assert_eq!(code, None),
+                ChildProcessEnd::KilledAboveMemoryBytes(_) => panic!("it takes no memory"),
             }
             let mut looks = 0..400;
             while alive(&grandchild) {

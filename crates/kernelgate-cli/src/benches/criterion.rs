@@ -3,8 +3,8 @@
 //!
 //! An executable that uses Criterion lists its cases (`--list`), measures those that match one
 //! regular expression, and writes the samples of each case as JSON below the folder in
-//! `CRITERION_HOME`. This module neither starts the Criterion bench executable (`compare` does) nor
-//! interprets the measured times (`gate` does).
+//! `CRITERION_HOME`. The module `benches::criterion` neither starts the Criterion bench executable
+//! (`compare` does) nor interprets the measured times (`gate` does).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,7 +24,7 @@ const CRITERION_RESAMPLES: &str = "100";
 /// Shortest measurement time and warm-up time that kernelgate passes to Criterion, seconds;
 /// Criterion refuses 0.
 const MIN_CRITERION_TIME_S: f64 = 0.001;
-/// Longest case filter that kernelgate passes to a Criterion bench on its command line, bytes:
+/// Longest case filter that kernelgate passes to a Criterion bench on its command line, bytes.
 /// Linux limits one command-line argument to 128 KiB.
 const MAX_CRITERION_FILTER_BYTES: usize = 100_000;
 /// Text at the end of each line that names a case in the `--list` output of Criterion and of
@@ -37,21 +37,23 @@ const LISTED_CASE_SUFFIX: &str = ": benchmark";
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListedCriterionTitles {
     /// Titles of the bench's cases, as Criterion's `--list` prints them, without the duplicates.
-    pub titles: BTreeSet<String>,
+    pub case_titles: BTreeSet<String>,
     /// Case titles that the bench listed more than once, because two of its Criterion groups use an
-    /// equal name: Criterion stores the results of cases with equal titles in one folder, so
+    /// equal name. Criterion stores the results of cases with equal titles in one folder, so
     /// kernelgate cannot distinguish these cases.
-    pub duplicates: BTreeSet<String>,
+    pub repeated_case_titles: BTreeSet<String>,
 }
 
 impl ListedCriterionTitles {
     /// Returns the ids of the listed cases that a Criterion filter matches.
     pub fn case_ids_matching_filter(&self, filter: Option<&str>) -> BTreeSet<String> {
-        let Ok(filter) = CaseIdFilter::parse_exact_or_regex(filter, false) else {
+        let Ok(filter) = CaseIdFilter::parse_exact_id_or_regex(filter, false) else {
             return BTreeSet::new();
         };
-        let ids =
-            self.titles.iter().map(|title| title_without_criterions_number(title).unwrap_or(title));
+        let ids = self
+            .case_titles
+            .iter()
+            .map(|title| title_without_criterions_number(title).unwrap_or(title));
         ids.filter(|id| filter.selects_case_id(id)).map(join_lines_with_spaces).collect()
     }
 }
@@ -67,7 +69,7 @@ pub fn set_criterion_result_folder<'a>(command: &'a mut Command, store: &Path) -
         .env_remove("CRITERION_DEBUG")
 }
 
-/// Arguments for listing cases.
+/// Command-line arguments that make a Criterion bench list its cases.
 pub const CRITERION_LIST_ARGUMENTS: [&str; 2] = ["--bench", "--list"];
 
 /// Returns the command-line arguments that make a Criterion bench measure the cases that a filter
@@ -92,8 +94,8 @@ pub fn criterion_measuring_arguments(
 }
 
 /// Returns the last case that Criterion began, from Criterion's messages on standard error, to name
-/// the case at which the bench process ended: such a message is "Benchmarking a/b: Warming up for
-/// 3.0000 s".
+/// the case at which the bench process ended. Such a message begins with "Benchmarking" and the
+/// case's title.
 pub fn last_case_criterion_began(messages: &str) -> Option<&str> {
     const CRITERION_STEP_TEXTS: [&str; 4] =
         [": Warming up for ", ": Collecting ", ": Analyzing", ": Profiling "];
@@ -124,12 +126,12 @@ pub fn parse_criterion_list(text: &str) -> Result<ListedCriterionTitles, String>
             return Err("it is a bench of libtest (`#[bench]`)".to_owned());
         }
         if let Some(title) = line.strip_suffix(LISTED_CASE_SUFFIX)
-            && !listed.titles.insert(title.to_owned())
+            && !listed.case_titles.insert(title.to_owned())
         {
-            listed.duplicates.insert(title.to_owned());
+            listed.repeated_case_titles.insert(title.to_owned());
         }
     }
-    listed.titles.retain(|title| !listed.duplicates.contains(title));
+    listed.case_titles.retain(|title| !listed.repeated_case_titles.contains(title));
     Ok(listed)
 }
 
@@ -154,9 +156,9 @@ mod tests {
         let text = "reading data\nsum of 100: benchmark\n\ng/β ?*: benchmark\nsum/a: b: benchmark\n\
                     twice: benchmark\ntwice: benchmark\nit: test\n";
         let listed = parse_criterion_list(text).unwrap();
-        let cases: Vec<&str> = listed.titles.iter().map(String::as_str).collect();
+        let cases: Vec<&str> = listed.case_titles.iter().map(String::as_str).collect();
         assert_eq!(cases, ["g/β ?*", "sum of 100", "sum/a: b"]);
-        assert_eq!(listed.duplicates, ["twice".to_owned()].into());
+        assert_eq!(listed.repeated_case_titles, ["twice".to_owned()].into());
         assert_eq!(
             parse_criterion_list("usage: nothing of the kind").unwrap(),
             ListedCriterionTitles::default()
@@ -166,7 +168,11 @@ mod tests {
             assert!(parse_criterion_list(&text).unwrap_err().contains("libtest"), "{summary}");
         }
         let own = "3 tests, some benchmarks\na: benchmark";
-        assert_eq!(parse_criterion_list(own).unwrap().titles.len(), 1, "a line of the bench's own");
+        assert_eq!(
+            parse_criterion_list(own).unwrap().case_titles.len(),
+            1,
+            "a line of the bench's own"
+        );
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub struct BenchTargetsOrFolder<'a> {
     /// Bench targets that cargo builds, or whose executables are selected in the folder.
     pub targets: BenchBuildTargets<'a>,
     /// Folder with prebuilt bench executables; `None` makes cargo build them.
-    pub folder: Option<&'a Path>,
+    pub prebuilt_folder: Option<&'a Path>,
 }
 
 /// The bench executables that kernelgate can use, and those that it cannot use, with the reasons.
@@ -28,9 +28,9 @@ pub struct BenchTargetsOrFolder<'a> {
 pub struct UsableAndUnusableBenches {
     /// Bench executables that speak kernelgate's bench protocol, sorted by package folder and bench
     /// name.
-    pub executables: Vec<BenchExecutable>,
+    pub usable_executables: Vec<BenchExecutable>,
     /// Names of bench executables that kernelgate does not run, with the reasons.
-    pub unusable_with_reason: Vec<(String, String)>,
+    pub unusable_benches_with_reason: Vec<(String, String)>,
 }
 
 impl BenchTargetsOrFolder<'_> {
@@ -44,7 +44,7 @@ impl BenchTargetsOrFolder<'_> {
         timeout: Duration,
         running: &SharedChildProcess,
     ) -> anyhow::Result<UsableAndUnusableBenches> {
-        let mut candidates = match self.folder {
+        let mut candidates = match self.prebuilt_folder {
             Some(folder) => self.find_prebuilt_benches(folder, root)?,
             None => self.build_benches_with_cargo(running)?,
         };
@@ -54,23 +54,25 @@ impl BenchTargetsOrFolder<'_> {
         );
         // The bench executables are sorted, because cargo reports them in the order in which their
         // builds finished.
-        candidates.sort_by(|a, b| (&a.package_root, &a.bench).cmp(&(&b.package_root, &b.bench)));
+        candidates.sort_by(|a, b| {
+            (&a.package_root, &a.bench_name).cmp(&(&b.package_root, &b.bench_name))
+        });
         let mut found = UsableAndUnusableBenches::default();
         for executable in candidates {
             match check_kernelgate_bench(&executable, running, timeout) {
-                Ok(()) => found.executables.push(executable),
-                Err(why) => found.unusable_with_reason.push((executable.bench, why)),
+                Ok(()) => found.usable_executables.push(executable),
+                Err(why) => found.unusable_benches_with_reason.push((executable.bench_name, why)),
             }
         }
         found
-            .unusable_with_reason
+            .unusable_benches_with_reason
             .iter()
             .for_each(|(bench, why)| eprintln!("left alone: bench `{bench}`: {why}"));
         let is_left_alone =
-            |name: &&String| found.unusable_with_reason.iter().any(|(it, _)| it == *name);
-        let named = self.targets.benches.iter().find(is_left_alone);
+            |name: &&String| found.unusable_benches_with_reason.iter().any(|(it, _)| it == *name);
+        let named = self.targets.bench_names.iter().find(is_left_alone);
         anyhow::ensure!(
-            named.is_none() && !found.executables.is_empty(),
+            named.is_none() && !found.usable_executables.is_empty(),
             "no bench here can be asked: the lines above say why"
         );
         Ok(found)
@@ -89,7 +91,7 @@ impl BenchTargetsOrFolder<'_> {
         );
         let mut command = cargo::cargo_bench_build_command(self.targets);
         let show = |line: CargoStderrLine<'_>| {
-            if let CargoStderrLine::Message(text) = line {
+            if let CargoStderrLine::MessageForUser(text) = line {
                 eprintln!("{}", kernelgate::record::text::clean_message_for_terminal(text));
             }
         };
@@ -99,7 +101,9 @@ impl BenchTargetsOrFolder<'_> {
                 match error {
                     // The error about a failed build does not repeat cargo's messages, because
                     // kernelgate already printed these while cargo ran.
-                    CargoBuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
+                    CargoBuildError::BuildFailed(_) => {
+                        anyhow::anyhow!("the package does not build")
+                    }
                     other => anyhow::anyhow!("the package {other}"),
                 }
             })
@@ -110,7 +114,7 @@ impl BenchTargetsOrFolder<'_> {
         folder: &Path,
         root: &Path,
     ) -> anyhow::Result<Vec<BenchExecutable>> {
-        let named = self.targets.benches;
+        let named = self.targets.bench_names;
         let folder = folder
             .canonicalize()
             .with_context(|| format!("failed to read {}", folder.display()))?;
@@ -125,8 +129,8 @@ impl BenchTargetsOrFolder<'_> {
         }
         let is_selected = |name: &String| named.is_empty() || named.contains(name);
         let executable = |(bench, path): (String, PathBuf)| BenchExecutable {
-            bench,
-            path,
+            bench_name: bench,
+            executable_path: path,
             package_root: root.to_owned(),
         };
         Ok(found.into_iter().filter(|(name, _)| is_selected(name)).map(executable).collect())
@@ -141,9 +145,9 @@ fn check_kernelgate_bench(
     running: &SharedChildProcess,
     timeout: Duration,
 ) -> Result<(), String> {
-    match harness_kind::harness_kind_of_file(&executable.path) {
-        Ok(BenchHarnessKind::Ours) => {}
-        Ok(BenchHarnessKind::Criterion) => {
+    match harness_kind::harness_kind_of_file(&executable.executable_path) {
+        Ok(BenchHarnessKind::Kernelgate) => {}
+        Ok(BenchHarnessKind::CriterionOnly) => {
             let so = "it does not use kernelgate, but Criterion alone: `compare` and \
                           `calibrate` measure it";
             return Err(so.to_owned());
@@ -152,7 +156,7 @@ fn check_kernelgate_bench(
         Err(cause) => return Err(format!("its file cannot be read ({cause})")),
     }
     let (oldest, newest) =
-        versions::query_bench_protocol_versions(&executable.path, timeout, running)
+        versions::query_bench_protocol_versions(&executable.executable_path, timeout, running)
             .map_err(|why| why.to_string())?;
     match protocol::newest_common_protocol_version((oldest, newest)) {
         Some(_) => Ok(()),

@@ -15,26 +15,26 @@ use kernelgate::protocol;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BenchHarnessKind {
     /// The executable uses kernelgate's harness, which is built on Criterion.
-    Ours,
+    Kernelgate,
     /// Uses Criterion alone.
-    Criterion,
+    CriterionOnly,
     /// Uses divan.
     Divan,
     /// The executable uses libtest, the compiler's own harness for `#[bench]` and tests.
     Libtest,
     /// The executable uses a harness that kernelgate does not recognise.
-    Unknown,
+    UnknownHarness,
 }
 
 impl BenchHarnessKind {
     /// Describes which harness a bench uses, as a fragment for an error message.
     pub const fn harness_description(self) -> &'static str {
         match self {
-            Self::Ours => "it uses kernelgate",
-            Self::Criterion => "it uses Criterion alone",
+            Self::Kernelgate => "it uses kernelgate",
+            Self::CriterionOnly => "it uses Criterion alone",
             Self::Divan => "it uses divan, neither kernelgate nor Criterion",
             Self::Libtest => "it uses libtest, neither kernelgate nor Criterion",
-            Self::Unknown => "it uses neither kernelgate nor Criterion",
+            Self::UnknownHarness => "it uses neither kernelgate nor Criterion",
         }
     }
 }
@@ -42,12 +42,12 @@ impl BenchHarnessKind {
 /// Texts that executables of each harness contain, in order of precedence: the first text of this
 /// list that the file contains decides the harness.
 const HARNESS_MARK_TEXTS: [(&str, BenchHarnessKind); 5] = [
-    (protocol::BENCH_EXECUTABLE_MARK, BenchHarnessKind::Ours),
+    (protocol::BENCH_EXECUTABLE_MARK, BenchHarnessKind::Kernelgate),
     // The executable has Criterion's own `main`, but uses kernelgate to time a GPU stream.
-    (gpu_time::MARK_OF_CRITERION_BENCH_EXECUTABLE, BenchHarnessKind::Criterion),
-    // The help text of Criterion 0.5 to 0.8 contains this text, so an executable with the text uses
-    // Criterion.
-    ("This executable is a Criterion.rs benchmark.", BenchHarnessKind::Criterion),
+    (gpu_time::MARK_OF_CRITERION_BENCH_EXECUTABLE, BenchHarnessKind::CriterionOnly),
+    // The help text of Criterion 0.5 to 0.8 contains this mark text, so an executable with the mark
+    // text uses Criterion.
+    ("This executable is a Criterion.rs benchmark.", BenchHarnessKind::CriterionOnly),
     ("DIVAN_SAMPLE_COUNT", BenchHarnessKind::Divan),
     ("RUST_TEST_THREADS", BenchHarnessKind::Libtest),
 ];
@@ -62,7 +62,7 @@ const MARK_SEARCH_PIECE_BYTES: usize = 1 << 20;
 /// device may have effects.
 pub fn harness_kind_of_file(path: &Path) -> io::Result<BenchHarnessKind> {
     if !std::fs::metadata(path)?.is_file() {
-        return Ok(BenchHarnessKind::Unknown);
+        return Ok(BenchHarnessKind::UnknownHarness);
     }
     search_for_harness_mark(File::open(path)?, MARK_SEARCH_PIECE_BYTES)
 }
@@ -78,7 +78,7 @@ fn search_for_harness_mark(mut from: impl Read, piece: usize) -> io::Result<Benc
     let mut held = Vec::with_capacity(overlap + piece);
     let (mut first, mut best) = (true, HARNESS_MARK_TEXTS.len());
     let kind = |best: usize| {
-        HARNESS_MARK_TEXTS.get(best).map_or(BenchHarnessKind::Unknown, |(_, kind)| *kind)
+        HARNESS_MARK_TEXTS.get(best).map_or(BenchHarnessKind::UnknownHarness, |(_, kind)| *kind)
     };
     loop {
         let read = from.by_ref().take(piece as u64).read_to_end(&mut held)?;
@@ -112,24 +112,27 @@ mod tests {
                 let cut = &text[..before + mark.len() - 1];
                 assert_eq!(
                     search_for_harness_mark(cut, 32).unwrap(),
-                    BenchHarnessKind::Unknown,
+                    BenchHarnessKind::UnknownHarness,
                     "{mark} cut after {before}"
                 );
             }
             let script = format!("#!/bin/sh\nexport {mark}=1\n");
             assert_eq!(
                 search_for_harness_mark(script.as_bytes(), 32).unwrap(),
-                BenchHarnessKind::Unknown
+                BenchHarnessKind::UnknownHarness
             );
         }
-        assert_eq!(search_for_harness_mark(&b""[..], 32).unwrap(), BenchHarnessKind::Unknown);
+        assert_eq!(
+            search_for_harness_mark(&b""[..], 32).unwrap(),
+            BenchHarnessKind::UnknownHarness
+        );
         // An executable with kernelgate's harness also contains Criterion's mark, and may contain
         // libtest's.
         let all = HARNESS_MARK_TEXTS.map(|(mark, _)| mark);
         let from = [
-            BenchHarnessKind::Ours,
-            BenchHarnessKind::Criterion,
-            BenchHarnessKind::Criterion,
+            BenchHarnessKind::Kernelgate,
+            BenchHarnessKind::CriterionOnly,
+            BenchHarnessKind::CriterionOnly,
             BenchHarnessKind::Divan,
         ];
         for (from, kind) in from.into_iter().enumerate() {
@@ -149,7 +152,7 @@ mod tests {
         for path in [&fifo, folder.path(), Path::new("/dev/null")] {
             assert_eq!(
                 harness_kind_of_file(path).unwrap(),
-                BenchHarnessKind::Unknown,
+                BenchHarnessKind::UnknownHarness,
                 "{}",
                 path.display()
             );

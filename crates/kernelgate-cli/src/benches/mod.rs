@@ -2,8 +2,8 @@
 //! to them.
 //!
 //! Bench executables run all GPU and CPU kernels, so that every subcommand of the program
-//! kernelgate works for every package. This module does not interpret the responses of benches
-//! (`verbs` does) and does not run the timed processes of comparisons (`compare` does).
+//! kernelgate works for every package. The module `benches` does not interpret the responses of
+//! benches (`verbs` does) and does not run the timed processes of comparisons (`compare` does).
 
 pub mod bench_requests;
 pub mod cargo;

@@ -21,7 +21,8 @@ struct CargoMetadataOutput {
 
 #[derive(Deserialize)]
 struct CargoMetadataPackage {
-    name: String,
+    #[serde(rename = "name")]
+    package_name: String,
     manifest_path: PathBuf,
     #[serde(default)]
     targets: Vec<CargoMetadataTarget>,
@@ -30,8 +31,10 @@ struct CargoMetadataPackage {
 /// A build target of a Cargo package (library, binary, bench), as `cargo metadata` lists it.
 #[derive(Deserialize)]
 struct CargoMetadataTarget {
-    name: String,
-    kind: Vec<String>,
+    #[serde(rename = "name")]
+    target_name: String,
+    #[serde(rename = "kind")]
+    target_kinds: Vec<String>,
     #[serde(default, rename = "required-features")]
     required_features: Vec<String>,
 }
@@ -59,8 +62,9 @@ pub fn baseline_store_of_package(folder: &Path) -> RecordFoldersOfPackage {
 
 /// Returns the existing `baselines` folders of the workspace's other packages.
 pub fn baseline_folders_of_other_packages(store: &RecordFoldersOfPackage) -> Vec<PathBuf> {
-    let packages =
-        read_cargo_metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
+    let packages = read_cargo_metadata(&store.package_root)
+        .map(|metadata| metadata.packages)
+        .unwrap_or_default();
     let folders = packages.iter().filter_map(|package| package.manifest_path.parent());
     let baselines = folders.map(|folder| folder.join("baselines"));
     baselines.filter(|folder| *folder != store.baselines_folder && folder.is_dir()).collect()
@@ -75,11 +79,12 @@ pub fn benches_that_need_features(folder: &Path) -> BTreeMap<String, String> {
     let own =
         packages.into_iter().filter(|it| it.manifest_path.parent().and_then(real) == real(folder));
     let benches = own.flat_map(|package| package.targets).filter(|target| {
-        target.kind.iter().any(|kind| kind == "bench") && !target.required_features.is_empty()
+        target.target_kinds.iter().any(|kind| kind == "bench")
+            && !target.required_features.is_empty()
     });
     let why = |target: CargoMetadataTarget| {
         let features = target.required_features.join(",");
-        (target.name, format!("Cargo builds it only with `--features {features}`"))
+        (target.target_name, format!("Cargo builds it only with `--features {features}`"))
     };
     benches.map(why).collect()
 }
@@ -87,8 +92,8 @@ pub fn benches_that_need_features(folder: &Path) -> BTreeMap<String, String> {
 /// A package of a Cargo workspace, with its name and `Cargo.toml`.
 #[derive(Debug)]
 pub struct CargoWorkspacePackage {
-    /// Name of the package.
-    pub name: String,
+    /// Name of the Cargo package.
+    pub package_name: String,
     /// Path of the `Cargo.toml` of this package.
     pub manifest_path: PathBuf,
 }
@@ -109,20 +114,23 @@ pub fn find_workspace_member(
     folder: &Path,
     name: Option<&str>,
 ) -> Result<CargoWorkspacePackage, PackageLookupError> {
-    let packages = read_cargo_metadata(folder).ok_or(PackageLookupError::NoPackage)?.packages;
-    let members =
-        packages.into_iter().map(|CargoMetadataPackage { name, manifest_path, .. }| {
-            CargoWorkspacePackage { name, manifest_path }
-        });
+    let packages =
+        read_cargo_metadata(folder).ok_or(PackageLookupError::NoCargoPackageInFolder)?.packages;
+    let members = packages.into_iter().map(
+        |CargoMetadataPackage { package_name: name, manifest_path, .. }| CargoWorkspacePackage {
+            package_name: name,
+            manifest_path,
+        },
+    );
     let mut members: Vec<CargoWorkspacePackage> = members.collect();
-    let names = members.iter().map(|member| member.name.clone()).collect();
+    let names = members.iter().map(|member| member.package_name.clone()).collect();
     let found = match name {
-        Some(name) => members.iter().position(|member| member.name == name),
+        Some(name) => members.iter().position(|member| member.package_name == name),
         None if members.len() == 1 => Some(0),
         None => members.iter().position(|member| member.package_folder() == folder),
     };
-    let missing = name.map_or(PackageLookupError::Ambiguous(names), |name| {
-        PackageLookupError::Unknown(name.to_owned())
+    let missing = name.map_or(PackageLookupError::SeveralPackages(names), |name| {
+        PackageLookupError::UnknownPackage(name.to_owned())
     });
     found.map(|index| members.swap_remove(index)).ok_or(missing)
 }
@@ -132,13 +140,13 @@ pub fn find_workspace_member(
 pub enum PackageLookupError {
     /// Neither the folder nor a parent folder has a `Cargo.toml`, or cargo cannot read it.
     #[error("no package here: run `cargo init` first, or check `cargo metadata`")]
-    NoPackage,
+    NoCargoPackageInFolder,
     /// The Cargo workspace has no package of the requested name.
     #[error("--package {0}: the workspace has no such package")]
-    Unknown(String),
+    UnknownPackage(String),
     /// The Cargo workspace has several packages, and the user named none.
     #[error("the workspace has several packages: pass --package with one of {}", .0.join(", "))]
-    Ambiguous(Vec<String>),
+    SeveralPackages(Vec<String>),
 }
 
 /// Returns whether a folder or one of its parent folders has a `Cargo.toml`.
@@ -193,12 +201,15 @@ mod tests {
         let folders = |folder: &Path| {
             (
                 baseline_store_of_package(folder).baselines_folder,
-                baseline_store_of_package(folder).root,
+                baseline_store_of_package(folder).package_root,
             )
         };
         let member = root.join("member");
         assert_eq!(folders(&member.join("src")), (member.join("baselines"), member.clone()));
         assert_eq!(folders(&root), (root.join("baselines"), root.clone()));
-        assert_eq!(baseline_store_of_package(&member).runs, baseline_store_of_package(&root).runs);
+        assert_eq!(
+            baseline_store_of_package(&member).runs_folder,
+            baseline_store_of_package(&root).runs_folder
+        );
     }
 }

@@ -17,9 +17,9 @@ const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum KeptPartOfOutput {
     /// Keep the first [`KEPT_BYTES_AT_STREAM_START`] bytes of the output stream.
-    StreamStart,
+    KeepStreamStart,
     /// Keep the last 64 KiB of the output stream.
-    StreamEnd,
+    KeepStreamEnd,
 }
 
 /// The kept bytes of a process's output stream after the stream has ended.
@@ -28,9 +28,9 @@ pub struct CapturedOutput {
     /// The bytes that were kept of the captured output.
     pub kept_bytes: Vec<u8>,
     /// Whether the output stream had more bytes than were kept.
-    pub truncated: bool,
+    pub output_truncated: bool,
     /// Number of bytes that the process wrote to the stream.
-    pub total_bytes: u64,
+    pub stream_total_bytes: u64,
 }
 
 /// Reads a process's output stream to its end on a new thread, and returns the channel that
@@ -43,18 +43,18 @@ pub fn capture_stream_on_thread(
     std::thread::spawn(move || {
         let (mut all, mut piece) = (CapturedOutput::default(), vec![0; KEPT_BYTES_AT_STREAM_END]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
-            all.total_bytes += count as u64;
+            all.stream_total_bytes += count as u64;
             match keep {
-                KeptPartOfOutput::StreamStart => {
+                KeptPartOfOutput::KeepStreamStart => {
                     let room = KEPT_BYTES_AT_STREAM_START.saturating_sub(all.kept_bytes.len());
                     all.kept_bytes.extend_from_slice(&piece[..count.min(room)]);
-                    all.truncated |= count > room;
+                    all.output_truncated |= count > room;
                 }
-                KeptPartOfOutput::StreamEnd => {
+                KeptPartOfOutput::KeepStreamEnd => {
                     all.kept_bytes.extend_from_slice(&piece[..count]);
                     let over = all.kept_bytes.len().saturating_sub(KEPT_BYTES_AT_STREAM_END);
                     all.kept_bytes.drain(..over);
-                    all.truncated |= over > 0;
+                    all.output_truncated |= over > 0;
                 }
             }
         }
@@ -72,7 +72,7 @@ const MAX_FAILURE_LINES: usize = 4;
 /// without the backtrace, or else its last lines.
 #[derive(Default)]
 pub struct FailureLineCollector {
-    lines: Vec<String>,
+    failure_lines: Vec<String>,
     output_section: FailedOutputSection,
 }
 
@@ -80,51 +80,53 @@ pub struct FailureLineCollector {
 /// message or backtrace.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 enum FailedOutputSection {
-    /// Output before any panic.
+    /// The next line belongs to output before any panic.
     #[default]
-    Ordinary,
-    /// Message of a panic.
-    Message,
+    BeforePanic,
+    /// The next line belongs to the message of a panic.
+    PanicMessage,
     /// Text after the panic message: the backtrace and the Rust runtime's notes.
-    Backtrace,
+    PanicBacktrace,
 }
 
 impl FailureLineCollector {
-    /// Adds the next line.
-    pub fn push_output_line(&mut self, line: &str) {
+    /// Adds the next line of the failed process's output.
+    pub fn add_process_output_line(&mut self, line: &str) {
         let text = line.trim();
         if text.is_empty() {
             return;
         }
         if text.starts_with("thread '") && text.contains(" panicked at ") {
-            (self.output_section, self.lines) =
-                (FailedOutputSection::Message, vec![line.to_owned()]);
+            (self.output_section, self.failure_lines) =
+                (FailedOutputSection::PanicMessage, vec![line.to_owned()]);
             return;
         }
         let starts_trace = text == "stack backtrace:" || text.starts_with("note: run with `RUST_B");
         match self.output_section {
-            FailedOutputSection::Message | FailedOutputSection::Backtrace if starts_trace => {
-                self.output_section = FailedOutputSection::Backtrace
+            FailedOutputSection::PanicMessage | FailedOutputSection::PanicBacktrace
+                if starts_trace =>
+            {
+                self.output_section = FailedOutputSection::PanicBacktrace
             }
             // If a panic message exceeds the line limit, its first lines are kept, because its
             // start is more informative than its end.
-            FailedOutputSection::Message if self.lines.len() == MAX_FAILURE_LINES => {}
-            FailedOutputSection::Backtrace if is_backtrace_line(text) => {}
+            FailedOutputSection::PanicMessage if self.failure_lines.len() == MAX_FAILURE_LINES => {}
+            FailedOutputSection::PanicBacktrace if is_backtrace_line(text) => {}
             _ => {
-                if self.output_section == FailedOutputSection::Backtrace {
-                    self.output_section = FailedOutputSection::Ordinary;
-                    self.lines.clear();
+                if self.output_section == FailedOutputSection::PanicBacktrace {
+                    self.output_section = FailedOutputSection::BeforePanic;
+                    self.failure_lines.clear();
                 }
-                if self.lines.len() == MAX_FAILURE_LINES {
-                    self.lines.remove(0);
+                if self.failure_lines.len() == MAX_FAILURE_LINES {
+                    self.failure_lines.remove(0);
                 }
-                self.lines.push(line.to_owned());
+                self.failure_lines.push(line.to_owned());
             }
         }
     }
 
     pub fn into_failure_lines(self) -> Vec<String> {
-        self.lines
+        self.failure_lines
     }
 }
 
@@ -150,7 +152,7 @@ mod tests {
 
     fn failure_lines_of_output(text: &str) -> Vec<String> {
         let mut lines = FailureLineCollector::default();
-        text.lines().for_each(|line| lines.push_output_line(line));
+        text.lines().for_each(|line| lines.add_process_output_line(line));
         lines.into_failure_lines()
     }
 
@@ -189,16 +191,24 @@ mod tests {
         let kept = |keep| {
             capture_stream_on_thread(std::io::Cursor::new(flood.clone()), keep).recv().unwrap()
         };
-        let (start, end) = (kept(KeptPartOfOutput::StreamStart), kept(KeptPartOfOutput::StreamEnd));
-        assert!(start.truncated && start.kept_bytes == flood[..KEPT_BYTES_AT_STREAM_START]);
-        assert_eq!([start.total_bytes, end.total_bytes], [flood.len() as u64; 2]);
-        assert!(end.truncated && end.kept_bytes == flood[flood.len() - KEPT_BYTES_AT_STREAM_END..]);
-        let whole = capture_stream_on_thread(&b"all of it"[..], KeptPartOfOutput::StreamStart)
+        let (start, end) =
+            (kept(KeptPartOfOutput::KeepStreamStart), kept(KeptPartOfOutput::KeepStreamEnd));
+        assert!(start.output_truncated && start.kept_bytes == flood[..KEPT_BYTES_AT_STREAM_START]);
+        assert_eq!([start.stream_total_bytes, end.stream_total_bytes], [flood.len() as u64; 2]);
+        assert!(
+            end.output_truncated
+                && end.kept_bytes == flood[flood.len() - KEPT_BYTES_AT_STREAM_END..]
+        );
+        let whole = capture_stream_on_thread(&b"all of it"[..], KeptPartOfOutput::KeepStreamStart)
             .recv()
             .unwrap();
         assert_eq!(
             whole,
-            CapturedOutput { kept_bytes: b"all of it".to_vec(), truncated: false, total_bytes: 9 }
+            CapturedOutput {
+                kept_bytes: b"all of it".to_vec(),
+                output_truncated: false,
+                stream_total_bytes: 9
+            }
         );
     }
 }

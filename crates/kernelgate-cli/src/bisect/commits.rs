@@ -1,5 +1,8 @@
 //! Answers the questions of a bisection: compares the builds of two commits of a repository.
 
+use crate::gate::recorded_names::{
+    RECORDED_LIMIT_NAMES, RECORDED_SAMPLING_NAMES, debug_text_with_recorded_names,
+};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -30,63 +33,74 @@ const MAX_SKIP_REASON_LINES: usize = 3;
 #[derive(Debug)]
 pub struct BisectionRequest {
     /// The good revision of the bisection, at which the case is not slow.
-    pub good: String,
+    pub good_revision: String,
     /// The bad revision of the bisection, at which the case is slow; it must descend from the good
     /// revision.
-    pub bad: String,
-    pub case: String,
+    pub bad_revision: String,
+    pub case_id: String,
     /// Settings of each comparison of the bisection; the bisection itself sets base, head, filter
     /// and `resume`.
     pub comparison: BuildComparisonRequest,
     /// Whether to continue the previous bisection, which was interrupted.
-    pub resume: bool,
+    pub resume_interrupted_bisection: bool,
 }
 
 /// The result of a bisection, which searches for the commit that made a case slower.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BisectionResult {
-    /// Id of the case: `workload/problem/implementation/cache`.
-    pub case: String,
+    /// Id of the case, in the form `workload/problem/implementation/cache`.
+    #[serde(rename = "case")]
+    pub case_id: String,
     /// Good end of the bisection, as revision name and commit: "v1.0 (1a2b3c4d)".
-    pub good: String,
+    #[serde(rename = "good")]
+    pub good_revision: String,
     /// Bad end of the bisection, as revision name and commit: "main (5e6f7a8b)".
-    pub bad: String,
+    #[serde(rename = "bad")]
+    pub bad_revision: String,
     /// Number of commits after the good end up to and including the bad end, along first parents.
-    pub commits: usize,
+    #[serde(rename = "commits")]
+    pub bisected_commit_count: usize,
     /// How the bisection ended; commits are given as positions, counted from the good end, which is
     /// 0.
-    pub ended: BisectionEnd,
+    #[serde(rename = "ended")]
+    pub bisection_end: BisectionEnd,
     /// The commits that the bisection found to have caused the slow-down; `None` if it found none.
     pub found: Option<FoundSlowdownCommits>,
 }
 
-/// Commits that were found.
+/// Commits that a bisection found as the cause of a slow-down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FoundSlowdownCommits {
     /// The last commit at which the case is not slower than at the good end.
-    pub last_good: String,
+    #[serde(rename = "last_good")]
+    pub last_good_commit: String,
     /// Commits of which one slowed the case down, the oldest first: exactly one, unless some
     /// commits could not be measured.
     pub suspects: Vec<SlowdownSuspectCommit>,
     /// Output of `git diff --stat` between the last good commit and the first bad commit of the
     /// bisection.
-    pub diff_stat: String,
+    #[serde(rename = "diff_stat")]
+    pub git_diff_stat: String,
     /// Paths of the bench executables of the last good and the first bad commit, whose machine code
     /// can be compared; `None` if the two were not compared.
     pub executables: Option<[PathBuf; 2]>,
     /// Ids of commits that the bisection skipped, with the reasons.
-    pub left_out: BTreeMap<String, String>,
+    #[serde(rename = "left_out")]
+    pub skipped_commits: BTreeMap<String, String>,
 }
 
 /// A commit of the bisected range that may have slowed the case down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SlowdownSuspectCommit {
-    /// Id of the commit.
-    pub commit: String,
+    /// Id of the commit that may have slowed the case down.
+    #[serde(rename = "commit")]
+    pub suspect_commit: String,
     /// First line of the suspect commit's message.
-    pub subject: String,
+    #[serde(rename = "subject")]
+    pub commit_subject: String,
     /// Number of commits that this merge commit brought in; 0 if the commit is not a merge.
-    pub merged: usize,
+    #[serde(rename = "merged")]
+    pub merged_commit_count: usize,
 }
 
 /// Searches by bisection for the commit that slowed the case down.
@@ -95,9 +109,11 @@ pub struct SlowdownSuspectCommit {
 /// Fails if the bad revision does not descend from the good one, a commit cannot be prepared for
 /// another reason than its code, or the bisection's state file cannot be written.
 pub fn bisect_slowdown(request: &BisectionRequest) -> Result<BisectionResult, CompareError> {
-    let repository = GitRepository::open_around_package(&request.comparison.package)?;
-    let (good, bad) =
-        (repository.resolve_revision(&request.good)?, repository.resolve_revision(&request.bad)?);
+    let repository = GitRepository::open_around_package(&request.comparison.package_root)?;
+    let (good, bad) = (
+        repository.resolve_revision(&request.good_revision)?,
+        repository.resolve_revision(&request.bad_revision)?,
+    );
     let commits = commits_along_first_parents(&repository, &good, &bad)?;
     let tools = ProgressAndChildProcesses::with_interrupt_handler()?;
     let mut comparer =
@@ -109,15 +125,15 @@ pub fn bisect_slowdown(request: &BisectionRequest) -> Result<BisectionResult, Co
     comparer.progress_and_children.clear_progress_line();
     let ended = ended?;
     let found = match &ended {
-        BisectionEnd::Found(found) => Some(comparer.describe_found_commits(found)?),
+        BisectionEnd::SlowdownFound(found) => Some(comparer.describe_found_commits(found)?),
         _ => None,
     };
     Ok(BisectionResult {
-        case: request.case.clone(),
-        good: good.name_and_short_commit(),
-        bad: bad.name_and_short_commit(),
-        commits: commits.len() - 1,
-        ended,
+        case_id: request.case_id.clone(),
+        good_revision: good.name_and_short_commit(),
+        bad_revision: bad.name_and_short_commit(),
+        bisected_commit_count: commits.len() - 1,
+        bisection_end: ended,
         found,
     })
 }
@@ -129,23 +145,26 @@ fn commits_along_first_parents(
     good: &NamedGitRevision,
     bad: &NamedGitRevision,
 ) -> Result<Vec<String>, CompareError> {
-    if good.commit == bad.commit {
-        return Err(CompareError::OneCommit(good.name.clone(), bad.name.clone()));
+    if good.full_commit_id == bad.full_commit_id {
+        return Err(CompareError::GoodAndBadAreOneCommit(
+            good.revision_name.clone(),
+            bad.revision_name.clone(),
+        ));
     }
     let git_in = |folder: &Path| isolated_git(folder);
     let ancestor = run_git_and_return_output(git_in(&repository.work_tree_root).args([
         "merge-base",
         "--is-ancestor",
-        &good.commit,
-        &bad.commit,
+        &good.full_commit_id,
+        &bad.full_commit_id,
     ]))?;
     if !ancestor.status.success() {
-        return Err(CompareError::NotDescended {
+        return Err(CompareError::BadNotDescendedFromGood {
             good: good.name_and_short_commit(),
             bad: bad.name_and_short_commit(),
         });
     }
-    let range = format!("{}..{}", good.commit, bad.commit);
+    let range = format!("{}..{}", good.full_commit_id, bad.full_commit_id);
     let listed = run_git_or_fail(
         git_in(&repository.work_tree_root).args([
             "rev-list",
@@ -155,7 +174,9 @@ fn commits_along_first_parents(
         ]),
         "list the commits",
     )?;
-    Ok(std::iter::once(good.commit.clone()).chain(listed.lines().map(str::to_owned)).collect())
+    Ok(std::iter::once(good.full_commit_id.clone())
+        .chain(listed.lines().map(str::to_owned))
+        .collect())
 }
 
 /// Compares the builds of pairs of commits, and stores the answers in the bisection's state file.
@@ -165,10 +186,10 @@ struct BisectionCommitComparer<'a> {
     commits: &'a [String],
     progress_and_children: ProgressAndChildProcesses,
     state: SavedBisectionState,
-    state_file: PathBuf,
+    bisection_state_file: PathBuf,
     /// The bench that has the bisected case, known after the first comparison: later comparisons
     /// build only this bench.
-    bench: Option<String>,
+    bench_with_case: Option<String>,
 }
 
 impl<'a> BisectionCommitComparer<'a> {
@@ -178,28 +199,41 @@ impl<'a> BisectionCommitComparer<'a> {
         commits: &'a [String],
         tools: ProgressAndChildProcesses,
     ) -> Result<Self, CompareError> {
-        let path = request.comparison.folder.join("state.json");
+        let path = request.comparison.comparison_folder.join("state.json");
         let mut identity = request.comparison.bench_variables.clone();
         identity.extend(
             [
                 ("the good commit", commits[0].clone()),
                 ("the bad commit", commits[commits.len() - 1].clone()),
-                ("the case", request.case.clone()),
+                ("the case", request.case_id.clone()),
                 ("the profile", request.comparison.build_profile.clone()),
-                ("a feature", request.comparison.features.join(" ")),
+                ("a feature", request.comparison.cargo_features.join(" ")),
                 ("a threshold", {
-                    let TestPlanRequest { requested_limits: asked, max_blocks, .. } =
-                        &request.comparison.plan;
-                    format!("{asked:?}, {max_blocks:?} blocks")
+                    let TestPlanRequest {
+                        requested_limits: asked,
+                        max_trial_blocks: max_blocks,
+                        ..
+                    } = &request.comparison.plan;
+                    let limits_text = debug_text_with_recorded_names(asked, RECORDED_LIMIT_NAMES);
+                    format!("{limits_text}, {max_blocks:?} blocks")
                 }),
-                ("--case-time", format!("{:?}", request.comparison.sampling)),
+                (
+                    "--case-time",
+                    debug_text_with_recorded_names(
+                        &request.comparison.sampling,
+                        RECORDED_SAMPLING_NAMES,
+                    ),
+                ),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
-        let state =
-            SavedBisectionState::resume_or_begin_bisection(&path, identity, request.resume)?;
-        if !state.answers.is_empty() {
-            tools.print_line(&format!("resuming with {} answers", state.answers.len()));
+        let state = SavedBisectionState::resume_or_begin_bisection(
+            &path,
+            identity,
+            request.resume_interrupted_bisection,
+        )?;
+        if !state.answers_by_question.is_empty() {
+            tools.print_line(&format!("resuming with {} answers", state.answers_by_question.len()));
         }
         Ok(Self {
             request,
@@ -207,8 +241,8 @@ impl<'a> BisectionCommitComparer<'a> {
             commits,
             progress_and_children: tools,
             state,
-            state_file: path,
-            bench: None,
+            bisection_state_file: path,
+            bench_with_case: None,
         })
     }
 
@@ -216,10 +250,15 @@ impl<'a> BisectionCommitComparer<'a> {
         &mut self,
         question: &BisectionQuestion,
     ) -> Result<BisectionAnswer, CompareError> {
-        let BisectionQuestion { base, head, attempt, .. } = *question;
+        let BisectionQuestion {
+            base_position: base,
+            head_position: head,
+            earlier_attempts: attempt,
+            ..
+        } = *question;
         let short = |place: usize| self.commits[place].get(..8).unwrap_or_default().to_owned();
         let key = format!("{} {} {attempt}", self.commits[base], self.commits[head]);
-        if let Some(answer) = self.state.answers.get(&key) {
+        if let Some(answer) = self.state.answers_by_question.get(&key) {
             return Ok(answer.clone());
         }
         let label = format!(
@@ -229,14 +268,14 @@ impl<'a> BisectionCommitComparer<'a> {
             self.commits.len() - 1,
             if attempt > 0 { format!(", attempt {}", attempt + 1) } else { String::new() }
         );
-        let interrupted = self.state.asking.as_ref() == Some(&key);
-        self.state.asking = Some(key.clone());
+        let interrupted = self.state.question_in_progress.as_ref() == Some(&key);
+        self.state.question_in_progress = Some(key.clone());
         self.write_bisection_state()?;
         let answer = self.compare_builds_of_commits(question, interrupted, &label)?;
         self.progress_and_children
             .print_line(&format!("{label}: {}", bisection_answer_text(&answer)));
-        self.state.asking = None;
-        self.state.answers.insert(key, answer.clone());
+        self.state.question_in_progress = None;
+        self.state.answers_by_question.insert(key, answer.clone());
         self.write_bisection_state()?;
         Ok(answer)
     }
@@ -247,62 +286,71 @@ impl<'a> BisectionCommitComparer<'a> {
         resume: bool,
         label: &str,
     ) -> Result<BisectionAnswer, CompareError> {
-        let BisectionQuestion { base, head, attempt, plan } = *question;
+        let BisectionQuestion {
+            base_position: base,
+            head_position: head,
+            earlier_attempts: attempt,
+            plan,
+        } = *question;
         let template = &self.request.comparison;
         let plan = plan.map_or_else(
             || {
                 let template_plan = template.plan.clone();
                 let more =
                     (attempt > 0).then(|| max_blocks_of_first_attempt(self.request) << attempt);
-                TestPlanRequest { max_blocks: more.or(template_plan.max_blocks), ..template_plan }
+                TestPlanRequest {
+                    max_trial_blocks: more.or(template_plan.max_trial_blocks),
+                    ..template_plan
+                }
             },
             TestPlanRequest::with_fixed_plan,
         );
-        let benches = self.bench.iter().cloned().collect::<Vec<_>>();
+        let benches = self.bench_with_case.iter().cloned().collect::<Vec<_>>();
         let comparison = BuildComparisonRequest {
-            base: ComparedSideSource::Revision(self.commits[base].clone()),
-            head: ComparedSideSource::Revision(self.commits[head].clone()),
-            benches: if benches.is_empty() { template.benches.clone() } else { benches },
-            filter: Some(format!("^{}$", regex::escape(&self.request.case))),
+            base: ComparedSideSource::GitRevision(self.commits[base].clone()),
+            head: ComparedSideSource::GitRevision(self.commits[head].clone()),
+            bench_names: if benches.is_empty() { template.bench_names.clone() } else { benches },
+            criterion_filter: Some(format!("^{}$", regex::escape(&self.request.case_id))),
             plan,
-            budget: template.budget * (1 << attempt),
-            resume,
+            round_time_budget: template.round_time_budget * (1 << attempt),
+            resume_interrupted_comparison: resume,
             ..template.clone()
         };
         match one_case::compare_one_case(
             &comparison,
-            &self.request.case,
+            &self.request.case_id,
             self.progress_and_children.with_progress_label(label),
         ) {
             Ok(outcome) => {
-                self.bench = self.bench.take().or(outcome.bench);
-                Ok(bisection_answer_from_comparison(&outcome.comparison, &self.request.case))
+                self.bench_with_case = self.bench_with_case.take().or(outcome.bench_with_case);
+                Ok(bisection_answer_from_comparison(&outcome.comparison, &self.request.case_id))
             }
             // The good commit is the base of every comparison of the search: if the good commit
             // does not build, no other commit can be measured.
             Err(error) if error.is_unbuildable_revision() => {
-                Ok(BisectionAnswer::Unusable(shorten_build_error(&error.to_string())))
+                Ok(BisectionAnswer::UnmeasurableWithReason(shorten_build_error(&error.to_string())))
             }
             Err(error) => Err(error),
         }
     }
 
     fn write_bisection_state(&self) -> Result<(), CompareError> {
-        Ok(self.state.write_bisection_state_file(&self.state_file)?)
+        Ok(self.state.write_bisection_state_file(&self.bisection_state_file)?)
     }
 
     fn describe_found_commits(
         &self,
         found: &CommitRangeWithSlowdown,
     ) -> Result<FoundSlowdownCommits, CompareError> {
-        let (good, bad) = (&self.commits[found.last_good], &self.commits[found.first_bad]);
-        let suspects = &self.commits[found.last_good + 1..=found.first_bad];
+        let (good, bad) =
+            (&self.commits[found.last_good_position], &self.commits[found.first_bad_position]);
+        let suspects = &self.commits[found.last_good_position + 1..=found.first_bad_position];
         let top = || isolated_git(&self.repository.work_tree_root);
         let stat =
             ["diff", "--stat=100", "--no-color", "--no-ext-diff", "--no-textconv", good, bad, "--"];
-        let folder = &self.request.comparison.folder;
+        let folder = &self.request.comparison.comparison_folder;
         let executables = self
-            .bench
+            .bench_with_case
             .as_ref()
             .map(|bench| ["base", "head"].map(|side| folder.join(side).join("bin").join(bench)));
         // The executables are reported only if the last comparison measured both commits; files
@@ -312,15 +360,15 @@ impl<'a> BisectionCommitComparer<'a> {
                 && paths.iter().all(|path| path.is_file())
         });
         Ok(FoundSlowdownCommits {
-            last_good: good.clone(),
+            last_good_commit: good.clone(),
             suspects: suspects
                 .iter()
                 .map(|commit| self.describe_suspect_commit(commit))
                 .collect::<Result<_, _>>()?,
-            diff_stat: run_git_or_fail(top().args(stat), "list the differences")?,
+            git_diff_stat: run_git_or_fail(top().args(stat), "list the differences")?,
             executables,
-            left_out: found
-                .left_out
+            skipped_commits: found
+                .skipped_positions
                 .iter()
                 .map(|(place, why)| (self.commits[*place].clone(), why.clone()))
                 .collect(),
@@ -337,57 +385,81 @@ impl<'a> BisectionCommitComparer<'a> {
         let counted =
             run_git_or_fail(top().args(["rev-list", "--count", &range]), "count commits")?;
         let merged = counted.parse::<usize>().map_or(0, |count| count.saturating_sub(1));
-        Ok(SlowdownSuspectCommit { commit: commit.to_owned(), subject, merged })
+        Ok(SlowdownSuspectCommit {
+            suspect_commit: commit.to_owned(),
+            commit_subject: subject,
+            merged_commit_count: merged,
+        })
     }
 }
 
 /// Largest number of blocks of a case in the first comparison of two commits; each repeated
 /// comparison doubles the number.
 fn max_blocks_of_first_attempt(request: &BisectionRequest) -> usize {
-    request.comparison.plan.max_blocks.unwrap_or(ComparisonTestPlan::default().max_blocks)
+    request
+        .comparison
+        .plan
+        .max_trial_blocks
+        .unwrap_or(ComparisonTestPlan::default().max_trial_blocks)
 }
 
 /// Converts a finished comparison of two commits into the bisection's answer: the case is slower,
 /// not slower, undecided or unusable.
 fn bisection_answer_from_comparison(comparison: &Comparison, case: &str) -> BisectionAnswer {
-    let facts = &comparison.facts;
-    if facts.untimed.iter().any(|id| id == case) {
-        return BisectionAnswer::NotSlower(HeadToBaseTimeRatio { ratio: 1.0, low: 1.0, high: 1.0 });
+    let facts = &comparison.method_facts;
+    if facts.cases_with_identical_executable.iter().any(|id| id == case) {
+        return BisectionAnswer::NotSlower(HeadToBaseTimeRatio {
+            time_ratio: 1.0,
+            time_ratio_low: 1.0,
+            time_ratio_high: 1.0,
+        });
     }
-    if let Some(judged) = comparison.judged_cases.iter().find(|it| it.case == case) {
+    if let Some(judged) = comparison.judged_cases.iter().find(|it| it.case_id == case) {
         let ratio = judged.ratio;
-        let times = HeadToBaseTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
-        let reason = judged.joined_reasons().unwrap_or_else(|| "inconclusive".to_owned());
+        let times = HeadToBaseTimeRatio {
+            time_ratio: ratio.estimated_ratio,
+            time_ratio_low: ratio.ratio_low,
+            time_ratio_high: ratio.ratio_high,
+        };
+        let reason =
+            judged.joined_inconclusive_reasons().unwrap_or_else(|| "inconclusive".to_owned());
         return match judged.verdict {
             VerdictOnCase::Regressed => BisectionAnswer::Slower(times),
-            VerdictOnCase::Unchanged | VerdictOnCase::Improved | VerdictOnCase::Accepted => {
-                BisectionAnswer::NotSlower(times)
-            }
+            VerdictOnCase::Unchanged
+            | VerdictOnCase::Improved
+            | VerdictOnCase::AcceptedSlowdown => BisectionAnswer::NotSlower(times),
             VerdictOnCase::Inconclusive if judged.joined_measurement_errors().is_some() => {
-                BisectionAnswer::Unusable(reason)
+                BisectionAnswer::UnmeasurableWithReason(reason)
             }
-            VerdictOnCase::Inconclusive => BisectionAnswer::Undecided(reason),
+            VerdictOnCase::Inconclusive => BisectionAnswer::UndecidedWithReason(reason),
         };
     }
     let failed_in = |what: &str, cases: &BTreeMap<String, CaseFailureReason>| {
         cases.get(case).map(|why| format!("{what}: {why}"))
     };
-    let refused = comparison
-        .refused
-        .iter()
-        .find(|refusal| refusal.cases.is_empty() || refusal.cases.iter().any(|id| id == case));
-    let why = failed_in("the case is wrong", &comparison.failed)
+    let refused = comparison.refused.iter().find(|refusal| {
+        refusal.affected_cases.is_empty() || refusal.affected_cases.iter().any(|id| id == case)
+    });
+    let why = failed_in("the case is wrong", &comparison.failed_in_head)
         .or_else(|| failed_in("the case is wrong in the base", &facts.failed_in_base))
-        .or_else(|| comparison.skipped.get(case).map(|why| format!("the case was skipped: {why}")))
+        .or_else(|| {
+            comparison.skipped_in_head.get(case).map(|why| format!("the case was skipped: {why}"))
+        })
         .or_else(|| {
             let it = refused?;
-            Some(format!("{} is `{}` in the base and `{}` here", it.field, it.base, it.head))
+            Some(format!(
+                "{} is `{}` in the base and `{}` here",
+                it.differing_field, it.base_value, it.head_value
+            ))
         })
         .or_else(|| {
-            facts.broken.first().map(|broken| broken.inconclusive_reason_for_cases().to_string())
+            facts
+                .failed_processes
+                .first()
+                .map(|broken| broken.inconclusive_reason_for_cases().to_string())
         })
         .unwrap_or_else(|| "there is no such case".to_owned());
-    BisectionAnswer::Unusable(shorten_build_error(&why))
+    BisectionAnswer::UnmeasurableWithReason(shorten_build_error(&why))
 }
 
 /// Shortens a build error to its first line and its lines that begin with "error".
@@ -401,14 +473,18 @@ fn shorten_build_error(text: &str) -> String {
 /// Formats a bisection answer, such as "slower, +5.0 % (+4.1 to +6.0)": time change of head against
 /// base with its confidence interval.
 pub fn bisection_answer_text(answer: &BisectionAnswer) -> String {
-    let times = |HeadToBaseTimeRatio { ratio, low, high }: &HeadToBaseTimeRatio| {
+    let times = |HeadToBaseTimeRatio {
+                     time_ratio: ratio,
+                     time_ratio_low: low,
+                     time_ratio_high: high,
+                 }: &HeadToBaseTimeRatio| {
         let percent = |ratio: f64| 100.0 * (ratio - 1.0);
         format!("{:+.1} % ({:+.1} to {:+.1})", percent(*ratio), percent(*low), percent(*high))
     };
     match answer {
         BisectionAnswer::Slower(it) => format!("slower, {}", times(it)),
         BisectionAnswer::NotSlower(it) => format!("not slower, {}", times(it)),
-        BisectionAnswer::Undecided(why) => format!("inconclusive: {why}"),
-        BisectionAnswer::Unusable(why) => format!("skipped: {why}"),
+        BisectionAnswer::UndecidedWithReason(why) => format!("inconclusive: {why}"),
+        BisectionAnswer::UnmeasurableWithReason(why) => format!("skipped: {why}"),
     }
 }

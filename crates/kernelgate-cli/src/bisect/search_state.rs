@@ -16,12 +16,15 @@ use kernelgate::record::file::{self, RecordFileError, RecordFileType};
 pub struct SavedBisectionState {
     /// Facts that must be unchanged for the bisection to continue, by name: good and bad commit,
     /// case, settings.
-    pub identity: BTreeMap<String, String>,
+    #[serde(rename = "identity")]
+    pub bisection_identity_facts: BTreeMap<String, String>,
     /// Answers by question.
-    pub answers: BTreeMap<String, BisectionAnswer>,
+    #[serde(rename = "answers")]
+    pub answers_by_question: BTreeMap<String, BisectionAnswer>,
     /// The pair of commits that was being compared when the state was written; `None` between two
     /// comparisons.
-    pub asking: Option<String>,
+    #[serde(rename = "asking")]
+    pub question_in_progress: Option<String>,
 }
 
 impl RecordFileType for SavedBisectionState {
@@ -32,11 +35,12 @@ impl RecordFileType for SavedBisectionState {
         &["identity", "undecided", "unusable"];
 
     fn check_record_plausible(&self) -> Result<(), String> {
-        self.answers.iter().try_for_each(|(question, answer)| match answer {
+        self.answers_by_question.iter().try_for_each(|(question, answer)| match answer {
             BisectionAnswer::Slower(times) | BisectionAnswer::NotSlower(times) => {
-                times.check_plausibility().map_err(|why| format!("{question}: {why}"))
+                times.check_time_ratio_plausibility().map_err(|why| format!("{question}: {why}"))
             }
-            BisectionAnswer::Undecided(_) | BisectionAnswer::Unusable(_) => Ok(()),
+            BisectionAnswer::UndecidedWithReason(_)
+            | BisectionAnswer::UnmeasurableWithReason(_) => Ok(()),
         })
     }
 }
@@ -48,14 +52,20 @@ impl SavedBisectionState {
         identity: BTreeMap<String, String>,
         resume: bool,
     ) -> Result<SavedBisectionState, CompareError> {
-        let fresh = Self { identity, ..Self::default() };
+        let fresh = Self { bisection_identity_facts: identity, ..Self::default() };
         if !resume {
             return Ok(fresh);
         }
         match file::read_record::<Self>(path) {
-            Ok(earlier) => match first_differing_name(&earlier.identity, &fresh.identity) {
+            Ok(earlier) => match first_differing_name(
+                &earlier.bisection_identity_facts,
+                &fresh.bisection_identity_facts,
+            ) {
                 None => Ok(earlier),
-                Some(differs) => Err(CompareError::ResumesAnother { what: "search", differs }),
+                Some(differs) => Err(CompareError::SavedStateOfOtherRequest {
+                    what: "search",
+                    differing_fact: differs,
+                }),
             },
             Err(error) if error.is_because_file_is_missing() => Ok(fresh),
             Err(error) => Err(error.into()),

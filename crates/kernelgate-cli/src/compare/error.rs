@@ -8,7 +8,7 @@ use kernelgate::record::RecordFileError;
 
 use crate::benches::cargo::CargoBuildError;
 use crate::benches::package::not_in_a_package_message;
-use crate::benches::versions::VersionQueryError;
+use crate::benches::versions::ProtocolVersionQueryError;
 use crate::gate::paired::ComparedArm;
 use crate::gate::rules::rules_file::RulesFileError;
 
@@ -17,13 +17,13 @@ use crate::gate::rules::rules_file::RulesFileError;
 pub enum CompareError {
     /// Error: a record file of the comparison cannot be read or written.
     #[error(transparent)]
-    File(#[from] RecordFileError),
+    RecordFile(#[from] RecordFileError),
     /// Error: a file or folder of the comparison cannot be read, written or created.
-    #[error("failed to {action} {}: {cause}", path.display())]
+    #[error("failed to {failed_action} {}: {cause}", inaccessible_path.display())]
     Io {
-        /// The failed action: "write".
-        action: String,
-        path: PathBuf,
+        /// Action on the file or folder that failed: "write".
+        failed_action: String,
+        inaccessible_path: PathBuf,
         cause: std::io::Error,
     },
     /// Error: a file operation fails while the uncommitted working tree is stored as git objects.
@@ -31,170 +31,178 @@ pub enum CompareError {
     Snapshot { action: &'static str, cause: std::io::Error },
     /// Error: the folder belongs to no Cargo package, so there is nothing to compare.
     #[error("{}", not_in_a_package_message(.0))]
-    NoPackage(PathBuf),
-    /// Git does not start.
+    NotInCargoPackage(PathBuf),
+    /// Error: the program git cannot be started.
     #[error("failed to run git: {0}")]
-    NoGit(std::io::Error),
-    /// A git command failed.
-    #[error("failed to {action}: git: {message}")]
-    Git {
+    GitDoesNotStart(std::io::Error),
+    /// Error: a git command failed.
+    #[error("failed to {git_command_purpose}: git: {git_error_message}")]
+    GitCommandFailed {
         /// Purpose of the failed git command, for the message: "list refs".
-        action: String,
-        message: String,
+        git_command_purpose: String,
+        git_error_message: String,
     },
-    /// Error: the user's git repository has no revision of the given name.
+    /// Error: the user's git repository has no revision of the requested name.
     #[error(
-        "no revision `{name}` in {}{}{}", top.display(), revision_suggestions_text(similar, branches),
-        if *shallow { SHALLOW_CLONE_ADVICE } else { "" }
+        "no revision `{revision_name}` in {}{}{}", repository_root.display(), revision_suggestions_text(similar_revisions, repository_branches),
+        if *clone_is_shallow { SHALLOW_CLONE_ADVICE } else { "" }
     )]
-    NoRevision {
-        name: String,
-        top: PathBuf,
+    UnknownRevision {
+        revision_name: String,
+        repository_root: PathBuf,
         /// Names of existing revisions that are similar to the unknown one, best first.
-        similar: Vec<String>,
-        branches: Vec<String>,
-        shallow: bool,
+        similar_revisions: Vec<String>,
+        repository_branches: Vec<String>,
+        clone_is_shallow: bool,
     },
     /// Error: the good and the bad end of a bisection are the same commit.
     #[error("{0} and {1} are one commit")]
-    OneCommit(String, String),
+    GoodAndBadAreOneCommit(String, String),
     /// Error: the bad end of a bisection does not descend from its good end.
     #[error(
         "{bad} does not descend from {good}: a search needs the good commit before the bad one"
     )]
-    NotDescended { good: String, bad: String },
+    BadNotDescendedFromGood { good: String, bad: String },
     /// Error: another process runs a comparison in the same folder.
     #[error("another comparison runs in {}: wait for it", .0.display())]
-    Busy(PathBuf),
+    ComparisonFolderBusy(PathBuf),
     /// Error: a path of `--leave-out` does not exist, or is tracked by git.
-    #[error("--leave-out {}: {why}", path.display())]
-    LeaveOut {
-        path: PathBuf,
+    #[error("--leave-out {}: {why_trials_do_not_fit}", path_to_exclude.display())]
+    CannotExcludePath {
+        path_to_exclude: PathBuf,
         /// The reason why the path cannot be excluded, as a fragment of a sentence.
-        why: &'static str,
+        why_trials_do_not_fit: &'static str,
     },
     /// Error: no clone of a submodule's repository exists on this machine.
     #[error(
         "submodule {0} of {revision} is not on this machine: `git submodule update --init \
          --recursive -- {0}` gets it in a work tree of that revision", path.display()
     )]
-    NoSubmodule { path: PathBuf, revision: String },
+    SubmoduleNotOnThisMachine { path: PathBuf, revision: String },
     #[error(
         "submodule {0}: its commit {1} of {revision} is not on this machine: `git -C {0} fetch \
          origin {commit}` gets it", path.display(), commit.get(..8).unwrap_or_default()
     )]
-    NoSubmoduleCommit { path: PathBuf, commit: String, revision: String },
+    SubmoduleCommitNotOnThisMachine { path: PathBuf, commit: String, revision: String },
     /// Error: a build left a symbolic link in a checkout, at a path where kernelgate would write.
     #[error("{} is a link: remove {} and repeat the command", link.display(), checkout.display())]
-    Link { link: PathBuf, checkout: PathBuf },
+    LinkInCheckout { link: PathBuf, checkout: PathBuf },
     /// Error: a compared revision does not contain the package's `Cargo.toml`.
-    #[error("{side} {label} has no {}", manifest.display())]
-    NoManifest {
+    #[error("{side} {revision_label} has no {}", missing_manifest.display())]
+    NoCargoManifestInRevision {
         side: ComparedArm,
-        label: String,
+        revision_label: String,
         /// Path of the missing `Cargo.toml`, relative to the repository's root.
-        manifest: PathBuf,
+        missing_manifest: PathBuf,
     },
     /// Error: cargo cannot build the benches of a revision.
-    #[error("{side} {label} {cause}{}", build_failure_advice(cause, notes, slot))]
-    NotBuilt {
+    #[error(
+        "{side} {revision_label} {cause}{}",
+        build_failure_advice(cause, missing_file_notes, slot_folder)
+    )]
+    BenchBuildFailed {
         side: ComparedArm,
-        label: String,
+        revision_label: String,
         cause: CargoBuildError,
-        notes: Vec<String>,
-        slot: PathBuf,
+        missing_file_notes: Vec<String>,
+        slot_folder: PathBuf,
     },
     /// Error: two packages of a workspace have a bench of the same name.
     #[error(
-        "{side} {label}: the packages in {} and {} both have a bench `{bench}`: compare in the \
+        "{side} {label}: the packages in {} and {} both have a bench `{bench_name}`: compare in the \
          folder of one of them", packages[0], packages[1]
     )]
-    OneBenchTwice { side: ComparedArm, label: String, bench: String, packages: [String; 2] },
+    BenchNameInTwoPackages {
+        side: ComparedArm,
+        label: String,
+        bench_name: String,
+        packages: [String; 2],
+    },
     /// Error: the given folder contains no bench executable.
     #[error("no bench executable in {0}")]
-    NoExecutable(String),
+    NoBenchExecutableInFolder(String),
     /// Error: neither the base nor the head has a bench that `--bench` names.
     #[error("--bench {bench}: neither side has it; there are {}", known.join(", "))]
-    NoBench { bench: String, known: Vec<String> },
+    UnknownBench { bench: String, known: Vec<String> },
     /// Error: a bench did not answer which versions of kernelgate's bench protocol it speaks.
     #[error(
         "{side}: bench `{bench}` cannot be asked for the protocol that it speaks: {cause}{}",
-        if matches!(cause, VersionQueryError::TimedOut(_)) { " (--wait sets this)" } else { "" }
+        if matches!(cause, ProtocolVersionQueryError::NoAnswerInTime(_)) { " (--wait sets this)" } else { "" }
     )]
-    NoProtocol { side: String, bench: String, cause: VersionQueryError },
+    NoBenchProtocol { side: String, bench: String, cause: ProtocolVersionQueryError },
     /// Error: the first bench has none of the requested cases; the text is the bench's own message.
     #[error("{0}")]
-    NothingSelected(String),
+    BenchHasNoRequestedCase(String),
     /// Error: no usable bench has any of the requested cases.
     #[error("no bench that can be driven has a case that was asked for")]
-    NoCase,
-    /// No bench was verified.
+    NoRequestedCase,
+    /// Error: no bench executable was verified.
     #[error("no bench got to its end")]
-    NothingVerified,
+    NoBenchVerified,
     /// Error: no case takes a time that a calibration can use: all are too short or too long.
     #[error("no case here takes long enough, or short enough, to calibrate with: name some")]
-    NothingToCalibrate,
+    NoCaseToCalibrate,
     /// Error: a bench process of a calibration failed.
-    #[error("bench `{bench}` broke: {reason}")]
-    Broken {
+    #[error("bench `{bench}` broke: {failure_reason}")]
+    CalibrationBenchFailed {
         bench: String,
         /// The reason why the bench process failed, as a fragment of a sentence.
-        reason: String,
+        failure_reason: String,
     },
     /// Error: the saved trials of the interrupted comparison do not fit the plan of the comparison
     /// that resumes it.
     #[error(
-        "--resume: {} does not fit this comparison: {why}; leave --resume out to start anew",
-        path.display()
+        "--resume: {} does not fit this comparison: {why_trials_do_not_fit}; leave --resume out to start anew",
+        trials_file.display()
     )]
-    TrialsDoNotFit {
-        path: PathBuf,
+    SavedTrialsDoNotFit {
+        trials_file: PathBuf,
         /// The reason why the saved trials do not fit, as a fragment of a sentence.
-        why: String,
+        why_trials_do_not_fit: String,
     },
     /// Error: the interrupted comparison or bisection had other settings than the command that
     /// resumes it.
     #[error(
-        "--resume: the interrupted {what} was another: {differs} differs; repeat its command to go \
+        "--resume: the interrupted {what} was another: {differing_fact} differs; repeat its command to go \
          on, or leave --resume out to start anew"
     )]
-    ResumesAnother {
+    SavedStateOfOtherRequest {
         /// "comparison" or "search".
         what: &'static str,
-        differs: String,
+        differing_fact: String,
     },
     /// Error: the interrupted calibration had other settings than the command that resumes it.
     #[error(
         "--resume: {} was measured with another {differs}; without --resume it is replaced",
         path.display()
     )]
-    CalibratesAnother { path: PathBuf, differs: String },
+    SavedCalibrationOfOtherRequest { path: PathBuf, differs: String },
     /// Error: the interrupted calibration cannot be merged with the new one; the text states what
     /// differs.
     #[error("--resume: {0}")]
-    Unmergeable(String),
+    UnmergeableCalibration(String),
     /// Error: Error: `kernelgate.toml` of one side (base or head) cannot be read or is invalid.
     #[error(transparent)]
-    Rules(#[from] RulesFileError),
-    /// Ctrl-C cannot be watched.
+    RulesFile(#[from] RulesFileError),
+    /// Error: the program cannot install a handler for Ctrl-C.
     #[error("failed to watch for Ctrl-C: {0}")]
-    Interrupt(ctrlc::Error),
+    InterruptHandler(ctrlc::Error),
     /// Error: a side (base or head) speaks no version of kernelgate's bench protocol that this
     /// program supports.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{needed}`")]
-    Refused { field: String, side: String, found: String, needed: String },
+    UnsupportedProtocolVersion { field: String, side: String, found: String, needed: String },
     /// Error: a bench executable was replaced or overwritten after it was copied for the
     /// comparison.
     #[error(
-        "refused: {} changed while it was compared (hash {installed} when it was installed, now \
-         {found}): its times belong to unknown code; run the comparison again without --resume",
-        path.display()
+        "refused: {} changed while it was compared (hash {installed_hash} when it was installed, now \
+         {found_hash}): its times belong to unknown code; run the comparison again without --resume",
+        changed_executable.display()
     )]
-    Changed {
-        path: PathBuf,
-        installed: String,
+    ExecutableChanged {
+        changed_executable: PathBuf,
+        installed_hash: String,
         /// Content hash that the executable has now, or "missing".
-        found: String,
+        found_hash: String,
     },
 }
 
@@ -202,8 +210,10 @@ impl CompareError {
     /// Returns the exit reason of the program if a comparison ended with this error.
     pub const fn exit_reason(&self) -> ProcessExitReason {
         match self {
-            Self::Refused { .. } | Self::Changed { .. } => ProcessExitReason::Refused,
-            _ => ProcessExitReason::Usage,
+            Self::UnsupportedProtocolVersion { .. } | Self::ExecutableChanged { .. } => {
+                ProcessExitReason::ResultsNotComparable
+            }
+            _ => ProcessExitReason::InvalidUsageOrInput,
         }
     }
 
@@ -212,7 +222,8 @@ impl CompareError {
     pub const fn is_unbuildable_revision(&self) -> bool {
         matches!(
             self,
-            Self::NoManifest { .. } | Self::NotBuilt { cause: CargoBuildError::Failed(_), .. }
+            Self::NoCargoManifestInRevision { .. }
+                | Self::BenchBuildFailed { cause: CargoBuildError::BuildFailed(_), .. }
         )
     }
 
@@ -220,9 +231,13 @@ impl CompareError {
     /// and path.
     pub(super) fn file_error<'a>(
         action: &'a str,
-        path: &'a Path,
+        path_to_exclude: &'a Path,
     ) -> impl Fn(std::io::Error) -> Self + Copy + use<'a> {
-        move |cause| Self::Io { action: action.to_owned(), path: path.to_owned(), cause }
+        move |cause| Self::Io {
+            failed_action: action.to_owned(),
+            inaccessible_path: path_to_exclude.to_owned(),
+            cause,
+        }
     }
 }
 
@@ -254,7 +269,7 @@ fn revision_suggestions_text(similar: &[String], branches: &[String]) -> String 
 /// and why files outside the repository are not found.
 fn build_failure_advice(cause: &CargoBuildError, notes: &[String], slot: &Path) -> String {
     let flag = match cause {
-        CargoBuildError::TimedOut(_) => " (--build-wait sets this)",
+        CargoBuildError::BuildTimedOut(_) => " (--build-wait sets this)",
         _ => "",
     };
     let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gate::inconclusive_reason::{FailureInBuild, InconclusiveReason};
+use crate::gate::inconclusive_reason::{InconclusiveReason, MeasurementFailureOnSide};
 use crate::gate::paired::ComparedArm;
 use crate::gate::verdicts::{CasesByDifferingField, ComparisonRefusal};
 use kernelgate::record::BenchProcessRun;
@@ -17,20 +17,20 @@ pub struct CasesMatchedBetweenSides {
     pub judged_cases: BTreeSet<String>,
     /// Facts that differ between base and head and forbid a comparison, each with the affected
     /// cases.
-    pub refused: CasesByDifferingField,
+    pub refused_cases_by_field: CasesByDifferingField,
     /// Ids of the cases that only the head build has.
     pub new_cases: Vec<String>,
     /// Ids of the cases that only the base build has.
     pub removed_cases: Vec<String>,
     /// Cases of the base that the head skipped, each with the head's reason.
-    pub skipped: BTreeMap<String, String>,
+    pub skipped_in_head: BTreeMap<String, String>,
     /// Cases that failed in the head build, each with the error.
-    pub failed: BTreeMap<String, CaseFailureReason>,
+    pub failed_in_head: BTreeMap<String, CaseFailureReason>,
     /// Cases that failed in the base only; the head verified them or does not have them.
     pub failed_in_base: BTreeMap<String, CaseFailureReason>,
     /// Cases that cannot be compared, each with the reasons: skipped in the base, or in a bench
     /// that failed.
-    pub unmeasured: BTreeMap<String, Vec<InconclusiveReason>>,
+    pub unmeasured_cases: BTreeMap<String, Vec<InconclusiveReason>>,
 }
 
 impl CasesMatchedBetweenSides {
@@ -52,15 +52,16 @@ impl CasesMatchedBetweenSides {
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(why) => {
-                    let failed = InconclusiveReason::Failed(FailureInBuild::in_side_with_reason(
-                        ComparedArm::Base,
-                        error.text.as_str(),
-                    ));
-                    let skipped = InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
-                        ComparedArm::Head,
-                        why,
-                    ));
-                    self.unmeasured.insert(id.clone(), vec![failed, skipped]);
+                    let failed = InconclusiveReason::CaseFailedInBase(
+                        MeasurementFailureOnSide::in_side_with_reason(
+                            ComparedArm::BaseBuild,
+                            error.failure_sentence.as_str(),
+                        ),
+                    );
+                    let skipped = InconclusiveReason::CaseSkipped(
+                        MeasurementFailureOnSide::in_side_with_reason(ComparedArm::HeadBuild, why),
+                    );
+                    self.unmeasured_cases.insert(id.clone(), vec![failed, skipped]);
                 }
                 None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
             }
@@ -75,11 +76,13 @@ impl CasesMatchedBetweenSides {
                 .and_then(|run| run.skipped.get(id));
             match skip {
                 Some(why) => {
-                    let skipped = InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
-                        ComparedArm::Base,
-                        why.as_str(),
-                    ));
-                    self.unmeasured.insert(id.clone(), vec![skipped]);
+                    let skipped = InconclusiveReason::CaseSkipped(
+                        MeasurementFailureOnSide::in_side_with_reason(
+                            ComparedArm::BaseBuild,
+                            why.as_str(),
+                        ),
+                    );
+                    self.unmeasured_cases.insert(id.clone(), vec![skipped]);
                 }
                 None => self.new_cases.push(id.clone()),
             }
@@ -88,11 +91,11 @@ impl CasesMatchedBetweenSides {
             base_ids.iter().filter(|id| !head_ids.contains(*id) && !head_failed.contains_key(*id))
         {
             match skipped(id) {
-                Some(reason) => drop(self.skipped.insert(id.clone(), reason)),
+                Some(reason) => drop(self.skipped_in_head.insert(id.clone(), reason)),
                 None => self.removed_cases.push(id.clone()),
             }
         }
-        self.failed.extend(head_failed);
+        self.failed_in_head.extend(head_failed);
         if let (Some(base), Some(head)) = (base, head) {
             for id in base_ids.intersection(&head_ids) {
                 let differing = differing_definition_fields(base, head, id);
@@ -100,7 +103,7 @@ impl CasesMatchedBetweenSides {
                     self.judged_cases.insert(id.clone());
                 }
                 for key in differing {
-                    self.refused.entry(key).or_default().insert(id.clone());
+                    self.refused_cases_by_field.entry(key).or_default().insert(id.clone());
                 }
             }
         }
@@ -108,10 +111,10 @@ impl CasesMatchedBetweenSides {
 
     /// Returns the ids of all cases of base and head, compared or not.
     pub fn all_case_ids(&self) -> Vec<String> {
-        let named = self.failed.keys().chain(self.failed_in_base.keys());
-        let others = self.skipped.keys().chain(self.unmeasured.keys());
+        let named = self.failed_in_head.keys().chain(self.failed_in_base.keys());
+        let others = self.skipped_in_head.keys().chain(self.unmeasured_cases.keys());
         let listed = self.judged_cases.iter().chain(&self.new_cases).chain(&self.removed_cases);
-        let refused = self.refused.values().flatten();
+        let refused = self.refused_cases_by_field.values().flatten();
         listed.chain(named).chain(others).chain(refused).cloned().collect()
     }
 
@@ -130,8 +133,11 @@ impl CasesMatchedBetweenSides {
             run.cases.remove(&id);
             run.failed.remove(&id);
             run.skipped.remove(&id);
-            let why = InconclusiveReason::OtherBench { owner, bench: bench.to_owned() };
-            self.unmeasured.insert(format!("{id} (bench {bench})"), vec![why]);
+            let why = InconclusiveReason::CaseOwnedByOtherBench {
+                owning_bench: owner,
+                bench_not_compared: bench.to_owned(),
+            };
+            self.unmeasured_cases.insert(format!("{id} (bench {bench})"), vec![why]);
         }
     }
 
@@ -145,12 +151,12 @@ impl CasesMatchedBetweenSides {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
         let reason = |why: &String| {
-            vec![InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
-                ComparedArm::Head,
+            vec![InconclusiveReason::CaseSkipped(MeasurementFailureOnSide::in_side_with_reason(
+                ComparedArm::HeadBuild,
                 why.as_str(),
             ))]
         };
-        self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
+        self.unmeasured_cases.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
     /// Records the cases of a bench that failed in its first process as not measured, as far as the
@@ -162,10 +168,11 @@ impl CasesMatchedBetweenSides {
         why: &InconclusiveReason,
     ) {
         for run in base.iter().chain(&head) {
-            self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), vec![why.clone()])));
+            self.unmeasured_cases
+                .extend(run.cases.keys().map(|id| (id.clone(), vec![why.clone()])));
         }
         self.failed_in_base.extend(base.into_iter().flat_map(|run| run.failed.clone()));
-        self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
+        self.failed_in_head.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
     /// Records the cases that a bench listed before it failed as not measured, unless they are
@@ -177,12 +184,12 @@ impl CasesMatchedBetweenSides {
     ) {
         let listed: BTreeSet<String> = self.all_case_ids().into_iter().collect();
         let unknown = cases.into_iter().filter(|id| !listed.contains(id));
-        self.unmeasured.extend(unknown.filter_map(|id| Some((id, vec![why()?]))));
+        self.unmeasured_cases.extend(unknown.filter_map(|id| Some((id, vec![why()?]))));
     }
 
-    /// The refusals, by field.
+    /// Returns one refusal of the comparison for each field that differs between base and head.
     pub fn comparison_refusals_by_field(&self) -> Vec<ComparisonRefusal> {
-        ComparisonRefusal::from_differing_fields(self.refused.clone())
+        ComparisonRefusal::from_differing_fields(self.refused_cases_by_field.clone())
     }
 }
 
@@ -195,18 +202,18 @@ fn differing_definition_fields(
 ) -> Vec<(String, String, String)> {
     let (a, b) = (&base.cases[id], &head.cases[id]);
     let fields = [
-        ("revision", a.revision.to_string(), b.revision.to_string()),
+        ("revision", a.workload_revision.to_string(), b.workload_revision.to_string()),
         ("work", a.work.to_string(), b.work.to_string()),
-        ("axes", format!("{:?}", a.problem), format!("{:?}", b.problem)),
+        ("axes", format!("{:?}", a.axis_values), format!("{:?}", b.axis_values)),
         ("seed", base.seed.to_string(), head.seed.to_string()),
     ];
     let own =
         fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
     let around = head.environment.incomparable_facts_with_base(&base.environment);
     own.chain(
-        around
-            .into_iter()
-            .map(|mismatch| (mismatch.field.to_owned(), mismatch.base, mismatch.head)),
+        around.into_iter().map(|mismatch| {
+            (mismatch.field_name.to_owned(), mismatch.base_value, mismatch.head_value)
+        }),
     )
     .collect()
 }
@@ -216,12 +223,12 @@ mod tests {
     use super::*;
     use kernelgate::record::{CaseRecordWithSamples, CommitAndChanges, RunEnvironment};
 
-    fn test_run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> BenchProcessRun {
+    fn make_test_bench_run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> BenchProcessRun {
         fn test_reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
             ids.iter().map(|id| ((*id).to_owned(), "why".into())).collect()
         }
         BenchProcessRun {
-            complete: true,
+            ended_normally: true,
             cases: cases
                 .iter()
                 .map(|id| {
@@ -244,54 +251,58 @@ mod tests {
         let owners = [("both".to_owned(), "first".to_owned())].into();
         let mut matched = CasesMatchedBetweenSides::default();
         for _side in 0..2 {
-            let mut second = test_run(&["both", "own"], &[], &[]);
+            let mut second = make_test_bench_run(&["both", "own"], &[], &[]);
             matched.remove_cases_owned_by_other_bench(&mut second, &owners, "second");
             assert_eq!(second.cases.keys().collect::<Vec<_>>(), ["own"]);
-            let mut first = test_run(&["both"], &[], &[]);
+            let mut first = make_test_bench_run(&["both"], &[], &[]);
             matched.remove_cases_owned_by_other_bench(&mut first, &owners, "first");
             assert_eq!(first.cases.len(), 1);
         }
-        let why = InconclusiveReason::OtherBench {
-            owner: "first".to_owned(),
-            bench: "second".to_owned(),
+        let why = InconclusiveReason::CaseOwnedByOtherBench {
+            owning_bench: "first".to_owned(),
+            bench_not_compared: "second".to_owned(),
         };
         let row = ("both (bench second)".to_owned(), vec![why]);
-        assert_eq!(matched.unmeasured, [row].into());
+        assert_eq!(matched.unmeasured_cases, [row].into());
     }
 
     #[test]
     fn a_case_that_neither_side_can_measure_is_listed_if_all_cases_were_requested() {
-        let (base, head) =
-            (test_run(&["a"], &[], &["twice", "gone"]), test_run(&["a"], &[], &["twice"]));
+        let (base, head) = (
+            make_test_bench_run(&["a"], &[], &["twice", "gone"]),
+            make_test_bench_run(&["a"], &[], &["twice"]),
+        );
         let mut matched = CasesMatchedBetweenSides::default();
         matched.match_cases_of_runs(Some(&base), Some(&head));
-        assert_eq!(matched.unmeasured, BTreeMap::new());
+        assert_eq!(matched.unmeasured_cases, BTreeMap::new());
         matched.record_cases_skipped_by_both(Some(&base), Some(&head));
-        let why = vec![InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
-            ComparedArm::Head,
-            "why",
-        ))];
-        assert_eq!(matched.unmeasured, [("twice".to_owned(), why)].into());
+        let why = vec![InconclusiveReason::CaseSkipped(
+            MeasurementFailureOnSide::in_side_with_reason(ComparedArm::HeadBuild, "why"),
+        )];
+        assert_eq!(matched.unmeasured_cases, [("twice".to_owned(), why)].into());
         matched.record_cases_skipped_by_both(None, Some(&head));
-        assert_eq!(matched.unmeasured.len(), 1);
+        assert_eq!(matched.unmeasured_cases.len(), 1);
     }
 
     #[test]
     fn cases_are_sorted_into_matched_new_removed_skipped_and_failed() {
         let mut matched = CasesMatchedBetweenSides::default();
-        let base = test_run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
-        let head = test_run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
+        let base =
+            make_test_bench_run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
+        let head =
+            make_test_bench_run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
         matched.match_cases_of_runs(Some(&base), Some(&head));
         assert_eq!(matched.judged_cases.iter().collect::<Vec<_>>(), ["both"]);
         assert_eq!(
             (&matched.new_cases[..], &matched.removed_cases[..]),
             (&["new".to_owned()][..], &["gone".to_owned()][..])
         );
-        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
+        assert_eq!(matched.failed_in_head.keys().collect::<Vec<_>>(), ["breaks", "wrong"]);
         assert_eq!(matched.failed_in_base.keys().collect::<Vec<_>>(), ["mended"]);
-        assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
-        assert!(matched.unmeasured.is_empty());
-        matched.match_cases_of_runs(None, Some(&test_run(&["of a new bench"], &[], &[])));
+        assert_eq!(matched.skipped_in_head.keys().collect::<Vec<_>>(), ["skips"]);
+        assert!(matched.unmeasured_cases.is_empty());
+        matched
+            .match_cases_of_runs(None, Some(&make_test_bench_run(&["of a new bench"], &[], &[])));
         assert_eq!(matched.new_cases, ["new", "of a new bench"]);
         assert_eq!(matched.comparison_refusals_by_field(), []);
     }
@@ -299,46 +310,49 @@ mod tests {
     #[test]
     fn newly_supported_cases_count_as_new_but_cases_that_lacked_memory_do_not() {
         let mut matched = CasesMatchedBetweenSides::default();
-        let base = test_run(&[], &[], &["supported now", "too large before"]);
+        let base = make_test_bench_run(&[], &[], &["supported now", "too large before"]);
         let base =
             BenchProcessRun { unsupported_case_ids: ["supported now".to_owned()].into(), ..base };
         matched.match_cases_of_runs(
             Some(&base),
-            Some(&test_run(&["supported now", "too large before"], &[], &[])),
+            Some(&make_test_bench_run(&["supported now", "too large before"], &[], &[])),
         );
         assert_eq!(matched.new_cases, ["supported now"]);
-        assert_eq!(matched.unmeasured.keys().collect::<Vec<_>>(), ["too large before"]);
+        assert_eq!(matched.unmeasured_cases.keys().collect::<Vec<_>>(), ["too large before"]);
     }
 
     #[test]
     fn a_case_that_one_side_cannot_measure_keeps_the_reason() {
         let mut matched = CasesMatchedBetweenSides::default();
-        let base = test_run(&[], &["worse"], &["large", "nowhere"]);
+        let base = make_test_bench_run(&[], &["worse"], &["large", "nowhere"]);
         matched.match_cases_of_runs(
             Some(&base),
-            Some(&test_run(&["large"], &[], &["worse", "nowhere"])),
+            Some(&make_test_bench_run(&["large"], &[], &["worse", "nowhere"])),
         );
         let why = || "why".to_owned();
-        let skipped =
-            |side| InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(side, why()));
-        let failed = InconclusiveReason::Failed(FailureInBuild::in_side_with_reason(
-            ComparedArm::Base,
-            why(),
-        ));
-        assert_eq!(matched.unmeasured["large"], [skipped(ComparedArm::Base)]);
-        assert_eq!(matched.unmeasured["worse"], [failed, skipped(ComparedArm::Head)]);
-        let broke = InconclusiveReason::BenchBroke(FailureInBuild::in_side_with_reason(
-            ComparedArm::Base,
+        let skipped = |side| {
+            InconclusiveReason::CaseSkipped(MeasurementFailureOnSide::in_side_with_reason(
+                side,
+                why(),
+            ))
+        };
+        let failed = InconclusiveReason::CaseFailedInBase(
+            MeasurementFailureOnSide::in_side_with_reason(ComparedArm::BaseBuild, why()),
+        );
+        assert_eq!(matched.unmeasured_cases["large"], [skipped(ComparedArm::BaseBuild)]);
+        assert_eq!(matched.unmeasured_cases["worse"], [failed, skipped(ComparedArm::HeadBuild)]);
+        let broke = InconclusiveReason::BenchFailed(MeasurementFailureOnSide::in_side_with_reason(
+            ComparedArm::BaseBuild,
             why(),
         ));
         matched.record_cases_of_failed_bench(
             None,
-            Some(&test_run(&["left"], &["wrong"], &[])),
+            Some(&make_test_bench_run(&["left"], &["wrong"], &[])),
             &broke,
         );
-        assert_eq!(matched.unmeasured["left"], [broke]);
-        assert_eq!(matched.unmeasured.len(), 3);
-        assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
+        assert_eq!(matched.unmeasured_cases["left"], [broke]);
+        assert_eq!(matched.unmeasured_cases.len(), 3);
+        assert_eq!(matched.failed_in_head.keys().collect::<Vec<_>>(), ["wrong"]);
         assert!(
             matched.new_cases.is_empty()
                 && matched.failed_in_base.is_empty()
@@ -349,12 +363,18 @@ mod tests {
     #[test]
     fn a_case_with_a_differing_definition_or_environment_is_refused() {
         let mut matched = CasesMatchedBetweenSides::default();
-        let (base, mut head) = (test_run(&["a", "b"], &[], &[]), test_run(&["a", "b"], &[], &[]));
-        head.cases.get_mut("a").unwrap().work.read_bytes = 9;
+        let (base, mut head) = (
+            make_test_bench_run(&["a", "b"], &[], &[]),
+            make_test_bench_run(&["a", "b"], &[], &[]),
+        );
+        head.cases.get_mut("a").unwrap().work.min_read_bytes = 9;
         matched.match_cases_of_runs(Some(&base), Some(&head));
         assert_eq!(matched.judged_cases.iter().collect::<Vec<_>>(), ["b"]);
         let refusal = &matched.comparison_refusals_by_field()[0];
-        assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
+        assert_eq!(
+            (refusal.differing_field.as_str(), &refusal.affected_cases[..]),
+            ("work", &["a".to_owned()][..])
+        );
         head.seed = 2;
         let mut matched = CasesMatchedBetweenSides::default();
         matched.match_cases_of_runs(Some(&base), Some(&head));
@@ -363,7 +383,7 @@ mod tests {
             matched
                 .comparison_refusals_by_field()
                 .iter()
-                .map(|refusal| refusal.field.as_str())
+                .map(|refusal| refusal.differing_field.as_str())
                 .collect::<Vec<_>>(),
             ["seed", "work"]
         );

@@ -1,6 +1,6 @@
-//! Compares one case of two revisions by its times alone, as a bisection needs repeatedly. In this
-//! comparison of one case, the package's rules accept no change, and output errors and costs are
-//! not judged.
+//! Compares one case of two revisions by its times alone, as a bisection needs repeatedly. In a
+//! comparison of one case for a bisection, the package's rules accept no change, and output errors
+//! and costs are not judged.
 
 use super::engine::ComparisonEngine;
 use super::session::{ComparisonSession, ProgressAndChildProcesses, resume_or_create_trials};
@@ -11,7 +11,7 @@ use crate::gate::comparison::Comparison;
 pub struct SingleCaseComparison {
     pub comparison: Comparison,
     /// Name of the bench that has the case in base or head; `None` if no bench has it.
-    pub bench: Option<String>,
+    pub bench_with_case: Option<String>,
 }
 
 /// Compares one case of two revisions; the request's filter must match no other case.
@@ -25,8 +25,8 @@ pub fn compare_one_case(
     let trials = match resume_or_create_trials(request, &session, identity.clone()) {
         // If the interrupted comparison was of another build, it starts anew, which costs the
         // bisection one comparison and not its earlier answers.
-        Err(_) if request.resume => resume_or_create_trials(
-            &BuildComparisonRequest { resume: false, ..request.clone() },
+        Err(_) if request.resume_interrupted_comparison => resume_or_create_trials(
+            &BuildComparisonRequest { resume_interrupted_comparison: false, ..request.clone() },
             &session,
             identity,
         )?,
@@ -37,5 +37,5 @@ pub fn compare_one_case(
     engine.resolve_test_plan_for_device(&prepared)?;
     let bench = prepared.bench_of_case.get(case).cloned();
     let comparison = engine.run_both_rounds(prepared)?;
-    Ok(SingleCaseComparison { comparison, bench })
+    Ok(SingleCaseComparison { comparison, bench_with_case: bench })
 }

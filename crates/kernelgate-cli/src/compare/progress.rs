@@ -14,18 +14,18 @@ use kernelgate::record::text::clean_message_for_terminal;
 /// Without a terminal, a progress text that changes often is printed at most once in this time.
 const MIN_INTERVAL_OF_PROGRESS_LINES: Duration = Duration::from_secs(15);
 
-/// Prints to standard error. Prints progress to standard error, without control characters, because
-/// a text may come from another program such as a bench process.
+/// Prints a comparison's progress to standard error, without control characters, because a text may
+/// come from another program such as a bench process.
 #[derive(Clone)]
 pub struct ComparisonProgressDisplay {
-    line: Option<ProgressBar>,
+    progress_line: Option<ProgressBar>,
     /// Label of the larger task (such as a calibration) that this comparison is part of; with a
     /// label, details appear only in the line that is updated in place.
-    label_of_task_part: Option<String>,
+    label_of_larger_task: Option<String>,
     /// Lines that [`print_line_once`](Self::print_line_once) has printed, so that they are not
     /// printed again.
-    printed_lines: Arc<Mutex<BTreeSet<String>>>,
-    /// Time at which the current step was last shown.
+    lines_printed_once: Arc<Mutex<BTreeSet<String>>>,
+    /// Time at which the progress display last showed the current step.
     last_step_time: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -39,9 +39,9 @@ impl Default for ComparisonProgressDisplay {
             line
         });
         Self {
-            line,
-            label_of_task_part: None,
-            printed_lines: Arc::default(),
+            progress_line: line,
+            label_of_larger_task: None,
+            lines_printed_once: Arc::default(),
             last_step_time: Arc::default(),
         }
     }
@@ -51,7 +51,7 @@ impl ComparisonProgressDisplay {
     /// Returns a display for one part of a larger task: its details appear only in the line that is
     /// updated in place, after the label.
     pub fn for_part_of_task(&self, label: &str) -> Self {
-        Self { label_of_task_part: Some(label.to_owned()), ..self.clone() }
+        Self { label_of_larger_task: Some(label.to_owned()), ..self.clone() }
     }
 
     /// Shows the current step: on a terminal it replaces the previous step, elsewhere it is printed
@@ -59,7 +59,7 @@ impl ComparisonProgressDisplay {
     pub fn show_current_step(&self, text: &str) {
         *self.last_step_time.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let text = clean_message_for_terminal(text);
-        match (&self.line, &self.label_of_task_part) {
+        match (&self.progress_line, &self.label_of_larger_task) {
             (Some(line), None) => line.set_message(text.into_owned()),
             (None, None) => eprintln!("{text}"),
             (Some(line), Some(label)) => line.set_message(format!("{label}; {text}")),
@@ -70,7 +70,7 @@ impl ComparisonProgressDisplay {
     /// Prints a detail as a line that stays on the terminal, or only as the current step if the
     /// comparison is part of a larger task.
     pub fn print_detail(&self, text: &str) {
-        match self.label_of_task_part {
+        match self.label_of_larger_task {
             Some(_) => self.show_current_step(text),
             None => self.print_line(text),
         }
@@ -79,7 +79,7 @@ impl ComparisonProgressDisplay {
     /// Shows a step that changes often: on a terminal always, elsewhere at most every 15 s.
     pub fn show_frequent_step(&self, text: &str) {
         let latest = *self.last_step_time.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.line.is_some()
+        if self.progress_line.is_some()
             || latest.is_none_or(|at| at.elapsed() >= MIN_INTERVAL_OF_PROGRESS_LINES)
         {
             self.show_current_step(text);
@@ -89,7 +89,7 @@ impl ComparisonProgressDisplay {
     /// Prints a line above the progress line; the printed line stays.
     pub fn print_line(&self, text: &str) {
         let text = clean_message_for_terminal(text);
-        match &self.line {
+        match &self.progress_line {
             Some(line) => line.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),
         }
@@ -97,14 +97,14 @@ impl ComparisonProgressDisplay {
 
     /// Prints a line above the progress line unless an equal line was printed before.
     pub fn print_line_once(&self, text: &str) {
-        let mut said = self.printed_lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.lines_printed_once.lock().unwrap_or_else(PoisonError::into_inner);
         if said.insert(text.to_owned()) {
             self.print_line(text);
         }
     }
 
     pub fn clear_progress_line(&self) {
-        if let Some(line) = &self.line {
+        if let Some(line) = &self.progress_line {
             line.finish_and_clear();
         }
     }

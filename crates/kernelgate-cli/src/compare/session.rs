@@ -1,6 +1,7 @@
 //! State of a running comparison: the sides that were built, verified and matched, and the saved
 //! trials of an interrupted comparison.
 
+use crate::gate::recorded_names::RECORDED_SAMPLING_NAMES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,18 +38,18 @@ pub const SAVED_TRIALS_FILE: &str = "trials.json";
 /// A bench that base and head both have, with the data that its trials need.
 #[derive(Clone)]
 pub struct ComparedBench {
-    pub name: String,
+    pub bench_name: String,
     /// Paths of the run records of the processes that verified this bench in base and head.
     pub verified: [PathBuf; 2],
     /// Facts in which every later process of base and head must agree with the process that
     /// verified its side.
     pub expected: [FactsOfVerifiedRun; 2],
     /// Cases to compare.
-    pub cases: BTreeSet<String>,
+    pub compared_cases: BTreeSet<String>,
     /// Cases that each process of the bench times first, because their machine code changed.
     pub cases_timed_first: BTreeSet<String>,
-    /// Timeout of a process.
-    pub timeout: Duration,
+    /// Timeout of each process of the bench.
+    pub process_timeout: Duration,
     /// How long each process of the bench warms up and times a case.
     pub sampling: TrialSamplingPlan,
     /// How kernelgate controls the bench's processes on both sides: by its bench protocol or by
@@ -68,19 +69,19 @@ pub struct PreparedSides {
     /// Environment of the head's or base's run (device and build); `None` if no bench process ran
     /// to its end.
     pub environment: Option<RunEnvironment>,
-    /// Code of the head.
-    pub provenance: CommitAndChanges,
+    /// Commit of the head's code, and whether files differed from the commit.
+    pub head_provenance: CommitAndChanges,
     /// Nanoseconds of the single launch that verified each case.
-    pub verification_ns: BTreeMap<String, f64>,
+    pub verification_launch_ns: BTreeMap<String, f64>,
     /// Compared benches that use Criterion without kernelgate, with the cost of their processes.
     pub criterion_benches: Vec<CriterionOnlyBench>,
     /// To what extent base (first) and head (second) verified each case that both have.
     pub verification: BTreeMap<String, [OutputVerificationExtent; 2]>,
     /// Number of cases that all shards of the comparison have together.
-    pub planned_cases: usize,
+    pub cases_of_all_shards: usize,
     /// Digests of the plans (lists of cases) of both builds' benches, if this comparison is one
     /// shard of several.
-    pub plans: Vec<String>,
+    pub plan_digests: Vec<String>,
     /// Anchors (rates of fixed work on this device), if this comparison is one shard of several.
     pub anchors: Option<ShardAnchorRecord>,
     /// Name of the bench that owns each case, including cases that are not compared.
@@ -94,12 +95,12 @@ impl Default for PreparedSides {
             benches: Vec::new(),
             optimised_build: true,
             environment: None,
-            provenance: CommitAndChanges::default(),
+            head_provenance: CommitAndChanges::default(),
             verification: BTreeMap::new(),
-            verification_ns: BTreeMap::new(),
+            verification_launch_ns: BTreeMap::new(),
             criterion_benches: Vec::new(),
-            planned_cases: 0,
-            plans: Vec::new(),
+            cases_of_all_shards: 0,
+            plan_digests: Vec::new(),
             anchors: None,
             bench_of_case: BTreeMap::new(),
         }
@@ -111,9 +112,9 @@ impl Default for PreparedSides {
 pub struct ComparisonShardPlan {
     pub shard: ShardOfWork,
     /// Hash of the list of all cases of both builds; it is equal in all shards of the comparison.
-    pub plan: String,
+    pub plan_hash: String,
     /// Number of cases that all shards of the comparison have together.
-    pub cases: usize,
+    pub cases_of_all_shards: usize,
     /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
     /// Anchors: rates of fixed work, measured on the device that runs this shard.
@@ -126,8 +127,8 @@ impl PreparedSides {
     pub fn describe_as_shard(&self, shard: ShardOfWork) -> Option<ComparisonShardPlan> {
         Some(ComparisonShardPlan {
             shard,
-            plan: file::hash_of_texts_hex(self.plans.iter().map(String::as_str)),
-            cases: self.planned_cases,
+            plan_hash: file::hash_of_texts_hex(self.plan_digests.iter().map(String::as_str)),
+            cases_of_all_shards: self.cases_of_all_shards,
             environment: self.environment.clone()?,
             anchors: self.anchors.clone(),
         })
@@ -140,17 +141,26 @@ impl PreparedSides {
 
     /// Returns the cases that failed, were skipped or cannot be measured, each with the reason.
     pub fn reasons_of_unusable_cases(&self) -> impl Iterator<Item = (&String, String)> {
-        let CasesMatchedBetweenSides { failed, skipped, unmeasured, .. } = &self.matched_cases;
-        let failed = failed.iter().map(|(id, why)| (id, why.text.clone()));
+        let CasesMatchedBetweenSides {
+            failed_in_head: failed,
+            skipped_in_head: skipped,
+            unmeasured_cases: unmeasured,
+            ..
+        } = &self.matched_cases;
+        let failed = failed.iter().map(|(id, why)| (id, why.failure_sentence.clone()));
         let others = failed.chain(skipped.iter().map(|(id, why)| (id, why.clone())));
         others.chain(unmeasured.iter().map(|(id, why)| (id, join_reason_texts(why))))
     }
 
     /// Removes all cases of these benches from the comparison, and returns their ids.
     pub fn remove_cases_of_benches(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
-        let is_selected = |bench: &&ComparedBench| benches.contains(&bench.name);
-        let removed: BTreeSet<String> =
-            self.benches.iter().filter(is_selected).flat_map(|bench| bench.cases.clone()).collect();
+        let is_selected = |bench: &&ComparedBench| benches.contains(&bench.bench_name);
+        let removed: BTreeSet<String> = self
+            .benches
+            .iter()
+            .filter(is_selected)
+            .flat_map(|bench| bench.compared_cases.clone())
+            .collect();
         self.retain_cases(&self.case_ids_to_compare().difference(&removed).cloned().collect());
         removed.into_iter().collect()
     }
@@ -201,10 +211,11 @@ impl PreparedSides {
         let changed = |case: &&String| {
             code.get(*case).is_some_and(CaseKernelComparison::has_code_or_launches_changed)
         };
-        self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
+        self.benches.sort_by_key(|bench| !bench.compared_cases.iter().any(|case| changed(&case)));
         for bench in &mut self.benches {
-            if bench.control_method != BenchControlMethod::Criterion {
-                bench.cases_timed_first = bench.cases.iter().filter(changed).cloned().collect();
+            if bench.control_method != BenchControlMethod::CriterionFlags {
+                bench.cases_timed_first =
+                    bench.compared_cases.iter().filter(changed).cloned().collect();
             }
         }
     }
@@ -213,13 +224,13 @@ impl PreparedSides {
     pub fn retain_cases(&mut self, cases: &BTreeSet<String>) {
         self.matched_cases.judged_cases.retain(|id| cases.contains(id));
         for bench in &mut self.benches {
-            bench.cases.retain(|id| cases.contains(id));
+            bench.compared_cases.retain(|id| cases.contains(id));
         }
-        self.benches.retain(|bench| !bench.cases.is_empty());
+        self.benches.retain(|bench| !bench.compared_cases.is_empty());
         for bench in &mut self.criterion_benches {
-            bench.cases.retain(|id| cases.contains(id));
+            bench.compared_cases.retain(|id| cases.contains(id));
         }
-        self.criterion_benches.retain(|bench| !bench.cases.is_empty());
+        self.criterion_benches.retain(|bench| !bench.compared_cases.is_empty());
     }
 }
 
@@ -233,7 +244,7 @@ pub struct ProgressAndChildProcesses {
 
 impl ProgressAndChildProcesses {
     /// Creates the tools and installs a Ctrl-C handler that kills their child processes and then
-    /// ends the program. To be called once.
+    /// ends the program. A program calls `with_interrupt_handler` only once.
     pub fn with_interrupt_handler() -> Result<ProgressAndChildProcesses, CompareError> {
         let tools = Self {
             progress: ComparisonProgressDisplay::default(),
@@ -265,30 +276,30 @@ impl ProgressAndChildProcesses {
 pub struct ComparisonSession {
     pub folder: LockedComparisonFolder,
     /// Folder for the request, the run record and the messages of one bench process at a time.
-    pub work_folder: PathBuf,
-    /// The builds of base and head.
+    pub trial_files_folder: PathBuf,
+    /// The base (first) and the head (second) of the comparison, with their executables.
     pub sides: [ComparisonSideWithExecutables; 2],
     /// Handle of the bench process that is being measured.
     pub running_child: SharedChildProcess,
     /// Handle of the process that runs as artificial load while the head's processes are timed, if
     /// a calibration requests it.
     pub co_running_child: SharedChildProcess,
-    /// Progress on standard error.
+    /// Display of the comparison's progress on standard error.
     pub progress: ComparisonProgressDisplay,
     /// Environment that is recorded for benches that write no environment of their own (Criterion
     /// alone).
-    pub environment: RunEnvironment,
+    pub environment_of_criterion_runs: RunEnvironment,
 }
 
 impl ComparisonSession {
-    /// Makes both sides ready. Prepares base and head; with `twins`, the head gets copies of the
-    /// base's executables, whatever head the request names.
+    /// Prepares base and head of a comparison; with `twins`, the head gets copies of the base's
+    /// executables, whatever head the request names.
     pub fn prepare_sides_in_locked_folder(
         request: &BuildComparisonRequest,
         twins: bool,
         tools: ProgressAndChildProcesses,
     ) -> Result<ComparisonSession, CompareError> {
-        let folder = LockedComparisonFolder::open_and_lock_folder(&request.folder)?;
+        let folder = LockedComparisonFolder::open_and_lock_folder(&request.comparison_folder)?;
         let ProgressAndChildProcesses {
             progress,
             running_child: running,
@@ -306,16 +317,18 @@ impl ComparisonSession {
             .map_err(CompareError::file_error("empty", &work))?;
         // Prebuilt executables and those built with a custom Cargo profile count as optimised.
         let optimised = !["dev", "test"].contains(&request.build_profile.as_str());
-        let environment =
-            RunEnvironment { optimised, ..RunEnvironment::environment_of_process_on_cpu() };
+        let environment = RunEnvironment {
+            built_with_optimisation: optimised,
+            ..RunEnvironment::environment_of_process_on_cpu()
+        };
         Ok(Self {
             folder,
-            work_folder: work,
+            trial_files_folder: work,
             sides,
             running_child: running,
             co_running_child: co_running,
             progress,
-            environment,
+            environment_of_criterion_runs: environment,
         })
     }
 
@@ -324,7 +337,7 @@ impl ComparisonSession {
         let [base, head] = [0, 1].map(|side| &self.sides[side].executables.runnable_benches);
         let same = |name: &String| {
             let hash = |side: &BTreeMap<String, CopiedBenchExecutable>| {
-                side.get(name).map(|executable| executable.hash.clone())
+                side.get(name).map(|executable| executable.executable_hash.clone())
             };
             hash(base).is_some() && hash(base) == hash(head)
         };
@@ -335,13 +348,14 @@ impl ComparisonSession {
     /// executable's content is hashed again only if its size or times changed.
     ///
     /// # Errors
-    /// Fails with [`CompareError::Changed`] if the executable was replaced or overwritten.
+    /// Fails with [`CompareError::ExecutableChanged`] if the executable was replaced or
+    /// overwritten.
     pub fn check_executable_unchanged(
         &self,
         arm: ComparedArm,
         bench: &str,
     ) -> Result<(), CompareError> {
-        let side = &self.sides[usize::from(arm == ComparedArm::Head)];
+        let side = &self.sides[usize::from(arm == ComparedArm::HeadBuild)];
         let Some(executable) = side.executables.runnable_benches.get(bench) else { return Ok(()) };
         executable.check_unchanged_by_size_and_times(&self.folder.side_folder_path(arm))
     }
@@ -349,10 +363,12 @@ impl ComparisonSession {
     /// Hashes every compared executable again, to find changes.
     ///
     /// # Errors
-    /// Fails with [`CompareError::Changed`] if an executable's content differs from when it was
-    /// copied; the saved trials are then removed, because they timed unknown code.
+    /// Fails with [`CompareError::ExecutableChanged`] if an executable's content differs from when
+    /// it was copied; the saved trials are then removed, because they timed unknown code.
     pub fn check_all_executables_unchanged(&self) -> Result<(), CompareError> {
-        for (arm, side) in [ComparedArm::Base, ComparedArm::Head].into_iter().zip(&self.sides) {
+        for (arm, side) in
+            [ComparedArm::BaseBuild, ComparedArm::HeadBuild].into_iter().zip(&self.sides)
+        {
             for executable in side.executables.runnable_benches.values() {
                 executable
                     .check_unchanged_by_hash(&self.folder.side_folder_path(arm))
@@ -377,23 +393,24 @@ impl ComparisonSession {
             // which is a link to one side at a time.
             self.folder.link_slot_to_side(arm)?;
             let shown = format!("{RULES_FILE_NAME} of the {arm}");
-            let side = &self.sides[usize::from(arm == ComparedArm::Head)];
-            Ok(rules_file::read_rules_file(&side.package.join(RULES_FILE_NAME), &shown)?)
+            let side = &self.sides[usize::from(arm == ComparedArm::HeadBuild)];
+            Ok(rules_file::read_rules_file(&side.package_folder.join(RULES_FILE_NAME), &shown)?)
         };
-        let head = rules_of(ComparedArm::Head)?;
+        let head = rules_of(ComparedArm::HeadBuild)?;
         match request.base {
-            // Executables come without sources.
-            ComparedSideSource::Folder(_) if head.accepted.is_empty() => Ok((head, Vec::new())),
-            ComparedSideSource::Folder(_) => {
+            // Prebuilt executables come without sources, so the base has no rules file.
+            ComparedSideSource::PrebuiltFolder(_) if head.accepted.is_empty() => {
+                Ok((head, Vec::new()))
+            }
+            ComparedSideSource::PrebuiltFolder(_) => {
                 let note = "the base is a folder of executables, which does not record what it \
                             accepts: `[[accept]]` holds and does not expire";
                 Ok((head, vec![note.to_owned()]))
             }
             // If the base's rules cannot be read, no accepted change counts as new.
-            _ => {
-                Ok(head
-                    .without_acceptances_of_base(&rules_of(ComparedArm::Base).unwrap_or_default()))
-            }
+            _ => Ok(head.without_acceptances_of_base(
+                &rules_of(ComparedArm::BaseBuild).unwrap_or_default(),
+            )),
         }
     }
 
@@ -404,20 +421,21 @@ impl ComparisonSession {
         request: &BuildComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
         let mut identity: BTreeMap<String, String> = request.bench_variables.clone();
-        let delays = injected_delays_text(&request.injection.delays_ns).unwrap_or_default();
+        let delays =
+            injected_delays_text(&request.injection.injected_delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
-        identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
+        identity.insert("filter".to_owned(), request.criterion_filter.clone().unwrap_or_default());
         identity.insert("thresholds".to_owned(), request.plan.test_plan_identity()?);
         if let Some(sampling) = request.sampling {
             identity.insert(
                 "time a case".to_owned(),
-                recorded_identity_text("TrialSampling", &sampling),
+                recorded_identity_text("TrialSampling", RECORDED_SAMPLING_NAMES, &sampling),
             );
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
             let executables = side.executables.runnable_benches.values();
             identity.extend(executables.map(|executable| {
-                (format!("{name} {}", executable.bench), executable.hash.clone())
+                (format!("{name} {}", executable.bench_name), executable.executable_hash.clone())
             }));
         }
         Ok(identity)
@@ -428,7 +446,7 @@ impl Drop for ComparisonSession {
     fn drop(&mut self) {
         // When the comparison ends, the input files are deleted: they are large, and a later
         // comparison generates its own inputs.
-        for arm in [ComparedArm::Base, ComparedArm::Head] {
+        for arm in [ComparedArm::BaseBuild, ComparedArm::HeadBuild] {
             let _ = leftover_files::remove_file_or_folder_if_present(
                 &self.folder.side_folder_path(arm).join("inputs"),
             );
@@ -451,19 +469,24 @@ pub fn resume_or_create_trials(
     identity: BTreeMap<String, String>,
 ) -> Result<ComparisonTrialsFile, CompareError> {
     let (path, progress) = (session.folder.path_of_file(SAVED_TRIALS_FILE), &session.progress);
-    let fresh = ComparisonTrialsFile { identity, trials: Vec::new() };
-    let earlier = if request.resume {
+    let fresh = ComparisonTrialsFile { executables_and_settings: identity, trials: Vec::new() };
+    let earlier = if request.resume_interrupted_comparison {
         file::read_record::<ComparisonTrialsFile>(&path)
     } else {
         Ok(fresh.clone())
     };
     let mut trials = match earlier {
-        Ok(earlier) if earlier.identity == fresh.identity => earlier,
+        Ok(earlier) if earlier.executables_and_settings == fresh.executables_and_settings => {
+            earlier
+        }
         Ok(earlier) => {
-            let differs =
-                first_differing_name(&earlier.identity, &fresh.identity).unwrap_or_default();
+            let differs = first_differing_name(
+                &earlier.executables_and_settings,
+                &fresh.executables_and_settings,
+            )
+            .unwrap_or_default();
             let (what, differs) = ("comparison", identity_fact_description(&differs));
-            return Err(CompareError::ResumesAnother { what, differs });
+            return Err(CompareError::SavedStateOfOtherRequest { what, differing_fact: differs });
         }
         Err(error) if error.is_because_file_is_missing() => {
             progress.print_line("--resume: no comparison was interrupted here: starting anew");
@@ -472,7 +495,7 @@ pub fn resume_or_create_trials(
         Err(error) => return Err(error.into()),
     };
     rounds::remove_trials_of_unfinished_blocks(&mut trials.trials);
-    trials.trials.retain(|trial| trial.broke.is_none());
+    trials.trials.retain(|trial| trial.reason_of_early_end.is_none());
     if !trials.trials.is_empty() {
         progress.print_line(&format!("resuming with {} processes", trials.trials.len()));
     }
@@ -513,7 +536,7 @@ fn exit_on_interrupt(
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
         std::process::exit(ProcessExitReason::INTERRUPTED_EXIT_CODE);
     };
-    ctrlc::set_handler(handler).map_err(CompareError::Interrupt)
+    ctrlc::set_handler(handler).map_err(CompareError::InterruptHandler)
 }
 
 #[cfg(test)]
@@ -531,14 +554,21 @@ mod tests {
             (
                 "changed",
                 CaseKernelComparison {
-                    code: vec!["k".to_owned()],
+                    code_difference_lines: vec!["k".to_owned()],
                     ..CaseKernelComparison::default()
                 },
             ),
-            ("same", CaseKernelComparison { same: 2, ..CaseKernelComparison::default() }),
+            (
+                "same",
+                CaseKernelComparison { identical_kernels: 2, ..CaseKernelComparison::default() },
+            ),
             (
                 "unknown",
-                CaseKernelComparison { same: 2, unknown: 1, ..CaseKernelComparison::default() },
+                CaseKernelComparison {
+                    identical_kernels: 2,
+                    kernels_with_unknown_code: 1,
+                    ..CaseKernelComparison::default()
+                },
             ),
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
@@ -549,22 +579,22 @@ mod tests {
             CommitAndChanges::default(),
         );
         let bench = |name: &str, cases: &[&str], driver: BenchControlMethod| ComparedBench {
-            name: name.to_owned(),
+            bench_name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
             expected: [&empty, &empty].map(|run| {
                 FactsOfVerifiedRun::from_verified_run(
                     run,
                     &BTreeSet::new(),
-                    Some(PowerStateOfSamples::Steady),
+                    Some(PowerStateOfSamples::SteadyUnderLoad),
                 )
             }),
-            cases: cases.iter().map(|&case| case.to_owned()).collect(),
+            compared_cases: cases.iter().map(|&case| case.to_owned()).collect(),
             cases_timed_first: BTreeSet::new(),
-            timeout: Duration::ZERO,
+            process_timeout: Duration::ZERO,
             sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
             control_method: driver,
         };
-        let newest = BenchControlMethod::Protocol(1);
+        let newest = BenchControlMethod::ProtocolVersion(1);
         prepared.benches = vec![
             bench("a", &["same"], newest),
             bench("b", &["unknown"], newest),
@@ -573,10 +603,10 @@ mod tests {
                 &["changed", "same", "unknown"],
                 BenchControlMethod::common_to_both_sides(newest, newest),
             ),
-            bench("d", &["changed", "same"], BenchControlMethod::Criterion),
+            bench("d", &["changed", "same"], BenchControlMethod::CriterionFlags),
         ];
         prepared.time_changed_cases_first(&code);
-        let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
+        let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.bench_name).collect();
         assert_eq!(order, ["c", "d", "a", "b"]);
         let first =
             |bench: &ComparedBench| bench.cases_timed_first.iter().cloned().collect::<Vec<_>>();

@@ -1,6 +1,9 @@
 //! Determines the test plan and limits of a comparison: values from flags first, then from the
 //! device's calibration, then the defaults.
 
+use crate::gate::recorded_names::{
+    RECORDED_LIMIT_NAMES, RecordedNames, debug_text_with_recorded_names,
+};
 use std::fmt::{Debug, Write as _};
 
 use super::CompareError;
@@ -14,23 +17,23 @@ use kernelgate::record::{
 /// A requested test plan: limits from flags and the plan that they change.
 #[derive(Debug, Clone)]
 pub struct TestPlanRequest {
-    /// Limits that flags set.
+    /// Limits of time, accuracy and costs that command-line flags set.
     pub requested_limits: RequestedLimits,
-    /// Maximum number of blocks ([`ComparisonTestPlan::max_blocks`]) that a flag sets; `None` if no
-    /// flag sets it.
-    pub max_blocks: Option<usize>,
-    /// Source of all values that no flag sets.
+    /// Maximum number of blocks ([`ComparisonTestPlan::max_trial_blocks`]) that a flag sets; `None`
+    /// if no flag sets it.
+    pub max_trial_blocks: Option<usize>,
+    /// Source of all test plan values that no flag sets.
     pub plan_basis: TestPlanBasis,
 }
 
 /// Source of the test plan's values that no flag sets: a fixed plan or the device's calibration.
 #[derive(Debug, Clone)]
 pub enum TestPlanBasis {
-    /// All values come from this one plan, whatever the device.
+    /// All values of the test plan come from one fixed plan, whatever the device.
     Fixed(ComparisonTestPlan),
-    /// The values come from the device's calibration in this store; without a calibration, from the
-    /// defaults.
-    Calibration(RecordFoldersOfPackage),
+    /// The test plan's values come from the device's calibration in the given store; without a
+    /// calibration, from the defaults.
+    CalibrationOfDevice(RecordFoldersOfPackage),
 }
 
 /// The test plan that applies on a device, with the source of each limit (flag, calibration or
@@ -42,7 +45,7 @@ pub struct TestPlanForDevice {
     /// Thresholds of the plan, each with its source (flag, calibration or default).
     pub limits: CaseLimits,
     /// A sentence for the report about the device's calibration; `None` without a calibration.
-    pub note: Option<String>,
+    pub calibration_note: Option<String>,
 }
 
 impl TestPlanRequest {
@@ -50,7 +53,7 @@ impl TestPlanRequest {
     pub fn with_fixed_plan(plan: ComparisonTestPlan) -> Self {
         Self {
             requested_limits: RequestedLimits::default(),
-            max_blocks: None,
+            max_trial_blocks: None,
             plan_basis: TestPlanBasis::Fixed(plan),
         }
     }
@@ -65,9 +68,9 @@ impl TestPlanRequest {
     ) -> Result<TestPlanForDevice, CompareError> {
         let store = match &self.plan_basis {
             TestPlanBasis::Fixed(plan) => {
-                return Ok(self.basis_overridden_by_flags(*plan, LimitSource::Default));
+                return Ok(self.plan_overridden_by_flags(*plan, LimitSource::ProgramDefault));
             }
-            TestPlanBasis::Calibration(store) => store,
+            TestPlanBasis::CalibrationOfDevice(store) => store,
         };
         match file::read_record::<GateCalibration>(
             &store.path_of_calibration(&environment.baseline_folder_of_device_and_count()),
@@ -76,67 +79,76 @@ impl TestPlanRequest {
                 let (resolved, note) = self.plan_from_calibration(&calibration);
                 let note = note
                     + &describe_calibration_mismatches(&calibration, environment, head, sampling);
-                Ok(TestPlanForDevice { note: Some(note), ..resolved })
+                Ok(TestPlanForDevice { calibration_note: Some(note), ..resolved })
             }
-            Err(error) if error.is_because_file_is_missing() => {
-                Ok(self
-                    .basis_overridden_by_flags(ComparisonTestPlan::default(), LimitSource::Default))
-            }
+            Err(error) if error.is_because_file_is_missing() => Ok(self.plan_overridden_by_flags(
+                ComparisonTestPlan::default(),
+                LimitSource::ProgramDefault,
+            )),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Returns the test plan `basis` with the values that flags set replaced.
-    fn basis_overridden_by_flags(
+    fn plan_overridden_by_flags(
         &self,
         basis: ComparisonTestPlan,
         source: LimitSource,
     ) -> TestPlanForDevice {
         TestPlanForDevice {
-            plan: basis.with_requested_limits(&self.requested_limits, self.max_blocks),
+            plan: basis.with_requested_limits(&self.requested_limits, self.max_trial_blocks),
             limits: basis
                 .limits_with_source(source)
-                .overridden_by(&self.requested_limits, LimitSource::Flag),
-            note: None,
+                .overridden_by(&self.requested_limits, LimitSource::CommandLineFlag),
+            calibration_note: None,
         }
     }
 
     fn plan_from_calibration(&self, calibration: &GateCalibration) -> (TestPlanForDevice, String) {
-        let null = || calibration.comparisons_of_kind(CalibrationComparisonKind::Null);
+        let null = || calibration.comparisons_of_kind(CalibrationComparisonKind::IdenticalBuilds);
         let fired = null().filter(|comparison| comparison.has_regressed_case()).count();
         let source = format!(
             "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
-            calibration.started.get(..10).unwrap_or(&calibration.started),
+            calibration
+                .first_comparison_start_time
+                .get(..10)
+                .unwrap_or(&calibration.first_comparison_start_time),
             null().count(),
             calibration.provenance.short_commit_with_changes_mark()
         );
         let recommended = calibration.recommended.as_ref();
-        let Some((recommended, relative)) = recommended.and_then(|it| Some((it, it.relative?)))
+        let Some((recommended, relative)) =
+            recommended.and_then(|it| Some((it, it.recommended_relative_threshold?)))
         else {
-            let why = recommended.and_then(|it| it.note.clone());
+            let why = recommended.and_then(|it| it.why_not_recommended.clone());
             let why = why.unwrap_or_else(|| "not derived".to_owned());
             return (
-                self.basis_overridden_by_flags(ComparisonTestPlan::default(), LimitSource::Default),
+                self.plan_overridden_by_flags(
+                    ComparisonTestPlan::default(),
+                    LimitSource::ProgramDefault,
+                ),
                 format!("{source}) recommends no threshold: {why}; the default ones are used"),
             );
         };
         let measured = calibration.plan;
         let basis = ComparisonTestPlan {
-            relative,
-            tolerated: measured.tolerated.max(relative),
-            absolute_ns: measured.absolute_ns,
-            settle_blocks: recommended.settle_blocks.unwrap_or(measured.settle_blocks),
-            max_blocks: measured.max_blocks,
-            contention_weight: recommended.contention_weight,
+            relative_time_change_threshold: relative,
+            max_unchanged_relative_change: measured.max_unchanged_relative_change.max(relative),
+            absolute_time_change_threshold_ns: measured.absolute_time_change_threshold_ns,
+            min_blocks_for_unchanged: recommended
+                .min_blocks_for_unchanged
+                .unwrap_or(measured.min_blocks_for_unchanged),
+            max_trial_blocks: measured.max_trial_blocks,
+            slowdown_per_contention: recommended.slowdown_per_contention,
             ..ComparisonTestPlan::default()
         };
-        let resolved = self.basis_overridden_by_flags(basis, LimitSource::Calibration);
+        let resolved = self.plan_overridden_by_flags(basis, LimitSource::DeviceCalibration);
         let plan = &resolved.plan;
         let note = format!(
             "{source}): threshold {:.2} %, settled from {} blocks, at most {}",
-            100.0 * plan.relative,
-            plan.settle_blocks.min(plan.max_blocks),
-            plan.max_blocks
+            100.0 * plan.relative_time_change_threshold,
+            plan.min_blocks_for_unchanged.min(plan.max_trial_blocks),
+            plan.max_trial_blocks
         );
         (resolved, note)
     }
@@ -144,7 +156,7 @@ impl TestPlanRequest {
     /// Checks before anything is built that all stored calibrations can be read, because the device
     /// is known only after a bench has run.
     pub fn check_calibrations_are_readable(&self) -> Result<(), CompareError> {
-        let TestPlanBasis::Calibration(store) = &self.plan_basis else { return Ok(()) };
+        let TestPlanBasis::CalibrationOfDevice(store) = &self.plan_basis else { return Ok(()) };
         let calibrations = store.list_calibration_files();
         calibrations
             .iter()
@@ -159,16 +171,22 @@ impl TestPlanRequest {
             TestPlanBasis::Fixed(plan) => {
                 return Ok(recorded_identity_text(
                     "Plan",
-                    &plan.with_requested_limits(&self.requested_limits, self.max_blocks),
+                    RECORDED_LIMIT_NAMES,
+                    &plan.with_requested_limits(&self.requested_limits, self.max_trial_blocks),
                 ));
             }
-            TestPlanBasis::Calibration(store) => store,
+            TestPlanBasis::CalibrationOfDevice(store) => store,
         };
-        let RequestedLimits { relative, absolute_ns, tolerated, .. } = self.requested_limits;
+        let RequestedLimits {
+            relative_time_change_threshold: relative,
+            absolute_time_change_threshold_ns: absolute_ns,
+            max_unchanged_relative_change: tolerated,
+            ..
+        } = self.requested_limits;
         let mut text = format!(
             "Asked {{ relative: {relative:?}, absolute_ns: {absolute_ns:?}, tolerated: \
              {tolerated:?}, max_blocks: {:?} }}",
-            self.max_blocks
+            self.max_trial_blocks
         );
         for path in store.list_calibration_files() {
             let _ = write!(text, " {}", file::file_content_hash_hex(&path)?);
@@ -177,16 +195,20 @@ impl TestPlanRequest {
     }
 }
 
-/// Formats the fields of a value under a fixed name for recorded files: `--resume` and merges
-/// compare these texts, which must survive a renaming of the Rust type.
-pub(super) fn recorded_identity_text(name: &str, value: &impl Debug) -> String {
-    let text = format!("{value:?}");
+/// Formats the fields of a value under a fixed name for recorded files. The flag `--resume` and
+/// merges compare the recorded texts, which must survive a renaming of the Rust type or its fields.
+pub(super) fn recorded_identity_text(
+    name: &str,
+    recorded_names: &RecordedNames,
+    value: &impl Debug,
+) -> String {
+    let text = debug_text_with_recorded_names(value, recorded_names);
     let fields = text.find(" {").map_or("", |at| &text[at..]);
     format!("{name}{fields}")
 }
 
-/// Describes in what respects a device's calibration does not fit this comparison: GPU, driver,
-/// commit or time per case.
+/// Describes in what respects a device's calibration does not fit this comparison (GPU, driver,
+/// commit or time per case).
 fn describe_calibration_mismatches(
     calibration: &GateCalibration,
     environment: &RunEnvironment,
@@ -195,14 +217,16 @@ fn describe_calibration_mismatches(
 ) -> String {
     let mut differing: Vec<String> = Vec::new();
     let driver = |environment: &RunEnvironment| {
-        environment.gpus.distinct_values_of_gpus(|gpu| gpu.driver.clone())
+        environment.gpus.join_distinct_values_of_gpus(|gpu| gpu.driver_version.clone())
     };
     let (then, now) = (driver(&calibration.environment), driver(environment));
     if let Some(mismatch) =
         environment.incomparable_facts_with_base(&calibration.environment).first()
     {
-        differing
-            .push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
+        differing.push(format!(
+            "{} was `{}` and is `{}`",
+            mismatch.field_name, mismatch.base_value, mismatch.head_value
+        ));
     } else if !then.is_empty() && !now.is_empty() && then != now {
         differing.push(format!("the driver was {then} and is {now}"));
     }
@@ -221,12 +245,16 @@ fn describe_calibration_mismatches(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::recorded_names::RECORDED_SAMPLING_NAMES;
 
     fn test_plan_request() -> TestPlanRequest {
-        let limits = RequestedLimits { relative: Some(0.1), ..RequestedLimits::default() };
+        let limits = RequestedLimits {
+            relative_time_change_threshold: Some(0.1),
+            ..RequestedLimits::default()
+        };
         TestPlanRequest {
             requested_limits: limits,
-            max_blocks: Some(6),
+            max_trial_blocks: Some(6),
             ..TestPlanRequest::with_fixed_plan(ComparisonTestPlan::default())
         }
     }
@@ -243,7 +271,7 @@ mod tests {
             plan
         );
         let folder = tempfile::tempdir().unwrap();
-        let basis = TestPlanBasis::Calibration(
+        let basis = TestPlanBasis::CalibrationOfDevice(
             RecordFoldersOfPackage::record_folders_of_package_around_folder(folder.path()),
         );
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
@@ -256,7 +284,11 @@ mod tests {
         );
         let sampling = "TrialSampling { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
         assert_eq!(
-            recorded_identity_text("TrialSampling", &TrialSamplingPlan::SAMPLING_ON_HOST),
+            recorded_identity_text(
+                "TrialSampling",
+                RECORDED_SAMPLING_NAMES,
+                &TrialSamplingPlan::SAMPLING_ON_HOST
+            ),
             sampling
         );
     }
@@ -264,12 +296,23 @@ mod tests {
     #[test]
     fn a_flag_overrides_the_test_plan_and_is_named_as_the_source() {
         let TestPlanForDevice { plan, limits, .. } = test_plan_request()
-            .basis_overridden_by_flags(ComparisonTestPlan::default(), LimitSource::Default);
+            .plan_overridden_by_flags(ComparisonTestPlan::default(), LimitSource::ProgramDefault);
         assert_eq!(
-            (plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns),
+            (
+                plan.relative_time_change_threshold,
+                plan.max_unchanged_relative_change,
+                plan.max_trial_blocks,
+                plan.absolute_time_change_threshold_ns
+            ),
             (0.1, 0.1, 6, 100.0)
         );
-        assert_eq!((limits.relative.value, limits.relative.source), (0.1, LimitSource::Flag));
-        assert_eq!(limits.absolute_ns.source, LimitSource::Default);
+        assert_eq!(
+            (
+                limits.relative_time_change_threshold.limit_value,
+                limits.relative_time_change_threshold.source
+            ),
+            (0.1, LimitSource::CommandLineFlag)
+        );
+        assert_eq!(limits.absolute_time_change_threshold_ns.source, LimitSource::ProgramDefault);
     }
 }

@@ -14,17 +14,17 @@ pub const MAX_HOST_ANCHOR_RATE_DIFFERENCE: f64 = 0.30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnchorRateKind {
     /// Memory ceiling.
-    Memory,
+    MemoryCeiling,
     /// Matmul ceiling.
-    Matmul,
+    MatmulCeiling,
 }
 
 impl AnchorRateKind {
     /// Returns the name of the anchor for messages: "memory ceiling" or "matmul ceiling".
     pub const fn anchor_name(self) -> &'static str {
         match self {
-            Self::Memory => "memory ceiling",
-            Self::Matmul => "matmul ceiling",
+            Self::MemoryCeiling => "memory ceiling",
+            Self::MatmulCeiling => "matmul ceiling",
         }
     }
 
@@ -32,8 +32,8 @@ impl AnchorRateKind {
     /// second for matmul.
     pub const fn rate_per_second(self, anchors: &AnchorRatesOfDevice) -> Option<f64> {
         match self {
-            Self::Memory => Some(anchors.memory_bytes_per_s),
-            Self::Matmul => anchors.matmul_flops_per_s,
+            Self::MemoryCeiling => Some(anchors.memory_bytes_per_s),
+            Self::MatmulCeiling => anchors.matmul_flops_per_s,
         }
     }
 }
@@ -42,11 +42,11 @@ impl AnchorRateKind {
 /// shards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardWithOutlyingAnchor {
-    /// Index of the shard.
+    /// Index of the shard whose anchor rate differs from the other shards' rates.
     pub shard_index: usize,
     pub anchor: AnchorRateKind,
     /// Anchor rate of the outlying shard, bytes or operations per second.
-    pub rate: f64,
+    pub anchor_rate_per_s: f64,
     /// Lowest and highest anchor rate of the agreeing shards, bytes or operations per second.
     pub group: [f64; 2],
 }
@@ -58,7 +58,7 @@ pub fn find_shards_with_outlying_anchors(
     tolerance: f64,
 ) -> Vec<ShardWithOutlyingAnchor> {
     let mut outliers: Vec<ShardWithOutlyingAnchor> = Vec::new();
-    for anchor in [AnchorRateKind::Memory, AnchorRateKind::Matmul] {
+    for anchor in [AnchorRateKind::MemoryCeiling, AnchorRateKind::MatmulCeiling] {
         let mut rates: Vec<(f64, usize)> = anchors
             .iter()
             .enumerate()
@@ -74,7 +74,7 @@ pub fn find_shards_with_outlying_anchors(
         outliers.extend(outside.map(|(_, &(rate, index))| ShardWithOutlyingAnchor {
             shard_index: index,
             anchor,
-            rate,
+            anchor_rate_per_s: rate,
             group: range,
         }));
     }
@@ -109,7 +109,7 @@ mod tests {
     fn test_anchor_rates(memory: f64, matmul: f64) -> Option<AnchorRatesOfDevice> {
         let matmul_flops_per_s = Some(matmul);
         Some(AnchorRatesOfDevice {
-            power: TimingPowerMode::Steady,
+            power: TimingPowerMode::SteadyLoad,
             memory_bytes_per_s: memory,
             matmul_flops_per_s,
         })
@@ -132,15 +132,15 @@ mod tests {
         let slow_memory = test_anchor_rates(3.5e12, 9.0e14);
         let slow_matmul = test_anchor_rates(4.0e12, 7.8e14);
         let found = indices_of_outliers(&[slow_memory, equal, near, slow_matmul, equal]);
-        assert_eq!(found, [(0, AnchorRateKind::Memory), (3, AnchorRateKind::Matmul)]);
+        assert_eq!(found, [(0, AnchorRateKind::MemoryCeiling), (3, AnchorRateKind::MatmulCeiling)]);
         let outlier = find_shards_with_outlying_anchors(&[equal, near, slow_memory], 0.03)[0];
-        assert_eq!((outlier.rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
+        assert_eq!((outlier.anchor_rate_per_s, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
     }
 
     #[test]
     fn the_faster_of_two_equally_large_groups_counts() {
         let (slow, fast) = (test_anchor_rates(3.0e12, 9.0e14), test_anchor_rates(4.0e12, 9.0e14));
-        assert_eq!(indices_of_outliers(&[slow, fast]), [(0, AnchorRateKind::Memory)]);
+        assert_eq!(indices_of_outliers(&[slow, fast]), [(0, AnchorRateKind::MemoryCeiling)]);
         assert_eq!(indices_of_outliers(&[None, fast, None]), []);
         assert_eq!(indices_of_outliers(&[]), []);
     }

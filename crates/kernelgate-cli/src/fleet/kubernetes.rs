@@ -3,30 +3,30 @@
 
 use std::fmt::Write as _;
 
-use super::job_commands::{SubmissionPaths, WorkDividedIntoShards};
+use super::job_commands::{ClusterSubmissionPaths, WorkDividedIntoShards};
 
-/// Options of the manifests.
+/// Options of the Kubernetes Jobs that run and merge the shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesJobOptions {
-    /// Name of the Jobs.
-    pub name: String,
+    /// Name of the Kubernetes Jobs.
+    pub job_name: String,
     /// Number of shards.
-    pub shards: u32,
+    pub shard_count: u32,
     /// Number of shards (pods) that may run at the same time.
-    pub parallelism: u32,
+    pub max_parallel_shards: u32,
     /// Container image that contains the package, the bench executables and the program kernelgate.
-    pub image: String,
+    pub container_image: String,
     /// Name of the Kubernetes resource of a GPU, of which each shard gets one: "nvidia.com/gpu";
     /// `None` for shards on the CPU.
-    pub gpu_resource: Option<String>,
+    pub kubernetes_gpu_resource: Option<String>,
     /// Labels that a Kubernetes node must have to run the shards.
     pub node_selector: Vec<(String, String)>,
     /// Name of the PersistentVolumeClaim that all pods mount at the submission's folder.
-    pub claim: String,
+    pub persistent_volume_claim: String,
     /// Number of repetitions of a shard that failed.
-    pub retries: u32,
+    pub max_retries_per_shard: u32,
     /// Seconds after which Kubernetes ends the shards' Job; `None` for no limit.
-    pub deadline_s: Option<u64>,
+    pub job_deadline_s: Option<u64>,
 }
 
 impl KubernetesJobOptions {
@@ -34,7 +34,7 @@ impl KubernetesJobOptions {
     pub fn manifests_of_shard_and_merge_jobs(
         &self,
         work: &WorkDividedIntoShards,
-        places: &SubmissionPaths,
+        places: &ClusterSubmissionPaths,
         tolerance: Option<f64>,
     ) -> String {
         format!(
@@ -44,15 +44,26 @@ impl KubernetesJobOptions {
         )
     }
 
-    fn shard_job_manifest(&self, work: &WorkDividedIntoShards, places: &SubmissionPaths) -> String {
-        let Self { name, shards, parallelism, retries, .. } = self;
+    fn shard_job_manifest(
+        &self,
+        work: &WorkDividedIntoShards,
+        places: &ClusterSubmissionPaths,
+    ) -> String {
+        let Self {
+            job_name: name,
+            shard_count: shards,
+            max_parallel_shards: parallelism,
+            max_retries_per_shard: retries,
+            ..
+        } = self;
         let mut script = String::from(
             "export KERNELGATE_SHARD=$((JOB_COMPLETION_INDEX + 1))/$KERNELGATE_SHARD_COUNT\n",
         );
         script += &work.shell_lines_of_shard(places, "$HOSTNAME");
         script += "exit $code\n";
-        let deadline =
-            self.deadline_s.map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
+        let deadline = self
+            .job_deadline_s
+            .map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
         // The shards' Job does not repeat exit code 1, which means that a case is wrong: another
         // attempt would give the same result. A pod that is lost because its node fails does not
         // count as one of the shard's attempts.
@@ -74,10 +85,10 @@ impl KubernetesJobOptions {
     fn merge_job_manifest(
         &self,
         work: &WorkDividedIntoShards,
-        places: &SubmissionPaths,
+        places: &ClusterSubmissionPaths,
         tolerance: Option<f64>,
     ) -> String {
-        let Self { name, .. } = self;
+        let Self { job_name: name, .. } = self;
         let script = work.shell_lines_of_merge(places, tolerance) + "exit $code\n";
         format!(
             "# Apply it when job/{name} has ended: `kubectl wait --for=condition=complete \
@@ -102,10 +113,15 @@ impl KubernetesJobOptions {
         &self,
         name: &str,
         script: &str,
-        places: &SubmissionPaths,
+        places: &ClusterSubmissionPaths,
         measures: bool,
     ) -> String {
-        let Self { image, claim, shards, .. } = self;
+        let Self {
+            container_image: image,
+            persistent_volume_claim: claim,
+            shard_count: shards,
+            ..
+        } = self;
         let mut text = format!(
             "      containers:\n        - name: {name}\n          image: {}\n",
             yaml_quoted(image)
@@ -120,7 +136,7 @@ impl KubernetesJobOptions {
                 "          env:\n            - name: KERNELGATE_SHARD_COUNT\n              \
                  value: \"{shards}\"\n"
             );
-            if let Some(resource) = &self.gpu_resource {
+            if let Some(resource) = &self.kubernetes_gpu_resource {
                 let _ = write!(
                     text,
                     "          resources:\n            limits:\n              {}: 1\n",
@@ -128,7 +144,7 @@ impl KubernetesJobOptions {
                 );
             }
         }
-        let folder = yaml_quoted(&places.folder.display().to_string());
+        let folder = yaml_quoted(&places.submission_folder.display().to_string());
         let _ = write!(
             text,
             "          volumeMounts:\n            - name: submission\n              mountPath: \
@@ -151,27 +167,30 @@ mod tests {
 
     #[test]
     fn the_manifests_are_an_indexed_job_and_a_merge_job() {
-        let places = SubmissionPaths {
-            program: "kernelgate".into(),
-            package: "/src".into(),
-            folder: "/shared".into(),
+        let places = ClusterSubmissionPaths {
+            kernelgate_program: "kernelgate".into(),
+            package_folder: "/src".into(),
+            submission_folder: "/shared".into(),
         };
         let options = KubernetesJobOptions {
-            name: "kernelgate".to_owned(),
-            shards: 8,
-            parallelism: 4,
-            image: "registry.example.com/kernels:1".to_owned(),
-            gpu_resource: Some("nvidia.com/gpu".to_owned()),
+            job_name: "kernelgate".to_owned(),
+            shard_count: 8,
+            max_parallel_shards: 4,
+            container_image: "registry.example.com/kernels:1".to_owned(),
+            kubernetes_gpu_resource: Some("nvidia.com/gpu".to_owned()),
             node_selector: vec![(
                 "nvidia.com/gpu.product".to_owned(),
                 "NVIDIA-H100-80GB-HBM3".to_owned(),
             )],
-            claim: "results".to_owned(),
-            retries: 2,
-            deadline_s: Some(3600),
+            persistent_volume_claim: "results".to_owned(),
+            max_retries_per_shard: 2,
+            job_deadline_s: Some(3600),
         };
         let executables = vec![("/src/bin/spin".into(), "/src".into())];
-        let work = WorkDividedIntoShards::Bench { executables, flags: vec!["--quick".to_owned()] };
+        let work = WorkDividedIntoShards::RunBenches {
+            executables_with_package_folders: executables,
+            bench_flags: vec!["--quick".to_owned()],
+        };
         insta::assert_snapshot!(options.manifests_of_shard_and_merge_jobs(&work, &places, None));
     }
 }

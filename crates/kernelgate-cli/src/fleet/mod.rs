@@ -2,7 +2,8 @@
 //! and the merge of shard records.
 //!
 //! The cluster's scheduler queues, places and repeats jobs; kernelgate divides the cases into
-//! shards and merges the records that belong together. Deliberately absent: measuring, deciding.
+//! shards and merges the records that belong together. The module `fleet` measures nothing and
+//! decides no verdicts.
 
 pub mod anchors;
 pub mod counted_shards;

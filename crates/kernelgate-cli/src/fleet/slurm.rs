@@ -3,30 +3,32 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::job_commands::{SubmissionPaths, WorkDividedIntoShards, shell_quoted_if_necessary};
+use super::job_commands::{
+    ClusterSubmissionPaths, WorkDividedIntoShards, shell_quoted_if_necessary,
+};
 
-/// Options of the array.
+/// Options of the Slurm job array that runs the shards, and of its merge job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlurmJobOptions {
     /// Number of shards.
-    pub shards: u32,
-    /// Partition of both jobs.
-    pub partition: Option<String>,
+    pub shard_count: u32,
+    /// Slurm partition for the job array of the shards and for the merge job.
+    pub slurm_partition: Option<String>,
     /// Generic resources (GRES) that each task of the Slurm job array requests: "gpu:h200:1";
     /// `None` for the CPU.
-    pub gres: Option<String>,
+    pub slurm_gres: Option<String>,
     /// Time limit of each task of the Slurm job array, in Slurm's format.
-    pub time: Option<String>,
-    /// Number of repetitions of a shard that failed.
-    pub retries: u32,
+    pub slurm_time_limit: Option<String>,
+    /// Number of times that the cluster's scheduler repeats a shard that failed.
+    pub max_retries_per_shard: u32,
     /// Further `sbatch` options for the job array of the shards: "--constraint=nvlink".
-    pub options: Vec<String>,
+    pub extra_sbatch_options: Vec<String>,
 }
 
 impl SlurmJobOptions {
     fn sbatch_directives(&self, name: &str, log: &str) -> String {
         let mut lines = format!("#SBATCH --job-name={name}\n");
-        if let Some(partition) = &self.partition {
+        if let Some(partition) = &self.slurm_partition {
             let _ = writeln!(lines, "#SBATCH --partition={partition}");
         }
         let _ = writeln!(lines, "#SBATCH --ntasks=1\n#SBATCH --output={log}");
@@ -37,10 +39,10 @@ impl SlurmJobOptions {
     pub fn job_array_script(
         &self,
         work: &WorkDividedIntoShards,
-        places: &SubmissionPaths,
+        places: &ClusterSubmissionPaths,
     ) -> String {
-        let Self { shards, retries, .. } = self;
-        let folder = shell_quoted_if_necessary(&places.folder.display().to_string());
+        let Self { shard_count: shards, max_retries_per_shard: retries, .. } = self;
+        let folder = shell_quoted_if_necessary(&places.submission_folder.display().to_string());
         let log = places.shard_log_file("%a").display().to_string();
         let mut script = format!(
             "#!/bin/bash\n{}#SBATCH --array=1-{shards}\n#SBATCH --requeue\n\
@@ -48,9 +50,9 @@ impl SlurmJobOptions {
             self.sbatch_directives("kernelgate", &log)
         );
         // With `--gres`, Slurm gives each requested GPU to only one task at a time.
-        let gres = self.gres.iter().map(|gres| format!("#SBATCH --gres={gres}\n"));
-        let time = self.time.iter().map(|time| format!("#SBATCH --time={time}\n"));
-        let options = self.options.iter().map(|option| format!("#SBATCH {option}\n"));
+        let gres = self.slurm_gres.iter().map(|gres| format!("#SBATCH --gres={gres}\n"));
+        let time = self.slurm_time_limit.iter().map(|time| format!("#SBATCH --time={time}\n"));
+        let options = self.extra_sbatch_options.iter().map(|option| format!("#SBATCH {option}\n"));
         script.extend(gres.chain(time).chain(options));
         let _ = write!(
             script,
@@ -81,7 +83,7 @@ impl SlurmJobOptions {
     pub fn merge_job_script(
         &self,
         work: &WorkDividedIntoShards,
-        places: &SubmissionPaths,
+        places: &ClusterSubmissionPaths,
         tolerance: Option<f64>,
     ) -> String {
         let log = places.shard_log_file("merge").display().to_string();
@@ -128,7 +130,9 @@ impl SlurmJobStates {
     /// longer lists the tasks.
     pub fn task_counts_by_state(&self) -> String {
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        for SlurmTaskState { state, reason, .. } in self.states_of_shards.values() {
+        for SlurmTaskState { slurm_state: state, slurm_state_reason: reason, .. } in
+            self.states_of_shards.values()
+        {
             let reason = if reason == "None" || state != "PENDING" { "" } else { reason };
             *counts.entry((state, reason)).or_default() += 1;
         }
@@ -145,7 +149,11 @@ fn parse_squeue_line(line: &str) -> Option<(u64, &str, SlurmTaskState)> {
     let (job, task) = (fields.next()?.parse().ok()?, fields.next()?);
     let [state, node, reason] = [fields.next()?, fields.next()?, fields.next()?];
     let [state, node, reason] = [state, node, reason].map(str::to_owned);
-    Some((job, task, SlurmTaskState { state, node, reason }))
+    Some((
+        job,
+        task,
+        SlurmTaskState { slurm_state: state, slurm_node: node, slurm_state_reason: reason },
+    ))
 }
 
 /// Returns the ids of the job arrays (first) and other jobs (second) that `squeue` lists with this
@@ -184,23 +192,23 @@ pub fn sbatch_array_ranges(numbers: impl IntoIterator<Item = u32>) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlurmTaskState {
     /// Slurm's name of the state: "RUNNING".
-    pub state: String,
+    pub slurm_state: String,
     /// Node on which the task or job runs; empty if it has no node.
-    pub node: String,
-    pub reason: String,
+    pub slurm_node: String,
+    pub slurm_state_reason: String,
 }
 
 impl SlurmTaskState {
     /// Returns whether the Slurm task or job is running or queued.
     pub fn is_running_or_queued(&self) -> bool {
-        self.state != "COMPLETED" && !self.ended_without_success()
+        self.slurm_state != "COMPLETED" && !self.ended_without_success()
     }
 
     /// Returns whether the Slurm task or job ended without success.
     pub fn ended_without_success(&self) -> bool {
         let failed = ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"];
-        failed.contains(&&*self.state)
-            || ["PREEMPTED", "DEADLINE", "REVOKED"].contains(&&*self.state)
+        failed.contains(&&*self.slurm_state)
+            || ["PREEMPTED", "DEADLINE", "REVOKED"].contains(&&*self.slurm_state)
     }
 }
 
@@ -210,22 +218,24 @@ mod tests {
 
     #[test]
     fn the_slurm_job_scripts_have_the_expected_text() {
-        let places = SubmissionPaths {
-            program: "/opt/kernelgate".into(),
-            package: "/home/me/kernels".into(),
-            folder: "/shared/run".into(),
+        let places = ClusterSubmissionPaths {
+            kernelgate_program: "/opt/kernelgate".into(),
+            package_folder: "/home/me/kernels".into(),
+            submission_folder: "/shared/run".into(),
         };
         let options = SlurmJobOptions {
-            shards: 8,
-            partition: Some("gpu".to_owned()),
-            gres: Some("gpu:h200:1".to_owned()),
-            time: Some("30".to_owned()),
-            retries: 2,
-            options: vec!["--constraint=nvlink".to_owned()],
+            shard_count: 8,
+            slurm_partition: Some("gpu".to_owned()),
+            slurm_gres: Some("gpu:h200:1".to_owned()),
+            slurm_time_limit: Some("30".to_owned()),
+            max_retries_per_shard: 2,
+            extra_sbatch_options: vec!["--constraint=nvlink".to_owned()],
         };
         let flags = vec!["forward".to_owned()];
-        let work =
-            WorkDividedIntoShards::Calibrate { executables: "/shared/run/bin".into(), flags };
+        let work = WorkDividedIntoShards::RunCalibrate {
+            executables_folder: "/shared/run/bin".into(),
+            calibrate_flags: flags,
+        };
         let scripts = options.job_array_script(&work, &places)
             + "-- merge\n"
             + &options.merge_job_script(&work, &places, None);
@@ -247,11 +257,17 @@ mod tests {
                 && !jobs.states_of_shards[&3].ended_without_success()
         );
         assert_eq!(
-            (&*jobs.states_of_shards[&5].node, &*jobs.states_of_shards[&4].reason),
+            (
+                &*jobs.states_of_shards[&5].slurm_node,
+                &*jobs.states_of_shards[&4].slurm_state_reason
+            ),
             ("n2", "Resources")
         );
         assert_eq!(jobs.task_counts_by_state(), "1 failed, 1 pending (Resources), 1 running");
-        assert_eq!(jobs.state_of_merge_job.as_ref().map(|merge| &*merge.state), Some("PENDING"));
+        assert_eq!(
+            jobs.state_of_merge_job.as_ref().map(|merge| &*merge.slurm_state),
+            Some("PENDING")
+        );
         assert!(jobs.has_active_job());
     }
 

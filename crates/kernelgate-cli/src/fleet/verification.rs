@@ -12,27 +12,32 @@ use kernelgate::record::{CommitAndChanges, RunEnvironment, ShardOfWork, text};
 /// Results of the verification of one shard's cases, in a file that `kernelgate merge` can merge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerificationShardRecord {
-    /// The shard of the work that this record covers.
+    /// The shard of the divided work that the record covers.
     pub shard: ShardOfWork,
     /// Hash of the list of all cases; it is equal in all shards of one verification.
-    pub plan: String,
-    /// Whether every bench answered.
-    pub complete: bool,
+    #[serde(rename = "plan")]
+    pub plan_hash: String,
+    /// Whether every bench of the shard answered the request to verify its cases.
+    #[serde(rename = "complete")]
+    pub every_bench_answered: bool,
     /// Time at which the verification of the shard ended, RFC 3339, UTC.
-    pub ended: String,
+    #[serde(rename = "ended")]
+    pub verification_end_time: String,
     /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
-    /// Code of the package.
+    /// Commit of the verified package's code, and whether files differed from the commit.
     pub provenance: CommitAndChanges,
     /// Facts that all shards of one verification share, by name: settings, filter, seeds,
     /// executables.
-    pub identity: BTreeMap<String, String>,
+    #[serde(rename = "identity")]
+    pub verification_identity_facts: BTreeMap<String, String>,
     /// Result of each verified case.
     pub rows: Vec<CaseVerificationResponse>,
 }
 
 impl VerificationShardRecord {
-    /// Prefix of the names under which [`Self::identity`] stores the hashes of bench executables.
+    /// Prefix of the names under which [`Self::verification_identity_facts`] stores the hashes of
+    /// bench executables.
     pub const EXECUTABLE_HASH_NAME_PREFIX: &str = "executable of bench ";
 
     /// Returns the name and both values of the first fact that prevents merging two verification
@@ -40,9 +45,9 @@ impl VerificationShardRecord {
     pub fn first_fact_that_prevents_merging(&self, other: &Self) -> Option<(String, [String; 2])> {
         let facts = |shard: &Self| {
             [
-                ("number of shards", shard.shard.count.to_string()),
+                ("number of shards", shard.shard.shard_count.to_string()),
                 ("commit", shard.provenance.short_commit_with_changes_mark()),
-                ("plan", shard.plan.clone()),
+                ("plan", shard.plan_hash.clone()),
             ]
         };
         let of_facts = facts(self).into_iter().zip(facts(other)).find(|(one, other)| one != other);
@@ -52,7 +57,10 @@ impl VerificationShardRecord {
         if let Some(mismatch) =
             other.environment.incomparable_facts_with_base(&self.environment).into_iter().next()
         {
-            return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
+            return Some((
+                mismatch.field_name.to_owned(),
+                [mismatch.base_value, mismatch.head_value],
+            ));
         }
         // Executable hashes are not compared if both shards have the same clean commit, because two
         // machines may build different executables from it.
@@ -60,7 +68,7 @@ impl VerificationShardRecord {
         let shared = |of: &Self| -> BTreeMap<String, String> {
             let is_shared =
                 |name: &str| !(one_code && name.starts_with(Self::EXECUTABLE_HASH_NAME_PREFIX));
-            let facts = of.identity.iter().filter(|(name, _)| is_shared(name));
+            let facts = of.verification_identity_facts.iter().filter(|(name, _)| is_shared(name));
             facts.map(|(name, value)| (name.clone(), value.clone())).collect()
         };
         let (left, right) = (shared(self), shared(other));
@@ -78,11 +86,15 @@ impl RecordFileType for VerificationShardRecord {
 
     fn check_record_plausible(&self) -> Result<(), String> {
         self.shard.check_shard_index_and_count()?;
-        text::check_is_rfc3339_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
+        text::check_is_rfc3339_time(&self.verification_end_time)
+            .map_err(|problem| format!("ended: {problem}"))?;
         self.environment.check_environment_plausible()?;
         self.rows.iter().try_for_each(|row| {
-            if row.checked > row.total {
-                return Err(format!("case {}: {} of {} checked", row.case, row.checked, row.total));
+            if row.compared_elements > row.output_elements {
+                return Err(format!(
+                    "case {}: {} of {} checked",
+                    row.case_id, row.compared_elements, row.output_elements
+                ));
             }
             Ok(())
         })

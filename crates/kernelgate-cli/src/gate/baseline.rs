@@ -22,7 +22,7 @@ use super::same_card_runs::ChosenRunsOfCase;
 use super::single_run::CalibratedSpreadsByCase;
 use super::verdict::VerdictOnCase;
 use super::verdicts::{
-    CasesByDifferingField, ComparisonRefusal, MethodFactsForExit, VerdictsAndFindings,
+    CasesByDifferingField, ComparisonRefusal, ExitFactsOfGateOrCompare, VerdictsAndFindings,
 };
 use kernelgate::record::{
     BaselineFile, BenchProcessRun, CaseInBaseline, CaseInProcessRun, CaseOutputErrorsBySeed,
@@ -32,7 +32,7 @@ use kernelgate::record::{
 };
 use kernelgate_cuda::CaseFailureReason;
 
-/// The outcome of `gate`.
+/// Verdicts and findings of `kernelgate gate`, with the facts that only `gate` has.
 pub type BaselineVerdicts = VerdictsAndFindings<BaselineComparisonFacts>;
 
 /// Settings of a judgement against a baseline: the limits, and the time differences that are
@@ -43,25 +43,25 @@ pub struct BaselineJudgementSettings {
     pub limits: CaseLimits,
     /// Relative time difference that two devices of one model may have; it is added to the
     /// threshold if baseline and run may be from different devices.
-    pub tolerance_between_devices: f64,
+    pub relative_time_tolerance_between_devices: f64,
     /// Relative half-width of the time interval that is assumed for a side with a single run, if
     /// neither a calibration nor earlier runs show the variance between processes.
-    pub single_run: f64,
+    pub assumed_single_run_spread: f64,
     /// Largest relative width of the ratio's confidence interval with which a case can count as
     /// unchanged.
-    pub max_interval_width: f64,
+    pub max_relative_interval_width: f64,
     /// Share of the host's CPU time that other processes may use before the report warns.
-    pub contention: f64,
+    pub max_contention_without_warning: f64,
 }
 
 impl Default for BaselineJudgementSettings {
     fn default() -> Self {
         Self {
             limits: CaseLimits::default_with_relative_limit(0.05),
-            tolerance_between_devices: 0.22,
-            single_run: 0.10,
-            max_interval_width: 0.60,
-            contention: 0.10,
+            relative_time_tolerance_between_devices: 0.22,
+            assumed_single_run_spread: 0.10,
+            max_relative_interval_width: 0.60,
+            max_contention_without_warning: 0.10,
         }
     }
 }
@@ -69,28 +69,31 @@ impl Default for BaselineJudgementSettings {
 impl BaselineJudgementSettings {
     /// Returns the relative time difference that the devices of baseline and run may have: 0 for
     /// the same device.
-    pub const fn allowed_device_difference(&self, same: bool) -> f64 {
-        if same { 0.0 } else { self.tolerance_between_devices }
+    pub const fn allowed_device_time_difference(&self, same: bool) -> f64 {
+        if same { 0.0 } else { self.relative_time_tolerance_between_devices }
     }
 
     /// Returns the relative threshold of a case without limits of its own, including the allowance
     /// for another device.
     pub fn relative_threshold(&self, same_device: bool) -> f64 {
         self.limits
-            .regression_threshold(f64::INFINITY, self.allowed_device_difference(same_device))
-            .value
+            .regression_threshold(f64::INFINITY, self.allowed_device_time_difference(same_device))
+            .limit_value
     }
 }
 
 impl Serialize for BaselineJudgementSettings {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("relative", &self.limits.relative.value)?;
-        map.serialize_entry("absolute_ns", &self.limits.absolute_ns.value)?;
-        map.serialize_entry("other_device", &self.tolerance_between_devices)?;
-        map.serialize_entry("single_run", &self.single_run)?;
-        map.serialize_entry("widest", &self.max_interval_width)?;
-        map.serialize_entry("contention", &self.contention)?;
+        map.serialize_entry("relative", &self.limits.relative_time_change_threshold.limit_value)?;
+        map.serialize_entry(
+            "absolute_ns",
+            &self.limits.absolute_time_change_threshold_ns.limit_value,
+        )?;
+        map.serialize_entry("other_device", &self.relative_time_tolerance_between_devices)?;
+        map.serialize_entry("single_run", &self.assumed_single_run_spread)?;
+        map.serialize_entry("widest", &self.max_relative_interval_width)?;
+        map.serialize_entry("contention", &self.max_contention_without_warning)?;
         map.end()
     }
 }
@@ -100,33 +103,35 @@ impl Serialize for BaselineJudgementSettings {
 #[derive(Debug, Clone, PartialEq)]
 pub struct BaselineComparisonFacts {
     /// Name of the baseline.
-    pub baseline: String,
+    pub baseline_name: String,
     /// Commits of the baseline's runs with which cases were compared, each once.
-    pub base_commits: Vec<String>,
-    /// Code that was judged.
-    pub head_commits: Vec<String>,
+    pub baseline_commits: Vec<String>,
+    /// Commits of the judged runs' code, each once.
+    pub judged_commits: Vec<String>,
     /// Name of the baseline's device and of the run's device, if they may be different devices.
-    pub other_device: Option<(String, String)>,
+    pub baseline_and_run_device: Option<(String, String)>,
     /// Whether the baseline's file has no checksum, so that manual changes to it cannot be
     /// detected.
-    pub unsealed: bool,
+    pub baseline_lacks_checksum: bool,
     /// Age of the baseline in days and commits; `None` if it was not computed.
     pub staleness: Option<AgeOfBaseline>,
-    /// Settings with which the runs were judged against the baseline.
+    /// Settings with which process runs were judged against the baseline.
     pub policy: BaselineJudgementSettings,
     /// Cases of the baseline that the judged runs do not have: removed, or not requested.
-    pub not_run: Vec<String>,
+    pub baseline_cases_not_run: Vec<String>,
     /// Names of the benches whose process ended before it had measured all its cases.
-    pub interrupted: Vec<String>,
+    pub interrupted_benches: Vec<String>,
     pub missing_shards: Vec<String>,
     /// Keys of process runs that belong both to the baseline and to the judged runs, and so were
     /// compared with themselves.
-    pub own: Vec<String>,
+    pub runs_compared_with_themselves: Vec<String>,
 }
 
-impl MethodFactsForExit for BaselineComparisonFacts {
-    fn lacks_requested_measurement(BaselineVerdicts { facts, .. }: &BaselineVerdicts) -> bool {
-        !facts.interrupted.is_empty() || !facts.missing_shards.is_empty()
+impl ExitFactsOfGateOrCompare for BaselineComparisonFacts {
+    fn lacks_requested_measurement(
+        BaselineVerdicts { method_facts: facts, .. }: &BaselineVerdicts,
+    ) -> bool {
+        !facts.interrupted_benches.is_empty() || !facts.missing_shards.is_empty()
     }
 }
 
@@ -134,14 +139,19 @@ impl MethodFactsForExit for BaselineComparisonFacts {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct AgeOfBaseline {
     /// Start time of the oldest used baseline run, RFC 3339, UTC.
-    pub recorded: String,
+    #[serde(rename = "recorded")]
+    pub oldest_run_start_time: String,
     /// Commit of the code that the oldest used baseline run measured.
-    pub commit: String,
-    /// Whole days since that baseline run was recorded; `None` if `recorded` is not a valid time.
-    pub days: Option<i64>,
+    #[serde(rename = "commit")]
+    pub oldest_run_commit: String,
+    /// Whole days since that baseline run was recorded; `None` if `oldest_run_start_time` is not a
+    /// valid time.
+    #[serde(rename = "days")]
+    pub days_since_oldest_run: Option<i64>,
     /// Number of commits since the commit of the oldest used baseline run; `None` if git does not
     /// know that commit.
-    pub commits: Option<u64>,
+    #[serde(rename = "commits")]
+    pub commits_since_oldest_run: Option<u64>,
 }
 
 /// Judges a measurement against a baseline: gives a verdict for each case that both have. The
@@ -150,7 +160,8 @@ pub struct AgeOfBaseline {
 /// be applied. The function [`judge_output_errors`] later adds the output errors that `verify`
 /// measured with further seeds.
 ///
-/// This function is long because one loop over the cases fills all lists of the report.
+/// The function `judge_against_baseline` is long because one loop over the cases fills all lists of
+/// the report.
 #[expect(clippy::too_many_lines)]
 pub fn judge_against_baseline(
     baseline: &BaselineFile,
@@ -200,7 +211,8 @@ pub fn judge_against_baseline(
             bounds.extend(costs::cost_limits_of_case(id, sides, &set, on_host));
         }
         for difference in differences {
-            let key = (difference.field.to_owned(), difference.base, difference.head);
+            let key =
+                (difference.field_name.to_owned(), difference.base_value, difference.head_value);
             refused.entry(key).or_default().insert((*id).to_owned());
         }
     }
@@ -214,19 +226,23 @@ pub fn judge_against_baseline(
     };
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
     let facts = BaselineComparisonFacts {
-        baseline: baseline.name.clone(),
-        base_commits: distinct_short_commits(
-            baseline_runs_used_for(baseline, &judged).map(|run| &run.provenance),
+        baseline_name: baseline.baseline_name.clone(),
+        baseline_commits: distinct_short_commits(
+            baseline_runs_of_judged_cases(baseline, &judged).map(|run| &run.provenance),
         ),
-        head_commits: distinct_short_commits(runs.iter().map(|run| &run.provenance)),
-        other_device: names_of_differing_devices(baseline, runs, &judged),
-        unsealed: false,
+        judged_commits: distinct_short_commits(runs.iter().map(|run| &run.provenance)),
+        baseline_and_run_device: names_of_differing_devices(baseline, runs, &judged),
+        baseline_lacks_checksum: false,
         staleness: None,
         policy,
-        not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),
-        interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
+        baseline_cases_not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),
+        interrupted_benches: runs
+            .iter()
+            .filter(|run| !run.ended_normally)
+            .map(|run| run.bench.clone())
+            .collect(),
         missing_shards: measurement.shards_without_run(),
-        own: runs
+        runs_compared_with_themselves: runs
             .iter()
             .filter(|run| baseline.contains_run(run))
             .map(BenchProcessRun::key_in_baseline)
@@ -238,7 +254,7 @@ pub fn judge_against_baseline(
             .environment_of_first_run()
             .map(RunEnvironment::description_of_device)
             .unwrap_or_default(),
-        limits: policy.limits,
+        default_case_limits: policy.limits,
         judged_cases: judged,
         refused: ComparisonRefusal::from_differing_fields(refused),
         new_cases: head
@@ -246,14 +262,14 @@ pub fn judge_against_baseline(
             .filter(|id| !baseline.cases.contains_key(**id))
             .map(ToString::to_string)
             .collect(),
-        skipped: skipped.collect(),
-        failed,
+        skipped_in_head: skipped.collect(),
+        failed_in_head: failed,
         unverified_cases: unverified,
-        verification: losses,
+        verification_losses: losses,
         numerics: OutputErrorReport::default(),
-        costs: grown_costs,
+        grown_costs,
         rules: costs::report_unjudged_cost_limits(rules, &bounds),
-        facts,
+        method_facts: facts,
     };
     report.sort_judgements();
     report
@@ -274,7 +290,7 @@ pub fn judge_output_errors(
             head.entry(id).or_default().add_errors_of_verified_case(run.seed, &case.verification);
         }
         let same = |record: &&OutputErrorsOfExecutable| {
-            run.executable.as_ref() == Some(&record.executable)
+            run.executable_hash.as_ref() == Some(&record.executable_hash)
                 && record.environment.incomparable_facts_with_base(&run.environment).is_empty()
         };
         for record in records.iter().filter(same) {
@@ -285,10 +301,15 @@ pub fn judge_output_errors(
         }
     }
     let both = report.judged_cases.iter().filter_map(|judged| {
-        let base = baseline.cases[&judged.case].numerics.as_ref()?;
-        Some((judged.case.as_str(), base, head.get(judged.case.as_str())?))
+        let base = baseline.cases[&judged.case_id].numerics.as_ref()?;
+        Some((judged.case_id.as_str(), base, head.get(judged.case_id.as_str())?))
     });
-    let growth = |case: &str| rules.limits_of_case(case, &report.limits).growth.value;
+    let growth = |case: &str| {
+        rules
+            .limits_of_case(case, &report.default_case_limits)
+            .output_error_growth_threshold
+            .limit_value
+    };
     let numerics = numerics::compare_output_errors(both, growth);
     BaselineVerdicts { numerics, ..report }
 }
@@ -302,16 +323,19 @@ pub fn figures_of_baseline_cases(baseline: &BaselineFile) -> BTreeMap<&str, Base
         };
         BaselineCaseFigures {
             times: [times(0.0, true), times(0.0, false), times(1.0, true)],
-            earlier_median_ns: case
+            earlier_relative_half_range: case
                 .earlier
                 .as_ref()
                 .map(EarlierRunsWithOtherCode::relative_half_range_of_medians),
-            throttled: case.runs.values().any(|run| run.conditions.throttled > 0),
-            shared_gpu: case
+            any_run_throttled: case.runs.values().any(|run| run.conditions.throttled_samples > 0),
+            gpu_shared_in_any_run: case
                 .runs
                 .values()
                 .any(|run| run.conditions.was_gpu_shared_with_other_processes()),
-            host_bound: case.runs.values().any(|run| run.conditions.host_bound),
+            any_run_host_bound: case
+                .runs
+                .values()
+                .any(|run| run.conditions.includes_host_launch_time),
         }
     };
     baseline.cases.iter().map(|(id, case)| (id.as_str(), figures(case))).collect()
@@ -320,20 +344,20 @@ pub fn figures_of_baseline_cases(baseline: &BaselineFile) -> BTreeMap<&str, Base
 #[derive(Debug, Clone, PartialEq)]
 pub struct BaselineCaseFigures {
     times: [TimeIntervalOfSide; 3],
-    earlier_median_ns: Option<f64>,
-    throttled: bool,
-    shared_gpu: bool,
-    host_bound: bool,
+    earlier_relative_half_range: Option<f64>,
+    any_run_throttled: bool,
+    gpu_shared_in_any_run: bool,
+    any_run_host_bound: bool,
 }
 
 /// Returns the runs of the baseline with which the judged cases were compared.
-fn baseline_runs_used_for<'a>(
+fn baseline_runs_of_judged_cases<'a>(
     baseline: &'a BaselineFile,
     judged: impl IntoIterator<Item = &'a CaseJudgement>,
 ) -> impl Iterator<Item = &'a ProcessRunInBaseline> {
     let judged = judged.into_iter();
     let keys: BTreeSet<&String> =
-        judged.flat_map(|judged| baseline.cases[&judged.case].runs.keys()).collect();
+        judged.flat_map(|judged| baseline.cases[&judged.case_id].runs.keys()).collect();
     keys.into_iter().map(|key| &baseline.runs[key])
 }
 
@@ -356,7 +380,7 @@ fn names_of_differing_devices(
         .iter()
         .filter(|judged| judged.baseline_run_evidence().is_some_and(|runs| !runs.same_device));
     let used: Vec<&ProcessRunInBaseline> =
-        baseline_runs_used_for(baseline, on_other_cards).collect();
+        baseline_runs_of_judged_cases(baseline, on_other_cards).collect();
     let mut pairs = runs
         .iter()
         .flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));
@@ -376,21 +400,28 @@ fn judge_case_against_baseline(
     // Contention of the host's CPU is considered only for cases that run on the host, because it
     // changes their times.
     let contended = head.iter().all(|it| it.run.environment.is_cpu_run());
-    let ChosenRunsOfCase { base: base_runs, head, same_device, card } =
+    let ChosenRunsOfCase { base: base_runs, head, same_device, compared_card: card } =
         ChosenRunsOfCase::choose_runs_of_one_card(baseline, base, head);
     let base_single = match base_runs[..] {
-        [(environment, _)] => {
-            Some(spreads.spread_for_single_baseline_run(id, base, environment, policy.single_run))
-        }
+        [(environment, _)] => Some(spreads.spread_for_single_baseline_run(
+            id,
+            base,
+            environment,
+            policy.assumed_single_run_spread,
+        )),
         _ => None,
     };
     let base_runs: Vec<&CaseSummaryOfRun> = base_runs.into_iter().map(|(_, run)| run).collect();
     let head_single = match &head[..] {
-        [only] => Some(spreads.spread_for_single_judged_run(id, only.run, policy.single_run)),
+        [only] => Some(spreads.spread_for_single_judged_run(
+            id,
+            only.run,
+            policy.assumed_single_run_spread,
+        )),
         _ => None,
     };
     let half_width = |single: Option<AssumedSpreadOfSingleRun>| {
-        single.map_or(policy.single_run, |single| single.relative)
+        single.map_or(policy.assumed_single_run_spread, |single| single.relative_half_width)
     };
     let head_runs: Vec<CaseSummaryOfRun> =
         head.iter().map(|it| CaseSummaryOfRun::summarize_samples(&it.case.samples)).collect();
@@ -402,24 +433,26 @@ fn judge_case_against_baseline(
     let head_side =
         TimeIntervalOfSide::interval_from_runs(&head_runs, half_width(head_single), contended);
     let ratio = TimeRatioWithInterval::from_head_and_base_intervals(&head_side, &base_side);
-    let (base_ns, device) = (base_side.center_ns, policy.allowed_device_difference(same_device));
+    let base_ns = base_side.median_launch_ns;
+    let device = policy.allowed_device_time_difference(same_device);
     let threshold = policy.limits.smallest_failing_slowdown(base_ns, device);
-    let detectable = (1.0 + threshold.value) * ratio.center / ratio.low - 1.0;
+    let detectable = (1.0 + threshold.limit_value) * ratio.estimated_ratio / ratio.ratio_low - 1.0;
     let (verdict, reason) = match verdict_from_confidence_interval(
         &ratio,
-        threshold.value,
+        threshold.limit_value,
         base_single,
-        policy.max_interval_width,
+        policy.max_relative_interval_width,
     ) {
         Ok(verdict) => {
             let head_runs: Vec<&CaseSummaryOfRun> = head_runs.iter().collect();
             let all = base_runs.iter().chain(&head_runs).copied();
             let doubt = doubt_from_slowed_side(verdict, &base_runs, &head_runs)
-                .or_else(|| doubt_from_unsettled_power_state(&ratio, threshold.value, all));
+                .or_else(|| doubt_from_unsettled_power_state(&ratio, threshold.limit_value, all));
+            let estimate = ratio.estimated_ratio;
             match doubt {
                 Some(doubt) => (VerdictOnCase::Inconclusive, Some(doubt)),
                 None => (
-                    policy.limits.verdict_with_acceptance(verdict, ratio.center, base_ns, device),
+                    policy.limits.verdict_with_acceptance(verdict, estimate, base_ns, device),
                     None,
                 ),
             }
@@ -427,17 +460,17 @@ fn judge_case_against_baseline(
         Err(doubt) => (VerdictOnCase::Inconclusive, Some(doubt)),
     };
     CaseJudgement {
-        case: id.to_owned(),
+        case_id: id.to_owned(),
         verdict,
         reasons: reason.into_iter().collect(),
-        threshold,
-        base_ns,
-        head_ns: head_side.center_ns,
+        regression_threshold: threshold,
+        base_launch_ns: base_ns,
+        head_launch_ns: head_side.median_launch_ns,
         ratio,
         detectable_change: Some(detectable),
         evidence: JudgementEvidence::Runs(Box::new(BaselineRunEvidence {
             same_device,
-            card,
+            compared_card: card,
             base: RunCountAndSpreadOfSide::from_time_interval(&base_side, base_single),
             head: RunCountAndSpreadOfSide::from_time_interval(&head_side, head_single),
         })),
@@ -453,8 +486,9 @@ fn doubt_from_unsettled_power_state<'a>(
 ) -> Option<InconclusiveReason> {
     let widths = runs.filter_map(|run| run.power?.range).map(|[low, high]| high / low - 1.0);
     let width = widths.fold(0.0, f64::max);
-    let covered = (1.0 / (1.0 + width)..=1.0 + width).contains(&ratio.center);
-    (width > threshold && covered).then_some(InconclusiveReason::Unsettled { width })
+    let covered = (1.0 / (1.0 + width)..=1.0 + width).contains(&ratio.estimated_ratio);
+    (width > threshold && covered)
+        .then_some(InconclusiveReason::PowerStateUnsettled { relative_time_range_width: width })
 }
 
 /// If the ratio of the two sides' SM clocks is below this value, the time difference is attributed
@@ -469,32 +503,34 @@ fn doubt_from_slowed_side(
     head: &[&CaseSummaryOfRun],
 ) -> Option<InconclusiveReason> {
     let (side, suspect, other) = match verdict {
-        VerdictOnCase::Regressed => (ComparedArm::Head, head, base),
-        VerdictOnCase::Improved | VerdictOnCase::Unchanged | VerdictOnCase::Accepted => {
-            (ComparedArm::Base, base, head)
+        VerdictOnCase::Regressed => (ComparedArm::HeadBuild, head, base),
+        VerdictOnCase::Improved | VerdictOnCase::Unchanged | VerdictOnCase::AcceptedSlowdown => {
+            (ComparedArm::BaseBuild, base, head)
         }
         VerdictOnCase::Inconclusive => return None,
     };
-    if suspect.iter().any(|run| run.conditions.throttled > 0) {
-        return Some(InconclusiveReason::Throttled(SideThatCausesDoubt { side }));
+    if suspect.iter().any(|run| run.conditions.throttled_samples > 0) {
+        return Some(InconclusiveReason::GpuThrottled(SideThatCausesDoubt { side }));
     }
     if suspect.iter().any(|run| run.conditions.was_gpu_shared_with_other_processes()) {
         return Some(InconclusiveReason::SharedGpu(SideThatCausesDoubt { side }));
     }
     // A side at its power cap is not doubted for a lower clock, because the kernel itself lowers
     // the clock by drawing more power.
-    let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
+    let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_power_cap));
     let clock_mhz = |side: &[&CaseSummaryOfRun]| {
-        let read: Vec<f64> = side.iter().filter_map(|run| run.median_clock_mhz).collect();
+        let read: Vec<f64> = side.iter().filter_map(|run| run.median_sm_clock_mhz).collect();
         (!read.is_empty()).then(|| kernelgate::stats::median(&read))
     };
     if let (false, Some(low), Some(high)) = (at_cap, clock_mhz(suspect), clock_mhz(other))
         && low < MIN_COMPARABLE_CLOCK_RATIO * high
     {
-        let ratio = if side == ComparedArm::Head { low / high } else { high / low };
-        return Some(InconclusiveReason::Clock { ratio });
+        let ratio = if side == ComparedArm::HeadBuild { low / high } else { high / low };
+        return Some(InconclusiveReason::DifferentSmClocks { head_to_base_clock_ratio: ratio });
     }
-    let host_bound = |side: &[&CaseSummaryOfRun]| side.iter().any(|run| run.conditions.host_bound);
+    let host_bound = |side: &[&CaseSummaryOfRun]| {
+        side.iter().any(|run| run.conditions.includes_host_launch_time)
+    };
     (host_bound(suspect) && !host_bound(other))
         .then_some(InconclusiveReason::HostBound(SideThatCausesDoubt { side }))
 }
@@ -507,23 +543,31 @@ fn verdict_from_confidence_interval(
     base_single: Option<AssumedSpreadOfSingleRun>,
     widest: f64,
 ) -> Result<VerdictOnCase, InconclusiveReason> {
-    if ratio.low > 1.0 + threshold {
+    if ratio.ratio_low > 1.0 + threshold {
         return Ok(VerdictOnCase::Regressed);
     }
-    if ratio.high < 1.0 - threshold {
+    if ratio.ratio_high < 1.0 - threshold {
         return Ok(VerdictOnCase::Improved);
     }
     // If the estimated change exceeds the threshold but is smaller than the detectable change, it
     // shows neither a change nor its absence.
-    let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.center);
+    let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.estimated_ratio);
     match base_single {
-        Some(single) if matters && single.from == SourceOfAssumedSpread::Assumed => {
-            Err(InconclusiveReason::SingleRun { assumed: single.relative })
+        Some(single)
+            if matters && single.from == SourceOfAssumedSpread::AssumedWithoutMeasurement =>
+        {
+            Err(InconclusiveReason::BaselineHasSingleRun {
+                assumed_interval_half_width: single.relative_half_width,
+            })
         }
-        _ if ratio.high - ratio.low > widest => Err(InconclusiveReason::Wide(*ratio)),
+        _ if ratio.ratio_high - ratio.ratio_low > widest => {
+            Err(InconclusiveReason::IntervalTooWide(*ratio))
+        }
         _ if matters => {
-            let detectable = (1.0 + threshold) * ratio.center / ratio.low - 1.0;
-            Err(InconclusiveReason::Undetectable { detectable })
+            let detectable = (1.0 + threshold) * ratio.estimated_ratio / ratio.ratio_low - 1.0;
+            Err(InconclusiveReason::ChangeBelowDetectable {
+                smallest_detectable_slowdown: detectable,
+            })
         }
         _ => Ok(VerdictOnCase::Unchanged),
     }

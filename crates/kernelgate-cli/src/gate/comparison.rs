@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::inconclusive_reason::{FailureInBuild, InconclusiveReason};
+use super::inconclusive_reason::{InconclusiveReason, MeasurementFailureOnSide};
 use super::kernels::code::CaseKernelComparison;
 use super::kernels::explanation::SlowdownExplanation;
 use super::paired::{ComparedArm, ComparisonTestPlan};
-use super::rules::RemovedCasesMeaning;
-use super::verdicts::{MethodFactsForExit, VerdictsAndFindings};
+use super::rules::RemovedCasesEffect;
+use super::verdicts::{ExitFactsOfGateOrCompare, VerdictsAndFindings};
 use kernelgate_cuda::CaseFailureReason;
 
-/// The outcome of `compare`.
+/// Verdicts and findings of `kernelgate compare`, with the facts that only `compare` has.
 pub type Comparison = VerdictsAndFindings<BuildComparisonFacts>;
 
 /// Facts about a comparison of two builds that belong to the whole comparison and not to single
@@ -21,50 +21,64 @@ pub type Comparison = VerdictsAndFindings<BuildComparisonFacts>;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BuildComparisonFacts {
     /// Revision of the base build, as name and commit: "main (1a2b3c4d)".
-    pub base: String,
-    /// Revision that is judged.
-    pub head: String,
-    /// Thresholds and error rates.
+    #[serde(rename = "base")]
+    pub base_revision: String,
+    /// Revision of the head build, which is judged.
+    #[serde(rename = "head")]
+    pub head_revision: String,
+    /// Test plan of the comparison: thresholds, error rates and numbers of blocks.
     pub plan: ComparisonTestPlan,
     /// Largest wall time of each round of the comparison, seconds.
-    pub budget_s: f64,
+    #[serde(rename = "budget_s")]
+    pub round_budget_s: f64,
     /// Description of the device's calibration from which the test plan comes; `None` without a
     /// calibration.
-    pub calibration: Option<String>,
+    #[serde(rename = "calibration")]
+    pub calibration_description: Option<String>,
     /// Ids of the cases that only the base build has.
-    pub removed: Vec<String>,
+    #[serde(rename = "removed")]
+    pub removed_cases: Vec<String>,
     /// Cases whose verification failed in the base but not in the head, each with the error; they
     /// get no verdict.
     pub failed_in_base: BTreeMap<String, CaseFailureReason>,
     /// Processes that failed.
-    pub broken: Vec<FailedBenchProcess>,
+    #[serde(rename = "broken")]
+    pub failed_processes: Vec<FailedBenchProcess>,
     /// Names of bench executables that kernelgate cannot run, each with the reason.
-    pub left_alone: BTreeMap<String, String>,
+    #[serde(rename = "left_alone")]
+    pub unusable_benches: BTreeMap<String, String>,
     /// Benches that use Criterion without kernelgate, with the cost of their processes.
-    pub criterion: Vec<CriterionOnlyBench>,
+    #[serde(rename = "criterion")]
+    pub criterion_benches: Vec<CriterionOnlyBench>,
     /// Names of the benches whose executables are byte-identical in both builds, so that measured
     /// differences are noise.
-    pub identical: Vec<String>,
+    #[serde(rename = "identical")]
+    pub benches_with_identical_executables: Vec<String>,
     /// Ids of the cases that were not timed because both builds have a byte-identical executable
     /// for them.
-    pub untimed: Vec<String>,
+    #[serde(rename = "untimed")]
+    pub cases_with_identical_executable: Vec<String>,
     /// Whether both builds were compiled with optimisation.
-    pub optimised: bool,
+    #[serde(rename = "optimised")]
+    pub optimised_build: bool,
     /// Delays that a calibration injected into launches of the head, as text; `None` without
     /// injected delays.
-    pub delays: Option<String>,
+    #[serde(rename = "delays")]
+    pub injected_delays_text: Option<String>,
     /// Number of blocks and processes and the wall time of each of the comparison's one or two
     /// rounds.
     pub rounds: Vec<ComparisonRoundCounts>,
     /// Comparison of the machine code and launches of each case's kernels, for benches that list
     /// their kernels.
-    pub code: BTreeMap<String, CaseKernelComparison>,
+    #[serde(rename = "code")]
+    pub kernel_comparisons_by_case: BTreeMap<String, CaseKernelComparison>,
     /// Explanations why cases regressed, from one profile of each build; they change no verdict.
     pub explanations: BTreeMap<String, SlowdownExplanation>,
     /// Ids of the cases that `--affected` verified but did not time, because their machine code and
     /// launches are identical in both builds. For `--affected`, code that runs on the host is not
     /// compared.
-    pub unaffected: Vec<String>,
+    #[serde(rename = "unaffected")]
+    pub unaffected_cases: Vec<String>,
     /// Names of the shards that a merged comparison lacks.
     #[serde(default)]
     pub missing_shards: Vec<String>,
@@ -74,62 +88,66 @@ impl BuildComparisonFacts {
     /// Returns the names of the benches whose cases the comparison abandoned because their
     /// processes failed on this side.
     pub fn benches_abandoned_on_side(&self, side: ComparedArm) -> BTreeSet<&str> {
-        let of_side = self.broken.iter().filter(|it| it.abandoned && it.side == side);
-        of_side.map(|it| it.bench.as_str()).collect()
+        let of_side =
+            self.failed_processes.iter().filter(|it| it.bench_abandoned && it.side == side);
+        of_side.map(|it| it.bench_name.as_str()).collect()
     }
 }
 
-impl MethodFactsForExit for BuildComparisonFacts {
+impl ExitFactsOfGateOrCompare for BuildComparisonFacts {
     // A bench that fails in both builds does not count as a regression of the head.
     fn has_regression_beside_cases(comparison: &Comparison) -> bool {
-        let facts = &comparison.facts;
+        let facts = &comparison.method_facts;
         !facts
-            .benches_abandoned_on_side(ComparedArm::Head)
-            .is_subset(&facts.benches_abandoned_on_side(ComparedArm::Base))
-            || has_unaccepted_removed_cases(comparison, RemovedCasesMeaning::Fail)
+            .benches_abandoned_on_side(ComparedArm::HeadBuild)
+            .is_subset(&facts.benches_abandoned_on_side(ComparedArm::BaseBuild))
+            || has_unaccepted_removed_cases(comparison, RemovedCasesEffect::FailComparison)
     }
 
     fn lacks_requested_measurement(comparison: &Comparison) -> bool {
-        !comparison.facts.benches_abandoned_on_side(ComparedArm::Base).is_empty()
-            || has_unaccepted_removed_cases(comparison, RemovedCasesMeaning::Inconclusive)
-            || !comparison.facts.missing_shards.is_empty()
+        !comparison.method_facts.benches_abandoned_on_side(ComparedArm::BaseBuild).is_empty()
+            || has_unaccepted_removed_cases(comparison, RemovedCasesEffect::MakeInconclusive)
+            || !comparison.method_facts.missing_shards.is_empty()
     }
 
     fn number_of_cases_unchanged_without_timing(&self) -> usize {
-        self.untimed.len() + self.unaffected.len()
+        self.cases_with_identical_executable.len() + self.unaffected_cases.len()
     }
 }
 
 /// Returns whether any case was removed without an accepted reason, while the package's rules give
 /// removed cases this meaning (fail or inconclusive).
 fn has_unaccepted_removed_cases(
-    Comparison { facts, rules, .. }: &Comparison,
-    meaning: RemovedCasesMeaning,
+    Comparison { method_facts: facts, rules, .. }: &Comparison,
+    meaning: RemovedCasesEffect,
 ) -> bool {
     rules.removed == meaning
-        && facts.removed.iter().any(|case| !rules.accepts_removal_of_case(case))
+        && facts.removed_cases.iter().any(|case| !rules.accepts_removal_of_case(case))
 }
 
 /// A bench process of a comparison that failed, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedBenchProcess {
     /// Name of the bench executable.
-    pub bench: String,
-    /// The build that failed: base or head.
+    #[serde(rename = "bench")]
+    pub bench_name: String,
+    /// The side (base or head) whose bench process failed.
     pub side: ComparedArm,
-    /// Reason for this entry, as a text.
-    pub reason: String,
+    /// Reason why the bench process failed, as a text.
+    #[serde(rename = "reason")]
+    pub failure_reason: String,
     /// Whether the bench was abandoned because of this failure, so that its undecided cases stay
     /// undecided.
-    pub abandoned: bool,
+    #[serde(rename = "abandoned")]
+    pub bench_abandoned: bool,
 }
 
 impl FailedBenchProcess {
     /// Returns the reason that each undecided case of the failed bench gets.
     pub fn inconclusive_reason_for_cases(&self) -> InconclusiveReason {
-        InconclusiveReason::BenchBroke(FailureInBuild::in_side_with_reason(
+        InconclusiveReason::BenchFailed(MeasurementFailureOnSide::in_side_with_reason(
             self.side,
-            self.reason.as_str(),
+            self.failure_reason.as_str(),
         ))
     }
 }
@@ -139,14 +157,18 @@ impl FailedBenchProcess {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriterionOnlyBench {
     /// Name of the bench executable.
-    pub bench: String,
+    #[serde(rename = "bench")]
+    pub bench_name: String,
     /// Ids of the bench's cases that are compared.
-    pub cases: Vec<String>,
+    #[serde(rename = "cases")]
+    pub compared_cases: Vec<String>,
     /// Wall time of one process that measured all of the bench's cases, seconds.
-    pub process_s: f64,
+    #[serde(rename = "process_s")]
+    pub process_wall_s: f64,
     /// Cases whose source overrides the sampling that Criterion's flags request, each with the
     /// values that the source sets.
-    pub overridden: BTreeMap<String, Vec<String>>,
+    #[serde(rename = "overridden")]
+    pub overridden_sampling_by_case: BTreeMap<String, Vec<String>>,
 }
 
 impl CriterionOnlyBench {
@@ -157,14 +179,16 @@ impl CriterionOnlyBench {
         let cost = format!(
             "bench {}: Criterion alone, {} unverified {}; a process takes {:.1} s, a block of \
              four {:.0} s",
-            self.bench,
-            self.cases.len(),
-            plural(self.cases.len()),
-            self.process_s,
-            4.0 * self.process_s
+            self.bench_name,
+            self.compared_cases.len(),
+            plural(self.compared_cases.len()),
+            self.process_wall_s,
+            4.0 * self.process_wall_s
         );
-        let Some((case, set)) = self.overridden.first_key_value() else { return cost };
-        let more = match self.overridden.len() {
+        let Some((case, set)) = self.overridden_sampling_by_case.first_key_value() else {
+            return cost;
+        };
+        let more = match self.overridden_sampling_by_case.len() {
             1 => String::new(),
             count => format!(", and the like in {} more {}", count - 1, plural(count - 1)),
         };
@@ -176,22 +200,25 @@ impl CriterionOnlyBench {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonRoundCounts {
     /// Largest number of blocks that any bench had in the round.
-    pub blocks: usize,
+    #[serde(rename = "blocks")]
+    pub most_trial_blocks: usize,
     /// Number of processes.
-    pub processes: usize,
+    #[serde(rename = "processes")]
+    pub process_count: usize,
     /// Sum of the wall times of the round's processes, seconds.
-    pub wall_s: f64,
+    #[serde(rename = "wall_s")]
+    pub total_process_wall_s: f64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::outputs::numerics::OutputErrorReport;
     use super::*;
-    use crate::gate::costs::{CostGrowthOfCase, GrowthConfirmationPairs, LaunchCostKind};
+    use crate::gate::costs::{GrowthConfirmationPairs, LaunchCostGrowthOfCase, LaunchCostKind};
     use crate::gate::judgement::CaseJudgement;
     use crate::gate::judgement::tests::test_judgement;
     use crate::gate::limits::CaseLimits;
-    use crate::gate::rules::RulesEffectReport;
+    use crate::gate::rules::GateRulesEffectReport;
     use crate::gate::verdict::VerdictOnCase;
     use crate::gate::verdicts::ComparisonRefusal;
     use kernelgate::exit::ProcessExitReason;
@@ -202,18 +229,18 @@ mod tests {
     ) -> Comparison {
         Comparison {
             device: "c".to_owned(),
-            limits: CaseLimits::default_with_relative_limit(0.01),
+            default_case_limits: CaseLimits::default_with_relative_limit(0.01),
             judged_cases: judged,
             refused: vec![],
             new_cases: vec![],
-            skipped: BTreeMap::new(),
-            failed: BTreeMap::new(),
+            skipped_in_head: BTreeMap::new(),
+            failed_in_head: BTreeMap::new(),
             unverified_cases: vec![],
-            verification: vec![],
+            verification_losses: vec![],
             numerics: OutputErrorReport::default(),
-            costs: vec![],
-            rules: RulesEffectReport::default(),
-            facts,
+            grown_costs: vec![],
+            rules: GateRulesEffectReport::default(),
+            method_facts: facts,
         }
     }
 
@@ -240,28 +267,29 @@ mod tests {
         use crate::gate::rules::AcceptanceAppliedToCase;
         let with = |removed, accepted: Vec<AcceptanceAppliedToCase>| {
             let facts = BuildComparisonFacts {
-                removed: vec!["y".to_owned()],
+                removed_cases: vec!["y".to_owned()],
                 ..BuildComparisonFacts::default()
             };
             let judged = vec![test_judgement("x", VerdictOnCase::Unchanged)];
-            let rules = RulesEffectReport { removed, accepted, ..RulesEffectReport::default() };
+            let rules =
+                GateRulesEffectReport { removed, accepted, ..GateRulesEffectReport::default() };
             Comparison { rules, ..test_comparison_with_judgements(judged, facts) }.exit_reason()
         };
-        assert_eq!(with(RemovedCasesMeaning::default(), vec![]), ProcessExitReason::Inconclusive);
-        assert_eq!(with(RemovedCasesMeaning::Fail, vec![]), ProcessExitReason::Regression);
-        assert_eq!(with(RemovedCasesMeaning::Ignore, vec![]), ProcessExitReason::Fine);
+        assert_eq!(with(RemovedCasesEffect::default(), vec![]), ProcessExitReason::Inconclusive);
+        assert_eq!(with(RemovedCasesEffect::FailComparison, vec![]), ProcessExitReason::Regression);
+        assert_eq!(with(RemovedCasesEffect::ListOnly, vec![]), ProcessExitReason::Success);
         let accepted = |case: &str, removed| AcceptanceAppliedToCase {
-            case: case.to_owned(),
-            slower: Some(0.1),
-            growth: None,
-            less_verified: false,
-            removed,
-            reason: "r".to_owned(),
+            case_id: case.to_owned(),
+            max_accepted_relative_slowdown: Some(0.1),
+            max_accepted_error_ratio: None,
+            allows_less_verification: false,
+            allows_removal: removed,
+            acceptance_reason: "r".to_owned(),
         };
-        for meaning in [RemovedCasesMeaning::Inconclusive, RemovedCasesMeaning::Fail] {
-            assert_eq!(with(meaning, vec![accepted("y", true)]), ProcessExitReason::Fine);
-            assert_ne!(with(meaning, vec![accepted("y", false)]), ProcessExitReason::Fine);
-            assert_ne!(with(meaning, vec![accepted("z", true)]), ProcessExitReason::Fine);
+        for meaning in [RemovedCasesEffect::MakeInconclusive, RemovedCasesEffect::FailComparison] {
+            assert_eq!(with(meaning, vec![accepted("y", true)]), ProcessExitReason::Success);
+            assert_ne!(with(meaning, vec![accepted("y", false)]), ProcessExitReason::Success);
+            assert_ne!(with(meaning, vec![accepted("z", true)]), ProcessExitReason::Success);
         }
     }
 
@@ -273,12 +301,12 @@ mod tests {
                 BuildComparisonFacts::default(),
             )
         };
-        assert_eq!(exit(VerdictOnCase::Unchanged), ProcessExitReason::Fine);
+        assert_eq!(exit(VerdictOnCase::Unchanged), ProcessExitReason::Success);
         assert_eq!(exit(VerdictOnCase::Regressed), ProcessExitReason::Regression);
         assert_eq!(exit(VerdictOnCase::Inconclusive), ProcessExitReason::Inconclusive);
         assert_eq!(
             Comparison {
-                failed: test_map_with_one_reason(),
+                failed_in_head: test_map_with_one_reason(),
                 ..test_comparison_with_unchanged_case()
             }
             .exit_reason(),
@@ -286,62 +314,71 @@ mod tests {
         );
         assert_eq!(
             Comparison {
-                skipped: test_map_with_one_reason(),
+                skipped_in_head: test_map_with_one_reason(),
                 ..test_comparison_with_unchanged_case()
             }
             .exit_reason(),
             ProcessExitReason::Inconclusive
         );
         let refusal = ComparisonRefusal {
-            field: "seed".to_owned(),
-            base: "1".to_owned(),
-            head: "2".to_owned(),
-            cases: vec![],
+            differing_field: "seed".to_owned(),
+            base_value: "1".to_owned(),
+            head_value: "2".to_owned(),
+            affected_cases: vec![],
         };
         let refused = Comparison {
             refused: vec![refusal],
-            failed: test_map_with_one_reason(),
+            failed_in_head: test_map_with_one_reason(),
             ..test_comparison_with_unchanged_case()
         };
-        assert_eq!(refused.exit_reason(), ProcessExitReason::Refused);
+        assert_eq!(refused.exit_reason(), ProcessExitReason::ResultsNotComparable);
     }
 
     #[test]
     fn a_bench_that_fails_only_in_the_head_is_a_regression() {
         let broken = |side, abandoned| FailedBenchProcess {
-            bench: "b".to_owned(),
+            bench_name: "b".to_owned(),
             side,
-            reason: "r".to_owned(),
-            abandoned,
+            failure_reason: "r".to_owned(),
+            bench_abandoned: abandoned,
         };
         let exit = |broken: Vec<FailedBenchProcess>| {
-            let facts = BuildComparisonFacts { broken, ..BuildComparisonFacts::default() };
+            let facts = BuildComparisonFacts {
+                failed_processes: broken,
+                ..BuildComparisonFacts::default()
+            };
             exit_of_test_comparison(vec![test_judgement("x", VerdictOnCase::Unchanged)], facts)
         };
-        assert_eq!(exit(vec![broken(ComparedArm::Head, true)]), ProcessExitReason::Regression);
-        assert_eq!(exit(vec![broken(ComparedArm::Base, true)]), ProcessExitReason::Inconclusive);
-        assert_eq!(exit(vec![broken(ComparedArm::Head, false)]), ProcessExitReason::Fine);
-        let both = vec![broken(ComparedArm::Base, true), broken(ComparedArm::Head, true)];
+        assert_eq!(exit(vec![broken(ComparedArm::HeadBuild, true)]), ProcessExitReason::Regression);
+        assert_eq!(
+            exit(vec![broken(ComparedArm::BaseBuild, true)]),
+            ProcessExitReason::Inconclusive
+        );
+        assert_eq!(exit(vec![broken(ComparedArm::HeadBuild, false)]), ProcessExitReason::Success);
+        let both = vec![broken(ComparedArm::BaseBuild, true), broken(ComparedArm::HeadBuild, true)];
         assert_eq!(exit(both), ProcessExitReason::Inconclusive);
     }
 
     #[test]
     fn a_cost_that_grew_significantly_is_a_regression() {
         let grown = |further| {
-            let cost = CostGrowthOfCase {
-                case: "x".to_owned(),
-                cost: LaunchCostKind::HostTime,
-                base: 4e3,
-                head: 6e3,
-                allowed: 0.1,
-                further,
+            let cost = LaunchCostGrowthOfCase {
+                case_id: "x".to_owned(),
+                cost: LaunchCostKind::HostEnqueueTime,
+                base_cost: 4e3,
+                head_cost: 6e3,
+                allowed_relative_growth: 0.1,
+                growth_confirmation: further,
             };
-            Comparison { costs: vec![cost], ..test_comparison_with_unchanged_case() }.exit_reason()
+            Comparison { grown_costs: vec![cost], ..test_comparison_with_unchanged_case() }
+                .exit_reason()
         };
         assert_eq!(grown(None), ProcessExitReason::Regression);
-        let further = GrowthConfirmationPairs { pairs: 8, grown: 8, found: true };
+        let further =
+            GrowthConfirmationPairs { pair_count: 8, pairs_with_growth: 8, growth_confirmed: true };
         assert_eq!(grown(Some(further)), ProcessExitReason::Regression);
-        let unclear = GrowthConfirmationPairs { grown: 6, found: false, ..further };
+        let unclear =
+            GrowthConfirmationPairs { pairs_with_growth: 6, growth_confirmed: false, ..further };
         assert_eq!(grown(Some(unclear)), ProcessExitReason::Inconclusive);
     }
 
@@ -352,22 +389,22 @@ mod tests {
             ProcessExitReason::Inconclusive
         );
         let untimed = BuildComparisonFacts {
-            untimed: vec!["x".to_owned()],
+            cases_with_identical_executable: vec!["x".to_owned()],
             ..BuildComparisonFacts::default()
         };
-        assert_eq!(exit_of_test_comparison(vec![], untimed), ProcessExitReason::Fine);
+        assert_eq!(exit_of_test_comparison(vec![], untimed), ProcessExitReason::Success);
         let unaffected = BuildComparisonFacts {
-            unaffected: vec!["x".to_owned()],
+            unaffected_cases: vec!["x".to_owned()],
             ..BuildComparisonFacts::default()
         };
-        assert_eq!(exit_of_test_comparison(vec![], unaffected), ProcessExitReason::Fine);
+        assert_eq!(exit_of_test_comparison(vec![], unaffected), ProcessExitReason::Success);
         let mended = BuildComparisonFacts {
             failed_in_base: test_map_with_one_reason(),
             ..BuildComparisonFacts::default()
         };
         assert_eq!(
             exit_of_test_comparison(vec![test_judgement("x", VerdictOnCase::Unchanged)], mended),
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         );
     }
 

@@ -15,34 +15,43 @@ use super::ratio_interval::TimeRatioWithInterval;
 pub enum InconclusiveReason {
     /// The baseline has only one process run of the case, and its variance between processes is not
     /// known.
-    SingleRun {
-        /// Relative half-width of the time interval that is assumed for the variance between
-        /// processes.
-        assumed: f64,
+    #[serde(rename = "single_run")]
+    BaselineHasSingleRun {
+        /// Relative half-width of the time interval that is assumed for a single process run.
+        #[serde(rename = "assumed")]
+        assumed_interval_half_width: f64,
     },
     /// The confidence interval of the time ratio is too wide to exclude a regression or to show
     /// one.
-    Wide(TimeRatioWithInterval),
+    #[serde(rename = "wide")]
+    IntervalTooWide(TimeRatioWithInterval),
     /// The estimated change is beyond the threshold but smaller than the smallest change that these
     /// runs can detect.
-    Undetectable {
-        /// Smallest relative slow-down that these runs can detect.
-        detectable: f64,
+    #[serde(rename = "undetectable")]
+    ChangeBelowDetectable {
+        /// Smallest relative slow-down of a case that the compared process runs can detect.
+        #[serde(rename = "detectable")]
+        smallest_detectable_slowdown: f64,
     },
-    /// The GPU was throttled.
-    Throttled(SideThatCausesDoubt),
-    /// Another process computed on the GPU during the run.
+    /// The GPU was throttled while the base or the head was measured.
+    #[serde(rename = "throttled")]
+    GpuThrottled(SideThatCausesDoubt),
+    /// Another process computed on the GPU while the base or the head was measured.
     SharedGpu(SideThatCausesDoubt),
     /// The SM clocks of base and head differ so much that they explain the time difference.
-    Clock {
-        /// SM clock of the head divided by that of the base.
-        ratio: f64,
+    #[serde(rename = "clock")]
+    DifferentSmClocks {
+        /// SM clock of the head divided by the SM clock of the base.
+        #[serde(rename = "ratio")]
+        head_to_base_clock_ratio: f64,
     },
     /// The GPU's power state did not settle, and the range of the times meanwhile covers the
     /// measured change.
-    Unsettled {
+    #[serde(rename = "unsettled")]
+    PowerStateUnsettled {
         /// Relative width of the range of the case's times while the power state had not settled.
-        width: f64,
+        #[serde(rename = "width")]
+        relative_time_range_width: f64,
     },
     /// In base or head only, the GPU waited for the host, so its times include the host's launch
     /// time.
@@ -52,73 +61,93 @@ pub enum InconclusiveReason {
     /// There are too few pairs of processes for a verdict with the promised error rates.
     TooFewPairs {
         /// Number of pairs of base and head that can be used.
-        pairs: usize,
+        #[serde(rename = "pairs")]
+        usable_pairs: usize,
     },
     /// Too few usable pairs remain, because the GPU was throttled in the other pairs.
-    ThrottledPairs {
+    #[serde(rename = "throttled_pairs")]
+    TooManyThrottledPairs {
         /// Number of pairs of base and head that can be used.
-        pairs: usize,
+        #[serde(rename = "pairs")]
+        usable_pairs: usize,
     },
     /// Other processes used different shares of the CPU beside the base and beside the head.
-    Contention {
+    #[serde(rename = "contention")]
+    DifferentCpuContention {
         /// Mean share of the CPU that other processes used beside the base's processes; `None` if
         /// unknown.
-        base: Option<f64>,
+        #[serde(rename = "base")]
+        base_cpu_contention: Option<f64>,
         /// Mean share of the CPU that other processes used beside the head's processes; `None` if
         /// unknown.
-        head: Option<f64>,
+        #[serde(rename = "head")]
+        head_cpu_contention: Option<f64>,
     },
-    /// The times of this case differ by more than the threshold between processes of one and the
+    /// The times of the case differ by more than the threshold between processes of one and the
     /// same build.
-    Null(TimeRatioWithInterval),
+    #[serde(rename = "null")]
+    IdenticalBuildsDiffer(TimeRatioWithInterval),
     /// In too many cases, times differ between processes of one and the same build, so the
     /// environment is unstable.
-    Environment,
+    #[serde(rename = "environment")]
+    UnstableEnvironment,
     /// The comparison's second round did not confirm the regression that its first round found.
-    NotConfirmed,
+    #[serde(rename = "not_confirmed")]
+    RegressionNotConfirmed,
     /// One process of a build (base or head) skipped the case, although others measured it.
-    Skipped(FailureInBuild),
+    #[serde(rename = "skipped")]
+    CaseSkipped(MeasurementFailureOnSide),
     /// The case failed in a process of the base.
-    Failed(FailureInBuild),
+    #[serde(rename = "failed")]
+    CaseFailedInBase(MeasurementFailureOnSide),
     /// The bench of the case failed, so its remaining cases could not be measured.
-    BenchBroke(FailureInBuild),
+    #[serde(rename = "bench_broke")]
+    BenchFailed(MeasurementFailureOnSide),
     /// The bench of the case understands neither kernelgate's bench protocol nor Criterion's flags.
-    Undrivable(FailureInBuild),
+    #[serde(rename = "undrivable")]
+    UnsupportedBenchHarness(MeasurementFailureOnSide),
     /// Another bench has a case with an equal id, which is compared instead of this one.
-    OtherBench {
+    #[serde(rename = "other_bench")]
+    CaseOwnedByOtherBench {
         /// Name of the bench whose case with this id is compared.
-        owner: String,
+        #[serde(rename = "owner")]
+        owning_bench: String,
         /// Name of the bench whose case with this id is not compared.
-        bench: String,
+        #[serde(rename = "bench")]
+        bench_not_compared: String,
     },
     /// No block of the case was complete when the round's budget ended.
-    NoBlock {
+    #[serde(rename = "no_block")]
+    NoCompleteBlock {
         /// Wall time budget of the comparison's round, seconds.
-        budget_s: f64,
+        #[serde(rename = "budget_s")]
+        round_budget_s: f64,
         /// Largest number of blocks of the comparison's round.
-        max_blocks: usize,
+        #[serde(rename = "max_blocks")]
+        max_trial_blocks: usize,
     },
 }
 
 /// The side (base or head) whose condition makes the verdict inconclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SideThatCausesDoubt {
-    /// The base or the head.
+    /// The side (base or head) whose measuring condition causes the doubt.
     pub side: ComparedArm,
 }
 
 /// Failure in one build (base or head) that prevented the measurement of a case, with the reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FailureInBuild {
+pub struct MeasurementFailureOnSide {
     /// The build that failed: base or head.
     pub side: ComparedArm,
-    /// Reason for this entry, as a text.
-    pub why: String,
+    /// Reason why the case was not measured in this build, as a text.
+    #[serde(rename = "why")]
+    pub failure_reason: String,
 }
 
-impl FailureInBuild {
+impl MeasurementFailureOnSide {
     pub fn in_side_with_reason(side: ComparedArm, why: impl Into<String>) -> Self {
-        Self { side, why: why.into() }
+        Self { side, failure_reason: why.into() }
     }
 }
 
@@ -128,20 +157,27 @@ impl InconclusiveReason {
     pub fn from_paired_decision(decision: &PairedDecisionOnCase) -> Option<InconclusiveReason> {
         let ratio = decision.ratio;
         Some(match decision.reason? {
-            CauseOfInconclusiveDecision::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
-            CauseOfInconclusiveDecision::Throttled => {
-                Self::ThrottledPairs { pairs: decision.pairs }
+            CauseOfInconclusiveDecision::TooFewPairs => {
+                Self::TooFewPairs { usable_pairs: decision.usable_pairs }
             }
-            CauseOfInconclusiveDecision::Wide => Self::Wide(ratio),
-            CauseOfInconclusiveDecision::Clock => {
-                let cycles = decision.cycles.unwrap_or(ratio);
-                Self::Clock { ratio: cycles.center / ratio.center }
+            CauseOfInconclusiveDecision::TooManyThrottledBlocks => {
+                Self::TooManyThrottledPairs { usable_pairs: decision.usable_pairs }
             }
-            CauseOfInconclusiveDecision::Contention => {
-                Self::Contention { base: decision.base_contention, head: decision.head_contention }
+            CauseOfInconclusiveDecision::IntervalTooWide => Self::IntervalTooWide(ratio),
+            CauseOfInconclusiveDecision::ClockFrequencyChanged => {
+                let cycles = decision.cycle_ratio.unwrap_or(ratio);
+                Self::DifferentSmClocks {
+                    head_to_base_clock_ratio: cycles.estimated_ratio / ratio.estimated_ratio,
+                }
             }
-            CauseOfInconclusiveDecision::Null => Self::Null(decision.null),
-            CauseOfInconclusiveDecision::Environment => Self::Environment,
+            CauseOfInconclusiveDecision::DifferentCpuContention => Self::DifferentCpuContention {
+                base_cpu_contention: decision.base_cpu_contention,
+                head_cpu_contention: decision.head_cpu_contention,
+            },
+            CauseOfInconclusiveDecision::IdenticalBuildsDiffer => {
+                Self::IdenticalBuildsDiffer(decision.null_pair_ratio)
+            }
+            CauseOfInconclusiveDecision::UnstableEnvironment => Self::UnstableEnvironment,
         })
     }
 
@@ -149,72 +185,75 @@ impl InconclusiveReason {
     /// and not the noise of its times.
     pub const fn is_measurement_error(&self) -> bool {
         use InconclusiveReason::{
-            BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable,
+            BenchFailed, CaseFailedInBase, CaseOwnedByOtherBench, CaseSkipped, LessVerified,
+            NoCompleteBlock, UnsupportedBenchHarness,
         };
         matches!(
             self,
             LessVerified(_)
-                | Skipped(_)
-                | Failed(_)
-                | BenchBroke(_)
-                | Undrivable(_)
-                | OtherBench { .. }
-                | NoBlock { .. }
+                | CaseSkipped(_)
+                | CaseFailedInBase(_)
+                | BenchFailed(_)
+                | UnsupportedBenchHarness(_)
+                | CaseOwnedByOtherBench { .. }
+                | NoCompleteBlock { .. }
         )
     }
 
     /// Returns the reason's `kind` for JSON, and its text.
-    fn kind_and_text(&self) -> (&'static str, String) {
-        let failed = |what: &str, FailureInBuild { side, why }: &FailureInBuild| {
+    fn json_kind_and_text(&self) -> (&'static str, String) {
+        let failed = |what: &str, MeasurementFailureOnSide { side, failure_reason: why }: &MeasurementFailureOnSide| {
             format!("{what} the {side}: {why}")
         };
         let (kind, words) = match self {
-            Self::LessVerified(loss) => return ("less_verified", loss.describe_loss()),
-            Self::Skipped(it) => return ("skipped", failed("skipped in", it)),
-            Self::Failed(it) => return ("failed", failed("failed in", it)),
-            Self::BenchBroke(it) => return ("bench_broke", failed("its bench broke in", it)),
-            Self::Undrivable(it) => {
+            Self::LessVerified(loss) => {
+                return ("less_verified", loss.describe_verification_loss());
+            }
+            Self::CaseSkipped(it) => return ("skipped", failed("skipped in", it)),
+            Self::CaseFailedInBase(it) => return ("failed", failed("failed in", it)),
+            Self::BenchFailed(it) => return ("bench_broke", failed("its bench broke in", it)),
+            Self::UnsupportedBenchHarness(it) => {
                 return ("undrivable", failed("its bench cannot be driven in", it));
             }
-            Self::OtherBench { owner, bench } => {
+            Self::CaseOwnedByOtherBench { owning_bench: owner, bench_not_compared: bench } => {
                 let ask = format!("--bench {bench} asks for this one");
                 return ("other_bench", format!("bench {owner} has a case of this id too: {ask}"));
             }
-            Self::NoBlock { budget_s, max_blocks } => {
+            Self::NoCompleteBlock { round_budget_s: budget_s, max_trial_blocks: max_blocks } => {
                 let limits = format!("{budget_s:.0} s and {max_blocks} blocks");
                 return ("no_block", format!("no block of it ended within {limits}"));
             }
-            Self::SingleRun { .. } => ("single_run", "the baseline has one run only"),
-            Self::Wide(_) => ("wide", "interval too wide"),
-            Self::Undetectable { .. } => {
+            Self::BaselineHasSingleRun { .. } => ("single_run", "the baseline has one run only"),
+            Self::IntervalTooWide(_) => ("wide", "interval too wide"),
+            Self::ChangeBelowDetectable { .. } => {
                 ("undetectable", "beyond the threshold, less than these runs can detect")
             }
-            Self::Throttled(_) => ("throttled", "the GPU was throttled"),
+            Self::GpuThrottled(_) => ("throttled", "the GPU was throttled"),
             Self::SharedGpu(_) => ("shared_gpu", "another process computed on the GPU"),
-            Self::Clock { .. } => ("clock", "the SM clock differs between the sides"),
-            Self::Unsettled { .. } => ("unsettled", "the power state did not settle"),
+            Self::DifferentSmClocks { .. } => ("clock", "the SM clock differs between the sides"),
+            Self::PowerStateUnsettled { .. } => ("unsettled", "the power state did not settle"),
             Self::HostBound(_) => {
                 ("host_bound", "the host's launches are in the times of one side")
             }
             Self::TooFewPairs { .. } => ("too_few_pairs", "too few pairs"),
-            Self::ThrottledPairs { .. } => {
+            Self::TooManyThrottledPairs { .. } => {
                 ("throttled_pairs", "too few pairs, as the GPU was throttled in others")
             }
-            Self::Contention { .. } => {
+            Self::DifferentCpuContention { .. } => {
                 ("contention", "co-running processes took more during one build")
             }
-            Self::Null(_) => ("null", "the same build differs from itself"),
-            Self::Environment => {
+            Self::IdenticalBuildsDiffer(_) => ("null", "the same build differs from itself"),
+            Self::UnstableEnvironment => {
                 ("environment", "the same build differs from itself, whatever the case")
             }
-            Self::NotConfirmed => ("not_confirmed", "not confirmed by a second round"),
+            Self::RegressionNotConfirmed => ("not_confirmed", "not confirmed by a second round"),
         };
         (kind, words.to_owned())
     }
 
     /// Returns the `kind` of the reason that JSON and JUnit XML files contain.
     pub fn json_kind(&self) -> &'static str {
-        self.kind_and_text().0
+        self.json_kind_and_text().0
     }
 }
 
@@ -225,6 +264,6 @@ pub fn join_reason_texts<'a>(reasons: impl IntoIterator<Item = &'a InconclusiveR
 
 impl fmt::Display for InconclusiveReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.kind_and_text().1)
+        f.write_str(&self.json_kind_and_text().1)
     }
 }

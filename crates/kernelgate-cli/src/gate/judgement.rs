@@ -1,12 +1,12 @@
 //! The judgement of one case by `gate` or `compare`: verdict, time ratio with interval, detectable
-//! change, reasons and evidence. The modules `baseline` and `paired` decide verdicts; this module
-//! only stores them.
+//! change, reasons and evidence. The modules `baseline` and `paired` decide verdicts; the module
+//! `judgement` only stores them.
 
 use super::inconclusive_reason::{InconclusiveReason, join_reason_texts};
 use super::limits::{CaseLimits, LimitWithSource};
 use super::outputs::verification::VerificationLoss;
 use super::paired::{
-    ComparisonTestPlan, PairedDecisionOnCase, TimedBlocksByCase, decide_cases_with_one_plan,
+    ComparisonTestPlan, PairedDecisionOnCase, TimedTrialBlocksByCase, decide_cases_with_one_plan,
 };
 use super::ratio_interval::{AssumedSpreadOfSingleRun, TimeIntervalOfSide, TimeRatioWithInterval};
 use super::verdict::VerdictOnCase;
@@ -14,23 +14,24 @@ use super::verdict::VerdictOnCase;
 /// The verdict on one case, with its times, reasons and evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CaseJudgement {
-    pub case: String,
+    pub case_id: String,
     /// The final verdict.
     pub verdict: VerdictOnCase,
     /// Reasons why the case is inconclusive; empty for every other verdict.
     pub reasons: Vec<InconclusiveReason>,
     /// Smallest relative slow-down that counts as a regression of the case, with its source.
-    pub threshold: LimitWithSource,
-    /// Time of the base, nanoseconds per launch; 0 if the base has no usable time.
-    pub base_ns: f64,
-    /// Time of the head, nanoseconds per launch; 0 if the head has no usable time.
-    pub head_ns: f64,
+    pub regression_threshold: LimitWithSource,
+    /// Time of the case in the base, nanoseconds per launch; 0 if the base has no usable time.
+    pub base_launch_ns: f64,
+    /// Time of the case in the head, nanoseconds per launch; 0 if the head has no usable time.
+    pub head_launch_ns: f64,
     /// Time of the head divided by the time of the base, with its confidence interval.
     pub ratio: TimeRatioWithInterval,
     /// Smallest relative slow-down that the measurement would have detected; `None` if it can
     /// detect none.
     pub detectable_change: Option<f64>,
-    /// Measurements of the method.
+    /// Measurements on which the verdict is based: process runs for `gate`, pairs of processes for
+    /// `compare`.
     pub evidence: JudgementEvidence,
 }
 
@@ -40,7 +41,7 @@ pub struct CaseJudgement {
 pub enum JudgementEvidence {
     /// Process runs of a baseline and of the judged measurement, for `gate`.
     Runs(Box<BaselineRunEvidence>),
-    /// Pairs of base and head processes, for `compare`.
+    /// The evidence is pairs of base and head processes, for `compare`.
     Pairs(Box<PairedRoundsEvidence>),
 }
 
@@ -51,10 +52,10 @@ pub struct BaselineRunEvidence {
     pub same_device: bool,
     /// Name of the card whose runs were compared, if baseline or head also have runs of other
     /// cards.
-    pub card: Option<String>,
-    /// Runs of the baseline.
+    pub compared_card: Option<String>,
+    /// Number and spread of the compared process runs of the baseline.
     pub base: RunCountAndSpreadOfSide,
-    /// Runs that are judged.
+    /// Number and spread of the judged process runs of the head.
     pub head: RunCountAndSpreadOfSide,
 }
 
@@ -62,14 +63,14 @@ pub struct BaselineRunEvidence {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunCountAndSpreadOfSide {
     /// Number of runs.
-    pub runs: usize,
+    pub run_count: usize,
     /// Relative half-width of the range of the runs' times; `None` with one run.
-    pub spread: Option<f64>,
+    pub relative_half_range: Option<f64>,
     /// Allowance of a single run for the variance between processes; `None` with several runs.
     pub single_run_spread: Option<AssumedSpreadOfSingleRun>,
     /// Share of the host's CPU time that other processes used; 0 if unknown or without effect on
     /// the times.
-    pub contention: f64,
+    pub cpu_contention_share: f64,
 }
 
 impl RunCountAndSpreadOfSide {
@@ -81,22 +82,22 @@ impl RunCountAndSpreadOfSide {
         single: Option<AssumedSpreadOfSingleRun>,
     ) -> Self {
         Self {
-            runs: times.runs,
-            spread: times.spread,
+            run_count: times.run_count,
+            relative_half_range: times.relative_half_range,
             single_run_spread: single,
-            contention: times.contention,
+            cpu_contention_share: times.median_cpu_contention,
         }
     }
 }
 
-/// Decisions of both rounds.
+/// Decisions on one case after the first and the second round of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PairedRoundsEvidence {
-    /// Decision of the first round.
-    pub decision: PairedDecisionOnCase,
+    /// Decision on the case after the first round of a comparison.
+    pub first_round_decision: PairedDecisionOnCase,
     /// Decision of the second round, with new blocks; `None` unless the first round found a
     /// regression.
-    pub confirmation: Option<PairedDecisionOnCase>,
+    pub second_round_decision: Option<PairedDecisionOnCase>,
 }
 
 impl CaseJudgement {
@@ -117,46 +118,50 @@ impl CaseJudgement {
             _ if !case_errors.is_empty() => VerdictOnCase::Inconclusive,
             verdict => limits.verdict_with_acceptance(
                 verdict,
-                decision.ratio.center,
-                decision.base_ns,
+                decision.ratio.estimated_ratio,
+                decision.base_median_launch_ns,
                 0.0,
             ),
         };
         let mut reasons = Vec::new();
         if verdict == VerdictOnCase::Inconclusive {
             let of_pairs = match decision.verdict {
-                VerdictOnCase::Regressed => Some(InconclusiveReason::NotConfirmed),
+                VerdictOnCase::Regressed => Some(InconclusiveReason::RegressionNotConfirmed),
                 _ => InconclusiveReason::from_paired_decision(&decision),
             };
             // With no pair at all, the error is the only reason; with an error, more pairs would
             // not help, so none are requested.
-            reasons.extend(of_pairs.filter(|_| decision.pairs > 0 || case_errors.is_empty()));
+            reasons
+                .extend(of_pairs.filter(|_| decision.usable_pairs > 0 || case_errors.is_empty()));
             if !case_errors.is_empty() {
                 decision.pairs_needed = None;
             }
             reasons.extend(case_errors);
         }
-        let faster_ns = decision.base_ns.min(decision.head_ns);
+        let faster_ns = decision.base_median_launch_ns.min(decision.head_median_launch_ns);
         let source = limits.smallest_failing_slowdown(faster_ns, 0.0).source;
         Self {
-            case: decision.case.clone(),
+            case_id: decision.case_id.clone(),
             verdict,
             reasons,
-            threshold: LimitWithSource { value: decision.threshold, source },
-            base_ns: decision.base_ns,
-            head_ns: decision.head_ns,
+            regression_threshold: LimitWithSource {
+                limit_value: decision.relative_threshold,
+                source,
+            },
+            base_launch_ns: decision.base_median_launch_ns,
+            head_launch_ns: decision.head_median_launch_ns,
             ratio: decision.ratio,
-            detectable_change: decision.detectable,
+            detectable_change: decision.smallest_detectable_slowdown,
             evidence: JudgementEvidence::Pairs(Box::new(PairedRoundsEvidence {
-                decision,
-                confirmation,
+                first_round_decision: decision,
+                second_round_decision: confirmation,
             })),
         }
     }
 
     /// Judges a case of a comparison for which no block was measured: it is inconclusive, with the
     /// given reasons.
-    pub fn for_case_without_blocks(
+    pub fn judge_case_without_blocks(
         case: String,
         why: Vec<InconclusiveReason>,
         plan: &ComparisonTestPlan,
@@ -164,8 +169,11 @@ impl CaseJudgement {
     ) -> CaseJudgement {
         // The case without blocks is decided by itself, so that it does not change the error rates
         // of the measured cases.
-        let alone =
-            decide_cases_with_one_plan(&TimedBlocksByCase::from([(case, Vec::new())]), plan, true);
+        let alone = decide_cases_with_one_plan(
+            &TimedTrialBlocksByCase::from([(case, Vec::new())]),
+            plan,
+            true,
+        );
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
         Self::from_both_rounds(decision, None, why, limits)
     }
@@ -180,18 +188,18 @@ impl CaseJudgement {
         self.reasons.retain(|reason| !reason.is_measurement_error());
         self.reasons.push(InconclusiveReason::LessVerified(loss));
         if let JudgementEvidence::Pairs(pairs) = &mut self.evidence {
-            pairs.decision.pairs_needed = None;
+            pairs.first_round_decision.pairs_needed = None;
         }
         self
     }
 
     /// Returns whether the case has measured times; a case that could not be measured has none.
     pub const fn has_times(&self) -> bool {
-        self.base_ns > 0.0
+        self.base_launch_ns > 0.0
     }
 
     /// Returns all reasons for an inconclusive verdict as one text; `None` if there is no reason.
-    pub fn joined_reasons(&self) -> Option<String> {
+    pub fn joined_inconclusive_reasons(&self) -> Option<String> {
         Some(join_reason_texts(&self.reasons)).filter(|words| !words.is_empty())
     }
 
@@ -224,7 +232,7 @@ impl CaseJudgement {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::gate::inconclusive_reason::FailureInBuild;
+    use crate::gate::inconclusive_reason::MeasurementFailureOnSide;
     use crate::gate::paired::{ComparedArm, tests::test_decision};
     use kernelgate::record::OutputVerificationExtent;
 
@@ -233,7 +241,7 @@ pub(crate) mod tests {
     /// Makes a test judgement of paired processes with this verdict and default values otherwise.
     pub fn test_judgement(case: &str, verdict: VerdictOnCase) -> CaseJudgement {
         let decision = PairedDecisionOnCase {
-            reason: Some(crate::gate::paired::CauseOfInconclusiveDecision::Wide),
+            reason: Some(crate::gate::paired::CauseOfInconclusiveDecision::IntervalTooWide),
             ..test_decision(case, verdict)
         };
         let again = (verdict == VerdictOnCase::Regressed).then(|| decision.clone());
@@ -248,8 +256,8 @@ pub(crate) mod tests {
     ) -> CaseJudgement {
         let base_ns = 1e6;
         CaseJudgement {
-            base_ns,
-            head_ns: base_ns * ratio.center,
+            base_launch_ns: base_ns,
+            head_launch_ns: base_ns * ratio.estimated_ratio,
             ratio,
             ..test_judgement(case, verdict)
         }
@@ -269,12 +277,12 @@ pub(crate) mod tests {
         };
         assert_eq!(judge(Unchanged, None).verdict, Unchanged);
         let confirmed = judge(Regressed, Some(Regressed));
-        assert_eq!((confirmed.verdict, confirmed.joined_reasons()), (Regressed, None));
+        assert_eq!((confirmed.verdict, confirmed.joined_inconclusive_reasons()), (Regressed, None));
         for second in [None, Some(Unchanged), Some(Inconclusive)] {
             let open = judge(Regressed, second);
             assert_eq!(
                 (open.verdict, open.reasons),
-                (Inconclusive, vec![InconclusiveReason::NotConfirmed])
+                (Inconclusive, vec![InconclusiveReason::RegressionNotConfirmed])
             );
         }
     }
@@ -283,8 +291,8 @@ pub(crate) mod tests {
     fn an_error_of_a_case_makes_it_inconclusive_with_the_reason() {
         use VerdictOnCase::{Improved, Inconclusive, Regressed, Unchanged};
         let why = || {
-            vec![InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
-                ComparedArm::Head,
+            vec![InconclusiveReason::CaseSkipped(MeasurementFailureOnSide::in_side_with_reason(
+                ComparedArm::HeadBuild,
                 "no memory",
             ))]
         };
@@ -311,20 +319,21 @@ pub(crate) mod tests {
             &TEST_LIMITS,
         );
         let words = "not confirmed by a second round; skipped in the head: no memory";
-        assert_eq!(open.joined_reasons().as_deref(), Some(words));
-        let unmeasured = CaseJudgement::for_case_without_blocks(
+        assert_eq!(open.joined_inconclusive_reasons().as_deref(), Some(words));
+        let unmeasured = CaseJudgement::judge_case_without_blocks(
             "x".to_owned(),
             why(),
             &ComparisonTestPlan::default(),
             &TEST_LIMITS,
         );
         assert_eq!((unmeasured.verdict, unmeasured.reasons), (Inconclusive, why()));
-        assert!(unmeasured.base_ns == 0.0);
+        assert!(unmeasured.base_launch_ns == 0.0);
     }
 
     #[test]
     fn a_case_verified_less_than_before_does_not_count_as_unchanged() {
-        let all = OutputVerificationExtent::Verified { checked: 1600, total: 1600 };
+        let all =
+            OutputVerificationExtent::Verified { compared_elements: 1600, total_elements: 1600 };
         let loss =
             VerificationLoss::from_extents("a", all, OutputVerificationExtent::Unverified).unwrap();
         let judged =

@@ -1,8 +1,8 @@
 //! Decides whether runs are slower than a baseline, or one build slower than another: verdicts with
 //! confidence interval and detectable change, and refusals of meaningless comparisons.
 //!
-//! A verdict is based on process runs: each process gives one median time for each case.
-//! Deliberately absent: measuring, printing.
+//! A verdict is based on process runs: each process gives one median time for each case. The module
+//! `gate` measures nothing and prints nothing.
 
 pub mod baseline;
 pub mod calibration;
@@ -16,6 +16,7 @@ pub mod limits;
 pub mod outputs;
 pub mod paired;
 pub mod ratio_interval;
+pub mod recorded_names;
 mod result_json;
 pub mod rules;
 mod same_card_runs;

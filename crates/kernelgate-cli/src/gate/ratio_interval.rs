@@ -1,8 +1,8 @@
 //! Computes a conservative interval for the ratio of two times, from the median times of the
 //! process runs of baseline and head.
 //!
-//! A better statistical method could replace this module, because the verdict uses only
-//! [`TimeRatioWithInterval`].
+//! A better statistical method could replace the module `ratio_interval`, because the verdict uses
+//! only [`TimeRatioWithInterval`].
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,9 @@ use kernelgate::stats::median;
 pub struct AssumedSpreadOfSingleRun {
     /// Assumed half-width of the time interval of a single run, relative to the run's median time.
     /// A single run whose samples spread more than assumed gets a wider interval.
-    pub relative: f64,
-    /// Source of the half-width.
+    #[serde(rename = "relative")]
+    pub relative_half_width: f64,
+    /// Source of the assumed half-width: a setting, earlier runs or the calibration.
     pub from: SourceOfAssumedSpread,
 }
 
@@ -23,38 +24,43 @@ pub struct AssumedSpreadOfSingleRun {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceOfAssumedSpread {
-    /// The setting `single_run`, because the spread between runs was not measured.
-    Assumed,
+    /// The assumed spread comes from the setting for single runs, because the spread between runs
+    /// was not measured.
+    #[serde(rename = "assumed")]
+    AssumedWithoutMeasurement,
     /// The spread of several runs of earlier code, which the baseline keeps.
-    EarlierRuns,
-    /// The spread between processes that the device's calibration measured.
-    Calibration,
+    #[serde(rename = "earlier_runs")]
+    EarlierCodeRuns,
+    /// The assumed spread is the spread between processes that the device's calibration measured.
+    #[serde(rename = "calibration")]
+    DeviceCalibration,
 }
 
 /// The time of a case on one side (baseline or head), with a conservative interval from its process
 /// runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimeIntervalOfSide {
-    /// Median over the runs of their median times, nanoseconds per launch.
-    pub center_ns: f64,
+    /// Median over the side's process runs of their median times, nanoseconds per launch.
+    pub median_launch_ns: f64,
     /// Lower end of the interval of the side's time, nanoseconds per launch.
-    pub low_ns: f64,
+    pub interval_low_ns: f64,
     /// Upper end of the interval of the side's time, nanoseconds per launch.
-    pub high_ns: f64,
-    /// Number of process runs.
-    pub runs: usize,
+    pub interval_high_ns: f64,
+    /// Number of process runs of the side.
+    pub run_count: usize,
     /// Half the range of the runs' median times, relative to the median of these; `None` with one
     /// run.
-    pub spread: Option<f64>,
+    pub relative_half_range: Option<f64>,
     /// Median over the runs of the share of the host's CPU time that other processes used, at most
     /// 0.95; 0 if unknown.
-    pub contention: f64,
+    pub median_cpu_contention: f64,
 }
 
 impl TimeIntervalOfSide {
     /// With several runs, the interval of a side's time is the range of their median times. A
-    /// single run does not show the spread between runs: its interval extends by `single_run` to
-    /// either side, or by half its own relative interquartile range if that is larger.
+    /// single run does not show the spread between runs: its interval extends by the assumed spread
+    /// of a single run to either side, or by half its own relative interquartile range if that is
+    /// larger.
     ///
     /// If CPU contention matters (`contended`) and took the share c of the CPU time, the lower end
     /// is multiplied by (1 - c), the possible undisturbed time. Contention is considered separately
@@ -70,12 +76,20 @@ impl TimeIntervalOfSide {
         let shares: Vec<f64> = runs
             .iter()
             .map(|run| {
-                run.conditions.contention.filter(|_| contended).unwrap_or(0.0).clamp(0.0, 0.95)
+                run.conditions
+                    .other_processes_cpu_share
+                    .filter(|_| contended)
+                    .unwrap_or(0.0)
+                    .clamp(0.0, 0.95)
             })
             .collect();
-        let medians: Vec<f64> = runs.iter().map(|run| run.median_ns).collect();
+        let medians: Vec<f64> = runs.iter().map(|run| run.median_launch_ns).collect();
         let center_ns = median(&medians);
-        let half_width = if let [only] = runs[..] { single_run.max(only.spread) } else { 0.0 };
+        let half_width = if let [only] = runs[..] {
+            single_run.max(only.relative_half_interquartile_range)
+        } else {
+            0.0
+        };
         let highest = medians.iter().copied().fold(0.0, f64::max);
         let lowest = medians.iter().copied().fold(f64::INFINITY, f64::min);
         let lows = medians
@@ -83,12 +97,12 @@ impl TimeIntervalOfSide {
             .zip(&shares)
             .map(|(median, share)| median * (1.0 - half_width).max(0.01) * (1.0 - share));
         Self {
-            center_ns,
-            low_ns: lows.fold(f64::INFINITY, f64::min),
-            high_ns: highest * (1.0 + half_width),
-            runs: runs.len(),
-            spread: (runs.len() > 1).then(|| (highest - lowest) / (2.0 * center_ns)),
-            contention: median(&shares),
+            median_launch_ns: center_ns,
+            interval_low_ns: lows.fold(f64::INFINITY, f64::min),
+            interval_high_ns: highest * (1.0 + half_width),
+            run_count: runs.len(),
+            relative_half_range: (runs.len() > 1).then(|| (highest - lowest) / (2.0 * center_ns)),
+            median_cpu_contention: median(&shares),
         }
     }
 }
@@ -97,12 +111,15 @@ impl TimeIntervalOfSide {
 /// the head is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TimeRatioWithInterval {
-    /// Ratio of the medians.
-    pub center: f64,
-    /// Lower end of the interval of the time ratio.
-    pub low: f64,
-    /// Upper end of the interval of the time ratio.
-    pub high: f64,
+    /// Head time divided by base time: the ratio of the medians or a Hodges-Lehmann estimate.
+    #[serde(rename = "center")]
+    pub estimated_ratio: f64,
+    /// Lower end of the confidence interval of the ratio of head time to base time.
+    #[serde(rename = "low")]
+    pub ratio_low: f64,
+    /// Upper end of the confidence interval of the ratio of head time to base time.
+    #[serde(rename = "high")]
+    pub ratio_high: f64,
 }
 
 impl TimeRatioWithInterval {
@@ -113,9 +130,9 @@ impl TimeRatioWithInterval {
         base: &TimeIntervalOfSide,
     ) -> Self {
         Self {
-            center: head.center_ns / base.center_ns,
-            low: head.low_ns / base.high_ns,
-            high: head.high_ns / base.low_ns,
+            estimated_ratio: head.median_launch_ns / base.median_launch_ns,
+            ratio_low: head.interval_low_ns / base.interval_high_ns,
+            ratio_high: head.interval_high_ns / base.interval_low_ns,
         }
     }
 }
@@ -128,8 +145,8 @@ mod tests {
 
     fn test_case_run(times: &[f64]) -> CaseSummaryOfRun {
         CaseSummaryOfRun::summarize_samples(&SamplesOfCase {
-            launches: vec![2; times.len()],
-            elapsed_ns: times.iter().map(|time| 2.0 * time).collect(),
+            launches_per_sample: vec![2; times.len()],
+            elapsed_per_sample_ns: times.iter().map(|time| 2.0 * time).collect(),
             ..SamplesOfCase::default()
         })
     }
@@ -141,14 +158,20 @@ mod tests {
             0.1,
             true,
         );
-        assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
-        assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
+        assert_eq!((steady.median_launch_ns, steady.run_count), (100.0, 1));
+        assert!(
+            (steady.interval_low_ns - 90.0).abs() < 1e-9
+                && (steady.interval_high_ns - 110.0).abs() < 1e-9
+        );
         let noisy = TimeIntervalOfSide::interval_from_runs(
             [&test_case_run(&[50.0, 100.0, 150.0])],
             0.1,
             true,
         );
-        assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
+        assert!(
+            (noisy.interval_low_ns - 75.0).abs() < 1e-9
+                && (noisy.interval_high_ns - 125.0).abs() < 1e-9
+        );
     }
 
     #[test]
@@ -158,16 +181,21 @@ mod tests {
             0.1,
             true,
         );
-        assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
+        assert_eq!(
+            (side.interval_low_ns, side.median_launch_ns, side.interval_high_ns, side.run_count),
+            (98.0, 100.0, 104.0, 3)
+        );
         let ratio = TimeRatioWithInterval::from_head_and_base_intervals(&side, &side);
-        assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
+        assert!(ratio.ratio_low < 1.0 && ratio.estimated_ratio == 1.0 && ratio.ratio_high > 1.0);
     }
 
     #[test]
     fn contention_extends_the_interval_of_a_time_downwards() {
         let side = |contended| {
-            let conditions =
-                CaseSampleConditions { contention: Some(0.2), ..CaseSampleConditions::default() };
+            let conditions = CaseSampleConditions {
+                other_processes_cpu_share: Some(0.2),
+                ..CaseSampleConditions::default()
+            };
             let first = CaseSummaryOfRun { conditions, ..test_case_run(&[100.0]) };
             TimeIntervalOfSide::interval_from_runs(
                 [&first, &test_case_run(&[110.0])],
@@ -176,9 +204,14 @@ mod tests {
             )
         };
         assert_eq!(
-            (side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention),
+            (
+                side(true).interval_low_ns,
+                side(true).median_launch_ns,
+                side(true).interval_high_ns,
+                side(true).median_cpu_contention
+            ),
             (80.0, 105.0, 110.0, 0.1)
         );
-        assert_eq!((side(false).low_ns, side(false).contention), (100.0, 0.0));
+        assert_eq!((side(false).interval_low_ns, side(false).median_cpu_contention), (100.0, 0.0));
     }
 }

@@ -9,14 +9,14 @@ use kernelgate::record::{
 
 /// The process runs of one case that are chosen for comparison, of baseline and head.
 pub struct ChosenRunsOfCase<'a> {
-    /// The compared runs of the baseline, at least one.
+    /// The compared process runs of the baseline, at least one.
     pub base: Vec<(&'a RunEnvironment, &'a CaseSummaryOfRun)>,
     /// The compared runs of the judged measurement, at least one.
     pub head: Vec<CaseInProcessRun<'a>>,
     /// Whether all compared runs are known to be from one and the same device.
     pub same_device: bool,
     /// The card whose runs are compared; `None` if no runs were excluded.
-    pub card: Option<String>,
+    pub compared_card: Option<String>,
 }
 
 impl<'a> ChosenRunsOfCase<'a> {
@@ -33,8 +33,12 @@ impl<'a> ChosenRunsOfCase<'a> {
         let mut pairs = head.iter().flat_map(|head| {
             base.iter().map(|(base, _)| head.run.environment.has_same_gpus_or_host_as(base))
         });
-        let all =
-            |same_device| Self { base: base.clone(), head: head.to_vec(), same_device, card: None };
+        let all = |same_device| Self {
+            base: base.clone(),
+            head: head.to_vec(),
+            same_device,
+            compared_card: None,
+        };
         if pairs.all(|same| same) {
             return all(true);
         }
@@ -58,7 +62,7 @@ impl<'a> ChosenRunsOfCase<'a> {
             let count = |runs: &Self| runs.base.len().min(runs.head.len());
             let fewest = base.len().min(head.len());
             if fewest > shared.as_ref().map_or(0, count) {
-                shared = Some(Self { base, head, same_device: true, card: Some(id) });
+                shared = Some(Self { base, head, same_device: true, compared_card: Some(id) });
             }
         }
         shared.unwrap_or_else(|| all(false))

@@ -17,8 +17,8 @@ const SHARE_OF_PROCESSES_WITHIN_SPREAD: f64 = 0.99;
 /// Spread of the time between processes for each case, as a calibration measured it on one device.
 #[derive(Debug, Clone, Default)]
 pub struct CalibratedSpreadsByCase {
-    environment: Option<RunEnvironment>,
-    relative: BTreeMap<String, f64>,
+    calibration_environment: Option<RunEnvironment>,
+    relative_spread_by_case: BTreeMap<String, f64>,
 }
 
 impl CalibratedSpreadsByCase {
@@ -27,9 +27,10 @@ impl CalibratedSpreadsByCase {
     pub fn from_calibration(calibration: &GateCalibration) -> CalibratedSpreadsByCase {
         let mut times_ns: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for known in &calibration.comparisons {
-            for (case, CaseBlocksAsColumns { base, .. }) in known.first.iter().chain(&known.second)
+            for (case, CaseBlocksAsColumns { base, .. }) in
+                known.first_round_times.iter().chain(&known.second_round_times)
             {
-                times_ns.entry(case).or_default().extend(&base.time_ns);
+                times_ns.entry(case).or_default().extend(&base.process_times_ns);
             }
         }
         let spread = |times_ns: &[f64]| {
@@ -41,8 +42,10 @@ impl CalibratedSpreadsByCase {
             .into_iter()
             .filter(|(_, times_ns)| times_ns.len() >= MIN_CALIBRATION_PROCESSES_FOR_SPREAD);
         Self {
-            environment: Some(calibration.environment.clone()),
-            relative: enough.map(|(case, times_ns)| (case.clone(), spread(&times_ns))).collect(),
+            calibration_environment: Some(calibration.environment.clone()),
+            relative_spread_by_case: enough
+                .map(|(case, times_ns)| (case.clone(), spread(&times_ns)))
+                .collect(),
         }
     }
 
@@ -53,11 +56,14 @@ impl CalibratedSpreadsByCase {
         case: &str,
         environment: &RunEnvironment,
     ) -> Option<AssumedSpreadOfSingleRun> {
-        let calibrated = self.environment.as_ref()?;
+        let calibrated = self.calibration_environment.as_ref()?;
         let same = environment.has_same_gpus_or_host_as(calibrated)
             && environment.incomparable_facts_with_base(calibrated).is_empty();
-        let relative = *self.relative.get(case).filter(|_| same)?;
-        Some(AssumedSpreadOfSingleRun { relative, from: SourceOfAssumedSpread::Calibration })
+        let relative = *self.relative_spread_by_case.get(case).filter(|_| same)?;
+        Some(AssumedSpreadOfSingleRun {
+            relative_half_width: relative,
+            from: SourceOfAssumedSpread::DeviceCalibration,
+        })
     }
 
     /// Returns the spread for a single run of the baseline: from the calibration, else from earlier
@@ -71,7 +77,10 @@ impl CalibratedSpreadsByCase {
     ) -> AssumedSpreadOfSingleRun {
         let kept = || {
             let relative = case.earlier.as_ref()?.relative_half_range_of_medians();
-            Some(AssumedSpreadOfSingleRun { relative, from: SourceOfAssumedSpread::EarlierRuns })
+            Some(AssumedSpreadOfSingleRun {
+                relative_half_width: relative,
+                from: SourceOfAssumedSpread::EarlierCodeRuns,
+            })
         };
         self.spread_on_calibrated_device(id, environment)
             .or_else(kept)
@@ -91,5 +100,8 @@ impl CalibratedSpreadsByCase {
 }
 
 fn spread_from_assumption(assumed: f64) -> AssumedSpreadOfSingleRun {
-    AssumedSpreadOfSingleRun { relative: assumed, from: SourceOfAssumedSpread::Assumed }
+    AssumedSpreadOfSingleRun {
+        relative_half_width: assumed,
+        from: SourceOfAssumedSpread::AssumedWithoutMeasurement,
+    }
 }

@@ -10,7 +10,8 @@ pub enum VerdictOnCase {
     Regressed,
     /// Accepted: the estimated slow-down exceeds the threshold, but not what the package's rules
     /// accept.
-    Accepted,
+    #[serde(rename = "accepted")]
+    AcceptedSlowdown,
     /// Inconclusive: the measurement neither shows nor excludes a relevant change.
     Inconclusive,
     /// Improved: the whole confidence interval of the time ratio is faster than the threshold.
@@ -21,11 +22,11 @@ pub enum VerdictOnCase {
 }
 
 impl VerdictOnCase {
-    /// The name for tables.
+    /// Returns the verdict's name for tables.
     pub const fn verdict_name(self) -> &'static str {
         match self {
             Self::Regressed => "regressed",
-            Self::Accepted => "accepted",
+            Self::AcceptedSlowdown => "accepted",
             Self::Inconclusive => "inconclusive",
             Self::Improved => "improved",
             Self::Unchanged => "unchanged",

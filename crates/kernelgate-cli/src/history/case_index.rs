@@ -18,8 +18,9 @@ const MAX_HISTORY_INDEX_BYTES: u64 = 4 << 30;
 /// The process runs of a history store, by the folder that holds their record files.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct HistoryStoreIndex {
-    version: u32,
-    /// Folders by name: "runs/2026-01-01".
+    #[serde(rename = "version")]
+    index_format_version: u32,
+    /// Folders of run records by name: "runs/2026-01-01".
     pub folders: BTreeMap<String, IndexedRecordFolder>,
 }
 
@@ -27,16 +28,18 @@ pub struct HistoryStoreIndex {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct IndexedRecordFolder {
     /// Modification time of the folder when it was indexed, nanoseconds since 1970.
-    pub modified: i64,
+    #[serde(rename = "modified")]
+    pub folder_modified_ns: i64,
     /// The process runs in the record files of the folder.
     pub runs: Vec<ProcessRunInIndex>,
     /// Names of files in the folder that hold no run, each with the reason.
-    pub skipped: Vec<(String, String)>,
+    #[serde(rename = "skipped")]
+    pub files_without_run: Vec<(String, String)>,
 }
 
 impl Default for HistoryStoreIndex {
     fn default() -> Self {
-        Self { version: HISTORY_INDEX_VERSION, folders: BTreeMap::new() }
+        Self { index_format_version: HISTORY_INDEX_VERSION, folders: BTreeMap::new() }
     }
 }
 
@@ -46,7 +49,7 @@ impl HistoryStoreIndex {
     pub fn read_index_file(path: &Path) -> Option<HistoryStoreIndex> {
         let text = file::read_untrusted_text_up_to(path, MAX_HISTORY_INDEX_BYTES).ok()?;
         let index: Self = serde_json::from_str(&text).ok()?;
-        (index.version == HISTORY_INDEX_VERSION).then_some(index)
+        (index.index_format_version == HISTORY_INDEX_VERSION).then_some(index)
     }
 
     /// Writes the index file of a history store; returns whether the file could be written.
@@ -64,7 +67,7 @@ impl HistoryStoreIndex {
     /// counted.
     pub fn run_count_by_package(&self) -> BTreeMap<String, usize> {
         let mut packages = BTreeMap::new();
-        for package in self.all_indexed_runs().filter_map(|run| run.package.clone()) {
+        for package in self.all_indexed_runs().filter_map(|run| run.package_name.clone()) {
             *packages.entry(package).or_default() += 1;
         }
         packages

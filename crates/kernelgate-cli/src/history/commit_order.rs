@@ -5,13 +5,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::HistoryError;
+use super::CaseHistoryError;
 use crate::compare::sides::git::{self, GitRepository};
 
 /// Commits in the order of the git history, each after its parents.
 #[derive(Debug, Clone, Default)]
 pub struct GitCommitOrder {
-    commits: Vec<String>,
+    commits_oldest_first: Vec<String>,
     position_of_commit: HashMap<String, usize>,
 }
 
@@ -19,7 +19,7 @@ impl GitCommitOrder {
     /// Makes the order from a list of commits, the oldest first.
     pub fn from_oldest_first(commits: Vec<String>) -> Self {
         let places = commits.iter().enumerate().map(|(at, commit)| (commit.clone(), at)).collect();
-        Self { commits, position_of_commit: places }
+        Self { commits_oldest_first: commits, position_of_commit: places }
     }
 
     /// Lists a revision and its ancestors in the repository around a folder; without a named
@@ -27,15 +27,15 @@ impl GitCommitOrder {
     pub fn ancestors_in_repository(
         folder: &Path,
         revision: Option<&str>,
-    ) -> Result<GitCommitOrder, HistoryError> {
-        let usage_error = |error| HistoryError::Revision(Box::new(error));
+    ) -> Result<GitCommitOrder, CaseHistoryError> {
+        let usage_error = |error| CaseHistoryError::RevisionLookup(Box::new(error));
         let repository = match (GitRepository::open_around_folder(folder), revision) {
             (Ok(repository), _) => repository,
             (Err(_), None) => return Ok(Self::default()),
             (Err(error), Some(_)) => return Err(usage_error(error)),
         };
         let commit = match (repository.resolve_revision(revision.unwrap_or("HEAD")), revision) {
-            (Ok(revision), _) => revision.commit,
+            (Ok(revision), _) => revision.full_commit_id,
             // The git repository has no commit yet, so the order is empty.
             (Err(_), None) => return Ok(Self::default()),
             (Err(error), Some(_)) => return Err(usage_error(error)),
@@ -51,7 +51,7 @@ impl GitCommitOrder {
 
     /// Returns whether the order contains no commit.
     pub fn has_no_commits(&self) -> bool {
-        self.commits.is_empty()
+        self.commits_oldest_first.is_empty()
     }
 
     /// Returns the position of a commit in the order, from 0 for the oldest; `None` if the order
@@ -68,6 +68,6 @@ impl GitCommitOrder {
         else {
             return &[];
         };
-        self.commits.get(after + 1..=up_to).unwrap_or_default()
+        self.commits_oldest_first.get(after + 1..=up_to).unwrap_or_default()
     }
 }

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::HistoryError;
+use super::CaseHistoryError;
 use super::indexed_run::RunOrBaselineFile;
 use super::store::{FileWithoutRun, HistoryRecordStore};
 use kernelgate::record::file;
@@ -20,15 +20,19 @@ const MAX_IMPORTED_NAME_CHARACTERS: usize = 40;
 /// Number of digits of the content's hash at the end of an imported folder's name.
 const HASH_DIGITS_IN_IMPORTED_NAME: usize = 12;
 
-/// Result of an import.
+/// Result of importing records into a history store: numbers of new and known records, and the
+/// skipped files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct RecordImportResult {
     /// Number of imported records that the store did not have before.
-    pub new: usize,
-    /// Number of records that the store already had.
-    pub known: usize,
+    #[serde(rename = "new")]
+    pub newly_imported_records: usize,
+    /// Number of imported records that the history store already had.
+    #[serde(rename = "known")]
+    pub already_stored_records: usize,
     /// Files that were not imported because they are not records, each with the reason.
-    pub skipped: Vec<FileWithoutRun>,
+    #[serde(rename = "skipped")]
+    pub files_without_run: Vec<FileWithoutRun>,
 }
 
 /// Imports the records in the given files, and in the given folders and their subfolders.
@@ -39,11 +43,11 @@ pub struct RecordImportResult {
 pub fn import_records_into_store(
     store: &HistoryRecordStore,
     sources: &[PathBuf],
-) -> Result<RecordImportResult, HistoryError> {
+) -> Result<RecordImportResult, CaseHistoryError> {
     let mut imported = RecordImportResult::default();
     for source in sources {
         let facts = std::fs::metadata(source)
-            .map_err(|cause| HistoryError::file_error("read", source, cause))?;
+            .map_err(|cause| CaseHistoryError::file_error("read", source, cause))?;
         if facts.is_dir() {
             import_records_in_folder(store, source, MAX_IMPORT_FOLDER_DEPTH, &mut imported)?;
         } else {
@@ -61,8 +65,8 @@ fn import_records_in_folder(
     path: &Path,
     deeper: usize,
     imported: &mut RecordImportResult,
-) -> Result<(), HistoryError> {
-    let unreadable = |cause| HistoryError::file_error("read", path, cause);
+) -> Result<(), CaseHistoryError> {
+    let unreadable = |cause| CaseHistoryError::file_error("read", path, cause);
     let mut entries = std::fs::read_dir(path)
         .map_err(unreadable)?
         .collect::<Result<Vec<_>, _>>()
@@ -72,7 +76,9 @@ fn import_records_in_folder(
         let (kind, path) = (entry.file_type().map_err(unreadable)?, entry.path());
         let named_as_record = path.extension().is_some_and(|it| it == "json");
         let mut skip = |why: &str| {
-            imported.skipped.push(FileWithoutRun { path: path.clone(), problem: why.to_owned() });
+            imported
+                .files_without_run
+                .push(FileWithoutRun { ignored_file: path.clone(), why_no_run: why.to_owned() });
         };
         if kind.is_dir() && deeper == 0 {
             skip("folders below it are too deep");
@@ -92,7 +98,7 @@ fn import_record_file(
     store: &HistoryRecordStore,
     path: &Path,
     imported: &mut RecordImportResult,
-) -> Result<(), HistoryError> {
+) -> Result<(), CaseHistoryError> {
     let read = RunOrBaselineFile::read_run_or_baseline(path).and_then(|record| {
         let text = file::read_untrusted_text_up_to(path, u64::MAX - 1)
             .map_err(|cause| cause.to_string())?;
@@ -101,17 +107,19 @@ fn import_record_file(
     let (record, text) = match read {
         Ok(read) => read,
         Err(problem) => {
-            imported.skipped.push(FileWithoutRun { path: path.to_owned(), problem });
+            imported
+                .files_without_run
+                .push(FileWithoutRun { ignored_file: path.to_owned(), why_no_run: problem });
             return Ok(());
         }
     };
     let (folder, name) = match &record {
         RunOrBaselineFile::Run(run) => (
-            safe_start_of_file_name(&run.session),
+            safe_start_of_file_name(&run.session_name),
             safe_start_of_file_name(&run.bench_name_with_shard()),
         ),
         RunOrBaselineFile::Baseline(baseline) => {
-            ("baseline".to_owned(), safe_start_of_file_name(&baseline.name))
+            ("baseline".to_owned(), safe_start_of_file_name(&baseline.baseline_name))
         }
     };
     let hash = file::text_hash_hex(&text);
@@ -120,11 +128,11 @@ fn import_record_file(
         .join(format!("{folder}-{}", &hash[..HASH_DIGITS_IN_IMPORTED_NAME]));
     let to = to.join(format!("{name}.json"));
     if to.is_file() {
-        imported.known += 1;
+        imported.already_stored_records += 1;
         return Ok(());
     }
     file::write_text_atomically(&to, &text)?;
-    imported.new += 1;
+    imported.newly_imported_records += 1;
     Ok(())
 }
 

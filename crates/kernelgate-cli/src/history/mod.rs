@@ -6,8 +6,8 @@
 //! baselines from elsewhere into the store's subfolder `imported/`. The modules [`case_index`] and
 //! [`store`] keep the file `history.index`, an index of all records that may be deleted. The module
 //! [`commit_order`] orders commits by the git history, and [`series`] computes the history of a
-//! case from the index. This module does not judge changes (`gate` does) and prints nothing
-//! (`report` does).
+//! case from the index. The module `history` does not judge changes (`gate` does) and prints
+//! nothing (`report` does).
 
 pub mod case_index;
 pub mod commit_order;
@@ -29,28 +29,28 @@ pub use store::{FileWithoutRun, HistoryRecordStore};
 
 /// The reason why the history of case times cannot be shown or changed.
 #[derive(Debug, thiserror::Error)]
-pub enum HistoryError {
+pub enum CaseHistoryError {
     /// Error: a file or folder of the history store cannot be read, created or removed.
-    #[error("failed to {action} {}: {cause}", .path.display())]
+    #[error("failed to {action} {}: {cause}", .inaccessible_path.display())]
     Io {
         /// The action that failed: "read", "remove".
         action: &'static str,
-        path: PathBuf,
+        inaccessible_path: PathBuf,
         cause: std::io::Error,
     },
     /// Error: a record file of the history store cannot be written.
     #[error(transparent)]
-    File(#[from] RecordFileError),
+    RecordFile(#[from] RecordFileError),
     /// Error: git does not know the requested revision, or a git command failed.
     #[error(transparent)]
-    Revision(#[from] Box<CompareError>),
+    RevisionLookup(#[from] Box<CompareError>),
     /// Error: the renames of a case in `kernelgate.toml` form a circle.
     #[error("case {case}: its renames go in a circle")]
     RenameCircle { case: String },
 }
 
-impl HistoryError {
-    fn file_error(action: &'static str, path: &Path, cause: std::io::Error) -> HistoryError {
-        Self::Io { action, path: path.to_owned(), cause }
+impl CaseHistoryError {
+    fn file_error(action: &'static str, path: &Path, cause: std::io::Error) -> CaseHistoryError {
+        Self::Io { action, inaccessible_path: path.to_owned(), cause }
     }
 }

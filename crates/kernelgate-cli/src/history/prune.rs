@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::HistoryError;
+use super::CaseHistoryError;
 use super::case_index::HistoryStoreIndex;
 use super::indexed_run::RunOrBaselineFile;
 use super::store::{HistoryRecordStore, json_files_in_folder};
@@ -15,7 +15,7 @@ pub fn prune_old_record_folders(
     store: &HistoryRecordStore,
     keep: usize,
     dry: bool,
-) -> Result<usize, HistoryError> {
+) -> Result<usize, CaseHistoryError> {
     let (index, _) = store.update_and_return_index()?;
     let removed = folders_without_recent_runs(&index, keep);
     if dry {
@@ -28,7 +28,7 @@ pub fn prune_old_record_folders(
             .filter(|path| RunOrBaselineFile::read_run_or_baseline(path).is_ok())
         {
             std::fs::remove_file(record)
-                .map_err(|cause| HistoryError::file_error("remove", record, cause))?;
+                .map_err(|cause| CaseHistoryError::file_error("remove", record, cause))?;
         }
         // A folder that still contains other files is not removed.
         let _ = std::fs::remove_dir(&path);
@@ -45,8 +45,13 @@ fn folders_without_recent_runs(index: &HistoryStoreIndex, keep: usize) -> BTreeS
     for (folder, indexed) in &index.folders {
         for run in &indexed.runs {
             all.insert(folder.as_str());
-            let bench = (&run.package, &run.process, &run.model, &run.card);
-            benches.entry(bench).or_default().push((run.started_ms, folder));
+            let bench = (
+                &run.package_name,
+                &run.bench_and_shard_name,
+                &run.environment_fingerprint,
+                &run.card_or_host_id,
+            );
+            benches.entry(bench).or_default().push((run.process_start_unix_ms, folder));
         }
     }
     for mut runs in benches.into_values() {
@@ -69,17 +74,21 @@ mod tests {
     fn test_index_of_runs(runs: &[(&str, Option<&str>, &str, i64)]) -> HistoryStoreIndex {
         let mut index = HistoryStoreIndex::default();
         for (folder, package, bench, started_ms) in runs {
-            let empty = IndexedRecordFolder { modified: 1, runs: Vec::new(), skipped: Vec::new() };
+            let empty = IndexedRecordFolder {
+                folder_modified_ns: 1,
+                runs: Vec::new(),
+                files_without_run: Vec::new(),
+            };
             index.folders.entry((*folder).to_owned()).or_insert(empty).runs.push(
                 ProcessRunInIndex {
-                    process: (*bench).to_owned(),
-                    package: package.map(str::to_owned),
-                    started_ms: *started_ms,
-                    model: "model".to_owned(),
-                    card: "card".to_owned(),
+                    bench_and_shard_name: (*bench).to_owned(),
+                    package_name: package.map(str::to_owned),
+                    process_start_unix_ms: *started_ms,
+                    environment_fingerprint: "model".to_owned(),
+                    card_or_host_id: "card".to_owned(),
                     device: "device".to_owned(),
                     provenance: CommitAndChanges::default(),
-                    cases: BTreeMap::new(),
+                    revision_and_median_ns_by_case: BTreeMap::new(),
                 },
             );
         }

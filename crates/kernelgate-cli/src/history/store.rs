@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::HistoryError;
+use super::CaseHistoryError;
 use super::case_index::{HistoryStoreIndex, IndexedRecordFolder};
 use super::indexed_run::{
     RunOrBaselineFile, index_entries_of_baseline, index_entries_of_measurement,
@@ -24,24 +24,26 @@ const FOLDER_TIME_RESOLUTION: Duration = Duration::from_secs(2);
 /// A history store: folders of run records with an index file.
 #[derive(Debug, Clone)]
 pub struct HistoryRecordStore {
-    /// Returns the root folder of the history store.
+    /// Root folder of the history store.
     store_folder: PathBuf,
     /// Folder to which bench processes write their run records: the folder [`RUNS_FOLDER_NAME`] in
     /// the store's root, unless another folder is set.
     runs_folder: PathBuf,
 }
 
-/// A file in a history store or an import that contains no run, with the reason.
+/// A file in a history store or an import that contains no process run, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct FileWithoutRun {
-    /// Path of the file.
-    pub path: PathBuf,
+    /// Path of the file that contains no run.
+    #[serde(rename = "path")]
+    pub ignored_file: PathBuf,
     /// The reason.
-    pub problem: String,
+    #[serde(rename = "problem")]
+    pub why_no_run: String,
 }
 
 impl HistoryRecordStore {
-    /// Makes the history store with this root folder.
+    /// Makes a history store whose root is the given folder.
     pub fn in_folder(root: &Path) -> HistoryRecordStore {
         Self { store_folder: root.to_owned(), runs_folder: root.join(RUNS_FOLDER_NAME) }
     }
@@ -63,7 +65,7 @@ impl HistoryRecordStore {
         &self.store_folder
     }
 
-    /// Folder of imported records.
+    /// Returns the folder of a history store that holds imported records.
     pub fn imported_records_folder(&self) -> PathBuf {
         self.store_folder.join(IMPORTED_FOLDER_NAME)
     }
@@ -78,11 +80,11 @@ impl HistoryRecordStore {
     }
 
     /// Updates the index of the history store by reading all folders that are new, changed or
-    /// removed since the last use, and returns the index. The second value states whether the index
-    /// file is up to date or could be written.
-    pub fn update_and_return_index(&self) -> Result<(HistoryStoreIndex, bool), HistoryError> {
+    /// removed since the last use, and returns the index. The second returned value states whether
+    /// the index file is up to date or could be written.
+    pub fn update_and_return_index(&self) -> Result<(HistoryStoreIndex, bool), CaseHistoryError> {
         std::fs::create_dir_all(&self.store_folder)
-            .map_err(|cause| HistoryError::file_error("make", &self.store_folder, cause))?;
+            .map_err(|cause| CaseHistoryError::file_error("make", &self.store_folder, cause))?;
         let path = self.store_folder.join(INDEX_FILE_NAME);
         let mut index = HistoryStoreIndex::read_index_file(&path).unwrap_or_default();
         let there = self.record_folders_on_disk()?;
@@ -90,7 +92,7 @@ impl HistoryRecordStore {
         index.folders.retain(|folder, _| there.contains_key(folder));
         let mut changed = index.folders.len() < indexed || indexed == 0;
         for (folder, modified) in there {
-            let before = index.folders.get(&folder).map(|indexed| indexed.modified);
+            let before = index.folders.get(&folder).map(|indexed| indexed.folder_modified_ns);
             if before != Some(modified) || modified == TIME_OF_RECENTLY_MODIFIED_FOLDER {
                 let read = self.index_folder_of_records(&folder, modified);
                 index.folders.insert(folder, read);
@@ -105,9 +107,9 @@ impl HistoryRecordStore {
     pub fn files_without_runs(&self, index: &HistoryStoreIndex) -> Vec<FileWithoutRun> {
         let each = index.folders.iter().flat_map(|(folder, indexed)| {
             let path = self.path_of_indexed_folder(folder);
-            indexed.skipped.iter().map(move |(file, problem)| FileWithoutRun {
-                path: path.join(file),
-                problem: problem.clone(),
+            indexed.files_without_run.iter().map(move |(file, problem)| FileWithoutRun {
+                ignored_file: path.join(file),
+                why_no_run: problem.clone(),
             })
         });
         each.collect()
@@ -115,7 +117,7 @@ impl HistoryRecordStore {
 
     /// Lists the folders of records on disk, each with its modification time in nanoseconds since
     /// 1970.
-    fn record_folders_on_disk(&self) -> Result<BTreeMap<String, i64>, HistoryError> {
+    fn record_folders_on_disk(&self) -> Result<BTreeMap<String, i64>, CaseHistoryError> {
         let mut found = BTreeMap::new();
         for (part, path) in [
             (RUNS_FOLDER_NAME, self.runs_folder.clone()),
@@ -124,12 +126,12 @@ impl HistoryRecordStore {
             let entries = match std::fs::read_dir(&path) {
                 Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => continue,
                 entries => {
-                    entries.map_err(|cause| HistoryError::file_error("read", &path, cause))?
+                    entries.map_err(|cause| CaseHistoryError::file_error("read", &path, cause))?
                 }
             };
             for entry in entries {
                 let entry =
-                    entry.map_err(|cause| HistoryError::file_error("read", &path, cause))?;
+                    entry.map_err(|cause| CaseHistoryError::file_error("read", &path, cause))?;
                 // An entry is skipped if another process has removed it since the folder was
                 // listed. An entry with a name that is not valid Unicode is skipped, because
                 // kernelgate makes no such names.
@@ -147,7 +149,11 @@ impl HistoryRecordStore {
     }
 
     fn index_folder_of_records(&self, folder: &str, modified: i64) -> IndexedRecordFolder {
-        let mut indexed = IndexedRecordFolder { modified, runs: Vec::new(), skipped: Vec::new() };
+        let mut indexed = IndexedRecordFolder {
+            folder_modified_ns: modified,
+            runs: Vec::new(),
+            files_without_run: Vec::new(),
+        };
         let mut recorded = Vec::new();
         for file in json_files_in_folder(&self.path_of_indexed_folder(folder)) {
             match RunOrBaselineFile::read_run_or_baseline(&file) {
@@ -157,7 +163,7 @@ impl HistoryRecordStore {
                 }
                 Err(problem) => {
                     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                    indexed.skipped.push((name, problem));
+                    indexed.files_without_run.push((name, problem));
                 }
             }
         }

@@ -26,8 +26,9 @@ use kernelgate_cuda::CaseFailureReason;
 pub struct MeasurementsOfOneDevice {
     /// Name of the device.
     pub device: String,
-    /// [`RunEnvironment::name_of_comparable_environments`] of all records.
-    pub fingerprints: BTreeSet<String>,
+    /// Names of the comparable environments of all records, from
+    /// [`RunEnvironment::name_of_comparable_environments`].
+    pub environment_fingerprints: BTreeSet<String>,
     /// Facts about device, code and time of the measurements, each as name and text.
     pub facts: Vec<(&'static str, String)>,
     /// The device's measured ceilings (bandwidth and operation rates), joined from all runs.
@@ -36,60 +37,60 @@ pub struct MeasurementsOfOneDevice {
     /// case first.
     pub cases: Vec<CaseWithItsRuns>,
     /// Colour number of each implementation, by workload and implementation.
-    pub colours: BTreeMap<(String, String), usize>,
+    pub colour_by_implementation: BTreeMap<(String, String), usize>,
     /// Times of peers (other people's kernels) for the same problems; empty if they were not
     /// measured.
     pub peers: Vec<PeerTimeForProblem>,
     /// Skipped cases by reason.
-    pub skipped: BTreeMap<String, BTreeSet<String>>,
+    pub skipped_cases_by_reason: BTreeMap<String, BTreeSet<String>>,
     /// Cases that failed because of wrong outputs or another error, each with the error.
-    pub failed: BTreeMap<String, CaseFailureReason>,
+    pub failed_cases: BTreeMap<String, CaseFailureReason>,
 }
 
 /// A measured case with the data of all its process runs.
 #[derive(Debug, Clone)]
 pub struct CaseWithItsRuns {
-    pub id: String,
+    pub case_id: String,
     /// The workload, `family/operation`.
     pub workload: String,
     /// The part of the case id that names the problem.
-    pub problem: String,
+    pub problem_id: String,
     pub axes: ProblemAxisValues,
     pub implementation: String,
     /// State of the caches when a launch begins: "hot" (inputs in the caches) or "cold" (L2 cache
     /// flushed).
-    pub cache: String,
+    pub cache_state: String,
     /// Declared operations and bytes of one launch of the case.
     pub work: DeclaredWorkRecord,
     /// Number of samples (such as images or tokens) that one launch computes; `None` if the
     /// workload has none.
-    pub computed_samples: Option<u64>,
+    pub samples_per_launch: Option<u64>,
     /// Unit of the samples in which the throughput is stated.
     pub sample_unit: ThroughputItemUnit,
     /// Least time per launch that the measured ceilings allow for the declared work; `None` if
     /// unknown.
     pub limit: Option<ShortestLaunchTime>,
     /// Median time of each process run of the case, nanoseconds per launch; at least one.
-    pub medians_ns: Vec<f64>,
+    pub run_medians_ns: Vec<f64>,
     /// Half the interquartile range of the samples divided by their median, for the process run
     /// with the middle median.
-    pub spread: f64,
+    pub relative_half_interquartile_range: f64,
     /// Power state of each process run; `None` for a run that recorded no state.
     pub power_states: Vec<Option<PowerStateForComparison>>,
     /// Median SM clock of the process run with the middle median, MHz; `None` if no run recorded a
     /// clock.
-    pub clock_mhz: Option<f64>,
+    pub median_sm_clock_mhz: Option<f64>,
     /// Time difference between the slowest and the fastest GPU in the process run with the middle
     /// median, nanoseconds per launch; `None` for one GPU.
-    pub skew_ns: Option<f64>,
+    pub skew_between_gpus_ns: Option<f64>,
     /// Energy of a launch in the process run with the middle median, joules; `None` without
     /// `--energy`.
-    pub launch_j: Option<f64>,
+    pub launch_energy_j: Option<f64>,
     /// Errors of the case's outputs against the reference; `None` if the outputs were not verified.
     pub errors: Option<ErrorsRelativeToReference>,
     /// Whether the case is the fastest among all implementations of its problem with the same cache
     /// state.
-    pub fastest_of_problem: bool,
+    pub is_fastest_of_problem: bool,
 }
 
 /// The time of a peer (other people's kernel), and the time of the project's fastest implementation
@@ -97,24 +98,24 @@ pub struct CaseWithItsRuns {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeerTimeForProblem {
     /// Workload and problem, as in the case id.
-    pub problem: String,
-    pub peer: String,
+    pub workload_and_problem: String,
+    pub peer_name: String,
     /// Time of the peer, nanoseconds per launch.
-    pub peer_ns: f64,
+    pub peer_launch_ns: f64,
     /// Power state in which the peer was timed; `None` if the peer program does not report it.
-    pub power: Option<PowerStateOfSamples>,
+    pub peer_power_state: Option<PowerStateOfSamples>,
     /// SM clock while the peer was timed, MHz; `None` if the peer program could not read it.
-    pub clock_mhz: Option<f64>,
+    pub peer_sm_clock_mhz: Option<f64>,
     /// The project's fastest implementation of the problem.
-    pub implementation: String,
-    /// Time of the project's own implementation, nanoseconds per launch.
-    pub own_fastest_ns: f64,
+    pub fastest_own_implementation: String,
+    /// Time of the project's fastest implementation of the problem, nanoseconds per launch.
+    pub own_fastest_launch_ns: f64,
 }
 
 impl CaseWithItsRuns {
     /// Returns workload and problem of the case, as in its id.
     fn workload_and_problem(&self) -> String {
-        format!("{}/{}", self.workload, self.problem)
+        format!("{}/{}", self.workload, self.problem_id)
     }
 }
 
@@ -122,32 +123,33 @@ impl MeasurementsOfOneDevice {
     /// Returns the times of the peers for a case's problem, each peer once, the fastest first.
     /// Peers' times are compared only with cases whose caches are hot.
     pub fn peer_times_for_case(&self, case: &CaseWithItsRuns) -> Vec<&PeerTimeForProblem> {
-        if case.cache != "hot" {
+        if case.cache_state != "hot" {
             return Vec::new();
         }
         let problem = case.workload_and_problem();
-        let of_problem = self.peers.iter().filter(|time| time.problem == problem);
+        let of_problem = self.peers.iter().filter(|time| time.workload_and_problem == problem);
         let by_name: BTreeMap<&str, &PeerTimeForProblem> =
-            of_problem.map(|time| (&*time.peer, time)).collect();
+            of_problem.map(|time| (&*time.peer_name, time)).collect();
         let mut times = Vec::from_iter(by_name.into_values());
-        times.sort_by(|a, b| a.peer_ns.total_cmp(&b.peer_ns));
+        times.sort_by(|a, b| a.peer_launch_ns.total_cmp(&b.peer_launch_ns));
         times
     }
 
     /// Removes the cases for whose id `shows` returns false, including failed and skipped ones.
     pub fn retain_cases_by_id(&mut self, shows: impl Fn(&str) -> bool) {
-        self.cases.retain(|case| shows(&case.id));
-        self.failed.retain(|id, _| shows(id));
-        self.skipped.values_mut().for_each(|ids| ids.retain(|id| shows(id)));
-        self.skipped.retain(|_, ids| !ids.is_empty());
+        self.cases.retain(|case| shows(&case.case_id));
+        self.failed_cases.retain(|id, _| shows(id));
+        self.skipped_cases_by_reason.values_mut().for_each(|ids| ids.retain(|id| shows(id)));
+        self.skipped_cases_by_reason.retain(|_, ids| !ids.is_empty());
     }
 
     /// Returns the problems for which peers have times but no case was measured.
     pub fn peer_problems_without_case(&self) -> Vec<&str> {
         let problems: BTreeSet<String> =
             self.cases.iter().map(CaseWithItsRuns::workload_and_problem).collect();
-        let of_none = self.peers.iter().filter(|time| !problems.contains(&time.problem));
-        of_none.map(|time| &*time.problem).collect()
+        let of_none =
+            self.peers.iter().filter(|time| !problems.contains(&time.workload_and_problem));
+        of_none.map(|time| &*time.workload_and_problem).collect()
     }
 
     /// Returns the model FLOP utilization of a network's launch that takes this time; `None` for a
@@ -158,7 +160,8 @@ impl MeasurementsOfOneDevice {
         launch_ns: f64,
     ) -> Option<MatrixThroughputShare> {
         let rate = |unit: &str| self.limits.flops_per_s.get(unit).copied();
-        let network = case.computed_samples.is_some() && case.work.matmul_flops_of_all_dtypes() > 0;
+        let network =
+            case.samples_per_launch.is_some() && case.work.matmul_flops_of_all_dtypes() > 0;
         network.then(|| {
             MatrixThroughputShare::utilization_of_launch(&case.work, &self.device, rate, launch_ns)
         })
@@ -167,29 +170,31 @@ impl MeasurementsOfOneDevice {
     /// Returns the colour number of an implementation in the charts of its workload.
     pub fn colour_of_implementation(&self, workload: &str, implementation: &str) -> usize {
         let key = (workload.to_owned(), implementation.to_owned());
-        self.colours.get(&key).copied().unwrap_or(0)
+        self.colour_by_implementation.get(&key).copied().unwrap_or(0)
     }
 }
 
 impl CaseWithItsRuns {
     /// Returns the median over the process runs of their median times, nanoseconds per launch.
     pub fn median_launch_ns(&self) -> f64 {
-        stats::median(&self.medians_ns)
+        stats::median(&self.run_medians_ns)
     }
 
     /// Returns the smallest and the largest of the process runs' median times, nanoseconds per
     /// launch.
     pub fn range_of_run_medians_ns(&self) -> (f64, f64) {
         let ends =
-            |fold: fn(f64, f64) -> f64, from| self.medians_ns.iter().copied().fold(from, fold);
+            |fold: fn(f64, f64) -> f64, from| self.run_medians_ns.iter().copied().fold(from, fold);
         (ends(f64::min, f64::INFINITY), ends(f64::max, 0.0))
     }
 
-    /// Returns the declared amount whose rate is shown, with its unit: GEMM operations, else bytes;
-    /// `None` if nothing is declared.
+    /// Returns the declared amount of work whose rate is shown, with its unit (GEMM operations,
+    /// else bytes); `None` if the case declares no work.
     pub fn declared_amount_and_unit(&self) -> Option<(f64, &'static str)> {
         match (self.work.matmul_flops_of_all_dtypes(), self.work.bytes_read_and_written()) {
-            (0, _) if self.work.link_bytes > 0 => Some((self.work.link_bytes as f64, "B")),
+            (0, _) if self.work.min_received_bytes > 0 => {
+                Some((self.work.min_received_bytes as f64, "B"))
+            }
             (0, 0) => None,
             (0, bytes) => Some((bytes as f64, "B")),
             (flops, _) => Some((flops as f64, "FLOP")),
@@ -198,7 +203,7 @@ impl CaseWithItsRuns {
 
     /// Returns the sum of the declared floating-point operations of all units and types.
     pub fn total_declared_flops(&self) -> f64 {
-        self.work.flops.values().sum::<u64>() as f64
+        self.work.flops_by_unit_and_dtype.values().sum::<u64>() as f64
     }
 
     /// Lists the distinct power states of the process runs as text; empty if none was recorded.
@@ -220,7 +225,7 @@ impl CaseWithItsRuns {
 #[error("the records are of different devices ({}): give those of one", .0.join(", "))]
 pub struct SeveralDevicesError(pub Vec<String>);
 
-/// The runs of a case while records are collected.
+/// The process runs of one case while run records are collected.
 #[derive(Default)]
 struct CollectedCaseRuns {
     case_without_times: Option<CaseWithItsRuns>,
@@ -233,17 +238,17 @@ struct ReportRecordCollector {
     sources: Vec<SourceOfMeasurement>,
     limits: Vec<MeasuredDeviceLimits>,
     cases: BTreeMap<String, CollectedCaseRuns>,
-    skipped: BTreeMap<String, String>,
-    failed: BTreeMap<String, CaseFailureReason>,
+    skip_reason_by_case: BTreeMap<String, String>,
+    failed_cases: BTreeMap<String, CaseFailureReason>,
 }
 
 struct SourceOfMeasurement {
     environment: RunEnvironment,
     provenance: CommitAndChanges,
-    started: String,
+    process_start_time: String,
     /// Name of the bench process if it ended before it had measured all its cases; `None`
     /// otherwise.
-    interrupted: Option<String>,
+    interrupted_bench: Option<String>,
 }
 
 impl MeasurementsOfOneDevice {
@@ -273,8 +278,8 @@ impl ReportRecordCollector {
             self.sources.push(SourceOfMeasurement {
                 environment: run.environment.clone(),
                 provenance: run.provenance.clone(),
-                started: run.started.clone(),
-                interrupted: (!run.complete).then(|| run.bench_name_with_shard()),
+                process_start_time: run.start_time.clone(),
+                interrupted_bench: (!run.ended_normally).then(|| run.bench_name_with_shard()),
             });
         }
         self.limits.push(run.limits.clone());
@@ -283,18 +288,18 @@ impl ReportRecordCollector {
             if !is_known || gathered.runs.is_empty() {
                 gathered.runs.push(CaseSummaryOfRun::summarize_case_record(case));
             }
-            let mut axes = ProblemAxisValues::from_record_axes(&case.problem);
+            let mut axes = ProblemAxisValues::from_record_axes(&case.axis_values);
             let of_id = case_without_times(id, &case.workload, &case.work);
-            if case.problem.is_empty() {
+            if case.axis_values.is_empty() {
                 axes.clone_from(&of_id.axes);
             }
-            // If several runs describe a case, the later record takes precedence.
+            // If several run records describe a case, the later record takes precedence.
             gathered.case_without_times = Some(CaseWithItsRuns {
                 axes,
                 implementation: case.implementation.clone(),
-                cache: case.cache_state.clone(),
-                computed_samples: case.computed_samples,
-                sample_unit: case.sample_unit,
+                cache_state: case.cache_state.clone(),
+                samples_per_launch: case.data_items_per_launch,
+                sample_unit: case.data_item_unit,
                 limit: case.limit.clone(),
                 errors: case
                     .verification
@@ -304,16 +309,16 @@ impl ReportRecordCollector {
                 ..of_id
             });
         }
-        self.skipped.extend(run.skipped.clone());
-        self.failed.extend(run.failed.clone());
+        self.skip_reason_by_case.extend(run.skipped.clone());
+        self.failed_cases.extend(run.failed.clone());
     }
 
     fn add_runs_of_baseline(&mut self, baseline: &BaselineFile) {
         self.sources.extend(baseline.runs.values().map(|run| SourceOfMeasurement {
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
-            started: run.started.clone(),
-            interrupted: None,
+            process_start_time: run.start_time.clone(),
+            interrupted_bench: None,
         }));
         self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
@@ -326,11 +331,11 @@ impl ReportRecordCollector {
             // last session counts.
             let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
             gathered.case_without_times = Some(CaseWithItsRuns {
-                computed_samples: case.computed_samples,
+                samples_per_launch: case.items_per_launch,
                 sample_unit: case.sample_unit,
                 limit,
                 errors,
-                ..case_without_times(id, &case.workload, &case.work)
+                ..case_without_times(id, &case.workload_name, &case.work)
             });
         }
     }
@@ -341,19 +346,19 @@ impl ReportRecordCollector {
         let mut cases: Vec<CaseWithItsRuns> =
             self.cases.into_values().filter_map(CollectedCaseRuns::into_case_with_runs).collect();
         cases.sort_by(|a, b| {
-            (&a.workload, natural_sort_key(&a.problem), b.cache == "hot")
-                .cmp(&(&b.workload, natural_sort_key(&b.problem), a.cache == "hot"))
+            (&a.workload, natural_sort_key(&a.problem_id), b.cache_state == "hot")
+                .cmp(&(&b.workload, natural_sort_key(&b.problem_id), a.cache_state == "hot"))
                 .then(a.median_launch_ns().total_cmp(&b.median_launch_ns()))
         });
         let mut last: Option<(String, String, String)> = None;
         for case in &mut cases {
-            let key = (case.workload.clone(), case.problem.clone(), case.cache.clone());
-            case.fastest_of_problem = last.as_ref() != Some(&key);
+            let key = (case.workload.clone(), case.problem_id.clone(), case.cache_state.clone());
+            case.is_fastest_of_problem = last.as_ref() != Some(&key);
             last = Some(key);
         }
         let mut skipped: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        let timed: BTreeSet<&str> = cases.iter().map(|case| &*case.id).collect();
-        for (id, reason) in self.skipped {
+        let timed: BTreeSet<&str> = cases.iter().map(|case| &*case.case_id).collect();
+        for (id, reason) in self.skip_reason_by_case {
             if !timed.contains(&*id) {
                 skipped.entry(reason).or_default().insert(id);
             }
@@ -368,14 +373,14 @@ impl ReportRecordCollector {
         let colours = assign_implementation_colours(&cases);
         MeasurementsOfOneDevice {
             device,
-            fingerprints,
+            environment_fingerprints: fingerprints,
             facts,
             limits,
             cases,
-            colours,
+            colour_by_implementation: colours,
             peers: Vec::new(),
-            skipped,
-            failed: self.failed,
+            skipped_cases_by_reason: skipped,
+            failed_cases: self.failed_cases,
         }
     }
 }
@@ -397,12 +402,15 @@ impl CollectedCaseRuns {
             (!numbers.is_empty()).then(|| stats::median(&numbers))
         };
         Some(CaseWithItsRuns {
-            medians_ns: self.runs.iter().map(|run| run.median_ns).collect(),
-            spread: middle(|run| Some(run.spread)).unwrap_or_default(),
+            run_medians_ns: self.runs.iter().map(|run| run.median_launch_ns).collect(),
+            relative_half_interquartile_range: middle(|run| {
+                Some(run.relative_half_interquartile_range)
+            })
+            .unwrap_or_default(),
             power_states: self.runs.iter().map(|run| run.power).collect(),
-            clock_mhz: middle(|run| run.median_clock_mhz),
-            skew_ns: middle(|run| run.skew_ns),
-            launch_j: middle(|run| run.costs.launch_energy_j),
+            median_sm_clock_mhz: middle(|run| run.median_sm_clock_mhz),
+            skew_between_gpus_ns: middle(|run| run.skew_between_gpus_ns),
+            launch_energy_j: middle(|run| run.costs.launch_energy_j),
             ..self.case_without_times?
         })
     }
@@ -412,24 +420,24 @@ impl CollectedCaseRuns {
 fn case_without_times(id: &str, workload: &str, work: &DeclaredWorkRecord) -> CaseWithItsRuns {
     let parts = ids::CaseIdParts::split_case_id(id, workload);
     CaseWithItsRuns {
-        id: id.to_owned(),
+        case_id: id.to_owned(),
         workload: workload.to_owned(),
-        axes: ProblemAxisValues::from_problem_in_case_id(parts.problem),
-        problem: parts.problem.to_owned(),
+        axes: ProblemAxisValues::from_problem_in_case_id(parts.problem_id),
+        problem_id: parts.problem_id.to_owned(),
         implementation: parts.implementation.to_owned(),
-        cache: parts.cache.to_owned(),
+        cache_state: parts.cache_state.to_owned(),
         work: work.clone(),
-        computed_samples: None,
+        samples_per_launch: None,
         sample_unit: ThroughputItemUnit::default(),
         limit: None,
-        medians_ns: Vec::new(),
-        spread: 0.0,
+        run_medians_ns: Vec::new(),
+        relative_half_interquartile_range: 0.0,
         power_states: Vec::new(),
-        clock_mhz: None,
-        skew_ns: None,
-        launch_j: None,
+        median_sm_clock_mhz: None,
+        skew_between_gpus_ns: None,
+        launch_energy_j: None,
         errors: None,
-        fastest_of_problem: false,
+        is_fastest_of_problem: false,
     }
 }
 
@@ -445,7 +453,7 @@ fn join_ceilings_of_runs(
     before
 }
 
-/// Joins values, each once.
+/// Joins the distinct values, each once, with commas.
 fn distinct_values_as_text(values: impl Iterator<Item = String>) -> String {
     let values: BTreeSet<String> = values.filter(|value| !value.is_empty()).collect();
     values.into_iter().collect::<Vec<_>>().join(", ")
@@ -466,23 +474,26 @@ fn facts_about_sources(sources: &[SourceOfMeasurement]) -> Vec<(&'static str, St
         ("device", environment(|it| it.device_name.clone())),
         ("card", gpu(|it| it.uuid.clone())),
         ("architecture", gpu(|it| it.arch.clone())),
-        ("driver", gpu(|it| format!("{} (CUDA {})", it.driver, it.driver_cuda))),
-        ("NVRTC", gpu(|it| it.nvrtc.clone())),
+        ("driver", gpu(|it| format!("{} (CUDA {})", it.driver_version, it.latest_cuda_of_driver))),
+        ("NVRTC", gpu(|it| it.nvrtc_version.clone())),
         (
             "libraries",
             distinct_values_as_text(gpus.clone().flat_map(|gpu| {
-                gpu.libraries.iter().map(|(name, version)| format!("{name} {version}"))
+                gpu.library_versions.iter().map(|(name, version)| format!("{name} {version}"))
             })),
         ),
         ("device memory", gpu(|it| display::decimal_byte_size_text(it.memory_bytes))),
         ("L2 cache", gpu(|it| display::decimal_byte_size_text(it.l2_bytes))),
-        ("host", environment(|it| format!("{}, {} cores, {}", it.arch, it.cores, it.os))),
+        (
+            "host",
+            environment(|it| format!("{}, {} cores, {}", it.arch, it.usable_logical_cores, it.os)),
+        ),
         ("SIMD", environment(|it| it.simd.join(" "))),
-        ("kernelgate", environment(|it| it.kernelgate.clone())),
+        ("kernelgate", environment(|it| it.kernelgate_version.clone())),
         ("commit", all(&|it| Some(it.provenance.short_commit_with_changes_mark()))),
         ("process runs", sources.len().to_string()),
     ];
-    let mut started: Vec<&str> = sources.iter().map(|source| &*source.started).collect();
+    let mut started: Vec<&str> = sources.iter().map(|source| &*source.process_start_time).collect();
     started.sort_unstable();
     if let (Some(first), Some(last)) = (started.first(), started.last()) {
         facts.push((
@@ -490,8 +501,8 @@ fn facts_about_sources(sources: &[SourceOfMeasurement]) -> Vec<(&'static str, St
             if first == last { (*first).to_owned() } else { format!("{first} to {last}") },
         ));
     }
-    facts.push(("interrupted", all(&|it| it.interrupted.clone())));
-    if sources.iter().any(|source| !source.environment.optimised) {
+    facts.push(("interrupted", all(&|it| it.interrupted_bench.clone())));
+    if sources.iter().any(|source| !source.environment.built_with_optimisation) {
         facts.push(("warning", "built without optimisation: the times mean nothing".to_owned()));
     }
     facts.retain(|(_, words)| !words.is_empty());
@@ -503,11 +514,14 @@ mod tests {
     use super::*;
     use kernelgate::record::CaseRecordWithSamples;
 
-    fn test_run(session: &str, time_ns: f64) -> BenchProcessRun {
+    fn make_test_bench_run(session: &str, time_ns: f64) -> BenchProcessRun {
         let case = |(id, cache, time_ns): (&str, &str, f64)| {
             let mut case = CaseRecordWithSamples::example_with_sample_times(vec![time_ns]);
             case.cache_state = cache.to_owned();
-            case.limit = Some(ShortestLaunchTime { time_ns: 50.0, by: "memory".to_owned() });
+            case.limit = Some(ShortestLaunchTime {
+                shortest_launch_ns: 50.0,
+                deciding_ceiling: "memory".to_owned(),
+            });
             (id.to_owned(), case)
         };
         let cases = [
@@ -531,14 +545,17 @@ mod tests {
     fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
         let measured = MeasurementsOfOneDevice::join_runs_and_baselines(
             &MeasurementOfRuns::group_matching_runs_into_measurements([
-                test_run("1", 100.0),
-                test_run("2", 120.0),
+                make_test_bench_run("1", 100.0),
+                make_test_bench_run("2", 120.0),
             ]),
             &[],
         )
         .unwrap();
-        let ids: Vec<(&str, bool)> =
-            measured.cases.iter().map(|case| (&*case.id, case.fastest_of_problem)).collect();
+        let ids: Vec<(&str, bool)> = measured
+            .cases
+            .iter()
+            .map(|case| (&*case.case_id, case.is_fastest_of_problem))
+            .collect();
         assert_eq!(
             ids,
             [
@@ -553,13 +570,13 @@ mod tests {
             (first.median_launch_ns(), first.range_of_run_medians_ns()),
             (110.0, (100.0, 120.0))
         );
-        assert_eq!(first.axes.numbers["n"], 512);
+        assert_eq!(first.axes.numeric_axes["n"], 512);
     }
 
     #[test]
     fn a_run_that_a_baseline_contains_adds_no_times() {
-        let (held, other) = (test_run("1", 100.0), test_run("2", 300.0));
-        let mut baseline = BaselineFile::empty_with_name("main");
+        let (held, other) = (make_test_bench_run("1", 100.0), make_test_bench_run("2", 300.0));
+        let mut baseline = BaselineFile::empty_baseline_with_name("main");
         baseline.merge_run_replacing_other_code(&held);
         let medians_and_fraction = |runs: &[BenchProcessRun]| {
             let measurements =
@@ -569,7 +586,7 @@ mod tests {
                 std::slice::from_ref(&baseline),
             )
             .unwrap();
-            (measured.cases[0].medians_ns.clone(), measured.cases[0].fraction_of_limit())
+            (measured.cases[0].run_medians_ns.clone(), measured.cases[0].fraction_of_limit())
         };
         assert_eq!(medians_and_fraction(&[]), (vec![100.0], Some(0.5)));
         assert_eq!(medians_and_fraction(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
@@ -578,12 +595,12 @@ mod tests {
 
     #[test]
     fn networks_show_their_utilization_of_both_peaks() {
-        let mut network = test_run("1", 1e6);
+        let mut network = make_test_bench_run("1", 1e6);
         network.environment.device_name = "NVIDIA H100 80GB HBM3".to_owned();
         network.limits.flops_per_s.insert("matmul bf16".to_owned(), 800e12);
         let case = network.cases.get_mut("w/f/n512/cpu/hot").unwrap();
-        case.work.flops.insert("matmul bf16".to_owned(), 400_000_000_000);
-        case.computed_samples = Some(64);
+        case.work.flops_by_unit_and_dtype.insert("matmul bf16".to_owned(), 400_000_000_000);
+        case.data_items_per_launch = Some(64);
         let measured = MeasurementsOfOneDevice::join_runs_and_baselines(
             &MeasurementOfRuns::group_matching_runs_into_measurements([network]),
             &[],
@@ -592,17 +609,24 @@ mod tests {
         let of_case =
             |case: &CaseWithItsRuns| measured.model_flop_utilization(case, case.median_launch_ns());
         let network = of_case(&measured.cases[0]).unwrap();
-        assert_eq!(network.of_measured, Some(0.5));
-        assert!(network.of_published.is_some_and(|share| (share - 400.0 / 989.4).abs() < 1e-9));
+        assert_eq!(network.share_of_measured_peak, Some(0.5));
+        assert!(
+            network
+                .share_of_published_peak
+                .is_some_and(|share| (share - 400.0 / 989.4).abs() < 1e-9)
+        );
         assert_eq!(of_case(&measured.cases[1]), None);
     }
 
     #[test]
     fn records_of_two_devices_are_not_shown_on_one_page() {
-        let mut other = test_run("2", 1.0);
+        let mut other = make_test_bench_run("2", 1.0);
         other.environment.device_name = "another".to_owned();
         let refused = MeasurementsOfOneDevice::join_runs_and_baselines(
-            &MeasurementOfRuns::group_matching_runs_into_measurements([test_run("1", 1.0), other]),
+            &MeasurementOfRuns::group_matching_runs_into_measurements([
+                make_test_bench_run("1", 1.0),
+                other,
+            ]),
             &[],
         )
         .unwrap_err();

@@ -8,8 +8,8 @@
 //!   measurements, of verdicts, of a trace, and of the ranks of a job.
 //! - [`page_frame`] builds what all HTML pages share: style, themes, tables that can be sorted.
 //!
-//! This module reads no files, decides no verdicts (`gate` does), and its pages load nothing from a
-//! network.
+//! The module `pages` reads no files, decides no verdicts (`gate` does), and its pages load nothing
+//! from a network.
 
 pub mod charts;
 pub mod measured_runs;

@@ -20,7 +20,7 @@ pub struct HtmlPageSection {
     pub anchor: &'static str,
     pub title: &'static str,
     /// HTML content of the page section.
-    pub body: Markup,
+    pub section_html: Markup,
 }
 
 impl HtmlPageSection {
@@ -30,7 +30,7 @@ impl HtmlPageSection {
         title: &'static str,
         body: Markup,
     ) -> Self {
-        Self { anchor, title, body }
+        Self { anchor, title, section_html: body }
     }
 }
 
@@ -61,7 +61,7 @@ pub fn build_html_page(title: &str, lead: &Markup, sections: &[HtmlPageSection])
                 }
                 main {
                     @for section in sections {
-                        section id=(section.anchor) { h2 { (section.title) } (section.body) }
+                        section id=(section.anchor) { h2 { (section.title) } (section.section_html) }
                     }
                 }
                 footer { "kernelgate " (env!("CARGO_PKG_VERSION")) }
@@ -114,7 +114,7 @@ pub fn charts_side_by_side(gallery: &ChartsOfOneKind) -> Result<Markup, ChartDra
     Ok(html! {
         div class="gallery" {
             @for (figure, broad, svg) in &drawn {
-                figure class=[broad.then_some("broad")] aria-label=(printable_on_page(&figure.chart.title)) {
+                figure class=[broad.then_some("broad")] aria-label=(printable_on_page(&figure.chart.chart_title)) {
                     (PreEscaped(svg))
                 }
             }

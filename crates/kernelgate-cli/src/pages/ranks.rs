@@ -1,5 +1,5 @@
-//! Makes the HTML page about a job with several ranks: `kernelgate diagnose --html` writes this
-//! page for the traces of several ranks.
+//! Makes the HTML page about a job with several ranks, which `kernelgate diagnose --html` writes
+//! for the traces of several ranks.
 
 use maud::{Markup, html};
 
@@ -33,7 +33,7 @@ pub fn ranks_page(job: &JobOfJoinedRanks) -> Result<String, ChartDrawingError> {
         HtmlPageSection::with_anchor_and_title("findings", "Findings", straggler_findings(job)),
     ];
     sections.extend(ranks_sections(job, "account", "Time of each rank")?);
-    sections.retain(|section| !section.body.0.trim().is_empty());
+    sections.retain(|section| !section.section_html.0.trim().is_empty());
     Ok(page_frame::build_html_page(
         &format!("kernelgate diagnose: {} ranks", job.ranks.len()),
         &ranks_page_lead(job),
@@ -90,9 +90,13 @@ fn ranks_page_lead(job: &JobOfJoinedRanks) -> Markup {
         ("ranks", job.ranks.len().to_string()),
         (
             "collectives joined",
-            format!("{} over {}", job.joined_collectives, time_text(job.span_ns as f64)),
+            format!(
+                "{} over {}",
+                job.joined_collectives,
+                time_text(job.collectives_span_ns as f64)
+            ),
         ),
-        ("clocks aligned to", format!("± {}", time_text(job.precision_ns as f64))),
+        ("clocks aligned to", format!("± {}", time_text(job.clock_alignment_precision_ns as f64))),
     ];
     if let Some((speed, name)) = job.link_bandwidth_and_name {
         facts.push(("link", format!("{name}, {speed:.0} GB/s each way")));
@@ -111,13 +115,16 @@ fn problems_of_ranks_data(job: &JobOfJoinedRanks) -> Markup {
 fn straggler_findings(job: &JobOfJoinedRanks) -> Markup {
     let stragglers = job.straggler_ranks_slowest_first();
     let severity = |rank: &RankWithCollectiveSums| {
-        FindingSeverity::severity_from_possible_saving(rank.delayed_ns, job.span_ns)
-            .printed_severity_label()
+        FindingSeverity::severity_from_possible_saving(
+            rank.delayed_other_ranks_ns,
+            job.collectives_span_ns,
+        )
+        .printed_severity_label()
     };
     html! {
         @for rank in &stragglers {
             h3 class={ "finding " (severity(rank)) } {
-                (severity(rank)) ": straggler " (page_frame::printable_on_page(&rank.name))
+                (severity(rank)) ": straggler " (page_frame::printable_on_page(&rank.rank_name))
             }
             p { (page_frame::printable_on_page(&job.straggler_delay_sentence(rank))) "." }
         }
@@ -149,13 +156,17 @@ fn ranks_bar_chart(
     rows: Vec<ChartRowWithLabel>,
 ) -> TitledChart {
     TitledChart {
-        title: title.to_owned(),
-        subtitle,
+        chart_title: title.to_owned(),
+        chart_subtitle: subtitle,
         body: ChartBody::Rows(LabelledRowsChart {
-            axis: ChartAxis::with_round_ticks("time", PlottedUnit::Time, AxisScaleKind::FromZero),
-            legend: legend.iter().map(|&name| name.to_owned()).collect(),
+            horizontal_axis: ChartAxis::with_round_ticks(
+                "time",
+                PlottedUnit::TimeNs,
+                AxisScaleKind::LinearFromZero,
+            ),
+            mark_colour_legend: legend.iter().map(|&name| name.to_owned()).collect(),
             rows,
-            origin: None,
+            vertical_line_value: None,
         }),
     }
 }
@@ -165,10 +176,10 @@ fn row_of_consecutive_spans(label: String, value: String, parts: &[i64]) -> Char
     let mut at = 0;
     let mut marks = Vec::new();
     for (colour, &ns) in parts.iter().enumerate().filter(|(_, ns)| **ns > 0) {
-        marks.push(MarkInChartRow::Span(at as f64, (at + ns) as f64, colour));
+        marks.push(MarkInChartRow::RectangleBetweenValues(at as f64, (at + ns) as f64, colour));
         at += ns;
     }
-    ChartRowWithLabel { label, value_text: value, marks }
+    ChartRowWithLabel { row_label: label, value_text: value, marks }
 }
 
 /// Returns a note on how many ranks have no bar in the chart; empty if all have one.
@@ -181,17 +192,17 @@ fn note_on_ranks_without_bar(count: usize) -> String {
 
 fn chart_of_time_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
     let row = |of: &RankWithCollectiveSums| {
-        let times = &of.times;
+        let times = &of.times_in_common_span;
         let parts = [
             times.compute_ns - times.hidden_communication_ns,
             times.hidden_communication_ns,
             times.exposed_communication_ns,
-            times.copies_ns,
+            times.copies_alone_ns,
             times.idle_ns,
         ];
         row_of_consecutive_spans(
-            of.name.clone(),
-            time_text(times.sum_of_all_parts_ns() as f64),
+            of.rank_name.clone(),
+            time_text(times.total_ns_of_all_activities() as f64),
             &parts,
         )
     };
@@ -210,9 +221,16 @@ fn chart_of_time_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
 
 fn chart_of_waiting_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
     let row = |of: &RankWithCollectiveSums| {
-        let value =
-            format!("{}, {}", time_text(of.waited_ns as f64), time_text(of.delayed_ns as f64));
-        row_of_consecutive_spans(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
+        let value = format!(
+            "{}, {}",
+            time_text(of.waited_in_collectives_ns as f64),
+            time_text(of.delayed_other_ranks_ns as f64)
+        );
+        row_of_consecutive_spans(
+            of.rank_name.clone(),
+            value,
+            &[of.waited_in_collectives_ns, of.delayed_other_ranks_ns],
+        )
     };
     let bars = job.ranks.iter().take(MAX_RANKS_DRAWN_AS_BARS).map(row).collect();
     let subtitle = format!(
@@ -229,21 +247,21 @@ fn chart_of_waiting_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
 /// Draws a heat map of the time that each rank waits for each other rank; `None` if no rank waits
 /// or there are too many ranks.
 fn heat_map_of_waiting_between_ranks(job: &JobOfJoinedRanks) -> Option<ChartWithFileName> {
-    let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
+    let names: Vec<String> = job.ranks.iter().map(|of| of.rank_name.clone()).collect();
     let some = job.wait_ns_between_ranks.iter().flatten().any(|&ns| ns > 0);
     let chart = TitledChart {
-        title: "Who waits for whom".to_owned(),
-        subtitle: "time that one rank waits for the last one".to_owned(),
+        chart_title: "Who waits for whom".to_owned(),
+        chart_subtitle: "time that one rank waits for the last one".to_owned(),
         body: ChartBody::Heat(HeatMapData {
-            columns: names.clone(),
-            rows: names,
-            cells: job
+            column_titles: names.clone(),
+            row_labels: names,
+            cell_values: job
                 .wait_ns_between_ranks
                 .iter()
                 .map(|of| of.iter().map(|&ns| (ns > 0).then_some(ns as f64)).collect())
                 .collect(),
-            quantity: PlottedUnit::Time,
-            axis_names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
+            quantity: PlottedUnit::TimeNs,
+            x_and_y_axis_names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
         }),
     };
     (some && job.ranks.len() <= MAX_RANKS_IN_WAITING_MAP)
@@ -251,7 +269,7 @@ fn heat_map_of_waiting_between_ranks(job: &JobOfJoinedRanks) -> Option<ChartWith
 }
 
 fn collective_kind_and_size(of: &CollectivesOfKindAndSize) -> String {
-    match of.bytes {
+    match of.bytes_per_collective {
         0 => of.collective.collective_label().to_owned(),
         size => format!("{}, {}", of.collective.collective_label(), decimal_byte_size_text(size)),
     }
@@ -260,7 +278,11 @@ fn collective_kind_and_size(of: &CollectivesOfKindAndSize) -> String {
 fn chart_of_collective_transfer_and_skew(job: &JobOfJoinedRanks) -> ChartWithFileName {
     let row = |of: &CollectivesOfKindAndSize| {
         let value = format!("{} x", of.collective_count);
-        row_of_consecutive_spans(collective_kind_and_size(of), value, &[of.transfer_ns, of.skew_ns])
+        row_of_consecutive_spans(
+            collective_kind_and_size(of),
+            value,
+            &[of.total_transfer_ns, of.total_arrival_skew_ns],
+        )
     };
     let more = job.collectives.len().saturating_sub(MAX_COLLECTIVE_BARS);
     let more = if more > 0 { format!("; {more} more are in the table") } else { String::new() };
@@ -278,18 +300,18 @@ fn table_of_times_per_rank(job: &JobOfJoinedRanks) -> Markup {
         .ranks
         .iter()
         .map(|of| {
-            let own = &of.times;
-            let device = of.rank_trace.device.clone().unwrap_or_default();
+            let own = &of.times_in_common_span;
+            let device = of.rank_trace.gpu_name.clone().unwrap_or_default();
             let times = [
                 own.compute_ns,
                 own.hidden_communication_ns,
                 own.exposed_communication_ns,
-                own.copies_ns,
+                own.copies_alone_ns,
                 own.idle_ns,
-                of.waited_ns,
-                of.delayed_ns,
+                of.waited_in_collectives_ns,
+                of.delayed_other_ranks_ns,
             ];
-            let name = std::iter::once(of.name.clone());
+            let name = std::iter::once(of.rank_name.clone());
             let times = times.iter().map(|&ns| time_text(ns as f64));
             name.chain(times).chain([of.last_arrivals.to_string(), device]).collect()
         })
@@ -311,7 +333,7 @@ fn table_of_times_per_rank(job: &JobOfJoinedRanks) -> Markup {
 
 fn table_of_collectives(job: &JobOfJoinedRanks) -> Markup {
     let line = |of: &CollectivesOfKindAndSize| {
-        let bus = match (of.bus_gb_per_s, job.link_bandwidth_and_name) {
+        let bus = match (of.bus_bandwidth_gb_per_s, job.link_bandwidth_and_name) {
             (Some(bus), Some((link, _))) => {
                 format!("{bus:.1} GB/s ({:.0} % of the link)", bus / link * 100.0)
             }
@@ -322,8 +344,8 @@ fn table_of_collectives(job: &JobOfJoinedRanks) -> Markup {
             collective_kind_and_size(of),
             of.ranks.to_string(),
             of.collective_count.to_string(),
-            time_text(of.transfer_ns as f64),
-            time_text(of.skew_ns as f64),
+            time_text(of.total_transfer_ns as f64),
+            time_text(of.total_arrival_skew_ns as f64),
             bus,
         ]
     };
@@ -334,12 +356,17 @@ fn table_of_collectives(job: &JobOfJoinedRanks) -> Markup {
 
 fn tables_of_critical_path_and_gains(job: &JobOfJoinedRanks) -> Markup {
     let path = &job.critical_path;
-    let share = |ns: i64| format!("{:.1}%", 100.0 * ns as f64 / path.total_ns.max(1) as f64);
+    let share = |ns: i64| format!("{:.1}%", 100.0 * ns as f64 / path.path_length_ns.max(1) as f64);
     let segments: Vec<Vec<String>> = path
-        .segments
+        .rank_kind_and_ns_of_segments
         .iter()
         .map(|(rank, what, ns)| {
-            vec![what.clone(), job.ranks[*rank].name.clone(), time_text(*ns as f64), share(*ns)]
+            vec![
+                what.clone(),
+                job.ranks[*rank].rank_name.clone(),
+                time_text(*ns as f64),
+                share(*ns),
+            ]
         })
         .collect();
     let gains: Vec<Vec<String>> = path

@@ -16,12 +16,12 @@ use crate::report::summary::VerdictSummary;
 use kernelgate::display::{amount_rate_text, counted_noun, energy_text, time_text};
 use kernelgate::stats::half_range_by_median;
 
-/// Contents of a report page.
+/// Contents of a report page: measurements, histories and verdicts.
 pub struct ReportPageContent<'a> {
     pub measured: &'a MeasurementsOfOneDevice,
     /// Times of the cases over commits; `None` without a history store.
     pub history: Option<&'a CaseHistoriesOnPage>,
-    /// The verdicts against a baseline; `None` if none were requested.
+    /// The verdicts against a baseline that the report page shows; `None` if none were requested.
     pub verdict: Option<&'a VerdictSummary>,
 }
 
@@ -29,13 +29,13 @@ pub struct ReportPageContent<'a> {
 pub struct CaseHistoriesOnPage {
     /// Histories of case times, one for each case and device.
     pub histories: Vec<CaseTimeHistory>,
-    /// How the commits were ordered (git or time), as a phrase for the page.
-    pub order: String,
+    /// Phrase for the report page that states how the commits were ordered: by git or by time.
+    pub commit_order_phrase: String,
 }
 
 /// The HTML text of the report page, and its charts.
 pub struct RenderedReportPage {
-    pub html: String,
+    pub page_html: String,
     /// The page's charts, which are also written as separate image files.
     pub figures: Vec<ChartWithFileName>,
 }
@@ -132,7 +132,7 @@ pub fn report_page(
         "Every case",
         tables_of_all_cases(measured),
     ));
-    if !measured.skipped.is_empty() || !measured.failed.is_empty() {
+    if !measured.skipped_cases_by_reason.is_empty() || !measured.failed_cases.is_empty() {
         sections.push(HtmlPageSection::with_anchor_and_title(
             "not-measured",
             "Not measured",
@@ -152,7 +152,7 @@ pub fn report_page(
     let title = format!("kernelgate: {}", measured.device);
     let html = page_frame::build_html_page(&title, &report_page_lead(measured), &sections);
     number_equal_chart_file_names(&mut figures);
-    Ok(RenderedReportPage { html, figures })
+    Ok(RenderedReportPage { page_html: html, figures })
 }
 
 /// Appends numbers to chart file names that occur several times, because different case ids can
@@ -160,10 +160,10 @@ pub fn report_page(
 fn number_equal_chart_file_names(figures: &mut [ChartWithFileName]) {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for figure in figures {
-        let count = seen.entry(figure.name.clone()).or_default();
+        let count = seen.entry(figure.file_name_stem.clone()).or_default();
         *count += 1;
         if *count > 1 {
-            figure.name = format!("{}.{count}", figure.name);
+            figure.file_name_stem = format!("{}.{count}", figure.file_name_stem);
         }
     }
 }
@@ -181,7 +181,7 @@ const NOTE_UNDER_ERROR_CHARTS: &str = "Each point is a case: fast and exact is a
 const NOTE_UNDER_RUN_CHARTS: &str = "How much the time differs from one process to the next. A difference between two \
                     builds that is smaller than this may be chance.";
 
-/// Terms of the page.
+/// Terms that the report page explains, each with its explanation.
 const GLOSSARY_OF_REPORT_PAGE: [(&str, &str); 9] = [
     ("workload", "A computation with one mathematical definition, such as attention/forward."),
     (
@@ -228,10 +228,10 @@ fn report_page_lead(measured: &MeasurementsOfOneDevice) -> Markup {
     let workloads = cases.chunk_by(|a, b| a.workload == b.workload).count();
     let fractions: Vec<f64> = cases
         .iter()
-        .filter(|case| case.fastest_of_problem)
+        .filter(|case| case.is_fastest_of_problem)
         .filter_map(CaseWithItsRuns::fraction_of_limit)
         .collect();
-    let skipped: usize = measured.skipped.values().map(BTreeSet::len).sum();
+    let skipped: usize = measured.skipped_cases_by_reason.values().map(BTreeSet::len).sum();
     html! {
         p {
             (counted_noun(cases.len(), "case")) " of " (counted_noun(workloads, "workload"))
@@ -241,8 +241,8 @@ fn report_page_lead(measured: &MeasurementsOfOneDevice) -> Markup {
                 " of their limit in the median problem"
             }
             @if skipped > 0 { "; " (skipped) " skipped" }
-            @if !measured.failed.is_empty() {
-                "; " strong { (measured.failed.len()) " failed" }
+            @if !measured.failed_cases.is_empty() {
+                "; " strong { (measured.failed_cases.len()) " failed" }
             }
             "."
         }
@@ -254,10 +254,10 @@ fn commit_history_section(
     history: &CaseHistoriesOnPage,
     drawn: &ChartsOfOneKind,
 ) -> Result<Markup, ChartDrawingError> {
-    let joined = history.histories.iter().any(|history| history.card.is_none());
+    let joined = history.histories.iter().any(|history| history.card_or_host_id.is_none());
     Ok(html! {
         p class="note" { "The level is the median of the process runs between two changes; "
-            (history.order) "."
+            (history.commit_order_phrase) "."
             @if joined { " All cards of a model are taken for one: a change may be the card's." } }
         (page_frame::charts_side_by_side(drawn)?)
         @for (device, table) in report::history::history_tables_by_device(&history.histories) {
@@ -272,13 +272,13 @@ fn commit_history_section(
 fn workload_overview_table(cases: &[CaseWithItsRuns]) -> Markup {
     let header = ["workload", "problems", "fastest", "time", "of limit", "speed-up"];
     let row = |workload: &[CaseWithItsRuns]| -> Vec<String> {
-        let hot = workload.iter().any(|case| case.cache == "hot");
+        let hot = workload.iter().any(|case| case.cache_state == "hot");
         let cases: Vec<&CaseWithItsRuns> =
-            workload.iter().filter(|case| !hot || case.cache == "hot").collect();
+            workload.iter().filter(|case| !hot || case.cache_state == "hot").collect();
         let best: Vec<&CaseWithItsRuns> =
-            cases.iter().copied().filter(|case| case.fastest_of_problem).collect();
+            cases.iter().copied().filter(|case| case.is_fastest_of_problem).collect();
         let slowest_ns = |problem: &str| {
-            let same = cases.iter().filter(|case| case.problem == problem);
+            let same = cases.iter().filter(|case| case.problem_id == problem);
             same.map(|case| case.median_launch_ns()).fold(0.0, f64::max)
         };
         let mut wins: BTreeMap<&str, usize> = BTreeMap::new();
@@ -290,7 +290,8 @@ fn workload_overview_table(cases: &[CaseWithItsRuns]) -> Markup {
             Some((name, wins)) => format!("{name}, in {wins} of {}", best.len()),
             None => "-".to_owned(),
         };
-        let speedups = best.iter().map(|case| slowest_ns(&case.problem) / case.median_launch_ns());
+        let speedups =
+            best.iter().map(|case| slowest_ns(&case.problem_id) / case.median_launch_ns());
         vec![
             workload[0].workload.clone(),
             best.len().to_string(),
@@ -338,7 +339,7 @@ fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
     ];
     // The columns for clock and power state are shown only if some record contains them.
     let with_power = cases.iter().any(|case| case.power_states.iter().any(Option::is_some));
-    let with_energy = cases.iter().any(|case| case.launch_j.is_some());
+    let with_energy = cases.iter().any(|case| case.launch_energy_j.is_some());
     header.extend(["clock", "power"].into_iter().filter(|_| with_power));
     header.extend(with_energy.then_some("energy"));
     let with_networks =
@@ -349,12 +350,12 @@ fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
     let row = |case: &CaseWithItsRuns| -> Vec<String> {
         let elapsed_ns = case.median_launch_ns();
         let dash = || "-".to_owned();
-        let several = case.medians_ns.len() > 1;
+        let several = case.run_medians_ns.len() > 1;
         let mut cells = vec![
-            case.id.clone(),
+            case.case_id.clone(),
             time_text(elapsed_ns),
             if several {
-                format!("±{:.2}%", 100.0 * half_range_by_median(&case.medians_ns))
+                format!("±{:.2}%", 100.0 * half_range_by_median(&case.run_medians_ns))
             } else {
                 dash()
             },
@@ -362,19 +363,19 @@ fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
                 amount_rate_text(amount as u64, unit, elapsed_ns)
             }),
             case.fraction_of_limit().map_or_else(dash, |share| format!("{:.1}%", 100.0 * share)),
-            case.limit.as_ref().map_or_else(dash, |limit| limit.by.clone()),
+            case.limit.as_ref().map_or_else(dash, |limit| limit.deciding_ceiling.clone()),
             match case.errors {
                 None => "unverified".to_owned(),
                 Some(errors) if errors.max_error == 0.0 => "exact".to_owned(),
                 Some(errors) => format!("{:.1e}", errors.max_error),
             },
-            case.medians_ns.len().to_string(),
+            case.run_medians_ns.len().to_string(),
         ];
         if with_power {
-            cells.push(case.clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")));
+            cells.push(case.median_sm_clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")));
             cells.push(case.distinct_power_states());
         }
-        cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, energy_text)));
+        cells.extend(with_energy.then(|| case.launch_energy_j.map_or_else(dash, energy_text)));
         if with_networks {
             cells.extend(network_throughput_cells(measured, case, elapsed_ns));
         }
@@ -386,7 +387,7 @@ fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
             @let (header, rows, common) = remove_constant_columns(&header, workload.iter().map(row).collect());
             h3 { (page_frame::printable_on_page(&workload[0].workload)) }
             @if !common.is_empty() { p class="note" { "All cases: " (common.join(", ")) } }
-            (page_frame::html_table(&header, &rows, |i| workload[i].fastest_of_problem))
+            (page_frame::html_table(&header, &rows, |i| workload[i].is_fastest_of_problem))
         }
     }
 }
@@ -420,10 +421,10 @@ fn remove_constant_columns<'a>(
 
 fn failed_and_skipped_cases(measured: &MeasurementsOfOneDevice) -> Markup {
     html! {
-        @for (id, error) in &measured.failed {
-            p { strong { "failed " (page_frame::printable_on_page(id)) } ": " (page_frame::printable_on_page(&error.text)) }
+        @for (id, error) in &measured.failed_cases {
+            p { strong { "failed " (page_frame::printable_on_page(id)) } ": " (page_frame::printable_on_page(&error.failure_sentence)) }
         }
-        @for (reason, ids) in &measured.skipped {
+        @for (reason, ids) in &measured.skipped_cases_by_reason {
             details {
                 summary { (ids.len()) " skipped: " (page_frame::printable_on_page(reason)) }
                 ul { @for id in ids.iter().take(MAX_LISTED_SKIPPED_CASES) { li { (page_frame::printable_on_page(id)) } } }

@@ -17,26 +17,26 @@ use crate::report::utilization::published_peak_throughput_text;
 /// A generated Markdown page with the results of one family of workloads.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FamilyResultsMarkdown {
-    /// File name of the page, without a folder: `attention.md`.
-    pub file: String,
+    /// File name of the Markdown page without a folder, such as `attention.md`.
+    pub page_file_name: String,
     /// Text of the page in Markdown.
-    pub text: String,
+    pub page_markdown: String,
 }
 
 /// Error: some GPU cases have no recorded power state, so their times are not written to results
 /// pages.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "{count} of {all} cases have no recorded power state, the first is {first}: \
+    "{cases_without_power_state} of {all_cases_count} cases have no recorded power state, the first is {first_case_without_state}: \
      `cargo bench -- --save-baseline NAME` measures them again"
 )]
 pub struct CasesWithoutPowerStateError {
-    /// Number of such cases.
-    pub count: usize,
-    /// Number of all cases.
-    pub all: usize,
+    /// Number of GPU cases without a recorded power state.
+    pub cases_without_power_state: usize,
+    /// Number of all cases that a results page would show.
+    pub all_cases_count: usize,
     /// Id of the first case without a recorded power state.
-    pub first: String,
+    pub first_case_without_state: String,
 }
 
 /// Start and end of the comment line that marks a table to be filled from records: `<!-- results
@@ -45,12 +45,12 @@ const TABLE_MARK_START_AND_END: (&str, &str) = ("<!-- results ", " -->");
 
 /// Error: a marked table of a Markdown page cannot be filled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("line {line_number}: {problem}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
+#[error("line {line_number}: {problem_with_mark}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
 pub struct MarkedTableError {
     /// Line number of the table's mark in the Markdown page, counted from 1.
     pub line_number: usize,
     /// The problem with the table's mark, as a fragment of a sentence.
-    pub problem: String,
+    pub problem_with_mark: String,
 }
 
 /// Returns the text of a Markdown page with its marked tables filled from the measurements; `None`
@@ -72,25 +72,27 @@ pub fn fill_marked_tables_of_page(
             .and_then(|line| line.strip_suffix(TABLE_MARK_START_AND_END.1));
         let Some(mark) = mark else { continue };
         has_marks = true;
-        let table = results_table_for_mark(mark, measured)
-            .map_err(|problem| MarkedTableError { line_number: index + 1, problem })?;
+        let table = results_table_for_mark(mark, measured).map_err(|problem| MarkedTableError {
+            line_number: index + 1,
+            problem_with_mark: problem,
+        })?;
         out = out + &table + "\n";
         while lines.next_if(|(_, line)| line.starts_with('|')).is_some() {}
     }
     Ok(has_marks.then_some(out))
 }
 
-/// Builds the Markdown table that a mark requests, given as `FILTER: COLUMN, COLUMN`.
+/// Builds the Markdown table that a mark on a page requests by a case filter and a list of columns.
 fn results_table_for_mark(
     mark: &str,
     measured: &MeasurementsOfOneDevice,
 ) -> Result<String, String> {
     let (filter, columns) = mark.rsplit_once(": ").ok_or("no columns")?;
-    let filter = CaseIdFilter::parse_exact_or_regex(Some(filter), false)
+    let filter = CaseIdFilter::parse_exact_id_or_regex(Some(filter), false)
         .map_err(|error| error.to_string())?;
     let columns: Vec<&str> = columns.split(", ").collect();
     let cases: Vec<&CaseWithItsRuns> =
-        measured.cases.iter().filter(|case| filter.selects_case_id(&case.id)).collect();
+        measured.cases.iter().filter(|case| filter.selects_case_id(&case.case_id)).collect();
     if cases.is_empty() {
         return Err("no case matches the filter".to_owned());
     }
@@ -128,15 +130,19 @@ pub fn results_pages_of_families(
     let stateless: Vec<&CaseWithItsRuns> = cases.iter().filter(is_stateless).collect();
     if let Some(first) = stateless.first() {
         let (count, all) = (stateless.len(), cases.len());
-        return Err(CasesWithoutPowerStateError { count, all, first: first.id.clone() });
+        return Err(CasesWithoutPowerStateError {
+            cases_without_power_state: count,
+            all_cases_count: all,
+            first_case_without_state: first.case_id.clone(),
+        });
     }
     let mut families: BTreeMap<&str, Vec<&CaseWithItsRuns>> = BTreeMap::new();
     for case in cases {
         families.entry(family_name_of_workload(&case.workload)).or_default().push(case);
     }
     let page = |(name, cases): (&str, Vec<&CaseWithItsRuns>)| FamilyResultsMarkdown {
-        file: format!("{}.md", sanitize_family_name_for_file(name)),
-        text: results_page_of_family(measured, name, &cases),
+        page_file_name: format!("{}.md", sanitize_family_name_for_file(name)),
+        page_markdown: results_page_of_family(measured, name, &cases),
     };
     Ok(families.into_iter().map(page).collect())
 }
@@ -184,7 +190,7 @@ fn results_table_of_workload(
     measured: &MeasurementsOfOneDevice,
     cases: &[&CaseWithItsRuns],
 ) -> AlignedTextTable {
-    let with_energy = cases.iter().any(|case| case.launch_j.is_some());
+    let with_energy = cases.iter().any(|case| case.launch_energy_j.is_some());
     let mut header = vec![
         "problem",
         "cache",
@@ -200,7 +206,7 @@ fn results_table_of_workload(
         "of limit",
     ];
     header.extend(with_energy.then_some("energy"));
-    let with_skew = cases.iter().any(|case| case.skew_ns.is_some());
+    let with_skew = cases.iter().any(|case| case.skew_between_gpus_ns.is_some());
     header.extend(with_skew.then_some("skew"));
     let is_network = cases
         .iter()
@@ -209,15 +215,17 @@ fn results_table_of_workload(
         header.extend(THROUGHPUT_COLUMN_TITLES);
     }
     let mut table = AlignedTextTable::new(&header);
-    for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
+    for of_problem in
+        cases.chunk_by(|a, b| (&a.problem_id, &a.cache_state) == (&b.problem_id, &b.cache_state))
+    {
         // The cases of a problem are sorted by time, so the first one is the fastest.
         let best = of_problem[0];
         let rows = of_problem.iter().map(|case| ResultsTableRow::from(*case));
         let peers = measured.peer_times_for_case(best).into_iter();
         for row in rows.chain(peers.map(|peer| ResultsTableRow::from_peer_time(peer, best))) {
             let network =
-                is_network.then(|| network_throughput_cells(measured, best, row.elapsed_ns));
-            let skew_ns = row.skew_ns;
+                is_network.then(|| network_throughput_cells(measured, best, row.launch_ns));
+            let skew_ns = row.skew_between_gpus_ns;
             let mut cells = row.into_table_cells(best, with_energy);
             cells.extend(with_skew.then(|| skew_ns.map_or_else(|| "-".to_owned(), time_text)));
             cells.extend(network.into_iter().flatten());
@@ -241,11 +249,11 @@ pub fn network_throughput_cells(
     let dash = || "-".to_owned();
     let utilization = measured.model_flop_utilization(case, elapsed_ns).unwrap_or_default();
     let share = |share: Option<f64>| share.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it));
-    let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / elapsed_ns);
+    let rate = case.samples_per_launch.map(|samples| samples as f64 * 1e9 / elapsed_ns);
     [
         rate.map_or_else(dash, |rate| case.sample_unit.throughput_as_text(rate)),
-        share(utilization.of_published),
-        share(utilization.of_measured),
+        share(utilization.share_of_published_peak),
+        share(utilization.share_of_measured_peak),
     ]
 }
 
@@ -257,7 +265,7 @@ pub fn utilization_peaks_note(measured: &MeasurementsOfOneDevice) -> String {
     let published: BTreeSet<String> = networks()
         .filter_map(|case| published_peak_throughput_text(&case.work, &measured.device))
         .collect();
-    let units = networks().flat_map(|case| case.work.flops.keys());
+    let units = networks().flat_map(|case| case.work.flops_by_unit_and_dtype.keys());
     let units: BTreeSet<&String> = units.filter(|unit| unit.starts_with("matmul ")).collect();
     let rate = |unit: &&String| {
         let rate = measured.limits.flops_per_s.get(*unit)?;
@@ -275,33 +283,35 @@ pub fn utilization_peaks_note(measured: &MeasurementsOfOneDevice) -> String {
     )
 }
 
-/// The values of one row of a results table, for an implementation or a peer.
+/// The values of one row of a results table, for an implementation or a peer (other people's
+/// kernel).
 struct ResultsTableRow<'a> {
-    name: String,
-    elapsed_ns: f64,
+    implementation_or_peer: String,
+    launch_ns: f64,
     /// Amount of work whose rate is shown, and its unit; `None` if nothing is declared.
     amount: Option<(f64, &'static str)>,
     /// Half the range of the process runs' medians relative to their median; `None` with one run.
-    spread: Option<f64>,
-    clock_mhz: Option<f64>,
-    power: String,
+    relative_half_range: Option<f64>,
+    sm_clock_mhz: Option<f64>,
+    power_state_text: String,
     limit: Option<&'a ShortestLaunchTime>,
-    launch_j: Option<f64>,
-    skew_ns: Option<f64>,
+    launch_energy_j: Option<f64>,
+    skew_between_gpus_ns: Option<f64>,
 }
 
 impl<'a> From<&'a CaseWithItsRuns> for ResultsTableRow<'a> {
     fn from(case: &'a CaseWithItsRuns) -> Self {
         Self {
-            name: case.implementation.clone(),
-            elapsed_ns: case.median_launch_ns(),
+            implementation_or_peer: case.implementation.clone(),
+            launch_ns: case.median_launch_ns(),
             amount: case.declared_amount_and_unit(),
-            spread: (case.medians_ns.len() > 1).then(|| half_range_by_median(&case.medians_ns)),
-            clock_mhz: case.clock_mhz,
-            power: case.distinct_power_states(),
+            relative_half_range: (case.run_medians_ns.len() > 1)
+                .then(|| half_range_by_median(&case.run_medians_ns)),
+            sm_clock_mhz: case.median_sm_clock_mhz,
+            power_state_text: case.distinct_power_states(),
             limit: case.limit.as_ref(),
-            launch_j: case.launch_j,
-            skew_ns: case.skew_ns,
+            launch_energy_j: case.launch_energy_j,
+            skew_between_gpus_ns: case.skew_between_gpus_ns,
         }
     }
 }
@@ -311,29 +321,39 @@ impl<'a> ResultsTableRow<'a> {
     /// a peer is measured by the limit of `best`, the fastest case of the same problem.
     fn from_peer_time(peer: &PeerTimeForProblem, best: &'a CaseWithItsRuns) -> ResultsTableRow<'a> {
         Self {
-            name: format!("{} (peer)", peer.peer),
-            elapsed_ns: peer.peer_ns,
+            implementation_or_peer: format!("{} (peer)", peer.peer_name),
+            launch_ns: peer.peer_launch_ns,
             amount: best.declared_amount_and_unit(),
-            spread: None,
-            clock_mhz: peer.clock_mhz,
-            power: peer
-                .power
+            relative_half_range: None,
+            sm_clock_mhz: peer.peer_sm_clock_mhz,
+            power_state_text: peer
+                .peer_power_state
                 .map_or_else(String::new, |state| state.name_in_files_and_tables().to_owned()),
             limit: best.limit.as_ref(),
-            launch_j: None,
-            skew_ns: None,
+            launch_energy_j: None,
+            skew_between_gpus_ns: None,
         }
     }
 
-    /// Returns the cells of the results table's row, in the order of the table's header. The
+    /// Returns the cells of a row of the results table, in the order of the table's header. The
     /// argument `best` is the fastest case of the same problem.
     fn into_table_cells(self, best: &CaseWithItsRuns, with_energy: bool) -> Vec<String> {
         let dash = || "-".to_owned();
-        let Self { name, elapsed_ns, amount, spread, clock_mhz, power, limit, launch_j, .. } = self;
+        let Self {
+            implementation_or_peer: name,
+            launch_ns: elapsed_ns,
+            amount,
+            relative_half_range: spread,
+            sm_clock_mhz: clock_mhz,
+            power_state_text: power,
+            limit,
+            launch_energy_j: launch_j,
+            ..
+        } = self;
         let rate_text = |(amount, unit)| amount_rate_text(amount as u64, unit, elapsed_ns);
         let mut cells = vec![
-            best.problem.clone(),
-            best.cache.clone(),
+            best.problem_id.clone(),
+            best.cache_state.clone(),
             name,
             time_text(elapsed_ns),
             spread.map_or_else(dash, |spread| format!("{:.1}%", 100.0 * spread)),
@@ -341,8 +361,8 @@ impl<'a> ResultsTableRow<'a> {
             amount.map_or_else(dash, rate_text),
             clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")),
             Some(power).filter(|power| !power.is_empty()).unwrap_or_else(dash),
-            limit.map_or_else(dash, |limit| time_text(limit.time_ns)),
-            limit.map_or_else(dash, |limit| limit.by.clone()),
+            limit.map_or_else(dash, |limit| time_text(limit.shortest_launch_ns)),
+            limit.map_or_else(dash, |limit| limit.deciding_ceiling.clone()),
             limit.map_or_else(dash, |it| {
                 format!("{:.1}%", 100.0 * it.share_of_limit_reached(elapsed_ns))
             }),

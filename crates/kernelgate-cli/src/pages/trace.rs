@@ -12,8 +12,8 @@ use crate::plot::ChartDrawingError;
 use kernelgate::display::{decimal_byte_size_text, time_text};
 use kernelgate_trace::diagnose::ranks::JobOfJoinedRanks;
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingEvidence, FindingSeverity, GapsOfLengthClass, GpuUseOfProcess,
-    QuestionWithAnswer, RuleAnswer, TraceDiagnosis, shortened_kernel_name_for_readers,
+    DiagnosisFinding, DiagnosisRuleAnswer, FindingEvidence, FindingSeverity, GpuUseOfProcess,
+    IdleGapsOfLengthClass, QuestionWithAnswer, TraceDiagnosis, shortened_kernel_name_for_readers,
 };
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, StatsReport, TableCell};
@@ -80,7 +80,7 @@ pub fn trace_diagnosis_page(
         rules_without_finding(diagnosis),
     ));
     let empty = |section: &HtmlPageSection| {
-        section.body.0.replace("<div class=\"gallery\"></div>", "").trim().is_empty()
+        section.section_html.0.replace("<div class=\"gallery\"></div>", "").trim().is_empty()
     };
     sections.retain(|section| !empty(section));
     Ok(page_frame::build_html_page(
@@ -96,24 +96,25 @@ fn facts_about_trace(diagnosis: &TraceDiagnosis) -> Markup {
     let device = |of: &GpuUseOfProcess| {
         let span =
             (of.first_start_and_last_end_ns.1 - of.first_start_and_last_end_ns.0).max(1) as f64;
-        let name = of.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
+        let name = of.gpu_name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
         format!(
             "{name}{}: busy {:.1}% of {}, {} operations",
             process_and_device_name(of),
-            100.0 * of.busy_ns as f64 / span,
+            100.0 * of.gpu_busy_ns as f64 / span,
             time_text(span),
-            of.operations
+            of.operation_count
         )
     };
-    let mut facts = vec![("recorder", diagnosis.recorder.clone()), ("records", records.join(", "))];
-    facts.extend(diagnosis.devices.iter().map(|of| ("device", device(of))));
+    let mut facts =
+        vec![("recorder", diagnosis.recorder_and_version.clone()), ("records", records.join(", "))];
+    facts.extend(diagnosis.gpu_use_by_process.iter().map(|of| ("device", device(of))));
     page_frame::facts_list(&facts)
 }
 
 /// Builds the warnings about the data quality of the trace, which come first on the page.
 fn data_quality_warnings(diagnosis: &TraceDiagnosis) -> Markup {
     html! {
-        @for finding in &diagnosis.quality {
+        @for finding in &diagnosis.data_quality_findings {
             div class=(severity_css_class("banner", finding.severity)) {
                 p { b { (finding.severity.printed_severity_label()) } ": " (page_frame::printable_on_page(&finding.finding_title)) }
                 p class="note" { (page_frame::printable_on_page(&finding.advice)) "." }
@@ -141,13 +142,13 @@ fn evidence_of_finding(finding: &DiagnosisFinding) -> Markup {
 
 fn findings_of_trace(diagnosis: &TraceDiagnosis) -> Markup {
     let recoverable = |finding: &DiagnosisFinding| {
-        finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time_text(ns as f64)))
+        finding.max_recoverable_ns.map(|ns| format!(", up to {} to gain", time_text(ns as f64)))
     };
     let replayed = |finding: &DiagnosisFinding| {
         finding.replayed_gain.as_ref().map(|gain| {
-            let alone = time_text(gain.alone_ns as f64);
-            let further = match gain.further_ns {
-                same if same == gain.alone_ns => return format!("; replayed: {alone}"),
+            let alone = time_text(gain.saved_ns_alone as f64);
+            let further = match gain.further_saved_ns {
+                same if same == gain.saved_ns_alone => return format!("; replayed: {alone}"),
                 ..=0 => "nothing".to_owned(),
                 further => time_text(further as f64),
             };
@@ -167,9 +168,9 @@ fn findings_of_trace(diagnosis: &TraceDiagnosis) -> Markup {
                 (finding.severity.printed_severity_label()) ": " (page_frame::printable_on_page(&finding.finding_title))
             }
             p class="note" {
-                (finding.id) ", confidence " (finding.confidence.printed_confidence_label()) ": measured "
-                (number_with_few_digits(finding.measured_value.value)) " " (finding.measured_value.unit) ", threshold "
-                (number_with_few_digits(finding.threshold.value)) " " (finding.threshold.unit)
+                (finding.rule_id) ", confidence " (finding.confidence.printed_confidence_label()) ": measured "
+                (number_with_few_digits(finding.measured_value.number_in_unit)) " " (finding.measured_value.unit) ", threshold "
+                (number_with_few_digits(finding.rule_threshold.number_in_unit)) " " (finding.rule_threshold.unit)
                 (recoverable(finding).unwrap_or_default())
                 (replayed(finding).unwrap_or_default())
             }
@@ -187,46 +188,54 @@ fn number_with_few_digits(value: f64) -> String {
 }
 
 fn evidence_line(of: &FindingEvidence) -> String {
-    let total =
-        of.total_ns.map(|ns| format!(", {} in all", time_text(ns as f64))).unwrap_or_default();
-    let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
-    format!("{} ({} times{total}{range})", of.kernel_call_or_copy_name, of.count)
+    let total = of
+        .total_duration_ns
+        .map(|ns| format!(", {} in all", time_text(ns as f64)))
+        .unwrap_or_default();
+    let range = of
+        .innermost_common_range_path
+        .as_ref()
+        .map(|range| format!(", in {range}"))
+        .unwrap_or_default();
+    format!("{} ({} times{total}{range})", of.kernel_call_or_copy_name, of.covered_count)
 }
 
 fn process_and_device_name(device: &GpuUseOfProcess) -> String {
-    format!("process {}, device {}", device.pid, device.device)
+    format!("process {}, device {}", device.pid, device.gpu_ordinal)
 }
 
 fn tables_of_idle_gaps(diagnosis: &TraceDiagnosis) -> Markup {
-    let class = |class: GapsOfLengthClass| {
-        format!("{} / {}", class.gap_count, time_text(class.total_ns as f64))
+    let class = |class: IdleGapsOfLengthClass| {
+        format!("{} / {}", class.gap_count, time_text(class.total_gap_ns as f64))
     };
     let rows: Vec<Vec<String>> = diagnosis
-        .devices
+        .gpu_use_by_process
         .iter()
-        .filter(|device| device.gaps.number_of_gaps() > 0)
+        .filter(|device| device.idle_gaps.number_of_idle_gaps() > 0)
         .map(|device| {
-            let gaps = &device.gaps;
+            let gaps = &device.idle_gaps;
             vec![
                 process_and_device_name(device),
                 class(gaps.gaps_below_20_us),
                 class(gaps.gaps_of_20_to_50_us),
                 class(gaps.gaps_above_50_us),
                 time_text(gaps.mean_length_of_gaps_ns()),
-                time_text(gaps.longest_ns as f64),
+                time_text(gaps.longest_gap_ns as f64),
             ]
         })
         .collect();
     let causes: Vec<Vec<String>> = diagnosis
-        .devices
+        .gpu_use_by_process
         .iter()
-        .flat_map(|device| device.gaps.idle_time_by_cause.iter().map(move |cause| (device, cause)))
+        .flat_map(|device| {
+            device.idle_gaps.idle_time_by_cause.iter().map(move |cause| (device, cause))
+        })
         .map(|(device, cause)| {
             vec![
                 cause.printed_cause_with_name(),
                 process_and_device_name(device),
                 cause.gap_count.to_string(),
-                time_text(cause.total_ns as f64),
+                time_text(cause.total_idle_ns as f64),
             ]
         })
         .collect();
@@ -242,12 +251,12 @@ fn tables_of_idle_gaps(diagnosis: &TraceDiagnosis) -> Markup {
 }
 
 fn table_of_time_per_component(diagnosis: &TraceDiagnosis) -> Markup {
-    let row = |of: &kernelgate_trace::diagnose::RunComponentByRangePath| {
+    let row = |of: &kernelgate_trace::diagnose::RangePathHostAndKernelTimes| {
         vec![
-            format!("{}{}", "\u{a0}\u{a0}".repeat(of.depth), of.path),
-            of.host_times.count.to_string(),
+            format!("{}{}", "\u{a0}\u{a0}".repeat(of.enclosing_range_count), of.range_path),
+            of.host_times.value_count.to_string(),
             time_text(of.host_times.mean),
-            of.kernels.to_string(),
+            of.kernel_count.to_string(),
             time_text(of.kernel_ns as f64),
             format!("{:.1}%", 100.0 * of.share_of_kernel_time),
         ]
@@ -257,21 +266,21 @@ fn table_of_time_per_component(diagnosis: &TraceDiagnosis) -> Markup {
     html! { @if !rows.is_empty() { h3 { "Ranges" } (page_frame::html_table(&header, &rows, |_| false)) } }
 }
 
-/// Held memory, by phase.
+/// Builds tables of the GPU memory that was allocated in each phase of the trace.
 fn tables_of_device_memory(diagnosis: &TraceDiagnosis) -> Markup {
     let rows: Vec<Vec<String>> = diagnosis
-        .memory
+        .device_memory_over_time
         .iter()
         .flat_map(|of| of.phases.iter().map(move |phase| (of, phase)))
         .take(MAX_ROWS_OF_TRACE_TABLE)
         .map(|(of, phase)| {
-            let sign = if phase.change_bytes < 0 { "-" } else { "+" };
+            let sign = if phase.held_bytes_change < 0 { "-" } else { "+" };
             vec![
-                phase.name.clone(),
-                format!("process {}, device {}", of.pid, of.device),
+                phase.phase_name.clone(),
+                format!("process {}, device {}", of.pid, of.gpu_ordinal),
                 phase.range_count.to_string(),
                 decimal_byte_size_text(phase.peak_bytes),
-                format!("{sign}{}", decimal_byte_size_text(phase.change_bytes.unsigned_abs())),
+                format!("{sign}{}", decimal_byte_size_text(phase.held_bytes_change.unsigned_abs())),
             ]
         })
         .collect();
@@ -282,10 +291,10 @@ fn tables_of_device_memory(diagnosis: &TraceDiagnosis) -> Markup {
 /// Builds the most useful tables of `kernelgate stats` as sections, if the trace has data for them.
 fn stats_table_sections(trace: &Trace) -> Vec<HtmlPageSection> {
     let sections = [
-        (StatsReport::GpuKernels, "table-kernels", "Kernels"),
-        (StatsReport::ApiCalls, "table-calls", "CUDA calls"),
-        (StatsReport::MemoryTimes, "table-memory", "Copies and sets"),
-        (StatsReport::RangeProjections, "table-ranges", "Ranges on the GPU"),
+        (StatsReport::KernelsByName, "table-kernels", "Kernels"),
+        (StatsReport::ApiCallsByFunction, "table-calls", "CUDA calls"),
+        (StatsReport::MemoryOperationDurations, "table-memory", "Copies and sets"),
+        (StatsReport::RangesByProjectedGpuTime, "table-ranges", "Ranges on the GPU"),
     ];
     let section = |(report, anchor, title): (StatsReport, _, _)| {
         let table = stats::make_table(trace, report);
@@ -299,12 +308,12 @@ fn stats_table_sections(trace: &Trace) -> Vec<HtmlPageSection> {
         // The column with the name is moved to the front, as in all tables on the page.
         let row = |row: &Vec<TableCell>| -> Vec<String> {
             let mut cells: Vec<String> = row.iter().map(cell).collect();
-            let name = cells.remove(table.name_column);
+            let name = cells.remove(table.filtered_column_index);
             cells.insert(0, name);
             cells
         };
-        let mut header = table.columns.clone();
-        let name = header.remove(table.name_column);
+        let mut header = table.column_titles.clone();
+        let name = header.remove(table.filtered_column_index);
         header.insert(0, name);
         let rows: Vec<Vec<String>> =
             table.rows.iter().take(MAX_ROWS_OF_TRACE_TABLE).map(row).collect();
@@ -323,8 +332,10 @@ fn stats_table_sections(trace: &Trace) -> Vec<HtmlPageSection> {
 fn rules_without_finding(diagnosis: &TraceDiagnosis) -> Markup {
     let without = |answered: bool| {
         let line = move |question: &QuestionWithAnswer| match (&question.answer, answered) {
-            (RuleAnswer::No { inspected }, true) => Some(format!("{} in {inspected}", question.id)),
-            (RuleAnswer::CannotAnswer { .. }, false) => {
+            (DiagnosisRuleAnswer::No { inspected }, true) => {
+                Some(format!("{} in {inspected}", question.rule_id))
+            }
+            (DiagnosisRuleAnswer::CannotAnswer { .. }, false) => {
                 Some(format!("{}: {}", question.question_text, question.reason_without_answer()?))
             }
             _ => None,

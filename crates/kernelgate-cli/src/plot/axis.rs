@@ -7,13 +7,13 @@ use super::scale::{AxisScale, AxisScaleKind};
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChartAxis {
     /// Name of the axis for the reader, such as "time of a launch".
-    pub label: String,
+    pub axis_name: String,
     /// Quantity on the axis, which decides the unit of the tick texts.
     pub quantity: PlottedUnit,
     /// Spacing of the axis's values: linear or logarithmic.
     pub kind: AxisScaleKind,
     /// Fixed ticks of the axis with their texts; if empty, ticks are at round values.
-    pub ticks: Vec<(f64, String)>,
+    pub fixed_ticks: Vec<(f64, String)>,
     /// Values that the axis must include even if no data point has them.
     pub values_to_cover: Vec<f64>,
 }
@@ -22,10 +22,10 @@ impl ChartAxis {
     /// Makes an axis whose ticks are at round values.
     pub fn with_round_ticks(label: &str, quantity: PlottedUnit, kind: AxisScaleKind) -> Self {
         Self {
-            label: label.to_owned(),
+            axis_name: label.to_owned(),
             quantity,
             kind,
-            ticks: Vec::new(),
+            fixed_ticks: Vec::new(),
             values_to_cover: Vec::new(),
         }
     }
@@ -36,7 +36,7 @@ impl ChartAxis {
             .into_iter()
             .map(|value| (value, self.quantity.short_text_with_unit(value)))
             .collect();
-        Self { ticks, ..self }
+        Self { fixed_ticks: ticks, ..self }
     }
 
     /// Returns the scale that maps the given values, and those that the axis must include, to the
@@ -56,8 +56,8 @@ impl ChartAxis {
     /// Returns the ticks of this axis on a scale, as values with texts. If the axis has no fixed
     /// ticks, it gets about `about` ticks at round values.
     pub fn ticks_with_texts(&self, scale: &AxisScale, about: usize) -> Vec<(f64, String)> {
-        if !self.ticks.is_empty() {
-            return self.ticks.clone();
+        if !self.fixed_ticks.is_empty() {
+            return self.fixed_ticks.clone();
         }
         let named = |value| (value, self.quantity.text_with_seven_digits(value));
         scale.round_tick_values(about).into_iter().map(named).collect()

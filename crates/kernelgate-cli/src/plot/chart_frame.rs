@@ -12,7 +12,7 @@ use super::scale::AxisScale;
 /// Title and subtitle.
 pub type TitleAndSubtitle<'a> = (&'a str, &'a str);
 
-/// Margin around a drawing.
+/// Margin around a chart's drawing, in pixels.
 pub const DRAWING_MARGIN_PIXELS: f64 = 12.0;
 /// Distance between the middles of two lines of text in a chart, pixels.
 pub const TEXT_LINE_HEIGHT_PIXELS: f64 = 18.0;
@@ -20,13 +20,13 @@ pub const TEXT_LINE_HEIGHT_PIXELS: f64 = 18.0;
 const MIN_TICK_TEXT_DISTANCE_PIXELS: f64 = 10.0;
 
 /// Draws a chart's title, subtitle and legend, and returns the y coordinate at which the area below
-/// them begins. An entry of the legend consists of its text and its colour.
+/// them begins. Each entry of the chart's legend has a text and a colour.
 pub fn draw_title_and_legend(
     picture: &mut PictureOfShapes,
     (title, subtitle): TitleAndSubtitle<'_>,
     legend: &[(&str, ChartColour)],
 ) -> f64 {
-    let room = picture.width - 2.0 * DRAWING_MARGIN_PIXELS;
+    let room = picture.width_pixels - 2.0 * DRAWING_MARGIN_PIXELS;
     let mut y = DRAWING_MARGIN_PIXELS - TEXT_LINE_HEIGHT_PIXELS / 2.0;
     for line in wrap_text_to_width(title, CHART_TITLE_FONT_SIZE_PIXELS, room) {
         y += TEXT_LINE_HEIGHT_PIXELS;
@@ -40,23 +40,23 @@ pub fn draw_title_and_legend(
         picture.add_normal_text(
             (DRAWING_MARGIN_PIXELS, y),
             line,
-            ChartColour::Muted,
-            HorizontalTextAnchor::Start,
+            ChartColour::SecondaryText,
+            HorizontalTextAnchor::TextStart,
         );
     }
     let mut x = f64::INFINITY;
     for (name, colour) in legend {
         let name = shorten_text_to_width(name, CHART_FONT_SIZE_PIXELS, room - 16.0);
         let width = 16.0 + text_width_with_margin(&name, CHART_FONT_SIZE_PIXELS);
-        if x + width > picture.width - DRAWING_MARGIN_PIXELS {
+        if x + width > picture.width_pixels - DRAWING_MARGIN_PIXELS {
             (x, y) = (DRAWING_MARGIN_PIXELS, y + TEXT_LINE_HEIGHT_PIXELS);
         }
         picture.add_filled_rectangle((x, y - 5.0), (11.0, 11.0), *colour);
         picture.add_normal_text(
             (x + 16.0, y),
             &name,
-            ChartColour::Ink,
-            HorizontalTextAnchor::Start,
+            ChartColour::TextAndAxes,
+            HorizontalTextAnchor::TextStart,
         );
         x += width + 14.0;
     }
@@ -84,9 +84,9 @@ pub fn draw_horizontal_axis(
     let mut taken = f64::NEG_INFINITY;
     for (value, text) in axis.ticks_with_texts(scale, 6) {
         let Some(x) = scale.pixel_of_value(value) else { continue };
-        picture.add_line_through_points(vec![(x, top), (x, bottom)], ChartColour::Grid, 1.0);
+        picture.add_line_through_points(vec![(x, top), (x, bottom)], ChartColour::GridLines, 1.0);
         let half = text_width_with_margin(&text, CHART_FONT_SIZE_PIXELS) / 2.0;
-        let x = x.clamp(half, (picture.width - half).max(half));
+        let x = x.clamp(half, (picture.width_pixels - half).max(half));
         if x - half < taken + MIN_TICK_TEXT_DISTANCE_PIXELS {
             continue;
         }
@@ -94,14 +94,14 @@ pub fn draw_horizontal_axis(
         picture.add_normal_text(
             (x, bottom + 12.0),
             &text,
-            ChartColour::Muted,
-            HorizontalTextAnchor::Middle,
+            ChartColour::SecondaryText,
+            HorizontalTextAnchor::TextMiddle,
         );
     }
     picture.add_normal_text(
         (middle, bottom + 30.0),
-        &axis.label,
-        ChartColour::Ink,
-        HorizontalTextAnchor::Middle,
+        &axis.axis_name,
+        ChartColour::TextAndAxes,
+        HorizontalTextAnchor::TextMiddle,
     );
 }

@@ -5,23 +5,23 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChartColour {
     /// The background.
-    Paper,
+    Background,
     /// Texts and axes.
-    Ink,
-    /// Texts that matter less.
-    Muted,
+    TextAndAxes,
+    /// Texts that matter less than others, in a lighter colour.
+    SecondaryText,
     /// Grid lines.
-    Grid,
+    GridLines,
     /// Colour of a data series, numbered from 0; from [`NUMBER_OF_SERIES_COLOURS`] on the colours
     /// repeat.
-    Series(usize),
+    SeriesByNumber(usize),
     /// Colour step of a heat map from 0 (least) to [`NUMBER_OF_HEAT_MAP_COLOURS`] - 1 (most), equal
     /// in both themes.
-    Step(usize),
+    HeatMapStep(usize),
     /// Colour of text on a dark cell of a heat map.
-    OnDark,
+    TextOnDarkCell,
     /// Colour of text on a light cell of a heat map.
-    OnLight,
+    TextOnLightCell,
 }
 
 /// Number of colours of data series before they repeat; the first ten are distinguishable with any
@@ -65,12 +65,12 @@ const HEAT_MAP_COLOUR_TABLE: [[u8; 3]; NUMBER_OF_HEAT_MAP_COLOURS] = [
 impl ChartColour {
     const fn index_in_colour_table(self) -> Option<usize> {
         match self {
-            Self::Paper => Some(0),
-            Self::Ink => Some(1),
-            Self::Muted => Some(2),
-            Self::Grid => Some(3),
-            Self::Series(number) => Some(4 + number % NUMBER_OF_SERIES_COLOURS),
-            Self::Step(_) | Self::OnDark | Self::OnLight => None,
+            Self::Background => Some(0),
+            Self::TextAndAxes => Some(1),
+            Self::SecondaryText => Some(2),
+            Self::GridLines => Some(3),
+            Self::SeriesByNumber(number) => Some(4 + number % NUMBER_OF_SERIES_COLOURS),
+            Self::HeatMapStep(_) | Self::TextOnDarkCell | Self::TextOnLightCell => None,
         }
     }
 
@@ -78,14 +78,14 @@ impl ChartColour {
     pub const fn light_theme_rgb(self) -> [u8; 3] {
         match (self.index_in_colour_table(), self) {
             (Some(index), _) => LIGHT_AND_DARK_COLOUR_TABLE[index].0,
-            (None, Self::Step(step)) => {
+            (None, Self::HeatMapStep(step)) => {
                 HEAT_MAP_COLOUR_TABLE[if step < NUMBER_OF_HEAT_MAP_COLOURS {
                     step
                 } else {
                     NUMBER_OF_HEAT_MAP_COLOURS - 1
                 }]
             }
-            (None, Self::OnDark) => [0xfd, 0xfd, 0xfd],
+            (None, Self::TextOnDarkCell) => [0xfd, 0xfd, 0xfd],
             (None, _) => [0x11, 0x11, 0x11],
         }
     }

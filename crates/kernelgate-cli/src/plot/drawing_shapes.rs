@@ -7,9 +7,9 @@ use super::font::text_width_with_margin;
 #[derive(Debug, Clone, PartialEq)]
 pub struct PictureOfShapes {
     /// Width in pixels.
-    pub width: f64,
+    pub width_pixels: f64,
     /// Height in pixels.
-    pub height: f64,
+    pub height_pixels: f64,
     pub shapes: Vec<PictureShape>,
 }
 
@@ -17,63 +17,63 @@ pub struct PictureOfShapes {
 #[derive(Debug, Clone, PartialEq)]
 pub enum PictureShape {
     /// A line through several points.
-    Line {
-        points: Vec<(f64, f64)>,
-        /// Colour of the line.
-        colour: ChartColour,
-        /// Width of the line.
-        width: f64,
+    Polyline {
+        corners: Vec<(f64, f64)>,
+        /// Colour of the polyline.
+        line_colour: ChartColour,
+        /// Width of the line in pixels.
+        line_width_pixels: f64,
     },
     /// A filled rectangle.
-    Rect {
+    FilledRectangle {
         /// Left edge.
-        x: f64,
+        left_pixels: f64,
         /// Top edge.
-        y: f64,
-        /// Extent to the right.
-        width: f64,
+        top_pixels: f64,
+        /// Width of the rectangle in pixels.
+        width_pixels: f64,
         /// Extent downwards.
-        height: f64,
+        height_pixels: f64,
         /// Colour of the rectangle.
-        colour: ChartColour,
+        fill_colour: ChartColour,
     },
     /// A dot, which is a filled disc or a ring.
-    Dot {
+    DiscOrRing {
         /// Horizontal position of the dot's centre, pixels.
-        x: f64,
+        centre_x_pixels: f64,
         /// Vertical position of the dot's centre, pixels.
-        y: f64,
-        /// Radius of the dot.
-        radius: f64,
+        centre_y_pixels: f64,
+        /// Radius of the dot in pixels.
+        radius_pixels: f64,
         /// Colour of the dot.
-        colour: ChartColour,
+        dot_colour: ChartColour,
         /// Whether the dot is a filled disc (true) or a ring (false).
-        filled: bool,
+        is_filled_disc: bool,
     },
     /// A text on one line, vertically centred on its y coordinate.
-    Text {
+    SingleLineText {
         /// Horizontal position of the text's start, middle or end (as `anchor` states), pixels.
-        x: f64,
+        anchor_x_pixels: f64,
         /// Vertical position of the middle of the text, pixels.
-        y: f64,
+        middle_y_pixels: f64,
         text: String,
-        /// Size of the text.
-        size: f64,
-        /// Colour of the text.
-        colour: ChartColour,
+        /// Font size of the text in pixels.
+        font_size_pixels: f64,
+        /// Colour of the text shape.
+        text_colour: ChartColour,
         /// Whether the start, middle or end of the text lies at x.
         anchor: HorizontalTextAnchor,
         /// Whether the text is bold, as titles are.
-        bold: bool,
+        is_bold: bool,
     },
 }
 
 /// The part of a text (start, middle or end) that lies at its x coordinate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HorizontalTextAnchor {
-    Start,
-    Middle,
-    End,
+    TextStart,
+    TextMiddle,
+    TextEnd,
 }
 
 /// Font size of all texts of a chart except the title, pixels.
@@ -83,7 +83,7 @@ pub const CHART_TITLE_FONT_SIZE_PIXELS: f64 = 17.0;
 impl PictureOfShapes {
     /// A picture without shapes.
     pub const fn without_shapes(width: f64, height: f64) -> Self {
-        Self { width, height, shapes: Vec::new() }
+        Self { width_pixels: width, height_pixels: height, shapes: Vec::new() }
     }
 
     /// Adds a line.
@@ -93,7 +93,11 @@ impl PictureOfShapes {
         colour: ChartColour,
         width: f64,
     ) {
-        self.shapes.push(PictureShape::Line { points, colour, width });
+        self.shapes.push(PictureShape::Polyline {
+            corners: points,
+            line_colour: colour,
+            line_width_pixels: width,
+        });
     }
 
     /// Adds a filled rectangle.
@@ -103,7 +107,13 @@ impl PictureOfShapes {
         (width, height): (f64, f64),
         colour: ChartColour,
     ) {
-        self.shapes.push(PictureShape::Rect { x, y, width, height, colour });
+        self.shapes.push(PictureShape::FilledRectangle {
+            left_pixels: x,
+            top_pixels: y,
+            width_pixels: width,
+            height_pixels: height,
+            fill_colour: colour,
+        });
     }
 
     /// Adds a dot.
@@ -114,7 +124,13 @@ impl PictureOfShapes {
         colour: ChartColour,
         filled: bool,
     ) {
-        self.shapes.push(PictureShape::Dot { x, y, radius, colour, filled });
+        self.shapes.push(PictureShape::DiscOrRing {
+            centre_x_pixels: x,
+            centre_y_pixels: y,
+            radius_pixels: radius,
+            dot_colour: colour,
+            is_filled_disc: filled,
+        });
     }
 
     /// Adds a text of the normal font size to the picture.
@@ -127,14 +143,30 @@ impl PictureOfShapes {
     ) {
         if !text.is_empty() {
             let (text, size, bold) = (text.to_owned(), CHART_FONT_SIZE_PIXELS, false);
-            self.shapes.push(PictureShape::Text { x, y, text, size, colour, anchor, bold });
+            self.shapes.push(PictureShape::SingleLineText {
+                anchor_x_pixels: x,
+                middle_y_pixels: y,
+                text,
+                font_size_pixels: size,
+                text_colour: colour,
+                anchor,
+                is_bold: bold,
+            });
         }
     }
 
     pub fn add_title_text(&mut self, (x, y): (f64, f64), text: &str) {
         let (text, size, bold) = (text.to_owned(), CHART_TITLE_FONT_SIZE_PIXELS, true);
-        let (colour, anchor) = (ChartColour::Ink, HorizontalTextAnchor::Start);
-        self.shapes.push(PictureShape::Text { x, y, text, size, colour, anchor, bold });
+        let (colour, anchor) = (ChartColour::TextAndAxes, HorizontalTextAnchor::TextStart);
+        self.shapes.push(PictureShape::SingleLineText {
+            anchor_x_pixels: x,
+            middle_y_pixels: y,
+            text,
+            font_size_pixels: size,
+            text_colour: colour,
+            anchor,
+            is_bold: bold,
+        });
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 
 /// Factor by which the font of the reader's browser may be wider than the embedded font.
-const READER_FONT_WIDTH_MARGIN: f32 = 1.2;
+const READER_FONT_MAX_WIDTH_RATIO: f32 = 1.2;
 
 static CHART_FONT: LazyLock<Option<FontRef<'static>>> =
     LazyLock::new(|| FontRef::try_from_slice(ttf_noto_sans::REGULAR).ok());
@@ -26,16 +26,16 @@ fn width_in_embedded_font(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
 pub fn text_width_with_margin(text: &str, size: f64) -> f64 {
     f64::from(
         CHART_FONT.as_ref().map_or(0.0, |font| width_in_embedded_font(font, text, size))
-            * READER_FONT_WIDTH_MARGIN,
+            * READER_FONT_MAX_WIDTH_RATIO,
     )
 }
 
 /// An RGB image with three bytes per pixel.
 pub struct RgbImageBuffer<'a> {
-    /// Bytes, row by row.
-    pub bytes: &'a mut [u8],
-    /// Pixels in a row.
-    pub width: usize,
+    /// RGB bytes of the image, row by row.
+    pub rgb_bytes: &'a mut [u8],
+    /// Width of the image in pixels.
+    pub width_pixels: usize,
 }
 
 impl RgbImageBuffer<'_> {
@@ -68,11 +68,11 @@ impl RgbImageBuffer<'_> {
 
     fn blend_colour_into_pixel(&mut self, (x, y): (i64, i64), colour: [u8; 3], share: f32) {
         let (Ok(x), Ok(y)) = (usize::try_from(x), usize::try_from(y)) else { return };
-        if x >= self.width {
+        if x >= self.width_pixels {
             return;
         }
-        let start = 3 * (y * self.width + x);
-        let Some(pixel) = self.bytes.get_mut(start..start + 3) else { return };
+        let start = 3 * (y * self.width_pixels + x);
+        let Some(pixel) = self.rgb_bytes.get_mut(start..start + 3) else { return };
         for (old, new) in pixel.iter_mut().zip(colour) {
             let (old_f, new_f) = (f32::from(*old), f32::from(new));
             *old = (old_f + (new_f - old_f) * share.clamp(0.0, 1.0)).round() as u8;
@@ -90,7 +90,7 @@ mod tests {
         let mut bytes = vec![255; 3 * width * height];
         let wide = text_width_with_margin("1.5 ms", 12.0);
         assert!((20.0..80.0).contains(&wide), "{wide}");
-        RgbImageBuffer { bytes: &mut bytes, width }.draw_text_as_pixels(
+        RgbImageBuffer { rgb_bytes: &mut bytes, width_pixels: width }.draw_text_as_pixels(
             "1.5 ms",
             (10.0, 10.0),
             (12.0, 0.0),
@@ -101,8 +101,9 @@ mod tests {
         assert!(dark.len() > 20, "{dark:?}");
         let (first, last) = (dark.iter().min().unwrap(), dark.iter().max().unwrap());
         assert!(*first >= 9 && (*last as f64) < 10.0 + wide, "{first} to {last}");
-        // In this part of the test, the text lies outside of the image and is skipped.
-        RgbImageBuffer { bytes: &mut bytes, width }.draw_text_as_pixels(
+        // In this part of the test, the text begins outside of the image; drawing its outer pixels
+        // must not panic.
+        RgbImageBuffer { rgb_bytes: &mut bytes, width_pixels: width }.draw_text_as_pixels(
             "1.5 ms",
             (95.0, -3.0),
             (12.0, 0.5),

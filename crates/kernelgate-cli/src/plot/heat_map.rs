@@ -12,25 +12,25 @@ use super::drawing_shapes::{
 use super::font::text_width_with_margin;
 use super::quantity::PlottedUnit;
 
-const CELL_HEIGHT_PIXELS: f64 = 26.0;
+const HEAT_MAP_CELL_HEIGHT_PIXELS: f64 = 26.0;
 /// Smallest and largest width of a heat map's cell, pixels.
-const CELL_WIDTH_RANGE_PIXELS: (f64, f64) = (74.0, 150.0);
+const HEAT_MAP_CELL_WIDTH_RANGE_PIXELS: (f64, f64) = (74.0, 150.0);
 /// Number of the first colour step that is so dark that its text must be light.
 const FIRST_STEP_WITH_LIGHT_TEXT: usize = 4;
 
 /// The data of a heat map: a table whose cells are coloured by their value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeatMapData {
-    /// Texts above the columns.
-    pub columns: Vec<String>,
+    /// Titles above the columns of the heat map.
+    pub column_titles: Vec<String>,
     /// Texts to the left of the heat map's rows.
-    pub rows: Vec<String>,
+    pub row_labels: Vec<String>,
     /// Values of the heat map, row by row; `None` for a missing value.
-    pub cells: Vec<Vec<Option<f64>>>,
-    /// Quantity of the values.
+    pub cell_values: Vec<Vec<Option<f64>>>,
+    /// Unit in which the cell values of the heat map are printed.
     pub quantity: PlottedUnit,
     /// Names of the axis that runs to the right and of the axis that runs down.
-    pub axis_names: (String, String),
+    pub x_and_y_axis_names: (String, String),
 }
 
 /// Draws one cell of a heat map with its value's text. `at` is the cell's upper left corner and
@@ -47,13 +47,16 @@ fn draw_heat_map_cell(
     let step = step.min(NUMBER_OF_HEAT_MAP_COLOURS - 1);
     picture.add_filled_rectangle(
         (at.0 + 1.0, at.1 + 1.0),
-        (width - 2.0, CELL_HEIGHT_PIXELS - 2.0),
-        ChartColour::Step(step),
+        (width - 2.0, HEAT_MAP_CELL_HEIGHT_PIXELS - 2.0),
+        ChartColour::HeatMapStep(step),
     );
-    let ink =
-        if step >= FIRST_STEP_WITH_LIGHT_TEXT { ChartColour::OnDark } else { ChartColour::OnLight };
-    let middle = (at.0 + width / 2.0, at.1 + CELL_HEIGHT_PIXELS / 2.0);
-    picture.add_normal_text(middle, text, ink, HorizontalTextAnchor::Middle);
+    let ink = if step >= FIRST_STEP_WITH_LIGHT_TEXT {
+        ChartColour::TextOnDarkCell
+    } else {
+        ChartColour::TextOnLightCell
+    };
+    let middle = (at.0 + width / 2.0, at.1 + HEAT_MAP_CELL_HEIGHT_PIXELS / 2.0);
+    picture.add_normal_text(middle, text, ink, HorizontalTextAnchor::TextMiddle);
 }
 
 pub fn heat_map_picture(lines: TitleAndSubtitle<'_>, body: &HeatMapData) -> PictureOfShapes {
@@ -63,15 +66,15 @@ pub fn heat_map_picture(lines: TitleAndSubtitle<'_>, body: &HeatMapData) -> Pict
             .map(|text| text_width_with_margin(text, CHART_FONT_SIZE_PIXELS))
             .fold(0.0, f64::max)
     };
-    let labels = widest(&body.rows).min(260.0);
-    let cell =
-        (widest(&body.columns) + 10.0).clamp(CELL_WIDTH_RANGE_PIXELS.0, CELL_WIDTH_RANGE_PIXELS.1);
+    let labels = widest(&body.row_labels).min(260.0);
+    let cell = (widest(&body.column_titles) + 10.0)
+        .clamp(HEAT_MAP_CELL_WIDTH_RANGE_PIXELS.0, HEAT_MAP_CELL_WIDTH_RANGE_PIXELS.1);
     let left = DRAWING_MARGIN_PIXELS + labels + 10.0;
-    let table = left + cell * body.columns.len() as f64 + DRAWING_MARGIN_PIXELS;
+    let table = left + cell * body.column_titles.len() as f64 + DRAWING_MARGIN_PIXELS;
     let width = table.max(480.0);
-    let rows = CELL_HEIGHT_PIXELS * body.rows.len() as f64;
+    let rows = HEAT_MAP_CELL_HEIGHT_PIXELS * body.row_labels.len() as f64;
     let columns: Vec<Vec<String>> = body
-        .columns
+        .column_titles
         .iter()
         .map(|name| wrap_text_to_width(name, CHART_FONT_SIZE_PIXELS, cell - 4.0))
         .collect();
@@ -82,39 +85,45 @@ pub fn heat_map_picture(lines: TitleAndSubtitle<'_>, body: &HeatMapData) -> Pict
         height_of_title_and_legend(lines, &[], width) + above + rows + DRAWING_MARGIN_PIXELS,
     );
     let top = draw_title_and_legend(&mut picture, lines, &[]) + above;
-    let names = format!("right: {}; down: {}", body.axis_names.0, body.axis_names.1);
+    let names =
+        format!("right: {}; down: {}", body.x_and_y_axis_names.0, body.x_and_y_axis_names.1);
     picture.add_normal_text(
         (DRAWING_MARGIN_PIXELS, top - above + 0.4 * TEXT_LINE_HEIGHT_PIXELS),
         &names,
-        ChartColour::Ink,
-        HorizontalTextAnchor::Start,
+        ChartColour::TextAndAxes,
+        HorizontalTextAnchor::TextStart,
     );
-    let values = || body.cells.iter().flatten().flatten().copied();
+    let values = || body.cell_values.iter().flatten().flatten().copied();
     let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     for (i, name) in columns.iter().enumerate() {
         let x = left + cell * (i as f64 + 0.5);
         for (above, line) in name.iter().rev().enumerate() {
             let y = top - (0.6 + above as f64) * TEXT_LINE_HEIGHT_PIXELS;
-            picture.add_normal_text((x, y), line, ChartColour::Muted, HorizontalTextAnchor::Middle);
+            picture.add_normal_text(
+                (x, y),
+                line,
+                ChartColour::SecondaryText,
+                HorizontalTextAnchor::TextMiddle,
+            );
         }
     }
-    for (i, (name, cells)) in body.rows.iter().zip(&body.cells).enumerate() {
-        let y = top + CELL_HEIGHT_PIXELS * i as f64;
+    for (i, (name, cells)) in body.row_labels.iter().zip(&body.cell_values).enumerate() {
+        let y = top + HEAT_MAP_CELL_HEIGHT_PIXELS * i as f64;
         picture.add_normal_text(
-            (left - 10.0, y + CELL_HEIGHT_PIXELS / 2.0),
+            (left - 10.0, y + HEAT_MAP_CELL_HEIGHT_PIXELS / 2.0),
             &shorten_text_to_width(name, CHART_FONT_SIZE_PIXELS, labels),
-            ChartColour::Muted,
-            HorizontalTextAnchor::End,
+            ChartColour::SecondaryText,
+            HorizontalTextAnchor::TextEnd,
         );
         for (column, value) in cells.iter().enumerate() {
             let x = left + cell * column as f64;
-            let middle = (x + cell / 2.0, y + CELL_HEIGHT_PIXELS / 2.0);
+            let middle = (x + cell / 2.0, y + HEAT_MAP_CELL_HEIGHT_PIXELS / 2.0);
             let Some(value) = value else {
                 picture.add_normal_text(
                     middle,
                     "-",
-                    ChartColour::Muted,
-                    HorizontalTextAnchor::Middle,
+                    ChartColour::SecondaryText,
+                    HorizontalTextAnchor::TextMiddle,
                 );
                 continue;
             };

@@ -16,8 +16,8 @@ use super::scale::AxisScale;
 /// Width of the chart of rows that an HTML page with a text width of 700 pixels shows unscaled,
 /// pixels.
 const ROWS_CHART_WIDTH_PIXELS: f64 = 660.0;
-/// Height of a row.
-const ROW_HEIGHT_PIXELS: f64 = 20.0;
+/// Height of a row of the chart, in pixels.
+const CHART_ROW_HEIGHT_PIXELS: f64 = 20.0;
 /// Smallest width of the data area of a chart of rows, pixels; if labels would leave less, they are
 /// wrapped.
 const MIN_DATA_AREA_WIDTH_PIXELS: f64 = 180.0;
@@ -26,20 +26,20 @@ const MIN_DATA_AREA_WIDTH_PIXELS: f64 = 180.0;
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelledRowsChart {
     /// The horizontal axis.
-    pub axis: ChartAxis,
+    pub horizontal_axis: ChartAxis,
     /// Legend: the meaning of each mark colour, by its number; may be empty.
-    pub legend: Vec<String>,
+    pub mark_colour_legend: Vec<String>,
     /// Rows of the chart from top to bottom.
     pub rows: Vec<ChartRowWithLabel>,
     /// Value at which a vertical line crosses all rows, such as 1 for "no change"; `None` for no
     /// line.
-    pub origin: Option<f64>,
+    pub vertical_line_value: Option<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChartRowWithLabel {
     /// Label to the left of the row.
-    pub label: String,
+    pub row_label: String,
     /// Text to the right of the row, which states its value.
     pub value_text: String,
     pub marks: Vec<MarkInChartRow>,
@@ -49,25 +49,25 @@ pub struct ChartRowWithLabel {
 #[derive(Debug, Clone, PartialEq)]
 pub enum MarkInChartRow {
     /// A bar from the lower end of the axis to a value.
-    Bar(f64, usize),
+    BarToValue(f64, usize),
     /// An interval as a line from the first to the third value, with a dot at the second.
-    Interval(f64, f64, f64, usize),
+    IntervalWithCentreDot(f64, f64, f64, usize),
     /// A rectangle from one value to another, as high as the row.
-    Span(f64, f64, usize),
-    /// A ring at each of several values.
-    Dots(Vec<f64>, usize),
+    RectangleBetweenValues(f64, f64, usize),
+    /// A ring (small circle) at each of several values.
+    RingsAtValues(Vec<f64>, usize),
     /// A short vertical line in the colour of text, such as for a limit.
-    Tick(f64),
+    VerticalTickAtValue(f64),
 }
 
 impl MarkInChartRow {
     /// Returns the values on the axis that the mark covers.
     fn values_on_axis(&self) -> Vec<f64> {
         match self {
-            Self::Bar(to, _) | Self::Tick(to) => vec![*to],
-            Self::Interval(low, at, high, _) => vec![*low, *at, *high],
-            Self::Span(from, to, _) => vec![*from, *to],
-            Self::Dots(values, _) => values.clone(),
+            Self::BarToValue(to, _) | Self::VerticalTickAtValue(to) => vec![*to],
+            Self::IntervalWithCentreDot(low, at, high, _) => vec![*low, *at, *high],
+            Self::RectangleBetweenValues(from, to, _) => vec![*from, *to],
+            Self::RingsAtValues(values, _) => values.clone(),
         }
     }
 }
@@ -76,9 +76,9 @@ pub fn labelled_rows_picture(
     lines: TitleAndSubtitle<'_>,
     body: &LabelledRowsChart,
 ) -> PictureOfShapes {
-    let legend = body.legend.iter().enumerate();
+    let legend = body.mark_colour_legend.iter().enumerate();
     let legend: Vec<(&str, ChartColour)> =
-        legend.map(|(i, name)| (name.as_str(), ChartColour::Series(i))).collect();
+        legend.map(|(i, name)| (name.as_str(), ChartColour::SeriesByNumber(i))).collect();
     let widest = |texts: &mut dyn Iterator<Item = &String>| {
         texts.map(|text| text_width_with_margin(text, CHART_FONT_SIZE_PIXELS)).fold(0.0, f64::max)
     };
@@ -88,11 +88,11 @@ pub fn labelled_rows_picture(
     let labels: Vec<Vec<String>> = body
         .rows
         .iter()
-        .map(|row| wrap_text_to_width(&row.label, CHART_FONT_SIZE_PIXELS, room))
+        .map(|row| wrap_text_to_width(&row.row_label, CHART_FONT_SIZE_PIXELS, room))
         .collect();
     let left = DRAWING_MARGIN_PIXELS + widest(&mut labels.iter().flatten()) + 10.0;
     let height = |label: &Vec<String>| {
-        ROW_HEIGHT_PIXELS + TEXT_LINE_HEIGHT_PIXELS * label.len().saturating_sub(1) as f64
+        CHART_ROW_HEIGHT_PIXELS + TEXT_LINE_HEIGHT_PIXELS * label.len().saturating_sub(1) as f64
     };
     let rows: f64 = labels.iter().map(height).sum();
     let mut picture = PictureOfShapes::without_shapes(
@@ -102,16 +102,22 @@ pub fn labelled_rows_picture(
     let top = draw_title_and_legend(&mut picture, lines, &legend);
     let bottom = top + rows + 8.0;
     let all = body.rows.iter().flat_map(|row| &row.marks).flat_map(MarkInChartRow::values_on_axis);
-    let scale = body.axis.scale_covering_values(all.chain(body.origin), (left, right));
+    let scale = body
+        .horizontal_axis
+        .scale_covering_values(all.chain(body.vertical_line_value), (left, right));
     draw_horizontal_axis(
         &mut picture,
-        &body.axis,
+        &body.horizontal_axis,
         &scale,
         (top, bottom),
         f64::midpoint(left, right),
     );
-    if let Some(x) = body.origin.and_then(|origin| scale.pixel_of_value(origin)) {
-        picture.add_line_through_points(vec![(x, top), (x, bottom)], ChartColour::Muted, 1.5);
+    if let Some(x) = body.vertical_line_value.and_then(|origin| scale.pixel_of_value(origin)) {
+        picture.add_line_through_points(
+            vec![(x, top), (x, bottom)],
+            ChartColour::SecondaryText,
+            1.5,
+        );
     }
     let mut end = top + 4.0;
     for (row, label) in body.rows.iter().zip(&labels) {
@@ -122,21 +128,21 @@ pub fn labelled_rows_picture(
             picture.add_normal_text(
                 (left - 10.0, y + below),
                 line,
-                ChartColour::Ink,
-                HorizontalTextAnchor::End,
+                ChartColour::TextAndAxes,
+                HorizontalTextAnchor::TextEnd,
             );
         }
         row.marks.iter().for_each(|mark| draw_mark_in_row(&mut picture, mark, &scale, (left, y)));
         picture.add_normal_text(
             (right + 10.0, y),
             &row.value_text,
-            ChartColour::Muted,
-            HorizontalTextAnchor::Start,
+            ChartColour::SecondaryText,
+            HorizontalTextAnchor::TextStart,
         );
     }
     picture.add_line_through_points(
         vec![(left, top), (left, bottom), (right, bottom)],
-        ChartColour::Muted,
+        ChartColour::SecondaryText,
         1.0,
     );
     picture
@@ -148,19 +154,19 @@ fn draw_mark_in_row(
     scale: &AxisScale,
     (left, y): (f64, f64),
 ) {
-    let half = ROW_HEIGHT_PIXELS / 2.0 - 4.0;
+    let half = CHART_ROW_HEIGHT_PIXELS / 2.0 - 4.0;
     match mark {
-        MarkInChartRow::Bar(to, colour) => {
+        MarkInChartRow::BarToValue(to, colour) => {
             if let Some(x) = scale.clamped_pixel_of_value(*to) {
                 picture.add_filled_rectangle(
                     (left, y - half),
                     (x - left, 2.0 * half),
-                    ChartColour::Series(*colour),
+                    ChartColour::SeriesByNumber(*colour),
                 );
             }
         }
-        MarkInChartRow::Interval(low, at, high, colour) => {
-            let colour = ChartColour::Series(*colour);
+        MarkInChartRow::IntervalWithCentreDot(low, at, high, colour) => {
+            let colour = ChartColour::SeriesByNumber(*colour);
             if let (Some(low), Some(high)) =
                 (scale.clamped_pixel_of_value(*low), scale.clamped_pixel_of_value(*high))
             {
@@ -170,27 +176,31 @@ fn draw_mark_in_row(
                 picture.add_dot_or_ring((x, y), 4.0, colour, true);
             }
         }
-        MarkInChartRow::Span(from, to, colour) => {
+        MarkInChartRow::RectangleBetweenValues(from, to, colour) => {
             if let (Some(from), Some(to)) =
                 (scale.clamped_pixel_of_value(*from), scale.clamped_pixel_of_value(*to))
             {
                 let size = ((to - from).max(1.0), 2.0 * half);
-                picture.add_filled_rectangle((from, y - half), size, ChartColour::Series(*colour));
+                picture.add_filled_rectangle(
+                    (from, y - half),
+                    size,
+                    ChartColour::SeriesByNumber(*colour),
+                );
             }
         }
-        MarkInChartRow::Dots(values, colour) => {
+        MarkInChartRow::RingsAtValues(values, colour) => {
             for x in values.iter().filter_map(|value| scale.pixel_of_value(*value)) {
-                picture.add_dot_or_ring((x, y), 3.0, ChartColour::Series(*colour), false);
+                picture.add_dot_or_ring((x, y), 3.0, ChartColour::SeriesByNumber(*colour), false);
             }
         }
-        MarkInChartRow::Tick(at) => {
+        MarkInChartRow::VerticalTickAtValue(at) => {
             if let Some(x) = scale.clamped_pixel_of_value(*at) {
                 picture.add_line_through_points(
                     vec![
-                        (x, y - ROW_HEIGHT_PIXELS / 2.0 + 1.0),
-                        (x, y + ROW_HEIGHT_PIXELS / 2.0 - 1.0),
+                        (x, y - CHART_ROW_HEIGHT_PIXELS / 2.0 + 1.0),
+                        (x, y + CHART_ROW_HEIGHT_PIXELS / 2.0 - 1.0),
                     ],
-                    ChartColour::Ink,
+                    ChartColour::TextAndAxes,
                     2.0,
                 );
             }
@@ -198,5 +208,5 @@ fn draw_mark_in_row(
     }
 }
 
-/// Largest number of rows of a chart, so that a reader can survey it.
-pub const MAX_ROWS_PER_CHART: usize = 60;
+/// Largest number of rows of a bar or interval chart, so that a reader can survey it.
+pub const MAX_ROWS_PER_ROW_CHART: usize = 60;

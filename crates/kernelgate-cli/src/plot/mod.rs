@@ -26,7 +26,9 @@ mod xy_chart;
 pub use axis::ChartAxis;
 pub use drawing_shapes::{HorizontalTextAnchor, PictureOfShapes, PictureShape};
 pub use heat_map::HeatMapData;
-pub use labelled_rows::{ChartRowWithLabel, LabelledRowsChart, MAX_ROWS_PER_CHART, MarkInChartRow};
+pub use labelled_rows::{
+    ChartRowWithLabel, LabelledRowsChart, MAX_ROWS_PER_ROW_CHART, MarkInChartRow,
+};
 pub use quantity::PlottedUnit;
 pub use render::ChartDrawingError;
 pub use scale::AxisScaleKind;
@@ -36,9 +38,9 @@ pub use xy_chart::{CurveOrPointSeries, PointWithRange, ReferenceLine, XyChart};
 #[derive(Debug, Clone, PartialEq)]
 pub struct TitledChart {
     /// First line.
-    pub title: String,
+    pub chart_title: String,
     /// Subtitle of the chart, its second line, in a lighter colour; may be empty.
-    pub subtitle: String,
+    pub chart_subtitle: String,
     /// The drawing.
     pub body: ChartBody,
 }
@@ -56,7 +58,7 @@ pub enum ChartBody {
 impl TitledChart {
     /// Computes the position in pixels of every line, text and point of the chart.
     pub fn layout_as_vector_picture(&self) -> PictureOfShapes {
-        let lines = (self.title.as_str(), self.subtitle.as_str());
+        let lines = (self.chart_title.as_str(), self.chart_subtitle.as_str());
         match &self.body {
             ChartBody::Xy(body) => xy_chart::layout_xy_chart(lines, body),
             ChartBody::Rows(body) => labelled_rows::labelled_rows_picture(lines, body),
@@ -67,11 +69,11 @@ impl TitledChart {
     /// Whether the chart needs the full width of an HTML page.
     pub const fn needs_page_width(&self) -> bool {
         match &self.body {
-            ChartBody::Xy(body) => body.wide,
+            ChartBody::Xy(body) => body.fills_page_width,
             ChartBody::Rows(_) => true,
             // A heat map of more than five columns would be shrunk in a gallery of charts until its
             // texts are too small.
-            ChartBody::Heat(body) => body.columns.len() > 5,
+            ChartBody::Heat(body) => body.column_titles.len() > 5,
         }
     }
 

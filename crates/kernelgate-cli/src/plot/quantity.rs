@@ -4,18 +4,18 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlottedUnit {
     /// Time in nanoseconds.
-    Time,
+    TimeNs,
     /// A rate: an amount per second; the text names the amount, such as "FLOP" or "B".
-    Rate(&'static str),
+    AmountPerSecond(&'static str),
     Bytes,
     /// A fraction of a whole, printed as a percentage: 1 is 100 %.
-    Share,
+    ShareAsPercent,
     /// A ratio of a value to an earlier value, printed as a relative change: 1 means unchanged.
-    Change,
-    /// A number of things.
-    Count,
+    RatioAsRelativeChange,
+    /// A count of things.
+    NumberOfThings,
     /// A relative error.
-    Error,
+    RelativeError,
 }
 
 /// Number of significant digits of a number on a chart in its short form.
@@ -35,7 +35,7 @@ impl PlottedUnit {
     fn text_with_digits_and_unit(self, value: f64, digits: i32) -> String {
         let short = |value| number_with_significant_digits(value, digits);
         match self {
-            Self::Time => {
+            Self::TimeNs => {
                 let (scale, unit) = match value.abs() {
                     0.0 => return "0".to_owned(),
                     ns if ns < 999.5 => (1.0, "ns"),
@@ -45,17 +45,19 @@ impl PlottedUnit {
                 };
                 format!("{} {unit}", short(value / scale))
             }
-            Self::Rate(unit) => format!("{}{unit}/s", number_with_si_prefix(value, digits)),
+            Self::AmountPerSecond(unit) => {
+                format!("{}{unit}/s", number_with_si_prefix(value, digits))
+            }
             Self::Bytes => format!("{}B", number_with_si_prefix(value, digits)),
-            Self::Share => format!("{}%", short(100.0 * value)),
-            Self::Change if value == 1.0 => "0%".to_owned(),
-            Self::Change => {
+            Self::ShareAsPercent => format!("{}%", short(100.0 * value)),
+            Self::RatioAsRelativeChange if value == 1.0 => "0%".to_owned(),
+            Self::RatioAsRelativeChange => {
                 let sign = if value > 1.0 { "+" } else { "" };
                 format!("{sign}{}%", short(100.0 * (value - 1.0)))
             }
-            Self::Count => number_with_si_prefix(value, digits).trim_end().to_owned(),
-            Self::Error if value == 0.0 => "exact".to_owned(),
-            Self::Error => format!("{value:.1e}").replace(".0e", "e"),
+            Self::NumberOfThings => number_with_si_prefix(value, digits).trim_end().to_owned(),
+            Self::RelativeError if value == 0.0 => "exact".to_owned(),
+            Self::RelativeError => format!("{value:.1e}").replace(".0e", "e"),
         }
     }
 }
@@ -101,23 +103,32 @@ mod tests {
             values.iter().map(|value| quantity.short_text_with_unit(*value)).collect()
         };
         assert_eq!(
-            texts(PlottedUnit::Time, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
+            texts(PlottedUnit::TimeNs, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
             ["0", "5 ns", "1.5 µs", "2 ms", "1.25 s", "1 ms"]
         );
         assert_eq!(
-            texts(PlottedUnit::Rate("FLOP"), &[3.4e13, 5e8, 12.0]),
+            texts(PlottedUnit::AmountPerSecond("FLOP"), &[3.4e13, 5e8, 12.0]),
             ["34 TFLOP/s", "500 MFLOP/s", "12 FLOP/s"]
         );
         assert_eq!(texts(PlottedUnit::Bytes, &[1.5e9, 512.0]), ["1.5 GB", "512 B"]);
-        assert_eq!(texts(PlottedUnit::Share, &[0.5, 0.123_45, 1.5]), ["50%", "12.3%", "150%"]);
-        assert_eq!(texts(PlottedUnit::Change, &[1.0, 1.05, 0.9]), ["0%", "+5%", "-10%"]);
         assert_eq!(
-            texts(PlottedUnit::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
+            texts(PlottedUnit::ShareAsPercent, &[0.5, 0.123_45, 1.5]),
+            ["50%", "12.3%", "150%"]
+        );
+        assert_eq!(
+            texts(PlottedUnit::RatioAsRelativeChange, &[1.0, 1.05, 0.9]),
+            ["0%", "+5%", "-10%"]
+        );
+        assert_eq!(
+            texts(PlottedUnit::NumberOfThings, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
             ["4096", "16384", "33.6 M", "0.25"]
         );
         let exact = [1e6, 1.475e6, 600_000.000_000_1]
-            .map(|ns| PlottedUnit::Time.text_with_seven_digits(ns));
+            .map(|ns| PlottedUnit::TimeNs.text_with_seven_digits(ns));
         assert_eq!(exact, ["1 ms", "1.475 ms", "600 µs"]);
-        assert_eq!(texts(PlottedUnit::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
+        assert_eq!(
+            texts(PlottedUnit::RelativeError, &[0.0, 1.5e-5, 2e-3]),
+            ["exact", "1.5e-5", "2e-3"]
+        );
     }
 }

@@ -16,10 +16,10 @@ use kernelgate::record::text::clean_message_for_terminal;
 pub enum ChartDrawingError {
     /// The drawing library failed.
     #[error("failed to draw a plot: {0}")]
-    Draw(String),
+    DrawingLibraryFailed(String),
     /// The PNG encoder failed.
     #[error("failed to write a plot as PNG: {0}")]
-    Png(#[from] png::EncodingError),
+    PngEncodingFailed(#[from] png::EncodingError),
 }
 
 /// Number of PNG pixels along each side of one layout pixel.
@@ -27,7 +27,7 @@ const PNG_PIXELS_PER_LAYOUT_PIXEL: f64 = 2.0;
 /// Renders a picture as the text of an SVG document.
 pub fn picture_to_svg(picture: &PictureOfShapes) -> Result<String, ChartDrawingError> {
     let mut text = String::new();
-    let size = (picture.width.ceil() as u32, picture.height.ceil() as u32);
+    let size = (picture.width_pixels.ceil() as u32, picture.height_pixels.ceil() as u32);
     draw_picture_with_plotters(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
     // Removes default opacities and line breaks, which plotters adds to SVG; chart texts cannot
     // contain the removed strings, because quotation marks and `>` are escaped in texts.
@@ -37,7 +37,7 @@ pub fn picture_to_svg(picture: &PictureOfShapes) -> Result<String, ChartDrawingE
 /// Renders a picture as the bytes of a PNG image.
 pub fn picture_to_png(picture: &PictureOfShapes) -> Result<Vec<u8>, ChartDrawingError> {
     let pixels = |length: f64| (length * PNG_PIXELS_PER_LAYOUT_PIXEL).ceil() as u32;
-    let (width, height) = (pixels(picture.width), pixels(picture.height));
+    let (width, height) = (pixels(picture.width_pixels), pixels(picture.height_pixels));
     let mut buffer = vec![0xff; 3 * width as usize * height as usize];
     // The embedded font draws the texts of a PNG, because the text feature of plotters would change
     // the font of Criterion's own plots in the same build.
@@ -47,13 +47,22 @@ pub fn picture_to_png(picture: &PictureOfShapes) -> Result<Vec<u8>, ChartDrawing
         PNG_PIXELS_PER_LAYOUT_PIXEL,
         false,
     )?;
-    let mut pixels = RgbImageBuffer { bytes: &mut buffer, width: width as usize };
+    let mut pixels = RgbImageBuffer { rgb_bytes: &mut buffer, width_pixels: width as usize };
     for shape in &picture.shapes {
-        if let PictureShape::Text { x, y, text, size, colour, anchor, .. } = shape {
+        if let PictureShape::SingleLineText {
+            anchor_x_pixels: x,
+            middle_y_pixels: y,
+            text,
+            font_size_pixels: size,
+            text_colour: colour,
+            anchor,
+            ..
+        } = shape
+        {
             let before = match anchor {
-                HorizontalTextAnchor::Start => 0.0,
-                HorizontalTextAnchor::Middle => 0.5,
-                HorizontalTextAnchor::End => 1.0,
+                HorizontalTextAnchor::TextStart => 0.0,
+                HorizontalTextAnchor::TextMiddle => 0.5,
+                HorizontalTextAnchor::TextEnd => 1.0,
             };
             let at = (x * PNG_PIXELS_PER_LAYOUT_PIXEL, y * PNG_PIXELS_PER_LAYOUT_PIXEL);
             pixels.draw_text_as_pixels(
@@ -85,14 +94,14 @@ fn draw_picture_with_plotters<B: DrawingBackend>(
 ) -> Result<(), ChartDrawingError> {
     let area = backend.into_drawing_area();
     let is_drawn =
-        |shape: &&PictureShape| with_texts || !matches!(shape, PictureShape::Text { .. });
+        |shape: &&PictureShape| with_texts || !matches!(shape, PictureShape::SingleLineText { .. });
     let all = || {
-        area.fill(&rgb_of_purpose_colour(ChartColour::Paper))?;
+        area.fill(&rgb_of_purpose_colour(ChartColour::Background))?;
         let mut shapes = picture.shapes.iter().filter(is_drawn);
         shapes.try_for_each(|shape| draw_shape_with_plotters(&area, shape, scale))?;
         area.present()
     };
-    all().map_err(|error| ChartDrawingError::Draw(error.to_string()))
+    all().map_err(|error| ChartDrawingError::DrawingLibraryFailed(error.to_string()))
 }
 
 type PlottersDrawResult<B> =
@@ -110,22 +119,44 @@ fn draw_shape_with_plotters<B: DrawingBackend>(
         stroke_width: (width * scale).round().max(1.0) as u32,
     };
     match shape {
-        PictureShape::Line { points, colour, width } => {
+        PictureShape::Polyline {
+            corners: points,
+            line_colour: colour,
+            line_width_pixels: width,
+        } => {
             let points: Vec<(i32, i32)> = points.iter().map(|(x, y)| (px(*x), px(*y))).collect();
             area.draw(&PathElement::new(points, style(*colour, false, *width)))
         }
-        PictureShape::Rect { x, y, width, height, colour } => {
+        PictureShape::FilledRectangle {
+            left_pixels: x,
+            top_pixels: y,
+            width_pixels: width,
+            height_pixels: height,
+            fill_colour: colour,
+        } => {
             let corners = [(px(*x), px(*y)), (px(x + width), px(y + height))];
             area.draw(&Rectangle::new(corners, style(*colour, true, 1.0)))
         }
-        PictureShape::Dot { x, y, radius, colour, filled } => {
-            area.draw(&Circle::new((px(*x), px(*y)), px(*radius), style(*colour, *filled, 1.5)))
-        }
-        PictureShape::Text { x, y, text, size, colour, anchor, bold } => {
+        PictureShape::DiscOrRing {
+            centre_x_pixels: x,
+            centre_y_pixels: y,
+            radius_pixels: radius,
+            dot_colour: colour,
+            is_filled_disc: filled,
+        } => area.draw(&Circle::new((px(*x), px(*y)), px(*radius), style(*colour, *filled, 1.5))),
+        PictureShape::SingleLineText {
+            anchor_x_pixels: x,
+            middle_y_pixels: y,
+            text,
+            font_size_pixels: size,
+            text_colour: colour,
+            anchor,
+            is_bold: bold,
+        } => {
             let horizontal = match anchor {
-                HorizontalTextAnchor::Start => HPos::Left,
-                HorizontalTextAnchor::Middle => HPos::Center,
-                HorizontalTextAnchor::End => HPos::Right,
+                HorizontalTextAnchor::TextStart => HPos::Left,
+                HorizontalTextAnchor::TextMiddle => HPos::Center,
+                HorizontalTextAnchor::TextEnd => HPos::Right,
             };
             let colour = rgb_of_purpose_colour(*colour);
             let weight = if *bold { FontStyle::Bold } else { FontStyle::Normal };

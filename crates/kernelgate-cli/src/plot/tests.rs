@@ -6,71 +6,79 @@ use regex::Regex;
 
 fn example_curves_chart(kind: AxisScaleKind) -> TitledChart {
     let series = |name: &str, colour: usize, scale: f64| CurveOrPointSeries {
-        name: name.to_owned(),
-        colour,
+        legend_name: name.to_owned(),
+        colour_number: colour,
         joined_by_lines: true,
         marks: [1.0, 2.0, 4.0, 8.0]
             .map(|s| PointWithRange {
                 x: 512.0 * s,
                 y: 1e5 * s * scale,
-                range: (9e4 * s * scale, 2e5 * s * scale),
+                y_range: (9e4 * s * scale, 2e5 * s * scale),
             })
             .to_vec(),
     };
     let ticks = [512.0, 1024.0, 2048.0, 4096.0];
     TitledChart {
-        title: "attention/forward over s".to_owned(),
-        subtitle: "d128 causal bf16, hot".to_owned(),
+        chart_title: "attention/forward over s".to_owned(),
+        chart_subtitle: "d128 causal bf16, hot".to_owned(),
         body: ChartBody::Xy(XyChart {
-            x: ChartAxis::with_round_ticks("s", PlottedUnit::Count, AxisScaleKind::Log)
-                .with_ticks_at(ticks),
-            y: ChartAxis::with_round_ticks("time of a launch", PlottedUnit::Time, kind),
+            horizontal_axis: ChartAxis::with_round_ticks(
+                "s",
+                PlottedUnit::NumberOfThings,
+                AxisScaleKind::Logarithmic,
+            )
+            .with_ticks_at(ticks),
+            vertical_axis: ChartAxis::with_round_ticks(
+                "time of a launch",
+                PlottedUnit::TimeNs,
+                kind,
+            ),
             series: vec![series("cuda/flash", 0, 1.0), series("cuda/<naive> & \"co\"", 1, 30.0)],
             reference_lines: vec![ReferenceLine {
-                name: "limit".to_owned(),
-                points: vec![(512.0, 5e4), (4096.0, 4e5)],
+                legend_name: "limit".to_owned(),
+                line_corners: vec![(512.0, 5e4), (4096.0, 4e5)],
             }],
-            wide: false,
+            fills_page_width: false,
         }),
     }
 }
 
 fn example_rows_chart() -> TitledChart {
     let row = |i: usize| ChartRowWithLabel {
-        label: format!("family/operation/{}", "long_".repeat(40 * (i % 2)) + &i.to_string()),
+        row_label: format!("family/operation/{}", "long_".repeat(40 * (i % 2)) + &i.to_string()),
         value_text: "+1.0%".to_owned(),
         marks: vec![
-            MarkInChartRow::Interval(0.9, 1.0 + i as f64 / 10.0, 1.5, 0),
-            MarkInChartRow::Tick(1.0),
-            MarkInChartRow::Dots(vec![1.0, 1.1], 1),
+            MarkInChartRow::IntervalWithCentreDot(0.9, 1.0 + i as f64 / 10.0, 1.5, 0),
+            MarkInChartRow::VerticalTickAtValue(1.0),
+            MarkInChartRow::RingsAtValues(vec![1.0, 1.1], 1),
         ],
     };
     TitledChart {
-        title: "Change".to_owned(),
-        subtitle: String::new(),
+        chart_title: "Change".to_owned(),
+        chart_subtitle: String::new(),
         body: ChartBody::Rows(LabelledRowsChart {
-            axis: ChartAxis::with_round_ticks(
+            horizontal_axis: ChartAxis::with_round_ticks(
                 "change of the time",
-                PlottedUnit::Change,
+                PlottedUnit::RatioAsRelativeChange,
                 AxisScaleKind::Linear,
             ),
-            legend: vec!["interval".to_owned(), "runs".to_owned()],
+            mark_colour_legend: vec!["interval".to_owned(), "runs".to_owned()],
             rows: (0..5).map(row).collect(),
-            origin: Some(1.0),
+            vertical_line_value: Some(1.0),
         }),
     }
 }
 
 fn example_heat_map_chart() -> TitledChart {
     TitledChart {
-        title: "st_bif/forward".to_owned(),
-        subtitle: "time".to_owned(),
+        chart_title: "st_bif/forward".to_owned(),
+        chart_subtitle: "time".to_owned(),
         body: ChartBody::Heat(HeatMapData {
-            columns: vec!["4".to_owned(), "8".to_owned()],
-            rows: vec!["b8".to_owned(), "b16".to_owned()],
-            cells: vec![vec![Some(1e3), Some(2e3)], vec![None, Some(8e3)]],
-            quantity: PlottedUnit::Time,
-            axis_names: ("t".to_owned(), "b".to_owned()),
+            column_titles: vec!["4".to_owned(), "8".to_owned()],
+            row_labels: vec!["b8".to_owned(), "b16".to_owned()],
+            cell_values: vec![vec![Some(1e3), Some(2e3)], vec![None, Some(8e3)]],
+            quantity: PlottedUnit::TimeNs,
+            x_and_y_axis_names: ("t".to_owned(), "b".to_owned()),
         }),
     }
 }
@@ -102,7 +110,7 @@ fn svg_attribute_of_coloured_shapes(
 
 #[test]
 fn a_curve_has_a_mark_for_every_value_in_order() {
-    for kind in [AxisScaleKind::Log, AxisScaleKind::FromZero] {
+    for kind in [AxisScaleKind::Logarithmic, AxisScaleKind::LinearFromZero] {
         let svg = example_curves_chart(kind).render_svg().unwrap();
         assert_eq!(count_svg_tags(&svg, "circle"), 8);
         for series in [0, 1] {
@@ -111,7 +119,7 @@ fn a_curve_has_a_mark_for_every_value_in_order() {
                     &svg,
                     "circle",
                     attribute,
-                    colour::ChartColour::Series(series),
+                    colour::ChartColour::SeriesByNumber(series),
                 )
             };
             assert_eq!(coordinates("cx").len(), 4);
@@ -125,12 +133,16 @@ fn a_curve_has_a_mark_for_every_value_in_order() {
                 &svg,
                 "circle",
                 "cy",
-                colour::ChartColour::Series(series),
+                colour::ChartColour::SeriesByNumber(series),
             )
         };
         assert!(cy(0).iter().zip(cy(1)).all(|(fast, slow)| slow < *fast));
-        let cx =
-            svg_attribute_of_coloured_shapes(&svg, "circle", "cx", colour::ChartColour::Series(0));
+        let cx = svg_attribute_of_coloured_shapes(
+            &svg,
+            "circle",
+            "cx",
+            colour::ChartColour::SeriesByNumber(0),
+        );
         assert!((cx[1] - cx[0] - (cx[3] - cx[2])).abs() <= 1.0, "{cx:?}");
         let texts = texts_of_svg(&svg);
         let expected =
@@ -144,10 +156,10 @@ fn a_curve_has_a_mark_for_every_value_in_order() {
 
 #[test]
 fn foreign_text_in_a_drawing_is_escaped() {
-    let svg = example_curves_chart(AxisScaleKind::Log).render_svg().unwrap();
+    let svg = example_curves_chart(AxisScaleKind::Logarithmic).render_svg().unwrap();
     assert!(svg.contains("cuda/&lt;naive&gt; &amp; &quot;co&quot;") && !svg.contains("<naive>"));
     let mut chart = example_heat_map_chart();
-    chart.title = "a\u{1b}[31m\u{0}b".to_owned();
+    chart.chart_title = "a\u{1b}[31m\u{0}b".to_owned();
     let svg = chart.render_svg().unwrap();
     assert!(!svg.contains(['\u{1b}', '\u{0}']), "{svg}");
 }
@@ -159,7 +171,12 @@ fn chart_rows_have_labels_and_stay_inside_the_picture() {
     // Each of the five rows has three circles: one for the middle of its interval, and two for
     // single runs.
     assert_eq!(count_svg_tags(&svg, "circle"), 15);
-    let at = svg_attribute_of_coloured_shapes(&svg, "circle", "cx", colour::ChartColour::Series(0));
+    let at = svg_attribute_of_coloured_shapes(
+        &svg,
+        "circle",
+        "cx",
+        colour::ChartColour::SeriesByNumber(0),
+    );
     assert!(at.is_sorted_by(|a, b| a < b), "{at:?}");
     assert!(
         texts_of_svg(&svg).iter().any(|text| text.contains('…')),
@@ -170,14 +187,23 @@ fn chart_rows_have_labels_and_stay_inside_the_picture() {
 
 fn assert_texts_lie_inside_picture(picture: &PictureOfShapes) {
     for shape in &picture.shapes {
-        let PictureShape::Text { x, text, size, anchor, .. } = shape else { continue };
+        let PictureShape::SingleLineText {
+            anchor_x_pixels: x,
+            text,
+            font_size_pixels: size,
+            anchor,
+            ..
+        } = shape
+        else {
+            continue;
+        };
         let width = font::text_width_with_margin(text, *size);
         let left = match anchor {
-            HorizontalTextAnchor::Start => *x,
-            HorizontalTextAnchor::Middle => x - width / 2.0,
-            HorizontalTextAnchor::End => x - width,
+            HorizontalTextAnchor::TextStart => *x,
+            HorizontalTextAnchor::TextMiddle => x - width / 2.0,
+            HorizontalTextAnchor::TextEnd => x - width,
         };
-        assert!(left >= 0.0 && left + width <= picture.width, "{text} at {left}");
+        assert!(left >= 0.0 && left + width <= picture.width_pixels, "{text} at {left}");
     }
 }
 
@@ -192,7 +218,7 @@ fn long_row_labels_are_wrapped_and_leave_room_for_the_marks() {
     let ChartBody::Rows(body) = &mut chart.body else { unreachable!() };
     body.rows.truncate(labels.len());
     for (row, label) in body.rows.iter_mut().zip(labels) {
-        row.label = label.to_owned();
+        row.row_label = label.to_owned();
         row.value_text = "12.34 ms hot, 123.4 ms cold".to_owned();
     }
     let svg = chart.render_svg().unwrap();
@@ -201,7 +227,12 @@ fn long_row_labels_are_wrapped_and_leave_room_for_the_marks() {
         assert!(shown.contains(&label.replace(' ', "")), "{label}: {shown}");
     }
     let at = |attribute| {
-        svg_attribute_of_coloured_shapes(&svg, "circle", attribute, colour::ChartColour::Series(0))
+        svg_attribute_of_coloured_shapes(
+            &svg,
+            "circle",
+            attribute,
+            colour::ChartColour::SeriesByNumber(0),
+        )
     };
     assert!(at("cx")[2] - at("cx")[0] > 50.0, "{:?}", at("cx"));
     // A row whose label has one line has the usual height.
@@ -213,15 +244,15 @@ fn long_row_labels_are_wrapped_and_leave_room_for_the_marks() {
 #[test]
 fn long_chart_titles_and_column_names_are_wrapped() {
     let mut chart = example_heat_map_chart();
-    chart.subtitle =
+    chart.chart_subtitle =
         "share of the limit, fastest implementation; h56 w56 conv1 f32 int8, cold".to_owned();
     let ChartBody::Heat(body) = &mut chart.body else { unreachable!() };
-    body.columns =
+    body.column_titles =
         ["heads12 tokens512 level8", "heads12 tokens1600 level16"].map(str::to_owned).into();
     let texts = texts_of_svg(&chart.render_svg().unwrap());
     assert!(!texts.iter().any(|text| text.contains('…')), "{texts:?}");
     let shown = texts.join(" ");
-    for part in chart.subtitle.split(' ').chain(["tokens1600", "level16"]) {
+    for part in chart.chart_subtitle.split(' ').chain(["tokens1600", "level16"]) {
         assert!(shown.contains(part), "{part}: {texts:?}");
     }
     assert_texts_lie_inside_picture(&chart.layout_as_vector_picture());
@@ -231,7 +262,8 @@ fn long_chart_titles_and_column_names_are_wrapped() {
 fn a_heat_map_cell_has_the_colour_of_its_value() {
     let svg = example_heat_map_chart().render_svg().unwrap();
     let cells_of_step = |step| {
-        svg_attribute_of_coloured_shapes(&svg, "rect", "x", colour::ChartColour::Step(step)).len()
+        svg_attribute_of_coloured_shapes(&svg, "rect", "x", colour::ChartColour::HeatMapStep(step))
+            .len()
     };
     assert_eq!((cells_of_step(0), cells_of_step(colour::NUMBER_OF_HEAT_MAP_COLOURS - 1)), (1, 1));
     let texts = texts_of_svg(&svg);
@@ -242,7 +274,7 @@ fn a_heat_map_cell_has_the_colour_of_its_value() {
 
 #[test]
 fn a_png_has_the_size_colours_and_title_of_its_layout() {
-    let chart = example_curves_chart(AxisScaleKind::Log);
+    let chart = example_curves_chart(AxisScaleKind::Logarithmic);
     let image = png::Decoder::new(std::io::Cursor::new(chart.render_png().unwrap()));
     let mut reader = image.read_info().unwrap();
     let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
@@ -250,13 +282,16 @@ fn a_png_has_the_size_colours_and_title_of_its_layout() {
     let picture = chart.layout_as_vector_picture();
     assert_eq!(
         (info.width, info.height),
-        ((2.0 * picture.width) as u32, (2.0 * picture.height).ceil() as u32)
+        ((2.0 * picture.width_pixels) as u32, (2.0 * picture.height_pixels).ceil() as u32)
     );
     let has = |colour: colour::ChartColour| {
         pixels.chunks_exact(3).filter(|pixel| *pixel == colour.light_theme_rgb()).count()
     };
-    assert!(has(colour::ChartColour::Series(0)) > 200 && has(colour::ChartColour::Series(1)) > 200);
-    // The first 48 rows of PNG pixels contain the letters of the title.
+    assert!(
+        has(colour::ChartColour::SeriesByNumber(0)) > 200
+            && has(colour::ChartColour::SeriesByNumber(1)) > 200
+    );
+    // The first 48 pixel rows of the PNG contain the letters of the chart's title.
     let row = 3 * info.width as usize;
     let title = &pixels[..row * 48];
     let ink = title.chunks_exact(3).filter(|pixel| pixel[0] < 0x80).count();
@@ -265,31 +300,31 @@ fn a_png_has_the_size_colours_and_title_of_its_layout() {
 
 #[test]
 fn drawing_an_empty_chart_does_not_panic() {
-    let empty = ChartAxis::with_round_ticks("x", PlottedUnit::Time, AxisScaleKind::Log);
+    let empty = ChartAxis::with_round_ticks("x", PlottedUnit::TimeNs, AxisScaleKind::Logarithmic);
     let bodies = [
         ChartBody::Xy(XyChart {
-            x: empty.clone(),
-            y: empty.clone(),
+            horizontal_axis: empty.clone(),
+            vertical_axis: empty.clone(),
             series: vec![],
             reference_lines: vec![],
-            wide: false,
+            fills_page_width: false,
         }),
         ChartBody::Rows(LabelledRowsChart {
-            axis: empty,
-            legend: vec![],
+            horizontal_axis: empty,
+            mark_colour_legend: vec![],
             rows: vec![],
-            origin: None,
+            vertical_line_value: None,
         }),
         ChartBody::Heat(HeatMapData {
-            columns: vec![],
-            rows: vec![],
-            cells: vec![],
-            quantity: PlottedUnit::Time,
-            axis_names: (String::new(), String::new()),
+            column_titles: vec![],
+            row_labels: vec![],
+            cell_values: vec![],
+            quantity: PlottedUnit::TimeNs,
+            x_and_y_axis_names: (String::new(), String::new()),
         }),
     ];
     for body in bodies {
-        let chart = TitledChart { title: String::new(), subtitle: String::new(), body };
+        let chart = TitledChart { chart_title: String::new(), chart_subtitle: String::new(), body };
         assert!(chart.render_svg().unwrap().ends_with("</svg>"));
     }
 }

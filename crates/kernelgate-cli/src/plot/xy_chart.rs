@@ -20,24 +20,24 @@ const WIDE_CHART_WIDTH_AND_PLOT_HEIGHT: (f64, f64) = (660.0, 380.0);
 #[derive(Debug, Clone, PartialEq)]
 pub struct XyChart {
     /// The horizontal axis.
-    pub x: ChartAxis,
+    pub horizontal_axis: ChartAxis,
     /// The vertical axis.
-    pub y: ChartAxis,
+    pub vertical_axis: ChartAxis,
     /// The data series of the chart, each drawn in the colour with its own number.
     pub series: Vec<CurveOrPointSeries>,
     /// Reference lines that are drawn in the plot, such as a limit.
     pub reference_lines: Vec<ReferenceLine>,
     /// Whether the chart fills the width of an HTML page.
-    pub wide: bool,
+    pub fills_page_width: bool,
 }
 
 /// Marks of one series.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CurveOrPointSeries {
     /// Name in the legend.
-    pub name: String,
+    pub legend_name: String,
     /// Index of the colour in which the series is drawn.
-    pub colour: usize,
+    pub colour_number: usize,
     /// Whether a line joins the marks of the series; if so, the marks are in the order of x.
     pub joined_by_lines: bool,
     pub marks: Vec<PointWithRange>,
@@ -51,13 +51,13 @@ pub struct PointWithRange {
     /// Vertical position.
     pub y: f64,
     /// Smallest and greatest y of the point; both equal y if the spread is unknown.
-    pub range: (f64, f64),
+    pub y_range: (f64, f64),
 }
 
 impl PointWithRange {
     /// A point of a chart series without a spread.
     pub const fn point_without_range(x: f64, y: f64) -> PointWithRange {
-        Self { x, y, range: (y, y) }
+        Self { x, y, y_range: (y, y) }
     }
 }
 
@@ -65,23 +65,27 @@ impl PointWithRange {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReferenceLine {
     /// Name in the legend.
-    pub name: String,
+    pub legend_name: String,
     /// Corners of the reference line, in the order of x.
-    pub points: Vec<(f64, f64)>,
+    pub line_corners: Vec<(f64, f64)>,
 }
 
 pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &XyChart) -> PictureOfShapes {
-    let (width, field) = if body.wide {
+    let (width, field) = if body.fills_page_width {
         WIDE_CHART_WIDTH_AND_PLOT_HEIGHT
     } else {
         DEFAULT_CHART_WIDTH_AND_PLOT_HEIGHT
     };
     // Neighbouring reference lines alternate between two shades of grey.
-    let tone = |i: usize| if i.is_multiple_of(2) { ChartColour::Ink } else { ChartColour::Muted };
+    let tone = |i: usize| {
+        if i.is_multiple_of(2) { ChartColour::TextAndAxes } else { ChartColour::SecondaryText }
+    };
     let guides = body.reference_lines.iter().enumerate();
-    let guides = guides.map(|(i, guide)| (guide.name.as_str(), tone(i)));
+    let guides = guides.map(|(i, guide)| (guide.legend_name.as_str(), tone(i)));
     let series = body.series.iter();
-    let series = series.map(|series| (series.name.as_str(), ChartColour::Series(series.colour)));
+    let series = series.map(|series| {
+        (series.legend_name.as_str(), ChartColour::SeriesByNumber(series.colour_number))
+    });
     let legend: Vec<(&str, ChartColour)> = series.chain(guides).collect();
     let height =
         height_of_title_and_legend(lines, &legend, width) + TEXT_LINE_HEIGHT_PIXELS + field + 48.0;
@@ -89,42 +93,48 @@ pub fn layout_xy_chart(lines: TitleAndSubtitle<'_>, body: &XyChart) -> PictureOf
     let top = draw_title_and_legend(&mut picture, lines, &legend) + TEXT_LINE_HEIGHT_PIXELS;
     let bottom = top + field;
     let marks = || body.series.iter().flat_map(|series| &series.marks);
-    let corners = || body.reference_lines.iter().flat_map(|guide| &guide.points);
-    let values = marks().flat_map(|mark| [mark.y, mark.range.0, mark.range.1]);
+    let corners = || body.reference_lines.iter().flat_map(|guide| &guide.line_corners);
+    let values = marks().flat_map(|mark| [mark.y, mark.y_range.0, mark.y_range.1]);
     let values = values.chain(corners().map(|(_, y)| *y));
-    let y = body.y.scale_covering_values(values, (bottom, top));
-    let ticks = body.y.ticks_with_texts(&y, 5);
+    let y = body.vertical_axis.scale_covering_values(values, (bottom, top));
+    let ticks = body.vertical_axis.ticks_with_texts(&y, 5);
     let widest = ticks
         .iter()
         .map(|(_, text)| text_width_with_margin(text, CHART_FONT_SIZE_PIXELS))
         .fold(0.0, f64::max);
     let (left, right) = (DRAWING_MARGIN_PIXELS + widest + 6.0, width - DRAWING_MARGIN_PIXELS - 8.0);
     let values = marks().map(|mark| mark.x).chain(corners().map(|(x, _)| *x));
-    let x = body.x.scale_covering_values(values, (left, right));
-    draw_horizontal_axis(&mut picture, &body.x, &x, (top, bottom), f64::midpoint(left, right));
+    let x = body.horizontal_axis.scale_covering_values(values, (left, right));
+    draw_horizontal_axis(
+        &mut picture,
+        &body.horizontal_axis,
+        &x,
+        (top, bottom),
+        f64::midpoint(left, right),
+    );
     for (value, text) in &ticks {
         let Some(at) = y.pixel_of_value(*value) else { continue };
-        picture.add_line_through_points(vec![(left, at), (right, at)], ChartColour::Grid, 1.0);
+        picture.add_line_through_points(vec![(left, at), (right, at)], ChartColour::GridLines, 1.0);
         picture.add_normal_text(
             (left - 6.0, at),
             text,
-            ChartColour::Muted,
-            HorizontalTextAnchor::End,
+            ChartColour::SecondaryText,
+            HorizontalTextAnchor::TextEnd,
         );
     }
     picture.add_normal_text(
         (DRAWING_MARGIN_PIXELS, top - TEXT_LINE_HEIGHT_PIXELS * 0.7),
-        &body.y.label,
-        ChartColour::Ink,
-        HorizontalTextAnchor::Start,
+        &body.vertical_axis.axis_name,
+        ChartColour::TextAndAxes,
+        HorizontalTextAnchor::TextStart,
     );
     picture.add_line_through_points(
         vec![(left, top), (left, bottom), (right, bottom)],
-        ChartColour::Muted,
+        ChartColour::SecondaryText,
         1.0,
     );
     for (i, guide) in body.reference_lines.iter().enumerate() {
-        let points = guide.points.iter();
+        let points = guide.line_corners.iter();
         let points = points
             .filter_map(|(gx, gy)| Some((x.pixel_of_value(*gx)?, y.pixel_of_value(*gy)?)))
             .collect();
@@ -139,7 +149,7 @@ fn draw_curve_series(
     series: &CurveOrPointSeries,
     (x, y): (&AxisScale, &AxisScale),
 ) {
-    let colour = ChartColour::Series(series.colour);
+    let colour = ChartColour::SeriesByNumber(series.colour_number);
     let place =
         |mark: &PointWithRange| Some((x.pixel_of_value(mark.x)?, y.pixel_of_value(mark.y)?));
     if series.joined_by_lines {
@@ -151,7 +161,7 @@ fn draw_curve_series(
     for mark in &series.marks {
         let Some((px, py)) = place(mark) else { continue };
         if let (Some(low), Some(high)) =
-            (y.clamped_pixel_of_value(mark.range.0), y.clamped_pixel_of_value(mark.range.1))
+            (y.clamped_pixel_of_value(mark.y_range.0), y.clamped_pixel_of_value(mark.y_range.1))
             && low - high > 6.0
         {
             picture.add_line_through_points(vec![(px, low), (px, high)], colour, 1.0);

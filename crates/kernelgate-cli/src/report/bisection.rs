@@ -11,20 +11,29 @@ const MAX_LISTED_SUSPECTS: usize = 20;
 
 /// Lines for a terminal.
 pub fn bisection_report_text(bisection: &BisectionResult) -> String {
-    let BisectionResult { case, good, bad, commits, ended, found } = bisection;
+    let BisectionResult {
+        case_id: case,
+        good_revision: good,
+        bad_revision: bad,
+        bisected_commit_count: commits,
+        bisection_end: ended,
+        found,
+    } = bisection;
     let ends = format!("{case}: {bad} against {good}, {commits} commits later");
     match (ended, found) {
-        (BisectionEnd::Found(search), Some(found)) => slowed_commits_report(&ends, search, found),
-        (BisectionEnd::Found(_), None) => ends,
-        (BisectionEnd::NoDifference(times), _) => format!(
+        (BisectionEnd::SlowdownFound(search), Some(found)) => {
+            slowed_commits_report(&ends, search, found)
+        }
+        (BisectionEnd::SlowdownFound(_), None) => ends,
+        (BisectionEnd::BadEndNotSlower(times), _) => format!(
             "{ends}: not slower ({}), so there is no first slower commit between them",
             time_change_with_interval(times)
         ),
-        (BisectionEnd::EndsUndecided(why), _) => format!(
+        (BisectionEnd::GoodAndBadEndUndecided(why), _) => format!(
             "{ends}: it is undecided whether it is slower ({why}); a longer --budget, more \
              --max-blocks or a quieter machine may decide it"
         ),
-        (BisectionEnd::EndUnusable(why), _) => format!("{ends}: cannot be compared: {why}"),
+        (BisectionEnd::BadEndUnmeasurable(why), _) => format!("{ends}: cannot be compared: {why}"),
     }
 }
 
@@ -33,7 +42,10 @@ fn slowed_commits_report(
     search: &CommitRangeWithSlowdown,
     found: &FoundSlowdownCommits,
 ) -> String {
-    let mut lines = vec![format!("{ends}: slower, {}", time_change_with_interval(&search.ends))];
+    let mut lines = vec![format!(
+        "{ends}: slower, {}",
+        time_change_with_interval(&search.bad_to_good_time_ratio)
+    )];
     let named: Vec<String> =
         found.suspects.iter().take(MAX_LISTED_SUSPECTS).map(suspect_commit_description).collect();
     match &found.suspects[..] {
@@ -43,7 +55,7 @@ fn slowed_commits_report(
             lines.extend(named.into_iter().map(|line| format!("  {line}")));
         }
     }
-    let last_good = found.last_good.get(..8).unwrap_or_default();
+    let last_good = found.last_good_commit.get(..8).unwrap_or_default();
     lines.push(format!(
         "against {last_good}, the one before: {}",
         bisection_answer_text(&search.confirmation)
@@ -51,8 +63,8 @@ fn slowed_commits_report(
     if search.is_slowdown_confirmed() {
         lines.push(format!(
             "confidence {:.1} % after {} comparisons",
-            100.0 * search.confidence,
-            search.asked
+            100.0 * search.bisection_confidence,
+            search.comparisons_made
         ));
     } else {
         lines.push(
@@ -61,11 +73,11 @@ fn slowed_commits_report(
                 .to_owned(),
         );
     }
-    for (commit, why) in &found.left_out {
+    for (commit, why) in &found.skipped_commits {
         lines.push(format!("skipped {}: {why}", commit.get(..8).unwrap_or(commit)));
     }
-    if !found.diff_stat.is_empty() {
-        lines.push(found.diff_stat.clone());
+    if !found.git_diff_stat.is_empty() {
+        lines.push(found.git_diff_stat.clone());
     }
     if let Some([base, head]) = &found.executables {
         lines.push(format!("executables: {} and {}", base.display(), head.display()));
@@ -74,7 +86,11 @@ fn slowed_commits_report(
 }
 
 fn suspect_commit_description(
-    SlowdownSuspectCommit { commit, subject, merged }: &SlowdownSuspectCommit,
+    SlowdownSuspectCommit {
+        suspect_commit: commit,
+        commit_subject: subject,
+        merged_commit_count: merged,
+    }: &SlowdownSuspectCommit,
 ) -> String {
     let short = commit.get(..8).unwrap_or(commit);
     match merged {
@@ -87,7 +103,7 @@ fn suspect_commit_description(
 }
 
 fn time_change_with_interval(
-    HeadToBaseTimeRatio { ratio, low, high }: &HeadToBaseTimeRatio,
+    HeadToBaseTimeRatio { time_ratio: ratio, time_ratio_low: low, time_ratio_high: high }: &HeadToBaseTimeRatio,
 ) -> String {
     let percent = super::judgement_cells::ratio_as_percent_change;
     format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))

@@ -49,23 +49,27 @@ fn write_calibration_report(
         }
     };
     let reasons: Vec<String> = summary
-        .kinds
+        .tallies_by_kind
         .iter()
         .flat_map(|tally| {
-            tally.reasons.iter().map(|(reason, count)| {
-                format!("{}: inconclusive: {}: {count}", tally.kind, words(reason))
+            tally.inconclusive_cases_by_reason.iter().map(|(reason, count)| {
+                format!("{}: inconclusive: {}: {count}", tally.comparison_kind_name, words(reason))
             })
         })
         .collect();
-    section("Verdicts", &verdict_counts_table(&summary.kinds), &reasons.join("\n"));
+    section("Verdicts", &verdict_counts_table(&summary.tallies_by_kind), &reasons.join("\n"));
     let not: Vec<String> = summary
-        .power
+        .slowdown_detections
         .iter()
-        .filter(|power| power.case.is_some() || summary.power.len() == 1)
+        .filter(|power| power.case_id.is_some() || summary.slowdown_detections.len() == 1)
         .filter_map(|power| Some(words(&note_on_slowdowns_not_injected(power)?)))
         .collect();
-    section("Slow-downs found", &detection_power_table(&summary.power), &not.join("\n"));
-    section("Processes of one executable", &process_noise_table(&summary.noise), "");
+    section(
+        "Slow-downs found",
+        &detection_power_table(&summary.slowdown_detections),
+        &not.join("\n"),
+    );
+    section("Processes of one executable", &process_noise_table(&summary.noise_by_case), "");
     if let Some(recommended) = &calibration.recommended {
         section(
             "Thresholds",
@@ -73,16 +77,17 @@ fn write_calibration_report(
             &words(&recommended_thresholds_text(recommended)),
         );
     }
-    if let Some(tolerance) = calibration.anchor_tolerance {
+    if let Some(tolerance) = calibration.anchor_rate_tolerance {
         let percent = 100.0 * tolerance;
         let _ = write!(out, "\nAnchors of shards that merge may differ by {percent:.1} %.\n");
     }
-    if !calibration.simulated.is_empty() {
-        let cases: Vec<&str> = calibration.simulated.iter().map(String::as_str).collect();
+    if !calibration.cases_with_simulated_slowdowns.is_empty() {
+        let cases: Vec<&str> =
+            calibration.cases_with_simulated_slowdowns.iter().map(String::as_str).collect();
         let line = format!("{}{}", GateCalibration::SIMULATED_CASES_NOTE, cases.join(", "));
         let _ = write!(out, "\n{}\n", words(&line));
     }
-    for line in &calibration.left_out {
+    for line in &calibration.unmeasured_cases_with_reason {
         let _ = write!(out, "\n{}\n", words(line));
     }
     out
@@ -96,15 +101,15 @@ fn calibration_origin_and_plan(
     let gpus = &environment.gpus;
     let place = match gpus.is_empty() {
         false => {
-            let driver = gpus.distinct_values_of_gpus(|gpu| gpu.driver.clone());
+            let driver = gpus.join_distinct_values_of_gpus(|gpu| gpu.driver_version.clone());
             format!(
                 "driver {driver}, NVRTC {}",
-                gpus.distinct_values_of_gpus(|gpu| gpu.nvrtc.clone())
+                gpus.join_distinct_values_of_gpus(|gpu| gpu.nvrtc_version.clone())
             )
         }
         true => format!(
             "{} cores, {} threads, {}",
-            environment.cores, environment.threads, environment.os
+            environment.usable_logical_cores, environment.cpu_backend_threads, environment.os
         ),
     };
     let plan = &calibration.plan;
@@ -117,24 +122,25 @@ fn calibration_origin_and_plan(
             join_lines_with_spaces(&without_shard_and_time_flags(command)).replace('`', "'")
         )
     };
-    let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
+    let commands: BTreeSet<String> =
+        calibration.calibration_command_lines.iter().map(code).collect();
     let commands: Vec<String> = commands.into_iter().collect();
     format!(
         "From {} to {}, {}, commit {}, {} comparisons, {} processes.\nThreshold {:.2} %, {:.0} \
          ns, tolerated {:.1} % from {} blocks, at most {} blocks, {:.0} s a round; a process \
          warms a case up for {:.2} s and times it for {:.2} s.\nMeasured by {}.",
-        words(&calibration.started),
-        words(calibration.comparisons.last().map_or("", |known| &known.started)),
+        words(&calibration.first_comparison_start_time),
+        words(calibration.comparisons.last().map_or("", |known| &known.comparison_start_time)),
         words(&place),
         words(&calibration.provenance.short_commit_with_changes_mark()),
         calibration.comparisons.len(),
-        calibration.comparisons.iter().map(|known| known.processes).sum::<usize>(),
-        100.0 * plan.relative,
-        plan.absolute_ns,
-        100.0 * plan.tolerated,
-        plan.settle_blocks.min(plan.max_blocks),
-        plan.max_blocks,
-        calibration.budget_s,
+        calibration.comparisons.iter().map(|known| known.process_count).sum::<usize>(),
+        100.0 * plan.relative_time_change_threshold,
+        plan.absolute_time_change_threshold_ns,
+        100.0 * plan.max_unchanged_relative_change,
+        plan.min_blocks_for_unchanged.min(plan.max_trial_blocks),
+        plan.max_trial_blocks,
+        calibration.round_budget_s,
         sampling.warm_up_s,
         sampling.measurement_s,
         commands.join(", ")
@@ -157,7 +163,11 @@ fn share_as_percent_text(share: f64) -> String {
 }
 
 fn proportion_interval_text(rate: ProportionWithInterval) -> String {
-    format!("{} … {}", share_as_percent_text(rate.low), share_as_percent_text(rate.high))
+    format!(
+        "{} … {}",
+        share_as_percent_text(rate.probability_low),
+        share_as_percent_text(rate.probability_high)
+    )
 }
 
 fn verdict_counts_table(kinds: &[TallyOfComparisonKind]) -> AlignedTextTable {
@@ -177,21 +187,26 @@ fn verdict_counts_table(kinds: &[TallyOfComparisonKind]) -> AlignedTextTable {
         "longest",
     ]);
     for tally in kinds {
-        let cases = tally.inconclusive.of;
+        let cases = tally.inconclusive_cases.trial_count;
         table.add_row(vec![
-            tally.kind.clone(),
-            format!("{} of {}", tally.fired.hits, tally.fired.of),
-            tally.fired_bound.map_or_else(|| "-".to_owned(), share_as_percent_text),
+            tally.comparison_kind_name.clone(),
+            format!(
+                "{} of {}",
+                tally.comparisons_with_alarm.event_count, tally.comparisons_with_alarm.trial_count
+            ),
+            tally
+                .false_alarm_probability_bound
+                .map_or_else(|| "-".to_owned(), share_as_percent_text),
             cases.to_string(),
-            tally.unchanged.to_string(),
-            tally.improved.to_string(),
-            tally.regressed.to_string(),
-            tally.inconclusive.hits.to_string(),
-            share_as_percent_text(tally.inconclusive.observed_proportion()),
-            tally.broken.to_string(),
-            format!("{:.1}", tally.blocks),
-            format!("{:.0} s", tally.wall_s),
-            format!("{:.0} s", tally.longest_s),
+            tally.unchanged_cases.to_string(),
+            tally.improved_cases.to_string(),
+            tally.regressed_cases.to_string(),
+            tally.inconclusive_cases.event_count.to_string(),
+            share_as_percent_text(tally.inconclusive_cases.observed_proportion()),
+            tally.comparisons_with_failure.to_string(),
+            format!("{:.1}", tally.mean_trial_blocks),
+            format!("{:.0} s", tally.mean_comparison_wall_s),
+            format!("{:.0} s", tally.longest_comparison_wall_s),
         ]);
     }
     table
@@ -208,25 +223,28 @@ fn detection_power_table(rows: &[InjectedSlowdownDetection]) -> AlignedTextTable
         "95 % interval",
         "called unchanged",
     ]);
-    for row in rows.iter().filter(|row| row.found.of > 0) {
+    for row in rows.iter().filter(|row| row.slowdowns_found.trial_count > 0) {
         table.add_row(vec![
-            row.case.clone().unwrap_or_else(|| "all".to_owned()),
-            row.kind.clone(),
-            format!("{:.2} %", row.added),
-            format!("{:.2} %", row.measured),
-            format!("{} of {}", row.found.hits, row.found.of),
-            share_as_percent_text(row.found.observed_proportion()),
-            proportion_interval_text(row.found),
-            row.missed.to_string(),
+            row.case_id.clone().unwrap_or_else(|| "all".to_owned()),
+            row.comparison_kind_name.clone(),
+            format!("{:.2} %", row.mean_injected_delay_percent),
+            format!("{:.2} %", row.mean_measured_slowdown_percent),
+            format!("{} of {}", row.slowdowns_found.event_count, row.slowdowns_found.trial_count),
+            share_as_percent_text(row.slowdowns_found.observed_proportion()),
+            proportion_interval_text(row.slowdowns_found),
+            row.slowdowns_missed.to_string(),
         ]);
     }
     table
 }
 
 fn note_on_slowdowns_not_injected(power: &InjectedSlowdownDetection) -> Option<String> {
-    let (count, reason) = power.not_injected.as_ref()?;
-    let case = power.case.as_deref().unwrap_or("all");
-    Some(format!("not made: {}, {case}, in {count} comparisons: {reason}", power.kind))
+    let (count, reason) = power.failed_injections_with_reason.as_ref()?;
+    let case = power.case_id.as_deref().unwrap_or("all");
+    Some(format!(
+        "not made: {}, {case}, in {count} comparisons: {reason}",
+        power.comparison_kind_name
+    ))
 }
 
 fn process_noise_table(rows: &[NoiseBetweenProcesses]) -> AlignedTextTable {
@@ -240,12 +258,12 @@ fn process_noise_table(rows: &[NoiseBetweenProcesses]) -> AlignedTextTable {
     ]);
     for row in rows {
         table.add_row(vec![
-            row.case.clone(),
-            time_text(row.time_ns),
-            row.pairs.to_string(),
-            format!("{:.2} %", row.process),
-            format!("±{:.2} %", row.widest),
-            row.contention.map_or_else(|| "-".to_owned(), share_as_percent_text),
+            row.case_id.clone(),
+            time_text(row.median_launch_ns),
+            row.pair_count.to_string(),
+            format!("{:.2} %", row.process_standard_deviation_percent),
+            format!("±{:.2} %", row.pair_difference_95_half_width_percent),
+            row.median_contention_share.map_or_else(|| "-".to_owned(), share_as_percent_text),
         ]);
     }
     table
@@ -260,22 +278,22 @@ fn tried_thresholds_table(recommended: &RecommendedThresholds) -> AlignedTextTab
         "found",
         "share",
     ]);
-    for tried in &recommended.tried {
-        let (slower, found, share) = match tried.percent {
-            Some(slower) if tried.of > 0 => {
-                let share = tried.found as f64 / tried.of as f64;
+    for tried in &recommended.tried_thresholds {
+        let (slower, found, share) = match tried.injected_slowdown_percent {
+            Some(slower) if tried.slowdowns_injected > 0 => {
+                let share = tried.slowdowns_found as f64 / tried.slowdowns_injected as f64;
                 (
                     format!("{slower} %"),
-                    format!("{} of {}", tried.found, tried.of),
+                    format!("{} of {}", tried.slowdowns_found, tried.slowdowns_injected),
                     share_as_percent_text(share),
                 )
             }
             _ => ("-".to_owned(), "-".to_owned(), "-".to_owned()),
         };
         table.add_row(vec![
-            format!("{:.2} %", 100.0 * tried.relative),
-            format!("{} of {}", tried.false_alarms, tried.comparisons),
-            share_as_percent_text(tried.inconclusive),
+            format!("{:.2} %", 100.0 * tried.relative_threshold),
+            format!("{} of {}", tried.comparisons_with_false_alarm, tried.comparison_count),
+            share_as_percent_text(tried.inconclusive_share),
             slower,
             found,
             share,
@@ -285,11 +303,15 @@ fn tried_thresholds_table(recommended: &RecommendedThresholds) -> AlignedTextTab
 }
 
 fn recommended_thresholds_text(recommended: &RecommendedThresholds) -> String {
-    let weight = format!("contention weight {:.1}", recommended.contention_weight);
-    let note = recommended.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-    match recommended.relative {
+    let weight = format!("contention weight {:.1}", recommended.slowdown_per_contention);
+    let note = recommended
+        .why_not_recommended
+        .as_ref()
+        .map(|note| format!(" ({note})"))
+        .unwrap_or_default();
+    match recommended.recommended_relative_threshold {
         Some(relative) => {
-            let blocks = recommended.settle_blocks.map_or_else(
+            let blocks = recommended.min_blocks_for_unchanged.map_or_else(
                 || "as many blocks as here".to_owned(),
                 |blocks| format!("settled from {blocks} blocks"),
             );
@@ -297,7 +319,7 @@ fn recommended_thresholds_text(recommended: &RecommendedThresholds) -> String {
                 "Recommended: threshold {:.2} %, {blocks}, {weight}; these cases then take at \
                  most {:.0} s a round{note}.",
                 100.0 * relative,
-                recommended.budget_s
+                recommended.recommended_round_budget_s
             )
         }
         None => format!("Nothing is recommended{note}."),

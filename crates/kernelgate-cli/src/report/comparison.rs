@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::summary::{self, UnjudgedEntry, UnjudgedKind};
+use super::summary::{self, UnjudgedEntry, UnjudgedReasonKind};
 use super::verdicts::{
     VerdictReportTexts, labelled_cases_with_reasons, labelled_lines_of_first_cases,
 };
@@ -12,7 +12,7 @@ use crate::gate::comparison::{BuildComparisonFacts, Comparison, CriterionOnlyBen
 use crate::gate::judgement::CaseJudgement;
 use crate::gate::kernels::code::ArchitectureKernelComparison;
 use crate::gate::paired::{ComparedArm, PairedDecisionOnCase};
-use crate::gate::rules::RemovedCasesMeaning;
+use crate::gate::rules::RemovedCasesEffect;
 use kernelgate::display::duration;
 use kernelgate::record::text::indent_every_line;
 use kernelgate_cuda::CaseFailureReason;
@@ -45,12 +45,15 @@ impl VerdictReportTexts for BuildComparisonFacts {
     // If the executables of a bench are equal byte by byte in base and head, its cases were not
     // timed, which the first line reports.
     fn line_on_identical_executables(comparison: &Comparison) -> Option<String> {
-        let untimed = comparison.facts.untimed.len();
+        let untimed = comparison.method_facts.cases_with_identical_executable.len();
         (untimed > 0).then(|| {
             let which = match comparison.judged_cases.is_empty() {
                 true => "the two builds are the same file, byte by byte".to_owned(),
                 false => {
-                    format!("{} is the same file in both", comparison.facts.identical.join(", "))
+                    format!(
+                        "{} is the same file in both",
+                        comparison.method_facts.benches_with_identical_executables.join(", ")
+                    )
                 }
             };
             let cases = if untimed == 1 { "case was" } else { "cases were" };
@@ -58,26 +61,28 @@ impl VerdictReportTexts for BuildComparisonFacts {
         })
     }
 
-    fn cases_with_identical_executables(&self) -> usize {
-        self.untimed.len()
+    fn count_cases_with_identical_executables(&self) -> usize {
+        self.cases_with_identical_executable.len()
     }
 
     fn base_head_and_device_line(comparison: &Comparison) -> String {
-        let (facts, device) = (&comparison.facts, &comparison.device);
+        let (facts, device) = (&comparison.method_facts, &comparison.device);
         let on = if device.is_empty() { String::new() } else { format!(", on {device}") };
-        format!("base {}, head {}{on}", facts.base, facts.head)
+        format!("base {}, head {}{on}", facts.base_revision, facts.head_revision)
     }
 
     fn table_rows_on_base_head_and_device(comparison: &Comparison) -> Vec<(&'static str, String)> {
-        let Self { base, head, rounds, budget_s, .. } = &comparison.facts;
+        let Self {
+            base_revision: base, head_revision: head, rounds, round_budget_s: budget_s, ..
+        } = &comparison.method_facts;
         let mut facts = vec![("base", base.clone()), ("head", head.clone())];
         facts.push(("on", comparison.device.clone()));
         facts.extend(
             noise_between_processes_of_one_build(comparison).map(|words| ("noise floor", words)),
         );
         facts.extend(sm_clock_difference_line(comparison).map(|words| ("SM clock", words)));
-        let blocks: usize = rounds.iter().map(|round| round.blocks).sum();
-        let wall_s: f64 = rounds.iter().map(|round| round.wall_s).sum();
+        let blocks: usize = rounds.iter().map(|round| round.most_trial_blocks).sum();
+        let wall_s: f64 = rounds.iter().map(|round| round.total_process_wall_s).sum();
         facts.push((
             "took",
             format!("{blocks} blocks of four processes, {wall_s:.0} s of {budget_s:.0} s a round"),
@@ -85,12 +90,12 @@ impl VerdictReportTexts for BuildComparisonFacts {
         facts
     }
 
-    fn threshold_in_percent(comparison: &Comparison) -> f64 {
-        100.0 * comparison.limits.relative.value
+    fn regression_threshold_percent(comparison: &Comparison) -> f64 {
+        100.0 * comparison.default_case_limits.relative_time_change_threshold.limit_value
     }
 
     fn further_headline_parts(&self) -> String {
-        let removed = match self.removed.len() {
+        let removed = match self.removed_cases.len() {
             0 => String::new(),
             count => format!("; {count} removed"),
         };
@@ -99,10 +104,10 @@ impl VerdictReportTexts for BuildComparisonFacts {
             1 => format!("; 1 bench broke in the {side}"),
             count => format!("; {count} benches broke in the {side}"),
         };
-        broke(ComparedArm::Head) + &broke(ComparedArm::Base) + &removed
+        broke(ComparedArm::HeadBuild) + &broke(ComparedArm::BaseBuild) + &removed
     }
 
-    fn advice_for_more_seeds(&self, seeds: usize) -> String {
+    fn advice_to_verify_with_seeds(&self, seeds: usize) -> String {
         format!("{seeds} seeds would decide, for which the time did not suffice")
     }
 
@@ -112,87 +117,104 @@ impl VerdictReportTexts for BuildComparisonFacts {
         fn paired_decision_of_judgement<'a>(
             judged: &&'a CaseJudgement,
         ) -> Option<&'a PairedDecisionOnCase> {
-            Some(&judged.paired_evidence()?.decision)
+            Some(&judged.paired_evidence()?.first_round_decision)
         }
         let pairs: usize = comparison
             .judged_cases
             .iter()
-            .filter_map(|it| Some(paired_decision_of_judgement(&it)?.pairs))
+            .filter_map(|it| Some(paired_decision_of_judgement(&it)?.usable_pairs))
             .sum();
-        let Some(round) = comparison.facts.rounds.first().filter(|_| pairs > 0) else {
+        let Some(round) = comparison.method_facts.rounds.first().filter(|_| pairs > 0) else {
             return String::new();
         };
-        let more = |it: &PairedDecisionOnCase| Some(it.pairs_needed?.saturating_sub(it.pairs));
+        let more =
+            |it: &PairedDecisionOnCase| Some(it.pairs_needed?.saturating_sub(it.usable_pairs));
         let more: Vec<usize> =
             cases.iter().filter_map(paired_decision_of_judgement).filter_map(more).collect();
         if more.is_empty() {
             return String::new();
         }
-        let seconds = more.iter().sum::<usize>() as f64 * round.wall_s / pairs as f64;
+        let seconds = more.iter().sum::<usize>() as f64 * round.total_process_wall_s / pairs as f64;
         let time = duration::duration_text(Duration::from_secs_f64(seconds.clamp(1.0, 1e9)));
         format!("; about {time} more would settle {}", if more.len() == 1 { "it" } else { "them" })
     }
 
     fn entries_for_cases_without_times(comparison: &Comparison) -> Vec<UnjudgedEntry> {
-        let (facts, rules) = (&comparison.facts, &comparison.rules);
+        let (facts, rules) = (&comparison.method_facts, &comparison.rules);
         let kind = match rules.removed {
-            RemovedCasesMeaning::Fail => UnjudgedKind::Failed,
-            RemovedCasesMeaning::Inconclusive | RemovedCasesMeaning::Ignore => {
-                UnjudgedKind::Skipped
+            RemovedCasesEffect::FailComparison => UnjudgedReasonKind::WrongOutputOrBenchFailed,
+            RemovedCasesEffect::MakeInconclusive | RemovedCasesEffect::ListOnly => {
+                UnjudgedReasonKind::NotTimedOnBothSides
             }
         };
-        let removed = facts.removed.iter().map(|case| match rules.accepts_removal_of_case(case) {
-            true => UnjudgedEntry::unjudged_with_reason(
-                case,
-                UnjudgedKind::Skipped,
-                "removed, as accepted",
-            ),
-            false => UnjudgedEntry::unjudged_with_reason(case, kind, "removed"),
-        });
-        let left_alone = facts.left_alone.iter().map(|(bench, why)| {
+        let removed =
+            facts.removed_cases.iter().map(|case| match rules.accepts_removal_of_case(case) {
+                true => UnjudgedEntry::unjudged_with_reason(
+                    case,
+                    UnjudgedReasonKind::NotTimedOnBothSides,
+                    "removed, as accepted",
+                ),
+                false => UnjudgedEntry::unjudged_with_reason(case, kind, "removed"),
+            });
+        let left_alone = facts.unusable_benches.iter().map(|(bench, why)| {
             let why = format!("left alone: {why}");
             UnjudgedEntry::unjudged_with_reason(
                 &format!("bench {bench}"),
-                UnjudgedKind::Skipped,
+                UnjudgedReasonKind::NotTimedOnBothSides,
                 why,
             )
         });
         let failed = |(case, why): (&String, &CaseFailureReason)| {
-            UnjudgedEntry::failed_case_entry(case, UnjudgedKind::Skipped, FAILED_IN_BASE_LABEL, why)
+            UnjudgedEntry::failed_case_entry(
+                case,
+                UnjudgedReasonKind::NotTimedOnBothSides,
+                FAILED_IN_BASE_LABEL,
+                why,
+            )
         };
-        let abandoned = facts.broken.iter().filter(|broken| broken.abandoned).map(|broken| {
-            let kind = match broken.side {
-                ComparedArm::Head => UnjudgedKind::Failed,
-                ComparedArm::Base => UnjudgedKind::Skipped,
-            };
-            let why = format!("broke in the {}: {}", broken.side, broken.reason);
-            UnjudgedEntry::unjudged_with_reason(&format!("bench {}", broken.bench), kind, why)
-        });
+        let abandoned =
+            facts.failed_processes.iter().filter(|broken| broken.bench_abandoned).map(|broken| {
+                let kind = match broken.side {
+                    ComparedArm::HeadBuild => UnjudgedReasonKind::WrongOutputOrBenchFailed,
+                    ComparedArm::BaseBuild => UnjudgedReasonKind::NotTimedOnBothSides,
+                };
+                let why = format!("broke in the {}: {}", broken.side, broken.failure_reason);
+                UnjudgedEntry::unjudged_with_reason(
+                    &format!("bench {}", broken.bench_name),
+                    kind,
+                    why,
+                )
+            });
         let missing = facts.missing_shards.iter().map(|shard| {
-            UnjudgedEntry::unjudged_with_reason(shard, UnjudgedKind::Failed, "missing")
+            UnjudgedEntry::unjudged_with_reason(
+                shard,
+                UnjudgedReasonKind::WrongOutputOrBenchFailed,
+                "missing",
+            )
         });
         let unmeasured = facts.failed_in_base.iter().map(failed).chain(abandoned).chain(missing);
         unmeasured.chain(removed).chain(left_alone).collect()
     }
 
     fn report_notes_before_others(comparison: &Comparison) -> Vec<String> {
-        let facts = &comparison.facts;
+        let facts = &comparison.method_facts;
         let mut lines: Vec<String> = facts
             .explanations
             .iter()
             .map(|(case, why)| format!("{case}: {}", why.explanation_text()))
             .collect();
-        lines.extend(unaffected_cases_note(facts));
-        lines.extend(labelled_lines_of_first_cases(&facts.removed, "removed"));
+        lines.extend(note_on_cases_with_unchanged_code(facts));
+        lines.extend(labelled_lines_of_first_cases(&facts.removed_cases, "removed"));
         lines
     }
 
     fn notes_on_unmeasured_cases(&self) -> Vec<String> {
         let mut lines = labelled_cases_with_reasons(&self.failed_in_base, FAILED_IN_BASE_LABEL);
-        lines.extend(self.broken.iter().map(|broken| {
-            let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
-            let reason = indent_every_line(&broken.reason);
-            format!("broke: {} of the {}: {reason}{so}", broken.bench, broken.side)
+        lines.extend(self.failed_processes.iter().map(|broken| {
+            let so =
+                if broken.bench_abandoned { "; its undecided cases were abandoned" } else { "" };
+            let reason = indent_every_line(&broken.failure_reason);
+            format!("broke: {} of the {}: {reason}{so}", broken.bench_name, broken.side)
         }));
         let missing = |shard: &String| format!("missing: {shard}, whose cases are not judged");
         lines.extend(self.missing_shards.iter().map(missing));
@@ -200,7 +222,8 @@ impl VerdictReportTexts for BuildComparisonFacts {
     }
 
     fn report_notes_after_others(comparison: &Comparison) -> Vec<String> {
-        let Self { delays, optimised, .. } = &comparison.facts;
+        let Self { injected_delays_text: delays, optimised_build: optimised, .. } =
+            &comparison.method_facts;
         let delayed = |delays: &String| {
             format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")
         };
@@ -209,30 +232,33 @@ impl VerdictReportTexts for BuildComparisonFacts {
     }
 
     fn lines_that_need_no_action(comparison: &Comparison) -> Vec<String> {
-        let facts = &comparison.facts;
+        let facts = &comparison.method_facts;
         let mut lines = machine_code_change_lines(comparison);
-        lines.extend(facts.criterion.iter().map(CriterionOnlyBench::describe_cost));
-        if !facts.criterion.is_empty() {
+        lines.extend(facts.criterion_benches.iter().map(CriterionOnlyBench::describe_cost));
+        if !facts.criterion_benches.is_empty() {
             lines.push(CRITERION_UNIT_NOTE.to_owned());
         }
         let left_alone: Vec<String> =
-            facts.left_alone.iter().map(|(bench, why)| format!("{bench}: {why}")).collect();
+            facts.unusable_benches.iter().map(|(bench, why)| format!("{bench}: {why}")).collect();
         for (cases, label) in [
             (&comparison.unverified_cases, "unverified, only its time is compared"),
             (&comparison.new_cases, "new, not judged"),
             (&left_alone, "bench left alone"),
-            (&facts.identical, "the same executable on both sides, byte by byte"),
+            (
+                &facts.benches_with_identical_executables,
+                "the same executable on both sides, byte by byte",
+            ),
         ] {
             lines.extend(labelled_lines_of_first_cases(cases, label));
         }
-        lines.extend(facts.calibration.clone());
+        lines.extend(facts.calibration_description.clone());
         lines.extend(facts.rounds.iter().enumerate().map(|(round, facts)| {
             format!(
                 "round {}: {} blocks, {} processes, {:.0} s",
                 round + 1,
-                facts.blocks,
-                facts.processes,
-                facts.wall_s
+                facts.most_trial_blocks,
+                facts.process_count,
+                facts.total_process_wall_s
             )
         }));
         lines
@@ -241,15 +267,19 @@ impl VerdictReportTexts for BuildComparisonFacts {
 
 /// For each judged case, the decision from the pairs of the first measuring round.
 fn first_round_decisions(comparison: &Comparison) -> impl Iterator<Item = &PairedDecisionOnCase> {
-    comparison.judged_cases.iter().filter_map(|judged| Some(&judged.paired_evidence()?.decision))
+    comparison
+        .judged_cases
+        .iter()
+        .filter_map(|judged| Some(&judged.paired_evidence()?.first_round_decision))
 }
 
 /// Spread between processes of the same build, without any change of code: half the interval of the
 /// null pairs, as a line of the report.
 fn noise_between_processes_of_one_build(comparison: &Comparison) -> Option<String> {
     let widths = first_round_decisions(comparison).map(|decision| {
-        let width = (decision.null.high - decision.null.low) / 2.0;
-        (decision.case.as_str(), width)
+        let width =
+            (decision.null_pair_ratio.ratio_high - decision.null_pair_ratio.ratio_low) / 2.0;
+        (decision.case_id.as_str(), width)
     });
     summary::noise_floor_sentence("a build against itself is", widths)
 }
@@ -257,8 +287,9 @@ fn noise_between_processes_of_one_build(comparison: &Comparison) -> Option<Strin
 /// Report line on how far the head's SM clock differed from the base's: change in cycles over
 /// change in time; `None` if cycles were not measured.
 fn sm_clock_difference_line(comparison: &Comparison) -> Option<String> {
-    let shifts = first_round_decisions(comparison)
-        .filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
+    let shifts = first_round_decisions(comparison).filter_map(|decision| {
+        Some(decision.cycle_ratio?.estimated_ratio / decision.ratio.estimated_ratio)
+    });
     let furthest = shifts
         .filter(|shift| shift.is_finite())
         .max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))?;
@@ -272,14 +303,16 @@ fn sm_clock_difference_line(comparison: &Comparison) -> Option<String> {
 /// cases that use the changed kernel; empty if no bench lists its kernels.
 fn machine_code_change_lines(comparison: &Comparison) -> Vec<String> {
     let listed: Vec<_> = comparison
-        .facts
-        .code
+        .method_facts
+        .kernel_comparisons_by_case
         .iter()
         .filter(|(_, code)| code.are_all_kernels_comparable())
         .collect();
     let mut by_change: BTreeMap<String, Vec<&String>> = BTreeMap::new();
     for (case, code) in &listed {
-        for (what, changes) in [("code", &code.code), ("launches", &code.launches)] {
+        for (what, changes) in
+            [("code", &code.code_difference_lines), ("launches", &code.launch_difference_lines)]
+        {
             for change in changes {
                 by_change.entry(format!("{what} changed: {change}")).or_default().push(case);
             }
@@ -297,7 +330,7 @@ fn machine_code_change_lines(comparison: &Comparison) -> Vec<String> {
     lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
     if !listed.is_empty() {
         let changed = listed.iter().filter(|(_, code)| code.has_code_or_launches_changed()).count();
-        let all = comparison.judged_cases.len() + comparison.facts.unaffected.len();
+        let all = comparison.judged_cases.len() + comparison.method_facts.unaffected_cases.len();
         lines.push(format!(
             "machine code: other code or launches in {changed} of {all} cases, the same in {}, not \
              known of {}; code of the host is not compared",
@@ -311,7 +344,12 @@ fn machine_code_change_lines(comparison: &Comparison) -> Vec<String> {
 /// Report lines on the kernels whose machine code for one architecture differs between the two
 /// builds, and on those that could not be compared.
 pub fn changed_kernel_lines(compared: &ArchitectureKernelComparison) -> Vec<String> {
-    let ArchitectureKernelComparison { arch, same, changed, not_compared } = compared;
+    let ArchitectureKernelComparison {
+        gpu_architecture: arch,
+        identical_kernels: same,
+        kernel_differences: changed,
+        benches_not_compared: not_compared,
+    } = compared;
     let differ = changed.len();
     let how_many = match (differ + same, not_compared.is_empty()) {
         (0, true) => "none compared, as no bench lists one".to_owned(),
@@ -325,8 +363,8 @@ pub fn changed_kernel_lines(compared: &ArchitectureKernelComparison) -> Vec<Stri
 
 /// Report line on the number of cases that `--affected` did not time because their machine code and
 /// launches are equal; changes of host code may still affect them.
-fn unaffected_cases_note(facts: &BuildComparisonFacts) -> Option<String> {
-    let count = facts.unaffected.len();
+fn note_on_cases_with_unchanged_code(facts: &BuildComparisonFacts) -> Option<String> {
+    let count = facts.unaffected_cases.len();
     let cases = if count == 1 { "case" } else { "cases" };
     (count > 0).then(|| {
         format!(

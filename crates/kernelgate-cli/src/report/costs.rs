@@ -23,13 +23,14 @@ pub fn launch_costs_table_text(runs: &[BenchProcessRun], columns: Option<usize>)
         let costs = case.samples.launch_costs_with_energy();
         let LaunchCostsBesidesDeviceTime {
             measured_device_bytes,
-            commands,
+            gpu_commands: commands,
             host_launch_ns,
             launch_energy_j: launch_j,
             ..
         } = costs;
-        let declared =
-            costs.device_bytes.map(|it| format!("{} (declared)", decimal_byte_size_text(it)));
+        let declared = costs
+            .declared_device_bytes
+            .map(|it| format!("{} (declared)", decimal_byte_size_text(it)));
         table.add_row(vec![
             id.clone(),
             shown(measured_device_bytes.map(decimal_byte_size_text).or(declared)),

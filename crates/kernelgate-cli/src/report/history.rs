@@ -22,21 +22,22 @@ const MAX_COMMITS_IN_CASE_HISTORY: usize = 40;
 /// Largest number of commits that are named for a change of a case's time.
 const MAX_COMMITS_NAMED_IN_CHANGE: usize = 8;
 /// Width in columns of a history's text if the output is not a terminal.
-const COLUMNS_WITHOUT_TERMINAL: usize = 100;
+const HISTORY_COLUMNS_WITHOUT_TERMINAL: usize = 100;
 
-/// All histories as text.
+/// Histories of all selected cases as text.
 pub fn histories_report_text(
     histories: &[CaseTimeHistory],
     order: &GitCommitOrder,
     columns: Option<usize>,
 ) -> String {
-    let columns = columns.unwrap_or(COLUMNS_WITHOUT_TERMINAL);
+    let columns = columns.unwrap_or(HISTORY_COLUMNS_WITHOUT_TERMINAL);
     let mut lines = match histories {
         [] => Vec::new(),
         [only] => single_case_history_lines(only, Some(columns)),
         several => history_tables_with_devices(several, Some(columns)),
     };
-    let not_searched: usize = histories.iter().map(|history| history.not_searched).sum();
+    let not_searched: usize =
+        histories.iter().map(|history| history.runs_not_searched_for_changes).sum();
     if not_searched > 0 {
         lines.push(format!("{not_searched} times, the oldest, were not searched for changes"));
     }
@@ -47,9 +48,9 @@ pub fn histories_report_text(
 /// Describes how the commits of a history were put in order: by git's history, or by recorded
 /// times.
 pub fn commit_order_description(histories: &[CaseTimeHistory], order: &GitCommitOrder) -> String {
-    let by_time: usize = histories.iter().map(|history| history.placed_by_time).sum();
+    let by_time: usize = histories.iter().map(|history| history.runs_ordered_by_time).sum();
     let runs = histories.iter().flat_map(|history| &history.points);
-    let all: usize = runs.map(|point| point.runs_ns.len()).sum();
+    let all: usize = runs.map(|point| point.run_medians_ns.len()).sum();
     match by_time {
         0 => "in the order of the commits' history".to_owned(),
         _ if order.has_no_commits() => {
@@ -69,7 +70,7 @@ pub fn skipped_record_files_text(files: &[FileWithoutRun]) -> String {
     let each = files
         .iter()
         .take(MAX_NAMED_SKIPPED_FILES)
-        .map(|file| format!("skipped {}: {}", file.path.display(), file.problem));
+        .map(|file| format!("skipped {}: {}", file.ignored_file.display(), file.why_no_run));
     let more = files.len().saturating_sub(MAX_NAMED_SKIPPED_FILES);
     let more = (more > 0).then(|| format!("skipped {more} more files"));
     // Names and contents of record files may come from others, so characters that control the
@@ -95,12 +96,16 @@ pub fn history_tables_by_device(histories: &[CaseTimeHistory]) -> Vec<(String, A
         let mut table =
             AlignedTextTable::new(&["case", "commits", "runs", "last", "last change", "times"]);
         for history in &histories {
-            let runs: usize = history.points.iter().map(|point| point.runs_ns.len()).sum();
+            let runs: usize = history.points.iter().map(|point| point.run_medians_ns.len()).sum();
             table.add_row(vec![
                 case_name_with_revision(history),
                 history.points.len().to_string(),
                 runs.to_string(),
-                history.points.last().map(|point| time_text(point.median_ns)).unwrap_or_default(),
+                history
+                    .points
+                    .last()
+                    .map(|point| time_text(point.median_launch_ns))
+                    .unwrap_or_default(),
                 history
                     .changes
                     .last()
@@ -117,7 +122,10 @@ pub fn history_tables_by_device(histories: &[CaseTimeHistory]) -> Vec<(String, A
 fn histories_by_device(histories: &[CaseTimeHistory]) -> Vec<Vec<&CaseTimeHistory>> {
     let mut devices = std::collections::BTreeMap::<_, Vec<&CaseTimeHistory>>::new();
     for history in histories {
-        devices.entry((&history.fingerprint, &history.card)).or_default().push(history);
+        devices
+            .entry((&history.environment_fingerprint, &history.card_or_host_id))
+            .or_default()
+            .push(history);
     }
     devices.into_values().collect()
 }
@@ -128,8 +136,8 @@ fn single_case_history_lines(history: &CaseTimeHistory, columns: Option<usize>) 
         device_and_card_text(history),
         sparkline_of_last_commits(history, MAX_COMMITS_IN_CASE_SPARKLINE),
     ];
-    if !history.formerly.is_empty() {
-        let names: Vec<&str> = history.formerly.iter().map(String::as_str).collect();
+    if !history.earlier_ids.is_empty() {
+        let names: Vec<&str> = history.earlier_ids.iter().map(String::as_str).collect();
         lines.push(format!("formerly {}", names.join(", ")));
     }
     let mut table =
@@ -139,12 +147,14 @@ fn single_case_history_lines(history: &CaseTimeHistory, columns: Option<usize>) 
         let change = history.changes.iter().find(|change| change.first_point_after == at);
         table.add_row(vec![
             point.measured_code().short_commit_with_changes_mark(),
-            start_date_text(point.started_ms),
-            point.runs_ns.len().to_string(),
-            time_text(point.median_ns),
-            time_text(point.low_ns),
-            time_text(point.high_ns),
-            change.map(|change| ratio_as_percent_change(1.0 + change.change)).unwrap_or_default(),
+            start_date_text(point.first_process_start_unix_ms),
+            point.run_medians_ns.len().to_string(),
+            time_text(point.median_launch_ns),
+            time_text(point.smallest_run_median_ns),
+            time_text(point.largest_run_median_ns),
+            change
+                .map(|change| ratio_as_percent_change(1.0 + change.relative_level_change))
+                .unwrap_or_default(),
         ]);
     }
     if hidden > 0 {
@@ -161,18 +171,25 @@ fn single_case_history_lines(history: &CaseTimeHistory, columns: Option<usize>) 
 /// Describes a change of a case's time in its history in a sentence: size, interval, confidence and
 /// commits.
 fn level_change_sentence(history: &CaseTimeHistory, change: &TimeLevelChange) -> String {
-    let TimeLevelChange { first_point_after: point, commits, low, high, confidence, .. } = change;
+    let TimeLevelChange {
+        first_point_after: point,
+        possible_cause_commits: commits,
+        relative_change_low: low,
+        relative_change_high: high,
+        level_change_confidence: confidence,
+        ..
+    } = change;
     let code = |at: usize| history.points[at].measured_code().short_commit_with_changes_mark();
     let size = format!(
         "{} ({} to {}), confidence {:.1} %",
-        ratio_as_percent_change(1.0 + change.change),
+        ratio_as_percent_change(1.0 + change.relative_level_change),
         ratio_as_percent_change(1.0 + low),
         ratio_as_percent_change(1.0 + high),
         // A confidence of more than 99.9 % is printed as 99.9 %, because no confidence is truly 100
         // %.
         (100.0 * confidence).min(99.9)
     );
-    if change.same_build {
+    if change.changed_within_one_build {
         return format!("{size}: within the runs of {}, so not by its code", code(*point));
     }
     let last = commits[commits.len().saturating_sub(MAX_COMMITS_NAMED_IN_CHANGE)..].iter();
@@ -191,20 +208,20 @@ fn level_change_sentence(history: &CaseTimeHistory, change: &TimeLevelChange) ->
 fn level_change_with_commit(history: &CaseTimeHistory, change: &TimeLevelChange) -> String {
     format!(
         "{} {}",
-        ratio_as_percent_change(1.0 + change.change),
+        ratio_as_percent_change(1.0 + change.relative_level_change),
         history.points[change.first_point_after].measured_code().short_commit_with_changes_mark()
     )
 }
 
 fn case_name_with_revision(history: &CaseTimeHistory) -> String {
-    match history.revision {
-        1 => history.case.clone(),
-        revision => format!("{} (revision {revision})", history.case),
+    match history.definition_revision {
+        1 => history.current_case_id.clone(),
+        revision => format!("{} (revision {revision})", history.current_case_id),
     }
 }
 
 fn device_and_card_text(history: &CaseTimeHistory) -> String {
-    match &history.card {
+    match &history.card_or_host_id {
         Some(card) => format!("{}; {card}", history.device),
         None => format!("{}; all cards of the model", history.device),
     }
@@ -221,7 +238,8 @@ fn start_date_text(started_ms: i64) -> String {
 /// commit.
 fn sparkline_of_last_commits(history: &CaseTimeHistory, width: usize) -> String {
     let last = history.points.len().saturating_sub(width);
-    let times: Vec<f64> = history.points[last..].iter().map(|point| point.median_ns).collect();
+    let times: Vec<f64> =
+        history.points[last..].iter().map(|point| point.median_launch_ns).collect();
     let low = times.iter().copied().fold(f64::INFINITY, f64::min);
     let high = times.iter().copied().fold(0.0, f64::max);
     let step = |ns: &f64| {

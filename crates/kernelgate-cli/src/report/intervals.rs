@@ -8,20 +8,20 @@ use kernelgate::display::table::shorten_in_the_middle_to;
 
 const INTERVAL_PLOT_COLUMNS: usize = 41;
 /// Largest number of characters of a case's id in the plot of intervals. The case id is the last
-/// part of a line, so a reader scrolls only for the end of a long id; ids are long enough to
-/// differ.
+/// part of a line of the plot, so only the end of a long id needs scrolling; 160 characters suffice
+/// to distinguish ids.
 const MAX_CASE_ID_CHARACTERS: usize = 160;
-/// Largest number of lines.
+/// Largest number of cases in the text plot, one on each line.
 const MAX_CASES_IN_INTERVAL_PLOT: usize = 12;
 /// Smallest relative change that the plot covers on each side of 0 (0.02 is 2 %).
-const MIN_PLOTTED_CHANGE: f64 = 0.02;
+const MIN_PLOTTED_RELATIVE_CHANGE: f64 = 0.02;
 
 /// Draws the intervals of timed cases as text: first regressed cases, then other cases from the
 /// largest change to the smallest; `None` if no case was timed. `<` and `>` mark ends of an
 /// interval that lie outside the plotted range.
 pub fn intervals_text_plot(rows: &[CaseJudgement]) -> Option<String> {
     let mut timed: Vec<&CaseJudgement> = rows.iter().filter(|row| row.has_times()).collect();
-    let size = |row: &CaseJudgement| (row.ratio.center - 1.0).abs();
+    let size = |row: &CaseJudgement| (row.ratio.estimated_ratio - 1.0).abs();
     timed.sort_by(|a, b| {
         let rank = |row: &CaseJudgement| row.verdict != VerdictOnCase::Regressed;
         rank(a).cmp(&rank(b)).then(size(b).total_cmp(&size(a)))
@@ -29,7 +29,7 @@ pub fn intervals_text_plot(rows: &[CaseJudgement]) -> Option<String> {
     let left_out = timed.len().saturating_sub(MAX_CASES_IN_INTERVAL_PLOT);
     timed.truncate(MAX_CASES_IN_INTERVAL_PLOT);
     let widest = timed.iter().map(|row| size(row)).fold(0.0, f64::max);
-    let end = (1.5 * widest).max(MIN_PLOTTED_CHANGE);
+    let end = (1.5 * widest).max(MIN_PLOTTED_RELATIVE_CHANGE);
     let label = |share: f64| format!("{:+.1}%", 100.0 * share);
     let (low, high) = (label(-end), label(end));
     // The label "0" stands above the middle column of the plot.
@@ -54,20 +54,20 @@ fn interval_as_text_line(row: &CaseJudgement, end: f64) -> String {
     };
     let mut field = vec![' '; INTERVAL_PLOT_COLUMNS];
     field[middle] = '|';
-    let (low, high) = (column(row.ratio.low), column(row.ratio.high));
+    let (low, high) = (column(row.ratio.ratio_low), column(row.ratio.ratio_high));
     field[low..=high].fill('-');
-    if row.ratio.low < 1.0 - end {
+    if row.ratio.ratio_low < 1.0 - end {
         field[low] = '<';
     }
-    if row.ratio.high > 1.0 + end {
+    if row.ratio.ratio_high > 1.0 + end {
         field[high] = '>';
     }
-    field[column(row.ratio.center)] = 'o';
+    field[column(row.ratio.estimated_ratio)] = 'o';
     let field: String = field.into_iter().collect();
     format!(
         "{field} {:>8}  {}",
         judgement_cells::time_change_cell(row),
-        shorten_in_the_middle_to(&row.case, MAX_CASE_ID_CHARACTERS)
+        shorten_in_the_middle_to(&row.case_id, MAX_CASE_ID_CHARACTERS)
     )
 }
 
@@ -82,7 +82,11 @@ mod tests {
         verdict: VerdictOnCase,
         (low, center, high): (f64, f64, f64),
     ) -> CaseJudgement {
-        test_judgement_with_ratio(case, verdict, TimeRatioWithInterval { center, low, high })
+        test_judgement_with_ratio(
+            case,
+            verdict,
+            TimeRatioWithInterval { estimated_ratio: center, ratio_low: low, ratio_high: high },
+        )
     }
 
     #[test]
@@ -100,7 +104,7 @@ mod tests {
         .unwrap();
         let lines: Vec<Vec<char>> = drawn.lines().map(|line| line.chars().collect()).collect();
         let at = |line: usize| lines[line].iter().position(|c| *c == 'o').unwrap();
-        // The regressed case comes first, with its whole case id.
+        // The regressed case comes first in the list, with its whole case id.
         assert!(drawn.lines().nth(1).unwrap().ends_with(&long), "{drawn}");
         assert!(at(1) > 20 && at(2) < 20, "{drawn}");
         assert_eq!(at(3), 20, "{drawn}");
@@ -116,7 +120,7 @@ mod tests {
         let drawn = intervals_text_plot(&(0..50).map(unchanged).collect::<Vec<_>>()).unwrap();
         assert_eq!(drawn.lines().count(), MAX_CASES_IN_INTERVAL_PLOT + 2);
         assert_eq!(drawn.lines().last(), Some("and 38 more cases"), "{drawn}");
-        let unmeasured = CaseJudgement { base_ns: 0.0, ..unchanged(0) };
+        let unmeasured = CaseJudgement { base_launch_ns: 0.0, ..unchanged(0) };
         assert_eq!(intervals_text_plot(&[unmeasured]), None);
     }
 }

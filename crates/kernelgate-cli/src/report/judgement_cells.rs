@@ -5,18 +5,18 @@ use kernelgate::display::time_text;
 
 /// The time of a case in the base build, "1.254 ms", or "-" if the case was not timed.
 pub fn base_time_cell(judged: &CaseJudgement) -> String {
-    cell_or_dash_if_untimed(judged, |judged| time_text(judged.base_ns))
+    cell_or_dash_if_untimed(judged, |judged| time_text(judged.base_launch_ns))
 }
 
 /// The time of a case in the head build, "1.254 ms", or "-" if the case was not timed.
 pub fn head_time_cell(judged: &CaseJudgement) -> String {
-    cell_or_dash_if_untimed(judged, |judged| time_text(judged.head_ns))
+    cell_or_dash_if_untimed(judged, |judged| time_text(judged.head_launch_ns))
 }
 
 /// The relative change of a case's time from base to head, "+25.3%", or "-" if the case was not
 /// timed.
 pub fn time_change_cell(judged: &CaseJudgement) -> String {
-    cell_or_dash_if_untimed(judged, |judged| ratio_as_percent_change(judged.ratio.center))
+    cell_or_dash_if_untimed(judged, |judged| ratio_as_percent_change(judged.ratio.estimated_ratio))
 }
 
 /// The confidence interval of the relative change of time, "+24.9% … +25.8%", or "-" if the case
@@ -25,8 +25,8 @@ pub fn time_change_interval_cell(judged: &CaseJudgement) -> String {
     cell_or_dash_if_untimed(judged, |judged| {
         format!(
             "{} … {}",
-            ratio_as_percent_change(judged.ratio.low),
-            ratio_as_percent_change(judged.ratio.high)
+            ratio_as_percent_change(judged.ratio.ratio_low),
+            ratio_as_percent_change(judged.ratio.ratio_high)
         )
     })
 }
@@ -44,9 +44,9 @@ pub fn detectable_change_cell(judged: &CaseJudgement) -> String {
 pub fn p_value_of_not_slower(judged: &CaseJudgement) -> Option<f64> {
     judged
         .paired_evidence()
-        .map(|pairs| &pairs.decision)
-        .filter(|it| it.pairs > 0)
-        .map(|it| it.p_slower)
+        .map(|pairs| &pairs.first_round_decision)
+        .filter(|it| it.usable_pairs > 0)
+        .map(|it| it.p_value_of_not_slower)
 }
 
 /// The p value of a judged case as text, "0.0012" or "< 0.0001", or "-" if there was no test.
@@ -62,10 +62,12 @@ pub fn p_value_cell(judged: &CaseJudgement) -> String {
 /// base and head.
 pub fn evidence_count_cell(judged: &CaseJudgement) -> String {
     match &judged.evidence {
-        JudgementEvidence::Runs(runs) => format!("{}:{}", runs.base.runs, runs.head.runs),
-        JudgementEvidence::Pairs(pairs) => match &pairs.confirmation {
-            Some(second) => format!("{} + {}", pairs.decision.pairs, second.pairs),
-            None => pairs.decision.pairs.to_string(),
+        JudgementEvidence::Runs(runs) => format!("{}:{}", runs.base.run_count, runs.head.run_count),
+        JudgementEvidence::Pairs(pairs) => match &pairs.second_round_decision {
+            Some(second) => {
+                format!("{} + {}", pairs.first_round_decision.usable_pairs, second.usable_pairs)
+            }
+            None => pairs.first_round_decision.usable_pairs.to_string(),
         },
     }
 }

@@ -21,15 +21,19 @@ use crate::gate::calibration::GateCalibration;
 use crate::gate::comparison::{
     BuildComparisonFacts, Comparison, ComparisonRoundCounts, CriterionOnlyBench, FailedBenchProcess,
 };
-use crate::gate::costs::{CostGrowthOfCase, GrowthConfirmationPairs, LaunchCostKind};
-use crate::gate::inconclusive_reason::{FailureInBuild, InconclusiveReason, SideThatCausesDoubt};
+use crate::gate::costs::{GrowthConfirmationPairs, LaunchCostGrowthOfCase, LaunchCostKind};
+use crate::gate::inconclusive_reason::{
+    InconclusiveReason, MeasurementFailureOnSide, SideThatCausesDoubt,
+};
 use crate::gate::judgement::{
     BaselineRunEvidence, CaseJudgement, JudgementEvidence, RunCountAndSpreadOfSide,
 };
 use crate::gate::kernels::code::{ArchitectureKernelComparison, CaseKernelComparison};
 use crate::gate::kernels::explanation::{SlowdownCause, SlowdownExplanation};
 use crate::gate::limits::{CaseLimits, LimitWithSource};
-use crate::gate::outputs::numerics::{ErrorGrowthOfCase, OutputErrorFigure, OutputErrorReport};
+use crate::gate::outputs::numerics::{
+    OutputErrorGrowthOfCase, OutputErrorMeasure, OutputErrorReport,
+};
 use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::paired::{
     CauseOfInconclusiveDecision, ComparedArm, ComparisonTestPlan, PairedDecisionOnCase,
@@ -37,14 +41,16 @@ use crate::gate::paired::{
 use crate::gate::ratio_interval::{
     AssumedSpreadOfSingleRun, SourceOfAssumedSpread, TimeRatioWithInterval,
 };
-use crate::gate::rules::{AcceptanceAppliedToCase, RemovedCasesMeaning, RulesEffectReport};
+use crate::gate::rules::{AcceptanceAppliedToCase, GateRulesEffectReport, RemovedCasesEffect};
 use crate::gate::verdict::VerdictOnCase;
 use crate::gate::verdicts::ComparisonRefusal;
 use kernelgate_cuda::CaseFailureReason;
 
 const ONE_PERCENT_LIMITS: CaseLimits = CaseLimits::default_with_relative_limit(0.01);
-const ASSUMED_TEN_PERCENT_SPREAD: AssumedSpreadOfSingleRun =
-    AssumedSpreadOfSingleRun { relative: 0.1, from: SourceOfAssumedSpread::Assumed };
+const ASSUMED_TEN_PERCENT_SPREAD: AssumedSpreadOfSingleRun = AssumedSpreadOfSingleRun {
+    relative_half_width: 0.1,
+    from: SourceOfAssumedSpread::AssumedWithoutMeasurement,
+};
 
 /// Compares a text with the stored snapshot `name` in the given folder below `snapshots`.
 #[track_caller]
@@ -61,26 +67,29 @@ fn example_paired_decision(
     change: f64,
     width: f64,
 ) -> PairedDecisionOnCase {
-    let ratio =
-        |center: f64| TimeRatioWithInterval { center, low: center - width, high: center + width };
+    let ratio = |center: f64| TimeRatioWithInterval {
+        estimated_ratio: center,
+        ratio_low: center - width,
+        ratio_high: center + width,
+    };
     PairedDecisionOnCase {
-        case: case.to_owned(),
+        case_id: case.to_owned(),
         verdict,
         reason: None,
-        base_ns: 1_254_000.0,
-        head_ns: 1_254_000.0 * change,
+        base_median_launch_ns: 1_254_000.0,
+        head_median_launch_ns: 1_254_000.0 * change,
         ratio: ratio(change),
-        cycles: Some(ratio(change * 1.0004)),
-        null: ratio(1.0),
-        threshold: 0.01,
-        p_slower: if verdict == VerdictOnCase::Regressed { 0.000_03 } else { 0.7312 },
-        p_faster: 1.0,
-        detectable: Some(0.01 + 2.0 * width),
-        pairs: 12,
+        cycle_ratio: Some(ratio(change * 1.0004)),
+        null_pair_ratio: ratio(1.0),
+        relative_threshold: 0.01,
+        p_value_of_not_slower: if verdict == VerdictOnCase::Regressed { 0.000_03 } else { 0.7312 },
+        p_value_of_not_faster: 1.0,
+        smallest_detectable_slowdown: Some(0.01 + 2.0 * width),
+        usable_pairs: 12,
         pairs_needed: None,
-        decided_at: Some(12),
-        base_contention: None,
-        head_contention: None,
+        pairs_at_decision: Some(12),
+        base_cpu_contention: None,
+        head_cpu_contention: None,
     }
 }
 
@@ -101,7 +110,7 @@ fn comparison_with_every_verdict() -> Comparison {
         1.02,
         0.061,
     );
-    wide.reason = Some(CauseOfInconclusiveDecision::Wide);
+    wide.reason = Some(CauseOfInconclusiveDecision::IntervalTooWide);
     wide.pairs_needed = Some(44);
     let mut few = example_paired_decision(
         "denoise/loop/pi05_s50_p968_steps10_bf16/cuda/graph/hot",
@@ -109,22 +118,23 @@ fn comparison_with_every_verdict() -> Comparison {
         1.0,
         0.1,
     );
-    few.ratio = TimeRatioWithInterval { center: 1.0, low: 0.0, high: f64::INFINITY };
-    (few.reason, few.detectable, few.pairs) =
+    few.ratio =
+        TimeRatioWithInterval { estimated_ratio: 1.0, ratio_low: 0.0, ratio_high: f64::INFINITY };
+    (few.reason, few.smallest_detectable_slowdown, few.usable_pairs) =
         (Some(CauseOfInconclusiveDecision::TooFewPairs), None, 2);
     let judged = vec![
         CaseJudgement::from_both_rounds(
             regressed.clone(),
-            Some(PairedDecisionOnCase { pairs: 14, ..regressed }),
+            Some(PairedDecisionOnCase { usable_pairs: 14, ..regressed }),
             vec![],
             &ONE_PERCENT_LIMITS,
         ),
         CaseJudgement::from_both_rounds(few, None, vec![], &ONE_PERCENT_LIMITS),
         CaseJudgement::from_both_rounds(wide, None, vec![], &ONE_PERCENT_LIMITS),
-        CaseJudgement::for_case_without_blocks(
+        CaseJudgement::judge_case_without_blocks(
             "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
-            vec![InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
-                ComparedArm::Head,
+            vec![InconclusiveReason::CaseSkipped(MeasurementFailureOnSide::in_side_with_reason(
+                ComparedArm::HeadBuild,
                 "needs 201 MB | of 102 MB <free>",
             ))],
             &ComparisonTestPlan::default(),
@@ -155,43 +165,51 @@ fn comparison_with_every_verdict() -> Comparison {
     ];
     Comparison {
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
-        limits: ONE_PERCENT_LIMITS,
+        default_case_limits: ONE_PERCENT_LIMITS,
         judged_cases: judged,
         refused: vec![ComparisonRefusal {
-            field: "revision".to_owned(),
-            base: "1".to_owned(),
-            head: "2".to_owned(),
-            cases: vec!["st_bif/backward/n1_f32/cuda/replay/hot".to_owned()],
+            differing_field: "revision".to_owned(),
+            base_value: "1".to_owned(),
+            head_value: "2".to_owned(),
+            affected_cases: vec!["st_bif/backward/n1_f32/cuda/replay/hot".to_owned()],
         }],
         new_cases: vec!["st_bif/forward/n1_f32/cuda/newer/hot".to_owned()],
-        skipped: BTreeMap::from([(
+        skipped_in_head: BTreeMap::from([(
             "attention/forward/x/cuda/cudnn/hot".to_owned(),
             "libcudnn is missing".to_owned(),
         )]),
-        failed: BTreeMap::from([(
+        failed_in_head: BTreeMap::from([(
             "st_bif/forward/n1_f16/cuda/fused/hot".to_owned(),
             "output `spikes`: 3 of 64 elements differ, <first> & \"second\"\u{7}".into(),
         )]),
         unverified_cases: vec![],
-        verification: vec![],
+        verification_losses: vec![],
         numerics: OutputErrorReport::default(),
-        costs: vec![],
-        rules: RulesEffectReport::default(),
-        facts: BuildComparisonFacts {
-            base: "main (1a2b3c4d)".to_owned(),
-            head: "HEAD (9f8e7d6c)".to_owned(),
-            budget_s: 600.0,
-            broken: vec![FailedBenchProcess {
-                bench: "denoise".to_owned(),
-                side: ComparedArm::Base,
-                reason: "signal: 9 (SIGKILL)".to_owned(),
-                abandoned: true,
+        grown_costs: vec![],
+        rules: GateRulesEffectReport::default(),
+        method_facts: BuildComparisonFacts {
+            base_revision: "main (1a2b3c4d)".to_owned(),
+            head_revision: "HEAD (9f8e7d6c)".to_owned(),
+            round_budget_s: 600.0,
+            failed_processes: vec![FailedBenchProcess {
+                bench_name: "denoise".to_owned(),
+                side: ComparedArm::BaseBuild,
+                failure_reason: "signal: 9 (SIGKILL)".to_owned(),
+                bench_abandoned: true,
             }],
-            identical: vec!["st_bif".to_owned()],
-            optimised: true,
+            benches_with_identical_executables: vec!["st_bif".to_owned()],
+            optimised_build: true,
             rounds: vec![
-                ComparisonRoundCounts { blocks: 6, processes: 24, wall_s: 181.3 },
-                ComparisonRoundCounts { blocks: 7, processes: 28, wall_s: 60.2 },
+                ComparisonRoundCounts {
+                    most_trial_blocks: 6,
+                    process_count: 24,
+                    total_process_wall_s: 181.3,
+                },
+                ComparisonRoundCounts {
+                    most_trial_blocks: 7,
+                    process_count: 28,
+                    total_process_wall_s: 60.2,
+                },
             ],
             ..BuildComparisonFacts::default()
         },
@@ -205,26 +223,30 @@ fn judgement_from_process_runs(
     runs: (usize, usize),
 ) -> CaseJudgement {
     let side = |runs: usize, spread: f64| RunCountAndSpreadOfSide {
-        runs,
-        spread: (runs > 1).then_some(spread),
+        run_count: runs,
+        relative_half_range: (runs > 1).then_some(spread),
         single_run_spread: (runs == 1).then_some(ASSUMED_TEN_PERCENT_SPREAD),
-        contention: 0.0,
+        cpu_contention_share: 0.0,
     };
-    let single = InconclusiveReason::SingleRun { assumed: 0.1 };
+    let single = InconclusiveReason::BaselineHasSingleRun { assumed_interval_half_width: 0.1 };
     CaseJudgement {
-        case: case.to_owned(),
+        case_id: case.to_owned(),
         verdict,
         reasons: (verdict == VerdictOnCase::Inconclusive).then_some(single).into_iter().collect(),
-        threshold: LimitWithSource::from_default(0.281),
-        base_ns: 200_000.0,
-        head_ns: 200_000.0 * change,
-        ratio: TimeRatioWithInterval { center: change, low: change * 0.98, high: change * 1.02 },
+        regression_threshold: LimitWithSource::from_program_default(0.281),
+        base_launch_ns: 200_000.0,
+        head_launch_ns: 200_000.0 * change,
+        ratio: TimeRatioWithInterval {
+            estimated_ratio: change,
+            ratio_low: change * 0.98,
+            ratio_high: change * 1.02,
+        },
         detectable_change: Some(0.307),
         evidence: JudgementEvidence::Runs(Box::new(BaselineRunEvidence {
             same_device: false,
-            card: None,
+            compared_card: None,
             base: side(runs.0, 0.011),
-            head: RunCountAndSpreadOfSide { spread: None, ..side(runs.1, 0.0) },
+            head: RunCountAndSpreadOfSide { relative_half_range: None, ..side(runs.1, 0.0) },
         })),
     }
 }
@@ -245,7 +267,7 @@ fn inconclusive_judgement(
 fn example_gate_report() -> BaselineVerdicts {
     BaselineVerdicts {
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
-        limits: BaselineJudgementSettings::default().limits,
+        default_case_limits: BaselineJudgementSettings::default().limits,
         judged_cases: vec![
             judgement_from_process_runs("a/b/n1/cuda/x/hot", VerdictOnCase::Regressed, 1.4, (5, 1)),
             judgement_from_process_runs(
@@ -258,7 +280,7 @@ fn example_gate_report() -> BaselineVerdicts {
                 "a/b/n5/cuda/x/hot",
                 1.29,
                 (5, 1),
-                InconclusiveReason::Undetectable { detectable: 0.307 },
+                InconclusiveReason::ChangeBelowDetectable { smallest_detectable_slowdown: 0.307 },
             ),
             judgement_from_process_runs(
                 "a/b/n3/cuda/x/hot",
@@ -269,30 +291,30 @@ fn example_gate_report() -> BaselineVerdicts {
         ],
         refused: vec![],
         new_cases: vec![],
-        skipped: BTreeMap::new(),
-        failed: BTreeMap::new(),
+        skipped_in_head: BTreeMap::new(),
+        failed_in_head: BTreeMap::new(),
         unverified_cases: vec![],
-        verification: vec![],
+        verification_losses: vec![],
         numerics: OutputErrorReport::default(),
-        costs: vec![],
-        rules: RulesEffectReport::default(),
-        facts: BaselineComparisonFacts {
-            baseline: "main".to_owned(),
-            base_commits: vec!["1a2b3c4d".to_owned()],
-            head_commits: vec!["9f8e7d6c+changes".to_owned()],
-            other_device: Some(("GPU-1".to_owned(), "GPU-2".to_owned())),
-            unsealed: true,
+        grown_costs: vec![],
+        rules: GateRulesEffectReport::default(),
+        method_facts: BaselineComparisonFacts {
+            baseline_name: "main".to_owned(),
+            baseline_commits: vec!["1a2b3c4d".to_owned()],
+            judged_commits: vec!["9f8e7d6c+changes".to_owned()],
+            baseline_and_run_device: Some(("GPU-1".to_owned(), "GPU-2".to_owned())),
+            baseline_lacks_checksum: true,
             staleness: Some(AgeOfBaseline {
-                recorded: "2026-11-21T12:00:00Z".to_owned(),
-                commit: "1a2b3c4d".to_owned(),
-                days: Some(1),
-                commits: Some(34),
+                oldest_run_start_time: "2026-11-21T12:00:00Z".to_owned(),
+                oldest_run_commit: "1a2b3c4d".to_owned(),
+                days_since_oldest_run: Some(1),
+                commits_since_oldest_run: Some(34),
             }),
             policy: BaselineJudgementSettings::default(),
-            not_run: vec!["a/b/n4/cuda/x/hot".to_owned()],
-            interrupted: vec!["other".to_owned()],
+            baseline_cases_not_run: vec!["a/b/n4/cuda/x/hot".to_owned()],
+            interrupted_benches: vec!["other".to_owned()],
             missing_shards: vec![],
-            own: vec![],
+            runs_compared_with_themselves: vec![],
         },
     }
 }
@@ -302,22 +324,22 @@ fn a_report_explains_a_slower_case_and_lists_skipped_cases() {
     let case = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
     let change = "attention/flash_mma D=64: registers 96 -> 128".to_owned();
     let code = CaseKernelComparison {
-        same: 1,
-        code: vec![change.clone()],
+        identical_kernels: 1,
+        code_difference_lines: vec![change.clone()],
         ..CaseKernelComparison::default()
     };
     let why = SlowdownExplanation {
-        causes: vec![SlowdownCause::Code],
-        evidence: vec![change.clone()],
+        causes: vec![SlowdownCause::CodeChanged],
+        evidence_of_causes: vec![change.clone()],
         ..SlowdownExplanation::default()
     };
     let facts = BuildComparisonFacts {
-        code: BTreeMap::from([(case.clone(), code)]),
+        kernel_comparisons_by_case: BTreeMap::from([(case.clone(), code)]),
         explanations: BTreeMap::from([(case.clone(), why)]),
-        unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
-        ..comparison_with_every_verdict().facts
+        unaffected_cases: vec!["a/b/n1/cuda/x/hot".to_owned()],
+        ..comparison_with_every_verdict().method_facts
     };
-    let compared = Comparison { facts, ..comparison_with_every_verdict() };
+    let compared = Comparison { method_facts: facts, ..comparison_with_every_verdict() };
     let text = verdicts::verdict_report_text(&compared, None);
     for line in [
         format!("{case}: changed: code; {change}"),
@@ -339,45 +361,48 @@ fn a_report_explains_a_slower_case_and_lists_skipped_cases() {
 #[test]
 fn the_headline_shows_what_fails_and_junit_shows_accepted_bounds() {
     let case = "st_bif/forward/n1_f32/cuda/fused/hot".to_owned();
-    let grown = |cost: LaunchCostKind| CostGrowthOfCase {
-        case: case.clone(),
+    let grown = |cost: LaunchCostKind| LaunchCostGrowthOfCase {
+        case_id: case.clone(),
         cost,
-        base: 1.0,
-        head: 2.0,
-        allowed: 0.0,
-        further: None,
+        base_cost: 1.0,
+        head_cost: 2.0,
+        allowed_relative_growth: 0.0,
+        growth_confirmation: None,
     };
     let broken = |side, abandoned| FailedBenchProcess {
-        bench: "st_bif".to_owned(),
+        bench_name: "st_bif".to_owned(),
         side,
-        reason: "hung".to_owned(),
-        abandoned,
+        failure_reason: "hung".to_owned(),
+        bench_abandoned: abandoned,
     };
     let accepted = AcceptanceAppliedToCase {
-        case: case.clone(),
-        slower: Some(0.5),
-        growth: None,
-        less_verified: false,
-        removed: false,
-        reason: "exact sums".to_owned(),
+        case_id: case.clone(),
+        max_accepted_relative_slowdown: Some(0.5),
+        max_accepted_error_ratio: None,
+        allows_less_verification: false,
+        allows_removal: false,
+        acceptance_reason: "exact sums".to_owned(),
     };
-    let rules = RulesEffectReport {
-        file: Some("kernelgate.toml".to_owned()),
-        thresholds: vec![("`st`: 3%".to_owned(), 1)],
+    let rules = GateRulesEffectReport {
+        rules_file_name: Some("kernelgate.toml".to_owned()),
+        threshold_rules_with_case_counts: vec![("`st`: 3%".to_owned(), 1)],
         accepted: vec![accepted],
-        undecided: vec!["launches could not be judged".to_owned()],
-        ..RulesEffectReport::default()
+        notes_on_unjudged_limits: vec!["launches could not be judged".to_owned()],
+        ..GateRulesEffectReport::default()
     };
     let compared = Comparison {
-        costs: vec![grown(LaunchCostKind::Launches), grown(LaunchCostKind::DeviceMemory)],
+        grown_costs: vec![
+            grown(LaunchCostKind::CommandsPerLaunch),
+            grown(LaunchCostKind::DeviceMemoryBytes),
+        ],
         rules,
-        facts: BuildComparisonFacts {
-            broken: vec![
-                broken(ComparedArm::Head, true),
-                broken(ComparedArm::Head, true),
-                broken(ComparedArm::Base, false),
+        method_facts: BuildComparisonFacts {
+            failed_processes: vec![
+                broken(ComparedArm::HeadBuild, true),
+                broken(ComparedArm::HeadBuild, true),
+                broken(ComparedArm::BaseBuild, false),
             ],
-            ..comparison_with_every_verdict().facts
+            ..comparison_with_every_verdict().method_facts
         },
         ..comparison_with_every_verdict()
     };
@@ -398,8 +423,8 @@ fn a_report_without_compared_kernels_does_not_call_kernels_equal() {
     let with = |not_compared: Option<(&str, &str)>| {
         let owned = |(what, why): (&str, &str)| (what.to_owned(), why.to_owned());
         let compared = ArchitectureKernelComparison {
-            arch: "sm_90a".to_owned(),
-            not_compared: not_compared.map(owned).into_iter().collect(),
+            gpu_architecture: "sm_90a".to_owned(),
+            benches_not_compared: not_compared.map(owned).into_iter().collect(),
             ..ArchitectureKernelComparison::default()
         };
         comparison::changed_kernel_lines(&compared)
@@ -417,16 +442,16 @@ fn line_breaks_in_a_failure_message_add_no_report_line() {
         BTreeMap::from([(case.to_owned(), message.into())])
     }
     let report = BaselineVerdicts {
-        failed: one_case_with_failure_message("a/b/x"),
-        skipped: one_case_with_failure_message("a/b/y"),
+        failed_in_head: one_case_with_failure_message("a/b/x"),
+        skipped_in_head: one_case_with_failure_message("a/b/y"),
         ..example_gate_report()
     };
     let compared = Comparison {
-        failed: one_case_with_failure_message("a/b/x"),
-        skipped: one_case_with_failure_message("a/b/z"),
-        facts: BuildComparisonFacts {
+        failed_in_head: one_case_with_failure_message("a/b/x"),
+        skipped_in_head: one_case_with_failure_message("a/b/z"),
+        method_facts: BuildComparisonFacts {
             failed_in_base: one_case_with_failure_message("a/b/y"),
-            ..comparison_with_every_verdict().facts
+            ..comparison_with_every_verdict().method_facts
         },
         ..comparison_with_every_verdict()
     };
@@ -448,7 +473,7 @@ fn line_breaks_in_a_failure_message_add_no_report_line() {
 /// An example failure of a case: its output `<spikes>` differs from the expected bits in some of
 /// the checked elements.
 fn failure_with_differing_output_bits() -> CaseFailureReason {
-    CaseFailureReason::with_kind_and_sentence("differs", "1 of 64 elements differ")
+    CaseFailureReason::failure_with_kind_and_sentence("differs", "1 of 64 elements differ")
         .with_name_fact("output", "<spikes>")
         .with_number_fact("checked", 64.0)
 }
@@ -460,105 +485,119 @@ fn comparison_with_every_field() -> Comparison {
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
     let slower = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
     let code = CaseKernelComparison {
-        same: 1,
-        code: vec!["flash: registers 96 -> 128".to_owned()],
+        identical_kernels: 1,
+        code_difference_lines: vec!["flash: registers 96 -> 128".to_owned()],
         ..Default::default()
     };
-    let seeds = ErrorGrowthOfCase {
-        case: case("n2"),
-        output: Some("spikes".to_owned()),
-        figure: OutputErrorFigure::RelativeL2,
-        seeds: 8,
-        needed: 8,
-        base: 3.8e-5,
-        head: 1.2e-4,
-        ratio: Some(3.2),
-        allowed: 1.5,
-        one_data_set: false,
+    let seeds = OutputErrorGrowthOfCase {
+        case_id: case("n2"),
+        output_with_largest_growth: Some("spikes".to_owned()),
+        error_measure: OutputErrorMeasure::RelativeL2Error,
+        seed_count: 8,
+        seeds_needed: 8,
+        base_median_error: 3.8e-5,
+        head_median_error: 1.2e-4,
+        median_error_ratio: Some(3.2),
+        allowed_error_ratio: 1.5,
+        seeds_share_one_data_set: false,
     };
-    let suspected = ErrorGrowthOfCase { case: case("n3"), seeds: 3, ..seeds.clone() };
-    let one = ErrorGrowthOfCase { case: case("n4"), seeds: 1, one_data_set: true, ..seeds.clone() };
-    let cost = |cost: LaunchCostKind, further| CostGrowthOfCase {
-        case: case("n1"),
+    let suspected = OutputErrorGrowthOfCase { case_id: case("n3"), seed_count: 3, ..seeds.clone() };
+    let one = OutputErrorGrowthOfCase {
+        case_id: case("n4"),
+        seed_count: 1,
+        seeds_share_one_data_set: true,
+        ..seeds.clone()
+    };
+    let cost = |cost: LaunchCostKind, further| LaunchCostGrowthOfCase {
+        case_id: case("n1"),
         cost,
-        base: 2e9,
-        head: 3e9,
-        allowed: 0.1,
-        further,
+        base_cost: 2e9,
+        head_cost: 3e9,
+        allowed_relative_growth: 0.1,
+        growth_confirmation: further,
     };
-    let unclear = GrowthConfirmationPairs { pairs: 8, grown: 6, found: false };
-    let checked = |checked| OutputVerificationExtent::Verified { checked, total: 1600 };
+    let unclear =
+        GrowthConfirmationPairs { pair_count: 8, pairs_with_growth: 6, growth_confirmed: false };
+    let checked = |checked| OutputVerificationExtent::Verified {
+        compared_elements: checked,
+        total_elements: 1600,
+    };
     let facts = BuildComparisonFacts {
-        calibration: Some("calibration of 2026-11-20: threshold 1.50 %".to_owned()),
-        removed: vec![case("n5")],
+        calibration_description: Some("calibration of 2026-11-20: threshold 1.50 %".to_owned()),
+        removed_cases: vec![case("n5")],
         failed_in_base: BTreeMap::from([(case("n7"), failure_with_differing_output_bits())]),
-        left_alone: BTreeMap::from([("other of the head".to_owned(), "no mark".to_owned())]),
-        criterion: vec![CriterionOnlyBench {
-            bench: "plain".to_owned(),
-            cases: vec!["plain/sum".to_owned()],
-            process_s: 1.5,
-            overridden: BTreeMap::from([("plain/sum".to_owned(), vec!["10 samples".to_owned()])]),
+        unusable_benches: BTreeMap::from([("other of the head".to_owned(), "no mark".to_owned())]),
+        criterion_benches: vec![CriterionOnlyBench {
+            bench_name: "plain".to_owned(),
+            compared_cases: vec!["plain/sum".to_owned()],
+            process_wall_s: 1.5,
+            overridden_sampling_by_case: BTreeMap::from([(
+                "plain/sum".to_owned(),
+                vec!["10 samples".to_owned()],
+            )]),
         }],
-        optimised: false,
-        delays: Some("x=100".to_owned()),
-        code: BTreeMap::from([(slower.clone(), code)]),
+        optimised_build: false,
+        injected_delays_text: Some("x=100".to_owned()),
+        kernel_comparisons_by_case: BTreeMap::from([(slower.clone(), code)]),
         explanations: BTreeMap::from([(
             slower,
             SlowdownExplanation {
-                causes: vec![SlowdownCause::Code],
-                evidence: vec!["flash: registers 96 -> 128".to_owned()],
+                causes: vec![SlowdownCause::CodeChanged],
+                evidence_of_causes: vec!["flash: registers 96 -> 128".to_owned()],
                 ..SlowdownExplanation::default()
             },
         )]),
-        unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
-        untimed: vec!["a/b/n2/cuda/x/hot".to_owned()],
-        ..comparison_with_every_verdict().facts
+        unaffected_cases: vec!["a/b/n1/cuda/x/hot".to_owned()],
+        cases_with_identical_executable: vec!["a/b/n2/cuda/x/hot".to_owned()],
+        ..comparison_with_every_verdict().method_facts
     };
     Comparison {
         unverified_cases: vec![case("n6")],
-        verification: [OutputVerificationExtent::Unverified, checked(3)]
+        verification_losses: [OutputVerificationExtent::Unverified, checked(3)]
             .into_iter()
             .filter_map(|head| VerificationLoss::from_extents(&case("n8"), checked(1600), head))
             .collect(),
         numerics: OutputErrorReport {
-            compared: 5,
-            changed: 3,
-            changed_outputs: 3,
-            grown: vec![seeds, suspected, one],
+            compared_cases: 5,
+            cases_with_changed_errors: 3,
+            outputs_with_changed_errors: 3,
+            error_growths: vec![seeds, suspected, one],
         },
-        costs: vec![
-            cost(LaunchCostKind::DeviceMemory, None),
-            cost(LaunchCostKind::HostTime, Some(unclear)),
+        grown_costs: vec![
+            cost(LaunchCostKind::DeviceMemoryBytes, None),
+            cost(LaunchCostKind::HostEnqueueTime, Some(unclear)),
         ],
-        rules: RulesEffectReport {
-            removed: RemovedCasesMeaning::default(),
-            file: Some("kernelgate.toml".to_owned()),
-            thresholds: vec![("`^st_bif/`: 3%, 200 ns".to_owned(), 2)],
+        rules: GateRulesEffectReport {
+            removed: RemovedCasesEffect::default(),
+            rules_file_name: Some("kernelgate.toml".to_owned()),
+            threshold_rules_with_case_counts: vec![("`^st_bif/`: 3%, 200 ns".to_owned(), 2)],
             accepted: vec![AcceptanceAppliedToCase {
-                case: case("n1"),
-                slower: Some(0.12),
-                growth: Some(2.0),
-                removed: false,
-                less_verified: true,
-                reason: "exact sums".to_owned(),
+                case_id: case("n1"),
+                max_accepted_relative_slowdown: Some(0.12),
+                max_accepted_error_ratio: Some(2.0),
+                allows_removal: false,
+                allows_less_verification: true,
+                acceptance_reason: "exact sums".to_owned(),
             }],
-            notes: vec!["[[accept]] `x` matches no case".to_owned()],
-            unmatched: BTreeSet::new(),
-            undecided: vec!["launches could not be judged".to_owned()],
+            notes_on_rules_without_effect: vec!["[[accept]] `x` matches no case".to_owned()],
+            notes_on_unmatched_patterns: BTreeSet::new(),
+            notes_on_unjudged_limits: vec!["launches could not be judged".to_owned()],
         },
-        facts,
+        method_facts: facts,
         ..comparison_with_every_verdict()
     }
 }
 
 /// An example gate report with the lists and findings that [`example_gate_report`] lacks.
 fn gate_report_with_every_field() -> BaselineVerdicts {
-    let Comparison { verification, numerics, costs, rules, .. } = comparison_with_every_field();
+    let Comparison {
+        verification_losses: verification, numerics, grown_costs: costs, rules, ..
+    } = comparison_with_every_field();
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
     let inconclusive = |name: &str, reason: InconclusiveReason| {
         let mut judged = inconclusive_judgement(&case(name), 1.1, (5, 2), reason);
         if let JudgementEvidence::Runs(runs) = &mut judged.evidence {
-            runs.head.contention = 0.4;
+            runs.head.cpu_contention_share = 0.4;
         }
         judged
     };
@@ -568,55 +607,65 @@ fn gate_report_with_every_field() -> BaselineVerdicts {
         }
     };
     let mut all = example_gate_report().judged_cases;
+    let head = SideThatCausesDoubt { side: ComparedArm::HeadBuild };
     all.extend([
         inconclusive(
             "wide",
-            InconclusiveReason::Wide(TimeRatioWithInterval {
-                center: 1.1,
-                low: 1.078,
-                high: 1.122,
+            InconclusiveReason::IntervalTooWide(TimeRatioWithInterval {
+                estimated_ratio: 1.1,
+                ratio_low: 1.078,
+                ratio_high: 1.122,
             }),
         ),
+        inconclusive("throttled", InconclusiveReason::GpuThrottled(head)),
+        inconclusive("shared", InconclusiveReason::SharedGpu(head)),
         inconclusive(
-            "throttled",
-            InconclusiveReason::Throttled(SideThatCausesDoubt { side: ComparedArm::Head }),
+            "clock",
+            InconclusiveReason::DifferentSmClocks { head_to_base_clock_ratio: 0.8 },
         ),
         inconclusive(
-            "shared",
-            InconclusiveReason::SharedGpu(SideThatCausesDoubt { side: ComparedArm::Head }),
+            "unsettled",
+            InconclusiveReason::PowerStateUnsettled { relative_time_range_width: 0.3 },
         ),
-        inconclusive("clock", InconclusiveReason::Clock { ratio: 0.8 }),
-        inconclusive("unsettled", InconclusiveReason::Unsettled { width: 0.3 }),
         inconclusive(
             "host",
-            InconclusiveReason::HostBound(SideThatCausesDoubt { side: ComparedArm::Base }),
+            InconclusiveReason::HostBound(SideThatCausesDoubt { side: ComparedArm::BaseBuild }),
         ),
         inconclusive("less", InconclusiveReason::LessVerified(verification[1].clone())),
     ]);
     single(
         &mut all[0],
-        AssumedSpreadOfSingleRun { relative: 0.02, from: SourceOfAssumedSpread::EarlierRuns },
+        AssumedSpreadOfSingleRun {
+            relative_half_width: 0.02,
+            from: SourceOfAssumedSpread::EarlierCodeRuns,
+        },
     );
     single(
         &mut all[2],
-        AssumedSpreadOfSingleRun { relative: 0.03, from: SourceOfAssumedSpread::Calibration },
+        AssumedSpreadOfSingleRun {
+            relative_half_width: 0.03,
+            from: SourceOfAssumedSpread::DeviceCalibration,
+        },
     );
     let facts = BaselineComparisonFacts {
         missing_shards: vec!["st_bif 2/4".to_owned()],
-        own: vec!["s1/st_bif".to_owned()],
-        ..example_gate_report().facts
+        runs_compared_with_themselves: vec!["s1/st_bif".to_owned()],
+        ..example_gate_report().method_facts
     };
     BaselineVerdicts {
         judged_cases: all,
         new_cases: vec![case("n5")],
-        skipped: BTreeMap::from([(case("n6"), "needs 201 MB | of 102 MB <free>".to_owned())]),
-        failed: BTreeMap::from([(case("n7"), failure_with_differing_output_bits())]),
+        skipped_in_head: BTreeMap::from([(
+            case("n6"),
+            "needs 201 MB | of 102 MB <free>".to_owned(),
+        )]),
+        failed_in_head: BTreeMap::from([(case("n7"), failure_with_differing_output_bits())]),
         unverified_cases: vec![case("n9")],
-        verification,
+        verification_losses: verification,
         numerics,
-        costs,
+        grown_costs: costs,
         rules,
-        facts,
+        method_facts: facts,
         ..example_gate_report()
     }
 }
@@ -718,10 +767,10 @@ fn a_lost_verification_is_shown_in_comment_junit_and_html() {
 #[test]
 fn a_refused_comparison_is_reported_before_every_verdict() {
     let refusal = ComparisonRefusal {
-        field: "driver".to_owned(),
-        base: "580".to_owned(),
-        head: "570".to_owned(),
-        cases: ["a", "b", "c"].map(str::to_owned).to_vec(),
+        differing_field: "driver".to_owned(),
+        base_value: "580".to_owned(),
+        head_value: "570".to_owned(),
+        affected_cases: ["a", "b", "c"].map(str::to_owned).to_vec(),
     };
     let gated =
         BaselineVerdicts { judged_cases: vec![], refused: vec![refusal], ..example_gate_report() };
@@ -808,46 +857,55 @@ fn a_calibration_report_matches_its_snapshot() {
 
 #[test]
 fn every_outcome_of_a_bisection_is_reported() {
-    let ends = HeadToBaseTimeRatio { ratio: 1.2, low: 1.18, high: 1.22 };
+    let ends = HeadToBaseTimeRatio { time_ratio: 1.2, time_ratio_low: 1.18, time_ratio_high: 1.22 };
     let suspect = |commit: &str, merged| SlowdownSuspectCommit {
-        commit: commit.repeat(10),
-        subject: format!("change {commit}"),
-        merged,
+        suspect_commit: commit.repeat(10),
+        commit_subject: format!("change {commit}"),
+        merged_commit_count: merged,
     };
     let found = |confirmation| CommitRangeWithSlowdown {
-        last_good: 2,
-        first_bad: 4,
-        left_out: vec![(3, "does not build".to_owned())],
-        ends,
+        last_good_position: 2,
+        first_bad_position: 4,
+        skipped_positions: vec![(3, "does not build".to_owned())],
+        bad_to_good_time_ratio: ends,
         confirmation,
-        asked: 7,
-        confidence: 0.96,
+        comparisons_made: 7,
+        bisection_confidence: 0.96,
     };
     let commits = FoundSlowdownCommits {
         suspects: vec![suspect("cccc", 0), suspect("dddd", 3)],
-        last_good: "bbbb".repeat(10),
-        left_out: BTreeMap::from([("cccc".repeat(10), "does not build".to_owned())]),
-        diff_stat: " 2 files changed".to_owned(),
+        last_good_commit: "bbbb".repeat(10),
+        skipped_commits: BTreeMap::from([("cccc".repeat(10), "does not build".to_owned())]),
+        git_diff_stat: " 2 files changed".to_owned(),
         executables: None,
     };
     let texts = [
-        (BisectionEnd::Found(found(BisectionAnswer::Slower(ends))), Some(commits.clone())),
-        (BisectionEnd::Found(found(BisectionAnswer::Undecided("noise".to_owned()))), Some(commits)),
+        (BisectionEnd::SlowdownFound(found(BisectionAnswer::Slower(ends))), Some(commits.clone())),
         (
-            BisectionEnd::NoDifference(HeadToBaseTimeRatio { ratio: 1.0, low: 0.99, high: 1.01 }),
+            BisectionEnd::SlowdownFound(found(BisectionAnswer::UndecidedWithReason(
+                "noise".to_owned(),
+            ))),
+            Some(commits),
+        ),
+        (
+            BisectionEnd::BadEndNotSlower(HeadToBaseTimeRatio {
+                time_ratio: 1.0,
+                time_ratio_low: 0.99,
+                time_ratio_high: 1.01,
+            }),
             None,
         ),
-        (BisectionEnd::EndsUndecided("interval too wide".to_owned()), None),
-        (BisectionEnd::EndUnusable("the head does not build".to_owned()), None),
+        (BisectionEnd::GoodAndBadEndUndecided("interval too wide".to_owned()), None),
+        (BisectionEnd::BadEndUnmeasurable("the head does not build".to_owned()), None),
     ]
     .map(|(ended, found)| {
         let (good, bad) = ("v1 (aaaaaaaa)".to_owned(), "HEAD (eeeeeeee)".to_owned());
         super::bisection::bisection_report_text(&BisectionResult {
-            case: "st_bif/forward/n1_f32/cuda/fused/hot".to_owned(),
-            good,
-            bad,
-            commits: 5,
-            ended,
+            case_id: "st_bif/forward/n1_f32/cuda/fused/hot".to_owned(),
+            good_revision: good,
+            bad_revision: bad,
+            bisected_commit_count: 5,
+            bisection_end: ended,
             found,
         })
     });

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fmt::Write as _;
 
-use super::summary::{self, UnjudgedEntry, UnjudgedKind, VerdictSummary};
+use super::summary::{self, UnjudgedEntry, UnjudgedReasonKind, VerdictSummary};
 use crate::gate::inconclusive_reason::InconclusiveReason;
 use crate::gate::judgement::CaseJudgement;
 use crate::gate::verdict::VerdictOnCase;
-use crate::gate::verdicts::{MethodFactsForExit, VerdictsAndFindings};
+use crate::gate::verdicts::{ExitFactsOfGateOrCompare, VerdictsAndFindings};
 use kernelgate::record::text::{clean_message_for_terminal, indent_every_line};
 use kernelgate_cuda::CaseFailureReason;
 
@@ -20,8 +20,8 @@ const MAX_CASES_NAMED_PER_KIND: usize = 20;
 
 /// The report texts that differ between the two ways of judging, `kernelgate gate` and `kernelgate
 /// compare`.
-pub trait VerdictReportTexts: MethodFactsForExit {
-    /// The verb: "kernelgate compare".
+pub trait VerdictReportTexts: ExitFactsOfGateOrCompare {
+    /// The judging verb, such as "kernelgate compare".
     const JUDGING_COMMAND: &'static str;
     /// Names of base and head in sentences of the report.
     const NAMES_OF_BASE_AND_HEAD: [&'static str; 2];
@@ -35,45 +35,46 @@ pub trait VerdictReportTexts: MethodFactsForExit {
     /// Report text before the name of a case that the head did not run.
     const SKIPPED_CASE_LABEL: &'static str;
 
-    /// A line before everything.
+    /// A line on cases that were not timed because the executables are equal; it precedes the whole
+    /// report.
     fn line_on_identical_executables(_: &VerdictsAndFindings<Self>) -> Option<String> {
         None
     }
-    /// Base, head and device.
+    /// One report line that names the base, the head and the device.
     fn base_head_and_device_line(verdicts: &VerdictsAndFindings<Self>) -> String;
     /// Report rows about base, head, device and noise, each with a name and a text.
     fn table_rows_on_base_head_and_device(
         verdicts: &VerdictsAndFindings<Self>,
     ) -> Vec<(&'static str, String)>;
     /// Largest relative slow-down of a case that is not a regression, per cent.
-    fn threshold_in_percent(verdicts: &VerdictsAndFindings<Self>) -> f64;
+    fn regression_threshold_percent(verdicts: &VerdictsAndFindings<Self>) -> f64;
     /// The headline if nothing could be judged because base and head are not comparable.
     fn headline_if_all_is_refused(_: &VerdictsAndFindings<Self>) -> Option<String> {
         None
     }
     /// Number of cases that were not timed because their bench's executables are equal byte by byte
     /// in both builds.
-    fn cases_with_identical_executables(&self) -> usize {
+    fn count_cases_with_identical_executables(&self) -> usize {
         0
     }
     /// Further parts of the report's headline, each after "; ".
     fn further_headline_parts(&self) -> String;
     /// Advice on how to verify the cases with this number of seeds of input data.
-    fn advice_for_more_seeds(&self, seeds: usize) -> String;
+    fn advice_to_verify_with_seeds(&self, seeds: usize) -> String;
     /// Advice on how to get a decision on these inconclusive cases, after "; ".
     fn advice_for_inconclusive_cases(
         verdicts: &VerdictsAndFindings<Self>,
         cases: &[&CaseJudgement],
     ) -> String;
-    /// Entries without a row.
+    /// Report entries for cases that have no row in the table because they have no time.
     fn entries_for_cases_without_times(verdicts: &VerdictsAndFindings<Self>) -> Vec<UnjudgedEntry>;
-    /// Lines before all others.
+    /// Lines of the verdict report that come before all other lines.
     fn report_notes_before_others(_: &VerdictsAndFindings<Self>) -> Vec<String> {
         Vec::new()
     }
     /// Report lines about cases that were not measured.
     fn notes_on_unmeasured_cases(&self) -> Vec<String>;
-    /// Lines after all others.
+    /// Lines of the verdict report that come after all other lines.
     fn report_notes_after_others(verdicts: &VerdictsAndFindings<Self>) -> Vec<String>;
     /// Report lines that require no action by the reader.
     fn lines_that_need_no_action(verdicts: &VerdictsAndFindings<Self>) -> Vec<String>;
@@ -117,19 +118,19 @@ pub fn verdict_report_summary<F: VerdictReportTexts>(
         F::TABLE_COLUMNS_EXPLANATION.iter().map(|line| (*line).to_owned()).collect();
     details.extend(F::lines_that_need_no_action(verdicts));
     VerdictSummary {
-        verb: F::JUDGING_COMMAND,
-        package: None,
-        headline: verdict_headline(verdicts),
-        facts: F::table_rows_on_base_head_and_device(verdicts),
+        judging_verb: F::JUDGING_COMMAND,
+        package_name: None,
+        report_headline: verdict_headline(verdicts),
+        facts_on_compared_sides: F::table_rows_on_base_head_and_device(verdicts),
         rows: verdicts.judged_cases.clone(),
         unjudged_entries: all_unjudged_entries(verdicts),
         rules: verdicts.rules.clone(),
-        notes: F::line_on_identical_executables(verdicts)
+        notes_below_table: F::line_on_identical_executables(verdicts)
             .into_iter()
             .chain(verdict_report_notes(verdicts))
             .collect(),
-        details,
-        evidence: F::UNIT_OF_EVIDENCE_COLUMN,
+        foldable_lines: details,
+        evidence_unit: F::UNIT_OF_EVIDENCE_COLUMN,
         command_to_reproduce: reproduce.to_owned(),
     }
 }
@@ -140,7 +141,7 @@ pub fn verdict_headline<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>
     if let Some(refusal) = F::headline_if_all_is_refused(verdicts) {
         return refusal;
     }
-    let identical = verdicts.facts.cases_with_identical_executables();
+    let identical = verdicts.method_facts.count_cases_with_identical_executables();
     let mut counts =
         summary::verdict_counts_text(|verdict| verdicts.count_cases_with_verdict(verdict));
     if identical > 0 {
@@ -152,19 +153,19 @@ pub fn verdict_headline<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>
         0 => String::new(),
         count => format!(", {count} {word}"),
     };
-    let refused = verdicts.refused.iter().map(|refusal| refusal.cases.len()).sum();
-    let skipped = match verdicts.skipped.len() {
+    let refused = verdicts.refused.iter().map(|refusal| refusal.affected_cases.len()).sum();
+    let skipped = match verdicts.skipped_in_head.len() {
         0 => String::new(),
         count => format!("; {count} skipped"),
     };
     format!(
         "{counts}{}{}{} of {} (threshold {}%){}{skipped}{}",
-        more(verdicts.failed.len(), "failed"),
+        more(verdicts.failed_in_head.len(), "failed"),
         summary::non_time_findings_headline(verdicts),
         more(refused, "refused"),
         verdicts.judged_cases.len() + identical,
-        (10.0 * F::threshold_in_percent(verdicts)).round() / 10.0,
-        verdicts.facts.further_headline_parts(),
+        (10.0 * F::regression_threshold_percent(verdicts)).round() / 10.0,
+        verdicts.method_facts.further_headline_parts(),
         summary::unjudged_bounds_headline(&verdicts.rules),
     )
 }
@@ -174,20 +175,25 @@ fn all_unjudged_entries<F: VerdictReportTexts>(
 ) -> Vec<UnjudgedEntry> {
     let mut others = Vec::new();
     let failed = |(case, why): (&String, &CaseFailureReason)| {
-        UnjudgedEntry::failed_case_entry(case, UnjudgedKind::Failed, F::FAILED_CASE_LABEL, why)
+        UnjudgedEntry::failed_case_entry(
+            case,
+            UnjudgedReasonKind::WrongOutputOrBenchFailed,
+            F::FAILED_CASE_LABEL,
+            why,
+        )
     };
-    others.extend(verdicts.failed.iter().map(failed));
+    others.extend(verdicts.failed_in_head.iter().map(failed));
     let skipped = |(case, why): (&String, &String)| {
         UnjudgedEntry::unjudged_with_reason(
             case,
-            UnjudgedKind::Skipped,
+            UnjudgedReasonKind::NotTimedOnBothSides,
             format!("{}: {why}", F::SKIPPED_CASE_LABEL),
         )
     };
-    others.extend(verdicts.skipped.iter().map(skipped));
+    others.extend(verdicts.skipped_in_head.iter().map(skipped));
     others.extend(
         summary::non_time_finding_entries(verdicts, |seeds| {
-            verdicts.facts.advice_for_more_seeds(seeds)
+            verdicts.method_facts.advice_to_verify_with_seeds(seeds)
         })
         .0,
     );
@@ -195,13 +201,21 @@ fn all_unjudged_entries<F: VerdictReportTexts>(
     others
         .extend(UnjudgedEntry::refused_case_entries(&verdicts.refused, F::NAMES_OF_BASE_AND_HEAD));
     let new = |case: &String| {
-        UnjudgedEntry::unjudged_with_reason(case, UnjudgedKind::Skipped, "new, not judged")
+        UnjudgedEntry::unjudged_with_reason(
+            case,
+            UnjudgedReasonKind::NotTimedOnBothSides,
+            "new, not judged",
+        )
     };
     others.extend(verdicts.new_cases.iter().map(new));
     others.extend(F::entries_for_cases_without_times(verdicts));
     if others.is_empty() {
         let nothing = |why| {
-            UnjudgedEntry::unjudged_with_reason(F::JUDGING_COMMAND, UnjudgedKind::Skipped, why)
+            UnjudgedEntry::unjudged_with_reason(
+                F::JUDGING_COMMAND,
+                UnjudgedReasonKind::NotTimedOnBothSides,
+                why,
+            )
         };
         others.extend(headline_if_nothing_judged(verdicts).map(nothing));
     }
@@ -220,21 +234,22 @@ fn verdict_report_notes<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>
     let [base, head] = F::NAMES_OF_BASE_AND_HEAD;
     let mut lines = F::report_notes_before_others(verdicts);
     lines.extend(verdicts.refused.iter().map(|refusal| {
-        let cases = first_name_and_number_of_others(&refusal.cases);
-        let (field, of_base, of_head) = (&refusal.field, &refusal.base, &refusal.head);
+        let cases = first_name_and_number_of_others(&refusal.affected_cases);
+        let (field, of_base, of_head) =
+            (&refusal.differing_field, &refusal.base_value, &refusal.head_value);
         format!(
             "refused: {field} is `{of_base}` in the {base} and `{of_head}` in the {head}: {cases}"
         )
     }));
-    lines.extend(labelled_cases_with_reasons(&verdicts.failed, F::FAILED_CASE_LABEL));
+    lines.extend(labelled_cases_with_reasons(&verdicts.failed_in_head, F::FAILED_CASE_LABEL));
     lines.extend(
         summary::non_time_finding_entries(verdicts, |seeds| {
-            verdicts.facts.advice_for_more_seeds(seeds)
+            verdicts.method_facts.advice_to_verify_with_seeds(seeds)
         })
         .1,
     );
-    lines.extend(labelled_cases_with_reasons(&verdicts.skipped, F::SKIPPED_CASE_LABEL));
-    lines.extend(verdicts.facts.notes_on_unmeasured_cases());
+    lines.extend(labelled_cases_with_reasons(&verdicts.skipped_in_head, F::SKIPPED_CASE_LABEL));
+    lines.extend(verdicts.method_facts.notes_on_unmeasured_cases());
     lines.extend(lines_by_inconclusive_reason(verdicts));
     lines.extend(headline_if_nothing_judged(verdicts));
     lines.extend(verdicts.rules.report_lines());
@@ -251,15 +266,21 @@ fn lines_by_inconclusive_reason<F: VerdictReportTexts>(
     // Cases that are inconclusive for these reasons are listed by name on lines of their own, with
     // advice.
     let has_line = |reason: &InconclusiveReason| {
-        matches!(reason, InconclusiveReason::SingleRun { .. } | InconclusiveReason::LessVerified(_))
+        matches!(
+            reason,
+            InconclusiveReason::BaselineHasSingleRun { .. } | InconclusiveReason::LessVerified(_)
+        )
     };
     let open =
         verdicts.judged_cases.iter().filter(|judged| judged.verdict == VerdictOnCase::Inconclusive);
     for judged in open.filter(|judged| !judged.reasons.iter().all(has_line)) {
-        by_reason.entry(judged.joined_reasons().unwrap_or_default()).or_default().push(judged);
+        by_reason
+            .entry(judged.joined_inconclusive_reasons().unwrap_or_default())
+            .or_default()
+            .push(judged);
     }
     let line = |(reason, cases): (String, Vec<&CaseJudgement>)| {
-        let names: Vec<&String> = cases.iter().map(|judged| &judged.case).collect();
+        let names: Vec<&String> = cases.iter().map(|judged| &judged.case_id).collect();
         format!(
             "inconclusive: {reason}: {}{}",
             first_name_and_number_of_others(&names),

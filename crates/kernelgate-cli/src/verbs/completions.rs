@@ -18,5 +18,5 @@ pub fn run_completions_command(
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, "kernelgate", &mut script);
     print!("{}", String::from_utf8_lossy(&script));
-    ProcessExitReason::Fine
+    ProcessExitReason::Success
 }

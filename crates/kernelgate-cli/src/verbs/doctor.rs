@@ -35,12 +35,12 @@ pub struct DoctorCommandArguments {
     #[arg(long, value_enum, value_name = "VERSION", num_args = 0..=1, default_missing_value = "13")]
     fetch_nvrtc: Option<InstallableNvrtc>,
     /// Record the machine: processor, memory, GPUs with driver, clocks, power limit and links
-    #[arg(long, value_name = "FILE", conflicts_with = "expect")]
-    save: Option<PathBuf>,
+    #[arg(long = "save", value_name = "FILE", conflicts_with = "expect")]
+    machine_output_file: Option<PathBuf>,
     /// Compare this machine with the machine recorded in a file; exit with 4 and print the facts
     /// that differ
-    #[arg(long, value_name = "FILE")]
-    expect: Option<PathBuf>,
+    #[arg(id = "expect", long = "expect", value_name = "FILE")]
+    expected_machine_file: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -48,8 +48,10 @@ pub struct DoctorCommandArguments {
 
 #[derive(Debug, Serialize)]
 struct MachineCheckResult {
-    what: &'static str,
-    finding: String,
+    #[serde(rename = "what")]
+    checked_subject: &'static str,
+    #[serde(rename = "finding")]
+    check_finding: String,
     /// Advice on what the user should do; `None` if the check found no problem.
     advice: Option<String>,
 }
@@ -59,17 +61,17 @@ pub fn run_doctor_command(
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     if let Some(nvrtc) = arguments.fetch_nvrtc {
-        let target = store.work.parent().unwrap_or(Path::new("."));
+        let target = store.generated_files_folder.parent().unwrap_or(Path::new("."));
         println!("{}", nvrtc.install_nvrtc_if_missing(target)?.display());
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
-    if let Some(path) = &arguments.save {
+    if let Some(path) = &arguments.machine_output_file {
         let machine = MachineHardware::hardware_of_this_machine();
         file::write_record_atomically(path, &machine)?;
         println!("machine {} in {}", machine.hash_of_hardware_facts(), path_for_terminal(path));
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
-    if let Some(path) = &arguments.expect {
+    if let Some(path) = &arguments.expected_machine_file {
         return Ok(compare_with_recorded_machine(&file::read_record(path)?));
     }
     let mut checks =
@@ -77,7 +79,7 @@ pub fn run_doctor_command(
     for check in &mut checks {
         // Names of folders and files may come from others, so characters that control the terminal
         // are escaped.
-        check.finding = clean_message_for_terminal(&check.finding).into_owned();
+        check.check_finding = clean_message_for_terminal(&check.check_finding).into_owned();
     }
     match arguments.format {
         OutputFormat::Json => print_as_json(&checks)?,
@@ -89,7 +91,7 @@ pub fn run_doctor_command(
                     }
                     None => println!("{text}"),
                 };
-                line(format!("{:<10} {}", check.what, check.finding), 11);
+                line(format!("{:<10} {}", check.checked_subject, check.check_finding), 11);
                 if let Some(advice) = &check.advice {
                     line(format!("{:<10} -> {advice}", ""), 14);
                 }
@@ -99,30 +101,35 @@ pub fn run_doctor_command(
             let mut table = display::table::AlignedTextTable::new(&["what", "finding", "advice"]);
             for check in checks {
                 table.add_row(vec![
-                    check.what.to_owned(),
-                    check.finding,
+                    check.checked_subject.to_owned(),
+                    check.check_finding,
                     check.advice.unwrap_or_default(),
                 ]);
             }
             println!("{}", table.to_markdown());
         }
     }
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// Compares the facts of this machine with recorded facts, and prints each fact that differs.
 fn compare_with_recorded_machine(expected: &MachineHardware) -> ProcessExitReason {
     let here = MachineHardware::hardware_of_this_machine();
     let differing = here.differences_from_expected_machine(expected);
-    for UnexpectedHardwareFact { field, expected, found } in &differing {
+    for UnexpectedHardwareFact {
+        fact_name: field,
+        expected_value: expected,
+        actual_value: found,
+    } in &differing
+    {
         let line = format!("refused: {field} is `{found}`, not `{expected}`");
         println!("{}", clean_message_for_terminal(&line));
     }
     if differing.is_empty() {
         println!("machine {} as expected", here.hash_of_hardware_facts());
-        return ProcessExitReason::Fine;
+        return ProcessExitReason::Success;
     }
-    ProcessExitReason::Refused
+    ProcessExitReason::ResultsNotComparable
 }
 
 fn run_all_machine_checks(
@@ -130,8 +137,8 @@ fn run_all_machine_checks(
     store: &RecordFoldersOfPackage,
 ) -> Vec<MachineCheckResult> {
     let check = |what, finding, advice: Option<&str>| MachineCheckResult {
-        what,
-        finding,
+        checked_subject: what,
+        check_finding: finding,
         advice: advice.map(ToOwned::to_owned),
     };
     let simd = environment.simd.join(" ");
@@ -140,7 +147,9 @@ fn run_all_machine_checks(
             "cpu",
             format!(
                 "{}, {} cores, {} threads in use",
-                environment.device_name, environment.cores, environment.threads
+                environment.device_name,
+                environment.usable_logical_cores,
+                environment.cpu_backend_threads
             ),
             None,
         ),
@@ -156,21 +165,25 @@ fn run_all_machine_checks(
             format!(
                 "{} free of {}",
                 display::decimal_byte_size_text(available_host_memory_bytes()),
-                display::decimal_byte_size_text(environment.memory_bytes)
+                display::decimal_byte_size_text(environment.host_memory_bytes)
             ),
             None,
         ),
-        check_cpu_load(environment.cores),
+        check_cpu_load(environment.usable_logical_cores),
         check_cpu_frequency_governor(),
         check(
             "build",
-            if environment.optimised { "optimised".to_owned() } else { "not optimised".to_owned() },
-            (!environment.optimised).then_some(
+            if environment.built_with_optimisation {
+                "optimised".to_owned()
+            } else {
+                "not optimised".to_owned()
+            },
+            (!environment.built_with_optimisation).then_some(
                 "times of this build mean nothing: use cargo bench, or cargo run --release",
             ),
         ),
         check_package_folder("baselines", "--baselines", &store.baselines_folder, store),
-        check_package_folder("runs", "--records", &store.runs, store),
+        check_package_folder("runs", "--records", &store.runs_folder, store),
     ];
     // GPUs are listed before libraries other than the driver are opened.
     let gpus = check_every_gpu();
@@ -202,8 +215,8 @@ fn check_environment_variables() -> Vec<MachineCheckResult> {
         format!("KERNELGATE_DEVICE={number}: there are {count} GPUs, counted from 0")
     });
     let check = |finding: String| MachineCheckResult {
-        what: "setting",
-        finding: cut_middle_of_long_message(finding),
+        checked_subject: "setting",
+        check_finding: cut_middle_of_long_message(finding),
         advice: Some("correct the variable, or unset it: benches end with this error".to_owned()),
     };
     args::problems_of_flag_variables().into_iter().chain(commit).chain(device).map(check).collect()
@@ -214,8 +227,8 @@ fn check_architecture_variable() -> Option<MachineCheckResult> {
     let named = architecture::architecture_from_environment()?;
     let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
     architecture::compute_capability_number(&named).is_none().then(|| MachineCheckResult {
-        what: "setting",
-        finding: format!(
+        checked_subject: "setting",
+        check_finding: format!(
             "{}: `{}` is not an architecture",
             architecture::ARCHITECTURE_ENVIRONMENT_VARIABLE,
             shortened_quotation(&named)
@@ -227,29 +240,36 @@ fn check_architecture_variable() -> Option<MachineCheckResult> {
 /// Shows where a library was found and whether it fits the driver, or how to get the library; also
 /// lists found copies that are not used.
 fn check_library_and_other_copies(library: NvidiaLibrary) -> Vec<MachineCheckResult> {
-    let check = |finding, advice| MachineCheckResult { what: "library", finding, advice };
+    let check = |finding, advice| MachineCheckResult {
+        checked_subject: "library",
+        check_finding: finding,
+        advice,
+    };
     let shown = |loaded: &OpenedLibraryFacts| {
         let version = loaded.library_version.as_ref().map(|version| format!(" {version}"));
-        format!("{}{}", library.name_in_messages(), version.unwrap_or_default())
+        format!("{}{}", library.library_name_in_messages(), version.unwrap_or_default())
     };
     let used = match library::open_library_once(library) {
         Some(loaded) => check(
-            format!("{}: {}", shown(loaded), loaded.file.display()),
+            format!("{}: {}", shown(loaded), loaded.path_or_library_name.display()),
             problem_of_found_library(library),
         ),
         None => check(
-            format!("{} is missing", library.name_in_messages()),
+            format!("{} is missing", library.library_name_in_messages()),
             Some(library.advice_to_install_library()),
         ),
     };
     let unusable =
         library::library_files_that_cannot_be_loaded(library).into_iter().map(|(file, why)| {
-            let (name, file) = (library.name_in_messages(), file.display());
+            let (name, file) = (library.library_name_in_messages(), file.display());
             let advice = "put a whole one there, or remove it".to_owned();
             check(format!("{name}: found {file}, which cannot be loaded: {why}"), Some(advice))
         });
     let others = library::found_but_unused_library_files(library).into_iter().map(|other| {
-        check(format!("{} is not used: {}", shown(&other), other.file.display()), None)
+        check(
+            format!("{} is not used: {}", shown(&other), other.path_or_library_name.display()),
+            None,
+        )
     });
     std::iter::once(used).chain(others).chain(unusable).collect()
 }
@@ -261,10 +281,10 @@ fn problem_of_found_library(library: NvidiaLibrary) -> Option<String> {
     }
     let driver = library::newest_cuda_version_of_driver()?;
     match library {
-        NvidiaLibrary::Driver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
+        NvidiaLibrary::CudaDriver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
             "CUDA {OLDEST_SUPPORTED_DRIVER} is needed: update the driver; until then no case runs on a GPU"
         )),
-        NvidiaLibrary::Nvrtc => library::choose_nvrtc_library().filter(|nvrtc| !nvrtc.driver_loads_its_code).map(|_| {
+        NvidiaLibrary::Nvrtc => library::choose_nvrtc_library().filter(|nvrtc| !nvrtc.driver_can_load_generated_code).map(|_| {
             format!(
                 "the driver (CUDA {driver}) does not take what it generates, so no case runs on a \
                  GPU; `kernelgate resources` works: {}",
@@ -282,15 +302,19 @@ fn check_compiled_kernel_cache() -> Option<MachineCheckResult> {
     let advice = "others can write to it, or it is not yours: kernels are compiled in every \
                   process; remove it, or name another folder in KERNELGATE_CACHE";
     Some(MachineCheckResult {
-        what: "kernels",
-        finding: folder.display().to_string(),
+        checked_subject: "kernels",
+        check_finding: folder.display().to_string(),
         advice: (!used).then(|| advice.to_owned()),
     })
 }
 
 /// Describes each GPU, or gives the reason why no GPU was found.
 fn check_every_gpu() -> Vec<MachineCheckResult> {
-    let check = |finding, advice| MachineCheckResult { what: "gpu", finding, advice };
+    let check = |finding, advice| MachineCheckResult {
+        checked_subject: "gpu",
+        check_finding: finding,
+        advice,
+    };
     let count = match device::count_gpus() {
         Ok(count) => count,
         Err(error) => {
@@ -298,7 +322,8 @@ fn check_every_gpu() -> Vec<MachineCheckResult> {
         }
     };
     let timeout = Duration::from_secs(1);
-    let options = DeviceOptions { timeout, ..DeviceOptions::from_environment() };
+    let options =
+        DeviceOptions { hung_kernel_timeout: timeout, ..DeviceOptions::from_environment() };
     (0..count)
         .flat_map(|ordinal| match Device::open(ordinal, &options) {
             Ok(device) => {
@@ -317,17 +342,21 @@ fn check_every_gpu() -> Vec<MachineCheckResult> {
                     format!(
                         "{ordinal}: {}, {}{}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, \
                          {memory}, {}",
-                        facts.name,
-                        facts.arch,
-                        if facts.code == facts.arch { "" } else { " by PTX" },
-                        facts.driver_cuda / 1000,
-                        facts.driver_cuda % 1000 / 10,
-                        facts.multiprocessors,
-                        facts.max_clock_mhz,
-                        display::decimal_byte_size_text(facts.l2_bytes),
-                        facts.uuid
+                        facts.gpu_name,
+                        facts.kernel_architecture,
+                        if facts.nvrtc_target == facts.kernel_architecture {
+                            ""
+                        } else {
+                            " by PTX"
+                        },
+                        facts.driver_cuda_version / 1000,
+                        facts.driver_cuda_version % 1000 / 10,
+                        facts.multiprocessor_count,
+                        facts.max_sm_clock_mhz,
+                        display::decimal_byte_size_text(facts.l2_cache_bytes),
+                        facts.gpu_uuid
                     ),
-                    note_on_skipped_implementations(&facts.arch),
+                    note_on_skipped_implementations(&facts.kernel_architecture),
                 );
                 vec![card, check_gpu_clock_locking(facts)]
             }
@@ -342,12 +371,12 @@ fn check_every_gpu() -> Vec<MachineCheckResult> {
 /// would do to times. Nothing is changed.
 fn check_gpu_clock_locking(facts: &GpuProperties) -> MachineCheckResult {
     let check = |finding, advice: Option<&str>| MachineCheckResult {
-        what: "clocks",
-        finding,
+        checked_subject: "clocks",
+        check_finding: finding,
         advice: advice.map(str::to_owned),
     };
-    let highest = format!("{}: up to {} MHz", facts.ordinal, facts.max_clock_mhz);
-    let Some(telemetry) = CardTelemetryByNvml::open_card_by_uuid(&facts.uuid) else {
+    let highest = format!("{}: up to {} MHz", facts.gpu_ordinal, facts.max_sm_clock_mhz);
+    let Some(telemetry) = CardTelemetryByNvml::open_card_by_uuid(&facts.gpu_uuid) else {
         let finding = format!("{highest}; NVML is missing, or does not know this device");
         return check(finding, Some("times have no power state (n/a)"));
     };
@@ -385,8 +414,8 @@ fn check_optional_profiler(name: &'static str, what: &str) -> MachineCheckResult
         .map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
         .find(|path| path.is_file());
     MachineCheckResult {
-        what: "tool",
-        finding: match &found {
+        checked_subject: "tool",
+        check_finding: match &found {
             Some(path) => format!("{name}, {what}: {}", path.display()),
             None => format!("{name}, {what}: not on PATH"),
         },
@@ -418,8 +447,8 @@ fn counter_permission_from_parameters(parameters: &str) -> MachineCheckResult {
         None => ("the driver does not say who may read the GPU's performance counters", None),
     };
     MachineCheckResult {
-        what: "counters",
-        finding: finding.to_owned(),
+        checked_subject: "counters",
+        check_finding: finding.to_owned(),
         advice: advice.map(str::to_owned),
     }
 }
@@ -428,15 +457,15 @@ fn counter_permission_from_parameters(parameters: &str) -> MachineCheckResult {
 fn check_cpu_load(cores: usize) -> MachineCheckResult {
     let Ok(load) = sysinfo::System::load_average().map(|load| load.one) else {
         return MachineCheckResult {
-            what: "load",
-            finding: "not visible".to_owned(),
+            checked_subject: "load",
+            check_finding: "not visible".to_owned(),
             advice: None,
         };
     };
     let busy = load > 0.3 * cores as f64;
     MachineCheckResult {
-        what: "load",
-        finding: format!("{load:.2} over the last minute, on {cores} cores"),
+        checked_subject: "load",
+        check_finding: format!("{load:.2} over the last minute, on {cores} cores"),
         advice: busy.then(|| "other processes are busy: times will be noisy".to_owned()),
     }
 }
@@ -446,8 +475,10 @@ fn check_cpu_frequency_governor() -> MachineCheckResult {
         std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
     let governor = governor.as_deref().map(str::trim);
     MachineCheckResult {
-        what: "governor",
-        finding: governor.unwrap_or("not visible (a virtual machine, or not Linux)").to_owned(),
+        checked_subject: "governor",
+        check_finding: governor
+            .unwrap_or("not visible (a virtual machine, or not Linux)")
+            .to_owned(),
         advice: governor.filter(|governor| *governor != "performance").map(|_| {
             "the clock follows the load: `cpupower frequency-set -g performance` steadies times"
                 .to_owned()
@@ -463,12 +494,12 @@ fn check_package_folder(
     path: &Path,
     store: &RecordFoldersOfPackage,
 ) -> MachineCheckResult {
-    if path.is_dir() || is_in_a_cargo_package(&store.root) {
+    if path.is_dir() || is_in_a_cargo_package(&store.package_root) {
         return check_folder_is_writable(what, path);
     }
     MachineCheckResult {
-        what,
-        finding: "no package here".to_owned(),
+        checked_subject: what,
+        check_finding: "no package here".to_owned(),
         advice: Some(format!("call the program in a package, or name the folder with {flag}")),
     }
 }
@@ -478,8 +509,8 @@ fn check_folder_is_writable(what: &'static str, path: &Path) -> MachineCheckResu
     let existing = path.ancestors().find(|folder| folder.is_dir());
     let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());
     MachineCheckResult {
-        what,
-        finding: format!(
+        checked_subject: what,
+        check_finding: format!(
             "{}{}",
             path.display(),
             if path.is_dir() { "" } else { " (made when needed)" }
@@ -499,8 +530,8 @@ mod tests {
         };
         assert!(check_of("RmProfilingAdminOnly: 0").advice.is_none());
         let check = check_of("RmProfilingAdminOnly: 1");
-        insta::assert_snapshot!(check.finding, @"only root may read the GPU's performance counters (RmProfilingAdminOnly)");
+        insta::assert_snapshot!(check.check_finding, @"only root may read the GPU's performance counters (RmProfilingAdminOnly)");
         assert!(check.advice.unwrap().contains("NVreg_RestrictProfilingToAdminUsers=0"));
-        insta::assert_snapshot!(check_of("Y: 1").finding, @"the driver does not say who may read the GPU's performance counters");
+        insta::assert_snapshot!(check_of("Y: 1").check_finding, @"the driver does not say who may read the GPU's performance counters");
     }
 }

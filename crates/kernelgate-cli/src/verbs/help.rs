@@ -10,15 +10,15 @@ const MAX_HELP_LINE_COLUMNS: usize = 100;
 
 /// A question in the program's help, with the verbs that answer it.
 struct HelpQuestion {
-    heading: &'static str,
+    help_question: &'static str,
     verbs: &'static [VerbExamples],
 }
 
 /// A verb of kernelgate with example command lines for its help.
 struct VerbExamples(&'static str, &'static [&'static str]);
 
-/// Verbs below another verb.
-const EXAMPLES_OF_SUBVERBS: &[VerbExamples] = &[
+/// Examples for the help of verbs that are nested below another verb.
+const EXAMPLES_OF_NESTED_VERBS: &[VerbExamples] = &[
     VerbExamples(
         "history import",
         &[
@@ -60,7 +60,7 @@ const EXAMPLES_OF_SUBVERBS: &[VerbExamples] = &[
 
 const QUESTIONS_WITH_VERBS: &[HelpQuestion] = &[
     HelpQuestion {
-        heading: "Is it right?",
+        help_question: "Is it right?",
         verbs: &[
             VerbExamples("list", &["kernelgate list", "kernelgate list --axis n=1000 saxpy"]),
             VerbExamples(
@@ -74,7 +74,7 @@ const QUESTIONS_WITH_VERBS: &[HelpQuestion] = &[
         ],
     },
     HelpQuestion {
-        heading: "How fast?",
+        help_question: "How fast?",
         verbs: &[
             VerbExamples(
                 "runs",
@@ -91,7 +91,7 @@ const QUESTIONS_WITH_VERBS: &[HelpQuestion] = &[
         ],
     },
     HelpQuestion {
-        heading: "Did it get slower?",
+        help_question: "Did it get slower?",
         verbs: &[
             VerbExamples(
                 "compare",
@@ -121,7 +121,7 @@ const QUESTIONS_WITH_VERBS: &[HelpQuestion] = &[
         ],
     },
     HelpQuestion {
-        heading: "Why?",
+        help_question: "Why?",
         verbs: &[
             VerbExamples("profile", &["kernelgate profile attention"]),
             VerbExamples(
@@ -133,14 +133,14 @@ const QUESTIONS_WITH_VERBS: &[HelpQuestion] = &[
         ],
     },
     HelpQuestion {
-        heading: "Several machines",
+        help_question: "Several machines",
         verbs: &[
             VerbExamples("submit", &["kernelgate submit slurm --shards 8 -- bench --quick"]),
             VerbExamples("merge", &["kernelgate merge target/kernelgate/runs"]),
         ],
     },
     HelpQuestion {
-        heading: "Setup",
+        help_question: "Setup",
         verbs: &[
             VerbExamples(
                 "init",
@@ -178,7 +178,7 @@ pub fn add_questions_and_examples_to_help(command: Command) -> Command {
 
 /// Every verb of the program with the example commands in its help.
 fn verbs_with_examples() -> impl Iterator<Item = &'static VerbExamples> {
-    QUESTIONS_WITH_VERBS.iter().flat_map(|question| question.verbs).chain(EXAMPLES_OF_SUBVERBS)
+    QUESTIONS_WITH_VERBS.iter().flat_map(|question| question.verbs).chain(EXAMPLES_OF_NESTED_VERBS)
 }
 
 /// The first page of the help: each question, followed by the verbs that answer it with the first
@@ -190,7 +190,7 @@ fn help_text_of_verbs_by_question(command: &Command) -> String {
     };
     let mut text = String::new();
     for question in QUESTIONS_WITH_VERBS {
-        let _ = writeln!(text, "{}", question.heading);
+        let _ = writeln!(text, "{}", question.help_question);
         for VerbExamples(name, _) in question.verbs {
             let _ = writeln!(text, "  {name:<11} {}", about(name));
         }

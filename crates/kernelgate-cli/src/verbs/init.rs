@@ -25,18 +25,18 @@ const MAX_CARGO_TOML_BYTES: u64 = 1 << 20;
 #[derive(Debug, clap::Args)]
 pub struct InitCommandArguments {
     /// Package to which the bench is added; required in a workspace of several packages
-    #[arg(long, value_name = "NAME")]
-    package: Option<String>,
+    #[arg(id = "package", long = "package", value_name = "NAME")]
+    package_name: Option<String>,
     /// Name of the bench
-    #[arg(long, value_name = "NAME", default_value = "kernels", value_parser = check_bench_name)]
-    bench: String,
+    #[arg(id = "bench", long = "bench", value_name = "NAME", default_value = "kernels", value_parser = check_bench_name)]
+    new_bench_name: String,
     /// Folder of the crate `kernelgate` in a git clone, used in place of the crates.io version;
     /// needed until the crate is published
-    #[arg(long, value_name = "DIR")]
-    path: Option<PathBuf>,
+    #[arg(id = "path", long = "path", value_name = "DIR")]
+    kernelgate_crate_folder: Option<PathBuf>,
     /// Write no GitHub workflow
-    #[arg(long)]
-    no_workflow: bool,
+    #[arg(long = "no-workflow")]
+    skips_github_workflow: bool,
     /// Print the files of the new bench and write none
     #[arg(long)]
     dry_run: bool,
@@ -44,55 +44,55 @@ pub struct InitCommandArguments {
 
 /// A file that `kernelgate init` writes, with its path and text.
 struct FileToWrite {
-    path: PathBuf,
-    text: String,
+    path_to_write: PathBuf,
+    text_to_write: String,
 }
 
 pub fn run_init_command(arguments: &InitCommandArguments) -> anyhow::Result<ProcessExitReason> {
     let folder = std::env::current_dir()?;
-    let member = package::find_workspace_member(&folder, arguments.package.as_deref())?;
+    let member = package::find_workspace_member(&folder, arguments.package_name.as_deref())?;
     let root = member.package_folder();
     let mut new = vec![FileToWrite {
-        path: root.join("benches").join(format!("{}.rs", arguments.bench)),
-        text: EXAMPLE_BENCH_SOURCE.replace(DEFAULT_BENCH_NAME, &arguments.bench),
+        path_to_write: root.join("benches").join(format!("{}.rs", arguments.new_bench_name)),
+        text_to_write: EXAMPLE_BENCH_SOURCE.replace(DEFAULT_BENCH_NAME, &arguments.new_bench_name),
     }];
-    if !arguments.no_workflow {
+    if !arguments.skips_github_workflow {
         let repository = root.ancestors().find(|it| it.join(".git").exists()).unwrap_or(root);
         let relative = root.strip_prefix(repository).ok().and_then(Path::to_str);
         let relative = relative.filter(|it| !it.is_empty()).unwrap_or(".");
         new.push(FileToWrite {
-            path: repository.join(".github/workflows/perf.yml"),
-            text: CI_WORKFLOW_TEMPLATE.replace(PACKAGE_FOLDER_PLACEHOLDER, relative),
+            path_to_write: repository.join(".github/workflows/perf.yml"),
+            text_to_write: CI_WORKFLOW_TEMPLATE.replace(PACKAGE_FOLDER_PLACEHOLDER, relative),
         });
     }
-    for FileToWrite { path, .. } in &new {
+    for FileToWrite { path_to_write: path, .. } in &new {
         ensure!(!path.exists(), "{} exists: nothing was written", path_for_terminal(path));
     }
-    let dependency = kernelgate_dependency_line(arguments.path.as_deref())?;
+    let dependency = kernelgate_dependency_line(arguments.kernelgate_crate_folder.as_deref())?;
     let manifest = FileToWrite {
-        text: cargo_toml_with_bench(&member, &arguments.bench, &dependency)?,
-        path: member.manifest_path,
+        text_to_write: cargo_toml_with_bench(&member, &arguments.new_bench_name, &dependency)?,
+        path_to_write: member.manifest_path,
     };
     new.push(manifest);
     if arguments.dry_run {
-        for FileToWrite { path, text } in &new {
+        for FileToWrite { path_to_write: path, text_to_write: text } in &new {
             println!("# {}\n{text}", path_for_terminal(path));
         }
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
     file::replace_files_after_writing_all(
-        new.iter().map(|it| (it.path.as_path(), it.text.as_str())),
+        new.iter().map(|it| (it.path_to_write.as_path(), it.text_to_write.as_str())),
     )?;
-    for FileToWrite { path, .. } in &new {
+    for FileToWrite { path_to_write: path, .. } in &new {
         println!("wrote {}", path_for_terminal(path));
     }
-    println!("next: cargo bench --bench {}", arguments.bench);
-    if arguments.path.is_none() {
+    println!("next: cargo bench --bench {}", arguments.new_bench_name);
+    if arguments.kernelgate_crate_folder.is_none() {
         println!(
             "if cargo finds no crate kernelgate, name a clone: --path CLONE/crates/kernelgate"
         );
     }
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// Checks that a name can be a file name, a Cargo bench target and a Rust identifier.
@@ -177,7 +177,7 @@ mod tests {
         std::fs::write(&manifest_path, text).unwrap();
         std::fs::create_dir(folder.path().join("src")).unwrap();
         std::fs::write(folder.path().join("src/lib.rs"), "").unwrap();
-        (folder, CargoWorkspacePackage { name: "a".to_owned(), manifest_path })
+        (folder, CargoWorkspacePackage { package_name: "a".to_owned(), manifest_path })
     }
 
     const KERNELGATE_DEPENDENCY_LINE: &str = "kernelgate = \"1\"";

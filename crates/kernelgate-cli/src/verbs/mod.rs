@@ -52,14 +52,14 @@ const PROGRAM_VERSION_AND_COMMIT: &str =
 )]
 pub struct KernelgateCommandLine {
     /// Folder of committed baselines [default: baselines/ of the package]
-    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HELP_HEADING)]
-    baselines: Option<PathBuf>,
+    #[arg(id = "baselines", long = "baselines", global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HELP_HEADING)]
+    baselines_folder: Option<PathBuf>,
     /// Folder of recorded runs [default: kernelgate/runs/ of the target folder]
-    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HELP_HEADING)]
-    records: Option<PathBuf>,
+    #[arg(id = "records", long = "records", global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HELP_HEADING)]
+    run_records_folder: Option<PathBuf>,
     /// Print every command before it runs, with its folder and variables, on standard error
-    #[arg(long, short, global = true, help_heading = GLOBAL_FLAGS_HELP_HEADING)]
-    verbose: bool,
+    #[arg(long = "verbose", short = 'v', global = true, help_heading = GLOBAL_FLAGS_HELP_HEADING)]
+    prints_every_command: bool,
     #[command(subcommand)]
     verb: KernelgateVerb,
 }
@@ -109,7 +109,7 @@ enum KernelgateVerb {
     Peers(peers::PeersCommandArguments),
     /// Show two recorded runs side by side, without a verdict
     Diff(diff::DiffCommandArguments),
-    /// Add a bench and a workflow to a package
+    /// Add a bench and a CI workflow to a package
     Init(init::InitCommandArguments),
     /// Print a script that completes verbs and flags in a shell
     Completions(completions::CompletionsCommandArguments),
@@ -128,17 +128,17 @@ impl KernelgateCommandLine {
     ///
     /// # Errors
     /// Wrong usage or broken input is an error, for which the exit code is that of
-    /// [`ProcessExitReason::Usage`].
+    /// [`ProcessExitReason::InvalidUsageOrInput`].
     pub fn run_verb(self) -> anyhow::Result<ProcessExitReason> {
-        if self.verbose {
+        if self.prints_every_command {
             commands::enable_command_printing();
         }
         let mut store = package::baseline_store_of_package(&std::env::current_dir()?);
-        if let Some(folder) = self.baselines {
+        if let Some(folder) = self.baselines_folder {
             store.baselines_folder = folder;
         }
-        if let Some(folder) = self.records {
-            store.runs = folder;
+        if let Some(folder) = self.run_records_folder {
+            store.runs_folder = folder;
         }
         match self.verb {
             KernelgateVerb::Doctor(arguments) => doctor::run_doctor_command(&arguments, &store),

@@ -11,10 +11,11 @@ use crate::package::outcome::redact_varying_parts;
 use crate::package::outside::TempCargoPackage;
 use crate::package::{ProcessOutcome, lines_with_word, rustc_flags_linking_libraries};
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/attached");
+const ATTACHED_EXAMPLES_FOLDER: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/attached");
 
 fn read_example_file(file: &str) -> String {
-    std::fs::read_to_string(Path::new(FOLDER).join(file)).unwrap()
+    std::fs::read_to_string(Path::new(ATTACHED_EXAMPLES_FOLDER).join(file)).unwrap()
 }
 
 fn package_with_attached_benches(benches: &[&str]) -> TempCargoPackage {
@@ -34,7 +35,8 @@ fn package_with_attached_benches(benches: &[&str]) -> TempCargoPackage {
         outside.write_file(file, &read_example_file(file));
     }
     let cubin = "kernels/axpy.sm_90.cubin";
-    std::fs::copy(Path::new(FOLDER).join(cubin), outside.package_path(cubin)).unwrap();
+    std::fs::copy(Path::new(ATTACHED_EXAMPLES_FOLDER).join(cubin), outside.package_path(cubin))
+        .unwrap();
     outside
 }
 
@@ -67,7 +69,7 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     attached/axpy/n16777216/cuda/c_library/hot, and 3 more
     ");
     let (on_gpu, arch) = match kernelgate_cuda::testing::lock_first_gpu() {
-        Some((device, _alone)) => (true, device.gpu_properties().arch.clone()),
+        Some((device, _alone)) => (true, device.gpu_properties().kernel_architecture.clone()),
         None => (false, String::new()),
     };
     if !on_gpu {
@@ -82,12 +84,13 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     timed.assert_exit(0);
     let cubin = bench("cubin");
     cubin.assert_exit(0);
-    // The cubin is for sm_90; on another card the case is skipped.
+    // The example's cubin is for sm_90, so the case is skipped on a card of another architecture.
     let shown = cubin.stdout.contains("attached/axpy/n16777216/cuda/cubin/hot");
     assert_eq!(shown, arch.starts_with("sm_90"), "{}", cubin.stdout_and_stderr());
 }
 
-/// The first example of the README, and a copy with a tensor that its definition lacks.
+/// Tests the first bench example of the README, and a copy that names a tensor which its definition
+/// lacks.
 #[test]
 fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
     let code = include_str!("../../../../examples/own_kernel.rs");
@@ -106,8 +109,8 @@ fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
     insta::assert_snapshot!(unknown.error_message(2), @"error: example/own_kernel/n1048576: the row `cuda/saxpy` takes a tensor `z`, the definition has `x`, `y`, `out`");
 }
 
-/// A workload without a reference, on the host.
-const UNKNOWN: &str = r#"
+/// Source of a bench with a CPU workload that has no reference.
+const BENCH_WITHOUT_REFERENCE_SOURCE: &str = r#"
 use std::process::ExitCode;
 use kernelgate::prelude::*;
 use kernelgate::workload::SourceOfExpectedOutputs;
@@ -116,41 +119,42 @@ struct Scale { n: usize }
 
 impl Problem for Scale {
     fn inputs(&self, seed: u64) -> Tensors {
-        Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
+        Tensors::new().with_tensor("x", [self.n], random::normal_values(seed, "x", self.n))
     }
     fn reference(&self, _: &Tensors) -> Vec<Expected> { Vec::new() }
-    fn reference_from(&self) -> SourceOfExpectedOutputs { SourceOfExpectedOutputs::Nothing }
+    fn source_of_expected_outputs(&self) -> SourceOfExpectedOutputs { SourceOfExpectedOutputs::NotCompared }
     fn work(&self) -> Work { Work::default() }
     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-3, relative_l2: 1e-3 } }
-    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
+    fn host_memory_bytes(&self) -> u64 { self.n as u64 * 16 }
 }
 
 const SCALE: Workload<Scale> = Workload {
     name: "unknown/scale", about: "y = a x", revision: 1,
     axes: &[Axis::number("n", "elements")],
-    default: &["n=4096"], accelerator: &[], thorough: &[],
+    default_selection_lines: &["n=4096"], accelerator_selection_lines: &[], thorough_selection_lines: &[],
     bind: |point| Ok(Scale { n: point.number("n")? }),
 };
 
 const ROWS: &[Implementation<Scale>] = &[Implementation {
-    name: "cpu", about: "scales", supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    implementation_name: "cpu", description: "scales", supports: |_| Ok(()),
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output("y", [problem.n], Dtype::F32);
         CpuTask::new(inputs, outputs, |inputs, outputs| {
-            outputs.f32_mut("y").iter_mut().zip(inputs.f32("x")).for_each(|(y, x)| *y = A * x);
+            outputs.f32_mut("y").iter_mut().zip(inputs.f32_elements("x")).for_each(|(y, x)| *y = A * x);
         })
     }),
 }];
 
 const A: f32 = 2.0;
 
-fn main() -> ExitCode { Harness::new("unknown", vec![join_rows(&SCALE, ROWS)]).main() }
+fn main() -> ExitCode { Harness::new("unknown", vec![join_workload_with_implementations(&SCALE, ROWS)]).main() }
 "#;
 
 #[test]
 fn a_filter_for_one_bench_is_not_an_error_in_another() {
-    let other = UNKNOWN.replace("unknown/scale", "other/scale");
-    let outside = TempCargoPackage::new(&[("first", UNKNOWN), ("second", &other)]);
+    let other = BENCH_WITHOUT_REFERENCE_SOURCE.replace("unknown/scale", "other/scale");
+    let outside =
+        TempCargoPackage::new(&[("first", BENCH_WITHOUT_REFERENCE_SOURCE), ("second", &other)]);
     let line = "bench --offline -- --quick --noplot --backend cpu other/scale";
     let both: ProcessOutcome =
         outside.package_command(env!("CARGO"), line).output().unwrap().into();
@@ -166,7 +170,7 @@ fn a_filter_for_one_bench_is_not_an_error_in_another() {
 
 #[test]
 fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
-    let outside = TempCargoPackage::new(&[("unknown", UNKNOWN)]);
+    let outside = TempCargoPackage::new(&[("unknown", BENCH_WITHOUT_REFERENCE_SOURCE)]);
     outside.write_file(".gitignore", "target\n");
     outside.commit_all_files();
     let kernelgate = |line: &str| outside.run_kernelgate(line);
@@ -185,11 +189,18 @@ fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
 
     let compare = "compare --base HEAD --backend cpu --relative 2 --tolerated 4 --max-blocks 1 \
                    --case-time 0.02s --format json";
-    // The outputs are within the tolerance of the base's outputs, so the case is verified.
-    outside.write_file("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.0001"));
+    // The head's outputs are within the tolerance of the base's outputs, so the case counts as
+    // verified.
+    outside.write_file(
+        "benches/unknown.rs",
+        &BENCH_WITHOUT_REFERENCE_SOURCE.replace("A: f32 = 2.0", "A: f32 = 2.0001"),
+    );
     let json = kernelgate(compare).stdout_as_json();
     assert_eq!(json["unverified"], serde_json::json!([]), "{json}");
-    outside.write_file("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.1"));
+    outside.write_file(
+        "benches/unknown.rs",
+        &BENCH_WITHOUT_REFERENCE_SOURCE.replace("A: f32 = 2.0", "A: f32 = 2.1"),
+    );
     let wrong = kernelgate(compare).assert_exit(1).stdout_as_json();
     insta::assert_snapshot!(redact_varying_parts(&format!("{:#}", wrong["failed"])), @r#"
     {

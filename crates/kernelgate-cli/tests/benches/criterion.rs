@@ -1,9 +1,9 @@
-//! `kernelgate compare` and `calibrate` in a package that does not use kernelgate: its benches use
-//! Criterion, or another harness that cannot be driven.
+//! Tests of `kernelgate compare` and `calibrate` in a package that does not use kernelgate: its
+//! benches use Criterion, or another harness that cannot be driven.
 //!
 //! Benches are linked with the Criterion that `cargo test` built, so that a build takes seconds.
-//! Thresholds are wide and slow-downs large: the tests check the messages, not the resolution of
-//! the measurement.
+//! Thresholds are wide and the head is much slower: the tests check the messages, not the
+//! resolution of the measurement.
 
 #![cfg(unix)]
 
@@ -13,8 +13,9 @@ use crate::package::outcome::redact_varying_parts;
 use crate::package::outside::{TempCargoPackage, is_hostile_process_alive};
 use crate::package::{ProcessOutcome, lines_with_word};
 
-/// A bench with ids of every kind, of which one takes a time that ROUNDS sets.
-const PLAIN: &str = r#"
+/// Source of a Criterion bench with unusual case ids; the constant ROUNDS sets the time of one
+/// case.
+const CRITERION_BENCH_SOURCE: &str = r#"
 use std::hint::black_box;
 use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -58,8 +59,8 @@ criterion_group!(others, again);
 criterion_main!(benches, others);
 "#;
 
-/// A bench of kernelgate beside it.
-const OURS: &str = r#"
+/// Source of a kernelgate bench that stands beside the Criterion bench.
+const KERNELGATE_BENCH_SOURCE: &str = r#"
 use std::process::ExitCode;
 use kernelgate::prelude::*;
 
@@ -67,45 +68,45 @@ struct Copy { n: usize }
 
 impl Problem for Copy {
     fn inputs(&self, seed: u64) -> Tensors {
-        Tensors::new().with("x", [1, self.n], random::normal_values(seed, "x", self.n))
+        Tensors::new().with_tensor("x", [1, self.n], random::normal_values(seed, "x", self.n))
     }
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let x = inputs.f32("x").iter().map(|&x| f64::from(x));
+        let x = inputs.f32_elements("x").iter().map(|&x| f64::from(x));
         vec![Expected::all("y", [1, self.n], x.collect::<Vec<f64>>())]
     }
     fn work(&self) -> Work { Work::default() }
     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
-    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
+    fn host_memory_bytes(&self) -> u64 { self.n as u64 * 16 }
 }
 
 const COPY: Workload<Copy> = Workload {
     name: "outside/copy", about: "y = x", revision: 1,
     axes: &[Axis::number("n", "elements")],
-    default: &["n=65536"], accelerator: &[], thorough: &[],
+    default_selection_lines: &["n=65536"], accelerator_selection_lines: &[], thorough_selection_lines: &[],
     bind: |point| Ok(Copy { n: point.number("n")? }),
 };
 
 const ROWS: &[Implementation<Copy>] = &[Implementation {
-    name: "cpu", about: "copies", supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    implementation_name: "cpu", description: "copies", supports: |_| Ok(()),
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output("y", [1, problem.n], Dtype::F32);
         CpuTask::new(inputs, outputs, |inputs, outputs| {
-            outputs.f32_mut("y").copy_from_slice(inputs.f32("x"));
+            outputs.f32_mut("y").copy_from_slice(inputs.f32_elements("x"));
         })
     }),
 }];
 
-fn main() -> ExitCode { Harness::new("ours", vec![join_rows(&COPY, ROWS)]).main() }
+fn main() -> ExitCode { Harness::new("ours", vec![join_workload_with_implementations(&COPY, ROWS)]).main() }
 "#;
 
 /// A bench of Criterion that behaves as the variable HOSTILE says; only in the head, if the value
 /// ends in `!`.
-const HOSTILE: &str = r#"
+const HOSTILE_CRITERION_BENCH_SOURCE: &str = r#"
 use std::time::Duration;
 use criterion::Criterion;
 
 fn hang() {
-    // The bench starts a process, which must end too.
+    // The bench starts a child process, which kernelgate must kill too.
     let mut sleep = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     std::fs::write(std::env::var("HOSTILE_PID").unwrap(), sleep.id().to_string()).unwrap();
     let _ = sleep.wait();
@@ -146,7 +147,7 @@ fn main() {
     criterion.bench_function("sound", |bencher| bencher.iter(|| std::hint::black_box(7)));
     criterion.bench_function("second", |bencher| {
         assert!(how != "panics", "on purpose");
-        // Every process reports the same time, whatever it took.
+        // Every bench process reports the same time per iteration, however long it really took.
         bencher.iter_custom(|rounds| {
             std::thread::sleep(Duration::from_micros(20 * rounds));
             Duration::from_nanos(if how == "takes no time" { 0 } else { 100 * rounds })
@@ -156,24 +157,27 @@ fn main() {
 "#;
 
 /// Messages of a comparison, without those about its progress.
-fn messages(outcome: &ProcessOutcome) -> String {
-    const PROGRESS: [&str; 5] = ["building ", "built ", "verifying ", "trying ", "round "];
-    let is_progress = |line: &str| PROGRESS.iter().any(|word| line.starts_with(word));
+fn messages_without_progress(outcome: &ProcessOutcome) -> String {
+    const PROGRESS_LINE_STARTS: [&str; 5] =
+        ["building ", "built ", "verifying ", "trying ", "round "];
+    let is_progress = |line: &str| PROGRESS_LINE_STARTS.iter().any(|word| line.starts_with(word));
     let lines: Vec<&str> = outcome.stderr.lines().filter(|line| !is_progress(line)).collect();
-    // On a machine with load, measurements of other cases seem long, and that of this case short.
+    // On a loaded machine, the message may also count other cases, or name a measurement as long;
+    // both remarks are removed.
     let loaded = r", and the like in \d+ more cases?| and a measurement of about \d\S* s\b";
     let further = regex::Regex::new(loaded).unwrap();
     redact_varying_parts(&further.replace_all(lines.join("\n").trim(), ""))
 }
 
-const COMPARE: &str = "compare --relative 2 --tolerated 4 --case-time 0.06s --backend cpu";
+const COMPARE_COMMAND_LINE: &str =
+    "compare --relative 2 --tolerated 4 --case-time 0.06s --backend cpu";
 
 #[test]
 fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     let custom = "fn main() { println!(\"a bench of another kind\"); }";
     let outside = TempCargoPackage::new(&[
-        ("plain", PLAIN),
-        ("ours", OURS),
+        ("plain", CRITERION_BENCH_SOURCE),
+        ("ours", KERNELGATE_BENCH_SOURCE),
         ("libtest", "#[test]\nfn nothing() {}"),
         ("custom", custom),
     ]);
@@ -181,12 +185,14 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     outside.commit_all_files();
     outside.write_file(
         "benches/plain.rs",
-        &PLAIN.replace("ROUNDS: u64 = 100", "ROUNDS: u64 = 2000").replace("{long}2", "{long}3"),
+        &CRITERION_BENCH_SOURCE
+            .replace("ROUNDS: u64 = 100", "ROUNDS: u64 = 2000")
+            .replace("{long}2", "{long}3"),
     );
-    let compare = format!("{COMPARE} --base HEAD");
+    let compare = format!("{COMPARE_COMMAND_LINE} --base HEAD");
     let outcome = outside.run_kernelgate(&format!("{compare} --max-blocks 16 --format json"));
     let json = outcome.assert_exit(1).stdout_as_json();
-    insta::assert_snapshot!(messages(&outcome), @r"
+    insta::assert_snapshot!(messages_without_progress(&outcome), @r"
     left alone: custom of the base: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
     left alone: libtest of the base: it uses libtest, neither kernelgate nor Criterion, so it cannot be driven; if it is one of Criterion, `harness = false` is missing under its [[bench]]
     left alone: custom of the head: its file has no mark of this harness, so it was not run; `--bench custom` runs it all the same
@@ -217,7 +223,8 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     assert_eq!(list("foreign"), ["custom", "libtest"]);
     assert_eq!(json["criterion"][0]["bench"], "plain");
 
-    // The same command continues; a filter is Criterion's and applies to all benches.
+    // The same comparison with `--resume` continues; a case filter is passed to Criterion and
+    // applies to all benches.
     let again =
         outside.run_kernelgate(&format!("{compare} --max-blocks 16 --resume --format markdown"));
     assert_eq!(lines_with_word(&again.assert_exit(1).stderr, "resuming with").lines().count(), 1);
@@ -231,20 +238,20 @@ fn benches_of_criterion_are_compared_beside_ours_and_others_are_named() {
     assert_eq!(narrow["unverified"], serde_json::json!(["a few"]));
     assert_eq!(narrow["judged"].as_array().unwrap().len(), 1, "{narrow}");
     let custom = outside.run_kernelgate(&format!("{compare} --bench custom"));
-    insta::assert_snapshot!(messages(custom.assert_exit(2)), @r"
+    insta::assert_snapshot!(messages_without_progress(custom.assert_exit(2)), @r"
     left alone: custom of the base: asked by --bench, it did not answer as a bench of this harness does
     left alone: custom of the head: asked by --bench, it did not answer as a bench of this harness does
     error: no bench that can be driven has a case that was asked for
     ");
 }
 
-/// A case that the base can measure and the head cannot is still listed.
+/// Checks that a case which the base can measure and the head cannot is still listed in the report.
 fn check_benches_that_cannot_be_driven(run: &dyn Fn(&str, &str) -> ProcessOutcome) {
     let mut reasons = String::new();
     for how in ["ignores flags", "has flags of its own", "floods when listing", "stores elsewhere"]
     {
         let both = run(how, "");
-        reasons += &format!("{how}:\n{}\n", messages(both.assert_exit(2)));
+        reasons += &format!("{how}:\n{}\n", messages_without_progress(both.assert_exit(2)));
         let head = run(&format!("{how}!"), "--format json");
         assert_eq!(head.assert_exit(3).json_verdicts(), ["inconclusive"; 2], "{how}");
         reasons +=
@@ -276,10 +283,11 @@ fn check_benches_that_cannot_be_driven(run: &dyn Fn(&str, &str) -> ProcessOutcom
 
 #[test]
 fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
-    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    let outside = TempCargoPackage::new(&[("evil", HOSTILE_CRITERION_BENCH_SOURCE)]);
     outside.build_and_copy_as_base_and_head("evil");
     let command = |how: &str, flags: &str| -> Command {
-        let line = format!("{COMPARE} --max-blocks 1 --base-dir base --head-dir head {flags}");
+        let folders = "--base-dir base --head-dir head";
+        let line = format!("{COMPARE_COMMAND_LINE} --max-blocks 1 {folders} {flags}");
         let mut command = outside.package_command(env!("CARGO_BIN_EXE_kernelgate"), &line);
         command.env("HOSTILE", how);
         command
@@ -287,9 +295,10 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
     let run = |how: &str, flags: &str| -> ProcessOutcome {
         command(how, &format!("--bench evil {flags}")).output().unwrap().into()
     };
-    // The executable was not built here, so it runs only if it is named.
+    // The bench executable was not built by this cargo call, so kernelgate runs it only if
+    // `--bench` names it.
     let unnamed = ProcessOutcome::from(command("", "").output().unwrap());
-    insta::assert_snapshot!(messages(unnamed.assert_exit(2)), @r"
+    insta::assert_snapshot!(messages_without_progress(unnamed.assert_exit(2)), @r"
     left alone: evil of the base: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
     left alone: evil of the head: it uses Criterion alone and was not built here, so it was not run; `--bench evil` runs it all the same
     error: no bench that can be driven has a case that was asked for
@@ -309,7 +318,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
         ("hangs!", "--wait 1s"),
     ] {
         let outcome = run(how, &format!("{flags} --format json"));
-        assert_eq!(outcome.code, Some(1), "{how}: {}", outcome.stdout_and_stderr());
+        assert_eq!(outcome.exit_code, Some(1), "{how}: {}", outcome.stdout_and_stderr());
         assert_eq!(outcome.json_verdicts(), ["inconclusive"; 2], "{how}");
         broke += &format!("{how}: {:#}\n", outcome.stdout_as_json()["broken"]);
         if !flags.is_empty() {
@@ -350,8 +359,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
       }
     ]
     "#);
-    let timeless = run("takes no time!", "--format json");
-    let timeless = timeless.assert_exit(3).stdout_as_json();
+    let timeless = run("takes no time!", "--format json").assert_exit(3).stdout_as_json();
     assert_eq!(timeless["judged"].as_array().unwrap().len(), 1, "{timeless}");
     insta::assert_snapshot!(format!("{:#}", timeless["skipped"]), @r#"
     {
@@ -362,7 +370,7 @@ fn a_bench_that_cannot_be_driven_or_breaks_is_named_with_the_reason() {
 
 #[test]
 fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
-    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    let outside = TempCargoPackage::new(&[("evil", HOSTILE_CRITERION_BENCH_SOURCE)]);
     outside.build_and_copy_as_base_and_head("evil");
     let line = "calibrate --dir base --bench evil second --relative 0.3 --tolerated 0.6 \
                 --case-time 0.1s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \

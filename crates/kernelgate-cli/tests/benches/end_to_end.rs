@@ -1,5 +1,5 @@
-//! The harness and the program from outside: bench processes of the fixture, their records,
-//! baselines and the gate.
+//! Tests of the harness and the program as processes: bench processes of the fixture, their
+//! records, baselines and the gate.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::outputs::{assert_text_snapshot, exit_code_and_both_streams};
 use crate::package::outcome::redact_varying_parts;
-use crate::package::{CASE, ProcessOutcome, TempPackage, fixture_path, lines_with_word};
+use crate::package::{FIXTURE_CASE_ID, ProcessOutcome, TempPackage, fixture_path, lines_with_word};
 
 #[test]
 fn bench_baseline_and_gate() {
@@ -16,8 +16,8 @@ fn bench_baseline_and_gate() {
     assert_text_snapshot("correct", "bench", &exit_code_and_both_streams(&first));
     let run = package.read_run_record("s1");
     assert_eq!(run["complete"], true);
-    assert_eq!(run["cases"][CASE]["samples"]["launches"].as_array().unwrap().len(), 10);
-    assert_eq!(run["cases"][CASE]["verification"]["checked"], 64);
+    assert_eq!(run["cases"][FIXTURE_CASE_ID]["samples"]["launches"].as_array().unwrap().len(), 10);
+    assert_eq!(run["cases"][FIXTURE_CASE_ID]["verification"]["checked"], 64);
     package.run_fixture_bench("s2", "").assert_exit(0);
     package.set_record_times(&package.baseline_path("a"), 200_000.0);
     package.set_record_times(&package.run_record_path("s2"), 204_000.0);
@@ -29,7 +29,7 @@ fn bench_baseline_and_gate() {
     package.run_fixture_bench("s3", "").assert_exit(0);
     package.set_record_times(&package.run_record_path("s3"), 200_000.0);
     package.set_case_times(&package.run_record_path("s3"), "n64", 240_000.0);
-    // The text has advice: the baseline has one process run.
+    // The report advises to record more runs, because the baseline has only one process run.
     insta::assert_snapshot!(package.run_kernelgate("gate --baseline a").text_for_snapshot(), @r"
     exit 3
     baseline `a` of no commit, recorded DAY, 0 days ago,DEVICE
@@ -54,16 +54,16 @@ fn bench_baseline_and_gate() {
     package.run_kernelgate(&format!("baseline add a --session {session}")).assert_exit(0);
     let gate = package.gate_last_run("a").assert_exit(1).stdout_as_json();
     let judged = &gate["judged"][0];
-    assert_eq!((&judged["case"], &judged["base_runs"]), (&CASE.into(), &2.into()));
+    assert_eq!((&judged["case"], &judged["base_runs"]), (&FIXTURE_CASE_ID.into(), &2.into()));
     let ratio = judged["ratio"]["center"].as_f64().unwrap();
     assert!((ratio - 1.485).abs() < 0.001, "300 µs by a median of 200 and 204 µs: {ratio}");
     let named = package.gate_last_run(&format!("a --session {session}"));
     assert_eq!(named.assert_exit(0).json_verdicts(), ["unchanged", "unchanged"]);
 
-    // Saving fewer cases keeps the others.
+    // Saving a run with fewer cases keeps the baseline's other cases.
     package.run_fixture_bench("s4", "n64 --save-baseline a").assert_exit(0);
     let text = std::fs::read_to_string(package.baseline_path("a")).unwrap();
-    for kept in [CASE, "n128_none", "s1/fixture", "s4/fixture"] {
+    for kept in [FIXTURE_CASE_ID, "n128_none", "s1/fixture", "s4/fixture"] {
         assert!(text.contains(kept), "{kept}: {text}");
     }
 }
@@ -132,7 +132,8 @@ fn a_run_with_another_seed_is_neither_judged_nor_kept() {
     Refused: not comparable with the baseline (differing: seed)
     ");
     assert_eq!(std::fs::read_to_string(package.baseline_path("a")).unwrap(), before);
-    // The last session is the one that started last, whatever its name and the times of files.
+    // The last recorded session is the one that started last, whatever its name and the
+    // modification times of its files.
     package.run_fixture_bench("0", "").assert_exit(0);
     package.set_record_times(&package.run_record_path("0"), 200_000.0);
     let before = std::fs::read_to_string(package.run_record_path("seed")).unwrap();
@@ -150,15 +151,15 @@ fn a_run_with_another_seed_is_neither_judged_nor_kept() {
 fn a_delayed_run_is_marked_and_neither_judged_nor_kept() {
     let package = TempPackage::new();
     package.run_fixture_bench("s1", "n64 --save-baseline a").assert_exit(0);
-    let delay = format!("n64 --delay {CASE}=3000000");
+    let delay = format!("n64 --delay {FIXTURE_CASE_ID}=3000000");
     let delayed = package.run_fixture_bench("s2", &delay);
     insta::assert_snapshot!(lines_with_word(&delayed.assert_exit(0).stdout_and_stderr(), "on purpose"), @r"
     DELAYED on purpose, nanoseconds a launch: fixture/spin/n64_none/cpu/hot=3000000
     warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: fixture/spin/n64_none/cpu/hot=3000000
     ");
     let run = package.read_run_record("s2");
-    assert_eq!(run["delays"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
-    let samples = &run["cases"][CASE]["samples"];
+    assert_eq!(run["delays"].as_object().unwrap().keys().collect::<Vec<_>>(), [FIXTURE_CASE_ID]);
+    let samples = &run["cases"][FIXTURE_CASE_ID]["samples"];
     let first =
         samples["elapsed_ns"][0].as_f64().unwrap() / samples["launches"][0].as_f64().unwrap();
     assert!(first >= 3e6, "{first}");
@@ -208,7 +209,10 @@ fn bench_binaries_of_one_session_share_a_baseline_and_a_gate() {
     let cases = judged.iter().map(|row| (row["case"].as_str(), row["verdict"].as_str()));
     assert_eq!(
         cases.collect::<Vec<_>>(),
-        [(Some("example/saxpy/n4096/cpu/hot"), Some("unchanged")), (Some(CASE), Some("unchanged"))]
+        [
+            (Some("example/saxpy/n4096/cpu/hot"), Some("unchanged")),
+            (Some(FIXTURE_CASE_ID), Some("unchanged"))
+        ]
     );
 }
 
@@ -217,9 +221,9 @@ fn a_run_records_how_much_of_the_processor_others_took() {
     let package = TempPackage::new();
     let mut command = package.bench_command("s1", "n64 --save-baseline a");
     ProcessOutcome::from(command.env("FIXTURE_NS", "20000000").output().unwrap()).assert_exit(0);
-    // Absent where the system does not report it (some sandboxes).
+    // The contention is absent where the system does not report it (some sandboxes).
     if let Some(share) =
-        package.read_run_record("s1")["cases"][CASE]["samples"]["conditions"]["contention"].as_f64()
+        package.read_run_record("s1")["cases"][FIXTURE_CASE_ID]["samples"]["conditions"]["contention"].as_f64()
     {
         assert!((0.0..=1.0).contains(&share), "{share}");
     }
@@ -306,7 +310,7 @@ fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
     let outcome = package.run_fixture_bench("s1", "--effort thorough --axis n=64");
     outcome.assert_exit(1);
     let run = package.read_run_record("s1");
-    assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [CASE]);
+    assert_eq!(run["cases"].as_object().unwrap().keys().collect::<Vec<_>>(), [FIXTURE_CASE_ID]);
     let failed = run["failed"].as_object().unwrap().iter();
     let reasons = failed.map(|(case, why)| format!("{case}: {}: {}\n", why["kind"], why["text"]));
     insta::assert_snapshot!(redact_varying_parts(&reasons.collect::<String>()), @r#"
@@ -330,7 +334,7 @@ fn wrong_cases_have_no_time_and_do_not_stop_the_others() {
         .assert_exit(1)
         .stdout_as_json();
     assert_eq!(gate["failed"].as_object().unwrap().len(), 7);
-    assert_eq!(gate["not_run"], serde_json::json!([CASE.replace("n64", "n128")]));
+    assert_eq!(gate["not_run"], serde_json::json!([FIXTURE_CASE_ID.replace("n64", "n128")]));
 }
 
 fn run_fixture_bench(package: &TempPackage, line: &str) -> ProcessOutcome {
@@ -352,7 +356,7 @@ fn axes_and_filters_select_cases() {
     assert_eq!(listed(&[], "--axis n=7"), [case("n7_none")]);
     let both = [case("n7_none"), case("n9_none")];
     assert_eq!(listed(&[], "--axis n=7 --axis n=9"), both, "values of one axis add up");
-    assert_eq!(listed(&[], &format!("--exact {CASE}")), [case("n64_none")]);
+    assert_eq!(listed(&[], &format!("--exact {FIXTURE_CASE_ID}")), [case("n64_none")]);
     let named = listed(&[("KERNELGATE_AXIS", "n=7 fault=wrong")], "");
     assert_eq!(named, [case("n7_wrong")]);
 }
@@ -421,14 +425,15 @@ fn lines_of_criterion_are_printed_on_request() {
         assert!(!prints(&ours, word), "{}", ours.stdout_and_stderr());
     }
     assert!(prints(&package.run_fixture_bench("s2v", "n64 --verbose"), "time:"));
-    // A launch takes as long as a sample should: Criterion then advises a longer time.
+    // The sampling time is so short that a launch takes as long as a sample should: Criterion then
+    // warns that the measurement time is too short.
     let briefly =
         "--bench --noplot --sample-size 10 --warm-up-time 0.01 --measurement-time 0.000001 n64";
     assert!(!prints(&run_fixture_bench(&package, briefly), "Unable"));
     assert!(prints(&run_fixture_bench(&package, &format!("{briefly} --verbose")), "Unable"));
     let bencher = package.run_fixture_bench("s6", "n64 --output-format bencher");
     let stdout = &bencher.assert_exit(0).stdout;
-    assert!(stdout.starts_with(&format!("test {CASE} ... bench:")), "{stdout}");
+    assert!(stdout.starts_with(&format!("test {FIXTURE_CASE_ID} ... bench:")), "{stdout}");
     assert_eq!(stdout.lines().filter(|line| !line.is_empty()).count(), 1, "{stdout}");
 }
 
@@ -503,7 +508,7 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let record = package.run_record_path("s2");
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !std::fs::read_to_string(&record).is_ok_and(|text| text.contains(CASE)) {
+    while !std::fs::read_to_string(&record).is_ok_and(|text| text.contains(FIXTURE_CASE_ID)) {
         assert!(Instant::now() < deadline, "the first case never finished");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -515,7 +520,7 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     insta::assert_snapshot!(message, @"interrupted: 1 finished cases are in FOLDER/target/kernelgate/runs/s2/fixture.json; baseline `a` is as it was");
     let run = package.read_run_record("s2");
     assert_eq!(run["complete"], false);
-    assert!(run["cases"][CASE].is_object());
+    assert!(run["cases"][FIXTURE_CASE_ID].is_object());
     assert_eq!(std::fs::read_to_string(package.baseline_path("a")).unwrap(), before);
     assert_eq!(
         std::fs::read_dir(record.parent().unwrap()).unwrap().count(),

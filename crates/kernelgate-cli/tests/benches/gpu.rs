@@ -12,9 +12,9 @@ use crate::package::{TempPackage, copy_executable, fixture_path};
 
 /// Locks the device, so that one test at a time uses it; `None` without a GPU.
 fn lock_gpu_if_present() -> Option<MutexGuard<'static, ()>> {
-    static DEVICE: Mutex<()> = Mutex::new(());
+    static GPU_LOCK: Mutex<()> = Mutex::new(());
     match device::check_gpu_and_compiler(0, None) {
-        Ok(()) => Some(DEVICE.lock().unwrap_or_else(PoisonError::into_inner)),
+        Ok(()) => Some(GPU_LOCK.lock().unwrap_or_else(PoisonError::into_inner)),
         Err(error) => {
             assert!(std::env::var_os("KERNELGATE_REQUIRE_GPU").is_none(), "no GPU: {error}");
             eprintln!("skipped: {error}");
@@ -24,22 +24,22 @@ fn lock_gpu_if_present() -> Option<MutexGuard<'static, ()>> {
 }
 
 struct BenchOutcome {
-    code: Option<i32>,
-    text: String,
+    exit_code: Option<i32>,
+    output_text: String,
     /// The run record, if one was written.
-    run: Option<Value>,
+    run_record: Option<Value>,
 }
 
 impl BenchOutcome {
     #[track_caller]
     fn assert_exit_code(&self, code: i32) {
-        assert_eq!(self.code, Some(code), "{}", self.text);
-        assert!(!self.text.contains("panicked at"), "{}", self.text);
+        assert_eq!(self.exit_code, Some(code), "{}", self.output_text);
+        assert!(!self.output_text.contains("panicked at"), "{}", self.output_text);
     }
 
     /// Kinds and texts of the failures of a row.
     fn failures_of_implementation(&self, row: &str) -> Vec<(&str, &str)> {
-        let failed = self.run.as_ref().unwrap()["failed"].as_object().unwrap().iter();
+        let failed = self.run_record.as_ref().unwrap()["failed"].as_object().unwrap().iter();
         let of_row = failed.filter(|(case, _)| case.contains(&format!("/{row}/")));
         of_row
             .map(|(_, why)| {
@@ -49,7 +49,12 @@ impl BenchOutcome {
     }
 
     fn case_ids_in_record_field(&self, name: &str) -> Vec<&str> {
-        self.run.as_ref().unwrap()[name].as_object().unwrap().keys().map(String::as_str).collect()
+        self.run_record.as_ref().unwrap()[name]
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect()
     }
 }
 
@@ -81,13 +86,13 @@ fn run_example_bench(example: &str, line: &str) -> BenchOutcome {
         .unwrap();
     let record: PathBuf = folder.path().join(format!("target/kernelgate/runs/s/{example}.json"));
     BenchOutcome {
-        code: output.status.code(),
-        text: format!(
+        exit_code: output.status.code(),
+        output_text: format!(
             "{}\n{}",
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         ),
-        run: std::fs::read(record).ok().map(|bytes| serde_json::from_slice(&bytes).unwrap()),
+        run_record: std::fs::read(record).ok().map(|bytes| serde_json::from_slice(&bytes).unwrap()),
     }
 }
 
@@ -97,7 +102,7 @@ fn a_right_kernel_is_verified_timed_hot_and_cold_and_recorded() {
     let outcome = run_example_bench("faults", "n1000003/cuda/right/");
     outcome.assert_exit_code(0);
     assert_eq!(outcome.case_ids_in_record_field("cases").len(), 2, "hot and cold");
-    let run = outcome.run.as_ref().unwrap();
+    let run = outcome.run_record.as_ref().unwrap();
     assert_eq!(run["complete"], true);
     assert!(run["environment"]["gpus"][0]["uuid"].as_str().unwrap().starts_with("GPU-"));
     assert_eq!(run["telemetry"].as_array().unwrap().len(), 2);
@@ -124,7 +129,7 @@ fn a_bad_kernel_has_no_time_and_the_others_go_on() {
         run_example_bench("faults", "n100000/cuda/(right|wrong|unwritten|syntax|shape|memory)/");
     outcome.assert_exit_code(1);
     let [(kind, log), _] = outcome.failures_of_implementation("syntax")[..] else {
-        panic!("{}", outcome.text)
+        panic!("{}", outcome.output_text)
     };
     assert_eq!(kind, "compile");
     assert!(log.contains("faults.cu(3)"), "the compiler's log names the file and the line: {log}");
@@ -147,11 +152,11 @@ fn an_illegal_address_loses_the_device_and_nothing_else() {
         .into_iter()
         .filter(|(kind, _)| *kind == "lost")
         .collect();
-    assert!(!lost.is_empty(), "{}", outcome.text);
+    assert!(!lost.is_empty(), "{}", outcome.output_text);
     assert!(lost.iter().all(|(_, why)| why.contains("CUDA_ERROR_ILLEGAL_ADDRESS")), "{lost:?}");
     assert_eq!(outcome.case_ids_in_record_field("cases").len(), 2, "what ran before is kept");
     assert_eq!(outcome.case_ids_in_record_field("failed").len(), 4, "what ran after has no time");
-    // The device still works: the next process runs.
+    // The GPU still works after the failed case: the next bench process runs.
     run_example_bench("faults", "n100000/cuda/right_again/hot").assert_exit_code(0);
 }
 
@@ -162,7 +167,7 @@ fn a_hung_kernel_is_abandoned() {
     outcome.assert_exit_code(1);
     let lost =
         outcome.failures_of_implementation("hang").into_iter().filter(|(kind, _)| *kind == "lost");
-    assert!(lost.count() > 0, "{}", outcome.text);
+    assert!(lost.count() > 0, "{}", outcome.output_text);
     assert_eq!(outcome.case_ids_in_record_field("cases").len(), 2);
 }
 
@@ -171,7 +176,7 @@ fn a_gpu_that_is_not_there_is_refused() {
     let Some(_gpu) = lock_gpu_if_present() else { return };
     let outcome = run_example_bench("faults", "--device 99");
     outcome.assert_exit_code(2);
-    assert_eq!(outcome.run, None);
+    assert_eq!(outcome.run_record, None);
 }
 
 #[test]
@@ -218,7 +223,7 @@ fn an_injected_wait_copy_launch_and_spill_are_found_and_named() {
         let case = profiled.iter().find(|it| it["case"].as_str().unwrap().contains(row)).unwrap();
         case["recorded"]["diagnosis"]["device_memory"][0]["peak_bytes"].as_u64().unwrap()
     };
-    // The case holds its input and its output.
+    // The case holds its input and output arrays in device memory.
     assert!(memory("/right/") >= 8_000_000, "{}", memory("/right/"));
     let trace = |row: &str| format!("{out}/traces/fixture_faults_n1000003_cuda_{row}_hot.json");
     let changed = |row: &str, change: &str| {
@@ -233,7 +238,8 @@ fn an_injected_wait_copy_launch_and_spill_are_found_and_named() {
         part.unwrap_or_else(|| panic!("{text}")).clone()
     };
     assert_eq!(changed("twice", "more often")["count"], json!([3, 6]));
-    // CUPTI reports no local memory of it; the registers are those that the kernel was confined to.
+    // CUPTI reports no local memory for the spilling kernel; its 32 registers are the limit that
+    // its launch bounds set.
     let spills = changed("spills", "longer");
     let evidence = spills["evidence"].as_array().unwrap();
     assert!(evidence.contains(&json!("registers 16 -> 32")), "{spills}");

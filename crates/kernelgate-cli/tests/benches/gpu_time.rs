@@ -1,6 +1,6 @@
 //! A Criterion bench of CUDA code with our measurement: the changes in its source, its record and
-//! the gate on it, and refusals. The driver is a fake, so that no GPU is needed; its streams are
-//! real queues, but their clock is simulated.
+//! the gate on it, and refusals. The tests use a fake CUDA driver, so that no GPU is needed; its
+//! streams are real queues, but their clock is simulated.
 
 #![cfg(target_os = "linux")]
 
@@ -11,7 +11,7 @@ use crate::package::outcome::redact_varying_parts;
 use crate::package::outside::TempCargoPackage;
 use crate::package::{ProcessOutcome, lines_with_word};
 
-const QUICK: &str = "--noplot --warm-up-time 0.02 --measurement-time 0.05 --sample-size 10 \
+const QUICK_CRITERION_FLAGS: &str = "--noplot --warm-up-time 0.02 --measurement-time 0.05 --sample-size 10 \
                      --nresamples 10";
 
 fn read_drop_in_example(name: &str) -> String {
@@ -19,8 +19,9 @@ fn read_drop_in_example(name: &str) -> String {
     std::fs::read_to_string(folder.join(name)).unwrap()
 }
 
-/// A package with that bench, and the fake driver beside it. It uses the library's own Criterion,
-/// because `cargo test` may have built several.
+/// A package with this bench, and the fake CUDA driver beside it. The bench imports Criterion
+/// through `kernelgate::gpu_time`, because `cargo test` may have built several versions of
+/// Criterion.
 fn package_with_fake_driver(bench: &str) -> TempCargoPackage {
     let bench =
         format!("use kernelgate::gpu_time::criterion;\n{}", without_module_documentation(bench));
@@ -63,7 +64,7 @@ fn run_drop_in_bench(outside: &TempCargoPackage, line: &str) -> ProcessOutcome {
     run_with_fake_driver(
         outside,
         env!("CARGO"),
-        &format!("bench --offline --bench drop_in -- {QUICK} {line}"),
+        &format!("bench --offline --bench drop_in -- {QUICK_CRITERION_FLAGS} {line}"),
     )
 }
 
@@ -71,7 +72,7 @@ fn run_kernelgate(outside: &TempCargoPackage, line: &str) -> ProcessOutcome {
     run_with_fake_driver(outside, env!("CARGO_BIN_EXE_kernelgate"), line)
 }
 
-/// The only record of the last session.
+/// Path of the only run record in the last recorded session.
 fn path_of_only_record(outside: &TempCargoPackage) -> PathBuf {
     let sessions = std::fs::read_dir(outside.package_path("target/kernelgate/runs")).unwrap();
     let mut sessions: Vec<PathBuf> = sessions.map(|entry| entry.unwrap().path()).collect();
@@ -128,7 +129,7 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     assert_eq!(ids, expected);
     assert_eq!(saved["environment"]["device_name"], "Fake GPU");
     assert_eq!(saved["complete"], true);
-    // The fake's clock takes 2 µs and a nanosecond for each KiB.
+    // Simulated work takes 2 µs, and 1 ns more for each KiB.
     let large = &cases["fill/67108864"]["samples"];
     let launches = large["launches"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
     let times = large["elapsed_ns"].as_array().unwrap().iter().map(|it| it.as_f64().unwrap());
@@ -136,7 +137,7 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
     each.sort_by(f64::total_cmp);
     assert!((67_536.0..80_000.0).contains(&each[0]), "{each:?}");
     assert!(large["host_bound"].is_null(), "{large}");
-    // Criterion's own store and flags work as before.
+    // Criterion's own result files and flags work as without kernelgate.
     assert!(outside.package_path("target/criterion/fill/67108864/main/sample.json").is_file());
 
     run_drop_in_bench(&outside, "--baseline main copy/6").assert_exit(0);
@@ -147,7 +148,7 @@ fn a_bench_in_gpu_time_is_recorded_saved_and_gated() {
         &outside,
         outside.package_command(
             env!("CARGO"),
-            &format!("bench --offline --bench drop_in -- {QUICK} /6"),
+            &format!("bench --offline --bench drop_in -- {QUICK_CRITERION_FLAGS} /6"),
         ),
     );
     ProcessOutcome::from(slower.env("FAKE_SLOWER", "40").output().unwrap()).assert_exit(0);
@@ -174,9 +175,10 @@ fn run_bench_by_criterion(outside: &TempCargoPackage, line: &str) -> ProcessOutc
     )
 }
 
-/// The bench with another routine in its first group and another stream, which HOW selects.
+/// Source of the drop-in bench, changed so that the variable HOW selects a misbehaving routine or a
+/// wrong stream.
 fn bench_with_ill_behaved_routine() -> String {
-    const HOW: &str = r#"
+    const ILL_BEHAVED_ROUTINE_SOURCE: &str = r#"
 thread_local!(static OTHER: Gpu = Gpu::open());
 
 fn how() -> String {
@@ -224,14 +226,14 @@ fn fill_case(b: &mut kernelgate::gpu_time::Bencher, gpu: &Gpu, buffer: u64, byte
     assert!(after.contains(from), "{after}");
     let copied = "fn copied(gpu: &Gpu, target: u64, source: u64, bytes: usize) {\n    if how() != \
                   \"copies nothing\" {\n        gpu.copy(target, source, bytes);\n    }\n}\n";
-    format!("{}{HOW}{copied}", after.replace(from, to))
+    format!("{}{ILL_BEHAVED_ROUTINE_SOURCE}{copied}", after.replace(from, to))
 }
 
 #[test]
 fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
     let outside = package_with_fake_driver(&bench_with_ill_behaved_routine());
     let how = |how: &str, filter: &str| -> ProcessOutcome {
-        let line = format!("bench --offline --bench drop_in -- {QUICK} {filter}");
+        let line = format!("bench --offline --bench drop_in -- {QUICK_CRITERION_FLAGS} {filter}");
         let mut command = add_fake_driver(&outside, outside.package_command(env!("CARGO"), &line));
         command.env("HOW", how).output().unwrap().into()
     };
@@ -251,7 +253,8 @@ fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
     run recorded in FOLDER/target/kernelgate/runs/SESSION/drop_in.json
     `kernelgate report` draws it in FOLDER/target/kernelgate/report/index.html
     ");
-    // The cases that were measured before are kept, and the next one is named after them.
+    // The error message names the case before the failing one, and cases that were measured earlier
+    // are kept.
     let copies = how("copies nothing", "");
     insta::assert_snapshot!(copies.error_message(1), @r"
     error: the case after `fill/67108864`: has no time: the routine enqueues nothing on the stream that is timed; what runs on another stream, or on the host, has no time here
@@ -266,11 +269,11 @@ fn a_bench_without_gpu_time_is_refused_and_host_time_is_reported() {
     insta::assert_snapshot!(how("null", "").error_message(2), @"error: failed to time a stream: the stream's handle is null; where the legacy default stream is meant, say so: it has a handle of its own");
     insta::assert_snapshot!(how("no stream", "").error_message(2), @"error: failed to time a stream: ADDRESS is no stream that lives: CUDA_ERROR_INVALID_HANDLE (invalid resource handle)");
 
-    // If the host is delayed in the verification pass, the launches look as if they ran elsewhere:
-    // the bench is refused.
+    // If the host is delayed while the launches are verified, they look as if they ran on another
+    // stream, and the bench is refused.
     let mut timed = how("waits", "fill");
     for _ in 0..2 {
-        if timed.code != Some(0) {
+        if timed.exit_code != Some(0) {
             timed.assert_exit(1);
             timed = how("waits", "fill");
         }
@@ -309,12 +312,12 @@ fn two_builds_are_compared_by_gpu_time() {
     );
 }
 
-/// Runs the example with the installed driver.
+/// Runs the drop-in example with the real CUDA driver.
 #[test]
 fn the_example_runs_on_a_gpu() {
     let Some((_device, _alone)) = kernelgate_cuda::testing::lock_first_gpu() else { return };
     let outside = package_with_fake_driver(&read_drop_in_example("after.rs"));
-    let line = format!("bench --offline --bench drop_in -- {QUICK}");
+    let line = format!("bench --offline --bench drop_in -- {QUICK_CRITERION_FLAGS}");
     let mut command = outside.package_command(env!("CARGO"), &line);
     command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustc_flags_linking_kernelgate());
     let outcome = ProcessOutcome::from(command.output().unwrap());
@@ -323,7 +326,7 @@ fn the_example_runs_on_a_gpu() {
     let record = read_json_file(&path_of_only_record(&outside));
     let cases = record["cases"].as_object().unwrap();
     assert_eq!(cases.len(), 6);
-    // Every card reads and writes 64 MiB in more than 10 µs and in less than 10 ms.
+    // On every GPU, copying 64 MiB takes between 10 µs and 10 ms.
     let samples = &cases["copy/67108864"]["samples"];
     let (times, launches) = (&samples["elapsed_ns"], &samples["launches"]);
     let each = times[0].as_f64().unwrap() / launches[0].as_f64().unwrap();

@@ -11,18 +11,20 @@ use regex::Regex;
 use crate::package::outcome::redact_varying_parts;
 use crate::package::{ProcessOutcome, fixture_path};
 
-/// Folders with stand-ins, named after their contents.
+/// A folder of stand-ins for NVIDIA's libraries, with a subfolder for each CUDA version and for the
+/// driver.
 struct StubLibraries {
     folder: tempfile::TempDir,
 }
 
 impl StubLibraries {
     /// The folder's path without links.
-    fn real_path(&self) -> String {
+    fn folder_path_without_links(&self) -> String {
         self.folder.path().canonicalize().unwrap().display().to_string()
     }
 
-    /// A CUDA 12.4, a 12.8, a 13.0, and a driver, each in a folder of its own.
+    /// Makes stand-ins for the CUDA libraries of versions 12.4, 12.8 and 13.0 and for a driver,
+    /// each in a folder of its own.
     fn new() -> Self {
         let stubs = Self { folder: tempfile::tempdir().unwrap() };
         for (cuda, nvrtc, newest, major) in
@@ -53,7 +55,8 @@ impl StubLibraries {
         assert!(command.status().unwrap().success());
     }
 
-    /// Runs `kernelgate doctor` with a loader that searches those folders, and with more variables.
+    /// Runs `kernelgate doctor` with these environment variables and a library search path of these
+    /// folders.
     fn run_doctor(&self, on_loader_path: &[&str], variables: &[(&str, &str)]) -> DoctorChecks {
         let path =
             std::env::join_paths(on_loader_path.iter().map(|name| self.path_in_folder(name)))
@@ -63,7 +66,7 @@ impl StubLibraries {
         for variable in ["KERNELGATE_CUDA_LIBS", "KERNELGATE_ARCH", "CUDA_HOME", "CUDA_PATH"] {
             command.env_remove(variable);
         }
-        // Without Python, no wheels are found.
+        // Without a Python environment, kernelgate finds no NVIDIA libraries in Python wheels.
         command.env("VIRTUAL_ENV", self.path_in_folder("nothing")).env("LD_LIBRARY_PATH", path);
         command.envs(variables.iter().copied());
         let output = command.output().unwrap();
@@ -71,7 +74,7 @@ impl StubLibraries {
         DoctorChecks(serde_json::from_slice(&output.stdout).unwrap())
     }
 
-    /// A list of folders as a variable holds it.
+    /// The paths of these folders joined as in a PATH variable.
     fn joined_folder_paths(&self, names: &[&str]) -> String {
         let path =
             std::env::join_paths(names.iter().map(|name| self.path_in_folder(name))).unwrap();
@@ -79,7 +82,7 @@ impl StubLibraries {
     }
 }
 
-/// The checks that doctor prints.
+/// The checks that `kernelgate doctor` printed as JSON.
 struct DoctorChecks(Vec<serde_json::Value>);
 
 impl DoctorChecks {
@@ -96,7 +99,8 @@ impl DoctorChecks {
             .collect()
     }
 
-    /// Whether the NVRTC and the cuBLASLt of that folder are used, and nothing of another.
+    /// Whether doctor reports that NVRTC and cuBLASLt come from the folder of this CUDA version,
+    /// and from no other folder.
     fn uses_only_libraries_of(&self, stubs: &StubLibraries, cuda: &str) -> bool {
         ["NVRTC (libnvrtc) ", "cuBLASLt (libcublasLt) "].into_iter().all(|name| {
             let folder = stubs.path_in_folder(cuda).canonicalize().unwrap().display().to_string();
@@ -111,12 +115,14 @@ impl DoctorChecks {
 fn the_newest_cuda_that_the_driver_supports_is_used_alone() {
     let stubs = StubLibraries::new();
     let all = ["12.8", "12.4", "13.0"];
-    // Without a driver the newest CUDA is used, and the others are listed.
+    // Without a driver, kernelgate uses the library of the newest CUDA version and lists the
+    // others.
     let checks = stubs.run_doctor(&all, &[]);
     assert!(checks.uses_only_libraries_of(&stubs, "13.0"), "{:?}", checks.0);
     let others = checks.findings_and_advice("library", "NVRTC (libnvrtc) 12.8 is not used");
     assert_eq!(others.len(), 1, "{:?}", checks.0);
-    // With a driver, the newest CUDA of its major version or an older one is used.
+    // With a driver, kernelgate uses the newest library of the driver's CUDA major version or of an
+    // older one.
     for (driver, cuda) in
         [("13000", "13.0"), ("14010", "13.0"), ("12040", "12.8"), ("12090", "12.8")]
     {
@@ -124,13 +130,14 @@ fn the_newest_cuda_that_the_driver_supports_is_used_alone() {
             stubs.run_doctor(&[&all[..], &["driver"]].concat(), &[("STUB_DRIVER", driver)]);
         assert!(checks.uses_only_libraries_of(&stubs, cuda), "driver {driver}: {:?}", checks.0);
     }
-    // The folders that the user names come before the loader's path; the newest of them is used.
+    // Folders in `KERNELGATE_CUDA_LIBS` come before the loader's path; of these folders, the one
+    // with the newest version is used.
     for (named, cuda) in [(&["12.4"][..], "12.4"), (&["12.4", "12.8"], "12.8")] {
         let variables = [("KERNELGATE_CUDA_LIBS", &*stubs.joined_folder_paths(named))];
         let checks = stubs.run_doctor(&["13.0"], &variables);
         assert!(checks.uses_only_libraries_of(&stubs, cuda), "{named:?}: {:?}", checks.0);
     }
-    // A toolkit is used if the loader's path has nothing that fits.
+    // Libraries of a CUDA toolkit are used if the loader's path has no version that fits.
     std::fs::create_dir(stubs.path_in_folder("toolkit")).unwrap();
     std::os::unix::fs::symlink(stubs.path_in_folder("12.4"), stubs.path_in_folder("toolkit/lib64"))
         .unwrap();
@@ -138,9 +145,9 @@ fn the_newest_cuda_that_the_driver_supports_is_used_alone() {
         [("STUB_DRIVER", "12040"), ("CUDA_HOME", &*stubs.joined_folder_paths(&["toolkit"]))];
     let checks = stubs.run_doctor(&["13.0", "driver"], &variables);
     assert!(checks.uses_only_libraries_of(&stubs, "12.4"), "{:?}", checks.0);
-    // cuDNN's name does not contain the version of CUDA.
+    // The file name of cuDNN's library does not contain the CUDA version.
     let cudnn = checks.findings_and_advice("library", "cuDNN");
-    insta::assert_snapshot!(cudnn[0].replace(&stubs.real_path(), "FOLDER"), @"cuDNN (libcudnn) 9.14.0: FOLDER/13.0/libcudnn.so.9 | needs a cuDNN for CUDA 12, FOLDER/13.0/libcudnn.so.9 is for 13");
+    insta::assert_snapshot!(cudnn[0].replace(&stubs.folder_path_without_links(), "FOLDER"), @"cuDNN (libcudnn) 9.14.0: FOLDER/13.0/libcudnn.so.9 | needs a cuDNN for CUDA 12, FOLDER/13.0/libcudnn.so.9 is for 13");
 }
 
 #[test]
@@ -151,7 +158,8 @@ fn a_library_that_does_not_fit_is_named_with_advice() {
         let checks = stubs.run_doctor(&[on_path, &["driver"]].concat(), &variables);
         checks.findings_and_advice("gpu", "").concat()
     };
-    // Code for an older card is PTX, which needs a compiler that is not newer than the driver.
+    // For a GPU architecture older than the GPU, NVRTC generates PTX, which the driver only
+    // compiles if NVRTC is not newer than the driver.
     let as_ptx = [("STUB_DRIVER", "12040"), ("KERNELGATE_ARCH", "sm_86")];
     let mut findings = String::new();
     for (cuda, variables) in [
@@ -164,10 +172,13 @@ fn a_library_that_does_not_fit_is_named_with_advice() {
     ] {
         findings.push_str(&format!("CUDA {cuda}, {variables:?}:\n  {}\n", gpu(&[cuda], variables)));
     }
-    // The loader finds a stub of the toolkit before the driver.
+    // The dynamic loader finds the toolkit's stub of the driver library before the real driver.
     stubs.compile_stub_library("stubs", "libcuda.so", &["DRIVER", "TO_LINK"].map(str::to_owned));
     findings.push_str(&format!("a stub before it:\n  {}\n", gpu(&["13.0", "stubs"], &[])));
-    insta::assert_snapshot!("libraries", findings.replace(&stubs.real_path(), "FOLDER"));
+    insta::assert_snapshot!(
+        "libraries",
+        findings.replace(&stubs.folder_path_without_links(), "FOLDER")
+    );
 }
 
 #[test]
@@ -190,7 +201,8 @@ fn an_nccl_that_is_missing_old_or_not_whole_is_named() {
     ");
 }
 
-/// The loader would map missing bytes of the file, and the process would end by a signal.
+/// The dynamic loader would map the missing bytes of a truncated library file, and the process
+/// would end by a signal.
 #[test]
 fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {
     let stubs = StubLibraries::new();
@@ -211,13 +223,14 @@ fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {
     let (cut, checks) = reason(&[], &named);
     assert_eq!(checks.findings_and_advice("library", "NVRTC (libnvrtc) is missing").len(), 1);
     reasons += &format!("{}\n", Regex::new("least \\d+").unwrap().replace(&cut, "least SIZE"));
-    // Another file is used.
+    // `KERNELGATE_CUDA_LIBS` names the damaged library, and the intact one on the loader's path is
+    // used.
     let (same, checks) = reason(&["13.0"], &named);
     assert!(same == cut && checks.uses_only_libraries_of(&stubs, "13.0"), "{same}");
-    // The loader finds it by itself.
+    // The dynamic loader finds the damaged library without the variable `KERNELGATE_CUDA_LIBS`.
     assert_eq!(reason(&["odd"], &[]).0, cut);
     std::fs::write(&file, "garbage").unwrap();
-    // This reason is a text of the loader.
+    // This reason for an unusable library is a text of the dynamic loader.
     reason(&[], &named);
     std::fs::copy(stubs.path_in_folder("13.0/libcublasLt.so.13"), &file).unwrap();
     reasons += &format!("{}\n", reason(&[], &named).0);
@@ -287,7 +300,7 @@ fn a_verb_that_needs_a_gpu_fails_before_it_builds_and_a_wrong_architecture_is_na
         stubs.run_doctor(&["13.0"], &right).findings_and_advice("setting", ""),
         Vec::<String>::new()
     );
-    // A bench does not fall back to the CPU.
+    // If the GPU cannot be used, a bench fails and does not fall back to the CPU.
     let faults = fixture_path().with_file_name("faults");
     let bench = Command::new(faults)
         .args(["--bench", "--quick"])
@@ -298,7 +311,7 @@ fn a_verb_that_needs_a_gpu_fails_before_it_builds_and_a_wrong_architecture_is_na
     insta::assert_snapshot!(ProcessOutcome::from(bench).error_message(2), @"error: no GPU to run on: KERNELGATE_ARCH: kernels are compiled for sm_80 or later, not for sm_75");
     let mut timing = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
     timing.args(["timing", "--part", "cases"]).current_dir(stubs.folder.path());
-    // The stand-in driver has no GPU, and the folder has no package.
+    // The test's stand-in NVIDIA driver has no GPU, and the current folder has no Cargo package.
     let timing = ProcessOutcome::from(
         timing.env("LD_LIBRARY_PATH", stubs.path_in_folder("driver")).output().unwrap(),
     );

@@ -1,4 +1,4 @@
-//! Bench executables: how they are built, found, linked and driven, with and without a GPU.
+//! Tests of how bench executables are built, found, linked and driven, with and without a GPU.
 
 mod attach;
 mod criterion;

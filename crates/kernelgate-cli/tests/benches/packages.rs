@@ -1,5 +1,5 @@
-//! The verbs in packages of others: one with workloads of its own, workspaces, and benches that do
-//! everything wrong.
+//! Tests of the verbs in Cargo packages outside this repository: packages with own workloads,
+//! workspaces, and misbehaving benches.
 //!
 //! Benches are linked with the library that `cargo test` built, so that a build takes seconds.
 
@@ -13,11 +13,12 @@ use crate::package::{
 };
 use tempfile::TempDir;
 
-const MANIFEST: &str =
+const CARGO_TOML_TEMPLATE: &str =
     "[package]\nname = \"NAME\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[lib]\nbench = false\n";
 
-/// A bench with a workload of that name, whose cases take microseconds.
-const BENCH: &str = r#"
+/// Source of a test bench whose workload is named by a placeholder, and whose cases take
+/// microseconds.
+const BENCH_SOURCE_TEMPLATE: &str = r#"
 use std::process::ExitCode;
 use kernelgate::prelude::*;
 
@@ -25,39 +26,39 @@ struct Double { n: usize }
 
 impl Problem for Double {
     fn inputs(&self, seed: u64) -> Tensors {
-        Tensors::new().with("x", [1, self.n], random::normal_values(seed, "x", self.n))
+        Tensors::new().with_tensor("x", [1, self.n], random::normal_values(seed, "x", self.n))
     }
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let y: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+        let y: Vec<f64> = inputs.f32_elements("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
         vec![Expected::all("y", [1, self.n], y)]
     }
     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
-    fn host_bytes(&self) -> u64 { self.n as u64 * 16 }
+    fn host_memory_bytes(&self) -> u64 { self.n as u64 * 16 }
 }
 
 const DOUBLE: Workload<Double> = Workload {
     name: "WORKLOAD", about: "y = 2 x", revision: 1,
     axes: &[Axis::number("n", "elements")],
-    default: &["n=1024"], accelerator: &[], thorough: &["n=512"],
+    default_selection_lines: &["n=1024"], accelerator_selection_lines: &[], thorough_selection_lines: &["n=512"],
     bind: |point| Ok(Double { n: point.number("n")? }),
 };
 
 const ROWS: &[Implementation<Double>] = &[Implementation {
-    name: "cpu", about: "doubles", supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|problem, inputs| {
+    implementation_name: "cpu", description: "doubles", supports: |_| Ok(()),
+    prepare: PrepareFunction::Cpu(|problem, inputs| {
         let outputs = Tensors::new().with_output("y", [1, problem.n], Dtype::F32);
         CpuTask::new(inputs, outputs, |inputs, outputs| {
-            outputs.f32_mut("y").iter_mut().zip(inputs.f32("x")).for_each(|(y, x)| *y = FACTOR * x);
+            outputs.f32_mut("y").iter_mut().zip(inputs.f32_elements("x")).for_each(|(y, x)| *y = FACTOR * x);
         })
     }),
 }];
 
-fn main() -> ExitCode { Harness::new("BENCH", vec![join_rows(&DOUBLE, ROWS)]).main() }
+fn main() -> ExitCode { Harness::new("BENCH", vec![join_workload_with_implementations(&DOUBLE, ROWS)]).main() }
 "#;
 
 /// A bench that looks like one of this harness, and behaves as the variable HOSTILE says.
-const HOSTILE: &str = r#"
+const HOSTILE_BENCH_SOURCE: &str = r#"
 fn main() {
     kernelgate::protocol::keep_bench_mark_in_executable();
     let ask = std::env::var("KERNELGATE_REQUEST").unwrap_or_default();
@@ -111,7 +112,7 @@ impl FolderOfPackages {
 
     /// Makes a package in a folder with these benches, given as names and sources.
     fn add_package(&self, folder: &str, name: &str, benches: &[(&str, &str)]) {
-        let mut manifest = MANIFEST.replace("NAME", name);
+        let mut manifest = CARGO_TOML_TEMPLATE.replace("NAME", name);
         for (bench, source) in benches {
             manifest += &format!("[[bench]]\nname = \"{bench}\"\nharness = false\n");
             self.write_file(&format!("{folder}/benches/{bench}.rs"), source);
@@ -140,12 +141,16 @@ impl FolderOfPackages {
     }
 }
 
-/// The source of a bench with a workload of that name.
+/// Source of a test bench with this name, whose workload has the given name.
 fn bench_source_with_workload(name: &str, workload: &str) -> String {
-    BENCH.replace("BENCH", name).replace("WORKLOAD", workload).replace("FACTOR", "2.0")
+    BENCH_SOURCE_TEMPLATE
+        .replace("BENCH", name)
+        .replace("WORKLOAD", workload)
+        .replace("FACTOR", "2.0")
 }
 
-/// The package has benches `one` and `two`, and `plain`, which is of another kind.
+/// Checks `list` and error messages in a package with kernelgate benches `one` and `two` and a
+/// bench `plain` of another harness.
 fn check_lists_and_refusals(run: &dyn Fn(&str) -> ProcessOutcome) {
     insta::assert_snapshot!(run("list").text_for_snapshot(), @r"
     exit 0
@@ -180,7 +185,7 @@ fn check_lists_and_refusals(run: &dyn Fn(&str) -> ProcessOutcome) {
       }
     ]
     "#);
-    // The requested cases are not among the default cases.
+    // The filter selects cases that are not among the default cases.
     let thorough = ["mine/double/n512/cpu/hot", "mine/other/n512/cpu/hot"];
     assert_eq!(run("list n512 --format json").assert_exit(0).json_case_ids(), thorough);
     let mut refusals = String::new();
@@ -254,7 +259,8 @@ fn every_verb_works_on_somebody_elses_workload() {
     let listed = ProcessOutcome::from(cargo.output().unwrap());
     assert_eq!(listed.assert_exit(0).json_case_ids(), ["mine/double/n1024/cpu/hot"]);
 
-    // The outputs are wrong and the case is slower: the verdict is that of verification.
+    // The outputs are wrong and the case is slower: the reported verdict is the failed
+    // verification.
     outside.write_file("benches/two.rs", &two.replace("2.0 * x", "2.5 * x"));
     insta::assert_snapshot!(run("verify --format markdown").text_for_snapshot(), @r"
     exit 1
@@ -313,7 +319,8 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
     assert_eq!(run("a/src", "verify --format json").assert_exit(0).json_case_ids(), [in_a]);
     insta::assert_snapshot!(run("empty", "list").error_message(2), @"error: there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one");
     run(".", "list --package nosuch").assert_exit(2);
-    // Run in the member, with the workspace's target folder.
+    // The baseline is saved by a call in the member's folder, while the target folder is that of
+    // the workspace.
     let save = "-- --bench double -- --quick --noplot";
     run("a", &format!("baseline save main --runs 1 {save}")).assert_exit(0);
     assert!(
@@ -321,14 +328,16 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
             && outside.folder_path().join("target/kernelgate/runs").is_dir()
     );
     assert_eq!(run("a", "runs --format json").assert_exit(0).json_case_ids(), [in_a]);
-    // Run in the root: the baseline is the member's.
+    // Run in the workspace root, `gate` finds no baseline, because the baseline belongs to the
+    // member package.
     insta::assert_snapshot!(run(".", "gate --baseline main").refusal_message(2), @"error: no baseline `main` for DEVICE in FOLDER/baselines (found none); another package of the workspace has one: call the program there, or name it with --baselines DEVICE/a/baselines");
-    // Both workspace members have a bench of that name, and neither record replaces the other.
+    // Both workspace members have a bench of the same name, and neither run record replaces the
+    // other.
     run(".", &format!("baseline save both --runs 1 {save}")).assert_exit(0);
     let mut recorded = run(".", "runs --format json").assert_exit(0).json_case_ids();
     recorded.sort();
     assert_eq!(recorded, [in_a, in_b]);
-    // A relative target folder is relative to the current folder.
+    // A relative `CARGO_TARGET_DIR` is relative to the current folder.
     let mut saved =
         outside.kernelgate_command("a/src", &format!("baseline save main --runs 1 {save}"));
     ProcessOutcome::from(saved.env("CARGO_TARGET_DIR", "../odd").output().unwrap()).assert_exit(0);
@@ -339,7 +348,7 @@ fn a_workspace_has_its_members_verbs_and_one_target_folder() {
 #[test]
 fn a_bench_that_misbehaves_is_named_and_ended() {
     let outside = FolderOfPackages::new();
-    outside.add_package(".", "hostile", &[("evil", HOSTILE)]);
+    outside.add_package(".", "hostile", &[("evil", HOSTILE_BENCH_SOURCE)]);
     let run = |how: &str, line: &str| -> ProcessOutcome {
         outside.kernelgate_command(".", line).env("HOSTILE", how).output().unwrap().into()
     };
@@ -362,7 +371,7 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
         );
         let message = outcome.refusal_message(2);
         refusals += &format!("{how}: {message}\n");
-        // Processes that the bench started, which live longer, are not waited for.
+        // kernelgate does not wait for child processes that outlive the bench.
         assert!(started.elapsed().as_secs() < 25, "{how}");
     }
     insta::assert_snapshot!(refusals, @r"
@@ -387,7 +396,7 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
     let dropped = flood.stderr.lines().filter(|line| line.starts_with('('));
     insta::assert_snapshot!(dropped.collect::<String>(), @"(it prints more than 1048576 bytes: the rest is dropped)");
     let panic = run("panic", "verify");
-    assert_eq!(panic.code, Some(2));
+    assert_eq!(panic.exit_code, Some(2));
     let line = lines_with_word(&panic.stderr, "`evil`");
     let (ended, message) = line.split_once("; it said last: ").unwrap();
     assert_eq!(ended, "error: bench `evil` ended with exit status: 101 and no response");
@@ -401,7 +410,8 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     let dir = folder.bench_folder_flags();
     let run = |line: &str| outside.run_kernelgate(".", &format!("{line} {dir}"));
     let list = run("list");
-    // A combination that no machine can run is not listed as a skip, and every line fits.
+    // The list does not name combinations of axes and implementations that no machine can run, and
+    // every line fits into 100 columns.
     assert!(
         list.assert_exit(0).stdout.lines().all(|line| line.chars().count() <= 100),
         "{}",
@@ -440,7 +450,7 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     error: no package here: neither FOLDER nor a folder above it has a Cargo.toml; --dir names a folder of bench executables
     error: no package here: neither FOLDER nor a folder above it has a Cargo.toml
     ");
-    // Runs are found beside the program too, once `cargo bench` has recorded one there.
+    // Once `cargo bench` has recorded a run beside the program, runs are found there too.
     let doctor = outside.run_kernelgate(".", "doctor");
     insta::assert_snapshot!(lines_with_word(&doctor.assert_exit(0).stdout, "baselines  "), @"baselines  no package here");
 }

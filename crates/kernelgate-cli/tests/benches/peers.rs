@@ -1,4 +1,5 @@
-//! `kernelgate peers` from outside: with a recorded GPU run, and a script in the place of Python.
+//! Tests of `kernelgate peers` as a process, with a recorded GPU run and a script in the place of
+//! Python.
 
 #![cfg(unix)]
 
@@ -9,14 +10,15 @@ use std::process::Command;
 use crate::package::ProcessOutcome;
 use crate::package::outcome::redact_varying_parts;
 
-const FORWARD: &str = "st_bif/forward/n33554432_t8_level8_f32_int8";
+const FORWARD_PROBLEM_ID: &str = "st_bif/forward/n33554432_t8_level8_f32_int8";
 
 /// Runs `kernelgate peers` on the recorded run, with a "Python" that prints these lines.
 fn run_peers_with_fake_python(run: &str, answer: &str, line: &str) -> ProcessOutcome {
     run_peers_and_return_request(run, answer, line).0
 }
 
-/// Also returns the request that the "Python" got, and below it the GPUs that it may use.
+/// Runs `kernelgate peers` as above, and also returns the request that the fake Python got and the
+/// GPUs that it may use.
 fn run_peers_and_return_request(run: &str, answer: &str, line: &str) -> (ProcessOutcome, String) {
     let folder = tempfile::tempdir().unwrap();
     let session = folder.path().join("runs/s");
@@ -65,17 +67,20 @@ fn echo_peer_time(id: &str, peer: &str, rest: &str) -> String {
 #[test]
 fn peers_are_shown_beside_our_fastest_row() {
     let result = echo_peer_time(
-        FORWARD,
+        FORWARD_PROBLEM_ID,
         "torch/compile",
         r#""about": "a", "median_ns": 614200.0, "power": "steady", "clock_mhz": 1430.0"#,
     );
-    let failed =
-        echo_peer_time(FORWARD, "spikingjelly", r#""about": "b", "error": "not installed""#);
+    let failed = echo_peer_time(
+        FORWARD_PROBLEM_ID,
+        "spikingjelly",
+        r#""about": "b", "error": "not installed""#,
+    );
     let answer = [echo_peer_environment("NVIDIA H200"), result, failed].join("\n");
     let (outcome, request) =
         run_peers_and_return_request(&recorded_gpu_run_text(), &answer, "forward");
-    // 614.2 µs against 307.1 µs of vectorized; fused is slower and is not shown; the backward was
-    // filtered out.
+    // The peer's 614.2 µs stand beside 307.1 µs of the row vectorized; the row fused is slower, so
+    // it is not shown; the filter excludes the backward case.
     insta::assert_snapshot!(outcome.text_for_snapshot(), @r"
     exit 0
     NVIDIA H200, COMMIT+changes; peers: device NVIDIA H200, torch 2.11
@@ -98,10 +103,11 @@ fn peers_of_a_run_over_two_gpus_see_both_and_stand_beside_the_library() {
     let mut second = run["environment"]["gpus"][0].clone();
     second["uuid"] = "GPU-ffffffff-0000-0000-0000-000000000000".into();
     run["environment"]["gpus"].as_array_mut().unwrap().push(second);
-    let mut case = run["cases"][format!("{FORWARD}/cuda/fused/hot")].clone();
+    let mut case = run["cases"][format!("{FORWARD_PROBLEM_ID}/cuda/fused/hot")].clone();
     case["implementation"] = "cuda/nccl".into();
-    run["cases"][format!("{FORWARD}/cuda/nccl/hot")] = case;
-    let result = echo_peer_time(FORWARD, "torch", r#""about": "a", "median_ns": 614200.0"#);
+    run["cases"][format!("{FORWARD_PROBLEM_ID}/cuda/nccl/hot")] = case;
+    let result =
+        echo_peer_time(FORWARD_PROBLEM_ID, "torch", r#""about": "a", "median_ns": 614200.0"#);
     let answer = [echo_peer_environment("NVIDIA H200"), result].join("\n");
     let (outcome, request) = run_peers_and_return_request(&run.to_string(), &answer, "forward");
     insta::assert_snapshot!(outcome.text_for_snapshot(), @r"
@@ -125,7 +131,7 @@ fn peers_of_a_run_over_two_gpus_see_both_and_stand_beside_the_library() {
 fn every_family_has_its_program() {
     let id = "denoise/loop/pi05_s50_p968_steps10_bf16";
     let mut run: serde_json::Value = serde_json::from_str(&recorded_gpu_run_text()).unwrap();
-    let mut case = run["cases"][format!("{FORWARD}/cuda/fused/hot")].clone();
+    let mut case = run["cases"][format!("{FORWARD_PROBLEM_ID}/cuda/fused/hot")].clone();
     case["implementation"] = "cuda/fused_overlap".into();
     case["problem"] =
         serde_json::json!({"model": "pi05", "s": "50", "p": "968", "steps": "10", "dtype": "bf16"});
@@ -206,7 +212,11 @@ fn errors_of_peer_programs_are_named() {
 
 #[test]
 fn timed_peers_are_shown_even_if_the_rest_fails() {
-    let result = echo_peer_time(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
+    let result = echo_peer_time(
+        FORWARD_PROBLEM_ID,
+        "torch/compile",
+        r#""about": "a", "median_ns": 614200.0"#,
+    );
     let begun = [echo_peer_environment("NVIDIA H200"), result, "printf '{\"id\": \"st'".to_owned()];
     let then = |last: &str| [&begun[..], &[last.to_owned()]].concat().join("\n");
     let stuck = run_peers_with_fake_python(
@@ -229,7 +239,7 @@ fn timed_peers_are_shown_even_if_the_rest_fails() {
     ");
     for (last, code, why) in [
         ("echo CUDA error >&2; exit 1", 2, "peers/st_bif.py under FOLDER/python: CUDA error"),
-        // The peer program sends Ctrl-C to the program.
+        // The peer program sends an interrupt (Ctrl-C) to kernelgate.
         ("kill -INT $PPID; sleep 600", 130, "interrupted, with peers/st_bif.py at work"),
     ] {
         let json = run_peers_with_fake_python(

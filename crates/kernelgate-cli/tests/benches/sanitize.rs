@@ -1,4 +1,5 @@
-//! `ci/sanitizer/coverage`: finds kernels that no run of compute-sanitizer reached, from its logs.
+//! Tests of `ci/sanitizer/coverage`, which finds kernels that no run of compute-sanitizer reached,
+//! from its logs.
 
 #![cfg(unix)]
 
@@ -11,7 +12,8 @@ fn repository_root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// Runs the script on a record of three kernels and one exception, with logs of these cases.
+/// Runs `ci/sanitizer/coverage` on a record of three kernels and one exception, with logs of these
+/// cases.
 fn run_sanitizer_coverage_script(launched: &[&str], tests_passed: bool) -> ProcessOutcome {
     let folder = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
@@ -36,7 +38,7 @@ fn run_sanitizer_coverage_script(launched: &[&str], tests_passed: bool) -> Proce
         let text = serde_json::to_string_pretty(&rows).unwrap();
         write(&format!("logs/run{i}.memcheck.log.json"), &text);
     }
-    // The log of a run that did not end.
+    // Writes the empty log of a compute-sanitizer run that was cut off.
     write("logs/cut.memcheck.log.json", "");
     if tests_passed {
         write("logs/measure.memcheck.log.out", "test result: ok. 1 passed; 0 failed\n");
@@ -98,7 +100,8 @@ fn every_exception_names_a_recorded_kernel_and_a_reason() {
     }
 }
 
-/// A known report that belongs to no run any more could hide a report of another run.
+/// An entry of the list of known sanitizer reports that belongs to no run any more could hide a new
+/// report of another run.
 #[test]
 fn every_known_report_is_of_a_run_and_has_a_reason() {
     let read = |name: &str| std::fs::read_to_string(repository_root().join(name)).unwrap();

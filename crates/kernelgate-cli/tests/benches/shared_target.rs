@@ -1,5 +1,5 @@
-//! Two packages that share a target folder, and with it the folder of runs. Both packages have the
-//! fixture's bench, with equal case ids.
+//! Tests with two packages that share a target folder, and with it the folder of runs. Both
+//! packages of these tests have the fixture's bench, with equal case ids.
 
 #![cfg(unix)]
 
@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::package::{ProcessOutcome, TempPackage, lines_with_word};
 use serde_json::Value;
 
-/// The packages `one` and `two`.
+/// A workspace target folder that is shared by the packages `one` and `two`.
 struct PackagesWithSharedTarget {
     package: TempPackage,
 }
@@ -64,7 +64,7 @@ fn the_last_session_is_that_of_the_package() {
     shared.run_bench_and_set_times("one", "s1", 1e6);
     shared.run_kernelgate("one", "baseline add main").assert_exit(0);
     shared.run_bench_and_set_times("one", "s2", 1e6);
-    // A later and slower run.
+    // A later, slower run of the package `two`, which must not be judged for the package `one`.
     shared.run_bench_and_set_times("two", "s3", 9e6);
     assert_eq!(shared.package.read_run_record("s3")["package"]["name"], "two");
     assert_eq!(
@@ -89,7 +89,7 @@ fn a_session_of_both_packages_gives_each_its_own_runs() {
     shared.run_kernelgate("one", "baseline add main").assert_exit(0);
     shared.run_bench_and_set_times("one", "both", 1e6);
     shared.run_bench_and_set_times("two", "s3", 9e6);
-    // A session as `cargo bench --workspace` writes it.
+    // Makes a session with runs of two packages, as `cargo bench --workspace` writes it.
     let other = shared.edit_run_record("s3", |run| run["session"] = "both".into());
     let both = shared.package.run_record_path("both").with_file_name("fixture-2.json");
     std::fs::write(both, other.to_string()).unwrap();

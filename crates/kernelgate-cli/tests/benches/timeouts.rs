@@ -1,5 +1,5 @@
-//! A process that hangs in a comparison, at each stage, or in a bench by itself: it ends, with all
-//! that it started, after a time that is reported and can be set.
+//! Tests with a process that hangs in a stage of a comparison, or in a bench alone: it and its
+//! children are killed after a reported time limit.
 
 #![cfg(unix)]
 
@@ -7,11 +7,11 @@ use std::process::Command;
 
 use crate::package::outcome::redact_varying_parts;
 use crate::package::outside::{TempCargoPackage, is_hostile_process_alive};
-use crate::package::{CASE, ProcessOutcome, TempPackage, lines_with_word};
+use crate::package::{FIXTURE_CASE_ID, ProcessOutcome, TempPackage, lines_with_word};
 
 /// A bench that looks like one of this harness, and hangs or fails in the head if the variable
 /// HOSTILE says so.
-const HOSTILE: &str = r#"
+const HANGING_OR_FAILING_BENCH_SOURCE: &str = r#"
 use std::io::Write;
 
 fn main() {
@@ -46,7 +46,7 @@ fn main() {
 
 #[test]
 fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
-    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    let outside = TempCargoPackage::new(&[("evil", HANGING_OR_FAILING_BENCH_SOURCE)]);
     outside.build_and_copy_as_base_and_head("evil");
     let command = |how: &str, wait: &str| -> Command {
         let line = format!("compare --base-dir base --head-dir head {wait}");
@@ -64,7 +64,8 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
 
     For more information, try '--help'.
     ");
-    // The head is named as the reason, instead of a case that both sides lack.
+    // If the head breaks, the error names the head as the reason, instead of a case that both sides
+    // lack.
     let mut broken = String::new();
     for (how, wait) in [
         ("hangs when running", "--wait 1s"),
@@ -109,7 +110,7 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
 
 #[test]
 fn a_termination_signal_ends_what_runs_at_every_stage() {
-    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    let outside = TempCargoPackage::new(&[("evil", HANGING_OR_FAILING_BENCH_SOURCE)]);
     outside.build_and_copy_as_base_and_head("evil");
     let pid = outside.package_path("pid");
     for (line, how) in [
@@ -136,7 +137,7 @@ fn a_termination_signal_ends_what_runs_at_every_stage() {
 
 #[test]
 fn a_hanging_build_is_killed_with_its_children() {
-    let outside = TempCargoPackage::new(&[("evil", HOSTILE)]);
+    let outside = TempCargoPackage::new(&[("evil", HANGING_OR_FAILING_BENCH_SOURCE)]);
     let script = "fn main() {
         let mut sleep = std::process::Command::new(\"sleep\").arg(\"600\").spawn().unwrap();
         std::fs::write(std::env::var(\"HOSTILE_PID\").unwrap(), sleep.id().to_string()).unwrap();
@@ -159,12 +160,12 @@ fn a_launch_on_the_host_without_end_ends_the_process_and_is_named() {
     let package = TempPackage::new();
     let mut command = package.bench_command("s1", "--timeout 2");
     command.args(["--axis", "n=64", "--axis", "fault=none,endless"]);
-    let endless = CASE.replace("none", "endless");
+    let endless = FIXTURE_CASE_ID.replace("none", "endless");
     let outcome = ProcessOutcome::from(command.output().unwrap());
     let message =
         redact_varying_parts(outcome.assert_exit(1).stderr.trim().lines().last().unwrap());
     insta::assert_snapshot!(message, @"failed: fixture/spin/n64_endless/cpu/hot: a launch had not ended after 2 s (--timeout sets this): nothing ends it but the end of the process; 1 finished cases are in FOLDER/target/kernelgate/runs/s1/fixture.json");
     let run = package.read_run_record("s1");
-    assert!(run["cases"][CASE].is_object() && run["complete"] == false);
+    assert!(run["cases"][FIXTURE_CASE_ID].is_object() && run["complete"] == false);
     insta::assert_snapshot!(run["failed"][&endless]["text"].as_str().unwrap(), @"a launch had not ended after 2 s (--timeout sets this): nothing ends it but the end of the process");
 }

@@ -1,4 +1,5 @@
-//! Baselines and the output of the gate, from outside: several runs, levels of sameness, formats.
+//! Tests of baselines and of the gate's output: several runs, equal or similar machines, output
+//! formats.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -6,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::package::outcome::redact_varying_parts;
 use crate::package::{
-    CASE, ProcessOutcome, TempPackage, fixture_path, html_elements_with_words, lines_with_word,
+    FIXTURE_CASE_ID, ProcessOutcome, TempPackage, fixture_path, html_elements_with_words,
+    lines_with_word,
 };
 
 fn read_json_file(path: &Path) -> serde_json::Value {
@@ -42,11 +44,15 @@ fn the_formats_of_a_gate_and_of_runs_are_also_files_of_a_folder() {
     };
     let (comment, junit) = (out("markdown"), out("junit"));
     let bmf: serde_json::Value = serde_json::from_str(&out("bmf")).unwrap();
-    let value = bmf[CASE]["latency"]["value"].as_f64().unwrap();
+    let value = bmf[FIXTURE_CASE_ID]["latency"]["value"].as_f64().unwrap();
     assert!((value / 300_000.0 - 1.0).abs() < 1e-3, "{bmf}");
     let runs = package.run_kernelgate("runs --format smaller-is-better");
     let cases = runs.assert_exit(0).stdout_as_json();
-    assert_eq!((&cases[1]["name"], &cases[1]["unit"]), (&CASE.into(), &"ns".into()), "{cases}");
+    assert_eq!(
+        (&cases[1]["name"], &cases[1]["unit"]),
+        (&FIXTURE_CASE_ID.into(), &"ns".into()),
+        "{cases}"
+    );
     let table = package.run_kernelgate("runs --out kept");
     assert_eq!(table.assert_exit(0).stdout, package.run_kernelgate("runs").stdout);
     let kept =
@@ -68,7 +74,7 @@ fn a_folder_of_reports_that_cannot_be_written_never_hides_the_verdicts() {
     let blocked = package.run_kernelgate("gate --baseline a --out blocked --format json");
     assert_eq!(blocked.assert_exit(2).json_verdicts(), ["regressed", "regressed"]);
     insta::assert_snapshot!(redact_varying_parts(&blocked.stderr), @"error: --out: failed to write blocked: File exists (os error 17)");
-    // Before anything is built or measured where that would take time.
+    // The unwritable output folder is reported before anything is built or measured.
     let compare = package.run_kernelgate("compare --base-dir none --head-dir none --out blocked");
     insta::assert_snapshot!(compare.refusal_message(2), @"error: --out: failed to write blocked/result.json: File exists (os error 17)");
 }
@@ -88,7 +94,7 @@ fn a_gate_whose_reports_do_not_fit_on_the_disk_leaves_the_earlier_set() {
     };
     let earlier = files();
     package.set_record_times(&package.run_record_path("head"), 300_000.0);
-    // The comment fits, the page does not.
+    // The limit on file size lets the comment file be written, but not the larger HTML page.
     let program = env!("CARGO_BIN_EXE_kernelgate");
     let mut shell = package.package_command(Path::new("sh"), "-c");
     let gate = format!("exec {program} gate --baseline a --out reports --format json");
@@ -112,7 +118,8 @@ fn a_baseline_that_is_a_link_to_nothing_is_named() {
     }
 }
 
-/// A release may read files of the next one, but not rewrite them, and the reverse.
+/// A release may read files of a newer release only if they have the same format version, and
+/// rewrites none that it cannot read.
 #[test]
 fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() {
     let package = package_with_baseline_and_run(230_000.0);
@@ -134,7 +141,8 @@ fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() 
         }
         assert_eq!(std::fs::read_to_string(&path).unwrap(), newer, "{line}");
     }
-    // Version 3 reads version 2: a field that others may ignore keeps the version.
+    // A field that older programs may ignore does not raise the version of the baseline format; a
+    // file with such a field is read.
     std::fs::write(&path, with("remark", "ignored by version 2".into()).to_string()).unwrap();
     let judged =
         package.run_kernelgate("gate --baseline a --format json").assert_exit(3).stdout_as_json();
@@ -142,7 +150,7 @@ fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() 
         (&judged["unsealed"], judged["judged"].as_array().unwrap().len()),
         (&true.into(), 2)
     );
-    // No file of before the first release passes as one of it.
+    // A baseline file in a schema from before the first release is not accepted as a released one.
     std::fs::write(&path, with("schema", "kernelgate.baseline".into()).to_string()).unwrap();
     insta::assert_snapshot!(package.run_kernelgate("gate --baseline a").refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: not a kernelgate baseline");
 }
@@ -218,7 +226,7 @@ fn saving_over_a_baseline_of_several_runs_does_not_weaken_the_gate() {
 
     1 regressed, 0 improved, 0 unchanged, 0 inconclusive of 1 (threshold 5%)
     ");
-    // Adding by hand does not evade the check.
+    // `baseline add` also refuses a run of another commit, so it cannot hide the slow-down either.
     let added = package.run_kernelgate(&format!("baseline add a --session {head}"));
     insta::assert_snapshot!(added.text_for_snapshot(), @r"
     exit 4
@@ -248,7 +256,7 @@ fn runs_that_are_added_at_once_are_all_kept() {
         )
         .unwrap();
     }
-    // The checkouts have target folders of their own and share the folder of baselines.
+    // The processes use different target folders, but share one folder of baselines.
     let add = |session: &String| {
         let folder = package.run_record_path(session).parent().unwrap().display().to_string();
         let line = format!("--baselines shared baseline add a --session {folder}");
@@ -323,7 +331,7 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
     }
 }
 
-/// Puts a script in cargo's place for `baseline save`.
+/// Replaces cargo by a script for `baseline save`.
 #[cfg(unix)]
 fn replace_cargo_by_script(package: &TempPackage, body: &str) {
     use std::os::unix::fs::PermissionsExt;
@@ -339,7 +347,7 @@ fn script_that_runs_fixture() -> String {
     format!("exec {} --bench {brief} \"$@\"", fixture_path().display())
 }
 
-/// A baseline with the name of a link is the file to which the link leads.
+/// A baseline whose file is a symbolic link is read from the link's target and written to it.
 #[cfg(unix)]
 #[test]
 fn a_baseline_behind_a_link_is_written_to_the_link_target() {
@@ -385,7 +393,7 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
     std::fs::write(&path, "{").unwrap();
     insta::assert_snapshot!(save("a --runs 2 -- n64").refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/a.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
     std::fs::write(&path, &before).unwrap();
-    // If a later run fails, the runs before it are kept.
+    // If a later run of `baseline save` fails, the records of the runs before it are kept.
     replace_cargo_by_script(
         &package,
         &format!("[ -e second ] && exit 3; touch second\n{}", script_that_runs_fixture()),
@@ -407,7 +415,7 @@ fn a_baseline_that_cannot_be_saved_is_found_before_measuring_and_runs_are_kept()
 #[test]
 fn an_interrupted_save_kills_its_children() {
     let package = TempPackage::new();
-    // The process that cargo starts, and its own child.
+    // The script in place of cargo starts a child process of its own.
     replace_cargo_by_script(&package, "sleep 600 &\necho $! > pid.new; mv pid.new pid; wait");
     let mut save = baseline_save_command(&package, "a --runs 2");
     let mut save = save.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -425,7 +433,7 @@ fn an_interrupted_save_kills_its_children() {
     poll_until_some(|| (!running()).then_some(()));
 }
 
-/// Waits for a condition and returns its value.
+/// Polls a condition until it returns a value, and returns the value.
 #[cfg(unix)]
 #[track_caller]
 fn poll_until_some<T>(mut condition: impl FnMut() -> Option<T>) -> T {
@@ -519,7 +527,8 @@ fn several_runs_are_saved_in_one_go() {
     FOLDER/baselines/DEVICE/a.json
     ");
     insta::assert_snapshot!(find("b").refusal_message(2), @"error: no baseline `b` for DEVICE in FOLDER/baselines (found: DEVICE/a)");
-    // Saving replaces the measured cases, and keeps the rest.
+    // `baseline save` replaces the measured cases of an existing baseline, and keeps the other
+    // cases.
     save("a --runs 2 -- n128").assert_exit(0);
     insta::assert_debug_snapshot!(runs(), @r#"
     [

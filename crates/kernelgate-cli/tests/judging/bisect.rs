@@ -1,8 +1,8 @@
-//! `kernelgate bisect` from outside: a scratch repository in which one commit made the bench
-//! slower.
+//! Tests of `kernelgate bisect` as a process, in a scratch repository in which one commit made the
+//! bench slower.
 //!
-//! The slow-down is manifold: the tests check which commit is named and the messages, not the
-//! resolution of the measurement.
+//! The head is several times slower than the base: the tests check the named commit and the
+//! messages, not the resolution of the measurement.
 
 #![cfg(unix)]
 
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::error_message;
 use crate::package::outcome::redact_varying_parts;
-use crate::package::scratch::{CASE, TempRepository, run_until_load_allows_verdict};
+use crate::package::scratch::{SCRATCH_CASE_ID, TempRepository, run_until_load_allows_verdict};
 use crate::package::{ProcessOutcome, lines_with_word};
 
-/// A text with the subjects of commits in the place of their hashes.
+/// Replaces the hashes of the repository's commits in a text by the commit subjects.
 fn replace_commits_by_subjects(scratch: &TempRepository, text: &str) -> String {
     let commits = scratch.run_git("log --all --format=%H:%s");
     let text = commits.lines().fold(text.to_owned(), |text, commit| {
@@ -60,7 +60,7 @@ fn repository_with_slow_commit() -> TempRepository {
 
 fn bisect_command(scratch: &TempRepository, flags: &str) -> std::process::Command {
     let usual = "--relative 2 --tolerated 4 --max-blocks 24 --case-time 0.01s --backend cpu";
-    scratch.kernelgate_command(&format!("bisect {CASE} --good good {usual} {flags}"))
+    scratch.kernelgate_command(&format!("bisect {SCRATCH_CASE_ID} --good good {usual} {flags}"))
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     let scratch = repository_with_slow_commit();
     let of_user = ["branch --list", "stash list", "worktree list", "log -1 --format=%H"];
     let before = of_user.map(|line| scratch.run_git(line));
-    // The search is killed after its first answers.
+    // The bisection is killed after it has answered its first comparisons.
     let start = || {
         bisect_command(&scratch, "").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
@@ -79,7 +79,8 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     while !answered() {
         assert!(started.elapsed() < Duration::from_secs(300), "nothing was answered");
         if let Some(ended) = killed.try_wait().unwrap() {
-            // Load by other processes left the comparison of the ends open.
+            // The bisection ended as inconclusive, because other processes loaded the machine while
+            // its end commits were compared.
             assert_eq!(ended.code(), Some(3), "it ended");
             killed = start();
         }
@@ -135,7 +136,8 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     }
     "#);
     assert_eq!(of_user.map(|line| scratch.run_git(line)), before);
-    // All questions are answered already: nothing is built or measured again.
+    // The recorded comparisons answer all questions of the bisection: nothing is built or measured
+    // again.
     let text: ProcessOutcome = bisect_command(&scratch, "--resume").output().unwrap().into();
     insta::assert_snapshot!(replace_commits_by_subjects(&scratch, &text.assert_exit(0).stdout), @r#"
     scratch/sum/n1024/cpu/hot: HEAD (later) against good (first), 5 commits later: slower, N (N to N)
@@ -228,7 +230,7 @@ fn ends_that_do_not_differ_are_refused() {
 
 /// Runs whole searches over 64 commits, one of which makes the case a tenth slower, with the
 /// command's own thresholds: each takes minutes on a quiet machine. `KERNELGATE_BISECTIONS` sets
-/// the number of searches.
+/// the number of bisections.
 #[test]
 fn a_commit_that_costs_a_tenth_is_found_among_64() {
     let count = std::env::var("KERNELGATE_BISECTIONS").ok().and_then(|it| it.parse().ok());
@@ -241,7 +243,8 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
         let mut slow = String::new();
         for number in 0..=64 {
             let time = if number >= first_slow { 4400 } else { 4000 };
-            // Each commit gives another executable, as if it changed code elsewhere.
+            // Each commit of the test repository gives another executable, as if it changed code
+            // elsewhere.
             let line = format!("const SLEEP_US: u64 = {time};\n#[used]\nstatic N: u32 = {number};");
             scratch.replace_text_in_bench("const SLEEP_US: u64 = 50;", &line);
             scratch.commit_sources(&format!("number-{number}"));
@@ -253,7 +256,7 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
             }
         }
         let started = Instant::now();
-        let line = format!("bisect {CASE} --good good --case-time 0.1s --backend cpu");
+        let line = format!("bisect {SCRATCH_CASE_ID} --good good --case-time 0.1s --backend cpu");
         let outcome: ProcessOutcome = scratch.kernelgate_command(&line).output().unwrap().into();
         println!(
             "number {first_slow}, {:.0} s:\n{}\n{}",

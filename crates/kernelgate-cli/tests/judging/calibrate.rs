@@ -1,5 +1,5 @@
-//! `kernelgate calibrate` from outside, on the fixture, whose kernel takes as long as a variable
-//! sets.
+//! Tests of `kernelgate calibrate` as a process, on the fixture, whose kernel takes as long as a
+//! variable sets.
 
 #![cfg(unix)]
 
@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use super::{error_message, report_without_times};
 use crate::package::outcome::redact_varying_parts;
-use crate::package::{CASE, ProcessOutcome, copy_executable, fixture_path, lines_with_word};
+use crate::package::{
+    FIXTURE_CASE_ID, ProcessOutcome, copy_executable, fixture_path, lines_with_word,
+};
 
 /// A package with a folder of executables that holds the fixture.
 struct Package(crate::package::TempPackage);
@@ -34,20 +36,21 @@ impl Package {
     }
 }
 
-const CALIBRATE: &str =
+const CALIBRATE_COMMAND_LINE: &str =
     "calibrate --dir bin --backend cpu --relative 0.3 --tolerated 0.6 --case-time 0.01s";
 
 #[test]
 fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
     let package = Package::new();
     let few = "n64 --comparisons 2 --inject 50,100 --power-comparisons 1 --sham 0 --max-blocks 4";
-    // A comparison may take longer than the whole time, so none is started; the same command goes
-    // on.
-    let none = package.run_kernelgate(&format!("{CALIBRATE} {few} --total-time 1s"));
+    // With `--total-time 1s` no comparison is started, because one may take longer; the same
+    // command with `--resume` goes on.
+    let none = package.run_kernelgate(&format!("{CALIBRATE_COMMAND_LINE} {few} --total-time 1s"));
     insta::assert_snapshot!(redact_varying_parts(&lines_with_word(&none.assert_exit(3).stdout_and_stderr(), "left")), @"4 comparisons are left: the same command with --resume goes on; so far in FOLDER/target/kernelgate/calibrate/state.json");
     assert!(!package.path_in_package("baselines").exists());
-    let outcome = package.run_kernelgate(&format!("{CALIBRATE} {few} --resume --format json"));
-    insta::assert_snapshot!(lines_with_word(&outcome.assert_exit(0).stderr, CASE), @"1 case: fixture/spin/n64_none/cpu/hot");
+    let outcome =
+        package.run_kernelgate(&format!("{CALIBRATE_COMMAND_LINE} {few} --resume --format json"));
+    insta::assert_snapshot!(lines_with_word(&outcome.assert_exit(0).stderr, FIXTURE_CASE_ID), @"1 case: fixture/spin/n64_none/cpu/hot");
     let json = outcome.stdout_as_json();
     let null = &json["summary"]["kinds"][0];
     assert_eq!(
@@ -65,7 +68,8 @@ fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
             && !text.contains(package.path_in_package("").to_str().unwrap()),
         "{text}"
     );
-    // A calibration is not a baseline, and the next comparison uses it.
+    // `baseline list` and `show` do not treat a calibration file as a baseline, and the next
+    // comparison uses the calibration.
     package.run_kernelgate("baseline list").assert_exit(0);
     insta::assert_snapshot!(package.run_kernelgate("baseline show calibration").refusal_message(2), @"error: baseline name `calibration`: that file is the calibration of the device");
     let again = "compare --base-dir bin --head-dir bin --time-identical --backend cpu n64 \
@@ -80,14 +84,15 @@ fn calibration_comparisons_are_counted_and_kept_beside_the_baselines() {
     insta::assert_snapshot!(package.run_kernelgate(again).refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
 }
 
-/// Two cases: one is made slower by work alone, and with another layout no case is slower.
+/// Tests a calibration of two cases: added work slows both, "one case slower" delays a different
+/// case each time, and another memory layout is a kind of its own.
 #[test]
 fn work_single_cases_and_layouts_are_distinguished() {
     let package = Package::new();
     let few = "n64|n128 --axis n=64,128 --comparisons 0 --inject 100 --work 100 \
                --power-comparisons 1 --single 2 --layouts 1 --sham 0 --max-blocks 2";
     let json = package
-        .run_kernelgate(&format!("{CALIBRATE} {few} --format json"))
+        .run_kernelgate(&format!("{CALIBRATE_COMMAND_LINE} {few} --format json"))
         .assert_exit(0)
         .stdout_as_json();
     let kinds: Vec<&str> = json["summary"]["kinds"]
@@ -120,11 +125,12 @@ fn work_single_cases_and_layouts_are_distinguished() {
 #[test]
 fn parts_of_one_calibration_are_merged_and_others_refused() {
     let package = Package::new();
-    // Three comparisons; the first and the last are A/A comparisons.
+    // The calibration has three comparisons, of which the first and the last compare a build with
+    // itself.
     let few = "--comparisons 2 --inject 50 --power-comparisons 0 --sham 1 --max-blocks 1 n64";
-    package.run_kernelgate(&format!("{CALIBRATE} {few} --shard 1/2")).assert_exit(0);
+    package.run_kernelgate(&format!("{CALIBRATE_COMMAND_LINE} {few} --shard 1/2")).assert_exit(0);
     package
-        .run_kernelgate(&format!("{CALIBRATE} {few} --shard 2/2 --output two.json"))
+        .run_kernelgate(&format!("{CALIBRATE_COMMAND_LINE} {few} --shard 2/2 --output two.json"))
         .assert_exit(0);
     let part = "target/kernelgate/calibrate/part-1-of-2.json";
     let all = format!("calibrate --merge {part} two.json --output all.json --format json");

@@ -3,14 +3,14 @@
 
 #![cfg(unix)]
 
-use crate::package::scratch::{BENCH, TempRepository};
+use crate::package::scratch::{SCRATCH_BENCH_SOURCE, TempRepository};
 use crate::package::{TempPackage, lines_with_word};
 use kernelgate_cuda::compiler::nvrtc;
 use serde_json::json;
 
-/// A kernel with 48 values a thread, all live across a barrier. With 2048 threads on a
-/// multiprocessor a thread has 32 registers, so most of the values spill.
-const KERNEL: &str = r#"
+/// A kernel with 48 values a thread, all live across a barrier. With two blocks of 1024 threads on
+/// a multiprocessor a thread has 32 registers, so most of the values spill.
+const SPILLING_KERNEL_SOURCE: &str = r#"
 extern "C" __global__ __launch_bounds__(1024, BLOCKS) void scratch(float* x) {
     float a[48];
     #pragma unroll
@@ -22,7 +22,8 @@ extern "C" __global__ __launch_bounds__(1024, BLOCKS) void scratch(float* x) {
 extern "C" __global__ void scratch_other(float* x) { x[threadIdx.x] *= 2.0f; }
 "#;
 
-/// The bench with a file of two kernels, the first with this number of blocks on a multiprocessor.
+/// Source of the scratch bench with a CUDA file of two kernels; `blocks` is the minimum number of
+/// blocks per multiprocessor of the first kernel.
 fn bench_source_with_two_kernels(blocks: usize) -> String {
     let row = |symbol: &str| {
         format!(
@@ -31,11 +32,11 @@ fn bench_source_with_two_kernels(blocks: usize) -> String {
         )
     };
     let rows = ["scratch", "scratch_other"].map(row).join(", ");
-    let text = KERNEL.replace("BLOCKS", &blocks.to_string());
+    let text = SPILLING_KERNEL_SOURCE.replace("BLOCKS", &blocks.to_string());
     let listed = format!("kernels(kernelgate_cuda::spec::list_kernel_rows(&[{rows}])).main()");
     format!(
         "const TEXT: &str = r#\"{text}\"#;\n{}",
-        BENCH.replace(".main()", &format!(".{listed}"))
+        SCRATCH_BENCH_SOURCE.replace(".main()", &format!(".{listed}"))
     )
 }
 

@@ -1,8 +1,8 @@
-//! `kernelgate compare` from outside: a scratch repository with one bench, its builds compared.
+//! Tests of `kernelgate compare` as a process, on builds of a scratch repository with one bench.
 //!
-//! The bench is linked with the library that `cargo test` built, so that a build takes seconds.
-//! Thresholds are wide and slow-downs manifold: the tests check the messages, not the resolution
-//! of the measurement.
+//! The scratch bench is linked with the library that `cargo test` built, so that a build takes
+//! seconds. Thresholds are wide and the head is many times slower: the tests check the messages,
+//! not the resolution of the measurement.
 
 #![cfg(unix)]
 
@@ -13,7 +13,8 @@ use std::time::Duration;
 use super::{error_message, report_without_times};
 use crate::package::outcome::redact_varying_parts;
 use crate::package::scratch::{
-    BENCH, CASE, MANIFEST, TempRepository, run_until_load_allows_verdict,
+    SCRATCH_BENCH_SOURCE, SCRATCH_CARGO_TOML, SCRATCH_CASE_ID, TempRepository,
+    run_until_load_allows_verdict,
 };
 use crate::package::{ProcessOutcome, lines_with_word};
 use serde_json::Value;
@@ -27,7 +28,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     scratch/sum/n1024/cpu/hot unchanged
     identical: "spin"
     "#);
-    // By default one file is not compared with itself.
+    // Without `--time-identical`, byte-for-byte equal executables are not timed.
     let mut plainly = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
     let environment = scratch.compare_command_above_noise("");
     plainly
@@ -47,7 +48,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     1 identical of 1 (threshold 1%)
     ");
     scratch.replace_text_in_bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
-    // A change that is not committed, and a new file.
+    // The working tree has an uncommitted change and a new file.
     scratch.write_file("notes.txt", "new");
     let before = (
         scratch.run_git("status --porcelain"),
@@ -61,7 +62,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     std::fs::remove_dir_all(scratch.folder.path().join(".git/hooks")).unwrap();
     let json = outcome.stdout_as_json();
     assert_eq!(json["judged"][0]["confirmation"]["verdict"], "regressed");
-    let why = &json["explanations"][CASE];
+    let why = &json["explanations"][SCRATCH_CASE_ID];
     assert_eq!(
         (&why["causes"][0], &why["identical_code"]),
         (&"host".into(), &false.into()),
@@ -81,7 +82,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
         before
     );
     assert!(status.is_empty() || status.contains("target"), "{status}");
-    // The last comparison was finished: resuming it measures nothing again.
+    // The last comparison was finished, so resuming it measures nothing again.
     let resumed = scratch.run_comparison("--base main --resume --format json");
     assert_eq!(resumed.assert_exit(1).stdout_as_json()["judged"], json["judged"]);
     scratch.commit_sources("slower");
@@ -90,7 +91,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     assert_eq!(faster.assert_exit(0).json_verdicts(), ["improved"]);
 }
 
-/// The recorded trials stay when another command runs.
+/// The recorded trials of a comparison stay when a different comparison runs.
 #[test]
 fn a_comparison_of_something_else_is_not_resumed() {
     let scratch = TempRepository::new();
@@ -133,7 +134,7 @@ fn install_git_hooks(scratch: &TempRepository) -> PathBuf {
     ran
 }
 
-/// A case whose golden tensors changed fails, though its executable did not change.
+/// A case whose golden tensors changed fails its verification, although its executable is the same.
 #[test]
 fn files_that_the_same_executable_reads_are_verified_on_both_sides() {
     let scratch = TempRepository::new();
@@ -153,7 +154,7 @@ fn files_that_the_same_executable_reads_are_verified_on_both_sides() {
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     identical: "spin"
     "#);
-    // The earlier verification of the executable does not hold for other files.
+    // The executable was verified with other file contents, so it is verified again.
     scratch.write_file("src/factor.txt", "2");
     for resume in ["--resume", ""] {
         let wrong =
@@ -182,8 +183,8 @@ fn an_edit_inside_a_submodule_is_compared() {
     );
     scratch.commit_sources("submodule");
     scratch.write_file("parts/sleep.in", "1600");
-    // The build is another executable; its slow-down takes more processes, which would show nothing
-    // new.
+    // The edited file gives another executable; showing its slow-down would take more processes,
+    // and would test nothing new.
     let edited = scratch.run_comparison("--base main --max-blocks 1 --format json");
     insta::assert_snapshot!(report_without_times(edited.assert_exit(3)), @r#"scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}"#);
     let head = edited.stdout_as_json()["head"].as_str().unwrap().to_owned();
@@ -211,12 +212,13 @@ fn lost_accuracy_is_found_with_the_number_of_its_data_sets() {
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":false,"ratio":N,"seeds":8}
     "#);
-    // Inputs that do not depend on the seed are one data set, and so are those that declare it.
+    // Inputs that do not depend on the seed count as one data set, and so do inputs that a workload
+    // declares to read from files.
     for (from, to) in [
         ("random::normal_values(seed,", "random::normal_values(1,"),
         ("fn work(&self)", "fn reads_files(&self) -> bool { true }\n    fn work(&self)"),
     ] {
-        let less = BENCH.replace("*y = x * x", "*y = x * x * 1.000_000_4");
+        let less = SCRATCH_BENCH_SOURCE.replace("*y = x * x", "*y = x * x * 1.000_000_4");
         scratch.write_file("benches/spin.rs", &less.replace(from, to));
         let one = report_without_times(scratch.run_comparison(brief).assert_exit(3));
         insta::allow_duplicates! { insta::assert_snapshot!(one, @r#"
@@ -252,17 +254,18 @@ fn an_accepted_slow_down_lasts_until_the_base_contains_it() {
 #[test]
 fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
     let scratch = TempRepository::new();
-    // A second output keeps 8 bits of the significand.
+    // The bench of this test gets a second output, of which only 8 bits of the significand are
+    // kept.
     let declared = "vec![Expected::all(\"y\", [1, self.n], y)]";
     let both = "vec![Expected::all(\"y\", [1, self.n], y.clone()), \
                 Expected::all(\"short\", [1, self.n], y)]";
     let stored = "std::hint::black_box(outputs.f32_mut(\"y\"));";
     let shortened = "let short = |x: &f32| f32::from_bits((x * x).to_bits() & 0xffff_0000);
-                     let values: Vec<f32> = inputs.f32(\"x\").iter().map(short).collect();
+                     let values: Vec<f32> = inputs.f32_elements(\"x\").iter().map(short).collect();
                      outputs.f32_mut(\"short\").copy_from_slice(&values);";
     let output = ".with_output(\"y\", [1, problem.n], Dtype::F32)";
     let outputs = format!("{output}.with_output(\"short\", [1, problem.n], Dtype::F32)");
-    let bench = BENCH
+    let bench = SCRATCH_BENCH_SOURCE
         .replace(declared, both)
         .replace(stored, &format!("{stored}{shortened}"))
         .replace(output, &outputs)
@@ -276,7 +279,7 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2}
     numerics/grown: {"allowed":1.5,"base":N,"case":"scratch/sum/n1024/cpu/hot","figure":"relative_l2","head":N,"needed":8,"one_data_set":false,"output":"y","ratio":N,"seeds":8}
     "#);
-    // An output has a tolerance of its own.
+    // One output of the case has a tolerance of its own.
     let own = "fn tolerances(&self) -> std::collections::BTreeMap<String, Tolerance> {
                    let tight = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
                    [(\"y\".to_owned(), tight)].into()
@@ -292,7 +295,10 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
 #[test]
 fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
     let scratch = TempRepository::new();
-    scratch.replace_text_in_bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
+    scratch.replace_text_in_bench(
+        "default_selection_lines: &[\"n=1024\"]",
+        "default_selection_lines: &[\"n=2048\"]",
+    );
     let line = "--base main --max-blocks 1 --out out --format json";
     insta::assert_snapshot!(report_without_times(scratch.run_comparison(line).assert_exit(3)), @r#"
     new: "scratch/sum/n2048/cpu/hot"
@@ -300,7 +306,7 @@ fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
     "#);
     let removed = |name: &str| {
         let text = std::fs::read_to_string(scratch.folder.path().join("out").join(name)).unwrap();
-        lines_with_word(&text, CASE)
+        lines_with_word(&text, SCRATCH_CASE_ID)
     };
     insta::assert_snapshot!(removed("comment.md"), @"- removed: scratch/sum/n1024/cpu/hot");
     insta::assert_snapshot!(removed("junit.xml"), @r#"<testcase name="scratch/sum/n1024/cpu/hot" classname="scratch.sum">"#);
@@ -313,7 +319,7 @@ fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
     let accepted = "removed-cases = \"fail\"\n[[accept]]\ncases = \"n1024\"\nremoved = true\n\
                     reason = \"n2048 replaces it\"\n";
     scratch.write_file("kernelgate.toml", accepted);
-    // No case remains to be judged.
+    // After these changes of the bench, no case is left to be judged.
     insta::assert_snapshot!(report_without_times(scratch.run_comparison(line).assert_exit(3)), @r#"
     new: "scratch/sum/n2048/cpu/hot"
     removed: "scratch/sum/n1024/cpu/hot"
@@ -326,7 +332,7 @@ fn sides_that_cannot_be_compared_are_named() {
     let scratch = TempRepository::new();
     insta::assert_snapshot!(error_message(&scratch.run_comparison("--base mian"), 2), @"error: no revision `mian` in FOLDER; did you mean main?");
     scratch.run_comparison("--base main --head --budget").assert_exit(2);
-    // The error comes before anything is built.
+    // The broken calibration file is reported before anything is built.
     scratch.write_file("baselines/amd/calibration.json", "[");
     insta::assert_snapshot!(scratch.run_comparison("--base main").refusal_message(2), @"error: failed to read FOLDER/baselines/DEVICE/calibration.json: broken or cut short (EOF while parsing a list at line 1 column 1)");
     std::fs::remove_dir_all(scratch.folder.path().join("baselines")).unwrap();
@@ -339,7 +345,7 @@ fn sides_that_cannot_be_compared_are_named() {
     For more information, try '--help'.
     ");
     insta::assert_snapshot!(error_message(&scratch.run_comparison("--base main --bench none"), 2), @"error: --bench none: neither side has it; there are spin");
-    // The base has no such case, which the user learns before the head is built.
+    // No bench of the base has such a case, which the error reports before the head is built.
     let typo = scratch.run_comparison("--base main nothing");
     let progress = regex::Regex::new(r"built \w+ in .*\n| \([0-9a-f]{8}\)").unwrap();
     let typo = progress.replace_all(&typo.assert_exit(2).stderr, "").into_owned();
@@ -365,25 +371,25 @@ fn cases_that_cannot_be_compared_are_named() {
     let compare = |code| {
         report_without_times(scratch.run_comparison("--base main --format json").assert_exit(code))
     };
-    // A changed definition is refused.
+    // The comparison refuses a case whose workload definition has another revision in the head.
     scratch.replace_text_in_bench("revision: 1", "revision: 2");
     insta::assert_snapshot!(compare(4), @r#"refused: {"base":"1","cases":["scratch/sum/n1024/cpu/hot"],"field":"revision","head":"2"}"#);
     scratch.replace_text_in_bench("*y = x * x", "*y = x + x");
     insta::assert_snapshot!(compare(1), @r#"failed: scratch/sum/n1024/cpu/hot: {"kind":"too_far","names":{"output":"y"},"numbers":{"actual":-N,"expected":N,"max_error":N,"max_error_allowed":1e-6,"relative_l2":N,"relative_l2_allowed":1e-6,"worst":561.0},"text":"output `y`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE"}"#);
     scratch.replace_text_in_bench(
-        "let x = inputs.f32(\"x\");",
-        "std::process::exit(7);\n#[allow(unreachable_code)]\nlet x = inputs.f32(\"x\");",
+        "let x = inputs.f32_elements(\"x\");",
+        "std::process::exit(7);\n#[allow(unreachable_code)]\nlet x = inputs.f32_elements(\"x\");",
     );
     insta::assert_snapshot!(compare(1), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"bench_broke","side":"head","why":"exit status: 7"}
     broken: {"abandoned":true,"bench":"spin","reason":"exit status: 7","side":"head"}
     "#);
-    // One bench uses another harness, and one exists only in the head.
-    scratch.write_file("benches/spin.rs", BENCH);
+    // One bench of the repository uses another harness, and another bench exists only in the head.
+    scratch.write_file("benches/spin.rs", SCRATCH_BENCH_SOURCE);
     scratch.write_file("benches/other.rs", "fn main() { println!(\"done\"); }");
     scratch.write_file(
         "Cargo.toml",
-        &format!("{MANIFEST}\n[[bench]]\nname = \"other\"\nharness = false\n"),
+        &format!("{SCRATCH_CARGO_TOML}\n[[bench]]\nname = \"other\"\nharness = false\n"),
     );
     insta::assert_snapshot!(compare(0), @r#"
     scratch/sum/n1024/cpu/hot unchanged
@@ -393,9 +399,9 @@ fn cases_that_cannot_be_compared_are_named() {
     "#);
 }
 
-/// A bench of two cases. The environment selects a fault of the larger case: `SCRATCH_FAULT`, in
-/// the trials whose session contains `SCRATCH_WHEN`.
-const FAULT: &str = r#"
+/// Code for a bench of two cases. Environment variables select a fault of the larger case:
+/// `SCRATCH_FAULT` selects a fault in the trials whose session name contains `SCRATCH_WHEN`.
+const FAULT_SELECTED_BY_VARIABLE_SOURCE: &str = r#"
 fn fault(kind: &str) -> bool {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let order = std::fs::read_to_string(variable("KERNELGATE_REQUEST")).unwrap_or_default();
@@ -403,26 +409,33 @@ fn fault(kind: &str) -> bool {
 }
 "#;
 
-#[test]
-fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
-    let scratch = TempRepository::new();
+/// Source of the scratch bench with a second, larger case and a fault that a variable selects.
+fn scratch_bench_with_two_cases_and_faults() -> String {
     let bench = [
-        ("default: &[\"n=1024\"]", "default: &[\"n=1024,2048\"]"),
+        ("default_selection_lines: &[\"n=1024\"]", "default_selection_lines: &[\"n=1024,2048\"]"),
         (
             "self.n as u64 * 16",
             "if self.n == 2048 && fault(\"skip\") { 1 << 60 } else { self.n as u64 * 16 }",
         ),
         (
-            "    Harness::new(\"spin\", vec![join_rows(&SUM, ROWS)])",
+            "    Harness::new(\"spin\", vec![join_workload_with_implementations(&SUM, ROWS)])",
             "    if fault(\"exit\") { std::process::exit(7) }
-    const FEWER: Workload<Sum> = Workload { default: &[\"n=1024\"], ..SUM };
-    Harness::new(\"spin\", vec![join_rows(if fault(\"absent\") { &FEWER } else { &SUM }, ROWS)])",
+    const FEWER: Workload<Sum> = Workload { default_selection_lines: &[\"n=1024\"], ..SUM };
+    Harness::new(\"spin\", vec![join_workload_with_implementations(if fault(\"absent\") { &FEWER } else { &SUM }, ROWS)])",
         ),
     ];
-    let text = bench.iter().fold(format!("{BENCH}{FAULT}"), |text, (from, to)| {
+    let mut text = format!("{SCRATCH_BENCH_SOURCE}{FAULT_SELECTED_BY_VARIABLE_SOURCE}");
+    for (from, to) in bench {
         assert!(text.contains(from));
-        text.replace(from, to)
-    });
+        text = text.replace(from, to);
+    }
+    text
+}
+
+#[test]
+fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
+    let scratch = TempRepository::new();
+    let text = scratch_bench_with_two_cases_and_faults();
     scratch.write_file("benches/spin.rs", &text);
     scratch.commit_sources("two");
     let compare = |code: i32, fault: &str, when: &str, flags: &str| {
@@ -434,18 +447,20 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
         });
         let json = outcome.assert_exit(code).stdout_as_json();
         let cases = json["judged"].as_array().unwrap();
-        let larger = cases.iter().find(|case| case["case"] == *CASE.replace("1024", "2048"));
+        let larger = SCRATCH_CASE_ID.replace("1024", "2048");
+        let larger = cases.iter().find(|case| case["case"] == *larger);
         let pairs = larger.map_or(Value::Null, |case| case["decision"]["pairs"].clone());
         format!("{}\npairs of the larger case: {pairs}", report_without_times(&outcome))
     };
-    // The fault is in every process except the one that verified.
+    // The fault occurs in every bench process except the one that verified.
     insta::assert_snapshot!(compare(3, "skip", "\"r1-", ""), @r#"
     scratch/sum/n2048/cpu/hot inconclusive {"kind":"skipped","side":"base","why":"needs N GB of memory, N GB are free"}
     scratch/sum/n1024/cpu/hot unchanged
     identical: "spin"
     pairs of the larger case: 0
     "#);
-    // After the first block: the measurements of that block are shown, and decide nothing.
+    // The skip begins after the first block of trials: the block's measurements are shown, but
+    // decide nothing.
     insta::assert_snapshot!(compare(3, "skip", "\"r1-b1-p0\"", "--max-blocks 2"), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":4}
     scratch/sum/n2048/cpu/hot inconclusive {"kind":"too_few_pairs","pairs":2} {"kind":"skipped","side":"head","why":"needs N GB of memory, N GB are free"}
@@ -459,7 +474,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     identical: "spin"
     pairs of the larger case: 0
     "#);
-    // The interrupted comparison still knows it, and requests nothing again.
+    // The interrupted comparison recorded that the case is absent, and requests nothing again.
     assert_eq!(compare(3, "", "", "--max-blocks 1 --resume"), absent);
     insta::assert_snapshot!(compare(1, "exit", "\"r1-", ""), @r#"
     scratch/sum/n1024/cpu/hot inconclusive {"kind":"bench_broke","side":"head","why":"exit status: 7"}
@@ -476,8 +491,8 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     broken: {"abandoned":false,"bench":"spin","reason":"exit status: 7","side":"base"}
     pairs of the larger case: 0
     "#);
-    // The fault is in the base's verification: the head is verified, but has nothing to compare
-    // with.
+    // The fault is in the base's verification, so the head has nothing to be compared with although
+    // it is verified.
     scratch
         .write_file("benches/spin.rs", &text.replace("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 51"));
     let outcome = run_until_load_allows_verdict(|| {

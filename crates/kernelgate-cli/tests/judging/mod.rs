@@ -1,4 +1,4 @@
-//! Verdicts of baselines, comparisons, rules and calibrations.
+//! Tests of the verdicts from baselines, comparisons, rules and calibrations.
 
 mod baselines;
 mod bisect;
@@ -16,7 +16,7 @@ use crate::package::ProcessOutcome;
 use crate::package::outcome::redact_varying_parts;
 
 /// Fields of the JSON of a gate or comparison that are empty if there is nothing to report.
-const FINDINGS: &[&str] = &[
+const JSON_FIELDS_EMPTY_WITHOUT_FINDINGS: &[&str] = &[
     "/identical",
     "/foreign",
     "/left_alone",
@@ -53,7 +53,7 @@ fn report_without_times(outcome: &ProcessOutcome) -> String {
         }
         text += "\n";
     }
-    for field in FINDINGS {
+    for field in JSON_FIELDS_EMPTY_WITHOUT_FINDINGS {
         match json.pointer(field) {
             Some(Value::Array(values)) => {
                 values.iter().for_each(|value| text += &format!("{}: {value}\n", &field[1..]));

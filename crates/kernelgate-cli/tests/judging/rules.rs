@@ -1,9 +1,9 @@
-//! Judgements of the gate besides times, and limits and acceptances of a package in
-//! `kernelgate.toml`, from outside.
+//! Tests of the gate as a process: its judgements besides times, and limits and acceptances in
+//! `kernelgate.toml`.
 
 use super::report_without_times;
 use crate::package::outcome::redact_varying_parts;
-use crate::package::{CASE, ProcessOutcome, TempPackage, lines_with_word};
+use crate::package::{FIXTURE_CASE_ID, ProcessOutcome, TempPackage, lines_with_word};
 
 /// A package whose baseline `a` has 200 µs from two runs of commit aaaa1111, and whose last run has
 /// 260 µs.
@@ -20,14 +20,15 @@ fn package_with_slower_last_run() -> TempPackage {
     package
 }
 
-/// Findings of a gate with this exit code.
+/// Findings that `kernelgate gate` prints when it ends with this exit code.
 #[track_caller]
 fn gate_findings_with_exit_code(package: &TempPackage, code: i32, flags: &str) -> String {
     let outcome = package.run_kernelgate(&format!("gate --baseline a --format json {flags}"));
     report_without_times(outcome.assert_exit(code))
 }
 
-/// Rules with an acceptance of all cases, and a threshold for the smaller case.
+/// A `kernelgate.toml` that accepts a slow-down of all cases, and has a threshold for the smaller
+/// case.
 fn rules_that_accept_slowdown(bound: &str, commit: &str) -> String {
     format!(
         "[[accept]]\ncases = \"spin/\"\nslower = {bound}\nreason = \"exact <sums>\"\n\
@@ -39,7 +40,7 @@ fn rules_that_accept_slowdown(bound: &str, commit: &str) -> String {
 fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     let package = package_with_slower_last_run();
     let gate = |rules: &str, code: i32| {
-        package.write_rules(rules);
+        package.write_rules_file(rules);
         gate_findings_with_exit_code(&package, code, "")
     };
     insta::assert_snapshot!(gate("", 1), @r"
@@ -55,7 +56,7 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     // The reason of an accepted change is escaped as text in every output format.
     let format = |format: &str| {
         let outcome = package.run_kernelgate(&format!("gate --baseline a --format {format}"));
-        lines_with_word(&outcome.assert_exit(0).stdout, CASE)
+        lines_with_word(&outcome.assert_exit(0).stdout, FIXTURE_CASE_ID)
     };
     insta::assert_snapshot!(format("markdown"), @r"
     - noise floor: runs of one side are within ±0.00% in the median case, ±0.00% in the worst (fixture/spin/n64_none/cpu/hot)
@@ -68,7 +69,7 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     <property name="kernelgate.toml" value="accepted in kernelgate.toml: fixture/spin/n64_none/cpu/hot: up to 50% slower: exact &lt;sums&gt;"/>
     <testcase name="fixture/spin/n64_none/cpu/hot" classname="fixture.spin">
     "#);
-    // The whole interval is beyond the bound.
+    // The whole confidence interval of the slow-down lies beyond the accepted bound.
     insta::assert_snapshot!(gate(&rules_that_accept_slowdown("0.1", "aaaa1111"), 1), @r#"
     fixture/spin/n128_none/cpu/hot regressed
     fixture/spin/n64_none/cpu/hot regressed
@@ -88,11 +89,12 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     "#);
 }
 
-/// The last of several patterns that set a limit counts; one that matches nothing is reported.
+/// If several `[[threshold]]` patterns set a limit of a case, the last one counts; a pattern that
+/// matches nothing is reported.
 #[test]
 fn a_threshold_of_the_package_holds_for_the_cases_that_it_names() {
     let package = package_with_slower_last_run();
-    package.write_rules(
+    package.write_rules_file(
         "[[threshold]]\ncases = \"n64_\"\nrelative = 0.5\n[[threshold]]\ncases = \"n65_\"\n\
          absolute-ns = 1e6\n",
     );
@@ -108,9 +110,9 @@ fn a_threshold_of_the_package_holds_for_the_cases_that_it_names() {
 #[test]
 fn an_acceptance_ends_with_a_baseline_that_has_changes() {
     let package = package_with_slower_last_run();
-    package.write_rules(&rules_that_accept_slowdown("0.5", "aaaa1111"));
+    package.write_rules_file(&rules_that_accept_slowdown("0.5", "aaaa1111"));
     package.run_kernelgate("gate --baseline a").assert_exit(0);
-    // The next baseline is of the same commit, with uncommitted changes.
+    // The baseline recorded next has the same commit, but with uncommitted changes.
     let mut bench = package.bench_command("b3", "--save-baseline a");
     bench.env("KERNELGATE_COMMIT", "aaaa1111+changes");
     assert!(bench.output().unwrap().status.success());
@@ -132,14 +134,14 @@ fn a_bound_that_no_case_can_judge_does_not_pass() {
         package.set_record_times(&package.run_record_path(session), 200_000.0);
         if memory {
             let mut run = package.read_run_record(session);
-            run["cases"][CASE]["samples"]["costs"]["device_bytes"] = 1000.into();
+            run["cases"][FIXTURE_CASE_ID]["samples"]["costs"]["device_bytes"] = 1000.into();
             std::fs::write(package.run_record_path(session), run.to_string()).unwrap();
         }
     };
     set("b1", false);
     package.run_kernelgate("baseline add a").assert_exit(0);
     set("head", false);
-    package.write_rules("[[threshold]]\ncases = \".\"\nlaunches = 0\nhost-time = 0.1\n");
+    package.write_rules_file("[[threshold]]\ncases = \".\"\nlaunches = 0\nhost-time = 0.1\n");
     insta::assert_snapshot!(gate_findings_with_exit_code(&package, 0, ""), @r#"
     fixture/spin/n128_none/cpu/hot unchanged
     fixture/spin/n64_none/cpu/hot unchanged
@@ -147,9 +149,9 @@ fn a_bound_that_no_case_can_judge_does_not_pass() {
     rules/notes: "[[threshold]] `.`: launches could not be judged for 2 of 2 cases: there is no such cost on the CPU"
     rules/notes: "[[threshold]] `.`: host-time could not be judged for 2 of 2 cases: there is no such cost on the CPU"
     "#);
-    // Now the head records it, and the baseline is older.
+    // The head now records its device memory, and the older baseline has none.
     set("later", true);
-    package.write_rules("[[threshold]]\ncases = \"n64\"\ndevice-memory = 0.1\n");
+    package.write_rules_file("[[threshold]]\ncases = \"n64\"\ndevice-memory = 0.1\n");
     insta::assert_snapshot!(gate_findings_with_exit_code(&package, 3, ""), @r#"
     fixture/spin/n128_none/cpu/hot unchanged
     fixture/spin/n64_none/cpu/hot unchanged
@@ -190,7 +192,8 @@ fn multiply_errors_in_record(path: &std::path::Path, factor: f64) {
 #[test]
 fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     let package = TempPackage::new();
-    // Two cases change below, which takes nine seeds.
+    // The output errors of two cases get worse below; with two cases, nine seeds are needed to show
+    // it.
     let verify = format!("verify --seeds 9 {}", package.bench_folder_flags());
     let recorded = package.package_path("target/kernelgate/numerics/fixture.json");
     package.run_kernelgate(&verify).assert_exit(0);
@@ -232,7 +235,7 @@ fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     rules/thresholds: ["`n64_`: errors 4 times as large",1]
     "#);
     std::fs::remove_file(&rules).unwrap();
-    // One seed shows nothing, and the gate does not pass.
+    // With errors of one seed, lost accuracy cannot be shown, and the gate does not pass.
     std::fs::remove_file(&recorded).unwrap();
     let only_seed = gate(3, "");
     insta::assert_snapshot!(only_seed, @r#"
@@ -246,7 +249,7 @@ fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     inconclusive: fixture/spin/n128_none/cpu/hot: may be less accurate: relative L2 error 3.0 times as large (N, was N) for the only seed; 9 seeds would decide: `kernelgate verify --seeds 9` with this code, and with the baseline's before `kernelgate baseline add a`
     inconclusive: fixture/spin/n64_none/cpu/hot: may be less accurate: relative L2 error 3.0 times as large (N, was N) for the only seed; 9 seeds would decide: `kernelgate verify --seeds 9` with this code, and with the baseline's before `kernelgate baseline add a`
     ");
-    // The record is of another executable and does not count for this one.
+    // Recorded output errors of another executable do not count for this executable.
     package.run_kernelgate(&verify).assert_exit(0);
     let text = std::fs::read_to_string(&recorded).unwrap();
     let hash = package.read_run_record("head")["executable"].as_str().unwrap().to_owned();
@@ -261,7 +264,7 @@ fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     ");
 }
 
-/// Seeds by case in a record of errors.
+/// The seeds of each case in a file of recorded output errors.
 fn seeds_by_case_in_record(
     record: &std::path::Path,
 ) -> std::collections::BTreeMap<String, Vec<u64>> {
@@ -279,7 +282,7 @@ fn errors_of_several_verifications_are_kept_together() {
     let package = TempPackage::new();
     let dir = package.bench_folder_flags();
     let recorded = package.package_path("target/kernelgate/numerics/fixture.json");
-    let other = CASE.replace("n64", "n128");
+    let other = FIXTURE_CASE_ID.replace("n64", "n128");
     let line = |flags: &str| format!("verify {flags} {dir}");
     let verify = |flags: &str| package.run_kernelgate(&line(flags));
     let messages = |outcome: &ProcessOutcome| {
@@ -292,15 +295,15 @@ fn errors_of_several_verifications_are_kept_together() {
     seed 3, 3 in all
     errors of 3 seeds and 2 cases are in FOLDER/target/kernelgate/numerics/fixture.json
     ");
-    // One case, with other seeds.
+    // Verifies one case with other seeds.
     insta::assert_snapshot!(messages(verify("n64 --seeds 2 --seed 3").assert_exit(0)), @r"
     seed 3, 2 in all
     seed 4, 2 in all
     errors of 2 seeds and 1 case are in FOLDER/target/kernelgate/numerics/fixture.json; with earlier errors: 2 cases, up to 4 seeds
     ");
     let kept = seeds_by_case_in_record(&recorded);
-    assert_eq!((&*kept[CASE], &*kept[&other]), (&[1, 2, 3, 4][..], &[1, 2, 3][..]));
-    // A failed case keeps its recorded errors.
+    assert_eq!((&*kept[FIXTURE_CASE_ID], &*kept[&other]), (&[1, 2, 3, 4][..], &[1, 2, 3][..]));
+    // A case that fails keeps the output errors recorded for it before.
     let failed = verify("--axis n=64 --axis fault=wrong --seeds 2");
     insta::assert_snapshot!(messages(failed.assert_exit(1)), @r"
     seed 1, 2 in all
@@ -308,7 +311,7 @@ fn errors_of_several_verifications_are_kept_together() {
     no case was right: nothing is recorded in FOLDER/target/kernelgate/numerics/fixture.json
     ");
     assert_eq!(seeds_by_case_in_record(&recorded), kept);
-    // Two processes record at once.
+    // Two processes record output errors at the same time.
     std::fs::remove_file(&recorded).unwrap();
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let start = |flags: &str| package.package_command(program, &line(flags)).spawn().unwrap();
@@ -317,7 +320,7 @@ fn errors_of_several_verifications_are_kept_together() {
     }
     let both = seeds_by_case_in_record(&recorded);
     assert!(both.len() == 2 && both.values().all(|seeds| seeds.len() == 8), "{both:?}");
-    // Errors of another executable do not count.
+    // Recorded output errors of another executable do not count for this one.
     let executable = package.package_path("executables/fixture");
     let mut bytes = std::fs::read(&executable).unwrap();
     bytes.push(0);
@@ -348,7 +351,8 @@ fn a_record_that_cannot_be_written_is_found_before_and_never_hides_the_verdict()
     std::fs::write(&recorded, "{").unwrap();
     insta::assert_snapshot!(package.run_kernelgate(&verify).refusal_message(2), @"error: remove it, and verify again: failed to read FOLDER/target/kernelgate/numerics/fixture.json: broken or cut short (EOF while parsing an object at line 1 column 1)");
     std::fs::remove_file(&recorded).unwrap();
-    // The record cannot be written at the end.
+    // The file of recorded errors cannot be locked when the verification ends, so the errors are
+    // not recorded.
     std::fs::create_dir(recorded.with_file_name(".fixture.json.lock")).unwrap();
     insta::assert_snapshot!(package.run_kernelgate(&verify).text_for_snapshot(), @r"
     exit 2
@@ -371,7 +375,7 @@ fn one_data_set_is_verified_and_compared_once() {
     let mut verify = package
         .package_command(program, &format!("verify --seeds 9 {}", package.bench_folder_flags()));
     verify.env("FIXTURE_ONE_DATA_SET", "1");
-    // The case fails with any other seed.
+    // In this mode of the fixture, the case fails for every seed other than 1.
     let verified: ProcessOutcome = verify.output().unwrap().into();
     insta::assert_snapshot!(redact_varying_parts(&verified.assert_exit(0).stdout), @r"
     case  status  checked  max error  relative L2  same bits again
@@ -384,8 +388,8 @@ fn one_data_set_is_verified_and_compared_once() {
     let recorded = package.package_path("target/kernelgate/numerics/fixture.json");
     let text = std::fs::read_to_string(&recorded).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(json["cases"][CASE]["seeds"], serde_json::json!([1]), "{json}");
-    assert_eq!(json["cases"][CASE]["one_data_set"], true);
+    assert_eq!(json["cases"][FIXTURE_CASE_ID]["seeds"], serde_json::json!([1]), "{json}");
+    assert_eq!(json["cases"][FIXTURE_CASE_ID]["one_data_set"], true);
 }
 
 #[test]
@@ -406,7 +410,7 @@ fn a_case_that_fails_with_earlier_correct_inputs_fails() {
     FAILED fixture/spin/n64_unlucky/cpu/hot: with seed 3: output `out`: max error N (allowed 1e-6), relative L2 N (allowed 1e-6); worst at PLACE
     0 ok, 1 failed, 1 skipped
     ");
-    // Golden inputs are one data set too.
+    // The fixture's golden inputs are the same for every seed, so they count as one data set too.
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
     let mut golden = package.package_command(program, &verify(4));
     golden.env("FIXTURE_ONE_DATA_SET", "1");
@@ -421,8 +425,8 @@ fn costs_are_judged_if_the_rules_file_limits_them() {
         package.run_fixture_bench(session, "").assert_exit(0);
         package.set_record_times(&package.run_record_path(session), 200_000.0);
         let mut run = package.read_run_record(session);
-        run["cases"][CASE]["samples"]["costs"]["device_bytes"] = bytes.into();
-        run["cases"][CASE]["samples"]["costs"]["commands"] = 7.into();
+        run["cases"][FIXTURE_CASE_ID]["samples"]["costs"]["device_bytes"] = bytes.into();
+        run["cases"][FIXTURE_CASE_ID]["samples"]["costs"]["commands"] = 7.into();
         std::fs::write(package.run_record_path(session), run.to_string()).unwrap();
     };
     set("b1", 1000);
@@ -434,7 +438,7 @@ fn costs_are_judged_if_the_rules_file_limits_them() {
     ");
     let rules = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.5\nlaunches = 0\n";
     std::fs::write(package.package_path("kernelgate.toml"), rules).unwrap();
-    // One of the two cases does not record its memory.
+    // One of the two cases has no recorded device memory.
     insta::assert_snapshot!(gate_findings_with_exit_code(&package, 1, ""), @r#"
     fixture/spin/n128_none/cpu/hot unchanged
     fixture/spin/n64_none/cpu/hot unchanged
@@ -454,6 +458,6 @@ fn costs_are_judged_if_the_rules_file_limits_them() {
     fixture/spin/n64_none/cpu/hot   2.00 kB (declared)         7          -       -     2.4e-8       2.2e-8
     ");
     let runs = package.run_kernelgate("runs --format json").assert_exit(0).stdout_as_json();
-    let costs = &runs[0]["cases"][CASE]["samples"]["costs"];
+    let costs = &runs[0]["cases"][FIXTURE_CASE_ID]["samples"]["costs"];
     assert_eq!((&costs["device_bytes"], &costs["commands"]), (&2000.into(), &7.into()), "{runs}");
 }

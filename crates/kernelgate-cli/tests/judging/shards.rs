@@ -1,4 +1,5 @@
-//! Shards, budgets and several runs of bench processes, and the handling of their records.
+//! Tests of shards, time budgets and several runs of bench processes, and of how their records are
+//! merged and judged.
 
 #![cfg(unix)]
 
@@ -9,7 +10,7 @@ use crate::package::{ProcessOutcome, TempPackage, fixture_path, lines_with_word}
 use kernelgate::record::run::NOT_RUN_REASON_PREFIX;
 use serde_json::Value;
 
-const FOUR: &str = "--axis n=64,96,128,160";
+const FOUR_CASES_FLAGS: &str = "--axis n=64,96,128,160";
 
 fn case_ids_in_field(run: &Value, of: &str) -> Vec<String> {
     run[of].as_object().unwrap().keys().cloned().collect()
@@ -21,7 +22,7 @@ fn read_run_record(package: &TempPackage, session: &str, name: &str) -> Value {
 }
 
 /// Makes the two shards of session `parts` the first and the last of three, in session `three`.
-fn first_and_last_of_three(package: &TempPackage) {
+fn make_shards_first_and_last_of_three(package: &TempPackage) {
     std::fs::create_dir_all(package.package_path("target/kernelgate/runs/three")).unwrap();
     for (from, to) in [(1, 1), (2, 3)] {
         let mut run = read_run_record(package, "parts", &format!("fixture-{from}-of-2"));
@@ -36,9 +37,11 @@ fn first_and_last_of_three(package: &TempPackage) {
 #[test]
 fn shards_share_the_cases_and_are_put_together() {
     let package = TempPackage::new();
-    package.run_fixture_bench("whole", FOUR).assert_exit(0);
+    package.run_fixture_bench("whole", FOUR_CASES_FLAGS).assert_exit(0);
     for shard in ["1", "2"] {
-        package.run_fixture_bench("parts", &format!("{FOUR} --shard {shard}/2")).assert_exit(0);
+        package
+            .run_fixture_bench("parts", &format!("{FOUR_CASES_FLAGS} --shard {shard}/2"))
+            .assert_exit(0);
     }
     let parts =
         [1, 2].map(|index| read_run_record(&package, "parts", &format!("fixture-{index}-of-2")));
@@ -49,7 +52,8 @@ fn shards_share_the_cases_and_are_put_together() {
     assert_eq!(both, case_ids_in_field(&package.read_run_record("whole"), "cases"));
     assert_eq!((&parts[1]["shard"]["index"], &parts[1]["shard"]["count"]), (&2.into(), &2.into()));
 
-    // Each record has the plan of both shards, and rates of the device on which it ran.
+    // Each shard's record has the plan of both shards, and the anchor rates of the device on which
+    // the shard ran.
     let plan = &parts[0]["plan"];
     assert_eq!(
         (plan, &plan["cases"], &plan["split"]),
@@ -71,7 +75,7 @@ fn shards_share_the_cases_and_are_put_together() {
     let whole = merge(&format!("{folder} {}", package.run_record_path("whole").display()));
     insta::assert_snapshot!(whole.refusal_message(2), @"error: FOLDER/target/kernelgate/runs/whole/fixture.json: measured without --shard: it is the whole, not a part");
 
-    // Both shards of a run together form the last session, for a baseline and for the gate.
+    // Both shards of a run together count as the last session for `baseline add` and for `gate`.
     insta::assert_snapshot!(package.run_kernelgate("baseline add main").text_for_snapshot(), @r"
     exit 0
     4 cases, up to 1 runs each, in FOLDER/baselines/DEVICE/main.json
@@ -86,8 +90,8 @@ fn shards_share_the_cases_and_are_put_together() {
         package.run_kernelgate(&format!("gate --baseline main --format json {flags}"))
     };
     assert_eq!(gate("").assert_exit(0).json_verdicts(), ["unchanged"; 4]);
-    // One of three shards is missing; two shards of another division do not belong to it.
-    first_and_last_of_three(&package);
+    // The session lacks one of three shards, and has none of the two shards of another division.
+    make_shards_first_and_last_of_three(&package);
     let three = "--session target/kernelgate/runs/three";
     let judged = gate(three);
     assert_eq!(judged.assert_exit(3).json_verdicts(), ["unchanged"; 4]);
@@ -147,7 +151,7 @@ fn a_sharded_comparison_is_decided_when_all_shards_exist() {
         .map(|cases| format!("[[threshold]]\ncases = \"{cases}\"\nrelative = 0.5\n"));
     std::fs::write(package.package_path("kernelgate.toml"), rules.concat()).unwrap();
     let line = format!(
-        "compare --base-dir {dir} --head-dir {dir} --time-identical --backend cpu {FOUR} \
+        "compare --base-dir {dir} --head-dir {dir} --time-identical --backend cpu {FOUR_CASES_FLAGS} \
          --max-blocks 1 --case-time 0.01s --shard"
     );
     for shard in ["1/2", "2/2"] {
@@ -159,12 +163,13 @@ fn a_sharded_comparison_is_decided_when_all_shards_exist() {
     };
     let notes = |outcome: &ProcessOutcome| outcome.stdout_as_json()["rules"]["notes"].clone();
     let both = merge(shards);
-    // One block is too few for a decision.
+    // One block of four trials is too few for a decision.
     let json = both.assert_exit(3).stdout_as_json();
     let judged = json["judged"].as_array().unwrap();
     assert!(judged.len() == 4 && judged.iter().all(|it| it["decision"]["pairs"] == 2), "{json}");
     assert_eq!(json["missing_shards"], serde_json::json!([]));
-    // A pattern that matches in one shard only has an effect.
+    // A rule whose pattern matches a case in only one of the shards still has an effect after the
+    // merge.
     assert_eq!(notes(&both), serde_json::json!(["[[threshold]] `n999` matches no case"]));
     let reversed = merge(&format!("{shards}/2-of-2.json {shards}/1-of-2.json"));
     assert_eq!(reversed.stdout, both.stdout);
@@ -206,7 +211,7 @@ fn write_shards_of_two_gpus(package: &TempPackage, folder: &str, cards: [&str; 2
 #[test]
 fn a_merge_counts_the_cases_on_a_shared_gpu() {
     let package = TempPackage::new();
-    // Another process computed on the GPU beside a case of the second shard.
+    // While a case of the second shard ran, another process computed on the GPU.
     write_shards_of_two_gpus(&package, "shared", ["GPU-1", "GPU-2"]);
     let mut shared = shard_record_of_gpu("GPU-2", 2, "st_bif/forward");
     let case = shared["cases"].as_object_mut().unwrap().values_mut().next().unwrap();
@@ -239,7 +244,8 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
     ");
     package.run_kernelgate("merge exchanged --output exchanged-merged").assert_exit(0);
     package.run_kernelgate(&format!("baseline add main --session {merged}")).assert_exit(0);
-    // Each case is compared on the card that both sides have, or by model with a wider threshold.
+    // Each case is compared with the baseline of the same card, or, if the cards differ, of the
+    // same model with a wider threshold.
     for (session, same_device, other_device) in [
         (merged, true, Value::Null),
         ("exchanged-merged", false, serde_json::json!(["GPU-2", "GPU-1"])),
@@ -251,7 +257,8 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
         assert_eq!(json["judged"][0]["same_device"], same_device, "{json}");
         assert_eq!(json["other_device"], other_device, "{json}");
     }
-    // A history has a series for each card, a report all cases with both cards.
+    // `kernelgate history` shows one series for each card; the report shows all three cases on one
+    // page that names both cards.
     insta::assert_snapshot!(package.run_kernelgate("history").text_for_snapshot(), @r"
     exit 0
     NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz; GPU-1
@@ -294,7 +301,9 @@ fn a_verb_without_a_bench_run_states_that_it_takes_a_shard() {
         run_program_as_shard(&package, program, line, shard)
     };
     let mut printed = Vec::new();
-    for line in [format!("verify {dir} {FOUR}"), format!("list {dir} {FOUR}")] {
+    for line in
+        [format!("verify {dir} {FOUR_CASES_FLAGS}"), format!("list {dir} {FOUR_CASES_FLAGS}")]
+    {
         let first = run(program, &line, "1/2");
         let second = run(program, &line, "2/2");
         printed.push(lines_with_word(&first.assert_exit(0).stdout_and_stderr(), "shard 1/2"));
@@ -302,10 +311,12 @@ fn a_verb_without_a_bench_run_states_that_it_takes_a_shard() {
         assert!(!package.run_kernelgate(&line).stdout_and_stderr().contains("shard"));
     }
     for flag in ["--test", "--list", "--profile-time 1 --bench n64"] {
-        let first = run(&fixture_path(), &format!("{flag} {FOUR}"), "1/2");
+        let first = run(&fixture_path(), &format!("{flag} {FOUR_CASES_FLAGS}"), "1/2");
         printed.push(lines_with_word(&first.assert_exit(0).stderr, "shard 1/2"));
-        let whole =
-            package.package_command(&fixture_path(), &format!("{flag} {FOUR}")).output().unwrap();
+        let whole = package
+            .package_command(&fixture_path(), &format!("{flag} {FOUR_CASES_FLAGS}"))
+            .output()
+            .unwrap();
         assert!(!ProcessOutcome::from(whole).stdout_and_stderr().contains("shard"));
     }
     insta::assert_snapshot!(redact_varying_parts(&printed.join("\n")), @r"
@@ -328,7 +339,7 @@ fn shards_of_a_verification_are_put_together() {
         (package.bench_folder_flags(), Path::new(env!("CARGO_BIN_EXE_kernelgate")));
     let run = |line: &str, shard: &str| run_program_as_shard(&package, program, line, shard);
     ["1/2", "2/2"].iter().for_each(|shard| {
-        run(&format!("verify {dir} {FOUR}"), shard).assert_exit(0);
+        run(&format!("verify {dir} {FOUR_CASES_FLAGS}"), shard).assert_exit(0);
     });
     let records = ["1", "2"].map(|index| format!("target/kernelgate/verify/{index}-of-2.json"));
     let [one_half, other_half] = &records;
@@ -352,7 +363,7 @@ fn shards_of_a_verification_are_put_together() {
     1 shard merged
     missing: verification, shard 1/2
     ");
-    // A case belongs to one shard only.
+    // The merge refuses two shards that have the same case.
     let path = package.package_path(one_half);
     let mut forged: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     forged["shard"]["index"] = 2.into();
@@ -362,14 +373,15 @@ fn shards_of_a_verification_are_put_together() {
     exit 4
     refused: shard of fixture/spin/n128_none/cpu/hot is `1/2` in target/kernelgate/verify/1-of-2.json and `2/2` in forged.json
     ");
-    let other_filter = format!("verify {dir} {FOUR} n96|n128 --shard-output other.json");
+    let other_filter =
+        format!("verify {dir} {FOUR_CASES_FLAGS} n96|n128 --shard-output other.json");
     run(&other_filter, "1/2").assert_exit(0);
     let other = package.run_kernelgate(&format!("merge other.json {other_half}"));
     insta::assert_snapshot!(other.text_for_snapshot(), @r"
     exit 4
     refused: plan is `HASH` in other.json and `HASH` in target/kernelgate/verify/2-of-2.json
     ");
-    // A shard without a case still belongs to the whole.
+    // A shard without a case still counts as a part of the whole verification.
     let empty = (1..=64).map(|index| run(&format!("verify {dir} n64"), &format!("{index}/64")));
     let outcomes: Vec<ProcessOutcome> = empty.take(3).collect();
     let none = outcomes.iter().find(|it| it.stdout.contains("0 ok")).unwrap();
@@ -381,8 +393,8 @@ fn shards_of_a_verification_are_put_together() {
     fixture: 64 shards for 1 problems: some shards have no case
     shard 1/64 in FOLDER/target/kernelgate/verify/1-of-64.json: `kernelgate merge` takes it
     ");
-    // A shard whose cases are all skipped, as on a machine without its GPU, does not count.
-    let skipped = format!("verify {dir} cpu/never {FOUR}");
+    // A verification whose cases are all skipped, as on a machine without the needed GPU, fails.
+    let skipped = format!("verify {dir} cpu/never {FOUR_CASES_FLAGS}");
     for shard in ["1/1", ""] {
         let outcome = run(&skipped, shard);
         let error = lines_with_word(&outcome.assert_exit(2).stderr, "error:");
@@ -393,8 +405,8 @@ fn shards_of_a_verification_are_put_together() {
 #[test]
 fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
     let package = TempPackage::new();
-    // Making the inputs alone takes longer than the budget.
-    let mut none = package.bench_command("none", &format!("{FOUR} --budget 0.01s"));
+    // Making the input data of the first case alone takes longer than the time budget.
+    let mut none = package.bench_command("none", &format!("{FOUR_CASES_FLAGS} --budget 0.01s"));
     let none = ProcessOutcome::from(none.env("FIXTURE_INPUTS_MS", "20").output().unwrap());
     insta::assert_snapshot!(none.assert_exit(0).stdout, @r"
     no case was timed
@@ -408,8 +420,8 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
         reasons.filter(|why| why.as_str().unwrap().starts_with(NOT_RUN_REASON_PREFIX)).count();
     assert_eq!((case_ids_in_field(&run, "cases").len(), left), (0, 4));
     assert_eq!(run["complete"], true);
-    // A requested case without a time does not pass.
-    package.run_fixture_bench("whole", FOUR).assert_exit(0);
+    // A requested case that was not timed makes the gate fail to pass.
+    package.run_fixture_bench("whole", FOUR_CASES_FLAGS).assert_exit(0);
     let whole = "--session target/kernelgate/runs/whole";
     package.run_kernelgate(&format!("baseline add main {whole}")).assert_exit(0);
     let gate = package.run_kernelgate("gate --baseline main --session target/kernelgate/runs/none");

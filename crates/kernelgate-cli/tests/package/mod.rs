@@ -1,5 +1,5 @@
-//! Common parts of the tests of the program from outside: a package folder, its bench processes and
-//! its records.
+//! Common parts of the tests that run the program as a process: a package folder, its bench
+//! processes and its records.
 
 #![allow(dead_code)]
 
@@ -106,7 +106,8 @@ impl TempPackage {
     }
 
     pub fn bench_command(&self, session: &str, line: &str) -> Command {
-        let mut command = self.package_command(&fixture_path(), &format!("--bench {BRIEF} {line}"));
+        let mut command = self
+            .package_command(&fixture_path(), &format!("--bench {BRIEF_CRITERION_FLAGS} {line}"));
         command.env("KERNELGATE_SESSION", session);
         command
     }
@@ -122,7 +123,8 @@ impl TempPackage {
             .into()
     }
 
-    /// Judges the last run by the baseline that the line begins with. The report is JSON.
+    /// Judges the last run by the baseline that the line begins with. The gate's report is printed
+    /// as JSON.
     pub fn gate_last_run(&self, line: &str) -> ProcessOutcome {
         self.run_kernelgate(&format!("gate --format json --baseline {line}"))
     }
@@ -139,11 +141,11 @@ impl TempPackage {
     }
 
     /// Writes the package's `kernelgate.toml`.
-    pub fn write_rules(&self, text: &str) {
+    pub fn write_rules_file(&self, text: &str) {
         std::fs::write(self.package_path("kernelgate.toml"), text).unwrap();
     }
 
-    /// The only baseline file of that name.
+    /// Path of the only baseline file of this name in the test package.
     pub fn baseline_path(&self, name: &str) -> PathBuf {
         let mut devices = std::fs::read_dir(self.package_path("baselines")).unwrap();
         let path = devices.next().unwrap().unwrap().path().join(format!("{name}.json"));
@@ -172,7 +174,7 @@ impl TempPackage {
                     conditions.as_object_mut().unwrap().remove("contention");
                 }
             } else if value.get("same").is_some() {
-                // A baseline holds no samples, and its runs as columns.
+                // A baseline file has no samples, and stores the runs of a case as columns.
                 for name in ["median_ns", "spread", "conditions.contention"] {
                     value["each"].as_object_mut().unwrap().remove(name);
                 }
@@ -206,8 +208,8 @@ impl TempPackage {
 
 /// Flags of a run that spends as little time as possible on each case. A development build takes
 /// longer for Criterion's usual number of resamples than for the samples.
-pub const BRIEF: &str = "--noplot --warm-up-time 0.005 --measurement-time 0.01 --sample-size 10 \
+pub const BRIEF_CRITERION_FLAGS: &str = "--noplot --warm-up-time 0.005 --measurement-time 0.01 --sample-size 10 \
                          --nresamples 100";
 
 /// A case that the fixture measures by default.
-pub const CASE: &str = "fixture/spin/n64_none/cpu/hot";
+pub const FIXTURE_CASE_ID: &str = "fixture/spin/n64_none/cpu/hot";

@@ -7,7 +7,7 @@ use regex::{Captures, Regex};
 
 /// Output and exit code of a process.
 pub struct ProcessOutcome {
-    pub code: Option<i32>,
+    pub exit_code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
@@ -15,7 +15,7 @@ pub struct ProcessOutcome {
 impl From<Output> for ProcessOutcome {
     fn from(output: Output) -> Self {
         Self {
-            code: output.status.code(),
+            exit_code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
@@ -27,7 +27,7 @@ impl ProcessOutcome {
     #[track_caller]
     pub fn assert_exit(&self, code: i32) -> &Self {
         let all = self.stdout_and_stderr();
-        assert_eq!(self.code, Some(code), "{all}");
+        assert_eq!(self.exit_code, Some(code), "{all}");
         assert!(!all.contains("panicked at"), "{all}");
         self
     }
@@ -56,7 +56,7 @@ impl ProcessOutcome {
 
     /// Exit code and both output streams, for a snapshot.
     pub fn text_for_snapshot(&self) -> String {
-        let mut text = format!("exit {}\n", self.code.unwrap_or(-1));
+        let mut text = format!("exit {}\n", self.exit_code.unwrap_or(-1));
         text += self.stdout.trim();
         if !self.stderr.trim().is_empty() {
             text += &format!("\n-- stderr\n{}", self.stderr.trim());
@@ -111,7 +111,7 @@ impl ProcessOutcome {
 }
 
 /// Parts of texts that differ from run to run, and what replaces them.
-static REPLACED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+static VARYING_PARTS_WITH_PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     let pairs = [
         (r"(/[\w.+�-]+)*/\.tmp\w{6}\b", "FOLDER"),
         (r"\.kernelgate-\w{6}\b", ".kernelgate-TEMPORARY"),
@@ -149,7 +149,8 @@ static REPLACED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
             "${1}N $4",
         ),
         (r"±\s*\d+(\.\d+)?%", "±N%"),
-        // On a host with load, a time of microseconds is measured as milliseconds.
+        // Under load, a time that is usually microseconds may be measured in nanoseconds or
+        // milliseconds, so its unit is replaced.
         (r"\bN (ns|ms)(\s+±)", "N µs$2"),
         (r"\d+\.\d+e-?\d+", "N"),
         (r"(\S) {2,}", "$1  "),
@@ -161,12 +162,14 @@ static REPLACED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
 /// Replaces the parts of a text that differ from run to run: temporary folders, dates, commits,
 /// measured numbers, the machine, its load, and lines of Cargo and Criterion.
 pub fn redact_varying_parts(text: &str) -> String {
-    // Kept: limits in whole seconds, which are not measured, and the greatest number of 64 bits.
+    // Two kinds of numbers are kept: limits in whole seconds, which are not measured, and the
+    // largest 64-bit number.
     let is_limit = |it: &str| it.starts_with(['w', 'a']) && it.ends_with(" s") && !it.contains('.');
     let is_kept = |it: &str| is_limit(it) || it == u64::MAX.to_string();
-    // The length of the folder's path decides where a long command is wrapped.
+    // The length of the temporary folder's path decides where a long command line is wrapped, so
+    // the wrapping is removed.
     let text = text.replace(" \\\n  ", " ");
-    REPLACED.iter().fold(text, |text, (from, to)| {
+    VARYING_PARTS_WITH_PLACEHOLDERS.iter().fold(text, |text, (from, to)| {
         let replaced = |found: &Captures<'_>| {
             let mut replaced = String::new();
             found.expand(to, &mut replaced);

@@ -1,4 +1,4 @@
-//! A package of others, whose benches take seconds to build.
+//! A temporary Cargo package outside this workspace, whose benches take seconds to build.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,13 +7,13 @@ use tempfile::TempDir;
 
 use super::{ProcessOutcome, copy_executable, rustc_flags_linking_libraries};
 
-/// A package with benches of its own, and its target folder inside.
+/// A temporary Cargo package with its own benches and its own target folder.
 pub struct TempCargoPackage {
     folder: TempDir,
 }
 
 impl TempCargoPackage {
-    /// A package with these benches, each a name and its source.
+    /// Makes a temporary package with these benches, each given as name and source.
     pub fn new(benches: &[(&str, &str)]) -> Self {
         let outside = Self { folder: tempfile::tempdir().unwrap() };
         let mut manifest = "[package]\nname = \"outside\"\nversion = \"0.1.0\"\nedition = \
@@ -88,7 +88,8 @@ impl TempCargoPackage {
 }
 
 /// Whether a process still runs after at most four seconds; its id is in the file `pid`, which a
-/// hostile bench wrote. A killed process takes a moment to disappear; a zombie counts as gone.
+/// hostile bench wrote. A killed process takes a moment to disappear; a zombie process counts as
+/// ended.
 pub fn is_hostile_process_alive(outside: &TempCargoPackage) -> bool {
     let pid = std::fs::read_to_string(outside.package_path("pid")).unwrap();
     let runs = || {

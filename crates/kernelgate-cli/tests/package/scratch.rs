@@ -1,5 +1,5 @@
-//! A repository with one bench, whose builds take seconds: it is linked with the library that
-//! `cargo test` built.
+//! A temporary git repository with one bench that builds in seconds, because it is linked with the
+//! library that `cargo test` built.
 
 use std::process::Command;
 
@@ -7,8 +7,8 @@ use tempfile::TempDir;
 
 use super::{ProcessOutcome, rustc_flags_linking_libraries};
 
-/// Manifest of its package.
-pub const MANIFEST: &str = r#"
+/// Cargo.toml of the scratch package.
+pub const SCRATCH_CARGO_TOML: &str = r#"
 [package]
 name = "scratch"
 version = "0.1.0"
@@ -22,13 +22,13 @@ harness = false
 debug = false
 "#;
 
-/// A bench with one case for each value of `n`, whose time is that of SLEEP_US.
-pub const BENCH: &str = include_str!("../fixture/scratch_bench.rs");
+/// Source of a test bench with one case for each value of `n`; the constant SLEEP_US sets its time.
+pub const SCRATCH_BENCH_SOURCE: &str = include_str!("../fixture/scratch_bench.rs");
 
 /// Id of the case.
-pub const CASE: &str = "scratch/sum/n1024/cpu/hot";
+pub const SCRATCH_CASE_ID: &str = "scratch/sum/n1024/cpu/hot";
 
-/// The repository, with its target folder inside.
+/// A temporary git repository with its target folder inside.
 pub struct TempRepository {
     pub folder: TempDir,
 }
@@ -36,9 +36,9 @@ pub struct TempRepository {
 impl TempRepository {
     pub fn new() -> Self {
         let scratch = Self { folder: tempfile::tempdir().unwrap() };
-        scratch.write_file("Cargo.toml", MANIFEST);
+        scratch.write_file("Cargo.toml", SCRATCH_CARGO_TOML);
         scratch.write_file("src/lib.rs", "");
-        scratch.write_file("benches/spin.rs", BENCH);
+        scratch.write_file("benches/spin.rs", SCRATCH_BENCH_SOURCE);
         scratch.run_git("init --quiet --initial-branch=main");
         scratch.commit_sources("first");
         scratch
@@ -51,8 +51,8 @@ impl TempRepository {
     }
 
     pub fn replace_text_in_bench(&self, from: &str, to: &str) {
-        assert!(BENCH.contains(from));
-        self.write_file("benches/spin.rs", &BENCH.replace(from, to));
+        assert!(SCRATCH_BENCH_SOURCE.contains(from));
+        self.write_file("benches/spin.rs", &SCRATCH_BENCH_SOURCE.replace(from, to));
     }
 
     pub fn run_git(&self, line: &str) -> String {
@@ -71,7 +71,7 @@ impl TempRepository {
         self.run_git(&format!("commit --quiet -m {message}"));
     }
 
-    /// The program in the repository.
+    /// The kernelgate program, to be run in the test repository.
     pub fn kernelgate_command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
         command
@@ -89,8 +89,9 @@ impl TempRepository {
         command
     }
 
-    /// A comparison with thresholds far above the noise. The processes sleep, and are so short that
-    /// their contention is not measured: beside other tests, it would ask for more of them.
+    /// A comparison with thresholds far above the noise. The bench processes sleep and are too
+    /// short for a measurement of CPU contention, which would ask for more processes while other
+    /// tests run.
     pub fn compare_command_above_noise(&self, flags: &str) -> Command {
         let usual = "compare --relative 2 --tolerated 4 --backend cpu --time-identical";
         let time = if flags.contains("--case-time") { "" } else { "--case-time 0.01s" };
@@ -98,14 +99,14 @@ impl TempRepository {
         self.kernelgate_command(&format!("{usual} {time} {blocks} {flags}"))
     }
 
-    /// Runs such a comparison.
+    /// Runs a comparison with thresholds far above the noise.
     pub fn run_comparison(&self, flags: &str) -> ProcessOutcome {
         run_until_load_allows_verdict(|| self.compare_command_above_noise(flags))
     }
 }
 
-/// Outcome of a command that judges by measured times. If load by other processes leaves its
-/// verdict open, the command runs again, up to four times in all.
+/// Outcome of a command that judges by measured times. If other load leaves the command's verdict
+/// open, the command runs again, up to four times in all.
 pub fn run_until_load_allows_verdict(command: impl Fn() -> Command) -> ProcessOutcome {
     let by_load = regex::Regex::new(
         r#""kind": ?"(wide|contention|not_confirmed)"|"(no_difference|ends_undecided)"|not confirmed by a second|co-running processes took more"#,
@@ -113,6 +114,6 @@ pub fn run_until_load_allows_verdict(command: impl Fn() -> Command) -> ProcessOu
     .unwrap();
     let run = || ProcessOutcome::from(command().output().unwrap());
     let is_decided =
-        |it: &ProcessOutcome| it.code != Some(3) || !by_load.is_match(&it.stdout_and_stderr());
+        |it: &ProcessOutcome| it.exit_code != Some(3) || !by_load.is_match(&it.stdout_and_stderr());
     (1..4).map(|_| run()).find(is_decided).unwrap_or_else(run)
 }

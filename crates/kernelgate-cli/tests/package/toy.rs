@@ -11,23 +11,24 @@ use kernelgate::record::{
 use super::{ProcessOutcome, TempPackage};
 
 /// Name of the toy's bench.
-pub const TOY: &str = "toy";
-pub const TOY_CASE: &str = "toy/scale/n1/cpu/hot";
+pub const TOY_BENCH_NAME: &str = "toy";
+pub const TOY_CASE_ID: &str = "toy/scale/n1/cpu/hot";
 
-/// A package with a folder `benches` that holds the toy.
+/// A test package with a folder `benches` that holds the toy bench, a shell script that looks like
+/// a bench executable.
 pub struct ToyPackage {
     pub package: TempPackage,
 }
 
 /// Script that writes the prepared response.
-pub const ANSWERS: &str = "cp \"$ROOT/answer.json\" \"$RESPONSE\"";
+pub const SCRIPT_THAT_COPIES_RESPONSE: &str = "cp \"$ROOT/answer.json\" \"$RESPONSE\"";
 /// Script that writes the prepared record of a trial.
-pub const RECORDS: &str = r#"mkdir -p "$(dirname "$RECORD")"
+pub const SCRIPT_THAT_WRITES_TRIAL_RECORD: &str = r#"mkdir -p "$(dirname "$RECORD")"
 sed "s/SESSION/$SESSION/; s/COMMIT/$KERNELGATE_COMMIT/" "$ROOT/run.json" > "$RECORD"
 cp "$ROOT/trial.json" "$RESPONSE""#;
 
 impl ToyPackage {
-    /// A toy that answers with these results.
+    /// Makes a toy bench that answers every request with this response.
     pub fn new(answer: ResponseToBenchAction) -> Self {
         let toy = Self { package: TempPackage::new() };
         let root = toy.package.folder.path().display().to_string();
@@ -45,19 +46,22 @@ impl ToyPackage {
         toy.prepare_response(answer);
         toy.write_response_file(
             &toy.package.package_path("trial.json"),
-            ResponseToBenchAction::Trial,
+            ResponseToBenchAction::TrialEnded,
         );
-        toy.set_script_after_request(ANSWERS);
+        toy.set_script_after_request(SCRIPT_THAT_COPIES_RESPONSE);
         toy
     }
 
     pub fn path_of_toy_bench(&self) -> PathBuf {
-        self.package.package_path("benches").join(TOY)
+        self.package.package_path("benches").join(TOY_BENCH_NAME)
     }
 
     fn write_response_file(&self, path: &std::path::Path, answer: ResponseToBenchAction) {
-        file::write_record_atomically(path, &BenchResponseFile { bench: TOY.to_owned(), answer })
-            .unwrap();
+        file::write_record_atomically(
+            path,
+            &BenchResponseFile { bench_name: TOY_BENCH_NAME.to_owned(), answer },
+        )
+        .unwrap();
     }
 
     /// Prepares a response.
@@ -92,19 +96,19 @@ impl ToyPackage {
         std::fs::write(self.package.package_path("behaviour.sh"), script).unwrap();
     }
 
-    /// Prepares the record of every trial, after a change.
+    /// Prepares the record that every trial of the toy bench writes, after `change` has edited it.
     pub fn prepare_trial_record(&self, change: impl FnOnce(&mut serde_json::Value)) {
         let provenance = CommitAndChanges { commit: Some("COMMIT".to_owned()), dirty: false };
         let run = BenchProcessRun {
-            complete: true,
-            executable: Some(file::file_content_hash_hex(&self.path_of_toy_bench()).unwrap()),
+            ended_normally: true,
+            executable_hash: Some(file::file_content_hash_hex(&self.path_of_toy_bench()).unwrap()),
             cases: [(
-                TOY_CASE.to_owned(),
+                TOY_CASE_ID.to_owned(),
                 CaseRecordWithSamples::example_with_sample_times(vec![2e5; 4]),
             )]
             .into(),
             ..BenchProcessRun::empty_run_starting_now(
-                TOY,
+                TOY_BENCH_NAME,
                 "SESSION",
                 RunEnvironment::environment_of_process_on_cpu(),
                 provenance,

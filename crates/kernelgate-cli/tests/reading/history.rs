@@ -1,5 +1,5 @@
-//! `kernelgate history` from outside: stores that are moved, merged and pruned, that two programs
-//! write at once, and that a killed program left.
+//! Tests of `kernelgate history` as a process: stores that are moved, merged and pruned, that two
+//! programs write at once, and that a killed program left.
 
 #![cfg(unix)]
 
@@ -12,30 +12,31 @@ use kernelgate::record::{
     BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, RunEnvironment, file,
 };
 
-const CASE: &str = "w/f/n1/cpu/hot";
+const TEST_CASE_ID: &str = "w/f/n1/cpu/hot";
 
-/// Writes a run record, `number` minutes after the first; only the name of the device is known.
+/// Writes a run record that started `number` minutes after midnight; of its device only the name is
+/// known.
 fn write_numbered_run_record(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
     let time_ns = if number >= 12 { 1.1e6 } else { 1e6 };
     let run = BenchProcessRun {
-        started: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
+        start_time: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
         cases: [(
-            CASE.to_owned(),
+            TEST_CASE_ID.to_owned(),
             CaseRecordWithSamples::example_with_sample_times(vec![time_ns; 10]),
         )]
         .into(),
-        complete: true,
+        ended_normally: true,
         ..BenchProcessRun::empty_run_starting_now(
             "bench",
             &format!("s{number}"),
             RunEnvironment {
-                machine: Some("host".to_owned()),
+                machine_hash: Some("host".to_owned()),
                 ..RunEnvironment::environment_of_process_on_cpu()
             },
             CommitAndChanges { commit, dirty: false },
         )
     };
-    let path = folder.join(&run.session).join("bench.json");
+    let path = folder.join(&run.session_name).join("bench.json");
     file::write_record_atomically(&path, &run).unwrap();
     path
 }
@@ -70,7 +71,8 @@ fn times_are_shown_over_commits_with_the_change() {
     }
     let (after, first) = (git("rev-parse --short=8 HEAD~8"), git("rev-parse --short=8 HEAD~7"));
     let outcome = package.run_kernelgate("history");
-    // The row of a commit begins with its hash: those of the change remain.
+    // The test removes the rows of commits, which begin with a hash, so that only the hashes of the
+    // level change remain.
     let row = regex::Regex::new(r"(?m)^[0-9a-f]{8} .*\n").unwrap();
     let shown = |outcome: &ProcessOutcome| {
         let text = outcome.text_for_snapshot().replace(&after, "BEFORE").replace(&first, "FIRST");
@@ -105,7 +107,7 @@ fn times_are_shown_over_commits_with_the_change() {
     error: filter `(` is not a regular expression: unclosed group
     error: no run of a case `other` in FOLDER/target/kernelgate: `kernelgate history` lists all cases
     ");
-    package.write_rules("[renamed]\n\"w/f/n1/cpu/hot\" = \"w/f/new\"\n");
+    package.write_rules_file("[renamed]\n\"w/f/n1/cpu/hot\" = \"w/f/new\"\n");
     let renamed = package.run_kernelgate("history w/f/new");
     insta::assert_snapshot!(shown(&renamed), @r"
     exit 0
@@ -119,7 +121,7 @@ fn times_are_shown_over_commits_with_the_change() {
     +10.0% (+10.0% to +10.0%), confidence 99.6 %: after BEFORE, up to FIRST (that commit)
     in the order of the commits' history
     ");
-    let circle = package.run_kernelgate(&format!("history --as w/f/new={CASE}"));
+    let circle = package.run_kernelgate(&format!("history --as w/f/new={TEST_CASE_ID}"));
     insta::assert_snapshot!(circle.refusal_message(2), @"error: case w/f/n1/cpu/hot: its renames go in a circle");
 }
 
@@ -168,7 +170,7 @@ fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
         drop(write_numbered_run_record(&package.package_path("kept/runs"), number, None))
     });
     assert_eq!(number_of_runs_in_history(&package, "--store kept"), 3);
-    // A file of another program takes the index's name, then a folder.
+    // A file of another program lies at the path of the history index, and later a folder does.
     let index = package.package_path("kept/history.index");
     std::fs::write(&index, "SQLite format 3").unwrap();
     assert_eq!(number_of_runs_in_history(&package, "--store kept"), 3);
@@ -177,7 +179,7 @@ fn a_missing_store_is_not_made_and_a_read_only_store_is_read() {
     std::fs::create_dir(&index).unwrap();
     assert_eq!(number_of_runs_in_history(&package, "--store kept"), 3);
     insta::assert_snapshot!(package.run_kernelgate("history --store kept").assert_exit(0).stderr, @"no index can be written in kept: its records are read each time");
-    // The error is reported once.
+    // An import into a store that cannot be written reports the error once.
     std::fs::write(package.package_path("kept/imported"), "").unwrap();
     let failed = package.run_kernelgate("history import kept/runs --store kept");
     insta::assert_snapshot!(failed.refusal_message(2), @"error: failed to write kept/imported/s0-COMMIT/bench.json: Not a directory (os error 20)");
@@ -239,7 +241,7 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
     bench.env("KERNELGATE_HISTORY", &kept);
     let output = bench.output().unwrap();
     let messages = String::from_utf8_lossy(&output.stderr);
-    // The page is of this package, even if several packages share the runs.
+    // The report page is that of this package, even if several packages share the folder of runs.
     let page = "draws it in ";
     let page = messages.lines().find_map(|line| line.split_once(page)).unwrap_or_default().1;
     assert!(output.status.success() && !page.starts_with(kept.to_str().unwrap()), "{messages}");
@@ -249,7 +251,7 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
         package.package_command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), "history");
     history.arg("--format").arg("json").env("KERNELGATE_HISTORY", &kept);
     let outcome: ProcessOutcome = history.output().unwrap().into();
-    assert_eq!(outcome.assert_exit(0).json_case_ids(), [crate::package::CASE]);
+    assert_eq!(outcome.assert_exit(0).json_case_ids(), [crate::package::FIXTURE_CASE_ID]);
 }
 
 #[test]

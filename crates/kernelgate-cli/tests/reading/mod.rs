@@ -1,4 +1,4 @@
-//! Records, histories and traces: how they are read and shown.
+//! Tests of how run records, histories and traces are read and printed.
 
 mod history;
 mod nvtx;

@@ -64,6 +64,7 @@ fn a_tool_sees_session_case_warm_up_and_samples() {
         "{ranges:?}"
     );
     assert!(ranges[2..].contains(&(2, "warm-up")));
-    // Criterion does not mark the end of its warm-up: its last range may be called a sample.
+    // Criterion does not mark the end of its warm-up, so the last warm-up range may be called a
+    // sample.
     assert!(ranges.iter().filter(|range| **range == (2, "sample")).count() >= 10, "{ranges:?}");
 }

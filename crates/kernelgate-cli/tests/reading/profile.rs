@@ -1,5 +1,5 @@
-//! `profile` and `diagnose CASE` on a recording: the bench is a script that returns a prepared one,
-//! so that no GPU is needed.
+//! Tests of `profile` and `diagnose CASE` with a prepared recording that a script returns in place
+//! of a bench, so that no GPU is needed.
 
 #![cfg(unix)]
 
@@ -19,24 +19,31 @@ use kernelgate_cuda::observe::activity::{
     KernelRecord, MemoryCopyRecord, NamedRangeRecord, RecordedDeviceLimits, SynchronizationRecord,
 };
 
-const CASE: &str = "toy/scale/n64/cuda/graph/hot";
-const OTHER: &str = "toy/scale/n64/cuda/refused/hot";
+const GRAPH_CASE_ID: &str = "toy/scale/n64/cuda/graph/hot";
+const REFUSED_CASE_ID: &str = "toy/scale/n64/cuda/refused/hot";
 
 /// The recording of three launches of a graph, whose two kernels of 400 µs were captured in a range
 /// each.
 fn recorded_graph_launches() -> CuptiRecordedActivity {
-    let names = [CASE, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
-    let on = GpuContextStreamIds { device: 0, context_id: 1, stream_id: 7 };
+    let names = [GRAPH_CASE_ID, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
+    let on = GpuContextStreamIds { device_ordinal: 0, context_id: 1, stream_id: 7 };
     let mut activity = CuptiRecordedActivity {
         pid: 42,
-        names: names.map(str::to_owned).to_vec(),
+        interned_names: names.map(str::to_owned).to_vec(),
         graph_nodes: (0..2)
-            .map(|id| GraphNodeRangesRecord { id: id + 1, ranges: vec![id as u32 + 3] })
+            .map(|id| GraphNodeRangesRecord {
+                graph_node_id: id + 1,
+                range_name_indices: vec![id as u32 + 3],
+            })
             .collect(),
         ..CuptiRecordedActivity::default()
     };
-    let range =
-        |name, start, end| NamedRangeRecord { name, start_ns: start, end_ns: end, thread: 5 };
+    let range = |name, start, end| NamedRangeRecord {
+        name_index: name,
+        start_ns: start,
+        end_ns: end,
+        os_thread_id: 5,
+    };
     activity.ranges.push(range(0, 1_000_000, 4_000_000));
     for step in 0..3u64 {
         let (launch, run) = (1_000_000 + step * 10_000, 1_050_000 + step * 820_000);
@@ -44,35 +51,35 @@ fn recorded_graph_launches() -> CuptiRecordedActivity {
         let correlation = step as u32 + 1;
         let (start, end) = (launch + 1_000, launch + 6_000);
         activity.calls.push(HostCallRecord {
-            name: 6,
+            name_index: 6,
             start_ns: start,
             end_ns: end,
-            thread: 5,
-            correlation,
+            os_thread_id: 5,
+            correlation_id: correlation,
         });
         for node in 0..2u64 {
             let start = run + node * 401_000;
             activity.kernels.push(KernelRecord {
-                name: 5,
+                name_index: 5,
                 start_ns: start,
                 end_ns: start + 400_000,
-                on,
-                correlation,
+                device_context_stream: on,
+                correlation_id: correlation,
                 grid: [400, 1, 1],
                 block: [256, 1, 1],
-                registers: 32,
+                registers_per_thread: 32,
                 graph_node_id: node + 1,
                 ..KernelRecord::default()
             });
         }
     }
     activity.ranges.push(range(2, 1_031_000, 3_990_000));
-    activity.waits.push(SynchronizationRecord {
+    activity.synchronizations.push(SynchronizationRecord {
         start_ns: 1_032_000,
         end_ns: 3_980_000,
-        on,
-        correlation: 9,
-        kind: 3,
+        device_context_stream: on,
+        correlation_id: 9,
+        synchronization_kind: 3,
     });
     activity
 }
@@ -81,13 +88,16 @@ fn recorded_graph_launches() -> CuptiRecordedActivity {
 /// a range.
 fn network_parts_for_profile() -> Vec<RecordedNetworkPart> {
     let part = |label: &str, range: &str, limits| RecordedNetworkPart {
-        table: "layer".to_owned(),
-        label: label.to_owned(),
-        range: range.to_owned(),
+        profile_table: "layer".to_owned(),
+        part_label: label.to_owned(),
+        range_path_ending: range.to_owned(),
         limits,
         work: DeclaredWorkRecord::default(),
     };
-    let limit = |time_ns, by: &str| ShortestLaunchTime { time_ns, by: by.to_owned() };
+    let limit = |time_ns, by: &str| ShortestLaunchTime {
+        shortest_launch_ns: time_ns,
+        deciding_ceiling: by.to_owned(),
+    };
     let limits = vec![limit(50_000.0, "memory"), limit(100_000.0, "matmul bf16")];
     vec![
         part("first", "Layer_0", Vec::new()),
@@ -99,33 +109,42 @@ fn network_parts_for_profile() -> Vec<RecordedNetworkPart> {
 fn profile_responses() -> Vec<CaseProfileResponse> {
     let trace = recorded_graph_launches();
     let recording = CuptiCaseRecording {
-        case: CASE.to_owned(),
-        warm_up: 2,
-        steps: 3,
-        wall_ns: 3_000_000,
-        launch_cost_ns: Some(600.0),
+        case_id: GRAPH_CASE_ID.to_owned(),
+        warm_up_launches: 2,
+        recorded_launches: 3,
+        recorded_launches_wall_ns: 3_000_000,
+        cupti_overhead_per_launch_ns: Some(600.0),
         limits: vec![
-            ShortestLaunchTime { time_ns: 720_900.0, by: "memory".to_owned() },
-            ShortestLaunchTime { time_ns: 80_100.0, by: "matmul bf16".to_owned() },
+            ShortestLaunchTime {
+                shortest_launch_ns: 720_900.0,
+                deciding_ceiling: "memory".to_owned(),
+            },
+            ShortestLaunchTime {
+                shortest_launch_ns: 80_100.0,
+                deciding_ceiling: "matmul bf16".to_owned(),
+            },
         ],
         work: DeclaredWorkRecord::default(),
-        samples: Some(64),
-        sample_unit: ThroughputItemUnit::Samples,
+        items_per_launch: Some(64),
+        sample_unit: ThroughputItemUnit::BatchItems,
         parts: network_parts_for_profile(),
         stages: vec![KernelStageCycles {
-            kernel: "toy_scale".to_owned(),
-            names: ["waits", "computes\u{1b}[2J"].map(str::to_owned).to_vec(),
-            launches: 3,
-            cycles: vec![vec![100, 500], vec![300, 300], vec![0, 0], vec![7]],
+            kernel_name: "toy_scale".to_owned(),
+            stage_names: ["waits", "computes\u{1b}[2J"].map(str::to_owned).to_vec(),
+            summed_launches: 3,
+            stage_cycles_by_block: vec![vec![100, 500], vec![300, 300], vec![0, 0], vec![7]],
         }],
-        memory_uses: vec![("weights".to_owned(), 2 << 20), ("activations".to_owned(), 1 << 20)],
+        memory_bytes_by_purpose: vec![
+            ("weights".to_owned(), 2 << 20),
+            ("activations".to_owned(), 1 << 20),
+        ],
         device: RecordedDeviceLimits {
-            name: "Toy GPU".to_owned(),
+            gpu_model_name: "Toy GPU".to_owned(),
             compute: [9, 0],
-            multiprocessors: 100,
+            multiprocessor_count: 100,
             threads_per_sm: 2048,
             registers_per_sm: 65536,
-            shared_per_sm: 233_472,
+            shared_bytes_per_sm: 233_472,
             blocks_per_sm: 32,
             ..RecordedDeviceLimits::default()
         },
@@ -134,17 +153,17 @@ fn profile_responses() -> Vec<CaseProfileResponse> {
     };
     let summary = Some(RecordedKernelsSummary::summarize_recorded_activity(&recording.trace));
     let case = |case: &str, status, summary, reason: Option<&str>, recording| CaseProfileResponse {
-        samples: None,
-        case: case.to_owned(),
+        items_per_launch: None,
+        case_id: case.to_owned(),
         status,
         summary,
         phases: Vec::new(),
-        reason: reason.map(str::to_owned),
+        reason_without_full_profile: reason.map(str::to_owned),
         recording,
     };
     vec![
-        case(CASE, BenchCaseStatus::Ok, summary, None, Some(Box::new(recording))),
-        case(OTHER, BenchCaseStatus::Skipped, None, Some("too\u{1b}[2J large"), None),
+        case(GRAPH_CASE_ID, BenchCaseStatus::Ok, summary, None, Some(Box::new(recording))),
+        case(REFUSED_CASE_ID, BenchCaseStatus::Skipped, None, Some("too\u{1b}[2J large"), None),
     ]
 }
 
@@ -152,7 +171,7 @@ fn profile_responses() -> Vec<CaseProfileResponse> {
 fn package_with_profile_response(cases: Vec<CaseProfileResponse>) -> TempPackage {
     let package = TempPackage::new();
     let answer = BenchResponseFile {
-        bench: "toy".to_owned(),
+        bench_name: "toy".to_owned(),
         answer: ResponseToBenchAction::Profile(cases),
     };
     file::write_record_atomically(&package.package_path("answer.json"), &answer).unwrap();
@@ -164,7 +183,8 @@ fn package_with_profile_response(cases: Vec<CaseProfileResponse>) -> TempPackage
         kernelgate::protocol::protocol_version_answer_line(),
     );
     std::fs::write(package.package_path("answer.sh"), script).unwrap();
-    // A script alone is not taken for a bench, so it gets the mark.
+    // A shell script alone does not count as a bench executable, so the test compiles a program
+    // that has the bench mark and runs the script.
     let mark = kernelgate::protocol::BENCH_EXECUTABLE_MARK.trim_matches('\0');
     let source = format!(
         "#include <stdlib.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
@@ -195,7 +215,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     let package = package_with_profile_response(profile_responses());
     let shown = package.run_kernelgate("profile --dir benches --steps 3 --warm-up 2 --out out");
     assert_text_snapshot("why", "profile", &exit_code_and_both_streams(&shown));
-    // The lengths of the paths depend on the test's folder.
+    // The column widths in the written profile depend on the length of the test's temporary paths.
     let written = std::fs::read_to_string(package.package_path("out/profile.txt")).unwrap();
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let table = written.lines().skip_while(|line| !line.starts_with("range")).skip(1).take(3);
@@ -227,7 +247,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "computes 533.3 µs 66.7% 400.0 µs 666.7 µs",
         ]
     );
-    let drawn = format!("out/{}-toy_scale-stages.svg", CASE.replace('/', "_"));
+    let drawn = format!("out/{}-toy_scale-stages.svg", GRAPH_CASE_ID.replace('/', "_"));
     let drawn = std::fs::read_to_string(package.package_path(&drawn)).unwrap();
     assert!(drawn.contains("266.7 µs 33.3%") && !drawn.contains('\u{1b}'), "{drawn}");
     assert!(
@@ -248,7 +268,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     assert_eq!(json[0]["summary"]["kernels"][0]["count"], 6);
     assert!(json[0].get("recording").is_none());
     // The recording can be read like any other trace.
-    let trace = format!("out/traces/{}.json", CASE.replace('/', "_"));
+    let trace = format!("out/traces/{}.json", GRAPH_CASE_ID.replace('/', "_"));
     let diagnosed = package.run_kernelgate(&format!("diagnose {trace}"));
     assert_text_snapshot("why", "diagnose_recording", &diagnosed.text_for_snapshot());
     assert_lines_fit_100_columns(&diagnosed);
@@ -267,18 +287,18 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
 fn cases_of_several_batches_end_with_their_curve() {
     let recorded = |batch: u64| {
         let mut case = profile_responses().swap_remove(0);
-        case.case = format!("toy/net/b{batch}_t8/cuda/best/hot");
-        case.samples = Some(batch);
+        case.case_id = format!("toy/net/b{batch}_t8/cuda/best/hot");
+        case.items_per_launch = Some(batch);
         if let Some(recording) = &mut case.recording {
-            recording.case.clone_from(&case.case);
-            recording.samples = Some(batch);
-            // The range keeps its name.
-            recording.trace.names[0].clone_from(&case.case);
+            recording.case_id.clone_from(&case.case_id);
+            recording.items_per_launch = Some(batch);
+            // The outermost range of the recording keeps the id of the case as its name.
+            recording.trace.interned_names[0].clone_from(&case.case_id);
         }
         case
     };
     let of_host = |batch: u64, launch_ns: f64| CaseProfileResponse {
-        case: format!("toy/net/b{batch}_t8/cpu/hot"),
+        case_id: format!("toy/net/b{batch}_t8/cpu/hot"),
         summary: None,
         phases: vec![HostTimeOfPhase::summarize_durations_of_phase(
             "launch",
@@ -297,7 +317,8 @@ fn cases_of_several_batches_end_with_their_curve() {
         let heading = format!("batch efficiency of toy/net/b*_t8/{of}/hot");
         written.lines().skip_while(|line| *line != heading).skip(2).take(2).map(squeezed).collect()
     };
-    // The recorded launches take the same time, whatever their batch.
+    // The recorded launches of the test cases take the same time, whatever the batch size of the
+    // case.
     assert_eq!(
         curve("cuda/best"),
         ["8 801.0 µs 9988 25.0% 1.00x 90.0%", "32 801.0 µs 39950 100.0% 4.00x 90.0%"]
@@ -316,7 +337,7 @@ fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
     let toy = package_with_profile_response(profile_responses());
     let diagnosed = toy.run_kernelgate("diagnose toy/scale --dir benches");
     diagnosed.assert_exit(0);
-    // The text is that of the recording as a file.
+    // The printed diagnosis equals that of the recorded trace file.
     let lines = ["not recorded", "work-bound:"]
         .map(|word| lines_with_word(&diagnosed.stdout_and_stderr(), word));
     insta::assert_snapshot!(lines.join("\n"), @r"
@@ -329,8 +350,8 @@ fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
         .run_kernelgate("diagnose toy/scale --dir benches --format json")
         .assert_exit(0)
         .stdout_as_json();
-    assert_eq!(json["traces"][0]["trace"], CASE);
-    // A word with an extension is a file.
+    assert_eq!(json["traces"][0]["trace"], GRAPH_CASE_ID);
+    // An argument with a file extension is taken as a trace file, not as a case filter.
     let file = toy.run_kernelgate("diagnose no_such.sqlite --dir benches");
     insta::assert_snapshot!(file.refusal_message(2), @"error: failed to read no_such.sqlite: No such file or directory (os error 2)");
     insta::assert_snapshot!(toy.run_kernelgate("diagnose /no/such --dir benches").refusal_message(2), @"error: failed to read /no/such: No such file or directory (os error 2)");
@@ -347,7 +368,7 @@ fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
 fn a_recording_with_lost_records_warns_first() {
     let mut cases = profile_responses();
     let recording = cases[0].recording.as_mut().unwrap();
-    recording.trace.dropped = 5;
+    recording.trace.dropped_records = 5;
     recording.trace.kernels[0].start_ns = 0;
     recording.trace.kernels[0].end_ns = 0;
     let shown = package_with_profile_response(cases).run_kernelgate("profile --dir benches");
@@ -362,36 +383,45 @@ fn a_recording_with_lost_records_warns_first() {
 fn profile_over_two_gpus() -> CaseProfileResponse {
     let mut case = profile_responses().swap_remove(0);
     let recording = case.recording.as_mut().unwrap();
-    let names = [CASE, "step", "toy_scale", "collective_all_reduce_two_shot"];
+    let names = [GRAPH_CASE_ID, "step", "toy_scale", "collective_all_reduce_two_shot"];
     let mut activity = CuptiRecordedActivity {
         pid: 42,
-        names: names.map(str::to_owned).to_vec(),
+        interned_names: names.map(str::to_owned).to_vec(),
         ranges: vec![NamedRangeRecord {
-            name: 0,
+            name_index: 0,
             start_ns: 1_000_000,
             end_ns: 4_000_000,
-            thread: 5,
+            os_thread_id: 5,
         }],
         ..CuptiRecordedActivity::default()
     };
     for step in 0..3u64 {
         let at = 1_100_000 + step * 600_000;
         for (device, compute) in [(0, 400_000), (3, 500_000)] {
-            let on =
-                |stream| GpuContextStreamIds { device, context_id: device + 1, stream_id: stream };
+            let on = |stream| GpuContextStreamIds {
+                device_ordinal: device,
+                context_id: device + 1,
+                stream_id: stream,
+            };
             let kernel = |name, start, end| {
                 let on = on(7);
-                KernelRecord { name, start_ns: start, end_ns: end, on, ..KernelRecord::default() }
+                KernelRecord {
+                    name_index: name,
+                    start_ns: start,
+                    end_ns: end,
+                    device_context_stream: on,
+                    ..KernelRecord::default()
+                }
             };
             activity.kernels.push(kernel(2, at, at + compute));
             activity.kernels.push(kernel(3, at + compute, at + 550_000));
             activity.copies.push(MemoryCopyRecord {
                 start_ns: at + 50_000,
                 end_ns: at + 150_000,
-                on: on(9),
-                bytes: 1 << 20,
-                kind: 10,
-                source: 3,
+                device_context_stream: on(9),
+                copied_bytes: 1 << 20,
+                copy_direction: 10,
+                source_memory_kind: 3,
                 target_memory_kind: 3,
                 ..MemoryCopyRecord::default()
             });
@@ -400,7 +430,7 @@ fn profile_over_two_gpus() -> CaseProfileResponse {
     recording.parts.clear();
     recording.stages.clear();
     recording.trace = activity;
-    let second = RecordedDeviceLimits { id: 3, ..recording.device.clone() };
+    let second = RecordedDeviceLimits { device_ordinal: 3, ..recording.device.clone() };
     recording.other_devices.push(second);
     case
 }
@@ -425,7 +455,7 @@ fn a_case_over_two_gpus_has_the_exposed_communication_and_waiting_of_each() {
     assert_eq!([field(0, "waits_ns"), field(1, "waits_ns")], [300_000, 0]);
     assert_eq!(gpus["collectives"][0]["collective"], "all-reduce");
     assert_eq!(gpus["collectives"][0]["transfer_ns"], 150_000);
-    let trace = format!("out/traces/{}.json", CASE.replace('/', "_"));
+    let trace = format!("out/traces/{}.json", GRAPH_CASE_ID.replace('/', "_"));
     let diagnosed = package.run_kernelgate(&format!("diagnose {trace} --html page.html"));
     assert_text_snapshot("why", "diagnose_two_gpus", &diagnosed.text_for_snapshot());
     assert_lines_fit_100_columns(&diagnosed);
@@ -439,13 +469,35 @@ fn a_case_over_two_gpus_has_the_exposed_communication_and_waiting_of_each() {
 }
 
 /// A kernel of a network's launch: the ranges around it, its name, and its time in microseconds.
-type Node<'a> = (&'a [&'a str], &'a str, u64);
+type KernelWithRangesAndMicroseconds<'a> = (&'a [&'a str], &'a str, u64);
+
+/// Declared work with these operations, each with its unit and number format.
+fn declared_flops(flops: &[(&str, u64)]) -> DeclaredWorkRecord {
+    DeclaredWorkRecord {
+        flops_by_unit_and_dtype: flops
+            .iter()
+            .map(|(unit, count)| ((*unit).to_owned(), *count))
+            .collect(),
+        ..DeclaredWorkRecord::default()
+    }
+}
+
+/// Part of a network whose range has this name inside the range `attention`.
+fn part_of_attention(name: &str, flops: (&str, u64)) -> RecordedNetworkPart {
+    RecordedNetworkPart {
+        profile_table: "attention".to_owned(),
+        part_label: name.to_owned(),
+        range_path_ending: format!("attention/{name}"),
+        limits: Vec::new(),
+        work: declared_flops(&[flops]),
+    }
+}
 
 /// A recording of three launches of a graph of these kernels, each 1 µs after the other.
 fn profile_of_network_kernels(
     operation: &str,
     row: &str,
-    nodes: &[Node<'_>],
+    nodes: &[KernelWithRangesAndMicroseconds<'_>],
 ) -> CaseProfileResponse {
     let id = format!("toy/{operation}/n64/{row}/hot");
     let mut names: Vec<String> =
@@ -457,34 +509,40 @@ fn profile_of_network_kernels(
             names.len() - 1
         }) as u32
     };
-    let on = GpuContextStreamIds { device: 0, context_id: 1, stream_id: 7 };
+    let on = GpuContextStreamIds { device_ordinal: 0, context_id: 1, stream_id: 7 };
     let mut activity = CuptiRecordedActivity { pid: 42, ..CuptiRecordedActivity::default() };
-    let range =
-        |name, start, end| NamedRangeRecord { name, start_ns: start, end_ns: end, thread: 5 };
+    let os_thread_id = 5;
+    let range = |name_index, start_ns, end_ns| NamedRangeRecord {
+        name_index,
+        start_ns,
+        end_ns,
+        os_thread_id,
+    };
     for (index, (ranges, ..)) in nodes.iter().enumerate() {
-        let ranges = ranges.iter().map(|range| name(range)).collect();
-        activity.graph_nodes.push(GraphNodeRangesRecord { id: index as u64 + 1, ranges });
+        let graph_node_id = index as u64 + 1;
+        let range_name_indices = ranges.iter().map(|range| name(range)).collect();
+        activity.graph_nodes.push(GraphNodeRangesRecord { graph_node_id, range_name_indices });
     }
     let mut run = 1_050_000;
     for step in 0..3u64 {
         let launch = 1_000_000 + step * 10_000;
         activity.ranges.push(range(1, launch, launch + 9_000));
-        let correlation = step as u32 + 1;
-        let (start, end) = (launch + 1_000, launch + 6_000);
+        let correlation_id = step as u32 + 1;
+        let (start_ns, end_ns) = (launch + 1_000, launch + 6_000);
         activity.calls.push(HostCallRecord {
-            name: 3,
-            start_ns: start,
-            end_ns: end,
-            thread: 5,
-            correlation,
+            name_index: 3,
+            start_ns,
+            end_ns,
+            os_thread_id,
+            correlation_id,
         });
         for (index, (_, kernel, us)) in nodes.iter().enumerate() {
             activity.kernels.push(KernelRecord {
-                name: name(kernel),
+                name_index: name(kernel),
                 start_ns: run,
                 end_ns: run + us * 1_000,
-                on,
-                correlation,
+                device_context_stream: on,
+                correlation_id,
                 grid: [400, 1, 1],
                 block: [256, 1, 1],
                 graph_node_id: index as u64 + 1,
@@ -495,33 +553,24 @@ fn profile_of_network_kernels(
     }
     activity.ranges.insert(0, range(0, 1_000_000, run + 20_000));
     activity.ranges.push(range(2, 1_031_000, run + 10_000));
-    activity.names = names;
-    let work = |flops: &[(&str, u64)]| DeclaredWorkRecord {
-        flops: flops.iter().map(|(unit, count)| ((*unit).to_owned(), *count)).collect(),
-        ..DeclaredWorkRecord::default()
-    };
-    let part = |name: &str, flops| RecordedNetworkPart {
-        table: "attention".to_owned(),
-        label: name.to_owned(),
-        range: format!("attention/{name}"),
-        limits: Vec::new(),
-        work: work(&[flops]),
-    };
+    activity.interned_names = names;
     let mut case = profile_responses().swap_remove(0);
-    case.case.clone_from(&id);
+    case.case_id.clone_from(&id);
     let recording = case.recording.as_mut().unwrap();
-    recording.case = id;
-    recording.wall_ns = run + 20_000 - 1_000_000;
+    recording.case_id = id;
+    recording.recorded_launches_wall_ns = run + 20_000 - 1_000_000;
     recording.trace = activity;
-    recording.device.name = "NVIDIA H100 80GB HBM3".to_owned();
-    // The work takes 100 µs at the published peak.
-    recording.work = work(&[("matmul bf16", 98_940_000_000)]);
-    recording.limits =
-        vec![ShortestLaunchTime { time_ns: 125_000.0, by: "matmul bf16".to_owned() }];
+    recording.device.gpu_model_name = "NVIDIA H100 80GB HBM3".to_owned();
+    // The declared work takes 100 µs at the GPU's published peak.
+    recording.work = declared_flops(&[("matmul bf16", 98_940_000_000)]);
+    recording.limits = vec![ShortestLaunchTime {
+        shortest_launch_ns: 125_000.0,
+        deciding_ceiling: "matmul bf16".to_owned(),
+    }];
     recording.parts = vec![
-        part("computing_attention_scores", ("matmul bf16", 1_610_612_736)),
-        part("computing_softmax", ("vector bf16", 62_914_560)),
-        part("final_matmul", ("matmul bf16", 1_610_612_736)),
+        part_of_attention("computing_attention_scores", ("matmul bf16", 1_610_612_736)),
+        part_of_attention("computing_softmax", ("vector bf16", 62_914_560)),
+        part_of_attention("final_matmul", ("matmul bf16", 1_610_612_736)),
     ];
     recording.stages.clear();
     case.summary = Some(RecordedKernelsSummary::summarize_recorded_activity(&recording.trace));
@@ -530,21 +579,21 @@ fn profile_of_network_kernels(
 
 #[test]
 fn recorded_networks_end_with_the_questions_of_the_guide() {
-    const FORWARD: &[Node<'_>] = &[
+    const FORWARD_KERNELS: &[KernelWithRangesAndMicroseconds<'_>] = &[
         (&["forward"], "toy_gemm", 60),
         (&["forward", "attention", "computing_attention_scores"], "toy_gemm_batched", 15),
         (&["forward", "attention", "computing_softmax"], "toy_softmax", 40),
         (&["forward", "attention", "final_matmul"], "toy_gemm_batched", 5),
         (&["forward"], "toy_norm", 20),
     ];
-    const TRAINING: &[Node<'_>] =
+    const TRAINING_KERNELS: &[KernelWithRangesAndMicroseconds<'_>] =
         &[(&["backward"], "toy_gemm_backward", 150), (&["optimizer"], "toy_adamw", 30)];
-    const FUSED: &[Node<'_>] =
+    const FUSED_ATTENTION_KERNELS: &[KernelWithRangesAndMicroseconds<'_>] =
         &[(&["forward"], "toy_gemm", 60), (&["forward", "attention"], "toy_flash_attention", 10)];
-    let step = [FORWARD, TRAINING].concat();
+    let step = [FORWARD_KERNELS, TRAINING_KERNELS].concat();
     let package = package_with_profile_response(vec![
-        profile_of_network_kernels("forward", "cuda/per_op", FORWARD),
-        profile_of_network_kernels("forward", "cuda/fused", FUSED),
+        profile_of_network_kernels("forward", "cuda/per_op", FORWARD_KERNELS),
+        profile_of_network_kernels("forward", "cuda/fused", FUSED_ATTENTION_KERNELS),
         profile_of_network_kernels("train_step", "cuda/per_op", &step),
     ]);
     package.run_kernelgate("profile --dir benches --out out").assert_exit(0);

@@ -1,4 +1,4 @@
-//! `kernelgate report` on records that the tests write: its files, and its refusals.
+//! Tests of `kernelgate report` on records that the tests write: its files, and its refusals.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,7 +12,7 @@ use kernelgate::record::{
 };
 
 /// A case whose id would act as markup.
-const MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
+const CASE_ID_WITH_MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
 
 fn case_with_markup_in_id(
     problem: &str,
@@ -26,9 +26,10 @@ fn case_with_markup_in_id(
         time_ns * 0.99,
     ]);
     (case.implementation, case.cache_state) = (implementation.to_owned(), cache.to_owned());
-    case.limit = Some(ShortestLaunchTime { time_ns: 5e5, by: "memory".to_owned() });
+    case.limit =
+        Some(ShortestLaunchTime { shortest_launch_ns: 5e5, deciding_ceiling: "memory".to_owned() });
     case.verification.max_error = 1e-5;
-    case.work.flops.insert("matmul f32".to_owned(), 1000);
+    case.work.flops_by_unit_and_dtype.insert("matmul f32".to_owned(), 1000);
     (format!("w/f/{problem}/{implementation}/{cache}"), case)
 }
 
@@ -49,15 +50,17 @@ fn run_with_scaled_times(session: &str, scale: f64) -> BenchProcessRun {
             case_with_markup_in_id(&problem, "cuda/other", "hot", 3.0 * time),
         ]);
     }
-    run.cases
-        .insert(MARKUP.to_owned(), case_with_markup_in_id("n512_f32", "cuda/fast", "hot", 1e5).1);
+    run.cases.insert(
+        CASE_ID_WITH_MARKUP.to_owned(),
+        case_with_markup_in_id("n512_f32", "cuda/fast", "hot", 1e5).1,
+    );
     run.skipped.insert("w/f/n4096_f32/cuda/fast/hot".to_owned(), "too large <b>".to_owned());
     run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".into());
     run.limits = MeasuredDeviceLimits {
         flops_per_s: [("matmul f32".to_owned(), 1e9)].into(),
         ..MeasuredDeviceLimits::default()
     };
-    run.complete = true;
+    run.ended_normally = true;
     run
 }
 
@@ -116,7 +119,7 @@ fn a_page_its_charts_and_its_numbers_are_written() {
     assert_eq!(Path::new(printed.trim()), folder.join("index.html"));
 
     let page = read_text_file(&folder.join("index.html"));
-    // The text of others is escaped, and nothing is fetched.
+    // The HTML page escapes text from records, and loads nothing from elsewhere.
     assert!(!page.contains("<script>alert") && page.contains("&lt;script&gt;alert(1)"));
     assert!(page.contains("large &lt;b&gt;") && !page.contains("large <b>"));
     assert!(!page.contains("src=") && !page.contains("url(") && !page.contains("@import"));
@@ -176,7 +179,7 @@ fn a_page_its_charts_and_its_numbers_are_written() {
 #[test]
 fn a_baseline_is_drawn_and_gives_verdicts() {
     let records = FolderOfRunRecords::new();
-    let mut baseline = BaselineFile::empty_with_name("main");
+    let mut baseline = BaselineFile::empty_baseline_with_name("main");
     for session in 1..=4 {
         baseline
             .add_comparable_run(&run_with_scaled_times(
@@ -198,7 +201,7 @@ fn a_baseline_is_drawn_and_gives_verdicts() {
         assert!(page.contains(text), "{text}");
     }
     assert!(out.join("plots/w_f-n-f32-hot-of_limit.svg").is_file());
-    // Axes are read from ids, and cases of a problem belong together.
+    // The report reads a case's axes from its id, and draws the cases of one problem together.
     assert!(out.join("plots/w_f-n2048_f32-hot-ladder.svg").is_file());
 
     records.write_run_record("slow", &run_with_scaled_times("slow", 2.0));
@@ -264,15 +267,15 @@ fn peers_are_drawn_beside_ours() {
 }
 
 /// A run in which each case has a power state: steady, and at the cap for the fast case.
-fn run_with_power(session: &str, scale: f64) -> BenchProcessRun {
+fn run_with_power_states(session: &str, scale: f64) -> BenchProcessRun {
     let mut run = run_with_scaled_times(session, scale);
     for case in run.cases.values_mut() {
-        case.samples.clock_mhz = vec![1430.0, 1425.0, 1435.0];
+        case.samples.sm_clock_per_sample_mhz = vec![1430.0, 1425.0, 1435.0];
         let at_cap = case.implementation == "cuda/fast";
         case.samples.power = Some(CasePowerRecord {
-            state: PowerStateOfSamples::Steady,
-            reason: None,
-            at_cap,
+            state: PowerStateOfSamples::SteadyUnderLoad,
+            reason_not_applicable: None,
+            at_power_cap: at_cap,
             power_limit_mw: Some(700_000),
             ..CasePowerRecord::with_power_state_not_applicable("")
         });
@@ -283,8 +286,8 @@ fn run_with_power(session: &str, scale: f64) -> BenchProcessRun {
 #[test]
 fn results_are_one_markdown_page_for_each_family() {
     let records = FolderOfRunRecords::new();
-    records.write_run_record("1", &run_with_power("1", 1.0));
-    records.write_run_record("2", &run_with_power("2", 1.1));
+    records.write_run_record("1", &run_with_power_states("1", 1.0));
+    records.write_run_record("2", &run_with_power_states("2", 1.1));
     let device = RunEnvironment::environment_of_process_on_cpu().device_name;
     let peers = serde_json::json!({
         "device": device, "commit": "", "peers": {}, "rows": [{
@@ -306,7 +309,7 @@ fn results_are_one_markdown_page_for_each_family() {
     let printed = String::from_utf8(output.stdout).unwrap();
     assert_eq!(Path::new(printed.trim()), Path::new("results/w.md"));
     let page = read_text_file(&records.path_in_folder("results/w.md"));
-    // Facts of this machine are left aside, because they differ from those of another.
+    // Facts of the machine are removed from the page, because they differ from machine to machine.
     let shown = page.lines().filter(|line| !line.starts_with("- "));
     insta::assert_snapshot!("results.md", shown.collect::<Vec<_>>().join("\n"));
     assert!(page.contains(&format!("- device: {device}")), "{page}");
@@ -315,7 +318,7 @@ fn results_are_one_markdown_page_for_each_family() {
 #[test]
 fn marked_tables_of_a_page_are_filled_and_the_rest_stays() {
     let records = FolderOfRunRecords::new();
-    records.write_run_record("1", &run_with_power("1", 1.0));
+    records.write_run_record("1", &run_with_power_states("1", 1.0));
     let path = records.path_in_folder("results/fast.md");
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let page = |filter: &str, columns: &str, table: &str| {
@@ -364,9 +367,9 @@ fn times_over_commits_come_from_the_store() {
         let time = if number < 12 { 1e6 } else { 1.1e6 };
         let commit = Some(format!("{number:040x}"));
         let run = BenchProcessRun {
-            started: format!("2026-01-01T00:{number:02}:00.000Z"),
+            start_time: format!("2026-01-01T00:{number:02}:00.000Z"),
             cases: [case_with_markup_in_id("n512_f32", "cuda/fast", "hot", time)].into(),
-            complete: true,
+            ended_normally: true,
             ..BenchProcessRun::empty_run_starting_now(
                 "b",
                 &format!("s{number:02}"),
@@ -401,7 +404,8 @@ fn times_over_commits_come_from_the_store() {
     let change = json["histories"][0]["changes"][0]["change"].as_f64().unwrap();
     assert!((change - 0.1).abs() < 1e-3 && json["histories"][0]["changes"][0]["point"] == 12);
 
-    // Named runs are drawn alone, unless a store is named too.
+    // Runs that `--runs` names are drawn without a history, unless `--store` names a history store
+    // too.
     let one = "target/kernelgate/runs/s19/b.json";
     assert!(!drawn(&["--runs", one]).0.contains("id=\"history\""));
     assert!(!out.join("history.csv").exists());
@@ -461,7 +465,7 @@ fn a_file_that_is_not_a_record_is_refused_by_name() {
     other.environment.device_name = "NVIDIA H200".to_owned();
     records.write_run_record("2", &other);
     refuse(4, "--runs runs");
-    // In a folder, other files than records are named and skipped.
+    // The report names and skips files in the folder of runs that do not contain records.
     std::fs::remove_dir_all(records.path_in_folder("runs/2")).unwrap();
     std::fs::copy(
         records.path_in_folder("foreign.json"),

@@ -1,4 +1,4 @@
-//! `stats` and `diagnose` of the program, on traces that the tests write.
+//! Tests of `kernelgate stats` and `diagnose` on traces that the tests write.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,8 +10,9 @@ use crate::outputs::assert_text_snapshot;
 use crate::package::outcome::redact_varying_parts;
 use crate::package::{html_elements_with_words, lines_with_word};
 
-/// A warm-up and two steps, each with one kernel; and a copy from pageable memory.
-const TRACE: &str = r#"{"traceEvents": [
+/// A Chrome trace of a warm-up and two steps, each with one kernel, and of a copy from pageable
+/// memory.
+const CHROME_TRACE_OF_TWO_STEPS: &str = r#"{"traceEvents": [
   {"ph": "X", "cat": "user_annotation", "name": "warm-up", "pid": 5, "tid": 5, "ts": 0, "dur": 90},
   {"ph": "X", "cat": "user_annotation", "name": "step#1", "pid": 5, "tid": 5, "ts": 100, "dur": 90},
   {"ph": "X", "cat": "user_annotation", "name": "step#2", "pid": 5, "tid": 5, "ts": 200, "dur": 90},
@@ -36,7 +37,7 @@ const TRACE: &str = r#"{"traceEvents": [
 fn write_trace_file() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.json");
-    std::fs::write(&path, TRACE).unwrap();
+    std::fs::write(&path, CHROME_TRACE_OF_TWO_STEPS).unwrap();
     (folder, path)
 }
 
@@ -44,7 +45,7 @@ fn run_kernelgate(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kernelgate")).args(arguments).output().unwrap()
 }
 
-/// Output of the program when it succeeds.
+/// Standard output of a kernelgate call that must succeed.
 fn successful_output(arguments: &[&str]) -> String {
     let output = run_kernelgate(arguments);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -118,7 +119,8 @@ fn a_large_streamed_export_has_the_tables_of_a_small_export() {
     let tables = || successful_output(&["stats", path_as_text(&path), "--format", "csv"]);
     let small = tables();
     assert!(small.contains("step,PushPop,1,1,1,1,100,100.0,"), "{small}");
-    // The file is so long that it is summed while it is read; zeros follow the database.
+    // The database file is so long that its rows are aggregated while they are read; the appended
+    // zeros change nothing.
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(300 << 20).unwrap();
     assert_eq!(tables(), small);
@@ -140,7 +142,8 @@ fn a_table_that_cannot_be_read_is_reported_once() {
         )
         .unwrap();
     drop(database);
-    // Half of the table is zeros, and the file is so long that it is read once for each table.
+    // Half of the SQLite table is overwritten with zeros, and the file is so long that it is read
+    // once for each table.
     let length = std::fs::metadata(&path).unwrap().len();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(length / 2).unwrap();
@@ -238,7 +241,10 @@ fn findings_change_the_exit_code_only_where_that_is_asked_for() {
         assert_eq!(exit(&["diagnose", path_as_text(&path), "--fail-on", severity]), Some(code));
     }
     let busy = folder.path().join("busy.json");
-    let events = TRACE.split("\n  {\"ph\": \"X\", \"cat\": \"gpu_memcpy\"").next().unwrap();
+    let events = CHROME_TRACE_OF_TWO_STEPS
+        .split("\n  {\"ph\": \"X\", \"cat\": \"gpu_memcpy\"")
+        .next()
+        .unwrap();
     let one = events.replace("\"ts\": 120, \"dur\": 30", "\"ts\": 70, \"dur\": 150");
     std::fs::write(&busy, format!("{}]}}", one.trim_end().trim_end_matches(','))).unwrap();
     assert_eq!(exit(&["diagnose", path_as_text(&busy), "--fail-on", "severe"]), Some(0));
@@ -259,8 +265,11 @@ fn findings_change_the_exit_code_only_where_that_is_asked_for() {
 fn two_traces_are_compared_and_three_are_not() {
     let (folder, path) = write_trace_file();
     let slower = folder.path().join("slower.json");
-    std::fs::write(&slower, TRACE.replace(r#""ts": 240, "dur": 10"#, r#""ts": 240, "dur": 15"#))
-        .unwrap();
+    std::fs::write(
+        &slower,
+        CHROME_TRACE_OF_TWO_STEPS.replace(r#""ts": 240, "dur": 10"#, r#""ts": 240, "dur": 15"#),
+    )
+    .unwrap();
     let two = ["diagnose", path_as_text(&path), path_as_text(&slower)];
     let report = successful_output(&two);
     insta::assert_snapshot!(lines_with_word(&report, "memcpy"), @"+5.0 µs   100.0 %  copy longer: [CUDA memcpy Host-to-Device] (pageable to device)");
@@ -284,7 +293,7 @@ fn two_traces_are_compared_and_three_are_not() {
 #[test]
 fn traces_that_declare_different_ranks_are_joined() {
     let folder = tempfile::tempdir().unwrap();
-    // Rank 1 computes longer: rank 0 waits for it in every all-reduce.
+    // Rank 1 of the test traces computes longer, so rank 0 waits for it in every all-reduce.
     let rank = |number: u32, compute: u32| {
         let step = |step: u32| {
             let start = step * 1000;
@@ -404,8 +413,8 @@ fn files_that_cannot_be_read_are_named() {
 #[test]
 fn a_diagnosis_comes_as_a_page() {
     let (folder, path) = write_trace_file();
-    // Names in a trace are not trusted.
-    let hostile = TRACE.replace("softmax", "softmax<script>alert(1)</script>");
+    // Names in a trace file are not trusted, so the page must escape them.
+    let hostile = CHROME_TRACE_OF_TWO_STEPS.replace("softmax", "softmax<script>alert(1)</script>");
     let memory = r#",{"ph": "i", "name": "[memory]", "pid": 5, "tid": 5, "ts": 105,
         "args": {"Device Type": 1, "Device Id": 0, "Addr": 16, "Bytes": 3000000}},
        {"ph": "i", "name": "[memory]", "pid": 5, "tid": 5, "ts": 106,
@@ -420,7 +429,7 @@ fn a_diagnosis_comes_as_a_page() {
     let severe = page.matches("class=\"finding severe\"").count();
     assert_ne!(severe, 0, "severity has a colour: {page}");
     assert!(!page.contains("<script>alert"), "{page}");
-    // The page does not show the host's memory.
+    // The page shows GPU memory, and not the host's memory events of the trace.
     assert!(page.contains("3.00 MB") && !page.contains("700 B"), "{page}");
     for title in [">When the GPU worked<", "stream 7: kernels"] {
         assert!(page.contains(title), "{title}: {page}");
@@ -495,7 +504,7 @@ fn output_files_never_overwrite_the_input_trace() {
         assert_eq!(std::fs::read(&path).unwrap(), before);
     }
     assert!(link.is_symlink());
-    // Another file is replaced as usual.
+    // An existing output file that is not a link is replaced as usual.
     let other = folder.path().join("other.json");
     std::fs::write(&other, "old").unwrap();
     successful_output(&["export", path_as_text(&path), "--out", path_as_text(&other)]);

@@ -1,4 +1,4 @@
-//! The page of record formats, from the source of the types that serde writes.
+//! Generates the page of record formats from the source of the types that serde writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use syn::{Attribute, Fields, GenericArgument, Item, Meta, PathArguments, Type};
 
-/// Files that a user may keep or commit. Other files are exchanged between processes of one program
-/// version.
-const RECORDS: [&str; 7] = [
+/// Files that a user may keep or commit. Files of other types are only exchanged between processes
+/// of one program version.
+const RECORD_TYPES_OF_USER_FILES: [&str; 7] = [
     "BenchProcessRun",
     "BaselineFile",
     "ComparisonTrialsFile",
@@ -17,19 +17,19 @@ const RECORDS: [&str; 7] = [
     "MachineHardware",
     "KernelResourcesFile",
 ];
-const CRATES: [&str; 3] = ["kernelgate", "kernelgate-cuda", "kernelgate-cli"];
+const CRATES_WITH_RECORD_TYPES: [&str; 3] = ["kernelgate", "kernelgate-cuda", "kernelgate-cli"];
 
 /// The types of the workspace that serde writes, each with its file, and the records among them.
 #[derive(Default)]
 struct ParsedRustTypes {
-    items: BTreeMap<String, Vec<(PathBuf, Item)>>,
-    records: BTreeMap<String, String>,
+    types_by_name: BTreeMap<String, Vec<(PathBuf, Item)>>,
+    record_schemas_by_type: BTreeMap<String, String>,
 }
 
 impl ParsedRustTypes {
     fn parse_types_of_crates() -> Self {
         let mut types = Self::default();
-        for name in CRATES {
+        for name in CRATES_WITH_RECORD_TYPES {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
             types.parse_files_in_folder(&source);
         }
@@ -59,7 +59,7 @@ impl ParsedRustTypes {
                     .as_ref()
                     .is_some_and(|(_, name, _)| last_path_segment(name) == "RecordFileType");
                 if let (true, Type::Path(own)) = (of_record, &*it.self_ty) {
-                    self.records
+                    self.record_schemas_by_type
                         .insert(last_path_segment(&own.path), schema_and_version_of_record(it));
                 }
                 return;
@@ -69,7 +69,7 @@ impl ParsedRustTypes {
         if matches!(item, Item::Type(_))
             || tokens_of_attributes(attributes, "derive").contains("Serialize")
         {
-            self.items.entry(name.to_string()).or_default().push((file.to_owned(), item));
+            self.types_by_name.entry(name.to_string()).or_default().push((file.to_owned(), item));
         }
     }
 
@@ -78,7 +78,7 @@ impl ParsedRustTypes {
         let shared = |file: &Path| {
             file.components().zip(from.components()).take_while(|(a, b)| a == b).count()
         };
-        self.items.get(name)?.iter().max_by_key(|(file, _)| shared(file))
+        self.types_by_name.get(name)?.iter().max_by_key(|(file, _)| shared(file))
     }
 }
 
@@ -139,11 +139,12 @@ fn first_sentence_of_doc_comment(attributes: &[Attribute]) -> String {
     link.replace_all(first, "$1").replace('|', "\\|")
 }
 
-/// The page while it grows: types that are mentioned get their own section, in that order.
+/// The page of record formats while it is written: each mentioned type gets a section, in the order
+/// of the mentions.
 struct RecordReferencePage<'a> {
     types: &'a ParsedRustTypes,
-    seen: BTreeSet<String>,
-    queue: Vec<(String, PathBuf)>,
+    queued_type_names: BTreeSet<String>,
+    types_to_describe: Vec<(String, PathBuf)>,
 }
 
 impl RecordReferencePage<'_> {
@@ -196,8 +197,8 @@ impl RecordReferencePage<'_> {
         if let Some(wire) = value_of_serde_attribute(attributes, "into") {
             return self.describe_type_as_json(&syn::parse_str(&wire).unwrap(), at);
         }
-        if self.seen.insert(name.to_owned()) {
-            self.queue.push((name.to_owned(), at.clone()));
+        if self.queued_type_names.insert(name.to_owned()) {
+            self.types_to_describe.push((name.to_owned(), at.clone()));
         }
         format!("[{name}](#{})", name.to_lowercase())
     }
@@ -297,17 +298,21 @@ fn apply_serde_rename_all(name: &str, case: &str) -> String {
 #[test]
 fn the_page_of_records_has_every_field() {
     let types = ParsedRustTypes::parse_types_of_crates();
-    let mut page = RecordReferencePage { types: &types, seen: BTreeSet::new(), queue: Vec::new() };
+    let mut page = RecordReferencePage {
+        types: &types,
+        queued_type_names: BTreeSet::new(),
+        types_to_describe: Vec::new(),
+    };
     let mut text = "Files of kernelgate are JSON objects with `schema` and `schema_version` beside the fields.\n\
                     A baseline has a `checksum` too. An \"optional\" field is absent if it has no value.\n\n"
         .to_owned();
-    for name in RECORDS {
-        text.push_str(&types.records[name]);
-        page.seen.insert(name.to_owned());
+    for name in RECORD_TYPES_OF_USER_FILES {
+        text.push_str(&types.record_schemas_by_type[name]);
+        page.queued_type_names.insert(name.to_owned());
         page.append_table_of_type(&mut text, name, Path::new(""));
     }
-    while !page.queue.is_empty() {
-        for (name, file) in std::mem::take(&mut page.queue) {
+    while !page.types_to_describe.is_empty() {
+        for (name, file) in std::mem::take(&mut page.types_to_describe) {
             let _ = write!(text, "## {name}\n\n");
             page.append_table_of_type(&mut text, &name, &file);
         }

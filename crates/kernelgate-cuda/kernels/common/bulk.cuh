@@ -6,30 +6,30 @@
 
 // Initialises an mbarrier, whose phase completes when `count` threads have arrived and all
 // announced bytes have been copied.
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
 // Makes initialised mbarriers visible to the other blocks of the cluster and to asynchronous
 // copies; a cluster barrier must follow.
-__device__ __forceinline__ void barrier_init_fence() {
+__device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Arrives at the mbarrier and announces bytes that asynchronous copies will bring.
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
 // Arrives at the mbarrier, as one of the expected threads.
-__device__ __forceinline__ void barrier_arrive_one(u32 barrier) {
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Waits until the current phase of the mbarrier has completed: parity 0 for its first, third, …
 // phase, parity 1 for its second, fourth, … phase.
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -56,7 +56,8 @@ __device__ __forceinline__ void bulk_copy_to_shared(u32 to, const void* from, u3
 
 // Stores two floats asynchronously into the shared memory of another block of the cluster, whose
 // mbarrier counts the 8 bytes.
-__device__ __forceinline__ void send_f32x2(u32 cluster_to, float x, float y, u32 cluster_barrier) {
+__device__ __forceinline__ void st_async_f32x2(u32 cluster_to, float x, float y,
+                                               u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
           cluster_to),
@@ -64,23 +65,23 @@ __device__ __forceinline__ void send_f32x2(u32 cluster_to, float x, float y, u32
       : "memory");
 }
 
-// The functions send_b32, send_b64 and send_b128 store 4, 8 or 16 bytes asynchronously into the
-// shared memory of another block of the cluster, whose mbarrier counts the bytes.
-__device__ __forceinline__ void send_b32(u32 cluster_to, u32 x, u32 cluster_barrier) {
+// The functions st_async_b32, st_async_b64 and st_async_b128 store 4, 8 or 16 bytes asynchronously
+// into the shared memory of another block of the cluster, whose mbarrier counts the bytes.
+__device__ __forceinline__ void st_async_b32(u32 cluster_to, u32 x, u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(cluster_to),
       "r"(x), "r"(cluster_barrier)
       : "memory");
 }
-__device__ __forceinline__ void send_b64(u32 cluster_to, u32 x, u32 y, u32 cluster_barrier) {
+__device__ __forceinline__ void st_async_b64(u32 cluster_to, u32 x, u32 y, u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
           cluster_to),
       "r"(x), "r"(y), "r"(cluster_barrier)
       : "memory");
 }
-__device__ __forceinline__ void send_b128(u32 cluster_to, u32 x, u32 y, u32 z, u32 w,
-                                          u32 cluster_barrier) {
+__device__ __forceinline__ void st_async_b128(u32 cluster_to, u32 x, u32 y, u32 z, u32 w,
+                                              u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(cluster_to),
@@ -96,12 +97,12 @@ __device__ __forceinline__ void bulk_prefetch_to_l2(const void* from, u32 bytes)
 
 // Makes this thread's earlier stores to shared memory visible to asynchronous copies and to wgmma
 // (the asynchronous proxy).
-__device__ __forceinline__ void fence_async() {
+__device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // Makes device memory that this thread can see visible to the asynchronous copies that the thread
 // starts afterwards (fence of the asynchronous proxy).
-__device__ __forceinline__ void fence_async_global() {
+__device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

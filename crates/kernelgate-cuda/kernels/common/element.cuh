@@ -46,7 +46,7 @@ __device__ __forceinline__ float element_to_float(unsigned int word) {
 
 /// Rounds two fp32 values to the 16-bit element type (to nearest even) and packs them into a word,
 /// `low` in the low half.
-__device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
+__device__ __forceinline__ unsigned int pack_floats_to_element_pair(float low, float high) {
   unsigned int word = 0;
 #if defined(ELEMENT_F16)
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -58,16 +58,16 @@ __device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
 
 /// A word whose elements are all -inf: both 16-bit halves, or the single f32.
 #if defined(ELEMENT_F32)
-constexpr unsigned int kLowestWord = 0xff800000u;
+constexpr unsigned int kNegativeInfinityWord = 0xff800000u;
 #elif defined(ELEMENT_F16)
-constexpr unsigned int kLowestWord = 0xfc00fc00u;
+constexpr unsigned int kNegativeInfinityWord = 0xfc00fc00u;
 #else
-constexpr unsigned int kLowestWord = 0xff80ff80u;
+constexpr unsigned int kNegativeInfinityWord = 0xff80ff80u;
 #endif
 
 /// The larger of the elements of `a` and `b`, separately for each 16-bit half of the words; a NaN
 /// counts as smaller.
-__device__ __forceinline__ unsigned int larger_halves(unsigned int a, unsigned int b) {
+__device__ __forceinline__ unsigned int max_of_element_pairs(unsigned int a, unsigned int b) {
 #if defined(ELEMENT_F32)
   float value;
   asm("max.ftz.f32 %0, %1, %2;"
@@ -107,10 +107,11 @@ __device__ __forceinline__ ElementPacket<kCount> pack_floats_to_elements(
 #pragma unroll
     for (int i = 0; i < kCount; ++i) packet.word[i] = __float_as_uint(value[i]);
   } else if constexpr (kCount == 1) {
-    packet.word[0] = floats_to_pair(value[0], 0.0f);
+    packet.word[0] = pack_floats_to_element_pair(value[0], 0.0f);
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) packet.word[i / 2] = floats_to_pair(value[i], value[i + 1]);
+    for (int i = 0; i < kCount; i += 2)
+      packet.word[i / 2] = pack_floats_to_element_pair(value[i], value[i + 1]);
   }
   return packet;
 }
@@ -123,5 +124,5 @@ __device__ __forceinline__ float load_element_as_float(const Element* address) {
 
 __device__ __forceinline__ void store_element(Element* address, float value) {
   const float values[1] = {value};
-  store_packet_once<kElementBytes>(address, pack_floats_to_elements<1>(values));
+  store_packet_evict_first<kElementBytes>(address, pack_floats_to_elements<1>(values));
 }

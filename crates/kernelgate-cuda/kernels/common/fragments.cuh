@@ -4,22 +4,22 @@
 #pragma once
 #include "common/memory.cuh"
 
-// A lane's base address is swizzled(row, chunk) for the first 16x16 block; the tile begins at a
-// multiple of the row length. From a lane's base address, moving by 2n chunks along the row is `^
-// (n * 32)`, and moving by 16 rows is `+ 16 * row bytes`, because row % 8 stays the same.
+// A lane's base address is swizzled_chunk_offset(row, chunk) for the first 16x16 block; the tile
+// begins at a multiple of the row length. From a lane's base address, moving by 2n chunks along the
+// row is `^ (n * 32)`, and moving by 16 rows is `+ 16 * row bytes`, because row % 8 stays the same.
 
 // A lane's base address for ldmatrix on an operand stored as [rows][k], whose 16x16 blocks are A
 // fragments (with .trans: on an operand [k][columns], B fragments).
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_address_of_rows_by_k(u32 row, u32 lane) {
-  return swizzled<kRowBytes>(row + (lane & 15u), lane >> 4);
+__device__ __forceinline__ u32 ldmatrix_lane_address_rows_by_k(u32 row, u32 lane) {
+  return swizzled_chunk_offset<kRowBytes>(row + (lane & 15u), lane >> 4);
 }
 
 // A lane's base address for ldmatrix on an operand stored as [columns][k], whose 16x16 blocks are
 // two B fragments each (with .trans: on an operand [k][rows], A fragments).
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_address_of_columns_by_k(u32 row, u32 lane) {
-  return swizzled<kRowBytes>(row + (lane & 7u) + ((lane >> 4) << 3), (lane >> 3) & 1u);
+__device__ __forceinline__ u32 ldmatrix_lane_address_columns_by_k(u32 row, u32 lane) {
+  return swizzled_chunk_offset<kRowBytes>(row + (lane & 7u) + ((lane >> 4) << 3), (lane >> 3) & 1u);
 }
 
 template <int kM, int kN>

@@ -72,7 +72,8 @@ __device__ __forceinline__ unsigned int join_low_halves(unsigned int low, unsign
 }
 
 // Returns `base` with its lowest byte replaced by byte number `index` (0 to 3) of `word`.
-__device__ __forceinline__ unsigned int byte_over(unsigned int word, int index, unsigned int base) {
+__device__ __forceinline__ unsigned int replace_lowest_byte(unsigned int word, int index,
+                                                            unsigned int base) {
   unsigned int result;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(word), "r"(base), "r"(0x7650 + index));
   return result;

@@ -75,7 +75,7 @@ __device__ __forceinline__ uint4 load_shared_b128(u32 shared) {
 // Byte offset of 16-byte chunk `chunk` of row `row` in a swizzled tile with rows of kRowBytes: the
 // chunk number is XORed with row % 8, so that ldmatrix has no bank conflicts.
 template <int kRowBytes>
-__device__ __forceinline__ u32 swizzled(u32 row, u32 chunk) {
+__device__ __forceinline__ u32 swizzled_chunk_offset(u32 row, u32 chunk) {
   static_assert(kRowBytes % 128 == 0, "a swizzled row holds a multiple of eight 16-byte chunks");
   return row * kRowBytes + ((chunk ^ (row & 7u)) << 4);
 }
@@ -172,17 +172,17 @@ __device__ __forceinline__ void reduce_add_f32x4(float* global, float a, float b
 #endif
 }
 
-// Named barrier `id` (1-15) among `threads` threads of the block: barrier_arrive does not wait,
-// barrier_sync waits for all.
-__device__ __forceinline__ void barrier_arrive(u32 id, u32 threads) {
+// Named barrier `id` (1-15) among `threads` threads of the block: named_barrier_arrive does not
+// wait, named_barrier_sync waits for all.
+__device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void barrier_sync(u32 id, u32 threads) {
+__device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Waits at named barrier `id` as barrier_sync does, and returns whether `x` is true for any of the
-// threads.
-__device__ __forceinline__ bool barrier_any(u32 id, u32 threads, bool x) {
+// Waits at named barrier `id` as named_barrier_sync does, and returns whether `x` is true for any
+// of the threads.
+__device__ __forceinline__ bool named_barrier_any(u32 id, u32 threads, bool x) {
   u32 any;
   asm volatile(
       "{\n.reg .pred x, any;\nsetp.ne.u32 x, %3, 0;\nbar.red.or.pred any, %1, %2, x;\n"

@@ -81,7 +81,8 @@ __device__ __forceinline__ Packet<kBytes> load_coherent_packet(const void* addre
 /// Stores one packet to device memory that this kernel does not read again (evict-first cache
 /// policy). The store address must be a multiple of kBytes.
 template <int kBytes>
-__device__ __forceinline__ void store_packet_once(void* address, const Packet<kBytes>& packet) {
+__device__ __forceinline__ void store_packet_evict_first(void* address,
+                                                         const Packet<kBytes>& packet) {
   if constexpr (kBytes == 16) {
     asm volatile(STREAM_STORE ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(packet.word[0]),
                  "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])

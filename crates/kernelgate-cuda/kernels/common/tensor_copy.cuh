@@ -39,23 +39,23 @@ __device__ __forceinline__ void tma_store_box(const TensorMap& map, const TmaBox
 }
 
 // Commits this thread's earlier TMA stores as a group that can be waited for.
-__device__ __forceinline__ void store_box_commit() {
+__device__ __forceinline__ void tma_store_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 // Waits until all groups of this thread's TMA stores have read their shared memory, which may then
 // be overwritten.
-__device__ __forceinline__ void store_box_wait_read() {
+__device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// registers_down and registers_up change the number of registers of each thread of the calling
-// warpgroup to kRegisters.
+// setmaxnreg_decrease and setmaxnreg_increase change the number of registers of each thread of the
+// calling warpgroup to kRegisters.
 template <int kRegisters>
-__device__ __forceinline__ void registers_down() {
+__device__ __forceinline__ void setmaxnreg_decrease() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void registers_up() {
+__device__ __forceinline__ void setmaxnreg_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }

@@ -22,7 +22,7 @@ template <typename T>
 __device__ __forceinline__ T max_of(T a, T b) {
   return a > b ? a : b;
 }
-// One of two types.
+// A type alias for one of two types, chosen by a compile-time condition.
 template <bool kFirst, typename First, typename Second>
 struct ChooseType {
   using Type = First;

@@ -11,17 +11,17 @@
 // invalid.
 #include "common/device_clock.cuh"
 
-constexpr unsigned int kReleased = 1;
-constexpr unsigned int kTimedOut = 2;
+constexpr unsigned int kBlockerReleased = 1;
+constexpr unsigned int kBlockerTimedOut = 2;
 
 extern "C" __global__ void measure_blocker(const unsigned int* flag, unsigned int ticket,
                                            unsigned long long timeout_ns, unsigned int* outcome) {
   const unsigned long long start_ns = global_timer_ns();
   while (load_word_written_by_host(flag) != ticket) {
     if (global_timer_ns() - start_ns > timeout_ns) {
-      store_to_host(outcome, kTimedOut);
+      store_to_host(outcome, kBlockerTimedOut);
       return;
     }
   }
-  store_to_host(outcome, kReleased);
+  store_to_host(outcome, kBlockerReleased);
 }

@@ -23,7 +23,7 @@ extern "C" __global__ void measure_copy_bandwidth(void* __restrict__ target,
 #pragma unroll
   for (int i = 0; i < PACKETS; ++i) {
     const long long packet_index = first_packet + static_cast<long long>(i) * blockDim.x;
-    if (packet_index < packets) store_packet_once<16>(static_cast<char*>(target) +
-        packet_index * 16, packet[i]);
+    if (packet_index < packets)
+      store_packet_evict_first<16>(static_cast<char*>(target) + packet_index * 16, packet[i]);
   }
 }

@@ -19,7 +19,7 @@ extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {
 #pragma unroll
     for (int word = 0; word < Packet<16>::kWords; ++word) discarded_sum += packet.word[word];
   }
-  // The condition of the store is never true. The compiler does not know that the condition is
-  // false, so it keeps the loads.
+  // The condition of the store to the buffer is never true. The compiler does not know that the
+  // condition is false, so it keeps the loads.
   if (packets < 0) *reinterpret_cast<unsigned int*>(bytes) = discarded_sum;
 }

@@ -60,8 +60,9 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   __syncthreads();
 
   const u32 tiles_address = static_cast<u32>(__cvta_generic_to_shared(tiles));
-  const u64 b_descriptor = operand(tiles_address);
-  const u64 a_descriptor = operand(tiles_address + 256 * 128 + threadIdx.x / 128 * 64 * 128);
+  const u64 b_descriptor = wgmma_operand_descriptor(tiles_address);
+  const u64 a_descriptor =
+      wgmma_operand_descriptor(tiles_address + 256 * 128 + threadIdx.x / 128 * 64 * 128);
   float d[128];
 #pragma unroll
   for (int i = 0; i < 128; ++i) d[i] = 0.0f;
@@ -69,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kInstructions; ++i) {
-      multiply(d, operand_after(a_descriptor, i * kStepBytes),
-               operand_after(b_descriptor, i * kStepBytes), i > 0 || round % 8 != 0);
+      multiply(d, advance_operand_descriptor(a_descriptor, i * kStepBytes),
+               advance_operand_descriptor(b_descriptor, i * kStepBytes), i > 0 || round % 8 != 0);
     }
     wgmma_commit();
     wgmma_wait<1>();

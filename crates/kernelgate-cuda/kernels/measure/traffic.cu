@@ -33,8 +33,9 @@ __device__ __forceinline__ unsigned int xor_of_packet_words(const Packet<16>& pa
 }
 
 // Writes share number `number` of the target buffer; a share has `share` packets.
-__device__ __forceinline__ void write_share(void* target, unsigned int packets, unsigned int share,
-                                            unsigned int number, unsigned int seed) {
+__device__ __forceinline__ void write_buffer_share(void* target, unsigned int packets,
+                                                   unsigned int share, unsigned int number,
+                                                   unsigned int seed) {
   const unsigned int first_in_share = number * share;
   const unsigned int end_of_share = min(first_in_share + share, packets);
 #pragma unroll 4
@@ -44,15 +45,15 @@ __device__ __forceinline__ void write_share(void* target, unsigned int packets, 
     Packet<16> packet;
 #pragma unroll
     for (int word = 0; word < 4; ++word) packet.word[word] = word_value + word;
-    store_packet_once<16>(static_cast<Packet<16>*>(target) + packet_index, packet);
+    store_packet_evict_first<16>(static_cast<Packet<16>*>(target) + packet_index, packet);
   }
 }
 
 // Reads share number `number` of the source buffer, or with PLANES that share of each plane.
 // Returns the xor of the words that the thread read.
-__device__ __forceinline__ unsigned int read_share(const void* source, unsigned int packets,
-                                                   unsigned int plane, unsigned int share,
-                                                   unsigned int number) {
+__device__ __forceinline__ unsigned int read_buffer_share(const void* source, unsigned int packets,
+                                                          unsigned int plane, unsigned int share,
+                                                          unsigned int number) {
 #ifdef PLANES
   const unsigned int first_in_share = number * share;
   const unsigned int end_of_share = min(first_in_share + share, plane), end_of_reads = packets;
@@ -95,17 +96,17 @@ extern "C" __global__ void measure_traffic(const void* __restrict__ source,
   const unsigned int block_index = blockIdx.x;
 #ifdef READERS_FIRST
   if (block_index >= readers) {
-    write_share(target, written_packets, share_written, block_index - readers, seed);
+    write_buffer_share(target, written_packets, share_written, block_index - readers, seed);
     return;
   }
 #endif
 #ifdef WRITES_FIRST
-  write_share(target, written_packets, share_written, block_index, seed);
+  write_buffer_share(target, written_packets, share_written, block_index, seed);
 #endif
-  const unsigned int xor_of_words = seed ^ read_share(source, read_packets, plane, share_read,
-      block_index);
+  const unsigned int xor_of_words =
+      seed ^ read_buffer_share(source, read_packets, plane, share_read, block_index);
   if (xor_of_words == improbable) *guard = xor_of_words;
 #if !defined(READERS_FIRST) && !defined(WRITES_FIRST)
-  write_share(target, written_packets, share_written, block_index, xor_of_words);
+  write_buffer_share(target, written_packets, share_written, block_index, xor_of_words);
 #endif
 }

@@ -36,9 +36,9 @@ pub fn compile_and_replace_cached(
 ) -> Result<Vec<u8>, KernelCompileError> {
     let compiled = nvrtc::compile_to_cubin_or_ptx(build, arch)?;
     if let Some(path) = path_of_cached_cubin(build, arch)? {
-        store_cubin_in_cache(&path, &compiled.cubin);
+        store_cubin_in_cache(&path, &compiled.cubin_or_ptx);
     }
-    Ok(compiled.cubin)
+    Ok(compiled.cubin_or_ptx)
 }
 
 /// Path of the cache file for a kernel build; `None` if there is no usable cache folder.
@@ -66,8 +66,14 @@ pub fn hash_of_compilation_inputs(
 
 fn compilation_cache_key(build: &KernelBuild, arch: &str, compiler: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let KernelBuild { source, defines, constants, .. } = build;
-    (source.file, build.source_text_with_padding(), build.included_headers()).hash(&mut hasher);
+    let KernelBuild {
+        source,
+        macros_in_build_name: defines,
+        macros_outside_build_name: constants,
+        ..
+    } = build;
+    (source.kernel_file_name, build.source_text_with_padding(), build.included_headers())
+        .hash(&mut hasher);
     (defines, constants, build.nvrtc_options(arch), compiler).hash(&mut hasher);
     hasher.finish()
 }
@@ -145,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_cache_key_depends_on_everything_that_affects_the_machine_code() {
-        let build = |define: &str| Source::new("a", "text").build(&[define]);
+        let build = |define: &str| Source::new("a", "text").with_macros(&[define]);
         let base = compilation_cache_key(&build("A"), "sm_90a", "13.0");
         assert_eq!(base, compilation_cache_key(&build("A"), "sm_90a", "13.0"));
         assert_ne!(base, compilation_cache_key(&build("B"), "sm_90a", "13.0"));
@@ -153,14 +159,15 @@ mod tests {
         assert_ne!(base, compilation_cache_key(&build("A"), "sm_90a", "13.1"));
         assert_ne!(
             base,
-            compilation_cache_key(&Source::new("b", "text").build(&["A"]), "sm_90a", "13.0")
+            compilation_cache_key(&Source::new("b", "text").with_macros(&["A"]), "sm_90a", "13.0")
         );
         assert_ne!(
             base,
-            compilation_cache_key(&Source::new("a", "other").build(&["A"]), "sm_90a", "13.0")
+            compilation_cache_key(&Source::new("a", "other").with_macros(&["A"]), "sm_90a", "13.0")
         );
-        // Constants influence the machine code but are not part of the build's name.
-        let with_constant = KernelBuild { constants: vec![("TILE", 8)], ..build("A") };
+        // The constants of a kernel build change its machine code, but are not part of its name.
+        let with_constant =
+            KernelBuild { macros_outside_build_name: vec![("TILE", 8)], ..build("A") };
         assert_ne!(base, compilation_cache_key(&with_constant, "sm_90a", "13.0"));
     }
 
@@ -168,7 +175,7 @@ mod tests {
     fn a_cache_key_depends_only_on_included_headers() {
         let hash = |headers| {
             let source = Source::new("k", "#include \"a.cuh\"").with_headers(headers);
-            compilation_cache_key(&source.build(&[]), "sm_90a", "13.0")
+            compilation_cache_key(&source.with_macros(&[]), "sm_90a", "13.0")
         };
         let base = hash(&[("a.cuh", "#include \"b.cuh\""), ("b.cuh", "1"), ("c.cuh", "1")]);
         let other = hash(&[("a.cuh", "#include \"b.cuh\""), ("b.cuh", "1"), ("c.cuh", "2")]);

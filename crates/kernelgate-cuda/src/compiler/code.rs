@@ -14,11 +14,12 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::cubin::{self, CompiledKernelResources, CubinReadError};
 
-/// A kernel's machine code.
+/// Identity of a kernel's machine code (hash), and facts that were read from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineCodeOfKernel {
     /// Hexadecimal hash of the kernel's machine code, or of its PTX if it was compiled to PTX.
-    pub hash: String,
+    #[serde(rename = "hash")]
+    pub machine_code_hash: String,
     /// Facts read from the machine code (registers, stack), without those that only the assembler
     /// reports (spills, static shared memory); `None` for PTX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,15 +32,17 @@ pub fn machine_code_of_kernel_in_image(image: &[u8], symbol: &str) -> Option<Mac
     if image.starts_with(b"\x7fELF") {
         let hash = machine_code_hashes_of_cubin(image).ok()?.remove(symbol)?;
         let facts = cubin::resources_of_kernels_in_cubin(image, "").ok()?.remove(symbol)?;
-        return Some(MachineCodeOfKernel { hash, facts: Some(facts) });
+        return Some(MachineCodeOfKernel { machine_code_hash: hash, facts: Some(facts) });
     }
     let text = String::from_utf8_lossy(image);
     let mut hasher = Xxh3Default::new();
     // Comments of the PTX are ignored, because they contain the build number of the compiler.
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.for_each(|line| hash_length_and_bytes(&mut hasher, line.as_bytes()));
-    text.contains(symbol)
-        .then(|| MachineCodeOfKernel { hash: hash_as_hexadecimal(&hasher), facts: None })
+    text.contains(symbol).then(|| MachineCodeOfKernel {
+        machine_code_hash: hash_as_hexadecimal(&hasher),
+        facts: None,
+    })
 }
 
 /// The hash of the machine code of every kernel in a cubin, by symbol.
@@ -49,7 +52,7 @@ pub fn machine_code_of_kernel_in_image(image: &[u8], symbol: &str) -> Option<Mac
 pub fn machine_code_hashes_of_cubin(
     cubin: &[u8],
 ) -> Result<BTreeMap<String, String>, CubinReadError> {
-    let failed = |error: object::Error| CubinReadError::Elf(error.to_string());
+    let failed = |error: object::Error| CubinReadError::InvalidElf(error.to_string());
     let elf = object::File::parse(cubin).map_err(failed)?;
     let mut sections = Vec::new();
     for section in elf.sections() {
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
     use crate::compiler::nvrtc::{self, KernelCompileError};
 
-    const TEST_KERNELS_SOURCE: &str = r#"
+    const TWO_TEST_KERNELS_SOURCE: &str = r#"
         __constant__ float table[4] = {1, 2, 3, 4};
         __device__ __noinline__ float helper(float x) { return x * table[(int)x & 3]; }
         extern "C" __global__ void reads(float* x) { x[threadIdx.x] = helper(x[threadIdx.x]); }
@@ -126,9 +129,9 @@ mod tests {
         match nvrtc::compile_source_text_with_nvrtc(name, text, &[], &options, "sm_90a") {
             Ok(compiled) => Some(
                 ["reads", "other"]
-                    .map(|it| machine_code_of_kernel_in_image(&compiled.cubin, it).unwrap()),
+                    .map(|it| machine_code_of_kernel_in_image(&compiled.cubin_or_ptx, it).unwrap()),
             ),
-            Err(KernelCompileError::Missing) => {
+            Err(KernelCompileError::NvrtcNotFound) => {
                 println!("skipped: NVRTC is missing");
                 None
             }
@@ -138,27 +141,30 @@ mod tests {
 
     #[test]
     fn the_machine_code_hash_covers_only_what_the_gpu_executes() {
-        let Some([reads, other]) = compile_two_test_kernels(TEST_KERNELS_SOURCE, "a") else {
+        let Some([reads, other]) = compile_two_test_kernels(TWO_TEST_KERNELS_SOURCE, "a") else {
             return;
         };
         let facts = reads.facts.as_ref().unwrap();
-        assert!(facts.registers > 0 && facts.instructions > 0, "{facts:?}");
-        let commented =
-            compile_two_test_kernels(&format!("// a comment\n\n{TEST_KERNELS_SOURCE}"), "renamed")
-                .unwrap();
+        assert!(facts.registers_per_thread > 0 && facts.instruction_count > 0, "{facts:?}");
+        let commented = compile_two_test_kernels(
+            &format!("// a comment\n\n{TWO_TEST_KERNELS_SOURCE}"),
+            "renamed",
+        )
+        .unwrap();
         assert_eq!(commented, [reads.clone(), other.clone()]);
         let [changed, same] = compile_two_test_kernels(
-            &TEST_KERNELS_SOURCE.replace("x * table", "3 * x * table"),
+            &TWO_TEST_KERNELS_SOURCE.replace("x * table", "3 * x * table"),
             "a",
         )
         .unwrap();
-        assert_ne!(changed.hash, reads.hash, "a function that it calls");
+        assert_ne!(changed.machine_code_hash, reads.machine_code_hash, "a function that it calls");
         assert_eq!(same, other);
         // A cubin does not state which kernel reads a constant of the module, so all kernels of the
         // module count as changed.
         let [changed, _] =
-            compile_two_test_kernels(&TEST_KERNELS_SOURCE.replace("{1, 2", "{1, 7"), "a").unwrap();
-        assert_ne!(changed.hash, reads.hash, "a constant that it reads");
+            compile_two_test_kernels(&TWO_TEST_KERNELS_SOURCE.replace("{1, 2", "{1, 7"), "a")
+                .unwrap();
+        assert_ne!(changed.machine_code_hash, reads.machine_code_hash, "a constant that it reads");
         assert_eq!(changed.facts, reads.facts);
     }
 
@@ -167,7 +173,10 @@ mod tests {
         let code = |text: &str| machine_code_of_kernel_in_image(text.as_bytes(), "reads");
         let ptx = code("// Compiler Build ID: 1\n.entry reads { ret; }\n").unwrap();
         assert_eq!(code("// Compiler Build ID: 2\n.entry reads { ret; }\n"), Some(ptx.clone()));
-        assert_ne!(code(".entry reads { bar.sync 0; ret; }\n").unwrap().hash, ptx.hash);
+        assert_ne!(
+            code(".entry reads { bar.sync 0; ret; }\n").unwrap().machine_code_hash,
+            ptx.machine_code_hash
+        );
         assert_eq!(code(".entry other { ret; }"), None);
         assert_eq!(machine_code_of_kernel_in_image(b"\x7fELF and no more", "reads"), None);
     }

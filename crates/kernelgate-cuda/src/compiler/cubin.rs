@@ -11,25 +11,31 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompiledKernelResources {
     /// Registers a thread.
-    pub registers: u32,
+    #[serde(rename = "registers")]
+    pub registers_per_thread: u32,
     /// Bytes of local memory that a thread uses as its stack.
-    pub stack_bytes: u32,
+    #[serde(rename = "stack_bytes")]
+    pub stack_bytes_per_thread: u32,
     /// Bytes that a thread writes to local memory because registers do not suffice.
     pub spill_store_bytes: u32,
     /// Bytes that a thread reads back from local memory because registers did not suffice.
     pub spill_load_bytes: u32,
     /// Bytes of static shared memory of a thread block.
-    pub shared_bytes: u32,
+    #[serde(rename = "shared_bytes")]
+    pub static_shared_bytes: u32,
     /// Instructions, padding not counted.
-    pub instructions: u32,
+    #[serde(rename = "instructions")]
+    pub instruction_count: u32,
     /// Number of instructions of each class, such as "fp32" or "load_global"; classes without
     /// instructions are absent.
-    pub mix: BTreeMap<String, u32>,
+    #[serde(rename = "mix")]
+    pub instruction_count_by_class: BTreeMap<String, u32>,
     /// The performance loss that the assembler reports with its reason, such as serialised tensor
     /// instructions (`wgmma`); `None` if it reports none. With serialised tensor instructions, the
     /// kernel's results are correct but the kernel is several times slower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub performance_loss: Option<String>,
+    #[serde(rename = "performance_loss")]
+    pub performance_loss_warning: Option<String>,
 }
 
 /// The reason why the facts of a cubin's kernels cannot be read.
@@ -37,14 +43,14 @@ pub struct CompiledKernelResources {
 pub enum CubinReadError {
     /// The bytes are not an ELF file that can be parsed.
     #[error("unreadable cubin: {0}")]
-    Elf(String),
+    InvalidElf(String),
     /// The cubin lacks the machine code or the register count of a kernel that it lists.
-    #[error("cubin holds no {what} of kernel {kernel}")]
-    Missing {
+    #[error("cubin holds no {missing_part} of kernel {kernel_symbol}")]
+    MissingPartOfKernel {
         /// The part that the cubin lacks: "code" or "register count".
-        what: &'static str,
+        missing_part: &'static str,
         /// Symbol of the kernel.
-        kernel: String,
+        kernel_symbol: String,
     },
 }
 
@@ -52,7 +58,7 @@ pub enum CubinReadError {
 /// a function, by symbol index.
 const NV_INFO_REGISTER_COUNT_ATTRIBUTE: u8 = 0x2f;
 const NV_INFO_FRAME_SIZE_ATTRIBUTE: u8 = 0x11;
-/// Format byte of those attributes in `.nv.info` whose payload has a stated size.
+/// Format byte of the attributes in a cubin's section `.nv.info` whose payload has a stated size.
 const NV_INFO_SIZED_ATTRIBUTE_FORMAT: u8 = 0x04;
 /// Size in bytes of a machine instruction on GPUs since Volta.
 const MACHINE_INSTRUCTION_BYTES: usize = 16;
@@ -66,7 +72,8 @@ pub fn resources_of_kernels_in_cubin(
     cubin: &[u8],
     log: &str,
 ) -> Result<BTreeMap<String, CompiledKernelResources>, CubinReadError> {
-    let elf = object::File::parse(cubin).map_err(|error| CubinReadError::Elf(error.to_string()))?;
+    let elf = object::File::parse(cubin)
+        .map_err(|error| CubinReadError::InvalidElf(error.to_string()))?;
     let names: BTreeMap<u32, String> = elf
         .symbols()
         .filter_map(|symbol| Some((symbol.index().0 as u32, symbol.name().ok()?.to_owned())))
@@ -90,25 +97,30 @@ pub fn resources_of_kernels_in_cubin(
         else {
             continue;
         };
-        let missing = |what| CubinReadError::Missing { what, kernel: kernel.clone() };
+        let missing = |what| CubinReadError::MissingPartOfKernel {
+            missing_part: what,
+            kernel_symbol: kernel.clone(),
+        };
         let code = section.data().map_err(|_| missing("code"))?;
         let mix = count_machine_instructions_by_class(code);
         facts.insert(
             kernel.clone(),
             CompiledKernelResources {
-                registers: *registers.get(&kernel).ok_or_else(|| missing("register count"))?,
-                stack_bytes: frames.get(&kernel).copied().unwrap_or(0),
+                registers_per_thread: *registers
+                    .get(&kernel)
+                    .ok_or_else(|| missing("register count"))?,
+                stack_bytes_per_thread: frames.get(&kernel).copied().unwrap_or(0),
                 spill_store_bytes: bytes_in_assembler_log(log, &kernel, " bytes spill stores"),
                 spill_load_bytes: bytes_in_assembler_log(log, &kernel, " bytes spill loads"),
-                shared_bytes: bytes_in_assembler_log(log, &kernel, " bytes smem"),
-                instructions: mix.values().sum(),
-                mix,
-                performance_loss: performance_loss_in_assembler_log(log, &kernel),
+                static_shared_bytes: bytes_in_assembler_log(log, &kernel, " bytes smem"),
+                instruction_count: mix.values().sum(),
+                instruction_count_by_class: mix,
+                performance_loss_warning: performance_loss_in_assembler_log(log, &kernel),
             },
         );
     }
     if facts.is_empty() {
-        Err(CubinReadError::Elf("no kernel in it".to_owned()))
+        Err(CubinReadError::InvalidElf("no kernel in it".to_owned()))
     } else {
         Ok(facts)
     }
@@ -257,12 +269,15 @@ mod tests {
             let options: Vec<String> =
                 options.iter().chain(defined).map(|&option| option.to_owned()).collect();
             match nvrtc::compile_source_text_with_nvrtc("serial", source, &[], &options, "sm_90a") {
-                Err(nvrtc::KernelCompileError::Missing) => None,
+                Err(nvrtc::KernelCompileError::NvrtcNotFound) => None,
                 compiled => {
                     let compiled = compiled.unwrap();
-                    let facts =
-                        resources_of_kernels_in_cubin(&compiled.cubin, &compiled.log).unwrap();
-                    Some(facts["serial"].performance_loss.clone())
+                    let facts = resources_of_kernels_in_cubin(
+                        &compiled.cubin_or_ptx,
+                        &compiled.compiler_log,
+                    )
+                    .unwrap();
+                    Some(facts["serial"].performance_loss_warning.clone())
                 }
             }
         };
@@ -299,8 +314,11 @@ mod tests {
     fn a_broken_cubin_is_an_error() {
         assert!(matches!(
             resources_of_kernels_in_cubin(b"not an elf file", ""),
-            Err(CubinReadError::Elf(_))
+            Err(CubinReadError::InvalidElf(_))
         ));
-        assert!(matches!(resources_of_kernels_in_cubin(&[], ""), Err(CubinReadError::Elf(_))));
+        assert!(matches!(
+            resources_of_kernels_in_cubin(&[], ""),
+            Err(CubinReadError::InvalidElf(_))
+        ));
     }
 }

@@ -13,34 +13,34 @@ use crate::library::{self, NvidiaLibrary};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelCompileError {
     /// NVRTC was not found.
-    #[error("{} is missing: {}", NvidiaLibrary::Nvrtc.name_in_messages(), NvidiaLibrary::Nvrtc.advice_to_install_library())]
-    Missing,
+    #[error("{} is missing: {}", NvidiaLibrary::Nvrtc.library_name_in_messages(), NvidiaLibrary::Nvrtc.advice_to_install_library())]
+    NvrtcNotFound,
     /// The source has errors, or NVRTC does not know the architecture.
-    #[error("kernel {kernel} does not compile for {arch}:\n{log}")]
-    Source {
+    #[error("kernel {kernel} does not compile for {target_architecture}:\n{nvrtc_log}")]
+    InvalidSourceOrArchitecture {
         /// Name of the kernel build: file and macros.
         kernel: String,
         /// Architecture for which the kernel was compiled, such as "sm_90a".
-        arch: String,
+        target_architecture: String,
         /// Messages of NVRTC, with source lines.
-        log: String,
+        nvrtc_log: String,
     },
     /// The executable does not embed the text of the kernel file.
     #[error(
-        "the text of kernel {kernel} is not embedded: `{kernel}.cu` is missing in the files of the \
+        "the text of kernel {kernel_file} is not embedded: `{kernel_file}.cu` is missing in the files of the \
          bench (`Harness::kernel_files`)"
     )]
-    NoText {
+    SourceTextNotEmbedded {
         /// File, without `.cu`.
-        kernel: &'static str,
+        kernel_file: &'static str,
     },
     /// NVRTC itself failed.
-    #[error("NVRTC failed on kernel {kernel}: {code}")]
-    Compiler {
+    #[error("NVRTC failed on kernel {kernel_build_name}: {nvrtc_result_code}")]
+    NvrtcFailed {
         /// Name of the kernel build: file and macros.
-        kernel: String,
+        kernel_build_name: String,
         /// Name of NVRTC's result code for the failure.
-        code: String,
+        nvrtc_result_code: String,
     },
 }
 
@@ -49,9 +49,9 @@ pub enum KernelCompileError {
 pub struct CubinWithCompilerLog {
     /// The cubin (ELF image) for a real architecture, or PTX with a zero byte at its end for a
     /// virtual architecture.
-    pub cubin: Vec<u8>,
+    pub cubin_or_ptx: Vec<u8>,
     /// Warnings of NVRTC, and the report of the assembler ptxas.
-    pub log: String,
+    pub compiler_log: String,
 }
 
 /// Version of the found NVRTC library as (major, minor).
@@ -59,7 +59,8 @@ pub struct CubinWithCompilerLog {
 /// # Errors
 /// Fails if the NVRTC library is missing.
 pub fn found_nvrtc_version() -> Result<(i32, i32), KernelCompileError> {
-    let version = library::choose_nvrtc_library().ok_or(KernelCompileError::Missing)?.version;
+    let version =
+        library::choose_nvrtc_library().ok_or(KernelCompileError::NvrtcNotFound)?.nvrtc_version;
     Ok((version.major as i32, version.minor as i32))
 }
 
@@ -72,12 +73,12 @@ pub fn nvrtc_supports_architecture(arch: &str) -> Result<bool, KernelCompileErro
     let api = nvrtc_functions()?;
     let mut count = 0;
     // SAFETY: NVRTC gets a pointer to a local variable, which is valid during the call.
-    if unsafe { (api.count_archs)(&raw mut count) } != NVRTC_SUCCESS {
+    if unsafe { (api.get_num_supported_archs)(&raw mut count) } != NVRTC_SUCCESS {
         return Ok(true);
     }
     let mut known = vec![0; count.max(0) as usize];
     // SAFETY: the vector has room for all architectures that NVRTC reports.
-    if unsafe { (api.archs)(known.as_mut_ptr()) } != NVRTC_SUCCESS {
+    if unsafe { (api.get_supported_archs)(known.as_mut_ptr()) } != NVRTC_SUCCESS {
         return Ok(true);
     }
     Ok(compute_capability_number(arch).is_none_or(|number| known.contains(&(number as c_int))))
@@ -85,16 +86,16 @@ pub fn nvrtc_supports_architecture(arch: &str) -> Result<bool, KernelCompileErro
 
 /// Identity of the NVRTC library: its version and, if known, size and modification time of its
 /// file. Two NVRTC libraries with the same version number may generate different code. The identity
-/// is determined once per process.
+/// of the NVRTC library is determined once per process.
 ///
 /// # Errors
 /// Fails if NVRTC is missing.
 pub fn nvrtc_version_and_file() -> Result<&'static str, KernelCompileError> {
-    static NVRTC_IDENTITY: OnceLock<String> = OnceLock::new();
+    static NVRTC_VERSION_AND_FILE: OnceLock<String> = OnceLock::new();
     let (major, minor) = found_nvrtc_version()?;
-    Ok(NVRTC_IDENTITY.get_or_init(|| {
+    Ok(NVRTC_VERSION_AND_FILE.get_or_init(|| {
         let loaded = library::open_library_once(NvidiaLibrary::Nvrtc);
-        let file = loaded.and_then(|loaded| std::fs::metadata(&loaded.file).ok());
+        let file = loaded.and_then(|loaded| std::fs::metadata(&loaded.path_or_library_name).ok());
         let modified = |file: &std::fs::Metadata| {
             let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
             Some(since.as_secs())
@@ -116,10 +117,12 @@ pub fn compile_to_cubin_or_ptx(
     arch: &str,
 ) -> Result<CubinWithCompilerLog, KernelCompileError> {
     if build.source.find_source_text().is_none() {
-        return Err(KernelCompileError::NoText { kernel: build.source.file });
+        return Err(KernelCompileError::SourceTextNotEmbedded {
+            kernel_file: build.source.kernel_file_name,
+        });
     }
     compile_source_text_with_nvrtc(
-        &build.file_and_macros(),
+        &build.kernel_build_name(),
         &build.source_text_with_padding(),
         &build.included_headers(),
         &build.nvrtc_options(arch),
@@ -160,7 +163,7 @@ pub fn compile_source_text_with_nvrtc(
             names.as_ptr(),
         )
     };
-    api.check_status(created, kernel)?;
+    api.check_nvrtc_status(created, kernel)?;
     let program = OwnedNvrtcProgram { handle, api };
     // SAFETY: the NVRTC program is alive, and the options are an array of NUL-terminated strings
     // with the passed length.
@@ -171,31 +174,31 @@ pub fn compile_source_text_with_nvrtc(
     match compiled {
         NVRTC_SUCCESS => {}
         NVRTC_INVALID_OPTION | NVRTC_COMPILATION_ERROR => {
-            return Err(KernelCompileError::Source {
+            return Err(KernelCompileError::InvalidSourceOrArchitecture {
                 kernel: kernel.to_owned(),
-                arch: arch.to_owned(),
-                log,
+                target_architecture: arch.to_owned(),
+                nvrtc_log: log,
             });
         }
         other => {
-            return Err(KernelCompileError::Compiler {
-                kernel: kernel.to_owned(),
-                code: api.text_of_status(other),
+            return Err(KernelCompileError::NvrtcFailed {
+                kernel_build_name: kernel.to_owned(),
+                nvrtc_result_code: api.text_of_status(other),
             });
         }
     }
     let (tell_size, get) = if arch.starts_with("compute_") {
-        (api.ptx_size, api.ptx)
+        (api.get_ptx_size, api.get_ptx)
     } else {
-        (api.cubin_size, api.cubin)
+        (api.get_cubin_size, api.get_cubin)
     };
     let mut size = 0;
     // SAFETY: the NVRTC program is alive and compiled.
-    api.check_status(unsafe { tell_size(program.handle, &raw mut size) }, kernel)?;
+    api.check_nvrtc_status(unsafe { tell_size(program.handle, &raw mut size) }, kernel)?;
     let mut cubin = vec![0u8; size];
     // SAFETY: the buffer has the size that NVRTC asked for.
-    api.check_status(unsafe { get(program.handle, cubin.as_mut_ptr().cast()) }, kernel)?;
-    Ok(CubinWithCompilerLog { cubin, log })
+    api.check_nvrtc_status(unsafe { get(program.handle, cubin.as_mut_ptr().cast()) }, kernel)?;
+    Ok(CubinWithCompilerLog { cubin_or_ptx: cubin, compiler_log: log })
 }
 
 /// A program object of NVRTC, which is destroyed when it goes out of scope.
@@ -208,12 +211,12 @@ impl OwnedNvrtcProgram {
     fn log_of_compilation(&self) -> String {
         let mut size = 0;
         // SAFETY: the NVRTC program is alive, and the pointer is valid.
-        if unsafe { (self.api.log_size)(self.handle, &raw mut size) } != NVRTC_SUCCESS {
+        if unsafe { (self.api.get_program_log_size)(self.handle, &raw mut size) } != NVRTC_SUCCESS {
             return String::new();
         }
         let mut log = vec![0u8; size.max(1)];
         // SAFETY: the buffer has the size that NVRTC asked for.
-        unsafe { (self.api.log)(self.handle, log.as_mut_ptr().cast()) };
+        unsafe { (self.api.get_program_log)(self.handle, log.as_mut_ptr().cast()) };
         CStr::from_bytes_until_nul(&log)
             .map(|log| log.to_string_lossy().trim().to_owned())
             .unwrap_or_default()
@@ -223,7 +226,7 @@ impl OwnedNvrtcProgram {
 impl Drop for OwnedNvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the NVRTC program is alive and not used again.
-        unsafe { (self.api.destroy)(&raw mut self.handle) };
+        unsafe { (self.api.destroy_program)(&raw mut self.handle) };
     }
 }
 
@@ -251,21 +254,24 @@ struct NvrtcFunctions {
     ) -> NvrtcResultCode,
     compile:
         unsafe extern "C" fn(NvrtcProgramHandle, c_int, *const *const c_char) -> NvrtcResultCode,
-    destroy: unsafe extern "C" fn(*mut NvrtcProgramHandle) -> NvrtcResultCode,
-    cubin_size: NvrtcSizeFunction,
-    cubin: NvrtcCopyFunction,
-    ptx_size: NvrtcSizeFunction,
-    ptx: NvrtcCopyFunction,
-    log_size: NvrtcSizeFunction,
-    log: NvrtcCopyFunction,
-    count_archs: unsafe extern "C" fn(*mut c_int) -> NvrtcResultCode,
-    archs: unsafe extern "C" fn(*mut c_int) -> NvrtcResultCode,
-    error_string: unsafe extern "C" fn(NvrtcResultCode) -> *const c_char,
+    destroy_program: unsafe extern "C" fn(*mut NvrtcProgramHandle) -> NvrtcResultCode,
+    get_cubin_size: NvrtcSizeFunction,
+    get_cubin: NvrtcCopyFunction,
+    get_ptx_size: NvrtcSizeFunction,
+    get_ptx: NvrtcCopyFunction,
+    get_program_log_size: NvrtcSizeFunction,
+    get_program_log: NvrtcCopyFunction,
+    get_num_supported_archs: unsafe extern "C" fn(*mut c_int) -> NvrtcResultCode,
+    get_supported_archs: unsafe extern "C" fn(*mut c_int) -> NvrtcResultCode,
+    get_error_string: unsafe extern "C" fn(NvrtcResultCode) -> *const c_char,
 }
 
 fn nvrtc_functions() -> Result<&'static NvrtcFunctions, KernelCompileError> {
-    static API: OnceLock<Option<NvrtcFunctions>> = OnceLock::new();
-    API.get_or_init(load_nvrtc_functions).as_ref().ok_or(KernelCompileError::Missing)
+    static NVRTC_FUNCTIONS: OnceLock<Option<NvrtcFunctions>> = OnceLock::new();
+    NVRTC_FUNCTIONS
+        .get_or_init(load_nvrtc_functions)
+        .as_ref()
+        .ok_or(KernelCompileError::NvrtcNotFound)
 }
 
 fn load_nvrtc_functions() -> Option<NvrtcFunctions> {
@@ -276,16 +282,25 @@ fn load_nvrtc_functions() -> Option<NvrtcFunctions> {
         Some(NvrtcFunctions {
             create: library::typed_library_function(library, c"nvrtcCreateProgram")?,
             compile: library::typed_library_function(library, c"nvrtcCompileProgram")?,
-            destroy: library::typed_library_function(library, c"nvrtcDestroyProgram")?,
-            cubin_size: library::typed_library_function(library, c"nvrtcGetCUBINSize")?,
-            cubin: library::typed_library_function(library, c"nvrtcGetCUBIN")?,
-            ptx_size: library::typed_library_function(library, c"nvrtcGetPTXSize")?,
-            ptx: library::typed_library_function(library, c"nvrtcGetPTX")?,
-            log_size: library::typed_library_function(library, c"nvrtcGetProgramLogSize")?,
-            log: library::typed_library_function(library, c"nvrtcGetProgramLog")?,
-            count_archs: library::typed_library_function(library, c"nvrtcGetNumSupportedArchs")?,
-            archs: library::typed_library_function(library, c"nvrtcGetSupportedArchs")?,
-            error_string: library::typed_library_function(library, c"nvrtcGetErrorString")?,
+            destroy_program: library::typed_library_function(library, c"nvrtcDestroyProgram")?,
+            get_cubin_size: library::typed_library_function(library, c"nvrtcGetCUBINSize")?,
+            get_cubin: library::typed_library_function(library, c"nvrtcGetCUBIN")?,
+            get_ptx_size: library::typed_library_function(library, c"nvrtcGetPTXSize")?,
+            get_ptx: library::typed_library_function(library, c"nvrtcGetPTX")?,
+            get_program_log_size: library::typed_library_function(
+                library,
+                c"nvrtcGetProgramLogSize",
+            )?,
+            get_program_log: library::typed_library_function(library, c"nvrtcGetProgramLog")?,
+            get_num_supported_archs: library::typed_library_function(
+                library,
+                c"nvrtcGetNumSupportedArchs",
+            )?,
+            get_supported_archs: library::typed_library_function(
+                library,
+                c"nvrtcGetSupportedArchs",
+            )?,
+            get_error_string: library::typed_library_function(library, c"nvrtcGetErrorString")?,
         })
     }
 }
@@ -294,11 +309,11 @@ impl NvrtcFunctions {
     fn text_of_status(&self, status: NvrtcResultCode) -> String {
         // SAFETY: NVRTC has a static text for every result code, which stays valid while the
         // library is open.
-        let text = unsafe { CStr::from_ptr((self.error_string)(status)) };
+        let text = unsafe { CStr::from_ptr((self.get_error_string)(status)) };
         text.to_string_lossy().into_owned()
     }
 
-    fn check_status(
+    fn check_nvrtc_status(
         &self,
         status: NvrtcResultCode,
         kernel: &str,
@@ -306,9 +321,9 @@ impl NvrtcFunctions {
         if status == NVRTC_SUCCESS {
             return Ok(());
         }
-        Err(KernelCompileError::Compiler {
-            kernel: kernel.to_owned(),
-            code: self.text_of_status(status),
+        Err(KernelCompileError::NvrtcFailed {
+            kernel_build_name: kernel.to_owned(),
+            nvrtc_result_code: self.text_of_status(status),
         })
     }
 }

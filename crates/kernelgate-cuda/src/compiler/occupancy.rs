@@ -25,7 +25,7 @@ pub fn theoretical_occupancy_of_kernel(
 ) -> Option<f64> {
     let limits = multiprocessor_limits(arch)?;
     let warps = block.div_ceil(32);
-    let by_warps = limits.warps / warps;
+    let by_warps = limits.max_resident_warps / warps;
     let registers_a_warp = (registers * 32)
         .next_multiple_of(REGISTER_ALLOCATION_UNIT_PER_WARP)
         .max(REGISTER_ALLOCATION_UNIT_PER_WARP);
@@ -33,11 +33,11 @@ pub fn theoretical_occupancy_of_kernel(
         (REGISTERS_PER_MULTIPROCESSOR / registers_a_warp / WARPS_PER_REGISTER_ALLOCATION
             * WARPS_PER_REGISTER_ALLOCATION)
             / warps;
-    let by_shared = limits.shared_bytes
+    let by_shared = limits.shared_memory_bytes
         / (shared_bytes + RESERVED_SHARED_BYTES_PER_BLOCK)
             .next_multiple_of(SHARED_BYTES_ALLOCATION_UNIT);
-    let blocks = limits.blocks.min(by_warps).min(by_registers).min(by_shared);
-    Some(f64::from(blocks * warps) / f64::from(limits.warps))
+    let blocks = limits.max_resident_blocks.min(by_warps).min(by_registers).min(by_shared);
+    Some(f64::from(blocks * warps) / f64::from(limits.max_resident_warps))
 }
 
 #[cfg(test)]

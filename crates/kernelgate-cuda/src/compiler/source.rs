@@ -67,42 +67,43 @@ const KERNEL_FILE_EXTENSION: &str = ".cu";
 pub struct Source {
     /// Name of the kernel file in messages and records, such as `family/implementation`, without
     /// `.cu`.
-    pub file: &'static str,
+    pub kernel_file_name: &'static str,
     /// Text of the kernel file; `None` if the text is the one in `files`.
-    own_text: Option<&'static str>,
+    own_source_text: Option<&'static str>,
     /// Embedded files of the kernel's package: headers besides [`COMMON_KERNEL_HEADERS`], and
     /// kernel files.
-    pub files: &'static [NamedKernelFile],
+    pub embedded_package_files: &'static [NamedKernelFile],
 }
 
 impl Source {
     /// A kernel source with the given text that includes only the common headers, as in
     /// `Source::new("saxpy", include_str!("saxpy.cu"))`.
     pub const fn new(file: &'static str, text: &'static str) -> Self {
-        Self { file, own_text: Some(text), files: &[] }
+        Self { kernel_file_name: file, own_source_text: Some(text), embedded_package_files: &[] }
     }
 
     /// A kernel source whose text is the file `{file}.cu` among the package's embedded files. If
     /// `files` is empty, the kernel source uses the files that the executable gave to the device
-    /// ([`DeviceOptions::files`](crate::DeviceOptions::files)).
+    /// ([`DeviceOptions::embedded_kernel_files`](crate::DeviceOptions::embedded_kernel_files)).
     pub const fn from_package_files(
         file: &'static str,
         files: &'static [NamedKernelFile],
     ) -> Source {
-        Self { file, own_text: None, files }
+        Self { kernel_file_name: file, own_source_text: None, embedded_package_files: files }
     }
 
     /// Lets the kernel source include the headers in `headers`: one table for all kernels of a
     /// package, made by [`embedded_files!`](crate::embedded_files).
     pub const fn with_headers(self, headers: &'static [NamedKernelFile]) -> Self {
-        Self { files: headers, ..self }
+        Self { embedded_package_files: headers, ..self }
     }
 
     /// Text of the kernel source; `None` if the package's files lack it.
     pub fn find_source_text(&self) -> Option<&'static str> {
-        let is_own = |name: &str| name.strip_suffix(KERNEL_FILE_EXTENSION) == Some(self.file);
-        let in_files = || self.files.iter().find(|(name, _)| is_own(name));
-        self.own_text.or_else(|| in_files().map(|(_, text)| *text))
+        let is_own =
+            |name: &str| name.strip_suffix(KERNEL_FILE_EXTENSION) == Some(self.kernel_file_name);
+        let in_files = || self.embedded_package_files.iter().find(|(name, _)| is_own(name));
+        self.own_source_text.or_else(|| in_files().map(|(_, text)| *text))
     }
 
     /// Text of the kernel source; empty if the package's files lack it, which is then an error of
@@ -113,11 +114,11 @@ impl Source {
 
     /// Combines the kernel source with macros, each written `NAME` or `NAME=VALUE`; nothing is
     /// compiled yet.
-    pub fn build(self, defines: &[&str]) -> KernelBuild {
+    pub fn with_macros(self, defines: &[&str]) -> KernelBuild {
         KernelBuild {
             source: self,
-            defines: defines.iter().map(ToString::to_string).collect(),
-            constants: Vec::new(),
+            macros_in_build_name: defines.iter().map(ToString::to_string).collect(),
+            macros_outside_build_name: Vec::new(),
             variant: KernelBuildVariant::default(),
         }
     }
@@ -128,10 +129,10 @@ impl Source {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelBuildVariant {
     /// Number of the code and memory layout of the variant, as described in [`layout`].
-    pub layout: Option<u32>,
+    pub layout_number: Option<u32>,
     /// Whether the machine code refers to source lines, for profilers and compute-sanitizer;
     /// without them, editing a comment leaves the machine code unchanged.
-    pub line_info: bool,
+    pub has_line_info: bool,
 }
 
 /// A kernel source with the macros with which it is compiled.
@@ -140,10 +141,10 @@ pub struct KernelBuild {
     /// CUDA source file of the build.
     pub source: Source,
     /// Macros that are part of the build's name, each `NAME` or `NAME=VALUE`.
-    pub defines: Vec<String>,
+    pub macros_in_build_name: Vec<String>,
     /// Macros that are not part of the build's name, because their values follow from the named
     /// macros: name and value.
-    pub constants: Vec<(&'static str, usize)>,
+    pub macros_outside_build_name: Vec<(&'static str, usize)>,
     /// Variant in which the source is compiled; the name of the build does not contain the variant.
     pub variant: KernelBuildVariant,
 }
@@ -151,9 +152,9 @@ pub struct KernelBuild {
 impl KernelBuild {
     /// Name of the kernel build in messages and records, made of the source file and the macros,
     /// such as `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
-    pub fn file_and_macros(&self) -> String {
-        std::iter::once(self.source.file)
-            .chain(self.defines.iter().map(String::as_str))
+    pub fn kernel_build_name(&self) -> String {
+        std::iter::once(self.source.kernel_file_name)
+            .chain(self.macros_in_build_name.iter().map(String::as_str))
             .collect::<Vec<_>>()
             .join(" ")
     }
@@ -161,7 +162,7 @@ impl KernelBuild {
     /// The text that NVRTC compiles: the kernel file, with padding functions before it if another
     /// code layout was requested.
     pub fn source_text_with_padding(&self) -> Cow<'static, str> {
-        match self.variant.layout {
+        match self.variant.layout_number {
             Some(layout) => (layout::padding_functions_source(layout)
                 + self.source.source_text_or_empty())
             .into(),
@@ -172,8 +173,9 @@ impl KernelBuild {
     /// The headers that the kernel build includes, directly or through other headers.
     pub fn included_headers(&self) -> Vec<NamedKernelFile> {
         headers_named_in_text(
-            &[&self.source_text_with_padding(), self.defines.join(" ").as_str()].join(" "),
-            self.source.files,
+            &[&self.source_text_with_padding(), self.macros_in_build_name.join(" ").as_str()]
+                .join(" "),
+            self.source.embedded_package_files,
         )
     }
 
@@ -181,8 +183,8 @@ impl KernelBuild {
     /// files of its own.
     #[must_use]
     pub fn with_default_files(mut self, files: &'static [NamedKernelFile]) -> Self {
-        if self.source.files.is_empty() {
-            self.source.files = files;
+        if self.source.embedded_package_files.is_empty() {
+            self.source.embedded_package_files = files;
         }
         self
     }
@@ -190,8 +192,8 @@ impl KernelBuild {
     /// Name in records of one kernel of the build: the name of the build, followed by the symbol if
     /// the symbol differs from the file's name.
     pub fn record_name_of_kernel(&self, symbol: &str) -> String {
-        let name = self.file_and_macros();
-        if self.source.file.replace('/', "_") == symbol {
+        let name = self.kernel_build_name();
+        if self.source.kernel_file_name.replace('/', "_") == symbol {
             name
         } else {
             format!("{name}: {symbol}")
@@ -206,12 +208,13 @@ impl KernelBuild {
             "--std=c++17".to_owned(),
             "--ptxas-options=-v".to_owned(),
         ];
-        let defines = self.defines.iter().map(|define| format!("-D{define}"));
-        let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
-        let line_info = self.variant.line_info.then(|| "--generate-line-info".to_owned());
+        let defines = self.macros_in_build_name.iter().map(|define| format!("-D{define}"));
+        let constants =
+            self.macros_outside_build_name.iter().map(|(name, value)| format!("-D{name}={value}"));
+        let line_info = self.variant.has_line_info.then(|| "--generate-line-info".to_owned());
         let layout = self
             .variant
-            .layout
+            .layout_number
             .map(|layout| format!("-D{}={layout}", layout::LAYOUT_NUMBER_VARIABLE));
         fixed.into_iter().chain(line_info).chain(layout).chain(defines).chain(constants).collect()
     }
@@ -255,7 +258,7 @@ mod tests {
             ("mine/c.cuh", ""),
         ];
         let names = |text: &'static str, defines: &[&str]| {
-            let build = Source::new("k", text).with_headers(TEST_HEADER_FILES).build(defines);
+            let build = Source::new("k", text).with_headers(TEST_HEADER_FILES).with_macros(defines);
             build.included_headers().iter().map(|(name, _)| *name).collect::<Vec<_>>()
         };
         assert!(names("", &[]).is_empty());
@@ -268,22 +271,27 @@ mod tests {
 
     #[test]
     fn a_source_without_files_of_its_own_takes_those_of_the_executable() {
-        const EXECUTABLE_FILES: &[NamedKernelFile] = &[
+        const TEST_EXECUTABLE_FILES: &[NamedKernelFile] = &[
             ("mine/other.cu", ""),
             ("mine/sum.cu", "#include \"mine/sum.cuh\" // and not mine/other.cu"),
             ("mine/sum.cuh", ""),
         ];
-        let build = Source::from_package_files("mine/sum", &[]).build(&[]);
+        let build = Source::from_package_files("mine/sum", &[]).with_macros(&[]);
         assert_eq!(build.source.find_source_text(), None);
-        let build = build.with_default_files(EXECUTABLE_FILES);
-        assert_eq!(build.source.source_text_or_empty(), EXECUTABLE_FILES[1].1);
-        assert_eq!(build.included_headers(), EXECUTABLE_FILES[2..]);
-        let own = Source::new("mine/sum", "own").build(&[]).with_default_files(EXECUTABLE_FILES);
+        let build = build.with_default_files(TEST_EXECUTABLE_FILES);
+        assert_eq!(build.source.source_text_or_empty(), TEST_EXECUTABLE_FILES[1].1);
+        assert_eq!(build.included_headers(), TEST_EXECUTABLE_FILES[2..]);
+        let own = Source::new("mine/sum", "own")
+            .with_macros(&[])
+            .with_default_files(TEST_EXECUTABLE_FILES);
         assert_eq!(own.source_text_with_padding(), "own");
     }
 
     #[test]
     fn a_build_is_named_by_its_file_and_macros() {
-        assert_eq!(Source::new("a/b", "").build(&["X", "Y=2"]).file_and_macros(), "a/b X Y=2");
+        assert_eq!(
+            Source::new("a/b", "").with_macros(&["X", "Y=2"]).kernel_build_name(),
+            "a/b X Y=2"
+        );
     }
 }

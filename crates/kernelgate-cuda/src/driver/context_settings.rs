@@ -28,30 +28,33 @@ pub struct CudaContextSettings {
     /// Values in the order of [`RESTORED_CONTEXT_LIMITS`]; `None` for a limit that the driver
     /// lacks.
     limits: [Option<usize>; RESTORED_CONTEXT_LIMITS.len()],
-    cache: Option<CUfunc_cache>,
+    cache_preference: Option<CUfunc_cache>,
 }
 
 impl CudaContextSettings {
     pub(super) fn read_from_context(context: &CudaContext) -> CudaContextSettings {
         Self {
             limits: RESTORED_CONTEXT_LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
-            cache: context.get_cache_config().ok(),
+            cache_preference: context.get_cache_config().ok(),
         }
     }
 
-    /// Restores those settings of the context that now differ from the saved ones.
+    /// Restores those settings of the CUDA context that now differ from the saved ones.
     ///
     /// # Errors
     /// Fails if the driver refuses a setting, as for the heap once kernels have used it, because
     /// later cases would be measured under other conditions than earlier ones.
-    pub(super) fn restore_in_context(&self, context: &CudaContext) -> Result<(), BackendError> {
-        self.set_changed_in_context(context).map_err(|(name, error)| {
+    pub(super) fn restore_settings_in_context(
+        &self,
+        context: &CudaContext,
+    ) -> Result<(), BackendError> {
+        self.set_changed_settings_in_context(context).map_err(|(name, error)| {
             let what = format!("restore the {name} of the context, which an earlier case set");
             error_for_failed_action(&what, &error)
         })
     }
 
-    fn set_changed_in_context(
+    fn set_changed_settings_in_context(
         &self,
         context: &CudaContext,
     ) -> Result<(), (&'static str, DriverError)> {
@@ -63,8 +66,8 @@ impl CudaContextSettings {
                 context.set_limit(limit, before).map_err(|error| (name, error))?;
             }
         }
-        match self.cache {
-            Some(before) if now.cache != self.cache => context
+        match self.cache_preference {
+            Some(before) if now.cache_preference != self.cache_preference => context
                 .set_cache_config(before)
                 .map_err(|error| ("split of L1 and shared memory", error)),
             _ => Ok(()),
@@ -85,7 +88,7 @@ mod tests {
         let opened = device.read_context_settings();
         eprintln!("{opened:?}");
         assert_eq!(&opened, device.context_settings_when_opened());
-        assert!(opened.limits[0].is_some() && opened.cache.is_some());
+        assert!(opened.limits[0].is_some() && opened.cache_preference.is_some());
         for (limit, name) in RESTORED_CONTEXT_LIMITS {
             let Ok(now) = context.get_limit(limit) else { continue };
             let other =

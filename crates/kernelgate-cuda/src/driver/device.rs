@@ -43,36 +43,36 @@ use crate::layout;
 pub struct GpuProperties {
     /// Name of the GPU's model; if `KERNELGATE_ARCH` restricts the GPU, such as "NVIDIA H200 as
     /// sm_80", so that its times are not compared with those of the full GPU.
-    pub name: String,
+    pub gpu_name: String,
     /// Identifier of the GPU in the form "GPU-…".
-    pub uuid: String,
+    pub gpu_uuid: String,
     /// Architecture for which kernels are compiled, such as "sm_90a": the GPU's own, or the one in
     /// `KERNELGATE_ARCH`.
-    pub arch: String,
+    pub kernel_architecture: String,
     /// NVRTC target for which kernels are compiled, which is `arch` itself, or a virtual
     /// architecture such as "compute_80" (PTX) if the user named another architecture.
-    pub code: String,
+    pub nvrtc_target: String,
     /// Latest CUDA version that the driver supports: 13000 is 13.0.
-    pub driver_cuda: i32,
+    pub driver_cuda_version: i32,
     /// Number of multiprocessors (SMs) of the GPU.
-    pub multiprocessors: u32,
+    pub multiprocessor_count: u32,
     /// L2 cache, bytes.
-    pub l2_bytes: u64,
+    pub l2_cache_bytes: u64,
     /// Size of the GPU's device memory in bytes.
-    pub memory_bytes: u64,
+    pub device_memory_bytes: u64,
     /// Highest SM clock, MHz.
-    pub max_clock_mhz: u32,
+    pub max_sm_clock_mhz: u32,
     /// Whether the Multi-Process Service (MPS) is enabled, which runs contexts of several processes
     /// at once.
-    pub mps: bool,
+    pub mps_enabled: bool,
     /// Ordinal of the GPU among the visible GPUs, from 0.
-    pub ordinal: usize,
+    pub gpu_ordinal: usize,
 }
 
 /// The loaded module of a kernel build, and the machine code from which it was loaded.
 struct LoadedModuleOfBuild {
     module: Arc<CudaModule>,
-    image: Arc<[u8]>,
+    machine_code_image: Arc<[u8]>,
     /// For each symbol, a token that lives as long as any `Kernel` of this symbol is in use.
     use_token_of_symbol: BTreeMap<String, Weak<()>>,
 }
@@ -96,7 +96,7 @@ pub struct Device {
     properties: GpuProperties,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    marker_event: Arc<CudaEvent>,
+    stream_end_event: Arc<CudaEvent>,
     options: Arc<DeviceOptions>,
     modules: Arc<Mutex<BTreeMap<KernelBuild, LoadedModuleOfBuild>>>,
     context_settings: CudaContextSettings,
@@ -104,12 +104,12 @@ pub struct Device {
     staging_blocks: Arc<PinnedStagingBlocks>,
     /// An allocation made first, which moves the addresses of all later allocations, if another
     /// memory layout is requested.
-    _padding: Option<Arc<CudaSlice<u8>>>,
+    _layout_padding: Option<Arc<CudaSlice<u8>>>,
     /// Record of the kernels that were loaded through this view; `None` if the view does not record
     /// them.
     record_of_loaded_kernels: Option<LoadedKernelsRecord>,
     /// Whether kernels that name stages are compiled with clocks that measure the stages.
-    clocks_stages: bool,
+    compiles_stage_clocks: bool,
 }
 
 impl Device {
@@ -119,11 +119,11 @@ impl Device {
     /// Fails if the driver or NVRTC is missing or too old, no GPU has this ordinal, or the driver
     /// returns an error.
     pub fn open(ordinal: usize, options: &DeviceOptions) -> Result<Arc<Device>, GpuUnusableError> {
-        check_gpu_and_compiler(ordinal, options.architecture.as_deref())?;
+        check_gpu_and_compiler(ordinal, options.kernel_architecture_override.as_deref())?;
         let failed = |action| {
-            move |error: DriverError| GpuUnusableError::Driver {
-                action,
-                error: driver_error_text(&error),
+            move |error: DriverError| GpuUnusableError::DriverCallFailed {
+                failed_action: action,
+                driver_error_text: driver_error_text(&error),
             }
         };
         let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
@@ -139,35 +139,35 @@ impl Device {
             device,
             CompilationTarget::for_own_or_named_architecture(
                 &own,
-                options.architecture.as_deref(),
+                options.kernel_architecture_override.as_deref(),
             )?,
         )
         .map_err(failed("describe the GPU"))?;
         let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING));
         let marker = Arc::new(marker.map_err(failed("make an event"))?);
         let staging = Arc::new(PinnedStagingBlocks::for_context(Arc::clone(&context)));
-        let padding = options.variant.layout.map(layout::device_padding_bytes);
+        let padding = options.variant.layout_number.map(layout::device_padding_bytes);
         let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
         let padding = padding.map_err(failed("allocate the padding of a layout"))?;
         Ok(Arc::new(Self {
             properties: facts,
             context,
             stream,
-            marker_event: marker,
+            stream_end_event: marker,
             options: Arc::new(options.clone()),
             modules: Arc::default(),
             context_settings: settings,
             stream_settings,
             staging_blocks: staging,
-            _padding: padding.map(Arc::new),
+            _layout_padding: padding.map(Arc::new),
             record_of_loaded_kernels: None,
-            clocks_stages: false,
+            compiles_stage_clocks: false,
         }))
     }
 
     /// Time after which a kernel that has not finished is treated as hung.
     pub(super) fn timeout_of_kernels(&self) -> Duration {
-        self.options.timeout
+        self.options.hung_kernel_timeout
     }
 
     /// The options with which this device was opened.
@@ -189,7 +189,7 @@ impl Device {
     /// A view of the same device that compiles kernels which name stages with clocks that measure
     /// these stages.
     pub fn view_with_stage_clocks(&self) -> Arc<Self> {
-        Arc::new(Self { clocks_stages: true, ..self.clone_as_view() })
+        Arc::new(Self { compiles_stage_clocks: true, ..self.clone_as_view() })
     }
 
     fn clone_as_view(&self) -> Self {
@@ -197,15 +197,15 @@ impl Device {
             properties: self.properties.clone(),
             context: Arc::clone(&self.context),
             stream: Arc::clone(&self.stream),
-            marker_event: Arc::clone(&self.marker_event),
+            stream_end_event: Arc::clone(&self.stream_end_event),
             options: Arc::clone(&self.options),
             modules: Arc::clone(&self.modules),
             context_settings: self.context_settings.clone(),
             stream_settings: self.stream_settings.clone(),
             staging_blocks: Arc::clone(&self.staging_blocks),
-            _padding: self._padding.clone(),
+            _layout_padding: self._layout_padding.clone(),
             record_of_loaded_kernels: self.record_of_loaded_kernels.clone(),
-            clocks_stages: self.clocks_stages,
+            compiles_stage_clocks: self.compiles_stage_clocks,
         }
     }
 
@@ -231,7 +231,7 @@ impl Device {
 
     /// Restores the settings that the CUDA context and the stream had when the device was opened.
     pub(super) fn restore_context_and_stream_settings(&self) -> Result<(), BackendError> {
-        self.context_settings.restore_in_context(&self.context)?;
+        self.context_settings.restore_settings_in_context(&self.context)?;
         self.stream_settings.restore_on_stream(&self.stream)
     }
 
@@ -288,8 +288,8 @@ impl Device {
         let most = most.map_err(|error| {
             error_for_failed_action("query the shared memory of a block", &error)
         })?;
-        let named =
-            architecture::max_shared_bytes_per_block(&self.properties.arch).unwrap_or(u32::MAX);
+        let named = architecture::max_shared_bytes_per_block(&self.properties.kernel_architecture)
+            .unwrap_or(u32::MAX);
         Ok((most.max(0) as u32).min(named))
     }
 
@@ -300,7 +300,10 @@ impl Device {
         let clusters = clusters
             .map_err(|error| error_for_failed_action("query whether there are clusters", &error))?
             != 0;
-        Ok(clusters && architecture::supports_programmatic_dependent_launch(&self.properties.arch))
+        Ok(clusters
+            && architecture::supports_programmatic_dependent_launch(
+                &self.properties.kernel_architecture,
+            ))
     }
 
     /// Waits until all work on the device's stream has finished, or returns an error after the
@@ -308,8 +311,8 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), BackendError> {
         host_wait::wait_for_stream_with_timeout(
             &self.stream,
-            &self.marker_event,
-            self.options.timeout,
+            &self.stream_end_event,
+            self.options.hung_kernel_timeout,
         )
     }
 
@@ -345,7 +348,7 @@ impl Device {
     /// Fails if the device has too little free memory.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, BackendError> {
         let buffer = self.allocate_uninitialised_memory(bytes)?;
-        if self.options.fills_memory {
+        if self.options.fills_new_device_memory {
             buffer.fill_all_bytes(0xff)?;
         }
         Ok(buffer)
@@ -358,7 +361,7 @@ impl Device {
             || out_of_memory(bytes as u64, self.free_and_total_bytes().ok().map(|(free, _)| free));
         // A size above the device's whole memory is refused here, because the driver takes minutes
         // to refuse it.
-        if bytes as u64 > self.properties.memory_bytes {
+        if bytes as u64 > self.properties.device_memory_bytes {
             return Err(short());
         }
         // SAFETY: the callers of this function write the memory before anything reads it.
@@ -411,7 +414,7 @@ impl Device {
     /// Fails if the kernel does not compile or load; the error names the kernel.
     pub fn load_kernel(&self, build: &KernelBuild, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let (name, build) = (build.file_and_macros(), self.build_with_device_options(build));
+        let (name, build) = (build.kernel_build_name(), self.build_with_device_options(build));
         let loaded = match modules.entry(build.clone()) {
             Entry::Vacant(entry) => entry.insert(self.load_module_of_build(&build)?),
             Entry::Occupied(entry) => entry.into_mut(),
@@ -420,9 +423,11 @@ impl Device {
             error_for_failed_action(&format!("find {symbol} in kernel {name}"), &error)
         })?;
         let launched = match &self.record_of_loaded_kernels {
-            Some(record) => {
-                record.add_loaded_kernel(build.record_name_of_kernel(symbol), symbol, &loaded.image)
-            }
+            Some(record) => record.add_loaded_kernel(
+                build.record_name_of_kernel(symbol),
+                symbol,
+                &loaded.machine_code_image,
+            ),
             None => Arc::default(),
         };
         let (in_use, alone) = loaded.use_token_and_if_unused_before(symbol);
@@ -454,12 +459,12 @@ impl Device {
     /// The kernel build with the device's default files and its variant (code layout, line
     /// numbers).
     fn build_with_device_options(&self, build: &KernelBuild) -> KernelBuild {
-        let build = build.clone().with_default_files(self.options.files);
+        let build = build.clone().with_default_files(self.options.embedded_kernel_files);
         KernelBuild { variant: self.options.variant, ..build }
     }
 
     pub(crate) const fn compiles_stage_clocks(&self) -> bool {
-        self.clocks_stages
+        self.compiles_stage_clocks
     }
 
     /// The cycle counters of a loaded kernel that was compiled with clocks of its stages.
@@ -475,12 +480,18 @@ impl Device {
             .get(&self.build_with_device_options(build))
             .map(|loaded| Arc::clone(&loaded.module));
         drop(modules);
-        let name = build.file_and_macros();
-        let module =
-            loaded.ok_or_else(|| BackendError::Launch(format!("kernel {name} is not loaded")))?;
-        StageCountersInModule::find_in_module(module, &self.stream).map_err(|error| {
-            error_for_failed_action(&format!("find the clocks of stages in kernel {name}"), &error)
-        })
+        let name = build.kernel_build_name();
+        let module = loaded.ok_or_else(|| {
+            BackendError::ComputationFailed(format!("kernel {name} is not loaded"))
+        })?;
+        StageCountersInModule::find_stage_counters_in_module(module, &self.stream).map_err(
+            |error| {
+                error_for_failed_action(
+                    &format!("find the clocks of stages in kernel {name}"),
+                    &error,
+                )
+            },
+        )
     }
 }
 
@@ -492,13 +503,17 @@ impl Device {
         build: &KernelBuild,
     ) -> Result<LoadedModuleOfBuild, BackendError> {
         let failed_to_compile =
-            |error: KernelCompileError| BackendError::Compile(error.to_string());
+            |error: KernelCompileError| BackendError::CompilationFailed(error.to_string());
         let load = |cubin: Vec<u8>| {
             let image = Arc::from(cubin.as_slice());
             let module = self.context.load_module(Ptx::from_binary(cubin))?;
-            Ok(LoadedModuleOfBuild { module, image, use_token_of_symbol: BTreeMap::new() })
+            Ok(LoadedModuleOfBuild {
+                module,
+                machine_code_image: image,
+                use_token_of_symbol: BTreeMap::new(),
+            })
         };
-        let arch = &self.properties.code;
+        let arch = &self.properties.nvrtc_target;
         let loaded =
             match load(cache::cached_or_compiled_cubin(build, arch).map_err(failed_to_compile)?) {
                 Ok(loaded) => Ok(loaded),
@@ -507,7 +522,7 @@ impl Device {
                 ),
             };
         loaded.map_err(|error: DriverError| {
-            error_for_failed_action(&format!("load kernel {}", build.file_and_macros()), &error)
+            error_for_failed_action(&format!("load kernel {}", build.kernel_build_name()), &error)
         })
     }
 }
@@ -532,8 +547,12 @@ pub(super) fn read_gpu_properties(
         bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
     Ok(GpuProperties {
-        name: if code.named { format!("{name} as {}", code.arch) } else { name },
-        uuid: format!(
+        gpu_name: if code.named_by_user {
+            format!("{name} as {}", code.compilation_architecture)
+        } else {
+            name
+        },
+        gpu_uuid: format!(
             "GPU-{}-{}-{}-{}-{}",
             hex(0..4),
             hex(4..6),
@@ -541,18 +560,19 @@ pub(super) fn read_gpu_properties(
             hex(8..10),
             hex(10..16)
         ),
-        arch: code.arch,
-        code: code.code,
-        driver_cuda,
-        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
-        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        kernel_architecture: code.compilation_architecture,
+        nvrtc_target: code.nvrtc_target,
+        driver_cuda_version: driver_cuda,
+        multiprocessor_count: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?
+            as u32,
+        l2_cache_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         // SAFETY: the device handle came from the driver.
-        memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
-        max_clock_mhz: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000) as u32,
-        // Drivers that do not know this attribute count as without MPS.
-        mps: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
+        device_memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
+        max_sm_clock_mhz: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000) as u32,
+        // Drivers that do not know the MPS attribute count as drivers without MPS.
+        mps_enabled: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
             .is_ok_and(|enabled| enabled != 0),
         // The driver's device handles are the ordinals of the GPUs.
-        ordinal: device.max(0) as usize,
+        gpu_ordinal: device.max(0) as usize,
     })
 }

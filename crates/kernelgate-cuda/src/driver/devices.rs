@@ -31,7 +31,7 @@ impl<D> Devices<D> {
     }
 
     /// The given GPUs in their order; `None` for an empty list, or if a GPU is listed twice.
-    pub fn in_launch_order(all: impl IntoIterator<Item = D>) -> Option<Self>
+    pub fn from_distinct_in_order(all: impl IntoIterator<Item = D>) -> Option<Self>
     where
         D: PartialEq,
     {
@@ -62,14 +62,16 @@ impl Devices<usize> {
     /// allows it, and makes the first GPU's context current.
     ///
     /// # Errors
-    /// Fails with an error of [`Device::open`], with [`GpuUnusableError::OtherModel`], or if the
-    /// driver refuses peer access that it reports as possible.
+    /// Fails with an error of [`Device::open`], with [`GpuUnusableError::GpuModelsDiffer`], or if
+    /// the driver refuses peer access that it reports as possible.
     pub fn open(&self, options: &DeviceOptions) -> Result<Devices, GpuUnusableError> {
         let first = Device::open(self.first_gpu, options)?;
         let others = self.other_gpus.iter().map(|&ordinal| Device::open(ordinal, options));
         let devices = Devices { first_gpu: first, other_gpus: others.collect::<Result<_, _>>()? };
         let facts = devices.iter().map(|device| device.gpu_properties());
-        gpu_check::require_same_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
+        gpu_check::require_same_gpu_model(
+            facts.map(|facts| (facts.gpu_ordinal, &*facts.gpu_name)),
+        )?;
         peers::enable_access_between_all_gpus(&devices.references_to_all())?;
         Ok(devices)
     }
@@ -163,14 +165,14 @@ mod tests {
     #[test]
     fn a_set_with_a_repeated_gpu_is_refused() {
         assert_eq!(
-            Devices::in_launch_order([1, 0]),
+            Devices::from_distinct_in_order([1, 0]),
             Some(Devices { first_gpu: 1, other_gpus: vec![0] })
         );
         assert_eq!(
-            [Devices::in_launch_order([]), Devices::in_launch_order([0, 1, 0])],
+            [Devices::from_distinct_in_order([]), Devices::from_distinct_in_order([0, 1, 0])],
             [None, None]
         );
-        let three = Devices::in_launch_order([2, 0, 1]).unwrap();
+        let three = Devices::from_distinct_in_order([2, 0, 1]).unwrap();
         let counts = [0, 1, 2, 9].map(|count| three.first_devices(count).device_count());
         assert_eq!(
             (counts, three.first_devices(2)),
@@ -187,7 +189,7 @@ mod tests {
         let set = Devices { first_gpu: 1, other_gpus: vec![0] };
         let devices = set.open(&DeviceOptions::from_environment()).unwrap();
         let opened: Vec<usize> =
-            devices.iter().map(|device| device.gpu_properties().ordinal).collect();
+            devices.iter().map(|device| device.gpu_properties().gpu_ordinal).collect();
         assert_eq!(opened, [1, 0]);
     }
 }

@@ -17,7 +17,7 @@ fn driver_status_of_error(error: &DriverError) -> DriverErrorCode {
         text.map(|text| text.to_string_lossy().into_owned()).ok()
     };
     let name = text(error.error_name()).unwrap_or_else(|| format!("{:?}", error.0));
-    DriverErrorCode { name, text: text(error.error_string()) }
+    DriverErrorCode { error_code_name: name, driver_error_text: text(error.error_string()) }
 }
 
 pub fn error_for_failed_action(action: &str, error: &DriverError) -> BackendError {
@@ -39,8 +39,8 @@ pub fn error_for_failed_action(action: &str, error: &DriverError) -> BackendErro
             | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
     );
     match lost {
-        true => BackendError::Lost(format!("failed to {action}: {status}")),
-        false => BackendError::Driver { action: action.to_owned(), status },
+        true => BackendError::DeviceLost(format!("failed to {action}: {status}")),
+        false => BackendError::DriverCallFailed { failed_action: action.to_owned(), status },
     }
 }
 
@@ -50,9 +50,10 @@ mod tests {
 
     #[test]
     fn a_driver_error_without_a_text_is_described_by_its_name() {
-        let mut status = DriverErrorCode { name: "CUDA_ERROR_X".to_owned(), text: None };
+        let mut status =
+            DriverErrorCode { error_code_name: "CUDA_ERROR_X".to_owned(), driver_error_text: None };
         assert_eq!(status.to_string(), "CUDA_ERROR_X (without a text of the driver)");
-        status.text = Some("x".to_owned());
+        status.driver_error_text = Some("x".to_owned());
         assert_eq!(status.to_string(), "CUDA_ERROR_X (x)");
     }
 }

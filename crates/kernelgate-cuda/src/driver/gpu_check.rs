@@ -16,93 +16,93 @@ use crate::library::{self, CudaVersion, NvidiaLibrary, OLDEST_SUPPORTED_DRIVER};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuUnusableError {
     /// A library of NVIDIA that is needed was not found.
-    #[error("{} is missing: {}", .0.name_in_messages(), .0.advice_to_install_library())]
-    Missing(NvidiaLibrary),
+    #[error("{} is missing: {}", .0.library_name_in_messages(), .0.advice_to_install_library())]
+    LibraryMissing(NvidiaLibrary),
     /// A function of the installed NVIDIA driver returned an error.
-    #[error("the NVIDIA driver failed to {action}: {error}")]
-    Driver {
+    #[error("the NVIDIA driver failed to {failed_action}: {driver_error_text}")]
+    DriverCallFailed {
         /// The action that failed, such as "initialise".
-        action: &'static str,
+        failed_action: &'static str,
         /// Error text of the driver or of the operating system.
-        error: String,
+        driver_error_text: String,
     },
     /// The driver is older than the oldest supported version.
     #[error(
         "the NVIDIA driver supports CUDA {0}, {OLDEST_SUPPORTED_DRIVER} is needed: update the driver"
     )]
-    OldDriver(CudaVersion),
+    DriverTooOld(CudaVersion),
     /// The dynamic loader finds a stub library of the CUDA toolkit, which only serves linking,
     /// before the NVIDIA driver.
     #[error(
         "the loader finds the stub {} before the NVIDIA driver {}: leave its folder out of \
          LD_LIBRARY_PATH",
-        .found.display(), .driver.display()
+        .stub_library.display(), .driver_library.display()
     )]
-    Stub {
+    StubLibraryFoundFirst {
         /// Path of the stub library that the loader finds.
-        found: PathBuf,
+        stub_library: PathBuf,
         /// Path of the real driver library.
-        driver: PathBuf,
+        driver_library: PathBuf,
     },
     /// The driver is too old to load the code that the found NVRTC generates.
     #[error(
-        "the NVIDIA driver supports CUDA {driver} and does not take what NVRTC {nvrtc} generates \
-         ({}): {}", .file.display(), advice_on_fitting_nvrtc(*.driver)
+        "the NVIDIA driver supports CUDA {driver_cuda_version} and does not take what NVRTC {nvrtc_version} generates \
+         ({}): {}", .nvrtc_library.display(), advice_on_fitting_nvrtc(*.driver_cuda_version)
     )]
-    NewCompiler {
+    DriverTooOldForNvrtc {
         /// CUDA version of NVRTC.
-        nvrtc: CudaVersion,
+        nvrtc_version: CudaVersion,
         /// Path of the NVRTC library.
-        file: PathBuf,
+        nvrtc_library: PathBuf,
         /// Latest CUDA version that the driver supports.
-        driver: CudaVersion,
+        driver_cuda_version: CudaVersion,
     },
     /// Error: NVRTC is too old to compile for the architecture of the GPU.
     #[error(
-        "NVRTC {nvrtc} does not generate code for {arch}: a newer one does, or KERNELGATE_ARCH=sm_80 \
+        "NVRTC {nvrtc_version} does not generate code for {gpu_architecture}: a newer one does, or KERNELGATE_ARCH=sm_80 \
          runs what older cards run"
     )]
-    OldCompiler {
+    NvrtcTooOldForGpu {
         /// CUDA version of NVRTC.
-        nvrtc: CudaVersion,
+        nvrtc_version: CudaVersion,
         /// Architecture of the GPU, such as "sm_90a".
-        arch: String,
+        gpu_architecture: String,
     },
     /// The GPU's architecture is older than sm_80 (Ampere).
     #[error("the GPU is {0}, sm_80 (Ampere) or later is needed")]
-    OldDevice(String),
-    /// `KERNELGATE_ARCH` cannot be followed.
+    GpuTooOld(String),
+    /// `KERNELGATE_ARCH` names no architecture, or one whose code this GPU cannot run.
     #[error("KERNELGATE_ARCH: {0}")]
-    Architecture(String),
-    /// No GPU at all.
+    InvalidArchitectureVariable(String),
+    /// The driver finds no GPU.
     #[error("the NVIDIA driver finds no GPU")]
-    NoDevice,
+    NoGpuFound,
     /// The machine has no GPU with the requested ordinal.
     #[error(
-        "there is no GPU {wanted}: this machine has {count}, counted from 0{}",
-        visible.as_ref().map_or_else(String::new, |visible| {
+        "there is no GPU {requested_ordinal}: this machine has {gpu_count}, counted from 0{}",
+        cuda_visible_devices.as_ref().map_or_else(String::new, |visible| {
             format!(", as CUDA_VISIBLE_DEVICES={visible} shows and orders them")
         })
     )]
-    NoSuchDevice {
+    NoGpuWithOrdinal {
         /// Requested ordinal of the GPU.
-        wanted: usize,
+        requested_ordinal: usize,
         /// Number of GPUs that the driver reports.
-        count: usize,
+        gpu_count: usize,
         /// Value of the variable `CUDA_VISIBLE_DEVICES`, which hides and reorders GPUs, if it is
         /// set.
-        visible: Option<String>,
+        cuda_visible_devices: Option<String>,
     },
     /// The GPUs of a set are of different models.
     #[error(
         "GPU {} is {}, GPU {} is {}: the GPUs of a set are of one model, --devices names them",
-        first.0, first.1, other.0, other.1
+        first_gpu.0, first_gpu.1, differing_gpu.0, differing_gpu.1
     )]
-    OtherModel {
+    GpuModelsDiffer {
         /// Ordinal and model name of the first GPU of the set.
-        first: (usize, String),
+        first_gpu: (usize, String),
         /// Ordinal and model name of the GPU that differs.
-        other: (usize, String),
+        differing_gpu: (usize, String),
     },
 }
 
@@ -111,22 +111,22 @@ pub enum GpuUnusableError {
 /// # Errors
 /// Fails if the driver is missing or too old, or returns an error.
 pub fn count_gpus() -> Result<usize, GpuUnusableError> {
-    let driver = library::open_library_once(NvidiaLibrary::Driver)
-        .ok_or(GpuUnusableError::Missing(NvidiaLibrary::Driver))?;
+    let driver = library::open_library_once(NvidiaLibrary::CudaDriver)
+        .ok_or(GpuUnusableError::LibraryMissing(NvidiaLibrary::CudaDriver))?;
     let failed = |action| {
-        move |error: DriverError| GpuUnusableError::Driver {
-            action,
-            error: driver_error_text(&error),
+        move |error: DriverError| GpuUnusableError::DriverCallFailed {
+            failed_action: action,
+            driver_error_text: driver_error_text(&error),
         }
     };
     match result::init() {
         Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
-            return Err(GpuUnusableError::NoDevice);
+            return Err(GpuUnusableError::NoGpuFound);
         }
         Err(DriverError(sys::CUresult::CUDA_ERROR_STUB_LIBRARY)) => {
-            return Err(GpuUnusableError::Stub {
-                found: driver_library_opened_by_cudarc(),
-                driver: driver.file.clone(),
+            return Err(GpuUnusableError::StubLibraryFoundFirst {
+                stub_library: driver_library_opened_by_cudarc(),
+                driver_library: driver.path_or_library_name.clone(),
             });
         }
         other => other.map_err(failed("initialise"))?,
@@ -138,7 +138,7 @@ pub fn count_gpus() -> Result<usize, GpuUnusableError> {
         .map_err(failed("query its version"))?;
     let version = CudaVersion::cuda_version_from_driver_number(version);
     if version < OLDEST_SUPPORTED_DRIVER {
-        return Err(GpuUnusableError::OldDriver(version));
+        return Err(GpuUnusableError::DriverTooOld(version));
     }
     Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
 }
@@ -160,7 +160,9 @@ pub(super) fn require_same_gpu_model<'a>(
     let mut gpus = gpus.into_iter().map(|(ordinal, name)| (ordinal, name.to_owned()));
     let Some(first) = gpus.next() else { return Ok(()) };
     match gpus.find(|(_, name)| *name != first.1) {
-        Some(other) => Err(GpuUnusableError::OtherModel { first, other }),
+        Some(other) => {
+            Err(GpuUnusableError::GpuModelsDiffer { first_gpu: first, differing_gpu: other })
+        }
         None => Ok(()),
     }
 }
@@ -204,22 +206,22 @@ pub fn check_gpu_and_compiler(
     architecture: Option<&str>,
 ) -> Result<(), GpuUnusableError> {
     let failed = |action| {
-        move |error: DriverError| GpuUnusableError::Driver {
-            action,
-            error: driver_error_text(&error),
+        move |error: DriverError| GpuUnusableError::DriverCallFailed {
+            failed_action: action,
+            driver_error_text: driver_error_text(&error),
         }
     };
     // The architecture that the user named is checked even on a machine without a GPU.
     parse_named_architecture(architecture)?;
     let count = count_gpus()?;
     if count == 0 {
-        return Err(GpuUnusableError::NoDevice);
+        return Err(GpuUnusableError::NoGpuFound);
     }
     if ordinal >= count {
-        return Err(GpuUnusableError::NoSuchDevice {
-            wanted: ordinal,
-            count,
-            visible: cuda_visible_devices(),
+        return Err(GpuUnusableError::NoGpuWithOrdinal {
+            requested_ordinal: ordinal,
+            gpu_count: count,
+            cuda_visible_devices: cuda_visible_devices(),
         });
     }
     let own = result::device::get(ordinal as i32).and_then(architecture_of_gpu);
@@ -227,13 +229,13 @@ pub fn check_gpu_and_compiler(
         &own.map_err(failed("query its architecture"))?,
         architecture,
     )?;
-    check_nvrtc_supports(&code.arch)
+    check_nvrtc_supports(&code.compilation_architecture)
 }
 
 /// Checks that the found NVRTC supports an architecture and generates code that the driver can
 /// load.
 fn check_nvrtc_supports(arch: &str) -> Result<(), GpuUnusableError> {
-    let missing = GpuUnusableError::Missing(NvidiaLibrary::Nvrtc);
+    let missing = GpuUnusableError::LibraryMissing(NvidiaLibrary::Nvrtc);
     let Some(loaded) = library::open_library_once(NvidiaLibrary::Nvrtc) else {
         return Err(missing);
     };
@@ -242,13 +244,20 @@ fn check_nvrtc_supports(arch: &str) -> Result<(), GpuUnusableError> {
     else {
         return Err(missing);
     };
-    if !nvrtc.driver_loads_its_code {
-        let file = loaded.file.clone();
-        return Err(GpuUnusableError::NewCompiler { nvrtc: nvrtc.version, file, driver });
+    if !nvrtc.driver_can_load_generated_code {
+        let file = loaded.path_or_library_name.clone();
+        return Err(GpuUnusableError::DriverTooOldForNvrtc {
+            nvrtc_version: nvrtc.nvrtc_version,
+            nvrtc_library: file,
+            driver_cuda_version: driver,
+        });
     }
     if !nvrtc::nvrtc_supports_architecture(arch).unwrap_or(true) {
         let arch = arch.to_owned();
-        return Err(GpuUnusableError::OldCompiler { nvrtc: nvrtc.version, arch });
+        return Err(GpuUnusableError::NvrtcTooOldForGpu {
+            nvrtc_version: nvrtc.nvrtc_version,
+            gpu_architecture: arch,
+        });
     }
     Ok(())
 }
@@ -257,7 +266,7 @@ fn check_nvrtc_supports(arch: &str) -> Result<(), GpuUnusableError> {
 /// user named none.
 fn parse_named_architecture(named: Option<&str>) -> Result<Option<u32>, GpuUnusableError> {
     let Some(arch) = named else { return Ok(None) };
-    let wrong = |what: String| Err(GpuUnusableError::Architecture(what));
+    let wrong = |what: String| Err(GpuUnusableError::InvalidArchitectureVariable(what));
     match architecture::compute_capability_number(arch) {
         None => wrong(format!("`{arch}` is no architecture such as sm_80")),
         Some(wanted) if wanted < architecture::MIN_SUPPORTED_ARCHITECTURE => {
@@ -298,19 +307,19 @@ fn driver_library_opened_by_cudarc() -> PathBuf {
 /// The architecture and the NVRTC target for which kernels are compiled on a GPU.
 pub(super) struct CompilationTarget {
     /// The architecture: "sm_80".
-    pub arch: String,
+    pub compilation_architecture: String,
     /// Compilation target of NVRTC: a real architecture such as "sm_90a", or a virtual one such as
     /// "compute_80" (PTX).
-    pub code: String,
+    pub nvrtc_target: String,
     /// Whether the user named the architecture in `KERNELGATE_ARCH`.
-    pub named: bool,
+    pub named_by_user: bool,
 }
 
 impl CompilationTarget {
-    /// The target for devices that only run code of others, which is compiled already: the GPU's
-    /// own architecture.
+    /// The compilation target of a device that only runs kernels compiled elsewhere: the GPU's own
+    /// architecture.
     pub fn for_precompiled_code(own: String) -> Self {
-        Self { code: own.clone(), arch: own, named: false }
+        Self { nvrtc_target: own.clone(), compilation_architecture: own, named_by_user: false }
     }
 
     /// Chooses the compilation target: the GPU's own architecture, or the architecture that the
@@ -321,12 +330,16 @@ impl CompilationTarget {
     ) -> Result<CompilationTarget, GpuUnusableError> {
         let number = architecture::compute_capability_number;
         if number(own).is_none_or(|own| own < architecture::MIN_SUPPORTED_ARCHITECTURE) {
-            return Err(GpuUnusableError::OldDevice(own.to_owned()));
+            return Err(GpuUnusableError::GpuTooOld(own.to_owned()));
         }
         let Some(arch) = named else {
-            return Ok(Self { arch: own.to_owned(), code: own.to_owned(), named: false });
+            return Ok(Self {
+                compilation_architecture: own.to_owned(),
+                nvrtc_target: own.to_owned(),
+                named_by_user: false,
+            });
         };
-        let wrong = |what: String| Err(GpuUnusableError::Architecture(what));
+        let wrong = |what: String| Err(GpuUnusableError::InvalidArchitectureVariable(what));
         if parse_named_architecture(Some(arch))? > number(own) {
             return wrong(format!("this GPU is {own} and runs no code of {arch}"));
         }
@@ -337,7 +350,11 @@ impl CompilationTarget {
             ));
         }
         let code = arch.replacen("sm_", "compute_", 1);
-        Ok(Self { code, arch: arch.to_owned(), named: true })
+        Ok(Self {
+            nvrtc_target: code,
+            compilation_architecture: arch.to_owned(),
+            named_by_user: true,
+        })
     }
 }
 
@@ -349,7 +366,12 @@ mod tests {
     fn an_invisible_gpu_is_reported_with_the_variable_that_hides_it() {
         let error = |visible: Option<&str>| {
             let visible = visible.map(str::to_owned);
-            GpuUnusableError::NoSuchDevice { wanted: 1, count: 1, visible }.to_string()
+            GpuUnusableError::NoGpuWithOrdinal {
+                requested_ordinal: 1,
+                gpu_count: 1,
+                cuda_visible_devices: visible,
+            }
+            .to_string()
         };
         let without = "there is no GPU 1: this machine has 1, counted from 0";
         assert_eq!(error(None), without);
@@ -371,7 +393,7 @@ mod tests {
     fn a_named_architecture_must_be_one_that_the_gpu_can_run() {
         let target = |own, named: &str| {
             CompilationTarget::for_own_or_named_architecture(own, Some(named))
-                .map(|code| (code.arch, code.code))
+                .map(|code| (code.compilation_architecture, code.nvrtc_target))
         };
         let accepted = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
         assert_eq!(target("sm_90a", "sm_80"), accepted("sm_80", "compute_80"));
@@ -393,7 +415,7 @@ mod tests {
             assert_eq!(error, format!("KERNELGATE_ARCH: {problem}"));
         }
         let own = CompilationTarget::for_own_or_named_architecture("sm_86", None)
-            .map(|code| (code.arch, code.code));
+            .map(|code| (code.compilation_architecture, code.nvrtc_target));
         assert_eq!(own, accepted("sm_86", "sm_86"));
         let old = CompilationTarget::for_own_or_named_architecture("sm_75", Some("sm_80"))
             .map(drop)

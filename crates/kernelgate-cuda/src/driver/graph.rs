@@ -21,11 +21,11 @@ pub struct ExecutableCudaGraph {
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
     stream: Arc<CudaStream>,
-    node_count: usize,
-    work_node_count: usize,
+    node_count_without_separators: usize,
+    command_node_count: usize,
     /// Number of empty graph nodes that this module added between two launches, to keep them from
     /// overlapping.
-    pub(super) separators: usize,
+    pub(super) separator_node_count: usize,
 }
 
 impl ExecutableCudaGraph {
@@ -47,7 +47,8 @@ impl ExecutableCudaGraph {
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<ExecutableCudaGraph, BackendError> {
-        StreamInCaptureMode::begin_on_stream(stream)?.end_and_instantiate(enqueue(), 0..0)
+        StreamInCaptureMode::begin_capture_on_stream(stream)?
+            .end_capture_and_instantiate(enqueue(), 0..0)
     }
 
     /// Captures launches, and replaces all memory clears inside the range `cleared` by a single
@@ -60,8 +61,8 @@ impl ExecutableCudaGraph {
         cleared: Range<u64>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        StreamInCaptureMode::begin_on_stream(device.stream())?
-            .end_and_instantiate(enqueue(), cleared)
+        StreamInCaptureMode::begin_capture_on_stream(device.stream())?
+            .end_capture_and_instantiate(enqueue(), cleared)
     }
 
     /// Captures `times` launches of the same work as one executable graph. In the graph, each
@@ -92,7 +93,7 @@ impl ExecutableCudaGraph {
             }
             Ok(())
         })?;
-        graph.separators = separators;
+        graph.separator_node_count = separators;
         Ok(graph)
     }
 
@@ -119,21 +120,22 @@ impl ExecutableCudaGraph {
         })?;
         let kinds =
             all.iter().map(|node| type_of_graph_node(*node)).collect::<Result<Vec<_>, _>>()?;
-        self.node_count = all.len();
-        self.work_node_count = kinds.into_iter().filter(|kind| is_command_node_type(*kind)).count();
+        self.node_count_without_separators = all.len();
+        self.command_node_count =
+            kinds.into_iter().filter(|kind| is_command_node_type(*kind)).count();
         // SAFETY: the executable graph and its stream are alive.
         unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
 
     /// Number of nodes in the graph without the empty nodes between launches: commands, and nodes
     /// that only order commands.
-    pub const fn launch_node_count(&self) -> usize {
-        self.node_count - self.separators
+    pub const fn node_count_without_separators(&self) -> usize {
+        self.node_count_without_separators - self.separator_node_count
     }
 
     /// Number of commands in the graph: kernels, copies, fills, host functions and nested graphs.
-    pub const fn work_node_count(&self) -> usize {
-        self.work_node_count
+    pub const fn command_node_count(&self) -> usize {
+        self.command_node_count
     }
 
     /// Number of nodes without a dependency; more than one if a launch begins on several streams.
@@ -157,7 +159,7 @@ impl ExecutableCudaGraph {
         let failed = |error: DriverError| error_for_failed_action("query a graph's edges", &error);
         let (graph, mut count) = (self.graph, 0);
         let null = ptr::null_mut();
-        if self.node_count < 2 {
+        if self.node_count_without_separators < 2 {
             return Ok(0);
         }
         // SAFETY: the graph is alive; with null arrays, the call only returns the number of edges.
@@ -189,7 +191,7 @@ impl ExecutableCudaGraph {
     }
 
     /// Enqueues the whole graph.
-    pub fn launch_on_stream(&self) -> Result<(), BackendError> {
+    pub fn launch_graph_on_stream(&self) -> Result<(), BackendError> {
         let failed = |error: DriverError| error_for_failed_action("launch a graph", &error);
         self.stream.context().bind_to_thread().map_err(failed)?;
         // SAFETY: the executable graph and the stream are alive.
@@ -248,7 +250,7 @@ pub(super) struct StreamInCaptureMode<'a> {
 }
 
 impl<'a> StreamInCaptureMode<'a> {
-    pub(super) fn begin_on_stream(
+    pub(super) fn begin_capture_on_stream(
         stream: &'a Arc<CudaStream>,
     ) -> Result<StreamInCaptureMode<'a>, BackendError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -260,19 +262,19 @@ impl<'a> StreamInCaptureMode<'a> {
 
     /// Ends the capture after `enqueue` has returned, and instantiates the graph with memory clears
     /// of the range moved first.
-    fn end_and_instantiate(
+    fn end_capture_and_instantiate(
         self,
         enqueued: Result<(), BackendError>,
         cleared: Range<u64>,
     ) -> Result<ExecutableCudaGraph, BackendError> {
-        let mut graph = self.end_without_instantiating(enqueued)?;
+        let mut graph = self.end_capture_without_instantiating(enqueued)?;
         graph.instantiate_with_clears_first(&cleared)?;
         Ok(graph)
     }
 
     /// Ends the capture and returns the captured graph, which is not instantiated yet. The driver
     /// refuses to instantiate a graph while another stream of the thread is in capture mode.
-    pub(super) fn end_without_instantiating(
+    pub(super) fn end_capture_without_instantiating(
         self,
         enqueued: Result<(), BackendError>,
     ) -> Result<ExecutableCudaGraph, BackendError> {
@@ -285,15 +287,15 @@ impl<'a> StreamInCaptureMode<'a> {
         });
         if graph.is_null() {
             let none = "failed to capture the launches: the driver made none".to_owned();
-            return Err(captured.err().unwrap_or(BackendError::Launch(none)));
+            return Err(captured.err().unwrap_or(BackendError::ComputationFailed(none)));
         }
         let graph = ExecutableCudaGraph {
             graph,
             executable: ptr::null_mut(),
             stream,
-            node_count: 0,
-            work_node_count: 0,
-            separators: 0,
+            node_count_without_separators: 0,
+            command_node_count: 0,
+            separator_node_count: 0,
         };
         captured.map(|()| graph)
     }
@@ -338,7 +340,9 @@ pub(super) fn add_empty_node_after_all_work(stream: &CudaStream) -> Result<(), B
     .result()
     .map_err(failed)?;
     if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
-        return Err(BackendError::Launch("a launch ended the capture that it was in".to_owned()));
+        return Err(BackendError::ComputationFailed(
+            "a launch ended the capture that it was in".to_owned(),
+        ));
     }
     let mut between = ptr::null_mut();
     // SAFETY: the graph is the one being captured, and the driver's array of `count` nodes is valid
@@ -382,9 +386,12 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        assert_eq!((graph.launch_node_count(), graph.root_node_count().unwrap()), (5, 1));
+        assert_eq!(
+            (graph.node_count_without_separators(), graph.root_node_count().unwrap()),
+            (5, 1)
+        );
         buffer.fill_all_bytes(0xff).unwrap();
-        graph.launch_on_stream().unwrap();
+        graph.launch_graph_on_stream().unwrap();
         device.synchronize().unwrap();
         let mut bytes = [1; 64];
         buffer.download_first_bytes(&mut bytes).unwrap();

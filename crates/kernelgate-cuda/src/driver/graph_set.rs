@@ -38,7 +38,7 @@ impl ExecutableGraphPerGpu {
         let mut captures = Vec::with_capacity(devices.device_count());
         for device in devices.iter() {
             device.make_context_current()?;
-            captures.push((device, StreamInCaptureMode::begin_on_stream(device.stream())?));
+            captures.push((device, StreamInCaptureMode::begin_capture_on_stream(device.stream())?));
         }
         devices.first_device().make_context_current()?;
         let mut enqueued = enqueue();
@@ -47,7 +47,7 @@ impl ExecutableGraphPerGpu {
         for (device, capture) in captures {
             let ended = device.make_context_current().and_then(|()| {
                 let before = std::mem::replace(&mut enqueued, Ok(()));
-                capture.end_without_instantiating(before)
+                capture.end_capture_without_instantiating(before)
             });
             match ended {
                 Ok(graph) => graphs.push(graph),
@@ -96,29 +96,35 @@ impl ExecutableGraphPerGpu {
             }
             Ok(())
         })?;
-        set.graphs.iter_mut().for_each(|graph| graph.separators = separators);
+        set.graphs.iter_mut().for_each(|graph| graph.separator_node_count = separators);
         Ok(set)
     }
 
     /// Largest number of graph nodes on any GPU of the set, counted as in
-    /// [`ExecutableCudaGraph::launch_node_count`].
+    /// [`ExecutableCudaGraph::node_count_without_separators`].
     pub fn max_nodes_per_gpu(&self) -> usize {
-        self.graphs.iter().map(ExecutableCudaGraph::launch_node_count).max().unwrap_or(0)
+        self.graphs
+            .iter()
+            .map(ExecutableCudaGraph::node_count_without_separators)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Number of commands in the graph of each GPU, in the order of the set.
-    pub fn commands_of_each_gpu(&self) -> Vec<usize> {
-        self.graphs.iter().map(ExecutableCudaGraph::work_node_count).collect()
+    pub fn command_count_of_each_gpu(&self) -> Vec<usize> {
+        self.graphs.iter().map(ExecutableCudaGraph::command_node_count).collect()
     }
 
     /// Whether the graph of any GPU has nodes that are not commands, such as event nodes.
-    pub fn has_nodes_without_commands(&self) -> bool {
-        self.graphs.iter().any(|graph| graph.launch_node_count() > graph.work_node_count())
+    pub fn has_noncommand_nodes(&self) -> bool {
+        self.graphs
+            .iter()
+            .any(|graph| graph.node_count_without_separators() > graph.command_node_count())
     }
 
     /// Rank of the first GPU of the set whose graph has no command.
     pub fn first_gpu_without_commands(&self) -> Option<usize> {
-        self.graphs.iter().position(|graph| graph.work_node_count() == 0)
+        self.graphs.iter().position(|graph| graph.command_node_count() == 0)
     }
 
     /// Largest number of graph nodes without a dependency on any GPU of the set.
@@ -141,9 +147,9 @@ impl ExecutableGraphPerGpu {
         Ok(allocates.contains(&true))
     }
 
-    /// Enqueues all of them.
-    pub fn launch_on_all_gpus(&self) -> Result<(), BackendError> {
-        self.graphs.iter().try_for_each(ExecutableCudaGraph::launch_on_stream)
+    /// Enqueues the graphs of all GPUs.
+    pub fn launch_graphs_on_all_gpus(&self) -> Result<(), BackendError> {
+        self.graphs.iter().try_for_each(ExecutableCudaGraph::launch_graph_on_stream)
     }
 }
 
@@ -179,16 +185,16 @@ mod tests {
             ),
             (3, None, 1)
         );
-        assert_eq!(both.commands_of_each_gpu(), [3, 3]);
-        both.launch_on_all_gpus().unwrap();
+        assert_eq!(both.command_count_of_each_gpu(), [3, 3]);
+        both.launch_graphs_on_all_gpus().unwrap();
         let one = ExecutableGraphPerGpu::capture_on_all_gpus(&devices, || launch(1)).unwrap();
         assert_eq!((one.max_nodes_per_gpu(), one.first_gpu_without_commands()), (1, Some(1)));
-        one.launch_on_all_gpus().unwrap();
+        one.launch_graphs_on_all_gpus().unwrap();
         devices.for_each_with_context_current(|_, device| device.synchronize()).unwrap();
         assert!(spins.iter().all(|spin| spin.reported_ns_of_last_spin().unwrap() >= 1_000));
         // The capture on the first GPU is ended although the capture on the second GPU fails.
         let failed = ExecutableGraphPerGpu::capture_on_all_gpus(&devices, || {
-            Err(BackendError::Launch("no".to_owned()))
+            Err(BackendError::ComputationFailed("no".to_owned()))
         });
         assert!(failed.is_err());
         launch(2).unwrap();
@@ -196,7 +202,7 @@ mod tests {
             return;
         };
         for _ in 0..3 {
-            barrier.advance_epoch();
+            barrier.advance_barrier_epoch();
             devices
                 .for_each_with_context_current(|rank, _| barrier.enqueue_kernel_of_gpu(rank, 2))
                 .unwrap();

@@ -13,32 +13,32 @@ use crate::compiler::source::{KernelBuildVariant, NamedKernelFile};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// Time after which a kernel that has not finished is treated as hung.
-    pub timeout: Duration,
+    pub hung_kernel_timeout: Duration,
     /// Architecture for which kernels are compiled in place of the GPU's own; `None` for the GPU's
     /// own.
-    pub architecture: Option<String>,
+    pub kernel_architecture_override: Option<String>,
     /// Variant in which kernels are compiled: layout of code and memory, and source line
     /// information.
     pub variant: KernelBuildVariant,
     /// Whether newly allocated device memory is filled with the byte 0xff. The tool initcheck of
     /// compute-sanitizer finds bytes that were never written only in memory that is not filled.
-    pub fills_memory: bool,
+    pub fills_new_device_memory: bool,
     /// How GEMMs are run under compute-sanitizer (value of `KERNELGATE_GEMMS`): empty, `seen` or
     /// `none`.
-    pub gemms: String,
+    pub sanitizer_gemms_setting: String,
     /// Kernel files that the executable embeds, for kernel sources without files of their own.
-    pub files: &'static [NamedKernelFile],
+    pub embedded_kernel_files: &'static [NamedKernelFile],
 }
 
 impl Default for DeviceOptions {
     fn default() -> Self {
         Self {
-            timeout: Duration::from_secs(60),
-            architecture: None,
+            hung_kernel_timeout: Duration::from_secs(60),
+            kernel_architecture_override: None,
             variant: KernelBuildVariant::default(),
-            fills_memory: true,
-            gemms: String::new(),
-            files: &[],
+            fills_new_device_memory: true,
+            sanitizer_gemms_setting: String::new(),
+            embedded_kernel_files: &[],
         }
     }
 }
@@ -49,13 +49,13 @@ impl DeviceOptions {
     pub fn from_environment() -> DeviceOptions {
         let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         Self {
-            architecture: architecture::architecture_from_environment(),
+            kernel_architecture_override: architecture::architecture_from_environment(),
             variant: KernelBuildVariant {
-                layout: variable("KERNELGATE_LAYOUT").and_then(|text| text.parse().ok()),
-                line_info: variable("KERNELGATE_LINE_INFO").is_some(),
+                layout_number: variable("KERNELGATE_LAYOUT").and_then(|text| text.parse().ok()),
+                has_line_info: variable("KERNELGATE_LINE_INFO").is_some(),
             },
-            fills_memory: variable("KERNELGATE_UNFILLED").is_none(),
-            gemms: variable("KERNELGATE_GEMMS").unwrap_or_default(),
+            fills_new_device_memory: variable("KERNELGATE_UNFILLED").is_none(),
+            sanitizer_gemms_setting: variable("KERNELGATE_GEMMS").unwrap_or_default(),
             ..Self::default()
         }
     }

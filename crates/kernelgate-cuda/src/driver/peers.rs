@@ -16,12 +16,15 @@ use crate::BackendError;
 #[serde(rename_all = "snake_case")]
 pub enum PeerLink {
     /// The GPUs can exchange data only through host memory.
-    Host,
+    #[serde(rename = "host")]
+    ThroughHostMemory,
     /// Kernels can load and store in the other GPU's memory, without atomic operations, as over
     /// PCIe.
-    Peer,
+    #[serde(rename = "peer")]
+    PeerWithoutAtomics,
     /// Kernels can load, store and use atomic operations in the other GPU's memory, as over NVLink.
-    PeerAtomic,
+    #[serde(rename = "peer_atomic")]
+    PeerWithAtomics,
 }
 
 impl PeerLink {
@@ -33,15 +36,15 @@ impl PeerLink {
                 other,
                 Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED,
             ) {
-                return Self::Host;
+                return Self::ThroughHostMemory;
             }
             match pair_has_p2p_attribute(
                 one,
                 other,
                 Attribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
             ) {
-                true => Self::PeerAtomic,
-                false => Self::Peer,
+                true => Self::PeerWithAtomics,
+                false => Self::PeerWithoutAtomics,
             }
         };
         ordered_pairs_of_gpus(devices).into_iter().map(|(one, other)| between(one, other)).min()
@@ -49,8 +52,8 @@ impl PeerLink {
 
     pub(super) fn require_access_to_peer_memory(self) -> Result<(), BackendError> {
         match self {
-            Self::Peer | Self::PeerAtomic => Ok(()),
-            Self::Host => {
+            Self::PeerWithoutAtomics | Self::PeerWithAtomics => Ok(()),
+            Self::ThroughHostMemory => {
                 let why = "needs GPUs that can access each other's memory (NVLink, or PCIe with \
                            peer access): `nvidia-smi topo -p2p r` shows which can";
                 Err(BackendError::Unsupported(why.to_owned()))
@@ -61,9 +64,9 @@ impl PeerLink {
     /// Name of the kind of link in messages and records: "host", "peer" or "peer_atomic".
     pub const fn name_in_records(self) -> &'static str {
         match self {
-            Self::Host => "host",
-            Self::Peer => "peer",
-            Self::PeerAtomic => "peer_atomic",
+            Self::ThroughHostMemory => "host",
+            Self::PeerWithoutAtomics => "peer",
+            Self::PeerWithAtomics => "peer_atomic",
         }
     }
 }
@@ -72,8 +75,8 @@ impl PeerLink {
 fn ordered_pairs_of_gpus<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     let mut pairs = Vec::new();
     for &one in devices {
-        let ordinal = one.gpu_properties().ordinal;
-        let others = devices.iter().filter(|other| other.gpu_properties().ordinal != ordinal);
+        let ordinal = one.gpu_properties().gpu_ordinal;
+        let others = devices.iter().filter(|other| other.gpu_properties().gpu_ordinal != ordinal);
         pairs.extend(others.map(|&other| (one, other)));
     }
     pairs
@@ -96,9 +99,9 @@ fn pair_has_p2p_attribute(one: &Device, other: &Device, attribute: Attribute) ->
 /// # Errors
 /// Fails if the driver refuses peer access that it reports as possible.
 pub(super) fn enable_access_between_all_gpus(devices: &[&Device]) -> Result<(), GpuUnusableError> {
-    let failed = |error: DriverError| GpuUnusableError::Driver {
-        action: "give GPUs access to each other's memory",
-        error: driver_error_text(&error),
+    let failed = |error: DriverError| GpuUnusableError::DriverCallFailed {
+        failed_action: "give GPUs access to each other's memory",
+        driver_error_text: driver_error_text(&error),
     };
     for (one, other) in ordered_pairs_of_gpus(devices) {
         if !pair_has_p2p_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)
@@ -140,10 +143,10 @@ mod tests {
 
     #[test]
     fn gpus_without_peer_access_skip_the_case_with_the_reason() {
-        for link in [PeerLink::Peer, PeerLink::PeerAtomic] {
+        for link in [PeerLink::PeerWithoutAtomics, PeerLink::PeerWithAtomics] {
             assert!(link.require_access_to_peer_memory().is_ok());
         }
-        let error = PeerLink::Host.require_access_to_peer_memory().unwrap_err();
+        let error = PeerLink::ThroughHostMemory.require_access_to_peer_memory().unwrap_err();
         assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("NVLink")));
     }
 }

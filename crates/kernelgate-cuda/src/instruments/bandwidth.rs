@@ -12,7 +12,7 @@ pub(super) const READ_AND_COPY_KERNELS: &[KernelSpec<usize>] =
 const READ_KERNEL_THREADS_PER_BLOCK: usize = 1024;
 const READ_KERNEL_PACKETS_PER_THREAD: usize = 8;
 const READ_BANDWIDTH_KERNEL: KernelSpec<usize> = KernelSpec {
-    constants: |_| vec![("PACKETS", READ_KERNEL_PACKETS_PER_THREAD)],
+    constant_macros: |_| vec![("PACKETS", READ_KERNEL_PACKETS_PER_THREAD)],
     listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new(
@@ -30,7 +30,7 @@ const READ_BANDWIDTH_KERNEL: KernelSpec<usize> = KernelSpec {
 const COPY_KERNEL_THREADS_PER_BLOCK: usize = 128;
 const COPY_KERNEL_PACKETS_PER_THREAD: usize = 1;
 const COPY_BANDWIDTH_KERNEL: KernelSpec<usize> = KernelSpec {
-    constants: |_| vec![("PACKETS", COPY_KERNEL_PACKETS_PER_THREAD)],
+    constant_macros: |_| vec![("PACKETS", COPY_KERNEL_PACKETS_PER_THREAD)],
     listed_build_parameters: || vec![1],
     ..KernelSpec::new(
         Source::new(
@@ -63,7 +63,7 @@ impl BandwidthKernelsAndBuffer {
     ///
     /// # Errors
     /// Fails if a kernel does not compile or too little device memory is free.
-    pub fn with_filled_buffer(
+    pub fn bandwidth_kernels_with_filled_buffer(
         device: &Device,
         bytes: usize,
         pattern: &[u8],
@@ -85,8 +85,8 @@ impl BandwidthKernelsAndBuffer {
         let arguments = [
             KernelArgument::from(&self.buffer),
             KernelArgument::I64(packets as i64),
-            // The kernel writes its xor only if it equals this number, so that the compiler keeps
-            // the loads.
+            // The read kernel writes the xor of what it read only if it equals this number, so that
+            // the compiler keeps the loads.
             KernelArgument::U32(0xdead_beef),
             KernelArgument::from(&self.never_written_output),
         ];
@@ -98,7 +98,7 @@ impl BandwidthKernelsAndBuffer {
     /// Enqueues a kernel that copies the first half of the first `bytes` bytes to the second half.
     pub fn enqueue_copy_kernel(&self, bytes: u64) -> Result<(), BackendError> {
         let packets = self.packets_in_buffer_prefix(bytes)? / 2;
-        let target = KernelArgument::Address(
+        let target = KernelArgument::DeviceAddress(
             self.buffer.device_address() + packets as u64 * BYTES_PER_PACKET,
         );
         let arguments =
@@ -110,7 +110,7 @@ impl BandwidthKernelsAndBuffer {
 
     fn packets_in_buffer_prefix(&self, bytes: u64) -> Result<usize, BackendError> {
         if bytes > self.buffer.size_in_bytes() as u64 {
-            return Err(BackendError::Launch(format!(
+            return Err(BackendError::ComputationFailed(format!(
                 "a pass over {bytes} bytes of a buffer of {}",
                 self.buffer.size_in_bytes()
             )));
@@ -132,8 +132,10 @@ mod tests {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         let bytes = (TEST_PACKETS + 1) * BYTES_PER_PACKET as usize;
         let pattern: Vec<u8> = (0..bytes).map(|i| (i ^ (i >> 8)) as u8).collect();
-        let passes =
-            BandwidthKernelsAndBuffer::with_filled_buffer(&device, bytes, &pattern).unwrap();
+        let passes = BandwidthKernelsAndBuffer::bandwidth_kernels_with_filled_buffer(
+            &device, bytes, &pattern,
+        )
+        .unwrap();
         let moved = TEST_PACKETS as u64 * BYTES_PER_PACKET;
         let after = |pass: &dyn Fn()| {
             pass();

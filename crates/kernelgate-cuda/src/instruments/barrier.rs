@@ -32,13 +32,13 @@ struct BarrierOfOneGpu {
     /// Device addresses of the flag arrays of all GPUs.
     flag_address_table: DeviceBuffer,
     /// Flag array in this GPU's memory, which all GPUs write and this GPU reads.
-    _flags: DeviceBuffer,
+    _barrier_flags: DeviceBuffer,
 }
 
 /// A barrier over the first GPUs of a set, which all continue at about the same time.
 pub struct MultiGpuBarrier {
-    ranks: Vec<BarrierOfOneGpu>,
-    epoch: u32,
+    barriers_of_gpus: Vec<BarrierOfOneGpu>,
+    barrier_epoch: u32,
 }
 
 impl MultiGpuBarrier {
@@ -50,8 +50,8 @@ impl MultiGpuBarrier {
     /// many GPUs.
     pub fn new_if_peers_accessible(devices: &Devices) -> Result<Option<Self>, BackendError> {
         match devices.weakest_peer_link() {
-            None | Some(PeerLink::Host) => return Ok(None),
-            Some(PeerLink::Peer | PeerLink::PeerAtomic) => {}
+            None | Some(PeerLink::ThroughHostMemory) => return Ok(None),
+            Some(PeerLink::PeerWithoutAtomics | PeerLink::PeerWithAtomics) => {}
         }
         let count = devices.device_count();
         if count > MAX_GPUS_IN_BARRIER {
@@ -73,25 +73,32 @@ impl MultiGpuBarrier {
             ranks.extend(flags.next().map(|flags| BarrierOfOneGpu {
                 kernel,
                 flag_address_table: table,
-                _flags: flags,
+                _barrier_flags: flags,
             }));
             Ok(())
         })?;
-        Ok(Some(Self { ranks, epoch: 0 }))
+        Ok(Some(Self { barriers_of_gpus: ranks, barrier_epoch: 0 }))
     }
 
     /// Begins the next barrier by advancing its epoch number; afterwards each GPU enqueues its
     /// kernel once.
-    pub const fn advance_epoch(&mut self) {
-        self.epoch = self.epoch.wrapping_add(1);
+    pub const fn advance_barrier_epoch(&mut self) {
+        self.barrier_epoch = self.barrier_epoch.wrapping_add(1);
     }
 
     /// Enqueues the barrier kernel of GPU `rank`, for a barrier over the first `count` GPUs; the
     /// GPU's context must be current.
     pub fn enqueue_kernel_of_gpu(&self, rank: usize, count: usize) -> Result<(), BackendError> {
-        let BarrierOfOneGpu { kernel, flag_address_table: table, .. } = &self.ranks[rank];
+        let BarrierOfOneGpu { kernel, flag_address_table: table, .. } =
+            &self.barriers_of_gpus[rank];
         let timeout_ns = KernelArgument::U64(GPU_BARRIER_TIMEOUT.as_nanos() as u64);
         let [rank, gpus] = [rank, count].map(|number| KernelArgument::U32(number as u32));
-        kernel.launch_with(&[table.into(), rank, gpus, KernelArgument::U32(self.epoch), timeout_ns])
+        kernel.launch_with(&[
+            table.into(),
+            rank,
+            gpus,
+            KernelArgument::U32(self.barrier_epoch),
+            timeout_ns,
+        ])
     }
 }

@@ -7,13 +7,14 @@ use crate::{
     RequiredArchitecture, Source,
 };
 
-/// All kernels of this file.
+/// The resident-matmul kernel; the parameters of its specification are the dtype and the number of
+/// multiprocessors.
 pub(super) const RESIDENT_MATMUL_KERNELS: &[KernelSpec<(ResidentMatmulDtype, usize)>] =
     &[RESIDENT_MATMUL_KERNEL];
 
 const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentMatmulDtype, usize)> = KernelSpec {
     macro_definitions: |(operand, _)| operand.kernel_macros_of_dtype(),
-    requires: RequiredArchitecture::Exactly("sm_90a"),
+    required_architecture: RequiredArchitecture::ExactArchitecture("sm_90a"),
     listed_build_parameters: || {
         ResidentMatmulDtype::ALL_DTYPES.map(|operand| (operand, 1)).to_vec()
     },
@@ -67,9 +68,9 @@ impl ResidentMatmulDtype {
 /// Operands in device memory, and a kernel that multiplies them many times in shared memory.
 pub struct ResidentMatmulMeasurement {
     kernel: LoadedKernelWithLaunch,
-    operands: DeviceBuffer,
+    matmul_operands: DeviceBuffer,
     never_written_output: DeviceBuffer,
-    flops: f64,
+    flops_per_launch: f64,
 }
 
 impl ResidentMatmulMeasurement {
@@ -92,7 +93,7 @@ impl ResidentMatmulMeasurement {
         operand: ResidentMatmulDtype,
         operands: &[u8],
     ) -> Result<Self, BackendError> {
-        let multiprocessors = u64::from(device.gpu_properties().multiprocessors);
+        let multiprocessors = u64::from(device.gpu_properties().multiprocessor_count);
         let kernel = RESIDENT_MATMUL_KERNEL
             .compile_and_load(device, &(operand, multiprocessors as usize))?;
         let instruction = 2 * 64 * 256 * operand.elements_along_k_per_instruction();
@@ -100,22 +101,22 @@ impl ResidentMatmulMeasurement {
             Self::WGMMA_INSTRUCTIONS_PER_ROUND * Self::ROUNDS_PER_LAUNCH as u64 * multiprocessors;
         Ok(Self {
             kernel,
-            operands: device
+            matmul_operands: device
                 .allocate_with_repeated_pattern(operands, Self::OPERAND_BYTES_PER_BLOCK)?,
             never_written_output: device.upload(&[0; 4])?,
-            flops: (instruction * instructions) as f64,
+            flops_per_launch: (instruction * instructions) as f64,
         })
     }
 
-    /// Operations of a launch.
+    /// Returns the floating-point operations of one launch.
     pub const fn operations_per_launch(&self) -> f64 {
-        self.flops
+        self.flops_per_launch
     }
 
     /// Enqueues a launch.
-    pub fn enqueue_launch(&self) -> Result<(), BackendError> {
+    pub fn enqueue_matmul_launch(&self) -> Result<(), BackendError> {
         self.kernel.launch_with(&[
-            KernelArgument::from(&self.operands),
+            KernelArgument::from(&self.matmul_operands),
             KernelArgument::I32(Self::ROUNDS_PER_LAUNCH),
             KernelArgument::F32(f32::MIN_POSITIVE),
             KernelArgument::from(&self.never_written_output),

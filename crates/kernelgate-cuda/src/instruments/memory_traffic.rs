@@ -9,27 +9,30 @@ use crate::{
     BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernelWithLaunch, Source,
 };
 
-/// All kernels of this file.
+/// The memory-pass kernel; the parameter of its specification is the variant of the pass.
 pub(super) const MEMORY_PASS_KERNELS: &[KernelSpec<MemoryPassVariant>] = &[MEMORY_PASS_KERNEL];
 
 const MEMORY_PASS_KERNEL: KernelSpec<MemoryPassVariant> = KernelSpec {
     macro_definitions: |pass| {
-        let past_l1 = (pass.load_policy == LoadCachePolicy::L2).then_some("PAST_L1");
+        let past_l1 = (pass.load_policy == LoadCachePolicy::OnlyL2).then_some("PAST_L1");
         let kept = (pass.store_policy == StoreCachePolicy::KeptInL2).then_some("STORES_KEPT");
         let order = match pass.read_write_division {
             ReadWriteDivision::BlockReadsBeforeItWrites => None,
             ReadWriteDivision::WriterBlocksFirst => Some("WRITES_FIRST"),
             ReadWriteDivision::ReaderBlocksFirst => Some("READERS_FIRST"),
         };
-        let planes = (pass.packet_distance == DistanceOfThreadPackets::Plane).then_some("PLANES");
+        let planes =
+            (pass.packet_distance == DistanceOfThreadPackets::OnePlaneApart).then_some("PLANES");
         let macros = [past_l1, kept, order, planes].into_iter().flatten().map(str::to_owned);
-        let sizes =
-            [format!("THREADS={}", pass.threads), format!("PACKETS={}", pass.packets_per_thread)];
+        let sizes = [
+            format!("THREADS={}", pass.threads_per_block),
+            format!("PACKETS={}", pass.packets_per_thread),
+        ];
         sizes.into_iter().chain(macros).collect()
     },
     listed_build_parameters: || {
         let mut variants: Vec<MemoryPassVariant> = Vec::new();
-        for pass in MemoryPassVariant::ALL_TRIED {
+        for pass in MemoryPassVariant::ALL_TRIED_PASSES {
             if variants.iter().all(|known| {
                 MEMORY_PASS_KERNEL.build_for_parameters(known)
                     != MEMORY_PASS_KERNEL.build_for_parameters(&pass)
@@ -59,7 +62,7 @@ const RESIDENT_THREADS_PER_MULTIPROCESSOR: usize = 2048;
 /// in speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPassVariant {
-    threads: usize,
+    threads_per_block: usize,
     /// Number of 16-byte packets that a thread loads before it uses the first one.
     packets_per_thread: usize,
     load_policy: LoadCachePolicy,
@@ -73,7 +76,7 @@ pub struct MemoryPassVariant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LoadCachePolicy {
     AllCaches,
-    L2,
+    OnlyL2,
 }
 
 /// Priority in L2 of the lines that the memory pass writes.
@@ -101,7 +104,7 @@ enum ReadWriteDivision {
 enum GridSizeChoice {
     /// The grid has as many blocks as needed for each thread to load its packets once, without a
     /// loop.
-    CoversAllPackets,
+    GridCoversAllPackets,
     /// The grid has as many blocks as fit on the multiprocessors at the same time.
     AllBlocksResident,
 }
@@ -109,40 +112,40 @@ enum GridSizeChoice {
 /// Distance between the packets that a thread loads together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DistanceOfThreadPackets {
-    Block,
+    OneBlockApart,
     /// Packets of a thread are one plane apart, with one plane for each packet of a thread; for
     /// passes whose grid covers all packets.
-    Plane,
+    OnePlaneApart,
 }
 
 impl MemoryPassVariant {
-    /// Passes that are tried. On an H200, for 26 combinations of bytes and cache state, the best of
-    /// twenty of these passes was within 0.8 % of the best of 152 passes. Variants not listed:
-    /// writing blocks between reading blocks gain at most 0.5 %; bulk copies are slower everywhere,
-    /// by 1 to 60 %.
-    pub const ALL_TRIED: [Self; 23] = {
-        use GridSizeChoice::{AllBlocksResident, CoversAllPackets};
-        use LoadCachePolicy::{AllCaches, L2};
+    /// Variants of the memory pass that kernelgate tries. On an H200, for 26 combinations of bytes
+    /// and cache state, the best of twenty of these passes was within 0.8 % of the best of 152
+    /// passes. Variants not listed: writing blocks between reading blocks gain at most 0.5 %; bulk
+    /// copies are slower everywhere, by 1 to 60 %.
+    pub const ALL_TRIED_PASSES: [Self; 23] = {
+        use GridSizeChoice::{AllBlocksResident, GridCoversAllPackets};
+        use LoadCachePolicy::{AllCaches, OnlyL2};
         use ReadWriteDivision::{BlockReadsBeforeItWrites, ReaderBlocksFirst, WriterBlocksFirst};
         use StoreCachePolicy::{EvictedFirstFromL2, KeptInL2};
         [
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 128,
                 1,
                 AllCaches,
                 KeptInL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 1,
                 AllCaches,
                 KeptInL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 1,
                 AllCaches,
@@ -150,55 +153,55 @@ impl MemoryPassVariant {
                 BlockReadsBeforeItWrites,
                 AllBlocksResident,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 128,
                 4,
                 AllCaches,
                 KeptInL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 8,
-                L2,
+                OnlyL2,
                 KeptInL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 8,
-                L2,
+                OnlyL2,
                 EvictedFirstFromL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 2,
                 AllCaches,
                 EvictedFirstFromL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 128,
                 2,
-                L2,
+                OnlyL2,
                 EvictedFirstFromL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 2,
-                L2,
+                OnlyL2,
                 KeptInL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 4,
                 AllCaches,
@@ -206,41 +209,55 @@ impl MemoryPassVariant {
                 BlockReadsBeforeItWrites,
                 AllBlocksResident,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 128,
                 2,
                 AllCaches,
                 KeptInL2,
                 ReaderBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 128,
                 8,
                 AllCaches,
                 KeptInL2,
                 ReaderBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(128, 4, L2, KeptInL2, ReaderBlocksFirst, CoversAllPackets),
-            Self::with_packets_per_block(256, 4, L2, KeptInL2, ReaderBlocksFirst, CoversAllPackets),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
+                128,
+                4,
+                OnlyL2,
+                KeptInL2,
+                ReaderBlocksFirst,
+                GridCoversAllPackets,
+            ),
+            Self::variant_with_packets_block_apart(
+                256,
+                4,
+                OnlyL2,
+                KeptInL2,
+                ReaderBlocksFirst,
+                GridCoversAllPackets,
+            ),
+            Self::variant_with_packets_block_apart(
                 128,
                 2,
                 AllCaches,
                 EvictedFirstFromL2,
                 ReaderBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 2,
                 AllCaches,
                 EvictedFirstFromL2,
                 ReaderBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 128,
                 4,
                 AllCaches,
@@ -248,23 +265,23 @@ impl MemoryPassVariant {
                 ReaderBlocksFirst,
                 AllBlocksResident,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 2,
                 AllCaches,
                 EvictedFirstFromL2,
                 WriterBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 4,
                 AllCaches,
                 EvictedFirstFromL2,
                 WriterBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 4,
                 AllCaches,
@@ -272,37 +289,37 @@ impl MemoryPassVariant {
                 WriterBlocksFirst,
                 AllBlocksResident,
             ),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 2,
                 AllCaches,
                 KeptInL2,
                 WriterBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             )
             .with_packets_one_plane_apart(),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 4,
                 AllCaches,
                 EvictedFirstFromL2,
                 WriterBlocksFirst,
-                CoversAllPackets,
+                GridCoversAllPackets,
             )
             .with_packets_one_plane_apart(),
-            Self::with_packets_per_block(
+            Self::variant_with_packets_block_apart(
                 256,
                 4,
                 AllCaches,
                 EvictedFirstFromL2,
                 BlockReadsBeforeItWrites,
-                CoversAllPackets,
+                GridCoversAllPackets,
             )
             .with_packets_one_plane_apart(),
         ]
     };
 
-    const fn with_packets_per_block(
+    const fn variant_with_packets_block_apart(
         threads: usize,
         packets: usize,
         load: LoadCachePolicy,
@@ -311,25 +328,25 @@ impl MemoryPassVariant {
         blocks: GridSizeChoice,
     ) -> Self {
         Self {
-            threads,
+            threads_per_block: threads,
             packets_per_thread: packets,
             load_policy: load,
             store_policy: store,
             read_write_division: order,
             grid_size: blocks,
-            packet_distance: DistanceOfThreadPackets::Block,
+            packet_distance: DistanceOfThreadPackets::OneBlockApart,
         }
     }
 
     const fn with_packets_one_plane_apart(self) -> Self {
-        Self { packet_distance: DistanceOfThreadPackets::Plane, ..self }
+        Self { packet_distance: DistanceOfThreadPackets::OnePlaneApart, ..self }
     }
 }
 
 impl fmt::Display for MemoryPassVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            threads,
+            threads_per_block: threads,
             packets_per_thread: packets,
             load_policy: load,
             store_policy: store,
@@ -339,12 +356,12 @@ impl fmt::Display for MemoryPassVariant {
         } = self;
         write!(f, "{threads} threads x {packets} packets")?;
         let words = [
-            (*load == LoadCachePolicy::L2).then_some("past L1"),
+            (*load == LoadCachePolicy::OnlyL2).then_some("past L1"),
             (*store == StoreCachePolicy::EvictedFirstFromL2).then_some("evict first"),
             (*order == ReadWriteDivision::WriterBlocksFirst).then_some("writes first"),
             (*order == ReadWriteDivision::ReaderBlocksFirst).then_some("readers first"),
             (*blocks == GridSizeChoice::AllBlocksResident).then_some("resident"),
-            (*apart == DistanceOfThreadPackets::Plane).then_some("in planes"),
+            (*apart == DistanceOfThreadPackets::OnePlaneApart).then_some("in planes"),
         ];
         words.into_iter().flatten().try_for_each(|word| write!(f, ", {word}"))
     }
@@ -359,13 +376,13 @@ struct ReaderAndWriterBlocks {
 }
 
 impl ReaderAndWriterBlocks {
-    fn for_memory_pass(
+    fn blocks_for_memory_pass(
         pass: &MemoryPassVariant,
         reads: u64,
         writes: u64,
         multiprocessors: u64,
     ) -> Self {
-        let round = (pass.threads * pass.packets_per_thread) as u64;
+        let round = (pass.threads_per_block * pass.packets_per_thread) as u64;
         let work = match pass.read_write_division {
             ReadWriteDivision::BlockReadsBeforeItWrites | ReadWriteDivision::WriterBlocksFirst => {
                 reads.max(writes)
@@ -373,10 +390,12 @@ impl ReaderAndWriterBlocks {
             ReadWriteDivision::ReaderBlocksFirst => reads + writes,
         };
         let resident =
-            (RESIDENT_THREADS_PER_MULTIPROCESSOR / pass.threads) as u64 * multiprocessors;
+            (RESIDENT_THREADS_PER_MULTIPROCESSOR / pass.threads_per_block) as u64 * multiprocessors;
         let blocks = match pass.grid_size {
-            GridSizeChoice::CoversAllPackets => work.div_ceil(round),
-            GridSizeChoice::AllBlocksResident => resident.min(work.div_ceil(pass.threads as u64)),
+            GridSizeChoice::GridCoversAllPackets => work.div_ceil(round),
+            GridSizeChoice::AllBlocksResident => {
+                resident.min(work.div_ceil(pass.threads_per_block as u64))
+            }
         };
         let blocks = blocks.max(1);
         let share = |packets: u64| match packets {
@@ -406,10 +425,10 @@ impl ReaderAndWriterBlocks {
 /// A source buffer and a target buffer in device memory, and the kernels of all memory passes.
 pub struct MemoryPassKernelsAndBuffers {
     kernels: Vec<(MemoryPassVariant, LoadedKernelWithLaunch)>,
-    source: DeviceBuffer,
-    target: DeviceBuffer,
+    source_buffer: DeviceBuffer,
+    target_buffer: DeviceBuffer,
     never_written_output: DeviceBuffer,
-    multiprocessors: u64,
+    multiprocessor_count: u64,
 }
 
 /// The bytes that a memory pass reads and writes, and where they begin; their place in the buffers
@@ -421,7 +440,7 @@ pub struct BytesOfMemoryPass {
     /// Bytes written, rounded up to whole 16-byte packets.
     pub write_bytes: u64,
     /// Offset in bytes, in both buffers, at which reading and writing begin; a multiple of 16.
-    pub offset: u64,
+    pub offset_bytes: u64,
 }
 
 impl MemoryPassKernelsAndBuffers {
@@ -430,7 +449,7 @@ impl MemoryPassKernelsAndBuffers {
     ///
     /// # Errors
     /// Fails if a kernel does not compile or too little device memory is free.
-    pub fn compile_all_and_allocate(
+    pub fn compile_memory_passes_and_allocate(
         device: &Device,
         (read_bytes, write_bytes): (u64, u64),
         pattern: &[u8],
@@ -438,14 +457,14 @@ impl MemoryPassKernelsAndBuffers {
         let load = |pass| Ok((pass, MEMORY_PASS_KERNEL.compile_and_load(device, &pass)?));
         let room = |bytes: u64| (packets_for_bytes(bytes).max(1) * BYTES_PER_PACKET) as usize;
         Ok(Self {
-            kernels: MemoryPassVariant::ALL_TRIED
+            kernels: MemoryPassVariant::ALL_TRIED_PASSES
                 .into_iter()
                 .map(load)
                 .collect::<Result<_, BackendError>>()?,
-            source: device.allocate_with_repeated_pattern(pattern, room(read_bytes))?,
-            target: device.allocate(room(write_bytes))?,
+            source_buffer: device.allocate_with_repeated_pattern(pattern, room(read_bytes))?,
+            target_buffer: device.allocate(room(write_bytes))?,
             never_written_output: device.upload(&[0; 4])?,
-            multiprocessors: u64::from(device.gpu_properties().multiprocessors),
+            multiprocessor_count: u64::from(device.gpu_properties().multiprocessor_count),
         })
     }
 
@@ -462,36 +481,43 @@ impl MemoryPassKernelsAndBuffers {
             (packets_for_bytes(moved.read_bytes), packets_for_bytes(moved.write_bytes));
         let fits = |buffer: &DeviceBuffer, packets| {
             packets < MAX_PACKETS_OF_BUFFER
-                && moved.offset + packets * BYTES_PER_PACKET <= buffer.size_in_bytes() as u64
+                && moved.offset_bytes + packets * BYTES_PER_PACKET <= buffer.size_in_bytes() as u64
         };
         let kernel = self.kernels.iter().find(|(known, _)| *known == pass);
-        let Some((_, kernel)) =
-            kernel.filter(|_| fits(&self.source, reads) && fits(&self.target, writes))
+        let Some((_, kernel)) = kernel
+            .filter(|_| fits(&self.source_buffer, reads) && fits(&self.target_buffer, writes))
         else {
-            return Err(BackendError::Launch(format!("no pass ({pass}) for {moved:?}")));
+            return Err(BackendError::ComputationFailed(format!("no pass ({pass}) for {moved:?}")));
         };
-        let roles =
-            ReaderAndWriterBlocks::for_memory_pass(&pass, reads, writes, self.multiprocessors);
+        let roles = ReaderAndWriterBlocks::blocks_for_memory_pass(
+            &pass,
+            reads,
+            writes,
+            self.multiprocessor_count,
+        );
         let launch = Launch::with_grid_of_blocks(
             [roles.total_block_count(pass.read_write_division) as usize, 1, 1],
-            pass.threads as u32,
+            pass.threads_per_block as u32,
         )?;
         let plane = match pass.packet_distance {
-            DistanceOfThreadPackets::Block => 0,
-            DistanceOfThreadPackets::Plane => reads.div_ceil(pass.packets_per_thread as u64),
+            DistanceOfThreadPackets::OneBlockApart => 0,
+            DistanceOfThreadPackets::OnePlaneApart => {
+                reads.div_ceil(pass.packets_per_thread as u64)
+            }
         };
         let number = |count: u64| KernelArgument::U32(count as u32);
         let share = |packets: u64, blocks: u64| number(packets.div_ceil(blocks.max(1)));
         let read_in_turn = if plane > 0 { plane } else { reads };
-        let at =
-            |buffer: &DeviceBuffer| KernelArgument::Address(buffer.device_address() + moved.offset);
+        let at = |buffer: &DeviceBuffer| {
+            KernelArgument::DeviceAddress(buffer.device_address() + moved.offset_bytes)
+        };
         let arguments = [
-            at(&self.source),
+            at(&self.source_buffer),
             number(reads),
             number(plane),
             share(read_in_turn, roles.reader_blocks),
             number(roles.reader_blocks),
-            at(&self.target),
+            at(&self.target_buffer),
             number(writes),
             share(writes, roles.writer_blocks),
             KernelArgument::U32(0x9e37_79b9),
@@ -516,19 +542,20 @@ mod tests {
     #[test]
     fn reader_and_writer_blocks_are_as_many_as_their_packets_need() {
         let roles = |order, blocks, reads, writes| {
-            let pass = MemoryPassVariant::with_packets_per_block(
+            let pass = MemoryPassVariant::variant_with_packets_block_apart(
                 128,
                 4,
-                LoadCachePolicy::L2,
+                LoadCachePolicy::OnlyL2,
                 StoreCachePolicy::KeptInL2,
                 order,
                 blocks,
             );
             let ReaderAndWriterBlocks { reader_blocks: readers, writer_blocks: writers } =
-                ReaderAndWriterBlocks::for_memory_pass(&pass, reads, writes, 132);
+                ReaderAndWriterBlocks::blocks_for_memory_pass(&pass, reads, writes, 132);
             [readers, writers]
         };
-        let covering = |order| roles(order, GridSizeChoice::CoversAllPackets, 512 * 30, 512 * 10);
+        let covering =
+            |order| roles(order, GridSizeChoice::GridCoversAllPackets, 512 * 30, 512 * 10);
         assert_eq!(covering(ReadWriteDivision::BlockReadsBeforeItWrites), [30, 30]);
         assert_eq!(covering(ReadWriteDivision::WriterBlocksFirst), [30, 30]);
         assert_eq!(covering(ReadWriteDivision::ReaderBlocksFirst), [30, 10]);
@@ -543,7 +570,7 @@ mod tests {
         assert_eq!(
             roles(
                 ReadWriteDivision::ReaderBlocksFirst,
-                GridSizeChoice::CoversAllPackets,
+                GridSizeChoice::GridCoversAllPackets,
                 1 << 20,
                 1
             ),
@@ -555,22 +582,23 @@ mod tests {
     fn a_memory_pass_writes_all_of_its_bytes_and_none_behind_them() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         const TEST_BUFFER_BYTES: u64 = 16 * 4096;
-        let traffic = MemoryPassKernelsAndBuffers::compile_all_and_allocate(
+        let traffic = MemoryPassKernelsAndBuffers::compile_memory_passes_and_allocate(
             &device,
             (TEST_BUFFER_BYTES, TEST_BUFFER_BYTES),
             &[7; 1 << 10],
         )
         .unwrap();
-        for pass in MemoryPassVariant::ALL_TRIED {
+        for pass in MemoryPassVariant::ALL_TRIED_PASSES {
             for (read_bytes, write_bytes) in
                 [(TEST_BUFFER_BYTES, 16 * 1021), (16 * 1021, 16 * 4095), (160, 16)]
             {
-                let moved = |offset| BytesOfMemoryPass { read_bytes, write_bytes, offset };
-                traffic.target.fill_all_bytes(0xff).unwrap();
+                let moved =
+                    |offset| BytesOfMemoryPass { read_bytes, write_bytes, offset_bytes: offset };
+                traffic.target_buffer.fill_all_bytes(0xff).unwrap();
                 traffic.enqueue_memory_pass(pass, moved(0)).unwrap();
                 device.synchronize().unwrap();
                 let mut now = vec![0; TEST_BUFFER_BYTES as usize];
-                traffic.target.download_first_bytes(&mut now).unwrap();
+                traffic.target_buffer.download_first_bytes(&mut now).unwrap();
                 let (inside, behind) = now.split_at(write_bytes as usize);
                 let changed = inside.chunks(16).all(|packet| packet != [0xff; 16]);
                 assert!(changed && behind.iter().all(|byte| *byte == 0xff), "{pass}");

@@ -11,7 +11,7 @@ pub mod timing;
 
 use crate::spec::{ListedKernelBuild, list_kernel_rows};
 
-/// Every kernel of `kernels/measure`.
+/// Returns every kernel of the folder `kernels/measure` with each of its builds.
 pub fn all_instrument_kernels() -> Vec<ListedKernelBuild> {
     [
         list_kernel_rows(bandwidth::READ_AND_COPY_KERNELS),
@@ -39,16 +39,16 @@ mod tests {
             .collect();
         let mut listed: Vec<_> = all_instrument_kernels()
             .iter()
-            .map(|kernel| format!("{}.cu", &kernel.build.source.file["measure/".len()..]))
+            .map(|kernel| {
+                format!("{}.cu", &kernel.build.source.kernel_file_name["measure/".len()..])
+            })
             .collect();
         files.sort();
         listed.sort();
         listed.dedup();
         assert_eq!(files, listed);
-        assert!(
-            all_instrument_kernels().iter().all(|kernel| kernel
-                .kernel_name_in_records()
-                .starts_with(kernel.build.source.file))
-        );
+        assert!(all_instrument_kernels().iter().all(|kernel| {
+            kernel.kernel_name_in_records().starts_with(kernel.build.source.kernel_file_name)
+        }));
     }
 }

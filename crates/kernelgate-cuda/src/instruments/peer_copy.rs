@@ -26,42 +26,43 @@ const PEER_COPY_KERNEL: KernelSpec<usize> = KernelSpec {
     )
 };
 
-/// How bytes are copied.
+/// How bytes are copied from one GPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerCopyKind {
     /// A copy engine (DMA) of the GPU copies the data.
-    Engine,
+    CopyEngine,
     /// A kernel on the multiprocessors of the sending GPU copies the data.
-    Kernel,
+    CopyKernel,
 }
 
 /// One GPU's buffer, the buffer of the receiving GPU, and the loaded copy kernel.
 struct CopyBetweenTwoGpus {
-    from: DeviceBuffer,
-    to: DeviceBuffer,
-    kernel: Option<LoadedKernelWithLaunch>,
+    source_buffer: DeviceBuffer,
+    destination_buffer: DeviceBuffer,
+    copy_kernel: Option<LoadedKernelWithLaunch>,
 }
 
 /// Copies between the GPUs of a set that run at the same time.
-pub struct PeerCopiesOfSet {
+pub struct PeerCopiesOfGpuSet {
     devices: Devices,
     copies: Vec<CopyBetweenTwoGpus>,
-    bytes: usize,
+    bytes_per_copy: usize,
     kinds: Vec<PeerCopyKind>,
 }
 
-impl PeerCopiesOfSet {
+impl PeerCopiesOfGpuSet {
     /// Allocates buffers and compiles kernels for copies of `bytes` bytes: from every GPU to the
     /// next one in a circle, or only from the first to the second.
     ///
     /// # Errors
     /// Fails if too little device memory is free or a kernel does not compile.
-    pub fn allocate_and_compile(
+    pub fn allocate_buffers_and_compile_copies(
         devices: &Devices,
         bytes: usize,
         both_ways: bool,
     ) -> Result<Self, BackendError> {
-        let accessible = devices.weakest_peer_link().is_some_and(|link| link != PeerLink::Host);
+        let accessible =
+            devices.weakest_peer_link().is_some_and(|link| link != PeerLink::ThroughHostMemory);
         let by_kernel = accessible && bytes.is_multiple_of(PEER_COPY_PACKET_BYTES);
         let mut buffers = Vec::new();
         devices.for_each_with_context_current(|_, device| {
@@ -78,20 +79,25 @@ impl PeerCopiesOfSet {
                         * PEER_COPY_PACKETS_PER_ITERATION
                         * PEER_COPY_THREADS_PER_BLOCK,
                 );
-                let blocks = blocks.clamp(1, 2 * device.gpu_properties().multiprocessors as usize);
+                let blocks =
+                    blocks.clamp(1, 2 * device.gpu_properties().multiprocessor_count as usize);
                 let kernel = by_kernel
                     .then(|| PEER_COPY_KERNEL.compile_and_load(device, &blocks))
                     .transpose()?;
                 let (from, to) = (buffers[rank].0.clone(), buffers[(rank + 1) % count].1.clone());
-                copies.push(CopyBetweenTwoGpus { from, to, kernel });
+                copies.push(CopyBetweenTwoGpus {
+                    source_buffer: from,
+                    destination_buffer: to,
+                    copy_kernel: kernel,
+                });
             }
             Ok(())
         })?;
         let kinds = match by_kernel {
-            true => vec![PeerCopyKind::Engine, PeerCopyKind::Kernel],
-            false => vec![PeerCopyKind::Engine],
+            true => vec![PeerCopyKind::CopyEngine, PeerCopyKind::CopyKernel],
+            false => vec![PeerCopyKind::CopyEngine],
         };
-        Ok(Self { devices: devices.clone(), copies, bytes, kinds })
+        Ok(Self { devices: devices.clone(), copies, bytes_per_copy: bytes, kinds })
     }
 
     /// The kinds of peer copies that these GPUs support: by copy engine, and by kernel if they can
@@ -104,12 +110,21 @@ impl PeerCopiesOfSet {
     pub fn enqueue_all_copies(&self, kind: PeerCopyKind) -> Result<(), BackendError> {
         self.devices.for_each_with_context_current(|rank, device| {
             let Some(copy) = self.copies.get(rank) else { return Ok(()) };
-            match (&copy.kernel, kind) {
-                (Some(kernel), PeerCopyKind::Kernel) => {
-                    let packets = KernelArgument::I64((self.bytes / PEER_COPY_PACKET_BYTES) as i64);
-                    kernel.launch_with(&[(&copy.from).into(), (&copy.to).into(), packets])
+            match (&copy.copy_kernel, kind) {
+                (Some(kernel), PeerCopyKind::CopyKernel) => {
+                    let packets =
+                        KernelArgument::I64((self.bytes_per_copy / PEER_COPY_PACKET_BYTES) as i64);
+                    kernel.launch_with(&[
+                        (&copy.source_buffer).into(),
+                        (&copy.destination_buffer).into(),
+                        packets,
+                    ])
                 }
-                _ => copy.to.copy_first_bytes_from(device.stream(), &copy.from, self.bytes),
+                _ => copy.destination_buffer.copy_first_bytes_from(
+                    device.stream(),
+                    &copy.source_buffer,
+                    self.bytes_per_copy,
+                ),
             }
         })
     }

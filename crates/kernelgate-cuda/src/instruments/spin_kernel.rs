@@ -48,7 +48,7 @@ impl EmptyKernel {
 /// A kernel that spins for a given time, and the time that it reports.
 pub struct SpinKernel {
     kernel: LoadedKernelWithLaunch,
-    report: DeviceBuffer,
+    spin_time_report: DeviceBuffer,
 }
 
 /// Bytes of the report that a spin kernel writes: 8 for nanoseconds by the device-wide timer, and 8
@@ -63,20 +63,22 @@ impl SpinKernel {
     pub fn compile_and_allocate_report(device: &Device) -> Result<Self, BackendError> {
         Ok(Self {
             kernel: SPIN_KERNEL.compile_and_load(device, &())?,
-            report: device.upload(&[0; SPIN_KERNEL_REPORT_BYTES])?,
+            spin_time_report: device.upload(&[0; SPIN_KERNEL_REPORT_BYTES])?,
         })
     }
 
     /// Enqueues the kernel, which spins for `duration_ns` nanoseconds.
     pub fn enqueue_spin(&self, duration_ns: u64) -> Result<(), BackendError> {
-        self.kernel
-            .launch_with(&[KernelArgument::U64(duration_ns), KernelArgument::from(&self.report)])
+        self.kernel.launch_with(&[
+            KernelArgument::U64(duration_ns),
+            KernelArgument::from(&self.spin_time_report),
+        ])
     }
 
     /// Nanoseconds that the last spin took by the device-wide timer; the spin must have finished.
     pub fn reported_ns_of_last_spin(&self) -> Result<u64, BackendError> {
         let mut words = [0u64; 2];
-        self.report.download_first_bytes(bytemuck::cast_slice_mut(&mut words))?;
+        self.spin_time_report.download_first_bytes(bytemuck::cast_slice_mut(&mut words))?;
         Ok(words[0])
     }
 }

@@ -51,17 +51,17 @@ const FLUSH_L2_KERNEL: KernelSpec<usize> = KernelSpec {
 pub struct StreamBlocker {
     kernel: LoadedKernelWithLaunch,
     mailbox: PinnedHostDeviceMailbox,
-    ticket: u32,
+    hold_number: u32,
 }
 
 /// The clock-probe kernel and the L2-flush kernel of a device, with their memory.
 pub struct ClockProbeAndL2Flush {
-    probe: LoadedKernelWithLaunch,
+    clock_probe_kernel: LoadedKernelWithLaunch,
     /// Clock readings in pinned host memory, which the host can read without waiting for later work
     /// on the device.
-    readings: PinnedWordsFromDevice,
-    flush: LoadedKernelWithLaunch,
-    flushed: DeviceBuffer,
+    clock_readings: PinnedWordsFromDevice,
+    l2_flush_kernel: LoadedKernelWithLaunch,
+    l2_flush_buffer: DeviceBuffer,
 }
 
 /// Number of 64-bit words of a clock reading: timer in nanoseconds, SM cycles, and index of the
@@ -83,29 +83,29 @@ impl StreamBlocker {
     /// # Errors
     /// Fails if the kernel does not compile or too little memory is free.
     pub fn compile_and_allocate_mailbox(device: &Device) -> Result<Self, BackendError> {
-        let multiprocessors = device.gpu_properties().multiprocessors as usize;
+        let multiprocessors = device.gpu_properties().multiprocessor_count as usize;
         let kernel = STREAM_BLOCKING_KERNEL.compile_and_load(device, &multiprocessors)?;
-        Ok(Self { kernel, mailbox: PinnedHostDeviceMailbox::new()?, ticket: 0 })
+        Ok(Self { kernel, mailbox: PinnedHostDeviceMailbox::new()?, hold_number: 0 })
     }
 }
 
 impl StreamHold for StreamBlocker {
     fn enqueue_hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.ticket = self.ticket.wrapping_add(1).max(1);
+        self.hold_number = self.hold_number.wrapping_add(1).max(1);
         self.mailbox.word_written_by_device().store(0, Ordering::Release);
         let (flag, outcome) = self.mailbox.addresses_of_both_words();
         let timeout_ns = KernelArgument::U64(at_most.as_nanos() as u64);
         let arguments = [
-            KernelArgument::Address(flag),
-            KernelArgument::U32(self.ticket),
+            KernelArgument::DeviceAddress(flag),
+            KernelArgument::U32(self.hold_number),
             timeout_ns,
-            KernelArgument::Address(outcome),
+            KernelArgument::DeviceAddress(outcome),
         ];
         self.kernel.launch_with(&arguments)
     }
 
     fn release_stream(&mut self) {
-        self.mailbox.word_read_by_device().store(self.ticket, Ordering::Release);
+        self.mailbox.word_read_by_device().store(self.hold_number, Ordering::Release);
     }
 
     fn was_released_in_time(&self) -> bool {
@@ -124,31 +124,34 @@ impl ClockProbeAndL2Flush {
     ///
     /// # Errors
     /// Fails if a kernel does not compile or too little memory is free.
-    pub fn compile_and_allocate(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
-        let multiprocessors = device.gpu_properties().multiprocessors as usize;
+    pub fn compile_kernels_and_allocate_memory(
+        device: &Device,
+        flush_bytes: u64,
+    ) -> Result<Self, BackendError> {
+        let multiprocessors = device.gpu_properties().multiprocessor_count as usize;
         let instruments = Self {
-            probe: CLOCK_PROBE_KERNEL.compile_and_load(device, &multiprocessors)?,
-            readings: PinnedWordsFromDevice::with_zeroed_words(
+            clock_probe_kernel: CLOCK_PROBE_KERNEL.compile_and_load(device, &multiprocessors)?,
+            clock_readings: PinnedWordsFromDevice::with_zeroed_words(
                 CLOCK_PROBE_COUNT * WORDS_PER_CLOCK_READING,
             )?,
-            flush: FLUSH_L2_KERNEL.compile_and_load(device, &multiprocessors)?,
-            flushed: device.allocate(flush_bytes as usize & !15)?,
+            l2_flush_kernel: FLUSH_L2_KERNEL.compile_and_load(device, &multiprocessors)?,
+            l2_flush_buffer: device.allocate(flush_bytes as usize & !15)?,
         };
-        instruments.flushed.fill_all_bytes(0x5a)?;
+        instruments.l2_flush_buffer.fill_all_bytes(0x5a)?;
         Ok(instruments)
     }
 
     /// Enqueues a kernel that reads the device timer and the SM's cycle counter into probe `which`
     /// (0 to 3).
     pub fn enqueue_clock_probe(&self, which: usize) -> Result<(), BackendError> {
-        let address = self.readings.address_of_word(which * WORDS_PER_CLOCK_READING);
-        self.probe.launch_with(&[KernelArgument::Address(address)])
+        let address = self.clock_readings.address_of_word(which * WORDS_PER_CLOCK_READING);
+        self.clock_probe_kernel.launch_with(&[KernelArgument::DeviceAddress(address)])
     }
 
     /// Enqueues a kernel that replaces the contents of the L2 cache.
     pub fn enqueue_l2_flush(&self) -> Result<(), BackendError> {
-        let packets = KernelArgument::I64(self.flushed.size_in_bytes() as i64 / 16);
-        self.flush.launch_with(&[KernelArgument::from(&self.flushed), packets])
+        let packets = KernelArgument::I64(self.l2_flush_buffer.size_in_bytes() as i64 / 16);
+        self.l2_flush_kernel.launch_with(&[KernelArgument::from(&self.l2_flush_buffer), packets])
     }
 
     /// Average SM clock in MHz between clock probe `first` and the next probe, both of which must
@@ -164,7 +167,7 @@ impl ClockProbeAndL2Flush {
 
     fn words_of_clock_reading(&self, which: usize) -> [u64; WORDS_PER_CLOCK_READING] {
         std::array::from_fn(|i| {
-            self.readings.word_at(which * WORDS_PER_CLOCK_READING + i).load(Ordering::Acquire)
+            self.clock_readings.word_at(which * WORDS_PER_CLOCK_READING + i).load(Ordering::Acquire)
         })
     }
 }
@@ -180,7 +183,8 @@ mod tests {
         // The flushed buffer's size is not a whole number of 16-byte packets.
         let mut blocker = StreamBlocker::compile_and_allocate_mailbox(&device).unwrap();
         let instruments =
-            ClockProbeAndL2Flush::compile_and_allocate(&device, 16 * 1021 + 7).unwrap();
+            ClockProbeAndL2Flush::compile_kernels_and_allocate_memory(&device, 16 * 1021 + 7)
+                .unwrap();
         blocker.enqueue_hold(Duration::from_secs(60)).unwrap();
         instruments.enqueue_clock_probe(0).unwrap();
         instruments.enqueue_l2_flush().unwrap();
@@ -188,8 +192,8 @@ mod tests {
         blocker.release_stream();
         device.synchronize().unwrap();
         assert!(blocker.was_released_in_time());
-        let mut flushed = vec![0; instruments.flushed.size_in_bytes()];
-        instruments.flushed.download_first_bytes(&mut flushed).unwrap();
+        let mut flushed = vec![0; instruments.l2_flush_buffer.size_in_bytes()];
+        instruments.l2_flush_buffer.download_first_bytes(&mut flushed).unwrap();
         assert!(flushed.iter().all(|byte| *byte == 0x5a), "a flush changes nothing");
         if let Some(mhz) = instruments.sm_clock_mhz_between_probes(0) {
             assert!((100.0..10_000.0).contains(&mhz), "{mhz} MHz");

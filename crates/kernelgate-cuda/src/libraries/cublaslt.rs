@@ -23,7 +23,7 @@ pub enum GemmInputDtype {
 }
 
 impl GemmInputDtype {
-    /// All algorithms, fastest first.
+    /// All dtypes of GEMM inputs, fastest first.
     pub const DTYPES_FASTEST_FIRST: [Self; 5] =
         [Self::Fp8, Self::Bf16, Self::F16, Self::Tf32, Self::F32];
 
@@ -59,7 +59,7 @@ impl GemmInputDtype {
         };
         GemmSpec {
             b_transposed: true,
-            tf32: matches!(self, Self::Tf32),
+            rounds_inputs_to_tf32: matches!(self, Self::Tf32),
             ..GemmSpec::new(size, size, size, input, output)
         }
     }
@@ -69,21 +69,22 @@ impl GemmInputDtype {
 /// it.
 pub struct SquareGemmByCublasLt {
     gemm: PreparedGemm,
-    a: DeviceBuffer,
-    b: DeviceBuffer,
-    d: DeviceBuffer,
+    matrix_a: DeviceBuffer,
+    matrix_b: DeviceBuffer,
+    matrix_d: DeviceBuffer,
 }
 
 const GEMM_WORKSPACE_BYTES_FOR_PEAK: usize = 32 << 20;
 
 impl SquareGemmByCublasLt {
-    /// Prepares the GEMM of two `size`×`size` matrices whose elements repeat the patterns `a` and
-    /// `b`; `None` without cuBLASLt, or if it has no algorithm for the dtype on this GPU.
+    /// Prepares the GEMM of two `size`×`size` matrices whose elements repeat the patterns
+    /// `matrix_a` and `matrix_b`; `None` without cuBLASLt, or if it has no algorithm for the dtype
+    /// on this GPU.
     ///
     /// # Errors
     /// Fails if a matrix is not a whole number of its patterns, cuBLASLt returns an error, or too
     /// little device memory is free.
-    pub fn prepare_if_supported(
+    pub fn prepare_gemm_if_supported(
         device: &Arc<Device>,
         operands: GemmInputDtype,
         size: u64,
@@ -96,16 +97,17 @@ impl SquareGemmByCublasLt {
         let elements = (size * size) as usize;
         let bytes = elements * operands.bytes_of_input_element();
         if [a, b].iter().any(|pattern| bytes.checked_rem(pattern.len()) != Some(0)) {
-            return Err(BackendError::Launch(format!(
+            return Err(BackendError::ComputationFailed(format!(
                 "a GEMM of {size} by {size} with operands of another size"
             )));
         }
         let fill = |pattern| device.allocate_with_repeated_pattern(pattern, bytes);
         let [a, b] = [fill(a)?, fill(b)?];
         let d = device.allocate(elements * spec.d.size_of_element_in_bytes())?;
-        let blas = CublasLtLanes::open_with_workspace(device, 1, GEMM_WORKSPACE_BYTES_FOR_PEAK)?;
-        match PreparedGemm::with_proposed_algorithms(&blas, spec) {
-            Ok(gemm) => Ok(Some(Self { gemm, a, b, d })),
+        let blas =
+            CublasLtLanes::open_cublaslt_with_workspace(device, 1, GEMM_WORKSPACE_BYTES_FOR_PEAK)?;
+        match PreparedGemm::gemm_with_proposed_algorithms(&blas, spec) {
+            Ok(gemm) => Ok(Some(Self { gemm, matrix_a: a, matrix_b: b, matrix_d: d })),
             // GPUs before sm_89 do not support fp8, so no fp8 rate is measured there.
             Err(error) if error.means_unsupported_gemm() => Ok(None),
             Err(error) => Err(error.into()),
@@ -118,9 +120,10 @@ impl SquareGemmByCublasLt {
     }
 
     /// Enqueues the GEMM with the proposed algorithm of this index.
-    pub fn enqueue_with_algorithm(&self, algorithm: usize) -> Result<(), BackendError> {
-        let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceBuffer::device_address);
-        self.gemm.enqueue_with_proposed_algorithm(
+    pub fn enqueue_gemm_with_algorithm(&self, algorithm: usize) -> Result<(), BackendError> {
+        let [a, b, d] =
+            [&self.matrix_a, &self.matrix_b, &self.matrix_d].map(DeviceBuffer::device_address);
+        self.gemm.enqueue_gemm_with_proposed_algorithm(
             algorithm,
             0,
             &GemmOperandAddresses::gemm_operands_from_a_b_d(b, a, d),

@@ -69,16 +69,16 @@ type DestroyObjectFunction = unsafe extern "C" fn(CublasLtObject) -> c_int;
 
 struct CublasLtFunctions {
     create_handle: unsafe extern "C" fn(*mut CublasLtObject) -> c_int,
-    destroy: DestroyObjectFunction,
+    destroy_handle: DestroyObjectFunction,
     create_layout: unsafe extern "C" fn(*mut CublasLtObject, DataType, u64, u64, i64) -> c_int,
     destroy_layout: DestroyObjectFunction,
-    set_layout: SetAttributeFunction<sys::cublasLtMatrixLayoutAttribute_t>,
+    set_layout_attribute: SetAttributeFunction<sys::cublasLtMatrixLayoutAttribute_t>,
     create_description: unsafe extern "C" fn(*mut CublasLtObject, Compute, DataType) -> c_int,
     destroy_description: DestroyObjectFunction,
-    set_description: SetAttributeFunction<Attribute>,
+    set_description_attribute: SetAttributeFunction<Attribute>,
     create_preference: unsafe extern "C" fn(*mut CublasLtObject) -> c_int,
     destroy_preference: DestroyObjectFunction,
-    set_preference: SetAttributeFunction<sys::cublasLtMatmulPreferenceAttributes_t>,
+    set_preference_attribute: SetAttributeFunction<sys::cublasLtMatmulPreferenceAttributes_t>,
     propose: unsafe extern "C" fn(
         CublasLtObject,
         CublasLtObject,
@@ -125,13 +125,13 @@ fn load_cublaslt_functions() -> Option<CublasLtFunctions> {
     unsafe {
         Some(CublasLtFunctions {
             create_handle: library::typed_library_function(library, c"cublasLtCreate")?,
-            destroy: library::typed_library_function(library, c"cublasLtDestroy")?,
+            destroy_handle: library::typed_library_function(library, c"cublasLtDestroy")?,
             create_layout: library::typed_library_function(library, c"cublasLtMatrixLayoutCreate")?,
             destroy_layout: library::typed_library_function(
                 library,
                 c"cublasLtMatrixLayoutDestroy",
             )?,
-            set_layout: library::typed_library_function(
+            set_layout_attribute: library::typed_library_function(
                 library,
                 c"cublasLtMatrixLayoutSetAttribute",
             )?,
@@ -143,7 +143,7 @@ fn load_cublaslt_functions() -> Option<CublasLtFunctions> {
                 library,
                 c"cublasLtMatmulDescDestroy",
             )?,
-            set_description: library::typed_library_function(
+            set_description_attribute: library::typed_library_function(
                 library,
                 c"cublasLtMatmulDescSetAttribute",
             )?,
@@ -155,7 +155,7 @@ fn load_cublaslt_functions() -> Option<CublasLtFunctions> {
                 library,
                 c"cublasLtMatmulPreferenceDestroy",
             )?,
-            set_preference: library::typed_library_function(
+            set_preference_attribute: library::typed_library_function(
                 library,
                 c"cublasLtMatmulPreferenceSetAttribute",
             )?,
@@ -213,7 +213,7 @@ pub fn create_column_major_layout(
 ///
 /// # Errors
 /// Fails if the library is missing or fails.
-pub unsafe fn set_layout_batch(
+pub unsafe fn set_batch_of_matrix_layout(
     layout: CublasLtObject,
     count: i32,
     stride: i64,
@@ -226,13 +226,13 @@ pub unsafe fn set_layout_batch(
     // SAFETY: the caller keeps the layout alive; the attributes have the types of `count` and
     // `stride`, and cuBLASLt copies them.
     unsafe {
-        check_cublaslt_status((api.set_layout)(
+        check_cublaslt_status((api.set_layout_attribute)(
             layout,
             COUNT,
             (&raw const count).cast(),
             size_of_val(&count),
         ))?;
-        check_cublaslt_status((api.set_layout)(
+        check_cublaslt_status((api.set_layout_attribute)(
             layout,
             STRIDE,
             (&raw const stride).cast(),
@@ -272,18 +272,23 @@ pub unsafe fn set_gemm_description_attribute<T: Copy>(
     // SAFETY: the caller keeps the description alive and passes the attribute's type; cuBLASLt
     // copies the value.
     check_cublaslt_status(unsafe {
-        (api.set_description)(description, attribute, (&raw const value).cast(), size_of::<T>())
+        (api.set_description_attribute)(
+            description,
+            attribute,
+            (&raw const value).cast(),
+            size_of::<T>(),
+        )
     })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CublasLtObjectKind {
     /// Object from [`create_cublaslt_handle`].
-    Handle,
+    LibraryHandle,
     /// Object from [`create_column_major_layout`].
-    Layout,
+    MatrixLayout,
     /// Object from [`create_gemm_description`].
-    Description,
+    GemmDescription,
 }
 
 /// Destroys a cuBLASLt object; does nothing for a null pointer.
@@ -293,11 +298,11 @@ pub enum CublasLtObjectKind {
 pub unsafe fn destroy_cublaslt_object(kind: CublasLtObjectKind, object: CublasLtObject) {
     let (false, Ok(api)) = (object.is_null(), cublaslt_functions()) else { return };
     let destroy = match kind {
-        CublasLtObjectKind::Handle => api.destroy,
-        CublasLtObjectKind::Layout => api.destroy_layout,
-        CublasLtObjectKind::Description => api.destroy_description,
+        CublasLtObjectKind::LibraryHandle => api.destroy_handle,
+        CublasLtObjectKind::MatrixLayout => api.destroy_layout,
+        CublasLtObjectKind::GemmDescription => api.destroy_description,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the object is alive, of this kind, and not used again.
     unsafe { destroy(object) };
 }
 
@@ -308,9 +313,9 @@ const MAX_PROPOSED_ALGORITHMS: usize = 8;
 #[derive(Debug, Clone, Copy)]
 pub struct AlgorithmLimits {
     /// Most workspace, bytes.
-    pub workspace_bytes: usize,
+    pub max_workspace_bytes: usize,
     /// Alignment of the addresses of all matrices, bytes; `None` for cuBLASLt's default, 256.
-    pub alignment: Option<u32>,
+    pub alignment_bytes: Option<u32>,
 }
 
 /// A GEMM algorithm that cuBLASLt proposes, and the workspace bytes that it needs.
@@ -327,12 +332,12 @@ pub struct ProposedGemmAlgorithm {
 /// The handle, the description and the layouts are alive.
 ///
 /// # Errors
-/// Fails if the library fails or knows none.
+/// Fails if cuBLASLt fails or proposes no algorithm.
 pub unsafe fn propose_gemm_algorithms(
     handle: CublasLtObject,
     description: CublasLtObject,
     [a, b, c, d]: [CublasLtObject; 4],
-    AlgorithmLimits { workspace_bytes, alignment }: AlgorithmLimits,
+    AlgorithmLimits { max_workspace_bytes: workspace_bytes, alignment_bytes: alignment }: AlgorithmLimits,
 ) -> Result<Vec<ProposedGemmAlgorithm>, CublasLtError> {
     use sys::cublasLtMatmulPreferenceAttributes_t::{
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MAX_WORKSPACE,
@@ -357,11 +362,12 @@ pub unsafe fn propose_gemm_algorithms(
     // the array has room for the requested proposals.
     let outcome = unsafe {
         let value = (&raw const workspace_bytes).cast();
-        let mut set = (api.set_preference)(preference, MAX_WORKSPACE, value, size_of::<usize>());
+        let mut set =
+            (api.set_preference_attribute)(preference, MAX_WORKSPACE, value, size_of::<usize>());
         for attribute in [ALIGNMENT_A, ALIGNMENT_B, ALIGNMENT_C, ALIGNMENT_D] {
             let Some(bytes) = alignment.filter(|_| set == 0) else { break };
             let value = (&raw const bytes).cast();
-            set = (api.set_preference)(preference, attribute, value, size_of::<u32>());
+            set = (api.set_preference_attribute)(preference, attribute, value, size_of::<u32>());
         }
         let proposed = (api.propose)(
             handle,
@@ -397,24 +403,28 @@ pub unsafe fn propose_gemm_algorithms(
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GemmAlphaAndBeta {
     /// Values of alpha and beta for a GEMM that sums in f32.
-    F32([f32; 2]),
+    F32AlphaBeta([f32; 2]),
     /// Values of alpha and beta for a GEMM that sums in i32.
-    I32([i32; 2]),
+    I32AlphaBeta([i32; 2]),
 }
 
 impl GemmAlphaAndBeta {
     /// Data type of alpha and beta, as cuBLASLt's description of the GEMM names it.
     pub const fn scalar_data_type(&self) -> DataType {
         match self {
-            Self::F32(_) => DataType::CUDA_R_32F,
-            Self::I32(_) => DataType::CUDA_R_32I,
+            Self::F32AlphaBeta(_) => DataType::CUDA_R_32F,
+            Self::I32AlphaBeta(_) => DataType::CUDA_R_32I,
         }
     }
 
     fn alpha_and_beta_addresses(&self) -> [*const c_void; 2] {
         match self {
-            Self::F32([alpha, beta]) => [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()],
-            Self::I32([alpha, beta]) => [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()],
+            Self::F32AlphaBeta([alpha, beta]) => {
+                [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()]
+            }
+            Self::I32AlphaBeta([alpha, beta]) => {
+                [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()]
+            }
         }
     }
 }
@@ -425,8 +435,8 @@ pub struct CublasLtMatmulArguments {
     /// Handle from [`create_cublaslt_handle`].
     pub handle: CublasLtObject,
     /// Description from [`create_gemm_description`].
-    pub description: CublasLtObject,
-    pub scalars: GemmAlphaAndBeta,
+    pub gemm_description: CublasLtObject,
+    pub alpha_and_beta: GemmAlphaAndBeta,
     /// Device addresses of the matrices a, b, c and d.
     pub matrices: [u64; 4],
     /// cuBLASLt layouts of the matrices a, b, c and d.
@@ -434,27 +444,27 @@ pub struct CublasLtMatmulArguments {
     /// Algorithm for the GEMM; if the pointer is null, cuBLASLt chooses an algorithm.
     pub algorithm: *const Algorithm,
     /// Device address of the GEMM's workspace, and its size in bytes.
-    pub workspace: (u64, usize),
+    pub workspace_address_and_bytes: (u64, usize),
     pub stream: *mut c_void,
 }
 
 /// Enqueues a GEMM by `cublasLtMatmul`.
 ///
 /// # Safety
-/// Everything in it belongs together and is alive, the matrices until they have been multiplied;
-/// the scalars are of the description's type.
+/// All handles, layouts and addresses in `launch` belong together and are alive, the matrices until
+/// they have been multiplied; the scalars are of the description's type.
 pub unsafe fn enqueue_cublaslt_matmul(
     launch: CublasLtMatmulArguments,
 ) -> Result<(), CublasLtError> {
     let api = cublaslt_functions()?;
-    let [alpha, beta] = launch.scalars.alpha_and_beta_addresses();
+    let [alpha, beta] = launch.alpha_and_beta.alpha_and_beta_addresses();
     let [a, b, c, d] = launch.matrices.map(|address| address as *mut c_void);
     let [a_layout, b_layout, c_layout, d_layout] = launch.layouts;
     // SAFETY: the caller keeps all objects alive; cuBLASLt reads alpha and beta during the call.
     check_cublaslt_status(unsafe {
         (api.matmul)(
             launch.handle,
-            launch.description,
+            launch.gemm_description,
             alpha,
             a,
             a_layout,
@@ -466,8 +476,8 @@ pub unsafe fn enqueue_cublaslt_matmul(
             d,
             d_layout,
             launch.algorithm,
-            launch.workspace.0 as *mut c_void,
-            launch.workspace.1,
+            launch.workspace_address_and_bytes.0 as *mut c_void,
+            launch.workspace_address_and_bytes.1,
             launch.stream,
         )
     })

@@ -1,5 +1,5 @@
-//! NVIDIA's libraries that compute: Wrappers of CUDA libraries: GEMMs by cuBLASLt, operation graphs
-//! by cuDNN, collectives by NCCL.
+//! Wrappers of NVIDIA's libraries that compute GEMMs (cuBLASLt), operation graphs (cuDNN) and
+//! collectives (NCCL).
 
 pub mod cublaslt;
 pub mod cudnn;

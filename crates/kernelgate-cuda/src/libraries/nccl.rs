@@ -22,7 +22,7 @@ const NCCL_SUM_OPERATOR: c_int = 0;
 /// An opaque communicator.
 type RawNcclCommunicator = *mut c_void;
 
-/// Type of the elements.
+/// Element type of the buffers of an NCCL collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NcclElementType {
     /// 32-bit floats.
@@ -44,15 +44,15 @@ impl NcclElementType {
 #[derive(Debug, Clone, Copy)]
 pub struct CollectiveBufferAddresses {
     /// Read.
-    pub send: u64,
+    pub send_address: u64,
     /// Written.
-    pub receive: u64,
+    pub receive_address: u64,
 }
 
 /// A collective operation between the GPUs of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NcclCollective {
-    /// Everyone gets the sum.
+    /// Every GPU gets the sum of the data of all GPUs.
     AllReduce,
     /// Every GPU gets the data of all GPUs, one behind another.
     AllGather,
@@ -61,7 +61,7 @@ pub enum NcclCollective {
     /// Every GPU gets the data of the GPU of rank 0.
     Broadcast,
     /// The GPU of the last rank receives the data of the GPU of rank 0; GPUs between do nothing.
-    Send,
+    SendToLastRank,
 }
 
 #[derive(Clone, Copy)]
@@ -78,8 +78,8 @@ type ReduceOrBroadcastFunction =
 type DestroyCommunicatorFunction = unsafe extern "C" fn(RawNcclCommunicator) -> c_int;
 
 struct NcclFunctions {
-    error: unsafe extern "C" fn(c_int) -> *const c_char,
-    unique_id: unsafe extern "C" fn(*mut NcclUniqueId) -> c_int,
+    get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    get_unique_id: unsafe extern "C" fn(*mut NcclUniqueId) -> c_int,
     init_all_communicators:
         unsafe extern "C" fn(*mut RawNcclCommunicator, c_int, NcclUniqueId, c_int) -> c_int,
     abort: DestroyCommunicatorFunction,
@@ -117,7 +117,11 @@ fn nccl_functions() -> Result<&'static NcclFunctions, BackendError> {
 fn load_nccl_functions() -> Result<NcclFunctions, String> {
     let library = NvidiaLibrary::Nccl;
     library::open_library_once(library).ok_or_else(|| {
-        format!("needs {}: {}", library.name_in_messages(), library.advice_to_install_library())
+        format!(
+            "needs {}: {}",
+            library.library_name_in_messages(),
+            library.advice_to_install_library()
+        )
     })?;
     // SAFETY: the function types are those of NCCL 2's header, whose enumerations have the size of
     // an int.
@@ -128,8 +132,8 @@ fn load_nccl_functions() -> Result<NcclFunctions, String> {
         let status = version(&raw mut number);
         check_nccl_version_is_supported(status, number)?;
         Ok(NcclFunctions {
-            error: typed_nccl_function(c"ncclGetErrorString")?,
-            unique_id: typed_nccl_function(c"ncclGetUniqueId")?,
+            get_error_string: typed_nccl_function(c"ncclGetErrorString")?,
+            get_unique_id: typed_nccl_function(c"ncclGetUniqueId")?,
             init_all_communicators: typed_nccl_function(c"ncclCommInitRank")?,
             abort: typed_nccl_function(c"ncclCommAbort")?,
             destroy: typed_nccl_function(c"ncclCommDestroy")?,
@@ -163,7 +167,7 @@ fn check_nccl_version_is_supported(status: c_int, number: c_int) -> Result<(), S
 /// # Safety
 /// The caller chooses `F` as the type of the function with that name.
 unsafe fn typed_nccl_function<F: Copy>(name: &CStr) -> Result<F, String> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `F` is the type of the NCCL function with this name.
     unsafe { library::typed_library_function(NvidiaLibrary::Nccl, name) }
         .ok_or_else(|| format!("this NCCL has no {}", name.to_string_lossy()))
 }
@@ -174,8 +178,8 @@ impl NcclFunctions {
             return Ok(());
         }
         // SAFETY: NCCL returns a static text for every status.
-        let text = unsafe { CStr::from_ptr((self.error)(status)) }.to_string_lossy();
-        Err(BackendError::Launch(format!("NCCL failed to {action}: {text}")))
+        let text = unsafe { CStr::from_ptr((self.get_error_string)(status)) }.to_string_lossy();
+        Err(BackendError::ComputationFailed(format!("NCCL failed to {action}: {text}")))
     }
 }
 
@@ -193,9 +197,9 @@ unsafe impl Send for SendableCommunicator {}
 struct NcclCallWatchdog {
     /// Channel to the watchdog thread, which gets a message when an NCCL call begins and another
     /// when the call has returned.
-    calls: Option<mpsc::Sender<()>>,
-    aborted: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    call_events_to_watchdog: Option<mpsc::Sender<()>>,
+    communicator_aborted: Arc<AtomicBool>,
+    watchdog_thread: Option<JoinHandle<()>>,
 }
 
 impl NcclCallWatchdog {
@@ -223,12 +227,16 @@ impl NcclCallWatchdog {
                 }
             }
         });
-        Self { calls: Some(calls), aborted, thread: Some(thread) }
+        Self {
+            call_events_to_watchdog: Some(calls),
+            communicator_aborted: aborted,
+            watchdog_thread: Some(thread),
+        }
     }
 
     fn run_nccl_call_under_watchdog<T>(&self, call: impl FnOnce() -> T) -> T {
         // After an abort the watchdog thread receives no messages, so errors of `send` are ignored.
-        let send_message = || self.calls.as_ref().map(|calls| calls.send(()));
+        let send_message = || self.call_events_to_watchdog.as_ref().map(|calls| calls.send(()));
         send_message();
         let returned = call();
         send_message();
@@ -236,14 +244,14 @@ impl NcclCallWatchdog {
     }
 
     fn has_aborted_communicator(&self) -> bool {
-        self.aborted.load(Ordering::SeqCst)
+        self.communicator_aborted.load(Ordering::SeqCst)
     }
 
     /// Ends the thread. Ends the watchdog thread and returns whether it has aborted the first
     /// communicator.
     fn end_watchdog_thread(&mut self) -> bool {
-        drop(self.calls.take());
-        let _ = self.thread.take().map(JoinHandle::join);
+        drop(self.call_events_to_watchdog.take());
+        let _ = self.watchdog_thread.take().map(JoinHandle::join);
         self.has_aborted_communicator()
     }
 }
@@ -251,7 +259,7 @@ impl NcclCallWatchdog {
 /// NCCL communicators of a set of GPUs, one for each GPU.
 pub struct NcclCommunicatorsOfGpus {
     api: &'static NcclFunctions,
-    raw: Vec<SendableCommunicator>,
+    raw_communicators: Vec<SendableCommunicator>,
     watchdog: NcclCallWatchdog,
     streams: Vec<Arc<CudaStream>>,
     devices: Devices,
@@ -263,8 +271,8 @@ impl NcclCommunicatorsOfGpus {
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if NCCL is missing or too old;
-    /// [`BackendError::Lost`] if a GPU does not connect within the timeout of its device, with its
-    /// rank, or if NCCL fails.
+    /// [`BackendError::DeviceLost`] if a GPU does not connect within the timeout of its device,
+    /// with its rank, or if NCCL fails.
     pub fn connect_gpus_by_nccl(
         devices: &Devices,
     ) -> Result<NcclCommunicatorsOfGpus, BackendError> {
@@ -272,7 +280,7 @@ impl NcclCommunicatorsOfGpus {
         disable_nccl_nvlink_multicast();
         let mut id = NcclUniqueId { bytes: [0; 128] };
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
-        api.check_nccl_status(unsafe { (api.unique_id)(&raw mut id) }, "make an identity")?;
+        api.check_nccl_status(unsafe { (api.get_unique_id)(&raw mut id) }, "make an identity")?;
         let count = devices.device_count();
         let (done, results) = mpsc::channel();
         for (rank, device) in devices.iter().enumerate() {
@@ -300,7 +308,7 @@ impl NcclCommunicatorsOfGpus {
         }
         drop(done);
         let mut raw: Vec<Option<SendableCommunicator>> = (0..count).map(|_| None).collect();
-        let timeout = devices.first_device().options().timeout;
+        let timeout = devices.first_device().options().hung_kernel_timeout;
         let begun = Instant::now();
         while raw.iter().any(Option::is_none) {
             match results.recv_timeout(timeout.saturating_sub(begun.elapsed())) {
@@ -315,7 +323,7 @@ impl NcclCommunicatorsOfGpus {
                         missing.join(", "),
                         timeout.as_secs()
                     );
-                    return Err(BackendError::Lost(why));
+                    return Err(BackendError::DeviceLost(why));
                 }
             }
         }
@@ -323,7 +331,7 @@ impl NcclCommunicatorsOfGpus {
         let streams = devices.iter().map(|device| Arc::clone(device.stream())).collect();
         let raw: Vec<SendableCommunicator> = raw.into_iter().flatten().collect();
         let watchdog = NcclCallWatchdog::spawn_nccl_watchdog(api.abort, raw[0], timeout);
-        Ok(Self { api, raw, watchdog, streams, devices: devices.clone() })
+        Ok(Self { api, raw_communicators: raw, watchdog, streams, devices: devices.clone() })
     }
 
     /// Enqueues an NCCL collective on the streams of all GPUs of the set. `parts` holds each GPU's
@@ -331,8 +339,8 @@ impl NcclCommunicatorsOfGpus {
     /// receives).
     ///
     /// # Errors
-    /// Fails if NCCL refuses; [`BackendError::Lost`] with the ranks that wait if others have not
-    /// begun within the timeout of the device.
+    /// Fails if NCCL refuses; [`BackendError::DeviceLost`] with the ranks that wait if others have
+    /// not begun within the timeout of the device.
     pub fn enqueue_collective_on_all_gpus(
         &self,
         collective: NcclCollective,
@@ -347,7 +355,7 @@ impl NcclCommunicatorsOfGpus {
         // SAFETY: the NCCL group is begun and ended on this thread.
         api.check_nccl_status(unsafe { (api.group_start)() }, "begin a group")?;
         let mut called = Ok(());
-        for (rank, part) in parts.iter().enumerate().take(self.raw.len()) {
+        for (rank, part) in parts.iter().enumerate().take(self.raw_communicators.len()) {
             called = called
                 .and(self.enqueue_collective_on_rank(rank, collective, element, count, *part));
         }
@@ -367,11 +375,13 @@ impl NcclCommunicatorsOfGpus {
     fn error_after_watchdog_abort(&self, begun: usize) -> BackendError {
         let gpus = self.devices.iter().enumerate().take(begun);
         let gpus: Vec<String> = gpus
-            .map(|(rank, device)| format!("rank {rank} on GPU {}", device.gpu_properties().ordinal))
+            .map(|(rank, device)| {
+                format!("rank {rank} on GPU {}", device.gpu_properties().gpu_ordinal)
+            })
             .collect();
-        let seconds = self.devices.first_device().options().timeout.as_secs();
-        let (gpus, all) = (gpus.join(", "), self.raw.len());
-        BackendError::Lost(format!(
+        let seconds = self.devices.first_device().options().hung_kernel_timeout.as_secs();
+        let (gpus, all) = (gpus.join(", "), self.raw_communicators.len());
+        BackendError::DeviceLost(format!(
             "NCCL waits for more than {seconds} s to connect {gpus} of {all}: one has not begun"
         ))
     }
@@ -383,11 +393,11 @@ impl NcclCommunicatorsOfGpus {
         collective: NcclCollective,
         element: NcclElementType,
         count: usize,
-        CollectiveBufferAddresses { send, receive }: CollectiveBufferAddresses,
+        CollectiveBufferAddresses { send_address: send, receive_address: receive }: CollectiveBufferAddresses,
     ) -> Result<(), BackendError> {
-        let (api, comm) = (self.api, self.raw[rank].0);
+        let (api, comm) = (self.api, self.raw_communicators[rank].0);
         let (stream, dtype) = (self.streams[rank].cu_stream().cast(), element.nccl_type_number());
-        let last = self.raw.len() - 1;
+        let last = self.raw_communicators.len() - 1;
         // SAFETY: the communicator and the stream are alive; only GPUs access the memory at the
         // addresses.
         let status = unsafe {
@@ -410,13 +420,13 @@ impl NcclCommunicatorsOfGpus {
                 NcclCollective::Broadcast => {
                     (api.broadcast)(send, receive, count, dtype, 0, comm, stream)
                 }
-                NcclCollective::Send if rank == 0 => {
+                NcclCollective::SendToLastRank if rank == 0 => {
                     (api.send)(send, count, dtype, last as c_int, comm, stream)
                 }
-                NcclCollective::Send if rank == last => {
+                NcclCollective::SendToLastRank if rank == last => {
                     (api.receive)(receive, count, dtype, 0, comm, stream)
                 }
-                NcclCollective::Send => 0,
+                NcclCollective::SendToLastRank => 0,
             }
         };
         api.check_nccl_status(status, &format!("enqueue rank {rank}"))
@@ -429,7 +439,7 @@ impl Drop for NcclCommunicatorsOfGpus {
         let idle =
             !aborted && self.devices.iter().all(|device| device.is_stream_busy() == Ok(false));
         let end = if idle { self.api.destroy } else { self.api.abort };
-        let left = self.raw.split_off(usize::from(aborted));
+        let left = self.raw_communicators.split_off(usize::from(aborted));
         let (done, ended) = mpsc::channel();
         // Another thread ends the communicators, because NCCL waits without a time limit for its
         // kernels and for graphs that captured it. If NCCL does not end a communicator within the
@@ -443,7 +453,7 @@ impl Drop for NcclCommunicatorsOfGpus {
             }
             let _ = done.send(());
         });
-        let _ = ended.recv_timeout(self.devices.first_device().options().timeout);
+        let _ = ended.recv_timeout(self.devices.first_device().options().hung_kernel_timeout);
         let _ = self.devices.first_device().make_context_current();
     }
 }

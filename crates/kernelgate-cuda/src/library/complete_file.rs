@@ -12,7 +12,7 @@ use crate::regular_file;
 /// not ELF, because the loader reports that itself.
 ///
 /// # Errors
-/// A fragment: the file cannot be read, or is truncated.
+/// The error is a sentence fragment that states that the file cannot be read, or is truncated.
 pub fn check_library_file_is_complete(file: &Path) -> Result<(), String> {
     let opened =
         regular_file::open_file_unless_device_or_pipe(file).map_err(|cause| cause.to_string())?;

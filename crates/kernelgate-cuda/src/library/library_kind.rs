@@ -7,7 +7,7 @@ use std::ffi::CStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NvidiaLibrary {
     /// `libcuda`: the driver. Only the driver package installs `libcuda`.
-    Driver,
+    CudaDriver,
     /// The library NVRTC (`libnvrtc`), which compiles kernels and does not need a GPU.
     Nvrtc,
     /// `libcublasLt`: GEMMs.
@@ -26,7 +26,7 @@ pub enum NvidiaLibrary {
 impl NvidiaLibrary {
     /// Every NVIDIA library that this crate opens.
     pub const ALL_NVIDIA_LIBRARIES: [Self; 7] = [
-        Self::Driver,
+        Self::CudaDriver,
         Self::Nvrtc,
         Self::CublasLt,
         Self::Cupti,
@@ -36,9 +36,9 @@ impl NvidiaLibrary {
     ];
 
     /// Name in messages.
-    pub const fn name_in_messages(self) -> &'static str {
+    pub const fn library_name_in_messages(self) -> &'static str {
         match self {
-            Self::Driver => "NVIDIA driver (libcuda)",
+            Self::CudaDriver => "NVIDIA driver (libcuda)",
             Self::Nvrtc => "NVRTC (libnvrtc)",
             Self::CublasLt => "cuBLASLt (libcublasLt)",
             Self::Cupti => "CUPTI (libcupti)",
@@ -51,7 +51,7 @@ impl NvidiaLibrary {
     /// Returns the name of the library in run records: "nvrtc".
     pub const fn name_in_run_records(self) -> &'static str {
         match self {
-            Self::Driver => "driver",
+            Self::CudaDriver => "driver",
             Self::Nvrtc => "nvrtc",
             Self::CublasLt => "cublaslt",
             Self::Cupti => "cupti",
@@ -64,7 +64,7 @@ impl NvidiaLibrary {
     /// File names to try for the library and this CUDA major version, best first.
     pub(super) fn file_names_for_cuda_major(self, major: u32) -> Vec<String> {
         match self {
-            Self::Driver => vec!["libcuda.so.1".to_owned(), "libcuda.so".to_owned()],
+            Self::CudaDriver => vec!["libcuda.so.1".to_owned(), "libcuda.so".to_owned()],
             Self::Nvrtc => vec![format!("libnvrtc.so.{major}")],
             Self::CublasLt => vec![format!("libcublasLt.so.{major}")],
             Self::Cupti => vec![format!("libcupti.so.{major}")],
@@ -79,7 +79,7 @@ impl NvidiaLibrary {
     /// library.
     pub(super) const fn function_exported_by_every_version(self) -> &'static CStr {
         match self {
-            Self::Driver => c"cuDriverGetVersion",
+            Self::CudaDriver => c"cuDriverGetVersion",
             Self::Nvrtc => c"nvrtcVersion",
             Self::CublasLt => c"cublasLtGetVersion",
             Self::Cupti => c"cuptiGetVersion",
@@ -92,13 +92,13 @@ impl NvidiaLibrary {
     /// Returns whether the library comes only with the driver, because its version must match the
     /// driver's kernel module.
     pub(super) const fn comes_with_driver_package(self) -> bool {
-        matches!(self, Self::Driver | Self::Nvml)
+        matches!(self, Self::CudaDriver | Self::Nvml)
     }
 
     /// Sentence for messages: the features of kernelgate that are unavailable without the library.
     pub const fn effect_of_missing_library_text(self) -> &'static str {
         match self {
-            Self::Driver | Self::Nvrtc => "without it no case runs on a GPU",
+            Self::CudaDriver | Self::Nvrtc => "without it no case runs on a GPU",
             Self::CublasLt => {
                 "without it ceilings of GEMMs are not measured, and rows that call it are skipped"
             }

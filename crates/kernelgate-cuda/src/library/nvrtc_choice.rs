@@ -24,8 +24,14 @@ pub fn index_of_best_nvrtc(
     let rank = |index: usize| {
         let (origin, version) = offered[index];
         let fits = fits(version);
-        let installed = fits && origin == LibraryOrigin::Installed;
-        (origin == LibraryOrigin::Named, fits, installed, version, std::cmp::Reverse(index))
+        let installed = fits && origin == LibraryOrigin::LoaderOrToolkitFolder;
+        (
+            origin == LibraryOrigin::UserNamedFolder,
+            fits,
+            installed,
+            version,
+            std::cmp::Reverse(index),
+        )
     };
     (0..offered.len()).max_by_key(|&index| rank(index))
 }
@@ -33,7 +39,7 @@ pub fn index_of_best_nvrtc(
 /// Returns the installed libraries, followed by the libraries that `others` finds in Python wheels
 /// if no installed one is sufficient. If an installed library is sufficient, `others`, which may
 /// start Python, is not called.
-pub fn add_wheels_unless_installed_suffices<T, O: Iterator<Item = T>>(
+pub fn add_wheel_libraries_if_needed<T, O: Iterator<Item = T>>(
     installed: impl Iterator<Item = T>,
     enough: impl Fn(&T) -> bool,
     others: impl FnOnce() -> O,
@@ -57,18 +63,14 @@ mod tests {
                 asked += 1;
                 [9].into_iter()
             };
-            add_wheels_unless_installed_suffices(
-                installed.iter().copied(),
-                |&version| version > 5,
-                wheels,
-            )
+            add_wheel_libraries_if_needed(installed.iter().copied(), |&version| version > 5, wheels)
         };
         assert_eq!(found(&[3, 6]), [3, 6]);
         assert_eq!(found(&[3]), [3, 9]);
         assert_eq!(found(&[]), [9]);
         assert_eq!(asked, 2);
     }
-    use LibraryOrigin::{Installed, Named, PythonWheel};
+    use LibraryOrigin::{LoaderOrToolkitFolder, PythonWheel, UserNamedFolder};
 
     const fn cuda_version(major: u32, minor: u32) -> CudaVersion {
         CudaVersion { major, minor }
@@ -96,17 +98,17 @@ mod tests {
             .map(|at| offered[at])
         };
         let both = [
-            (Installed, cuda_version(13, 0)),
-            (Installed, cuda_version(12, 4)),
-            (Installed, cuda_version(12, 8)),
+            (LoaderOrToolkitFolder, cuda_version(13, 0)),
+            (LoaderOrToolkitFolder, cuda_version(12, 4)),
+            (LoaderOrToolkitFolder, cuda_version(12, 8)),
         ];
         assert_eq!(chosen(&both, cuda_version(13, 1)), Some(both[0]));
         assert_eq!(chosen(&both, cuda_version(12, 4)), Some(both[2]));
         // An NVRTC in a folder that the user named wins although it is older or does not fit the
         // driver; opening the device reports the misfit.
-        let named = (Named, cuda_version(12, 4));
+        let named = (UserNamedFolder, cuda_version(12, 4));
         assert_eq!(chosen(&[both[0], named], cuda_version(13, 0)), Some(named));
-        let unfit = (Named, cuda_version(13, 0));
+        let unfit = (UserNamedFolder, cuda_version(13, 0));
         assert_eq!(chosen(&[both[1], unfit], cuda_version(12, 4)), Some(unfit));
         assert_eq!(chosen(&[unfit, named], cuda_version(12, 4)), Some(named));
         // An NVRTC in a Python wheel that fits the driver wins over installed ones that do not fit;

@@ -10,7 +10,7 @@ use super::{complete_file, search};
 /// An open shared library with the path of its file.
 pub struct OpenedLibrary {
     library: libloading::Library,
-    file: PathBuf,
+    path_or_library_name: PathBuf,
 }
 
 impl OpenedLibrary {
@@ -30,7 +30,7 @@ impl OpenedLibrary {
         file: &Path,
     ) -> Result<OpenedLibrary, String> {
         let handle = open_library_with_local_symbols(file)?;
-        let mut opened = Self { library: handle, file: file.to_owned() };
+        let mut opened = Self { library: handle, path_or_library_name: file.to_owned() };
         let landmark =
             opened.address_of_library_function(library.function_exported_by_every_version());
         let landmark = landmark.ok_or_else(|| {
@@ -40,7 +40,7 @@ impl OpenedLibrary {
             )
         })?;
         if let Some(mapped) = library_file_mapped_at_address(landmark) {
-            opened.file = mapped;
+            opened.path_or_library_name = mapped;
         }
         Ok(opened)
     }
@@ -48,7 +48,7 @@ impl OpenedLibrary {
     /// Path of the library's file, or the name by which it was opened if the system does not report
     /// the path.
     pub fn path_or_name_of_opened_library(&self) -> &Path {
-        &self.file
+        &self.path_or_library_name
     }
 
     /// Looks up the address of a function in the library.

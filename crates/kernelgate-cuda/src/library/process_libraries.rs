@@ -17,7 +17,7 @@ use crate::architecture;
 pub struct OpenedLibraryFacts {
     /// Path of the library's file, or the name by which it was opened if the system does not report
     /// the path.
-    pub file: PathBuf,
+    pub path_or_library_name: PathBuf,
     /// Version that the library reports: "13.0", "9.14.0"; for an unused cuDNN, the CUDA version
     /// that it was built for.
     pub library_version: Option<String>,
@@ -44,8 +44,8 @@ fn find_and_open_library_once(
                 .iter()
                 .find_map(|name| OpenedLibrary::open_library_if_usable(library, Path::new(name))),
             _ => {
-                let nvrtc =
-                    open_library_once(NvidiaLibrary::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
+                let nvrtc = open_library_once(NvidiaLibrary::Nvrtc)
+                    .and_then(|nvrtc| nvrtc.path_or_library_name.parent());
                 let major = cuda_major_of_libraries();
                 let fits = |opened: &OpenedLibrary| {
                     library != NvidiaLibrary::Cudnn
@@ -59,13 +59,13 @@ fn find_and_open_library_once(
                     nvrtc,
                 )
                 .filter_map(|candidate| {
-                    OpenedLibrary::open_library_if_usable(library, &candidate.file)
+                    OpenedLibrary::open_library_if_usable(library, &candidate.path_or_library_name)
                 })
                 .find(fits)
             }
         }?;
         let loaded = OpenedLibraryFacts {
-            file: opened.path_or_name_of_opened_library().to_owned(),
+            path_or_library_name: opened.path_or_name_of_opened_library().to_owned(),
             library_version: ask_opened_library_for_version(library, &opened),
         };
         Some((opened, loaded))
@@ -94,7 +94,7 @@ pub fn library_function_address(library: NvidiaLibrary, name: &CStr) -> Option<*
 /// The caller chooses `F` as the type of the function with that name.
 pub unsafe fn typed_library_function<F: Copy>(library: NvidiaLibrary, name: &CStr) -> Option<F> {
     let address = library_function_address(library, name)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `F` is the type of the library's function with this name.
     Some(unsafe { opened_library::cast_address_to_function(address) })
 }
 
@@ -109,13 +109,15 @@ pub fn opened_library_names_and_versions() -> impl Iterator<Item = (&'static str
 }
 
 /// Returns library files that were found but not used, because another file has priority or the
-/// driver does not support them. Opens all of them.
+/// driver does not support them. The function opens each found library file.
 pub fn found_but_unused_library_files(library: NvidiaLibrary) -> Vec<OpenedLibraryFacts> {
     if library.comes_with_driver_package() {
         return Vec::new();
     }
-    let mut seen: Vec<PathBuf> =
-        open_library_once(library).map(|loaded| loaded.file.clone()).into_iter().collect();
+    let mut seen: Vec<PathBuf> = open_library_once(library)
+        .map(|loaded| loaded.path_or_library_name.clone())
+        .into_iter()
+        .collect();
     let mut others = Vec::new();
     let mut files: Vec<String> = SUPPORTED_CUDA_MAJORS
         .iter()
@@ -123,7 +125,9 @@ pub fn found_but_unused_library_files(library: NvidiaLibrary) -> Vec<OpenedLibra
         .collect();
     files.dedup();
     for candidate in search::library_candidates_including_wheels(&files, None) {
-        let Some(opened) = OpenedLibrary::open_library_if_usable(library, &candidate.file) else {
+        let Some(opened) =
+            OpenedLibrary::open_library_if_usable(library, &candidate.path_or_library_name)
+        else {
             continue;
         };
         let file = opened.path_or_name_of_opened_library().to_owned();
@@ -136,7 +140,10 @@ pub fn found_but_unused_library_files(library: NvidiaLibrary) -> Vec<OpenedLibra
                 }
                 _ => ask_opened_library_for_version(library, &opened),
             };
-            others.push(OpenedLibraryFacts { file: file.clone(), library_version: version });
+            others.push(OpenedLibraryFacts {
+                path_or_library_name: file.clone(),
+                library_version: version,
+            });
             seen.push(file);
         }
         // The opened library is kept open, because some NVIDIA libraries cannot be closed.
@@ -156,7 +163,7 @@ fn ask_opened_library_for_version(
     // initialisation and writes only through valid pointers.
     unsafe {
         match library {
-            NvidiaLibrary::Driver => {
+            NvidiaLibrary::CudaDriver => {
                 let function: unsafe extern "C" fn(*mut c_int) -> c_int =
                     opened_library::cast_address_to_function(address);
                 let mut cuda = 0;
@@ -194,16 +201,16 @@ fn ask_opened_library_for_version(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChosenNvrtcVersion {
     /// CUDA version of the chosen NVRTC.
-    pub version: CudaVersion,
+    pub nvrtc_version: CudaVersion,
     /// Whether the driver can load the code that this NVRTC generates; true if no driver is
     /// installed.
-    pub driver_loads_its_code: bool,
+    pub driver_can_load_generated_code: bool,
 }
 
 /// Newest CUDA version that the installed driver supports; `None` if no driver is installed.
 pub fn newest_cuda_version_of_driver() -> Option<CudaVersion> {
     CudaVersion::parse_major_dot_minor(
-        open_library_once(NvidiaLibrary::Driver)?.library_version.as_ref()?,
+        open_library_once(NvidiaLibrary::CudaDriver)?.library_version.as_ref()?,
     )
 }
 
@@ -216,8 +223,8 @@ pub fn choose_nvrtc_library() -> Option<ChosenNvrtcVersion> {
         open_library_once(NvidiaLibrary::Nvrtc)?.library_version.as_ref()?,
     )?;
     Some(ChosenNvrtcVersion {
-        version,
-        driver_loads_its_code: can_installed_driver_load_nvrtc_code(version),
+        nvrtc_version: version,
+        driver_can_load_generated_code: can_installed_driver_load_nvrtc_code(version),
     })
 }
 
@@ -234,7 +241,7 @@ fn can_installed_driver_load_nvrtc_code(nvrtc: CudaVersion) -> bool {
 /// chosen NVRTC, else the newest that the driver supports.
 pub fn cuda_major_of_libraries() -> u32 {
     if let Some(nvrtc) = choose_nvrtc_library() {
-        return nvrtc.version.major;
+        return nvrtc.nvrtc_version.major;
     }
     let accepted =
         |major: &u32| newest_cuda_version_of_driver().is_none_or(|driver| *major <= driver.major);
@@ -248,11 +255,14 @@ fn open_best_nvrtc() -> Option<OpenedLibrary> {
         .flat_map(|&major| NvidiaLibrary::Nvrtc.file_names_for_cuda_major(major))
         .collect();
     let open = |candidate: LibraryCandidate| {
-        let opened = OpenedLibrary::open_library_if_usable(NvidiaLibrary::Nvrtc, &candidate.file)?;
+        let opened = OpenedLibrary::open_library_if_usable(
+            NvidiaLibrary::Nvrtc,
+            &candidate.path_or_library_name,
+        )?;
         let version = opened.reported_nvrtc_version()?;
         Some((opened, (candidate.origin, version)))
     };
-    let found = nvrtc_choice::add_wheels_unless_installed_suffices(
+    let found = nvrtc_choice::add_wheel_libraries_if_needed(
         search::library_candidates_outside_wheels(&names, None).filter_map(open),
         |(_, (_, version))| can_installed_driver_load_nvrtc_code(*version),
         || search::library_candidates_in_python_wheels(&names).into_iter().filter_map(open),
@@ -287,7 +297,7 @@ impl NvidiaLibrary {
             )
         };
         match self {
-            Self::Driver => {
+            Self::CudaDriver => {
                 "install the NVIDIA driver (for containers: start them with --gpus all)".to_owned()
             }
             Self::Nvrtc => get("nvidia-cuda-nvrtc"),

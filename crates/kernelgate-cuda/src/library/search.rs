@@ -15,11 +15,11 @@ const TOOLKIT_FOLDER_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 /// Kind of place in which a library file was found; earlier variants are preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LibraryOrigin {
-    /// A folder of `KERNELGATE_CUDA_LIBS`.
-    Named,
+    /// The library lies in a folder that `KERNELGATE_CUDA_LIBS` names.
+    UserNamedFolder,
     /// A folder that the dynamic loader searches, or a folder of a CUDA toolkit.
-    Installed,
-    /// A Python wheel that NVIDIA publishes.
+    LoaderOrToolkitFolder,
+    /// The library lies in a Python wheel that NVIDIA publishes.
     PythonWheel,
 }
 
@@ -27,7 +27,7 @@ pub enum LibraryOrigin {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibraryCandidate {
     /// Path of a library file, or a library's name that the loader looks up.
-    pub file: PathBuf,
+    pub path_or_library_name: PathBuf,
     /// Kind of place in which the library file was found.
     pub origin: LibraryOrigin,
 }
@@ -51,8 +51,8 @@ pub fn library_candidates_outside_wheels(
 ) -> impl Iterator<Item = LibraryCandidate> + use<> {
     let beside = beside.filter(|folder| folder.is_absolute()).map(Path::to_owned);
     let by_loader = names.iter().map(|name| LibraryCandidate {
-        file: PathBuf::from(name),
-        origin: LibraryOrigin::Installed,
+        path_or_library_name: PathBuf::from(name),
+        origin: LibraryOrigin::LoaderOrToolkitFolder,
     });
     let by_loader: Vec<LibraryCandidate> = by_loader.collect();
     let names = names.to_vec();
@@ -61,11 +61,11 @@ pub fn library_candidates_outside_wheels(
         0 => {
             let mut folders = folders_of_kernelgate_cuda_libs();
             folders.sort_by_key(|folder| Some(folder) != beside.as_ref());
-            in_folders(folders, LibraryOrigin::Named)
+            in_folders(folders, LibraryOrigin::UserNamedFolder)
         }
-        1 => in_folders(beside.clone().into_iter().collect(), LibraryOrigin::Installed),
+        1 => in_folders(beside.clone().into_iter().collect(), LibraryOrigin::LoaderOrToolkitFolder),
         2 => by_loader.clone(),
-        _ => in_folders(library_folders_of_cuda_toolkits(), LibraryOrigin::Installed),
+        _ => in_folders(library_folders_of_cuda_toolkits(), LibraryOrigin::LoaderOrToolkitFolder),
     })
 }
 
@@ -86,7 +86,10 @@ fn library_candidates_in_folders(
     let files = folders
         .into_iter()
         .flat_map(|folder| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>());
-    files.filter(|file| file.is_file()).map(|file| LibraryCandidate { file, origin }).collect()
+    files
+        .filter(|file| file.is_file())
+        .map(|file| LibraryCandidate { path_or_library_name: file, origin })
+        .collect()
 }
 
 /// Returns the paths with one of the given file names in all searched folders, including files that

@@ -18,7 +18,7 @@ impl CudaVersion {
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }
 
-    /// Parses a text: "12.4".
+    /// Parses a version of the form "12.4".
     pub fn parse_major_dot_minor(text: &str) -> Option<CudaVersion> {
         let (major, minor) = text.split_once('.')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })

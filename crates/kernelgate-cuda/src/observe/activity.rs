@@ -16,37 +16,43 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 pub struct CuptiRecordedActivity {
     /// Id of the recorded process.
     pub pid: u32,
-    /// Texts of this recording; every `name` of its records is an index into this list.
-    pub names: Vec<String>,
+    /// Texts of this recording; every `name_index` of its records is an index into this list.
+    #[serde(rename = "names")]
+    pub interned_names: Vec<String>,
     /// Records of kernels that ran on the GPU, in order of their start.
     pub kernels: Vec<KernelRecord>,
     /// Copies between memories.
     pub copies: Vec<MemoryCopyRecord>,
     /// Records of memory sets.
-    pub sets: Vec<MemsetRecord>,
+    #[serde(rename = "sets")]
+    pub memsets: Vec<MemsetRecord>,
     /// Records of host calls of the CUDA driver and of the CUDA runtime.
     pub calls: Vec<HostCallRecord>,
     /// Records of the host's waits for the GPU, and of the waits of streams for events.
-    pub waits: Vec<SynchronizationRecord>,
-    /// Named ranges that ended.
+    #[serde(rename = "waits")]
+    pub synchronizations: Vec<SynchronizationRecord>,
+    /// Records of named ranges that the host has closed.
     pub ranges: Vec<NamedRangeRecord>,
     /// Graph nodes that launched recorded operations, with the ranges that were open when the node
     /// was created.
     pub graph_nodes: Vec<GraphNodeRangesRecord>,
     /// Records of allocations of device memory and of their releases.
-    pub allocations: Vec<DeviceMemoryChangeRecord>,
+    #[serde(rename = "allocations")]
+    pub device_memory_changes: Vec<DeviceMemoryChangeRecord>,
     /// Spans in which CUPTI itself worked and disturbed the process: first nanosecond, and the
     /// nanosecond after the last one.
     pub overhead: Vec<[u64; 2]>,
-    /// Records that CUPTI lost.
-    pub dropped: u64,
+    /// Number of records that CUPTI lost.
+    #[serde(rename = "dropped")]
+    pub dropped_records: u64,
 }
 
-/// Place of an operation.
+/// GPU, CUDA context and stream of an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuContextStreamIds {
     /// Ordinal of the GPU in this process.
-    pub device: u32,
+    #[serde(rename = "device")]
+    pub device_ordinal: u32,
     /// The CUDA context.
     #[serde(rename = "context")]
     pub context_id: u32,
@@ -58,32 +64,39 @@ pub struct GpuContextStreamIds {
 /// Record of one run of a kernel on the GPU, with the start and end that the hardware measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelRecord {
-    /// Name of the kernel: an index into [`CuptiRecordedActivity::names`].
-    pub name: u32,
-    /// Time at which the kernel began on the GPU, nanoseconds; `start` and `end` are 0 if CUPTI did
-    /// not measure the kernel's times.
+    /// Name of the kernel: an index into [`CuptiRecordedActivity::interned_names`].
+    #[serde(rename = "name")]
+    pub name_index: u32,
+    /// Time at which the kernel began on the GPU, nanoseconds; `start_ns` and `end_ns` are 0 if
+    /// CUPTI did not measure the kernel's times.
     #[serde(rename = "start")]
     pub start_ns: u64,
     /// Time at which the kernel finished on the GPU, nanoseconds.
     #[serde(rename = "end")]
     pub end_ns: u64,
-    /// Device, context and stream.
-    pub on: GpuContextStreamIds,
+    /// GPU, CUDA context and stream to which the record belongs.
+    #[serde(rename = "on")]
+    pub device_context_stream: GpuContextStreamIds,
     /// CUPTI's correlation id, which the kernel record shares with the record of the host call that
     /// launched the kernel.
-    pub correlation: u32,
+    #[serde(rename = "correlation")]
+    pub correlation_id: u32,
     /// Number of blocks of the kernel's grid in x, y and z.
     pub grid: [u32; 3],
     /// Number of threads of a block in x, y and z.
     pub block: [u32; 3],
-    /// Registers of a thread.
-    pub registers: u32,
+    /// Registers that each thread of the kernel uses.
+    #[serde(rename = "registers")]
+    pub registers_per_thread: u32,
     /// Bytes of static shared memory of a block.
-    pub static_shared: u32,
+    #[serde(rename = "static_shared")]
+    pub static_shared_bytes: u32,
     /// Bytes of dynamic shared memory of a block, which the launch requests.
-    pub dynamic_shared: u32,
+    #[serde(rename = "dynamic_shared")]
+    pub dynamic_shared_bytes: u32,
     /// Bytes of local memory that each thread of the kernel has.
-    pub local: u32,
+    #[serde(rename = "local")]
+    pub local_bytes_per_thread: u32,
     /// CUPTI's id of the graph node that launched the kernel; 0 if no graph launched the kernel.
     #[serde(rename = "graph_node")]
     pub graph_node_id: u64,
@@ -106,18 +119,23 @@ pub struct MemoryCopyRecord {
     #[serde(rename = "end")]
     pub end_ns: u64,
     /// Device, context and stream.
-    pub on: GpuContextStreamIds,
+    #[serde(rename = "on")]
+    pub device_context_stream: GpuContextStreamIds,
     /// CUPTI's correlation id, which the copy record shares with the record of the host call that
     /// enqueued the copy.
-    pub correlation: u32,
-    /// Number of bytes copied or set.
-    pub bytes: u64,
+    #[serde(rename = "correlation")]
+    pub correlation_id: u32,
+    /// Number of bytes that the copy or memset writes.
+    #[serde(rename = "bytes")]
+    pub copied_bytes: u64,
     /// Direction of the copy by CUPTI's numbers: 1 host to device, 2 device to host, 8 within a
     /// device, 10 between devices.
-    pub kind: u8,
+    #[serde(rename = "kind")]
+    pub copy_direction: u8,
     /// Kind of the memory that the copy reads, by CUPTI's numbers: 1 pageable, 2 pinned, 3 device,
     /// 4 array, 5 managed.
-    pub source: u8,
+    #[serde(rename = "source")]
+    pub source_memory_kind: u8,
     /// Kind of the memory that the copy writes, by CUPTI's numbers.
     #[serde(rename = "target")]
     pub target_memory_kind: u8,
@@ -136,10 +154,12 @@ pub struct MemsetRecord {
     #[serde(rename = "end")]
     pub end_ns: u64,
     /// Device, context and stream.
-    pub on: GpuContextStreamIds,
+    #[serde(rename = "on")]
+    pub device_context_stream: GpuContextStreamIds,
     /// CUPTI's correlation id, which the memset record shares with the record of the host call that
     /// enqueued the memset.
-    pub correlation: u32,
+    #[serde(rename = "correlation")]
+    pub correlation_id: u32,
     /// Number of bytes copied or set.
     pub bytes: u64,
     /// CUPTI's id of the graph node that launched the memset; 0 if no graph launched the memset.
@@ -150,8 +170,9 @@ pub struct MemsetRecord {
 /// Record of one host call of a CUDA driver or CUDA runtime function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostCallRecord {
-    /// Name of the called function: an index into [`CuptiRecordedActivity::names`].
-    pub name: u32,
+    /// Name of the called function: an index into [`CuptiRecordedActivity::interned_names`].
+    #[serde(rename = "name")]
+    pub name_index: u32,
     /// Time at which the host entered the call, nanoseconds.
     #[serde(rename = "start")]
     pub start_ns: u64,
@@ -159,10 +180,12 @@ pub struct HostCallRecord {
     #[serde(rename = "end")]
     pub end_ns: u64,
     /// Operating-system id of the thread that made the call.
-    pub thread: u32,
+    #[serde(rename = "thread")]
+    pub os_thread_id: u32,
     /// CUPTI's correlation id, which the host call shares with the records of the operations that
     /// it launched.
-    pub correlation: u32,
+    #[serde(rename = "correlation")]
+    pub correlation_id: u32,
 }
 
 /// A wait.
@@ -176,21 +199,25 @@ pub struct SynchronizationRecord {
     pub end_ns: u64,
     /// CUDA context of the wait and, if a stream waits or the host waits for a stream, that stream;
     /// the GPU is unknown.
-    pub on: GpuContextStreamIds,
+    #[serde(rename = "on")]
+    pub device_context_stream: GpuContextStreamIds,
     /// CUPTI's correlation id, which the wait record shares with the record of the host call that
     /// waited.
-    pub correlation: u32,
+    #[serde(rename = "correlation")]
+    pub correlation_id: u32,
     /// Kind of the wait as CUPTI's number: 1 if the host waits for an event, 2 if a stream waits
     /// for an event, 3 if the host waits for a stream, 4 if the host waits for a context.
-    pub kind: u32,
+    #[serde(rename = "kind")]
+    pub synchronization_kind: u32,
 }
 
 /// Record of a named range that kernelgate opened and closed on a host thread
 /// ([`super::range::NamedRangeGuard`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedRangeRecord {
-    /// Name of the range: an index into [`CuptiRecordedActivity::names`].
-    pub name: u32,
+    /// Name of the range: an index into [`CuptiRecordedActivity::interned_names`].
+    #[serde(rename = "name")]
+    pub name_index: u32,
     /// Time at which the host opened the range, nanoseconds.
     #[serde(rename = "start")]
     pub start_ns: u64,
@@ -198,50 +225,61 @@ pub struct NamedRangeRecord {
     #[serde(rename = "end")]
     pub end_ns: u64,
     /// Operating-system id of the host thread that opened the range.
-    pub thread: u32,
+    #[serde(rename = "thread")]
+    pub os_thread_id: u32,
 }
 
 /// Named ranges of the host that were open when a CUDA graph node was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphNodeRangesRecord {
-    /// CUPTI's id of the node, as in [`KernelRecord::graph_node_id`]; each clone of the node has an id
-    /// of its own.
-    pub id: u64,
+    /// CUPTI's id of the node, as in [`KernelRecord::graph_node_id`]; each clone of the node has an
+    /// id of its own.
+    #[serde(rename = "id")]
+    pub graph_node_id: u64,
     /// Named ranges that were open when the node was created, the outermost first: indices into
-    /// [`CuptiRecordedActivity::names`].
-    pub ranges: Vec<u32>,
+    /// [`CuptiRecordedActivity::interned_names`].
+    #[serde(rename = "ranges")]
+    pub range_name_indices: Vec<u32>,
 }
 
 /// Record of one allocation of device memory, or of its release.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemoryChangeRecord {
     /// Time of the change, nanoseconds of the recording's clock.
-    pub time: u64,
+    #[serde(rename = "time")]
+    pub time_ns: u64,
     /// Device, context and stream.
-    pub on: GpuContextStreamIds,
+    #[serde(rename = "on")]
+    pub device_context_stream: GpuContextStreamIds,
     /// Address of the allocation.
-    pub address: u64,
-    /// Number of bytes allocated; negative for bytes freed.
-    pub bytes: i64,
+    #[serde(rename = "address")]
+    pub allocation_address: u64,
+    /// Number of bytes of device memory that were allocated; negative for bytes freed.
+    #[serde(rename = "bytes")]
+    pub memory_change_bytes: i64,
 }
 
 /// Resource limits of a GPU, with which readers of a recording compare launch shapes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedDeviceLimits {
     /// Ordinal of the GPU in this process.
-    pub id: u32,
+    #[serde(rename = "id")]
+    pub device_ordinal: u32,
     /// Name of the GPU model that the device reports.
-    pub name: String,
+    #[serde(rename = "name")]
+    pub gpu_model_name: String,
     /// Compute capability of the GPU: major and minor number.
     pub compute: [u32; 2],
     /// Multiprocessors.
-    pub multiprocessors: u32,
+    #[serde(rename = "multiprocessors")]
+    pub multiprocessor_count: u32,
     /// Largest number of threads that a multiprocessor holds at the same time.
     pub threads_per_sm: u32,
     /// Registers of a multiprocessor.
     pub registers_per_sm: u32,
     /// Bytes of shared memory of a multiprocessor of the GPU.
-    pub shared_per_sm: u32,
+    #[serde(rename = "shared_per_sm")]
+    pub shared_bytes_per_sm: u32,
     /// Largest number of blocks that a multiprocessor holds at the same time.
     pub blocks_per_sm: u32,
 }
@@ -254,22 +292,22 @@ impl RecordedDeviceLimits {
         let ask = |attribute| {
             let value = device.context().attribute(attribute);
             let value = value.map_err(|error| {
-                BackendError::Launch(format!("failed to describe the GPU: {error}"))
+                BackendError::ComputationFailed(format!("failed to describe the GPU: {error}"))
             })?;
             Ok::<u32, BackendError>(value.unsigned_abs())
         };
         let facts = device.gpu_properties();
         Ok(Self {
-            id: u32::try_from(facts.ordinal).unwrap_or(u32::MAX),
-            name: facts.name.clone(),
+            device_ordinal: u32::try_from(facts.gpu_ordinal).unwrap_or(u32::MAX),
+            gpu_model_name: facts.gpu_name.clone(),
             compute: [
                 ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
                 ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ],
-            multiprocessors: facts.multiprocessors,
+            multiprocessor_count: facts.multiprocessor_count,
             threads_per_sm: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
             registers_per_sm: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
-            shared_per_sm: ask(
+            shared_bytes_per_sm: ask(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
             )?,
             blocks_per_sm: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR)?,
@@ -283,7 +321,7 @@ impl CuptiRecordedActivity {
     pub(super) fn graph_nodes_that_launched_work(&self) -> impl Iterator<Item = u64> + '_ {
         let kernels = self.kernels.iter().map(|kernel| kernel.graph_node_id);
         let copies = self.copies.iter().map(|copy| copy.graph_node_id);
-        let sets = self.sets.iter().map(|set| set.graph_node_id);
+        let sets = self.memsets.iter().map(|set| set.graph_node_id);
         kernels.chain(copies).chain(sets).filter(|&node| node != 0)
     }
 
@@ -294,11 +332,11 @@ impl CuptiRecordedActivity {
         let is_kept = |start, end| start >= time || (start, end) == (0, 0);
         self.kernels.retain(|record| is_kept(record.start_ns, record.end_ns));
         self.copies.retain(|record| is_kept(record.start_ns, record.end_ns));
-        self.sets.retain(|record| is_kept(record.start_ns, record.end_ns));
+        self.memsets.retain(|record| is_kept(record.start_ns, record.end_ns));
         self.calls.retain(|record| record.start_ns >= time);
-        self.waits.retain(|record| record.start_ns >= time);
+        self.synchronizations.retain(|record| record.start_ns >= time);
         self.ranges.retain(|record| record.start_ns >= time);
-        self.allocations.retain(|record| record.time >= allocations);
+        self.device_memory_changes.retain(|record| record.time_ns >= allocations);
         self.overhead.retain(|[start, _]| *start >= time);
     }
 
@@ -306,11 +344,11 @@ impl CuptiRecordedActivity {
     pub(super) fn sort_records_by_time(&mut self) {
         self.kernels.sort_by_key(|record| record.start_ns);
         self.copies.sort_by_key(|record| record.start_ns);
-        self.sets.sort_by_key(|record| record.start_ns);
+        self.memsets.sort_by_key(|record| record.start_ns);
         self.calls.sort_by_key(|record| record.start_ns);
-        self.waits.sort_by_key(|record| record.start_ns);
+        self.synchronizations.sort_by_key(|record| record.start_ns);
         self.ranges.sort_by_key(|record| (record.start_ns, std::cmp::Reverse(record.end_ns)));
-        self.allocations.sort_by_key(|record| record.time);
+        self.device_memory_changes.sort_by_key(|record| record.time_ns);
         self.overhead.sort_unstable();
     }
 }
@@ -325,13 +363,15 @@ mod tests {
             |start, end| KernelRecord { start_ns: start, end_ns: end, ..KernelRecord::default() };
         let range =
             |start| NamedRangeRecord { start_ns: start, end_ns: 99, ..NamedRangeRecord::default() };
-        let allocation =
-            |time| DeviceMemoryChangeRecord { time, ..DeviceMemoryChangeRecord::default() };
+        let allocation = |time| DeviceMemoryChangeRecord {
+            time_ns: time,
+            ..DeviceMemoryChangeRecord::default()
+        };
         let mut activity = CuptiRecordedActivity {
             kernels: vec![kernel(50, 60), kernel(0, 0), kernel(9, 30)],
             ranges: vec![range(20), range(5), range(10)],
             overhead: vec![[30, 40], [3, 50]],
-            allocations: [7, 4].map(allocation).to_vec(),
+            device_memory_changes: [7, 4].map(allocation).to_vec(),
             ..CuptiRecordedActivity::default()
         };
         activity.remove_records_before(10, 5);
@@ -339,6 +379,6 @@ mod tests {
         assert_eq!(activity.kernels, [kernel(0, 0), kernel(50, 60)]);
         assert_eq!(activity.ranges, [range(10), range(20)]);
         assert_eq!(activity.overhead, [[30, 40]]);
-        assert_eq!(activity.allocations, [allocation(7)]);
+        assert_eq!(activity.device_memory_changes, [allocation(7)]);
     }
 }

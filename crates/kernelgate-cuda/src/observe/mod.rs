@@ -1,4 +1,4 @@
-//! Observation of this process and its GPU: CUPTI's activity records, NVML's sensor readings, and
+//! Observation of this process and its GPU by CUPTI's activity records, NVML's sensor readings, and
 //! named ranges, which NVTX also reports to profilers.
 
 pub mod activity;

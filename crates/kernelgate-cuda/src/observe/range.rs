@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A named range that ended during a CUPTI recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EndedNamedRange {
-    pub name: Arc<str>,
-    pub start: u64,
-    pub end: u64,
+    pub range_name: Arc<str>,
+    pub start_ns: u64,
+    pub end_ns: u64,
     pub os_thread_id: u32,
 }
 
@@ -35,7 +35,7 @@ thread_local! {
 /// Keeps a named range of this thread open until the guard is dropped; ranges nest.
 #[must_use = "a range ends where it is dropped"]
 pub struct NamedRangeGuard {
-    is_recorded: bool,
+    is_range_recorded: bool,
 }
 
 impl NamedRangeGuard {
@@ -47,20 +47,22 @@ impl NamedRangeGuard {
             let start = recording_clock_ns_or_zero();
             OPEN_RANGES_OF_THREAD.with_borrow_mut(|open| open.push((name.into(), start)));
         }
-        Self { is_recorded: recorded }
+        Self { is_range_recorded: recorded }
     }
 }
 
 impl Drop for NamedRangeGuard {
     fn drop(&mut self) {
         nvtx::range_pop!();
-        let opened =
-            self.is_recorded.then(|| OPEN_RANGES_OF_THREAD.with_borrow_mut(Vec::pop)).flatten();
+        let opened = self
+            .is_range_recorded
+            .then(|| OPEN_RANGES_OF_THREAD.with_borrow_mut(Vec::pop))
+            .flatten();
         if let Some((name, start)) = opened {
             let ended = EndedNamedRange {
-                name,
-                start,
-                end: recording_clock_ns_or_zero(),
+                range_name: name,
+                start_ns: start,
+                end_ns: recording_clock_ns_or_zero(),
                 os_thread_id: system_thread_id(),
             };
             ENDED_RANGES.lock().unwrap_or_else(PoisonError::into_inner).push(ended);

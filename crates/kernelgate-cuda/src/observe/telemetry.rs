@@ -29,7 +29,8 @@ pub struct GpuCardReading {
     #[serde(rename = "throttle")]
     pub throttle_reasons: Vec<String>,
     /// Number of other processes that have a compute context on the GPU.
-    pub other_processes: Option<u32>,
+    #[serde(rename = "other_processes")]
+    pub other_process_count: Option<u32>,
 }
 
 impl GpuCardReading {
@@ -50,11 +51,14 @@ pub fn throttle_reasons_name_heat_or_hardware(throttle: &[String]) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuCard {
     /// Model: "NVIDIA H200".
-    pub model: String,
+    #[serde(rename = "model")]
+    pub gpu_model: String,
     /// Device memory, bytes.
-    pub memory_bytes: Option<u64>,
+    #[serde(rename = "memory_bytes")]
+    pub device_memory_bytes: Option<u64>,
     /// Version of the NVIDIA driver, such as "580.82.07".
-    pub driver: Option<String>,
+    #[serde(rename = "driver")]
+    pub driver_version: Option<String>,
     /// Highest SM clock, MHz.
     pub max_sm_clock_mhz: Option<u32>,
     /// Highest memory clock, MHz.
@@ -62,15 +66,20 @@ pub struct GpuCard {
     /// Power that the card may draw now (its enforced limit), milliwatts.
     pub power_limit_mw: Option<u32>,
     /// Highest PCIe generation that the card and its slot support together.
-    pub pcie_generation: Option<u32>,
-    /// PCIe lanes in use.
-    pub pcie_width: Option<u32>,
-    /// NVLinks that are up.
-    pub nvlinks: u32,
+    #[serde(rename = "pcie_generation")]
+    pub max_pcie_generation: Option<u32>,
+    /// Number of PCIe lanes that the card uses.
+    #[serde(rename = "pcie_width")]
+    pub pcie_lanes_in_use: Option<u32>,
+    /// Number of NVLinks of the card that are up.
+    #[serde(rename = "nvlinks")]
+    pub active_nvlink_count: u32,
     /// Whether the GPU corrects errors of its memory (ECC) now.
-    pub ecc: Option<bool>,
+    #[serde(rename = "ecc")]
+    pub ecc_enabled: Option<bool>,
     /// Whether the card is divided into MIG instances.
-    pub mig: Option<bool>,
+    #[serde(rename = "mig")]
+    pub divided_into_mig: Option<bool>,
 }
 
 /// Largest number of NVLinks of one card that are checked.
@@ -82,19 +91,19 @@ pub fn list_gpu_cards() -> Vec<GpuCard> {
     let Some(nvml) = open_nvml_once() else { return Vec::new() };
     let devices = (0..nvml.device_count().unwrap_or(0)).map(|index| nvml.device_by_index(index));
     let card = |device: Device<'_>| GpuCard {
-        model: device.name().unwrap_or_default(),
-        memory_bytes: device.memory_info().ok().map(|memory| memory.total),
-        driver: nvml.sys_driver_version().ok(),
+        gpu_model: device.name().unwrap_or_default(),
+        device_memory_bytes: device.memory_info().ok().map(|memory| memory.total),
+        driver_version: nvml.sys_driver_version().ok(),
         max_sm_clock_mhz: device.max_clock_info(Clock::SM).ok(),
         max_memory_clock_mhz: device.max_clock_info(Clock::Memory).ok(),
         power_limit_mw: device.enforced_power_limit().ok(),
-        pcie_generation: device.max_pcie_link_gen().ok(),
-        pcie_width: device.current_pcie_link_width().ok(),
-        nvlinks: (0..MAX_NVLINKS_PER_GPU)
+        max_pcie_generation: device.max_pcie_link_gen().ok(),
+        pcie_lanes_in_use: device.current_pcie_link_width().ok(),
+        active_nvlink_count: (0..MAX_NVLINKS_PER_GPU)
             .filter(|link| device.link_wrapper_for(*link).is_active().unwrap_or(false))
             .count() as u32,
-        ecc: device.is_ecc_enabled().ok().map(|ecc| ecc.currently_enabled),
-        mig: device.mig_mode().ok().map(|mig| mig.current != 0),
+        ecc_enabled: device.is_ecc_enabled().ok().map(|ecc| ecc.currently_enabled),
+        divided_into_mig: device.mig_mode().ok().map(|mig| mig.current != 0),
     };
     devices.flatten().map(card).collect()
 }
@@ -114,10 +123,10 @@ pub fn is_card_uuid_listed_by_nvml(uuid: &str) -> Option<bool> {
     }
 }
 
-/// NVML and a card.
+/// Reads clocks, power, temperature and processes of one GPU card through NVML.
 pub struct CardTelemetryByNvml {
     nvml: &'static Nvml,
-    uuid: String,
+    gpu_uuid: String,
 }
 
 /// Opens NVML once a process, which takes about 20 ms, and keeps it open until the process ends.
@@ -130,7 +139,7 @@ fn open_nvml_once() -> Option<&'static Nvml> {
 impl CardTelemetryByNvml {
     /// Opens the GPU card with the given UUID; `None` if NVML is missing or does not list the card.
     pub fn open_card_by_uuid(uuid: &str) -> Option<CardTelemetryByNvml> {
-        let telemetry = Self { nvml: open_nvml_once()?, uuid: uuid.to_owned() };
+        let telemetry = Self { nvml: open_nvml_once()?, gpu_uuid: uuid.to_owned() };
         telemetry.nvml_device_of_card().ok()?;
         Some(telemetry)
     }
@@ -154,8 +163,8 @@ impl CardTelemetryByNvml {
                 .current_throttle_reasons()
                 .map(throttle_reason_names_except_idle)
                 .unwrap_or_default(),
-            other_processes: count_processes_with_context(&device)
-                .map(|listed| listed.other_processes),
+            other_process_count: count_processes_with_context(&device)
+                .map(|listed| listed.other_process_count),
         }
     }
 
@@ -216,7 +225,7 @@ impl CardTelemetryByNvml {
     /// Number of other processes that have a compute context on the GPU now, if the card reports
     /// them.
     pub fn other_processes_with_context_count(&self) -> Option<u32> {
-        Some(count_processes_with_context(&self.nvml_device_of_card().ok()?)?.other_processes)
+        Some(count_processes_with_context(&self.nvml_device_of_card().ok()?)?.other_process_count)
     }
 
     /// Number of other processes that computed on the card since `then`, by the multiprocessor use
@@ -236,7 +245,7 @@ impl CardTelemetryByNvml {
     }
 
     fn nvml_device_of_card(&self) -> Result<Device<'_>, NvmlError> {
-        self.nvml.device_by_uuid(&*self.uuid)
+        self.nvml.device_by_uuid(&*self.gpu_uuid)
     }
 }
 
@@ -248,20 +257,20 @@ fn count_processes_other_than_own(computed: BTreeSet<u32>, own: u32) -> Option<u
 }
 
 /// Processes that have a compute context on a card.
-struct ProcessesWithContext {
+struct ProcessesWithCudaContext {
     /// Whether NVML lists this process among those with a context.
     includes_this_process: bool,
     /// Number of other processes with a compute context on the GPU.
-    other_processes: u32,
+    other_process_count: u32,
 }
 
 /// Counts the processes with a compute context on a GPU; `None` if the card does not report them.
-fn count_processes_with_context(device: &Device<'_>) -> Option<ProcessesWithContext> {
+fn count_processes_with_context(device: &Device<'_>) -> Option<ProcessesWithCudaContext> {
     let processes = device.running_compute_processes().ok()?;
     let others = processes.iter().filter(|process| process.pid != std::process::id()).count();
-    Some(ProcessesWithContext {
+    Some(ProcessesWithCudaContext {
         includes_this_process: others < processes.len(),
-        other_processes: others as u32,
+        other_process_count: others as u32,
     })
 }
 
@@ -310,8 +319,8 @@ mod tests {
     #[test]
     fn nvml_lists_the_gpu_in_use_and_no_unknown_uuid() {
         let Some((device, _alone)) = crate::testing::lock_first_gpu() else { return };
-        let listed = is_card_uuid_listed_by_nvml(&device.gpu_properties().uuid);
-        eprintln!("{}: listed: {listed:?}", device.gpu_properties().uuid);
+        let listed = is_card_uuid_listed_by_nvml(&device.gpu_properties().gpu_uuid);
+        eprintln!("{}: listed: {listed:?}", device.gpu_properties().gpu_uuid);
         assert_ne!(listed, Some(false));
         assert_eq!(is_card_uuid_listed_by_nvml("GPU-feed"), listed.map(|_| false));
     }

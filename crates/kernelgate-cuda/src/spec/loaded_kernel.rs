@@ -25,45 +25,49 @@ impl<P> KernelSpec<P> {
     /// device, and sets its shared memory.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Unsupported`] if the GPU's architecture does not suit it, if the
-    /// GPU has too little shared memory, or if it cannot hold all blocks at once although they must
-    /// be co-resident; other errors when a grid cannot hold its blocks, or the kernel does not
-    /// compile or load.
+    /// Fails with [`BackendError::Unsupported`] if the kernel does not support the GPU's
+    /// architecture, if the GPU has too little shared memory, or if it cannot hold all blocks at
+    /// once although they must be co-resident; other errors when a grid cannot hold its blocks, or
+    /// the kernel does not compile or load.
     pub fn compile_and_load(
         &self,
         device: &Device,
         p: &P,
     ) -> Result<LoadedKernelWithLaunch, BackendError> {
-        let arch = &device.gpu_properties().arch;
+        let arch = &device.gpu_properties().kernel_architecture;
         if let Some(unmet) =
             self.reason_gpu_cannot_run_kernel_for(p, arch, device.max_shared_bytes_per_block()?)
         {
-            let arch_fits = self.requires.is_met_by_architecture(arch);
+            let arch_fits = self.required_architecture.is_met_by_architecture(arch);
             let reason = if arch_fits { unmet } else { format!("{unmet}, this GPU is {arch}") };
             return Err(BackendError::Unsupported(reason));
         }
         let shape = self.launch_shape_for(p)?;
-        let with_clocks = device.compiles_stage_clocks() && !self.stages.is_empty();
+        let with_clocks = device.compiles_stage_clocks() && !self.stage_names.is_empty();
         let build = match with_clocks {
             true => self.build_with_stage_clocks(p, shape.blocks_in_grid()),
             false => self.build_for_parameters(p),
         };
-        let kernel = device.load_kernel(&build, self.symbol)?;
+        let kernel = device.load_kernel(&build, self.kernel_symbol)?;
         let counters =
             with_clocks.then(|| device.stage_counters_of_loaded_build(&build)).transpose()?;
-        let staged = (!self.stages.is_empty()).then(|| {
-            KernelWithStages::with_stages_and_counters(self.symbol, self.stages, counters)
+        let staged = (!self.stage_names.is_empty()).then(|| {
+            KernelWithStages::with_stages_and_counters(
+                self.kernel_symbol,
+                self.stage_names,
+                counters,
+            )
         });
         device.record_shape_and_stages_of_kernel(
-            &build.record_name_of_kernel(self.symbol),
+            &build.record_name_of_kernel(self.kernel_symbol),
             shape,
             staged,
         );
         if self.uses_max_shared_carveout {
             kernel.set_full_shared_carve_out()?;
         }
-        let launch = Launch { cooperative: self.co_resident, ..shape };
-        let cluster = self.cluster.map(|blocks| [blocks as u32, 1, 1]);
+        let launch = Launch { cooperative: self.needs_cooperative_launch, ..shape };
+        let cluster = self.cluster_blocks.map(|blocks| [blocks as u32, 1, 1]);
         Launch { cluster, ..launch }.check_on_device_and_allow_resources(device, &kernel)?;
         Ok(LoadedKernelWithLaunch { kernel, launch })
     }
@@ -71,7 +75,7 @@ impl<P> KernelSpec<P> {
 
 impl LoadedKernelWithLaunch {
     /// Returns a handle of the same loaded kernel that launches on the given stream.
-    pub fn launching_on_stream(&self, stream: &Arc<CudaStream>) -> Self {
+    pub fn clone_launching_on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self { kernel: self.kernel.clone_for_stream(stream), launch: self.launch }
     }
 
@@ -116,7 +120,7 @@ mod tests {
     fn a_cooperative_launch_of_too_many_blocks_is_refused() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let source = r#"extern "C" __global__ void nothing() {}"#;
-        let build = Source::new("nothing", source).build(&[]);
+        let build = Source::new("nothing", source).with_macros(&[]);
         let launch = |blocks, co_resident| {
             let kernel = device.load_kernel(&build, "nothing").unwrap();
             let launch =
@@ -131,8 +135,8 @@ mod tests {
     }
 
     const CLUSTER_OF_SIXTEEN_KERNEL: KernelSpec<()> = KernelSpec {
-        requires: RequiredArchitecture::Exactly("sm_90a"),
-        cluster: Some(16),
+        required_architecture: RequiredArchitecture::ExactArchitecture("sm_90a"),
+        cluster_blocks: Some(16),
         ..KernelSpec::new(
             Source::new(
                 "large_cluster",
@@ -164,7 +168,7 @@ extern "C" __global__ void __cluster_dims__(16, 1, 1) large_cluster(unsigned* ou
     }
 
     const STAGED_SPIN_KERNEL: KernelSpec<()> = KernelSpec {
-        stages: &["short", "long", "never"],
+        stage_names: &["short", "long", "never"],
         ..KernelSpec::new(
             Source::new(
                 "spin_stages",
@@ -175,14 +179,14 @@ __device__ void spin(long long cycles) {
     while (clock64() - begun < cycles) {}
 }
 extern "C" __global__ void spin_stages() {
-    stages_begin();
+    begin_stage_clocks();
     for (int i = 0; i < 10; ++i) {
         spin(1000);
-        stage_ends(0);
+        end_timed_stage(0);
         spin(3000 * (blockIdx.x + 1));
-        stage_ends(1);
+        end_timed_stage(1);
     }
-    stages_finish();
+    store_stage_clocks();
 }"#,
             ),
             "spin_stages",

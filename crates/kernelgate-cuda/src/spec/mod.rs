@@ -2,9 +2,9 @@
 //! cluster, oldest architecture.
 //!
 //! Rust code loads a kernel from its row ([`KernelSpec::compile_and_load`]); `kernelgate resources`
-//! and tests list the rows ([`list_kernel_rows()`]). All facts that they use are in the row.
-//! Deliberately absent: a registry. Each kernel family has a constant for each of its
-//! specifications, and one slice with all of them.
+//! and tests list the rows ([`list_kernel_rows()`]). A kernel's row contains all facts that loading
+//! and listing the kernel use. This module deliberately has no registry of kernels. Each kernel
+//! family has a constant for each of its specifications, and one slice with all of them.
 
 mod kernel_spec;
 mod loaded_kernel;

@@ -9,13 +9,13 @@ use crate::architecture::compute_capability_number;
 pub enum RequiredArchitecture {
     /// A compute capability, with major and minor digits together, and all later ones: 80 means
     /// sm_80 or later.
-    AtLeast(u32),
+    AtLeastCapability(u32),
     /// Compute capabilities from the first number to below the second; from the second on, another
     /// build of the kernel is used.
-    Between(u32, u32),
+    CapabilityRange(u32, u32),
     /// One architecture only, because of instructions that no other architecture has: "sm_90a" has
     /// `wgmma`.
-    Exactly(&'static str),
+    ExactArchitecture(&'static str),
 }
 
 impl RequiredArchitecture {
@@ -24,9 +24,9 @@ impl RequiredArchitecture {
         let matches =
             |holds: &dyn Fn(u32) -> bool| compute_capability_number(arch).is_some_and(holds);
         match self {
-            Self::Exactly(wanted) => arch == wanted,
-            Self::AtLeast(least) => matches(&|number| number >= least),
-            Self::Between(least, end) => matches(&|number| (least..end).contains(&number)),
+            Self::ExactArchitecture(wanted) => arch == wanted,
+            Self::AtLeastCapability(least) => matches(&|number| number >= least),
+            Self::CapabilityRange(least, end) => matches(&|number| (least..end).contains(&number)),
         }
     }
 }
@@ -34,11 +34,11 @@ impl RequiredArchitecture {
 impl fmt::Display for RequiredArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AtLeast(least) => write!(f, "sm_{least} or later"),
-            Self::Between(least, end) => {
+            Self::AtLeastCapability(least) => write!(f, "sm_{least} or later"),
+            Self::CapabilityRange(least, end) => {
                 write!(f, "sm_{least} or later, but none from sm_{end} on")
             }
-            Self::Exactly(arch) => f.write_str(arch),
+            Self::ExactArchitecture(arch) => f.write_str(arch),
         }
     }
 }
@@ -49,19 +49,19 @@ mod tests {
 
     #[test]
     fn only_kernels_with_a_minimum_architecture_run_on_later_ones() {
-        let least = RequiredArchitecture::AtLeast(90);
+        let least = RequiredArchitecture::AtLeastCapability(90);
         assert_eq!(
             ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"]
                 .map(|arch| least.is_met_by_architecture(arch)),
             [false, false, true, true, true]
         );
-        let exactly = RequiredArchitecture::Exactly("sm_90a");
+        let exactly = RequiredArchitecture::ExactArchitecture("sm_90a");
         assert_eq!(
             ["sm_80", "sm_90", "sm_90a", "sm_100a"]
                 .map(|arch| exactly.is_met_by_architecture(arch)),
             [false, false, true, false]
         );
-        let between = RequiredArchitecture::Between(80, 90);
+        let between = RequiredArchitecture::CapabilityRange(80, 90);
         assert_eq!(
             ["sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"]
                 .map(|arch| between.is_met_by_architecture(arch)),

@@ -1,5 +1,5 @@
-//! Lists the kernels of rows with any parameter type, so that all of them can be compiled:
-//! `kernelgate resources` and tests use the list.
+//! Lists the kernels of rows with any parameter type, so that all of them can be compiled.
+//! `kernelgate resources` and tests use the list of kernels.
 
 use super::kernel_spec::{KernelSpec, reason_architecture_cannot_run_kernel};
 use super::required_architecture::RequiredArchitecture;
@@ -12,40 +12,44 @@ pub struct ListedKernelBuild {
     /// CUDA source file and macros; kernels with an equal build are compiled together.
     pub build: KernelBuild,
     /// Name of the kernel's `extern "C"` function in the source file.
-    pub symbol: &'static str,
+    pub kernel_symbol: &'static str,
     /// Threads a block.
-    pub threads: u32,
+    pub threads_per_block: u32,
     /// Dynamic shared memory of a block, bytes.
-    pub shared_bytes: u32,
-    /// Blocks of a cluster.
-    pub cluster: Option<u32>,
+    pub dynamic_shared_bytes: u32,
+    /// Number of thread blocks of a cluster; `None` if the kernel uses no clusters.
+    pub cluster_blocks: Option<u32>,
     /// The least architecture.
-    pub requires: RequiredArchitecture,
+    pub required_architecture: RequiredArchitecture,
     /// The build that measures the time of each stage of the kernel, if its row names stages.
-    pub with_clocks: Option<KernelBuild>,
+    pub build_with_stage_clocks: Option<KernelBuild>,
 }
 
 impl ListedKernelBuild {
     /// Name of the kernel in records: the build's name, followed by the symbol if the symbol
     /// differs from the file's name.
     pub fn kernel_name_in_records(&self) -> String {
-        self.build.record_name_of_kernel(self.symbol)
+        self.build.record_name_of_kernel(self.kernel_symbol)
     }
 
     /// Returns the kernel with the CUDA source files that an executable embeds, as
     /// [`KernelBuild::with_default_files`].
     #[must_use]
     pub fn with_embedded_files(self, files: &'static [NamedKernelFile]) -> Self {
-        let with_clocks = self.with_clocks.map(|build| build.with_default_files(files));
-        Self { build: self.build.with_default_files(files), with_clocks, ..self }
+        let with_clocks = self.build_with_stage_clocks.map(|build| build.with_default_files(files));
+        Self {
+            build: self.build.with_default_files(files),
+            build_with_stage_clocks: with_clocks,
+            ..self
+        }
     }
 
     /// Returns the reason why an architecture cannot run the kernel, a sentence fragment: "needs
     /// sm_90 or later".
     pub fn reason_architecture_cannot_run(&self, arch: &str) -> Option<String> {
         reason_architecture_cannot_run_kernel(
-            self.requires,
-            self.shared_bytes,
+            self.required_architecture,
+            self.dynamic_shared_bytes,
             arch,
             max_shared_bytes_per_block(arch),
         )
@@ -56,12 +60,13 @@ impl ListedKernelBuild {
 pub fn list_kernel_rows<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernelBuild> {
     let listed = |row: &KernelSpec<P>, p: &P| ListedKernelBuild {
         build: row.build_for_parameters(p),
-        symbol: row.symbol,
-        threads: row.threads as u32,
-        shared_bytes: (row.shared_bytes)(p) as u32,
-        cluster: row.cluster.map(|blocks| blocks as u32),
-        requires: row.requires,
-        with_clocks: (!row.stages.is_empty()).then(|| row.build_with_stage_clocks(p, 1)),
+        kernel_symbol: row.kernel_symbol,
+        threads_per_block: row.threads_per_block as u32,
+        dynamic_shared_bytes: (row.dynamic_shared_bytes)(p) as u32,
+        cluster_blocks: row.cluster_blocks.map(|blocks| blocks as u32),
+        required_architecture: row.required_architecture,
+        build_with_stage_clocks: (!row.stage_names.is_empty())
+            .then(|| row.build_with_stage_clocks(p, 1)),
     };
     rows.iter()
         .flat_map(|row| {
@@ -77,7 +82,7 @@ mod tests {
 
     const TWO_WIDTHS_KERNEL: KernelSpec<usize> = KernelSpec {
         macro_definitions: |width| vec![format!("WIDTH={width}")],
-        shared_bytes: |width| 16 * width,
+        dynamic_shared_bytes: |width| 16 * width,
         listed_build_parameters: || vec![1, 2],
         ..KernelSpec::new(Source::new("mine/sums", ""), "mine_sums", 64, |_| [1, 1, 1])
     };
@@ -86,7 +91,7 @@ mod tests {
     fn each_recorded_build_of_each_kernel_is_listed_by_name() {
         let listed = list_kernel_rows(&[
             TWO_WIDTHS_KERNEL,
-            KernelSpec { symbol: "mine_sums_finish", ..TWO_WIDTHS_KERNEL },
+            KernelSpec { kernel_symbol: "mine_sums_finish", ..TWO_WIDTHS_KERNEL },
         ]);
         let names: Vec<_> = listed.iter().map(ListedKernelBuild::kernel_name_in_records).collect();
         assert_eq!(
@@ -98,18 +103,18 @@ mod tests {
                 "mine/sums WIDTH=2: mine_sums_finish"
             ]
         );
-        assert_eq!((listed[1].threads, listed[1].shared_bytes), (64, 32));
+        assert_eq!((listed[1].threads_per_block, listed[1].dynamic_shared_bytes), (64, 32));
         assert_eq!(listed[1].build, listed[3].build);
-        assert_eq!(listed[1].with_clocks, None);
+        assert_eq!(listed[1].build_with_stage_clocks, None);
         let clocked =
-            list_kernel_rows(&[KernelSpec { stages: &["one", "two"], ..TWO_WIDTHS_KERNEL }]);
-        let clocked = clocked[1].with_clocks.as_ref().unwrap().file_and_macros();
+            list_kernel_rows(&[KernelSpec { stage_names: &["one", "two"], ..TWO_WIDTHS_KERNEL }]);
+        let clocked = clocked[1].build_with_stage_clocks.as_ref().unwrap().kernel_build_name();
         assert_eq!(clocked, "mine/sums WIDTH=2 STAGES=2 STAGE_BLOCKS=1");
     }
 
     #[test]
     fn a_kernel_that_an_architecture_cannot_run_has_a_reason() {
-        let row = KernelSpec { shared_bytes: |_| 150 << 10, ..TWO_WIDTHS_KERNEL };
+        let row = KernelSpec { dynamic_shared_bytes: |_| 150 << 10, ..TWO_WIDTHS_KERNEL };
         let large = &list_kernel_rows(&[row])[0];
         assert_eq!(
             (
@@ -125,9 +130,10 @@ mod tests {
         // If the architecture's limit of shared memory is unknown, no reason is given, and the
         // launch on the GPU decides.
         assert_eq!(large.reason_architecture_cannot_run("sm_88"), None);
-        let newer =
-            &list_kernel_rows(&[KernelSpec { requires: RequiredArchitecture::AtLeast(90), ..row }])
-                [0];
+        let newer = &list_kernel_rows(&[KernelSpec {
+            required_architecture: RequiredArchitecture::AtLeastCapability(90),
+            ..row
+        }])[0];
         assert_eq!(newer.reason_architecture_cannot_run("sm_89").unwrap(), "needs sm_90 or later");
     }
 }

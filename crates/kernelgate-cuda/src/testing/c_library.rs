@@ -30,8 +30,9 @@ impl LaunchingCLibrary {
         device: &Device,
         own_stream: bool,
     ) -> Result<LaunchingCLibrary, BackendError> {
-        let failed =
-            |what: &str, why: String| BackendError::Launch(format!("failed to {what}: {why}"));
+        let failed = |what: &str, why: String| {
+            BackendError::ComputationFailed(format!("failed to {what}: {why}"))
+        };
         let folder = tempfile::tempdir()
             .map_err(|error| failed("make a folder for a C library", error.to_string()))?;
         let (source, file) = (folder.path().join("library.c"), folder.path().join("library.so"));
@@ -74,7 +75,9 @@ impl LaunchingCLibrary {
         };
         match status {
             Ok(0) => Ok(()),
-            other => Err(BackendError::Launch(format!("the C library fails: {other:?}"))),
+            other => {
+                Err(BackendError::ComputationFailed(format!("the C library fails: {other:?}")))
+            }
         }
     }
 }

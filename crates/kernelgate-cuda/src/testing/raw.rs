@@ -10,7 +10,7 @@ use crate::driver::stream::thread_state;
 use crate::{BackendError, Device};
 
 fn driver_call_error(what: &str, error: &DriverError) -> BackendError {
-    BackendError::Launch(format!("failed to {what}: {:?}", error.0))
+    BackendError::ComputationFailed(format!("failed to {what}: {:?}", error.0))
 }
 
 fn raw_stream_handle(stream: RawStreamHandle) -> sys::CUstream {
@@ -106,7 +106,7 @@ impl ExternalCudaEvent {
 ///
 /// # Errors
 /// Fails with the error of `between`, and when the driver refuses.
-pub fn use_stream_ordered_allocation(
+pub fn with_stream_ordered_allocation(
     stream: RawStreamHandle,
     bytes: usize,
     between: impl FnOnce(u64) -> Result<(), BackendError>,
@@ -129,7 +129,7 @@ pub fn use_stream_ordered_allocation(
 ///
 /// # Errors
 /// Fails with the error of `between`, and when the driver refuses.
-pub fn use_synchronously_freed_allocation(
+pub fn with_synchronously_freed_allocation(
     bytes: usize,
     between: impl FnOnce(u64) -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
@@ -161,8 +161,8 @@ pub fn enqueue_copy_within_device(
 /// Pinned host memory for f32 values that is never freed, because queued work may still use it.
 #[derive(Clone, Copy)]
 pub struct LeakedPinnedFloats {
-    floats: *mut f32,
-    count: usize,
+    pinned_floats: *mut f32,
+    float_count: usize,
 }
 
 // SAFETY: threads access the memory one after another, in the order of a stream.
@@ -174,7 +174,7 @@ unsafe impl Sync for LeakedPinnedFloats {}
 struct TripleOnHostArgument(LeakedPinnedFloats);
 
 impl LeakedPinnedFloats {
-    /// `count` floats, all zero.
+    /// Allocates `count` pinned floats, all zero.
     pub fn allocate_zeroed_pinned_floats(
         device: &Device,
         count: usize,
@@ -189,33 +189,35 @@ impl LeakedPinnedFloats {
         let floats = memory.cast::<f32>();
         // SAFETY: `count` floats were allocated.
         unsafe { ptr::write_bytes(floats, 0, count) };
-        Ok(Self { floats, count })
+        Ok(Self { pinned_floats: floats, float_count: count })
     }
 
     /// Copies all floats.
     pub fn copy_all_floats(&self) -> Vec<f32> {
         // SAFETY: `count` floats were allocated and initialised.
-        unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()
+        unsafe { std::slice::from_raw_parts(self.pinned_floats, self.float_count) }.to_vec()
     }
 
     /// Writes `values` to the first floats of the pinned memory.
     pub fn write_first_floats(&self, values: &[f32]) {
-        let count = values.len().min(self.count);
+        let count = values.len().min(self.float_count);
         // SAFETY: `count` floats were allocated, and the caller's values lie in other memory.
-        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.floats, count) };
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.pinned_floats, count) };
     }
 
     /// Enqueues a copy of all floats from a device address to the pinned memory.
-    pub fn enqueue_copy_from_device(
+    pub fn enqueue_floats_copy_from_device(
         &self,
         stream: RawStreamHandle,
         from: u64,
     ) -> Result<(), BackendError> {
-        let to = self.floats.cast::<c_void>();
+        let to = self.pinned_floats.cast::<c_void>();
         // SAFETY: the pinned memory is never freed.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, 4 * self.count, raw_stream_handle(stream)) }
-            .result()
-            .map_err(|error| driver_call_error("copy from the GPU", &error))
+        unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to, from, 4 * self.float_count, raw_stream_handle(stream))
+        }
+        .result()
+        .map_err(|error| driver_call_error("copy from the GPU", &error))
     }
 
     /// Enqueues a copy of all floats from the pinned memory to a device address.
@@ -224,11 +226,13 @@ impl LeakedPinnedFloats {
         stream: RawStreamHandle,
         to: u64,
     ) -> Result<(), BackendError> {
-        let from = self.floats.cast_const().cast::<c_void>();
+        let from = self.pinned_floats.cast_const().cast::<c_void>();
         // SAFETY: the pinned memory is never freed.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, 4 * self.count, raw_stream_handle(stream)) }
-            .result()
-            .map_err(|error| driver_call_error("copy to the GPU", &error))
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from, 4 * self.float_count, raw_stream_handle(stream))
+        }
+        .result()
+        .map_err(|error| driver_call_error("copy to the GPU", &error))
     }
 
     /// Allocates the argument of the host function that [`Self::tripling_host_function_enqueuer`]
@@ -246,9 +250,9 @@ impl LeakedPinnedFloats {
         unsafe extern "C" fn triple_pinned_floats_host_function(data: *mut c_void) {
             // SAFETY: `data` is the address of a leaked argument, which is never freed.
             let TripleOnHostArgument(pinned) = unsafe { &*data.cast::<TripleOnHostArgument>() };
-            for i in 0..pinned.count {
+            for i in 0..pinned.float_count {
                 // SAFETY: `count` floats were allocated.
-                unsafe { *pinned.floats.add(i) *= 3.0 };
+                unsafe { *pinned.pinned_floats.add(i) *= 3.0 };
             }
         }
         let data = self.leak_argument_of_host_function() as usize;

@@ -40,20 +40,20 @@ const MAX_VALUES_PER_SIDE_FOR_CHANGE_SIZE: usize = 200;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DetectedLevelChange {
     /// Index of the first value after the change of the level.
-    pub first_index_after: usize,
+    pub first_index_after_change: usize,
     /// Level after the change minus the level before: the Hodges-Lehmann estimate, in the unit of
     /// the values.
-    pub shift: f64,
+    pub level_shift: f64,
     /// Lower end of the 95 % confidence interval of the shift.
-    pub low: f64,
+    pub shift_lower_bound: f64,
     /// Upper end.
     pub shift_upper_bound: f64,
     /// Decrease of the sum of absolute deviations by this cut, in standard deviations of the noise;
     /// at least [`MIN_CUT_GAIN_IN_NOISE_DEVIATIONS`].
-    pub gain: f64,
+    pub cut_gain_in_noise_deviations: f64,
     /// 1 minus the p value of a rank-sum test (normal approximation) between the neighbouring
     /// changes, where p is multiplied by the number of possible places.
-    pub confidence: f64,
+    pub rank_sum_confidence: f64,
 }
 
 /// Returns the level changes of a sequence of finite values, in order; changes smaller than
@@ -73,11 +73,11 @@ pub fn detect_level_changes(
         ranked.start_indices_of_cheapest_segments(noise * MIN_CUT_GAIN_IN_NOISE_DEVIATIONS);
     loop {
         let found = measure_level_changes(&ranked, values, &cuts, noise);
-        let shift = |change: &DetectedLevelChange| change.shift.abs();
+        let shift = |change: &DetectedLevelChange| change.level_shift.abs();
         let least = found.iter().min_by(|a, b| shift(a).total_cmp(&shift(b)));
         match least {
             Some(least) if shift(least) < smallest => {
-                cuts.retain(|at| *at != least.first_index_after)
+                cuts.retain(|at| *at != least.first_index_after_change)
             }
             _ => return found,
         }
@@ -121,12 +121,12 @@ fn measure_level_changes(
         let falling = differences.iter().filter(|difference| **difference < 0.0).count() as f64;
         let p = 2.0 * normal::standard_normal_cdf(-(rising - falling).abs() / 2.0 / deviation);
         DetectedLevelChange {
-            first_index_after: at,
-            shift: quantile_by_interpolation(&differences, 0.5),
-            low: differences[below],
+            first_index_after_change: at,
+            level_shift: quantile_by_interpolation(&differences, 0.5),
+            shift_lower_bound: differences[below],
             shift_upper_bound: differences[differences.len() - 1 - below],
-            gain: gain / noise,
-            confidence: 1.0 - (p * (to - from) as f64).min(1.0),
+            cut_gain_in_noise_deviations: gain / noise,
+            rank_sum_confidence: 1.0 - (p * (to - from) as f64).min(1.0),
         }
     });
     each.collect()
@@ -144,8 +144,8 @@ fn sorted_differences_and_rank_sum_deviation(before: &[f64], after: &[f64]) -> (
 
 /// The values of a sequence sorted, and the rank of each value in sequence order.
 struct SequenceWithRanks {
-    sorted: Vec<f64>,
-    ranks: Vec<usize>,
+    sorted_values: Vec<f64>,
+    rank_of_value: Vec<usize>,
 }
 
 impl SequenceWithRanks {
@@ -154,7 +154,10 @@ impl SequenceWithRanks {
         order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
         let mut ranks = vec![0; values.len()];
         order.iter().enumerate().for_each(|(rank, index)| ranks[*index] = rank);
-        Self { sorted: order.iter().map(|index| values[*index]).collect(), ranks }
+        Self {
+            sorted_values: order.iter().map(|index| values[*index]).collect(),
+            rank_of_value: ranks,
+        }
     }
 
     /// Sum of |value − median| over the segment that begins at index `from` and ends before index
@@ -166,15 +169,15 @@ impl SequenceWithRanks {
     /// Sums of |value − median| of the segments of 1, 2, … values that begin at index `from`.
     fn absolute_deviation_sums_from(&self, from: usize) -> impl Iterator<Item = f64> {
         let mut halves = RunningMedianHalves::default();
-        self.ranks[from..]
+        self.rank_of_value[from..]
             .iter()
-            .map(move |rank| halves.add_rank_and_sum_deviations(*rank, &self.sorted))
+            .map(move |rank| halves.add_rank_and_sum_deviations(*rank, &self.sorted_values))
     }
 
     /// Returns the start indices, except 0, of the segments of the division with the least cost;
     /// each cut costs `penalty`.
     fn start_indices_of_cheapest_segments(&self, penalty: f64) -> Vec<usize> {
-        let count = self.ranks.len();
+        let count = self.rank_of_value.len();
         // For each index: the cost of the cheapest division of the values before the index, and the
         // start of that division's last segment.
         let mut cheapest = vec![(f64::INFINITY, 0); count + 1];
@@ -206,9 +209,9 @@ impl SequenceWithRanks {
 /// sum of each half's values.
 #[derive(Default)]
 struct RunningMedianHalves {
-    low: BinaryHeap<usize>,
-    high: BinaryHeap<Reverse<usize>>,
-    low_sum: f64,
+    lower_half_ranks: BinaryHeap<usize>,
+    upper_half_ranks: BinaryHeap<Reverse<usize>>,
+    lower_half_sum: f64,
     upper_half_sum: f64,
 }
 
@@ -216,20 +219,20 @@ impl RunningMedianHalves {
     /// Adds a value by its rank; returns the sum of |value − median| of all values that were added
     /// so far.
     fn add_rank_and_sum_deviations(&mut self, rank: usize, sorted: &[f64]) -> f64 {
-        self.low.push(rank);
-        let highest = self.low.pop().expect("one was just added");
-        self.low_sum += sorted[rank] - sorted[highest];
-        self.high.push(Reverse(highest));
+        self.lower_half_ranks.push(rank);
+        let highest = self.lower_half_ranks.pop().expect("one was just added");
+        self.lower_half_sum += sorted[rank] - sorted[highest];
+        self.upper_half_ranks.push(Reverse(highest));
         self.upper_half_sum += sorted[highest];
-        if self.high.len() > self.low.len() {
-            let Reverse(lowest) = self.high.pop().expect("it has more than the other");
+        if self.upper_half_ranks.len() > self.lower_half_ranks.len() {
+            let Reverse(lowest) = self.upper_half_ranks.pop().expect("it has more than the other");
             self.upper_half_sum -= sorted[lowest];
-            self.low.push(lowest);
-            self.low_sum += sorted[lowest];
+            self.lower_half_ranks.push(lowest);
+            self.lower_half_sum += sorted[lowest];
         }
-        let odd = self.low.len() > self.high.len();
-        let middle = self.low.peek().map_or(0.0, |rank| sorted[*rank]);
-        self.upper_half_sum - self.low_sum + if odd { middle } else { 0.0 }
+        let odd = self.lower_half_ranks.len() > self.upper_half_ranks.len();
+        let middle = self.lower_half_ranks.peek().map_or(0.0, |rank| sorted[*rank]);
+        self.upper_half_sum - self.lower_half_sum + if odd { middle } else { 0.0 }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Many tests at once.
+//! Adjusts the p values of many statistical tests that are made at once.
 
 /// Returns the adjusted p values of Benjamini and Hochberg (1995) in input order; rejecting
 /// adjusted values of at most q is their step-up procedure at q. The expected share of false

@@ -28,8 +28,8 @@ pub fn detectable_shift_of_signed_rank_test(
 }
 
 /// Number of pairs with which a shift of `effect` is found with `power`: ((z + z)·error/effect)²
-/// times `pairs`, whose standard error is `error`; at least as many as `level` needs. `None` if
-/// there is no effect to find.
+/// times `pairs`, whose standard error is `error`; at least as many as `level` needs. The result is
+/// `None` if `effect` is not a positive shift.
 pub fn pairs_needed_to_find_effect(
     pairs: usize,
     error: f64,

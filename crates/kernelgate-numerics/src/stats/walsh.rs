@@ -9,9 +9,9 @@ use super::signed_rank::critical_signed_rank_sum;
 #[derive(Debug, Clone, PartialEq)]
 pub struct WalshAverages {
     /// Sorted.
-    averages: Vec<f64>,
+    sorted_walsh_averages: Vec<f64>,
     /// Differences.
-    pairs: usize,
+    difference_count: usize,
 }
 
 impl WalshAverages {
@@ -26,27 +26,31 @@ impl WalshAverages {
             averages.extend(values[i..].iter().map(|b| 0.5 * (a + b)));
         }
         averages.sort_by(f64::total_cmp);
-        Self { averages, pairs: values.len() }
+        Self { sorted_walsh_averages: averages, difference_count: values.len() }
     }
 
     /// Hodges-Lehmann estimate of the differences' center: the median of their Walsh averages. None
     /// without differences.
     pub fn hodges_lehmann_center(&self) -> Option<f64> {
-        let last = self.averages.len().checked_sub(1)?;
-        Some(0.5 * (self.averages[last / 2] + self.averages[last.div_ceil(2)]))
+        let last = self.sorted_walsh_averages.len().checked_sub(1)?;
+        Some(
+            0.5 * (self.sorted_walsh_averages[last / 2]
+                + self.sorted_walsh_averages[last.div_ceil(2)]),
+        )
     }
 
     /// Exact confidence interval of the center of symmetric differences, which lies below and above
     /// the interval with a probability of at most `tail` each; `None` for too few differences.
     pub fn interval_with_tail_probability(&self, tail: f64) -> Option<(f64, f64)> {
-        let beyond = critical_signed_rank_sum(self.pairs, tail)?;
-        let last = self.averages.len().checked_sub(beyond + 1)?;
-        (beyond <= last).then(|| (self.averages[beyond], self.averages[last]))
+        let beyond = critical_signed_rank_sum(self.difference_count, tail)?;
+        let last = self.sorted_walsh_averages.len().checked_sub(beyond + 1)?;
+        (beyond <= last)
+            .then(|| (self.sorted_walsh_averages[beyond], self.sorted_walsh_averages[last]))
     }
 
     /// Returns the smallest and the largest difference; `None` without differences.
     pub fn smallest_and_largest_difference(&self) -> Option<(f64, f64)> {
-        Some((*self.averages.first()?, *self.averages.last()?))
+        Some((*self.sorted_walsh_averages.first()?, *self.sorted_walsh_averages.last()?))
     }
 
     /// Standard error of the Hodges-Lehmann estimate, from the width of the exact interval with
@@ -56,14 +60,15 @@ impl WalshAverages {
         let (low, high) = self.interval_with_tail_probability(0.05)?;
         // Actual tail probability of the interval, which is below 5 % because the distribution is
         // discrete.
-        let tail = self.approximate_rank_sum_tail(critical_signed_rank_sum(self.pairs, 0.05)?);
+        let tail =
+            self.approximate_rank_sum_tail(critical_signed_rank_sum(self.difference_count, 0.05)?);
         Some((high - low) / (-2.0 * normal::standard_normal_quantile(tail)))
     }
 
     /// Probability of a signed-rank sum of at most `sum` for these pairs: exact for 0, otherwise a
     /// normal approximation with continuity correction.
     fn approximate_rank_sum_tail(&self, sum: usize) -> f64 {
-        let n = self.pairs as f64;
+        let n = self.difference_count as f64;
         if sum == 0 {
             return 0.5f64.powf(n);
         }

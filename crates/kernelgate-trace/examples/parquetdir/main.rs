@@ -23,7 +23,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let layout = tables::ParquetFileSettings { group_rows: PARQUET_ROW_GROUP_ROWS, plain };
+    let layout = tables::ParquetFileSettings {
+        rows_per_row_group: PARQUET_ROW_GROUP_ROWS,
+        uncompressed_without_dictionaries: plain,
+    };
     let written = std::fs::create_dir_all(folder).map_err(Into::into).and_then(|()| {
         tables::write_tables_as_parquet_files(Path::new(export), Path::new(folder), &layout)
     });

@@ -16,26 +16,26 @@ use rusqlite::types::ValueRef;
 
 /// Values of one column in a row group, and for each row 1 if it has a value and 0 if not.
 enum ParquetColumnValues {
-    Integers(Vec<i64>, Vec<i16>),
+    IntegersWithPresenceFlags(Vec<i64>, Vec<i16>),
     DoublesWithPresenceFlags(Vec<f64>, Vec<i16>),
-    Texts(Vec<ByteArray>, Vec<i16>),
+    ByteArraysWithPresenceFlags(Vec<ByteArray>, Vec<i16>),
 }
 
 impl ParquetColumnValues {
     /// Returns an empty parquet column for the SQL type of a table's column.
     fn empty_column_of_sql_type(sql: &str) -> ParquetColumnValues {
         match sql {
-            "TEXT" | "BLOB" => Self::Texts(Vec::new(), Vec::new()),
+            "TEXT" | "BLOB" => Self::ByteArraysWithPresenceFlags(Vec::new(), Vec::new()),
             "REAL" => Self::DoublesWithPresenceFlags(Vec::new(), Vec::new()),
-            _ => Self::Integers(Vec::new(), Vec::new()),
+            _ => Self::IntegersWithPresenceFlags(Vec::new(), Vec::new()),
         }
     }
 
     fn parquet_schema_type(&self) -> &'static str {
         match self {
-            Self::Integers(..) => "INT64",
+            Self::IntegersWithPresenceFlags(..) => "INT64",
             Self::DoublesWithPresenceFlags(..) => "DOUBLE",
-            Self::Texts(..) => "BYTE_ARRAY",
+            Self::ByteArraysWithPresenceFlags(..) => "BYTE_ARRAY",
         }
     }
 
@@ -44,7 +44,7 @@ impl ParquetColumnValues {
     #[allow(clippy::cast_precision_loss)]
     fn push_sqlite_value(&mut self, value: ValueRef<'_>) {
         match self {
-            Self::Integers(values, levels) => {
+            Self::IntegersWithPresenceFlags(values, levels) => {
                 let value = if let ValueRef::Integer(value) = value { Some(value) } else { None };
                 add_value_and_definition_level(values, levels, value);
             }
@@ -56,7 +56,7 @@ impl ParquetColumnValues {
                 };
                 add_value_and_definition_level(values, levels, value);
             }
-            Self::Texts(values, levels) => {
+            Self::ByteArraysWithPresenceFlags(values, levels) => {
                 let value = match value {
                     ValueRef::Text(text) | ValueRef::Blob(text) => Some(text.to_vec().into()),
                     ValueRef::Integer(value) => Some(value.to_string().into_bytes().into()),
@@ -68,9 +68,9 @@ impl ParquetColumnValues {
     }
 
     fn buffered_row_count(&self) -> usize {
-        let (Self::Integers(_, levels)
+        let (Self::IntegersWithPresenceFlags(_, levels)
         | Self::DoublesWithPresenceFlags(_, levels)
-        | Self::Texts(_, levels)) = self;
+        | Self::ByteArraysWithPresenceFlags(_, levels)) = self;
         levels.len()
     }
 
@@ -81,7 +81,7 @@ impl ParquetColumnValues {
     ) -> Result<(), Box<dyn Error>> {
         let mut column = group.next_column()?.ok_or("the schema has fewer columns")?;
         match self {
-            Self::Integers(values, levels) => {
+            Self::IntegersWithPresenceFlags(values, levels) => {
                 column.typed::<Int64Type>().write_batch(values, Some(levels), None)?;
                 (*values, *levels) = (Vec::new(), Vec::new());
             }
@@ -89,7 +89,7 @@ impl ParquetColumnValues {
                 column.typed::<DoubleType>().write_batch(values, Some(levels), None)?;
                 (*values, *levels) = (Vec::new(), Vec::new());
             }
-            Self::Texts(values, levels) => {
+            Self::ByteArraysWithPresenceFlags(values, levels) => {
                 column.typed::<ByteArrayType>().write_batch(values, Some(levels), None)?;
                 (*values, *levels) = (Vec::new(), Vec::new());
             }
@@ -107,9 +107,9 @@ fn add_value_and_definition_level<T>(values: &mut Vec<T>, levels: &mut Vec<i16>,
 /// Settings of the parquet files that are written: rows of a row group, and compression.
 pub struct ParquetFileSettings {
     /// Number of rows of each row group in the parquet files.
-    pub group_rows: usize,
+    pub rows_per_row_group: usize,
     /// Whether the parquet columns are written without dictionaries and without compression.
-    pub plain: bool,
+    pub uncompressed_without_dictionaries: bool,
 }
 
 /// Writes every table of an SQLite export of Nsight Systems as a parquet file in a folder.
@@ -147,7 +147,7 @@ fn write_table_as_parquet_file(
         columns.push(column);
     }
     let schema = Arc::new(parse_message_type(&format!("message t {{ {fields} }}"))?);
-    let properties = match layout.plain {
+    let properties = match layout.uncompressed_without_dictionaries {
         true => WriterProperties::builder().set_dictionary_enabled(false),
         false => WriterProperties::builder().set_compression(Compression::SNAPPY),
     };
@@ -167,7 +167,7 @@ fn write_table_as_parquet_file(
         for (index, column) in columns.iter_mut().enumerate() {
             column.push_sqlite_value(row.get_ref(index)?);
         }
-        if columns[0].buffered_row_count() == layout.group_rows {
+        if columns[0].buffered_row_count() == layout.rows_per_row_group {
             end_group(&mut columns)?;
         }
     }

@@ -14,14 +14,14 @@ use crate::model::interned_names::InternedNameId;
 /// or memset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperationClass {
-    /// A kernel that computes.
-    Compute,
+    /// A kernel that computes, and does not communicate.
+    ComputeKernel,
     /// A launch of a whole CUDA graph of which the trace does not record the single kernels.
-    Graph,
+    CudaGraphLaunch,
     /// A kernel or a copy that exchanges data with other GPUs.
     Communication,
     /// A migration of pages of managed memory, which the driver moves on demand.
-    Migration,
+    PageMigration,
     /// A copy of memory that the traced program requested.
     Copy,
     /// A memset: memory is filled with one value.
@@ -32,21 +32,21 @@ impl OperationClass {
     /// All operation classes; where operations of several classes run at the same time, the time
     /// counts for the first class in this order.
     pub const ALL_OPERATION_CLASSES: [Self; 6] = [
-        Self::Compute,
-        Self::Graph,
+        Self::ComputeKernel,
+        Self::CudaGraphLaunch,
         Self::Communication,
-        Self::Migration,
+        Self::PageMigration,
         Self::Copy,
         Self::Memset,
     ];
 
-    /// Returns the label of this value in printed output.
+    /// Returns the label of the operation class or communication library in printed output.
     pub const fn printed_operation_class(self) -> &'static str {
         match self {
-            Self::Compute => "compute",
-            Self::Graph => "graph, recorded whole",
+            Self::ComputeKernel => "compute",
+            Self::CudaGraphLaunch => "graph, recorded whole",
             Self::Communication => "communication",
-            Self::Migration => "page migration",
+            Self::PageMigration => "page migration",
             Self::Copy => "copy",
             Self::Memset => "memset",
         }
@@ -58,26 +58,26 @@ impl OperationClass {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CommunicationLibrary {
     /// NCCL and RCCL, whose kernels have the same names.
-    Nccl,
-    /// NVSHMEM and its users.
+    NcclOrRccl,
+    /// NVSHMEM and libraries that communicate through it.
     Nvshmem,
     /// All-reduce and exchange kernels that come with frameworks such as PyTorch or vLLM.
-    Custom,
+    FrameworkKernels,
     /// Copies by MPI, which were launched inside NVTX ranges named after MPI calls.
     Mpi,
     /// Copies from the memory of one GPU to the memory of another GPU.
-    Peer,
+    PeerCopies,
 }
 
 impl CommunicationLibrary {
     /// Returns the label of this value in printed output.
     pub const fn printed_communication_library(self) -> &'static str {
         match self {
-            Self::Nccl => "NCCL/RCCL",
+            Self::NcclOrRccl => "NCCL/RCCL",
             Self::Nvshmem => "NVSHMEM",
-            Self::Custom => "custom",
+            Self::FrameworkKernels => "custom",
             Self::Mpi => "MPI",
-            Self::Peer => "peer",
+            Self::PeerCopies => "peer",
         }
     }
 }
@@ -93,7 +93,7 @@ pub struct CommunicationLibraryAndCollective {
 /// library with a matching word is chosen.
 const KERNEL_NAME_WORDS_BY_LIBRARY: &[(CommunicationLibrary, &[&str])] = &[
     (
-        CommunicationLibrary::Nccl,
+        CommunicationLibrary::NcclOrRccl,
         &["nccldevkernel", "ncclkernel", "rccldevkernel", "rcclkernel", "msccl"],
     ),
     (
@@ -101,7 +101,7 @@ const KERNEL_NAME_WORDS_BY_LIBRARY: &[(CommunicationLibrary, &[&str])] = &[
         &["nvshmem", "rocshmem", "ep::internode::", "ep::internode_ll::", "ep::intranode::"],
     ),
     (
-        CommunicationLibrary::Custom,
+        CommunicationLibrary::FrameworkKernels,
         &[
             "multimem_",
             "allreduce",
@@ -155,7 +155,7 @@ pub struct OpenNameBrackets {
 }
 
 impl OpenNameBrackets {
-    /// Whether none is open.
+    /// Returns whether no bracket of the name is open.
     pub fn are_all_brackets_closed(&self) -> bool {
         self.open_brackets.is_empty()
     }
@@ -219,7 +219,7 @@ pub fn is_page_migration_label(label: &str) -> bool {
 
 /// Returns the communication of copies with this label, if the copies go from one GPU to another.
 fn communication_of_copies_with_label(label: &str) -> Option<CommunicationLibraryAndCollective> {
-    let (library, collective) = (CommunicationLibrary::Peer, CollectiveKind::SendRecv);
+    let (library, collective) = (CommunicationLibrary::PeerCopies, CollectiveKind::SendRecv);
     ["Peer-to-Peer", "CUDA_MEMCPY_KIND_PTOP"]
         .contains(&label)
         .then_some(CommunicationLibraryAndCollective { library, collective })
@@ -246,10 +246,10 @@ impl<'a> OperationClassesOfTrace<'a> {
     pub fn classify_operations_by_name(trace: &'a Trace) -> Self {
         let communication = |function: &crate::model::gpu::KernelFunctionName| {
             CommunicationLibraryAndCollective::communication_from_kernel_name(
-                trace.names.text_of_name(function.demangled),
+                trace.names.text_of_name(function.demangled_name),
             )
         };
-        let mut labels = trace.copies.kind.clone();
+        let mut labels = trace.copies.direction_label.clone();
         labels.sort_unstable();
         labels.dedup();
         let peer = |&label: &InternedNameId| {
@@ -268,7 +268,7 @@ impl<'a> OperationClassesOfTrace<'a> {
     }
 
     /// Also classifies a copy as communication if `in_range` finds an MPI range around its launch.
-    pub fn with_copies_in_mpi_ranges(
+    pub fn classify_copies_in_mpi_ranges(
         mut self,
         in_range: impl Fn(GpuOperationId) -> Option<CommunicationLibraryAndCollective>,
     ) -> Self {
@@ -286,15 +286,15 @@ impl<'a> OperationClassesOfTrace<'a> {
             {
                 OperationClass::Communication
             }
-            (GpuOperationKind::Kernel, _) => OperationClass::Compute,
+            (GpuOperationKind::Kernel, _) => OperationClass::ComputeKernel,
             (GpuOperationKind::Copy, row)
-                if self.page_migration_names.contains(&self.trace.copies.kind[row]) =>
+                if self.page_migration_names.contains(&self.trace.copies.direction_label[row]) =>
             {
-                OperationClass::Migration
+                OperationClass::PageMigration
             }
             (GpuOperationKind::Copy, _) => OperationClass::Copy,
-            (GpuOperationKind::Set, _) => OperationClass::Memset,
-            (GpuOperationKind::Graph, _) => OperationClass::Graph,
+            (GpuOperationKind::Memset, _) => OperationClass::Memset,
+            (GpuOperationKind::CudaGraphLaunch, _) => OperationClass::CudaGraphLaunch,
         }
     }
 
@@ -306,11 +306,11 @@ impl<'a> OperationClassesOfTrace<'a> {
     ) -> Option<CommunicationLibraryAndCollective> {
         match self.operations.kind_and_table_row(id) {
             (GpuOperationKind::Kernel, row) => {
-                self.collective_of_kernel[self.trace.kernels.function.at(row) as usize]
+                self.collective_of_kernel[self.trace.kernels.function_index.at(row) as usize]
             }
             (GpuOperationKind::Copy, row) => {
                 self.collective_of_copy.get(row).copied().flatten().or_else(|| {
-                    let label = self.trace.copies.kind[row];
+                    let label = self.trace.copies.direction_label[row];
                     self.peer_copy_names
                         .iter()
                         .find(|(peer, _)| *peer == label)
@@ -331,7 +331,7 @@ impl<'a> OperationClassesOfTrace<'a> {
 
     /// Number of page migrations in the trace.
     pub fn page_migration_count(&self) -> usize {
-        let kinds = &self.trace.copies.kind;
+        let kinds = &self.trace.copies.direction_label;
         match self.page_migration_names.is_empty() {
             true => 0,
             false => kinds.iter().filter(|kind| self.page_migration_names.contains(kind)).count(),
@@ -391,7 +391,7 @@ mod tests {
             ("ncclDevKernel_Generic_4(x)", Unknown),
         ];
         for (name, collective) in nccl {
-            assert_eq!(found(name), Some((CommunicationLibrary::Nccl, collective)), "{name}");
+            assert_eq!(found(name), Some((CommunicationLibrary::NcclOrRccl, collective)), "{name}");
         }
         let custom = [
             "void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 8>(void *)",
@@ -399,7 +399,11 @@ mod tests {
             "void tensorrt_llm::kernels::oneShotAllReduceKernel<float, 4>(Params)",
         ];
         for name in custom {
-            assert_eq!(found(name), Some((CommunicationLibrary::Custom, AllReduce)), "{name}");
+            assert_eq!(
+                found(name),
+                Some((CommunicationLibrary::FrameworkKernels, AllReduce)),
+                "{name}"
+            );
         }
         let nvshmem = [
             "nvshmemi_alltoall_kernel<int>(int)",
@@ -439,7 +443,7 @@ mod tests {
         let copy = communication_of_copies_with_label("Peer-to-Peer").unwrap();
         assert_eq!(
             (copy.library, copy.collective),
-            (CommunicationLibrary::Peer, CollectiveKind::SendRecv)
+            (CommunicationLibrary::PeerCopies, CollectiveKind::SendRecv)
         );
         assert_eq!(communication_of_copies_with_label("Device-to-Device"), None);
         let barrier = CommunicationLibraryAndCollective::communication_from_kernel_name(

@@ -1,5 +1,5 @@
-//! Joins the parts of a recorded trace: GPU operations with host calls, ranges, idle gaps and
-//! dependencies. Absent: tables, judgement.
+//! Joins the GPU operations of a recorded trace with host calls, ranges, idle gaps and
+//! dependencies. This module neither makes tables nor judges a trace.
 
 pub mod classes;
 pub mod launches;

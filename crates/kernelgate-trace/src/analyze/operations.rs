@@ -1,16 +1,16 @@
 //! Gives all kernels, copies, memsets and graph launches of a trace one common numbering.
 
 use crate::model::Trace;
-use crate::model::gpu::{GpuOperationColumns, OperationPlaceIndex};
+use crate::model::gpu::{GpuOperationColumns, OperationStreamIndex};
 
 /// Kind of a GPU operation: kernel, copy, memset or launch of a whole graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GpuOperationKind {
     Kernel,
     Copy,
-    Set,
+    Memset,
     /// A whole graph.
-    Graph,
+    CudaGraphLaunch,
 }
 
 /// Number of a GPU operation in a trace: kernels come first, then copies, memsets and graph
@@ -44,7 +44,7 @@ impl<'a> AllGpuOperations<'a> {
         Self { trace, bounds }
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of GPU operations of the trace.
     pub fn len(&self) -> usize {
         self.bounds[3] as usize
     }
@@ -54,7 +54,7 @@ impl<'a> AllGpuOperations<'a> {
         self.len() == 0
     }
 
-    /// Every number.
+    /// Ids of all GPU operations of the trace.
     pub fn all_operation_ids(&self) -> std::ops::Range<GpuOperationId> {
         0..self.bounds[3]
     }
@@ -71,8 +71,8 @@ impl<'a> AllGpuOperations<'a> {
         match id {
             _ if id < kernels => (GpuOperationKind::Kernel, id as usize),
             _ if id < copies => (GpuOperationKind::Copy, (id - kernels) as usize),
-            _ if id < sets => (GpuOperationKind::Set, (id - copies) as usize),
-            _ => (GpuOperationKind::Graph, (id - sets) as usize),
+            _ if id < sets => (GpuOperationKind::Memset, (id - copies) as usize),
+            _ => (GpuOperationKind::CudaGraphLaunch, (id - sets) as usize),
         }
     }
 
@@ -82,20 +82,20 @@ impl<'a> AllGpuOperations<'a> {
         let columns = match kind {
             GpuOperationKind::Kernel => &self.trace.kernels.on_gpu,
             GpuOperationKind::Copy => &self.trace.copies.on_gpu,
-            GpuOperationKind::Set => &self.trace.memsets.on_gpu,
-            GpuOperationKind::Graph => &self.trace.graphs.on_gpu,
+            GpuOperationKind::Memset => &self.trace.memsets.on_gpu,
+            GpuOperationKind::CudaGraphLaunch => &self.trace.graphs.on_gpu,
         };
         (columns, index)
     }
 
-    /// First nanosecond.
+    /// Start of a GPU operation: its first nanosecond.
     #[inline]
     pub fn operation_start_ns(&self, id: GpuOperationId) -> i64 {
         let (columns, index) = self.gpu_columns_and_row(id);
-        columns.start.at(index)
+        columns.start_ns.at(index)
     }
 
-    /// End: the first nanosecond after the last one.
+    /// Exclusive end of a GPU operation: the first nanosecond after its last one.
     #[inline]
     pub fn operation_end_exclusive_ns(&self, id: GpuOperationId) -> i64 {
         let (columns, index) = self.gpu_columns_and_row(id);
@@ -113,11 +113,11 @@ impl<'a> AllGpuOperations<'a> {
     #[inline]
     pub fn operation_start_and_end_ns(&self, id: GpuOperationId) -> (i64, i64) {
         let (columns, index) = self.gpu_columns_and_row(id);
-        let start = columns.start.at(index);
+        let start = columns.start_ns.at(index);
         (start, start.wrapping_add(columns.operation_duration_ns(index)))
     }
 
-    pub fn place_of_operation(&self, id: GpuOperationId) -> OperationPlaceIndex {
+    pub fn place_of_operation(&self, id: GpuOperationId) -> OperationStreamIndex {
         let (columns, index) = self.gpu_columns_and_row(id);
         columns.place.at(index)
     }
@@ -136,16 +136,18 @@ impl<'a> AllGpuOperations<'a> {
         match self.kind_and_table_row(id) {
             (GpuOperationKind::Kernel, index) => trace.demangled_kernel_name(index).to_owned(),
             (GpuOperationKind::Copy, index) => {
-                printed_memcpy_name(trace.names.text_of_name(trace.copies.kind[index]))
+                printed_memcpy_name(trace.names.text_of_name(trace.copies.direction_label[index]))
             }
-            (GpuOperationKind::Set, _) => MEMSET_NAME.to_owned(),
-            (GpuOperationKind::Graph, index) => format!("graph {}", trace.graphs.executable[index]),
+            (GpuOperationKind::Memset, _) => PRINTED_MEMSET_NAME.to_owned(),
+            (GpuOperationKind::CudaGraphLaunch, index) => {
+                format!("graph {}", trace.graphs.executable_graph_id[index])
+            }
         }
     }
 }
 
 /// Name under which printed tables list memsets.
-pub const MEMSET_NAME: &str = "[CUDA memset]";
+pub const PRINTED_MEMSET_NAME: &str = "[CUDA memset]";
 
 /// Returns the name under which printed tables list copies of a direction.
 pub fn printed_memcpy_name(direction: &str) -> String {

@@ -10,7 +10,7 @@ pub enum OperationsInOrder {
     /// All operations with ids below this number, in order of their ids.
     AllBelowId(u32),
     /// Operations in an order that differs from the order of their ids.
-    Listed(BitPackedColumn<GpuOperationId>),
+    ListedIds(BitPackedColumn<GpuOperationId>),
 }
 
 impl Default for OperationsInOrder {
@@ -29,25 +29,25 @@ impl OperationsInOrder {
         if !ids.clone().is_sorted_by_key(&key) {
             let mut ids: Vec<GpuOperationId> = ids.collect();
             ids.sort_unstable_by_key(|&id| (key(id), id));
-            return Self::Listed(ids.into_iter().collect());
+            return Self::ListedIds(ids.into_iter().collect());
         }
         let mut count = 0;
         let numbered = ids.clone().all(|id| {
             count += 1;
             id == count - 1
         });
-        if numbered { Self::AllBelowId(count) } else { Self::Listed(ids.collect()) }
+        if numbered { Self::AllBelowId(count) } else { Self::ListedIds(ids.collect()) }
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of operations in the list.
     pub fn len(&self) -> usize {
         match self {
             Self::AllBelowId(count) => *count as usize,
-            Self::Listed(ids) => ids.row_count(),
+            Self::ListedIds(ids) => ids.row_count(),
         }
     }
 
-    /// Returns whether the list contains no operation.
+    /// Returns whether the list of operations is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -55,7 +55,7 @@ impl OperationsInOrder {
     pub fn get(&self, position: usize) -> Option<GpuOperationId> {
         match self {
             Self::AllBelowId(count) => u32::try_from(position).ok().filter(|number| number < count),
-            Self::Listed(ids) => ids.decoded_row(position),
+            Self::ListedIds(ids) => ids.decoded_row(position),
         }
     }
 
@@ -89,13 +89,13 @@ mod tests {
     fn operations_in_another_order_are_sorted_and_stored() {
         let starts = [9, 5, 3, 5];
         let order = OperationsInOrder::sort_operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, OperationsInOrder::Listed([2, 1, 3, 0].into_iter().collect()));
+        assert_eq!(order, OperationsInOrder::ListedIds([2, 1, 3, 0].into_iter().collect()));
         assert_eq!(order.first_position_where_not(|id| starts[id as usize] < 6), 3);
         let some =
             OperationsInOrder::sort_operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
         assert_eq!(
             some,
-            OperationsInOrder::Listed([1, 3].into_iter().collect()),
+            OperationsInOrder::ListedIds([1, 3].into_iter().collect()),
             "of one key by their numbers"
         );
     }

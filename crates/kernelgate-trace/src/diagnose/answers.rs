@@ -15,11 +15,11 @@ const MAX_LISTED_KERNELS_AND_COMPONENTS: usize = 10;
 /// A kernel name with its launches and its share of the time of all kernels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelWithTimeShare {
-    pub name: String,
+    pub kernel_name: String,
     /// Kind of work of the kernel, as its name shows.
     pub class: KernelWorkClass,
-    /// Launches of the kernel.
-    pub summary: ValueSummary,
+    /// Summary of the durations of the kernel's launches.
+    pub launch_time_summary: ValueSummary,
     /// This kernel's time divided by the time of all kernels, 0 to 1.
     pub share_of_kernel_time: f64,
 }
@@ -29,26 +29,26 @@ pub(super) const USUAL_ATTENTION_HEAD_SIZES: [u32; 2] = [64, 128];
 
 /// A component of a run: the ranges with one path, with the kernels launched inside.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RunComponentByRangePath {
-    pub path: String,
+pub struct RangePathHostAndKernelTimes {
+    pub range_path: String,
     /// Number of ranges that enclose the component's range.
-    pub depth: usize,
+    pub enclosing_range_count: usize,
     /// Summary of the times that the component's ranges lasted on the host.
     pub host_times: ValueSummary,
     /// Number of kernels that were launched inside the component's ranges.
-    pub kernels: usize,
+    pub kernel_count: usize,
     /// Total time of the component's kernels, nanoseconds.
     pub kernel_ns: i64,
     /// Time of the component's kernels divided by the time of all kernels, 0 to 1.
     pub share_of_kernel_time: f64,
 }
 
-impl RunComponentByRangePath {
+impl RangePathHostAndKernelTimes {
     /// Coefficient of variation (standard deviation by mean) of the ranges' times on the host;
     /// `None` for fewer than three ranges.
     pub fn coefficient_of_variation_of_host_time(&self) -> Option<f64> {
-        (self.host_times.count >= 3 && self.host_times.mean > 0.0)
-            .then(|| self.host_times.deviation / self.host_times.mean)
+        (self.host_times.value_count >= 3 && self.host_times.mean > 0.0)
+            .then(|| self.host_times.standard_deviation / self.host_times.mean)
     }
 }
 
@@ -56,20 +56,22 @@ impl RunComponentByRangePath {
 #[derive(Debug, Clone, Default)]
 pub struct KernelTimeAnswers {
     /// Total time of all kernels of the trace, nanoseconds.
-    pub kernel_ns: i64,
+    pub all_kernels_ns: i64,
     /// Kernel names that take the most time, longest first.
     pub top_kernels: Vec<KernelWithTimeShare>,
     /// For each kind of work, nanoseconds and number of kernel launches, most time first.
-    pub classes: Vec<(KernelWorkClass, i64, usize)>,
+    pub ns_and_launches_by_class: Vec<(KernelWorkClass, i64, usize)>,
     /// Components (outer range paths) whose kernels take the most time, most first.
-    pub components: Vec<RunComponentByRangePath>,
+    pub components: Vec<RangePathHostAndKernelTimes>,
 }
 
 impl KernelTimeAnswers {
     /// Time of softmax kernels divided by time of matmul kernels, if the trace has both.
     #[allow(clippy::cast_precision_loss)]
     pub fn softmax_time_by_matmul_time(&self) -> Option<f64> {
-        let time = |class| self.classes.iter().find(|(of, ..)| *of == class).map(|(_, ns, _)| *ns);
+        let time = |class| {
+            self.ns_and_launches_by_class.iter().find(|(of, ..)| *of == class).map(|(_, ns, _)| *ns)
+        };
         let (softmax, matmul) = (time(KernelWorkClass::Softmax)?, time(KernelWorkClass::Matmul)?);
         (matmul > 0).then(|| softmax as f64 / matmul as f64)
     }
@@ -86,8 +88,8 @@ impl KernelTimeAnswers {
         let kernel_ns = kernels.on_gpu.sum_of_operation_durations_ns();
         let share = |ns: i64| ns as f64 / kernel_ns.max(1) as f64;
         let mut samples = ValuesByGroup::default();
-        for (row, function) in kernels.function.iter_decoded_rows().enumerate() {
-            let name = context.trace.functions[function as usize].demangled;
+        for (row, function) in kernels.function_index.iter_decoded_rows().enumerate() {
+            let name = context.trace.functions[function as usize].demangled_name;
             samples.push_value_of_group(name.0, kernels.on_gpu.operation_duration_ns(row));
         }
         let lengths = samples.into_sorted_values_with_counts();
@@ -97,28 +99,33 @@ impl KernelTimeAnswers {
                 let summary = lengths.summary_of_group(name);
                 let name = context.trace.names.text_of_name(InternedNameId(name));
                 KernelWithTimeShare {
-                    name: name.to_owned(),
+                    kernel_name: name.to_owned(),
                     class: KernelWorkClass::work_class_from_kernel_name(name),
-                    summary,
+                    launch_time_summary: summary,
                     share_of_kernel_time: share(summary.total),
                 }
             })
             .collect();
-        all.sort_by(|a, b| b.summary.total.cmp(&a.summary.total).then_with(|| a.name.cmp(&b.name)));
+        all.sort_by(|a, b| {
+            b.launch_time_summary
+                .total
+                .cmp(&a.launch_time_summary.total)
+                .then_with(|| a.kernel_name.cmp(&b.kernel_name))
+        });
         let mut classes: HashMap<KernelWorkClass, (i64, usize)> = HashMap::new();
         for kernel in &all {
             let sum = classes.entry(kernel.class).or_default();
-            sum.0 += kernel.summary.total;
-            sum.1 += kernel.summary.count;
+            sum.0 += kernel.launch_time_summary.total;
+            sum.1 += kernel.launch_time_summary.value_count;
         }
         let mut classes: Vec<_> =
             classes.into_iter().map(|(class, (ns, count))| (class, ns, count)).collect();
         classes.sort_by_key(|&(class, ns, _)| (std::cmp::Reverse(ns), class));
         all.truncate(MAX_LISTED_KERNELS_AND_COMPONENTS);
         Self {
-            kernel_ns,
+            all_kernels_ns: kernel_ns,
             top_kernels: all,
-            classes,
+            ns_and_launches_by_class: classes,
             components: list_run_components(context, &share),
         }
     }
@@ -126,7 +133,9 @@ impl KernelTimeAnswers {
 
 /// Returns for each range path the number and the nanoseconds of the kernels launched in its
 /// ranges, including ranges inside.
-pub(super) fn kernel_count_and_ns_by_path(context: &DiagnosisContext<'_>) -> Vec<(usize, i64)> {
+pub(super) fn kernel_count_and_ns_by_range_path(
+    context: &DiagnosisContext<'_>,
+) -> Vec<(usize, i64)> {
     let paths = &context.host_summary.paths;
     let mut kernels = vec![(0, 0); paths.len()];
     for id in context.operations.kernel_ids() {
@@ -144,10 +153,10 @@ pub(super) fn kernel_count_and_ns_by_path(context: &DiagnosisContext<'_>) -> Vec
 fn list_run_components(
     context: &DiagnosisContext<'_>,
     share: &dyn Fn(i64) -> f64,
-) -> Vec<RunComponentByRangePath> {
+) -> Vec<RangePathHostAndKernelTimes> {
     let paths = &context.host_summary.paths;
     // A kernel counts for every range path that encloses its launch.
-    let kernels = kernel_count_and_ns_by_path(context);
+    let kernels = kernel_count_and_ns_by_range_path(context);
     let depth = |path: RangePathId| paths.path_and_enclosing_paths(path).skip(1).take(3).count();
     let mut order: Vec<RangePathId> = (1..)
         .take(paths.len() - 1)
@@ -159,11 +168,11 @@ fn list_run_components(
         .into_iter()
         .map(|path| {
             let (count, ns) = kernels[path as usize];
-            RunComponentByRangePath {
-                path: paths.path_text_with_slashes(context.trace, path),
-                depth: depth(path),
-                host_times: context.host_summary.range_lengths_by_path.summary_of_group(path),
-                kernels: count,
+            RangePathHostAndKernelTimes {
+                range_path: paths.path_text_with_slashes(context.trace, path),
+                enclosing_range_count: depth(path),
+                host_times: context.host_summary.range_host_ns_by_path.summary_of_group(path),
+                kernel_count: count,
                 kernel_ns: ns,
                 share_of_kernel_time: share(ns),
             }

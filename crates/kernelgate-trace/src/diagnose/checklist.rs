@@ -5,25 +5,26 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::finding::{QuestionWithAnswer, RuleAnswer, TraceDiagnosis};
+use super::finding::{DiagnosisRuleAnswer, QuestionWithAnswer, TraceDiagnosis};
 use super::text::append_wrapped_line;
 
 /// State of a line of the checklist: holds, fails or not measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChecklistLineState {
-    /// The condition of the line holds: the rules that could contradict it found nothing.
-    Holds,
-    /// The condition of the line does not hold: a rule found a problem.
+    /// The condition of the checklist line holds: the diagnosis rules that could contradict it
+    /// found nothing.
+    ConditionHolds,
+    /// The condition of the checklist line does not hold: a diagnosis rule found a problem.
     ConditionFails,
-    /// The trace lacks the data that would decide this line.
+    /// The trace lacks the data that would decide the checklist line.
     NotMeasured,
 }
 
 impl ChecklistLineState {
-    /// Returns the label of this value in printed output.
+    /// Returns the label of the checklist line's state in printed output.
     pub fn printed_state_label(self) -> &'static str {
         match self {
-            Self::Holds => "holds",
+            Self::ConditionHolds => "holds",
             Self::ConditionFails => "fails",
             Self::NotMeasured => "not measured",
         }
@@ -31,7 +32,7 @@ impl ChecklistLineState {
 
     fn checkbox_of_state(self) -> &'static str {
         match self {
-            Self::Holds => "[x]",
+            Self::ConditionHolds => "[x]",
             Self::ConditionFails => "[!]",
             Self::NotMeasured => "[ ]",
         }
@@ -41,45 +42,47 @@ impl ChecklistLineState {
 /// A line of the attention guide's checklist, with its state for one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilledChecklistLine {
-    /// Heading above the line.
+    /// Heading of the group to which the checklist line belongs.
     pub section_heading: &'static str,
-    /// The condition.
+    /// Condition that the checklist line states.
     pub condition: &'static str,
-    /// Whether the condition holds.
+    /// Whether the condition of the checklist line holds.
     pub line_state: ChecklistLineState,
-    /// The finding that decides the line, or the command that would measure it.
-    pub deciding_text: String,
+    /// The finding that decides the checklist line, or the command that would measure it.
+    pub deciding_finding_or_command: String,
 }
 
 /// The diagnosis rules that decide a line of the checklist, or the tool that can.
 enum ChecklistLineBasis {
-    /// Any of these rules.
-    Rules(&'static [&'static str]),
-    /// All these rules must find nothing, except rules that had nothing to inspect.
-    All(&'static [&'static str]),
-    /// No rule on a trace can decide the line; the text names a tool that can.
-    Other(&'static str),
+    /// Any one of these diagnosis rules decides the checklist line.
+    AnyOfRules(&'static [&'static str]),
+    /// All these diagnosis rules must find nothing, except rules that had nothing to inspect, for
+    /// the checklist line to hold.
+    AllOfRules(&'static [&'static str]),
+    /// No diagnosis rule can decide the checklist line from a trace; the text names a tool that
+    /// can.
+    OtherTool(&'static str),
 }
 
 /// The checklist's lines: heading, condition, and what decides the line.
 const CHECKLIST_LINES_AND_DECIDING_RULES: &[(&str, &str, ChecklistLineBasis)] = &[
-    ("Memory", "Memory accesses are coalesced", ChecklistLineBasis::Rules(&["coalescing"])),
+    ("Memory", "Memory accesses are coalesced", ChecklistLineBasis::AnyOfRules(&["coalescing"])),
     (
         "Memory",
         "Using shared memory for frequently accessed data",
-        ChecklistLineBasis::Other(
+        ChecklistLineBasis::OtherTool(
             "kernelgate resources: column shared, and the class load_shared of the mix",
         ),
     ),
     (
         "Memory",
         "No bank conflicts in shared memory",
-        ChecklistLineBasis::Rules(&["bank-conflicts"]),
+        ChecklistLineBasis::AnyOfRules(&["bank-conflicts"]),
     ),
     (
         "Memory",
         "Memory transactions are efficient",
-        ChecklistLineBasis::All(&[
+        ChecklistLineBasis::AllOfRules(&[
             "coalescing",
             "page-migration",
             "pageable-copy",
@@ -89,36 +92,54 @@ const CHECKLIST_LINES_AND_DECIDING_RULES: &[(&str, &str, ChecklistLineBasis)] = 
     (
         "Compute",
         "Good occupancy (50-75%)",
-        ChecklistLineBasis::Rules(&["occupancy", "achieved-occupancy"]),
+        ChecklistLineBasis::AnyOfRules(&["occupancy", "achieved-occupancy"]),
     ),
     (
         "Compute",
         "Using warp-level primitives where possible",
-        ChecklistLineBasis::Other("kernelgate resources --format json: the class warp of the mix"),
+        ChecklistLineBasis::OtherTool(
+            "kernelgate resources --format json: the class warp of the mix",
+        ),
     ),
-    ("Compute", "Minimal branch divergence", ChecklistLineBasis::Rules(&["divergence"])),
+    ("Compute", "Minimal branch divergence", ChecklistLineBasis::AnyOfRules(&["divergence"])),
     (
         "Compute",
         "Unrolled critical loops",
-        ChecklistLineBasis::Other(
+        ChecklistLineBasis::OtherTool(
             "kernelgate resources: instructions and the class control of the mix",
         ),
     ),
-    ("Algorithm", "Kernel fusion applied where beneficial", ChecklistLineBasis::Rules(&["fusion"])),
-    ("Algorithm", "Optimal work distribution", ChecklistLineBasis::All(&["small-grid", "tail"])),
-    ("Algorithm", "Minimal synchronization points", ChecklistLineBasis::Rules(&["sync-in-loop"])),
+    (
+        "Algorithm",
+        "Kernel fusion applied where beneficial",
+        ChecklistLineBasis::AnyOfRules(&["fusion"]),
+    ),
+    (
+        "Algorithm",
+        "Optimal work distribution",
+        ChecklistLineBasis::AllOfRules(&["small-grid", "tail"]),
+    ),
+    (
+        "Algorithm",
+        "Minimal synchronization points",
+        ChecklistLineBasis::AnyOfRules(&["sync-in-loop"]),
+    ),
     (
         "Algorithm",
         "Data reuse maximized",
-        ChecklistLineBasis::Other("cargo bench: the column `of limit`"),
+        ChecklistLineBasis::OtherTool("cargo bench: the column `of limit`"),
     ),
-    ("Launch", "Block size is multiple of warp size", ChecklistLineBasis::Rules(&["block-size"])),
-    ("Launch", "Grid size saturates GPU", ChecklistLineBasis::Rules(&["small-grid"])),
-    ("Launch", "Register/SMEM usage balanced", ChecklistLineBasis::Rules(&["occupancy"])),
+    (
+        "Launch",
+        "Block size is multiple of warp size",
+        ChecklistLineBasis::AnyOfRules(&["block-size"]),
+    ),
+    ("Launch", "Grid size saturates GPU", ChecklistLineBasis::AnyOfRules(&["small-grid"])),
+    ("Launch", "Register/SMEM usage balanced", ChecklistLineBasis::AnyOfRules(&["occupancy"])),
     (
         "Launch",
         "Correct compile flags enabled",
-        ChecklistLineBasis::Other(
+        ChecklistLineBasis::OtherTool(
             "kernelgate resources names the compiler; a trace does not hold its flags",
         ),
     ),
@@ -130,13 +151,13 @@ pub fn fill_in_checklist(diagnosis: &TraceDiagnosis) -> Vec<FilledChecklistLine>
         .iter()
         .map(|(group, text, by)| {
             let (tick, why) = match by {
-                ChecklistLineBasis::Other(what) => {
+                ChecklistLineBasis::OtherTool(what) => {
                     (ChecklistLineState::NotMeasured, (*what).to_owned())
                 }
-                ChecklistLineBasis::Rules(rules) => {
+                ChecklistLineBasis::AnyOfRules(rules) => {
                     decide_state_of_checklist_line(diagnosis, rules, false)
                 }
-                ChecklistLineBasis::All(rules) => {
+                ChecklistLineBasis::AllOfRules(rules) => {
                     decide_state_of_checklist_line(diagnosis, rules, true)
                 }
             };
@@ -144,7 +165,7 @@ pub fn fill_in_checklist(diagnosis: &TraceDiagnosis) -> Vec<FilledChecklistLine>
                 section_heading: group,
                 condition: text,
                 line_state: tick,
-                deciding_text: why,
+                deciding_finding_or_command: why,
             }
         })
         .collect()
@@ -160,7 +181,7 @@ fn decide_state_of_checklist_line(
     let found: Vec<&str> = diagnosis
         .findings
         .iter()
-        .filter(|finding| rules.contains(&finding.id))
+        .filter(|finding| rules.contains(&finding.rule_id))
         .map(|finding| finding.finding_title.as_str())
         .collect();
     if let Some(first) = found.first() {
@@ -170,20 +191,22 @@ fn decide_state_of_checklist_line(
     }
     let questions = || rules.iter().filter_map(|rule| diagnosis.question_of_rule(rule));
     let passed = questions().filter_map(|question| match &question.answer {
-        RuleAnswer::No { inspected } => Some(format!("{} in {inspected}", question.id)),
+        DiagnosisRuleAnswer::No { inspected } => {
+            Some(format!("{} in {inspected}", question.rule_id))
+        }
         _ => None,
     });
     let passed: Vec<String> = passed.collect();
     let found_nothing = format!("nothing found by {}", passed.join(", "));
     let lacks = questions().find(|question| {
-        matches!(&question.answer, RuleAnswer::CannotAnswer { record, .. } if !record.is_empty())
+        matches!(&question.answer, DiagnosisRuleAnswer::CannotAnswer { how_to_record, .. } if !how_to_record.is_empty())
     });
-    let lacking = lacks.and_then(|of| Some((of.id, of.reason_without_answer()?)));
+    let lacking = lacks.and_then(|of| Some((of.rule_id, of.reason_without_answer()?)));
     match lacking {
         Some((id, why)) if all && !passed.is_empty() => {
             (ChecklistLineState::NotMeasured, format!("{found_nothing}; not measured: {id}: {why}"))
         }
-        _ if !passed.is_empty() => (ChecklistLineState::Holds, found_nothing),
+        _ if !passed.is_empty() => (ChecklistLineState::ConditionHolds, found_nothing),
         Some((_, why)) => (ChecklistLineState::NotMeasured, why),
         None => {
             let why = questions().find_map(QuestionWithAnswer::reason_without_answer);
@@ -207,7 +230,12 @@ pub fn checklist_to_text(lines: &[FilledChecklistLine]) -> String {
                 "    ",
                 "        ",
             );
-            append_wrapped_line(&mut text, &line.deciding_text, "        ", "        ");
+            append_wrapped_line(
+                &mut text,
+                &line.deciding_finding_or_command,
+                "        ",
+                "        ",
+            );
         }
     }
     text
@@ -219,7 +247,7 @@ pub fn checklist_to_json(lines: &[FilledChecklistLine]) -> Value {
             "group": line.section_heading,
             "text": line.condition,
             "state": line.line_state.printed_state_label(),
-            "why": line.deciding_text,
+            "why": line.deciding_finding_or_command,
         })
     };
     lines.iter().map(line).collect()

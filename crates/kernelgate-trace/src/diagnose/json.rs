@@ -5,15 +5,15 @@ use hashbrown::HashMap;
 use serde_json::{Value, json};
 
 use super::answers::{
-    KernelTimeAnswers, KernelWithTimeShare, RunComponentByRangePath, USUAL_ATTENTION_HEAD_SIZES,
+    KernelTimeAnswers, KernelWithTimeShare, RangePathHostAndKernelTimes, USUAL_ATTENTION_HEAD_SIZES,
 };
 use super::critical::gains::CriticalPathAndGains;
 use super::device_memory::ProcessMemoryOnGpu;
 use super::finding::{
-    DiagnosisFinding, FindingEvidence, GpuUseOfProcess, MeasuredNumberWithUnit, QuestionWithAnswer,
-    RuleAnswer, TraceDiagnosis,
+    DiagnosisFinding, DiagnosisRuleAnswer, FindingEvidence, GpuUseOfProcess,
+    MeasuredNumberWithUnit, QuestionWithAnswer, TraceDiagnosis,
 };
-use super::host::gpu_gaps::GapsOfLengthClass;
+use super::host::gpu_gaps::IdleGapsOfLengthClass;
 use super::network::PhasesOfNetwork;
 use super::range_tree::RangeTreeRow;
 use crate::stats::ValueSummary;
@@ -33,7 +33,7 @@ impl TraceDiagnosis {
             .collect();
         let classes: Vec<Value> = self
             .answers
-            .classes
+            .ns_and_launches_by_class
             .iter()
             .map(|(class, ns, count)| {
                 json!({ "kind": class.printed_work_class_label(), "total_ns": ns, "launches": count })
@@ -41,23 +41,25 @@ impl TraceDiagnosis {
             .collect();
         let skipped = self.questions.iter();
         let skipped: Vec<Value> = skipped
-            .filter_map(|of| Some(json!({ "rule": of.id, "reason": of.reason_without_answer()? })))
+            .filter_map(|of| {
+                Some(json!({ "rule": of.rule_id, "reason": of.reason_without_answer()? }))
+            })
             .collect();
         let passed =
-            self.questions.iter().map(|of| of.id).filter(|id| self.has_rule_found_nothing(id));
+            self.questions.iter().map(|of| of.rule_id).filter(|id| self.has_rule_found_nothing(id));
         json!({
             "schema_version": DIAGNOSIS_JSON_SCHEMA_VERSION,
-            "recorder": self.recorder,
+            "recorder": self.recorder_and_version,
             "records": records,
-            "devices": self.devices.iter().map(gpu_use_to_json).collect::<Vec<_>>(),
-            "time": self.devices.iter().map(|of| of.account.iterations_to_json()).collect::<Vec<_>>(),
+            "devices": self.gpu_use_by_process.iter().map(gpu_use_to_json).collect::<Vec<_>>(),
+            "time": self.gpu_use_by_process.iter().map(|of| of.account.process_account_to_json()).collect::<Vec<_>>(),
             "critical_path": critical_path_to_json(&self.critical_path),
-            "data_quality": findings_to_json_with_keys(&self.quality),
+            "data_quality": findings_to_json_with_keys(&self.data_quality_findings),
             "findings": findings_to_json_with_keys(&self.findings),
             "questions": self.questions.iter().map(question_to_json).collect::<Vec<_>>(),
             "skipped": skipped,
             "passed": passed.collect::<Vec<_>>(),
-            "kernel_ns": self.answers.kernel_ns,
+            "kernel_ns": self.answers.all_kernels_ns,
             "top_kernels": self.answers.top_kernels.iter().map(kernel_time_share_to_json).collect::<Vec<_>>(),
             "kernel_kinds": classes,
             "softmax_to_matmul": self.answers.softmax_time_by_matmul_time(),
@@ -65,7 +67,7 @@ impl TraceDiagnosis {
                 .map(|head| (head.to_string(), KernelTimeAnswers::softmax_flops_by_matmul_flops(head)))
                 .into_iter()
                 .collect::<std::collections::BTreeMap<_, _>>(),
-            "device_memory": self.memory.iter().map(device_memory_to_json).collect::<Vec<_>>(),
+            "device_memory": self.device_memory_over_time.iter().map(device_memory_to_json).collect::<Vec<_>>(),
             "utilization": self.utilization.to_utilization_json(),
             "network": self.network.as_ref().map(PhasesOfNetwork::network_phases_to_json),
             "components": self.answers.components.iter().map(run_component_to_json).collect::<Vec<_>>(),
@@ -74,19 +76,19 @@ impl TraceDiagnosis {
 }
 
 impl RangeTreeRow {
-    /// Converts this value to JSON.
+    /// Converts a node of the range tree to JSON.
     pub fn range_tree_node_to_json(&self) -> Value {
-        let limits = self.of_limits.iter();
+        let limits = self.reached_share_of_limits.iter();
         let limits: Vec<Value> =
             limits.map(|(by, reached)| json!({ "by": by, "reached": reached })).collect();
         json!({
-            "path": self.path,
+            "path": self.range_path,
             "depth": self.depth,
-            "times": self.opened_count,
-            "host_ns": self.host_ns,
-            "span_ns": self.span_ns,
-            "busy_ns": self.busy_ns,
-            "own_ns": self.own_ns,
+            "times": self.ranges_with_operations,
+            "host_ns": self.total_host_ns,
+            "span_ns": self.total_gpu_span_ns,
+            "busy_ns": self.gpu_busy_ns,
+            "own_ns": self.non_overlapping_gpu_ns,
             "share": self.share_of_busy_time,
             "operations": self.operations,
             "bound": self.bound.printed_time_bound(),
@@ -104,10 +106,10 @@ fn device_memory_to_json(of: &ProcessMemoryOnGpu) -> Value {
         .iter()
         .map(|phase| {
             json!({
-                "phase": phase.name,
+                "phase": phase.phase_name,
                 "times": phase.range_count,
                 "peak_bytes": phase.peak_bytes,
-                "change_bytes": phase.change_bytes,
+                "change_bytes": phase.held_bytes_change,
             })
         })
         .collect();
@@ -118,9 +120,9 @@ fn device_memory_to_json(of: &ProcessMemoryOnGpu) -> Value {
         .collect();
     json!({
         "process": of.pid,
-        "device": of.device,
-        "peak_bytes": of.peak_time_and_bytes.1,
-        "peak_ns": of.peak_time_and_bytes.0,
+        "device": of.gpu_ordinal,
+        "peak_bytes": of.peak_time_ns_and_bytes.1,
+        "peak_ns": of.peak_time_ns_and_bytes.0,
         "end_bytes": of.bytes_held_at_end_of_trace(),
         "allocations": of.allocation_count,
         "given_back": of.free_count,
@@ -131,9 +133,8 @@ fn device_memory_to_json(of: &ProcessMemoryOnGpu) -> Value {
 }
 
 fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
-    let gaps = &device.gaps;
-    let class =
-        |class: GapsOfLengthClass| json!({ "count": class.gap_count, "total_ns": class.total_ns });
+    let gaps = &device.idle_gaps;
+    let class = |class: IdleGapsOfLengthClass| json!({ "count": class.gap_count, "total_ns": class.total_gap_ns });
     let causes: Vec<Value> = gaps
         .idle_time_by_cause
         .iter()
@@ -141,42 +142,42 @@ fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
             json!({
                 "key": cause.kind.idle_cause_json_key(),
                 "cause": cause.kind.printed_idle_cause(),
-                "function": cause.function,
+                "function": cause.called_function_or_range_path,
                 "count": cause.gap_count,
-                "total_ns": cause.total_ns,
-                "longest_ns": cause.longest_ns,
-                "longest": time_span_to_json(Some(cause.longest_start_and_end_ns)),
+                "total_ns": cause.total_idle_ns,
+                "longest_ns": cause.longest_in_one_gap_ns,
+                "longest": time_span_to_json(Some(cause.longest_gap_start_and_end_ns)),
             })
         })
         .collect();
     let transitions: Vec<Value> = gaps
-        .transitions
+        .gaps_by_operation_pair
         .iter()
         .map(|transition| {
             json!({
                 "before": transition.operation_before,
                 "after": transition.operation_after,
-                "range": transition.range,
+                "range": transition.common_range_path,
                 "count": transition.gap_count,
-                "total_ns": transition.total_ns,
+                "total_ns": transition.total_gap_ns,
                 "longest": time_span_to_json(Some(transition.longest_gap_start_and_end_ns)),
             })
         })
         .collect();
     json!({
-        "key": format!("{}:{}", device.pid, device.device),
+        "key": format!("{}:{}", device.pid, device.gpu_ordinal),
         "process": device.pid,
-        "device": device.device,
-        "name": device.name,
+        "device": device.gpu_ordinal,
+        "name": device.gpu_name,
         "span": time_span_to_json(Some(device.first_start_and_last_end_ns)),
-        "busy_ns": device.busy_ns,
-        "operations": device.operations,
+        "busy_ns": device.gpu_busy_ns,
+        "operations": device.operation_count,
         "gaps": {
             "normal": class(gaps.gaps_below_20_us),
             "warning": class(gaps.gaps_of_20_to_50_us),
             "severe": class(gaps.gaps_above_50_us),
             "mean_ns": gaps.mean_length_of_gaps_ns(),
-            "longest_ns": gaps.longest_ns,
+            "longest_ns": gaps.longest_gap_ns,
             "causes": causes,
             "transitions": transitions,
         },
@@ -186,27 +187,31 @@ fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
 /// Converts a question with its answer, which is "yes", "no" or "cannot answer".
 fn question_to_json(question: &QuestionWithAnswer) -> Value {
     let (answer, findings, inspected) = match &question.answer {
-        RuleAnswer::Yes { findings, inspected } => ("yes", *findings, Some(inspected)),
-        RuleAnswer::No { inspected } => ("no", 0, Some(inspected)),
-        RuleAnswer::CannotAnswer { inspected, .. } => ("cannot answer", 0, inspected.as_ref()),
+        DiagnosisRuleAnswer::Yes { finding_count: findings, inspected } => {
+            ("yes", *findings, Some(inspected))
+        }
+        DiagnosisRuleAnswer::No { inspected } => ("no", 0, Some(inspected)),
+        DiagnosisRuleAnswer::CannotAnswer { inspected, .. } => {
+            ("cannot answer", 0, inspected.as_ref())
+        }
     };
     let (reason, record) = match &question.answer {
-        RuleAnswer::CannotAnswer { reason, record, .. } => {
+        DiagnosisRuleAnswer::CannotAnswer { reason, how_to_record: record, .. } => {
             (Some(reason), Some(record).filter(|record| !record.is_empty()))
         }
         _ => (None, None),
     };
     json!({
-        "id": question.id,
+        "id": question.rule_id,
         "question": question.question_text,
         "answer": answer,
         "findings": findings,
         "inspected": inspected.map(|of| json!({
-            "seen": of.inspected_amount,
-            "whole": of.whole_amount,
-            "unit": of.unit.record_kind_json_key(),
+            "seen": of.inspected_count_or_ns,
+            "whole": of.whole_count_or_ns,
+            "unit": of.inspected_record_kind.record_kind_json_key(),
             "share": of.inspected_share_of_records(),
-            "missing": of.reason_for_missing_records,
+            "missing": of.reason_for_uninspected_records,
         })),
         "reason": reason,
         "record": record,
@@ -216,7 +221,10 @@ fn question_to_json(question: &QuestionWithAnswer) -> Value {
 /// Converts the critical path (the longest chain of dependent operations), with its segments and
 /// the gains of changes.
 fn critical_path_to_json(path: &CriticalPathAndGains) -> Value {
-    let segments = path.segments.iter().map(|(kind, ns)| json!({ "kind": kind, "total_ns": ns }));
+    let segments = path
+        .critical_path_ns_by_segment_kind
+        .iter()
+        .map(|(kind, ns)| json!({ "kind": kind, "total_ns": ns }));
     let gains = path.gains.iter().map(|of| {
         json!({
             "change": of.change.printed_speedup_label(),
@@ -225,7 +233,7 @@ fn critical_path_to_json(path: &CriticalPathAndGains) -> Value {
         })
     });
     json!({
-        "total_ns": path.total_ns,
+        "total_ns": path.critical_path_ns,
         "segments": segments.collect::<Vec<_>>(),
         "gains": gains.collect::<Vec<_>>(),
     })
@@ -238,7 +246,7 @@ fn findings_to_json_with_keys(all: &[DiagnosisFinding]) -> Vec<Value> {
     let key = |of: &DiagnosisFinding| {
         let device = of.evidence.first().and_then(|evidence| evidence.process_id_and_device);
         let device = device.map_or(String::new(), |(_, device)| format!(":{device}"));
-        format!("{}{device}", of.id)
+        format!("{}{device}", of.rule_id)
     };
     let mut row = |of: &DiagnosisFinding| {
         let key = key(of);
@@ -253,15 +261,15 @@ fn findings_to_json_with_keys(all: &[DiagnosisFinding]) -> Vec<Value> {
 fn finding_to_json(finding: &DiagnosisFinding, key: &str) -> Value {
     json!({
         "key": key,
-        "id": finding.id,
+        "id": finding.rule_id,
         "severity": finding.severity.printed_severity_label(),
         "confidence": finding.confidence.printed_confidence_label(),
         "title": finding.finding_title,
         "measured": number_with_unit_to_json(finding.measured_value),
-        "threshold": number_with_unit_to_json(finding.threshold),
-        "recoverable_ns": finding.recoverable_ns,
-        "replayed_ns": finding.replayed_gain.map(|of| of.alone_ns),
-        "replayed_further_ns": finding.replayed_gain.map(|of| of.further_ns),
+        "threshold": number_with_unit_to_json(finding.rule_threshold),
+        "recoverable_ns": finding.max_recoverable_ns,
+        "replayed_ns": finding.replayed_gain.map(|of| of.saved_ns_alone),
+        "replayed_further_ns": finding.replayed_gain.map(|of| of.further_saved_ns),
         "evidence": finding.evidence.iter().map(evidence_to_json).collect::<Vec<_>>(),
         "advice": finding.advice,
         "false_positive": finding.false_positive_note,
@@ -271,10 +279,10 @@ fn finding_to_json(finding: &DiagnosisFinding, key: &str) -> Value {
 fn evidence_to_json(evidence: &FindingEvidence) -> Value {
     json!({
         "what": evidence.kernel_call_or_copy_name,
-        "count": evidence.count,
-        "total_ns": evidence.total_ns,
-        "range": evidence.range,
-        "span": time_span_to_json(evidence.longest_start_and_end_ns),
+        "count": evidence.covered_count,
+        "total_ns": evidence.total_duration_ns,
+        "range": evidence.innermost_common_range_path,
+        "span": time_span_to_json(evidence.longest_instance_start_and_end_ns),
         "process": evidence.process_id_and_device.map(|(pid, _)| pid),
         "device": evidence.process_id_and_device.map(|(_, device)| device),
     })
@@ -282,19 +290,19 @@ fn evidence_to_json(evidence: &FindingEvidence) -> Value {
 
 fn kernel_time_share_to_json(kernel: &KernelWithTimeShare) -> Value {
     json!({
-        "name": kernel.name,
+        "name": kernel.kernel_name,
         "kind": kernel.class.printed_work_class_label(),
         "share": kernel.share_of_kernel_time,
-        "times_ns": value_summary_to_json(&kernel.summary),
+        "times_ns": value_summary_to_json(&kernel.launch_time_summary),
     })
 }
 
-fn run_component_to_json(component: &RunComponentByRangePath) -> Value {
+fn run_component_to_json(component: &RangePathHostAndKernelTimes) -> Value {
     json!({
-        "range": component.path,
-        "depth": component.depth,
+        "range": component.range_path,
+        "depth": component.enclosing_range_count,
         "host_ns": value_summary_to_json(&component.host_times),
-        "kernels": component.kernels,
+        "kernels": component.kernel_count,
         "kernel_ns": component.kernel_ns,
         "share": component.share_of_kernel_time,
         "variation": component.coefficient_of_variation_of_host_time(),
@@ -303,18 +311,18 @@ fn run_component_to_json(component: &RunComponentByRangePath) -> Value {
 
 fn value_summary_to_json(summary: &ValueSummary) -> Value {
     json!({
-        "count": summary.count,
+        "count": summary.value_count,
         "total": summary.total,
         "mean": summary.mean,
         "median": summary.median,
         "min": summary.min,
         "max": summary.max,
-        "deviation": summary.deviation,
+        "deviation": summary.standard_deviation,
     })
 }
 
 fn number_with_unit_to_json(measure: MeasuredNumberWithUnit) -> Value {
-    json!({ "value": measure.value, "unit": measure.unit })
+    json!({ "value": measure.number_in_unit, "unit": measure.unit })
 }
 
 fn time_span_to_json(span: Option<(i64, i64)>) -> Value {

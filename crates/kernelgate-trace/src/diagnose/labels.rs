@@ -3,9 +3,9 @@
 
 use crate::analyze::classes::OpenNameBrackets;
 
-/// A name for people. For example, `void at::native::vectorized_elementwise_kernel<(int)4,
-/// at::native::CUDAFunctor_add<float>>(int, T2)` becomes `vectorized_elementwise_kernel<4,
-/// CUDAFunctor_add<float>>`.
+/// Shortens a kernel name for human readers. For example, `void
+/// at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_add<float>>(int, T2)`
+/// becomes `vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>`.
 pub fn shortened_kernel_name_for_readers(name: &str) -> String {
     let name = name_without_return_type(name_without_parameter_list(name));
     let mut short = String::with_capacity(name.len());

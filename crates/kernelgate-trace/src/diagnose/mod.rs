@@ -3,8 +3,9 @@
 //!
 //! Each diagnosis rule answers a question: it compares a measured value with a threshold, and names
 //! kernels, range and time as evidence. A diagnosis rule states how many records it could inspect;
-//! with too few records it gives no answer, and says how to record more. `difference` compares two
-//! traces. The diagnosis does not know what the ranges and rules mean for a particular workload.
+//! with too few records it gives no answer, and says how to record more. The module `difference`
+//! compares two diagnosed traces. The diagnosis does not know what the ranges and rules mean for a
+//! particular workload.
 
 mod account;
 mod answers;
@@ -31,18 +32,18 @@ pub use account::{
     GpuTimeAccount, GpuTimeAccountOfRange, IterationOnGpu, IterationsOnGpu,
     ProcessTimeAccountOnGpu, TransfersOfOneKind,
 };
-pub use answers::{KernelTimeAnswers, KernelWithTimeShare, RunComponentByRangePath};
+pub use answers::{KernelTimeAnswers, KernelWithTimeShare, RangePathHostAndKernelTimes};
 pub use critical::gains::{CriticalPathAndGains, HypotheticalSpeedup, SpeedupWithGain};
-pub use device_memory::{MemoryDuringPhase, ProcessMemoryOnGpu};
+pub use device_memory::{DeviceMemoryDuringPhase, ProcessMemoryOnGpu};
 pub use finding::{
-    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    GpuUseOfProcess, InspectedRecordKind, InspectedShareOfRecords, KernelOfFusibleChain,
-    KernelsAndTimeShareAfterRemedy, MeasuredNumberWithUnit, QuestionWithAnswer,
-    ReplayedGainOfRemedy, RuleAnswer, TraceDiagnosis,
+    DiagnosisFinding, DiagnosisRuleAnswer, FindingConfidence, FindingEvidence, FindingRemedy,
+    FindingSeverity, GpuUseOfProcess, InspectedRecordKind, InspectedShareOfRecords,
+    KernelOfFusibleChain, KernelsAndTimeShareAfterRemedy, MeasuredNumberWithUnit,
+    QuestionWithAnswer, ReplayedGainOfRemedy, TraceDiagnosis,
 };
 pub use host::gap_cause::IdleCauseKind;
 pub use host::gpu_gaps::{
-    GapsBetweenTwoOperations, GapsOfLengthClass, IdleGapsOfProcessOnGpu, IdleTimeOfCause,
+    GapsBetweenTwoOperations, IdleGapsOfLengthClass, IdleGapsOfProcessOnGpu, IdleTimeOfCause,
 };
 pub use labels::shortened_kernel_name_for_readers;
 pub use range_tree::{RangeTreeRow, TimeBoundOfRange};
@@ -56,7 +57,7 @@ use trace_facts::DiagnosisContext;
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::read::{self, StreamedExportRest, WantedTraceParts};
+use crate::read::{self, ExportWithoutStreamedRows, WantedTraceParts};
 
 /// A trace whose operations, host calls and ranges were joined once, for several analyses.
 pub struct TraceJoinedForAnalyses<'a>(DiagnosisContext<'a>);
@@ -69,7 +70,7 @@ impl<'a> TraceJoinedForAnalyses<'a> {
 
     /// Returns the GPU work in the ranges of the trace as a tree in a list, each range before the
     /// ranges inside it. Ranges whose names differ only in numbers are merged, except ranges whose
-    /// names are in `apart`.
+    /// names are in `names_not_merged`.
     pub fn gpu_work_by_range_tree(&self, apart: &[&str]) -> Vec<RangeTreeRow> {
         range_tree::build_tree_of_gpu_work_by_range(&self.0, apart)
     }
@@ -83,7 +84,8 @@ impl<'a> TraceJoinedForAnalyses<'a> {
 /// Diagnoses a trace.
 pub fn diagnose_trace_in_memory(trace: &Trace) -> TraceDiagnosis {
     // Single ranges are kept for the rule about declared work, and for the peak use of operators.
-    let keep_ranges = !trace.declared_work.is_empty() || !trace.ranges.inputs.is_empty();
+    let keep_ranges =
+        !trace.declared_work.is_empty() || !trace.ranges.operator_inputs_number.is_empty();
     rules::apply_all_rules_to_trace(&DiagnosisContext::join_trace_in_memory(trace, keep_ranges))
 }
 
@@ -94,20 +96,27 @@ pub fn diagnose_export_while_reading(path: &Path) -> Result<Option<TraceDiagnosi
     with_context_of_streamed_export(path, rules::apply_all_rules_to_trace)
 }
 
-/// Reads ranges and calls of an export once, and returns what `of` computes from the resulting
-/// context.
+/// Reads ranges and calls of an export once, and passes the resulting diagnosis context to the
+/// function `of`, whose result is returned.
 fn with_context_of_streamed_export<T>(
     path: &Path,
     of: impl FnOnce(&DiagnosisContext<'_>) -> T,
 ) -> Result<Option<T>, TraceError> {
     let mut pass = HostSummaryPass::default();
-    let columns = WantedTraceParts { merges_numbered_names: true, ..WantedTraceParts::ALL };
+    let columns = WantedTraceParts { may_remove_digits_from_names: true, ..WantedTraceParts::ALL };
     let streamed = read::stream_ranges_and_calls(path, &columns, |trace, row| {
         pass.process_next_row(trace, row)
     })?;
-    Ok(streamed.map(|StreamedExportRest { mut trace, names, trace_end_ns: last }| {
-        let host = pass.finish_pass_with_range_names(&trace, |label| names[label.0 as usize], last);
-        trace.free_correlation_columns();
-        of(&DiagnosisContext::join_trace_and_host_summary(&trace, host))
-    }))
+    Ok(streamed.map(
+        |ExportWithoutStreamedRows {
+             mut trace,
+             name_by_range_name_index: names,
+             trace_end_ns: last,
+         }| {
+            let host =
+                pass.finish_pass_with_range_names(&trace, |label| names[label.0 as usize], last);
+            trace.free_correlation_columns();
+            of(&DiagnosisContext::join_trace_and_host_summary(&trace, host))
+        },
+    ))
 }

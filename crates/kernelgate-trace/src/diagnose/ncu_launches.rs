@@ -16,7 +16,7 @@ pub(super) fn ncu_metric_of_launch(
     name: &str,
 ) -> Option<f64> {
     let name = trace.names.find_interned_text(name)?;
-    launch.metrics.get(&name).map(|metric| metric.value)
+    launch.metrics.get(&name).map(|metric| metric.metric_value)
 }
 
 /// Returns the duration of a profiled launch, nanoseconds.
@@ -30,13 +30,13 @@ pub(super) fn ncu_launch_duration_ns(trace: &Trace, launch: &NcuProfiledLaunch) 
         "s" | "second" => 1e9,
         _ => return None,
     };
-    Some((metric.value * scale) as i64)
+    Some((metric.metric_value * scale) as i64)
 }
 
 /// Returns the kernel's name, shortened to 60 characters.
 pub(super) fn kernel_name_in_60_characters(trace: &Trace, launch: &NcuProfiledLaunch) -> String {
     shorten_in_the_middle(
-        &shortened_kernel_name_for_readers(trace.names.text_of_name(launch.kernel)),
+        &shortened_kernel_name_for_readers(trace.names.text_of_name(launch.kernel_name)),
         60,
     )
 }
@@ -48,9 +48,9 @@ pub(super) fn evidence_of_ncu_launch(
 ) -> Vec<FindingEvidence> {
     let kernel = kernel_name_in_60_characters(trace, launch);
     vec![FindingEvidence {
-        kernel_call_or_copy_name: format!("{words}: launch {}, {kernel}", launch.id),
-        count: 1,
-        total_ns: ncu_launch_duration_ns(trace, launch),
+        kernel_call_or_copy_name: format!("{words}: launch {}, {kernel}", launch.launch_id),
+        covered_count: 1,
+        total_duration_ns: ncu_launch_duration_ns(trace, launch),
         ..FindingEvidence::default()
     }]
 }
@@ -63,7 +63,8 @@ const MAX_LAUNCHES_PER_FINDING: usize = 5;
 pub(super) fn join_findings_with_same_title(
     mut found: Vec<DiagnosisFinding>,
 ) -> Vec<DiagnosisFinding> {
-    found.sort_by_key(|of| Reverse(of.evidence.first().and_then(|launch| launch.total_ns)));
+    found
+        .sort_by_key(|of| Reverse(of.evidence.first().and_then(|launch| launch.total_duration_ns)));
     let mut groups: Vec<(DiagnosisFinding, usize)> = Vec::new();
     for finding in found {
         match groups.iter_mut().find(|(of, _)| of.finding_title == finding.finding_title) {

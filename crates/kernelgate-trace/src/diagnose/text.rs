@@ -4,14 +4,14 @@ use std::fmt::{self, Write as _};
 
 use super::answers::{KernelTimeAnswers, USUAL_ATTENTION_HEAD_SIZES};
 use super::finding::{
-    DiagnosisFinding, FindingEvidence, InspectedRecordKind, InspectedShareOfRecords, RuleAnswer,
-    TraceDiagnosis,
+    DiagnosisFinding, DiagnosisRuleAnswer, FindingEvidence, GpuUseOfProcess, InspectedRecordKind,
+    InspectedShareOfRecords, TraceDiagnosis,
 };
-use super::host::gpu_gaps::GapsOfLengthClass;
+use super::host::gpu_gaps::IdleGapsOfLengthClass;
 use super::labels::shortened_kernel_name_for_readers;
 use crate::stats::{shorten_in_the_middle, with_thousands_separators};
 
-const REPORT_TEXT_COLUMNS: usize = 100;
+const REPORT_LINE_CHARACTERS: usize = 100;
 /// Smallest printed ratio of softmax time to matmul time; a smaller ratio is not of one attention,
 /// whose ratio of FLOPs is 0.01 for a head size of 128.
 const MIN_PRINTED_SOFTMAX_TO_MATMUL_RATIO: f64 = 0.01;
@@ -45,7 +45,7 @@ impl TraceDiagnosis {
     /// Formats the findings, without their evidence, as text of at most 100 columns.
     pub fn findings_without_evidence_to_text(&self) -> String {
         let mut text = String::new();
-        for finding in &self.quality {
+        for finding in &self.data_quality_findings {
             finding.write_data_quality_line(&mut text);
         }
         for (index, finding) in self.findings.iter().enumerate() {
@@ -62,17 +62,17 @@ impl TraceDiagnosis {
             .map(|(what, count)| format!("{what} {}", with_thousands_separators(count)))
             .collect();
         let records = if records.is_empty() { "no records".to_owned() } else { records.join(", ") };
-        append_wrapped_line(text, &format!("{}: {records}", self.recorder), "", "  ");
-        for device in &self.devices {
-            let name = device.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+        append_wrapped_line(text, &format!("{}: {records}", self.recorder_and_version), "", "  ");
+        for device in &self.gpu_use_by_process {
+            let name = device.gpu_name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
             let span = device.first_start_and_last_end_ns.1 - device.first_start_and_last_end_ns.0;
             let line = format!(
                 "device {}{name}, process {}: busy {:.1} % of {}, {} operations",
-                device.device,
+                device.gpu_ordinal,
                 device.pid,
-                percent_of_whole(device.busy_ns, span),
+                percent_of_whole(device.gpu_busy_ns, span),
                 format_nanoseconds(span),
-                with_thousands_separators(device.operations)
+                with_thousands_separators(device.operation_count)
             );
             append_wrapped_line(text, &line, "  ", "    ");
         }
@@ -80,44 +80,47 @@ impl TraceDiagnosis {
 
     /// Doubts about the trace's data are printed before all text that depends on the data.
     fn write_data_quality_doubts(&self, text: &mut String) {
-        if self.quality.is_empty() {
+        if self.data_quality_findings.is_empty() {
             return;
         }
         let _ = writeln!(text, "\nData quality: how far this trace can be believed");
-        for finding in &self.quality {
+        for finding in &self.data_quality_findings {
             finding.write_data_quality_line(text);
             for evidence in &finding.evidence {
-                evidence.write_evidence_line(text, self.origin_ns, usize::MAX);
+                evidence.write_evidence_line(text, self.printed_time_origin_ns, usize::MAX);
             }
             append_wrapped_line(text, &format!("do: {}", finding.advice), "     ", "       ");
         }
     }
 
     fn write_time_accounts_of_gpus(&self, text: &mut String) {
-        for device in &self.devices {
+        for device in &self.gpu_use_by_process {
             let _ = write!(text, "\n{}", device.account.time_accounts_to_text());
         }
     }
 
     fn write_critical_path_section(&self, text: &mut String) {
         let path = &self.critical_path;
-        if path.total_ns == 0 {
+        if path.critical_path_ns == 0 {
             return;
         }
-        let _ = writeln!(text, "\nCritical path ({})", format_nanoseconds(path.total_ns));
+        let _ = writeln!(text, "\nCritical path ({})", format_nanoseconds(path.critical_path_ns));
         let line = |ns: i64, label: &str| {
-            let share = percent_of_whole(ns, path.total_ns);
+            let share = percent_of_whole(ns, path.critical_path_ns);
             format!(
                 "  {share:>5.1} %{:>12}  {}",
                 format_nanoseconds(ns),
                 shorten_in_the_middle(label, 76)
             )
         };
-        for (kind, ns) in path.segments.iter().take(MAX_PRINTED_PATH_SEGMENT_KINDS) {
+        for (kind, ns) in
+            path.critical_path_ns_by_segment_kind.iter().take(MAX_PRINTED_PATH_SEGMENT_KINDS)
+        {
             let _ = writeln!(text, "{}", line(*ns, kind));
         }
-        let rest: i64 =
-            path.segments.iter().skip(MAX_PRINTED_PATH_SEGMENT_KINDS).map(|(_, ns)| ns).sum();
+        let rest =
+            path.critical_path_ns_by_segment_kind.iter().skip(MAX_PRINTED_PATH_SEGMENT_KINDS);
+        let rest: i64 = rest.map(|(_, ns)| ns).sum();
         if rest > 0 {
             let _ = writeln!(text, "{}", line(rest, "other kinds"));
         }
@@ -128,7 +131,8 @@ impl TraceDiagnosis {
     }
 
     fn write_idle_gaps_section(&self, text: &mut String) {
-        if self.devices.iter().all(|device| device.gaps.number_of_gaps() == 0) {
+        let has_gaps = |device: &GpuUseOfProcess| device.idle_gaps.number_of_idle_gaps() > 0;
+        if !self.gpu_use_by_process.iter().any(has_gaps) {
             return;
         }
         let _ = writeln!(text, "\nGaps (times in which no kernel, copy, set or graph ran)");
@@ -142,13 +146,13 @@ impl TraceDiagnosis {
             "mean",
             "longest"
         );
-        for device in &self.devices {
-            let gaps = &device.gaps;
-            let class = |class: GapsOfLengthClass| {
+        for device in &self.gpu_use_by_process {
+            let gaps = &device.idle_gaps;
+            let class = |class: IdleGapsOfLengthClass| {
                 format!(
                     "{} / {}",
                     with_thousands_separators(class.gap_count),
-                    format_nanoseconds(class.total_ns)
+                    format_nanoseconds(class.total_gap_ns)
                 )
             };
             #[allow(clippy::cast_possible_truncation)]
@@ -156,29 +160,30 @@ impl TraceDiagnosis {
             let _ = writeln!(
                 text,
                 "  {:<16}{:>19}{:>19}{:>19}{:>11}{:>12}",
-                format!("{}, {}", device.pid, device.device),
+                format!("{}, {}", device.pid, device.gpu_ordinal),
                 class(gaps.gaps_below_20_us),
                 class(gaps.gaps_of_20_to_50_us),
                 class(gaps.gaps_above_50_us),
                 mean,
-                format_nanoseconds(gaps.longest_ns)
+                format_nanoseconds(gaps.longest_gap_ns)
             );
         }
-        for device in self.devices.iter().filter(|device| device.gaps.number_of_gaps() > 0) {
-            let _ =
-                writeln!(text, "  why device {} was idle (process {}):", device.device, device.pid);
-            for cause in device.gaps.idle_time_by_cause.iter().take(4) {
+        for device in self.gpu_use_by_process.iter().filter(|it| has_gaps(it)) {
+            let (gpu, pid) = (device.gpu_ordinal, device.pid);
+            let _ = writeln!(text, "  why device {gpu} was idle (process {pid}):");
+            let total = device.idle_gaps.total_length_of_gaps_ns();
+            for cause in device.idle_gaps.idle_time_by_cause.iter().take(4) {
                 let _ = writeln!(
                     text,
                     "    {:<56}{:>10} ×{:>14}{:>10.1} %",
                     shorten_in_the_middle(&cause.printed_cause_with_name(), 55),
                     with_thousands_separators(cause.gap_count),
-                    format_nanoseconds(cause.total_ns),
-                    percent_of_whole(cause.total_ns, device.gaps.total_length_of_gaps_ns())
+                    format_nanoseconds(cause.total_idle_ns),
+                    percent_of_whole(cause.total_idle_ns, total)
                 );
             }
             let _ = writeln!(text, "  between what (longest in all first):");
-            for transition in device.gaps.transitions.iter().take(3) {
+            for transition in device.idle_gaps.gaps_by_operation_pair.iter().take(3) {
                 let _ = writeln!(
                     text,
                     "    {} → {}",
@@ -191,14 +196,14 @@ impl TraceDiagnosis {
                         46
                     )
                 );
-                let range = transition.range.as_ref().map_or(String::new(), |range| {
+                let range = transition.common_range_path.as_ref().map_or(String::new(), |range| {
                     format!(", in {}", shorten_in_the_middle(range, 50))
                 });
                 let count = with_thousands_separators(transition.gap_count);
                 let _ = writeln!(
                     text,
                     "      {count} ×, {} in all{range}",
-                    format_nanoseconds(transition.total_ns)
+                    format_nanoseconds(transition.total_gap_ns)
                 );
             }
         }
@@ -214,34 +219,37 @@ impl TraceDiagnosis {
             };
             let _ = writeln!(text, "  {none}");
         }
-        let whole = self.critical_path.total_ns;
+        let whole = self.critical_path.critical_path_ns;
         for (index, finding) in self.findings.iter().enumerate() {
-            finding.write_finding_with_evidence(text, index + 1, self.origin_ns);
+            finding.write_finding_with_evidence(text, index + 1, self.printed_time_origin_ns);
             if let Some(of) = finding.replayed_gain {
-                let share = percent_of_whole(of.alone_ns, whole);
+                let share = percent_of_whole(of.saved_ns_alone, whole);
                 let mut line = format!(
                     "replayed without it: {} less, {share:.1} %",
-                    format_nanoseconds(of.alone_ns)
+                    format_nanoseconds(of.saved_ns_alone)
                 );
-                if of.further_ns != of.alone_ns {
+                if of.further_saved_ns != of.saved_ns_alone {
                     let _ = write!(
                         line,
                         "; {} once those above are mended",
-                        format_nanoseconds(of.further_ns)
+                        format_nanoseconds(of.further_saved_ns)
                     );
                 }
                 append_wrapped_line(text, &line, "     ", "       ");
             }
-            if let Some(RuleAnswer::Yes { inspected, .. }) =
-                self.question_of_rule(finding.id).map(|question| &question.answer)
-                && let Some(missing) = &inspected.reason_for_missing_records
+            if let Some(DiagnosisRuleAnswer::Yes { inspected, .. }) =
+                self.question_of_rule(finding.rule_id).map(|question| &question.answer)
+                && let Some(missing) = &inspected.reason_for_uninspected_records
             {
                 let line = format!("inspected {inspected}: {missing}");
                 append_wrapped_line(text, &line, "     ", "       ");
             }
         }
-        let replayed: Vec<i64> =
-            self.findings.iter().filter_map(|of| Some(of.replayed_gain?.further_ns)).collect();
+        let replayed: Vec<i64> = self
+            .findings
+            .iter()
+            .filter_map(|of| Some(of.replayed_gain?.further_saved_ns))
+            .collect();
         if replayed.len() > 1 {
             let all: i64 = replayed.iter().sum();
             let line = format!(
@@ -259,33 +267,36 @@ impl TraceDiagnosis {
             let _ = writeln!(
                 text,
                 "\nTop kernels ({} of kernel time)",
-                format_nanoseconds(answers.kernel_ns)
+                format_nanoseconds(answers.all_kernels_ns)
             );
             for kernel in &answers.top_kernels {
                 let _ = writeln!(
                     text,
                     "  {:>5.1} %{:>12}{:>10} × {:<10}{:<15}{}",
                     kernel.share_of_kernel_time * 100.0,
-                    format_nanoseconds(kernel.summary.total),
-                    with_thousands_separators(kernel.summary.count),
-                    format_median_nanoseconds(kernel.summary.median),
+                    format_nanoseconds(kernel.launch_time_summary.total),
+                    with_thousands_separators(kernel.launch_time_summary.value_count),
+                    format_median_nanoseconds(kernel.launch_time_summary.median),
                     kernel.class.printed_work_class_label(),
-                    shorten_in_the_middle(&shortened_kernel_name_for_readers(&kernel.name), 41)
+                    shorten_in_the_middle(
+                        &shortened_kernel_name_for_readers(&kernel.kernel_name),
+                        41
+                    )
                 );
             }
             let _ = writeln!(text, "\nKernel time by kind of work (by the kernels' names)");
-            for (class, ns, count) in &answers.classes {
+            for (class, ns, count) in &answers.ns_and_launches_by_class {
                 let _ = writeln!(
                     text,
                     "  {:>5.1} %{:>12}{:>10} launches  {}",
-                    percent_of_whole(*ns, answers.kernel_ns),
+                    percent_of_whole(*ns, answers.all_kernels_ns),
                     format_nanoseconds(*ns),
                     with_thousands_separators(count),
                     class.printed_work_class_label()
                 );
             }
         }
-        self.write_softmax_time_by_matmul_time(text);
+        self.write_softmax_to_matmul_time_ratio(text);
         if answers.components.is_empty() {
             return;
         }
@@ -297,16 +308,17 @@ impl TraceDiagnosis {
             "range", "times", "host time", "kernel time", "share", "kernels", "variation"
         );
         for component in &answers.components {
-            let name = format!("{}{}", "  ".repeat(component.depth), component.path);
+            let name =
+                format!("{}{}", "  ".repeat(component.enclosing_range_count), component.range_path);
             let _ = writeln!(
                 text,
                 "  {:<38}{:>8}{:>12}{:>12}{:>6.1} %{:>9}{:>10}",
                 shorten_in_the_middle(&name, 37),
-                with_thousands_separators(component.host_times.count),
+                with_thousands_separators(component.host_times.value_count),
                 format_nanoseconds(component.host_times.total),
                 format_nanoseconds(component.kernel_ns),
                 component.share_of_kernel_time * 100.0,
-                with_thousands_separators(component.kernels),
+                with_thousands_separators(component.kernel_count),
                 component
                     .coefficient_of_variation_of_host_time()
                     .map_or("-".to_owned(), |v| format!("{:.1} %", v * 100.0))
@@ -315,7 +327,7 @@ impl TraceDiagnosis {
     }
 
     /// Writes softmax time relative to matmul time, if the ratio is plausible for attention.
-    fn write_softmax_time_by_matmul_time(&self, text: &mut String) {
+    fn write_softmax_to_matmul_time_ratio(&self, text: &mut String) {
         let Some(ratio) = self
             .answers
             .softmax_time_by_matmul_time()
@@ -339,17 +351,17 @@ impl TraceDiagnosis {
     }
 
     fn write_device_memory_section(&self, text: &mut String) {
-        if self.memory.is_empty() {
+        if self.device_memory_over_time.is_empty() {
             return;
         }
         let _ = writeln!(text, "\nDevice memory (taken since the recording began)");
-        for of in &self.memory {
-            let (peak_at, peak) = of.peak_time_and_bytes;
+        for of in &self.device_memory_over_time {
+            let (peak_at, peak) = of.peak_time_ns_and_bytes;
             let unknown = match of.frees_without_allocation {
                 0 => String::new(),
                 count => format!(", {count} given back that were taken before"),
             };
-            let when = match peak_at - self.origin_ns {
+            let when = match peak_at - self.printed_time_origin_ns {
                 ns if ns < 0 => "before the first activity".to_owned(),
                 ns => format!("first at {}", format_as_seconds(ns)),
             };
@@ -357,7 +369,7 @@ impl TraceDiagnosis {
                 "process {}, device {}: {} at most, {when}; {} at the end; {} allocations, {} \
                  given back{unknown}",
                 of.pid,
-                of.device,
+                of.gpu_ordinal,
                 format_bytes_with_unit(peak),
                 format_bytes_with_unit(of.bytes_held_at_end_of_trace()),
                 with_thousands_separators(of.allocation_count),
@@ -368,14 +380,17 @@ impl TraceDiagnosis {
             let [phase, times, most, change] = header;
             let _ = writeln!(text, "    {phase:<50}{times:>8}{most:>12}{change:>13}");
             for phase in of.phases.iter().take(MAX_PRINTED_MEMORY_PHASES) {
-                let sign = if phase.change_bytes < 0 { '-' } else { '+' };
+                let sign = if phase.held_bytes_change < 0 { '-' } else { '+' };
                 let _ = writeln!(
                     text,
                     "    {:<50}{:>8}{:>12}{:>13}",
-                    shorten_in_the_middle(&phase.name, 49),
+                    shorten_in_the_middle(&phase.phase_name, 49),
                     with_thousands_separators(phase.range_count),
                     format_bytes_with_unit(phase.peak_bytes),
-                    format!("{sign}{}", format_bytes_with_unit(phase.change_bytes.unsigned_abs()))
+                    format!(
+                        "{sign}{}",
+                        format_bytes_with_unit(phase.held_bytes_change.unsigned_abs())
+                    )
                 );
             }
             if let Some(more) =
@@ -399,13 +414,15 @@ impl TraceDiagnosis {
         };
         for question in &self.questions {
             match &question.answer {
-                RuleAnswer::No { inspected: of } => add(&mut passed, of.to_string(), question.id),
-                RuleAnswer::Yes { .. } => {}
-                RuleAnswer::CannotAnswer { .. } => {
+                DiagnosisRuleAnswer::No { inspected: of } => {
+                    add(&mut passed, of.to_string(), question.rule_id)
+                }
+                DiagnosisRuleAnswer::Yes { .. } => {}
+                DiagnosisRuleAnswer::CannotAnswer { .. } => {
                     add(
                         &mut lacking,
                         question.reason_without_answer().unwrap_or_default(),
-                        question.id,
+                        question.rule_id,
                     );
                 }
             }
@@ -429,17 +446,17 @@ impl TraceDiagnosis {
 impl fmt::Display for InspectedShareOfRecords {
     /// Formats the share: `12 of 20 copies`, or `36.0 % of 3.2 ms of kernel time`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let label = self.unit.printed_record_kind();
-        if self.unit == InspectedRecordKind::KernelTime {
+        let label = self.inspected_record_kind.printed_inspected_record_kind();
+        if self.inspected_record_kind == InspectedRecordKind::KernelTime {
             let share = self.inspected_share_of_records() * 100.0;
             return write!(
                 formatter,
                 "{share:.1} % of {} of {label}",
-                format_nanoseconds(self.whole_amount)
+                format_nanoseconds(self.whole_count_or_ns)
             );
         }
         let [seen, whole] =
-            [self.inspected_amount, self.whole_amount].map(with_thousands_separators);
+            [self.inspected_count_or_ns, self.whole_count_or_ns].map(with_thousands_separators);
         write!(formatter, "{seen} of {whole} {label}")
     }
 }
@@ -456,19 +473,19 @@ impl DiagnosisFinding {
         let head = format!(
             "{number}. {} {}: {}",
             self.severity.printed_severity_label().to_uppercase(),
-            self.id,
+            self.rule_id,
             self.finding_title
         );
         append_wrapped_line(text, &head, "  ", "     ");
-        let saved = self.recoverable_ns.filter(|&ns| ns > 0);
+        let saved = self.max_recoverable_ns.filter(|&ns| ns > 0);
         let saved = saved
             .map_or(String::new(), |ns| format!("; could save up to {}", format_nanoseconds(ns)));
         let line = format!(
             "measured {} {}, threshold {} {}{saved}; confidence {}",
-            format_short_number(self.measured_value.value),
+            format_short_number(self.measured_value.number_in_unit),
             self.measured_value.unit,
-            format_short_number(self.threshold.value),
-            self.threshold.unit,
+            format_short_number(self.rule_threshold.number_in_unit),
+            self.rule_threshold.unit,
             self.confidence.printed_confidence_label()
         );
         append_wrapped_line(text, &line, "     ", "       ");
@@ -492,16 +509,16 @@ impl DiagnosisFinding {
 impl FindingEvidence {
     fn write_evidence_line(&self, text: &mut String, origin_ns: i64, width: usize) {
         let mut line = shorten_in_the_middle(&self.kernel_call_or_copy_name, width);
-        if self.count > 1 {
-            let _ = write!(line, ", {} times", with_thousands_separators(self.count));
+        if self.covered_count > 1 {
+            let _ = write!(line, ", {} times", with_thousands_separators(self.covered_count));
         }
-        if let Some(ns) = self.total_ns {
+        if let Some(ns) = self.total_duration_ns {
             let _ = write!(line, ", {}", format_nanoseconds(ns));
         }
-        if let Some(range) = &self.range {
+        if let Some(range) = &self.innermost_common_range_path {
             let _ = write!(line, ", in {}", shorten_in_the_middle(range, 60));
         }
-        if let Some((start, end)) = self.longest_start_and_end_ns {
+        if let Some((start, end)) = self.longest_instance_start_and_end_ns {
             let _ = write!(
                 line,
                 ", at {} (longest {})",
@@ -516,14 +533,14 @@ impl FindingEvidence {
     }
 }
 
-/// Appends a line, broken between words so that no line has more than [`REPORT_TEXT_COLUMNS`]
+/// Appends a line, broken between words so that no line has more than [`REPORT_LINE_CHARACTERS`]
 /// columns.
 pub(super) fn append_wrapped_line(text: &mut String, line: &str, first: &str, rest: &str) {
     let mut current = first.to_owned();
     let mut empty = true;
     for word in line.split(' ') {
         let length = current.chars().count() + usize::from(!empty) + word.chars().count();
-        if !empty && length > REPORT_TEXT_COLUMNS {
+        if !empty && length > REPORT_LINE_CHARACTERS {
             let _ = writeln!(text, "{current}");
             current = rest.to_owned();
             empty = true;
@@ -592,7 +609,7 @@ mod tests {
     fn long_report_lines_are_broken_between_words() {
         let mut text = String::new();
         append_wrapped_line(&mut text, &"word ".repeat(40), "  - ", "    ");
-        assert!(text.lines().all(|line| line.chars().count() <= REPORT_TEXT_COLUMNS), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= REPORT_LINE_CHARACTERS), "{text}");
         assert_eq!(text.matches("word").count(), 40);
         let first = format!("  - {}", ["word"; 19].join(" "));
         assert_eq!(text.lines().next(), Some(first.as_str()));

@@ -18,11 +18,11 @@ use super::vendor_names::TraceVendorAndRecorder;
 /// A trace with its launches, ranges, operation classes and activities, on which diagnosis rules
 /// work.
 pub struct DiagnosisContext<'a> {
-    /// The trace. The trace; it may lack ranges and calls, which were then read without being kept.
+    /// The trace; it may lack ranges and calls, which were then read without being kept.
     pub trace: &'a Trace,
-    /// Operations of the trace.
+    /// All GPU operations of the trace, numbered in one sequence.
     pub operations: AllGpuOperations<'a>,
-    /// The class of each GPU operation.
+    /// The class of each GPU operation, such as compute, communication or copy.
     pub classes: OperationClassesOfTrace<'a>,
     /// Activity (busy and idle time) of each process on each GPU.
     pub activities: Vec<ProcessActivityOnGpu>,
@@ -33,13 +33,13 @@ pub struct DiagnosisContext<'a> {
     /// For each place (process, GPU and stream), the start of the first operation whose launch was
     /// recorded. Operations of the stream before that time were launched before the recording
     /// began.
-    first_launch_of_process: Vec<i64>,
+    first_launched_start_ns_by_stream: Vec<i64>,
 }
 
 impl<'a> DiagnosisContext<'a> {
     /// Joins a trace in memory; single ranges are kept if `keep_ranges`, for the range tree.
     pub fn join_trace_in_memory(trace: &'a Trace, keep_ranges: bool) -> Self {
-        let mut pass = HostSummaryPass::prepare_host_pass(keep_ranges);
+        let mut pass = HostSummaryPass::prepare_host_summary_pass(keep_ranges);
         read::for_each_range_and_call_by_time(trace, |row| pass.process_next_row(trace, row));
         Self::join_trace_and_host_summary(
             trace,
@@ -69,15 +69,15 @@ impl<'a> DiagnosisContext<'a> {
             activities,
             host_summary: host,
             platform,
-            first_launch_of_process: first_launched,
+            first_launched_start_ns_by_stream: first_launched,
         }
     }
 
     /// Returns the range path of an operation: the path of its launch, followed by the ranges in
     /// which its graph node was created.
     pub fn range_path_of_operation(&self, operation: GpuOperationId) -> RangePathId {
-        let inside = self.host_summary.inside_graph.decoded_row(operation as usize);
-        inside.unwrap_or_else(|| self.host_summary.launched_in.at(operation as usize))
+        let inside = self.host_summary.range_path_with_graph_ranges.decoded_row(operation as usize);
+        inside.unwrap_or_else(|| self.host_summary.range_path_of_launch.at(operation as usize))
     }
 
     /// Returns the host call that launched an operation, if it was recorded.
@@ -116,10 +116,10 @@ impl<'a> DiagnosisContext<'a> {
     ) -> impl Iterator<Item = (IdleCauseAndBlamedName, i64)> {
         let mut parts = self.host_summary.causes_of_gaps.causes_and_ns_of_gap(gap).peekable();
         let unlaunched = parts.peek().is_none().then(|| {
-            let kind = match self.is_operation_page_migration(gap.operation_after) {
+            let kind = match self.is_operation_page_migration(gap.operation_after_gap) {
                 true => IdleCauseKind::PageMigration,
                 false if self.was_operation_launched_before_recording(gap) => {
-                    IdleCauseKind::BackToBack
+                    IdleCauseKind::UsualStartOfQueuedOperation
                 }
                 false => IdleCauseKind::NoLaunchCallRecorded,
             };
@@ -131,17 +131,17 @@ impl<'a> DiagnosisContext<'a> {
     /// Whether the operation after a gap was launched before the recording began, and started as
     /// fast as queued work does.
     fn was_operation_launched_before_recording(&self, gap: &GpuIdleGap) -> bool {
-        let first = self.first_launch_of_process
-            [self.operations.place_of_operation(gap.operation_after).0 as usize];
+        let first = self.first_launched_start_ns_by_stream
+            [self.operations.place_of_operation(gap.operation_after_gap).0 as usize];
         first < i64::MAX
-            && self.operations.operation_start_ns(gap.operation_after) < first
+            && self.operations.operation_start_ns(gap.operation_after_gap) < first
             && gap.idle_gap_length_ns() < MAX_USUAL_START_LATENCY_NS
     }
 
     /// Returns whether an operation migrates pages of managed memory; no host call launches such an
     /// operation.
     pub fn is_operation_page_migration(&self, operation: GpuOperationId) -> bool {
-        self.classes.class_of_gpu_operation(operation) == OperationClass::Migration
+        self.classes.class_of_gpu_operation(operation) == OperationClass::PageMigration
     }
 
     /// Returns the name of a CUDA function without a version suffix such as `_v3020`.
@@ -156,7 +156,7 @@ impl<'a> DiagnosisContext<'a> {
         (kind, name): IdleCauseAndBlamedName,
     ) -> Option<String> {
         name.map(|name| match kind {
-            IdleCauseKind::HostCode => {
+            IdleCauseKind::HostCodeBeforeLaunch => {
                 replace_digits_by_number_sign(self.trace.names.text_of_name(name))
             }
             _ => self.function_name_without_version(name).to_owned(),
@@ -165,7 +165,7 @@ impl<'a> DiagnosisContext<'a> {
 
     pub fn process_id_and_gpu_of_operation(&self, operation: GpuOperationId) -> (i64, u32) {
         let place = &self.trace.places[self.operations.place_of_operation(operation).0 as usize];
-        (self.trace.processes[place.process as usize].pid, place.device)
+        (self.trace.processes[place.process_index as usize].pid, place.device)
     }
 }
 
@@ -189,11 +189,13 @@ fn classify_operations_with_mpi_ranges<'a>(
         };
         by_path.push(match path {
             ROOT_RANGE_PATH => None,
-            _ => by_path[paths.parent_of_path(path) as usize].or_else(own),
+            _ => by_path[paths.parent_of_range_path(path) as usize].or_else(own),
         });
     }
     if trace.copies.on_gpu.has_no_operation() || by_path.iter().all(Option::is_none) {
         return classes;
     }
-    classes.with_copies_in_mpi_ranges(|copy| by_path[host.launched_in.at(copy as usize) as usize])
+    classes.classify_copies_in_mpi_ranges(|copy| {
+        by_path[host.range_path_of_launch.at(copy as usize) as usize]
+    })
 }

@@ -8,7 +8,7 @@ use std::hash::Hash;
 use hashbrown::{HashMap, HashSet};
 use serde_json::{Value, json};
 
-use super::answers::kernel_count_and_ns_by_path;
+use super::answers::kernel_count_and_ns_by_range_path;
 use super::labels::shortened_kernel_name_for_readers;
 use super::text::{append_wrapped_line, format_nanoseconds, percent_of_whole};
 use super::trace_facts::DiagnosisContext;
@@ -18,7 +18,7 @@ use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId};
 use crate::analyze::work::device_peaks::{GpuPeakThroughput, MatrixPrecision};
 use crate::analyze::work::operator_work::{self, OperatorFlopsAndBytes};
 use crate::analyze::work::utilization::{
-    GpuPeakUseOfTrace, OperatorPeakUse, RangePeakUse, SummedWorkAndKernelTime,
+    GpuPeakUseOfTrace, OperatorWorkAndKernelTime, RangeWorkAndKernelTime, SummedWorkAndKernelTime,
 };
 use crate::model::Trace;
 use crate::model::gpu::DeclaredOperationsAndBytes;
@@ -36,12 +36,12 @@ const MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK: f64 = 3.0;
 
 /// Calls of one framework operator, with their work and kernel time.
 struct OperatorCallsWithWork<'a> {
-    name: &'a str,
-    /// Number of calls of this function.
+    operator_name: &'a str,
+    /// Number of calls of this operator.
     calls: usize,
     work: OperatorFlopsAndBytes,
     /// Summed duration of all kernels that these operator calls launched, in nanoseconds.
-    kernel_ns: i64,
+    total_kernel_ns: i64,
     path: RangePathId,
     device: u32,
 }
@@ -50,7 +50,7 @@ impl OperatorCallsWithWork<'_> {
     /// Adds a kernel that these operator calls launched: its duration, and TF32 if its name shows
     /// that precision.
     fn add_kernel(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
-        self.kernel_ns += context.operations.operation_length_ns(id);
+        self.total_kernel_ns += context.operations.operation_length_ns(id);
         let kernel = context.trace.demangled_kernel_name(id as usize);
         self.work.precision = precision_with_tf32_from_kernel_name(self.work.precision, kernel);
     }
@@ -67,7 +67,7 @@ impl OperatorCallsWithWork<'_> {
         sum: &mut SummedWorkAndKernelTime,
         peaks: Option<&GpuPeakThroughput>,
     ) {
-        sum.add_equal_operator_calls(self.calls, &self.work, self.kernel_ns, peaks);
+        sum.add_equal_operator_calls(self.calls, &self.work, self.total_kernel_ns, peaks);
     }
 }
 
@@ -84,7 +84,7 @@ struct OperatorCallsWithKnownWork<'a> {
 pub(super) fn utilization_of_trace(context: &DiagnosisContext<'_>) -> GpuPeakUseOfTrace {
     let trace = context.trace;
     let mut found = GpuPeakUseOfTrace {
-        kernel_ns: trace.kernels.on_gpu.sum_of_operation_durations_ns(),
+        all_kernels_ns: trace.kernels.on_gpu.sum_of_operation_durations_ns(),
         ..GpuPeakUseOfTrace::default()
     };
     let OperatorCallsWithKnownWork { operators: calls, calls_to_sum: whole } =
@@ -106,7 +106,7 @@ pub(super) fn utilization_of_trace(context: &DiagnosisContext<'_>) -> GpuPeakUse
     let mut operators: HashMap<(&str, Option<MatrixPrecision>), SummedWorkAndKernelTime> =
         HashMap::new();
     for call in &possible {
-        let sum = operators.entry((call.name, call.work.precision)).or_default();
+        let sum = operators.entry((call.operator_name, call.work.precision)).or_default();
         call.add_work_and_kernel_time_to_sum(sum, peaks_of(call));
     }
     let mut ranges: HashMap<RangePathId, SummedWorkAndKernelTime> = HashMap::new();
@@ -122,16 +122,23 @@ pub(super) fn utilization_of_trace(context: &DiagnosisContext<'_>) -> GpuPeakUse
             "the work of {} operators, such as {}: their recorded shapes need more than {MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK} \
              times the tensor peak",
             impossible.len(),
-            first.name
+            first.operator_name
         ));
     }
     found.operators = operators
         .into_iter()
-        .map(|((name, precision), sum)| OperatorPeakUse { name: name.to_owned(), precision, sum })
+        .map(|((name, precision), sum)| OperatorWorkAndKernelTime {
+            operator_name: name.to_owned(),
+            precision,
+            work_and_kernel_time: sum,
+        })
         .collect();
-    found
-        .operators
-        .sort_by(|a, b| b.sum.kernel_ns.cmp(&a.sum.kernel_ns).then_with(|| a.name.cmp(&b.name)));
+    found.operators.sort_by(|a, b| {
+        b.work_and_kernel_time
+            .kernel_ns
+            .cmp(&a.work_and_kernel_time.kernel_ns)
+            .then_with(|| a.operator_name.cmp(&b.operator_name))
+    });
     found.operators.truncate(MAX_LISTED_OPERATORS_OR_RANGES);
     found.ranges = utilization_of_outer_two_range_levels(context, ranges);
     found
@@ -166,17 +173,18 @@ fn operator_calls_with_known_work<'a>(
     OperatorCallsWithKnownWork { operators, calls_to_sum: None }
 }
 
-/// Returns one entry per declared case: FLOPs and bytes of all its launches, and their kernel time.
+/// Returns one entry per declared case: FLOPs and bytes of all launches of the case, and the case's
+/// kernel time.
 fn declared_work_of_whole_cases<'a>(
     context: &DiagnosisContext<'a>,
 ) -> Vec<OperatorCallsWithWork<'a>> {
     let declared = context.trace.declared_work.iter().filter_map(|of| {
         let whole = DeclaredWorkOnRangePaths {
-            name: &of.path,
+            case_or_part_name: &of.range_path,
             launch_count: launch_count_of_traced_case(context),
             work: operator_work::work_of_declared_operations(&of.work)?,
         };
-        whole.join_kernels_on_matching_paths(context, |path| path == of.path)
+        whole.join_kernels_on_matching_paths(context, |path| path == of.range_path)
     });
     declared.collect()
 }
@@ -188,12 +196,12 @@ fn declared_work_of_problem_parts<'a>(
 ) -> Vec<OperatorCallsWithWork<'a>> {
     let declared = context.trace.declared_parts.iter().filter_map(|of| {
         let part = DeclaredWorkOnRangePaths {
-            name: &of.label,
+            case_or_part_name: &of.part_name,
             launch_count: launch_count_of_traced_case(context),
             work: operator_work::work_of_declared_operations(&of.work)?,
         };
         part.join_kernels_on_matching_paths(context, |path| {
-            let before = path.strip_suffix(of.range.as_str());
+            let before = path.strip_suffix(of.range_path_suffix.as_str());
             before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
         })
     });
@@ -205,7 +213,8 @@ fn launch_count_of_traced_case(context: &DiagnosisContext<'_>) -> usize {
     let Some(work) = context.trace.declared_work.first() else { return 0 };
     let paths = &context.host_summary.paths;
     let own = |path: &RangePathId| {
-        *path != ROOT_RANGE_PATH && paths.path_text_with_slashes(context.trace, *path) == work.path
+        *path != ROOT_RANGE_PATH
+            && paths.path_text_with_slashes(context.trace, *path) == work.range_path
     };
     let step = (0..).take(paths.len()).find(own);
     step.map_or(0, |step| context.host_summary.count_and_time_of_path[step as usize].range_count)
@@ -213,7 +222,7 @@ fn launch_count_of_traced_case(context: &DiagnosisContext<'_>) -> usize {
 
 /// FLOPs and bytes that a benchmark case declares for all kernels on some range paths.
 struct DeclaredWorkOnRangePaths<'a> {
-    name: &'a str,
+    case_or_part_name: &'a str,
     launch_count: usize,
     work: OperatorFlopsAndBytes,
 }
@@ -231,20 +240,20 @@ impl<'a> DeclaredWorkOnRangePaths<'a> {
         // of its parent path.
         let mut inside: Vec<Option<RangePathId>> = vec![None; paths.len()];
         for path in (1..).take(paths.len() - 1) {
-            let around = inside[paths.parent_of_path(path) as usize];
+            let around = inside[paths.parent_of_range_path(path) as usize];
             inside[path as usize] =
                 around.or_else(|| is(&paths.path_text_with_slashes(trace, path)).then_some(path));
         }
-        let Self { name, launch_count: times, work } = self;
+        let Self { case_or_part_name: name, launch_count: times, work } = self;
         let mut found: Option<OperatorCallsWithWork<'a>> = None;
         for id in context.operations.kernel_ids() {
             let Some(path) = inside[context.range_path_of_operation(id) as usize] else { continue };
             let (_, device) = context.process_id_and_gpu_of_operation(id);
             let call = found.get_or_insert(OperatorCallsWithWork {
-                name,
+                operator_name: name,
                 calls: times,
                 work,
-                kernel_ns: 0,
+                total_kernel_ns: 0,
                 path,
                 device,
             });
@@ -266,7 +275,7 @@ fn gemm_calls_from_range_names<'a>(
     for path in (1..).take(paths.len() - 1) {
         let name = trace.names.text_of_name(paths.last_name_of_path(path));
         let own = operator_work::work_of_gemm_with_sizes_in_name(name).map(|work| (path, work));
-        sized[path as usize] = own.or(sized[paths.parent_of_path(path) as usize]);
+        sized[path as usize] = own.or(sized[paths.parent_of_range_path(path) as usize]);
     }
     let mut calls: HashMap<(RangePathId, u32), OperatorCallsWithWork<'a>> = HashMap::new();
     for id in context.operations.kernel_ids() {
@@ -275,17 +284,17 @@ fn gemm_calls_from_range_names<'a>(
         };
         let (_, device) = context.process_id_and_gpu_of_operation(id);
         let call = calls.entry((path, device)).or_insert_with(|| OperatorCallsWithWork {
-            name: trace.names.text_of_name(paths.last_name_of_path(path)),
+            operator_name: trace.names.text_of_name(paths.last_name_of_path(path)),
             calls: context.host_summary.count_and_time_of_path[path as usize].range_count,
             work,
-            kernel_ns: 0,
+            total_kernel_ns: 0,
             path,
             device,
         });
         call.add_kernel(context, id);
     }
     let around = |(path, device)| {
-        let parent = paths.parent_of_path(path);
+        let parent = paths.parent_of_range_path(path);
         (parent != ROOT_RANGE_PATH).then_some((parent, device))
     };
     drop_calls_of_enclosing_ranges(calls, around).collect()
@@ -302,7 +311,9 @@ fn gemm_calls_from_kernel_names<'a>(
         .functions
         .iter()
         .map(|of| {
-            operator_work::work_of_gemm_with_sizes_in_name(trace.names.text_of_name(of.demangled))
+            operator_work::work_of_gemm_with_sizes_in_name(
+                trace.names.text_of_name(of.demangled_name),
+            )
         })
         .collect();
     if works.iter().all(Option::is_none) {
@@ -314,16 +325,16 @@ fn gemm_calls_from_kernel_names<'a>(
         around.any(|path| ranges.iter().any(|range| range.path == path))
     };
     let call = |id: u32| {
-        let work = works[trace.kernels.function.at(id as usize) as usize]?;
+        let work = works[trace.kernels.function_index.at(id as usize) as usize]?;
         let (_, device) = context.process_id_and_gpu_of_operation(id);
         let (name, kernel_ns) =
             (trace.demangled_kernel_name(id as usize), context.operations.operation_length_ns(id));
         let path = context.range_path_of_operation(id);
         (!in_range(id)).then_some(OperatorCallsWithWork {
-            name,
+            operator_name: name,
             calls: 1,
             work,
-            kernel_ns,
+            total_kernel_ns: kernel_ns,
             path,
             device,
         })
@@ -349,13 +360,13 @@ fn operator_calls_from_input_shapes<'a>(
         let (row, kernel_ns) = (id as usize, context.operations.operation_length_ns(id));
         let path = context.range_path_of_operation(id);
         let (_, device) = context.process_id_and_gpu_of_operation(id);
-        let kernel = trace.functions[trace.kernels.function.at(row) as usize].demangled;
+        let kernel = trace.functions[trace.kernels.function_index.at(row) as usize].demangled_name;
         let mut work_of = |number: u32| {
             let range = kept.ranges[number as usize];
             let name = context.host_summary.paths.last_name_of_path(range.path);
-            *works.entry((range.operator_inputs, name)).or_insert_with(|| {
+            *works.entry((range.operator_inputs_number, name)).or_insert_with(|| {
                 let inputs = range
-                    .operator_inputs
+                    .operator_inputs_number
                     .checked_sub(1)
                     .and_then(|at| trace.operator_inputs.get(at as usize));
                 let text = trace.names.text_of_name(name);
@@ -374,27 +385,29 @@ fn operator_calls_from_input_shapes<'a>(
             None => {
                 let mut at = innermost;
                 while at != NO_LAUNCH_CALL && work_of(at).is_none() {
-                    at = kept.ranges[at as usize].enclosing_range;
+                    at = kept.ranges[at as usize].enclosing_range_number;
                 }
                 let range = (at != NO_LAUNCH_CALL).then_some(at);
                 with_work.insert(innermost, range);
                 range
             }
         };
+        let single_call = |operator_name, work, total_kernel_ns| OperatorCallsWithWork {
+            operator_name,
+            calls: 1,
+            work,
+            total_kernel_ns,
+            path,
+            device,
+        };
         if let Some(number) = range {
             let work = work_of(number);
             let name =
                 context.host_summary.paths.last_name_of_path(kept.ranges[number as usize].path);
             if let Some(work) = work {
-                let call = by_range.entry(number).or_insert_with(|| OperatorCallsWithWork {
-                    name: trace.names.text_of_name(name),
-                    calls: 1,
-                    work,
-                    kernel_ns: 0,
-                    path,
-                    device,
-                });
-                call.kernel_ns += kernel_ns;
+                let name = trace.names.text_of_name(name);
+                let call = by_range.entry(number).or_insert_with(|| single_call(name, work, 0));
+                call.total_kernel_ns += kernel_ns;
                 call.work.precision = precision_with_tf32_from_kernel_name(
                     call.work.precision,
                     trace.names.text_of_name(kernel),
@@ -407,11 +420,11 @@ fn operator_calls_from_input_shapes<'a>(
         });
         if let Some(work) = *work {
             let name = trace.names.text_of_name(kernel);
-            calls.push(OperatorCallsWithWork { name, calls: 1, work, kernel_ns, path, device });
+            calls.push(single_call(name, work, kernel_ns));
         }
     }
     let around = |number: u32| {
-        Some(kept.ranges[number as usize].enclosing_range).filter(|&at| at != NO_LAUNCH_CALL)
+        Some(kept.ranges[number as usize].enclosing_range_number).filter(|&at| at != NO_LAUNCH_CALL)
     };
     calls.extend(drop_calls_of_enclosing_ranges(by_range, around));
     calls
@@ -424,7 +437,7 @@ fn drop_calls_of_enclosing_ranges<'a, K: Copy + Eq + Hash>(
     mut calls: HashMap<K, OperatorCallsWithWork<'a>>,
     around: impl Fn(K) -> Option<K>,
 ) -> impl Iterator<Item = OperatorCallsWithWork<'a>> {
-    let multiplies = |call: &OperatorCallsWithWork<'_>| call.work.flops > 0.0;
+    let multiplies = |call: &OperatorCallsWithWork<'_>| call.work.matrix_flops > 0.0;
     let mut counted: HashSet<K> = HashSet::new();
     for (&inner, call) in &calls {
         let outer = std::iter::successors(around(inner), |&range| around(range));
@@ -461,11 +474,11 @@ fn peak_rates_by_device(
     let mut peaks = HashMap::new();
     for call in calls {
         peaks.entry(call.device).or_insert_with(|| {
-            let device = trace.devices.iter().find(|device| device.id == call.device);
-            let name = device.map(|device| device.name.as_str()).unwrap_or_default();
+            let device = trace.devices.iter().find(|device| device.device_ordinal == call.device);
+            let name = device.map(|device| device.device_name.as_str()).unwrap_or_default();
             let peaks = GpuPeakThroughput::peak_throughput_of_gpu_name(name);
             match peaks {
-                Some(peaks) => found.device = Some((name.to_owned(), peaks)),
+                Some(peaks) => found.gpu_name_and_peaks = Some((name.to_owned(), peaks)),
                 None if name.is_empty() => found.unanswered_questions.push(format!(
                     "shares of the peak: the trace does not name device {}",
                     call.device
@@ -480,14 +493,16 @@ fn peak_rates_by_device(
     let without = |call: &&OperatorCallsWithWork<'_>| {
         let peaks = peaks.get(&call.device).copied().flatten();
         let peak = |precision| peaks.and_then(|peaks| peaks.peak_operations_per_ns(precision));
-        call.work.flops > 0.0 && peaks.is_some() && call.work.precision.and_then(peak).is_none()
+        call.work.matrix_flops > 0.0
+            && peaks.is_some()
+            && call.work.precision.and_then(peak).is_none()
     };
     if let Some(call) = calls.iter().find(without) {
         let precision = call
             .work
             .precision
             .map_or("unknown precision", MatrixPrecision::printed_precision_label);
-        let name = call.name;
+        let name = call.operator_name;
         found
             .unanswered_questions
             .push(format!("shares of the peak of {name}: {precision} has no peak here"));
@@ -499,9 +514,9 @@ fn peak_rates_by_device(
 fn utilization_of_outer_two_range_levels(
     context: &DiagnosisContext<'_>,
     sums: HashMap<RangePathId, SummedWorkAndKernelTime>,
-) -> Vec<RangePeakUse> {
+) -> Vec<RangeWorkAndKernelTime> {
     let paths = &context.host_summary.paths;
-    let kernels = kernel_count_and_ns_by_path(context);
+    let kernels = kernel_count_and_ns_by_range_path(context);
     let kernel_ns = |path: RangePathId| kernels[path as usize].1;
     let depth = |path: RangePathId| paths.path_and_enclosing_paths(path).count();
     let mut order: Vec<RangePathId> =
@@ -510,40 +525,42 @@ fn utilization_of_outer_two_range_levels(
     order.truncate(MAX_LISTED_OPERATORS_OR_RANGES);
     order
         .into_iter()
-        .map(|path| RangePeakUse {
-            path: paths.path_text_with_slashes(context.trace, path),
+        .map(|path| RangeWorkAndKernelTime {
+            range_path: paths.path_text_with_slashes(context.trace, path),
             kernel_ns: kernel_ns(path),
-            host_ns: context.host_summary.count_and_time_of_path[path as usize].host_ns,
-            sum: sums[&path],
+            host_range_ns: context.host_summary.count_and_time_of_path[path as usize].total_host_ns,
+            work_and_kernel_time: sums[&path],
         })
         .collect()
 }
 
-impl RangePeakUse {
+impl RangeWorkAndKernelTime {
     /// Describes the share of the peaks that a range reaches, or its absolute FLOP rate if the
     /// device is unknown; `None` if neither is known.
     fn reached_peaks_or_rate_text(&self) -> Option<String> {
-        let sum = &self.sum;
+        let sum = &self.work_and_kernel_time;
         if let Some(tensor) = sum.matrix_peak_share_of_span(self.kernel_ns) {
             // The host time of a range that only launches kernels can end before its kernels end on
             // the GPU.
-            let host = match self.host_ns >= self.kernel_ns {
+            let host = match self.host_range_ns >= self.kernel_ns {
                 true => {
                     format!(
                         ", {} over its host time",
-                        share_of_peak_cell(sum.matrix_peak_share_of_span(self.host_ns))
+                        peak_share_as_percent_text(
+                            sum.matrix_peak_share_of_span(self.host_range_ns)
+                        )
                     )
                 }
                 false => String::new(),
             };
             return Some(format!(
                 "{} of the tensor peak over its kernels{host}",
-                share_of_peak_cell(Some(tensor))
+                peak_share_as_percent_text(Some(tensor))
             ));
         }
         let memory = sum
             .memory_peak_share_of_kernel_time()
-            .map(|of| format!("{} of the memory peak", share_of_peak_cell(Some(of))));
+            .map(|of| format!("{} of the memory peak", peak_share_as_percent_text(Some(of))));
         let rate = || {
             let rate = sum.achieved_tera_flops_per_second().filter(|rate| *rate >= 0.1)?;
             Some(format!("{rate:.1} TFLOP/s over its kernels"))
@@ -552,7 +569,7 @@ impl RangePeakUse {
     }
 }
 
-fn share_of_peak_cell(value: Option<f64>) -> String {
+fn peak_share_as_percent_text(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
@@ -563,14 +580,14 @@ impl GpuPeakUseOfTrace {
         if self.operators.is_empty() {
             return;
         }
-        let device = self.device.as_ref().map_or("unknown device", |(name, _)| name);
+        let device = self.gpu_name_and_peaks.as_ref().map_or("unknown device", |(name, _)| name);
         let _ = writeln!(text, "\nUtilization of {device} (work by shapes, names or declarations)");
         let line = format!(
             "work is known of {:.1} % of the kernel time: {} of the tensor peak, {} of what the \
              roofline allows",
-            percent_of_whole(self.all_operators.kernel_ns, self.kernel_ns),
-            share_of_peak_cell(self.all_operators.matrix_peak_share_of_kernel_time()),
-            share_of_peak_cell(self.all_operators.roofline_share_of_kernel_time())
+            percent_of_whole(self.all_operators.kernel_ns, self.all_kernels_ns),
+            peak_share_as_percent_text(self.all_operators.matrix_peak_share_of_kernel_time()),
+            peak_share_as_percent_text(self.all_operators.roofline_share_of_kernel_time())
         );
         append_wrapped_line(text, &line, "  ", "    ");
         let _ = writeln!(
@@ -579,28 +596,31 @@ impl GpuPeakUseOfTrace {
             "operator", "times", "kernels", "TFLOP/s", "FLOP/B", "of peak", "roofline"
         );
         for operator in &self.operators {
-            let sum = &operator.sum;
+            let sum = &operator.work_and_kernel_time;
             let number =
                 |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
-            let precision = operator.precision.filter(|_| sum.flops > 0.0);
+            let precision = operator.precision.filter(|_| sum.summed_matrix_flops > 0.0);
             let precision =
                 precision.map_or(String::new(), |of| format!(" {}", of.printed_precision_label()));
             let name = shorten_in_the_middle(
-                &format!("{}{precision}", shortened_kernel_name_for_readers(&operator.name)),
+                &format!(
+                    "{}{precision}",
+                    shortened_kernel_name_for_readers(&operator.operator_name)
+                ),
                 30,
             );
             let _ = writeln!(
                 text,
                 "  {name:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  {}",
-                with_thousands_separators(sum.operator_count),
+                with_thousands_separators(sum.operator_call_count),
                 format_nanoseconds(sum.kernel_ns),
                 number(sum.achieved_tera_flops_per_second()),
                 number(sum.flops_per_byte_moved()),
-                share_of_peak_cell(
+                peak_share_as_percent_text(
                     sum.matrix_peak_share_of_kernel_time()
                         .or(sum.memory_peak_share_of_kernel_time())
                 ),
-                share_of_peak_cell(sum.roofline_share_of_kernel_time()),
+                peak_share_as_percent_text(sum.roofline_share_of_kernel_time()),
                 sum.roofline_limit_of_work().map_or("-", |limit| limit.printed_limit_label())
             );
         }
@@ -608,8 +628,8 @@ impl GpuPeakUseOfTrace {
             if let Some(reached) = range.reached_peaks_or_rate_text() {
                 let line = format!(
                     "{}: {reached}; work known of {:.1} %",
-                    shorten_in_the_middle(&range.path, 40),
-                    percent_of_whole(range.sum.kernel_ns, range.kernel_ns)
+                    shorten_in_the_middle(&range.range_path, 40),
+                    percent_of_whole(range.work_and_kernel_time.kernel_ns, range.kernel_ns)
                 );
                 append_wrapped_line(text, &line, "  ", "    ");
             }
@@ -619,14 +639,14 @@ impl GpuPeakUseOfTrace {
         }
     }
 
-    /// Converts this value to JSON.
+    /// Converts the peak use of all GPUs of a trace to JSON.
     pub fn to_utilization_json(&self) -> Value {
         let sum = |sum: &SummedWorkAndKernelTime| {
             json!({
-                "operators": sum.operator_count,
+                "operators": sum.operator_call_count,
                 "kernel_ns": sum.kernel_ns,
-                "flops": sum.flops,
-                "bytes": sum.bytes,
+                "flops": sum.summed_matrix_flops,
+                "bytes": sum.least_bytes,
                 "flops_per_byte": sum.flops_per_byte_moved(),
                 "tera_flops_per_s": sum.achieved_tera_flops_per_second(),
                 "share_of_tensor_peak": sum.matrix_peak_share_of_kernel_time(),
@@ -637,23 +657,23 @@ impl GpuPeakUseOfTrace {
         };
         let operators = self.operators.iter().map(|operator| {
             json!({
-                "name": operator.name,
+                "name": operator.operator_name,
                 "precision": operator.precision.map(MatrixPrecision::printed_precision_label),
-                "sum": sum(&operator.sum),
+                "sum": sum(&operator.work_and_kernel_time),
             })
         });
         let ranges = self.ranges.iter().map(|range| {
             json!({
-                "range": range.path,
+                "range": range.range_path,
                 "kernel_ns": range.kernel_ns,
-                "host_ns": range.host_ns,
-                "share_of_tensor_peak": range.sum.matrix_peak_share_of_span(range.kernel_ns),
-                "share_of_tensor_peak_of_host_time": range.sum.matrix_peak_share_of_span(range.host_ns),
-                "sum": sum(&range.sum),
+                "host_ns": range.host_range_ns,
+                "share_of_tensor_peak": range.work_and_kernel_time.matrix_peak_share_of_span(range.kernel_ns),
+                "share_of_tensor_peak_of_host_time": range.work_and_kernel_time.matrix_peak_share_of_span(range.host_range_ns),
+                "sum": sum(&range.work_and_kernel_time),
             })
         });
         json!({
-            "device": self.device.as_ref().map(|(name, _)| name),
+            "device": self.gpu_name_and_peaks.as_ref().map(|(name, _)| name),
             "coverage": self.kernel_time_share_with_known_work(),
             "all": sum(&self.all_operators),
             "operators": operators.collect::<Vec<_>>(),

@@ -37,7 +37,7 @@ const HIP_ONLY_FUNCTIONS: &[&str] = &[
 
 /// Whether the name of a traced device shows an AMD GPU.
 pub(super) fn is_amd_device_name(device: &TracedDevice) -> bool {
-    AMD_DEVICE_NAME_PARTS.iter().any(|part| device.name.contains(part))
+    AMD_DEVICE_NAME_PARTS.iter().any(|part| device.device_name.contains(part))
 }
 
 impl TraceVendorAndRecorder {
@@ -50,7 +50,7 @@ impl TraceVendorAndRecorder {
                 .any(|function| trace.names.find_interned_text(function).is_some())
         };
         let amd = trace.devices.iter().any(is_amd_device_name)
-            || (trace.devices.iter().all(|device| device.name.is_empty()) && called());
+            || (trace.devices.iter().all(|device| device.device_name.is_empty()) && called());
         let vendor = if amd { GpuVendor::Amd } else { GpuVendor::Nvidia };
         Self { vendor, recorder: trace.recorder }
     }
@@ -62,7 +62,7 @@ impl TraceVendorAndRecorder {
         }
     }
 
-    /// A graph of launches.
+    /// The GPU vendor's term for a captured graph of launches: "CUDA graph" or "HIP graph".
     pub fn cuda_or_hip_graph_term(self) -> &'static str {
         self.text_for_vendor("CUDA graph", "HIP graph")
     }
@@ -80,7 +80,7 @@ impl TraceVendorAndRecorder {
     /// Names the API call or PyTorch option that allocates page-locked host memory.
     pub fn pinned_memory_allocation_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
-            (TraceRecorder::Chrome, _) => "pin_memory=True and non_blocking=True",
+            (TraceRecorder::PytorchOrChromeTrace, _) => "pin_memory=True and non_blocking=True",
             (_, GpuVendor::Nvidia) => "cudaHostAlloc, or pin_memory=True in PyTorch",
             (_, GpuVendor::Amd) => "hipHostMalloc, or pin_memory=True in PyTorch",
         }
@@ -99,7 +99,7 @@ impl TraceVendorAndRecorder {
     pub fn advice_to_record_launch_calls(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (TraceRecorder::NsightSystems, _) => "record with nsys profile --trace=cuda,nvtx",
-            (TraceRecorder::Chrome, _) => {
+            (TraceRecorder::PytorchOrChromeTrace, _) => {
                 "record with torch.profiler.profile(activities=[ProfilerActivity.CPU, \
                  ProfilerActivity.CUDA])"
             }
@@ -118,7 +118,7 @@ impl TraceVendorAndRecorder {
             (_, GpuVendor::Amd) => {
                 "record with rocprofv3 --kernel-trace, which has grid and workgroup"
             }
-            (TraceRecorder::Chrome, _) => {
+            (TraceRecorder::PytorchOrChromeTrace, _) => {
                 "record with a version of PyTorch whose profiler writes grid, block and \
                  deviceProperties, or with nsys profile --trace=cuda"
             }
@@ -129,8 +129,8 @@ impl TraceVendorAndRecorder {
     /// Returns advice on how to record allocations.
     pub fn advice_to_record_allocations(self) -> &'static str {
         match (self.recorder, self.vendor) {
-            (TraceRecorder::Cupti, _) => "record with kernelgate profile",
-            (TraceRecorder::Chrome, _) | (_, GpuVendor::Amd) => {
+            (TraceRecorder::KernelgateCupti, _) => "record with kernelgate profile",
+            (TraceRecorder::PytorchOrChromeTrace, _) | (_, GpuVendor::Amd) => {
                 "record with torch.profiler.profile(profile_memory=True)"
             }
             _ => "record with nsys profile --cuda-memory-usage=true",

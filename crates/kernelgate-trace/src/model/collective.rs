@@ -25,7 +25,7 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// Returns the label of this value in printed output.
+    /// Returns the printed label of a collective operation.
     pub const fn collective_label(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",

@@ -7,55 +7,55 @@ use super::interned_names::InternedNameId;
 #[derive(Debug, Clone, Default)]
 pub struct RecordedCollectiveTable {
     /// Row in [`super::Trace::kernels`].
-    pub kernel: Vec<u32>,
+    pub kernel_row: Vec<u32>,
     /// The framework's name of the collective, such as `allreduce`.
-    pub name: Vec<InternedNameId>,
+    pub collective_name: Vec<InternedNameId>,
     /// The communicator's name and ranks, as text from the trace.
-    pub communicator: Vec<InternedNameId>,
+    pub communicator_name: Vec<InternedNameId>,
     /// Number of ranks in the communicator; 0 if the trace does not record it.
-    pub ranks: Vec<u32>,
+    pub rank_count: Vec<u32>,
     /// Bytes that each rank contributes to the collective.
-    pub bytes_in: Vec<u64>,
+    pub contributed_bytes: Vec<u64>,
     /// Bytes that each rank receives from the collective.
-    pub bytes_out: Vec<u64>,
+    pub received_bytes: Vec<u64>,
 }
 
 /// One of [`RecordedCollectiveTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedCollective {
     /// The framework's name of the collective, such as `allreduce`.
-    pub name: InternedNameId,
+    pub collective_name: InternedNameId,
     /// The communicator.
-    pub communicator: InternedNameId,
+    pub communicator_name: InternedNameId,
     /// Number of ranks in the communicator; 0 if the trace does not record it.
     pub ranks: u32,
     /// Bytes that each rank contributes to the collective.
-    pub bytes_in: u64,
+    pub contributed_bytes: u64,
     /// Bytes that each rank receives from the collective.
-    pub bytes_out: u64,
+    pub received_bytes: u64,
 }
 
 impl RecordedCollectiveTable {
     /// Appends a kernel's collective; kernels must be appended in ascending order of their rows in
     /// the kernel table.
     pub fn push_collective_of_kernel(&mut self, kernel: u32, call: RecordedCollective) {
-        self.kernel.push(kernel);
-        self.name.push(call.name);
-        self.communicator.push(call.communicator);
-        self.ranks.push(call.ranks);
-        self.bytes_in.push(call.bytes_in);
-        self.bytes_out.push(call.bytes_out);
+        self.kernel_row.push(kernel);
+        self.collective_name.push(call.collective_name);
+        self.communicator_name.push(call.communicator_name);
+        self.rank_count.push(call.ranks);
+        self.contributed_bytes.push(call.contributed_bytes);
+        self.received_bytes.push(call.received_bytes);
     }
 
     /// Returns the collective that the framework recorded for a kernel, if it recorded one.
     pub fn recorded_collective_of_kernel(&self, kernel: u32) -> Option<RecordedCollective> {
-        let row = self.kernel.binary_search(&kernel).ok()?;
+        let row = self.kernel_row.binary_search(&kernel).ok()?;
         Some(RecordedCollective {
-            name: self.name[row],
-            communicator: self.communicator[row],
-            ranks: self.ranks[row],
-            bytes_in: self.bytes_in[row],
-            bytes_out: self.bytes_out[row],
+            collective_name: self.collective_name[row],
+            communicator_name: self.communicator_name[row],
+            ranks: self.rank_count[row],
+            contributed_bytes: self.contributed_bytes[row],
+            received_bytes: self.received_bytes[row],
         })
     }
 

@@ -6,9 +6,9 @@ use super::packed_columns::{BitPackedColumn, PackableInteger};
 /// Identifies the stream of a GPU operation, with its process, device and context: an index into
 /// [`super::Trace::places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OperationPlaceIndex(pub u32);
+pub struct OperationStreamIndex(pub u32);
 
-impl PackableInteger for OperationPlaceIndex {
+impl PackableInteger for OperationStreamIndex {
     fn to_packed_integer(self) -> i64 {
         self.0.to_packed_integer()
     }
@@ -22,7 +22,7 @@ impl PackableInteger for OperationPlaceIndex {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessDeviceContextAndStream {
     /// Index into [`super::Trace::processes`].
-    pub process: u32,
+    pub process_index: u32,
     /// Ordinal of the device within its process.
     pub device: u32,
     /// The CUDA context.
@@ -36,11 +36,11 @@ pub struct ProcessDeviceContextAndStream {
 #[derive(Debug, Clone, Default)]
 pub struct GpuOperationColumns {
     /// Start, nanoseconds.
-    pub start: BitPackedColumn<i64>,
+    pub start_ns: BitPackedColumn<i64>,
     /// Length, nanoseconds.
     duration_ns: BitPackedColumn<i64>,
     /// Index of each GPU operation's process, device, context and stream.
-    pub place: BitPackedColumn<OperationPlaceIndex>,
+    pub place: BitPackedColumn<OperationStreamIndex>,
     /// The correlation id that connects a GPU operation with its launch call in the same process; 0
     /// if the trace does not record it. The correlation column is emptied after GPU operations are
     /// joined with their launch calls.
@@ -48,14 +48,14 @@ pub struct GpuOperationColumns {
 }
 
 impl GpuOperationColumns {
-    /// How many there are.
+    /// Number of GPU operations in the table.
     pub fn operation_count(&self) -> usize {
-        self.start.row_count()
+        self.start_ns.row_count()
     }
 
     /// Whether the table contains no GPU operation.
     pub fn has_no_operation(&self) -> bool {
-        self.start.has_no_row()
+        self.start_ns.has_no_row()
     }
 
     /// Adds one GPU operation.
@@ -63,10 +63,10 @@ impl GpuOperationColumns {
         &mut self,
         start: i64,
         end: i64,
-        place: OperationPlaceIndex,
+        place: OperationStreamIndex,
         correlation: u32,
     ) {
-        self.start.push_row(start);
+        self.start_ns.push_row(start);
         self.duration_ns.push_row(end.wrapping_sub(start));
         self.place.push_row(place);
         self.correlation.push_row(correlation);
@@ -81,7 +81,7 @@ impl GpuOperationColumns {
     /// Time at which the GPU operation in a row ended, in nanoseconds of the trace's clock.
     #[inline]
     pub fn operation_end_ns(&self, row: usize) -> i64 {
-        self.start.at(row).wrapping_add(self.duration_ns.at(row))
+        self.start_ns.at(row).wrapping_add(self.duration_ns.at(row))
     }
 
     /// Nanoseconds of all.
@@ -92,7 +92,7 @@ impl GpuOperationColumns {
     /// Copies the GPU operations in the given rows into a new table.
     pub(crate) fn select_operations(&self, rows: &[u32]) -> Self {
         Self {
-            start: self.start.select_packed_rows(rows),
+            start_ns: self.start_ns.select_packed_rows(rows),
             duration_ns: self.duration_ns.select_packed_rows(rows),
             place: self.place.select_packed_rows(rows),
             correlation: self.correlation.select_packed_rows(rows),
@@ -113,9 +113,9 @@ pub(crate) fn select_column_elements<T: Copy>(column: &[T], rows: &[u32]) -> Vec
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelFunctionName {
     /// Demangled name of the kernel function, with namespaces and template arguments.
-    pub demangled: InternedNameId,
+    pub demangled_name: InternedNameId,
     /// Name of the kernel function without namespaces and template arguments.
-    pub short: InternedNameId,
+    pub short_name: InternedNameId,
 }
 
 /// Grid, block, registers, shared memory and local memory of a kernel launch.
@@ -126,11 +126,11 @@ pub struct KernelLaunchShape {
     /// Number of threads per block in x, y and z.
     pub block: [u32; 3],
     /// Registers of a thread.
-    pub registers: u32,
+    pub registers_per_thread: u32,
     /// Bytes of shared memory per block that the kernel declares statically.
-    pub static_shared: u32,
+    pub static_shared_bytes: u32,
     /// Bytes of dynamic shared memory per block that the launch requests.
-    pub dynamic_shared: u32,
+    pub dynamic_shared_bytes: u32,
     /// Bytes of local memory per thread, for spilled registers and local arrays.
     pub local_bytes_per_thread: u32,
 }
@@ -151,10 +151,10 @@ pub struct KernelLaunchTable {
     /// Start, end and stream of each kernel.
     pub on_gpu: GpuOperationColumns,
     /// Index into [`super::Trace::functions`].
-    pub function: BitPackedColumn<u32>,
+    pub function_index: BitPackedColumn<u32>,
     /// For each kernel, the index of its grid and block sizes in [`super::Trace::shapes`]; empty if
     /// the shapes were not read.
-    pub shape: BitPackedColumn<u32>,
+    pub launch_shape_index: BitPackedColumn<u32>,
     /// For each kernel, the id of the CUDA graph node that launched the kernel; 0: no graph; the
     /// column is empty if no kernel has a node.
     pub graph_node: BitPackedColumn<u64>,
@@ -178,13 +178,13 @@ impl KernelLaunchTable {
 pub struct MemoryCopyTable {
     /// Start, end and stream of each memory copy.
     pub on_gpu: GpuOperationColumns,
-    pub bytes: Vec<u64>,
+    pub copied_bytes: Vec<u64>,
     /// Copy direction, as a label such as `Host-to-Device`.
-    pub kind: Vec<InternedNameId>,
-    /// Memory that is read.
-    pub source: Vec<CopiedMemoryKind>,
-    /// Memory that is written.
-    pub target: Vec<CopiedMemoryKind>,
+    pub direction_label: Vec<InternedNameId>,
+    /// Kind of memory from which each copy reads.
+    pub source_memory: Vec<CopiedMemoryKind>,
+    /// Kind of memory to which each copy writes.
+    pub target_memory: Vec<CopiedMemoryKind>,
 }
 
 /// Kind of memory that a copy reads or writes: pageable, pinned, device, array or managed.
@@ -197,22 +197,22 @@ pub enum CopiedMemoryKind {
     Pageable,
     /// Host memory, page-locked.
     Pinned,
-    Device,
+    DeviceMemory,
     /// CUDA arrays.
-    Array,
+    CudaArray,
     /// Managed or unified.
     Managed,
 }
 
 impl CopiedMemoryKind {
-    /// Returns the label of this value in printed output.
+    /// Returns the printed label of a kind of memory.
     pub fn memory_kind_label(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
             Self::Pageable => "pageable",
             Self::Pinned => "pinned",
-            Self::Device => "device",
-            Self::Array => "array",
+            Self::DeviceMemory => "device",
+            Self::CudaArray => "array",
             Self::Managed => "managed",
         }
     }
@@ -223,7 +223,7 @@ impl CopiedMemoryKind {
 pub struct MemsetTable {
     /// Start, end and stream of each memset.
     pub on_gpu: GpuOperationColumns,
-    pub bytes: Vec<u64>,
+    pub set_bytes: Vec<u64>,
 }
 
 /// Executions of whole CUDA graphs, for traces in which the profiler did not record single graph
@@ -233,7 +233,7 @@ pub struct WholeGraphLaunchTable {
     /// Start, end and stream of each CUDA graph execution.
     pub on_gpu: GpuOperationColumns,
     /// The instantiated graph.
-    pub executable: Vec<u32>,
+    pub executable_graph_id: Vec<u32>,
 }
 
 /// A node of a CUDA graph, with the ranges that were open when the node was created. Only recorders
@@ -242,12 +242,12 @@ pub struct WholeGraphLaunchTable {
 pub struct CudaGraphNodeWithRanges {
     /// Index of the node's process in [`super::Trace::processes`], because node ids are unique only
     /// within a process.
-    pub process: u32,
+    pub process_index: u32,
     /// Id of the CUDA graph node, as in [`KernelLaunchTable::graph_node`].
-    pub id: u64,
+    pub graph_node_id: u64,
     /// Ranges that were open when the CUDA graph node, or the node from which it was cloned, was
     /// created; outermost first.
-    pub ranges: Vec<InternedNameId>,
+    pub open_range_names: Vec<InternedNameId>,
 }
 
 /// Creation times of CUDA graph nodes, for recorders that do not record the ranges of the nodes
@@ -255,31 +255,31 @@ pub struct CudaGraphNodeWithRanges {
 #[derive(Debug, Clone, Default)]
 pub struct GraphNodeCreationTable {
     /// Time of each row, nanoseconds of the trace's clock.
-    pub time: Vec<i64>,
+    pub time_ns: Vec<i64>,
     /// Index into [`super::Trace::threads`] of the thread that captured or built the CUDA graph.
-    pub thread: Vec<u32>,
-    /// Id of the node.
-    pub node: Vec<u64>,
+    pub thread_index: Vec<u32>,
+    /// Id of the created CUDA graph node.
+    pub node_id: Vec<u64>,
     /// Id of the node from which this CUDA graph node was cloned; 0 if the node was not cloned.
-    pub original: Vec<u64>,
+    pub cloned_from_node_id: Vec<u64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeclaredOperationsAndBytes {
     /// Declared number of arithmetic operations by execution unit and data type, such as `matmul
     /// bf16`.
-    pub flops: Vec<(String, f64)>,
+    pub flops_by_unit_and_dtype: Vec<(String, f64)>,
     /// Minimum number of bytes that the declared work must move to and from device memory.
-    pub bytes: f64,
+    pub min_device_memory_bytes: f64,
 }
 
 /// A named part of a benchmark problem, with its declared operations and bytes per launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredProblemPart {
-    /// Name of the part.
-    pub label: String,
+    /// Name of the problem part, such as a layer.
+    pub part_name: String,
     /// The path of each range of this part ends with this text.
-    pub range: String,
+    pub range_path_suffix: String,
     pub work: DeclaredOperationsAndBytes,
 }
 
@@ -288,10 +288,10 @@ pub struct DeclaredProblemPart {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredWorkOfRange {
     /// Path of the range: range names from outermost to innermost, separated by `/`.
-    pub path: String,
+    pub range_path: String,
     /// Minimum times in nanoseconds, each with its limiting resource:
     /// [`Self::MEMORY_BANDWIDTH_LIMIT_NAME`] or an execution unit.
-    pub limits: Vec<(String, f64)>,
+    pub min_ns_by_resource: Vec<(String, f64)>,
     pub work: DeclaredOperationsAndBytes,
 }
 
@@ -305,7 +305,7 @@ impl DeclaredWorkOfRange {
 pub struct SynchronisationWaitTable {
     /// Start and end of each wait, and the context or stream on which it waits.
     pub on_gpu: GpuOperationColumns,
-    /// Object of the wait.
+    /// Object for which each call or stream waits.
     pub kind: Vec<SynchronisationTarget>,
 }
 
@@ -316,24 +316,24 @@ pub enum SynchronisationTarget {
     #[default]
     Unknown,
     /// The host waits for a CUDA event.
-    Event,
+    HostWaitsForEvent,
     /// A stream waits for a CUDA event; the host does not wait.
     StreamWaitsEvent,
-    Stream,
-    /// All of a context.
-    Context,
+    HostWaitsForStream,
+    /// The host waits for all work of a CUDA context.
+    HostWaitsForContext,
 }
 
 /// Allocations and frees of device memory in a trace; one row per allocation or free.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceAllocationAndFreeTable {
     /// Time of each row, nanoseconds of the trace's clock.
-    pub time: Vec<i64>,
+    pub time_ns: Vec<i64>,
     /// Process, device, context and stream of each allocation or free.
-    pub place: Vec<OperationPlaceIndex>,
+    pub place: Vec<OperationStreamIndex>,
     pub address: Vec<u64>,
     /// Allocated or freed bytes; 0 for a free whose size was not recorded.
-    pub bytes: Vec<u64>,
+    pub allocated_or_freed_bytes: Vec<u64>,
     /// Whether the row is a free (true) or an allocation (false).
     pub is_free: Vec<bool>,
 }
@@ -343,15 +343,15 @@ impl DeviceAllocationAndFreeTable {
     pub fn push_allocation_or_free(
         &mut self,
         time: i64,
-        place: OperationPlaceIndex,
+        place: OperationStreamIndex,
         address: u64,
         bytes: u64,
         given_back: bool,
     ) {
-        self.time.push(time);
+        self.time_ns.push(time);
         self.place.push(place);
         self.address.push(address);
-        self.bytes.push(bytes);
+        self.allocated_or_freed_bytes.push(bytes);
         self.is_free.push(given_back);
     }
 }
@@ -381,12 +381,12 @@ impl SpecialStreamTable {
 #[derive(Debug, Clone, Default)]
 pub struct ManagedPageFaultTable {
     /// Start of each row, nanoseconds of the trace's clock.
-    pub start: Vec<i64>,
+    pub start_ns: Vec<i64>,
     /// Time at which the last page fault of the group was served; equal to the start for page
     /// faults of the host.
-    pub end: Vec<i64>,
+    pub end_ns: Vec<i64>,
     /// Index into [`super::Trace::processes`].
-    pub process: Vec<u32>,
+    pub process_index: Vec<u32>,
     /// The device whose access caused the page faults, or [`Self::HOST_INSTEAD_OF_DEVICE`] if the
     /// host's access did.
     pub device: Vec<u32>,
@@ -403,10 +403,10 @@ impl ManagedPageFaultTable {
 #[derive(Debug, Clone, Default)]
 pub struct HardwareCounterSampleTable {
     /// Time of each row, nanoseconds of the trace's clock.
-    pub time: Vec<i64>,
-    pub gpu: Vec<u32>,
+    pub time_ns: Vec<i64>,
+    pub gpu_number: Vec<u32>,
     /// The counter. The counter's metric name is stored instead of its id, because metric ids
     /// differ between versions of Nsight Systems.
-    pub metric: Vec<InternedNameId>,
-    pub value: Vec<f64>,
+    pub metric_name: Vec<InternedNameId>,
+    pub metric_value: Vec<f64>,
 }

@@ -8,11 +8,11 @@ use super::interned_names::InternedNameId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HostThread {
     /// Index into [`super::Trace::processes`].
-    pub process: u32,
+    pub process_index: u32,
     /// The operating system's thread id.
     pub tid: i64,
     /// Name of the host thread, if the trace records it.
-    pub name: Option<InternedNameId>,
+    pub thread_name: Option<InternedNameId>,
 }
 
 /// Host calls of functions of the CUDA runtime or driver API. Times of API calls are nanoseconds on
@@ -20,27 +20,27 @@ pub struct HostThread {
 #[derive(Debug, Clone, Default)]
 pub struct ApiCallTable {
     /// Time at which the host entered each API call, in nanoseconds.
-    pub start: Vec<i64>,
+    pub start_ns: Vec<i64>,
     /// Time at which each API call returned, in nanoseconds.
-    pub end: Vec<i64>,
+    pub end_ns: Vec<i64>,
     /// Index into [`super::Trace::threads`].
-    pub thread: Vec<u32>,
+    pub thread_index: Vec<u32>,
     /// Name of the called CUDA API function, with its version suffix if it has one.
-    pub name: Vec<InternedNameId>,
+    pub function_name: Vec<InternedNameId>,
     /// The correlation id that connects the API call with its GPU operations in the same process;
     /// 0: the call launched nothing.
     pub correlation: Vec<u32>,
 }
 
 impl ApiCallTable {
-    /// How many there are.
+    /// Number of API calls in the table.
     pub fn call_count(&self) -> usize {
-        self.start.len()
+        self.start_ns.len()
     }
 
     /// Whether the table contains no API call.
     pub fn has_no_call(&self) -> bool {
-        self.start.is_empty()
+        self.start_ns.is_empty()
     }
 
     /// Adds one API call.
@@ -52,27 +52,27 @@ impl ApiCallTable {
         name: InternedNameId,
         correlation: u32,
     ) {
-        self.start.push(start);
-        self.end.push(end);
-        self.thread.push(thread);
-        self.name.push(name);
+        self.start_ns.push(start);
+        self.end_ns.push(end);
+        self.thread_index.push(thread);
+        self.function_name.push(name);
         self.correlation.push(correlation);
     }
 
     pub(crate) fn reserve_api_calls(&mut self, rows: usize) {
-        self.start.reserve_exact(rows);
-        self.end.reserve_exact(rows);
-        self.thread.reserve_exact(rows);
-        self.name.reserve_exact(rows);
+        self.start_ns.reserve_exact(rows);
+        self.end_ns.reserve_exact(rows);
+        self.thread_index.reserve_exact(rows);
+        self.function_name.reserve_exact(rows);
         self.correlation.reserve_exact(rows);
     }
 
     pub(crate) fn select_api_calls(&self, rows: &[u32]) -> Self {
         Self {
-            start: select_column_elements(&self.start, rows),
-            end: select_column_elements(&self.end, rows),
-            thread: select_column_elements(&self.thread, rows),
-            name: select_column_elements(&self.name, rows),
+            start_ns: select_column_elements(&self.start_ns, rows),
+            end_ns: select_column_elements(&self.end_ns, rows),
+            thread_index: select_column_elements(&self.thread_index, rows),
+            function_name: select_column_elements(&self.function_name, rows),
             correlation: select_column_elements(&self.correlation, rows),
         }
     }
@@ -102,19 +102,19 @@ impl HostRangeStyle {
 #[derive(Debug, Clone, Default)]
 pub struct HostRangeTable {
     /// Time at which each range was opened, in nanoseconds.
-    pub start: Vec<i64>,
+    pub start_ns: Vec<i64>,
     /// Time at which each range was closed, in nanoseconds; for a range that was never closed, the
     /// last time in the trace.
-    pub end: Vec<i64>,
+    pub end_ns: Vec<i64>,
     /// Index into [`super::Trace::threads`] of the thread that opened each range.
-    pub thread: Vec<u32>,
+    pub thread_index: Vec<u32>,
     /// Text of each range, after `domain:` if the range is in a named NVTX domain.
-    pub name: Vec<InternedNameId>,
+    pub range_name: Vec<InternedNameId>,
     /// Whether each range was opened by push/pop or by start/end calls.
     pub style: Vec<HostRangeStyle>,
     /// For a range that is an operator call, 1 + the index of its inputs in
     /// [`super::Trace::operator_inputs`]; 0: unknown; the column is empty if no inputs are known.
-    pub inputs: Vec<u32>,
+    pub operator_inputs_number: Vec<u32>,
 }
 
 /// Shapes, data types and values of an operator's inputs, as the recorder wrote them: each field is
@@ -122,22 +122,22 @@ pub struct HostRangeTable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RecordedOperatorInputs {
     /// JSON list of the sizes of each input tensor along each axis.
-    pub dims: InternedNameId,
+    pub dims_json: InternedNameId,
     /// JSON list of the data types of the operator's inputs.
-    pub types: InternedNameId,
+    pub types_json: InternedNameId,
     /// JSON list of the values of arguments that are not tensors.
-    pub values: InternedNameId,
+    pub values_json: InternedNameId,
 }
 
 impl HostRangeTable {
-    /// Number of ranges that form the phase.
+    /// Number of ranges in the table.
     pub fn range_count(&self) -> usize {
-        self.start.len()
+        self.start_ns.len()
     }
 
     /// Whether the table contains no range.
     pub fn has_no_range(&self) -> bool {
-        self.start.is_empty()
+        self.start_ns.is_empty()
     }
 
     /// Adds one host range.
@@ -149,49 +149,50 @@ impl HostRangeTable {
         name: InternedNameId,
         style: HostRangeStyle,
     ) {
-        self.start.push(start);
-        self.end.push(end);
-        self.thread.push(thread);
-        self.name.push(name);
+        self.start_ns.push(start);
+        self.end_ns.push(end);
+        self.thread_index.push(thread);
+        self.range_name.push(name);
         self.style.push(style);
-        if !self.inputs.is_empty() {
-            self.inputs.push(0);
+        if !self.operator_inputs_number.is_empty() {
+            self.operator_inputs_number.push(0);
         }
     }
 
-    /// For a range that is an operator call, 1 + the index of its inputs, as in [`Self::inputs`];
-    /// 0: unknown.
+    /// For a range that is an operator call, 1 + the index of its inputs, as in
+    /// [`Self::operator_inputs_number`]; 0: unknown.
     pub(crate) fn operator_inputs_number_of_range(&self, row: usize) -> u32 {
-        self.inputs.get(row).copied().unwrap_or(0)
+        self.operator_inputs_number.get(row).copied().unwrap_or(0)
     }
 
-    /// Sets the operator inputs of the last range of the table, numbered as in [`Self::inputs`].
+    /// Sets the operator inputs of the last range of the table, numbered as in
+    /// [`Self::operator_inputs_number`].
     pub(crate) fn set_operator_inputs_of_last_range(&mut self, inputs: u32) {
         if inputs == 0 {
             return;
         }
-        self.inputs.resize(self.start.len(), 0);
-        if let Some(last) = self.inputs.last_mut() {
+        self.operator_inputs_number.resize(self.start_ns.len(), 0);
+        if let Some(last) = self.operator_inputs_number.last_mut() {
             *last = inputs;
         }
     }
 
     pub(crate) fn reserve_ranges(&mut self, rows: usize) {
-        self.start.reserve_exact(rows);
-        self.end.reserve_exact(rows);
-        self.thread.reserve_exact(rows);
-        self.name.reserve_exact(rows);
+        self.start_ns.reserve_exact(rows);
+        self.end_ns.reserve_exact(rows);
+        self.thread_index.reserve_exact(rows);
+        self.range_name.reserve_exact(rows);
         self.style.reserve_exact(rows);
     }
 
     pub(crate) fn select_ranges(&self, rows: &[u32]) -> Self {
         Self {
-            start: select_column_elements(&self.start, rows),
-            end: select_column_elements(&self.end, rows),
-            thread: select_column_elements(&self.thread, rows),
-            name: select_column_elements(&self.name, rows),
+            start_ns: select_column_elements(&self.start_ns, rows),
+            end_ns: select_column_elements(&self.end_ns, rows),
+            thread_index: select_column_elements(&self.thread_index, rows),
+            range_name: select_column_elements(&self.range_name, rows),
             style: select_column_elements(&self.style, rows),
-            inputs: select_column_elements(&self.inputs, rows),
+            operator_inputs_number: select_column_elements(&self.operator_inputs_number, rows),
         }
     }
 }
@@ -200,33 +201,33 @@ impl HostRangeTable {
 #[derive(Debug, Clone, Default)]
 pub struct HostMarkerTable {
     /// Time of each row, nanoseconds of the trace's clock.
-    pub time: Vec<i64>,
+    pub time_ns: Vec<i64>,
     /// Index into [`super::Trace::threads`].
-    pub thread: Vec<u32>,
+    pub thread_index: Vec<u32>,
     /// Text of each mark, after `domain:` if the mark is in a named NVTX domain.
-    pub name: Vec<InternedNameId>,
+    pub mark_name: Vec<InternedNameId>,
 }
 
 /// Calls of operating-system functions that took longer than the recorder's threshold.
 #[derive(Debug, Clone, Default)]
 pub struct SlowOsCallTable {
     /// Time at which the thread entered the operating-system call, in nanoseconds.
-    pub start: Vec<i64>,
+    pub start_ns: Vec<i64>,
     /// Time at which the operating-system call returned, in nanoseconds.
-    pub end: Vec<i64>,
+    pub end_ns: Vec<i64>,
     /// Index into [`super::Trace::threads`].
-    pub thread: Vec<u32>,
+    pub thread_index: Vec<u32>,
     /// The function.
-    pub name: Vec<InternedNameId>,
+    pub function_name: Vec<InternedNameId>,
 }
 
 /// Times at which the operating system's scheduler put host threads on a CPU or took them off.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadContextSwitchTable {
     /// Time of each row, nanoseconds of the trace's clock.
-    pub time: Vec<i64>,
+    pub time_ns: Vec<i64>,
     /// Index into [`super::Trace::threads`].
-    pub thread: Vec<u32>,
+    pub thread_index: Vec<u32>,
     /// Whether the scheduler put the thread on a CPU (true) or took the thread off (false).
-    pub on_cpu: Vec<bool>,
+    pub is_put_on_cpu: Vec<bool>,
 }

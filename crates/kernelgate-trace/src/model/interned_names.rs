@@ -11,10 +11,10 @@ pub struct InternedNameId(pub(crate) u32);
 /// All interned texts of a trace, concatenated in one buffer.
 #[derive(Debug, Clone, Default)]
 pub struct InternedTraceNames {
-    text: String,
+    concatenated_texts: String,
     /// End offset of each interned text in the buffer, in bytes.
-    ends: Vec<usize>,
-    index: HashTable<u32>,
+    text_end_offsets: Vec<usize>,
+    id_by_text_hash: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
 
@@ -22,17 +22,19 @@ impl InternedTraceNames {
     /// Stores the text if it is new, and returns its id; equal texts have equal ids.
     pub fn intern_text(&mut self, text: &str) -> InternedNameId {
         let hash = self.hasher.hash_one(text);
-        let (all, ends) = (&self.text, &self.ends);
-        if let Some(&known) =
-            self.index.find(hash, |&known| concatenated_text_at_index(all, ends, known) == text)
+        let (all, ends) = (&self.concatenated_texts, &self.text_end_offsets);
+        if let Some(&known) = self
+            .id_by_text_hash
+            .find(hash, |&known| concatenated_text_at_index(all, ends, known) == text)
         {
             return InternedNameId(known);
         }
-        let new = u32::try_from(self.ends.len()).expect("a trace has fewer than 2^32 texts");
-        self.text.push_str(text);
-        self.ends.push(self.text.len());
-        let (all, ends, hasher) = (&self.text, &self.ends, &self.hasher);
-        self.index.insert_unique(hash, new, |&known| {
+        let new =
+            u32::try_from(self.text_end_offsets.len()).expect("a trace has fewer than 2^32 texts");
+        self.concatenated_texts.push_str(text);
+        self.text_end_offsets.push(self.concatenated_texts.len());
+        let (all, ends, hasher) = (&self.concatenated_texts, &self.text_end_offsets, &self.hasher);
+        self.id_by_text_hash.insert_unique(hash, new, |&known| {
             hasher.hash_one(concatenated_text_at_index(all, ends, known))
         });
         InternedNameId(new)
@@ -49,24 +51,27 @@ impl InternedTraceNames {
     /// Returns the id of a text, or `None` if the text was never interned.
     pub fn find_interned_text(&self, text: &str) -> Option<InternedNameId> {
         let hash = self.hasher.hash_one(text);
-        self.index
-            .find(hash, |&known| concatenated_text_at_index(&self.text, &self.ends, known) == text)
+        self.id_by_text_hash
+            .find(hash, |&known| {
+                concatenated_text_at_index(&self.concatenated_texts, &self.text_end_offsets, known)
+                    == text
+            })
             .map(|&known| InternedNameId(known))
     }
 
-    /// The text with this id.
+    /// Returns the text that is interned under this id.
     pub fn text_of_name(&self, name: InternedNameId) -> &str {
-        concatenated_text_at_index(&self.text, &self.ends, name.0)
+        concatenated_text_at_index(&self.concatenated_texts, &self.text_end_offsets, name.0)
     }
 
     /// Number of interned texts.
     pub fn interned_text_count(&self) -> usize {
-        self.ends.len()
+        self.text_end_offsets.len()
     }
 
     /// Whether no text is interned.
     pub fn has_no_text(&self) -> bool {
-        self.ends.is_empty()
+        self.text_end_offsets.is_empty()
     }
 }
 

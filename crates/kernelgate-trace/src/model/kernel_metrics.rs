@@ -9,17 +9,17 @@ use super::interned_names::InternedNameId;
 #[derive(Debug, Clone)]
 pub struct NcuProfiledLaunch {
     /// Id of the kernel launch in the Nsight Compute report.
-    pub id: String,
-    pub kernel: InternedNameId,
+    pub launch_id: String,
+    pub kernel_name: InternedNameId,
     /// Grid, block and resources of the launch, as far as the Nsight Compute report contains them.
     pub shape: KernelLaunchShape,
     /// Device name and compute capability, as written in the Nsight Compute report.
-    pub device: String,
+    pub device_description: String,
     /// Metrics of the kernel launch by metric name. A metric whose value is not a number is
     /// omitted.
     pub metrics: BTreeMap<InternedNameId, NcuMetricValue>,
     /// Findings of Nsight Compute's own rules: rule name and message.
-    pub rules: Vec<(InternedNameId, InternedNameId)>,
+    pub rule_names_and_messages: Vec<(InternedNameId, InternedNameId)>,
     /// Source lines at which warps stalled, most samples first; empty if the report has no samples
     /// or the kernel has no line table.
     pub lines: Vec<WarpStallsOfSourceLine>,
@@ -28,20 +28,20 @@ pub struct NcuProfiledLaunch {
 /// Warp-stall samples at one source line of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WarpStallsOfSourceLine {
-    pub file: InternedNameId,
+    pub source_file: InternedNameId,
     /// Number of the source line, starting at 1.
-    pub line: u32,
+    pub line_number: u32,
     /// Number of samples in which a warp was stalled at the source line.
-    pub samples: u64,
+    pub stalled_sample_count: u64,
     /// The most frequent stall reason among the samples of the source line.
-    pub reason: InternedNameId,
+    pub main_stall_reason: InternedNameId,
 }
 
 /// Value and unit of a metric of one kernel launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NcuMetricValue {
-    /// Value of the metric.
-    pub value: f64,
+    /// Numeric value of the Nsight Compute metric.
+    pub metric_value: f64,
     /// Unit of the metric as written in the report, such as `%` or `byte/second`.
     pub unit: InternedNameId,
 }

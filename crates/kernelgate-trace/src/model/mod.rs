@@ -22,7 +22,7 @@ use gpu::{
     CudaGraphNodeWithRanges, DeclaredProblemPart, DeclaredWorkOfRange,
     DeviceAllocationAndFreeTable, GraphNodeCreationTable, HardwareCounterSampleTable,
     KernelFunctionName, KernelLaunchShape, KernelLaunchTable, ManagedPageFaultTable,
-    MemoryCopyTable, MemsetTable, OperationPlaceIndex, ProcessDeviceContextAndStream,
+    MemoryCopyTable, MemsetTable, OperationStreamIndex, ProcessDeviceContextAndStream,
     SpecialStreamTable, SynchronisationWaitTable, WholeGraphLaunchTable,
 };
 use hashbrown::HashMap;
@@ -39,30 +39,29 @@ use quality::MissingAndImplausibleTraceData;
 pub struct TracedHostProcess {
     /// The recorder's unique key of the process, also across machines; equal to `pid` if the
     /// recorder has no key.
-    pub key: u64,
+    pub unique_process_key: u64,
     /// The system's id.
     pub pid: i64,
     /// Name of the traced process, if the trace records it.
-    pub name: Option<InternedNameId>,
+    pub process_name: Option<InternedNameId>,
 }
 
 /// Properties of a GPU, as far as the trace records them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TracedDevice {
-    /// Number of the device.
-    pub id: u32,
-    pub name: String,
+    /// Ordinal of the GPU in the trace.
+    pub device_ordinal: u32,
+    pub device_name: String,
     /// Streaming multiprocessors.
     pub multiprocessors: Option<u32>,
     /// Major and minor number of the GPU's compute capability.
     pub compute_capability: Option<(u32, u32)>,
-    /// Maximum number of resident threads per multiprocessor, and number of registers per
-    /// multiprocessor.
+    /// Maximum number of resident threads per multiprocessor.
     pub threads_per_sm: Option<u32>,
-    /// Registers of a multiprocessor.
+    /// Number of registers per multiprocessor.
     pub registers_per_sm: Option<u32>,
     /// Bytes of shared memory per multiprocessor.
-    pub shared_per_sm: Option<u32>,
+    pub shared_bytes_per_sm: Option<u32>,
     /// Maximum number of resident blocks per multiprocessor.
     pub blocks_per_sm: Option<u32>,
     /// Threads that run in lockstep: 32 in a warp of NVIDIA, 64 or 32 in a wavefront of AMD.
@@ -76,25 +75,25 @@ pub enum TraceRecorder {
     NsightSystems,
     NsightCompute,
     /// PyTorch's profiler, or another program that writes Chrome trace JSON, recorded the trace.
-    Chrome,
+    PytorchOrChromeTrace,
     /// The profiler of JAX and XLA recorded the trace.
-    Xla,
+    XlaProfiler,
     /// AMD's `rocprofv3`.
     Rocprof,
     /// kernelgate recorded the trace through CUPTI in the measured process itself.
-    Cupti,
+    KernelgateCupti,
 }
 
 impl TraceRecorder {
-    /// Returns the label of this value in printed output.
+    /// Returns the printed label of a trace's recorder.
     pub fn recorder_label(self) -> &'static str {
         match self {
             Self::NsightSystems => "Nsight Systems",
             Self::NsightCompute => "Nsight Compute",
-            Self::Chrome => "Chrome trace",
-            Self::Xla => "XLA profiler",
+            Self::PytorchOrChromeTrace => "Chrome trace",
+            Self::XlaProfiler => "XLA profiler",
             Self::Rocprof => "rocprofv3",
-            Self::Cupti => "CUPTI",
+            Self::KernelgateCupti => "CUPTI",
         }
     }
 }
@@ -109,7 +108,7 @@ pub struct Trace {
     pub threads: Vec<HostThread>,
     /// Table of processes, devices, contexts and streams that GPU operations refer to.
     pub places: Vec<ProcessDeviceContextAndStream>,
-    /// GPUs of the trace.
+    /// Properties of the GPUs in the trace.
     pub devices: Vec<TracedDevice>,
     /// Compiled kernels.
     pub functions: Vec<KernelFunctionName>,
@@ -120,25 +119,26 @@ pub struct Trace {
     pub collectives: RecordedCollectiveTable,
     pub copies: MemoryCopyTable,
     pub memsets: MemsetTable,
-    /// Executions of whole graphs.
+    /// Executions of whole CUDA graphs whose single nodes were not recorded.
     pub graphs: WholeGraphLaunchTable,
     pub graph_nodes: Vec<CudaGraphNodeWithRanges>,
     /// Creation times of CUDA graph nodes, if they were recorded instead of the ranges of the
     /// nodes.
     pub node_events: GraphNodeCreationTable,
-    /// Work that ranges declare.
+    /// Operations and bytes that benchmark cases declare for ranges.
     pub declared_work: Vec<DeclaredWorkOfRange>,
     /// Operations and bytes that each named part of a benchmark problem declares.
     pub declared_parts: Vec<DeclaredProblemPart>,
-    /// How streams were created.
+    /// Legacy default streams and non-blocking streams, which synchronise differently from other
+    /// streams.
     pub special_streams: SpecialStreamTable,
-    /// Waits of the host.
+    /// Waits of the host, or of a stream, for GPU work.
     pub synchronisation_waits: SynchronisationWaitTable,
-    /// Calls of CUDA functions by the host.
+    /// Calls of CUDA API functions by the host.
     pub calls: ApiCallTable,
     /// Named time spans on the host, such as NVTX ranges.
     pub ranges: HostRangeTable,
-    /// Inputs of operator calls, to which [`HostRangeTable::inputs`] refers.
+    /// Inputs of operator calls, to which [`HostRangeTable::operator_inputs_number`] refers.
     pub operator_inputs: Vec<RecordedOperatorInputs>,
     /// Named instants on the host, such as NVTX marks.
     pub host_marks: HostMarkerTable,
@@ -146,11 +146,11 @@ pub struct Trace {
     pub os_calls: SlowOsCallTable,
     /// The scheduler's decisions.
     pub context_switches: ThreadContextSwitchTable,
-    /// Held device memory over time.
+    /// Allocations and frees of device memory over time.
     pub allocations: DeviceAllocationAndFreeTable,
     /// Page faults of managed memory.
     pub page_faults: ManagedPageFaultTable,
-    /// Hardware counters over time.
+    /// Samples of hardware counters over time.
     pub counters: HardwareCounterSampleTable,
     /// Kernel launches that Nsight Compute profiled, with their metrics.
     pub profiled_launches: Vec<NcuProfiledLaunch>,
@@ -173,13 +173,15 @@ impl Trace {
     }
 
     /// The process that owns a stream: an index into the table of processes.
-    pub fn process_index_of_place(&self, place: OperationPlaceIndex) -> u32 {
-        self.places[place.0 as usize].process
+    pub fn process_index_of_place(&self, place: OperationStreamIndex) -> u32 {
+        self.places[place.0 as usize].process_index
     }
 
     /// The kernel's demangled name, with namespaces and template arguments.
     pub fn demangled_kernel_name(&self, kernel: usize) -> &str {
-        self.names.text_of_name(self.functions[self.kernels.function.at(kernel) as usize].demangled)
+        self.names.text_of_name(
+            self.functions[self.kernels.function_index.at(kernel) as usize].demangled_name,
+        )
     }
 
     /// Number of GPU operations in the trace: kernels, copies, memsets and graph launches.
@@ -195,8 +197,11 @@ impl Trace {
     pub fn first_and_last_activity_ns(&self) -> Option<(i64, i64)> {
         let operations =
             [&self.kernels.on_gpu, &self.copies.on_gpu, &self.memsets.on_gpu, &self.graphs.on_gpu];
-        let rows = [(&self.calls.start, &self.calls.end), (&self.ranges.start, &self.ranges.end)];
-        let starts = operations.iter().filter_map(|of| of.start.iter_decoded_rows().min());
+        let rows = [
+            (&self.calls.start_ns, &self.calls.end_ns),
+            (&self.ranges.start_ns, &self.ranges.end_ns),
+        ];
+        let starts = operations.iter().filter_map(|of| of.start_ns.iter_decoded_rows().min());
         let first = starts.chain(rows.iter().filter_map(|of| of.0.iter().min().copied())).min()?;
         let ends = operations
             .iter()

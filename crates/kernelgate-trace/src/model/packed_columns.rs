@@ -15,7 +15,7 @@ const MAX_UNCOMPRESSED_BLOCKS: usize = 8;
 pub trait PackableInteger: Copy {
     /// Converts the value to the 64-bit integer that the compressed column stores.
     fn to_packed_integer(self) -> i64;
-    /// Value from its number.
+    /// Converts the 64-bit integer that the compressed column stores back to the value.
     fn from_packed_integer(number: i64) -> Self;
 }
 
@@ -54,26 +54,31 @@ impl PackableInteger for u32 {
 pub struct BitPackedColumn<T> {
     blocks: Vec<BitPackedBlock>,
     /// Indices of the uncompressed blocks, least recently uncompressed first.
-    wide_blocks: VecDeque<usize>,
+    uncompressed_block_indices: VecDeque<usize>,
     rows: usize,
-    cell: PhantomData<T>,
+    value_type: PhantomData<T>,
 }
 
 /// A block of up to 256 bit-packed rows.
 #[derive(Debug, Clone)]
 struct BitPackedBlock {
     /// Minimum of the block's rows; 0 if the block stores rows in full 64-bit width.
-    minimum: i64,
+    block_minimum: i64,
     /// Bits per row for the distance from the minimum; 0 if all rows equal the minimum.
-    bits: u32,
-    /// The lowest `bits` bits.
-    mask: u64,
+    bits_per_row: u32,
+    /// Bit mask of the lowest `bits` bits, with which the distance of a row is cut out.
+    row_bit_mask: u64,
     distances_from_minimum: Box<[u8]>,
 }
 
 impl BitPackedBlock {
     fn block_of_equal_rows(value: i64) -> BitPackedBlock {
-        Self { minimum: value, bits: 0, mask: 0, distances_from_minimum: Box::default() }
+        Self {
+            block_minimum: value,
+            bits_per_row: 0,
+            row_bit_mask: 0,
+            distances_from_minimum: Box::default(),
+        }
     }
 
     /// Packs the rows of a block into the fewest bits that hold each row's distance from the
@@ -121,19 +126,25 @@ impl BitPackedBlock {
             }
         }
         let mask = u64::MAX >> (u64::BITS - bits);
-        Self { minimum: least, bits, mask, distances_from_minimum: distances.into() }
+        Self {
+            block_minimum: least,
+            bits_per_row: bits,
+            row_bit_mask: mask,
+            distances_from_minimum: distances.into(),
+        }
     }
 
     /// A row.
     #[inline]
     fn at(&self, index: usize) -> i64 {
-        let (byte, shift) = bit_offset_of_packed_row(index, self.bits);
+        let (byte, shift) = bit_offset_of_packed_row(index, self.bits_per_row);
         let word = self
             .distances_from_minimum
             .get(byte..)
             .and_then(|from| from.first_chunk::<PACKED_READ_BYTES>());
-        let distance = word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & self.mask;
-        self.minimum.wrapping_add(distance.cast_signed())
+        let distance =
+            word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & self.row_bit_mask;
+        self.block_minimum.wrapping_add(distance.cast_signed())
     }
 
     fn unpack_block_rows(&self) -> [i64; ROWS_PER_PACKED_BLOCK] {
@@ -150,7 +161,12 @@ fn bit_offset_of_packed_row(index: usize, bits: u32) -> (usize, u32) {
 
 impl<T> Default for BitPackedColumn<T> {
     fn default() -> Self {
-        Self { blocks: Vec::new(), wide_blocks: VecDeque::new(), rows: 0, cell: PhantomData }
+        Self {
+            blocks: Vec::new(),
+            uncompressed_block_indices: VecDeque::new(),
+            rows: 0,
+            value_type: PhantomData,
+        }
     }
 }
 
@@ -218,14 +234,14 @@ impl<T: PackableInteger> BitPackedColumn<T> {
         let (number, index, value) =
             (row / ROWS_PER_PACKED_BLOCK, row % ROWS_PER_PACKED_BLOCK, value.to_packed_integer());
         let block = &mut self.blocks[number];
-        if block.bits < u64::BITS {
+        if block.bits_per_row < u64::BITS {
             if block.at(index) == value {
                 return;
             }
             *block = BitPackedBlock::pack_block_at_full_width(&block.unpack_block_rows());
-            self.wide_blocks.push_back(number);
-            if self.wide_blocks.len() > MAX_UNCOMPRESSED_BLOCKS
-                && let Some(oldest) = self.wide_blocks.pop_front()
+            self.uncompressed_block_indices.push_back(number);
+            if self.uncompressed_block_indices.len() > MAX_UNCOMPRESSED_BLOCKS
+                && let Some(oldest) = self.uncompressed_block_indices.pop_front()
             {
                 self.blocks[oldest] =
                     BitPackedBlock::pack_block_rows(&self.blocks[oldest].unpack_block_rows());
@@ -337,7 +353,7 @@ mod tests {
     #[test]
     fn neighbouring_values_take_few_bytes_in_a_packed_column() {
         let column: BitPackedColumn<i64> = (0..100_000).map(|row| row * 10_000 + row % 7).collect();
-        let narrow = column.blocks.iter().filter(|block| block.bits < u64::BITS);
+        let narrow = column.blocks.iter().filter(|block| block.bits_per_row < u64::BITS);
         let bytes: usize = narrow.map(|block| block.distances_from_minimum.len()).sum();
         assert!(bytes < 100_000 * 3, "{bytes}");
         assert_eq!(column.first_row_that_fails_condition(|start| start < 50_000_000), 5000);

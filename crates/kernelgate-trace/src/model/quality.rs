@@ -18,11 +18,11 @@ pub struct MissingAndImplausibleTraceData {
     /// Tables or fields that the trace file lacks, by their names in the file format.
     pub missing_tables_or_fields: Vec<String>,
     /// Parts of the trace file that kernelgate could not read completely, with the reason.
-    pub unreadable: Vec<String>,
+    pub unreadable_parts: Vec<String>,
     /// Messages of the profiler in the trace, such as dropped records or unavailable counters.
-    pub messages: Vec<String>,
+    pub profiler_messages: Vec<String>,
     /// How kernelgate interpreted the trace file, if several interpretations were possible.
-    pub notes: Vec<String>,
+    pub interpretation_notes: Vec<String>,
     /// Number of records that the profiler reports as dropped.
     pub dropped_records: u64,
     /// Number of ranges that were never closed; kernelgate ends these ranges at the last time of
@@ -31,14 +31,14 @@ pub struct MissingAndImplausibleTraceData {
     /// Number of records whose end is before their start; kernelgate sets their end to their start.
     pub spans_with_reversed_times: u64,
     /// Number of GPU operations whose start and end are 0; kernelgate skips these operations.
-    pub without_times: u64,
+    pub operations_without_times: u64,
     /// Number of trace events that are not valid JSON; kernelgate skips these events.
-    pub broken_events: u64,
+    pub invalid_json_events: u64,
     /// Number of texts in the trace that are not valid UTF-8.
-    pub invalid_texts: u64,
+    pub invalid_utf8_texts: u64,
     /// Number of implausible values: correlation ids beyond 32 bits, times beyond 146 years, and
     /// durations above 26 days, which kernelgate sets to zero.
-    pub odd_values: u64,
+    pub implausible_value_count: u64,
     /// Start and end of each span in which the profiler itself was working, in nanoseconds on the
     /// trace's clock.
     pub profiler_overhead_spans: Vec<(i64, i64)>,
@@ -48,16 +48,16 @@ impl MissingAndImplausibleTraceData {
     /// Adds the counts and messages from another part of the same trace.
     pub(crate) fn add_counts_and_messages(&mut self, other: Self) {
         self.missing_tables_or_fields.extend(other.missing_tables_or_fields);
-        self.unreadable.extend(other.unreadable);
-        self.messages.extend(other.messages);
-        self.notes.extend(other.notes);
+        self.unreadable_parts.extend(other.unreadable_parts);
+        self.profiler_messages.extend(other.profiler_messages);
+        self.interpretation_notes.extend(other.interpretation_notes);
         self.dropped_records += other.dropped_records;
         self.unclosed_ranges += other.unclosed_ranges;
         self.spans_with_reversed_times += other.spans_with_reversed_times;
-        self.without_times += other.without_times;
-        self.broken_events += other.broken_events;
-        self.invalid_texts += other.invalid_texts;
-        self.odd_values += other.odd_values;
+        self.operations_without_times += other.operations_without_times;
+        self.invalid_json_events += other.invalid_json_events;
+        self.invalid_utf8_texts += other.invalid_utf8_texts;
+        self.implausible_value_count += other.implausible_value_count;
         self.profiler_overhead_spans.extend(other.profiler_overhead_spans);
     }
 
@@ -65,7 +65,7 @@ impl MissingAndImplausibleTraceData {
     /// `None`.
     pub(crate) fn plausible_time_or_count_as_odd(&mut self, ns: Option<i64>) -> Option<i64> {
         let time = ns.filter(is_plausible_time_ns);
-        self.odd_values += u64::from(time != ns);
+        self.implausible_value_count += u64::from(time != ns);
         time
     }
 
@@ -77,7 +77,7 @@ impl MissingAndImplausibleTraceData {
             return start;
         }
         if end.checked_sub(start).is_none_or(|length| length > MAX_PLAUSIBLE_DURATION_NS) {
-            self.odd_values += 1;
+            self.implausible_value_count += 1;
             return start;
         }
         end
@@ -89,14 +89,14 @@ impl MissingAndImplausibleTraceData {
         // Profilers write -1, as 32 or 64 bits, if an operation has no correlation id.
         let Some(id) = id.filter(|&id| id != -1) else { return 0 };
         u32::try_from(id).unwrap_or_else(|_| {
-            self.odd_values += 1;
+            self.implausible_value_count += 1;
             0
         })
     }
 
     /// Counts a text that is not valid UTF-8.
     pub(crate) fn count_invalid_utf8(&mut self, bytes: &[u8]) {
-        self.invalid_texts += u64::from(std::str::from_utf8(bytes).is_err());
+        self.invalid_utf8_texts += u64::from(std::str::from_utf8(bytes).is_err());
     }
 }
 
@@ -110,11 +110,14 @@ mod tests {
         for time in [0, -5, MAX_PLAUSIBLE_TIME_NS - 1, 1 - MAX_PLAUSIBLE_TIME_NS] {
             assert_eq!(quality.plausible_time_or_count_as_odd(Some(time)), Some(time));
         }
-        assert_eq!((quality.plausible_time_or_count_as_odd(None), quality.odd_values), (None, 0));
+        assert_eq!(
+            (quality.plausible_time_or_count_as_odd(None), quality.implausible_value_count),
+            (None, 0)
+        );
         for odd in [MAX_PLAUSIBLE_TIME_NS, -MAX_PLAUSIBLE_TIME_NS, i64::MIN, i64::MAX] {
             assert_eq!(quality.plausible_time_or_count_as_odd(Some(odd)), None);
         }
-        assert_eq!(quality.odd_values, 4);
+        assert_eq!(quality.implausible_value_count, 4);
     }
 
     #[test]
@@ -123,10 +126,10 @@ mod tests {
         let month = MAX_PLAUSIBLE_DURATION_NS;
         assert_eq!(quality.plausible_span_end_or_start(5, 9), 9);
         assert_eq!(quality.plausible_span_end_or_start(-month, 0), 0);
-        assert_eq!((quality.spans_with_reversed_times, quality.odd_values), (0, 0));
+        assert_eq!((quality.spans_with_reversed_times, quality.implausible_value_count), (0, 0));
         assert_eq!(quality.plausible_span_end_or_start(9, 5), 9);
         assert_eq!(quality.plausible_span_end_or_start(0, month + 1), 0);
         assert_eq!(quality.plausible_span_end_or_start(i64::MIN, i64::MAX), i64::MIN);
-        assert_eq!((quality.spans_with_reversed_times, quality.odd_values), (1, 2));
+        assert_eq!((quality.spans_with_reversed_times, quality.implausible_value_count), (1, 2));
     }
 }

@@ -48,7 +48,7 @@ mod tests {
         assert_eq!(demangle_kernel_name("_ZN3ops4gemmILi4EEEvPf.kd"), "void ops::gemm<4>(float*)");
         assert_eq!(demangle_kernel_name("attn_fwd.kd"), "attn_fwd");
         assert_eq!(demangle_kernel_name("_Znot a symbol"), "_Znot a symbol");
-        // A constrained template parameter.
+        // The symbol has a constrained template parameter.
         assert_eq!(
             demangle_kernel_name(
                 "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16TnPFfRKT_EXadEEvPS2_"

@@ -29,7 +29,12 @@ pub(super) fn open_plain_or_gzip_json(path: &Path) -> std::io::Result<SizeLimite
     } else {
         (Box::new(file), u64::MAX)
     };
-    Ok(SizeLimitedReader { inner, limit, read: 0, token: 0 })
+    Ok(SizeLimitedReader {
+        inner,
+        max_decompressed_bytes: limit,
+        decompressed_bytes_read: 0,
+        bytes_since_last_quote: 0,
+    })
 }
 
 /// Returns the first decompressed bytes of a gzip file; fewer bytes if the file is damaged.
@@ -44,22 +49,22 @@ pub(super) fn first_decompressed_bytes(path: &Path, bytes: u64) -> std::io::Resu
 /// trace.
 pub(super) struct SizeLimitedReader {
     inner: Box<dyn Read>,
-    limit: u64,
-    read: u64,
+    max_decompressed_bytes: u64,
+    decompressed_bytes_read: u64,
     /// Number of bytes read since the last quotation mark.
-    token: usize,
+    bytes_since_last_quote: usize,
 }
 
 impl Read for SizeLimitedReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
-        self.read += count as u64;
+        self.decompressed_bytes_read += count as u64;
         let bytes = &buffer[..count];
-        self.token = match bytes.iter().rposition(|&byte| byte == b'"') {
+        self.bytes_since_last_quote = match bytes.iter().rposition(|&byte| byte == b'"') {
             Some(last) => count - last,
-            None => self.token + count,
+            None => self.bytes_since_last_quote + count,
         };
-        if self.read > self.limit {
+        if self.decompressed_bytes_read > self.max_decompressed_bytes {
             return Err(Error::new(
                 ErrorKind::FileTooLarge,
                 format!(
@@ -67,7 +72,7 @@ impl Read for SizeLimitedReader {
                 ),
             ));
         }
-        if self.token > MAX_JSON_BYTES_WITHOUT_QUOTE {
+        if self.bytes_since_last_quote > MAX_JSON_BYTES_WITHOUT_QUOTE {
             return Err(Error::new(
                 ErrorKind::FileTooLarge,
                 format!(

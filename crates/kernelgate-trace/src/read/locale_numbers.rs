@@ -5,9 +5,9 @@
 pub(super) enum DecimalSeparatorFormat {
     /// `1,234.5`.
     #[default]
-    Point,
+    DecimalPoint,
     /// Decimal comma, as in `1.234,5`; thousands may also be separated by spaces or apostrophes.
-    Comma,
+    DecimalComma,
 }
 
 /// Units whose quantities are whole numbers, so that a separator before three digits separates
@@ -39,35 +39,36 @@ impl DecimalSeparatorFormat {
         let (mut point, mut comma) = (0usize, 0usize);
         for (value, unit) in values {
             match Self::from_unambiguous_value(value, unit) {
-                Some(Self::Point) => point += 1,
-                Some(Self::Comma) => comma += 1,
+                Some(Self::DecimalPoint) => point += 1,
+                Some(Self::DecimalComma) => comma += 1,
                 None => {}
             }
         }
-        if comma > point { Self::Comma } else { Self::Point }
+        if comma > point { Self::DecimalComma } else { Self::DecimalPoint }
     }
 
     /// Returns the only format in which the value is a valid number; `None` if both formats fit, or
     /// neither.
     fn from_unambiguous_value(value: &str, unit: &str) -> Option<DecimalSeparatorFormat> {
         let value = without_space_and_apostrophe_separators(value);
-        let [point, comma] =
-            [Self::Point, Self::Comma].map(|format| format.parse_without_spaces(&value));
+        let [point, comma] = [Self::DecimalPoint, Self::DecimalComma]
+            .map(|format| format.parse_without_spaces(&value));
         match (point, comma) {
-            (Some(_), None) => Some(Self::Point),
-            (None, Some(_)) => Some(Self::Comma),
+            (Some(_), None) => Some(Self::DecimalPoint),
+            (None, Some(_)) => Some(Self::DecimalComma),
             // For example, `152.192` nanoseconds means 152 192 nanoseconds, because no profiler
             // prints thousandths of a nanosecond.
             (Some(point), Some(comma))
                 if point != comma && UNITS_OF_WHOLE_NUMBERS.contains(&unit) =>
             {
-                Some(if point.fract() == 0.0 { Self::Point } else { Self::Comma })
+                Some(if point.fract() == 0.0 { Self::DecimalPoint } else { Self::DecimalComma })
             }
             // For example, `0,123` is a fraction, because no number with thousands separators
             // starts with a zero.
             (Some(point), Some(comma)) if point != comma => {
                 let leading = value.trim_start_matches('-').strip_prefix('0')?;
-                let format = if leading.starts_with('.') { Self::Point } else { Self::Comma };
+                let format =
+                    if leading.starts_with('.') { Self::DecimalPoint } else { Self::DecimalComma };
                 leading.starts_with(['.', ',']).then_some(format)
             }
             _ => None,
@@ -80,8 +81,8 @@ impl DecimalSeparatorFormat {
 
     fn parse_without_spaces(self, text: &str) -> Option<f64> {
         let (thousands, decimal) = match self {
-            Self::Point => (',', '.'),
-            Self::Comma => ('.', ','),
+            Self::DecimalPoint => (',', '.'),
+            Self::DecimalComma => ('.', ','),
         };
         let (whole, fraction) = text.split_once(decimal).unwrap_or((text, ""));
         if fraction.contains(thousands) {
@@ -136,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_number_is_parsed_with_the_separators_of_its_format() {
-        let (point, comma) = (DecimalSeparatorFormat::Point, DecimalSeparatorFormat::Comma);
+        let (point, comma) =
+            (DecimalSeparatorFormat::DecimalPoint, DecimalSeparatorFormat::DecimalComma);
         assert_eq!(point.parse_number_with_separators("1,234,567.5"), Some(1_234_567.5));
         assert_eq!(comma.parse_number_with_separators("1.234.567,5"), Some(1_234_567.5));
         assert_eq!(comma.parse_number_with_separators("1\u{202f}234,5"), Some(1234.5));
@@ -161,25 +163,31 @@ mod tests {
     fn other_rows_and_units_decide_an_ambiguous_separator() {
         assert_eq!(
             detected_separator_format(&[("117.344", "us"), ("97,94", "%")]),
-            DecimalSeparatorFormat::Comma
+            DecimalSeparatorFormat::DecimalComma
         );
         assert_eq!(
             detected_separator_format(&[("117.344", "us"), ("97.94", "%")]),
-            DecimalSeparatorFormat::Point
+            DecimalSeparatorFormat::DecimalPoint
         );
-        assert_eq!(detected_separator_format(&[("152.192", "ns")]), DecimalSeparatorFormat::Comma);
+        assert_eq!(
+            detected_separator_format(&[("152.192", "ns")]),
+            DecimalSeparatorFormat::DecimalComma
+        );
         assert_eq!(
             detected_separator_format(&[("152,192", "nsecond")]),
-            DecimalSeparatorFormat::Point
+            DecimalSeparatorFormat::DecimalPoint
         );
-        assert_eq!(detected_separator_format(&[("0,123", "")]), DecimalSeparatorFormat::Comma);
+        assert_eq!(
+            detected_separator_format(&[("0,123", "")]),
+            DecimalSeparatorFormat::DecimalComma
+        );
         assert_eq!(
             detected_separator_format(&[("0.123", ""), ("Spread", "")]),
-            DecimalSeparatorFormat::Point
+            DecimalSeparatorFormat::DecimalPoint
         );
         assert_eq!(
             detected_separator_format(&[("152.192", "us")]),
-            DecimalSeparatorFormat::Point,
+            DecimalSeparatorFormat::DecimalPoint,
             "nothing decides"
         );
     }

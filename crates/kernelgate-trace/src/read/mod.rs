@@ -17,7 +17,7 @@ mod unsupported_files;
 mod wanted_parts;
 
 pub use rows::{
-    StreamedCallRow, StreamedExportRest, StreamedRangeOrCall, StreamedRangeRow,
+    ExportWithoutStreamedRows, StreamedCallRow, StreamedRangeOrCall, StreamedRangeRow,
     for_each_range_and_call_by_time,
 };
 pub use wanted_parts::WantedTraceParts;
@@ -38,16 +38,16 @@ use crate::model::Trace;
 /// The file cannot be read, has an unknown format, or contains nothing that kernelgate can use.
 pub fn open_trace_file(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
     match recognise_trace_file_format(path)? {
-        TraceFileFormat::SystemsExport => nsys::read_nsys_export(path, wanted),
-        TraceFileFormat::Chrome => chrome::read_chrome_trace(path),
-        TraceFileFormat::ComputeCsv => ncu::read_ncu_csv(path),
-        TraceFileFormat::Recording => recording::read_kernelgate_recording(path),
-        TraceFileFormat::Rocprof => rocprof::read_rocprofv3_json(path),
-        TraceFileFormat::SystemsReport => {
+        TraceFileFormat::NsightSystemsExport => nsys::read_nsys_export(path, wanted),
+        TraceFileFormat::ChromeTraceJson => chrome::read_chrome_trace(path),
+        TraceFileFormat::NsightComputeCsv => ncu::read_ncu_csv(path),
+        TraceFileFormat::KernelgateRecording => recording::read_kernelgate_recording(path),
+        TraceFileFormat::RocprofJson => rocprof::read_rocprofv3_json(path),
+        TraceFileFormat::NsightSystemsReport => {
             let (_folder, export) = convert::export_nsys_report_to_sqlite(path)?;
             nsys::read_nsys_export(&export, wanted)
         }
-        TraceFileFormat::ComputeReport => ncu_report::read_ncu_report(path),
+        TraceFileFormat::NsightComputeReport => ncu_report::read_ncu_report(path),
     }
 }
 
@@ -59,12 +59,12 @@ pub fn stream_ranges_and_calls(
     path: &Path,
     wanted: &WantedTraceParts,
     each: impl FnMut(&Trace, StreamedRangeOrCall),
-) -> Result<Option<StreamedExportRest>, TraceError> {
+) -> Result<Option<ExportWithoutStreamedRows>, TraceError> {
     match recognise_trace_file_format(path)? {
-        TraceFileFormat::SystemsExport => {
+        TraceFileFormat::NsightSystemsExport => {
             nsys::stream::stream_ranges_and_calls_of_export(path, wanted, each).map(Some)
         }
-        TraceFileFormat::SystemsReport => {
+        TraceFileFormat::NsightSystemsReport => {
             let (_folder, export) = convert::export_nsys_report_to_sqlite(path)?;
             nsys::stream::stream_ranges_and_calls_of_export(&export, wanted, each).map(Some)
         }
@@ -81,9 +81,9 @@ fn recognise_parquet_export_folder(path: &Path) -> Result<TraceFileFormat, Trace
         file.path().extension().is_some_and(|extension| extension == "parquet")
     };
     if files.any(is_table) {
-        return Ok(TraceFileFormat::SystemsExport);
+        return Ok(TraceFileFormat::NsightSystemsExport);
     }
-    Err(TraceError::Unknown {
+    Err(TraceError::UnknownFormat {
         path: path.to_owned(),
         reason: "it is a folder without the tables of a parquet export of Nsight Systems"
             .to_owned(),
@@ -92,13 +92,13 @@ fn recognise_parquet_export_folder(path: &Path) -> Result<TraceFileFormat, Trace
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TraceFileFormat {
-    SystemsExport,
-    Chrome,
-    Recording,
-    Rocprof,
-    ComputeCsv,
-    SystemsReport,
-    ComputeReport,
+    NsightSystemsExport,
+    ChromeTraceJson,
+    KernelgateRecording,
+    RocprofJson,
+    NsightComputeCsv,
+    NsightSystemsReport,
+    NsightComputeReport,
 }
 
 /// Number of bytes at the start of a file from which kernelgate recognises the format.
@@ -123,29 +123,29 @@ fn recognise_trace_file_format(path: &Path) -> Result<TraceFileFormat, TraceErro
         .map_err(TraceError::unreadable_file_error(path))?;
     let extension = path.extension().and_then(|name| name.to_str()).unwrap_or_default();
     let unknown = |reason: &str| {
-        Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() })
+        Err(TraceError::UnknownFormat { path: path.to_owned(), reason: reason.to_owned() })
     };
     if let Some(reason) = unsupported_files::reason_if_unsupported_file(path, &head) {
         return unknown(&reason);
     }
     if head.starts_with(b"SQLite format 3\0") {
-        return Ok(TraceFileFormat::SystemsExport);
+        return Ok(TraceFileFormat::NsightSystemsExport);
     }
     if head.starts_with(ncu_report::NCU_REPORT_MAGIC) {
-        return Ok(TraceFileFormat::ComputeReport);
+        return Ok(TraceFileFormat::NsightComputeReport);
     }
     if head.starts_with(&[0x1f, 0x8b]) {
         let head = json_source::first_decompressed_bytes(path, FORMAT_RECOGNITION_BYTES)
             .map_err(TraceError::unreadable_file_error(path))?;
         return match unsupported_files::reason_if_unsupported_file(path, &head) {
             Some(reason) => unknown(&reason),
-            None if rocprof::looks_like_rocprof(&head) => Ok(TraceFileFormat::Rocprof),
-            None => Ok(TraceFileFormat::Chrome),
+            None if rocprof::looks_like_rocprof(&head) => Ok(TraceFileFormat::RocprofJson),
+            None => Ok(TraceFileFormat::ChromeTraceJson),
         };
     }
     match extension {
-        "nsys-rep" | "qdrep" => return Ok(TraceFileFormat::SystemsReport),
-        "ncu-rep" => return Ok(TraceFileFormat::ComputeReport),
+        "nsys-rep" | "qdrep" => return Ok(TraceFileFormat::NsightSystemsReport),
+        "ncu-rep" => return Ok(TraceFileFormat::NsightComputeReport),
         "qdstrm" => {
             return Err(TraceError::trace_must_be_converted_error(
                 path,
@@ -166,14 +166,16 @@ fn recognise_trace_file_format(path: &Path) -> Result<TraceFileFormat, TraceErro
         // A bracket before a letter is TOML, INI or source code, not JSON.
         Some(b'{' | b'[') if bytes.next().is_some_and(u8::is_ascii_alphabetic) => {}
         Some(b'{') if recording::looks_like_kernelgate_recording(start) => {
-            return Ok(TraceFileFormat::Recording);
+            return Ok(TraceFileFormat::KernelgateRecording);
         }
-        Some(b'{') if rocprof::looks_like_rocprof(start) => return Ok(TraceFileFormat::Rocprof),
-        Some(b'{' | b'[') => return Ok(TraceFileFormat::Chrome),
+        Some(b'{') if rocprof::looks_like_rocprof(start) => {
+            return Ok(TraceFileFormat::RocprofJson);
+        }
+        Some(b'{' | b'[') => return Ok(TraceFileFormat::ChromeTraceJson),
         _ if ncu::contains_ncu_csv_header(path)
             .map_err(TraceError::unreadable_file_error(path))? =>
         {
-            return Ok(TraceFileFormat::ComputeCsv);
+            return Ok(TraceFileFormat::NsightComputeCsv);
         }
         _ => {}
     }

@@ -134,9 +134,9 @@ struct NcuCsvHeaderAndRecords {
     header: csv::StringRecord,
     records: Vec<csv::StringRecord>,
     /// The units of the raw page, which are in a record without a launch id.
-    units: csv::StringRecord,
+    metric_units: csv::StringRecord,
     /// Number of CSV records that could not be parsed.
-    broken: u64,
+    unparsable_record_count: u64,
 }
 
 impl NcuCsvHeaderAndRecords {
@@ -160,7 +160,12 @@ impl NcuCsvHeaderAndRecords {
                 Err(_) => broken += 1,
             }
         }
-        Some(Self { header, records, units: units.unwrap_or_default(), broken })
+        Some(Self {
+            header,
+            records,
+            metric_units: units.unwrap_or_default(),
+            unparsable_record_count: broken,
+        })
     }
 
     fn index_of_column(&self, name: &str) -> Option<usize> {
@@ -181,8 +186,9 @@ impl NcuCsvHeaderAndRecords {
             .iter()
             .enumerate()
             .filter(move |(_, name)| details.is_none() && name.contains("__"));
-        let raw = raw
-            .map(|(i, name)| [name, self.units.get(i).unwrap_or(""), record.get(i).unwrap_or("")]);
+        let raw = raw.map(|(i, name)| {
+            [name, self.metric_units.get(i).unwrap_or(""), record.get(i).unwrap_or("")]
+        });
         details.into_iter().chain(raw)
     }
 }
@@ -190,14 +196,14 @@ impl NcuCsvHeaderAndRecords {
 fn add_launches_of_ncu_csv_section(text: &str, builder: &mut TraceBuilder) {
     let Some(section) = NcuCsvHeaderAndRecords::parse_ncu_csv_section(text) else { return };
     let trace = &mut builder.trace;
-    trace.quality.odd_values += section.broken;
+    trace.quality.implausible_value_count += section.unparsable_record_count;
     let all =
         section.records.iter().flat_map(|record| section.names_units_and_values_of_record(record));
     let format = DecimalSeparatorFormat::detect_from_values_and_units(
         all.map(|[_, unit, value]| (value, unit)),
     );
-    if format == DecimalSeparatorFormat::Comma {
-        trace.quality.notes.push(
+    if format == DecimalSeparatorFormat::DecimalComma {
+        trace.quality.interpretation_notes.push(
             "numbers are written as 1.234,5 (the locale of the machine that ran ncu), and are read \
              so"
                 .to_owned(),
@@ -227,16 +233,20 @@ fn add_launches_of_ncu_csv_section(text: &str, builder: &mut TraceBuilder) {
         let key = (field("Process ID"), field("ID"));
         let index = *launches.entry(key).or_insert_with(|| {
             trace.profiled_launches.push(NcuProfiledLaunch {
-                id: field("ID"),
-                kernel: trace.names.intern_text(&demangle_kernel_name(&field("Kernel Name"))),
+                launch_id: field("ID"),
+                kernel_name: trace.names.intern_text(&demangle_kernel_name(&field("Kernel Name"))),
                 shape: KernelLaunchShape {
                     grid: parse_grid_or_block_size(&field("Grid Size")),
                     block: parse_grid_or_block_size(&field("Block Size")),
                     ..KernelLaunchShape::default()
                 },
-                device: format!("device {}, compute capability {}", field("Device"), field("CC")),
+                device_description: format!(
+                    "device {}, compute capability {}",
+                    field("Device"),
+                    field("CC")
+                ),
                 metrics: Default::default(),
-                rules: Vec::new(),
+                rule_names_and_messages: Vec::new(),
                 lines: Vec::new(),
             });
             trace.profiled_launches.len() - 1
@@ -247,13 +257,17 @@ fn add_launches_of_ncu_csv_section(text: &str, builder: &mut TraceBuilder) {
                 Some(value) => {
                     add_metric_under_current_name(&mut trace.names, launch, name, unit, value)
                 }
-                None => trace.quality.odd_values += u64::from(odd([name, unit, value])),
+                None => {
+                    trace.quality.implausible_value_count += u64::from(odd([name, unit, value]))
+                }
             }
         }
         let rule = field("Rule Name");
         if !rule.is_empty() {
             let text = field("Rule Description");
-            launch.rules.push((trace.names.intern_text(&rule), trace.names.intern_text(&text)));
+            launch
+                .rule_names_and_messages
+                .push((trace.names.intern_text(&rule), trace.names.intern_text(&text)));
         }
     }
 }
@@ -281,7 +295,7 @@ pub(super) fn add_metric_under_current_name(
         names.intern_text(name)
     };
     let unit = names.intern_text(unit);
-    launch.metrics.entry(key).or_insert(NcuMetricValue { value, unit });
+    launch.metrics.entry(key).or_insert(NcuMetricValue { metric_value: value, unit });
 }
 
 /// Parses a grid or block size such as `(9, 32, 1)` or `9x32x1`; missing dimensions are 0.

@@ -189,11 +189,11 @@ pub(super) fn read_rocprofv3_json(path: &Path) -> Result<Trace, TraceError> {
 struct RocprofProcessReader<'a> {
     records: &'a RocprofProcess,
     builder: &'a mut TraceBuilder,
-    process: u32,
+    process_index: u32,
     /// Device number of each GPU, by the handle of its agent.
-    devices: HashMap<u64, u32>,
-    kernels: HashMap<u64, &'a str>,
-    markers: HashMap<u64, &'a str>,
+    device_number_by_agent: HashMap<u64, u32>,
+    kernel_name_by_id: HashMap<u64, &'a str>,
+    marker_text_by_correlation: HashMap<u64, &'a str>,
 }
 
 impl<'a> RocprofProcessReader<'a> {
@@ -209,10 +209,10 @@ impl<'a> RocprofProcessReader<'a> {
         let mut reader = Self {
             records,
             builder,
-            process,
-            devices: HashMap::new(),
-            kernels: records.kernel_symbols.iter().map(name).collect(),
-            markers: records
+            process_index: process,
+            device_number_by_agent: HashMap::new(),
+            kernel_name_by_id: records.kernel_symbols.iter().map(name).collect(),
+            marker_text_by_correlation: records
                 .strings
                 .marker_api
                 .iter()
@@ -227,16 +227,16 @@ impl<'a> RocprofProcessReader<'a> {
         let gpus = self.records.agents.iter().filter(|agent| agent.r#type == 2);
         for (index, agent) in (0u32..).zip(gpus) {
             let id = agent.logical_node_type_id.unwrap_or(index);
-            self.devices.insert(agent.id.handle, id);
-            let same = |device: &TracedDevice| device.id == id;
+            self.device_number_by_agent.insert(agent.id.handle, id);
+            let same = |device: &TracedDevice| device.device_ordinal == id;
             if self.builder.trace.devices.iter().any(same) {
                 continue;
             }
             let name =
                 if agent.product_name.is_empty() { &agent.name } else { &agent.product_name };
             self.builder.trace.devices.push(TracedDevice {
-                id,
-                name: name.clone(),
+                device_ordinal: id,
+                device_name: name.clone(),
                 multiprocessors: agent.cu_count,
                 threads_per_warp: agent.wave_front_size,
                 threads_per_sm: agent
@@ -265,7 +265,7 @@ impl<'a> RocprofProcessReader<'a> {
     ) -> Option<(i64, i64)> {
         let quality = &mut self.builder.trace.quality;
         if record.start_timestamp == 0 && record.end_timestamp == 0 {
-            quality.without_times += 1;
+            quality.operations_without_times += 1;
             return None;
         }
         let [start, end] = [record.start_timestamp, record.end_timestamp].map(|ns| {
@@ -286,9 +286,13 @@ impl<'a> RocprofProcessReader<'a> {
             0 => record.dispatch_info.queue_id.handle,
             stream => stream,
         };
-        let device = self.devices.get(&agent.handle).copied().unwrap_or(0);
-        let place =
-            ProcessDeviceContextAndStream { process: self.process, device, context: 0, stream };
+        let device = self.device_number_by_agent.get(&agent.handle).copied().unwrap_or(0);
+        let place = ProcessDeviceContextAndStream {
+            process_index: self.process_index,
+            device,
+            context: 0,
+            stream,
+        };
         let place = self.builder.index_of_operation_place(place);
         let correlation = self.correlation_id_of_record(record);
         operations.push_operation(start, end, place, correlation);
@@ -307,18 +311,21 @@ impl<'a> RocprofProcessReader<'a> {
             if !self.push_gpu_operation(&mut kernels.on_gpu, row, info.agent_id) {
                 continue;
             }
-            let name = self.kernels.get(&info.kernel_id).copied().unwrap_or("unknown kernel");
+            let name =
+                self.kernel_name_by_id.get(&info.kernel_id).copied().unwrap_or("unknown kernel");
             let name = self.builder.trace.names.intern_text(name);
-            kernels.function.push_row(self.builder.index_of_kernel_function(name, name));
+            kernels.function_index.push_row(self.builder.index_of_kernel_function(name, name));
             let (block, items) =
                 (info.workgroup_size.to_xyz_array(), info.grid_size.to_xyz_array());
-            kernels.shape.push_row(self.builder.index_of_launch_shape(KernelLaunchShape {
-                grid: std::array::from_fn(|axis| items[axis].div_ceil(block[axis].max(1))),
-                block,
-                static_shared: info.group_segment_size,
-                local_bytes_per_thread: info.private_segment_size,
-                ..KernelLaunchShape::default()
-            }));
+            kernels.launch_shape_index.push_row(self.builder.index_of_launch_shape(
+                KernelLaunchShape {
+                    grid: std::array::from_fn(|axis| items[axis].div_ceil(block[axis].max(1))),
+                    block,
+                    static_shared_bytes: info.group_segment_size,
+                    local_bytes_per_thread: info.private_segment_size,
+                    ..KernelLaunchShape::default()
+                },
+            ));
         }
         self.builder.trace.kernels = kernels;
     }
@@ -326,7 +333,8 @@ impl<'a> RocprofProcessReader<'a> {
     fn add_memory_copies(&mut self, rows: &[RocprofOperationOrCallRecord]) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in rows {
-            let gpu = |handle: &RocprofHandle| self.devices.contains_key(&handle.handle);
+            let gpu =
+                |handle: &RocprofHandle| self.device_number_by_agent.contains_key(&handle.handle);
             let (from, to) = (gpu(&row.src_agent_id), gpu(&row.dst_agent_id));
             let agent = if to { row.dst_agent_id } else { row.src_agent_id };
             if !self.push_gpu_operation(&mut copies.on_gpu, row, agent) {
@@ -338,12 +346,12 @@ impl<'a> RocprofProcessReader<'a> {
                 (true, true) => "Device-to-Device",
                 (false, false) => "Host-to-Host",
             };
-            copies.bytes.push(row.bytes);
-            copies.kind.push(self.builder.trace.names.intern_text(label));
+            copies.copied_bytes.push(row.bytes);
+            copies.direction_label.push(self.builder.trace.names.intern_text(label));
             let memory =
-                |gpu| if gpu { CopiedMemoryKind::Device } else { CopiedMemoryKind::Unknown };
-            copies.source.push(memory(from));
-            copies.target.push(memory(to));
+                |gpu| if gpu { CopiedMemoryKind::DeviceMemory } else { CopiedMemoryKind::Unknown };
+            copies.source_memory.push(memory(from));
+            copies.target_memory.push(memory(to));
         }
         self.builder.trace.copies = copies;
     }
@@ -357,7 +365,7 @@ impl<'a> RocprofProcessReader<'a> {
     fn add_host_api_calls(&mut self, rows: &[RocprofOperationOrCallRecord]) {
         for row in rows {
             let Some((start, end)) = self.start_and_end_of_record(row) else { continue };
-            let thread = self.builder.index_of_host_thread(self.process, row.thread_id);
+            let thread = self.builder.index_of_host_thread(self.process_index, row.thread_id);
             let name = self.builder.trace.names.intern_text(self.operation_name_of_record(row));
             let correlation = self.correlation_id_of_record(row);
             self.builder.trace.calls.push_api_call(start, end, thread, name, correlation);
@@ -367,15 +375,15 @@ impl<'a> RocprofProcessReader<'a> {
     fn add_markers_as_ranges_or_marks(&mut self, rows: &[RocprofOperationOrCallRecord]) {
         for row in rows {
             let Some((start, end)) = self.start_and_end_of_record(row) else { continue };
-            let text = self.markers.get(&row.correlation_id.internal).copied();
-            let thread = self.builder.index_of_host_thread(self.process, row.thread_id);
+            let text = self.marker_text_by_correlation.get(&row.correlation_id.internal).copied();
+            let thread = self.builder.index_of_host_thread(self.process_index, row.thread_id);
             let name = text.unwrap_or_else(|| self.operation_name_of_record(row));
             let trace = &mut self.builder.trace;
             let name = trace.names.intern_text(name);
             if start == end {
-                trace.host_marks.time.push(start);
-                trace.host_marks.thread.push(thread);
-                trace.host_marks.name.push(name);
+                trace.host_marks.time_ns.push(start);
+                trace.host_marks.thread_index.push(thread);
+                trace.host_marks.mark_name.push(name);
             } else {
                 trace.ranges.push_host_range(start, end, thread, name, HostRangeStyle::PushPop);
             }

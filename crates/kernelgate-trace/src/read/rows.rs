@@ -10,19 +10,19 @@ use crate::model::interned_names::InternedNameId;
 #[derive(Debug, Clone, Copy)]
 pub struct StreamedRangeRow {
     /// Time at which the range was opened, in nanoseconds.
-    pub start: i64,
+    pub start_ns: i64,
     /// Time at which the range was closed, in nanoseconds, or [`Self::UNCLOSED_RANGE_END`].
-    pub end: i64,
+    pub end_ns: i64,
     /// Index into [`Trace::threads`].
-    pub thread: u32,
-    /// Index of the range's name in [`StreamedExportRest::names`]; for a trace in memory, the name
-    /// id itself.
+    pub thread_index: u32,
+    /// Index of the range's name in [`ExportWithoutStreamedRows::name_by_range_name_index`]; for a
+    /// trace in memory, the name id itself.
     pub name_index: u32,
     /// Whether the range was opened by push/pop or by start/end calls.
     pub style: HostRangeStyle,
     /// For a range that is an operator call, the number of its inputs, as in
-    /// [`crate::model::host::HostRangeTable::inputs`].
-    pub inputs: u32,
+    /// [`crate::model::host::HostRangeTable::operator_inputs_number`].
+    pub operator_inputs_number: u32,
 }
 
 impl StreamedRangeRow {
@@ -30,19 +30,19 @@ impl StreamedRangeRow {
     pub const UNCLOSED_RANGE_END: i64 = i64::MAX;
 }
 
-/// A call of CUDA.
+/// A host call of a CUDA API function.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamedCallRow {
     /// Time at which the host entered the API call, in nanoseconds.
-    pub start: i64,
+    pub start_ns: i64,
     /// Time at which the API call returned, in nanoseconds.
-    pub end: i64,
+    pub end_ns: i64,
     /// Index into [`Trace::threads`].
-    pub thread: u32,
+    pub thread_index: u32,
     /// Index into [`Trace::processes`].
-    pub process: u32,
+    pub process_index: u32,
     /// The function.
-    pub name: InternedNameId,
+    pub function_name: InternedNameId,
     /// The correlation id that connects the API call with its GPU operations in the same process;
     /// 0: the call launched nothing.
     pub correlation: u32,
@@ -52,19 +52,19 @@ pub struct StreamedCallRow {
 #[derive(Debug, Clone, Copy)]
 pub enum StreamedRangeOrCall {
     /// A pass begins; if an earlier pass was not sorted, its rows must be discarded.
-    Begin,
+    PassBegins,
     Range(StreamedRangeRow),
     Call(StreamedCallRow),
 }
 
 /// The remaining trace and the names of ranges, after all rows of an export were streamed.
 #[derive(Debug)]
-pub struct StreamedExportRest {
+pub struct ExportWithoutStreamedRows {
     /// The trace without its ranges and API calls.
     pub trace: Trace,
     /// The name id for each value of [`StreamedRangeRow::name_index`]. Several range labels may
     /// have the same name id.
-    pub names: Vec<InternedNameId>,
+    pub name_by_range_name_index: Vec<InternedNameId>,
     /// End time in nanoseconds for ranges that were never closed.
     pub trace_end_ns: i64,
 }
@@ -76,11 +76,11 @@ pub(super) trait SortedByStartThenLongest {
 
 impl SortedByStartThenLongest for StreamedRangeRow {
     fn start_and_reversed_end(&self) -> (i64, Reverse<i64>) {
-        (self.start, Reverse(self.end))
+        (self.start_ns, Reverse(self.end_ns))
     }
 }
 
-/// A row with the global id of its host thread.
+/// Row whose first element is the global id of its host thread.
 impl<T: SortedByStartThenLongest> SortedByStartThenLongest for (i64, T) {
     fn start_and_reversed_end(&self) -> (i64, Reverse<i64>) {
         self.1.start_and_reversed_end()
@@ -89,7 +89,7 @@ impl<T: SortedByStartThenLongest> SortedByStartThenLongest for (i64, T) {
 
 impl SortedByStartThenLongest for StreamedCallRow {
     fn start_and_reversed_end(&self) -> (i64, Reverse<i64>) {
-        (self.start, Reverse(self.end))
+        (self.start_ns, Reverse(self.end_ns))
     }
 }
 
@@ -100,22 +100,22 @@ pub fn for_each_range_and_call_by_time(trace: &Trace, mut each: impl FnMut(Strea
     let range = |row: u32| {
         let at = row as usize;
         StreamedRangeRow {
-            start: ranges.start[at],
-            end: ranges.end[at],
-            thread: ranges.thread[at],
-            name_index: ranges.name[at].0,
+            start_ns: ranges.start_ns[at],
+            end_ns: ranges.end_ns[at],
+            thread_index: ranges.thread_index[at],
+            name_index: ranges.range_name[at].0,
             style: ranges.style[at],
-            inputs: ranges.operator_inputs_number_of_range(at),
+            operator_inputs_number: ranges.operator_inputs_number_of_range(at),
         }
     };
     let call = |row: u32| {
         let at = row as usize;
         StreamedCallRow {
-            start: calls.start[at],
-            end: calls.end[at],
-            thread: calls.thread[at],
-            process: trace.threads[calls.thread[at] as usize].process,
-            name: calls.name[at],
+            start_ns: calls.start_ns[at],
+            end_ns: calls.end_ns[at],
+            thread_index: calls.thread_index[at],
+            process_index: trace.threads[calls.thread_index[at] as usize].process_index,
+            function_name: calls.function_name[at],
             correlation: calls.correlation[at],
         }
     };
@@ -128,7 +128,7 @@ pub fn for_each_range_and_call_by_time(trace: &Trace, mut each: impl FnMut(Strea
     };
     let range_order = ordered(ranges.range_count(), &|row| range(row).start_and_reversed_end());
     let call_order = ordered(calls.call_count(), &|row| call(row).start_and_reversed_end());
-    each(StreamedRangeOrCall::Begin);
+    each(StreamedRangeOrCall::PassBegins);
     for row in merge_ranges_and_calls_by_time(
         range_order.into_iter().map(range),
         call_order.into_iter().map(call),
@@ -140,7 +140,7 @@ pub fn for_each_range_and_call_by_time(trace: &Trace, mut each: impl FnMut(Strea
     }
 }
 
-/// A row of one of two merged series.
+/// A row of two series that were merged by time: a range or an API call.
 pub(super) enum MergedRangeOrCall<R, C> {
     Range(R),
     Call(C),

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::demangle::demangle_kernel_name;
 use crate::model::gpu::{
-    KernelFunctionName, KernelLaunchShape, OperationPlaceIndex, ProcessDeviceContextAndStream,
+    KernelFunctionName, KernelLaunchShape, OperationStreamIndex, ProcessDeviceContextAndStream,
 };
 use crate::model::host::{HostThread, RecordedOperatorInputs};
 use crate::model::interned_names::InternedNameId;
@@ -32,8 +32,8 @@ pub(super) const COPY_DIRECTIONS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(super) struct TraceBuilder {
     pub trace: Trace,
-    processes: DistinctValues<u64>,
-    threads: DistinctValues<(u32, i64)>,
+    process_keys: DistinctValues<u64>,
+    process_and_tid_of_threads: DistinctValues<(u32, i64)>,
     places: DistinctValues<ProcessDeviceContextAndStream>,
     functions: DistinctValues<KernelFunctionName>,
     shapes: DistinctValues<KernelLaunchShape>,
@@ -43,17 +43,21 @@ pub(super) struct TraceBuilder {
 impl TraceBuilder {
     /// Returns the index of the process with this key, and adds the process if the key is new.
     pub fn index_of_process(&mut self, key: u64, pid: i64) -> u32 {
-        let index = self.processes.index_of_value(key);
+        let index = self.process_keys.index_of_value(key);
         if index as usize == self.trace.processes.len() {
-            self.trace.processes.push(TracedHostProcess { key, pid, name: None });
+            self.trace.processes.push(TracedHostProcess {
+                unique_process_key: key,
+                pid,
+                process_name: None,
+            });
         }
         index
     }
 
     pub fn index_of_host_thread(&mut self, process: u32, tid: i64) -> u32 {
-        let index = self.threads.index_of_value((process, tid));
+        let index = self.process_and_tid_of_threads.index_of_value((process, tid));
         if index as usize == self.trace.threads.len() {
-            self.trace.threads.push(HostThread { process, tid, name: None });
+            self.trace.threads.push(HostThread { process_index: process, tid, thread_name: None });
         }
         index
     }
@@ -61,8 +65,8 @@ impl TraceBuilder {
     pub fn index_of_operation_place(
         &mut self,
         place: ProcessDeviceContextAndStream,
-    ) -> OperationPlaceIndex {
-        OperationPlaceIndex(self.places.index_of_value(place))
+    ) -> OperationStreamIndex {
+        OperationStreamIndex(self.places.index_of_value(place))
     }
 
     pub fn index_of_kernel_function(
@@ -70,7 +74,8 @@ impl TraceBuilder {
         demangled: InternedNameId,
         short: InternedNameId,
     ) -> u32 {
-        self.functions.index_of_value(KernelFunctionName { demangled, short })
+        self.functions
+            .index_of_value(KernelFunctionName { demangled_name: demangled, short_name: short })
     }
 
     pub fn index_of_launch_shape(&mut self, shape: KernelLaunchShape) -> u32 {
@@ -78,17 +83,17 @@ impl TraceBuilder {
     }
 
     /// Stores operator inputs if they are new, and returns their number for
-    /// [`crate::model::host::HostRangeTable::inputs`].
-    pub fn number_of_operator_inputs(&mut self, inputs: RecordedOperatorInputs) -> u32 {
+    /// [`crate::model::host::HostRangeTable::operator_inputs_number`].
+    pub fn intern_operator_inputs(&mut self, inputs: RecordedOperatorInputs) -> u32 {
         self.inputs.index_of_value(inputs) + 1
     }
 
-    /// Copies the tables of distinct values as they are now into the trace, and demangles kernel
+    /// Copies the tables of distinct values, as filled so far, into the trace, and demangles kernel
     /// names.
     pub fn copy_tables_and_demangle_kernel_names(&mut self) {
         let names = &mut self.trace.names;
         for function in &mut self.functions.values {
-            for name in [&mut function.demangled, &mut function.short] {
+            for name in [&mut function.demangled_name, &mut function.short_name] {
                 if let Cow::Owned(readable) = demangle_kernel_name(names.text_of_name(*name)) {
                     *name = names.intern_text(&readable);
                 }

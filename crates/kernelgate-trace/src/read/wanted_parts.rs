@@ -5,41 +5,42 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WantedTraceParts {
     /// Whether to read kernels, copies, memsets and graph launches.
-    pub operations: bool,
+    pub reads_operations: bool,
     /// Whether to read grids, blocks, registers and shared memory of kernel launches.
-    pub shapes: bool,
-    /// Calls of CUDA functions by the host.
-    pub calls: bool,
+    pub reads_launch_shapes: bool,
+    /// Whether to read calls of CUDA functions by the host.
+    pub reads_api_calls: bool,
     /// Named ranges.
-    pub ranges: bool,
+    pub reads_ranges: bool,
     /// Whether to read everything else: waits, operating-system calls, allocations, counters and
     /// messages.
-    pub everything_else: bool,
+    pub reads_everything_else: bool,
     /// Whether digits may be removed from range names once there are very many distinct names.
-    pub merges_numbered_names: bool,
+    pub may_remove_digits_from_names: bool,
 }
 
 impl WantedTraceParts {
     /// Everything.
     pub const ALL: WantedTraceParts = Self {
-        operations: true,
-        shapes: true,
-        calls: true,
-        ranges: true,
-        everything_else: true,
-        merges_numbered_names: false,
+        reads_operations: true,
+        reads_launch_shapes: true,
+        reads_api_calls: true,
+        reads_ranges: true,
+        reads_everything_else: true,
+        may_remove_digits_from_names: false,
     };
 
     /// Selects the parts that at least one of two analyses needs.
     #[must_use]
     pub fn union_of_parts(self, other: Self) -> Self {
         Self {
-            operations: self.operations || other.operations,
-            shapes: self.shapes || other.shapes,
-            calls: self.calls || other.calls,
-            ranges: self.ranges || other.ranges,
-            everything_else: self.everything_else || other.everything_else,
-            merges_numbered_names: self.merges_numbered_names && other.merges_numbered_names,
+            reads_operations: self.reads_operations || other.reads_operations,
+            reads_launch_shapes: self.reads_launch_shapes || other.reads_launch_shapes,
+            reads_api_calls: self.reads_api_calls || other.reads_api_calls,
+            reads_ranges: self.reads_ranges || other.reads_ranges,
+            reads_everything_else: self.reads_everything_else || other.reads_everything_else,
+            may_remove_digits_from_names: self.may_remove_digits_from_names
+                && other.may_remove_digits_from_names,
         }
     }
 }

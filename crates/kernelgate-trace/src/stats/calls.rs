@@ -23,7 +23,7 @@ pub(super) fn cuda_api_call_table(trace: &Trace) -> StatsTable {
     // names.
     let mut functions: Interner<&str> = Interner::default();
     let mut function_of: Vec<u32> = Vec::new();
-    for (row, &name) in trace.calls.name.iter().enumerate() {
+    for (row, &name) in trace.calls.function_name.iter().enumerate() {
         let index = names.index_of_value(name) as usize;
         if index == function_of.len() {
             function_of.push(
@@ -32,8 +32,10 @@ pub(super) fn cuda_api_call_table(trace: &Trace) -> StatsTable {
                 )),
             );
         }
-        samples
-            .push_value_of_group(function_of[index], trace.calls.end[row] - trace.calls.start[row]);
+        samples.push_value_of_group(
+            function_of[index],
+            trace.calls.end_ns[row] - trace.calls.start_ns[row],
+        );
     }
     let summaries = samples.summaries_of_groups(functions.values.len());
     let rows = sort_groups_by_descending_total(functions.values, summaries);
@@ -87,16 +89,22 @@ pub(super) fn kernel_launch_and_execution_table(trace: &Trace) -> StatsTable {
             continue;
         }
         let call = call as usize;
-        let function = trace.functions[trace.kernels.function.at(row) as usize].demangled;
+        let function =
+            trace.functions[trace.kernels.function_index.at(row) as usize].demangled_name;
         let device = trace.places[kernels.place.at(row).0 as usize].device;
-        let group = groups.index_of_value((calls.thread[call], device, calls.name[call], function));
-        let (start, end) = (kernels.start.at(row), kernels.operation_end_ns(row));
+        let group = groups.index_of_value((
+            calls.thread_index[call],
+            device,
+            calls.function_name[call],
+            function,
+        ));
+        let (start, end) = (kernels.start_ns.at(row), kernels.operation_end_ns(row));
         let [total, api, queue, kernel] = &mut times;
-        total.push_value_of_group(group, end.max(calls.end[call]) - calls.start[call]);
-        api.push_value_of_group(group, calls.end[call] - calls.start[call]);
+        total.push_value_of_group(group, end.max(calls.end_ns[call]) - calls.start_ns[call]);
+        api.push_value_of_group(group, calls.end_ns[call] - calls.start_ns[call]);
         kernel.push_value_of_group(group, end - start);
-        if start >= calls.end[call] {
-            queue.push_value_of_group(group, start - calls.end[call]);
+        if start >= calls.end_ns[call] {
+            queue.push_value_of_group(group, start - calls.end_ns[call]);
         }
     }
     let groups = groups.values;
@@ -105,26 +113,26 @@ pub(super) fn kernel_launch_and_execution_table(trace: &Trace) -> StatsTable {
     let mut order: Vec<usize> = (0..groups.len()).collect();
     order.sort_by(|&a, &b| total[b].mean.total_cmp(&total[a].mean));
     let five = |summary: &ValueSummary| {
-        if summary.count == 0 {
-            return vec![TableCell::Empty; 5];
+        if summary.value_count == 0 {
+            return vec![TableCell::EmptyCell; 5];
         }
         vec![
-            TableCell::Decimal(summary.mean, 1),
-            TableCell::Decimal(summary.median, 1),
+            TableCell::DecimalWithPlaces(summary.mean, 1),
+            TableCell::DecimalWithPlaces(summary.median, 1),
             TableCell::Integer(summary.min),
             TableCell::Integer(summary.max),
-            TableCell::Decimal(summary.deviation, 1),
+            TableCell::DecimalWithPlaces(summary.standard_deviation, 1),
         ]
     };
     let row = |index: usize| {
         let (thread, device, call, function) = groups[index];
         let thread = &trace.threads[thread as usize];
         let mut cells = vec![
-            TableCell::Integer(trace.processes[thread.process as usize].pid),
+            TableCell::Integer(trace.processes[thread.process_index as usize].pid),
             TableCell::Integer(thread.tid),
             TableCell::Integer(i64::from(device)),
-            count_cell(total[index].count),
-            count_cell(queue[index].count),
+            count_cell(total[index].value_count),
+            count_cell(queue[index].value_count),
         ];
         for summary in [&total[index], &api[index], &queue[index], &kernel[index]] {
             cells.extend(five(summary));
@@ -136,10 +144,10 @@ pub(super) fn kernel_launch_and_execution_table(trace: &Trace) -> StatsTable {
         cells
     };
     StatsTable {
-        report: "cuda_kern_exec_sum",
-        columns: KERNEL_LAUNCH_AND_EXECUTION_COLUMNS.to_vec(),
+        report_name: "cuda_kern_exec_sum",
+        column_titles: KERNEL_LAUNCH_AND_EXECUTION_COLUMNS.to_vec(),
         rows: order.into_iter().map(row).collect(),
-        name_column: 26,
+        filtered_column_index: 26,
     }
 }
 

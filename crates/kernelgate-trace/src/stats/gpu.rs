@@ -3,7 +3,7 @@
 use super::shared_cells::{count_cell, sort_groups_by_descending_total, table_of_group_summaries};
 use super::summary::{ValueSummary, ValuesByGroup};
 use super::table::{StatsTable, TableCell};
-use crate::analyze::operations::{MEMSET_NAME, printed_memcpy_name};
+use crate::analyze::operations::{PRINTED_MEMSET_NAME, printed_memcpy_name};
 use crate::model::{DistinctValues as Interner, Trace};
 
 /// Number of bytes in a megabyte, as in `nsys stats`.
@@ -14,8 +14,8 @@ fn duration_summary_by_kernel_name(trace: &Trace) -> Vec<(String, ValueSummary)>
     let mut names = Interner::default();
     let kernels = &trace.kernels;
     let mut samples = ValuesByGroup::with_capacity_for_values(kernels.on_gpu.operation_count());
-    for (row, function) in kernels.function.iter_decoded_rows().enumerate() {
-        let name = trace.functions[function as usize].demangled;
+    for (row, function) in kernels.function_index.iter_decoded_rows().enumerate() {
+        let name = trace.functions[function as usize].demangled_name;
         samples.push_value_of_group(
             names.index_of_value(name),
             kernels.on_gpu.operation_duration_ns(row),
@@ -37,9 +37,10 @@ pub(super) fn kernel_duration_table_by_launch_shape(trace: &Trace) -> StatsTable
     let mut groups = Interner::default();
     let kernels = &trace.kernels;
     let mut samples = ValuesByGroup::with_capacity_for_values(kernels.on_gpu.operation_count());
-    for (row, function) in kernels.function.iter_decoded_rows().enumerate() {
-        let name = trace.functions[function as usize].demangled;
-        let shape = kernels.shape.decoded_row(row).map(|shape| trace.shapes[shape as usize]);
+    for (row, function) in kernels.function_index.iter_decoded_rows().enumerate() {
+        let name = trace.functions[function as usize].demangled_name;
+        let shape =
+            kernels.launch_shape_index.decoded_row(row).map(|shape| trace.shapes[shape as usize]);
         let shape = shape.unwrap_or_default();
         samples.push_value_of_group(
             groups.index_of_value((name, shape.grid, shape.block)),
@@ -73,7 +74,7 @@ fn summary_by_copy_direction_and_memset(
 ) -> Vec<(String, ValueSummary)> {
     let mut kinds = Interner::default();
     let mut samples = ValuesByGroup::default();
-    for (row, &kind) in trace.copies.kind.iter().enumerate() {
+    for (row, &kind) in trace.copies.direction_label.iter().enumerate() {
         samples.push_value_of_group(kinds.index_of_value(Some(kind)), copy(row));
     }
     for row in 0..trace.memsets.on_gpu.operation_count() {
@@ -81,7 +82,7 @@ fn summary_by_copy_direction_and_memset(
     }
     let summaries = samples.summaries_of_groups(kinds.values.len());
     let label = |kind: Option<_>| {
-        kind.map_or(MEMSET_NAME.to_owned(), |kind| {
+        kind.map_or(PRINTED_MEMSET_NAME.to_owned(), |kind| {
             printed_memcpy_name(trace.names.text_of_name(kind))
         })
     };
@@ -107,26 +108,26 @@ pub(super) fn memory_operation_size_table(trace: &Trace) -> StatsTable {
     let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let rows = summary_by_copy_direction_and_memset(
         trace,
-        |row| bytes(trace.copies.bytes[row]),
-        |row| bytes(trace.memsets.bytes[row]),
+        |row| bytes(trace.copies.copied_bytes[row]),
+        |row| bytes(trace.memsets.set_bytes[row]),
     );
-    let megabytes = |bytes: f64| TableCell::Decimal(bytes / BYTES_PER_MEGABYTE, 3);
+    let megabytes = |bytes: f64| TableCell::DecimalWithPlaces(bytes / BYTES_PER_MEGABYTE, 3);
     #[allow(clippy::cast_precision_loss)]
     let row = |(name, summary): (String, ValueSummary)| {
         vec![
             megabytes(summary.total as f64),
-            count_cell(summary.count),
+            count_cell(summary.value_count),
             megabytes(summary.mean),
             megabytes(summary.median),
             megabytes(summary.min as f64),
             megabytes(summary.max as f64),
-            megabytes(summary.deviation),
+            megabytes(summary.standard_deviation),
             TableCell::Text(name),
         ]
     };
     StatsTable {
-        report: "cuda_gpu_mem_size_sum",
-        columns: vec![
+        report_name: "cuda_gpu_mem_size_sum",
+        column_titles: vec![
             "Total (MB)",
             "Count",
             "Avg (MB)",
@@ -137,7 +138,7 @@ pub(super) fn memory_operation_size_table(trace: &Trace) -> StatsTable {
             "Operation",
         ],
         rows: rows.into_iter().map(row).collect(),
-        name_column: 7,
+        filtered_column_index: 7,
     }
 }
 

@@ -31,79 +31,79 @@ use crate::read::{self, WantedTraceParts};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StatsReport {
     /// Kernels by name.
-    GpuKernels,
+    KernelsByName,
     /// Table of kernels by name, grid size and block size.
-    GpuKernelShapes,
+    KernelsByNameAndShape,
     /// Table of CUDA API calls by function name.
-    ApiCalls,
+    ApiCallsByFunction,
     /// Table of ranges by range name and style (push/pop or start/end).
-    Ranges,
+    RangesByName,
     /// Push/pop ranges by name.
-    PushPopRanges,
+    PushPopRangesByName,
     /// Table of kernels by the NVTX range in which each kernel was launched.
-    RangeKernels,
+    KernelsByRange,
     /// Table of ranges by projected GPU time: from the first start to the last end of the
     /// operations launched in the range.
-    RangeProjections,
+    RangesByProjectedGpuTime,
     /// Table of kernel launches with the times of API call, queue and kernel.
-    KernelExecution,
+    KernelLaunchesAndExecutions,
     /// Table of copies and memsets by their durations.
-    MemoryTimes,
+    MemoryOperationDurations,
     /// Table of copies and memsets by their bytes.
-    MemorySizes,
+    MemoryOperationSizes,
     /// Table of kernels, copies and memsets by their durations.
-    GpuOperations,
+    GpuOperationDurations,
 }
 
 impl StatsReport {
     /// Every table.
     pub const ALL_REPORTS: [Self; 11] = [
-        Self::GpuKernels,
-        Self::GpuKernelShapes,
-        Self::ApiCalls,
-        Self::Ranges,
-        Self::PushPopRanges,
-        Self::RangeKernels,
-        Self::RangeProjections,
-        Self::KernelExecution,
-        Self::MemoryTimes,
-        Self::MemorySizes,
-        Self::GpuOperations,
+        Self::KernelsByName,
+        Self::KernelsByNameAndShape,
+        Self::ApiCallsByFunction,
+        Self::RangesByName,
+        Self::PushPopRangesByName,
+        Self::KernelsByRange,
+        Self::RangesByProjectedGpuTime,
+        Self::KernelLaunchesAndExecutions,
+        Self::MemoryOperationDurations,
+        Self::MemoryOperationSizes,
+        Self::GpuOperationDurations,
     ];
 
     /// Name of the report in `nsys stats`, such as `cuda_gpu_kern_sum`.
     pub fn nsys_report_name(self) -> &'static str {
         match self {
-            Self::GpuKernels => "cuda_gpu_kern_sum",
-            Self::GpuKernelShapes => "cuda_gpu_kern_gb_sum",
-            Self::ApiCalls => "cuda_api_sum",
-            Self::Ranges => "nvtx_sum",
-            Self::PushPopRanges => "nvtx_pushpop_sum",
-            Self::RangeKernels => "nvtx_kern_sum",
-            Self::RangeProjections => "nvtx_gpu_proj_sum",
-            Self::KernelExecution => "cuda_kern_exec_sum",
-            Self::MemoryTimes => "cuda_gpu_mem_time_sum",
-            Self::MemorySizes => "cuda_gpu_mem_size_sum",
-            Self::GpuOperations => "cuda_gpu_sum",
+            Self::KernelsByName => "cuda_gpu_kern_sum",
+            Self::KernelsByNameAndShape => "cuda_gpu_kern_gb_sum",
+            Self::ApiCallsByFunction => "cuda_api_sum",
+            Self::RangesByName => "nvtx_sum",
+            Self::PushPopRangesByName => "nvtx_pushpop_sum",
+            Self::KernelsByRange => "nvtx_kern_sum",
+            Self::RangesByProjectedGpuTime => "nvtx_gpu_proj_sum",
+            Self::KernelLaunchesAndExecutions => "cuda_kern_exec_sum",
+            Self::MemoryOperationDurations => "cuda_gpu_mem_time_sum",
+            Self::MemoryOperationSizes => "cuda_gpu_mem_size_sum",
+            Self::GpuOperationDurations => "cuda_gpu_sum",
         }
     }
 
     /// Describes the rows of the report's table in a few words.
     pub fn row_description(self) -> &'static str {
         match self {
-            Self::GpuKernels => "kernels by name",
-            Self::GpuKernelShapes => "kernels by name, grid and block",
-            Self::ApiCalls => "calls of CUDA by name",
-            Self::Ranges => "ranges by name and style",
-            Self::PushPopRanges => "push/pop ranges by name",
-            Self::RangeKernels => "kernels by the ranges that they were launched in",
-            Self::RangeProjections => {
+            Self::KernelsByName => "kernels by name",
+            Self::KernelsByNameAndShape => "kernels by name, grid and block",
+            Self::ApiCallsByFunction => "calls of CUDA by name",
+            Self::RangesByName => "ranges by name and style",
+            Self::PushPopRangesByName => "push/pop ranges by name",
+            Self::KernelsByRange => "kernels by the ranges that they were launched in",
+            Self::RangesByProjectedGpuTime => {
                 "ranges by the GPU time from their first to their last operation"
             }
-            Self::KernelExecution => "launches: call, wait in the queue, kernel",
-            Self::MemoryTimes => "copies and sets by time",
-            Self::MemorySizes => "copies and sets by bytes",
-            Self::GpuOperations => "kernels, copies and sets by time",
+            Self::KernelLaunchesAndExecutions => "launches: call, wait in the queue, kernel",
+            Self::MemoryOperationDurations => "copies and sets by time",
+            Self::MemoryOperationSizes => "copies and sets by bytes",
+            Self::GpuOperationDurations => "kernels, copies and sets by time",
         }
     }
 
@@ -116,43 +116,53 @@ impl StatsReport {
     pub fn trace_parts_for_report(self) -> WantedTraceParts {
         let nothing = WantedTraceParts::default();
         match self {
-            Self::GpuKernels | Self::MemoryTimes | Self::MemorySizes | Self::GpuOperations => {
-                WantedTraceParts { operations: true, ..nothing }
+            Self::KernelsByName
+            | Self::MemoryOperationDurations
+            | Self::MemoryOperationSizes
+            | Self::GpuOperationDurations => WantedTraceParts { reads_operations: true, ..nothing },
+            Self::KernelsByNameAndShape => {
+                WantedTraceParts { reads_operations: true, reads_launch_shapes: true, ..nothing }
             }
-            Self::GpuKernelShapes => WantedTraceParts { operations: true, shapes: true, ..nothing },
-            Self::ApiCalls => WantedTraceParts { calls: true, ..nothing },
-            Self::Ranges | Self::PushPopRanges => WantedTraceParts { ranges: true, ..nothing },
-            Self::RangeKernels | Self::RangeProjections => {
-                WantedTraceParts { operations: true, calls: true, ranges: true, ..nothing }
+            Self::ApiCallsByFunction => WantedTraceParts { reads_api_calls: true, ..nothing },
+            Self::RangesByName | Self::PushPopRangesByName => {
+                WantedTraceParts { reads_ranges: true, ..nothing }
             }
-            Self::KernelExecution => WantedTraceParts { operations: true, calls: true, ..nothing },
+            Self::KernelsByRange | Self::RangesByProjectedGpuTime => WantedTraceParts {
+                reads_operations: true,
+                reads_api_calls: true,
+                reads_ranges: true,
+                ..nothing
+            },
+            Self::KernelLaunchesAndExecutions => {
+                WantedTraceParts { reads_operations: true, reads_api_calls: true, ..nothing }
+            }
         }
     }
 }
 
 pub fn make_table(trace: &Trace, report: StatsReport) -> StatsTable {
     match report {
-        StatsReport::GpuKernels => gpu::kernel_duration_table(trace),
-        StatsReport::GpuKernelShapes => gpu::kernel_duration_table_by_launch_shape(trace),
-        StatsReport::ApiCalls => calls::cuda_api_call_table(trace),
-        StatsReport::Ranges => table_from_trace_in_memory(
+        StatsReport::KernelsByName => gpu::kernel_duration_table(trace),
+        StatsReport::KernelsByNameAndShape => gpu::kernel_duration_table_by_launch_shape(trace),
+        StatsReport::ApiCallsByFunction => calls::cuda_api_call_table(trace),
+        StatsReport::RangesByName => table_from_trace_in_memory(
             trace,
             HostDurationsOfRangesByName::for_all_or_push_pop_ranges(false),
         ),
-        StatsReport::PushPopRanges => table_from_trace_in_memory(
+        StatsReport::PushPopRangesByName => table_from_trace_in_memory(
             trace,
             HostDurationsOfRangesByName::for_all_or_push_pop_ranges(true),
         ),
-        StatsReport::RangeKernels => {
+        StatsReport::KernelsByRange => {
             table_from_trace_in_memory(trace, KernelDurationsByRange::default())
         }
-        StatsReport::RangeProjections => {
+        StatsReport::RangesByProjectedGpuTime => {
             table_from_trace_in_memory(trace, GpuSpansOfRangesByName::default())
         }
-        StatsReport::KernelExecution => calls::kernel_launch_and_execution_table(trace),
-        StatsReport::MemoryTimes => gpu::memory_operation_duration_table(trace),
-        StatsReport::MemorySizes => gpu::memory_operation_size_table(trace),
-        StatsReport::GpuOperations => gpu::gpu_operation_duration_table(trace),
+        StatsReport::KernelLaunchesAndExecutions => calls::kernel_launch_and_execution_table(trace),
+        StatsReport::MemoryOperationDurations => gpu::memory_operation_duration_table(trace),
+        StatsReport::MemoryOperationSizes => gpu::memory_operation_size_table(trace),
+        StatsReport::GpuOperationDurations => gpu::gpu_operation_duration_table(trace),
     }
 }
 
@@ -163,7 +173,7 @@ fn table_from_trace_in_memory(
     read::for_each_range_and_call_by_time(trace, |row| sums.add_range_or_call_row(trace, row));
     sums.into_stats_table(&NamesAndEndAfterLastRow {
         trace,
-        name_of: InternedNameId,
+        name_of_range_label: InternedNameId,
         trace_end_ns: i64::MAX,
     })
 }
@@ -176,20 +186,20 @@ pub fn table_from_streamed_export(
     report: StatsReport,
 ) -> Result<Option<TableOfStreamedExport>, TraceError> {
     match report {
-        StatsReport::Ranges => sum_streamed_rows_into_table(
+        StatsReport::RangesByName => sum_streamed_rows_into_table(
             path,
             report,
             HostDurationsOfRangesByName::for_all_or_push_pop_ranges(false),
         ),
-        StatsReport::PushPopRanges => sum_streamed_rows_into_table(
+        StatsReport::PushPopRangesByName => sum_streamed_rows_into_table(
             path,
             report,
             HostDurationsOfRangesByName::for_all_or_push_pop_ranges(true),
         ),
-        StatsReport::RangeKernels => {
+        StatsReport::KernelsByRange => {
             sum_streamed_rows_into_table(path, report, KernelDurationsByRange::default())
         }
-        StatsReport::RangeProjections => {
+        StatsReport::RangesByProjectedGpuTime => {
             sum_streamed_rows_into_table(path, report, GpuSpansOfRangesByName::default())
         }
         _ => Ok(None),
@@ -213,13 +223,19 @@ fn sum_streamed_rows_into_table(
         read::stream_ranges_and_calls(path, &report.trace_parts_for_report(), |trace, row| {
             sums.add_range_or_call_row(trace, row)
         })?;
-    Ok(streamed.map(|read::StreamedExportRest { trace, names, trace_end_ns: last }| {
-        let name_of = |label: u32| names[label as usize];
-        let table = sums.into_stats_table(&NamesAndEndAfterLastRow {
-            trace: &trace,
-            name_of,
-            trace_end_ns: last,
-        });
-        TableOfStreamedExport { table, trace }
-    }))
+    Ok(streamed.map(
+        |read::ExportWithoutStreamedRows {
+             trace,
+             name_by_range_name_index: names,
+             trace_end_ns: last,
+         }| {
+            let name_of = |label: u32| names[label as usize];
+            let table = sums.into_stats_table(&NamesAndEndAfterLastRow {
+                trace: &trace,
+                name_of_range_label: name_of,
+                trace_end_ns: last,
+            });
+            TableOfStreamedExport { table, trace }
+        },
+    ))
 }

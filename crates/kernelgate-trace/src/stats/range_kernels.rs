@@ -24,36 +24,40 @@ type RangeThreadAndKernelKey = (Option<(u32, HostRangeStyle)>, Option<u32>, u32)
 pub(super) struct KernelDurationsByRange {
     operations_by_launch_key: OperationsByLaunchKey,
     /// For each open range, the sorted groups of kernels that were already counted for this range.
-    counted_groups_of_open_ranges: OpenRangesByThread<Vec<u32>>,
+    counted_kernel_groups_by_open_range: OpenRangesByThread<Vec<u32>>,
     groups: Interner<RangeThreadAndKernelKey>,
-    samples: ValuesByGroup,
+    kernel_ns_by_group: ValuesByGroup,
     /// For each group, the number of ranges that launched kernels of the group.
-    ranges_of_group: Vec<usize>,
+    range_count_by_group: Vec<usize>,
 }
 
 impl KernelDurationsByRange {
     fn add_kernels_of_launch_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
         let all = AllGpuOperations::number_operations_of_trace(trace);
-        let ranges =
-            self.counted_groups_of_open_ranges.ranges_open_at(call.thread, call.start, |_| ());
-        for &id in self.operations_by_launch_key.operations_launched_by(trace, call) {
+        let ranges = self.counted_kernel_groups_by_open_range.ranges_of_thread_open_at(
+            call.thread_index,
+            call.start_ns,
+            |_| (),
+        );
+        for &id in self.operations_by_launch_key.operations_launched_by_host_call(trace, call) {
             let (GpuOperationKind::Kernel, kernel) = all.kind_and_table_row(id) else { continue };
             let (function, length) = kernel_name_and_duration(trace, kernel);
             let mut alone = true;
-            for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
+            for range in ranges.iter_mut().filter(|range| range.row.end_ns >= call.end_ns) {
                 alone = false;
                 let scope = (range.row.name_index, range.row.style);
-                let group = self.groups.index_of_value((Some(scope), Some(call.thread), function));
-                self.samples.push_value_of_group(group, length);
-                if let Err(place) = range.state.binary_search(&group) {
-                    range.state.insert(place, group);
-                    self.ranges_of_group.resize(self.groups.values.len(), 0);
-                    self.ranges_of_group[group as usize] += 1;
+                let group =
+                    self.groups.index_of_value((Some(scope), Some(call.thread_index), function));
+                self.kernel_ns_by_group.push_value_of_group(group, length);
+                if let Err(place) = range.range_state.binary_search(&group) {
+                    range.range_state.insert(place, group);
+                    self.range_count_by_group.resize(self.groups.values.len(), 0);
+                    self.range_count_by_group[group as usize] += 1;
                 }
             }
             if alone {
-                self.samples.push_value_of_group(
-                    self.groups.index_of_value((None, Some(call.thread), function)),
+                self.kernel_ns_by_group.push_value_of_group(
+                    self.groups.index_of_value((None, Some(call.thread_index), function)),
                     length,
                 );
             }
@@ -63,14 +67,14 @@ impl KernelDurationsByRange {
 
 /// Name id of a kernel, and its duration in nanoseconds.
 fn kernel_name_and_duration(trace: &Trace, kernel: usize) -> (u32, i64) {
-    let name = trace.functions[trace.kernels.function.at(kernel) as usize].demangled.0;
+    let name = trace.functions[trace.kernels.function_index.at(kernel) as usize].demangled_name.0;
     (name, trace.kernels.on_gpu.operation_duration_ns(kernel))
 }
 
 impl TableBuiltFromStreamedRows for KernelDurationsByRange {
     fn add_range_or_call_row(&mut self, trace: &Trace, row: StreamedRangeOrCall) {
         match row {
-            StreamedRangeOrCall::Begin => {
+            StreamedRangeOrCall::PassBegins => {
                 *self = Self {
                     operations_by_launch_key: OperationsByLaunchKey::operations_without_read_calls(
                         trace,
@@ -78,9 +82,9 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
                     ..Self::default()
                 }
             }
-            StreamedRangeOrCall::Range(range) => {
-                self.counted_groups_of_open_ranges.open_range(range, Vec::new(), |_| ())
-            }
+            StreamedRangeOrCall::Range(range) => self
+                .counted_kernel_groups_by_open_range
+                .open_range_of_thread(range, Vec::new(), |_| ()),
             StreamedRangeOrCall::Call(call) => self.add_kernels_of_launch_call(trace, &call),
         }
     }
@@ -95,27 +99,28 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
         {
             if kernel < trace.kernels.on_gpu.operation_count() {
                 let (function, length) = kernel_name_and_duration(trace, kernel);
-                self.samples.push_value_of_group(
+                self.kernel_ns_by_group.push_value_of_group(
                     self.groups.index_of_value((None, None, function)),
                     length,
                 );
             }
         }
-        let mut samples = self.samples;
+        let mut samples = self.kernel_ns_by_group;
         let meaning = |(scope, thread, kernel): RangeThreadAndKernelKey| {
-            (scope.map(|(label, style)| ((end.name_of)(label).0, style)), thread, kernel)
+            let name = |label| (end.name_of_range_label)(label).0;
+            (scope.map(|(label, style)| (name(label), style)), thread, kernel)
         };
         let (groups, group_of) =
             merge_groups_with_equal_meaning(&self.groups.values, &mut samples, meaning);
         let mut instances_of = vec![0usize; groups.len()];
-        for (&group, &instances) in group_of.iter().zip(&self.ranges_of_group) {
+        for (&group, &instances) in group_of.iter().zip(&self.range_count_by_group) {
             instances_of[group as usize] += instances;
         }
         let summaries = samples.summaries_of_groups(groups.len());
         let text = |name: u32| trace.names.text_of_name(InternedNameId(name));
         let id = |thread: u32| {
             let thread = trace.threads[thread as usize];
-            (trace.processes[thread.process as usize].pid, thread.tid)
+            (trace.processes[thread.process_index as usize].pid, thread.tid)
         };
         let mut order: Vec<usize> = (0..groups.len()).collect();
         let key = |index: usize| {
@@ -136,10 +141,10 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
             let mut cells = vec![
                 TableCell::Text(scope.map_or("", |(name, _)| text(name)).to_owned()),
                 TableCell::Text(scope.map_or("", |(_, style)| style.nsys_style_label()).to_owned()),
-                ids.map_or(TableCell::Empty, |(pid, _)| TableCell::Integer(pid)),
-                ids.map_or(TableCell::Empty, |(_, tid)| TableCell::Integer(tid)),
+                ids.map_or(TableCell::EmptyCell, |(pid, _)| TableCell::Integer(pid)),
+                ids.map_or(TableCell::EmptyCell, |(_, tid)| TableCell::Integer(tid)),
                 count_cell(instances_of[index]),
-                count_cell(summaries[index].count),
+                count_cell(summaries[index].value_count),
             ];
             let mut summary = summary_cells_without_share(&summaries[index]);
             // In the table `nvtx_kern_sum`, the count comes before the total, so the cell of the
@@ -150,8 +155,8 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
             cells
         };
         StatsTable {
-            report: "nvtx_kern_sum",
-            columns: vec![
+            report_name: "nvtx_kern_sum",
+            column_titles: vec![
                 "NVTX Range",
                 "Style",
                 "PID",
@@ -167,7 +172,7 @@ impl TableBuiltFromStreamedRows for KernelDurationsByRange {
                 "Kernel Name",
             ],
             rows: order.into_iter().map(row).collect(),
-            name_column: 0,
+            filtered_column_index: 0,
         }
     }
 }

@@ -18,13 +18,13 @@ use crate::read::{StreamedCallRow, StreamedRangeOrCall};
 
 /// First start and last end of the GPU operations that were launched in a range.
 struct GpuSpanOfRange {
-    start: i64,
-    end: i64,
+    start_ns: i64,
+    end_ns: i64,
     operations: u32,
     /// Number of open ranges that enclose this range.
-    level: u32,
+    nesting_level: u32,
     /// Number of ranges directly inside this range that launched GPU operations.
-    children: u32,
+    child_range_count: u32,
 }
 
 /// Sums the GPU spans of ranges that launched operations, by range name and style.
@@ -39,7 +39,7 @@ pub(super) struct GpuSpansOfRangesByName {
 #[derive(Default)]
 struct GpuSpansOfEndedRanges {
     groups: Interner<(u32, HostRangeStyle)>,
-    samples: ValuesByGroup,
+    gpu_span_ns_by_group: ValuesByGroup,
     /// For each group, the sums of host time, operation count, nesting level and number of child
     /// ranges.
     sums: Vec<[i64; 4]>,
@@ -47,15 +47,16 @@ struct GpuSpansOfEndedRanges {
 
 impl GpuSpansOfEndedRanges {
     fn add_ended_range(&mut self, range: &OpenRangeWithState<Option<GpuSpanOfRange>>, last: i64) {
-        let (row, Some(projection)) = (&range.row, &range.state) else { return };
+        let (row, Some(projection)) = (&range.row, &range.range_state) else { return };
         let group = self.groups.index_of_value((row.name_index, row.style));
-        self.samples.push_value_of_group(group, projection.end - projection.start);
+        self.gpu_span_ns_by_group
+            .push_value_of_group(group, projection.end_ns - projection.start_ns);
         self.sums.resize(self.groups.values.len(), [0; 4]);
         let [host, operations, levels, children] = &mut self.sums[group as usize];
-        *host += row.end.min(last.max(row.start)) - row.start;
+        *host += row.end_ns.min(last.max(row.start_ns)) - row.start_ns;
         *operations += i64::from(projection.operations);
-        *levels += i64::from(projection.level);
-        *children += i64::from(projection.children);
+        *levels += i64::from(projection.nesting_level);
+        *children += i64::from(projection.child_range_count);
     }
 }
 
@@ -65,8 +66,11 @@ impl GpuSpansOfRangesByName {
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
         // Executions of whole CUDA graphs are skipped, because `nsys stats` counts only kernels,
         // copies and memsets.
-        let launched = self.operations_by_launch_key.operations_launched_by(trace, call).iter();
-        for &id in launched.filter(|&&id| all.kind_and_table_row(id).0 != GpuOperationKind::Graph) {
+        let launched =
+            self.operations_by_launch_key.operations_launched_by_host_call(trace, call).iter();
+        for &id in launched
+            .filter(|&&id| all.kind_and_table_row(id).0 != GpuOperationKind::CudaGraphLaunch)
+        {
             start = start.min(all.operation_start_ns(id));
             end = end.max(all.operation_end_exclusive_ns(id));
             number += 1;
@@ -74,34 +78,41 @@ impl GpuSpansOfRangesByName {
         if number == 0 {
             return;
         }
-        let ranges = self.spans_of_open_ranges.ranges_open_at(call.thread, call.start, |range| {
-            self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX)
-        });
+        let ranges = self.spans_of_open_ranges.ranges_of_thread_open_at(
+            call.thread_index,
+            call.start_ns,
+            |range| self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX),
+        );
         for depth in 0..ranges.len() {
             let (outer, rest) = ranges.split_at_mut(depth);
             let range = &mut rest[0];
-            let last = range.row.end;
-            if last < call.end {
+            let last = range.row.end_ns;
+            if last < call.end_ns {
                 continue;
             }
-            if range.state.is_none() {
+            if range.range_state.is_none() {
                 // An enclosing range of this range also encloses the API call, so its counters
                 // exist already.
                 let mut level = 0;
                 let mut around = None;
-                for outer in outer.iter_mut().filter(|outer| outer.row.end >= last) {
+                for outer in outer.iter_mut().filter(|outer| outer.row.end_ns >= last) {
                     level += 1;
-                    around = outer.state.as_mut();
+                    around = outer.range_state.as_mut();
                 }
                 if let Some(parent) = around {
-                    parent.children += 1;
+                    parent.child_range_count += 1;
                 }
-                range.state =
-                    Some(GpuSpanOfRange { start, end, operations: 0, level, children: 0 });
+                range.range_state = Some(GpuSpanOfRange {
+                    start_ns: start,
+                    end_ns: end,
+                    operations: 0,
+                    nesting_level: level,
+                    child_range_count: 0,
+                });
             }
-            if let Some(projection) = &mut range.state {
-                projection.start = projection.start.min(start);
-                projection.end = projection.end.max(end);
+            if let Some(projection) = &mut range.range_state {
+                projection.start_ns = projection.start_ns.min(start);
+                projection.end_ns = projection.end_ns.max(end);
                 projection.operations += number;
             }
         }
@@ -111,7 +122,7 @@ impl GpuSpansOfRangesByName {
 impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
     fn add_range_or_call_row(&mut self, trace: &Trace, row: StreamedRangeOrCall) {
         match row {
-            StreamedRangeOrCall::Begin => {
+            StreamedRangeOrCall::PassBegins => {
                 *self = Self {
                     operations_by_launch_key: OperationsByLaunchKey::operations_without_read_calls(
                         trace,
@@ -120,7 +131,7 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
                 }
             }
             StreamedRangeOrCall::Range(range) => {
-                self.spans_of_open_ranges.open_range(range, None, |range| {
+                self.spans_of_open_ranges.open_range_of_thread(range, None, |range| {
                     self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX)
                 });
             }
@@ -135,8 +146,9 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
         self.spans_of_open_ranges.close_all_ranges(|range| {
             self.spans_of_ended_ranges.add_ended_range(&range, end.trace_end_ns)
         });
-        let GpuSpansOfEndedRanges { groups, mut samples, sums: parts } = self.spans_of_ended_ranges;
-        let meaning = |(label, style)| ((end.name_of)(label), style);
+        let GpuSpansOfEndedRanges { groups, gpu_span_ns_by_group: mut samples, sums: parts } =
+            self.spans_of_ended_ranges;
+        let meaning = |(label, style)| ((end.name_of_range_label)(label), style);
         let (groups, group_of) =
             merge_groups_with_equal_meaning(&groups.values, &mut samples, meaning);
         let mut sums = vec![[0i64; 4]; groups.len()];
@@ -154,7 +166,7 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
         let rows = sort_groups_by_descending_total(labels, summaries);
         #[allow(clippy::cast_precision_loss)]
         let mean = |sum: i64, summary: &ValueSummary| {
-            TableCell::Decimal(sum as f64 / summary.count as f64, 1)
+            TableCell::DecimalWithPlaces(sum as f64 / summary.value_count as f64, 1)
         };
         let row = |((name, style, [host, operations, levels, children]), summary): (
             (&str, HostRangeStyle, [i64; 4]),
@@ -173,8 +185,8 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
             cells
         };
         StatsTable {
-            report: "nvtx_gpu_proj_sum",
-            columns: vec![
+            report_name: "nvtx_gpu_proj_sum",
+            column_titles: vec![
                 "Range",
                 "Style",
                 "Total Proj Time (ns)",
@@ -191,7 +203,7 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
                 "Avg Num Child",
             ],
             rows: rows.into_iter().map(row).collect(),
-            name_column: 0,
+            filtered_column_index: 0,
         }
     }
 }

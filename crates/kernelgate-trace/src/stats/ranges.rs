@@ -15,7 +15,7 @@ use crate::read::{StreamedRangeOrCall, StreamedRangeRow};
 pub(super) struct NamesAndEndAfterLastRow<'a, N: Fn(u32) -> InternedNameId> {
     pub trace: &'a Trace,
     /// Returns the name id for a range label.
-    pub name_of: N,
+    pub name_of_range_label: N,
     /// End time in nanoseconds for ranges that were never closed.
     pub trace_end_ns: i64,
 }
@@ -49,9 +49,9 @@ pub(super) fn merge_groups_with_equal_meaning<K: Copy, L: Copy + Eq + Hash>(
 pub(super) struct HostDurationsOfRangesByName {
     push_pop_only: bool,
     groups: Interner<(u32, HostRangeStyle)>,
-    samples: ValuesByGroup,
+    range_ns_by_group: ValuesByGroup,
     /// Group and start time of each range that was never closed.
-    unclosed_ranges: Vec<(u32, i64)>,
+    group_and_start_of_unclosed_ranges: Vec<(u32, i64)>,
 }
 
 impl HostDurationsOfRangesByName {
@@ -63,17 +63,18 @@ impl HostDurationsOfRangesByName {
 impl TableBuiltFromStreamedRows for HostDurationsOfRangesByName {
     fn add_range_or_call_row(&mut self, _: &Trace, row: StreamedRangeOrCall) {
         match row {
-            StreamedRangeOrCall::Begin => {
+            StreamedRangeOrCall::PassBegins => {
                 *self = Self::for_all_or_push_pop_ranges(self.push_pop_only)
             }
             StreamedRangeOrCall::Range(range)
                 if !self.push_pop_only || range.style == HostRangeStyle::PushPop =>
             {
                 let group = self.groups.index_of_value((range.name_index, range.style));
-                if range.end == StreamedRangeRow::UNCLOSED_RANGE_END {
-                    self.unclosed_ranges.push((group, range.start));
+                if range.end_ns == StreamedRangeRow::UNCLOSED_RANGE_END {
+                    self.group_and_start_of_unclosed_ranges.push((group, range.start_ns));
                 } else {
-                    self.samples.push_value_of_group(group, range.end - range.start);
+                    self.range_ns_by_group
+                        .push_value_of_group(group, range.end_ns - range.start_ns);
                 }
             }
             StreamedRangeOrCall::Range(_) | StreamedRangeOrCall::Call(_) => {}
@@ -84,11 +85,11 @@ impl TableBuiltFromStreamedRows for HostDurationsOfRangesByName {
         mut self,
         end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
     ) -> StatsTable {
-        for (group, start) in self.unclosed_ranges {
-            self.samples.push_value_of_group(group, end.trace_end_ns.max(start) - start);
+        for (group, start) in self.group_and_start_of_unclosed_ranges {
+            self.range_ns_by_group.push_value_of_group(group, end.trace_end_ns.max(start) - start);
         }
-        let mut samples = self.samples;
-        let meaning = |(label, style)| ((end.name_of)(label), style);
+        let mut samples = self.range_ns_by_group;
+        let meaning = |(label, style)| ((end.name_of_range_label)(label), style);
         let (groups, _) =
             merge_groups_with_equal_meaning(&self.groups.values, &mut samples, meaning);
         let summaries = samples.summaries_of_groups(groups.len());

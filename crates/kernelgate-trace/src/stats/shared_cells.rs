@@ -6,7 +6,10 @@ use super::table::{StatsTable, TableCell};
 /// Cell with the percentage of a part in a total.
 #[allow(clippy::cast_precision_loss)]
 fn percent_cell(part: i64, total: i64) -> TableCell {
-    TableCell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)
+    TableCell::DecimalWithPlaces(
+        if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 },
+        1,
+    )
 }
 
 /// Cells for percentage of total, total, count, mean, median, minimum, maximum and standard
@@ -20,12 +23,12 @@ fn share_and_summary_cells(summary: &ValueSummary, total: i64) -> Vec<TableCell>
 pub(super) fn summary_cells_without_share(summary: &ValueSummary) -> Vec<TableCell> {
     vec![
         TableCell::Integer(summary.total),
-        count_cell(summary.count),
-        TableCell::Decimal(summary.mean, 1),
-        TableCell::Decimal(summary.median, 1),
+        count_cell(summary.value_count),
+        TableCell::DecimalWithPlaces(summary.mean, 1),
+        TableCell::DecimalWithPlaces(summary.median, 1),
         TableCell::Integer(summary.min),
         TableCell::Integer(summary.max),
-        TableCell::Decimal(summary.deviation, 1),
+        TableCell::DecimalWithPlaces(summary.standard_deviation, 1),
     ]
 }
 
@@ -57,9 +60,9 @@ pub(super) fn table_of_group_summaries<T>(
         row
     };
     StatsTable {
-        report,
-        name_column: columns.len() - 1,
-        columns,
+        report_name: report,
+        filtered_column_index: columns.len() - 1,
+        column_titles: columns,
         rows: rows.into_iter().map(row).collect(),
     }
 }
@@ -75,7 +78,7 @@ pub(super) fn sort_groups_by_descending_total<T: Ord>(
     summaries: Vec<ValueSummary>,
 ) -> Vec<(T, ValueSummary)> {
     let mut rows: Vec<(T, ValueSummary)> =
-        labels.into_iter().zip(summaries).filter(|(_, summary)| summary.count > 0).collect();
+        labels.into_iter().zip(summaries).filter(|(_, summary)| summary.value_count > 0).collect();
     rows.sort_by(|(a, x), (b, y)| y.total.cmp(&x.total).then_with(|| a.cmp(b)));
     rows
 }

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ValueSummary {
     /// Number of values.
-    pub count: usize,
+    pub value_count: usize,
     /// Sum of the values; limited to the largest `i64` on overflow.
     pub total: i64,
     pub mean: f64,
@@ -15,7 +15,7 @@ pub struct ValueSummary {
     /// Largest value.
     pub max: i64,
     /// Sample standard deviation of the values; 0 for a single value.
-    pub deviation: f64,
+    pub standard_deviation: f64,
 }
 
 impl ValueSummary {
@@ -55,28 +55,28 @@ impl ValueSummary {
             before = end;
         }
         let median = (lower as f64 + upper as f64) / 2.0;
-        Self { count, total, mean, median, min, max, deviation }
+        Self { value_count: count, total, mean, median, min, max, standard_deviation: deviation }
     }
 }
 
-/// Values of many groups. Equal values of a group are merged into one entry with a count from time
-/// to time, so that memory grows with the number of distinct values.
+/// Collects values of many groups for summaries. Equal values of a group are merged into one entry
+/// with a count from time to time, so that memory grows with the number of distinct values.
 #[derive(Debug, Default)]
 pub struct ValuesByGroup {
     /// Group and value of each value that was added since the last merge of equal values.
-    recent: Vec<(u32, i64)>,
+    recent_groups_and_values: Vec<(u32, i64)>,
     /// Sorted entries of group, value and number of occurrences.
-    counted: Vec<(u32, i64, u32)>,
+    group_value_count_entries: Vec<(u32, i64, u32)>,
 }
 
 impl ValuesByGroup {
     /// Minimum number of added values before equal values are merged.
     const MIN_VALUES_BEFORE_MERGE: usize = 1 << 18;
 
-    /// Room for so many.
+    /// Creates an empty collection with memory reserved for `count` values.
     pub fn with_capacity_for_values(count: usize) -> Self {
         Self {
-            recent: Vec::with_capacity(count.min(Self::MIN_VALUES_BEFORE_MERGE)),
+            recent_groups_and_values: Vec::with_capacity(count.min(Self::MIN_VALUES_BEFORE_MERGE)),
             ..Self::default()
         }
     }
@@ -85,21 +85,26 @@ impl ValuesByGroup {
     pub fn push_value_of_group(&mut self, group: u32, value: i64) {
         // The threshold grows with the number of entries, so that the total work of merging stays
         // linear.
-        if self.recent.len() >= self.counted.len().max(Self::MIN_VALUES_BEFORE_MERGE) {
+        if self.recent_groups_and_values.len()
+            >= self.group_value_count_entries.len().max(Self::MIN_VALUES_BEFORE_MERGE)
+        {
             self.merge_equal_values();
         }
-        self.recent.push((group, value));
+        self.recent_groups_and_values.push((group, value));
     }
 
     /// Merges the values that were added since the last merge into the sorted entries with counts.
     fn merge_equal_values(&mut self) {
-        self.recent.sort_unstable();
-        let mut old = std::mem::take(&mut self.counted).into_iter().peekable();
-        let mut add = |(group, value, times): (u32, i64, u32)| match self.counted.last_mut() {
+        self.recent_groups_and_values.sort_unstable();
+        let mut old = std::mem::take(&mut self.group_value_count_entries).into_iter().peekable();
+        let mut add = |(group, value, times): (u32, i64, u32)| match self
+            .group_value_count_entries
+            .last_mut()
+        {
             Some((g, v, all)) if (*g, *v) == (group, value) => *all += times,
-            _ => self.counted.push((group, value, times)),
+            _ => self.group_value_count_entries.push((group, value, times)),
         };
-        for (group, value) in self.recent.drain(..) {
+        for (group, value) in self.recent_groups_and_values.drain(..) {
             while let Some(before) = old.next_if(|&(g, v, _)| (g, v) <= (group, value)) {
                 add(before);
             }
@@ -111,11 +116,13 @@ impl ValuesByGroup {
     /// Renumbers the groups: the values of group g become values of group `group_of[g]`, so groups
     /// can be merged.
     pub fn renumber_and_merge_groups(&mut self, group_of: &[u32]) {
-        self.recent.iter_mut().for_each(|(group, _)| *group = group_of[*group as usize]);
-        for (group, ..) in &mut self.counted {
+        self.recent_groups_and_values
+            .iter_mut()
+            .for_each(|(group, _)| *group = group_of[*group as usize]);
+        for (group, ..) in &mut self.group_value_count_entries {
             *group = group_of[*group as usize];
         }
-        self.counted.sort_unstable();
+        self.group_value_count_entries.sort_unstable();
     }
 
     /// Returns the summary of each of the first `groups` groups.
@@ -127,7 +134,7 @@ impl ValuesByGroup {
     /// Merges all added values and returns the sorted entries with counts.
     pub fn into_sorted_values_with_counts(mut self) -> SortedValuesByGroup {
         self.merge_equal_values();
-        SortedValuesByGroup { rows: self.counted }
+        SortedValuesByGroup { group_value_count_entries: self.group_value_count_entries }
     }
 }
 
@@ -135,18 +142,18 @@ impl ValuesByGroup {
 #[derive(Debug, Default)]
 pub struct SortedValuesByGroup {
     /// Entries of group, value and number of occurrences, sorted by group and value.
-    rows: Vec<(u32, i64, u32)>,
+    group_value_count_entries: Vec<(u32, i64, u32)>,
 }
 
 impl SortedValuesByGroup {
     /// Returns the groups that have at least one value, in ascending order.
     pub fn groups_with_values(&self) -> impl Iterator<Item = u32> {
-        self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
+        self.group_value_count_entries.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
     }
 
     pub fn summary_of_group(&self, group: u32) -> ValueSummary {
-        let first = self.rows.partition_point(|row| row.0 < group);
-        let own = &self.rows[first..];
+        let first = self.group_value_count_entries.partition_point(|row| row.0 < group);
+        let own = &self.group_value_count_entries[first..];
         let own = &own[..own.partition_point(|row| row.0 == group)];
         ValueSummary::from_sorted_values_and_counts(|| {
             own.iter().map(|&(_, value, times)| (value, times))
@@ -165,13 +172,16 @@ mod tests {
             samples.push_value_of_group(group, value);
         }
         let groups = samples.summaries_of_groups(3);
-        assert_eq!(groups[0].count, 1);
-        assert_eq!((groups[0].median, groups[0].deviation), (10.0, 0.0));
-        assert_eq!((groups[1].count, groups[1].total, groups[1].min, groups[1].max), (4, 18, 2, 9));
+        assert_eq!(groups[0].value_count, 1);
+        assert_eq!((groups[0].median, groups[0].standard_deviation), (10.0, 0.0));
+        assert_eq!(
+            (groups[1].value_count, groups[1].total, groups[1].min, groups[1].max),
+            (4, 18, 2, 9)
+        );
         assert_eq!((groups[1].mean, groups[1].median), (4.5, 3.5));
         // The squared distances from the mean are 0.25 + 6.25 + 20.25 + 2.25 = 29, divided by n - 1
         // = 3.
-        assert!((groups[1].deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
+        assert!((groups[1].standard_deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
         assert_eq!(groups[2], ValueSummary::default());
     }
 
@@ -190,12 +200,17 @@ mod tests {
             samples.push_value_of_group(group, value);
             samples.merge_equal_values();
         }
-        assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
+        assert_eq!(
+            samples.group_value_count_entries.len(),
+            7,
+            "{:?}",
+            samples.group_value_count_entries
+        );
         // The test renumbers group 2 to group 0.
         samples.renumber_and_merge_groups(&[0, 1, 0]);
         let groups = samples.summaries_of_groups(2);
         assert_eq!(groups[0], ValueSummary::from_values_sorted_in_place(&mut [7, 7, 9, 8, 1, 3]));
-        assert_eq!((groups[0].count, groups[0].total, groups[0].median), (6, 35, 7.0));
+        assert_eq!((groups[0].value_count, groups[0].total, groups[0].median), (6, 35, 7.0));
         assert_eq!(groups[1], ValueSummary::from_values_sorted_in_place(&mut [5, 5, 4]));
         assert_eq!(groups[1].median, 5.0);
     }

@@ -9,9 +9,9 @@ pub enum TableCell {
     /// A whole number.
     Integer(i64),
     /// A number that is printed with the given number of decimals.
-    Decimal(f64, usize),
+    DecimalWithPlaces(f64, usize),
     /// An empty cell, for an unknown value.
-    Empty,
+    EmptyCell,
 }
 
 impl TableCell {
@@ -20,8 +20,8 @@ impl TableCell {
         match self {
             Self::Text(text) => text.clone(),
             Self::Integer(value) => value.to_string(),
-            Self::Decimal(value, decimals) => format!("{value:.decimals$}"),
-            Self::Empty => String::new(),
+            Self::DecimalWithPlaces(value, decimals) => format!("{value:.decimals$}"),
+            Self::EmptyCell => String::new(),
         }
     }
 
@@ -30,10 +30,10 @@ impl TableCell {
             Self::Text(text) => text.as_str().into(),
             Self::Integer(value) => (*value).into(),
             // A decimal number is rounded to the decimals of the CSV output.
-            Self::Decimal(..) => {
+            Self::DecimalWithPlaces(..) => {
                 self.cell_as_csv_text().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
             }
-            Self::Empty => serde_json::Value::Null,
+            Self::EmptyCell => serde_json::Value::Null,
         }
     }
 }
@@ -42,20 +42,20 @@ impl TableCell {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StatsTable {
     /// The report's name.
-    pub report: &'static str,
+    pub report_name: &'static str,
     /// Titles of the columns, including units.
-    pub columns: Vec<&'static str>,
+    pub column_titles: Vec<&'static str>,
     /// Rows of the table; each row has one cell per column.
     pub rows: Vec<Vec<TableCell>>,
     /// Index of the column in which `--filter` searches.
-    pub name_column: usize,
+    pub filtered_column_index: usize,
 }
 
 impl StatsTable {
     /// Keeps only the rows whose name matches the regular expression. The percentages of the
     /// remaining rows are unchanged, because they refer to the unfiltered table.
     pub fn keep_rows_with_matching_name(&mut self, expression: &regex::Regex) {
-        let column = self.name_column;
+        let column = self.filtered_column_index;
         self.rows.retain(|row| expression.is_match(&row[column].cell_as_csv_text()));
     }
 
@@ -72,7 +72,7 @@ impl StatsTable {
     /// Formats the table as CSV, with the column titles in the first line.
     pub fn to_csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let written = writer.write_record(&self.columns).and_then(|()| {
+        let written = writer.write_record(&self.column_titles).and_then(|()| {
             self.rows.iter().try_for_each(|row| {
                 writer.write_record(row.iter().map(TableCell::cell_as_csv_text))
             })
@@ -88,14 +88,14 @@ impl StatsTable {
             .iter()
             .map(|row| {
                 let fields = self
-                    .columns
+                    .column_titles
                     .iter()
                     .zip(row)
                     .map(|(&title, cell)| (title.to_owned(), cell.cell_as_json()));
                 serde_json::Value::Object(fields.collect())
             })
             .collect();
-        serde_json::json!({ "report": self.report, "rows": rows })
+        serde_json::json!({ "report": self.report_name, "rows": rows })
     }
 
     /// Formats the table for a terminal of 100 columns: aligned, with thousands separators, and
@@ -104,19 +104,20 @@ impl StatsTable {
         const TERMINAL_COLUMNS: usize = 100;
         let cells: Vec<Vec<String>> =
             self.rows.iter().map(|row| row.iter().map(cell_as_terminal_text).collect()).collect();
-        let last = self.columns.len() - 1;
+        let last = self.column_titles.len() - 1;
         let width = |column: usize| {
             let rows = cells.iter().map(|row| row[column].chars().count());
-            rows.max().unwrap_or(0).max(self.columns[column].len())
+            rows.max().unwrap_or(0).max(self.column_titles[column].len())
         };
-        let mut widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let mut widths: Vec<usize> = (0..self.column_titles.len()).map(width).collect();
         let before: usize = widths[..last].iter().map(|width| width + 2).sum();
         widths[last] = widths[last].min(TERMINAL_COLUMNS.saturating_sub(before).max(40));
-        let right: Vec<bool> = (0..self.columns.len())
+        let right: Vec<bool> = (0..self.column_titles.len())
             .map(|column| !self.rows.iter().any(|row| matches!(row[column], TableCell::Text(_))))
             .collect();
         let mut text = String::new();
-        let titles: Vec<String> = self.columns.iter().map(|&title| title.to_owned()).collect();
+        let titles: Vec<String> =
+            self.column_titles.iter().map(|&title| title.to_owned()).collect();
         for row in std::iter::once(&titles).chain(&cells) {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
@@ -137,7 +138,7 @@ impl StatsTable {
 fn cell_as_terminal_text(cell: &TableCell) -> String {
     match cell {
         TableCell::Integer(value) => with_thousands_separators(value),
-        TableCell::Decimal(..) => with_thousands_separators(cell.cell_as_csv_text()),
+        TableCell::DecimalWithPlaces(..) => with_thousands_separators(cell.cell_as_csv_text()),
         _ => cell.cell_as_csv_text(),
     }
 }

@@ -1,9 +1,10 @@
-//! The lines of a device's time add up to its span, and planted causes stand in the right line.
+//! The diagnosis splits a GPU's time into lines that add up to the span; tests check that planted
+//! delays are in the right line.
 
 use std::path::PathBuf;
 
 use crate::fixture::{NsysExport, lines_with_word};
-use kernelgate_trace::analyze::timeline::BusyTimeLineOfGpu;
+use kernelgate_trace::analyze::timeline::BusyTimeCategoryOfGpu;
 use kernelgate_trace::analyze::timeline::iterations::EvidenceOfIterations;
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingSeverity, GpuUseOfProcess, IdleCauseKind, TraceDiagnosis,
@@ -11,11 +12,12 @@ use kernelgate_trace::diagnose::{
 };
 use kernelgate_trace::read::{self, WantedTraceParts};
 
-const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)";
+const ALL_REDUCE_KERNEL_NAME: &str =
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)";
 
 fn diagnose_and_check_sums(export: &NsysExport) -> TraceDiagnosis {
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
-    for device in &diagnosis.devices {
+    for device in &diagnosis.gpu_use_by_process {
         assert_account_adds_up(device);
     }
     diagnosis
@@ -27,24 +29,27 @@ fn assert_account_adds_up(device: &GpuUseOfProcess) {
         account.whole_trace_account.span_length_ns(),
         device.first_start_and_last_end_ns.1 - device.first_start_and_last_end_ns.0
     );
-    assert_eq!(account.whole_trace_account.busy_time_ns(), device.busy_ns);
+    assert_eq!(account.whole_trace_account.busy_time_ns(), device.gpu_busy_ns);
     assert_eq!(
         account.whole_trace_account.idle_time_of_all_causes_ns(),
-        device.gaps.total_length_of_gaps_ns()
+        device.idle_gaps.total_length_of_gaps_ns()
     );
     let Some(iterations) = &account.iterations else { return };
     let parts =
         iterations.listed_iterations.iter().map(|of| of.account.span_length_ns()).sum::<i64>()
-            + iterations.account_before_first.span_length_ns()
-            + iterations.account_after_last.span_length_ns();
+            + iterations.account_before_first_iteration.span_length_ns()
+            + iterations.account_after_last_iteration.span_length_ns();
     assert_eq!(parts, account.whole_trace_account.span_length_ns());
     for of in &iterations.listed_iterations {
-        assert_eq!(of.account.span_length_ns(), of.start_and_end_ns.1 - of.start_and_end_ns.0);
+        assert_eq!(
+            of.account.span_length_ns(),
+            of.iteration_start_and_end_ns.1 - of.iteration_start_and_end_ns.0
+        );
     }
 }
 
 fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|of| of.id == id)
+    diagnosis.findings.iter().find(|of| of.rule_id == id)
 }
 
 #[test]
@@ -59,20 +64,31 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
             "k",
         );
         let all_reduce = (start + 410_000, start + 910_000);
-        export.add_launch((start + 6_000, start + 9_000), all_reduce, step * 2 + 2, ALL_REDUCE);
+        export.add_launch(
+            (start + 6_000, start + 9_000),
+            all_reduce,
+            step * 2 + 2,
+            ALL_REDUCE_KERNEL_NAME,
+        );
     }
     let diagnosis = diagnose_and_check_sums(&export);
-    let total = &diagnosis.devices[0].account.whole_trace_account;
-    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5 * 400_000);
-    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), 5 * 500_000);
+    let total = &diagnosis.gpu_use_by_process[0].account.whole_trace_account;
+    assert_eq!(total.busy_ns_of_category(BusyTimeCategoryOfGpu::ComputeKernelsAlone), 5 * 400_000);
+    assert_eq!(total.busy_ns_of_category(BusyTimeCategoryOfGpu::ExposedCommunication), 5 * 500_000);
     let found = finding_with_id(&diagnosis, "exposed-communication").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
-    assert_eq!(found.recoverable_ns, Some(5 * 500_000));
+    assert_eq!(found.max_recoverable_ns, Some(5 * 500_000));
     insta::assert_snapshot!(found.finding_title, @"device 0 communicates for 2.500 ms, 2.500 ms of it with no compute beside it: 51.0 % of the time; it is on a stream that computes, so that nothing can overlap there");
-    let transfer = &diagnosis.devices[0].account.transfers[0];
-    assert_eq!((transfer.label.as_str(), transfer.transfer_count), ("NCCL/RCCL all-reduce", 5));
-    assert_eq!((transfer.exposed_ns, transfer.transfers_during_compute), (5 * 500_000, 5));
-    let gain = found.replayed_gain.map(|of| of.alone_ns);
+    let transfer = &diagnosis.gpu_use_by_process[0].account.transfers[0];
+    assert_eq!(
+        (transfer.transfer_label.as_str(), transfer.transfer_count),
+        ("NCCL/RCCL all-reduce", 5)
+    );
+    assert_eq!(
+        (transfer.exposed_transfer_ns, transfer.transfer_count_on_compute_streams),
+        (5 * 500_000, 5)
+    );
+    let gain = found.replayed_gain.map(|of| of.saved_ns_alone);
     assert_eq!(gain, Some(5 * 500_000), "the host waits between steps, though by no call");
 }
 
@@ -80,11 +96,11 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
 fn communication_beside_compute_is_hidden() {
     let mut export = NsysExport::new();
     export.add_launch((0, 10), (1_000, 9_000), 1, "k");
-    export.add_kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
+    export.add_kernel(7, (2_000, 5_000), 2, ALL_REDUCE_KERNEL_NAME);
     let diagnosis = diagnose_and_check_sums(&export);
-    let total = &diagnosis.devices[0].account.whole_trace_account;
-    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndCommunication), 3_000);
-    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5_000);
+    let total = &diagnosis.gpu_use_by_process[0].account.whole_trace_account;
+    assert_eq!(total.busy_ns_of_category(BusyTimeCategoryOfGpu::ComputeAndCommunication), 3_000);
+    assert_eq!(total.busy_ns_of_category(BusyTimeCategoryOfGpu::ComputeKernelsAlone), 5_000);
     assert!(finding_with_id(&diagnosis, "exposed-communication").is_none());
 }
 
@@ -100,12 +116,15 @@ fn copies_that_nothing_hides_come_first() {
     }
     let diagnosis = diagnose_and_check_sums(&export);
     assert_eq!(
-        diagnosis.devices[0].account.whole_trace_account.busy_ns_of_line(BusyTimeLineOfGpu::Copy),
+        diagnosis.gpu_use_by_process[0]
+            .account
+            .whole_trace_account
+            .busy_ns_of_category(BusyTimeCategoryOfGpu::ExposedCopies),
         10 * 9_000_000
     );
     let found = finding_with_id(&diagnosis, "exposed-copy").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
-    assert_eq!(found.evidence[0].count, 10);
+    assert_eq!(found.evidence[0].covered_count, 10);
 }
 
 #[test]
@@ -117,17 +136,19 @@ fn page_migrations_are_no_lost_launches() {
         export.add_memory_copy((start, start + 5_000), 0, (11, 4, 4));
     }
     let diagnosis = diagnose_and_check_sums(&export);
-    let total = &diagnosis.devices[0].account.whole_trace_account;
-    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndMigration), 50 * 5_000);
+    let total = &diagnosis.gpu_use_by_process[0].account.whole_trace_account;
+    assert_eq!(total.busy_ns_of_category(BusyTimeCategoryOfGpu::ComputeAndMigration), 50 * 5_000);
     let found = finding_with_id(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
-    // The kernel is shorter by the time from its first page to its last one.
-    assert_eq!(found.replayed_gain.unwrap().alone_ns, 49 * 10_000 + 5_000);
-    assert_eq!(diagnosis.devices[0].account.transfers[0].transfer_count, 50);
-    assert_eq!(diagnosis.quality, [], "migrations have no call");
+    // Without migrations the kernel is shorter by the time from its first page migration to the end
+    // of its last.
+    assert_eq!(found.replayed_gain.unwrap().saved_ns_alone, 49 * 10_000 + 5_000);
+    assert_eq!(diagnosis.gpu_use_by_process[0].account.transfers[0].transfer_count, 50);
+    assert_eq!(diagnosis.data_quality_findings, [], "migrations have no call");
 }
 
-/// Steps of three kernels; the first one takes longer, and start-up comes before.
+/// Export of six steps of three kernels; the first step takes longer, and start-up work precedes
+/// it.
 fn export_with_slower_first_step(marked: impl Fn(&mut NsysExport, i64, i64, i64)) -> NsysExport {
     let mut export = NsysExport::new();
     export.add_launch((0, 1_000), (5_000, 500_000), 1, "initialize");
@@ -151,27 +172,31 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
         export.add_nvtx_range(start, Some(end), 59, &format!("step_{step}"));
     });
     let diagnosis = diagnose_and_check_sums(&export);
-    let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert_eq!(iterations.evidence, EvidenceOfIterations::Range("step_#".to_owned()));
+    let iterations = diagnosis.gpu_use_by_process[0].account.iterations.as_ref().unwrap();
+    assert_eq!(iterations.evidence, EvidenceOfIterations::RangesNamed("step_#".to_owned()));
     assert_eq!(iterations.listed_iterations.len(), 6);
     assert_eq!(
-        iterations.account_before_first.busy_ns_of_line(BusyTimeLineOfGpu::Compute),
+        iterations
+            .account_before_first_iteration
+            .busy_ns_of_category(BusyTimeCategoryOfGpu::ComputeKernelsAlone),
         495_000
     );
     assert_eq!(
-        iterations.listed_iterations[0].account.busy_ns_of_line(BusyTimeLineOfGpu::Compute),
+        iterations.listed_iterations[0]
+            .account
+            .busy_ns_of_category(BusyTimeCategoryOfGpu::ComputeKernelsAlone),
         3 * 190_000
     );
-    let steady = iterations.sorted_lengths_without_first();
+    let steady = iterations.sorted_iteration_lengths_without_first();
     assert_eq!((steady.len(), steady[2]), (5, 1_000_000));
 }
 
 #[test]
 fn iterations_are_found_by_kernels_that_repeat() {
     let diagnosis = diagnose_and_check_sums(&export_with_slower_first_step(|_, _, _, _| {}));
-    let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
+    let iterations = diagnosis.gpu_use_by_process[0].account.iterations.as_ref().unwrap();
     assert!(
-        matches!(iterations.evidence, EvidenceOfIterations::Repetition(_)),
+        matches!(iterations.evidence, EvidenceOfIterations::RepeatedOperationNamed(_)),
         "{:?}",
         iterations.evidence
     );
@@ -189,7 +214,7 @@ fn iterations_of_unequal_length_are_named() {
         start += length;
     }
     let diagnosis = diagnose_and_check_sums(&export);
-    let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
+    let iterations = diagnosis.gpu_use_by_process[0].account.iterations.as_ref().unwrap();
     assert_eq!(iterations.numbers_of_unusually_long_iterations(), [6]);
     let text = diagnosis.diagnosis_to_text();
     insta::assert_snapshot!(lines_with_word(&text, "median"), @r"
@@ -215,7 +240,7 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
             let diagnosis = diagnose_trace_in_memory(
                 &read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap(),
             );
-            for device in &diagnosis.devices {
+            for device in &diagnosis.gpu_use_by_process {
                 assert_account_adds_up(device);
                 let total = &device.account.whole_trace_account;
                 let unclassified = total.idle_time_without_known_cause_ns();
@@ -233,14 +258,17 @@ fn idle_time_has_a_line_for_each_cause() {
     export.add_launch((0, 10), (1_000, 2_000), 1, "a");
     export.add_launch((50_000, 60_000), (61_000, 70_000), 2, "b");
     let diagnosis = diagnose_and_check_sums(&export);
-    let idle = &diagnosis.devices[0].account.whole_trace_account.idle_ns_by_cause;
+    let idle = &diagnosis.gpu_use_by_process[0].account.whole_trace_account.idle_ns_by_cause;
     assert_eq!(idle.values().sum::<i64>(), 59_000);
-    assert!(idle.get(&IdleCauseKind::HostCode).is_some_and(|&ns| ns >= 48_000), "{idle:?}");
+    assert!(
+        idle.get(&IdleCauseKind::HostCodeBeforeLaunch).is_some_and(|&ns| ns >= 48_000),
+        "{idle:?}"
+    );
 }
 
 #[test]
 fn a_replay_gains_what_is_on_the_critical_path_only() {
-    // Two streams: a long kernel hides short ones; the host launches far ahead.
+    // Two streams are used: a long kernel hides short kernels, and the host launches far ahead.
     let mut export = NsysExport::new();
     export.add_launch((0, 1_000), (10_000, 1_010_000), 1, "long");
     for i in 0..4 {
@@ -249,8 +277,11 @@ fn a_replay_gains_what_is_on_the_critical_path_only() {
         export.add_launch((call, call + 1_000), (run, run + 100_000), i + 2, "short");
     }
     let path = &diagnose_and_check_sums(&export).critical_path;
-    assert_eq!(path.total_ns, 1_400_000);
-    assert_eq!(path.segments.iter().map(|(_, ns)| ns).sum::<i64>(), path.total_ns);
+    assert_eq!(path.critical_path_ns, 1_400_000);
+    assert_eq!(
+        path.critical_path_ns_by_segment_kind.iter().map(|(_, ns)| ns).sum::<i64>(),
+        path.critical_path_ns
+    );
     let gain = |label: &str| {
         let found = path.gains.iter().find(|of| of.change.printed_speedup_label() == label);
         found.map(|of| of.gain_ns)
@@ -262,7 +293,8 @@ fn a_replay_gains_what_is_on_the_critical_path_only() {
 
 #[test]
 fn a_copy_from_pageable_memory_holds_its_host_up() {
-    // Each call returns a moment before its copy ends; the kernel behind it waits for both.
+    // Each call of `cudaMemcpyAsync` returns just before its copy ends; the kernel after it starts
+    // only after copy and call.
     let mut export = NsysExport::new();
     for i in 0..3 {
         let start = i * 2_000_000;
@@ -273,20 +305,22 @@ fn a_copy_from_pageable_memory_holds_its_host_up() {
         export.add_launch((call, call + 5_000), (call + 15_000, call + 215_000), id + 1, "k");
     }
     let path = &diagnose_and_check_sums(&export).critical_path;
-    // From 10,000 to 5,210,000.
-    assert_eq!(path.total_ns, 5_200_000);
+    // The critical path runs from 10,000 ns to 5,210,000 ns.
+    assert_eq!(path.critical_path_ns, 5_200_000);
     let gain = |label: &str| {
         path.gains.iter().find(|of| of.change.printed_speedup_label() == label).map(|of| of.gain_ns)
     };
-    // Without the copies each kernel starts 990 µs earlier, and so does what follows.
+    // Without the copies each kernel, and everything after it, starts 990 µs earlier.
     assert_eq!(gain("copies that take no time"), Some(3 * 990_000));
-    // 10 µs up to each copy and 5 µs of each launch behind one, but for the first and the last.
+    // Launch calls that take no time save 10 µs before a copy and 5 µs before a kernel, except
+    // before the first copy and the last kernel.
     assert_eq!(gain("launch calls that take no time"), Some(30_000));
 }
 
 #[test]
 fn savings_of_two_findings_do_not_count_the_same_time_twice() {
-    // Short kernels, each launched 100 µs behind the one before it: one idle time, two findings.
+    // The GPU idles between short kernels that are launched 100 µs apart, and two findings refer to
+    // the same idle time.
     let mut export = NsysExport::new();
     for i in 0..200 {
         let call = i * 105_000;
@@ -294,12 +328,13 @@ fn savings_of_two_findings_do_not_count_the_same_time_twice() {
     }
     let diagnosis = diagnose_and_check_sums(&export);
     let replayed: Vec<_> =
-        diagnosis.findings.iter().filter_map(|of| Some((of.id, of.replayed_gain?))).collect();
+        diagnosis.findings.iter().filter_map(|of| Some((of.rule_id, of.replayed_gain?))).collect();
     let ids: Vec<&str> = replayed.iter().map(|(id, _)| *id).collect();
     assert!(ids.contains(&"launch-bound") && ids.contains(&"gaps"), "{ids:?}");
-    let all: i64 = replayed.iter().map(|(_, of)| of.further_ns).sum();
+    let all: i64 = replayed.iter().map(|(_, of)| of.further_saved_ns).sum();
     let (_, first) = replayed[0];
-    // The replay leaves a kernel of 3 µs and 1 µs of launch latency of the 105 µs.
+    // The replay leaves 4 µs of each launch interval of 105 µs: a kernel of 3 µs and 1 µs of launch
+    // latency.
     assert_eq!(all, 199 * 101_000);
-    assert_eq!((first.alone_ns, first.further_ns), (all, all));
+    assert_eq!((first.saved_ns_alone, first.further_saved_ns), (all, all));
 }

@@ -1,4 +1,5 @@
-//! Planted faults are found and named; runs without them are not blamed.
+//! Tests plant faults in traces, and check that each fault is found and named and that traces
+//! without faults get no finding.
 
 use crate::fixture::{NsysExport, lines_with_word};
 use kernelgate_trace::diagnose::checklist::{
@@ -9,15 +10,15 @@ use kernelgate_trace::diagnose::{
 };
 
 fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|finding| finding.id == id)
+    diagnosis.findings.iter().find(|finding| finding.rule_id == id)
 }
 
-/// Why a question cannot be answered.
+/// Returns why the question of a diagnosis rule could not be answered.
 fn reason_not_answered(diagnosis: &TraceDiagnosis, id: &str) -> String {
     diagnosis.question_of_rule(id).unwrap().reason_without_answer().unwrap()
 }
 
-/// Steps of ten kernels of 30 µs each, launched ahead of time by calls of 5 µs.
+/// Adds steps of ten kernels of 30 µs each, launched ahead of time by calls of 5 µs.
 fn add_steps_of_ten_kernels(
     export: &mut NsysExport,
     steps: i64,
@@ -49,27 +50,27 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
     });
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-    assert_eq!(finding.measured_value.value, 5.0);
+    assert_eq!(finding.measured_value.number_in_unit, 5.0);
     assert_eq!(finding.evidence[0].kernel_call_or_copy_name, "cudaStreamSynchronize");
-    assert_eq!(finding.evidence[0].range.as_deref(), Some("step_#"));
-    assert_eq!(finding.evidence[0].total_ns, Some(1_000_000));
-    // Each wait ends in the idle time behind its step, but for the last, which nothing follows.
-    // Without it the host launches the next step as much earlier as it waited.
-    assert_eq!(finding.recoverable_ns, Some(4 * 200_000));
-    // The step ends at 359 us, the wait at 400 us; the next is launched at 1000 us by a call of
-    // 5 us and starts 45 us later.
+    assert_eq!(finding.evidence[0].innermost_common_range_path.as_deref(), Some("step_#"));
+    assert_eq!(finding.evidence[0].total_duration_ns, Some(1_000_000));
+    // Each wait except the last ends in the idle time after its step. Without the wait, the host
+    // launches the next step earlier by the length of the wait.
+    assert_eq!(finding.max_recoverable_ns, Some(4 * 200_000));
+    // A step's kernels end at 359 µs, the host's wait at 400 µs; a call of 5 µs launches the next
+    // step at 1000 µs, and it starts 45 µs later.
     let expected = [
-        (IdleCauseKind::HostCode, 4 * 600_000),
+        (IdleCauseKind::HostCodeBeforeLaunch, 4 * 600_000),
         (IdleCauseKind::UnknownDelayAfterLaunch, 4 * 45_000),
-        (IdleCauseKind::HostWaitForGpu, 4 * 41_000),
-        (IdleCauseKind::BackToBack, 5 * 9 * 1_000),
-        (IdleCauseKind::LaunchCall, 4 * 5_000),
+        (IdleCauseKind::LaunchThreadWaitedForGpu, 4 * 41_000),
+        (IdleCauseKind::UsualStartOfQueuedOperation, 5 * 9 * 1_000),
+        (IdleCauseKind::LaunchCallStillRunning, 4 * 5_000),
     ];
-    let causes: Vec<(IdleCauseKind, i64)> = diagnosis.devices[0]
-        .gaps
+    let causes: Vec<(IdleCauseKind, i64)> = diagnosis.gpu_use_by_process[0]
+        .idle_gaps
         .idle_time_by_cause
         .iter()
-        .map(|of| (of.kind, of.total_ns))
+        .map(|of| (of.kind, of.total_idle_ns))
         .collect();
     assert_eq!(causes, expected);
 }
@@ -102,13 +103,13 @@ fn waits_without_ranges_are_a_loop_if_the_launches_between_them_repeat() {
     }
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-    assert_eq!(finding.evidence[0].count, 8);
+    assert_eq!(finding.evidence[0].covered_count, 8);
 }
 
 #[test]
 fn pageable_and_synchronous_copies_are_found() {
     let mut export = NsysExport::new();
-    // Host to device: 0 is pageable, 1 pinned, 2 the device.
+    // Copies from the host to the device; memory kind 0 is pageable, 1 pinned, 2 device memory.
     export.add_api_call(7, (100, 200), 1, "cudaMemcpyAsync_v3020");
     export.add_memory_copy((1000, 2000), 1, (1, 0, 2));
     export.add_api_call(7, (300, 400), 2, "cudaMemcpyAsync_v3020");
@@ -118,14 +119,15 @@ fn pageable_and_synchronous_copies_are_found() {
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let pageable = finding_with_id(&diagnosis, "pageable-copy").unwrap();
     assert_eq!(pageable.evidence.len(), 1);
-    assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
+    assert_eq!(pageable.evidence[0].covered_count, 1, "the pinned one is not blamed");
     insta::assert_snapshot!(pageable.evidence[0].kernel_call_or_copy_name, @"cudaMemcpyAsync Host-to-Device (pageable to device)");
     let synchronous = finding_with_id(&diagnosis, "synchronous-copy").unwrap();
     assert_eq!(synchronous.evidence[0].kernel_call_or_copy_name, "cudaMemcpy Device-to-Host");
-    assert_eq!(synchronous.recoverable_ns, Some(2000));
+    assert_eq!(synchronous.max_recoverable_ns, Some(2000));
 }
 
-/// Kernels of 3 µs, each launched by a call of 6 µs; a step of host code between.
+/// Export with 200 kernels of 3 µs, each launched by a call of 6 µs; host code takes 6 µs between
+/// two calls.
 fn launch_bound_export() -> NsysExport {
     let mut export = NsysExport::new();
     for i in 0..200 {
@@ -140,27 +142,27 @@ fn short_kernels_behind_long_launches_are_launch_bound() {
     let diagnosis = diagnose_trace_in_memory(&launch_bound_export().read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "launch-bound").unwrap();
     assert_eq!(finding.severity, FindingSeverity::Severe);
-    // 200 kernels of 3 µs in 199 × 12 + 3 µs.
-    assert!((finding.measured_value.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
-    // In a graph a microsecond stays between two kernels.
-    assert_eq!(finding.recoverable_ns, Some(199 * 8_000), "the GPU waited for the host");
+    // The 200 kernels of 3 µs run within 199 × 12 + 3 µs.
+    assert!((finding.measured_value.number_in_unit - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
+    // A replay as a CUDA graph leaves a gap of 1 µs between two kernels.
+    assert_eq!(finding.max_recoverable_ns, Some(199 * 8_000), "the GPU waited for the host");
     // The gap of 9 µs has 2 µs of host code, 6 µs of the launch call and 1 µs of launch latency.
-    let causes: Vec<(IdleCauseKind, i64)> = diagnosis.devices[0]
-        .gaps
+    let causes: Vec<(IdleCauseKind, i64)> = diagnosis.gpu_use_by_process[0]
+        .idle_gaps
         .idle_time_by_cause
         .iter()
-        .map(|of| (of.kind, of.total_ns))
+        .map(|of| (of.kind, of.total_idle_ns))
         .collect();
     let expected = [
-        (IdleCauseKind::LaunchCall, 199 * 6_000),
-        (IdleCauseKind::HostCode, 199 * 2_000),
+        (IdleCauseKind::LaunchCallStillRunning, 199 * 6_000),
+        (IdleCauseKind::HostCodeBeforeLaunch, 199 * 2_000),
         (IdleCauseKind::LaunchLatency, 199 * 1_000),
     ];
     assert_eq!(causes, expected);
 }
 
 #[test]
-fn the_same_kernels_in_one_graph_are_not() {
+fn short_kernels_of_one_graph_are_not_launch_bound() {
     let mut export = NsysExport::new();
     export.add_api_call(7, (900_000, 950_000), 1, "cudaGraphLaunch_v10000");
     for i in 0..200 {
@@ -169,8 +171,8 @@ fn the_same_kernels_in_one_graph_are_not() {
     }
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     assert!(finding_with_id(&diagnosis, "launch-bound").is_none());
-    let causes = &diagnosis.devices[0].gaps.idle_time_by_cause;
-    assert_eq!((causes.len(), causes[0].kind), (1, IdleCauseKind::BackToBack));
+    let causes = &diagnosis.gpu_use_by_process[0].idle_gaps.idle_time_by_cause;
+    assert_eq!((causes.len(), causes[0].kind), (1, IdleCauseKind::UsualStartOfQueuedOperation));
 }
 
 #[test]
@@ -181,7 +183,8 @@ fn gaps_are_classed_at_20_and_50_microseconds() {
         export.add_launch((i * 100, i * 100 + 10), (start, start + 1_000), i, "k");
         start += 1_000 + gap;
     }
-    let gaps = &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).devices[0].gaps;
+    let gaps =
+        &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).gpu_use_by_process[0].idle_gaps;
     assert_eq!(
         (
             gaps.gaps_below_20_us.gap_count,
@@ -190,8 +193,11 @@ fn gaps_are_classed_at_20_and_50_microseconds() {
         ),
         (1, 2, 1)
     );
-    assert_eq!((gaps.gaps_below_20_us.total_ns, gaps.gaps_above_50_us.total_ns), (19_999, 50_001));
-    assert_eq!((gaps.longest_ns, gaps.mean_length_of_gaps_ns()), (50_001, 35_000.0));
+    assert_eq!(
+        (gaps.gaps_below_20_us.total_gap_ns, gaps.gaps_above_50_us.total_gap_ns),
+        (19_999, 50_001)
+    );
+    assert_eq!((gaps.longest_gap_ns, gaps.mean_length_of_gaps_ns()), (50_001, 35_000.0));
 }
 
 #[test]
@@ -206,7 +212,7 @@ fn a_clock_that_jumps_is_reported() {
         "k",
     );
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
-    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"one idle time on device 0 is more than 100 times as long as everything else: the clock jumped, or the program paused");
+    insta::assert_snapshot!(diagnosis.data_quality_findings[0].finding_title, @"one idle time on device 0 is more than 100 times as long as everything else: the clock jumped, or the program paused");
 }
 
 #[test]
@@ -217,8 +223,8 @@ fn small_grids_are_found_where_the_gpu_is_known() {
     export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = 25 WHERE start = 1000;");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "small-grid").unwrap();
-    assert_eq!(finding.measured_value.value, 80.0);
-    assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
+    assert_eq!(finding.measured_value.number_in_unit, 80.0);
+    assert_eq!(finding.max_recoverable_ns, Some(6_000), "three quarters of it idle");
     insta::assert_snapshot!(finding.evidence[0].kernel_call_or_copy_name, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
     export.execute_sql("DROP TABLE TARGET_INFO_GPU;");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
@@ -227,7 +233,7 @@ fn small_grids_are_found_where_the_gpu_is_known() {
 }
 
 #[test]
-fn issue_and_dram_give_the_bound_not_activity() {
+fn sampled_bound_uses_issue_and_dram_not_activity() {
     let mut export = NsysExport::new();
     export.add_launch((10, 20), (1_000, 9_000), 1, "k");
     export.execute_sql(
@@ -261,7 +267,7 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
     let chain = |third: &str| {
         let mut export = NsysExport::new();
         for i in 0..10 {
-            // The host is ahead of the GPU.
+            // The host launches far ahead of the GPU.
             let (call, run) = (1_000_000 + i * 20_000, 1_050_000 + i * 46_000);
             let mut launch = |kernel: i64, at: i64, length: i64, name: &str| {
                 let call = call + kernel * 6_000;
@@ -280,16 +286,18 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
     };
     let diagnosis = chain("gelu");
     let fusion = finding_with_id(&diagnosis, "fusion").unwrap();
-    // The pair lacks the gemm: the shorter kernel and the gap of 1 µs.
+    // The fusible pair does not contain the gemm; fusing saves the shorter kernel (2 µs) and the
+    // gap of 1 µs.
     assert_eq!(fusion.evidence.len(), 1);
     assert_eq!(fusion.evidence[0].kernel_call_or_copy_name, "bias → gelu");
-    assert_eq!(fusion.recoverable_ns, Some(10 * (2_000 + 1_000)));
+    assert_eq!(fusion.max_recoverable_ns, Some(10 * (2_000 + 1_000)));
     assert!(
-        (fusion.measured_value.value - 500.0 / 45.0).abs() < 1e-9,
+        (fusion.measured_value.number_in_unit - 500.0 / 45.0).abs() < 1e-9,
         "{}",
-        fusion.measured_value.value
+        fusion.measured_value.number_in_unit
     );
-    // A kernel that runs elsewhere too has other producers.
+    // A kernel that also runs after other kernels is not fused, because then another kernel
+    // produces its input.
     assert!(finding_with_id(&chain("gemm"), "fusion").is_none());
 }
 
@@ -305,8 +313,8 @@ fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
     export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     let finding = finding_with_id(&diagnosis, "block-size").unwrap();
-    assert_eq!(finding.measured_value.value, 80.0);
-    assert_eq!(finding.recoverable_ns, Some(3_000), "24 of 64 threads idle");
+    assert_eq!(finding.measured_value.number_in_unit, 80.0);
+    assert_eq!(finding.max_recoverable_ns, Some(3_000), "24 of 64 threads idle");
 }
 
 #[test]
@@ -316,13 +324,17 @@ fn a_checklist_line_holds_fails_or_names_the_tool_to_measure() {
     export.add_memory_copy((500_000, 900_000), 1000, (1, 0, 2));
     let lines = fill_in_checklist(&diagnose_trace_in_memory(&export.read_as_trace().unwrap()));
     let line = |text: &str| lines.iter().find(|line| line.condition.starts_with(text)).unwrap();
-    assert_eq!(line("Minimal synchronization").line_state, ChecklistLineState::Holds);
+    assert_eq!(line("Minimal synchronization").line_state, ChecklistLineState::ConditionHolds);
     let transactions = line("Memory transactions");
     assert_eq!(transactions.line_state, ChecklistLineState::ConditionFails);
-    insta::assert_snapshot!(transactions.deciding_text, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
+    insta::assert_snapshot!(transactions.deciding_finding_or_command, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
     let conflicts = line("No bank conflicts");
     assert_eq!(conflicts.line_state, ChecklistLineState::NotMeasured);
-    assert!(conflicts.deciding_text.contains("ncu --csv"), "{}", conflicts.deciding_text);
+    assert!(
+        conflicts.deciding_finding_or_command.contains("ncu --csv"),
+        "{}",
+        conflicts.deciding_finding_or_command
+    );
     assert_eq!(line("Unrolled").line_state, ChecklistLineState::NotMeasured);
     assert_eq!(lines.len(), 16);
     let text = checklist_to_text(&lines);
@@ -332,14 +344,15 @@ fn a_checklist_line_holds_fails_or_names_the_tool_to_measure() {
 }
 
 #[test]
-fn softmax_is_set_against_matmul() {
+fn softmax_time_is_compared_with_matmul_time() {
     let mut export = NsysExport::new();
     export.add_launch((10, 20), (1_000, 9_000), 1, "ampere_sgemm_128x64_tn");
     export.add_launch((30, 40), (10_000, 12_000), 2, "softmax_warp_forward");
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
     assert_eq!(diagnosis.answers.softmax_time_by_matmul_time(), Some(0.25));
     let text = diagnosis.diagnosis_to_text();
-    // 5 FLOPs a score over 4 x 64: 0.25 / 0.0195 = 12.8.
+    // Softmax takes 5 FLOPs per score and the matrix products 4 × 64, so its time ratio of 0.25 is
+    // 12.8 times its FLOP ratio of 0.0195.
     insta::assert_snapshot!(lines_with_word(&text, "softmax"), @r"
     18.2 %      2.0 µs  softmax_warp_forward
     9.1 %      1.0 µs  half the time of softmax_warp_forward

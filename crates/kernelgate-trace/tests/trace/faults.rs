@@ -1,16 +1,16 @@
-//! Faults that a diagnosis once got wrong, each on inputs that the test writes; and on the reported
-//! inputs themselves where `SHARED_FAULTS` names their folder.
+//! Tests of faults that a diagnosis once got wrong, on inputs that the tests write; where
+//! `SHARED_FAULTS` names a folder, also on the reported inputs.
 
 use std::path::PathBuf;
 
-use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
+use crate::fixture::kineto::{A100_FILLING_KERNEL, KernelPlaceAndShape, KinetoTrace};
 use crate::fixture::{NsysExport, finding_titles, global_id_of_process, lines_with_word};
 use kernelgate_trace::diagnose::checklist::{ChecklistLineState, fill_in_checklist};
 use kernelgate_trace::diagnose::difference::{
     SummedTimesOfTrace, TraceSetupProperty, compare_summed_traces,
 };
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingConfidence, FindingSeverity, IdleCauseKind, RuleAnswer,
+    DiagnosisFinding, DiagnosisRuleAnswer, FindingConfidence, FindingSeverity, IdleCauseKind,
     TraceDiagnosis, diagnose_trace_in_memory,
 };
 use kernelgate_trace::model::Trace;
@@ -28,23 +28,23 @@ fn read_reported_trace_or_skip(name: &str) -> Option<Trace> {
 }
 
 fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|finding| finding.id == id)
+    diagnosis.findings.iter().find(|finding| finding.rule_id == id)
 }
 
-/// Idle time of the first device by cause, in nanoseconds.
+/// Returns the idle time of the first device that has this cause, in nanoseconds.
 fn idle_ns_of_cause(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
-    let causes = diagnosis.devices[0].gaps.idle_time_by_cause.iter();
-    causes.filter(|cause| cause.kind == kind).map(|cause| cause.total_ns).sum()
+    let causes = diagnosis.gpu_use_by_process[0].idle_gaps.idle_time_by_cause.iter();
+    causes.filter(|cause| cause.kind == kind).map(|cause| cause.total_idle_ns).sum()
 }
 
-/// The cause with most idle time on a device.
+/// Returns the cause with the most idle time on a device.
 fn cause_with_most_idle_time(
     diagnosis: &TraceDiagnosis,
     device: u32,
 ) -> (IdleCauseKind, Option<&str>) {
-    let device = diagnosis.devices.iter().find(|of| of.device == device).unwrap();
-    let cause = &device.gaps.idle_time_by_cause[0];
-    (cause.kind, cause.function.as_deref())
+    let device = diagnosis.gpu_use_by_process.iter().find(|of| of.gpu_ordinal == device).unwrap();
+    let cause = &device.idle_gaps.idle_time_by_cause[0];
+    (cause.kind, cause.called_function_or_range_path.as_deref())
 }
 
 fn reason_not_answered(diagnosis: &TraceDiagnosis, id: &str) -> String {
@@ -57,10 +57,10 @@ fn state_of_checklist_line(diagnosis: &TraceDiagnosis, line: &str) -> ChecklistL
     lines.iter().find(|of| of.condition.starts_with(line)).unwrap().line_state
 }
 
-/// A kernel, then one that is launched at 40 µs and starts 400 ms later.
+/// Trace of a kernel, followed by a kernel that is launched at 40 µs and starts 400 ms later.
 fn trace_with_late_kernel() -> KinetoTrace {
     let mut trace = KinetoTrace::a100_trace();
-    trace.add_launch(0.0, (10.0, 4.0), "first", FULL);
+    trace.add_launch(0.0, (10.0, 4.0), "first", A100_FILLING_KERNEL);
     trace
 }
 
@@ -68,7 +68,7 @@ fn trace_with_late_kernel() -> KinetoTrace {
 fn work_launched_long_before_it_starts_is_not_host_code() {
     let written = || {
         let mut trace = trace_with_late_kernel();
-        trace.add_launch(40.0, (400_000.0, 4.0), "second", FULL);
+        trace.add_launch(40.0, (400_000.0, 4.0), "second", A100_FILLING_KERNEL);
         trace.add_api_call((80.0, 400_000.0), "cudaStreamSynchronize");
         trace.read_as_trace()
     };
@@ -76,8 +76,8 @@ fn work_launched_long_before_it_starts_is_not_host_code() {
         read_reported_trace_or_skip("gap-launched-then-late/launched_then_late_cuda.json");
     for trace in [Some(written()), launched_then_late].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
-        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::HostCode), 26_000);
-        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::LaunchCall), 5_000);
+        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::HostCodeBeforeLaunch), 26_000);
+        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::LaunchCallStillRunning), 5_000);
         assert_eq!(
             idle_ns_of_cause(&diagnosis, IdleCauseKind::UnknownDelayAfterLaunch),
             399_955_000
@@ -86,9 +86,9 @@ fn work_launched_long_before_it_starts_is_not_host_code() {
         let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
         assert_eq!(
             (gaps.severity, gaps.confidence),
-            (FindingSeverity::Warning, FindingConfidence::Low)
+            (FindingSeverity::Warning, FindingConfidence::LowConfidence)
         );
-        assert_eq!(gaps.recoverable_ns, None, "nobody knows what most of it could save");
+        assert_eq!(gaps.max_recoverable_ns, None, "nobody knows what most of it could save");
     }
 }
 
@@ -98,23 +98,23 @@ fn idle_time_that_no_replay_mends_stays_a_warning() {
     for step in 0..10 {
         let start = f64::from(step) * 10_000.0;
         trace.add_api_call((start, 2.0), "cudaStreamWaitEvent");
-        trace.add_launch(start + 5.0, (start + 9_000.0, 100.0), "waits", FULL);
+        trace.add_launch(start + 5.0, (start + 9_000.0, 100.0), "waits", A100_FILLING_KERNEL);
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::EventWait);
+    assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::StreamWaitedForEvent);
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     assert_eq!(gaps.severity, FindingSeverity::Warning, "{}", gaps.finding_title);
-    assert!(gaps.recoverable_ns < Some(10_000_000), "{:?}", gaps.recoverable_ns);
+    assert!(gaps.max_recoverable_ns < Some(10_000_000), "{:?}", gaps.max_recoverable_ns);
 }
 
 #[test]
-fn the_driver_of_windows_submits_work_later() {
+fn late_start_on_windows_is_attributed_to_driver() {
     let mut export = NsysExport::new();
     export.add_launch((0, 5_000), (10_000, 14_000), 1, "a");
     export.add_launch((40_000, 45_000), (700_000, 710_000), 2, "b");
     let cause = |export: &NsysExport| {
         let trace = export.read_as_trace().unwrap();
-        diagnose_trace_in_memory(&trace).devices[0].gaps.idle_time_by_cause[0].kind
+        diagnose_trace_in_memory(&trace).gpu_use_by_process[0].idle_gaps.idle_time_by_cause[0].kind
     };
     assert_eq!(cause(&export), IdleCauseKind::UnknownDelayAfterLaunch);
     export.execute_sql("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)");
@@ -123,9 +123,9 @@ fn the_driver_of_windows_submits_work_later() {
         (
             "SoftwareReleaseVersion",
             "6.6.87.2-microsoft-standard-WSL2",
-            IdleCauseKind::WindowsDriver,
+            IdleCauseKind::WindowsDriverDelay,
         ),
-        ("SoftwarePlatform", "Windows", IdleCauseKind::WindowsDriver),
+        ("SoftwarePlatform", "Windows", IdleCauseKind::WindowsDriverDelay),
     ] {
         export.execute_sql("DELETE FROM TARGET_INFO_SYSTEM_ENV");
         export.execute_sql(&format!(
@@ -140,7 +140,7 @@ fn late_starts_of_launched_work_have_the_recorded_reason() {
     let with = |before: &dyn Fn(&mut KinetoTrace)| {
         let mut trace = trace_with_late_kernel();
         before(&mut trace);
-        trace.add_launch(40.0, (400_000.0, 4.0), "second", FULL);
+        trace.add_launch(40.0, (400_000.0, 4.0), "second", A100_FILLING_KERNEL);
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let (kind, function) = cause_with_most_idle_time(&diagnosis, 0);
         (kind, function.map(str::to_owned))
@@ -149,17 +149,17 @@ fn late_starts_of_launched_work_have_the_recorded_reason() {
     let event = with(&|trace| {
         trace.add_api_call((30.0, 2.0), "cudaStreamWaitEvent");
     });
-    assert_eq!(event, named(IdleCauseKind::EventWait, "cudaStreamWaitEvent"));
+    assert_eq!(event, named(IdleCauseKind::StreamWaitedForEvent, "cudaStreamWaitEvent"));
     let function = with(&|trace| {
         trace.add_api_call((30.0, 2.0), "hipLaunchHostFunc");
     });
-    assert_eq!(function, named(IdleCauseKind::HostFunction, "hipLaunchHostFunc"));
+    assert_eq!(function, named(IdleCauseKind::StreamWaitedForHostFunction, "hipLaunchHostFunc"));
     let other_device = with(&|trace| {
-        let other = KernelPlaceAndShape { device: 1, ..FULL };
+        let other = KernelPlaceAndShape { device: 1, ..A100_FILLING_KERNEL };
         trace.add_launch(20.0, (30.0, 399_000.0), "long", other);
     });
-    assert_eq!(other_device, (IdleCauseKind::WorkElsewhere, None));
-    // The event that another stream waits for holds up nothing here.
+    assert_eq!(other_device, (IdleCauseKind::OtherGpuOrProcessBusy, None));
+    // A wait of another stream for an event does not delay the late kernel.
     let other_stream = with(&|trace| {
         let id = trace.add_api_call((30.0, 2.0), "cudaStreamWaitEvent");
         trace.add_event(json!({
@@ -169,10 +169,11 @@ fn late_starts_of_launched_work_have_the_recorded_reason() {
         }));
     });
     assert_eq!(other_stream, (IdleCauseKind::UnknownDelayAfterLaunch, None));
-    // A wait that an earlier launch is behind is over with that launch.
+    // A stream's wait for an event is over if work that was launched after the wait has already
+    // run.
     let launched_since = with(&|trace| {
         trace.add_api_call((16.0, 1.0), "cudaStreamWaitEvent");
-        trace.add_launch(17.0, (24.0, 1.0), "between", FULL);
+        trace.add_launch(17.0, (24.0, 1.0), "between", A100_FILLING_KERNEL);
     });
     assert_eq!(launched_since, (IdleCauseKind::UnknownDelayAfterLaunch, None));
 }
@@ -181,20 +182,21 @@ fn late_starts_of_launched_work_have_the_recorded_reason() {
 fn nodes_of_a_graph_that_start_late_are_queued() {
     let mut trace = KinetoTrace::a100_trace();
     let graph = trace.add_api_call((0.0, 5.0), "cudaGraphLaunch");
-    trace.add_kernel(graph, (10.0, 5.0), "a", FULL);
-    trace.add_kernel(graph, (16.0, 5.0), "b", FULL);
-    trace.add_kernel(graph, (500.0, 5.0), "c", FULL);
+    trace.add_kernel(graph, (10.0, 5.0), "a", A100_FILLING_KERNEL);
+    trace.add_kernel(graph, (16.0, 5.0), "b", A100_FILLING_KERNEL);
+    trace.add_kernel(graph, (500.0, 5.0), "c", A100_FILLING_KERNEL);
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::InGraph), 479_000);
-    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::BackToBack), 1_000);
+    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::BetweenCudaGraphNodes), 479_000);
+    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::UsualStartOfQueuedOperation), 1_000);
 }
 
-/// Steps of 7 ms: a kernel of 100 µs, a wait of 3 µs when it is over, then the host.
+/// Trace of steps of 7 ms: a kernel of 100 µs, a wait of 3 µs that begins when the kernel has
+/// ended, then host code.
 fn trace_of_steps_with_short_waits(before_launch: impl Fn(&mut KinetoTrace, f64)) -> Trace {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..20 {
         let start = f64::from(step) * 7_000.0;
-        trace.add_launch(start, (start + 10.0, 100.0), "step_kernel", FULL);
+        trace.add_launch(start, (start + 10.0, 100.0), "step_kernel", A100_FILLING_KERNEL);
         trace.add_api_call((start + 200.0, 3.0), "cudaEventSynchronize");
         before_launch(&mut trace, start + 250.0);
     }
@@ -207,10 +209,13 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     let report = read_reported_trace_or_skip("gap-blames-short-wait/short_wait_long_host.json");
     for trace in [Some(written), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
-        assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::HostCode);
-        assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::HostWaitForGpu), 19 * 3_000);
+        assert_eq!(cause_with_most_idle_time(&diagnosis, 0).0, IdleCauseKind::HostCodeBeforeLaunch);
+        assert_eq!(
+            idle_ns_of_cause(&diagnosis, IdleCauseKind::LaunchThreadWaitedForGpu),
+            19 * 3_000
+        );
         let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-        assert_eq!(waits.recoverable_ns, Some(19 * 3_000));
+        assert_eq!(waits.max_recoverable_ns, Some(19 * 3_000));
         assert_eq!(waits.severity, FindingSeverity::Information);
     }
     let allocating = trace_of_steps_with_short_waits(|trace, at| {
@@ -219,9 +224,12 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     let diagnosis = diagnose_trace_in_memory(&allocating);
     assert_eq!(
         cause_with_most_idle_time(&diagnosis, 0),
-        (IdleCauseKind::OtherCudaCall, Some("cudaMalloc"))
+        (IdleCauseKind::LaunchThreadInOtherCudaCall, Some("cudaMalloc"))
     );
-    assert_eq!(idle_ns_of_cause(&diagnosis, IdleCauseKind::OtherCudaCall), 19 * 6_500_000);
+    assert_eq!(
+        idle_ns_of_cause(&diagnosis, IdleCauseKind::LaunchThreadInOtherCudaCall),
+        19 * 6_500_000
+    );
     insta::assert_snapshot!(finding_with_id(&diagnosis, "gaps").unwrap().advice, @"move this call out of the loop: allocate once, copy asynchronously");
 }
 
@@ -230,14 +238,14 @@ fn a_wait_saves_no_time_in_which_something_else_holds_up_the_launch() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..20 {
         let start = f64::from(step) * 10_000.0;
-        trace.add_launch(start, (start + 3_000.0, 5_000.0), "step_kernel", FULL);
-        // The wait ends as the kernel does; the next one starts 3 ms after its launch.
+        trace.add_launch(start, (start + 3_000.0, 5_000.0), "step_kernel", A100_FILLING_KERNEL);
+        // The host's wait ends when the kernel ends; the next kernel starts 3 ms after its launch.
         trace.add_api_call((start + 10.0, 8_000.0), "cudaDeviceSynchronize");
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-    // From the end of a kernel to that of the next launch call.
-    assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.finding_title);
+    // Each wait could save the time from the end of a kernel to the end of the next launch call.
+    assert_eq!(waits.max_recoverable_ns, Some(19 * 2_005_000), "{}", waits.finding_title);
     assert_eq!(
         idle_ns_of_cause(&diagnosis, IdleCauseKind::UnknownDelayAfterLaunch),
         19 * 2_995_000
@@ -258,12 +266,15 @@ fn waits_in_a_loop_get_no_idle_time_of_other_waits() {
         trace.add_api_call((start + 20.0, 10.0), "cudaStreamSynchronize");
     }
     trace.add_api_call((7_950.0, 5.0), "cudaDeviceSynchronize");
-    trace.add_launch(1_000_000.0, (1_000_010.0, 100.0), "first_kernel", FULL);
+    trace.add_launch(1_000_000.0, (1_000_010.0, 100.0), "first_kernel", A100_FILLING_KERNEL);
     let report = read_reported_trace_or_skip("sync-loop-idle-of-others/other_idle.json");
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         let waits = finding_with_id(&diagnosis, "sync-in-loop").unwrap();
-        assert_eq!((waits.recoverable_ns, waits.severity), (Some(0), FindingSeverity::Information));
+        assert_eq!(
+            (waits.max_recoverable_ns, waits.severity),
+            (Some(0), FindingSeverity::Information)
+        );
         assert_eq!(
             waits.finding_title,
             "the host waits for the GPU 8 times in a loop, 0.080 ms in all; no device is idle behind them"
@@ -276,14 +287,14 @@ fn waits_that_cost_little_are_information() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..50 {
         let start = f64::from(step) * 4_000.0;
-        trace.add_launch(start, (start + 6.0, 3_990.0), "solve", FULL);
+        trace.add_launch(start, (start + 6.0, 3_990.0), "solve", A100_FILLING_KERNEL);
         trace.add_api_call((start + 7.0, 3_990.0), "cudaStreamSynchronize");
     }
     let report = read_reported_trace_or_skip("cheap-waits-severe/cheap_waits.json");
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
         let waits = diagnose_trace_in_memory(&trace);
         let waits = finding_with_id(&waits, "sync-in-loop").unwrap();
-        assert_eq!(waits.recoverable_ns, Some(49 * 9_000), "49 gaps of 10 us, 1 us stays");
+        assert_eq!(waits.max_recoverable_ns, Some(49 * 9_000), "49 gaps of 10 us, 1 us stays");
         assert_eq!(waits.severity, FindingSeverity::Information, "0.2 % of the span");
     }
 }
@@ -292,22 +303,22 @@ fn waits_that_cost_little_are_information() {
 fn a_call_that_happened_once_is_start_up() {
     let with = |name: &str| {
         let mut trace = KinetoTrace::a100_trace();
-        trace.add_launch(0.0, (10.0, 50.0), "init_kernel", FULL);
+        trace.add_launch(0.0, (10.0, 50.0), "init_kernel", A100_FILLING_KERNEL);
         trace.add_api_call((70.0, 6_000_000.0), name);
         for step in 0..40 {
             let start = 6_001_000.0 + f64::from(step) * 100.0;
-            trace.add_launch(start, (start + 10.0, 95.0), "step", FULL);
+            trace.add_launch(start, (start + 10.0, 95.0), "step", A100_FILLING_KERNEL);
         }
         trace.read_as_trace()
     };
-    // The first launch of a kernel loads its module.
+    // The first launch of each kernel loads the kernel's module, which takes host time.
     let mut first_launch = KinetoTrace::a100_trace();
     for step in 0..40 {
         let start = f64::from(step) * 60.0 + if step > 5 { 6_500.0 } else { 0.0 };
         let length = if step == 6 { 6_400.0 } else { 5.0 };
         let begin = if step == 6 { start - 6_400.0 } else { start };
         let id = first_launch.add_api_call((begin, length), "hipLaunchKernel");
-        first_launch.add_kernel(id, (start + 10.0, 50.0), "step", FULL);
+        first_launch.add_kernel(id, (start + 10.0, 50.0), "step", A100_FILLING_KERNEL);
     }
     let report = read_reported_trace_or_skip("one-time-call-in-loop/one_slow_call.json");
     let written = [with("cudaFree"), with("cudaMalloc"), first_launch.read_as_trace()];
@@ -319,12 +330,16 @@ fn a_call_that_happened_once_is_start_up() {
             "it happened once, as start-up does (context, library or module loading, the first launch of a kernel, reading data): warm up before recording, or leave it out with --range"
         );
         assert!(gaps.severity < FindingSeverity::Severe, "{gaps:?}");
-        assert!(diagnosis.quality.is_empty(), "no clock jumped: {:?}", diagnosis.quality);
+        assert!(
+            diagnosis.data_quality_findings.is_empty(),
+            "no clock jumped: {:?}",
+            diagnosis.data_quality_findings
+        );
     }
 }
 
 #[test]
-fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
+fn rules_give_no_answer_without_launch_shapes() {
     let trace_with = |at: KernelPlaceAndShape| {
         let mut trace = KinetoTrace::mi300x_trace();
         for step in 0..200 {
@@ -334,8 +349,10 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
         }
         trace.read_as_trace()
     };
-    let no_shape = trace_with(KernelPlaceAndShape { grid: 0, block: 0, ..FULL });
-    let other_device = trace_with(KernelPlaceAndShape { grid: 1, device: 2, ..FULL });
+    let no_shape =
+        trace_with(KernelPlaceAndShape { grid_blocks: 0, block_threads: 0, ..A100_FILLING_KERNEL });
+    let other_device =
+        trace_with(KernelPlaceAndShape { grid_blocks: 1, device: 2, ..A100_FILLING_KERNEL });
     let no_shape_reported = read_reported_trace_or_skip("shapes-unknown-passes/no_shape.json");
     let other_device_reported =
         read_reported_trace_or_skip("shapes-unknown-passes/device_offset.json");
@@ -380,12 +397,12 @@ fn a_rule_names_the_share_of_records_it_inspected() {
         let mut trace = KinetoTrace::a100_trace();
         for step in 0..100 {
             let start = f64::from(step) * 60.0;
-            let grid = if step < known { FULL.grid } else { 0 };
+            let grid = if step < known { A100_FILLING_KERNEL.grid_blocks } else { 0 };
             trace.add_launch(
                 start,
                 (start + 10.0, 50.0),
                 "k",
-                KernelPlaceAndShape { grid, ..FULL },
+                KernelPlaceAndShape { grid_blocks: grid, ..A100_FILLING_KERNEL },
             );
         }
         diagnose_trace_in_memory(&trace.read_as_trace())
@@ -399,14 +416,19 @@ fn a_rule_names_the_share_of_records_it_inspected() {
     assert_eq!(question["answer"], "cannot answer");
     assert_eq!(question["inspected"]["share"], 0.5);
     let most = with_shapes(95);
-    let RuleAnswer::No { inspected } = &most.question_of_rule("small-grid").unwrap().answer else {
+    let DiagnosisRuleAnswer::No { inspected } =
+        &most.question_of_rule("small-grid").unwrap().answer
+    else {
         panic!("{:?}", most.question_of_rule("small-grid"));
     };
-    assert_eq!((inspected.inspected_amount, inspected.whole_amount), (4_750_000, 5_000_000));
+    assert_eq!(
+        (inspected.inspected_count_or_ns, inspected.whole_count_or_ns),
+        (4_750_000, 5_000_000)
+    );
 }
 
 #[test]
-fn pages_that_migrate_are_found_and_are_no_lost_launches() {
+fn page_migrations_are_found_and_not_counted_as_unlaunched() {
     let migrations = |export: &mut NsysExport, from: i64, count: i64, kind: i64| {
         export.execute_sql(&format!(
             "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {count} - 1)
@@ -422,10 +444,14 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     let report = read_reported_trace_or_skip("unified-memory/um_during.sqlite");
     for trace in [Some(written), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
-        let only_tables = diagnosis.quality.iter().all(|of| of.measured_value.unit == "tables");
-        assert!(only_tables, "no launch is lost: {:?}", diagnosis.quality);
+        let only_tables =
+            diagnosis.data_quality_findings.iter().all(|of| of.measured_value.unit == "tables");
+        assert!(only_tables, "no launch is lost: {:?}", diagnosis.data_quality_findings);
         let pages = finding_with_id(&diagnosis, "page-migration").unwrap();
-        assert_eq!((pages.measured_value.value, pages.severity), (2000.0, FindingSeverity::Severe));
+        assert_eq!(
+            (pages.measured_value.number_in_unit, pages.severity),
+            (2000.0, FindingSeverity::Severe)
+        );
         assert_eq!(
             pages.finding_title,
             "131.1 MB of managed memory migrated in 2000 pieces: 2000 while kernels ran, 0 between \
@@ -437,7 +463,8 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
             ChecklistLineState::ConditionFails
         );
     }
-    // As the host touches pages; the gaps between have no launch that could be recorded.
+    // Pages migrate between kernels, as if the host touched them; the idle gaps between the
+    // migrations have no launch call.
     let mut between = NsysExport::new();
     between.add_launch((900_000, 920_000), (1_000_000, 2_000_000), 2, "add");
     migrations(&mut between, 3_000_000, 100, 12);
@@ -449,23 +476,24 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
 }
 
 #[test]
-fn a_line_of_several_rules_holds_where_none_lacks_data() {
+fn checklist_line_holds_only_if_no_rule_lacks_data() {
     let mut trace = KinetoTrace::a100_trace();
     let id = trace.add_api_call((0.0, 5.0), "cudaMemcpyAsync");
     trace.add_memory_copy(id, (10.0, 2.0), "HtoD (Pinned -> Device)", 1024);
-    trace.add_launch(20.0, (30.0, 500.0), "k", FULL);
+    trace.add_launch(20.0, (30.0, 500.0), "k", A100_FILLING_KERNEL);
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     assert!(diagnosis.has_rule_found_nothing("pageable-copy"));
     let lines = fill_in_checklist(&diagnosis);
     let line = lines.iter().find(|line| line.condition.contains("transactions")).unwrap();
     assert_eq!(line.line_state, ChecklistLineState::NotMeasured, "nobody counted sectors");
-    insta::assert_snapshot!(line.deciding_text, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
-    // PyTorch's profiler does not record them, so that none in the trace says nothing.
+    insta::assert_snapshot!(line.deciding_finding_or_command, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
+    // PyTorch's profiler does not record page migrations, so a trace without them does not show
+    // that no page migrated.
     assert!(!diagnosis.has_rule_found_nothing("page-migration"));
-    insta::assert_snapshot!(line.deciding_text, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
+    insta::assert_snapshot!(line.deciding_finding_or_command, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     assert_eq!(
         state_of_checklist_line(&diagnosis, "Optimal work distribution"),
-        ChecklistLineState::Holds
+        ChecklistLineState::ConditionHolds
     );
 }
 
@@ -474,8 +502,14 @@ fn communication_kernels_get_no_advice_about_their_shape() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..20 {
         let start = f64::from(step) * 1_000.0;
-        trace.add_launch(start, (start + 20.0, 400.0), "ampere_bf16_s16816gemm", FULL);
-        let few = KernelPlaceAndShape { grid: 24, block: 640, ..FULL };
+        trace.add_launch(
+            start,
+            (start + 20.0, 400.0),
+            "ampere_bf16_s16816gemm",
+            A100_FILLING_KERNEL,
+        );
+        let few =
+            KernelPlaceAndShape { grid_blocks: 24, block_threads: 640, ..A100_FILLING_KERNEL };
         let name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
         trace.add_launch(start + 10.0, (start + 420.0, 590.0), name, few);
     }
@@ -492,14 +526,20 @@ fn communication_kernels_get_no_advice_about_their_shape() {
     }
 }
 
-/// Steps of 1 ms: 400 µs of compute and 590 µs of an all-reduce that begins so much later.
+/// Trace of steps of 1 ms: 400 µs of compute, and an all-reduce of 590 µs that begins `behind` µs
+/// after the compute.
 fn trace_of_steps_with_all_reduce(behind: f64, stream: u32) -> Trace {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..40 {
         let start = f64::from(step) * 1_000.0;
-        trace.add_launch(start, (start + 20.0, 400.0), "ampere_bf16_s16816gemm", FULL);
+        trace.add_launch(
+            start,
+            (start + 20.0, 400.0),
+            "ampere_bf16_s16816gemm",
+            A100_FILLING_KERNEL,
+        );
         let name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
-        let at = KernelPlaceAndShape { stream, ..FULL };
+        let at = KernelPlaceAndShape { stream, ..A100_FILLING_KERNEL };
         trace.add_launch(start + 6.0, (start + 20.0 + behind, 590.0), name, at);
     }
     trace.read_as_trace()
@@ -507,7 +547,8 @@ fn trace_of_steps_with_all_reduce(behind: f64, stream: u32) -> Trace {
 
 #[test]
 fn communication_without_compute_beside_it_is_found() {
-    // In the report the host is ahead by 300 µs, and launches every millisecond without a wait.
+    // In the reported trace the host is 300 µs ahead of the GPU, and launches every millisecond
+    // without a wait.
     let report = read_reported_trace_or_skip("nccl-advice/nccl_exposed.json")
         .map(|trace| (trace, 12_095_000));
     let steps = Some((trace_of_steps_with_all_reduce(400.0, 7), 23_600_000));
@@ -515,10 +556,15 @@ fn communication_without_compute_beside_it_is_found() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         let exposed = finding_with_id(&diagnosis, "exposed-communication").unwrap();
         assert_eq!(
-            (exposed.recoverable_ns, exposed.severity),
+            (exposed.max_recoverable_ns, exposed.severity),
             (Some(saved), FindingSeverity::Severe)
         );
-        assert_eq!(exposed.measured_value.value.round(), 59.0, "{}", exposed.finding_title);
+        assert_eq!(
+            exposed.measured_value.number_in_unit.round(),
+            59.0,
+            "{}",
+            exposed.finding_title
+        );
         assert_eq!(
             exposed.finding_title,
             "device 0 communicates for 23.600 ms, 23.600 ms of it with no compute beside it: 59.0 % of the time; it is on a stream that computes, so that nothing can overlap there"
@@ -528,10 +574,10 @@ fn communication_without_compute_beside_it_is_found() {
             "{exposed:?}"
         );
     }
-    // 200 of 590 µs are hidden behind the kernel.
+    // Compute hides 200 of the 590 µs of each all-reduce.
     let half = diagnose_trace_in_memory(&trace_of_steps_with_all_reduce(200.0, 20));
     let exposed = finding_with_id(&half, "exposed-communication").unwrap();
-    assert_eq!(exposed.measured_value.value.round(), 39.0, "{}", exposed.finding_title);
+    assert_eq!(exposed.measured_value.number_in_unit.round(), 39.0, "{}", exposed.finding_title);
     insta::assert_snapshot!(exposed.finding_title, @"device 0 communicates for 23.600 ms, 15.600 ms of it with no compute beside it: 39.2 % of the time");
 }
 
@@ -549,7 +595,7 @@ fn a_trace_of_only_copies_is_reported_as_such() {
                 64_000_000,
             );
             let id = trace.add_api_call((start + 2.0, 2.0), "cudaLaunchKernel");
-            let at = KernelPlaceAndShape { stream: 8, ..FULL };
+            let at = KernelPlaceAndShape { stream: 8, ..A100_FILLING_KERNEL };
             let kernel = if beside { (start + 20.0, 10_000.0) } else { (start + 5_020.0, 500.0) };
             trace.add_kernel(id, kernel, "solve", at);
             let id = trace.add_api_call((start + 4.0, 2.0), "cudaMemcpyAsync");
@@ -566,8 +612,8 @@ fn a_trace_of_only_copies_is_reported_as_such() {
     for trace in [Some(copies(false)), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
         let first = &diagnosis.findings[0];
-        assert_eq!((first.id, first.severity), ("exposed-copy", FindingSeverity::Severe));
-        assert_eq!(first.recoverable_ns, Some(200_000_000));
+        assert_eq!((first.rule_id, first.severity), ("exposed-copy", FindingSeverity::Severe));
+        assert_eq!(first.max_recoverable_ns, Some(200_000_000));
         assert_eq!(
             first.finding_title,
             "device 0 copies for 91.1 % of the time, 91.1 % with no kernel beside it; kernels run for 4.6 %"
@@ -577,18 +623,18 @@ fn a_trace_of_only_copies_is_reported_as_such() {
             "keep data on the device between launches, or copy beside kernels: another stream, page-locked memory (pin_memory=True and non_blocking=True), the next batch while this one is computed"
         );
     }
-    // All but 500 µs of each step is beside the kernel: 4.5 % of the time.
+    // All but 500 µs of the copies of a step run beside a kernel, so 4.5 % of the time is exposed.
     let diagnosis = diagnose_trace_in_memory(&copies(true));
     assert!(finding_with_id(&diagnosis, "exposed-copy").is_none(), "{:?}", diagnosis.findings);
 }
 
-/// Kernels of 50 µs, back to back, of which one has an impossible time.
+/// Trace of 1000 kernels of 50 µs, whose launch and kernel times `change` can make impossible.
 fn trace_with_impossible_time(change: impl Fn(u32, f64) -> ((f64, f64), f64)) -> Trace {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..1000u32 {
         let start = f64::from(step) * 60.0;
         let (kernel, call) = change(step, start);
-        trace.add_launch(call, kernel, "norm_kernel", FULL);
+        trace.add_launch(call, kernel, "norm_kernel", A100_FILLING_KERNEL);
     }
     trace.read_as_trace()
 }
@@ -602,7 +648,7 @@ fn operations_that_overlap_their_successors_are_doubted_first() {
     let report = read_reported_trace_or_skip("impossible-times/impossible_duration.json");
     for trace in [Some(long), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
-        let first = &diagnosis.quality[0];
+        let first = &diagnosis.data_quality_findings[0];
         assert_eq!(first.severity, FindingSeverity::Severe);
         assert_eq!(
             first.finding_title,
@@ -613,13 +659,13 @@ fn operations_that_overlap_their_successors_are_doubted_first() {
                 < diagnosis.diagnosis_to_text().find("Gaps")
         );
     }
-    // Every kernel ends 40 µs behind the start of the next.
+    // Every kernel ends 40 µs after the next kernel of its stream starts.
     let all = trace_with_impossible_time(|_, start| ((start + 20.0, 100.0), start));
     let diagnosis = diagnose_trace_in_memory(&all);
-    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"999 operations overlap 999 that follow them on one stream, by up to 40.0 µs: their times are wrong");
+    insta::assert_snapshot!(diagnosis.data_quality_findings[0].finding_title, @"999 operations overlap 999 that follow them on one stream, by up to 40.0 µs: their times are wrong");
     // Programmatic dependent launch overlaps by a few microseconds.
     let dependent = trace_with_impossible_time(|_, start| ((start + 20.0, 62.0), start));
-    assert!(diagnose_trace_in_memory(&dependent).quality.is_empty());
+    assert!(diagnose_trace_in_memory(&dependent).data_quality_findings.is_empty());
 }
 
 #[test]
@@ -629,12 +675,12 @@ fn operations_that_start_before_their_launch_are_doubted() {
         ((start + 20.0, 30.0), call)
     });
     let diagnosis = diagnose_trace_in_memory(&early);
-    let title = &diagnosis.quality[0].finding_title;
+    let title = &diagnosis.data_quality_findings[0].finding_title;
     insta::assert_snapshot!(title, @"40 of 1000 operations start before the call that launched them, by up to 35.0 µs: the clocks of host and device disagree");
-    assert!(idle_ns_of_cause(&diagnosis, IdleCauseKind::ClocksDisagree) > 0);
+    assert!(idle_ns_of_cause(&diagnosis, IdleCauseKind::HostAndGpuClocksDisagree) > 0);
     let rounded = trace_with_impossible_time(|_, start| ((start + 20.0, 30.0), start + 20.5));
     assert!(
-        diagnose_trace_in_memory(&rounded).quality.is_empty(),
+        diagnose_trace_in_memory(&rounded).data_quality_findings.is_empty(),
         "half a microsecond is rounding"
     );
 }
@@ -645,16 +691,23 @@ fn operations_without_times_do_not_count() {
     for step in 0..100 {
         let start = 1_000_000.0 + f64::from(step) * 60.0;
         let times = if step % 40 == 3 { (0.0, 0.0) } else { (start + 20.0, 50.0) };
-        trace.add_launch(start, times, "k", FULL);
+        trace.add_launch(start, times, "k", A100_FILLING_KERNEL);
     }
     let report = read_reported_trace_or_skip("impossible-times/zero_times.json");
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
-        assert_eq!((trace.kernels.on_gpu.operation_count(), trace.quality.without_times), (97, 3));
-        let diagnosis = diagnose_trace_in_memory(&trace);
-        let (start, end) = diagnosis.devices[0].first_start_and_last_end_ns;
-        assert!(end - start < 10_000_000, "{:?}", diagnosis.devices[0].first_start_and_last_end_ns);
         assert_eq!(
-            diagnosis.quality[0].finding_title,
+            (trace.kernels.on_gpu.operation_count(), trace.quality.operations_without_times),
+            (97, 3)
+        );
+        let diagnosis = diagnose_trace_in_memory(&trace);
+        let (start, end) = diagnosis.gpu_use_by_process[0].first_start_and_last_end_ns;
+        assert!(
+            end - start < 10_000_000,
+            "{:?}",
+            diagnosis.gpu_use_by_process[0].first_start_and_last_end_ns
+        );
+        assert_eq!(
+            diagnosis.data_quality_findings[0].finding_title,
             "3 operations have no times and do not count: 3.0 % of all"
         );
     }
@@ -667,7 +720,7 @@ fn the_speed_of_pageable_copies_is_of_their_own_bytes() {
     trace.add_memory_copy(id, (10.0, 2.0), "HtoD (Pageable -> Device)", 1024);
     let id = trace.add_api_call((100.0, 250_000.0), "cudaMemcpy");
     trace.add_memory_copy(id, (110.0, 240_000.0), "HtoD (Pageable -> Device)", 1_000_000_000);
-    trace.add_launch(260_000.0, (260_010.0, 50.0), "k", FULL);
+    trace.add_launch(260_000.0, (260_010.0, 50.0), "k", A100_FILLING_KERNEL);
     let report = read_reported_trace_or_skip("pageable-speed/pageable_speed.json");
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
@@ -681,13 +734,13 @@ fn the_speed_of_pageable_copies_is_of_their_own_bytes() {
 }
 
 #[test]
-fn advice_without_gpu_work_is_in_the_words_of_the_recorder() {
+fn advice_without_gpu_work_fits_the_recorder() {
     let mut pytorch = KinetoTrace::a100_trace();
     pytorch.add_event(json!({
         "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 10, "tid": 100, "ts": 1, "dur": 9,
     }));
     let diagnosis = diagnose_trace_in_memory(&pytorch.read_as_trace());
-    let first = &diagnosis.quality[0];
+    let first = &diagnosis.data_quality_findings[0];
     assert!(first.advice.contains("ProfilerActivity.CUDA"), "{}", first.advice);
     assert!(
         !diagnosis.diagnosis_to_text().contains("--trace=cuda"),
@@ -696,21 +749,24 @@ fn advice_without_gpu_work_is_in_the_words_of_the_recorder() {
     );
     assert!(!diagnosis.answers_any_gpu_question());
     for question in &diagnosis.questions {
-        assert!(!matches!(question.answer, RuleAnswer::No { .. }) || question.id == "data-quality");
+        assert!(
+            !matches!(question.answer, DiagnosisRuleAnswer::No { .. })
+                || question.rule_id == "data-quality"
+        );
     }
     assert!(
         fill_in_checklist(&diagnosis)
             .iter()
             .all(|line| line.line_state == ChecklistLineState::NotMeasured)
     );
-    // Rows of a GPU in a form that nobody here reads.
+    // The GPU's rows have names that no reader of kernelgate recognises.
     let mut foreign = KinetoTrace::a100_trace();
     foreign.add_event(json!({
         "ph": "M", "pid": 1, "name": "process_name", "args": { "name": "CUDA functions" },
     }));
     foreign.add_event(json!({ "ph": "X", "pid": 1, "tid": 1, "ts": 60, "dur": 20, "name": "add" }));
     let diagnosis = diagnose_trace_in_memory(&foreign.read_as_trace());
-    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @r#"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded; the rows of "CUDA functions" are not in a form that this program knows, such as that of JAX or of PyTorch's old profiler"#);
+    insta::assert_snapshot!(diagnosis.data_quality_findings[0].finding_title, @r#"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded; the rows of "CUDA functions" are not in a form that this program knows, such as that of JAX or of PyTorch's old profiler"#);
 }
 
 #[test]
@@ -726,7 +782,7 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
     let report = read_reported_trace_or_skip("profiler-said-why/driver_too_new.sqlite");
     for trace in [Some(export.read_as_trace().unwrap()), report].into_iter().flatten() {
         let diagnosis = diagnose_trace_in_memory(&trace);
-        let first = &diagnosis.quality[0];
+        let first = &diagnosis.data_quality_findings[0];
         assert_eq!(
             first.finding_title,
             "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded: the driver (CUDA 13.3) is newer than this Nsight Systems"
@@ -757,26 +813,26 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
          INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 3, 'CUPTI_ERROR_INSUFFICIENT_PRIVILEGES');",
     );
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
-    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded: the recorder was not allowed to");
+    insta::assert_snapshot!(diagnosis.data_quality_findings[0].finding_title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded: the recorder was not allowed to");
 }
 
 #[test]
-fn two_machines_are_named_before_their_difference() {
+fn difference_names_changed_devices_first() {
     let machine = |name: &str, capability: u32, more: serde_json::Value| {
         let mut trace = KinetoTrace::trace_of_device(json!({
             "id": 0, "name": name, "computeMajor": capability, "computeMinor": 0, "numSms": 80,
         }));
         for step in 0..20 {
             let start = f64::from(step) * 100.0;
-            trace.add_launch(start, (start + 10.0, 80.0), "gemm", FULL);
+            trace.add_launch(start, (start + 10.0, 80.0), "gemm", A100_FILLING_KERNEL);
         }
-        trace.more = more;
+        trace.more_document_members = more;
         trace.read_as_trace()
     };
     let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
-    use TraceSetupProperty::{Capability, Device, Driver, Ranks};
+    use TraceSetupProperty::{ComputeCapability, DeviceNames, DriverVersion, RankCount};
     let same = || machine("NVIDIA A100", 8, world(8, 12080));
-    let base = SummedTimesOfTrace::sum_trace_in_memory(&same());
+    let base = SummedTimesOfTrace::sum_times_of_loaded_trace(&same());
     let reported = ["a100", "v100"]
         .map(|name| read_reported_trace_or_skip(&format!("two-gpus-not-told/{name}.json")));
     let mut pairs = vec![(same(), machine("Tesla V100", 7, world(16, 13000)))];
@@ -789,10 +845,10 @@ fn two_machines_are_named_before_their_difference() {
     ];
     for ((a, b), device) in pairs.iter().zip(devices) {
         let difference = compare_summed_traces(
-            SummedTimesOfTrace::sum_trace_in_memory(a),
-            SummedTimesOfTrace::sum_trace_in_memory(b),
+            SummedTimesOfTrace::sum_times_of_loaded_trace(a),
+            SummedTimesOfTrace::sum_times_of_loaded_trace(b),
         );
-        assert_eq!(difference.setup_changes[0].property, Device);
+        assert_eq!(difference.setup_changes[0].property, DeviceNames);
         assert!(difference.are_machines_different());
         let text = difference.difference_to_text(["a", "b"]);
         let first: Vec<&str> = text.lines().take(2).collect();
@@ -802,22 +858,24 @@ fn two_machines_are_named_before_their_difference() {
         );
     }
     let properties = |other: &Trace| {
-        let difference =
-            compare_summed_traces(base.clone(), SummedTimesOfTrace::sum_trace_in_memory(other));
+        let difference = compare_summed_traces(
+            base.clone(),
+            SummedTimesOfTrace::sum_times_of_loaded_trace(other),
+        );
         difference.setup_changes.iter().map(|change| change.property).collect::<Vec<_>>()
     };
-    assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
+    assert_eq!(properties(&pairs[0].1), [DeviceNames, ComputeCapability, RankCount, DriverVersion]);
     assert_eq!(properties(&same()), []);
-    assert_eq!(properties(&machine("NVIDIA A100", 8, world(4, 12080))), [Ranks]);
+    assert_eq!(properties(&machine("NVIDIA A100", 8, world(4, 12080))), [RankCount]);
 }
 
 #[test]
-fn a_trace_of_rocm_gets_the_words_of_rocm() {
+fn diagnosis_of_rocm_trace_uses_rocm_terms() {
     let mut trace = KinetoTrace::mi300x_trace();
     for step in 0..300 {
         let start = f64::from(step) * 40.0;
         let id = trace.add_api_call((start, 12.0), "hipLaunchKernel");
-        trace.add_kernel(id, (start + 20.0, 4.0), &format!("k{}", step % 3), FULL);
+        trace.add_kernel(id, (start + 20.0, 4.0), &format!("k{}", step % 3), A100_FILLING_KERNEL);
     }
     let report = read_reported_trace_or_skip("amd-told-nvidia-tools/amd_launch_bound.json");
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
@@ -837,7 +895,7 @@ fn a_trace_of_rocm_gets_the_words_of_rocm() {
 #[test]
 fn a_wavefront_has_64_threads() {
     let mut trace = KinetoTrace::mi300x_trace();
-    let odd = KernelPlaceAndShape { grid: 3040, block: 96, stream: 0, device: 0 };
+    let odd = KernelPlaceAndShape { grid_blocks: 3040, block_threads: 96, stream: 0, device: 0 };
     for step in 0..200 {
         let start = f64::from(step) * 60.0;
         let id = trace.add_api_call((start, 5.0), "hipLaunchKernel");
@@ -859,19 +917,24 @@ fn a_wavefront_has_64_threads() {
         );
     }
     let mut nvidia = KinetoTrace::a100_trace();
-    nvidia.add_launch(0.0, (10.0, 50.0), "k", KernelPlaceAndShape { block: 96, ..FULL });
+    nvidia.add_launch(
+        0.0,
+        (10.0, 50.0),
+        "k",
+        KernelPlaceAndShape { block_threads: 96, ..A100_FILLING_KERNEL },
+    );
     assert!(diagnose_trace_in_memory(&nvidia.read_as_trace()).has_rule_found_nothing("block-size"));
 }
 
 #[test]
-fn a_softmax_of_a_loss_is_not_set_against_matmul() {
+fn softmax_of_a_loss_is_not_compared_with_matmul() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..20 {
         let start = f64::from(step) * 2_000.0;
         let matmul = "sm80_xmma_fprop_implicit_gemm_f32";
-        trace.add_launch(start, (start + 900.0, 1_000.0), matmul, FULL);
+        trace.add_launch(start, (start + 900.0, 1_000.0), matmul, A100_FILLING_KERNEL);
         let softmax = "void cunn_SoftMaxForward<float>(float*)";
-        trace.add_launch(start + 10.0, (start + 1_910.0, 2.0), softmax, FULL);
+        trace.add_launch(start + 10.0, (start + 1_910.0, 2.0), softmax, A100_FILLING_KERNEL);
     }
     let report = read_reported_trace_or_skip("softmax-line/softmax_of_loss.json");
     for trace in [Some(trace.read_as_trace()), report].into_iter().flatten() {
@@ -891,7 +954,7 @@ fn a_broken_string_costs_its_own_event() {
             "ph": "X", "cat": "cpu_op", "name": format!("lib {step}"), "pid": 10, "tid": 100,
             "ts": start, "dur": 10,
         }));
-        trace.add_launch(start + 1.0, (start + 20.0, 50.0), "k", FULL);
+        trace.add_launch(start + 1.0, (start + 20.0, 50.0), "k", A100_FILLING_KERNEL);
     }
     let whole = trace.json_text();
     for broken in ["a\u{1}b", "Library(\"x\", \"IMPL\")", "{\"ph\": \"X", "a\nb", "\\x"] {
@@ -903,11 +966,11 @@ fn a_broken_string_costs_its_own_event() {
             (100, 99),
             "{broken}"
         );
-        assert_eq!(read.quality.broken_events, 1, "{broken}");
+        assert_eq!(read.quality.invalid_json_events, 1, "{broken}");
         assert_eq!(read.devices.len(), 1, "{broken}");
         let read = diagnose_trace_in_memory(&read);
         assert_eq!(
-            finding_titles(&read.quality),
+            finding_titles(&read.data_quality_findings),
             ["1 events are no valid JSON and do not count"],
             "{broken}"
         );
@@ -918,8 +981,8 @@ fn a_broken_string_costs_its_own_event() {
         else {
             return;
         };
-        assert_eq!(read.quality.broken_events, 1, "{name}");
-        assert!(read.quality.unreadable.is_empty(), "{name}");
+        assert_eq!(read.quality.invalid_json_events, 1, "{name}");
+        assert!(read.quality.unreadable_parts.is_empty(), "{name}");
         let expected = if name == "control_middle" { 100 } else { 2 };
         assert_eq!(read.kernels.on_gpu.operation_count(), expected, "{name}");
     }

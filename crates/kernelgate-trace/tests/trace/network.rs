@@ -1,6 +1,5 @@
-//! The profiling guide's questions, answered from traces of a language model: two layers of the
-//! small size with attention in operations of their own, by `peers/transformer_trace.py` on an
-//! H100.
+//! Tests that answer the profiling guide's questions from traces of a small language model,
+//! recorded by `peers/transformer_trace.py` on an H100.
 
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use kernelgate_trace::diagnose::{KernelWorkClass, TraceDiagnosis, diagnose_trace
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 
-/// A trace of `fixture/`.
+/// Reads a trace of the tests' folder `fixture`.
 pub fn read_fixture_trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trace/fixture").join(name);
     read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
@@ -38,9 +37,10 @@ fn a_training_step_answers_the_questions_of_the_guide() {
 fn softmax_is_compared_with_the_products_of_attention() {
     let found = diagnose_fixture_trace("transformer_inference_h100.json.gz");
     let attention = phases_of_network(&found).attention.as_ref().unwrap();
-    // Heads of 64 values: 2 · 2 · 64 operations of the products, 5 of softmax for each score.
-    assert!((attention.products_flops_by_softmax_flops().unwrap() - 51.2).abs() < 1e-9);
-    assert!(attention.softmax_time_by_products_time().unwrap() > 1.0, "softmax is not fused");
+    // Heads have 64 values: each score takes 2 · 2 · 64 operations in the matrix products and 5 in
+    // softmax.
+    assert!((attention.matmul_to_softmax_flops_ratio().unwrap() - 51.2).abs() < 1e-9);
+    assert!(attention.softmax_to_matmul_time_ratio().unwrap() > 1.0, "softmax is not fused");
     assert!(!phases_of_network(&found).has_backward_phase());
 }
 
@@ -48,14 +48,15 @@ fn softmax_is_compared_with_the_products_of_attention() {
 fn phases_of_a_step_have_all_its_kernels() {
     let found = diagnose_fixture_trace("transformer_training_h100.json.gz");
     let network = phases_of_network(&found);
-    // Gradients are set to 0 before the forward pass.
+    // The training program sets gradients to 0 before the forward pass, so some kernel time is
+    // outside all phases.
     assert!(
-        (0.0..0.05).contains(&network.kernel_share_outside_phases),
+        (0.0..0.05).contains(&network.kernel_time_share_outside_phases),
         "{}",
-        network.kernel_share_outside_phases
+        network.kernel_time_share_outside_phases
     );
     let optimizer = network.times_of_phase(TrainingPhase::Optimizer).unwrap();
-    assert_eq!(optimizer.kernels[0].class, KernelWorkClass::Optimizer);
+    assert_eq!(optimizer.kernels[0].class, KernelWorkClass::OptimizerStep);
     let share: f64 = kernel_time_share_by_work_class(&network.kernels_of_training_step())
         .iter()
         .map(|(_, share)| share)

@@ -1,4 +1,4 @@
-//! Faults that public traces showed, each on a small trace of the same kind.
+//! Tests of faults that public traces revealed, each on a small trace of the same kind.
 
 use kernelgate_trace::diagnose::{
     DiagnosisFinding, FindingSeverity, HypotheticalSpeedup, IdleCauseKind, TraceDiagnosis,
@@ -8,10 +8,10 @@ use kernelgate_trace::model::Trace;
 use serde_json::json;
 
 use crate::fixture::NsysExport;
-use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
+use crate::fixture::kineto::{A100_FILLING_KERNEL, KernelPlaceAndShape, KinetoTrace};
 
 fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|finding| finding.id == id)
+    diagnosis.findings.iter().find(|finding| finding.rule_id == id)
 }
 
 /// Steps of a program that loads each batch for `load` µs in a range of a data loader, and then
@@ -27,7 +27,7 @@ fn trace_with_data_loading(load: f64) -> Trace {
         for kernel in 0..60 {
             let call = start + load + 10.0 + f64::from(kernel) * 12.0;
             let begins = start + load + 40.0 + f64::from(kernel) * 52.0;
-            trace.add_launch(call, (begins, 50.0), "void kernel(float*)", FULL);
+            trace.add_launch(call, (begins, 50.0), "void kernel(float*)", A100_FILLING_KERNEL);
         }
     }
     trace.read_as_trace()
@@ -44,10 +44,10 @@ fn loading_data_is_not_launch_bound() {
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.finding_title, @"device 0 is idle for 91.2 % of the time in 3 gaps above 50 µs; most of the idle time: host code between launches: enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
     insta::assert_snapshot!(gaps.advice, @"load the next batch while the GPU works: more workers of the data loader, pinned memory, batches prepared ahead");
-    let cause = &diagnosis.devices[0].gaps.idle_time_by_cause[0];
+    let cause = &diagnosis.gpu_use_by_process[0].idle_gaps.idle_time_by_cause[0];
     assert_eq!(
-        (cause.kind, cause.gap_count, cause.occurs_once),
-        (IdleCauseKind::HostCode, 3, false)
+        (cause.kind, cause.gap_count, cause.occurs_in_one_gap),
+        (IdleCauseKind::HostCodeBeforeLaunch, 3, false)
     );
 }
 
@@ -55,30 +55,42 @@ fn loading_data_is_not_launch_bound() {
 fn first_launches_that_load_kernels_are_start_up() {
     let mut trace = KinetoTrace::a100_trace();
     for launch in 0..80 {
-        // The calls of the first eight kernels load them; later ones of their names are short.
+        // The launch calls of the first eight kernels are long because they load the kernels; later
+        // launch calls of these kernels are short.
         let (at, function) = (f64::from(launch) * 12_000.0, launch % 8);
         let long = if launch < 8 { 11_000.0 } else { 5.0 };
         let id = trace.add_api_call((at, long), "cudaLaunchKernel");
-        trace.add_kernel(id, (at + long + 5.0, 900.0), &format!("kernel_{function}"), FULL);
+        trace.add_kernel(
+            id,
+            (at + long + 5.0, 900.0),
+            &format!("kernel_{function}"),
+            A100_FILLING_KERNEL,
+        );
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let total = &diagnosis.devices[0].account.whole_trace_account;
+    let total = &diagnosis.gpu_use_by_process[0].account.whole_trace_account;
     let idle = |kind| total.idle_ns_by_cause.get(&kind).copied().unwrap_or(0);
-    // The first call is before the first operation; 900 µs of each gap are host code.
-    assert_eq!(idle(IdleCauseKind::FirstLaunch), 7 * 11_000_000);
-    assert_eq!(idle(IdleCauseKind::LaunchCall), 72 * 5_000);
+    // Seven of the eight loading calls cause an idle gap, because the first call precedes the first
+    // operation; 900 µs of each gap are host code.
+    assert_eq!(idle(IdleCauseKind::FirstKernelLaunch), 7 * 11_000_000);
+    assert_eq!(idle(IdleCauseKind::LaunchCallStillRunning), 72 * 5_000);
     let mut trace = KinetoTrace::a100_trace();
     for launch in 0..8 {
         let at = f64::from(launch) * 12_000.0;
         let id = trace.add_api_call((at, 11_000.0), "cudaLaunchKernel");
-        trace.add_kernel(id, (at + 11_005.0, 900.0), &format!("kernel_{launch}"), FULL);
+        trace.add_kernel(
+            id,
+            (at + 11_005.0, 900.0),
+            &format!("kernel_{launch}"),
+            A100_FILLING_KERNEL,
+        );
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.finding_title, @"device 0 is idle for 91.5 % of the time in 7 gaps above 50 µs; most of the idle time: in the first launch of a kernel, which loads it: cudaLaunchKernel");
     insta::assert_snapshot!(gaps.advice, @"it happened once for each kernel, whose first launch loads its code, as start-up does: warm up before recording, or leave it out with --range");
     assert_eq!(
-        (gaps.severity, gaps.recoverable_ns),
+        (gaps.severity, gaps.max_recoverable_ns),
         (FindingSeverity::Warning, Some(7 * 11_000_000))
     );
 }
@@ -99,7 +111,7 @@ fn products_in_fp32_on_cuda_cores_are_found() {
         let mut trace = KinetoTrace::trace_of_devices(device(major));
         for step in 0..10 {
             let at = f64::from(step) * 1_000.0;
-            trace.add_launch(at, (at + 10.0, 980.0), name, FULL);
+            trace.add_launch(at, (at + 10.0, 980.0), name, A100_FILLING_KERNEL);
         }
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let products = finding_with_id(&diagnosis, "fp32-matmul");
@@ -113,17 +125,23 @@ fn products_in_fp32_on_cuda_cores_are_found() {
 
 #[test]
 fn a_long_launch_of_a_short_kernel_is_no_wait() {
-    // Each call loads its kernel for 11 ms; the kernel is over a moment before the call returns.
+    // Each launch call loads its kernel for 11 ms; the kernel ends just before the launch call
+    // returns.
     let mut trace = KinetoTrace::a100_trace();
     for launch in 0..8 {
         let at = f64::from(launch) * 12_000.0;
         let id = trace.add_api_call((at, 11_000.0), "cudaLaunchKernel");
-        trace.add_kernel(id, (at + 10_980.0, 5.0), &format!("kernel_{launch}"), FULL);
+        trace.add_kernel(
+            id,
+            (at + 10_980.0, 5.0),
+            &format!("kernel_{launch}"),
+            A100_FILLING_KERNEL,
+        );
         trace.add_api_call((at + 11_010.0, 2.0), "cudaStreamSynchronize");
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let gains = &diagnosis.critical_path.gains;
-    let waits = gains.iter().find(|of| of.change == HypotheticalSpeedup::Waits).unwrap();
+    let waits = gains.iter().find(|of| of.change == HypotheticalSpeedup::NoHostWaits).unwrap();
     assert!(waits.gain_ns <= 8 * 2_000, "{waits:?}");
 }
 
@@ -131,17 +149,25 @@ fn a_long_launch_of_a_short_kernel_is_no_wait() {
 fn work_launched_before_the_recording_was_queued() {
     let mut trace = KinetoTrace::a100_trace();
     for kernel in 0..100 {
-        trace.add_kernel(10_000 + kernel, (f64::from(kernel) * 52.0, 50.0), "queued", FULL);
+        trace.add_kernel(
+            10_000 + kernel,
+            (f64::from(kernel) * 52.0, 50.0),
+            "queued",
+            A100_FILLING_KERNEL,
+        );
     }
-    trace.add_launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
+    trace.add_launch(5_200.0, (5_215.0, 50.0), "launched", A100_FILLING_KERNEL);
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let total = &diagnosis.devices[0].account.whole_trace_account;
-    assert_eq!(total.idle_ns_by_cause.get(&IdleCauseKind::BackToBack), Some(&(99 * 2_000)));
+    let total = &diagnosis.gpu_use_by_process[0].account.whole_trace_account;
+    assert_eq!(
+        total.idle_ns_by_cause.get(&IdleCauseKind::UsualStartOfQueuedOperation),
+        Some(&(99 * 2_000))
+    );
     assert_eq!(total.idle_time_without_known_cause_ns(), 0);
 }
 
 #[test]
-fn very_many_names_of_ranges_are_held_without_their_numbers() {
+fn digits_of_very_many_range_names_are_removed() {
     let mut export = NsysExport::new();
     export.execute_sql(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)
@@ -156,11 +182,11 @@ fn very_many_names_of_ranges_are_held_without_their_numbers() {
         .unwrap()
         .unwrap();
     let ranges = |diagnosis: &TraceDiagnosis| {
-        let account = &diagnosis.devices[0].account;
+        let account = &diagnosis.gpu_use_by_process[0].account;
         account
-            .ranges
+            .range_path_accounts
             .iter()
-            .map(|of| (of.path.clone(), of.account.span_length_ns()))
+            .map(|of| (of.range_path.clone(), of.account.span_length_ns()))
             .collect::<Vec<_>>()
     };
     assert_eq!(ranges(&streamed), ranges(&kept));
@@ -169,28 +195,29 @@ fn very_many_names_of_ranges_are_held_without_their_numbers() {
 
 #[test]
 fn gaps_have_the_causes_of_their_own_class() {
-    // Many short gaps in launch calls, and a few long ones of host code with less time in all.
+    // The trace has many short gaps caused by launch calls, and a few long gaps caused by host
+    // code, which have less time in total.
     let mut trace = KinetoTrace::a100_trace();
     for kernel in 0..600 {
         let step = f64::from(kernel / 60);
         let at = f64::from(kernel) * 50.0 + step * 100.0;
-        trace.add_launch(at, (at + 10.0, 40.0), "k", FULL);
+        trace.add_launch(at, (at + 10.0, 40.0), "k", A100_FILLING_KERNEL);
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let main = &diagnosis.devices[0].gaps.idle_time_by_cause[0];
-    assert_ne!(main.kind, IdleCauseKind::HostCode, "of all gaps: {main:?}");
+    let main = &diagnosis.gpu_use_by_process[0].idle_gaps.idle_time_by_cause[0];
+    assert_ne!(main.kind, IdleCauseKind::HostCodeBeforeLaunch, "of all gaps: {main:?}");
     let gaps = finding_with_id(&diagnosis, "gaps");
     assert!(gaps.is_none(), "900 µs of 31 ms are few: {gaps:?}");
     let mut trace = KinetoTrace::a100_trace();
     for kernel in 0..600 {
         let step = f64::from(kernel / 60);
         let at = f64::from(kernel) * 50.0 + step * 250.0;
-        trace.add_launch(at, (at + 10.0, 40.0), "k", FULL);
+        trace.add_launch(at, (at + 10.0, 40.0), "k", A100_FILLING_KERNEL);
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let gaps = finding_with_id(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.finding_title, @"device 0 is idle for 7.3 % of the time in 9 gaps above 50 µs; most of the idle time: host code between launches");
-    assert_eq!(gaps.evidence[0].total_ns, Some(9 * 250_000));
+    assert_eq!(gaps.evidence[0].total_duration_ns, Some(9 * 250_000));
 }
 
 #[test]
@@ -198,9 +225,9 @@ fn waits_of_several_functions_are_all_named() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..10 {
         let at = f64::from(step) * 3_000.0;
-        trace.add_launch(at, (at + 8.0, 1_000.0), "k", FULL);
+        trace.add_launch(at, (at + 8.0, 1_000.0), "k", A100_FILLING_KERNEL);
         trace.add_api_call((at + 6.0, 1_004.0), "cudaStreamSynchronize");
-        trace.add_launch(at + 1_500.0, (at + 1_508.0, 1_000.0), "k", FULL);
+        trace.add_launch(at + 1_500.0, (at + 1_508.0, 1_000.0), "k", A100_FILLING_KERNEL);
         trace.add_api_call((at + 1_506.0, 1_004.0), "cudaEventSynchronize");
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
@@ -209,7 +236,7 @@ fn waits_of_several_functions_are_all_named() {
         waits.evidence[0].kernel_call_or_copy_name,
         "cudaEventSynchronize, cudaStreamSynchronize"
     );
-    assert_eq!(waits.evidence[0].count, 20);
+    assert_eq!(waits.evidence[0].covered_count, 20);
 }
 
 #[test]
@@ -228,10 +255,10 @@ fn long_host_code_has_the_range_around_it_in_an_export_too() {
         export.add_launch((call, call + 5_000), (call + 9_000, call + 900_000), step + 1, "kernel");
     }
     let diagnosis = diagnose_trace_in_memory(&export.read_as_trace().unwrap());
-    let cause = &diagnosis.devices[0].gaps.idle_time_by_cause[0];
+    let cause = &diagnosis.gpu_use_by_process[0].idle_gaps.idle_time_by_cause[0];
     assert_eq!(
-        (cause.kind, cause.function.as_deref()),
-        (IdleCauseKind::HostCode, Some("tokenize #"))
+        (cause.kind, cause.called_function_or_range_path.as_deref()),
+        (IdleCauseKind::HostCodeBeforeLaunch, Some("tokenize #"))
     );
     let streamed = kernelgate_trace::diagnose::diagnose_export_while_reading(&export.sqlite_path())
         .unwrap()
@@ -254,15 +281,23 @@ fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
         );
     }
     let found = diagnose_trace_in_memory(&export.read_as_trace().unwrap()).utilization;
-    assert_eq!((found.operators[0].sum.operator_count, found.operators.len()), (3, 1));
+    assert_eq!(
+        (found.operators[0].work_and_kernel_time.operator_call_count, found.operators.len()),
+        (3, 1)
+    );
     let expected = 2.0 * 4096f64.powi(3) / 250_000.0 / 989.4e3;
     let share = found.all_operators.matrix_peak_share_of_kernel_time().unwrap();
     assert!((share - expected).abs() < 1e-6, "{share} {expected}");
 }
 
 #[test]
-fn kernels_that_leave_room_for_communication_are_not_small() {
-    let at = |stream, grid| KernelPlaceAndShape { stream, grid, block: 384, ..FULL };
+fn small_grids_beside_communication_are_not_reported() {
+    let at = |stream, grid| KernelPlaceAndShape {
+        stream,
+        grid_blocks: grid,
+        block_threads: 384,
+        ..A100_FILLING_KERNEL
+    };
     let with = |beside: bool| {
         let mut trace = KinetoTrace::a100_trace();
         for step in 0..4 {
@@ -281,7 +316,8 @@ fn kernels_that_leave_room_for_communication_are_not_small() {
 
 #[test]
 fn ranks_merged_into_one_file_keep_their_launches() {
-    // Two ranks whose ids are the same, as a merge of their files leaves them.
+    // Two ranks have the same correlation ids, as in a file into which the traces of both ranks
+    // were merged.
     let mut trace = KinetoTrace::a100_trace();
     for rank in 0..2 {
         let pid = 1000 + rank;
@@ -302,7 +338,7 @@ fn ranks_merged_into_one_file_keep_their_launches() {
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     let devices: Vec<(i64, usize)> =
-        diagnosis.devices.iter().map(|of| (of.pid, of.operations)).collect();
+        diagnosis.gpu_use_by_process.iter().map(|of| (of.pid, of.operation_count)).collect();
     assert_eq!(devices, [(1000, 20), (1001, 20)]);
-    assert!(diagnosis.quality.is_empty(), "{:?}", diagnosis.quality);
+    assert!(diagnosis.data_quality_findings.is_empty(), "{:?}", diagnosis.data_quality_findings);
 }

@@ -1,4 +1,5 @@
-//! Real exports against what `nsys stats` prints for them, and gaps against an independent count.
+//! Tests that compare tables of real exports with the output of `nsys stats`, and idle gaps with an
+//! independent count.
 //!
 //! `REAL_TRACES` names the folder of the exports, which are not part of the repository.
 
@@ -8,14 +9,14 @@ use kernelgate_trace::analyze::launches::LaunchCallOfOperations;
 use kernelgate_trace::analyze::operations::AllGpuOperations;
 use kernelgate_trace::analyze::timeline::idle_time;
 use kernelgate_trace::diagnose::difference::{
-    PartChangeKind, SummedTimesOfTrace, compare_summed_traces,
+    SummedTimesOfTrace, TracePartChangeKind, compare_summed_traces,
 };
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose_trace_in_memory};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
 
-/// The folder, or `None` after saying why nothing is tested.
+/// Returns the folder of real traces, or prints that the test is skipped and returns `None`.
 fn real_traces_folder_or_skip() -> Option<PathBuf> {
     match std::env::var_os("REAL_TRACES") {
         Some(folder) => Some(folder.into()),
@@ -26,7 +27,7 @@ fn real_traces_folder_or_skip() -> Option<PathBuf> {
     }
 }
 
-/// The folders with an export, in order.
+/// Returns the folders that contain an export, sorted by name.
 fn folders_with_export(folder: &Path) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
@@ -43,7 +44,8 @@ fn parse_csv_rows(csv: &str) -> Vec<Vec<String>> {
     reader.records().map(|row| row.unwrap().iter().map(str::to_owned).collect()).collect()
 }
 
-/// Names, counts and sums exactly; what has decimals within rounding, percentages within 0.1.
+/// Names, counts and sums must be equal; decimal numbers may differ by rounding, percentages by
+/// 0.1.
 fn are_csv_tables_equal(title: &str, ours: &str, theirs: &str) -> bool {
     if ours == theirs {
         return true;
@@ -75,7 +77,7 @@ fn every_table_is_that_of_nsys_stats() {
             assert!(streamed.is_none_or(|streamed| streamed == ours), "{name}, not kept");
             assert_eq!(ours[0], theirs[0], "{name}");
             assert_eq!(ours.len(), theirs.len(), "{name}");
-            // Rows of equal totals may stand in either order.
+            // Rows with equal totals may be in any order.
             let titles = theirs.remove(0);
             ours.remove(0);
             let key = |row: &Vec<String>| {
@@ -98,14 +100,16 @@ fn every_table_is_that_of_nsys_stats() {
     assert!(compared > 40, "{compared} tables compared");
 }
 
-/// Gaps below 20 µs, of 20 to 50 µs, above; idle ns; the longest in ns.
-type Gaps = ([usize; 3], i64, i64);
+/// Numbers of gaps below 20 µs, of 20 to 50 µs, and above; total idle time in µs; longest gap in
+/// tenths of a µs.
+type GapCountsTotalAndLongest = ([usize; 3], i64, i64);
 
 #[test]
 fn gaps_are_those_of_an_independent_count() {
     let Some(folder) = real_traces_folder_or_skip() else { return };
-    // From the README of the exports: kernels alone, all operations, busy share in percent.
-    let expected: &[(&str, Gaps, Gaps, f64)] = &[
+    // Expected values from the README of the exports: gaps of kernels alone, gaps of all
+    // operations, and the busy share in percent.
+    let expected: &[(&str, GapCountsTotalAndLongest, GapCountsTotalAndLongest, f64)] = &[
         (
             "zx3xyy_result_2_7B_clean",
             ([18312, 1, 6], 20_243, 3_420),
@@ -158,14 +162,18 @@ fn gaps_are_those_of_an_independent_count() {
         let activities = idle_time::activities_by_process_and_gpu(&trace, |_| true);
         assert_eq!(idle_gaps_of_activities(&trace, &activities), *all, "{name}: all operations");
         let span: i64 = activities.iter().map(|of| of.first_start_to_last_end_ns()).sum();
-        let worked: i64 = activities.iter().map(|of| of.busy_ns).sum();
+        let worked: i64 = activities.iter().map(|of| of.gpu_busy_ns).sum();
         let share = (worked as f64 / span as f64 * 1000.0).round() / 10.0;
         assert_eq!(share, *busy, "{name}");
     }
 }
 
-/// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
-fn idle_gaps_of_activities(trace: &Trace, activities: &[idle_time::ProcessActivityOnGpu]) -> Gaps {
+/// The results have the digits that the README of the exports prints: idle time in µs, and the
+/// longest gap in tenths of a µs.
+fn idle_gaps_of_activities(
+    trace: &Trace,
+    activities: &[idle_time::ProcessActivityOnGpu],
+) -> GapCountsTotalAndLongest {
     let all = AllGpuOperations::number_operations_of_trace(trace);
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);
@@ -186,24 +194,26 @@ fn rules_judge_real_traces_rightly() {
         diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
     };
     let has =
-        |diagnosis: &TraceDiagnosis, id: &str| diagnosis.findings.iter().any(|of| of.id == id);
-    // Busy 99.8 % and 100 %: a rule that examines kernels alone would find 10 severe gaps in the
-    // second, whose graphs were recorded whole.
+        |diagnosis: &TraceDiagnosis, id: &str| diagnosis.findings.iter().any(|of| of.rule_id == id);
+    // The GPU is busy 99.8 % and 100 %: a rule that examines kernels alone would find 10 severe
+    // gaps in the second trace, whose graphs were recorded whole.
     let clean = diagnosis("zx3xyy_result_2_7B_clean");
     assert!(!has(&clean, "gaps") && !has(&clean, "launch-bound") && !has(&clean, "sync-in-loop"));
     let graphs = diagnosis("zx3xyy_result_2_7B_compile_ro");
     assert!(!has(&graphs, "gaps") && !has(&graphs, "launch-bound"));
-    // Busy 10 %, kernels shorter than their launches, a wait behind every copy.
+    // The trace has a busy share of 10 %, kernels shorter than their launch calls, and a wait after
+    // every copy.
     let laptop = diagnosis("Athrun0109_result");
     for id in ["gaps", "launch-bound", "sync-in-loop", "pageable-copy"] {
         assert!(has(&laptop, id), "{id}");
     }
-    // `nsys analyze` lists the same copies, 50 of them at most.
+    // The command `nsys analyze` lists the same pageable copies, but at most 50 of them.
     let annotated = diagnosis("zx3xyy_result_2_7B_nvtx");
-    let pageable = annotated.findings.iter().find(|of| of.id == "pageable-copy").unwrap();
-    assert_eq!(pageable.measured_value.value, 292.0);
-    // The longest idle time of device 0 in `rule_gpu_gaps`.
-    assert_eq!(annotated.devices[0].gaps.longest_ns, 190_172_452);
+    let pageable = annotated.findings.iter().find(|of| of.rule_id == "pageable-copy").unwrap();
+    assert_eq!(pageable.measured_value.number_in_unit, 292.0);
+    // The longest gap equals the longest idle time of device 0 that Nsight Systems' rule `gpu_gaps`
+    // reports.
+    assert_eq!(annotated.gpu_use_by_process[0].idle_gaps.longest_gap_ns, 190_172_452);
     for export in folders_with_export(&folder) {
         let name = export.file_name().unwrap().to_str().unwrap();
         let text = diagnosis(name).diagnosis_to_text();
@@ -222,13 +232,14 @@ fn pytorch_and_ncu_files_are_read() {
         trace.memsets.on_gpu.operation_count(),
     );
     assert_eq!(counts, (4350, 1600, 145));
-    assert_eq!((trace.calls.call_count(), trace.quality.odd_values), (15329, 0));
-    assert!(trace.quality.unreadable.is_empty());
+    assert_eq!((trace.calls.call_count(), trace.quality.implausible_value_count), (15329, 0));
+    assert!(trace.quality.unreadable_parts.is_empty());
     let launches = LaunchCallOfOperations::join_operations_with_host_calls(&trace);
     assert!(
-        launches.count_operations_without_call() * 100 < launches.call_index_of_operation.len(),
+        launches.count_operations_without_launch_call() * 100
+            < launches.call_index_of_operation.len(),
         "{}",
-        launches.count_operations_without_call()
+        launches.count_operations_without_launch_call()
     );
     let path = folder.join("kineto/event_sync_trace.json.gz");
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
@@ -240,18 +251,19 @@ fn pytorch_and_ncu_files_are_read() {
     let trace = read::open_trace_file(&folder.join("ncu/cublaslt_ncu.log"), &WantedTraceParts::ALL)
         .unwrap();
     let value = |name: &str| {
-        trace.profiled_launches[0].metrics[&trace.names.find_interned_text(name).unwrap()].value
+        trace.profiled_launches[0].metrics[&trace.names.find_interned_text(name).unwrap()]
+            .metric_value
     };
     assert_eq!(value("Compute (SM) Throughput"), 23.59);
     assert_eq!(value("Memory Throughput"), 21.68);
     let diagnosis = diagnose_trace_in_memory(&trace);
-    let bound = diagnosis.findings.iter().find(|of| of.id == "kernel-bound").unwrap();
+    let bound = diagnosis.findings.iter().find(|of| of.rule_id == "kernel-bound").unwrap();
     insta::assert_snapshot!(bound.finding_title, @"cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax is latency-bound");
-    let low = diagnosis.findings.iter().find(|of| of.id == "achieved-occupancy").unwrap();
+    let low = diagnosis.findings.iter().find(|of| of.rule_id == "achieved-occupancy").unwrap();
     insta::assert_snapshot!(low.evidence[0].kernel_call_or_copy_name, @"theoretical 18.8 %, achieved 15.5 %, limited by registers (1 blocks): launch 0, cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax");
 }
 
-/// Files below a folder that may be traces.
+/// Collects files below a folder that may be traces.
 fn collect_possible_trace_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -278,8 +290,8 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
     for path in traces {
         let Ok(trace) = read::open_trace_file(&path, &WantedTraceParts::ALL) else { continue };
         for finding in diagnose_trace_in_memory(&trace).findings {
-            let gain = finding.replayed_gain.map_or(0, |replayed| replayed.alone_ns.max(0));
-            let saved = finding.recoverable_ns.unwrap_or(0);
+            let gain = finding.replayed_gain.map_or(0, |replayed| replayed.saved_ns_alone.max(0));
+            let saved = finding.max_recoverable_ns.unwrap_or(0);
             assert!(
                 saved <= gain,
                 "{}: {}: {saved} > {gain}",
@@ -303,7 +315,10 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
         kernelgate_trace::export::write_perfetto_json(&trace, &mut file).unwrap();
         drop(file);
         let again = read::open_trace_file(timeline.path(), &WantedTraceParts::ALL).unwrap();
-        assert_eq!((again.quality.odd_values, again.quality.unreadable.len()), (0, 0));
+        assert_eq!(
+            (again.quality.implausible_value_count, again.quality.unreadable_parts.len()),
+            (0, 0)
+        );
         for report in StatsReport::ALL_REPORTS {
             let sorted = |trace| {
                 let mut rows = parse_csv_rows(&stats::make_table(trace, report).to_csv());
@@ -321,7 +336,7 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
 fn the_parts_of_a_difference_add_up() {
     let Some(folder) = real_traces_folder_or_skip() else { return };
     let read = |export: &PathBuf| {
-        SummedTimesOfTrace::sum_trace_in_memory(
+        SummedTimesOfTrace::sum_times_of_loaded_trace(
             &read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap(),
         )
     };
@@ -330,7 +345,8 @@ fn the_parts_of_a_difference_add_up() {
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
             let change = compare_summed_traces(base.clone(), head.clone());
-            let parts: i64 = change.part_changes.iter().map(|part| part.own_time_change_ns()).sum();
+            let parts: i64 =
+                change.part_changes.iter().map(|part| part.exclusive_time_change_ns()).sum();
             let places: i64 =
                 change.range_path_changes.iter().map(|place| place.launched_time_change_ns()).sum();
             let name = format!("{} and {}", exports[a].display(), exports[b].display());
@@ -342,7 +358,7 @@ fn the_parts_of_a_difference_add_up() {
             let same = change
                 .part_changes
                 .iter()
-                .all(|part| part.kind_of_part_change() == PartChangeKind::Same);
+                .all(|part| part.kind_of_part_change() == TracePartChangeKind::Unchanged);
             assert_eq!(same, a == b, "{name}");
             let text = change.difference_to_text([&name, "B"]);
             let long = text.lines().skip(1).find(|line| line.chars().count() > 100);

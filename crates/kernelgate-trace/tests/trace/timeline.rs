@@ -1,17 +1,18 @@
-//! Timelines that viewers show: spans of one track nest or follow each other.
+//! Tests that exported timelines can be displayed: spans of one viewer track nest or follow each
+//! other.
 
 use std::collections::BTreeMap;
 
-use crate::fixture::kineto::{FULL, KinetoTrace};
+use crate::fixture::kineto::{A100_FILLING_KERNEL, KinetoTrace};
 use serde_json::Value;
 
 #[test]
 fn operations_of_one_stream_that_overlap_are_on_tracks_of_their_own() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..50 {
-        // A graph's branches: each kernel overlaps the next two.
+        // Each kernel overlaps the next two kernels, as in branches of a CUDA graph.
         let start = f64::from(step) * 10.0;
-        trace.add_launch(start, (start + 20.0, 25.0), &format!("k{step}"), FULL);
+        trace.add_launch(start, (start + 20.0, 25.0), &format!("k{step}"), A100_FILLING_KERNEL);
     }
     let trace = trace.read_as_trace();
     let mut file = Vec::new();

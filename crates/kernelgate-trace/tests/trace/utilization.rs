@@ -1,4 +1,5 @@
-//! Shares of a device's peaks: by the shapes that PyTorch records, and by sizes in names.
+//! Tests of the shares of a GPU's peak FLOP rate and bandwidth that operators reach, computed from
+//! recorded shapes or from sizes in kernel names.
 
 use crate::fixture::{lines_with_word, write_temporary_file};
 use kernelgate_trace::analyze::work::device_peaks::MatrixPrecision;
@@ -8,25 +9,30 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// An operator that launches a kernel, 1 ms behind the one before.
 struct SyntheticOperatorCall {
-    name: &'static str,
-    arguments: &'static str,
-    kernel: &'static str,
-    us: u32,
+    operator_name: &'static str,
+    event_arguments_json: &'static str,
+    kernel_name: &'static str,
+    kernel_us: u32,
 }
 
-const PRODUCT: SyntheticOperatorCall = SyntheticOperatorCall {
-    name: "aten::mm",
-    arguments: r#""Input Dims": [[4096, 4096], [4096, 4096]],
+const BF16_MATMUL_CALL: SyntheticOperatorCall = SyntheticOperatorCall {
+    operator_name: "aten::mm",
+    event_arguments_json: r#""Input Dims": [[4096, 4096], [4096, 4096]],
         "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]"#,
-    kernel: "nvjet_tst_256x128",
-    us: 278,
+    kernel_name: "nvjet_tst_256x128",
+    kernel_us: 278,
 };
 
 fn diagnose_operator_calls(device: &str, operators: &[SyntheticOperatorCall]) -> TraceDiagnosis {
     let mut events = Vec::new();
     for (number, operator) in (1u32..).zip(operators) {
         let at = number * 1000;
-        let SyntheticOperatorCall { name, arguments, kernel, us } = operator;
+        let SyntheticOperatorCall {
+            operator_name: name,
+            event_arguments_json: arguments,
+            kernel_name: kernel,
+            kernel_us: us,
+        } = operator;
         events.push(format!(
             r#"{{"ph": "X", "cat": "user_annotation", "name": "step", "pid": 5, "tid": 5,
                 "ts": {at}, "dur": 900, "args": {{}}}},
@@ -61,22 +67,26 @@ fn assert_within_one_percent(value: Option<f64>, expected: f64) {
 }
 
 #[test]
-fn a_product_has_its_share_of_the_tensor_peak() {
-    let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[PRODUCT, PRODUCT]);
+fn matmul_reports_its_share_of_tensor_peak() {
+    let found =
+        diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[BF16_MATMUL_CALL, BF16_MATMUL_CALL]);
     let utilization = &found.utilization;
     let [product] = &utilization.operators[..] else { panic!("{:?}", utilization.operators) };
     assert_eq!(
-        (product.name.as_str(), product.precision),
-        ("aten::mm", Some(MatrixPrecision::Fp16))
+        (product.operator_name.as_str(), product.precision),
+        ("aten::mm", Some(MatrixPrecision::Fp16OrBf16))
     );
-    // 137.4 GFLOP in 278 µs are half of 989 TFLOP/s.
-    assert_within_one_percent(product.sum.matrix_peak_share_of_kernel_time(), 0.5);
-    assert_within_one_percent(product.sum.achieved_tera_flops_per_second(), 494.4);
-    assert_within_one_percent(product.sum.flops_per_byte_moved(), 4096.0 / 3.0);
-    assert_eq!(product.sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Compute));
-    let step = utilization.ranges.iter().find(|range| range.path == "step").unwrap();
+    // The matrix product's 137.4 GFLOP in 278 µs are half of 989 TFLOP/s.
+    assert_within_one_percent(product.work_and_kernel_time.matrix_peak_share_of_kernel_time(), 0.5);
+    assert_within_one_percent(product.work_and_kernel_time.achieved_tera_flops_per_second(), 494.4);
+    assert_within_one_percent(product.work_and_kernel_time.flops_per_byte_moved(), 4096.0 / 3.0);
+    assert_eq!(
+        product.work_and_kernel_time.roofline_limit_of_work(),
+        Some(RooflineLimitOfWork::MatrixUnits)
+    );
+    let step = utilization.ranges.iter().find(|range| range.range_path == "step").unwrap();
     assert_within_one_percent(
-        step.sum.matrix_peak_share_of_span(step.host_ns),
+        step.work_and_kernel_time.matrix_peak_share_of_span(step.host_range_ns),
         0.5 * 278.0 / 900.0,
     );
     assert_eq!(utilization.kernel_time_share_with_known_work(), 1.0);
@@ -88,11 +98,11 @@ fn a_product_has_its_share_of_the_tensor_peak() {
 }
 
 #[test]
-fn factors_of_32_bits_are_judged_by_the_unit_that_multiplies() {
+fn kernel_names_separate_tf32_from_fp32_matmuls() {
     let with = |kernel| SyntheticOperatorCall {
-        arguments: r#""Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]"#,
-        kernel,
-        ..PRODUCT
+        event_arguments_json: r#""Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]"#,
+        kernel_name: kernel,
+        ..BF16_MATMUL_CALL
     };
     let precision = |kernel| {
         diagnose_operator_calls("NVIDIA A100-SXM4-80GB", &[with(kernel)]).utilization.operators[0]
@@ -103,9 +113,10 @@ fn factors_of_32_bits_are_judged_by_the_unit_that_multiplies() {
 }
 
 #[test]
-fn a_product_inside_a_product_counts_once() {
-    // `aten::matmul` has shapes, too, and launches a kernel besides the one of its `aten::mm`.
-    let shapes = PRODUCT.arguments;
+fn nested_matmul_operators_count_once() {
+    // The operator `aten::matmul` also has recorded shapes, and launches a kernel in addition to
+    // the kernel of its inner `aten::mm`.
+    let shapes = BF16_MATMUL_CALL.event_arguments_json;
     let call = |id: u32, ts: u32| {
         format!(
             r#"{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5,
@@ -142,19 +153,19 @@ fn a_product_inside_a_product_counts_once() {
         diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
             .utilization;
     assert_eq!(
-        (found.all_operators.operator_count, found.operators.len()),
+        (found.all_operators.operator_call_count, found.operators.len()),
         (1, 1),
         "{:?}",
         found.operators
     );
-    assert_eq!(found.operators[0].name, "aten::mm");
+    assert_eq!(found.operators[0].operator_name, "aten::mm");
     assert_within_one_percent(found.all_operators.achieved_tera_flops_per_second(), 494.4);
     assert_within_one_percent(Some(found.kernel_time_share_with_known_work()), 278.0 / 288.0);
 }
 
 #[test]
 fn an_unknown_device_has_rates_and_no_shares() {
-    let found = diagnose_operator_calls("Test GPU", &[PRODUCT]).utilization;
+    let found = diagnose_operator_calls("Test GPU", &[BF16_MATMUL_CALL]).utilization;
     assert_within_one_percent(found.all_operators.achieved_tera_flops_per_second(), 494.4);
     assert_eq!(
         (
@@ -168,54 +179,68 @@ fn an_unknown_device_has_rates_and_no_shares() {
 
 #[test]
 fn operators_without_shapes_are_not_answered() {
-    let without = SyntheticOperatorCall { arguments: r#""Ev Idx": 5"#, ..PRODUCT };
+    let without =
+        SyntheticOperatorCall { event_arguments_json: r#""Ev Idx": 5"#, ..BF16_MATMUL_CALL };
     let found = diagnose_operator_calls("NVIDIA H100", &[without]);
     assert!(found.utilization.operators.is_empty());
     insta::assert_snapshot!(found.utilization.unanswered_questions.join("\n"), @"FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler and record_shapes=True, or put m, n and k into the names of matrix products (gemm_m4096_n512_k1024_bf16)");
     assert_eq!(lines_with_word(&found.diagnosis_to_text(), "Utilization"), "");
     let half = diagnose_operator_calls(
         "NVIDIA H100",
-        &[SyntheticOperatorCall { arguments: r#""Ev Idx": 5"#, ..PRODUCT }, PRODUCT],
+        &[
+            SyntheticOperatorCall { event_arguments_json: r#""Ev Idx": 5"#, ..BF16_MATMUL_CALL },
+            BF16_MATMUL_CALL,
+        ],
     );
     assert_eq!(half.utilization.kernel_time_share_with_known_work(), 0.5);
 }
 
 #[test]
-fn moving_operators_are_limited_by_memory() {
+fn element_wise_operators_are_limited_by_memory() {
     let add = SyntheticOperatorCall {
-        name: "aten::add",
-        arguments: r#""Input Dims": [[33500000], [33500000], []],
+        operator_name: "aten::add",
+        event_arguments_json: r#""Input Dims": [[33500000], [33500000], []],
             "Input type": ["float", "float", "Scalar"]"#,
-        kernel: "vectorized_elementwise_kernel",
-        us: 240,
+        kernel_name: "vectorized_elementwise_kernel",
+        kernel_us: 240,
     };
     let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[add]).utilization;
-    // 402 MB at 3350 GB/s take 120 µs.
-    assert_within_one_percent(found.operators[0].sum.roofline_share_of_kernel_time(), 0.5);
-    assert_eq!(found.operators[0].sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Memory));
-    assert_eq!(found.operators[0].sum.matrix_peak_share_of_kernel_time(), None);
+    // At 3350 GB/s the operator's 402 MB take 120 µs, half of its 240 µs.
+    assert_within_one_percent(
+        found.operators[0].work_and_kernel_time.roofline_share_of_kernel_time(),
+        0.5,
+    );
+    assert_eq!(
+        found.operators[0].work_and_kernel_time.roofline_limit_of_work(),
+        Some(RooflineLimitOfWork::MemoryBandwidth)
+    );
+    assert_eq!(found.operators[0].work_and_kernel_time.matrix_peak_share_of_kernel_time(), None);
 }
 
 #[test]
 fn a_kernel_with_sizes_in_its_name_needs_no_shapes() {
     let named = SyntheticOperatorCall {
-        arguments: r#""Ev Idx": 5"#,
-        kernel: "gemm_m4096_n4096_k4096_bf16",
-        ..PRODUCT
+        event_arguments_json: r#""Ev Idx": 5"#,
+        kernel_name: "gemm_m4096_n4096_k4096_bf16",
+        ..BF16_MATMUL_CALL
     };
     let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[named]).utilization;
-    assert_within_one_percent(found.operators[0].sum.matrix_peak_share_of_kernel_time(), 0.5);
+    assert_within_one_percent(
+        found.operators[0].work_and_kernel_time.matrix_peak_share_of_kernel_time(),
+        0.5,
+    );
 }
 
 #[test]
 fn shapes_that_need_more_than_the_peak_are_not_believed() {
     let wrong = SyntheticOperatorCall {
-        arguments: r#""Input Dims": [[4096, 40960], [40960, 4096]],
+        event_arguments_json: r#""Input Dims": [[4096, 40960], [40960, 4096]],
             "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]"#,
-        ..PRODUCT
+        ..BF16_MATMUL_CALL
     };
-    let found = diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[wrong, PRODUCT]).utilization;
+    let found =
+        diagnose_operator_calls("NVIDIA H100 80GB HBM3", &[wrong, BF16_MATMUL_CALL]).utilization;
     insta::assert_snapshot!(found.unanswered_questions.join("\n"), @"the work of 1 operators, such as aten::mm: their recorded shapes need more than 3 times the tensor peak");
     assert_within_one_percent(found.all_operators.matrix_peak_share_of_kernel_time(), 0.5);
-    assert_eq!(found.all_operators.operator_count, 1);
+    assert_eq!(found.all_operators.operator_call_count, 1);
 }

@@ -1,15 +1,15 @@
-//! Inputs of the kinds in `faults.rs` from other vendors, libraries and calls, one a row of a
-//! table.
+//! Tests of faults like those in `faults.rs` with other vendors, libraries and calls; each row of a
+//! table is one input.
 
-use kernelgate_trace::analyze::timeline::BusyTimeLineOfGpu;
+use kernelgate_trace::analyze::timeline::BusyTimeCategoryOfGpu;
 use kernelgate_trace::diagnose::{
-    FindingSeverity, IdleCauseKind, RuleAnswer, TraceDiagnosis, diagnose_trace_in_memory,
+    DiagnosisRuleAnswer, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
-use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
+use crate::fixture::kineto::{A100_FILLING_KERNEL, KernelPlaceAndShape, KinetoTrace};
 
 fn idle_ns_of_cause(diagnosis: &TraceDiagnosis, kind: IdleCauseKind) -> i64 {
-    diagnosis.devices[0]
+    diagnosis.gpu_use_by_process[0]
         .account
         .whole_trace_account
         .idle_ns_by_cause
@@ -23,8 +23,10 @@ fn trace_of_amd_or_nvidia(amd: bool) -> KinetoTrace {
 }
 
 #[test]
-fn late_starts_are_split_at_their_launch_whatever_launched_them() {
-    // Launch, its length, start of the operation; a first kernel ends at 14 µs. Microseconds.
+fn idle_time_of_late_starts_is_split_at_launch() {
+    // Each row has the launch function, whether the GPU is AMD's, and in microseconds start and
+    // length of the launch call and start of the launched operation. An earlier kernel ends at 14
+    // µs.
     for (launch, amd, call, start) in [
         ("cudaLaunchKernel", false, (40.0, 5.0), 400_000.0),
         ("cuLaunchKernelEx", false, (40.0, 5.0), 400_000.0),
@@ -36,17 +38,22 @@ fn late_starts_are_split_at_their_launch_whatever_launched_them() {
         ("cudaLaunchKernel", false, (40.0, 5.0), 10_000_000.0),
     ] {
         let mut trace = trace_of_amd_or_nvidia(amd);
-        trace.add_launch(0.0, (10.0, 4.0), "first", FULL);
+        trace.add_launch(0.0, (10.0, 4.0), "first", A100_FILLING_KERNEL);
         let id = trace.add_api_call(call, launch);
-        trace.add_kernel(id, (start, 4.0), "second", FULL);
+        trace.add_kernel(id, (start, 4.0), "second", A100_FILLING_KERNEL);
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let expected = [call.0 - 14.0, call.1, start - call.0 - call.1];
         let long = call.1 > 1_000.0;
-        let called = if long { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
-        let kinds = [IdleCauseKind::HostCode, called, IdleCauseKind::UnknownDelayAfterLaunch];
+        let called = if long {
+            IdleCauseKind::FirstKernelLaunch
+        } else {
+            IdleCauseKind::LaunchCallStillRunning
+        };
+        let kinds =
+            [IdleCauseKind::HostCodeBeforeLaunch, called, IdleCauseKind::UnknownDelayAfterLaunch];
         let found = kinds.map(|kind| idle_ns_of_cause(&diagnosis, kind) as f64 / 1e3);
         assert_eq!(found, expected, "{launch} {call:?} {start}");
-        assert!(diagnosis.findings.iter().all(|of| of.id != "launch-bound"), "{launch}");
+        assert!(diagnosis.findings.iter().all(|of| of.rule_id != "launch-bound"), "{launch}");
     }
 }
 
@@ -69,21 +76,26 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
         for hidden in [0.0, 100.0] {
             let mut trace = trace_of_amd_or_nvidia(amd);
             for step in 0..20 {
-                // The host is ahead of the GPU.
+                // The host launches far ahead of the GPU.
                 let (call, start) = (f64::from(step) * 12.0, f64::from(step) * 1_000.0 + 300.0);
-                let beside = KernelPlaceAndShape { stream: 13, grid: 24, ..FULL };
-                trace.add_launch(call, (start, 400.0), "gemm", FULL);
+                let beside =
+                    KernelPlaceAndShape { stream: 13, grid_blocks: 24, ..A100_FILLING_KERNEL };
+                trace.add_launch(call, (start, 400.0), "gemm", A100_FILLING_KERNEL);
                 trace.add_launch(call + 6.0, (start + 400.0 - hidden, 500.0), name, beside);
             }
             let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
             let expected = 20 * (500_000 - hidden as i64 * 1_000);
-            let total = &diagnosis.devices[0].account.whole_trace_account;
-            assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), expected, "{name}");
+            let total = &diagnosis.gpu_use_by_process[0].account.whole_trace_account;
+            assert_eq!(
+                total.busy_ns_of_category(BusyTimeCategoryOfGpu::ExposedCommunication),
+                expected,
+                "{name}"
+            );
             let mut findings = diagnosis.findings.iter();
-            let exposed = findings.find(|finding| finding.id == "exposed-communication");
-            assert_eq!(exposed.and_then(|it| it.recoverable_ns), Some(expected), "{name}");
+            let exposed = findings.find(|finding| finding.rule_id == "exposed-communication");
+            assert_eq!(exposed.and_then(|it| it.max_recoverable_ns), Some(expected), "{name}");
             let shapes = ["small-grid", "tail", "occupancy", "block-size"];
-            assert!(diagnosis.findings.iter().all(|of| !shapes.contains(&of.id)), "{name}");
+            assert!(diagnosis.findings.iter().all(|of| !shapes.contains(&of.rule_id)), "{name}");
         }
     }
 }
@@ -94,15 +106,15 @@ fn transfers_that_hold_up_nothing_save_nothing() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..50 {
         let start = f64::from(step) * 1_000.0;
-        trace.add_launch(start, (start + 20.0, 100.0), "gemm", FULL);
+        trace.add_launch(start, (start + 20.0, 100.0), "gemm", A100_FILLING_KERNEL);
         let id = trace.add_api_call((start + 6.0, 5.0), "cudaMemcpyAsync");
         trace.add_memory_copy(id, (start + 120.0, 300.0), "HtoD (Pinned -> Device)", 10_000_000);
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-copy").unwrap();
-    assert_eq!(exposed.measured_value.value.round(), 30.0, "{}", exposed.finding_title);
-    let gain = exposed.replayed_gain.unwrap().alone_ns;
-    assert_eq!((exposed.recoverable_ns, gain), (Some(300_000), 300_000), "the last one alone");
+    let exposed = diagnosis.findings.iter().find(|of| of.rule_id == "exposed-copy").unwrap();
+    assert_eq!(exposed.measured_value.number_in_unit.round(), 30.0, "{}", exposed.finding_title);
+    let gain = exposed.replayed_gain.unwrap().saved_ns_alone;
+    assert_eq!((exposed.max_recoverable_ns, gain), (Some(300_000), 300_000), "the last one alone");
     assert_eq!(exposed.severity, FindingSeverity::Information);
 }
 
@@ -124,7 +136,7 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
                 start + 6.0,
                 (start + 910.0, 50.0),
                 "solve",
-                KernelPlaceAndShape { stream: 9, ..FULL },
+                KernelPlaceAndShape { stream: 9, ..A100_FILLING_KERNEL },
             );
         }
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
@@ -134,9 +146,9 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
             _ if name.contains("PtoP") => "exposed-communication",
             _ => "exposed-copy",
         };
-        assert_eq!((first.id, first.severity), (id, FindingSeverity::Severe), "{name}");
-        // The host waits 30 µs longer for the first copy than for the others.
-        assert!(first.recoverable_ns >= Some(30 * 900_000 - 30_000), "{first:?}");
+        assert_eq!((first.rule_id, first.severity), (id, FindingSeverity::Severe), "{name}");
+        // The host waits 30 µs longer for the first copy than for each later copy.
+        assert!(first.max_recoverable_ns >= Some(30 * 900_000 - 30_000), "{first:?}");
     }
 }
 
@@ -150,17 +162,17 @@ fn cheap_and_dear_waits_differ_in_severity() {
         let mut trace = KinetoTrace::a100_trace();
         for step in 0..50 {
             let start = f64::from(step) * 4_000.0;
-            trace.add_launch(start, (start + 6.0, kernel), "solve", FULL);
+            trace.add_launch(start, (start + 6.0, kernel), "solve", A100_FILLING_KERNEL);
             trace.add_api_call((start + 7.0, kernel), "cudaStreamSynchronize");
         }
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-        let waits = diagnosis.findings.iter().find(|of| of.id == "sync-in-loop").unwrap();
+        let waits = diagnosis.findings.iter().find(|of| of.rule_id == "sync-in-loop").unwrap();
         assert_eq!(waits.severity, severity, "{}", waits.finding_title);
     }
 }
 
 #[test]
-fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
+fn block_size_rule_uses_warp_size_of_device() {
     for (amd, block, fits) in [
         (true, 64, true),
         (true, 96, false),
@@ -176,12 +188,12 @@ fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
                 start,
                 (start + 10.0, 50.0),
                 "k",
-                KernelPlaceAndShape { block, ..FULL },
+                KernelPlaceAndShape { block_threads: block, ..A100_FILLING_KERNEL },
             );
         }
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let answer = &diagnosis.question_of_rule("block-size").unwrap().answer;
-        assert_eq!(matches!(answer, RuleAnswer::No { .. }), fits, "{block}: {answer:?}");
+        assert_eq!(matches!(answer, DiagnosisRuleAnswer::No { .. }), fits, "{block}: {answer:?}");
     }
 }
 
@@ -195,7 +207,7 @@ fn copies_that_kernels_hide_save_nothing() {
                 start,
                 (start + 20.0, 1_000.0),
                 "long",
-                KernelPlaceAndShape { stream: 9, ..FULL },
+                KernelPlaceAndShape { stream: 9, ..A100_FILLING_KERNEL },
             );
             let id = trace.add_api_call((start + 30.0, 310.0), call);
             trace.add_memory_copy(
@@ -206,9 +218,9 @@ fn copies_that_kernels_hide_save_nothing() {
             );
         }
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-        let found = diagnosis.findings.iter().find(|of| of.id == kind).unwrap();
+        let found = diagnosis.findings.iter().find(|of| of.rule_id == kind).unwrap();
         assert_eq!(
-            (found.recoverable_ns, found.severity),
+            (found.max_recoverable_ns, found.severity),
             (Some(0), FindingSeverity::Information),
             "{call}"
         );
@@ -220,15 +232,16 @@ fn copies_that_nothing_hides_save_their_time() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..20 {
         let start = f64::from(step) * 1_000.0;
-        trace.add_launch(start, (start + 20.0, 500.0), "k", FULL);
-        // The call waits for the kernel, and then for its copy.
+        trace.add_launch(start, (start + 20.0, 500.0), "k", A100_FILLING_KERNEL);
+        // The call of `cudaMemcpy` waits for the kernel before it, and then for its own copy.
         let id = trace.add_api_call((start + 30.0, 790.0), "cudaMemcpy");
         trace.add_memory_copy(id, (start + 521.0, 298.0), "DtoH (Device -> Pageable)", 30_000_000);
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let found = diagnosis.findings.iter().find(|of| of.id == "synchronous-copy").unwrap();
-    assert_eq!(found.recoverable_ns, Some(20 * 298_000));
-    // Half the kernels' time goes as well, though the host waits for them in the call of a copy.
+    let found = diagnosis.findings.iter().find(|of| of.rule_id == "synchronous-copy").unwrap();
+    assert_eq!(found.max_recoverable_ns, Some(20 * 298_000));
+    // Halving the kernel times also saves half of these times, although the host waits for the
+    // kernels inside the copy call.
     let halved = diagnosis
         .critical_path
         .gains
@@ -247,18 +260,18 @@ fn a_block_size_needs_no_description_of_the_device() {
                 start,
                 (start + 20.0, 30.0),
                 "t",
-                KernelPlaceAndShape { block: 33, ..FULL },
+                KernelPlaceAndShape { block_threads: 33, ..A100_FILLING_KERNEL },
             );
         }
         let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
         let answer = |id: &str| &diagnosis.question_of_rule(id).unwrap().answer;
         assert!(
-            matches!(answer("block-size"), RuleAnswer::Yes { .. }),
+            matches!(answer("block-size"), DiagnosisRuleAnswer::Yes { .. }),
             "{:?}",
             answer("block-size")
         );
         for rule in ["small-grid", "tail", "occupancy"] {
-            assert!(matches!(answer(rule), RuleAnswer::CannotAnswer { .. }), "{rule}");
+            assert!(matches!(answer(rule), DiagnosisRuleAnswer::CannotAnswer { .. }), "{rule}");
         }
     }
 }
@@ -272,7 +285,7 @@ fn an_operation_waits_for_its_own_device_first() {
         for step in 0..20 {
             let ns = f64::from(step) * 1_000.0 + f64::from(device) * 3.0;
             let call = f64::from(step) * 10.0 - 1_000.0 + f64::from(device) * 5.0;
-            let at = KernelPlaceAndShape { device, ..FULL };
+            let at = KernelPlaceAndShape { device, ..A100_FILLING_KERNEL };
             trace.add_launch(call, (ns, 400.0), "gemm", at);
             trace.add_launch(
                 call + 1.0,
@@ -283,7 +296,8 @@ fn an_operation_waits_for_its_own_device_first() {
         }
     }
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
-    let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-communication").unwrap();
+    let exposed =
+        diagnosis.findings.iter().find(|of| of.rule_id == "exposed-communication").unwrap();
     assert_eq!(exposed.severity, FindingSeverity::Severe, "{exposed:?}");
-    assert!(exposed.recoverable_ns > Some(19 * 580_000), "{:?}", exposed.recoverable_ns);
+    assert!(exposed.max_recoverable_ns > Some(19 * 580_000), "{:?}", exposed.max_recoverable_ns);
 }

@@ -44,7 +44,7 @@ impl TensorSpec {
 #[derive(Clone)]
 pub enum OutputReference {
     /// The problem has no expected outputs: implementations are timed and marked as unverified.
-    None,
+    NoReference,
     /// Code, in fp64.
     Code(OutputReferenceFunction),
     /// A safetensors file contains expected outputs under the outputs' names, and may contain
@@ -52,10 +52,10 @@ pub enum OutputReference {
     /// an input, the expected outputs must belong to the input values that the default seed draws.
     /// If the head's errors against golden tensors exceed the base's, `kernelgate compare` finds
     /// accuracy inconclusive, because other seeds cannot be tested.
-    Golden(PathBuf),
+    GoldenFile(PathBuf),
     /// Another implementation of the problem computes the expected outputs from the same inputs.
     /// The implementation that serves as the reference is itself unverified.
-    Row(&'static str),
+    OtherRow(&'static str),
 }
 
 /// Computes the outputs.
@@ -124,10 +124,10 @@ impl Tolerances {
     }
 }
 
-/// Definition of one problem.
+/// Definition of one attached problem: inputs, outputs, reference, work and tolerances.
 #[derive(Clone)]
 pub struct ProblemDefinition {
-    /// Tensors that rows read.
+    /// Input tensors that every implementation reads.
     pub inputs: Vec<TensorSpec>,
     /// Output tensors, which every launch overwrites completely.
     pub outputs: Vec<TensorSpec>,

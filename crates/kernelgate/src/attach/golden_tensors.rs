@@ -45,7 +45,7 @@ pub(super) fn read_golden_inputs_and_outputs(
         let (given, wanted) = (tensor.dtype(), declared.dtype);
         let fits = if is_input { given == wanted } else { integer(given) == integer(wanted) };
         if !fits {
-            let (given, wanted) = (given.name(), wanted.name());
+            let (given, wanted) = (given.dtype_name(), wanted.dtype_name());
             return Err(of_file(format!("`{name}` is {given}, the definition {wanted}")));
         }
         let found = if is_input { &mut found_inputs } else { &mut found_outputs };
@@ -82,7 +82,7 @@ mod tests {
         ];
         let output = [tensor_spec_without_values("y", &[2], Dtype::F32)];
         let (inputs, outputs) = read_golden_inputs_and_outputs(&path, &input, &output).unwrap();
-        assert_eq!(inputs.f32("x"), [1.0, 2.0]);
+        assert_eq!(inputs.f32_elements("x"), [1.0, 2.0]);
         assert!(inputs.get("w").is_none(), "drawn, because it is not there");
         assert_eq!(outputs.tensor("y").elements_to_f64(0, 2), [3.0, 6.0]);
         for (outputs, words) in [

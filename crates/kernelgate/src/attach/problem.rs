@@ -1,4 +1,4 @@
-//! Implements the harness's `Problem` trait for the definition of an attached problem.
+//! Implements the harness's `Problem` trait for attached problem definitions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::workload::{
 /// An attached implementation: a closure that computes on the host, or a closure that enqueues work
 /// on a raw CUDA stream.
 pub(super) struct AttachedRow {
-    pub name: &'static str,
+    pub row_name: &'static str,
     /// Names of the tensors whose device addresses the closure receives.
-    pub tensors: Vec<&'static str>,
+    pub device_tensor_names: Vec<&'static str>,
     pub kind: HostOrStreamClosure,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct DefinitionAtPoint {
     pub definition: ProblemDefinition,
     /// Inputs and expected outputs from the golden file; both empty if the problem has no golden
     /// file.
-    golden: Result<(Tensors, Tensors), String>,
+    golden_inputs_and_outputs: Result<(Tensors, Tensors), String>,
 }
 
 impl DefinitionAtPoint {
@@ -51,18 +51,18 @@ impl DefinitionAtPoint {
         definition: ProblemDefinition,
     ) -> Self {
         let golden = match &definition.reference {
-            OutputReference::Golden(path) => golden_tensors::read_golden_inputs_and_outputs(
+            OutputReference::GoldenFile(path) => golden_tensors::read_golden_inputs_and_outputs(
                 path,
                 &definition.inputs,
                 &definition.outputs,
             ),
             _ => Ok(Default::default()),
         };
-        Self { point, rows, definition, golden }
+        Self { point, rows, definition, golden_inputs_and_outputs: golden }
     }
 
     fn golden_inputs_and_outputs(&self) -> Option<&(Tensors, Tensors)> {
-        self.golden.as_ref().ok()
+        self.golden_inputs_and_outputs.as_ref().ok()
     }
 
     /// Bytes of device memory for the problem's inputs and outputs.
@@ -78,9 +78,9 @@ impl DefinitionAtPoint {
     pub fn check_tensor_names_of_rows(&self) -> Result<(), AxisError> {
         let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         let names: Vec<_> = inputs.iter().chain(outputs).map(|tensor| tensor.name).collect();
-        for AttachedRow { name, tensors, .. } in self.rows.iter() {
+        for AttachedRow { row_name: name, device_tensor_names: tensors, .. } in self.rows.iter() {
             if let Some(unknown) = tensors.iter().find(|tensor| !names.contains(tensor)) {
-                return Err(AxisError::Combination(format!(
+                return Err(AxisError::InvalidCombinationOfValues(format!(
                     "the row `{name}` takes a tensor `{unknown}`, the definition has `{}`",
                     names.join("`, `")
                 )));
@@ -103,7 +103,7 @@ impl DefinitionAtPoint {
     }
 
     fn closure_of_row(&self, name: &str) -> &HostOrStreamClosure {
-        let row = self.rows.iter().find(|row| row.name == name);
+        let row = self.rows.iter().find(|row| row.row_name == name);
         &row.expect("implementations are rows").kind
     }
 
@@ -162,7 +162,7 @@ impl Problem for DefinitionAtPoint {
                 Some(tensor) => inputs.insert(declared.name, tensor.clone()),
                 None => {
                     let drawn = draw_values_of_declared_tensor(declared, seed);
-                    inputs = inputs.with(declared.name, declared.shape.clone(), drawn);
+                    inputs = inputs.with_tensor(declared.name, declared.shape.clone(), drawn);
                 }
             }
         }
@@ -170,17 +170,17 @@ impl Problem for DefinitionAtPoint {
     }
 
     /// Golden outputs are valid only for the inputs of their file, so no other inputs can be drawn.
-    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
+    fn redraw_inputs(&self, names: &[&str], seed: u64) -> Tensors {
         match self.definition.reference {
-            OutputReference::Golden(_) => Tensors::new(),
-            _ => self.inputs(seed).select_named(names),
+            OutputReference::GoldenFile(_) => Tensors::new(),
+            _ => self.inputs(seed).select_tensors_by_name(names),
         }
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         match &self.definition.reference {
             OutputReference::Code(compute) => compute(inputs),
-            OutputReference::Golden(_) => {
+            OutputReference::GoldenFile(_) => {
                 self.golden_inputs_and_outputs().map_or(Vec::new(), |(_, outputs)| {
                     let each = outputs.iter().map(|(name, tensor)| {
                         let values = match tensor.tensor_data() {
@@ -192,11 +192,11 @@ impl Problem for DefinitionAtPoint {
                     each.collect()
                 })
             }
-            OutputReference::None | OutputReference::Row(_) => Vec::new(),
+            OutputReference::NoReference | OutputReference::OtherRow(_) => Vec::new(),
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check_can_be_computed(&self) -> Result<(), String> {
         let fp8 = self.definition.outputs.iter().find(|output| output.dtype == Dtype::Fp8);
         if let Some(TensorSpec { name, .. }) = fp8 {
             return Err(format!(
@@ -210,18 +210,18 @@ impl Problem for DefinitionAtPoint {
         {
             return Err(format!("a tolerance of output `{name}`, which is not declared"));
         }
-        self.golden.as_ref().map(drop).map_err(Clone::clone)
+        self.golden_inputs_and_outputs.as_ref().map(drop).map_err(Clone::clone)
     }
 
     fn reads_files(&self) -> bool {
-        matches!(self.definition.reference, OutputReference::Golden(_))
+        matches!(self.definition.reference, OutputReference::GoldenFile(_))
     }
 
-    fn reference_from(&self) -> SourceOfExpectedOutputs {
+    fn source_of_expected_outputs(&self) -> SourceOfExpectedOutputs {
         match self.definition.reference {
-            OutputReference::None => SourceOfExpectedOutputs::Nothing,
-            OutputReference::Row(row) => SourceOfExpectedOutputs::OutputsOfImplementation(row),
-            OutputReference::Code(_) | OutputReference::Golden(_) => {
+            OutputReference::NoReference => SourceOfExpectedOutputs::NotCompared,
+            OutputReference::OtherRow(row) => SourceOfExpectedOutputs::OutputsOfImplementation(row),
+            OutputReference::Code(_) | OutputReference::GoldenFile(_) => {
                 SourceOfExpectedOutputs::ProblemReference
             }
         }
@@ -249,7 +249,7 @@ impl Problem for DefinitionAtPoint {
 
     /// Bytes of host memory for two copies of the inputs and outputs, and for inputs and outputs in
     /// fp64.
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         let elements: usize = inputs.iter().chain(outputs).map(TensorSpec::element_count).sum();
         2 * self.input_and_output_device_bytes() + 8 * elements as u64
@@ -286,19 +286,19 @@ mod tests {
         outputs: &[Dtype],
         tolerance: Tolerances,
     ) -> DefinitionAtPoint {
-        test_definition_with_reference(outputs, OutputReference::None, tolerance)
+        test_definition_with_reference(outputs, OutputReference::NoReference, tolerance)
     }
 
     #[test]
     fn fp8_inputs_are_finite_and_fp8_outputs_are_refused() {
         let fp8 = test_definition_without_reference(&[], Tolerances::by_dtype());
-        assert_eq!(fp8.check(), Ok(()));
+        assert_eq!(fp8.check_can_be_computed(), Ok(()));
         let codes: Vec<u8> = fp8.inputs(7).tensor("x").as_bytes().to_vec();
         assert!(codes.iter().all(|code| (0x20..0x40).contains(&(code & 0x7f))));
         let negative = codes.iter().filter(|&&code| code & 0x80 != 0).count();
         assert!((1 << 14..3 << 14).contains(&negative), "{negative} of {}", codes.len());
         let refused = test_definition_without_reference(&[Dtype::Fp8], Tolerances::by_dtype())
-            .check()
+            .check_can_be_computed()
             .unwrap_err();
         assert_eq!(
             refused,
@@ -313,11 +313,11 @@ mod tests {
                 test_definition_with_reference(&[Dtype::F32], reference, Tolerances::by_dtype());
             bound.reads_files()
         };
-        assert!(reads_files(OutputReference::Golden("nowhere.safetensors".into())));
+        assert!(reads_files(OutputReference::GoldenFile("nowhere.safetensors".into())));
         for other in [
             OutputReference::from_function(|_| Vec::new()),
-            OutputReference::None,
-            OutputReference::Row("x"),
+            OutputReference::NoReference,
+            OutputReference::OtherRow("x"),
         ] {
             assert!(!reads_files(other));
         }
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(each(all.clone()), [1e-3; 2]);
         assert_eq!(each(by_dtype.clone().with("z", 2e-4, 1e-4)), [4.0 * 0.5f64.powi(8), 2e-4]);
         assert_eq!(each(all.with("z", 2e-4, 1e-4)), [1e-3, 2e-4]);
-        let unknown = mixed(by_dtype.with("x", 1.0, 1.0)).check().unwrap_err();
+        let unknown = mixed(by_dtype.with("x", 1.0, 1.0)).check_can_be_computed().unwrap_err();
         assert_eq!(unknown, "a tolerance of output `x`, which is not declared");
     }
 
@@ -366,7 +366,7 @@ mod tests {
     fn default_tolerance_accepts_one_bf16_ulp() {
         let ys = |bits: u16| {
             let y = vec![bf16::from_bits(bits), bf16::from_f32(0.5)];
-            Tensors::new().with("y", [2], TensorData::Bf16(y))
+            Tensors::new().with_tensor("y", [2], TensorData::Bf16(y))
         };
         // In bf16, 1 and the next larger number differ by 2^-7, the largest relative distance of
         // neighbours.

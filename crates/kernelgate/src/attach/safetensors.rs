@@ -127,9 +127,9 @@ impl<'de> Deserialize<'de> for SafetensorsHeaderByName {
 /// The parsed header and the bytes of a safetensors file.
 pub struct SafeTensorsFile {
     pub(super) entries: BTreeMap<String, SafetensorsEntry>,
-    bytes: Vec<u8>,
+    file_bytes: Vec<u8>,
     /// Byte offset in the file at which the tensors' elements begin.
-    elements: usize,
+    elements_byte_offset: usize,
 }
 
 impl SafeTensorsFile {
@@ -157,7 +157,7 @@ impl SafeTensorsFile {
             entries.map_err(|cause| cause.to_string())?;
         check_tensors_fill_data_without_gaps(&entries, elements.len())?;
         let elements = bytes.len() - elements.len();
-        Ok(Self { entries, bytes, elements })
+        Ok(Self { entries, file_bytes: bytes, elements_byte_offset: elements })
     }
 
     /// Names of the tensors in the file, sorted.
@@ -191,7 +191,7 @@ impl SafeTensorsFile {
             bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
         }
         let [from, to] = entry.data_offsets;
-        let elements = &self.bytes[self.elements..];
+        let elements = &self.file_bytes[self.elements_byte_offset..];
         let bytes = elements.get(from..to).ok_or("lies beyond the end of the file")?;
         let data = match &*entry.dtype {
             "F64" => TensorData::F64(decode_little_endian_elements(bytes, f64::from_le_bytes)),

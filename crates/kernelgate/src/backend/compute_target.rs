@@ -36,15 +36,15 @@ impl BackendKind {
 
 /// The device on which a process runs its cases: the CPU, or a set of GPUs.
 #[derive(Clone)]
-pub enum BenchTarget {
+pub enum BenchDevices {
     /// The host's cores.
     Cpu,
-    /// The GPUs on which cases run.
+    /// The GPUs on which a process runs its cases.
     Cuda(Devices),
 }
 
-impl BenchTarget {
-    /// Kind of the target.
+impl BenchDevices {
+    /// Kind of backend to which the device or devices belong.
     pub const fn backend_kind(&self) -> BackendKind {
         match self {
             Self::Cpu => BackendKind::Cpu,
@@ -69,7 +69,7 @@ impl BenchTarget {
         match self {
             Self::Cpu => None,
             Self::Cuda(devices) => CardTelemetryByNvml::open_card_by_uuid(
-                &devices.first_device().gpu_properties().uuid,
+                &devices.first_device().gpu_properties().gpu_uuid,
             ),
         }
     }
@@ -82,7 +82,7 @@ impl BenchTarget {
             CardTelemetryByNvml::open_card_by_uuid(uuid)?.other_processes_with_context_count()
         };
         let facts = devices.iter().map(|device| device.gpu_properties());
-        let counts = facts.filter_map(|facts| Some((facts.ordinal, others(&facts.uuid)?)));
+        let counts = facts.filter_map(|facts| Some((facts.gpu_ordinal, others(&facts.gpu_uuid)?)));
         counts.filter(|(_, others)| *others > 0).collect()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::workload::{Tensor, Tensors};
 
 use super::executable::input_not_read_by_launches_error;
-use super::{BackendError, Executable};
+use super::{BackendError, LaunchableProblem};
 use kernelgate_cuda::CaseFailureReason;
 
 /// A computation on the host: inputs, outputs, and the closure that computes the outputs from the
@@ -36,12 +36,12 @@ impl CpuTask {
 
     /// Declares that launches read only these inputs, because the row packed or quantised the other
     /// inputs during preparation.
-    pub fn reading(self, names: &'static [&'static str]) -> Self {
+    pub fn reading_only_inputs(self, names: &'static [&'static str]) -> Self {
         Self { inputs_read_by_launches: Some(names), ..self }
     }
 }
 
-impl Executable for CpuTask {
+impl LaunchableProblem for CpuTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
         self.outputs.iter_mut().for_each(|(_, tensor)| tensor.overwrite_with_poison());
         Ok(())
@@ -59,7 +59,7 @@ impl Executable for CpuTask {
     fn outputs_on_host(&mut self) -> Result<&Tensors, BackendError> {
         if let Some(name) = self.outputs.first_tensor_with_shared_memory() {
             let view = "is a view of an input or of what the row keeps: nothing writes it";
-            let why = CaseFailureReason::with_kind_and_sentence(
+            let why = CaseFailureReason::failure_with_kind_and_sentence(
                 "output_is_a_view",
                 format!("output `{name}` {view}"),
             );

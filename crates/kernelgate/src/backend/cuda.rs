@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::executable::input_not_read_by_launches_error;
 use crate::backend::{
-    AllowedActionsOfTimedCode, BackendError, Executable, OutputContentBeforeLaunch,
+    AllowedActionsOfTimedCode, BackendError, LaunchableProblem, OutputContentBeforeLaunch,
 };
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::CudaStream;
@@ -19,16 +19,16 @@ pub use kernelgate_cuda::{
 };
 
 /// An input tensor in device memory that every launch reads.
-pub struct Input {
-    name: String,
+pub struct DeviceInput {
+    input_name: String,
     buffer: DeviceBuffer,
 }
 
-impl Input {
+impl DeviceInput {
     /// Declares that `buffer` contains the problem's input of this name in its original layout:
     /// row-major, with the input's dtype.
     pub fn new(name: impl Into<String>, buffer: &DeviceBuffer) -> Self {
-        Self { name: name.into(), buffer: buffer.clone() }
+        Self { input_name: name.into(), buffer: buffer.clone() }
     }
 
     /// Renames the input to the problem's name for the input of GPU number `rank`.
@@ -37,18 +37,18 @@ impl Input {
         name: fn(&str, usize) -> &'static str,
         rank: usize,
     ) -> Self {
-        Self { name: name(&self.name, rank).to_owned(), ..self }
+        Self { input_name: name(&self.input_name, rank).to_owned(), ..self }
     }
 }
 
 /// Pairs buffers with the names of the problem's inputs that they contain.
-pub fn named_inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [Input; N] {
-    named.map(|(name, buffer)| Input::new(name, buffer))
+pub fn named_inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [DeviceInput; N] {
+    named.map(|(name, buffer)| DeviceInput::new(name, buffer))
 }
 
 /// An output tensor in device memory.
-pub struct Output {
-    name: &'static str,
+pub struct DeviceOutput {
+    output_name: &'static str,
     shape: Vec<usize>,
     dtype: Dtype,
     buffer: DeviceBuffer,
@@ -58,7 +58,7 @@ pub struct Output {
 /// Decodes the bytes of an output in device memory to a tensor of the problem's shape.
 pub type DecodeDeviceBytes = fn(&[u8], &[usize]) -> Tensor;
 
-impl Output {
+impl DeviceOutput {
     /// Allocates an output that has the problem's layout in device memory: row-major, with the
     /// output's dtype.
     ///
@@ -73,7 +73,7 @@ impl Output {
         let shape = shape.into();
         let buffer =
             device.allocate(shape.iter().product::<usize>() * dtype.bytes_per_element())?;
-        Ok(Self { name, shape, dtype, buffer, decode: None })
+        Ok(Self { output_name: name, shape, dtype, buffer, decode: None })
     }
 
     /// Makes an output in existing device memory that launches both read and write.
@@ -82,8 +82,8 @@ impl Output {
         name: &'static str,
         shape: Vec<usize>,
         dtype: Dtype,
-    ) -> Output {
-        Self { name, shape, dtype, buffer: buffer.clone(), decode: None }
+    ) -> DeviceOutput {
+        Self { output_name: name, shape, dtype, buffer: buffer.clone(), decode: None }
     }
 
     /// Allocates an i8 output that device memory stores in another encoding of `bytes` bytes;
@@ -97,9 +97,9 @@ impl Output {
         shape: impl Into<Vec<usize>>,
         bytes: usize,
         decode: DecodeDeviceBytes,
-    ) -> Result<Output, BackendError> {
+    ) -> Result<DeviceOutput, BackendError> {
         Ok(Self {
-            name,
+            output_name: name,
             shape: shape.into(),
             dtype: Dtype::I8,
             buffer: device.allocate(bytes)?,
@@ -113,10 +113,10 @@ impl Output {
         name: fn(&str, usize) -> &'static str,
         rank: usize,
     ) -> Self {
-        Self { name: name(self.name, rank), ..self }
+        Self { output_name: name(self.output_name, rank), ..self }
     }
 
-    /// Address on the device.
+    /// Address of the output in device memory.
     pub fn address(&self) -> u64 {
         self.buffer.device_address()
     }
@@ -126,7 +126,7 @@ impl Output {
         &self.buffer
     }
 
-    /// Bytes on the device.
+    /// Size of the output's device buffer in bytes.
     pub fn bytes(&self) -> usize {
         self.buffer.size_in_bytes()
     }
@@ -169,16 +169,16 @@ const POISON_SAMPLE_INTERVALS: usize = 16;
 const POISON_SAMPLE_BYTES: usize = 256;
 
 /// Closure that enqueues kernels which overwrite the outputs.
-type EnqueueCudaLaunch = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
+type EnqueueCudaLaunch = Box<dyn FnMut(&[DeviceOutput]) -> Result<(), BackendError>>;
 
 /// A problem prepared on one or several GPUs: inputs, outputs and the closure that enqueues one
 /// launch.
 pub struct CudaTask {
     devices: Devices,
     /// One stream per GPU that can read device memory while the GPU's timed stream is blocked.
-    observer_streams: Vec<Arc<CudaStream>>,
-    inputs: Vec<Input>,
-    outputs: Vec<Output>,
+    memory_observer_streams: Vec<Arc<CudaStream>>,
+    inputs: Vec<DeviceInput>,
+    outputs: Vec<DeviceOutput>,
     /// For each output, device copies of its results and of poison, from which the output is
     /// rewritten; allocated at first use.
     results_and_poison: Vec<ResultsAndPoisonOfOutput>,
@@ -186,14 +186,14 @@ pub struct CudaTask {
     state_between_launches: StateBetweenLaunches,
     allowed_actions: AllowedActionsOfTimedCode,
     /// Number of launches so far after which the host thread's CUDA state was checked.
-    checked_launches: u32,
-    memory_uses: Vec<(&'static str, u64)>,
+    launches_with_checked_thread_state: u32,
+    device_bytes_by_purpose: Vec<(&'static str, u64)>,
     host_outputs: Tensors,
 }
 
 /// Two device buffers for one output: a copy of its results, and poison.
 struct ResultsAndPoisonOfOutput {
-    results: DeviceBuffer,
+    copy_of_results: DeviceBuffer,
     poison: DeviceBuffer,
 }
 
@@ -204,7 +204,7 @@ type EnqueueReset = Box<dyn FnMut() -> Result<(), BackendError>>;
 enum StateBetweenLaunches {
     /// Launches change no state, so each launch repeats the previous one.
     NoState,
-    /// Restored before each launch.
+    /// The closure restores the changed state before each launch.
     ResetBeforeEachLaunch(EnqueueReset),
     /// The state is in the outputs: each launch continues from the outputs of the previous launch.
     /// `restore` runs only after the outputs were poisoned, so that verified outputs come from one
@@ -222,21 +222,21 @@ impl CudaTask {
     /// memory, without inputs that were packed during preparation or are passed by value.
     pub fn new(
         devices: impl Into<Devices>,
-        inputs: impl IntoIterator<Item = Input>,
-        outputs: Vec<Output>,
-        launch: impl FnMut(&[Output]) -> Result<(), BackendError> + 'static,
+        inputs: impl IntoIterator<Item = DeviceInput>,
+        outputs: Vec<DeviceOutput>,
+        launch: impl FnMut(&[DeviceOutput]) -> Result<(), BackendError> + 'static,
     ) -> Self {
         Self {
             devices: devices.into(),
-            observer_streams: Vec::new(),
+            memory_observer_streams: Vec::new(),
             inputs: inputs.into_iter().collect(),
             outputs,
             results_and_poison: Vec::new(),
             enqueue_launch: Box::new(launch),
             state_between_launches: StateBetweenLaunches::NoState,
             allowed_actions: AllowedActionsOfTimedCode::ALLOWED_IN_OWN_ROW,
-            checked_launches: 0,
-            memory_uses: Vec::new(),
+            launches_with_checked_thread_state: 0,
+            device_bytes_by_purpose: Vec::new(),
             host_outputs: Tensors::new(),
         }
     }
@@ -271,7 +271,7 @@ impl CudaTask {
     /// Declares the bytes of device memory for each purpose, such as `weights` or `activations`;
     /// each purpose occurs once.
     pub fn with_device_memory_by_purpose(self, memory_uses: Vec<(&'static str, u64)>) -> Self {
-        Self { memory_uses, ..self }
+        Self { device_bytes_by_purpose: memory_uses, ..self }
     }
 
     /// Marks a `launch` that calls other code: waits, allocations, context changes and open
@@ -281,9 +281,9 @@ impl CudaTask {
     }
 
     /// The GPU whose memory contains the output.
-    fn gpu_of_output(&self, output: &Output) -> &Arc<Device> {
+    fn gpu_of_output(&self, output: &DeviceOutput) -> &Arc<Device> {
         let ordinal = output.buffer.ordinal_of_gpu();
-        let own = self.devices.iter().find(|device| device.gpu_properties().ordinal == ordinal);
+        let own = self.devices.iter().find(|device| device.gpu_properties().gpu_ordinal == ordinal);
         own.unwrap_or_else(|| self.devices.first_device())
     }
 
@@ -297,7 +297,7 @@ impl CudaTask {
     }
 }
 
-impl Executable for CudaTask {
+impl LaunchableProblem for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
         if let StateBetweenLaunches::StateInOutputs { poisoned, .. } =
             &mut self.state_between_launches
@@ -315,10 +315,10 @@ impl Executable for CudaTask {
         with: OutputContentBeforeLaunch,
     ) -> Result<(), BackendError> {
         if self.results_and_poison.is_empty() {
-            let copies_of = |output: &Output| {
+            let copies_of = |output: &DeviceOutput| {
                 let allocate = || self.gpu_of_output(output).allocate(output.bytes());
                 Ok::<_, BackendError>(ResultsAndPoisonOfOutput {
-                    results: allocate()?,
+                    copy_of_results: allocate()?,
                     poison: allocate()?,
                 })
             };
@@ -337,11 +337,16 @@ impl Executable for CudaTask {
         {
             let (device, all) = (self.gpu_of_output(output), 0..output.bytes());
             device.make_context_current()?;
-            copies.results.copy_range_from(device.stream(), 0, &output.buffer, all.clone())?;
+            copies.copy_of_results.copy_range_from(
+                device.stream(),
+                0,
+                &output.buffer,
+                all.clone(),
+            )?;
             copies.poison.fill_all_bytes(output.poison_fill_byte())?;
             let from = match with {
                 OutputContentBeforeLaunch::Poison => &copies.poison,
-                OutputContentBeforeLaunch::Results => &copies.results,
+                OutputContentBeforeLaunch::PreviousResults => &copies.copy_of_results,
             };
             output.buffer.copy_range_from(device.stream(), 0, from, all)?;
         }
@@ -374,10 +379,10 @@ impl Executable for CudaTask {
     }
 
     fn launch_once(&mut self) -> Result<(), BackendError> {
-        let launched = if !self.allowed_actions.contexts
-            && self.checked_launches < LAUNCHES_WITH_THREAD_STATE_CHECK
+        let launched = if !self.allowed_actions.may_change_current_context
+            && self.launches_with_checked_thread_state < LAUNCHES_WITH_THREAD_STATE_CHECK
         {
-            self.checked_launches += 1;
+            self.launches_with_checked_thread_state += 1;
             thread_state::launch_and_restore_thread_state(self.devices.first_device(), || {
                 (self.enqueue_launch)(&self.outputs)
             })
@@ -387,7 +392,7 @@ impl Executable for CudaTask {
         // Errors of attached code are plain texts, so synchronizing shows whether the device was
         // lost.
         launched.map_err(|error| match self.wait_for_launches() {
-            Err(lost @ BackendError::Lost(_)) => lost,
+            Err(lost @ BackendError::DeviceLost(_)) => lost,
             _ => error,
         })
     }
@@ -398,9 +403,9 @@ impl Executable for CudaTask {
         }
         self.devices.for_each_with_context_current(|rank, device| {
             device.synchronize().map_err(|error| match error {
-                BackendError::Lost(why) => {
-                    let ordinal = device.gpu_properties().ordinal;
-                    BackendError::Lost(format!("rank {rank} on GPU {ordinal}: {why}"))
+                BackendError::DeviceLost(why) => {
+                    let ordinal = device.gpu_properties().gpu_ordinal;
+                    BackendError::DeviceLost(format!("rank {rank} on GPU {ordinal}: {why}"))
                 }
                 error => error,
             })
@@ -416,35 +421,39 @@ impl Executable for CudaTask {
                     decode(&bytes, &output.shape)
                 }
                 None => {
-                    let mut tensor = self.host_outputs.take(output.name).unwrap_or_else(|| {
-                        let mut tensor =
-                            Tensor::filled_with_zeros(output.shape.clone(), output.dtype);
-                        // Memory pages are allocated at the first write; writing zeros from all
-                        // cores is faster than the single-threaded copy.
-                        tensor.as_bytes_mut().par_chunks_mut(1 << 20).for_each(|part| part.fill(0));
-                        tensor
-                    });
+                    let mut tensor =
+                        self.host_outputs.take(output.output_name).unwrap_or_else(|| {
+                            let mut tensor =
+                                Tensor::filled_with_zeros(output.shape.clone(), output.dtype);
+                            // Memory pages are allocated at the first write; writing zeros from all
+                            // cores is faster than the single-threaded copy.
+                            tensor
+                                .as_bytes_mut()
+                                .par_chunks_mut(1 << 20)
+                                .for_each(|part| part.fill(0));
+                            tensor
+                        });
                     output.buffer.download_first_bytes(tensor.as_bytes_mut())?;
                     tensor
                 }
             };
-            self.host_outputs.insert(output.name, tensor);
+            self.host_outputs.insert(output.output_name, tensor);
         }
         self.make_first_gpu_context_current()?;
         Ok(&self.host_outputs)
     }
 
     fn names_of_inputs_read_by_launches(&self) -> Vec<&str> {
-        self.inputs.iter().map(|input| input.name.as_str()).collect()
+        self.inputs.iter().map(|input| input.input_name.as_str()).collect()
     }
 
     fn device_memory_by_purpose(&self) -> &[(&'static str, u64)] {
-        &self.memory_uses
+        &self.device_bytes_by_purpose
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
         // Several GPUs may have an input of this name, and all of them are overwritten.
-        let mut copies = self.inputs.iter().filter(|input| input.name == name).peekable();
+        let mut copies = self.inputs.iter().filter(|input| input.input_name == name).peekable();
         copies.peek().ok_or_else(|| input_not_read_by_launches_error(name))?;
         copies.try_for_each(|input| {
             input.buffer.overwrite_first_bytes_from_host(values.as_bytes())
@@ -453,15 +462,17 @@ impl Executable for CudaTask {
     }
 
     fn outputs_are_still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
-        if self.observer_streams.is_empty() {
+        if self.memory_observer_streams.is_empty() {
             let streams = self.devices.iter().map(|device| device.create_another_stream());
-            self.observer_streams = streams.collect::<Result<_, _>>()?;
+            self.memory_observer_streams = streams.collect::<Result<_, _>>()?;
         }
-        let observer_of = |output: &Output| {
+        let observer_of = |output: &DeviceOutput| {
             let ordinal = output.buffer.ordinal_of_gpu();
-            let rank =
-                self.devices.iter().position(|device| device.gpu_properties().ordinal == ordinal);
-            &self.observer_streams[rank.unwrap_or(0)]
+            let rank = self
+                .devices
+                .iter()
+                .position(|device| device.gpu_properties().gpu_ordinal == ordinal);
+            &self.memory_observer_streams[rank.unwrap_or(0)]
         };
         let poisoned = self
             .outputs

@@ -8,14 +8,14 @@ use crate::workload::{Tensor, Tensors};
 /// Content that the outputs get before a launch: poison or the previous results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputContentBeforeLaunch {
-    /// The pattern of [`Executable::poison_outputs`].
+    /// Every output is filled with the poison pattern of [`LaunchableProblem::poison_outputs`].
     Poison,
     /// The outputs contain the results of the previous launch.
-    Results,
+    PreviousResults,
 }
 
 /// A problem that is prepared on a backend: inputs copied, outputs allocated, kernels compiled.
-pub trait Executable {
+pub trait LaunchableProblem {
     /// Overwrites every output with poison: NaN, or -128 for integers.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
@@ -30,7 +30,7 @@ pub trait Executable {
     ) -> Result<(), BackendError> {
         match with {
             OutputContentBeforeLaunch::Poison => self.poison_outputs(),
-            OutputContentBeforeLaunch::Results => Ok(()),
+            OutputContentBeforeLaunch::PreviousResults => Ok(()),
         }
     }
 
@@ -100,5 +100,5 @@ pub trait Executable {
 
 /// The error for replacing an input that no launch reads.
 pub(super) fn input_not_read_by_launches_error(name: &str) -> BackendError {
-    BackendError::Launch(format!("no launch reads an input `{name}`"))
+    BackendError::ComputationFailed(format!("no launch reads an input `{name}`"))
 }

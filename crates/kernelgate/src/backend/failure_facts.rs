@@ -14,9 +14,11 @@ pub fn case_failure_with_error_fields(error: &(impl Serialize + Display)) -> Cas
     let Ok(Value::Object(fields)) = serde_json::to_value(error) else { return failure };
     for (name, value) in fields {
         match value {
-            Value::String(kind) if name == "kind" => failure.kind = kind,
-            Value::String(value) => _ = failure.names.insert(name, value),
-            value => failure.numbers.extend(value.as_f64().map(|number| (name, number))),
+            Value::String(kind) if name == "kind" => failure.failure_kind = kind,
+            Value::String(value) => _ = failure.names_in_failure_sentence.insert(name, value),
+            value => failure
+                .numbers_in_failure_sentence
+                .extend(value.as_f64().map(|number| (name, number))),
         }
     }
     failure

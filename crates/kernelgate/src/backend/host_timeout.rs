@@ -21,7 +21,7 @@ pub fn start_host_launch_watchdog(limit: Duration, ended: impl FnOnce(&str) + Se
 /// Sets the case name that the watchdog passes on if the following launches exceed the timeout.
 pub fn set_case_name_for_watchdog(case: &str) {
     if let Some(watch) = LAUNCH_WATCHDOG.get() {
-        case.clone_into(&mut watch.lock_state().case);
+        case.clone_into(&mut watch.lock_state().case_name);
     }
 }
 
@@ -29,40 +29,40 @@ pub fn set_case_name_for_watchdog(case: &str) {
 /// Create and drop the guard outside the measured time.
 pub fn start_timeout_of_host_launches() -> HostLaunchTimeoutGuard {
     let begun = LAUNCH_WATCHDOG.get().filter(|watch| watch.start_timeout_if_not_running());
-    HostLaunchTimeoutGuard { watch: begun }
+    HostLaunchTimeoutGuard { watchdog_to_cancel: begun }
 }
 
 /// Launches that are watched.
 #[must_use]
 pub struct HostLaunchTimeoutGuard {
     /// `None` if the watchdog was not started, or if an enclosing guard already runs the timeout.
-    watch: Option<&'static HostLaunchWatchdog>,
+    watchdog_to_cancel: Option<&'static HostLaunchWatchdog>,
 }
 
 impl Drop for HostLaunchTimeoutGuard {
     fn drop(&mut self) {
-        if let Some(watch) = self.watch {
-            watch.lock_state().ends_at = None;
+        if let Some(watch) = self.watchdog_to_cancel {
+            watch.lock_state().deadline = None;
         }
     }
 }
 
 struct HostLaunchWatchdog {
-    limit: Duration,
+    launch_time_limit: Duration,
     state: Mutex<WatchedCaseAndDeadline>,
-    changed: Condvar,
+    state_changed: Condvar,
 }
 
 #[derive(Default)]
 struct WatchedCaseAndDeadline {
-    case: String,
+    case_name: String,
     /// Time at which the watchdog ends the process; `None` while no launch is watched.
-    ends_at: Option<Instant>,
+    deadline: Option<Instant>,
 }
 
 impl HostLaunchWatchdog {
     fn with_time_limit(limit: Duration) -> Self {
-        Self { limit, state: Mutex::default(), changed: Condvar::new() }
+        Self { launch_time_limit: limit, state: Mutex::default(), state_changed: Condvar::new() }
     }
 
     fn lock_state(&self) -> MutexGuard<'_, WatchedCaseAndDeadline> {
@@ -72,11 +72,11 @@ impl HostLaunchWatchdog {
     /// Starts the timeout unless it is running; returns whether this call started it.
     fn start_timeout_if_not_running(&self) -> bool {
         let mut state = self.lock_state();
-        let begins = state.ends_at.is_none();
+        let begins = state.deadline.is_none();
         if begins {
             // A limit beyond the range of the clock means no timeout.
-            state.ends_at = Instant::now().checked_add(self.limit);
-            self.changed.notify_one();
+            state.deadline = Instant::now().checked_add(self.launch_time_limit);
+            self.state_changed.notify_one();
         }
         begins
     }
@@ -86,12 +86,12 @@ impl HostLaunchWatchdog {
     fn block_until_timeout(&self, ended: impl FnOnce(&str)) {
         let mut state = self.lock_state();
         loop {
-            let left = state.ends_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let left = state.deadline.map(|at| at.saturating_duration_since(Instant::now()));
             state = match left {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => return ended(&state.case),
+                None => self.state_changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return ended(&state.case_name),
                 Some(left) => {
-                    let woken = self.changed.wait_timeout(state, left);
+                    let woken = self.state_changed.wait_timeout(state, left);
                     woken.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
@@ -118,12 +118,12 @@ mod tests {
         for _ in 0..3 {
             assert!(watch.start_timeout_if_not_running());
             assert!(!watch.start_timeout_if_not_running(), "one inside the other");
-            watch.lock_state().ends_at = None;
+            watch.lock_state().deadline = None;
             // Launches of half the limit never exceed the timeout, because every start sets a new
             // deadline.
             std::thread::sleep(limit / 2);
         }
-        "family/operation/n1/cpu/hot".clone_into(&mut watch.lock_state().case);
+        "family/operation/n1/cpu/hot".clone_into(&mut watch.lock_state().case_name);
         let begun = Instant::now();
         assert!(watch.start_timeout_if_not_running() && named.try_recv().is_err());
         let (case, at) = named.recv_timeout(Duration::from_secs(60)).unwrap();

@@ -6,7 +6,7 @@ use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::{BackendError, Device, Devices};
 
 use super::compute_target::BackendKind;
-use super::program::{Capture, Program};
+use super::program::{LaunchProgram, ProgramLaunchMode};
 use super::{cpu, cuda};
 use crate::workload::Tensors;
 
@@ -17,78 +17,78 @@ use crate::workload::Tensors;
 /// # struct Double { n: usize }
 /// # impl Problem for Double {
 /// #     fn inputs(&self, seed: u64) -> Tensors {
-/// #         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
+/// #         Tensors::new().with_tensor("x", [self.n], random::normal_values(seed, "x", self.n))
 /// #     }
 /// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-/// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+/// #         let out: Vec<f64> = inputs.f32_elements("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
 /// #         vec![Expected::all("out", [self.n], out)]
 /// #     }
 /// #     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
 /// #     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
-/// #     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+/// #     fn host_memory_bytes(&self) -> u64 { 16 * self.n as u64 }
 /// # }
 /// const ROWS: &[Implementation<Double>] = &[Implementation {
-///     name: "cpu",
-///     about: "one thread",
+///     implementation_name: "cpu",
+///     description: "one thread",
 ///     supports: |_| Ok(()),
-///     prepare: Prepare::Cpu(|problem, inputs| {
+///     prepare: PrepareFunction::Cpu(|problem, inputs| {
 ///         let outputs = Tensors::new().with_output("out", [problem.n], Dtype::F32);
 ///         CpuTask::new(inputs, outputs, |inputs, outputs| {
-///             let pairs = outputs.f32_mut("out").iter_mut().zip(inputs.f32("x"));
+///             let pairs = outputs.f32_mut("out").iter_mut().zip(inputs.f32_elements("x"));
 ///             pairs.for_each(|(out, x)| *out = 2.0 * x);
 ///         })
 ///     }),
 /// }];
-/// assert_eq!(ROWS[0].name, "cpu");
+/// assert_eq!(ROWS[0].implementation_name, "cpu");
 /// ```
 pub struct Implementation<P> {
     /// Name of the implementation, `cpu` or `<backend>/<technique>`: part of the case id.
-    pub name: &'static str,
+    pub implementation_name: &'static str,
     /// Description in one line, which `kernelgate list` prints.
-    pub about: &'static str,
+    pub description: &'static str,
     /// Whether the implementation can compute this problem; otherwise the reason, such as "computes
     /// f32 only".
     pub supports: fn(&P) -> Result<(), String>,
-    /// How the implementation is prepared for launches.
-    pub prepare: Prepare<P>,
+    /// Function that prepares the implementation for launches.
+    pub prepare: PrepareFunction<P>,
 }
 
 /// Function that copies inputs, allocates outputs and scratch memory, and returns the task that is
 /// launched.
-pub enum Prepare<P> {
+pub enum PrepareFunction<P> {
     /// Prepares a task that runs on the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
     /// Prepares a task on the host; the function gets the implementation's name, under which the
     /// problem holds the closure.
-    CpuByName(fn(&P, &str, Arc<Tensors>) -> cpu::CpuTask),
+    CpuByRowName(fn(&P, &str, Arc<Tensors>) -> cpu::CpuTask),
     /// Prepares a task that runs on one NVIDIA GPU.
     Cuda(PrepareOnOneGpu<P>),
     /// Prepares a task on one GPU that declares its device memory, so that a case that is too large
     /// is skipped before anything is allocated.
-    CudaWithin {
+    CudaWithDeclaredMemory {
         /// Bytes of device memory for inputs, outputs and scratch.
         device_bytes: fn(&P) -> u64,
-        /// Makes the implementation ready.
+        /// Function that prepares the implementation for launches on one GPU.
         prepare: PrepareOnOneGpu<P>,
     },
     /// Prepares a task on one GPU; the function gets the implementation's name, under which the
     /// problem holds the closure.
-    CudaByName {
+    CudaByRowName {
         /// Bytes of device memory for inputs, outputs and scratch.
         device_bytes: fn(&P) -> u64,
-        /// Prepares the implementation with the given name for launches.
+        /// Function that prepares the implementation with the given name for launches on one GPU.
         prepare: fn(&P, &str, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>,
     },
     /// Prepares a task on all GPUs of a set, which declares its device memory per GPU.
-    CudaSet {
+    CudaOnGpuSet {
         /// Bytes of device memory per GPU for inputs, outputs and scratch.
         device_bytes: fn(&P) -> u64,
         /// Prepares the implementation for a problem and its inputs on the GPUs of a set.
         prepare: fn(&P, &Tensors, &Devices) -> Result<cuda::CudaTask, BackendError>,
     },
-    /// Prepares a task on one GPU from a list of launches ([`Program`]) that the function writes;
-    /// the list determines the device memory.
-    Program(fn(&P) -> Program, Capture),
+    /// Prepares a task on one GPU from a list of launches ([`LaunchProgram`]) that the function
+    /// writes; the list determines the device memory.
+    Program(fn(&P) -> LaunchProgram, ProgramLaunchMode),
 }
 
 /// Function that prepares a problem for launches on one NVIDIA GPU.
@@ -99,7 +99,7 @@ impl<P> Implementation<P> {
     /// The backend on which the implementation runs.
     pub fn backend_of_implementation(&self) -> BackendKind {
         match self.prepare {
-            Prepare::Cpu(_) | Prepare::CpuByName(_) => BackendKind::Cpu,
+            PrepareFunction::Cpu(_) | PrepareFunction::CpuByRowName(_) => BackendKind::Cpu,
             _ => BackendKind::Cuda,
         }
     }
@@ -108,11 +108,13 @@ impl<P> Implementation<P> {
     /// or if it declares none.
     pub fn declared_device_bytes(&self, problem: &P) -> Option<u64> {
         match self.prepare {
-            Prepare::CudaWithin { device_bytes, .. }
-            | Prepare::CudaByName { device_bytes, .. }
-            | Prepare::CudaSet { device_bytes, .. } => Some(device_bytes(problem)),
-            Prepare::Program(write, _) => Some(write(problem).device_bytes()),
-            Prepare::Cpu(_) | Prepare::CpuByName(_) | Prepare::Cuda(_) => None,
+            PrepareFunction::CudaWithDeclaredMemory { device_bytes, .. }
+            | PrepareFunction::CudaByRowName { device_bytes, .. }
+            | PrepareFunction::CudaOnGpuSet { device_bytes, .. } => Some(device_bytes(problem)),
+            PrepareFunction::Program(write, _) => Some(write(problem).device_bytes()),
+            PrepareFunction::Cpu(_)
+            | PrepareFunction::CpuByRowName(_)
+            | PrepareFunction::Cuda(_) => None,
         }
     }
 
@@ -124,7 +126,7 @@ impl<P> Implementation<P> {
         inputs: &Tensors,
         devices: &Devices,
     ) -> Result<cuda::CudaTask, BackendError> {
-        let Prepare::CudaSet { device_bytes, prepare } = self.prepare else {
+        let PrepareFunction::CudaOnGpuSet { device_bytes, prepare } = self.prepare else {
             return self.prepare_on_one_gpu(problem, inputs, devices.first_device());
         };
         devices.for_each_with_context_current(|_, device| {
@@ -145,26 +147,26 @@ impl<P> Implementation<P> {
         device: &Arc<Device>,
     ) -> Result<cuda::CudaTask, BackendError> {
         match self.prepare {
-            Prepare::Cuda(prepare) => prepare(problem, inputs, device),
-            Prepare::CudaWithin { device_bytes, prepare } => {
+            PrepareFunction::Cuda(prepare) => prepare(problem, inputs, device),
+            PrepareFunction::CudaWithDeclaredMemory { device_bytes, prepare } => {
                 memory::require_free_device_memory(device, device_bytes(problem))?;
                 prepare(problem, inputs, device)
             }
-            Prepare::CudaByName { device_bytes, prepare } => {
+            PrepareFunction::CudaByRowName { device_bytes, prepare } => {
                 memory::require_free_device_memory(device, device_bytes(problem))?;
-                prepare(problem, self.name, inputs, device)
+                prepare(problem, self.implementation_name, inputs, device)
             }
-            Prepare::CudaSet { .. } => {
+            PrepareFunction::CudaOnGpuSet { .. } => {
                 self.prepare_on_gpus(problem, inputs, &Devices::from(device))
             }
-            Prepare::Program(write, capture) => {
+            PrepareFunction::Program(write, capture) => {
                 let program = write(problem);
                 memory::require_free_device_memory(device, program.device_bytes())?;
                 program.into_task(device, inputs, capture)
             }
-            Prepare::Cpu(_) | Prepare::CpuByName(_) => {
-                let message = format!("{} does not run on this backend", self.name);
-                Err(BackendError::Launch(message))
+            PrepareFunction::Cpu(_) | PrepareFunction::CpuByRowName(_) => {
+                let message = format!("{} does not run on this backend", self.implementation_name);
+                Err(BackendError::ComputationFailed(message))
             }
         }
     }

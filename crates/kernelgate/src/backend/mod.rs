@@ -14,7 +14,7 @@ mod implementation;
 pub mod program;
 
 pub use allowed_actions::AllowedActionsOfTimedCode;
-pub use compute_target::{BackendKind, BenchTarget};
-pub use executable::{Executable, OutputContentBeforeLaunch};
-pub use implementation::{Implementation, Prepare, PrepareOnOneGpu};
+pub use compute_target::{BackendKind, BenchDevices};
+pub use executable::{LaunchableProblem, OutputContentBeforeLaunch};
+pub use implementation::{Implementation, PrepareFunction, PrepareOnOneGpu};
 pub use kernelgate_cuda::BackendError;

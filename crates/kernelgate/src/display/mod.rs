@@ -6,7 +6,7 @@ pub mod runs;
 pub mod table;
 pub mod terminal;
 
-/// "134 MB": decimal units.
+/// Formats a number of bytes in decimal units, such as "134 MB".
 pub fn decimal_byte_size_text(bytes: u64) -> String {
     let (scale, unit) = match bytes {
         0..1_000 => return format!("{bytes} B"),
@@ -14,7 +14,7 @@ pub fn decimal_byte_size_text(bytes: u64) -> String {
         1_000_000..1_000_000_000 => (1e6, "MB"),
         _ => (1e9, "GB"),
     };
-    format!("{:.3} {unit}", SignificantDigits(bytes as f64 / scale))
+    format!("{:.3} {unit}", NumberWithSignificantDigits(bytes as f64 / scale))
 }
 
 /// Formats a count with its noun, such as "1 case" or "2 cases"; the plural gets an "s".
@@ -30,7 +30,7 @@ pub fn time_text(elapsed_ns: f64) -> String {
         ns if ns < 1e9 => (1e6, "ms"),
         _ => (1e9, "s"),
     };
-    format!("{:.4} {unit}", SignificantDigits(elapsed_ns / scale))
+    format!("{:.4} {unit}", NumberWithSignificantDigits(elapsed_ns / scale))
 }
 
 /// Formats an energy with four significant digits and its unit, such as "1.234 mJ".
@@ -40,7 +40,7 @@ pub fn energy_text(joules: f64) -> String {
         joules if joules < 1.0 => (1e-3, "mJ"),
         _ => (1.0, "J"),
     };
-    format!("{:.4} {unit}", SignificantDigits(joules / scale))
+    format!("{:.4} {unit}", NumberWithSignificantDigits(joules / scale))
 }
 
 /// Formats an amount per time as a rate, such as "151.2 GFLOP/s" or "22.1 GB/s".
@@ -51,7 +51,7 @@ pub fn amount_rate_text(amount: u64, unit: &str, elapsed_ns: f64) -> String {
         rate if rate < 1e12 => (1e9, "G"),
         _ => (1e12, "T"),
     };
-    format!("{:.4} {prefix}{unit}/s", SignificantDigits(per_second / scale))
+    format!("{:.4} {prefix}{unit}/s", NumberWithSignificantDigits(per_second / scale))
 }
 
 /// Sort key for case ids that compares the numbers inside ids by value: `s512` before `s1024`.
@@ -100,9 +100,9 @@ pub fn words_without_flags(
 }
 
 /// Formats a number without an exponent; the format precision is the number of significant digits.
-struct SignificantDigits(f64);
+struct NumberWithSignificantDigits(f64);
 
-impl std::fmt::Display for SignificantDigits {
+impl std::fmt::Display for NumberWithSignificantDigits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let digits = f.precision().unwrap_or(3);
         let before = if self.0 == 0.0 { 1 } else { self.0.abs().log10().floor() as i32 + 1 };

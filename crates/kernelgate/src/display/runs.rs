@@ -35,7 +35,7 @@ fn host_launch_is_slower_than_gpu(case: &CaseRecordWithSamples) -> bool {
     let launches_ns = case.samples.launch_times_by_sample_ns();
     case.samples.costs.host_launch_ns.filter(|_| !launches_ns.is_empty()).is_some_and(|host_ns| {
         let gpu_ns = stats::median(&launches_ns);
-        !case.samples.conditions.host_bound
+        !case.samples.conditions.includes_host_launch_time
             && host_ns >= SLOW_HOST_LAUNCH_FACTOR * gpu_ns
             && host_ns >= gpu_ns + SLOW_HOST_LAUNCH_EXCESS_NS
     })
@@ -46,21 +46,24 @@ const RESULTS_TABLE_REMARKS: [RemarkAndCondition; 11] = [
         case.verification.verification_extent() == OutputVerificationExtent::Unverified
     }),
     ("host-bound, the host's launches are in the time", |_, case| {
-        case.samples.conditions.host_bound
+        case.samples.conditions.includes_host_launch_time
     }),
     (
         "the host needs longer to launch than the GPU to run it, and its time is not in this",
         |_, case| host_launch_is_slower_than_gpu(case),
     ),
     ("warning: throttled GPU, the times are too long", |_, case| {
-        case.samples.conditions.throttled > 0
+        case.samples.conditions.throttled_samples > 0
     }),
     ("warning: another process computed on the GPU, the times may be too long", |_, case| {
         case.samples.conditions.was_gpu_shared_with_other_processes()
     }),
     ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {
-        let ceiling = case.limit.as_ref().and_then(|limit| run.limits.clock_mhz.get(&limit.by));
-        let clocks = &case.samples.clock_mhz;
+        let ceiling = case
+            .limit
+            .as_ref()
+            .and_then(|limit| run.limits.sm_clock_mhz_by_ceiling.get(&limit.deciding_ceiling));
+        let clocks = &case.samples.sm_clock_per_sample_mhz;
         !clocks.is_empty()
             && ceiling.is_some_and(|&ceiling| {
                 ceiling < MIN_CEILING_TO_CASE_CLOCK_RATIO * stats::median(clocks)
@@ -70,26 +73,28 @@ const RESULTS_TABLE_REMARKS: [RemarkAndCondition; 11] = [
         case.samples
             .power
             .as_ref()
-            .is_some_and(|power| power.state == PowerStateOfSamples::Unsettled)
+            .is_some_and(|power| power.state == PowerStateOfSamples::UnsettledUnderLoad)
     }),
     ("timed again, the SM clock was low at first", |_, case| {
-        case.samples.conditions.discarded > 0 && case.samples.conditions.throttled == 0
+        case.samples.conditions.discarded_attempts > 0
+            && case.samples.conditions.throttled_samples == 0
     }),
     (
         "computed from inputs that were read before timing: a remembered result would pass",
         |_, case| {
-            case.verification.after.is_some_and(|after| {
-                after.inputs == InputChangeAfterTiming::Same && case.verification.by.is_none()
+            case.verification.after_timing.is_some_and(|after| {
+                after.inputs == InputChangeAfterTiming::InputsUnchanged
+                    && case.verification.reused_from_run.is_none()
             })
         },
     ),
     ("without a record of a launch: short work on another stream may pass", |_, case| {
-        case.samples.unrecorded.is_some()
+        case.samples.reason_cupti_did_not_check.is_some()
     }),
     ("too short: a result that saves more than a quarter of a launch may pass", |run, case| {
         let launches_ns = case.samples.launch_times_by_sample_ns();
         !run.environment.is_cpu_run()
-            && case.verification.after.is_some()
+            && case.verification.after_timing.is_some()
             && !launches_ns.is_empty()
             && !reused_results::is_reuse_of_results_detectable(stats::median(&launches_ns))
     }),
@@ -124,7 +129,7 @@ pub fn results_table_and_remarks_text(runs: &[BenchProcessRun], columns: Option<
     let shares = runs
         .iter()
         .flat_map(|run| run.cases.values())
-        .filter_map(|case| case.samples.conditions.contention);
+        .filter_map(|case| case.samples.conditions.other_processes_cpu_share);
     let most = shares.fold(0.0, f64::max);
     if most > MIN_MENTIONED_CPU_CONTENTION {
         let _ = write!(
@@ -144,7 +149,7 @@ pub fn results_table_and_remarks_text(runs: &[BenchProcessRun], columns: Option<
             let _ = write!(out, "\n{what}: {}", first_case_ids_and_count_text(&ids));
         }
     }
-    for run in runs.iter().filter(|run| !run.delays.is_empty()) {
+    for run in runs.iter().filter(|run| !run.injected_delays_ns.is_empty()) {
         let _ = write!(
             out,
             "\nDELAYED on purpose, nanoseconds a launch: {}",
@@ -153,7 +158,7 @@ pub fn results_table_and_remarks_text(runs: &[BenchProcessRun], columns: Option<
     }
     for run in runs {
         for (id, error) in &run.failed {
-            let _ = write!(out, "\nFAILED {id}: {}", indent_every_line(&error.text));
+            let _ = write!(out, "\nFAILED {id}: {}", indent_every_line(&error.failure_sentence));
         }
     }
     clean_message_for_terminal(&out).into_owned()
@@ -167,7 +172,9 @@ fn results_table_of_runs(runs: &[BenchProcessRun]) -> AlignedTextTable {
         .any(|run| run.cases.values().any(|case| low_sm_clock_cell(run, case).is_some()));
     let mut header = vec!["case", "time", "spread", "rate", "limit", "of limit", "limited by", ""];
     header.extend(low_clocks.then_some("SM clock"));
-    let skews = runs.iter().any(|run| run.cases.values().any(|it| !it.samples.skew_ns.is_empty()));
+    let skews = runs
+        .iter()
+        .any(|run| run.cases.values().any(|it| !it.samples.gpu_skew_per_sample_ns.is_empty()));
     header.extend(skews.then_some("skew"));
     let energies = runs.iter().any(|run| run.cases.values().any(|it| it.samples.energy.is_some()));
     header.extend(energies.then_some("energy"));
@@ -184,14 +191,21 @@ fn results_table_of_runs(runs: &[BenchProcessRun]) -> AlignedTextTable {
         let skew = skews.then(|| {
             of.1.samples.median_gpu_skew_per_launch_ns().map_or("-".to_owned(), time_text)
         });
-        let timed =
-            TimedCaseRow { clock, skew, energy, network, ..TimedCaseRow::from_id_and_record(of) };
+        let timed = TimedCaseRow {
+            sm_clock_cell: clock,
+            skew_between_gpus_cell: skew,
+            energy_cell: energy,
+            network,
+            ..TimedCaseRow::from_id_and_record(of)
+        };
         problems.entry(natural_sort_key(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
         cases.sort_by(|a, b| {
             let order = |timed: &TimedCaseRow<'_>| timed.case.cache_state == "cold";
-            order(a).cmp(&order(b)).then(a.spread.median.total_cmp(&b.spread.median))
+            order(a)
+                .cmp(&order(b))
+                .then(a.launch_time_spread.median.total_cmp(&b.launch_time_spread.median))
         });
         if !cases[0].problem.is_empty() {
             table.add_heading(cases[0].problem.to_owned());
@@ -210,16 +224,16 @@ fn results_table_of_runs(runs: &[BenchProcessRun]) -> AlignedTextTable {
 struct TimedCaseRow<'a> {
     /// The problem's part of the case id, used as heading; empty if the id has another form.
     problem: &'a str,
-    /// The rest of the case id: implementation and cache, such as `cpu/hot`.
-    name: &'a str,
+    /// The end of the case id: implementation and cache state, such as `cpu/hot`.
+    implementation_and_cache: &'a str,
     case: &'a CaseRecordWithSamples,
-    spread: MedianAndQuartiles,
+    launch_time_spread: MedianAndQuartiles,
     /// Text of the SM clock column, if the table has this column.
-    clock: Option<String>,
+    sm_clock_cell: Option<String>,
     /// Text of the column of start-time skew between GPUs, if the table has this column.
-    skew: Option<String>,
+    skew_between_gpus_cell: Option<String>,
     /// Text of the energy column, if the table has this column.
-    energy: Option<String>,
+    energy_cell: Option<String>,
     /// Texts of the columns of throughput and share of the matmul peak, if the table has these
     /// columns.
     network: Option<[String; 2]>,
@@ -227,7 +241,7 @@ struct TimedCaseRow<'a> {
 
 /// Whether the case is a network: its launches compute samples by matrix products.
 fn is_network_case(case: &CaseRecordWithSamples) -> bool {
-    case.computed_samples.is_some() && case.work.matmul_flops_of_all_dtypes() > 0
+    case.data_items_per_launch.is_some() && case.work.matmul_flops_of_all_dtypes() > 0
 }
 
 /// Texts of throughput in samples per second, and of the share of the measured peak rate of matrix
@@ -241,13 +255,14 @@ fn throughput_and_matmul_peak_share_cells(
         return [dash(), dash()];
     }
     let launch_ns = stats::median(&case.samples.launch_times_by_sample_ns());
-    let products = case.work.flops.iter().filter(|(unit, _)| unit.starts_with("matmul "));
+    let products =
+        case.work.flops_by_unit_and_dtype.iter().filter(|(unit, _)| unit.starts_with("matmul "));
     let least_ns: Option<f64> = products
         .map(|(unit, count)| Some(*count as f64 / run.limits.flops_per_s.get(unit)? * 1e9))
         .sum();
-    let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / launch_ns);
+    let rate = case.data_items_per_launch.map(|samples| samples as f64 * 1e9 / launch_ns);
     [
-        rate.map_or_else(dash, |rate| case.sample_unit.throughput_as_text(rate)),
+        rate.map_or_else(dash, |rate| case.data_item_unit.throughput_as_text(rate)),
         least_ns.map_or_else(dash, |least_ns| limit_share_cell(least_ns / launch_ns)),
     ]
 }
@@ -257,33 +272,39 @@ fn throughput_and_matmul_peak_share_cells(
 fn launch_energy_cell(case: &CaseRecordWithSamples) -> String {
     match &case.samples.energy {
         None => "-".to_owned(),
-        Some(LaunchEnergyOrReason::NotResolved(_)) => "not resolved".to_owned(),
+        Some(LaunchEnergyOrReason::NotMeasured(_)) => "not resolved".to_owned(),
         Some(LaunchEnergyOrReason::Measured(energy)) => {
-            let exact =
-                format!("{} ±{:.1}%", energy_text(energy.launch_j), 100.0 * energy.relative);
+            let exact = format!(
+                "{} ±{:.1}%",
+                energy_text(energy.energy_per_launch_j),
+                100.0 * energy.relative_resolution
+            );
             match case.work.matmul_flops_of_all_dtypes() {
                 0 => exact,
-                flops => format!("{exact} {:.0} GFLOP/J", flops as f64 * 1e-9 / energy.launch_j),
+                flops => format!(
+                    "{exact} {:.0} GFLOP/J",
+                    flops as f64 * 1e-9 / energy.energy_per_launch_j
+                ),
             }
         }
     }
 }
 
 /// The SM clock column shows only clocks below this share of the card's highest clock.
-const MIN_SHARE_OF_CLOCK_NOT_SHOWN: f64 = 0.98;
+const MAX_SHOWN_SHARE_OF_HIGHEST_CLOCK: f64 = 0.98;
 
 /// Formats the median SM clock of a case clearly below the card's highest clock, with the reason:
 /// power cap ("1430 MHz cap"), or heat or hardware ("1290 MHz slowed").
 fn low_sm_clock_cell(run: &BenchProcessRun, case: &CaseRecordWithSamples) -> Option<String> {
     let highest_mhz = f64::from(run.environment.gpus.only_gpu()?.max_clock_mhz);
-    let clocks = &case.samples.clock_mhz;
+    let clocks = &case.samples.sm_clock_per_sample_mhz;
     let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
     let mark = match &case.samples.power {
         Some(power) if power.was_slowed_by_heat_or_hardware() => " slowed",
-        Some(power) if power.at_cap => " cap",
+        Some(power) if power.at_power_cap => " cap",
         _ => "",
     };
-    let low = !mark.is_empty() || median_mhz < MIN_SHARE_OF_CLOCK_NOT_SHOWN * highest_mhz;
+    let low = !mark.is_empty() || median_mhz < MAX_SHOWN_SHARE_OF_HIGHEST_CLOCK * highest_mhz;
     low.then(|| format!("{median_mhz:.0} MHz{mark}"))
 }
 
@@ -295,11 +316,29 @@ impl<'a> TimedCaseRow<'a> {
         let spread = MedianAndQuartiles::median_and_quartiles_from_values(
             &case.samples.launch_times_by_sample_ns(),
         );
-        Self { problem, name, case, spread, clock: None, skew: None, energy: None, network: None }
+        Self {
+            problem,
+            implementation_and_cache: name,
+            case,
+            launch_time_spread: spread,
+            sm_clock_cell: None,
+            skew_between_gpus_cell: None,
+            energy_cell: None,
+            network: None,
+        }
     }
 
     fn cells_with_mark_of_fastest(&self, best: bool) -> Vec<String> {
-        let Self { name, case, spread, clock, skew, energy, network, .. } = self;
+        let Self {
+            implementation_and_cache: name,
+            case,
+            launch_time_spread: spread,
+            sm_clock_cell: clock,
+            skew_between_gpus_cell: skew,
+            energy_cell: energy,
+            network,
+            ..
+        } = self;
         let limit = case.limit.as_ref();
         let fraction = limit.map(|limit| limit.share_of_limit_reached(spread.median));
         let dash = || "-".to_owned();
@@ -311,9 +350,9 @@ impl<'a> TimedCaseRow<'a> {
             time_text(spread.median),
             format!("±{:.1}%", 100.0 * spread.half_interquartile_range_by_median()),
             case_rate_text(case, spread.median),
-            limit.map_or_else(dash, |limit| time_text(limit.time_ns)),
+            limit.map_or_else(dash, |limit| time_text(limit.shortest_launch_ns)),
             fraction.map_or_else(dash, limit_share_cell),
-            limit.map_or_else(dash, |limit| limit.by.clone()),
+            limit.map_or_else(dash, |limit| limit.deciding_ceiling.clone()),
             fraction.map_or_else(String::new, bar_of_share),
         ];
         cells.extend(clock.clone());
@@ -342,8 +381,8 @@ fn bar_of_share(fraction: f64) -> String {
 
 fn case_rate_text(case: &CaseRecordWithSamples, elapsed_ns: f64) -> String {
     match (case.work.matmul_flops_of_all_dtypes(), case.work.bytes_read_and_written()) {
-        (0, _) if case.work.link_bytes > 0 => {
-            amount_rate_text(case.work.link_bytes, "B", elapsed_ns)
+        (0, _) if case.work.min_received_bytes > 0 => {
+            amount_rate_text(case.work.min_received_bytes, "B", elapsed_ns)
         }
         (0, 0) => "-".to_owned(),
         (0, bytes) => amount_rate_text(bytes, "B", elapsed_ns),
@@ -390,7 +429,10 @@ mod tests {
         CaseRecordWithSamples {
             implementation: implementation.to_owned(),
             cache_state: cache.to_owned(),
-            limit: Some(ShortestLaunchTime { time_ns: 50.0, by: "memory".to_owned() }),
+            limit: Some(ShortestLaunchTime {
+                shortest_launch_ns: 50.0,
+                deciding_ceiling: "memory".to_owned(),
+            }),
             ..CaseRecordWithSamples::example_with_sample_times(vec![elapsed_ns])
         }
     }
@@ -408,7 +450,7 @@ mod tests {
             case_record_with_one_time("cuda/seen", "hot", 100.0),
         );
         let mut unseen = case_record_with_one_time("cuda/unseen", "hot", 100.0);
-        unseen.samples.unrecorded = Some("CUPTI is missing".to_owned());
+        unseen.samples.reason_cupti_did_not_check = Some("CUPTI is missing".to_owned());
         run.cases.insert("w/f/n1/cuda/unseen/hot".to_owned(), unseen);
         let text = results_table_and_remarks_text(&[run], None);
         let line = text.lines().find(|line| line.starts_with("without a record")).unwrap();
@@ -432,7 +474,8 @@ mod tests {
         );
         for (name, elapsed_ns) in [("tiny", 1_500.0), ("long", 2_500.0)] {
             let mut of = case_record_with_one_time(name, "hot", elapsed_ns);
-            of.verification.after = Some(VerificationAfterTiming::EQUAL_BITS_FOR_UNCHANGED_INPUTS);
+            of.verification.after_timing =
+                Some(VerificationAfterTiming::EQUAL_BITS_FOR_UNCHANGED_INPUTS);
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
         let text = results_table_and_remarks_text(&[run], None);
@@ -476,7 +519,7 @@ mod tests {
             ("unknown", 1e3, None, false),
         ] {
             let mut of = case_record_with_one_time(name, "hot", gpu_ns);
-            (of.samples.costs.host_launch_ns, of.samples.conditions.host_bound) =
+            (of.samples.costs.host_launch_ns, of.samples.conditions.includes_host_launch_time) =
                 (host_ns, host_bound);
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
@@ -498,9 +541,9 @@ mod tests {
         );
         run.limits.flops_per_s.insert("matmul bf16".to_owned(), 500e12);
         let mut network = case_record_with_one_time("cuda/fused", "hot", 1e6);
-        network.work.flops.insert("matmul bf16".to_owned(), 250_000_000_000);
-        network.computed_samples = Some(2048);
-        network.sample_unit = ThroughputItemUnit::Tokens;
+        network.work.flops_by_unit_and_dtype.insert("matmul bf16".to_owned(), 250_000_000_000);
+        network.data_items_per_launch = Some(2048);
+        network.data_item_unit = ThroughputItemUnit::Tokens;
         run.cases.insert("w/f/n1/cuda/fused/hot".to_owned(), network);
         run.cases.insert(
             "w/g/n1/cuda/fused/hot".to_owned(),

@@ -5,7 +5,7 @@ use super::terminal::break_line_to_columns;
 use crate::record::text::join_lines_with_spaces;
 
 /// Maximum number of characters to which the cells of a column are padded.
-const MAX_COLUMN_PADDING: usize = 200;
+const MAX_PADDED_COLUMN_WIDTH: usize = 200;
 /// Minimum width in characters of the first column on a terminal.
 const MIN_FIRST_COLUMN_WIDTH: usize = 8;
 
@@ -39,7 +39,7 @@ impl AlignedTextTable {
         &self.header
     }
 
-    /// The rows and headings.
+    /// The rows of the table, including its heading rows.
     pub fn rows(&self) -> &[Vec<String>] {
         &self.rows
     }
@@ -98,7 +98,7 @@ impl AlignedTextTable {
         let all = || std::iter::once(&self.header).chain(&self.rows);
         let rows = || all().filter(|row| row.len() > 1 || self.header.len() == 1);
         let width = |column: usize| {
-            rows().map(|row| row[column].chars().count().min(MAX_COLUMN_PADDING)).max()
+            rows().map(|row| row[column].chars().count().min(MAX_PADDED_COLUMN_WIDTH)).max()
         };
         (0..self.header.len()).map(|column| width(column).unwrap_or(0)).collect()
     }

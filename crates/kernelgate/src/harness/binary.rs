@@ -17,9 +17,9 @@ use super::selection::{cases, names};
 use super::settings::args::BenchProcessTask;
 use super::settings::{BenchSettings, process};
 use super::{answer, panic_guard};
-use crate::backend::BenchTarget;
+use crate::backend::BenchDevices;
 use crate::exit::ProcessExitReason;
-use crate::measure::criterion::CriterionElapsedTime;
+use crate::measure::criterion::ElapsedTimeMeasurement;
 use crate::protocol::{
     self, BenchRequestFile, BenchResponseFile, RequestedBenchAction, ResponseToBenchAction,
     TimingAccuracyReportPart,
@@ -42,46 +42,46 @@ use kernelgate_cuda::spec::ListedKernelBuild;
 /// # struct Double { n: usize }
 /// # impl Problem for Double {
 /// #     fn inputs(&self, seed: u64) -> Tensors {
-/// #         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
+/// #         Tensors::new().with_tensor("x", [self.n], random::normal_values(seed, "x", self.n))
 /// #     }
 /// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-/// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+/// #         let out: Vec<f64> = inputs.f32_elements("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
 /// #         vec![Expected::all("out", [self.n], out)]
 /// #     }
 /// #     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
 /// #     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
-/// #     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+/// #     fn host_memory_bytes(&self) -> u64 { 16 * self.n as u64 }
 /// # }
 /// # const DOUBLE: Workload<Double> = Workload {
 /// #     name: "double",
 /// #     about: "out = 2 x",
 /// #     revision: 1,
 /// #     axes: &[Axis::number("n", "elements")],
-/// #     default: &["n=1048576"],
-/// #     accelerator: &["n=67108864"],
-/// #     thorough: &["n=1000,65536"],
+/// #     default_selection_lines: &["n=1048576"],
+/// #     accelerator_selection_lines: &["n=67108864"],
+/// #     thorough_selection_lines: &["n=1000,65536"],
 /// #     bind: |point| Ok(Double { n: point.number("n")? }),
 /// # };
 /// # const ROWS: &[Implementation<Double>] = &[Implementation {
-/// #     name: "cpu",
-/// #     about: "one thread",
+/// #     implementation_name: "cpu",
+/// #     description: "one thread",
 /// #     supports: |_| Ok(()),
-/// #     prepare: Prepare::Cpu(|problem, inputs| {
+/// #     prepare: PrepareFunction::Cpu(|problem, inputs| {
 /// #         let outputs = Tensors::new().with_output("out", [problem.n], Dtype::F32);
 /// #         CpuTask::new(inputs, outputs, |inputs, outputs| {
-/// #             let pairs = outputs.f32_mut("out").iter_mut().zip(inputs.f32("x"));
+/// #             let pairs = outputs.f32_mut("out").iter_mut().zip(inputs.f32_elements("x"));
 /// #             pairs.for_each(|(out, x)| *out = 2.0 * x);
 /// #         })
 /// #     }),
 /// # }];
 /// fn main() -> std::process::ExitCode {
-///     Harness::new("double", vec![join_rows(&DOUBLE, ROWS)]).main()
+///     Harness::new("double", vec![join_workload_with_implementations(&DOUBLE, ROWS)]).main()
 /// }
 /// ```
 pub struct Harness {
-    name: &'static str,
+    bench_name: &'static str,
     suites: Vec<WorkloadSuite>,
-    siblings: Vec<WorkloadSuite>,
+    suites_of_sibling_benches: Vec<WorkloadSuite>,
     peers: Vec<EmbeddedPeerProgram>,
     kernels: Vec<ListedKernelBuild>,
     kernel_files: &'static [NamedKernelFile],
@@ -93,9 +93,9 @@ impl Harness {
     pub fn new(name: &'static str, suites: impl IntoIterator<Item: Into<WorkloadSuite>>) -> Self {
         let suites = suites.into_iter().map(Into::into).collect();
         Self {
-            name,
+            bench_name: name,
             suites,
-            siblings: Vec::new(),
+            suites_of_sibling_benches: Vec::new(),
             peers: Vec::new(),
             kernels: Vec::new(),
             kernel_files: &[],
@@ -105,8 +105,8 @@ impl Harness {
     /// Sets the workloads of the package's other bench executables, so that a filter that matches
     /// no case in any of them is an error. Without siblings, a filter that matches no case is an
     /// error only in a package with a single bench.
-    pub fn siblings(mut self, siblings: Vec<WorkloadSuite>) -> Self {
-        self.siblings = siblings;
+    pub fn suites_of_sibling_benches(mut self, siblings: Vec<WorkloadSuite>) -> Self {
+        self.suites_of_sibling_benches = siblings;
         self
     }
 
@@ -141,7 +141,7 @@ impl Harness {
             Ok(settings) => settings,
             Err(exit) => return exit,
         };
-        settings.device.options.files = self.kernel_files;
+        settings.requested_backend_and_gpus.options.embedded_kernel_files = self.kernel_files;
         let outcome = panic_guard::catch_panic(|| self.run_requested_mode(&settings))
             .unwrap_or_else(|panic| Err(HarnessError::Panic(panic)));
         outcome.map_or_else(|error| process::print_error_and_return_exit_code(&error), Into::into)
@@ -151,7 +151,7 @@ impl Harness {
     /// which the siblings may include.
     fn suites_of_other_benches(&self) -> impl Iterator<Item = &WorkloadSuite> {
         let own = |name| self.suites.iter().any(|suite| suite.workload_name() == name);
-        self.siblings.iter().filter(move |suite| !own(suite.workload_name()))
+        self.suites_of_sibling_benches.iter().filter(move |suite| !own(suite.workload_name()))
     }
 
     fn suites_of_all_benches(&self) -> impl Iterator<Item = &WorkloadSuite> {
@@ -166,39 +166,47 @@ impl Harness {
         &self,
         settings: &BenchSettings,
     ) -> Result<ProcessExitReason, HarnessError> {
-        names::check_names_of_bench_and_workloads(self.name, self.suites_of_all_benches())?;
-        let _session = NamedRangeGuard::open_named_range(self.name);
-        kernelgate_cuda::layout::pad_host_heap_for_layout(settings.device.options.variant.layout);
-        if let BenchProcessTask::Respond(path) = &settings.mode {
+        names::check_names_of_bench_and_workloads(self.bench_name, self.suites_of_all_benches())?;
+        let _session = NamedRangeGuard::open_named_range(self.bench_name);
+        kernelgate_cuda::layout::pad_host_heap_for_layout(
+            settings.requested_backend_and_gpus.options.variant.layout_number,
+        );
+        if let BenchProcessTask::RespondToRequestFile(path) = &settings.mode {
             return self.carry_out_request_and_write_response(settings, file::read_record(path)?);
         }
         cases::check_overrides_are_accepted_by_a_workload(
             self.suites_of_all_benches(),
             &settings.axes,
         )?;
-        let place = settings.device.choose_backend(self.suites_of_this_bench())?;
+        let place =
+            settings.requested_backend_and_gpus.choose_backend(self.suites_of_this_bench())?;
         let divide =
             |all: &SelectedAndSkippedCases<'_>| divide_into_shards_by_recorded_times(settings, all);
         let selected = match self.select_cases_in_shard(settings, &place, &settings.filter, divide)
         {
             // `cargo bench -- FILTER` runs every bench of the package, so a bench without a
             // matching case ends without an error.
-            Err(error @ HarnessError::NoMatch { .. })
-                if self.siblings.is_empty() && settings.process.has_other_benches =>
+            Err(error @ HarnessError::FilterMatchesNoCase { .. })
+                if self.suites_of_sibling_benches.is_empty()
+                    && settings.process.has_other_benches =>
             {
-                eprintln!("{}: {}", self.name, clean_message_for_terminal(&error.to_string()));
+                eprintln!(
+                    "{}: {}",
+                    self.bench_name,
+                    clean_message_for_terminal(&error.to_string())
+                );
                 None
             }
             selected => selected?,
         };
-        let Some(selection) = selected else { return Ok(ProcessExitReason::Fine) };
+        let Some(selection) = selected else { return Ok(ProcessExitReason::Success) };
         let store = RecordFoldersOfPackage::record_folders_of_running_package();
         let baselines = &settings.baselines;
-        if !matches!(settings.mode, BenchProcessTask::Test | BenchProcessTask::Profile) {
+        if !matches!(settings.mode, BenchProcessTask::TestCases | BenchProcessTask::ProfileCases) {
             for (name, required) in [
-                (&baselines.shown_results, true),
-                (&baselines.compare, true),
-                (&baselines.compare_if_stored, false),
+                (&baselines.name_of_shown_results, true),
+                (&baselines.compared_baseline, true),
+                (&baselines.compared_baseline_if_stored, false),
             ] {
                 let name = name.as_deref();
                 criterion_results::check_stored_criterion_baseline(
@@ -207,27 +215,31 @@ impl Harness {
             }
         }
         match settings.mode {
-            BenchProcessTask::Test | BenchProcessTask::Profile => {
+            BenchProcessTask::TestCases | BenchProcessTask::ProfileCases => {
                 test_run::run_test_or_profile_mode(settings, &place, &selection, &store)
             }
-            BenchProcessTask::List | BenchProcessTask::Load => {
+            BenchProcessTask::ListCases | BenchProcessTask::ShowStoredResults => {
                 let mut criterion = criterion_with_kernelgate_measurement(
                     &store,
                     settings.effort,
-                    CriterionElapsedTime::default(),
+                    ElapsedTimeMeasurement::default(),
                 );
-                for group in &selection.groups {
+                for group in &selection.problems_with_cases {
                     let mut criterion_group =
                         open_criterion_group_of_problem(&mut criterion, group);
                     for case in &group.cases {
                         criterion_group.bench_function(case.criterion_function_name(), |_| {});
                     }
                 }
-                Ok(ProcessExitReason::Fine)
+                Ok(ProcessExitReason::Success)
             }
             _ => {
                 let (exit, run) = bench_run::verify_time_and_record_selected_cases(
-                    self.name, settings, &place, &selection, &store,
+                    self.bench_name,
+                    settings,
+                    &place,
+                    &selection,
+                    &store,
                 )?;
                 self.check_that_a_named_case_ran(settings, &place, &run).map(|()| exit)
             }
@@ -240,18 +252,18 @@ impl Harness {
         settings: &BenchSettings,
         request: BenchRequestFile,
     ) -> Result<ProcessExitReason, HarnessError> {
-        let mut exit = ProcessExitReason::Fine;
+        let mut exit = ProcessExitReason::Success;
         let answer = match request.action {
-            RequestedBenchAction::Trial(request) => {
+            RequestedBenchAction::RunTrial(request) => {
                 exit = self.run_requested_trial(settings, *request)?;
-                ResponseToBenchAction::Trial
+                ResponseToBenchAction::TrialEnded
             }
             action => self
                 .answer_for_action(settings, &action)
-                .unwrap_or_else(|error| ResponseToBenchAction::Refused(error.to_string())),
+                .unwrap_or_else(|error| ResponseToBenchAction::ActionImpossible(error.to_string())),
         };
-        let response = BenchResponseFile { bench: self.name.to_owned(), answer };
-        file::write_record_without_sync(&request.response, &response)?;
+        let response = BenchResponseFile { bench_name: self.bench_name.to_owned(), answer };
+        file::write_record_without_sync(&request.response_path, &response)?;
         Ok(exit)
     }
 
@@ -266,23 +278,29 @@ impl Harness {
             self.suites_of_all_benches(),
             &settings.axes,
         )?;
-        let place = settings.device.choose_backend(self.suites_of_this_bench())?;
+        let place =
+            settings.requested_backend_and_gpus.choose_backend(self.suites_of_this_bench())?;
         let filter = trial::case_filter_of_trial_request(&request, settings);
         // Base and head of a comparison divide their cases into equal shards by hash, even if their
         // baselines contain different times. If the request names cases, they already belong to one
         // shard.
-        let shard = settings.shard.filter(|_| request.cases.is_none());
+        let shard = settings.shard.filter(|_| request.case_ids_to_run.is_none());
         let divide = |_: &SelectedAndSkippedCases<'_>| {
             shard.map(ProblemsDividedAmongShards::by_hash_of_problem_ids)
         };
         let Some(mut selection) = self.select_cases_in_shard(settings, &place, &filter, divide)?
         else {
-            return Ok(ProcessExitReason::Fine);
+            return Ok(ProcessExitReason::Success);
         };
-        selection.move_cases_to_front(&request.first);
+        selection.move_cases_to_front(&request.case_ids_to_run_first);
         let store = RecordFoldersOfPackage::record_folders_of_running_package();
         trial_run::run_trial_and_write_record(
-            self.name, settings, request, &place, &selection, &store,
+            self.bench_name,
+            settings,
+            request,
+            &place,
+            &selection,
+            &store,
         )
     }
 
@@ -291,36 +309,35 @@ impl Harness {
         settings: &BenchSettings,
         action: &RequestedBenchAction,
     ) -> Result<ResponseToBenchAction, HarnessError> {
-        if let RequestedBenchAction::Resources { arch, filter } = action {
-            let filter = CaseIdFilter::parse_exact_or_regex(filter.as_deref(), false)?;
+        use RequestedBenchAction::ReportKernelResources as ReportResources;
+        if let ReportResources { gpu_architecture: arch, kernel_name_regex: filter } = action {
+            let filter = CaseIdFilter::parse_exact_id_or_regex(filter.as_deref(), false)?;
             let with_files =
                 |kernel: &ListedKernelBuild| kernel.clone().with_embedded_files(self.kernel_files);
             let kernels: Vec<_> = self.kernels.iter().map(with_files).collect();
             return Ok(answer::resources::compile_and_report_resources(&kernels, arch, &filter));
         }
-        let place = settings.device.choose_backend(self.suites_of_this_bench())?;
+        let backend = &settings.requested_backend_and_gpus;
+        let place = backend.choose_backend(self.suites_of_this_bench())?;
         let no_gpu = || {
-            ResponseToBenchAction::Refused(format!(
-                "no GPU to time: {}",
-                place.reason_against_other_backend
-            ))
+            let reason = &place.reason_against_other_backend;
+            ResponseToBenchAction::ActionImpossible(format!("no GPU to time: {reason}"))
         };
         match action {
-            RequestedBenchAction::Peers => {
+            RequestedBenchAction::ReturnPeerPrograms => {
                 return Ok(ResponseToBenchAction::Peers(
                     self.peers.iter().map(EmbeddedPeerProgram::peer_program_response).collect(),
                 ));
             }
-            RequestedBenchAction::Environment => {
-                let target = settings.device.open_target(&place)?;
-                return Ok(ResponseToBenchAction::Environment(Box::new(
-                    RunEnvironment::environment_of_target(&target),
-                )));
+            RequestedBenchAction::ReportEnvironment => {
+                let target = backend.open_target(&place)?;
+                let environment = RunEnvironment::environment_of_target(&target);
+                return Ok(ResponseToBenchAction::Environment(Box::new(environment)));
             }
-            RequestedBenchAction::Timing { part }
-                if *part != Some(TimingAccuracyReportPart::Cases) =>
+            RequestedBenchAction::MeasureTimingAccuracy { part }
+                if *part != Some(TimingAccuracyReportPart::CasesAgainstCupti) =>
             {
-                let BenchTarget::Cuda(devices) = settings.device.open_target(&place)? else {
+                let BenchDevices::Cuda(devices) = backend.open_target(&place)? else {
                     return Ok(no_gpu());
                 };
                 let report = answer::timing::measure_timing_accuracy_report(&devices, *part)?;
@@ -332,10 +349,10 @@ impl Harness {
             Ok(selection) => selection,
             Err(none) => return Ok(*none),
         };
-        let seed = settings.seed;
+        let seed = settings.input_seed;
         Ok(match action {
-            RequestedBenchAction::Verify { dump } => {
-                let target = settings.device.open_target(&place)?;
+            RequestedBenchAction::VerifyCases { dump_folder: dump } => {
+                let target = backend.open_target(&place)?;
                 let verified = answer::verify::verify_one_case_per_implementation(
                     &selection,
                     seed,
@@ -344,16 +361,18 @@ impl Harness {
                 );
                 ResponseToBenchAction::Verify(verified)
             }
-            RequestedBenchAction::Timing { .. } => match settings.device.open_target(&place)? {
-                BenchTarget::Cuda(devices) => {
+            RequestedBenchAction::MeasureTimingAccuracy { .. } => match backend
+                .open_target(&place)?
+            {
+                BenchDevices::Cuda(devices) => {
                     let report =
                         answer::timing::time_cases_by_events_and_cupti(&selection, seed, &devices)?;
                     ResponseToBenchAction::Timing(Box::new(report))
                 }
-                BenchTarget::Cpu => no_gpu(),
+                BenchDevices::Cpu => no_gpu(),
             },
-            RequestedBenchAction::Profile | RequestedBenchAction::Record(_) => {
-                let target = settings.device.open_target(&place)?;
+            RequestedBenchAction::ProfileCases | RequestedBenchAction::RecordCuptiActivity(_) => {
+                let target = backend.open_target(&place)?;
                 answer::profile::profile_one_case_per_implementation(
                     &selection,
                     seed,
@@ -377,8 +396,12 @@ impl Harness {
         settings: &BenchSettings,
         place: &ChosenBackend,
     ) -> Result<SelectedAndSkippedCases<'_>, Box<ResponseToBenchAction>> {
-        let nothing =
-            |reason: String, close| Box::new(ResponseToBenchAction::NoMatch { reason, close });
+        let nothing = |reason: String, close| {
+            Box::new(ResponseToBenchAction::NoMatchingCase {
+                no_match_reason: reason,
+                similar_case_ids: close,
+            })
+        };
         let refused = |error: HarnessError| nothing(error.to_string(), Vec::new());
         cases::check_overrides_are_accepted_by_a_workload(
             self.suites_of_all_benches(),
@@ -434,36 +457,36 @@ impl Harness {
         if selection.is_without_any_case() && choice.effort < BenchEffort::Thorough {
             choice.effort = BenchEffort::Thorough;
             selection = choice.select_cases_of_suites(self.suites_of_this_bench())?;
-            if !selection.is_without_any_case() && settings.mode != BenchProcessTask::List {
+            if !selection.is_without_any_case() && settings.mode != BenchProcessTask::ListCases {
                 eprintln!(
                     "{}: not among the default cases; {} of the whole sweep match",
-                    self.name,
+                    self.bench_name,
                     selection.runnable_case_count()
                 );
             }
         }
         if !selection.is_without_any_case() {
             if let Some(partition) = divide(&selection) {
-                let plan = selection.shard_plan(self.name, &partition);
+                let plan = selection.summarize_shard_division(self.bench_name, &partition);
                 let shard = partition.shard;
                 selection =
                     CaseSelectionCriteria { division_among_shards: Some(&partition), ..choice }
                         .select_cases_of_suites(self.suites_of_this_bench())?;
                 // A bench run prints its shard in the first line of its output, and its record
                 // contains the shard.
-                if settings.mode != BenchProcessTask::Bench {
-                    let (part, all) = (selection.runnable_case_count(), plan.cases);
-                    eprintln!("{}: shard {shard}: {part} of {all} cases", self.name);
+                if settings.mode != BenchProcessTask::TimeCases {
+                    let (part, all) = (selection.runnable_case_count(), plan.case_count);
+                    eprintln!("{}: shard {shard}: {part} of {all} cases", self.bench_name);
                 }
-                if shard.count as usize > plan.problems {
+                if shard.shard_count as usize > plan.problem_count {
                     eprintln!(
                         "{}: {} shards for {} problems: some shards have no case",
-                        self.name, shard.count, plan.problems
+                        self.bench_name, shard.shard_count, plan.problem_count
                     );
                 }
                 selection.division_among_shards = Some(plan);
             }
-            if settings.reversed {
+            if settings.reverses_case_order {
                 selection.reverse_cases();
             }
             return Ok(Some(selection));
@@ -478,7 +501,7 @@ impl Harness {
                     cases::filter_matches_nothing_error(filter, self.suites_of_all_benches())
                 }))
             }
-            None if !settings.axes.is_empty() && !matches!(filter, CaseIdFilter::None) => {
+            None if !settings.axes.is_empty() && !matches!(filter, CaseIdFilter::NoCase) => {
                 Err(cases::overridden_axis_values_match_nothing_error(
                     self.suites_of_this_bench(),
                     &settings.axes,
@@ -498,7 +521,7 @@ impl Harness {
         if axes.is_empty() {
             return None;
         }
-        let filter = &CaseIdFilter::All;
+        let filter = &CaseIdFilter::AllCases;
         let choice = CaseSelectionCriteria {
             effort: BenchEffort::Thorough,
             chosen_backend: place,
@@ -524,7 +547,7 @@ impl Harness {
         let named = settings.filter.user_filter_text().is_some() || !settings.axes.is_empty();
         // A shard without cases does not fail, because another shard may have them; nor does a run
         // with a time budget, which may end before the first case.
-        let in_part = settings.shard.is_some() || settings.budget.is_some();
+        let in_part = settings.shard.is_some() || settings.time_budget.is_some();
         if !named
             || in_part
             || !run.cases.is_empty()
@@ -539,7 +562,7 @@ impl Harness {
         let first = run.skipped.first_key_value();
         let (case, reason) =
             first.map(|(id, reason)| (id.clone(), reason.clone())).unwrap_or_default();
-        Err(HarnessError::NothingRuns { case, reason })
+        Err(HarnessError::NoNamedCaseCanRun { first_case_id: case, skip_reason: reason })
     }
 
     /// Selects the matching cases of the package's other bench executables.
@@ -567,7 +590,8 @@ fn divide_into_shards_by_recorded_times(
     all: &SelectedAndSkippedCases<'_>,
 ) -> Option<ProblemsDividedAmongShards> {
     let shard = settings.shard?;
-    let problems: Vec<String> = all.groups.iter().map(SelectedProblem::id).collect();
+    let problems: Vec<String> =
+        all.problems_with_cases.iter().map(SelectedProblem::workload_and_problem_id).collect();
     let times = estimate::median_seconds_per_problem_from_baselines(
         &RecordFoldersOfPackage::record_folders_of_running_package(),
     );
@@ -589,11 +613,13 @@ mod tests {
     #[test]
     fn a_mistyped_filter_suggests_each_workload_once() {
         let harness = Harness::new("spike", suites_of_first_test_bench())
-            .siblings(suites_of_both_test_benches());
+            .suites_of_sibling_benches(suites_of_both_test_benches());
         assert_eq!(harness.suites_of_all_benches().count(), suites_of_both_test_benches().len());
-        let filter = CaseIdFilter::parse_exact_or_regex(Some("atention/sofmax"), false).unwrap();
+        let filter = CaseIdFilter::parse_exact_id_or_regex(Some("atention/sofmax"), false).unwrap();
         let error = cases::filter_matches_nothing_error(&filter, harness.suites_of_all_benches());
-        let HarnessError::NoMatch { suggestions, .. } = error else { panic!("{error:?}") };
+        let HarnessError::FilterMatchesNoCase { similar_case_ids: suggestions, .. } = error else {
+            panic!("{error:?}")
+        };
         assert_eq!(suggestions[0], "attention/softmax");
     }
 
@@ -604,7 +630,7 @@ mod tests {
             let error = Harness::new(name, suites_of_first_test_bench())
                 .run_requested_mode(&settings)
                 .unwrap_err();
-            assert!(matches!(error, HarnessError::Name { .. }), "{error:?}");
+            assert!(matches!(error, HarnessError::InvalidDeclaredName { .. }), "{error:?}");
         };
         for line in ["--list", "--bench", "--test no_such_case"] {
             refused("st\nbif", line);
@@ -615,12 +641,12 @@ mod tests {
     #[test]
     fn a_filter_may_match_a_sibling_bench_but_not_nothing() {
         let harness = Harness::new("spike", suites_of_first_test_bench())
-            .siblings(suites_of_both_test_benches());
+            .suites_of_sibling_benches(suites_of_both_test_benches());
         let place = ChosenBackend {
             kind: BackendKind::Cpu,
             reason_against_other_backend: "elsewhere".to_owned(),
             l2_bytes: 0,
-            gpus: 1,
+            gpu_count: 1,
         };
         let select = |arguments: &[&str]| {
             let settings = BenchSettings::parse_command_line(&arguments.join(" "))?;
@@ -632,17 +658,21 @@ mod tests {
         assert_eq!(select(&["--axis", "d=64"]).unwrap(), None);
         assert_eq!(select(&["--axis", "n=7", "--axis", "t=4", "forward"]).unwrap(), Some(1));
         let no_combination = |error| match error {
-            HarnessError::NoCombination { axes } => assert_eq!(axes, ["n=7", "d=64"]),
+            HarnessError::NoCaseWithAxisValues { axis_assignments: axes } => {
+                assert_eq!(axes, ["n=7", "d=64"])
+            }
             other => panic!("{other:?}"),
         };
         no_combination(select(&["--axis", "n=7", "--axis", "d=64"]).unwrap_err());
         assert!(select(&["spike/sideways"]).is_err());
-        // The error names the unmatched axes instead of the filter.
+        // The error names the axes that match no case, not the filter.
         for filter in ["forward", "spike/sideways"] {
             no_combination(select(&["--axis", "n=7", "--axis", "d=64", filter]).unwrap_err());
         }
         let error = select(&["--axis", "n=7", "spike/sideways"]).unwrap_err();
         let is_filter = |filter: &str| filter == "spike/sideways";
-        assert!(matches!(error, HarnessError::NoMatch { filter, .. } if is_filter(&filter)));
+        assert!(
+            matches!(error, HarnessError::FilterMatchesNoCase { case_filter, .. } if is_filter(&case_filter))
+        );
     }
 }

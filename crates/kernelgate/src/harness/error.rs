@@ -14,69 +14,69 @@ use kernelgate_cuda::driver::device::GpuUnusableError;
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
     /// The value of a flag is outside its range.
-    #[error("{flag} takes {range}")]
-    FlagValue {
+    #[error("{flag} takes {accepted_values}")]
+    FlagValueOutOfRange {
         /// The flag.
         flag: &'static str,
-        /// Values that it takes.
-        range: &'static str,
+        /// Values that the flag accepts.
+        accepted_values: &'static str,
     },
     /// A run with artificial delays must not save a baseline.
     #[error("--save-baseline takes no run with {flag}")]
-    DelayedBaseline {
+    BaselineOfDelayedRun {
         /// The flag that adds the delays, with its environment variable.
         flag: &'static str,
     },
     /// The environment contains a request of the program `kernelgate`, but the process is not a
     /// bench run.
     #[error("KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it")]
-    RequestOutsideBench,
+    RequestOutsideBenchRun,
     /// Gnuplot was requested for charts, but it is not installed.
     #[error("--plotting-backend gnuplot: gnuplot is not installed")]
-    NoGnuplot,
+    GnuplotNotInstalled,
     /// The session name is not a plain file name.
-    #[error("KERNELGATE_SESSION=`{session}` is no plain file name")]
-    SessionName {
+    #[error("KERNELGATE_SESSION=`{session_name}` is no plain file name")]
+    InvalidSessionName {
         /// The session name that caused the error.
-        session: String,
+        session_name: String,
     },
     /// An earlier invocation has used the same session name.
     #[error(
-        "KERNELGATE_SESSION={session}: an earlier run of that name is in {}: choose another name, \
-         or remove it", .path.display()
+        "KERNELGATE_SESSION={session_name}: an earlier run of that name is in {}: choose another name, \
+         or remove it", .earlier_record_path.display()
     )]
-    SessionTaken {
+    SessionNameTaken {
         /// The session name that caused the error.
-        session: String,
+        session_name: String,
         /// Path of the record that the earlier invocation wrote.
-        path: PathBuf,
+        earlier_record_path: PathBuf,
     },
     /// The environment variable `KERNELGATE_COMMIT` is not a commit id.
     #[error(transparent)]
     Commit(#[from] InvalidCommitVariable),
     /// The filter is not a regular expression.
-    #[error("filter `{filter}` is not a regular expression: {problem}")]
-    Filter {
+    #[error("filter `{case_filter}` is not a regular expression: {regex_fault}")]
+    InvalidCaseFilter {
         /// The case filter that caused the error.
-        filter: String,
+        case_filter: String,
         /// Fault of the value, as a fragment of a sentence.
-        problem: String,
+        regex_fault: String,
     },
     /// The filter on the command line matches no case.
-    #[error("no case matches `{}`; {}", shorten_for_message(.filter), suggestion_after_unmatched_filter(.suggestions))]
-    NoMatch {
+    #[error("no case matches `{}`; {}", shorten_for_message(.case_filter), suggestion_after_unmatched_filter(.similar_case_ids))]
+    FilterMatchesNoCase {
         /// The case filter that caused the error.
-        filter: String,
+        case_filter: String,
         /// Case ids that are similar to the filter.
-        suggestions: Vec<String>,
+        similar_case_ids: Vec<String>,
     },
     /// The command line sets an axis that no workload has.
-    #[error("no workload has an axis `{axis}`; axes are {}", .axes.join(", "))]
+    #[error("no workload has an axis `{unknown_axis}`; axes are {}", .known_axis_names.join(", "))]
     UnknownAxis {
-        /// Name of the axis that caused the error.
-        axis: String,
+        /// Name of the axis on the command line that no workload has.
+        unknown_axis: String,
         /// Names of the axes of all workloads.
-        axes: Vec<&'static str>,
+        known_axis_names: Vec<&'static str>,
     },
     /// The command line gives an axis a value that the axis does not accept.
     #[error(transparent)]
@@ -84,83 +84,83 @@ pub enum HarnessError {
     /// No case has the combination of axis values that the command line gives.
     #[error(
         "no case has the axes {} together; `kernelgate list` shows the axes of each workload",
-        .axes.join(" ")
+        .axis_assignments.join(" ")
     )]
-    NoCombination {
+    NoCaseWithAxisValues {
         /// `axis=value,value` each.
-        axes: Vec<String>,
+        axis_assignments: Vec<String>,
     },
     /// The name of a bench, workload, axis or implementation contains characters that a case id
     /// must not contain.
-    #[error("{of} {problem}")]
-    Name {
+    #[error("{named_thing} {name_fault}")]
+    InvalidDeclaredName {
         /// The named thing: "the bench's name", "gemm/f32: the axis".
-        of: String,
+        named_thing: String,
         /// The invalid name, and why it is invalid.
-        problem: String,
+        name_fault: String,
     },
     /// Two cases of the bench have the same id.
-    #[error("two cases have the id {case}")]
-    SameId {
+    #[error("two cases have the id {case_id}")]
+    DuplicateCaseId {
         /// The id.
-        case: String,
+        case_id: String,
     },
     /// A workload declares impossible work, such as a number of operations that overflows.
-    #[error("{case}: declared work: {problem}")]
-    Work {
+    #[error("{problem_id}: declared work: {work_fault}")]
+    ImpossibleDeclaredWork {
         /// Id of the problem.
-        case: String,
+        problem_id: String,
         /// Fault of the value, as a fragment of a sentence.
-        problem: String,
+        work_fault: String,
     },
     /// A workload rejects axis values that its own default selection contains.
-    #[error("{case}: {problem}")]
-    Problem {
+    #[error("{problem_id}: {rejection}")]
+    DefaultAxisValuesRejected {
         /// Id of the problem.
-        case: String,
+        problem_id: String,
         /// The workload's reason.
-        problem: AxisError,
+        rejection: AxisError,
     },
     /// None of the cases that the user named can run on this machine.
-    #[error("nothing of what was asked for can run here: {case}: {reason}")]
-    NothingRuns {
-        /// The first of them.
-        case: String,
-        /// Why it is skipped.
-        reason: String,
+    #[error("nothing of what was asked for can run here: {first_case_id}: {skip_reason}")]
+    NoNamedCaseCanRun {
+        /// Id of the first named case.
+        first_case_id: String,
+        /// Reason why the first named case is skipped.
+        skip_reason: String,
     },
     /// No GPU of this machine is usable.
     #[error("no GPU to run on: {0}")]
     NoGpu(GpuUnusableError),
     /// Criterion's store has no baseline of this name for a case.
     #[error(
-        "Criterion has no baseline `{name}` of {case}: save one with --save-baseline {name}, or \
+        "Criterion has no baseline `{baseline_name}` of {case_id}: save one with --save-baseline {baseline_name}, or \
          narrow the filter"
     )]
-    NoCriterionBaseline {
+    MissingCriterionBaseline {
         /// Name of the baseline.
-        name: String,
+        baseline_name: String,
         /// The case.
-        case: String,
+        case_id: String,
     },
     /// A file of Criterion's baseline is invalid.
     #[error(
-        "Criterion's baseline `{name}` of {case} is broken ({}: {problem}): remove it, or save it \
-         again", .path.display()
+        "Criterion's baseline `{baseline_name}` of {case_id} is broken ({}: {file_fault}): remove it, or save it \
+         again", .broken_file.display()
     )]
     BrokenCriterionBaseline {
         /// Name of the baseline.
-        name: String,
+        baseline_name: String,
         /// The case.
-        case: String,
+        case_id: String,
         /// Path of the file that caused the error.
-        path: PathBuf,
+        broken_file: PathBuf,
         /// Fault of the value, as a fragment of a sentence.
-        problem: String,
+        file_fault: String,
     },
-    /// Interrupts cannot be watched.
+    /// The handler for Ctrl-C and termination signals cannot be installed.
     #[error("failed to watch for Ctrl-C: {0}")]
-    Interrupts(Box<dyn std::error::Error + Send + Sync>),
+    InterruptHandlerNotInstalled(Box<dyn std::error::Error + Send + Sync>),
     /// The harness panicked.
     #[error("internal error, please report it: {0}")]
     Panic(CaughtPanicMessage),
@@ -172,16 +172,16 @@ pub enum HarnessError {
     File(#[from] RecordFileError),
     /// The run was recorded, but could not be saved as the requested baseline.
     #[error(
-        "{cause}: the run is kept, and `kernelgate baseline add {name} --session \
-         {session}` adds it"
+        "{cause}: the run is kept, and `kernelgate baseline add {baseline_name} --session \
+         {session_folder_name}` adds it"
     )]
-    Unsaved {
+    BaselineNotSaved {
         /// Why not.
         cause: Box<RecordFileError>,
         /// The baseline.
-        name: String,
+        baseline_name: String,
         /// Name of the session folder that contains the run's record.
-        session: String,
+        session_folder_name: String,
     },
     /// A baseline file is unusable, or a baseline name is invalid.
     #[error(transparent)]
@@ -215,7 +215,11 @@ mod tests {
     #[test]
     fn a_long_filter_is_cut_between_characters() {
         let (filter, suggestions) = ("é".repeat(1000), Vec::new());
-        let message = HarnessError::NoMatch { filter, suggestions }.to_string();
+        let message = HarnessError::FilterMatchesNoCase {
+            case_filter: filter,
+            similar_case_ids: suggestions,
+        }
+        .to_string();
         let cut = format!("`{}… (2000 bytes)`", "é".repeat(MAX_COMPARED_FILTER_CHARACTERS));
         assert_eq!(message, format!("no case matches {cut}; `--list` shows the cases"));
     }

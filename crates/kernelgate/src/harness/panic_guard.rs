@@ -26,7 +26,7 @@ pub fn install_hook_that_stores_panic_messages(backtrace: bool) {
             if stream == "stdout" {
                 eprintln!("error: failed to write to standard output: {cause}");
             }
-            std::process::exit(ProcessExitReason::Usage as i32);
+            std::process::exit(ProcessExitReason::InvalidUsageOrInput as i32);
         }
         if backtrace {
             return print(info);
@@ -59,7 +59,7 @@ pub struct CaughtPanicMessage(String);
 
 impl From<CaughtPanicMessage> for CaseFailureReason {
     fn from(panic: CaughtPanicMessage) -> Self {
-        Self::with_kind_and_sentence("panicked", panic)
+        Self::failure_with_kind_and_sentence("panicked", panic)
     }
 }
 

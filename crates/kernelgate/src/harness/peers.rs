@@ -7,21 +7,25 @@ use crate::protocol::PythonPeerProgram;
 #[derive(Debug, Clone, Copy)]
 pub struct EmbeddedPeerProgram {
     /// Workload family of the peer program: the first part of workload names.
-    pub family: &'static str,
+    pub workload_family: &'static str,
     /// Name of the Python file to run.
-    pub main: &'static str,
+    pub main_file_name: &'static str,
     /// Names and texts of the peer program's source files.
-    pub files: &'static [(&'static str, &'static str)],
+    pub file_names_and_texts: &'static [(&'static str, &'static str)],
 }
 
 impl EmbeddedPeerProgram {
     /// Converts the embedded peer program to the form in which `kernelgate peers` receives it.
     pub(super) fn peer_program_response(&self) -> PythonPeerProgram {
         let files = self
-            .files
+            .file_names_and_texts
             .iter()
             .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
             .collect();
-        PythonPeerProgram { family: self.family.to_owned(), main: self.main.to_owned(), files }
+        PythonPeerProgram {
+            workload_family: self.workload_family.to_owned(),
+            main_file_name: self.main_file_name.to_owned(),
+            file_contents_by_name: files,
+        }
     }
 }

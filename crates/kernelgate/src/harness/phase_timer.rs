@@ -14,7 +14,7 @@ thread_local! {
 
 #[derive(Default)]
 struct TimeByActivity {
-    own_time: BTreeMap<&'static str, Duration>,
+    time_without_nested: BTreeMap<&'static str, Duration>,
     /// Time of each activity including the activities nested inside it.
     time_with_nested: BTreeMap<&'static str, Duration>,
     /// The running activities, innermost last. `charged_until` is the time until which running
@@ -30,7 +30,7 @@ impl TimeByActivity {
         if let Some((activity, since)) =
             self.running_activities.last().zip(self.charged_until.replace(now))
         {
-            *self.own_time.entry(activity).or_default() += now - since;
+            *self.time_without_nested.entry(activity).or_default() += now - since;
         }
     }
 }
@@ -70,7 +70,7 @@ pub fn time_in_activity_with_nested(activity: &'static str) -> Duration {
 pub fn take_seconds_by_activity() -> BTreeMap<&'static str, f64> {
     let spent = PHASE_PROFILE.with_borrow_mut(|profile| {
         profile.time_with_nested.clear();
-        std::mem::take(&mut profile.own_time)
+        std::mem::take(&mut profile.time_without_nested)
     });
     spent.into_iter().map(|(activity, spent)| (activity, spent.as_secs_f64())).collect()
 }

@@ -18,7 +18,7 @@ use super::selection::cases::{
 };
 use super::selection::filter::CaseIdFilter;
 use super::settings::BenchSettings;
-use crate::backend::BenchTarget;
+use crate::backend::BenchDevices;
 use crate::measure::CacheState;
 use crate::measure::power::TimingPowerMode;
 use crate::record::run::{OutputVerificationRecord, VerificationAfterTiming};
@@ -32,7 +32,7 @@ const TEST_INPUT_SEED: u64 = 1;
 
 /// Sampling plan for tests: no warm-up, 20 ms of measurement, 2 to 5 samples.
 pub const SHORT_TEST_SAMPLING: TrialSamplingPlan =
-    TrialSamplingPlan { warm_up_s: 0.0, measurement_s: 0.02, fewest: 2, most: 5 };
+    TrialSamplingPlan { warm_up_s: 0.0, measurement_s: 0.02, fewest_samples: 2, most_samples: 5 };
 
 /// Result of timing a case: its samples and the check of its outputs after timing, or the reason
 /// why it was not timed.
@@ -40,36 +40,36 @@ pub type CaseTimingOutcome = Result<(SamplesOfCase, VerificationAfterTiming), Wh
 
 /// Target, cache state, axis values and sampling plan with which a test runs a case.
 #[derive(Clone, Copy)]
-pub struct CaseTestBench<'a> {
-    /// Device of the test.
-    pub target: &'a BenchTarget,
-    /// State of the caches.
+pub struct CaseTestSetup<'a> {
+    /// The CPU or the GPUs on which the test runs its cases.
+    pub case_device: &'a BenchDevices,
+    /// State of the caches when a launch begins: hot or cold.
     pub cache: CacheState,
     /// Axis values with which the test selects a case, such as `n=8 dtype=f32`, separated by
     /// spaces.
-    pub axes: &'a str,
+    pub axis_values_text: &'a str,
     /// Number of samples.
     pub sampling: TrialSamplingPlan,
 }
 
-impl CaseTestBench<'_> {
+impl CaseTestSetup<'_> {
     fn select_cases_by_axes<'s>(
         &self,
         suite: &'s WorkloadSuite,
     ) -> Result<SelectedAndSkippedCases<'s>, WhyCaseHasNoResult> {
-        let gpus = match self.target {
-            BenchTarget::Cpu => 0,
-            BenchTarget::Cuda(devices) => devices.device_count(),
+        let gpus = match self.case_device {
+            BenchDevices::Cpu => 0,
+            BenchDevices::Cuda(devices) => devices.device_count(),
         };
         let place = ChosenBackend {
-            kind: self.target.backend_kind(),
+            kind: self.case_device.backend_kind(),
             reason_against_other_backend: String::new(),
             l2_bytes: 0,
-            gpus,
+            gpu_count: gpus,
         };
-        let axes = self.axes.split_whitespace().map(|axis| axis.parse());
+        let axes = self.axis_values_text.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
-        select_cases([suite], BenchEffort::Default, &place, &axes, &CaseIdFilter::All)
+        select_cases([suite], BenchEffort::Default, &place, &axes, &CaseIdFilter::AllCases)
             .map_err(|error| WhyCaseHasNoResult::failed_with(error.to_string()))
     }
 
@@ -80,41 +80,47 @@ impl CaseTestBench<'_> {
     ///
     /// # Panics
     /// Panics if no case of the suite has these axes.
-    pub fn verify_and_time_first_row(&self, suite: &WorkloadSuite) -> CaseTimingOutcome {
-        self.time_first_row_with_optional_earlier_verification(suite, None)
+    pub fn verify_and_time_first_implementation(&self, suite: &WorkloadSuite) -> CaseTimingOutcome {
+        self.time_first_implementation_maybe_verified_earlier(suite, None)
     }
 
     /// Times the first row of a suite as if an earlier process had verified it: the closure
     /// `verified` computes that process's outputs from the inputs.
     ///
     /// # Errors
-    /// The reason why it has no time.
+    /// The reason why the implementation has no time.
     ///
     /// # Panics
-    /// Panics if no case of the suite has these axes, or its first launch has other bits.
-    pub fn time_first_row_verified_earlier(
+    /// Panics if no case of the suite has these axes, or if the first launch's outputs differ in
+    /// bits from those that `verified` computes.
+    pub fn time_first_implementation_verified_earlier(
         &self,
         suite: &WorkloadSuite,
         verified: fn(&Tensors) -> Tensors,
     ) -> CaseTimingOutcome {
-        self.time_first_row_with_optional_earlier_verification(suite, Some(verified))
+        self.time_first_implementation_maybe_verified_earlier(suite, Some(verified))
     }
 
-    fn time_first_row_with_optional_earlier_verification(
+    fn time_first_implementation_maybe_verified_earlier(
         &self,
         suite: &WorkloadSuite,
         verified: Option<fn(&Tensors) -> Tensors>,
     ) -> CaseTimingOutcome {
         let selection = self.select_cases_by_axes(suite)?;
-        let group = &selection.groups[0];
+        let group = &selection.problems_with_cases[0];
         let case = group.cases.iter().find(|case| case.cache == self.cache);
         let case = case.expect("tests name caches that cases have");
-        let session =
-            OneCaseTestSession { sampling: self.sampling, verified, errors: RefCell::default() };
-        let mut ready = session.prepare_problem(group, self.target)?;
-        let mut verified = session.verify_case(&mut ready, group, case, self.target)?;
-        let (settings, timer) =
-            (BenchSettings::settings_of_plain_bench_run(), CaseTimer::for_target(self.target)?);
+        let session = OneCaseTestSession {
+            sampling: self.sampling,
+            earlier_verified_outputs: verified,
+            errors: RefCell::default(),
+        };
+        let mut ready = session.prepare_problem(group, self.case_device)?;
+        let mut verified = session.verify_case(&mut ready, group, case, self.case_device)?;
+        let (settings, timer) = (
+            BenchSettings::settings_of_plain_bench_run(),
+            CaseTimer::for_target(self.case_device)?,
+        );
         let progress = BenchProgressPrinter::new(settings.quiet, 1);
         let (ready, checked) = (&mut ready, &mut FindingsForCasesOfImplementation::default());
         let timed = VerifiedCaseToTime {
@@ -127,7 +133,7 @@ impl CaseTestBench<'_> {
         SelectedCasesRunner::for_session_and_target(
             &session,
             &settings,
-            self.target.clone(),
+            self.case_device.clone(),
             timer,
             progress,
         )
@@ -149,16 +155,18 @@ impl CaseTestBench<'_> {
     ) -> Result<BTreeMap<String, Option<CaseFailureReason>>, WhyCaseHasNoResult> {
         let session = OneCaseTestSession {
             sampling: self.sampling,
-            verified: None,
+            earlier_verified_outputs: None,
             errors: RefCell::default(),
         };
-        let (settings, timer) =
-            (BenchSettings::settings_of_plain_bench_run(), CaseTimer::for_target(self.target)?);
+        let (settings, timer) = (
+            BenchSettings::settings_of_plain_bench_run(),
+            CaseTimer::for_target(self.case_device)?,
+        );
         let progress = BenchProgressPrinter::new(settings.quiet, 1);
         let execution = SelectedCasesRunner::for_session_and_target(
             &session,
             &settings,
-            self.target.clone(),
+            self.case_device.clone(),
             timer,
             progress,
         );
@@ -171,7 +179,7 @@ impl CaseTestBench<'_> {
     ///
     /// # Panics
     /// Panics if no case of the suite has these axes.
-    pub fn verify_each_row_of_suite(
+    pub fn verify_each_implementation_of_suite(
         &self,
         suite: &WorkloadSuite,
     ) -> Vec<Result<ComparisonWithReference, WhyCaseHasNoResult>> {
@@ -179,12 +187,15 @@ impl CaseTestBench<'_> {
             Ok(selection) => selection,
             Err(error) => return vec![Err(error)],
         };
-        let group = &selection.groups[0];
+        let group = &selection.problems_with_cases[0];
         let each = |case| {
-            let mut ready =
-                PreparedProblem::with_inputs_and_reference(group, TEST_INPUT_SEED, self.target)?;
+            let mut ready = PreparedProblem::with_inputs_and_reference(
+                group,
+                TEST_INPUT_SEED,
+                self.case_device,
+            )?;
             ready
-                .prepare_and_verify_case(group, case, self.target)
+                .prepare_and_verify_case(group, case, self.case_device)
                 .map(|(_, comparison)| comparison)
         };
         group.cases.iter().map(each).collect()
@@ -196,8 +207,8 @@ impl CaseTestBench<'_> {
 fn verification_record_of_earlier_process(outputs: &Tensors) -> OutputVerificationRecord {
     let total = outputs.iter().map(|(_, tensor)| tensor.len() as u64).sum();
     OutputVerificationRecord {
-        digest: Some(verify::output_bits_hash_hex(outputs)),
-        by: Some("a process before".to_owned()),
+        output_bits_hash: Some(verify::output_bits_hash_hex(outputs)),
+        reused_from_run: Some("a process before".to_owned()),
         ..ComparisonWithReference { all_elements: total, ..ComparisonWithReference::default() }
             .into()
     }
@@ -209,7 +220,7 @@ struct OneCaseTestSession {
     sampling: TrialSamplingPlan,
     /// Computes, from the case's inputs, the outputs whose digest an earlier process would have
     /// verified.
-    verified: Option<fn(&Tensors) -> Tensors>,
+    earlier_verified_outputs: Option<fn(&Tensors) -> Tensors>,
     /// Error of each case by case id; `None` for a case that was timed.
     errors: RefCell<BTreeMap<String, Option<CaseFailureReason>>>,
 }
@@ -218,7 +229,7 @@ impl CaseRunningProcess for OneCaseTestSession {
     fn prepare_problem(
         &self,
         group: &SelectedProblem<'_>,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
         PreparedProblem::with_inputs_and_reference(group, TEST_INPUT_SEED, target)
     }
@@ -228,24 +239,24 @@ impl CaseRunningProcess for OneCaseTestSession {
         ready: &mut PreparedProblem,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
-        let Some(verified) = self.verified else {
+        let Some(verified) = self.earlier_verified_outputs else {
             return ready.verify_by_reference(group, case, target);
         };
         let earlier = verification_record_of_earlier_process(&verified(&ready.inputs));
         // Wrong expected outputs, so that only the output digest of the earlier verification can
         // accept the case.
         ready.expected =
-            verify::reference_from_outputs(&Tensors::new().with("y", [1], vec![1.0_f32]));
+            verify::reference_from_outputs(&Tensors::new().with_tensor("y", [1], vec![1.0_f32]));
         let verified =
             ready.verify_by_known_digest_or_reference(group, case, target, Some(earlier))?;
-        assert!(verified.record.by.is_some(), "other bits than before");
+        assert!(verified.record.reused_from_run.is_some(), "other bits than before");
         Ok(verified)
     }
 
     fn sampler_of_process(&self) -> CriterionOrTrialPlan<'_> {
-        CriterionOrTrialPlan::Plan(self.sampling, TimingPowerMode::Steady)
+        CriterionOrTrialPlan::Plan(self.sampling, TimingPowerMode::SteadyLoad)
     }
 
     fn record_outcome(&self, event: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError> {
@@ -255,8 +266,8 @@ impl CaseRunningProcess for OneCaseTestSession {
             CaseOutcomeToRecord::Failed(id, why) => {
                 drop(errors.insert(id.to_owned(), Some(why.clone())))
             }
-            CaseOutcomeToRecord::DeviceMemory(..)
-            | CaseOutcomeToRecord::Problem(..)
+            CaseOutcomeToRecord::DeviceMemoryBytes(..)
+            | CaseOutcomeToRecord::ProblemWallSeconds(..)
             | CaseOutcomeToRecord::Skipped(..) => {}
         }
         Ok(())

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::audit::cupti::CuptiRecordingOfProcess;
 use super::events::CudaEventTimer;
 use super::{CacheState, launch_queue, plausibility};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::stats::median;
 use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::BandwidthKernelsAndBuffer;
@@ -21,37 +21,46 @@ use kernelgate_cuda::observe::cupti::CuptiRecordingExtent;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpinTimedByEventsRow {
     /// Length that the spin kernel was asked to last, nanoseconds.
-    pub wanted_ns: u64,
+    #[serde(rename = "wanted_ns")]
+    pub requested_spin_ns: u64,
     /// Median time that the spin kernel lasted by the GPU's own nanosecond timer.
-    pub spent_ns: f64,
+    #[serde(rename = "spent_ns")]
+    pub gpu_timer_spin_ns: f64,
     /// Median time of the spin kernel by CUDA events, nanoseconds.
-    pub events_ns: f64,
+    #[serde(rename = "events_ns")]
+    pub event_spin_ns: f64,
     /// Event time minus the GPU timer's time, for a spin of length zero, nanoseconds: the cost to
     /// begin and end a kernel.
-    pub offset_ns: f64,
+    #[serde(rename = "offset_ns")]
+    pub kernel_begin_and_end_ns: f64,
 }
 
 /// Time of an operation on the GPU, measured by CUDA events and by CUPTI's timestamps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventAndCuptiTimeRow {
     /// Name of the timed operation, such as `copy 8 MiB`.
-    pub what: String,
+    #[serde(rename = "what")]
+    pub operation: String,
     /// "hot" or "cold".
-    pub cache: String,
-    /// Median time of a launch by CUDA events without CUPTI, as for results, nanoseconds.
-    pub events_ns: f64,
+    #[serde(rename = "cache")]
+    pub cache_state: String,
+    /// Median time of a launch by CUDA events without CUPTI, as a bench run times it, nanoseconds.
+    #[serde(rename = "events_ns")]
+    pub event_ns_without_cupti: f64,
     /// Median time of a launch by CUDA events while CUPTI recorded it, nanoseconds.
-    pub events_recorded_ns: f64,
+    #[serde(rename = "events_recorded_ns")]
+    pub event_ns_under_cupti: f64,
     /// Median time of a launch by CUPTI's timestamps, from its first operation's start to its last
     /// operation's end, nanoseconds.
-    pub cupti_ns: f64,
+    #[serde(rename = "cupti_ns")]
+    pub cupti_launch_ns: f64,
 }
 
 impl SpinTimedByEventsRow {
     /// Fails if a time of the spin kernel in this row is negative, not finite or implausibly large.
     pub fn check_spin_times_plausible(&self) -> Result<(), String> {
-        plausibility::check_launch_ns_plausible("a spin", self.spent_ns)?;
-        [self.wanted_ns as f64, self.events_ns, self.offset_ns]
+        plausibility::check_launch_ns_plausible("a spin", self.gpu_timer_spin_ns)?;
+        [self.requested_spin_ns as f64, self.event_spin_ns, self.kernel_begin_and_end_ns]
             .into_iter()
             .try_for_each(plausibility::check_overhead_ns_plausible)
     }
@@ -60,17 +69,21 @@ impl SpinTimedByEventsRow {
 impl HotAndColdReadTimesRow {
     /// Fails if a time of a hot or cold read in this row, or its number of bytes, is implausible.
     pub fn check_read_times_plausible(&self) -> Result<(), String> {
-        plausibility::check_bytes_plausible("a pass", self.bytes)?;
-        [("a hot pass", self.hot_ns), ("a cold pass", self.cold_ns), ("memory", self.memory_ns)]
-            .into_iter()
-            .try_for_each(|(pass, ns)| plausibility::check_launch_ns_plausible(pass, ns))
+        plausibility::check_bytes_plausible("a pass", self.read_bytes)?;
+        [
+            ("a hot pass", self.hot_read_ns),
+            ("a cold pass", self.cold_read_ns),
+            ("memory", self.device_memory_read_ns),
+        ]
+        .into_iter()
+        .try_for_each(|(pass, ns)| plausibility::check_launch_ns_plausible(pass, ns))
     }
 }
 
 impl EventAndCuptiTimeRow {
     /// Fails if an event time or a CUPTI time in this row is implausible.
     pub fn check_event_and_cupti_times_plausible(&self) -> Result<(), String> {
-        [self.events_ns, self.events_recorded_ns, self.cupti_ns]
+        [self.event_ns_without_cupti, self.event_ns_under_cupti, self.cupti_launch_ns]
             .into_iter()
             .try_for_each(|ns| plausibility::check_launch_ns_plausible("a kernel", ns))
     }
@@ -78,7 +91,7 @@ impl EventAndCuptiTimeRow {
     /// Returns by how many per cent the event time of the launches that CUPTI recorded exceeds
     /// their time in CUPTI's record.
     pub fn event_time_excess_over_cupti_percent(&self) -> f64 {
-        100.0 * (self.events_recorded_ns - self.cupti_ns) / self.cupti_ns
+        100.0 * (self.event_ns_under_cupti - self.cupti_launch_ns) / self.cupti_launch_ns
     }
 }
 
@@ -86,14 +99,18 @@ impl EventAndCuptiTimeRow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HotAndColdReadTimesRow {
     /// Bytes read.
-    pub bytes: u64,
+    #[serde(rename = "bytes")]
+    pub read_bytes: u64,
     /// Hot, nanoseconds: median.
-    pub hot_ns: f64,
+    #[serde(rename = "hot_ns")]
+    pub hot_read_ns: f64,
     /// Cold, nanoseconds: median.
-    pub cold_ns: f64,
+    #[serde(rename = "cold_ns")]
+    pub cold_read_ns: f64,
     /// Time to read the bytes at the rate of a 2 GiB read from device memory, nanoseconds; a cold
     /// read that is faster found data in caches.
-    pub memory_ns: f64,
+    #[serde(rename = "memory_ns")]
+    pub device_memory_read_ns: f64,
 }
 
 /// Requested lengths of the spin kernels that are timed, nanoseconds.
@@ -119,7 +136,7 @@ pub fn time_spins_by_events_and_gpu_timer(
         for _ in 0..TIMED_LAUNCHES_PER_ACCURACY_ROW {
             timed.extend(events.time_single_command_launches_ns(
                 1,
-                CacheState::Hot,
+                CacheState::HotCaches,
                 &mut || spin.enqueue_spin(wanted_ns),
             )?);
             spent.push(spin.reported_ns_of_last_spin()? as f64);
@@ -132,10 +149,10 @@ pub fn time_spins_by_events_and_gpu_timer(
         .into_iter()
         .map(|wanted_ns| {
             time(wanted_ns).map(|(spent_ns, events_ns)| SpinTimedByEventsRow {
-                wanted_ns,
-                spent_ns,
-                events_ns,
-                offset_ns,
+                requested_spin_ns: wanted_ns,
+                gpu_timer_spin_ns: spent_ns,
+                event_spin_ns: events_ns,
+                kernel_begin_and_end_ns: offset_ns,
             })
         })
         .collect()
@@ -147,7 +164,7 @@ pub fn time_copies_by_events_and_cupti(
     events: &mut CudaEventTimer,
 ) -> Result<Option<Vec<EventAndCuptiTimeRow>>, BackendError> {
     let passes = bandwidth_passes_for_accuracy_test(events)?;
-    let each = [CacheState::Hot, CacheState::Cold]
+    let each = [CacheState::HotCaches, CacheState::ColdCaches]
         .into_iter()
         .flat_map(|cache| TIMED_COPY_SIZES_BYTES.map(|it| (cache, it)));
     each.map(|(cache, bytes)| {
@@ -168,7 +185,7 @@ pub fn time_copies_by_events_and_cupti(
 pub fn time_case_by_events_and_cupti(
     events: &mut CudaEventTimer,
     what: &str,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<Option<EventAndCuptiTimeRow>, BackendError> {
     if executable.launches_carry_state() {
         let why = "launches that carry state on cannot follow each other";
@@ -179,7 +196,9 @@ pub fn time_case_by_events_and_cupti(
         TIMED_LAUNCHES_PER_ACCURACY_ROW,
         executable,
     )?;
-    time_by_events_then_under_cupti(events, what, CacheState::Hot, &mut || executable.launch_once())
+    time_by_events_then_under_cupti(events, what, CacheState::HotCaches, &mut || {
+        executable.launch_once()
+    })
 }
 
 /// Times launches by CUDA events without CUPTI, then again by CUDA events while CUPTI records them.
@@ -196,8 +215,10 @@ fn time_by_events_then_under_cupti(
         launch,
     )?);
     let device = Arc::clone(events.first_gpu());
-    let Some(recording) =
-        CuptiRecordingOfProcess::attach_cupti_and_start(&device, CuptiRecordingExtent::Operations)?
+    let Some(recording) = CuptiRecordingOfProcess::attach_cupti_and_start(
+        &device,
+        CuptiRecordingExtent::GpuOperations,
+    )?
     else {
         return Ok(None);
     };
@@ -211,13 +232,13 @@ fn time_by_events_then_under_cupti(
         &recording.detach_cupti_and_take_records(0)?,
         TIMED_LAUNCHES_PER_ACCURACY_ROW,
     )
-    .map_err(|why| BackendError::Launch(format!("CUPTI's record of {what}: {why}")))?;
+    .map_err(|why| BackendError::ComputationFailed(format!("CUPTI's record of {what}: {why}")))?;
     Ok(Some(EventAndCuptiTimeRow {
-        what: what.to_owned(),
-        cache: cache.cache_state_name().to_owned(),
-        events_ns,
-        events_recorded_ns,
-        cupti_ns: median(&spans_ns),
+        operation: what.to_owned(),
+        cache_state: cache.cache_state_name().to_owned(),
+        event_ns_without_cupti: events_ns,
+        event_ns_under_cupti: events_recorded_ns,
+        cupti_launch_ns: median(&spans_ns),
     }))
 }
 
@@ -233,22 +254,22 @@ fn launch_times_from_cupti_record_ns(
     record: &CuptiRecordedActivity,
     launches: usize,
 ) -> Result<Vec<f64>, String> {
-    let name = |kernel: u32| record.names[kernel as usize].as_str();
+    let name = |kernel: u32| record.interned_names[kernel as usize].as_str();
     let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) = record
         .kernels
         .iter()
-        .partition(|kernel| name(kernel.name) == ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL);
+        .partition(|kernel| name(kernel.name_index) == ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL);
     let mut probes: Vec<u64> = probes.iter().map(|probe| probe.start_ns).collect();
     probes.sort_unstable();
     let [.., first, last] = probes[..] else {
         return Err(format!("{} of 2 probes around the launches", probes.len()));
     };
     let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, ClockProbeAndL2Flush::FLUSH_L2_SYMBOL];
-    let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
+    let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name_index)));
     let mut spans: Vec<(u64, u64)> =
         kernels.map(|kernel| (kernel.start_ns, kernel.end_ns)).collect();
     spans.extend(record.copies.iter().map(|copy| (copy.start_ns, copy.end_ns)));
-    spans.extend(record.sets.iter().map(|set| (set.start_ns, set.end_ns)));
+    spans.extend(record.memsets.iter().map(|set| (set.start_ns, set.end_ns)));
     spans.retain(|&(start, _)| first < start && start < last);
     spans.sort_unstable();
     let each = spans.len() / launches;
@@ -256,7 +277,7 @@ fn launch_times_from_cupti_record_ns(
         return Err(format!(
             "{} operations in {launches} launches, {} records lost",
             spans.len(),
-            record.dropped
+            record.dropped_records
         ));
     }
     let span_ns = |launch: &[(u64, u64)]| {
@@ -278,20 +299,20 @@ pub fn time_reads_with_hot_and_cold_caches(
     let mut rows = Vec::new();
     for bytes in HOT_AND_COLD_READ_SIZES_BYTES {
         let read = &mut || passes.enqueue_read_kernel(bytes);
-        events.time_single_command_launches_ns(3, CacheState::Hot, read)?;
+        events.time_single_command_launches_ns(3, CacheState::HotCaches, read)?;
         rows.push(HotAndColdReadTimesRow {
-            bytes,
-            hot_ns: median(&events.time_single_command_launches_ns(
+            read_bytes: bytes,
+            hot_read_ns: median(&events.time_single_command_launches_ns(
                 TIMED_LAUNCHES_PER_ACCURACY_ROW,
-                CacheState::Hot,
+                CacheState::HotCaches,
                 read,
             )?),
-            cold_ns: median(&events.time_single_command_launches_ns(
+            cold_read_ns: median(&events.time_single_command_launches_ns(
                 TIMED_LAUNCHES_PER_ACCURACY_ROW,
-                CacheState::Cold,
+                CacheState::ColdCaches,
                 read,
             )?),
-            memory_ns: bytes as f64 * ns_per_byte,
+            device_memory_read_ns: bytes as f64 * ns_per_byte,
         });
     }
     Ok(rows)
@@ -301,7 +322,7 @@ fn bandwidth_passes_for_accuracy_test(
     events: &CudaEventTimer,
 ) -> Result<BandwidthKernelsAndBuffer, BackendError> {
     let pattern = random::normal_values(0, "accuracy", 1 << 20);
-    BandwidthKernelsAndBuffer::with_filled_buffer(
+    BandwidthKernelsAndBuffer::bandwidth_kernels_with_filled_buffer(
         events.first_gpu(),
         TIMED_COPY_SIZES_BYTES[TIMED_COPY_SIZES_BYTES.len() - 1] as usize,
         bytemuck::cast_slice(&pattern),
@@ -318,7 +339,7 @@ mod tests {
     fn cupti_operations_are_divided_evenly_among_launches() {
         let names = [ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL, "a", "b"].map(str::to_owned).into();
         let kernel = |name, start, end| KernelRecord {
-            name,
+            name_index: name,
             start_ns: start,
             end_ns: end,
             ..Default::default()
@@ -333,10 +354,14 @@ mod tests {
             kernel(2, 55, 75),
             kernel(0, 90, 91),
         ];
-        // This copy, which reads the clock probes' results, belongs to no launch.
+        // The memory copy that reads the clock probes' results belongs to no launch.
         let copies = vec![MemoryCopyRecord { start_ns: 95, end_ns: 96, ..Default::default() }];
-        let record =
-            CuptiRecordedActivity { names, kernels, copies, ..CuptiRecordedActivity::default() };
+        let record = CuptiRecordedActivity {
+            interned_names: names,
+            kernels,
+            copies,
+            ..CuptiRecordedActivity::default()
+        };
         assert_eq!(launch_times_from_cupti_record_ns(&record, 2), Ok(vec![30.0, 25.0]));
         let uneven = "4 operations in 3 launches, 0 records lost".to_owned();
         assert_eq!(launch_times_from_cupti_record_ns(&record, 3), Err(uneven));

@@ -26,7 +26,8 @@ const ANCHOR_MATMUL_MEASUREMENTS: usize = 3;
 /// core's caches hold.
 const HOST_ANCHOR_BYTES_READ_AND_WRITTEN: u64 = 16 << 20;
 
-/// Rates of a device.
+/// Anchor rates of a device: rates of fixed work, by which devices of different shards are
+/// compared.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AnchorRatesOfDevice {
     /// Power state of the GPU during the anchor measurement, which is the power state in which the
@@ -49,7 +50,8 @@ pub enum ShardAnchorRecord {
     Measured(AnchorRatesOfDevice),
     /// The anchor rates could not be measured, so times of this process cannot be merged with times
     /// from other cards.
-    Failed(String),
+    #[serde(rename = "failed")]
+    NotMeasured(String),
 }
 
 impl ShardAnchorRecord {
@@ -69,13 +71,13 @@ impl ShardAnchorRecord {
     ) -> ShardAnchorRecord {
         match measure_gpu_limits_for_anchors(events, power) {
             Ok(limits) => Self::anchors_from_measured_limits(&limits, power),
-            Err(error) => Self::Failed(error.to_string()),
+            Err(error) => Self::NotMeasured(error.to_string()),
         }
     }
 
     fn anchors_from_measured_limits(limits: &MeasuredDeviceLimits, power: TimingPowerMode) -> Self {
         let Some(memory) = limits.memory_limit_with_most_bytes() else {
-            return Self::Failed("no memory pass was timed".to_owned());
+            return Self::NotMeasured("no memory pass was timed".to_owned());
         };
         Self::Measured(AnchorRatesOfDevice {
             power,
@@ -125,7 +127,7 @@ fn measure_gpu_limits_for_anchors(
 /// Returns declared work that makes the limit measurement measure the two anchor rates.
 fn work_for_anchor_measurement(bytes: u64, dtype: Dtype) -> DeclaredWorkAndCacheState {
     let work = Work::bytes(bytes, bytes).with_flops(FlopUnit::Matmul, dtype, 1);
-    DeclaredWorkAndCacheState { work, cache: CacheState::Hot }
+    DeclaredWorkAndCacheState { work, cache: CacheState::HotCaches }
 }
 
 #[cfg(test)]
@@ -135,7 +137,7 @@ mod tests {
     #[test]
     fn the_host_has_memory_and_matmul_anchor_rates() {
         let ShardAnchorRecord::Measured(anchors) =
-            ShardAnchorRecord::measure_cpu_anchors(TimingPowerMode::Steady)
+            ShardAnchorRecord::measure_cpu_anchors(TimingPowerMode::SteadyLoad)
         else {
             panic!("the host's ceilings cannot fail");
         };

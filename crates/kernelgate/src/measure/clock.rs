@@ -14,35 +14,38 @@ const LOW_SM_CLOCK_RATIO: f64 = 0.90;
 
 /// Compares the SM clock of each sample with the SM clock that the case settled at.
 pub struct SampleThrottleDetector {
-    highest_mhz: f64,
-    settled_mhz: Option<f64>,
+    highest_sm_clock_mhz: f64,
+    settled_sm_clock_mhz: Option<f64>,
 }
 
 impl SampleThrottleDetector {
     /// Creates a detector for the GPU with these facts, whose highest SM clock limits the settled
     /// clock.
     pub fn new(facts: &GpuProperties) -> Self {
-        Self { highest_mhz: f64::from(facts.max_clock_mhz), settled_mhz: None }
+        Self { highest_sm_clock_mhz: f64::from(facts.max_sm_clock_mhz), settled_sm_clock_mhz: None }
     }
 
     /// Begins a case, whose settled SM clock is not known yet.
     pub const fn forget_settled_clock_for_new_case(&mut self) {
-        self.settled_mhz = None;
+        self.settled_sm_clock_mhz = None;
     }
 
     /// Sets the settled SM clock, MHz, with which the SM clocks of this case's samples are
     /// compared.
     pub const fn set_settled_sm_clock(&mut self, clock_mhz: Option<f64>) {
-        self.settled_mhz = clock_mhz;
+        self.settled_sm_clock_mhz = clock_mhz;
     }
 
     /// Returns whether heat or the hardware lowered the SM clock during the sample that has just
     /// ended.
     pub fn was_sample_throttled(&self, clock_mhz: Option<f64>, power: &NvmlPowerMeter) -> bool {
         let Some(clock_mhz) = clock_mhz else { return false };
-        is_sm_clock_throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || {
-            power.is_gpu_slowed_by_heat_or_hardware()
-        })
+        is_sm_clock_throttled(
+            clock_mhz,
+            self.settled_sm_clock_mhz,
+            self.highest_sm_clock_mhz,
+            || power.is_gpu_slowed_by_heat_or_hardware(),
+        )
     }
 }
 

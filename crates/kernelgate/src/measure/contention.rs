@@ -1,25 +1,25 @@
 //! The share of the host's CPU time that other processes, and other guests of a virtual machine,
 //! used during a measurement.
 
-/// CPU times of the system since it booted, and of a process (the field `own_ticks`) since it
-/// started, in clock ticks.
+/// CPU times of the system since it booted, and of a process (the field `measured_process_ticks`)
+/// since it started, in clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostCpuTimeTicks {
     /// CPU time of all cores, idle and busy, in clock ticks.
-    total_ticks: u64,
+    all_cores_ticks: u64,
     /// CPU time during which cores were busy, including time stolen by other virtual machines, in
     /// clock ticks.
-    busy_ticks: u64,
+    busy_cores_ticks: u64,
     /// CPU time of the measured processes, in clock ticks: this process, or its finished child
     /// processes.
-    own_ticks: u64,
+    measured_process_ticks: u64,
 }
 
 /// The processes that are measured, so that their CPU time does not count as contention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessesNotCountedAsContention {
     ThisProcess,
-    FinishedChildren,
+    FinishedChildProcesses,
 }
 
 impl HostCpuTimeTicks {
@@ -32,7 +32,7 @@ impl HostCpuTimeTicks {
     /// Reads the present CPU times of the system and of the finished child processes of this
     /// process. CPU time of this process itself then counts as contention.
     pub fn read_for_finished_children() -> Option<HostCpuTimeTicks> {
-        Self::read_from_proc(ProcessesNotCountedAsContention::FinishedChildren)
+        Self::read_from_proc(ProcessesNotCountedAsContention::FinishedChildProcesses)
     }
 
     #[expect(clippy::disallowed_methods, reason = "files of the system")]
@@ -62,21 +62,22 @@ impl HostCpuTimeTicks {
         let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(first);
         let mut field = || after_name.next()?.parse::<u64>().ok();
         Some(Self {
-            total_ticks: busy + idle + wait,
-            busy_ticks: busy,
-            own_ticks: field()? + field()?,
+            all_cores_ticks: busy + idle + wait,
+            busy_cores_ticks: busy,
+            measured_process_ticks: field()? + field()?,
         })
     }
 
     /// Returns the share of all CPU time since `earlier` that other processes used, 0 to 1; `None`
     /// if fewer than ten ticks have passed.
     pub fn cpu_share_of_other_processes_since(&self, earlier: &Self) -> Option<f64> {
-        let total =
-            self.total_ticks.checked_sub(earlier.total_ticks).filter(|&ticks| ticks >= 10)?;
-        let others = self
-            .busy_ticks
-            .saturating_sub(earlier.busy_ticks)
-            .saturating_sub(self.own_ticks.saturating_sub(earlier.own_ticks));
+        let total = self
+            .all_cores_ticks
+            .checked_sub(earlier.all_cores_ticks)
+            .filter(|&ticks| ticks >= 10)?;
+        let others = self.busy_cores_ticks.saturating_sub(earlier.busy_cores_ticks).saturating_sub(
+            self.measured_process_ticks.saturating_sub(earlier.measured_process_ticks),
+        );
         Some((others as f64 / total as f64).min(1.0))
     }
 }
@@ -98,7 +99,11 @@ mod tests {
         .unwrap();
         assert_eq!(
             earlier,
-            HostCpuTimeTicks { total_ticks: 1000, busy_ticks: 190, own_ticks: 110 }
+            HostCpuTimeTicks {
+                all_cores_ticks: 1000,
+                busy_cores_ticks: 190,
+                measured_process_ticks: 110
+            }
         );
         let later = HostCpuTimeTicks::parse_proc_stat_files(
             "cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1",
@@ -113,9 +118,9 @@ mod tests {
         let children = HostCpuTimeTicks::parse_proc_stat_files(
             system,
             &process(100),
-            ProcessesNotCountedAsContention::FinishedChildren,
+            ProcessesNotCountedAsContention::FinishedChildProcesses,
         );
-        assert_eq!(children.map(|time| time.own_ticks), Some(7));
+        assert_eq!(children.map(|time| time.measured_process_ticks), Some(7));
         assert_eq!(HostCpuTimeTicks::parse_proc_stat_files("nonsense", &process(1), own), None);
     }
 

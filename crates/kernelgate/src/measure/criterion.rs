@@ -20,11 +20,11 @@ pub struct CaseShownByCriterion {
 /// Elapsed nanoseconds. kernelgate's samples come through Criterion's `iter_custom`; `start` and
 /// `end` only serve Criterion's own timing loops.
 #[derive(Debug, Clone, Default)]
-pub struct CriterionElapsedTime {
+pub struct ElapsedTimeMeasurement {
     formatter: ElapsedTimeFormatter,
 }
 
-impl CriterionElapsedTime {
+impl ElapsedTimeMeasurement {
     /// Returns the shared data of the timed case, which the caller sets before each case and the
     /// formatter reads.
     pub fn case_shown_by_formatter(&self) -> Rc<RefCell<CaseShownByCriterion>> {
@@ -32,7 +32,7 @@ impl CriterionElapsedTime {
     }
 }
 
-impl Measurement for CriterionElapsedTime {
+impl Measurement for ElapsedTimeMeasurement {
     type Intermediate = Instant;
     type Value = f64;
 
@@ -131,18 +131,20 @@ mod tests {
 
     #[test]
     fn criterion_shows_throughput_with_share_of_limit() {
-        let elapsed = CriterionElapsedTime::default();
+        let elapsed = ElapsedTimeMeasurement::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
-        elapsed.case_shown_by_formatter().borrow_mut().limit =
-            Some(ShortestLaunchTime { time_ns: 1e6, by: "memory".to_owned() });
+        elapsed.case_shown_by_formatter().borrow_mut().limit = Some(ShortestLaunchTime {
+            shortest_launch_ns: 1e6,
+            deciding_ceiling: "memory".to_owned(),
+        });
         assert_eq!(format(Throughput::Bytes(4_000_000)), "2.00 GB/s (50.0%)");
         assert_eq!(format(Throughput::Bytes(4)), "2.00 kB/s (50.0%)");
     }
 
     #[test]
     fn times_are_shown_in_the_unit_of_the_typical_time() {
-        let elapsed = CriterionElapsedTime::default();
+        let elapsed = ElapsedTimeMeasurement::default();
         let mut values = [1.5e6, 2.5e6];
         assert_eq!(elapsed.formatter().scale_values(2e6, &mut values), "ms");
         assert_eq!(values, [1.5, 2.5]);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::CacheState;
 use super::events::{CaseTimingPlan, CudaEventTimer};
 use crate::backend::{
-    AllowedActionsOfTimedCode, BackendError, Executable, OutputContentBeforeLaunch,
+    AllowedActionsOfTimedCode, BackendError, LaunchableProblem, OutputContentBeforeLaunch,
 };
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
@@ -43,30 +43,31 @@ const MAX_DELAY_FIT_MEASUREMENTS: usize = 6;
 const RELATIVE_ERROR_THAT_ENDS_DELAY_FIT: f64 = 0.05;
 /// Largest accepted relative error of the fitted delay; beyond it the delay is refused.
 const MAX_RELATIVE_DELAY_ERROR: f64 = 0.25;
-/// Approximate time of the launches of one turn, nanoseconds; the next constant is the largest
-/// number of these launches. A turn is a series of launches that all have, or all lack, the
-/// injected delay.
+/// Approximate time of one series of launches, nanoseconds; the next constant is the largest number
+/// of these launches. Such a series consists of launches that all have, or all lack, the injected
+/// delay.
 const TARGET_TIME_OF_ONE_TURN_NS: f64 = 2e6;
-const MAX_LAUNCHES_PER_DELAY_TURN: f64 = 50.0;
+const MAX_LAUNCHES_PER_DELAY_SERIES: f64 = 50.0;
 /// Measurements come in groups of four: without delay, with delay, with delay, without delay.
-/// Target time of all turns together, nanoseconds; the next constant is the largest number of
-/// groups of four turns. One turn with delay and one without would be too few. A launch after an
-/// idle moment differs by a few µs, and the SM clock drifts by 1 % within ten milliseconds.
+/// Target time of all series of launches together, nanoseconds; the next constant is the largest
+/// number of groups of four series. One series of launches with delay and one without would be too
+/// few. A launch after an idle moment differs by a few µs, and the SM clock drifts by 1 % within
+/// ten milliseconds.
 const TARGET_TIME_OF_ALL_TURNS_NS: f64 = 1e8;
-const MAX_GROUPS_OF_FOUR_TURNS: f64 = 8.0;
+const MAX_GROUPS_OF_FOUR_DELAY_SERIES: f64 = 8.0;
 
 /// A delay that a user injects into the launches of those cases whose id contains a given text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedLaunchDelay {
     /// Text that selects the delayed cases: a part of the case id, or the whole case id.
-    pub case: String,
+    pub case_id_text: String,
     /// Time that is added to each launch of a selected case, nanoseconds.
     pub delay_ns: u64,
     /// Whether each launch is delayed by additional memory reads instead of a wait.
-    pub by_work: bool,
+    pub delays_by_memory_reads: bool,
     /// Fitted size of the GPU delay kernel that adds the requested delay: nanoseconds of spinning,
     /// or bytes that are read. The size is `None` before it is fitted, and for delays on the host.
-    pub size: Option<u64>,
+    pub fitted_gpu_delay_size: Option<u64>,
 }
 
 /// Parses a delay of the form `CASE=NS` or `CASE=NS:work`, optionally followed by `@SIZE`, the size
@@ -101,7 +102,12 @@ impl FromStr for InjectedLaunchDelay {
         if case.is_empty() {
             return Err(usage());
         }
-        Ok(Self { case: case.to_owned(), delay_ns, by_work, size })
+        Ok(Self {
+            case_id_text: case.to_owned(),
+            delay_ns,
+            delays_by_memory_reads: by_work,
+            fitted_gpu_delay_size: size,
+        })
     }
 }
 
@@ -112,16 +118,16 @@ impl InjectedLaunchDelay {
         delays: &'a [Self],
         id: &str,
     ) -> Option<&'a InjectedLaunchDelay> {
-        let exact = delays.iter().rfind(|delay| delay.case == id);
-        exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
+        let exact = delays.iter().rfind(|delay| delay.case_id_text == id);
+        exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case_id_text)))
     }
 }
 
 /// An executable each of whose launches is followed by the injected delay: on the host for CPU
 /// cases, on the GPU's stream (also in graphs) for GPU cases.
 pub struct ExecutableWithDelayedLaunches<'a> {
-    inner: &'a mut dyn Executable,
-    wait: LaunchDelayMethod,
+    delayed_executable: &'a mut dyn LaunchableProblem,
+    delay_method: LaunchDelayMethod,
 }
 
 enum LaunchDelayMethod {
@@ -134,13 +140,13 @@ enum LaunchDelayMethod {
 impl<'a> ExecutableWithDelayedLaunches<'a> {
     /// Wraps an executable so that the host waits or works after each launch.
     pub fn delay_launches_on_host(
-        inner: &'a mut dyn Executable,
+        inner: &'a mut dyn LaunchableProblem,
         delay: &InjectedLaunchDelay,
     ) -> ExecutableWithDelayedLaunches<'a> {
-        if !delay.by_work {
+        if !delay.delays_by_memory_reads {
             return Self {
-                inner,
-                wait: LaunchDelayMethod::HostWait(Duration::from_nanos(delay.delay_ns)),
+                delayed_executable: inner,
+                delay_method: LaunchDelayMethod::HostWait(Duration::from_nanos(delay.delay_ns)),
             };
         }
         let mut words = vec![1; MAX_HOST_DELAY_PASS_WORDS];
@@ -151,7 +157,10 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
             let took_ns = started.elapsed().as_nanos().max(1) as f64;
             count = (count as f64 * delay.delay_ns as f64 / took_ns).ceil() as usize;
         }
-        Self { inner, wait: LaunchDelayMethod::HostWork { words, count } }
+        Self {
+            delayed_executable: inner,
+            delay_method: LaunchDelayMethod::HostWork { words, count },
+        }
     }
 
     /// Wraps an executable so that further kernels follow each launch on the GPU's stream: one that
@@ -160,19 +169,19 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
     /// effects. A fitted size that the user passes is used unchanged.
     ///
     /// # Errors
-    /// Fails if the smallest such kernel exceeds the delay, when no size adds approximately the
-    /// delay, or when the kernel cannot be prepared.
+    /// Fails if the smallest delay kernel exceeds the requested delay, if no size adds
+    /// approximately that delay, or if the kernel cannot be prepared.
     pub fn delay_launches_on_gpu(
-        inner: &'a mut dyn Executable,
+        inner: &'a mut dyn LaunchableProblem,
         delay: &InjectedLaunchDelay,
         events: &mut CudaEventTimer,
         cache: CacheState,
     ) -> Result<Self, BackendError> {
         let device = events.first_gpu();
-        let (wait, per_ns) = if delay.by_work {
+        let (wait, per_ns) = if delay.delays_by_memory_reads {
             let pattern: Vec<u8> =
                 (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
-            let passes = Box::new(BandwidthKernelsAndBuffer::with_filled_buffer(
+            let passes = Box::new(BandwidthKernelsAndBuffer::bandwidth_kernels_with_filled_buffer(
                 device,
                 MAX_GPU_DELAY_PASS_BYTES as usize,
                 &pattern,
@@ -190,16 +199,16 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
                 1.0,
             )
         };
-        let mut delayed = Self { inner, wait };
-        if let Some(size) = delay.size {
-            delayed.wait.set_gpu_delay_size(size);
+        let mut delayed = Self { delayed_executable: inner, delay_method: wait };
+        if let Some(size) = delay.fitted_gpu_delay_size {
+            delayed.delay_method.set_gpu_delay_size(size);
             return Ok(delayed);
         }
         let delay_ns = delay.delay_ns as f64;
-        let mut without = events.audit_and_plan_case_timing(delayed.inner, cache)?;
+        let mut without = events.audit_and_plan_case_timing(delayed.delayed_executable, cache)?;
         let least_ns = delayed.measure_time_added_to_launch_ns(&mut without, events, cache)?;
         if least_ns > delay_ns {
-            let by_work = if delay.by_work { " by work" } else { "" };
+            let by_work = if delay.delays_by_memory_reads { " by work" } else { "" };
             let why = format!(
                 "a delay of {} ns cannot be made{by_work}: a further kernel alone makes a launch \
                  {least_ns:.0} ns longer",
@@ -208,7 +217,7 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
             return Err(BackendError::Unsupported(why));
         }
         let (size, added_ns) = fit_gpu_delay_size(delay_ns, least_ns, per_ns, |size| {
-            delayed.wait.set_gpu_delay_size(size as u64);
+            delayed.delay_method.set_gpu_delay_size(size as u64);
             delayed.measure_time_added_to_launch_ns(&mut without, events, cache)
         })?;
         if (added_ns - delay_ns).abs() > MAX_RELATIVE_DELAY_ERROR * delay_ns {
@@ -218,14 +227,14 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
             );
             return Err(BackendError::Unsupported(why));
         }
-        delayed.wait.set_gpu_delay_size(size as u64);
+        delayed.delay_method.set_gpu_delay_size(size as u64);
         Ok(delayed)
     }
 
     /// Returns the size of the GPU delay kernels: nanoseconds of spinning, or bytes that are read;
     /// `None` for a delay on the host.
     pub const fn gpu_delay_size(&self) -> Option<u64> {
-        match self.wait {
+        match self.delay_method {
             LaunchDelayMethod::DeviceWait { spin_ns, .. } => Some(spin_ns),
             LaunchDelayMethod::DeviceWork { count, bytes, .. } => Some(count * bytes),
             LaunchDelayMethod::HostWait(_) | LaunchDelayMethod::HostWork { .. } => None,
@@ -233,7 +242,7 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
     }
 
     /// Measures the time that the delay adds to a launch, nanoseconds: the median over groups of
-    /// four turns, in which a steady drift of the clock cancels.
+    /// four series of launches, in which a steady drift of the clock cancels.
     fn measure_time_added_to_launch_ns(
         &mut self,
         without: &mut CaseTimingPlan,
@@ -244,19 +253,21 @@ impl<'a> ExecutableWithDelayedLaunches<'a> {
         let mut with = events.audit_and_plan_case_timing(self, cache)?;
         let mut turn_ns = |delayed: &mut Self, is_delayed: bool, launches: u64| {
             let sample = match is_delayed {
-                false => events.take_unthrottled_sample(without, delayed.inner, launches)?,
+                false => {
+                    events.take_unthrottled_sample(without, delayed.delayed_executable, launches)?
+                }
                 true => events.take_unthrottled_sample(&mut with, delayed, launches)?,
             };
             Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
         };
         let first_ns = turn_ns(self, false, 1)?;
-        let launches =
-            (TARGET_TIME_OF_ONE_TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES_PER_DELAY_TURN) as u64;
+        let launches = (TARGET_TIME_OF_ONE_TURN_NS / first_ns)
+            .clamp(1.0, MAX_LAUNCHES_PER_DELAY_SERIES) as u64;
         let group_ns = 4.0 * launches as f64 * first_ns;
-        let groups =
-            (TARGET_TIME_OF_ALL_TURNS_NS / group_ns).clamp(1.0, MAX_GROUPS_OF_FOUR_TURNS) as usize;
-        // The turn before the first group is not counted, because the SM clock falls most at the
-        // beginning.
+        let groups = (TARGET_TIME_OF_ALL_TURNS_NS / group_ns)
+            .clamp(1.0, MAX_GROUPS_OF_FOUR_DELAY_SERIES) as usize;
+        // The series of launches before the first group is not counted, because the SM clock falls
+        // most at the beginning.
         turn_ns(self, true, launches)?;
         let mut added_ns = Vec::with_capacity(groups);
         for _ in 0..groups {
@@ -326,37 +337,37 @@ impl LaunchDelayMethod {
     }
 }
 
-impl Executable for ExecutableWithDelayedLaunches<'_> {
+impl LaunchableProblem for ExecutableWithDelayedLaunches<'_> {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
-        self.inner.poison_outputs()
+        self.delayed_executable.poison_outputs()
     }
 
     fn overwrite_outputs_before_launch(
         &mut self,
         with: OutputContentBeforeLaunch,
     ) -> Result<(), BackendError> {
-        self.inner.overwrite_outputs_before_launch(with)
+        self.delayed_executable.overwrite_outputs_before_launch(with)
     }
 
     fn reset_state(&mut self) -> Result<(), BackendError> {
-        self.inner.reset_state()
+        self.delayed_executable.reset_state()
     }
 
     fn launches_carry_state(&self) -> bool {
-        self.inner.launches_carry_state()
+        self.delayed_executable.launches_carry_state()
     }
 
     fn gpus_used_by_launch(&self) -> usize {
-        self.inner.gpus_used_by_launch()
+        self.delayed_executable.gpus_used_by_launch()
     }
 
     fn actions_allowed_to_launches(&self) -> AllowedActionsOfTimedCode {
-        self.inner.actions_allowed_to_launches()
+        self.delayed_executable.actions_allowed_to_launches()
     }
 
     fn launch_once(&mut self) -> Result<(), BackendError> {
-        self.inner.launch_once()?;
-        match &mut self.wait {
+        self.delayed_executable.launch_once()?;
+        match &mut self.delay_method {
             LaunchDelayMethod::HostWait(delay) => {
                 busy_wait_on_host(*delay);
                 Ok(())
@@ -373,23 +384,23 @@ impl Executable for ExecutableWithDelayedLaunches<'_> {
     }
 
     fn wait_for_launches(&mut self) -> Result<(), BackendError> {
-        self.inner.wait_for_launches()
+        self.delayed_executable.wait_for_launches()
     }
 
     fn outputs_on_host(&mut self) -> Result<&Tensors, BackendError> {
-        self.inner.outputs_on_host()
+        self.delayed_executable.outputs_on_host()
     }
 
     fn names_of_inputs_read_by_launches(&self) -> Vec<&str> {
-        self.inner.names_of_inputs_read_by_launches()
+        self.delayed_executable.names_of_inputs_read_by_launches()
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
-        self.inner.replace_input(name, values)
+        self.delayed_executable.replace_input(name, values)
     }
 
     fn outputs_are_still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
-        self.inner.outputs_are_still_poisoned()
+        self.delayed_executable.outputs_are_still_poisoned()
     }
 }
 
@@ -435,12 +446,19 @@ mod tests {
         assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
         assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
         assert_eq!(delay_ns("c"), None);
-        let by_work =
-            InjectedLaunchDelay { case: "a".to_owned(), delay_ns: 5, by_work: true, size: None };
+        let by_work = InjectedLaunchDelay {
+            case_id_text: "a".to_owned(),
+            delay_ns: 5,
+            delays_by_memory_reads: true,
+            fitted_gpu_delay_size: None,
+        };
         assert_eq!("a=5:work".parse().as_ref(), Ok(&by_work));
-        let of_size = InjectedLaunchDelay { size: Some(4096), ..by_work };
+        let of_size = InjectedLaunchDelay { fitted_gpu_delay_size: Some(4096), ..by_work };
         assert_eq!("a=5:work@4096".parse().as_ref(), Ok(&of_size));
-        assert_eq!("a=5@4096".parse(), Ok(InjectedLaunchDelay { by_work: false, ..of_size }));
+        assert_eq!(
+            "a=5@4096".parse(),
+            Ok(InjectedLaunchDelay { delays_by_memory_reads: false, ..of_size })
+        );
         let of_no_number = ["a=5:rest", "a=5@", "a=5@x", "a=5@-1", "a=5@1:work", "a=@5"]
             .into_iter()
             .chain(["a=5@1000000001", "a=5:work@100000000000001"]);
@@ -469,9 +487,11 @@ mod tests {
             &mut task,
             &"a=2000000:work".parse().unwrap(),
         );
-        let LaunchDelayMethod::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
+        let LaunchDelayMethod::HostWork { count, .. } = delayed.delay_method else {
+            panic!("not by work")
+        };
         assert!(count > 10_000, "{count} words in two milliseconds");
-        let sum = |delayed: &ExecutableWithDelayedLaunches<'_>| match &delayed.wait {
+        let sum = |delayed: &ExecutableWithDelayedLaunches<'_>| match &delayed.delay_method {
             LaunchDelayMethod::HostWork { words, .. } => {
                 words.iter().fold(0u64, |sum, x| sum.wrapping_add(*x))
             }
@@ -485,7 +505,7 @@ mod tests {
     /// A task whose launch reads device memory for about 100 µs, and whose launch call is slow on
     /// the host.
     fn gpu_task_with_slow_launch_call(device: &Arc<Device>) -> CudaTask {
-        let passes = BandwidthKernelsAndBuffer::with_filled_buffer(
+        let passes = BandwidthKernelsAndBuffer::bandwidth_kernels_with_filled_buffer(
             device,
             MAX_GPU_DELAY_PASS_BYTES as usize,
             &[7; 1 << 10],
@@ -524,15 +544,15 @@ mod tests {
         // with its added time.
         assert_eq!(fit_gpu_delay_size(50.0, 9.0, 1.0, |_| Ok(99.0)).unwrap().1, 9.0);
         let fails =
-            fit_gpu_delay_size(9.0, 1.0, 1.0, |_| Err(BackendError::Lost("gone".to_owned())));
-        assert!(matches!(fails, Err(BackendError::Lost(_))));
+            fit_gpu_delay_size(9.0, 1.0, 1.0, |_| Err(BackendError::DeviceLost("gone".to_owned())));
+        assert!(matches!(fails, Err(BackendError::DeviceLost(_))));
     }
 
     #[test]
     fn gpu_launches_get_longer_by_the_delay_on_a_slow_host() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let mut events = CudaEventTimer::new(&device).unwrap();
-        for cache in [CacheState::Hot, CacheState::Cold] {
+        for cache in [CacheState::HotCaches, CacheState::ColdCaches] {
             for (delay, wanted_ns) in [("a=8000", 8e3), ("a=8000:work", 8e3), ("a=300000", 3e5)] {
                 let mut slow = gpu_task_with_slow_launch_call(&device);
                 let mut delay: InjectedLaunchDelay = delay.parse().unwrap();
@@ -543,7 +563,7 @@ mod tests {
                     &mut events,
                     cache,
                 );
-                delay.size = fitted.unwrap().gpu_delay_size();
+                delay.fitted_gpu_delay_size = fitted.unwrap().gpu_delay_size();
                 let again = ExecutableWithDelayedLaunches::delay_launches_on_gpu(
                     &mut slow,
                     &delay,
@@ -551,7 +571,7 @@ mod tests {
                     cache,
                 );
                 let mut again = again.unwrap();
-                assert_eq!(again.gpu_delay_size(), delay.size);
+                assert_eq!(again.gpu_delay_size(), delay.fitted_gpu_delay_size);
                 let added_ns = again
                     .measure_time_added_to_launch_ns(&mut without, &mut events, cache)
                     .unwrap();
@@ -564,7 +584,7 @@ mod tests {
             &mut slow,
             &"a=1".parse().unwrap(),
             &mut events,
-            CacheState::Hot,
+            CacheState::HotCaches,
         );
         let Err(BackendError::Unsupported(why)) = short else { panic!("a delay of 1 ns is made") };
         let start = "a delay of 1 ns cannot be made: a further kernel alone makes a launch ";

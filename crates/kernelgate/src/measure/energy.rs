@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{LaunchStopwatch, plausibility};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::stats::median;
 
 /// Shortest time between the first and the last counter step of an energy measurement.
@@ -39,21 +39,26 @@ pub enum LaunchEnergyOrReason {
     Measured(LaunchEnergyMeasurement),
     /// The energy was not measured; the text gives the reason, for example that NVML has no energy
     /// counter for the card.
-    NotResolved(String),
+    #[serde(rename = "not_resolved")]
+    NotMeasured(String),
 }
 
-/// Energy of a launch.
+/// Measured energy of one launch, with its resolution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LaunchEnergyMeasurement {
     /// Energy of one launch, joules.
-    pub launch_j: f64,
+    #[serde(rename = "launch_j")]
+    pub energy_per_launch_j: f64,
     /// Relative resolution of the energy: the time between two counter steps divided by the time of
     /// the whole measurement.
-    pub relative: f64,
+    #[serde(rename = "relative")]
+    pub relative_resolution: f64,
     /// Mean power of the card during the energy measurement, watts.
-    pub power_w: f64,
+    #[serde(rename = "power_w")]
+    pub mean_card_power_w: f64,
     /// Time from the first to the last counter step of the energy measurement, seconds.
-    pub window_s: f64,
+    #[serde(rename = "window_s")]
+    pub measurement_s: f64,
 }
 
 impl LaunchEnergyOrReason {
@@ -61,14 +66,18 @@ impl LaunchEnergyOrReason {
     pub const fn measured_launch_energy(&self) -> Option<&LaunchEnergyMeasurement> {
         match self {
             Self::Measured(measured) => Some(measured),
-            Self::NotResolved(_) => None,
+            Self::NotMeasured(_) => None,
         }
     }
 
     /// Fails if energy, power, time or resolution in this energy record is implausible.
     pub fn check_energy_plausible(&self) -> Result<(), String> {
-        let Self::Measured(LaunchEnergyMeasurement { launch_j, relative, power_w, window_s }) =
-            self
+        let Self::Measured(LaunchEnergyMeasurement {
+            energy_per_launch_j: launch_j,
+            relative_resolution: relative,
+            mean_card_power_w: power_w,
+            measurement_s: window_s,
+        }) = self
         else {
             return Ok(());
         };
@@ -94,21 +103,21 @@ struct EnergyCounterStep {
 /// Number of launches that had ended at a moment of the energy measurement.
 #[derive(Debug, Clone, Copy)]
 struct EndedLaunchesAtMoment {
-    moment: Duration,
-    launches: u64,
+    moment_since_start: Duration,
+    ended_launches: u64,
 }
 
 /// Measures the energy of a launch that takes `launch_ns` nanoseconds, with about 1.2 s of
 /// launches.
 pub fn measure_launch_energy(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     launch_ns: f64,
 ) -> Result<LaunchEnergyOrReason, BackendError> {
     let Some(meter) =
         stopwatch.power_meter().filter(|meter| meter.energy_counter_mj().is_some()).cloned()
     else {
-        return Ok(LaunchEnergyOrReason::NotResolved(
+        return Ok(LaunchEnergyOrReason::NotMeasured(
             "NVML has no energy counter for this device alone".to_owned(),
         ));
     };
@@ -130,17 +139,21 @@ pub fn measure_launch_energy(
 /// Enqueues groups of launches until the flag `done` is set; returns when each group had ended.
 fn run_launch_groups_until_done(
     done: &AtomicBool,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     group: u64,
     started: Instant,
 ) -> Result<Vec<EndedLaunchesAtMoment>, BackendError> {
-    let mut marks = vec![EndedLaunchesAtMoment { moment: started.elapsed(), launches: 0 }];
+    let mut marks =
+        vec![EndedLaunchesAtMoment { moment_since_start: started.elapsed(), ended_launches: 0 }];
     let mut launches = 0;
     while !done.load(Ordering::Relaxed) {
         launches += stopwatch.enqueue_launches_without_waiting(executable, group)?;
         executable.wait_for_launches()?;
-        marks.push(EndedLaunchesAtMoment { moment: started.elapsed(), launches });
+        marks.push(EndedLaunchesAtMoment {
+            moment_since_start: started.elapsed(),
+            ended_launches: launches,
+        });
     }
     Ok(marks)
 }
@@ -181,11 +194,16 @@ fn are_energy_counter_steps_sufficient(steps: &[EnergyCounterStep]) -> bool {
 /// Returns the number of launches that had ended at a moment, interpolated linearly between the
 /// marks before and after the moment.
 fn interpolated_ended_launches(marks: &[EndedLaunchesAtMoment], at: Duration) -> Option<f64> {
-    let behind = marks.partition_point(|mark| mark.moment < at);
+    let behind = marks.partition_point(|mark| mark.moment_since_start < at);
     let (left, right) = (marks.get(behind.checked_sub(1)?)?, marks.get(behind)?);
-    let share =
-        (at - left.moment).as_secs_f64() / (right.moment - left.moment).as_secs_f64().max(1e-9);
-    Some(share.mul_add((right.launches - left.launches) as f64, left.launches as f64))
+    let share = (at - left.moment_since_start).as_secs_f64()
+        / (right.moment_since_start - left.moment_since_start).as_secs_f64().max(1e-9);
+    Some(
+        share.mul_add(
+            (right.ended_launches - left.ended_launches) as f64,
+            left.ended_launches as f64,
+        ),
+    )
 }
 
 /// Computes the energy of one launch from the steps of the card's energy counter and the number of
@@ -195,7 +213,7 @@ fn launch_energy_from_counter_steps(
     marks: &[EndedLaunchesAtMoment],
     launch_ns: f64,
 ) -> LaunchEnergyOrReason {
-    let not_resolved = |why: String| LaunchEnergyOrReason::NotResolved(why);
+    let not_resolved = |why: String| LaunchEnergyOrReason::NotMeasured(why);
     // Only counter steps at which the number of ended launches is known are used.
     let covered: Vec<(EnergyCounterStep, f64)> = steps
         .iter()
@@ -221,10 +239,10 @@ fn launch_energy_from_counter_steps(
         .collect();
     let energy_j = (last.energy_mj - first.energy_mj) as f64 * 1e-3;
     LaunchEnergyOrReason::Measured(LaunchEnergyMeasurement {
-        launch_j: energy_j / (to - from),
-        relative: (median(&lengths) / window_s).min(1.0),
-        power_w: energy_j / window_s,
-        window_s,
+        energy_per_launch_j: energy_j / (to - from),
+        relative_resolution: (median(&lengths) / window_s).min(1.0),
+        mean_card_power_w: energy_j / window_s,
+        measurement_s: window_s,
     })
 }
 
@@ -247,8 +265,8 @@ mod tests {
     fn ended_launches_of_30_ms_groups(launches: u64) -> Vec<EndedLaunchesAtMoment> {
         (0..67)
             .map(|group| EndedLaunchesAtMoment {
-                moment: Duration::from_millis(30 * group),
-                launches: launches * group,
+                moment_since_start: Duration::from_millis(30 * group),
+                ended_launches: launches * group,
             })
             .collect()
     }
@@ -265,8 +283,12 @@ mod tests {
             &ended_launches_of_30_ms_groups(300),
             99e3,
         );
-        let LaunchEnergyMeasurement { launch_j, relative, power_w, window_s } =
-            *energy.measured_launch_energy().unwrap();
+        let LaunchEnergyMeasurement {
+            energy_per_launch_j: launch_j,
+            relative_resolution: relative,
+            mean_card_power_w: power_w,
+            measurement_s: window_s,
+        } = *energy.measured_launch_energy().unwrap();
         assert!((window_s - 1.0).abs() < 1e-9 && (power_w - 500.0).abs() < 1e-9, "{energy:?}");
         assert!((launch_j - 0.05).abs() < 1e-9 && (relative - 0.1).abs() < 1e-9, "{energy:?}");
         energy.check_energy_plausible().unwrap();
@@ -280,13 +302,13 @@ mod tests {
             99e3,
         );
         assert!(
-            (energy.measured_launch_energy().unwrap().window_s - 1.8).abs() < 1e-9,
+            (energy.measured_launch_energy().unwrap().measurement_s - 1.8).abs() < 1e-9,
             "{energy:?}"
         );
         assert!(
             energy
                 .measured_launch_energy()
-                .is_some_and(|energy| (energy.launch_j - 0.05).abs() < 1e-9)
+                .is_some_and(|energy| (energy.energy_per_launch_j - 0.05).abs() < 1e-9)
         );
     }
 
@@ -315,8 +337,12 @@ mod tests {
                 .measured_launch_energy()
                 .is_none()
         );
-        let wrong =
-            LaunchEnergyMeasurement { launch_j: -1.0, relative: 0.1, power_w: 1.0, window_s: 1.0 };
+        let wrong = LaunchEnergyMeasurement {
+            energy_per_launch_j: -1.0,
+            relative_resolution: 0.1,
+            mean_card_power_w: 1.0,
+            measurement_s: 1.0,
+        };
         let why = LaunchEnergyOrReason::Measured(wrong).check_energy_plausible().unwrap_err();
         assert_eq!(why, "an energy with launch_j of -1");
     }

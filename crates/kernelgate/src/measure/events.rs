@@ -22,8 +22,8 @@ use super::audit::TimingRefusal;
 use super::clock::SampleThrottleDetector;
 use super::launch_queue::{self, MAX_COMMANDS_BEHIND_BLOCKER, MaxReplaysOfTriedGraphs};
 use super::limits::LaunchAndTimingOverhead;
-use super::power::{self, ClockAndThrottleReading, LoadOfGpu, LoadSample, NvmlPowerMeter};
-use crate::backend::{BackendError, Executable};
+use super::power::{self, ClockAndThrottleReading, GpuLoadSample, LoadOfGpu, NvmlPowerMeter};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::stats;
 use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::{Device, Devices};
@@ -33,7 +33,7 @@ use kernelgate_cuda::{Device, Devices};
 const BLOCKING_KERNEL_TIMEOUT: Duration = Duration::from_millis(500);
 /// Several hot launches, each shorter than this many nanoseconds, are captured in one graph,
 /// because the two events would take most of the measured interval.
-const BATCHED_LAUNCH_LIMIT_NS: f64 = 20_000.0;
+const MAX_BATCHED_LAUNCH_NS: f64 = 20_000.0;
 /// Target duration of a graph of several captured launches, nanoseconds. A launch of several
 /// commands below this duration is captured too, hot or cold, because gaps between commands vary in
 /// a stream but are constant in a graph.
@@ -44,9 +44,9 @@ const MAX_LAUNCHES_PER_GRAPH: f64 = 64.0;
 const TRIAL_LAUNCHES_OF_CEILING: usize = 3;
 /// If the fastest earlier candidate for a ceiling takes longer than this many nanoseconds, one
 /// trial launch of a further candidate suffices.
-const SINGLE_TRIAL_LAUNCH_LIMIT_NS: f64 = 1e6;
+const MIN_NS_FOR_SINGLE_TRIAL_LAUNCH: f64 = 1e6;
 /// Number of graphs in a brief burst: the time of a graph is already the mean of many launches.
-const GRAPHS_OF_BRIEF_BURST: usize = 5;
+const GRAPHS_PER_BRIEF_BURST: usize = 5;
 /// Number of attempts to take a sample; the last attempt is kept even if the GPU was throttled.
 const MAX_SAMPLE_ATTEMPTS: u64 = 4;
 /// A burst longer than this many nanoseconds is not enqueued while another burst runs, because the
@@ -60,7 +60,7 @@ pub struct CudaEventTimer {
     devices: Devices,
     timing_instruments: TimingInstrumentsOfGpus,
     launch_overhead: LaunchAndTimingOverhead,
-    typical_clock_mhz: Option<f64>,
+    last_ceiling_sm_clock_mhz: Option<f64>,
     throttle_detector: SampleThrottleDetector,
     power: Arc<NvmlPowerMeter>,
     max_replays_in_queue: MaxReplaysOfTriedGraphs,
@@ -73,12 +73,12 @@ pub struct CudaEventTimer {
 /// read yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct EnqueuedBurst {
-    instrument_slot: usize,
+    burst_slot: usize,
     launches: usize,
     cache: CacheState,
     /// Whether the whole burst fits the launch queue behind the blocking kernel, so that its
     /// intervals exclude the host's launch time.
-    hides_launch_time: bool,
+    hides_host_launch_time: bool,
 }
 
 /// A burst to enqueue: the number of launches, the state of the caches, and the number of
@@ -94,15 +94,15 @@ struct BurstToEnqueue {
 struct MeasuredLaunchBurst {
     /// Nanoseconds between the CUDA events around each launch on the slowest GPU, without
     /// subtraction of the timing overhead.
-    intervals_ns: Vec<f64>,
+    event_intervals_ns: Vec<f64>,
     /// Time by which the slowest GPU exceeds the fastest GPU over all launches of the burst,
     /// nanoseconds; `None` for one GPU.
-    skew_ns: Option<f64>,
+    skew_between_gpus_ns: Option<f64>,
     /// SM clock of the slowest GPU during the burst, MHz; `None` if its two clock probes cannot be
     /// compared.
-    clock_mhz: Option<f64>,
+    sm_clock_mhz: Option<f64>,
     /// Whether the intervals may include the host's launch time.
-    host_bound: bool,
+    may_include_host_launch_time: bool,
     /// Whether the burst is invalid because the blocking kernel timed out before the host released
     /// it.
     blocker_timed_out: bool,
@@ -111,8 +111,8 @@ struct MeasuredLaunchBurst {
 impl MeasuredLaunchBurst {
     /// Returns the burst if its intervals exclude the host's launch time, and fails otherwise.
     fn refuse_if_host_time_is_included(self) -> Result<Self, BackendError> {
-        if self.host_bound {
-            return Err(TimingRefusal::HostHeldUp.into());
+        if self.may_include_host_launch_time {
+            return Err(TimingRefusal::HostDelayedLongerThanHold.into());
         }
         Ok(self)
     }
@@ -144,17 +144,17 @@ impl CudaEventTimer {
         let devices: Devices = devices.into();
         let device = devices.first_device();
         let nothing = LaunchAndTimingOverhead {
-            event_pair_ns: 0.0,
-            launch_ns: 0.0,
-            graph_node_ns: 0.0,
-            host_launch_ns: 0.0,
-            around_launch_ns: 0.0,
-            around_graph_ns: 0.0,
+            empty_event_pair_ns: 0.0,
+            ns_per_further_stream_kernel: 0.0,
+            ns_per_further_graph_node: 0.0,
+            host_launch_call_ns: 0.0,
+            events_around_launch_ns: 0.0,
+            events_around_graph_ns: 0.0,
         };
         let mut timer = Self {
             timing_instruments: TimingInstrumentsOfGpus::new(&devices)?,
             launch_overhead: nothing,
-            typical_clock_mhz: None,
+            last_ceiling_sm_clock_mhz: None,
             throttle_detector: SampleThrottleDetector::new(device.gpu_properties()),
             power: Arc::new(NvmlPowerMeter::open_for_gpus(
                 device.gpu_properties(),
@@ -195,11 +195,11 @@ impl CudaEventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
         self.timing_instruments.use_first_gpus(1);
-        let around_ns = self.launch_overhead.around_launch_ns;
+        let around_ns = self.launch_overhead.events_around_launch_ns;
         let intervals_ns = self
             .run_burst_until_released_in_time(count, cache, 1, launch)?
             .refuse_if_host_time_is_included()?
-            .intervals_ns;
+            .event_intervals_ns;
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
@@ -218,7 +218,8 @@ impl CudaEventTimer {
 
     /// Prepares ceiling launches as [`Self::prepare_ceiling_launches`] does, or returns `None` if
     /// the median time of trial launches exceeds `ratio` times the `fastest_ns` of earlier
-    /// candidates. The result also contains the median time of the trial launches, nanoseconds.
+    /// candidates. The result also contains the median time of the trial launches of this
+    /// candidate, nanoseconds.
     pub fn prepare_ceiling_launches_if_short<'a>(
         &'a mut self,
         cache: CacheState,
@@ -228,7 +229,8 @@ impl CudaEventTimer {
         self.timing_instruments.use_first_gpus(1);
         let trials = trial_launches_after_fastest_candidate(fastest_ns);
         let first = self.run_burst_until_released_in_time(trials, cache, 1, launch)?;
-        let first_ns = stats::median(&first.intervals_ns) - self.launch_overhead.around_launch_ns;
+        let first_ns =
+            stats::median(&first.event_intervals_ns) - self.launch_overhead.events_around_launch_ns;
         if first_ns > ratio * fastest_ns {
             return Ok(None);
         }
@@ -246,11 +248,11 @@ impl CudaEventTimer {
         self.timing_instruments.use_first_gpus(gpus);
         let first = self.run_burst_until_released_in_time(
             TRIAL_LAUNCHES_OF_CEILING,
-            CacheState::Hot,
+            CacheState::HotCaches,
             1,
             launch,
         )?;
-        self.prepare_ceiling_launches_after_trial(CacheState::Hot, &first, launch)
+        self.prepare_ceiling_launches_after_trial(CacheState::HotCaches, &first, launch)
     }
 
     fn prepare_ceiling_launches_after_trial<'a>(
@@ -259,9 +261,10 @@ impl CudaEventTimer {
         first: &MeasuredLaunchBurst,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<CeilingMeasurementLaunches<'a>, BackendError> {
-        let first_ns = stats::median(&first.intervals_ns) - self.launch_overhead.around_launch_ns;
+        let first_ns =
+            stats::median(&first.event_intervals_ns) - self.launch_overhead.events_around_launch_ns;
         let batch = match cache {
-            CacheState::Hot if first_ns < BATCHED_LAUNCH_LIMIT_NS => {
+            CacheState::HotCaches if first_ns < MAX_BATCHED_LAUNCH_NS => {
                 Some(self.capture_launches_filling_graph(first_ns, launch)?)
             }
             _ => None,
@@ -272,9 +275,9 @@ impl CudaEventTimer {
             cache,
             captured_batch: batch,
             launch,
-            launches,
+            launches_or_graphs_per_burst: launches,
             last_burst: None,
-            keeps_loaded: false,
+            keeps_gpu_loaded: false,
         })
     }
 
@@ -284,19 +287,20 @@ impl CudaEventTimer {
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
-        self.prepare_ceiling_launches(CacheState::Hot, launch)?.settled_median_launch_time_ns()
+        self.prepare_ceiling_launches(CacheState::HotCaches, launch)?
+            .settled_median_launch_time_ns()
     }
 
     /// Returns the SM clock during the last ceiling burst, MHz; `None` if its clock probes cannot
     /// be compared.
     pub const fn last_ceiling_sm_clock_mhz(&self) -> Option<f64> {
-        self.typical_clock_mhz
+        self.last_ceiling_sm_clock_mhz
     }
 
     /// Returns whether the power cap may have lowered the SM clock during the last ceiling burst.
     /// The answer takes two calls of NVML.
     pub fn may_power_cap_lower_clock_of_last_ceiling(&self) -> bool {
-        let reading = self.power.read_power_cap_and_heat_with_nvml(self.typical_clock_mhz);
+        let reading = self.power.read_power_cap_and_heat_with_nvml(self.last_ceiling_sm_clock_mhz);
         reading.may_power_cap_lower_sm_clock()
     }
 
@@ -308,30 +312,37 @@ impl CudaEventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<CapturedLaunchBatch>, BackendError> {
-        if cache == CacheState::Cold && commands <= 1 {
+        if cache == CacheState::ColdCaches && commands <= 1 {
             return Ok(None);
         }
         let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
-            let burst =
-                self.run_burst_until_released_in_time(count, CacheState::Hot, commands, launch)?;
-            Ok(stats::median(&burst.intervals_ns) - self.launch_overhead.around_launch_ns)
+            let burst = self.run_burst_until_released_in_time(
+                count,
+                CacheState::HotCaches,
+                commands,
+                launch,
+            )?;
+            Ok(stats::median(&burst.event_intervals_ns)
+                - self.launch_overhead.events_around_launch_ns)
         };
-        let short = if commands > 1 { LAUNCH_GRAPH_TARGET_NS } else { BATCHED_LAUNCH_LIMIT_NS };
-        // If launches are far from short, one trial launch shows it reliably.
+        let short = if commands > 1 { LAUNCH_GRAPH_TARGET_NS } else { MAX_BATCHED_LAUNCH_NS };
+        // If launches are far from short, one trial launch shows that reliably.
         let first_ns = typical_ns(1)?;
         let launch_ns = if first_ns > 50.0 * short { first_ns } else { typical_ns(5)? };
         if launch_ns >= short {
             return Ok(None);
         }
         match cache {
-            CacheState::Hot => self.capture_launches_filling_graph(launch_ns, launch).map(Some),
-            CacheState::Cold => {
+            CacheState::HotCaches => {
+                self.capture_launches_filling_graph(launch_ns, launch).map(Some)
+            }
+            CacheState::ColdCaches => {
                 let graph = ExecutableGraphPerGpu::capture_repeated_on_all_gpus(
                     &self.gpus_in_use(),
                     1,
                     launch,
                 )?;
-                Ok(Some(CapturedLaunchBatch { graph, launches: 1 }))
+                Ok(Some(CapturedLaunchBatch { graph, launches_in_graph: 1 }))
             }
         }
     }
@@ -351,14 +362,14 @@ impl CudaEventTimer {
             launches,
             launch,
         )?;
-        Ok(CapturedLaunchBatch { graph, launches })
+        Ok(CapturedLaunchBatch { graph, launches_in_graph: launches })
     }
 
     /// Estimates the commands of a launch that cannot be captured: the largest burst that can be
     /// queued behind the blocking kernel is assumed to fill the launch queue.
     fn commands_per_launch_by_trial(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
     ) -> Result<usize, BackendError> {
         // A launch that carries state cannot be repeated without a reset, so only a burst of one
         // launch is tried.
@@ -368,17 +379,21 @@ impl CudaEventTimer {
             // timeout of the blocking kernel. The estimated number of commands is too high if
             // another process delays the host during the burst.
             if !self
-                .run_burst_once(count, CacheState::Hot, 1, &mut || executable.launch_once())?
-                .host_bound
+                .run_burst_once(count, CacheState::HotCaches, 1, &mut || executable.launch_once())?
+                .may_include_host_launch_time
             {
                 return Ok(MAX_COMMANDS_BEHIND_BLOCKER / count);
             }
         }
         let burst = repeat_burst_until_released_in_time(|| {
             executable.reset_state()?;
-            self.run_burst_once(1, CacheState::Hot, 1, &mut || executable.launch_once())
+            self.run_burst_once(1, CacheState::HotCaches, 1, &mut || executable.launch_once())
         })?;
-        Ok(if burst.host_bound { usize::MAX } else { MAX_COMMANDS_BEHIND_BLOCKER })
+        Ok(if burst.may_include_host_launch_time {
+            usize::MAX
+        } else {
+            MAX_COMMANDS_BEHIND_BLOCKER
+        })
     }
 
     /// Runs [`Self::run_burst_once`], and repeats it until the host releases the blocking kernel
@@ -426,7 +441,7 @@ impl CudaEventTimer {
             }
         };
         let following = BurstToEnqueue { launches: next, ..plan };
-        let slot = (queued.instrument_slot + 1) % lanes::MAX_ENQUEUED_BURSTS;
+        let slot = (queued.burst_slot + 1) % lanes::MAX_ENQUEUED_BURSTS;
         self.burst_enqueued_ahead =
             Some(self.enqueue_burst_behind_blocker(slot, following, launch)?);
         self.wait_and_read_burst(queued)
@@ -435,7 +450,7 @@ impl CudaEventTimer {
     /// Waits for the burst that was enqueued ahead, and drops its times.
     fn discard_burst_enqueued_ahead(&mut self) -> Result<(), BackendError> {
         let Some(queued) = self.burst_enqueued_ahead.take() else { return Ok(()) };
-        self.timing_instruments.use_burst_slot(queued.instrument_slot);
+        self.timing_instruments.use_burst_slot(queued.burst_slot);
         let ended = self.timing_instruments.wait_for_interval_end_on_each_gpu().map(drop);
         self.timing_instruments.use_burst_slot(0);
         ended
@@ -462,10 +477,10 @@ impl CudaEventTimer {
             .and_then(|()| self.timing_instruments.mark_interval_end_on_each_gpu());
         self.timing_instruments.release_stream_of_each_gpu();
         enqueued.map(|()| EnqueuedBurst {
-            instrument_slot: slot,
+            burst_slot: slot,
             launches,
             cache,
-            hides_launch_time: hidden,
+            hides_host_launch_time: hidden,
         })
     }
 
@@ -474,21 +489,23 @@ impl CudaEventTimer {
         &mut self,
         queued: EnqueuedBurst,
     ) -> Result<MeasuredLaunchBurst, BackendError> {
-        let EnqueuedBurst { instrument_slot: slot, launches, cache, hides_launch_time: hidden } =
+        let EnqueuedBurst { burst_slot: slot, launches, cache, hides_host_launch_time: hidden } =
             queued;
         self.timing_instruments.use_burst_slot(slot);
         // The blocking kernel times out if the host is delayed for half a second.
         let held_up = self.timing_instruments.wait_for_interval_end_on_each_gpu()? == Some(false);
-        let at = |i: usize| if cache == CacheState::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
+        let at = |i: usize| {
+            if cache == CacheState::ColdCaches { (2 * i, 2 * i + 1) } else { (i, i + 1) }
+        };
         let (intervals_ns, skew_ns) =
             self.timing_instruments.event_intervals_of_slowest_gpu((0..launches).map(at))?;
         let clock_mhz = self.timing_instruments.lowest_sm_clock_mhz();
         self.timing_instruments.use_burst_slot(0);
         Ok(MeasuredLaunchBurst {
-            intervals_ns,
-            skew_ns,
-            clock_mhz,
-            host_bound: !hidden || held_up,
+            event_intervals_ns: intervals_ns,
+            skew_between_gpus_ns: skew_ns,
+            sm_clock_mhz: clock_mhz,
+            may_include_host_launch_time: !hidden || held_up,
             blocker_timed_out: held_up,
         })
     }
@@ -502,7 +519,7 @@ impl CudaEventTimer {
 /// Returns how many trial launches show the time of a candidate for a ceiling, if the fastest
 /// earlier candidate takes `fastest_ns`; infinite if there is no earlier candidate.
 fn trial_launches_after_fastest_candidate(fastest_ns: f64) -> usize {
-    let is_long = fastest_ns.is_finite() && fastest_ns > SINGLE_TRIAL_LAUNCH_LIMIT_NS;
+    let is_long = fastest_ns.is_finite() && fastest_ns > MIN_NS_FOR_SINGLE_TRIAL_LAUNCH;
     if is_long { 1 } else { TRIAL_LAUNCHES_OF_CEILING }
 }
 
@@ -513,11 +530,11 @@ pub struct CeilingMeasurementLaunches<'a> {
     captured_batch: Option<CapturedLaunchBatch>,
     launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     /// Number of launches, or of graphs that each contain several launches, in a burst.
-    launches: usize,
+    launches_or_graphs_per_burst: usize,
     last_burst: Option<MeasuredLaunchBurst>,
     /// Whether the next burst is enqueued while the present burst runs, so that the GPU never
     /// idles.
-    keeps_loaded: bool,
+    keeps_gpu_loaded: bool,
 }
 
 impl CeilingMeasurementLaunches<'_> {
@@ -531,12 +548,12 @@ impl CeilingMeasurementLaunches<'_> {
             cache,
             captured_batch: batch,
             launch,
-            launches: count,
+            launches_or_graphs_per_burst: count,
             last_burst: last,
-            keeps_loaded,
+            keeps_gpu_loaded: keeps_loaded,
         } = self;
         let launch: &mut dyn FnMut() -> Result<(), BackendError> = match batch {
-            Some(batch) => &mut || batch.graph.launch_on_all_gpus(),
+            Some(batch) => &mut || batch.graph.launch_graphs_on_all_gpus(),
             None => launch,
         };
         let plan = BurstToEnqueue { launches: *count, cache: *cache, queue_entries_per_launch: 1 };
@@ -550,8 +567,8 @@ impl CeilingMeasurementLaunches<'_> {
             ),
         })?;
         let burst = last.insert(burst.refuse_if_host_time_is_included()?);
-        timer.typical_clock_mhz = burst.clock_mhz;
-        let interval_ns = stats::median(&burst.intervals_ns);
+        timer.last_ceiling_sm_clock_mhz = burst.sm_clock_mhz;
+        let interval_ns = stats::median(&burst.event_intervals_ns);
         Ok(self.launch_time_in_interval_ns(interval_ns))
     }
 
@@ -560,8 +577,8 @@ impl CeilingMeasurementLaunches<'_> {
     fn launch_time_in_interval_ns(&self, interval_ns: f64) -> f64 {
         let overhead = &self.timer.launch_overhead;
         let (launches, around_ns) = match &self.captured_batch {
-            Some(batch) => (batch.launches, overhead.around_graph_ns),
-            None => (1, overhead.around_launch_ns),
+            Some(batch) => (batch.launches_in_graph, overhead.events_around_graph_ns),
+            None => (1, overhead.events_around_launch_ns),
         };
         (interval_ns - around_ns).max(CUDA_EVENT_RESOLUTION_NS) / launches as f64
     }
@@ -572,12 +589,12 @@ impl CeilingMeasurementLaunches<'_> {
     /// # Errors
     /// Those of [`Self::median_launch_time_of_burst_ns`].
     pub fn median_launch_time_of_brief_burst_ns(&mut self) -> Result<f64, BackendError> {
-        let launches = self.launches;
+        let launches = self.launches_or_graphs_per_burst;
         if self.captured_batch.is_some() {
-            self.launches = launches.min(GRAPHS_OF_BRIEF_BURST);
+            self.launches_or_graphs_per_burst = launches.min(GRAPHS_PER_BRIEF_BURST);
         }
         let launch_ns = self.median_launch_time_of_burst_ns();
-        self.launches = launches;
+        self.launches_or_graphs_per_burst = launches;
         launch_ns
     }
 
@@ -593,7 +610,8 @@ impl CeilingMeasurementLaunches<'_> {
 
     /// Returns the mean launch time in the fastest of several windows in the steady power state,
     /// nanoseconds. The fastest window counts, because the clock wanders at the power cap and a
-    /// ceiling is a best case. The last window of a load at the power cap is the first of them.
+    /// ceiling is a best case. The first of these windows is the last window of a load at the power
+    /// cap.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
@@ -626,14 +644,14 @@ impl Drop for CeilingMeasurementLaunches<'_> {
 }
 
 impl LoadOfGpu for CeilingMeasurementLaunches<'_> {
-    fn run_load_sample(&mut self) -> Result<LoadSample, BackendError> {
+    fn run_load_sample(&mut self) -> Result<GpuLoadSample, BackendError> {
         self.median_launch_time_of_burst_ns()?;
-        let intervals_ns = self.last_burst.as_ref().map(|burst| &burst.intervals_ns[..]);
+        let intervals_ns = self.last_burst.as_ref().map(|burst| &burst.event_intervals_ns[..]);
         let intervals_ns = intervals_ns.unwrap_or_default();
-        Ok(LoadSample {
+        Ok(GpuLoadSample {
             launches: intervals_ns.len() as u64,
             elapsed_ns: intervals_ns.iter().sum(),
-            clock_mhz: self.timer.typical_clock_mhz,
+            sm_clock_mhz: self.timer.last_ceiling_sm_clock_mhz,
         })
     }
 
@@ -642,7 +660,7 @@ impl LoadOfGpu for CeilingMeasurementLaunches<'_> {
     }
 
     fn enqueue_samples_ahead(&mut self) -> Result<(), BackendError> {
-        self.keeps_loaded = true;
+        self.keeps_gpu_loaded = true;
         Ok(())
     }
 
@@ -651,10 +669,10 @@ impl LoadOfGpu for CeilingMeasurementLaunches<'_> {
     }
 }
 
-/// Short launches, captured together.
+/// Several short launches that were captured together in one CUDA graph.
 struct CapturedLaunchBatch {
     graph: ExecutableGraphPerGpu,
-    launches: u64,
+    launches_in_graph: u64,
 }
 
 #[cfg(test)]
@@ -664,10 +682,10 @@ mod tests {
     const fn burst_with_hidden_launch_time(hidden: bool, released: bool) -> MeasuredLaunchBurst {
         let held_up = hidden && !released;
         MeasuredLaunchBurst {
-            intervals_ns: Vec::new(),
-            skew_ns: None,
-            clock_mhz: None,
-            host_bound: !hidden || held_up,
+            event_intervals_ns: Vec::new(),
+            skew_between_gpus_ns: None,
+            sm_clock_mhz: None,
+            may_include_host_launch_time: !hidden || held_up,
             blocker_timed_out: held_up,
         }
     }
@@ -680,15 +698,16 @@ mod tests {
                 done += 1;
                 Ok(burst_with_hidden_launch_time(hidden, done > held_up))
             });
-            (done, last.unwrap().host_bound)
+            (done, last.unwrap().may_include_host_launch_time)
         };
         assert_eq!(bursts(true, 0), (1, false));
         assert_eq!(bursts(true, 2), (3, false));
         assert_eq!(bursts(true, MAX_SAMPLE_ATTEMPTS), (MAX_SAMPLE_ATTEMPTS, true));
         assert_eq!(bursts(false, MAX_SAMPLE_ATTEMPTS), (1, true));
-        let failed =
-            repeat_burst_until_released_in_time(|| Err(BackendError::Lost("gone".to_owned())));
-        assert!(matches!(failed, Err(BackendError::Lost(_))));
+        let failed = repeat_burst_until_released_in_time(|| {
+            Err(BackendError::DeviceLost("gone".to_owned()))
+        });
+        assert!(matches!(failed, Err(BackendError::DeviceLost(_))));
     }
 
     #[test]
@@ -700,11 +719,11 @@ mod tests {
     #[test]
     fn a_burst_that_includes_host_time_is_refused() {
         let burst = |host_bound: bool| MeasuredLaunchBurst {
-            intervals_ns: vec![1.0, 2.0],
+            event_intervals_ns: vec![1.0, 2.0],
             ..burst_with_hidden_launch_time(!host_bound, true)
         };
         assert_eq!(
-            burst(false).refuse_if_host_time_is_included().unwrap().intervals_ns,
+            burst(false).refuse_if_host_time_is_included().unwrap().event_intervals_ns,
             [1.0, 2.0]
         );
         let error = burst(true).refuse_if_host_time_is_included().err().unwrap();

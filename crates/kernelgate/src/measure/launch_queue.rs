@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::audit::TimingRefusal;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::{Device, Devices};
 
@@ -26,11 +26,11 @@ pub const fn launches_fit_queue(commands: usize, launches: usize) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphWithOrderingNodes {
     /// Number of GPUs on which the graph is replayed.
-    pub gpus: usize,
+    pub gpu_count: usize,
     /// Whether the L2 cache is flushed before each replay of the graph.
-    pub flushed: bool,
-    /// Nodes of a graph.
-    pub nodes: usize,
+    pub flushes_l2_before_replay: bool,
+    /// Number of nodes in the graph.
+    pub node_count: usize,
 }
 
 /// Largest numbers of replays that fit the launch queue, found by trials, for graphs with ordering
@@ -40,12 +40,12 @@ pub struct GraphWithOrderingNodes {
 pub struct MaxReplaysOfTriedGraphs(Vec<(GraphWithOrderingNodes, usize)>);
 
 impl MaxReplaysOfTriedGraphs {
-    /// Finds the largest number of replays of such a graph that fits the launch queue: `longest` is
-    /// halved until the closure `fits`, which enqueues that many replays, returns true. A graph
-    /// gets no more replays than were found for a graph with fewer nodes.
+    /// Finds the largest number of replays of a graph with ordering nodes that fits the launch
+    /// queue: `longest` is halved until the closure `fits`, which enqueues that many replays,
+    /// returns true. A graph gets no more replays than were found for a graph with fewer nodes.
     ///
     /// # Errors
-    /// Those of a trial.
+    /// Fails with the error of the closure `fits`.
     pub fn find_max_replays_in_queue<E>(
         &mut self,
         graphs: GraphWithOrderingNodes,
@@ -53,11 +53,12 @@ impl MaxReplaysOfTriedGraphs {
         mut fits: impl FnMut(usize) -> Result<bool, E>,
     ) -> Result<usize, E> {
         let alike = |found: &GraphWithOrderingNodes| {
-            (found.gpus, found.flushed) == (graphs.gpus, graphs.flushed)
+            (found.gpu_count, found.flushes_l2_before_replay)
+                == (graphs.gpu_count, graphs.flushes_l2_before_replay)
         };
         let found = || self.0.iter().filter(|(found, _)| alike(found));
-        let with_fewer = found().filter(|(found, _)| found.nodes <= graphs.nodes);
-        let with_more = found().filter(|(found, _)| found.nodes >= graphs.nodes);
+        let with_fewer = found().filter(|(found, _)| found.node_count <= graphs.node_count);
+        let with_more = found().filter(|(found, _)| found.node_count >= graphs.node_count);
         let mut burst = with_fewer.map(|(_, burst)| *burst).fold(longest, usize::min);
         let certain = with_more.map(|(_, burst)| *burst).fold(1, usize::max);
         while burst > certain && !fits(burst)? {
@@ -76,25 +77,26 @@ impl MaxReplaysOfTriedGraphs {
 /// Fails if the GPU stopped responding.
 pub fn capture_launch_as_graph(
     devices: &Devices,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<Option<ExecutableGraphPerGpu>, BackendError> {
     match ExecutableGraphPerGpu::capture_on_all_gpus(devices, || executable.launch_once()) {
         Ok(graph) => Ok(Some(graph)),
-        Err(lost @ BackendError::Lost(_)) => Err(lost),
+        Err(lost @ BackendError::DeviceLost(_)) => Err(lost),
         Err(_) => Ok(None),
     }
 }
 
 /// Fails if the launches do not all fit the launch queue, because a sample would then include the
-/// host's launch time. A launch that cannot be captured counts as one command, because it is
-/// assumed to replay a graph of its own.
+/// host's launch time. A launch that cannot be captured counts as one command, because such a
+/// launch is assumed to replay a graph of its own.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if there are too many, or if the device fails.
+/// Fails with [`BackendError::NotTimed`] if the launches have too many commands for the queue, or
+/// if the device fails.
 pub fn refuse_launches_beyond_queue(
     device: &Arc<Device>,
     launches: usize,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<(), BackendError> {
     executable.wait_for_launches()?;
     let commands = capture_launch_as_graph(&Devices::from(device), executable)?
@@ -102,7 +104,7 @@ pub fn refuse_launches_beyond_queue(
     if launches_fit_queue(commands, launches) {
         return Ok(());
     }
-    Err(TimingRefusal::TooManyCommands { launches, commands }.into())
+    Err(TimingRefusal::TooManyCommandsToQueue { launches, commands_per_launch: commands }.into())
 }
 
 #[cfg(test)]
@@ -122,13 +124,17 @@ mod tests {
 
     #[test]
     fn max_replays_of_a_graph_are_searched_once() {
-        let graphs = |flushed, nodes| GraphWithOrderingNodes { gpus: 2, flushed, nodes };
+        let graphs = |flushed, nodes| GraphWithOrderingNodes {
+            gpu_count: 2,
+            flushes_l2_before_replay: flushed,
+            node_count: nodes,
+        };
         let mut bursts = MaxReplaysOfTriedGraphs::default();
         // 200 nodes fit.
         let mut find = |graphs: GraphWithOrderingNodes| {
             let mut failed = 0;
             let fits = |burst| {
-                let fits = burst * graphs.nodes <= 200;
+                let fits = burst * graphs.node_count <= 200;
                 failed += usize::from(!fits);
                 Ok::<_, ()>(fits)
             };
@@ -146,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_failed_search_stores_no_max_replays() {
-        let graphs = GraphWithOrderingNodes { gpus: 1, flushed: false, nodes: 9 };
+        let graphs =
+            GraphWithOrderingNodes { gpu_count: 1, flushes_l2_before_replay: false, node_count: 9 };
         let mut bursts = MaxReplaysOfTriedGraphs::default();
         assert_eq!(bursts.find_max_replays_in_queue(graphs, 63, |_| Err("lost")), Err("lost"));
         assert_eq!(bursts.find_max_replays_in_queue(graphs, 63, |_| Ok::<_, ()>(true)), Ok(63));

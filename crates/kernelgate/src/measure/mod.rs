@@ -24,7 +24,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use self::power::NvmlPowerMeter;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 pub use kernelgate_cuda::observe::range;
 
 /// State of the caches when a launch begins; the state is a part of the case id.
@@ -32,17 +32,19 @@ pub use kernelgate_cuda::observe::range;
 #[serde(rename_all = "snake_case")]
 pub enum CacheState {
     /// Hot: the caches contain the data that the previous launch of the case left in them.
-    Hot,
+    #[serde(rename = "hot")]
+    HotCaches,
     /// Cold: other data fills the L2 cache before each launch, so L2 contains no inputs.
-    Cold,
+    #[serde(rename = "cold")]
+    ColdCaches,
 }
 
 impl CacheState {
     /// Returns `hot` or `cold`, the name in case ids and files.
     pub const fn cache_state_name(self) -> &'static str {
         match self {
-            Self::Hot => "hot",
-            Self::Cold => "cold",
+            Self::HotCaches => "hot",
+            Self::ColdCaches => "cold",
         }
     }
 }
@@ -56,13 +58,13 @@ pub struct TimedLaunchSample {
     pub elapsed_ns: f64,
     /// Time by which the slowest GPU exceeded the fastest GPU over all launches of the sample,
     /// nanoseconds; `None` for one GPU or the host.
-    pub skew_ns: Option<f64>,
+    pub skew_between_gpus_ns: Option<f64>,
     /// SM clock during the sample's launches, MHz, if the device reports it.
-    pub clock_mhz: Option<f64>,
+    pub sm_clock_mhz: Option<f64>,
     /// Number of attempts that were discarded before this sample because the GPU was throttled.
-    pub discarded: u64,
+    pub discarded_attempts: u64,
     /// Whether the GPU was throttled in this sample too, which was kept as the last attempt.
-    pub throttled: bool,
+    pub gpu_was_throttled: bool,
 }
 
 /// Conditions under which the samples of a case were taken.
@@ -71,25 +73,31 @@ pub struct CaseSampleConditions {
     /// Number of launches timed together as one graph (1: a single launch of several commands);
     /// absent if launches were timed without a graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batch: Option<u64>,
+    #[serde(rename = "batch")]
+    pub launches_per_graph: Option<u64>,
     /// Whether the samples include the host's launch time, because a launch has too many commands
     /// to be queued ahead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub host_bound: bool,
+    #[serde(rename = "host_bound")]
+    pub includes_host_launch_time: bool,
     /// Number of sample attempts that were discarded because the GPU was throttled.
     #[serde(default, skip_serializing_if = "is_zero_for_serde")]
-    pub discarded: u64,
+    #[serde(rename = "discarded")]
+    pub discarded_attempts: u64,
     /// Number of samples that were kept although the GPU was throttled in every attempt.
     #[serde(default, skip_serializing_if = "is_zero_for_serde")]
-    pub throttled: u64,
+    #[serde(rename = "throttled")]
+    pub throttled_samples: u64,
     /// Share of the host's CPU time that other processes, and other guests of the machine, used
     /// during the samples, 0 to 1; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub contention: Option<f64>,
+    #[serde(rename = "contention")]
+    pub other_processes_cpu_share: Option<f64>,
     /// Number of other processes that computed on the GPU during the samples; absent on the host,
     /// or if NVML does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub other_processes: Option<u32>,
+    #[serde(rename = "other_processes")]
+    pub other_gpu_processes: Option<u32>,
 }
 
 /// Returns whether a number is zero, so that a record can omit it.
@@ -100,7 +108,7 @@ pub(crate) fn is_zero_for_serde<T: Default + PartialEq>(number: &T) -> bool {
 impl CaseSampleConditions {
     /// Returns whether another process computed on the GPU during the samples.
     pub fn was_gpu_shared_with_other_processes(&self) -> bool {
-        self.other_processes.is_some_and(|others| others > 0)
+        self.other_gpu_processes.is_some_and(|others| others > 0)
     }
 
     /// Returns whether all sample conditions have their default values, so that the record omits
@@ -115,11 +123,11 @@ impl CaseSampleConditions {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_conditions_plausible(&self) -> Result<(), String> {
-        self.contention
+        self.other_processes_cpu_share
             .map_or(Ok(()), |share| plausibility::check_share_plausible("contention", share))?;
-        plausibility::check_count_plausible("batch", self.batch.unwrap_or(1))?;
-        plausibility::check_count_plausible("discarded", self.discarded)?;
-        plausibility::check_count_plausible("throttled", self.throttled)
+        plausibility::check_count_plausible("batch", self.launches_per_graph.unwrap_or(1))?;
+        plausibility::check_count_plausible("discarded", self.discarded_attempts)?;
+        plausibility::check_count_plausible("throttled", self.throttled_samples)
     }
 }
 
@@ -128,31 +136,32 @@ impl CaseSampleConditions {
 pub struct TimedReplay {
     /// Nanoseconds that the launches of the replay took: on the GPU, or CPU time of all threads on
     /// the host.
-    pub elapsed_ns: f64,
+    pub replay_ns: f64,
     /// SM clock during the replayed launch, MHz, if the device reports it.
-    pub clock_mhz: Option<f64>,
+    pub sm_clock_mhz: Option<f64>,
     /// Launches in the replay.
     pub launches: u64,
     /// Nanoseconds by which the first replay may exceed the next one, as noise, before it counts as
     /// doing more work.
-    pub allowed_ns: f64,
+    pub allowed_excess_ns: f64,
 }
 
 impl TimedReplay {
-    /// Returns whether this replay did more work than the next one. Both times are compared at the
-    /// SM clock of the next replay, because the clock sinks while the host is busy.
+    /// Returns whether this replay did more work than the next one. The times of both replays are
+    /// compared at the SM clock of the second replay, because the clock sinks while the host is
+    /// busy.
     pub fn took_longer_than_next_replay(&self, next: &Self) -> bool {
-        let slower = match (self.clock_mhz, next.clock_mhz) {
+        let slower = match (self.sm_clock_mhz, next.sm_clock_mhz) {
             (Some(own), Some(next)) => (own / next).min(1.0),
             _ => 1.0,
         };
-        slower * self.elapsed_ns > next.elapsed_ns + next.allowed_ns
+        slower * self.replay_ns > next.replay_ns + next.allowed_excess_ns
     }
 }
 
 /// Enqueues `launches` launches one by one, without waiting for the GPU, and returns their number.
 fn enqueue_launches_one_by_one(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     launches: u64,
 ) -> Result<u64, BackendError> {
     (0..launches).try_for_each(|_| executable.launch_once()).map(|()| launches)
@@ -164,7 +173,7 @@ pub trait LaunchStopwatch {
     /// in one graph.
     fn take_sample_of_launches(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         launches: u64,
     ) -> Result<TimedLaunchSample, BackendError>;
 
@@ -173,7 +182,7 @@ pub trait LaunchStopwatch {
     /// host's launch time.
     fn time_one_replay(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
     ) -> Result<Option<TimedReplay>, BackendError>;
 
     /// Runs one launch of a case with short launches, alone and with cold caches. Returns the
@@ -181,20 +190,22 @@ pub trait LaunchStopwatch {
     /// state, or if host time is included.
     fn time_one_short_launch(
         &mut self,
-        _: &mut dyn Executable,
+        _: &mut dyn LaunchableProblem,
     ) -> Result<Option<f64>, BackendError> {
         Ok(None)
     }
 
     /// Launches once more while CUPTI records, and fails if CUPTI finds work outside of the timed
     /// stream. CUPTI records only after the samples were taken, because recording changes times.
-    /// Returns the reason if CUPTI could not record; work on the host needs no such check.
+    /// Returns the reason if CUPTI could not record; launches on the host need no such check for
+    /// work on other streams.
     ///
     /// # Errors
-    /// Fails with [`BackendError::NotTimed`] if work ran elsewhere, or if a launch fails.
+    /// Fails with [`BackendError::NotTimed`] if work ran on another stream or GPU, or if a launch
+    /// fails.
     fn check_for_work_on_other_streams(
         &mut self,
-        _executable: &mut dyn Executable,
+        _executable: &mut dyn LaunchableProblem,
     ) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
@@ -208,15 +219,15 @@ pub trait LaunchStopwatch {
     /// their number.
     fn enqueue_launches_without_waiting(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         launches: u64,
     ) -> Result<u64, BackendError> {
         enqueue_launches_one_by_one(executable, launches)
     }
 
     /// With `true`, keeps the GPU busy between samples: the launches of the next sample are
-    /// enqueued while the host waits for the present one. With `false`, ends this mode after
-    /// waiting until the enqueued launches have finished.
+    /// enqueued while the host waits for the present one. With `false`, no longer keeps the GPU
+    /// busy between samples, after waiting until the enqueued launches have finished.
     fn keep_gpu_loaded_between_samples(&mut self, _loaded: bool) -> Result<(), BackendError> {
         Ok(())
     }
@@ -244,12 +255,13 @@ mod tests {
     #[test]
     fn a_replay_with_more_work_takes_longer_at_equal_clock() {
         let replay = |elapsed_ns| TimedReplay {
-            elapsed_ns,
-            clock_mhz: None,
+            replay_ns: elapsed_ns,
+            sm_clock_mhz: None,
             launches: 10,
-            allowed_ns: 10e3,
+            allowed_excess_ns: 10e3,
         };
-        let at = |elapsed_ns, clock| TimedReplay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
+        let at =
+            |elapsed_ns, clock| TimedReplay { sm_clock_mhz: Some(clock), ..replay(elapsed_ns) };
         assert!(!replay(109.9e3).took_longer_than_next_replay(&replay(100e3)));
         assert!(replay(110.1e3).took_longer_than_next_replay(&replay(100e3)));
         assert!(!at(200e3, 990.0).took_longer_than_next_replay(&at(100e3, 1980.0)));

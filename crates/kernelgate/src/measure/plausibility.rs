@@ -12,7 +12,7 @@ const PLAUSIBLE_HOST_LAUNCH_NS: RangeInclusive<f64> = 0.0..=1e18;
 const PLAUSIBLE_SM_CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
 /// Plausible wall times of a process, seconds: up to thirty years.
 const PLAUSIBLE_WALL_TIME_SECONDS: RangeInclusive<f64> = 0.0..=1e9;
-/// Shares of a whole.
+/// Plausible shares of a whole: 0 to 1.
 const PLAUSIBLE_SHARE: RangeInclusive<f64> = 0.0..=1.0;
 /// Plausible numbers of clock cycles of one launch; 0 if the device reports a clock of 0.
 const PLAUSIBLE_CYCLES_PER_LAUNCH: RangeInclusive<f64> = 0.0..=1e18;
@@ -21,7 +21,7 @@ const PLAUSIBLE_CYCLES_PER_LAUNCH: RangeInclusive<f64> = 0.0..=1e18;
 const PLAUSIBLE_BYTES: RangeInclusive<u64> = 0..=1 << 60;
 /// Plausible counts of launches, commands or cycles: integers that an f64 represents exactly.
 const PLAUSIBLE_COUNT: RangeInclusive<u64> = 0..=1 << 53;
-/// Ratios of two times.
+/// Plausible ratios of two times, such as measured time to limit.
 const PLAUSIBLE_TIME_RATIO: RangeInclusive<f64> = 1e-12..=1e12;
 /// Plausible spreads of samples relative to their median, without unit.
 const PLAUSIBLE_RELATIVE_SPREAD: RangeInclusive<f64> = 0.0..=1e24;
@@ -61,7 +61,7 @@ pub fn check_rate_per_s_plausible(what: &str, rate: f64) -> Result<(), String> {
     })
 }
 
-/// Accepts what launching costs.
+/// Fails if an overhead of launching or timing, nanoseconds, is implausible.
 pub fn check_overhead_ns_plausible(ns: f64) -> Result<(), String> {
     refuse_value_outside_range(&PLAUSIBLE_OVERHEAD_NS, ns, || {
         format!("an overhead of {} ns", format_without_many_zeros(ns))

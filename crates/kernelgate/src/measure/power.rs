@@ -4,8 +4,8 @@
 //! A GPU at its power cap lowers its SM clock some tens of milliseconds after a load begins. A
 //! short sample after a pause therefore runs at a higher SM clock than the GPU sustains. In steady
 //! mode a case is launched, as its samples are, until its launch time no longer changes:
-//! [`LoadTimeWindows`] decides when. This module neither times launches nor decides how many
-//! samples follow.
+//! [`GpuLoadTimeWindows`] decides when. This module (`measure::power`) neither times launches nor
+//! decides how many samples follow.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -40,7 +40,7 @@ const MAX_RELATIVE_DIFFERENCE_OF_SETTLED_WINDOWS: f64 = 0.015;
 const MAX_IDLE_SHARE_OF_SETTLED_CASE: f64 = 0.05;
 /// If the SM clock is below this share of the GPU's highest clock, the power cap may have lowered
 /// it.
-const UNCAPPED_CLOCK_RATIO: f64 = 0.98;
+const MIN_UNCAPPED_SM_CLOCK_RATIO: f64 = 0.98;
 /// Reason in the record why a case on a MIG partition has no power state.
 const MIG_LIMITATION: &str = "a MIG partition shares the card's power with others";
 /// Name that NVML gives to the power cap among the throttle reasons.
@@ -53,17 +53,19 @@ pub enum TimingPowerMode {
     /// Steady mode: before the samples the GPU is loaded until its SM clock is the one that it
     /// sustains.
     #[default]
-    Steady,
+    #[serde(rename = "steady")]
+    SteadyLoad,
     /// Burst mode: pauses between samples keep the average power below the power cap.
-    Burst,
+    #[serde(rename = "burst")]
+    BurstsAfterPauses,
 }
 
 impl TimingPowerMode {
     /// Name of the power mode in files and messages.
     pub const fn name_in_files(self) -> &'static str {
         match self {
-            Self::Steady => "steady",
-            Self::Burst => "burst",
+            Self::SteadyLoad => "steady",
+            Self::BurstsAfterPauses => "burst",
         }
     }
 }
@@ -74,25 +76,29 @@ impl TimingPowerMode {
 pub enum PowerStateOfSamples {
     /// Steady: the launch time no longer changed under the load, or the GPU was below its power
     /// cap.
-    Steady,
+    #[serde(rename = "steady")]
+    SteadyUnderLoad,
     /// Unsettled: the launch time still changed after [`MAX_LOAD_SETTLING_TIME`], or the samples
     /// spread too much to determine their median.
-    Unsettled,
+    #[serde(rename = "unsettled")]
+    UnsettledUnderLoad,
     /// Burst: pauses between samples kept the average power of the GPU below its cap.
-    Burst,
+    #[serde(rename = "burst")]
+    BurstsAfterPauses,
     /// Not applicable: the power state has no meaning for this device or cannot be read; the record
     /// contains the reason.
-    NotApplicable,
+    #[serde(rename = "not_applicable")]
+    PowerStateNotApplicable,
 }
 
 impl PowerStateOfSamples {
     /// Name of the power state in files and tables.
     pub const fn name_in_files_and_tables(self) -> &'static str {
         match self {
-            Self::Steady => "steady",
-            Self::Unsettled => "unsettled",
-            Self::Burst => "burst",
-            Self::NotApplicable => "n/a",
+            Self::SteadyUnderLoad => "steady",
+            Self::UnsettledUnderLoad => "unsettled",
+            Self::BurstsAfterPauses => "burst",
+            Self::PowerStateNotApplicable => "n/a",
         }
     }
 
@@ -102,9 +108,11 @@ impl PowerStateOfSamples {
     pub const fn are_times_comparable_with(self, other: Self) -> bool {
         matches!(
             (self, other),
-            (Self::Steady | Self::Unsettled, Self::Steady | Self::Unsettled)
-                | (Self::Burst, Self::Burst)
-                | (Self::NotApplicable, Self::NotApplicable)
+            (
+                Self::SteadyUnderLoad | Self::UnsettledUnderLoad,
+                Self::SteadyUnderLoad | Self::UnsettledUnderLoad
+            ) | (Self::BurstsAfterPauses, Self::BurstsAfterPauses)
+                | (Self::PowerStateNotApplicable, Self::PowerStateNotApplicable)
         )
     }
 }
@@ -117,10 +125,12 @@ pub struct CasePowerRecord {
     pub state: PowerStateOfSamples,
     /// Reason why the power state of this case is not applicable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    #[serde(rename = "reason")]
+    pub reason_not_applicable: Option<String>,
     /// Whether the power cap lowered the SM clock during the samples.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub at_cap: bool,
+    #[serde(rename = "at_cap")]
+    pub at_power_cap: bool,
     /// Only for an unsettled case: range in which the median of another run may lie, as multiples
     /// of the median sample. The range covers the launch times of all windows after the first, and
     /// the 99 % confidence interval of their mean.
@@ -130,10 +140,12 @@ pub struct CasePowerRecord {
     /// power cap that idles between samples has a higher clock. The share is absent in records of
     /// kernelgate versions that let the GPU idle between samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub busy: Option<f64>,
+    #[serde(rename = "busy")]
+    pub gpu_busy_share: Option<f64>,
     /// Power that the card drew at the end of the samples, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub power_mw: Option<u32>,
+    #[serde(rename = "power_mw")]
+    pub drawn_power_mw: Option<u32>,
     /// Power limit of the card, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
@@ -142,49 +154,52 @@ pub struct CasePowerRecord {
     pub temperature_c: Option<u32>,
     /// Throttle reasons at the end of the samples, with NVML's names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub throttle: Vec<String>,
+    #[serde(rename = "throttle")]
+    pub throttle_reasons: Vec<String>,
     /// Seconds for which the load ran before the first sample.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
-    pub settling_s: f64,
+    #[serde(rename = "settling_s")]
+    pub load_before_samples_s: f64,
 }
 
 impl CasePowerRecord {
     /// Makes the record of a case whose power state is not applicable, with the reason.
     pub fn with_power_state_not_applicable(reason: &str) -> CasePowerRecord {
         Self {
-            state: PowerStateOfSamples::NotApplicable,
-            reason: Some(reason.to_owned()),
-            at_cap: false,
+            state: PowerStateOfSamples::PowerStateNotApplicable,
+            reason_not_applicable: Some(reason.to_owned()),
+            at_power_cap: false,
             range: None,
-            busy: None,
-            power_mw: None,
+            gpu_busy_share: None,
+            drawn_power_mw: None,
             power_limit_mw: None,
             temperature_c: None,
-            throttle: Vec::new(),
-            settling_s: 0.0,
+            throttle_reasons: Vec::new(),
+            load_before_samples_s: 0.0,
         }
     }
 
     /// Returns whether heat or a hardware slow-down lowered the SM clock at the end of the samples.
     pub fn was_slowed_by_heat_or_hardware(&self) -> bool {
-        throttle_reasons_name_heat_or_hardware(&self.throttle)
+        throttle_reasons_name_heat_or_hardware(&self.throttle_reasons)
     }
 
     /// Fails if a duration, share or range in this power record is implausible.
     pub fn check_power_record_plausible(&self) -> Result<(), String> {
-        plausibility::check_wall_seconds_plausible("settling_s", self.settling_s)?;
-        self.busy.map_or(Ok(()), |share| plausibility::check_share_plausible("busy", share))?;
+        plausibility::check_wall_seconds_plausible("settling_s", self.load_before_samples_s)?;
+        self.gpu_busy_share
+            .map_or(Ok(()), |share| plausibility::check_share_plausible("busy", share))?;
         self.range.map_or(Ok(()), plausibility::check_power_window_range_plausible)
     }
 }
 
 /// Why settling ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReasonThatLoadEnded {
+pub enum ReasonThatGpuLoadEnded {
     /// The GPU is below its power cap, so samples may begin.
     SteadyBelowPowerCap,
     /// At the power cap, the launch times of two successive windows agree, so samples may begin.
-    ReachedPowerCap,
+    SteadyAtPowerCap,
     /// No two successive windows agreed within [`MAX_LOAD_SETTLING_TIME`]; samples begin although
     /// the load is unsettled.
     UnsteadyAtTimeLimit,
@@ -192,21 +207,21 @@ pub enum ReasonThatLoadEnded {
 
 /// Launches of one sample of the load that precedes a case's samples, with their time.
 #[derive(Debug, Clone, Copy)]
-pub struct LoadSample {
-    /// Launches in the sample.
+pub struct GpuLoadSample {
+    /// Number of launches in the load sample.
     pub launches: u64,
     /// Time of all launches of this load sample together, nanoseconds.
     pub elapsed_ns: f64,
     /// SM clock during the launches of this load sample, MHz; `None` if the device does not report
     /// it.
-    pub clock_mhz: Option<f64>,
+    pub sm_clock_mhz: Option<f64>,
 }
 
 /// A load on the GPU: launches of a case or of a ceiling measurement, timed in one sample after the
 /// other without a pause.
 pub trait LoadOfGpu {
-    /// Takes the next sample.
-    fn run_load_sample(&mut self) -> Result<LoadSample, BackendError>;
+    /// Runs the launches of the next load sample and times them.
+    fn run_load_sample(&mut self) -> Result<GpuLoadSample, BackendError>;
 
     /// Reads whether the power cap or heat lowers the SM clock, at the end of a window; `clock_mhz`
     /// is the SM clock of the window's last sample.
@@ -224,12 +239,13 @@ pub trait LoadOfGpu {
 /// function returns. If heat slows the GPU down, the load pauses and begins again, at most twice.
 pub fn run_load_until_gpu_is_steady(
     load: &mut dyn LoadOfGpu,
-) -> Result<(LoadTimeWindows, ReasonThatLoadEnded), BackendError> {
-    let mut settling = LoadTimeWindows::default();
+) -> Result<(GpuLoadTimeWindows, ReasonThatGpuLoadEnded), BackendError> {
+    let mut settling = GpuLoadTimeWindows::default();
     let mut coolings = 0;
     loop {
         let started = Instant::now();
-        let LoadSample { launches, elapsed_ns, clock_mhz } = load.run_load_sample()?;
+        let GpuLoadSample { launches, elapsed_ns, sm_clock_mhz: clock_mhz } =
+            load.run_load_sample()?;
         if !settling.add_load_sample(started.elapsed(), launches, elapsed_ns, clock_mhz) {
             continue;
         }
@@ -237,8 +253,8 @@ pub fn run_load_until_gpu_is_steady(
         if reading.slowed_by_heat_or_hardware == Some(true) && coolings < MAX_COOLING_PAUSES {
             coolings += 1;
             load.wait_for_hot_gpu_to_cool();
-            settling = LoadTimeWindows::default();
-        } else if let Some(settled) = settling.decide_whether_load_may_end(&reading) {
+            settling = GpuLoadTimeWindows::default();
+        } else if let Some(settled) = settling.decide_whether_gpu_load_may_end(&reading) {
             return Ok((settling, settled));
         } else {
             load.enqueue_samples_ahead()?;
@@ -248,7 +264,7 @@ pub fn run_load_until_gpu_is_steady(
 
 /// Reads power, throttling, temperature and energy of a GPU through NVML.
 pub struct NvmlPowerMeter {
-    highest_mhz: f64,
+    highest_sm_clock_mhz: f64,
     telemetry: Option<CardTelemetryByNvml>,
     /// NVML handles of the case's GPUs after the first.
     telemetry_of_other_gpus: Vec<CardTelemetryByNvml>,
@@ -262,11 +278,11 @@ impl NvmlPowerMeter {
     /// nothing.
     pub fn open_for_gpu(facts: &GpuProperties) -> NvmlPowerMeter {
         Self {
-            highest_mhz: f64::from(facts.max_clock_mhz),
-            telemetry: CardTelemetryByNvml::open_card_by_uuid(&facts.uuid),
+            highest_sm_clock_mhz: f64::from(facts.max_sm_clock_mhz),
+            telemetry: CardTelemetryByNvml::open_card_by_uuid(&facts.gpu_uuid),
             reason_gpu_is_shared: match facts {
-                _ if facts.uuid.starts_with("MIG-") => Some(MIG_LIMITATION),
-                _ if facts.mps => Some("MPS shares the card's power with other processes"),
+                _ if facts.gpu_uuid.starts_with("MIG-") => Some(MIG_LIMITATION),
+                _ if facts.mps_enabled => Some("MPS shares the card's power with other processes"),
                 _ => None,
             },
             telemetry_of_other_gpus: Vec::new(),
@@ -280,7 +296,7 @@ impl NvmlPowerMeter {
         others: impl Iterator<Item = &'a GpuProperties>,
     ) -> NvmlPowerMeter {
         let others = others
-            .filter_map(|facts| CardTelemetryByNvml::open_card_by_uuid(&facts.uuid))
+            .filter_map(|facts| CardTelemetryByNvml::open_card_by_uuid(&facts.gpu_uuid))
             .collect();
         Self { telemetry_of_other_gpus: others, ..Self::open_for_gpu(first) }
     }
@@ -289,7 +305,7 @@ impl NvmlPowerMeter {
     #[cfg(test)]
     pub const fn without_nvml_for_tests(shared: Option<&'static str>) -> NvmlPowerMeter {
         Self {
-            highest_mhz: 1980.0,
+            highest_sm_clock_mhz: 1980.0,
             telemetry: None,
             telemetry_of_other_gpus: Vec::new(),
             reason_gpu_is_shared: shared,
@@ -307,7 +323,7 @@ impl NvmlPowerMeter {
     }
 
     /// Reads whether the power cap or heat lowers the SM clock of the GPU, at the end of a window.
-    /// Reading these throttle reasons takes two calls of NVML.
+    /// Reading the throttle reasons of a GPU takes two calls of NVML.
     pub fn read_power_cap_and_heat_with_nvml(
         &self,
         clock_mhz: Option<f64>,
@@ -317,8 +333,8 @@ impl NvmlPowerMeter {
             .as_ref()
             .and_then(CardTelemetryByNvml::is_clock_limited_by_power_cap_now);
         ClockAndThrottleReading {
-            clock_mhz,
-            highest_mhz: self.highest_mhz,
+            sm_clock_mhz: clock_mhz,
+            highest_sm_clock_mhz: self.highest_sm_clock_mhz,
             at_power_cap: capped,
             slowed_by_heat_or_hardware: self.is_gpu_slowed_by_heat_or_hardware(),
         }
@@ -388,42 +404,42 @@ impl NvmlPowerMeter {
 #[derive(Debug, Clone, Copy)]
 pub struct SamplesAfterLoad<'a> {
     /// Mean launch time in each complete time window of the samples, nanoseconds.
-    pub windows_ns: &'a [f64],
+    pub window_mean_launch_ns: &'a [f64],
     /// Median launch time of the samples, nanoseconds.
-    pub median_ns: f64,
+    pub median_launch_ns: f64,
     /// Share of the samples' time for which the GPU idled because the host was delayed.
-    pub idle_share: f64,
+    pub gpu_idle_share: f64,
 }
 
 impl CasePowerRecord {
     /// Decides whether the samples after a load are steady or unsettled, and makes the power record
     /// of the case.
     pub fn from_samples_after_load(
-        (settling, settled): &(LoadTimeWindows, ReasonThatLoadEnded),
+        (settling, settled): &(GpuLoadTimeWindows, ReasonThatGpuLoadEnded),
         samples: &SamplesAfterLoad<'_>,
         meter: &NvmlPowerMeter,
     ) -> CasePowerRecord {
         let reading = meter.read_card_with_nvml().unwrap_or_default();
-        let precise = *settled == ReasonThatLoadEnded::SteadyBelowPowerCap
-            || (samples.idle_share <= MAX_IDLE_SHARE_OF_SETTLED_CASE
-                && settling.is_median_precise_with_load_windows(samples.windows_ns));
+        let precise = *settled == ReasonThatGpuLoadEnded::SteadyBelowPowerCap
+            || (samples.gpu_idle_share <= MAX_IDLE_SHARE_OF_SETTLED_CASE
+                && settling.is_median_precise_with_load_windows(samples.window_mean_launch_ns));
         let at_cap = has_power_cap_among_throttle_reasons(&reading)
-            || (*settled != ReasonThatLoadEnded::SteadyBelowPowerCap
+            || (*settled != ReasonThatGpuLoadEnded::SteadyBelowPowerCap
                 && !reading.was_slowed_by_heat_or_hardware());
         let limitation = meter.reason_without_power_state();
         let state = match settled {
-            _ if limitation.is_some() => PowerStateOfSamples::NotApplicable,
-            ReasonThatLoadEnded::UnsteadyAtTimeLimit => PowerStateOfSamples::Unsettled,
-            _ if !precise => PowerStateOfSamples::Unsettled,
-            _ => PowerStateOfSamples::Steady,
+            _ if limitation.is_some() => PowerStateOfSamples::PowerStateNotApplicable,
+            ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit => PowerStateOfSamples::UnsettledUnderLoad,
+            _ if !precise => PowerStateOfSamples::UnsettledUnderLoad,
+            _ => PowerStateOfSamples::SteadyUnderLoad,
         };
-        let unsettled = state == PowerStateOfSamples::Unsettled;
+        let unsettled = state == PowerStateOfSamples::UnsettledUnderLoad;
         Self {
             state,
-            reason: limitation.map(str::to_owned),
-            at_cap: at_cap && limitation.is_none(),
+            reason_not_applicable: limitation.map(str::to_owned),
+            at_power_cap: at_cap && limitation.is_none(),
             range: if unsettled { settling.range_of_other_runs_median(samples) } else { None },
-            settling_s: settling.load_time().as_secs_f64(),
+            load_before_samples_s: settling.duration_under_load().as_secs_f64(),
             ..Self::from_nvml_reading(state, reading)
         }
     }
@@ -435,15 +451,15 @@ impl CasePowerRecord {
     ) -> CasePowerRecord {
         Self {
             state,
-            reason: None,
-            at_cap: has_power_cap_among_throttle_reasons(&reading),
+            reason_not_applicable: None,
+            at_power_cap: has_power_cap_among_throttle_reasons(&reading),
             range: None,
-            busy: None,
-            power_mw: reading.power_mw,
+            gpu_busy_share: None,
+            drawn_power_mw: reading.power_mw,
             power_limit_mw: reading.power_limit_mw,
             temperature_c: reading.temperature_c,
-            throttle: reading.throttle_reasons,
-            settling_s: 0.0,
+            throttle_reasons: reading.throttle_reasons,
+            load_before_samples_s: 0.0,
         }
     }
 }
@@ -451,31 +467,31 @@ impl CasePowerRecord {
 /// Divides a running load into time windows, and decides from the launch times in the windows when
 /// samples may begin.
 #[derive(Debug)]
-pub struct LoadTimeWindows {
-    /// Length of a window.
+pub struct GpuLoadTimeWindows {
+    /// Length of a time window of the load.
     window_length: Duration,
     /// Mean launch time in each complete window, nanoseconds.
-    windows_ns: Vec<f64>,
-    open_window: IncompleteLoadWindow,
-    elapsed: Duration,
+    window_mean_launch_ns: Vec<f64>,
+    open_window: IncompleteGpuLoadWindow,
+    duration_under_load: Duration,
 }
 
 /// The time window of a load that is not complete yet.
 #[derive(Debug, Default)]
-struct IncompleteLoadWindow {
+struct IncompleteGpuLoadWindow {
     wall_time: Duration,
     launches: u64,
-    busy_ns: f64,
-    clock_mhz: Option<f64>,
+    gpu_time_ns: f64,
+    sm_clock_mhz: Option<f64>,
 }
 
 /// SM clock and throttle reasons of the GPU at the end of a time window of the load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClockAndThrottleReading {
     /// SM clock during the window, MHz; `None` if the device does not report it.
-    pub clock_mhz: Option<f64>,
+    pub sm_clock_mhz: Option<f64>,
     /// Highest SM clock of the GPU, MHz.
-    pub highest_mhz: f64,
+    pub highest_sm_clock_mhz: f64,
     /// Whether NVML reports that the power cap lowers the SM clock; `None` if NVML does not report
     /// throttle reasons.
     pub at_power_cap: Option<bool>,
@@ -489,9 +505,10 @@ impl ClockAndThrottleReading {
     /// below the highest one, if NVML names the power cap, or if neither clock nor throttle reasons
     /// are known.
     pub fn may_power_cap_lower_sm_clock(&self) -> bool {
-        let low =
-            self.clock_mhz.is_some_and(|clock| clock < UNCAPPED_CLOCK_RATIO * self.highest_mhz);
-        low || self.at_power_cap.unwrap_or(self.clock_mhz.is_none())
+        let low = self
+            .sm_clock_mhz
+            .is_some_and(|clock| clock < MIN_UNCAPPED_SM_CLOCK_RATIO * self.highest_sm_clock_mhz);
+        low || self.at_power_cap.unwrap_or(self.sm_clock_mhz.is_none())
     }
 }
 
@@ -500,24 +517,24 @@ pub fn has_power_cap_among_throttle_reasons(reading: &GpuCardReading) -> bool {
     reading.throttle_reasons.iter().any(|reason| reason == NVML_POWER_CAP_REASON)
 }
 
-impl Default for LoadTimeWindows {
+impl Default for GpuLoadTimeWindows {
     fn default() -> Self {
         Self::with_window_length(LOAD_SETTLING_WINDOW)
     }
 }
 
-impl LoadTimeWindows {
-    fn with_window_length(window: Duration) -> LoadTimeWindows {
+impl GpuLoadTimeWindows {
+    fn with_window_length(window: Duration) -> GpuLoadTimeWindows {
         Self {
             window_length: window,
-            windows_ns: Vec::new(),
-            open_window: IncompleteLoadWindow::default(),
-            elapsed: Duration::ZERO,
+            window_mean_launch_ns: Vec::new(),
+            open_window: IncompleteGpuLoadWindow::default(),
+            duration_under_load: Duration::ZERO,
         }
     }
 
     /// Divides the samples that follow the load into windows, which are shorter than the load's.
-    pub fn with_window_length_for_samples() -> LoadTimeWindows {
+    pub fn with_window_length_for_samples() -> GpuLoadTimeWindows {
         Self::with_window_length(SAMPLES_TIME_WINDOW)
     }
 
@@ -530,66 +547,70 @@ impl LoadTimeWindows {
         elapsed_ns: f64,
         clock_mhz: Option<f64>,
     ) -> bool {
-        self.elapsed += wall;
+        self.duration_under_load += wall;
         self.open_window.wall_time += wall;
         self.open_window.launches += launches;
-        self.open_window.busy_ns += elapsed_ns;
-        self.open_window.clock_mhz = clock_mhz.or(self.open_window.clock_mhz);
+        self.open_window.gpu_time_ns += elapsed_ns;
+        self.open_window.sm_clock_mhz = clock_mhz.or(self.open_window.sm_clock_mhz);
         if self.open_window.wall_time < self.window_length {
             return false;
         }
-        self.windows_ns.push(self.open_window.busy_ns / self.open_window.launches.max(1) as f64);
-        self.open_window = IncompleteLoadWindow::default();
+        self.window_mean_launch_ns
+            .push(self.open_window.gpu_time_ns / self.open_window.launches.max(1) as f64);
+        self.open_window = IncompleteGpuLoadWindow::default();
         true
     }
 
     /// Decides at the end of a window whether the load may end, and why; returns `None` if the load
     /// must go on.
-    pub fn decide_whether_load_may_end(
+    pub fn decide_whether_gpu_load_may_end(
         &self,
         reading: &ClockAndThrottleReading,
-    ) -> Option<ReasonThatLoadEnded> {
+    ) -> Option<ReasonThatGpuLoadEnded> {
         if !reading.may_power_cap_lower_sm_clock() {
-            return Some(ReasonThatLoadEnded::SteadyBelowPowerCap);
+            return Some(ReasonThatGpuLoadEnded::SteadyBelowPowerCap);
         }
-        if self.elapsed >= MIN_LOAD_TIME_AT_POWER_CAP
-            && let [.., before, last] = self.windows_ns[..]
+        if self.duration_under_load >= MIN_LOAD_TIME_AT_POWER_CAP
+            && let [.., before, last] = self.window_mean_launch_ns[..]
             && window_times_agree(before, last, MAX_RELATIVE_DIFFERENCE_OF_SETTLED_WINDOWS)
         {
-            return Some(ReasonThatLoadEnded::ReachedPowerCap);
+            return Some(ReasonThatGpuLoadEnded::SteadyAtPowerCap);
         }
-        (self.elapsed >= MAX_LOAD_SETTLING_TIME).then_some(ReasonThatLoadEnded::UnsteadyAtTimeLimit)
+        (self.duration_under_load >= MAX_LOAD_SETTLING_TIME)
+            .then_some(ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit)
     }
 
     /// Load so far.
-    pub const fn load_time(&self) -> Duration {
-        self.elapsed
+    pub const fn duration_under_load(&self) -> Duration {
+        self.duration_under_load
     }
 
     /// Returns the mean launch time in each complete window, nanoseconds.
     pub fn launch_times_by_window_ns(&self) -> &[f64] {
-        &self.windows_ns
+        &self.window_mean_launch_ns
     }
 
     /// Returns the range in which another run's median may lie, relative to the samples' median,
     /// from the windows of the load and of the samples. The first window of the load is not used,
     /// because it ran at the burst's higher clock. A GPU without idle times would be slower, at
-    /// most by the share of the time for which it idled; the upper end of the range includes that.
+    /// most by the share of the time for which it idled; the upper end of the range includes that
+    /// slow-down.
     pub fn range_of_other_runs_median(&self, samples: &SamplesAfterLoad<'_>) -> Option<[f64; 2]> {
-        let around_ns =
-            precision::range_of_medians_of_other_runs(samples.windows_ns).into_iter().flatten();
-        let of_load_ns = self.windows_ns.iter().skip(1).copied();
+        let around_ns = precision::range_of_medians_of_other_runs(samples.window_mean_launch_ns)
+            .into_iter()
+            .flatten();
+        let of_load_ns = self.window_mean_launch_ns.iter().skip(1).copied();
         let relative: Vec<f64> =
-            of_load_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
+            of_load_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_launch_ns).collect();
         let [low, high] = precision::min_and_max(&relative)?;
-        Some([low, high * (1.0 + samples.idle_share)])
+        Some([low, high * (1.0 + samples.gpu_idle_share)])
     }
 
     /// Returns whether the median of the samples after this load is precise enough for a settled
     /// case, judged by the windows of samples and load. The load's first and last windows are not
     /// used.
     pub fn is_median_precise_with_load_windows(&self, windows_ns: &[f64]) -> bool {
-        let [_, of_load_ns @ .., _] = &self.windows_ns[..] else {
+        let [_, of_load_ns @ .., _] = &self.window_mean_launch_ns[..] else {
             return precision::is_median_of_windows_precise(windows_ns);
         };
         precision::is_median_of_windows_precise(&[of_load_ns, windows_ns].concat())
@@ -605,64 +626,67 @@ mod tests {
     use super::*;
 
     const READING_AT_POWER_CAP: ClockAndThrottleReading = ClockAndThrottleReading {
-        clock_mhz: Some(1430.0),
-        highest_mhz: 1980.0,
+        sm_clock_mhz: Some(1430.0),
+        highest_sm_clock_mhz: 1980.0,
         at_power_cap: Some(true),
         slowed_by_heat_or_hardware: None,
     };
 
     /// Adds load samples that each fill one window; returns the time after which the load ended,
     /// milliseconds, and why.
-    fn load_end_for_window_times(
+    fn gpu_load_end_for_window_times(
         windows_ns: &[f64],
         reading: &ClockAndThrottleReading,
-    ) -> (u128, Option<ReasonThatLoadEnded>) {
-        let mut settling = LoadTimeWindows::default();
+    ) -> (u128, Option<ReasonThatGpuLoadEnded>) {
+        let mut settling = GpuLoadTimeWindows::default();
         for &window_ns in windows_ns {
             assert!(settling.add_load_sample(LOAD_SETTLING_WINDOW, 10, 10.0 * window_ns, None));
-            if let Some(settled) = settling.decide_whether_load_may_end(reading) {
-                return (settling.load_time().as_millis(), Some(settled));
+            if let Some(settled) = settling.decide_whether_gpu_load_may_end(reading) {
+                return (settling.duration_under_load().as_millis(), Some(settled));
             }
         }
-        (settling.load_time().as_millis(), None)
+        (settling.duration_under_load().as_millis(), None)
     }
 
     #[test]
     fn a_case_below_the_power_cap_needs_one_load_window() {
         let below = ClockAndThrottleReading {
-            clock_mhz: Some(1980.0),
+            sm_clock_mhz: Some(1980.0),
             at_power_cap: None,
             ..READING_AT_POWER_CAP
         };
         assert_eq!(
-            load_end_for_window_times(&[1.0], &below),
-            (100, Some(ReasonThatLoadEnded::SteadyBelowPowerCap))
+            gpu_load_end_for_window_times(&[1.0], &below),
+            (100, Some(ReasonThatGpuLoadEnded::SteadyBelowPowerCap))
         );
         let named = ClockAndThrottleReading { at_power_cap: Some(true), ..below };
-        assert_eq!(load_end_for_window_times(&[1.0], &named), (100, None));
-        let low =
-            ClockAndThrottleReading { clock_mhz: Some(1700.0), at_power_cap: Some(false), ..below };
-        assert_eq!(load_end_for_window_times(&[1.0], &low), (100, None));
-        let blind = ClockAndThrottleReading { clock_mhz: None, ..below };
-        assert_eq!(load_end_for_window_times(&[1.0], &blind), (100, None));
+        assert_eq!(gpu_load_end_for_window_times(&[1.0], &named), (100, None));
+        let low = ClockAndThrottleReading {
+            sm_clock_mhz: Some(1700.0),
+            at_power_cap: Some(false),
+            ..below
+        };
+        assert_eq!(gpu_load_end_for_window_times(&[1.0], &low), (100, None));
+        let blind = ClockAndThrottleReading { sm_clock_mhz: None, ..below };
+        assert_eq!(gpu_load_end_for_window_times(&[1.0], &blind), (100, None));
     }
 
     /// A simulated GPU that heat slows down until it has been cooled this many times.
     struct SimulatedHotGpu {
-        needs: u32,
-        coolings: u32,
+        coolings_needed: u32,
+        coolings_so_far: u32,
     }
 
     impl LoadOfGpu for SimulatedHotGpu {
-        fn run_load_sample(&mut self) -> Result<LoadSample, BackendError> {
+        fn run_load_sample(&mut self) -> Result<GpuLoadSample, BackendError> {
             std::thread::sleep(LOAD_SETTLING_WINDOW / 2);
-            Ok(LoadSample { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
+            Ok(GpuLoadSample { launches: 10, elapsed_ns: 10.0, sm_clock_mhz: Some(1980.0) })
         }
 
         fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading {
-            let slowed = Some(self.coolings < self.needs);
+            let slowed = Some(self.coolings_so_far < self.coolings_needed);
             ClockAndThrottleReading {
-                clock_mhz,
+                sm_clock_mhz: clock_mhz,
                 at_power_cap: Some(false),
                 slowed_by_heat_or_hardware: slowed,
                 ..READING_AT_POWER_CAP
@@ -674,20 +698,24 @@ mod tests {
         }
 
         fn wait_for_hot_gpu_to_cool(&mut self) {
-            self.coolings += 1;
+            self.coolings_so_far += 1;
         }
     }
 
     #[test]
     fn the_load_starts_again_after_a_hot_gpu_has_cooled() {
         for (needs, coolings) in [(0, 0), (1, 1), (5, MAX_COOLING_PAUSES)] {
-            let mut card = SimulatedHotGpu { needs, coolings: 0 };
+            let mut card = SimulatedHotGpu { coolings_needed: needs, coolings_so_far: 0 };
             let (settling, settled) = run_load_until_gpu_is_steady(&mut card).unwrap();
             assert_eq!(
-                (card.coolings, settled),
-                (coolings, ReasonThatLoadEnded::SteadyBelowPowerCap)
+                (card.coolings_so_far, settled),
+                (coolings, ReasonThatGpuLoadEnded::SteadyBelowPowerCap)
             );
-            assert_eq!(settling.windows_ns.len(), 1, "windows before a pause do not count");
+            assert_eq!(
+                settling.window_mean_launch_ns.len(),
+                1,
+                "windows before a pause do not count"
+            );
         }
     }
 
@@ -697,8 +725,9 @@ mod tests {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             let reading =
                 GpuCardReading { throttle_reasons: throttle, ..GpuCardReading::default() };
-            let record = CasePowerRecord::from_nvml_reading(PowerStateOfSamples::Steady, reading);
-            (record.at_cap, record.was_slowed_by_heat_or_hardware())
+            let record =
+                CasePowerRecord::from_nvml_reading(PowerStateOfSamples::SteadyUnderLoad, reading);
+            (record.at_power_cap, record.was_slowed_by_heat_or_hardware())
         };
         assert_eq!(hot(&["sw_thermal_slowdown"]), (false, true));
         assert_eq!(hot(&["sw_power_cap"]), (true, false));
@@ -710,12 +739,12 @@ mod tests {
         // Window times of an H100 after a pause: the first 100 ms are a burst at a higher clock.
         let attention = [0.92, 0.995, 1.0, 1.0];
         assert_eq!(
-            load_end_for_window_times(&attention, &READING_AT_POWER_CAP),
-            (300, Some(ReasonThatLoadEnded::ReachedPowerCap))
+            gpu_load_end_for_window_times(&attention, &READING_AT_POWER_CAP),
+            (300, Some(ReasonThatGpuLoadEnded::SteadyAtPowerCap))
         );
         assert_eq!(
-            load_end_for_window_times(&[1.0, 1.0], &READING_AT_POWER_CAP),
-            (200, Some(ReasonThatLoadEnded::ReachedPowerCap))
+            gpu_load_end_for_window_times(&[1.0, 1.0], &READING_AT_POWER_CAP),
+            (200, Some(ReasonThatGpuLoadEnded::SteadyAtPowerCap))
         );
     }
 
@@ -723,35 +752,39 @@ mod tests {
     fn a_load_with_wandering_time_is_unsettled_after_a_second() {
         let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
         assert_eq!(
-            load_end_for_window_times(&gemm, &READING_AT_POWER_CAP),
-            (1000, Some(ReasonThatLoadEnded::UnsteadyAtTimeLimit))
+            gpu_load_end_for_window_times(&gemm, &READING_AT_POWER_CAP),
+            (1000, Some(ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit))
         );
-        let mut settling = LoadTimeWindows::default();
+        let mut settling = GpuLoadTimeWindows::default();
         for window_ns in gemm {
             settling.add_load_sample(LOAD_SETTLING_WINDOW, 1, window_ns, None);
         }
-        let samples = SamplesAfterLoad { windows_ns: &[1.2], median_ns: 1.0, idle_share: 0.0 };
+        let samples = SamplesAfterLoad {
+            window_mean_launch_ns: &[1.2],
+            median_launch_ns: 1.0,
+            gpu_idle_share: 0.0,
+        };
         assert_eq!(settling.range_of_other_runs_median(&samples), Some([0.99, 1.2 * 1.0075]));
         let [low, high] = settling
-            .range_of_other_runs_median(&SamplesAfterLoad { idle_share: 0.1, ..samples })
+            .range_of_other_runs_median(&SamplesAfterLoad { gpu_idle_share: 0.1, ..samples })
             .unwrap();
         assert!(low == 0.99 && (high - 1.32 * 1.0075).abs() < 1e-12, "{low} {high}");
     }
 
     #[test]
     fn a_load_window_consists_of_whole_samples() {
-        let mut settling = LoadTimeWindows::default();
+        let mut settling = GpuLoadTimeWindows::default();
         assert!(!settling.add_load_sample(Duration::from_millis(60), 3, 30.0, None));
         assert!(settling.add_load_sample(Duration::from_millis(60), 1, 14.0, Some(1500.0)));
         assert_eq!(settling.launch_times_by_window_ns(), [11.0]);
-        assert_eq!(settling.load_time(), Duration::from_millis(120));
+        assert_eq!(settling.duration_under_load(), Duration::from_millis(120));
     }
 
     /// One launch of 400 ms is one sample of the load, and one window.
     #[test]
     fn a_launch_longer_than_a_load_window_fills_one_window() {
         let settling_time = |launches_ns: &[f64]| {
-            let mut settling = LoadTimeWindows::default();
+            let mut settling = GpuLoadTimeWindows::default();
             for &launch_ns in launches_ns {
                 assert!(settling.add_load_sample(
                     Duration::from_millis(400),
@@ -759,38 +792,51 @@ mod tests {
                     launch_ns,
                     Some(1430.0)
                 ));
-                if let Some(settled) = settling.decide_whether_load_may_end(&READING_AT_POWER_CAP) {
-                    return (settling.load_time().as_millis(), Some(settled));
+                if let Some(settled) =
+                    settling.decide_whether_gpu_load_may_end(&READING_AT_POWER_CAP)
+                {
+                    return (settling.duration_under_load().as_millis(), Some(settled));
                 }
             }
-            (settling.load_time().as_millis(), None)
+            (settling.duration_under_load().as_millis(), None)
         };
         assert_eq!(settling_time(&[4e8]), (400, None));
         assert_eq!(
             settling_time(&[4e8, 4.01e8]),
-            (800, Some(ReasonThatLoadEnded::ReachedPowerCap))
+            (800, Some(ReasonThatGpuLoadEnded::SteadyAtPowerCap))
         );
         assert_eq!(
             settling_time(&[4e8, 4.4e8, 4.8e8]),
-            (1200, Some(ReasonThatLoadEnded::UnsteadyAtTimeLimit))
+            (1200, Some(ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit))
         );
     }
 
     #[test]
     fn a_gpu_without_readable_power_has_no_power_state() {
         let record = |meter: &NvmlPowerMeter| {
-            let load = (LoadTimeWindows::default(), ReasonThatLoadEnded::UnsteadyAtTimeLimit);
-            let samples =
-                SamplesAfterLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle_share: 0.0 };
+            let load = (GpuLoadTimeWindows::default(), ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit);
+            let samples = SamplesAfterLoad {
+                window_mean_launch_ns: &[1.0, 2.0],
+                median_launch_ns: 1.5,
+                gpu_idle_share: 0.0,
+            };
             CasePowerRecord::from_samples_after_load(&load, &samples, meter)
         };
         for (shared, reason) in [
             (None, "NVML is missing, or does not know this device"),
             (Some(MIG_LIMITATION), "a MIG partition shares the card's power with others"),
         ] {
-            let CasePowerRecord { state, reason: found, at_cap, range, .. } =
-                record(&NvmlPowerMeter::without_nvml_for_tests(shared));
-            assert_eq!((state, at_cap, range), (PowerStateOfSamples::NotApplicable, false, None));
+            let CasePowerRecord {
+                state,
+                reason_not_applicable: found,
+                at_power_cap: at_cap,
+                range,
+                ..
+            } = record(&NvmlPowerMeter::without_nvml_for_tests(shared));
+            assert_eq!(
+                (state, at_cap, range),
+                (PowerStateOfSamples::PowerStateNotApplicable, false, None)
+            );
             assert_eq!(found.as_deref(), Some(reason));
         }
         assert_eq!(
@@ -804,7 +850,7 @@ mod tests {
     #[test]
     fn a_clock_drop_during_samples_makes_the_case_unsettled() {
         let launches = [4.92, 4.96, 5.15, 5.15, 5.24, 5.15, 5.05, 5.0, 4.98, 4.98];
-        let windows = |mut windows: LoadTimeWindows| {
+        let windows = |mut windows: GpuLoadTimeWindows| {
             for launch_ms in launches.into_iter().flat_map(|launch_ms| [launch_ms; 4]) {
                 let wall = Duration::from_secs_f64(launch_ms * 1.03e-3);
                 windows.add_load_sample(wall, 1, launch_ms * 1e6, None);
@@ -812,22 +858,22 @@ mod tests {
             windows
         };
         let (long, short) = (
-            windows(LoadTimeWindows::default()),
-            windows(LoadTimeWindows::with_window_length_for_samples()),
+            windows(GpuLoadTimeWindows::default()),
+            windows(GpuLoadTimeWindows::with_window_length_for_samples()),
         );
-        let settled_load = LoadTimeWindows::default();
+        let settled_load = GpuLoadTimeWindows::default();
         assert!(settled_load.is_median_precise_with_load_windows(long.launch_times_by_window_ns()));
         assert!(
             !settled_load.is_median_precise_with_load_windows(short.launch_times_by_window_ns())
         );
     }
 
-    /// Two successive windows of a load happen to agree where a clock that wanders for half a
-    /// second turns.
+    /// In this simulation two successive windows of a load happen to agree at a turning point of a
+    /// clock that wanders with a period of half a second.
     #[test]
     fn samples_after_a_wandering_load_are_unsettled() {
         let load = |windows_ns: &[f64]| {
-            let mut load = LoadTimeWindows::default();
+            let mut load = GpuLoadTimeWindows::default();
             for &window_ns in windows_ns {
                 load.add_load_sample(LOAD_SETTLING_WINDOW, 1, window_ns, None);
             }
@@ -844,13 +890,16 @@ mod tests {
 
     #[test]
     fn only_times_in_equal_kinds_of_power_state_are_comparable() {
-        use PowerStateOfSamples::{Burst, NotApplicable, Steady, Unsettled};
+        use PowerStateOfSamples::{
+            BurstsAfterPauses, PowerStateNotApplicable, SteadyUnderLoad, UnsettledUnderLoad,
+        };
         assert!(
-            Steady.are_times_comparable_with(Unsettled) && Burst.are_times_comparable_with(Burst)
+            SteadyUnderLoad.are_times_comparable_with(UnsettledUnderLoad)
+                && BurstsAfterPauses.are_times_comparable_with(BurstsAfterPauses)
         );
         assert!(
-            !Steady.are_times_comparable_with(Burst)
-                && !Unsettled.are_times_comparable_with(NotApplicable)
+            !SteadyUnderLoad.are_times_comparable_with(BurstsAfterPauses)
+                && !UnsettledUnderLoad.are_times_comparable_with(PowerStateNotApplicable)
         );
     }
 

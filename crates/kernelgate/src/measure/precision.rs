@@ -14,7 +14,8 @@ use crate::stats::binomial::confidence_interval_of_median;
 use crate::stats::mean;
 
 /// Probability that the confidence interval of the median does not contain the true median. If
-/// there are too few windows for such an interval, all windows must lie within the allowed width.
+/// there are too few windows for the median's confidence interval, all windows must lie within the
+/// allowed width.
 const MEDIAN_INTERVAL_MISS_PROBABILITY: f64 = 0.05;
 /// Largest width of the median's confidence interval in a settled case, relative to its lower end.
 const MAX_RELATIVE_MEDIAN_INTERVAL_WIDTH: f64 = 0.015;
@@ -27,8 +28,8 @@ const BATCH_COUNTS_AND_T_QUANTILES: [(usize, f64); 2] = [(4, 5.84), (8, 3.50)];
 const MAX_RELATIVE_MEAN_INTERVAL_DISTANCE: f64 = 0.5;
 
 /// Returns whether another run would repeat the median of these window times: the 95 % confidence
-/// interval of the median is at most 1.5 % wide. If there are too few windows for the interval, the
-/// difference of smallest and largest window must be that small.
+/// interval of the median is at most 1.5 % wide. If there are too few windows for the interval,
+/// smallest and largest window must differ by at most 1.5 %.
 pub fn is_median_of_windows_precise(windows_ns: &[f64]) -> bool {
     let interval = confidence_interval_of_median(windows_ns, MEDIAN_INTERVAL_MISS_PROBABILITY)
         .or_else(|| min_and_max(windows_ns));

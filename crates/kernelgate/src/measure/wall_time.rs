@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{CaseSampleConditions, LaunchStopwatch, TimedLaunchSample, TimedReplay};
-use crate::backend::{BackendError, Executable, cpu, host_timeout};
+use crate::backend::{BackendError, LaunchableProblem, cpu, host_timeout};
 
 /// CPU time by which the first replay may exceed the next one: this share of a launch, because
 /// caches differ, plus nanoseconds for each thread that wakes up.
@@ -29,7 +29,7 @@ pub struct WallTimeStopwatch;
 impl LaunchStopwatch for WallTimeStopwatch {
     fn take_sample_of_launches(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         launches: u64,
     ) -> Result<TimedLaunchSample, BackendError> {
         let _watched = host_timeout::start_timeout_of_host_launches();
@@ -44,16 +44,16 @@ impl LaunchStopwatch for WallTimeStopwatch {
         Ok(TimedLaunchSample {
             launches,
             elapsed_ns,
-            skew_ns: None,
-            clock_mhz: None,
-            discarded: 0,
-            throttled: false,
+            skew_between_gpus_ns: None,
+            sm_clock_mhz: None,
+            discarded_attempts: 0,
+            gpu_was_throttled: false,
         })
     }
 
     fn time_one_replay(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
     ) -> Result<Option<TimedReplay>, BackendError> {
         // The check compares CPU times, not wall times, because other processes may delay one
         // replay and not the next.
@@ -68,7 +68,12 @@ impl LaunchStopwatch for WallTimeStopwatch {
             let elapsed_ns = spent.as_nanos() as f64;
             let allowed_ns = REPLAY_TOLERANCE_SHARE_OF_LAUNCH * elapsed_ns
                 + REPLAY_TOLERANCE_NS_PER_THREAD * cpu::cpu_backend_thread_count() as f64;
-            TimedReplay { elapsed_ns, clock_mhz: None, launches: 1, allowed_ns }
+            TimedReplay {
+                replay_ns: elapsed_ns,
+                sm_clock_mhz: None,
+                launches: 1,
+                allowed_excess_ns: allowed_ns,
+            }
         }))
     }
 

@@ -120,7 +120,8 @@ mod tests {
 
         #[derive(Debug, PartialEq, Serialize, Deserialize)]
         pub struct RequestFileOfVersion2 {
-            pub response: std::path::PathBuf,
+            #[serde(rename = "response")]
+            pub response_path: std::path::PathBuf,
             pub action: serde_json::Value,
             /// A field of the request that version 1 of kernelgate's bench protocol lacks.
             #[serde(default)]
@@ -143,8 +144,10 @@ mod tests {
         use crate::record::file;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("request.json");
-        let request =
-            BenchRequestFile { response: "/r".into(), action: RequestedBenchAction::List };
+        let request = BenchRequestFile {
+            response_path: "/r".into(),
+            action: RequestedBenchAction::ListCases,
+        };
         file::write_record_atomically(&path, &request).unwrap();
         // A later program with a version-1 bench, and the reverse: both sides write version 1,
         // which the later side reads with default values.
@@ -159,9 +162,9 @@ mod tests {
             file::read_record::<protocol_version_2::RequestFileOfVersion2>(&path).unwrap().priority,
             7
         );
-        // A version-1 program that reads and writes the response drops the field, so the field must
-        // not change the meaning of others. A field that changes the meaning of others raises the
-        // protocol version, and older readers refuse the file.
+        // A version-1 program that reads and writes the response drops a field that it does not
+        // know, so such a field must not change the meaning of others. A field that changes the
+        // meaning of others raises the protocol version, and older readers refuse the file.
         file::write_record_atomically(
             &path,
             &file::read_record::<BenchRequestFile>(&path).unwrap(),

@@ -17,17 +17,22 @@ use crate::record::{DeclaredWorkRecord, ThroughputItemUnit};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CuptiCaseRecording {
     /// Id of the case.
-    pub case: String,
+    #[serde(rename = "case")]
+    pub case_id: String,
     /// Launches before.
-    pub warm_up: u32,
-    /// Launches that were recorded.
-    pub steps: u32,
+    #[serde(rename = "warm_up")]
+    pub warm_up_launches: u32,
+    /// Number of launches that CUPTI recorded.
+    #[serde(rename = "steps")]
+    pub recorded_launches: u32,
     /// Host time from before the first recorded launch until the wait for the last launch has
     /// ended, nanoseconds.
-    pub wall_ns: u64,
+    #[serde(rename = "wall_ns")]
+    pub recorded_launches_wall_ns: u64,
     /// Host time that CUPTI's recording adds to a launch, nanoseconds: median difference between
     /// series of empty kernels with and without recording.
-    pub launch_cost_ns: Option<f64>,
+    #[serde(rename = "launch_cost_ns")]
+    pub cupti_overhead_per_launch_ns: Option<f64>,
     /// Shortest times of a launch by each measured ceiling of the device, with hot caches.
     pub limits: Vec<ShortestLaunchTime>,
     /// Declared bytes and operations of one launch of the recorded case.
@@ -36,7 +41,8 @@ pub struct CuptiCaseRecording {
     /// Number of data items (for example images or tokens) that one launch computes, from which
     /// throughput is derived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub samples: Option<u64>,
+    #[serde(rename = "samples")]
+    pub items_per_launch: Option<u64>,
     /// Unit of the data items in which the throughput is stated.
     #[serde(default, skip_serializing_if = "ThroughputItemUnit::is_default_unit")]
     pub sample_unit: ThroughputItemUnit,
@@ -48,7 +54,8 @@ pub struct CuptiCaseRecording {
     pub stages: Vec<KernelStageCycles>,
     /// Device memory of the recorded case, bytes by purpose.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub memory_uses: Vec<(String, u64)>,
+    #[serde(rename = "memory_uses")]
+    pub memory_bytes_by_purpose: Vec<(String, u64)>,
     /// The GPU on which the recorded case ran; the first one if it ran on several.
     pub device: RecordedDeviceLimits,
     /// Further GPUs on which the recorded case ran.
@@ -63,12 +70,15 @@ pub struct CuptiCaseRecording {
 /// shortest times that this device's ceilings allow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedNetworkPart {
-    /// Table of the part.
-    pub table: String,
+    /// Name of the profile table in which the network part is a row.
+    #[serde(rename = "table")]
+    pub profile_table: String,
     /// Name of the network part in tables.
-    pub label: String,
+    #[serde(rename = "label")]
+    pub part_label: String,
     /// Ending by which the recorded ranges of this network part are found: the end of their paths.
-    pub range: String,
+    #[serde(rename = "range")]
+    pub range_path_ending: String,
     /// Shortest times of the network part's declared work in one launch, by each measured ceiling,
     /// with hot caches.
     pub limits: Vec<ShortestLaunchTime>,
@@ -82,15 +92,19 @@ pub struct RecordedNetworkPart {
 /// kernel source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelStageCycles {
-    /// Name of the kernel.
-    pub kernel: String,
-    /// Stages of the kernel.
-    pub names: Vec<String>,
+    /// Name of the instrumented kernel.
+    #[serde(rename = "kernel")]
+    pub kernel_name: String,
+    /// Names of the stages inside the kernel.
+    #[serde(rename = "names")]
+    pub stage_names: Vec<String>,
     /// Number of launches over which the cycles of the stages were summed.
-    pub launches: u32,
+    #[serde(rename = "launches")]
+    pub summed_launches: u32,
     /// Clock cycles of the stages, summed over these launches: one list for each thread block, with
     /// one number for each stage.
-    pub cycles: Vec<Vec<u64>>,
+    #[serde(rename = "cycles")]
+    pub stage_cycles_by_block: Vec<Vec<u64>>,
 }
 
 impl CuptiCaseRecording {
@@ -116,9 +130,10 @@ impl RecordFileType for CuptiCaseRecording {
     ];
 
     fn check_record_plausible(&self) -> Result<(), String> {
-        plausibility::check_count_plausible("wall_ns", self.wall_ns)?;
-        self.launch_cost_ns.map_or(Ok(()), plausibility::check_overhead_ns_plausible)?;
-        self.samples
+        plausibility::check_count_plausible("wall_ns", self.recorded_launches_wall_ns)?;
+        self.cupti_overhead_per_launch_ns
+            .map_or(Ok(()), plausibility::check_overhead_ns_plausible)?;
+        self.items_per_launch
             .map_or(Ok(()), |count| plausibility::check_count_plausible("samples", count))?;
         let parts = self.parts.iter().flat_map(|part| &part.limits);
         self.limits
@@ -129,15 +144,17 @@ impl RecordFileType for CuptiCaseRecording {
         parts
             .chain([&self.work])
             .try_for_each(DeclaredWorkRecord::check_declared_work_plausible)?;
-        for (memory_use, bytes) in &self.memory_uses {
+        for (memory_use, bytes) in &self.memory_bytes_by_purpose {
             plausibility::check_bytes_plausible(memory_use, *bytes)?;
         }
-        for cycles in self.stages.iter().flat_map(|stages| stages.cycles.iter().flatten()) {
+        for cycles in
+            self.stages.iter().flat_map(|stages| stages.stage_cycles_by_block.iter().flatten())
+        {
             plausibility::check_count_plausible("cycles of a stage", *cycles)?;
         }
-        let count = self.trace.names.len();
-        match self.trace.kernels.iter().find(|kernel| kernel.name as usize >= count) {
-            Some(kernel) => Err(format!("a kernel of name {} of {count}", kernel.name)),
+        let count = self.trace.interned_names.len();
+        match self.trace.kernels.iter().find(|kernel| kernel.name_index as usize >= count) {
+            Some(kernel) => Err(format!("a kernel of name {} of {count}", kernel.name_index)),
             None => Ok(()),
         }
     }

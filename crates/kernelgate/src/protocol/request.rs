@@ -11,9 +11,10 @@ use crate::record::file::RecordFileType;
 /// response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchRequestFile {
-    /// Path of the response.
-    pub response: PathBuf,
-    /// Action to carry out.
+    /// Path of the file to which the bench executable writes its response.
+    #[serde(rename = "response")]
+    pub response_path: PathBuf,
+    /// Action that the bench executable shall carry out.
     pub action: RequestedBenchAction,
 }
 
@@ -22,45 +23,57 @@ pub struct BenchRequestFile {
 #[serde(rename_all = "snake_case")]
 pub enum RequestedBenchAction {
     /// Request: list the cases, and state which of them can run on this machine.
-    List,
+    #[serde(rename = "list")]
+    ListCases,
     /// Request: compare the outputs of every case with the reference.
-    Verify {
+    #[serde(rename = "verify")]
+    VerifyCases {
         /// Folder into which the inputs, outputs and reference of each verified case are written.
-        dump: Option<PathBuf>,
+        #[serde(rename = "dump")]
+        dump_folder: Option<PathBuf>,
     },
     /// Request: sum up the GPU time of the kernels in one launch of each case.
-    Profile,
+    #[serde(rename = "profile")]
+    ProfileCases,
     /// Request: record, by CUPTI, the activity of process and GPU during launches of each case.
-    Record(LaunchesToRecord),
+    #[serde(rename = "record")]
+    RecordCuptiActivity(LaunchesToRecord),
     /// Request: compile every kernel for a GPU architecture, and report its registers, spills and
     /// occupancy.
-    Resources {
+    #[serde(rename = "resources")]
+    ReportKernelResources {
         /// "sm_90a".
-        arch: String,
+        #[serde(rename = "arch")]
+        gpu_architecture: String,
         /// Regular expression for kernel names: only kernel builds with a matching kernel are
         /// compiled.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        filter: Option<String>,
+        #[serde(rename = "filter")]
+        kernel_name_regex: Option<String>,
     },
     /// Request: measure how accurate timing by CUDA events is on this GPU.
-    Timing {
+    #[serde(rename = "timing")]
+    MeasureTimingAccuracy {
         /// Part of the timing-accuracy report to measure; all parts if absent.
         part: Option<TimingAccuracyReportPart>,
     },
     /// Request: report the device and environment in which the cases would run.
-    Environment,
+    #[serde(rename = "environment")]
+    ReportEnvironment,
     /// Request: return the Python programs that time other libraries' kernels for the same
     /// problems.
-    Peers,
+    #[serde(rename = "peers")]
+    ReturnPeerPrograms,
     /// Request: verify and time the cases of one trial of a comparison.
-    Trial(Box<TrialRequestToBench>),
+    #[serde(rename = "trial")]
+    RunTrial(Box<TrialRequestToBench>),
 }
 
 impl RequestedBenchAction {
     /// Returns the numbers of launches to record if the action is a full recording of launches.
     pub fn launches_to_record(&self) -> Option<LaunchesToRecord> {
         match self {
-            Self::Record(repetitions) => Some(*repetitions),
+            Self::RecordCuptiActivity(repetitions) => Some(*repetitions),
             _ => None,
         }
     }
@@ -70,25 +83,33 @@ impl RequestedBenchAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LaunchesToRecord {
     /// Number of warm-up launches before the recorded ones; the bench chooses it if absent.
-    pub warm_up: Option<u32>,
+    #[serde(rename = "warm_up")]
+    pub warm_up_launches: Option<u32>,
     /// Number of launches to record; the bench chooses it if absent.
-    pub steps: Option<u32>,
+    #[serde(rename = "steps")]
+    pub recorded_launches: Option<u32>,
 }
 
-/// A part of [`RequestedBenchAction::Timing`].
+/// Part of the report on the accuracy of timing by CUDA events, as requested by
+/// [`RequestedBenchAction::MeasureTimingAccuracy`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimingAccuracyReportPart {
-    /// Spins of known length.
-    Spins,
+    /// Compares event times of spin kernels with their known lengths.
+    #[serde(rename = "spins")]
+    SpinKernels,
     /// Compares event times of memory copies with CUPTI's record of the same copies.
-    Cupti,
+    #[serde(rename = "cupti")]
+    CopiesAgainstCupti,
     /// Compares event times of the selected cases with CUPTI's record of the same launches.
-    Cases,
+    #[serde(rename = "cases")]
+    CasesAgainstCupti,
     /// Times memory reads with hot and with cold caches.
-    Cold,
+    #[serde(rename = "cold")]
+    HotAndColdReads,
     /// Bandwidths and GEMMs.
-    Limits,
+    #[serde(rename = "limits")]
+    DeviceLimits,
 }
 
 impl RecordFileType for BenchRequestFile {
@@ -100,7 +121,7 @@ impl RecordFileType for BenchRequestFile {
 
     fn check_record_plausible(&self) -> Result<(), String> {
         match &self.action {
-            RequestedBenchAction::Trial(request) => {
+            RequestedBenchAction::RunTrial(request) => {
                 request.sampling.check_sampling_plan_plausible()
             }
             _ => Ok(()),

@@ -18,29 +18,34 @@ use crate::record::text::check_case_id_text;
 use crate::trace::{HostTimeOfPhase, RecordedKernelsSummary};
 use crate::verify::ErrorsRelativeToReference;
 
-/// Response to a request.
+/// Response of a bench executable to a request of the program `kernelgate`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchResponseFile {
     /// Name of the Cargo bench target that responds.
-    pub bench: String,
-    /// Results of the action.
+    #[serde(rename = "bench")]
+    pub bench_name: String,
+    /// Results of the requested action.
     pub answer: ResponseToBenchAction,
 }
 
-/// The result of the action that a bench executable was requested to do.
+/// The result of an action that `kernelgate` requested from a bench executable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseToBenchAction {
     /// Response: the bench has none of the requested cases.
-    NoMatch {
-        /// Reason, as a sentence.
-        reason: String,
+    #[serde(rename = "no_match")]
+    NoMatchingCase {
+        /// Reason why no case matches, as a sentence.
+        #[serde(rename = "reason")]
+        no_match_reason: String,
         /// Existing case ids, or parts of them, that resemble the requested ones; the best match is
         /// first.
-        close: Vec<String>,
+        #[serde(rename = "close")]
+        similar_case_ids: Vec<String>,
     },
     /// Response: the action is impossible here; the text names what is missing.
-    Refused(String),
+    #[serde(rename = "refused")]
+    ActionImpossible(String),
     /// The cases.
     List(BenchCaseListing),
     /// Response: for each case, the comparison of its outputs with the reference.
@@ -49,14 +54,15 @@ pub enum ResponseToBenchAction {
     Profile(Vec<CaseProfileResponse>),
     /// Response: registers, spills and shared memory of the kernels for an architecture.
     Resources(KernelResourcesReport),
-    /// How good timing is.
+    /// Response: the accuracy of timing by CUDA events on this GPU.
     Timing(Box<TimingAccuracyReport>),
-    /// Environment of the cases.
+    /// Response: machine, devices and build with which the cases would run.
     Environment(Box<RunEnvironment>),
     /// Programs for peers.
     Peers(Vec<PythonPeerProgram>),
     /// Response: the trial has ended, and its run record is at the requested path.
-    Trial,
+    #[serde(rename = "trial")]
+    TrialEnded,
 }
 
 /// Registers, spills and shared memory of a bench executable's kernels, as the compiler reports
@@ -66,11 +72,14 @@ pub struct KernelResourcesReport {
     /// Resources of the kernels that can run on the requested GPU architecture.
     pub resources: ResourcesOfAllKernels,
     /// Kernel builds that the requested GPU architecture cannot run, each with its requirement.
-    pub left_out: Vec<String>,
+    #[serde(rename = "left_out")]
+    pub builds_unfit_for_architecture: Vec<String>,
     /// Hash of each kernel's machine code, by kernel build and symbol name.
-    pub code: BTreeMap<String, String>,
+    #[serde(rename = "code")]
+    pub machine_code_hashes: BTreeMap<String, String>,
     /// Hash of each kernel's source and compiler options, by kernel build.
-    pub sources: BTreeMap<String, String>,
+    #[serde(rename = "sources")]
+    pub source_hashes: BTreeMap<String, String>,
 }
 
 /// Workloads, implementations and selected cases of a bench executable, in response to a list
@@ -80,7 +89,8 @@ pub struct BenchCaseListing {
     /// Backend (CPU or CUDA) on which the cases run on this machine.
     pub backend: String,
     /// Reason why cases do not run on the other backend, as a part of a sentence.
-    pub otherwise: String,
+    #[serde(rename = "otherwise")]
+    pub reason_against_other_backend: String,
     /// The workloads.
     pub workloads: Vec<ListedWorkload>,
     /// The selected cases, including those that are skipped on this machine.
@@ -91,12 +101,14 @@ pub struct BenchCaseListing {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListedWorkload {
     /// Name of the workload: `family/operation`.
-    pub name: String,
-    /// Description in one line.
-    pub about: String,
+    #[serde(rename = "name")]
+    pub workload_name: String,
+    /// Description of the workload in one line.
+    #[serde(rename = "about")]
+    pub description: String,
     /// Axes of the workload, each with its name, its accepted values and its meaning.
     pub axes: Vec<[String; 3]>,
-    /// Implementations of the problem.
+    /// Implementations of the workload.
     pub implementations: Vec<ListedImplementation>,
 }
 
@@ -104,37 +116,46 @@ pub struct ListedWorkload {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListedImplementation {
     /// `cpu`, `cuda/tiled`.
-    pub name: String,
-    /// Description in one line.
-    pub about: String,
+    #[serde(rename = "name")]
+    pub implementation_name: String,
+    /// Description of the implementation in one line.
+    #[serde(rename = "about")]
+    pub description: String,
 }
 
 /// A case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListedBenchCase {
     /// Id of the case.
-    pub case: String,
+    #[serde(rename = "case")]
+    pub case_id: String,
     /// Whether the case can run on this machine, is skipped, or failed to prepare. Status of the
-    /// case.
+    /// listed case.
     pub status: BenchCaseStatus,
-    /// Why not, a fragment.
-    pub reason: Option<String>,
+    /// Reason why the case cannot run on this machine, as a part of a sentence.
+    #[serde(rename = "reason")]
+    pub reason_not_runnable: Option<String>,
     /// Whether the case can run on no machine, because its implementation does not compute this
     /// problem.
     #[serde(default)]
-    pub unsupported: bool,
+    #[serde(rename = "unsupported")]
+    pub runs_on_no_machine: bool,
     /// Declared matmul operations of one launch; 0 if the case is skipped.
-    pub matmul_flops: u64,
+    #[serde(rename = "matmul_flops")]
+    pub matmul_flops_per_launch: u64,
     /// Declared minimum of bytes that one launch moves; 0 if the case is skipped.
-    pub bytes: u64,
+    #[serde(rename = "bytes")]
+    pub min_bytes_per_launch: u64,
     /// Peak host memory of the case, bytes; 0 if the case is skipped.
-    pub host_bytes: u64,
+    #[serde(rename = "host_bytes")]
+    pub peak_host_memory_bytes: u64,
     /// Device memory that the implementation declares for the case, bytes; absent if it declares
     /// none.
-    pub device_bytes: Option<u64>,
+    #[serde(rename = "device_bytes")]
+    pub declared_device_memory_bytes: Option<u64>,
 }
 
-/// Status of a case.
+/// Status of a listed, verified or profiled case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BenchCaseStatus {
@@ -161,51 +182,64 @@ impl BenchCaseStatus {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseVerificationResponse {
     /// Id of the case.
-    pub case: String,
-    /// Status of the case.
+    #[serde(rename = "case")]
+    pub case_id: String,
+    /// Status of the recorded or profiled case.
     pub status: BenchCaseStatus,
     /// Number of output elements that were compared with the reference; 0 if the case did not pass.
-    pub checked: u64,
+    #[serde(rename = "checked")]
+    pub compared_elements: u64,
     /// Total number of output elements; 0 if the case did not pass.
-    pub total: u64,
+    #[serde(rename = "total")]
+    pub output_elements: u64,
     /// Largest absolute error of the outputs, |out - ref|, divided by the largest |ref|.
-    pub max_error: f64,
+    #[serde(rename = "max_error")]
+    pub max_error_over_max_reference: f64,
     /// Relative L2 error of the outputs, ‖out - ref‖₂ / ‖ref‖₂.
-    pub relative_l2: f64,
+    #[serde(rename = "relative_l2")]
+    pub relative_l2_error: f64,
     /// Relative L2 error that only rounding the reference to the outputs' dtypes causes.
-    pub rounding: f64,
+    #[serde(rename = "rounding")]
+    pub rounding_relative_l2_error: f64,
     /// Errors by output name, if several outputs were compared with the reference within error
     /// bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub by_output: BTreeMap<String, ErrorsRelativeToReference>,
+    #[serde(rename = "by_output")]
+    pub errors_by_output: BTreeMap<String, ErrorsRelativeToReference>,
     /// Hash that identifies the inputs, which differs between seeds, as in
     /// [`OutputVerificationRecord`]. This hash is present even if the case failed.
     ///
-    /// [`OutputVerificationRecord`]: crate::record::run::OutputVerificationRecord::data_set
+    /// [`OutputVerificationRecord`]: crate::record::run::OutputVerificationRecord::verified_data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data_set: Option<String>,
+    #[serde(rename = "data_set")]
+    pub input_data_set_hash: Option<String>,
     /// Hash of the inputs of a case whose expected outputs are known for only one seed, if
-    /// `data_set` is absent.
+    /// `input_data_set_hash` is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub inputs: Option<String>,
+    #[serde(rename = "inputs")]
+    pub single_seed_inputs_hash: Option<String>,
     /// Whether a second launch returned the same output bits; this does not influence whether the
-    /// case passes. Absent if the case did not pass.
-    pub repeatable: Option<bool>,
+    /// case passes. Absent if the case did not pass verification.
+    #[serde(rename = "repeatable")]
+    pub repeated_launch_is_bit_equal: Option<bool>,
     /// Reason why the case failed or was skipped.
-    pub reason: Option<String>,
+    #[serde(rename = "reason")]
+    pub failure_or_skip_reason: Option<String>,
     /// Kernels that the case launched on the GPU, each by source file, macros and symbol name as in
     /// records of resources. `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Only
     /// kernels that kernelgate compiled are named; kernels of libraries and of other code are
     /// missing.
-    pub kernels: Vec<String>,
+    #[serde(rename = "kernels")]
+    pub launched_kernels: Vec<String>,
 }
 
 /// A case's kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseProfileResponse {
     /// Id of the case.
-    pub case: String,
-    /// Status of the case.
+    #[serde(rename = "case")]
+    pub case_id: String,
+    /// Outcome of the verification: passed, failed or skipped.
     pub status: BenchCaseStatus,
     /// Sums over the recorded launches of the case; absent if the case failed, was skipped, or
     /// launched no kernels.
@@ -216,9 +250,11 @@ pub struct CaseProfileResponse {
     /// Number of data items that one launch computes, for a throughput; absent if the workload
     /// states none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub samples: Option<u64>,
+    #[serde(rename = "samples")]
+    pub items_per_launch: Option<u64>,
     /// Reason why the case failed or was skipped, or why its phases are incomplete.
-    pub reason: Option<String>,
+    #[serde(rename = "reason")]
+    pub reason_without_full_profile: Option<String>,
     /// Everything that CUPTI recorded of the case; absent if CUPTI recorded no kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Box<CuptiCaseRecording>>,
@@ -228,7 +264,7 @@ pub struct CaseProfileResponse {
 /// are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimingAccuracyReport {
-    /// Environment of the measurements.
+    /// Machine, devices and build with which the accuracy was measured.
     pub environment: RunEnvironment,
     /// NVML's readings of the card before and after the measurements.
     pub telemetry: Vec<GpuCardReading>,
@@ -243,18 +279,22 @@ pub struct TimingAccuracyReport {
     /// Against CUPTI.
     pub cupti: Option<Vec<EventAndCuptiTimeRow>>,
     /// Sentences that state which measurements were impossible, and why.
-    pub notes: Vec<String>,
+    #[serde(rename = "notes")]
+    pub unmeasured_part_notes: Vec<String>,
 }
 
 /// A Python program that times other libraries' kernels for the problems of a workload family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PythonPeerProgram {
     /// Family of workloads that the program times: the first part of their names.
-    pub family: String,
+    #[serde(rename = "family")]
+    pub workload_family: String,
     /// Name of the Python file to run.
-    pub main: String,
+    #[serde(rename = "main")]
+    pub main_file_name: String,
     /// Contents of the program's files by file name.
-    pub files: BTreeMap<String, String>,
+    #[serde(rename = "files")]
+    pub file_contents_by_name: BTreeMap<String, String>,
 }
 
 impl RecordFileType for BenchResponseFile {
@@ -269,15 +309,15 @@ impl RecordFileType for BenchResponseFile {
     fn check_record_plausible(&self) -> Result<(), String> {
         match &self.answer {
             ResponseToBenchAction::List(BenchCaseListing { cases, .. }) => {
-                check_case_ids_are_unique(cases.iter().map(|case| &case.case))?;
+                check_case_ids_are_unique(cases.iter().map(|case| &case.case_id))?;
                 cases.iter().try_for_each(ListedBenchCase::check_listed_case_plausible)
             }
             ResponseToBenchAction::Verify(cases) => {
-                check_case_ids_are_unique(cases.iter().map(|case| &case.case))?;
+                check_case_ids_are_unique(cases.iter().map(|case| &case.case_id))?;
                 cases.iter().try_for_each(CaseVerificationResponse::check_verified_case_plausible)
             }
             ResponseToBenchAction::Profile(cases) => {
-                check_case_ids_are_unique(cases.iter().map(|case| &case.case))?;
+                check_case_ids_are_unique(cases.iter().map(|case| &case.case_id))?;
                 cases.iter().try_for_each(CaseProfileResponse::check_case_profile_plausible)
             }
             ResponseToBenchAction::Resources(report) => {
@@ -287,10 +327,10 @@ impl RecordFileType for BenchResponseFile {
             ResponseToBenchAction::Environment(environment) => {
                 environment.check_environment_plausible()
             }
-            ResponseToBenchAction::NoMatch { .. }
-            | ResponseToBenchAction::Refused(_)
+            ResponseToBenchAction::NoMatchingCase { .. }
+            | ResponseToBenchAction::ActionImpossible(_)
             | ResponseToBenchAction::Peers(_)
-            | ResponseToBenchAction::Trial => Ok(()),
+            | ResponseToBenchAction::TrialEnded => Ok(()),
         }
     }
 }
@@ -307,7 +347,12 @@ fn check_case_ids_are_unique<'a>(mut ids: impl Iterator<Item = &'a String>) -> R
 impl ListedBenchCase {
     /// Fails if a size in bytes of this listed case is implausible.
     fn check_listed_case_plausible(&self) -> Result<(), String> {
-        let Self { bytes, host_bytes, device_bytes, .. } = *self;
+        let Self {
+            min_bytes_per_launch: bytes,
+            peak_host_memory_bytes: host_bytes,
+            declared_device_memory_bytes: device_bytes,
+            ..
+        } = *self;
         let sizes = [
             ("bytes", bytes),
             ("host_bytes", host_bytes),
@@ -316,23 +361,23 @@ impl ListedBenchCase {
         let mut sizes = sizes.into_iter();
         sizes
             .try_for_each(|(field, bytes)| plausibility::check_bytes_plausible(field, bytes))
-            .map_err(|why| format!("case `{}`: {why}", self.case))
+            .map_err(|why| format!("case `{}`: {why}", self.case_id))
     }
 }
 
 impl CaseProfileResponse {
-    /// Fails if a time in this profile of a case is implausible.
+    /// Fails if a time in the profile of a case is implausible.
     fn check_case_profile_plausible(&self) -> Result<(), String> {
         let numbers = || {
             self.summary
                 .as_ref()
                 .map_or(Ok(()), RecordedKernelsSummary::check_kernels_summary_plausible)?;
             self.phases.iter().try_for_each(HostTimeOfPhase::check_host_phase_plausible)?;
-            self.samples
+            self.items_per_launch
                 .map_or(Ok(()), |count| plausibility::check_count_plausible("samples", count))?;
             self.recording.as_ref().map_or(Ok(()), |recording| recording.check_record_plausible())
         };
-        numbers().map_err(|why: String| format!("case `{}`: {why}", self.case))
+        numbers().map_err(|why: String| format!("case `{}`: {why}", self.case_id))
     }
 }
 
@@ -364,19 +409,25 @@ impl CaseVerificationResponse {
     /// # Errors
     /// The error is a fragment of a message that names the case and the field.
     fn check_verified_case_plausible(&self) -> Result<(), String> {
-        if self.checked > self.total {
-            let Self { case, checked, total, .. } = self;
+        if self.compared_elements > self.output_elements {
+            let Self { case_id: case, compared_elements: checked, output_elements: total, .. } =
+                self;
             return Err(format!("case `{case}`: {checked} of {total} elements checked"));
         }
         if self.status != BenchCaseStatus::Ok {
             return Ok(());
         }
-        let Self { max_error, relative_l2, rounding, .. } = *self;
-        let all = ErrorsRelativeToReference { max_error, relative_l2, rounding };
-        let mut errors = self.by_output.values().chain([&all]);
+        let Self {
+            max_error_over_max_reference: max_error,
+            relative_l2_error: relative_l2,
+            rounding_relative_l2_error: rounding,
+            ..
+        } = *self;
+        let all = ErrorsRelativeToReference { max_error, relative_l2, rounding_error: rounding };
+        let mut errors = self.errors_by_output.values().chain([&all]);
         errors
             .try_for_each(ErrorsRelativeToReference::check_errors_plausible)
-            .map_err(|why| format!("case `{}`: {why}", self.case))
+            .map_err(|why| format!("case `{}`: {why}", self.case_id))
     }
 }
 
@@ -386,19 +437,19 @@ mod tests {
 
     fn example_verified_case() -> CaseVerificationResponse {
         CaseVerificationResponse {
-            case: "a/b".to_owned(),
+            case_id: "a/b".to_owned(),
             status: BenchCaseStatus::Ok,
-            checked: 10,
-            total: 10,
-            max_error: 0.5,
-            relative_l2: 0.1,
-            rounding: 0.0,
-            by_output: BTreeMap::new(),
-            data_set: None,
-            inputs: None,
-            repeatable: None,
-            reason: None,
-            kernels: Vec::new(),
+            compared_elements: 10,
+            output_elements: 10,
+            max_error_over_max_reference: 0.5,
+            relative_l2_error: 0.1,
+            rounding_relative_l2_error: 0.0,
+            errors_by_output: BTreeMap::new(),
+            input_data_set_hash: None,
+            single_seed_inputs_hash: None,
+            repeated_launch_is_bit_equal: None,
+            failure_or_skip_reason: None,
+            launched_kernels: Vec::new(),
         }
     }
 
@@ -406,11 +457,11 @@ mod tests {
     fn a_case_id_that_occurs_twice_in_a_response_is_refused() {
         let response = |cases: &[&str]| {
             let case = |id: &&str| CaseVerificationResponse {
-                case: (*id).to_owned(),
+                case_id: (*id).to_owned(),
                 ..example_verified_case()
             };
             let answer = ResponseToBenchAction::Verify(cases.iter().map(case).collect());
-            BenchResponseFile { bench: "b".to_owned(), answer }.check_record_plausible()
+            BenchResponseFile { bench_name: "b".to_owned(), answer }.check_record_plausible()
         };
         assert_eq!(response(&["a", "b"]), Ok(()));
         assert_eq!(response(&["a", "a"]).unwrap_err(), "case `a` stands there twice");
@@ -423,11 +474,15 @@ mod tests {
         assert_eq!(case.check_verified_case_plausible(), Ok(()));
         let refused =
             |case: CaseVerificationResponse| case.check_verified_case_plausible().unwrap_err();
-        let more = refused(CaseVerificationResponse { checked: 20, ..case.clone() });
+        let more = refused(CaseVerificationResponse { compared_elements: 20, ..case.clone() });
         assert_eq!(more, "case `a/b`: 20 of 10 elements checked");
-        let negative = refused(CaseVerificationResponse { max_error: -1.0, ..case.clone() });
+        let negative = refused(CaseVerificationResponse {
+            max_error_over_max_reference: -1.0,
+            ..case.clone()
+        });
         assert_eq!(negative, "case `a/b`: an error of -1");
-        let infinite = refused(CaseVerificationResponse { relative_l2: f64::INFINITY, ..case });
+        let infinite =
+            refused(CaseVerificationResponse { relative_l2_error: f64::INFINITY, ..case });
         assert_eq!(infinite, "case `a/b`: an error of inf");
     }
 }

@@ -23,7 +23,8 @@ pub use entries::{CaseInBaseline, EarlierRunsWithOtherCode, ProcessRunInBaseline
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BaselineFile {
     /// Name of the baseline; its file is `baselines/<device>/<name>.json`.
-    pub name: String,
+    #[serde(rename = "name")]
+    pub baseline_name: String,
     /// Process runs that measured the baseline's cases, by the key `<session>/<bench>`.
     pub runs: BTreeMap<String, ProcessRunInBaseline>,
     /// Cases by id.
@@ -36,17 +37,23 @@ pub struct ReplacedBaselineRuns {
     /// Description of the code that the replaced runs measured: "1a2b3c4d", "another executable of
     /// 1a2b3c4d".
     pub code_description: String,
-    /// Cases to which this entry applies.
-    pub cases: usize,
+    /// Number of cases that lose runs of this code.
+    pub affected_cases: usize,
     /// Number of replaced runs in the case that loses most runs.
-    pub runs: usize,
+    pub max_replaced_runs_per_case: usize,
 }
 
 impl std::fmt::Display for ReplacedBaselineRuns {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let plural = |count: usize| if count == 1 { "" } else { "s" };
-        write!(f, "{} run{} of {}", self.runs, plural(self.runs), self.code_description)?;
-        write!(f, " in {} case{}", self.cases, plural(self.cases))
+        write!(
+            f,
+            "{} run{} of {}",
+            self.max_replaced_runs_per_case,
+            plural(self.max_replaced_runs_per_case),
+            self.code_description
+        )?;
+        write!(f, " in {} case{}", self.affected_cases, plural(self.affected_cases))
     }
 }
 
@@ -59,8 +66,8 @@ fn are_power_states_comparable(
     one.zip(other).is_some_and(|(one, other)| one.are_times_comparable_with(other))
 }
 
-/// Describes the power state of one measurement, in view of the other one's, for the message that
-/// refuses a comparison.
+/// Describes one measurement's power state, for the message that refuses a comparison with the
+/// other measurement.
 fn power_state_for_refusal(
     power: Option<PowerStateForComparison>,
     other: Option<PowerStateForComparison>,
@@ -70,8 +77,8 @@ fn power_state_for_refusal(
     let Some(power) = power else {
         return format!("not recorded: {HOW_TO_MEASURE_BASELINE_AGAIN}");
     };
-    let loaded = |power: PowerStateForComparison| power.busy.is_some();
-    if !loaded(power) && other.is_some_and(loaded) && power.at_cap {
+    let loaded = |power: PowerStateForComparison| power.gpu_busy_share.is_some();
+    if !loaded(power) && other.is_some_and(loaded) && power.at_power_cap {
         return format!(
             "{power}, by a version that let the card idle between samples: {HOW_TO_MEASURE_BASELINE_AGAIN}"
         );
@@ -81,8 +88,8 @@ fn power_state_for_refusal(
 
 impl BaselineFile {
     /// An empty baseline.
-    pub fn empty_with_name(name: &str) -> Self {
-        Self { name: name.to_owned(), runs: BTreeMap::new(), cases: BTreeMap::new() }
+    pub fn empty_baseline_with_name(name: &str) -> Self {
+        Self { baseline_name: name.to_owned(), runs: BTreeMap::new(), cases: BTreeMap::new() }
     }
 
     /// Reads a baseline file, or returns an empty baseline if the file does not exist.
@@ -91,10 +98,12 @@ impl BaselineFile {
     /// Fails if the file exists and cannot be used.
     pub fn read_or_create_empty(path: &Path, name: &str) -> Result<BaselineFile, RecordFileError> {
         match file::read_record(path) {
-            Err(error) if error.is_because_file_is_missing() => Ok(Self::empty_with_name(name)),
+            Err(error) if error.is_because_file_is_missing() => {
+                Ok(Self::empty_baseline_with_name(name))
+            }
             // The file's name replaces the baseline name stored in the file, because the file may
             // be a copy of another baseline.
-            read => read.map(|baseline: Self| Self { name: name.to_owned(), ..baseline }),
+            read => read.map(|baseline: Self| Self { baseline_name: name.to_owned(), ..baseline }),
         }
     }
 
@@ -127,7 +136,11 @@ impl BaselineFile {
                 *most = runs.max(*most);
             }
         }
-        let each = |(of, (cases, runs))| ReplacedBaselineRuns { code_description: of, cases, runs };
+        let each = |(of, (cases, runs))| ReplacedBaselineRuns {
+            code_description: of,
+            affected_cases: cases,
+            max_replaced_runs_per_case: runs,
+        };
         replaced.into_iter().map(each).collect()
     }
 
@@ -135,7 +148,7 @@ impl BaselineFile {
     /// measured the same code.
     fn is_same_session_or_code(&self, key: &str, run: &BenchProcessRun) -> bool {
         let (there, here) = (self.runs[key].origin_of_run(), run.code_and_environment());
-        let same_session = key.split('/').next() == Some(&run.session);
+        let same_session = key.split('/').next() == Some(&run.session_name);
         (same_session && there.provenance == here.provenance)
             || (there.is_same_executable_of_clean_commit(here)
                 && there.has_same_seed_and_comparable_environment(here))
@@ -150,7 +163,7 @@ impl BaselineFile {
             commit
         } else if there.provenance.dirty {
             format!("{commit}, whatever the changes were")
-        } else if there.executable != run.executable {
+        } else if there.executable_hash != run.executable_hash {
             format!("another executable of {commit}")
         } else {
             format!("{commit} in another environment or with another seed")
@@ -191,7 +204,7 @@ impl BaselineFile {
     /// the baseline that this executable's runs measured; returns their number.
     pub fn add_output_errors_by_seed(&mut self, numerics: &OutputErrorsOfExecutable) -> usize {
         let is_same_build = |run: &ProcessRunInBaseline| {
-            run.executable.as_ref() == Some(&numerics.executable)
+            run.executable_hash.as_ref() == Some(&numerics.executable_hash)
                 && run.provenance == numerics.provenance
                 && numerics.environment.incomparable_facts_with_base(&run.environment).is_empty()
         };
@@ -219,14 +232,18 @@ impl BaselineFile {
         let mut found = Vec::new();
         let mut check = |field, base: String, head: String| {
             if base != head {
-                found.push(IncomparableEnvironmentField { field, base, head });
+                found.push(IncomparableEnvironmentField {
+                    field_name: field,
+                    base_value: base,
+                    head_value: head,
+                });
             }
         };
-        check("revision", base.revision.to_string(), case.revision.to_string());
+        check("revision", base.workload_revision.to_string(), case.workload_revision.to_string());
         check("work", base.work.to_string(), case.work.to_string());
         check("delays", "none".to_owned(), run.injected_delays_as_text());
         for of_case in base.runs.keys().map(|key| &self.runs[key]) {
-            check("seed", of_case.seed.to_string(), run.seed.to_string());
+            check("seed", of_case.input_seed.to_string(), run.seed.to_string());
         }
         found.extend(base.runs.keys().flat_map(|key| {
             run.environment.incomparable_facts_with_base(&self.runs[key].environment)
@@ -238,9 +255,9 @@ impl BaselineFile {
                 .values()
                 .find(|of_base| !are_power_states_comparable(of_base.power, head));
             found.extend(other.map(|of_base| IncomparableEnvironmentField {
-                field: "power_state",
-                base: power_state_for_refusal(of_base.power, head),
-                head: power_state_for_refusal(head, of_base.power),
+                field_name: "power_state",
+                base_value: power_state_for_refusal(of_base.power, head),
+                head_value: power_state_for_refusal(head, of_base.power),
             }));
         }
         found
@@ -252,10 +269,9 @@ impl BaselineFile {
         let run_key = self.unused_key_for_run(run);
         for (id, case) in &run.cases {
             let mut entry = CaseInBaseline::from(case);
-            let before = self
-                .cases
-                .get(id)
-                .filter(|before| before.revision == entry.revision && before.work == entry.work);
+            let before = self.cases.get(id).filter(|before| {
+                before.workload_revision == entry.workload_revision && before.work == entry.work
+            });
             if let Some(before) = before {
                 let power = case.samples.power.as_ref().map(PowerStateForComparison::from);
                 // Times from an incomparable power state are replaced, because a case's times must
@@ -285,15 +301,15 @@ impl BaselineFile {
             self.cases.insert(id.clone(), entry);
         }
         let source = ProcessRunInBaseline {
-            started: run.started.clone(),
+            start_time: run.start_time.clone(),
             environment: run.environment.clone(),
             package: run.package.clone(),
             provenance: run.provenance.clone(),
-            stated_commit: run.stated_commit,
-            seed: run.seed,
-            executable: run.executable.clone(),
+            user_stated_commit: run.commit_is_from_variable,
+            input_seed: run.seed,
+            executable_hash: run.executable_hash.clone(),
             limits: run.limits.clone(),
-            problems_s: run.problems_s.clone(),
+            wall_s_by_problem: run.wall_s_by_problem.clone(),
         };
         self.runs.insert(run_key, source);
         let used: BTreeSet<&String> =
@@ -305,15 +321,15 @@ impl BaselineFile {
     /// sessions in several checkouts may have one name.
     fn unused_key_for_run(&self, run: &BenchProcessRun) -> String {
         let process = run.bench_name_with_shard();
-        let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
+        let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session_name));
         let mut keys = std::iter::once(run.key_in_baseline()).chain(numbered);
-        let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is_run(run));
+        let free = |key: &String| self.runs.get(key).is_none_or(|there| there.is_entry_of_run(run));
         keys.find(free).unwrap_or_else(|| run.key_in_baseline())
     }
 
     /// Returns whether the baseline already contains this run.
     pub fn contains_run(&self, run: &BenchProcessRun) -> bool {
-        self.runs.get(&run.key_in_baseline()).is_some_and(|there| there.is_run(run))
+        self.runs.get(&run.key_in_baseline()).is_some_and(|there| there.is_entry_of_run(run))
     }
 
     /// Returns the summary of a case's replaced runs to keep: of the runs that are replaced now, or
@@ -336,7 +352,8 @@ impl BaselineFile {
             })
             .collect();
         let kept = before.earlier.clone();
-        let longer = kept.as_ref().is_some_and(|kept| kept.medians_ns.len() > replaced.len());
+        let longer =
+            kept.as_ref().is_some_and(|kept| kept.median_launch_ns_of_runs.len() > replaced.len());
         if replaced.len() < 2 || longer {
             return kept;
         }
@@ -345,7 +362,7 @@ impl BaselineFile {
             .map(|(key, _)| self.runs[*key].provenance.short_commit_with_changes_mark());
         Some(EarlierRunsWithOtherCode {
             commit: commit.unwrap_or_default(),
-            medians_ns: replaced.iter().map(|(_, of)| of.median_ns).collect(),
+            median_launch_ns_of_runs: replaced.iter().map(|(_, of)| of.median_launch_ns).collect(),
         })
     }
 }
@@ -354,10 +371,10 @@ impl ProcessRunInBaseline {
     /// Fails if the start time, environment, problem times or ceilings of this baseline run are
     /// implausible.
     fn check_baseline_run_plausible(&self) -> Result<(), String> {
-        text::check_is_rfc3339_time(&self.started)
+        text::check_is_rfc3339_time(&self.start_time)
             .map_err(|problem| format!("started: {problem}"))?;
         self.environment.check_environment_plausible()?;
-        for (problem, seconds) in &self.problems_s {
+        for (problem, seconds) in &self.wall_s_by_problem {
             plausibility::check_wall_seconds_plausible(
                 &format!("problems_s: {problem}"),
                 *seconds,
@@ -367,15 +384,15 @@ impl ProcessRunInBaseline {
     }
 
     /// Returns whether this entry of the baseline describes the given run, whose key is equal.
-    fn is_run(&self, run: &BenchProcessRun) -> bool {
-        self.started == run.started && self.provenance == run.provenance
+    fn is_entry_of_run(&self, run: &BenchProcessRun) -> bool {
+        self.start_time == run.start_time && self.provenance == run.provenance
     }
 
     fn origin_of_run(&self) -> CodeAndEnvironmentOfRun<'_> {
         CodeAndEnvironmentOfRun {
             provenance: &self.provenance,
-            executable: self.executable.as_deref(),
-            seed: self.seed,
+            executable_hash: self.executable_hash.as_deref(),
+            seed: self.input_seed,
             environment: &self.environment,
         }
     }
@@ -383,21 +400,21 @@ impl ProcessRunInBaseline {
 
 /// Refuses, for a baseline, a run into whose launches delays were injected.
 fn refuse_baseline_from_delayed_run(run: &BenchProcessRun) -> Option<IncomparableEnvironmentField> {
-    (!run.delays.is_empty()).then(|| IncomparableEnvironmentField {
-        field: "delays",
-        base: "none".to_owned(),
-        head: run.injected_delays_as_text(),
+    (!run.injected_delays_ns.is_empty()).then(|| IncomparableEnvironmentField {
+        field_name: "delays",
+        base_value: "none".to_owned(),
+        head_value: run.injected_delays_as_text(),
     })
 }
 
 impl From<&CaseRecordWithSamples> for CaseInBaseline {
     fn from(case: &CaseRecordWithSamples) -> Self {
         Self {
-            workload: case.workload.clone(),
-            revision: case.revision,
+            workload_name: case.workload.clone(),
+            workload_revision: case.workload_revision,
             work: case.work.clone(),
-            computed_samples: case.computed_samples,
-            sample_unit: case.sample_unit,
+            items_per_launch: case.data_items_per_launch,
+            sample_unit: case.data_item_unit,
             runs: BTreeMap::new(),
             verification: case.verification.verification_extent(),
             numerics: None,
@@ -409,13 +426,14 @@ impl From<&CaseRecordWithSamples> for CaseInBaseline {
 impl RecordFileType for BaselineFile {
     const SCHEMA: &'static str = "kernelgate-baseline";
     const SCHEMA_VERSION: u64 = 3;
-    const OLDEST_VERSION: u64 = 3;
+    const OLDEST_READABLE_VERSION: u64 = 3;
     const FILE_KIND: &'static str = "baseline";
     const CONTAINS_CHECKSUM: bool = true;
     const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] = &["runs", "numerics"];
 
     fn check_record_plausible(&self) -> Result<(), String> {
-        text::check_is_plain_name(&self.name).map_err(|problem| format!("name {problem}"))?;
+        text::check_is_plain_name(&self.baseline_name)
+            .map_err(|problem| format!("name {problem}"))?;
         for (key, run) in &self.runs {
             run.check_baseline_run_plausible()
                 .map_err(|problem| format!("run {key}: {problem}"))?;
@@ -426,8 +444,11 @@ impl RecordFileType for BaselineFile {
                 return Err(format!("case {id}: no runs"));
             }
             if let Some(earlier) = &case.earlier
-                && (earlier.medians_ns.len() < 2
-                    || !earlier.medians_ns.iter().all(|ns| PLAUSIBLE_LAUNCH_NS.contains(ns)))
+                && (earlier.median_launch_ns_of_runs.len() < 2
+                    || !earlier
+                        .median_launch_ns_of_runs
+                        .iter()
+                        .all(|ns| PLAUSIBLE_LAUNCH_NS.contains(ns)))
             {
                 return Err(format!("case {id}: earlier runs that cannot be"));
             }
@@ -472,8 +493,8 @@ mod tests {
         };
         BenchProcessRun {
             provenance: CommitAndChanges { commit: Some(commit.to_owned()), dirty },
-            executable: executable.map(str::to_owned),
-            started: format!("2026-01-0{session}T00:00:00Z"),
+            executable_hash: executable.map(str::to_owned),
+            start_time: format!("2026-01-0{session}T00:00:00Z"),
             cases: ["a", "b"]
                 .map(|id| {
                     (id.to_owned(), CaseRecordWithSamples::example_with_sample_times(vec![100.0]))
@@ -496,7 +517,7 @@ mod tests {
     fn runs_of_one_clean_build_add_up_and_others_are_replaced() {
         let first = run_of_session_and_commit("1", "aaaa", Some("x"));
         let with = |second: &BenchProcessRun| {
-            let mut baseline = BaselineFile::empty_with_name("main");
+            let mut baseline = BaselineFile::empty_baseline_with_name("main");
             baseline.merge_run_replacing_other_code(&first);
             let messages: Vec<String> = baseline
                 .runs_that_merge_would_replace(second, ["a", "b", "c"])
@@ -523,7 +544,7 @@ mod tests {
 
     #[test]
     fn an_equal_session_name_in_another_checkout_is_another_run() {
-        let mut baseline = BaselineFile::empty_with_name("main");
+        let mut baseline = BaselineFile::empty_baseline_with_name("main");
         baseline.merge_run_replacing_other_code(&run_of_session_and_commit("1", "aaaa", Some("x")));
         let mut second = run_of_session_and_commit("1", "bbbb", Some("y"));
         second.cases.remove("b");
@@ -541,7 +562,8 @@ mod tests {
     fn a_baseline_keeps_ceilings_of_runs_and_may_lack_them() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("main.json");
-        let limit = ShortestLaunchTime { time_ns: 50.0, by: "memory".to_owned() };
+        let limit =
+            ShortestLaunchTime { shortest_launch_ns: 50.0, deciding_ceiling: "memory".to_owned() };
         let limits = MeasuredDeviceLimits {
             flops_per_s: [("matmul f32".to_owned(), 1e12)].into(),
             ..MeasuredDeviceLimits::default()
@@ -551,7 +573,7 @@ mod tests {
             ..run_of_session_and_commit("1", "aaaa", Some("x"))
         };
         measured.cases.get_mut("a").unwrap().limit = Some(limit.clone());
-        let mut baseline = BaselineFile::empty_with_name("main");
+        let mut baseline = BaselineFile::empty_baseline_with_name("main");
         baseline.merge_run_replacing_other_code(&measured);
         file::write_record_atomically(&path, &baseline).unwrap();
         let read: BaselineFile = file::read_record(&path).unwrap();
@@ -573,12 +595,15 @@ mod tests {
         assert_eq!(limit_of(&file::read_record(&path).unwrap(), "a"), None);
         let wrong = written(|baseline| {
             let run = baseline.cases.get_mut("a").unwrap().runs.get_mut("1/bench").unwrap();
-            run.limit = Some(ShortestLaunchTime { time_ns: 0.0, by: "memory".to_owned() });
+            run.limit = Some(ShortestLaunchTime {
+                shortest_launch_ns: 0.0,
+                deciding_ceiling: "memory".to_owned(),
+            });
         });
         let refused = wrong.unwrap_err().to_string();
         let reason = "invalid baseline: case a, run 1/bench: a limit of 0 ns a launch";
         assert_eq!(refused, format!("failed to write {}: {reason}", path.display()));
-        // The older file stays.
+        // The failed write leaves the older file unchanged.
         assert_eq!(limit_of(&file::read_record(&path).unwrap(), "b"), None);
         let by_hand =
             file::json_text_of_record(&read).replace("\"limit.time_ns\":50", "\"limit.time_ns\":0");
@@ -590,12 +615,12 @@ mod tests {
 
     #[test]
     fn a_run_of_other_code_cannot_be_added_to_a_baseline() {
-        let mut baseline = BaselineFile::empty_with_name("main");
+        let mut baseline = BaselineFile::empty_baseline_with_name("main");
         baseline
             .add_comparable_run(&run_of_session_and_commit("1", "aaaa+changes", Some("x")))
             .unwrap();
         let mut field = |run: BenchProcessRun| {
-            baseline.add_comparable_run(&run).map_err(|differing| differing[0].field)
+            baseline.add_comparable_run(&run).map_err(|differing| differing[0].field_name)
         };
         assert_eq!(field(run_of_session_and_commit("2", "aaaa+changes", Some("x"))), Ok(()));
         assert_eq!(

@@ -16,20 +16,25 @@ use crate::stats::{MedianAndQuartiles, median};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseSummaryOfRun {
     /// Median over the samples of the time per launch, nanoseconds.
-    pub median_ns: f64,
+    #[serde(rename = "median_ns")]
+    pub median_launch_ns: f64,
     /// Half the interquartile range of the samples' launch times, divided by their median.
-    pub spread: f64,
+    #[serde(rename = "spread")]
+    pub relative_half_interquartile_range: f64,
     /// Samples.
-    pub samples: u64,
+    #[serde(rename = "samples")]
+    pub sample_count: u64,
     /// Number of launches in all samples together.
     pub total_launches: u64,
     /// Median of the samples' SM clocks, MHz; absent if the device does not report the SM clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub median_clock_mhz: Option<f64>,
+    #[serde(rename = "median_clock_mhz")]
+    pub median_sm_clock_mhz: Option<f64>,
     /// Median over the samples of the time by which the slowest GPU exceeds the fastest,
     /// nanoseconds per launch; absent for one GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub skew_ns: Option<f64>,
+    #[serde(rename = "skew_ns")]
+    pub skew_between_gpus_ns: Option<f64>,
     /// Conditions under which the samples were taken.
     #[serde(default, skip_serializing_if = "CaseSampleConditions::are_all_defaults")]
     pub conditions: CaseSampleConditions,
@@ -52,14 +57,14 @@ impl CaseSummaryOfRun {
         let spread = MedianAndQuartiles::median_and_quartiles_from_values(
             &samples.launch_times_by_sample_ns(),
         );
-        let clocks = &samples.clock_mhz;
+        let clocks = &samples.sm_clock_per_sample_mhz;
         Self {
-            median_ns: spread.median,
-            spread: spread.half_interquartile_range_by_median(),
-            samples: samples.launches.len() as u64,
+            median_launch_ns: spread.median,
+            relative_half_interquartile_range: spread.half_interquartile_range_by_median(),
+            sample_count: samples.launches_per_sample.len() as u64,
             total_launches: samples.number_of_launches_in_all_samples().unwrap_or(u64::MAX),
-            median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
-            skew_ns: samples.median_gpu_skew_per_launch_ns(),
+            median_sm_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
+            skew_between_gpus_ns: samples.median_gpu_skew_per_launch_ns(),
             conditions: samples.conditions,
             power: samples.power.as_ref().map(PowerStateForComparison::from),
             costs: samples.launch_costs_with_energy(),
@@ -75,15 +80,19 @@ impl CaseSummaryOfRun {
     /// Rounds times to seven significant digits and all other numbers to four, for a short baseline
     /// file.
     pub fn round_to_significant_digits(mut self) -> Self {
-        self.median_ns = round_to_significant_digits_of(self.median_ns, 7);
-        self.spread = round_to_significant_digits_of(self.spread, 4);
-        let limit = self.limit.iter_mut().map(|limit| (&mut limit.time_ns, 7));
+        self.median_launch_ns = round_to_significant_digits_of(self.median_launch_ns, 7);
+        self.relative_half_interquartile_range =
+            round_to_significant_digits_of(self.relative_half_interquartile_range, 4);
+        let limit = self.limit.iter_mut().map(|limit| (&mut limit.shortest_launch_ns, 7));
         let LaunchCostsBesidesDeviceTime { host_launch_ns, launch_energy_j: launch_j, .. } =
             &mut self.costs;
         let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
-        let others = self.median_clock_mhz.iter_mut().chain(&mut self.conditions.contention);
-        let busy = self.power.iter_mut().filter_map(|power| power.busy.as_mut());
-        let others = others.chain(&mut self.skew_ns).chain(busy);
+        let others = self
+            .median_sm_clock_mhz
+            .iter_mut()
+            .chain(&mut self.conditions.other_processes_cpu_share);
+        let busy = self.power.iter_mut().filter_map(|power| power.gpu_busy_share.as_mut());
+        let others = others.chain(&mut self.skew_between_gpus_ns).chain(busy);
         let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
         all.for_each(|(number, count)| *number = round_to_significant_digits_of(*number, count));
         self
@@ -94,19 +103,23 @@ impl CaseSummaryOfRun {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_summary_plausible(&self) -> Result<(), String> {
-        plausibility::check_launch_ns_plausible("a median", self.median_ns)?;
-        plausibility::check_relative_spread_plausible(self.spread)?;
-        plausibility::check_count_plausible("samples", self.samples)?;
+        plausibility::check_launch_ns_plausible("a median", self.median_launch_ns)?;
+        plausibility::check_relative_spread_plausible(self.relative_half_interquartile_range)?;
+        plausibility::check_count_plausible("samples", self.sample_count)?;
         plausibility::check_count_plausible("launches", self.total_launches)?;
-        if self.samples == 0 || self.total_launches < self.samples {
-            return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
+        if self.sample_count == 0 || self.total_launches < self.sample_count {
+            return Err(format!(
+                "{} samples of {} launches",
+                self.sample_count, self.total_launches
+            ));
         }
-        self.median_clock_mhz.map_or(Ok(()), plausibility::check_sm_clock_mhz_plausible)?;
-        self.skew_ns.map_or(Ok(()), plausibility::check_overhead_ns_plausible)?;
+        self.median_sm_clock_mhz.map_or(Ok(()), plausibility::check_sm_clock_mhz_plausible)?;
+        self.skew_between_gpus_ns.map_or(Ok(()), plausibility::check_overhead_ns_plausible)?;
         self.costs.check_launch_costs_plausible()?;
         self.limit.as_ref().map_or(Ok(()), ShortestLaunchTime::check_limit_time_plausible)?;
         self.conditions.check_conditions_plausible()?;
-        let (busy, range) = self.power.map_or((None, None), |power| (power.busy, power.range));
+        let (busy, range) =
+            self.power.map_or((None, None), |power| (power.gpu_busy_share, power.range));
         busy.map_or(Ok(()), |share| plausibility::check_share_plausible("busy", share))?;
         range.map_or(Ok(()), plausibility::check_power_window_range_plausible)
     }
@@ -119,14 +132,17 @@ pub struct PowerStateForComparison {
     pub state: PowerStateOfSamples,
     /// Whether the power cap lowered the SM clock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub at_cap: bool,
+    #[serde(rename = "at_cap")]
+    pub at_power_cap: bool,
     /// For an unsettled case: range in which another run's median may lie, as in
     /// [`CasePowerRecord::range`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
-    /// Share of the samples' wall time during which launches ran, as in [`CasePowerRecord::busy`].
+    /// Share of the samples' wall time during which launches ran, as in
+    /// [`CasePowerRecord::gpu_busy_share`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub busy: Option<f64>,
+    #[serde(rename = "busy")]
+    pub gpu_busy_share: Option<f64>,
     /// Power limit of the card, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
@@ -139,8 +155,8 @@ impl PowerStateForComparison {
     pub fn are_times_comparable_with(self, other: Self) -> bool {
         let limits = self.power_limit_mw.zip(other.power_limit_mw);
         let same_limit = limits.is_none_or(|(one, other)| one == other);
-        let same_load = self.busy.is_some() == other.busy.is_some();
-        let below_cap = !(self.at_cap || other.at_cap);
+        let same_load = self.gpu_busy_share.is_some() == other.gpu_busy_share.is_some();
+        let below_cap = !(self.at_power_cap || other.at_power_cap);
         self.state.are_times_comparable_with(other.state)
             && (below_cap || (same_limit && same_load))
     }
@@ -149,7 +165,7 @@ impl PowerStateForComparison {
 impl fmt::Display for PowerStateForComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.state.name_in_files_and_tables())?;
-        match self.power_limit_mw.filter(|_| self.at_cap) {
+        match self.power_limit_mw.filter(|_| self.at_power_cap) {
             Some(limit_mw) => write!(f, " at {:.0} W", f64::from(limit_mw) / 1e3),
             None => Ok(()),
         }
@@ -158,8 +174,15 @@ impl fmt::Display for PowerStateForComparison {
 
 impl From<&CasePowerRecord> for PowerStateForComparison {
     fn from(power: &CasePowerRecord) -> Self {
-        let CasePowerRecord { state, at_cap, range, busy, power_limit_mw, .. } = *power;
-        Self { state, at_cap, range, busy, power_limit_mw }
+        let CasePowerRecord {
+            state,
+            at_power_cap: at_cap,
+            range,
+            gpu_busy_share: busy,
+            power_limit_mw,
+            ..
+        } = *power;
+        Self { state, at_power_cap: at_cap, range, gpu_busy_share: busy, power_limit_mw }
     }
 }
 
@@ -191,16 +214,19 @@ mod tests {
             [0.0, 1e-299]
         );
         let mut case = CaseRecordWithSamples::example_with_sample_times(vec![1e6 / 3.0, 1e6 / 3.0]);
-        case.samples.conditions.contention = Some(2.0 / 3.0);
+        case.samples.conditions.other_processes_cpu_share = Some(2.0 / 3.0);
         let run = CaseSummaryOfRun::summarize_case_record(&case).round_to_significant_digits();
-        assert_eq!((run.median_ns, run.conditions.contention), (333_333.3, Some(0.6667)));
+        assert_eq!(
+            (run.median_launch_ns, run.conditions.other_processes_cpu_share),
+            (333_333.3, Some(0.6667))
+        );
         assert_eq!(run.check_summary_plausible(), Ok(()));
     }
 
     #[test]
     fn a_sum_of_launch_counts_saturates() {
         let mut case = CaseRecordWithSamples::example_with_sample_times(vec![1e20, 1e20]);
-        case.samples.launches = vec![u64::MAX, 1];
+        case.samples.launches_per_sample = vec![u64::MAX, 1];
         assert_eq!(CaseSummaryOfRun::summarize_samples(&case.samples).total_launches, u64::MAX);
     }
 }

@@ -32,14 +32,14 @@ const MAX_CRITERION_FILE_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub struct CaseInCriterionStore {
     /// Name of the case's Criterion benchmark group.
-    pub group: String,
+    pub criterion_group_name: String,
     /// Iterations in each sample.
-    pub iterations: Vec<u64>,
+    pub iterations_per_sample: Vec<u64>,
     /// Time of each sample with all its iterations, in the unit of the bench's Criterion
     /// measurement.
     pub sample_times: Vec<f64>,
     /// Time at which Criterion wrote the samples' file, if the file system reports it.
-    pub write_time: Option<SystemTime>,
+    pub samples_file_write_time: Option<SystemTime>,
 }
 
 impl CaseInCriterionStore {
@@ -47,14 +47,14 @@ impl CaseInCriterionStore {
     /// outputs.
     pub fn to_case_record(&self, samples: SamplesOfCase) -> CaseRecordWithSamples {
         CaseRecordWithSamples {
-            workload: join_lines_with_spaces(&self.group),
-            revision: 0,
-            problem: BTreeMap::new(),
+            workload: join_lines_with_spaces(&self.criterion_group_name),
+            workload_revision: 0,
+            axis_values: BTreeMap::new(),
             implementation: IMPLEMENTATION_NAME_OF_CRITERION_CASES.to_owned(),
             cache_state: "hot".to_owned(),
             work: (&Work::default()).into(),
-            computed_samples: None,
-            sample_unit: ThroughputItemUnit::default(),
+            data_items_per_launch: None,
+            data_item_unit: ThroughputItemUnit::default(),
             limit: None,
             verification: ComparisonWithReference::default().into(),
             kernels: BTreeMap::new(),
@@ -70,9 +70,9 @@ pub struct CriterionStoreResults {
     /// Cases by id.
     pub cases: BTreeMap<String, CaseInCriterionStore>,
     /// Case ids whose samples cannot be used, each with the reason.
-    pub unusable: BTreeMap<String, String>,
+    pub unusable_case_reasons: BTreeMap<String, String>,
     /// Titles of all.
-    pub titles: BTreeSet<String>,
+    pub case_titles: BTreeSet<String>,
 }
 
 /// The reason why the files in Criterion's store cannot be read.
@@ -125,9 +125,9 @@ pub fn read_criterion_store(
             .strip_prefix(title_without_criterions_number(&title).unwrap_or(&title))
             .unwrap_or_default();
         let id = if count[&full_id] > 1 { format!("{full_id}{number}") } else { full_id };
-        stored.titles.insert(title);
-        if stored.cases.remove(&id).is_some() || stored.unusable.contains_key(&id) {
-            stored.unusable.insert(id, "two cases have this id".to_owned());
+        stored.case_titles.insert(title);
+        if stored.cases.remove(&id).is_some() || stored.unusable_case_reasons.contains_key(&id) {
+            stored.unusable_case_reasons.insert(id, "two cases have this id".to_owned());
             continue;
         }
         match plausible_iteration_counts(&sample) {
@@ -136,14 +136,14 @@ pub fn read_criterion_store(
                 stored.cases.insert(
                     id,
                     CaseInCriterionStore {
-                        group,
-                        iterations,
+                        criterion_group_name: group,
+                        iterations_per_sample: iterations,
                         sample_times: times,
-                        write_time: written,
+                        samples_file_write_time: written,
                     },
                 );
             }
-            Err(why) => drop(stored.unusable.insert(id, why)),
+            Err(why) => drop(stored.unusable_case_reasons.insert(id, why)),
         }
     }
     Ok(stored)
@@ -269,8 +269,11 @@ mod tests {
         let stored = read_criterion_store(store).unwrap();
         assert_eq!(stored.cases.keys().collect::<Vec<_>>(), ["grüppe/β ?*/with/slash/1000", "new"]);
         let case = &stored.cases["new"];
-        assert_eq!((&*case.iterations, &*case.sample_times), (&[3, 6][..], &[30.0, 66.5][..]));
-        assert!(stored.unusable.is_empty() && !is_criterion_store_empty(store));
+        assert_eq!(
+            (&*case.iterations_per_sample, &*case.sample_times),
+            (&[3, 6][..], &[30.0, 66.5][..])
+        );
+        assert!(stored.unusable_case_reasons.is_empty() && !is_criterion_store_empty(store));
     }
 
     #[test]
@@ -296,14 +299,14 @@ mod tests {
         ] {
             write_criterion_case_with_id_as_title(store, &format!("{id}/new"), id, sample);
             let stored = read_criterion_store(store).unwrap();
-            assert_eq!(stored.unusable[id], words);
+            assert_eq!(stored.unusable_case_reasons[id], words);
         }
         let sample = "{\"iters\":[1.0],\"times\":[2.0]}";
         write_criterion_case_with_id_as_title(store, "one/new", "same", sample);
         write_criterion_case_with_id_as_title(store, "one_2/new", "same", sample);
         let stored = read_criterion_store(store).unwrap();
         assert!(stored.cases.is_empty(), "{:?}", stored.cases);
-        assert_eq!(stored.unusable["same"], "two cases have this id");
+        assert_eq!(stored.unusable_case_reasons["same"], "two cases have this id");
         // These equal case ids got a number in their titles from Criterion, or their titles are
         // equal because Criterion cut them.
         for (folder, id, title) in [

@@ -25,7 +25,7 @@ pub struct VerifiedDataSetsByCase(BTreeMap<String, BTreeSet<String>>);
 impl VerifiedDataSetsByCase {
     /// Records that a case was verified with a data set, and returns whether this data set is new
     /// for the case. A verification that reports no data set always counts as new.
-    pub fn record_and_check_if_new(&mut self, case: &str, data_set: Option<&str>) -> bool {
+    pub fn record_data_set_and_check_if_new(&mut self, case: &str, data_set: Option<&str>) -> bool {
         let Some(data_set) = data_set else { return true };
         self.0.entry(case.to_owned()).or_default().insert(data_set.to_owned())
     }
@@ -43,20 +43,23 @@ pub struct OutputErrorsOfExecutable {
     /// Name of the bench executable.
     pub bench: String,
     /// Time at which the first seed was verified, RFC 3339, UTC.
-    pub started: String,
+    #[serde(rename = "started")]
+    pub start_time: String,
     /// Environment of the process.
     pub environment: RunEnvironment,
-    /// Revision of the code.
+    /// Commit of the measured code, and whether files differed from it.
     pub provenance: CommitAndChanges,
     /// Hash of the bench executable's content.
-    pub executable: String,
+    #[serde(rename = "executable")]
+    pub executable_hash: String,
     /// Errors by case.
     pub cases: BTreeMap<String, CaseOutputErrorsBySeed>,
 }
 
 impl OutputErrorsOfExecutable {
-    /// Errors of a case. An implementation is verified once for all cache states, so a case without
-    /// errors gets those of the other cache state.
+    /// Returns the output errors of a case. An implementation is verified once for all cache
+    /// states, so a case without recorded errors gets the errors of the same case in the other
+    /// cache state.
     pub fn output_errors_of_case(&self, id: &str) -> Option<&CaseOutputErrorsBySeed> {
         let without_cache = |id: &str| id.rfind('/').map_or(0, |at| at + 1);
         let stem = &id[..without_cache(id)];
@@ -80,28 +83,43 @@ pub struct CaseOutputErrorsBySeed {
     pub by_output: BTreeMap<String, OutputErrorListsBySeed>,
     /// Whether all seeds give equal inputs or an equal reference, so that the errors of one seed
     /// stand for all.
-    pub one_data_set: bool,
+    #[serde(rename = "one_data_set")]
+    pub seeds_have_equal_data: bool,
 }
 
-/// [`CaseOutputErrorsBySeed`] in a file.
+/// File format of [`CaseOutputErrorsBySeed`].
 #[derive(Serialize, Deserialize)]
 struct CaseOutputErrorsInFile {
     seeds: Vec<u64>,
     max_error: Vec<f64>,
     relative_l2: Vec<f64>,
     #[serde(default)]
-    rounding: f64,
+    #[serde(rename = "rounding")]
+    rounding_error: f64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     by_output: BTreeMap<String, OutputErrorListsBySeed>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    one_data_set: bool,
+    #[serde(rename = "one_data_set")]
+    seeds_have_equal_data: bool,
 }
 
 impl From<CaseOutputErrorsBySeed> for CaseOutputErrorsInFile {
     fn from(numerics: CaseOutputErrorsBySeed) -> Self {
-        let CaseOutputErrorsBySeed { seeds, errors, by_output, one_data_set } = numerics;
-        let OutputErrorListsBySeed { max_error, relative_l2, rounding } = errors;
-        Self { seeds, max_error, relative_l2, rounding, by_output, one_data_set }
+        let CaseOutputErrorsBySeed {
+            seeds,
+            errors,
+            by_output,
+            seeds_have_equal_data: one_data_set,
+        } = numerics;
+        let OutputErrorListsBySeed { max_error, relative_l2, rounding_error: rounding } = errors;
+        Self {
+            seeds,
+            max_error,
+            relative_l2,
+            rounding_error: rounding,
+            by_output,
+            seeds_have_equal_data: one_data_set,
+        }
     }
 }
 
@@ -111,12 +129,12 @@ impl From<CaseOutputErrorsInFile> for CaseOutputErrorsBySeed {
             seeds,
             max_error,
             relative_l2,
-            rounding,
+            rounding_error: rounding,
             by_output,
-            one_data_set,
+            seeds_have_equal_data: one_data_set,
         } = wire;
-        let errors = OutputErrorListsBySeed { max_error, relative_l2, rounding };
-        Self { seeds, errors, by_output, one_data_set }
+        let errors = OutputErrorListsBySeed { max_error, relative_l2, rounding_error: rounding };
+        Self { seeds, errors, by_output, seeds_have_equal_data: one_data_set }
     }
 }
 
@@ -131,7 +149,8 @@ pub struct OutputErrorListsBySeed {
     /// Relative error that only rounding the reference to the outputs' dtype causes. Output errors
     /// below this value can come from rounding alone.
     #[serde(default)]
-    pub rounding: f64,
+    #[serde(rename = "rounding")]
+    pub rounding_error: f64,
 }
 
 impl OutputErrorListsBySeed {
@@ -139,7 +158,7 @@ impl OutputErrorListsBySeed {
     pub fn errors_at(&self, index: usize) -> ErrorsRelativeToReference {
         let [max_error, relative_l2] =
             [&self.max_error, &self.relative_l2].map(|errors| round_output_error(errors[index]));
-        ErrorsRelativeToReference { max_error, relative_l2, rounding: self.rounding }
+        ErrorsRelativeToReference { max_error, relative_l2, rounding_error: self.rounding_error }
     }
 
     /// Stores output errors at this position of the lists: replaces those of the seed, or inserts
@@ -159,7 +178,7 @@ impl OutputErrorListsBySeed {
                 list.insert(index, round_output_error(error));
             }
         }
-        self.rounding = errors.rounding;
+        self.rounding_error = errors.rounding_error;
     }
 
     fn check_error_lists_plausible(&self, seeds: usize) -> Result<(), String> {
@@ -169,7 +188,7 @@ impl OutputErrorListsBySeed {
         }
         // The rounding error is checked even if the lists are empty.
         ErrorsRelativeToReference {
-            rounding: self.rounding,
+            rounding_error: self.rounding_error,
             ..ErrorsRelativeToReference::default()
         }
         .check_errors_plausible()?;
@@ -177,7 +196,7 @@ impl OutputErrorListsBySeed {
         each.map(|(&max_error, &relative_l2)| ErrorsRelativeToReference {
             max_error,
             relative_l2,
-            rounding: 0.0,
+            rounding_error: 0.0,
         })
         .try_for_each(|errors| errors.check_errors_plausible())
     }
@@ -202,7 +221,7 @@ impl CaseOutputErrorsBySeed {
         let in_place = self.seeds.get(at) == Some(&seed);
         let only = self.seeds.len() == usize::from(in_place);
         if only {
-            *self = Self { one_data_set: self.one_data_set, ..Self::default() };
+            *self = Self { seeds_have_equal_data: self.seeds_have_equal_data, ..Self::default() };
         } else if !self.by_output.keys().eq(by_output.keys()) {
             self.by_output.clear();
         }
@@ -232,7 +251,8 @@ impl CaseOutputErrorsBySeed {
         if !verification.verification_extent().is_compared_with_reference() {
             return;
         }
-        self.one_data_set |= verification.data_set.as_deref() == Some(DATA_SET_EQUAL_FOR_ALL_SEEDS);
+        self.seeds_have_equal_data |=
+            verification.verified_data_set.as_deref() == Some(DATA_SET_EQUAL_FOR_ALL_SEEDS);
         self.set_errors_of_seed(
             seed,
             verification.errors_of_all_outputs(),
@@ -243,7 +263,7 @@ impl CaseOutputErrorsBySeed {
     /// Adds the output errors of all seeds of another record; the errors of seeds in both records
     /// are replaced.
     pub fn add_errors_of_all_seeds(&mut self, other: &Self) {
-        self.one_data_set |= other.one_data_set;
+        self.seeds_have_equal_data |= other.seeds_have_equal_data;
         for (index, seed) in other.seeds.iter().enumerate() {
             let each = other.by_output.iter();
             let by_output =
@@ -284,7 +304,7 @@ impl RecordFileType for OutputErrorsOfExecutable {
     fn check_record_plausible(&self) -> Result<(), String> {
         // The bench's name is checked, because it becomes a file name.
         text::check_is_plain_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
-        text::check_is_rfc3339_time(&self.started)
+        text::check_is_rfc3339_time(&self.start_time)
             .map_err(|problem| format!("started: {problem}"))?;
         self.environment.check_environment_plausible()?;
         self.cases.iter().try_for_each(|(id, case)| {
@@ -300,7 +320,7 @@ mod tests {
     #[test]
     fn seeds_with_equal_inputs_count_as_one_data_set() {
         let mut sets = VerifiedDataSetsByCase::default();
-        let mut is_new = |case: &str, set| sets.record_and_check_if_new(case, set);
+        let mut is_new = |case: &str, set| sets.record_data_set_and_check_if_new(case, set);
         assert!(is_new("a", Some("1")) && is_new("b", Some("1")) && is_new("c", None));
         assert!(!is_new("a", Some("1")) && is_new("b", Some("2")) && is_new("c", None));
         assert!(!is_new("b", Some("1")));
@@ -309,13 +329,19 @@ mod tests {
             [true, false, false]
         );
         let mut numerics = CaseOutputErrorsBySeed::default();
-        let compared = || OutputVerificationRecord { checked: 1, total: 1, ..Default::default() };
+        let compared = || OutputVerificationRecord {
+            compared_elements: 1,
+            total_elements: 1,
+            ..Default::default()
+        };
         numerics.add_errors_of_verified_case(1, &compared());
-        assert!(!numerics.one_data_set);
+        assert!(!numerics.seeds_have_equal_data);
         let data_set = Some(DATA_SET_EQUAL_FOR_ALL_SEEDS.to_owned());
-        numerics
-            .add_errors_of_verified_case(1, &OutputVerificationRecord { data_set, ..compared() });
-        assert!(numerics.one_data_set && numerics.seeds == [1]);
+        numerics.add_errors_of_verified_case(
+            1,
+            &OutputVerificationRecord { verified_data_set: data_set, ..compared() },
+        );
+        assert!(numerics.seeds_have_equal_data && numerics.seeds == [1]);
     }
 
     #[test]
@@ -323,11 +349,11 @@ mod tests {
         let mut numerics = CaseOutputErrorsBySeed::default();
         numerics.add_errors_of_verified_case(
             1,
-            &OutputVerificationRecord { total: 4, ..Default::default() },
+            &OutputVerificationRecord { total_elements: 4, ..Default::default() },
         );
         let with_base = OutputVerificationRecord {
-            checked: 4,
-            total: 4,
+            compared_elements: 4,
+            total_elements: 4,
             compared_with_base: true,
             ..Default::default()
         };
@@ -340,7 +366,7 @@ mod tests {
         let errors = |relative_l2: f64| ErrorsRelativeToReference {
             max_error: 1e-3,
             relative_l2,
-            rounding: 0.0,
+            rounding_error: 0.0,
         };
         let both = |a: f64, b: f64| {
             [("a", a), ("b", b)].map(|(name, error)| (name.to_owned(), errors(error))).into()

@@ -37,7 +37,7 @@ pub struct ResourcesOfAllKernels {
 pub struct ResourcesOfKernel {
     /// Facts read from the kernel's machine code: registers, spills, shared memory, instructions.
     pub facts: CompiledKernelResources,
-    /// Number of threads of a block with which the kernel is launched.
+    /// Number of threads per thread block with which the kernel is launched.
     #[serde(rename = "block")]
     pub threads_per_block: u32,
     /// Dynamic shared memory of a thread block, bytes, with which the kernel is launched.
@@ -47,15 +47,15 @@ pub struct ResourcesOfKernel {
     pub occupancy_percent: Option<u32>,
 }
 
-/// Kernels as compiled now.
+/// Resources of the kernels that this process compiled, with hashes of their code and sources.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelResourcesAndHashes {
     /// Registers, spills and occupancy of all kernels.
     pub resources: ResourcesOfAllKernels,
     /// Hash of each kernel's machine code, by kernel build and symbol name.
-    pub code: BTreeMap<String, String>,
+    pub machine_code_hashes: BTreeMap<String, String>,
     /// Hash of each kernel's source and compiler, by kernel build and symbol name.
-    pub sources: BTreeMap<String, String>,
+    pub source_hashes: BTreeMap<String, String>,
 }
 
 /// File format of [`ResourcesOfAllKernels`]: instruction classes are numbered, and the sum of the
@@ -65,22 +65,26 @@ pub struct KernelResourcesFile {
     /// Architecture: "sm_90a".
     pub arch: String,
     /// Version of NVRTC: "13.0".
-    pub compiler: String,
+    #[serde(rename = "compiler")]
+    pub nvrtc_version: String,
     /// Names of the instruction classes, in the order of the counts in each kernel's `mix`.
-    pub classes: Vec<String>,
+    #[serde(rename = "classes")]
+    pub instruction_classes: Vec<String>,
     /// Kernels by kernel build and symbol name.
     pub kernels: BTreeMap<String, KernelResourcesInFile>,
     /// Kernel builds that the GPU architecture cannot run, by the unmet requirement, such as "needs
     /// sm_90a".
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub left_out: BTreeMap<String, Vec<String>>,
+    #[serde(rename = "left_out")]
+    pub unsupported_builds_by_requirement: BTreeMap<String, Vec<String>>,
 }
 
 /// Compiler output for one kernel in the file; an absent number is 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelResourcesInFile {
     /// Number of threads of a block with which the kernel is launched.
-    pub block: u32,
+    #[serde(rename = "block")]
+    pub threads_per_block: u32,
     /// Dynamic shared memory of a block, bytes, with which the kernel is launched.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
     pub dynamic_shared_bytes: u32,
@@ -97,32 +101,40 @@ pub struct KernelResourcesInFile {
     pub spill_load_bytes: u32,
     /// Static shared memory of a block, bytes.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
-    pub shared_bytes: u32,
+    #[serde(rename = "shared_bytes")]
+    pub static_shared_bytes: u32,
     /// Number of instructions of each class; zeros at the end are absent.
-    pub mix: Vec<u32>,
+    #[serde(rename = "mix")]
+    pub instruction_counts_by_class: Vec<u32>,
     /// Performance warning of the assembler (ptxas) with its reason; absent without a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub performance_loss: Option<String>,
+    #[serde(rename = "performance_loss")]
+    pub ptxas_performance_warning: Option<String>,
 }
 
 impl From<&ResourcesOfAllKernels> for KernelResourcesFile {
     fn from(resources: &ResourcesOfAllKernels) -> Self {
-        let mixes = resources.kernels.values().flat_map(|kernel| kernel.facts.mix.keys());
+        let mixes = resources
+            .kernels
+            .values()
+            .flat_map(|kernel| kernel.facts.instruction_count_by_class.keys());
         let classes: Vec<String> = mixes.collect::<BTreeSet<_>>().into_iter().cloned().collect();
         let kernel = |kernel: &ResourcesOfKernel| {
-            let count = |class| kernel.facts.mix.get(class).copied().unwrap_or_default();
+            let count = |class| {
+                kernel.facts.instruction_count_by_class.get(class).copied().unwrap_or_default()
+            };
             let mut mix: Vec<u32> = classes.iter().map(count).collect();
             mix.truncate(mix.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
             KernelResourcesInFile {
-                block: kernel.threads_per_block,
+                threads_per_block: kernel.threads_per_block,
                 dynamic_shared_bytes: kernel.dynamic_shared_bytes,
-                registers: kernel.facts.registers,
-                stack_bytes: kernel.facts.stack_bytes,
+                registers: kernel.facts.registers_per_thread,
+                stack_bytes: kernel.facts.stack_bytes_per_thread,
                 spill_store_bytes: kernel.facts.spill_store_bytes,
                 spill_load_bytes: kernel.facts.spill_load_bytes,
-                shared_bytes: kernel.facts.shared_bytes,
-                mix,
-                performance_loss: kernel.facts.performance_loss.clone(),
+                static_shared_bytes: kernel.facts.static_shared_bytes,
+                instruction_counts_by_class: mix,
+                ptxas_performance_warning: kernel.facts.performance_loss_warning.clone(),
             }
         };
         let kernels = resources.kernels.iter();
@@ -132,30 +144,42 @@ impl From<&ResourcesOfAllKernels> for KernelResourcesFile {
         }
         Self {
             arch: resources.arch.clone(),
-            compiler: resources.compiler.clone(),
+            nvrtc_version: resources.compiler.clone(),
             kernels: kernels.map(|(name, it)| (name.clone(), kernel(it))).collect(),
-            classes,
-            left_out,
+            instruction_classes: classes,
+            unsupported_builds_by_requirement: left_out,
         }
     }
 }
 
 impl From<KernelResourcesFile> for ResourcesOfAllKernels {
     fn from(record: KernelResourcesFile) -> Self {
-        let KernelResourcesFile { arch, compiler, classes, kernels, left_out } = record;
+        let KernelResourcesFile {
+            arch,
+            nvrtc_version: compiler,
+            instruction_classes: classes,
+            kernels,
+            unsupported_builds_by_requirement: left_out,
+        } = record;
         let kernel = |kernel: KernelResourcesInFile| {
-            let counts = classes.iter().cloned().zip(kernel.mix.iter().copied());
+            let counts =
+                classes.iter().cloned().zip(kernel.instruction_counts_by_class.iter().copied());
             let facts = CompiledKernelResources {
-                registers: kernel.registers,
-                stack_bytes: kernel.stack_bytes,
+                registers_per_thread: kernel.registers,
+                stack_bytes_per_thread: kernel.stack_bytes,
                 spill_store_bytes: kernel.spill_store_bytes,
                 spill_load_bytes: kernel.spill_load_bytes,
-                shared_bytes: kernel.shared_bytes,
-                instructions: kernel.mix.iter().sum(),
-                mix: counts.filter(|(_, count)| *count > 0).collect(),
-                performance_loss: kernel.performance_loss,
+                static_shared_bytes: kernel.static_shared_bytes,
+                instruction_count: kernel.instruction_counts_by_class.iter().sum(),
+                instruction_count_by_class: counts.filter(|(_, count)| *count > 0).collect(),
+                performance_loss_warning: kernel.ptxas_performance_warning,
             };
-            kernel_resources_with_occupancy(facts, kernel.block, kernel.dynamic_shared_bytes, &arch)
+            kernel_resources_with_occupancy(
+                facts,
+                kernel.threads_per_block,
+                kernel.dynamic_shared_bytes,
+                &arch,
+            )
         };
         let builds = left_out.into_iter().flat_map(|(unmet, builds)| {
             builds.into_iter().map(move |build| (build, unmet.clone()))
@@ -172,17 +196,22 @@ impl From<KernelResourcesFile> for ResourcesOfAllKernels {
 impl RecordFileType for KernelResourcesFile {
     const SCHEMA: &'static str = "kernelgate-resources";
     const SCHEMA_VERSION: u64 = 2;
-    const OLDEST_VERSION: u64 = 2;
+    const OLDEST_READABLE_VERSION: u64 = 2;
     const FILE_KIND: &'static str = "resource record";
     const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] = &["kernels"];
 
     fn check_record_plausible(&self) -> Result<(), String> {
-        if self.classes.len() > MAX_INSTRUCTION_CLASSES_IN_FILE {
-            return Err(format!("{} classes of instructions", self.classes.len()));
+        if self.instruction_classes.len() > MAX_INSTRUCTION_CLASSES_IN_FILE {
+            return Err(format!("{} classes of instructions", self.instruction_classes.len()));
         }
         for (name, kernel) in &self.kernels {
             let problem = |problem: String| Err(format!("kernel {name} has {problem}"));
-            let KernelResourcesInFile { block, registers, mix, .. } = kernel;
+            let KernelResourcesInFile {
+                threads_per_block: block,
+                registers,
+                instruction_counts_by_class: mix,
+                ..
+            } = kernel;
             if !(1..=1024).contains(block) {
                 return problem(format!("blocks of {block} threads"));
             }
@@ -190,7 +219,7 @@ impl RecordFileType for KernelResourcesFile {
                 return problem(format!("{registers} registers"));
             }
             let most = MAX_NUMBER_IN_KERNEL_RESOURCES / MAX_INSTRUCTION_CLASSES_IN_FILE as u32;
-            if mix.len() > self.classes.len() || mix.iter().any(|count| *count > most) {
+            if mix.len() > self.instruction_classes.len() || mix.iter().any(|count| *count > most) {
                 return problem("a mix that does not fit the classes".to_owned());
             }
         }
@@ -234,19 +263,26 @@ impl ResourcesOfKernel {
     /// Fails if a number in the resources of this kernel is implausible.
     fn check_kernel_resources_plausible(&self) -> Result<(), String> {
         let CompiledKernelResources {
-            registers,
-            stack_bytes,
+            registers_per_thread: registers,
+            stack_bytes_per_thread: stack_bytes,
             spill_store_bytes,
             spill_load_bytes,
             ..
         } = self.facts;
-        let CompiledKernelResources { shared_bytes, instructions, .. } = self.facts;
+        let CompiledKernelResources {
+            static_shared_bytes: shared_bytes,
+            instruction_count: instructions,
+            ..
+        } = self.facts;
         if instructions == 0 {
             return Err("no instructions".to_owned());
         }
         let facts = [registers, stack_bytes, spill_store_bytes, spill_load_bytes, shared_bytes];
         let launched = [self.threads_per_block, self.dynamic_shared_bytes, instructions];
-        let mut all = facts.into_iter().chain(launched).chain(self.facts.mix.values().copied());
+        let mut all = facts
+            .into_iter()
+            .chain(launched)
+            .chain(self.facts.instruction_count_by_class.values().copied());
         if let Some(number) = all.find(|number| *number > MAX_NUMBER_IN_KERNEL_RESOURCES) {
             return Err(format!("a number that is too large: {number}"));
         }
@@ -264,28 +300,28 @@ pub enum KernelResourcesError {
     #[error(transparent)]
     Compile(#[from] KernelCompileError),
     /// The machine code (cubin) of a compiled kernel cannot be read.
-    #[error("kernel {kernel}: {error}")]
+    #[error("kernel {kernel_build}: {error}")]
     UnreadableCubin {
         /// Name of the kernel build.
-        kernel: String,
+        kernel_build: String,
         /// Reason.
         error: CubinReadError,
     },
     /// The compiled file contains a kernel that no implementation (row) lists.
-    #[error("kernel {symbol} of {build} has no row")]
-    NoRow {
+    #[error("kernel {kernel_symbol} of {kernel_build} has no row")]
+    KernelWithoutImplementation {
         /// Name of the kernel.
-        symbol: String,
+        kernel_symbol: String,
         /// Name of the kernel build.
-        build: String,
+        kernel_build: String,
     },
     /// An implementation (row) lists a kernel that is missing in its compiled file.
-    #[error("{build} holds no kernel {symbol}, which a row is about")]
-    NoCode {
+    #[error("{kernel_build} holds no kernel {kernel_symbol}, which a row is about")]
+    ListedKernelMissing {
         /// Name of the kernel.
-        symbol: &'static str,
+        kernel_symbol: &'static str,
         /// Name of the kernel build.
-        build: String,
+        kernel_build: String,
     },
 }
 
@@ -293,8 +329,8 @@ pub enum KernelResourcesError {
 /// registers, spills and occupancy. No GPU is needed, only NVRTC.
 ///
 /// # Errors
-/// The first kernel that does not compile, by name, with the compiler's log; a kernel without a
-/// row, or a row without a kernel.
+/// Fails with the name and the compiler's log of the first kernel that does not compile, or with
+/// the name of a kernel without a row, or of one that a row lists and no file contains.
 pub fn compile_kernels_and_read_resources(
     kernels: &[ListedKernelBuild],
     arch: &str,
@@ -308,7 +344,7 @@ pub fn compile_kernels_and_read_resources(
     builds.retain(|build, kernels| {
         let unmet = kernels.iter().find_map(|kernel| kernel.reason_architecture_cannot_run(arch));
         let applies = unmet.is_none();
-        left_out.extend(unmet.map(|unmet| (build.file_and_macros(), unmet)));
+        left_out.extend(unmet.map(|unmet| (build.kernel_build_name(), unmet)));
         applies
     });
     let compiled: Vec<_> = builds
@@ -323,28 +359,36 @@ pub fn compile_kernels_and_read_resources(
     };
     let (mut all, mut sources) = (BTreeMap::new(), BTreeMap::new());
     for (build, kernels, compiled) in compiled {
-        let name = build.file_and_macros();
-        let broken = |error| KernelResourcesError::UnreadableCubin { kernel: name.clone(), error };
+        let name = build.kernel_build_name();
+        let broken =
+            |error| KernelResourcesError::UnreadableCubin { kernel_build: name.clone(), error };
         let mut facts =
-            cubin::resources_of_kernels_in_cubin(&compiled.cubin, &compiled.log).map_err(broken)?;
-        let mut hashes = code::machine_code_hashes_of_cubin(&compiled.cubin).map_err(broken)?;
+            cubin::resources_of_kernels_in_cubin(&compiled.cubin_or_ptx, &compiled.compiler_log)
+                .map_err(broken)?;
+        let mut hashes =
+            code::machine_code_hashes_of_cubin(&compiled.cubin_or_ptx).map_err(broken)?;
         let source = cache::hash_of_compilation_inputs(build, arch)?;
         for kernel in kernels {
-            let symbol = kernel.symbol;
+            let symbol = kernel.kernel_symbol;
             sources.insert(kernel.kernel_name_in_records(), source.clone());
-            let facts = facts
-                .remove(symbol)
-                .ok_or_else(|| KernelResourcesError::NoCode { symbol, build: name.clone() })?;
-            let (block, shared_bytes) = (kernel.threads, kernel.shared_bytes);
+            let facts =
+                facts.remove(symbol).ok_or_else(|| KernelResourcesError::ListedKernelMissing {
+                    kernel_symbol: symbol,
+                    kernel_build: name.clone(),
+                })?;
+            let (block, shared_bytes) = (kernel.threads_per_block, kernel.dynamic_shared_bytes);
             let found = kernel_resources_with_occupancy(facts, block, shared_bytes, arch);
             resources.kernels.insert(kernel.kernel_name_in_records(), found);
             all.extend(hashes.remove(symbol).map(|hash| (kernel.kernel_name_in_records(), hash)));
         }
         if let Some(symbol) = facts.into_keys().next() {
-            return Err(KernelResourcesError::NoRow { symbol, build: name });
+            return Err(KernelResourcesError::KernelWithoutImplementation {
+                kernel_symbol: symbol,
+                kernel_build: name,
+            });
         }
     }
-    Ok(KernelResourcesAndHashes { resources, code: all, sources })
+    Ok(KernelResourcesAndHashes { resources, machine_code_hashes: all, source_hashes: sources })
 }
 
 /// Adds the theoretical occupancy to the resources of a kernel, computed from registers, shared
@@ -355,10 +399,16 @@ fn kernel_resources_with_occupancy(
     dynamic_shared_bytes: u32,
     arch: &str,
 ) -> ResourcesOfKernel {
-    let shared_bytes =
-        facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MAX_NUMBER_IN_KERNEL_RESOURCES);
-    let occupancy =
-        occupancy::theoretical_occupancy_of_kernel(arch, facts.registers, shared_bytes, block);
+    let shared_bytes = facts
+        .static_shared_bytes
+        .saturating_add(dynamic_shared_bytes)
+        .min(MAX_NUMBER_IN_KERNEL_RESOURCES);
+    let occupancy = occupancy::theoretical_occupancy_of_kernel(
+        arch,
+        facts.registers_per_thread,
+        shared_bytes,
+        block,
+    );
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
     ResourcesOfKernel { facts, threads_per_block: block, dynamic_shared_bytes, occupancy_percent }
 }
@@ -373,14 +423,14 @@ mod tests {
             let mix: BTreeMap<String, u32> =
                 mix.iter().map(|(class, count)| ((*class).to_owned(), *count)).collect();
             let facts = CompiledKernelResources {
-                registers: 40,
-                stack_bytes,
+                registers_per_thread: 40,
+                stack_bytes_per_thread: stack_bytes,
                 spill_store_bytes: 4,
                 spill_load_bytes: 8,
-                shared_bytes: 16,
-                instructions: mix.values().sum(),
-                mix,
-                performance_loss: Some("no overlap".to_owned()),
+                static_shared_bytes: 16,
+                instruction_count: mix.values().sum(),
+                instruction_count_by_class: mix,
+                performance_loss_warning: Some("no overlap".to_owned()),
             };
             kernel_resources_with_occupancy(facts, 128, 1024, "sm_90a")
         };
@@ -394,9 +444,12 @@ mod tests {
         let resources =
             ResourcesOfAllKernels { arch, compiler, kernels, unsupported_kernels: left_out };
         let record = KernelResourcesFile::from(&resources);
-        assert_eq!(record.classes, ["control", "fp32", "warp"]);
+        assert_eq!(record.instruction_classes, ["control", "fp32", "warp"]);
         assert_eq!(
-            (&*record.kernels["a"].mix, &*record.kernels["b"].mix),
+            (
+                &*record.kernels["a"].instruction_counts_by_class,
+                &*record.kernels["b"].instruction_counts_by_class
+            ),
             (&[2, 0, 3][..], &[0, 7][..])
         );
         let folder = tempfile::tempdir().unwrap();
@@ -408,7 +461,13 @@ mod tests {
         std::fs::write(&path, text.replace("\"schema_version\": 2", "\"schema_version\": 1"))
             .unwrap();
         let error = ResourcesOfAllKernels::read_resources_file(&path).unwrap_err();
-        assert!(matches!(error, RecordFileError::Older { found: 1, oldest: 2, .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                RecordFileError::OlderVersion { file_version: 1, oldest_readable_version: 2, .. }
+            ),
+            "{error}"
+        );
     }
 
     #[test]
@@ -422,7 +481,7 @@ mod tests {
         };
         assert_eq!(record(&["control", "warp"]).check_record_plausible(), Ok(()));
         let mut empty = record(&["control", "warp"]);
-        empty.kernels.get_mut("k").unwrap().block = 0;
+        empty.kernels.get_mut("k").unwrap().threads_per_block = 0;
         assert_eq!(empty.check_record_plausible().unwrap_err(), "kernel k has blocks of 0 threads");
         let problem = record(&["control"]).check_record_plausible().unwrap_err();
         assert_eq!(problem, "kernel k has a mix that does not fit the classes");

@@ -38,20 +38,24 @@ pub struct BenchProcessRun {
     /// Name of the bench executable.
     pub bench: String,
     /// Session name of the run; all runs of one `cargo bench` have the same session.
-    pub session: String,
+    #[serde(rename = "session")]
+    pub session_name: String,
     /// Cargo package of the bench; absent if the process found no manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<CargoPackageId>,
     /// Id of the cargo process that started this process, made from its start time and process id;
     /// independent of the session name; absent in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub invocation: Option<String>,
+    #[serde(rename = "invocation")]
+    pub cargo_invocation_id: Option<String>,
     /// Time at which the bench process started, RFC 3339, UTC.
-    pub started: String,
+    #[serde(rename = "started")]
+    pub start_time: String,
     /// Whether the process ended normally; an interrupted run contains the cases that were
     /// finished.
-    pub complete: bool,
-    /// "quick", "default" or "thorough".
+    #[serde(rename = "complete")]
+    pub ended_normally: bool,
+    /// Effort of the run: "quick", "default" or "thorough".
     pub effort: String,
     /// Seed of the inputs.
     pub seed: u64,
@@ -67,13 +71,15 @@ pub struct BenchProcessRun {
     /// Hash of the machine's hardware facts ([`MachineHardware`](super::MachineHardware)), as
     /// `kernelgate doctor --save` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine: Option<String>,
-    /// Revision of the code.
+    #[serde(rename = "machine")]
+    pub hardware_facts_hash: Option<String>,
+    /// Commit of the measured code, and whether files differed from it.
     pub provenance: CommitAndChanges,
     /// Whether the variable `KERNELGATE_COMMIT` stated the commit, so that kernelgate could not
     /// check that the executable was built from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub stated_commit: bool,
+    #[serde(rename = "stated_commit")]
+    pub commit_is_from_variable: bool,
     /// Anchor rates of the device, by which shards from several cards are compared; only in shards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchors: Option<ShardAnchorRecord>,
@@ -82,17 +88,21 @@ pub struct BenchProcessRun {
     /// Delays that were added to launches on purpose to test the gate, nanoseconds by case id.
     /// Times of delayed launches do not describe the code.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub delays: BTreeMap<String, u64>,
+    #[serde(rename = "delays")]
+    pub injected_delays_ns: BTreeMap<String, u64>,
     /// Hash of the executable's content; absent if its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub executable: Option<String>,
+    #[serde(rename = "executable")]
+    pub executable_hash: Option<String>,
     /// Wall time of the process by activity, seconds. The times of the entries `whole` and `checks
     /// after timing` include those of other entries.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub spent_s: BTreeMap<String, f64>,
+    #[serde(rename = "spent_s")]
+    pub wall_s_by_activity: BTreeMap<String, f64>,
     /// Wall time of each problem with all its cases, seconds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub problems_s: BTreeMap<String, f64>,
+    #[serde(rename = "problems_s")]
+    pub wall_s_by_problem: BTreeMap<String, f64>,
     /// NVML's readings of the GPU before the first and after the last case; empty on the CPU
     /// backend.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -117,9 +127,11 @@ pub struct CaseRecordWithSamples {
     /// Name of the workload: `family/operation`.
     pub workload: String,
     /// Revision of the workload's definition, by which changed workloads are not compared.
-    pub revision: u32,
+    #[serde(rename = "revision")]
+    pub workload_revision: u32,
     /// The problem's axes.
-    pub problem: BTreeMap<String, String>,
+    #[serde(rename = "problem")]
+    pub axis_values: BTreeMap<String, String>,
     /// Name of the implementation.
     pub implementation: String,
     /// State of the caches when a launch of the case begins: "hot" or "cold".
@@ -130,10 +142,12 @@ pub struct CaseRecordWithSamples {
     /// Number of data items, such as tokens or images, that one launch computes, for a throughput;
     /// absent if the workload states none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub computed_samples: Option<u64>,
-    /// Unit of these data items in which the throughput is stated.
+    #[serde(rename = "computed_samples")]
+    pub data_items_per_launch: Option<u64>,
+    /// Unit of the data items in which the throughput is stated.
     #[serde(default, skip_serializing_if = "ThroughputItemUnit::is_default_unit")]
-    pub sample_unit: ThroughputItemUnit,
+    #[serde(rename = "sample_unit")]
+    pub data_item_unit: ThroughputItemUnit,
     /// Shortest time of a launch by the measured ceilings, for the declared work; absent if not
     /// measured.
     pub limit: Option<ShortestLaunchTime>,
@@ -153,7 +167,8 @@ pub struct CaseRecordWithSamples {
 pub struct LaunchCostsBesidesDeviceTime {
     /// Device memory that the implementation declares for inputs, outputs and scratch, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device_bytes: Option<u64>,
+    #[serde(rename = "device_bytes")]
+    pub declared_device_bytes: Option<u64>,
     /// Device memory that was measured while the implementation was prepared and launched, bytes;
     /// equal for every cache state. Absent on the host, in trials that measure times, and if
     /// another process may have used the GPU's memory.
@@ -162,7 +177,8 @@ pub struct LaunchCostsBesidesDeviceTime {
     /// Number of commands that one launch enqueues on the GPU, such as the nodes of its graph;
     /// absent if it cannot be counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub commands: Option<u64>,
+    #[serde(rename = "commands")]
+    pub gpu_commands: Option<u64>,
     /// Host time of one launch call on an idle device, nanoseconds: the shortest of several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_launch_ns: Option<f64>,
@@ -180,13 +196,13 @@ impl LaunchCostsBesidesDeviceTime {
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_launch_costs_plausible(&self) -> Result<(), String> {
         let bytes = [
-            ("device_bytes", self.device_bytes),
+            ("device_bytes", self.declared_device_bytes),
             ("measured_device_bytes", self.measured_device_bytes),
         ];
         for (field, bytes) in bytes {
             bytes.map_or(Ok(()), |bytes| plausibility::check_bytes_plausible(field, bytes))?;
         }
-        self.commands
+        self.gpu_commands
             .map_or(Ok(()), |count| plausibility::check_count_plausible("commands", count))?;
         self.host_launch_ns.map_or(Ok(()), plausibility::check_host_launch_ns_plausible)?;
         match self.launch_energy_j {
@@ -207,19 +223,22 @@ impl LaunchCostsBesidesDeviceTime {
 /// Samples of a case: lists with one entry for each sample.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplesOfCase {
-    /// Launches in the sample.
+    /// Number of launches in each sample.
     #[serde(deserialize_with = "deserialize_exact_capacity")]
-    pub launches: Vec<u64>,
+    #[serde(rename = "launches")]
+    pub launches_per_sample: Vec<u64>,
     /// Time of all launches of each sample together, nanoseconds.
     #[serde(deserialize_with = "deserialize_exact_capacity")]
-    pub elapsed_ns: Vec<f64>,
+    #[serde(rename = "elapsed_ns")]
+    pub elapsed_per_sample_ns: Vec<f64>,
     /// SM clock during each sample, MHz; empty if the device does not report it.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
         deserialize_with = "deserialize_exact_capacity"
     )]
-    pub clock_mhz: Vec<f64>,
+    #[serde(rename = "clock_mhz")]
+    pub sm_clock_per_sample_mhz: Vec<f64>,
     /// Time by which the slowest GPU exceeded the fastest GPU over all launches of each sample,
     /// nanoseconds; empty for one GPU.
     #[serde(
@@ -227,7 +246,8 @@ pub struct SamplesOfCase {
         skip_serializing_if = "Vec::is_empty",
         deserialize_with = "deserialize_exact_capacity"
     )]
-    pub skew_ns: Vec<f64>,
+    #[serde(rename = "skew_ns")]
+    pub gpu_skew_per_sample_ns: Vec<f64>,
     /// Conditions under which the samples of the case were taken.
     #[serde(default, skip_serializing_if = "CaseSampleConditions::are_all_defaults")]
     pub conditions: CaseSampleConditions,
@@ -237,7 +257,8 @@ pub struct SamplesOfCase {
     /// Reason why CUPTI did not check that launches work on the timed stream only; absent if it
     /// did, on the host, and if an earlier process checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unrecorded: Option<String>,
+    #[serde(rename = "unrecorded")]
+    pub reason_cupti_did_not_check: Option<String>,
     /// Power state of the GPU during the samples; absent in a process that only verifies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<CasePowerRecord>,
@@ -248,7 +269,8 @@ pub struct SamplesOfCase {
     /// Size of the GPU delay kernel that delayed the launches on purpose: nanoseconds of spinning,
     /// or bytes that were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub delay_size: Option<u64>,
+    #[serde(rename = "delay_size")]
+    pub delay_ns_or_bytes: Option<u64>,
 }
 
 /// Deserialises a list without unused capacity, because a record may contain millions of items.
@@ -267,15 +289,15 @@ impl SamplesOfCase {
             .energy
             .as_ref()
             .and_then(LaunchEnergyOrReason::measured_launch_energy)
-            .map(|it| it.launch_j);
+            .map(|it| it.energy_per_launch_j);
         LaunchCostsBesidesDeviceTime { launch_energy_j: launch_j, ..self.costs }
     }
 
     /// Returns the nanoseconds per launch of each sample.
     pub fn launch_times_by_sample_ns(&self) -> Vec<f64> {
-        self.elapsed_ns
+        self.elapsed_per_sample_ns
             .iter()
-            .zip(&self.launches)
+            .zip(&self.launches_per_sample)
             .map(|(elapsed, &launches)| elapsed / launches as f64)
             .collect()
     }
@@ -283,9 +305,13 @@ impl SamplesOfCase {
     /// Returns the median over the samples of the time by which the slowest GPU exceeds the
     /// fastest, nanoseconds per launch; `None` for one GPU.
     pub fn median_gpu_skew_per_launch_ns(&self) -> Option<f64> {
-        let launches = self.launches.iter().map(|&launches| launches as f64);
-        let skews: Vec<f64> =
-            self.skew_ns.iter().zip(launches).map(|(skew, launches)| skew / launches).collect();
+        let launches = self.launches_per_sample.iter().map(|&launches| launches as f64);
+        let skews: Vec<f64> = self
+            .gpu_skew_per_sample_ns
+            .iter()
+            .zip(launches)
+            .map(|(skew, launches)| skew / launches)
+            .collect();
         (!skews.is_empty()).then(|| crate::stats::median(&skews))
     }
 
@@ -294,37 +320,46 @@ impl SamplesOfCase {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_samples_plausible(&self) -> Result<(), String> {
-        let times = self.elapsed_ns.len();
-        if self.launches.len() != times {
-            return Err(format!("{} launch counts against {times} times", self.launches.len()));
+        let times = self.elapsed_per_sample_ns.len();
+        if self.launches_per_sample.len() != times {
+            return Err(format!(
+                "{} launch counts against {times} times",
+                self.launches_per_sample.len()
+            ));
         }
-        if !self.clock_mhz.is_empty() && self.clock_mhz.len() != times {
-            return Err(format!("{} clocks against {times} times", self.clock_mhz.len()));
+        if !self.sm_clock_per_sample_mhz.is_empty() && self.sm_clock_per_sample_mhz.len() != times {
+            return Err(format!(
+                "{} clocks against {times} times",
+                self.sm_clock_per_sample_mhz.len()
+            ));
         }
-        if !self.skew_ns.is_empty() && self.skew_ns.len() != times {
-            return Err(format!("{} skews against {times} times", self.skew_ns.len()));
+        if !self.gpu_skew_per_sample_ns.is_empty() && self.gpu_skew_per_sample_ns.len() != times {
+            return Err(format!(
+                "{} skews against {times} times",
+                self.gpu_skew_per_sample_ns.len()
+            ));
         }
         if let Some(skew_ns) = self
-            .skew_ns
+            .gpu_skew_per_sample_ns
             .iter()
-            .zip(&self.elapsed_ns)
+            .zip(&self.elapsed_per_sample_ns)
             .find(|(skew, elapsed)| !(0.0..=2.0 * **elapsed + 1e6).contains(*skew))
         {
             return Err(format!("a skew of {} ns", skew_ns.0));
         }
-        if self.launches.is_empty() {
+        if self.launches_per_sample.is_empty() {
             return Err("no samples".to_owned());
         }
-        if self.launches.contains(&0) {
+        if self.launches_per_sample.contains(&0) {
             return Err("a sample of no launches".to_owned());
         }
         self.conditions.check_conditions_plausible()?;
         self.costs.check_launch_costs_plausible()?;
-        plausibility::check_count_plausible("delay_size", self.delay_size.unwrap_or(0))?;
+        plausibility::check_count_plausible("delay_size", self.delay_ns_or_bytes.unwrap_or(0))?;
         let Some(launches) = self.number_of_launches_in_all_samples() else {
             return Err("more launches than can be counted".to_owned());
         };
-        self.clock_mhz
+        self.sm_clock_per_sample_mhz
             .iter()
             .try_for_each(|mhz| plausibility::check_sm_clock_mhz_plausible(*mhz))?;
         self.power.as_ref().map_or(Ok(()), CasePowerRecord::check_power_record_plausible)?;
@@ -336,7 +371,7 @@ impl SamplesOfCase {
 
     /// Returns the number of launches in all samples together; `None` if the sum overflows.
     pub fn number_of_launches_in_all_samples(&self) -> Option<u64> {
-        self.launches.iter().copied().try_fold(0, u64::checked_add)
+        self.launches_per_sample.iter().copied().try_fold(0, u64::checked_add)
     }
 }
 
@@ -351,25 +386,25 @@ impl BenchProcessRun {
     ) -> BenchProcessRun {
         Self {
             bench: bench.to_owned(),
-            session: session.to_owned(),
+            session_name: session.to_owned(),
             package: None,
-            invocation: None,
-            started: super::current_time_with_milliseconds(),
-            complete: false,
+            cargo_invocation_id: None,
+            start_time: super::current_time_with_milliseconds(),
+            ended_normally: false,
             effort: "default".to_owned(),
             seed: 1,
             shard: None,
             plan: None,
             environment,
-            machine: None,
+            hardware_facts_hash: None,
             provenance,
-            stated_commit: false,
+            commit_is_from_variable: false,
             anchors: None,
             limits: MeasuredDeviceLimits::default(),
-            delays: BTreeMap::new(),
-            executable: None,
-            spent_s: BTreeMap::new(),
-            problems_s: BTreeMap::new(),
+            injected_delays_ns: BTreeMap::new(),
+            executable_hash: None,
+            wall_s_by_activity: BTreeMap::new(),
+            wall_s_by_problem: BTreeMap::new(),
             telemetry: Vec::new(),
             cases: BTreeMap::new(),
             skipped: BTreeMap::new(),
@@ -382,7 +417,7 @@ impl BenchProcessRun {
     pub fn code_and_environment(&self) -> CodeAndEnvironmentOfRun<'_> {
         CodeAndEnvironmentOfRun {
             provenance: &self.provenance,
-            executable: self.executable.as_deref(),
+            executable_hash: self.executable_hash.as_deref(),
             seed: self.seed,
             environment: &self.environment,
         }
@@ -396,7 +431,7 @@ impl BenchProcessRun {
 
     /// Returns the key of the run in a baseline, `<session>/<process>`.
     pub fn key_in_baseline(&self) -> String {
-        format!("{}/{}", self.session, self.bench_name_with_shard())
+        format!("{}/{}", self.session_name, self.bench_name_with_shard())
     }
 
     /// Returns the message which states that the bench process was interrupted.
@@ -410,10 +445,13 @@ impl BenchProcessRun {
         bench_process_name_with_shard(&self.bench, self.shard)
     }
 
-    /// "CASE=NS CASE=NS", or "none".
+    /// Returns the injected delays as text, "CASE=NS CASE=NS", or "none".
     pub fn injected_delays_as_text(&self) -> String {
-        let each: Vec<String> =
-            self.delays.iter().map(|(case, delay_ns)| format!("{case}={delay_ns}")).collect();
+        let each: Vec<String> = self
+            .injected_delays_ns
+            .iter()
+            .map(|(case, delay_ns)| format!("{case}={delay_ns}"))
+            .collect();
         if each.is_empty() { "none".to_owned() } else { each.join(" ") }
     }
 }
@@ -450,27 +488,27 @@ impl CaseRecordWithSamples {
     pub fn example_with_sample_times(elapsed_ns: Vec<f64>) -> CaseRecordWithSamples {
         Self {
             workload: "w/f".to_owned(),
-            revision: 1,
-            problem: BTreeMap::new(),
+            workload_revision: 1,
+            axis_values: BTreeMap::new(),
             implementation: "cpu".to_owned(),
             cache_state: "hot".to_owned(),
             work: DeclaredWorkRecord {
-                read_bytes: 8,
-                write_bytes: 8,
+                min_read_bytes: 8,
+                min_write_bytes: 8,
                 ..DeclaredWorkRecord::default()
             },
-            computed_samples: None,
-            sample_unit: ThroughputItemUnit::default(),
+            data_items_per_launch: None,
+            data_item_unit: ThroughputItemUnit::default(),
             limit: None,
             verification: OutputVerificationRecord {
-                checked: 1,
-                total: 1,
+                compared_elements: 1,
+                total_elements: 1,
                 ..OutputVerificationRecord::default()
             },
             kernels: KernelsLoadedForCase::new(),
             samples: SamplesOfCase {
-                launches: vec![1; elapsed_ns.len()],
-                elapsed_ns,
+                launches_per_sample: vec![1; elapsed_ns.len()],
+                elapsed_per_sample_ns: elapsed_ns,
                 ..SamplesOfCase::default()
             },
         }
@@ -480,29 +518,31 @@ impl CaseRecordWithSamples {
 impl RecordFileType for BenchProcessRun {
     const SCHEMA: &'static str = "kernelgate-run";
     const SCHEMA_VERSION: u64 = 3;
-    const OLDEST_VERSION: u64 = 3;
+    const OLDEST_READABLE_VERSION: u64 = 3;
     const FILE_KIND: &'static str = "run";
     const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] = &["failed", "skipped"];
 
     fn check_record_plausible(&self) -> Result<(), String> {
         // The bench's name is checked, because it becomes a part of file names.
         text::check_is_plain_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
-        if !text::is_portable_file_name(&self.session) {
+        if !text::is_portable_file_name(&self.session_name) {
             return Err(format!(
                 "session `{}` is no plain name",
-                text::shortened_quotation(&self.session)
+                text::shortened_quotation(&self.session_name)
             ));
         }
-        text::check_is_rfc3339_time(&self.started)
+        text::check_is_rfc3339_time(&self.start_time)
             .map_err(|problem| format!("started: {problem}"))?;
         self.shard.map_or(Ok(()), ShardOfWork::check_shard_index_and_count)?;
         self.environment.check_environment_plausible()?;
         self.limits.check_limits_plausible()?;
         self.anchors.as_ref().map_or(Ok(()), ShardAnchorRecord::check_anchor_rates_plausible)?;
-        for (case, delay_ns) in &self.delays {
+        for (case, delay_ns) in &self.injected_delays_ns {
             plausibility::check_count_plausible(&format!("the delay of {case}"), *delay_ns)?;
         }
-        for (field, times) in [("spent_s", &self.spent_s), ("problems_s", &self.problems_s)] {
+        for (field, times) in
+            [("spent_s", &self.wall_s_by_activity), ("problems_s", &self.wall_s_by_problem)]
+        {
             for (name, seconds) in times {
                 plausibility::check_wall_seconds_plausible(&format!("{field}: {name}"), *seconds)?;
             }

@@ -18,9 +18,11 @@ pub struct OutputVerificationRecord {
     /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂ of the outputs.
     pub relative_l2: f64,
     /// Number of output elements that were compared with the reference.
-    pub checked: u64,
-    /// Elements of the outputs.
-    pub total: u64,
+    #[serde(rename = "checked")]
+    pub compared_elements: u64,
+    /// Number of elements of all outputs.
+    #[serde(rename = "total")]
+    pub total_elements: u64,
     /// Whether the outputs were compared with those of the base build instead of a reference,
     /// because the case has no reference.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -29,7 +31,8 @@ pub struct OutputVerificationRecord {
     /// Relative L2 error that only rounding the reference to the outputs' dtypes causes; 0 if
     /// rounding changes nothing.
     #[serde(default, skip_serializing_if = "verify::is_zero_error")]
-    pub rounding: f64,
+    #[serde(rename = "rounding")]
+    pub rounding_error: f64,
     /// Errors by output name, if several outputs are compared within error bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_output: BTreeMap<String, ErrorsRelativeToReference>,
@@ -38,20 +41,24 @@ pub struct OutputVerificationRecord {
     pub allowed: Option<AllowedOutputErrors>,
     /// Hash of the bits of all outputs; recorded only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<String>,
+    #[serde(rename = "digest")]
+    pub output_bits_hash: Option<String>,
     /// Data set of the verification: a hash of the inputs (only in trials), or
     /// [`DATA_SET_EQUAL_FOR_ALL_SEEDS`].
     ///
     /// [`DATA_SET_EQUAL_FOR_ALL_SEEDS`]: super::numerics::DATA_SET_EQUAL_FOR_ALL_SEEDS
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data_set: Option<String>,
+    #[serde(rename = "data_set")]
+    pub verified_data_set: Option<String>,
     /// Result of the second comparison, after timing; absent if nothing was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<VerificationAfterTiming>,
+    #[serde(rename = "after")]
+    pub after_timing: Option<VerificationAfterTiming>,
     /// Key of the earlier run whose comparison is reused because its outputs have equal bits;
     /// absent if this run compared the outputs itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by: Option<String>,
+    #[serde(rename = "by")]
+    pub reused_from_run: Option<String>,
 }
 
 impl OutputVerificationRecord {
@@ -61,17 +68,17 @@ impl OutputVerificationRecord {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_verification_plausible(&self) -> Result<(), String> {
-        let Self { checked, total, .. } = *self;
+        let Self { compared_elements: checked, total_elements: total, .. } = *self;
         if checked > total {
             return Err(format!("{checked} elements compared of {total}"));
         }
-        let after = self.after.map(|after| [after.max_error, after.relative_l2]);
+        let after = self.after_timing.map(|after| [after.max_error, after.relative_l2]);
         let [max_error, relative_l2] = after.unwrap_or_default();
-        let after = ErrorsRelativeToReference { max_error, relative_l2, rounding: 0.0 };
+        let after = ErrorsRelativeToReference { max_error, relative_l2, rounding_error: 0.0 };
         let allowed = self.allowed.map(|allowed| ErrorsRelativeToReference {
             max_error: allowed.max_error,
             relative_l2: allowed.max_relative_l2_error,
-            rounding: 0.0,
+            rounding_error: 0.0,
         });
         let mut all = self
             .by_output
@@ -93,18 +100,24 @@ impl OutputVerificationRecord {
 
     /// Returns which part of the outputs was verified, and against what.
     pub const fn verification_extent(&self) -> OutputVerificationExtent {
-        let Self { checked, total, .. } = *self;
+        let Self { compared_elements: checked, total_elements: total, .. } = *self;
         match (checked, self.compared_with_base) {
             (0, _) => OutputVerificationExtent::Unverified,
-            (_, true) => OutputVerificationExtent::ComparedWithBase { checked, total },
-            (_, false) => OutputVerificationExtent::Verified { checked, total },
+            (_, true) => OutputVerificationExtent::ComparedWithBase {
+                compared_elements: checked,
+                total_elements: total,
+            },
+            (_, false) => OutputVerificationExtent::Verified {
+                compared_elements: checked,
+                total_elements: total,
+            },
         }
     }
 
     /// Returns the maximum error, the relative L2 error and the rounding error over all outputs.
     pub const fn errors_of_all_outputs(&self) -> ErrorsRelativeToReference {
-        let Self { max_error, relative_l2, rounding, .. } = *self;
-        ErrorsRelativeToReference { max_error, relative_l2, rounding }
+        let Self { max_error, relative_l2, rounding_error: rounding, .. } = *self;
+        ErrorsRelativeToReference { max_error, relative_l2, rounding_error: rounding }
     }
 }
 
@@ -113,25 +126,30 @@ impl OutputVerificationRecord {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum OutputVerificationExtent {
-    /// Compared with the reference.
+    /// The outputs were compared with the reference.
     Verified {
-        /// Elements that were compared.
-        checked: u64,
+        /// Number of output elements that were compared.
+        #[serde(rename = "checked")]
+        compared_elements: u64,
         /// Elements of the outputs.
-        total: u64,
+        #[serde(rename = "total")]
+        total_elements: u64,
     },
     /// The outputs were compared with the base build's outputs, because there is no reference.
     ComparedWithBase {
         /// Elements that were compared.
-        checked: u64,
+        #[serde(rename = "checked")]
+        compared_elements: u64,
         /// Elements of the outputs.
-        total: u64,
+        #[serde(rename = "total")]
+        total_elements: u64,
     },
-    /// Compared with nothing.
+    /// The outputs were compared with nothing.
     Unverified,
     /// No record states whether the outputs of the case were compared.
     #[default]
-    Unknown,
+    #[serde(rename = "unknown")]
+    ComparisonNotRecorded,
 }
 
 impl OutputVerificationExtent {
@@ -142,8 +160,8 @@ impl OutputVerificationExtent {
 
     /// Returns whether no record states if the outputs were compared.
     #[allow(clippy::trivially_copy_pass_by_ref)]
-    pub fn is_unknown(&self) -> bool {
-        *self == Self::Unknown
+    pub fn is_comparison_not_recorded(&self) -> bool {
+        *self == Self::ComparisonNotRecorded
     }
 
     /// Returns whether this verification is weaker than another: by kind, or because it compared a
@@ -160,13 +178,18 @@ impl OutputVerificationExtent {
         if other.is_weaker_than(self) { other } else { self }
     }
 
-    /// Rank, elements compared, elements.
+    /// Returns a number that is larger for a stronger kind of verification, the number of compared
+    /// elements and the number of all elements.
     fn strength_and_compared_elements(self) -> (u8, u128, u128) {
         match self {
-            Self::Unknown => (0, 0, 1),
+            Self::ComparisonNotRecorded => (0, 0, 1),
             Self::Unverified => (1, 0, 1),
-            Self::ComparedWithBase { checked, total } => (2, checked.into(), total.into()),
-            Self::Verified { checked, total } => (3, checked.into(), total.into()),
+            Self::ComparedWithBase { compared_elements: checked, total_elements: total } => {
+                (2, checked.into(), total.into())
+            }
+            Self::Verified { compared_elements: checked, total_elements: total } => {
+                (3, checked.into(), total.into())
+            }
         }
     }
 
@@ -176,7 +199,8 @@ impl OutputVerificationExtent {
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_element_counts(self) -> Result<(), String> {
         match self {
-            Self::Verified { checked, total } | Self::ComparedWithBase { checked, total }
+            Self::Verified { compared_elements: checked, total_elements: total }
+            | Self::ComparedWithBase { compared_elements: checked, total_elements: total }
                 if checked == 0 || checked > total =>
             {
                 Err(format!("{checked} elements compared of {total}"))
@@ -190,15 +214,17 @@ impl OutputVerificationExtent {
 impl fmt::Display for OutputVerificationExtent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Verified { checked, total } if checked == total => {
+            Self::Verified { compared_elements: checked, total_elements: total }
+                if checked == total =>
+            {
                 write!(f, "every element verified")
             }
-            Self::Verified { checked, total } => {
+            Self::Verified { compared_elements: checked, total_elements: total } => {
                 write!(f, "{checked} of {total} elements verified")
             }
             Self::ComparedWithBase { .. } => write!(f, "compared with the base's outputs only"),
             Self::Unverified => write!(f, "unverified"),
-            Self::Unknown => write!(f, "verification not recorded"),
+            Self::ComparisonNotRecorded => write!(f, "verification not recorded"),
         }
     }
 }
@@ -237,7 +263,7 @@ pub struct VerificationAfterTiming {
 impl VerificationAfterTiming {
     /// Result for unchanged inputs whose output bits equal the bits verified before timing.
     pub const EQUAL_BITS_FOR_UNCHANGED_INPUTS: Self =
-        Self { inputs: InputChangeAfterTiming::Same, max_error: 0.0, relative_l2: 0.0 };
+        Self { inputs: InputChangeAfterTiming::InputsUnchanged, max_error: 0.0, relative_l2: 0.0 };
 }
 
 /// How the inputs were changed between timing and the verification after timing.
@@ -245,24 +271,27 @@ impl VerificationAfterTiming {
 #[serde(rename_all = "snake_case")]
 pub enum InputChangeAfterTiming {
     /// The inputs were rotated along an axis whose order does not influence the computation.
-    Rolled,
+    #[serde(rename = "rolled")]
+    InputsRotated,
     /// The inputs were negated, because the computation is linear.
-    Negated,
-    /// Drawn anew.
+    #[serde(rename = "negated")]
+    InputsNegated,
+    /// The values of the inputs were drawn anew from another seed.
     #[serde(rename = "redrawn")]
     InputsDrawnAnew,
     /// The inputs were not changed, so a launch that returned remembered results would pass.
-    Same,
+    #[serde(rename = "same")]
+    InputsUnchanged,
 }
 
 impl InputChangeAfterTiming {
     /// "with inputs rolled".
     pub const fn description_for_messages(self) -> &'static str {
         match self {
-            Self::Rolled => "with inputs rolled",
-            Self::Negated => "with inputs negated",
+            Self::InputsRotated => "with inputs rolled",
+            Self::InputsNegated => "with inputs negated",
             Self::InputsDrawnAnew => "with inputs drawn anew",
-            Self::Same => "with the same inputs",
+            Self::InputsUnchanged => "with the same inputs",
         }
     }
 }
@@ -276,14 +305,14 @@ impl From<ComparisonWithReference> for OutputVerificationRecord {
             all_elements: total,
             compared_with_base: with_base,
         } = comparison;
-        let ErrorsRelativeToReference { max_error, relative_l2, rounding } = errors;
+        let ErrorsRelativeToReference { max_error, relative_l2, rounding_error: rounding } = errors;
         Self {
             max_error,
             relative_l2,
-            rounding,
+            rounding_error: rounding,
             by_output,
-            checked,
-            total,
+            compared_elements: checked,
+            total_elements: total,
             compared_with_base: with_base,
             ..Self::default()
         }
@@ -293,18 +322,19 @@ impl From<ComparisonWithReference> for OutputVerificationRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use OutputVerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
+    use OutputVerificationExtent::{ComparedWithBase, ComparisonNotRecorded, Unverified, Verified};
 
     #[test]
     fn a_verification_of_fewer_elements_counts_as_weaker() {
-        let verified = |checked, total| Verified { checked, total };
-        let based = ComparedWithBase { checked: 4, total: 4 };
+        let verified =
+            |checked, total| Verified { compared_elements: checked, total_elements: total };
+        let based = ComparedWithBase { compared_elements: 4, total_elements: 4 };
         for (less, more) in [
             (verified(1, 1600), verified(1600, 1600)),
             (verified(1, 3), verified(2, 4)),
             (based, verified(1, 1600)),
             (Unverified, based),
-            (Unknown, Unverified),
+            (ComparisonNotRecorded, Unverified),
         ] {
             assert!(less.is_weaker_than(more) && !more.is_weaker_than(less), "{less} {more}");
             assert_eq!([less.weaker_of_both(more), more.weaker_of_both(less)], [less; 2]);
@@ -316,26 +346,40 @@ mod tests {
     #[test]
     fn a_record_without_compared_elements_is_unverified() {
         let record = |checked, with_base| OutputVerificationRecord {
-            checked,
-            total: 4,
+            compared_elements: checked,
+            total_elements: 4,
             compared_with_base: with_base,
             ..OutputVerificationRecord::default()
         };
         assert_eq!(record(0, true).verification_extent(), Unverified);
         assert_eq!(
             record(4, true).verification_extent(),
-            ComparedWithBase { checked: 4, total: 4 }
+            ComparedWithBase { compared_elements: 4, total_elements: 4 }
         );
-        assert_eq!(record(3, false).verification_extent(), Verified { checked: 3, total: 4 });
+        assert_eq!(
+            record(3, false).verification_extent(),
+            Verified { compared_elements: 3, total_elements: 4 }
+        );
     }
 
     #[test]
     fn a_verification_of_no_or_too_many_elements_is_refused() {
         for (checked, total) in [(0, 4), (5, 4)] {
             let why = Err(format!("{checked} elements compared of {total}"));
-            assert_eq!(Verified { checked, total }.check_element_counts(), why);
-            assert_eq!(ComparedWithBase { checked, total }.check_element_counts(), why);
+            assert_eq!(
+                Verified { compared_elements: checked, total_elements: total }
+                    .check_element_counts(),
+                why
+            );
+            assert_eq!(
+                ComparedWithBase { compared_elements: checked, total_elements: total }
+                    .check_element_counts(),
+                why
+            );
         }
-        assert_eq!(Verified { checked: 4, total: 4 }.check_element_counts(), Ok(()));
+        assert_eq!(
+            Verified { compared_elements: 4, total_elements: 4 }.check_element_counts(),
+            Ok(())
+        );
     }
 }

@@ -14,38 +14,45 @@ pub enum OutputVerificationError {
     /// The output contains elements that are NaN or infinite, or that were not written and still
     /// contain poison.
     #[error(
-        "output `{output}`: {count} of {total} elements are not finite, first at {first}: not \
+        "output `{output_name}`: {failing_elements} of {total_elements} elements are not finite, first at {first_failing_index}: not \
          written, or overflowed"
     )]
     NotFinite {
         /// Name of the output that failed verification.
-        output: String,
+        #[serde(rename = "output")]
+        output_name: String,
         /// Number of elements that fail.
-        count: u64,
+        #[serde(rename = "count")]
+        failing_elements: u64,
         /// Total number of elements.
-        total: u64,
-        /// Row-major index of the first element that differs.
-        first: usize,
+        #[serde(rename = "total")]
+        total_elements: u64,
+        /// Row-major index of the first output element that fails.
+        #[serde(rename = "first")]
+        first_failing_index: usize,
     },
     /// An output differs from the reference by more than the tolerance allows.
     #[error(
         "output `{output}`: max error {max_error:.2e} (allowed {max_error_allowed:e}), \
-         relative L2 {relative_l2:.2e} (allowed {relative_l2_allowed:e}); \
-         worst at {worst}: {actual} against {expected}"
+         relative L2 {relative_l2_error:.2e} (allowed {relative_l2_allowed:e}); \
+         worst at {index_of_largest_error}: {actual} against {expected}"
     )]
-    TooFar {
+    #[serde(rename = "too_far")]
+    ErrorsAboveTolerance {
         /// Name of the output that failed verification.
         output: String,
         /// Largest absolute error of the output, |out - ref|, divided by its largest |ref|.
         max_error: f64,
-        /// Relative L2 error Relative L2 error of the output, ‖out - ref‖₂ / ‖ref‖₂.
-        relative_l2: f64,
+        /// Relative L2 error of the output, ‖out - ref‖₂ / ‖ref‖₂.
+        #[serde(rename = "relative_l2")]
+        relative_l2_error: f64,
         /// Allowed largest error.
         max_error_allowed: f64,
         /// Allowed relative L2 error.
         relative_l2_allowed: f64,
         /// Row-major index of the output element with the largest error.
-        worst: usize,
+        #[serde(rename = "worst")]
+        index_of_largest_error: usize,
         /// Value of the element with the largest error.
         actual: f64,
         /// Value of the element in the reference.
@@ -55,11 +62,12 @@ pub enum OutputVerificationError {
     /// precision than the problem declares.
     #[error(
         "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {relative_l2_allowed:.1e}: a \
-         quarter of what rounding the inputs to {bits} significant bits costs): it computes in a \
+         quarter of what rounding the inputs to {significant_bits} significant bits costs): it computes in a \
          lower precision than {}",
-        declared.name(), declared.name()
+        declared.dtype_name(), declared.dtype_name()
     )]
-    Precision {
+    #[serde(rename = "precision")]
+    LowerPrecisionThanDeclared {
         /// Name of the output that failed verification.
         output: String,
         /// ‖out - ref‖₂ / ‖ref‖₂ of the output.
@@ -70,23 +78,27 @@ pub enum OutputVerificationError {
         #[serde(serialize_with = "serialize_dtype_name")]
         declared: Dtype,
         /// Significant bits of the format with the next lower precision.
-        bits: u32,
+        #[serde(rename = "bits")]
+        significant_bits: u32,
     },
     /// Integer elements of an output differ from the reference.
     #[error(
-        "output `{output}`: {failing_elements} of {checked} elements differ, first at {first}: {actual} \
+        "output `{output}`: {failing_elements} of {compared_elements} elements differ, first at {first_failing_index}: {actual} \
          against {expected}"
     )]
-    Differs {
+    #[serde(rename = "differs")]
+    IntegersDiffer {
         /// Name of the output that failed verification.
         output: String,
         /// Number of elements that fail.
         #[serde(rename = "count")]
         failing_elements: u64,
         /// Number of compared elements.
-        checked: u64,
-        /// Row-major index of the first element that is not finite.
-        first: usize,
+        #[serde(rename = "checked")]
+        compared_elements: u64,
+        /// Row-major index of the first output element that fails.
+        #[serde(rename = "first")]
+        first_failing_index: usize,
         /// Value of the first element that differs.
         actual: f64,
         /// Value of the element in the reference.
@@ -105,7 +117,8 @@ pub enum OutputVerificationError {
     /// The workload's reference is malformed: its values do not match its shape or rows, or are not
     /// finite.
     #[error("reference of output `{output}`: {reason}")]
-    Reference {
+    #[serde(rename = "reference")]
+    MalformedReference {
         /// Name of the output that failed verification.
         output: String,
         /// Reason as a fragment of a sentence.
@@ -116,11 +129,12 @@ pub enum OutputVerificationError {
     /// case has no reference.
     #[error("against the outputs of the base's build: {0}")]
     #[serde(skip)]
+    #[serde(rename = "unlike_base")]
     DiffersFromBaseBuild(Box<OutputVerificationError>),
     /// The reference contains no elements, so nothing was compared.
     #[error("the reference holds no element: nothing was compared")]
     #[serde(rename = "nothing_compared")]
-    Nothing,
+    NothingCompared,
     /// The implementation failed before its outputs could be compared.
     #[error(transparent)]
     #[serde(skip)]
@@ -131,7 +145,7 @@ impl From<&OutputVerificationError> for CaseFailureReason {
     fn from(error: &OutputVerificationError) -> Self {
         match error {
             OutputVerificationError::DiffersFromBaseBuild(inner) => {
-                Self::from(&**inner).with_sentence(error.to_string())
+                Self::from(&**inner).with_failure_sentence(error.to_string())
             }
             OutputVerificationError::Backend(inner) => inner.into(),
             _ => case_failure_with_error_fields(error),
@@ -140,7 +154,7 @@ impl From<&OutputVerificationError> for CaseFailureReason {
 }
 
 fn serialize_dtype_name<S: Serializer>(dtype: &Dtype, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_str(dtype.name())
+    to.serialize_str(dtype.dtype_name())
 }
 
 #[cfg(test)]
@@ -149,23 +163,29 @@ mod tests {
 
     #[test]
     fn a_wrong_output_is_recorded_as_reason_with_its_fields() {
-        let precision = OutputVerificationError::Precision {
+        let precision = OutputVerificationError::LowerPrecisionThanDeclared {
             output: "out".to_owned(),
             relative_l2: 0.5,
             relative_l2_allowed: 0.25,
             declared: Dtype::F32,
-            bits: 11,
+            significant_bits: 11,
         };
         let error = OutputVerificationError::DiffersFromBaseBuild(Box::new(precision));
         let failure = CaseFailureReason::from(&error);
-        assert_eq!(failure.kind, "precision");
+        assert_eq!(failure.failure_kind, "precision");
         let names = [("declared", "f32"), ("output", "out")];
-        assert_eq!(failure.names, names.map(|(name, it)| (name.to_owned(), it.to_owned())).into());
-        let numbers = [("bits", 11.0), ("relative_l2", 0.5), ("relative_l2_allowed", 0.25)];
-        assert_eq!(failure.numbers, numbers.map(|(name, it)| (name.to_owned(), it)).into());
-        assert_eq!(failure.text, error.to_string());
         assert_eq!(
-            CaseFailureReason::from(&OutputVerificationError::Nothing).kind,
+            failure.names_in_failure_sentence,
+            names.map(|(name, it)| (name.to_owned(), it.to_owned())).into()
+        );
+        let numbers = [("bits", 11.0), ("relative_l2", 0.5), ("relative_l2_allowed", 0.25)];
+        assert_eq!(
+            failure.numbers_in_failure_sentence,
+            numbers.map(|(name, it)| (name.to_owned(), it)).into()
+        );
+        assert_eq!(failure.failure_sentence, error.to_string());
+        assert_eq!(
+            CaseFailureReason::from(&OutputVerificationError::NothingCompared).failure_kind,
             "nothing_compared"
         );
         let problem = "not written".to_owned();
@@ -173,6 +193,9 @@ mod tests {
             output: "out".to_owned(),
             reason: problem,
         });
-        assert_eq!((shape.kind.as_str(), shape.names.len()), ("shape", 1));
+        assert_eq!(
+            (shape.failure_kind.as_str(), shape.names_in_failure_sentence.len()),
+            ("shape", 1)
+        );
     }
 }

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::backend::{BackendError, Executable, host_timeout};
+use crate::backend::{BackendError, LaunchableProblem, host_timeout};
 use crate::workload::{Dtype, Expected, Tensor, TensorData, Tensors, Tolerance};
 pub use error::OutputVerificationError;
 pub use precision::{ErrorBoundsOfOutputs, PrecisionErrorLimits};
@@ -29,7 +29,8 @@ pub struct ErrorsRelativeToReference {
     /// Relative error from rounding to the output's dtype (its unit roundoff, for several outputs
     /// the largest); 0 for integers.
     #[serde(default, skip_serializing_if = "is_zero_error")]
-    pub rounding: f64,
+    #[serde(rename = "rounding")]
+    pub rounding_error: f64,
 }
 
 /// Returns whether an error is 0, which record files omit.
@@ -44,7 +45,7 @@ impl ErrorsRelativeToReference {
         Self {
             max_error: self.max_error.max(other.max_error),
             relative_l2: self.relative_l2.max(other.relative_l2),
-            rounding: self.rounding.max(other.rounding),
+            rounding_error: self.rounding_error.max(other.rounding_error),
         }
     }
 
@@ -53,7 +54,7 @@ impl ErrorsRelativeToReference {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_errors_plausible(&self) -> Result<(), String> {
-        let all = [self.max_error, self.relative_l2, self.rounding];
+        let all = [self.max_error, self.relative_l2, self.rounding_error];
         match all.into_iter().find(|error| !(0.0..=MAX_PLAUSIBLE_OUTPUT_ERROR).contains(error)) {
             Some(error) => Err(format!("an error of {error}")),
             None => Ok(()),
@@ -86,7 +87,7 @@ pub struct ComparisonWithReference {
 /// # Errors
 /// Fails if a launch fails or an output is wrong.
 pub fn launch_twice_and_compare_with_reference(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     expected: &[Expected],
     bounds: impl Into<ErrorBoundsOfOutputs>,
 ) -> Result<ComparisonWithReference, OutputVerificationError> {
@@ -97,7 +98,7 @@ pub fn launch_twice_and_compare_with_reference(
 /// Launches, poisons the outputs and launches again, so that the outputs can be compared with the
 /// reference.
 pub fn launch_again_on_poisoned_outputs(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<(), BackendError> {
     let _watched = host_timeout::start_timeout_of_host_launches();
     executable.reset_state()?;
@@ -142,7 +143,9 @@ pub fn reference_from_outputs(outputs: &Tensors) -> Vec<Expected> {
 pub fn output_bits_hash_hex(outputs: &Tensors) -> String {
     let mut hasher = Xxh3Default::new();
     for (name, tensor) in outputs.iter() {
-        hasher.update(format!("{name} {:?} {} ", tensor.shape(), tensor.dtype().name()).as_bytes());
+        hasher.update(
+            format!("{name} {:?} {} ", tensor.shape(), tensor.dtype().dtype_name()).as_bytes(),
+        );
         hasher.update(tensor.as_bytes());
     }
     format!("{:032x}", hasher.digest128())
@@ -151,7 +154,7 @@ pub fn output_bits_hash_hex(outputs: &Tensors) -> String {
 /// Launches once more and returns whether the output bits equal those of the last launch, which
 /// shows that the order of additions is fixed.
 pub fn launch_again_and_compare_bits(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<bool, BackendError> {
     let before = executable.outputs_on_host()?.clone();
     let _watched = host_timeout::start_timeout_of_host_launches();
@@ -178,10 +181,10 @@ pub fn compare_outputs_with_reference(
     let bounds = bounds.into();
     check_reference_is_well_formed(expected)?;
     if expected.is_empty() {
-        return Err(OutputVerificationError::Nothing);
+        return Err(OutputVerificationError::NothingCompared);
     }
     for (name, _) in outputs.iter() {
-        if expected.iter().all(|one| one.name != name) {
+        if expected.iter().all(|one| one.output_name != name) {
             return Err(OutputVerificationError::MissingOrOfWrongShape {
                 output: name.to_owned(),
                 reason: "the reference does not hold it".to_owned(),
@@ -193,21 +196,24 @@ pub fn compare_outputs_with_reference(
         let output = output_matching_reference(outputs, one)?;
         // An output may have several references, each for some of its rows; its finiteness is
         // checked only once.
-        if expected[..i].iter().all(|earlier| earlier.name != one.name) {
-            check_output_is_finite(&one.name, output)?;
+        if expected[..i].iter().all(|earlier| earlier.output_name != one.output_name) {
+            check_output_is_finite(&one.output_name, output)?;
             comparison.all_elements += output.len() as u64;
         }
-        let found =
-            compare_rows_of_one_reference(output, one, bounds.tolerance_of_output(&one.name))?;
+        let found = compare_rows_of_one_reference(
+            output,
+            one,
+            bounds.tolerance_of_output(&one.output_name),
+        )?;
         comparison.errors = comparison.errors.larger_of_each_kind_of_error(found);
         if output.dtype() != Dtype::I8 {
-            let errors = comparison.by_output.entry(one.name.clone()).or_default();
+            let errors = comparison.by_output.entry(one.output_name.clone()).or_default();
             *errors = errors.larger_of_each_kind_of_error(found);
         }
-        comparison.compared_elements += one.values.len() as u64;
+        comparison.compared_elements += one.expected_values.len() as u64;
     }
     if comparison.compared_elements == 0 {
-        return Err(OutputVerificationError::Nothing);
+        return Err(OutputVerificationError::NothingCompared);
     }
     for (name, &ErrorsRelativeToReference { relative_l2, .. }) in &comparison.by_output {
         if let Some((declared, relative_l2_allowed)) =
@@ -218,12 +224,12 @@ pub fn compare_outputs_with_reference(
                 name.clone(),
                 precision::significant_bits_of_next_lower_precision(declared).unwrap_or_default(),
             );
-            return Err(OutputVerificationError::Precision {
+            return Err(OutputVerificationError::LowerPrecisionThanDeclared {
                 output,
                 relative_l2,
                 relative_l2_allowed,
                 declared,
-                bits,
+                significant_bits: bits,
             });
         }
     }
@@ -236,17 +242,18 @@ pub fn compare_outputs_with_reference(
 /// Fails unless every reference is finite, has as many values as its shape and rows need, and no
 /// row occurs twice.
 fn check_reference_is_well_formed(expected: &[Expected]) -> Result<(), OutputVerificationError> {
-    // One mark for each row of an output, because an output may have a hundred thousand rows.
+    // The vector holds one mark for each row of an output: a list of rows would be slow for an
+    // output of a hundred thousand rows.
     let mut seen: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
     for one in expected {
-        let error = |problem: String| OutputVerificationError::Reference {
-            output: one.name.clone(),
+        let error = |problem: String| OutputVerificationError::MalformedReference {
+            output: one.output_name.clone(),
             reason: problem,
         };
-        let (elements, row_len) = (one.shape.iter().product::<usize>(), one.row_elements());
+        let (elements, row_len) = (one.output_shape.iter().product::<usize>(), one.row_elements());
         let in_shape = elements / row_len.max(1);
-        let rows = one.rows.as_ref().map_or(in_shape, Vec::len);
-        let held = match &one.values {
+        let rows = one.row_indices.as_ref().map_or(in_shape, Vec::len);
+        let held = match &one.expected_values {
             TensorData::F64(values) => {
                 let finite = |piece: &[f64]| piece.iter().fold(true, |all, x| all & x.is_finite());
                 if !values.par_chunks(ELEMENTS_PER_PARALLEL_TASK).all(finite) {
@@ -261,13 +268,13 @@ fn check_reference_is_well_formed(expected: &[Expected]) -> Result<(), OutputVer
         if held != rows * row_len {
             return Err(error(format!("{held} values for {rows} rows of {row_len}")));
         }
-        let sampled = one.rows.as_deref().unwrap_or_default();
+        let sampled = one.row_indices.as_deref().unwrap_or_default();
         if let Some(row) = sampled.iter().find(|row| **row >= in_shape) {
             return Err(error(format!("row {row} of {in_shape}")));
         }
-        let whole_again = one.rows.is_none()
-            && expected.iter().filter(|other| other.name == one.name).count() > 1;
-        let marks = seen.entry(&one.name).or_default();
+        let whole_again = one.row_indices.is_none()
+            && expected.iter().filter(|other| other.output_name == one.output_name).count() > 1;
+        let marks = seen.entry(&one.output_name).or_default();
         marks.resize(if sampled.is_empty() { 0 } else { in_shape }.max(marks.len()), false);
         let twice = sampled.iter().any(|row| std::mem::replace(&mut marks[*row], true));
         if whole_again || twice {
@@ -283,18 +290,22 @@ fn output_matching_reference<'a>(
     expected: &Expected,
 ) -> Result<&'a Tensor, OutputVerificationError> {
     let error = |problem: String| OutputVerificationError::MissingOrOfWrongShape {
-        output: expected.name.clone(),
+        output: expected.output_name.clone(),
         reason: problem,
     };
-    let output = outputs.get(&expected.name).ok_or_else(|| error("missing".to_owned()))?;
-    if output.shape() != expected.shape {
-        return Err(error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
+    let output = outputs.get(&expected.output_name).ok_or_else(|| error("missing".to_owned()))?;
+    if output.shape() != expected.output_shape {
+        return Err(error(format!(
+            "shape {:?}, expected {:?}",
+            output.shape(),
+            expected.output_shape
+        )));
     }
-    let integer = matches!(expected.values, TensorData::I8(_));
+    let integer = matches!(expected.expected_values, TensorData::I8(_));
     if (output.dtype() == Dtype::I8) != integer {
         return Err(error(format!(
             "{}, expected {}",
-            output.dtype().name(),
+            output.dtype().dtype_name(),
             if integer { "i8" } else { "floats" }
         )));
     }
@@ -304,9 +315,9 @@ fn output_matching_reference<'a>(
 /// Number of elements that one parallel task compares.
 const ELEMENTS_PER_PARALLEL_TASK: usize = 1 << 16;
 
-/// Consecutive expected elements of an output, from the row-major index `first_index` on.
+/// Consecutive expected elements of an output, from the row-major index `first_element_index` on.
 struct ConsecutiveExpectedElements<'a, T> {
-    first_index: usize,
+    first_element_index: usize,
     expected: &'a [T],
 }
 
@@ -316,12 +327,12 @@ fn divide_reference_for_tasks<'a, T>(
     expected: &Expected,
     values: &'a [T],
 ) -> Vec<ConsecutiveExpectedElements<'a, T>> {
-    match &expected.rows {
+    match &expected.row_indices {
         None => values
             .chunks(ELEMENTS_PER_PARALLEL_TASK)
             .enumerate()
             .map(|(i, expected)| ConsecutiveExpectedElements {
-                first_index: i * ELEMENTS_PER_PARALLEL_TASK,
+                first_element_index: i * ELEMENTS_PER_PARALLEL_TASK,
                 expected,
             })
             .collect(),
@@ -330,7 +341,7 @@ fn divide_reference_for_tasks<'a, T>(
             rows.iter()
                 .zip(values.chunks(row_len.max(1)))
                 .map(|(row, expected)| ConsecutiveExpectedElements {
-                    first_index: row * row_len,
+                    first_element_index: row * row_len,
                     expected,
                 })
                 .collect()
@@ -343,8 +354,8 @@ fn compare_rows_of_one_reference(
     expected: &Expected,
     tolerance: Tolerance,
 ) -> Result<ErrorsRelativeToReference, OutputVerificationError> {
-    let name = || expected.name.clone();
-    match &expected.values {
+    let name = || expected.output_name.clone();
+    match &expected.expected_values {
         TensorData::I8(values) => {
             let found: Vec<DifferingIntegers> = divide_reference_for_tasks(expected, values)
                 .par_iter()
@@ -353,11 +364,14 @@ fn compare_rows_of_one_reference(
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first_difference) {
                 None => Ok(ErrorsRelativeToReference::default()),
-                Some((first, actual, wanted)) => Err(OutputVerificationError::Differs {
+                Some((first, actual, wanted)) => Err(OutputVerificationError::IntegersDiffer {
                     output: name(),
-                    failing_elements: found.iter().map(|differences| differences.count).sum(),
-                    checked,
-                    first,
+                    failing_elements: found
+                        .iter()
+                        .map(|differences| differences.differing_elements)
+                        .sum(),
+                    compared_elements: checked,
+                    first_failing_index: first,
                     actual,
                     expected: wanted,
                 }),
@@ -378,15 +392,19 @@ fn compare_rows_of_one_reference(
             // The comparison is written so that a NaN in either error fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
                 let rounding = output.dtype().unit_roundoff();
-                return Ok(ErrorsRelativeToReference { max_error, relative_l2, rounding });
+                return Ok(ErrorsRelativeToReference {
+                    max_error,
+                    relative_l2,
+                    rounding_error: rounding,
+                });
             }
-            Err(OutputVerificationError::TooFar {
+            Err(OutputVerificationError::ErrorsAboveTolerance {
                 output: name(),
                 max_error,
-                relative_l2,
+                relative_l2_error: relative_l2,
                 max_error_allowed: tolerance.max_error,
                 relative_l2_allowed: tolerance.relative_l2,
-                worst: sums.index_of_largest_error,
+                index_of_largest_error: sums.index_of_largest_error,
                 actual: sums.actual_at_largest_error,
                 expected: sums.expected_at_largest_error,
             })
@@ -415,10 +433,10 @@ fn check_output_is_finite(name: &str, output: &Tensor) -> Result<(), OutputVerif
     match found.iter().find_map(|(_, first)| *first) {
         None => Ok(()),
         Some(first) => Err(OutputVerificationError::NotFinite {
-            output: name.to_owned(),
-            count: found.iter().map(|(count, _)| count).sum(),
-            total: output.len() as u64,
-            first,
+            output_name: name.to_owned(),
+            failing_elements: found.iter().map(|(count, _)| count).sum(),
+            total_elements: output.len() as u64,
+            first_failing_index: first,
         }),
     }
 }
@@ -445,7 +463,7 @@ fn check_integers_are_not_all_poison(
 /// The integers of an output piece that differ from their expected values: their number and the
 /// first of them.
 struct DifferingIntegers {
-    count: u64,
+    differing_elements: u64,
     /// Row-major index, value and expected value of the first differing integer.
     first_difference: Option<(usize, f64, f64)>,
 }
@@ -453,7 +471,7 @@ struct DifferingIntegers {
 impl DifferingIntegers {
     fn count_differing_integers(
         output: &Tensor,
-        &ConsecutiveExpectedElements { first_index: from, expected }: &ConsecutiveExpectedElements<
+        &ConsecutiveExpectedElements { first_element_index: from, expected }: &ConsecutiveExpectedElements<
             '_,
             i8,
         >,
@@ -463,7 +481,7 @@ impl DifferingIntegers {
         };
         let values = &values[from..][..expected.len()];
         if values == expected {
-            return Self { count: 0, first_difference: None };
+            return Self { differing_elements: 0, first_difference: None };
         }
         let mut wrong = values
             .iter()
@@ -472,14 +490,17 @@ impl DifferingIntegers {
             .filter(|(_, (actual, expected))| actual != expected)
             .map(|(i, (actual, expected))| (from + i, f64::from(*actual), f64::from(*expected)));
         let first = wrong.next();
-        Self { count: u64::from(first.is_some()) + wrong.count() as u64, first_difference: first }
+        Self {
+            differing_elements: u64::from(first.is_some()) + wrong.count() as u64,
+            first_difference: first,
+        }
     }
 }
 
 #[derive(Default)]
 struct SumsAndMaximaOfErrors {
-    error_squared: f64,
-    reference_squared: f64,
+    sum_of_squared_errors: f64,
+    sum_of_squared_references: f64,
     largest_error: f64,
     largest_reference: f64,
     index_of_largest_error: usize,
@@ -494,11 +515,11 @@ impl SumsAndMaximaOfErrors {
     ) -> SumsAndMaximaOfErrors {
         let mut sums = Self::default();
         output.for_each_block_as_f64(
-            piece.first_index,
+            piece.first_element_index,
             piece.expected.len(),
             &mut |start, actual| {
                 sums.add_errors_of_elements(
-                    piece.first_index + start,
+                    piece.first_element_index + start,
                     actual,
                     &piece.expected[start..][..actual.len()],
                 );
@@ -511,7 +532,7 @@ impl SumsAndMaximaOfErrors {
     /// `from`.
     fn add_errors_of_elements(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
         let (mut error_squared, mut reference_squared) =
-            (self.error_squared, self.reference_squared);
+            (self.sum_of_squared_errors, self.sum_of_squared_references);
         let (mut largest_error, mut largest_reference) =
             (self.largest_error, self.largest_reference);
         for (&actual, &expected) in actual.iter().zip(expected) {
@@ -530,18 +551,24 @@ impl SumsAndMaximaOfErrors {
                 self.expected_at_largest_error,
             ) = (from + worst, actual[worst], expected[worst]);
         }
-        (self.error_squared, self.reference_squared) = (error_squared, reference_squared);
+        (self.sum_of_squared_errors, self.sum_of_squared_references) =
+            (error_squared, reference_squared);
         (self.largest_error, self.largest_reference) = (largest_error, largest_reference);
     }
 
     fn combine_with_next_piece(self, next: Self) -> Self {
         let (error_squared, reference_squared) = (
-            self.error_squared + next.error_squared,
-            self.reference_squared + next.reference_squared,
+            self.sum_of_squared_errors + next.sum_of_squared_errors,
+            self.sum_of_squared_references + next.sum_of_squared_references,
         );
         let largest_reference = self.largest_reference.max(next.largest_reference);
         let worst = if next.largest_error > self.largest_error { next } else { self };
-        Self { error_squared, reference_squared, largest_reference, ..worst }
+        Self {
+            sum_of_squared_errors: error_squared,
+            sum_of_squared_references: reference_squared,
+            largest_reference,
+            ..worst
+        }
     }
 
     /// Returns the maximum error relative to the largest reference value, and the relative L2
@@ -551,9 +578,9 @@ impl SumsAndMaximaOfErrors {
     fn max_error_and_relative_l2_error(&self, elements: usize) -> (f64, f64) {
         let over =
             |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };
-        let relative_l2 = match self.reference_squared > 0.0 {
-            true => self.error_squared.sqrt() / self.reference_squared.sqrt(),
-            false => (self.error_squared / elements.max(1) as f64).sqrt(),
+        let relative_l2 = match self.sum_of_squared_references > 0.0 {
+            true => self.sum_of_squared_errors.sqrt() / self.sum_of_squared_references.sqrt(),
+            false => (self.sum_of_squared_errors / elements.max(1) as f64).sqrt(),
         };
         (over(self.largest_error, self.largest_reference), relative_l2)
     }

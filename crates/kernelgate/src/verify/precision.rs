@@ -72,7 +72,7 @@ impl ErrorBoundsOfOutputs {
     /// # Errors
     /// The error names the output that the reference lacks.
     pub fn check_outputs_with_tolerance_exist(&self, expected: &[Expected]) -> Result<(), String> {
-        let has_output = |name: &&String| expected.iter().any(|one| one.name == **name);
+        let has_output = |name: &&String| expected.iter().any(|one| one.output_name == **name);
         match self.by_output.keys().find(|name| !expected.is_empty() && !has_output(name)) {
             Some(name) => {
                 Err(format!("a tolerance for output `{name}`, which the reference lacks"))
@@ -83,7 +83,8 @@ impl ErrorBoundsOfOutputs {
 
     /// Returns the largest maximum error and relative L2 error that any output may have.
     pub fn largest_errors_allowed_for_any_output(&self) -> Tolerance {
-        let limits = self.precision.iter().flat_map(|limit| limit.relative_l2.values());
+        let limits =
+            self.precision.iter().flat_map(|limit| limit.max_relative_l2_by_output.values());
         let limit = limits.copied().reduce(f64::max).unwrap_or(f64::INFINITY);
         let most = |largest: Tolerance, it: &Tolerance| Tolerance {
             max_error: largest.max_error.max(it.max_error),
@@ -103,7 +104,7 @@ impl ErrorBoundsOfOutputs {
     /// computed in a lower precision; `None` if errors cannot distinguish the two.
     pub fn declared_precision_and_limit_of_output(&self, output: &str) -> Option<(Dtype, f64)> {
         let limit = self.precision.as_ref()?;
-        Some((limit.declared, *limit.relative_l2.get(output)?))
+        Some((limit.declared, *limit.max_relative_l2_by_output.get(output)?))
     }
 }
 
@@ -114,7 +115,7 @@ pub struct PrecisionErrorLimits {
     /// Precision that the problem declares.
     pub declared: Dtype,
     /// Largest allowed relative L2 error, ‖out - ref‖₂ / ‖ref‖₂, by output name.
-    pub relative_l2: BTreeMap<String, f64>,
+    pub max_relative_l2_by_output: BTreeMap<String, f64>,
 }
 
 /// The next lower format is f32 below f64, tf32 and f16 below f32, bf16 below f16, fp8 (e4m3) below
@@ -183,7 +184,9 @@ pub fn precision_error_limits_from_rounded_inputs(
     let mut relative_l2: BTreeMap<String, f64> = BTreeMap::new();
     let (mut largest, mut few) = (0.0f64, Vec::new());
     for (one, moved) in expected.iter().zip(of_rounded) {
-        let (TensorData::F64(values), TensorData::F64(moved)) = (&one.values, &moved.values) else {
+        let (TensorData::F64(values), TensorData::F64(moved)) =
+            (&one.expected_values, &moved.expected_values)
+        else {
             continue;
         };
         let squared: f64 = values.iter().map(|x| x * x).sum();
@@ -192,18 +195,19 @@ pub fn precision_error_limits_from_rounded_inputs(
         if allowed.is_finite() && allowed > 0.0 {
             // Rounding the inputs may change some rows of an output more than others, so all
             // references of the output are combined.
-            let worst = relative_l2.entry(one.name.clone()).or_default();
+            let worst = relative_l2.entry(one.output_name.clone()).or_default();
             *worst = worst.max(allowed);
             largest = largest.max(allowed);
             if values.len() < MIN_VALUES_FOR_PRECISION_LIMIT {
-                few.push(&one.name);
+                few.push(&one.output_name);
             }
         }
     }
     for name in few {
         relative_l2.insert(name.clone(), largest);
     }
-    (!relative_l2.is_empty()).then_some(PrecisionErrorLimits { declared, relative_l2 })
+    (!relative_l2.is_empty())
+        .then_some(PrecisionErrorLimits { declared, max_relative_l2_by_output: relative_l2 })
 }
 
 #[cfg(test)]
@@ -249,7 +253,9 @@ mod tests {
         let off =
             precision_error_limits_from_rounded_inputs(Dtype::F32, &expected(1.0), &expected(1.1))
                 .unwrap();
-        assert!((off.relative_l2["y"] / (0.25 * 0.1 / 5f64.sqrt()) - 1.0).abs() < 1e-9);
+        assert!(
+            (off.max_relative_l2_by_output["y"] / (0.25 * 0.1 / 5f64.sqrt()) - 1.0).abs() < 1e-9
+        );
     }
 
     #[test]
@@ -268,7 +274,7 @@ mod tests {
         let limit =
             precision_error_limits_from_rounded_inputs(Dtype::F32, &expected([0.0; 3]), &moved)
                 .unwrap();
-        let limits = ["much", "little", "sum"].map(|name| limit.relative_l2[name]);
+        let limits = ["much", "little", "sum"].map(|name| limit.max_relative_l2_by_output[name]);
         let expected = [0.1, 0.01, 0.1];
         assert!(limits.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{limits:?}");
     }

@@ -13,7 +13,7 @@ fn compare_f32_values_with_reference(
 ) -> Result<ComparisonWithReference, OutputVerificationError> {
     let shape = [actual.len() / 2, 2];
     compare_outputs_with_reference(
-        &Tensors::new().with("y", shape, actual),
+        &Tensors::new().with_tensor("y", shape, actual),
         &[Expected::all("y", shape, expected)],
         LOOSE_TEST_TOLERANCE,
     )
@@ -51,9 +51,13 @@ fn errors_for_a_reference_of_zeros_are_absolute() {
 #[test]
 fn each_output_has_its_own_errors_tolerance_and_precision() {
     let outputs = |fine: f32, codes: i8| {
-        let all = Tensors::new().with("fine", [1, 2], vec![fine, 2.0f32]);
+        let all = Tensors::new().with_tensor("fine", [1, 2], vec![fine, 2.0f32]);
         let coarse = vec![bf16::from_f32(1.01), bf16::from_f32(2.0)];
-        all.with("coarse", [1, 2], TensorData::Bf16(coarse)).with("codes", [1, 1], vec![codes])
+        all.with_tensor("coarse", [1, 2], TensorData::Bf16(coarse)).with_tensor(
+            "codes",
+            [1, 1],
+            vec![codes],
+        )
     };
     let expected = [
         Expected::all("fine", [1, 2], vec![1.0, 2.0]),
@@ -66,7 +70,7 @@ fn each_output_has_its_own_errors_tolerance_and_precision() {
     assert_eq!(found.by_output.keys().collect::<Vec<_>>(), ["coarse", "fine"]);
     let [coarse, fine] = [found.by_output["coarse"], found.by_output["fine"]];
     assert!((fine.max_error - 1e-5).abs() < 1e-7 && coarse.max_error > 1e-3, "{found:?}");
-    assert_eq!((fine.rounding, coarse.rounding), (0.5f64.powi(24), 0.5f64.powi(8)));
+    assert_eq!((fine.rounding_error, coarse.rounding_error), (0.5f64.powi(24), 0.5f64.powi(8)));
     assert_eq!(found.errors, coarse.larger_of_each_kind_of_error(fine));
     assert!(compare_outputs_with_reference(&outputs(1.00002, 4), &expected, loose).is_err());
 
@@ -83,7 +87,8 @@ fn each_output_has_its_own_errors_tolerance_and_precision() {
     );
 
     let relative_l2 = [("fine".to_owned(), 1e-6), ("coarse".to_owned(), 1e-2)].into();
-    let precision = Some(PrecisionErrorLimits { declared: Dtype::F32, relative_l2 });
+    let precision =
+        Some(PrecisionErrorLimits { declared: Dtype::F32, max_relative_l2_by_output: relative_l2 });
     let declared = ErrorBoundsOfOutputs { precision, ..loose.into() };
     assert!(compare_outputs_with_reference(&outputs(1.0, 3), &expected, &declared).is_ok());
     let lower = compare_outputs_with_reference(&outputs(1.00002, 3), &expected, &declared)
@@ -96,7 +101,7 @@ fn each_output_has_its_own_errors_tolerance_and_precision() {
 #[test]
 fn the_output_hash_depends_on_names_shapes_and_bits() {
     let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| {
-        output_bits_hash_hex(&Tensors::new().with(name, shape, values.to_vec()))
+        output_bits_hash_hex(&Tensors::new().with_tensor(name, shape, values.to_vec()))
     };
     let first = outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]);
     assert_eq!(first, outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]));
@@ -117,11 +122,18 @@ fn outputs_with_nan_or_infinity_are_refused() {
             compare_f32_values_with_reference(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0])
                 .unwrap_err();
         assert!(
-            matches!(error, OutputVerificationError::NotFinite { count: 1, first: 2, .. }),
+            matches!(
+                error,
+                OutputVerificationError::NotFinite {
+                    failing_elements: 1,
+                    first_failing_index: 2,
+                    ..
+                }
+            ),
             "{error}"
         );
     }
-    // Outputs must not pass either if the reference itself is NaN.
+    // Outputs must not pass if the reference itself contains NaN.
     let error = compare_f32_values_with_reference(vec![1.0, 2.0], vec![1.0, f64::NAN]).unwrap_err();
     assert_eq!(error.to_string(), "reference of output `y`: value 1 is NaN");
 }
@@ -131,7 +143,13 @@ fn one_wrong_element_among_many_is_found_and_named() {
     let mut actual = vec![1.0f32; 10_000];
     actual[7777] = 1.01;
     let error = compare_f32_values_with_reference(actual, vec![1.0; 10_000]).unwrap_err();
-    assert!(matches!(error, OutputVerificationError::TooFar { worst: 7777, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            OutputVerificationError::ErrorsAboveTolerance { index_of_largest_error: 7777, .. }
+        ),
+        "{error}"
+    );
 }
 
 #[test]
@@ -139,7 +157,7 @@ fn only_sampled_rows_are_compared_but_all_must_be_finite() {
     let sampled = |actual: Vec<f32>| {
         let expected = Expected::sampled_rows("y", [3, 2], vec![1], vec![3.0, 4.0]);
         compare_outputs_with_reference(
-            &Tensors::new().with("y", [3, 2], actual),
+            &Tensors::new().with_tensor("y", [3, 2], actual),
             &[expected],
             LOOSE_TEST_TOLERANCE,
         )
@@ -148,7 +166,7 @@ fn only_sampled_rows_are_compared_but_all_must_be_finite() {
     assert_eq!((comparison.compared_elements, comparison.all_elements), (2, 6));
     assert!(matches!(
         sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]),
-        Err(OutputVerificationError::TooFar { worst: 3, .. })
+        Err(OutputVerificationError::ErrorsAboveTolerance { index_of_largest_error: 3, .. })
     ));
     assert!(matches!(
         sampled(vec![9.0, f32::NAN, 3.0, 4.0, 9.0, 9.0]),
@@ -158,7 +176,7 @@ fn only_sampled_rows_are_compared_but_all_must_be_finite() {
 
 #[test]
 fn elements_in_several_references_are_counted_once() {
-    let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
+    let outputs = Tensors::new().with_tensor("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let part =
         |row: usize, values: Vec<f64>| Expected::sampled_rows("y", [2, 2], vec![row], values);
     let comparison = compare_outputs_with_reference(
@@ -183,7 +201,7 @@ fn integer_outputs_must_be_equal_and_not_poison() {
     let spikes = |actual: Vec<i8>| {
         let expected = Expected::all("s", [1, 3], vec![0i8, 1, -1]);
         compare_outputs_with_reference(
-            &Tensors::new().with("s", [1, 3], actual),
+            &Tensors::new().with_tensor("s", [1, 3], actual),
             &[expected],
             LOOSE_TEST_TOLERANCE,
         )
@@ -191,7 +209,14 @@ fn integer_outputs_must_be_equal_and_not_poison() {
     assert!(spikes(vec![0, 1, -1]).is_ok());
     let error = spikes(vec![0, 0x7f, -1]).unwrap_err();
     assert!(
-        matches!(error, OutputVerificationError::Differs { failing_elements: 1, first: 1, .. }),
+        matches!(
+            error,
+            OutputVerificationError::IntegersDiffer {
+                failing_elements: 1,
+                first_failing_index: 1,
+                ..
+            }
+        ),
         "{error}"
     );
 }
@@ -199,7 +224,7 @@ fn integer_outputs_must_be_equal_and_not_poison() {
 #[test]
 fn missing_outputs_and_wrong_shapes_are_refused() {
     let expected = [Expected::all("y", [2, 1], vec![1.0, 2.0])];
-    for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
+    for outputs in [Tensors::new(), Tensors::new().with_tensor("y", [1, 2], vec![1.0f32, 2.0])] {
         assert!(matches!(
             compare_outputs_with_reference(&outputs, &expected, LOOSE_TEST_TOLERANCE),
             Err(OutputVerificationError::MissingOrOfWrongShape { .. })
@@ -213,8 +238,8 @@ fn outputs_of_another_kind_or_without_reference_are_refused() {
             .unwrap_err()
             .to_string()
     };
-    let floats = || Tensors::new().with("y", [1, 2], vec![1.0f32, 0.0]);
-    let integers = || Tensors::new().with("y", [1, 2], vec![1i8, 0]);
+    let floats = || Tensors::new().with_tensor("y", [1, 2], vec![1.0f32, 0.0]);
+    let integers = || Tensors::new().with_tensor("y", [1, 2], vec![1i8, 0]);
     assert_eq!(
         message(floats(), Expected::all("y", [1, 2], vec![1i8, 0])),
         "output `y`: f32, expected i8"
@@ -223,7 +248,7 @@ fn outputs_of_another_kind_or_without_reference_are_refused() {
         message(integers(), Expected::all("y", [1, 2], vec![1.0, 0.0])),
         "output `y`: i8, expected floats"
     );
-    let more = floats().with("z", [1, 1], vec![1.0f32]);
+    let more = floats().with_tensor("z", [1, 1], vec![1.0f32]);
     assert_eq!(
         message(more, Expected::all("y", [1, 2], vec![1.0, 0.0])),
         "output `z`: the reference does not hold it"
@@ -232,7 +257,7 @@ fn outputs_of_another_kind_or_without_reference_are_refused() {
 
 #[test]
 fn a_reference_with_missing_or_repeated_rows_is_refused() {
-    let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
+    let outputs = Tensors::new().with_tensor("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let message = |expected: &[Expected]| {
         compare_outputs_with_reference(&outputs, expected, LOOSE_TEST_TOLERANCE)
             .unwrap_err()
@@ -242,9 +267,12 @@ fn a_reference_with_missing_or_repeated_rows_is_refused() {
         |rows: Vec<usize>, values: Vec<f64>| Expected::sampled_rows("y", [2, 2], rows, values);
     assert_eq!(
         compare_outputs_with_reference(&Tensors::new(), &[], LOOSE_TEST_TOLERANCE),
-        Err(OutputVerificationError::Nothing)
+        Err(OutputVerificationError::NothingCompared)
     );
-    assert_eq!(message(&[sampled(vec![], vec![])]), OutputVerificationError::Nothing.to_string());
+    assert_eq!(
+        message(&[sampled(vec![], vec![])]),
+        OutputVerificationError::NothingCompared.to_string()
+    );
     assert_eq!(
         message(&[Expected::all("y", [2, 2], vec![1.0])]),
         "reference of output `y`: 1 values for 2 rows of 2"
@@ -275,7 +303,7 @@ fn outputs_must_be_written_by_every_launch() {
     let mut idle = CpuTask::new(Arc::default(), outputs(), |_, _| {});
     assert!(matches!(
         launch_twice_and_compare_with_reference(&mut idle, &expected, LOOSE_TEST_TOLERANCE),
-        Err(OutputVerificationError::NotFinite { count: 2, .. })
+        Err(OutputVerificationError::NotFinite { failing_elements: 2, .. })
     ));
     let mut launches = 0;
     let mut once = CpuTask::new(Arc::default(), outputs(), move |_, outputs| {
@@ -286,7 +314,7 @@ fn outputs_must_be_written_by_every_launch() {
     });
     assert!(matches!(
         launch_twice_and_compare_with_reference(&mut once, &expected, LOOSE_TEST_TOLERANCE),
-        Err(OutputVerificationError::NotFinite { count: 2, .. })
+        Err(OutputVerificationError::NotFinite { failing_elements: 2, .. })
     ));
     let mut sound = CpuTask::new(Arc::default(), outputs(), |_, outputs| {
         outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0])

@@ -14,7 +14,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy)]
 pub struct Axis {
     /// Short name of the axis, unique in the workload: `s`, `d`, `dtype`.
-    pub name: &'static str,
+    pub axis_name: &'static str,
     /// Values that the axis accepts.
     pub values: AcceptedAxisValues,
     /// Description of the axis with its unit, for one line of `kernelgate list`.
@@ -25,17 +25,17 @@ pub struct Axis {
 #[derive(Debug, Clone, Copy)]
 pub enum AcceptedAxisValues {
     /// The axis accepts any whole number of at least 1.
-    Number,
+    AnyWholeNumber,
     /// The axis accepts only these words or numbers.
     OneOfWords(&'static [&'static str]),
     /// The axis accepts the words that selection lines for [`points_of_selection_lines`] contain.
-    OnlyThoseInLines(&'static [&'static str]),
+    WordsInSelectionLines(&'static [&'static str]),
 }
 
 impl Axis {
     /// Makes an axis that accepts any whole number of at least 1.
     pub const fn number(name: &'static str, about: &'static str) -> Axis {
-        Self { name, values: AcceptedAxisValues::Number, about }
+        Self { axis_name: name, values: AcceptedAxisValues::AnyWholeNumber, about }
     }
 
     /// The axes that occur in selection lines for [`points_of_selection_lines`], in the order of
@@ -45,7 +45,7 @@ impl Axis {
         values: &'static [&'static str],
         about: &'static str,
     ) -> Axis {
-        Self { name, values: AcceptedAxisValues::OneOfWords(values), about }
+        Self { axis_name: name, values: AcceptedAxisValues::OneOfWords(values), about }
     }
 
     /// The names of the axes in lines of [`points_of_selection_lines`], in their order. An axis
@@ -54,11 +54,14 @@ impl Axis {
     pub fn axes_that_occur_in_lines(lines: &'static [&'static str]) -> Vec<Self> {
         let mut axes: Vec<Self> = Vec::new();
         for (name, _) in axis_and_values_in_lines(lines) {
-            if axes.iter().any(|axis| axis.name == name) {
+            if axes.iter().any(|axis| axis.axis_name == name) {
                 continue;
             }
-            let axis =
-                Self { name, values: AcceptedAxisValues::OnlyThoseInLines(lines), about: "" };
+            let axis = Self {
+                axis_name: name,
+                values: AcceptedAxisValues::WordsInSelectionLines(lines),
+                about: "",
+            };
             let numbers =
                 axis.accepted_words().iter().flatten().all(|word| word.parse::<u64>().is_ok());
             axes.push(if numbers { Self::number(name, "") } else { axis });
@@ -70,10 +73,11 @@ impl Axis {
     /// 1.
     pub fn accepted_words(&self) -> Option<Vec<&'static str>> {
         match self.values {
-            AcceptedAxisValues::Number => None,
+            AcceptedAxisValues::AnyWholeNumber => None,
             AcceptedAxisValues::OneOfWords(words) => Some(words.to_vec()),
-            AcceptedAxisValues::OnlyThoseInLines(lines) => {
-                let own = axis_and_values_in_lines(lines).filter(|(name, _)| *name == self.name);
+            AcceptedAxisValues::WordsInSelectionLines(lines) => {
+                let own =
+                    axis_and_values_in_lines(lines).filter(|(name, _)| *name == self.axis_name);
                 let mut words = Vec::new();
                 for word in own.flat_map(|(_, values)| values.split(',')) {
                     if !words.contains(&word) {
@@ -100,10 +104,10 @@ impl Axis {
         if valid {
             return Ok(());
         }
-        Err(AxisError::Value {
-            axis: self.name.to_owned(),
-            value: value.to_owned(),
-            expected: match words {
+        Err(AxisError::InvalidAxisValue {
+            axis: self.axis_name.to_owned(),
+            rejected_value: value.to_owned(),
+            accepted_values: match words {
                 None => "a whole number from 1".to_owned(),
                 Some(words) => format!("one of {}", words.join(", ")),
             },
@@ -123,38 +127,38 @@ fn axis_and_values_in_lines(
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AxisError {
     /// The axis of the workload does not accept the given value.
-    #[error("axis `{axis}` takes {expected}, not `{value}`")]
-    Value {
+    #[error("axis `{axis}` takes {accepted_values}, not `{rejected_value}`")]
+    InvalidAxisValue {
         /// Name of the axis that caused the error.
         axis: String,
         /// Text that the user gave.
-        value: String,
+        rejected_value: String,
         /// Values that the axis accepts.
-        expected: String,
+        accepted_values: String,
     },
     /// The workload has no axis of the given name.
-    #[error("no axis `{axis}` here; axes are {known}")]
-    Unknown {
+    #[error("no axis `{axis}` here; axes are {known_axes}")]
+    UnknownAxis {
         /// Name that the user gave.
         axis: String,
         /// Names of the axes that exist.
-        known: String,
+        known_axes: String,
     },
     /// The problem needs an axis that the point does not contain.
     #[error("axis `{axis}` is missing")]
-    Missing {
+    MissingAxis {
         /// Name of the axis that caused the error.
         axis: &'static str,
     },
     /// An item of a selection line does not have the form `axis=value[,value]`.
-    #[error("`{item}` is not of the form axis=value[,value]")]
-    Syntax {
+    #[error("`{malformed_item}` is not of the form axis=value[,value]")]
+    MalformedSelectionItem {
         /// Text that the user gave.
-        item: String,
+        malformed_item: String,
     },
     /// Each value is valid alone, but the workload does not accept their combination.
     #[error("{0}")]
-    Combination(String),
+    InvalidCombinationOfValues(String),
 }
 
 /// A point: one value for each axis that the problem uses, in the order of the workload's axes.
@@ -168,10 +172,10 @@ impl Point {
     /// Fails if the point lacks the axis or its value is not a number.
     pub fn number(&self, axis: &'static str) -> Result<usize, AxisError> {
         let value = self.word(axis)?;
-        value.parse().map_err(|_| AxisError::Value {
+        value.parse().map_err(|_| AxisError::InvalidAxisValue {
             axis: axis.to_owned(),
-            value: value.to_owned(),
-            expected: format!("a whole number up to {}", usize::MAX),
+            rejected_value: value.to_owned(),
+            accepted_values: format!("a whole number up to {}", usize::MAX),
         })
     }
 
@@ -180,7 +184,7 @@ impl Point {
     /// # Errors
     /// Fails if the point lacks the axis.
     pub fn word(&self, axis: &'static str) -> Result<&str, AxisError> {
-        self.get(axis).ok_or(AxisError::Missing { axis })
+        self.get(axis).ok_or(AxisError::MissingAxis { axis })
     }
 
     /// Returns the value of an axis as text; `None` if the point lacks the axis.
@@ -218,20 +222,20 @@ pub struct AxisValuesFromCommandLine {
     /// Name of the axis whose values the user replaces.
     pub axis: String,
     /// The values by which the axis's values in selection lines are replaced; at least one.
-    pub values: Vec<String>,
+    pub replacement_values: Vec<String>,
 }
 
 impl std::str::FromStr for AxisValuesFromCommandLine {
     type Err = AxisError;
 
     fn from_str(item: &str) -> Result<Self, AxisError> {
-        let syntax = || AxisError::Syntax { item: item.to_owned() };
+        let syntax = || AxisError::MalformedSelectionItem { malformed_item: item.to_owned() };
         let (axis, values) = item.split_once('=').ok_or_else(syntax)?;
         let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
         if axis.trim().is_empty() || values.iter().any(String::is_empty) {
             return Err(syntax());
         }
-        Ok(Self { axis: axis.trim().to_owned(), values })
+        Ok(Self { axis: axis.trim().to_owned(), replacement_values: values })
     }
 }
 
@@ -249,7 +253,7 @@ pub fn points_of_selection_lines(
 ) -> Result<Vec<Point>, AxisError> {
     for wanted in overrides {
         let axis = axis_with_name(axes, &wanted.axis)?;
-        wanted.values.iter().try_for_each(|value| axis.check_axis_value(value))?;
+        wanted.replacement_values.iter().try_for_each(|value| axis.check_axis_value(value))?;
     }
     let overrides = combine_overrides_of_each_axis(overrides);
     let mut seen = BTreeSet::new();
@@ -271,7 +275,9 @@ fn combine_overrides_of_each_axis(
     let mut united: Vec<AxisValuesFromCommandLine> = Vec::new();
     for wanted in overrides {
         match united.iter_mut().find(|earlier| earlier.axis == wanted.axis) {
-            Some(earlier) => earlier.values.extend(wanted.values.iter().cloned()),
+            Some(earlier) => {
+                earlier.replacement_values.extend(wanted.replacement_values.iter().cloned())
+            }
             None => united.push(wanted.clone()),
         }
     }
@@ -289,22 +295,23 @@ fn points_of_one_selection_line(
         .collect::<Result<Vec<AxisValuesFromCommandLine>, _>>()?;
     for item in &items {
         let axis = axis_with_name(axes, &item.axis)?;
-        item.values.iter().try_for_each(|value| axis.check_axis_value(value))?;
+        item.replacement_values.iter().try_for_each(|value| axis.check_axis_value(value))?;
     }
     if overrides.iter().any(|wanted| items.iter().all(|item| item.axis != wanted.axis)) {
         return Ok(Vec::new());
     }
     let mut points = vec![Vec::new()];
     for axis in axes {
-        let Some(item) = overrides.iter().chain(&items).find(|item| item.axis == axis.name) else {
+        let Some(item) = overrides.iter().chain(&items).find(|item| item.axis == axis.axis_name)
+        else {
             continue;
         };
         points = points
             .iter()
             .flat_map(|point: &Vec<(&'static str, String)>| {
-                item.values.iter().map(move |value| {
+                item.replacement_values.iter().map(move |value| {
                     let mut longer = point.clone();
-                    longer.push((axis.name, value.clone()));
+                    longer.push((axis.axis_name, value.clone()));
                     longer
                 })
             })
@@ -314,9 +321,9 @@ fn points_of_one_selection_line(
 }
 
 fn axis_with_name<'a>(axes: &'a [Axis], name: &str) -> Result<&'a Axis, AxisError> {
-    axes.iter().find(|axis| axis.name == name).ok_or_else(|| AxisError::Unknown {
+    axes.iter().find(|axis| axis.axis_name == name).ok_or_else(|| AxisError::UnknownAxis {
         axis: name.to_owned(),
-        known: axes.iter().map(|axis| axis.name).collect::<Vec<_>>().join(", "),
+        known_axes: axes.iter().map(|axis| axis.axis_name).collect::<Vec<_>>().join(", "),
     })
 }
 

@@ -13,8 +13,8 @@ use super::Work;
 pub struct ProblemPartsForProfile {
     /// Number of data items (such as images or tokens) that one execution computes; `None` if no
     /// throughput is stated.
-    pub samples: Option<u64>,
-    /// Unit of these data items.
+    pub data_items_per_execution: Option<u64>,
+    /// Unit of the data items of a throughput.
     pub unit: ThroughputItemUnit,
     /// Named parts of the problem, in the order in which tables list them.
     pub parts: Vec<ProblemPartForProfile>,
@@ -26,7 +26,8 @@ pub struct ProblemPartsForProfile {
 pub enum ThroughputItemUnit {
     /// Items of a batch, such as images.
     #[default]
-    Samples,
+    #[serde(rename = "samples")]
+    BatchItems,
     /// Tokens of text.
     Tokens,
 }
@@ -35,7 +36,7 @@ impl ThroughputItemUnit {
     /// Formats a throughput, data items a second, as text with its unit.
     pub fn throughput_as_text(self, rate: f64) -> String {
         match self {
-            Self::Samples => format!("{rate:.0} samples/s"),
+            Self::BatchItems => format!("{rate:.0} samples/s"),
             Self::Tokens => format!("{rate:.0} tokens/s"),
         }
     }
@@ -50,13 +51,13 @@ impl ThroughputItemUnit {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProblemPartForProfile {
     /// Name of the profile table in which the part is a row, such as `component` or `layer`.
-    pub table: &'static str,
-    /// Label in the table.
+    pub profile_table: &'static str,
+    /// Label of the part in the profile table.
     pub label: String,
     /// Path of the named ranges that belong to this part, with names separated by `/`; a longer
     /// path that ends with it belongs to it too. Implementations open these ranges around their
     /// launches; GPU work outside of all ranges belongs to no part.
-    pub range: String,
+    pub range_path: String,
     /// Declared bytes and operations of the part; empty if no limit is shown for it.
     pub work: Work,
 }

@@ -29,15 +29,15 @@ pub use work::{DeclaredGpuLinkWork, FlopUnit, Work};
 ///
 /// impl Problem for Double {
 ///     fn inputs(&self, seed: u64) -> Tensors {
-///         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
+///         Tensors::new().with_tensor("x", [self.n], random::normal_values(seed, "x", self.n))
 ///     }
 ///     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-///         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+///         let out: Vec<f64> = inputs.f32_elements("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
 ///         vec![Expected::all("out", [self.n], out)]
 ///     }
 ///     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
 ///     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
-///     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+///     fn host_memory_bytes(&self) -> u64 { 16 * self.n as u64 }
 /// }
 /// ```
 pub trait Problem: Send + Sync + 'static {
@@ -52,13 +52,13 @@ pub trait Problem: Send + Sync + 'static {
     ///
     /// # Errors
     /// The error states the reason, as a fragment of a sentence.
-    fn check(&self) -> Result<(), String> {
+    fn check_can_be_computed(&self) -> Result<(), String> {
         Ok(())
     }
 
     /// Returns where the expected outputs of the problem come from: by default from
     /// [`Self::reference`].
-    fn reference_from(&self) -> SourceOfExpectedOutputs {
+    fn source_of_expected_outputs(&self) -> SourceOfExpectedOutputs {
         SourceOfExpectedOutputs::ProblemReference
     }
 
@@ -80,8 +80,8 @@ pub trait Problem: Send + Sync + 'static {
 
     /// Generates other values of the named inputs from a seed. A workload with many inputs may
     /// generate only the named ones; by default all of [`Self::inputs`] are generated.
-    fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
-        self.inputs(seed).select_named(names)
+    fn redraw_inputs(&self, names: &[&str], seed: u64) -> Tensors {
+        self.inputs(seed).select_tensors_by_name(names)
     }
 
     /// Returns the operations, and the minimum of bytes, that one execution of the problem needs.
@@ -118,14 +118,14 @@ pub trait Problem: Send + Sync + 'static {
     /// of the error from rounding the inputs to the next lower precision. The next lower precision
     /// is tf32 or f16 below f32, bf16 below f16, and fp8 (e4m3) below bf16. For this check the
     /// reference is also computed for rounded inputs, which needs the reference's memory once more.
-    fn precision(&self) -> Option<Dtype> {
+    fn required_precision(&self) -> Option<Dtype> {
         None
     }
 
     /// Returns the peak of host memory that inputs and reference need, bytes; kernelgate checks it
-    /// before anything is allocated. By default this is four times the declared bytes of a launch:
-    /// inputs and outputs, and both in fp64.
-    fn host_bytes(&self) -> u64 {
+    /// before anything is allocated. By default this peak is four times the declared bytes of a
+    /// launch: inputs and outputs, and both in fp64.
+    fn host_memory_bytes(&self) -> u64 {
         self.work().total_bytes().saturating_mul(4)
     }
 }
@@ -140,13 +140,13 @@ pub enum SourceOfExpectedOutputs {
     OutputsOfImplementation(&'static str),
     /// Outputs are not compared with anything: every implementation is timed, and its times are
     /// marked as unverified.
-    Nothing,
+    NotCompared,
 }
 
 impl SourceOfExpectedOutputs {
     /// Returns whether outputs are not compared, because the problem has no reference.
     pub const fn has_no_reference_to_compare(self) -> bool {
-        matches!(self, Self::Nothing)
+        matches!(self, Self::NotCompared)
     }
 }
 
@@ -155,19 +155,24 @@ impl SourceOfExpectedOutputs {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     /// Name of the output.
-    pub name: String,
+    pub output_name: String,
     /// Shape of the whole output; the last extent is the length of a row.
-    pub shape: Vec<usize>,
+    pub output_shape: Vec<usize>,
     /// Indices of the rows whose expected values `values` contains, ascending; `None` for all rows.
-    pub rows: Option<Vec<usize>>,
+    pub row_indices: Option<Vec<usize>>,
     /// Expected values row by row: f64, or i8 if the output must be equal exactly.
-    pub values: TensorData,
+    pub expected_values: TensorData,
 }
 
 impl Expected {
     /// Makes a reference with the expected values of all rows of an output.
     pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<TensorData>) -> Self {
-        Self { name: name.to_owned(), shape: shape.into(), rows: None, values: values.into() }
+        Self {
+            output_name: name.to_owned(),
+            output_shape: shape.into(),
+            row_indices: None,
+            expected_values: values.into(),
+        }
     }
 
     /// Makes the expected values of some rows of an output, if computing all rows would be too
@@ -178,12 +183,17 @@ impl Expected {
         rows: Vec<usize>,
         values: impl Into<TensorData>,
     ) -> Expected {
-        Self { name: name.to_owned(), shape: shape.into(), rows: Some(rows), values: values.into() }
+        Self {
+            output_name: name.to_owned(),
+            output_shape: shape.into(),
+            row_indices: Some(rows),
+            expected_values: values.into(),
+        }
     }
 
     /// Returns the number of elements in a row of the output.
     pub fn row_elements(&self) -> usize {
-        self.shape.last().copied().unwrap_or(1)
+        self.output_shape.last().copied().unwrap_or(1)
     }
 }
 
@@ -205,27 +215,27 @@ pub struct Tolerance {
 /// # struct Double { n: usize }
 /// # impl Problem for Double {
 /// #     fn inputs(&self, seed: u64) -> Tensors {
-/// #         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
+/// #         Tensors::new().with_tensor("x", [self.n], random::normal_values(seed, "x", self.n))
 /// #     }
 /// #     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-/// #         let out: Vec<f64> = inputs.f32("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
+/// #         let out: Vec<f64> = inputs.f32_elements("x").iter().map(|&x| 2.0 * f64::from(x)).collect();
 /// #         vec![Expected::all("out", [self.n], out)]
 /// #     }
 /// #     fn work(&self) -> Work { Work::bytes(4 * self.n as u64, 4 * self.n as u64) }
 /// #     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-6, relative_l2: 1e-6 } }
-/// #     fn host_bytes(&self) -> u64 { 16 * self.n as u64 }
+/// #     fn host_memory_bytes(&self) -> u64 { 16 * self.n as u64 }
 /// # }
 /// const DOUBLE: Workload<Double> = Workload {
 ///     name: "double",
 ///     about: "out = 2 x",
 ///     revision: 1,
 ///     axes: &[Axis::number("n", "elements")],
-///     default: &["n=1048576"],
-///     accelerator: &["n=67108864"],
-///     thorough: &["n=1000,65536"],
+///     default_selection_lines: &["n=1048576"],
+///     accelerator_selection_lines: &["n=67108864"],
+///     thorough_selection_lines: &["n=1000,65536"],
 ///     bind: |point| Ok(Double { n: point.number("n")? }),
 /// };
-/// assert_eq!(DOUBLE.axes[0].name, "n");
+/// assert_eq!(DOUBLE.axes[0].axis_name, "n");
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<P> {
@@ -242,12 +252,12 @@ pub struct Workload<P> {
     pub axes: &'static [Axis],
     /// The few problems that are timed by default, as selection lines for
     /// [`axis::points_of_selection_lines`].
-    pub default: &'static [&'static str],
+    pub default_selection_lines: &'static [&'static str],
     /// Problems that are timed by default on an accelerator, whose speed and caches need larger
     /// problems; empty if the default problems suit it.
-    pub accelerator: &'static [&'static str],
+    pub accelerator_selection_lines: &'static [&'static str],
     /// Selection lines of the whole sweep of problems.
-    pub thorough: &'static [&'static str],
+    pub thorough_selection_lines: &'static [&'static str],
     /// Function that creates the problem at a point, that is, for one combination of axis values.
     pub bind: fn(&Point) -> Result<P, AxisError>,
 }
@@ -257,7 +267,7 @@ pub struct Workload<P> {
 pub enum BenchEffort {
     /// Quick effort: runs the default problems and times them briefly.
     Quick,
-    /// Only the default problems.
+    /// Runs only the default problems.
     #[default]
     Default,
     /// Thorough effort: runs the whole sweep of problems and times them longer.
@@ -270,7 +280,7 @@ pub enum SizeOfDefaultProblems {
     /// Problem sizes for the cores of a host CPU.
     #[default]
     HostCpuSizes,
-    /// Also problems of sizes for an accelerator.
+    /// Default problems also have sizes for an accelerator.
     HostAndAcceleratorSizes,
 }
 
@@ -290,17 +300,17 @@ impl BenchEffort {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SelectionLinesByEffort {
     /// Selection lines of the default problems.
-    pub default: &'static [&'static str],
-    /// Selection lines of the default problems on an accelerator; empty if `default` suits an
-    /// accelerator.
-    pub accelerator: &'static [&'static str],
+    pub default_selection_lines: &'static [&'static str],
+    /// Selection lines of the default problems on an accelerator; empty if
+    /// `default_selection_lines` suits an accelerator.
+    pub accelerator_selection_lines: &'static [&'static str],
     /// Selection lines of the additional problems in the thorough sweep.
-    pub thorough: &'static [&'static str],
+    pub thorough_selection_lines: &'static [&'static str],
 }
 
 impl SelectionLinesByEffort {
     /// Returns the selection lines that an effort uses, for problems of the given scale.
-    pub fn lines_of_effort(
+    pub fn selection_lines_of_effort(
         &self,
         effort: BenchEffort,
         scale: SizeOfDefaultProblems,
@@ -309,20 +319,36 @@ impl SelectionLinesByEffort {
             (
                 BenchEffort::Quick | BenchEffort::Default,
                 SizeOfDefaultProblems::HostAndAcceleratorSizes,
-            ) if !self.accelerator.is_empty() => self.accelerator.to_vec(),
-            (BenchEffort::Quick | BenchEffort::Default, _) => self.default.to_vec(),
+            ) if !self.accelerator_selection_lines.is_empty() => {
+                self.accelerator_selection_lines.to_vec()
+            }
+            (BenchEffort::Quick | BenchEffort::Default, _) => self.default_selection_lines.to_vec(),
             // The thorough sweep includes the default problems, so that a filter for a default case
             // finds it at any effort.
-            (BenchEffort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
+            (BenchEffort::Thorough, _) => [
+                self.default_selection_lines,
+                self.accelerator_selection_lines,
+                self.thorough_selection_lines,
+            ]
+            .concat(),
         }
     }
 }
 
 impl<P> Workload<P> {
-    /// Points of each effort.
+    /// Returns the selection lines of each effort.
     pub const fn selection_lines_by_effort(&self) -> SelectionLinesByEffort {
-        let Self { default, accelerator, thorough, .. } = *self;
-        SelectionLinesByEffort { default, accelerator, thorough }
+        let Self {
+            default_selection_lines: default,
+            accelerator_selection_lines: accelerator,
+            thorough_selection_lines: thorough,
+            ..
+        } = *self;
+        SelectionLinesByEffort {
+            default_selection_lines: default,
+            accelerator_selection_lines: accelerator,
+            thorough_selection_lines: thorough,
+        }
     }
 
     /// Returns the points that an effort selects, with the user's axis overrides applied.
@@ -337,7 +363,7 @@ impl<P> Workload<P> {
     ) -> Result<Vec<Point>, AxisError> {
         axis::points_of_selection_lines(
             self.axes,
-            &self.selection_lines_by_effort().lines_of_effort(effort, scale),
+            &self.selection_lines_by_effort().selection_lines_of_effort(effort, scale),
             overrides,
         )
     }

@@ -14,15 +14,15 @@ pub enum InputSymmetry {
     /// The named inputs are rotated along an axis, and the named outputs rotate in the same way,
     /// for example along heads of attention or neurons of a layer. All axes along which inputs and
     /// outputs are rotated have the same extent. Tensor and axis.
-    Roll {
+    RotateAlongAxis {
         /// Inputs that the symmetry changes.
-        inputs: &'static [(&'static str, usize)],
+        inputs_with_axes: &'static [(&'static str, usize)],
         /// Outputs that the symmetry changes.
-        outputs: &'static [(&'static str, usize)],
+        outputs_with_axes: &'static [(&'static str, usize)],
     },
     /// The named inputs are negated, and the named outputs change sign, because gradients are
     /// linear in the incoming gradient.
-    Negate {
+    NegateInputsAndOutputs {
         /// Inputs that the symmetry changes.
         inputs: &'static [&'static str],
         /// Outputs that the symmetry changes.
@@ -34,8 +34,10 @@ impl InputSymmetry {
     /// Returns the names of the inputs that the symmetry changes.
     pub fn names_of_changed_inputs(self) -> Vec<&'static str> {
         match self {
-            Self::Roll { inputs, .. } => inputs.iter().map(|(name, _)| *name).collect(),
-            Self::Negate { inputs, .. } => inputs.to_vec(),
+            Self::RotateAlongAxis { inputs_with_axes: inputs, .. } => {
+                inputs.iter().map(|(name, _)| *name).collect()
+            }
+            Self::NegateInputsAndOutputs { inputs, .. } => inputs.to_vec(),
         }
     }
 
@@ -44,7 +46,7 @@ impl InputSymmetry {
     pub fn apply_to_inputs(self, inputs: &Tensors) -> Option<Tensors> {
         let mut changed = Tensors::new();
         match self {
-            Self::Roll { inputs: rolled, .. } => {
+            Self::RotateAlongAxis { inputs_with_axes: rolled, .. } => {
                 let extent = |&(name, axis)| inputs.get(name)?.shape().get(axis).copied();
                 let by = rotation_distance_of_axis(extent(rolled.first()?)?)?;
                 for &(name, axis) in rolled {
@@ -52,7 +54,7 @@ impl InputSymmetry {
                     changed.insert(name, rotate_tensor_along_axis(tensor, axis, by)?);
                 }
             }
-            Self::Negate { inputs: negated, .. } => {
+            Self::NegateInputsAndOutputs { inputs: negated, .. } => {
                 for name in negated {
                     changed.insert(name, negate_all_elements(inputs.get(name)?));
                 }
@@ -67,7 +69,7 @@ impl InputSymmetry {
         let mut undone = Tensors::new();
         for (name, output) in outputs.iter() {
             let restored = match self {
-                Self::Roll { outputs, .. } => {
+                Self::RotateAlongAxis { outputs_with_axes: outputs, .. } => {
                     let &(_, axis) = outputs.iter().find(|(known, _)| *known == name)?;
                     let extent = *output.shape().get(axis)?;
                     rotate_tensor_along_axis(
@@ -76,7 +78,7 @@ impl InputSymmetry {
                         extent - rotation_distance_of_axis(extent)?,
                     )?
                 }
-                Self::Negate { outputs, .. } => {
+                Self::NegateInputsAndOutputs { outputs, .. } => {
                     outputs.iter().find(|known| **known == name)?;
                     negate_all_elements(output)
                 }
@@ -128,15 +130,21 @@ pub fn check_symmetries_of_reference(
 fn assemble_whole_expected_outputs(expected: &[Expected]) -> Result<Tensors, String> {
     let mut outputs = Tensors::new();
     for one in expected {
-        let dtype = if matches!(one.values, TensorData::I8(_)) { Dtype::I8 } else { Dtype::F64 };
-        if outputs.get(&one.name).is_none() {
-            outputs.insert(&one.name, Tensor::filled_with_poison(one.shape.clone(), dtype));
+        let dtype =
+            if matches!(one.expected_values, TensorData::I8(_)) { Dtype::I8 } else { Dtype::F64 };
+        if outputs.get(&one.output_name).is_none() {
+            outputs.insert(
+                &one.output_name,
+                Tensor::filled_with_poison(one.output_shape.clone(), dtype),
+            );
         }
-        let held = Tensor::new([one.values.len()], one.values.clone());
+        let held = Tensor::new([one.expected_values.len()], one.expected_values.clone());
         let row = one.row_elements() * dtype.bytes_per_element();
-        let rows =
-            one.rows.clone().unwrap_or_else(|| (0..held.size_in_bytes() / row.max(1)).collect());
-        let to = outputs.tensor_mut(&one.name).as_bytes_mut();
+        let rows = one
+            .row_indices
+            .clone()
+            .unwrap_or_else(|| (0..held.size_in_bytes() / row.max(1)).collect());
+        let to = outputs.tensor_mut(&one.output_name).as_bytes_mut();
         for (from, row_number) in held.as_bytes().chunks(row.max(1)).zip(rows) {
             to[row_number * row..][..row].copy_from_slice(from);
         }
@@ -222,8 +230,10 @@ fn map_elements_on_all_cores<T: Copy + Send + Sync>(
 mod tests {
     use super::*;
 
-    const ROTATION_ALONG_HEADS: InputSymmetry =
-        InputSymmetry::Roll { inputs: &[("x", 1)], outputs: &[("y", 1)] };
+    const ROTATION_ALONG_HEADS: InputSymmetry = InputSymmetry::RotateAlongAxis {
+        inputs_with_axes: &[("x", 1)],
+        outputs_with_axes: &[("y", 1)],
+    };
 
     fn tensor_of_consecutive_numbers(shape: [usize; 3]) -> Tensor {
         let len = shape.iter().product::<usize>();
@@ -265,11 +275,20 @@ mod tests {
     #[test]
     fn a_rotation_along_any_axis_can_be_undone() {
         let outputs =
-            Tensors::new().with("y", [2, 5, 3], (0..30).map(f64::from).collect::<Vec<_>>());
+            Tensors::new().with_tensor("y", [2, 5, 3], (0..30).map(f64::from).collect::<Vec<_>>());
         let along = [
-            InputSymmetry::Roll { inputs: &[("y", 0)], outputs: &[("y", 0)] },
-            InputSymmetry::Roll { inputs: &[("y", 1)], outputs: &[("y", 1)] },
-            InputSymmetry::Roll { inputs: &[("y", 2)], outputs: &[("y", 2)] },
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("y", 0)],
+                outputs_with_axes: &[("y", 0)],
+            },
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("y", 1)],
+                outputs_with_axes: &[("y", 1)],
+            },
+            InputSymmetry::RotateAlongAxis {
+                inputs_with_axes: &[("y", 2)],
+                outputs_with_axes: &[("y", 2)],
+            },
         ];
         for symmetry in along {
             let rolled = symmetry.apply_to_inputs(&outputs).unwrap();
@@ -284,17 +303,17 @@ mod tests {
         inputs.insert("x", tensor_of_consecutive_numbers([4, 1, 2]));
         assert_eq!(ROTATION_ALONG_HEADS.apply_to_inputs(&inputs), None);
         assert_eq!(ROTATION_ALONG_HEADS.apply_to_inputs(&Tensors::new()), None);
-        let unknown = Tensors::new().with("z", [2, 2, 1], vec![0.0; 4]);
+        let unknown = Tensors::new().with_tensor("z", [2, 2, 1], vec![0.0; 4]);
         assert_eq!(ROTATION_ALONG_HEADS.undo_effect_on_outputs(&unknown), None);
     }
 
     #[test]
     fn floats_and_integers_are_negated_exactly() {
-        let negation = InputSymmetry::Negate { inputs: &["g"], outputs: &["y"] };
-        let inputs = Tensors::new().with("g", [3], vec![1.0f32, -2.0, 0.5]);
+        let negation = InputSymmetry::NegateInputsAndOutputs { inputs: &["g"], outputs: &["y"] };
+        let inputs = Tensors::new().with_tensor("g", [3], vec![1.0f32, -2.0, 0.5]);
         let changed = negation.apply_to_inputs(&inputs).unwrap();
-        assert_eq!(changed.f32("g"), [-1.0, 2.0, -0.5]);
-        let outputs = Tensors::new().with("y", [2], vec![3i8, -1]);
+        assert_eq!(changed.f32_elements("g"), [-1.0, 2.0, -0.5]);
+        let outputs = Tensors::new().with_tensor("y", [2], vec![3i8, -1]);
         assert_eq!(
             negation.undo_effect_on_outputs(&outputs).unwrap().tensor("y").tensor_data(),
             &TensorData::I8(vec![-3, 1])

@@ -9,7 +9,7 @@ pub enum FlopUnit {
     /// Matrix multiplications (GEMMs).
     Matmul,
     /// All operations besides matrix products: element-wise operations, reductions, exponentials.
-    Vector,
+    VectorArithmetic,
 }
 
 impl FlopUnit {
@@ -17,7 +17,7 @@ impl FlopUnit {
     pub const fn hardware_unit_name(self) -> &'static str {
         match self {
             Self::Matmul => "matmul",
-            Self::Vector => "vector",
+            Self::VectorArithmetic => "vector",
         }
     }
 }
@@ -31,14 +31,14 @@ pub struct FlopsOfUnitAndDtype {
     /// Dtype of the operands.
     pub dtype: Dtype,
     /// Number of floating-point operations.
-    pub count: u64,
+    pub operations: u64,
 }
 
 impl FlopsOfUnitAndDtype {
     /// Returns the key of the measured ceiling for these operations: unit and dtype, such as
     /// "matmul f32".
     pub fn key_of_measured_ceiling(&self) -> String {
-        format!("{} {}", self.unit.hardware_unit_name(), self.dtype.name())
+        format!("{} {}", self.unit.hardware_unit_name(), self.dtype.dtype_name())
     }
 }
 
@@ -49,9 +49,9 @@ pub struct Work {
     /// Number of floating-point operations by kind of hardware unit and dtype.
     pub flops: Vec<FlopsOfUnitAndDtype>,
     /// Minimum of bytes that an implementation must read: each input once.
-    pub read_bytes: u64,
+    pub min_read_bytes: u64,
     /// Minimum of bytes that an implementation must write: each output once.
-    pub write_bytes: u64,
+    pub min_write_bytes: u64,
     /// Data that one launch sends between GPUs; `None` if the problem uses one GPU.
     pub link: Option<DeclaredGpuLinkWork>,
 }
@@ -66,18 +66,23 @@ pub struct DeclaredGpuLinkWork {
     /// sends.
     pub both_ways: bool,
     /// Number of GPUs.
-    pub gpus: usize,
+    pub gpu_count: usize,
 }
 
 impl Work {
     /// Declares work that only reads and writes memory, without floating-point operations.
     pub fn bytes(read_bytes: u64, write_bytes: u64) -> Work {
-        Self { flops: Vec::new(), read_bytes, write_bytes, link: None }
+        Self {
+            flops: Vec::new(),
+            min_read_bytes: read_bytes,
+            min_write_bytes: write_bytes,
+            link: None,
+        }
     }
 
     /// Adds operations to the work and returns it.
     pub fn with_flops(mut self, unit: FlopUnit, dtype: Dtype, count: u64) -> Self {
-        self.flops.push(FlopsOfUnitAndDtype { unit, dtype, count });
+        self.flops.push(FlopsOfUnitAndDtype { unit, dtype, operations: count });
         self
     }
 
@@ -92,12 +97,12 @@ impl Work {
         self.flops
             .iter()
             .filter(|flops| flops.unit == FlopUnit::Matmul)
-            .map(|flops| flops.count)
+            .map(|flops| flops.operations)
             .sum()
     }
 
     /// Returns the number of bytes read and written.
     pub fn total_bytes(&self) -> u64 {
-        self.read_bytes + self.write_bytes
+        self.min_read_bytes + self.min_write_bytes
     }
 }

@@ -54,30 +54,37 @@ const fn query_rows_padded_to_steps(extents: &AttentionExtents) -> usize {
         queries_per_backward_mma_step(extents)
     };
     let (padded, padded_wide) = (
-        extents.queries.next_multiple_of(queries_per_backward_mma_step(extents)),
-        extents.queries.next_multiple_of(wide),
+        extents.queries_per_head.next_multiple_of(queries_per_backward_mma_step(extents)),
+        extents.queries_per_head.next_multiple_of(wide),
     );
-    extents.heads * if padded_wide > padded { padded_wide } else { padded }
+    extents.total_query_heads * if padded_wide > padded { padded_wide } else { padded }
 }
 
 pub const BACKWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: |extents| {
         attention_defines_with_row_strides(extents, |rows| {
-            [("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)]
+            [("Q_ROW", rows.q_row_stride_elements), ("DOUT_ROW", rows.grad_out_row_stride_elements)]
         })
     },
     listed_build_parameters: dense_and_one_strided_build_extents,
-    constants: |extents| backward_flash_mma_macros(extents, 2),
-    shared_bytes: |extents| backward_flash_mma_shared_bytes(extents, 2),
+    constant_macros: |extents| backward_flash_mma_macros(extents, 2),
+    dynamic_shared_bytes: |extents| backward_flash_mma_shared_bytes(extents, 2),
     ..attention_kernel_spec_with_build_per_shape(
         "attention/backward_flash_mma",
         "attention_backward_flash_mma",
         THREADS_PER_BACKWARD_MMA_BLOCK,
-        |extents| [extents.queries.div_ceil(KEYS_PER_BACKWARD_BLOCK) * extents.heads, 1, 1],
+        |extents| {
+            [
+                extents.queries_per_head.div_ceil(KEYS_PER_BACKWARD_BLOCK)
+                    * extents.total_query_heads,
+                1,
+                1,
+            ]
+        },
     )
 };
 pub const ROW_STATISTICS_AND_ZERO_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_backward_flash_mma_prepare",
+    kernel_symbol: "attention_backward_flash_mma_prepare",
     // Each thread of the prepare kernel handles sixteen bytes of a row.
     blocks: |extents| {
         [
@@ -88,11 +95,11 @@ pub const ROW_STATISTICS_AND_ZERO_DQ_KERNEL: KernelSpec<AttentionExtents> = Kern
             1,
         ]
     },
-    shared_bytes: |_| 0,
+    dynamic_shared_bytes: |_| 0,
     ..BACKWARD_FLASH_MMA_KERNEL
 };
 pub const ROUND_DQ_SUMS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_backward_flash_mma_finish",
+    kernel_symbol: "attention_backward_flash_mma_finish",
     // Sixteen warps of the finish kernel handle the query rows of one step.
     blocks: |extents| {
         [
@@ -103,7 +110,7 @@ pub const ROUND_DQ_SUMS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
             1,
         ]
     },
-    shared_bytes: |_| 0,
+    dynamic_shared_bytes: |_| 0,
     ..BACKWARD_FLASH_MMA_KERNEL
 };
 
@@ -111,7 +118,7 @@ pub const ROUND_DQ_SUMS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
 /// two. GPUs from sm_90 on never use the one-stage build: their shared memory holds two stages, or
 /// too little even for one.
 const ONE_STAGE_BACKWARD_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    shared_bytes: |extents| backward_flash_mma_shared_bytes(extents, 1),
+    dynamic_shared_bytes: |extents| backward_flash_mma_shared_bytes(extents, 1),
     ..with_one_query_stage(BACKWARD_FLASH_MMA_KERNEL)
 };
 const ONE_STAGE_ROW_STATISTICS_KERNEL: KernelSpec<AttentionExtents> =
@@ -128,8 +135,8 @@ const fn with_one_query_stage(row: KernelSpec<AttentionExtents>) -> KernelSpec<A
                 .chain([stages])
                 .collect()
         },
-        constants: |extents| backward_flash_mma_macros(extents, 1),
-        requires: RequiredArchitecture::Between(80, 90),
+        constant_macros: |extents| backward_flash_mma_macros(extents, 1),
+        required_architecture: RequiredArchitecture::CapabilityRange(80, 90),
         ..row
     }
 }
@@ -180,7 +187,8 @@ impl QueryStagesInSharedMemory {
         device: &Device,
         extents: &AttentionExtents,
     ) -> Result<Self, BackendError> {
-        let (arch, most) = (&device.gpu_properties().arch, device.max_shared_bytes_per_block()?);
+        let (arch, most) =
+            (&device.gpu_properties().kernel_architecture, device.max_shared_bytes_per_block()?);
         let fits = |row: &KernelSpec<AttentionExtents>| {
             row.reason_gpu_cannot_run_kernel_for(extents, arch, most).is_none()
         };
@@ -234,18 +242,23 @@ impl BackwardLaunchInputs<'_> {
     /// Device address of the row statistics: two fp32 numbers for each query row, with heads padded
     /// to whole steps.
     pub const fn row_statistics_address(&self) -> u64 {
-        self.scratch.any
+        self.scratch.uninitialised_scratch_address
     }
 
     /// Device address of the fp32 accumulator of the query gradient dq.
     pub const fn dq_accumulator_address(&self) -> u64 {
-        self.scratch.any + backward_row_statistics_bytes(self.extents)
+        self.scratch.uninitialised_scratch_address + backward_row_statistics_bytes(self.extents)
     }
 
     /// Arguments of the prepare kernel; with `zeroed`, the kernel also zeroes the dq sums at this
     /// address.
     pub fn row_statistics_kernel_arguments(&self, zeroed: Option<u64>) -> KernelArgumentList {
-        let AttentionBackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
+        let AttentionBackwardAddresses {
+            out_address: out,
+            grad_out_address: grad_out,
+            lse_address: lse,
+            ..
+        } = *self.addresses;
         let AttentionBackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
         let tensors = [out, grad_out, lse, self.row_statistics_address(), zeroed.unwrap_or(0)];
         self.arguments_with_extents_and_strides(
@@ -257,13 +270,21 @@ impl BackwardLaunchInputs<'_> {
     /// Arguments of the finish kernel, which rounds the dq sums to the gradient of the queries.
     pub fn round_dq_kernel_arguments(&self) -> KernelArgumentList {
         self.arguments_with_extents_and_strides(
-            &[self.dq_accumulator_address(), self.addresses.grad_q],
+            &[self.dq_accumulator_address(), self.addresses.grad_q_address],
             &[&self.layout.grad_q],
         )
     }
 
     fn gradient_kernel_arguments(&self) -> KernelArgumentList {
-        let AttentionBackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
+        let AttentionBackwardAddresses {
+            q_address: q,
+            k_address: k,
+            v_address: v,
+            grad_out_address: grad_out,
+            grad_k_address: grad_k,
+            grad_v_address: grad_v,
+            ..
+        } = *self.addresses;
         let tensors = [
             q,
             k,
@@ -287,11 +308,18 @@ impl BackwardLaunchInputs<'_> {
         strides: &[&AttentionTensorStrides],
     ) -> KernelArgumentList {
         let extents = self.extents;
-        let numbers = [extents.queries, extents.heads, extents.query_heads_per_sequence()];
-        let all =
-            addresses.iter().fold(KernelArgumentList::new(), |all, address| all.address(*address));
-        let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
-        strides.iter().fold(all, |all, strides| all.value(strides.batch_head_row_stride_argument()))
+        let numbers = [
+            extents.queries_per_head,
+            extents.total_query_heads,
+            extents.query_heads_per_sequence(),
+        ];
+        let all = addresses
+            .iter()
+            .fold(KernelArgumentList::new(), |all, address| all.with_address(*address));
+        let all = numbers.into_iter().fold(all, |all, number| all.with_value(number as i32));
+        strides
+            .iter()
+            .fold(all, |all, strides| all.with_value(strides.batch_head_row_stride_argument()))
     }
 }
 
@@ -302,7 +330,7 @@ pub fn prepare_mma_backward_launches(
     stages: QueryStagesInSharedMemory,
 ) -> Result<AttentionLaunches, BackendError> {
     let [first, main, last] = load_mma_backward_kernels(call.device, call.extents, stages)?;
-    Ok(AttentionLaunches::from_ranges_and_launches([
+    Ok(AttentionLaunches::from_nvtx_ranges_and_launches([
         (
             "prepare",
             first.prepare_launch_with_blocks(

@@ -23,8 +23,8 @@ use super::launches::AttentionBackwardCall;
 use super::layout::{AttentionBackwardLayout, AttentionForwardLayout, AttentionShape};
 use crate::attention::definition::AttentionParameters;
 use crate::attention::gradients::AttentionBackward;
-use kernelgate::backend::cuda::{CudaTask, Output};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::cuda::{CudaTask, DeviceOutput};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
@@ -57,7 +57,7 @@ const THREADS_PER_DELTA_ROW: usize = 32;
 const NAIVE_BACKWARD_SCORE_TILE_SIDE: usize = 16;
 
 const NAIVE_BACKWARD_DELTA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    constants: |_| {
+    constant_macros: |_| {
         vec![
             ("THREADS", THREADS_PER_NAIVE_BACKWARD_BLOCK),
             ("TILE", NAIVE_BACKWARD_SCORE_TILE_SIDE),
@@ -69,7 +69,7 @@ const NAIVE_BACKWARD_DELTA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         THREADS_PER_NAIVE_BACKWARD_BLOCK,
         |extents| {
             [
-                (extents.heads * extents.queries)
+                (extents.total_query_heads * extents.queries_per_head)
                     .div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / THREADS_PER_DELTA_ROW),
                 1,
                 1,
@@ -78,37 +78,37 @@ const NAIVE_BACKWARD_DELTA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     )
 };
 const NAIVE_BACKWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_backward_naive_scores",
+    kernel_symbol: "attention_backward_naive_scores",
     blocks: |extents| {
         [
-            extents.queries.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
-            extents.queries.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
-            extents.heads,
+            extents.queries_per_head.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
+            extents.queries_per_head.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
+            extents.total_query_heads,
         ]
     },
     ..NAIVE_BACKWARD_DELTA_KERNEL
 };
 const NAIVE_BACKWARD_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_backward_naive_dq",
+    kernel_symbol: "attention_backward_naive_dq",
     blocks: |extents| {
         [
-            extents.queries.div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / extents.head_dim),
-            extents.heads,
+            extents.queries_per_head.div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / extents.head_dim),
+            extents.total_query_heads,
             1,
         ]
     },
     ..NAIVE_BACKWARD_DELTA_KERNEL
 };
 const NAIVE_BACKWARD_DK_DV_KERNEL: KernelSpec<AttentionExtents> =
-    KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_BACKWARD_DQ_KERNEL };
+    KernelSpec { kernel_symbol: "attention_backward_naive_dkv", ..NAIVE_BACKWARD_DQ_KERNEL };
 
 /// Kernelgate's own CUDA implementations of attention backward that run on several architectures,
 /// from the slowest to the fastest. Before its launches are timed, each backward implementation
 /// runs a forward pass, because the gradients need its outputs.
 pub const OWN_CUDA_BACKWARD_IMPLEMENTATIONS: &[Implementation<AttentionBackward>] = &[
     Implementation {
-        name: "cuda/naive",
-        about: "four launches, probabilities and gradients of the scores in device memory: the \
+        implementation_name: "cuda/naive",
+        description: "four launches, probabilities and gradients of the scores in device memory: the \
                 starting point",
         supports: |problem| {
             let kernels = [
@@ -120,14 +120,14 @@ pub const OWN_CUDA_BACKWARD_IMPLEMENTATIONS: &[Implementation<AttentionBackward>
             ];
             AttentionExtents::from(&problem.attention).check_support_with_scores_in_memory(&kernels)
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: naive_backward_device_bytes,
             prepare: prepare_naive_backward_task,
         },
     },
     Implementation {
-        name: "cuda/flash_mma",
-        about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of \
+        implementation_name: "cuda/flash_mma",
+        description: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of \
                 dq's sums is not fixed",
         supports: |problem| {
             AttentionExtents::from(&problem.attention).check_support_without_grouped_heads(&[
@@ -137,11 +137,11 @@ pub const OWN_CUDA_BACKWARD_IMPLEMENTATIONS: &[Implementation<AttentionBackward>
                 FORWARD,
             ])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: flash_mma_backward_device_bytes,
             prepare: |problem, inputs, device| {
                 let (technique, order) =
-                    (AttentionGemmTechnique::FlashMma, QueryGradientSumOrder::Any);
+                    (AttentionGemmTechnique::FlashMma, QueryGradientSumOrder::AnyKeyBlockOrder);
                 prepare_flash_backward_task(technique, order, problem, inputs, device)
             },
         },
@@ -151,8 +151,8 @@ pub const OWN_CUDA_BACKWARD_IMPLEMENTATIONS: &[Implementation<AttentionBackward>
 /// Implementation of attention backward through wgmma, the fastest one of the ladder, for sm_90a
 /// only.
 pub const WGMMA_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> = Implementation {
-    name: "cuda/flash_wgmma",
-    about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
+    implementation_name: "cuda/flash_wgmma",
+    description: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
             sm_90a only; the order of dq's sums is not fixed, nor of dk's and dv's over heads that \
             share keys",
     supports: |problem| {
@@ -165,7 +165,7 @@ pub const WGMMA_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> = Imp
             TRANSPOSE_AND_ROUND_DQ_KERNEL,
         ])
     },
-    prepare: Prepare::CudaWithin {
+    prepare: PrepareFunction::CudaWithDeclaredMemory {
         device_bytes: |problem| {
             flash_mma_backward_device_bytes(problem)
                 + max_zeroed_scratch_bytes(&AttentionExtents::from(&problem.attention))
@@ -173,7 +173,7 @@ pub const WGMMA_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> = Imp
         prepare: |problem, inputs, device| {
             prepare_flash_backward_task(
                 AttentionGemmTechnique::FlashWgmma,
-                QueryGradientSumOrder::Any,
+                QueryGradientSumOrder::AnyKeyBlockOrder,
                 problem,
                 inputs,
                 device,
@@ -185,16 +185,16 @@ pub const WGMMA_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> = Imp
 /// Implementation of attention backward whose gradients are bitwise equal in every launch.
 pub const DETERMINISTIC_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> =
     Implementation {
-        name: "cuda/flash_wgmma_deterministic",
-        about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
+        implementation_name: "cuda/flash_wgmma_deterministic",
+        description: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
         // The turn counters take about a hundredth of the device memory of this implementation and
         // are not counted.
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: flash_mma_backward_device_bytes,
             prepare: |problem, inputs, device| {
                 prepare_flash_backward_task(
                     AttentionGemmTechnique::FlashWgmma,
-                    QueryGradientSumOrder::Fixed,
+                    QueryGradientSumOrder::FixedKeyBlockOrder,
                     problem,
                     inputs,
                     device,
@@ -259,7 +259,8 @@ fn prepare_naive_backward_task(
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
-            let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads_argument()];
+            let sums =
+                [at(out), at(grad_out), at(&delta), s(), extents.total_query_heads_argument()];
             run_within_named_range("delta", || sum.launch_with(&sums))?;
             let operands = [q, k, v, grad_out, lse, &delta, &p, &ds].map(at);
             run_within_named_range("scores", || {
@@ -283,8 +284,9 @@ fn prepare_flash_backward_task(
     let layout = AttentionBackwardLayout::gradients_like_tensors(
         AttentionForwardLayout::forward_layout_dense_bhsd(&shape),
     );
-    let backward =
-        AttentionBackwardCall::compile_backward(device, &shape, &layout, technique, order)?;
+    let backward = AttentionBackwardCall::compile_and_load_attention_backward(
+        device, &shape, &layout, technique, order,
+    )?;
     prepare_backward_task_over_dense_tensors(&backward, problem, inputs, device)
 }
 
@@ -299,27 +301,27 @@ pub fn prepare_backward_task_over_dense_tensors(
     let saved = upload_inputs_and_run_forward(&problem.attention, inputs, device)?;
     let bytes = backward.backward_scratch_bytes();
     let memory = [
-        allocate_uninitialised_scratch(device, bytes.any)?,
-        allocate_uninitialised_scratch(device, bytes.zeroed)?,
+        allocate_uninitialised_scratch(device, bytes.uninitialised_scratch_bytes)?,
+        allocate_uninitialised_scratch(device, bytes.zeroed_scratch_bytes)?,
     ];
     memory[1].fill_all_bytes(0)?;
     let outputs = allocate_gradients_of_q_k_v(device, &problem.attention)?;
     let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].address());
-    let launches = backward.prepare_backward_launches_at(
+    let launches = backward.prepare_backward_launches_at_addresses(
         &AttentionBackwardAddresses {
-            q: saved.q.device_address(),
-            k: saved.k.device_address(),
-            v: saved.v.device_address(),
-            out: saved.out.device_address(),
-            lse: saved.lse.device_address(),
-            grad_out: saved.grad_out.device_address(),
-            grad_q,
-            grad_k,
-            grad_v,
+            q_address: saved.q.device_address(),
+            k_address: saved.k.device_address(),
+            v_address: saved.v.device_address(),
+            out_address: saved.out.device_address(),
+            lse_address: saved.lse.device_address(),
+            grad_out_address: saved.grad_out.device_address(),
+            grad_q_address: grad_q,
+            grad_k_address: grad_k,
+            grad_v_address: grad_v,
         },
         &AttentionScratchAddresses {
-            any: memory[0].device_address(),
-            zeroed: memory[1].device_address(),
+            uninitialised_scratch_address: memory[0].device_address(),
+            zeroed_scratch_address: memory[1].device_address(),
         },
     )?;
     Ok(CudaTask::new(device, saved.output_gradient_as_replaceable_input(), outputs, move |_| {
@@ -333,11 +335,11 @@ pub fn prepare_backward_task_over_dense_tensors(
 pub fn allocate_gradients_of_q_k_v(
     device: &Device,
     attention: &AttentionParameters,
-) -> Result<Vec<Output>, BackendError> {
+) -> Result<Vec<DeviceOutput>, BackendError> {
     [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
         .into_iter()
         .map(|(name, input)| {
-            Output::new(
+            DeviceOutput::new(
                 device,
                 name,
                 attention.shape_of_named_input(input),

@@ -15,7 +15,7 @@ use crate::attention::cuda::launches::AttentionForwardCall;
 use crate::attention::cuda::layout::{AttentionForwardLayout, AttentionShape};
 use crate::attention::definition::AttentionParameters;
 use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::{self, Input};
+use kernelgate::backend::cuda::{self, DeviceInput};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Device, DeviceBuffer};
 
@@ -34,13 +34,13 @@ impl AttentionBackwardInputs {
     /// The only input of an attention backward that the harness may replace between launches:
     /// grad_out. The saved output and log-sum-exp depend on q, k and v, so the harness does not
     /// replace q, k or v between launches.
-    pub fn output_gradient_as_replaceable_input(&self) -> [Input; 1] {
+    pub fn output_gradient_as_replaceable_input(&self) -> [DeviceInput; 1] {
         cuda::named_inputs([("grad_out", &self.grad_out)])
     }
 
     /// Uploads q, k, v and grad_out, and allocates the buffers `out` and `lse` without writing
     /// them.
-    fn upload_without_running_the_forward(
+    fn upload_inputs_without_forward(
         extents: &AttentionExtents,
         inputs: &Tensors,
         device: &Arc<Device>,
@@ -59,18 +59,18 @@ impl AttentionBackwardInputs {
         device: &Arc<Device>,
     ) -> Result<(), BackendError> {
         let shape = AttentionShape::from(attention);
-        let forward = AttentionForwardCall::compile_forward(
+        let forward = AttentionForwardCall::compile_and_load_attention_forward(
             device,
             &shape,
             &AttentionForwardLayout::forward_layout_dense_bhsd(&shape),
             technique,
         )?;
-        let launches = forward.prepare_forward_launch_at(&AttentionForwardAddresses {
-            q: self.q.device_address(),
-            k: self.k.device_address(),
-            v: self.v.device_address(),
-            out: self.out.device_address(),
-            lse: Some(self.lse.device_address()),
+        let launches = forward.prepare_forward_launch_at_addresses(&AttentionForwardAddresses {
+            q_address: self.q.device_address(),
+            k_address: self.k.device_address(),
+            v_address: self.v.device_address(),
+            out_address: self.out.device_address(),
+            lse_address: Some(self.lse.device_address()),
         })?;
         launches.enqueue_all_launches()?;
         // Waits for the forward kernel, because its lists of tiles are freed on return.
@@ -85,7 +85,7 @@ pub fn upload_inputs_and_run_forward(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<AttentionBackwardInputs, BackendError> {
-    let saved = AttentionBackwardInputs::upload_without_running_the_forward(
+    let saved = AttentionBackwardInputs::upload_inputs_without_forward(
         &AttentionExtents::from(attention),
         inputs,
         device,
@@ -108,7 +108,9 @@ mod tests {
     /// Computes the reference log-sum-exp, `ln Σ exp(q kᵀ / sqrt(d))` in fp64, of every query row
     /// over the keys that the row sees.
     fn reference_log_sum_exps(attention: &AttentionParameters, inputs: &Tensors) -> Vec<f64> {
-        let AttentionParameters { b, h, s, causal, .. } = *attention;
+        let AttentionParameters {
+            batch_size: b, query_heads: h, queries_per_head: s, causal, ..
+        } = *attention;
         let heads = AttentionInputsByHead { attention, inputs };
         let of_head = |head| {
             let [q, k] = ["q", "k"].map(|name| heads.read_first_positions_of_head(name, head, s));
@@ -158,20 +160,20 @@ mod tests {
                     [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true)]
                 {
                     let attention = AttentionParameters {
-                        b: 2,
-                        h,
-                        h_kv,
-                        s,
-                        keys: s,
-                        d,
+                        batch_size: 2,
+                        query_heads: h,
+                        key_value_heads: h_kv,
+                        queries_per_head: s,
+                        keys_per_head: s,
+                        head_dim: d,
                         causal,
                         dtype,
-                        outliers,
+                        adds_input_outliers: outliers,
                     };
                     let inputs = attention.draw_named_inputs(25, &["q", "k", "v", "grad_out"]);
                     let expected = reference_log_sum_exps(&attention, &inputs);
                     let extents = AttentionExtents::from(&attention);
-                    let saved = AttentionBackwardInputs::upload_without_running_the_forward(
+                    let saved = AttentionBackwardInputs::upload_inputs_without_forward(
                         &extents, &inputs, &device,
                     )
                     .unwrap();
@@ -192,7 +194,7 @@ mod tests {
                         );
                     };
                     check(AttentionGemmTechnique::FlashMma);
-                    if device.gpu_properties().arch == "sm_90a" {
+                    if device.gpu_properties().kernel_architecture == "sm_90a" {
                         check(AttentionGemmTechnique::FlashWgmma);
                     }
                 }

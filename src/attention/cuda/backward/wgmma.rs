@@ -5,12 +5,10 @@ use super::mma::{
     BackwardLaunchInputs, KEYS_PER_BACKWARD_BLOCK, QUERIES_PER_WIDE_BACKWARD_STEP,
     ROUND_DQ_SUMS_KERNEL, ROW_STATISTICS_AND_ZERO_DQ_KERNEL, queries_per_backward_mma_step,
 };
-use crate::attention::cuda::call::{
-    AttentionBackwardAddresses, AttentionLaunches, QueryGradientSumOrder,
-};
+use crate::attention::cuda::call::{AttentionLaunches, QueryGradientSumOrder};
 use crate::attention::cuda::launch::{
     AttentionExtents, BYTES_OF_16_BIT_ELEMENT, attention_kernel_spec_with_build_per_shape,
-    key_or_value_tensor_boxes, query_tensor_boxes,
+    tma_boxes_of_key_or_value_tensor, tma_boxes_of_query_tensor,
 };
 use kernelgate::backend::BackendError;
 use kernelgate::workload::Dtype;
@@ -47,11 +45,11 @@ const MIN_QUERIES_OF_LONG_BACKWARD_HEAD: usize = 4096;
 const KEYS_PER_BACKWARD_WARPGROUP: usize = KEYS_PER_BACKWARD_BLOCK / 2;
 
 pub const BACKWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    constants: |extents| {
+    constant_macros: |extents| {
         backward_wgmma_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE", "WIDE"])
     },
-    shared_bytes: backward_wgmma_shared_bytes,
-    requires: RequiredArchitecture::Exactly("sm_90a"),
+    dynamic_shared_bytes: backward_wgmma_shared_bytes,
+    required_architecture: RequiredArchitecture::ExactArchitecture("sm_90a"),
     ..attention_kernel_spec_with_build_per_shape(
         "attention/backward_flash_wgmma",
         "attention_backward_flash_wgmma",
@@ -70,7 +68,7 @@ pub const BACKWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
 /// that share its keys.
 pub const SPLIT_HEAD_GROUP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: |extents| wgmma_backward_defines_with(extents, "GROUPED=1"),
-    constants: |extents| backward_wgmma_macros(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
+    constant_macros: |extents| backward_wgmma_macros(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
     // The grid is the largest possible one: each query head has its own thread blocks.
     blocks: |extents| [backward_grid_without_shared_key_blocks(extents, 1), 1, 1],
     ..BACKWARD_FLASH_WGMMA_KERNEL
@@ -79,7 +77,7 @@ pub const SPLIT_HEAD_GROUP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = Kerne
 /// Build of `backward_flash_wgmma` in which the key blocks add to dq in a fixed order.
 const FIXED_DQ_ORDER_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: |extents| wgmma_backward_defines_with(extents, "DETERMINISTIC=1"),
-    constants: |extents| backward_wgmma_macros(extents, &["GROUPED", "WHOLE", "WIDE"]),
+    constant_macros: |extents| backward_wgmma_macros(extents, &["GROUPED", "WHOLE", "WIDE"]),
     ..BACKWARD_FLASH_WGMMA_KERNEL
 };
 
@@ -87,14 +85,14 @@ const FIXED_DQ_ORDER_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec 
 /// kernel rounds the sums of dq.
 const WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: |extents| wgmma_backward_defines_with(extents, "WHOLE=1"),
-    constants: |extents| {
+    constant_macros: |extents| {
         let shared = [("SHARED_BYTES", whole_heads_backward_shared_bytes(extents))];
         replace_macro_values(
             backward_wgmma_macros(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]),
             &shared,
         )
     },
-    shared_bytes: whole_heads_backward_shared_bytes,
+    dynamic_shared_bytes: whole_heads_backward_shared_bytes,
     // The launcher replaces this grid by one thread block for each multiprocessor.
     blocks: |_| [1, 1, 1],
     ..BACKWARD_FLASH_WGMMA_KERNEL
@@ -106,15 +104,17 @@ pub const WIDE_STEP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     listed_build_parameters: || {
         variants_with_wide_step_build(BACKWARD_FLASH_WGMMA_KERNEL.listed_build_parameters)
     },
-    constants: |extents| wide_step_backward_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
-    shared_bytes: wide_step_backward_shared_bytes,
+    constant_macros: |extents| {
+        wide_step_backward_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"])
+    },
+    dynamic_shared_bytes: wide_step_backward_shared_bytes,
     ..BACKWARD_FLASH_WGMMA_KERNEL
 };
 const WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: |extents| {
         [wgmma_backward_defines_with(extents, "WIDE=1"), vec!["GROUPED=1".to_owned()]].concat()
     },
-    constants: |extents| wide_step_backward_macros(extents, &["DETERMINISTIC", "WHOLE"]),
+    constant_macros: |extents| wide_step_backward_macros(extents, &["DETERMINISTIC", "WHOLE"]),
     blocks: SPLIT_HEAD_GROUP_BACKWARD_KERNEL.blocks,
     ..WIDE_STEP_BACKWARD_KERNEL
 };
@@ -132,7 +132,7 @@ const WIDE_STEP_FIXED_DQ_ORDER_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
             .filter(|extents| !extents.causal)
             .collect()
     },
-    constants: |extents| wide_step_backward_macros(extents, &["GROUPED", "WHOLE"]),
+    constant_macros: |extents| wide_step_backward_macros(extents, &["GROUPED", "WHOLE"]),
     ..WIDE_STEP_BACKWARD_KERNEL
 };
 
@@ -159,18 +159,23 @@ const WIDE_STEP_ROW_STATISTICS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec
     listed_build_parameters: || {
         variants_with_wide_step_build(ROW_STATISTICS_AND_ZERO_DQ_KERNEL.listed_build_parameters)
     },
-    requires: BACKWARD_FLASH_WGMMA_KERNEL.requires,
+    required_architecture: BACKWARD_FLASH_WGMMA_KERNEL.required_architecture,
     ..ROW_STATISTICS_AND_ZERO_DQ_KERNEL
 };
 
 /// Kernel that transposes the dq sums of a WIDE build and rounds them to the gradient of the
 /// queries.
 pub const TRANSPOSE_AND_ROUND_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_backward_flash_wgmma_transpose",
+    kernel_symbol: "attention_backward_flash_wgmma_transpose",
     blocks: |extents| {
-        [extents.queries.div_ceil(QUERIES_PER_WIDE_BACKWARD_STEP) * extents.heads, 1, 1]
+        [
+            extents.queries_per_head.div_ceil(QUERIES_PER_WIDE_BACKWARD_STEP)
+                * extents.total_query_heads,
+            1,
+            1,
+        ]
     },
-    shared_bytes: |_| 0,
+    dynamic_shared_bytes: |_| 0,
     ..WIDE_STEP_BACKWARD_KERNEL
 };
 
@@ -189,7 +194,7 @@ fn has_wide_step_backward_build(extents: &AttentionExtents) -> bool {
 /// steps of 64.
 fn backward_steps_of_80_queries_are_faster(extents: &AttentionExtents) -> bool {
     let shortest = if extents.causal || extents.query_heads_per_key_head > 1 { 4096 } else { 2048 };
-    has_wide_step_backward_build(extents) && extents.queries >= shortest
+    has_wide_step_backward_build(extents) && extents.queries_per_head >= shortest
 }
 
 fn replace_macro_values(
@@ -212,7 +217,8 @@ const fn backward_grid_without_shared_key_blocks(
     extents: &AttentionExtents,
     heads_a_block: usize,
 ) -> usize {
-    extents.queries.div_ceil(KEYS_PER_BACKWARD_BLOCK) * (extents.heads / heads_a_block)
+    extents.queries_per_head.div_ceil(KEYS_PER_BACKWARD_BLOCK)
+        * (extents.total_query_heads / heads_a_block)
 }
 
 /// Maximum number of key blocks in the grid's last round that several thread blocks share.
@@ -224,24 +230,24 @@ const MIN_STEPS_PER_SHARING_THREAD_BLOCK: usize = 16;
 
 /// Key blocks at the end of the grid that several thread blocks share, so that the last round of
 /// thread blocks leaves no multiprocessor idle: `halved_key_blocks` key blocks have two thread
-/// blocks each, and the following `other_key_blocks` have `thread_blocks_per_other` each.
+/// blocks each, and the following `unhalved_key_blocks` have `thread_blocks_per_unhalved` each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastRoundDivision {
     pub halved_key_blocks: usize,
-    pub other_key_blocks: usize,
-    pub thread_blocks_per_other: usize,
+    pub unhalved_key_blocks: usize,
+    pub thread_blocks_per_unhalved: usize,
 }
 
 impl LastRoundDivision {
     /// No key block is shared: each has one thread block.
-    pub const UNSHARED: Self =
-        Self { halved_key_blocks: 0, other_key_blocks: 0, thread_blocks_per_other: 1 };
+    pub const NO_SHARED_KEY_BLOCKS: Self =
+        Self { halved_key_blocks: 0, unhalved_key_blocks: 0, thread_blocks_per_unhalved: 1 };
 
     /// Returns the division of the grid's last round among thread blocks with the shortest
     /// estimated time. With a causal mask, the thread blocks of the last round are short, so none
     /// of their key blocks is shared.
     fn fastest_last_round_division(extents: &AttentionExtents, multiprocessors: usize) -> Self {
-        let steps = extents.queries.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
+        let steps = extents.queries_per_head.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
         let left =
             backward_grid_without_shared_key_blocks(extents, extents.query_heads_per_key_head)
                 % multiprocessors;
@@ -258,20 +264,20 @@ impl LastRoundDivision {
         if long && left <= MAX_SHARED_KEY_BLOCKS && time < 0.9 {
             Self {
                 halved_key_blocks: halved,
-                other_key_blocks: others,
-                thread_blocks_per_other: parts,
+                unhalved_key_blocks: others,
+                thread_blocks_per_unhalved: parts,
             }
         } else {
-            Self::UNSHARED
+            Self::NO_SHARED_KEY_BLOCKS
         }
     }
 
     const fn key_blocks_shared_in_last_round(&self) -> usize {
-        self.halved_key_blocks + self.other_key_blocks
+        self.halved_key_blocks + self.unhalved_key_blocks
     }
 
     const fn thread_blocks_added_by_sharing(&self) -> usize {
-        self.halved_key_blocks + self.other_key_blocks * (self.thread_blocks_per_other - 1)
+        self.halved_key_blocks + self.unhalved_key_blocks * (self.thread_blocks_per_unhalved - 1)
     }
 }
 
@@ -279,7 +285,8 @@ impl LastRoundDivision {
 /// blocks, and counters. A counter counts the turns of a query step or, for shared key blocks, the
 /// thread blocks that added to a warpgroup's sums.
 fn zeroed_bytes_for_shared_key_blocks(extents: &AttentionExtents, shared_blocks: usize) -> u64 {
-    let turns = extents.heads * extents.queries.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
+    let turns = extents.total_query_heads
+        * extents.queries_per_head.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
     shared_dk_dv_sum_bytes(extents, shared_blocks) + 4 * turns.max(2 * shared_blocks) as u64
 }
 
@@ -290,7 +297,7 @@ const fn shared_dk_dv_sum_bytes(extents: &AttentionExtents, shared_blocks: usize
 /// Upper bound of [`zeroed_scratch_bytes`] on any device.
 pub fn max_zeroed_scratch_bytes(extents: &AttentionExtents) -> u64 {
     let blocks = backward_grid_without_shared_key_blocks(extents, extents.query_heads_per_key_head);
-    let short = extents.queries.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP)
+    let short = extents.queries_per_head.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP)
         < 2 * MIN_STEPS_PER_SHARING_THREAD_BLOCK;
     let shared = match extents.query_heads_per_key_head {
         1 if extents.causal || short => 0,
@@ -309,7 +316,8 @@ pub fn max_zeroed_scratch_bytes(extents: &AttentionExtents) -> u64 {
 /// Thread blocks that handle a single long head process the same query steps at about the same
 /// time.
 fn fastest_query_heads_per_block(extents: &AttentionExtents, multiprocessors: usize) -> usize {
-    let AttentionExtents { queries: s, query_heads_per_key_head: share, causal, .. } = *extents;
+    let AttentionExtents { queries_per_head: s, query_heads_per_key_head: share, causal, .. } =
+        *extents;
     if s >= MIN_QUERIES_OF_LONG_BACKWARD_HEAD {
         return 1;
     }
@@ -327,7 +335,7 @@ fn fastest_query_heads_per_block(extents: &AttentionExtents, multiprocessors: us
             let of_head: usize = (0..rows)
                 .map(|row| steps - row * KEYS_PER_BACKWARD_BLOCK / QUERIES_PER_BACKWARD_WGMMA_STEP)
                 .sum();
-            let all = (extents.heads * of_head + blocks * of_block) as f64;
+            let all = (extents.total_query_heads * of_head + blocks * of_block) as f64;
             longest.max(all / multiprocessors as f64) * (1.0 + 0.035 * heads as f64)
         } else {
             let apart = if heads == 1 { 1.0 } else { 1.06 };
@@ -388,8 +396,13 @@ const fn whole_heads_per_block_are_faster(
     extents: &AttentionExtents,
     multiprocessors: usize,
 ) -> bool {
-    let AttentionExtents { query_heads_per_key_head: share, queries: s, heads, causal, .. } =
-        *extents;
+    let AttentionExtents {
+        query_heads_per_key_head: share,
+        queries_per_head: s,
+        total_query_heads: heads,
+        causal,
+        ..
+    } = *extents;
     let steps_match = s <= KEYS_PER_BACKWARD_BLOCK
         || s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP).is_multiple_of(2);
     let few = s <= if causal { 512 } else { 256 };
@@ -405,10 +418,15 @@ pub enum BackwardWorkDivision {
     /// A thread block computes one key block, for `heads` of the query heads that share these keys.
     /// The field `order` takes effect only if one thread block handles all query heads that share a
     /// key block, also in the last round. Steps of 80 queries (`wide`) in any order need `heads` 1.
-    OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool, last: LastRoundDivision },
-    /// Each of `count` persistent thread blocks computes whole heads, which fixes the order of the
-    /// additions to dq.
-    OfHeads { count: u32 },
+    KeyBlockPerThreadBlock {
+        heads: usize,
+        order: QueryGradientSumOrder,
+        steps_of_80_queries: bool,
+        last_round: LastRoundDivision,
+    },
+    /// Each of `thread_blocks` persistent thread blocks computes whole heads, which fixes the order
+    /// of the additions to dq.
+    WholeHeadsPerThreadBlock { thread_blocks: u32 },
 }
 
 impl BackwardWorkDivision {
@@ -418,35 +436,40 @@ impl BackwardWorkDivision {
         extents: &AttentionExtents,
         order: QueryGradientSumOrder,
     ) -> Self {
-        let multiprocessors = device.gpu_properties().multiprocessors;
+        let multiprocessors = device.gpu_properties().multiprocessor_count;
         if whole_heads_per_block_are_faster(extents, multiprocessors as usize) {
-            return Self::OfHeads { count: multiprocessors };
+            return Self::WholeHeadsPerThreadBlock { thread_blocks: multiprocessors };
         }
         let heads = match order {
-            QueryGradientSumOrder::Any => {
+            QueryGradientSumOrder::AnyKeyBlockOrder => {
                 fastest_query_heads_per_block(extents, multiprocessors as usize)
             }
-            QueryGradientSumOrder::Fixed => extents.query_heads_per_key_head,
+            QueryGradientSumOrder::FixedKeyBlockOrder => extents.query_heads_per_key_head,
         };
-        let ordered = order == QueryGradientSumOrder::Fixed && extents.causal;
+        let ordered = order == QueryGradientSumOrder::FixedKeyBlockOrder && extents.causal;
         let wide = backward_steps_of_80_queries_are_faster(extents) && !ordered;
-        let last =
-            if heads == extents.query_heads_per_key_head && order == QueryGradientSumOrder::Any {
-                LastRoundDivision::fastest_last_round_division(extents, multiprocessors as usize)
-            } else {
-                LastRoundDivision::UNSHARED
-            };
-        Self::OfKeys { heads, order, wide, last }
+        let last = if heads == extents.query_heads_per_key_head
+            && order == QueryGradientSumOrder::AnyKeyBlockOrder
+        {
+            LastRoundDivision::fastest_last_round_division(extents, multiprocessors as usize)
+        } else {
+            LastRoundDivision::NO_SHARED_KEY_BLOCKS
+        };
+        Self::KeyBlockPerThreadBlock { heads, order, steps_of_80_queries: wide, last_round: last }
     }
 
     /// Number of key blocks whose dk and dv several thread blocks sum in device memory.
     const fn key_blocks_summed_in_memory(&self, extents: &AttentionExtents) -> usize {
         match self {
-            Self::OfKeys { heads, .. } if *heads < extents.query_heads_per_key_head => {
+            Self::KeyBlockPerThreadBlock { heads, .. }
+                if *heads < extents.query_heads_per_key_head =>
+            {
                 backward_grid_without_shared_key_blocks(extents, extents.query_heads_per_key_head)
             }
-            Self::OfKeys { last, .. } => last.key_blocks_shared_in_last_round(),
-            Self::OfHeads { .. } => 0,
+            Self::KeyBlockPerThreadBlock { last_round: last, .. } => {
+                last.key_blocks_shared_in_last_round()
+            }
+            Self::WholeHeadsPerThreadBlock { .. } => 0,
         }
     }
 
@@ -455,21 +478,31 @@ impl BackwardWorkDivision {
         extents: &AttentionExtents,
     ) -> &'static KernelSpec<AttentionExtents> {
         match self {
-            Self::OfHeads { .. } => &WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL,
-            Self::OfKeys { heads, wide: false, .. }
+            Self::WholeHeadsPerThreadBlock { .. } => &WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL,
+            Self::KeyBlockPerThreadBlock { heads, steps_of_80_queries: false, .. }
                 if *heads < extents.query_heads_per_key_head =>
             {
                 &SPLIT_HEAD_GROUP_BACKWARD_KERNEL
             }
-            Self::OfKeys { heads, wide: true, .. } if *heads < extents.query_heads_per_key_head => {
+            Self::KeyBlockPerThreadBlock { heads, steps_of_80_queries: true, .. }
+                if *heads < extents.query_heads_per_key_head =>
+            {
                 &WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL
             }
-            Self::OfKeys { order, wide, .. } => match (order, wide) {
-                (QueryGradientSumOrder::Any, false) => &BACKWARD_FLASH_WGMMA_KERNEL,
-                (QueryGradientSumOrder::Any, true) => &WIDE_STEP_BACKWARD_KERNEL,
-                (QueryGradientSumOrder::Fixed, false) => &FIXED_DQ_ORDER_BACKWARD_KERNEL,
-                (QueryGradientSumOrder::Fixed, true) => &WIDE_STEP_FIXED_DQ_ORDER_KERNEL,
-            },
+            Self::KeyBlockPerThreadBlock { order, steps_of_80_queries: wide, .. } => {
+                match (order, wide) {
+                    (QueryGradientSumOrder::AnyKeyBlockOrder, false) => {
+                        &BACKWARD_FLASH_WGMMA_KERNEL
+                    }
+                    (QueryGradientSumOrder::AnyKeyBlockOrder, true) => &WIDE_STEP_BACKWARD_KERNEL,
+                    (QueryGradientSumOrder::FixedKeyBlockOrder, false) => {
+                        &FIXED_DQ_ORDER_BACKWARD_KERNEL
+                    }
+                    (QueryGradientSumOrder::FixedKeyBlockOrder, true) => {
+                        &WIDE_STEP_FIXED_DQ_ORDER_KERNEL
+                    }
+                }
+            }
         }
     }
 
@@ -480,14 +513,16 @@ impl BackwardWorkDivision {
         extents: &AttentionExtents,
     ) -> (u32, usize, [i32; 3]) {
         match *self {
-            Self::OfKeys { heads, last, .. } => {
+            Self::KeyBlockPerThreadBlock { heads, last_round: last, .. } => {
                 let blocks = backward_grid_without_shared_key_blocks(extents, heads);
                 let first = (blocks - last.key_blocks_shared_in_last_round()) as i32;
                 let of_kernel =
-                    [first, last.halved_key_blocks as i32, last.thread_blocks_per_other as i32];
+                    [first, last.halved_key_blocks as i32, last.thread_blocks_per_unhalved as i32];
                 ((blocks + last.thread_blocks_added_by_sharing()) as u32, heads, of_kernel)
             }
-            Self::OfHeads { count } => (count, 1, [count as i32, 0, 1]),
+            Self::WholeHeadsPerThreadBlock { thread_blocks: count } => {
+                (count, 1, [count as i32, 0, 1])
+            }
         }
     }
 }
@@ -509,13 +544,15 @@ pub fn load_wgmma_backward_kernels(
     // The gradient kernel is loaded first, because the device may decline it.
     let main = blocks.gradient_kernel_for_division(extents).compile_and_load(device, extents)?;
     let (first, last) = match blocks {
-        BackwardWorkDivision::OfKeys { wide: false, .. } => {
+        BackwardWorkDivision::KeyBlockPerThreadBlock { steps_of_80_queries: false, .. } => {
             (ROW_STATISTICS_AND_ZERO_DQ_KERNEL, Some(ROUND_DQ_SUMS_KERNEL))
         }
-        BackwardWorkDivision::OfKeys { wide: true, .. } => {
+        BackwardWorkDivision::KeyBlockPerThreadBlock { steps_of_80_queries: true, .. } => {
             (WIDE_STEP_ROW_STATISTICS_KERNEL, Some(TRANSPOSE_AND_ROUND_DQ_KERNEL))
         }
-        BackwardWorkDivision::OfHeads { .. } => (ROW_STATISTICS_AND_ZERO_DQ_KERNEL, None),
+        BackwardWorkDivision::WholeHeadsPerThreadBlock { .. } => {
+            (ROW_STATISTICS_AND_ZERO_DQ_KERNEL, None)
+        }
     };
     Ok(LoadedWgmmaBackwardKernels {
         gradient_kernel: main,
@@ -542,19 +579,24 @@ pub fn prepare_wgmma_backward_launches(
         gradient_kernel: main,
         dq_rounding_kernel: last,
     } = load_wgmma_backward_kernels(device, extents, blocks)?;
-    let sums = scratch.zeroed;
+    let sums = scratch.zeroed_scratch_address;
     let counters =
         sums + shared_dk_dv_sum_bytes(extents, blocks.key_blocks_summed_in_memory(extents));
-    let AttentionBackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
-    let wide = matches!(blocks, BackwardWorkDivision::OfKeys { wide: true, .. });
+    let [q, k, v] = [addresses.q_address, addresses.k_address, addresses.v_address];
+    let (grad_out, grad_q) = (addresses.grad_out_address, addresses.grad_q_address);
+    let (grad_k, grad_v) = (addresses.grad_k_address, addresses.grad_v_address);
+    let wide = matches!(
+        blocks,
+        BackwardWorkDivision::KeyBlockPerThreadBlock { steps_of_80_queries: true, .. }
+    );
     let queries =
         if wide { QUERIES_PER_WIDE_BACKWARD_STEP } else { QUERIES_PER_BACKWARD_WGMMA_STEP };
-    let of_step = |strides| query_tensor_boxes(extents, strides, queries);
-    let of_keys = |strides, rows| key_or_value_tensor_boxes(extents, strides, rows);
+    let of_step = |strides| tma_boxes_of_query_tensor(extents, strides, queries);
+    let of_keys = |strides, rows| tma_boxes_of_key_or_value_tensor(extents, strides, rows);
     let (grid, heads, last_round) = blocks.grid_blocks_heads_and_last_round(extents);
     let key_heads = extents.key_heads_per_sequence();
     let numbers = [
-        extents.queries,
+        extents.queries_per_head,
         key_heads,
         extents.query_heads_per_key_head,
         heads,
@@ -576,12 +618,13 @@ pub fn prepare_wgmma_backward_launches(
             &of_keys(&layout.grad_v, KEYS_PER_BACKWARD_WARPGROUP).encode_tensor_map_at(grad_v)?,
         )
         .with_struct_bytes(&of_step(&layout.grad_q).encode_tensor_map_at(grad_q)?)
-        .address(call.row_statistics_address())
-        .address(call.dq_accumulator_address())
-        .address(counters)
-        .address(sums);
-    let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
-    let parameters = parameters.value(last_round);
+        .with_address(call.row_statistics_address())
+        .with_address(call.dq_accumulator_address())
+        .with_address(counters)
+        .with_address(sums);
+    let parameters =
+        numbers.into_iter().fold(parameters, |all, number| all.with_value(number as i32));
+    let parameters = parameters.with_value(last_round);
     let zeroed = last.as_ref().map(|_| call.dq_accumulator_address());
     let mut steps = vec![
         (
@@ -597,17 +640,18 @@ pub fn prepare_wgmma_backward_launches(
     if let Some(last) = last {
         let parameters = if wide {
             let heads = extents.query_heads_per_sequence();
-            let sums =
-                KernelArgumentList::new().address(call.dq_accumulator_address()).address(grad_q);
-            sums.value(extents.queries as i32)
-                .value(heads as i32)
-                .value(layout.grad_q.batch_head_row_stride_argument())
+            let sums = KernelArgumentList::new()
+                .with_address(call.dq_accumulator_address())
+                .with_address(grad_q);
+            sums.with_value(extents.queries_per_head as i32)
+                .with_value(heads as i32)
+                .with_value(layout.grad_q.batch_head_row_stride_argument())
         } else {
             call.round_dq_kernel_arguments()
         };
         steps.push(("finish", last.prepare_launch_with_blocks(device, None, parameters)?));
     }
-    Ok(AttentionLaunches::from_ranges_and_launches(steps))
+    Ok(AttentionLaunches::from_nvtx_ranges_and_launches(steps))
 }
 
 #[cfg(test)]
@@ -622,7 +666,7 @@ mod tests {
     use crate::attention::definition::AttentionParameters;
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::lock_first_gpu;
-    use kernelgate::backend::Executable;
+    use kernelgate::backend::LaunchableProblem;
     use kernelgate::verify::launch_twice_and_compare_with_reference;
     use kernelgate::workload::{Dtype, Expected, Problem, Tensors};
     use std::sync::Arc;
@@ -639,8 +683,8 @@ mod tests {
 
     #[test]
     fn heads_per_backward_block_are_the_ones_measured_as_fastest() {
-        // Measured choices, each with batch, query heads, sequence length and mask, then the
-        // fastest number of heads for a thread block and all within 4 % of it.
+        // Each entry has batch, query heads, sequence length, mask, and the measured best numbers
+        // of heads for a thread block: the fastest and all within 4 % of it.
         for (b, h, s, causal, good) in [
             (1, 64, 512, true, &[1][..]),
             (1, 64, 1024, true, &[2]),
@@ -685,8 +729,8 @@ mod tests {
             let extents = AttentionExtents::single_sequence_self_attention(heads, s, Dtype::Bf16);
             let LastRoundDivision {
                 halved_key_blocks: halved,
-                other_key_blocks: others,
-                thread_blocks_per_other: parts,
+                unhalved_key_blocks: others,
+                thread_blocks_per_unhalved: parts,
             } = LastRoundDivision::fastest_last_round_division(
                 &AttentionExtents { causal, head_dim: 128, ..extents },
                 132,
@@ -714,7 +758,7 @@ mod tests {
         for (causal, longest) in [(false, 256), (true, 512)] {
             let takes = |s| {
                 whole_heads_per_block_are_faster(
-                    &AttentionExtents { queries: s, keys: s, causal, ..many },
+                    &AttentionExtents { queries_per_head: s, keys_per_head: s, causal, ..many },
                     132,
                 )
             };
@@ -723,7 +767,10 @@ mod tests {
         }
         for (heads, takes) in [(131, false), (132, true), (133, false), (238, true)] {
             assert_eq!(
-                whole_heads_per_block_are_faster(&AttentionExtents { heads, ..many }, 132),
+                whole_heads_per_block_are_faster(
+                    &AttentionExtents { total_query_heads: heads, ..many },
+                    132
+                ),
                 takes,
                 "{heads}"
             );
@@ -762,7 +809,7 @@ mod tests {
             let layout = AttentionBackwardLayout::gradients_like_tensors(
                 AttentionForwardLayout::forward_layout_dense_bhsd(&shape),
             );
-            let backward = AttentionBackwardCall::compile_wgmma_backward_with_division(
+            let backward = AttentionBackwardCall::compile_wgmma_backward_with_work_division(
                 device, &shape, &layout, blocks,
             )
             .unwrap();
@@ -788,7 +835,7 @@ mod tests {
     #[test]
     fn backward_blocks_of_whole_heads_agree_with_the_reference_bitwise_repeatably() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.gpu_properties().arch != "sm_90a" {
+        if device.gpu_properties().kernel_architecture != "sm_90a" {
             return;
         }
         for s in [1, 65, 128, 200, 256] {
@@ -798,11 +845,9 @@ mod tests {
                     bf16_attention_without_grouped_heads(2, 5, s, d, causal),
                     26,
                 );
-                assert_gradients_are_bitwise_equal(
-                    &case.launch_twice_and_verify_gradients(BackwardWorkDivision::OfHeads {
-                        count: 3,
-                    }),
-                );
+                assert_gradients_are_bitwise_equal(&case.launch_twice_and_verify_gradients(
+                    BackwardWorkDivision::WholeHeadsPerThreadBlock { thread_blocks: 3 },
+                ));
             }
         }
     }
@@ -810,7 +855,7 @@ mod tests {
     #[test]
     fn backward_in_wide_steps_agrees_with_the_reference_at_odd_shapes() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.gpu_properties().arch != "sm_90a" {
+        if device.gpu_properties().kernel_architecture != "sm_90a" {
             return;
         }
         // In this test the heads of 4097 and 4100 queries are long enough that their thread blocks
@@ -820,22 +865,25 @@ mod tests {
         for (b, s, h_kv) in all {
             for (causal, outliers) in [(false, false), (true, false), (false, true), (true, true)] {
                 let attention = AttentionParameters {
-                    h_kv,
-                    outliers,
+                    key_value_heads: h_kv,
+                    adds_input_outliers: outliers,
                     ..bf16_attention_without_grouped_heads(b, 4, s, 128, causal)
                 };
                 let case =
                     BackwardTestCase::backward_case_with_random_inputs(&device, attention, 27);
                 let share = 4 / h_kv;
-                let wide = |heads, order| BackwardWorkDivision::OfKeys {
+                let wide = |heads, order| BackwardWorkDivision::KeyBlockPerThreadBlock {
                     heads,
                     order,
-                    wide: true,
-                    last: LastRoundDivision::UNSHARED,
+                    steps_of_80_queries: true,
+                    last_round: LastRoundDivision::NO_SHARED_KEY_BLOCKS,
                 };
-                case.launch_twice_and_verify_gradients(wide(1, QueryGradientSumOrder::Any));
+                case.launch_twice_and_verify_gradients(wide(
+                    1,
+                    QueryGradientSumOrder::AnyKeyBlockOrder,
+                ));
                 if !causal {
-                    let blocks = wide(share, QueryGradientSumOrder::Fixed);
+                    let blocks = wide(share, QueryGradientSumOrder::FixedKeyBlockOrder);
                     assert_gradients_are_bitwise_equal(
                         &case.launch_twice_and_verify_gradients(blocks),
                     );
@@ -847,22 +895,24 @@ mod tests {
     #[test]
     fn gradients_agree_with_the_reference_for_one_to_four_heads_a_block() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.gpu_properties().arch != "sm_90a" {
+        if device.gpu_properties().kernel_architecture != "sm_90a" {
             return;
         }
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             let attention = AttentionParameters {
-                h_kv: 2,
+                key_value_heads: 2,
                 ..bf16_attention_without_grouped_heads(2, 8, 333, d, causal)
             };
             let case = BackwardTestCase::backward_case_with_random_inputs(&device, attention, 25);
             for heads in [1, 2, 4] {
-                case.launch_twice_and_verify_gradients(BackwardWorkDivision::OfKeys {
-                    heads,
-                    order: QueryGradientSumOrder::Any,
-                    wide: false,
-                    last: LastRoundDivision::UNSHARED,
-                });
+                case.launch_twice_and_verify_gradients(
+                    BackwardWorkDivision::KeyBlockPerThreadBlock {
+                        heads,
+                        order: QueryGradientSumOrder::AnyKeyBlockOrder,
+                        steps_of_80_queries: false,
+                        last_round: LastRoundDivision::NO_SHARED_KEY_BLOCKS,
+                    },
+                );
             }
         }
     }
@@ -870,7 +920,7 @@ mod tests {
     #[test]
     fn gradients_of_shared_last_round_key_blocks_agree_with_the_reference() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if device.gpu_properties().arch != "sm_90a" {
+        if device.gpu_properties().kernel_architecture != "sm_90a" {
             return;
         }
         // The grids have 4 to 33 key blocks, so that a thread block gets one step, no step or many
@@ -879,22 +929,24 @@ mod tests {
             // A WIDE build is tested only where no query heads share keys.
             for (d, wide) in [(64, false), (128, false), (128, h_kv == 4)] {
                 let attention = AttentionParameters {
-                    h_kv,
+                    key_value_heads: h_kv,
                     ..bf16_attention_without_grouped_heads(1, 4, s, d, false)
                 };
                 let case =
                     BackwardTestCase::backward_case_with_random_inputs(&device, attention, 28);
                 for (halved, others, parts) in [(4, 0, 1), (0, 3, 5), (2, 2, 3), (1, 1, 16)] {
-                    case.launch_twice_and_verify_gradients(BackwardWorkDivision::OfKeys {
-                        heads: 4 / h_kv,
-                        order: QueryGradientSumOrder::Any,
-                        wide,
-                        last: LastRoundDivision {
-                            halved_key_blocks: halved,
-                            other_key_blocks: others,
-                            thread_blocks_per_other: parts,
+                    case.launch_twice_and_verify_gradients(
+                        BackwardWorkDivision::KeyBlockPerThreadBlock {
+                            heads: 4 / h_kv,
+                            order: QueryGradientSumOrder::AnyKeyBlockOrder,
+                            steps_of_80_queries: wide,
+                            last_round: LastRoundDivision {
+                                halved_key_blocks: halved,
+                                unhalved_key_blocks: others,
+                                thread_blocks_per_unhalved: parts,
+                            },
                         },
-                    });
+                    );
                 }
             }
         }

@@ -11,7 +11,7 @@ use crate::attention::cuda::launch::{
 };
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgumentList, KernelSpec};
@@ -30,17 +30,17 @@ const WARPS_PER_DECODE_BLOCK: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DecodeTileSizes {
     /// Number of query rows in the tile of a thread block.
-    rows: usize,
+    query_rows: usize,
     /// Number of keys that a warp processes in one step.
-    step_keys: usize,
+    keys_per_warp_step: usize,
     /// Number of key and value tiles that a warp keeps in shared memory at once.
-    stages: usize,
+    key_value_tiles_per_warp: usize,
 }
 
 /// Number of query rows that read the same keys: all queries of all query heads that share a key
 /// head.
 const fn query_rows_that_share_keys(extents: &AttentionExtents) -> usize {
-    extents.query_heads_per_key_head * extents.queries
+    extents.query_heads_per_key_head * extents.queries_per_head
 }
 
 /// For up to 16 query rows that share keys, chooses tiles of eight rows; a second tile of the group
@@ -49,26 +49,37 @@ const fn query_rows_that_share_keys(extents: &AttentionExtents) -> usize {
 const fn decode_tile_sizes_for(extents: &AttentionExtents) -> DecodeTileSizes {
     let narrow = 128 / extents.head_dim;
     if query_rows_that_share_keys(extents) <= 16 {
-        DecodeTileSizes { rows: 8, step_keys: 32, stages: 3 * narrow }
+        DecodeTileSizes {
+            query_rows: 8,
+            keys_per_warp_step: 32,
+            key_value_tiles_per_warp: 3 * narrow,
+        }
     } else {
-        DecodeTileSizes { rows: 32, step_keys: 16, stages: 4 * narrow }
+        DecodeTileSizes {
+            query_rows: 32,
+            keys_per_warp_step: 16,
+            key_value_tiles_per_warp: 4 * narrow,
+        }
     }
 }
 
 const LOW_SHARED_MEMORY_DECODE_TILE: DecodeTileSizes =
-    DecodeTileSizes { rows: 8, step_keys: 16, stages: 2 };
+    DecodeTileSizes { query_rows: 8, keys_per_warp_step: 16, key_value_tiles_per_warp: 2 };
 
 impl DecodeTileSizes {
     /// Number of keys that a thread block of the decode kernel processes in one step.
     const fn decode_keys_per_block_step(&self) -> usize {
-        WARPS_PER_DECODE_BLOCK * self.step_keys
+        WARPS_PER_DECODE_BLOCK * self.keys_per_warp_step
     }
 
     /// Shared memory of the decode kernel: for each warp its key and value tiles, and o, m and l of
     /// its rows, where o has four padding columns.
     const fn decode_shared_bytes(&self, extents: &AttentionExtents) -> usize {
-        let stage = 2 * self.step_keys * extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize;
-        WARPS_PER_DECODE_BLOCK * (self.stages * stage + self.rows * (extents.head_dim + 4 + 2) * 4)
+        let stage =
+            2 * self.keys_per_warp_step * extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize;
+        WARPS_PER_DECODE_BLOCK
+            * (self.key_value_tiles_per_warp * stage
+                + self.query_rows * (extents.head_dim + 4 + 2) * 4)
     }
 
     /// Macros of the decode kernel that are determined by the build's name, which contains the
@@ -76,7 +87,7 @@ impl DecodeTileSizes {
     fn decode_kernel_macros(&self, extents: &AttentionExtents) -> Vec<(&'static str, usize)> {
         vec![
             ("THREADS", THREADS_PER_DECODE_BLOCK),
-            ("STEP_KEYS", self.step_keys),
+            ("STEP_KEYS", self.keys_per_warp_step),
             ("SHARED_BYTES", self.decode_shared_bytes(extents)),
             // For decoding, the mask is a kernel argument instead of a macro, because the mask
             // affects only the last keys.
@@ -84,9 +95,12 @@ impl DecodeTileSizes {
         ]
     }
 
-    fn decode_build_defines(&self, extents: &AttentionExtents) -> Vec<String> {
-        let numbers =
-            [("HEAD_DIM", extents.head_dim), ("TILE_ROWS", self.rows), ("STAGES", self.stages)];
+    fn defines_of_decode_build(&self, extents: &AttentionExtents) -> Vec<String> {
+        let numbers = [
+            ("HEAD_DIM", extents.head_dim),
+            ("TILE_ROWS", self.query_rows),
+            ("STAGES", self.key_value_tiles_per_warp),
+        ];
         let numbers = numbers.map(|(name, value)| format!("{name}={value}"));
         [element_type_define(extents)].into_iter().chain(numbers).collect()
     }
@@ -95,25 +109,25 @@ impl DecodeTileSizes {
 const THREADS_PER_DECODE_BLOCK: usize = WARPS_PER_DECODE_BLOCK * 32;
 
 const FLASH_DECODE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    macro_definitions: |extents| decode_tile_sizes_for(extents).decode_build_defines(extents),
-    constants: |extents| decode_tile_sizes_for(extents).decode_kernel_macros(extents),
-    shared_bytes: |extents| decode_tile_sizes_for(extents).decode_shared_bytes(extents),
+    macro_definitions: |extents| decode_tile_sizes_for(extents).defines_of_decode_build(extents),
+    constant_macros: |extents| decode_tile_sizes_for(extents).decode_kernel_macros(extents),
+    dynamic_shared_bytes: |extents| decode_tile_sizes_for(extents).decode_shared_bytes(extents),
     listed_build_parameters: || decode_build_extents_for_query_counts(&[1, MAX_DECODE_QUERIES]),
     ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_flash_decode",
         "attention_forward_flash_decode",
         THREADS_PER_DECODE_BLOCK,
-        // The launcher replaces this grid by about as many thread blocks as the device runs at
-        // once.
+        // The launcher replaces this placeholder grid of one block by about as many thread blocks
+        // as the device runs at once.
         |_| [1, 1, 1],
     )
 };
 
 /// Build of the decode kernel for GPUs whose shared memory is too small for the default build.
 const LOW_SHARED_MEMORY_DECODE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    macro_definitions: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_build_defines(extents),
-    constants: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_kernel_macros(extents),
-    shared_bytes: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_shared_bytes(extents),
+    macro_definitions: |extents| LOW_SHARED_MEMORY_DECODE_TILE.defines_of_decode_build(extents),
+    constant_macros: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_kernel_macros(extents),
+    dynamic_shared_bytes: |extents| LOW_SHARED_MEMORY_DECODE_TILE.decode_shared_bytes(extents),
     listed_build_parameters: || decode_build_extents_for_query_counts(&[1]),
     ..FLASH_DECODE_KERNEL
 };
@@ -132,23 +146,24 @@ fn decode_build_extents_for_query_counts(queries: &[usize]) -> Vec<AttentionExte
     variants
 }
 
-/// Number of thread blocks for decoding: `most`, or up to a sixteenth fewer if each thread block
-/// then has whole units or an equal share of one unit. A sixteenth fewer thread blocks still
-/// saturate the memory bandwidth, and none of them has parts of two units.
-fn decode_block_count_without_split_units(units: usize, most: usize) -> usize {
+/// Number of thread blocks for decoding: `max_blocks`, or up to a sixteenth fewer if each thread
+/// block then has whole units or an equal share of one unit. A sixteenth fewer thread blocks for
+/// decoding still saturate the memory bandwidth, and none of these blocks has parts of two units of
+/// work.
+fn decode_block_count_without_split_units(units: usize, max_blocks: usize) -> usize {
     let even = |blocks: &usize| units.is_multiple_of(*blocks) || blocks.is_multiple_of(units);
-    (most - most / 16..=most).rev().find(even).unwrap_or(most)
+    (max_blocks - max_blocks / 16..=max_blocks).rev().find(even).unwrap_or(max_blocks)
 }
 
 /// Implementation of attention forward by the decode kernel, in the ladder of CUDA implementations.
 pub const FLASH_DECODE_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Implementation {
-    name: "cuda/flash_decode",
-    about: "few queries over many keys: heads that share keys read them once, blocks share a \
+    implementation_name: "cuda/flash_decode",
+    description: "few queries over many keys: heads that share keys read them once, blocks share a \
             head's keys",
     supports: |problem| {
         let extents = AttentionExtents::from(&problem.attention);
         extents.check_dtype_size_and_grid_support(&[FLASH_DECODE_KERNEL])?;
-        if extents.queries <= MAX_DECODE_QUERIES {
+        if extents.queries_per_head <= MAX_DECODE_QUERIES {
             Ok(())
         } else {
             Err(format!("takes up to {MAX_DECODE_QUERIES} queries a head"))
@@ -156,7 +171,7 @@ pub const FLASH_DECODE_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> 
     },
     // The thread blocks' partial results take at most nine megabytes of device memory and are not
     // counted.
-    prepare: Prepare::CudaWithin {
+    prepare: PrepareFunction::CudaWithDeclaredMemory {
         device_bytes: fused_forward_device_bytes,
         prepare: prepare_decode_task_with_fitting_build,
     },
@@ -168,7 +183,8 @@ fn prepare_decode_task_with_fitting_build(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = AttentionExtents::from(&problem.attention);
-    let (arch, most) = (&device.gpu_properties().arch, device.max_shared_bytes_per_block()?);
+    let (arch, most) =
+        (&device.gpu_properties().kernel_architecture, device.max_shared_bytes_per_block()?);
     if FLASH_DECODE_KERNEL.reason_gpu_cannot_run_kernel_for(&extents, arch, most).is_none() {
         prepare_decode_task_with_build(
             &FLASH_DECODE_KERNEL,
@@ -199,38 +215,38 @@ fn prepare_decode_task_with_build(
     let loaded = kernel.compile_and_load(device, &extents)?;
     let [q, k, v] = upload_named_inputs(device, inputs, ["q", "k", "v"])?;
     let out = allocate_attention_output(device, "out", &problem.attention)?;
-    let row_tiles = query_rows_that_share_keys(&extents).div_ceil(tile.rows);
+    let row_tiles = query_rows_that_share_keys(&extents).div_ceil(tile.query_rows);
     let units = extents.key_heads_of_all_sequences() * row_tiles;
-    let tiles = units * extents.keys.div_ceil(tile.decode_keys_per_block_step());
+    let tiles = units * extents.keys_per_head.div_ceil(tile.decode_keys_per_block_step());
     let blocks = decode_block_count_without_split_units(
         units,
-        tiles.min(device.gpu_properties().multiprocessors as usize),
+        tiles.min(device.gpu_properties().multiprocessor_count as usize),
     );
     // Each thread block stores at most two partial results: o, m and l of each query row of a tile.
     let sums = allocate_uninitialised_scratch(
         device,
-        (2 * blocks * tile.rows * (extents.head_dim + 2) * 4) as u64,
+        (2 * blocks * tile.query_rows * (extents.head_dim + 2) * 4) as u64,
     )?;
     let arrived = device.upload(&vec![0; 4 * units])?;
     let parameters = KernelArgumentList::new()
-        .address(q.device_address())
-        .address(k.device_address())
-        .address(v.device_address())
-        .address(out.address())
-        .address(sums.device_address())
-        .address(arrived.device_address())
-        .value(units as i32)
-        .value(row_tiles as i32)
-        .value(extents.queries as i32)
-        .value(extents.keys as i32)
-        .value(extents.query_heads_per_key_head as i32)
-        .value(i32::from(extents.causal));
+        .with_address(q.device_address())
+        .with_address(k.device_address())
+        .with_address(v.device_address())
+        .with_address(out.address())
+        .with_address(sums.device_address())
+        .with_address(arrived.device_address())
+        .with_value(units as i32)
+        .with_value(row_tiles as i32)
+        .with_value(extents.queries_per_head as i32)
+        .with_value(extents.keys_per_head as i32)
+        .with_value(extents.query_heads_per_key_head as i32)
+        .with_value(i32::from(extents.causal));
     let launch = loaded.prepare_launch_with_blocks(device, Some(blocks as u32), parameters)?;
     let inputs = name_q_k_v_inputs([&q, &k, &v]);
     let alive = [q, k, v, sums, arrived];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = &alive;
-        run_within_named_range("forward", || launch.enqueue())
+        run_within_named_range("forward", || launch.enqueue_prepared_launch())
     }))
 }
 
@@ -249,14 +265,16 @@ mod tests {
             head_dim: 128,
             ..AttentionExtents::single_sequence_self_attention(8, 1, Dtype::Bf16)
         };
-        let (narrow, many) =
-            (AttentionExtents { head_dim: 64, ..one }, AttentionExtents { queries: 64, ..one });
-        let bytes = |extents| (FLASH_DECODE_KERNEL.shared_bytes)(extents);
+        let (narrow, many) = (
+            AttentionExtents { head_dim: 64, ..one },
+            AttentionExtents { queries_per_head: 64, ..one },
+        );
+        let bytes = |extents| (FLASH_DECODE_KERNEL.dynamic_shared_bytes)(extents);
         assert_eq!(bytes(&one), 4 * (3 * 16_384 + 8 * 134 * 4));
         assert_eq!(bytes(&narrow), 4 * (6 * 8192 + 8 * 70 * 4));
         assert_eq!(bytes(&many), 4 * (4 * 8192 + 32 * 134 * 4));
         assert!([&one, &narrow, &many].iter().all(|extents| bytes(extents) <= 227 << 10));
-        assert!((LOW_SHARED_MEMORY_DECODE_KERNEL.shared_bytes)(&one) <= 99 << 10);
+        assert!((LOW_SHARED_MEMORY_DECODE_KERNEL.dynamic_shared_bytes)(&one) <= 99 << 10);
     }
 
     #[test]
@@ -268,14 +286,14 @@ mod tests {
         assert_eq!(
             (
                 query_rows_that_share_keys(&one),
-                decode_tile_sizes_for(&one).rows,
+                decode_tile_sizes_for(&one).query_rows,
                 one.key_heads_of_all_sequences()
             ),
             (8, 8, 8)
         );
-        let more = AttentionExtents { queries: 5, ..one };
+        let more = AttentionExtents { queries_per_head: 5, ..one };
         assert_eq!(
-            (query_rows_that_share_keys(&more), decode_tile_sizes_for(&more).rows),
+            (query_rows_that_share_keys(&more), decode_tile_sizes_for(&more).query_rows),
             (40, 32)
         );
     }
@@ -288,8 +306,8 @@ mod tests {
             [64, 8, 256].map(|units| decode_block_count_without_split_units(units, 132)),
             [128; 3]
         );
-        // No block count near 132 divides 75 units evenly; the other cases have fewer key tiles
-        // than multiprocessors.
+        // In this test, no block count near 132 divides 75 units of work evenly; the other cases
+        // have fewer key tiles than multiprocessors.
         assert_eq!(
             (
                 decode_block_count_without_split_units(75, 132),
@@ -305,8 +323,8 @@ mod tests {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         for (s, keys, d, causal) in [(1, 1000, 128, false), (9, 333, 64, true)] {
             let attention = AttentionParameters {
-                h_kv: 2,
-                keys,
+                key_value_heads: 2,
+                keys_per_head: keys,
                 ..bf16_attention_without_grouped_heads(2, 8, s, d, causal)
             };
             let problem = AttentionForward { attention };

@@ -20,22 +20,31 @@ const QUERIES_PER_FORWARD_MMA_BLOCK: usize = 128;
 /// not support the wgmma forward.
 pub const FORWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: |extents| {
-        attention_defines_with_row_strides(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)])
+        attention_defines_with_row_strides(extents, |rows| {
+            [("K_ROW", rows.k_row_stride_elements), ("V_ROW", rows.v_row_stride_elements)]
+        })
     },
     listed_build_parameters: dense_and_one_strided_build_extents,
-    constants: |extents| {
+    constant_macros: |extents| {
         vec![
             ("THREADS", THREADS_PER_FORWARD_MMA_BLOCK),
             ("TILE_QUERIES", QUERIES_PER_FORWARD_MMA_BLOCK),
             ("SHARED_BYTES", forward_flash_mma_shared_bytes(extents)),
         ]
     },
-    shared_bytes: forward_flash_mma_shared_bytes,
+    dynamic_shared_bytes: forward_flash_mma_shared_bytes,
     ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_flash_mma",
         "attention_forward_flash_mma",
         THREADS_PER_FORWARD_MMA_BLOCK,
-        |extents| [extents.queries.div_ceil(QUERIES_PER_FORWARD_MMA_BLOCK) * extents.heads, 1, 1],
+        |extents| {
+            [
+                extents.queries_per_head.div_ceil(QUERIES_PER_FORWARD_MMA_BLOCK)
+                    * extents.total_query_heads,
+                1,
+                1,
+            ]
+        },
     )
 };
 
@@ -60,7 +69,7 @@ pub fn prepare_forward_flash_mma_launch(
         None,
         forward_flash_mma_arguments(extents, layout, addresses),
     )?;
-    Ok(AttentionLaunches::from_ranges_and_launches([("forward", launch)]))
+    Ok(AttentionLaunches::from_nvtx_ranges_and_launches([("forward", launch)]))
 }
 
 fn forward_flash_mma_arguments(
@@ -68,19 +77,30 @@ fn forward_flash_mma_arguments(
     layout: &AttentionForwardLayout,
     addresses: &AttentionForwardAddresses,
 ) -> KernelArgumentList {
-    let AttentionForwardAddresses { q, k, v, out, lse } = *addresses;
+    let AttentionForwardAddresses {
+        q_address: q,
+        k_address: k,
+        v_address: v,
+        out_address: out,
+        lse_address: lse,
+    } = *addresses;
     let tensors = [q, k, v, out, lse.unwrap_or(0)];
-    let AttentionExtents { queries: s, keys, heads, query_heads_per_key_head: share, .. } =
-        *extents;
+    let AttentionExtents {
+        queries_per_head: s,
+        keys_per_head: keys,
+        total_query_heads: heads,
+        query_heads_per_key_head: share,
+        ..
+    } = *extents;
     let numbers = [s, keys, heads, share, extents.key_heads_per_sequence()];
     let AttentionForwardLayout { q, k, v, out, lse } = layout;
     let with_tensors =
-        tensors.into_iter().fold(KernelArgumentList::new(), KernelArgumentList::address);
+        tensors.into_iter().fold(KernelArgumentList::new(), KernelArgumentList::with_address);
     let with_numbers =
-        numbers.into_iter().fold(with_tensors, |all, number| all.value(number as i32));
+        numbers.into_iter().fold(with_tensors, |all, number| all.with_value(number as i32));
     [q, k, v, out, lse]
         .into_iter()
-        .fold(with_numbers, |all, strides| all.value(strides.batch_head_row_stride_argument()))
+        .fold(with_numbers, |all, strides| all.with_value(strides.batch_head_row_stride_argument()))
 }
 
 #[cfg(test)]
@@ -98,7 +118,13 @@ mod tests {
     #[test]
     fn forward_flash_mma_argument_sizes_equal_the_kernel_parameters() {
         let shape = AttentionShape::from(&bf16_attention_without_grouped_heads(2, 3, 77, 64, true));
-        let addresses = AttentionForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
+        let addresses = AttentionForwardAddresses {
+            q_address: 0,
+            k_address: 0,
+            v_address: 0,
+            out_address: 0,
+            lse_address: None,
+        };
         let layout = AttentionForwardLayout::forward_layout_dense_bshd(&shape);
         let bytes = |parameter: &String| match parameter {
             _ if parameter.contains('*') => 8,
@@ -117,18 +143,23 @@ mod tests {
 
     #[test]
     fn row_strides_are_part_of_a_forward_mma_build_name() {
-        let rows = RowStridesOfQkvAndGradient { q: 384, k: 128, v: 256, grad_out: 64 };
+        let rows = RowStridesOfQkvAndGradient {
+            q_row_stride_elements: 384,
+            k_row_stride_elements: 128,
+            v_row_stride_elements: 256,
+            grad_out_row_stride_elements: 64,
+        };
         let name = FORWARD_FLASH_MMA_KERNEL
             .build_for_parameters(&AttentionExtents {
                 row_strides: Some(rows),
                 ..SIX_HEADS_OF_200_QUERIES
             })
-            .file_and_macros();
+            .kernel_build_name();
         assert!(name.ends_with(" STRIDED=1 K_ROW=128 V_ROW=256"), "{name}");
         assert!(
             !FORWARD_FLASH_MMA_KERNEL
                 .build_for_parameters(&SIX_HEADS_OF_200_QUERIES)
-                .file_and_macros()
+                .kernel_build_name()
                 .contains("ROW")
         );
     }

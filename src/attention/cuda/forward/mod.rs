@@ -20,14 +20,15 @@ use super::launches::AttentionForwardCall;
 use super::layout::{AttentionForwardLayout, AttentionShape};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 use mma::FORWARD_FLASH_MMA_KERNEL;
 use wgmma::FORWARD_FLASH_WGMMA_KERNEL;
 
-/// Kernels that only the implementations of this file launch: `forward_tiled` and `forward_flash`.
+/// Kernels of `forward_tiled` and `forward_flash`, which only the implementations of this file
+/// launch.
 pub const TILED_AND_FLASH_FORWARD_KERNELS: &[KernelSpec<AttentionExtents>] = &[
     TILED_FORWARD_SCORES_KERNEL,
     TILED_FORWARD_SOFTMAX_KERNEL,
@@ -41,51 +42,55 @@ const THREADS_PER_TILED_FORWARD_BLOCK: usize = 256;
 const SCORE_TILE_SIDE: usize = 64;
 
 const TILED_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS_PER_TILED_FORWARD_BLOCK), ("TILE", SCORE_TILE_SIDE)],
+    constant_macros: |_| {
+        vec![("THREADS", THREADS_PER_TILED_FORWARD_BLOCK), ("TILE", SCORE_TILE_SIDE)]
+    },
     ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_tiled",
         "attention_forward_tiled_scores",
         THREADS_PER_TILED_FORWARD_BLOCK,
         |extents| {
             [
-                extents.queries.div_ceil(SCORE_TILE_SIDE),
-                extents.queries.div_ceil(SCORE_TILE_SIDE),
-                extents.heads,
+                extents.queries_per_head.div_ceil(SCORE_TILE_SIDE),
+                extents.queries_per_head.div_ceil(SCORE_TILE_SIDE),
+                extents.total_query_heads,
             ]
         },
     )
 };
 const TILED_FORWARD_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_forward_tiled_softmax",
-    blocks: |extents| [extents.heads * extents.queries, 1, 1],
+    kernel_symbol: "attention_forward_tiled_softmax",
+    blocks: |extents| [extents.total_query_heads * extents.queries_per_head, 1, 1],
     ..TILED_FORWARD_SCORES_KERNEL
 };
 const TILED_FORWARD_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    symbol: "attention_forward_tiled_values",
+    kernel_symbol: "attention_forward_tiled_values",
     blocks: |extents| {
         [
-            extents.queries.div_ceil(SCORE_TILE_SIDE),
+            extents.queries_per_head.div_ceil(SCORE_TILE_SIDE),
             extents.head_dim / SCORE_TILE_SIDE,
-            extents.heads,
+            extents.total_query_heads,
         ]
     },
     ..TILED_FORWARD_SCORES_KERNEL
 };
 
 const FORWARD_FLASH_CUDA_CORE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    constants: |extents| {
+    constant_macros: |extents| {
         vec![
             ("THREADS", THREADS_PER_TILED_FORWARD_BLOCK),
             ("TILE", SCORE_TILE_SIDE),
             ("SHARED_BYTES", forward_flash_shared_bytes(extents)),
         ]
     },
-    shared_bytes: forward_flash_shared_bytes,
+    dynamic_shared_bytes: forward_flash_shared_bytes,
     ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_flash",
         "attention_forward_flash",
         THREADS_PER_TILED_FORWARD_BLOCK,
-        |extents| [extents.queries.div_ceil(SCORE_TILE_SIDE) * extents.heads, 1, 1],
+        |extents| {
+            [extents.queries_per_head.div_ceil(SCORE_TILE_SIDE) * extents.total_query_heads, 1, 1]
+        },
     )
 };
 
@@ -99,8 +104,8 @@ fn forward_flash_shared_bytes(extents: &AttentionExtents) -> usize {
 /// from the slowest to the fastest.
 pub const OWN_CUDA_FORWARD_IMPLEMENTATIONS: &[Implementation<AttentionForward>] = &[
     Implementation {
-        name: "cuda/naive",
-        about: "three launches, scores and probabilities in device memory, one thread an element: \
+        implementation_name: "cuda/naive",
+        description: "three launches, scores and probabilities in device memory, one thread an element: \
                 the starting point",
         supports: |problem| {
             AttentionExtents::from(&problem.attention).check_support_with_scores_in_memory(&[
@@ -109,7 +114,7 @@ pub const OWN_CUDA_FORWARD_IMPLEMENTATIONS: &[Implementation<AttentionForward>] 
                 NAIVE_FORWARD_VALUES_KERNEL,
             ])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             // Device memory of the naive forward besides its tensors: fp32 scores and 16-bit
             // probabilities.
             device_bytes: |problem| {
@@ -121,8 +126,8 @@ pub const OWN_CUDA_FORWARD_IMPLEMENTATIONS: &[Implementation<AttentionForward>] 
         },
     },
     Implementation {
-        name: "cuda/tiled",
-        about: "the same three launches with tiles in shared memory and 4x4 results a thread",
+        implementation_name: "cuda/tiled",
+        description: "the same three launches with tiles in shared memory and 4x4 results a thread",
         supports: |problem| {
             AttentionExtents::from(&problem.attention).check_support_with_scores_in_memory(&[
                 TILED_FORWARD_SCORES_KERNEL,
@@ -130,7 +135,7 @@ pub const OWN_CUDA_FORWARD_IMPLEMENTATIONS: &[Implementation<AttentionForward>] 
                 TILED_FORWARD_VALUES_KERNEL,
             ])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             // Device memory of the tiled forward besides its tensors: fp32 scores, which the
             // probabilities overwrite.
             device_bytes: |problem| {
@@ -141,25 +146,25 @@ pub const OWN_CUDA_FORWARD_IMPLEMENTATIONS: &[Implementation<AttentionForward>] 
         },
     },
     Implementation {
-        name: "cuda/flash",
-        about: "one launch, online softmax: scores never leave the chip; CUDA cores",
+        implementation_name: "cuda/flash",
+        description: "one launch, online softmax: scores never leave the chip; CUDA cores",
         supports: |problem| {
             AttentionExtents::from(&problem.attention)
                 .check_support_without_grouped_heads(&[FORWARD_FLASH_CUDA_CORE_KERNEL])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: fused_forward_device_bytes,
             prepare: prepare_cuda_core_flash_forward_task,
         },
     },
     Implementation {
-        name: "cuda/flash_mma",
-        about: "as flash, GEMMs on the tensor cores through mma.sync, asynchronous copies",
+        implementation_name: "cuda/flash_mma",
+        description: "as flash, GEMMs on the tensor cores through mma.sync, asynchronous copies",
         supports: |problem| {
             AttentionExtents::from(&problem.attention)
                 .check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL])
         },
-        prepare: Prepare::CudaWithin {
+        prepare: PrepareFunction::CudaWithDeclaredMemory {
             device_bytes: fused_forward_device_bytes,
             prepare: |problem, inputs, device| {
                 prepare_forward_task_over_dense_tensors(
@@ -176,15 +181,15 @@ pub const OWN_CUDA_FORWARD_IMPLEMENTATIONS: &[Implementation<AttentionForward>] 
 /// Implementation of attention forward through wgmma, the fastest one of the ladder, for sm_90a
 /// only.
 pub const WGMMA_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Implementation {
-    name: "cuda/flash_wgmma",
-    about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
+    implementation_name: "cuda/flash_wgmma",
+    description: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
             that stay; sm_90a only",
     supports: |problem| {
         AttentionExtents::from(&problem.attention)
             .check_dtype_size_and_grid_support(&[FORWARD_FLASH_WGMMA_KERNEL])
     },
     // The lists of query tiles take a thousandth of the device memory and are not counted.
-    prepare: Prepare::CudaWithin {
+    prepare: PrepareFunction::CudaWithDeclaredMemory {
         device_bytes: fused_forward_device_bytes,
         prepare: |problem, inputs, device| {
             prepare_forward_task_over_dense_tensors(
@@ -197,7 +202,7 @@ pub const WGMMA_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Imple
     },
 };
 
-const NULL_LOG_SUM_EXP_ADDRESS: KernelArgument = KernelArgument::Address(0);
+const NULL_LOG_SUM_EXP_ADDRESS: KernelArgument = KernelArgument::DeviceAddress(0);
 
 /// Device memory of a fused attention forward: q, k, v and the output.
 pub fn fused_forward_device_bytes(problem: &AttentionForward) -> u64 {
@@ -308,7 +313,7 @@ pub fn prepare_forward_task_over_dense_tensors(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let shape = AttentionShape::from(&problem.attention);
-    let forward = AttentionForwardCall::compile_forward(
+    let forward = AttentionForwardCall::compile_and_load_attention_forward(
         device,
         &shape,
         &AttentionForwardLayout::forward_layout_dense_bhsd(&shape),
@@ -316,12 +321,12 @@ pub fn prepare_forward_task_over_dense_tensors(
     )?;
     let [q, k, v] = upload_named_inputs(device, inputs, ["q", "k", "v"])?;
     let out = allocate_attention_output(device, "out", &problem.attention)?;
-    let launches = forward.prepare_forward_launch_at(&AttentionForwardAddresses {
-        q: q.device_address(),
-        k: k.device_address(),
-        v: v.device_address(),
-        out: out.address(),
-        lse: None,
+    let launches = forward.prepare_forward_launch_at_addresses(&AttentionForwardAddresses {
+        q_address: q.device_address(),
+        k_address: k.device_address(),
+        v_address: v.device_address(),
+        out_address: out.address(),
+        lse_address: None,
     })?;
     let inputs = name_q_k_v_inputs([&q, &k, &v]);
     let alive = [q, k, v];
@@ -377,7 +382,8 @@ mod tests {
             f32.check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL]),
             Err("computes bf16 and f16 only".to_owned())
         );
-        let many = AttentionExtents { heads: 70_000, ..SIX_CAUSAL_HEADS_OF_200_QUERIES };
+        let many =
+            AttentionExtents { total_query_heads: 70_000, ..SIX_CAUSAL_HEADS_OF_200_QUERIES };
         assert_eq!(many.check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL]), Ok(()));
         assert_eq!(
             many.check_dtype_size_and_grid_support(&[NAIVE_FORWARD_VALUES_KERNEL]),
@@ -398,7 +404,7 @@ mod tests {
         let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());
         for unlike in [
             AttentionExtents { query_heads_per_key_head: 2, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
-            AttentionExtents { keys: 201, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
+            AttentionExtents { keys_per_head: 201, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
         ] {
             assert_eq!(
                 unlike.check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL]),

@@ -11,14 +11,14 @@ use crate::attention::cuda::call::{AttentionForwardAddresses, AttentionLaunches}
 use crate::attention::cuda::launch::{
     AttentionExtents, BYTES_OF_16_BIT_ELEMENT, allocate_attention_output,
     allocate_uninitialised_scratch, attention_kernel_spec_with_build_per_shape,
-    key_or_value_tensor_boxes, query_tensor_boxes, upload_named_inputs,
+    tma_boxes_of_key_or_value_tensor, tma_boxes_of_query_tensor, upload_named_inputs,
 };
 use crate::attention::cuda::layout::{
     AttentionForwardLayout, AttentionShape, AttentionTensorStrides,
 };
 use crate::attention::definition::AttentionForward;
-use kernelgate::backend::cuda::{CudaTask, Input};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::cuda::{CudaTask, DeviceInput};
+use kernelgate::backend::{BackendError, Implementation, PrepareFunction};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{
@@ -46,9 +46,10 @@ const MIN_HEADS_FOR_WHOLE_HEAD_TILES: usize = 264;
 /// compute warpgroups go on to parts of the next head, so none is idle if a head has fewer parts
 /// than warpgroups.
 const fn parts_of_64_queries_per_tile(extents: &AttentionExtents) -> usize {
-    let parts = extents.queries.div_ceil(QUERIES_PER_FORWARD_WARPGROUP);
-    let short = parts <= MAX_64_QUERY_PARTS_OF_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
-    if short && extents.heads >= MIN_HEADS_FOR_WHOLE_HEAD_TILES {
+    let parts = extents.queries_per_head.div_ceil(QUERIES_PER_FORWARD_WARPGROUP);
+    let short = parts <= MAX_64_QUERY_PARTS_OF_SHORT_HEAD
+        && extents.keys_per_head <= MAX_KEYS_OF_SHORT_HEAD;
+    if short && extents.total_query_heads >= MIN_HEADS_FOR_WHOLE_HEAD_TILES {
         parts
     } else {
         COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK
@@ -72,27 +73,27 @@ const fn keys_per_forward_wgmma_block(extents: &AttentionExtents) -> usize {
         (_, false) => (512, 80),
         (_, true) => (1024, 80),
     };
-    if extents.keys <= few { 64 } else { usual }
+    if extents.keys_per_head <= few { 64 } else { usual }
 }
 
 /// Numbers of pipeline stages in shared memory for query tiles, key blocks and value blocks.
 #[derive(Debug, Clone, Copy)]
-struct QueryKeyValueStages {
+struct QueryKeyValueStageCounts {
     /// Stages of queries: each holds the rows of all compute warpgroups, or of one if the
     /// warpgroups take parts in rotation.
-    queries: usize,
-    keys: usize,
-    values: usize,
+    query_stages: usize,
+    key_stages: usize,
+    value_stages: usize,
 }
 
 /// Number of pipeline stages for tile descriptions in shared memory if compute warpgroups take
 /// query parts in rotation.
 const STAGES_OF_SHORT_HEAD_TILE_DESCRIPTIONS: usize = 4;
 
-const FP8_KERNEL_STAGES: QueryKeyValueStages =
-    QueryKeyValueStages { queries: 2, keys: 4, values: 4 };
+const FP8_KERNEL_STAGES: QueryKeyValueStageCounts =
+    QueryKeyValueStageCounts { query_stages: 2, key_stages: 4, value_stages: 4 };
 
-impl QueryKeyValueStages {
+impl QueryKeyValueStageCounts {
     /// Chooses the stage counts; with d = 128 and warpgroups in rotation, a fifth stage of queries
     /// and keys lets the next head begin in time.
     const fn stages_that_fit_shared_memory(extents: &AttentionExtents) -> Self {
@@ -101,31 +102,31 @@ impl QueryKeyValueStages {
             keys_per_forward_wgmma_block(extents),
             query_tile_is_a_whole_short_head(extents),
         ) {
-            (64, _, true) => Self { queries: 6, keys: 6, values: 6 },
-            (_, _, true) => Self { queries: 5, keys: 5, values: 4 },
-            (64, 64, _) => Self { queries: 2, keys: 6, values: 6 },
-            (64, ..) | (_, 64, _) => Self { queries: 2, keys: 4, values: 4 },
-            _ => Self { queries: 2, keys: 3, values: 3 },
+            (64, _, true) => Self { query_stages: 6, key_stages: 6, value_stages: 6 },
+            (_, _, true) => Self { query_stages: 5, key_stages: 5, value_stages: 4 },
+            (64, 64, _) => Self { query_stages: 2, key_stages: 6, value_stages: 6 },
+            (64, ..) | (_, 64, _) => Self { query_stages: 2, key_stages: 4, value_stages: 4 },
+            _ => Self { query_stages: 2, key_stages: 3, value_stages: 3 },
         }
     }
 
     /// Kernel macros for the numbers of pipeline stages in shared memory.
     fn kernel_macros_of_stages(self) -> [(&'static str, usize); 4] {
         [
-            ("QUERY_STAGES", self.queries),
-            ("KEY_STAGES", self.keys),
-            ("VALUE_STAGES", self.values),
+            ("QUERY_STAGES", self.query_stages),
+            ("KEY_STAGES", self.key_stages),
+            ("VALUE_STAGES", self.value_stages),
             ("TILE_STAGES", STAGES_OF_SHORT_HEAD_TILE_DESCRIPTIONS),
         ]
     }
 
-    /// Bytes of the full and empty barriers of all stages in shared memory.
+    /// Bytes of the full and empty barriers of all pipeline stages in shared memory.
     const fn bytes_of_stage_barriers(self) -> usize {
-        16 * (self.queries + self.keys + self.values)
+        16 * (self.query_stages + self.key_stages + self.value_stages)
     }
 }
 
-/// The 16-bit build of `forward_flash_wgmma`.
+/// Kernel specification of the 16-bit build of the attention kernel `forward_flash_wgmma`.
 pub const FORWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: |extents| {
         let keys = format!("TILE_KEYS={}", keys_per_forward_wgmma_block(extents));
@@ -135,20 +136,20 @@ pub const FORWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec 
             .chain([keys, parts])
             .collect()
     },
-    constants: |extents| {
+    constant_macros: |extents| {
         let others = [
             ("THREADS", THREADS_PER_FORWARD_WGMMA_BLOCK),
             ("SHARED_BYTES", forward_wgmma_shared_bytes(extents)),
             ("FP8", 0),
         ];
-        QueryKeyValueStages::stages_that_fit_shared_memory(extents)
+        QueryKeyValueStageCounts::stages_that_fit_shared_memory(extents)
             .kernel_macros_of_stages()
             .into_iter()
             .chain(others)
             .collect()
     },
-    shared_bytes: forward_wgmma_shared_bytes,
-    requires: RequiredArchitecture::Exactly("sm_90a"),
+    dynamic_shared_bytes: forward_wgmma_shared_bytes,
+    required_architecture: RequiredArchitecture::ExactArchitecture("sm_90a"),
     listed_build_parameters: forward_wgmma_build_extents,
     ..FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK
 };
@@ -158,7 +159,8 @@ const FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK: KernelSpec<AttentionExtents> =
         "attention/forward_flash_wgmma",
         "attention_forward_flash_wgmma",
         THREADS_PER_FORWARD_WGMMA_BLOCK,
-        // The launcher replaces this grid by one thread block for each multiprocessor.
+        // The launcher replaces this placeholder grid of one block by one thread block for each
+        // multiprocessor.
         |_| [1, 1, 1],
     );
 
@@ -169,8 +171,13 @@ fn forward_wgmma_build_extents() -> Vec<AttentionExtents> {
         let short = [1, 2, MAX_64_QUERY_PARTS_OF_SHORT_HEAD]
             .map(|parts| (MIN_HEADS_FOR_WHOLE_HEAD_TILES, parts * QUERIES_PER_FORWARD_WARPGROUP));
         let all = [(1, 1), (1, 4096)].into_iter().chain(short);
-        all.map(move |(heads, s)| AttentionExtents { heads, queries: s, keys: s, ..build })
-            .collect::<Vec<_>>()
+        all.map(move |(heads, s)| AttentionExtents {
+            total_query_heads: heads,
+            queries_per_head: s,
+            keys_per_head: s,
+            ..build
+        })
+        .collect::<Vec<_>>()
     };
     let mut variants: Vec<_> = (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.listed_build_parameters)()
         .into_iter()
@@ -183,14 +190,14 @@ fn forward_wgmma_build_extents() -> Vec<AttentionExtents> {
 /// Shared memory of `forward_flash_wgmma`: stages of queries, keys and values with their barriers;
 /// for short heads also tile descriptions with barriers.
 fn forward_wgmma_shared_bytes(extents: &AttentionExtents) -> usize {
-    let stages = QueryKeyValueStages::stages_that_fit_shared_memory(extents);
+    let stages = QueryKeyValueStageCounts::stages_that_fit_shared_memory(extents);
     let (parts_a_copy, tiles) = if query_tile_is_a_whole_short_head(extents) {
         (1, STAGES_OF_SHORT_HEAD_TILE_DESCRIPTIONS)
     } else {
         (COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK, 0)
     };
-    let rows = stages.queries * parts_a_copy * QUERIES_PER_FORWARD_WARPGROUP
-        + (stages.keys + stages.values) * keys_per_forward_wgmma_block(extents);
+    let rows = stages.query_stages * parts_a_copy * QUERIES_PER_FORWARD_WARPGROUP
+        + (stages.key_stages + stages.value_stages) * keys_per_forward_wgmma_block(extents);
     rows * extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize
         + stages.bytes_of_stage_barriers()
         + 32 * tiles
@@ -202,7 +209,7 @@ const FP8_KEYS_PER_BLOCK: usize = 96;
 
 const FORWARD_FLASH_WGMMA_FP8_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     macro_definitions: forward_wgmma_fp8_defines,
-    constants: |extents| {
+    constant_macros: |extents| {
         let others = [
             ("THREADS", THREADS_PER_FORWARD_WGMMA_BLOCK),
             ("TILE_KEYS", FP8_KEYS_PER_BLOCK),
@@ -211,13 +218,13 @@ const FORWARD_FLASH_WGMMA_FP8_KERNEL: KernelSpec<AttentionExtents> = KernelSpec 
         ];
         FP8_KERNEL_STAGES.kernel_macros_of_stages().into_iter().chain(others).collect()
     },
-    shared_bytes: forward_wgmma_fp8_shared_bytes,
+    dynamic_shared_bytes: forward_wgmma_fp8_shared_bytes,
     listed_build_parameters: || [false, true].map(fp8_build_extents).to_vec(),
     ..FORWARD_FLASH_WGMMA_KERNEL
 };
 
 const TRANSPOSE_FP8_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
-    constants: |_| {
+    constant_macros: |_| {
         vec![("THREADS", THREADS_PER_VALUE_TRANSPOSE_BLOCK), ("TILE_KEYS", FP8_KEYS_PER_BLOCK)]
     },
     listed_build_parameters: || vec![fp8_build_extents(false)],
@@ -225,7 +232,7 @@ const TRANSPOSE_FP8_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
         "attention/transpose_values",
         "attention_transpose_values",
         THREADS_PER_VALUE_TRANSPOSE_BLOCK,
-        |extents| [extents.heads * key_count_padded_to_fp8_blocks(extents) / 32, 1, 1],
+        |extents| [extents.total_query_heads * key_count_padded_to_fp8_blocks(extents) / 32, 1, 1],
     )
 };
 
@@ -250,7 +257,8 @@ fn fp8_build_extents(causal: bool) -> AttentionExtents {
 /// Bytes of shared memory of the fp8 build: like [`forward_wgmma_shared_bytes`], but the place of
 /// the queries must hold a 16-bit output.
 fn forward_wgmma_fp8_shared_bytes(extents: &AttentionExtents) -> usize {
-    let QueryKeyValueStages { queries, keys, values } = FP8_KERNEL_STAGES;
+    let QueryKeyValueStageCounts { query_stages: queries, key_stages: keys, value_stages: values } =
+        FP8_KERNEL_STAGES;
     let queries = queries
         * COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK
         * QUERIES_PER_FORWARD_WARPGROUP
@@ -262,16 +270,16 @@ fn forward_wgmma_fp8_shared_bytes(extents: &AttentionExtents) -> usize {
 
 /// Number of keys of a head in the fp8 build, padded to whole key blocks.
 const fn key_count_padded_to_fp8_blocks(extents: &AttentionExtents) -> usize {
-    extents.queries.div_ceil(FP8_KEYS_PER_BLOCK) * FP8_KEYS_PER_BLOCK
+    extents.queries_per_head.div_ceil(FP8_KEYS_PER_BLOCK) * FP8_KEYS_PER_BLOCK
 }
 
 const fn transposed_fp8_value_bytes(extents: &AttentionExtents) -> u64 {
-    (extents.heads * key_count_padded_to_fp8_blocks(extents) * extents.head_dim) as u64
+    (extents.total_query_heads * key_count_padded_to_fp8_blocks(extents) * extents.head_dim) as u64
 }
 
 pub const WGMMA_FP8_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Implementation {
-    name: "cuda/flash_wgmma_fp8",
-    about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \
+    implementation_name: "cuda/flash_wgmma_fp8",
+    description: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \
             transposed by a kernel of their own, in the time; sm_90a only",
     supports: |problem| {
         let extents = AttentionExtents::from(&problem.attention);
@@ -287,7 +295,7 @@ pub const WGMMA_FP8_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = I
             _ => Err("computes fp8 only".to_owned()),
         }
     },
-    prepare: Prepare::CudaWithin {
+    prepare: PrepareFunction::CudaWithDeclaredMemory {
         device_bytes: fp8_forward_device_bytes,
         prepare: prepare_wgmma_fp8_forward_task,
     },
@@ -309,19 +317,24 @@ fn upload_query_tile_table(
     block_keys: usize,
 ) -> Result<DeviceBuffer, BackendError> {
     let AttentionExtents {
-        heads, query_heads_per_key_head: share, queries: s, keys, causal, ..
+        total_query_heads: heads,
+        query_heads_per_key_head: share,
+        queries_per_head: s,
+        keys_per_head: keys,
+        causal,
+        ..
     } = *extents;
     let tiling = QueryTilingShape {
-        heads,
+        total_query_heads: heads,
         query_heads_per_key_head: share,
-        s,
-        keys,
-        key_bytes,
+        queries_per_head: s,
+        keys_per_head: keys,
+        bytes_per_key: key_bytes,
         causal,
-        block_keys,
+        keys_per_block: block_keys,
     };
     let lists =
-        tiling.assign_query_tiles_to_blocks(device.gpu_properties().multiprocessors as usize);
+        tiling.assign_query_tiles_to_blocks(device.gpu_properties().multiprocessor_count as usize);
     device.upload(bytemuck::cast_slice(&tile_lists_as_kernel_table(
         &lists,
         extents.query_heads_per_sequence(),
@@ -333,46 +346,51 @@ fn upload_query_tile_table(
 #[derive(Debug, Clone, Copy)]
 enum QueryTileSource {
     /// Device address of the table of query tiles, one list for each thread block.
-    Listed(u64),
+    TileListsAtAddress(u64),
     /// Device address of the counter of heads already taken, which is zero before and after each
     /// launch.
-    Counted(u64),
+    HeadCounterAtAddress(u64),
 }
 
-/// Operands of a launch of `forward_flash_wgmma`.
+/// Tensors, addresses and scales that one launch of `forward_flash_wgmma` reads and writes.
 struct ForwardWgmmaOperands<'a> {
     /// Queries, keys, values and output, each as a tensor map or address, as the build expects it.
     tensors: [&'a [u8]; 4],
     /// Device address of the rows' log-sum-exp, or zero if the kernel shall not store it.
-    lse: u64,
+    lse_address: u64,
     lse_strides: AttentionTensorStrides,
     /// Device addresses of the fp8 scales of queries, keys and values.
     scales: [u64; 3],
-    /// How the thread blocks of the launch find their query tiles.
+    /// How the thread blocks of a `forward_flash_wgmma` launch find their query tiles.
     tiles: QueryTileSource,
 }
 
 impl ForwardWgmmaOperands<'_> {
     fn forward_wgmma_kernel_arguments(&self, extents: &AttentionExtents) -> KernelArgumentList {
         let (list, counter) = match self.tiles {
-            QueryTileSource::Listed(list) => (list, 0),
-            QueryTileSource::Counted(counter) => (0, counter),
+            QueryTileSource::TileListsAtAddress(list) => (list, 0),
+            QueryTileSource::HeadCounterAtAddress(counter) => (0, counter),
         };
         let with_tensors = self
             .tensors
             .into_iter()
             .fold(KernelArgumentList::new(), KernelArgumentList::with_struct_bytes);
         let with_addresses = with_tensors
-            .address(self.lse)
-            .value(self.lse_strides.batch_head_row_stride_argument())
-            .value(self.scales)
-            .address(list)
-            .address(counter);
-        let AttentionExtents { queries: s, keys, query_heads_per_key_head: share, heads, .. } =
-            *extents;
+            .with_address(self.lse_address)
+            .with_value(self.lse_strides.batch_head_row_stride_argument())
+            .with_value(self.scales)
+            .with_address(list)
+            .with_address(counter);
+        let AttentionExtents {
+            queries_per_head: s,
+            keys_per_head: keys,
+            query_heads_per_key_head: share,
+            total_query_heads: heads,
+            ..
+        } = *extents;
         [s, keys, extents.query_heads_per_sequence(), share, heads]
             .into_iter()
-            .fold(with_addresses, |all, number| all.value(number as i32))
+            .fold(with_addresses, |all, number| all.with_value(number as i32))
     }
 }
 
@@ -388,7 +406,7 @@ pub fn prepare_forward_wgmma_launch(
     let key_bytes = extents.head_dim * BYTES_OF_16_BIT_ELEMENT as usize;
     let (table, tiles) = if query_tile_is_a_whole_short_head(extents) {
         let counter = device.upload(&0_u32.to_ne_bytes())?;
-        let tiles = QueryTileSource::Counted(counter.device_address());
+        let tiles = QueryTileSource::HeadCounterAtAddress(counter.device_address());
         (counter, tiles)
     } else {
         let lists = upload_query_tile_table(
@@ -397,13 +415,20 @@ pub fn prepare_forward_wgmma_launch(
             key_bytes,
             keys_per_forward_wgmma_block(extents),
         )?;
-        let tiles = QueryTileSource::Listed(lists.device_address());
+        let tiles = QueryTileSource::TileListsAtAddress(lists.device_address());
         (lists, tiles)
     };
-    let AttentionForwardAddresses { q, k, v, out, lse } = *addresses;
-    let of_group = |strides| query_tensor_boxes(extents, strides, QUERIES_PER_FORWARD_WARPGROUP);
+    let AttentionForwardAddresses {
+        q_address: q,
+        k_address: k,
+        v_address: v,
+        out_address: out,
+        lse_address: lse,
+    } = *addresses;
+    let of_group =
+        |strides| tma_boxes_of_query_tensor(extents, strides, QUERIES_PER_FORWARD_WARPGROUP);
     let of_block = |strides| {
-        key_or_value_tensor_boxes(extents, strides, keys_per_forward_wgmma_block(extents))
+        tma_boxes_of_key_or_value_tensor(extents, strides, keys_per_forward_wgmma_block(extents))
     };
     let tensors = [
         of_group(&layout.q).encode_tensor_map_at(q)?,
@@ -413,18 +438,18 @@ pub fn prepare_forward_wgmma_launch(
     ];
     let operands = ForwardWgmmaOperands {
         tensors: tensors.each_ref().map(|map| &map[..]),
-        lse: lse.unwrap_or(0),
+        lse_address: lse.unwrap_or(0),
         lse_strides: layout.lse,
         scales: [0; 3],
         tiles,
     };
-    let blocks = device.gpu_properties().multiprocessors;
+    let blocks = device.gpu_properties().multiprocessor_count;
     let launch = loaded.prepare_launch_with_blocks(
         device,
         Some(blocks),
         operands.forward_wgmma_kernel_arguments(extents),
     )?;
-    Ok(AttentionLaunches::from_ranges_and_launches([("forward", launch)])
+    Ok(AttentionLaunches::from_nvtx_ranges_and_launches([("forward", launch)])
         .keeping_table_buffer_alive(table))
 }
 
@@ -450,20 +475,20 @@ fn prepare_wgmma_fp8_forward_task(
     let of_output = AttentionExtents { dtype: Dtype::Bf16, ..extents };
     let operands = ForwardWgmmaOperands {
         tensors: [
-            &query_tensor_boxes(&extents, &layout.q, QUERIES_PER_FORWARD_WARPGROUP)
+            &tma_boxes_of_query_tensor(&extents, &layout.q, QUERIES_PER_FORWARD_WARPGROUP)
                 .encode_tensor_map_at(q.device_address())?,
-            &key_or_value_tensor_boxes(&extents, &layout.k, FP8_KEYS_PER_BLOCK)
+            &tma_boxes_of_key_or_value_tensor(&extents, &layout.k, FP8_KEYS_PER_BLOCK)
                 .encode_tensor_map_at(k.device_address())?,
             &transposed.device_address().to_ne_bytes(),
-            &query_tensor_boxes(&of_output, &layout.out, QUERIES_PER_FORWARD_WARPGROUP)
+            &tma_boxes_of_query_tensor(&of_output, &layout.out, QUERIES_PER_FORWARD_WARPGROUP)
                 .encode_tensor_map_at(out.address())?,
         ],
-        lse: 0,
+        lse_address: 0,
         lse_strides: layout.lse,
         scales: [&scales[0], &scales[1], &scales[2]].map(DeviceBuffer::device_address),
-        tiles: QueryTileSource::Listed(tiles.device_address()),
+        tiles: QueryTileSource::TileListsAtAddress(tiles.device_address()),
     };
-    let blocks = device.gpu_properties().multiprocessors;
+    let blocks = device.gpu_properties().multiprocessor_count;
     let main = main.prepare_launch_with_blocks(
         device,
         Some(blocks),
@@ -473,7 +498,7 @@ fn prepare_wgmma_fp8_forward_task(
         .into_iter()
         .chain(FP8_SCALE_INPUT_NAMES)
         .zip([&q, &k, &v].into_iter().chain(&scales));
-    let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
+    let inputs: Vec<_> = named.map(|(name, buffer)| DeviceInput::new(name, buffer)).collect();
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = (&q, &k, &scales, &tiles);
         let arguments = [
@@ -482,7 +507,7 @@ fn prepare_wgmma_fp8_forward_task(
             extents.sequence_length_argument(),
         ];
         run_within_named_range("transpose", || first.launch_with(&arguments))?;
-        run_within_named_range("forward", || main.enqueue())
+        run_within_named_range("forward", || main.enqueue_prepared_launch())
     }))
 }
 
@@ -497,15 +522,15 @@ mod tests {
         let wide = AttentionExtents { head_dim: 128, ..narrow };
         assert_eq!(forward_wgmma_shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         let [short, short_wide] = [narrow, wide].map(|build| AttentionExtents {
-            heads: 264,
-            queries: 200,
-            keys: 200,
+            total_query_heads: 264,
+            queries_per_head: 200,
+            keys_per_head: 200,
             ..build
         });
         assert_eq!(forward_wgmma_shared_bytes(&short), (6 + 12) * 64 * 128 + 16 * 18 + 128);
         assert_eq!(forward_wgmma_shared_bytes(&short_wide), (5 + 9) * 64 * 256 + 16 * 14 + 128);
         assert_eq!(forward_wgmma_shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
-        let many = AttentionExtents { keys: 513, ..wide };
+        let many = AttentionExtents { keys_per_head: 513, ..wide };
         assert_eq!(forward_wgmma_shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
         for build in forward_wgmma_build_extents() {
             assert!(forward_wgmma_shared_bytes(&build) <= 227 << 10, "{build:?}");
@@ -525,23 +550,26 @@ mod tests {
         };
         assert_eq!(
             parts_of_64_queries_per_tile(&AttentionExtents {
-                heads: MIN_HEADS_FOR_WHOLE_HEAD_TILES - 1,
+                total_query_heads: MIN_HEADS_FOR_WHOLE_HEAD_TILES - 1,
                 ..wide
             }),
             3
         );
-        let parts_of = |s| parts_of_64_queries_per_tile(&AttentionExtents { queries: s, ..wide });
+        let parts_of =
+            |s| parts_of_64_queries_per_tile(&AttentionExtents { queries_per_head: s, ..wide });
         assert_eq!([1, 64, 65, 128, 129].map(parts_of), [1, 1, 2, 2, 3]);
         assert_eq!([192, 193, 256, 257].map(parts_of), [3, 4, 4, 3]);
         assert_eq!(
-            [1, 256, 257]
-                .map(|keys| parts_of_64_queries_per_tile(&AttentionExtents { keys, ..wide })),
+            [1, 256, 257].map(|keys| parts_of_64_queries_per_tile(&AttentionExtents {
+                keys_per_head: keys,
+                ..wide
+            })),
             [4, 4, 3]
         );
         for d in [64, 128] {
             let short = AttentionExtents { head_dim: d, ..wide };
-            let QueryKeyValueStages { keys, values, .. } =
-                QueryKeyValueStages::stages_that_fit_shared_memory(&short);
+            let QueryKeyValueStageCounts { key_stages: keys, value_stages: values, .. } =
+                QueryKeyValueStageCounts::stages_that_fit_shared_memory(&short);
             assert!(
                 keys.min(values) * keys_per_forward_wgmma_block(&short) >= MAX_KEYS_OF_SHORT_HEAD,
                 "{d}"
@@ -564,10 +592,10 @@ mod tests {
             let values = if fp8 { &address[..] } else { &map };
             let operands = ForwardWgmmaOperands {
                 tensors: [&map, &map, values, &map],
-                lse: 0,
+                lse_address: 0,
                 lse_strides: AttentionTensorStrides::dense_bhsd_strides(6, 200, 1),
                 scales: [0; 3],
-                tiles: QueryTileSource::Listed(0),
+                tiles: QueryTileSource::TileListsAtAddress(0),
             };
             let given = operands.forward_wgmma_kernel_arguments(&extents);
             let given: Vec<usize> = given.iter().map(KernelArgument::size_in_bytes).collect();

@@ -2,10 +2,10 @@ use super::*;
 
 const CAUSAL_GROUPED_HEADS_SHAPE: AttentionShape = AttentionShape {
     batch: 2,
-    heads: 6,
-    key_heads: 2,
-    queries: 77,
-    keys: 77,
+    query_heads: 6,
+    key_value_heads: 2,
+    queries_per_head: 77,
+    keys_per_head: 77,
     head_dim: 64,
     causal: true,
     dtype: Dtype::Bf16,
@@ -15,15 +15,30 @@ const CAUSAL_GROUPED_HEADS_SHAPE: AttentionShape = AttentionShape {
 fn strides_follow_the_order_of_a_tensors_dimensions_in_memory() {
     assert_eq!(
         AttentionTensorStrides::dense_bhsd_strides(6, 77, 64),
-        AttentionTensorStrides { batch: 29_568, head: 4928, row: 64 }
+        AttentionTensorStrides {
+            batch_stride_elements: 29_568,
+            head_stride_elements: 4928,
+            row_stride_elements: 64
+        }
     );
     assert_eq!(
         AttentionTensorStrides::dense_bshd_strides(6, 77, 64),
-        AttentionTensorStrides { batch: 29_568, head: 64, row: 384 }
+        AttentionTensorStrides {
+            batch_stride_elements: 29_568,
+            head_stride_elements: 64,
+            row_stride_elements: 384
+        }
     );
     let layout = AttentionForwardLayout::forward_layout_dense_bshd(&CAUSAL_GROUPED_HEADS_SHAPE);
-    assert_eq!(layout.lse, AttentionTensorStrides { batch: 462, head: 77, row: 1 });
-    assert_eq!((layout.k.row, layout.out.row), (128, 384));
+    assert_eq!(
+        layout.lse,
+        AttentionTensorStrides {
+            batch_stride_elements: 462,
+            head_stride_elements: 77,
+            row_stride_elements: 1
+        }
+    );
+    assert_eq!((layout.k.row_stride_elements, layout.out.row_stride_elements), (128, 384));
 }
 
 #[test]
@@ -42,7 +57,11 @@ fn dense_bhsd_and_bshd_layouts_and_packed_qkv_are_supported() {
     );
     // The attention inputs q, k and v are interleaved by heads in one packed tensor [b, s, h + 2
     // h_kv, d].
-    let packed = AttentionTensorStrides { batch: 77 * 10 * 64, head: 64, row: 10 * 64 };
+    let packed = AttentionTensorStrides {
+        batch_stride_elements: 77 * 10 * 64,
+        head_stride_elements: 64,
+        row_stride_elements: 10 * 64,
+    };
     let packed = AttentionForwardLayout { q: packed, k: packed, v: packed, ..rows_first };
     assert_eq!(packed.check_forward_shape_and_strides(&CAUSAL_GROUPED_HEADS_SHAPE), Ok(()));
 }
@@ -54,7 +73,12 @@ fn only_tensors_that_are_not_dense_need_a_kernel_build_with_strides() {
         AttentionForwardLayout::forward_layout_dense_bshd(&CAUSAL_GROUPED_HEADS_SHAPE),
     );
     assert_eq!(dense.forward_row_strides_unless_dense(&CAUSAL_GROUPED_HEADS_SHAPE), None);
-    let rows = RowStridesOfQkvAndGradient { q: 384, k: 128, v: 128, grad_out: 384 };
+    let rows = RowStridesOfQkvAndGradient {
+        q_row_stride_elements: 384,
+        k_row_stride_elements: 128,
+        v_row_stride_elements: 128,
+        grad_out_row_stride_elements: 384,
+    };
     assert_eq!(
         rows_first.forward_row_strides_unless_dense(&CAUSAL_GROUPED_HEADS_SHAPE),
         Some(rows)
@@ -64,7 +88,12 @@ fn only_tensors_that_are_not_dense_need_a_kernel_build_with_strides() {
     let one = AttentionBackwardLayout { grad_k: rows_first.k, ..backward };
     assert_eq!(
         one.backward_row_strides_unless_dense(&CAUSAL_GROUPED_HEADS_SHAPE),
-        Some(RowStridesOfQkvAndGradient { q: 64, k: 64, v: 64, grad_out: 64 })
+        Some(RowStridesOfQkvAndGradient {
+            q_row_stride_elements: 64,
+            k_row_stride_elements: 64,
+            v_row_stride_elements: 64,
+            grad_out_row_stride_elements: 64
+        })
     );
 }
 
@@ -73,52 +102,65 @@ fn attention_shapes_that_no_kernel_supports_are_declined_with_a_reason() {
     let reason = |shape: AttentionShape| shape.check_forward_kernels_exist().unwrap_err();
     assert_eq!(
         reason(AttentionShape { head_dim: 80, ..CAUSAL_GROUPED_HEADS_SHAPE }),
-        UnsupportedAttention::HeadDim { head_dim: 80 }
+        UnsupportedAttention::UnsupportedHeadDim { head_dim: 80 }
     );
     assert_eq!(
         reason(AttentionShape { dtype: Dtype::F32, ..CAUSAL_GROUPED_HEADS_SHAPE }),
-        UnsupportedAttention::Dtype { dtype: "f32" }
+        UnsupportedAttention::UnsupportedDtype { dtype: "f32" }
     );
     assert_eq!(
-        reason(AttentionShape { key_heads: 4, ..CAUSAL_GROUPED_HEADS_SHAPE }),
-        UnsupportedAttention::Heads { heads: 6, key_heads: 4 }
+        reason(AttentionShape { key_value_heads: 4, ..CAUSAL_GROUPED_HEADS_SHAPE }),
+        UnsupportedAttention::HeadsNotMultipleOfKeyHeads { heads: 6, key_heads: 4 }
     );
     assert_eq!(
-        reason(AttentionShape { keys: 76, ..CAUSAL_GROUPED_HEADS_SHAPE }),
-        UnsupportedAttention::CausalKeys { keys: 76, queries: 77 }
+        reason(AttentionShape { keys_per_head: 76, ..CAUSAL_GROUPED_HEADS_SHAPE }),
+        UnsupportedAttention::CausalWithFewerKeysThanQueries { keys: 76, queries: 77 }
     );
     assert!(matches!(
-        reason(AttentionShape { keys: 0, ..CAUSAL_GROUPED_HEADS_SHAPE }),
-        UnsupportedAttention::Extents { .. }
+        reason(AttentionShape { keys_per_head: 0, ..CAUSAL_GROUPED_HEADS_SHAPE }),
+        UnsupportedAttention::ExtentZeroOrBeyond32Bits { .. }
     ));
-    let more = AttentionShape { keys: 78, ..CAUSAL_GROUPED_HEADS_SHAPE };
+    let more = AttentionShape { keys_per_head: 78, ..CAUSAL_GROUPED_HEADS_SHAPE };
     assert_eq!(more.check_forward_kernels_exist(), Ok(()));
     assert_eq!(
         more.check_backward_kernels_exist(),
-        Err(UnsupportedAttention::CrossGradients { keys: 78, queries: 77 })
+        Err(UnsupportedAttention::GradientsNeedEqualKeysAndQueries { keys: 78, queries: 77 })
     );
 }
 
 #[test]
 fn attention_tensors_that_tma_cannot_address_are_declined_with_a_reason() {
     let layout = AttentionForwardLayout::forward_layout_dense_bshd(&CAUSAL_GROUPED_HEADS_SHAPE);
-    let row = AttentionTensorStrides { row: 388, ..layout.q };
+    let row = AttentionTensorStrides { row_stride_elements: 388, ..layout.q };
     assert_eq!(
         AttentionForwardLayout { q: row, ..layout }
             .check_forward_shape_and_strides(&CAUSAL_GROUPED_HEADS_SHAPE),
-        Err(UnsupportedAttention::Stride { tensor: "q", dimension: "row", bytes: 776 })
+        Err(UnsupportedAttention::UnalignedOrTooLargeStride {
+            tensor_name: "q",
+            axis_of_stride: "row",
+            stride_bytes: 776
+        })
     );
-    let head = AttentionTensorStrides { head: 32, ..layout.k };
+    let head = AttentionTensorStrides { head_stride_elements: 32, ..layout.k };
     assert_eq!(
         AttentionForwardLayout { k: head, ..layout }
             .check_forward_shape_and_strides(&CAUSAL_GROUPED_HEADS_SHAPE),
-        Err(UnsupportedAttention::Overlap { tensor: "k", dimension: "head", stride: 32, row: 64 })
+        Err(UnsupportedAttention::OverlappingRows {
+            tensor_name: "k",
+            axis_of_stride: "head",
+            stride_elements: 32,
+            row_elements: 64
+        })
     );
-    let far = AttentionTensorStrides { batch: 1 << 39, ..layout.v };
+    let far = AttentionTensorStrides { batch_stride_elements: 1 << 39, ..layout.v };
     assert_eq!(
         AttentionForwardLayout { v: far, ..layout }
             .check_forward_shape_and_strides(&CAUSAL_GROUPED_HEADS_SHAPE),
-        Err(UnsupportedAttention::Stride { tensor: "v", dimension: "batch", bytes: 1 << 40 })
+        Err(UnsupportedAttention::UnalignedOrTooLargeStride {
+            tensor_name: "v",
+            axis_of_stride: "batch",
+            stride_bytes: 1 << 40
+        })
     );
     // If the batch has only one sequence, the attention layout check accepts any batch stride.
     let single = AttentionShape { batch: 1, ..CAUSAL_GROUPED_HEADS_SHAPE };
@@ -136,13 +178,13 @@ fn attention_tensors_that_tma_cannot_address_are_declined_with_a_reason() {
     );
     assert_eq!(
         check_addresses_for_16_byte_copies(&[("q", 0x1000), ("k", 0x1008)]),
-        Err(UnsupportedAttention::Address { tensor: "k", address: 0x1008 })
+        Err(UnsupportedAttention::UnalignedTensorAddress { tensor: "k", address: 0x1008 })
     );
 }
 
 #[test]
 fn an_attention_problem_that_a_kernel_declines_is_skipped_with_the_reason() {
-    let error = BackendError::from(UnsupportedAttention::HeadDim { head_dim: 80 });
+    let error = BackendError::from(UnsupportedAttention::UnsupportedHeadDim { head_dim: 80 });
     assert_eq!(
         error,
         BackendError::Unsupported(

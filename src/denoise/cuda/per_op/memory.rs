@@ -20,9 +20,9 @@ pub const fn keys_padded_to_eight(context: usize) -> usize {
 pub struct QuantisedMatrixRegions {
     /// Name of the weight input and of the region with its codes, followed by fp8 column exponents
     /// or int4 group scales.
-    pub name: &'static str,
+    pub weight_and_code_region_name: &'static str,
     /// Name of the memory region that holds one layer's dequantised matrix in bf16.
-    pub values: &'static str,
+    pub dequantised_region_name: &'static str,
 }
 
 const QUANTISED_LAYER_MATRICES: [QuantisedMatrixRegions; 7] = {
@@ -30,7 +30,10 @@ const QUANTISED_LAYER_MATRICES: [QuantisedMatrixRegions; 7] = {
         name: &'static str,
         values: &'static str,
     ) -> QuantisedMatrixRegions {
-        QuantisedMatrixRegions { name, values }
+        QuantisedMatrixRegions {
+            weight_and_code_region_name: name,
+            dequantised_region_name: values,
+        }
     }
     [
         regions_of_quantised_matrix("q_proj", "q_values"),
@@ -46,24 +49,32 @@ const QUANTISED_LAYER_MATRICES: [QuantisedMatrixRegions; 7] = {
 /// Weight matrices of each layer that this run stores as fp8 or int4 codes; none for bf16 weights.
 pub fn matrices_stored_quantised(run: &DenoiseStepOrLoop) -> &'static [QuantisedMatrixRegions] {
     match run.shape.weights {
-        LayerWeightFormat::ModelDtype => &[],
+        LayerWeightFormat::SameDtypeAsActivations => &[],
         LayerWeightFormat::Fp8 | LayerWeightFormat::Int4 => &QUANTISED_LAYER_MATRICES,
     }
 }
 
 /// Creates the per-operation program of a run with all its memory regions, but without launches.
 pub fn create_per_op_program_with_regions(run: &DenoiseStepOrLoop) -> DenoiseProgramBuilder<'_> {
-    let names: Vec<_> = matrices_stored_quantised(run).iter().map(|coded| coded.name).collect();
+    let names: Vec<_> = matrices_stored_quantised(run)
+        .iter()
+        .map(|coded| coded.weight_and_code_region_name)
+        .collect();
     let mut writer = DenoiseProgramBuilder::create_with_unpacked_inputs(run, &names);
     for matrix in matrices_stored_quantised(run) {
         let (codes, scales) = code_and_scale_bytes_per_layer(run, matrix);
-        let (bytes, run) = (run.shape.model.depth * (codes + scales), *run);
+        let (bytes, run) = (run.shape.model.layer_count * (codes + scales), *run);
         let pack = move |inputs: &Tensors| quantise_and_encode_matrix(&run, inputs, matrix);
-        writer.program.add_packed_from_inputs(matrix.name, MemoryPurpose::Weights, bytes, pack);
+        writer.program.add_packed_from_inputs(
+            matrix.weight_and_code_region_name,
+            MemoryPurpose::Weights,
+            bytes,
+            pack,
+        );
     }
     let values = matrices_stored_quantised(run).iter().map(|matrix| {
-        let [rows, columns] = matrix_extents_of_one_layer(run, matrix.name);
-        (matrix.values, rows * columns * Dtype::Bf16.bytes_per_element())
+        let [rows, columns] = matrix_extents_of_one_layer(run, matrix.weight_and_code_region_name);
+        (matrix.dequantised_region_name, rows * columns * Dtype::Bf16.bytes_per_element())
     });
     writer.add_scratch_regions(MemoryPurpose::Activations, per_op_activation_regions(run));
     writer.add_scratch_regions(MemoryPurpose::Workspace, values);
@@ -72,8 +83,12 @@ pub fn create_per_op_program_with_regions(run: &DenoiseStepOrLoop) -> DenoisePro
 
 /// Number of rows and columns of one layer's matrix of a weight input.
 pub fn matrix_extents_of_one_layer(run: &DenoiseStepOrLoop, name: &str) -> [usize; 2] {
-    let specs = run.shape.model.input_tensor_specs(run.shape.s, run.shape.p, run.shape.dtype);
-    let spec = specs.iter().find(|spec| spec.name == name).expect("an input of the model");
+    let specs = run.shape.model.input_tensor_specs(
+        run.shape.action_tokens,
+        run.shape.prefix_tokens,
+        run.shape.dtype,
+    );
+    let spec = specs.iter().find(|spec| spec.input_name == name).expect("an input of the model");
     let [.., rows, columns] = spec.shape[..] else { unreachable!("`{name}` is a matrix") };
     [rows, columns]
 }
@@ -86,14 +101,16 @@ fn quantise_and_encode_matrix(
     inputs: &Tensors,
     matrix: &QuantisedMatrixRegions,
 ) -> Vec<u8> {
-    let tensor = inputs.tensor(matrix.name);
+    let tensor = inputs.tensor(matrix.weight_and_code_region_name);
     if run.shape.weights == LayerWeightFormat::Int4 {
-        let Int4MatrixStack { codes, scales } = int4::quantise_stack_to_int4(tensor);
+        let Int4MatrixStack { int4_codes: codes, group_scales: scales } =
+            int4::quantise_stack_to_int4(tensor);
         let pairs = codes.chunks_exact(2);
         let packed = pairs.map(|two| (two[0] + 8) as u8 | ((two[1] + 8) as u8) << 4);
         packed.chain(bytemuck::cast_slice(&scales).iter().copied()).collect()
     } else {
-        let Fp8MatrixStack { codes, exponents } = fp8::quantise_stack_to_fp8(tensor);
+        let Fp8MatrixStack { e4m3_codes: codes, column_exponents: exponents } =
+            fp8::quantise_stack_to_fp8(tensor);
         [codes, bytemuck::cast_vec(exponents)].concat()
     }
 }
@@ -103,7 +120,7 @@ fn code_and_scale_bytes_per_layer(
     run: &DenoiseStepOrLoop,
     matrix: &QuantisedMatrixRegions,
 ) -> (usize, usize) {
-    let [rows, columns] = matrix_extents_of_one_layer(run, matrix.name);
+    let [rows, columns] = matrix_extents_of_one_layer(run, matrix.weight_and_code_region_name);
     match run.shape.weights {
         LayerWeightFormat::Int4 => (
             rows * columns / 2,
@@ -120,13 +137,24 @@ pub fn pointers_to_layer_codes_and_scales(
     layer: usize,
 ) -> [RegionPointer; 2] {
     let (codes, scales) = code_and_scale_bytes_per_layer(writer.run, matrix);
-    let (first, depth) = (writer.program.pointer_to(matrix.name), writer.run.shape.model.depth);
+    let (first, depth) = (
+        writer.program.pointer_to(matrix.weight_and_code_region_name),
+        writer.run.shape.model.layer_count,
+    );
     [first.offset_by(layer * codes), first.offset_by(depth * codes + layer * scales)]
 }
 
 fn per_op_activation_regions(run: &DenoiseStepOrLoop) -> Vec<RegionNameAndBytes> {
-    let ExpertDimensions { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
-    let (s, keys) = (run.shape.s, keys_padded_to_eight(run.shape.prefix_and_horizon_tokens()));
+    let ExpertDimensions {
+        model_width: width,
+        layer_count: depth,
+        feed_forward_width: mlp,
+        query_heads: heads,
+        head_dim,
+        ..
+    } = run.shape.model;
+    let (s, keys) =
+        (run.shape.action_tokens, keys_padded_to_eight(run.shape.prefix_and_horizon_tokens()));
     let (bf16, f32) = (Dtype::Bf16.bytes_per_element(), Dtype::F32.bytes_per_element());
     vec![
         ("embedding", width * bf16),

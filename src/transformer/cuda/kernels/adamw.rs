@@ -19,7 +19,7 @@ pub const ADAMW_LEARNING_RATE_AND_WEIGHT_DECAY: [f32; 2] =
 /// Kernel of one AdamW step over rows of the parameter arena (the tensor of all parameters).
 pub const ADAMW_UPDATE_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     macro_definitions: |shape| vec![macro_of_element_type(shape)],
-    constants: |_| vec![("THREADS", ADAMW_BLOCK_THREADS)],
+    constant_macros: |_| vec![("THREADS", ADAMW_BLOCK_THREADS)],
     listed_build_parameters: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
         source_of_kernel_file("transformer/adamw"),

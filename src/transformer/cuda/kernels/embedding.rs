@@ -25,7 +25,7 @@ const TOKENS_IN_SHARED_MEMORY_PER_BLOCK: usize = 2048;
 /// Kernel that copies the embedding row of each token into the residual stream.
 pub const TOKEN_EMBEDDING_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     macro_definitions: |shape| vec![macro_of_element_type(shape)],
-    constants: |_| {
+    constant_macros: |_| {
         vec![
             ("THREADS", EMBEDDING_BLOCK_THREADS),
             ("QUADS", COLUMN_QUADS_PER_LANE),
@@ -38,7 +38,11 @@ pub const TOKEN_EMBEDDING_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
         "transformer_embed",
         EMBEDDING_BLOCK_THREADS,
         |shape| {
-            grid_covering_elements(shape.tokens_in_batch() * shape.d, EMBEDDING_BLOCK_THREADS, 4)
+            grid_covering_elements(
+                shape.tokens_in_batch() * shape.model_width,
+                EMBEDDING_BLOCK_THREADS,
+                4,
+            )
         },
     )
 };
@@ -46,11 +50,11 @@ pub const TOKEN_EMBEDDING_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
 /// Kernel that computes the whole gradient of the embedding table in a fixed order of additions, so
 /// every launch gives the same bits.
 pub const FIXED_ORDER_EMBEDDING_GRADIENT_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    symbol: "transformer_embedding_gradient",
+    kernel_symbol: "transformer_embedding_gradient",
     blocks: |shape| {
         [
-            shape.vocabulary.div_ceil(EMBEDDING_BLOCK_THREADS / 32),
-            shape.d.div_ceil(4 * 32 * COLUMN_QUADS_PER_LANE),
+            shape.vocabulary_size.div_ceil(EMBEDDING_BLOCK_THREADS / 32),
+            shape.model_width.div_ceil(4 * 32 * COLUMN_QUADS_PER_LANE),
             1,
         ]
     },
@@ -60,4 +64,4 @@ pub const FIXED_ORDER_EMBEDDING_GRADIENT_KERNEL: KernelSpec<LanguageModelShape> 
 /// Kernel that adds the embedding's gradient to a zeroed table by atomic additions, in no fixed
 /// order.
 pub const ATOMIC_EMBEDDING_GRADIENT_KERNEL: KernelSpec<LanguageModelShape> =
-    KernelSpec { symbol: "transformer_embedding_gradient_atomic", ..TOKEN_EMBEDDING_KERNEL };
+    KernelSpec { kernel_symbol: "transformer_embedding_gradient_atomic", ..TOKEN_EMBEDDING_KERNEL };

@@ -18,12 +18,12 @@ pub const EPILOGUE_GEMM_KERNELS: &[KernelSpec<EpilogueGemmParameters>] =
 /// multiprocessors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EpilogueGemmParameters {
-    /// Extents of the model.
+    /// Sizes and dtype of the language model whose GEMM it is.
     pub shape: LanguageModelShape,
     /// Number of multiprocessors of the device; each multiprocessor runs one block of the GEMM.
     pub multiprocessors: usize,
     /// Whether the SwiGLU kernel also stores gates and ups, which a backward pass reads.
-    pub saved: bool,
+    pub stores_gates_and_ups: bool,
 }
 
 /// Architecture for which the epilogue GEMM kernels are compiled, because they use `wgmma`.
@@ -40,43 +40,86 @@ const RESULT_STORING_WARPS: usize = 8;
 /// Tile of the GEMM x wᵀ that a block computes at a time, and its pipeline stages in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct EpilogueGemmTile {
-    rows: usize,
-    columns: usize,
+    tile_rows: usize,
+    tile_columns: usize,
     /// Number of main-loop steps whose operands are in shared memory at the same time.
-    stages: usize,
+    pipeline_stages: usize,
     /// Number of result columns that a warp stores at a time.
-    slice: usize,
+    columns_per_warp_store: usize,
 }
 
-const TILE_128_BY_256: EpilogueGemmTile =
-    EpilogueGemmTile { rows: 128, columns: 256, stages: 4, slice: 128 };
+const TILE_128_BY_256: EpilogueGemmTile = EpilogueGemmTile {
+    tile_rows: 128,
+    tile_columns: 256,
+    pipeline_stages: 4,
+    columns_per_warp_store: 128,
+};
 /// Tile sizes for which the SwiGLU GEMM is compiled. A launch uses the tile size with the fewest
 /// elements for the busiest block, so that the fewest multiprocessors idle at the end; of equal
 /// ones, the first.
-const SWIGLU_TILE_SIZES: [EpilogueGemmTile; 2] =
-    [TILE_128_BY_256, EpilogueGemmTile { rows: 256, columns: 160, stages: 4, slice: 16 }];
+const SWIGLU_TILE_SIZES: [EpilogueGemmTile; 2] = [
+    TILE_128_BY_256,
+    EpilogueGemmTile {
+        tile_rows: 256,
+        tile_columns: 160,
+        pipeline_stages: 4,
+        columns_per_warp_store: 16,
+    },
+];
 const SWIGLU_BACKWARD_TILE_SIZES: [EpilogueGemmTile; 3] = [
-    EpilogueGemmTile { slice: 32, ..TILE_128_BY_256 },
-    EpilogueGemmTile { rows: 128, columns: 192, stages: 5, slice: 64 },
-    EpilogueGemmTile { rows: 128, columns: 160, stages: 6, slice: 32 },
+    EpilogueGemmTile { columns_per_warp_store: 32, ..TILE_128_BY_256 },
+    EpilogueGemmTile {
+        tile_rows: 128,
+        tile_columns: 192,
+        pipeline_stages: 5,
+        columns_per_warp_store: 64,
+    },
+    EpilogueGemmTile {
+        tile_rows: 128,
+        tile_columns: 160,
+        pipeline_stages: 6,
+        columns_per_warp_store: 32,
+    },
 ];
 const ROPE_TILE_SIZES: [EpilogueGemmTile; 3] = [
     TILE_128_BY_256,
-    EpilogueGemmTile { rows: 128, columns: 192, stages: 5, slice: 48 },
-    EpilogueGemmTile { rows: 128, columns: 144, stages: 6, slice: 48 },
+    EpilogueGemmTile {
+        tile_rows: 128,
+        tile_columns: 192,
+        pipeline_stages: 5,
+        columns_per_warp_store: 48,
+    },
+    EpilogueGemmTile {
+        tile_rows: 128,
+        tile_columns: 144,
+        pipeline_stages: 6,
+        columns_per_warp_store: 48,
+    },
 ];
 
 impl EpilogueGemmTile {
     fn best_tile_for_swiglu(product: &EpilogueGemmParameters) -> Self {
-        Self::tile_with_least_work_per_block(&SWIGLU_TILE_SIZES, product, 2 * product.shape.ff)
+        Self::tile_with_least_work_per_block(
+            &SWIGLU_TILE_SIZES,
+            product,
+            2 * product.shape.swiglu_hidden_width,
+        )
     }
 
     fn best_tile_for_swiglu_backward(product: &EpilogueGemmParameters) -> Self {
-        Self::tile_with_least_work_per_block(&SWIGLU_BACKWARD_TILE_SIZES, product, product.shape.ff)
+        Self::tile_with_least_work_per_block(
+            &SWIGLU_BACKWARD_TILE_SIZES,
+            product,
+            product.shape.swiglu_hidden_width,
+        )
     }
 
     fn best_tile_for_rope(product: &EpilogueGemmParameters) -> Self {
-        Self::tile_with_least_work_per_block(&ROPE_TILE_SIZES, product, 3 * product.shape.d)
+        Self::tile_with_least_work_per_block(
+            &ROPE_TILE_SIZES,
+            product,
+            3 * product.shape.model_width,
+        )
     }
 
     fn tile_with_least_work_per_block(
@@ -85,27 +128,32 @@ impl EpilogueGemmTile {
         columns: usize,
     ) -> Self {
         let elements_a_block = |tile: &&Self| {
-            tile.tiles_of_result(product, columns).div_ceil(product.multiprocessors)
-                * tile.rows
-                * tile.columns
+            tile.tile_count_of_result(product, columns).div_ceil(product.multiprocessors)
+                * tile.tile_rows
+                * tile.tile_columns
         };
         *tiles.iter().min_by_key(elements_a_block).expect("each kernel has tiles")
     }
 
-    const fn tiles_of_result(&self, product: &EpilogueGemmParameters, columns: usize) -> usize {
-        product.shape.tokens_in_batch().div_ceil(self.rows) * columns.div_ceil(self.columns)
+    const fn tile_count_of_result(
+        &self,
+        product: &EpilogueGemmParameters,
+        columns: usize,
+    ) -> usize {
+        product.shape.tokens_in_batch().div_ceil(self.tile_rows)
+            * columns.div_ceil(self.tile_columns)
     }
 
     const fn shared_bytes_per_block(&self) -> usize {
-        let slice = 16 * 2 * (self.slice + 8);
-        let stage = (self.rows + self.columns) * 2 * K_ELEMENTS_PER_STEP;
-        self.stages * (stage + 16) + RESULT_STORING_WARPS * slice
+        let slice = 16 * 2 * (self.columns_per_warp_store + 8);
+        let stage = (self.tile_rows + self.tile_columns) * 2 * K_ELEMENTS_PER_STEP;
+        self.pipeline_stages * (stage + 16) + RESULT_STORING_WARPS * slice
     }
 
     /// Macros that select the element type and the tile size; `own` is a macro that only this
     /// kernel has.
     fn element_and_tile_macros(&self, own: Option<String>) -> Vec<String> {
-        let extents = [("ROWS", self.rows), ("COLUMNS", self.columns)];
+        let extents = [("ROWS", self.tile_rows), ("COLUMNS", self.tile_columns)];
         let extents = extents.map(|(name, extent)| format!("TILE_{name}={extent}"));
         ["ELEMENT_BF16".to_owned()].into_iter().chain(extents).chain(own).collect()
     }
@@ -113,8 +161,8 @@ impl EpilogueGemmTile {
     fn pipeline_size_macros(&self) -> Vec<(&'static str, usize)> {
         vec![
             ("THREADS", EPILOGUE_GEMM_BLOCK_THREADS),
-            ("STAGES", self.stages),
-            ("SLICE_COLUMNS", self.slice),
+            ("STAGES", self.pipeline_stages),
+            ("SLICE_COLUMNS", self.columns_per_warp_store),
             ("SHARED_BYTES", self.shared_bytes_per_block()),
         ]
     }
@@ -126,25 +174,28 @@ impl EpilogueGemmTile {
         product: &EpilogueGemmParameters,
         columns: usize,
     ) -> [usize; 3] {
-        [self.tiles_of_result(product, columns).min(product.multiprocessors), 1, 1]
+        [self.tile_count_of_result(product, columns).min(product.multiprocessors), 1, 1]
     }
 }
 
-const GEMM_THAT_STORES_GATES_AND_UPS: EpilogueGemmParameters =
-    EpilogueGemmParameters { shape: EXAMPLE_MODEL_SHAPE, multiprocessors: 132, saved: true };
+const GEMM_THAT_STORES_GATES_AND_UPS: EpilogueGemmParameters = EpilogueGemmParameters {
+    shape: EXAMPLE_MODEL_SHAPE,
+    multiprocessors: 132,
+    stores_gates_and_ups: true,
+};
 const GEMM_THAT_STORES_NO_GATES_AND_UPS: EpilogueGemmParameters =
-    EpilogueGemmParameters { saved: false, ..GEMM_THAT_STORES_GATES_AND_UPS };
+    EpilogueGemmParameters { stores_gates_and_ups: false, ..GEMM_THAT_STORES_GATES_AND_UPS };
 /// Example GEMM parameters with which the second tile size is chosen, so that it is compiled too.
 const GEMM_OF_SECOND_TILE_SIZE: EpilogueGemmParameters = EpilogueGemmParameters {
-    shape: LanguageModelShape { context: 1024, ..EXAMPLE_MODEL_SHAPE },
+    shape: LanguageModelShape { context_tokens: 1024, ..EXAMPLE_MODEL_SHAPE },
     ..GEMM_THAT_STORES_NO_GATES_AND_UPS
 };
-const XL: EpilogueGemmParameters = EpilogueGemmParameters {
+const GEMM_OF_XL_MODEL: EpilogueGemmParameters = EpilogueGemmParameters {
     shape: LanguageModelShape {
-        d: 1600,
-        ff: 6400,
+        model_width: 1600,
+        swiglu_hidden_width: 6400,
         heads: 25,
-        context: 1024,
+        context_tokens: 1024,
         ..EXAMPLE_MODEL_SHAPE
     },
     ..GEMM_THAT_STORES_NO_GATES_AND_UPS
@@ -156,20 +207,24 @@ const EXAMPLE_WITH_HEADS_OF_128: LanguageModelShape =
 /// Kernel of the GEMM that computes gates and ups, with SwiGLU in its epilogue.
 pub const SWIGLU_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
     macro_definitions: |product| {
-        EpilogueGemmTile::best_tile_for_swiglu(product)
-            .element_and_tile_macros(Some(format!("SAVED={}", u8::from(product.saved))))
+        EpilogueGemmTile::best_tile_for_swiglu(product).element_and_tile_macros(Some(format!(
+            "SAVED={}",
+            u8::from(product.stores_gates_and_ups)
+        )))
     },
-    constants: |product| EpilogueGemmTile::best_tile_for_swiglu(product).pipeline_size_macros(),
-    shared_bytes: |product| {
+    constant_macros: |product| {
+        EpilogueGemmTile::best_tile_for_swiglu(product).pipeline_size_macros()
+    },
+    dynamic_shared_bytes: |product| {
         EpilogueGemmTile::best_tile_for_swiglu(product).shared_bytes_per_block()
     },
-    requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
+    required_architecture: RequiredArchitecture::ExactArchitecture(WGMMA_GPU_ARCHITECTURE),
     listed_build_parameters: || {
         vec![
             GEMM_THAT_STORES_GATES_AND_UPS,
             GEMM_THAT_STORES_NO_GATES_AND_UPS,
-            EpilogueGemmParameters { saved: true, ..XL },
-            XL,
+            EpilogueGemmParameters { stores_gates_and_ups: true, ..GEMM_OF_XL_MODEL },
+            GEMM_OF_XL_MODEL,
         ]
     },
     ..KernelSpec::new(
@@ -178,7 +233,7 @@ pub const SWIGLU_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec 
         EPILOGUE_GEMM_BLOCK_THREADS,
         |product| {
             EpilogueGemmTile::best_tile_for_swiglu(product)
-                .grid_of_persistent_blocks(product, 2 * product.shape.ff)
+                .grid_of_persistent_blocks(product, 2 * product.shape.swiglu_hidden_width)
         },
     )
 };
@@ -189,21 +244,23 @@ pub const SWIGLU_BACKWARD_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = Ke
     macro_definitions: |product| {
         EpilogueGemmTile::best_tile_for_swiglu_backward(product).element_and_tile_macros(None)
     },
-    constants: |product| {
+    constant_macros: |product| {
         EpilogueGemmTile::best_tile_for_swiglu_backward(product).pipeline_size_macros()
     },
-    shared_bytes: |product| {
+    dynamic_shared_bytes: |product| {
         EpilogueGemmTile::best_tile_for_swiglu_backward(product).shared_bytes_per_block()
     },
-    requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
-    listed_build_parameters: || vec![GEMM_THAT_STORES_GATES_AND_UPS, GEMM_OF_SECOND_TILE_SIZE, XL],
+    required_architecture: RequiredArchitecture::ExactArchitecture(WGMMA_GPU_ARCHITECTURE),
+    listed_build_parameters: || {
+        vec![GEMM_THAT_STORES_GATES_AND_UPS, GEMM_OF_SECOND_TILE_SIZE, GEMM_OF_XL_MODEL]
+    },
     ..KernelSpec::new(
         source_of_kernel_file("transformer/gemm_swiglu_backward"),
         "transformer_gemm_swiglu_backward",
         EPILOGUE_GEMM_BLOCK_THREADS,
         |product| {
             EpilogueGemmTile::best_tile_for_swiglu_backward(product)
-                .grid_of_persistent_blocks(product, product.shape.ff)
+                .grid_of_persistent_blocks(product, product.shape.swiglu_hidden_width)
         },
     )
 };
@@ -217,14 +274,16 @@ pub const ROPE_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
             product.shape.elements_per_head()
         )))
     },
-    constants: |product| EpilogueGemmTile::best_tile_for_rope(product).pipeline_size_macros(),
-    shared_bytes: |product| EpilogueGemmTile::best_tile_for_rope(product).shared_bytes_per_block(),
-    requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
+    constant_macros: |product| EpilogueGemmTile::best_tile_for_rope(product).pipeline_size_macros(),
+    dynamic_shared_bytes: |product| {
+        EpilogueGemmTile::best_tile_for_rope(product).shared_bytes_per_block()
+    },
+    required_architecture: RequiredArchitecture::ExactArchitecture(WGMMA_GPU_ARCHITECTURE),
     listed_build_parameters: || {
         vec![
             GEMM_THAT_STORES_NO_GATES_AND_UPS,
             GEMM_OF_SECOND_TILE_SIZE,
-            XL,
+            GEMM_OF_XL_MODEL,
             EpilogueGemmParameters {
                 shape: EXAMPLE_WITH_HEADS_OF_128,
                 ..GEMM_THAT_STORES_NO_GATES_AND_UPS
@@ -237,7 +296,7 @@ pub const ROPE_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
         EPILOGUE_GEMM_BLOCK_THREADS,
         |product| {
             EpilogueGemmTile::best_tile_for_rope(product)
-                .grid_of_persistent_blocks(product, 3 * product.shape.d)
+                .grid_of_persistent_blocks(product, 3 * product.shape.model_width)
         },
     )
 };
@@ -246,7 +305,8 @@ impl EpilogueGemmParameters {
     /// Whether the epilogue GEMM kernels support all GEMMs of a language model of this shape: bf16,
     /// and sizes that fit the kernels' steps.
     pub fn supports_model_shape(shape: &LanguageModelShape) -> bool {
-        let of_steps = shape.d.is_multiple_of(K_ELEMENTS_PER_STEP) && shape.ff.is_multiple_of(8);
+        let of_steps = shape.model_width.is_multiple_of(K_ELEMENTS_PER_STEP)
+            && shape.swiglu_hidden_width.is_multiple_of(8);
         shape.dtype == Dtype::Bf16 && of_steps && shape.elements_per_head().is_multiple_of(8)
     }
 
@@ -256,7 +316,7 @@ impl EpilogueGemmParameters {
         &self,
         [x, w, h, gate_up]: [RegionPointer; 4],
     ) -> impl LaunchArgumentList {
-        let LanguageModelShape { d, ff, .. } = self.shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = self.shape;
         let maps =
             self.tma_maps_of_x_and_w(&EpilogueGemmTile::best_tile_for_swiglu(self), x, w, [2, ff]);
         (maps, h, gate_up, int_operands([self.shape.tokens_in_batch(), ff, d]))
@@ -268,7 +328,7 @@ impl EpilogueGemmParameters {
         &self,
         [x, w, gate_up, grad_gate_up]: [RegionPointer; 4],
     ) -> impl LaunchArgumentList {
-        let LanguageModelShape { d, ff, .. } = self.shape;
+        let LanguageModelShape { model_width: d, swiglu_hidden_width: ff, .. } = self.shape;
         let maps = self.tma_maps_of_x_and_w(
             &EpilogueGemmTile::best_tile_for_swiglu_backward(self),
             x,
@@ -284,7 +344,7 @@ impl EpilogueGemmParameters {
         &self,
         [x, w, qkv, table]: [RegionPointer; 4],
     ) -> impl LaunchArgumentList {
-        let LanguageModelShape { d, context, .. } = self.shape;
+        let LanguageModelShape { model_width: d, context_tokens: context, .. } = self.shape;
         let maps =
             self.tma_maps_of_x_and_w(&EpilogueGemmTile::best_tile_for_rope(self), x, w, [1, 3 * d]);
         (maps, qkv, table, int_operands([self.shape.tokens_in_batch(), 3 * d, d, context]))
@@ -300,15 +360,19 @@ impl EpilogueGemmParameters {
         extents: [usize; 2],
     ) -> [LaunchArgument; 2] {
         let map = |at, [matrices, rows]: [usize; 2], box_rows| {
-            let [matrices, rows, d] = [matrices, rows, self.shape.d].map(|extent| extent as u64);
+            let [matrices, rows, d] =
+                [matrices, rows, self.shape.model_width].map(|extent| extent as u64);
             let tensor = TensorWithTmaBoxes {
                 element: TensorMapElement::Bf16,
                 extents: [1, matrices, rows, d],
                 strides: [matrices * rows * d, rows * d, d],
-                box_rows: box_rows as u32,
+                rows_per_box: box_rows as u32,
             };
             tensor_map_operand(at, tensor)
         };
-        [map(x, [1, self.shape.tokens_in_batch()], tile.rows), map(w, extents, tile.columns / 2)]
+        [
+            map(x, [1, self.shape.tokens_in_batch()], tile.tile_rows),
+            map(w, extents, tile.tile_columns / 2),
+        ]
     }
 }

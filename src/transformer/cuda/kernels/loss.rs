@@ -21,11 +21,13 @@ pub const LOSS_AND_LOGIT_GRADIENT_KERNEL: KernelSpec<LanguageModelShape> = Kerne
             .div_ceil(CROSS_ENTROPY_BLOCK_THREADS * elements_in_sixteen_bytes(shape));
         vec![macro_of_element_type(shape), format!("PACKETS={packets}")]
     },
-    constants: |_| vec![("THREADS", CROSS_ENTROPY_BLOCK_THREADS)],
+    constant_macros: |_| vec![("THREADS", CROSS_ENTROPY_BLOCK_THREADS)],
     listed_build_parameters: || {
-        let vocabularies = [EXAMPLE_MODEL_SHAPE.vocabulary, 1001];
-        let shapes =
-            vocabularies.map(|vocabulary| LanguageModelShape { vocabulary, ..EXAMPLE_MODEL_SHAPE });
+        let vocabularies = [EXAMPLE_MODEL_SHAPE.vocabulary_size, 1001];
+        let shapes = vocabularies.map(|vocabulary| LanguageModelShape {
+            vocabulary_size: vocabulary,
+            ..EXAMPLE_MODEL_SHAPE
+        });
         shapes.into_iter().flat_map(shape_in_f32_and_bf16).collect()
     },
     ..KernelSpec::new(
@@ -38,11 +40,11 @@ pub const LOSS_AND_LOGIT_GRADIENT_KERNEL: KernelSpec<LanguageModelShape> = Kerne
 
 /// Kernel of the losses of the tokens, without gradients.
 pub const TOKEN_LOSS_KERNEL: KernelSpec<LanguageModelShape> =
-    KernelSpec { symbol: "transformer_loss_forward", ..LOSS_AND_LOGIT_GRADIENT_KERNEL };
+    KernelSpec { kernel_symbol: "transformer_loss_forward", ..LOSS_AND_LOGIT_GRADIENT_KERNEL };
 
 /// Kernel of the mean loss over the tokens of each sequence.
 pub const MEAN_LOSS_OF_SEQUENCE_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    symbol: "transformer_mean_loss",
+    kernel_symbol: "transformer_mean_loss",
     blocks: |shape| [shape.batch, 1, 1],
     ..LOSS_AND_LOGIT_GRADIENT_KERNEL
 };

@@ -35,15 +35,19 @@ pub const RMS_NORM_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     macro_definitions: |shape| {
         vec![
             macro_of_element_type(shape),
-            format!("QUADS={}", shape.d.div_ceil(4 * THREADS_PER_NORM_ROW)),
+            format!("QUADS={}", shape.model_width.div_ceil(4 * THREADS_PER_NORM_ROW)),
         ]
     },
-    constants: |_| vec![("THREADS", NORM_BACKWARD_BLOCK_THREADS), ("GROUP", THREADS_PER_NORM_ROW)],
+    constant_macros: |_| {
+        vec![("THREADS", NORM_BACKWARD_BLOCK_THREADS), ("GROUP", THREADS_PER_NORM_ROW)]
+    },
     listed_build_parameters: || {
-        let widths = [EXAMPLE_MODEL_SHAPE.d, 1600];
+        let widths = [EXAMPLE_MODEL_SHAPE.model_width, 1600];
         widths
             .into_iter()
-            .flat_map(|d| shape_in_f32_and_bf16(LanguageModelShape { d, ..EXAMPLE_MODEL_SHAPE }))
+            .flat_map(|d| {
+                shape_in_f32_and_bf16(LanguageModelShape { model_width: d, ..EXAMPLE_MODEL_SHAPE })
+            })
             .collect()
     },
     ..KernelSpec::new(
@@ -56,21 +60,21 @@ pub const RMS_NORM_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
 
 /// Kernel that adds a layer branch to the residual stream and computes RMSNorm of the sum.
 pub const ADD_BRANCH_AND_RMS_NORM_KERNEL: KernelSpec<LanguageModelShape> =
-    KernelSpec { symbol: "transformer_norm_add", ..RMS_NORM_KERNEL };
+    KernelSpec { kernel_symbol: "transformer_norm_add", ..RMS_NORM_KERNEL };
 
 /// Kernel of RMSNorm's backward pass: gradient of the residual stream, and partial gradients of the
 /// gain.
 pub const RMS_NORM_BACKWARD_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    symbol: "transformer_norm_backward",
-    threads: NORM_BACKWARD_BLOCK_THREADS,
+    kernel_symbol: "transformer_norm_backward",
+    threads_per_block: NORM_BACKWARD_BLOCK_THREADS,
     blocks: |shape| [norm_backward_block_count(shape), 1, 1],
     ..RMS_NORM_KERNEL
 };
 
 /// Kernel that sums the partial gain gradients of all norms, `[gains, norm_blocks, d]`.
 pub const SUM_GAIN_GRADIENTS_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
-    symbol: "transformer_gain_gradient",
-    threads: 1024,
-    blocks: |shape| [shape.d.div_ceil(32), shape.number_of_norms(), 1],
+    kernel_symbol: "transformer_gain_gradient",
+    threads_per_block: 1024,
+    blocks: |shape| [shape.model_width.div_ceil(32), shape.number_of_norms(), 1],
     ..RMS_NORM_KERNEL
 };

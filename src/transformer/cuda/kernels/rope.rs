@@ -16,7 +16,7 @@ const ROPE_BLOCK_THREADS: usize = 256;
 /// Kernel that applies the rotary position embedding to queries and keys, forward or inverse.
 pub const ROTATE_QUERIES_AND_KEYS_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     macro_definitions: |shape| vec![macro_of_element_type(shape)],
-    constants: |_| vec![("THREADS", ROPE_BLOCK_THREADS)],
+    constant_macros: |_| vec![("THREADS", ROPE_BLOCK_THREADS)],
     listed_build_parameters: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
         source_of_kernel_file("transformer/rope"),
@@ -24,7 +24,7 @@ pub const ROTATE_QUERIES_AND_KEYS_KERNEL: KernelSpec<LanguageModelShape> = Kerne
         ROPE_BLOCK_THREADS,
         |shape| {
             grid_covering_elements(
-                2 * shape.tokens_in_batch() * shape.d,
+                2 * shape.tokens_in_batch() * shape.model_width,
                 ROPE_BLOCK_THREADS,
                 elements_in_sixteen_bytes(shape),
             )
@@ -35,7 +35,7 @@ pub const ROTATE_QUERIES_AND_KEYS_KERNEL: KernelSpec<LanguageModelShape> = Kerne
 /// RoPE cosine and sine of each position and pair, `[context, head_dim / 2, 2]`.
 pub fn rope_cosine_and_sine_table(shape: &LanguageModelShape) -> Vec<f32> {
     let pairs = shape.elements_per_head() / 2;
-    let angles = (0..shape.context * pairs).map(|at| {
+    let angles = (0..shape.context_tokens * pairs).map(|at| {
         let (position, pair) = ((at / pairs) as f64, (at % pairs) as f64);
         position * ROPE_WAVELENGTH_BASE.powf(-2.0 * pair / shape.elements_per_head() as f64)
     });

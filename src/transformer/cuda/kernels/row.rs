@@ -15,9 +15,13 @@ pub const fn elements_in_sixteen_bytes(shape: &LanguageModelShape) -> usize {
 }
 
 /// Grid that covers `elements` elements by blocks of `threads` threads, each of which processes
-/// `each` elements.
-pub const fn grid_covering_elements(elements: usize, threads: usize, each: usize) -> [usize; 3] {
-    [elements.div_ceil(threads * each), 1, 1]
+/// `elements_per_thread` elements.
+pub const fn grid_covering_elements(
+    elements: usize,
+    threads: usize,
+    elements_per_thread: usize,
+) -> [usize; 3] {
+    [elements.div_ceil(threads * elements_per_thread), 1, 1]
 }
 
 /// Returns a model shape with dtype f32 and with dtype bf16.
@@ -27,12 +31,12 @@ pub fn shape_in_f32_and_bf16(shape: LanguageModelShape) -> [LanguageModelShape; 
 
 /// Example model shape for which the kernels are compiled.
 pub const EXAMPLE_MODEL_SHAPE: LanguageModelShape = LanguageModelShape {
-    vocabulary: 10_000,
-    d: 768,
-    ff: 3072,
+    vocabulary_size: 10_000,
+    model_width: 768,
+    swiglu_hidden_width: 3072,
     layers: 12,
     heads: 12,
-    context: 512,
+    context_tokens: 512,
     batch: 4,
     dtype: Dtype::Bf16,
 };

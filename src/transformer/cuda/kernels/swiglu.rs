@@ -20,7 +20,9 @@ const SWIGLU_PACKETS_PER_THREAD: usize = 2;
 /// Kernel that computes the hidden layer `silu(gate)·up` from gates and ups.
 pub const SWIGLU_FORWARD_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     macro_definitions: |shape| vec![macro_of_element_type(shape)],
-    constants: |_| vec![("THREADS", SWIGLU_BLOCK_THREADS), ("PACKETS", SWIGLU_PACKETS_PER_THREAD)],
+    constant_macros: |_| {
+        vec![("THREADS", SWIGLU_BLOCK_THREADS), ("PACKETS", SWIGLU_PACKETS_PER_THREAD)]
+    },
     listed_build_parameters: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
         source_of_kernel_file("transformer/swiglu"),
@@ -28,7 +30,7 @@ pub const SWIGLU_FORWARD_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
         SWIGLU_BLOCK_THREADS,
         |shape| {
             grid_covering_elements(
-                shape.tokens_in_batch() * shape.ff,
+                shape.tokens_in_batch() * shape.swiglu_hidden_width,
                 SWIGLU_BLOCK_THREADS,
                 SWIGLU_PACKETS_PER_THREAD * elements_in_sixteen_bytes(shape),
             )
@@ -38,4 +40,4 @@ pub const SWIGLU_FORWARD_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
 
 /// Kernel that computes the gradients of gates and ups from that of the hidden layer.
 pub const SWIGLU_BACKWARD_KERNEL: KernelSpec<LanguageModelShape> =
-    KernelSpec { symbol: "transformer_swiglu_backward", ..SWIGLU_FORWARD_KERNEL };
+    KernelSpec { kernel_symbol: "transformer_swiglu_backward", ..SWIGLU_FORWARD_KERNEL };

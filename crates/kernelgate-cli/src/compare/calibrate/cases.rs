@@ -22,11 +22,11 @@ const MAX_FIRST_TO_LATER_LAUNCH_TIME_RATIO: f64 = 4.0;
 /// chosen by their times.
 pub struct CalibrationCaseSelection {
     /// Whether the user named the cases; if so, the calibration uses all of them.
-    pub chosen_by_user: bool,
+    pub cases_chosen_by_user: bool,
     /// Largest number of cases that a calibration chooses by itself if the user names none.
-    pub max_cases: usize,
+    pub max_chosen_cases: usize,
     /// The interrupted calibration that is resumed; its cases are used again.
-    pub earlier_calibration: Option<GateCalibration>,
+    pub interrupted_calibration: Option<GateCalibration>,
 }
 
 /// Reduces the prepared cases to those that the calibration will compare, and returns each case's
@@ -44,36 +44,38 @@ pub fn choose_calibration_cases(
     } else {
         CALIBRATION_CASE_TIME_RANGE_ON_GPU_NS
     };
-    let named = choice.chosen_by_user || choice.earlier_calibration.is_some();
-    if let Some(earlier) = choice.earlier_calibration {
-        prepared.retain_cases(&earlier.cases.into_keys().collect());
+    let named = choice.cases_chosen_by_user || choice.interrupted_calibration.is_some();
+    if let Some(earlier) = choice.interrupted_calibration {
+        prepared.retain_cases(&earlier.launch_ns_by_case.into_keys().collect());
     } else if !named {
         let near = (
             window.0 / MAX_FIRST_TO_LATER_LAUNCH_TIME_RATIO,
             window.1 * MAX_FIRST_TO_LATER_LAUNCH_TIME_RATIO,
         );
         let cases = prepared.case_ids_to_compare();
-        let verification_ns = prepared.verification_ns.iter().filter(|(id, _)| cases.contains(*id));
+        let verification_ns =
+            prepared.verification_launch_ns.iter().filter(|(id, _)| cases.contains(*id));
         let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
         prepared.retain_cases(&choose_shortest_cases_of_each_workload(
             &verification_ns,
             near,
-            choice.max_cases.saturating_mul(3),
+            choice.max_chosen_cases.saturating_mul(3),
         ));
     }
     if prepared.case_ids_to_compare().is_empty() {
-        return Err(CompareError::NothingToCalibrate);
+        return Err(CompareError::NoCaseToCalibrate);
     }
     session.progress.show_current_step("timing the cases");
     let mut times_ns =
         ComparisonEngine::engine_with_trials(request, session, ComparisonTrialsFile::default())
             .time_cases_in_one_process(prepared)?;
     if !named {
-        let chosen = choose_shortest_cases_of_each_workload(&times_ns, window, choice.max_cases);
+        let chosen =
+            choose_shortest_cases_of_each_workload(&times_ns, window, choice.max_chosen_cases);
         prepared.retain_cases(&chosen);
         times_ns.retain(|id, _| chosen.contains(id));
     }
-    if times_ns.is_empty() { Err(CompareError::NothingToCalibrate) } else { Ok(times_ns) }
+    if times_ns.is_empty() { Err(CompareError::NoCaseToCalibrate) } else { Ok(times_ns) }
 }
 
 /// Chooses the cases with times within a window: the shortest of each workload first, then the

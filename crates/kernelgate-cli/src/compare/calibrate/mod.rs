@@ -4,6 +4,7 @@
 pub mod cases;
 pub mod probe_processes;
 
+use crate::gate::recorded_names::{RECORDED_CALIBRATION_NAMES, debug_text_with_recorded_names};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use super::engine::rounds;
 use super::progress::{self, ComparisonProgressDisplay};
 use super::session::{ComparisonSession, PreparedSides, ProgressAndChildProcesses};
 use super::trials::artificial_load::ArtificialCoRunningLoad;
-use super::{BuildComparisonRequest, CompareError, ComparedSideSource, InjectedChanges};
+use super::{BuildComparisonRequest, CompareError, ComparedSideSource, InjectedHeadChanges};
 use crate::gate::calibration::{
     CalibrationComparisonKind, CalibrationComparisonRecord, CalibrationShardIdentity,
     CaseBlocksAsColumns, GateCalibration, anchors, first_differing_name,
@@ -37,17 +38,17 @@ const PROCESSES_THAT_TIME_CASES_FOR_DELAYS: usize = 3;
 const MIN_ANCHOR_MEASUREMENT_INTERVAL: Duration = Duration::from_secs(120);
 /// Number of artificial layouts of code and memory that a calibration's layout comparisons cycle
 /// through; on a GPU, each layout is compiled once.
-const ARTIFICIAL_CODE_LAYOUTS: usize = 16;
+const ARTIFICIAL_CODE_LAYOUT_COUNT: usize = 16;
 
 /// Number of comparisons of each kind that a calibration of the gate makes, and its settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationRequest {
     /// Number of A/A comparisons of the calibration, whose base and head are the same build without
     /// any change.
-    pub null_comparisons: usize,
+    pub identical_build_comparisons: usize,
     /// Number of A/A comparisons in which the head's code and memory lie at other addresses than
     /// the base's.
-    pub layout_comparisons: usize,
+    pub code_layout_comparisons: usize,
     /// Sizes of the slow-downs that the calibration injects into the head as waits, per cent of the
     /// case's time.
     pub slowdowns_by_wait_percent: Vec<f64>,
@@ -66,22 +67,23 @@ pub struct CalibrationRequest {
     /// The shard of the calibration's comparisons that this process runs; `None` if it runs all
     /// comparisons.
     pub shard: Option<ShardOfWork>,
-    /// Thresholds and error rates.
+    /// Test plan of each comparison of the calibration: thresholds, error rates and numbers of
+    /// blocks.
     pub plan: ComparisonTestPlan,
     /// Largest number of cases that the calibration chooses by itself if the user names none.
-    pub max_cases: usize,
+    pub max_chosen_cases: usize,
     /// Whether the user named the cases; if so, the calibration uses all of them.
     pub cases_chosen_by_user: bool,
     /// Total time of the calibration: no comparison starts that would probably end later; `None`
     /// for no limit.
     pub total_time_limit: Option<Duration>,
     /// Command line of the calibration, which its record stores.
-    pub command: String,
+    pub command_line: String,
     /// State file that holds all comparisons of the calibration so far; it is rewritten after each
     /// comparison.
-    pub state_file: PathBuf,
+    pub calibration_state_file: PathBuf,
     /// Whether an interrupted calibration is continued from its state file.
-    pub resume: bool,
+    pub resume_interrupted_calibration: bool,
 }
 
 /// Runs a calibration, and returns it with the number of comparisons that a resumed run still has
@@ -122,17 +124,18 @@ fn make_calibration_comparisons(
         .map(|(case, reason)| format!("skipped: {case}: {reason}"))
         .collect();
     left_out.iter().for_each(|line| session.progress.print_line(line));
-    let environment = prepared.environment.clone().ok_or(CompareError::NothingVerified)?;
-    let earlier =
-        file::read_record::<GateCalibration>(&settings.state_file).ok().filter(|_| settings.resume);
+    let environment = prepared.environment.clone().ok_or(CompareError::NoBenchVerified)?;
+    let earlier = file::read_record::<GateCalibration>(&settings.calibration_state_file)
+        .ok()
+        .filter(|_| settings.resume_interrupted_calibration);
     let choice = CalibrationCaseSelection {
-        chosen_by_user: settings.cases_chosen_by_user,
-        max_cases: settings.max_cases,
-        earlier_calibration: earlier,
+        cases_chosen_by_user: settings.cases_chosen_by_user,
+        max_chosen_cases: settings.max_chosen_cases,
+        interrupted_calibration: earlier,
     };
     let times_ns = choose_calibration_cases(request, choice, session, &mut prepared, &environment)?;
     let simulated: BTreeSet<&String> =
-        prepared.criterion_benches.iter().flat_map(|bench| &bench.cases).collect();
+        prepared.criterion_benches.iter().flat_map(|bench| &bench.compared_cases).collect();
     if !simulated.is_empty() && !settings.slowdowns_by_wait_percent.is_empty() {
         let cases = simulated.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         session.progress.print_line(&format!("{}{cases}", GateCalibration::SIMULATED_CASES_NOTE));
@@ -148,7 +151,7 @@ fn make_calibration_comparisons(
         session,
         (&prepared, environment, times_ns),
     )?;
-    calibration.left_out.extend(left_out);
+    calibration.unmeasured_cases_with_reason.extend(left_out);
     let tasks = calibration_comparison_schedule(settings);
     let remaining: Vec<(CalibrationComparisonKind, usize)> = tasks
         .iter()
@@ -159,9 +162,11 @@ fn make_calibration_comparisons(
     for (kind, number) in remaining.iter().copied() {
         // The next comparison is assumed to take as long as the longest comparison so far, and the
         // first one to take its whole budget.
-        let walls_s =
-            calibration.comparisons.iter().map(|comparison_record| comparison_record.wall_s);
-        let longest_s = walls_s.reduce(f64::max).unwrap_or(request.budget.as_secs_f64());
+        let walls_s = calibration
+            .comparisons
+            .iter()
+            .map(|comparison_record| comparison_record.comparison_wall_s);
+        let longest_s = walls_s.reduce(f64::max).unwrap_or(request.round_time_budget.as_secs_f64());
         let end = started.elapsed() + Duration::from_secs_f64(longest_s);
         if let Some(total) = settings.total_time_limit.filter(|total| end > *total) {
             session.progress.print_line(&format!(
@@ -208,25 +213,36 @@ fn make_calibration_comparisons(
         )?;
         print_calibration_comparison_outcome(&session.progress, &compared);
         let card = calibration.environment.id_of_gpus_or_host();
-        calibration.comparisons.push(CalibrationComparisonRecord { card, anchors, ..compared });
+        calibration.comparisons.push(CalibrationComparisonRecord {
+            card_or_host_id: card,
+            anchors,
+            ..compared
+        });
         done += 1;
-        file::write_record_atomically(&settings.state_file, &calibration)?;
+        file::write_record_atomically(&settings.calibration_state_file, &calibration)?;
     }
     calibration.derive_thresholds_and_anchor_tolerance();
-    file::write_record_atomically(&settings.state_file, &calibration)?;
+    file::write_record_atomically(&settings.calibration_state_file, &calibration)?;
     Ok((calibration, remaining.len() - done))
 }
 
 impl CalibrationRequest {
     /// Describes which part of the calibration this shard measures; `None` if the calibration is
     /// not divided into shards.
-    fn part_of_this_shard(&self, cases: &BTreeSet<String>) -> Option<CalibrationShardIdentity> {
+    fn identity_of_this_shard(&self, cases: &BTreeSet<String>) -> Option<CalibrationShardIdentity> {
         let shard = self.shard?;
         let all = calibration_comparison_schedule(&Self { shard: None, ..self.clone() });
-        let tasks: Vec<String> = all.iter().map(|task| format!("{task:?}")).collect();
+        let tasks: Vec<String> = all
+            .iter()
+            .map(|task| debug_text_with_recorded_names(task, RECORDED_CALIBRATION_NAMES))
+            .collect();
         let facts = tasks.iter().chain(cases).map(String::as_str);
         let comparisons = shard.items_of_shard_in_turn(&all).count();
-        Some(CalibrationShardIdentity { shard, plan: file::hash_of_texts_hex(facts), comparisons })
+        Some(CalibrationShardIdentity {
+            shard,
+            plan_hash: file::hash_of_texts_hex(facts),
+            comparisons_in_shard: comparisons,
+        })
     }
 }
 
@@ -236,18 +252,27 @@ fn calibration_comparison_schedule(
     settings: &CalibrationRequest,
 ) -> Vec<(CalibrationComparisonKind, usize)> {
     let untouched = [
-        (CalibrationComparisonKind::Null, settings.null_comparisons),
-        (CalibrationComparisonKind::Layout, settings.layout_comparisons),
-        (CalibrationComparisonKind::Sham, settings.sham_load_comparisons),
+        (CalibrationComparisonKind::IdenticalBuilds, settings.identical_build_comparisons),
+        (CalibrationComparisonKind::OtherCodeLayout, settings.code_layout_comparisons),
+        (CalibrationComparisonKind::ShamLoad, settings.sham_load_comparisons),
     ];
     let injected = settings.slowdowns_by_wait_percent.iter().flat_map(|percent| {
         [
-            (CalibrationComparisonKind::Injected(*percent), settings.comparisons_per_slowdown),
-            (CalibrationComparisonKind::Single(*percent), settings.single_case_comparisons),
+            (
+                CalibrationComparisonKind::SlowdownByWaitPercent(*percent),
+                settings.comparisons_per_slowdown,
+            ),
+            (
+                CalibrationComparisonKind::OneCaseSlowdownPercent(*percent),
+                settings.single_case_comparisons,
+            ),
         ]
     });
     let work = settings.slowdowns_by_work_percent.iter().map(|percent| {
-        (CalibrationComparisonKind::Work(*percent), settings.comparisons_per_slowdown)
+        (
+            CalibrationComparisonKind::SlowdownByWorkPercent(*percent),
+            settings.comparisons_per_slowdown,
+        )
     });
     let counts: Vec<(CalibrationComparisonKind, usize)> =
         untouched.into_iter().chain(injected).chain(work).collect();
@@ -267,7 +292,7 @@ fn is_comparison_already_measured(
     calibration: &GateCalibration,
     (kind, number): (CalibrationComparisonKind, usize),
 ) -> bool {
-    calibration.comparisons_of_kind(kind).any(|comparison| comparison.number == number)
+    calibration.comparisons_of_kind(kind).any(|comparison| comparison.number_within_kind == number)
 }
 
 fn estimated_calibration_time_left(
@@ -277,9 +302,9 @@ fn estimated_calibration_time_left(
     done: usize,
 ) -> Duration {
     let earlier: Vec<f64> =
-        calibration.comparisons.iter().map(|comparison| comparison.wall_s).collect();
+        calibration.comparisons.iter().map(|comparison| comparison.comparison_wall_s).collect();
     let each_s = match (done, earlier.len()) {
-        (0, 0) => return Duration::from_secs_f64(calibration.budget_s * tasks as f64),
+        (0, 0) => return Duration::from_secs_f64(calibration.round_budget_s * tasks as f64),
         (0, count) => earlier.iter().sum::<f64>() / count as f64,
         (done, _) => elapsed.as_secs_f64() / done as f64,
     };
@@ -297,55 +322,63 @@ fn resume_or_start_calibration(
     // Prebuilt executables do not record their commit, so the calibration records the commit of the
     // package around the current folder.
     let provenance = match request.base {
-        ComparedSideSource::Folder(_) => CommitAndChanges::from_git_or_variable(&request.package),
-        _ => prepared.provenance.clone(),
+        ComparedSideSource::PrebuiltFolder(_) => {
+            CommitAndChanges::from_git_or_variable(&request.package_root)
+        }
+        _ => prepared.head_provenance.clone(),
     };
     let mut fresh = GateCalibration {
-        started: current_time_for_records(),
+        first_comparison_start_time: current_time_for_records(),
         environment,
         provenance,
-        identity,
-        commands: BTreeSet::new(),
+        calibration_identity_facts: identity,
+        calibration_command_lines: BTreeSet::new(),
         plan: settings.plan,
-        budget_s: request.budget.as_secs_f64(),
+        round_budget_s: request.round_time_budget.as_secs_f64(),
         sampling: ComparisonEngine::sampling_of_first_bench(prepared),
-        cases,
-        left_out: BTreeSet::new(),
-        simulated: prepared
+        launch_ns_by_case: cases,
+        unmeasured_cases_with_reason: BTreeSet::new(),
+        cases_with_simulated_slowdowns: prepared
             .criterion_benches
             .iter()
-            .flat_map(|bench| bench.cases.clone())
+            .flat_map(|bench| bench.compared_cases.clone())
             .collect(),
-        part: settings.part_of_this_shard(prepared.case_ids_to_compare()),
-        anchor_tolerance: None,
+        shard_identity: settings.identity_of_this_shard(prepared.case_ids_to_compare()),
+        anchor_rate_tolerance: None,
         recommended: None,
         comparisons: Vec::new(),
     };
-    fresh.commands.insert(settings.command.clone());
-    if !settings.resume {
+    fresh.calibration_command_lines.insert(settings.command_line.clone());
+    if !settings.resume_interrupted_calibration {
         return Ok(fresh);
     }
-    match file::read_record::<GateCalibration>(&settings.state_file) {
+    match file::read_record::<GateCalibration>(&settings.calibration_state_file) {
         Ok(earlier) => {
-            let of_another = first_differing_name(&earlier.identity, &fresh.identity)
-                .or_else(|| {
-                    (earlier.cases.keys().ne(fresh.cases.keys())).then(|| "which cases".to_owned())
-                })
-                .or_else(|| {
-                    fresh
-                        .environment
-                        .incomparable_facts_with_base(&earlier.environment)
-                        .first()
-                        .map(|mismatch| mismatch.field.to_owned())
-                });
+            let of_another = first_differing_name(
+                &earlier.calibration_identity_facts,
+                &fresh.calibration_identity_facts,
+            )
+            .or_else(|| {
+                (earlier.launch_ns_by_case.keys().ne(fresh.launch_ns_by_case.keys()))
+                    .then(|| "which cases".to_owned())
+            })
+            .or_else(|| {
+                fresh
+                    .environment
+                    .incomparable_facts_with_base(&earlier.environment)
+                    .first()
+                    .map(|mismatch| mismatch.field_name.to_owned())
+            });
             if let Some(name) = of_another {
-                let path = settings.state_file.clone();
-                return Err(CompareError::CalibratesAnother { path, differs: name });
+                let path = settings.calibration_state_file.clone();
+                return Err(CompareError::SavedCalibrationOfOtherRequest { path, differs: name });
             }
             session
                 .progress
                 .print_line(&format!("going on after {} comparisons", earlier.comparisons.len()));
-            fresh.check_and_merge(earlier).map_err(CompareError::Unmergeable)?;
+            fresh
+                .check_and_merge_calibration(earlier)
+                .map_err(CompareError::UnmergeableCalibration)?;
             Ok(fresh)
         }
         Err(error) if error.is_because_file_is_missing() => {
@@ -367,7 +400,7 @@ fn run_calibration_comparison(
 ) -> Result<CalibrationComparisonRecord, CompareError> {
     let (started, clock) = (current_time_for_records(), Instant::now());
     let simulated: BTreeSet<&String> =
-        prepared.criterion_benches.iter().flat_map(|bench| &bench.cases).collect();
+        prepared.criterion_benches.iter().flat_map(|bench| &bench.compared_cases).collect();
     let delays_ns: BTreeMap<String, f64> = match kind.injected_slowdown_percent() {
         Some(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -393,7 +426,7 @@ fn run_calibration_comparison(
                 (id, share_ns)
             };
             let mut delays_ns: BTreeMap<String, f64> = times_ns.into_iter().map(share).collect();
-            if let CalibrationComparisonKind::Single(_) = kind {
+            if let CalibrationComparisonKind::OneCaseSlowdownPercent(_) = kind {
                 let chosen = delays_ns.keys().nth(number % delays_ns.len().max(1)).cloned();
                 delays_ns.retain(|id, _| Some(id) == chosen.as_ref());
             }
@@ -401,12 +434,12 @@ fn run_calibration_comparison(
         }
         None => BTreeMap::new(),
     };
-    let injection = InjectedChanges {
-        delays_ns: delays_ns.clone(),
-        delay_is_gpu_work: matches!(kind, CalibrationComparisonKind::Work(_)),
-        code_layout: matches!(kind, CalibrationComparisonKind::Layout)
-            .then_some(1 + number % ARTIFICIAL_CODE_LAYOUTS),
-        ..InjectedChanges::default()
+    let injection = InjectedHeadChanges {
+        injected_delays_ns: delays_ns.clone(),
+        delay_is_gpu_work: matches!(kind, CalibrationComparisonKind::SlowdownByWorkPercent(_)),
+        code_layout_number: matches!(kind, CalibrationComparisonKind::OtherCodeLayout)
+            .then_some(1 + number % ARTIFICIAL_CODE_LAYOUT_COUNT),
+        ..InjectedHeadChanges::default()
     };
     let mut request_of_head = BuildComparisonRequest { injection, ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(RunEnvironment::is_cpu_run);
@@ -416,18 +449,18 @@ fn run_calibration_comparison(
         false => determine_injected_delay_sizes(&mut request_of_head, session, &mut prepared),
     };
     let co_running = match kind {
-        CalibrationComparisonKind::Sham if on_host => ArtificialCoRunningLoad::Threads(
+        CalibrationComparisonKind::ShamLoad if on_host => ArtificialCoRunningLoad::SpinningThreads(
             std::thread::available_parallelism().map_or(1, Into::into),
         ),
-        CalibrationComparisonKind::Sham => {
-            // The timer of the co-running process starts the load after the duration of one whole
-            // bench process, when the load certainly runs.
+        CalibrationComparisonKind::ShamLoad => {
+            // The co-running load process starts before the measured process by the duration of one
+            // whole bench process, after which its load certainly runs.
             let whole = Instant::now();
             ComparisonEngine::engine_with_trials(request, session, ComparisonTrialsFile::default())
                 .time_cases_in_one_process(&prepared)?;
-            ArtificialCoRunningLoad::Process(whole.elapsed())
+            ArtificialCoRunningLoad::GpuProcessWithLeadTime(whole.elapsed())
         }
-        _ => ArtificialCoRunningLoad::Nothing,
+        _ => ArtificialCoRunningLoad::NoLoad,
     };
     let mut engine = ComparisonEngine::engine_for_calibration(
         &request_of_head,
@@ -445,7 +478,9 @@ fn run_calibration_comparison(
         &comparison,
         &engine.trials_file,
     );
-    comparison_record.failed.extend(not_made.into_iter().map(|(id, why)| (id, why.text)));
+    comparison_record
+        .failed_cases_with_reason
+        .extend(not_made.into_iter().map(|(id, why)| (id, why.failure_sentence)));
     Ok(comparison_record)
 }
 
@@ -464,8 +499,8 @@ fn determine_injected_delay_sizes(
     )
     .measure_injected_delay_sizes(prepared);
     match found {
-        Ok(InjectedGpuDelaySizes { sizes, failed }) => {
-            request_of_head.injection.delay_sizes = sizes;
+        Ok(InjectedGpuDelaySizes { delay_sizes_by_case: sizes, cases_without_delay: failed }) => {
+            request_of_head.injection.gpu_delay_sizes = sizes;
             let can_be_delayed = |id: &&String| !failed.contains_key(*id);
             prepared.retain_cases(
                 &prepared.case_ids_to_compare().iter().filter(can_be_delayed).cloned().collect(),
@@ -496,8 +531,8 @@ fn calibration_comparison_record(
     let unmeasured = comparison
         .judged_cases
         .iter()
-        .filter_map(|judged| Some((judged.case.clone(), judged.joined_measurement_errors()?)));
-    let facts = &comparison.facts;
+        .filter_map(|judged| Some((judged.case_id.clone(), judged.joined_measurement_errors()?)));
+    let facts = &comparison.method_facts;
     let series = |round| {
         let observed = rounds::complete_blocks_by_case(&trials.trials, round);
         observed
@@ -507,31 +542,35 @@ fn calibration_comparison_record(
     };
     CalibrationComparisonRecord {
         kind,
-        number,
-        started,
-        wall_s: (took.as_secs_f64() * 10.0).round() / 10.0,
-        processes: facts.rounds.iter().map(|round| round.processes).sum(),
-        delays_ns,
-        verdicts: judged().map(|judged| (judged.case.clone(), judged.verdict)).collect(),
-        reasons: judged()
-            .filter_map(|judged| Some((judged.case.clone(), judged.joined_reasons()?)))
+        number_within_kind: number,
+        comparison_start_time: started,
+        comparison_wall_s: (took.as_secs_f64() * 10.0).round() / 10.0,
+        process_count: facts.rounds.iter().map(|round| round.process_count).sum(),
+        injected_delays_ns: delays_ns,
+        verdicts: judged().map(|judged| (judged.case_id.clone(), judged.verdict)).collect(),
+        inconclusive_reasons_by_case: judged()
+            .filter_map(|judged| {
+                Some((judged.case_id.clone(), judged.joined_inconclusive_reasons()?))
+            })
             .collect(),
-        failed: comparison
-            .failed
+        failed_cases_with_reason: comparison
+            .failed_in_head
             .clone()
             .into_iter()
             .chain(facts.failed_in_base.clone())
-            .map(|(id, why)| (id, why.text))
+            .map(|(id, why)| (id, why.failure_sentence))
             .chain(unmeasured)
             .collect(),
-        broken: facts
-            .broken
+        failed_bench_processes: facts
+            .failed_processes
             .iter()
-            .map(|broken| format!("{} of the {}: {}", broken.bench, broken.side, broken.reason))
+            .map(|broken| {
+                format!("{} of the {}: {}", broken.bench_name, broken.side, broken.failure_reason)
+            })
             .collect(),
-        first: series(1),
-        second: series(2),
-        card: String::new(),
+        first_round_times: series(1),
+        second_round_times: series(2),
+        card_or_host_id: String::new(),
         anchors: None,
     }
 }
@@ -548,18 +587,18 @@ fn print_calibration_comparison_outcome(
     }
     let counts: Vec<String> =
         counts.into_iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
-    let failed = if comparison.failed.is_empty() {
+    let failed = if comparison.failed_cases_with_reason.is_empty() {
         String::new()
     } else {
-        format!(", {} not run", comparison.failed.len())
+        format!(", {} not run", comparison.failed_cases_with_reason.len())
     };
-    let blocks = comparison.processes / rounds::PROCESSES_PER_BLOCK;
+    let blocks = comparison.process_count / rounds::PROCESSES_PER_BLOCK;
     progress.print_line(&format!(
         "{} {}: {}{failed} ({blocks} blocks, {:.0} s)",
         comparison.kind.kind_name(),
-        comparison.number + 1,
+        comparison.number_within_kind + 1,
         counts.join(", "),
-        comparison.wall_s
+        comparison.comparison_wall_s
     ));
 }
 
@@ -569,8 +608,8 @@ mod tests {
 
     fn test_calibration_request(shard: Option<ShardOfWork>) -> CalibrationRequest {
         CalibrationRequest {
-            null_comparisons: 7,
-            layout_comparisons: 1,
+            identical_build_comparisons: 7,
+            code_layout_comparisons: 1,
             slowdowns_by_wait_percent: vec![2.0, 5.0],
             slowdowns_by_work_percent: vec![1.0],
             comparisons_per_slowdown: 3,
@@ -578,12 +617,12 @@ mod tests {
             sham_load_comparisons: 2,
             shard,
             plan: ComparisonTestPlan::default(),
-            max_cases: 4,
+            max_chosen_cases: 4,
             cases_chosen_by_user: false,
             total_time_limit: None,
-            command: String::new(),
-            state_file: PathBuf::new(),
-            resume: false,
+            command_line: String::new(),
+            calibration_state_file: PathBuf::new(),
+            resume_interrupted_calibration: false,
         }
     }
 
@@ -594,15 +633,15 @@ mod tests {
         // The first half of the calibration's schedule must contain each kind of comparison that
         // occurs several times.
         for kind in [
-            CalibrationComparisonKind::Null,
-            CalibrationComparisonKind::Sham,
-            CalibrationComparisonKind::Injected(2.0),
-            CalibrationComparisonKind::Injected(5.0),
-            CalibrationComparisonKind::Work(1.0),
+            CalibrationComparisonKind::IdenticalBuilds,
+            CalibrationComparisonKind::ShamLoad,
+            CalibrationComparisonKind::SlowdownByWaitPercent(2.0),
+            CalibrationComparisonKind::SlowdownByWaitPercent(5.0),
+            CalibrationComparisonKind::SlowdownByWorkPercent(1.0),
         ] {
             assert!(whole[..11].iter().any(|task| task.0 == kind), "{kind:?}");
         }
-        let shards = (1..=4).map(|index| ShardOfWork { index, count: 4 });
+        let shards = (1..=4).map(|index| ShardOfWork { index_from_one: index, shard_count: 4 });
         let parts: Vec<(CalibrationComparisonKind, usize)> = shards
             .flat_map(|shard| {
                 calibration_comparison_schedule(&test_calibration_request(Some(shard)))

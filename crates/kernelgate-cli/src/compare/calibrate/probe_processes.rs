@@ -1,6 +1,6 @@
 //! Runs single bench processes before a calibration's comparison: they measure case times, anchor
-//! rates and the sizes of injected delays. This module does not interpret the results of these
-//! processes; `calibrate` does.
+//! rates and the sizes of injected delays. The module `probe_processes` does not interpret the
+//! results of its processes; `calibrate` does.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use kernelgate_cuda::CaseFailureReason;
 /// Sizes of the injected GPU delays of each case, in the unit of the kernels that cause the delay.
 #[derive(Debug, Default)]
 pub struct InjectedGpuDelaySizes {
-    /// Size of the injected delay for each case.
-    pub sizes: BTreeMap<String, u64>,
+    /// Size of the injected GPU delay for each case.
+    pub delay_sizes_by_case: BTreeMap<String, u64>,
     /// Cases to which the requested delay cannot be added, with the reasons.
-    pub failed: BTreeMap<String, CaseFailureReason>,
+    pub cases_without_delay: BTreeMap<String, CaseFailureReason>,
 }
 
 impl ComparisonEngine<'_> {
@@ -32,9 +32,9 @@ impl ComparisonEngine<'_> {
         &self,
         prepared: &PreparedSides,
     ) -> Result<BTreeMap<String, f64>, CompareError> {
-        let runs = self.run_one_process_per_bench(prepared, ComparedArm::Base, "probe")?;
+        let runs = self.run_one_process_per_bench(prepared, ComparedArm::BaseBuild, "probe")?;
         let timings = runs.iter().flat_map(rounds::median_timings_by_case);
-        Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
+        Ok(timings.map(|(id, timing)| (id, timing.median_time_ns)).collect())
     }
 
     /// Runs one process of the base that measures the anchors (rates of fixed work), and returns
@@ -44,17 +44,25 @@ impl ComparisonEngine<'_> {
         prepared: &PreparedSides,
     ) -> Result<Option<ShardAnchorRecord>, CompareError> {
         let of_harness =
-            |bench: &&ComparedBench| bench.control_method != BenchControlMethod::Criterion;
+            |bench: &&ComparedBench| bench.control_method != BenchControlMethod::CriterionFlags;
         let Some(bench) = prepared.benches.iter().find(of_harness) else { return Ok(None) };
-        let cases = bench.cases.iter().take(1).cloned().collect();
+        let cases = bench.compared_cases.iter().take(1).cloned().collect();
         let request = TrialRequestToBench {
-            anchors: true,
+            measure_anchor_rates: true,
             sampling: TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
-            ..self.request_for_one_trial(bench, ComparedArm::Base, "anchors".to_owned(), cases)
+            ..self.request_for_one_trial(bench, ComparedArm::BaseBuild, "anchors".to_owned(), cases)
         };
-        let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
+        let broken = |reason| CompareError::CalibrationBenchFailed {
+            bench: bench.bench_name.clone(),
+            failure_reason: reason,
+        };
         let run = self
-            .run_trial_process(ComparedArm::Base, &bench.name, &request, bench.timeout)
+            .run_trial_process(
+                ComparedArm::BaseBuild,
+                &bench.bench_name,
+                &request,
+                bench.process_timeout,
+            )
             .map_err(broken)?;
         Ok(run.and_then(|run| run.anchors))
     }
@@ -66,14 +74,15 @@ impl ComparisonEngine<'_> {
         prepared: &PreparedSides,
     ) -> Result<InjectedGpuDelaySizes, CompareError> {
         let mut delayed = prepared.clone();
-        delayed.retain_cases(&self.request.injection.delays_ns.keys().cloned().collect());
-        let runs = self.run_one_process_per_bench(&delayed, ComparedArm::Head, "delays")?;
+        delayed.retain_cases(&self.request.injection.injected_delays_ns.keys().cloned().collect());
+        let runs = self.run_one_process_per_bench(&delayed, ComparedArm::HeadBuild, "delays")?;
         let mut found = InjectedGpuDelaySizes::default();
         for run in runs {
-            let sized =
-                |(id, case): (_, CaseRecordWithSamples)| Some((id, case.samples.delay_size?));
-            found.sizes.extend(run.cases.into_iter().filter_map(sized));
-            found.failed.extend(run.failed);
+            let sized = |(id, case): (_, CaseRecordWithSamples)| {
+                Some((id, case.samples.delay_ns_or_bytes?))
+            };
+            found.delay_sizes_by_case.extend(run.cases.into_iter().filter_map(sized));
+            found.cases_without_delay.extend(run.failed);
         }
         Ok(found)
     }
@@ -88,10 +97,18 @@ impl ComparisonEngine<'_> {
     ) -> Result<Vec<BenchProcessRun>, CompareError> {
         let mut runs = Vec::new();
         for bench in &prepared.benches {
-            let request =
-                self.request_for_one_trial(bench, arm, session.to_owned(), bench.cases.clone());
-            let run = self.run_trial_process(arm, &bench.name, &request, bench.timeout);
-            let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
+            let request = self.request_for_one_trial(
+                bench,
+                arm,
+                session.to_owned(),
+                bench.compared_cases.clone(),
+            );
+            let run =
+                self.run_trial_process(arm, &bench.bench_name, &request, bench.process_timeout);
+            let broken = |reason| CompareError::CalibrationBenchFailed {
+                bench: bench.bench_name.clone(),
+                failure_reason: reason,
+            };
             let run = run.map_err(broken)?;
             runs.extend(run);
         }

@@ -12,7 +12,7 @@ use crate::gate::judgement::CaseJudgement;
 use crate::gate::outputs::numerics::OutputErrorReport;
 use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::paired::{PairedDecisionOnCase, PairedDecisionsOfRound};
-use crate::gate::rules::RulesEffectReport;
+use crate::gate::rules::GateRulesEffectReport;
 use crate::gate::verdict::VerdictOnCase;
 use kernelgate::record::OutputVerificationExtent;
 
@@ -26,10 +26,10 @@ impl ComparisonEngine<'_> {
         second: Option<&PairedDecisionsOfRound>,
         facts: WholeComparisonFacts,
     ) -> Comparison {
-        matched.failed.extend(rounds::failures_in_head_processes(&self.trials_file.trials));
+        matched.failed_in_head.extend(rounds::failures_in_head_processes(&self.trials_file.trials));
         let mut unmeasured = self.reasons_of_cases_without_block(&matched, benches, &first);
-        unmeasured.append(&mut matched.unmeasured);
-        unmeasured.retain(|id, _| !matched.failed.contains_key(id));
+        unmeasured.append(&mut matched.unmeasured_cases);
+        unmeasured.retain(|id, _| !matched.failed_in_head.contains_key(id));
         let losses: BTreeMap<String, VerificationLoss> = facts
             .verification
             .iter()
@@ -39,11 +39,12 @@ impl ComparisonEngine<'_> {
             })
             .collect();
         let decisions = first.decisions.into_iter();
-        let decisions = decisions.filter(|decision| !matched.failed.contains_key(&decision.case));
+        let decisions =
+            decisions.filter(|decision| !matched.failed_in_head.contains_key(&decision.case_id));
         let mut judged = self.judge_decided_cases(decisions, benches, second, &losses);
         judged.extend(unmeasured.into_iter().map(|(id, why)| {
-            let limits = self.rules.limits_of_case(&id, &self.limits);
-            CaseJudgement::for_case_without_blocks(id, why, &self.plan, &limits)
+            let limits = self.rules.limits_of_case(&id, &self.default_case_limits);
+            CaseJudgement::judge_case_without_blocks(id, why, &self.plan, &limits)
         }));
         let [base, head] = &self.session.sides;
         let sides = self.session.sides.iter();
@@ -55,26 +56,30 @@ impl ComparisonEngine<'_> {
         };
         let unverified = judged
             .iter()
-            .map(|judged| &judged.case)
+            .map(|judged| &judged.case_id)
             .filter(|case| facts.verification.get(*case).is_some_and(is_unverified))
             .cloned()
             .collect();
         let refused = matched.comparison_refusals_by_field();
         let facts_of_builds = BuildComparisonFacts {
-            base: base.label.clone(),
-            head: head.label.clone(),
+            base_revision: base.revision_label.clone(),
+            head_revision: head.revision_label.clone(),
             plan: self.plan,
-            budget_s: self.request.budget.as_secs_f64(),
-            calibration: None,
-            removed: matched.removed_cases,
+            round_budget_s: self.request.round_time_budget.as_secs_f64(),
+            calibration_description: None,
+            removed_cases: matched.removed_cases,
             failed_in_base: matched.failed_in_base,
-            broken: self.failed_benches.clone(),
-            left_alone,
-            criterion: facts.criterion_benches,
-            identical: self.session.benches_with_identical_executables().into_iter().collect(),
-            untimed: facts.untimed_cases,
-            optimised: facts.optimised_build,
-            delays: injected_delays_text(&self.request.injection.delays_ns),
+            failed_processes: self.failed_benches.clone(),
+            unusable_benches: left_alone,
+            criterion_benches: facts.criterion_benches,
+            benches_with_identical_executables: self
+                .session
+                .benches_with_identical_executables()
+                .into_iter()
+                .collect(),
+            cases_with_identical_executable: facts.cases_with_identical_executable,
+            optimised_build: facts.optimised_build,
+            injected_delays_text: injected_delays_text(&self.request.injection.injected_delays_ns),
             rounds: [1, 2]
                 .into_iter()
                 .filter_map(|round| self.block_and_process_counts_of_round(round))
@@ -83,18 +88,18 @@ impl ComparisonEngine<'_> {
         };
         let mut comparison = Comparison {
             device: facts.device,
-            limits: self.limits,
+            default_case_limits: self.default_case_limits,
             judged_cases: judged,
             refused,
             new_cases: matched.new_cases,
-            skipped: matched.skipped,
-            failed: matched.failed,
+            skipped_in_head: matched.skipped_in_head,
+            failed_in_head: matched.failed_in_head,
             unverified_cases: unverified,
-            verification: losses.into_values().collect(),
+            verification_losses: losses.into_values().collect(),
             numerics: OutputErrorReport::default(),
-            costs: Vec::new(),
-            rules: RulesEffectReport::default(),
-            facts: facts_of_builds,
+            grown_costs: Vec::new(),
+            rules: GateRulesEffectReport::default(),
+            method_facts: facts_of_builds,
         };
         comparison.sort_judgements();
         comparison
@@ -117,22 +122,24 @@ impl ComparisonEngine<'_> {
         };
         let case_error = |decision: &PairedDecisionOnCase| -> Vec<InconclusiveReason> {
             let abandoned = || {
-                self.reason_bench_was_abandoned(benches, &decision.case).filter(|_| open(decision))
+                self.reason_bench_was_abandoned(benches, &decision.case_id)
+                    .filter(|_| open(decision))
             };
-            stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
+            stopped.get(&decision.case_id).cloned().or_else(abandoned).into_iter().collect()
         };
         let again = |decision: &PairedDecisionOnCase| {
-            second.and_then(|second| second.decision_on_case(&decision.case)).cloned()
+            second.and_then(|second| second.decision_on_case(&decision.case_id)).cloned()
         };
         decisions
             .map(|decision| {
                 let confirmation =
                     again(&decision).filter(|_| decision.verdict == VerdictOnCase::Regressed);
-                let limits = self.rules.limits_of_case(&decision.case, &self.limits);
+                let limits =
+                    self.rules.limits_of_case(&decision.case_id, &self.default_case_limits);
                 let errors = case_error(&decision);
                 let judged =
                     CaseJudgement::from_both_rounds(decision, confirmation, errors, &limits);
-                match losses.get(&judged.case) {
+                match losses.get(&judged.case_id) {
                     Some(loss) => judged.with_verification_loss(loss.clone()),
                     None => judged,
                 }
@@ -149,11 +156,15 @@ impl ComparisonEngine<'_> {
         first: &PairedDecisionsOfRound,
     ) -> BTreeMap<String, Vec<InconclusiveReason>> {
         let stopped = rounds::reasons_to_stop_timing_cases(&self.trials_file.trials);
-        let (budget_s, max_blocks) = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
+        let (budget_s, max_blocks) =
+            (self.request.round_time_budget.as_secs_f64(), self.plan.max_trial_blocks);
         let why = |id: &String| {
             let reason =
                 stopped.get(id).cloned().or_else(|| self.reason_bench_was_abandoned(benches, id));
-            vec![reason.unwrap_or(InconclusiveReason::NoBlock { budget_s, max_blocks })]
+            vec![reason.unwrap_or(InconclusiveReason::NoCompleteBlock {
+                round_budget_s: budget_s,
+                max_trial_blocks: max_blocks,
+            })]
         };
         let without = matched.judged_cases.iter().filter(|id| first.decision_on_case(id).is_none());
         without.map(|id| (id.clone(), why(id))).collect()
@@ -165,11 +176,11 @@ impl ComparisonEngine<'_> {
         benches: &[ComparedBench],
         id: &str,
     ) -> Option<InconclusiveReason> {
-        let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
+        let bench = benches.iter().find(|bench| bench.compared_cases.contains(id))?;
         let broken = self
             .failed_benches
             .iter()
-            .find(|broken| broken.abandoned && broken.bench == bench.name)?;
+            .find(|broken| broken.bench_abandoned && broken.bench_name == bench.bench_name)?;
         Some(broken.inconclusive_reason_for_cases())
     }
 
@@ -180,11 +191,11 @@ impl ComparisonEngine<'_> {
         round: u32,
     ) -> Option<ComparisonRoundCounts> {
         let trials = || self.trials_file.trials.iter().filter(move |trial| trial.round == round);
-        let blocks = trials().map(|trial| trial.block + 1).max()?;
+        let blocks = trials().map(|trial| trial.block_in_round + 1).max()?;
         Some(ComparisonRoundCounts {
-            blocks,
-            processes: trials().count(),
-            wall_s: trials().map(|trial| trial.wall_s).sum(),
+            most_trial_blocks: blocks,
+            process_count: trials().count(),
+            total_process_wall_s: trials().map(|trial| trial.wall_s).sum(),
         })
     }
 }

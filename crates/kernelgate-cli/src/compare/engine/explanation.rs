@@ -32,26 +32,26 @@ impl ComparisonEngine<'_> {
             comparison.judged_cases.iter().filter(|it| it.verdict == VerdictOnCase::Regressed);
         let decisions = regressed
             .filter_map(CaseJudgement::paired_evidence)
-            .map(|PairedRoundsEvidence { decision, .. }| decision);
+            .map(|PairedRoundsEvidence { first_round_decision: decision, .. }| decision);
         let mut slower: Vec<&PairedDecisionOnCase> = decisions.collect();
-        slower.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
+        slower.sort_by(|a, b| b.ratio.estimated_ratio.total_cmp(&a.ratio.estimated_ratio));
         let mut explanations = BTreeMap::new();
         for bench in benches {
-            let of_bench = slower.iter().filter(|it| bench.cases.contains(&it.case));
+            let of_bench = slower.iter().filter(|it| bench.compared_cases.contains(&it.case_id));
             let of_bench: Vec<&PairedDecisionOnCase> =
                 of_bench.take(MAX_PROFILED_CASES_PER_BENCH).copied().collect();
             if of_bench.is_empty() {
                 continue;
             }
-            let cases = of_bench.iter().map(|it| it.case.clone()).collect();
+            let cases = of_bench.iter().map(|it| it.case_id.clone()).collect();
             let profiles = self.profile_cases_in_both_builds(bench, &cases);
             for decision in of_bench {
-                let case = &decision.case;
+                let case = &decision.case_id;
                 let found = match &profiles {
                     Ok([base, head]) => find_profiles_in_both_builds(case, base, head),
                     Err(why) => Err(why.clone()),
                 };
-                let code = comparison.facts.code.get(case);
+                let code = comparison.method_facts.kernel_comparisons_by_case.get(case);
                 explanations.insert(case.clone(), explain_slowdown(decision, code, found));
             }
         }
@@ -64,26 +64,29 @@ impl ComparisonEngine<'_> {
         bench: &ComparedBench,
         cases: &BTreeSet<String>,
     ) -> Result<[Vec<CaseProfileResponse>; 2], String> {
-        if bench.control_method == BenchControlMethod::Criterion {
+        if bench.control_method == BenchControlMethod::CriterionFlags {
             return Err("it uses Criterion alone".to_owned());
         }
         self.progress.show_current_step(&format!(
             "profiling {} slower cases of {}",
             cases.len(),
-            bench.name
+            bench.bench_name
         ));
         let filter = criterion::criterion_filter_for_cases(cases)
             .ok_or("the ids of its cases are too long")?;
         let profiles_of = |arm: ComparedArm| {
             let request =
                 self.request_for_one_trial(bench, arm, "profile".to_owned(), cases.clone());
-            let setup = SharedTrialSettings { filter: Some(&filter), ..self.shared_trial_setup() };
-            self.describe_trial_process(arm, &bench.name, &request, bench.timeout)
+            let setup = SharedTrialSettings {
+                criterion_filter: Some(&filter),
+                ..self.shared_trial_setup()
+            };
+            self.describe_trial_process(arm, &bench.bench_name, &request, bench.process_timeout)
                 .and_then(|trial| {
-                    by_protocol::request_without_trial(
+                    by_protocol::send_request_other_than_trial(
                         &setup,
                         &trial,
-                        RequestedBenchAction::Profile,
+                        RequestedBenchAction::ProfileCases,
                     )
                 })
                 .and_then(|answer| match answer {
@@ -92,7 +95,7 @@ impl ComparisonEngine<'_> {
                 })
                 .map_err(|why| format!("{arm}: {why}"))
         };
-        Ok([profiles_of(ComparedArm::Base)?, profiles_of(ComparedArm::Head)?])
+        Ok([profiles_of(ComparedArm::BaseBuild)?, profiles_of(ComparedArm::HeadBuild)?])
     }
 }
 
@@ -105,8 +108,8 @@ fn find_profiles_in_both_builds<'a>(
 ) -> Result<[&'a CaseProfileResponse; 2], String> {
     let implementation = |id: &str| id.rsplit_once('/').map(|(front, _)| front.to_owned());
     let find = |side: &'a [CaseProfileResponse], name: &str| {
-        let same = side.iter().find(|it| it.case == case);
-        let alike = || side.iter().find(|it| implementation(&it.case) == implementation(case));
+        let same = side.iter().find(|it| it.case_id == case);
+        let alike = || side.iter().find(|it| implementation(&it.case_id) == implementation(case));
         same.or_else(alike).ok_or_else(|| format!("the {name} recorded nothing of it"))
     };
     Ok([find(base, "base")?, find(head, "head")?])

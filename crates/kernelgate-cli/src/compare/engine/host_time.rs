@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{ComparisonEngine, index_of_side};
-use crate::compare::InjectedChanges;
+use crate::compare::InjectedHeadChanges;
 use crate::compare::session::{ComparedBench, PreparedSides};
 use crate::compare::sides::copy_benches::BenchControlMethod;
 use crate::compare::trials::trial_driver;
 use crate::gate::costs::host_time;
-use crate::gate::costs::{CostGrowthOfCase, LaunchCostKind};
+use crate::gate::costs::{LaunchCostGrowthOfCase, LaunchCostKind};
 use crate::gate::paired::ComparedArm;
 use kernelgate::record::{TrialRequestToBench, TrialSamplingPlan};
 
@@ -20,14 +20,14 @@ impl ComparisonEngine<'_> {
     pub(super) fn confirm_grown_host_launch_times(
         &self,
         prepared: &PreparedSides,
-        costs: Vec<CostGrowthOfCase>,
+        costs: Vec<LaunchCostGrowthOfCase>,
         started: Instant,
-    ) -> Vec<CostGrowthOfCase> {
+    ) -> Vec<LaunchCostGrowthOfCase> {
         let (suspected, mut rest): (Vec<_>, Vec<_>) =
-            costs.into_iter().partition(|it| it.cost == LaunchCostKind::HostTime);
+            costs.into_iter().partition(|it| it.cost == LaunchCostKind::HostEnqueueTime);
         let needed = host_time::further_pairs_for_suspected_cases(suspected.len());
         rest.extend(host_time::confirm_suspected_growth(suspected, |cases, pair| {
-            if started.elapsed() > self.request.budget {
+            if started.elapsed() > self.request.round_time_budget {
                 return None;
             }
             let (count, next) = (cases.len(), pair + 1);
@@ -49,17 +49,18 @@ impl ComparisonEngine<'_> {
     ) -> BTreeMap<String, [f64; 2]> {
         let mut found = BTreeMap::new();
         let ours = |bench: &&ComparedBench| {
-            matches!(bench.control_method, BenchControlMethod::Protocol(_))
+            matches!(bench.control_method, BenchControlMethod::ProtocolVersion(_))
         };
         for bench in prepared.benches.iter().filter(ours) {
-            let cases: BTreeSet<String> = bench.cases.intersection(cases).cloned().collect();
+            let cases: BTreeSet<String> =
+                bench.compared_cases.intersection(cases).cloned().collect();
             if cases.is_empty() {
                 continue;
             }
             let mut times = [BTreeMap::new(), BTreeMap::new()];
             // The order of base and head alternates from pair to pair, so that a drift has opposite
             // signs in neighbouring pairs.
-            let order = [ComparedArm::Base, ComparedArm::Head];
+            let order = [ComparedArm::BaseBuild, ComparedArm::HeadBuild];
             for arm in if pair.is_multiple_of(2) { order } else { [order[1], order[0]] } {
                 times[index_of_side(arm)] =
                     self.measure_launch_time_in_one_process(arm, bench, &cases);
@@ -84,12 +85,12 @@ impl ComparisonEngine<'_> {
             sampling: TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
             ..self.request_for_one_trial(bench, arm, "host-time".to_owned(), cases.clone())
         };
-        let run = self.describe_trial_process(arm, &bench.name, &request, bench.timeout).and_then(
-            |mut trial| {
-                trial.injection = InjectedChanges::default();
+        let run = self
+            .describe_trial_process(arm, &bench.bench_name, &request, bench.process_timeout)
+            .and_then(|mut trial| {
+                trial.injection = InjectedHeadChanges::default();
                 trial_driver::run_trial(&self.shared_trial_setup(), &trial)
-            },
-        );
+            });
         match run {
             Ok(run) => {
                 let times = run.into_iter().flat_map(|run| run.cases);
@@ -98,8 +99,10 @@ impl ComparisonEngine<'_> {
                 host_times.filter(|(_, time_ns)| *time_ns > 0.0).collect()
             }
             Err(why) => {
-                self.progress
-                    .print_line(&format!("error: {arm} {} launched again: {why}", bench.name));
+                self.progress.print_line(&format!(
+                    "error: {arm} {} launched again: {why}",
+                    bench.bench_name
+                ));
                 BTreeMap::new()
             }
         }

@@ -40,18 +40,18 @@ pub fn compare_kernels_of_both_builds(
 impl ComparisonEngine<'_> {
     fn compare_kernels_for_architecture(&self, arch: &str) -> ArchitectureKernelComparison {
         let mut all = ArchitectureKernelComparison {
-            arch: arch.to_owned(),
+            gpu_architecture: arch.to_owned(),
             ..ArchitectureKernelComparison::default()
         };
         let driven =
             self.session.sides.iter().flat_map(|side| side.executables.runnable_benches.keys());
         for bench in driven.collect::<BTreeSet<_>>() {
-            match [ComparedArm::Base, ComparedArm::Head]
+            match [ComparedArm::BaseBuild, ComparedArm::HeadBuild]
                 .map(|arm| self.compiled_kernel_resources(arm, bench, arch))
             {
                 [Ok(base), Ok(head)] => all.add_kernels_of_bench(&base, &head),
                 [Err(why), _] | [_, Err(why)] => {
-                    all.not_compared.insert(bench.clone(), why);
+                    all.benches_not_compared.insert(bench.clone(), why);
                 }
             }
         }
@@ -66,7 +66,7 @@ impl ComparisonEngine<'_> {
     ) -> Result<KernelResourcesReport, String> {
         let executable =
             self.session.sides[index_of_side(arm)].executables.runnable_benches.get(bench);
-        if executable.is_none_or(|it| it.control_method == BenchControlMethod::Criterion) {
+        if executable.is_none_or(|it| it.control_method == BenchControlMethod::CriterionFlags) {
             return Err(format!("in the {arm} no bench of this harness has that name"));
         }
         self.progress.show_current_step(&format!("compiling the kernels of {bench} for {arch}"));
@@ -77,8 +77,15 @@ impl ComparisonEngine<'_> {
         );
         let timeout = self.request.process_timeout.unwrap_or(VERIFICATION_TIMEOUT);
         let trial = self.describe_trial_process(arm, bench, &request, timeout)?;
-        let action = RequestedBenchAction::Resources { arch: arch.to_owned(), filter: None };
-        match by_protocol::request_without_trial(&self.shared_trial_setup(), &trial, action)? {
+        let action = RequestedBenchAction::ReportKernelResources {
+            gpu_architecture: arch.to_owned(),
+            kernel_name_regex: None,
+        };
+        match by_protocol::send_request_other_than_trial(
+            &self.shared_trial_setup(),
+            &trial,
+            action,
+        )? {
             ResponseToBenchAction::Resources(report) => Ok(report),
             _ => Err("it answered something else than it was asked".to_owned()),
         }

@@ -25,7 +25,7 @@ use super::test_plan::TestPlanForDevice;
 use super::trials::artificial_load::{ArtificialCoRunningLoad, SpinningLoadThreads};
 use super::trials::process::{SharedTrialSettings, TrialProcessToRun};
 use super::trials::trial_driver;
-use super::{BuildComparisonRequest, CompareError, InjectedChanges};
+use super::{BuildComparisonRequest, CompareError, InjectedHeadChanges};
 use crate::gate::calibration::CaseBlocksAsColumns;
 use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedBenchProcess};
 use crate::gate::comparison_shard::ComparisonShardRecord;
@@ -56,7 +56,7 @@ pub struct ComparisonEngine<'a> {
     pub(super) progress: ComparisonProgressDisplay,
     pub(super) plan: ComparisonTestPlan,
     /// Limits (thresholds) of every case for which the package's rules set none.
-    pub(super) limits: CaseLimits,
+    pub(super) default_case_limits: CaseLimits,
     /// Thresholds and accepted changes from the head package's `kernelgate.toml`.
     pub(super) rules: PackageGateRules,
     /// The number of cases over which the error rates of the test are divided: those of this
@@ -79,7 +79,7 @@ struct RoundProgressDisplay {
     estimate: Option<EstimatedRoundTimeLeft>,
     last_estimate_time: Option<Instant>,
     /// Number of decided cases that was shown last; `None` before the first line was printed.
-    decided_cases: Option<usize>,
+    last_shown_decided_cases: Option<usize>,
 }
 
 /// Facts about a comparison that belong to the whole comparison and not to its verdicts.
@@ -87,12 +87,12 @@ pub struct WholeComparisonFacts {
     pub device: String,
     /// Whether both builds were compiled with optimisation.
     pub optimised_build: bool,
-    /// Benches of Criterion alone.
+    /// Compared benches that use Criterion without kernelgate.
     pub criterion_benches: Vec<CriterionOnlyBench>,
     /// To what extent base (first) and head (second) verified each case that both have.
     pub verification: BTreeMap<String, [OutputVerificationExtent; 2]>,
     /// Cases that are not timed because base and head have a byte-identical executable for them.
-    pub untimed_cases: Vec<String>,
+    pub cases_with_identical_executable: Vec<String>,
 }
 
 /// The result of a comparison of two builds, before it is printed and written to files.
@@ -119,7 +119,9 @@ pub fn build_sides_into_folder(
         false,
         ProgressAndChildProcesses::with_interrupt_handler()?,
     )?;
-    for (arm, side) in [ComparedArm::Base, ComparedArm::Head].into_iter().zip(&session.sides) {
+    for (arm, side) in
+        [ComparedArm::BaseBuild, ComparedArm::HeadBuild].into_iter().zip(&session.sides)
+    {
         let folder = output.join(arm.arm_name());
         std::fs::create_dir_all(&folder).map_err(CompareError::file_error("make", &folder))?;
         for bench in side.executables.runnable_benches.keys() {
@@ -153,7 +155,7 @@ pub fn run_comparison(request: &BuildComparisonRequest) -> Result<ComparisonOutc
         let note = engine.resolve_test_plan_for_device(&prepared)?;
         let planned = request.shard.and_then(|shard| prepared.describe_as_shard(shard));
         if let Some(planned) = &planned {
-            engine.family = ErrorRateFamily::Plan(planned.cases);
+            engine.family = ErrorRateFamily::CasesOfAllShards(planned.cases_of_all_shards);
         }
         let listed = prepared.matched_cases.all_case_ids().into_iter().collect();
         let (trials, plan) = (&engine.trials_file.trials, &engine.plan);
@@ -161,46 +163,52 @@ pub fn run_comparison(request: &BuildComparisonRequest) -> Result<ComparisonOutc
             trials,
             &prepared.benches,
             &listed,
-            plan.max_blocks,
+            plan.max_trial_blocks,
         )
-        .map_err(|why| CompareError::TrialsDoNotFit {
-            path: session.folder.path_of_file(SAVED_TRIALS_FILE),
-            why,
+        .map_err(|why| CompareError::SavedTrialsDoNotFit {
+            trials_file: session.folder.path_of_file(SAVED_TRIALS_FILE),
+            why_trials_do_not_fit: why,
         })?;
-        let findings = engine.compare_verification_records(&prepared, (&engine.limits, &rules))?;
-        prepared.time_changed_cases_first(&findings.code);
+        let findings = engine
+            .compare_verification_records(&prepared, (&engine.default_case_limits, &rules))?;
+        prepared.time_changed_cases_first(&findings.kernel_comparisons_by_case);
         let benches = prepared.benches.clone();
         let unaffected = match request.only_affected_cases {
             true => {
-                engine.progress.print_detail(&prepared.unknown_machine_code_note(&findings.code));
-                prepared.remove_cases_with_identical_code(&findings.code)
+                engine.progress.print_detail(
+                    &prepared.unknown_machine_code_note(&findings.kernel_comparisons_by_case),
+                );
+                prepared.remove_cases_with_identical_code(&findings.kernel_comparisons_by_case)
             }
             false => Vec::new(),
         };
-        let in_part = !request.benches.is_empty() || request.filter.is_some();
+        let in_part = !request.bench_names.is_empty() || request.criterion_filter.is_some();
         let all_ids = (!in_part).then(|| prepared.matched_cases.all_case_ids());
         let ids: Option<Vec<&str>> =
             all_ids.as_ref().map(|ids| ids.iter().map(String::as_str).collect());
         let mut comparison = engine.run_both_rounds(prepared)?;
-        comparison.judged_cases.retain(|it| !findings.failed_cases.contains_key(&it.case));
-        comparison.failed.extend(findings.failed_cases);
-        comparison.facts.code = findings.code;
+        comparison.judged_cases.retain(|it| !findings.failed_cases.contains_key(&it.case_id));
+        comparison.failed_in_head.extend(findings.failed_cases);
+        comparison.method_facts.kernel_comparisons_by_case = findings.kernel_comparisons_by_case;
         if request.profiles_slower_cases {
-            comparison.facts.explanations = engine.explain_regressed_cases(&comparison, &benches);
+            comparison.method_facts.explanations =
+                engine.explain_regressed_cases(&comparison, &benches);
         }
-        let removed = comparison.facts.removed.iter().map(String::as_str);
+        let removed = comparison.method_facts.removed_cases.iter().map(String::as_str);
         let cases: Vec<&str> = comparison.judged_case_ids().into_iter().chain(removed).collect();
         let mut of_rules = rules.report_effects(&cases, ids.as_deref());
         if request.shard.is_some() {
-            of_rules.unmatched = std::mem::take(&mut of_rules.notes).into_iter().collect();
+            of_rules.notes_on_unmatched_patterns =
+                std::mem::take(&mut of_rules.notes_on_rules_without_effect).into_iter().collect();
         }
-        of_rules.notes.extend(expired);
+        of_rules.notes_on_rules_without_effect.extend(expired);
         let of_costs = costs::report_unjudged_cost_limits(&rules, &findings.cost_limits);
-        of_rules.notes.extend(of_costs.notes);
-        of_rules.undecided.extend(of_costs.undecided);
-        (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
-        let (numerics, costs) = (findings.numerics, findings.costs);
-        let comparison = Comparison { numerics, costs, rules: of_rules, ..comparison };
+        of_rules.notes_on_rules_without_effect.extend(of_costs.notes_on_rules_without_effect);
+        of_rules.notes_on_unjudged_limits.extend(of_costs.notes_on_unjudged_limits);
+        comparison.method_facts.calibration_description = note;
+        comparison.method_facts.unaffected_cases = unaffected;
+        let (numerics, costs) = (findings.numerics, findings.grown_costs);
+        let comparison = Comparison { numerics, grown_costs: costs, rules: of_rules, ..comparison };
         let shard =
             planned.map(|planned| engine.record_of_compared_shard(planned, shared, &comparison));
         Ok(ComparisonOutcome { comparison, shard })
@@ -223,10 +231,11 @@ impl<'a> ComparisonEngine<'a> {
             session,
             progress,
             plan: ComparisonTestPlan::default(),
-            limits: ComparisonTestPlan::default().limits_with_source(LimitSource::Default),
+            default_case_limits: ComparisonTestPlan::default()
+                .limits_with_source(LimitSource::ProgramDefault),
             rules: PackageGateRules::default(),
-            family: ErrorRateFamily::Given,
-            co_running: ArtificialCoRunningLoad::Nothing,
+            family: ErrorRateFamily::CasesOfThisDecision,
+            co_running: ArtificialCoRunningLoad::NoLoad,
             trials_file: trials,
             failed_benches: Vec::new(),
             unusable_benches: BTreeMap::new(),
@@ -244,9 +253,9 @@ impl<'a> ComparisonEngine<'a> {
         label: &str,
     ) -> ComparisonEngine<'a> {
         let progress = session.progress.for_part_of_task(label);
-        let limits = plan.limits_with_source(LimitSource::Default);
+        let limits = plan.limits_with_source(LimitSource::ProgramDefault);
         let fresh = Self::engine_with_trials(request, session, ComparisonTrialsFile::default());
-        Self { plan, limits, co_running, progress, ..fresh }
+        Self { plan, default_case_limits: limits, co_running, progress, ..fresh }
     }
 
     /// Determines the test plan (thresholds and error rates) for the device on which the benches
@@ -257,14 +266,14 @@ impl<'a> ComparisonEngine<'a> {
     ) -> Result<Option<String>, CompareError> {
         let Some(environment) = &prepared.environment else { return Ok(None) };
         let sampling = Self::sampling_of_first_bench(prepared);
-        let TestPlanForDevice { plan, limits, note } =
-            self.request.plan.plan_for_device(environment, &prepared.provenance, sampling)?;
+        let TestPlanForDevice { plan, limits, calibration_note: note } =
+            self.request.plan.plan_for_device(environment, &prepared.head_provenance, sampling)?;
         note.iter().for_each(|note| self.progress.print_line(note));
-        (self.plan, self.limits) = (plan, limits);
+        (self.plan, self.default_case_limits) = (plan, limits);
         Ok(note)
     }
 
-    /// Returns for how long each process warms up and times a case.
+    /// Returns for how long each process of the first bench warms up and times a case.
     pub fn sampling_of_first_bench(prepared: &PreparedSides) -> TrialSamplingPlan {
         prepared.benches.first().map_or(TrialSamplingPlan::SAMPLING_ON_HOST, |bench| bench.sampling)
     }
@@ -276,7 +285,13 @@ impl<'a> ComparisonEngine<'a> {
         identity: BTreeMap<String, String>,
         comparison: &Comparison,
     ) -> Box<ComparisonShardRecord> {
-        let ComparisonShardPlan { shard, plan, cases, environment, anchors } = planned;
+        let ComparisonShardPlan {
+            shard,
+            plan_hash: plan,
+            cases_of_all_shards: cases,
+            environment,
+            anchors,
+        } = planned;
         let [base, head] = &self.session.sides;
         let [first, second] = [1, 2].map(|round| {
             let observed = rounds::complete_blocks_by_case(&self.trials_file.trials, round);
@@ -289,21 +304,28 @@ impl<'a> ComparisonEngine<'a> {
         });
         let mut kept = ComparisonShardRecord {
             shard,
-            plan,
-            planned: cases,
-            ended: current_time_for_records(),
+            plan_hash: plan,
+            cases_of_all_shards: cases,
+            shard_end_time: current_time_for_records(),
             environment,
             anchors,
-            identity,
-            sources: base.sources.clone().zip(head.sources.clone()).map(<[String; 2]>::from),
-            limits: BTreeMap::new(),
-            first,
-            second,
-            errors: BTreeMap::new(),
-            findings: Comparison { judged_cases: Vec::new(), ..comparison.clone() },
+            comparison_identity_facts: identity,
+            sources: base
+                .checkout_commit
+                .clone()
+                .zip(head.checkout_commit.clone())
+                .map(<[String; 2]>::from),
+            limits_by_case: BTreeMap::new(),
+            first_round_times: first,
+            second_round_times: second,
+            measurement_errors_by_case: BTreeMap::new(),
+            findings_without_verdicts: Comparison {
+                judged_cases: Vec::new(),
+                ..comparison.clone()
+            },
         };
-        kept.take_limits_and_errors(comparison, |case| {
-            self.rules.limits_of_case(case, &self.limits)
+        kept.record_limits_and_errors_of_cases(comparison, |case| {
+            self.rules.limits_of_case(case, &self.default_case_limits)
         });
         Box::new(kept)
     }
@@ -335,7 +357,7 @@ impl<'a> ComparisonEngine<'a> {
             .decisions
             .iter()
             .filter(|decision| decision.verdict == VerdictOnCase::Regressed)
-            .map(|decision| decision.case.clone())
+            .map(|decision| decision.case_id.clone())
             .collect();
         let second = if slower.is_empty() {
             None
@@ -350,7 +372,7 @@ impl<'a> ComparisonEngine<'a> {
             optimised_build: optimised,
             criterion_benches: criterion,
             verification,
-            untimed_cases: untimed,
+            cases_with_identical_executable: untimed,
         };
         Ok(self.conclude_comparison((matched, &benches), first, second.as_ref(), facts))
     }
@@ -363,10 +385,10 @@ impl<'a> ComparisonEngine<'a> {
     pub(super) fn shared_trial_setup(&self) -> SharedTrialSettings<'_> {
         SharedTrialSettings {
             bench_variables: &self.request.bench_variables,
-            filter: self.request.filter.as_deref(),
-            work_folder: &self.session.work_folder,
+            criterion_filter: self.request.criterion_filter.as_deref(),
+            trial_files_folder: &self.session.trial_files_folder,
             running_child: &self.session.running_child,
-            environment: &self.session.environment,
+            environment: &self.session.environment_of_criterion_runs,
             progress: &self.progress,
         }
     }
@@ -385,21 +407,21 @@ impl<'a> ComparisonEngine<'a> {
             return Err("it has no such bench".to_owned());
         };
         let mut injection = match arm {
-            ComparedArm::Base => InjectedChanges::default(),
-            ComparedArm::Head => self.request.injection.clone(),
+            ComparedArm::BaseBuild => InjectedHeadChanges::default(),
+            ComparedArm::HeadBuild => self.request.injection.clone(),
         };
-        injection
-            .delays_ns
-            .retain(|id, _| request.cases.as_ref().is_none_or(|cases| cases.contains(id)));
+        injection.injected_delays_ns.retain(|id, _| {
+            request.case_ids_to_run.as_ref().is_none_or(|cases| cases.contains(id))
+        });
         Ok(TrialProcessToRun {
             control_method: executable.control_method,
-            program: slot.join("bin").join(bench),
-            hash: &executable.hash,
-            package: side.package_folder_of(bench).clone(),
-            commit: side.commit.clone(),
+            bench_executable: slot.join("bin").join(bench),
+            executable_hash: &executable.executable_hash,
+            package_folder: side.package_folder_of_bench(bench).clone(),
+            source_commit: side.recorded_commit.clone(),
             injection,
             request,
-            timeout,
+            process_timeout: timeout,
         })
     }
 
@@ -414,13 +436,13 @@ impl<'a> ComparisonEngine<'a> {
     ) -> Result<Option<BenchProcessRun>, String> {
         let trial = self.describe_trial_process(arm, bench, request, timeout)?;
         let setup = self.shared_trial_setup();
-        let busy = (arm == ComparedArm::Head)
+        let busy = (arm == ComparedArm::HeadBuild)
             .then(|| self.start_load_beside_head(&setup, &trial))
             .transpose()?;
         let outcome = trial_driver::run_trial(&setup, &trial);
         drop(busy);
-        if arm == ComparedArm::Head
-            && matches!(self.co_running, ArtificialCoRunningLoad::Process(_))
+        if arm == ComparedArm::HeadBuild
+            && matches!(self.co_running, ArtificialCoRunningLoad::GpuProcessWithLeadTime(_))
             && !self.session.co_running_child.kill_child_and_wait()
         {
             return Err("the co-running load ended by itself".to_owned());
@@ -435,16 +457,16 @@ impl<'a> ComparisonEngine<'a> {
         trial: &TrialProcessToRun<'_>,
     ) -> Result<Option<SpinningLoadThreads>, String> {
         match self.co_running {
-            ArtificialCoRunningLoad::Nothing => Ok(None),
-            ArtificialCoRunningLoad::Threads(count) => {
+            ArtificialCoRunningLoad::NoLoad => Ok(None),
+            ArtificialCoRunningLoad::SpinningThreads(count) => {
                 Ok(Some(SpinningLoadThreads::start_spinning_threads(count)))
             }
-            ArtificialCoRunningLoad::Process(after) => {
-                let one = trial.request.cases.iter().flatten().next().cloned();
+            ArtificialCoRunningLoad::GpuProcessWithLeadTime(after) => {
+                let one = trial.request.case_ids_to_run.iter().flatten().next().cloned();
                 let request = TrialRequestToBench {
-                    session: "co-running".to_owned(),
-                    record: self.session.work_folder.join("co-running-run.json"),
-                    cases: Some(one.into_iter().collect()),
+                    session_name: "co-running".to_owned(),
+                    run_record_path: self.session.trial_files_folder.join("co-running-run.json"),
+                    case_ids_to_run: Some(one.into_iter().collect()),
                     sampling: TrialSamplingPlan::SAMPLING_UNTIL_PROCESS_IS_ENDED,
                     ..trial.request.clone()
                 };
@@ -470,10 +492,10 @@ impl<'a> ComparisonEngine<'a> {
     ) {
         self.progress.print_line(&format!("error: {arm} {bench}: {reason}"));
         self.failed_benches.push(FailedBenchProcess {
-            bench: bench.to_owned(),
+            bench_name: bench.to_owned(),
             side: arm,
-            reason,
-            abandoned,
+            failure_reason: reason,
+            bench_abandoned: abandoned,
         });
     }
 
@@ -488,12 +510,16 @@ impl<'a> ComparisonEngine<'a> {
         let plan = self.plan;
         let mut shown = RoundProgressDisplay::default();
         loop {
-            let spent =
-                self.block_and_process_counts_of_round(round).map_or(0.0, |facts| facts.wall_s);
-            let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
+            let spent = self
+                .block_and_process_counts_of_round(round)
+                .map_or(0.0, |facts| facts.total_process_wall_s);
+            let left =
+                self.request.round_time_budget.saturating_sub(Duration::from_secs_f64(spent));
             let observed = rounds::complete_blocks_by_case(&self.trials_file.trials, round);
             let of_case = |case: &str| {
-                plan.with_thresholds_of_case(&self.rules.limits_of_case(case, &self.limits))
+                plan.with_thresholds_of_case(
+                    &self.rules.limits_of_case(case, &self.default_case_limits),
+                )
             };
             let outcome =
                 decide_cases_with_own_thresholds(&observed, &plan, &of_case, self.family, false);
@@ -504,18 +530,18 @@ impl<'a> ComparisonEngine<'a> {
             );
             todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
             let done = |bench: &ComparedBench| {
-                rounds::next_block_of_bench(&self.trials_file.trials, round, &bench.name)
+                rounds::next_block_of_bench(&self.trials_file.trials, round, &bench.bench_name)
             };
             let alive: Vec<&ComparedBench> = benches
                 .iter()
                 .filter(|bench| {
-                    done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id))
+                    done(bench) < plan.max_trial_blocks
+                        && bench.compared_cases.iter().any(|id| todo.contains(id))
                 })
                 .filter(|bench| {
-                    !self
-                        .failed_benches
-                        .iter()
-                        .any(|broken| broken.bench == bench.name && broken.abandoned)
+                    !self.failed_benches.iter().any(|broken| {
+                        broken.bench_name == bench.bench_name && broken.bench_abandoned
+                    })
                 })
                 .collect();
             // The round stops when less than half a block of budget is left, so that its duration
@@ -537,11 +563,13 @@ impl<'a> ComparisonEngine<'a> {
         }
     }
 
-    /// Mean wall time of one block of trials over the round so far; each block here covers every
+    /// Mean wall time of one block of trials over the round so far, where one block covers every
     /// bench.
     fn mean_block_wall_time(&self, round: u32) -> Duration {
         self.block_and_process_counts_of_round(round).map_or(Duration::ZERO, |facts| {
-            Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)
+            Duration::from_secs_f64(
+                facts.total_process_wall_s / facts.most_trial_blocks.max(1) as f64,
+            )
         })
     }
 
@@ -556,9 +584,11 @@ impl<'a> ComparisonEngine<'a> {
         shown: &mut RoundProgressDisplay,
     ) {
         let trials = &self.trials_file.trials;
-        let blocks = self.block_and_process_counts_of_round(round).map_or(0, |facts| facts.blocks);
+        let blocks = self
+            .block_and_process_counts_of_round(round)
+            .map_or(0, |facts| facts.most_trial_blocks);
         let estimate = rounds::estimate_round_time_left(trials, round, todo, outcome, &self.plan);
-        let most_s = if blocks == 0 { f64::INFINITY } else { estimate.max_s };
+        let most_s = if blocks == 0 { f64::INFINITY } else { estimate.max_time_left_s };
         let at_most = |seconds: f64| {
             progress::duration(Duration::try_from_secs_f64(seconds).unwrap_or(left).min(left))
         };
@@ -569,13 +599,13 @@ impl<'a> ComparisonEngine<'a> {
             let passed_s = shown.last_estimate_time.map_or(0.0, |at| at.elapsed().as_secs_f64());
             let smoothed = estimate.smoothed_with_previous_estimate(shown.estimate, passed_s);
             (shown.estimate, shown.last_estimate_time) = (Some(smoothed), Some(Instant::now()));
-            format!("about {} left, at most {most}", at_most(smoothed.likely_s))
+            format!("about {} left, at most {most}", at_most(smoothed.likely_time_left_s))
         };
         let decided = selected.saturating_sub(todo.len());
         let text = format!(
             "round {round}: {blocks} blocks done, {decided} of {selected} cases decided, {ahead}"
         );
-        match shown.decided_cases.replace(decided) == Some(decided) {
+        match shown.last_shown_decided_cases.replace(decided) == Some(decided) {
             true => self.progress.show_frequent_step(&text),
             false => self.progress.show_current_step(&text),
         }
@@ -589,13 +619,13 @@ impl<'a> ComparisonEngine<'a> {
         cases: BTreeSet<String>,
     ) -> TrialRequestToBench {
         TrialRequestToBench {
-            first: bench.cases_timed_first.intersection(&cases).cloned().collect(),
-            cases: Some(cases),
-            verified: Some(bench.verified[index_of_side(arm)].clone()),
-            inputs: Some(self.input_folder_of_side(arm)),
+            case_ids_to_run_first: bench.cases_timed_first.intersection(&cases).cloned().collect(),
+            case_ids_to_run: Some(cases),
+            verified_run_record: Some(bench.verified[index_of_side(arm)].clone()),
+            inputs_folder: Some(self.input_folder_of_side(arm)),
             ..TrialRequestToBench::for_all_selected_cases(
                 session,
-                self.session.work_folder.join("run.json"),
+                self.session.trial_files_folder.join("run.json"),
                 bench.sampling,
             )
         }
@@ -605,8 +635,9 @@ impl<'a> ComparisonEngine<'a> {
     /// nanoseconds, that threshold also applies to averaged times of Criterion benches.
     fn case_timings_of_run(&self, run: &BenchProcessRun) -> BTreeMap<String, CaseTimeInTrial> {
         let mut timings = rounds::median_timings_by_case(run);
-        let for_all = self.request.plan.requested_limits.absolute_ns.is_some();
-        timings.values_mut().for_each(|timing| timing.averaged &= !for_all);
+        let for_all =
+            self.request.plan.requested_limits.absolute_time_change_threshold_ns.is_some();
+        timings.values_mut().for_each(|timing| timing.time_is_mean &= !for_all);
         timings
     }
 
@@ -618,8 +649,8 @@ impl<'a> ComparisonEngine<'a> {
         bench: &ComparedBench,
         todo: &BTreeSet<String>,
     ) -> Result<(), CompareError> {
-        let block = rounds::next_block_of_bench(&self.trials_file.trials, round, &bench.name);
-        let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
+        let block = rounds::next_block_of_bench(&self.trials_file.trials, round, &bench.bench_name);
+        let cases: BTreeSet<String> = bench.compared_cases.intersection(todo).cloned().collect();
         for place in 0..rounds::PROCESSES_PER_BLOCK {
             let arm = rounds::arm_at_place_of_block(block, place);
             let request = self.request_for_one_trial(
@@ -630,25 +661,26 @@ impl<'a> ComparisonEngine<'a> {
             );
             let started = Instant::now();
             let expected = &bench.expected[index_of_side(arm)];
-            let outcome =
-                self.run_trial_process(arm, &bench.name, &request, bench.timeout).and_then(|run| {
-                    run.as_ref().map_or(Ok(()), |run| expected.check_later_run(run))?;
+            let outcome = self
+                .run_trial_process(arm, &bench.bench_name, &request, bench.process_timeout)
+                .and_then(|run| {
+                    run.as_ref().map_or(Ok(()), |run| expected.check_later_run_agrees(run))?;
                     Ok(run)
                 });
             // The executables are checked for changes before the block's trials are saved, because
             // a resumed comparison uses saved trials.
-            self.session.check_executable_unchanged(arm, &bench.name)?;
+            self.session.check_executable_unchanged(arm, &bench.bench_name)?;
             let mut trial = TrialOfComparison {
                 round,
-                bench: bench.name.clone(),
-                block,
-                place,
-                head: arm == ComparedArm::Head,
+                bench: bench.bench_name.clone(),
+                block_in_round: block,
+                position_in_block: place,
+                ran_head_build: arm == ComparedArm::HeadBuild,
                 wall_s: started.elapsed().as_secs_f64(),
                 cases: BTreeMap::new(),
                 failed: BTreeMap::new(),
                 skipped: BTreeMap::new(),
-                broke: None,
+                reason_of_early_end: None,
             };
             match outcome {
                 Ok(run) => {
@@ -657,16 +689,19 @@ impl<'a> ComparisonEngine<'a> {
                         run.as_ref().map(|run| self.case_timings_of_run(run)).unwrap_or_default();
                     trial.failed = run.map(|run| run.failed).unwrap_or_default();
                 }
-                Err(reason) => trial.broke = Some(reason),
+                Err(reason) => trial.reason_of_early_end = Some(reason),
             }
-            let broke = trial.broke.clone();
+            let broke = trial.reason_of_early_end.clone();
             self.trials_file.trials.push(trial);
             if let Some(reason) = broke {
-                let before =
-                    self.failed_benches.iter().filter(|broken| broken.bench == bench.name).count();
+                let before = self
+                    .failed_benches
+                    .iter()
+                    .filter(|broken| broken.bench_name == bench.bench_name)
+                    .count();
                 self.record_failed_process(
                     arm,
-                    &bench.name,
+                    &bench.bench_name,
                     reason,
                     before + 1 >= MAX_FAILED_PROCESSES_PER_BENCH_AND_SIDE,
                 );
@@ -685,7 +720,7 @@ impl<'a> ComparisonEngine<'a> {
 /// Index of a build in an array of base and head: 0 for the base, 1 for the head.
 pub(super) const fn index_of_side(arm: ComparedArm) -> usize {
     match arm {
-        ComparedArm::Base => 0,
-        ComparedArm::Head => 1,
+        ComparedArm::BaseBuild => 0,
+        ComparedArm::HeadBuild => 1,
     }
 }

@@ -4,8 +4,8 @@
 //! The processes that verified base and head record, for one seed, each case's error against the
 //! reference and a hash of its outputs. Cases with bit-identical outputs or with an error that did
 //! not grow need no further seed; other cases are verified again on both sides with further seeds,
-//! untimed. The launch times that these further processes record do not count: `host_time` measures
-//! a suspected growth of launch time again.
+//! untimed. The launch times of the processes with further seeds do not count, because `host_time`
+//! measures a suspected growth of launch time again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -14,8 +14,8 @@ use super::{ComparisonEngine, index_of_side};
 use crate::compare::session::{ComparedBench, PreparedSides};
 use crate::compare::sides::copy_benches::BenchControlMethod;
 use crate::compare::trials::trial_driver;
-use crate::compare::{CompareError, InjectedChanges};
-use crate::gate::costs::{self, CostGrowthOfCase, CostLimitOfCase};
+use crate::compare::{CompareError, InjectedHeadChanges};
+use crate::gate::costs::{self, LaunchCostGrowthOfCase, LaunchCostLimitOfCase};
 use crate::gate::kernels::code::CaseKernelComparison;
 use crate::gate::limits::{CaseLimits, RequestedLimits};
 use crate::gate::outputs::numerics::{self, OutputErrorReport};
@@ -32,14 +32,14 @@ use kernelgate_cuda::CaseFailureReason;
 /// accuracy, costs, machine code and failures.
 #[derive(Debug, Default)]
 pub struct VerificationFindings {
-    /// Errors against the reference.
+    /// Output errors of base and head against the reference.
     pub numerics: OutputErrorReport,
     /// Costs that grew.
-    pub costs: Vec<CostGrowthOfCase>,
+    pub grown_costs: Vec<LaunchCostGrowthOfCase>,
     /// The package's upper bounds on costs, each with the reason if it could not be judged.
-    pub cost_limits: Vec<CostLimitOfCase>,
+    pub cost_limits: Vec<LaunchCostLimitOfCase>,
     /// Comparison of the kernels' machine code of each case between base and head.
-    pub code: BTreeMap<String, CaseKernelComparison>,
+    pub kernel_comparisons_by_case: BTreeMap<String, CaseKernelComparison>,
     /// Cases whose verification fails in the head with a further seed, each with the error.
     pub failed_cases: BTreeMap<String, CaseFailureReason>,
 }
@@ -49,8 +49,9 @@ type BaseAndHeadErrorsByCase = BTreeMap<String, [CaseOutputErrorsBySeed; 2]>;
 
 impl ComparisonEngine<'_> {
     /// Compares the records of the processes that verified base and head, and verifies cases with
-    /// further seeds if necessary. The function is long because one loop over the cases compares
-    /// machine code, costs and errors, and the loop over seeds follows.
+    /// further seeds if necessary. The function `compare_verification_records` is long because one
+    /// loop over the cases compares machine code, costs and errors, and the loop over seeds
+    /// follows.
     #[expect(clippy::too_many_lines)]
     pub(super) fn compare_verification_records(
         &self,
@@ -63,13 +64,13 @@ impl ComparisonEngine<'_> {
         let mut inputs = InputsVerifiedSoFar::default();
         let mut seeds = BTreeMap::new();
         let ours = |bench: &&ComparedBench| {
-            matches!(bench.control_method, BenchControlMethod::Protocol(_))
+            matches!(bench.control_method, BenchControlMethod::ProtocolVersion(_))
         };
         for bench in prepared.benches.iter().filter(ours) {
             let base = file::read_record::<BenchProcessRun>(&bench.verified[0])?;
             let head = file::read_record::<BenchProcessRun>(&bench.verified[1])?;
-            seeds.insert(bench.name.clone(), base.seed);
-            for id in &bench.cases {
+            seeds.insert(bench.bench_name.clone(), base.seed);
+            for id in &bench.compared_cases {
                 let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {
                     continue;
                 };
@@ -77,20 +78,22 @@ impl ComparisonEngine<'_> {
                 let mut code =
                     CaseKernelComparison::compare_used_kernels(&before.kernels, &now.kernels);
                 code.add_command_count_difference(
-                    before.samples.costs.commands,
-                    now.samples.costs.commands,
+                    before.samples.costs.gpu_commands,
+                    now.samples.costs.gpu_commands,
                 );
                 // No comparison of machine code is stored for cases on the CPU and for cases whose
                 // code does not list its kernels.
                 if code != CaseKernelComparison::default() {
-                    findings.code.insert(id.clone(), code);
+                    findings.kernel_comparisons_by_case.insert(id.clone(), code);
                 }
                 // Energy is not judged in a comparison, because its trials are too short for the
                 // GPU's energy counter.
-                let limits =
-                    RequestedLimits { energy: None, ..rules.threshold_limits_for_case(id) };
+                let limits = RequestedLimits {
+                    energy_growth_threshold: None,
+                    ..rules.threshold_limits_for_case(id)
+                };
                 let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.is_cpu_run());
-                findings.costs.extend(costs::costs_grown_beyond_limits(id, sides, &limits));
+                findings.grown_costs.extend(costs::costs_grown_beyond_limits(id, sides, &limits));
                 findings
                     .cost_limits
                     .extend(costs::cost_limits_of_case(id, sides, &limits, on_host));
@@ -115,23 +118,27 @@ impl ComparisonEngine<'_> {
             let none = |id: &String| {
                 costs::cost_limits_of_criterion_case(
                     id,
-                    &RequestedLimits { energy: None, ..rules.threshold_limits_for_case(id) },
+                    &RequestedLimits {
+                        energy_growth_threshold: None,
+                        ..rules.threshold_limits_for_case(id)
+                    },
                 )
             };
-            findings.cost_limits.extend(bench.cases.iter().flat_map(none));
+            findings.cost_limits.extend(bench.compared_cases.iter().flat_map(none));
         }
         let judge = |errors: &BaseAndHeadErrorsByCase| {
             let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));
             numerics::compare_output_errors(cases, |case| {
-                rules.limits_of_case(case, of_all).growth.value
+                rules.limits_of_case(case, of_all).output_error_growth_threshold.limit_value
             })
         };
         let mut report = judge(&errors);
-        let needed = numerics::seeds_needed_for_changed_outputs(report.changed_outputs);
+        let needed = numerics::seeds_needed_for_changed_outputs(report.outputs_with_changed_errors);
         for more in 1..needed as u64 {
-            let more_to_know = report.grown.iter().filter(|it| !it.one_data_set);
-            let open: BTreeSet<String> = more_to_know.map(|it| it.case.clone()).collect();
-            if open.is_empty() || started.elapsed() > self.request.budget {
+            let more_to_know =
+                report.error_growths.iter().filter(|it| !it.seeds_share_one_data_set);
+            let open: BTreeSet<String> = more_to_know.map(|it| it.case_id.clone()).collect();
+            if open.is_empty() || started.elapsed() > self.request.round_time_budget {
                 break;
             }
             self.progress.print_detail(&format!(
@@ -140,9 +147,10 @@ impl ComparisonEngine<'_> {
                 more + 1
             ));
             for bench in prepared.benches.iter().filter(ours) {
-                let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
+                let cases: BTreeSet<String> =
+                    bench.compared_cases.intersection(&open).cloned().collect();
                 if !cases.is_empty() {
-                    let seed = seeds[&bench.name].wrapping_add(more);
+                    let seed = seeds[&bench.bench_name].wrapping_add(more);
                     self.verify_both_sides_with_seed(
                         bench,
                         &cases,
@@ -155,17 +163,18 @@ impl ComparisonEngine<'_> {
             }
             report = judge(&errors);
         }
-        for id in &inputs.repeated_cases {
+        for id in &inputs.cases_with_repeated_inputs {
             let one = ["base", "head"].iter().any(|arm| {
                 inputs.data_sets.has_equal_data_for_all_seeds(&key_of_side_and_case(arm, id))
             });
             let both = errors.get_mut(id).into_iter().flatten();
-            both.for_each(|it| it.one_data_set |= one);
+            both.for_each(|it| it.seeds_have_equal_data |= one);
         }
         report = judge(&errors);
-        report.compared += same;
+        report.compared_cases += same;
         findings.numerics = report;
-        findings.costs = self.confirm_grown_host_launch_times(prepared, findings.costs, started);
+        findings.grown_costs =
+            self.confirm_grown_host_launch_times(prepared, findings.grown_costs, started);
         Ok(findings)
     }
 
@@ -181,7 +190,7 @@ impl ComparisonEngine<'_> {
         findings: &mut VerificationFindings,
         inputs: &mut InputsVerifiedSoFar,
     ) {
-        let runs = [ComparedArm::Base, ComparedArm::Head]
+        let runs = [ComparedArm::BaseBuild, ComparedArm::HeadBuild]
             .map(|arm| self.verify_one_side_with_seed(arm, bench, cases, seed));
         for id in cases {
             let found = |arm: ComparedArm| {
@@ -189,13 +198,13 @@ impl ComparisonEngine<'_> {
                 Some(&run.cases.get(id)?.verification)
             };
             if let (Some(base), Some(head), Some(known)) =
-                (found(ComparedArm::Base), found(ComparedArm::Head), errors.get_mut(id))
+                (found(ComparedArm::BaseBuild), found(ComparedArm::HeadBuild), errors.get_mut(id))
             {
                 if inputs.add_if_both_inputs_are_new(id, [base, head]) {
                     known[0].add_errors_of_verified_case(seed, base);
                     known[1].add_errors_of_verified_case(seed, head);
                 } else {
-                    inputs.repeated_cases.insert(id.clone());
+                    inputs.cases_with_repeated_inputs.insert(id.clone());
                 }
             }
             let wrong = runs[1].as_ref().and_then(|run| run.failed.get(id));
@@ -203,7 +212,7 @@ impl ComparisonEngine<'_> {
             if let Some(why) = wrong.filter(|_| !wrong_before) {
                 errors.remove(id);
                 let text = format!("with seed {seed}: {why}");
-                findings.failed_cases.insert(id.clone(), why.clone().with_sentence(text));
+                findings.failed_cases.insert(id.clone(), why.clone().with_failure_sentence(text));
             }
         }
     }
@@ -218,18 +227,19 @@ impl ComparisonEngine<'_> {
         seed: u64,
     ) -> Option<BenchProcessRun> {
         let request = TrialRequestToBench {
-            cases: Some(cases.clone()),
+            case_ids_to_run: Some(cases.clone()),
             ..TrialRequestToBench::for_all_selected_cases(
                 format!("verify-seed-{seed}"),
-                self.session.work_folder.join("seed.json"),
+                self.session.trial_files_folder.join("seed.json"),
                 TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
             )
         };
         let mut settings = self.request.bench_variables.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
-        let run = self.describe_trial_process(arm, &bench.name, &request, bench.timeout).and_then(
-            |mut trial| {
-                trial.injection = InjectedChanges::default();
+        let run = self
+            .describe_trial_process(arm, &bench.bench_name, &request, bench.process_timeout)
+            .and_then(|mut trial| {
+                trial.injection = InjectedHeadChanges::default();
                 trial_driver::run_trial(
                     &crate::compare::trials::process::SharedTrialSettings {
                         bench_variables: &settings,
@@ -237,11 +247,10 @@ impl ComparisonEngine<'_> {
                     },
                     &trial,
                 )
-            },
-        );
+            });
         run.unwrap_or_else(|why| {
             self.progress
-                .print_line(&format!("error: {arm} {} with seed {seed}: {why}", bench.name));
+                .print_line(&format!("error: {arm} {} with seed {seed}: {why}", bench.bench_name));
             None
         })
     }
@@ -258,7 +267,7 @@ struct InputsVerifiedSoFar {
     /// Inputs with which each side verified each case, by the key of [`key_of_side_and_case`].
     data_sets: VerifiedDataSetsByCase,
     /// Cases whose inputs stayed equal although the seed changed.
-    repeated_cases: BTreeSet<String>,
+    cases_with_repeated_inputs: BTreeSet<String>,
 }
 
 impl InputsVerifiedSoFar {
@@ -270,8 +279,10 @@ impl InputsVerifiedSoFar {
         verified: [&OutputVerificationRecord; 2],
     ) -> bool {
         let note = |(arm, found): (&str, &OutputVerificationRecord)| {
-            self.data_sets
-                .record_and_check_if_new(&key_of_side_and_case(arm, id), found.data_set.as_deref())
+            self.data_sets.record_data_set_and_check_if_new(
+                &key_of_side_and_case(arm, id),
+                found.verified_data_set.as_deref(),
+            )
         };
         ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
     }
@@ -282,5 +293,5 @@ fn are_outputs_bit_identical(
     base: &OutputVerificationRecord,
     head: &OutputVerificationRecord,
 ) -> bool {
-    base.digest.is_some() && base.digest == head.digest
+    base.output_bits_hash.is_some() && base.output_bits_hash == head.output_bits_hash
 }

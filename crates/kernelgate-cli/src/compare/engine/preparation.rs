@@ -13,7 +13,7 @@ use crate::compare::trials::by_criterion::{self, CriterionListFailure};
 use crate::compare::trials::expected_record::FactsOfVerifiedRun;
 use crate::compare::{BuildComparisonRequest, CompareError};
 use crate::gate::comparison::CriterionOnlyBench;
-use crate::gate::inconclusive_reason::{FailureInBuild, InconclusiveReason};
+use crate::gate::inconclusive_reason::{InconclusiveReason, MeasurementFailureOnSide};
 use crate::gate::paired::ComparedArm;
 use kernelgate::measure::power::PowerStateOfSamples;
 use kernelgate::record::{
@@ -25,28 +25,28 @@ use kernelgate::record::{
 pub(super) const VERIFICATION_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Timeout of a process that only lists its cases.
 const CASE_LISTING_TIMEOUT: Duration = Duration::from_secs(60);
-/// The timeout of a timing process is this constant plus ten times the duration of the process that
-/// verified the bench.
+/// The timeout of a timing process is `MIN_TIMING_PROCESS_TIMEOUT` plus ten times the duration of
+/// the process that verified the bench.
 const MIN_TIMING_PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The run record of an executable's first process, which verified its cases, or for Criterion
 /// measured them once.
 struct FirstProcessRun {
     run: BenchProcessRun,
-    path: PathBuf,
-    wall_time: Duration,
+    run_record_path: PathBuf,
+    process_wall_time: Duration,
     control_method: BenchControlMethod,
     /// Number of cases that all shards of the comparison have together.
-    planned_cases: usize,
+    cases_of_all_shards: usize,
 }
 
 /// Reason why the first process of an executable gave no run record.
 enum FirstProcessFailure {
     /// This side (base or head) does not have the bench.
-    BenchMissing,
+    SideLacksBench,
     /// The bench failed, and its failure was already recorded; the set holds the ids of the cases
     /// that it listed before.
-    ProcessFailed(BTreeSet<String>),
+    BenchFailedWithListedCases(BTreeSet<String>),
     /// The bench has none of the requested cases; the text is the bench's message.
     NoMatchingCase(String),
     /// The bench understands neither kernelgate's bench protocol nor Criterion's flags; the text
@@ -68,29 +68,30 @@ impl ComparisonEngine<'_> {
         let mut errors = Vec::new();
         for name in &names {
             let (mut undrivable, mut listed) = (None, BTreeSet::new());
-            let mut verified = [ComparedArm::Base, ComparedArm::Head].map(|arm| {
-                match self.run_first_process_of_bench(arm, name) {
-                    Ok(verified) => Some(verified),
-                    Err(FirstProcessFailure::BenchMissing) => None,
-                    Err(FirstProcessFailure::ProcessFailed(cases)) => {
-                        listed.extend(cases);
-                        None
+            let mut verified =
+                [ComparedArm::BaseBuild, ComparedArm::HeadBuild].map(|arm| {
+                    match self.run_first_process_of_bench(arm, name) {
+                        Ok(verified) => Some(verified),
+                        Err(FirstProcessFailure::SideLacksBench) => None,
+                        Err(FirstProcessFailure::BenchFailedWithListedCases(cases)) => {
+                            listed.extend(cases);
+                            None
+                        }
+                        Err(FirstProcessFailure::NoMatchingCase(why)) => {
+                            errors.push(why);
+                            None
+                        }
+                        Err(FirstProcessFailure::UnsupportedHarness(why)) => {
+                            self.progress
+                                .print_line(&format!("left alone: {name} of the {arm}: {why}"));
+                            undrivable = Some(InconclusiveReason::UnsupportedBenchHarness(
+                                MeasurementFailureOnSide::in_side_with_reason(arm, why.as_str()),
+                            ));
+                            self.unusable_benches.insert(name.clone(), why);
+                            None
+                        }
                     }
-                    Err(FirstProcessFailure::NoMatchingCase(why)) => {
-                        errors.push(why);
-                        None
-                    }
-                    Err(FirstProcessFailure::UnsupportedHarness(why)) => {
-                        self.progress
-                            .print_line(&format!("left alone: {name} of the {arm}: {why}"));
-                        undrivable = Some(InconclusiveReason::Undrivable(
-                            FailureInBuild::in_side_with_reason(arm, why.as_str()),
-                        ));
-                        self.unusable_benches.insert(name.clone(), why);
-                        None
-                    }
-                }
-            });
+                });
             for verified in verified.iter().flatten() {
                 prepared.store_facts_shared_by_benches(verified);
             }
@@ -109,7 +110,9 @@ impl ComparisonEngine<'_> {
                 .next()
                 .map(|(bench, why)| format!("bench `{bench}`: {why}"));
             let why = errors.into_iter().next().or(undrivable);
-            return Err(why.map_or(CompareError::NoCase, CompareError::NothingSelected));
+            return Err(
+                why.map_or(CompareError::NoRequestedCase, CompareError::BenchHasNoRequestedCase)
+            );
         }
         Ok(prepared)
     }
@@ -140,7 +143,7 @@ impl ComparisonEngine<'_> {
         if verified
             .iter()
             .flatten()
-            .all(|side| side.control_method == BenchControlMethod::Criterion)
+            .all(|side| side.control_method == BenchControlMethod::CriterionFlags)
         {
             prepared.matched_cases.record_cases_skipped_by_both(base, head);
         }
@@ -151,7 +154,7 @@ impl ComparisonEngine<'_> {
             }
         }
         let [Some(base), Some(head)] = verified else { return };
-        prepared.planned_cases += base.planned_cases.min(head.planned_cases);
+        prepared.cases_of_all_shards += base.cases_of_all_shards.min(head.cases_of_all_shards);
         let both = head.run.cases.iter().filter_map(|(id, head)| {
             let values =
                 [base.run.cases.get(id)?, head].map(|case| case.verification.verification_extent());
@@ -171,23 +174,30 @@ impl ComparisonEngine<'_> {
             prepared.matched_cases.judged_cases.difference(&before).cloned().collect();
         let burst =
             self.request.bench_variables.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
-        let power = if burst { PowerStateOfSamples::Burst } else { PowerStateOfSamples::Steady };
+        let power = if burst {
+            PowerStateOfSamples::BurstsAfterPauses
+        } else {
+            PowerStateOfSamples::SteadyUnderLoad
+        };
         let driver =
             BenchControlMethod::common_to_both_sides(base.control_method, head.control_method);
-        let power = (driver != BenchControlMethod::Criterion).then_some(power);
-        let timeout = MIN_TIMING_PROCESS_TIMEOUT + 10 * base.wall_time.max(head.wall_time);
+        let power = (driver != BenchControlMethod::CriterionFlags).then_some(power);
+        let timeout =
+            MIN_TIMING_PROCESS_TIMEOUT + 10 * base.process_wall_time.max(head.process_wall_time);
         let bench = ComparedBench {
-            name: name.to_owned(),
-            verified: [base.path.clone(), head.path.clone()],
+            bench_name: name.to_owned(),
+            verified: [base.run_record_path.clone(), head.run_record_path.clone()],
             expected: [&*base, &*head]
                 .map(|side| FactsOfVerifiedRun::from_verified_run(&side.run, &cases, power)),
-            cases,
-            timeout: self.request.process_timeout.unwrap_or(timeout),
+            compared_cases: cases,
+            process_timeout: self.request.process_timeout.unwrap_or(timeout),
             sampling,
             control_method: driver,
             cases_timed_first: BTreeSet::new(),
         };
-        if bench.control_method == BenchControlMethod::Criterion && !bench.cases.is_empty() {
+        if bench.control_method == BenchControlMethod::CriterionFlags
+            && !bench.compared_cases.is_empty()
+        {
             let found = facts_of_criterion_bench(&bench, head);
             self.progress.print_detail(&found.describe_cost());
             prepared.criterion_benches.push(found);
@@ -206,31 +216,35 @@ impl ComparisonEngine<'_> {
         let Some(executable) =
             self.session.sides[index_of_side(arm)].executables.runnable_benches.get(bench).cloned()
         else {
-            return Err(FirstProcessFailure::BenchMissing);
+            return Err(FirstProcessFailure::SideLacksBench);
         };
         let path = self.verification_record_path(arm, bench);
         let driver = executable.control_method;
-        let sources = &self.session.sides[index_of_side(arm)].sources;
+        let sources = &self.session.sides[index_of_side(arm)].checkout_commit;
         let earlier_run = |path: PathBuf| {
             let run = file::read_record::<BenchProcessRun>(&path).ok()?;
             // Whether the source files that the executable may have read belong to the recorded
             // commit.
             let read = sources.is_none() || run.provenance.commit == *sources;
-            let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
+            let same = read
+                && run.ended_normally
+                && run.executable_hash.as_ref() == Some(&executable.executable_hash);
             // Duration of the earlier process that verified the outputs.
-            let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
+            let took = Duration::from_secs_f64(
+                run.wall_s_by_activity.get("whole").copied().unwrap_or(0.0),
+            );
             let planned = case_count_of_all_shards(&run);
             same.then_some(FirstProcessRun {
                 run,
-                path,
-                wall_time: took,
+                run_record_path: path,
+                process_wall_time: took,
                 control_method: driver,
-                planned_cases: planned,
+                cases_of_all_shards: planned,
             })
         };
         let [base, head] = &self.session.sides;
-        let twin = arm == ComparedArm::Head
-            && base.sources == head.sources
+        let twin = arm == ComparedArm::HeadBuild
+            && base.checkout_commit == head.checkout_commit
             && base
                 .executables
                 .runnable_benches
@@ -239,7 +253,7 @@ impl ComparisonEngine<'_> {
         // Only a resumed comparison accepts an earlier verification of the executable; any other
         // comparison verifies again.
         let earlier = if twin {
-            self.verification_record_path(ComparedArm::Base, bench)
+            self.verification_record_path(ComparedArm::BaseBuild, bench)
         } else {
             path.clone()
         };
@@ -249,10 +263,10 @@ impl ComparisonEngine<'_> {
             return Ok(found);
         }
         match driver {
-            BenchControlMethod::Protocol(_) => {
+            BenchControlMethod::ProtocolVersion(_) => {
                 self.verify_kernelgate_bench(arm, bench, path, driver)
             }
-            BenchControlMethod::Criterion => {
+            BenchControlMethod::CriterionFlags => {
                 self.list_and_measure_criterion_bench(arm, &executable, path)
             }
         }
@@ -268,16 +282,18 @@ impl ComparisonEngine<'_> {
         self.progress.show_current_step(&format!("verifying {arm} {bench}"));
         // The stored outputs must come from the base's current executable, because outputs of
         // another executable are not a reference.
-        let of_base = self.session.sides[index_of_side(ComparedArm::Base)]
+        let of_base = self.session.sides[index_of_side(ComparedArm::BaseBuild)]
             .executables
             .runnable_benches
             .get(bench);
-        let outputs = of_base.map(|base| self.session.work_folder.join("outputs").join(&base.hash));
+        let outputs = of_base.map(|base| {
+            self.session.trial_files_folder.join("outputs").join(&base.executable_hash)
+        });
         let request = TrialRequestToBench {
-            inputs: Some(self.input_folder_of_side(arm)),
-            keep_outputs: outputs.clone().filter(|_| arm == ComparedArm::Base),
-            base_outputs: outputs.filter(|_| arm == ComparedArm::Head),
-            anchors: self.request.shard.is_some(),
+            inputs_folder: Some(self.input_folder_of_side(arm)),
+            kept_outputs_folder: outputs.clone().filter(|_| arm == ComparedArm::BaseBuild),
+            base_outputs_folder: outputs.filter(|_| arm == ComparedArm::HeadBuild),
+            measure_anchor_rates: self.request.shard.is_some(),
             ..TrialRequestToBench::for_all_selected_cases(
                 "verify",
                 path.clone(),
@@ -291,13 +307,13 @@ impl ComparisonEngine<'_> {
                 let (took, planned) = (started.elapsed(), case_count_of_all_shards(&run));
                 Ok(FirstProcessRun {
                     run,
-                    path,
-                    wall_time: took,
+                    run_record_path: path,
+                    process_wall_time: took,
                     control_method: driver,
-                    planned_cases: planned,
+                    cases_of_all_shards: planned,
                 })
             }
-            Ok(None) => Err(FirstProcessFailure::BenchMissing),
+            Ok(None) => Err(FirstProcessFailure::SideLacksBench),
             Err(reason) => Err(match reason.find("no case matches") {
                 Some(at) => FirstProcessFailure::NoMatchingCase(reason[at..].to_owned()),
                 None => self.abandon_failed_bench(arm, bench, reason, BTreeSet::new()),
@@ -313,7 +329,7 @@ impl ComparisonEngine<'_> {
         executable: &CopiedBenchExecutable,
         path: PathBuf,
     ) -> Result<FirstProcessRun, FirstProcessFailure> {
-        let bench = &*executable.bench;
+        let bench = &*executable.bench_name;
         self.progress.show_current_step(&format!("trying {arm} {bench}"));
         let slot = match self.session.folder.link_slot_to_side(arm) {
             Ok(slot) => slot,
@@ -326,7 +342,7 @@ impl ComparisonEngine<'_> {
                 ));
             }
         };
-        let package = self.session.sides[index_of_side(arm)].package_folder_of(bench).clone();
+        let package = self.session.sides[index_of_side(arm)].package_folder_of_bench(bench).clone();
         let program = slot.join("bin").join(bench);
         let timeout = self.request.process_timeout.unwrap_or(CASE_LISTING_TIMEOUT);
         let listed = match by_criterion::list_criterion_cases(
@@ -359,12 +375,13 @@ impl ComparisonEngine<'_> {
         let mut run = match run {
             Ok(run) => run,
             Err(reason) => {
-                let cases = listed.case_ids_matching_filter(self.request.filter.as_deref());
+                let cases =
+                    listed.case_ids_matching_filter(self.request.criterion_filter.as_deref());
                 return Err(self.abandon_failed_bench(arm, bench, reason, cases));
             }
         };
         if run.cases.is_empty() {
-            return Err(match (&self.request.filter, run.skipped.first_key_value()) {
+            return Err(match (&self.request.criterion_filter, run.skipped.first_key_value()) {
                 (Some(filter), None) => {
                     FirstProcessFailure::NoMatchingCase(format!("no case matches `{filter}`"))
                 }
@@ -385,26 +402,27 @@ impl ComparisonEngine<'_> {
         let driver = executable.control_method;
         Ok(FirstProcessRun {
             run,
-            path,
-            wall_time: started.elapsed(),
+            run_record_path: path,
+            process_wall_time: started.elapsed(),
             control_method: driver,
-            planned_cases: planned,
+            cases_of_all_shards: planned,
         })
     }
 
     /// For cases that only the base can verify against a reference, compares the head's outputs
-    /// with the base's outputs. The base runs these cases a second time to store their outputs,
-    /// because only then is it known which outputs are needed. If the base's or the head's
-    /// additional process fails, the cases stay unverified.
+    /// with the base's outputs. The base runs the cases a second time to store their outputs,
+    /// because the needed outputs are known only after the first processes of both sides. If the
+    /// base's or the head's additional process fails, the cases stay unverified.
     fn verify_head_against_base_outputs(
         &self,
         bench: &str,
         verified: &mut [Option<FirstProcessRun>; 2],
     ) {
         let [Some(base), Some(head)] = verified else { return };
-        let by_protocol =
-            |side: &FirstProcessRun| matches!(side.control_method, BenchControlMethod::Protocol(_));
-        let of_base = self.session.sides[index_of_side(ComparedArm::Base)]
+        let by_protocol = |side: &FirstProcessRun| {
+            matches!(side.control_method, BenchControlMethod::ProtocolVersion(_))
+        };
+        let of_base = self.session.sides[index_of_side(ComparedArm::BaseBuild)]
             .executables
             .runnable_benches
             .get(bench);
@@ -430,18 +448,21 @@ impl ComparisonEngine<'_> {
         }
         self.progress
             .print_detail(&format!("{} cases of {bench} are no longer verified", lost.len()));
-        let outputs = self.session.work_folder.join("outputs").join(&executable.hash);
+        let outputs =
+            self.session.trial_files_folder.join("outputs").join(&executable.executable_hash);
         let timeout = self.request.process_timeout.unwrap_or(VERIFICATION_TIMEOUT);
         let process = |arm: ComparedArm| {
             let request = TrialRequestToBench {
-                cases: Some(lost.clone()),
-                inputs: Some(self.input_folder_of_side(arm)),
-                keep_outputs: Some(outputs.clone()).filter(|_| arm == ComparedArm::Base),
-                keep_verified: arm == ComparedArm::Base,
-                base_outputs: Some(outputs.clone()).filter(|_| arm == ComparedArm::Head),
+                case_ids_to_run: Some(lost.clone()),
+                inputs_folder: Some(self.input_folder_of_side(arm)),
+                kept_outputs_folder: Some(outputs.clone())
+                    .filter(|_| arm == ComparedArm::BaseBuild),
+                keep_verified_outputs: arm == ComparedArm::BaseBuild,
+                base_outputs_folder: Some(outputs.clone())
+                    .filter(|_| arm == ComparedArm::HeadBuild),
                 ..TrialRequestToBench::for_all_selected_cases(
                     "verify",
-                    self.session.work_folder.join("outputs.json"),
+                    self.session.trial_files_folder.join("outputs.json"),
                     TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
                 )
             };
@@ -451,7 +472,9 @@ impl ComparisonEngine<'_> {
                 None
             })
         };
-        let Some(run) = process(ComparedArm::Base).and_then(|_| process(ComparedArm::Head)) else {
+        let Some(run) =
+            process(ComparedArm::BaseBuild).and_then(|_| process(ComparedArm::HeadBuild))
+        else {
             return;
         };
         for (id, error) in run.failed {
@@ -464,7 +487,7 @@ impl ComparisonEngine<'_> {
                 known.verification = case.verification;
             }
         }
-        if let Err(error) = file::write_record_atomically(&head.path, &head.run) {
+        if let Err(error) = file::write_record_atomically(&head.run_record_path, &head.run) {
             self.progress.print_line(&error.to_string());
         }
     }
@@ -478,13 +501,13 @@ impl ComparisonEngine<'_> {
         cases: BTreeSet<String>,
     ) -> FirstProcessFailure {
         self.record_failed_process(arm, bench, reason, true);
-        FirstProcessFailure::ProcessFailed(cases)
+        FirstProcessFailure::BenchFailedWithListedCases(cases)
     }
 
     /// Returns the reason why a failed bench's cases have no times; `None` if the bench did not
     /// fail.
     fn failure_reason_of_bench(&self, bench: &str) -> Option<InconclusiveReason> {
-        let broken = self.failed_benches.iter().find(|broken| broken.bench == *bench);
+        let broken = self.failed_benches.iter().find(|broken| broken.bench_name == *bench);
         broken.map(|broken| broken.inconclusive_reason_for_cases())
     }
 
@@ -500,24 +523,24 @@ impl PreparedSides {
         &mut self,
         FirstProcessRun { run, control_method: driver, .. }: &FirstProcessRun,
     ) {
-        self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
+        self.plan_digests.extend(run.plan.iter().map(|plan| plan.hash_of_cases_and_shards.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
-        if self.environment.is_none() || *driver != BenchControlMethod::Criterion {
+        if self.environment.is_none() || *driver != BenchControlMethod::CriterionFlags {
             self.environment = Some(run.environment.clone());
-            self.provenance = run.provenance.clone();
+            self.head_provenance = run.provenance.clone();
         }
-        self.optimised_build &= run.environment.optimised;
-        self.verification_ns.extend(
+        self.optimised_build &= run.environment.built_with_optimisation;
+        self.verification_launch_ns.extend(
             rounds::median_timings_by_case(run)
                 .into_iter()
-                .map(|(id, timing)| (id, timing.time_ns)),
+                .map(|(id, timing)| (id, timing.median_time_ns)),
         );
     }
 }
 
 /// Number of cases of all shards together, of which this run verified the cases of one shard.
 fn case_count_of_all_shards(run: &BenchProcessRun) -> usize {
-    run.plan.as_ref().map_or(run.cases.len(), |plan| plan.cases)
+    run.plan.as_ref().map_or(run.cases.len(), |plan| plan.case_count)
 }
 
 /// Keeps only the cases of one shard in the run of a bench that uses Criterion without kernelgate.
@@ -540,7 +563,7 @@ fn settings_without_effect_note(
     prepared: &PreparedSides,
 ) -> Option<String> {
     let benches: Vec<&str> =
-        prepared.criterion_benches.iter().map(|it| it.bench.as_str()).collect();
+        prepared.criterion_benches.iter().map(|it| it.bench_name.as_str()).collect();
     let flag = |variable: &String| {
         let name = variable.strip_prefix("KERNELGATE_").unwrap_or(variable);
         format!("--{} ({variable})", name.to_lowercase())
@@ -561,11 +584,11 @@ fn settings_without_effect_note(
 fn facts_of_criterion_bench(bench: &ComparedBench, head: &FirstProcessRun) -> CriterionOnlyBench {
     let mut overridden =
         by_criterion::sampling_overridden_by_bench_source(&head.run, &bench.sampling);
-    overridden.retain(|id, _| bench.cases.contains(id));
+    overridden.retain(|id, _| bench.compared_cases.contains(id));
     CriterionOnlyBench {
-        bench: bench.name.clone(),
-        cases: bench.cases.iter().cloned().collect(),
-        process_s: head.wall_time.as_secs_f64(),
-        overridden,
+        bench_name: bench.bench_name.clone(),
+        compared_cases: bench.compared_cases.iter().cloned().collect(),
+        process_wall_s: head.process_wall_time.as_secs_f64(),
+        overridden_sampling_by_case: overridden,
     }
 }

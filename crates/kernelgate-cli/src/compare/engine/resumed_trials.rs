@@ -20,22 +20,29 @@ pub fn check_saved_trials_fit_plan(
 ) -> Result<(), String> {
     let mut places = BTreeSet::new();
     for trial in trials {
-        let TrialOfComparison { round, bench, block, place, head, .. } = trial;
+        let TrialOfComparison {
+            round,
+            bench,
+            block_in_round: block,
+            position_in_block: place,
+            ran_head_build: head,
+            ..
+        } = trial;
         let at = format!("round {round}, bench {bench}, block {block}, place {place}");
-        let Some(known) = benches.iter().find(|known| known.name == *bench) else {
+        let Some(known) = benches.iter().find(|known| known.bench_name == *bench) else {
             return Err(format!("{at}: no such bench is compared"));
         };
         if *block >= max_blocks {
             return Err(format!("{at}: a round has at most {max_blocks} blocks"));
         }
-        if *head != (arm_at_place_of_block(*block, *place) == ComparedArm::Head) {
+        if *head != (arm_at_place_of_block(*block, *place) == ComparedArm::HeadBuild) {
             return Err(format!("{at}: the plan has the other build there"));
         }
         if !places.insert((*round, bench, *block, *place)) {
             return Err(format!("{at}: recorded twice"));
         }
         let ids = trial.cases.keys().chain(trial.failed.keys()).chain(trial.skipped.keys());
-        let is_known = |id: &&String| known.cases.contains(*id) || listed.contains(*id);
+        let is_known = |id: &&String| known.compared_cases.contains(*id) || listed.contains(*id);
         if let Some(other) = ids.into_iter().find(|id| !is_known(id)) {
             return Err(format!("{at}: no such case is compared: {other}"));
         }
@@ -68,18 +75,18 @@ mod tests {
             FactsOfVerifiedRun::from_verified_run(
                 &run,
                 &BTreeSet::new(),
-                Some(PowerStateOfSamples::Steady),
+                Some(PowerStateOfSamples::SteadyUnderLoad),
             )
         };
         let benches = [ComparedBench {
-            name: "b".to_owned(),
+            bench_name: "b".to_owned(),
             verified: Default::default(),
             expected: [expected(), expected()],
-            cases: ["x".to_owned()].into(),
+            compared_cases: ["x".to_owned()].into(),
             cases_timed_first: BTreeSet::new(),
-            timeout: Duration::ZERO,
+            process_timeout: Duration::ZERO,
             sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
-            control_method: BenchControlMethod::Protocol(1),
+            control_method: BenchControlMethod::ProtocolVersion(1),
         }];
         let listed = BTreeSet::from(["failed".to_owned()]);
         let trials: Vec<_> = (0..8).map(|i| test_trial(i / 4, i % 4, 10.0)).collect();
@@ -92,14 +99,14 @@ mod tests {
             change(&mut other);
             fit(&other).unwrap_err()
         };
-        let swapped = refused(&|trials| trials[1].head = false);
+        let swapped = refused(&|trials| trials[1].ran_head_build = false);
         assert_eq!(
             swapped,
             "round 1, bench b, block 0, place 1: the plan has the other build there"
         );
         insta::assert_snapshot!(refused(&|trials| trials.push(trials[0].clone())), @"round 1, bench b, block 0, place 0: recorded twice");
         insta::assert_snapshot!(refused(&|trials| trials[0].bench = "c".to_owned()), @"round 1, bench c, block 0, place 0: no such bench is compared");
-        insta::assert_snapshot!(refused(&|trials| trials[7].block = 2), @"round 1, bench b, block 2, place 3: a round has at most 2 blocks");
+        insta::assert_snapshot!(refused(&|trials| trials[7].block_in_round = 2), @"round 1, bench b, block 2, place 3: a round has at most 2 blocks");
         let foreign = refused(&|trials| {
             trials[0].cases.insert("y".to_owned(), CaseTimeInTrial::default());
         });

@@ -18,8 +18,8 @@ const NONEXISTENT_HEAD_BRANCH: &str = "refs/heads/kernelgate-nothing";
 const SNAPSHOT_OBJECTS_FOLDER: &str = "kernelgate";
 
 pub struct SideCheckout {
-    folder: PathBuf,
-    source: GitRepository,
+    checkout_folder: PathBuf,
+    source_repository: GitRepository,
 }
 
 impl SideCheckout {
@@ -29,7 +29,8 @@ impl SideCheckout {
         source: &GitRepository,
         folder: &Path,
     ) -> Result<SideCheckout, CompareError> {
-        let checkout = Self { folder: folder.to_owned(), source: source.clone() };
+        let checkout =
+            Self { checkout_folder: folder.to_owned(), source_repository: source.clone() };
         let store = checkout.snapshot_object_folder();
         leftover_files::remove_file_or_folder_if_present(&store)
             .map_err(CompareError::file_error("remove", &store))?;
@@ -38,20 +39,24 @@ impl SideCheckout {
     }
 
     pub fn snapshot_object_folder(&self) -> PathBuf {
-        self.folder.join(".git").join(SNAPSHOT_OBJECTS_FOLDER)
+        self.checkout_folder.join(".git").join(SNAPSHOT_OBJECTS_FOLDER)
     }
 
     fn initialise_git_repository(&self) -> Result<(), CompareError> {
-        let (folder, action) = (&self.folder, "make a checkout");
+        let (folder, action) = (&self.checkout_folder, "make a checkout");
         let io = CompareError::file_error("make a checkout in", folder);
         std::fs::create_dir_all(folder).map_err(io)?;
         // `git init` also runs in an existing checkout, because in a damaged checkout git would
         // silently use the user's repository around it.
-        let format = format!("--object-format={}", self.source.object_format);
+        let format = format!("--object-format={}", self.source_repository.git_object_format);
         run_git_or_fail(isolated_git(folder).args(["init", "--quiet", &format]), action)?;
         let info = folder.join(".git/objects/info");
         std::fs::create_dir_all(&info).map_err(io)?;
-        let shared = self.source.object_folders.iter().map(|objects| objects.display().to_string());
+        let shared = self
+            .source_repository
+            .git_object_folders
+            .iter()
+            .map(|objects| objects.display().to_string());
         // The path to the snapshot's objects is relative, because the checkout is moved to the slot
         // while it is built.
         let own = self
@@ -80,7 +85,7 @@ impl SideCheckout {
         revision: &NamedGitRevision,
     ) -> Result<Vec<String>, CompareError> {
         let notes = self.check_out_with_submodules(revision)?;
-        let (folder, source) = (&self.folder, &self.source);
+        let (folder, source) = (&self.checkout_folder, &self.source_repository);
         // If git does not track `Cargo.lock`, the user's current `Cargo.lock` is copied into the
         // checkouts of both sides.
         for lock in
@@ -104,14 +109,14 @@ impl SideCheckout {
         revision: &NamedGitRevision,
     ) -> Result<Vec<String>, CompareError> {
         self.initialise_git_repository()?;
-        let (folder, commit) = (&self.folder, &revision.commit);
+        let (folder, commit) = (&self.checkout_folder, &revision.full_commit_id);
         let action = format!("check out {}", revision.name_and_short_commit());
         let links = submodules::submodules_in_commit(folder, commit)?;
         // Git would keep the folder of a removed submodule and then fail to create a file at its
         // path, so kernelgate removes the folder first.
         for before in submodules::submodules_in_index(isolated_git(folder))? {
-            if !links.iter().any(|link| link.path == before.path) {
-                self.remove_folder_inside_checkout(&before.path)?;
+            if !links.iter().any(|link| link.submodule_path == before.submodule_path) {
+                self.remove_folder_inside_checkout(&before.submodule_path)?;
             }
         }
         run_git_or_fail(
@@ -129,9 +134,9 @@ impl SideCheckout {
         let mut notes = Vec::new();
         for link in &links {
             let source = submodules::local_repository_of_submodule(
-                &self.source,
-                &link.path,
-                names.get(&link.path),
+                &self.source_repository,
+                &link.submodule_path,
+                names.get(&link.submodule_path),
             );
             notes.extend(self.check_out_submodule(source, link, revision)?);
         }
@@ -144,22 +149,28 @@ impl SideCheckout {
         link: &SubmoduleEntry,
         revision: &NamedGitRevision,
     ) -> Result<Vec<String>, CompareError> {
-        let (label, path) = (revision.name_and_short_commit(), link.path.display());
-        if source.object_folders.is_empty() {
+        let (label, path) = (revision.name_and_short_commit(), link.submodule_path.display());
+        if source.git_object_folders.is_empty() {
             // An earlier comparison may have left a symbolic link at the submodule's path, so the
             // path is checked before removal.
-            self.remove_folder_inside_checkout(&link.path)?;
+            self.remove_folder_inside_checkout(&link.submodule_path)?;
             let get = format!("`git submodule update --init --recursive -- {path}` gets it");
             if source.work_tree_root.is_dir() {
                 return Ok(vec![format!(
                     "submodule {path} of {label} stays empty, as it is in the working tree; {get}"
                 )]);
             }
-            return Err(CompareError::NoSubmodule { path: link.path.clone(), revision: label });
+            return Err(CompareError::SubmoduleNotOnThisMachine {
+                path: link.submodule_path.clone(),
+                revision: label,
+            });
         }
-        let below = Self { folder: self.path_inside_checkout_without_links(&link.path)?, source };
+        let below = Self {
+            checkout_folder: self.path_inside_checkout_without_links(&link.submodule_path)?,
+            source_repository: source,
+        };
         let (new, kept) = (
-            self.snapshot_object_folder().join("submodules").join(&link.path),
+            self.snapshot_object_folder().join("submodules").join(&link.submodule_path),
             below.snapshot_object_folder(),
         );
         let io = CompareError::file_error("write", &kept);
@@ -169,18 +180,25 @@ impl SideCheckout {
             std::fs::rename(&new, &kept).map_err(io)?;
         }
         below.initialise_git_repository()?;
-        let object = format!("{}^{{commit}}", link.commit);
+        let object = format!("{}^{{commit}}", link.recorded_commit);
         if !run_git_and_return_output(
-            isolated_git(&below.folder).args(["cat-file", "-e", &object]),
+            isolated_git(&below.checkout_folder).args(["cat-file", "-e", &object]),
         )?
         .status
         .success()
         {
-            let (path, commit) = (link.path.clone(), link.commit.clone());
-            return Err(CompareError::NoSubmoduleCommit { path, commit, revision: label });
+            let (path, commit) = (link.submodule_path.clone(), link.recorded_commit.clone());
+            return Err(CompareError::SubmoduleCommitNotOnThisMachine {
+                path,
+                commit,
+                revision: label,
+            });
         }
         let name = format!("submodule {path} of {label}");
-        below.check_out_with_submodules(&NamedGitRevision { name, commit: link.commit.clone() })
+        below.check_out_with_submodules(&NamedGitRevision {
+            revision_name: name,
+            full_commit_id: link.recorded_commit.clone(),
+        })
     }
 
     fn remove_folder_inside_checkout(&self, path: &Path) -> Result<(), CompareError> {
@@ -192,14 +210,17 @@ impl SideCheckout {
     }
 
     /// Joins a relative path to the checkout's folder, and refuses it if any part of it is a
-    /// symbolic link. A build may have left such a symbolic link, and writing through it would
-    /// change files outside the checkout.
+    /// symbolic link. A build may have left a symbolic link inside the checkout, and writing
+    /// through the link would change files outside the checkout.
     fn path_inside_checkout_without_links(&self, path: &Path) -> Result<PathBuf, CompareError> {
-        let whole = self.folder.join(path);
+        let whole = self.checkout_folder.join(path);
         let below = path.ancestors().filter(|part| part.components().next().is_some());
-        for part in below.map(|part| self.folder.join(part)) {
+        for part in below.map(|part| self.checkout_folder.join(part)) {
             if part.is_symlink() {
-                return Err(CompareError::Link { link: part, checkout: self.folder.clone() });
+                return Err(CompareError::LinkInCheckout {
+                    link: part,
+                    checkout: self.checkout_folder.clone(),
+                });
             }
         }
         Ok(whole)
@@ -219,8 +240,8 @@ mod tests {
 
     fn take_test_snapshot(of: &GitRepository, checkout: &SideCheckout) -> NamedGitRevision {
         let options = WorkTreeSnapshotOptions {
-            target_folder: Path::new("/none"),
-            excluded_paths: &[],
+            cargo_target_folder: Path::new("/none"),
+            paths_excluded_from_snapshot: &[],
             print_note: &|_| (),
         };
         commit_working_tree_snapshot(of, checkout, options).unwrap()
@@ -254,7 +275,7 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).ok();
         let first = repository.resolve_revision("HEAD").unwrap();
         let before = repository.resolve_revision("HEAD~1").unwrap();
-        // The test makes a commit in this clone of the submodule only, and a commit of the main
+        // The test makes a commit in one clone of the submodule only, and a commit of the main
         // repository that records it.
         write_test_file(&top.join("deps/outer"), "a", "2");
         run_test_git(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
@@ -272,8 +293,8 @@ mod tests {
         std::fs::remove_dir_all(top.join("deps/outer")).unwrap();
         checkout.check_out_revision(&second).unwrap();
         assert_eq!(read("deps/outer/inner/a").as_deref(), Some("1"));
-        // The commit before has no submodule at this path; in the next revision a file takes the
-        // submodule's place.
+        // In this test, the commit before has no submodule at the path `deps/outer`; in the next
+        // revision a file takes the submodule's place.
         checkout.check_out_revision(&before).unwrap();
         assert_eq!(read("deps/outer/a"), None);
         checkout.check_out_revision(&second).unwrap();
@@ -290,7 +311,10 @@ mod tests {
         let elsewhere = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).unwrap();
         let open = || SideCheckout::open_or_create_checkout(&repository, elsewhere.path()).unwrap();
-        assert_eq!(take_test_snapshot(&repository, &open()).name, "working tree, no changes");
+        assert_eq!(
+            take_test_snapshot(&repository, &open()).revision_name,
+            "working tree, no changes"
+        );
         write_test_file(top, "deps/outer/a", "edited");
         write_test_file(top, "deps/outer/inner/new", "new");
         let status = || run_test_git(&top.join("deps/outer"), &["status", "--porcelain"]);
@@ -299,7 +323,7 @@ mod tests {
         let changed = take_test_snapshot(&repository, &checkout);
         assert_eq!(take_test_snapshot(&repository, &checkout), changed);
         assert_eq!(
-            changed.name,
+            changed.revision_name,
             "working tree, with changes in submodules deps/outer, deps/outer/inner"
         );
         checkout.check_out_revision(&changed).unwrap();
@@ -337,7 +361,7 @@ mod tests {
         // In this part of the test the submodule is empty in the user's working tree too, which may
         // be intended, so it is only noted.
         let notes = checkout.check_out_revision(&head).unwrap().concat();
-        let hidden = |text: String| text.replace(&head.commit[..8], "HASH");
+        let hidden = |text: String| text.replace(&head.full_commit_id[..8], "HASH");
         insta::assert_snapshot!(hidden(notes), @"submodule deps/outer of HEAD (HASH) stays empty, as it is in the working tree; `git submodule update --init --recursive -- deps/outer` gets it");
         assert!(!elsewhere.path().join("deps/outer").exists());
         std::fs::remove_dir(clone.path().join("deps/outer")).unwrap();
@@ -353,7 +377,7 @@ mod tests {
         run_test_git(clone.path(), &["commit", "--quiet", "-m", "elsewhere"]);
         let head = repository.resolve_revision("HEAD").unwrap();
         let message = checkout.check_out_revision(&head).unwrap_err().to_string();
-        let message = message.replace(&commit, "COMMIT").replace(&head.commit[..8], "HASH");
+        let message = message.replace(&commit, "COMMIT").replace(&head.full_commit_id[..8], "HASH");
         insta::assert_snapshot!(message, @"submodule deps/outer: its commit 11111111 of HEAD (HASH) is not on this machine: `git -C deps/outer fetch origin COMMIT` gets it");
     }
 }

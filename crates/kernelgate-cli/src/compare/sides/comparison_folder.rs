@@ -21,13 +21,13 @@ const FOLDER_LOCK_ATTEMPTS: u32 = 10;
 /// Longest content that is read from the file `side`, which names the side (base or head) in a
 /// folder, bytes.
 const MAX_SIDE_NAME_FILE_BYTES: u64 = 16;
-/// Time between two attempts.
+/// Time between two attempts to lock the comparison's folder.
 const FOLDER_LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The folder of a comparison, which stays locked until this value is dropped.
 pub struct LockedComparisonFolder {
-    root: PathBuf,
-    _lock: File,
+    comparison_folder: PathBuf,
+    _folder_lock: File,
 }
 
 impl LockedComparisonFolder {
@@ -50,15 +50,15 @@ impl LockedComparisonFolder {
         match tried {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(CompareError::Busy(root));
+                return Err(CompareError::ComparisonFolderBusy(root));
             }
             Err(TryLockError::Error(cause)) => {
                 return Err(CompareError::file_error("lock", &path)(cause));
             }
         }
-        let folder = Self { root, _lock: lock };
+        let folder = Self { comparison_folder: root, _folder_lock: lock };
         folder.empty_slot_folder()?;
-        for arm in [ComparedArm::Base, ComparedArm::Head] {
+        for arm in [ComparedArm::BaseBuild, ComparedArm::HeadBuild] {
             let side = folder.side_folder_path(arm);
             leftover_files::make_folder_replacing_file(&side)
                 .map_err(CompareError::file_error("make", &side))?;
@@ -72,18 +72,18 @@ impl LockedComparisonFolder {
 
     /// Path of the folder of one side (base or head) while it is not in the slot.
     pub fn side_folder_path(&self, arm: ComparedArm) -> PathBuf {
-        self.root.join(arm.arm_name())
+        self.comparison_folder.join(arm.arm_name())
     }
 
     /// Path of the slot, at which the executables of both sides are built and run, one side at a
     /// time.
     pub fn slot_folder_path(&self) -> PathBuf {
-        self.root.join("slot")
+        self.comparison_folder.join("slot")
     }
 
     /// Returns the path of a file with this name in the comparison's folder.
     pub fn path_of_file(&self, name: &str) -> PathBuf {
-        self.root.join(name)
+        self.comparison_folder.join(name)
     }
 
     /// Moves a side's folder to the slot, runs a function, and moves the folder back.
@@ -102,7 +102,7 @@ impl LockedComparisonFolder {
 
     /// Atomically makes the slot a symbolic link to a side's folder, and returns the slot's path.
     pub fn link_slot_to_side(&self, arm: ComparedArm) -> Result<PathBuf, CompareError> {
-        let fresh = self.root.join("slot.new");
+        let fresh = self.comparison_folder.join("slot.new");
         let linked = leftover_files::remove_file_or_folder_if_present(&fresh)
             .and_then(|()| std::os::unix::fs::symlink(arm.arm_name(), &fresh))
             .and_then(|()| std::fs::rename(&fresh, self.slot_folder_path()));
@@ -119,9 +119,9 @@ impl LockedComparisonFolder {
             match file::read_untrusted_text_up_to(&slot.join("side"), MAX_SIDE_NAME_FILE_BYTES) {
                 Ok(side)
                     if ["base", "head"].contains(&side.as_str())
-                        && !self.root.join(&side).join("side").exists() =>
+                        && !self.comparison_folder.join(&side).join("side").exists() =>
                 {
-                    let place = self.root.join(&side);
+                    let place = self.comparison_folder.join(&side);
                     leftover_files::remove_file_or_folder_if_present(&place)
                         .and_then(|()| std::fs::rename(&slot, place))
                 }
@@ -148,17 +148,17 @@ mod tests {
         let mark = |slot: &Path| {
             std::fs::write(slot.join("mark"), "b").map_err(CompareError::file_error("write", slot))
         };
-        folder.run_with_side_in_slot(ComparedArm::Base, mark).unwrap();
-        assert!(folder.side_folder_path(ComparedArm::Base).join("mark").exists());
-        let slot = folder.link_slot_to_side(ComparedArm::Base).unwrap();
+        folder.run_with_side_in_slot(ComparedArm::BaseBuild, mark).unwrap();
+        assert!(folder.side_folder_path(ComparedArm::BaseBuild).join("mark").exists());
+        let slot = folder.link_slot_to_side(ComparedArm::BaseBuild).unwrap();
         assert!(slot.join("mark").exists());
-        assert!(!folder.link_slot_to_side(ComparedArm::Head).unwrap().join("mark").exists());
+        assert!(!folder.link_slot_to_side(ComparedArm::HeadBuild).unwrap().join("mark").exists());
         drop(folder);
         std::fs::remove_file(root.path().join("slot")).unwrap();
         std::fs::rename(root.path().join("base"), root.path().join("slot")).unwrap();
         let folder = LockedComparisonFolder::open_and_lock_folder(root.path()).unwrap();
         assert!(
-            folder.side_folder_path(ComparedArm::Base).join("mark").exists()
+            folder.side_folder_path(ComparedArm::BaseBuild).join("mark").exists()
                 && !folder.slot_folder_path().exists()
         );
     }
@@ -179,7 +179,7 @@ mod tests {
         make_pipe(&root.join("base/side"));
         std::os::unix::fs::symlink(&outside, root.join("head")).unwrap();
         let folder = LockedComparisonFolder::open_and_lock_folder(&root).unwrap();
-        for arm in [ComparedArm::Base, ComparedArm::Head] {
+        for arm in [ComparedArm::BaseBuild, ComparedArm::HeadBuild] {
             let label = folder.link_slot_to_side(arm).unwrap().join("side");
             assert_eq!(std::fs::read_to_string(label).unwrap(), arm.arm_name());
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::leftover_files;
 use crate::benches::child_process::SharedChildProcess;
 use crate::benches::harness_kind::{self, BenchHarnessKind};
-use crate::benches::versions::{self, VersionQueryError};
+use crate::benches::versions::{self, ProtocolVersionQueryError};
 use crate::compare::CompareError;
 use kernelgate::protocol;
 use kernelgate::record::file::file_content_hash_hex;
@@ -19,9 +19,9 @@ use kernelgate::record::file::file_content_hash_hex;
 pub enum BenchControlMethod {
     /// The bench speaks kernelgate's bench protocol; the number is the newest version that the
     /// bench and this program both support.
-    Protocol(u64),
+    ProtocolVersion(u64),
     /// The bench uses Criterion without kernelgate, so kernelgate controls it by Criterion's flags.
-    Criterion,
+    CriterionFlags,
 }
 
 impl BenchControlMethod {
@@ -29,7 +29,9 @@ impl BenchControlMethod {
     /// if base and head speak the protocol, else as the head.
     pub fn common_to_both_sides(base: Self, head: Self) -> BenchControlMethod {
         match (base, head) {
-            (Self::Protocol(base), Self::Protocol(head)) => Self::Protocol(base.min(head)),
+            (Self::ProtocolVersion(base), Self::ProtocolVersion(head)) => {
+                Self::ProtocolVersion(base.min(head))
+            }
             _ => head,
         }
     }
@@ -39,9 +41,9 @@ impl BenchControlMethod {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopiedBenchExecutable {
     /// Name of the bench, which is also the name of its file in the folder `bin/`.
-    pub bench: String,
-    /// Hash of the executable's contents.
-    pub hash: String,
+    pub bench_name: String,
+    /// Content hash of the copied bench executable.
+    pub executable_hash: String,
     /// Size and times of the executable's file when its content was hashed.
     pub size_and_times: FileSizeAndTimes,
     /// How kernelgate controls the executable: by its bench protocol or by Criterion's flags.
@@ -55,7 +57,7 @@ pub struct CopiedBenchesOfSide {
     pub runnable_benches: BTreeMap<String, CopiedBenchExecutable>,
     /// Executables that are not run, by bench name, with the reason.
     pub benches_not_run: BTreeMap<String, String>,
-    /// Names of all benches that the side has, requested or not.
+    /// Names of all benches that the side (base or head) has, requested or not.
     pub bench_names: Vec<String>,
 }
 
@@ -68,7 +70,7 @@ pub struct BenchCopySettings<'a> {
     /// safe as `cargo bench`.
     pub built_by_kernelgate: bool,
     /// Longest time for an executable to answer the query for its protocol versions.
-    pub timeout: Duration,
+    pub version_query_timeout: Duration,
     /// Handle of the queried process, which Ctrl-C kills.
     pub running_child: &'a SharedChildProcess,
 }
@@ -80,7 +82,7 @@ pub struct BenchCopySettings<'a> {
 ///
 /// # Errors
 /// Fails if a bench with kernelgate's harness hangs or fails at the version query, speaks no
-/// supported version ([`CompareError::Refused`]), or cannot be copied.
+/// supported version ([`CompareError::UnsupportedProtocolVersion`]), or cannot be copied.
 pub fn copy_and_query_benches(
     side: &Path,
     found: &BTreeMap<String, PathBuf>,
@@ -101,15 +103,17 @@ pub fn copy_and_query_benches(
         let kind = harness_kind::harness_kind_of_file(path);
         let named = !how.wanted_benches.is_empty();
         let driver = match kind {
-            Ok(BenchHarnessKind::Criterion) if how.built_by_kernelgate || named => {
-                BenchControlMethod::Criterion
+            Ok(BenchHarnessKind::CriterionOnly) if how.built_by_kernelgate || named => {
+                BenchControlMethod::CriterionFlags
             }
-            Ok(BenchHarnessKind::Ours) => match query_bench_driver(path, bench, label, how)? {
-                Some(driver) => driver,
-                None => continue,
-            },
-            Ok(BenchHarnessKind::Unknown) | Err(_) if named => {
-                match query_bench_driver(path, bench, label, how) {
+            Ok(BenchHarnessKind::Kernelgate) => {
+                match query_bench_control_method(path, bench, label, how)? {
+                    Some(driver) => driver,
+                    None => continue,
+                }
+            }
+            Ok(BenchHarnessKind::UnknownHarness) | Err(_) if named => {
+                match query_bench_control_method(path, bench, label, how) {
                     Ok(Some(driver)) => driver,
                     Ok(None) => continue,
                     Err(_) => {
@@ -140,8 +144,8 @@ pub fn copy_and_query_benches(
         executables.runnable_benches.insert(
             bench.clone(),
             CopiedBenchExecutable {
-                bench: bench.clone(),
-                hash,
+                bench_name: bench.clone(),
+                executable_hash: hash,
                 size_and_times: stamp,
                 control_method: driver,
             },
@@ -153,11 +157,11 @@ pub fn copy_and_query_benches(
 /// Size and times of a file, which show that the file was written to without reading its content.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileSizeAndTimes {
-    bytes: u64,
+    size_bytes: u64,
     modified: Option<SystemTime>,
     /// Inode and ctime: the time of the last change of contents or attributes, as seconds and
     /// nanoseconds.
-    changed: (u64, i64, i64),
+    inode_and_ctime: (u64, i64, i64),
 }
 
 impl FileSizeAndTimes {
@@ -165,9 +169,9 @@ impl FileSizeAndTimes {
         let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
         use std::os::unix::fs::MetadataExt as _;
         Self {
-            bytes: facts.len(),
+            size_bytes: facts.len(),
             modified: facts.modified().ok(),
-            changed: (facts.ino(), facts.ctime(), facts.ctime_nsec()),
+            inode_and_ctime: (facts.ino(), facts.ctime(), facts.ctime_nsec()),
         }
     }
 }
@@ -176,13 +180,13 @@ impl CopiedBenchExecutable {
     /// Returns whether base's and head's executables have equal content hashes and are controlled
     /// in the same way.
     pub fn has_same_contents_and_driver(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.control_method == other.control_method
+        self.executable_hash == other.executable_hash && self.control_method == other.control_method
     }
 
     /// Checks that the copied executable is unchanged; its content is hashed only if its size or
     /// times changed.
     pub fn check_unchanged_by_size_and_times(&self, side: &Path) -> Result<(), CompareError> {
-        if FileSizeAndTimes::read_from_metadata(&side.join("bin").join(&self.bench))
+        if FileSizeAndTimes::read_from_metadata(&side.join("bin").join(&self.bench_name))
             == self.size_and_times
         {
             return Ok(());
@@ -193,30 +197,34 @@ impl CopiedBenchExecutable {
     /// Hashes the copied executable in `side/bin` again to find changes of its content.
     ///
     /// # Errors
-    /// Fails with [`CompareError::Changed`] if the executable's content differs from when it was
-    /// copied, because its times then belong to unknown code.
+    /// Fails with [`CompareError::ExecutableChanged`] if the executable's content differs from when
+    /// it was copied, because its times then belong to unknown code.
     pub fn check_unchanged_by_hash(&self, side: &Path) -> Result<(), CompareError> {
-        let path = side.join("bin").join(&self.bench);
+        let path = side.join("bin").join(&self.bench_name);
         let found = match path.try_exists() {
             Ok(false) => "missing".to_owned(),
             _ => file_content_hash_hex(&path)?,
         };
-        if found == self.hash {
+        if found == self.executable_hash {
             return Ok(());
         }
-        Err(CompareError::Changed { path, installed: self.hash.clone(), found })
+        Err(CompareError::ExecutableChanged {
+            changed_executable: path,
+            installed_hash: self.executable_hash.clone(),
+            found_hash: found,
+        })
     }
 }
 
 /// Queries the protocol versions of an executable; returns `None` for the program kernelgate
 /// itself, which may lie beside the benches.
-fn query_bench_driver(
+fn query_bench_control_method(
     path: &Path,
     bench: &str,
     label: &str,
     how: BenchCopySettings<'_>,
 ) -> Result<Option<BenchControlMethod>, CompareError> {
-    let refused = |found: String| CompareError::Refused {
+    let refused = |found: String| CompareError::UnsupportedProtocolVersion {
         field: "protocol".to_owned(),
         side: format!("{label}, bench `{bench}`"),
         found,
@@ -226,16 +234,20 @@ fn query_bench_driver(
             protocol::SUPPORTED_PROTOCOL_VERSIONS.1
         ),
     };
-    match versions::query_bench_protocol_versions(path, how.timeout, how.running_child) {
+    match versions::query_bench_protocol_versions(
+        path,
+        how.version_query_timeout,
+        how.running_child,
+    ) {
         Ok(spoken) => match protocol::newest_common_protocol_version(spoken) {
-            Some(version) => Ok(Some(BenchControlMethod::Protocol(version))),
+            Some(version) => Ok(Some(BenchControlMethod::ProtocolVersion(version))),
             None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),
         },
-        Err(VersionQueryError::IsProgram) => Ok(None),
-        Err(VersionQueryError::None) => Err(refused("unknown".to_owned())),
+        Err(ProtocolVersionQueryError::IsKernelgateProgram) => Ok(None),
+        Err(ProtocolVersionQueryError::NoVersionsInAnswer) => Err(refused("unknown".to_owned())),
         Err(why) => {
             let (side, bench) = (label.to_owned(), bench.to_owned());
-            Err(CompareError::NoProtocol { side, bench, cause: why })
+            Err(CompareError::NoBenchProtocol { side, bench, cause: why })
         }
     }
 }
@@ -243,7 +255,7 @@ fn query_bench_driver(
 /// Returns the reason why a bench executable is not run, for the user.
 fn reason_executable_is_not_run(kind: &std::io::Result<BenchHarnessKind>, bench: &str) -> String {
     let why = match kind {
-        Ok(BenchHarnessKind::Criterion) => {
+        Ok(BenchHarnessKind::CriterionOnly) => {
             "it uses Criterion alone and was not built here".to_owned()
         }
         Ok(kind @ BenchHarnessKind::Divan) => {
@@ -276,10 +288,10 @@ mod tests {
         std::fs::write(&path, "one").unwrap();
         let (hash, stamp) =
             (file_content_hash_hex(&path).unwrap(), FileSizeAndTimes::read_from_metadata(&path));
-        let driver = BenchControlMethod::Criterion;
+        let driver = BenchControlMethod::CriterionFlags;
         let bench = CopiedBenchExecutable {
-            bench: "b".to_owned(),
-            hash,
+            bench_name: "b".to_owned(),
+            executable_hash: hash,
             size_and_times: stamp,
             control_method: driver,
         };
@@ -291,7 +303,7 @@ mod tests {
         assert!(bench.check_unchanged_by_size_and_times(side.path()).is_ok());
         std::fs::write(&path, "two").unwrap();
         let changed = bench.check_unchanged_by_size_and_times(side.path()).unwrap_err();
-        assert_eq!(changed.exit_reason(), ProcessExitReason::Refused);
+        assert_eq!(changed.exit_reason(), ProcessExitReason::ResultsNotComparable);
         let text =
             |error: CompareError| error.to_string().replace(side.path().to_str().unwrap(), "SIDE");
         insta::assert_snapshot!(text(changed), @"refused: SIDE/bin/b changed while it was compared (hash 0a1c6d4cf41eb499911faba7321fe1a0 when it was installed, now 35d5c8cc887e4da96c0560bdcb29998b): its times belong to unknown code; run the comparison again without --resume");
@@ -315,7 +327,7 @@ mod tests {
         let how = |wanted| BenchCopySettings {
             wanted_benches: wanted,
             built_by_kernelgate: false,
-            timeout: versions::VERSION_QUERY_TIMEOUT,
+            version_query_timeout: versions::PROTOCOL_VERSION_QUERY_TIMEOUT,
             running_child: &running,
         };
         let installed = copy_and_query_benches(&side, &found, "base", how(&[])).unwrap();

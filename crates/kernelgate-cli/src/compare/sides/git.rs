@@ -1,6 +1,6 @@
-//! Reads the user's repository. Reads the user's git repository without changing it: neither index,
-//! work tree, branches, stash nor object store. This module makes no checkouts and snapshots of the
-//! sources; `checkout` and `snapshot` do.
+//! Reads the user's git repository without changing it: neither index, work tree, branches, stash
+//! nor object store. The module `git` makes no checkouts and snapshots of the sources; `checkout`
+//! and `snapshot` do.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -18,26 +18,30 @@ pub struct GitRepository {
     /// The package's folder, relative to the root of the working tree.
     pub package_path_in_tree: PathBuf,
     /// Paths of the folders that contain the repository's git objects.
-    pub object_folders: Vec<PathBuf>,
+    pub git_object_folders: Vec<PathBuf>,
     /// Paths of the `modules` folders in which git keeps the repositories of submodules.
-    pub submodule_folders: Vec<PathBuf>,
+    pub submodule_repository_folders: Vec<PathBuf>,
     /// "sha1" or "sha256".
-    pub object_format: String,
+    pub git_object_format: String,
 }
 
 /// A git commit, with the name by which the user named it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedGitRevision {
     /// The revision as the user named it: "main", "HEAD~1", "working tree".
-    pub name: String,
+    pub revision_name: String,
     /// Full id of the commit.
-    pub commit: String,
+    pub full_commit_id: String,
 }
 
 impl NamedGitRevision {
     /// Returns the name and the short commit id of the revision: "main (1a2b3c4d)".
     pub fn name_and_short_commit(&self) -> String {
-        format!("{} ({})", self.name, self.commit.get(..8).unwrap_or(&self.commit))
+        format!(
+            "{} ({})",
+            self.revision_name,
+            self.full_commit_id.get(..8).unwrap_or(&self.full_commit_id)
+        )
     }
 }
 
@@ -62,10 +66,10 @@ pub fn isolated_git(folder: &Path) -> Command {
     command
 }
 
-/// Runs a git command.
+/// Runs a git command and returns its exit status and output.
 pub fn run_git_and_return_output(command: &mut Command) -> Result<Output, CompareError> {
     commands::print_command_if_verbose(command);
-    command.output().map_err(CompareError::NoGit)
+    command.output().map_err(CompareError::GitDoesNotStart)
 }
 
 /// Runs a git command, and returns its standard output; a failure of the command is an error with
@@ -83,7 +87,10 @@ pub fn run_git_or_fail(command: &mut Command, action: &str) -> Result<String, Co
         .unwrap_or("no message")
         .trim_start_matches("fatal: ")
         .to_owned();
-    Err(CompareError::Git { action: action.to_owned(), message })
+    Err(CompareError::GitCommandFailed {
+        git_command_purpose: action.to_owned(),
+        git_error_message: message,
+    })
 }
 
 impl GitRepository {
@@ -92,7 +99,7 @@ impl GitRepository {
     pub fn open_around_package(folder: &Path) -> Result<GitRepository, CompareError> {
         Self::open_around_folder(folder).map_err(|error| match is_in_a_cargo_package(folder) {
             true => error,
-            false => CompareError::NoPackage(folder.to_owned()),
+            false => CompareError::NotInCargoPackage(folder.to_owned()),
         })
     }
 
@@ -112,9 +119,9 @@ impl GitRepository {
         Ok(Self {
             work_tree_root: ask(&["--show-toplevel"])?.into(),
             package_path_in_tree: ask(&["--show-prefix"])?.into(),
-            object_folders: at(ask(&["--git-path", "objects"])?).into_iter().collect(),
-            submodule_folders: modules.into_iter().flatten().collect(),
-            object_format: ask(&["--show-object-format"])?,
+            git_object_folders: at(ask(&["--git-path", "objects"])?).into_iter().collect(),
+            submodule_repository_folders: modules.into_iter().flatten().collect(),
+            git_object_format: ask(&["--show-object-format"])?,
         })
     }
 
@@ -130,7 +137,7 @@ impl GitRepository {
         ]))?;
         let commit = String::from_utf8_lossy(&found.stdout).trim().to_owned();
         if found.status.success() && !commit.is_empty() {
-            return Ok(NamedGitRevision { name: name.to_owned(), commit });
+            return Ok(NamedGitRevision { revision_name: name.to_owned(), full_commit_id: commit });
         }
         let refs = run_git_or_fail(
             isolated_git(&self.work_tree_root).args(["for-each-ref", "--format=%(refname:short)"]),
@@ -141,12 +148,12 @@ impl GitRepository {
         let branches =
             run_git_or_fail(isolated_git(&self.work_tree_root).args(heads), "list branches")
                 .unwrap_or_default();
-        Err(CompareError::NoRevision {
-            name: name.to_owned(),
-            top: self.work_tree_root.clone(),
-            similar: similar_revision_names(name, refs.lines()),
-            branches: branches.lines().map(str::to_owned).collect(),
-            shallow: self.is_shallow_clone(),
+        Err(CompareError::UnknownRevision {
+            revision_name: name.to_owned(),
+            repository_root: self.work_tree_root.clone(),
+            similar_revisions: similar_revision_names(name, refs.lines()),
+            repository_branches: branches.lines().map(str::to_owned).collect(),
+            clone_is_shallow: self.is_shallow_clone(),
         })
     }
 

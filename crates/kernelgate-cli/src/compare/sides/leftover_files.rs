@@ -4,7 +4,8 @@
 use std::path::Path;
 
 /// Removes a file, symbolic link, FIFO, or folder with its contents; a link's target is not
-/// removed. Links are not followed. If nothing exists at the path, removing succeeds.
+/// removed. A symbolic link is not followed when it is removed. If nothing exists at the path,
+/// removing succeeds.
 pub fn remove_file_or_folder_if_present(path: &Path) -> std::io::Result<()> {
     let removed = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),

@@ -46,31 +46,31 @@ const MAX_CARGO_LOCK_BYTES: u64 = 64 << 20;
 /// One side of a comparison (base or head) with its sources and executables.
 pub struct ComparisonSideWithExecutables {
     /// Revision name and short commit of this side: "main (1a2b3c4d)".
-    pub label: String,
+    pub revision_label: String,
     /// Id of the commit that this side's run records state.
-    pub commit: String,
+    pub recorded_commit: String,
     /// Commit of the checkout in which the side's processes run; `None` if they run in the user's
     /// own package folder.
-    pub sources: Option<String>,
+    pub checkout_commit: Option<String>,
     /// Folder of the side's package: in the slot, which both sides use one after the other, or the
     /// user's own folder.
-    pub package: PathBuf,
+    pub package_folder: PathBuf,
     /// For each bench, the package folder in which its processes run, as far as cargo reported it.
-    pub packages: BTreeMap<String, PathBuf>,
-    /// Executables that can run.
+    pub package_folder_by_bench: BTreeMap<String, PathBuf>,
+    /// Bench executables of the side that kernelgate can run.
     pub executables: CopiedBenchesOfSide,
 }
 
 impl ComparisonSideWithExecutables {
     /// Returns the package folder in which the processes of a bench run.
-    pub fn package_folder_of(&self, bench: &str) -> &PathBuf {
-        self.packages.get(bench).unwrap_or(&self.package)
+    pub fn package_folder_of_bench(&self, bench: &str) -> &PathBuf {
+        self.package_folder_by_bench.get(bench).unwrap_or(&self.package_folder)
     }
 }
 
 /// Source of a side's executables: a folder of prebuilt ones, or a revision that is built.
 enum ExecutablesFolderOrRevision<'a> {
-    Folder(&'a Path),
+    PrebuiltFolder(&'a Path),
     Revision(Box<RevisionWithCheckout>),
 }
 
@@ -94,14 +94,14 @@ pub struct SideBuilder<'a> {
 }
 
 impl<'a> SideBuilder<'a> {
-    /// Makes both sides ready. Prepares base and head; all revisions are resolved before the first
-    /// one is built.
+    /// Makes both sides ready. Prepares base and head of a comparison; all revisions are resolved
+    /// before the first one is built.
     pub fn build_base_and_head(self) -> Result<[ComparisonSideWithExecutables; 2], CompareError> {
         self.prepare_both_sides(false)
     }
 
-    /// Makes both sides ready. With `twins`, the head's source is the folder of executables that
-    /// were built for the base.
+    /// Prepares base and head of a comparison; with `twins`, the head's source is the folder of
+    /// executables that were built for the base.
     fn prepare_both_sides(
         self,
         twins: bool,
@@ -109,13 +109,13 @@ impl<'a> SideBuilder<'a> {
         let Self { request, folder, progress, .. } = self;
         let find = |arm, source: &'a ComparedSideSource| {
             let name = match source {
-                ComparedSideSource::Folder(path) => {
-                    return Ok(ExecutablesFolderOrRevision::Folder(path));
+                ComparedSideSource::PrebuiltFolder(path) => {
+                    return Ok(ExecutablesFolderOrRevision::PrebuiltFolder(path));
                 }
-                ComparedSideSource::Revision(name) => Some(name),
+                ComparedSideSource::GitRevision(name) => Some(name),
                 ComparedSideSource::WorkTree => None,
             };
-            let repository = GitRepository::open_around_package(&request.package)?;
+            let repository = GitRepository::open_around_package(&request.package_root)?;
             let named = name.map(|name| repository.resolve_revision(name)).transpose()?;
             let side = folder.side_folder_path(arm);
             let surroundings = CopiedRepositoryPaths::for_repository(&repository.work_tree_root);
@@ -126,13 +126,14 @@ impl<'a> SideBuilder<'a> {
                 Some(revision) => revision,
                 None => {
                     let say = |text: &str| progress.print_line(text);
-                    let (target, leave_out) = (&request.target, &request.excluded_paths[..]);
+                    let (target, leave_out) =
+                        (&request.cargo_target_folder, &request.paths_excluded_from_snapshot[..]);
                     commit_working_tree_snapshot(
                         &repository,
                         &checkout,
                         WorkTreeSnapshotOptions {
-                            target_folder: target,
-                            excluded_paths: leave_out,
+                            cargo_target_folder: target,
+                            paths_excluded_from_snapshot: leave_out,
                             print_note: &say,
                         },
                     )?
@@ -141,35 +142,37 @@ impl<'a> SideBuilder<'a> {
             let found = RevisionWithCheckout { revision, checkout, repository };
             Ok::<_, CompareError>(ExecutablesFolderOrRevision::Revision(Box::new(found)))
         };
-        let sources =
-            [find(ComparedArm::Base, &request.base)?, find(ComparedArm::Head, &request.head)?];
+        let sources = [
+            find(ComparedArm::BaseBuild, &request.base)?,
+            find(ComparedArm::HeadBuild, &request.head)?,
+        ];
         let make = |arm, sources: &ExecutablesFolderOrRevision<'_>| match sources {
-            ExecutablesFolderOrRevision::Folder(path) => {
+            ExecutablesFolderOrRevision::PrebuiltFolder(path) => {
                 // If the head gets copies of the base's executables, these were already checked
                 // when they were copied into the base's folder.
-                let built = twins && arm == ComparedArm::Head;
+                let built = twins && arm == ComparedArm::HeadBuild;
                 self.prepare_side_from_folder(arm, path, built)
             }
             ExecutablesFolderOrRevision::Revision(found) => {
                 self.prepare_side_from_revision(arm, found)
             }
         };
-        let base = make(ComparedArm::Base, &sources[0])?;
+        let base = make(ComparedArm::BaseBuild, &sources[0])?;
         if matches!(sources[1], ExecutablesFolderOrRevision::Revision(_)) {
             self.print_note_if_filter_matches_no_base_case(&base);
         }
-        let head = make(ComparedArm::Head, &sources[1])?;
-        for (arm, side) in [(ComparedArm::Base, &base), (ComparedArm::Head, &head)] {
+        let head = make(ComparedArm::HeadBuild, &sources[1])?;
+        for (arm, side) in [(ComparedArm::BaseBuild, &base), (ComparedArm::HeadBuild, &head)] {
             for (bench, reason) in &side.executables.benches_not_run {
                 progress.print_line(&format!("left alone: {bench} of the {arm}: {reason}"));
             }
         }
-        for bench in &request.benches {
+        for bench in &request.bench_names {
             let names: BTreeSet<&String> =
                 base.executables.bench_names.iter().chain(&head.executables.bench_names).collect();
             if !names.contains(bench) {
                 let names = names.into_iter().cloned().collect();
-                return Err(CompareError::NoBench { bench: bench.clone(), known: names });
+                return Err(CompareError::UnknownBench { bench: bench.clone(), known: names });
             }
         }
         Ok([base, head])
@@ -182,29 +185,34 @@ impl<'a> SideBuilder<'a> {
         let driven = &base.executables.runnable_benches;
         if !driven
             .values()
-            .all(|bench| matches!(bench.control_method, BenchControlMethod::Protocol(_)))
+            .all(|bench| matches!(bench.control_method, BenchControlMethod::ProtocolVersion(_)))
         {
             return;
         }
-        let bin = folder.side_folder_path(ComparedArm::Base).join("bin");
+        let bin = folder.side_folder_path(ComparedArm::BaseBuild).join("bin");
         let executable = |bench: &String| BenchExecutable {
-            bench: bench.clone(),
-            path: bin.join(bench),
-            package_root: request.package.clone(),
+            bench_name: bench.clone(),
+            executable_path: bin.join(bench),
+            package_root: request.package_root.clone(),
         };
         let executables = driven.keys().map(executable).collect();
-        let found = UsableAndUnusableBenches { executables, ..UsableAndUnusableBenches::default() };
+        let found = UsableAndUnusableBenches {
+            usable_executables: executables,
+            ..UsableAndUnusableBenches::default()
+        };
         let asking = BenchRequestSettings {
-            settings: request.bench_variables.clone(),
-            filter: request.filter.as_deref(),
-            timeout: request.process_timeout.unwrap_or(versions::VERSION_QUERY_TIMEOUT),
+            bench_variables: request.bench_variables.clone(),
+            criterion_filter: request.criterion_filter.as_deref(),
+            response_timeout: request
+                .process_timeout
+                .unwrap_or(versions::PROTOCOL_VERSION_QUERY_TIMEOUT),
             running_child: running,
         };
-        if request.filter.is_some()
+        if request.criterion_filter.is_some()
             && let Err(error) = bench_requests::request_from_all_benches(
                 &found,
                 &asking,
-                &RequestedBenchAction::List,
+                &RequestedBenchAction::ListCases,
             )
             && error.is::<bench_requests::NoMatchingCaseError>()
         {
@@ -221,45 +229,46 @@ impl<'a> SideBuilder<'a> {
         let folder = self.folder;
         // Executables of an earlier build are removed first, so that only benches of the new build
         // remain.
-        for arm in [ComparedArm::Base, ComparedArm::Head] {
+        for arm in [ComparedArm::BaseBuild, ComparedArm::HeadBuild] {
             let bin = folder.side_folder_path(arm).join("bin");
             leftover_files::remove_file_or_folder_if_present(&bin)
                 .map_err(CompareError::file_error("remove", &bin))?;
         }
         let same = BuildComparisonRequest {
-            head: ComparedSideSource::Folder(
-                folder.side_folder_path(ComparedArm::Base).join("bin"),
+            head: ComparedSideSource::PrebuiltFolder(
+                folder.side_folder_path(ComparedArm::BaseBuild).join("bin"),
             ),
             ..self.request.clone()
         };
         let [base, head] = SideBuilder { request: &same, ..self }.prepare_both_sides(true)?;
-        let sources = folder.side_folder_path(ComparedArm::Head).join(SIDE_SOURCES_FOLDER);
+        let sources = folder.side_folder_path(ComparedArm::HeadBuild).join(SIDE_SOURCES_FOLDER);
         if std::fs::symlink_metadata(&sources).is_err()
-            && folder.side_folder_path(ComparedArm::Base).join(SIDE_SOURCES_FOLDER).is_dir()
+            && folder.side_folder_path(ComparedArm::BaseBuild).join(SIDE_SOURCES_FOLDER).is_dir()
         {
             let linked = std::os::unix::fs::symlink(
-                Path::new("..").join(ComparedArm::Base.arm_name()).join(SIDE_SOURCES_FOLDER),
+                Path::new("..").join(ComparedArm::BaseBuild.arm_name()).join(SIDE_SOURCES_FOLDER),
                 &sources,
             );
             linked.map_err(CompareError::file_error("link", &sources))?;
         }
         let head = ComparisonSideWithExecutables {
-            label: base.label.clone(),
-            commit: base.commit.clone(),
-            sources: base.sources.clone(),
-            package: base.package.clone(),
-            packages: base.packages.clone(),
+            revision_label: base.revision_label.clone(),
+            recorded_commit: base.recorded_commit.clone(),
+            checkout_commit: base.checkout_commit.clone(),
+            package_folder: base.package_folder.clone(),
+            package_folder_by_bench: base.package_folder_by_bench.clone(),
             ..head
         };
         Ok([base, head])
     }
 
     fn bench_copy_settings(&self, built: bool) -> BenchCopySettings<'_> {
-        let timeout = self.request.process_timeout.unwrap_or(versions::VERSION_QUERY_TIMEOUT);
+        let timeout =
+            self.request.process_timeout.unwrap_or(versions::PROTOCOL_VERSION_QUERY_TIMEOUT);
         BenchCopySettings {
-            wanted_benches: &self.request.benches,
+            wanted_benches: &self.request.bench_names,
             built_by_kernelgate: built,
-            timeout,
+            version_query_timeout: timeout,
             running_child: self.running_child,
         }
     }
@@ -277,14 +286,14 @@ impl<'a> SideBuilder<'a> {
         let executables =
             copy_and_query_benches(&at, &found, &label, self.bench_copy_settings(built))?;
         if executables.runnable_benches.is_empty() && executables.benches_not_run.is_empty() {
-            return Err(CompareError::NoExecutable(label));
+            return Err(CompareError::NoBenchExecutableInFolder(label));
         }
         Ok(ComparisonSideWithExecutables {
-            label,
-            commit: format!("prebuilt-{arm}"),
-            sources: None,
-            package: self.request.package.clone(),
-            packages: BTreeMap::new(),
+            revision_label: label,
+            recorded_commit: format!("prebuilt-{arm}"),
+            checkout_commit: None,
+            package_folder: self.request.package_root.clone(),
+            package_folder_by_bench: BTreeMap::new(),
             executables,
         })
     }
@@ -306,11 +315,11 @@ impl<'a> SideBuilder<'a> {
         progress.show_current_step(&format!("building {side_name}: {label}"));
         let started = Instant::now();
         let seeded = match arm {
-            ComparedArm::Head => copy_target_folder_of_other_side(
-                &folder.side_folder_path(ComparedArm::Base),
+            ComparedArm::HeadBuild => copy_target_folder_of_other_side(
+                &folder.side_folder_path(ComparedArm::BaseBuild),
                 &folder.side_folder_path(arm),
             ),
-            ComparedArm::Base => seed_build_from_users_target_folder(
+            ComparedArm::BaseBuild => seed_build_from_users_target_folder(
                 request,
                 repository,
                 &folder.side_folder_path(arm),
@@ -330,35 +339,39 @@ impl<'a> SideBuilder<'a> {
             Ok(below) => folder.side_folder_path(arm).join(below),
             Err(_) => path,
         };
-        for outside in
-            surroundings.packages_outside_repository(&folder.slot_folder_path(), &built.manifests)
-        {
+        for outside in surroundings.packages_outside_repository(
+            &folder.slot_folder_path(),
+            &built.compiled_package_manifests,
+        ) {
             progress.print_line_once(&format!(
                 "{} lies outside of the repository: both sides use it as it is now",
                 outside.display()
             ));
         }
         let packages = package_folder_of_each_bench(&built.benches, (arm, &label))?;
-        let built: BTreeMap<String, PathBuf> =
-            built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
+        let built: BTreeMap<String, PathBuf> = built
+            .benches
+            .into_iter()
+            .map(|built| (built.bench_name, relocated(built.executable_path)))
+            .collect();
         let (at, name) = (folder.side_folder_path(arm), format!("{side_name} {label}"));
         let mut executables =
             copy_and_query_benches(&at, &built, &name, self.bench_copy_settings(true))?;
         let is_selected =
-            |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
+            |bench: &String| request.bench_names.is_empty() || request.bench_names.contains(bench);
         let unbuilt = unbuilt.into_iter();
         let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
         executables.benches_not_run.extend(unbuilt);
         let package = surroundings
             .repository_copy_folder(&folder.slot_folder_path())
             .join(&repository.package_path_in_tree);
-        let commit = revision.commit.clone();
+        let commit = revision.full_commit_id.clone();
         Ok(ComparisonSideWithExecutables {
-            label,
-            sources: Some(commit.clone()),
-            commit,
-            package,
-            packages,
+            revision_label: label,
+            checkout_commit: Some(commit.clone()),
+            recorded_commit: commit,
+            package_folder: package,
+            package_folder_by_bench: packages,
             executables,
         })
     }
@@ -377,10 +390,10 @@ impl<'a> SideBuilder<'a> {
             (arm.arm_name(), revision.name_and_short_commit(), Instant::now());
         let surroundings = CopiedRepositoryPaths::for_repository(&repository.work_tree_root);
         let targets = BenchBuildTargets {
-            benches: &request.benches,
-            package: request.workspace_member.as_deref(),
-            profile: &request.build_profile,
-            features: &request.features,
+            bench_names: &request.bench_names,
+            only_package: request.workspace_member.as_deref(),
+            cargo_profile: &request.build_profile,
+            cargo_features: &request.cargo_features,
         };
         let build = |targets: BenchBuildTargets<'_>| {
             folder.run_with_side_in_slot(arm, |slot| {
@@ -391,7 +404,11 @@ impl<'a> SideBuilder<'a> {
                 if !manifest.is_file() {
                     let (label, manifest) =
                         (label.clone(), repository.package_path_in_tree.join("Cargo.toml"));
-                    return Err(CompareError::NoManifest { side: arm, label, manifest });
+                    return Err(CompareError::NoCargoManifestInRevision {
+                        side: arm,
+                        revision_label: label,
+                        missing_manifest: manifest,
+                    });
                 }
                 let mut command = cargo::cargo_bench_build_command(targets);
                 command
@@ -421,7 +438,13 @@ impl<'a> SideBuilder<'a> {
                 let unbuilt = benches_that_need_features(manifest.parent().unwrap_or(slot));
                 let not_built = |cause| {
                     let (label, notes, slot) = (label.clone(), notes.to_owned(), slot.to_owned());
-                    CompareError::NotBuilt { side: arm, label, cause, notes, slot }
+                    CompareError::BenchBuildFailed {
+                        side: arm,
+                        revision_label: label,
+                        cause,
+                        missing_file_notes: notes,
+                        slot_folder: slot,
+                    }
                 };
                 built.map(|built| (built, unbuilt)).map_err(not_built)
             })
@@ -429,10 +452,11 @@ impl<'a> SideBuilder<'a> {
         // If cargo reports that a requested bench does not exist on this side, all benches are
         // built, so that the missing one does not fail the build.
         match build(targets) {
-            Err(CompareError::NotBuilt { cause: CargoBuildError::Failed(lines), .. })
-                if !request.benches.is_empty() && lines.contains("no bench target named") =>
-            {
-                build(BenchBuildTargets { benches: &[], ..targets })
+            Err(CompareError::BenchBuildFailed {
+                cause: CargoBuildError::BuildFailed(lines),
+                ..
+            }) if !request.bench_names.is_empty() && lines.contains("no bench target named") => {
+                build(BenchBuildTargets { bench_names: &[], ..targets })
             }
             other => other,
         }
@@ -458,8 +482,9 @@ fn seed_build_from_users_target_folder(
     let lock = locks.iter().find_map(|it| {
         file::read_untrusted_text_up_to(&it.join("Cargo.lock"), MAX_CARGO_LOCK_BYTES).ok()
     });
-    let count =
-        lock.map(|lock| copy_compiled_registry_crates(&request.target, profile, side, &lock));
+    let count = lock.map(|lock| {
+        copy_compiled_registry_crates(&request.cargo_target_folder, profile, side, &lock)
+    });
     count.transpose().map(drop)
 }
 
@@ -470,7 +495,7 @@ fn package_folder_of_each_bench(
     (side, label): (ComparedArm, &str),
 ) -> Result<BTreeMap<String, PathBuf>, CompareError> {
     let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for BenchExecutable { bench, package_root: folder, .. } in built {
+    for BenchExecutable { bench_name: bench, package_root: folder, .. } in built {
         let recorded = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
         if recorded != folder {
             let name = |folder: &Path| {
@@ -478,7 +503,12 @@ fn package_folder_of_each_bench(
             };
             let (label, bench) = (label.to_owned(), bench.clone());
             let packages = [name(recorded), name(folder)];
-            return Err(CompareError::OneBenchTwice { side, label, bench, packages });
+            return Err(CompareError::BenchNameInTwoPackages {
+                side,
+                label,
+                bench_name: bench,
+                packages,
+            });
         }
     }
     Ok(packages)
@@ -491,15 +521,16 @@ mod tests {
     #[test]
     fn each_bench_runs_in_its_package_folder_and_equal_names_are_refused() {
         let built = |bench: &str, root: &str| BenchExecutable {
-            bench: bench.to_owned(),
-            path: PathBuf::from("/t/x"),
+            bench_name: bench.to_owned(),
+            executable_path: PathBuf::from("/t/x"),
             package_root: PathBuf::from(root),
         };
         let one = [built("a", "/w/one"), built("b", "/w/two")];
-        let packages = package_folder_of_each_bench(&one, (ComparedArm::Base, "main")).unwrap();
+        let packages =
+            package_folder_of_each_bench(&one, (ComparedArm::BaseBuild, "main")).unwrap();
         assert_eq!(packages["b"], PathBuf::from("/w/two"));
         let both = [one[0].clone(), built("a", "/w/two")];
-        let why = package_folder_of_each_bench(&both, (ComparedArm::Base, "main"))
+        let why = package_folder_of_each_bench(&both, (ComparedArm::BaseBuild, "main"))
             .unwrap_err()
             .to_string();
         insta::assert_snapshot!(why, @"base main: the packages in one and two both have a bench `a`: compare in the folder of one of them");

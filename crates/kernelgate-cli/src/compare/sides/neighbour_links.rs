@@ -23,7 +23,7 @@ const CARGO_FILES_NOT_LINKED: [&str; 2] = ["Cargo.toml", "Cargo.lock"];
 
 /// Paths of a side's copy of the repository and of the links beside it.
 pub struct CopiedRepositoryPaths {
-    top: PathBuf,
+    repository_root: PathBuf,
     names: [OsString; 3],
 }
 
@@ -36,7 +36,7 @@ impl CopiedRepositoryPaths {
             name.map_or_else(|| default.into(), OsStr::to_owned)
         };
         let (repository, parent) = (name("repository"), name("parent"));
-        Self { top: top.to_owned(), names: [name("grandparent"), parent, repository] }
+        Self { repository_root: top.to_owned(), names: [name("grandparent"), parent, repository] }
     }
 
     pub fn repository_copy_folder(&self, side: &Path) -> PathBuf {
@@ -62,10 +62,12 @@ impl CopiedRepositoryPaths {
         let copy = self.repository_copy_folder(side);
         let above = |path: &Path, count| path.ancestors().nth(count).map(Path::to_owned);
         for count in [1, 2] {
-            let (Some(links), Some(files)) = (above(&copy, count), above(&self.top, count)) else {
+            let (Some(links), Some(files)) =
+                (above(&copy, count), above(&self.repository_root, count))
+            else {
                 continue;
             };
-            let own = above(&self.top, count - 1).unwrap_or_default();
+            let own = above(&self.repository_root, count - 1).unwrap_or_default();
             let linked = link_entries_of_folder(&files, &links, &own, side);
             linked.map_err(CompareError::file_error("link files in", &links))?;
         }

@@ -22,8 +22,10 @@ struct CargoLockFile {
 
 #[derive(Deserialize)]
 struct CargoLockPackage {
-    name: String,
-    source: Option<String>,
+    #[serde(rename = "name")]
+    package_name: String,
+    #[serde(rename = "source")]
+    package_source: Option<String>,
 }
 
 /// Returns the names of the registry crates in the text of a `Cargo.lock`, without names that a
@@ -31,13 +33,13 @@ struct CargoLockPackage {
 fn registry_crate_names(lock: &str) -> BTreeSet<String> {
     let Ok(CargoLockFile { package }) = toml::from_str(lock) else { return BTreeSet::new() };
     let from_registry = |it: &CargoLockPackage| {
-        it.source
+        it.package_source
             .as_ref()
             .is_some_and(|source| source.starts_with("registry+") || source.starts_with("sparse+"))
     };
     let (registry, local): (Vec<_>, Vec<_>) = package.into_iter().partition(from_registry);
-    let local: BTreeSet<String> = local.into_iter().map(|it| it.name).collect();
-    registry.into_iter().map(|it| it.name).filter(|name| !local.contains(name)).collect()
+    let local: BTreeSet<String> = local.into_iter().map(|it| it.package_name).collect();
+    registry.into_iter().map(|it| it.package_name).filter(|name| !local.contains(name)).collect()
 }
 
 /// Splits a file name of cargo's target folder into crate name and 16-digit build hash:
@@ -104,7 +106,7 @@ pub fn copy_target_folder_of_other_side(from: &Path, to: &Path) -> std::io::Resu
     let partial = to.join("target.partial");
     leftover_files::remove_file_or_folder_if_present(&partial)?;
     copy_folder_with_file_times(&built, &partial)?;
-    set_source_times(&to.join(SIDE_SOURCES_FOLDER), SystemTime::now())?;
+    set_source_file_times(&to.join(SIDE_SOURCES_FOLDER), SystemTime::now())?;
     std::fs::rename(partial, fresh)
 }
 
@@ -130,12 +132,12 @@ fn copy_entry_with_file_times(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn set_source_times(folder: &Path, now: SystemTime) -> std::io::Result<()> {
+fn set_source_file_times(folder: &Path, now: SystemTime) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let (path, kind) = (entry.path(), entry.file_type()?);
         if kind.is_dir() && entry.file_name() != ".git" {
-            set_source_times(&path, now)?;
+            set_source_file_times(&path, now)?;
         } else if kind.is_file() {
             std::fs::File::open(&path)?.set_modified(now)?;
         }

@@ -25,9 +25,9 @@ const SNAPSHOT_ACTION_IN_ERRORS: &str = "snapshot the working tree";
 #[derive(Clone, Copy)]
 pub struct WorkTreeSnapshotOptions<'a> {
     /// Cargo's target folder, which the snapshot excludes even if git does not ignore it.
-    pub target_folder: &'a Path,
+    pub cargo_target_folder: &'a Path,
     /// Untracked files and folders that the snapshot excludes.
-    pub excluded_paths: &'a [PathBuf],
+    pub paths_excluded_from_snapshot: &'a [PathBuf],
     /// Function that prints a note if large untracked files become part of the snapshot.
     pub print_note: &'a dyn Fn(&str),
 }
@@ -43,7 +43,7 @@ pub fn commit_working_tree_snapshot(
     checkout: &SideCheckout,
     options: WorkTreeSnapshotOptions<'_>,
 ) -> Result<NamedGitRevision, CompareError> {
-    for path in options.excluded_paths {
+    for path in options.paths_excluded_from_snapshot {
         check_exclusion_is_untracked(of, path)?;
     }
     let (revision, changed) =
@@ -53,16 +53,20 @@ pub fn commit_working_tree_snapshot(
     let plain = |path: &PathBuf| join_lines_with_spaces(&path.display().to_string());
     let name = match &changed[..] {
         [] => return Ok(revision),
-        [one] => format!("{}, with changes in submodule {}", revision.name, plain(one)),
+        [one] => format!("{}, with changes in submodule {}", revision.revision_name, plain(one)),
         several => {
             let named: Vec<String> =
                 several.iter().take(MAX_NAMED_FILES_IN_MESSAGE).map(plain).collect();
             let more = several.len() - named.len();
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("{}, with changes in submodules {}{more}", revision.name, named.join(", "))
+            format!(
+                "{}, with changes in submodules {}{more}",
+                revision.revision_name,
+                named.join(", ")
+            )
         }
     };
-    Ok(NamedGitRevision { name, ..revision })
+    Ok(NamedGitRevision { revision_name: name, ..revision })
 }
 
 /// Stores the working tree of a repository and its submodules, and returns the snapshot's commit
@@ -88,7 +92,7 @@ fn commit_snapshot_with_submodules(
     if copy_git_index_with_time(&of.work_tree_root.join(own), &index).is_err() {
         let _ = std::fs::remove_file(&index);
     }
-    let alternates = std::env::join_paths(&of.object_folders).unwrap_or_default();
+    let alternates = std::env::join_paths(&of.git_object_folders).unwrap_or_default();
     let plumbing = || {
         let mut command = isolated_git(&of.work_tree_root);
         command.env("GIT_INDEX_FILE", &index).env("GIT_OBJECT_DIRECTORY", &objects);
@@ -104,21 +108,23 @@ fn commit_snapshot_with_submodules(
     add_working_tree_to_index(of, plumbing, options)?;
     let mut changed = Vec::new();
     for link in submodules::submodules_in_index(plumbing())? {
-        let Some(inner) = submodules::repository_rooted_at(&of.work_tree_root.join(&link.path))
+        let Some(inner) =
+            submodules::repository_rooted_at(&of.work_tree_root.join(&link.submodule_path))
         else {
             continue;
         };
-        let below = store.join("submodules").join(&link.path);
+        let below = store.join("submodules").join(&link.submodule_path);
         let (revision, within) = commit_snapshot_with_submodules(&inner, &below, options)?;
-        if revision.commit != link.commit {
-            let entry = format!("160000,{},{}", revision.commit, link.path.display());
+        if revision.full_commit_id != link.recorded_commit {
+            let entry =
+                format!("160000,{},{}", revision.full_commit_id, link.submodule_path.display());
             run_git_or_fail(
                 plumbing().args(["update-index", "--cacheinfo", &entry]),
                 SNAPSHOT_ACTION_IN_ERRORS,
             )?;
-            changed.push(link.path.clone());
+            changed.push(link.submodule_path.clone());
         }
-        changed.extend(within.into_iter().map(|path| link.path.join(path)));
+        changed.extend(within.into_iter().map(|path| link.submodule_path.join(path)));
     }
     let tree = run_git_or_fail(plumbing().arg("write-tree"), SNAPSHOT_ACTION_IN_ERRORS)?;
     if tree
@@ -128,13 +134,19 @@ fn commit_snapshot_with_submodules(
         )?
     {
         let name = "working tree, no changes".to_owned();
-        return Ok((NamedGitRevision { name, commit: head.commit }, changed));
+        return Ok((
+            NamedGitRevision { revision_name: name, full_commit_id: head.full_commit_id },
+            changed,
+        ));
     }
     let commit = run_git_or_fail(
-        plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]),
+        plumbing().args(["commit-tree", &tree, "-p", &head.full_commit_id, "-m", "working tree"]),
         SNAPSHOT_ACTION_IN_ERRORS,
     )?;
-    Ok((NamedGitRevision { name: "working tree".to_owned(), commit }, changed))
+    Ok((
+        NamedGitRevision { revision_name: "working tree".to_owned(), full_commit_id: commit },
+        changed,
+    ))
 }
 
 /// Copies a git index file and keeps its modification time. With a new time on the copied index,
@@ -166,8 +178,11 @@ fn add_working_tree_to_index(
             .status();
         ignored_status.is_ok_and(|status| status.success())
     };
-    let unwanted =
-        options.excluded_paths.iter().map(PathBuf::as_path).chain([options.target_folder]);
+    let unwanted = options
+        .paths_excluded_from_snapshot
+        .iter()
+        .map(PathBuf::as_path)
+        .chain([options.cargo_target_folder]);
     let unwanted: Vec<String> = unwanted
         .filter_map(|path| below(&path.to_owned()))
         .filter(|path| !ignored(path))
@@ -221,7 +236,12 @@ fn print_note_about_large_untracked_files(of: &GitRepository, untracked: &str, s
 /// Returns an error if the path of a requested exclusion (`--leave-out`) does not exist or is a
 /// file that git tracks.
 fn check_exclusion_is_untracked(of: &GitRepository, path: &Path) -> Result<(), CompareError> {
-    let refuse = |why| Err(CompareError::LeaveOut { path: path.to_owned(), why });
+    let refuse = |why| {
+        Err(CompareError::CannotExcludePath {
+            path_to_exclude: path.to_owned(),
+            why_trials_do_not_fit: why,
+        })
+    };
     if std::fs::symlink_metadata(path).is_err() {
         return refuse("there is no such file or folder");
     }
@@ -251,8 +271,8 @@ mod tests {
             of,
             checkout,
             WorkTreeSnapshotOptions {
-                target_folder: target,
-                excluded_paths: NO_EXCLUDED_PATHS,
+                cargo_target_folder: target,
+                paths_excluded_from_snapshot: NO_EXCLUDED_PATHS,
                 print_note: &|_| (),
             },
         )
@@ -267,14 +287,17 @@ mod tests {
             SideCheckout::open_or_create_checkout(&repository, elsewhere.path()).unwrap();
         let target = folder.path().join("target");
         let clean = snapshot_test_work_tree(&repository, &checkout, &target);
-        assert_eq!(clean.commit, repository.resolve_revision("main").unwrap().commit);
+        assert_eq!(
+            clean.full_commit_id,
+            repository.resolve_revision("main").unwrap().full_commit_id
+        );
         std::fs::write(folder.path().join("a"), "2").unwrap();
         std::fs::create_dir(&target).unwrap();
         for name in ["new", "ignored", "target/built"] {
             std::fs::write(folder.path().join(name), "x").unwrap();
         }
         let status = || run_test_git(folder.path(), &["status", "--porcelain"]);
-        let objects = || std::fs::read_dir(&repository.object_folders[0]).unwrap().count();
+        let objects = || std::fs::read_dir(&repository.git_object_folders[0]).unwrap().count();
         let (before, count) = (status(), objects());
         let changed = snapshot_test_work_tree(&repository, &checkout, &target);
         assert_eq!(
@@ -284,7 +307,7 @@ mod tests {
         );
         assert_eq!((status(), objects()), (before, count));
         assert!(
-            repository.resolve_revision(&changed.commit).is_err(),
+            repository.resolve_revision(&changed.full_commit_id).is_err(),
             "its objects are not in the repository"
         );
         checkout.check_out_revision(&changed).unwrap();
@@ -350,8 +373,8 @@ mod tests {
                 &repository,
                 checkout,
                 WorkTreeSnapshotOptions {
-                    target_folder: target,
-                    excluded_paths: leave_out,
+                    cargo_target_folder: target,
+                    paths_excluded_from_snapshot: leave_out,
                     print_note: &say,
                 },
             )
@@ -378,7 +401,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
         let gone =
             run_test_git(elsewhere.path(), &["cat-file", "--batch-check", "--batch-all-objects"]);
-        assert!(!gone.contains(&everything.commit), "{gone}");
+        assert!(!gone.contains(&everything.full_commit_id), "{gone}");
 
         let refused = ["a", "nothing"].map(|path| {
             let paths = [folder.path().join(path)];

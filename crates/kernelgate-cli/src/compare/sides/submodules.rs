@@ -16,9 +16,9 @@ const GITLINK_MODE: &str = "160000";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubmoduleEntry {
     /// Path of the submodule, relative to the root of the main repository.
-    pub path: PathBuf,
+    pub submodule_path: PathBuf,
     /// The submodule's commit that the main repository records.
-    pub commit: String,
+    pub recorded_commit: String,
 }
 
 /// Lists the submodules in a git index; `command` is a git command that is set up for the index.
@@ -46,7 +46,8 @@ fn parse_submodule_entries(listed: &str, place: usize) -> Vec<SubmoduleEntry> {
         let is_link = words.next() == Some(GITLINK_MODE);
         let commit = words.nth(place - 1)?.to_owned();
         let path = PathBuf::from(path);
-        (is_link && stays_inside_start_folder(&path)).then_some(SubmoduleEntry { path, commit })
+        (is_link && stays_inside_start_folder(&path))
+            .then_some(SubmoduleEntry { submodule_path: path, recorded_commit: commit })
     });
     links.collect()
 }
@@ -79,7 +80,8 @@ pub fn submodule_names_by_path(folder: &Path, commit: &str) -> BTreeMap<PathBuf,
 }
 
 /// Finds the local clones of a submodule: its working tree in the user's repository, and the copy
-/// in `.git/modules` under the submodule's name. Empty if neither exists.
+/// in `.git/modules` under the submodule's name. The list of local clones is empty if the submodule
+/// has neither.
 pub fn local_repository_of_submodule(
     of: &GitRepository,
     path: &Path,
@@ -89,19 +91,21 @@ pub fn local_repository_of_submodule(
     let mut found = GitRepository {
         work_tree_root: top.clone(),
         package_path_in_tree: PathBuf::new(),
-        object_folders: Vec::new(),
-        submodule_folders: Vec::new(),
-        object_format: of.object_format.clone(),
+        git_object_folders: Vec::new(),
+        submodule_repository_folders: Vec::new(),
+        git_object_format: of.git_object_format.clone(),
     };
     if let Some(work_tree) = repository_rooted_at(&top) {
-        found.object_folders.extend(work_tree.object_folders);
-        found.submodule_folders.extend(work_tree.submodule_folders);
+        found.git_object_folders.extend(work_tree.git_object_folders);
+        found.submodule_repository_folders.extend(work_tree.submodule_repository_folders);
     }
-    for kept in &of.submodule_folders {
+    for kept in &of.submodule_repository_folders {
         let kept = kept.join(name.map_or(path, PathBuf::as_path));
-        if kept.join("objects").is_dir() && !found.object_folders.contains(&kept.join("objects")) {
-            found.object_folders.push(kept.join("objects"));
-            found.submodule_folders.push(kept.join("modules"));
+        if kept.join("objects").is_dir()
+            && !found.git_object_folders.contains(&kept.join("objects"))
+        {
+            found.git_object_folders.push(kept.join("objects"));
+            found.submodule_repository_folders.push(kept.join("modules"));
         }
     }
     found

@@ -11,13 +11,13 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArtificialCoRunningLoad {
     /// No artificial load runs beside the head.
-    Nothing,
+    NoLoad,
     /// CPU load by this number of spinning threads in this program; the measured bench sees it as
     /// load of another process.
-    Threads(usize),
+    SpinningThreads(usize),
     /// GPU load by a second process of the same executable, which times its first case repeatedly
-    /// on the same GPU. The load process starts this long before the measured bench process.
-    Process(Duration),
+    /// on the same GPU. The load process starts this duration before the measured bench process.
+    GpuProcessWithLeadTime(Duration),
 }
 
 /// CPU load: threads that spin until this value is dropped.

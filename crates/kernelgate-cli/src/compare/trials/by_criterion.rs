@@ -1,5 +1,5 @@
-//! Runs benches that use Criterion without kernelgate: Criterion's flags control their processes,
-//! and the times are read from Criterion's result folder.
+//! Runs benches that use Criterion without kernelgate. Criterion's flags control the processes of
+//! these benches, and the times are read from Criterion's result folder.
 //!
 //! Each process of a Criterion bench gets its own empty result folder. kernelgate cannot verify the
 //! outputs of such benches nor delay their launches, and their sources may set sample sizes and
@@ -37,8 +37,8 @@ use kernelgate::record::{
 
 /// Exit code with which a Rust program ends after a panic.
 const RUST_PANIC_EXIT_CODE: i32 = 101;
-/// Key of a bench process's total wall time in [`BenchProcessRun::spent_s`], as benches with
-/// kernelgate's harness record it.
+/// Key of a bench process's total wall time in [`BenchProcessRun::wall_s_by_activity`], as benches
+/// with kernelgate's harness record it.
 const WHOLE_PROCESS_TIME_KEY: &str = "whole";
 
 /// The reason why a Criterion bench gave no list of its cases.
@@ -72,18 +72,18 @@ pub fn list_criterion_cases(
         Ok(ended) => ended,
         Err(why) => return Err(CriterionListFailure::ProcessFailed(format!("{prefix} was {why}"))),
     };
-    if !ended.status.success() {
+    if !ended.exit_status.success() {
         let how = format!("{prefix} ended with {}", ended.process_failure_text());
         // A `main` that does not know `--list` exits with an error code; a bench that panicked or
         // was killed knows Criterion's flags but is broken.
-        return Err(match ended.status.code() {
+        return Err(match ended.exit_status.code() {
             Some(code) if code != RUST_PANIC_EXIT_CODE => {
                 CriterionListFailure::UnsupportedHarness(how)
             }
             _ => CriterionListFailure::ProcessFailed(how),
         });
     }
-    if ended.captured_stdout.truncated {
+    if ended.captured_stdout.output_truncated {
         let why = format!(
             "{prefix} printed more than {} bytes, the limit",
             process_output::KEPT_BYTES_AT_STREAM_START
@@ -109,16 +109,16 @@ pub fn criterion_measuring_command(
     store: &str,
 ) -> Result<Command, String> {
     let store = make_empty_criterion_folder(setup, store)?;
-    let filter = match &trial.request.cases {
+    let filter = match &trial.request.case_ids_to_run {
         Some(cases) => criterion::criterion_filter_for_cases(cases),
-        None => setup.filter.map(str::to_owned),
+        None => setup.criterion_filter.map(str::to_owned),
     };
-    let mut command = command_in_package_folder(&trial.program, &trial.package);
+    let mut command = command_in_package_folder(&trial.bench_executable, &trial.package_folder);
     criterion::set_criterion_result_folder(&mut command, &store)
         .args(criterion::criterion_measuring_arguments(filter.as_deref(), &trial.request.sampling))
-        .env(gpu_time::RECORD_PATH_VARIABLE, &trial.request.record)
+        .env(gpu_time::RECORD_PATH_VARIABLE, &trial.request.run_record_path)
         .stdout(Stdio::null());
-    leftover_files::remove_file_or_folder_if_present(&trial.request.record)
+    leftover_files::remove_file_or_folder_if_present(&trial.request.run_record_path)
         .map_err(record_removal_failure_text)?;
     Ok(command)
 }
@@ -128,7 +128,7 @@ pub fn criterion_measuring_command(
 fn read_gpu_stream_record(
     trial: &TrialProcessToRun<'_>,
 ) -> Result<Option<BenchProcessRun>, String> {
-    match file::read_record(&trial.request.record) {
+    match file::read_record(&trial.request.run_record_path) {
         Ok(run) => Ok(Some(run)),
         Err(error) if error.is_because_file_is_missing() => Ok(None),
         Err(error) => Err(error.to_string()),
@@ -154,10 +154,10 @@ pub fn measure_listed_criterion_cases(
     const CRITERION_TRIAL_FOLDER: &str = "criterion-trial";
     let mut command = criterion_measuring_command(setup, trial, CRITERION_TRIAL_FOLDER)?;
     let (before, started) = (HostCpuTimeTicks::read_for_finished_children(), Instant::now());
-    let ended = run_to_end_or_timeout(setup, &mut command, trial.timeout)?;
+    let ended = run_to_end_or_timeout(setup, &mut command, trial.process_timeout)?;
     let wall_s = started.elapsed().as_secs_f64();
     let after = HostCpuTimeTicks::read_for_finished_children();
-    if !ended.status.success() {
+    if !ended.exit_status.success() {
         let messages = ended.end_of_stderr();
         let case = criterion::last_case_criterion_began(&messages)
             .map(|case| format!("measuring `{case}`, "));
@@ -170,59 +170,58 @@ pub fn measure_listed_criterion_cases(
     let contention = before
         .zip(after)
         .and_then(|(before, after)| after.cpu_share_of_other_processes_since(&before));
-    let stored = store::read_criterion_store(&setup.work_folder.join(CRITERION_TRIAL_FOLDER))
-        .map_err(|why| why.to_string())?;
-    let bench = trial.program.file_name().unwrap_or_default().to_string_lossy();
+    let folder = setup.trial_files_folder.join(CRITERION_TRIAL_FOLDER);
+    let stored = store::read_criterion_store(&folder).map_err(|why| why.to_string())?;
+    let bench = trial.bench_executable.file_name().unwrap_or_default().to_string_lossy();
     let provenance = CommitAndChanges {
-        commit: Some(trial.commit.trim_end_matches("+changes").to_owned()),
-        dirty: trial.commit.ends_with("+changes"),
+        commit: Some(trial.source_commit.trim_end_matches("+changes").to_owned()),
+        dirty: trial.source_commit.ends_with("+changes"),
     };
     let own = read_gpu_stream_record(trial)?;
     let environment = own.as_ref().map_or(setup.environment, |own| &own.environment);
+    let (session, environment) = (&trial.request.session_name, environment.clone());
+    let empty = BenchProcessRun::empty_run_starting_now(&bench, session, environment, provenance);
     let mut run = BenchProcessRun {
-        complete: true,
-        executable: Some(trial.hash.to_owned()),
-        spent_s: [(WHOLE_PROCESS_TIME_KEY.to_owned(), wall_s)].into(),
+        ended_normally: true,
+        executable_hash: Some(trial.executable_hash.to_owned()),
+        wall_s_by_activity: [(WHOLE_PROCESS_TIME_KEY.to_owned(), wall_s)].into(),
         telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
-        ..BenchProcessRun::empty_run_starting_now(
-            &bench,
-            &trial.request.session,
-            environment.clone(),
-            provenance,
-        )
+        ..empty
     };
-    let filter = CaseIdFilter::parse_exact_or_regex(setup.filter, false)
+    let filter = CaseIdFilter::parse_exact_id_or_regex(setup.criterion_filter, false)
         .map_err(|error| error.to_string())?;
     let matches = |title: &&String| {
         filter.selects_case_id(title_without_criterions_number(title).unwrap_or(title))
     };
     let is_requested =
-        |id: &String| trial.request.cases.as_ref().is_none_or(|cases| cases.contains(id));
+        |id: &String| trial.request.case_ids_to_run.as_ref().is_none_or(|cases| cases.contains(id));
     let mut skip = |id: &str, why: &str| {
         run.skipped.insert(join_lines_with_spaces(id), join_lines_with_spaces(why))
     };
-    for (id, why) in stored.unusable.iter().filter(|(id, _)| is_requested(id)) {
+    for (id, why) in stored.unusable_case_reasons.iter().filter(|(id, _)| is_requested(id)) {
         skip(id, why);
     }
-    let absent = listed.titles.iter().filter(matches).filter(|it| !stored.titles.contains(*it));
-    let requested = trial.request.cases.iter().flatten();
-    let requested = requested
-        .filter(|id| !stored.cases.contains_key(*id) && !stored.unusable.contains_key(*id));
+    let absent =
+        listed.case_titles.iter().filter(matches).filter(|it| !stored.case_titles.contains(*it));
+    let requested = trial.request.case_ids_to_run.iter().flatten();
+    let unusable = &stored.unusable_case_reasons;
+    let requested =
+        requested.filter(|id| !stored.cases.contains_key(*id) && !unusable.contains_key(*id));
     for id in absent.chain(requested) {
         skip(id, "it left no samples in Criterion's store (CRITERION_HOME)");
     }
     let mut records = BTreeMap::new();
     for (id, case) in stored.cases.iter().filter(|(id, _)| is_requested(id)) {
-        if listed.duplicates.contains(id) {
+        if listed.repeated_case_titles.contains(id) {
             skip(id, "more than one case of its bench has this id");
         } else if let Err(why) = refuse_control_characters(id) {
             skip(id, &why);
         } else {
-            let added_ns = trial.injection.delays_ns.get(id).copied().unwrap_or(0.0);
+            let added_ns = trial.injection.injected_delays_ns.get(id).copied().unwrap_or(0.0);
             let mut record = case_record_from_criterion(case, added_ns, contention);
             let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
-            record.samples.conditions.host_bound =
-                of_gpu.is_some_and(|of_gpu| of_gpu.samples.conditions.host_bound);
+            record.samples.conditions.includes_host_launch_time =
+                of_gpu.is_some_and(|of_gpu| of_gpu.samples.conditions.includes_host_launch_time);
             records.insert(id, record);
         }
     }
@@ -253,12 +252,15 @@ fn case_record_from_criterion(
     added_ns: f64,
     contention: Option<f64>,
 ) -> CaseRecordWithSamples {
-    let pairs = case.sample_times.iter().zip(&case.iterations);
+    let pairs = case.sample_times.iter().zip(&case.iterations_per_sample);
     let elapsed_ns = pairs.map(|(time, iterations)| time + added_ns * *iterations as f64);
     case.to_case_record(SamplesOfCase {
-        elapsed_ns: elapsed_ns.collect(),
-        launches: case.iterations.clone(),
-        conditions: CaseSampleConditions { contention, ..CaseSampleConditions::default() },
+        elapsed_per_sample_ns: elapsed_ns.collect(),
+        launches_per_sample: case.iterations_per_sample.clone(),
+        conditions: CaseSampleConditions {
+            other_processes_cpu_share: contention,
+            ..CaseSampleConditions::default()
+        },
         ..SamplesOfCase::default()
     })
 }
@@ -267,7 +269,7 @@ fn make_empty_criterion_folder(
     setup: &SharedTrialSettings<'_>,
     name: &str,
 ) -> Result<PathBuf, String> {
-    let store = setup.work_folder.join(name);
+    let store = setup.trial_files_folder.join(name);
     leftover_files::remove_file_or_folder_if_present(&store)
         .and_then(|()| std::fs::create_dir_all(&store))
         .map_err(|cause| format!("failed to make {}: {cause}", store.display()))?;
@@ -287,15 +289,17 @@ pub fn sampling_overridden_by_bench_source(
     let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (id, case) in &run.cases {
         let samples = &case.samples;
-        let count = samples.launches.len();
-        let measured_s = 1e-9 * samples.elapsed_ns.iter().sum::<f64>();
-        let shortened = samples.launches.iter().min().is_some_and(|least| *least > 1);
+        let count = samples.launches_per_sample.len();
+        let measured_s = 1e-9 * samples.elapsed_per_sample_ns.iter().sum::<f64>();
+        let shortened = samples.launches_per_sample.iter().min().is_some_and(|least| *least > 1);
         let mut set = Vec::new();
         if count != CRITERION_SAMPLE_SIZE {
             set.push(format!("{count} samples"));
         }
-        let possible =
-            run.spent_s.get(WHOLE_PROCESS_TIME_KEY).is_some_and(|whole_s| measured_s <= *whole_s);
+        let possible = run
+            .wall_s_by_activity
+            .get(WHOLE_PROCESS_TIME_KEY)
+            .is_some_and(|whole_s| measured_s <= *whole_s);
         if shortened
             && possible
             && measured_s > MUCH_LONGER_THAN_REQUESTED_RATIO * sampling.measurement_s
@@ -317,10 +321,10 @@ mod tests {
     #[test]
     fn a_case_with_too_many_launches_is_skipped_and_the_others_stay() {
         let stored = |iterations: &[u64]| CaseInCriterionStore {
-            group: "simulated clock".to_owned(),
-            iterations: iterations.to_vec(),
+            criterion_group_name: "simulated clock".to_owned(),
+            iterations_per_sample: iterations.to_vec(),
             sample_times: vec![1e6; iterations.len()],
-            write_time: None,
+            samples_file_write_time: None,
         };
         let environment = RunEnvironment::environment_of_process_on_cpu();
         let provenance = CommitAndChanges { commit: None, dirty: false };

@@ -28,21 +28,23 @@ pub fn measure_by_kernelgate_protocol(
     let mut command = write_request_and_make_trial_command(setup, trial, TRIAL_REQUEST_FILE)?;
     command.stdout(Stdio::null());
     let started = Instant::now();
-    let ended = run_to_end_or_timeout(setup, &mut command, trial.timeout)?;
-    let (took, status) = (started.elapsed(), ended.status);
-    check_bench_file_size(&trial.request.record)?;
-    let run = match file::read_record::<BenchProcessRun>(&trial.request.record) {
+    let ended = run_to_end_or_timeout(setup, &mut command, trial.process_timeout)?;
+    let (took, status) = (started.elapsed(), ended.exit_status);
+    check_bench_file_size(&trial.request.run_record_path)?;
+    let run = match file::read_record::<BenchProcessRun>(&trial.request.run_record_path) {
         // If a case fails, the bench process exits with code 1, and the run record lists the failed
         // case.
-        Ok(run) if run.complete && status.success() => Some(run),
-        Ok(run) if run.complete && status.code() == Some(1) && !run.failed.is_empty() => Some(run),
+        Ok(run) if run.ended_normally && status.success() => Some(run),
+        Ok(run) if run.ended_normally && status.code() == Some(1) && !run.failed.is_empty() => {
+            Some(run)
+        }
         Err(error) if error.is_because_file_is_missing() && status.success() => None,
         Err(error) if !error.is_because_file_is_missing() => return Err(error.to_string()),
         _ => return Err(ended.process_failure_text()),
     };
     match read_bench_response(&response_file_path(setup, TRIAL_REQUEST_FILE), trial)? {
-        ResponseToBenchAction::Trial => {}
-        ResponseToBenchAction::Refused(why) => return Err(why),
+        ResponseToBenchAction::TrialEnded => {}
+        ResponseToBenchAction::ActionImpossible(why) => return Err(why),
         _ => return Err("its response answers another request".to_owned()),
     }
     if let Some(run) = &run {
@@ -54,7 +56,7 @@ pub fn measure_by_kernelgate_protocol(
 
 /// Returns the path of the response file that belongs to a request file in a trial's work folder.
 fn response_file_path(setup: &SharedTrialSettings<'_>, request: &str) -> PathBuf {
-    setup.work_folder.join(format!("response-to-{request}"))
+    setup.trial_files_folder.join(format!("response-to-{request}"))
 }
 
 /// Reads the response file that a bench wrote, and checks that it names this bench.
@@ -69,7 +71,7 @@ fn read_bench_response(
             false => error.to_string(),
         }
     })?;
-    check_field_equals_request("response", "bench", &response.bench, trial.bench_name())?;
+    check_field_equals_request("response", "bench", &response.bench_name, trial.bench_name())?;
     Ok(response.answer)
 }
 
@@ -80,22 +82,22 @@ pub fn write_request_and_make_trial_command(
     trial: &TrialProcessToRun<'_>,
     name: &str,
 ) -> Result<Command, String> {
-    let path = setup.work_folder.join(name);
+    let path = setup.trial_files_folder.join(name);
     let response = response_file_path(setup, name);
     leftover_files::remove_file_or_folder_if_present(&response)
         .map_err(record_removal_failure_text)?;
     let request = BenchRequestFile {
-        response,
-        action: RequestedBenchAction::Trial(Box::new(trial.request.clone())),
+        response_path: response,
+        action: RequestedBenchAction::RunTrial(Box::new(trial.request.clone())),
     };
     file::write_record_without_sync(&path, &request).map_err(|error| error.to_string())?;
-    leftover_files::remove_file_or_folder_if_present(&trial.request.record)
+    leftover_files::remove_file_or_folder_if_present(&trial.request.run_record_path)
         .map_err(record_removal_failure_text)?;
     let mut command = bench_command_with_request(setup, trial, &path);
     let injection = &trial.injection;
     command
         .envs(injection.delay_variable_value().map(|delays| ("KERNELGATE_DELAY", delays)))
-        .envs(injection.code_layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
+        .envs(injection.code_layout_number.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
 }
 
@@ -111,19 +113,19 @@ fn bench_command_with_request(
     trial: &TrialProcessToRun<'_>,
     request: &Path,
 ) -> Command {
-    let mut command = command_in_package_folder(&trial.program, &trial.package);
+    let mut command = command_in_package_folder(&trial.bench_executable, &trial.package_folder);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
-    if let Some(filter) = setup.filter {
+    if let Some(filter) = setup.criterion_filter {
         command.arg("--").arg(filter);
     }
     // The bench gets the comparison's shard from the settings, so the variable `KERNELGATE_SHARD`
     // of this process is removed.
     command.env_remove("KERNELGATE_SHARD").envs(setup.bench_variables);
     command.env(protocol::REQUEST_PATH_VARIABLE, request);
-    command.env("KERNELGATE_COMMIT", &trial.commit);
-    command.env("CARGO_TARGET_DIR", setup.work_folder.join("target"));
+    command.env("KERNELGATE_COMMIT", &trial.source_commit);
+    command.env("CARGO_TARGET_DIR", setup.trial_files_folder.join("target"));
     command
-        .env("CRITERION_HOME", setup.work_folder.join("criterion"))
+        .env("CRITERION_HOME", setup.trial_files_folder.join("criterion"))
         .env_remove("KERNELGATE_SESSION");
     command.env_remove("KERNELGATE_DELAY").env_remove("KERNELGATE_LAYOUT");
     command
@@ -131,27 +133,27 @@ fn bench_command_with_request(
 
 /// Sends a bench executable a request other than a trial, without injected delays, for the cases
 /// that the filter of `setup` matches.
-pub fn request_without_trial(
+pub fn send_request_other_than_trial(
     setup: &SharedTrialSettings<'_>,
     trial: &TrialProcessToRun<'_>,
     action: RequestedBenchAction,
 ) -> Result<ResponseToBenchAction, String> {
     let [path, answer_path] =
-        ["request.json", "response.json"].map(|name| setup.work_folder.join(name));
+        ["request.json", "response.json"].map(|name| setup.trial_files_folder.join(name));
     leftover_files::remove_file_or_folder_if_present(&answer_path)
         .map_err(record_removal_failure_text)?;
-    let request = BenchRequestFile { response: answer_path.clone(), action };
+    let request = BenchRequestFile { response_path: answer_path.clone(), action };
     file::write_record_without_sync(&path, &request).map_err(|error| error.to_string())?;
     let mut command = bench_command_with_request(setup, trial, &path);
     command.stdout(Stdio::null());
-    let ended = run_to_end_or_timeout(setup, &mut command, trial.timeout)?;
+    let ended = run_to_end_or_timeout(setup, &mut command, trial.process_timeout)?;
     if !answer_path.exists() {
         return Err(ended.process_failure_text());
     }
     match read_bench_response(&answer_path, trial)? {
-        ResponseToBenchAction::Refused(why)
-        | ResponseToBenchAction::NoMatch { reason: why, .. } => Err(why),
-        _ if !ended.status.success() => {
+        ResponseToBenchAction::ActionImpossible(why)
+        | ResponseToBenchAction::NoMatchingCase { no_match_reason: why, .. } => Err(why),
+        _ if !ended.exit_status.success() => {
             Err(format!("answered, then ended: {}", ended.process_failure_text()))
         }
         answer => Ok(answer),

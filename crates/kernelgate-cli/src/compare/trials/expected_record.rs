@@ -20,26 +20,28 @@ const MAX_SAMPLED_TO_WALL_TIME_RATIO: f64 = 1.01;
 #[derive(Debug, Clone, PartialEq)]
 pub struct FactsOfVerifiedRun {
     environment: RunEnvironment,
-    seed: u64,
+    input_seed: u64,
     /// The requested power state of the GPU; `None` for Criterion benches, whose records state no
     /// power state.
-    power: Option<PowerStateOfSamples>,
+    power_state: Option<PowerStateOfSamples>,
     definitions: BTreeMap<String, VerifiedCaseDefinition>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 struct VerifiedCaseDefinition {
-    revision: u32,
+    definition_revision: u32,
     work: DeclaredWorkRecord,
-    problem: BTreeMap<String, String>,
+    problem_axes: BTreeMap<String, String>,
     verification: OutputVerificationExtent,
 }
 
 impl From<&CaseRecordWithSamples> for VerifiedCaseDefinition {
     fn from(case: &CaseRecordWithSamples) -> Self {
-        let CaseRecordWithSamples { revision, work, problem, .. } = case.clone();
+        let CaseRecordWithSamples {
+            workload_revision: revision, work, axis_values: problem, ..
+        } = case.clone();
         let verification = case.verification.verification_extent();
-        Self { revision, work, problem, verification }
+        Self { definition_revision: revision, work, problem_axes: problem, verification }
     }
 }
 
@@ -53,31 +55,36 @@ impl FactsOfVerifiedRun {
     ) -> FactsOfVerifiedRun {
         let cases = run.cases.iter().filter(|(id, _)| cases.contains(*id));
         let definitions = cases.map(|(id, case)| (id.clone(), case.into())).collect();
-        Self { environment: run.environment.clone(), seed: run.seed, power, definitions }
+        Self {
+            environment: run.environment.clone(),
+            input_seed: run.seed,
+            power_state: power,
+            definitions,
+        }
     }
 
     /// Compares the run record of a later process with the facts of the process that verified the
     /// cases: environment, device, seed, power state, case definitions.
-    pub fn check_later_run(&self, run: &BenchProcessRun) -> Result<(), String> {
+    pub fn check_later_run_agrees(&self, run: &BenchProcessRun) -> Result<(), String> {
         let differs = |field: &str, found: &str, verified: &str| {
             let [field, found, verified] = [field, found, verified].map(shortened_quotation);
             Err(format!("its record has {field} `{found}`, the verified process `{verified}`"))
         };
         if let Some(other) = run.environment.incomparable_facts_with_base(&self.environment).first()
         {
-            return differs(other.field, &other.head, &other.base);
+            return differs(other.field_name, &other.head_value, &other.base_value);
         }
         let [found, verified] =
             [&run.environment, &self.environment].map(RunEnvironment::id_of_gpus_or_host);
         if found != verified {
             return differs("device", &found, &verified);
         }
-        if run.seed != self.seed {
-            return differs("seed", &run.seed.to_string(), &self.seed.to_string());
+        if run.seed != self.input_seed {
+            return differs("seed", &run.seed.to_string(), &self.input_seed.to_string());
         }
-        if let Some(asked) = self.power.filter(|_| !run.environment.is_cpu_run()) {
+        if let Some(asked) = self.power_state.filter(|_| !run.environment.is_cpu_run()) {
             let is_allowed = |state: PowerStateOfSamples| {
-                state == PowerStateOfSamples::NotApplicable
+                state == PowerStateOfSamples::PowerStateNotApplicable
                     || state.are_times_comparable_with(asked)
             };
             for (id, case) in &run.cases {
@@ -98,20 +105,22 @@ impl FactsOfVerifiedRun {
         for (id, case) in &run.cases {
             let Some(verified) = self.definitions.get(id) else { continue };
             let found = VerifiedCaseDefinition::from(case);
-            if found.revision != verified.revision {
-                let [a, b] = [found.revision, verified.revision].map(|it| it.to_string());
+            if found.definition_revision != verified.definition_revision {
+                let [a, b] = [found.definition_revision, verified.definition_revision]
+                    .map(|it| it.to_string());
                 return differs(&format!("revision of {id}"), &a, &b);
             }
             if found.work != verified.work {
                 let [a, b] = [&found.work, &verified.work].map(ToString::to_string);
                 return differs(&format!("work of {id}"), &a, &b);
             }
-            if found.problem != verified.problem {
-                let [a, b] = [&found.problem, &verified.problem].map(|it| format!("{it:?}"));
+            if found.problem_axes != verified.problem_axes {
+                let [a, b] =
+                    [&found.problem_axes, &verified.problem_axes].map(|it| format!("{it:?}"));
                 return differs(&format!("axes of {id}"), &a, &b);
             }
-            // The head or base may not verify less than its first process did, because then outputs
-            // that changed would go unnoticed.
+            // A later process of a side may not verify less than the side's first process did,
+            // because then outputs that changed would go unnoticed.
             let (found, verified) = (found.verification, verified.verification);
             if verified.is_compared_with_reference() && found.is_weaker_than(verified) {
                 let [a, b] = [found, verified].map(|it| it.to_string());
@@ -132,48 +141,50 @@ pub fn check_record_answers_request(
     let differs = |field: &str, found: &str, asked: &str| {
         check_field_equals_request("record", field, found, asked)
     };
-    differs("session", &run.session, &trial.request.session)?;
+    differs("session", &run.session_name, &trial.request.session_name)?;
     differs("bench", &run.bench, trial.bench_name())?;
-    differs("executable", run.executable.as_deref().unwrap_or("none"), trial.hash)?;
+    differs("executable", run.executable_hash.as_deref().unwrap_or("none"), trial.executable_hash)?;
     let seed = settings.get("KERNELGATE_SEED").map_or("1", String::as_str);
     differs("seed", &run.seed.to_string(), seed)?;
     let CommitAndChanges { commit, dirty } = &run.provenance;
     let changes = if *dirty { "+changes" } else { "" };
     let commit = format!("{}{changes}", commit.as_deref().unwrap_or("none"));
-    differs("commit", &commit, &join_lines_with_spaces(&trial.commit))?;
+    differs("commit", &commit, &join_lines_with_spaces(&trial.source_commit))?;
     let backend = settings.get("KERNELGATE_BACKEND").filter(|backend| *backend != "auto");
     let device_kind = &run.environment.device_kind;
     differs("backend", device_kind, backend.unwrap_or(device_kind))?;
     // A request that names its cases holds only cases of the shard already, so its record need not
     // state the shard.
-    let shard = settings.get("KERNELGATE_SHARD").filter(|_| trial.request.cases.is_none());
+    let shard =
+        settings.get("KERNELGATE_SHARD").filter(|_| trial.request.case_ids_to_run.is_none());
     let recorded = run.shard.map(|shard| shard.to_string());
     let none = || "none".to_owned();
     differs("shard", &recorded.unwrap_or_else(none), &shard.cloned().unwrap_or_else(none))?;
-    let requested = &trial.injection.delays_ns;
-    let of_case =
-        |id: &String| (run.delays.get(id).copied(), requested.get(id).map(|ns| ns.round()));
-    for id in run.delays.keys().chain(run.cases.keys()) {
+    let requested = &trial.injection.injected_delays_ns;
+    let of_case = |id: &String| {
+        (run.injected_delays_ns.get(id).copied(), requested.get(id).map(|ns| ns.round()))
+    };
+    for id in run.injected_delays_ns.keys().chain(run.cases.keys()) {
         let (found, requested) = of_case(id);
         let text = |ns: Option<f64>| ns.map_or_else(none, |ns| format!("{ns} ns"));
         let [found, requested] = [text(found.map(|ns| ns as f64)), text(requested)];
         differs(&format!("delay of {id}"), &found, &requested)?;
     }
-    if let Some(cases) = &trial.request.cases
+    if let Some(cases) = &trial.request.case_ids_to_run
         && let Some(other) = run.cases.keys().find(|id| !cases.contains(*id))
     {
         let other = shortened_quotation(other);
         return Err(format!("its record has case `{other}`, which the request does not name"));
     }
     let sampling = &trial.request.sampling;
-    let allowed = sampling.fewest..=sampling.most;
-    let count = |case: &CaseRecordWithSamples| case.samples.elapsed_ns.len();
+    let allowed = sampling.fewest_samples..=sampling.most_samples;
+    let count = |case: &CaseRecordWithSamples| case.samples.elapsed_per_sample_ns.len();
     let mut cases = run.cases.iter().filter(|_| sampling.measurement_s > 0.0);
     match cases.find(|(_, case)| !allowed.contains(&count(case))) {
         Some((id, case)) => differs(
             &format!("samples of {id}"),
             &count(case).to_string(),
-            &format!("{} to {}", sampling.fewest, sampling.most),
+            &format!("{} to {}", sampling.fewest_samples, sampling.most_samples),
         ),
         None => Ok(()),
     }
@@ -186,7 +197,7 @@ pub fn check_times_and_machine_of_record(
     took: Duration,
     host: &RunEnvironment,
 ) -> Result<(), String> {
-    let times_ns = run.cases.values().flat_map(|case| &case.samples.elapsed_ns);
+    let times_ns = run.cases.values().flat_map(|case| &case.samples.elapsed_per_sample_ns);
     let (sampled_s, took_s) = (times_ns.sum::<f64>() * 1e-9, took.as_secs_f64());
     if sampled_s > took_s * MAX_SAMPLED_TO_WALL_TIME_RATIO {
         return Err(format!(
@@ -196,7 +207,7 @@ pub fn check_times_and_machine_of_record(
     let environment = &run.environment;
     if environment.is_cpu_run() {
         let here = |environment: &RunEnvironment| {
-            let RunEnvironment { device_name, machine, .. } = environment;
+            let RunEnvironment { device_name, machine_hash: machine, .. } = environment;
             format!("{device_name} ({})", machine.as_deref().unwrap_or("no name"))
         };
         let [found, host] = [environment, host].map(here);
@@ -231,13 +242,13 @@ pub fn check_field_equals_request(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::InjectedChanges;
+    use crate::compare::InjectedHeadChanges;
     use crate::compare::sides::copy_benches::BenchControlMethod;
     use kernelgate::measure::power::CasePowerRecord;
     use kernelgate::record::{ShardOfWork, TrialRequestToBench, TrialSamplingPlan};
     use std::path::PathBuf;
 
-    fn test_run() -> BenchProcessRun {
+    fn make_test_bench_run() -> BenchProcessRun {
         BenchProcessRun {
             cases: [("x".to_owned(), CaseRecordWithSamples::example_with_sample_times(vec![1.0]))]
                 .into(),
@@ -252,55 +263,58 @@ mod tests {
 
     fn refusal_of_changed_test_run(change: impl FnOnce(&mut BenchProcessRun)) -> String {
         let expected = FactsOfVerifiedRun::from_verified_run(
-            &test_run(),
+            &make_test_bench_run(),
             &["x".to_owned()].into(),
-            Some(PowerStateOfSamples::Steady),
+            Some(PowerStateOfSamples::SteadyUnderLoad),
         );
-        assert_eq!(expected.check_later_run(&test_run()), Ok(()));
-        let mut other = test_run();
+        assert_eq!(expected.check_later_run_agrees(&make_test_bench_run()), Ok(()));
+        let mut other = make_test_bench_run();
         change(&mut other);
-        expected.check_later_run(&other).unwrap_err()
+        expected.check_later_run_agrees(&other).unwrap_err()
     }
 
     #[test]
     fn a_record_with_another_case_definition_or_device_is_refused() {
-        let work =
-            refusal_of_changed_test_run(|run| run.cases.get_mut("x").unwrap().work.read_bytes = 9);
+        let work = refusal_of_changed_test_run(|run| {
+            run.cases.get_mut("x").unwrap().work.min_read_bytes = 9
+        });
         insta::assert_snapshot!(work, @"its record has work of x `read 9 B, write 8 B`, the verified process `read 8 B, write 8 B`");
-        let revision =
-            refusal_of_changed_test_run(|run| run.cases.get_mut("x").unwrap().revision = 7);
+        let revision = refusal_of_changed_test_run(|run| {
+            run.cases.get_mut("x").unwrap().workload_revision = 7
+        });
         insta::assert_snapshot!(revision, @"its record has revision of x `7`, the verified process `1`");
-        let device =
-            refusal_of_changed_test_run(|run| run.environment.machine = Some("feed".to_owned()));
-        let machine = test_run().environment.machine.unwrap_or_default();
+        let device = refusal_of_changed_test_run(|run| {
+            run.environment.machine_hash = Some("feed".to_owned())
+        });
+        let machine = make_test_bench_run().environment.machine_hash.unwrap_or_default();
         insta::assert_snapshot!(device.replace(&machine, "MACHINE"), @"its record has device `host feed`, the verified process `host MACHINE`");
         let seed = refusal_of_changed_test_run(|run| run.seed = 7);
         insta::assert_snapshot!(seed, @"its record has seed `7`, the verified process `1`");
         let less = refusal_of_changed_test_run(|run| {
-            run.cases.get_mut("x").unwrap().verification.checked = 0
+            run.cases.get_mut("x").unwrap().verification.compared_elements = 0
         });
         insta::assert_snapshot!(less, @"its record has verification of x `unverified`, the verified process `every element verified`");
-        let threads = refusal_of_changed_test_run(|run| run.environment.threads += 1);
+        let threads = refusal_of_changed_test_run(|run| run.environment.cpu_backend_threads += 1);
         assert!(threads.contains("threads"), "{threads}");
     }
 
     #[test]
     fn only_criterion_benches_may_lack_a_power_state_on_a_gpu() {
-        let mut on_gpu = test_run();
+        let mut on_gpu = make_test_bench_run();
         on_gpu.environment.device_kind = "cuda".to_owned();
         let check = |power| {
             FactsOfVerifiedRun::from_verified_run(&on_gpu, &["x".to_owned()].into(), power)
-                .check_later_run(&on_gpu)
+                .check_later_run_agrees(&on_gpu)
         };
         let why = "its record of x has no power state".to_owned();
-        assert_eq!(check(Some(PowerStateOfSamples::Steady)), Err(why));
+        assert_eq!(check(Some(PowerStateOfSamples::SteadyUnderLoad)), Err(why));
         assert_eq!(check(None), Ok(()));
     }
 
     #[test]
     fn a_record_with_another_power_state_than_requested_is_refused() {
         let in_state = |state| {
-            let mut run = test_run();
+            let mut run = make_test_bench_run();
             run.environment.device_kind = "cuda".to_owned();
             let power = CasePowerRecord {
                 state,
@@ -312,15 +326,25 @@ mod tests {
         let check = |requested, found| {
             let run = in_state(found);
             FactsOfVerifiedRun::from_verified_run(&run, &["x".to_owned()].into(), Some(requested))
-                .check_later_run(&run)
+                .check_later_run_agrees(&run)
         };
-        use PowerStateOfSamples::{Burst, NotApplicable, Steady, Unsettled};
-        for fits in [(Steady, Steady), (Steady, Unsettled), (Burst, Burst), (Burst, NotApplicable)]
-        {
+        use PowerStateOfSamples::{
+            BurstsAfterPauses, PowerStateNotApplicable, SteadyUnderLoad, UnsettledUnderLoad,
+        };
+        for fits in [
+            (SteadyUnderLoad, SteadyUnderLoad),
+            (SteadyUnderLoad, UnsettledUnderLoad),
+            (BurstsAfterPauses, BurstsAfterPauses),
+            (BurstsAfterPauses, PowerStateNotApplicable),
+        ] {
             assert_eq!(check(fits.0, fits.1), Ok(()), "{fits:?}");
         }
-        let reasons = [(Steady, Burst), (Burst, Steady), (Burst, Unsettled)]
-            .map(|(requested, found)| check(requested, found).unwrap_err());
+        let reasons = [
+            (SteadyUnderLoad, BurstsAfterPauses),
+            (BurstsAfterPauses, SteadyUnderLoad),
+            (BurstsAfterPauses, UnsettledUnderLoad),
+        ]
+        .map(|(requested, found)| check(requested, found).unwrap_err());
         insta::assert_snapshot!(reasons.join("\n"), @r"
         its record of x has power state `burst`, the request `steady`
         its record of x has power state `steady`, the request `burst`
@@ -330,7 +354,7 @@ mod tests {
 
     #[test]
     fn samples_that_exceed_the_process_time_are_refused() {
-        let mut run = test_run();
+        let mut run = make_test_bench_run();
         run.cases.insert(
             "y".to_owned(),
             CaseRecordWithSamples::example_with_sample_times(vec![6e8, 4e8]),
@@ -347,24 +371,26 @@ mod tests {
     #[test]
     fn a_record_of_another_machine_is_refused() {
         let check = |host: &RunEnvironment| {
-            check_times_and_machine_of_record(&test_run(), Duration::from_secs(1), host)
+            check_times_and_machine_of_record(&make_test_bench_run(), Duration::from_secs(1), host)
         };
-        let here = test_run().environment;
+        let here = make_test_bench_run().environment;
         assert_eq!(check(&here), Ok(()));
         let why = check(&RunEnvironment { device_name: "other".to_owned(), ..here.clone() });
         let text = |why: Result<(), String>| {
             let why = why.unwrap_err().replace(&here.device_name, "DEVICE");
-            here.machine.as_ref().map_or(why.clone(), |machine| why.replace(machine, "MACHINE"))
+            here.machine_hash
+                .as_ref()
+                .map_or(why.clone(), |machine| why.replace(machine, "MACHINE"))
         };
         insta::assert_snapshot!(text(why), @"its record has device `DEVICE (MACHINE)`, the machine is `other (MACHINE)`");
-        let why = check(&RunEnvironment { machine: Some("feed".to_owned()), ..here.clone() });
+        let why = check(&RunEnvironment { machine_hash: Some("feed".to_owned()), ..here.clone() });
         insta::assert_snapshot!(text(why), @"its record has device `DEVICE (MACHINE)`, the machine is `DEVICE (feed)`");
     }
 
     #[test]
     fn a_record_that_answers_another_request_is_refused() {
         let request = TrialRequestToBench {
-            cases: Some(["x".to_owned()].into()),
+            case_ids_to_run: Some(["x".to_owned()].into()),
             ..TrialRequestToBench::for_all_selected_cases(
                 "r1-b0-p0",
                 PathBuf::new(),
@@ -373,30 +399,33 @@ mod tests {
         };
         let case = || CaseRecordWithSamples::example_with_sample_times(vec![1.0, 1.0]);
         let run = || BenchProcessRun {
-            executable: Some("feed".to_owned()),
+            executable_hash: Some("feed".to_owned()),
             cases: [("x".to_owned(), case())].into(),
-            ..test_run()
+            ..make_test_bench_run()
         };
         let settings = BTreeMap::new();
         let trial = |delays_ns| TrialProcessToRun {
-            program: PathBuf::from("bin/b"),
-            hash: "feed",
-            package: PathBuf::new(),
-            commit: "none".to_owned(),
-            injection: InjectedChanges { delays_ns, ..InjectedChanges::default() },
-            control_method: BenchControlMethod::Protocol(1),
+            bench_executable: PathBuf::from("bin/b"),
+            executable_hash: "feed",
+            package_folder: PathBuf::new(),
+            source_commit: "none".to_owned(),
+            injection: InjectedHeadChanges {
+                injected_delays_ns: delays_ns,
+                ..InjectedHeadChanges::default()
+            },
+            control_method: BenchControlMethod::ProtocolVersion(1),
             request: &request,
-            timeout: Duration::ZERO,
+            process_timeout: Duration::ZERO,
         };
         let plain = trial(BTreeMap::new());
         assert_eq!(check_record_answers_request(&run(), &plain, &settings), Ok(()));
         let answer = |run: &BenchProcessRun| {
             check_record_answers_request(run, &plain, &settings).unwrap_err()
         };
-        insta::assert_snapshot!(answer(&BenchProcessRun { session: "other".to_owned(), ..run() }), @"its record has session `other`, the request `r1-b0-p0`");
+        insta::assert_snapshot!(answer(&BenchProcessRun { session_name: "other".to_owned(), ..run() }), @"its record has session `other`, the request `r1-b0-p0`");
         insta::assert_snapshot!(answer(&BenchProcessRun { bench: "c".to_owned(), ..run() }), @"its record has bench `c`, the request `b`");
         let delays = [("x".to_owned(), 5)].into();
-        insta::assert_snapshot!(answer(&BenchProcessRun { delays, ..run() }), @"its record has delay of x `5 ns`, the request `none`");
+        insta::assert_snapshot!(answer(&BenchProcessRun { injected_delays_ns: delays, ..run() }), @"its record has delay of x `5 ns`, the request `none`");
         insta::assert_snapshot!(answer(&BenchProcessRun { seed: 7, ..run() }), @"its record has seed `7`, the request `1`");
         let on_gpu = [("KERNELGATE_BACKEND".to_owned(), "cuda".to_owned())].into();
         let why = check_record_answers_request(&run(), &plain, &on_gpu).unwrap_err();
@@ -405,9 +434,9 @@ mod tests {
         let why = answer(&BenchProcessRun { provenance, ..run() });
         assert_eq!(why, "its record has commit `951c294+changes`, the request `none`");
         let executable = Some("other".to_owned());
-        insta::assert_snapshot!(answer(&BenchProcessRun { executable, ..run() }), @"its record has executable `other`, the request `feed`");
-        insta::assert_snapshot!(answer(&BenchProcessRun { executable: None, ..run() }), @"its record has executable `none`, the request `feed`");
-        let shard = Some(ShardOfWork { index: 1, count: 2 });
+        insta::assert_snapshot!(answer(&BenchProcessRun { executable_hash: executable, ..run() }), @"its record has executable `other`, the request `feed`");
+        insta::assert_snapshot!(answer(&BenchProcessRun { executable_hash: None, ..run() }), @"its record has executable `none`, the request `feed`");
+        let shard = Some(ShardOfWork { index_from_one: 1, shard_count: 2 });
         insta::assert_snapshot!(answer(&BenchProcessRun { shard, ..run() }), @"its record has shard `1/2`, the request `none`");
         for count in [1, 21] {
             let case = CaseRecordWithSamples::example_with_sample_times(vec![1.0; count]);
@@ -422,7 +451,11 @@ mod tests {
         assert_eq!(why, "its record has delay of x `none`, the request `5 ns`");
         let delays = [("x".to_owned(), 5)].into();
         assert_eq!(
-            check_record_answers_request(&BenchProcessRun { delays, ..run() }, &delayed, &settings),
+            check_record_answers_request(
+                &BenchProcessRun { injected_delays_ns: delays, ..run() },
+                &delayed,
+                &settings
+            ),
             Ok(())
         );
     }

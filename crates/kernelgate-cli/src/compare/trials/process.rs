@@ -1,6 +1,6 @@
 //! Starts one bench process of a comparison, and waits until it ends or kernelgate kills it at its
-//! timeout or memory limit. The modules `by_protocol` and `by_criterion` write the request of the
-//! process and read its result.
+//! timeout or memory limit. The modules `by_protocol` and `by_criterion` write the request of a
+//! bench process and read its result.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,7 +14,7 @@ use crate::benches::process_output::{
     CapturedOutput, FailureLineCollector, KeptPartOfOutput, capture_stream_on_thread,
     wait_for_captured_output,
 };
-use crate::compare::InjectedChanges;
+use crate::compare::InjectedHeadChanges;
 use crate::compare::progress::ComparisonProgressDisplay;
 use crate::compare::sides::copy_benches::BenchControlMethod;
 use kernelgate::record::text::{clean_message_for_terminal, shortened_quotation};
@@ -25,12 +25,12 @@ pub struct SharedTrialSettings<'a> {
     /// Environment variables that kernelgate sets for the bench executables.
     pub bench_variables: &'a BTreeMap<String, String>,
     /// Criterion's filter.
-    pub filter: Option<&'a str>,
+    pub criterion_filter: Option<&'a str>,
     /// Folder for the request, the run record and Criterion's results of a trial.
-    pub work_folder: &'a Path,
+    pub trial_files_folder: &'a Path,
     /// Handle of the bench process, which Ctrl-C kills.
     pub running_child: &'a SharedChildProcess,
-    /// Description of the host.
+    /// Environment of the host, against which the record's environment is checked.
     pub environment: &'a RunEnvironment,
     /// Progress display, for messages about processes that print too much.
     pub progress: &'a ComparisonProgressDisplay,
@@ -40,25 +40,25 @@ pub struct SharedTrialSettings<'a> {
 #[derive(Clone)]
 pub struct TrialProcessToRun<'a> {
     /// The bench executable of the trial.
-    pub program: PathBuf,
+    pub bench_executable: PathBuf,
     /// Content hash of the bench executable.
-    pub hash: &'a str,
-    /// Folder of the executable's package, in which the process runs.
-    pub package: PathBuf,
-    /// Commit of the sources.
-    pub commit: String,
+    pub executable_hash: &'a str,
+    /// Folder of the bench executable's package, in which the trial's process runs.
+    pub package_folder: PathBuf,
+    /// Commit of the sources from which the trial's executable was built.
+    pub source_commit: String,
     /// Artificial changes, such as delays, that a calibration injects into the process.
-    pub injection: InjectedChanges,
+    pub injection: InjectedHeadChanges,
     /// How the process gets its request: by kernelgate's bench protocol or by Criterion's flags.
     pub control_method: BenchControlMethod,
     pub request: &'a TrialRequestToBench,
-    pub timeout: Duration,
+    pub process_timeout: Duration,
 }
 
 impl TrialProcessToRun<'_> {
     /// Returns the name of the bench, which is the file name of its executable.
     pub fn bench_name(&self) -> &str {
-        self.program.file_name().and_then(OsStr::to_str).unwrap_or_default()
+        self.bench_executable.file_name().and_then(OsStr::to_str).unwrap_or_default()
     }
 }
 
@@ -75,24 +75,24 @@ pub fn command_in_package_folder(program: &Path, package: &Path) -> Command {
 
 /// Exit status of a trial's process, and the captured part of its output.
 pub struct FinishedTrialProcess {
-    pub status: ExitStatus,
+    pub exit_status: ExitStatus,
     /// Captured standard output of the process; empty if the command does not pipe it.
     pub captured_stdout: CapturedOutput,
     /// The last bytes of the process's standard error.
-    stderr: Vec<u8>,
+    stderr_tail: Vec<u8>,
 }
 
 impl FinishedTrialProcess {
     /// Returns the last part of the process's standard error as text.
     pub fn end_of_stderr(&self) -> String {
-        String::from_utf8_lossy(&self.stderr).into_owned()
+        String::from_utf8_lossy(&self.stderr_tail).into_owned()
     }
 
     /// Describes a failed process: its exit status and the message of its last panic, or else its
     /// last lines.
     pub fn process_failure_text(&self) -> String {
         let mut lines = FailureLineCollector::default();
-        self.end_of_stderr().lines().for_each(|line| lines.push_output_line(line));
+        self.end_of_stderr().lines().for_each(|line| lines.add_process_output_line(line));
         let lines: Vec<_> = lines
             .into_failure_lines()
             .iter()
@@ -101,7 +101,7 @@ impl FinishedTrialProcess {
         let text = lines.join("; ");
         format!(
             "{}{}{}",
-            self.status,
+            self.exit_status,
             if lines.is_empty() { "" } else { ": " },
             clean_message_for_terminal(&text)
         )
@@ -122,15 +122,15 @@ pub fn run_to_end_or_timeout(
         .start_child_process(command)
         .map_err(|cause| format!("failed to start: {cause}"))?;
     let (printed, stderr) = (
-        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamStart)),
-        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamEnd)),
+        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::KeepStreamStart)),
+        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::KeepStreamEnd)),
     );
     let ended = setup
         .running_child
         .wait_or_kill_at_timeout(timeout)
         .map_err(|cause| format!("was lost: {cause}"))?;
     let (printed, stderr) = (wait_for_captured_output(printed), wait_for_captured_output(stderr));
-    if stderr.total_bytes > MAX_PRINTED_STDERR_BYTES {
+    if stderr.stream_total_bytes > MAX_PRINTED_STDERR_BYTES {
         let bench = Path::new(command.get_program()).file_name().unwrap_or_default();
         setup.progress.print_line_once(&format!(
             "bench `{}` prints more than {MAX_PRINTED_STDERR_BYTES} bytes in a process: only the end is \
@@ -140,13 +140,15 @@ pub fn run_to_end_or_timeout(
     }
     let stderr = stderr.kept_bytes;
     match ended {
-        ChildProcessEnd::Exited(status) => {
-            Ok(FinishedTrialProcess { status, captured_stdout: printed, stderr })
-        }
-        ChildProcessEnd::TimedOut => Err(format!(
+        ChildProcessEnd::Exited(status) => Ok(FinishedTrialProcess {
+            exit_status: status,
+            captured_stdout: printed,
+            stderr_tail: stderr,
+        }),
+        ChildProcessEnd::KilledAtTimeout => Err(format!(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()
         )),
-        ChildProcessEnd::OverMemory(limit) => Err(memory_kill_reason_text(limit)),
+        ChildProcessEnd::KilledAboveMemoryBytes(limit) => Err(memory_kill_reason_text(limit)),
     }
 }

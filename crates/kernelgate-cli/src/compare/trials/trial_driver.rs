@@ -14,10 +14,10 @@ pub fn run_trial(
     trial: &TrialProcessToRun<'_>,
 ) -> Result<Option<BenchProcessRun>, String> {
     match trial.control_method {
-        BenchControlMethod::Protocol(_) => {
+        BenchControlMethod::ProtocolVersion(_) => {
             by_protocol::measure_by_kernelgate_protocol(setup, trial)
         }
-        BenchControlMethod::Criterion => {
+        BenchControlMethod::CriterionFlags => {
             by_criterion::measure_requested_criterion_cases(setup, trial).map(Some)
         }
     }
@@ -31,10 +31,10 @@ pub fn start_trial_as_background_load(
     co_running: &SharedChildProcess,
 ) -> Result<(), String> {
     let mut command = match trial.control_method {
-        BenchControlMethod::Protocol(_) => {
+        BenchControlMethod::ProtocolVersion(_) => {
             by_protocol::write_request_and_make_trial_command(setup, trial, "co-running.json")?
         }
-        BenchControlMethod::Criterion => {
+        BenchControlMethod::CriterionFlags => {
             by_criterion::criterion_measuring_command(setup, trial, "co-running-criterion")?
         }
     };

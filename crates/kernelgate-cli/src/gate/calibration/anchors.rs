@@ -28,7 +28,7 @@ pub fn anchor_tolerance_from_noise(comparisons: &[CalibrationComparisonRecord]) 
     let mut cards: BTreeMap<&str, Vec<AnchorRatesOfDevice>> = BTreeMap::new();
     for known in comparisons {
         if let Some(ShardAnchorRecord::Measured(anchors)) = known.anchors {
-            cards.entry(&known.card).or_default().push(anchors);
+            cards.entry(&known.card_or_host_id).or_default().push(anchors);
         }
     }
     let memory = |anchors: &AnchorRatesOfDevice| Some(anchors.memory_bytes_per_s);
@@ -68,7 +68,7 @@ pub fn median_anchors_of_comparisons(
     let measured: Vec<&AnchorRatesOfDevice> = records()
         .filter_map(|record| match record {
             ShardAnchorRecord::Measured(anchors) => Some(anchors),
-            ShardAnchorRecord::Failed(_) => None,
+            ShardAnchorRecord::NotMeasured(_) => None,
         })
         .collect();
     let Some(first) = measured.first() else { return records().next().cloned() };
@@ -98,9 +98,9 @@ mod tests {
         let mut comparisons = test_calibration(count, &[]).comparisons;
         for (number, known) in comparisons.iter_mut().enumerate() {
             let factor = if number % 2 == 0 { 1.0 + share } else { 1.0 - share };
-            known.card = card.to_owned();
+            known.card_or_host_id = card.to_owned();
             known.anchors = Some(ShardAnchorRecord::Measured(AnchorRatesOfDevice {
-                power: TimingPowerMode::Steady,
+                power: TimingPowerMode::SteadyLoad,
                 memory_bytes_per_s: rate * factor,
                 matmul_flops_per_s: Some(9e14),
             }));
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_part_of_a_calibration_has_the_median_of_its_anchor_rates() {
         let mut comparisons = test_comparisons_on_card("a", 3, 4e12, 0.0);
-        comparisons[0].anchors = Some(ShardAnchorRecord::Failed("no memory".to_owned()));
+        comparisons[0].anchors = Some(ShardAnchorRecord::NotMeasured("no memory".to_owned()));
         let Some(ShardAnchorRecord::Measured(anchors)) =
             median_anchors_of_comparisons(&comparisons)
         else {

@@ -1,14 +1,14 @@
 //! A calibration of the gate on a device: comparisons with known correct verdicts, and all their
 //! measured times.
 //!
-//! A *null* comparison has the same executable as base and as head. Every other kind of comparison
-//! in a calibration is a null comparison with a changed head. In a *layout* comparison, the head's
-//! code and memory lie at other addresses. An *injected* comparison delays each launch of the head
-//! by a wait of some per cent of the case's time. A *work* comparison delays each launch of the
-//! head by additional passes over memory. A *single* comparison delays only one case of the head. A
-//! *sham* comparison runs artificial load while the head's processes are timed. This module stores
-//! and evaluates calibrations; it neither runs their comparisons (`compare::calibrate` does) nor
-//! prints.
+//! In a calibration, a *null* comparison has the same executable as base and as head. Every other
+//! kind of comparison in a calibration is a null comparison with a changed head. In a *layout*
+//! comparison, the head's code and memory lie at other addresses. An *injected* comparison delays
+//! each launch of the head by a wait of some per cent of the case's time. A *work* comparison
+//! delays each launch of the head by additional passes over memory. A *single* comparison delays
+//! only one case of the head. A *sham* comparison runs artificial load while the head's processes
+//! are timed. The module `calibration` stores and evaluates calibrations; it neither runs their
+//! comparisons (`compare::calibrate` does) nor prints.
 
 pub mod anchors;
 pub mod recommend;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::VerdictOnCase;
 use super::paired::{
-    CaseTimeInTrial, ComparedArm, ComparisonTestPlan, TimedBlock, TimedBlocksByCase,
+    CaseTimeInTrial, ComparedArm, ComparisonTestPlan, TimedTrialBlock, TimedTrialBlocksByCase,
 };
 pub use anchors::anchor_tolerance_from_noise;
 use kernelgate::measure::anchors::ShardAnchorRecord;
@@ -40,31 +40,37 @@ const MAX_BLOCKS_OF_RECORDED_PLAN: usize = 10_000;
 #[serde(rename_all = "snake_case")]
 pub enum CalibrationComparisonKind {
     /// A/A comparison: base and head are identical, so no case is slower.
-    Null,
+    #[serde(rename = "null")]
+    IdenticalBuilds,
     /// Base and head are identical, but artificial load ran on the host or GPU during the head's
     /// processes.
-    Sham,
+    #[serde(rename = "sham")]
+    ShamLoad,
     /// Base and head are identical, but the head's code and memory lay at other addresses.
-    Layout,
+    #[serde(rename = "layout")]
+    OtherCodeLayout,
     /// Every launch of the head is delayed by a wait of this percentage of the case's time.
-    Injected(f64),
+    #[serde(rename = "injected")]
+    SlowdownByWaitPercent(f64),
     /// Every launch of the head is slowed by additional work that takes this percentage of the
     /// case's time.
-    Work(f64),
+    #[serde(rename = "work")]
+    SlowdownByWorkPercent(f64),
     /// Only one case of the head is delayed, by a wait of this percentage of its time.
-    Single(f64),
+    #[serde(rename = "single")]
+    OneCaseSlowdownPercent(f64),
 }
 
 impl CalibrationComparisonKind {
     /// Returns the name of the kind for reports: "A/A", "sham load", "5 % slower".
     pub fn kind_name(self) -> String {
         match self {
-            Self::Null => "A/A".to_owned(),
-            Self::Sham => "sham load".to_owned(),
-            Self::Layout => "other layout".to_owned(),
-            Self::Injected(percent) => format!("{percent} % slower"),
-            Self::Work(percent) => format!("{percent} % more work"),
-            Self::Single(percent) => format!("one case {percent} % slower"),
+            Self::IdenticalBuilds => "A/A".to_owned(),
+            Self::ShamLoad => "sham load".to_owned(),
+            Self::OtherCodeLayout => "other layout".to_owned(),
+            Self::SlowdownByWaitPercent(percent) => format!("{percent} % slower"),
+            Self::SlowdownByWorkPercent(percent) => format!("{percent} % more work"),
+            Self::OneCaseSlowdownPercent(percent) => format!("one case {percent} % slower"),
         }
     }
 
@@ -72,8 +78,10 @@ impl CalibrationComparisonKind {
     /// was injected.
     pub const fn injected_slowdown_percent(self) -> Option<f64> {
         match self {
-            Self::Null | Self::Sham | Self::Layout => None,
-            Self::Injected(percent) | Self::Work(percent) | Self::Single(percent) => Some(percent),
+            Self::IdenticalBuilds | Self::ShamLoad | Self::OtherCodeLayout => None,
+            Self::SlowdownByWaitPercent(percent)
+            | Self::SlowdownByWorkPercent(percent)
+            | Self::OneCaseSlowdownPercent(percent) => Some(percent),
         }
     }
 }
@@ -81,63 +89,75 @@ impl CalibrationComparisonKind {
 /// A calibration of the gate on one device: comparisons of one executable with itself, with known
 /// correct verdicts and one test plan.
 ///
-/// In a calibration file, the comparisons name a case by its index in `cases`: `#0` is the first.
+/// In a calibration file, the comparisons name a case by its index in `cases`; `#0` names the first
+/// case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub struct GateCalibration {
     /// Start time of the calibration's first comparison, RFC 3339, UTC.
-    pub started: String,
+    #[serde(rename = "started")]
+    pub first_comparison_start_time: String,
     /// Device and build with which the record was measured.
     pub environment: RunEnvironment,
-    /// Code of the package.
+    /// Commit of the calibrated package's code, and whether files differed from the commit.
     pub provenance: CommitAndChanges,
     /// Facts that all comparisons of the calibration share, by name: settings, filter, hashes of
     /// the executables.
-    pub identity: BTreeMap<String, String>,
+    #[serde(rename = "identity")]
+    pub calibration_identity_facts: BTreeMap<String, String>,
     /// The command lines with which the calibration was measured; merged calibrations have several.
-    pub commands: BTreeSet<String>,
+    #[serde(rename = "commands")]
+    pub calibration_command_lines: BTreeSet<String>,
     /// Test plan of each of the calibration's comparisons: thresholds, error rates and numbers of
     /// blocks.
     pub plan: ComparisonTestPlan,
     /// Largest wall time of each round of a comparison, seconds.
-    pub budget_s: f64,
+    #[serde(rename = "budget_s")]
+    pub round_budget_s: f64,
     /// How long each process warmed up and timed a case.
     pub sampling: TrialSamplingPlan,
     /// Nanoseconds per launch of each calibrated case, from a process before the first comparison.
-    pub cases: BTreeMap<String, f64>,
+    #[serde(rename = "cases")]
+    pub launch_ns_by_case: BTreeMap<String, f64>,
     /// Cases that the calibration did not measure, as lines with the reason.
-    pub left_out: BTreeSet<String>,
+    #[serde(rename = "left_out")]
+    pub unmeasured_cases_with_reason: BTreeSet<String>,
     /// Cases of benches that use Criterion without kernelgate, whose slow-downs are simulated.
-    /// Launches of these benches cannot be delayed: the injected delay was added to their measured
-    /// times instead.
+    /// Launches of benches without kernelgate cannot be delayed, so the injected delay was added to
+    /// their measured times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub simulated: BTreeSet<String>,
+    #[serde(rename = "simulated")]
+    pub cases_with_simulated_slowdowns: BTreeSet<String>,
     /// Identity of the shard of the calibration that this file holds; `None` for a whole
     /// calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part: Option<CalibrationShardIdentity>,
+    #[serde(rename = "part")]
+    pub shard_identity: Option<CalibrationShardIdentity>,
     /// Largest relative difference of anchor rates with which shards from two cards of this model
     /// may be merged, from [`anchor_tolerance_from_noise()`]; `None` if the default applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub anchor_tolerance: Option<f64>,
+    #[serde(rename = "anchor_tolerance")]
+    pub anchor_rate_tolerance: Option<f64>,
     /// Thresholds that [`recommend_thresholds()`] derived from the comparisons when the file was
     /// written.
     pub recommended: Option<RecommendedThresholds>,
     /// All comparisons of the calibration, in the order of their start times. In the file,
-    /// comparisons name a case by its index in the map `cases`: `#0` is the first.
+    /// comparisons name a case by its index in the map `cases`; `#0` names the first case.
     pub comparisons: Vec<CalibrationComparisonRecord>,
 }
 
 /// Identity of one shard of a calibration, for files that hold only a part of its comparisons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CalibrationShardIdentity {
-    /// The shard of the work that this record covers.
+    /// The shard of the divided work that the record covers.
     pub shard: ShardOfWork,
     /// Hash of the list of all comparisons and cases of the calibration; it is equal in all its
     /// shards.
-    pub plan: String,
-    /// Comparisons of this part.
-    pub comparisons: usize,
+    #[serde(rename = "plan")]
+    pub plan_hash: String,
+    /// Number of comparisons in this part of a calibration.
+    #[serde(rename = "comparisons")]
+    pub comparisons_in_shard: usize,
 }
 
 /// The record of one comparison of a calibration, whose correct verdicts are known.
@@ -145,38 +165,50 @@ pub struct CalibrationShardIdentity {
 pub struct CalibrationComparisonRecord {
     /// The change that was injected into the head, if any, which determines the correct verdicts.
     pub kind: CalibrationComparisonKind,
-    /// Number of this comparison among those of its kind, from 0, counted over all shards.
-    pub number: usize,
+    /// Number of the comparison among the calibration's comparisons of its kind, from 0, counted
+    /// over all shards.
+    #[serde(rename = "number")]
+    pub number_within_kind: usize,
     /// Start time of this comparison, RFC 3339, UTC.
-    pub started: String,
+    #[serde(rename = "started")]
+    pub comparison_start_time: String,
     /// Wall time, seconds.
-    pub wall_s: f64,
+    #[serde(rename = "wall_s")]
+    pub comparison_wall_s: f64,
     /// Number of processes.
-    pub processes: usize,
+    #[serde(rename = "processes")]
+    pub process_count: usize,
     /// Nanoseconds by which each launch of the head was delayed, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub delays_ns: BTreeMap<String, f64>,
+    #[serde(rename = "delays_ns")]
+    pub injected_delays_ns: BTreeMap<String, f64>,
     /// Verdicts that the gate gave when the comparison was made, by case.
     pub verdicts: BTreeMap<String, VerdictOnCase>,
-    /// Reasons of the inconclusive verdicts, by case.
+    /// Texts of the reasons why cases were inconclusive, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub reasons: BTreeMap<String, String>,
+    #[serde(rename = "reasons")]
+    pub inconclusive_reasons_by_case: BTreeMap<String, String>,
     /// Cases that could not be run or measured to the end, each with the reason: for example, the
     /// delay cannot be added on this device.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub failed: BTreeMap<String, String>,
+    #[serde(rename = "failed")]
+    pub failed_cases_with_reason: BTreeMap<String, String>,
     /// Bench processes that failed, each with the reason, as lines of text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub broken: Vec<String>,
+    #[serde(rename = "broken")]
+    pub failed_bench_processes: Vec<String>,
     /// All measured times of the comparison's first round, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
-    pub first: BTreeMap<String, CaseBlocksAsColumns>,
+    #[serde(rename = "first")]
+    pub first_round_times: BTreeMap<String, CaseBlocksAsColumns>,
     /// All measured times of the comparison's second round, which confirms regressions, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
-    pub second: BTreeMap<String, CaseBlocksAsColumns>,
+    #[serde(rename = "second")]
+    pub second_round_times: BTreeMap<String, CaseBlocksAsColumns>,
     /// Identifier of the GPU or host on which the comparison ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub card: String,
+    #[serde(rename = "card")]
+    pub card_or_host_id: String,
     /// Anchors (rates of fixed work) of the device, measured just before this comparison; `None` if
     /// they were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -187,37 +219,46 @@ pub struct CalibrationComparisonRecord {
 /// in time order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CaseBlocksAsColumns {
-    /// One letter for each block: `b` if a process of the base ran first in the block, `h` if one
+    /// One letter for each block, `b` if a process of the base ran first in the block, `h` if one
     /// of the head did.
-    pub leaders: String,
+    #[serde(rename = "leaders")]
+    pub leading_side_letters: String,
     /// Timings of the case in the base's processes, two per block.
     pub base: CaseTimingColumns,
     /// Timings of the case in the head's processes, two per block.
     pub head: CaseTimingColumns,
-    /// [`CaseTimeInTrial::averaged`].
+    /// [`CaseTimeInTrial::time_is_mean`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub averaged: bool,
+    #[serde(rename = "averaged")]
+    pub times_are_iteration_means: bool,
 }
 
 /// Timings of one case in the processes of one side (base or head), as columns for a JSON file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CaseTimingColumns {
-    /// [`CaseTimeInTrial::time_ns`].
-    pub time_ns: Vec<f64>,
-    /// Values of [`CaseTimeInTrial::cycles`] for each process; empty if no process has one, a
-    /// single value if it is equal in all processes.
+    /// [`CaseTimeInTrial::median_time_ns`].
+    #[serde(rename = "time_ns")]
+    pub process_times_ns: Vec<f64>,
+    /// Values of [`CaseTimeInTrial::median_cycles_per_launch`] for each process; empty if no
+    /// process has one, a single value if it is equal in all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cycles: Vec<Option<f64>>,
-    /// Values of [`CaseTimeInTrial::contention`] for each process; empty if no process has one, a
-    /// single value if it is equal in all processes.
+    #[serde(rename = "cycles")]
+    pub clock_cycles: Vec<Option<f64>>,
+    /// Values of [`CaseTimeInTrial::contention_share`] for each process; empty if no process has
+    /// one, a single value if it is equal in all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub contention: Vec<Option<f64>>,
-    /// Indices of the processes that ran at the GPU's power cap ([`CaseTimeInTrial::at_cap`]).
+    #[serde(rename = "contention")]
+    pub cpu_contention_shares: Vec<Option<f64>>,
+    /// Indices of the processes that ran at the GPU's power cap
+    /// ([`CaseTimeInTrial::at_power_cap`]).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub at_cap: BTreeSet<usize>,
-    /// Indices of the processes in which the GPU was throttled ([`CaseTimeInTrial::throttled`]).
+    #[serde(rename = "at_cap")]
+    pub processes_at_power_cap: BTreeSet<usize>,
+    /// Indices of the processes in which the GPU was throttled
+    /// ([`CaseTimeInTrial::slowed_by_heat_or_hardware`]).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub throttled: BTreeSet<usize>,
+    #[serde(rename = "throttled")]
+    pub throttled_processes: BTreeSet<usize>,
 }
 
 impl CaseTimingColumns {
@@ -243,59 +284,78 @@ impl CaseTimingColumns {
         };
         let six_digits = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
         let contention =
-            |found: &CaseTimeInTrial| found.contention.map(|it| (it * 1e4).round() / 1e4);
+            |found: &CaseTimeInTrial| found.contention_share.map(|it| (it * 1e4).round() / 1e4);
         Self {
-            time_ns: observations.iter().map(|found| six_digits(found.time_ns)).collect(),
-            cycles: optional_column(&|found| found.cycles.map(six_digits)),
-            contention: optional_column(&contention),
-            at_cap: indices(|found| found.at_cap),
-            throttled: indices(|found| found.throttled),
+            process_times_ns: observations
+                .iter()
+                .map(|found| six_digits(found.median_time_ns))
+                .collect(),
+            clock_cycles: optional_column(&|found| found.median_cycles_per_launch.map(six_digits)),
+            cpu_contention_shares: optional_column(&contention),
+            processes_at_power_cap: indices(|found| found.at_power_cap),
+            throttled_processes: indices(|found| found.slowed_by_heat_or_hardware),
         }
     }
 
     fn time_in_trial(&self, index: usize, averaged: bool) -> Option<CaseTimeInTrial> {
-        let time_ns = *self.time_ns.get(index)?;
+        let time_ns = *self.process_times_ns.get(index)?;
         let value_at = |values: &[Option<f64>]| match values {
             [all] => *all,
             each => each.get(index).copied().flatten(),
         };
-        let (cycles, contention) = (value_at(&self.cycles), value_at(&self.contention));
-        let (at_cap, throttled) = (self.at_cap.contains(&index), self.throttled.contains(&index));
-        Some(CaseTimeInTrial { time_ns, cycles, contention, at_cap, throttled, averaged })
+        let (cycles, contention) =
+            (value_at(&self.clock_cycles), value_at(&self.cpu_contention_shares));
+        let (at_cap, throttled) = (
+            self.processes_at_power_cap.contains(&index),
+            self.throttled_processes.contains(&index),
+        );
+        Some(CaseTimeInTrial {
+            median_time_ns: time_ns,
+            median_cycles_per_launch: cycles,
+            contention_share: contention,
+            at_power_cap: at_cap,
+            slowed_by_heat_or_hardware: throttled,
+            time_is_mean: averaged,
+        })
     }
 }
 
 impl CaseBlocksAsColumns {
     /// Converts the timed blocks of a case into columns for a file.
-    pub fn from_trial_blocks(blocks: &[TimedBlock]) -> CaseBlocksAsColumns {
+    pub fn from_trial_blocks(blocks: &[TimedTrialBlock]) -> CaseBlocksAsColumns {
         Self {
-            leaders: blocks
+            leading_side_letters: blocks
                 .iter()
-                .map(|block| if block.leader == ComparedArm::Base { 'b' } else { 'h' })
+                .map(
+                    |block| {
+                        if block.first_and_last_arm == ComparedArm::BaseBuild { 'b' } else { 'h' }
+                    },
+                )
                 .collect(),
             base: CaseTimingColumns::from_case_timings(blocks.iter().flat_map(|block| &block.base)),
             head: CaseTimingColumns::from_case_timings(blocks.iter().flat_map(|block| &block.head)),
-            averaged: blocks
-                .iter()
-                .any(|block| block.base.iter().chain(&block.head).any(|timing| timing.averaged)),
+            times_are_iteration_means: blocks.iter().any(|block| {
+                block.base.iter().chain(&block.head).any(|timing| timing.time_is_mean)
+            }),
         }
     }
 
     /// Converts the columns of a file back into timed blocks.
-    pub fn to_trial_blocks(&self) -> Vec<TimedBlock> {
+    pub fn to_trial_blocks(&self) -> Vec<TimedTrialBlock> {
         let pair = |column: &CaseTimingColumns, block: usize| {
-            let at = |index| column.time_in_trial(index, self.averaged);
+            let at = |index| column.time_in_trial(index, self.times_are_iteration_means);
             Some([at(2 * block)?, at(2 * block + 1)?])
         };
         let block = |(index, leader): (usize, char)| {
-            let leader = if leader == 'b' { ComparedArm::Base } else { ComparedArm::Head };
-            Some(TimedBlock {
-                leader,
+            let leader =
+                if leader == 'b' { ComparedArm::BaseBuild } else { ComparedArm::HeadBuild };
+            Some(TimedTrialBlock {
+                first_and_last_arm: leader,
                 base: pair(&self.base, index)?,
                 head: pair(&self.head, index)?,
             })
         };
-        self.leaders.chars().enumerate().map_while(block).collect()
+        self.leading_side_letters.chars().enumerate().map_while(block).collect()
     }
 }
 
@@ -314,15 +374,15 @@ impl CalibrationComparisonRecord {
     /// Returns whether the comparison judged a case as slower into which no delay was injected.
     pub fn has_false_alarm(&self) -> bool {
         let slower = |(case, verdict): (&str, VerdictOnCase)| {
-            verdict == VerdictOnCase::Regressed && !self.delays_ns.contains_key(case)
+            verdict == VerdictOnCase::Regressed && !self.injected_delays_ns.contains_key(case)
         };
         self.verdicts_by_case().any(slower)
     }
 
     /// Returns the timed blocks of the comparison's first or second round by case, at most `most`
     /// blocks for each case.
-    pub fn blocks_of_round(&self, second: bool, most: usize) -> TimedBlocksByCase {
-        let series = if second { &self.second } else { &self.first };
+    pub fn blocks_of_round(&self, second: bool, most: usize) -> TimedTrialBlocksByCase {
+        let series = if second { &self.second_round_times } else { &self.first_round_times };
         let blocks = |series: &CaseBlocksAsColumns| {
             series.to_trial_blocks().into_iter().take(most).collect()
         };
@@ -336,7 +396,7 @@ impl GateCalibration {
     pub const SIMULATED_CASES_NOTE: &str = "slow-downs are added to the recorded times of these, in which \
                                  nothing can be delayed: ";
 
-    /// Comparisons of one kind.
+    /// Returns the calibration's comparisons of one kind.
     pub fn comparisons_of_kind(
         &self,
         kind: CalibrationComparisonKind,
@@ -367,7 +427,9 @@ impl GateCalibration {
 
     /// Returns whether all comparisons that the calibration (or its shard) plans were made.
     pub fn has_all_planned_comparisons(&self) -> bool {
-        self.part.as_ref().is_none_or(|part| self.comparisons.len() >= part.comparisons)
+        self.shard_identity
+            .as_ref()
+            .is_none_or(|part| self.comparisons.len() >= part.comparisons_in_shard)
     }
 
     /// Returns the name and both values of the first fact that prevents merging two calibrations;
@@ -376,12 +438,18 @@ impl GateCalibration {
         if let Some(mismatch) =
             other.environment.incomparable_facts_with_base(&self.environment).into_iter().next()
         {
-            return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
+            return Some((
+                mismatch.field_name.to_owned(),
+                [mismatch.base_value, mismatch.head_value],
+            ));
         }
         let shared = |of: &Self| {
             // The setting `KERNELGATE_DEVICE` may differ, because two cards of one machine may
             // share a calibration.
-            let own = of.identity.iter().filter(|(name, _)| *name != "KERNELGATE_DEVICE");
+            let own = of
+                .calibration_identity_facts
+                .iter()
+                .filter(|(name, _)| *name != "KERNELGATE_DEVICE");
             own.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>()
         };
         let (left, right) = (shared(self), shared(other));
@@ -395,13 +463,16 @@ impl GateCalibration {
             return differing_number;
         }
         let facts = |of: &Self| {
-            let cases: Vec<&str> = of.cases.keys().map(String::as_str).collect();
+            let cases: Vec<&str> = of.launch_ns_by_case.keys().map(String::as_str).collect();
             [("cases", cases.join(", "))]
         };
-        let parts = self.part.as_ref().zip(other.part.as_ref());
+        let parts = self.shard_identity.as_ref().zip(other.shard_identity.as_ref());
         let of_parts = parts.map(|(one, other)| {
             [one, other].map(|part| {
-                [("number of shards", part.shard.count.to_string()), ("plan", part.plan.clone())]
+                [
+                    ("number of shards", part.shard.shard_count.to_string()),
+                    ("plan", part.plan_hash.clone()),
+                ]
             })
         });
         let of_parts = of_parts.into_iter().flat_map(|[one, other]| one.into_iter().zip(other));
@@ -412,30 +483,31 @@ impl GateCalibration {
 
     /// Checks that another calibration belongs to this one, and adds its comparisons; a comparison
     /// that is already present is not added again.
-    pub fn check_and_merge(&mut self, other: Self) -> Result<(), String> {
+    pub fn check_and_merge_calibration(&mut self, other: Self) -> Result<(), String> {
         if let Some((field, [left, right])) = self.first_fact_that_prevents_merging(&other) {
             return Err(format!("{field} is `{left}` and `{right}`"));
         }
-        self.merge_checked_part(other);
+        self.merge_checked_calibration_part(other);
         Ok(())
     }
 
     /// Adds the comparisons of another part of this calibration, which
     /// [`Self::first_fact_that_prevents_merging`] must have accepted before.
-    pub fn merge_checked_part(&mut self, other: Self) {
-        if self.part != other.part {
-            self.part = None;
+    pub fn merge_checked_calibration_part(&mut self, other: Self) {
+        if self.shard_identity != other.shard_identity {
+            self.shard_identity = None;
         }
         for comparison in other.comparisons {
             if !self.comparisons.contains(&comparison) {
                 self.comparisons.push(comparison);
             }
         }
-        self.comparisons.sort_by(|a, b| a.started.cmp(&b.started));
-        self.commands.extend(other.commands);
-        self.left_out.extend(other.left_out);
-        self.simulated.extend(other.simulated);
-        self.started = self.started.clone().min(other.started);
+        self.comparisons.sort_by(|a, b| a.comparison_start_time.cmp(&b.comparison_start_time));
+        self.calibration_command_lines.extend(other.calibration_command_lines);
+        self.unmeasured_cases_with_reason.extend(other.unmeasured_cases_with_reason);
+        self.cases_with_simulated_slowdowns.extend(other.cases_with_simulated_slowdowns);
+        self.first_comparison_start_time =
+            self.first_comparison_start_time.clone().min(other.first_comparison_start_time);
         // The recommended thresholds are removed after a merge, because they must be derived again
         // from all comparisons.
         self.recommended = None;
@@ -445,8 +517,8 @@ impl GateCalibration {
     /// tolerance for `merge`.
     pub fn derive_thresholds_and_anchor_tolerance(&mut self) {
         self.recommended = Some(recommend_thresholds(self));
-        self.anchor_tolerance =
-            anchor_tolerance_from_noise(&self.comparisons).or(self.anchor_tolerance);
+        self.anchor_rate_tolerance =
+            anchor_tolerance_from_noise(&self.comparisons).or(self.anchor_rate_tolerance);
     }
 }
 
@@ -463,24 +535,25 @@ fn check_value_in_range(
 /// ranges.
 pub(super) fn check_test_plan_ranges(plan: &ComparisonTestPlan) -> Result<(), String> {
     for (field, value) in [
-        ("plan.relative", plan.relative),
-        ("plan.absolute_ns", plan.absolute_ns),
-        ("plan.tolerated", plan.tolerated),
-        ("plan.contention", plan.contention),
-        ("plan.contention_weight", plan.contention_weight),
+        ("plan.relative", plan.relative_time_change_threshold),
+        ("plan.absolute_ns", plan.absolute_time_change_threshold_ns),
+        ("plan.tolerated", plan.max_unchanged_relative_change),
+        ("plan.contention", plan.max_contention_difference_of_pair),
+        ("plan.contention_weight", plan.slowdown_per_contention),
     ] {
         check_value_in_range(field, value, 0.0..1e12)?;
     }
     for (field, value) in [
-        ("plan.false_alarms", plan.false_alarms),
-        ("plan.missed", plan.missed),
-        ("plan.power", plan.power),
+        ("plan.false_alarms", plan.max_false_alarm_probability),
+        ("plan.missed", plan.max_missed_change_probability),
+        ("plan.power", plan.statistical_power),
     ] {
         check_value_in_range(field, value, f64::MIN_POSITIVE..1.0)?;
     }
-    for (field, blocks) in
-        [("plan.settle_blocks", plan.settle_blocks), ("plan.max_blocks", plan.max_blocks)]
-    {
+    for (field, blocks) in [
+        ("plan.settle_blocks", plan.min_blocks_for_unchanged),
+        ("plan.max_blocks", plan.max_trial_blocks),
+    ] {
         if !(1..=MAX_BLOCKS_OF_RECORDED_PLAN).contains(&blocks) {
             return Err(format!("{field} is {blocks}"));
         }
@@ -511,7 +584,7 @@ pub fn first_differing_field<T: Serialize>(
 
 impl Serialize for GateCalibration {
     fn serialize<S: Serializer>(&self, output: S) -> Result<S::Ok, S::Error> {
-        let places: BTreeMap<&String, usize> = self.cases.keys().zip(0..).collect();
+        let places: BTreeMap<&String, usize> = self.launch_ns_by_case.keys().zip(0..).collect();
         let place = |case: String| places.get(&case).map_or(case, |place| format!("#{place}"));
         let named = self.comparisons.iter().cloned();
         let comparisons = named.map(|comparison| comparison.with_renamed_cases(&place)).collect();
@@ -522,7 +595,7 @@ impl Serialize for GateCalibration {
 impl<'de> Deserialize<'de> for GateCalibration {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         let mut read = Self::deserialize(input)?;
-        let cases: Vec<String> = read.cases.keys().cloned().collect();
+        let cases: Vec<String> = read.launch_ns_by_case.keys().cloned().collect();
         let case = |name: String| {
             let place: Option<usize> = name.strip_prefix('#').and_then(|it| it.parse().ok());
             let place = place.and_then(|place| cases.get(place));
@@ -538,30 +611,32 @@ impl<'de> Deserialize<'de> for GateCalibration {
 impl RecordFileType for GateCalibration {
     const SCHEMA: &'static str = "kernelgate-calibration";
     const SCHEMA_VERSION: u64 = 2;
-    const OLDEST_VERSION: u64 = 2;
+    const OLDEST_READABLE_VERSION: u64 = 2;
     const FILE_KIND: &'static str = "calibration";
     const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] = &["first", "second"];
     const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] =
         &["anchors", "broken", "commands", "failed", "identity", "left_out"];
 
     fn check_record_plausible(&self) -> Result<(), String> {
-        text::check_is_rfc3339_time(&self.started)
+        text::check_is_rfc3339_time(&self.first_comparison_start_time)
             .map_err(|problem| format!("started: {problem}"))?;
         self.environment.check_environment_plausible()?;
         check_test_plan_ranges(&self.plan)?;
-        check_value_in_range("budget_s", self.budget_s, 0.0..1e12)?;
+        check_value_in_range("budget_s", self.round_budget_s, 0.0..1e12)?;
         self.sampling.check_sampling_plan_plausible()?;
-        self.anchor_tolerance
+        self.anchor_rate_tolerance
             .map_or(Ok(()), |it| check_value_in_range("anchor_tolerance", it, 0.0..1e3))?;
-        self.part.as_ref().map_or(Ok(()), |part| part.shard.check_shard_index_and_count())?;
-        for (case, time_ns) in &self.cases {
+        self.shard_identity
+            .as_ref()
+            .map_or(Ok(()), |part| part.shard.check_shard_index_and_count())?;
+        for (case, time_ns) in &self.launch_ns_by_case {
             plausibility::check_launch_ns_plausible(&format!("case {case}: a time"), *time_ns)?;
         }
         if let Some(recommended) = &self.recommended {
-            recommended.check_possible_with_plan(&self.plan)?;
+            recommended.check_recommendation_fits_plan(&self.plan)?;
         }
         for comparison in &self.comparisons {
-            comparison.check_plausibility()?;
+            comparison.check_comparison_plausibility()?;
         }
         Ok(())
     }
@@ -580,33 +655,39 @@ impl CalibrationComparisonRecord {
     /// the file, or back.
     fn with_renamed_cases(self, name: &impl Fn(String) -> String) -> Self {
         Self {
-            delays_ns: map_with_renamed_cases(self.delays_ns, name),
+            injected_delays_ns: map_with_renamed_cases(self.injected_delays_ns, name),
             verdicts: map_with_renamed_cases(self.verdicts, name),
-            reasons: map_with_renamed_cases(self.reasons, name),
-            failed: map_with_renamed_cases(self.failed, name),
-            first: map_with_renamed_cases(self.first, name),
-            second: map_with_renamed_cases(self.second, name),
+            inconclusive_reasons_by_case: map_with_renamed_cases(
+                self.inconclusive_reasons_by_case,
+                name,
+            ),
+            failed_cases_with_reason: map_with_renamed_cases(self.failed_cases_with_reason, name),
+            first_round_times: map_with_renamed_cases(self.first_round_times, name),
+            second_round_times: map_with_renamed_cases(self.second_round_times, name),
             ..self
         }
     }
 
     /// Checks that the numbers of a comparison that was read from a file are plausible.
-    fn check_plausibility(&self) -> Result<(), String> {
-        text::check_is_rfc3339_time(&self.started)
+    fn check_comparison_plausibility(&self) -> Result<(), String> {
+        text::check_is_rfc3339_time(&self.comparison_start_time)
             .map_err(|problem| format!("started: {problem}"))?;
-        plausibility::check_wall_seconds_plausible("wall_s of a comparison", self.wall_s)?;
-        plausibility::check_count_plausible("processes", self.processes as u64)?;
+        plausibility::check_wall_seconds_plausible(
+            "wall_s of a comparison",
+            self.comparison_wall_s,
+        )?;
+        plausibility::check_count_plausible("processes", self.process_count as u64)?;
         self.anchors.as_ref().map_or(Ok(()), ShardAnchorRecord::check_anchor_rates_plausible)?;
         if let Some(percent) = self.kind.injected_slowdown_percent()
             && !(percent > 0.0 && percent < 1e4)
         {
             return Err(format!("an injected slow-down of {percent} %"));
         }
-        for (case, delay_ns) in &self.delays_ns {
+        for (case, delay_ns) in &self.injected_delays_ns {
             plausibility::check_host_launch_ns_plausible(*delay_ns)
                 .map_err(|why| format!("case {case}: {why}"))?;
         }
-        let mut all = self.first.iter().chain(&self.second);
+        let mut all = self.first_round_times.iter().chain(&self.second_round_times);
         all.try_for_each(|(case, series)| {
             series.check_column_lengths_and_values().map_err(|why| format!("case {case}: {why}"))
         })
@@ -616,29 +697,30 @@ impl CalibrationComparisonRecord {
 impl CaseBlocksAsColumns {
     /// Checks that each side has two timings per block, and that each number is plausible.
     pub fn check_column_lengths_and_values(&self) -> Result<(), String> {
-        let entries = 2 * self.leaders.chars().count();
+        let entries = 2 * self.leading_side_letters.chars().count();
         [&self.base, &self.head]
             .iter()
-            .try_for_each(|column| column.check_length_and_values(entries))
+            .try_for_each(|column| column.check_column_length_and_values(entries))
     }
 }
 
 impl CaseTimingColumns {
-    fn check_length_and_values(&self, entries: usize) -> Result<(), String> {
-        let optional = [&self.cycles, &self.contention];
+    fn check_column_length_and_values(&self, entries: usize) -> Result<(), String> {
+        let optional = [&self.clock_cycles, &self.cpu_contention_shares];
         let mut lengths = optional.iter().map(|values| values.len());
-        if self.time_ns.len() != entries || !lengths.all(|length| [0, 1, entries].contains(&length))
+        if self.process_times_ns.len() != entries
+            || !lengths.all(|length| [0, 1, entries].contains(&length))
         {
             return Err("columns of different length".to_owned());
         }
-        self.time_ns
+        self.process_times_ns
             .iter()
             .try_for_each(|ns| plausibility::check_launch_ns_plausible("a time", *ns))?;
-        self.cycles
+        self.clock_cycles
             .iter()
             .flatten()
             .try_for_each(|cycles| plausibility::check_cycles_per_launch_plausible(*cycles))?;
-        let mut shares = self.contention.iter().flatten();
+        let mut shares = self.cpu_contention_shares.iter().flatten();
         shares.try_for_each(|share| plausibility::check_share_plausible("contention", *share))
     }
 }

@@ -39,7 +39,7 @@ const MIN_CONTENTION_DIFFERENCE_OF_PAIR: f64 = 0.1;
 const RECOMMENDED_BUDGET_PER_BLOCK_TIME: f64 = 1.25;
 
 /// Tolerated relative error of a number that was written to a JSON file and read again.
-const FILE_ROUNDING_ERROR: f64 = 1e-9;
+const JSON_ROUNDING_TOLERANCE: f64 = 1e-9;
 
 /// Threshold, number of blocks and budget that comparisons on this device should use, derived from
 /// its calibration.
@@ -47,68 +47,89 @@ const FILE_ROUNDING_ERROR: f64 = 1e-9;
 pub struct RecommendedThresholds {
     /// Smallest tried relative threshold that gave no false alarm and found 90 % of the slow-downs
     /// of twice its size; `None` if no tried threshold did both.
-    pub relative: Option<f64>,
+    #[serde(rename = "relative")]
+    pub recommended_relative_threshold: Option<f64>,
     /// Smallest number of blocks after which a case may count as unchanged
-    /// ([`ComparisonTestPlan::settle_blocks`]), such that at most 5 % of unchanged cases are
-    /// inconclusive; `None` if no tried number suffices.
-    pub settle_blocks: Option<usize>,
+    /// ([`ComparisonTestPlan::min_blocks_for_unchanged`]), such that at most 5 % of unchanged cases
+    /// are inconclusive; `None` if no tried number suffices.
+    #[serde(rename = "settle_blocks")]
+    pub min_blocks_for_unchanged: Option<usize>,
     /// Recommended budget of a round, seconds: the wall time of all blocks of the calibrated cases,
     /// and a quarter more.
-    pub budget_s: f64,
+    #[serde(rename = "budget_s")]
+    pub recommended_round_budget_s: f64,
     /// Relative time that a unit of contention costs, measured under the sham load and rounded up
     /// to halves; at least the plan's value.
-    pub contention_weight: f64,
+    #[serde(rename = "contention_weight")]
+    pub slowdown_per_contention: f64,
     /// Reason why no threshold or number of blocks is recommended; `None` if both are.
-    pub note: Option<String>,
+    #[serde(rename = "note")]
+    pub why_not_recommended: Option<String>,
     /// All thresholds that were tried for the recommendation, with their results.
-    pub tried: Vec<TriedThresholdResult>,
+    #[serde(rename = "tried")]
+    pub tried_thresholds: Vec<TriedThresholdResult>,
 }
 
 /// A threshold that was tried for the recommendation, with its results on the recorded comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TriedThresholdResult {
     /// The tried threshold, as a relative slow-down.
-    pub relative: f64,
-    /// Number of comparisons in which this threshold judges a case as slower that was not delayed.
-    pub false_alarms: usize,
-    /// Comparisons that were tried.
-    pub comparisons: usize,
-    /// Share of the cases of A/A comparisons that are inconclusive with this threshold.
-    pub inconclusive: f64,
-    /// The smallest injected slow-down that is at least twice this threshold, per cent; `None` if
+    #[serde(rename = "relative")]
+    pub relative_threshold: f64,
+    /// Number of comparisons in which the tried threshold judges a case as slower that was not
+    /// delayed.
+    #[serde(rename = "false_alarms")]
+    pub comparisons_with_false_alarm: usize,
+    /// Number of recorded comparisons on which the threshold was tried.
+    #[serde(rename = "comparisons")]
+    pub comparison_count: usize,
+    /// Share of the cases of A/A comparisons that are inconclusive with the tried threshold.
+    #[serde(rename = "inconclusive")]
+    pub inconclusive_share: f64,
+    /// Smallest injected slow-down that is at least twice the tried threshold, per cent; `None` if
     /// the calibration injected none so large.
-    pub percent: Option<f64>,
-    /// Number of cases with an injected slow-down of `percent` that this threshold judges as
-    /// slower.
-    pub found: usize,
-    /// Number of cases into which this slow-down was injected.
-    pub of: usize,
+    #[serde(rename = "percent")]
+    pub injected_slowdown_percent: Option<f64>,
+    /// Number of cases with an injected slow-down that the tried threshold judges as slower.
+    #[serde(rename = "found")]
+    pub slowdowns_found: usize,
+    /// Number of cases with an injected slow-down on which the threshold was tried.
+    #[serde(rename = "of")]
+    pub slowdowns_injected: usize,
 }
 
 impl TriedThresholdResult {
     fn meets_error_rate_requirements(&self) -> bool {
-        self.false_alarms == 0
-            && self.of >= MIN_COMPARISONS_TO_RECOMMEND
-            && self.found as f64 >= MIN_SHARE_OF_SLOWDOWNS_FOUND * self.of as f64
+        self.comparisons_with_false_alarm == 0
+            && self.slowdowns_injected >= MIN_COMPARISONS_TO_RECOMMEND
+            && self.slowdowns_found as f64
+                >= MIN_SHARE_OF_SLOWDOWNS_FOUND * self.slowdowns_injected as f64
     }
 }
 
 impl RecommendedThresholds {
     /// Checks that the recommended values, read from a file, can result from a calibration with
     /// this plan, because `compare` uses them.
-    pub(super) fn check_possible_with_plan(&self, plan: &ComparisonTestPlan) -> Result<(), String> {
-        for tried in &self.tried {
-            check_value_in_range("recommended.tried.relative", tried.relative, 0.0..1e12)?;
+    pub(super) fn check_recommendation_fits_plan(
+        &self,
+        plan: &ComparisonTestPlan,
+    ) -> Result<(), String> {
+        for tried in &self.tried_thresholds {
+            check_value_in_range(
+                "recommended.tried.relative",
+                tried.relative_threshold,
+                0.0..1e12,
+            )?;
             check_value_in_range(
                 "recommended.tried.inconclusive",
-                tried.inconclusive,
-                0.0..1.0 + FILE_ROUNDING_ERROR,
+                tried.inconclusive_share,
+                0.0..1.0 + JSON_ROUNDING_TOLERANCE,
             )?;
-            let percent = tried.percent.unwrap_or_default();
+            let percent = tried.injected_slowdown_percent.unwrap_or_default();
             check_value_in_range("recommended.tried.percent", percent, 0.0..1e4)?;
             for (field, part, all) in [
-                ("false_alarms", tried.false_alarms, tried.comparisons),
-                ("found", tried.found, tried.of),
+                ("false_alarms", tried.comparisons_with_false_alarm, tried.comparison_count),
+                ("found", tried.slowdowns_found, tried.slowdowns_injected),
             ] {
                 plausibility::check_count_plausible(
                     &format!("recommended.tried.{field}"),
@@ -119,33 +140,39 @@ impl RecommendedThresholds {
                 }
             }
         }
-        if let Some(relative) = self.relative {
+        if let Some(relative) = self.recommended_relative_threshold {
             check_value_in_range("recommended.relative", relative, 0.0..1e12)?;
             let is = |tried: &TriedThresholdResult| {
-                (tried.relative - relative).abs() <= FILE_ROUNDING_ERROR * relative
+                (tried.relative_threshold - relative).abs() <= JSON_ROUNDING_TOLERANCE * relative
             };
-            if !self.tried.iter().any(is) {
+            if !self.tried_thresholds.iter().any(is) {
                 return Err(format!("recommended.relative is {relative}, which was not tried"));
             }
         }
-        if let Some(blocks) = self.settle_blocks
+        if let Some(blocks) = self.min_blocks_for_unchanged
             && !(1..=MAX_BLOCKS_OF_RECORDED_PLAN).contains(&blocks)
         {
             return Err(format!("recommended.settle_blocks is {blocks}"));
         }
-        check_value_in_range("recommended.budget_s", self.budget_s, 0.0..1e12)?;
-        check_value_in_range("recommended.contention_weight", self.contention_weight, 0.0..1e12)?;
-        if self.contention_weight < plan.contention_weight * (1.0 - FILE_ROUNDING_ERROR) {
+        check_value_in_range("recommended.budget_s", self.recommended_round_budget_s, 0.0..1e12)?;
+        check_value_in_range(
+            "recommended.contention_weight",
+            self.slowdown_per_contention,
+            0.0..1e12,
+        )?;
+        if self.slowdown_per_contention
+            < plan.slowdown_per_contention * (1.0 - JSON_ROUNDING_TOLERANCE)
+        {
             return Err(format!(
                 "recommended.contention_weight is {}, less than the plan's {}",
-                self.contention_weight, plan.contention_weight
+                self.slowdown_per_contention, plan.slowdown_per_contention
             ));
         }
         Ok(())
     }
 }
 
-/// Recommends thresholds and budgets.
+/// Recommends thresholds, numbers of blocks and budgets for comparisons, from a calibration.
 pub fn recommend_thresholds(calibration: &GateCalibration) -> RecommendedThresholds {
     let plan = calibration.plan;
     let tried: Vec<TriedThresholdResult> = TRIED_THRESHOLD_MULTIPLES
@@ -153,18 +180,24 @@ pub fn recommend_thresholds(calibration: &GateCalibration) -> RecommendedThresho
         .map(|step| {
             evaluate_tried_threshold(
                 calibration,
-                &ComparisonTestPlan { relative: step * plan.relative, ..plan },
+                &ComparisonTestPlan {
+                    relative_time_change_threshold: step * plan.relative_time_change_threshold,
+                    ..plan
+                },
             )
         })
         .collect();
-    let null = calibration.comparisons_of_kind(CalibrationComparisonKind::Null).count();
+    let null = calibration.comparisons_of_kind(CalibrationComparisonKind::IdenticalBuilds).count();
     let chosen = tried
         .iter()
         .find(|tried| tried.meets_error_rate_requirements())
         .filter(|_| null >= MIN_COMPARISONS_TO_RECOMMEND);
-    let relative = chosen.map(|tried| tried.relative);
+    let relative = chosen.map(|tried| tried.relative_threshold);
     let settle_blocks = relative.and_then(|relative| {
-        fewest_sufficient_settle_blocks(calibration, &ComparisonTestPlan { relative, ..plan })
+        fewest_sufficient_settle_blocks(
+            calibration,
+            &ComparisonTestPlan { relative_time_change_threshold: relative, ..plan },
+        )
     });
     let note = match (null < MIN_COMPARISONS_TO_RECOMMEND, relative, settle_blocks) {
         (true, ..) => Some(format!(
@@ -181,15 +214,15 @@ pub fn recommend_thresholds(calibration: &GateCalibration) -> RecommendedThresho
         _ => None,
     };
     RecommendedThresholds {
-        relative,
-        settle_blocks,
-        budget_s: (RECOMMENDED_BUDGET_PER_BLOCK_TIME
+        recommended_relative_threshold: relative,
+        min_blocks_for_unchanged: settle_blocks,
+        recommended_round_budget_s: (RECOMMENDED_BUDGET_PER_BLOCK_TIME
             * mean_block_seconds(calibration)
-            * plan.max_blocks as f64)
+            * plan.max_trial_blocks as f64)
             .ceil(),
-        contention_weight: contention_weight_from_sham_load(calibration),
-        note,
-        tried,
+        slowdown_per_contention: contention_weight_from_sham_load(calibration),
+        why_not_recommended: note,
+        tried_thresholds: tried,
     }
 }
 
@@ -200,9 +233,12 @@ pub fn judge_recorded_times_again(
     comparison: &CalibrationComparisonRecord,
     plan: &ComparisonTestPlan,
 ) -> BTreeMap<String, VerdictOnCase> {
-    let first =
-        decide_cases_with_one_plan(&comparison.blocks_of_round(false, plan.max_blocks), plan, true);
-    let second = Some(comparison.blocks_of_round(true, plan.max_blocks))
+    let first = decide_cases_with_one_plan(
+        &comparison.blocks_of_round(false, plan.max_trial_blocks),
+        plan,
+        true,
+    );
+    let second = Some(comparison.blocks_of_round(true, plan.max_trial_blocks))
         .filter(|observed| !observed.is_empty());
     let second = second.map(|observed| decide_cases_with_one_plan(&observed, plan, true));
     let again = |case: &str| {
@@ -218,11 +254,14 @@ pub fn judge_recorded_times_again(
         (VerdictOnCase::Regressed, Some(_)) => VerdictOnCase::Inconclusive,
         (other, _) => other,
     };
-    // A case that failed after the first round had no verdict, so it gets none here.
-    let judged =
-        first.decisions.iter().filter(|decision| comparison.verdicts.contains_key(&decision.case));
+    // A case that failed after the first round had no verdict when it was recorded, so judging its
+    // times again gives no verdict either.
+    let judged = first
+        .decisions
+        .iter()
+        .filter(|decision| comparison.verdicts.contains_key(&decision.case_id));
     judged
-        .map(|decision| (decision.case.clone(), verdict(&decision.case, decision.verdict)))
+        .map(|decision| (decision.case_id.clone(), verdict(&decision.case_id, decision.verdict)))
         .collect()
 }
 
@@ -232,15 +271,16 @@ fn evaluate_tried_threshold(
 ) -> TriedThresholdResult {
     let (mut false_alarms, mut comparisons, mut inconclusive, mut cases) = (0, 0, 0, 0);
     let untouched = |comparison: &&CalibrationComparisonRecord| {
-        comparison.delays_ns.len() < comparison.verdicts.len()
+        comparison.injected_delays_ns.len() < comparison.verdicts.len()
     };
     for comparison in calibration.comparisons.iter().filter(untouched) {
         let verdicts = judge_recorded_times_again(comparison, plan);
         comparisons += 1;
         false_alarms += usize::from(verdicts.iter().any(|(case, verdict)| {
-            *verdict == VerdictOnCase::Regressed && !comparison.delays_ns.contains_key(case)
+            *verdict == VerdictOnCase::Regressed
+                && !comparison.injected_delays_ns.contains_key(case)
         }));
-        if comparison.kind == CalibrationComparisonKind::Null {
+        if comparison.kind == CalibrationComparisonKind::IdenticalBuilds {
             cases += verdicts.len();
             inconclusive += verdicts
                 .values()
@@ -248,7 +288,7 @@ fn evaluate_tried_threshold(
                 .count();
         }
     }
-    let smallest = 100.0 * SLOWDOWN_TO_FIND_PER_THRESHOLD * plan.relative;
+    let smallest = 100.0 * SLOWDOWN_TO_FIND_PER_THRESHOLD * plan.relative_time_change_threshold;
     let percent = calibration
         .injected_slowdown_percents()
         .into_iter()
@@ -260,7 +300,7 @@ fn evaluate_tried_threshold(
     for comparison in calibration.comparisons.iter().filter(slower) {
         for (_, verdict) in judge_recorded_times_again(comparison, plan)
             .into_iter()
-            .filter(|(case, _)| comparison.delays_ns.contains_key(case))
+            .filter(|(case, _)| comparison.injected_delays_ns.contains_key(case))
         {
             of += 1;
             found += usize::from(verdict == VerdictOnCase::Regressed);
@@ -268,13 +308,13 @@ fn evaluate_tried_threshold(
     }
     let inconclusive = if cases == 0 { 0.0 } else { inconclusive as f64 / cases as f64 };
     TriedThresholdResult {
-        relative: plan.relative,
-        false_alarms,
-        comparisons,
-        inconclusive,
-        percent,
-        found,
-        of,
+        relative_threshold: plan.relative_time_change_threshold,
+        comparisons_with_false_alarm: false_alarms,
+        comparison_count: comparisons,
+        inconclusive_share: inconclusive,
+        injected_slowdown_percent: percent,
+        slowdowns_found: found,
+        slowdowns_injected: of,
     }
 }
 
@@ -284,14 +324,16 @@ fn fewest_sufficient_settle_blocks(
     calibration: &GateCalibration,
     plan: &ComparisonTestPlan,
 ) -> Option<usize> {
-    (4..=plan.settle_blocks.min(plan.max_blocks)).step_by(2).find(|settle_blocks| {
-        let tried = evaluate_tried_threshold(
-            calibration,
-            &ComparisonTestPlan { settle_blocks: *settle_blocks, ..*plan },
-        );
-        tried.meets_error_rate_requirements()
-            && tried.inconclusive <= MAX_INCONCLUSIVE_SHARE_OF_UNCHANGED_CASES
-    })
+    (4..=plan.min_blocks_for_unchanged.min(plan.max_trial_blocks)).step_by(2).find(
+        |settle_blocks| {
+            let tried = evaluate_tried_threshold(
+                calibration,
+                &ComparisonTestPlan { min_blocks_for_unchanged: *settle_blocks, ..*plan },
+            );
+            tried.meets_error_rate_requirements()
+                && tried.inconclusive_share <= MAX_INCONCLUSIVE_SHARE_OF_UNCHANGED_CASES
+        },
+    )
 }
 
 /// Returns the mean wall time of a block over the calibration's comparisons, seconds.
@@ -299,23 +341,24 @@ fn mean_block_seconds(calibration: &GateCalibration) -> f64 {
     let sum = |value: &dyn Fn(&CalibrationComparisonRecord) -> f64| {
         calibration.comparisons.iter().map(value).sum::<f64>()
     };
-    let blocks = sum(&|comparison| comparison.processes as f64 / 4.0);
-    if blocks > 0.0 { sum(&|comparison| comparison.wall_s) / blocks } else { 0.0 }
+    let blocks = sum(&|comparison| comparison.process_count as f64 / 4.0);
+    if blocks > 0.0 { sum(&|comparison| comparison.comparison_wall_s) / blocks } else { 0.0 }
 }
 
 fn contention_weight_from_sham_load(calibration: &GateCalibration) -> f64 {
     let mut costs = Vec::new();
     for series in calibration
-        .comparisons_of_kind(CalibrationComparisonKind::Sham)
-        .flat_map(|comparison| comparison.first.values())
+        .comparisons_of_kind(CalibrationComparisonKind::ShamLoad)
+        .flat_map(|comparison| comparison.first_round_times.values())
     {
-        let sides = series.base.time_ns.iter().zip(&series.head.time_ns);
-        let shares = series.base.contention.iter().zip(&series.head.contention);
+        let sides = series.base.process_times_ns.iter().zip(&series.head.process_times_ns);
+        let shares =
+            series.base.cpu_contention_shares.iter().zip(&series.head.cpu_contention_shares);
         costs.extend(sides.zip(shares).filter_map(|((base_ns, head_ns), (base, head))| {
             let more = (*head)? - (*base)?;
             (more >= MIN_CONTENTION_DIFFERENCE_OF_PAIR).then(|| (head_ns / base_ns).ln() / more)
         }));
     }
-    let assumed = calibration.plan.contention_weight;
+    let assumed = calibration.plan.slowdown_per_contention;
     if costs.is_empty() { assumed } else { assumed.max((2.0 * median(&costs)).ceil() / 2.0) }
 }

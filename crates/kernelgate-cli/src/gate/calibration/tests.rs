@@ -3,19 +3,23 @@ use crate::gate::paired::decide_cases_with_one_plan;
 
 /// Makes test blocks in which the head takes `ratio` times as long as the base, with relative noise
 /// `noise` that depends only on `seed`.
-fn noisy_test_blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<TimedBlock> {
+fn noisy_test_blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<TimedTrialBlock> {
     let mut at = seed;
     let mut observe = |time_ns: f64| {
         at = (at * 1_103_515_245 + 12_345) % (1 << 31);
         let unit = at as f64 / (1u64 << 31) as f64 - 0.5;
         CaseTimeInTrial {
-            time_ns: time_ns * (1.0 + noise * unit),
-            contention: Some(0.01),
+            median_time_ns: time_ns * (1.0 + noise * unit),
+            contention_share: Some(0.01),
             ..CaseTimeInTrial::default()
         }
     };
-    let block = |index: usize| TimedBlock {
-        leader: if index.is_multiple_of(2) { ComparedArm::Base } else { ComparedArm::Head },
+    let block = |index: usize| TimedTrialBlock {
+        first_and_last_arm: if index.is_multiple_of(2) {
+            ComparedArm::BaseBuild
+        } else {
+            ComparedArm::HeadBuild
+        },
         base: [observe(1e6), observe(1e6)],
         head: [observe(ratio * 1e6), observe(ratio * 1e6)],
     };
@@ -28,17 +32,17 @@ fn test_calibration_comparison(
     ratio: f64,
     plan: &ComparisonTestPlan,
 ) -> CalibrationComparisonRecord {
-    let first = TimedBlocksByCase::from([(
+    let first = TimedTrialBlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
-        noisy_test_blocks(ratio, 0.01, plan.max_blocks, number + 1),
+        noisy_test_blocks(ratio, 0.01, plan.max_trial_blocks, number + 1),
     )]);
-    let second = TimedBlocksByCase::from([(
+    let second = TimedTrialBlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
-        noisy_test_blocks(ratio, 0.01, plan.max_blocks, number + 1000),
+        noisy_test_blocks(ratio, 0.01, plan.max_trial_blocks, number + 1000),
     )]);
     let outcome = decide_cases_with_one_plan(&first, plan, true);
     let slower = outcome.count_cases_with_verdict(VerdictOnCase::Regressed) > 0;
-    let series = |observed: &TimedBlocksByCase| {
+    let series = |observed: &TimedTrialBlocksByCase| {
         observed
             .iter()
             .map(|(case, blocks)| (case.clone(), CaseBlocksAsColumns::from_trial_blocks(blocks)))
@@ -48,37 +52,42 @@ fn test_calibration_comparison(
         kind.injected_slowdown_percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
     CalibrationComparisonRecord {
         kind,
-        number,
-        started: format!("2026-11-21T10:{number:02}:00Z"),
-        wall_s: 10.0,
-        processes: 4 * plan.max_blocks,
-        delays_ns: delay.into_iter().collect(),
+        number_within_kind: number,
+        comparison_start_time: format!("2026-11-21T10:{number:02}:00Z"),
+        comparison_wall_s: 10.0,
+        process_count: 4 * plan.max_trial_blocks,
+        injected_delays_ns: delay.into_iter().collect(),
         verdicts: outcome
             .decisions
             .iter()
-            .map(|decision| (decision.case.clone(), decision.verdict))
+            .map(|decision| (decision.case_id.clone(), decision.verdict))
             .collect(),
-        reasons: BTreeMap::new(),
-        failed: BTreeMap::new(),
-        broken: vec![],
-        first: series(&first),
-        second: if slower { series(&second) } else { BTreeMap::new() },
-        card: String::new(),
+        inconclusive_reasons_by_case: BTreeMap::new(),
+        failed_cases_with_reason: BTreeMap::new(),
+        failed_bench_processes: vec![],
+        first_round_times: series(&first),
+        second_round_times: if slower { series(&second) } else { BTreeMap::new() },
+        card_or_host_id: String::new(),
         anchors: None,
     }
 }
 
 pub fn test_calibration(null: usize, injected: &[(f64, usize)]) -> GateCalibration {
-    let plan = ComparisonTestPlan { max_blocks: 10, ..ComparisonTestPlan::default() };
+    let plan = ComparisonTestPlan { max_trial_blocks: 10, ..ComparisonTestPlan::default() };
     let mut comparisons: Vec<CalibrationComparisonRecord> = (0..null)
         .map(|number| {
-            test_calibration_comparison(CalibrationComparisonKind::Null, number, 1.0, &plan)
+            test_calibration_comparison(
+                CalibrationComparisonKind::IdenticalBuilds,
+                number,
+                1.0,
+                &plan,
+            )
         })
         .collect();
     for (percent, count) in injected {
         comparisons.extend((0..*count).map(|number| {
             test_calibration_comparison(
-                CalibrationComparisonKind::Injected(*percent),
+                CalibrationComparisonKind::SlowdownByWaitPercent(*percent),
                 number,
                 1.0 + percent / 100.0,
                 &plan,
@@ -86,19 +95,19 @@ pub fn test_calibration(null: usize, injected: &[(f64, usize)]) -> GateCalibrati
         }));
     }
     GateCalibration {
-        started: "2026-11-21T10:00:00Z".to_owned(),
+        first_comparison_start_time: "2026-11-21T10:00:00Z".to_owned(),
         environment: RunEnvironment::environment_of_process_on_cpu(),
         provenance: CommitAndChanges::default(),
-        identity: BTreeMap::from([("base b".to_owned(), "hash".to_owned())]),
-        commands: BTreeSet::from(["kernelgate calibrate".to_owned()]),
+        calibration_identity_facts: BTreeMap::from([("base b".to_owned(), "hash".to_owned())]),
+        calibration_command_lines: BTreeSet::from(["kernelgate calibrate".to_owned()]),
         plan,
-        budget_s: 180.0,
+        round_budget_s: 180.0,
         sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
-        cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
-        left_out: BTreeSet::new(),
-        simulated: BTreeSet::new(),
-        part: None,
-        anchor_tolerance: None,
+        launch_ns_by_case: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
+        unmeasured_cases_with_reason: BTreeSet::new(),
+        cases_with_simulated_slowdowns: BTreeSet::new(),
+        shard_identity: None,
+        anchor_rate_tolerance: None,
         recommended: None,
         comparisons,
     }
@@ -108,10 +117,10 @@ pub fn test_calibration(null: usize, injected: &[(f64, usize)]) -> GateCalibrati
 fn averaged_times_are_stored_in_columns_with_all_digits() {
     let mut blocks = noisy_test_blocks(1.0, 0.0, 1, 1);
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
-        *timing = CaseTimeInTrial { time_ns: 1.234_567_8, averaged: true, ..*timing };
+        *timing = CaseTimeInTrial { median_time_ns: 1.234_567_8, time_is_mean: true, ..*timing };
     }
     let back = CaseBlocksAsColumns::from_trial_blocks(&blocks).to_trial_blocks();
-    assert_eq!((back[0].base[0].time_ns, back[0].head[1].averaged), (1.23457, true));
+    assert_eq!((back[0].base[0].median_time_ns, back[0].head[1].time_is_mean), (1.23457, true));
     let json = serde_json::to_value(CaseBlocksAsColumns::from_trial_blocks(&blocks)).unwrap();
     assert_eq!(json["averaged"], true);
 }
@@ -119,17 +128,17 @@ fn averaged_times_are_stored_in_columns_with_all_digits() {
 #[test]
 fn blocks_are_restored_from_columns_and_from_a_file() {
     let mut original = noisy_test_blocks(1.02, 0.01, 5, 3);
-    original[2].head[0].contention = None;
+    original[2].head[0].contention_share = None;
     let back = CaseBlocksAsColumns::from_trial_blocks(&original).to_trial_blocks();
     assert_eq!(back.len(), 5);
     for (a, b) in original.iter().zip(&back) {
         assert_eq!(
-            (a.leader, a.head.map(|at| at.contention)),
-            (b.leader, b.head.map(|at| at.contention))
+            (a.first_and_last_arm, a.head.map(|at| at.contention_share)),
+            (b.first_and_last_arm, b.head.map(|at| at.contention_share))
         );
         // Six digits.
-        assert!((a.base[0].time_ns - b.base[0].time_ns).abs() <= 5.0);
-        assert!(b.base[0].cycles.is_none());
+        assert!((a.base[0].median_time_ns - b.base[0].median_time_ns).abs() <= 5.0);
+        assert!(b.base[0].median_cycles_per_launch.is_none());
     }
     let calibration = test_calibration(2, &[(5.0, 1)]);
     let folder = tempfile::tempdir().unwrap();
@@ -149,7 +158,10 @@ fn impossible_recommendations_are_refused_with_file_and_field() {
     let path = folder.path().join("calibration.json");
     let mut calibration = test_calibration(20, &[(5.0, 20)]);
     let recommended = recommend_thresholds(&calibration);
-    assert!(recommended.relative.is_some() && recommended.settle_blocks.is_some());
+    assert!(
+        recommended.recommended_relative_threshold.is_some()
+            && recommended.min_blocks_for_unchanged.is_some()
+    );
     calibration.recommended = Some(recommended);
     kernelgate::record::write_record_atomically(&path, &calibration).unwrap();
     assert_eq!(kernelgate::record::read_record::<GateCalibration>(&path).unwrap(), calibration);
@@ -201,49 +213,82 @@ fn impossible_recommendations_are_refused_with_file_and_field() {
 #[test]
 fn the_summary_counts_the_outcomes_of_the_calibrations_comparisons() {
     let summary = summarise_calibration(&test_calibration(20, &[(5.0, 20)]));
-    let null = &summary.kinds[0];
+    let null = &summary.tallies_by_kind[0];
     assert_eq!(
-        (null.kind.as_str(), null.fired.hits, null.fired.of, null.inconclusive.hits),
+        (
+            null.comparison_kind_name.as_str(),
+            null.comparisons_with_alarm.event_count,
+            null.comparisons_with_alarm.trial_count,
+            null.inconclusive_cases.event_count
+        ),
         ("A/A", 0, 20, 0)
     );
-    assert!((null.fired_bound.unwrap() - (1.0 - 0.05f64.powf(0.05))).abs() < 1e-9);
-    assert_eq!(summary.kinds[1].fired_bound, None);
-    let power = &summary.power[0];
-    assert_eq!((power.found.hits, power.found.of, power.missed), (20, 20, 0));
-    assert!((power.added - 5.0).abs() < 0.1 && (power.measured - 5.0).abs() < 0.2, "{power:?}");
-    assert!((power.found.low - 0.831_566).abs() < 1e-5);
-    let noise = &summary.noise[0];
+    assert!(
+        (null.false_alarm_probability_bound.unwrap() - (1.0 - 0.05f64.powf(0.05))).abs() < 1e-9
+    );
+    assert_eq!(summary.tallies_by_kind[1].false_alarm_probability_bound, None);
+    let power = &summary.slowdown_detections[0];
+    assert_eq!(
+        (
+            power.slowdowns_found.event_count,
+            power.slowdowns_found.trial_count,
+            power.slowdowns_missed
+        ),
+        (20, 20, 0)
+    );
+    assert!(
+        (power.mean_injected_delay_percent - 5.0).abs() < 0.1
+            && (power.mean_measured_slowdown_percent - 5.0).abs() < 0.2,
+        "{power:?}"
+    );
+    assert!((power.slowdowns_found.probability_low - 0.831_566).abs() < 1e-5);
+    let noise = &summary.noise_by_case[0];
     // The test expects a standard deviation of 0.29 %, which is that of uniform noise of ±0.5 %.
-    assert!((0.2..0.4).contains(&noise.process) && noise.pairs == 400, "{noise:?}");
+    assert!(
+        (0.2..0.4).contains(&noise.process_standard_deviation_percent) && noise.pair_count == 400,
+        "{noise:?}"
+    );
 }
 
 #[test]
 fn the_smallest_threshold_that_meets_both_error_rates_is_recommended() {
     let recommended = recommend_thresholds(&test_calibration(20, &[(2.0, 20), (5.0, 20)]));
     assert_eq!(
-        (recommended.relative, recommended.note.as_deref()),
+        (recommended.recommended_relative_threshold, recommended.why_not_recommended.as_deref()),
         (Some(0.01), None),
         "{recommended:#?}"
     );
-    let blocks = recommended.settle_blocks.unwrap();
-    assert!((4..=10).contains(&blocks) && recommended.budget_s > 0.0);
+    let blocks = recommended.min_blocks_for_unchanged.unwrap();
+    assert!((4..=10).contains(&blocks) && recommended.recommended_round_budget_s > 0.0);
     // In this test, no injected slow-down is as large as twice 3 %, so the larger thresholds cannot
     // be evaluated.
     assert_eq!(
-        recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent,
+        recommended
+            .tried_thresholds
+            .iter()
+            .find(|tried| tried.relative_threshold == 0.03)
+            .unwrap()
+            .injected_slowdown_percent,
         None
     );
-    assert_eq!(recommended.tried[1].percent, Some(5.0));
+    assert_eq!(recommended.tried_thresholds[1].injected_slowdown_percent, Some(5.0));
     // In this test, slow-downs of 2 % are missed, so a higher threshold is recommended.
     let mut few = test_calibration(20, &[(2.0, 20), (5.0, 20)]);
-    for weak in
-        few.comparisons.iter_mut().filter(|it| it.kind == CalibrationComparisonKind::Injected(2.0))
+    for weak in few
+        .comparisons
+        .iter_mut()
+        .filter(|it| it.kind == CalibrationComparisonKind::SlowdownByWaitPercent(2.0))
     {
-        weak.first =
-            test_calibration_comparison(CalibrationComparisonKind::Null, 1, 1.002, &few.plan).first;
-        weak.second.clear();
+        weak.first_round_times = test_calibration_comparison(
+            CalibrationComparisonKind::IdenticalBuilds,
+            1,
+            1.002,
+            &few.plan,
+        )
+        .first_round_times;
+        weak.second_round_times.clear();
     }
-    assert_eq!(recommend_thresholds(&few).relative, Some(0.015));
+    assert_eq!(recommend_thresholds(&few).recommended_relative_threshold, Some(0.015));
 }
 
 #[test]
@@ -251,7 +296,7 @@ fn judging_recorded_comparisons_again_gives_the_same_verdicts() {
     let calibration = test_calibration(3, &[(1.0, 3), (5.0, 3)]);
     for known in &calibration.comparisons {
         let again = recommend::judge_recorded_times_again(known, &calibration.plan);
-        assert_eq!(again, known.verdicts, "{:?} {}", known.kind, known.number);
+        assert_eq!(again, known.verdicts, "{:?} {}", known.kind, known.number_within_kind);
     }
 }
 
@@ -272,11 +317,16 @@ fn committed_calibrations_give_the_recorded_verdicts_again() {
         let (mut inconclusive, mut unchanged) = (0, 0);
         for known in &calibration.comparisons {
             let verdicts = recommend::judge_recorded_times_again(known, &calibration.plan);
-            let about = format!("{}: {} {}", path.display(), known.kind.kind_name(), known.number);
+            let about = format!(
+                "{}: {} {}",
+                path.display(),
+                known.kind.kind_name(),
+                known.number_within_kind
+            );
             match known.kind {
-                CalibrationComparisonKind::Injected(_)
-                | CalibrationComparisonKind::Work(_)
-                | CalibrationComparisonKind::Single(_) => {
+                CalibrationComparisonKind::SlowdownByWaitPercent(_)
+                | CalibrationComparisonKind::SlowdownByWorkPercent(_)
+                | CalibrationComparisonKind::OneCaseSlowdownPercent(_) => {
                     for (case, _) in known
                         .verdicts_by_case()
                         .filter(|(_, verdict)| *verdict == VerdictOnCase::Regressed)
@@ -284,16 +334,16 @@ fn committed_calibrations_give_the_recorded_verdicts_again() {
                         assert_eq!(verdicts[case], VerdictOnCase::Regressed, "{about}: {case}");
                     }
                 }
-                CalibrationComparisonKind::Null
-                | CalibrationComparisonKind::Sham
-                | CalibrationComparisonKind::Layout => {
+                CalibrationComparisonKind::IdenticalBuilds
+                | CalibrationComparisonKind::ShamLoad
+                | CalibrationComparisonKind::OtherCodeLayout => {
                     assert!(
                         verdicts.values().all(|verdict| *verdict != VerdictOnCase::Regressed),
                         "{about}"
                     )
                 }
             }
-            if known.kind == CalibrationComparisonKind::Null {
+            if known.kind == CalibrationComparisonKind::IdenticalBuilds {
                 inconclusive += verdicts
                     .values()
                     .filter(|verdict| **verdict == VerdictOnCase::Inconclusive)
@@ -321,23 +371,34 @@ fn committed_calibrations_give_the_recorded_verdicts_again() {
 #[test]
 fn few_comparisons_or_false_alarms_give_no_recommendation() {
     let few = recommend_thresholds(&test_calibration(19, &[(2.0, 20)]));
-    assert_eq!(few.relative, None);
-    insta::assert_snapshot!(few.note.unwrap(), @"19 A/A comparisons: too few to recommend anything, 20 are needed");
+    assert_eq!(few.recommended_relative_threshold, None);
+    insta::assert_snapshot!(few.why_not_recommended.unwrap(), @"19 A/A comparisons: too few to recommend anything, 20 are needed");
     let no_power = recommend_thresholds(&test_calibration(20, &[(2.0, 19)]));
-    assert_eq!(no_power.relative, None);
+    assert_eq!(no_power.recommended_relative_threshold, None);
     let mut alarms = test_calibration(20, &[(20.0, 20)]);
     alarms.comparisons[0] = CalibrationComparisonRecord {
-        kind: CalibrationComparisonKind::Layout,
-        ..test_calibration_comparison(CalibrationComparisonKind::Null, 0, 1.3, &alarms.plan)
+        kind: CalibrationComparisonKind::OtherCodeLayout,
+        ..test_calibration_comparison(
+            CalibrationComparisonKind::IdenticalBuilds,
+            0,
+            1.3,
+            &alarms.plan,
+        )
     };
     assert!(alarms.comparisons[0].has_false_alarm());
     assert!(
-        !test_calibration_comparison(CalibrationComparisonKind::Single(30.0), 0, 1.3, &alarms.plan)
-            .has_false_alarm()
+        !test_calibration_comparison(
+            CalibrationComparisonKind::OneCaseSlowdownPercent(30.0),
+            0,
+            1.3,
+            &alarms.plan
+        )
+        .has_false_alarm()
     );
     let recommended = recommend_thresholds(&alarms);
     assert!(
-        recommended.relative.is_none() && recommended.tried[0].false_alarms == 1,
+        recommended.recommended_relative_threshold.is_none()
+            && recommended.tried_thresholds[0].comparisons_with_false_alarm == 1,
         "{recommended:#?}"
     );
 }
@@ -345,32 +406,36 @@ fn few_comparisons_or_false_alarms_give_no_recommendation() {
 #[test]
 fn parts_of_one_calibration_are_merged_and_others_are_refused() {
     let (mut a, b) = (test_calibration(4, &[]), test_calibration(6, &[(5.0, 1)]));
-    a.check_and_merge(b.clone()).unwrap();
+    a.check_and_merge_calibration(b.clone()).unwrap();
     // In this test, the two parts of the calibration have four comparisons in common.
     assert_eq!(
         (
-            a.comparisons_of_kind(CalibrationComparisonKind::Null).count(),
+            a.comparisons_of_kind(CalibrationComparisonKind::IdenticalBuilds).count(),
             a.injected_slowdown_percents()
         ),
         (6, vec![5.0])
     );
     let strangers = [
         GateCalibration {
-            identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]),
+            calibration_identity_facts: BTreeMap::from([("base b".to_owned(), "other".to_owned())]),
             ..b.clone()
         },
-        GateCalibration { plan: ComparisonTestPlan { relative: 0.5, ..b.plan }, ..b.clone() },
+        GateCalibration {
+            plan: ComparisonTestPlan { relative_time_change_threshold: 0.5, ..b.plan },
+            ..b.clone()
+        },
         GateCalibration {
             environment: RunEnvironment {
-                threads: 99,
+                cpu_backend_threads: 99,
                 ..RunEnvironment::environment_of_process_on_cpu()
             },
             ..b.clone()
         },
     ];
-    let threads = format!("`{}`", RunEnvironment::environment_of_process_on_cpu().threads);
-    let errors =
-        strangers.map(|stranger| a.clone().check_and_merge(stranger).unwrap_err().to_string());
+    let threads =
+        format!("`{}`", RunEnvironment::environment_of_process_on_cpu().cpu_backend_threads);
+    let errors = strangers
+        .map(|stranger| a.clone().check_and_merge_calibration(stranger).unwrap_err().to_string());
     insta::assert_snapshot!(errors.join("\n").replace(&threads, "`THREADS`"), @r"
     base b is `hash` and `other`
     plan.relative is `0.01` and `0.5`

@@ -3,24 +3,24 @@
 //! until further pairs of processes are tested.
 //!
 //! For m suspected cases, growth is shown if Wilcoxon's signed-rank test on ln(head / base) minus
-//! the allowed growth has p ≤ `MAX_FALSE_COST_FINDINGS` / m (Bonferroni), on new pairs only. This
-//! module runs no processes: the caller measures the pairs.
+//! the allowed growth has p ≤ `MAX_FALSE_COST_FINDING_PROBABILITY` / m (Bonferroni), on new pairs
+//! only. The module `host_time` runs no processes, because the caller measures the pairs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{CostGrowthOfCase, GrowthConfirmationPairs};
+use super::{GrowthConfirmationPairs, LaunchCostGrowthOfCase};
 use kernelgate::stats::{median, signed_rank};
 
 /// Smallest number of further process pairs with which the signed-rank test can show growth of the
 /// host's launch time.
 const MIN_PAIRS_TO_SHOW_HOST_TIME_GROWTH: usize = 8;
 /// Highest probability that growth of the host's launch time is falsely reported for any case.
-const MAX_FALSE_COST_FINDINGS: f64 = 0.01;
+const MAX_FALSE_COST_FINDING_PROBABILITY: f64 = 0.01;
 
 /// Returns how many further process pairs are measured for this number of suspected cases: enough
 /// for a decision if all pairs have one sign.
 pub fn further_pairs_for_suspected_cases(suspected: usize) -> usize {
-    let level = MAX_FALSE_COST_FINDINGS / suspected.max(1) as f64;
+    let level = MAX_FALSE_COST_FINDING_PROBABILITY / suspected.max(1) as f64;
     ((1.0 / level).log2().ceil() as usize).max(MIN_PAIRS_TO_SHOW_HOST_TIME_GROWTH)
 }
 
@@ -29,9 +29,9 @@ pub fn further_pairs_for_suspected_cases(suspected: usize) -> usize {
 /// process, and returns both host launch times per case, nanoseconds; `None` stops the measurement
 /// because the time is over.
 pub fn confirm_suspected_growth(
-    suspected: Vec<CostGrowthOfCase>,
+    suspected: Vec<LaunchCostGrowthOfCase>,
     mut measure: impl FnMut(&BTreeSet<String>, usize) -> Option<BTreeMap<String, [f64; 2]>>,
-) -> Vec<CostGrowthOfCase> {
+) -> Vec<LaunchCostGrowthOfCase> {
     let (needed, tests) = (further_pairs_for_suspected_cases(suspected.len()), suspected.len());
     let mut measured: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
     let mut open = suspected;
@@ -39,18 +39,20 @@ pub fn confirm_suspected_growth(
         if open.is_empty() {
             break;
         }
-        let cases = open.iter().map(|it| it.case.clone()).collect();
+        let cases = open.iter().map(|it| it.case_id.clone()).collect();
         let Some(found) = measure(&cases, pair) else { break };
         for (case, times) in found {
             measured.entry(case).or_default().push(times);
         }
         open.retain(|it| {
-            measured.get(&it.case).is_none_or(|pairs| !is_suspicion_refuted(pairs, it.allowed))
+            measured
+                .get(&it.case_id)
+                .is_none_or(|pairs| !is_suspicion_refuted(pairs, it.allowed_relative_growth))
         });
     }
-    let judged = |it: CostGrowthOfCase| {
-        let pairs = measured.get(&it.case).map(Vec::as_slice).unwrap_or_default();
-        judge_growth_from_pairs(it, pairs, MAX_FALSE_COST_FINDINGS / tests as f64)
+    let judged = |it: LaunchCostGrowthOfCase| {
+        let pairs = measured.get(&it.case_id).map(Vec::as_slice).unwrap_or_default();
+        judge_growth_from_pairs(it, pairs, MAX_FALSE_COST_FINDING_PROBABILITY / tests as f64)
     };
     open.into_iter().map(judged).collect()
 }
@@ -68,25 +70,25 @@ fn is_suspicion_refuted(pairs: &[[f64; 2]], allowed: f64) -> bool {
 }
 
 fn judge_growth_from_pairs(
-    growth: CostGrowthOfCase,
+    growth: LaunchCostGrowthOfCase,
     pairs: &[[f64; 2]],
     level: f64,
-) -> CostGrowthOfCase {
-    let excess = log_growth_beyond_allowed(pairs, growth.allowed);
+) -> LaunchCostGrowthOfCase {
+    let excess = log_growth_beyond_allowed(pairs, growth.allowed_relative_growth);
     let further = GrowthConfirmationPairs {
-        pairs: pairs.len(),
-        grown: excess.iter().filter(|excess| **excess > 0.0).count(),
-        found: pairs.len() >= MIN_PAIRS_TO_SHOW_HOST_TIME_GROWTH
+        pair_count: pairs.len(),
+        pairs_with_growth: excess.iter().filter(|excess| **excess > 0.0).count(),
+        growth_confirmed: pairs.len() >= MIN_PAIRS_TO_SHOW_HOST_TIME_GROWTH
             && signed_rank::signed_rank_p_value_for_upward_shift(&excess) <= level,
     };
     let middle = |side: usize, first: f64| match pairs {
         [] => first,
         pairs => median(&pairs.iter().map(|pair| pair[side]).collect::<Vec<_>>()),
     };
-    CostGrowthOfCase {
-        base: middle(0, growth.base),
-        head: middle(1, growth.head),
-        further: Some(further),
+    LaunchCostGrowthOfCase {
+        base_cost: middle(0, growth.base_cost),
+        head_cost: middle(1, growth.head_cost),
+        growth_confirmation: Some(further),
         ..growth
     }
 }
@@ -96,21 +98,21 @@ mod tests {
     use super::*;
     use crate::gate::costs::LaunchCostKind;
 
-    fn test_suspected_growths(cases: &[&str]) -> Vec<CostGrowthOfCase> {
-        let suspect = |case: &&str| CostGrowthOfCase {
-            case: (*case).to_owned(),
-            cost: LaunchCostKind::HostTime,
-            base: 4000.0,
-            head: 6000.0,
-            allowed: 0.1,
-            further: None,
+    fn test_suspected_growths(cases: &[&str]) -> Vec<LaunchCostGrowthOfCase> {
+        let suspect = |case: &&str| LaunchCostGrowthOfCase {
+            case_id: (*case).to_owned(),
+            cost: LaunchCostKind::HostEnqueueTime,
+            base_cost: 4000.0,
+            head_cost: 6000.0,
+            allowed_relative_growth: 0.1,
+            growth_confirmation: None,
         };
         cases.iter().map(suspect).collect()
     }
 
     /// Returns the outcome for a suspected case whose head processes take these multiples of 4 µs,
     /// and the number of measured pairs.
-    fn outcome_for_head_times(heads: &[f64]) -> (Vec<CostGrowthOfCase>, usize) {
+    fn outcome_for_head_times(heads: &[f64]) -> (Vec<LaunchCostGrowthOfCase>, usize) {
         let mut requested = 0;
         let settled = confirm_suspected_growth(test_suspected_growths(&["x"]), |cases, pair| {
             assert_eq!(cases.iter().collect::<Vec<_>>(), ["x"]);
@@ -147,7 +149,8 @@ mod tests {
         for pairs in [0, 3, 7] {
             let (unclear, _) = outcome_for_head_times(&[1.5; 8][..pairs]);
             assert!(
-                !unclear[0].is_growth_established() && unclear[0].further.unwrap().pairs == pairs
+                !unclear[0].is_growth_established()
+                    && unclear[0].growth_confirmation.unwrap().pair_count == pairs
             );
         }
     }
@@ -183,7 +186,8 @@ mod tests {
                     let pair = |it: &String| (it.clone(), [side(1.0), side(1.1)]);
                     Some(cases.iter().map(pair).collect())
                 });
-            alarms += usize::from(settled.iter().any(CostGrowthOfCase::is_growth_established));
+            alarms +=
+                usize::from(settled.iter().any(LaunchCostGrowthOfCase::is_growth_established));
         }
         // The test expects at most 40 false findings; 70 would be nearly 5 standard deviations
         // more.

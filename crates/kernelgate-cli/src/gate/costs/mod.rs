@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::limits::RequestedLimits;
-use super::rules::{PackageGateRules, RulesEffectReport};
+use super::rules::{GateRulesEffectReport, PackageGateRules};
 use kernelgate::display;
 use kernelgate::record::LaunchCostsBesidesDeviceTime;
 use kernelgate::stats::median;
@@ -22,13 +22,17 @@ use kernelgate::stats::median;
 #[serde(rename_all = "snake_case")]
 pub enum LaunchCostKind {
     /// Device memory of the case, measured or as its implementation declares it, bytes.
-    DeviceMemory,
-    /// Commands of a launch.
-    Launches,
+    #[serde(rename = "device_memory")]
+    DeviceMemoryBytes,
+    /// Number of commands, such as kernels and copies, that one launch enqueues.
+    #[serde(rename = "launches")]
+    CommandsPerLaunch,
     /// Host time to enqueue one launch, nanoseconds.
-    HostTime,
+    #[serde(rename = "host_time")]
+    HostEnqueueTime,
     /// Energy of one launch, joules.
-    Energy,
+    #[serde(rename = "energy")]
+    EnergyPerLaunch,
 }
 
 /// Growth of measured device memory up to this size is ignored, bytes.
@@ -36,65 +40,80 @@ const INSIGNIFICANT_MEMORY_GROWTH_BYTES: f64 = (16 << 20) as f64;
 
 /// A cost of a case that grew by more than the package's rules allow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CostGrowthOfCase {
-    /// Id of the case: `workload/problem/implementation/cache`.
-    pub case: String,
-    /// The cost that grew.
+pub struct LaunchCostGrowthOfCase {
+    /// Id of the case, in the form `workload/problem/implementation/cache`.
+    #[serde(rename = "case")]
+    pub case_id: String,
+    /// Kind of launch cost that grew: device memory, number of commands, host time or energy.
     pub cost: LaunchCostKind,
     /// Cost per launch in the base: the median over its runs, or over the further pairs if there
     /// are any.
-    pub base: f64,
-    /// Cost of the head.
-    pub head: f64,
+    #[serde(rename = "base")]
+    pub base_cost: f64,
+    /// Cost of the case per launch in the head.
+    #[serde(rename = "head")]
+    pub head_cost: f64,
     /// Relative growth of the cost that the package's rules allow: 0.1 allows 10 %.
-    pub allowed: f64,
+    #[serde(rename = "allowed")]
+    pub allowed_relative_growth: f64,
     /// Result of the further process pairs that confirm a growth of the host's launch time; `None`
     /// for other costs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub further: Option<GrowthConfirmationPairs>,
+    #[serde(rename = "further")]
+    pub growth_confirmation: Option<GrowthConfirmationPairs>,
 }
 
 /// Result of further pairs of base and head processes that confirm a suspected growth;
-/// [`CostGrowthOfCase`] then holds their medians.
+/// [`LaunchCostGrowthOfCase`] then holds their medians.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrowthConfirmationPairs {
     /// Number of pairs.
-    pub pairs: usize,
-    /// Number of further pairs in which the cost grew by more than allowed.
-    pub grown: usize,
+    #[serde(rename = "pairs")]
+    pub pair_count: usize,
+    /// Number of further pairs of processes in which the cost grew by more than the rules allow.
+    #[serde(rename = "grown")]
+    pub pairs_with_growth: usize,
     /// Whether the further pairs show the growth; otherwise the growth stays undecided.
-    pub found: bool,
+    #[serde(rename = "found")]
+    pub growth_confirmed: bool,
 }
 
-impl CostGrowthOfCase {
+impl LaunchCostGrowthOfCase {
     /// Returns whether the growth of the cost is established and not only suspected.
     pub fn is_growth_established(&self) -> bool {
-        self.further.is_none_or(|further| further.found)
+        self.growth_confirmation.is_none_or(|further| further.growth_confirmed)
     }
 
     /// Describes the growth of a cost: "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are
     /// allowed)".
     pub fn describe_growth(&self) -> String {
         let (what, show): (_, fn(f64) -> String) = match self.cost {
-            LaunchCostKind::DeviceMemory => {
+            LaunchCostKind::DeviceMemoryBytes => {
                 ("device memory", |bytes| display::decimal_byte_size_text(bytes as u64))
             }
-            LaunchCostKind::Launches => ("commands of a launch", |count| format!("{count}")),
-            LaunchCostKind::HostTime => ("host time of a launch", display::time_text),
-            LaunchCostKind::Energy => ("energy of a launch", display::energy_text),
+            LaunchCostKind::CommandsPerLaunch => {
+                ("commands of a launch", |count| format!("{count}"))
+            }
+            LaunchCostKind::HostEnqueueTime => ("host time of a launch", display::time_text),
+            LaunchCostKind::EnergyPerLaunch => ("energy of a launch", display::energy_text),
         };
-        let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
-        let further = match self.further {
+        let (head, base, allowed) =
+            (show(self.head_cost), show(self.base_cost), 100.0 * self.allowed_relative_growth);
+        let further = match self.growth_confirmation {
             None => String::new(),
-            Some(GrowthConfirmationPairs { pairs: 0, .. }) => ", not measured again".to_owned(),
-            Some(GrowthConfirmationPairs { pairs, grown, .. }) => {
+            Some(GrowthConfirmationPairs { pair_count: 0, .. }) => {
+                ", not measured again".to_owned()
+            }
+            Some(GrowthConfirmationPairs {
+                pair_count: pairs, pairs_with_growth: grown, ..
+            }) => {
                 format!(" in {grown} of {pairs} further pairs of processes")
             }
         };
-        if self.base <= 0.0 {
+        if self.base_cost <= 0.0 {
             return format!("{what} {head}, was 0 ({allowed}% more are allowed){further}");
         }
-        let grown = 100.0 * (self.head / self.base - 1.0);
+        let grown = 100.0 * (self.head_cost / self.base_cost - 1.0);
         format!("{what} {head}, was {base} ({grown:+.1}%, {allowed}% are allowed){further}")
     }
 }
@@ -102,11 +121,11 @@ impl CostGrowthOfCase {
 /// A limit that the package's rules set for a cost of a case, with the reason if it could not be
 /// judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CostLimitOfCase {
-    pub case: String,
+pub struct LaunchCostLimitOfCase {
+    pub case_id: String,
     /// The bounded cost.
     pub cost: LaunchCostKind,
-    /// The reason why this cost could not be judged; `None` if it was judged.
+    /// The reason why growth of the bounded cost could not be judged; `None` if it was judged.
     pub missing: Option<MissingCostReason>,
 }
 
@@ -115,29 +134,29 @@ pub struct CostLimitOfCase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingCostReason {
     /// The cost does not exist, because the case runs on the host.
-    OnHost,
+    CaseRunsOnHost,
     /// The bench uses Criterion without kernelgate, which records no costs.
-    Criterion,
+    CriterionRecordsNoCosts,
     /// The base did not record this cost of the case.
-    MissingInBase,
+    CostMissingInBase,
     /// The head did not record this cost of the case.
-    MissingInHead,
+    CostMissingInHead,
     /// Neither base nor head recorded this cost of the case.
-    MissingInBoth,
+    CostMissingInBoth,
     /// One build recorded only measured memory and the other only declared memory, which cannot be
     /// compared.
-    Figures,
+    MeasuredAgainstDeclaredMemory,
 }
 
 impl MissingCostReason {
     pub const fn reason_text(self) -> &'static str {
         match self {
-            Self::OnHost => "there is no such cost on the CPU",
-            Self::Criterion => "a bench that uses Criterion alone does not record it",
-            Self::MissingInBase => "the base did not record it",
-            Self::MissingInHead => "the head did not record it",
-            Self::MissingInBoth => "neither the base nor the head recorded it",
-            Self::Figures => {
+            Self::CaseRunsOnHost => "there is no such cost on the CPU",
+            Self::CriterionRecordsNoCosts => "a bench that uses Criterion alone does not record it",
+            Self::CostMissingInBase => "the base did not record it",
+            Self::CostMissingInHead => "the head did not record it",
+            Self::CostMissingInBoth => "neither the base nor the head recorded it",
+            Self::MeasuredAgainstDeclaredMemory => {
                 "one side measured it, the other has only what its implementation declares"
             }
         }
@@ -145,25 +164,30 @@ impl MissingCostReason {
 }
 
 impl LaunchCostKind {
-    const ALL_KINDS: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
+    const ALL_KINDS: [Self; 4] = [
+        Self::DeviceMemoryBytes,
+        Self::CommandsPerLaunch,
+        Self::HostEnqueueTime,
+        Self::EnergyPerLaunch,
+    ];
 
-    /// The key in `kernelgate.toml`.
+    /// Returns the key of this cost's limit in `kernelgate.toml`.
     pub const fn kernelgate_toml_key(self) -> &'static str {
         match self {
-            Self::DeviceMemory => "device-memory",
-            Self::Launches => "launches",
-            Self::HostTime => "host-time",
-            Self::Energy => "energy",
+            Self::DeviceMemoryBytes => "device-memory",
+            Self::CommandsPerLaunch => "launches",
+            Self::HostEnqueueTime => "host-time",
+            Self::EnergyPerLaunch => "energy",
         }
     }
 
     /// Returns the relative growth of this cost that the limits allow; `None` without a limit.
     pub const fn allowed_growth(self, limits: &RequestedLimits) -> Option<f64> {
         match self {
-            Self::DeviceMemory => limits.device_memory,
-            Self::Launches => limits.launches,
-            Self::HostTime => limits.host_time,
-            Self::Energy => limits.energy,
+            Self::DeviceMemoryBytes => limits.device_memory_growth_threshold,
+            Self::CommandsPerLaunch => limits.command_growth_threshold,
+            Self::HostEnqueueTime => limits.host_time_growth_threshold,
+            Self::EnergyPerLaunch => limits.energy_growth_threshold,
         }
     }
 
@@ -171,12 +195,12 @@ impl LaunchCostKind {
     /// comparison needs one figure that both builds recorded.
     fn recorded_figures(self, costs: &LaunchCostsBesidesDeviceTime) -> Vec<bool> {
         match self {
-            Self::DeviceMemory => {
-                vec![costs.device_bytes.is_some(), costs.measured_device_bytes.is_some()]
+            Self::DeviceMemoryBytes => {
+                vec![costs.declared_device_bytes.is_some(), costs.measured_device_bytes.is_some()]
             }
-            Self::Launches => vec![costs.commands.is_some()],
-            Self::HostTime => vec![costs.host_launch_ns.is_some()],
-            Self::Energy => vec![costs.launch_energy_j.is_some()],
+            Self::CommandsPerLaunch => vec![costs.gpu_commands.is_some()],
+            Self::HostEnqueueTime => vec![costs.host_launch_ns.is_some()],
+            Self::EnergyPerLaunch => vec![costs.launch_energy_j.is_some()],
         }
     }
 }
@@ -188,7 +212,7 @@ pub fn cost_limits_of_case(
     sides: [&[LaunchCostsBesidesDeviceTime]; 2],
     limits: &RequestedLimits,
     on_host: bool,
-) -> Vec<CostLimitOfCase> {
+) -> Vec<LaunchCostLimitOfCase> {
     let missing = |cost: LaunchCostKind| {
         let figures = cost.recorded_figures(&LaunchCostsBesidesDeviceTime::default()).len();
         let [base, head] = sides.map(|side| {
@@ -201,19 +225,22 @@ pub fn cost_limits_of_case(
         }
         let has_any = |side: &[bool]| side.contains(&true);
         Some(match (has_any(&base), has_any(&head)) {
-            (false, false) if on_host => MissingCostReason::OnHost,
-            (true, false) => MissingCostReason::MissingInHead,
-            (false, true) => MissingCostReason::MissingInBase,
-            (false, false) => MissingCostReason::MissingInBoth,
-            (true, true) => MissingCostReason::Figures,
+            (false, false) if on_host => MissingCostReason::CaseRunsOnHost,
+            (true, false) => MissingCostReason::CostMissingInHead,
+            (false, true) => MissingCostReason::CostMissingInBase,
+            (false, false) => MissingCostReason::CostMissingInBoth,
+            (true, true) => MissingCostReason::MeasuredAgainstDeclaredMemory,
         })
     };
     cost_limits_with_reasons(case, limits, missing)
 }
 
 /// Returns the limits that are set for the costs of a Criterion case, none of which can be judged.
-pub fn cost_limits_of_criterion_case(case: &str, limits: &RequestedLimits) -> Vec<CostLimitOfCase> {
-    cost_limits_with_reasons(case, limits, |_| Some(MissingCostReason::Criterion))
+pub fn cost_limits_of_criterion_case(
+    case: &str,
+    limits: &RequestedLimits,
+) -> Vec<LaunchCostLimitOfCase> {
+    cost_limits_with_reasons(case, limits, |_| Some(MissingCostReason::CriterionRecordsNoCosts))
 }
 
 /// Returns the limits that are set for the costs of a case, with the reason that `missing` gives
@@ -222,10 +249,10 @@ fn cost_limits_with_reasons(
     case: &str,
     limits: &RequestedLimits,
     missing: impl Fn(LaunchCostKind) -> Option<MissingCostReason>,
-) -> Vec<CostLimitOfCase> {
+) -> Vec<LaunchCostLimitOfCase> {
     let set =
         LaunchCostKind::ALL_KINDS.into_iter().filter(|cost| cost.allowed_growth(limits).is_some());
-    set.map(|cost| CostLimitOfCase { case: case.to_owned(), cost, missing: missing(cost) })
+    set.map(|cost| LaunchCostLimitOfCase { case_id: case.to_owned(), cost, missing: missing(cost) })
         .collect()
 }
 
@@ -234,17 +261,18 @@ fn cost_limits_with_reasons(
 /// the reason is that cases ran on the CPU, because machines without a GPU use the same rules.
 pub fn report_unjudged_cost_limits(
     rules: &PackageGateRules,
-    bounds: &[CostLimitOfCase],
-) -> RulesEffectReport {
-    let mut report = RulesEffectReport::default();
+    bounds: &[LaunchCostLimitOfCase],
+) -> GateRulesEffectReport {
+    let mut report = GateRulesEffectReport::default();
     for rule in &rules.thresholds {
         for cost in LaunchCostKind::ALL_KINDS
             .into_iter()
             .filter(|cost| cost.allowed_growth(&rule.limits).is_some())
         {
-            let named =
-                |it: &&CostLimitOfCase| it.cost == cost && rule.case_pattern.is_match(&it.case);
-            let named: Vec<&CostLimitOfCase> = bounds.iter().filter(named).collect();
+            let named = |it: &&LaunchCostLimitOfCase| {
+                it.cost == cost && rule.case_pattern.is_match(&it.case_id)
+            };
+            let named: Vec<&LaunchCostLimitOfCase> = bounds.iter().filter(named).collect();
             let mut reasons: BTreeMap<MissingCostReason, usize> = BTreeMap::new();
             for missing in named.iter().filter_map(|it| it.missing) {
                 *reasons.entry(missing).or_default() += 1;
@@ -267,13 +295,16 @@ pub fn report_unjudged_cost_limits(
                 why.join(", ")
             );
             let on_device = |it: &MissingCostReason| {
-                !matches!(it, MissingCostReason::OnHost | MissingCostReason::Criterion)
+                !matches!(
+                    it,
+                    MissingCostReason::CaseRunsOnHost | MissingCostReason::CriterionRecordsNoCosts
+                )
             };
-            let on_host =
-                reasons.contains_key(&MissingCostReason::OnHost) && !reasons.keys().any(on_device);
+            let on_host = reasons.contains_key(&MissingCostReason::CaseRunsOnHost)
+                && !reasons.keys().any(on_device);
             match count == all && !on_host {
-                true => report.undecided.push(line),
-                false => report.notes.push(line),
+                true => report.notes_on_unjudged_limits.push(line),
+                false => report.notes_on_rules_without_effect.push(line),
             }
         }
     }
@@ -286,7 +317,7 @@ pub fn costs_grown_beyond_limits(
     case: &str,
     [base, head]: [&[LaunchCostsBesidesDeviceTime]; 2],
     limits: &RequestedLimits,
-) -> Vec<CostGrowthOfCase> {
+) -> Vec<LaunchCostGrowthOfCase> {
     let both = |value: fn(&LaunchCostsBesidesDeviceTime) -> Option<f64>| {
         let middle = |side: &[LaunchCostsBesidesDeviceTime]| {
             let values: Vec<f64> = side.iter().filter_map(value).collect();
@@ -296,24 +327,30 @@ pub fn costs_grown_beyond_limits(
     };
     let growth_of = |cost: LaunchCostKind, sides: Option<(f64, f64)>, allowed: Option<f64>| {
         let ((base, head), allowed) = (sides?, allowed?);
-        let growth =
-            CostGrowthOfCase { case: case.to_owned(), cost, base, head, allowed, further: None };
+        let growth = LaunchCostGrowthOfCase {
+            case_id: case.to_owned(),
+            cost,
+            base_cost: base,
+            head_cost: head,
+            allowed_relative_growth: allowed,
+            growth_confirmation: None,
+        };
         (head > base * (1.0 + allowed)).then_some(growth)
     };
     let measured = both(|costs| costs.measured_device_bytes.map(|bytes| bytes as f64));
-    let declared = both(|costs| costs.device_bytes.map(|bytes| bytes as f64));
-    let commands = both(|costs| costs.commands.map(|count| count as f64));
+    let declared = both(|costs| costs.declared_device_bytes.map(|bytes| bytes as f64));
+    let commands = both(|costs| costs.gpu_commands.map(|count| count as f64));
     let host = both(|costs| costs.host_launch_ns);
     let energy = both(|costs| costs.launch_energy_j);
     let costs = [
         growth_of(
-            LaunchCostKind::DeviceMemory,
+            LaunchCostKind::DeviceMemoryBytes,
             device_memory_to_judge(measured, declared),
-            limits.device_memory,
+            limits.device_memory_growth_threshold,
         ),
-        growth_of(LaunchCostKind::Launches, commands, limits.launches),
-        growth_of(LaunchCostKind::HostTime, host, limits.host_time),
-        growth_of(LaunchCostKind::Energy, energy, limits.energy),
+        growth_of(LaunchCostKind::CommandsPerLaunch, commands, limits.command_growth_threshold),
+        growth_of(LaunchCostKind::HostEnqueueTime, host, limits.host_time_growth_threshold),
+        growth_of(LaunchCostKind::EnergyPerLaunch, energy, limits.energy_growth_threshold),
     ];
     costs.into_iter().flatten().collect()
 }
@@ -341,7 +378,8 @@ mod tests {
 
     #[test]
     fn growth_of_the_energy_of_a_launch_is_judged() {
-        let limits = RequestedLimits { energy: Some(0.1), ..RequestedLimits::default() };
+        let limits =
+            RequestedLimits { energy_growth_threshold: Some(0.1), ..RequestedLimits::default() };
         let launch_costs = |joules| {
             [LaunchCostsBesidesDeviceTime {
                 launch_energy_j: Some(joules),
@@ -359,23 +397,23 @@ mod tests {
             &limits,
             false,
         );
-        assert_eq!(unknown[0].missing, Some(MissingCostReason::MissingInBase));
+        assert_eq!(unknown[0].missing, Some(MissingCostReason::CostMissingInBase));
     }
 
     #[test]
     fn costs_recorded_by_both_sides_are_judged_if_rules_ask() {
         let costs = |bytes, commands, host| LaunchCostsBesidesDeviceTime {
-            device_bytes: Some(bytes),
+            declared_device_bytes: Some(bytes),
             measured_device_bytes: None,
-            commands: Some(commands),
+            gpu_commands: Some(commands),
             host_launch_ns: Some(host),
             ..LaunchCostsBesidesDeviceTime::default()
         };
         let (base, head) = ([costs(1000, 7, 4e3)], [costs(1500, 8, 5e3)]);
         let limits = RequestedLimits {
-            device_memory: Some(0.4),
-            launches: Some(0.0),
-            host_time: Some(0.3),
+            device_memory_growth_threshold: Some(0.4),
+            command_growth_threshold: Some(0.0),
+            host_time_growth_threshold: Some(0.3),
             ..RequestedLimits::default()
         };
         let words = |base: &[LaunchCostsBesidesDeviceTime],
@@ -383,7 +421,7 @@ mod tests {
                      limits: &RequestedLimits| {
             costs_grown_beyond_limits("x", [base, head], limits)
                 .iter()
-                .map(CostGrowthOfCase::describe_growth)
+                .map(LaunchCostGrowthOfCase::describe_growth)
                 .collect::<Vec<_>>()
         };
         assert_eq!(
@@ -402,14 +440,16 @@ mod tests {
 
     #[test]
     fn a_cost_that_one_side_did_not_record_is_missing_with_the_reason() {
-        use MissingCostReason::{MissingInBase, MissingInBoth, MissingInHead, OnHost};
+        use MissingCostReason::{
+            CaseRunsOnHost, CostMissingInBase, CostMissingInBoth, CostMissingInHead,
+        };
         let limits = RequestedLimits {
-            device_memory: Some(0.1),
-            launches: Some(0.0),
+            device_memory_growth_threshold: Some(0.1),
+            command_growth_threshold: Some(0.0),
             ..RequestedLimits::default()
         };
         let recorded = LaunchCostsBesidesDeviceTime {
-            commands: Some(7),
+            gpu_commands: Some(7),
             ..LaunchCostsBesidesDeviceTime::default()
         };
         let nothing = LaunchCostsBesidesDeviceTime::default();
@@ -420,20 +460,29 @@ mod tests {
             bounds.iter().map(|it| (it.cost, it.missing)).collect::<Vec<_>>()
         };
         let both = |memory, launches| {
-            vec![(LaunchCostKind::DeviceMemory, memory), (LaunchCostKind::Launches, launches)]
+            vec![
+                (LaunchCostKind::DeviceMemoryBytes, memory),
+                (LaunchCostKind::CommandsPerLaunch, launches),
+            ]
         };
-        assert_eq!(missing(recorded, recorded, false), both(Some(MissingInBoth), None));
+        assert_eq!(missing(recorded, recorded, false), both(Some(CostMissingInBoth), None));
         assert_eq!(
             missing(nothing, recorded, false),
-            both(Some(MissingInBoth), Some(MissingInBase))
+            both(Some(CostMissingInBoth), Some(CostMissingInBase))
         );
-        assert_eq!(missing(recorded, nothing, true), both(Some(OnHost), Some(MissingInHead)));
-        assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
-        let declared = LaunchCostsBesidesDeviceTime { device_bytes: Some(1), ..recorded };
+        assert_eq!(
+            missing(recorded, nothing, true),
+            both(Some(CaseRunsOnHost), Some(CostMissingInHead))
+        );
+        assert_eq!(
+            missing(nothing, nothing, true),
+            both(Some(CaseRunsOnHost), Some(CaseRunsOnHost))
+        );
+        let declared = LaunchCostsBesidesDeviceTime { declared_device_bytes: Some(1), ..recorded };
         let measured = LaunchCostsBesidesDeviceTime { measured_device_bytes: Some(1), ..recorded };
         assert_eq!(
             missing(declared, measured, false),
-            both(Some(MissingCostReason::Figures), None)
+            both(Some(MissingCostReason::MeasuredAgainstDeclaredMemory), None)
         );
         assert_eq!(
             cost_limits_of_case(
@@ -451,16 +500,35 @@ mod tests {
         let text = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.1\nlaunches = 0\n\
                     [[threshold]]\ncases = \"^b\"\nhost-time = 0.1\n";
         let rules = rules_file::parse_rules("kernelgate.toml", text).unwrap();
-        let bound =
-            |case: &str, cost, missing| CostLimitOfCase { case: case.to_owned(), cost, missing };
+        let bound = |case: &str, cost, missing| LaunchCostLimitOfCase {
+            case_id: case.to_owned(),
+            cost,
+            missing,
+        };
         let report = report_unjudged_cost_limits(
             &rules,
             &[
-                bound("a", LaunchCostKind::DeviceMemory, None),
-                bound("b", LaunchCostKind::DeviceMemory, Some(MissingCostReason::MissingInHead)),
-                bound("a", LaunchCostKind::Launches, Some(MissingCostReason::OnHost)),
-                bound("b", LaunchCostKind::Launches, Some(MissingCostReason::OnHost)),
-                bound("b", LaunchCostKind::HostTime, Some(MissingCostReason::MissingInBase)),
+                bound("a", LaunchCostKind::DeviceMemoryBytes, None),
+                bound(
+                    "b",
+                    LaunchCostKind::DeviceMemoryBytes,
+                    Some(MissingCostReason::CostMissingInHead),
+                ),
+                bound(
+                    "a",
+                    LaunchCostKind::CommandsPerLaunch,
+                    Some(MissingCostReason::CaseRunsOnHost),
+                ),
+                bound(
+                    "b",
+                    LaunchCostKind::CommandsPerLaunch,
+                    Some(MissingCostReason::CaseRunsOnHost),
+                ),
+                bound(
+                    "b",
+                    LaunchCostKind::HostEnqueueTime,
+                    Some(MissingCostReason::CostMissingInBase),
+                ),
             ],
         );
         let lines = [
@@ -472,40 +540,44 @@ mod tests {
              there is no such cost on the CPU",
         ];
         assert_eq!(report.report_lines(), lines);
-        assert_eq!(report.undecided.len(), 1);
-        // The test has Criterion benches beside other benches without a GPU, beside benches that
-        // recorded nothing, and by themselves.
+        assert_eq!(report.notes_on_unjudged_limits.len(), 1);
+        // The test combines Criterion benches with benches without a GPU and with benches that
+        // recorded nothing, and then has Criterion benches alone.
         let beside = |missing| {
-            let launches = |case, missing| bound(case, LaunchCostKind::Launches, Some(missing));
-            let rest =
-                [MissingCostReason::Criterion, missing].map(|missing| launches("x", missing));
+            let launches =
+                |case, missing| bound(case, LaunchCostKind::CommandsPerLaunch, Some(missing));
+            let rest = [MissingCostReason::CriterionRecordsNoCosts, missing]
+                .map(|missing| launches("x", missing));
             let report = report_unjudged_cost_limits(&rules, &rest);
-            (report.notes.len(), report.undecided.len())
+            (report.notes_on_rules_without_effect.len(), report.notes_on_unjudged_limits.len())
         };
-        assert_eq!(beside(MissingCostReason::OnHost), (1, 0));
-        assert_eq!(beside(MissingCostReason::MissingInBoth), (0, 1));
-        assert_eq!(beside(MissingCostReason::Criterion), (0, 1));
+        assert_eq!(beside(MissingCostReason::CaseRunsOnHost), (1, 0));
+        assert_eq!(beside(MissingCostReason::CostMissingInBoth), (0, 1));
+        assert_eq!(beside(MissingCostReason::CriterionRecordsNoCosts), (0, 1));
     }
 
     #[test]
     fn measured_memory_is_preferred_to_declared_and_small_growth_is_ignored() {
         const MIB: u64 = 1 << 20;
-        let limits = RequestedLimits { device_memory: Some(0.1), ..RequestedLimits::default() };
+        let limits = RequestedLimits {
+            device_memory_growth_threshold: Some(0.1),
+            ..RequestedLimits::default()
+        };
         let costs = |measured: Option<u64>, declared: Option<u64>| LaunchCostsBesidesDeviceTime {
-            device_bytes: declared.map(|it| it * MIB),
+            declared_device_bytes: declared.map(|it| it * MIB),
             measured_device_bytes: measured.map(|it| it * MIB),
             ..LaunchCostsBesidesDeviceTime::default()
         };
         let grew = |base: LaunchCostsBesidesDeviceTime, head: LaunchCostsBesidesDeviceTime| {
             let found = costs_grown_beyond_limits("x", [&[base], &[head]], &limits);
-            found.first().map(|it| (it.base as u64 / MIB, it.head as u64 / MIB))
+            found.first().map(|it| (it.base_cost as u64 / MIB, it.head_cost as u64 / MIB))
         };
         // In this test, the head has two more gigabytes of scratch memory that its implementation
         // does not declare.
         let same = Some(64);
         assert_eq!(grew(costs(Some(70), same), costs(Some(2118), same)), Some((70, 2118)));
         assert_eq!(grew(costs(Some(70), None), costs(Some(2118), None)), Some((70, 2118)));
-        // A few more pages.
+        // In this part of the test, device memory grew by a few pages only.
         assert_eq!(grew(costs(Some(70), same), costs(Some(84), same)), None);
         assert_eq!(grew(costs(Some(70), None), costs(Some(84), None)), None);
         // In this test, the declared growth of memory is too small to be measured.

@@ -23,14 +23,18 @@ const MAX_NAMED_KERNEL_FACTS: usize = 6;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaseKernelComparison {
     /// Number of the case's kernels whose machine code is identical in both builds.
-    pub same: usize,
+    #[serde(rename = "same")]
+    pub identical_kernels: usize,
     /// Differences in machine code, one line for each kernel.
-    pub code: Vec<String>,
+    #[serde(rename = "code")]
+    pub code_difference_lines: Vec<String>,
     /// Differences in launches, one line for each kernel, including kernels that only one build
     /// launches.
-    pub launches: Vec<String>,
+    #[serde(rename = "launches")]
+    pub launch_difference_lines: Vec<String>,
     /// Number of the case's kernels whose machine code cannot be compared.
-    pub unknown: usize,
+    #[serde(rename = "unknown")]
+    pub kernels_with_unknown_code: usize,
 }
 
 impl CaseKernelComparison {
@@ -44,8 +48,12 @@ impl CaseKernelComparison {
         for name in names {
             match (base.get(name), head.get(name)) {
                 (Some(base), Some(head)) => comparison.add_kernel_in_both_builds(name, base, head),
-                (None, _) => comparison.launches.push(format!("{name}: not in the base")),
-                (_, None) => comparison.launches.push(format!("{name}: not in the head")),
+                (None, _) => {
+                    comparison.launch_difference_lines.push(format!("{name}: not in the base"))
+                }
+                (_, None) => {
+                    comparison.launch_difference_lines.push(format!("{name}: not in the head"))
+                }
             }
         }
         comparison
@@ -57,7 +65,7 @@ impl CaseKernelComparison {
         if let (Some(base), Some(head)) = (base, head)
             && base != head
         {
-            self.launches.push(format!("commands of a launch {base} -> {head}"));
+            self.launch_difference_lines.push(format!("commands of a launch {base} -> {head}"));
         }
     }
 
@@ -68,33 +76,42 @@ impl CaseKernelComparison {
         head: &KernelLoadedForCase,
     ) {
         match (&base.code, &head.code) {
-            (Some(base), Some(head)) if base.hash == head.hash => self.same += 1,
+            (Some(base), Some(head)) if base.machine_code_hash == head.machine_code_hash => {
+                self.identical_kernels += 1
+            }
             (Some(base), Some(head)) => {
                 let words = match (&base.facts, &head.facts) {
                     (Some(base), Some(head)) => describe_changed_kernel_facts(name, base, head),
                     _ => Vec::new(),
                 };
-                self.code.push(format!("{name}: {}", join_change_descriptions(&words)));
+                self.code_difference_lines
+                    .push(format!("{name}: {}", join_change_descriptions(&words)));
             }
-            _ => self.unknown += 1,
+            _ => self.kernels_with_unknown_code += 1,
         }
-        if base.shapes != head.shapes {
+        if base.launch_shapes != head.launch_shapes {
             let shapes = |kernel: &KernelLoadedForCase| {
-                let each: Vec<String> = kernel.shapes.iter().map(describe_launch_shape).collect();
+                let each: Vec<String> =
+                    kernel.launch_shapes.iter().map(describe_launch_shape).collect();
                 each.join(" and ")
             };
-            self.launches.push(format!("{name}: {} -> {}", shapes(base), shapes(head)));
+            self.launch_difference_lines.push(format!(
+                "{name}: {} -> {}",
+                shapes(base),
+                shapes(head)
+            ));
         }
     }
 
     /// Returns whether the case has recorded kernels and all of them can be compared.
     pub const fn are_all_kernels_comparable(&self) -> bool {
-        self.unknown == 0 && (self.same > 0 || self.has_code_or_launches_changed())
+        self.kernels_with_unknown_code == 0
+            && (self.identical_kernels > 0 || self.has_code_or_launches_changed())
     }
 
     /// Returns whether the machine code or the launches of the case differ between the builds.
     pub const fn has_code_or_launches_changed(&self) -> bool {
-        !self.code.is_empty() || !self.launches.is_empty()
+        !self.code_difference_lines.is_empty() || !self.launch_difference_lines.is_empty()
     }
 
     /// Returns whether the machine code and launches of all the case's kernels are known to be
@@ -108,13 +125,17 @@ impl CaseKernelComparison {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArchitectureKernelComparison {
     /// GPU architecture, such as "sm_90a".
-    pub arch: String,
+    #[serde(rename = "arch")]
+    pub gpu_architecture: String,
     /// Number of kernels whose machine code is identical in both builds.
-    pub same: usize,
+    #[serde(rename = "same")]
+    pub identical_kernels: usize,
     /// Description of the difference for each kernel that differs or that only one build has.
-    pub changed: BTreeMap<String, String>,
+    #[serde(rename = "changed")]
+    pub kernel_differences: BTreeMap<String, String>,
     /// Benches whose kernels could not be compared, each with the reason.
-    pub not_compared: BTreeMap<String, String>,
+    #[serde(rename = "not_compared")]
+    pub benches_not_compared: BTreeMap<String, String>,
 }
 
 impl ArchitectureKernelComparison {
@@ -127,7 +148,9 @@ impl ArchitectureKernelComparison {
         head: &KernelResourcesReport,
     ) {
         let same_source = |kernel: &String| {
-            base.sources.get(kernel).is_some_and(|source| head.sources.get(kernel) == Some(source))
+            base.source_hashes
+                .get(kernel)
+                .is_some_and(|source| head.source_hashes.get(kernel) == Some(source))
         };
         let mut after = head.resources.clone();
         for (name, kernel) in after.kernels.iter_mut().filter(|(name, _)| same_source(name)) {
@@ -140,28 +163,30 @@ impl ArchitectureKernelComparison {
             }
         }
         let outcome = resources::compare_resources_with_record(&base.resources, &after);
-        if let Some(why) = outcome.refused {
-            self.not_compared.insert("kernels".to_owned(), why);
+        if let Some(why) = outcome.why_not_comparable {
+            self.benches_not_compared.insert("kernels".to_owned(), why);
             return;
         }
         let mut words: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for change in outcome.changes {
-            words.entry(change.kernel).or_default().push(change.what);
+            words.entry(change.kernel_name).or_default().push(change.resource_change_text);
         }
-        if base.code.is_empty() != head.code.is_empty() {
+        if base.machine_code_hashes.is_empty() != head.machine_code_hashes.is_empty() {
             let why = "one side's kernelgate records no hash of it".to_owned();
-            self.not_compared.insert("machine code".to_owned(), why);
+            self.benches_not_compared.insert("machine code".to_owned(), why);
         }
-        for (kernel, hash) in head.code.iter().filter(|_| !base.code.is_empty()) {
-            let same_code = base.code.get(kernel).is_some_and(|base| base == hash);
+        for (kernel, hash) in
+            head.machine_code_hashes.iter().filter(|_| !base.machine_code_hashes.is_empty())
+        {
+            let same_code = base.machine_code_hashes.get(kernel).is_some_and(|base| base == hash);
             if (same_code || same_source(kernel)) && !words.contains_key(kernel) {
-                self.same += 1;
+                self.identical_kernels += 1;
             } else {
                 words.entry(kernel.clone()).or_default();
             }
         }
         for (kernel, words) in words {
-            self.changed.insert(kernel, join_change_descriptions(&words));
+            self.kernel_differences.insert(kernel, join_change_descriptions(&words));
         }
     }
 }
@@ -197,13 +222,13 @@ fn describe_changed_kernel_facts(
     });
     resources::changed_resources_of_kernel(name, &base, &head)
         .into_iter()
-        .map(|change| change.what)
+        .map(|change| change.resource_change_text)
         .collect()
 }
 
 fn describe_launch_shape(shape: &Launch) -> String {
     let [x, y, z] = shape.grid;
-    let shared = match shape.shared_bytes {
+    let shared = match shape.dynamic_shared_bytes {
         0 => String::new(),
         bytes => format!(" with {bytes} B"),
     };
@@ -222,13 +247,13 @@ pub(super) mod tests {
         change: impl Fn(&mut KernelLoadedForCase),
     ) -> KernelsLoadedForCase {
         let facts = CompiledKernelResources {
-            registers: 96,
-            instructions: 400,
+            registers_per_thread: 96,
+            instruction_count: 400,
             ..CompiledKernelResources::default()
         };
-        let code = MachineCodeOfKernel { hash: "a".to_owned(), facts: Some(facts) };
+        let code = MachineCodeOfKernel { machine_code_hash: "a".to_owned(), facts: Some(facts) };
         let shape = Launch::new([132, 1, 1], [128, 1, 1]);
-        let mut kernel = KernelLoadedForCase { code: Some(code), shapes: vec![shape] };
+        let mut kernel = KernelLoadedForCase { code: Some(code), launch_shapes: vec![shape] };
         change(&mut kernel);
         KernelsLoadedForCase::from([(name.to_owned(), kernel)])
     }
@@ -236,9 +261,9 @@ pub(super) mod tests {
     /// Replaces the machine code of a test kernel by code that spills registers.
     pub fn make_kernel_spill(kernel: &mut KernelLoadedForCase) {
         let code = kernel.code.as_mut().unwrap();
-        "b".clone_into(&mut code.hash);
+        "b".clone_into(&mut code.machine_code_hash);
         let facts = code.facts.as_mut().unwrap();
-        (facts.registers, facts.stack_bytes) = (128, 48);
+        (facts.registers_per_thread, facts.stack_bytes_per_thread) = (128, 48);
     }
 
     #[test]
@@ -254,23 +279,23 @@ pub(super) mod tests {
             &plain,
             &test_kernel_with_change("k", make_kernel_spill),
         );
-        assert_eq!(spills.code, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
-        assert!(spills.has_code_or_launches_changed() && spills.launches.is_empty());
+        assert_eq!(spills.code_difference_lines, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
+        assert!(spills.has_code_or_launches_changed() && spills.launch_difference_lines.is_empty());
         let only_code = CaseKernelComparison::compare_used_kernels(
             &plain,
             &test_kernel_with_change("k", |kernel| {
-                "c".clone_into(&mut kernel.code.as_mut().unwrap().hash)
+                "c".clone_into(&mut kernel.code.as_mut().unwrap().machine_code_hash)
             }),
         );
-        assert_eq!(only_code.code, ["k: other instructions"]);
+        assert_eq!(only_code.code_difference_lines, ["k: other instructions"]);
     }
 
     #[test]
     fn kernels_of_equal_source_differ_only_in_their_launches() {
         let report = |hash: &str, source: &str, registers, block| {
             let facts = CompiledKernelResources {
-                registers,
-                instructions: 400,
+                registers_per_thread: registers,
+                instruction_count: 400,
                 ..CompiledKernelResources::default()
             };
             let kernel = ResourcesOfKernel {
@@ -287,15 +312,18 @@ pub(super) mod tests {
                     kernels: BTreeMap::from([("k".to_owned(), kernel)]),
                     unsupported_kernels: BTreeMap::new(),
                 },
-                left_out: Vec::new(),
-                code: one(hash),
-                sources: one(source),
+                builds_unfit_for_architecture: Vec::new(),
+                machine_code_hashes: one(hash),
+                source_hashes: one(source),
             }
         };
         let compared = |head: &KernelResourcesReport| {
             let mut compared = ArchitectureKernelComparison::default();
             compared.add_kernels_of_bench(&report("a", "s", 89, 256), head);
-            (compared.same, compared.changed.into_values().collect::<Vec<_>>())
+            (
+                compared.identical_kernels,
+                compared.kernel_differences.into_values().collect::<Vec<_>>(),
+            )
         };
         assert_eq!(compared(&report("b", "s", 91, 256)), (1, vec![]));
         let (same, changed) = compared(&report("b", "s", 91, 512));
@@ -306,7 +334,7 @@ pub(super) mod tests {
         assert!(same == 0 && changed[0].contains("registers 89 -> 91"), "{changed:?}");
         // In this test, the bench executable records no sources of its kernels.
         let without_source =
-            KernelResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
+            KernelResourcesReport { source_hashes: BTreeMap::new(), ..report("b", "s", 89, 256) };
         assert_eq!(compared(&without_source), (0, vec!["other instructions".to_owned()]));
     }
 
@@ -314,16 +342,20 @@ pub(super) mod tests {
     fn launches_are_compared_and_an_unknown_kernel_never_counts_as_identical() {
         let plain = test_kernel_with_change("k", |_| {});
         let wider = test_kernel_with_change("k", |kernel| {
-            kernel.shapes[0].grid[0] = 264;
-            kernel.shapes[0].shared_bytes = 4096;
+            kernel.launch_shapes[0].grid[0] = 264;
+            kernel.launch_shapes[0].dynamic_shared_bytes = 4096;
         });
-        let launches = CaseKernelComparison::compare_used_kernels(&plain, &wider).launches;
+        let launches =
+            CaseKernelComparison::compare_used_kernels(&plain, &wider).launch_difference_lines;
         assert_eq!(launches, ["k: 132×1×1 blocks of 128 -> 264×1×1 blocks of 128 with 4096 B"]);
         let renamed = CaseKernelComparison::compare_used_kernels(
             &plain,
             &test_kernel_with_change("other", |_| {}),
         );
-        assert_eq!(renamed.launches, ["k: not in the head", "other: not in the base"]);
+        assert_eq!(
+            renamed.launch_difference_lines,
+            ["k: not in the head", "other: not in the base"]
+        );
         let unknown = CaseKernelComparison::compare_used_kernels(
             &plain,
             &test_kernel_with_change("k", |kernel| kernel.code = None),
@@ -333,7 +365,7 @@ pub(super) mod tests {
         again.add_command_count_difference(Some(1), None);
         assert!(again.is_code_known_to_be_identical(), "one side does not record it");
         again.add_command_count_difference(Some(1), Some(2));
-        assert_eq!(again.launches, ["commands of a launch 1 -> 2"]);
+        assert_eq!(again.launch_difference_lines, ["commands of a launch 1 -> 2"]);
         let none = CaseKernelComparison::compare_used_kernels(
             &KernelsLoadedForCase::new(),
             &KernelsLoadedForCase::new(),

@@ -15,7 +15,7 @@ use kernelgate::trace::{HostTimeOfPhase, LaunchTimesOfKernel, RecordedKernelsSum
 
 /// Relative difference between the single profiles of base and head up to which a kernel's time is
 /// not reported.
-const UNREPORTED_PROFILE_CHANGE: f64 = 0.05;
+const MAX_UNREPORTED_KERNEL_TIME_CHANGE: f64 = 0.05;
 /// Relative decrease of the SM clock in the head from which an explanation reports it.
 const MIN_REPORTED_CLOCK_CHANGE: f64 = 0.01;
 /// Largest number of observations (kernels or phases) that an explanation names for a cause.
@@ -26,26 +26,31 @@ const MAX_NAMED_OBSERVATIONS: usize = 4;
 #[serde(rename_all = "snake_case")]
 pub enum SlowdownCause {
     /// The machine code of a kernel changed between base and head.
-    Code,
+    #[serde(rename = "code")]
+    CodeChanged,
     /// The number or shapes of launches changed, or other kernels are launched.
-    Launches,
+    #[serde(rename = "launches")]
+    LaunchesChanged,
     /// A kernel takes longer although its machine code did not change or is unknown.
-    Kernels,
-    /// The GPU's SM clock differs.
-    Clock,
+    #[serde(rename = "kernels")]
+    SlowerKernels,
+    /// The SM clock of the GPU differs between base and head.
+    #[serde(rename = "clock")]
+    ClockChanged,
     /// The host's code takes longer, or the GPU is idle for longer between kernels.
-    Host,
+    #[serde(rename = "host")]
+    SlowerHost,
 }
 
 impl SlowdownCause {
-    /// The name in messages.
+    /// Returns the name of the cause of a slow-down for messages.
     pub const fn cause_name(self) -> &'static str {
         match self {
-            Self::Code => "code",
-            Self::Launches => "launches",
-            Self::Kernels => "the time of its kernels",
-            Self::Clock => "clock",
-            Self::Host => "host",
+            Self::CodeChanged => "code",
+            Self::LaunchesChanged => "launches",
+            Self::SlowerKernels => "the time of its kernels",
+            Self::ClockChanged => "clock",
+            Self::SlowerHost => "host",
         }
     }
 }
@@ -57,12 +62,14 @@ pub struct SlowdownExplanation {
     /// Causes of the slow-down that were found; empty if the cause is unknown.
     pub causes: Vec<SlowdownCause>,
     /// Observations in machine code, clock and profiles that show the causes, as texts.
-    pub evidence: Vec<String>,
+    #[serde(rename = "evidence")]
+    pub evidence_of_causes: Vec<String>,
     /// Whether the machine code and launch shapes of all the case's kernels are equal in both
     /// builds.
     pub identical_code: bool,
     /// The reason why a build could not be profiled; `None` if both were.
-    pub not_profiled: Option<String>,
+    #[serde(rename = "not_profiled")]
+    pub why_not_profiled: Option<String>,
 }
 
 impl SlowdownExplanation {
@@ -73,15 +80,15 @@ impl SlowdownExplanation {
         let causes: Vec<&str> = self.causes.iter().map(|cause| cause.cause_name()).collect();
         let identical = "slower with identical machine code".to_owned();
         let unknown = "cause unknown: one profile of each build does not show the slow-down";
-        let found = match (causes.is_empty(), &self.not_profiled) {
+        let found = match (causes.is_empty(), &self.why_not_profiled) {
             (false, _) => Some(format!("changed: {}", causes.join(", "))),
             (true, None) => Some(unknown.to_owned()),
             (true, Some(_)) => None,
         };
         let mut parts: Vec<String> = self.identical_code.then_some(identical).into_iter().collect();
         parts.extend(found);
-        parts.extend(self.evidence.iter().cloned());
-        parts.extend(self.not_profiled.iter().map(|why| format!("not profiled: {why}")));
+        parts.extend(self.evidence_of_causes.iter().cloned());
+        parts.extend(self.why_not_profiled.iter().map(|why| format!("not profiled: {why}")));
         parts.join("; ")
     }
 }
@@ -98,8 +105,10 @@ pub fn explain_slowdown(
         ..SlowdownExplanation::default()
     };
     if let Some(code) = code {
-        explanation.add_cause_with_evidence(SlowdownCause::Code, &code.code);
-        explanation.add_cause_with_evidence(SlowdownCause::Launches, &code.launches);
+        explanation
+            .add_cause_with_evidence(SlowdownCause::CodeChanged, &code.code_difference_lines);
+        explanation
+            .add_cause_with_evidence(SlowdownCause::LaunchesChanged, &code.launch_difference_lines);
     }
     match profiles {
         Ok([base, head]) => match (&base.summary, &head.summary) {
@@ -108,19 +117,22 @@ pub fn explain_slowdown(
                 explanation.compare_host_phases(&base.phases, &head.phases);
             }
             _ => {
-                let reason = head.reason.as_ref().or(base.reason.as_ref());
+                let reason = head
+                    .reason_without_full_profile
+                    .as_ref()
+                    .or(base.reason_without_full_profile.as_ref());
                 let reason = reason.map_or("nothing was recorded", String::as_str);
-                explanation.not_profiled = Some(reason.to_owned());
+                explanation.why_not_profiled = Some(reason.to_owned());
             }
         },
-        Err(why) => explanation.not_profiled = Some(why),
+        Err(why) => explanation.why_not_profiled = Some(why),
     }
-    if let Some(cycles) = &decision.cycles {
+    if let Some(cycles) = &decision.cycle_ratio {
         // The growth of the time beyond the growth of the clock cycles is due to a lower SM clock.
-        let shift = decision.ratio.center / cycles.center - 1.0;
+        let shift = decision.ratio.estimated_ratio / cycles.estimated_ratio - 1.0;
         if shift > MIN_REPORTED_CLOCK_CHANGE {
             let words = format!("SM clock {:.1}% lower in the head", 100.0 * shift / (1.0 + shift));
-            explanation.add_cause_with_evidence(SlowdownCause::Clock, &[words]);
+            explanation.add_cause_with_evidence(SlowdownCause::ClockChanged, &[words]);
         }
     }
     explanation
@@ -135,9 +147,10 @@ impl SlowdownExplanation {
             self.causes.push(cause);
             self.causes.sort_unstable();
         }
-        self.evidence.extend(evidence.iter().take(MAX_NAMED_OBSERVATIONS).cloned());
+        self.evidence_of_causes.extend(evidence.iter().take(MAX_NAMED_OBSERVATIONS).cloned());
         if evidence.len() > MAX_NAMED_OBSERVATIONS {
-            self.evidence.push(format!("{} more", evidence.len() - MAX_NAMED_OBSERVATIONS));
+            self.evidence_of_causes
+                .push(format!("{} more", evidence.len() - MAX_NAMED_OBSERVATIONS));
         }
     }
 
@@ -147,7 +160,7 @@ impl SlowdownExplanation {
         head: &RecordedKernelsSummary,
     ) {
         let find = |summary: &RecordedKernelsSummary, name: &str| {
-            summary.kernels.iter().find(|kernel| kernel.name == name).cloned()
+            summary.kernels.iter().find(|kernel| kernel.kernel_symbol == name).cloned()
         };
         let launches = |summary: &RecordedKernelsSummary| {
             summary.kernels.iter().map(|it| it.launch_count).sum::<usize>()
@@ -158,51 +171,64 @@ impl SlowdownExplanation {
         }
         let mut times: Vec<(u64, String)> = Vec::new();
         for kernel in &head.kernels {
-            let Some(before) = find(base, &kernel.name) else {
+            let Some(before) = find(base, &kernel.kernel_symbol) else {
                 counts.push(format!(
                     "{} appeared, {}",
-                    kernel.name,
-                    time_text(kernel.total_ns as f64)
+                    kernel.kernel_symbol,
+                    time_text(kernel.total_launch_ns as f64)
                 ));
                 continue;
             };
             if before.launch_count != kernel.launch_count {
                 counts.push(format!(
                     "{} {} -> {} times",
-                    kernel.name, before.launch_count, kernel.launch_count
+                    kernel.kernel_symbol, before.launch_count, kernel.launch_count
                 ));
             }
             let [was, is] = [&before, kernel].map(mean_kernel_launch_ns);
             // A kernel that adds less than one per cent of the base's time does not explain the
             // slow-down.
-            let grown = kernel.total_ns.saturating_sub(before.total_ns);
-            if is > was * (1.0 + UNREPORTED_PROFILE_CHANGE)
+            let grown = kernel.total_launch_ns.saturating_sub(before.total_launch_ns);
+            if is > was * (1.0 + MAX_UNREPORTED_KERNEL_TIME_CHANGE)
                 && grown as f64 > 0.01 * base.span_ns as f64
             {
-                let words = format!("{} {} -> {} each", kernel.name, time_text(was), time_text(is));
+                let words = format!(
+                    "{} {} -> {} each",
+                    kernel.kernel_symbol,
+                    time_text(was),
+                    time_text(is)
+                );
                 times.push((grown, words));
             }
         }
-        for kernel in base.kernels.iter().filter(|kernel| find(head, &kernel.name).is_none()) {
-            counts.push(format!("{} vanished, {}", kernel.name, time_text(kernel.total_ns as f64)));
+        for kernel in
+            base.kernels.iter().filter(|kernel| find(head, &kernel.kernel_symbol).is_none())
+        {
+            counts.push(format!(
+                "{} vanished, {}",
+                kernel.kernel_symbol,
+                time_text(kernel.total_launch_ns as f64)
+            ));
         }
-        self.add_cause_with_evidence(SlowdownCause::Launches, &counts);
+        self.add_cause_with_evidence(SlowdownCause::LaunchesChanged, &counts);
         times.sort_by_key(|(grown, _)| std::cmp::Reverse(*grown));
         let times: Vec<String> = times.into_iter().map(|(_, words)| words).collect();
         // If the machine code changed, longer kernel times are attributed to the code and not
         // listed as a separate cause.
-        let cause = if self.causes.contains(&SlowdownCause::Code) {
-            SlowdownCause::Code
+        let cause = if self.causes.contains(&SlowdownCause::CodeChanged) {
+            SlowdownCause::CodeChanged
         } else {
-            SlowdownCause::Kernels
+            SlowdownCause::SlowerKernels
         };
         self.add_cause_with_evidence(cause, &times);
         let idle =
             |summary: &RecordedKernelsSummary| summary.span_ns.saturating_sub(summary.busy_ns);
-        if idle(head) as f64 > idle(base) as f64 + UNREPORTED_PROFILE_CHANGE * base.span_ns as f64 {
+        if idle(head) as f64
+            > idle(base) as f64 + MAX_UNREPORTED_KERNEL_TIME_CHANGE * base.span_ns as f64
+        {
             let [was, is] = [idle(base), idle(head)].map(|ns| time_text(ns as f64));
             self.add_cause_with_evidence(
-                SlowdownCause::Host,
+                SlowdownCause::SlowerHost,
                 &[format!("no kernel running {was} -> {is}")],
             );
         }
@@ -210,10 +236,11 @@ impl SlowdownExplanation {
 
     fn compare_host_phases(&mut self, base: &[HostTimeOfPhase], head: &[HostTimeOfPhase]) {
         let launch =
-            |phases: &[HostTimeOfPhase]| phases.iter().find(|it| it.name == "launch").cloned();
+            |phases: &[HostTimeOfPhase]| phases.iter().find(|it| it.phase == "launch").cloned();
         let (Some(base), Some(head)) = (launch(base), launch(head)) else { return };
-        let [was, is] = [&base, &head].map(|phase| phase.total_ns / phase.count.max(1) as f64);
-        if is <= was * (1.0 + UNREPORTED_PROFILE_CHANGE) {
+        let [was, is] =
+            [&base, &head].map(|phase| phase.total_ns / phase.measurement_count.max(1) as f64);
+        if is <= was * (1.0 + MAX_UNREPORTED_KERNEL_TIME_CHANGE) {
             return;
         }
         let mut evidence = vec![format!("a launch {} -> {}", time_text(was), time_text(is))];
@@ -222,12 +249,12 @@ impl SlowdownExplanation {
         {
             evidence.push(format!("busy threads {was:.1} -> {is:.1}"));
         }
-        self.add_cause_with_evidence(SlowdownCause::Host, &evidence);
+        self.add_cause_with_evidence(SlowdownCause::SlowerHost, &evidence);
     }
 }
 
 fn mean_kernel_launch_ns(kernel: &LaunchTimesOfKernel) -> f64 {
-    kernel.total_ns as f64 / kernel.launch_count.max(1) as f64
+    kernel.total_launch_ns as f64 / kernel.launch_count.max(1) as f64
 }
 
 #[cfg(test)]
@@ -240,9 +267,17 @@ mod tests {
     use kernelgate::protocol::BenchCaseStatus;
 
     fn test_slower_decision(by: f64, cycles: Option<f64>) -> PairedDecisionOnCase {
-        let ratio = |center| TimeRatioWithInterval { center, low: center, high: center };
+        let ratio = |center| TimeRatioWithInterval {
+            estimated_ratio: center,
+            ratio_low: center,
+            ratio_high: center,
+        };
         let (ratio, cycles) = (ratio(by), cycles.map(ratio));
-        PairedDecisionOnCase { ratio, cycles, ..test_decision("x", VerdictOnCase::Regressed) }
+        PairedDecisionOnCase {
+            ratio,
+            cycle_ratio: cycles,
+            ..test_decision("x", VerdictOnCase::Regressed)
+        }
     }
 
     /// Makes a test profile of a case from name, number of launches and nanoseconds of each kernel,
@@ -254,22 +289,22 @@ mod tests {
         let kernels: Vec<LaunchTimesOfKernel> = kernels
             .iter()
             .map(|&(name, count, each)| LaunchTimesOfKernel {
-                name: name.to_owned(),
+                kernel_symbol: name.to_owned(),
                 launch_count: count,
-                total_ns: each * count as u64,
-                shortest_ns: each,
-                longest_ns: each,
+                total_launch_ns: each * count as u64,
+                shortest_launch_ns: each,
+                longest_launch_ns: each,
             })
             .collect();
-        let busy_ns = kernels.iter().map(|kernel| kernel.total_ns).sum();
+        let busy_ns = kernels.iter().map(|kernel| kernel.total_launch_ns).sum();
         CaseProfileResponse {
-            case: "x".to_owned(),
+            case_id: "x".to_owned(),
             status: BenchCaseStatus::Ok,
             summary: Some(RecordedKernelsSummary { span_ns: busy_ns + idle_ns, busy_ns, kernels }),
             phases: Vec::new(),
-            samples: None,
+            items_per_launch: None,
             recording: None,
-            reason: None,
+            reason_without_full_profile: None,
         }
     }
 
@@ -295,7 +330,7 @@ mod tests {
             Some(&code),
             Ok([&base, &head]),
         );
-        assert_eq!(found.causes, [SlowdownCause::Code]);
+        assert_eq!(found.causes, [SlowdownCause::CodeChanged]);
         assert_eq!(
             found.explanation_text(),
             "changed: code; f/spin: stack bytes 0 -> 48, registers 96 -> 128; spin 10.00 µs -> \
@@ -308,10 +343,10 @@ mod tests {
         let base = test_profile_of_kernels(&[("a", 1, 10_000)], 0);
         let head = test_profile_of_kernels(&[("a", 1, 10_000), ("b", 2, 2_000)], 0);
         let found = explain_test_profiles(&base, &head);
-        assert_eq!(found.causes, [SlowdownCause::Launches]);
-        assert_eq!(found.evidence, ["1 -> 3 kernels a launch", "b appeared, 4.000 µs"]);
+        assert_eq!(found.causes, [SlowdownCause::LaunchesChanged]);
+        assert_eq!(found.evidence_of_causes, ["1 -> 3 kernels a launch", "b appeared, 4.000 µs"]);
         let gone = explain_test_profiles(&head, &base);
-        assert_eq!(gone.evidence[1], "b vanished, 4.000 µs");
+        assert_eq!(gone.evidence_of_causes[1], "b vanished, 4.000 µs");
     }
 
     #[test]
@@ -327,11 +362,14 @@ mod tests {
             Some(&same),
             Ok([&base, &longer]),
         );
-        assert_eq!(clock.causes, [SlowdownCause::Kernels, SlowdownCause::Clock]);
+        assert_eq!(clock.causes, [SlowdownCause::SlowerKernels, SlowdownCause::ClockChanged]);
         insta::assert_snapshot!(clock.explanation_text(), @"slower with identical machine code; changed: the time of its kernels, clock; a 10.00 µs -> 12.00 µs each; SM clock 16.7% lower in the head");
         let idle =
             explain_test_profiles(&base, &test_profile_of_kernels(&[("a", 1, 10_000)], 4_000));
-        assert_eq!((idle.causes, idle.evidence.len()), (vec![SlowdownCause::Host], 1));
+        assert_eq!(
+            (idle.causes, idle.evidence_of_causes.len()),
+            (vec![SlowdownCause::SlowerHost], 1)
+        );
         let noise = explain_test_profiles(&base, &test_profile_of_kernels(&[("a", 1, 10_100)], 10));
         let words = "cause unknown: one profile of each build does not show the slow-down";
         assert_eq!(noise.explanation_text(), words);
@@ -349,8 +387,11 @@ mod tests {
             ..test_profile_of_kernels(&[], 0)
         };
         let found = explain_test_profiles(&phases(1e6, 2.0), &phases(2e6, 1.0));
-        assert_eq!(found.causes, [SlowdownCause::Host]);
-        assert_eq!(found.evidence, ["a launch 1.000 ms -> 2.000 ms", "busy threads 2.0 -> 1.0"]);
+        assert_eq!(found.causes, [SlowdownCause::SlowerHost]);
+        assert_eq!(
+            found.evidence_of_causes,
+            ["a launch 1.000 ms -> 2.000 ms", "busy threads 2.0 -> 1.0"]
+        );
         let lost =
             explain_slowdown(&test_slower_decision(1.4, None), None, Err("it hung".to_owned()));
         assert_eq!(lost.explanation_text(), "not profiled: it hung");

@@ -14,40 +14,49 @@ pub const MAX_INSTRUCTION_GROWTH: f64 = 0.10;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct KernelResourceChange {
     /// Build and symbol.
-    pub kernel: String,
+    #[serde(rename = "kernel")]
+    pub kernel_name: String,
     /// The change of the resource as text: "registers 64 -> 72".
-    pub what: String,
+    #[serde(rename = "what")]
+    pub resource_change_text: String,
     /// Whether this change makes the resource check fail.
-    pub worse: bool,
+    #[serde(rename = "worse")]
+    pub fails_resource_check: bool,
 }
 
 /// Result of the resource check of compiled kernels for one GPU architecture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ResourceCheckResult {
+pub struct KernelResourceCheckResult {
     /// GPU architecture, such as "sm_90a".
-    pub arch: String,
+    #[serde(rename = "arch")]
+    pub gpu_architecture: String,
     /// The reason why the kernels cannot be compared with the record (other architecture or
     /// compiler); `None` if they can.
-    pub refused: Option<String>,
+    #[serde(rename = "refused")]
+    pub why_not_comparable: Option<String>,
     /// Number of compared kernels.
-    pub compared: usize,
+    #[serde(rename = "compared")]
+    pub compared_kernels: usize,
     /// The kernels' changed resources, sorted by kernel.
     pub changes: Vec<KernelResourceChange>,
     /// Whether record and build have no kernel in common, although at least one of them has
     /// kernels.
     #[serde(skip)]
-    pub nothing_in_common: bool,
+    pub no_common_kernel: bool,
 }
 
-impl ResourceCheckResult {
+impl KernelResourceCheckResult {
     /// Returns the exit reason of the resource check: a regression if a change is worse,
     /// inconclusive if nothing could be compared.
     pub fn exit_reason(&self) -> ProcessExitReason {
-        match (&self.refused, self.changes.iter().any(|change| change.worse)) {
-            (Some(_), _) => ProcessExitReason::Refused,
+        match (
+            &self.why_not_comparable,
+            self.changes.iter().any(|change| change.fails_resource_check),
+        ) {
+            (Some(_), _) => ProcessExitReason::ResultsNotComparable,
             (None, true) => ProcessExitReason::Regression,
-            (None, false) if self.nothing_in_common => ProcessExitReason::Inconclusive,
-            (None, false) => ProcessExitReason::Fine,
+            (None, false) if self.no_common_kernel => ProcessExitReason::Inconclusive,
+            (None, false) => ProcessExitReason::Success,
         }
     }
 }
@@ -56,33 +65,37 @@ impl ResourceCheckResult {
 pub fn compare_resources_with_record(
     base: &ResourcesOfAllKernels,
     head: &ResourcesOfAllKernels,
-) -> ResourceCheckResult {
-    let mut outcome = ResourceCheckResult {
-        arch: head.arch.clone(),
-        refused: None,
-        compared: 0,
+) -> KernelResourceCheckResult {
+    let mut outcome = KernelResourceCheckResult {
+        gpu_architecture: head.arch.clone(),
+        why_not_comparable: None,
+        compared_kernels: 0,
         changes: Vec::new(),
-        nothing_in_common: false,
+        no_common_kernel: false,
     };
     for (field, base, head) in
         [("arch", &base.arch, &head.arch), ("compiler", &base.compiler, &head.compiler)]
     {
         if base != head {
-            outcome.refused = Some(format!("{field} is `{base}` in the record and `{head}` here"));
+            outcome.why_not_comparable =
+                Some(format!("{field} is `{base}` in the record and `{head}` here"));
             return outcome;
         }
     }
     for (name, kernel) in &head.kernels {
         match base.kernels.get(name) {
             Some(base) => {
-                outcome.compared += 1;
+                outcome.compared_kernels += 1;
                 outcome.changes.extend(changed_resources_of_kernel(name, base, kernel));
             }
             // A new kernel has no record to compare with; its registers and spills are reported so
             // that they are noticed.
             None => {
                 let CompiledKernelResources {
-                    registers, spill_store_bytes, performance_loss, ..
+                    registers_per_thread: registers,
+                    spill_store_bytes,
+                    performance_loss_warning: performance_loss,
+                    ..
                 } = &kernel.facts;
                 let mut what =
                     format!("new: {registers} registers, {spill_store_bytes} spill bytes");
@@ -90,20 +103,24 @@ pub fn compare_resources_with_record(
                     what = format!("{what}; {loss}");
                 }
                 let kernel = name.clone();
-                outcome.changes.push(KernelResourceChange { kernel, what, worse: false });
+                outcome.changes.push(KernelResourceChange {
+                    kernel_name: kernel,
+                    resource_change_text: what,
+                    fails_resource_check: false,
+                });
             }
         }
     }
     let empty = base.kernels.is_empty() && head.kernels.is_empty();
-    outcome.nothing_in_common = outcome.compared == 0 && !empty;
+    outcome.no_common_kernel = outcome.compared_kernels == 0 && !empty;
     let change = |kernel: &str, what: String, worse: bool| KernelResourceChange {
-        kernel: kernel.to_owned(),
-        what,
-        worse,
+        kernel_name: kernel.to_owned(),
+        resource_change_text: what,
+        fails_resource_check: worse,
     };
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
-    // A kernel whose build no longer runs on the architecture is not listed as gone, because it is
-    // reported with its build further below.
+    // A kernel whose build no longer runs on the architecture is not listed as gone, because the
+    // comparison reports it together with its build.
     let gone =
         gone.filter(|name| !head.unsupported_kernels.contains_key(build_name_of_kernel(name)));
     outcome.changes.extend(gone.map(|name| change(name, "gone".to_owned(), false)));
@@ -143,7 +160,11 @@ pub(super) fn changed_resources_of_kernel(
 ) -> Vec<KernelResourceChange> {
     let mut found = Vec::new();
     let mut note = |what: String, worse: bool| {
-        found.push(KernelResourceChange { kernel: name.to_owned(), what, worse })
+        found.push(KernelResourceChange {
+            kernel_name: name.to_owned(),
+            resource_change_text: what,
+            fails_resource_check: worse,
+        })
     };
     let mut count = |label: &str, base: u32, head: u32, worse: bool| {
         if base != head {
@@ -163,29 +184,43 @@ pub(super) fn changed_resources_of_kernel(
         h.spill_load_bytes,
         h.spill_load_bytes > b.spill_load_bytes,
     );
-    count("stack bytes", b.stack_bytes, h.stack_bytes, h.stack_bytes > b.stack_bytes);
+    count(
+        "stack bytes",
+        b.stack_bytes_per_thread,
+        h.stack_bytes_per_thread,
+        h.stack_bytes_per_thread > b.stack_bytes_per_thread,
+    );
     // Changes of registers and shared memory do not fail the check, because their effect, the
     // occupancy, is judged itself.
-    count("registers", b.registers, h.registers, false);
+    count("registers", b.registers_per_thread, h.registers_per_thread, false);
     count(
         "shared bytes",
-        b.shared_bytes + base.dynamic_shared_bytes,
-        h.shared_bytes + head.dynamic_shared_bytes,
+        b.static_shared_bytes + base.dynamic_shared_bytes,
+        h.static_shared_bytes + head.dynamic_shared_bytes,
         false,
     );
     count("block", base.threads_per_block, head.threads_per_block, false);
     if let (Some(base), Some(head)) = (base.occupancy_percent, head.occupancy_percent) {
         count("occupancy %", base, head, head < base);
     }
-    let grown =
-        f64::from(h.instructions) > f64::from(b.instructions) * (1.0 + MAX_INSTRUCTION_GROWTH);
-    count("instructions", b.instructions, h.instructions, grown);
-    for class in b.mix.keys().chain(h.mix.keys().filter(|class| !b.mix.contains_key(*class))) {
+    let grown = f64::from(h.instruction_count)
+        > f64::from(b.instruction_count) * (1.0 + MAX_INSTRUCTION_GROWTH);
+    count("instructions", b.instruction_count, h.instruction_count, grown);
+    for class in b.instruction_count_by_class.keys().chain(
+        h.instruction_count_by_class
+            .keys()
+            .filter(|class| !b.instruction_count_by_class.contains_key(*class)),
+    ) {
         let count_in =
             |mix: &std::collections::BTreeMap<String, u32>| mix.get(class).copied().unwrap_or(0);
-        count(&format!("{class} instructions"), count_in(&b.mix), count_in(&h.mix), false);
+        count(
+            &format!("{class} instructions"),
+            count_in(&b.instruction_count_by_class),
+            count_in(&h.instruction_count_by_class),
+            false,
+        );
     }
-    match (&b.performance_loss, &h.performance_loss) {
+    match (&b.performance_loss_warning, &h.performance_loss_warning) {
         (None, Some(loss)) => note(loss.clone(), true),
         (Some(loss), None) => note(format!("no more: {loss}"), false),
         _ => {}
@@ -203,9 +238,9 @@ mod tests {
         change: impl Fn(&mut ResourcesOfKernel),
     ) -> ResourcesOfAllKernels {
         let facts = CompiledKernelResources {
-            registers: 64,
-            instructions: 100,
-            mix: [("fp32".to_owned(), 100)].into(),
+            registers_per_thread: 64,
+            instruction_count: 100,
+            instruction_count_by_class: [("fp32".to_owned(), 100)].into(),
             ..CompiledKernelResources::default()
         };
         let mut kernel = ResourcesOfKernel {
@@ -233,7 +268,7 @@ mod tests {
 
     #[test]
     fn spills_lower_occupancy_and_growth_fail_the_resource_check() {
-        assert_eq!(exit_after_resource_change(|_| {}), ProcessExitReason::Fine);
+        assert_eq!(exit_after_resource_change(|_| {}), ProcessExitReason::Success);
         assert_eq!(
             exit_after_resource_change(|kernel| kernel.facts.spill_store_bytes = 8),
             ProcessExitReason::Regression
@@ -243,19 +278,19 @@ mod tests {
             ProcessExitReason::Regression
         );
         assert_eq!(
-            exit_after_resource_change(|kernel| kernel.facts.instructions = 111),
+            exit_after_resource_change(|kernel| kernel.facts.instruction_count = 111),
             ProcessExitReason::Regression
         );
         assert_eq!(
-            exit_after_resource_change(|kernel| kernel.facts.instructions = 110),
-            ProcessExitReason::Fine
+            exit_after_resource_change(|kernel| kernel.facts.instruction_count = 110),
+            ProcessExitReason::Success
         );
         assert_eq!(
             exit_after_resource_change(|kernel| kernel.occupancy_percent = Some(75)),
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         );
         let serial = |kernel: &mut ResourcesOfKernel| {
-            kernel.facts.performance_loss = Some("wgmma is serialized".to_owned());
+            kernel.facts.performance_loss_warning = Some("wgmma is serialized".to_owned());
         };
         assert_eq!(exit_after_resource_change(serial), ProcessExitReason::Regression);
         assert_eq!(
@@ -264,7 +299,7 @@ mod tests {
                 &test_resources_with_change(serial)
             )
             .exit_reason(),
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         );
         assert_eq!(
             compare_resources_with_record(
@@ -272,15 +307,15 @@ mod tests {
                 &test_resources_with_change(|_| {})
             )
             .exit_reason(),
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         );
         let outcome = compare_resources_with_record(
             &test_resources_with_change(|_| {}),
-            &test_resources_with_change(|kernel| kernel.facts.registers = 72),
+            &test_resources_with_change(|kernel| kernel.facts.registers_per_thread = 72),
         );
         assert_eq!(
-            (outcome.changes[0].what.as_str(), outcome.exit_reason()),
-            ("registers 64 -> 72", ProcessExitReason::Fine)
+            (outcome.changes[0].resource_change_text.as_str(), outcome.exit_reason()),
+            ("registers 64 -> 72", ProcessExitReason::Success)
         );
     }
 
@@ -291,26 +326,30 @@ mod tests {
         head.compiler = "13.1".to_owned();
         let outcome = compare_resources_with_record(&base, &head);
         assert_eq!(
-            (outcome.exit_reason(), outcome.refused.unwrap().as_str()),
-            (ProcessExitReason::Refused, "compiler is `13.0` in the record and `13.1` here")
+            (outcome.exit_reason(), outcome.why_not_comparable.unwrap().as_str()),
+            (
+                ProcessExitReason::ResultsNotComparable,
+                "compiler is `13.0` in the record and `13.1` here"
+            )
         );
         let mut head = test_resources_with_change(|_| {});
         let kernel = head.kernels.remove("k").unwrap();
         head.kernels.insert("other".to_owned(), kernel);
         let outcome = compare_resources_with_record(&base, &head);
-        let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
+        let changes: Vec<_> =
+            outcome.changes.iter().map(|change| change.resource_change_text.as_str()).collect();
         assert_eq!(changes, ["new: 64 registers, 0 spill bytes", "gone"]);
         assert_eq!(outcome.exit_reason(), ProcessExitReason::Inconclusive, "nothing was compared");
         head.kernels.extend(base.kernels.clone());
         assert_eq!(
             compare_resources_with_record(&base, &head).exit_reason(),
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         );
         // In this test no kernel runs on the architecture, so nothing can be compared.
         let none = ResourcesOfAllKernels { kernels: BTreeMap::new(), ..base };
         assert_eq!(
             compare_resources_with_record(&none, &none).exit_reason(),
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         );
     }
 
@@ -323,8 +362,9 @@ mod tests {
         listed.unsupported_kernels.insert("ran".to_owned(), "needs sm_90a".to_owned());
         retain_kernels_listed_by_benches(&mut record, &listed);
         let outcome = compare_resources_with_record(&record, &listed);
-        let changes: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
-        assert_eq!((outcome.compared, changes), (1, vec!["ran here, now needs sm_90a"]));
+        let changes: Vec<_> =
+            outcome.changes.iter().map(|change| change.resource_change_text.as_str()).collect();
+        assert_eq!((outcome.compared_kernels, changes), (1, vec!["ran here, now needs sm_90a"]));
     }
 
     #[test]
@@ -334,8 +374,12 @@ mod tests {
         let kernel = head.kernels.remove("k").unwrap();
         head.unsupported_kernels.insert("k".to_owned(), "needs sm_90a".to_owned());
         let outcome = compare_resources_with_record(&base, &head);
-        let changes = |outcome: &ResourceCheckResult| {
-            outcome.changes.iter().map(|change| change.what.clone()).collect::<Vec<_>>()
+        let changes = |outcome: &KernelResourceCheckResult| {
+            outcome
+                .changes
+                .iter()
+                .map(|change| change.resource_change_text.clone())
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             (changes(&outcome), outcome.exit_reason()),

@@ -3,7 +3,7 @@
 //! unchanged, whatever its time.
 //!
 //! Comparing outputs with the reference and judging grown errors ([`numerics`](super::numerics))
-//! are not part of this module.
+//! are not part of the module `verification`.
 
 use kernelgate::record::OutputVerificationExtent;
 use serde::{Deserialize, Serialize};
@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 /// A case whose outputs the head verified less completely than the base or baseline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerificationLoss {
-    /// Id of the case: `workload/problem/implementation/cache`.
-    pub case: String,
+    /// Id of the case, in the form `workload/problem/implementation/cache`.
+    #[serde(rename = "case")]
+    pub case_id: String,
     /// To what extent the base or baseline verified the outputs of the case.
     pub base: OutputVerificationExtent,
     /// To what extent the head verified the outputs of the case.
@@ -29,10 +30,12 @@ impl VerificationLoss {
         head: OutputVerificationExtent,
     ) -> Option<VerificationLoss> {
         let lost = match base {
-            OutputVerificationExtent::Unknown => head == OutputVerificationExtent::Unverified,
+            OutputVerificationExtent::ComparisonNotRecorded => {
+                head == OutputVerificationExtent::Unverified
+            }
             base => head.is_weaker_than(base),
         };
-        lost.then(|| Self { case: case.to_owned(), base, head })
+        lost.then(|| Self { case_id: case.to_owned(), base, head })
     }
 
     /// Returns whether a case that the base verified is no longer verified at all in the head,
@@ -42,12 +45,13 @@ impl VerificationLoss {
         self.base.is_compared_with_reference()
             && matches!(
                 self.head,
-                OutputVerificationExtent::Unverified | OutputVerificationExtent::Unknown
+                OutputVerificationExtent::Unverified
+                    | OutputVerificationExtent::ComparisonNotRecorded
             )
     }
 
     /// Describes the loss of verification: "no longer verified (before: every element verified)".
-    pub fn describe_loss(&self) -> String {
+    pub fn describe_verification_loss(&self) -> String {
         let Self { base, head, .. } = self;
         match self.is_complete_loss() {
             true => format!("no longer verified (before: {base})"),
@@ -59,23 +63,28 @@ impl VerificationLoss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use OutputVerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
+    use OutputVerificationExtent::{ComparedWithBase, ComparisonNotRecorded, Unverified, Verified};
 
-    const ALL_ELEMENTS_VERIFIED: OutputVerificationExtent = Verified { checked: 1600, total: 1600 };
-    const ONE_ELEMENT_VERIFIED: OutputVerificationExtent = Verified { checked: 1, total: 1600 };
+    const ALL_ELEMENTS_VERIFIED: OutputVerificationExtent =
+        Verified { compared_elements: 1600, total_elements: 1600 };
+    const ONE_ELEMENT_VERIFIED: OutputVerificationExtent =
+        Verified { compared_elements: 1, total_elements: 1600 };
     const ALL_ELEMENTS_COMPARED_WITH_BASE: OutputVerificationExtent =
-        ComparedWithBase { checked: 1600, total: 1600 };
+        ComparedWithBase { compared_elements: 1600, total_elements: 1600 };
 
     #[test]
     fn a_case_that_is_no_longer_verified_is_a_failure() {
         for (base, head) in [
             (ALL_ELEMENTS_VERIFIED, Unverified),
             (ONE_ELEMENT_VERIFIED, Unverified),
-            (ALL_ELEMENTS_VERIFIED, Unknown),
+            (ALL_ELEMENTS_VERIFIED, ComparisonNotRecorded),
         ] {
             let loss = VerificationLoss::from_extents("a", base, head).unwrap();
             assert!(loss.is_complete_loss(), "{base} {head}");
-            assert_eq!(loss.describe_loss(), format!("no longer verified (before: {base})"));
+            assert_eq!(
+                loss.describe_verification_loss(),
+                format!("no longer verified (before: {base})")
+            );
         }
     }
 
@@ -92,13 +101,15 @@ mod tests {
         let words =
             VerificationLoss::from_extents("a", ALL_ELEMENTS_VERIFIED, ONE_ELEMENT_VERIFIED)
                 .unwrap()
-                .describe_loss();
+                .describe_verification_loss();
         assert_eq!(
             words,
             "less verified: 1 of 1600 elements verified (before: every element verified)"
         );
         assert!(
-            !VerificationLoss::from_extents("a", Unknown, Unverified).unwrap().is_complete_loss()
+            !VerificationLoss::from_extents("a", ComparisonNotRecorded, Unverified)
+                .unwrap()
+                .is_complete_loss()
         );
     }
 
@@ -107,13 +118,13 @@ mod tests {
         let same = [
             (ALL_ELEMENTS_VERIFIED, ALL_ELEMENTS_VERIFIED),
             (Unverified, Unverified),
-            (Unknown, Unknown),
+            (ComparisonNotRecorded, ComparisonNotRecorded),
         ];
         let more = [
             (ONE_ELEMENT_VERIFIED, ALL_ELEMENTS_VERIFIED),
             (Unverified, ALL_ELEMENTS_VERIFIED),
             (Unverified, ALL_ELEMENTS_COMPARED_WITH_BASE),
-            (Unknown, ALL_ELEMENTS_VERIFIED),
+            (ComparisonNotRecorded, ALL_ELEMENTS_VERIFIED),
         ];
         for (base, head) in same.into_iter().chain(more) {
             assert_eq!(VerificationLoss::from_extents("a", base, head), None, "{base} {head}");

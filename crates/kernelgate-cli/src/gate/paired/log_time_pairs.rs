@@ -1,14 +1,14 @@
 //! Converts blocks of processes into pairs of logarithmic times, and runs the statistical tests on
 //! these pairs.
 
-use super::{CaseTimeInTrial, ComparedArm, ComparisonTestPlan, TimedBlock};
+use super::{CaseTimeInTrial, ComparedArm, ComparisonTestPlan, TimedTrialBlock};
 use kernelgate::stats::signed_rank::signed_rank_p_value_for_upward_shift;
 use kernelgate::stats::{mean, median};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectionOfChange {
-    Slower,
-    Faster,
+    HeadSlower,
+    HeadFaster,
 }
 
 impl DirectionOfChange {
@@ -16,8 +16,8 @@ impl DirectionOfChange {
     /// faster.
     const fn sign_of_direction(self) -> f64 {
         match self {
-            Self::Slower => 1.0,
-            Self::Faster => -1.0,
+            Self::HeadSlower => 1.0,
+            Self::HeadFaster => -1.0,
         }
     }
 }
@@ -39,64 +39,70 @@ pub struct LogTimePairsOfCase {
     pub log_ratios_of_one_build: Vec<f64>,
     /// Contention beside the head minus contention beside the base, for each pair; `None` if only
     /// one is known, 0 if neither is.
-    contention_differences: Vec<Option<f64>>,
+    cpu_contention_differences: Vec<Option<f64>>,
     /// Times of the base's processes, nanoseconds per launch, one for each pair.
-    pub base_ns: Vec<f64>,
+    pub base_launch_ns: Vec<f64>,
     /// Times of the head's processes, nanoseconds per launch, one for each pair.
-    pub head_ns: Vec<f64>,
-    /// Whether any time is a mean over many iterations (Criterion), to which
-    /// [`ComparisonTestPlan::absolute_ns`] does not apply.
-    averages_pairs_of_block: bool,
+    pub head_launch_ns: Vec<f64>,
+    /// Whether any time of the case is a mean over many iterations (Criterion), to which
+    /// [`ComparisonTestPlan::absolute_time_change_threshold_ns`] does not apply.
+    has_iteration_mean_times: bool,
     /// Number of processes that ran at the GPU's power cap.
     processes_at_power_cap: usize,
     /// Number of blocks with a throttled process, whose clock was lowered by heat or the hardware.
-    throttled_blocks: usize,
+    throttled_trial_blocks: usize,
 }
 
 /// Smallest share of the pairs that must remain after pairs of unequal contention are excluded.
 const MIN_SHARE_OF_PAIRS_WITH_EQUAL_CONTENTION: f64 = 0.25;
 
 fn is_positive_and_unthrottled(observation: &CaseTimeInTrial) -> bool {
-    observation.time_ns.is_finite() && observation.time_ns > 0.0 && !observation.throttled
+    observation.median_time_ns.is_finite()
+        && observation.median_time_ns > 0.0
+        && !observation.slowed_by_heat_or_hardware
 }
 
 impl LogTimePairsOfCase {
     /// Converts the blocks of a case into pairs of neighbouring base and head processes, in time
     /// order. A block is excluded if one of its times is not positive or the GPU was throttled in
     /// one of its processes.
-    pub fn from_trial_blocks(blocks: &[TimedBlock]) -> LogTimePairsOfCase {
-        let slowed =
-            |block: &&TimedBlock| block.base.iter().chain(&block.head).any(|it| it.throttled);
+    pub fn from_trial_blocks(blocks: &[TimedTrialBlock]) -> LogTimePairsOfCase {
+        let slowed = |block: &&TimedTrialBlock| {
+            block.base.iter().chain(&block.head).any(|it| it.slowed_by_heat_or_hardware)
+        };
         let throttled = blocks.iter().filter(slowed).count();
         let mut pairs = Self {
             log_cycle_ratios: Some(Vec::new()),
-            throttled_blocks: throttled,
+            throttled_trial_blocks: throttled,
             ..Self::default()
         };
         let has_contention = blocks.iter().any(|block| {
-            block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some())
+            block.base.iter().chain(&block.head).any(|timing| timing.contention_share.is_some())
         });
         let usable = blocks
             .iter()
             .filter(|block| block.base.iter().chain(&block.head).all(is_positive_and_unthrottled));
-        for TimedBlock { base, head, leader: _ } in usable {
-            pairs.averages_pairs_of_block |= base.iter().chain(head).any(|timing| timing.averaged);
+        for TimedTrialBlock { base, head, first_and_last_arm: _ } in usable {
+            pairs.has_iteration_mean_times |=
+                base.iter().chain(head).any(|timing| timing.time_is_mean);
             pairs.processes_at_power_cap +=
-                base.iter().chain(head).filter(|timing| timing.at_cap).count();
+                base.iter().chain(head).filter(|timing| timing.at_power_cap).count();
             for (base, head) in base.iter().zip(head) {
-                pairs.log_time_ratios.push((head.time_ns / base.time_ns).ln());
-                let difference =
-                    head.contention.zip(base.contention).map(|(head, base)| head - base);
-                pairs.contention_differences.push(if has_contention {
+                pairs.log_time_ratios.push((head.median_time_ns / base.median_time_ns).ln());
+                let difference = head
+                    .contention_share
+                    .zip(base.contention_share)
+                    .map(|(head, base)| head - base);
+                pairs.cpu_contention_differences.push(if has_contention {
                     difference
                 } else {
                     Some(0.0)
                 });
-                pairs.base_ns.push(base.time_ns);
-                pairs.head_ns.push(head.time_ns);
+                pairs.base_launch_ns.push(base.median_time_ns);
+                pairs.head_launch_ns.push(head.median_time_ns);
                 let cycles = head
-                    .cycles
-                    .zip(base.cycles)
+                    .median_cycles_per_launch
+                    .zip(base.median_cycles_per_launch)
                     .map(|(head, base)| (head / base).ln())
                     .filter(|ratio| ratio.is_finite());
                 pairs.log_cycle_ratios =
@@ -105,8 +111,12 @@ impl LogTimePairsOfCase {
                         all
                     });
             }
-            pairs.log_ratios_of_one_build.push((base[1].time_ns / base[0].time_ns).ln());
-            pairs.log_ratios_of_one_build.push((head[0].time_ns / head[1].time_ns).ln());
+            pairs
+                .log_ratios_of_one_build
+                .push((base[1].median_time_ns / base[0].median_time_ns).ln());
+            pairs
+                .log_ratios_of_one_build
+                .push((head[0].median_time_ns / head[1].median_time_ns).ln());
         }
         pairs
     }
@@ -120,11 +130,15 @@ impl LogTimePairsOfCase {
     /// plan's thresholds, for the times of the first `n` pairs.
     pub fn log_of_threshold_ratio(&self, n: usize, plan: &ComparisonTestPlan) -> f64 {
         if n == 0 {
-            return plan.relative.ln_1p();
+            return plan.relative_time_change_threshold.ln_1p();
         }
-        let faster = median(&self.base_ns[..n]).min(median(&self.head_ns[..n]));
-        let absolute_ns = if self.averages_pairs_of_block { 0.0 } else { plan.absolute_ns };
-        plan.relative.max(absolute_ns / faster).ln_1p()
+        let faster = median(&self.base_launch_ns[..n]).min(median(&self.head_launch_ns[..n]));
+        let absolute_ns = if self.has_iteration_mean_times {
+            0.0
+        } else {
+            plan.absolute_time_change_threshold_ns
+        };
+        plan.relative_time_change_threshold.max(absolute_ns / faster).ln_1p()
     }
 
     /// Returns the p value of "these logarithms of time ratios, of the first pairs, are centred at
@@ -152,7 +166,7 @@ impl LogTimePairsOfCase {
 
     /// Returns whether blocks of this case were excluded because the GPU was throttled.
     pub const fn excludes_throttled_blocks(&self) -> bool {
-        self.throttled_blocks > 0
+        self.throttled_trial_blocks > 0
     }
 
     /// Returns whether most processes ran at the GPU's power cap, in which case clock cycles are
@@ -163,12 +177,12 @@ impl LogTimePairsOfCase {
 
     /// Returns whether every process recorded its clock cycles and these are used for the decision.
     pub fn are_cycles_used(&self) -> bool {
-        self.cycles_if_used().is_some()
+        self.log_cycle_ratios_if_used().is_some()
     }
 
     /// Returns the logarithmic ratios of clock cycles if they are used for the decision; `None`
     /// otherwise.
-    fn cycles_if_used(&self) -> Option<&Vec<f64>> {
+    fn log_cycle_ratios_if_used(&self) -> Option<&Vec<f64>> {
         self.log_cycle_ratios.as_ref().filter(|_| !self.is_mostly_power_capped())
     }
 
@@ -180,7 +194,7 @@ impl LogTimePairsOfCase {
         direction: DirectionOfChange,
         plan: &ComparisonTestPlan,
     ) -> f64 {
-        self.cycles_if_used().map_or(0.0, |cycles| {
+        self.log_cycle_ratios_if_used().map_or(0.0, |cycles| {
             signed_rank_p_of_shifted_values(
                 &cycles[..n],
                 direction.sign_of_direction(),
@@ -201,7 +215,7 @@ impl LogTimePairsOfCase {
         plan: &ComparisonTestPlan,
     ) -> f64 {
         let threshold = self.log_of_threshold_ratio(n, plan);
-        let pairs = self.log_time_ratios[..n].iter().zip(&self.contention_differences);
+        let pairs = self.log_time_ratios[..n].iter().zip(&self.cpu_contention_differences);
         let kept: Vec<f64> = pairs
             .filter_map(|(time, contention)| {
                 Some((
@@ -209,8 +223,8 @@ impl LogTimePairsOfCase {
                     direction.sign_of_direction() * (*contention)?,
                 ))
             })
-            .filter(|(_, excess)| *excess <= plan.contention)
-            .map(|(time, excess)| time - plan.contention_weight * excess.max(0.0) - threshold)
+            .filter(|(_, excess)| *excess <= plan.max_contention_difference_of_pair)
+            .map(|(time, excess)| time - plan.slowdown_per_contention * excess.max(0.0) - threshold)
             .collect();
         if (kept.len() as f64) < MIN_SHARE_OF_PAIRS_WITH_EQUAL_CONTENTION * n as f64 {
             1.0
@@ -242,7 +256,7 @@ impl LogTimePairsOfCase {
         direction: DirectionOfChange,
         plan: &ComparisonTestPlan,
     ) -> f64 {
-        self.cycles_if_used().map_or(1.0, |cycles| {
+        self.log_cycle_ratios_if_used().map_or(1.0, |cycles| {
             signed_rank_p_of_shifted_values(
                 &cycles[..n],
                 -direction.sign_of_direction(),
@@ -273,8 +287,8 @@ impl LogTimePairsOfCase {
     /// the base can hide a slow-down of the head.
     pub fn p_of_base_not_more_contended(&self, n: usize, plan: &ComparisonTestPlan) -> f64 {
         let differences: Vec<f64> =
-            self.contention_differences[..n].iter().copied().flatten().collect();
-        signed_rank_p_of_shifted_values(&differences, -1.0, -plan.contention)
+            self.cpu_contention_differences[..n].iter().copied().flatten().collect();
+        signed_rank_p_of_shifted_values(&differences, -1.0, -plan.max_contention_difference_of_pair)
     }
 }
 
@@ -286,11 +300,12 @@ fn signed_rank_p_of_shifted_values(values: &[f64], sign: f64, by: f64) -> f64 {
 
 /// Returns the mean contention share beside the processes of one build, over the processes that
 /// recorded it.
-pub fn mean_contention_beside_build(blocks: &[TimedBlock], arm: ComparedArm) -> Option<f64> {
+pub fn mean_contention_beside_build(blocks: &[TimedTrialBlock], arm: ComparedArm) -> Option<f64> {
     let observations = blocks.iter().flat_map(|block| match arm {
-        ComparedArm::Base => block.base,
-        ComparedArm::Head => block.head,
+        ComparedArm::BaseBuild => block.base,
+        ComparedArm::HeadBuild => block.head,
     });
-    let shares: Vec<f64> = observations.filter_map(|observation| observation.contention).collect();
+    let shares: Vec<f64> =
+        observations.filter_map(|observation| observation.contention_share).collect();
     (!shares.is_empty()).then(|| mean(&shares))
 }

@@ -6,6 +6,7 @@
 
 pub mod rules_file;
 
+use super::recorded_names::{RECORDED_RULE_NAMES, debug_text_with_recorded_names};
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::limits::{CaseLimits, LimitSource, RequestedLimits};
@@ -19,34 +20,37 @@ pub const RULES_FILE_NAME: &str = "kernelgate.toml";
 /// The gate rules of a package, from `kernelgate.toml`; empty if the package has no such file.
 #[derive(Debug, Clone, Default)]
 pub struct PackageGateRules {
-    /// Whether the file exists.
-    pub file_exists: bool,
+    /// Whether the package has a `kernelgate.toml`.
+    pub rules_file_exists: bool,
     /// The `[[threshold]]` entries, in the order of the file.
     pub thresholds: Vec<CaseThresholdRule>,
     /// The `[[accept]]` entries, in the order of the file.
     pub accepted: Vec<CaseAcceptanceRule>,
     /// Current case ids by the earlier ids of renamed cases, so that histories continue.
-    pub renamed: BTreeMap<String, String>,
+    pub current_ids_of_renamed_cases: BTreeMap<String, String>,
     /// Effect on the outcome if the head no longer has a case of the base.
-    pub removed: RemovedCasesMeaning,
+    pub removed: RemovedCasesEffect,
 }
 
 /// Effect on the outcome of a comparison if a case exists only in the base and no `[[accept]]`
 /// allows its removal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum RemovedCasesMeaning {
-    /// The comparison is inconclusive.
+pub enum RemovedCasesEffect {
+    /// A removed case makes the comparison inconclusive.
     #[default]
-    Inconclusive,
-    /// A removed case fails the comparison, like a regressed case.
-    Fail,
-    /// Removed cases do not affect the outcome; the report lists them.
-    Ignore,
+    #[serde(rename = "inconclusive")]
+    MakeInconclusive,
+    /// A removed case makes the comparison fail, like a regressed case.
+    #[serde(rename = "fail")]
+    FailComparison,
+    /// Removed cases do not affect the outcome of the comparison; the report lists them.
+    #[serde(rename = "ignore")]
+    ListOnly,
 }
 
-/// Limits for some cases. A limit that the threshold rule does not set keeps the value that other
-/// cases have.
+/// A `[[threshold]]` entry of `kernelgate.toml`: limits for the cases that match its pattern. A
+/// limit that the threshold rule does not set keeps the value that other cases have.
 #[derive(Debug, Clone)]
 pub struct CaseThresholdRule {
     /// Regular expression for the ids of the cases to which the threshold rule applies.
@@ -60,71 +64,88 @@ pub struct CaseThresholdRule {
 #[derive(Debug, Clone)]
 pub struct CaseAcceptanceRule {
     /// Regular expression for the ids of the cases to which the acceptance applies.
-    pub cases: Regex,
+    pub case_pattern: Regex,
     /// Largest accepted relative growth of a case's time; `None` accepts none.
-    pub slower: Option<f64>,
+    pub max_accepted_relative_slowdown: Option<f64>,
     /// Largest accepted ratio of the head's to the base's output error; `None` accepts no growth.
-    pub growth: Option<f64>,
+    pub max_accepted_error_ratio: Option<f64>,
     /// Whether the acceptance allows its cases to be verified less completely than before.
-    pub less_verified: bool,
+    pub allows_less_verification: bool,
     /// Whether the acceptance allows its cases to be removed.
-    pub removed: bool,
-    pub reason: String,
+    pub allows_removal: bool,
+    pub acceptance_reason: String,
     /// First digits of the baseline's commit: the acceptance expires when the baseline is from
     /// another commit.
-    pub baseline: Option<String>,
+    pub baseline_commit_prefix: Option<String>,
 }
 
 /// An acceptance that applied to a judged case, for the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AcceptanceAppliedToCase {
-    /// Id of the case: `workload/problem/implementation/cache`.
-    pub case: String,
+    /// Id of the case, in the form `workload/problem/implementation/cache`.
+    #[serde(rename = "case")]
+    pub case_id: String,
     /// Largest relative growth of this case's time that the rule accepts; `None` if it accepts
     /// none.
-    pub slower: Option<f64>,
+    #[serde(rename = "slower")]
+    pub max_accepted_relative_slowdown: Option<f64>,
     /// Largest ratio of the head's to the base's output error that the rule accepts for this case;
     /// `None` if it accepts no growth.
-    pub growth: Option<f64>,
+    #[serde(rename = "growth")]
+    pub max_accepted_error_ratio: Option<f64>,
     /// Whether the rule allows this case to be verified less completely than before.
-    pub less_verified: bool,
+    #[serde(rename = "less_verified")]
+    pub allows_less_verification: bool,
     /// Whether the rule allows this case to be removed.
-    pub removed: bool,
-    /// Reason for this entry, as a text.
-    pub reason: String,
+    #[serde(rename = "removed")]
+    pub allows_removal: bool,
+    /// Reason that the `[[accept]]` entry gives for the accepted change, as a text.
+    #[serde(rename = "reason")]
+    pub acceptance_reason: String,
 }
 
 /// Effects of `kernelgate.toml` on one comparison: rules that applied, had no effect, or could not
 /// be judged.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct RulesEffectReport {
+pub struct GateRulesEffectReport {
     /// Name of the rules file; `None` if the package has none.
-    pub file: Option<String>,
-    /// Effect on the outcome of a case that the head no longer has.
-    pub removed: RemovedCasesMeaning,
+    #[serde(rename = "file")]
+    pub rules_file_name: Option<String>,
+    /// Effect on the outcome of a comparison if the head no longer has a case of the base.
+    pub removed: RemovedCasesEffect,
     /// Each threshold rule as text, with the number of judged cases to which it applied.
-    pub thresholds: Vec<(String, usize)>,
+    #[serde(rename = "thresholds")]
+    pub threshold_rules_with_case_counts: Vec<(String, usize)>,
     /// Acceptances of the rules file that applied to judged cases.
     pub accepted: Vec<AcceptanceAppliedToCase>,
     /// Sentences about rules that had no effect, such as a pattern that matches no case.
-    pub notes: Vec<String>,
+    #[serde(rename = "notes")]
+    pub notes_on_rules_without_effect: Vec<String>,
     /// Sentences about patterns that match no case of this shard; they become notes only if no
     /// shard has a matching case.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub unmatched: BTreeSet<String>,
+    #[serde(rename = "unmatched")]
+    pub notes_on_unmatched_patterns: BTreeSet<String>,
     /// Sentences about limits that could be judged for none of their cases; they make the outcome
     /// inconclusive.
-    pub undecided: Vec<String>,
+    #[serde(rename = "undecided")]
+    pub notes_on_unjudged_limits: Vec<String>,
 }
 
 impl PackageGateRules {
     /// Returns a text that changes whenever the rules change, to detect that a comparison is
     /// resumed with other rules; `None` without a rules file.
     pub fn text_that_identifies_rules(&self) -> Option<String> {
-        let lines = self.report_effects(&[], None).thresholds.into_iter().map(|(words, _)| words);
-        let accepted = self.accepted.iter().map(|it| format!("{it:?}"));
-        let removed = std::iter::once(format!("removed {:?}", self.removed));
-        self.file_exists
+        let lines = self
+            .report_effects(&[], None)
+            .threshold_rules_with_case_counts
+            .into_iter()
+            .map(|(words, _)| words);
+        let recorded = |rule| debug_text_with_recorded_names(rule, RECORDED_RULE_NAMES);
+        let accepted = self.accepted.iter().map(recorded);
+        let removed = debug_text_with_recorded_names(&self.removed, RECORDED_RULE_NAMES);
+        let removed = std::iter::once(format!("removed {removed}"));
+        self.rules_file_exists
             .then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
     }
 
@@ -132,7 +153,9 @@ impl PackageGateRules {
     /// matching entry counts.
     pub fn threshold_limits_for_case(&self, case: &str) -> RequestedLimits {
         let of_case = self.thresholds.iter().filter(|rule| rule.case_pattern.is_match(case));
-        of_case.fold(RequestedLimits::default(), |before, rule| rule.limits.or_limits_of(before))
+        of_case.fold(RequestedLimits::default(), |before, rule| {
+            rule.limits.with_missing_limits_from(before)
+        })
     }
 
     /// Returns the limits of a case: the common limits, replaced by its `[[threshold]]` entries and
@@ -140,10 +163,10 @@ impl PackageGateRules {
     pub fn limits_of_case(&self, case: &str, of_all: &CaseLimits) -> CaseLimits {
         let accepted = self.acceptances_of_case(case);
         of_all
-            .overridden_by(&self.threshold_limits_for_case(case), LimitSource::Threshold)
+            .overridden_by(&self.threshold_limits_for_case(case), LimitSource::RulesThresholdEntry)
             .raised_by_acceptance(
-                accepted.iter().find_map(|it| it.slower),
-                accepted.iter().find_map(|it| it.growth),
+                accepted.iter().find_map(|it| it.max_accepted_relative_slowdown),
+                accepted.iter().find_map(|it| it.max_accepted_error_ratio),
             )
     }
 
@@ -154,24 +177,24 @@ impl PackageGateRules {
         let (mut has_slower, mut has_growth) = (false, false);
         let (mut has_verified, mut has_removed) = (false, false);
         let mut found = Vec::new();
-        for rule in self.accepted.iter().rev().filter(|rule| rule.cases.is_match(case)) {
-            let slower = rule.slower.filter(|_| !has_slower);
-            let growth = rule.growth.filter(|_| !has_growth);
-            let less_verified = rule.less_verified && !has_verified;
+        for rule in self.accepted.iter().rev().filter(|rule| rule.case_pattern.is_match(case)) {
+            let slower = rule.max_accepted_relative_slowdown.filter(|_| !has_slower);
+            let growth = rule.max_accepted_error_ratio.filter(|_| !has_growth);
+            let less_verified = rule.allows_less_verification && !has_verified;
             has_slower |= slower.is_some();
             has_growth |= growth.is_some();
-            let removed = rule.removed && !has_removed;
+            let removed = rule.allows_removal && !has_removed;
             has_verified |= less_verified;
             has_removed |= removed;
             if slower.is_some() || growth.is_some() || less_verified || removed {
-                let (case, reason) = (case.to_owned(), rule.reason.clone());
+                let (case, reason) = (case.to_owned(), rule.acceptance_reason.clone());
                 found.push(AcceptanceAppliedToCase {
-                    case,
-                    slower,
-                    growth,
-                    less_verified,
-                    removed,
-                    reason,
+                    case_id: case,
+                    max_accepted_relative_slowdown: slower,
+                    max_accepted_error_ratio: growth,
+                    allows_less_verification: less_verified,
+                    allows_removal: removed,
+                    acceptance_reason: reason,
                 });
             }
         }
@@ -182,7 +205,7 @@ impl PackageGateRules {
     /// Returns whether an `[[accept]]` entry allows a case to be verified less completely than
     /// before.
     pub fn accepts_less_verification(&self, case: &str) -> bool {
-        self.acceptances_of_case(case).iter().any(|it| it.less_verified)
+        self.acceptances_of_case(case).iter().any(|it| it.allows_less_verification)
     }
 
     /// Returns the rules without the acceptances that the base's rules file has too, because the
@@ -211,7 +234,7 @@ impl PackageGateRules {
     ) -> (Self, Vec<String>) {
         let mut notes = Vec::new();
         self.accepted.retain(|rule| {
-            let code = code_of(&rule.cases);
+            let code = code_of(&rule.case_pattern);
             let same =
                 |wanted: &String| code.iter().all(|it| it.is_clean_commit_beginning_with(wanted));
             let found = code
@@ -223,9 +246,9 @@ impl PackageGateRules {
             let unnamed = code
                 .iter()
                 .any(|it| !it.is_clean_commit_beginning_with(&it.short_commit_with_changes_mark()));
-            let holds = code.is_empty() || rule.baseline.as_ref().is_some_and(same);
+            let holds = code.is_empty() || rule.baseline_commit_prefix.as_ref().is_some_and(same);
             if !holds {
-                let why = match &rule.baseline {
+                let why = match &rule.baseline_commit_prefix {
                     Some(of) => {
                         format!(
                             "the baseline is no longer of {of} but of {found}: expired, remove it"
@@ -254,29 +277,30 @@ impl PackageGateRules {
     /// Reports which rules apply to the judged cases, and which match no case. The argument `known`
     /// holds all existing case ids; `None` if there may be others, so that no pattern is reported
     /// as unmatched.
-    pub fn report_effects(&self, judged: &[&str], known: Option<&[&str]>) -> RulesEffectReport {
+    pub fn report_effects(&self, judged: &[&str], known: Option<&[&str]>) -> GateRulesEffectReport {
         let count =
             |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
         let patterns = self.thresholds.iter().map(|rule| ("threshold", &rule.case_pattern));
-        let patterns = patterns.chain(self.accepted.iter().map(|rule| ("accept", &rule.cases)));
+        let patterns =
+            patterns.chain(self.accepted.iter().map(|rule| ("accept", &rule.case_pattern)));
         let nothing = patterns
             .filter(|(_, cases)| known.is_some_and(|known| count(cases, known) == 0))
             .map(|(kind, cases)| {
                 format!("[[{kind}]] `{}` matches no case", text_on_one_line(cases.as_str()))
             });
         let accepted = judged.iter().flat_map(|case| self.acceptances_of_case(case));
-        RulesEffectReport {
-            file: self.file_exists.then(|| RULES_FILE_NAME.to_owned()),
+        GateRulesEffectReport {
+            rules_file_name: self.rules_file_exists.then(|| RULES_FILE_NAME.to_owned()),
             removed: self.removed,
-            thresholds: self
+            threshold_rules_with_case_counts: self
                 .thresholds
                 .iter()
                 .map(|rule| (rule.threshold_rule_text(), count(&rule.case_pattern, judged)))
                 .collect(),
             accepted: accepted.collect(),
-            notes: nothing.collect(),
-            unmatched: BTreeSet::new(),
-            undecided: Vec::new(),
+            notes_on_rules_without_effect: nothing.collect(),
+            notes_on_unmatched_patterns: BTreeSet::new(),
+            notes_on_unjudged_limits: Vec::new(),
         }
     }
 }
@@ -292,17 +316,19 @@ pub fn text_on_one_line(text: &str) -> String {
 
 impl PartialEq for CaseAcceptanceRule {
     fn eq(&self, other: &Self) -> bool {
-        self.cases.as_str() == other.cases.as_str()
-            && (self.slower, self.growth) == (other.slower, other.growth)
-            && (self.less_verified, self.removed) == (other.less_verified, other.removed)
-            && self.reason == other.reason
-            && self.baseline == other.baseline
+        self.case_pattern.as_str() == other.case_pattern.as_str()
+            && (self.max_accepted_relative_slowdown, self.max_accepted_error_ratio)
+                == (other.max_accepted_relative_slowdown, other.max_accepted_error_ratio)
+            && (self.allows_less_verification, self.allows_removal)
+                == (other.allows_less_verification, other.allows_removal)
+            && self.acceptance_reason == other.acceptance_reason
+            && self.baseline_commit_prefix == other.baseline_commit_prefix
     }
 }
 
 impl CaseAcceptanceRule {
     fn acceptance_entry_name(&self) -> String {
-        format!("[[accept]] `{}`", text_on_one_line(self.cases.as_str()))
+        format!("[[accept]] `{}`", text_on_one_line(self.case_pattern.as_str()))
     }
 }
 
@@ -310,13 +336,13 @@ impl CaseThresholdRule {
     /// Formats a threshold rule as text: "`^denoise/`: 3%, 200 ns".
     fn threshold_rule_text(&self) -> String {
         let RequestedLimits {
-            relative,
-            absolute_ns,
-            growth,
-            device_memory,
-            launches,
-            host_time,
-            energy,
+            relative_time_change_threshold: relative,
+            absolute_time_change_threshold_ns: absolute_ns,
+            output_error_growth_threshold: growth,
+            device_memory_growth_threshold: device_memory,
+            command_growth_threshold: launches,
+            host_time_growth_threshold: host_time,
+            energy_growth_threshold: energy,
             ..
         } = self.limits;
         let percent =
@@ -343,37 +369,43 @@ impl CaseThresholdRule {
 impl AcceptanceAppliedToCase {
     /// Formats an acceptance as text: "up to 12% slower: the reason".
     pub fn acceptance_text(&self) -> String {
-        let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
-        let growth = self.growth.map(|growth| format!("errors up to {growth} times as large"));
-        let verified = self.less_verified.then(|| "less verified".to_owned());
-        let removed = self.removed.then(|| "removed".to_owned());
+        let slower = self
+            .max_accepted_relative_slowdown
+            .map(|slower| format!("up to {}% slower", 100.0 * slower));
+        let growth = self
+            .max_accepted_error_ratio
+            .map(|growth| format!("errors up to {growth} times as large"));
+        let verified = self.allows_less_verification.then(|| "less verified".to_owned());
+        let removed = self.allows_removal.then(|| "removed".to_owned());
         let what: Vec<String> =
             slower.into_iter().chain(growth).chain(verified).chain(removed).collect();
-        format!("{}: {}", what.join(", "), self.reason)
+        format!("{}: {}", what.join(", "), self.acceptance_reason)
     }
 }
 
-impl RulesEffectReport {
+impl GateRulesEffectReport {
     /// Returns whether an applied acceptance allows a case to be removed.
     pub fn accepts_removal_of_case(&self, case: &str) -> bool {
-        self.accepted.iter().any(|accepted| accepted.removed && accepted.case == case)
+        self.accepted.iter().any(|accepted| accepted.allows_removal && accepted.case_id == case)
     }
 
     /// Returns the lines about rules for the report: undecided limits, acceptances, thresholds and
     /// notes.
     pub fn report_lines(&self) -> Vec<String> {
-        let file = self.file.as_deref().unwrap_or(RULES_FILE_NAME);
+        let file = self.rules_file_name.as_deref().unwrap_or(RULES_FILE_NAME);
         let accepted = self
             .accepted
             .iter()
-            .map(|it| format!("accepted in {file}: {}: {}", it.case, it.acceptance_text()));
-        let thresholds = self.thresholds.iter().filter(|(_, count)| *count > 0);
+            .map(|it| format!("accepted in {file}: {}: {}", it.case_id, it.acceptance_text()));
+        let thresholds =
+            self.threshold_rules_with_case_counts.iter().filter(|(_, count)| *count > 0);
         let thresholds = thresholds.map(|(words, count)| {
             let cases = if *count == 1 { "case" } else { "cases" };
             format!("threshold in {file}: {words} ({count} {cases})")
         });
-        let notes = self.notes.iter().map(|note| format!("{file}: {note}"));
-        let undecided = self.undecided.iter().map(|why| format!("inconclusive: {file}: {why}"));
+        let notes = self.notes_on_rules_without_effect.iter().map(|note| format!("{file}: {note}"));
+        let undecided =
+            self.notes_on_unjudged_limits.iter().map(|why| format!("inconclusive: {file}: {why}"));
         // Limits that could not be judged come first, because the end of a long list is cut off.
         undecided.chain(accepted).chain(thresholds).chain(notes).collect()
     }
@@ -418,16 +450,32 @@ mod tests {
         let rules = parse_test_rules(TEST_RULES_FILE).unwrap();
         let both = rules.threshold_limits_for_case("denoise/loop/graph/hot");
         assert_eq!(
-            (both.relative, both.absolute_ns, both.launches),
+            (
+                both.relative_time_change_threshold,
+                both.absolute_time_change_threshold_ns,
+                both.command_growth_threshold
+            ),
             (Some(0.1), Some(200.0), Some(0.0))
         );
         let first = rules.threshold_limits_for_case("denoise/loop/fused/hot");
-        assert_eq!((first.relative, first.growth), (Some(0.03), None));
+        assert_eq!(
+            (first.relative_time_change_threshold, first.output_error_growth_threshold),
+            (Some(0.03), None)
+        );
         assert_eq!(rules.threshold_limits_for_case("attention/x"), RequestedLimits::default());
         let resolved =
             rules.limits_of_case("denoise/loop/x", &CaseLimits::default_with_relative_limit(0.01));
-        assert_eq!((resolved.accepted, resolved.relative.value), (Some(0.12), 0.03));
-        assert_eq!(resolved.relative.source, LimitSource::Threshold);
+        assert_eq!(
+            (
+                resolved.accepted_relative_slowdown,
+                resolved.relative_time_change_threshold.limit_value
+            ),
+            (Some(0.12), 0.03)
+        );
+        assert_eq!(
+            resolved.relative_time_change_threshold.source,
+            LimitSource::RulesThresholdEntry
+        );
         assert!(rules.acceptances_of_case("denoise/step/x").is_empty());
     }
 
@@ -454,7 +502,7 @@ mod tests {
         // acceptance does not expire.
         assert_eq!(holds(&[]), (true, String::new()));
         // A baseline that was saved with uncommitted changes is not the baseline of its commit, so
-        // the acceptance expires.
+        // an acceptance that names this commit expires.
         ended(&["951c29400d+changes"]);
         ended(&["951c29400d", "951c29400d+changes"]);
         // This part of the test has baselines whose commit text is not a commit id, or has too few
@@ -499,7 +547,7 @@ mod tests {
         .unwrap();
         let accepted = |case: &str| {
             let limits = rules.limits_of_case(case, &CaseLimits::default_with_relative_limit(0.01));
-            (limits.accepted, limits.growth.value)
+            (limits.accepted_relative_slowdown, limits.output_error_growth_threshold.limit_value)
         };
         assert_eq!(accepted("a/b"), (Some(0.5), 3.0));
         assert_eq!(accepted("a/c"), (Some(0.2), 2.0));

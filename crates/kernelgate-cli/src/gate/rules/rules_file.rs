@@ -13,7 +13,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::{
-    CaseAcceptanceRule, CaseThresholdRule, PackageGateRules, RULES_FILE_NAME, RemovedCasesMeaning,
+    CaseAcceptanceRule, CaseThresholdRule, PackageGateRules, RULES_FILE_NAME, RemovedCasesEffect,
     text_on_one_line,
 };
 use crate::gate::limits::RequestedLimits;
@@ -30,28 +30,28 @@ pub const MAX_TIME_IN_RULES_NS: f64 = 1e12;
 /// Error: `kernelgate.toml` cannot be read or contains an invalid entry; states the file, the line
 /// and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{file}{}: {problem}", line.as_ref().map(ToString::to_string).unwrap_or_default())]
+#[error("{displayed_rules_path}{}: {problem_in_rules_file}", line.as_ref().map(ToString::to_string).unwrap_or_default())]
 pub struct RulesFileError {
     /// Path of the rules file, as the error message shows it.
-    pub file: String,
+    pub displayed_rules_path: String,
     /// The faulty line of the rules file; `None` if the problem is not in one line.
     pub line: Option<FaultyLineOfRulesFile>,
     /// The problem in the rules file, beginning with the key if the problem concerns one key.
-    pub problem: String,
+    pub problem_in_rules_file: String,
 }
 
 /// A faulty line of the rules file, for the error message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultyLineOfRulesFile {
     /// Number of the faulty line in the rules file, counted from 1.
-    pub number: usize,
+    pub line_number: usize,
     /// Text of the faulty line, cut if it is long.
-    pub text: String,
+    pub line_text: String,
 }
 
 impl fmt::Display for FaultyLineOfRulesFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, ", line {} (`{}`)", self.number, self.text)
+        write!(f, ", line {} (`{}`)", self.line_number, self.line_text)
     }
 }
 
@@ -65,7 +65,11 @@ pub fn read_rules_in_folder(folder: &Path) -> Result<PackageGateRules, RulesFile
 /// Reads the rules in the file at `path`, which error messages call `shown`; if the file does not
 /// exist, the rules are empty.
 pub fn read_rules_file(path: &Path, shown: &str) -> Result<PackageGateRules, RulesFileError> {
-    let failed = |problem| RulesFileError { file: shown.to_owned(), line: None, problem };
+    let failed = |problem| RulesFileError {
+        displayed_rules_path: shown.to_owned(),
+        line: None,
+        problem_in_rules_file: problem,
+    };
     let text = match file::read_untrusted_text_up_to(path, MAX_RULES_FILE_BYTES) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
             return Ok(PackageGateRules::default());
@@ -78,8 +82,8 @@ pub fn read_rules_file(path: &Path, shown: &str) -> Result<PackageGateRules, Rul
 
 /// Parses the text of a rules file, which error messages call `shown`.
 pub fn parse_rules(shown: &str, text: &str) -> Result<PackageGateRules, RulesFileError> {
-    let source = RulesFileText { displayed_path: shown, text };
-    let RulesFileContents { threshold, accept, renamed, removed } =
+    let source = RulesFileText { displayed_path: shown, file_text: text };
+    let RulesFileContents { threshold, accept, renamed_case_ids: renamed, removed } =
         toml::from_str(text).map_err(|error| {
             source.error_at_position(error.span().map(|span| span.start), error.message())
         })?;
@@ -90,62 +94,63 @@ pub fn parse_rules(shown: &str, text: &str) -> Result<PackageGateRules, RulesFil
         source.read_number_in_range("growth", value.as_ref(), 1.0..=MAX_RATIO_IN_RULES)
     };
     let thresholds = threshold.iter().map(|rule| {
-        let absolute_ns = rule.absolute_ns.as_ref();
+        let relative = ratio("relative", &rule.relative_time_change_threshold)?;
+        let absolute_ns = rule.absolute_time_change_threshold_ns.as_ref();
+        let absolute_range = 0.0..=MAX_TIME_IN_RULES_NS;
+        let absolute_ns =
+            source.read_number_in_range("absolute-ns", absolute_ns, absolute_range)?;
+        let device_memory = ratio("device-memory", &rule.device_memory_growth_threshold)?;
         let limits = RequestedLimits {
-            relative: ratio("relative", &rule.relative)?,
-            absolute_ns: source.read_number_in_range(
-                "absolute-ns",
-                absolute_ns,
-                0.0..=MAX_TIME_IN_RULES_NS,
-            )?,
-            growth: growth(&rule.growth)?,
-            device_memory: ratio("device-memory", &rule.device_memory)?,
-            launches: ratio("launches", &rule.launches)?,
-            host_time: ratio("host-time", &rule.host_time)?,
-            energy: ratio("energy", &rule.energy)?,
+            relative_time_change_threshold: relative,
+            absolute_time_change_threshold_ns: absolute_ns,
+            output_error_growth_threshold: growth(&rule.output_error_growth_threshold)?,
+            device_memory_growth_threshold: device_memory,
+            command_growth_threshold: ratio("launches", &rule.command_growth_threshold)?,
+            host_time_growth_threshold: ratio("host-time", &rule.host_time_growth_threshold)?,
+            energy_growth_threshold: ratio("energy", &rule.energy_growth_threshold)?,
             ..RequestedLimits::default()
         };
         if limits == RequestedLimits::default() {
-            let at = Some(rule.cases.span().start);
+            let at = Some(rule.case_pattern.span().start);
             return Err(source.error_at_position(at, "this [[threshold]] sets nothing"));
         }
-        Ok(CaseThresholdRule { case_pattern: source.compile_case_pattern(&rule.cases)?, limits })
+        let case_pattern = source.compile_case_pattern(&rule.case_pattern)?;
+        Ok(CaseThresholdRule { case_pattern, limits })
     });
     let accepted = accept.iter().map(|rule| {
         let problem_here =
-            |problem: &str| source.error_at_position(Some(rule.cases.span().start), problem);
-        let bounded = rule.slower.is_some() || rule.growth.is_some();
-        if !bounded && !rule.less_verified && !rule.removed {
+            |problem: &str| source.error_at_position(Some(rule.case_pattern.span().start), problem);
+        let bounded = rule.max_accepted_relative_slowdown.is_some()
+            || rule.max_accepted_error_ratio.is_some();
+        if !bounded && !rule.allows_less_verification && !rule.allows_removal {
             return Err(problem_here(
                 "this [[accept]] has no bound: `slower`, `growth`, `less-verified` or `removed`",
             ));
         }
-        if text_on_one_line(rule.reason.get_ref()).is_empty() {
-            return Err(
-                source.error_at_position(Some(rule.reason.span().start), "reason: it is empty")
-            );
+        if text_on_one_line(rule.acceptance_reason.get_ref()).is_empty() {
+            let at = Some(rule.acceptance_reason.span().start);
+            return Err(source.error_at_position(at, "reason: it is empty"));
         }
-        if let Some(commit) =
-            rule.baseline.as_ref().filter(|it| !is_unambiguous_commit_id(it.get_ref()))
-        {
+        let commit = rule.baseline_commit_prefix.as_ref();
+        if let Some(commit) = commit.filter(|it| !is_unambiguous_commit_id(it.get_ref())) {
             let problem = "baseline: not a commit (7 to 64 hexadecimal digits)";
             return Err(source.error_at_position(Some(commit.span().start), problem));
         }
         Ok(CaseAcceptanceRule {
-            cases: source.compile_case_pattern(&rule.cases)?,
-            slower: ratio("slower", &rule.slower)?,
-            growth: growth(&rule.growth)?,
-            less_verified: rule.less_verified,
-            removed: rule.removed,
-            reason: text_on_one_line(rule.reason.get_ref()),
-            baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
+            case_pattern: source.compile_case_pattern(&rule.case_pattern)?,
+            max_accepted_relative_slowdown: ratio("slower", &rule.max_accepted_relative_slowdown)?,
+            max_accepted_error_ratio: growth(&rule.max_accepted_error_ratio)?,
+            allows_less_verification: rule.allows_less_verification,
+            allows_removal: rule.allows_removal,
+            acceptance_reason: text_on_one_line(rule.acceptance_reason.get_ref()),
+            baseline_commit_prefix: commit.map(|commit| commit.get_ref().clone()),
         })
     });
     Ok(PackageGateRules {
-        file_exists: true,
+        rules_file_exists: true,
         thresholds: thresholds.collect::<Result<_, _>>()?,
         accepted: accepted.collect::<Result<_, _>>()?,
-        renamed,
+        current_ids_of_renamed_cases: renamed,
         removed,
     })
 }
@@ -158,58 +163,74 @@ struct RulesFileContents {
     #[serde(default)]
     accept: Vec<AcceptEntryInFile>,
     #[serde(default)]
-    renamed: BTreeMap<String, String>,
+    #[serde(rename = "renamed")]
+    renamed_case_ids: BTreeMap<String, String>,
     #[serde(default, rename = "removed-cases")]
-    removed: RemovedCasesMeaning,
+    removed: RemovedCasesEffect,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ThresholdEntryInFile {
-    cases: Spanned<String>,
-    relative: Option<Spanned<f64>>,
-    absolute_ns: Option<Spanned<f64>>,
-    growth: Option<Spanned<f64>>,
-    device_memory: Option<Spanned<f64>>,
-    launches: Option<Spanned<f64>>,
-    host_time: Option<Spanned<f64>>,
-    energy: Option<Spanned<f64>>,
+    #[serde(rename = "cases")]
+    case_pattern: Spanned<String>,
+    #[serde(rename = "relative")]
+    relative_time_change_threshold: Option<Spanned<f64>>,
+    #[serde(rename = "absolute-ns")]
+    absolute_time_change_threshold_ns: Option<Spanned<f64>>,
+    #[serde(rename = "growth")]
+    output_error_growth_threshold: Option<Spanned<f64>>,
+    #[serde(rename = "device-memory")]
+    device_memory_growth_threshold: Option<Spanned<f64>>,
+    #[serde(rename = "launches")]
+    command_growth_threshold: Option<Spanned<f64>>,
+    #[serde(rename = "host-time")]
+    host_time_growth_threshold: Option<Spanned<f64>>,
+    #[serde(rename = "energy")]
+    energy_growth_threshold: Option<Spanned<f64>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct AcceptEntryInFile {
-    cases: Spanned<String>,
-    slower: Option<Spanned<f64>>,
-    growth: Option<Spanned<f64>>,
+    #[serde(rename = "cases")]
+    case_pattern: Spanned<String>,
+    #[serde(rename = "slower")]
+    max_accepted_relative_slowdown: Option<Spanned<f64>>,
+    #[serde(rename = "growth")]
+    max_accepted_error_ratio: Option<Spanned<f64>>,
     #[serde(default)]
-    less_verified: bool,
+    #[serde(rename = "less-verified")]
+    allows_less_verification: bool,
     #[serde(default)]
-    removed: bool,
-    reason: Spanned<String>,
-    baseline: Option<Spanned<String>>,
+    #[serde(rename = "removed")]
+    allows_removal: bool,
+    #[serde(rename = "reason")]
+    acceptance_reason: Spanned<String>,
+    #[serde(rename = "baseline")]
+    baseline_commit_prefix: Option<Spanned<String>>,
 }
 
 /// The text of a rules file and its name, for error messages.
 struct RulesFileText<'a> {
     displayed_path: &'a str,
-    text: &'a str,
+    file_text: &'a str,
 }
 
 impl RulesFileText<'_> {
     fn error_at_position(&self, at: Option<usize>, problem: &str) -> RulesFileError {
         let line = at.map(|at| {
-            let before = self.text[..at.min(self.text.len())].matches('\n').count();
-            let text = self.text.lines().nth(before).unwrap_or_default().trim();
+            let before = self.file_text[..at.min(self.file_text.len())].matches('\n').count();
+            let text = self.file_text.lines().nth(before).unwrap_or_default().trim();
             FaultyLineOfRulesFile {
-                number: before + 1,
-                text: shortened_quotation(text).into_owned(),
+                line_number: before + 1,
+                line_text: shortened_quotation(text).into_owned(),
             }
         });
         RulesFileError {
-            file: self.displayed_path.to_owned(),
+            displayed_rules_path: self.displayed_path.to_owned(),
             line,
-            problem: cut_middle_of_long_message(problem.to_owned()),
+            problem_in_rules_file: cut_middle_of_long_message(problem.to_owned()),
         }
     }
 
@@ -321,7 +342,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: it is no file but a device, a pipe or a socket");
         std::fs::remove_file(&path).unwrap();
-        assert!(!read_rules_in_folder(folder.path()).unwrap().file_exists);
+        assert!(!read_rules_in_folder(folder.path()).unwrap().rules_file_exists);
         std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: a link to nothing (nowhere.toml)");
         std::fs::remove_file(&path).unwrap();

@@ -13,56 +13,60 @@ use crate::plot::{
 
 /// Largest number of chart groups that are drawn for one workload and axis.
 const MAX_CURVE_GROUPS_PER_AXIS: usize = 3;
-/// Largest number of charts.
+/// Largest number of curve charts that are drawn.
 const MAX_CURVE_CHARTS: usize = 150;
 
 /// A quantity (time, rate or share of the limit) that a chart shows over a problem axis.
 struct QuantityOverAxis {
-    /// Word for this quantity in the name of the chart's file.
+    /// Word for the plotted quantity in the name of the chart's file.
     name: &'static str,
     label: &'static str,
     kind: AxisScaleKind,
     quantity: PlottedUnit,
     /// Function that computes the quantity of a case from a time in nanoseconds.
-    value: fn(&CaseWithItsRuns, f64) -> Option<f64>,
+    quantity_from_time_ns: fn(&CaseWithItsRuns, f64) -> Option<f64>,
 }
 
 const LAUNCH_TIME_QUANTITY: QuantityOverAxis = QuantityOverAxis {
     name: "time",
     label: "time of a launch",
-    kind: AxisScaleKind::Log,
-    quantity: PlottedUnit::Time,
-    value: |_, time_ns| Some(time_ns),
+    kind: AxisScaleKind::Logarithmic,
+    quantity: PlottedUnit::TimeNs,
+    quantity_from_time_ns: |_, time_ns| Some(time_ns),
 };
 
 fn throughput_quantity(unit: &'static str) -> QuantityOverAxis {
     QuantityOverAxis {
         name: "rate",
         label: "rate",
-        kind: AxisScaleKind::Log,
-        quantity: PlottedUnit::Rate(unit),
-        value: |case, time_ns| Some(case.declared_amount_and_unit()?.0 / time_ns * 1e9),
+        kind: AxisScaleKind::Logarithmic,
+        quantity: PlottedUnit::AmountPerSecond(unit),
+        quantity_from_time_ns: |case, time_ns| {
+            Some(case.declared_amount_and_unit()?.0 / time_ns * 1e9)
+        },
     }
 }
 
 const SHARE_OF_LIMIT_QUANTITY: QuantityOverAxis = QuantityOverAxis {
     name: "of-limit",
     label: "share of the limit",
-    kind: AxisScaleKind::FromZero,
-    quantity: PlottedUnit::Share,
-    value: |case, time_ns| Some(case.limit.as_ref()?.share_of_limit_reached(time_ns)),
+    kind: AxisScaleKind::LinearFromZero,
+    quantity: PlottedUnit::ShareAsPercent,
+    quantity_from_time_ns: |case, time_ns| {
+        Some(case.limit.as_ref()?.share_of_limit_reached(time_ns))
+    },
 };
 
 /// Cases of a workload whose problems differ in only one axis, drawn as curves over that axis.
 struct CurvesOverOneAxis<'a> {
     workload: &'a str,
-    axis: &'a str,
+    varying_axis: &'a str,
     /// The other axis values, which all curves of the chart share.
     other_axis_values: ProblemAxisValues,
-    cache: &'a str,
-    cases: Vec<(u64, &'a CaseWithItsRuns)>,
+    cache_state: &'a str,
+    cases_by_axis_value: Vec<(u64, &'a CaseWithItsRuns)>,
     /// Values that the varying axis has among the cases.
-    values: BTreeSet<u64>,
+    axis_values: BTreeSet<u64>,
 }
 
 /// Draws up to three charts (time, rate, share of the limit) for each group of problems that differ
@@ -72,7 +76,7 @@ pub fn curve_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
     let mut drawn: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for group in group_cases_by_varying_axis(&measured.cases) {
         let figures = figures_of_curve_group(measured, &group);
-        let count = drawn.entry((group.workload, group.axis)).or_default();
+        let count = drawn.entry((group.workload, group.varying_axis)).or_default();
         *count += 1;
         if *count > MAX_CURVE_GROUPS_PER_AXIS {
             gallery.omitted_charts += figures.len();
@@ -90,12 +94,12 @@ fn group_cases_by_varying_axis(cases: &[CaseWithItsRuns]) -> Vec<CurvesOverOneAx
     type CurveGroupKey<'a> = (&'a str, &'a str, ProblemAxisValues, &'a str);
     let mut groups: BTreeMap<CurveGroupKey<'_>, Vec<(u64, &CaseWithItsRuns)>> = BTreeMap::new();
     for case in cases {
-        for (axis, value) in &case.axes.numbers {
+        for (axis, value) in &case.axes.numeric_axes {
             let key = (
                 &*case.workload,
                 axis.as_str(),
                 case.axes.without_numeric_axes(&[axis]),
-                &*case.cache,
+                &*case.cache_state,
             );
             groups.entry(key).or_default().push((*value, case));
         }
@@ -104,20 +108,30 @@ fn group_cases_by_varying_axis(cases: &[CaseWithItsRuns]) -> Vec<CurvesOverOneAx
         .into_iter()
         .map(|((workload, axis, rest, cache), cases)| {
             let values = cases.iter().map(|(value, _)| *value).collect();
-            CurvesOverOneAxis { workload, axis, other_axis_values: rest, cache, cases, values }
+            CurvesOverOneAxis {
+                workload,
+                varying_axis: axis,
+                other_axis_values: rest,
+                cache_state: cache,
+                cases_by_axis_value: cases,
+                axis_values: values,
+            }
         })
-        .filter(|group| group.values.len() > 2)
+        .filter(|group| group.axis_values.len() > 2)
         .collect();
     let mut most: BTreeMap<(String, String), usize> = BTreeMap::new();
     for group in &all {
-        let most = most.entry((group.workload.to_owned(), group.axis.to_owned())).or_default();
-        *most = (*most).max(group.values.len());
+        let most =
+            most.entry((group.workload.to_owned(), group.varying_axis.to_owned())).or_default();
+        *most = (*most).max(group.axis_values.len());
     }
-    let of_axis =
-        |group: &CurvesOverOneAxis<'_>| most[&(group.workload.to_owned(), group.axis.to_owned())];
+    let of_axis = |group: &CurvesOverOneAxis<'_>| {
+        most[&(group.workload.to_owned(), group.varying_axis.to_owned())]
+    };
     all.sort_by_key(|group| {
-        let size = (group.values.len(), group.cache == "hot", group.cases.len());
-        (group.workload, Reverse(of_axis(group)), group.axis, Reverse(size))
+        let size =
+            (group.axis_values.len(), group.cache_state == "hot", group.cases_by_axis_value.len());
+        (group.workload, Reverse(of_axis(group)), group.varying_axis, Reverse(size))
     });
     all
 }
@@ -126,7 +140,10 @@ fn figures_of_curve_group(
     measured: &MeasurementsOfOneDevice,
     group: &CurvesOverOneAxis<'_>,
 ) -> Vec<ChartWithFileName> {
-    let unit = group.cases.iter().find_map(|(_, case)| Some(case.declared_amount_and_unit()?.1));
+    let unit = group
+        .cases_by_axis_value
+        .iter()
+        .find_map(|(_, case)| Some(case.declared_amount_and_unit()?.1));
     let views =
         [Some(LAUNCH_TIME_QUANTITY), unit.map(throughput_quantity), Some(SHARE_OF_LIMIT_QUANTITY)];
     views
@@ -144,20 +161,20 @@ fn figure_of_curve_group(
     let mut lines: BTreeMap<&str, Vec<PointWithRange>> = BTreeMap::new();
     let mut peers: BTreeMap<&str, BTreeMap<u64, PointWithRange>> = BTreeMap::new();
     let mut limit: BTreeMap<u64, f64> = BTreeMap::new();
-    for (value, case) in &group.cases {
-        let Some(y) = (view.value)(case, case.median_launch_ns()) else { continue };
+    for (value, case) in &group.cases_by_axis_value {
+        let Some(y) = (view.quantity_from_time_ns)(case, case.median_launch_ns()) else { continue };
         let (low, high) = case.range_of_run_medians_ns();
-        let end = |time_ns| (view.value)(case, time_ns).unwrap_or(y);
+        let end = |time_ns| (view.quantity_from_time_ns)(case, time_ns).unwrap_or(y);
         let (a, b) = (end(low), end(high));
-        let mark = PointWithRange { x: *value as f64, y, range: (a.min(b), a.max(b)) };
+        let mark = PointWithRange { x: *value as f64, y, y_range: (a.min(b), a.max(b)) };
         lines.entry(&case.implementation).or_default().push(mark);
         for time in measured.peer_times_for_case(case) {
-            let mark = (view.value)(case, time.peer_ns)
+            let mark = (view.quantity_from_time_ns)(case, time.peer_launch_ns)
                 .map(|y| (*value, PointWithRange::point_without_range(*value as f64, y)));
-            peers.entry(&time.peer).or_default().extend(mark);
+            peers.entry(&time.peer_name).or_default().extend(mark);
         }
         if let Some(allowed) = &case.limit
-            && let Some(at) = (view.value)(case, allowed.time_ns)
+            && let Some(at) = (view.quantity_from_time_ns)(case, allowed.shortest_launch_ns)
         {
             limit.insert(*value, at);
         }
@@ -166,10 +183,14 @@ fn figure_of_curve_group(
         return None;
     }
     // Peers (other people's kernels) get the colours after those of the workload's implementations.
-    let first = measured.colours.keys().filter(|(workload, _)| workload == group.workload).count();
+    let first = measured
+        .colour_by_implementation
+        .keys()
+        .filter(|(workload, _)| workload == group.workload)
+        .count();
     let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| CurveOrPointSeries {
-        name: name.to_owned(),
-        colour: first + i,
+        legend_name: name.to_owned(),
+        colour_number: first + i,
         joined_by_lines: true,
         marks: marks.into_values().collect(),
     });
@@ -178,36 +199,42 @@ fn figure_of_curve_group(
         .map(|(name, mut marks)| {
             marks.sort_by(|a, b| a.x.total_cmp(&b.x));
             let colour = measured.colour_of_implementation(group.workload, name);
-            CurveOrPointSeries { name: name.to_owned(), colour, joined_by_lines: true, marks }
+            CurveOrPointSeries {
+                legend_name: name.to_owned(),
+                colour_number: colour,
+                joined_by_lines: true,
+                marks,
+            }
         })
         .chain(peers)
         .collect();
     let points: Vec<(f64, f64)> = limit.into_iter().map(|(x, y)| (x as f64, y)).collect();
     let guides = match points.is_empty() {
         true => vec![],
-        false => vec![ReferenceLine { name: "limit".to_owned(), points }],
+        false => vec![ReferenceLine { legend_name: "limit".to_owned(), line_corners: points }],
     };
-    let ends = group.values.first().zip(group.values.last());
+    let ends = group.axis_values.first().zip(group.axis_values.last());
     let spaced = ends.is_some_and(|(first, last)| *first > 0 && last / first >= 4);
-    let kind = if spaced { AxisScaleKind::Log } else { AxisScaleKind::Linear };
-    let x = ChartAxis::with_round_ticks(group.axis, PlottedUnit::Count, kind);
-    let spacing = if view.kind == AxisScaleKind::Log { ", logarithmic" } else { "" };
+    let kind = if spaced { AxisScaleKind::Logarithmic } else { AxisScaleKind::Linear };
+    let x = ChartAxis::with_round_ticks(group.varying_axis, PlottedUnit::NumberOfThings, kind);
+    let spacing = if view.kind == AxisScaleKind::Logarithmic { ", logarithmic" } else { "" };
     let rest = group.other_axis_values.to_string();
+    let comma = if rest.is_empty() { "" } else { ", " };
     let chart = TitledChart {
-        title: format!("{} over {}", group.workload, group.axis),
-        subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
+        chart_title: format!("{} over {}", group.workload, group.varying_axis),
+        chart_subtitle: format!("{rest}{comma}{}", group.cache_state),
         body: ChartBody::Xy(XyChart {
-            x: x.with_ticks_at(group.values.iter().map(|value| *value as f64)),
-            y: ChartAxis::with_round_ticks(
+            horizontal_axis: x.with_ticks_at(group.axis_values.iter().map(|value| *value as f64)),
+            vertical_axis: ChartAxis::with_round_ticks(
                 &format!("{}{spacing}", view.label),
                 view.quantity,
                 view.kind,
             ),
             series,
             reference_lines: guides,
-            wide: false,
+            fills_page_width: false,
         }),
     };
-    let words = [group.workload, group.axis, &rest, group.cache, view.name];
+    let words = [group.workload, group.varying_axis, &rest, group.cache_state, view.name];
     Some(ChartWithFileName::with_file_name_from_words(&words, chart))
 }

@@ -10,9 +10,9 @@ use kernelgate::display::natural_sort_key;
 
 /// Smallest number of cases for which a heat map is drawn.
 const MIN_HEAT_MAP_CASES: usize = 5;
-/// Largest number of columns.
+/// Largest number of columns of a heat map.
 const MAX_HEAT_MAP_COLUMNS: usize = 12;
-/// Largest number of charts.
+/// Largest number of heat maps that are drawn.
 const MAX_HEAT_MAP_CHARTS: usize = 24;
 
 /// Draws a heat map for each group of problems that differ in two or more numeric axes: the first
@@ -21,10 +21,10 @@ pub fn heat_map_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
     let mut gallery = ChartsOfOneKind::default();
     type HeatMapGroupKey<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);
     let mut groups: BTreeMap<HeatMapGroupKey<'_>, Vec<&CaseWithItsRuns>> = BTreeMap::new();
-    for case in measured.cases.iter().filter(|case| case.fastest_of_problem) {
-        let names = case.axes.numbers.keys().map(String::as_str).collect();
-        let words = case.axes.words.values().map(String::as_str).collect();
-        groups.entry((&case.workload, &case.cache, names, words)).or_default().push(case);
+    for case in measured.cases.iter().filter(|case| case.is_fastest_of_problem) {
+        let names = case.axes.numeric_axes.keys().map(String::as_str).collect();
+        let words = case.axes.word_axes.values().map(String::as_str).collect();
+        groups.entry((&case.workload, &case.cache_state, names, words)).or_default().push(case);
     }
     for ((workload, cache, _, words), cases) in groups {
         if let Some(figure) = heat_map_figure(workload, cache, &words.join(" "), &cases) {
@@ -41,9 +41,9 @@ fn heat_map_figure(
     cases: &[&CaseWithItsRuns],
 ) -> Option<ChartWithFileName> {
     let values = |axis: &str| -> BTreeSet<u64> {
-        cases.iter().filter_map(|case| case.axes.numbers.get(axis).copied()).collect()
+        cases.iter().filter_map(|case| case.axes.numeric_axes.get(axis).copied()).collect()
     };
-    let names = cases.first()?.axes.numbers.keys();
+    let names = cases.first()?.axes.numeric_axes.keys();
     let varying: Vec<&str> =
         names.map(String::as_str).filter(|axis| values(axis).len() > 1).collect();
     let (down, right) = varying.split_first().filter(|(_, right)| !right.is_empty())?;
@@ -51,7 +51,7 @@ fn heat_map_figure(
         return None;
     }
     let column = |case: &CaseWithItsRuns| -> String {
-        let axis_text = |axis: &&str| format!("{axis}{}", case.axes.numbers[*axis]);
+        let axis_text = |axis: &&str| format!("{axis}{}", case.axes.numeric_axes[*axis]);
         right.iter().map(axis_text).collect::<Vec<_>>().join(" ")
     };
     let columns: BTreeSet<(Vec<(String, u64)>, String)> =
@@ -67,26 +67,27 @@ fn heat_map_figure(
         case.fraction_of_limit().filter(|_| shares).unwrap_or_else(|| case.median_launch_ns())
     };
     let cell = |row: u64, (_, name): &(Vec<(String, u64)>, String)| {
-        let here =
-            |case: &&&CaseWithItsRuns| case.axes.numbers[*down] == row && column(case) == *name;
+        let here = |case: &&&CaseWithItsRuns| {
+            case.axes.numeric_axes[*down] == row && column(case) == *name
+        };
         cases.iter().find(here).as_ref().map(value)
     };
     let of_row = |row: &u64| columns.iter().map(|column| cell(*row, column)).collect();
     let shared = ProblemAxisValues {
-        words: BTreeMap::new(),
+        word_axes: BTreeMap::new(),
         ..cases[0].axes.without_numeric_axes(&varying)
     }
     .to_string();
     let what = if shares { "share of the limit" } else { "time of a launch" };
     let chart = TitledChart {
-        title: format!("{workload} over {}", varying.join(", ")),
-        subtitle: format!("{what}, fastest implementation; {shared} {words}, {cache}"),
+        chart_title: format!("{workload} over {}", varying.join(", ")),
+        chart_subtitle: format!("{what}, fastest implementation; {shared} {words}, {cache}"),
         body: ChartBody::Heat(HeatMapData {
-            columns: columns.iter().map(|(_, name)| name.clone()).collect(),
-            rows: rows.iter().map(|row| format!("{down}{row}")).collect(),
-            cells: rows.iter().map(of_row).collect(),
-            quantity: if shares { PlottedUnit::Share } else { PlottedUnit::Time },
-            axis_names: (right.join(" "), (*down).to_owned()),
+            column_titles: columns.iter().map(|(_, name)| name.clone()).collect(),
+            row_labels: rows.iter().map(|row| format!("{down}{row}")).collect(),
+            cell_values: rows.iter().map(of_row).collect(),
+            quantity: if shares { PlottedUnit::ShareAsPercent } else { PlottedUnit::TimeNs },
+            x_and_y_axis_names: (right.join(" "), (*down).to_owned()),
         }),
     };
     Some(ChartWithFileName::with_file_name_from_words(

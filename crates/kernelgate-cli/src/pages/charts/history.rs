@@ -13,7 +13,7 @@ use kernelgate::stats::median;
 
 /// Largest number of commits in a history chart; only the last ones are drawn.
 const MAX_COMMITS_IN_HISTORY_CHART: usize = 120;
-/// Largest number of charts.
+/// Largest number of history charts that are drawn.
 const MAX_HISTORY_CHARTS: usize = 24;
 /// A history chart's time axis extends at least this relative distance below and above the last
 /// level, so that noise does not fill the chart.
@@ -28,13 +28,14 @@ pub fn history_charts(
         .cases
         .iter()
         .flat_map(|case| {
-            let of_case = histories.iter().filter(|history| history.case == case.id);
+            let of_case =
+                histories.iter().filter(|history| history.current_case_id == case.case_id);
             of_case.map(move |history| (case, history))
         })
         .collect();
     let since = |history: &CaseTimeHistory| {
         let point = history.changes.last().map(|change| &history.points[change.first_point_after]);
-        point.map(|point| point.started_ms)
+        point.map(|point| point.first_process_start_unix_ms)
     };
     drawn.sort_by_key(|(_, history)| std::cmp::Reverse(since(history)));
     let mut gallery = ChartsOfOneKind::default();
@@ -49,8 +50,8 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
     let points = &history.points[hidden..];
     let mark = |(at, point): (usize, &HistoryPointOfCommit)| PointWithRange {
         x: at as f64,
-        y: point.median_ns,
-        range: (point.low_ns, point.high_ns),
+        y: point.median_launch_ns,
+        y_range: (point.smallest_run_median_ns, point.largest_run_median_ns),
     };
     let level = corners_of_level_line(history, hidden);
     let last = level.last().map_or(0.0, |(_, ns)| *ns);
@@ -61,10 +62,10 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
     ticks.sort_unstable();
     ticks.dedup();
     let x = ChartAxis {
-        ticks: ticks.into_iter().map(name).collect(),
+        fixed_ticks: ticks.into_iter().map(name).collect(),
         ..ChartAxis::with_round_ticks(
             "commits, the last on the right",
-            PlottedUnit::Count,
+            PlottedUnit::NumberOfThings,
             AxisScaleKind::Linear,
         )
     };
@@ -73,40 +74,50 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
             last * (1.0 - MIN_RELATIVE_RANGE_OF_TIME_AXIS),
             last * (1.0 + MIN_RELATIVE_RANGE_OF_TIME_AXIS),
         ],
-        ..ChartAxis::with_round_ticks("time of a launch", PlottedUnit::Time, AxisScaleKind::Linear)
+        ..ChartAxis::with_round_ticks(
+            "time of a launch",
+            PlottedUnit::TimeNs,
+            AxisScaleKind::Linear,
+        )
     };
     let change = history.changes.last().map(|change| {
         let code = history.points[change.first_point_after]
             .measured_code()
             .short_commit_with_changes_mark();
-        format!(", last change {} at {code}", ratio_as_percent_change(1.0 + change.change))
+        format!(
+            ", last change {} at {code}",
+            ratio_as_percent_change(1.0 + change.relative_level_change)
+        )
     });
-    let revision = match history.revision {
+    let revision = match history.definition_revision {
         1 => String::new(),
         revision => format!("; revision {revision}"),
     };
-    let card = history.card.as_ref().map(|card| format!("; {card}")).unwrap_or_default();
+    let card = history.card_or_host_id.as_ref().map(|card| format!("; {card}")).unwrap_or_default();
     let older = if hidden > 0 { format!("; {hidden} older commits hidden") } else { String::new() };
     let chart = TitledChart {
-        title: format!("{} {}", case.workload, case.problem),
-        subtitle: format!("{} {}{revision}{older}{card}", case.implementation, case.cache),
+        chart_title: format!("{} {}", case.workload, case.problem_id),
+        chart_subtitle: format!(
+            "{} {}{revision}{older}{card}",
+            case.implementation, case.cache_state
+        ),
         body: ChartBody::Xy(XyChart {
-            x,
-            y,
+            horizontal_axis: x,
+            vertical_axis: y,
             series: vec![CurveOrPointSeries {
-                name: "median and range of a commit's runs".to_owned(),
-                colour: 0,
+                legend_name: "median and range of a commit's runs".to_owned(),
+                colour_number: 0,
                 joined_by_lines: false,
                 marks: points.iter().enumerate().map(mark).collect(),
             }],
             reference_lines: vec![ReferenceLine {
-                name: format!("level{}", change.unwrap_or_default()),
-                points: level,
+                legend_name: format!("level{}", change.unwrap_or_default()),
+                line_corners: level,
             }],
-            wide: false,
+            fills_page_width: false,
         }),
     };
-    ChartWithFileName::with_file_name_from_words(&[&history.case, "history"], chart)
+    ChartWithFileName::with_file_name_from_words(&[&history.current_case_id, "history"], chart)
 }
 
 /// Returns the corners of the line that shows the time level between changes (the median of the
@@ -126,7 +137,7 @@ fn corners_of_level_line(history: &CaseTimeHistory, hidden: usize) -> Vec<(f64, 
     };
     let mut corners = Vec::new();
     for end in ends.windows(2).filter(|end| end[1] > hidden) {
-        let runs = history.points[end[0]..end[1]].iter().flat_map(|point| &point.runs_ns);
+        let runs = history.points[end[0]..end[1]].iter().flat_map(|point| &point.run_medians_ns);
         let middle = median(&runs.copied().collect::<Vec<f64>>());
         corners.extend(end.iter().map(|point| (edge(*point), middle)));
     }
@@ -167,37 +178,37 @@ mod tests {
     fn test_history(case: &str, points: usize, slower_from: usize) -> CaseTimeHistory {
         let time = |at: usize| if at >= slower_from { 110.0 } else { 100.0 };
         let point = |at: usize| HistoryPointOfCommit {
-            commit: Some(format!("{at:08x}")),
-            dirty: false,
-            started_ms: at as i64,
-            median_ns: time(at),
-            low_ns: time(at),
-            high_ns: time(at),
-            runs_ns: vec![time(at)],
+            measured_commit: Some(format!("{at:08x}")),
+            differs_from_commit: false,
+            first_process_start_unix_ms: at as i64,
+            median_launch_ns: time(at),
+            smallest_run_median_ns: time(at),
+            largest_run_median_ns: time(at),
+            run_medians_ns: vec![time(at)],
         };
         let change = TimeLevelChange {
             first_point_after: slower_from,
-            after: None,
-            up_to: None,
-            commits: vec![],
-            change: 0.1,
-            low: 0.09,
-            high: 0.11,
-            confidence: 0.99,
-            same_build: false,
+            last_commit_before_change: None,
+            first_commit_after_change: None,
+            possible_cause_commits: vec![],
+            relative_level_change: 0.1,
+            relative_change_low: 0.09,
+            relative_change_high: 0.11,
+            level_change_confidence: 0.99,
+            changed_within_one_build: false,
         };
         CaseTimeHistory {
-            package: None,
-            case: case.to_owned(),
-            formerly: [].into(),
-            revision: 1,
-            fingerprint: "f".to_owned(),
-            card: None,
+            package_name: None,
+            current_case_id: case.to_owned(),
+            earlier_ids: [].into(),
+            definition_revision: 1,
+            environment_fingerprint: "f".to_owned(),
+            card_or_host_id: None,
             device: "d".to_owned(),
             points: (0..points).map(point).collect(),
             changes: if slower_from > 0 { vec![change] } else { vec![] },
-            placed_by_time: 0,
-            not_searched: 0,
+            runs_ordered_by_time: 0,
+            runs_not_searched_for_changes: 0,
         }
     }
 
@@ -213,15 +224,17 @@ mod tests {
         let of_another = test_history("w/f/n3/cpu/hot", 5, 0);
         let gallery =
             history_charts(&test_measurements_of_one_run(), &[steady, changed, of_another]);
-        let titles: Vec<&str> = gallery.figures.iter().map(|it| it.chart.title.as_str()).collect();
+        let titles: Vec<&str> =
+            gallery.figures.iter().map(|it| it.chart.chart_title.as_str()).collect();
         assert_eq!(titles, ["w/f n2", "w/f n1"]);
         let drawn = xy_body_of_figure(&gallery.figures[0]);
-        assert_eq!(drawn.reference_lines[0].name, "level, last change +10.0% at 00000004");
+        assert_eq!(drawn.reference_lines[0].legend_name, "level, last change +10.0% at 00000004");
         assert_eq!(
-            drawn.reference_lines[0].points,
+            drawn.reference_lines[0].line_corners,
             [(0.0, 100.0), (3.5, 100.0), (3.5, 110.0), (5.0, 110.0)]
         );
-        let ticks: Vec<&str> = drawn.x.ticks.iter().map(|(_, text)| text.as_str()).collect();
+        let ticks: Vec<&str> =
+            drawn.horizontal_axis.fixed_ticks.iter().map(|(_, text)| text.as_str()).collect();
         assert_eq!(ticks, ["00000000", "00000004", "00000005"]);
         assert_eq!(drawn.series[0].marks.len(), 6);
     }
@@ -234,8 +247,8 @@ mod tests {
         );
         let drawn = xy_body_of_figure(&gallery.figures[0]);
         assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS_IN_HISTORY_CHART);
-        assert_eq!(drawn.reference_lines[0].points, [(0.0, 110.0), (119.0, 110.0)]);
-        insta::assert_snapshot!(gallery.figures[0].chart.subtitle, @"cpu hot; 380 older commits hidden");
+        assert_eq!(drawn.reference_lines[0].line_corners, [(0.0, 110.0), (119.0, 110.0)]);
+        insta::assert_snapshot!(gallery.figures[0].chart.chart_subtitle, @"cpu hot; 380 older commits hidden");
         gallery.figures[0].chart.render_svg().unwrap();
     }
 }

@@ -3,8 +3,8 @@
 use super::{ChartWithFileName, ChartsOfOneKind};
 use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice, PeerTimeForProblem};
 use crate::plot::{
-    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, LabelledRowsChart, MAX_ROWS_PER_CHART,
-    MarkInChartRow, PlottedUnit, TitledChart,
+    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, LabelledRowsChart,
+    MAX_ROWS_PER_ROW_CHART, MarkInChartRow, PlottedUnit, TitledChart,
 };
 use kernelgate::display::time_text;
 
@@ -12,7 +12,7 @@ use kernelgate::display::time_text;
 const MIN_LADDER_IMPLEMENTATIONS: usize = 3;
 /// Largest number of ladder charts that are drawn for one workload.
 const MAX_LADDERS_PER_WORKLOAD: usize = 3;
-/// Largest number of charts.
+/// Largest number of ladder charts that are drawn.
 const MAX_LADDER_CHARTS: usize = 40;
 /// Ratio of the slowest to the fastest time from which a ladder chart has a logarithmic axis.
 const MIN_TIME_RATIO_FOR_LOG_AXIS: f64 = 12.0;
@@ -21,7 +21,7 @@ const MIN_TIME_RATIO_FOR_LOG_AXIS: f64 = 12.0;
 pub fn ladder_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
     let mut gallery = ChartsOfOneKind::default();
     let same = |a: &CaseWithItsRuns, b: &CaseWithItsRuns| {
-        (&a.workload, &a.problem, &a.cache) == (&b.workload, &b.problem, &b.cache)
+        (&a.workload, &a.problem_id, &a.cache_state) == (&b.workload, &b.problem_id, &b.cache_state)
     };
     let mut problems: Vec<&[CaseWithItsRuns]> = measured
         .cases
@@ -31,7 +31,7 @@ pub fn ladder_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
     // Ladders with more implementations come first; among equally long ones, those with the larger
     // time.
     problems.sort_by(|a, b| {
-        let size = |cases: &[CaseWithItsRuns]| (cases.len(), cases[0].cache == "hot");
+        let size = |cases: &[CaseWithItsRuns]| (cases.len(), cases[0].cache_state == "hot");
         (&a[0].workload, size(b))
             .cmp(&(&b[0].workload, size(a)))
             .then(b[0].median_launch_ns().total_cmp(&a[0].median_launch_ns()))
@@ -56,13 +56,16 @@ fn ladder_chart_of_problem(
     let row = |case: &CaseWithItsRuns| {
         let share =
             case.fraction_of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
-        let limit = case.limit.iter().map(|limit| MarkInChartRow::Tick(limit.time_ns));
+        let limit = case
+            .limit
+            .iter()
+            .map(|limit| MarkInChartRow::VerticalTickAtValue(limit.shortest_launch_ns));
         let row = ChartRowWithLabel {
-            label: case.implementation.clone(),
+            row_label: case.implementation.clone(),
             value_text: time_text(case.median_launch_ns()) + &share.unwrap_or_default(),
-            marks: [MarkInChartRow::Bar(
+            marks: [MarkInChartRow::BarToValue(
                 case.median_launch_ns(),
-                usize::from(!case.fastest_of_problem),
+                usize::from(!case.is_fastest_of_problem),
             )]
             .into_iter()
             .chain(limit)
@@ -71,12 +74,12 @@ fn ladder_chart_of_problem(
         (case.median_launch_ns(), row)
     };
     let peer_row = |peer: &&PeerTimeForProblem| {
-        let marks = vec![MarkInChartRow::Bar(peer.peer_ns, 2)];
+        let marks = vec![MarkInChartRow::BarToValue(peer.peer_launch_ns, 2)];
         (
-            peer.peer_ns,
+            peer.peer_launch_ns,
             ChartRowWithLabel {
-                label: peer.peer.clone(),
-                value_text: time_text(peer.peer_ns),
+                row_label: peer.peer_name.clone(),
+                value_text: time_text(peer.peer_launch_ns),
                 marks,
             },
         )
@@ -86,7 +89,7 @@ fn ladder_chart_of_problem(
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     // The slowest implementations are skipped, because a chart of thousands of rows is unreadable
     // and takes gigabytes.
-    let left_out = rows.len().saturating_sub(MAX_ROWS_PER_CHART);
+    let left_out = rows.len().saturating_sub(MAX_ROWS_PER_ROW_CHART);
     let rows = rows.split_off(left_out);
     let (slowest, fastest) = (rows[0].0, rows[rows.len() - 1].0);
     let wide = slowest > MIN_TIME_RATIO_FOR_LOG_AXIS * fastest;
@@ -96,28 +99,30 @@ fn ladder_chart_of_problem(
     };
     let of_peers = (!peers.is_empty()).then_some("peers");
     let legend = ["fastest", "others"].into_iter().chain(of_peers);
-    let by =
-        first.limit.as_ref().map(|limit| format!("; upright line: the limit, set by {}", limit.by));
+    let by = first
+        .limit
+        .as_ref()
+        .map(|limit| format!("; upright line: the limit, set by {}", limit.deciding_ceiling));
     let (kind, spacing) = match wide {
-        true => (AxisScaleKind::Log, ", logarithmic"),
-        false => (AxisScaleKind::FromZero, ""),
+        true => (AxisScaleKind::Logarithmic, ", logarithmic"),
+        false => (AxisScaleKind::LinearFromZero, ""),
     };
     let chart = TitledChart {
-        title: format!("{} {}", first.workload, first.problem),
-        subtitle: format!("{}{}{more}", first.cache, by.unwrap_or_default()),
+        chart_title: format!("{} {}", first.workload, first.problem_id),
+        chart_subtitle: format!("{}{}{more}", first.cache_state, by.unwrap_or_default()),
         body: ChartBody::Rows(LabelledRowsChart {
-            axis: ChartAxis::with_round_ticks(
+            horizontal_axis: ChartAxis::with_round_ticks(
                 &format!("time of a launch{spacing}"),
-                PlottedUnit::Time,
+                PlottedUnit::TimeNs,
                 kind,
             ),
-            legend: legend.map(str::to_owned).collect(),
+            mark_colour_legend: legend.map(str::to_owned).collect(),
             rows: rows.into_iter().map(|(_, row)| row).collect(),
-            origin: None,
+            vertical_line_value: None,
         }),
     };
     ChartWithFileName::with_file_name_from_words(
-        &[&first.workload, &first.problem, &first.cache, "ladder"],
+        &[&first.workload, &first.problem_id, &first.cache_state, "ladder"],
         chart,
     )
 }
@@ -137,7 +142,7 @@ mod tests {
             RunEnvironment::environment_of_process_on_cpu(),
             CommitAndChanges::default(),
         );
-        for i in 0..MAX_ROWS_PER_CHART + 40 {
+        for i in 0..MAX_ROWS_PER_ROW_CHART + 40 {
             let name = format!("cuda/row{i:03}");
             let timed = CaseRecordWithSamples::example_with_sample_times(vec![1000.0 + i as f64]);
             let case = CaseRecordWithSamples { implementation: name.clone(), ..timed };
@@ -151,10 +156,10 @@ mod tests {
             .unwrap(),
         );
         let chart = &drawn.figures[0].chart;
-        insta::assert_snapshot!(chart.subtitle, @"hot; 40 slower cases in the table");
+        insta::assert_snapshot!(chart.chart_subtitle, @"hot; 40 slower cases in the table");
         let ChartBody::Rows(rows) = &chart.body else { panic!("no rows") };
-        let labels: Vec<&str> = rows.rows.iter().map(|row| row.label.as_str()).collect();
-        assert_eq!(labels.len(), MAX_ROWS_PER_CHART);
-        assert_eq!([labels[0], labels[MAX_ROWS_PER_CHART - 1]], ["cuda/row059", "cuda/row000"]);
+        let labels: Vec<&str> = rows.rows.iter().map(|row| row.row_label.as_str()).collect();
+        assert_eq!(labels.len(), MAX_ROWS_PER_ROW_CHART);
+        assert_eq!([labels[0], labels[MAX_ROWS_PER_ROW_CHART - 1]], ["cuda/row059", "cuda/row000"]);
     }
 }

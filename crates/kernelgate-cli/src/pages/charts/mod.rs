@@ -25,7 +25,7 @@ use crate::plot::TitledChart;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChartWithFileName {
     /// Stem of the names of the chart's files, made of letters, digits, `-` and `_`.
-    pub name: String,
+    pub file_name_stem: String,
     pub chart: TitledChart,
 }
 
@@ -34,11 +34,11 @@ impl ChartWithFileName {
     pub fn with_file_name_from_words(words: &[&str], chart: TitledChart) -> Self {
         let words =
             words.iter().map(|word| text_as_file_name_part(word)).filter(|word| !word.is_empty());
-        Self { name: words.collect::<Vec<_>>().join("-"), chart }
+        Self { file_name_stem: words.collect::<Vec<_>>().join("-"), chart }
     }
 }
 
-/// Charts of one kind.
+/// Charts of one kind, such as curves or heat maps.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChartsOfOneKind {
     pub figures: Vec<ChartWithFileName>,

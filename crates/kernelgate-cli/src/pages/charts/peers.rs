@@ -9,19 +9,26 @@ use crate::plot::{
     PlottedUnit, TitledChart,
 };
 
-/// Largest number of charts.
+/// Largest number of charts that compare times with those of peers.
 const MAX_PEER_CHARTS: usize = 8;
 
 /// Draws a row for each peer and problem: the peer's time divided by the time of the project's own
 /// implementation.
 pub fn peer_comparison_charts(times: &[PeerTimeForProblem]) -> ChartsOfOneKind {
     let row = |time: &PeerTimeForProblem| {
-        let ratio = time.peer_ns / time.own_fastest_ns;
+        let ratio = time.peer_launch_ns / time.own_fastest_launch_ns;
         let shown = kernelgate::display::time_text;
         ChartRowWithLabel {
-            label: format!("{} {} / {}", time.problem, time.peer, time.implementation),
-            value_text: format!("{} / {}", shown(time.peer_ns), shown(time.own_fastest_ns)),
-            marks: vec![MarkInChartRow::Interval(
+            row_label: format!(
+                "{} {} / {}",
+                time.workload_and_problem, time.peer_name, time.fastest_own_implementation
+            ),
+            value_text: format!(
+                "{} / {}",
+                shown(time.peer_launch_ns),
+                shown(time.own_fastest_launch_ns)
+            ),
+            marks: vec![MarkInChartRow::IntervalWithCentreDot(
                 ratio.min(1.0),
                 ratio,
                 ratio.max(1.0),
@@ -33,17 +40,20 @@ pub fn peer_comparison_charts(times: &[PeerTimeForProblem]) -> ChartsOfOneKind {
     gallery.add_all_or_skip(
         MAX_PEER_CHARTS,
         divide_rows_into_charts("peers", "", times.iter().map(row).collect(), |part| TitledChart {
-            title: format!("Peers{part}"),
-            subtitle: "the peer's time over ours, logarithmic".to_owned(),
+            chart_title: format!("Peers{part}"),
+            chart_subtitle: "the peer's time over ours, logarithmic".to_owned(),
             body: ChartBody::Rows(LabelledRowsChart {
-                axis: ChartAxis::with_round_ticks(
+                horizontal_axis: ChartAxis::with_round_ticks(
                     "peer over ours",
-                    PlottedUnit::Count,
-                    AxisScaleKind::Log,
+                    PlottedUnit::NumberOfThings,
+                    AxisScaleKind::Logarithmic,
                 ),
-                legend: vec!["ours is faster".to_owned(), "the peer is faster".to_owned()],
+                mark_colour_legend: vec![
+                    "ours is faster".to_owned(),
+                    "the peer is faster".to_owned(),
+                ],
                 rows: vec![],
-                origin: Some(1.0),
+                vertical_line_value: Some(1.0),
             }),
         }),
     );

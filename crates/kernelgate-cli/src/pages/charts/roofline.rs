@@ -18,7 +18,7 @@ use crate::plot::{
 pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<ChartWithFileName> {
     let mut series: BTreeMap<&str, Vec<PointWithRange>> = BTreeMap::new();
     let mut limits: Vec<PointWithRange> = Vec::new();
-    for case in measured.cases.iter().filter(|case| case.cache != "cold") {
+    for case in measured.cases.iter().filter(|case| case.cache_state != "cold") {
         if let Some((x, y)) = roofline_coordinates(case) {
             series
                 .entry(&case.workload)
@@ -39,8 +39,8 @@ pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<Cha
     let guides = roofline_reference_lines(measured, (low, high));
     let named = series.into_iter().chain((!limits.is_empty()).then_some(("limit", limits)));
     let series = named.enumerate().map(|(colour, (name, marks))| CurveOrPointSeries {
-        name: name.to_owned(),
-        colour,
+        legend_name: name.to_owned(),
+        colour_number: colour,
         joined_by_lines: false,
         marks,
     });
@@ -50,22 +50,22 @@ pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<Cha
             .to_owned(),
     };
     let chart = TitledChart {
-        title: "Roofline".to_owned(),
-        subtitle,
+        chart_title: "Roofline".to_owned(),
+        chart_subtitle: subtitle,
         body: ChartBody::Xy(XyChart {
-            x: ChartAxis::with_round_ticks(
+            horizontal_axis: ChartAxis::with_round_ticks(
                 "operations a byte, logarithmic",
-                PlottedUnit::Count,
-                AxisScaleKind::Log,
+                PlottedUnit::NumberOfThings,
+                AxisScaleKind::Logarithmic,
             ),
-            y: ChartAxis::with_round_ticks(
+            vertical_axis: ChartAxis::with_round_ticks(
                 "operations a second, logarithmic",
-                PlottedUnit::Rate("FLOP"),
-                AxisScaleKind::Log,
+                PlottedUnit::AmountPerSecond("FLOP"),
+                AxisScaleKind::Logarithmic,
             ),
             series: series.collect(),
             reference_lines: guides,
-            wide: true,
+            fills_page_width: true,
         }),
     };
     Some(ChartWithFileName::with_file_name_from_words(&["roofline"], chart))
@@ -98,16 +98,22 @@ fn roofline_reference_lines(
         let end = if top > 0.0 { (top / rate).min(high) } else { high };
         if end > low {
             guides.push(ReferenceLine {
-                name: format!("memory {}", PlottedUnit::Rate("B").short_text_with_unit(rate)),
-                points: vec![(low, low * rate), (end, end * rate)],
+                legend_name: format!(
+                    "memory {}",
+                    PlottedUnit::AmountPerSecond("B").short_text_with_unit(rate)
+                ),
+                line_corners: vec![(low, low * rate), (end, end * rate)],
             });
         }
     }
     for (unit, rate) in &limits.flops_per_s {
         let from = memory.map_or(low, |memory| (rate / memory).clamp(low, high));
         guides.push(ReferenceLine {
-            name: format!("{unit} {}", PlottedUnit::Rate("FLOP").short_text_with_unit(*rate)),
-            points: vec![(from, *rate), (high, *rate)],
+            legend_name: format!(
+                "{unit} {}",
+                PlottedUnit::AmountPerSecond("FLOP").short_text_with_unit(*rate)
+            ),
+            line_corners: vec![(from, *rate), (high, *rate)],
         });
     }
     guides

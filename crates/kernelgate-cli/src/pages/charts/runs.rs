@@ -17,7 +17,7 @@ const MAX_RUNS_DRAWN_AS_DOTS: usize = 12;
 /// these.
 pub fn charts_of_differences_between_runs(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
     let mut rows: BTreeMap<&str, Vec<ChartRowWithLabel>> = BTreeMap::new();
-    for case in measured.cases.iter().filter(|case| case.medians_ns.len() > 1) {
+    for case in measured.cases.iter().filter(|case| case.run_medians_ns.len() > 1) {
         rows.entry(&case.workload).or_default().push(chart_row_of_case_runs(case));
     }
     relative_change_charts(
@@ -33,24 +33,24 @@ pub fn charts_of_differences_between_runs(measured: &MeasurementsOfOneDevice) ->
 
 fn chart_row_of_case_runs(case: &CaseWithItsRuns) -> ChartRowWithLabel {
     let middle = case.median_launch_ns();
-    let relative: Vec<f64> = case.medians_ns.iter().map(|median| median / middle).collect();
+    let relative: Vec<f64> = case.run_medians_ns.iter().map(|median| median / middle).collect();
     let marks = if relative.len() <= MAX_RUNS_DRAWN_AS_DOTS {
-        vec![MarkInChartRow::Dots(relative, 0)]
+        vec![MarkInChartRow::RingsAtValues(relative, 0)]
     } else {
         let (low, high) = case.range_of_run_medians_ns();
         let MedianAndQuartiles { q1, q3, .. } =
             MedianAndQuartiles::median_and_quartiles_from_values(&relative);
         vec![
-            MarkInChartRow::Interval(low / middle, 1.0, high / middle, 0),
-            MarkInChartRow::Span(q1, q3, 0),
+            MarkInChartRow::IntervalWithCentreDot(low / middle, 1.0, high / middle, 0),
+            MarkInChartRow::RectangleBetweenValues(q1, q3, 0),
         ]
     };
     ChartRowWithLabel {
-        label: format!("{} {} {}", case.problem, case.implementation, case.cache),
+        row_label: format!("{} {} {}", case.problem_id, case.implementation, case.cache_state),
         value_text: format!(
             "{} ±{:.2}%",
             time_text(middle),
-            100.0 * half_range_by_median(&case.medians_ns)
+            100.0 * half_range_by_median(&case.run_medians_ns)
         ),
         marks,
     }

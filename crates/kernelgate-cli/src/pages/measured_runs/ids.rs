@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 #[derive(Debug, PartialEq, Eq)]
 pub struct CaseIdParts<'a> {
     /// The problem: "s1024_d64_full_f32".
-    pub problem: &'a str,
-    /// The implementation: "cuda/flash_mma"; empty if the id does not have this form.
+    pub problem_id: &'a str,
+    /// The implementation: "cuda/flash_mma"; empty if the case id cannot be divided into parts.
     pub implementation: &'a str,
     /// The cache state: "hot" or "cold"; empty if the id does not have this form.
-    pub cache: &'a str,
+    pub cache_state: &'a str,
 }
 
 impl<'a> CaseIdParts<'a> {
@@ -20,9 +20,9 @@ impl<'a> CaseIdParts<'a> {
         let cached = rest.rsplit_once('/').filter(|(_, cache)| ["hot", "cold"].contains(cache));
         let parts = cached.and_then(|(rest, cache)| {
             let (problem, implementation) = rest.split_once('/')?;
-            Some(Self { problem, implementation, cache })
+            Some(Self { problem_id: problem, implementation, cache_state: cache })
         });
-        parts.unwrap_or(Self { problem: rest, implementation: "", cache: "" })
+        parts.unwrap_or(Self { problem_id: rest, implementation: "", cache_state: "" })
     }
 }
 
@@ -30,9 +30,9 @@ impl<'a> CaseIdParts<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProblemAxisValues {
     /// Numbers by axis.
-    pub numbers: BTreeMap<String, u64>,
+    pub numeric_axes: BTreeMap<String, u64>,
     /// Axis values that are words, by the axis's name or by their place in the id.
-    pub words: BTreeMap<String, String>,
+    pub word_axes: BTreeMap<String, String>,
 }
 
 /// Prefixes of words in ids that end in digits but name a data type, such as `f32`, and not a
@@ -45,8 +45,8 @@ impl ProblemAxisValues {
         let mut all = Self::default();
         for (name, value) in axes {
             match value.parse() {
-                Ok(number) => drop(all.numbers.insert(name.clone(), number)),
-                Err(_) => drop(all.words.insert(name.clone(), value.clone())),
+                Ok(number) => drop(all.numeric_axes.insert(name.clone(), number)),
+                Err(_) => drop(all.word_axes.insert(name.clone(), value.clone())),
             }
         }
         all
@@ -61,8 +61,8 @@ impl ProblemAxisValues {
             let (name, number) = word.split_at(digits);
             let number = number.parse::<u64>().ok().filter(|_| !number.starts_with('0'));
             match number.filter(|_| !name.is_empty() && !DATA_TYPE_PREFIXES.contains(&name)) {
-                Some(number) => drop(all.numbers.insert(name.to_owned(), number)),
-                None => drop(all.words.insert(place.to_string(), word.to_owned())),
+                Some(number) => drop(all.numeric_axes.insert(name.to_owned(), number)),
+                None => drop(all.word_axes.insert(place.to_string(), word.to_owned())),
             }
         }
         all
@@ -72,7 +72,7 @@ impl ProblemAxisValues {
     /// axes have in common.
     pub fn without_numeric_axes(&self, axes: &[&str]) -> Self {
         let mut rest = self.clone();
-        rest.numbers.retain(|axis, _| !axes.contains(&axis.as_str()));
+        rest.numeric_axes.retain(|axis, _| !axes.contains(&axis.as_str()));
         rest
     }
 }
@@ -80,8 +80,8 @@ impl ProblemAxisValues {
 // Formats the axis values as text: "d128 causal bf16".
 impl std::fmt::Display for ProblemAxisValues {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let numbers = self.numbers.iter().map(|(name, number)| format!("{name}{number}"));
-        let all: Vec<String> = numbers.chain(self.words.values().cloned()).collect();
+        let numbers = self.numeric_axes.iter().map(|(name, number)| format!("{name}{number}"));
+        let all: Vec<String> = numbers.chain(self.word_axes.values().cloned()).collect();
         f.write_str(&all.join(" "))
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_case_id_is_divided_into_its_parts() {
         let parts_of = |id| {
-            let CaseIdParts { problem, implementation, cache } =
+            let CaseIdParts { problem_id: problem, implementation, cache_state: cache } =
                 CaseIdParts::split_case_id(id, "attention/forward");
             [problem, implementation, cache]
         };
@@ -107,7 +107,8 @@ mod tests {
     #[test]
     fn numbers_in_a_case_id_are_axes_and_dtypes_are_not() {
         let axes = ProblemAxisValues::from_problem_in_case_id("pi05_s50_p968_steps10_bf16_int8");
-        let numbers: Vec<_> = axes.numbers.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+        let numbers: Vec<_> =
+            axes.numeric_axes.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         assert_eq!(numbers, [("p", 968), ("s", 50), ("steps", 10)]);
         assert_eq!(axes.without_numeric_axes(&["s", "p"]).to_string(), "steps10 pi05 bf16 int8");
     }

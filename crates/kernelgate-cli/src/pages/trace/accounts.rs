@@ -10,7 +10,7 @@ use crate::plot::{
     PlottedUnit, TitledChart,
 };
 use kernelgate::display::time_text;
-use kernelgate_trace::analyze::timeline::BusyTimeLineOfGpu;
+use kernelgate_trace::analyze::timeline::BusyTimeCategoryOfGpu;
 use kernelgate_trace::diagnose::{
     GpuTimeAccount, ProcessTimeAccountOnGpu, TraceDiagnosis, TransfersOfOneKind,
 };
@@ -19,24 +19,35 @@ use kernelgate_trace::diagnose::{
 const MAX_ITERATIONS_DRAWN_AS_BARS: usize = 24;
 
 /// The coloured parts of a bar for busy time: name, and the lines of the time account that it sums.
-/// Idle time follows them.
-const BUSY_PARTS_OF_TIME_BAR: &[(&str, &[BusyTimeLineOfGpu])] = &[
-    ("compute", &[BusyTimeLineOfGpu::Compute, BusyTimeLineOfGpu::Graph]),
-    ("compute beside communication", &[BusyTimeLineOfGpu::ComputeAndCommunication]),
+/// The idle time follows these parts in the bar.
+const BUSY_TIME_BAR_PARTS: &[(&str, &[BusyTimeCategoryOfGpu])] = &[
+    (
+        "compute",
+        &[BusyTimeCategoryOfGpu::ComputeKernelsAlone, BusyTimeCategoryOfGpu::WholeCudaGraph],
+    ),
+    ("compute beside communication", &[BusyTimeCategoryOfGpu::ComputeAndCommunication]),
     (
         "compute beside copies",
-        &[BusyTimeLineOfGpu::ComputeAndCopy, BusyTimeLineOfGpu::ComputeAndMigration],
+        &[BusyTimeCategoryOfGpu::ComputeAndCopy, BusyTimeCategoryOfGpu::ComputeAndMigration],
     ),
-    ("exposed communication", &[BusyTimeLineOfGpu::Communication]),
+    ("exposed communication", &[BusyTimeCategoryOfGpu::ExposedCommunication]),
     (
         "exposed copies",
-        &[BusyTimeLineOfGpu::Copy, BusyTimeLineOfGpu::Migration, BusyTimeLineOfGpu::Set],
+        &[
+            BusyTimeCategoryOfGpu::ExposedCopies,
+            BusyTimeCategoryOfGpu::ExposedPageMigration,
+            BusyTimeCategoryOfGpu::OnlyMemsets,
+        ],
     ),
 ];
 
 /// Draws one stacked bar chart of the time account for each device.
 pub fn time_account_charts(diagnosis: &TraceDiagnosis) -> Vec<ChartWithFileName> {
-    diagnosis.devices.iter().map(|device| time_account_chart_of_device(&device.account)).collect()
+    diagnosis
+        .gpu_use_by_process
+        .iter()
+        .map(|device| time_account_chart_of_device(&device.account))
+        .collect()
 }
 
 fn time_account_chart_of_device(account: &ProcessTimeAccountOnGpu) -> ChartWithFileName {
@@ -45,10 +56,10 @@ fn time_account_chart_of_device(account: &ProcessTimeAccountOnGpu) -> ChartWithF
     match &account.iterations {
         None => rows.push(row_of_time_account("all".to_owned(), &account.whole_trace_account)),
         Some(iterations) => {
-            if iterations.account_before_first.span_length_ns() > 0 {
+            if iterations.account_before_first_iteration.span_length_ns() > 0 {
                 rows.push(row_of_time_account(
                     "start-up".to_owned(),
-                    &iterations.account_before_first,
+                    &iterations.account_before_first_iteration,
                 ));
             }
             for (index, of) in
@@ -65,19 +76,23 @@ fn time_account_chart_of_device(account: &ProcessTimeAccountOnGpu) -> ChartWithF
             );
         }
     }
-    let names = BUSY_PARTS_OF_TIME_BAR.iter().map(|(name, _)| (*name).to_owned());
+    let names = BUSY_TIME_BAR_PARTS.iter().map(|(name, _)| (*name).to_owned());
     let chart = TitledChart {
-        title: format!("Time of process {}, device {}", account.pid, account.device),
-        subtitle,
+        chart_title: format!("Time of process {}, device {}", account.pid, account.gpu_ordinal),
+        chart_subtitle: subtitle,
         body: ChartBody::Rows(LabelledRowsChart {
-            axis: ChartAxis::with_round_ticks("time", PlottedUnit::Time, AxisScaleKind::FromZero),
-            legend: names.chain(["idle".to_owned()]).collect(),
+            horizontal_axis: ChartAxis::with_round_ticks(
+                "time",
+                PlottedUnit::TimeNs,
+                AxisScaleKind::LinearFromZero,
+            ),
+            mark_colour_legend: names.chain(["idle".to_owned()]).collect(),
             rows,
-            origin: None,
+            vertical_line_value: None,
         }),
     };
     ChartWithFileName::with_file_name_from_words(
-        &["account", &account.pid.to_string(), &account.device.to_string()],
+        &["account", &account.pid.to_string(), &account.gpu_ordinal.to_string()],
         chart,
     )
 }
@@ -86,27 +101,31 @@ fn time_account_chart_of_device(account: &ProcessTimeAccountOnGpu) -> ChartWithF
 fn row_of_time_account(label: String, account: &GpuTimeAccount) -> ChartRowWithLabel {
     let mut at = 0;
     let mut marks = Vec::new();
-    let busy = BUSY_PARTS_OF_TIME_BAR
+    let busy = BUSY_TIME_BAR_PARTS
         .iter()
-        .map(|(_, lines)| lines.iter().map(|&line| account.busy_ns_of_line(line)).sum());
+        .map(|(_, lines)| lines.iter().map(|&line| account.busy_ns_of_category(line)).sum());
     for (colour, ns) in busy.chain([account.idle_time_of_all_causes_ns()]).enumerate() {
         if ns > 0 {
-            marks.push(MarkInChartRow::Span(at as f64, (at + ns) as f64, colour));
+            marks.push(MarkInChartRow::RectangleBetweenValues(at as f64, (at + ns) as f64, colour));
             at += ns;
         }
     }
-    ChartRowWithLabel { label, value_text: time_text(account.span_length_ns() as f64), marks }
+    ChartRowWithLabel {
+        row_label: label,
+        value_text: time_text(account.span_length_ns() as f64),
+        marks,
+    }
 }
 
 /// Builds HTML tables of the time account of each device, of its transfers and of the possible
 /// gains.
 pub fn time_account_tables(diagnosis: &TraceDiagnosis) -> Markup {
     let lines: Vec<Vec<String>> = diagnosis
-        .devices
+        .gpu_use_by_process
         .iter()
         .flat_map(|device| {
             let total = device.account.whole_trace_account.span_length_ns().max(1) as f64;
-            let place = format!("process {}, device {}", device.pid, device.device);
+            let place = format!("process {}, device {}", device.pid, device.gpu_ordinal);
             device.account.whole_trace_account.labels_and_ns_of_lines().into_iter().map(
                 move |(label, ns)| {
                     let share = format!("{:.1}%", 100.0 * ns as f64 / total);
@@ -117,21 +136,25 @@ pub fn time_account_tables(diagnosis: &TraceDiagnosis) -> Markup {
         .collect();
     let transfer = |of: &TransfersOfOneKind| {
         vec![
-            format!("{} {}", of.transfer_class.printed_operation_class(), of.label),
+            format!("{} {}", of.transfer_class.printed_operation_class(), of.transfer_label),
             of.transfer_count.to_string(),
-            time_text(of.total_ns as f64),
-            time_text(of.exposed_ns as f64),
-            of.bus_gb_per_s.map_or_else(|| "-".to_owned(), |bus| format!("{bus:.1} GB/s")),
+            time_text(of.total_transfer_ns as f64),
+            time_text(of.exposed_transfer_ns as f64),
+            of.collective_bus_gb_per_s
+                .map_or_else(|| "-".to_owned(), |bus| format!("{bus:.1} GB/s")),
         ]
     };
-    let transfers: Vec<Vec<String>> =
-        diagnosis.devices.iter().flat_map(|of| of.account.transfers.iter().map(transfer)).collect();
+    let transfers: Vec<Vec<String>> = diagnosis
+        .gpu_use_by_process
+        .iter()
+        .flat_map(|of| of.account.transfers.iter().map(transfer))
+        .collect();
     let path = &diagnosis.critical_path;
     let gains: Vec<Vec<String>> = path
         .gains
         .iter()
         .map(|gain| {
-            let share = 100.0 * gain.gain_ns as f64 / path.total_ns.max(1) as f64;
+            let share = 100.0 * gain.gain_ns as f64 / path.critical_path_ns.max(1) as f64;
             vec![
                 gain.change.printed_speedup_label(),
                 time_text(gain.gain_ns as f64),

@@ -38,7 +38,7 @@ pub fn timeline_chart(trace: &Trace) -> Vec<ChartWithFileName> {
     for id in operations.all_operation_ids() {
         let place = trace.places[operations.place_of_operation(id).0 as usize];
         let (kind, _) = operations.kind_and_table_row(id);
-        let busy = rows.entry((place.process, place.device, place.stream, kind)).or_default();
+        let busy = rows.entry((place.process_index, place.device, place.stream, kind)).or_default();
         let (start, end) = (
             operations.operation_start_ns(id) - first,
             operations.operation_end_exclusive_ns(id) - first,
@@ -62,7 +62,7 @@ pub fn timeline_chart(trace: &Trace) -> Vec<ChartWithFileName> {
         let process = if several { format!("process {pid}, ") } else { String::new() };
         let total: i64 = busy.values().sum();
         ChartRowWithLabel {
-            label: format!(
+            row_label: format!(
                 "{process}device {device}, stream {stream}: {}",
                 operation_kind_label(kind)
             ),
@@ -77,20 +77,20 @@ pub fn timeline_chart(trace: &Trace) -> Vec<ChartWithFileName> {
     let more =
         if left_out > 0 { format!("; {left_out} more rows are skipped") } else { String::new() };
     let chart = TitledChart {
-        title: "When the GPU worked".to_owned(),
-        subtitle: format!(
+        chart_title: "When the GPU worked".to_owned(),
+        chart_subtitle: format!(
             "a row a stream; what is closer than {} runs together{more}",
             time_text(column as f64)
         ),
         body: ChartBody::Rows(LabelledRowsChart {
-            axis: ChartAxis::with_round_ticks(
+            horizontal_axis: ChartAxis::with_round_ticks(
                 "since the first operation",
-                PlottedUnit::Time,
-                AxisScaleKind::FromZero,
+                PlottedUnit::TimeNs,
+                AxisScaleKind::LinearFromZero,
             ),
-            legend: ["kernels", "copies", "sets", "graphs"].map(str::to_owned).to_vec(),
+            mark_colour_legend: ["kernels", "copies", "sets", "graphs"].map(str::to_owned).to_vec(),
             rows: busiest.into_iter().map(row).collect(),
-            origin: None,
+            vertical_line_value: None,
         }),
     };
     vec![ChartWithFileName::with_file_name_from_words(&["timeline"], chart)]
@@ -100,8 +100,8 @@ const fn operation_kind_label(kind: GpuOperationKind) -> &'static str {
     match kind {
         GpuOperationKind::Kernel => "kernels",
         GpuOperationKind::Copy => "copies",
-        GpuOperationKind::Set => "sets",
-        GpuOperationKind::Graph => "graphs",
+        GpuOperationKind::Memset => "sets",
+        GpuOperationKind::CudaGraphLaunch => "graphs",
     }
 }
 
@@ -109,8 +109,8 @@ const fn operation_kind_colour(kind: GpuOperationKind) -> usize {
     match kind {
         GpuOperationKind::Kernel => 0,
         GpuOperationKind::Copy => 1,
-        GpuOperationKind::Set => 2,
-        GpuOperationKind::Graph => 3,
+        GpuOperationKind::Memset => 2,
+        GpuOperationKind::CudaGraphLaunch => 3,
     }
 }
 
@@ -127,8 +127,9 @@ fn spans_of_timeline_row(
             _ => spans.push((*at, at + 1)),
         }
     }
-    let mark =
-        |(from, to)| MarkInChartRow::Span((from * column) as f64, (to * column) as f64, colour);
+    let mark = |(from, to)| {
+        MarkInChartRow::RectangleBetweenValues((from * column) as f64, (to * column) as f64, colour)
+    };
     spans.into_iter().map(mark).collect()
 }
 
@@ -136,40 +137,40 @@ fn spans_of_timeline_row(
 pub fn kernel_time_charts(diagnosis: &TraceDiagnosis) -> Vec<ChartWithFileName> {
     let answers = &diagnosis.answers;
     let bar = |label: String, count: usize, total_ns: i64| ChartRowWithLabel {
-        label,
+        row_label: label,
         value_text: format!(
             "{count} x, {}, {:.1}%",
             time_text(total_ns as f64),
-            100.0 * total_ns as f64 / answers.kernel_ns.max(1) as f64
+            100.0 * total_ns as f64 / answers.all_kernels_ns.max(1) as f64
         ),
-        marks: vec![MarkInChartRow::Bar(total_ns as f64, 0)],
+        marks: vec![MarkInChartRow::BarToValue(total_ns as f64, 0)],
     };
     let chart = |title: &str, rows: Vec<ChartRowWithLabel>| TitledChart {
-        title: title.to_owned(),
-        subtitle: format!("of {} of kernels", time_text(answers.kernel_ns as f64)),
+        chart_title: title.to_owned(),
+        chart_subtitle: format!("of {} of kernels", time_text(answers.all_kernels_ns as f64)),
         body: ChartBody::Rows(LabelledRowsChart {
-            axis: ChartAxis::with_round_ticks(
+            horizontal_axis: ChartAxis::with_round_ticks(
                 "time in all",
-                PlottedUnit::Time,
-                AxisScaleKind::FromZero,
+                PlottedUnit::TimeNs,
+                AxisScaleKind::LinearFromZero,
             ),
-            legend: vec![],
+            mark_colour_legend: vec![],
             rows,
-            origin: None,
+            vertical_line_value: None,
         }),
     };
     let top = answers.top_kernels.iter().map(|of| {
         bar(
             shorten_in_the_middle(
-                &shortened_kernel_name_for_readers(&of.name),
+                &shortened_kernel_name_for_readers(&of.kernel_name),
                 MAX_KERNEL_NAME_CHARACTERS,
             ),
-            of.summary.count,
-            of.summary.total,
+            of.launch_time_summary.value_count,
+            of.launch_time_summary.total,
         )
     });
     let classes = answers
-        .classes
+        .ns_and_launches_by_class
         .iter()
         .map(|(class, ns, count)| bar(class.printed_work_class_label().to_owned(), *count, *ns));
     let both = [
@@ -187,9 +188,12 @@ pub fn kernel_time_charts(diagnosis: &TraceDiagnosis) -> Vec<ChartWithFileName> 
 /// Draws the device memory that was allocated over time, one series for each process and device.
 pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<ChartWithFileName> {
     let Some((begun, last)) = trace.first_and_last_activity_ns() else { return Vec::new() };
-    let starts = diagnosis.memory.iter().filter_map(|of| Some(of.held_bytes_over_time.first()?.0));
+    let starts = diagnosis
+        .device_memory_over_time
+        .iter()
+        .filter_map(|of| Some(of.held_bytes_over_time.first()?.0));
     let first = starts.fold(begun, i64::min);
-    let series = diagnosis.memory.iter().enumerate().map(|(colour, of)| {
+    let series = diagnosis.device_memory_over_time.iter().enumerate().map(|(colour, of)| {
         // The memory chart is a step chart: the value stays equal until the next point.
         let mut before = 0;
         let corners = of.thinned_bytes_over_time(MAX_MEMORY_CHART_POINTS).into_iter().flat_map(
@@ -206,8 +210,8 @@ pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<Cha
             PointWithRange::point_without_range((time - first) as f64, bytes as f64)
         };
         CurveOrPointSeries {
-            name: format!("process {}, device {}", of.pid, of.device),
-            colour,
+            legend_name: format!("process {}, device {}", of.pid, of.gpu_ordinal),
+            colour_number: colour,
             joined_by_lines: true,
             marks: corners.chain(until).map(mark).collect(),
         }
@@ -217,18 +221,22 @@ pub fn device_memory_chart(trace: &Trace, diagnosis: &TraceDiagnosis) -> Vec<Cha
         return Vec::new();
     }
     let chart = TitledChart {
-        title: "Device memory".to_owned(),
-        subtitle: "taken since the recording began".to_owned(),
+        chart_title: "Device memory".to_owned(),
+        chart_subtitle: "taken since the recording began".to_owned(),
         body: ChartBody::Xy(XyChart {
-            x: ChartAxis::with_round_ticks(
+            horizontal_axis: ChartAxis::with_round_ticks(
                 "since the recording began",
-                PlottedUnit::Time,
-                AxisScaleKind::FromZero,
+                PlottedUnit::TimeNs,
+                AxisScaleKind::LinearFromZero,
             ),
-            y: ChartAxis::with_round_ticks("held", PlottedUnit::Bytes, AxisScaleKind::FromZero),
+            vertical_axis: ChartAxis::with_round_ticks(
+                "held",
+                PlottedUnit::Bytes,
+                AxisScaleKind::LinearFromZero,
+            ),
             series,
             reference_lines: vec![],
-            wide: true,
+            fills_page_width: true,
         }),
     };
     vec![ChartWithFileName::with_file_name_from_words(&["memory"], chart)]
@@ -242,13 +250,13 @@ pub fn throughput_share_chart(trace: &Trace) -> Vec<ChartWithFileName> {
     let Some((memory, compute)) = names else { return Vec::new() };
     let percent = |launch: &kernelgate_trace::model::kernel_metrics::NcuProfiledLaunch, name| {
         let metric = launch.metrics.get(&name)?;
-        (trace.names.text_of_name(metric.unit) == "%").then_some(metric.value / 100.0)
+        (trace.names.text_of_name(metric.unit) == "%").then_some(metric.metric_value / 100.0)
     };
     let mut series: BTreeMap<String, Vec<PointWithRange>> = BTreeMap::new();
     for launch in &trace.profiled_launches {
         if let (Some(x), Some(y)) = (percent(launch, memory), percent(launch, compute)) {
             let name = shorten_in_the_middle(
-                &shortened_kernel_name_for_readers(trace.names.text_of_name(launch.kernel)),
+                &shortened_kernel_name_for_readers(trace.names.text_of_name(launch.kernel_name)),
                 MAX_KERNEL_NAME_CHARACTERS,
             );
             series.entry(name).or_default().push(PointWithRange::point_without_range(x, y));
@@ -259,28 +267,28 @@ pub fn throughput_share_chart(trace: &Trace) -> Vec<ChartWithFileName> {
     }
     let numbered = series.into_iter().enumerate();
     let series = numbered.map(|(colour, (name, marks))| CurveOrPointSeries {
-        name,
-        colour,
+        legend_name: name,
+        colour_number: colour,
         joined_by_lines: false,
         marks,
     });
     let chart = TitledChart {
-        title: "Profiled launches against their peaks".to_owned(),
-        subtitle: "near the top: compute-bound; near the right: memory-bound".to_owned(),
+        chart_title: "Profiled launches against their peaks".to_owned(),
+        chart_subtitle: "near the top: compute-bound; near the right: memory-bound".to_owned(),
         body: ChartBody::Xy(XyChart {
-            x: ChartAxis::with_round_ticks(
+            horizontal_axis: ChartAxis::with_round_ticks(
                 "memory throughput",
-                PlottedUnit::Share,
-                AxisScaleKind::FromZero,
+                PlottedUnit::ShareAsPercent,
+                AxisScaleKind::LinearFromZero,
             ),
-            y: ChartAxis::with_round_ticks(
+            vertical_axis: ChartAxis::with_round_ticks(
                 "compute throughput",
-                PlottedUnit::Share,
-                AxisScaleKind::FromZero,
+                PlottedUnit::ShareAsPercent,
+                AxisScaleKind::LinearFromZero,
             ),
             series: series.collect(),
             reference_lines: vec![],
-            wide: false,
+            fills_page_width: false,
         }),
     };
     vec![ChartWithFileName::with_file_name_from_words(&["bounds"], chart)]

@@ -20,7 +20,7 @@ const MAX_LIST_ENTRIES_TO_TRY: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50
 /// Largest number of characters of a line of notes in a pull-request comment.
 const MAX_COMMENT_LINE_CHARACTERS: usize = 400;
 
-/// The comment as Markdown.
+/// The pull-request comment on the verdicts as Markdown.
 pub fn pull_request_comment_markdown(summary: &VerdictSummary) -> String {
     for shown in MAX_LIST_ENTRIES_TO_TRY {
         let text = comment_with_entries_limit(summary, shown);
@@ -35,30 +35,32 @@ pub fn pull_request_comment_markdown(summary: &VerdictSummary) -> String {
 }
 
 fn comment_with_entries_limit(summary: &VerdictSummary, shown: usize) -> String {
-    let mut out = format!("**{}**\n\n", summary.headline);
-    for (name, words) in &summary.facts {
+    let mut out = format!("**{}**\n\n", summary.report_headline);
+    for (name, words) in &summary.facts_on_compared_sides {
         let _ = writeln!(out, "- {name}: {}", escaped_and_shortened_line(words));
     }
     let slower = |row: &&CaseJudgement| {
-        [VerdictOnCase::Regressed, VerdictOnCase::Accepted].contains(&row.verdict)
+        [VerdictOnCase::Regressed, VerdictOnCase::AcceptedSlowdown].contains(&row.verdict)
     };
     let (mut worst, rest): (Vec<_>, Vec<_>) = summary.rows.iter().partition(slower);
-    worst.sort_by(|a, b| a.verdict.cmp(&b.verdict).then(b.ratio.center.total_cmp(&a.ratio.center)));
+    worst.sort_by(|a, b| {
+        a.verdict.cmp(&b.verdict).then(b.ratio.estimated_ratio.total_cmp(&a.ratio.estimated_ratio))
+    });
     if !worst.is_empty() {
-        let accepted = worst.iter().any(|row| row.verdict == VerdictOnCase::Accepted);
+        let accepted = worst.iter().any(|row| row.verdict == VerdictOnCase::AcceptedSlowdown);
         let _ = writeln!(
             out,
             "\n{}",
-            markdown_table_of_judgements(&worst, shown, summary.evidence, accepted)
+            markdown_table_of_judgements(&worst, shown, summary.evidence_unit, accepted)
         );
     }
     if let Some(drawn) = intervals::intervals_text_plot(&summary.rows) {
         let _ = writeln!(out, "\n```\n{}\n```", drawn.replace('`', "'"));
     }
-    out.push_str(&markdown_list_with_limit(&summary.notes, shown));
+    out.push_str(&markdown_list_with_limit(&summary.notes_below_table, shown));
     if !rest.is_empty() {
         let (count, rest) =
-            (rest.len(), markdown_table_of_judgements(&rest, shown, summary.evidence, true));
+            (rest.len(), markdown_table_of_judgements(&rest, shown, summary.evidence_unit, true));
         let _ = writeln!(
             out,
             "\n<details><summary>{count} other cases</summary>\n\n{rest}\n\n</details>"
@@ -67,7 +69,7 @@ fn comment_with_entries_limit(summary: &VerdictSummary, shown: usize) -> String 
     let words = "change: of the time, above 0 is slower; detectable: the smallest slow-down that \
                  would have been found";
     let (details, reproduce) =
-        (markdown_list_with_limit(&summary.details, shown), &summary.command_to_reproduce);
+        (markdown_list_with_limit(&summary.foldable_lines, shown), &summary.command_to_reproduce);
     let _ =
         writeln!(out, "\n<details><summary>Details, and how to repeat this</summary>\n\n- {words}");
     let _ = writeln!(out, "{}\n```\n{reproduce}\n```\n\n</details>", details.trim_start());
@@ -103,8 +105,12 @@ fn markdown_table_of_judgements(
             judgement_cells::time_change_cell(row),
             judgement_cells::time_change_interval_cell(row),
         );
-        let mut line =
-            vec![row.case.clone(), change, interval, judgement_cells::detectable_change_cell(row)];
+        let mut line = vec![
+            row.case_id.clone(),
+            change,
+            interval,
+            judgement_cells::detectable_change_cell(row),
+        ];
         line.extend(tested.then(|| judgement_cells::p_value_cell(row)));
         line.extend([
             judgement_cells::base_time_cell(row),
@@ -112,8 +118,10 @@ fn markdown_table_of_judgements(
             judgement_cells::evidence_count_cell(row),
         ]);
         if verdicts {
-            let reason =
-                row.joined_reasons().map(|reason| format!(": {reason}")).unwrap_or_default();
+            let reason = row
+                .joined_inconclusive_reasons()
+                .map(|reason| format!(": {reason}"))
+                .unwrap_or_default();
             line.push(format!("{}{reason}", row.verdict.verdict_name()));
         }
         table.add_row(line);
@@ -151,22 +159,22 @@ mod tests {
         test_judgement_with_ratio(
             &case,
             verdict,
-            TimeRatioWithInterval { center: 1.25, low: 1.24, high: 1.26 },
+            TimeRatioWithInterval { estimated_ratio: 1.25, ratio_low: 1.24, ratio_high: 1.26 },
         )
     }
 
     fn verdict_summary_with_notes(rows: Vec<CaseJudgement>, notes: Vec<String>) -> VerdictSummary {
         VerdictSummary {
-            verb: "kernelgate compare",
-            package: None,
-            headline: "headline".to_owned(),
-            facts: vec![],
+            judging_verb: "kernelgate compare",
+            package_name: None,
+            report_headline: "headline".to_owned(),
+            facts_on_compared_sides: vec![],
             rows,
             unjudged_entries: Vec::<UnjudgedEntry>::new(),
-            rules: crate::gate::rules::RulesEffectReport::default(),
-            notes,
-            details: vec![],
-            evidence: "pairs",
+            rules: crate::gate::rules::GateRulesEffectReport::default(),
+            notes_below_table: notes,
+            foldable_lines: vec![],
+            evidence_unit: "pairs",
             command_to_reproduce: "kernelgate compare --base main".to_owned(),
         }
     }
@@ -198,7 +206,7 @@ mod tests {
         ]
         "#);
         let mut endless = judgement_of_case_number(0, VerdictOnCase::Regressed);
-        endless.case = "ä".repeat(100_000);
+        endless.case_id = "ä".repeat(100_000);
         assert!(
             pull_request_comment_markdown(&verdict_summary_with_notes(vec![endless], vec![])).len()
                 <= MAX_PULL_REQUEST_COMMENT_BYTES + 100

@@ -13,27 +13,29 @@ use crate::gate::judgement::CaseJudgement;
 use crate::gate::rules::RULES_FILE_NAME;
 use crate::gate::verdict::VerdictOnCase;
 use crate::report::judgement_cells;
-use crate::report::summary::{UnjudgedKind, VerdictSummary};
+use crate::report::summary::{UnjudgedReasonKind, VerdictSummary};
 use kernelgate::display::harmless_text::EscapedForJunit;
 
 pub fn junit_xml_of_verdicts(summary: &VerdictSummary) -> String {
-    let mut suite = TestSuite::new(summary.verb);
-    for (name, words) in &summary.facts {
+    let mut suite = TestSuite::new(summary.judging_verb);
+    for (name, words) in &summary.facts_on_compared_sides {
         suite.add_property((*name, &*escape_for_junit_xml(words)));
     }
     for line in summary.rules.report_lines() {
         suite.add_property((RULES_FILE_NAME, &*escape_for_junit_xml(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
-        let mut case =
-            junit_case_of_workload(&row.case, junit_status_of_judgement(row, summary.evidence));
+        let mut case = junit_case_of_workload(
+            &row.case_id,
+            junit_status_of_judgement(row, summary.evidence_unit),
+        );
         let facts = junit_properties_of_judgement(row);
         case.add_properties(facts.iter().map(|(name, value)| (*name, value.as_str())));
-        let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
+        let accepted = summary.rules.accepted.iter().filter(|it| it.case_id == row.case_id);
         let mut accepted: Vec<String> = accepted
             .map(|it| format!("accepted in {RULES_FILE_NAME}: {}", it.acceptance_text()))
             .collect();
-        if row.verdict == VerdictOnCase::Accepted {
+        if row.verdict == VerdictOnCase::AcceptedSlowdown {
             let (change, interval) = (
                 judgement_cells::time_change_cell(row),
                 judgement_cells::time_change_interval_cell(row),
@@ -46,22 +48,29 @@ pub fn junit_xml_of_verdicts(summary: &VerdictSummary) -> String {
         case
     }));
     for other in &summary.unjudged_entries {
-        let kind =
-            if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
+        let kind = if other.kind == UnjudgedReasonKind::NotTimedOnBothSides {
+            None
+        } else {
+            Some(NonSuccessKind::Error)
+        };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
-        status.set_message(&*escape_for_junit_xml(&other.reason));
+        status.set_message(&*escape_for_junit_xml(&other.reason_not_judged));
         if kind.is_some() {
-            status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
+            status.set_type(if other.kind == UnjudgedReasonKind::IncomparableSettings {
+                "refused"
+            } else {
+                "failed"
+            });
         }
-        let mut case = junit_case_of_workload(&other.name, status);
+        let mut case = junit_case_of_workload(&other.case_or_bench_name, status);
         let escape = |(name, value): &(String, String)| {
             (escape_for_junit_xml(name), escape_for_junit_xml(value))
         };
-        let facts: Vec<_> = other.facts.iter().map(escape).collect();
+        let facts: Vec<_> = other.facts_behind_reason.iter().map(escape).collect();
         case.add_properties(facts.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         suite.add_test_case(case);
     }
-    let mut report = Report::new(&*escape_for_junit_xml(&summary.headline));
+    let mut report = Report::new(&*escape_for_junit_xml(&summary.report_headline));
     report.add_test_suite(suite);
     let mut xml = report.to_string().expect("text in memory can be written");
     if !xml.ends_with('\n') {
@@ -76,16 +85,16 @@ fn junit_properties_of_judgement(row: &CaseJudgement) -> Vec<(&'static str, Stri
     let share = |value: f64| format!("{value:.6}");
     let mut facts = vec![
         ("verdict", row.verdict.verdict_name().to_owned()),
-        ("threshold", share(row.threshold.value)),
+        ("threshold", share(row.regression_threshold.limit_value)),
     ];
     if row.has_times() {
         let ratio = row.ratio;
         facts.extend([
-            ("base_ns", format!("{:.1}", row.base_ns)),
-            ("head_ns", format!("{:.1}", row.head_ns)),
-            ("ratio", share(ratio.center)),
-            ("ratio_low", share(ratio.low)),
-            ("ratio_high", share(ratio.high)),
+            ("base_ns", format!("{:.1}", row.base_launch_ns)),
+            ("head_ns", format!("{:.1}", row.head_launch_ns)),
+            ("ratio", share(ratio.estimated_ratio)),
+            ("ratio_low", share(ratio.ratio_low)),
+            ("ratio_high", share(ratio.ratio_high)),
         ]);
         facts.extend(row.detectable_change.map(|it| ("detectable", share(it))));
     }
@@ -136,11 +145,12 @@ fn junit_status_of_judgement(row: &CaseJudgement, evidence: &str) -> TestCaseSta
         VerdictOnCase::Inconclusive => {
             let mut status = TestCaseStatus::skipped();
             let numbers = if row.has_times() { format!(": {numbers}") } else { String::new() };
-            let reason = row.joined_reasons().unwrap_or_else(|| "no reason".to_owned());
+            let reason =
+                row.joined_inconclusive_reasons().unwrap_or_else(|| "no reason".to_owned());
             status.set_message(format!("inconclusive: {}{numbers}", escape_for_junit_xml(&reason)));
             status
         }
-        VerdictOnCase::Improved | VerdictOnCase::Unchanged | VerdictOnCase::Accepted => {
+        VerdictOnCase::Improved | VerdictOnCase::Unchanged | VerdictOnCase::AcceptedSlowdown => {
             TestCaseStatus::success()
         }
     }

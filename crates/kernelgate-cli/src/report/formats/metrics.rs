@@ -13,23 +13,28 @@ use kernelgate::stats::{MedianAndQuartiles, median};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MetricWithRange {
     /// Value of the metric.
-    pub value: f64,
+    #[serde(rename = "value")]
+    pub metric_value: f64,
     /// Lower end of the metric's range; `None` if the range has no finite lower end.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lower_value: Option<f64>,
+    #[serde(rename = "lower_value")]
+    pub range_lower_end: Option<f64>,
     /// Upper end of the metric's range; `None` if the range has no finite upper end.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub upper_value: Option<f64>,
+    #[serde(rename = "upper_value")]
+    pub range_upper_end: Option<f64>,
 }
 
-/// Measures of a case.
+/// Measured time and energy of one launch of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LatencyAndEnergy {
     /// Time of one launch in nanoseconds.
-    pub latency: MetricWithRange,
+    #[serde(rename = "latency")]
+    pub launch_latency_ns: MetricWithRange,
     /// Energy of one launch in joules; `None` unless it was measured with `--energy`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub energy: Option<MetricWithRange>,
+    #[serde(rename = "energy")]
+    pub launch_energy_j: Option<MetricWithRange>,
 }
 
 /// Measured values by case.
@@ -41,7 +46,7 @@ pub type MetricsByCase = BTreeMap<String, LatencyAndEnergy>;
 pub fn metrics_of_process_runs(runs: &[BenchProcessRun]) -> MetricsByCase {
     let mut cases: BTreeMap<&String, Vec<&CaseRecordWithSamples>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        if !case.samples.launches.is_empty() {
+        if !case.samples.launches_per_sample.is_empty() {
             cases.entry(id).or_default().push(case);
         }
     }
@@ -58,11 +63,14 @@ pub fn metrics_of_process_runs(runs: &[BenchProcessRun]) -> MetricsByCase {
         let energy =
             runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured_launch_energy());
         let energies: Vec<[f64; 3]> = energy
-            .map(|it| [1.0 - it.relative, 1.0, 1.0 + it.relative].map(|share| share * it.launch_j))
+            .map(|it| {
+                [1.0 - it.relative_resolution, 1.0, 1.0 + it.relative_resolution]
+                    .map(|share| share * it.energy_per_launch_j)
+            })
             .collect();
         Some(LatencyAndEnergy {
-            latency: median_and_range_over_runs(&times)?,
-            energy: median_and_range_over_runs(&energies),
+            launch_latency_ns: median_and_range_over_runs(&times)?,
+            launch_energy_j: median_and_range_over_runs(&energies),
         })
     };
     let case =
@@ -83,9 +91,9 @@ fn median_and_range_over_runs(runs: &[[f64; 3]]) -> Option<MetricWithRange> {
         ),
     };
     Some(MetricWithRange {
-        value: median(&middles),
-        lower_value: Some(low),
-        upper_value: Some(high),
+        metric_value: median(&middles),
+        range_lower_end: Some(low),
+        range_upper_end: Some(high),
     })
 }
 
@@ -95,13 +103,24 @@ pub fn head_metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
     let timed = comparison.judged_cases.iter().filter(|judged| judged.has_times());
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
-        MetricWithRange { value, lower_value: end(value * low), upper_value: end(value * high) }
+        MetricWithRange {
+            metric_value: value,
+            range_lower_end: end(value * low),
+            range_upper_end: end(value * high),
+        }
     };
     timed
         .map(|judged| {
-            let (ratio, time_ns) = (judged.ratio, judged.head_ns);
-            let latency = metric(time_ns, ratio.low / ratio.center, ratio.high / ratio.center);
-            (judged.case.clone(), LatencyAndEnergy { latency, energy: None })
+            let (ratio, time_ns) = (judged.ratio, judged.head_launch_ns);
+            let latency = metric(
+                time_ns,
+                ratio.ratio_low / ratio.estimated_ratio,
+                ratio.ratio_high / ratio.estimated_ratio,
+            );
+            (
+                judged.case_id.clone(),
+                LatencyAndEnergy { launch_latency_ns: latency, launch_energy_j: None },
+            )
         })
         .collect()
 }
@@ -125,17 +144,20 @@ pub fn github_action_benchmark_format(metrics: &MetricsByCase) -> impl Serialize
         range: Option<String>,
     }
     let entry = |name: String, unit, metric: &MetricWithRange| {
-        let half = metric.upper_value.zip(metric.lower_value).map(|(high, low)| (high - low) / 2.0);
+        let half = metric
+            .range_upper_end
+            .zip(metric.range_lower_end)
+            .map(|(high, low)| (high - low) / 2.0);
         let range = half.map(|half| match unit {
             "ns" => format!("± {half:.1}"),
             _ => format!("± {half:.3e}"),
         });
-        NamedMetricEntry { name, unit, value: metric.value, range }
+        NamedMetricEntry { name, unit, value: metric.metric_value, range }
     };
     let entries = |(id, metrics): (&String, &LatencyAndEnergy)| {
-        let energy = metrics.energy.as_ref();
+        let energy = metrics.launch_energy_j.as_ref();
         let energy = energy.map(|metric| entry(format!("{id} (energy)"), "J", metric));
-        [entry(id.clone(), "ns", &metrics.latency)].into_iter().chain(energy)
+        [entry(id.clone(), "ns", &metrics.launch_latency_ns)].into_iter().chain(energy)
     };
     metrics.iter().flat_map(entries).collect::<Vec<_>>()
 }
@@ -156,8 +178,12 @@ mod tests {
         );
         let mut case = CaseRecordWithSamples::example_with_sample_times(vec![2e6, 2e6]);
         run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());
-        let energy =
-            LaunchEnergyMeasurement { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
+        let energy = LaunchEnergyMeasurement {
+            energy_per_launch_j: 0.5,
+            relative_resolution: 0.1,
+            mean_card_power_w: 250.0,
+            measurement_s: 1.0,
+        };
         case.samples.energy = Some(LaunchEnergyOrReason::Measured(energy));
         run.cases.insert("w/f/n1/cuda/fast/hot".to_owned(), case);
         let metrics = metrics_of_process_runs(&[run]);

@@ -31,16 +31,22 @@ pub struct ListCommandArguments {
 /// A case in the JSON output of `kernelgate list`.
 #[derive(Debug, Serialize)]
 struct ListedCaseJson<'a> {
-    bench: &'a str,
-    case: &'a str,
+    #[serde(rename = "bench")]
+    bench_name: &'a str,
+    #[serde(rename = "case")]
+    case_id: &'a str,
     /// The text "runs here" if the case can run on this machine, else "skipped: " and the reason.
-    status: String,
+    #[serde(rename = "status")]
+    runs_here_or_skip_reason: String,
     matmul_flops: u64,
-    bytes: u64,
-    host_bytes: u64,
+    #[serde(rename = "bytes")]
+    min_bytes_moved: u64,
+    #[serde(rename = "host_bytes")]
+    host_memory_bytes: u64,
     /// Bytes of GPU memory that the implementation declares for the case; `None` if nothing is
     /// declared.
-    device_bytes: Option<u64>,
+    #[serde(rename = "device_bytes")]
+    declared_device_memory_bytes: Option<u64>,
 }
 
 pub fn run_list_command(
@@ -49,7 +55,7 @@ pub fn run_list_command(
 ) -> anyhow::Result<ProcessExitReason> {
     let mut listings: Vec<(String, BenchCaseListing)> = Vec::new();
     for (bench, answer) in
-        arguments.choice.answers_of_package_benches(store, &RequestedBenchAction::List)?
+        arguments.choice.answers_of_package_benches(store, &RequestedBenchAction::ListCases)?
     {
         let ResponseToBenchAction::List(listing) = answer else {
             return Err(error_for_unexpected_response(&bench));
@@ -65,9 +71,9 @@ pub fn run_list_command(
         print_as_json(
             &cases().map(|(bench, case)| listed_case_json(bench, case)).collect::<Vec<_>>(),
         )?;
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
-    if arguments.choice.filter.is_none() && arguments.format == OutputFormat::Text {
+    if arguments.choice.case_id_regex.is_none() && arguments.format == OutputFormat::Text {
         listings
             .iter()
             .flat_map(|(_, listing)| &listing.workloads)
@@ -75,7 +81,7 @@ pub fn run_list_command(
         println!();
     }
     let (runs, skipped): (Vec<_>, Vec<_>) =
-        cases().map(|(_, case)| case).partition(|case| case.reason.is_none());
+        cases().map(|(_, case)| case).partition(|case| case.reason_not_runnable.is_none());
     if !runs.is_empty() {
         let table = work_and_memory_table(&runs);
         println!("{}", arguments.format.format_table(&table));
@@ -83,9 +89,9 @@ pub fn run_list_command(
     }
     let verb = if runs.len() == 1 { "runs" } else { "run" };
     let cases = display::counted_noun(runs.len(), "case");
-    println!("{cases} {verb} here{}", arguments.choice.shard_suffix());
+    println!("{cases} {verb} here{}", arguments.choice.shard_note_after_case_count());
     let (never, not_here): (Vec<_>, Vec<_>) =
-        skipped.into_iter().partition(|case| case.unsupported);
+        skipped.into_iter().partition(|case| case.runs_on_no_machine);
     for (reason, ids) in skipped_cases_by_reason(&not_here) {
         let more = match ids.len() - 1 {
             0 => String::new(),
@@ -102,27 +108,31 @@ pub fn run_list_command(
             never.len()
         );
     }
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
-/// Meaning of the columns.
+/// Legend of the work and memory columns that `kernelgate list` prints.
 const LEGEND_OF_WORK_AND_MEMORY_COLUMNS: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
 
 fn work_and_memory_table(cases: &[&ListedBenchCase]) -> AlignedTextTable {
-    let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());
+    let on_gpu = cases.iter().any(|case| case.declared_device_memory_bytes.is_some());
     let columns = ["case", "work", "memory", "GPU memory"];
     let mut table = AlignedTextTable::new(if on_gpu { &columns } else { &columns[..3] });
     for case in cases {
-        let work = match (case.matmul_flops, case.bytes) {
+        let work = match (case.matmul_flops_per_launch, case.min_bytes_per_launch) {
             (0, 0) => "-".to_owned(),
             (0, bytes) => display::decimal_byte_size_text(bytes),
             (flops, _) => format!("{:.2} GFLOP", flops as f64 / 1e9),
         };
-        let mut cells =
-            vec![case.case.clone(), work, display::decimal_byte_size_text(case.host_bytes)];
+        let mut cells = vec![
+            case.case_id.clone(),
+            work,
+            display::decimal_byte_size_text(case.peak_host_memory_bytes),
+        ];
         if on_gpu {
             cells.push(
-                case.device_bytes.map_or_else(|| "-".to_owned(), display::decimal_byte_size_text),
+                case.declared_device_memory_bytes
+                    .map_or_else(|| "-".to_owned(), display::decimal_byte_size_text),
             );
         }
         table.add_row(cells);
@@ -135,8 +145,8 @@ fn work_and_memory_table(cases: &[&ListedBenchCase]) -> AlignedTextTable {
 fn skipped_cases_by_reason<'a>(cases: &[&'a ListedBenchCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for case in cases {
-        let reason = case.reason.as_deref().unwrap_or_default();
-        grouped.entry(reason).or_default().push(&case.case);
+        let reason = case.reason_not_runnable.as_deref().unwrap_or_default();
+        grouped.entry(reason).or_default().push(&case.case_id);
     }
     grouped
 }
@@ -144,27 +154,36 @@ fn skipped_cases_by_reason<'a>(cases: &[&'a ListedBenchCase]) -> BTreeMap<&'a st
 fn print_workload_with_axes(workload: &ListedWorkload) {
     let columns = terminal::terminal_columns().unwrap_or(DESCRIPTION_COLUMNS_WITHOUT_TERMINAL);
     let wrapped = |text: &str, indent| terminal::break_line_to_columns(text, indent, columns);
-    println!("{}", wrapped(&format!("{}: {}", workload.name, workload.about), 4));
+    println!("{}", wrapped(&format!("{}: {}", workload.workload_name, workload.description), 4));
     for [name, values, about] in &workload.axes {
         println!("{}", wrapped(&format!("    axis {name:<9} {values}: {about}"), 19));
     }
     for row in &workload.implementations {
-        println!("{}", wrapped(&format!("    {:<14} {}", row.name, row.about), 19));
+        println!(
+            "{}",
+            wrapped(&format!("    {:<14} {}", row.implementation_name, row.description), 19)
+        );
     }
 }
 
 fn listed_case_json<'a>(bench: &'a str, case: &'a ListedBenchCase) -> ListedCaseJson<'a> {
-    let ListedBenchCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
+    let ListedBenchCase {
+        matmul_flops_per_launch: matmul_flops,
+        min_bytes_per_launch: bytes,
+        peak_host_memory_bytes: host_bytes,
+        declared_device_memory_bytes: device_bytes,
+        ..
+    } = *case;
     ListedCaseJson {
-        bench,
-        case: &case.case,
-        status: match &case.reason {
+        bench_name: bench,
+        case_id: &case.case_id,
+        runs_here_or_skip_reason: match &case.reason_not_runnable {
             Some(reason) => format!("skipped: {reason}"),
             None => "runs here".to_owned(),
         },
         matmul_flops,
-        bytes,
-        host_bytes,
-        device_bytes,
+        min_bytes_moved: bytes,
+        host_memory_bytes: host_bytes,
+        declared_device_memory_bytes: device_bytes,
     }
 }

@@ -30,19 +30,23 @@ pub fn verify_and_record_errors_of_seeds(
     let seeds = client.seeds_for_verification(count);
     // The error records of benches without selected cases are neither read nor replaced.
     let mut with_cases = BTreeSet::new();
-    client.request_with_seed_from_each(seeds[0], &RequestedBenchAction::List, |bench, _| {
-        with_cases.insert(bench.to_owned());
-        Ok(())
-    })?;
-    let mut benches: BTreeMap<String, BenchErrorRecorder> = BTreeMap::new();
-    client.request_with_seed_from_each(
+    client.send_request_with_seed_to_each_bench(
         seeds[0],
-        &RequestedBenchAction::Environment,
+        &RequestedBenchAction::ListCases,
+        |bench, _| {
+            with_cases.insert(bench.to_owned());
+            Ok(())
+        },
+    )?;
+    let mut benches: BTreeMap<String, BenchErrorRecorder> = BTreeMap::new();
+    client.send_request_with_seed_to_each_bench(
+        seeds[0],
+        &RequestedBenchAction::ReportEnvironment,
         |bench, answer| {
             if with_cases.contains(bench) {
                 benches.insert(
                     bench.to_owned(),
-                    BenchErrorRecorder::with_checked_record_file(bench, answer, client, store)?,
+                    BenchErrorRecorder::new_with_checked_record_file(bench, answer, client, store)?,
                 );
             }
             Ok(())
@@ -51,9 +55,9 @@ pub fn verify_and_record_errors_of_seeds(
     let mut rows: BTreeMap<String, CaseVerificationResponse> = BTreeMap::new();
     let verified = seeds.iter().try_for_each(|&seed| {
         eprintln!("seed {seed}, {count} in all");
-        client.request_with_seed_from_each(
+        client.send_request_with_seed_to_each_bench(
             seed,
-            &RequestedBenchAction::Verify { dump: None },
+            &RequestedBenchAction::VerifyCases { dump_folder: None },
             |bench, answer| {
                 let ResponseToBenchAction::Verify(verified) = answer else {
                     return Err(error_for_unexpected_response(bench));
@@ -87,30 +91,30 @@ struct BenchErrorRecorder {
     data_sets: VerifiedDataSetsByCase,
     /// For cases whose expected output is a constant data set whatever the seed, the hashes of the
     /// inputs that the seeds gave.
-    golden_inputs: VerifiedDataSetsByCase,
+    inputs_of_cases_with_constant_output: VerifiedDataSetsByCase,
     /// Cases for which a seed gave the inputs of an earlier seed.
     cases_with_repeated_inputs: BTreeSet<String>,
     /// Whether the bench has answered a verification request.
     bench_has_answered: bool,
     /// Number of seeds whose errors this call has recorded.
-    seeds: usize,
-    cases: BTreeSet<String>,
+    recorded_seed_count: usize,
+    recorded_case_ids: BTreeSet<String>,
     /// Largest number of seeds of a case in the record file, and number of cases in the record
     /// file.
-    recorded_seeds_and_cases: (usize, usize),
+    max_recorded_seeds_and_cases: (usize, usize),
 }
 
 impl BenchErrorRecorder {
     /// Checks that the file of recorded errors can be read and written, before any case is
     /// verified.
-    fn with_checked_record_file(
+    fn new_with_checked_record_file(
         bench: &str,
         answer: ResponseToBenchAction,
         client: &BenchClient<'_>,
         store: &RecordFoldersOfPackage,
     ) -> anyhow::Result<Self> {
-        let mut executables = client.found_benches.executables.iter();
-        let executable = executables.find(|executable| executable.bench == bench);
+        let mut executables = client.found_benches.usable_executables.iter();
+        let executable = executables.find(|executable| executable.bench_name == bench);
         let (Some(executable), ResponseToBenchAction::Environment(environment)) =
             (executable, answer)
         else {
@@ -118,10 +122,10 @@ impl BenchErrorRecorder {
         };
         let empty = OutputErrorsOfExecutable {
             bench: bench.to_owned(),
-            started: kernelgate::record::current_time_for_records(),
+            start_time: kernelgate::record::current_time_for_records(),
             environment: *environment,
-            provenance: CommitAndChanges::from_git_or_variable(&store.root),
-            executable: file::file_content_hash_hex(&executable.path)?,
+            provenance: CommitAndChanges::from_git_or_variable(&store.package_root),
+            executable_hash: file::file_content_hash_hex(&executable.executable_path)?,
             cases: BTreeMap::new(),
         };
         let path = store.path_of_output_errors(bench);
@@ -135,12 +139,12 @@ impl BenchErrorRecorder {
         Ok(Self {
             record_without_errors: empty,
             data_sets: VerifiedDataSetsByCase::default(),
-            golden_inputs: VerifiedDataSetsByCase::default(),
+            inputs_of_cases_with_constant_output: VerifiedDataSetsByCase::default(),
             cases_with_repeated_inputs: BTreeSet::new(),
             bench_has_answered: false,
-            seeds: 0,
-            cases: BTreeSet::new(),
-            recorded_seeds_and_cases: (0, 0),
+            recorded_seed_count: 0,
+            recorded_case_ids: BTreeSet::new(),
+            max_recorded_seeds_and_cases: (0, 0),
         })
     }
 
@@ -153,20 +157,25 @@ impl BenchErrorRecorder {
         verified: Vec<CaseVerificationResponse>,
     ) -> Vec<CaseVerificationResponse> {
         let (new, repeated): (Vec<_>, Vec<_>) = verified.into_iter().partition(|it| {
-            let golden = it.data_set.as_deref() == Some(DATA_SET_EQUAL_FOR_ALL_SEEDS);
+            let golden = it.input_data_set_hash.as_deref() == Some(DATA_SET_EQUAL_FOR_ALL_SEEDS);
             let other_inputs =
-                self.golden_inputs.record_and_check_if_new(&it.case, it.inputs.as_deref());
-            let new = self.data_sets.record_and_check_if_new(&it.case, it.data_set.as_deref());
+                self.inputs_of_cases_with_constant_output.record_data_set_and_check_if_new(
+                    &it.case_id,
+                    it.single_seed_inputs_hash.as_deref(),
+                );
+            let new = self
+                .data_sets
+                .record_data_set_and_check_if_new(&it.case_id, it.input_data_set_hash.as_deref());
             new || (it.status == BenchCaseStatus::Failed && !(golden && other_inputs))
         });
-        self.cases_with_repeated_inputs.extend(repeated.into_iter().map(|it| it.case));
+        self.cases_with_repeated_inputs.extend(repeated.into_iter().map(|it| it.case_id));
         new
     }
 
     /// Cases with recorded errors whose input data are the same for every seed.
     fn cases_with_same_inputs_for_every_seed(&self) -> impl Iterator<Item = &String> {
         self.cases_with_repeated_inputs
-            .intersection(&self.cases)
+            .intersection(&self.recorded_case_ids)
             .filter(|case| self.data_sets.has_equal_data_for_all_seeds(case))
     }
 
@@ -181,7 +190,7 @@ impl BenchErrorRecorder {
         self.bench_has_answered = true;
         let right: Vec<_> =
             verified.iter().filter(|case| case.status == BenchCaseStatus::Ok).collect();
-        if right.is_empty() && self.cases.is_empty() {
+        if right.is_empty() && self.recorded_case_ids.is_empty() {
             // Earlier records stay.
             return Ok(());
         }
@@ -193,32 +202,38 @@ impl BenchErrorRecorder {
             .filter(|there| first_incomparable_field(there, &self.record_without_errors).is_none());
         let mut record = self.record_without_errors.clone();
         if let Some(there) = there {
-            (record.started, record.cases) = (there.started, there.cases);
+            (record.start_time, record.cases) = (there.start_time, there.cases);
         }
         let any = !right.is_empty();
         for case in right {
-            let CaseVerificationResponse { max_error, relative_l2, rounding, .. } = *case;
-            let errors = ErrorsRelativeToReference { max_error, relative_l2, rounding };
-            let errors_of_case = record.cases.entry(case.case.clone()).or_default();
-            errors_of_case.set_errors_of_seed(seed, errors, &case.by_output);
-            self.cases.insert(case.case.clone());
+            let CaseVerificationResponse {
+                max_error_over_max_reference: max_error,
+                relative_l2_error: relative_l2,
+                rounding_relative_l2_error: rounding,
+                ..
+            } = *case;
+            let errors =
+                ErrorsRelativeToReference { max_error, relative_l2, rounding_error: rounding };
+            let errors_of_case = record.cases.entry(case.case_id.clone()).or_default();
+            errors_of_case.set_errors_of_seed(seed, errors, &case.errors_by_output);
+            self.recorded_case_ids.insert(case.case_id.clone());
         }
-        for case in self.cases_with_repeated_inputs.intersection(&self.cases) {
+        for case in self.cases_with_repeated_inputs.intersection(&self.recorded_case_ids) {
             if let Some(known) = record.cases.get_mut(case) {
-                known.one_data_set = self.data_sets.has_equal_data_for_all_seeds(case);
+                known.seeds_have_equal_data = self.data_sets.has_equal_data_for_all_seeds(case);
             }
         }
         file::write_record_atomically(&path, &record)?;
-        self.seeds += usize::from(any);
+        self.recorded_seed_count += usize::from(any);
         let most = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
-        self.recorded_seeds_and_cases = (most, record.cases.len());
+        self.max_recorded_seeds_and_cases = (most, record.cases.len());
         Ok(())
     }
 
     fn print_recorded_seeds_and_cases(&self, store: &RecordFoldersOfPackage) {
         let path =
             path_for_terminal(&store.path_of_output_errors(&self.record_without_errors.bench));
-        let (seeds, cases) = (self.seeds, self.cases.len());
+        let (seeds, cases) = (self.recorded_seed_count, self.recorded_case_ids.len());
         if !self.bench_has_answered {
             return;
         }
@@ -226,7 +241,7 @@ impl BenchErrorRecorder {
             eprintln!("no case was right: nothing is recorded in {path}");
             return;
         }
-        let more = match self.recorded_seeds_and_cases {
+        let more = match self.max_recorded_seeds_and_cases {
             held if held == (seeds, cases) => String::new(),
             (most, all) => format!(
                 "; with earlier errors: {}, up to {}",
@@ -257,13 +272,13 @@ fn first_incomparable_field(
     one: &OutputErrorsOfExecutable,
     other: &OutputErrorsOfExecutable,
 ) -> Option<&'static str> {
-    if one.executable != other.executable {
+    if one.executable_hash != other.executable_hash {
         return Some("executable");
     }
     one.environment
         .incomparable_facts_with_base(&other.environment)
         .first()
-        .map(|mismatch| mismatch.field)
+        .map(|mismatch| mismatch.field_name)
 }
 
 /// Keeps the worst result of a case over all seeds: failed if any seed failed, else the largest
@@ -275,19 +290,24 @@ fn merge_worst_result_of_case(
 ) {
     let mut case = case.clone();
     if case.status == BenchCaseStatus::Failed {
-        case.reason = case.reason.map(|reason| format!("with seed {seed}: {reason}"));
+        case.failure_or_skip_reason =
+            case.failure_or_skip_reason.map(|reason| format!("with seed {seed}: {reason}"));
     }
-    let Some(worst) = rows.get_mut(&case.case) else {
-        rows.insert(case.case.clone(), case);
+    let Some(worst) = rows.get_mut(&case.case_id) else {
+        rows.insert(case.case_id.clone(), case);
         return;
     };
     match (worst.status, case.status) {
         (BenchCaseStatus::Failed, _) => {}
         (_, BenchCaseStatus::Failed) => *worst = case,
         _ => {
-            worst.max_error = worst.max_error.max(case.max_error);
-            worst.relative_l2 = worst.relative_l2.max(case.relative_l2);
-            worst.repeatable = worst.repeatable.zip(case.repeatable).map(|(a, b)| a && b);
+            worst.max_error_over_max_reference =
+                worst.max_error_over_max_reference.max(case.max_error_over_max_reference);
+            worst.relative_l2_error = worst.relative_l2_error.max(case.relative_l2_error);
+            worst.repeated_launch_is_bit_equal = worst
+                .repeated_launch_is_bit_equal
+                .zip(case.repeated_launch_is_bit_equal)
+                .map(|(a, b)| a && b);
         }
     }
 }

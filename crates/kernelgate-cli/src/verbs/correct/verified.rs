@@ -8,7 +8,7 @@ pub struct PartialVerification {
     pub rows: Vec<CaseVerificationResponse>,
     /// Error that ended the verification early: a bench broke after other benches had answered, or
     /// a record file cannot be written.
-    pub broken: Option<anyhow::Error>,
+    pub error_that_ended_early: Option<anyhow::Error>,
 }
 
 impl PartialVerification {
@@ -20,7 +20,7 @@ impl PartialVerification {
     ) -> anyhow::Result<Self> {
         match outcome {
             Err(error) if rows.is_empty() => Err(error),
-            outcome => Ok(Self { rows, broken: outcome.err() }),
+            outcome => Ok(Self { rows, error_that_ended_early: outcome.err() }),
         }
     }
 }

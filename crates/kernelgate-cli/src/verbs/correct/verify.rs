@@ -31,22 +31,22 @@ pub struct VerifyCommandArguments {
     #[command(flatten)]
     choice: CaseSelectionFlags,
     /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
-    #[arg(long, value_name = "DIR")]
-    dump: Option<PathBuf>,
+    #[arg(id = "dump", long = "dump", value_name = "DIR")]
+    dump_folder: Option<PathBuf>,
     /// Number of seeds of input data to verify with; the output errors are recorded. `baseline add`
     /// stores the recorded errors in a baseline, and `gate` compares later errors with them
-    #[arg(
-        long,
+    #[arg(id = "seeds",
+        long = "seeds",
         value_name = "COUNT",
         default_value_t = 1,
         conflicts_with = "dump",
         value_parser = clap::value_parser!(u64).range(1..=64)
     )]
-    seeds: u64,
+    seed_count: u64,
     /// File of the shard that `--shard` verifies, for `kernelgate merge` [default:
     /// kernelgate/verify/I-of-N.json in cargo's target folder]
-    #[arg(long, value_name = "FILE")]
-    shard_output: Option<PathBuf>,
+    #[arg(id = "shard_output", long = "shard-output", value_name = "FILE")]
+    shard_output_file: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -57,7 +57,7 @@ pub fn run_verify_command(
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     let context = |folder: &Path| format!("failed to write {}", folder.display());
-    let raw = match &arguments.dump {
+    let raw = match &arguments.dump_folder {
         Some(folder) => {
             std::fs::create_dir_all(folder).with_context(|| context(folder))?;
             // The bench writes raw tensors to a temporary folder inside the `--dump` folder, which
@@ -66,19 +66,20 @@ pub fn run_verify_command(
         }
         None => None,
     };
-    // The path is absolute, because a bench process runs in another working folder.
+    // The path of the dump folder is absolute, because a bench process runs in another working
+    // folder.
     let dump = raw.as_ref().map(|(raw, _held)| raw.path().canonicalize()).transpose()?;
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
     let client = arguments.choice.bench_client(store)?;
-    let verified = if arguments.seeds > 1 {
-        numerics::verify_and_record_errors_of_seeds(&client, store, arguments.seeds)?
+    let verified = if arguments.seed_count > 1 {
+        numerics::verify_and_record_errors_of_seeds(&client, store, arguments.seed_count)?
     } else {
-        verify_with_single_seed(&client, &RequestedBenchAction::Verify { dump })?
+        verify_with_single_seed(&client, &RequestedBenchAction::VerifyCases { dump_folder: dump })?
     };
-    let PartialVerification { rows, broken } = verified;
-    let dumped = match (&arguments.dump, &raw) {
+    let PartialVerification { rows, error_that_ended_early: broken } = verified;
+    let dumped = match (&arguments.dump_folder, &raw) {
         (Some(folder), Some((raw, _held))) => {
             convert_dumps_to_safetensors(folder, raw.path(), &rows)
         }
@@ -86,9 +87,13 @@ pub fn run_verify_command(
     };
     let broken = broken.or(dumped.err());
     if let Some(shard) = arguments.choice.requested_shard() {
-        let usual =
-            || store.work.join("verify").join(format!("{}.json", shard.label_for_file_name()));
-        let path = arguments.shard_output.clone().unwrap_or_else(usual);
+        let usual = || {
+            store
+                .generated_files_folder
+                .join("verify")
+                .join(format!("{}.json", shard.label_for_file_name()))
+        };
+        let path = arguments.shard_output_file.clone().unwrap_or_else(usual);
         let record = verification_record_of_shard(
             arguments,
             (&client, store),
@@ -98,13 +103,17 @@ pub fn run_verify_command(
         file::write_record_atomically(&path, &record)?;
         eprintln!("shard {shard} in {}: `kernelgate merge` takes it", path_for_terminal(&path));
     }
-    let exit = print_verified_cases(&rows, arguments.format, &arguments.choice.shard_suffix())?;
+    let exit = print_verified_cases(
+        &rows,
+        arguments.format,
+        &arguments.choice.shard_note_after_case_count(),
+    )?;
     if let Some(broken) = broken {
         return Err(broken);
     }
     let any = rows.iter().any(|row| row.status != BenchCaseStatus::Skipped);
-    // A shard without cases passes, because the other shards have the cases; a shard whose cases
-    // are all skipped does not pass.
+    // `verify` passes for a shard that has no case, because other shards have the cases, but not
+    // for a shard whose cases are all skipped.
     let other_shards = rows.is_empty() && arguments.choice.requested_shard().is_some();
     anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(exit)
@@ -149,9 +158,9 @@ pub fn print_verified_cases(
                 format.print_wrapped_lines(&format!("skipped {count}: {reason}: {id}{more}"));
             }
             for row in rows.iter().filter(|row| row.status == BenchCaseStatus::Failed) {
-                let reason = row.reason.as_deref().unwrap_or_default();
+                let reason = row.failure_or_skip_reason.as_deref().unwrap_or_default();
                 let reason = format.escape_foreign_text(reason);
-                let id = format.escape_foreign_text(&row.case);
+                let id = format.escape_foreign_text(&row.case_id);
                 format.print_wrapped_lines(&format!("FAILED {id}: {reason}"));
             }
             let count = |status| rows.iter().filter(|row| row.status == status).count();
@@ -163,7 +172,7 @@ pub fn print_verified_cases(
             );
         }
     }
-    Ok(if failed > 0 { ProcessExitReason::Regression } else { ProcessExitReason::Fine })
+    Ok(if failed > 0 { ProcessExitReason::Regression } else { ProcessExitReason::Success })
 }
 
 /// The verification record of one shard, marked as complete if every bench answered.
@@ -175,40 +184,46 @@ fn verification_record_of_shard(
 ) -> anyhow::Result<VerificationShardRecord> {
     let choice = &arguments.choice;
     let mut facts: Vec<String> = Vec::new();
-    client.request_all_shards_from_each(&RequestedBenchAction::List, |bench, answer| {
+    client.send_request_for_all_shards(&RequestedBenchAction::ListCases, |bench, answer| {
         let ResponseToBenchAction::List(listing) = answer else {
             return Err(error_for_unexpected_response(bench));
         };
         facts.push(bench.to_owned());
-        facts.extend(listing.cases.into_iter().map(|case| case.case));
+        facts.extend(listing.cases.into_iter().map(|case| case.case_id));
         Ok(())
     })?;
     let mut environment = RunEnvironment::environment_of_process_on_cpu();
-    client.request_all_shards_from_each(&RequestedBenchAction::Environment, |bench, answer| {
-        let ResponseToBenchAction::Environment(found) = answer else {
-            return Err(error_for_unexpected_response(bench));
-        };
-        environment = *found;
-        Ok(())
-    })?;
-    let mut identity = choice.bench_variables();
+    client.send_request_for_all_shards(
+        &RequestedBenchAction::ReportEnvironment,
+        |bench, answer| {
+            let ResponseToBenchAction::Environment(found) = answer else {
+                return Err(error_for_unexpected_response(bench));
+            };
+            environment = *found;
+            Ok(())
+        },
+    )?;
+    let mut identity = choice.bench_environment_variables();
     identity.retain(|name, _| name != "KERNELGATE_SHARD" && name != "KERNELGATE_DEVICE");
-    identity.insert("filter".to_owned(), choice.filter.clone().unwrap_or_default());
-    identity.insert("seeds".to_owned(), arguments.seeds.to_string());
-    for executable in &client.found_benches.executables {
-        let hash = file::file_content_hash_hex(&executable.path)?;
-        let name =
-            format!("{}{}", VerificationShardRecord::EXECUTABLE_HASH_NAME_PREFIX, executable.bench);
+    identity.insert("filter".to_owned(), choice.case_id_regex.clone().unwrap_or_default());
+    identity.insert("seeds".to_owned(), arguments.seed_count.to_string());
+    for executable in &client.found_benches.usable_executables {
+        let hash = file::file_content_hash_hex(&executable.executable_path)?;
+        let name = format!(
+            "{}{}",
+            VerificationShardRecord::EXECUTABLE_HASH_NAME_PREFIX,
+            executable.bench_name
+        );
         identity.insert(name, hash);
     }
     Ok(VerificationShardRecord {
         shard,
-        plan: file::hash_of_texts_hex(facts.iter().map(String::as_str)),
-        complete,
-        ended: current_time_for_records(),
+        plan_hash: file::hash_of_texts_hex(facts.iter().map(String::as_str)),
+        every_bench_answered: complete,
+        verification_end_time: current_time_for_records(),
         environment,
-        provenance: CommitAndChanges::from_git_or_variable(&store.root),
-        identity,
+        provenance: CommitAndChanges::from_git_or_variable(&store.package_root),
+        verification_identity_facts: identity,
         rows: rows.to_vec(),
     })
 }
@@ -219,7 +234,7 @@ fn verify_with_single_seed(
     action: &RequestedBenchAction,
 ) -> anyhow::Result<PartialVerification> {
     let mut rows: Vec<CaseVerificationResponse> = Vec::new();
-    let outcome = client.request_with_seed_from_each(
+    let outcome = client.send_request_with_seed_to_each_bench(
         client.seeds_for_verification(1)[0],
         action,
         |bench, answer| {
@@ -241,18 +256,22 @@ fn convert_dumps_to_safetensors(
 ) -> anyhow::Result<()> {
     let mut cases: BTreeMap<String, &str> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status == BenchCaseStatus::Ok) {
-        let name = row.case.replace('/', "_");
-        if let Some(other) = cases.insert(name.clone(), &row.case) {
-            let both = format!("{other} and {}", row.case);
+        let name = row.case_id.replace('/', "_");
+        if let Some(other) = cases.insert(name.clone(), &row.case_id) {
+            let both = format!("{other} and {}", row.case_id);
             anyhow::bail!("--dump: {both} have one file name: choose one of them by a filter");
         }
         let path = raw.join(format!("{name}.tensors"));
         let tensors = tensors::read_tensor_file(&path).with_context(|| {
-            format!("--dump: the tensors of {} were not written to {}", row.case, folder.display())
+            format!(
+                "--dump: the tensors of {} were not written to {}",
+                row.case_id,
+                folder.display()
+            )
         })?;
         write_tensors_as_safetensors(
             &folder.join(format!("{name}.safetensors")),
-            &row.case,
+            &row.case_id,
             &tensors,
         )?;
         std::fs::remove_file(&path)
@@ -300,8 +319,8 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
 fn skipped_verifications_by_reason(rows: &[CaseVerificationResponse]) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status == BenchCaseStatus::Skipped) {
-        let reason = row.reason.as_deref().unwrap_or_default();
-        grouped.entry(reason).or_default().push(&row.case);
+        let reason = row.failure_or_skip_reason.as_deref().unwrap_or_default();
+        grouped.entry(reason).or_default().push(&row.case_id);
     }
     grouped
 }
@@ -309,28 +328,31 @@ fn skipped_verifications_by_reason(rows: &[CaseVerificationResponse]) -> BTreeMa
 fn table_cells_of_verified_case(row: &CaseVerificationResponse) -> Vec<String> {
     let dash = || "-".to_owned();
     let (checked, max_error, relative_l2) = match row.status {
-        BenchCaseStatus::Ok if row.max_error == 0.0 => {
+        BenchCaseStatus::Ok if row.max_error_over_max_reference == 0.0 => {
             (dash(), "exact".to_owned(), "exact".to_owned())
         }
-        BenchCaseStatus::Ok => {
-            (dash(), format!("{:.1e}", row.max_error), format!("{:.1e}", row.relative_l2))
-        }
+        BenchCaseStatus::Ok => (
+            dash(),
+            format!("{:.1e}", row.max_error_over_max_reference),
+            format!("{:.1e}", row.relative_l2_error),
+        ),
         _ => (dash(), dash(), dash()),
     };
-    if row.status == BenchCaseStatus::Ok && row.checked == 0 {
+    if row.status == BenchCaseStatus::Ok && row.compared_elements == 0 {
         // A case without a reference was checked only for NaN and infinite output elements.
-        let repeatable = row.repeatable.map_or("-", |same| if same { "yes" } else { "no" });
-        let cells = [&row.case, "unverified", "0%", "-", "-", repeatable];
+        let repeatable =
+            row.repeated_launch_is_bit_equal.map_or("-", |same| if same { "yes" } else { "no" });
+        let cells = [&row.case_id, "unverified", "0%", "-", "-", repeatable];
         return cells.map(str::to_owned).into();
     }
     let checked = if row.status == BenchCaseStatus::Ok {
-        format!("{:.4}%", 100.0 * row.checked as f64 / row.total.max(1) as f64)
+        format!("{:.4}%", 100.0 * row.compared_elements as f64 / row.output_elements.max(1) as f64)
     } else {
         checked
     };
     let status = row.status.name_in_responses().to_owned();
     let repeatable = row
-        .repeatable
+        .repeated_launch_is_bit_equal
         .map_or_else(dash, |repeatable| if repeatable { "yes" } else { "no" }.to_owned());
-    vec![row.case.clone(), status, checked, max_error, relative_l2, repeatable]
+    vec![row.case_id.clone(), status, checked, max_error, relative_l2, repeatable]
 }

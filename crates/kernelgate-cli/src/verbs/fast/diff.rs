@@ -19,11 +19,11 @@ use crate::verbs::shared::output::{OutputFormat, print_as_json};
 #[derive(Debug, clap::Args)]
 pub struct DiffCommandArguments {
     /// Base run of the comparison: its name, or its folder
-    #[arg(value_name = "BASE")]
-    base: PathBuf,
+    #[arg(id = "base", value_name = "BASE")]
+    base_run: PathBuf,
     /// Head run, which is compared with BASE: its name, or its folder
-    #[arg(value_name = "HEAD")]
-    head: PathBuf,
+    #[arg(id = "head", value_name = "HEAD")]
+    head_run: PathBuf,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -32,35 +32,44 @@ pub struct DiffCommandArguments {
 /// A table row with the median times of one case in two recorded runs.
 #[derive(Debug, Serialize)]
 struct CaseInTwoRuns {
-    case: String,
-    base_ns: Option<f64>,
-    head_ns: Option<f64>,
+    #[serde(rename = "case")]
+    case_id: String,
+    #[serde(rename = "base_ns")]
+    base_median_ns: Option<f64>,
+    #[serde(rename = "head_ns")]
+    head_median_ns: Option<f64>,
     /// Relative change of the case's time from the base run to the head run.
-    change: Option<f64>,
+    #[serde(rename = "change")]
+    relative_change: Option<f64>,
 }
 
 pub fn run_diff_command(
     arguments: &DiffCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    let base = read_runs_by_folder_or_name(&arguments.base, store)?;
-    let head = read_runs_by_folder_or_name(&arguments.head, store)?;
+    let base = read_runs_by_folder_or_name(&arguments.base_run, store)?;
+    let head = read_runs_by_folder_or_name(&arguments.head_run, store)?;
     let rows = rows_of_cases_in_either_run(
         &metrics::metrics_of_process_runs(&base),
         &metrics::metrics_of_process_runs(&head),
     );
     if arguments.format == OutputFormat::Json {
         print_as_json(&rows)?;
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
     let mut table = AlignedTextTable::new(&["case", "base", "head", "change"]);
     let time = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), display::time_text);
     for row in &rows {
-        let change = row.change.map_or_else(
+        let change = row.relative_change.map_or_else(
             || "-".to_owned(),
             |change| judgement_cells::ratio_as_percent_change(1.0 + change),
         );
-        table.add_row(vec![row.case.clone(), time(row.base_ns), time(row.head_ns), change]);
+        table.add_row(vec![
+            row.case_id.clone(),
+            time(row.base_median_ns),
+            time(row.head_median_ns),
+            change,
+        ]);
     }
     let note = "Medians of two recorded runs, not a verdict: `kernelgate compare` decides.";
     let differing = differing_environment_facts(&base, &head);
@@ -68,7 +77,7 @@ pub fn run_diff_command(
         "{}\n{differing}{note}",
         arguments.format.format_table(&table)
     ));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// Reads the process runs in a folder, or those of the recorded session with this name.
@@ -76,7 +85,7 @@ fn read_runs_by_folder_or_name(
     run: &Path,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<Vec<BenchProcessRun>> {
-    let folder = if run.is_dir() { run.to_owned() } else { store.runs.join(run) };
+    let folder = if run.is_dir() { run.to_owned() } else { store.runs_folder.join(run) };
     let sessions = store.read_sessions_in_folders([folder.as_path()])?;
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
@@ -84,9 +93,15 @@ fn read_runs_by_folder_or_name(
 fn rows_of_cases_in_either_run(base: &MetricsByCase, head: &MetricsByCase) -> Vec<CaseInTwoRuns> {
     let ids: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
     let row = |id: &String| {
-        let [base_ns, head_ns] = [base, head].map(|side| Some(side.get(id)?.latency.value));
+        let [base_ns, head_ns] =
+            [base, head].map(|side| Some(side.get(id)?.launch_latency_ns.metric_value));
         let change = base_ns.zip(head_ns).map(|(base, head)| head / base - 1.0);
-        CaseInTwoRuns { case: id.clone(), base_ns, head_ns, change }
+        CaseInTwoRuns {
+            case_id: id.clone(),
+            base_median_ns: base_ns,
+            head_median_ns: head_ns,
+            relative_change: change,
+        }
     };
     ids.into_iter().map(row).collect()
 }
@@ -96,10 +111,13 @@ fn differing_environment_facts(base: &[BenchProcessRun], head: &[BenchProcessRun
     let pair = base.first().zip(head.first());
     let mismatches =
         pair.map(|(base, head)| head.environment.incomparable_facts_with_base(&base.environment));
-    let line =
-        |IncomparableEnvironmentField { field, base, head }: IncomparableEnvironmentField| {
-            format!("{field}: {base}, now {head}\n")
-        };
+    let line = |IncomparableEnvironmentField {
+                    field_name: field,
+                    base_value: base,
+                    head_value: head,
+                }: IncomparableEnvironmentField| {
+        format!("{field}: {base}, now {head}\n")
+    };
     mismatches.unwrap_or_default().into_iter().map(line).collect()
 }
 
@@ -130,7 +148,8 @@ mod tests {
         let base = side([("both", 100.0), ("gone", 5.0)]);
         let head = side([("both", 150.0), ("new", 7.0)]);
         let rows = rows_of_cases_in_either_run(&base, &head);
-        let changes: Vec<_> = rows.iter().map(|row| (row.case.as_str(), row.change)).collect();
+        let changes: Vec<_> =
+            rows.iter().map(|row| (row.case_id.as_str(), row.relative_change)).collect();
         assert_eq!(changes, [("both", Some(0.5)), ("gone", None), ("new", None)]);
     }
 }

@@ -25,7 +25,7 @@ use kernelgate::harness::filter::CaseIdFilter;
 use kernelgate::record::RecordFoldersOfPackage;
 use kernelgate::record::text::path_for_terminal;
 
-/// How histories are printed.
+/// Output formats of `kernelgate history`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum HistoryOutputFormat {
     /// For a terminal
@@ -47,23 +47,24 @@ pub struct HistoryCommandArguments {
 #[derive(Debug, clap::Args)]
 struct HistoryShowFlags {
     /// Id of a case, or a regular expression that ids match [default: all cases]
-    case: Option<String>,
+    #[arg(id = "case", value_name = "CASE")]
+    case_id_or_regex: Option<String>,
     #[command(flatten)]
-    place: HistoryStoreFlags,
+    history_store: HistoryStoreFlags,
     /// Show only runs of commits in the history of this revision [default: all runs, in the order
     /// of HEAD's history, those of other commits by their recorded start]
-    #[arg(long, value_name = "REV")]
-    branch: Option<String>,
+    #[arg(long = "branch", value_name = "REV")]
+    revision_with_history: Option<String>,
     /// Treat all GPUs of one model as one device, and all CPU hosts as one device
-    #[arg(long)]
-    join_cards: bool,
+    #[arg(long = "join-cards")]
+    join_cards_of_model: bool,
     /// Count runs of the case OLD as runs of the case NEW (repeatable; `[renamed]` in
     /// kernelgate.toml does it for every call)
-    #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_old_and_new_case_id)]
-    renamed: Vec<(String, String)>,
+    #[arg(id = "renamed", long = "as", value_name = "OLD=NEW", value_parser = parse_old_and_new_case_id)]
+    old_and_new_case_ids: Vec<(String, String)>,
     /// Smallest change of a case's time level that is reported, as a fraction of the time
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = MIN_REPORTED_LEVEL_CHANGE)]
-    smallest: f64,
+    #[arg(long = "smallest", value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = MIN_REPORTED_LEVEL_CHANGE)]
+    min_relative_level_change: f64,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: HistoryOutputFormat,
@@ -74,38 +75,41 @@ struct HistoryShowFlags {
 struct HistoryStoreFlags {
     /// Folder of the history store [default: the one in KERNELGATE_HISTORY, else kernelgate/ of
     /// cargo's target folder]
-    #[arg(long, value_name = "DIR")]
-    store: Option<PathBuf>,
+    #[arg(id = "store", long = "store", value_name = "DIR")]
+    history_store_folder: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 enum HistorySubverb {
     /// Import recorded runs and baselines from files and folders into the history store
-    Import {
+    #[command(name = "import")]
+    ImportRecords {
         /// Files of runs or baselines, or folders, which are searched with their subfolders
         #[arg(required = true, value_name = "FILE|DIR")]
-        sources: Vec<PathBuf>,
+        record_paths: Vec<PathBuf>,
         #[command(flatten)]
-        place: HistoryStoreFlags,
+        history_store: HistoryStoreFlags,
     },
     /// Import all records of other history stores
-    Merge {
+    #[command(name = "merge")]
+    MergeStores {
         /// Folders of the other history stores
         #[arg(required = true, value_name = "DIR")]
-        stores: Vec<PathBuf>,
+        other_store_folders: Vec<PathBuf>,
         #[command(flatten)]
-        place: HistoryStoreFlags,
+        history_store: HistoryStoreFlags,
     },
     /// Remove the records of old runs from the history store
-    Prune {
+    #[command(name = "prune")]
+    PruneOldRuns {
         /// Number of runs to keep of each bench on each device; the latest runs are kept
-        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-        keep: u32,
+        #[arg(long = "keep", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+        kept_runs_per_bench: u32,
         /// Print the number of recorded sessions that would be removed, and remove none
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
-        place: HistoryStoreFlags,
+        history_store: HistoryStoreFlags,
     },
 }
 
@@ -121,19 +125,21 @@ fn parse_old_and_new_case_id(text: &str) -> Result<(String, String), String> {
 impl HistoryStoreFlags {
     /// Opens the history store for a verb that only reads; a store named by a flag must already
     /// exist.
-    fn open_existing_store(
+    fn open_existing_history_store(
         &self,
         store: &RecordFoldersOfPackage,
     ) -> anyhow::Result<HistoryRecordStore> {
-        self.store.as_ref().map_or(Ok(()), |folder| require_history_store(folder))?;
+        self.history_store_folder
+            .as_ref()
+            .map_or(Ok(()), |folder| require_history_store(folder))?;
         Ok(self.open_or_default_history_store(store))
     }
 
     fn open_or_default_history_store(&self, store: &RecordFoldersOfPackage) -> HistoryRecordStore {
         let store_at = |folder: &PathBuf| HistoryRecordStore::in_folder(folder);
-        self.store
+        self.history_store_folder
             .as_ref()
-            .map_or_else(|| HistoryRecordStore::with_runs_folder(&store.runs), store_at)
+            .map_or_else(|| HistoryRecordStore::with_runs_folder(&store.runs_folder), store_at)
     }
 }
 
@@ -143,23 +149,27 @@ pub fn run_history_command(
 ) -> anyhow::Result<ProcessExitReason> {
     match &arguments.verb {
         None => print_histories(&arguments.show, store),
-        Some(HistorySubverb::Import { sources, place }) => {
+        Some(HistorySubverb::ImportRecords { record_paths: sources, history_store: place }) => {
             let place = place.open_or_default_history_store(store);
             Ok(print_import_result(&place, &import_records_into_store(&place, sources)?))
         }
-        Some(HistorySubverb::Merge { stores, place }) => {
+        Some(HistorySubverb::MergeStores { other_store_folders: stores, history_store: place }) => {
             stores.iter().try_for_each(|folder| require_history_store(folder))?;
             let place = place.open_or_default_history_store(store);
             let parts = stores.iter().flat_map(|it| [it.join("runs"), it.join("imported")]);
             let parts: Vec<PathBuf> = parts.filter(|part| part.is_dir()).collect();
             Ok(print_import_result(&place, &import_records_into_store(&place, &parts)?))
         }
-        Some(HistorySubverb::Prune { keep, dry_run, place }) => {
-            let place = place.open_existing_store(store)?;
+        Some(HistorySubverb::PruneOldRuns {
+            kept_runs_per_bench: keep,
+            dry_run,
+            history_store: place,
+        }) => {
+            let place = place.open_existing_history_store(store)?;
             let removed = prune_old_record_folders(&place, usize::try_from(*keep)?, *dry_run)?;
             let what = if *dry_run { "would be removed" } else { "removed" };
             println!("{removed} sessions {what} in {}", path_for_terminal(place.root_folder()));
-            Ok(ProcessExitReason::Fine)
+            Ok(ProcessExitReason::Success)
         }
     }
 }
@@ -180,20 +190,24 @@ fn print_import_result(
     place: &HistoryRecordStore,
     imported: &RecordImportResult,
 ) -> ProcessExitReason {
-    let RecordImportResult { new, known, skipped } = imported;
+    let RecordImportResult {
+        newly_imported_records: new,
+        already_stored_records: known,
+        files_without_run: skipped,
+    } = imported;
     if !skipped.is_empty() {
         eprintln!("{}", report::history::skipped_record_files_text(skipped));
     }
     println!("{new} new records, {known} known, in {}", path_for_terminal(place.root_folder()));
     if new + known > 0 {
-        return ProcessExitReason::Fine;
+        return ProcessExitReason::Success;
     }
     if skipped.is_empty() {
         eprintln!(
             "error: no record in what was named: runs and baselines are files ending in .json"
         );
     }
-    ProcessExitReason::Usage
+    ProcessExitReason::InvalidUsageOrInput
 }
 
 /// Warns on standard error of packages whose runs are in the history store but are not used.
@@ -206,7 +220,7 @@ fn warn_of_runs_of_other_packages(index: &HistoryStoreIndex, store: &RecordFolde
     }
 }
 
-/// Output of `--format json`.
+/// JSON output of `kernelgate history --format json`.
 #[derive(Serialize)]
 struct HistoriesJson<'a> {
     histories: &'a [CaseTimeHistory],
@@ -217,39 +231,46 @@ fn print_histories(
     arguments: &HistoryShowFlags,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    let smallest = arguments.smallest;
+    let smallest = arguments.min_relative_level_change;
     anyhow::ensure!(
         (0.0..10.0).contains(&smallest),
         "--smallest takes a fraction of the time, from 0"
     );
     let mut renamed: BTreeMap<String, String> =
-        rules_file::read_rules_in_folder(&store.root)?.renamed;
-    renamed.extend(arguments.renamed.iter().cloned());
-    let place = arguments.place.open_existing_store(store)?;
+        rules_file::read_rules_in_folder(&store.package_root)?.current_ids_of_renamed_cases;
+    renamed.extend(arguments.old_and_new_case_ids.iter().cloned());
+    let place = arguments.history_store.open_existing_history_store(store)?;
     let (index, kept) = place.update_and_return_index()?;
     if !kept {
         let root = path_for_terminal(place.root_folder());
         eprintln!("no index can be written in {root}: its records are read each time");
     }
     warn_of_runs_of_other_packages(&index, store);
-    let order = GitCommitOrder::ancestors_in_repository(&store.root, arguments.branch.as_deref())?;
+    let order = GitCommitOrder::ancestors_in_repository(
+        &store.package_root,
+        arguments.revision_with_history.as_deref(),
+    )?;
     let find = |cases: &CaseIdFilter| {
         let query = CaseHistoryQuery {
             package: store.package.as_ref(),
             cases,
-            renamed: &renamed,
-            join_cards: arguments.join_cards,
-            only_known_commits: arguments.branch.is_some(),
-            min_level_change: smallest,
+            current_ids_of_renamed_cases: &renamed,
+            joins_cards_of_model: arguments.join_cards_of_model,
+            only_known_commits: arguments.revision_with_history.is_some(),
+            min_relative_level_change: smallest,
         };
         compute_case_histories(&index, &query, &order)
     };
     // A text equal to a case id selects that case, even if the text also is a regular expression
     // that other ids match.
-    let exact = arguments.case.as_ref().map(|case| find(&CaseIdFilter::Exact(case.clone())));
+    let exact =
+        arguments.case_id_or_regex.as_ref().map(|case| find(&CaseIdFilter::ExactId(case.clone())));
     let found = match exact.transpose()? {
         Some(found) if !found.is_empty() => found,
-        _ => find(&CaseIdFilter::parse_exact_or_regex(arguments.case.as_deref(), false)?)?,
+        _ => find(&CaseIdFilter::parse_exact_id_or_regex(
+            arguments.case_id_or_regex.as_deref(),
+            false,
+        )?)?,
     };
     let skipped = place.files_without_runs(&index);
     match arguments.format {
@@ -270,13 +291,13 @@ fn print_histories(
         }
     }
     anyhow::ensure!(!found.is_empty(), no_selected_run_message(arguments, place.root_folder()));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// The error message for a history without any selected run.
 fn no_selected_run_message(arguments: &HistoryShowFlags, root: &Path) -> String {
     let root = path_for_terminal(root);
-    match (&arguments.case, &arguments.branch) {
+    match (&arguments.case_id_or_regex, &arguments.revision_with_history) {
         (Some(case), _) => {
             format!("no run of a case `{case}` in {root}: `kernelgate history` lists all cases")
         }

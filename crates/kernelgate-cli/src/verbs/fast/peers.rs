@@ -42,17 +42,23 @@ use kernelgate::stats::median;
 #[derive(Debug, clap::Args)]
 pub struct PeersCommandArguments {
     /// Time only problems whose id matches this regular expression
-    filter: Option<String>,
+    #[arg(id = "filter", value_name = "FILTER")]
+    problem_id_regex: Option<String>,
     /// Python interpreter that has PyTorch, with which peer programs are run
-    #[arg(long, env = "KERNELGATE_PYTHON", value_name = "PROGRAM", default_value = "python3")]
-    python: PathBuf,
+    #[arg(
+        long = "python",
+        env = "KERNELGATE_PYTHON",
+        value_name = "PROGRAM",
+        default_value = "python3"
+    )]
+    python_interpreter: PathBuf,
     #[command(flatten)]
     sessions: SessionSelectionFlags,
     #[command(flatten)]
     benches: BenchExecutableFlags,
     /// Time after which a peer program is treated as hung and killed
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
-    wait: Duration,
+    #[arg(id = "wait", long = "wait", value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    peer_program_timeout: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -61,38 +67,47 @@ pub struct PeersCommandArguments {
 /// Largest accepted size in bytes of a file with the times of peers.
 const MAX_PEER_TIMES_FILE_BYTES: u64 = 64 << 20;
 /// Time within which a bench must answer which peer programs it has.
-const PEER_LIST_TIMEOUT: Duration = Duration::from_secs(60);
+const PEER_PROGRAM_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A problem in the JSON list that a peer program (other libraries' kernels) reads from standard
 /// input.
 #[derive(Debug, Serialize)]
 struct ProblemForPeerProgram<'a> {
-    id: &'a str,
-    workload: &'a str,
-    axes: &'a BTreeMap<String, String>,
+    #[serde(rename = "id")]
+    problem_id: &'a str,
+    #[serde(rename = "workload")]
+    workload_name: &'a str,
+    #[serde(rename = "axes")]
+    value_of_each_axis: &'a BTreeMap<String, String>,
 }
 
 /// A JSON line that a peer program prints: first its environment, then its results.
 #[derive(Debug)]
 enum PeerProgramLine {
-    Environment(BTreeMap<String, String>),
-    Result(PeerKernelResult),
+    PeerEnvironment(BTreeMap<String, String>),
+    PeerResult(PeerKernelResult),
 }
 
 /// The time of a peer's kernel for one problem, or the reason why it has no time.
 #[derive(Debug, Deserialize)]
 struct PeerKernelResult {
-    id: String,
-    peer: String,
-    about: String,
-    median_ns: Option<f64>,
+    #[serde(rename = "id")]
+    problem_id: String,
+    #[serde(rename = "peer")]
+    peer_name: String,
+    #[serde(rename = "about")]
+    peer_description: String,
+    #[serde(rename = "median_ns")]
+    peer_median_ns: Option<f64>,
     /// Whether the GPU's power state was steady under load while the peer's kernel was timed.
     #[serde(default)]
     power: Option<PowerStateOfSamples>,
     /// SM clock in MHz while the peer's kernel ran.
     #[serde(default)]
-    clock_mhz: Option<f64>,
-    error: Option<String>,
+    #[serde(rename = "clock_mhz")]
+    sm_clock_mhz: Option<f64>,
+    #[serde(rename = "error")]
+    missing_time_reason: Option<String>,
 }
 
 impl PeerProgramLine {
@@ -100,13 +115,13 @@ impl PeerProgramLine {
     fn parse_peer_line(text: &str) -> serde_json::Result<PeerProgramLine> {
         let fields: serde_json::Value = serde_json::from_str(text)?;
         if fields.get("id").is_none() {
-            return serde_json::from_value(fields).map(Self::Environment);
+            return serde_json::from_value(fields).map(Self::PeerEnvironment);
         }
         let result: PeerKernelResult = serde_json::from_value(fields)?;
-        if result.median_ns.is_none() && result.error.is_none() {
+        if result.peer_median_ns.is_none() && result.missing_time_reason.is_none() {
             return Err(serde::de::Error::missing_field("median_ns"));
         }
-        Ok(Self::Result(result))
+        Ok(Self::PeerResult(result))
     }
 }
 
@@ -114,33 +129,46 @@ impl PeerProgramLine {
 /// problem.
 #[derive(Debug, Serialize, Deserialize)]
 struct PeerTimeBesideOwnTime {
-    problem: String,
-    peer: String,
-    about: String,
-    peer_ns: Option<f64>,
+    #[serde(rename = "problem")]
+    problem_id: String,
+    #[serde(rename = "peer")]
+    peer_name: String,
+    #[serde(rename = "about")]
+    peer_description: String,
+    #[serde(rename = "peer_ns")]
+    peer_median_ns: Option<f64>,
     /// Whether the GPU's power state was steady under load while the peer's kernel was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     peer_power: Option<PowerStateOfSamples>,
     /// SM clock in MHz while the peer's kernel ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    peer_clock_mhz: Option<f64>,
+    #[serde(rename = "peer_clock_mhz")]
+    peer_sm_clock_mhz: Option<f64>,
     /// The reason why the peer's kernel has no time.
-    error: Option<String>,
-    implementation: String,
-    ours_ns: f64,
+    #[serde(rename = "error")]
+    peer_failure_reason: Option<String>,
+    #[serde(rename = "implementation")]
+    own_implementation: String,
+    #[serde(rename = "ours_ns")]
+    own_median_ns: f64,
     /// Share of the hardware limit that the package's own implementation of the case reaches, 0 to
     /// 1.
-    of_limit: Option<f64>,
+    #[serde(rename = "of_limit")]
+    own_share_of_limit: Option<f64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct PeerComparisonJson {
-    device: String,
-    commit: String,
-    peers: BTreeMap<String, String>,
+    #[serde(rename = "device")]
+    device_name: String,
+    #[serde(rename = "commit")]
+    run_commit: String,
+    #[serde(rename = "peers")]
+    peer_environment: BTreeMap<String, String>,
     /// The reason why rows are missing; `None` if every peer program ran to its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    ended_early: Option<String>,
+    #[serde(rename = "ended_early")]
+    early_end_reason: Option<String>,
     rows: Vec<PeerTimeBesideOwnTime>,
 }
 
@@ -150,7 +178,7 @@ pub fn run_peers_command(
 ) -> anyhow::Result<ProcessExitReason> {
     let runs = arguments.sessions.read_runs_of_package(store)?;
     let filter = arguments
-        .filter
+        .problem_id_regex
         .as_deref()
         .map(Regex::new)
         .transpose()
@@ -178,28 +206,37 @@ pub fn run_peers_command(
         );
     }
     let (asking, cards) = ((arguments, running, partial), cards.join(","));
-    let ResultsOfPeerPrograms { rows, environment, ended_early } =
-        run_peer_programs_by_family(asking, &cards, &programs, &problems)?;
+    let ResultsOfPeerPrograms {
+        rows,
+        peer_environment: environment,
+        early_end_reason: ended_early,
+    } = run_peer_programs_by_family(asking, &cards, &programs, &problems)?;
     let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
     if environment.get("device").is_some_and(|found| *found != device) {
         let why = format!("the run was on {device}, the peers on {}", environment["device"]);
-        return Err(RefusalToCompare::on_standard_error(why).into());
+        return Err(RefusalToCompare::refusal_printed_on_stderr(why).into());
     }
     let commit =
         runs.first().map(|run| run.provenance.short_commit_with_changes_mark()).unwrap_or_default();
-    let report = PeerComparisonJson { device, commit, peers: environment, ended_early, rows };
+    let report = PeerComparisonJson {
+        device_name: device,
+        run_commit: commit,
+        peer_environment: environment,
+        early_end_reason: ended_early,
+        rows,
+    };
     report
-        .check_comparison_plausible()
+        .check_peer_comparison_plausible()
         .map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
     // Even incomplete results of peer programs are printed, because they took minutes on a GPU.
-    if report.ended_early.is_none() || !report.rows.is_empty() {
+    if report.early_end_reason.is_none() || !report.rows.is_empty() {
         match arguments.format {
             OutputFormat::Json => print_as_json(&report)?,
             format => print_peer_comparison(&report, format),
         }
     }
-    match report.ended_early {
-        None => Ok(ProcessExitReason::Fine),
+    match report.early_end_reason {
+        None => Ok(ProcessExitReason::Success),
         Some(why) if partial.was_interrupted() => {
             eprintln!("\n{why}");
             std::process::exit(ProcessExitReason::INTERRUPTED_EXIT_CODE)
@@ -211,9 +248,9 @@ pub fn run_peers_command(
 /// Times and errors that all peer programs printed.
 struct ResultsOfPeerPrograms {
     rows: Vec<PeerTimeBesideOwnTime>,
-    environment: BTreeMap<String, String>,
+    peer_environment: BTreeMap<String, String>,
     /// The reason why times of peers are missing; `None` if all peer programs ran to their end.
-    ended_early: Option<String>,
+    early_end_reason: Option<String>,
 }
 
 /// Runs the peer program of each family for the problems of the family, until a program fails or
@@ -233,7 +270,7 @@ fn run_peer_programs_by_family(
     let mut ended_early = None;
     partial.survive_first_interrupt();
     for program in programs {
-        let family = &program.family;
+        let family = &program.workload_family;
         if partial.was_interrupted() {
             ended_early = Some(format!("interrupted, before the peers of {family}"));
             break;
@@ -242,9 +279,9 @@ fn run_peer_programs_by_family(
             .iter()
             .filter(|(id, _)| id.starts_with(&format!("{family}/")))
             .map(|(id, ours)| ProblemForPeerProgram {
-                id,
-                workload: &ours[0].case.workload,
-                axes: &ours[0].case.problem,
+                problem_id: id,
+                workload_name: &ours[0].case.workload,
+                value_of_each_axis: &ours[0].case.axis_values,
             })
             .collect();
         eprintln!("timing the peers of {} {family} problems", requested.len());
@@ -252,33 +289,40 @@ fn run_peer_programs_by_family(
             run_peer_program((arguments, running, partial), cards, program, &requested)?;
         ended_early = ended;
         for line in lines {
-            let PeerKernelResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
-                match line {
-                    PeerProgramLine::Environment(found) => {
-                        environment = found;
-                        continue;
-                    }
-                    PeerProgramLine::Result(result) => result,
-                };
+            let PeerKernelResult {
+                problem_id: id,
+                peer_name: peer,
+                peer_description: about,
+                peer_median_ns: peer_ns,
+                power,
+                sm_clock_mhz: clock_mhz,
+                missing_time_reason: error,
+            } = match line {
+                PeerProgramLine::PeerEnvironment(found) => {
+                    environment = found;
+                    continue;
+                }
+                PeerProgramLine::PeerResult(result) => result,
+            };
             let ours = problems.get(&id).with_context(|| {
-                format!("peers/{} answers for {id}, which it was not asked", program.main)
+                format!("peers/{} answers for {id}, which it was not asked", program.main_file_name)
             })?;
             rows.extend(ours.iter().map(|ours| {
                 PeerTimeBesideOwnTime {
-                    problem: id.clone(),
-                    peer: peer.clone(),
-                    about: about.clone(),
-                    peer_ns,
+                    problem_id: id.clone(),
+                    peer_name: peer.clone(),
+                    peer_description: about.clone(),
+                    peer_median_ns: peer_ns,
                     peer_power: power,
-                    peer_clock_mhz: clock_mhz,
-                    error: error.clone(),
-                    implementation: ours.case.implementation.clone(),
-                    ours_ns: ours.median_ns,
-                    of_limit: ours
+                    peer_sm_clock_mhz: clock_mhz,
+                    peer_failure_reason: error.clone(),
+                    own_implementation: ours.case.implementation.clone(),
+                    own_median_ns: ours.own_median_ns,
+                    own_share_of_limit: ours
                         .case
                         .limit
                         .as_ref()
-                        .map(|limit| limit.share_of_limit_reached(ours.median_ns)),
+                        .map(|limit| limit.share_of_limit_reached(ours.own_median_ns)),
                 }
             }));
         }
@@ -286,21 +330,21 @@ fn run_peer_programs_by_family(
             break;
         }
     }
-    Ok(ResultsOfPeerPrograms { rows, environment, ended_early })
+    Ok(ResultsOfPeerPrograms { rows, peer_environment: environment, early_end_reason: ended_early })
 }
 
 impl PeerComparisonJson {
     /// Checks every name and number of the comparison with peers, which may come from a file of
     /// others or from a peer program.
-    fn check_comparison_plausible(&self) -> Result<(), String> {
-        refuse_control_characters(&self.device)?;
-        refuse_control_characters(&self.commit)?;
+    fn check_peer_comparison_plausible(&self) -> Result<(), String> {
+        refuse_control_characters(&self.device_name)?;
+        refuse_control_characters(&self.run_commit)?;
         self.rows.iter().try_for_each(|row| {
-            row.check_line_plausible().map_err(|why| {
+            row.check_peer_time_plausible().map_err(|why| {
                 format!(
                     "{}, {}: {why}",
-                    shortened_quotation(&row.problem),
-                    shortened_quotation(&row.peer)
+                    shortened_quotation(&row.problem_id),
+                    shortened_quotation(&row.peer_name)
                 )
             })
         })
@@ -308,14 +352,14 @@ impl PeerComparisonJson {
 }
 
 impl PeerTimeBesideOwnTime {
-    fn check_line_plausible(&self) -> Result<(), String> {
-        let names = [&self.problem, &self.peer, &self.implementation];
+    fn check_peer_time_plausible(&self) -> Result<(), String> {
+        let names = [&self.problem_id, &self.peer_name, &self.own_implementation];
         names.into_iter().try_for_each(|name| refuse_control_characters(name))?;
-        plausibility::check_launch_ns_plausible("our time", self.ours_ns)?;
-        self.peer_ns
+        plausibility::check_launch_ns_plausible("our time", self.own_median_ns)?;
+        self.peer_median_ns
             .map_or(Ok(()), |ns| plausibility::check_launch_ns_plausible("its time", ns))?;
-        self.peer_clock_mhz.map_or(Ok(()), plausibility::check_sm_clock_mhz_plausible)?;
-        self.of_limit
+        self.peer_sm_clock_mhz.map_or(Ok(()), plausibility::check_sm_clock_mhz_plausible)?;
+        self.own_share_of_limit
             .map_or(Ok(()), |share| plausibility::check_time_ratio_plausible("of_limit", share))
     }
 }
@@ -331,32 +375,39 @@ pub fn read_device_and_peer_times(
     let text =
         file::read_untrusted_text_up_to(path, MAX_PEER_TIMES_FILE_BYTES).with_context(failed)?;
     let report: PeerComparisonJson = serde_json::from_str(&text).with_context(failed)?;
-    report.check_comparison_plausible().map_err(anyhow::Error::msg).with_context(failed)?;
+    report.check_peer_comparison_plausible().map_err(anyhow::Error::msg).with_context(failed)?;
     let time = |row: PeerTimeBesideOwnTime| {
-        let PeerTimeBesideOwnTime { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
-        let (power, clock_mhz) = (row.peer_power, row.peer_clock_mhz);
+        let PeerTimeBesideOwnTime {
+            problem_id: problem,
+            peer_name: peer,
+            peer_median_ns: peer_ns,
+            own_implementation: implementation,
+            own_median_ns: ours_ns,
+            ..
+        } = row;
+        let (power, clock_mhz) = (row.peer_power, row.peer_sm_clock_mhz);
         let peer_ns = peer_ns?;
         Some(PeerTimeForProblem {
-            problem,
-            peer,
-            peer_ns,
-            power,
-            clock_mhz,
-            implementation,
-            own_fastest_ns: ours_ns,
+            workload_and_problem: problem,
+            peer_name: peer,
+            peer_launch_ns: peer_ns,
+            peer_power_state: power,
+            peer_sm_clock_mhz: clock_mhz,
+            fastest_own_implementation: implementation,
+            own_fastest_launch_ns: ours_ns,
         })
     };
-    Ok((report.device, report.rows.into_iter().filter_map(time).collect()))
+    Ok((report.device_name, report.rows.into_iter().filter_map(time).collect()))
 }
 
 /// The package's own case with which the kernels of peers are compared.
 struct OwnCaseWithMedian<'a> {
     case: &'a CaseRecordWithSamples,
-    median_ns: f64,
+    own_median_ns: f64,
 }
 
 /// Implementations of the package that call NVIDIA's libraries, which peers call as well.
-const LIBRARY_IMPLEMENTATIONS: &[&str] = &["cuda/cudnn", "cuda/nccl"];
+const IMPLEMENTATIONS_CALLING_NVIDIA_LIBRARIES: &[&str] = &["cuda/cudnn", "cuda/nccl"];
 
 /// For each problem, the package's fastest implementation and all implementations that call
 /// NVIDIA's libraries, among GPU cases with a hot cache. The id of a problem is the id of a case
@@ -374,17 +425,17 @@ fn own_cases_by_problem<'a>(
         if filter.is_none_or(|filter| filter.is_match(problem)) {
             let ours = OwnCaseWithMedian {
                 case,
-                median_ns: median(&case.samples.launch_times_by_sample_ns()),
+                own_median_ns: median(&case.samples.launch_times_by_sample_ns()),
             };
             problems.entry(problem.to_owned()).or_default().push(ours);
         }
     }
     let is_library = |ours: &OwnCaseWithMedian<'_>| {
-        LIBRARY_IMPLEMENTATIONS.contains(&ours.case.implementation.as_str())
+        IMPLEMENTATIONS_CALLING_NVIDIA_LIBRARIES.contains(&ours.case.implementation.as_str())
     };
     for ours in problems.values_mut() {
         ours.sort_by(|a, b| {
-            is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns))
+            is_library(a).cmp(&is_library(b)).then(a.own_median_ns.total_cmp(&b.own_median_ns))
         });
         let mut first = true;
         ours.retain(|ours| std::mem::take(&mut first) || is_library(ours));
@@ -402,23 +453,26 @@ fn peer_programs_of_families(
 ) -> anyhow::Result<Vec<PythonPeerProgram>> {
     let settings = BTreeMap::new();
     let asking = BenchRequestSettings {
-        settings,
-        filter: None,
-        timeout: PEER_LIST_TIMEOUT,
+        bench_variables: settings,
+        criterion_filter: None,
+        response_timeout: PEER_PROGRAM_LIST_TIMEOUT,
         running_child: running,
     };
-    let found = arguments.benches.find_selected_benches(&store.root, running)?;
+    let found = arguments.benches.find_selected_benches(&store.package_root, running)?;
     let mut programs: Vec<PythonPeerProgram> = Vec::new();
-    for (bench, answer) in
-        bench_requests::request_from_all_benches(&found, &asking, &RequestedBenchAction::Peers)?
-    {
+    for (bench, answer) in bench_requests::request_from_all_benches(
+        &found,
+        &asking,
+        &RequestedBenchAction::ReturnPeerPrograms,
+    )? {
         let ResponseToBenchAction::Peers(found) = answer else {
             return Err(error_for_unexpected_response(&bench));
         };
-        programs
-            .extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
+        programs.extend(
+            found.into_iter().filter(|program| families.contains(program.workload_family.as_str())),
+        );
     }
-    programs.sort_by(|a, b| a.family.cmp(&b.family));
+    programs.sort_by(|a, b| a.workload_family.cmp(&b.workload_family));
     programs.dedup_by(|a, b| a == b);
     ensure!(
         !programs.is_empty(),
@@ -442,21 +496,24 @@ fn run_peer_program(
     requested: &[ProblemForPeerProgram<'_>],
 ) -> anyhow::Result<(Vec<PeerProgramLine>, Option<String>)> {
     let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
-    for (name, text) in &program.files {
+    for (name, text) in &program.file_contents_by_name {
         check_baseline_file_name(name).map_err(|_| {
-            anyhow::anyhow!("the peers of {}: `{name}` is no plain file name", program.family)
+            anyhow::anyhow!(
+                "the peers of {}: `{name}` is no plain file name",
+                program.workload_family
+            )
         })?;
         std::fs::write(folder.path().join(name), text)
             .context("failed to write the peer program")?;
     }
-    let main = &program.main;
+    let main = &program.main_file_name;
     check_baseline_file_name(main).map_err(|_| {
-        anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.family)
+        anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.workload_family)
     })?;
-    let python = arguments.python.display();
+    let python = arguments.python_interpreter.display();
     let (problems, lost) = (folder.path().join("problems.json"), "failed to write the problems");
     std::fs::write(&problems, serde_json::to_string(requested).context(lost)?).context(lost)?;
-    let mut command = Command::new(&arguments.python);
+    let mut command = Command::new(&arguments.python_interpreter);
     command
         .arg(folder.path().join(main))
         .env("CUDA_VISIBLE_DEVICES", cards)
@@ -467,11 +524,11 @@ fn run_peer_program(
         format!("failed to start {python}: --python names the one that has PyTorch")
     })?;
     let (printed, said) = (
-        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamStart)),
-        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::StreamEnd)),
+        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::KeepStreamStart)),
+        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::KeepStreamEnd)),
     );
     let ended = running
-        .wait_or_kill_at_timeout(arguments.wait)
+        .wait_or_kill_at_timeout(arguments.peer_program_timeout)
         .with_context(|| format!("failed to wait for peers/{main}"))?;
     let (printed, said) = (wait_for_captured_output(printed), wait_for_captured_output(said));
     let early = match ended {
@@ -484,16 +541,16 @@ fn run_peer_program(
                 errors.trim().lines().last().unwrap_or("it failed and said nothing")
             ))
         }
-        ChildProcessEnd::TimedOut => Some(format!(
+        ChildProcessEnd::KilledAtTimeout => Some(format!(
             "peers/{main} under {python} gave no answer within {} s (--wait sets this)",
-            arguments.wait.as_secs_f64()
+            arguments.peer_program_timeout.as_secs_f64()
         )),
-        ChildProcessEnd::OverMemory(limit) => {
+        ChildProcessEnd::KilledAboveMemoryBytes(limit) => {
             Some(format!("peers/{main} was {}", memory_kill_reason_text(limit)))
         }
     };
     ensure!(
-        !printed.truncated,
+        !printed.output_truncated,
         "peers/{main} printed more than {KEPT_BYTES_AT_STREAM_START} bytes, the limit"
     );
     let text = String::from_utf8_lossy(&printed.kept_bytes);
@@ -511,13 +568,13 @@ fn run_peer_program(
 
 fn print_peer_comparison(report: &PeerComparisonJson, format: OutputFormat) {
     let with: Vec<String> =
-        report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        report.peer_environment.iter().map(|(name, version)| format!("{name} {version}")).collect();
     println!(
         "{}\n",
         format.escape_foreign_text(&format!(
             "{}, {}; peers: {}",
-            report.device,
-            report.commit,
+            report.device_name,
+            report.run_commit,
             with.join(", ")
         ))
     );
@@ -526,29 +583,32 @@ fn print_peer_comparison(report: &PeerComparisonJson, format: OutputFormat) {
     ]);
     for row in &report.rows {
         table.add_row(vec![
-            row.problem.clone(),
-            row.peer.clone(),
-            row.peer_ns.map_or_else(|| "-".to_owned(), time_text),
+            row.problem_id.clone(),
+            row.peer_name.clone(),
+            row.peer_median_ns.map_or_else(|| "-".to_owned(), time_text),
             row.peer_power.map_or("-", PowerStateOfSamples::name_in_files_and_tables).to_owned(),
-            row.implementation.clone(),
-            time_text(row.ours_ns),
-            row.peer_ns
-                .map_or_else(|| "-".to_owned(), |peer_ns| format!("{:.2}x", peer_ns / row.ours_ns)),
-            row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
+            row.own_implementation.clone(),
+            time_text(row.own_median_ns),
+            row.peer_median_ns.map_or_else(
+                || "-".to_owned(),
+                |peer_ns| format!("{:.2}x", peer_ns / row.own_median_ns),
+            ),
+            row.own_share_of_limit
+                .map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
         ]);
     }
     println!("{}", format.format_table(&table));
     println!("\nratio: the peer's time over ours; above 1 ours is faster");
-    if let Some(why) = &report.ended_early {
+    if let Some(why) = &report.early_end_reason {
         println!("{}", format.escape_foreign_text(&format!("not all: {why}")));
     }
     for row in &report.rows {
-        if let Some(error) = &row.error {
+        if let Some(error) = &row.peer_failure_reason {
             println!(
                 "{}",
                 format.escape_foreign_text(&format!(
                     "no time for {} on {}: {error}",
-                    row.peer, row.problem
+                    row.peer_name, row.problem_id
                 ))
             );
         }
@@ -567,16 +627,18 @@ mod tests {
             ))
         };
         let time = |fields: &str| match result(fields) {
-            Ok(PeerProgramLine::Result(PeerKernelResult { median_ns, error, .. })) => {
-                (median_ns, error)
-            }
+            Ok(PeerProgramLine::PeerResult(PeerKernelResult {
+                peer_median_ns: median_ns,
+                missing_time_reason: error,
+                ..
+            })) => (median_ns, error),
             other => panic!("{other:?}"),
         };
         assert_eq!(time(r#", "median_ns": 1500.5"#), (Some(1500.5), None));
         assert_eq!(time(r#", "error": "no memory""#), (None, Some("no memory".to_owned())));
         assert!(result("").is_err(), "neither a time nor a reason");
         assert!(result(r#", "median_ns": "fast""#).is_err());
-        let Ok(PeerProgramLine::Environment(environment)) =
+        let Ok(PeerProgramLine::PeerEnvironment(environment)) =
             PeerProgramLine::parse_peer_line(r#"{"torch": "2.9"}"#)
         else {
             panic!("no environment")

@@ -33,61 +33,61 @@ use kernelgate::record::{
 #[derive(Debug, clap::Args)]
 pub struct ReportCommandArguments {
     /// Show only cases whose id matches this regular expression
-    #[arg(conflicts_with_all = ["baseline", "results"])]
-    filter: Option<String>,
+    #[arg(id = "filter", value_name = "FILTER", conflicts_with_all = ["baseline", "results"])]
+    case_id_regex: Option<String>,
     /// Runs or baselines in place of the last run: files, or folders of them (repeatable)
-    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["session", "last"])]
-    runs: Vec<PathBuf>,
+    #[arg(id = "runs", long = "runs", value_name = "PATH", num_args = 1.., conflicts_with_all = ["session", "last"])]
+    run_and_baseline_paths: Vec<PathBuf>,
     #[command(flatten)]
     sessions: SessionSelectionFlags,
     /// Show verdicts against this baseline of the device: baselines/DEVICE/NAME.json
-    #[arg(long, value_name = "NAME")]
-    baseline: Option<String>,
+    #[arg(id = "baseline", long = "baseline", value_name = "NAME")]
+    baseline_name: Option<String>,
     /// Show times of other libraries' kernels (peers) from this output of `kernelgate peers
     /// --format json`
-    #[arg(long, value_name = "FILE")]
-    peers: Option<PathBuf>,
+    #[arg(id = "peers", long = "peers", value_name = "FILE")]
+    peer_times_file: Option<PathBuf>,
     /// Show times over commits from this history store [default: as `kernelgate history`; with
     /// --runs none]
-    #[arg(long, value_name = "DIR")]
-    store: Option<PathBuf>,
+    #[arg(id = "store", long = "store", value_name = "DIR")]
+    history_store_folder: Option<PathBuf>,
     /// In the times over commits, treat all GPUs of one model as one device, and all CPU hosts as
     /// one device
-    #[arg(long)]
-    join_cards: bool,
+    #[arg(long = "join-cards")]
+    join_cards_of_model: bool,
     /// Folder for index.html, plots/, cases.csv, history.csv and report.json [default:
     /// kernelgate/report/ of the target folder]
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[arg(id = "out", long = "out", value_name = "DIR")]
+    report_folder: Option<PathBuf>,
     /// Write Markdown pages of results into this folder instead, one per family: rows, peers,
     /// limits, clocks and power states; if pages of the folder mark tables by `<!-- results FILTER:
     /// COLUMN, COLUMN -->`, only these tables are filled
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "baseline", "store"])]
-    results: Option<PathBuf>,
+    #[arg(id = "results", long = "results", value_name = "DIR", conflicts_with_all = ["out", "baseline", "store"])]
+    results_pages_folder: Option<PathBuf>,
 }
 
 pub fn run_report_command(
     arguments: &ReportCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    let (runs, baselines) = match arguments.runs.is_empty() {
+    let (runs, baselines) = match arguments.run_and_baseline_paths.is_empty() {
         true => (arguments.sessions.read_runs_of_package(store)?, Vec::new()),
-        false => read_runs_and_baselines(&arguments.runs)?,
+        false => read_runs_and_baselines(&arguments.run_and_baseline_paths)?,
     };
     let measurements = MeasurementOfRuns::group_matching_runs_into_measurements(runs);
     let mut measured = MeasurementsOfOneDevice::join_runs_and_baselines(&measurements, &baselines)
-        .map_err(RefusalToCompare::on_standard_error)?;
-    if let Some(filter) = &arguments.filter {
-        let filter = CaseIdFilter::parse_exact_or_regex(Some(filter), false)?;
+        .map_err(RefusalToCompare::refusal_printed_on_stderr)?;
+    if let Some(filter) = &arguments.case_id_regex {
+        let filter = CaseIdFilter::parse_exact_id_or_regex(Some(filter), false)?;
         measured.retain_cases_by_id(|id| filter.selects_case_id(id));
         anyhow::ensure!(!measured.cases.is_empty(), "no case matches the filter");
     }
-    if let Some(path) = &arguments.peers {
+    if let Some(path) = &arguments.peer_times_file {
         let (device, times) = peers::read_device_and_peer_times(path)?;
         if device != measured.device {
             let cases = &measured.device;
             let why = format!("the peers were timed on {device}, the cases on {cases}");
-            return Err(RefusalToCompare::on_standard_error(why).into());
+            return Err(RefusalToCompare::refusal_printed_on_stderr(why).into());
         }
         measured.peers = times;
         let strangers = measured.peer_problems_without_case();
@@ -97,14 +97,14 @@ pub fn run_report_command(
             eprintln!("{}", clean_message_for_terminal(&text));
         }
     }
-    if let Some(folder) = &arguments.results {
+    if let Some(folder) = &arguments.results_pages_folder {
         return fill_or_write_result_tables(folder, &measured);
     }
-    let verdict = match &arguments.baseline {
+    let verdict = match &arguments.baseline_name {
         None => None,
         Some(name) => {
             let measurement = MeasurementOfRuns::join_runs_of_measurements(measurements)
-                .map_err(RefusalToCompare::on_standard_error)?;
+                .map_err(RefusalToCompare::refusal_printed_on_stderr)?;
             let judged = gate::judge_against_named_baseline(
                 store,
                 name,
@@ -125,7 +125,7 @@ pub fn run_report_command(
     };
     let page = report::report_page(&content)?;
     let kept = store.default_report_page_path();
-    let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
+    let folder = arguments.report_folder.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
     let index = folder.join("index.html");
     let csv = tables::cases_as_csv(&measured).context("failed to write cases.csv")?;
     let mut files = vec![
@@ -136,8 +136,8 @@ pub fn run_report_command(
         let csv = tables::histories_as_csv(&history.histories);
         files.push(("history.csv", csv.context("failed to write history.csv")?));
     }
-    files.push(("index.html", page.html));
-    let set = ReplacementFileSet::begin_for_folder(folder).context("--out")?;
+    files.push(("index.html", page.page_html));
+    let set = ReplacementFileSet::begin_file_set_for_folder(folder).context("--out")?;
     write_charts_as_svg_and_png(&set.temporary_folder_of_set().join("plots"), &page.figures)?;
     files
         .into_iter()
@@ -146,7 +146,7 @@ pub fn run_report_command(
     let absent: &[&str] = if history.is_some() { &[] } else { &["history.csv"] };
     set.replace_earlier_set(absent).context("--out")?;
     println!("{}", path_for_terminal(&index));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// Fills the result tables that Markdown pages of the folder mark with comments; if no page marks a
@@ -156,22 +156,26 @@ fn fill_or_write_result_tables(
     measured: &MeasurementsOfOneDevice,
 ) -> anyhow::Result<ProcessExitReason> {
     let pages = results::results_pages_of_families(measured)
-        .map_err(RefusalToCompare::on_standard_error)?;
+        .map_err(RefusalToCompare::refusal_printed_on_stderr)?;
     let filled = pages_with_filled_result_tables(folder, measured)?;
     if !filled.is_empty() {
         let texts = filled.iter().map(|(path, text)| (path.as_path(), text.as_str()));
         file::replace_files_after_writing_all(texts).context("--results")?;
         filled.iter().for_each(|(path, _)| println!("{}", path_for_terminal(path)));
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
     let write = || {
-        let set = ReplacementFileSet::begin_for_folder(folder)?;
-        pages.iter().try_for_each(|page| set.add_synced_file(&page.file, &page.text))?;
+        let set = ReplacementFileSet::begin_file_set_for_folder(folder)?;
+        pages
+            .iter()
+            .try_for_each(|page| set.add_synced_file(&page.page_file_name, &page.page_markdown))?;
         set.replace_earlier_set(&[])
     };
     write().context("--results")?;
-    pages.iter().for_each(|page| println!("{}", path_for_terminal(&folder.join(&page.file))));
-    Ok(ProcessExitReason::Fine)
+    pages
+        .iter()
+        .for_each(|page| println!("{}", path_for_terminal(&folder.join(&page.page_file_name))));
+    Ok(ProcessExitReason::Success)
 }
 
 /// Largest size in bytes of a Markdown page whose marked tables are filled.
@@ -209,7 +213,7 @@ fn read_histories_for_page(
     store: &RecordFoldersOfPackage,
     measured: &MeasurementsOfOneDevice,
 ) -> anyhow::Result<Option<CaseHistoriesOnPage>> {
-    if let Some(folder) = &arguments.store {
+    if let Some(folder) = &arguments.history_store_folder {
         super::history::require_history_store(folder)?;
         return read_histories_from_store(
             &HistoryRecordStore::in_folder(folder),
@@ -218,8 +222,8 @@ fn read_histories_for_page(
             measured,
         );
     }
-    let usual = HistoryRecordStore::with_runs_folder(&store.runs);
-    if !arguments.runs.is_empty()
+    let usual = HistoryRecordStore::with_runs_folder(&store.runs_folder);
+    if !arguments.run_and_baseline_paths.is_empty()
         || !HistoryRecordStore::is_history_store_folder(usual.root_folder())
     {
         return Ok(None);
@@ -237,22 +241,27 @@ fn read_histories_from_store(
     measured: &MeasurementsOfOneDevice,
 ) -> anyhow::Result<Option<CaseHistoriesOnPage>> {
     let (index, _) = place.update_and_return_index()?;
-    let order = GitCommitOrder::ancestors_in_repository(&store.root, None)?;
+    let order = GitCommitOrder::ancestors_in_repository(&store.package_root, None)?;
     let query = CaseHistoryQuery {
         package: store.package.as_ref(),
-        cases: &CaseIdFilter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
-        renamed: &rules_file::read_rules_in_folder(&store.root)?.renamed,
-        join_cards: arguments.join_cards,
+        cases: &CaseIdFilter::AnyOfIds(
+            measured.cases.iter().map(|case| case.case_id.clone()).collect(),
+        ),
+        current_ids_of_renamed_cases: &rules_file::read_rules_in_folder(&store.package_root)?
+            .current_ids_of_renamed_cases,
+        joins_cards_of_model: arguments.join_cards_of_model,
         only_known_commits: false,
-        min_level_change: MIN_REPORTED_LEVEL_CHANGE,
+        min_relative_level_change: MIN_REPORTED_LEVEL_CHANGE,
     };
     let mut histories = compute_case_histories(&index, &query, &order)?;
     let is_shown = |history: &CaseTimeHistory| {
-        history.points.len() > 1 && measured.fingerprints.contains(&history.fingerprint)
+        history.points.len() > 1
+            && measured.environment_fingerprints.contains(&history.environment_fingerprint)
     };
     histories.retain(is_shown);
     let order = crate::report::history::commit_order_description(&histories, &order);
-    Ok(Some(CaseHistoriesOnPage { histories, order }).filter(|shown| !shown.histories.is_empty()))
+    Ok(Some(CaseHistoriesOnPage { histories, commit_order_phrase: order })
+        .filter(|shown| !shown.histories.is_empty()))
 }
 
 /// Reads the process runs and baselines in these files and folders. A file of a folder that is
@@ -265,22 +274,24 @@ fn read_runs_and_baselines(
         let files =
             if path.is_dir() { json_files_two_levels_deep(path) } else { vec![path.clone()] };
         if files.is_empty() {
-            return Err(RecordLookupError::NoRun(path.clone()).into());
+            return Err(RecordLookupError::NoRunRecorded(path.clone()).into());
         }
         for file in files {
             match file::read_record::<BenchProcessRun>(&file) {
                 Ok(run) => runs.push(run),
-                Err(RecordFileError::Foreign { .. }) => {
+                Err(RecordFileError::NotExpectedRecordKind { .. }) => {
                     match file::read_record::<BaselineFile>(&file) {
                         Ok(baseline) => baselines.push(baseline),
-                        Err(RecordFileError::Foreign { .. }) if path.is_dir() => {
+                        Err(RecordFileError::NotExpectedRecordKind { .. }) if path.is_dir() => {
                             let text = format!(
                                 "{}: neither a run nor a baseline, skipped",
                                 file.display()
                             );
                             eprintln!("{}", clean_message_for_terminal(&text));
                         }
-                        Err(RecordFileError::Foreign { path, .. }) => anyhow::bail!(
+                        Err(RecordFileError::NotExpectedRecordKind {
+                            record_path: path, ..
+                        }) => anyhow::bail!(
                             "--runs {}: neither a run nor a baseline of kernelgate",
                             path.display()
                         ),
@@ -296,7 +307,7 @@ fn read_runs_and_baselines(
         "--runs: no run and no baseline among what was given"
     );
     let mut keys: Vec<(String, &str)> =
-        runs.iter().map(|run| (run.key_in_baseline(), &*run.started)).collect();
+        runs.iter().map(|run| (run.key_in_baseline(), &*run.start_time)).collect();
     keys.sort();
     if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
         anyhow::bail!("--runs: the run {} is given twice", twice[0].0);
@@ -323,7 +334,7 @@ fn write_charts_as_svg_and_png(folder: &Path, figures: &[ChartWithFileName]) -> 
     let failed = || format!("--out: failed to write the plots into {}", folder.display());
     std::fs::create_dir_all(folder).with_context(failed)?;
     let write = |figure: &ChartWithFileName| -> anyhow::Result<()> {
-        let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
+        let path = |ending: &str| folder.join(format!("{}.{ending}", figure.file_name_stem));
         std::fs::write(path("svg"), figure.chart.render_svg()?).with_context(failed)?;
         std::fs::write(path("png"), figure.chart.render_png()?).with_context(failed)
     };

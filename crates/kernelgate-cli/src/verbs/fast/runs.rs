@@ -25,9 +25,11 @@ enum RunsOutputFormat {
     /// The records
     Json,
     /// JSON in Bencher Metric Format, for `bencher run --adapter json`
-    Bmf,
+    #[value(name = "bmf")]
+    BencherMetricFormat,
     /// For github-action-benchmark's tool customSmallerIsBetter
-    SmallerIsBetter,
+    #[value(name = "smaller-is-better")]
+    GithubSmallerIsBetter,
 }
 
 #[derive(Debug, clap::Args)]
@@ -39,11 +41,11 @@ pub struct RunsCommandArguments {
     format: RunsOutputFormat,
     /// Show device memory, commands, host time and errors of each case's launch, in place of its
     /// time
-    #[arg(long)]
-    costs: bool,
+    #[arg(id = "costs", long = "costs")]
+    shows_launch_costs: bool,
     /// Also write runs.txt, runs.json, bmf.json and smaller-is-better.json into this folder
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[arg(id = "out", long = "out", value_name = "DIR")]
+    output_folder: Option<PathBuf>,
 }
 
 pub fn run_runs_command(
@@ -55,7 +57,7 @@ pub fn run_runs_command(
     match arguments.format {
         RunsOutputFormat::Text => {
             let columns = terminal::terminal_columns();
-            let table = if arguments.costs {
+            let table = if arguments.shows_launch_costs {
                 costs::launch_costs_table_text
             } else {
                 runs::results_table_and_remarks_text
@@ -63,14 +65,14 @@ pub fn run_runs_command(
             terminal::print_broken_to_terminal_width(&(table(&found, columns) + &interrupted));
         }
         RunsOutputFormat::Json => print_as_json(&found)?,
-        RunsOutputFormat::Bmf => print_as_json(&metrics::bencher_metric_format(
+        RunsOutputFormat::BencherMetricFormat => print_as_json(&metrics::bencher_metric_format(
             &metrics::metrics_of_process_runs(&found),
         ))?,
-        RunsOutputFormat::SmallerIsBetter => print_as_json(
+        RunsOutputFormat::GithubSmallerIsBetter => print_as_json(
             &metrics::github_action_benchmark_format(&metrics::metrics_of_process_runs(&found)),
         )?,
     }
-    if let Some(folder) = &arguments.out {
+    if let Some(folder) = &arguments.output_folder {
         let metrics = metrics::metrics_of_process_runs(&found);
         let files = [
             ("runs.txt", runs::results_table_and_remarks_text(&found, None) + &interrupted + "\n"),
@@ -83,12 +85,12 @@ pub fn run_runs_command(
         ];
         write_all_files_or_none(folder, files, &[])?;
     }
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// A line for each bench process that ended before all its cases were measured.
 fn lines_on_interrupted_benches(runs: &[BenchProcessRun]) -> String {
-    let ended = runs.iter().filter(|run| !run.complete);
+    let ended = runs.iter().filter(|run| !run.ended_normally);
     let line = |run: &BenchProcessRun| {
         format!("\n{}", clean_message_for_terminal(&run.message_of_interrupted_run()))
     };

@@ -27,18 +27,25 @@ use crate::verbs::shared::output::{OutputFormat, print_as_json};
 #[derive(Debug, clap::Args)]
 pub struct TimingCommandArguments {
     /// With `--part cases`, measure only cases whose id matches this regular expression
-    filter: Option<String>,
+    #[arg(id = "filter", value_name = "FILTER")]
+    case_id_regex: Option<String>,
     /// Number of the GPU, counted from 0
-    #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER", default_value_t = 0)]
-    device: usize,
+    #[arg(
+        id = "device",
+        long = "device",
+        env = "KERNELGATE_DEVICE",
+        value_name = "NUMBER",
+        default_value_t = 0
+    )]
+    gpu_ordinal: usize,
     /// Measure only this part
     #[arg(long, value_enum)]
     part: Option<MeasuredTimingFacts>,
     #[command(flatten)]
     benches: BenchExecutableFlags,
     /// Time after which a bench process that gives no response is killed
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
-    wait: Duration,
+    #[arg(id = "wait", long = "wait", value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    bench_response_timeout: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -46,27 +53,32 @@ pub struct TimingCommandArguments {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum MeasuredTimingFacts {
-    /// Spins of known length.
-    Spins,
+    /// Kernels that spin for a known time.
+    #[value(name = "spins")]
+    SpinsOfKnownLength,
     /// Device copies, timed with events and compared with CUPTI's record of the same launches.
-    Cupti,
+    #[value(name = "cupti")]
+    CopiesAgainstCupti,
     /// Cases of the benches with hot caches, timed with events and compared with CUPTI's record of
     /// the same launches; measured only if named in `--part`.
-    Cases,
+    #[value(name = "cases")]
+    CasesAgainstCupti,
     /// Reads of GPU memory with the caches hot and cold.
-    Cold,
+    #[value(name = "cold")]
+    HotAndColdReads,
     /// Bandwidths and GEMMs.
-    Limits,
+    #[value(name = "limits")]
+    BandwidthsAndGemms,
 }
 
 impl From<MeasuredTimingFacts> for protocol::TimingAccuracyReportPart {
     fn from(part: MeasuredTimingFacts) -> Self {
         match part {
-            MeasuredTimingFacts::Spins => Self::Spins,
-            MeasuredTimingFacts::Cupti => Self::Cupti,
-            MeasuredTimingFacts::Cases => Self::Cases,
-            MeasuredTimingFacts::Cold => Self::Cold,
-            MeasuredTimingFacts::Limits => Self::Limits,
+            MeasuredTimingFacts::SpinsOfKnownLength => Self::SpinKernels,
+            MeasuredTimingFacts::CopiesAgainstCupti => Self::CopiesAgainstCupti,
+            MeasuredTimingFacts::CasesAgainstCupti => Self::CasesAgainstCupti,
+            MeasuredTimingFacts::HotAndColdReads => Self::HotAndColdReads,
+            MeasuredTimingFacts::BandwidthsAndGemms => Self::DeviceLimits,
         }
     }
 }
@@ -78,48 +90,56 @@ pub fn run_timing_command(
     // The GPU is checked before cargo builds the benches.
     device::count_gpus().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
     let running = &interrupt::kill_child_and_exit_on_interrupt()?;
-    let found = arguments.benches.find_selected_benches(&store.root, running)?;
+    let found = arguments.benches.find_selected_benches(&store.package_root, running)?;
     let settings = [
         ("KERNELGATE_BACKEND", "cuda".to_owned()),
-        ("KERNELGATE_DEVICE", arguments.device.to_string()),
+        ("KERNELGATE_DEVICE", arguments.gpu_ordinal.to_string()),
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    let filter = arguments.filter.as_deref();
-    let asking =
-        BenchRequestSettings { settings, filter, timeout: arguments.wait, running_child: running };
-    let action = RequestedBenchAction::Timing { part: arguments.part.map(Into::into) };
+    let filter = arguments.case_id_regex.as_deref();
+    let asking = BenchRequestSettings {
+        bench_variables: settings,
+        criterion_filter: filter,
+        response_timeout: arguments.bench_response_timeout,
+        running_child: running,
+    };
+    let action =
+        RequestedBenchAction::MeasureTimingAccuracy { part: arguments.part.map(Into::into) };
     let show = |bench: &str, answer| {
         match answer {
             ResponseToBenchAction::Timing(report) => match arguments.format {
                 OutputFormat::Json => print_as_json(&report)?,
                 format => print_timing_report(&report, |table| format.format_table(table)),
             },
-            ResponseToBenchAction::Refused(reason) => anyhow::bail!("{reason}"),
+            ResponseToBenchAction::ActionImpossible(reason) => anyhow::bail!("{reason}"),
             _ => return Err(error_for_unexpected_response(bench)),
         }
         Ok(())
     };
     match arguments.part {
-        Some(MeasuredTimingFacts::Cases) => {
-            CaseIdFilter::parse_exact_or_regex(filter, false)?;
+        Some(MeasuredTimingFacts::CasesAgainstCupti) => {
+            CaseIdFilter::parse_exact_id_or_regex(filter, false)?;
             bench_requests::request_from_each_bench(&found, &asking, &action, show)?;
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
             // Only the first bench executable is asked, because facts about event timing do not
             // depend on the bench.
-            let bench = &found.executables[0];
-            show(&bench.bench, bench_requests::request_from_one_bench(bench, &asking, &action)?)?;
+            let bench = &found.usable_executables[0];
+            show(
+                &bench.bench_name,
+                bench_requests::request_from_one_bench(bench, &asking, &action)?,
+            )?;
         }
     }
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 fn print_timing_report(report: &TimingAccuracyReport, show: impl Fn(&AlignedTextTable) -> String) {
     let environment = &report.environment;
     let driver = match environment.gpus.is_empty() {
         true => "unknown".to_owned(),
-        false => environment.gpus.distinct_values_of_gpus(|gpu| gpu.driver.clone()),
+        false => environment.gpus.join_distinct_values_of_gpus(|gpu| gpu.driver_version.clone()),
     };
     println!("{}, driver {driver}", environment.device_name);
     let mut tables = vec![launch_overhead_table(report)];
@@ -133,7 +153,7 @@ fn print_timing_report(report: &TimingAccuracyReport, show: impl Fn(&AlignedText
     for table in tables {
         println!("\n{}", show(&table));
     }
-    for note in &report.notes {
+    for note in &report.unmeasured_part_notes {
         println!("\n{note}");
     }
 }
@@ -143,12 +163,12 @@ fn launch_overhead_table(report: &TimingAccuracyReport) -> AlignedTextTable {
     let overhead = report.overhead;
     let mut table = AlignedTextTable::new(&["overhead", "time"]);
     for (what, ns) in [
-        ("between two events with nothing between them", overhead.event_pair_ns),
-        ("of a launch in a stream, on the device", overhead.launch_ns),
-        ("of a kernel in a graph", overhead.graph_node_ns),
-        ("of a launch, on the host", overhead.host_launch_ns),
-        ("of the events around a launch, subtracted", overhead.around_launch_ns),
-        ("of the events around a graph, subtracted", overhead.around_graph_ns),
+        ("between two events with nothing between them", overhead.empty_event_pair_ns),
+        ("of a launch in a stream, on the device", overhead.ns_per_further_stream_kernel),
+        ("of a kernel in a graph", overhead.ns_per_further_graph_node),
+        ("of a launch, on the host", overhead.host_launch_call_ns),
+        ("of the events around a launch, subtracted", overhead.events_around_launch_ns),
+        ("of the events around a graph, subtracted", overhead.events_around_graph_ns),
     ] {
         table.add_row(vec![what.to_owned(), time_text(ns)]);
     }
@@ -161,9 +181,9 @@ fn memory_bandwidth_table(limits: &MeasuredDeviceLimits) -> AlignedTextTable {
         table.add_row(vec![
             decimal_byte_size_text(limit.traffic.read_bytes),
             decimal_byte_size_text(limit.traffic.write_bytes),
-            time_text(limit.time_ns),
+            time_text(limit.fastest_pass_ns),
             format!("{:.0} GB/s", limit.bytes_read_and_written_per_s() / 1e9),
-            limit.pass.clone(),
+            limit.fastest_pass.clone(),
         ]);
     }
     table
@@ -189,15 +209,15 @@ fn spin_kernel_times_table(rows: &[SpinTimedByEventsRow]) -> AlignedTextTable {
         "relative",
     ]);
     for row in rows {
-        let difference = row.events_ns - row.spent_ns;
-        let calibrated = difference - row.offset_ns;
+        let difference = row.event_spin_ns - row.gpu_timer_spin_ns;
+        let calibrated = difference - row.kernel_begin_and_end_ns;
         table.add_row(vec![
-            time_text(row.wanted_ns as f64),
-            time_text(row.spent_ns),
-            time_text(row.events_ns),
+            time_text(row.requested_spin_ns as f64),
+            time_text(row.gpu_timer_spin_ns),
+            time_text(row.event_spin_ns),
             time_text_with_sign(difference),
             time_text_with_sign(calibrated),
-            format!("{:+.2}%", 100.0 * calibrated / row.spent_ns),
+            format!("{:+.2}%", 100.0 * calibrated / row.gpu_timer_spin_ns),
         ]);
     }
     table
@@ -216,13 +236,13 @@ fn event_and_cupti_times_table(rows: &[EventAndCuptiTimeRow]) -> AlignedTextTabl
         "relative",
     ]);
     for row in rows {
-        let difference = row.events_recorded_ns - row.cupti_ns;
+        let difference = row.event_ns_under_cupti - row.cupti_launch_ns;
         table.add_row(vec![
-            row.what.clone(),
-            row.cache.clone(),
-            time_text(row.events_ns),
-            time_text(row.events_recorded_ns),
-            time_text(row.cupti_ns),
+            row.operation.clone(),
+            row.cache_state.clone(),
+            time_text(row.event_ns_without_cupti),
+            time_text(row.event_ns_under_cupti),
+            time_text(row.cupti_launch_ns),
             time_text_with_sign(difference),
             format!("{:+.2}%", row.event_time_excess_over_cupti_percent()),
         ]);
@@ -235,10 +255,10 @@ fn hot_and_cold_reads_table(rows: &[HotAndColdReadTimesRow]) -> AlignedTextTable
     let mut table = AlignedTextTable::new(&["read of", "hot", "cold", "memory's best"]);
     for row in rows {
         table.add_row(vec![
-            decimal_byte_size_text(row.bytes),
-            time_text(row.hot_ns),
-            time_text(row.cold_ns),
-            time_text(row.memory_ns),
+            decimal_byte_size_text(row.read_bytes),
+            time_text(row.hot_read_ns),
+            time_text(row.cold_read_ns),
+            time_text(row.device_memory_read_ns),
         ]);
     }
     table

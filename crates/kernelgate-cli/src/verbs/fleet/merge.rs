@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::fleet::counted_shards::{AnchorTolerance, ShardMergeAccount, ShardRecordWithFile};
+use crate::fleet::counted_shards::{
+    MaxAnchorRateDifference, ShardMergeAccount, ShardRecordWithFile,
+};
 use crate::fleet::merge::{
-    self, MergeError, MergedRecordKind, MergedRunRecords, MergedVerificationShards,
+    self, MergedRecordKind, MergedRunRecords, MergedVerificationShards, RecordMergeError,
 };
 use crate::gate::calibration::GateCalibration;
 use crate::gate::comparison_shard;
@@ -35,15 +37,15 @@ use kernelgate::record::{BenchProcessRun, RecordFoldersOfPackage, file};
 pub struct MergeCommandArguments {
     /// Record files of shards, or folders, which are searched with their subfolders
     #[arg(value_name = "PATH", required = true)]
-    paths: Vec<PathBuf>,
+    shard_record_paths: Vec<PathBuf>,
     /// Folder of the merged session, or file of the merged calibration [default: a folder among
     /// the recorded runs, or baselines/DEVICE/calibration.json]
-    #[arg(long, value_name = "PATH")]
-    output: Option<PathBuf>,
+    #[arg(id = "output", long = "output", value_name = "PATH")]
+    merged_output_path: Option<PathBuf>,
     /// Largest relative difference between the anchors (rates of fixed work) of two shards that are
     /// merged [default: 0.03 on GPUs, 0.3 on hosts, or what the calibration of the device has]
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
-    anchor_tolerance: Option<f64>,
+    #[arg(id = "anchor_tolerance", long = "anchor-tolerance", value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
+    max_relative_anchor_difference: Option<f64>,
     #[command(flatten)]
     verdict: VerdictOutputFlags,
 }
@@ -51,13 +53,18 @@ pub struct MergeCommandArguments {
 /// A merged session of runs in JSON output.
 #[derive(Serialize)]
 struct MergedSessionJson<'a> {
-    session: &'a Path,
-    cases: usize,
-    devices: Vec<String>,
-    not_run: usize,
+    #[serde(rename = "session")]
+    merged_session_folder: &'a Path,
+    #[serde(rename = "cases")]
+    merged_case_count: usize,
+    #[serde(rename = "devices")]
+    device_names: Vec<String>,
+    #[serde(rename = "not_run")]
+    cases_not_run: usize,
     /// For each file of a shard, how many of its cases were measured while another process computed
     /// on the GPU.
-    shared_gpu: BTreeMap<&'a Path, usize>,
+    #[serde(rename = "shared_gpu")]
+    cases_with_shared_gpu_by_file: BTreeMap<&'a Path, usize>,
     #[serde(rename = "records")]
     account: &'a ShardMergeAccount,
 }
@@ -69,22 +76,27 @@ pub fn run_merge_command(
 ) -> anyhow::Result<ProcessExitReason> {
     check_flag_in_range(
         "--anchor-tolerance",
-        arguments.anchor_tolerance,
+        arguments.max_relative_anchor_difference,
         0.0..=MAX_RATIO_IN_RULES,
     )?;
-    let files = merge::collect_record_files(&arguments.paths)?;
+    let files = merge::collect_record_files(&arguments.shard_record_paths)?;
     let merged = match merge::common_kind_of_records(&files)? {
-        MergedRecordKind::Runs => merge_run_shards_into_store(arguments, store, &files),
-        MergedRecordKind::Comparisons => merge_and_print_comparison(arguments, store, &files),
-        MergedRecordKind::Calibrations => {
+        MergedRecordKind::BenchRuns => merge_run_shards_into_store(arguments, store, &files),
+        MergedRecordKind::BuildComparisons => merge_and_print_comparison(arguments, store, &files),
+        MergedRecordKind::CalibrationParts => {
             merge_calibration_shards_to_file(arguments, store, &files)
         }
-        MergedRecordKind::Verifications => merge_and_print_verifications(arguments, &files),
+        MergedRecordKind::OutputVerifications => merge_and_print_verifications(arguments, &files),
     };
     match merged {
-        Err(refused) if matches!(refused.downcast_ref(), Some(MergeError::Refused { .. })) => {
+        Err(refused)
+            if matches!(
+                refused.downcast_ref(),
+                Some(RecordMergeError::RecordsDifferInField { .. })
+            ) =>
+        {
             println!("{}", clean_message_for_terminal(&refused.to_string()));
-            Ok(ProcessExitReason::Refused)
+            Ok(ProcessExitReason::ResultsNotComparable)
         }
         merged => merged,
     }
@@ -96,13 +108,13 @@ fn anchor_tolerance_from_flag_or_calibration(
     arguments: &MergeCommandArguments,
     store: &RecordFoldersOfPackage,
     slug: Option<String>,
-) -> AnchorTolerance {
+) -> MaxAnchorRateDifference {
     let calibrated = || {
         let calibration: GateCalibration =
             file::read_record(&store.path_of_calibration(&slug?)).ok()?;
-        calibration.anchor_tolerance
+        calibration.anchor_rate_tolerance
     };
-    AnchorTolerance(arguments.anchor_tolerance.or_else(calibrated))
+    MaxAnchorRateDifference(arguments.max_relative_anchor_difference.or_else(calibrated))
 }
 
 fn merge_run_shards_into_store(
@@ -116,9 +128,9 @@ fn merge_run_shards_into_store(
         anchor_tolerance_from_flag_or_calibration(arguments, store, Some(slug)),
     )?;
     let MergedRunRecords { runs, merge_account: account, cases_not_run: not_run } = &merged;
-    let digest = file::hash_of_texts_hex(runs.iter().map(|piece| &*piece.hash));
-    let usual = || store.runs.join(format!("merged-{}", &digest[..8]));
-    let session = arguments.output.clone().unwrap_or_else(usual);
+    let digest = file::hash_of_texts_hex(runs.iter().map(|piece| &*piece.record_hash));
+    let usual = || store.runs_folder.join(format!("merged-{}", &digest[..8]));
+    let session = arguments.merged_output_path.clone().unwrap_or_else(usual);
     if !runs.is_empty() {
         merge::write_merged_runs_into_folder(&session, runs)?;
     }
@@ -131,12 +143,18 @@ fn merge_run_shards_into_store(
     match arguments.verdict.requested_verdict_format() {
         VerdictOutputFormat::Json => {
             let (session, not_run) = (&*session, *not_run);
-            let merged =
-                MergedSessionJson { session, cases, devices, not_run, shared_gpu, account };
+            let merged = MergedSessionJson {
+                merged_session_folder: session,
+                merged_case_count: cases,
+                device_names: devices,
+                cases_not_run: not_run,
+                cases_with_shared_gpu_by_file: shared_gpu,
+                account,
+            };
             print_as_json(&merged)?;
         }
         _ => {
-            account.report_lines().iter().for_each(|line| {
+            account.merge_report_lines().iter().for_each(|line| {
                 terminal::print_broken_to_terminal_width(&clean_message_for_terminal(line))
             });
             if *not_run > 0 {
@@ -157,7 +175,7 @@ fn merge_run_shards_into_store(
         }
     }
     let whole = account.has_every_shard_complete() && *not_run == 0;
-    Ok(if whole { ProcessExitReason::Fine } else { ProcessExitReason::Inconclusive })
+    Ok(if whole { ProcessExitReason::Success } else { ProcessExitReason::Inconclusive })
 }
 
 /// For each file of a shard, the number of its cases that ran while another process used the GPU;
@@ -171,7 +189,7 @@ fn cases_with_shared_gpu_by_file(
             .filter(|case| case.samples.conditions.was_gpu_shared_with_other_processes())
             .count()
     };
-    let counted = runs.iter().map(|piece| (&*piece.path, shared(&piece.record)));
+    let counted = runs.iter().map(|piece| (&*piece.record_path, shared(&piece.record)));
     counted.filter(|&(_, cases)| cases > 0).collect()
 }
 
@@ -186,17 +204,18 @@ fn merge_and_print_comparison(
         files,
         anchor_tolerance_from_flag_or_calibration(arguments, store, Some(slug)),
     )?;
-    let account = merged.account;
+    let account = merged.merge_account;
     account
-        .report_lines()
+        .merge_report_lines()
         .iter()
         .for_each(|line| eprintln!("{}", clean_message_for_terminal(line)));
     let Some(comparison) =
-        comparison_shard::merge_comparison_shard_records(merged.shards, account.missing)
+        comparison_shard::merge_comparison_shard_records(merged.shards, account.missing_shards)
     else {
         return Ok(ProcessExitReason::Inconclusive);
     };
-    let again = format!("kernelgate merge {}", merge::paths_on_one_line(&arguments.paths));
+    let again =
+        format!("kernelgate merge {}", merge::paths_on_one_line(&arguments.shard_record_paths));
     let summary = verdicts::verdict_report_summary(&comparison, &again);
     arguments.verdict.print_and_write_all_formats(
         &verdicts::verdict_report_text(&comparison, terminal::terminal_columns()),
@@ -217,16 +236,20 @@ fn merge_calibration_shards_to_file(
         files,
         anchor_tolerance_from_flag_or_calibration(arguments, store, Some(slug)),
     )?;
-    let account = merged.account;
+    let account = merged.merge_account;
     account
-        .report_lines()
+        .merge_report_lines()
         .iter()
         .for_each(|line| eprintln!("{}", clean_message_for_terminal(line)));
     if let Some(calibration) = merged.calibration {
-        calibrate::save_and_print_calibration(&calibration, arguments.output.as_deref(), store)?;
+        calibrate::save_and_print_calibration(
+            &calibration,
+            arguments.merged_output_path.as_deref(),
+            store,
+        )?;
     }
     Ok(if account.has_every_shard_complete() {
-        ProcessExitReason::Fine
+        ProcessExitReason::Success
     } else {
         ProcessExitReason::Inconclusive
     })
@@ -236,9 +259,10 @@ fn merge_and_print_verifications(
     arguments: &MergeCommandArguments,
     files: &[PathBuf],
 ) -> anyhow::Result<ProcessExitReason> {
-    let MergedVerificationShards { rows, account } = merge::merge_verification_shards(files)?;
+    let MergedVerificationShards { rows, merge_account: account } =
+        merge::merge_verification_shards(files)?;
     account
-        .report_lines()
+        .merge_report_lines()
         .iter()
         .for_each(|line| eprintln!("{}", clean_message_for_terminal(line)));
     let format = match arguments.verdict.requested_verdict_format() {

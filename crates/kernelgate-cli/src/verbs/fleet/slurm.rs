@@ -14,8 +14,8 @@ use kernelgate::record::{RecordFoldersOfPackage, current_time_for_records, file}
 use super::work_division::{ShardDivisionFlags, VerbOfShards, without_base_and_head_flags};
 use crate::benches::child_process::SharedChildProcess;
 use crate::commands;
-use crate::fleet::counted_shards::AnchorTolerance;
-use crate::fleet::job_commands::{SubmissionPaths, WorkDividedIntoShards};
+use crate::fleet::counted_shards::MaxAnchorRateDifference;
+use crate::fleet::job_commands::{ClusterSubmissionPaths, WorkDividedIntoShards};
 use crate::fleet::slurm::{self, SlurmJobOptions, SlurmJobStates, SlurmTaskState};
 use crate::fleet::submission::{ClusterSubmission, SUBMISSION_FILE_NAME, repetitions_of_shards};
 use crate::verbs::shared::bench_flags::BenchExecutableFlags;
@@ -26,7 +26,7 @@ const SQUEUE_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Longest wait until a file that a Slurm job wrote on another node appears on this machine.
 const MERGE_RESULT_FILE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of lines at the end of a failed Slurm task's log that are printed.
-const PRINTED_LOG_LINES: usize = 8;
+const PRINTED_LAST_LOG_LINES: usize = 8;
 /// Name of the script that runs a shard, in the folder of a Slurm submission.
 const SHARD_SCRIPT_FILE: &str = "shards.sh";
 const MERGE_SCRIPT_FILE: &str = "merge.sh";
@@ -36,26 +36,26 @@ pub struct SlurmSubmitArguments {
     #[command(flatten)]
     division: ShardDivisionFlags,
     /// Partition of the jobs
-    #[arg(long, value_name = "NAME")]
-    partition: Option<String>,
+    #[arg(long = "partition", value_name = "NAME")]
+    slurm_partition: Option<String>,
     /// Generic resources of a Slurm task, for example gpu:h200:1; no other task uses the GPU
-    #[arg(long, value_name = "LIST")]
-    gres: Option<String>,
+    #[arg(long = "gres", value_name = "LIST")]
+    slurm_generic_resources: Option<String>,
     /// Time limit of a Slurm task, in the notation of sbatch
-    #[arg(long, value_name = "TIME")]
-    time: Option<String>,
+    #[arg(id = "time", long = "time", value_name = "TIME")]
+    task_time_limit: Option<String>,
     /// Another option of sbatch for the job array, for example --sbatch=--constraint=nvlink
     /// (repeatable)
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
-    sbatch: Vec<String>,
+    #[arg(long = "sbatch", value_name = "OPTION", allow_hyphen_values = true)]
+    sbatch_options: Vec<String>,
     /// Folder of the submission, which every node sees under the same path [default:
     /// kernelgate/submit/ of the target folder]
-    #[arg(long, value_name = "DIR")]
-    folder: Option<PathBuf>,
+    #[arg(id = "folder", long = "folder", value_name = "DIR")]
+    submission_folder: Option<PathBuf>,
     /// Follow the Slurm submission in the folder; when its jobs have ended, submit missing shards
     /// again
-    #[arg(long)]
-    resume: bool,
+    #[arg(id = "resume", long = "resume")]
+    resumes_submission: bool,
     /// Print the scripts of both Slurm jobs, and submit nothing
     #[arg(long)]
     dry_run: bool,
@@ -66,7 +66,7 @@ pub struct SlurmSubmitArguments {
 /// A Slurm submission whose jobs this process waits for.
 struct FollowedSlurmSubmission<'a> {
     arguments: &'a SlurmSubmitArguments,
-    places: SubmissionPaths,
+    places: ClusterSubmissionPaths,
     options: SlurmJobOptions,
     submission: ClusterSubmission,
     running: SharedChildProcess,
@@ -75,8 +75,8 @@ struct FollowedSlurmSubmission<'a> {
 /// States of Slurm tasks that this process has already printed, so that only changes are printed.
 #[derive(Default)]
 struct PrintedSlurmTaskStates {
-    counts: String,
-    failed: BTreeSet<(u32, String)>,
+    printed_state_counts: String,
+    printed_failed_tasks: BTreeSet<(u32, String)>,
 }
 
 /// Submits the work to Slurm and waits for its result, or prints the job scripts.
@@ -89,21 +89,24 @@ pub fn submit_to_slurm(
 ) -> anyhow::Result<ProcessExitReason> {
     let division = &arguments.division;
     let (verb, flags) = division.split_into_verb_and_flags()?;
-    let folder = arguments.folder.clone().unwrap_or_else(|| store.work.join("submit"));
+    let folder = arguments
+        .submission_folder
+        .clone()
+        .unwrap_or_else(|| store.generated_files_folder.join("submit"));
     let here = std::env::current_dir().context("failed to find the working folder")?;
     let folder = here.join(folder);
-    let places = SubmissionPaths {
-        program: folder.join("kernelgate"),
-        package: here.join(&store.root),
-        folder: folder.clone(),
+    let places = ClusterSubmissionPaths {
+        kernelgate_program: folder.join("kernelgate"),
+        package_folder: here.join(&store.package_root),
+        submission_folder: folder.clone(),
     };
     let options = SlurmJobOptions {
-        shards: division.shards,
-        partition: arguments.partition.clone(),
-        gres: arguments.gres.clone(),
-        time: arguments.time.clone(),
-        retries: division.retries,
-        options: arguments.sbatch.clone(),
+        shard_count: division.shard_count,
+        slurm_partition: arguments.slurm_partition.clone(),
+        slurm_gres: arguments.slurm_generic_resources.clone(),
+        slurm_time_limit: arguments.task_time_limit.clone(),
+        max_retries_per_shard: division.max_retries_per_shard,
+        extra_sbatch_options: arguments.sbatch_options.clone(),
     };
     let running = interrupt::print_and_exit_on_interrupt(|| {
         ": jobs that were submitted go on; --resume follows them".to_owned()
@@ -112,31 +115,34 @@ pub fn submit_to_slurm(
         let work = build_executables_for_jobs(arguments, &places, verb, flags, (false, &running))?;
         print!("{}", options.job_array_script(&work, &places));
         print!("\n# The merge, when every task has ended.\n");
-        print!("{}", options.merge_job_script(&work, &places, division.anchor_tolerance));
-        return Ok(ProcessExitReason::Fine);
+        print!(
+            "{}",
+            options.merge_job_script(&work, &places, division.max_relative_anchor_difference)
+        );
+        return Ok(ProcessExitReason::Success);
     }
     let submission = ClusterSubmission {
-        made: current_time_for_records(),
-        command: division.command.clone(),
-        shards: division.shards,
-        arrays: Vec::new(),
-        merge: None,
+        submission_time: current_time_for_records(),
+        shard_command_words: division.shard_command.clone(),
+        shard_count: division.shard_count,
+        slurm_job_array_ids: Vec::new(),
+        slurm_merge_job_id: None,
     };
-    let submission = match arguments.resume {
+    let submission = match arguments.resumes_submission {
         true => submission.resume_from_folder(&folder)?,
         false => submission.claim_submission_folder(&folder)?,
     };
     let mut followed = FollowedSlurmSubmission { arguments, places, options, submission, running };
-    if arguments.resume {
+    if arguments.resumes_submission {
         followed.adopt_slurm_jobs_without_record()?;
     }
-    if !followed.submission.arrays.is_empty() {
+    if !followed.submission.slurm_job_array_ids.is_empty() {
         followed.resubmit_missing_shards_or_merge()?;
     } else if let Err(error) = followed.write_scripts_and_submit_all_shards(verb, flags) {
-        // If no job was submitted, the file that claims the submission folder is removed. Slurm may
-        // have accepted a job even if `sbatch` failed.
+        // If no Slurm job was submitted, the submission file, which claims the folder, is removed.
+        // Slurm may have accepted a job even if `sbatch` failed.
         let _ = followed.adopt_slurm_jobs_without_record();
-        if followed.submission.arrays.is_empty() {
+        if followed.submission.slurm_job_array_ids.is_empty() {
             let _ = std::fs::remove_file(folder.join(SUBMISSION_FILE_NAME));
         }
         return Err(error);
@@ -149,13 +155,13 @@ pub fn submit_to_slurm(
 /// are submitted, not if scripts are only printed.
 fn build_executables_for_jobs(
     arguments: &SlurmSubmitArguments,
-    places: &SubmissionPaths,
+    places: &ClusterSubmissionPaths,
     verb: VerbOfShards,
     flags: &[String],
     (submits, running): (bool, &SharedChildProcess),
 ) -> anyhow::Result<WorkDividedIntoShards> {
-    if verb == VerbOfShards::Compare {
-        let builds = places.folder.join("builds");
+    if verb == VerbOfShards::CompareBuilds {
+        let builds = places.submission_folder.join("builds");
         if submits {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("compare").args(flags).arg("--build-only").arg(&builds);
@@ -164,27 +170,34 @@ fn build_executables_for_jobs(
             anyhow::ensure!(status.success(), "the sides were not built: nothing was submitted");
         }
         let sides = [builds.join("base"), builds.join("head")];
-        return Ok(WorkDividedIntoShards::Compare {
+        return Ok(WorkDividedIntoShards::RunCompare {
             sides,
-            flags: without_base_and_head_flags(flags),
+            compare_flags: without_base_and_head_flags(flags),
         });
     }
-    let found = arguments.benches.find_selected_benches(&places.package, running)?;
-    let bin = places.folder.join("bin");
+    let found = arguments.benches.find_selected_benches(&places.package_folder, running)?;
+    let bin = places.submission_folder.join("bin");
     let mut executables = Vec::new();
-    for executable in found.executables {
-        let copy = bin.join(&executable.bench);
+    for executable in found.usable_executables {
+        let copy = bin.join(&executable.bench_name);
         if submits {
             std::fs::create_dir_all(&bin)
-                .and_then(|()| std::fs::copy(&executable.path, &copy).map(drop))
-                .with_context(|| format!("failed to copy {}", executable.path.display()))?;
+                .and_then(|()| std::fs::copy(&executable.executable_path, &copy).map(drop))
+                .with_context(|| {
+                    format!("failed to copy {}", executable.executable_path.display())
+                })?;
         }
         executables.push((copy, executable.package_root));
     }
     let flags = flags.to_vec();
     Ok(match verb {
-        VerbOfShards::Calibrate => WorkDividedIntoShards::Calibrate { executables: bin, flags },
-        _ => WorkDividedIntoShards::Bench { executables, flags },
+        VerbOfShards::CalibrateThresholds => {
+            WorkDividedIntoShards::RunCalibrate { executables_folder: bin, calibrate_flags: flags }
+        }
+        _ => WorkDividedIntoShards::RunBenches {
+            executables_with_package_folders: executables,
+            bench_flags: flags,
+        },
     })
 }
 
@@ -195,14 +208,14 @@ impl FollowedSlurmSubmission<'_> {
         verb: VerbOfShards,
         flags: &[String],
     ) -> anyhow::Result<()> {
-        let folder = &self.places.folder;
+        let folder = &self.places.submission_folder;
         for name in ["records", "logs", "attempts"] {
             let path = folder.join(name);
             std::fs::create_dir_all(&path)
                 .with_context(|| format!("failed to make {}", path.display()))?;
         }
         let program = std::env::current_exe()?;
-        std::fs::copy(&program, &self.places.program)
+        std::fs::copy(&program, &self.places.kernelgate_program)
             .with_context(|| format!("failed to copy {}", program.display()))?;
         let work = build_executables_for_jobs(
             self.arguments,
@@ -211,33 +224,33 @@ impl FollowedSlurmSubmission<'_> {
             flags,
             (true, &self.running),
         )?;
-        let tolerance = self.arguments.division.anchor_tolerance;
+        let tolerance = self.arguments.division.max_relative_anchor_difference;
         for (name, script) in [
             (SHARD_SCRIPT_FILE, self.options.job_array_script(&work, &self.places)),
             (MERGE_SCRIPT_FILE, self.options.merge_job_script(&work, &self.places, tolerance)),
         ] {
             file::write_text_atomically(&folder.join(name), &script)?;
         }
-        self.submit_shard_array_and_merge_job(&(1..=self.options.shards).collect())
+        self.submit_shard_array_and_merge_job(&(1..=self.options.shard_count).collect())
     }
 
     /// Finds Slurm jobs that an interrupted kernelgate process submitted without recording their
     /// job ids.
     fn adopt_slurm_jobs_without_record(&mut self) -> anyhow::Result<()> {
         let Some(printed) = run_squeue_if_it_answers(&["--me"])? else { return Ok(()) };
-        let comment = self.submission.slurm_job_comment(&self.places.folder);
+        let comment = self.submission.slurm_job_comment(&self.places.submission_folder);
         let [arrays, merges] = slurm::job_ids_with_comment(&printed, &comment);
-        let last = self.submission.arrays.iter().max().copied();
+        let last = self.submission.slurm_job_array_ids.iter().max().copied();
         let new: Vec<u64> = arrays.into_iter().filter(|id| Some(*id) > last).collect();
         // A merge job that was submitted before the newest Slurm array does not wait for that
         // array.
         let newest = new.last().copied().or(last);
         let merge = merges.last().copied().filter(|id| Some(*id) > newest);
-        if new.is_empty() && (merge.is_none() || merge <= self.submission.merge) {
+        if new.is_empty() && (merge.is_none() || merge <= self.submission.slurm_merge_job_id) {
             return Ok(());
         }
-        self.submission.arrays.extend(new);
-        self.submission.merge = merge;
+        self.submission.slurm_job_array_ids.extend(new);
+        self.submission.slurm_merge_job_id = merge;
         self.save_submission_file()
     }
 
@@ -254,14 +267,15 @@ impl FollowedSlurmSubmission<'_> {
         let merge_waits =
             jobs.state_of_merge_job.as_ref().is_some_and(SlurmTaskState::is_running_or_queued);
         if tasks_run {
-            // Slurm tasks are still running; their merge job may have been cancelled, or never
-            // submitted.
+            // Slurm tasks of the shards are still running; their merge job may have been cancelled,
+            // or never submitted.
             return if merge_waits { Ok(()) } else { self.submit_merge_job_after_array() };
         }
         if merge_waits {
             return Ok(());
         }
-        let tolerance = AnchorTolerance(self.arguments.division.anchor_tolerance);
+        let tolerance =
+            MaxAnchorRateDifference(self.arguments.division.max_relative_anchor_difference);
         match self.submission.shards_to_repeat(&self.places, tolerance) {
             Ok(lacking) if !lacking.is_empty() => self.submit_shard_array_and_merge_job(&lacking),
             Ok(_) if self.merge_exit_code().is_some() => Ok(()),
@@ -281,18 +295,18 @@ impl FollowedSlurmSubmission<'_> {
 
     /// Submits a Slurm job array for these shards, and a merge job that starts after the array.
     fn submit_shard_array_and_merge_job(&mut self, shards: &BTreeSet<u32>) -> anyhow::Result<()> {
-        let folder = self.places.folder.clone();
+        let folder = self.places.submission_folder.clone();
         let _ = std::fs::remove_file(self.places.merge_exit_code_file());
         let array = slurm::sbatch_array_ranges(shards.iter().copied());
         let id = self.submit_script_with_sbatch(SHARD_SCRIPT_FILE, format!("--array={array}"))?;
-        self.submission.arrays.push(id);
-        self.submission.merge = None;
+        self.submission.slurm_job_array_ids.push(id);
+        self.submission.slurm_merge_job_id = None;
         self.save_submission_file()?;
         self.submit_merge_job_after_array()?;
         print_to_stderr(&format!(
             "shards {array} of {} are job array {id}, merged by job {}; logs in {}",
-            self.options.shards,
-            self.submission.merge.unwrap_or_default(),
+            self.options.shard_count,
+            self.submission.slurm_merge_job_id.unwrap_or_default(),
             path_for_terminal(&folder.join("logs"))
         ));
         Ok(())
@@ -302,7 +316,7 @@ impl FollowedSlurmSubmission<'_> {
     /// tasks of the last submitted job array have ended.
     fn submit_merge_job_after_array(&mut self) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(self.places.merge_exit_code_file());
-        let Some(array) = self.submission.arrays.last() else { return Ok(()) };
+        let Some(array) = self.submission.slurm_job_array_ids.last() else { return Ok(()) };
         let merge = self
             .submit_script_with_sbatch(MERGE_SCRIPT_FILE, format!("--dependency=afterany:{array}"));
         let merge = merge.with_context(|| {
@@ -311,7 +325,7 @@ impl FollowedSlurmSubmission<'_> {
                 self.places.shard_records_folder().display()
             )
         })?;
-        self.submission.merge = Some(merge);
+        self.submission.slurm_merge_job_id = Some(merge);
         self.save_submission_file()
     }
 
@@ -320,9 +334,11 @@ impl FollowedSlurmSubmission<'_> {
     fn submit_script_with_sbatch(&self, script: &str, option: String) -> anyhow::Result<u64> {
         let mut command = Command::new("sbatch");
         command.arg("--parsable").arg(option);
-        command
-            .arg(format!("--comment={}", self.submission.slurm_job_comment(&self.places.folder)));
-        command.arg(self.places.folder.join(script));
+        command.arg(format!(
+            "--comment={}",
+            self.submission.slurm_job_comment(&self.places.submission_folder)
+        ));
+        command.arg(self.places.submission_folder.join(script));
         commands::print_command_if_verbose(&command);
         let output = command.output().map_err(|cause| {
             anyhow::anyhow!("sbatch: {cause}: submit from a machine with Slurm's client programs")
@@ -341,7 +357,7 @@ impl FollowedSlurmSubmission<'_> {
     }
 
     fn save_submission_file(&self) -> anyhow::Result<()> {
-        Ok(self.submission.save_in_folder(&self.places.folder)?)
+        Ok(self.submission.save_in_folder(&self.places.submission_folder)?)
     }
 
     /// Exit code that the merge job wrote; `None` until the merge job has ended.
@@ -386,14 +402,14 @@ impl FollowedSlurmSubmission<'_> {
     /// since the last call.
     fn print_changed_task_states(&self, jobs: &SlurmJobStates, shown: &mut PrintedSlurmTaskStates) {
         let counts = jobs.task_counts_by_state();
-        if !counts.is_empty() && counts != shown.counts {
+        if !counts.is_empty() && counts != shown.printed_state_counts {
             print_to_stderr(&counts);
-            shown.counts = counts;
+            shown.printed_state_counts = counts;
         }
         for (task, state) in
             jobs.states_of_shards.iter().filter(|(_, state)| state.ended_without_success())
         {
-            if shown.failed.insert((*task, state.state.clone())) {
+            if shown.printed_failed_tasks.insert((*task, state.slurm_state.clone())) {
                 self.print_failed_task_with_log(*task, state);
             }
         }
@@ -408,9 +424,9 @@ impl FollowedSlurmSubmission<'_> {
             Some(merge) => anyhow::anyhow!(
                 "the merge, job {}, is {} ({}) and has no result: see {log}; the same command with \
                  --resume submits what is missing",
-                self.submission.merge.unwrap_or_default(),
-                merge.state,
-                merge.reason
+                self.submission.slurm_merge_job_id.unwrap_or_default(),
+                merge.slurm_state,
+                merge.slurm_state_reason
             ),
             None => anyhow::anyhow!(
                 "the jobs have left the queue and {} is not there: see {log}; is the folder on a \
@@ -422,10 +438,10 @@ impl FollowedSlurmSubmission<'_> {
 
     /// Prints the result of the merge job, and returns its exit code.
     fn print_result_of_merge_job(&self, code: i32) -> anyhow::Result<ProcessExitReason> {
-        for (shard, used) in repetitions_of_shards(&self.places, self.options.shards) {
+        for (shard, used) in repetitions_of_shards(&self.places, self.options.shard_count) {
             print_to_stderr(&format!(
                 "shard {shard}: {used} of {} further attempts",
-                self.options.retries
+                self.options.max_retries_per_shard
             ));
         }
         let result = self.places.merged_result_folder().with_extension("txt");
@@ -437,7 +453,7 @@ impl FollowedSlurmSubmission<'_> {
                 self.places.shard_log_file("merge").display()
             )
         })?;
-        if exit == ProcessExitReason::Usage {
+        if exit == ProcessExitReason::InvalidUsageOrInput {
             print_last_log_lines(&self.places.shard_log_file("merge"));
         }
         if ["missing: ", "interrupted: "].iter().any(|word| text.contains(word)) {
@@ -448,10 +464,10 @@ impl FollowedSlurmSubmission<'_> {
 
     /// States of this submission's Slurm jobs; `None` while Slurm does not answer.
     fn job_states(&self) -> anyhow::Result<Option<SlurmJobStates>> {
-        let Some(array) = self.submission.arrays.last().copied() else {
+        let Some(array) = self.submission.slurm_job_array_ids.last().copied() else {
             return Ok(Some(SlurmJobStates::default()));
         };
-        let merge = self.submission.merge;
+        let merge = self.submission.slurm_merge_job_id;
         let ids = merge.map_or_else(|| array.to_string(), |merge| format!("{array},{merge}"));
         let printed = run_squeue_if_it_answers(&["--array", &format!("--jobs={ids}")])?;
         Ok(printed.map(|printed| SlurmJobStates::parse_squeue_output(&printed, array, merge)))
@@ -459,8 +475,15 @@ impl FollowedSlurmSubmission<'_> {
 
     fn print_failed_task_with_log(&self, task: u32, state: &SlurmTaskState) {
         let log = self.places.shard_log_file(&task.to_string());
-        let on = if state.node.is_empty() { String::new() } else { format!(" on {}", state.node) };
-        print_to_stderr(&format!("task {task}: {}{on} ({})", state.state, state.reason));
+        let on = if state.slurm_node.is_empty() {
+            String::new()
+        } else {
+            format!(" on {}", state.slurm_node)
+        };
+        print_to_stderr(&format!(
+            "task {task}: {}{on} ({})",
+            state.slurm_state, state.slurm_state_reason
+        ));
         match log.exists() {
             true => print_last_log_lines(&log),
             false => print_to_stderr(&format!(
@@ -475,7 +498,7 @@ impl FollowedSlurmSubmission<'_> {
 fn print_last_log_lines(log: &Path) {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
-    for line in &lines[lines.len().saturating_sub(PRINTED_LOG_LINES)..] {
+    for line in &lines[lines.len().saturating_sub(PRINTED_LAST_LOG_LINES)..] {
         print_to_stderr(&format!("  {line}"));
     }
 }

@@ -25,7 +25,7 @@ pub fn submit_shards_to_scheduler(
         ClusterScheduler::Slurm(arguments) => slurm::submit_to_slurm(arguments, store),
         ClusterScheduler::Kubernetes(arguments) => {
             kubernetes::print_manifests(arguments)?;
-            Ok(ProcessExitReason::Fine)
+            Ok(ProcessExitReason::Success)
         }
     }
 }

@@ -15,29 +15,29 @@ const COMPARED_SIDE_FLAGS: [&str; 5] =
 #[derive(Debug, clap::Args)]
 pub struct ShardDivisionFlags {
     /// Number of shards
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub shards: u32,
+    #[arg(id = "shards", long = "shards", value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub shard_count: u32,
     /// Number of further attempts of a shard after it failed
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub retries: u32,
+    #[arg(long = "retries", value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub max_retries_per_shard: u32,
     /// Largest relative difference between the anchors (rates of fixed work) of two shards that are
     /// merged
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
-    pub anchor_tolerance: Option<f64>,
+    #[arg(id = "anchor_tolerance", long = "anchor-tolerance", value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
+    pub max_relative_anchor_difference: Option<f64>,
     /// Command that each shard runs, which is `bench`, `compare` or `calibrate` with its flags,
     /// without --shard
-    #[arg(last = true, required = true, value_name = "VERB FLAGS")]
-    pub command: Vec<String>,
+    #[arg(id = "command", last = true, required = true, value_name = "VERB FLAGS")]
+    pub shard_command: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerbOfShards {
     /// `cargo bench`.
-    Bench,
+    CargoBench,
     /// `kernelgate compare`.
-    Compare,
+    CompareBuilds,
     /// `kernelgate calibrate`.
-    Calibrate,
+    CalibrateThresholds,
 }
 
 impl ShardDivisionFlags {
@@ -46,11 +46,11 @@ impl ShardDivisionFlags {
     /// # Errors
     /// Fails if kernelgate cannot divide the verb into shards.
     pub fn split_into_verb_and_flags(&self) -> anyhow::Result<(VerbOfShards, &[String])> {
-        let (verb, flags) = self.command.split_first().context("no verb")?;
+        let (verb, flags) = self.shard_command.split_first().context("no verb")?;
         let verb = match verb.as_str() {
-            "bench" => VerbOfShards::Bench,
-            "compare" => VerbOfShards::Compare,
-            "calibrate" => VerbOfShards::Calibrate,
+            "bench" => VerbOfShards::CargoBench,
+            "compare" => VerbOfShards::CompareBuilds,
+            "calibrate" => VerbOfShards::CalibrateThresholds,
             other => anyhow::bail!("`{other}`: bench, compare and calibrate can be submitted"),
         };
         let own = |flag: &&String| {
@@ -63,7 +63,11 @@ impl ShardDivisionFlags {
                 "{flag}: the job sets it; `submit` takes --dir, --shards and --folder before `--`"
             );
         }
-        check_flag_in_range("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RATIO_IN_RULES)?;
+        check_flag_in_range(
+            "--anchor-tolerance",
+            self.max_relative_anchor_difference,
+            0.0..=MAX_RATIO_IN_RULES,
+        )?;
         Ok((verb, flags))
     }
 }

@@ -12,33 +12,56 @@ use crate::benches::versions;
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchExecutableFlags {
     /// Use only this bench binary (repeatable)
-    #[arg(long, value_name = "NAME")]
-    bench: Vec<String>,
+    #[arg(id = "bench", long = "bench", value_name = "NAME")]
+    bench_names: Vec<String>,
     /// Use only benches of this package of the workspace
-    #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
-    package: Option<String>,
+    #[arg(
+        id = "package",
+        short = 'p',
+        long = "package",
+        value_name = "NAME",
+        conflicts_with = "dir"
+    )]
+    package_name: Option<String>,
     /// Cargo profile with which the benches are built
-    #[arg(long, value_name = "NAME", default_value = "bench", conflicts_with = "dir")]
-    profile: String,
+    #[arg(
+        id = "profile",
+        long = "profile",
+        value_name = "NAME",
+        default_value = "bench",
+        conflicts_with = "dir"
+    )]
+    cargo_profile: String,
     /// Cargo features with which the benches are built (repeatable)
-    #[arg(long, value_name = "NAMES", conflicts_with = "dir")]
-    features: Vec<String>,
+    #[arg(long = "features", value_name = "NAMES", conflicts_with = "dir")]
+    cargo_features: Vec<String>,
     /// Folder with bench executables, in place of a build of the benches
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
+    #[arg(id = "dir", long = "dir", value_name = "DIR")]
+    bench_executables_folder: Option<PathBuf>,
 }
 
 impl BenchExecutableFlags {
     pub fn bench_choice(&self) -> BenchTargetsOrFolder<'_> {
-        let Self { bench, package, profile, features, dir } = self;
+        let Self {
+            bench_names: bench,
+            package_name: package,
+            cargo_profile: profile,
+            cargo_features: features,
+            bench_executables_folder: dir,
+        } = self;
         let package = package.as_deref();
-        let targets = BenchBuildTargets { benches: bench, package, profile, features };
-        BenchTargetsOrFolder { targets, folder: dir.as_deref() }
+        let targets = BenchBuildTargets {
+            bench_names: bench,
+            only_package: package,
+            cargo_profile: profile,
+            cargo_features: features,
+        };
+        BenchTargetsOrFolder { targets, prebuilt_folder: dir.as_deref() }
     }
 
     /// Whether `--bench` or `--package` selects some benches, so that other benches may be skipped.
     pub const fn selects_some_benches(&self) -> bool {
-        !self.bench.is_empty() || self.package.is_some()
+        !self.bench_names.is_empty() || self.package_name.is_some()
     }
 
     /// Builds or finds the selected bench executables, as
@@ -48,6 +71,10 @@ impl BenchExecutableFlags {
         root: &Path,
         running: &SharedChildProcess,
     ) -> anyhow::Result<UsableAndUnusableBenches> {
-        self.bench_choice().find_kernelgate_benches(root, versions::VERSION_QUERY_TIMEOUT, running)
+        self.bench_choice().find_kernelgate_benches(
+            root,
+            versions::PROTOCOL_VERSION_QUERY_TIMEOUT,
+            running,
+        )
     }
 }

@@ -26,7 +26,8 @@ pub type AnswersByBench = Vec<(String, ResponseToBenchAction)>;
 #[derive(Debug, clap::Args)]
 pub struct CaseSelectionFlags {
     /// Use only cases whose id matches this regular expression
-    pub filter: Option<String>,
+    #[arg(id = "filter", value_name = "FILTER")]
+    pub case_id_regex: Option<String>,
     #[command(flatten)]
     benches: BenchSelectionFlags,
 }
@@ -40,8 +41,8 @@ pub struct BenchSelectionFlags {
     benches: BenchExecutableFlags,
     /// Time after which a bench process that gives no response is killed [default: 30m, and 20s
     /// where it is asked for its version]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    wait: Option<Duration>,
+    #[arg(id = "wait", long = "wait", value_name = "TIME", value_parser = parse_duration)]
+    bench_response_timeout: Option<Duration>,
 }
 
 impl CaseSelectionFlags {
@@ -50,12 +51,12 @@ impl CaseSelectionFlags {
         filter: &str,
         benches: &BenchSelectionFlags,
     ) -> CaseSelectionFlags {
-        Self { filter: Some(filter.to_owned()), benches: benches.clone() }
+        Self { case_id_regex: Some(filter.to_owned()), benches: benches.clone() }
     }
 
     /// The settings of the bench executables as environment variables.
-    pub fn bench_variables(&self) -> BTreeMap<String, String> {
-        self.benches.settings.bench_variables()
+    pub fn bench_environment_variables(&self) -> BTreeMap<String, String> {
+        self.benches.settings.bench_environment_variables()
     }
 
     /// The shard of the cases that `--shard` requests; `None` without the flag.
@@ -65,8 +66,8 @@ impl CaseSelectionFlags {
 
     /// Text that names the requested shard after a number of cases, "; of shard 1/4 only"; empty
     /// without `--shard`.
-    pub fn shard_suffix(&self) -> String {
-        self.benches.settings.shard_suffix()
+    pub fn shard_note_after_case_count(&self) -> String {
+        self.benches.settings.shard_note_after_case_count()
     }
 
     /// Sends a request to every selected bench executable of the package, and returns all answers.
@@ -75,18 +76,19 @@ impl CaseSelectionFlags {
         store: &RecordFoldersOfPackage,
         action: &RequestedBenchAction,
     ) -> anyhow::Result<AnswersByBench> {
-        self.bench_client(store)?.request_from_all(action)
+        self.bench_client(store)?.send_request_to_all_benches(action)
     }
 
     /// Builds or finds the selected bench executables, and returns a client that can send them
     /// several requests. Call this function only once in a process, because it installs a handler
     /// for Ctrl-C.
     pub fn bench_client(&self, store: &RecordFoldersOfPackage) -> anyhow::Result<BenchClient<'_>> {
-        CaseIdFilter::parse_exact_or_regex(self.filter.as_deref(), false)?;
+        CaseIdFilter::parse_exact_id_or_regex(self.case_id_regex.as_deref(), false)?;
         let running = interrupt::kill_child_and_exit_on_interrupt()?;
-        let timeout = self.benches.wait.unwrap_or(versions::VERSION_QUERY_TIMEOUT);
+        let timeout =
+            self.benches.bench_response_timeout.unwrap_or(versions::PROTOCOL_VERSION_QUERY_TIMEOUT);
         let found = self.benches.benches.bench_choice().find_kernelgate_benches(
-            &store.root,
+            &store.package_root,
             timeout,
             &running,
         )?;
@@ -111,7 +113,7 @@ impl BenchClient<'_> {
     }
 
     /// Sends a request to each of the selected bench executables and collects their answers.
-    pub fn request_from_all(
+    pub fn send_request_to_all_benches(
         &self,
         action: &RequestedBenchAction,
     ) -> anyhow::Result<AnswersByBench> {
@@ -124,7 +126,7 @@ impl BenchClient<'_> {
 
     /// Sends a request with this seed to each bench executable, and passes each answer to
     /// `answered` when it arrives.
-    pub fn request_with_seed_from_each(
+    pub fn send_request_with_seed_to_each_bench(
         &self,
         seed: u64,
         action: &RequestedBenchAction,
@@ -140,7 +142,7 @@ impl BenchClient<'_> {
 
     /// Sends a request to each bench executable for all cases, even if `--shard` requests a shard,
     /// and passes on each answer.
-    pub fn request_all_shards_from_each(
+    pub fn send_request_for_all_shards(
         &self,
         action: &RequestedBenchAction,
         answered: impl FnMut(&str, ResponseToBenchAction) -> anyhow::Result<()>,
@@ -148,7 +150,9 @@ impl BenchClient<'_> {
         let mut request_settings = self.bench_request_settings(None);
         // An empty variable counts as unset in the bench process, even if this process has the
         // variable.
-        request_settings.settings.insert(SHARD_ENVIRONMENT_VARIABLE.to_owned(), String::new());
+        request_settings
+            .bench_variables
+            .insert(SHARD_ENVIRONMENT_VARIABLE.to_owned(), String::new());
         bench_requests::request_from_each_bench(
             &self.found_benches,
             &request_settings,
@@ -158,12 +162,16 @@ impl BenchClient<'_> {
     }
 
     fn bench_request_settings(&self, seed: Option<u64>) -> BenchRequestSettings<'_> {
-        let mut settings = self.selection_flags.bench_variables();
+        let mut settings = self.selection_flags.bench_environment_variables();
         settings.extend(seed.map(|seed| ("KERNELGATE_SEED".to_owned(), seed.to_string())));
         BenchRequestSettings {
-            settings,
-            filter: self.selection_flags.filter.as_deref(),
-            timeout: self.selection_flags.benches.wait.unwrap_or(DEFAULT_BENCH_ANSWER_TIMEOUT),
+            bench_variables: settings,
+            criterion_filter: self.selection_flags.case_id_regex.as_deref(),
+            response_timeout: self
+                .selection_flags
+                .benches
+                .bench_response_timeout
+                .unwrap_or(DEFAULT_BENCH_ANSWER_TIMEOUT),
             running_child: &self.running_child,
         }
     }

@@ -5,27 +5,29 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::settings::{BenchSettingsFlags, ProcessTimeoutFlags, ThresholdFlags};
-use crate::compare::{BuildComparisonRequest, ComparedSideSource, InjectedChanges, TestPlanBasis};
+use crate::compare::{
+    BuildComparisonRequest, ComparedSideSource, InjectedHeadChanges, TestPlanBasis,
+};
 use kernelgate::record::RecordFoldersOfPackage;
 
 #[derive(Debug, clap::Args)]
 pub struct ComparisonCommandFlags {
     /// Use only this bench binary (repeatable)
-    #[arg(long, value_name = "NAME")]
-    bench: Vec<String>,
+    #[arg(id = "bench", long = "bench", value_name = "NAME")]
+    bench_names: Vec<String>,
     /// Use only benches of this package of the workspace
-    #[arg(short, long, value_name = "NAME")]
-    pub package: Option<String>,
+    #[arg(id = "package", short = 'p', long = "package", value_name = "NAME")]
+    pub package_name: Option<String>,
     #[command(flatten)]
     pub limits: ThresholdFlags,
     #[command(flatten)]
     timeouts: ProcessTimeoutFlags,
     /// Cargo profile with which both sides are built
-    #[arg(long, value_name = "NAME", default_value = "bench")]
-    profile: String,
+    #[arg(id = "profile", long = "profile", value_name = "NAME", default_value = "bench")]
+    cargo_profile: String,
     /// Cargo features with which both sides are built (repeatable)
-    #[arg(long, value_name = "NAMES")]
-    features: Vec<String>,
+    #[arg(id = "features", long = "features", value_name = "NAMES")]
+    cargo_features: Vec<String>,
     #[command(flatten)]
     pub settings: BenchSettingsFlags,
 }
@@ -33,7 +35,7 @@ pub struct ComparisonCommandFlags {
 impl ComparisonCommandFlags {
     /// Makes a request to compare the working tree with itself, for every case of the selected
     /// benches, even if this process has a shard.
-    pub fn working_tree_against_itself(
+    pub fn self_comparison_request(
         &self,
         store: &RecordFoldersOfPackage,
         basis: TestPlanBasis,
@@ -43,27 +45,31 @@ impl ComparisonCommandFlags {
         Ok(BuildComparisonRequest {
             base: ComparedSideSource::WorkTree,
             head: ComparedSideSource::WorkTree,
-            benches: self.bench.clone(),
-            workspace_member: self.package.clone(),
+            bench_names: self.bench_names.clone(),
+            workspace_member: self.package_name.clone(),
             shard: None,
-            filter: None,
-            bench_variables: self.settings.bench_variables_without_shard(),
-            injection: InjectedChanges::default(),
+            criterion_filter: None,
+            bench_variables: self.settings.bench_environment_variables_without_shard(),
+            injection: InjectedHeadChanges::default(),
             times_identical_executables: false,
             only_affected_cases: false,
             profiles_slower_cases: false,
-            process_timeout: self.timeouts.wait,
-            build_timeout: self.timeouts.build_wait,
-            plan: self.limits.plan_over_basis(basis)?,
+            process_timeout: self.timeouts.bench_process_timeout,
+            build_timeout: self.timeouts.build_timeout,
+            plan: self.limits.test_plan_overriding_basis(basis)?,
             sampling: self.limits.warm_up_and_timing_durations(),
-            budget,
-            build_profile: self.profile.clone(),
-            features: self.features.clone(),
-            resume: false,
-            package: store.root.clone(),
-            excluded_paths: Vec::new(),
-            target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
-            folder,
+            round_time_budget: budget,
+            build_profile: self.cargo_profile.clone(),
+            cargo_features: self.cargo_features.clone(),
+            resume_interrupted_comparison: false,
+            package_root: store.package_root.clone(),
+            paths_excluded_from_snapshot: Vec::new(),
+            cargo_target_folder: store
+                .generated_files_folder
+                .parent()
+                .map(PathBuf::from)
+                .unwrap_or_default(),
+            comparison_folder: folder,
         })
     }
 }

@@ -7,7 +7,8 @@ use crate::benches::child_process::SharedChildProcess;
 use kernelgate::exit::ProcessExitReason;
 
 /// Installs a signal handler: an interrupt kills the running child process with its descendants,
-/// and then ends the program. To be called once.
+/// and then ends the program. Call this function only once in a process, because it installs a
+/// signal handler.
 pub fn kill_child_and_exit_on_interrupt() -> anyhow::Result<SharedChildProcess> {
     print_and_exit_on_interrupt(String::new)
 }
@@ -21,7 +22,8 @@ pub fn print_and_exit_on_interrupt(
 }
 
 /// Installs a signal handler that passes interrupts on to the running child process, which handles
-/// them; the program goes on until the child ends. To be called once.
+/// them; the program goes on until the child ends. Call this function only once in a process,
+/// because it installs a signal handler.
 pub fn forward_interrupts_to_child() -> anyhow::Result<SharedChildProcess> {
     let running = SharedChildProcess::default();
     let held = running.clone();

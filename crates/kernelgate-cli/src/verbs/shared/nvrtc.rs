@@ -13,32 +13,32 @@ pub enum InstallableNvrtc {
     /// NVRTC of CUDA 13.0, with which the recorded resources of this repository's kernels were
     /// compiled
     #[value(name = "13")]
-    Cuda13,
+    NvrtcOfCuda13,
     /// NVRTC of CUDA 12.4, the CUDA version of the oldest supported driver
     #[value(name = "12")]
-    Cuda12,
+    NvrtcOfCuda12,
 }
 
 impl InstallableNvrtc {
     const fn python_environment_folder_name(self) -> &'static str {
         match self {
-            Self::Cuda13 => "cuda-compiler-venv",
-            Self::Cuda12 => "cuda-compiler-12-venv",
+            Self::NvrtcOfCuda13 => "cuda-compiler-venv",
+            Self::NvrtcOfCuda12 => "cuda-compiler-12-venv",
         }
     }
 
     const fn nvrtc_pip_packages(self) -> &'static [&'static str] {
         match self {
-            Self::Cuda13 => &["nvidia-cuda-nvrtc==13.0.*", "nvidia-cuda-runtime==13.0.*"],
-            Self::Cuda12 => &["nvidia-cuda-nvrtc-cu12==12.4.*"],
+            Self::NvrtcOfCuda13 => &["nvidia-cuda-nvrtc==13.0.*", "nvidia-cuda-runtime==13.0.*"],
+            Self::NvrtcOfCuda12 => &["nvidia-cuda-nvrtc-cu12==12.4.*"],
         }
     }
 
     /// Path of the NVRTC library below the folder `nvidia` of the Python environment.
     const fn nvrtc_library_path(self) -> &'static str {
         match self {
-            Self::Cuda13 => "cu13/lib/libnvrtc.so.13",
-            Self::Cuda12 => "cuda_nvrtc/lib/libnvrtc.so.12",
+            Self::NvrtcOfCuda13 => "cu13/lib/libnvrtc.so.13",
+            Self::NvrtcOfCuda12 => "cuda_nvrtc/lib/libnvrtc.so.12",
         }
     }
 
@@ -46,22 +46,26 @@ impl InstallableNvrtc {
     /// first call.
     pub fn install_nvrtc_if_missing(self, target: &Path) -> anyhow::Result<PathBuf> {
         let environment = target.join(self.python_environment_folder_name());
-        if let Some(folder) = self.folder_if_installed(&environment) {
+        if let Some(folder) = self.nvrtc_folder_if_installed(&environment) {
             return Ok(folder);
         }
         let packages = self.nvrtc_pip_packages().join(" ");
         eprintln!("fetching {packages} with pip into {}", environment.display());
         if !environment.join("bin/python").exists() {
-            run_install_command(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+            run_nvrtc_install_command(
+                Command::new("python3").args(["-m", "venv"]).arg(&environment),
+            )?;
         }
         let mut pip = Command::new(environment.join("bin/pip"));
-        run_install_command(pip.args(["install", "--quiet"]).args(self.nvrtc_pip_packages()))?;
-        self.folder_if_installed(&environment).with_context(|| {
+        run_nvrtc_install_command(
+            pip.args(["install", "--quiet"]).args(self.nvrtc_pip_packages()),
+        )?;
+        self.nvrtc_folder_if_installed(&environment).with_context(|| {
             format!("{} has no {}", environment.display(), self.nvrtc_library_path())
         })
     }
 
-    fn folder_if_installed(self, environment: &Path) -> Option<PathBuf> {
+    fn nvrtc_folder_if_installed(self, environment: &Path) -> Option<PathBuf> {
         let pythons = std::fs::read_dir(environment.join("lib")).ok()?;
         let libraries = pythons.flatten().map(|python| {
             python.path().join("site-packages/nvidia").join(self.nvrtc_library_path())
@@ -71,7 +75,7 @@ impl InstallableNvrtc {
     }
 }
 
-fn run_install_command(command: &mut Command) -> anyhow::Result<()> {
+fn run_nvrtc_install_command(command: &mut Command) -> anyhow::Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     commands::print_command_if_verbose(command);
     let status = command
@@ -90,14 +94,14 @@ mod tests {
     #[test]
     fn an_installed_nvrtc_is_not_downloaded_again() {
         let target = tempfile::tempdir().unwrap();
-        for nvrtc in [InstallableNvrtc::Cuda13, InstallableNvrtc::Cuda12] {
+        for nvrtc in [InstallableNvrtc::NvrtcOfCuda13, InstallableNvrtc::NvrtcOfCuda12] {
             let nvidia = format!(
                 "{}/lib/python3.12/site-packages/nvidia",
                 nvrtc.python_environment_folder_name()
             );
             let library = target.path().join(nvidia).join(nvrtc.nvrtc_library_path());
             assert_eq!(
-                nvrtc.folder_if_installed(
+                nvrtc.nvrtc_folder_if_installed(
                     &target.path().join(nvrtc.python_environment_folder_name())
                 ),
                 None

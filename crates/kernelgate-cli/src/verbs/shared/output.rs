@@ -40,7 +40,7 @@ impl OutputFormat {
 
 impl OutputFormat {
     /// Formats a table for this output format, as wide as the terminal if the output is a terminal.
-    /// In Markdown an empty line follows the table.
+    /// In the Markdown format, an empty line follows the table.
     pub fn format_table(self, table: &AlignedTextTable) -> String {
         match self {
             Self::Markdown => table.to_markdown() + "\n",
@@ -93,7 +93,7 @@ pub fn write_all_files_or_none<'a>(
     absent: &[&str],
 ) -> anyhow::Result<()> {
     let write = || {
-        let set = ReplacementFileSet::begin_for_folder(folder)?;
+        let set = ReplacementFileSet::begin_file_set_for_folder(folder)?;
         files.into_iter().try_for_each(|(name, text)| set.add_synced_file(name, text))?;
         set.replace_earlier_set(absent)
     };

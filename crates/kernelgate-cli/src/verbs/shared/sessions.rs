@@ -14,17 +14,17 @@ use kernelgate::record::{BenchProcessRun, CargoPackageId, RecordFoldersOfPackage
 pub struct SessionSelectionFlags {
     /// Use this recorded session in place of the last one: its folder (repeatable; each session is
     /// a process run)
-    #[arg(long, value_name = "DIR")]
-    session: Vec<PathBuf>,
+    #[arg(id = "session", long = "session", value_name = "DIR")]
+    session_folders: Vec<PathBuf>,
     /// Number of recorded sessions to use, the latest first; each session is a process run
-    #[arg(
-        long,
+    #[arg(id = "last",
+        long = "last",
         value_name = "COUNT",
         default_value_t = 1,
         conflicts_with = "session",
         value_parser = clap::value_parser!(u16).range(1..)
     )]
-    last: u16,
+    latest_session_count: u16,
 }
 
 impl SessionSelectionFlags {
@@ -34,13 +34,15 @@ impl SessionSelectionFlags {
         &self,
         store: &RecordFoldersOfPackage,
     ) -> anyhow::Result<Vec<BenchProcessRun>> {
-        let sessions = match self.session.is_empty() {
-            true => store.read_last_sessions(self.last.into())?,
-            false => store.read_sessions_in_folders(self.session.iter().map(PathBuf::as_path))?,
+        let sessions = match self.session_folders.is_empty() {
+            true => store.read_last_sessions(self.latest_session_count.into())?,
+            false => {
+                store.read_sessions_in_folders(self.session_folders.iter().map(PathBuf::as_path))?
+            }
         };
         let sessions = without_runs_of_other_packages(sessions, store)?;
         let mut runs: Vec<BenchProcessRun> = sessions.into_iter().flat_map(|it| it.runs).collect();
-        if !self.session.is_empty() {
+        if !self.session_folders.is_empty() {
             runs.sort_by_cached_key(BenchProcessRun::key_in_baseline);
         }
         Ok(runs)
@@ -68,9 +70,9 @@ pub fn without_runs_of_other_packages(
     }
     if sessions.iter().all(|session| session.runs.is_empty()) {
         return Err(RecordLookupError::RunsOnlyOfOtherPackages {
-            package: own.clone(),
-            folder: sessions.first().map(|it| it.folder.clone()).unwrap_or_default(),
-            others: others.into_keys().collect(),
+            current_package: own.clone(),
+            runs_folder: sessions.first().map(|it| it.session_folder.clone()).unwrap_or_default(),
+            other_packages: others.into_keys().collect(),
         }
         .into());
     }

@@ -37,7 +37,8 @@ pub enum BaselineSubverb {
     /// Run `cargo bench` several times and make a baseline of the runs
     Save(super::save::SaveBaselineArguments),
     /// List baselines with device, age and cases, and broken files
-    List {
+    #[command(name = "list")]
+    ListBaselines {
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
         format: OutputFormat,
@@ -46,21 +47,25 @@ pub enum BaselineSubverb {
     ///
     /// `gate` would use this baseline for the device. Exits with code 2 if this device has no
     /// baseline of that name.
-    Find {
+    #[command(name = "find")]
+    FindBaselinePath {
         /// Name of the baseline
-        name: String,
+        #[arg(id = "name", value_name = "NAME")]
+        baseline_name: String,
         #[command(flatten)]
         settings: BenchSettingsFlags,
         #[command(flatten)]
         benches: BenchExecutableFlags,
     },
     /// Show the cases of one baseline with their times
-    Show {
+    #[command(name = "show")]
+    ShowBaselineCases {
         /// Name of the baseline
-        name: String,
+        #[arg(id = "name", value_name = "NAME")]
+        baseline_name: String,
         /// Folder of the device in baselines/ [default: the device of this machine]
-        #[arg(long)]
-        device: Option<String>,
+        #[arg(id = "device", value_name = "DEVICE", long = "device")]
+        device_folder: Option<String>,
         /// How to print
         #[arg(long, value_enum, default_value = "text")]
         format: OutputFormat,
@@ -68,37 +73,46 @@ pub enum BaselineSubverb {
     /// Add the last run to a baseline
     ///
     /// With several process runs `gate` finds smaller changes.
-    Add {
+    #[command(name = "add")]
+    AddLastRun {
         /// Name of the baseline, which is created if it does not exist
-        name: String,
+        #[arg(id = "name", value_name = "NAME")]
+        baseline_name: String,
         #[command(flatten)]
         sessions: SessionSelectionFlags,
     },
     /// Check a baseline file and copy it to where `gate` reads it
-    Import {
+    #[command(name = "import")]
+    ImportBaselineFile {
         /// File of a baseline
-        file: PathBuf,
+        #[arg(id = "file", value_name = "FILE")]
+        baseline_file: PathBuf,
         /// Name of the copied baseline [default: the name in the file]
-        #[arg(long)]
-        name: Option<String>,
+        #[arg(id = "name", value_name = "NAME", long = "name")]
+        new_baseline_name: Option<String>,
         /// Replace an existing baseline of that name
-        #[arg(long)]
-        force: bool,
+        #[arg(long = "force")]
+        replaces_existing: bool,
     },
     /// Accept a baseline file edited or merged by hand: write its checksum again
-    Seal {
+    #[command(name = "seal")]
+    RewriteChecksum {
         /// File of a baseline
-        file: PathBuf,
+        #[arg(id = "file", value_name = "FILE")]
+        baseline_file: PathBuf,
     },
     /// Copy a baseline to a file, as JSON or as CSV with one line per case and run
-    Export {
+    #[command(name = "export")]
+    ExportBaselineToFile {
         /// Name of the baseline
-        name: String,
+        #[arg(id = "name", value_name = "NAME")]
+        baseline_name: String,
         /// File to which the baseline is written, with the ending .json or .csv
-        file: PathBuf,
+        #[arg(id = "file", value_name = "FILE")]
+        export_file: PathBuf,
         /// Folder of the device in baselines/ [default: the device of this machine]
-        #[arg(long)]
-        device: Option<String>,
+        #[arg(id = "device", value_name = "DEVICE", long = "device")]
+        device_folder: Option<String>,
     },
 }
 
@@ -110,22 +124,32 @@ pub fn run_baseline_command(
         BaselineSubverb::Save(arguments) => {
             super::save::run_baseline_save_command(arguments, store)
         }
-        BaselineSubverb::Find { name, settings, benches } => {
+        BaselineSubverb::FindBaselinePath { baseline_name: name, settings, benches } => {
             print_baseline_path_of_this_device(store, name, settings, benches)
         }
-        BaselineSubverb::Seal { file } => renew_baseline_checksum(file),
-        BaselineSubverb::List { format } => print_baselines(store, *format),
-        BaselineSubverb::Show { name, device, format } => print_cases_of_baseline(
+        BaselineSubverb::RewriteChecksum { baseline_file: file } => renew_baseline_checksum(file),
+        BaselineSubverb::ListBaselines { format } => print_baselines(store, *format),
+        BaselineSubverb::ShowBaselineCases {
+            baseline_name: name,
+            device_folder: device,
+            format,
+        } => print_cases_of_baseline(
             &read_baseline_of_device(store, device.as_deref(), name)?,
             *format,
         ),
-        BaselineSubverb::Add { name, sessions } => {
+        BaselineSubverb::AddLastRun { baseline_name: name, sessions } => {
             add_runs_to_baseline(store, name, sessions.read_runs_of_package(store)?)
         }
-        BaselineSubverb::Import { file, name, force } => {
-            import_baseline_file(store, file, name.as_deref(), *force)
-        }
-        BaselineSubverb::Export { name, file, device } => {
+        BaselineSubverb::ImportBaselineFile {
+            baseline_file: file,
+            new_baseline_name: name,
+            replaces_existing: force,
+        } => import_baseline_file(store, file, name.as_deref(), *force),
+        BaselineSubverb::ExportBaselineToFile {
+            baseline_name: name,
+            export_file: file,
+            device_folder: device,
+        } => {
             let device = device_folder_of_baseline(store, device.as_deref(), name)?;
             refuse_to_overwrite_input("the export", file, &store.path_of_baseline(&device, name)?)?;
             export_baseline_as_csv(&store.read_baseline(&device, name)?, file)
@@ -175,12 +199,12 @@ fn print_baseline_path_of_this_device(
     // The name of the baseline is checked before benches are built to find out the device.
     check_baseline_file_name(name)?;
     let running = &interrupt::kill_child_and_exit_on_interrupt()?;
-    let found = benches.find_selected_benches(&store.root, running)?;
-    let settings = settings.bench_variables();
+    let found = benches.find_selected_benches(&store.package_root, running)?;
+    let settings = settings.bench_environment_variables();
     let asking = BenchRequestSettings {
-        settings,
-        filter: None,
-        timeout: DEVICE_QUERY_TIMEOUT,
+        bench_variables: settings,
+        criterion_filter: None,
+        response_timeout: DEVICE_QUERY_TIMEOUT,
         running_child: running,
     };
     // All benches of a supported device run on that device, so the first answer decides.
@@ -188,7 +212,7 @@ fn print_baseline_path_of_this_device(
     for (bench, answer) in bench_requests::request_from_all_benches(
         &found,
         &asking,
-        &RequestedBenchAction::Environment,
+        &RequestedBenchAction::ReportEnvironment,
     )? {
         let ResponseToBenchAction::Environment(environment) = answer else {
             return Err(error_for_unexpected_response(&bench));
@@ -205,7 +229,7 @@ fn print_baseline_path_of_this_device(
         None => anyhow::bail!("no bench says what it runs on"),
     };
     println!("{}", store.path_of_baseline(device, name)?.display());
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 fn add_runs_to_baseline(
@@ -214,7 +238,7 @@ fn add_runs_to_baseline(
     runs: Vec<BenchProcessRun>,
 ) -> anyhow::Result<ProcessExitReason> {
     let measurement = MeasurementOfRuns::from_matching_runs(runs)
-        .map_err(RefusalToCompare::on_standard_output)?;
+        .map_err(RefusalToCompare::refusal_printed_on_stdout)?;
     for missing in measurement.shards_without_run() {
         eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
     }
@@ -226,14 +250,14 @@ fn add_runs_to_baseline(
         runs.iter().any(|run| !run.cases.is_empty()),
         "no case was measured: there is nothing to add"
     );
-    for run in runs.iter().filter(|run| !run.complete) {
+    for run in runs.iter().filter(|run| !run.ended_normally) {
         eprintln!(
             "warning: the run {} did not get to its end: only its {} finished cases are added",
             run.key_in_baseline(),
             run.cases.len()
         );
     }
-    for run in runs.iter().filter(|run| run.stated_commit) {
+    for run in runs.iter().filter(|run| run.commit_is_from_variable) {
         eprintln!(
             "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
             run.provenance.short_commit_with_changes_mark(),
@@ -242,13 +266,18 @@ fn add_runs_to_baseline(
     }
     for run in runs.iter().filter(|run| !run.cases.is_empty()) {
         if let Err(differing) = baseline.add_comparable_run(run) {
-            for IncomparableEnvironmentField { field, base, head } in differing {
+            for IncomparableEnvironmentField {
+                field_name: field,
+                base_value: base,
+                head_value: head,
+            } in differing
+            {
                 println!(
                     "refused: {field} is `{base}` in the baseline and `{head}` in the run {}",
                     run.key_in_baseline()
                 );
             }
-            return Ok(ProcessExitReason::Refused);
+            return Ok(ProcessExitReason::ResultsNotComparable);
         }
     }
     for record in store.read_output_errors_of_executables(runs)? {
@@ -264,20 +293,27 @@ fn add_runs_to_baseline(
         counted_noun(baseline.cases.len(), "case"),
         path_for_terminal(&path)
     );
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 #[derive(Debug, Default, Serialize)]
 struct ListedBaselineJson {
-    device: String,
-    name: String,
-    cases: usize,
-    runs: usize,
+    #[serde(rename = "device")]
+    device_folder: String,
+    #[serde(rename = "name")]
+    baseline_name: String,
+    #[serde(rename = "cases")]
+    case_count: usize,
+    #[serde(rename = "runs")]
+    run_count: usize,
     /// Start time of the newest process run in the baseline.
-    newest: Option<String>,
-    commit: Option<String>,
+    #[serde(rename = "newest")]
+    newest_run_start: Option<String>,
+    #[serde(rename = "commit")]
+    newest_run_commit: Option<String>,
     /// The reason why the baseline file cannot be used; `None` if it can.
-    error: Option<String>,
+    #[serde(rename = "error")]
+    unusable_reason: Option<String>,
 }
 
 fn print_baselines(
@@ -287,31 +323,36 @@ fn print_baselines(
     let files = store.list_baseline_files()?;
     let mut listed = Vec::new();
     for (device, name, path) in files {
-        let mut row = ListedBaselineJson { device, name, ..ListedBaselineJson::default() };
+        let mut row = ListedBaselineJson {
+            device_folder: device,
+            baseline_name: name,
+            ..ListedBaselineJson::default()
+        };
         match file::read_record::<BaselineFile>(&path) {
             Ok(baseline) => {
-                let newest = baseline.runs.values().max_by(|a, b| a.started.cmp(&b.started));
-                row.cases = baseline.cases.len();
-                row.runs = baseline.runs.len();
-                row.newest = newest.map(|run| run.started.clone());
-                row.commit = newest.map(|run| run.provenance.short_commit_with_changes_mark());
+                let newest = baseline.runs.values().max_by(|a, b| a.start_time.cmp(&b.start_time));
+                row.case_count = baseline.cases.len();
+                row.run_count = baseline.runs.len();
+                row.newest_run_start = newest.map(|run| run.start_time.clone());
+                row.newest_run_commit =
+                    newest.map(|run| run.provenance.short_commit_with_changes_mark());
             }
-            Err(error) => row.error = Some(error.to_string()),
+            Err(error) => row.unusable_reason = Some(error.to_string()),
         }
         listed.push(row);
     }
-    let broken = listed.iter().any(|row| row.error.is_some());
+    let broken = listed.iter().any(|row| row.unusable_reason.is_some());
     if format == OutputFormat::Json {
         print_as_json(&listed)?;
     } else {
         let mut table = AlignedTextTable::new(&["baseline", "cases", "runs", "newest", "commit"]);
-        for row in listed.iter().filter(|row| row.error.is_none()) {
+        for row in listed.iter().filter(|row| row.unusable_reason.is_none()) {
             table.add_row(vec![
-                format!("{}/{}", row.device, row.name),
-                row.cases.to_string(),
-                row.runs.to_string(),
-                row.newest.clone().unwrap_or_else(|| "-".to_owned()),
-                row.commit.clone().unwrap_or_else(|| "-".to_owned()),
+                format!("{}/{}", row.device_folder, row.baseline_name),
+                row.case_count.to_string(),
+                row.run_count.to_string(),
+                row.newest_run_start.clone().unwrap_or_else(|| "-".to_owned()),
+                row.newest_run_commit.clone().unwrap_or_else(|| "-".to_owned()),
             ]);
         }
         if listed.is_empty() {
@@ -324,10 +365,10 @@ fn print_baselines(
         }
         listed
             .iter()
-            .filter_map(|row| row.error.as_ref())
+            .filter_map(|row| row.unusable_reason.as_ref())
             .for_each(|error| println!("broken: {}", clean_message_for_terminal(error)));
     }
-    Ok(if broken { ProcessExitReason::Usage } else { ProcessExitReason::Fine })
+    Ok(if broken { ProcessExitReason::InvalidUsageOrInput } else { ProcessExitReason::Success })
 }
 
 fn print_cases_of_baseline(
@@ -336,22 +377,23 @@ fn print_cases_of_baseline(
 ) -> anyhow::Result<ProcessExitReason> {
     if format == OutputFormat::Json {
         print!("{}", file::json_text_of_record(baseline));
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
     for (key, run) in &baseline.runs {
         println!(
             "run {key}: {}, {}, {} threads, {}{}",
-            run.started,
+            run.start_time,
             run.environment.device_name,
-            run.environment.threads,
+            run.environment.cpu_backend_threads,
             run.provenance.short_commit_with_changes_mark(),
-            if run.stated_commit { " (as stated)" } else { "" }
+            if run.user_stated_commit { " (as stated)" } else { "" }
         );
     }
     let mut table = AlignedTextTable::new(&["case", "time", "spread", "runs"]);
     for (id, case) in &baseline.cases {
-        let medians: Vec<f64> = case.runs.values().map(|run| run.median_ns).collect();
-        let relative: Vec<f64> = case.runs.values().map(|run| run.spread).collect();
+        let medians: Vec<f64> = case.runs.values().map(|run| run.median_launch_ns).collect();
+        let relative: Vec<f64> =
+            case.runs.values().map(|run| run.relative_half_interquartile_range).collect();
         table.add_row(vec![
             id.clone(),
             time_text(median(&medians)),
@@ -360,7 +402,7 @@ fn print_cases_of_baseline(
         ]);
     }
     println!("\n{}", format.format_table(&table));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 fn import_baseline_file(
@@ -383,10 +425,10 @@ fn import_baseline_file(
         devices.len()
     );
     if let Some(name) = name {
-        baseline.name = name.to_owned();
+        baseline.baseline_name = name.to_owned();
     }
     let device = devices.into_iter().next().unwrap_or_default();
-    let path = store.path_of_baseline(&device, &baseline.name)?;
+    let path = store.path_of_baseline(&device, &baseline.baseline_name)?;
     let _lock = ExclusiveFileLock::acquire_lock_for_file(&path)?;
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
     if !file::file_contains_checksum(from) {
@@ -398,19 +440,20 @@ fn import_baseline_file(
     }
     file::write_record_atomically(&path, &baseline)?;
     println!("{} to {}", counted_noun(baseline.cases.len(), "case"), path_for_terminal(&path));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 fn renew_baseline_checksum(path: &Path) -> anyhow::Result<ProcessExitReason> {
     let path = &file::resolve_symbolic_link(path);
-    // If the file does not exist, the read error names the problem best.
+    // If the file does not exist, no lock is taken, because the error of the read that follows
+    // names the problem best.
     let _lock =
         path.is_file().then(|| ExclusiveFileLock::acquire_lock_for_file(path)).transpose()?;
     let baseline: BaselineFile = file::read_record_ignoring_checksum(path)?;
     file::write_record_atomically(path, &baseline)?;
     let cases = counted_noun(baseline.cases.len(), "case");
     println!("sealed without change: {cases} in {}", path_for_terminal(path));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 fn export_baseline_as_csv(baseline: &BaselineFile, to: &Path) -> anyhow::Result<ProcessExitReason> {
@@ -421,7 +464,7 @@ fn export_baseline_as_csv(baseline: &BaselineFile, to: &Path) -> anyhow::Result<
     };
     file::write_text_atomically(to, &text)?;
     println!("{} to {}", counted_noun(baseline.cases.len(), "case"), path_for_terminal(to));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// A field of a CSV file, quoted as RFC 4180 demands if it contains a comma, quotation mark or line
@@ -435,7 +478,16 @@ fn quoted_csv_field(text: &str) -> String {
 fn baseline_as_csv(baseline: &BaselineFile) -> String {
     let mut text = "case,run,samples,launches,median_ns,spread\n".to_owned();
     for (id, case) in &baseline.cases {
-        for (run, CaseSummaryOfRun { samples, total_launches, median_ns, spread, .. }) in &case.runs
+        for (
+            run,
+            CaseSummaryOfRun {
+                sample_count: samples,
+                total_launches,
+                median_launch_ns: median_ns,
+                relative_half_interquartile_range: spread,
+                ..
+            },
+        ) in &case.runs
         {
             let (id, run) = (quoted_csv_field(id), quoted_csv_field(run));
             text.push_str(&format!("{id},{run},{samples},{total_launches},{median_ns},{spread}\n"));

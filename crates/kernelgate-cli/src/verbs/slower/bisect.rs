@@ -18,22 +18,23 @@ use kernelgate::record::text::clean_message_for_terminal;
 #[derive(Debug, clap::Args)]
 pub struct BisectCommandArguments {
     /// Id of the case
-    case: String,
+    #[arg(id = "case", value_name = "CASE")]
+    case_id: String,
     /// Revision at which the case was not slow yet
-    #[arg(long, value_name = "REV")]
-    good: String,
+    #[arg(id = "good", long = "good", value_name = "REV")]
+    good_revision: String,
     /// Revision at which the case is slow; a descendant of the good revision
-    #[arg(long, value_name = "REV", default_value = "HEAD")]
-    bad: String,
+    #[arg(id = "bad", long = "bad", value_name = "REV", default_value = "HEAD")]
+    slow_revision: String,
     /// Time limit of the first comparison of a commit; a second and a third comparison, if needed,
     /// may take twice and four times as long
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
-    budget: Duration,
+    #[arg(long = "budget", value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    first_comparison_time_limit: Duration,
     #[command(flatten)]
     flags: ComparisonCommandFlags,
     /// Continue the last search, which was interrupted
-    #[arg(long)]
-    resume: bool,
+    #[arg(id = "resume", long = "resume")]
+    resumes_bisection: bool,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -44,19 +45,24 @@ pub fn run_bisect_command(
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     refuse_injection_variables_of_user()?;
-    let basis = TestPlanBasis::Calibration(store.clone());
-    let folder = store.work.join("bisect");
+    let basis = TestPlanBasis::CalibrationOfDevice(store.clone());
+    let folder = store.generated_files_folder.join("bisect");
     let comparison = BuildComparisonRequest {
-        base: ComparedSideSource::Revision(arguments.good.clone()),
-        head: ComparedSideSource::Revision(arguments.bad.clone()),
-        ..arguments.flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
+        base: ComparedSideSource::GitRevision(arguments.good_revision.clone()),
+        head: ComparedSideSource::GitRevision(arguments.slow_revision.clone()),
+        ..arguments.flags.self_comparison_request(
+            store,
+            basis,
+            arguments.first_comparison_time_limit,
+            folder,
+        )?
     };
     let request = BisectionRequest {
-        good: arguments.good.clone(),
-        bad: arguments.bad.clone(),
-        case: arguments.case.clone(),
+        good_revision: arguments.good_revision.clone(),
+        bad_revision: arguments.slow_revision.clone(),
+        case_id: arguments.case_id.clone(),
         comparison,
-        resume: arguments.resume,
+        resume_interrupted_bisection: arguments.resumes_bisection,
     };
     let found = bisect::bisect_slowdown(&request).map_err(RefusalToCompare::from_compare_error)?;
     let text = report::bisection::bisection_report_text(&found);
@@ -75,13 +81,18 @@ pub fn run_bisect_command(
 /// The exit code of a bisection: success if one commit was found and confirmed; inconclusive if no
 /// single commit could be confirmed.
 fn exit_reason_of_bisection(bisection: &BisectionResult) -> ProcessExitReason {
-    match &bisection.ended {
-        BisectionEnd::Found(found)
-            if found.is_slowdown_confirmed() && found.last_good + 1 == found.first_bad =>
+    match &bisection.bisection_end {
+        BisectionEnd::SlowdownFound(found)
+            if found.is_slowdown_confirmed()
+                && found.last_good_position + 1 == found.first_bad_position =>
         {
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         }
-        BisectionEnd::Found(_) | BisectionEnd::EndsUndecided(_) => ProcessExitReason::Inconclusive,
-        BisectionEnd::NoDifference(_) | BisectionEnd::EndUnusable(_) => ProcessExitReason::Refused,
+        BisectionEnd::SlowdownFound(_) | BisectionEnd::GoodAndBadEndUndecided(_) => {
+            ProcessExitReason::Inconclusive
+        }
+        BisectionEnd::BadEndNotSlower(_) | BisectionEnd::BadEndUnmeasurable(_) => {
+            ProcessExitReason::ResultsNotComparable
+        }
     }
 }

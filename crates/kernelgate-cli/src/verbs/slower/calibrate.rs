@@ -29,64 +29,70 @@ use kernelgate::record::{RecordFoldersOfPackage, file};
 pub struct CalibrateCommandArguments {
     /// Use all cases whose id matches this regular expression; without it and without --axis, a few
     /// cases are chosen by their time
-    filter: Option<String>,
+    #[arg(id = "filter", value_name = "FILTER")]
+    case_id_regex: Option<String>,
     /// Folder with bench executables, in place of a build of the working tree
-    #[arg(long, value_name = "DIR", conflicts_with = "package")]
-    dir: Option<PathBuf>,
+    #[arg(id = "dir", long = "dir", value_name = "DIR", conflicts_with = "package")]
+    bench_executables_folder: Option<PathBuf>,
     /// Number of comparisons of a bench executable with itself
-    #[arg(long, value_name = "COUNT", default_value_t = 200)]
-    comparisons: usize,
+    #[arg(id = "comparisons", long = "comparisons", value_name = "COUNT", default_value_t = 200)]
+    self_comparison_count: usize,
     /// Slow-downs to inject into the head as an added wait, per cent of each case's time
-    #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',', default_value = "1,2,5")]
-    inject: Vec<f64>,
+    #[arg(
+        long = "inject",
+        value_name = "PERCENT[,PERCENT]",
+        value_delimiter = ',',
+        default_value = "1,2,5"
+    )]
+    injected_wait_percents: Vec<f64>,
     /// Number of comparisons for each slow-down of --inject and of --work
-    #[arg(long, value_name = "COUNT", default_value_t = 20)]
-    power_comparisons: usize,
+    #[arg(long = "power-comparisons", value_name = "COUNT", default_value_t = 20)]
+    comparisons_per_slowdown: usize,
     /// Slow-downs to inject into the head as added passes over memory, per cent of each case's time
-    #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',')]
-    work: Vec<f64>,
+    #[arg(id = "work", long = "work", value_name = "PERCENT[,PERCENT]", value_delimiter = ',')]
+    injected_work_percents: Vec<f64>,
     /// Number of comparisons for each slow-down in which only one case is made slower, a different
     /// one in each comparison
-    #[arg(long, value_name = "COUNT", default_value_t = 0)]
-    single: usize,
+    #[arg(id = "single", long = "single", value_name = "COUNT", default_value_t = 0)]
+    single_case_comparison_count: usize,
     /// Number of comparisons of a bench executable with itself in which the head's code and memory
     /// have other addresses
-    #[arg(long, value_name = "COUNT", default_value_t = 0)]
-    layouts: usize,
+    #[arg(long = "layouts", value_name = "COUNT", default_value_t = 0)]
+    layout_comparison_count: usize,
     /// Number of comparisons in which another load runs on the host's cores, or on the GPU, beside
     /// the head's processes [default: one for 20 of --comparisons]
-    #[arg(long, value_name = "COUNT")]
-    sham: Option<usize>,
+    #[arg(id = "sham", long = "sham", value_name = "COUNT")]
+    sham_load_comparison_count: Option<usize>,
     /// Time limit of one measuring round of a comparison, after which undecided cases are
     /// inconclusive
-    #[arg(long, value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
-    budget: Duration,
+    #[arg(id = "budget", long = "budget", value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
+    measuring_round_time_limit: Duration,
     /// Time limit of the whole calibration, builds included; a comparison that may take longer is
     /// not started, and --resume continues. The estimate for a comparison is the duration of the
     /// longest comparison so far, at first that of --budget
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    total_time: Option<Duration>,
+    #[arg(long = "total-time", value_name = "TIME", value_parser = parse_duration)]
+    whole_calibration_time_limit: Option<Duration>,
     /// Largest number of cases that are chosen if neither a filter nor --axis selects cases
-    #[arg(long, value_name = "COUNT", default_value_t = 4)]
-    cases: usize,
+    #[arg(id = "cases", long = "cases", value_name = "COUNT", default_value_t = 4)]
+    max_chosen_cases: usize,
     #[command(flatten)]
     flags: ComparisonCommandFlags,
     /// Continue the last calibration, which was interrupted or ran out of time
-    #[arg(long)]
-    resume: bool,
+    #[arg(id = "resume", long = "resume")]
+    resumes_calibration: bool,
     /// Merge the files of shards, or of several calibrations, and measure nothing
-    #[arg(
-        long,
+    #[arg(id = "merge",
+        long = "merge",
         value_name = "FILE",
         num_args = 1..,
         conflicts_with_all = ["filter", "bench", "dir", "resume", "shard"]
     )]
-    merge: Vec<PathBuf>,
+    calibration_files_to_merge: Vec<PathBuf>,
     /// File to write, also if the calibration is not complete [default:
     /// baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the
     /// target folder]
-    #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    #[arg(id = "output", long = "output", value_name = "FILE")]
+    calibration_output_file: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -94,7 +100,7 @@ pub struct CalibrateCommandArguments {
 
 impl CalibrateCommandArguments {
     fn number_of_sham_comparisons(&self) -> usize {
-        self.sham.unwrap_or(self.comparisons / 20)
+        self.sham_load_comparison_count.unwrap_or(self.self_comparison_count / 20)
     }
 }
 
@@ -106,20 +112,22 @@ const FLAGS_NOT_RECORDED: &[&str] = &["--dir", "--output", "--baselines", "--rec
 /// the measured times.
 #[derive(serde::Serialize)]
 struct CalibrationReportJson<'a> {
-    calibration: &'a Path,
+    #[serde(rename = "calibration")]
+    calibration_file: &'a Path,
     summary: CalibrationSummaryTables,
-    recommended: Option<&'a crate::gate::calibration::RecommendedThresholds>,
+    #[serde(rename = "recommended")]
+    recommended_thresholds: Option<&'a crate::gate::calibration::RecommendedThresholds>,
 }
 
 pub fn run_calibrate_command(
     arguments: &CalibrateCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    if !arguments.merge.is_empty() {
+    if !arguments.calibration_files_to_merge.is_empty() {
         return merge_calibration_files_of_flag(arguments, store);
     }
     check_calibrate_arguments(arguments)?;
-    let folder = store.work.join("calibrate");
+    let folder = store.generated_files_folder.join("calibrate");
     let state = match arguments.flags.settings.requested_shard() {
         Some(shard) => folder.join(format!("part-{}.json", shard.label_for_file_name())),
         None => folder.join("state.json"),
@@ -127,41 +135,46 @@ pub fn run_calibrate_command(
     let basis = TestPlanBasis::Fixed(ComparisonTestPlan::default());
     let request = BuildComparisonRequest {
         base: arguments
-            .dir
+            .bench_executables_folder
             .clone()
-            .map_or(ComparedSideSource::WorkTree, ComparedSideSource::Folder),
-        filter: arguments.filter.clone(),
+            .map_or(ComparedSideSource::WorkTree, ComparedSideSource::PrebuiltFolder),
+        criterion_filter: arguments.case_id_regex.clone(),
         times_identical_executables: true,
-        ..arguments.flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
+        ..arguments.flags.self_comparison_request(
+            store,
+            basis,
+            arguments.measuring_round_time_limit,
+            folder,
+        )?
     };
     let measured = ComparisonTestPlan::default()
-        .with_requested_limits(&request.plan.requested_limits, request.plan.max_blocks);
+        .with_requested_limits(&request.plan.requested_limits, request.plan.max_trial_blocks);
     let settings = CalibrationRequest {
-        null_comparisons: arguments.comparisons,
-        layout_comparisons: arguments.layouts,
-        slowdowns_by_wait_percent: arguments.inject.clone(),
-        slowdowns_by_work_percent: arguments.work.clone(),
-        comparisons_per_slowdown: arguments.power_comparisons,
-        single_case_comparisons: arguments.single,
+        identical_build_comparisons: arguments.self_comparison_count,
+        code_layout_comparisons: arguments.layout_comparison_count,
+        slowdowns_by_wait_percent: arguments.injected_wait_percents.clone(),
+        slowdowns_by_work_percent: arguments.injected_work_percents.clone(),
+        comparisons_per_slowdown: arguments.comparisons_per_slowdown,
+        single_case_comparisons: arguments.single_case_comparison_count,
         sham_load_comparisons: arguments.number_of_sham_comparisons(),
         shard: arguments.flags.settings.requested_shard(),
         plan: measured,
-        max_cases: arguments.cases,
+        max_chosen_cases: arguments.max_chosen_cases,
         cases_chosen_by_user: user_selects_cases(arguments),
-        total_time_limit: arguments.total_time,
-        command: shell_command_line_without_flags(
+        total_time_limit: arguments.whole_calibration_time_limit,
+        command_line: shell_command_line_without_flags(
             command_line_arguments_of_process(),
             FLAGS_NOT_RECORDED,
             &["--resume"],
         ),
-        state_file: state.clone(),
-        resume: arguments.resume,
+        calibration_state_file: state.clone(),
+        resume_interrupted_calibration: arguments.resumes_calibration,
     };
     let (calibration, left) = calibrate::run_calibration(&request, &settings)
         .map_err(RefusalToCompare::from_compare_error)?;
     let save = |path: &Path| file::write_record_atomically(path, &calibration);
     if left > 0 {
-        arguments.output.as_deref().map(save).transpose()?;
+        arguments.calibration_output_file.as_deref().map(save).transpose()?;
         print_calibration_report(arguments.format, &calibration, &state)?;
         eprintln!(
             "{left} comparisons are left: the same command with --resume goes on; so far in {}",
@@ -174,18 +187,21 @@ pub fn run_calibrate_command(
     } else {
         store.path_of_calibration(&calibration.environment.baseline_folder_of_device_and_count())
     };
-    let output = arguments.output.clone().unwrap_or(otherwise);
+    let output = arguments.calibration_output_file.clone().unwrap_or(otherwise);
     save(&output)?;
     print_calibration_report(arguments.format, &calibration, &output)?;
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 const fn user_selects_cases(arguments: &CalibrateCommandArguments) -> bool {
-    arguments.filter.is_some() || arguments.flags.settings.overrides_axes()
+    arguments.case_id_regex.is_some() || arguments.flags.settings.overrides_axes()
 }
 
 fn check_calibrate_arguments(arguments: &CalibrateCommandArguments) -> anyhow::Result<()> {
-    for (flag, percents) in [("--inject", &arguments.inject), ("--work", &arguments.work)] {
+    for (flag, percents) in [
+        ("--inject", &arguments.injected_wait_percents),
+        ("--work", &arguments.injected_work_percents),
+    ] {
         for percent in percents {
             anyhow::ensure!(
                 *percent > 0.0 && *percent <= 1000.0,
@@ -194,17 +210,17 @@ fn check_calibrate_arguments(arguments: &CalibrateCommandArguments) -> anyhow::R
         }
     }
     for (flag, count) in [
-        ("--comparisons", arguments.comparisons),
-        ("--power-comparisons", arguments.power_comparisons),
-        ("--single", arguments.single),
-        ("--layouts", arguments.layouts),
+        ("--comparisons", arguments.self_comparison_count),
+        ("--power-comparisons", arguments.comparisons_per_slowdown),
+        ("--single", arguments.single_case_comparison_count),
+        ("--layouts", arguments.layout_comparison_count),
         ("--sham", arguments.number_of_sham_comparisons()),
     ] {
         anyhow::ensure!(count <= 100_000, "{flag} takes a number up to 100000");
     }
-    anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
+    anyhow::ensure!(arguments.max_chosen_cases > 0, "--cases takes a number from 1");
     refuse_injection_variables_of_user()?;
-    CaseIdFilter::parse_exact_or_regex(arguments.filter.as_deref(), false)?;
+    CaseIdFilter::parse_exact_id_or_regex(arguments.case_id_regex.as_deref(), false)?;
     anyhow::ensure!(
         arguments.flags.settings.requested_shard().is_none() || user_selects_cases(arguments),
         "--shard needs a filter or --axis: which cases are short enough may differ from part to \
@@ -217,10 +233,11 @@ fn merge_calibration_files_of_flag(
     arguments: &CalibrateCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    let merged = read_and_merge_calibrations(&arguments.merge)?;
-    let output = write_calibration_file(&merged, arguments.output.as_deref(), store)?;
+    let merged = read_and_merge_calibrations(&arguments.calibration_files_to_merge)?;
+    let output =
+        write_calibration_file(&merged, arguments.calibration_output_file.as_deref(), store)?;
     print_calibration_report(arguments.format, &merged, &output)?;
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// Writes a merged calibration to its file and prints its report.
@@ -241,10 +258,10 @@ fn read_and_merge_calibrations(files: &[PathBuf]) -> anyhow::Result<GateCalibrat
         match &mut merged {
             None => merged = Some(read),
             Some(merged) => {
-                if let Err(differs) = merged.check_and_merge(read) {
+                if let Err(differs) = merged.check_and_merge_calibration(read) {
                     let (other, first) = (path.display(), files[0].display());
                     let why = format!("{other} is of something else than {first}: {differs}");
-                    return Err(RefusalToCompare::on_standard_error(why).into());
+                    return Err(RefusalToCompare::refusal_printed_on_stderr(why).into());
                 }
             }
         }
@@ -280,9 +297,9 @@ fn print_calibration_report(
             println!("{}", calibration::calibration_report_markdown(calibration))
         }
         OutputFormat::Json => print_as_json(&CalibrationReportJson {
-            calibration: at,
+            calibration_file: at,
             summary: summarise_calibration(calibration),
-            recommended: calibration.recommended.as_ref(),
+            recommended_thresholds: calibration.recommended.as_ref(),
         })?,
     }
     eprintln!("written to {}", path_for_terminal(at));

@@ -58,11 +58,14 @@ enum JudgingMethod {
     /// Compare if git has the base and both sides build with kernelgate benches, else gate if this
     /// device has a baseline
     #[default]
-    Auto,
+    #[value(name = "auto")]
+    CompareElseGate,
     /// Build base and head here and interleave their processes: sees the smallest differences
-    Compare,
+    #[value(name = "compare")]
+    CompareBuilds,
     /// Time the head with `cargo bench` and compare it with the committed baseline of this device
-    Gate,
+    #[value(name = "gate")]
+    GateAgainstBaseline,
 }
 
 #[derive(Debug, clap::Args)]
@@ -75,45 +78,69 @@ enum JudgingMethod {
 pub struct CheckCommandArguments {
     /// Revision to compare with; the base is its merge base with HEAD, so that changes merged later
     /// do not count [default: origin/main where git has it, else main]
-    #[arg(long, env = "PERF_BASE", value_name = "REV")]
-    base: Option<String>,
+    #[arg(id = "base", long = "base", env = "PERF_BASE", value_name = "REV")]
+    base_revision: Option<String>,
     /// How to judge
-    #[arg(long, env = "PERF_MODE", value_enum, default_value = "auto")]
-    mode: JudgingMethod,
+    #[arg(
+        value_name = "MODE",
+        long = "mode",
+        env = "PERF_MODE",
+        value_enum,
+        default_value = "auto"
+    )]
+    judging_method: JudgingMethod,
     /// Use only cases whose id matches this regular expression
-    #[arg(long, env = "PERF_FILTER", value_name = "REGEX")]
-    filter: Option<String>,
+    #[arg(id = "filter", long = "filter", env = "PERF_FILTER", value_name = "REGEX")]
+    case_id_regex: Option<String>,
     /// Use only this bench binary (repeatable)
-    #[arg(long, value_name = "NAME")]
-    bench: Vec<String>,
+    #[arg(id = "bench", long = "bench", value_name = "NAME")]
+    bench_names: Vec<String>,
     /// Time limit of the comparison's measurement; the confirmation of slower cases may take as
     /// long again
-    #[arg(long, env = "PERF_BUDGET", value_name = "TIME", default_value = "10m")]
-    budget: String,
-    /// Time that a process of the comparison spends on a case [default: 0.4s, on a GPU 0.15s]
-    #[arg(long, env = "PERF_CASE_TIME", value_name = "TIME")]
-    case_time: Option<String>,
-    /// Baseline of the gate
-    #[arg(long, env = "PERF_BASELINE", value_name = "NAME", default_value = "main")]
-    baseline: String,
-    /// Number of runs of `cargo bench -- --quick` that the gate judges
     #[arg(
-        long,
+        id = "budget",
+        long = "budget",
+        env = "PERF_BUDGET",
+        value_name = "TIME",
+        default_value = "10m"
+    )]
+    comparison_time_limit: String,
+    /// Time that a process of the comparison spends on a case [default: 0.4s, on a GPU 0.15s]
+    #[arg(long = "case-time", env = "PERF_CASE_TIME", value_name = "TIME")]
+    process_time_per_case: Option<String>,
+    /// Baseline of the gate
+    #[arg(
+        id = "baseline",
+        long = "baseline",
+        env = "PERF_BASELINE",
+        value_name = "NAME",
+        default_value = "main"
+    )]
+    gate_baseline_name: String,
+    /// Number of runs of `cargo bench -- --quick` that the gate judges
+    #[arg(id = "runs", 
+        long = "runs",
         env = "PERF_RUNS",
         value_name = "COUNT",
         default_value_t = 3,
         value_parser = clap::value_parser!(u16).range(1..=100)
     )]
-    runs: u16,
+    gate_run_count: u16,
     /// Folder of the results: comment.md, report.html, change.svg, junit.xml, result.json,
     /// bmf.json, smaller-is-better.json, resources.txt, and report/ of the gate [default:
     /// perf-check/ of the target folder]
-    #[arg(long, env = "PERF_OUT", value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[arg(id = "out", long = "out", env = "PERF_OUT", value_name = "DIR")]
+    results_folder: Option<PathBuf>,
     /// Architecture for which the recorded resources of kernels are checked, with the NVRTC of this
     /// machine or, if python3 is there, one that pip fetches
-    #[arg(long, env = "PERF_ARCH", value_name = "ARCH", default_value = "sm_90a")]
-    arch: String,
+    #[arg(
+        id = "arch",
+        long = "arch",
+        env = "PERF_ARCH",
+        value_name = "ARCH",
+        default_value = "sm_90a"
+    )]
+    resource_check_arch: String,
     /// Exit with 0 in place of 3 (inconclusive), on runners that are too noisy for a verdict
     #[arg(long, env = "PERF_ALLOW_INCONCLUSIVE", value_parser = FalseyValueParser::new())]
     allow_inconclusive: bool,
@@ -130,9 +157,9 @@ struct CheckInProgress<'a> {
     running_child: SharedChildProcess,
 }
 
-/// Outcome of a method.
+/// Outcome of the method, compare or gate, by which the pull request was judged.
 struct CompareOrGateOutcome {
-    method: &'static str,
+    judging_verb: &'static str,
     exit: ProcessExitReason,
     /// The message that `cargo bench` ended with an error; `None` if all its runs ended well.
     bench_failure_message: Option<String>,
@@ -152,12 +179,15 @@ pub fn run_check_command(
     arguments: &CheckCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    require_architecture_name("--arch", &arguments.arch)?;
-    let target = store.work.parent().map(PathBuf::from).unwrap_or_default();
+    require_architecture_name("--arch", &arguments.resource_check_arch)?;
+    let target = store.generated_files_folder.parent().map(PathBuf::from).unwrap_or_default();
     let check = CheckInProgress {
         arguments,
         store,
-        output_folder: arguments.out.clone().unwrap_or_else(|| target.join("perf-check")),
+        output_folder: arguments
+            .results_folder
+            .clone()
+            .unwrap_or_else(|| target.join("perf-check")),
         kernelgate_program: std::env::current_exe().context("failed to find this program")?,
         running_child: interrupt::forward_interrupts_to_child()?,
     };
@@ -172,13 +202,13 @@ pub fn run_check_command(
     let judged = check.compare_or_gate()?;
     let checked = check.check_kernel_resources(&target)?;
     if arguments.dry_run {
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
     check.complete_and_print_comment(&judged, &checked)?;
     let exit = judged.exit.more_severe(checked.exit);
     if exit == ProcessExitReason::Inconclusive && arguments.allow_inconclusive {
         print_check_message("inconclusive, and allowed");
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
     Ok(exit)
 }
@@ -198,24 +228,26 @@ impl CheckInProgress<'_> {
 
     /// Judges the head of the pull request by compare if that is possible, else by gate.
     fn compare_or_gate(&self) -> anyhow::Result<CompareOrGateOutcome> {
-        let mode = self.arguments.mode;
+        let mode = self.arguments.judging_method;
         let base = match mode {
-            JudgingMethod::Gate => Err(String::new()),
-            JudgingMethod::Auto | JudgingMethod::Compare => self.merge_base_commit(),
+            JudgingMethod::GateAgainstBaseline => Err(String::new()),
+            JudgingMethod::CompareElseGate | JudgingMethod::CompareBuilds => {
+                self.merge_base_commit()
+            }
         };
         let why_not = match (base, mode) {
             (Ok(base), _) => {
                 let exit = self.run_compare_verb(&base)?;
                 // If `kernelgate compare` wrote no result file, it compared nothing, and the gate
                 // may judge in its place.
-                let failed = exit == ProcessExitReason::Usage
+                let failed = exit == ProcessExitReason::InvalidUsageOrInput
                     && !self.output_folder.join("result.json").is_file();
-                let gate = mode == JudgingMethod::Auto
+                let gate = mode == JudgingMethod::CompareElseGate
                     && failed
                     && self.find_baseline_for_device()?.is_ok();
                 if !gate {
                     return Ok(CompareOrGateOutcome {
-                        method: "compare",
+                        judging_verb: "compare",
                         exit,
                         bench_failure_message: None,
                     });
@@ -225,7 +257,9 @@ impl CheckInProgress<'_> {
                 );
                 return self.run_benches_and_gate_verb();
             }
-            (Err(why), JudgingMethod::Compare) => anyhow::bail!("compare is not possible: {why}"),
+            (Err(why), JudgingMethod::CompareBuilds) => {
+                anyhow::bail!("compare is not possible: {why}")
+            }
             (Err(why), _) => why,
         };
         if let Err(missing) = self.find_baseline_for_device()? {
@@ -237,7 +271,7 @@ impl CheckInProgress<'_> {
                 "nothing to judge by.{why_not} No gate: {missing}; record a baseline on this \
                  machine (kernelgate baseline save {} --runs 5) and commit baselines/, or fetch \
                  the whole history",
-                self.arguments.baseline
+                self.arguments.gate_baseline_name
             );
         }
         self.run_benches_and_gate_verb()
@@ -246,28 +280,33 @@ impl CheckInProgress<'_> {
     /// The base commit of the pull request: the merge base of `--base` and HEAD. The error states
     /// why kernelgate found no merge base.
     fn merge_base_commit(&self) -> Result<String, String> {
-        let repository = GitRepository::open_around_folder(&self.store.root)
+        let repository = GitRepository::open_around_folder(&self.store.package_root)
             .map_err(|_| "this is no git checkout".to_owned())?;
         let resolve =
             |name: &str| repository.resolve_revision(name).map_err(|error| error.to_string());
-        let base = match &self.arguments.base {
+        let base = match &self.arguments.base_revision {
             Some(name) => resolve(name)?,
             None => resolve("origin/main").or_else(|_| resolve("main"))?,
         };
         let mut merge_base = isolated_git(&repository.work_tree_root);
-        merge_base.args(["merge-base", &base.commit, "HEAD"]);
+        merge_base.args(["merge-base", &base.full_commit_id, "HEAD"]);
         git::run_git_or_fail(&mut merge_base, "find the merge base").map_err(|_| {
             format!(
                 "`{}` and HEAD have no common commit here (a shallow clone: fetch the whole \
                  history)",
-                base.name
+                base.revision_name
             )
         })
     }
 
     fn run_compare_verb(&self, base: &str) -> anyhow::Result<ProcessExitReason> {
         let short = |commit: &str| commit.get(..12).unwrap_or(commit).to_owned();
-        let CheckCommandArguments { budget, case_time, filter, .. } = self.arguments;
+        let CheckCommandArguments {
+            comparison_time_limit: budget,
+            process_time_per_case: case_time,
+            case_id_regex: filter,
+            ..
+        } = self.arguments;
         let mut line = vec!["compare".to_owned(), "--base".to_owned(), short(base)];
         line.extend(["--budget".to_owned(), budget.clone()]);
         line.extend(["--out".to_owned(), self.output_folder.display().to_string()]);
@@ -275,7 +314,7 @@ impl CheckInProgress<'_> {
         // If the checkout is clean, its commit is the head of the comparison; otherwise the head is
         // the working tree with its changes.
         let ask = |arguments: &[&str]| {
-            git::run_git_or_fail(isolated_git(&self.store.root).args(arguments), "ask")
+            git::run_git_or_fail(isolated_git(&self.store.package_root).args(arguments), "ask")
         };
         if ask(&["status", "--porcelain"]).is_ok_and(|changes| changes.is_empty())
             && let Ok(head) = ask(&["rev-parse", "HEAD"])
@@ -290,7 +329,7 @@ impl CheckInProgress<'_> {
     /// Runs `kernelgate baseline find`, and returns `Ok` if a baseline exists for this device, else
     /// the reason why no baseline was found.
     fn find_baseline_for_device(&self) -> anyhow::Result<Result<(), String>> {
-        let name = &self.arguments.baseline;
+        let name = &self.arguments.gate_baseline_name;
         self.print_step_command(&format!(
             "kernelgate baseline find {}",
             shell_quoted_if_necessary(name)
@@ -310,7 +349,13 @@ impl CheckInProgress<'_> {
     /// Times the head in several runs of `cargo bench`, and judges all runs together with
     /// `kernelgate gate`.
     fn run_benches_and_gate_verb(&self) -> anyhow::Result<CompareOrGateOutcome> {
-        let CheckCommandArguments { runs, filter, baseline, dry_run, .. } = self.arguments;
+        let CheckCommandArguments {
+            gate_run_count: runs,
+            case_id_regex: filter,
+            gate_baseline_name: baseline,
+            dry_run,
+            ..
+        } = self.arguments;
         let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let (mut sessions, mut died) = (Vec::new(), None);
         for number in 1..=*runs {
@@ -323,7 +368,7 @@ impl CheckInProgress<'_> {
                 shell_quoted_arguments(&line)
             ));
             let session = format!("check-{started}-{}-{number}", std::process::id());
-            let folder = self.store.runs.join(&session);
+            let folder = self.store.runs_folder.join(&session);
             sessions.extend(["--session".to_owned(), folder.display().to_string()]);
             if *dry_run {
                 continue;
@@ -339,8 +384,8 @@ impl CheckInProgress<'_> {
                 died.iter().for_each(|died| print_check_message(died));
                 if !folder.is_dir() {
                     return Ok(CompareOrGateOutcome {
-                        method: "gate",
-                        exit: ProcessExitReason::Usage,
+                        judging_verb: "gate",
+                        exit: ProcessExitReason::InvalidUsageOrInput,
                         bench_failure_message: died,
                     });
                 }
@@ -360,15 +405,16 @@ impl CheckInProgress<'_> {
         let out = ["--out".to_owned(), self.output_folder.display().to_string()];
         let gate = ["gate".to_owned(), "--baseline".to_owned(), baseline.clone()];
         let exit = self.run_own_verb_as_child(&[&gate[..], &sessions, &out].concat())?;
-        // A wrong output also makes `cargo bench` fail; its record fails the gate, so only an
-        // otherwise passing gate becomes an error.
-        let fails = ![ProcessExitReason::Fine, ProcessExitReason::Inconclusive].contains(&exit);
-        let exit = if died.is_some() && !fails { ProcessExitReason::Usage } else { exit };
-        Ok(CompareOrGateOutcome { method: "gate", exit, bench_failure_message: died })
+        // If an output is wrong, `cargo bench` fails and so does the gate; an error of `cargo
+        // bench` therefore counts only if the gate would pass.
+        let fails = ![ProcessExitReason::Success, ProcessExitReason::Inconclusive].contains(&exit);
+        let exit =
+            if died.is_some() && !fails { ProcessExitReason::InvalidUsageOrInput } else { exit };
+        Ok(CompareOrGateOutcome { judging_verb: "gate", exit, bench_failure_message: died })
     }
 
     fn bench_flags_for_steps(&self) -> impl Iterator<Item = String> {
-        self.arguments.bench.iter().flat_map(|name| ["--bench".to_owned(), name.clone()])
+        self.arguments.bench_names.iter().flat_map(|name| ["--bench".to_owned(), name.clone()])
     }
 
     /// Runs another verb of this program in a child process, with standard output redirected to
@@ -376,7 +422,7 @@ impl CheckInProgress<'_> {
     fn run_own_verb_as_child(&self, line: &[String]) -> anyhow::Result<ProcessExitReason> {
         self.print_step_command(&format!("kernelgate {}", shell_quoted_arguments(line)));
         if self.arguments.dry_run {
-            return Ok(ProcessExitReason::Fine);
+            return Ok(ProcessExitReason::Success);
         }
         let code =
             self.run_step_and_return_exit_code(Command::new(&self.kernelgate_program).args(line))?;
@@ -388,8 +434,8 @@ impl CheckInProgress<'_> {
     fn run_step_and_return_exit_code(&self, command: &mut Command) -> anyhow::Result<i32> {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(std::io::stderr());
-        // The step has no memory limit here, because a step that needs much memory limits its own
-        // bench processes.
+        // No memory limit applies to a step of the check, because a step that needs much memory
+        // limits its own bench processes.
         let ended = self.running_child.start_child_process(command);
         let ended = ended
             .and_then(|_| self.running_child.wait_or_kill_at_limits(CHECK_STEP_TIMEOUT, u64::MAX));
@@ -399,7 +445,7 @@ impl CheckInProgress<'_> {
             ChildProcessEnd::Exited(status) => {
                 Ok(status.code().unwrap_or(ProcessExitReason::INTERRUPTED_EXIT_CODE))
             }
-            ChildProcessEnd::TimedOut | ChildProcessEnd::OverMemory(_) => {
+            ChildProcessEnd::KilledAtTimeout | ChildProcessEnd::KilledAboveMemoryBytes(_) => {
                 anyhow::bail!("{program} was ended")
             }
         }
@@ -408,9 +454,9 @@ impl CheckInProgress<'_> {
     /// Compiles the kernels and compares their resources with the record, if there is a record and
     /// NVRTC is found or can be installed.
     fn check_kernel_resources(&self, target: &Path) -> anyhow::Result<KernelResourcesOutcome> {
-        let arch = &self.arguments.arch;
+        let arch = &self.arguments.resource_check_arch;
         let unchecked = |why: String| KernelResourcesOutcome {
-            exit: ProcessExitReason::Fine,
+            exit: ProcessExitReason::Success,
             markdown_shown_unfolded: String::new(),
             folded_markdown: format!("not checked: {why}"),
         };
@@ -428,7 +474,7 @@ impl CheckInProgress<'_> {
         }
         let mut command = Command::new(&self.kernelgate_program);
         if library::choose_nvrtc_library().is_none() {
-            match InstallableNvrtc::Cuda13.install_nvrtc_if_missing(target) {
+            match InstallableNvrtc::NvrtcOfCuda13.install_nvrtc_if_missing(target) {
                 Ok(folder) => drop(command.env("KERNELGATE_CUDA_LIBS", folder)),
                 Err(error) => return Ok(unchecked(format!("no NVRTC here, and {error:#}"))),
             }
@@ -460,7 +506,7 @@ impl CheckInProgress<'_> {
             .unwrap_or_else(|_| {
                 format!(
                     "**check: nothing was judged** (exit {} of `{}`): the log says why.\n",
-                    judged.exit as u8, judged.method
+                    judged.exit as u8, judged.judging_verb
                 )
             });
         if let Some(died) = &judged.bench_failure_message {
@@ -473,7 +519,7 @@ impl CheckInProgress<'_> {
         let _ = write!(
             text,
             "\n<details><summary>Kernel resources ({})</summary>\n\n{}\n\n</details>\n",
-            self.arguments.arch,
+            self.arguments.resource_check_arch,
             fenced(&checked.folded_markdown)
         );
         replace_output_file(&path, &text)?;
@@ -506,7 +552,7 @@ fn shell_quoted_arguments(line: &[String]) -> String {
 fn resources_part_of_comment(exit: ProcessExitReason, text: &str) -> KernelResourcesOutcome {
     let first = text.lines().next().unwrap_or_default();
     let seen = match exit {
-        ProcessExitReason::Fine => String::new(),
+        ProcessExitReason::Success => String::new(),
         ProcessExitReason::Regression => {
             print_check_message("kernel resources got worse");
             let worse = text.lines().filter_map(|line| line.strip_prefix("WORSE "));
@@ -520,7 +566,9 @@ fn resources_part_of_comment(exit: ProcessExitReason, text: &str) -> KernelResou
                 worse.join("\n")
             )
         }
-        ProcessExitReason::Usage | ProcessExitReason::Inconclusive | ProcessExitReason::Refused => {
+        ProcessExitReason::InvalidUsageOrInput
+        | ProcessExitReason::Inconclusive
+        | ProcessExitReason::ResultsNotComparable => {
             print_check_message("kernel resources were not compared");
             format!("**Kernel resources were not compared**: {}", EscapedForMarkdown(first))
         }
@@ -559,13 +607,13 @@ mod tests {
         assert_eq!(worse.markdown_shown_unfolded.lines().next(), Some(heading));
         assert_eq!(worse.markdown_shown_unfolded.lines().count(), 2 + MAX_UNFOLDED_WORSE_KERNELS);
         assert_eq!(worse.folded_markdown.lines().count(), MAX_RESOURCE_LINES_IN_COMMENT + 1);
-        let fine = resources_part_of_comment(ProcessExitReason::Fine, "sm_90a: nothing changed");
+        let fine = resources_part_of_comment(ProcessExitReason::Success, "sm_90a: nothing changed");
         assert_eq!(
             (fine.markdown_shown_unfolded.as_str(), fine.folded_markdown.as_str()),
             ("", "sm_90a: nothing changed")
         );
         let refused = resources_part_of_comment(
-            ProcessExitReason::Refused,
+            ProcessExitReason::ResultsNotComparable,
             "refused: compiler is `a` and `b`",
         );
         insta::assert_snapshot!(refused.markdown_shown_unfolded, @"**Kernel resources were not compared**: refused: compiler is `a` and `b`");

@@ -30,62 +30,63 @@ use kernelgate::record::{RecordFoldersOfPackage, file};
 #[derive(Debug, clap::Args)]
 pub struct CompareCommandArguments {
     /// Compare only cases whose id matches this regular expression
-    filter: Option<String>,
+    #[arg(id = "filter", value_name = "FILTER")]
+    case_id_regex: Option<String>,
     /// Revision of the base: any that git knows
-    #[arg(long, value_name = "REV", required_unless_present = "base_dir")]
-    base: Option<String>,
+    #[arg(id = "base", long = "base", value_name = "REV", required_unless_present = "base_dir")]
+    base_revision: Option<String>,
     /// Revision of the head [default: the working tree with uncommitted changes]
-    #[arg(long, value_name = "REV")]
-    head: Option<String>,
+    #[arg(id = "head", long = "head", value_name = "REV")]
+    head_revision: Option<String>,
     /// Folder with the bench executables of the base, in place of a build
-    #[arg(long, value_name = "DIR", conflicts_with = "base")]
-    base_dir: Option<PathBuf>,
+    #[arg(id = "base_dir", long = "base-dir", value_name = "DIR", conflicts_with = "base")]
+    base_executables_folder: Option<PathBuf>,
     /// Folder with the bench executables of the head, in place of a build
-    #[arg(long, value_name = "DIR", conflicts_with = "head")]
-    head_dir: Option<PathBuf>,
+    #[arg(long = "head-dir", value_name = "DIR", conflicts_with = "head")]
+    head_executables_folder: Option<PathBuf>,
     /// Exclude this untracked file or folder from the working tree's side (repeatable); files that
     /// .gitignore names are always excluded
-    #[arg(long, value_name = "PATH")]
-    leave_out: Vec<PathBuf>,
+    #[arg(long = "leave-out", value_name = "PATH")]
+    excluded_untracked_paths: Vec<PathBuf>,
     /// Time limit of the comparison's measurement, after which undecided cases are inconclusive.
     /// The confirmation of slower cases may take as long again
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
-    budget: Duration,
+    #[arg(id = "budget", long = "budget", value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    measurement_time_limit: Duration,
     #[command(flatten)]
     flags: ComparisonCommandFlags,
     /// Factor by which a case's output errors against the reference may grow from base to head
     /// [default: 1.5]
-    #[arg(long, value_name = "RATIO")]
-    growth: Option<f64>,
+    #[arg(id = "growth", long = "growth", value_name = "RATIO")]
+    max_error_growth_factor: Option<f64>,
     /// Also time cases whose bench executable is equal byte by byte on both sides
-    #[arg(long)]
-    time_identical: bool,
+    #[arg(long = "time-identical")]
+    times_identical_executables: bool,
     /// Time only cases whose kernels or launches changed, or are unknown. Changes of host code are
-    /// not seen
-    #[arg(long)]
-    affected: bool,
+    /// not detected
+    #[arg(id = "affected", long = "affected")]
+    times_only_changed_kernels: bool,
     /// List the kernels whose machine code for this architecture differs, and time nothing
     /// (repeatable); needs NVRTC and no GPU
-    #[arg(
-        long,
+    #[arg(id = "kernels",
+        long = "kernels",
         value_name = "ARCH",
         conflicts_with_all = ["affected", "resume", "shard_output", "build_only", "out"]
     )]
-    kernels: Vec<String>,
+    kernel_diff_architectures: Vec<String>,
     /// Do not profile base and head if a case got slower
-    #[arg(long)]
-    no_profile: bool,
+    #[arg(long = "no-profile")]
+    skips_profile: bool,
     /// Continue the last comparison, which was interrupted
-    #[arg(long)]
-    resume: bool,
+    #[arg(id = "resume", long = "resume")]
+    resumes_comparison: bool,
     /// File of the shard that `--shard` measures, for `kernelgate merge` [default:
     /// kernelgate/compare/shards/I-of-N.json in cargo's target folder]
-    #[arg(long, value_name = "FILE")]
-    shard_output: Option<PathBuf>,
+    #[arg(id = "shard_output", long = "shard-output", value_name = "FILE")]
+    shard_output_file: Option<PathBuf>,
     /// Build both sides into DIR/base and DIR/head, and compare nothing; --base-dir and --head-dir
     /// read these folders, also on another machine
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["resume", "shard_output"])]
-    build_only: Option<PathBuf>,
+    #[arg(id = "build_only", long = "build-only", value_name = "DIR", conflicts_with_all = ["resume", "shard_output"])]
+    build_only_folder: Option<PathBuf>,
     #[command(flatten)]
     output: VerdictOutputFlags,
 }
@@ -96,7 +97,8 @@ fn print_changed_kernels(
     request: &BuildComparisonRequest,
     arguments: &CompareCommandArguments,
 ) -> anyhow::Result<ProcessExitReason> {
-    let kernels = compare::compare_kernels_of_both_builds(request, &arguments.kernels)?;
+    let kernels =
+        compare::compare_kernels_of_both_builds(request, &arguments.kernel_diff_architectures)?;
     let lines: Vec<String> = kernels.iter().flat_map(comparison::changed_kernel_lines).collect();
     match arguments.output.requested_verdict_format() {
         VerdictOutputFormat::Json => print_as_json(&serde_json::json!({ "kernels": kernels }))?,
@@ -104,8 +106,8 @@ fn print_changed_kernels(
             terminal::print_broken_to_terminal_width(&clean_message_for_terminal(&lines.join("\n")))
         }
     }
-    let compared = kernels.iter().all(|it| it.same + it.changed.len() > 0);
-    Ok(if compared { ProcessExitReason::Fine } else { ProcessExitReason::Inconclusive })
+    let compared = kernels.iter().all(|it| it.identical_kernels + it.kernel_differences.len() > 0);
+    Ok(if compared { ProcessExitReason::Success } else { ProcessExitReason::Inconclusive })
 }
 
 /// Paths are made absolute, because git runs in another working folder.
@@ -116,8 +118,8 @@ fn paths_from_working_folder(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> 
 
 fn side_source_of_flags(folder: Option<&PathBuf>, revision: Option<&String>) -> ComparedSideSource {
     match (folder, revision) {
-        (Some(folder), _) => ComparedSideSource::Folder(folder.clone()),
-        (_, Some(revision)) => ComparedSideSource::Revision(revision.clone()),
+        (Some(folder), _) => ComparedSideSource::PrebuiltFolder(folder.clone()),
+        (_, Some(revision)) => ComparedSideSource::GitRevision(revision.clone()),
         _ => ComparedSideSource::WorkTree,
     }
 }
@@ -127,39 +129,47 @@ pub fn run_compare_command(
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     refuse_injection_variables_of_user()?;
-    CaseIdFilter::parse_exact_or_regex(arguments.filter.as_deref(), false)?;
-    check_flag_in_range("--growth", arguments.growth, 1.0..=MAX_RATIO_IN_RULES)?;
-    for arch in &arguments.kernels {
+    CaseIdFilter::parse_exact_id_or_regex(arguments.case_id_regex.as_deref(), false)?;
+    check_flag_in_range("--growth", arguments.max_error_growth_factor, 1.0..=MAX_RATIO_IN_RULES)?;
+    for arch in &arguments.kernel_diff_architectures {
         require_architecture_name("--kernels", arch)?;
         let format = arguments.output.requested_verdict_format();
         let has_form = matches!(format, VerdictOutputFormat::Text | VerdictOutputFormat::Json);
         anyhow::ensure!(has_form, "--kernels prints text or JSON only");
     }
     let (flags, shard) = (&arguments.flags, arguments.flags.settings.requested_shard());
-    let folder = store.work.join("compare");
+    let folder = store.generated_files_folder.join("compare");
     let folder = shard.map_or(folder.clone(), |shard| folder.join(shard.label_for_file_name()));
-    let basis = TestPlanBasis::Calibration(store.clone());
+    let basis = TestPlanBasis::CalibrationOfDevice(store.clone());
     let mut request = BuildComparisonRequest {
-        base: side_source_of_flags(arguments.base_dir.as_ref(), arguments.base.as_ref()),
-        head: side_source_of_flags(arguments.head_dir.as_ref(), arguments.head.as_ref()),
+        base: side_source_of_flags(
+            arguments.base_executables_folder.as_ref(),
+            arguments.base_revision.as_ref(),
+        ),
+        head: side_source_of_flags(
+            arguments.head_executables_folder.as_ref(),
+            arguments.head_revision.as_ref(),
+        ),
         shard,
-        filter: arguments.filter.clone(),
-        bench_variables: flags.settings.bench_variables(),
-        times_identical_executables: arguments.time_identical,
-        only_affected_cases: arguments.affected,
-        profiles_slower_cases: !arguments.no_profile,
-        resume: arguments.resume,
-        excluded_paths: paths_from_working_folder(&arguments.leave_out)?,
-        ..flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
+        criterion_filter: arguments.case_id_regex.clone(),
+        bench_variables: flags.settings.bench_environment_variables(),
+        times_identical_executables: arguments.times_identical_executables,
+        only_affected_cases: arguments.times_only_changed_kernels,
+        profiles_slower_cases: !arguments.skips_profile,
+        resume_interrupted_comparison: arguments.resumes_comparison,
+        paths_excluded_from_snapshot: paths_from_working_folder(
+            &arguments.excluded_untracked_paths,
+        )?,
+        ..flags.self_comparison_request(store, basis, arguments.measurement_time_limit, folder)?
     };
-    request.plan.requested_limits.growth = arguments.growth;
-    if let Some(output) = &arguments.build_only {
+    request.plan.requested_limits.output_error_growth_threshold = arguments.max_error_growth_factor;
+    if let Some(output) = &arguments.build_only_folder {
         compare::build_sides_into_folder(&request, output)?;
         eprintln!("built into base/ and head/ of {}", path_for_terminal(output));
-        return Ok(ProcessExitReason::Fine);
+        return Ok(ProcessExitReason::Success);
     }
     arguments.output.check_output_folder_is_writable()?;
-    if !arguments.kernels.is_empty() {
+    if !arguments.kernel_diff_architectures.is_empty() {
         return print_changed_kernels(&request, arguments);
     }
     let ComparisonOutcome { comparison: outcome, shard: kept } =
@@ -171,7 +181,7 @@ pub fn run_compare_command(
     );
     let mut summary = verdicts::verdict_report_summary(&outcome, &again);
     let own = || store.package.as_ref().map(|package| package.name.clone());
-    summary.package = flags.package.clone().or_else(own);
+    summary.package_name = flags.package_name.clone().or_else(own);
     arguments.output.print_and_write_all_formats(
         &verdicts::verdict_report_text(&outcome, terminal::terminal_columns()),
         &summary,
@@ -180,15 +190,18 @@ pub fn run_compare_command(
     )?;
     let Some(kept) = kept else { return Ok(outcome.exit_reason()) };
     let usual = || {
-        store.work.join("compare/shards").join(format!("{}.json", kept.shard.label_for_file_name()))
+        store
+            .generated_files_folder
+            .join("compare/shards")
+            .join(format!("{}.json", kept.shard.label_for_file_name()))
     };
-    let path = arguments.shard_output.clone().unwrap_or_else(usual);
+    let path = arguments.shard_output_file.clone().unwrap_or_else(usual);
     file::write_record_atomically(&path, &*kept)?;
     eprintln!(
         "shard {} in {}: `kernelgate merge` decides when all {} are there",
         kept.shard,
         path_for_terminal(&path),
-        kept.shard.count
+        kept.shard.shard_count
     );
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }

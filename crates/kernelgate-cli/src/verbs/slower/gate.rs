@@ -30,25 +30,25 @@ use regex::Regex;
 #[derive(Debug, clap::Args)]
 pub struct GateCommandArguments {
     /// The baseline: baselines/DEVICE/NAME.json
-    #[arg(long, value_name = "NAME")]
-    baseline: String,
+    #[arg(id = "baseline", long = "baseline", value_name = "NAME")]
+    baseline_name: String,
     #[command(flatten)]
     sessions: SessionSelectionFlags,
     /// Smallest change of a case's time that matters, as a fraction of the baseline's time
     /// [default: 0.05]
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
-    relative: Option<f64>,
+    #[arg(id = "relative", long = "relative", value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
+    min_relative_change: Option<f64>,
     /// Smallest change of a case's time that matters, in nanoseconds [default: 100]
-    #[arg(long, value_name = "NS")]
-    absolute: Option<f64>,
+    #[arg(id = "absolute", long = "absolute", value_name = "NS")]
+    min_change_ns: Option<f64>,
     /// Difference in time between two devices of one model, as a fraction; added to --relative if
     /// the baseline may come from another device
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = BaselineJudgementSettings::default().tolerance_between_devices)]
-    other_device: f64,
+    #[arg(id = "other_device", long = "other-device", value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = BaselineJudgementSettings::default().relative_time_tolerance_between_devices)]
+    other_device_tolerance: f64,
     /// Factor by which a case's output errors against the reference may grow from the baseline to
     /// the run [default: 1.5]
-    #[arg(long, value_name = "RATIO")]
-    growth: Option<f64>,
+    #[arg(id = "growth", long = "growth", value_name = "RATIO")]
+    max_error_growth_factor: Option<f64>,
     #[command(flatten)]
     output: VerdictOutputFlags,
 }
@@ -57,33 +57,38 @@ pub fn run_gate_command(
     arguments: &GateCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    check_flag_in_range("--relative", arguments.relative, 0.0..=MAX_RATIO_IN_RULES)?;
-    check_flag_in_range("--absolute", arguments.absolute, 0.0..=MAX_TIME_IN_RULES_NS)?;
-    check_flag_in_range("--other-device", arguments.other_device, 0.0..=MAX_RATIO_IN_RULES)?;
-    check_flag_in_range("--growth", arguments.growth, 1.0..=MAX_RATIO_IN_RULES)?;
-    kernelgate::record::store::check_baseline_file_name(&arguments.baseline)?;
+    check_flag_in_range("--relative", arguments.min_relative_change, 0.0..=MAX_RATIO_IN_RULES)?;
+    check_flag_in_range("--absolute", arguments.min_change_ns, 0.0..=MAX_TIME_IN_RULES_NS)?;
+    check_flag_in_range(
+        "--other-device",
+        arguments.other_device_tolerance,
+        0.0..=MAX_RATIO_IN_RULES,
+    )?;
+    check_flag_in_range("--growth", arguments.max_error_growth_factor, 1.0..=MAX_RATIO_IN_RULES)?;
+    kernelgate::record::store::check_baseline_file_name(&arguments.baseline_name)?;
     let measurement =
         MeasurementOfRuns::from_matching_runs(arguments.sessions.read_runs_of_package(store)?)
-            .map_err(RefusalToCompare::on_standard_output)?;
+            .map_err(RefusalToCompare::refusal_printed_on_stdout)?;
     let flags = RequestedLimits {
-        relative: arguments.relative,
-        absolute_ns: arguments.absolute,
-        growth: arguments.growth,
+        relative_time_change_threshold: arguments.min_relative_change,
+        absolute_time_change_threshold_ns: arguments.min_change_ns,
+        output_error_growth_threshold: arguments.max_error_growth_factor,
         ..RequestedLimits::default()
     };
     let usual = BaselineJudgementSettings::default();
-    let limits = usual.limits.overridden_by(&flags, LimitSource::Flag);
+    let limits = usual.limits.overridden_by(&flags, LimitSource::CommandLineFlag);
     let policy = BaselineJudgementSettings {
         limits,
-        tolerance_between_devices: arguments.other_device,
+        relative_time_tolerance_between_devices: arguments.other_device_tolerance,
         ..usual
     };
-    let report = judge_against_named_baseline(store, &arguments.baseline, &measurement, policy)?;
+    let report =
+        judge_against_named_baseline(store, &arguments.baseline_name, &measurement, policy)?;
     let mut summary = verdicts::verdict_report_summary(
         &report,
-        &gate_commands_to_run_locally(&arguments.baseline),
+        &gate_commands_to_run_locally(&arguments.baseline_name),
     );
-    summary.package = store.package.as_ref().map(|package| package.name.clone());
+    summary.package_name = store.package.as_ref().map(|package| package.name.clone());
     arguments.output.print_and_write_all_formats(
         &verdicts::verdict_report_text(&report, terminal::terminal_columns()),
         &summary,
@@ -101,7 +106,7 @@ pub fn judge_against_named_baseline(
     measurement: &MeasurementOfRuns,
     policy: BaselineJudgementSettings,
 ) -> anyhow::Result<BaselineVerdicts> {
-    let rules = rules_file::read_rules_in_folder(&store.root)?;
+    let rules = rules_file::read_rules_in_folder(&store.package_root)?;
     compare_with_baseline_of_device(store, baseline, measurement, (policy, rules))
         .map_err(|error| suggest_packages_with_baseline(error, store, baseline))
 }
@@ -167,9 +172,9 @@ fn compare_with_baseline_of_device(
         let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
         let ids: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
         let mut of_rules = rules.report_effects(&report.judged_case_ids(), Some(&ids));
-        of_rules.notes.extend(expired);
-        of_rules.notes.extend(report.rules.notes);
-        of_rules.undecided.extend(report.rules.undecided);
+        of_rules.notes_on_rules_without_effect.extend(expired);
+        of_rules.notes_on_rules_without_effect.extend(report.rules.notes_on_rules_without_effect);
+        of_rules.notes_on_unjudged_limits.extend(report.rules.notes_on_unjudged_limits);
         BaselineVerdicts { rules: of_rules, ..report }
     };
     match store.read_baseline(&device, name) {
@@ -177,8 +182,12 @@ fn compare_with_baseline_of_device(
             let report = compare(&baseline);
             let staleness = age_of_oldest_used_baseline_run(store, &baseline, &report);
             let unsealed = !file::file_contains_checksum(&store.path_of_baseline(&device, name)?);
-            let facts = BaselineComparisonFacts { staleness, unsealed, ..report.facts };
-            Ok(BaselineVerdicts { facts, ..report })
+            let facts = BaselineComparisonFacts {
+                staleness,
+                baseline_lacks_checksum: unsealed,
+                ..report.method_facts
+            };
+            Ok(BaselineVerdicts { method_facts: facts, ..report })
         }
         Err(missing @ RecordLookupError::NoBaseline { .. }) => {
             let elsewhere =
@@ -213,13 +222,15 @@ fn age_of_oldest_used_baseline_run(
     report: &BaselineVerdicts,
 ) -> Option<AgeOfBaseline> {
     let used =
-        report.judged_cases.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
-    let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
-    let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
+        report.judged_cases.iter().flat_map(|judged| baseline.cases[&judged.case_id].runs.keys());
+    let oldest =
+        used.map(|key| &baseline.runs[key]).min_by(|a, b| a.start_time.cmp(&b.start_time))?;
+    let started: Option<jiff::Timestamp> = oldest.start_time.parse().ok();
     Some(AgeOfBaseline {
-        recorded: oldest.started.clone(),
-        commit: oldest.provenance.short_commit_with_changes_mark(),
-        days: started.map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),
-        commits: oldest.provenance.commits_behind_checkout(&store.root),
+        oldest_run_start_time: oldest.start_time.clone(),
+        oldest_run_commit: oldest.provenance.short_commit_with_changes_mark(),
+        days_since_oldest_run: started
+            .map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),
+        commits_since_oldest_run: oldest.provenance.commits_behind_checkout(&store.package_root),
     })
 }

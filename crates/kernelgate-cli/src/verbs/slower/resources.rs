@@ -20,7 +20,7 @@ use crate::benches::child_process::SharedChildProcess;
 use crate::benches::find::UsableAndUnusableBenches;
 use crate::compare::progress::parse_duration;
 use crate::gate::kernels::resources::{
-    ResourceCheckResult, compare_resources_with_record, retain_kernels_listed_by_benches,
+    KernelResourceCheckResult, compare_resources_with_record, retain_kernels_listed_by_benches,
 };
 use crate::verbs::shared::bench_flags::BenchExecutableFlags;
 use crate::verbs::shared::case_selection::error_for_unexpected_response;
@@ -30,23 +30,24 @@ use crate::verbs::shared::output::{OutputFormat, json_safe_for_terminals};
 #[derive(Debug, clap::Args)]
 pub struct ResourcesCommandArguments {
     /// Use only kernels whose name matches this regular expression
-    filter: Option<String>,
+    #[arg(id = "filter", value_name = "FILTER")]
+    kernel_name_regex: Option<String>,
     /// Architecture for which kernels are compiled (repeatable); the JSON of several architectures
     /// is a list
-    #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
-    arch: Vec<String>,
+    #[arg(id = "arch", long = "arch", value_name = "ARCH", default_value = "sm_90a")]
+    architectures: Vec<String>,
     /// Record the resources of the kernels in baselines/resources/ARCH.json
-    #[arg(long, conflicts_with_all = ["filter", "check"])]
-    save: bool,
+    #[arg(id = "save", long = "save", conflicts_with_all = ["filter", "check"])]
+    saves_resources_record: bool,
     /// Compare the resources with the record; exit with 1 if a kernel spills more, loses occupancy,
     /// grows, or its tensor instructions no longer overlap
-    #[arg(long)]
-    check: bool,
+    #[arg(id = "check", long = "check")]
+    checks_against_record: bool,
     #[command(flatten)]
     benches: BenchExecutableFlags,
     /// Time after which a bench process that gives no response is killed
-    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = parse_duration)]
-    wait: Duration,
+    #[arg(id = "wait", long = "wait", value_name = "TIME", default_value = "30m", value_parser = parse_duration)]
+    bench_response_timeout: Duration,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -56,11 +57,12 @@ pub fn run_resources_command(
     arguments: &ResourcesCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    let filter = CaseIdFilter::parse_exact_or_regex(arguments.filter.as_deref(), false)?;
+    let filter =
+        CaseIdFilter::parse_exact_id_or_regex(arguments.kernel_name_regex.as_deref(), false)?;
     let mut bases: BTreeMap<&str, ResourcesOfAllKernels> = BTreeMap::new();
-    for arch in &arguments.arch {
+    for arch in &arguments.architectures {
         require_architecture_name("--arch", arch)?;
-        if arguments.check {
+        if arguments.checks_against_record {
             // The recorded resources are read before any bench is built, so that a broken record is
             // reported at once.
             let mut base =
@@ -79,11 +81,11 @@ pub fn run_resources_command(
         }
     }
     let running = interrupt::kill_child_and_exit_on_interrupt()?;
-    let found = arguments.benches.find_selected_benches(&store.root, &running)?;
-    let (mut exit, mut outcomes, mut listed) = (ProcessExitReason::Fine, Vec::new(), Vec::new());
-    for arch in &arguments.arch {
+    let found = arguments.benches.find_selected_benches(&store.package_root, &running)?;
+    let (mut exit, mut outcomes, mut listed) = (ProcessExitReason::Success, Vec::new(), Vec::new());
+    for arch in &arguments.architectures {
         let mut resources = compile_kernels_of_all_benches(&found, arch, arguments, &running)?;
-        if arguments.save {
+        if arguments.saves_resources_record {
             let path = resources_record_path(store, arch);
             resources.write_resources_file(&path)?;
             let kernels = counted_noun(resources.kernels.len(), "kernel");
@@ -91,7 +93,7 @@ pub fn run_resources_command(
             continue;
         }
         keep_kernels_that_match_filter(&mut resources, &filter);
-        let text = arguments.filter.as_deref().unwrap_or_default();
+        let text = arguments.kernel_name_regex.as_deref().unwrap_or_default();
         let none = resources.kernels.is_empty() && resources.unsupported_kernels.is_empty();
         anyhow::ensure!(!none, "no kernel's name matches `{text}`");
         if let Some(base) = bases.get_mut(arch.as_str()) {
@@ -155,17 +157,25 @@ fn compile_kernels_of_all_benches(
     arguments: &ResourcesCommandArguments,
     running: &SharedChildProcess,
 ) -> anyhow::Result<ResourcesOfAllKernels> {
-    let (settings, timeout) = (BTreeMap::new(), arguments.wait);
-    let asking = BenchRequestSettings { settings, filter: None, timeout, running_child: running };
-    let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
-    let action = RequestedBenchAction::Resources { arch: arch.clone(), filter };
+    let (settings, timeout) = (BTreeMap::new(), arguments.bench_response_timeout);
+    let asking = BenchRequestSettings {
+        bench_variables: settings,
+        criterion_filter: None,
+        response_timeout: timeout,
+        running_child: running,
+    };
+    let (arch, filter) = (arch.to_owned(), arguments.kernel_name_regex.clone());
+    let action = RequestedBenchAction::ReportKernelResources {
+        gpu_architecture: arch.clone(),
+        kernel_name_regex: filter,
+    };
     let mut all: Option<ResourcesOfAllKernels> = None;
     let mut left_out: Vec<String> = Vec::new();
     for (bench, answer) in bench_requests::request_from_all_benches(found, &asking, &action)? {
         let ResponseToBenchAction::Resources(report) = answer else {
             return Err(error_for_unexpected_response(&bench));
         };
-        left_out.extend(report.left_out);
+        left_out.extend(report.builds_unfit_for_architecture);
         let Some(all) = &mut all else {
             all = Some(report.resources);
             continue;
@@ -204,7 +214,8 @@ fn print_kernel_resources(resources: &ResourcesOfAllKernels, format: OutputForma
         "main classes",
     ]);
     for (name, kernel) in &resources.kernels {
-        let mut mix: Vec<(&String, &u32)> = kernel.facts.mix.iter().collect();
+        let mut mix: Vec<(&String, &u32)> =
+            kernel.facts.instruction_count_by_class.iter().collect();
         mix.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
         let classes = mix
             .iter()
@@ -214,49 +225,49 @@ fn print_kernel_resources(resources: &ResourcesOfAllKernels, format: OutputForma
             .join(", ");
         table.add_row(vec![
             name.clone(),
-            kernel.facts.registers.to_string(),
+            kernel.facts.registers_per_thread.to_string(),
             (kernel.facts.spill_store_bytes + kernel.facts.spill_load_bytes).to_string(),
-            kernel.facts.stack_bytes.to_string(),
-            (kernel.facts.shared_bytes + kernel.dynamic_shared_bytes).to_string(),
+            kernel.facts.stack_bytes_per_thread.to_string(),
+            (kernel.facts.static_shared_bytes + kernel.dynamic_shared_bytes).to_string(),
             kernel.threads_per_block.to_string(),
             kernel
                 .occupancy_percent
                 .map_or_else(|| "-".to_owned(), |percent| format!("{percent}%")),
-            kernel.facts.instructions.to_string(),
+            kernel.facts.instruction_count.to_string(),
             classes,
         ]);
     }
     println!("{}, NVRTC {}", resources.arch, resources.compiler);
     println!("{}", format.format_table(&table));
     for (name, kernel) in &resources.kernels {
-        if let Some(loss) = &kernel.facts.performance_loss {
+        if let Some(loss) = &kernel.facts.performance_loss_warning {
             println!("{}", format.escape_foreign_text(&format!("{name}: {loss}")));
         }
     }
 }
 
-fn print_changes_of_kernel_resources(outcome: &ResourceCheckResult, format: OutputFormat) {
+fn print_changes_of_kernel_resources(outcome: &KernelResourceCheckResult, format: OutputFormat) {
     let bullet = if format == OutputFormat::Markdown { "- " } else { "" };
-    if let Some(refused) = &outcome.refused {
-        println!("{}: refused: {refused}", outcome.arch);
+    if let Some(refused) = &outcome.why_not_comparable {
+        println!("{}: refused: {refused}", outcome.gpu_architecture);
         return;
     }
-    let worse = outcome.changes.iter().filter(|change| change.worse).count();
+    let worse = outcome.changes.iter().filter(|change| change.fails_resource_check).count();
     println!(
         "{}: {} kernels compared, {worse} findings, {} other changes",
-        outcome.arch,
-        outcome.compared,
+        outcome.gpu_architecture,
+        outcome.compared_kernels,
         outcome.changes.len() - worse
     );
-    if outcome.nothing_in_common {
+    if outcome.no_common_kernel {
         println!(
             "{bullet}{}: inconclusive: no kernel is both in the record and in what was compiled",
-            outcome.arch
+            outcome.gpu_architecture
         );
     }
     for (worse, word) in [(true, "WORSE "), (false, "")] {
-        for change in outcome.changes.iter().filter(|change| change.worse == worse) {
-            let text = format!("{word}{}: {}", change.kernel, change.what);
+        for change in outcome.changes.iter().filter(|change| change.fails_resource_check == worse) {
+            let text = format!("{word}{}: {}", change.kernel_name, change.resource_change_text);
             println!("{bullet}{}", format.escape_foreign_text(&text));
         }
     }

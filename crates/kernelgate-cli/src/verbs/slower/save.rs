@@ -27,18 +27,19 @@ const CARGO_BENCH_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, clap::Args)]
 pub struct SaveBaselineArguments {
     /// Name of the baseline
-    name: String,
+    #[arg(id = "name", value_name = "NAME")]
+    baseline_name: String,
     /// Number of runs of `cargo bench`; five runs show how much runs differ, one run does not
-    #[arg(
-        long,
+    #[arg(id = "runs",
+        long = "runs",
         value_name = "COUNT",
         default_value_t = 5,
         value_parser = clap::value_parser!(u16).range(1..=100)
     )]
-    runs: u16,
+    cargo_bench_run_count: u16,
     /// Arguments of `cargo bench`, for example: -- --bench st_bif -- --quick forward
-    #[arg(last = true, value_name = "CARGO BENCH ARGUMENTS")]
-    arguments: Vec<String>,
+    #[arg(id = "arguments", last = true, value_name = "CARGO BENCH ARGUMENTS")]
+    cargo_bench_arguments: Vec<String>,
 }
 
 /// Folders of the finished runs of `cargo bench`, shared with the interrupt handler, which prints
@@ -52,10 +53,10 @@ pub fn run_baseline_save_command(
     arguments: &SaveBaselineArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    check_baseline_file_name(&arguments.name)?;
-    check_baselines_before_measuring(store, &arguments.name)?;
+    check_baseline_file_name(&arguments.baseline_name)?;
+    check_baselines_before_measuring(store, &arguments.baseline_name)?;
     let finished = SharedFoldersOfFinishedRuns::default();
-    let (held, name) = (Arc::clone(&finished), arguments.name.clone());
+    let (held, name) = (Arc::clone(&finished), arguments.baseline_name.clone());
     let running = interrupt::print_and_exit_on_interrupt(move || {
         format!(": baseline `{name}` is as it was{}", advice_after_interrupt(&held, &name))
     })?;
@@ -63,17 +64,17 @@ pub fn run_baseline_save_command(
         .and_then(|sessions| sessions::without_runs_of_other_packages(sessions, store))
         .and_then(|sessions| write_baseline_from_sessions(arguments, store, sessions));
     match outcome {
-        Ok(ProcessExitReason::Fine) => Ok(ProcessExitReason::Fine),
+        Ok(ProcessExitReason::Success) => Ok(ProcessExitReason::Success),
         Ok(other) => {
             eprintln!(
                 "the baseline is as it was{}",
-                advice_after_interrupt(&finished, &arguments.name)
+                advice_after_interrupt(&finished, &arguments.baseline_name)
             );
             Ok(other)
         }
         Err(error) => anyhow::bail!(
             "{error:#}: the baseline is as it was{}",
-            advice_after_interrupt(&finished, &arguments.name)
+            advice_after_interrupt(&finished, &arguments.baseline_name)
         ),
     }
 }
@@ -116,22 +117,23 @@ fn measure_sessions_with_cargo_bench(
 ) -> anyhow::Result<Vec<SessionOfRuns>> {
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let mut sessions: Vec<SessionOfRuns> = Vec::new();
-    for number in 1..=arguments.runs {
-        eprintln!("run {number} of {}", arguments.runs);
+    for number in 1..=arguments.cargo_bench_run_count {
+        eprintln!("run {number} of {}", arguments.cargo_bench_run_count);
         let name = format!("{started}-{}-{number}", std::process::id());
-        run_cargo_bench_once(store, &name, &arguments.arguments, running)?;
-        let folder = store.runs.join(&name);
+        run_cargo_bench_once(store, &name, &arguments.cargo_bench_arguments, running)?;
+        let folder = store.runs_folder.join(&name);
         let session = store.read_session_in_folder(&folder)?;
-        if let Some(interrupted) = session.runs.iter().find(|run| !run.complete) {
+        if let Some(interrupted) = session.runs.iter().find(|run| !run.ended_normally) {
             anyhow::bail!("bench `{}` did not get to its end in run {number}", interrupted.bench);
         }
         finished.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
         if number == 1 {
-            // The device, and thereby the baseline's file, is known only after the first run.
+            // The device, which decides the file of the baseline, is known only after the first
+            // run.
             let device = session.runs[0].environment.baseline_folder_of_device_and_count();
             check_baseline_file_is_writable(
-                &store.path_of_baseline(&device, &arguments.name)?,
-                &arguments.name,
+                &store.path_of_baseline(&device, &arguments.baseline_name)?,
+                &arguments.baseline_name,
             )?;
         }
         sessions.push(session);
@@ -157,12 +159,13 @@ fn write_baseline_from_sessions(
         Ok(measurement) => measurement,
         Err(differing) => {
             println!("refused: {}", clean_message_for_terminal(&differing.to_string()));
-            return Ok(ProcessExitReason::Refused);
+            return Ok(ProcessExitReason::ResultsNotComparable);
         }
     };
-    let path = store.path_of_baseline(&measurement.baseline_folder_of_device(), &arguments.name)?;
+    let path = store
+        .path_of_baseline(&measurement.baseline_folder_of_device(), &arguments.baseline_name)?;
     let _lock = ExclusiveFileLock::acquire_lock_for_file(&path)?;
-    let mut baseline = BaselineFile::read_or_create_empty(&path, &arguments.name)?;
+    let mut baseline = BaselineFile::read_or_create_empty(&path, &arguments.baseline_name)?;
     let (first, others) = measurement.process_runs_of_measurement().split_at(of_first_session);
     for run in first {
         for replaced in
@@ -174,13 +177,18 @@ fn write_baseline_from_sessions(
     }
     for run in others {
         let Err(differing) = baseline.add_comparable_run(run) else { continue };
-        for IncomparableEnvironmentField { field, base, head } in differing {
+        for IncomparableEnvironmentField {
+            field_name: field,
+            base_value: base,
+            head_value: head,
+        } in differing
+        {
             println!(
                 "refused: {field} is `{base}` in the first run and `{head}` in the run {}",
                 run.key_in_baseline()
             );
         }
-        return Ok(ProcessExitReason::Refused);
+        return Ok(ProcessExitReason::ResultsNotComparable);
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
     for record in
@@ -205,7 +213,7 @@ fn write_baseline_from_sessions(
     };
     let cases = kernelgate::display::counted_noun(cases.len(), "case");
     println!("{cases}, {runs} runs each, in {}", path_for_terminal(&path));
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// Runs `cargo bench` once; cargo's output goes to standard error, because
@@ -221,7 +229,7 @@ fn run_cargo_bench_once(
     command
         .arg("bench")
         .args(arguments)
-        .current_dir(&store.root)
+        .current_dir(&store.package_root)
         .env("KERNELGATE_SESSION", session)
         .stdin(Stdio::null());
     command.stdout(std::io::stderr());
@@ -237,10 +245,10 @@ fn run_cargo_bench_once(
     match ended {
         ChildProcessEnd::Exited(status) if status.success() => Ok(()),
         ChildProcessEnd::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
-        ChildProcessEnd::OverMemory(limit) => {
+        ChildProcessEnd::KilledAboveMemoryBytes(limit) => {
             anyhow::bail!("cargo bench was {}", memory_kill_reason_text(limit))
         }
-        ChildProcessEnd::TimedOut => {
+        ChildProcessEnd::KilledAtTimeout => {
             anyhow::bail!("cargo bench took more than {} s", CARGO_BENCH_TIMEOUT.as_secs())
         }
     }

@@ -30,9 +30,11 @@ pub enum VerdictOutputFormat {
     /// JUnit XML, for the test view of a CI system
     Junit,
     /// JSON in Bencher Metric Format: only the times, for `bencher run --adapter json`
-    Bmf,
+    #[value(name = "bmf")]
+    BencherMetricFormat,
     /// JSON with only the times, for github-action-benchmark's tool setting customSmallerIsBetter
-    SmallerIsBetter,
+    #[value(name = "smaller-is-better")]
+    GithubSmallerIsBetter,
 }
 
 /// File of the chart of time changes; not written if no case was timed.
@@ -46,19 +48,19 @@ pub struct VerdictOutputFlags {
     format: VerdictOutputFormat,
     /// Also write comment.md, report.html, change.svg, junit.xml, result.json, bmf.json and
     /// smaller-is-better.json into this folder
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[arg(id = "out", long = "out", value_name = "DIR")]
+    output_folder: Option<PathBuf>,
 }
 
 impl VerdictOutputFlags {
-    /// How results are printed.
+    /// The output format in which verdicts are printed.
     pub const fn requested_verdict_format(&self) -> VerdictOutputFormat {
         self.format
     }
 
     /// Checks, before anything is measured, that the folder of `--out` can be written.
     pub fn check_output_folder_is_writable(&self) -> anyhow::Result<()> {
-        let Some(folder) = &self.out else { return Ok(()) };
+        let Some(folder) = &self.output_folder else { return Ok(()) };
         file::check_file_is_writable(&folder.join("result.json")).context("--out")
     }
 
@@ -79,12 +81,14 @@ impl VerdictOutputFlags {
                 print!("{}", comment::pull_request_comment_markdown(summary))
             }
             VerdictOutputFormat::Junit => print!("{}", junit::junit_xml_of_verdicts(summary)),
-            VerdictOutputFormat::Bmf => print_as_json(&metrics::bencher_metric_format(metrics))?,
-            VerdictOutputFormat::SmallerIsBetter => {
+            VerdictOutputFormat::BencherMetricFormat => {
+                print_as_json(&metrics::bencher_metric_format(metrics))?
+            }
+            VerdictOutputFormat::GithubSmallerIsBetter => {
                 print_as_json(&metrics::github_action_benchmark_format(metrics))?
             }
         }
-        if let Some(folder) = &self.out {
+        if let Some(folder) = &self.output_folder {
             let mut files = vec![
                 ("comment.md", comment::pull_request_comment_markdown(summary)),
                 ("junit.xml", junit::junit_xml_of_verdicts(summary)),

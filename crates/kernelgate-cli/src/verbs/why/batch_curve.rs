@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchLaunchTime {
     /// Id of the case.
-    pub case: String,
-    pub samples: u64,
+    pub case_id: String,
+    pub samples_per_launch: u64,
     /// A launch, nanoseconds.
     pub launch_ns: f64,
     /// Share of the hardware limit that the case reaches, 0 to 1; `None` if the limit is unknown.
-    pub of_limit: Option<f64>,
+    pub share_of_limit: Option<f64>,
 }
 
 impl BatchLaunchTime {
     #[allow(clippy::cast_precision_loss)]
     fn samples_per_second(&self) -> f64 {
-        self.samples as f64 * 1e9 / self.launch_ns.max(1.0)
+        self.samples_per_launch as f64 * 1e9 / self.launch_ns.max(1.0)
     }
 }
 
@@ -31,23 +31,24 @@ impl BatchLaunchTime {
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchCurve {
     /// Id of the cases, with `*` in place of the number of samples.
-    pub cases: String,
+    pub case_id_pattern: String,
     /// Each number once.
     pub batches: Vec<BatchLaunchTime>,
 }
 
-/// The curves of cases. The number of samples is found in a case id as the only differing word that
-/// is a name with this number at its end, such as `b16`.
+/// Groups cases that differ only in their number of samples into batch curves. The number of
+/// samples is found in a case id as the only differing word that is a name with this number at its
+/// end, such as `b16`.
 pub fn batch_curves_of_cases(times: &[BatchLaunchTime]) -> Vec<BatchCurve> {
     let mut by_pattern: BTreeMap<String, BTreeMap<u64, &BatchLaunchTime>> = BTreeMap::new();
     for of in times {
-        for pattern in ids_with_samples_as_wildcard(&of.case, of.samples) {
-            by_pattern.entry(pattern).or_default().entry(of.samples).or_insert(of);
+        for pattern in ids_with_samples_as_wildcard(&of.case_id, of.samples_per_launch) {
+            by_pattern.entry(pattern).or_default().entry(of.samples_per_launch).or_insert(of);
         }
     }
     by_pattern.retain(|_, batches| batches.len() > 1);
     let curve = |(cases, batches): (String, BTreeMap<u64, &BatchLaunchTime>)| BatchCurve {
-        cases,
+        case_id_pattern: cases,
         batches: batches.into_values().cloned().collect(),
     };
     by_pattern.into_iter().map(curve).collect()
@@ -79,12 +80,15 @@ impl BatchCurve {
 
     /// Two ratios of the rate (samples per second) of a batch: over the best rate of the curve, and
     /// over the rate of the smallest batch.
-    fn rate_over_best_and_over_smallest(&self, of: &BatchLaunchTime) -> (f64, f64) {
+    fn rate_ratios_to_best_and_smallest_batch(&self, of: &BatchLaunchTime) -> (f64, f64) {
         let rate = of.samples_per_second();
         (rate / self.best_samples_per_second(), rate / self.batches[0].samples_per_second())
     }
 
-    pub fn table_with_heading(&self, shown: &dyn Fn(&AlignedTextTable) -> String) -> String {
+    pub fn batch_curve_table_with_heading(
+        &self,
+        shown: &dyn Fn(&AlignedTextTable) -> String,
+    ) -> String {
         let mut table = AlignedTextTable::new(&[
             "samples",
             "a launch",
@@ -94,31 +98,32 @@ impl BatchCurve {
             "of limit",
         ]);
         for of in &self.batches {
-            let (of_best, of_smallest) = self.rate_over_best_and_over_smallest(of);
+            let (of_best, of_smallest) = self.rate_ratios_to_best_and_smallest_batch(of);
             table.add_row(vec![
-                of.samples.to_string(),
+                of.samples_per_launch.to_string(),
                 time_text(of.launch_ns),
                 format!("{:.0}", of.samples_per_second()),
                 format!("{:.1}%", 100.0 * of_best),
                 format!("{of_smallest:.2}x"),
-                of.of_limit.map_or_else(|| "-".to_owned(), |of| format!("{:.1}%", 100.0 * of)),
+                of.share_of_limit
+                    .map_or_else(|| "-".to_owned(), |of| format!("{:.1}%", 100.0 * of)),
             ]);
         }
-        format!("batch efficiency of {}\n{}\n\n", self.cases, shown(&table))
+        format!("batch efficiency of {}\n{}\n\n", self.case_id_pattern, shown(&table))
     }
 
     /// The numbers of the case as JSON; `None` if the case is not on this curve.
-    pub fn numbers_of_case_as_json(&self, case: &str) -> Option<Value> {
-        let batch = self.batches.iter().find(|batch| batch.case == case)?;
-        let (of_best, of_smallest) = self.rate_over_best_and_over_smallest(batch);
+    pub fn batch_numbers_of_case_as_json(&self, case: &str) -> Option<Value> {
+        let batch = self.batches.iter().find(|batch| batch.case_id == case)?;
+        let (of_best, of_smallest) = self.rate_ratios_to_best_and_smallest_batch(batch);
         Some(json!({
-            "cases": self.cases,
-            "samples": batch.samples,
+            "cases": self.case_id_pattern,
+            "samples": batch.samples_per_launch,
             "launch_ns": batch.launch_ns,
             "samples_per_s": batch.samples_per_second(),
             "of_best_rate": of_best,
             "of_smallest_rate": of_smallest,
-            "of_limit": batch.of_limit,
+            "of_limit": batch.share_of_limit,
         }))
     }
 }
@@ -128,7 +133,12 @@ mod tests {
     use super::*;
 
     fn batch_launch_time(case: &str, samples: u64, launch_ns: f64) -> BatchLaunchTime {
-        BatchLaunchTime { case: case.to_owned(), samples, launch_ns, of_limit: None }
+        BatchLaunchTime {
+            case_id: case.to_owned(),
+            samples_per_launch: samples,
+            launch_ns,
+            share_of_limit: None,
+        }
     }
 
     #[test]
@@ -144,21 +154,24 @@ mod tests {
         let curves = batch_curves_of_cases(&times);
         assert_eq!(curves.len(), 1);
         let curve = &curves[0];
-        assert_eq!(curve.cases, "net/step/w8_b*_t8/cuda/best/hot");
-        let samples: Vec<u64> = curve.batches.iter().map(|batch_time| batch_time.samples).collect();
+        assert_eq!(curve.case_id_pattern, "net/step/w8_b*_t8/cuda/best/hot");
+        let samples: Vec<u64> =
+            curve.batches.iter().map(|batch_time| batch_time.samples_per_launch).collect();
         assert_eq!(samples, [8, 32]);
-        let smallest = curve.numbers_of_case_as_json("net/step/w8_b8_t8/cuda/best/hot").unwrap();
+        let smallest =
+            curve.batch_numbers_of_case_as_json("net/step/w8_b8_t8/cuda/best/hot").unwrap();
         assert_eq!(smallest["samples_per_s"], 8000.0);
         assert_eq!(
             (&smallest["of_best_rate"], &smallest["of_smallest_rate"]),
             (&0.5.into(), &1.0.into())
         );
         assert_eq!(
-            curve.numbers_of_case_as_json("net/step/w8_b32_t8/cuda/best/hot").unwrap()["of_best_rate"],
+            curve.batch_numbers_of_case_as_json("net/step/w8_b32_t8/cuda/best/hot").unwrap()["of_best_rate"],
             1.0
         );
-        assert_eq!(curve.numbers_of_case_as_json("net/step/w8_b8_t4/cuda/best/hot"), None);
-        let text = curve.table_with_heading(&|table| table.aligned_text_for_terminal(None));
+        assert_eq!(curve.batch_numbers_of_case_as_json("net/step/w8_b8_t4/cuda/best/hot"), None);
+        let text =
+            curve.batch_curve_table_with_heading(&|table| table.aligned_text_for_terminal(None));
         assert!(text.contains("50.0%") && text.contains("2.00x"), "{text}");
     }
 

@@ -36,24 +36,24 @@ pub struct DiagnoseCommandArguments {
     /// recordings of `kernelgate profile`. Two traces are compared with each other, unless --each
     /// is given. In place of traces: one case id, or a regular expression of several, to record and
     /// diagnose
-    #[arg(required = true, value_name = "TRACE|CASE")]
-    traces: Vec<PathBuf>,
+    #[arg(id = "traces", required = true, value_name = "TRACE|CASE")]
+    traces_or_case_filter: Vec<PathBuf>,
     /// Use only GPU work that was launched inside ranges of this path, or of a path with this end;
     /// `*` matches any text
-    #[arg(long, value_name = "PATH")]
-    range: Option<String>,
+    #[arg(id = "range", long = "range", value_name = "PATH")]
+    range_path_pattern: Option<String>,
     /// Diagnose two traces one after the other, in place of comparing them
-    #[arg(long)]
-    each: bool,
+    #[arg(id = "each", long = "each")]
+    diagnoses_each_alone: bool,
     /// Join the traces as ranks of one distributed job, and show which rank waits for which. This
     /// is the default for three or more traces that communicate, and for two that declare different
     /// ranks
-    #[arg(long, conflicts_with_all = ["each", "range", "checklist"])]
-    ranks: bool,
+    #[arg(id = "ranks", long = "ranks", conflicts_with_all = ["each", "range", "checklist"])]
+    joins_traces_as_ranks: bool,
     /// Print the checklist of the profiling guides with the trace's answers, in place of the
     /// diagnosis
-    #[arg(long)]
-    checklist: bool,
+    #[arg(id = "checklist", long = "checklist")]
+    prints_checklist: bool,
     /// Exit with 1 if a finding is at least as severe as this
     #[arg(long, value_enum, value_name = "SEVERITY")]
     fail_on: Option<FailOnSeverity>,
@@ -62,8 +62,8 @@ pub struct DiagnoseCommandArguments {
     format: DiagnosisOutputFormat,
     /// Also write an HTML page into this file: findings, timeline and tables of one trace, or of
     /// the ranks of one job
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[arg(long = "html", value_name = "FILE")]
+    html_output_file: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Options for a case")]
     benches: BenchSelectionFlags,
 }
@@ -103,23 +103,23 @@ impl From<FailOnSeverity> for FindingSeverity {
 /// exit code.
 #[derive(Debug, Clone, Copy, Default)]
 struct DiagnosesForExitCode {
-    /// Whether any diagnosis could answer a question about a GPU.
-    answered_any_question: bool,
+    /// Whether any of the diagnosed traces had data of a GPU, so that a diagnosis could be made.
+    answered_any_gpu_question: bool,
     worst_severity: Option<FindingSeverity>,
 }
 
 impl DiagnosesForExitCode {
     fn add_diagnosis(&mut self, diagnosis: &TraceDiagnosis) {
-        self.answered_any_question |= diagnosis.answers_any_gpu_question();
+        self.answered_any_gpu_question |= diagnosis.answers_any_gpu_question();
         self.worst_severity = self.worst_severity.max(diagnosis.worst_severity_of_findings());
     }
 
     fn exit_reason(self, fail_on: Option<FailOnSeverity>) -> ProcessExitReason {
         let fails = fail_on.is_some_and(|flag| self.worst_severity >= Some(flag.into()));
-        match self.answered_any_question {
+        match self.answered_any_gpu_question {
             false => ProcessExitReason::Inconclusive,
             true if fails => ProcessExitReason::Regression,
-            true => ProcessExitReason::Fine,
+            true => ProcessExitReason::Success,
         }
     }
 }
@@ -129,22 +129,23 @@ pub fn run_diagnose_command(
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     let folder = tempfile::tempdir()?;
-    let traces: Vec<(String, PathBuf)> = match argument_as_case_filter(&arguments.traces) {
-        Some(filter) => {
-            profile::record_cases_to_folder(&filter, &arguments.benches, store, folder.path())?
-        }
-        None => {
-            let named = |path: &PathBuf| (path.display().to_string(), path.clone());
-            arguments.traces.iter().map(named).collect()
-        }
-    };
-    if let Some(page) = &arguments.html {
+    let traces: Vec<(String, PathBuf)> =
+        match argument_as_case_filter(&arguments.traces_or_case_filter) {
+            Some(filter) => {
+                profile::record_cases_to_folder(&filter, &arguments.benches, store, folder.path())?
+            }
+            None => {
+                let named = |path: &PathBuf| (path.display().to_string(), path.clone());
+                arguments.traces_or_case_filter.iter().map(named).collect()
+            }
+        };
+    if let Some(page) = &arguments.html_output_file {
         traces
             .iter()
             .try_for_each(|(_, trace)| refuse_to_overwrite_input("--html", page, trace))?;
     }
     if let Some(job) = join_traces_as_ranks(arguments, &traces)? {
-        if let Some(file) = &arguments.html {
+        if let Some(file) = &arguments.html_output_file {
             write_html_page_of_diagnosis(file, pages::ranks::ranks_page(&job))?;
         }
         match arguments.format {
@@ -155,17 +156,19 @@ pub fn run_diagnose_command(
             DiagnosisOutputFormat::Text => print_escaped(&job.job_to_text()),
         }
         let outcome = DiagnosesForExitCode {
-            answered_any_question: job.joined_collectives > 0,
+            answered_any_gpu_question: job.joined_collectives > 0,
             worst_severity: job.severity_of_worst_straggler(),
         };
         return Ok(outcome.exit_reason(arguments.fail_on));
     }
     anyhow::ensure!(
-        arguments.html.is_none() || traces.len() == 1,
+        arguments.html_output_file.is_none() || traces.len() == 1,
         "--html takes one trace, or the ranks of one job with --ranks, not {} traces",
         traces.len()
     );
-    let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
+    let together = arguments.traces_or_case_filter.len() == 2
+        && !arguments.diagnoses_each_alone
+        && !arguments.prints_checklist;
     anyhow::ensure!(
         arguments.fail_on.is_none() || !together,
         "--fail-on judges findings of single traces, not a comparison; add --each"
@@ -173,7 +176,7 @@ pub fn run_diagnose_command(
     match &traces[..] {
         [base, head] if together => {
             print_changes_between_traces(arguments, [base, head])?;
-            Ok(ProcessExitReason::Fine)
+            Ok(ProcessExitReason::Success)
         }
         traces => Ok(diagnose_each_trace(arguments, traces)?.exit_reason(arguments.fail_on)),
     }
@@ -184,11 +187,13 @@ fn join_traces_as_ranks(
     arguments: &DiagnoseCommandArguments,
     traces: &[(String, PathBuf)],
 ) -> anyhow::Result<Option<JobOfJoinedRanks>> {
-    let alone = arguments.each || arguments.checklist || arguments.range.is_some();
+    let alone = arguments.diagnoses_each_alone
+        || arguments.prints_checklist
+        || arguments.range_path_pattern.is_some();
     // Only traces in JSON format can declare a rank.
     let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
     let candidates = match traces.len() {
-        _ if arguments.ranks => true,
+        _ if arguments.joins_traces_as_ranks => true,
         0 | 1 => false,
         2 => !alone && traces.iter().all(declares),
         _ => !alone,
@@ -198,11 +203,14 @@ fn join_traces_as_ranks(
     }
     let parts = ranks::read_traces_of_ranks(traces)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    if traces.len() == 2 && !arguments.ranks && !ranks::do_traces_declare_different_ranks(&parts) {
+    if traces.len() == 2
+        && !arguments.joins_traces_as_ranks
+        && !ranks::do_traces_declare_different_ranks(&parts)
+    {
         return Ok(None);
     }
     let job = ranks::join_ranks_to_job(parts);
-    Ok(Some(job).filter(|job| arguments.ranks || job.joined_collectives > 0))
+    Ok(Some(job).filter(|job| arguments.joins_traces_as_ranks || job.joined_collectives > 0))
 }
 
 fn diagnose_each_trace(
@@ -212,7 +220,7 @@ fn diagnose_each_trace(
     let mut all: Vec<Value> = Vec::new();
     let mut outcome = DiagnosesForExitCode::default();
     for (index, (name, path)) in traces.iter().enumerate() {
-        let (diagnosis, gpus) = match &arguments.html {
+        let (diagnosis, gpus) = match &arguments.html_output_file {
             Some(file) => {
                 let trace = load_trace_inside_range(path, arguments)?;
                 let diagnosis = diagnose_trace_in_memory(&trace);
@@ -237,7 +245,7 @@ fn diagnose_each_trace(
         outcome.add_diagnosis(&diagnosis);
         let lines = checklist::fill_in_checklist(&diagnosis);
         if arguments.format == DiagnosisOutputFormat::Json {
-            let mut value = match arguments.checklist {
+            let mut value = match arguments.prints_checklist {
                 true => json!({ "trace": name, "checklist": checklist::checklist_to_json(&lines) }),
                 false => json!({ "trace": name, "diagnosis": diagnosis.diagnosis_to_json() }),
             };
@@ -250,7 +258,7 @@ fn diagnose_each_trace(
         if traces.len() > 1 {
             println!("{}{}", if index > 0 { "\n" } else { "" }, clean_message_for_terminal(name));
         }
-        print_escaped(&match arguments.checklist {
+        print_escaped(&match arguments.prints_checklist {
             true => checklist::checklist_to_text(&lines),
             false => diagnosis.diagnosis_to_text(),
         });
@@ -272,7 +280,7 @@ fn diagnose_gpus_as_ranks(
     arguments: &DiagnoseCommandArguments,
     diagnosis: &TraceDiagnosis,
 ) -> anyhow::Result<Option<JobOfJoinedRanks>> {
-    match arguments.range.is_some() || arguments.checklist {
+    match arguments.range_path_pattern.is_some() || arguments.prints_checklist {
         true => Ok(None),
         false => trace_file::gpus_as_ranks(name, path, diagnosis),
     }
@@ -289,7 +297,7 @@ fn print_changes_between_traces(
             path,
             arguments,
             SummedTimesOfTrace::sum_export_while_reading,
-            SummedTimesOfTrace::sum_trace_in_memory,
+            SummedTimesOfTrace::sum_times_of_loaded_trace,
         )
     });
     let difference = compare_summed_traces(base?, head?);
@@ -333,7 +341,7 @@ fn analyze_streamed_or_loaded_trace<T>(
     streamed: impl Fn(&Path) -> Result<Option<T>, TraceError>,
     held: impl Fn(&Trace) -> T,
 ) -> anyhow::Result<T> {
-    let streamed = match arguments.range {
+    let streamed = match arguments.range_path_pattern {
         Some(_) => None,
         None => streamed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?,
     };
@@ -344,7 +352,11 @@ fn load_trace_inside_range(
     path: &Path,
     arguments: &DiagnoseCommandArguments,
 ) -> anyhow::Result<Trace> {
-    trace_file::read_trace_inside_range(path, &WantedTraceParts::ALL, arguments.range.as_deref())
+    trace_file::read_trace_inside_range(
+        path,
+        &WantedTraceParts::ALL,
+        arguments.range_path_pattern.as_deref(),
+    )
 }
 
 fn write_html_page_of_diagnosis(

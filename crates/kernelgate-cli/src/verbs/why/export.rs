@@ -17,18 +17,18 @@ use crate::verbs::shared::output::refuse_to_overwrite_input;
 #[derive(Debug, Args)]
 pub struct ExportCommandArguments {
     /// A trace: an SQLite export or report of Nsight Systems, JSON of PyTorch's profiler (.gz too)
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
+    #[arg(id = "trace", value_name = "TRACE")]
+    trace_file: PathBuf,
     /// The viewer's format
     #[arg(long, value_enum, default_value_t)]
     format: TimelineFormat,
     /// Use only GPU work that was launched inside ranges of this path, or of a path with this end;
     /// `*` matches any text
-    #[arg(long, value_name = "PATH")]
-    range: Option<String>,
+    #[arg(id = "range", long = "range", value_name = "PATH")]
+    range_path_pattern: Option<String>,
     /// File to which the timeline is written [default: standard output]
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[arg(id = "out", long = "out", value_name = "FILE")]
+    timeline_output_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -39,14 +39,17 @@ enum TimelineFormat {
 }
 
 pub fn run_export_command(arguments: &ExportCommandArguments) -> anyhow::Result<ProcessExitReason> {
-    if let Some(out) = &arguments.out {
-        refuse_to_overwrite_input("--out", out, &arguments.trace)?;
+    if let Some(out) = &arguments.timeline_output_file {
+        refuse_to_overwrite_input("--out", out, &arguments.trace_file)?;
     }
-    let tables = WantedTraceParts { everything_else: false, ..WantedTraceParts::ALL };
-    let trace =
-        trace_file::read_trace_inside_range(&arguments.trace, &tables, arguments.range.as_deref())?;
+    let tables = WantedTraceParts { reads_everything_else: false, ..WantedTraceParts::ALL };
+    let trace = trace_file::read_trace_inside_range(
+        &arguments.trace_file,
+        &tables,
+        arguments.range_path_pattern.as_deref(),
+    )?;
     let TimelineFormat::Perfetto = arguments.format;
-    match &arguments.out {
+    match &arguments.timeline_output_file {
         None => {
             let written =
                 export::write_perfetto_json(&trace, &mut BufWriter::new(std::io::stdout().lock()));
@@ -70,5 +73,5 @@ pub fn run_export_command(arguments: &ExportCommandArguments) -> anyhow::Result<
             println!("{}: open it at https://ui.perfetto.dev", path_for_terminal(out));
         }
     }
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }

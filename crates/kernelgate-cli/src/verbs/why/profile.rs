@@ -41,16 +41,16 @@ pub struct ProfileCommandArguments {
     format: OutputFormat,
     /// Number of launches of a case to record [default: 3; phases on the CPU: as many as 0.3 s
     /// allow]
-    #[arg(long, value_name = "N")]
-    steps: Option<NonZeroU32>,
+    #[arg(id = "steps", long = "steps", value_name = "N")]
+    recorded_launches: Option<NonZeroU32>,
     /// Number of launches of a case before the recorded ones [default: 3]
-    #[arg(long, value_name = "N")]
-    warm_up: Option<u32>,
+    #[arg(id = "warm_up", long = "warm-up", value_name = "N")]
+    warm_up_launches: Option<u32>,
     /// Also write profile.txt, profile.md and profile.json into this folder, drawings of kernels'
     /// stages and of networks, and traces/ with a recording of each case, which `diagnose`, `stats`
     /// and `export` read
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[arg(id = "out", long = "out", value_name = "DIR")]
+    output_folder: Option<PathBuf>,
 }
 
 pub fn run_profile_command(
@@ -58,12 +58,14 @@ pub fn run_profile_command(
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     let repetitions = LaunchesToRecord {
-        warm_up: arguments.warm_up,
-        steps: arguments.steps.map(NonZeroU32::get),
+        warm_up_launches: arguments.warm_up_launches,
+        recorded_launches: arguments.recorded_launches.map(NonZeroU32::get),
     };
     let scratch = tempfile::tempdir()?;
-    let folder =
-        arguments.out.as_ref().map_or_else(|| scratch.path().to_owned(), |out| out.join("traces"));
+    let folder = arguments
+        .output_folder
+        .as_ref()
+        .map_or_else(|| scratch.path().to_owned(), |out| out.join("traces"));
     let profiled = profile_selected_cases(&arguments.choice, store, repetitions, &folder)?;
     match arguments.format {
         OutputFormat::Json => print_as_json(&profiles_as_json_values(&profiled)?)?,
@@ -71,7 +73,7 @@ pub fn run_profile_command(
             all_profiles_text(&profiled, format, terminal::terminal_columns()).trim_end(),
         ),
     }
-    if let Some(out) = &arguments.out {
+    if let Some(out) = &arguments.output_folder {
         let files = [
             ("profile.txt", all_profiles_text(&profiled, OutputFormat::Text, None)),
             ("profile.md", all_profiles_text(&profiled, OutputFormat::Markdown, None)),
@@ -88,7 +90,7 @@ pub fn run_profile_command(
         let drawings = drawings.iter().map(|(name, svg)| (&**name, svg.clone()));
         write_all_files_or_none(out, files.into_iter().chain(drawings), &[])?;
         for recorded in recorded() {
-            eprintln!("recorded: {}", path_for_terminal(&recorded.path));
+            eprintln!("recorded: {}", path_for_terminal(&recorded.recording_file));
         }
     }
     let with = |status| profiled.iter().any(|profiled| profiled.case.status == status);
@@ -99,7 +101,7 @@ pub fn run_profile_command(
     Ok(if with(BenchCaseStatus::Failed) {
         ProcessExitReason::Inconclusive
     } else {
-        ProcessExitReason::Fine
+        ProcessExitReason::Success
     })
 }
 
@@ -119,10 +121,12 @@ pub fn record_cases_to_folder(
     )?;
     let mut recorded = Vec::new();
     for CaseWithRecording { case, recorded: found, .. } in profiled {
-        let why = case.reason.as_deref().unwrap_or("there is no GPU");
+        let why = case.reason_without_full_profile.as_deref().unwrap_or("there is no GPU");
         match found {
-            Some(found) => recorded.push((case.case, found.path)),
-            None => eprintln!("{}: not recorded: {}", case.case, clean_message_for_terminal(why)),
+            Some(found) => recorded.push((case.case_id, found.recording_file)),
+            None => {
+                eprintln!("{}: not recorded: {}", case.case_id, clean_message_for_terminal(why))
+            }
         }
     }
     anyhow::ensure!(
@@ -138,7 +142,7 @@ struct CaseWithRecording {
     case: CaseProfileResponse,
     recorded: Option<DiagnosedRecording>,
     /// Command lines that measure the same case with Nsight Systems and Nsight Compute.
-    tools: Vec<Vec<String>>,
+    profiler_command_lines: Vec<Vec<String>>,
 }
 
 fn profile_selected_cases(
@@ -147,15 +151,17 @@ fn profile_selected_cases(
     repetitions: LaunchesToRecord,
     folder: &Path,
 ) -> anyhow::Result<Vec<CaseWithRecording>> {
-    let settings = choice.bench_variables();
+    let settings = choice.bench_environment_variables();
     let client = choice.bench_client(store)?;
     let (mut profiled, mut files) = (Vec::new(), BTreeSet::new());
-    for (bench, answer) in client.request_from_all(&RequestedBenchAction::Record(repetitions))? {
+    for (bench, answer) in client
+        .send_request_to_all_benches(&RequestedBenchAction::RecordCuptiActivity(repetitions))?
+    {
         let ResponseToBenchAction::Profile(cases) = answer else {
             return Err(error_for_unexpected_response(&bench));
         };
-        let mut executables = client.found_benches.executables.iter();
-        let executable = executables.find(|found| found.bench == bench);
+        let mut executables = client.found_benches.usable_executables.iter();
+        let executable = executables.find(|found| found.bench_name == bench);
         for mut case in cases {
             let recording = case.recording.take();
             let recorded = recording
@@ -163,7 +169,7 @@ fn profile_selected_cases(
                     recorded_case::write_recording_and_read_as_trace(*recording, folder)
                 })
                 .transpose()?;
-            if let Some(DiagnosedRecording { path, .. }) = &recorded {
+            if let Some(DiagnosedRecording { recording_file: path, .. }) = &recorded {
                 let new = files.insert(path.clone());
                 anyhow::ensure!(
                     new,
@@ -172,13 +178,13 @@ fn profile_selected_cases(
                 );
             }
             let kernels = case.summary.iter().flat_map(|summary| &summary.kernels);
-            let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
+            let kernels: Vec<&str> = kernels.map(|kernel| kernel.kernel_symbol.as_str()).collect();
             let tools =
                 executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
-                    tool_lines::nsight_command_lines(executable, &settings, &case.case, &kernels)
+                    tool_lines::nsight_command_lines(executable, &settings, &case.case_id, &kernels)
                         .to_vec()
                 });
-            profiled.push(CaseWithRecording { case, recorded, tools });
+            profiled.push(CaseWithRecording { case, recorded, profiler_command_lines: tools });
         }
     }
     Ok(profiled)
@@ -188,13 +194,18 @@ fn profile_selected_cases(
 fn batch_launch_time_of_profile(profiled: &CaseWithRecording) -> Option<BatchLaunchTime> {
     let case = &profiled.case;
     let by_host = || {
-        let launch = case.phases.iter().find(|phase| phase.name == "launch")?;
-        Some((launch.total_ns / launch.count.max(1) as f64, None))
+        let launch = case.phases.iter().find(|phase| phase.phase == "launch")?;
+        Some((launch.total_ns / launch.measurement_count.max(1) as f64, None))
     };
     let recorded =
         profiled.recorded.as_ref().and_then(DiagnosedRecording::launch_time_and_share_of_limit);
     let (launch_ns, of_limit) = recorded.or_else(by_host)?;
-    Some(BatchLaunchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
+    Some(BatchLaunchTime {
+        case_id: case.case_id.clone(),
+        samples_per_launch: case.items_per_launch?,
+        launch_ns,
+        share_of_limit: of_limit,
+    })
 }
 
 fn batch_curves_of_profiles(profiled: &[CaseWithRecording]) -> Vec<BatchCurve> {
@@ -213,16 +224,18 @@ fn profiles_as_json_values(profiled: &[CaseWithRecording]) -> anyhow::Result<Vec
     let (curves, networks) = (batch_curves_of_profiles(profiled), networks_of_profiles(profiled));
     let value = |profiled: &CaseWithRecording| {
         let mut value = serde_json::to_value(&profiled.case)?;
-        let case = &profiled.case.case;
-        if let Some(of) = curves.iter().find_map(|curve| curve.numbers_of_case_as_json(case)) {
+        let case = &profiled.case.case_id;
+        if let Some(of) = curves.iter().find_map(|curve| curve.batch_numbers_of_case_as_json(case))
+        {
             value["batch"] = of;
         }
-        if let Some(network) = networks.iter().find(|network| network.case == *case) {
-            value["network"] = network.numbers_as_json(&networks);
+        if let Some(network) = networks.iter().find(|network| network.case_id == *case) {
+            value["network"] = network.network_numbers_as_json(&networks);
         }
         if let Some(recorded) = &profiled.recorded {
             value["recorded"] = recorded.profile_as_json();
-            let tools: Vec<String> = profiled.tools.iter().map(|words| words.join(" ")).collect();
+            let tools: Vec<String> =
+                profiled.profiler_command_lines.iter().map(|words| words.join(" ")).collect();
             value["tools"] = tools.into();
         }
         Ok(value)
@@ -241,7 +254,7 @@ fn all_profiles_text(
     };
     let cases = profiled.iter().map(|profiled| text_of_one_profile(profiled, format, &shown));
     let curves = batch_curves_of_profiles(profiled);
-    let curves = curves.iter().map(|curve| curve.table_with_heading(&shown));
+    let curves = curves.iter().map(|curve| curve.batch_curve_table_with_heading(&shown));
     cases
         .chain(curves)
         .chain([network::all_network_tables_text(&networks_of_profiles(profiled), &shown)])
@@ -258,8 +271,9 @@ fn text_of_one_profile(
         return cpu_phases_text(case, format, shown);
     }
     let Some(summary) = &case.summary else {
-        let reason = format.escape_foreign_text(case.reason.as_deref().unwrap_or_default());
-        return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name_in_responses());
+        let reason = format
+            .escape_foreign_text(case.reason_without_full_profile.as_deref().unwrap_or_default());
+        return format!("{}\n    {}: {reason}\n\n", case.case_id, case.status.name_in_responses());
     };
     let mut table = AlignedTextTable::new(&[
         "kernel",
@@ -273,15 +287,18 @@ fn text_of_one_profile(
     for kernel in &summary.kernels {
         table.add_row(vec![
             shorten_in_the_middle(
-                &shortened_kernel_name_for_readers(&kernel.name),
+                &shortened_kernel_name_for_readers(&kernel.kernel_symbol),
                 MAX_KERNEL_NAME_COLUMNS,
             ),
             kernel.launch_count.to_string(),
-            time_text(kernel.total_ns as f64),
-            format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
-            time_text(kernel.total_ns as f64 / kernel.launch_count as f64),
-            time_text(kernel.shortest_ns as f64),
-            time_text(kernel.longest_ns as f64),
+            time_text(kernel.total_launch_ns as f64),
+            format!(
+                "{:.1}%",
+                100.0 * kernel.total_launch_ns as f64 / summary.span_ns.max(1) as f64
+            ),
+            time_text(kernel.total_launch_ns as f64 / kernel.launch_count as f64),
+            time_text(kernel.shortest_launch_ns as f64),
+            time_text(kernel.longest_launch_ns as f64),
         ]);
     }
     let table = shown(&table);
@@ -291,8 +308,11 @@ fn text_of_one_profile(
         .as_ref()
         .map(|recorded| recorded.recorded_profile_text(format, shown))
         .unwrap_or_default();
-    let tools: Vec<String> =
-        profiled.tools.iter().map(|words| tool_lines::wrapped_command_line(words)).collect();
+    let tools: Vec<String> = profiled
+        .profiler_command_lines
+        .iter()
+        .map(|words| tool_lines::wrapped_command_line(words))
+        .collect();
     let tools = match format {
         OutputFormat::Markdown if !tools.is_empty() => {
             format!("```sh\n{}\n```\n", tools.join("\n"))
@@ -302,7 +322,7 @@ fn text_of_one_profile(
     format!(
         "{}\n{recorded}\n{table}\n{} from the first kernel's start to the last one's end, {} \
          ({:.1}%) with none running\n\n{tools}\n",
-        case.case,
+        case.case_id,
         time_text(summary.span_ns as f64),
         time_text(idle as f64),
         100.0 * idle as f64 / summary.span_ns.max(1) as f64
@@ -326,21 +346,24 @@ fn cpu_phases_text(
     ]);
     for phase in &case.phases {
         table.add_row(vec![
-            phase.name.clone(),
-            phase.count.to_string(),
+            phase.phase.clone(),
+            phase.measurement_count.to_string(),
             time_text(phase.total_ns),
-            time_text(phase.total_ns / phase.count.max(1) as f64),
+            time_text(phase.total_ns / phase.measurement_count.max(1) as f64),
             time_text(phase.shortest_ns),
             time_text(phase.longest_ns),
             phase.busy_threads.map_or_else(|| "-".to_owned(), |busy| format!("{busy:.2}")),
         ]);
     }
     let table = shown(&table);
-    let note = case.reason.as_deref().map(|note| format!("; {}", format.escape_foreign_text(note)));
+    let note = case
+        .reason_without_full_profile
+        .as_deref()
+        .map(|note| format!("; {}", format.escape_foreign_text(note)));
     format!(
         "{}\n{table}\nwall time of the host; launch: the call and the wait for its end, after \
          others; threads busy: CPU time over wall time{}\n\n",
-        case.case,
+        case.case_id,
         note.unwrap_or_default()
     )
 }

@@ -25,7 +25,7 @@ const MIN_SHARE_OF_SHOWN_RANGE: f64 = 0.01;
 /// A recorded case.
 pub struct DiagnosedRecording {
     /// Path of the recording's file.
-    pub path: PathBuf,
+    pub recording_file: PathBuf,
     recording: CuptiCaseRecording,
     range_tree: Vec<RangeTreeRow>,
     /// Times of the network parts that the workload names; `None` if it names none.
@@ -42,18 +42,18 @@ pub fn write_recording_and_read_as_trace(
     recording: CuptiCaseRecording,
     folder: &Path,
 ) -> anyhow::Result<DiagnosedRecording> {
-    let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
+    let path = folder.join(format!("{}.json", recording.case_id.replace('/', "_")));
     file::write_record_atomically(&path, &recording)?;
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let joined = TraceJoinedForAnalyses::join_trace(&trace);
     let (tree, diagnosis) = (joined.gpu_work_by_range_tree(&[]), joined.diagnose_joined_trace());
-    let parts =
-        (!recording.parts.is_empty()).then(|| part_tables::parts_of_recording(&recording, &joined));
+    let parts = (!recording.parts.is_empty())
+        .then(|| part_tables::network_part_times_of_recording(&recording, &joined));
     let stages = stages::stage_times_of_recording(&recording);
-    let gpus = trace_file::gpus_as_ranks(&recording.case, &path, &diagnosis)?;
+    let gpus = trace_file::gpus_as_ranks(&recording.case_id, &path, &diagnosis)?;
     Ok(DiagnosedRecording {
-        path,
+        recording_file: path,
         recording,
         range_tree: tree,
         parts,
@@ -100,12 +100,18 @@ impl DiagnosedRecording {
 
     /// Sentences on the times that the device and the host took.
     fn device_and_host_times_text(&self) -> String {
-        let CuptiCaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
+        let CuptiCaseRecording {
+            recorded_launches_wall_ns: wall_ns,
+            recorded_launches: steps,
+            warm_up_launches: warm_up,
+            cupti_overhead_per_launch_ns: launch_cost_ns,
+            ..
+        } = &self.recording;
         let wall_ns = *wall_ns as f64;
         let Some(case) = self.range_tree.first() else {
             return format!("nothing ran on the device in {}\n", time_text(wall_ns));
         };
-        let busy_ns = case.busy_ns as f64;
+        let busy_ns = case.gpu_busy_ns as f64;
         let mut text = format!(
             "{} of {} on the device ({:.1}%), {steps} launches after {warm_up}\n",
             time_text(busy_ns),
@@ -115,14 +121,17 @@ impl DiagnosedRecording {
         if let Some(step) = self.launch_range() {
             text += &format!(
                 "a launch: {} from its first start to its last end\n",
-                time_text(step.span_ns as f64 / step.opened_count.max(1) as f64)
+                time_text(
+                    step.total_gpu_span_ns as f64 / step.ranges_with_operations.max(1) as f64
+                )
             );
-            for (by, reached) in &step.of_limits {
+            for (by, reached) in &step.reached_share_of_limits {
                 text += &format!("{:.1}% of the {by} limit\n", reached * 100.0);
             }
         }
-        if let Some(memory) = self.diagnosis.memory.first() {
-            // The outermost range of a recording is the range of the case.
+        if let Some(memory) = self.diagnosis.device_memory_over_time.first() {
+            // The outermost range of a case's recording covers the whole case, so its memory phase
+            // is that of the case.
             let held = |phase: usize| {
                 decimal_byte_size_text(memory.phases.get(phase).map_or(0, |of| of.peak_bytes))
             };
@@ -149,20 +158,21 @@ impl DiagnosedRecording {
 
     /// Charts of the stages inside the case's kernels, as file names with SVG texts.
     pub fn stage_chart_files(&self) -> anyhow::Result<Vec<(String, String)>> {
-        self.stages.iter().map(|stages| stages.stage_chart_file(&self.recording.case)).collect()
+        self.stages.iter().map(|stages| stages.stage_chart_file(&self.recording.case_id)).collect()
     }
 
     /// Time of a launch from its first start to its last end on the GPU, nanoseconds, and the
     /// largest share of a hardware limit that the launch reaches.
     pub fn launch_time_and_share_of_limit(&self) -> Option<(f64, Option<f64>)> {
         let step = self.launch_range()?;
-        let of_limit = step.of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
-        Some((step.span_ns as f64 / step.opened_count.max(1) as f64, of_limit))
+        let of_limit =
+            step.reached_share_of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
+        Some((step.total_gpu_span_ns as f64 / step.ranges_with_operations.max(1) as f64, of_limit))
     }
 
     fn launch_range(&self) -> Option<&RangeTreeRow> {
         self.range_tree.iter().find(|range| {
-            range.depth == 1 && range.name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH
+            range.depth == 1 && range.range_name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH
         })
     }
 
@@ -178,13 +188,13 @@ impl DiagnosedRecording {
             }
             // The outermost range has the name of the case, which the heading shows, so the table
             // calls the range "all".
-            let name = if range.depth == 0 { "all" } else { &range.name };
+            let name = if range.depth == 0 { "all" } else { &range.range_name };
             table.add_row(vec![
                 format!("{} {name}", "·".repeat(range.depth)),
-                range.opened_count.to_string(),
-                range.host_ns.map_or_else(|| "-".to_owned(), |ns| time_text(ns as f64)),
-                time_text(range.span_ns as f64),
-                time_text(range.busy_ns as f64),
+                range.ranges_with_operations.to_string(),
+                range.total_host_ns.map_or_else(|| "-".to_owned(), |ns| time_text(ns as f64)),
+                time_text(range.total_gpu_span_ns as f64),
+                time_text(range.gpu_busy_ns as f64),
                 format!("{:.1}%", range.share_of_busy_time * 100.0),
                 range.operations.to_string(),
                 range.bound.printed_time_bound().to_owned(),
@@ -205,13 +215,13 @@ impl DiagnosedRecording {
         let ranges: Vec<Value> =
             self.range_tree.iter().map(RangeTreeRow::range_tree_node_to_json).collect();
         json!({
-            "steps": self.recording.steps,
-            "warm_up": self.recording.warm_up,
-            "wall_ns": self.recording.wall_ns,
-            "busy_ns": self.range_tree.first().map(|case| case.busy_ns),
-            "launch_cost_ns": self.recording.launch_cost_ns,
+            "steps": self.recording.recorded_launches,
+            "warm_up": self.recording.warm_up_launches,
+            "wall_ns": self.recording.recorded_launches_wall_ns,
+            "busy_ns": self.range_tree.first().map(|case| case.gpu_busy_ns),
+            "launch_cost_ns": self.recording.cupti_overhead_per_launch_ns,
             "ranges": ranges,
-            "parts": self.parts.as_ref().map(NetworkPartTimesOfLaunch::parts_as_json),
+            "parts": self.parts.as_ref().map(NetworkPartTimesOfLaunch::network_parts_as_json),
             "stages": self.stages.iter().map(KernelStageTimes::stage_times_as_json).collect::<Vec<_>>(),
             "diagnosis": self.diagnosis.diagnosis_to_json(),
             "gpus": self.gpus_as_ranks.as_ref().map(JobOfJoinedRanks::job_to_json),

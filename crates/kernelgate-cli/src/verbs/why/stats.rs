@@ -32,31 +32,32 @@ const MIN_FILE_BYTES_TO_READ_PER_TABLE: u64 = 256 << 20;
 #[derive(Debug, Args)]
 pub struct StatsCommandArguments {
     /// Traces: SQLite exports or reports of Nsight Systems, JSON of PyTorch's profiler (.gz too)
-    #[arg(required = true, value_name = "TRACE")]
-    traces: Vec<PathBuf>,
+    #[arg(id = "traces", required = true, value_name = "TRACE")]
+    trace_files: Vec<PathBuf>,
     /// Names of the tables in `nsys stats`, separated by commas [default: all]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_nsys_report_name)]
-    report: Vec<StatsReport>,
+    #[arg(id = "report", long = "report", value_name = "NAME", value_delimiter = ',', value_parser = parse_nsys_report_name)]
+    stats_tables: Vec<StatsReport>,
     /// How tables are written
     #[arg(long, value_enum, default_value_t)]
     format: StatsOutputFormat,
     /// Use only GPU work that was launched inside ranges of this path, or of a path with this end;
     /// `*` matches any text
-    #[arg(long, value_name = "PATH")]
-    range: Option<String>,
+    #[arg(id = "range", long = "range", value_name = "PATH")]
+    range_path_pattern: Option<String>,
     /// Print only rows whose name matches; percentages still refer to the whole table
-    #[arg(long, value_name = "REGEX")]
-    filter: Option<Regex>,
+    #[arg(id = "filter", long = "filter", value_name = "REGEX")]
+    row_name_regex: Option<Regex>,
     /// Write the tables into this folder, one file each, with a summary of all traces
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    #[arg(id = "out", long = "out", value_name = "DIR")]
+    output_folder: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum StatsOutputFormat {
     /// For a terminal
     #[default]
-    Table,
+    #[value(name = "table")]
+    TerminalTable,
     /// CSV for a spreadsheet, with the columns of `nsys stats`
     Csv,
     /// For programs
@@ -72,20 +73,20 @@ fn parse_nsys_report_name(name: &str) -> Result<StatsReport, String> {
 }
 
 pub fn run_stats_command(arguments: &StatsCommandArguments) -> anyhow::Result<ProcessExitReason> {
-    let reports = if arguments.report.is_empty() {
+    let reports = if arguments.stats_tables.is_empty() {
         StatsReport::ALL_REPORTS.to_vec()
     } else {
-        arguments.report.clone()
+        arguments.stats_tables.clone()
     };
-    let names = distinct_file_names_of_traces(&arguments.traces);
+    let names = distinct_file_names_of_traces(&arguments.trace_files);
     let mut summaries = Vec::new();
     let mut printed = Vec::new();
-    for (path, name) in arguments.traces.iter().zip(&names) {
+    for (path, name) in arguments.trace_files.iter().zip(&names) {
         let (trace, mut tables) = trace_and_stats_tables(path, &reports, arguments)?;
-        if let Some(expression) = &arguments.filter {
+        if let Some(expression) = &arguments.row_name_regex {
             tables.iter_mut().for_each(|table| table.keep_rows_with_matching_name(expression));
         }
-        if let Some(folder) = &arguments.out {
+        if let Some(folder) = &arguments.output_folder {
             let files = stats_table_files(name, &tables, arguments.format)?;
             write_all_files_or_none(
                 folder,
@@ -97,10 +98,10 @@ pub fn run_stats_command(arguments: &StatsCommandArguments) -> anyhow::Result<Pr
         }
         match arguments.format {
             StatsOutputFormat::Json => printed.push(stats_tables_as_json(path, &tables)),
-            format => print_stats_tables(path, &tables, format, arguments.traces.len() > 1),
+            format => print_stats_tables(path, &tables, format, arguments.trace_files.len() > 1),
         }
     }
-    if let Some(folder) = &arguments.out {
+    if let Some(folder) = &arguments.output_folder {
         let all = json!({ "schema_version": STATS_JSON_VERSION, "traces": summaries });
         write_all_files_or_none(folder, [("summary.json", json_text(&all)?)], &[])?;
         println!(
@@ -112,7 +113,7 @@ pub fn run_stats_command(arguments: &StatsCommandArguments) -> anyhow::Result<Pr
     } else if arguments.format == StatsOutputFormat::Json {
         print_as_json(&json!({ "schema_version": STATS_JSON_VERSION, "traces": printed }))?;
     }
-    Ok(ProcessExitReason::Fine)
+    Ok(ProcessExitReason::Success)
 }
 
 /// Reads the rows of a trace that the tables need, only those inside `--range`.
@@ -124,10 +125,14 @@ fn read_trace_for_tables(
     let mut wanted = reports.iter().fold(WantedTraceParts::default(), |all, report| {
         all.union_of_parts(report.trace_parts_for_report())
     });
-    if arguments.out.is_some() {
-        wanted.operations = true;
+    if arguments.output_folder.is_some() {
+        wanted.reads_operations = true;
     }
-    let trace = trace_file::read_trace_inside_range(path, &wanted, arguments.range.as_deref())?;
+    let trace = trace_file::read_trace_inside_range(
+        path,
+        &wanted,
+        arguments.range_path_pattern.as_deref(),
+    )?;
     if trace.recorder == TraceRecorder::NsightCompute {
         anyhow::bail!(
             "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",
@@ -156,9 +161,9 @@ fn trace_and_stats_tables(
 ) -> anyhow::Result<(Trace, Vec<StatsTable>)> {
     let large =
         std::fs::metadata(path).is_ok_and(|file| file.len() >= MIN_FILE_BYTES_TO_READ_PER_TABLE);
-    if !large || arguments.range.is_some() {
+    if !large || arguments.range_path_pattern.is_some() {
         let trace = read_trace_for_tables(path, reports, arguments)?;
-        print_unreadable_parts(path, &trace.quality.unreadable.iter().cloned().collect());
+        print_unreadable_parts(path, &trace.quality.unreadable_parts.iter().cloned().collect());
         let tables = reports.iter().map(|&report| stats::make_table(&trace, report)).collect();
         return Ok((trace, tables));
     }
@@ -177,7 +182,7 @@ fn trace_and_stats_tables(
             }
         };
         tables.push(table);
-        problems.extend(trace.quality.unreadable);
+        problems.extend(trace.quality.unreadable_parts);
     }
     print_unreadable_parts(path, &problems);
     Ok((read_trace_for_tables(path, &[], arguments)?, tables))
@@ -194,7 +199,7 @@ fn print_stats_tables(
     }
     for (index, table) in tables.iter().enumerate() {
         if tables.len() > 1 {
-            println!("{}{}", if index > 0 { "\n" } else { "" }, table.report);
+            println!("{}{}", if index > 0 { "\n" } else { "" }, table.report_name);
         }
         match format {
             _ if table.rows.is_empty() => println!("(no rows)"),
@@ -232,10 +237,10 @@ fn stats_table_files(
     let file = |table: &StatsTable| {
         let (extension, text) = match format {
             StatsOutputFormat::Csv => ("csv", stats_table_as_csv(table)),
-            StatsOutputFormat::Table => ("txt", stats_table_as_text(table)),
+            StatsOutputFormat::TerminalTable => ("txt", stats_table_as_text(table)),
             StatsOutputFormat::Json => ("json", json_text(&table.table_as_json())?),
         };
-        Ok((format!("{name}_{}.{extension}", table.report), text))
+        Ok((format!("{name}_{}.{extension}", table.report_name), text))
     };
     tables.iter().map(file).collect()
 }
@@ -272,11 +277,11 @@ fn summary_entry_of_trace(
     files: &[(String, String)],
 ) -> serde_json::Value {
     let activities = idle_time::activities_by_process_and_gpu(trace, |_| true);
-    let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
+    let busy_ns: i64 = activities.iter().map(|of| of.gpu_busy_ns).sum();
     let span_ns: i64 =
         activities.iter().map(idle_time::ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
-    let kernels = stats::make_table(trace, StatsReport::GpuKernels);
-    let top = kernels.rows.first().map(|row| row[kernels.name_column].cell_as_csv_text());
+    let kernels = stats::make_table(trace, StatsReport::KernelsByName);
+    let top = kernels.rows.first().map(|row| row[kernels.filtered_column_index].cell_as_csv_text());
     json!({
         "trace": path.display().to_string(),
         "recorder": trace.recorder.recorder_label(),

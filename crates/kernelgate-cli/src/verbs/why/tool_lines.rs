@@ -21,9 +21,9 @@ const NCU_SECTIONS_TO_COLLECT: [&str; 6] = [
 /// first.
 const MAX_KERNELS_FOR_NSIGHT_COMPUTE: usize = 3;
 /// Number of launches of each kernel that Nsight Compute measures.
-const LAUNCHES_FOR_NCU: usize = 5;
+const LAUNCHES_PER_KERNEL_FOR_NCU: usize = 5;
 
-/// Longest line after wrapping.
+/// Longest line of a printed command after wrapping, in columns.
 const WRAPPED_COMMAND_COLUMNS: usize = 96;
 
 /// The command lines for Nsight Systems and for Nsight Compute, each followed by the kernelgate
@@ -43,7 +43,7 @@ pub fn nsight_command_lines(
         let mut line: Vec<String> = variables.collect();
         line.extend(tool.split(' ').map(str::to_owned));
         line.extend(options);
-        line.push(shell_quoted_if_necessary(&executable.path.to_string_lossy()));
+        line.push(shell_quoted_if_necessary(&executable.executable_path.to_string_lossy()));
         line.extend(["--bench", "--noplot", "--profile-time 1"].map(str::to_owned));
         line.push(shell_quoted_if_necessary(&format!("^{}$", regex::escape(case))));
         line.extend(then);
@@ -55,7 +55,7 @@ pub fn nsight_command_lines(
             "-k {}",
             shell_quoted_if_necessary(&format!("regex:{}", ncu_kernel_name_filter(case, kernels)))
         ),
-        format!("--launch-count {LAUNCHES_FOR_NCU}"),
+        format!("--launch-count {LAUNCHES_PER_KERNEL_FOR_NCU}"),
     ];
     [
         line(
@@ -126,8 +126,8 @@ mod tests {
     #[test]
     fn the_profiler_commands_measure_only_the_case_and_name_a_viewer() {
         let executable = BenchExecutable {
-            bench: "st_bif".to_owned(),
-            path: "/a b/st_bif-1".into(),
+            bench_name: "st_bif".to_owned(),
+            executable_path: "/a b/st_bif-1".into(),
             package_root: "/".into(),
         };
         let settings = BTreeMap::from([("KERNELGATE_SEED".to_owned(), "7".to_owned())]);

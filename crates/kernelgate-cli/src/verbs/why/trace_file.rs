@@ -31,7 +31,7 @@ pub fn gpus_as_ranks(
     path: &Path,
     diagnosis: &TraceDiagnosis,
 ) -> anyhow::Result<Option<JobOfJoinedRanks>> {
-    if diagnosis.devices.len() < 2 {
+    if diagnosis.gpu_use_by_process.len() < 2 {
         return Ok(None);
     }
     let job = ranks::join_gpus_of_one_trace(name, path)

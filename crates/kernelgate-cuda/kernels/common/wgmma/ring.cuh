@@ -15,20 +15,20 @@ struct SharedMemoryCopyRing {
 
   __device__ __forceinline__ void init() const {
     for (u32 n = 0; n < kCount; ++n) {
-      barrier_init(full(n), 1);
-      barrier_init(empty(n), kReaders);
+      mbarrier_init(full(n), 1);
+      mbarrier_init(empty(n), kReaders);
     }
   }
   // The copying thread calls begin_fill before fill number n: it waits until the buffer is empty
   // and announces `bytes` bytes to the full barrier.
   __device__ __forceinline__ void begin_fill(u32 n, u32 bytes) const {
-    barrier_wait(empty(n), n / kCount % 2 ^ 1);
-    barrier_expect(full(n), bytes);
+    mbarrier_wait(empty(n), n / kCount % 2 ^ 1);
+    mbarrier_arrive_expect_bytes(full(n), bytes);
   }
   // The computing threads call `wait` and `release` of the ring, where `wait` returns when the
   // bytes of fill number n have arrived, and `release` marks its buffer as empty.
-  __device__ __forceinline__ void wait(u32 n) const { barrier_wait(full(n), n / kCount % 2); }
-  __device__ __forceinline__ void release(u32 n) const { barrier_arrive_one(empty(n)); }
+  __device__ __forceinline__ void wait(u32 n) const { mbarrier_wait(full(n), n / kCount % 2); }
+  __device__ __forceinline__ void release(u32 n) const { mbarrier_arrive(empty(n)); }
   __device__ __forceinline__ void release_by_warp(u32 n) const {
     if (threadIdx.x % kWarpSize == 0) release(n);
   }

@@ -9,7 +9,7 @@
 
 // Makes the wgmma matrix descriptor of an operand in 128-byte swizzled layout at a shared-memory
 // address.
-__device__ __forceinline__ u64 operand(u32 shared) {
+__device__ __forceinline__ u64 wgmma_operand_descriptor(u32 shared) {
   constexpr u64 kGroupStride = 1024 >> 4, kSwizzle128 = 1;
   return static_cast<u64>((shared & 0x3ffff) >> 4) | (u64{1} << 16) | (kGroupStride << 32) |
          (kSwizzle128 << 62);
@@ -17,7 +17,7 @@ __device__ __forceinline__ u64 operand(u32 shared) {
 
 // The wgmma descriptor of an operand `bytes` further in shared memory: one addition, while
 // `operand` takes a chain of instructions.
-__device__ __forceinline__ u64 operand_after(u64 operand, u32 bytes) {
+__device__ __forceinline__ u64 advance_operand_descriptor(u64 operand, u32 bytes) {
   return (operand & 0xffffffff00000000) | (static_cast<u32>(operand) + (bytes >> 4));
 }
 
@@ -63,7 +63,7 @@ __device__ __forceinline__ void wgmma(float (&d)[32], u64 x, u64 w) {
 // d[64][n] += x[64][16] w[n][16]^T by one wgmma instruction; n is twice the length of d. Each of
 // the n columns of d is a row of w, stored like a row of x. One k-step advances both addresses by
 // 32 bytes.
-__device__ __forceinline__ void wgmma_columns(float (&d)[24], u64 x, u64 w) {
+__device__ __forceinline__ void wgmma_w_transposed(float (&d)[24], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
@@ -71,7 +71,7 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[24], u64 x, u64 w) {
       : ACCUMULATORS_16(d, 0), ACCUMULATORS_8(d, 16)
       : "l"(x), "l"(w));
 }
-__device__ __forceinline__ void wgmma_columns(float (&d)[32], u64 x, u64 w) {
+__device__ __forceinline__ void wgmma_w_transposed(float (&d)[32], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
@@ -79,7 +79,7 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[32], u64 x, u64 w) {
       : ACCUMULATORS_32(d, 0)
       : "l"(x), "l"(w));
 }
-__device__ __forceinline__ void wgmma_columns(float (&d)[36], u64 x, u64 w) {
+__device__ __forceinline__ void wgmma_w_transposed(float (&d)[36], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
@@ -92,7 +92,7 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[36], u64 x, u64 w) {
         "+f"(d[35])
       : "l"(x), "l"(w));
 }
-__device__ __forceinline__ void wgmma_columns(float (&d)[40], u64 x, u64 w) {
+__device__ __forceinline__ void wgmma_w_transposed(float (&d)[40], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
@@ -105,7 +105,7 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[40], u64 x, u64 w) {
 // d[64][32] += x[64][16] w[32][16]^T with x in registers. Registers 0 and 2 of a lane hold row lane
 // / 4 of the warp's 16 rows, and registers 1 and 3 row lane / 4 + 8. Registers 0 and 1 hold the k
 // values lane % 4 * 2 and the next one, and registers 2 and 3 those 8 further.
-__device__ __forceinline__ void wgmma_columns(float (&d)[16], const u32 (&x)[4], u64 w) {
+__device__ __forceinline__ void wgmma_w_transposed(float (&d)[16], const u32 (&x)[4], u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
       "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19},"

@@ -21,25 +21,25 @@ impl Launch {
         kernel: &Kernel,
     ) -> Result<(), BackendError> {
         let offered = BlockResourcesOfGpu {
-            shared_bytes: device.max_shared_bytes_per_block()?,
-            clusters: device.supports_thread_block_clusters()?,
+            max_shared_bytes_per_block: device.max_shared_bytes_per_block()?,
+            supports_clusters: device.supports_thread_block_clusters()?,
         };
-        let cluster = if offered.clusters {
+        let cluster = if offered.supports_clusters {
             kernel.cluster_size_of_launch(self.cluster)?
         } else {
             self.cluster
         };
         let launch = Self { cluster, ..*self };
-        launch
-            .check_dimensions()
-            .map_err(|problem| BackendError::Launch(format!("{}: {problem}", kernel.name())))?;
+        launch.check_dimensions().map_err(|problem| {
+            BackendError::ComputationFailed(format!("{}: {problem}", kernel.kernel_name()))
+        })?;
         if let Some(unmet) =
             launch.unmet_resource_need(kernel.static_shared_bytes_per_block()?, offered)
         {
             return Err(BackendError::Unsupported(unmet));
         }
-        if self.shared_bytes > 0 {
-            kernel.allow_dynamic_shared_memory(self.shared_bytes)?;
+        if self.dynamic_shared_bytes > 0 {
+            kernel.allow_dynamic_shared_memory(self.dynamic_shared_bytes)?;
         }
         launch.check_resident_blocks_and_clusters(device, kernel)
     }
@@ -64,7 +64,7 @@ impl Launch {
             }
             None if self.cooperative => {
                 let held = kernel.max_resident_blocks_per_multiprocessor(self)? as u64;
-                let held = held * u64::from(device.gpu_properties().multiprocessors);
+                let held = held * u64::from(device.gpu_properties().multiprocessor_count);
                 (self.blocks_in_grid(), held, "blocks".to_owned())
             }
             None => return Ok(()),

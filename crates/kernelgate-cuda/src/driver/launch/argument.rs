@@ -14,15 +14,15 @@ struct AlignedArgumentChunk([u8; 64]);
 /// The bytes of a kernel argument that is a struct of any size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BytesOfStructArgument {
-    stored: Vec<AlignedArgumentChunk>,
-    size: usize,
+    aligned_chunks: Vec<AlignedArgumentChunk>,
+    size_bytes: usize,
 }
 
 /// A kernel argument, which is passed by value: an address, a number or a struct.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KernelArgument {
     /// An address in device memory, or 0 for a null pointer.
-    Address(u64),
+    DeviceAddress(u64),
     /// Argument of C type `int`.
     I32(i32),
     /// Argument of C type `long long`.
@@ -45,27 +45,29 @@ impl KernelArgument {
         for (chunk, from) in stored.iter_mut().zip(bytes.chunks(64)) {
             chunk.0[..from.len()].copy_from_slice(from);
         }
-        Self::Struct(BytesOfStructArgument { stored, size: bytes.len() })
+        Self::Struct(BytesOfStructArgument { aligned_chunks: stored, size_bytes: bytes.len() })
     }
 
     /// Size in bytes of the argument, which must equal the size of the kernel's parameter.
     pub const fn size_in_bytes(&self) -> usize {
         match self {
-            Self::Address(_) | Self::I64(_) | Self::U64(_) => 8,
+            Self::DeviceAddress(_) | Self::I64(_) | Self::U64(_) => 8,
             Self::I32(_) | Self::U32(_) | Self::F32(_) => 4,
-            Self::Struct(bytes) => bytes.size,
+            Self::Struct(bytes) => bytes.size_bytes,
         }
     }
 
     /// Pointer to the bytes of the argument, for the driver's launch function.
     pub(crate) fn pointer_to_value(&self) -> *mut c_void {
         match self {
-            Self::Address(value) | Self::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Self::DeviceAddress(value) | Self::U64(value) => {
+                std::ptr::from_ref(value).cast_mut().cast()
+            }
             Self::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
             Self::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
             Self::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
             Self::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
-            Self::Struct(bytes) => bytes.stored.as_ptr().cast_mut().cast(),
+            Self::Struct(bytes) => bytes.aligned_chunks.as_ptr().cast_mut().cast(),
         }
     }
 }
@@ -94,7 +96,7 @@ pub(crate) fn check_argument_sizes(
 
 impl From<&DeviceBuffer> for KernelArgument {
     fn from(buffer: &DeviceBuffer) -> Self {
-        Self::Address(buffer.device_address())
+        Self::DeviceAddress(buffer.device_address())
     }
 }
 
@@ -127,12 +129,12 @@ impl KernelArgumentList {
     }
 
     /// Appends an address of device memory to the kernel arguments.
-    pub fn address(self, address: u64) -> Self {
-        self.with_argument(KernelArgument::Address(address))
+    pub fn with_address(self, address: u64) -> Self {
+        self.with_argument(KernelArgument::DeviceAddress(address))
     }
 
     /// Appends a number, or a struct without padding, to the kernel arguments.
-    pub fn value<T: bytemuck::NoUninit>(self, value: T) -> Self {
+    pub fn with_value<T: bytemuck::NoUninit>(self, value: T) -> Self {
         self.with_struct_bytes(bytemuck::bytes_of(&value))
     }
 
@@ -162,8 +164,10 @@ mod tests {
 
     #[test]
     fn arguments_must_match_the_parameters_in_number_and_size() {
-        let arguments =
-            KernelArgumentList::new().address(8).value(1.5f32).with_struct_bytes(&[7; 128]);
+        let arguments = KernelArgumentList::new()
+            .with_address(8)
+            .with_value(1.5f32)
+            .with_struct_bytes(&[7; 128]);
         assert_eq!(check_argument_sizes(&arguments, &[8, 4, 128]), Ok(()));
         assert_eq!(
             check_argument_sizes(&arguments, &[8, 4]).unwrap_err(),
@@ -174,7 +178,10 @@ mod tests {
             "argument 1 has 4 bytes, the parameter 8"
         );
         let KernelArgument::Struct(map) = &arguments[2] else { panic!("{arguments:?}") };
-        assert_eq!((map.stored[1].0, arguments[2].pointer_to_value() as usize % 64), ([7; 64], 0));
+        assert_eq!(
+            (map.aligned_chunks[1].0, arguments[2].pointer_to_value() as usize % 64),
+            ([7; 64], 0)
+        );
         assert_eq!(
             check_argument_sizes(&KernelArgumentList::new().with_struct_bytes(&[]), &[0]),
             Ok(())

@@ -51,13 +51,13 @@ impl Kernel {
                 Ok(0)
             }
             Err(error) => Err(error_for_failed_action(
-                &format!("count the clusters of {}", self.name()),
+                &format!("count the clusters of {}", self.kernel_name()),
                 &error,
             )),
-            Ok(()) if clusters <= 0 && !large => Err(BackendError::Launch(format!(
+            Ok(()) if clusters <= 0 && !large => Err(BackendError::ComputationFailed(format!(
                 "{}: not one cluster of {size} blocks of it runs: a block takes too many registers \
                  or threads",
-                self.name()
+                self.kernel_name()
             ))),
             Ok(()) => Ok(clusters.max(0) as usize),
         }
@@ -94,11 +94,13 @@ impl Kernel {
         said: Option<[u32; 3]>,
     ) -> Result<Option<[u32; 3]>, BackendError> {
         match (said, self.compiled_cluster_size()?) {
-            (Some(said), Some(compiled)) if said != compiled => Err(BackendError::Launch(format!(
-                "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), \
+            (Some(said), Some(compiled)) if said != compiled => {
+                Err(BackendError::ComputationFailed(format!(
+                    "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), \
                      and is launched in clusters of {said:?}",
-                self.name()
-            ))),
+                    self.kernel_name()
+                )))
+            }
             (said, compiled) => Ok(said.or(compiled)),
         }
     }
@@ -118,7 +120,10 @@ impl Kernel {
             )
         }
         .map_err(|error| {
-            error_for_failed_action(&format!("allow large clusters of {}", self.name()), &error)
+            error_for_failed_action(
+                &format!("allow large clusters of {}", self.kernel_name()),
+                &error,
+            )
         })
     }
 }

@@ -22,37 +22,40 @@ use crate::regular_file;
 #[derive(Debug, thiserror::Error)]
 pub enum UnusableKernelImage {
     /// The kernel image file cannot be read.
-    #[error("failed to read {path}: {cause}")]
-    Io {
+    #[error("failed to read {image_file}: {cause}")]
+    UnreadableFile {
         /// Path of the kernel image file.
-        path: PathBuf,
+        image_file: PathBuf,
         /// Error of the operating system.
         cause: std::io::Error,
     },
     /// The driver does not load content of this kind.
-    #[error("{name}: {problem}")]
-    Unknown {
+    #[error("{image_name}: {found_content_or_defect}")]
+    NotLoadableByDriver {
         /// Path or name of the image that the caller gave.
-        name: String,
-        /// The kind of content found instead of a kernel image, or the defect of the image.
-        problem: &'static str,
+        image_name: String,
+        /// The kind of content that was found instead of a kernel image, or the defect of the
+        /// image.
+        found_content_or_defect: &'static str,
     },
     /// The image is shorter than its headers declare, so the driver would read beyond the end of
     /// the bytes.
-    #[error("{name}: is cut short: it has {bytes} bytes, and its headers declare {declared}")]
-    CutShort {
+    #[error(
+        "{image_name}: is cut short: it has {given_bytes} bytes, and its headers declare {declared_bytes}"
+    )]
+    ShorterThanDeclared {
         /// Path or name of the image that the caller gave.
-        name: String,
+        image_name: String,
         /// Length of the given kernel image in bytes.
-        bytes: usize,
+        given_bytes: usize,
         /// Size of the image in bytes that its headers declare.
-        declared: u64,
+        declared_bytes: u64,
     },
 }
 
 impl From<UnusableKernelImage> for BackendError {
     fn from(error: UnusableKernelImage) -> Self {
-        Self::Compile(error.to_string())
+        Self::CompilationFailed(error.to_string())
     }
 }
 
@@ -83,8 +86,8 @@ impl fmt::Display for KernelImageKind {
 /// A kernel image that the driver can load: a cubin, a fatbin or PTX, with its name in messages.
 #[derive(Debug, Clone)]
 pub struct KernelImage {
-    name: String,
-    bytes: Vec<u8>,
+    image_name: String,
+    image_bytes: Vec<u8>,
     kind: KernelImageKind,
 }
 
@@ -92,7 +95,7 @@ impl KernelImage {
     /// Reads a kernel image from a file, whose path becomes the image's name in messages.
     pub fn from_file(path: impl AsRef<Path>) -> Result<KernelImage, UnusableKernelImage> {
         let path = path.as_ref();
-        let io = |cause| UnusableKernelImage::Io { path: path.to_owned(), cause };
+        let io = |cause| UnusableKernelImage::UnreadableFile { image_file: path.to_owned(), cause };
         let bytes = regular_file::read_file_unless_device_or_pipe(path).map_err(io)?;
         Self::from_bytes(path.display().to_string(), bytes)
     }
@@ -115,19 +118,22 @@ impl KernelImage {
                     KernelImageKind::Ptx(_) => 0,
                 };
                 if declared > bytes.len() as u64 {
-                    return Err(UnusableKernelImage::CutShort {
-                        name,
-                        bytes: bytes.len(),
-                        declared,
+                    return Err(UnusableKernelImage::ShorterThanDeclared {
+                        image_name: name,
+                        given_bytes: bytes.len(),
+                        declared_bytes: declared,
                     });
                 }
                 if matches!(kind, KernelImageKind::Ptx(_)) && bytes.last() != Some(&0) {
                     // The driver expects a NUL byte at the end of PTX text.
                     bytes.push(0);
                 }
-                Ok(Self { name, bytes, kind })
+                Ok(Self { image_name: name, image_bytes: bytes, kind })
             }
-            Err(problem) => Err(UnusableKernelImage::Unknown { name, problem }),
+            Err(problem) => Err(UnusableKernelImage::NotLoadableByDriver {
+                image_name: name,
+                found_content_or_defect: problem,
+            }),
         }
     }
 
@@ -141,7 +147,7 @@ impl KernelImage {
 pub struct LoadedImageModule {
     module: Arc<CudaModule>,
     stream: Arc<CudaStream>,
-    name: String,
+    image_name: String,
 }
 
 impl LoadedImageModule {
@@ -151,7 +157,7 @@ impl LoadedImageModule {
     /// Fails if the module has no kernel with this symbol.
     pub fn kernel_by_symbol(&self, symbol: &str) -> Result<Kernel, BackendError> {
         let function = self.module.load_function(symbol).map_err(|error| {
-            error_for_failed_action(&format!("find {symbol} in {}", self.name), &error)
+            error_for_failed_action(&format!("find {symbol} in {}", self.image_name), &error)
         })?;
         // The kernel gets no name in records, because records only list kernels that were compiled
         // from a [`Source`](crate::Source).
@@ -177,15 +183,16 @@ impl Device {
     ) -> Result<LoadedImageModule, BackendError> {
         let ptx = match image.kind {
             KernelImageKind::Ptx(_) => {
-                let text = String::from_utf8_lossy(&image.bytes[..image.bytes.len() - 1]);
+                let text =
+                    String::from_utf8_lossy(&image.image_bytes[..image.image_bytes.len() - 1]);
                 if text.contains('\0') {
-                    let broken = format!("{}: PTX with a NUL in it", image.name);
-                    return Err(BackendError::Compile(broken));
+                    let broken = format!("{}: PTX with a NUL in it", image.image_name);
+                    return Err(BackendError::CompilationFailed(broken));
                 }
                 Ptx::from_src(text)
             }
             KernelImageKind::Cubin(_) | KernelImageKind::Fatbin(_) => {
-                Ptx::from_binary(image.bytes.clone())
+                Ptx::from_binary(image.image_bytes.clone())
             }
         };
         let module = self
@@ -195,7 +202,7 @@ impl Device {
         Ok(LoadedImageModule {
             module,
             stream: Arc::clone(self.stream()),
-            name: image.name.clone(),
+            image_name: image.image_name.clone(),
         })
     }
 }
@@ -206,14 +213,15 @@ fn error_for_refused_image(
     device: &Device,
     error: &DriverError,
 ) -> BackendError {
-    let (name, kind, arch) = (&image.name, &image.kind, &device.gpu_properties().arch);
+    let (name, kind, arch) =
+        (&image.image_name, &image.kind, &device.gpu_properties().kernel_architecture);
     let text = format!("failed to load {name}, {kind}, on {arch}: {}", driver_error_text(error));
     match error.0 {
         // The image is valid, but has no code for this GPU.
         R::CUDA_ERROR_NO_BINARY_FOR_GPU | R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
             BackendError::Unsupported(text)
         }
-        _ => BackendError::Compile(text),
+        _ => BackendError::CompilationFailed(text),
     }
 }
 
@@ -279,7 +287,7 @@ fn size_declared_by_cubin_headers(bytes: &[u8]) -> u64 {
     /// types, which may lack content, lie outside this range.
     const SECTION_TYPES_WITH_FILE_CONTENT: std::ops::Range<u32> = 1..8;
     let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-    // For an ELF table: start offset, size of an entry, and number of entries.
+    // Reads the start offset of an ELF table, the size of an entry and the number of entries.
     let table = |start: usize, size: usize| {
         Some((read_u64_at(bytes, start)?, read_u16_at(bytes, size)?, read_u16_at(bytes, size + 2)?))
     };
@@ -383,7 +391,7 @@ mod tests {
         bytes
     }
 
-    /// A cubin's header alone.
+    /// Makes the ELF header of a cubin, without the sections.
     fn cubin_header_for_test(abi: u8, flags: u32) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         bytes[..4].copy_from_slice(ELF_MAGIC);
@@ -449,7 +457,7 @@ mod tests {
             error,
             "failed to read /dev/zero: it is no file but a device, a pipe or a socket"
         );
-        // Cut anywhere, nothing panics.
+        // Truncating a kernel image at any byte causes no panic.
         for whole in
             [fatbin_of_headers_for_test(&[(2, 80), (1, 90)]), cubin_header_for_test(8, 0x640a)]
         {
@@ -460,7 +468,7 @@ mod tests {
     #[test]
     fn a_truncated_image_is_refused_with_both_lengths() {
         let whole = fatbin_of_headers_for_test(&[(2, 80), (1, 90)]);
-        // The test image has a table of two sections, the content of the second section, and a
+        // The test image has a table of two ELF sections, the content of the second section, and a
         // table of one segment.
         let mut elf = cubin_header_for_test(8, 0x640a);
         let mut put = |at: usize, value: u64, size: usize| {
@@ -516,20 +524,28 @@ mod tests {
     fn a_cubin_for_another_architecture_skips_the_case_naming_both() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let source = Source::new("mine", "extern \"C\" __global__ void mine(float* x) { *x = 1; }");
-        let compile =
-            |arch| nvrtc::compile_to_cubin_or_ptx(&source.build(&[]), arch).unwrap().cubin;
-        let own = KernelImage::from_bytes("own", compile(&device.gpu_properties().arch)).unwrap();
+        let compile = |arch| {
+            nvrtc::compile_to_cubin_or_ptx(&source.with_macros(&[]), arch).unwrap().cubin_or_ptx
+        };
+        let own =
+            KernelImage::from_bytes("own", compile(&device.gpu_properties().kernel_architecture))
+                .unwrap();
         device.load_kernel_image(&own).unwrap().kernel_by_symbol("mine").unwrap();
         let missing =
             device.load_kernel_image(&own).unwrap().kernel_by_symbol("yours").err().unwrap();
-        let BackendError::Driver { action, status } = missing else { panic!("{missing}") };
-        assert_eq!((&*action, &*status.name), ("find yours in own", "CUDA_ERROR_NOT_FOUND"));
+        let BackendError::DriverCallFailed { failed_action: action, status } = missing else {
+            panic!("{missing}")
+        };
+        assert_eq!(
+            (&*action, &*status.error_code_name),
+            ("find yours in own", "CUDA_ERROR_NOT_FOUND")
+        );
         // Code for sm_75 runs only on Turing GPUs, which kernelgate does not support.
         let other = KernelImage::from_bytes("turing.cubin", compile("sm_75")).unwrap();
         match device.load_kernel_image(&other).err().unwrap() {
             BackendError::Unsupported(why) => {
                 eprintln!("{why}");
-                let gpu = &device.gpu_properties().arch;
+                let gpu = &device.gpu_properties().kernel_architecture;
                 let start = format!("failed to load turing.cubin, a cubin for sm_75, on {gpu}: ");
                 assert!(why.starts_with(&start), "{why}");
             }
@@ -542,7 +558,10 @@ mod tests {
             KernelImage::from_bytes("text", &b".version 7.0\n.target sm_80\nnonsense\n"[..]);
         let error = device.load_kernel_image(&broken.unwrap()).err().unwrap();
         let start = "failed to load text, PTX for sm_80 and later, on ";
-        assert!(matches!(&error, BackendError::Compile(why) if why.starts_with(start)), "{error}");
+        assert!(
+            matches!(&error, BackendError::CompilationFailed(why) if why.starts_with(start)),
+            "{error}"
+        );
         for empty in [fatbin_of_headers_for_test(&[]), fatbin_of_headers_for_test(&[(2, 30)])] {
             let image = KernelImage::from_bytes("old.fatbin", empty).unwrap();
             let start = format!("failed to load old.fatbin, {}, on ", image.kind);

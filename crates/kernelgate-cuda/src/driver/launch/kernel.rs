@@ -15,9 +15,9 @@ use crate::driver::driver_error::error_for_failed_action;
 pub struct Kernel {
     function: CudaFunction,
     stream: Arc<CudaStream>,
-    name: String,
+    kernel_name: String,
     /// Size of each parameter.
-    parameter_bytes: Vec<usize>,
+    bytes_of_each_parameter: Vec<usize>,
     /// Whether any `Kernel` that shares this flag was launched, for the record of kernels.
     was_launched: Arc<AtomicBool>,
     /// Token that all `Kernel`s of the same symbol share; it lives while any of them is in use.
@@ -42,8 +42,8 @@ impl Kernel {
         Ok(Self {
             function,
             stream,
-            name,
-            parameter_bytes,
+            kernel_name: name,
+            bytes_of_each_parameter: parameter_bytes,
             was_launched: launched,
             use_token: in_use,
         })
@@ -54,15 +54,15 @@ impl Kernel {
         Self {
             function: self.function.clone(),
             stream: Arc::clone(stream),
-            name: self.name.clone(),
-            parameter_bytes: self.parameter_bytes.clone(),
+            kernel_name: self.kernel_name.clone(),
+            bytes_of_each_parameter: self.bytes_of_each_parameter.clone(),
             was_launched: Arc::clone(&self.was_launched),
             use_token: Arc::clone(&self.use_token),
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    pub(crate) fn kernel_name(&self) -> &str {
+        &self.kernel_name
     }
 
     pub(crate) const fn stream(&self) -> &Arc<CudaStream> {
@@ -100,7 +100,7 @@ impl Kernel {
         }
         .map_err(|error| {
             error_for_failed_action(
-                &format!("give {} {bytes} bytes of shared memory", self.name),
+                &format!("give {} {bytes} bytes of shared memory", self.kernel_name),
                 &error,
             )
         })
@@ -126,7 +126,7 @@ impl Kernel {
             )
         }
         .map_err(|error| {
-            error_for_failed_action(&format!("query the carve-out of {}", self.name), &error)
+            error_for_failed_action(&format!("query the carve-out of {}", self.kernel_name), &error)
         })
     }
 
@@ -152,7 +152,7 @@ impl Kernel {
             )
         }
         .map_err(|error| {
-            error_for_failed_action(&format!("set the carve-out of {}", self.name), &error)
+            error_for_failed_action(&format!("set the carve-out of {}", self.kernel_name), &error)
         })
     }
 
@@ -173,7 +173,10 @@ impl Kernel {
         unsafe { result::function::get_function_attribute(self.function.cu_function(), attribute) }
             .map(|value| value.max(0) as u32)
             .map_err(|error| {
-                error_for_failed_action(&format!("query the {what} of {}", self.name), &error)
+                error_for_failed_action(
+                    &format!("query the {what} of {}", self.kernel_name),
+                    &error,
+                )
             })
     }
 
@@ -191,20 +194,21 @@ impl Kernel {
                 &raw mut blocks,
                 self.function.cu_function(),
                 product_of_extents(launch.block) as i32,
-                launch.shared_bytes as usize,
+                launch.dynamic_shared_bytes as usize,
             )
         }
         .result()
         .map_err(|error| {
-            error_for_failed_action(&format!("count the blocks of {}", self.name), &error)
+            error_for_failed_action(&format!("count the blocks of {}", self.kernel_name), &error)
         })?;
         Ok(blocks.max(0) as usize)
     }
 
     /// Checks that the number and sizes of the arguments are those of the kernel's parameters.
     pub(crate) fn check_arguments(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
-        argument::check_argument_sizes(arguments, &self.parameter_bytes)
-            .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))
+        argument::check_argument_sizes(arguments, &self.bytes_of_each_parameter).map_err(
+            |problem| BackendError::ComputationFailed(format!("{}: {problem}", self.kernel_name)),
+        )
     }
 
     /// Launches the kernel on its stream; the call may return before the kernel has run.
@@ -248,7 +252,7 @@ impl Kernel {
             )
         }
         .result()
-        .map_err(|error| error_for_failed_action(&format!("launch {}", self.name), &error))
+        .map_err(|error| error_for_failed_action(&format!("launch {}", self.kernel_name), &error))
     }
 }
 
@@ -294,7 +298,8 @@ mod tests {
     #[test]
     fn a_kernel_requested_again_after_use_has_the_default_carve_out() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
+        let build =
+            Source::new("carved", r#"extern "C" __global__ void carved() {}"#).with_macros(&[]);
         let kernel = device.load_kernel(&build, "carved").unwrap();
         assert_eq!(kernel.shared_carve_out_percent(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));
         kernel.set_full_shared_carve_out().unwrap();

@@ -21,7 +21,8 @@ pub struct Launch {
     )]
     pub block: [u32; 3],
     /// Dynamic shared memory of each block, bytes.
-    pub shared_bytes: u32,
+    #[serde(rename = "shared_bytes")]
+    pub dynamic_shared_bytes: u32,
     /// Number of blocks of a cluster in x, y, z; `None` if the launch sets no cluster size.
     #[serde(skip)]
     pub cluster: Option<[u32; 3]>,
@@ -33,7 +34,7 @@ pub struct Launch {
     /// Whether the launch's blocks may start while the previous kernel on the stream still runs
     /// (programmatic dependent launch).
     #[serde(skip)]
-    pub programmatic: bool,
+    pub programmatic_dependent_launch: bool,
     /// Range of device memory whose L2 cache lines get another priority during the launch.
     #[serde(skip)]
     pub window: Option<L2AccessPolicyWindow>,
@@ -50,9 +51,9 @@ const MAX_GRID_DIMENSIONS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockResourcesOfGpu {
     /// Shared memory, bytes.
-    pub shared_bytes: u32,
-    /// Whether there are clusters.
-    pub clusters: bool,
+    pub max_shared_bytes_per_block: u32,
+    /// Whether the GPU supports thread-block clusters.
+    pub supports_clusters: bool,
 }
 
 impl Launch {
@@ -62,10 +63,10 @@ impl Launch {
         Self {
             grid,
             block,
-            shared_bytes: 0,
+            dynamic_shared_bytes: 0,
             cluster: None,
             cooperative: false,
-            programmatic: false,
+            programmatic_dependent_launch: false,
             window: None,
         }
     }
@@ -76,10 +77,12 @@ impl Launch {
     /// Fails if CUDA allows no grid with so many blocks, or the number of blocks is zero.
     pub fn with_grid_of_blocks(blocks: [usize; 3], threads: u32) -> Result<Launch, BackendError> {
         if blocks.contains(&0) {
-            return Err(BackendError::Launch("needs no block at all".to_owned()));
+            return Err(BackendError::ComputationFailed("needs no block at all".to_owned()));
         }
         if blocks.iter().zip(MAX_GRID_DIMENSIONS).any(|(&blocks, most)| blocks > most as usize) {
-            return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
+            return Err(BackendError::ComputationFailed(
+                "needs more blocks than a grid holds".to_owned(),
+            ));
         }
         Ok(Self::new(blocks.map(|blocks| blocks as u32), [threads, 1, 1]))
     }
@@ -132,11 +135,11 @@ impl Launch {
         static_shared: u32,
         offered: BlockResourcesOfGpu,
     ) -> Option<String> {
-        if self.cluster.is_some() && !offered.clusters {
+        if self.cluster.is_some() && !offered.supports_clusters {
             return Some("needs clusters, which this GPU has not".to_owned());
         }
-        let needed = u64::from(static_shared) + u64::from(self.shared_bytes);
-        let has = offered.shared_bytes;
+        let needed = u64::from(static_shared) + u64::from(self.dynamic_shared_bytes);
+        let has = offered.max_shared_bytes_per_block;
         (needed > u64::from(has))
             .then(|| format!("needs {needed} bytes of shared memory a block, this GPU has {has}"))
     }
@@ -145,8 +148,9 @@ impl Launch {
     pub(crate) fn launch_attributes_for_driver(&self) -> Vec<sys::CUlaunchAttribute> {
         let cluster = self.cluster.map(attributes::cluster_dimension_attribute);
         let cooperative = self.cooperative.then(attributes::cooperative_launch_attribute);
-        let programmatic =
-            self.programmatic.then(attributes::programmatic_dependent_launch_attribute);
+        let programmatic = self
+            .programmatic_dependent_launch
+            .then(attributes::programmatic_dependent_launch_attribute);
         let window = self.window.map(L2AccessPolicyWindow::as_launch_attribute);
         cluster.into_iter().chain(cooperative).chain(programmatic).chain(window).collect()
     }
@@ -157,7 +161,7 @@ impl Launch {
         stream: &CudaStream,
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> sys::CUlaunchConfig {
-        let Self { grid, block, shared_bytes, .. } = *self;
+        let Self { grid, block, dynamic_shared_bytes: shared_bytes, .. } = *self;
         sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -204,10 +208,15 @@ mod tests {
         for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {
             assert_eq!(
                 shape(many),
-                Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()))
+                Err(BackendError::ComputationFailed(
+                    "needs more blocks than a grid holds".to_owned()
+                ))
             );
         }
-        assert_eq!(shape([0, 1, 1]), Err(BackendError::Launch("needs no block at all".to_owned())));
+        assert_eq!(
+            shape([0, 1, 1]),
+            Err(BackendError::ComputationFailed("needs no block at all".to_owned()))
+        );
         assert_eq!(Launch::for_number_of_items(1000, 64, 4).map(|shape| shape.grid), Ok([4, 1, 1]));
     }
 
@@ -241,8 +250,9 @@ mod tests {
 
     #[test]
     fn resources_that_a_gpu_lacks_for_a_launch_are_named() {
-        let launch = Launch { shared_bytes: 90_000, ..Launch::new([16, 1, 1], [32, 1, 1]) };
-        let ampere = BlockResourcesOfGpu { shared_bytes: 101_376, clusters: false };
+        let launch = Launch { dynamic_shared_bytes: 90_000, ..Launch::new([16, 1, 1], [32, 1, 1]) };
+        let ampere =
+            BlockResourcesOfGpu { max_shared_bytes_per_block: 101_376, supports_clusters: false };
         assert_eq!(launch.unmet_resource_need(11_376, ampere), None);
         assert_eq!(
             launch.unmet_resource_need(11_377, ampere).unwrap(),
@@ -251,7 +261,8 @@ mod tests {
         let clustered = Launch { cluster: Some([2, 1, 1]), ..launch };
         assert!(clustered.unmet_resource_need(0, ampere).unwrap().contains("needs clusters"));
         assert_eq!(
-            clustered.unmet_resource_need(0, BlockResourcesOfGpu { clusters: true, ..ampere }),
+            clustered
+                .unmet_resource_need(0, BlockResourcesOfGpu { supports_clusters: true, ..ampere }),
             None
         );
     }

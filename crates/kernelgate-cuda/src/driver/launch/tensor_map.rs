@@ -17,15 +17,15 @@ pub enum TensorMapElement {
     Bf16,
     /// IEEE half.
     F16,
-    /// Anything of 8 bits.
-    Byte,
+    /// Any element type of 8 bits.
+    AnyEightBitType,
 }
 
 impl TensorMapElement {
     const fn bytes_of_element(self) -> u64 {
         match self {
             Self::Bf16 | Self::F16 => 2,
-            Self::Byte => 1,
+            Self::AnyEightBitType => 1,
         }
     }
 }
@@ -54,7 +54,7 @@ pub struct TensorWithTmaBoxes {
     /// have any order of size.
     pub strides: [u64; 3],
     /// Number of rows of a box, 1 to 256.
-    pub box_rows: u32,
+    pub rows_per_box: u32,
 }
 
 /// Arguments of the driver's tensor-map encoder: dimensions from the innermost on, and strides in
@@ -76,12 +76,17 @@ impl TensorWithTmaBoxes {
     pub fn encode_tensor_map_at(&self, address: u64) -> Result<[u8; 128], BackendError> {
         let TensorMapEncoderArguments { extents, strides, box_extents } =
             self.tensor_map_encoder_arguments(address).map_err(|problem| {
-                BackendError::Launch(format!("failed to map {:?}: {problem}", self.extents))
+                BackendError::ComputationFailed(format!(
+                    "failed to map {:?}: {problem}",
+                    self.extents
+                ))
             })?;
         let element = match self.element {
             TensorMapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             TensorMapElement::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            TensorMapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            TensorMapElement::AnyEightBitType => {
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8
+            }
         };
         let steps = [1; 4];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
@@ -121,8 +126,11 @@ impl TensorWithTmaBoxes {
         if columns == 0 || !columns.is_multiple_of(of_box) {
             return Err(format!("{columns} columns are no multiple of {of_box}"));
         }
-        if self.box_rows == 0 || self.box_rows > MAX_TMA_BOX_ROWS {
-            return Err(format!("a box has 1 to {MAX_TMA_BOX_ROWS} rows, not {}", self.box_rows));
+        if self.rows_per_box == 0 || self.rows_per_box > MAX_TMA_BOX_ROWS {
+            return Err(format!(
+                "a box has 1 to {MAX_TMA_BOX_ROWS} rows, not {}",
+                self.rows_per_box
+            ));
         }
         if !address.is_multiple_of(TMA_ALIGNMENT_BYTES) {
             return Err(format!("address {address:#x} is no multiple of {TMA_ALIGNMENT_BYTES}"));
@@ -147,7 +155,7 @@ impl TensorWithTmaBoxes {
         Ok(TensorMapEncoderArguments {
             extents: [columns, rows, matrices, batches],
             strides: strides.map(|(_, stride)| stride),
-            box_extents: [of_box as u32, self.box_rows, 1, 1],
+            box_extents: [of_box as u32, self.rows_per_box, 1, 1],
         })
     }
 }
@@ -164,7 +172,7 @@ mod tests {
         element: TensorMapElement::Bf16,
         extents: [1, 2, 5, 64],
         strides: [640, 64, 128],
-        box_rows: 8,
+        rows_per_box: 8,
     };
 
     #[test]
@@ -206,11 +214,14 @@ mod tests {
             "65 columns are no multiple of 64"
         );
         assert_eq!(
-            refused(TensorWithTmaBoxes { element: TensorMapElement::Byte, ..TEST_TENSOR }),
+            refused(TensorWithTmaBoxes {
+                element: TensorMapElement::AnyEightBitType,
+                ..TEST_TENSOR
+            }),
             "64 columns are no multiple of 128"
         );
         assert_eq!(
-            refused(TensorWithTmaBoxes { box_rows: 257, ..TEST_TENSOR }),
+            refused(TensorWithTmaBoxes { rows_per_box: 257, ..TEST_TENSOR }),
             "a box has 1 to 256 rows, not 257"
         );
     }
@@ -224,15 +235,15 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
   __shared__ u64 barrier;
   const u32 full = shared_address(&barrier), base = shared_address(shared);
   if (threadIdx.x == 0) {
-    barrier_init(full, 1);
-    barrier_init_fence();
-    barrier_expect(full, 8 * 128);
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect_bytes(full, 8 * 128);
     tma_load_box(base, map, {0, 0, 1, 0}, full);
   }
   __syncthreads();
-  barrier_wait(full, 0);
+  mbarrier_wait(full, 0);
   for (u32 i = threadIdx.x; i < 8 * 64; i += blockDim.x)
-    out[i] = *reinterpret_cast<u16*>(shared + swizzled<128>(i / 64, i % 64 / 8) + i % 8 * 2);
+    out[i] = *reinterpret_cast<u16*>(shared + swizzled_chunk_offset<128>(i / 64, i % 64 / 8) + i % 8 * 2);
 }
 "#;
 
@@ -248,17 +259,17 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         let out = device.allocate(8 * 128).unwrap();
         let kernel = device
             .load_kernel(
-                &Source::new("tensor_map", TENSOR_MAP_TEST_KERNEL_SOURCE).build(&[]),
+                &Source::new("tensor_map", TENSOR_MAP_TEST_KERNEL_SOURCE).with_macros(&[]),
                 "unswizzled",
             )
             .unwrap();
         let parameters = KernelArgumentList::new()
             .with_struct_bytes(&TEST_TENSOR.encode_tensor_map_at(tensor.device_address()).unwrap())
-            .address(out.device_address());
-        let dims = Launch { shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
+            .with_address(out.device_address());
+        let dims = Launch { dynamic_shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
         PreparedLaunch::check_and_prepare(&device, kernel, dims, parameters)
             .unwrap()
-            .enqueue()
+            .enqueue_prepared_launch()
             .unwrap();
         let mut copied = vec![0; 8 * 128];
         out.download_first_bytes(&mut copied).unwrap();

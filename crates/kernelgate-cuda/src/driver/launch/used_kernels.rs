@@ -19,7 +19,8 @@ pub struct KernelLoadedForCase {
     /// Launch shapes for which the kernel was loaded, without repetitions; empty if the
     /// implementation chooses the shape at each launch.
     #[serde(default)]
-    pub shapes: Vec<Launch>,
+    #[serde(rename = "shapes")]
+    pub launch_shapes: Vec<Launch>,
 }
 
 /// The kernels that were loaded for a case, by name of build and symbol.
@@ -40,8 +41,8 @@ struct RecordedKernelList {
 }
 
 struct RecordedKernelImage {
-    image: Arc<[u8]>,
-    symbol: String,
+    kernel_image: Arc<[u8]>,
+    kernel_symbol: String,
     launch_shapes: Vec<Launch>,
     was_launched: Arc<AtomicBool>,
 }
@@ -57,8 +58,8 @@ impl LoadedKernelsRecord {
     ) -> Arc<AtomicBool> {
         let mut loaded = self.lock_recorded_kernels();
         let kernel = loaded.kernels.entry(name).or_insert_with(|| RecordedKernelImage {
-            image: Arc::clone(image),
-            symbol: symbol.to_owned(),
+            kernel_image: Arc::clone(image),
+            kernel_symbol: symbol.to_owned(),
             launch_shapes: Vec::new(),
             was_launched: Arc::default(),
         });
@@ -103,8 +104,11 @@ impl LoadedKernelsRecord {
     /// milliseconds per kernel.
     pub fn read_machine_code_of_all(&self) -> KernelsLoadedForCase {
         let described = |kernel: &RecordedKernelImage| KernelLoadedForCase {
-            code: code::machine_code_of_kernel_in_image(&kernel.image, &kernel.symbol),
-            shapes: kernel.launch_shapes.clone(),
+            code: code::machine_code_of_kernel_in_image(
+                &kernel.kernel_image,
+                &kernel.kernel_symbol,
+            ),
+            launch_shapes: kernel.launch_shapes.clone(),
         };
         let loaded = self.lock_recorded_kernels();
         loaded.kernels.iter().map(|(name, kernel)| (name.clone(), described(kernel))).collect()
@@ -114,13 +118,13 @@ impl LoadedKernelsRecord {
     /// builds.
     pub fn stack_bytes_per_thread_by_symbol(&self) -> BTreeMap<String, BTreeSet<u32>> {
         let mut all: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
-        for RecordedKernelImage { image, symbol, .. } in
+        for RecordedKernelImage { kernel_image: image, kernel_symbol: symbol, .. } in
             self.lock_recorded_kernels().kernels.values()
         {
             if let Some(facts) =
                 code::machine_code_of_kernel_in_image(image, symbol).and_then(|code| code.facts)
             {
-                all.entry(symbol.clone()).or_default().insert(facts.stack_bytes);
+                all.entry(symbol.clone()).or_default().insert(facts.stack_bytes_per_thread);
             }
         }
         all
@@ -144,7 +148,7 @@ mod tests {
             let text = format!(
                 "extern \"C\" __global__ void used(unsigned* x) {{ x[threadIdx.x] *= {factor}; }}"
             );
-            let build = Source::new("used", Box::leak(text.into_boxed_str())).build(&[]);
+            let build = Source::new("used", Box::leak(text.into_boxed_str())).with_macros(&[]);
             let (view, loaded) = device.view_recording_kernels();
             view.load_kernel(&build, "used").unwrap();
             let shape = Launch::new([1, 1, 1], [32, 1, 1]);
@@ -154,8 +158,8 @@ mod tests {
         let [three, five, again] = [3, 5, 3].map(load);
         let code = |used: &KernelsLoadedForCase| used["used"].code.clone().unwrap();
         assert_eq!(three.keys().collect::<Vec<_>>(), ["used"]);
-        assert_eq!(three["used"].shapes.len(), 1);
-        assert_ne!(code(&three).hash, code(&five).hash);
+        assert_eq!(three["used"].launch_shapes.len(), 1);
+        assert_ne!(code(&three).machine_code_hash, code(&five).machine_code_hash);
         assert_eq!(three, again);
     }
 
@@ -163,7 +167,7 @@ mod tests {
     fn a_view_records_which_kernels_were_launched() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let text = "extern \"C\" __global__ void one() {} extern \"C\" __global__ void two() {}";
-        let build = Source::new("both", text).build(&[]);
+        let build = Source::new("both", text).with_macros(&[]);
         let (view, loaded) = device.view_recording_kernels();
         let [one, _two] = ["one", "two"].map(|symbol| view.load_kernel(&build, symbol).unwrap());
         let (_other, others) = device.view_recording_kernels();
@@ -187,7 +191,7 @@ mod tests {
         loaded.add_shape_of_kernel("unknown", shape(1));
         let used = loaded.read_machine_code_of_all();
         assert_eq!(used.len(), 1);
-        assert_eq!(used["f X=1: k"].shapes, [shape(8), shape(16)]);
+        assert_eq!(used["f X=1: k"].launch_shapes, [shape(8), shape(16)]);
         assert!(used["f X=1: k"].code.is_some());
         assert!(loaded.stack_bytes_per_thread_by_symbol().is_empty(), "PTX does not report it");
         loaded.add_loaded_kernel("f X=2: k".to_owned(), "k", &image);

@@ -7,9 +7,9 @@ use cudarc::driver::sys;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum L2LinePriority {
     /// L2 prefers to keep this share of the window's lines (0 to 1), and always the same lines.
-    Keep(f32),
+    PersistShareOfLines(f32),
     /// The window's lines get normal priority again, whatever priority an earlier launch set.
-    Release,
+    NormalPriority,
 }
 
 /// A range of device memory whose lines get a priority in the L2 cache during a launch
@@ -17,17 +17,17 @@ pub enum L2LinePriority {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct L2AccessPolicyWindow {
     /// Start address.
-    pub address: u64,
+    pub start_address: u64,
     /// Length of the window in bytes.
-    pub bytes: usize,
+    pub window_bytes: usize,
     /// Priority in L2 of the lines in the window.
-    pub lines: L2LinePriority,
+    pub line_priority: L2LinePriority,
 }
 
 impl L2AccessPolicyWindow {
     /// Returns the same range with normal priority, so that L2 may evict its lines like any others.
     pub const fn with_normal_priority(self) -> Self {
-        Self { lines: L2LinePriority::Release, ..self }
+        Self { line_priority: L2LinePriority::NormalPriority, ..self }
     }
 
     /// Converts the L2 access-policy window into a launch attribute of the driver API.
@@ -35,13 +35,13 @@ impl L2AccessPolicyWindow {
         use sys::CUaccessProperty_enum::{
             CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
         };
-        let (hit_ratio, hit) = match self.lines {
-            L2LinePriority::Keep(share) => (share, PERSISTING),
-            L2LinePriority::Release => (1.0, NORMAL),
+        let (hit_ratio, hit) = match self.line_priority {
+            L2LinePriority::PersistShareOfLines(share) => (share, PERSISTING),
+            L2LinePriority::NormalPriority => (1.0, NORMAL),
         };
         let window = sys::CUaccessPolicyWindow {
-            base_ptr: self.address as *mut _,
-            num_bytes: self.bytes,
+            base_ptr: self.start_address as *mut _,
+            num_bytes: self.window_bytes,
             hitRatio: hit_ratio,
             hitProp: hit,
             missProp: NORMAL,
@@ -61,8 +61,11 @@ mod tests {
     #[test]
     fn the_launch_attribute_of_an_l2_window_has_its_address_size_and_share() {
         use sys::CUaccessProperty_enum as Property;
-        let window =
-            L2AccessPolicyWindow { address: 4096, bytes: 512, lines: L2LinePriority::Keep(0.25) };
+        let window = L2AccessPolicyWindow {
+            start_address: 4096,
+            window_bytes: 512,
+            line_priority: L2LinePriority::PersistShareOfLines(0.25),
+        };
         let found = |window: L2AccessPolicyWindow| {
             let attribute = window.as_launch_attribute();
             assert_eq!(

@@ -120,7 +120,7 @@ impl DeviceBuffer {
     /// Fails if the range is not inside the buffer.
     fn device_address_of_range(&self, range: &Range<usize>) -> Result<u64, BackendError> {
         if range.start > range.end || range.end > self.size_in_bytes() {
-            return Err(BackendError::Launch(format!(
+            return Err(BackendError::ComputationFailed(format!(
                 "bytes {} to {} of a buffer of {}",
                 range.start,
                 range.end,
@@ -138,7 +138,7 @@ impl DeviceBuffer {
     /// failed.
     pub fn overwrite_first_bytes_from_host(&self, bytes: &[u8]) -> Result<(), BackendError> {
         if bytes.len() > self.size_in_bytes() {
-            return Err(BackendError::Launch(format!(
+            return Err(BackendError::ComputationFailed(format!(
                 "failed to copy {} bytes to a buffer of {}",
                 bytes.len(),
                 self.size_in_bytes()
@@ -176,7 +176,7 @@ impl DeviceBuffer {
         target: &mut [u8],
     ) -> Result<(), BackendError> {
         if offset.checked_add(target.len()).is_none_or(|end| end > self.size_in_bytes()) {
-            return Err(BackendError::Launch(format!(
+            return Err(BackendError::ComputationFailed(format!(
                 "failed to read {} bytes at {offset} of a buffer of {}",
                 target.len(),
                 self.size_in_bytes()
@@ -224,5 +224,5 @@ fn make_buffer_context_current(context: &CudaContext) -> Result<(), BackendError
 /// The error for an allocation that needs more device memory than is free; `available` is `None` if
 /// the driver does not report the free memory.
 pub fn error_for_too_little_memory(bytes: u64, available: Option<u64>) -> BackendError {
-    BackendError::OutOfMemory { needed: bytes, available }
+    BackendError::OutOfMemory { needed_bytes: bytes, free_bytes: available }
 }

@@ -15,7 +15,7 @@ pub struct PinnedHostDeviceMailbox {
 }
 
 /// Distance between the two words of a mailbox, in 4-byte words.
-const MAILBOX_WORDS_APART: usize = 64;
+const MAILBOX_WORD_DISTANCE_IN_WORDS: usize = 64;
 
 /// Allocates `count` values in pinned host memory, which are not initialised.
 fn allocate_pinned_words<T>(count: usize) -> Result<NonNull<T>, BackendError> {
@@ -24,14 +24,15 @@ fn allocate_pinned_words<T>(count: usize) -> Result<NonNull<T>, BackendError> {
     // opened on it.
     let memory = unsafe { result::malloc_host(count * size_of::<T>(), flags) }
         .map_err(|error| error_for_failed_action("pin host memory", &error))?;
-    NonNull::new(memory.cast())
-        .ok_or_else(|| BackendError::Launch("failed to pin host memory: no address".to_owned()))
+    NonNull::new(memory.cast()).ok_or_else(|| {
+        BackendError::ComputationFailed("failed to pin host memory: no address".to_owned())
+    })
 }
 
 impl PinnedHostDeviceMailbox {
     /// Allocates the mailbox.
     pub fn new() -> Result<Self, BackendError> {
-        let mailbox = Self { words: allocate_pinned_words(2 * MAILBOX_WORDS_APART)? };
+        let mailbox = Self { words: allocate_pinned_words(2 * MAILBOX_WORD_DISTANCE_IN_WORDS)? };
         mailbox.word_read_by_device().store(0, Ordering::Release);
         mailbox.word_written_by_device().store(0, Ordering::Release);
         Ok(mailbox)
@@ -47,14 +48,14 @@ impl PinnedHostDeviceMailbox {
     /// The mailbox word that the device writes and the host reads.
     pub fn word_written_by_device(&self) -> &AtomicU32 {
         // SAFETY: as above.
-        unsafe { self.words.add(MAILBOX_WORDS_APART).as_ref() }
+        unsafe { self.words.add(MAILBOX_WORD_DISTANCE_IN_WORDS).as_ref() }
     }
 
     /// Addresses of the word that the device reads and of the word that the device writes; host and
     /// device use the same addresses.
     pub fn addresses_of_both_words(&self) -> (u64, u64) {
         let base = self.words.as_ptr() as u64;
-        (base, base + (MAILBOX_WORDS_APART * size_of::<AtomicU32>()) as u64)
+        (base, base + (MAILBOX_WORD_DISTANCE_IN_WORDS * size_of::<AtomicU32>()) as u64)
     }
 }
 

@@ -56,8 +56,8 @@ pub struct DeviceMemoryInUse {
     /// Bytes allocated from the device's memory pool, as every
     /// [`DeviceBuffer`](crate::DeviceBuffer) is, without the unused part of the pool's 32 MiB
     /// pieces; 0 without a pool.
-    pub pool_bytes: u64,
-    /// Largest value of `pool_bytes` since the last [`restart_peak_of_pool`], bytes.
+    pub allocated_pool_bytes: u64,
+    /// Largest value of `allocated_pool_bytes` since the last [`restart_peak_of_pool`], bytes.
     pub peak_pool_bytes: u64,
     /// Bytes in use outside the pool, in pages of 2 MiB: other allocations, modules, memory of the
     /// context and of libraries, and other processes.
@@ -76,7 +76,7 @@ pub fn read_device_memory_usage(device: &Device) -> Result<DeviceMemoryInUse, Ba
     let reserved = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
     let outside = total.saturating_sub(free).saturating_sub(reserved);
     Ok(DeviceMemoryInUse {
-        pool_bytes: pool,
+        allocated_pool_bytes: pool,
         peak_pool_bytes: peak.max(pool),
         bytes_outside_pool: outside,
     })
@@ -139,15 +139,21 @@ mod tests {
         eprintln!("{before:?} {now:?}");
         // The driver rounds an allocation up to a multiple of about 512 bytes.
         let is_about = |bytes: u64, expected: u64| (expected..expected + MIB).contains(&bytes);
-        assert!(is_about(now.pool_bytes - before.pool_bytes, 96 * MIB));
-        assert!(is_about(now.peak_pool_bytes - before.pool_bytes, 160 * MIB));
+        assert!(is_about(now.allocated_pool_bytes - before.allocated_pool_bytes, 96 * MIB));
+        assert!(is_about(now.peak_pool_bytes - before.allocated_pool_bytes, 160 * MIB));
         // Other tests may open the device at the same time, which uses memory outside the pool.
         assert!(now.bytes_outside_pool.abs_diff(before.bytes_outside_pool) <= 32 * MIB);
         restart_peak_of_pool(&device).unwrap();
-        assert_eq!(read_device_memory_usage(&device).unwrap().peak_pool_bytes, now.pool_bytes);
+        assert_eq!(
+            read_device_memory_usage(&device).unwrap().peak_pool_bytes,
+            now.allocated_pool_bytes
+        );
         drop(kept);
         free_and_total_after_launches(&device).unwrap();
-        assert_eq!(read_device_memory_usage(&device).unwrap().pool_bytes, before.pool_bytes);
+        assert_eq!(
+            read_device_memory_usage(&device).unwrap().allocated_pool_bytes,
+            before.allocated_pool_bytes
+        );
     }
 
     #[test]

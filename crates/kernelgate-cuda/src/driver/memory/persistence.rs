@@ -25,7 +25,7 @@ use crate::driver::stream::stream_settings::CudaStreamSettings;
 pub struct PersistingL2SetAside {
     context: Arc<CudaContext>,
     set_aside_and_max_window: SetAsideAndMaxWindow,
-    previous_set_aside_bytes: usize,
+    previous_l2_set_aside_bytes: usize,
 }
 
 impl PersistingL2SetAside {
@@ -35,7 +35,7 @@ impl PersistingL2SetAside {
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if the device allows no set-aside (before compute
     /// capability 8, on a MIG slice, under MPS), or with another error of the driver.
-    pub fn set_aside_bytes(device: &Device, bytes: usize) -> Result<Self, BackendError> {
+    pub fn set_aside_l2_bytes(device: &Device, bytes: usize) -> Result<Self, BackendError> {
         let context = Arc::clone(device.context());
         let attribute = |attribute| {
             let value = context
@@ -62,18 +62,22 @@ impl PersistingL2SetAside {
         let mut taken = Self {
             context: Arc::clone(&context),
             set_aside_and_max_window: SetAsideAndMaxWindow {
-                set_aside_bytes: 0,
-                max_window_bytes: most_window,
+                l2_set_aside_bytes: 0,
+                max_access_window_bytes: most_window,
             },
-            previous_set_aside_bytes: before,
+            previous_l2_set_aside_bytes: before,
         };
-        taken.set_aside_and_max_window.set_aside_bytes = read_persisting_l2_bytes(device)?;
-        if taken.set_aside_and_max_window.set_aside_bytes == 0 { Err(none()) } else { Ok(taken) }
+        taken.set_aside_and_max_window.l2_set_aside_bytes = read_persisting_l2_bytes(device)?;
+        if taken.set_aside_and_max_window.l2_set_aside_bytes == 0 { Err(none()) } else { Ok(taken) }
     }
 
     /// An access-policy window for this address range that keeps as large a share of its lines as
     /// the set-aside can hold.
-    pub fn window_keeping_what_fits(&self, address: u64, bytes: usize) -> L2AccessPolicyWindow {
+    pub fn access_window_keeping_what_fits(
+        &self,
+        address: u64,
+        bytes: usize,
+    ) -> L2AccessPolicyWindow {
         self.set_aside_and_max_window.access_policy_window(address, bytes)
     }
 }
@@ -90,7 +94,7 @@ pub fn read_persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> 
 /// access-policy window. After this call, every case starts with the same L2 settings.
 pub fn restore_l2_to_state_when_opened(device: &Device) -> Result<(), BackendError> {
     device.restore_context_and_stream_settings()?;
-    free_set_aside_and_release_lines(device)
+    free_l2_set_aside_and_release_lines(device)
 }
 
 /// Settings of the context, of the stream and of L2 at one time.
@@ -117,7 +121,7 @@ pub fn restore_context_stream_and_l2_settings(
     device: &Device,
     before: &ContextStreamAndL2Settings,
 ) -> Result<(), BackendError> {
-    before.context.restore_in_context(device.context())?;
+    before.context.restore_settings_in_context(device.context())?;
     if let (Some(aside), true) = (
         before.l2_set_aside_bytes,
         read_persisting_l2_bytes(device).ok() != before.l2_set_aside_bytes,
@@ -130,8 +134,8 @@ pub fn restore_context_stream_and_l2_settings(
 
 /// Frees the set-aside of L2 and releases the lines that earlier launches kept, so that every case
 /// begins with the same L2.
-fn free_set_aside_and_release_lines(device: &Device) -> Result<(), BackendError> {
-    match restore_set_aside_and_release_lines(device.context(), 0) {
+fn free_l2_set_aside_and_release_lines(device: &Device) -> Result<(), BackendError> {
+    match restore_l2_set_aside_and_release_lines(device.context(), 0) {
         // On compute capability below 8, on a MIG slice or under MPS, no L2 can be set aside, so
         // there is nothing to free.
         Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => Ok(()),
@@ -153,7 +157,7 @@ pub fn release_persisting_l2_lines(device: &Device) -> Result<(), BackendError> 
 }
 
 /// Sets the set-aside of L2 back to `before` bytes, and releases the lines that were kept.
-fn restore_set_aside_and_release_lines(
+fn restore_l2_set_aside_and_release_lines(
     context: &CudaContext,
     before: usize,
 ) -> Result<(), DriverError> {
@@ -166,27 +170,28 @@ fn restore_set_aside_and_release_lines(
 impl Drop for PersistingL2SetAside {
     fn drop(&mut self) {
         // A broken context refuses this call, and then the process ends anyway.
-        let _ = restore_set_aside_and_release_lines(&self.context, self.previous_set_aside_bytes);
+        let _ =
+            restore_l2_set_aside_and_release_lines(&self.context, self.previous_l2_set_aside_bytes);
     }
 }
 
 /// Bytes of L2 that are set aside, and the largest number of bytes of an access-policy window.
 #[derive(Debug, Clone, Copy)]
 struct SetAsideAndMaxWindow {
-    set_aside_bytes: usize,
-    max_window_bytes: usize,
+    l2_set_aside_bytes: usize,
+    max_access_window_bytes: usize,
 }
 
 impl SetAsideAndMaxWindow {
-    /// A window that keeps all lines of a range larger than the set-aside would evict its own lines
-    /// before they are used again, so only a share of the lines is kept.
+    /// If a window kept all lines of a range larger than the set-aside, the lines would evict each
+    /// other before reuse, so only a share of them is kept.
     fn access_policy_window(self, address: u64, bytes: usize) -> L2AccessPolicyWindow {
-        let bytes = bytes.min(self.max_window_bytes);
+        let bytes = bytes.min(self.max_access_window_bytes);
         L2AccessPolicyWindow {
-            address,
-            bytes,
-            lines: L2LinePriority::Keep(
-                (self.set_aside_bytes as f64 / bytes.max(1) as f64).min(1.0) as f32,
+            start_address: address,
+            window_bytes: bytes,
+            line_priority: L2LinePriority::PersistShareOfLines(
+                (self.l2_set_aside_bytes as f64 / bytes.max(1) as f64).min(1.0) as f32,
             ),
         }
     }
@@ -199,30 +204,37 @@ mod tests {
 
     #[test]
     fn an_l2_window_keeps_the_share_that_fits_into_the_set_aside() {
-        let room = SetAsideAndMaxWindow { set_aside_bytes: 30 << 20, max_window_bytes: 128 << 20 };
+        let room = SetAsideAndMaxWindow {
+            l2_set_aside_bytes: 30 << 20,
+            max_access_window_bytes: 128 << 20,
+        };
         let window = |bytes| room.access_policy_window(4096, bytes);
         assert_eq!(
             window(18 << 20),
             L2AccessPolicyWindow {
-                address: 4096,
-                bytes: 18 << 20,
-                lines: L2LinePriority::Keep(1.0)
+                start_address: 4096,
+                window_bytes: 18 << 20,
+                line_priority: L2LinePriority::PersistShareOfLines(1.0)
             }
         );
-        assert_eq!(window(60 << 20).lines, L2LinePriority::Keep(0.5));
+        assert_eq!(window(60 << 20).line_priority, L2LinePriority::PersistShareOfLines(0.5));
         // Lines beyond the largest window keep normal priority.
         assert_eq!(
             window(1 << 30),
             L2AccessPolicyWindow {
-                address: 4096,
-                bytes: 128 << 20,
-                lines: L2LinePriority::Keep(30.0 / 128.0)
+                start_address: 4096,
+                window_bytes: 128 << 20,
+                line_priority: L2LinePriority::PersistShareOfLines(30.0 / 128.0)
             }
         );
-        assert_eq!(window(0).lines, L2LinePriority::Keep(1.0));
+        assert_eq!(window(0).line_priority, L2LinePriority::PersistShareOfLines(1.0));
         assert_eq!(
             window(1 << 20).with_normal_priority(),
-            L2AccessPolicyWindow { address: 4096, bytes: 1 << 20, lines: L2LinePriority::Release }
+            L2AccessPolicyWindow {
+                start_address: 4096,
+                window_bytes: 1 << 20,
+                line_priority: L2LinePriority::NormalPriority
+            }
         );
     }
 
@@ -231,14 +243,14 @@ mod tests {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let limit = || device.context().get_limit(LIMIT).unwrap();
         let before = limit();
-        match PersistingL2SetAside::set_aside_bytes(&device, 8 << 20) {
+        match PersistingL2SetAside::set_aside_l2_bytes(&device, 8 << 20) {
             Ok(taken) => {
                 eprintln!(
                     "8388608 bytes asked for, {} set aside, windows up to {}",
-                    taken.set_aside_and_max_window.set_aside_bytes,
-                    taken.set_aside_and_max_window.max_window_bytes
+                    taken.set_aside_and_max_window.l2_set_aside_bytes,
+                    taken.set_aside_and_max_window.max_access_window_bytes
                 );
-                assert_eq!(limit(), taken.set_aside_and_max_window.set_aside_bytes);
+                assert_eq!(limit(), taken.set_aside_and_max_window.l2_set_aside_bytes);
                 drop(taken);
             }
             Err(BackendError::Unsupported(reason)) => eprintln!("skipped: {reason}"),

@@ -148,7 +148,7 @@ impl PinnedStagingBlock {
         }
         .map_err(|error| error_for_failed_action("pin host memory", &error))?;
         let memory = NonNull::new(memory.cast::<u8>()).ok_or_else(|| {
-            BackendError::Launch("failed to pin host memory: no address".to_owned())
+            BackendError::ComputationFailed("failed to pin host memory: no address".to_owned())
         })?;
         // SAFETY: the allocation has this many bytes, and all of them are initialised here.
         unsafe { memory.as_ptr().write_bytes(0, PINNED_STAGING_BLOCK_BYTES) };

@@ -17,15 +17,18 @@ pub struct TimingEventPool {
 
 impl TimingEventPool {
     /// Creates a pool of `count` CUDA events that record time on the device's stream.
-    pub fn on_device_stream(device: &Device, count: usize) -> Result<Self, BackendError> {
-        Self::create_for_stream(
+    pub fn event_pool_on_device_stream(
+        device: &Device,
+        count: usize,
+    ) -> Result<Self, BackendError> {
+        Self::create_event_pool_for_stream(
             OwnOrForeignStream::StreamOfOwnDevice(Arc::clone(device.stream())),
             count,
         )
     }
 
     /// Creates a pool of `count` CUDA events that record time on a stream.
-    pub(crate) fn create_for_stream(
+    pub(crate) fn create_event_pool_for_stream(
         stream: OwnOrForeignStream,
         count: usize,
     ) -> Result<TimingEventPool, BackendError> {
@@ -89,7 +92,7 @@ pub struct StreamOrderingEvent(CudaEvent);
 
 impl StreamOrderingEvent {
     /// Creates an event.
-    pub fn without_timing(device: &Device) -> Result<Self, BackendError> {
+    pub fn create_event_without_timing(device: &Device) -> Result<Self, BackendError> {
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         device
             .context()

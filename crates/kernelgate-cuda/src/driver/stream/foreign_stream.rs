@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{DriverError, sys};
 
 use super::raw_stream::RawStreamHandle;
-use super::stream_hold::HostStreamHold;
+use super::stream_hold::StreamHoldByHostFunction;
 use super::stream_timer::StreamTimer;
 use super::thread_state;
-use super::timed_stream::{self, CurrentContextGuard, OwnOrForeignStream};
+use super::timed_stream::{self, CurrentCudaContextGuard, OwnOrForeignStream};
 use crate::driver::device::{self, GpuProperties, GpuUnusableError};
 use crate::driver::driver_error::{driver_error_text, error_for_failed_action};
 use crate::driver::gpu_check::{CompilationTarget, architecture_of_gpu};
@@ -29,17 +29,17 @@ pub enum ForeignStreamError {
         "the stream's handle is null; where the legacy default stream is meant, say so: it has a \
          handle of its own"
     )]
-    Null,
+    NullHandle,
     /// The handle means a default stream, but no CUDA context is current on the calling thread.
     #[error("no CUDA context is current on this thread, whose default stream would be meant")]
-    NoContext,
+    NoCurrentContext,
     /// The driver does not know the stream handle.
-    #[error("{handle:?} is no stream that lives: {error}")]
-    NoStream {
+    #[error("{handle:?} is no stream that lives: {driver_error_text}")]
+    UnknownStreamHandle {
         /// The stream handle that the caller gave.
         handle: RawStreamHandle,
         /// The driver's error text for the unknown stream handle.
-        error: String,
+        driver_error_text: String,
     },
     /// The device failed.
     #[error(transparent)]
@@ -51,13 +51,13 @@ pub enum ForeignStreamError {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmptyIntervalDurations {
     /// Upper quartile of the intervals without work between the two events, with the stream held.
-    pub without_work_ns: f64,
+    pub interval_without_work_ns: f64,
     /// Lower quartile of the intervals around a fill of one byte, the smallest command, with the
     /// stream held. The lower quartile.
-    pub with_byte_fill_ns: f64,
+    pub interval_with_byte_fill_ns: f64,
     /// Upper quartile of the intervals around a wait of the host for the stream, without other
     /// work.
-    pub with_host_wait_ns: f64,
+    pub interval_with_host_wait_ns: f64,
 }
 
 /// A measured interval between two CUDA events on a foreign stream.
@@ -87,7 +87,7 @@ const LAST_EVENT_INDEX: usize = 1;
 
 /// Times work on a CUDA stream that was created by other code.
 pub struct ForeignStreamTimer {
-    timer: StreamTimer<HostStreamHold>,
+    timer: StreamTimer<StreamHoldByHostFunction>,
     gpu_properties: GpuProperties,
 }
 
@@ -103,19 +103,25 @@ impl ForeignStreamTimer {
         timeout: Duration,
     ) -> Result<Self, ForeignStreamError> {
         if stream.is_null() {
-            return Err(ForeignStreamError::Null);
+            return Err(ForeignStreamError::NullHandle);
         }
         device::count_gpus()?;
-        let timed =
-            OwnOrForeignStream::Theirs { stream, context: context_of_stream_or_current(stream)? };
+        let timed = OwnOrForeignStream::ForeignStream {
+            stream,
+            context: context_of_stream_or_current(stream)?,
+        };
         let cu_device = timed.gpu_of_stream()?;
         let facts = architecture_of_gpu(cu_device)
             .and_then(|own| {
                 device::read_gpu_properties(cu_device, CompilationTarget::for_precompiled_code(own))
             })
             .map_err(|error| error_for_failed_action("describe the stream's GPU", &error))?;
-        let timer =
-            StreamTimer::create_for_stream(timed, 2, HostStreamHold::for_stream(stream), timeout)?;
+        let timer = StreamTimer::create_timer_for_stream(
+            timed,
+            2,
+            StreamHoldByHostFunction::hold_for_stream(stream),
+            timeout,
+        )?;
         Ok(Self { timer, gpu_properties: facts })
     }
 
@@ -136,7 +142,7 @@ impl ForeignStreamTimer {
         self.with_allocated_byte(|stream, byte| {
             stream.hold_and_enqueue_first_event(None)?;
             stream.enqueue_fill_of_one_byte(byte)?;
-            stream.end_interval().map(drop)
+            stream.end_interval_and_wait().map(drop)
         })
     }
 
@@ -184,15 +190,15 @@ impl ForeignStreamTimer {
         })?;
         let waited = self.sorted_interval_durations(HOST_WAIT_HOLD_LIMIT, |timer| {
             let _entered = timer.enter_context_of_stream()?;
-            // SAFETY: the stream lives.
+            // SAFETY: the CUDA stream is alive.
             unsafe { sys::cuStreamSynchronize(stream) }
                 .result()
                 .map_err(|error| error_for_failed_action("wait for the stream", &error))
         })?;
         Ok(EmptyIntervalDurations {
-            without_work_ns: nothing[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
-            with_byte_fill_ns: least[EMPTY_INTERVAL_REPETITIONS / 4],
-            with_host_wait_ns: waited[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
+            interval_without_work_ns: nothing[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
+            interval_with_byte_fill_ns: least[EMPTY_INTERVAL_REPETITIONS / 4],
+            interval_with_host_wait_ns: waited[EMPTY_INTERVAL_REPETITIONS * 3 / 4],
         })
     }
 
@@ -205,7 +211,7 @@ impl ForeignStreamTimer {
         let once = |stream: &mut Self| -> Result<f64, BackendError> {
             stream.hold_and_enqueue_first_event(Some(hold))?;
             enqueue(stream)?;
-            Ok(stream.end_interval()?.elapsed_ns)
+            Ok(stream.end_interval_and_wait()?.elapsed_ns)
         };
         // The first repetition is not timed, because the first operation of a kind may load code.
         once(self)?;
@@ -216,8 +222,8 @@ impl ForeignStreamTimer {
     }
 
     /// Enqueues the first event of the interval, behind a hold of the stream if `hold` is a
-    /// duration. The stream is held until [`Self::end_interval`], but at most for the duration
-    /// `hold`.
+    /// duration. The stream is held until [`Self::end_interval_and_wait`], but at most for the
+    /// duration `hold`.
     ///
     /// # Errors
     /// Fails with [`BackendError::NotTimed`] if the stream is in capture mode, or with an error of
@@ -227,19 +233,19 @@ impl ForeignStreamTimer {
         hold: Option<Duration>,
     ) -> Result<(), BackendError> {
         self.require_no_open_capture()?;
-        self.timer.begin_interval(hold)?;
+        self.timer.hold_stream_and_begin_interval(hold)?;
         self.timer.enqueue_event(FIRST_EVENT_INDEX)
     }
 
     /// Enqueues the last event of the interval, releases the stream, and waits for the event.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Lost`] if the work does not end before the timeout, with
+    /// Fails with [`BackendError::DeviceLost`] if the work does not end before the timeout, with
     /// [`BackendError::NotTimed`] if a capture was left open, or if work on the stream failed.
-    pub fn end_interval(&mut self) -> Result<ForeignStreamInterval, BackendError> {
+    pub fn end_interval_and_wait(&mut self) -> Result<ForeignStreamInterval, BackendError> {
         let drained = self.enqueue_last_event_and_check_drained();
         // The stream is released even after an error, so that its work does not wait for ever.
-        self.timer.release();
+        self.timer.release_held_stream();
         let drained = drained?;
         let held = self.timer.enqueue_and_wait_for_end_event()?;
         Ok(ForeignStreamInterval {
@@ -254,7 +260,7 @@ impl ForeignStreamTimer {
     fn enqueue_last_event_and_check_drained(&self) -> Result<bool, BackendError> {
         self.require_no_open_capture()?;
         let entered = self.enter_context_of_stream()?;
-        // SAFETY: the stream lives.
+        // SAFETY: the CUDA stream is alive.
         let drained = match unsafe { sys::cuStreamQuery(self.timer.timed_stream().driver_handle()) }
             .result()
         {
@@ -283,7 +289,7 @@ impl ForeignStreamTimer {
         Ok(started.elapsed())
     }
 
-    fn enter_context_of_stream(&self) -> Result<CurrentContextGuard, BackendError> {
+    fn enter_context_of_stream(&self) -> Result<CurrentCudaContextGuard, BackendError> {
         self.timer.timed_stream().enter_stream_context()
     }
 
@@ -293,11 +299,11 @@ impl ForeignStreamTimer {
             self.timer.timed_stream().driver_handle(),
         ) {
             Ok(false) => Ok(()),
-            // This is the driver's answer for the legacy stream while another stream is in capture
-            // mode.
+            // The driver returns this error for the legacy stream while another stream is in
+            // capture mode.
             Ok(true) | Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => {
                 let open = "a capture is open on the stream that is timed";
-                Err(BackendError::NotTimed(CaseFailureReason::with_kind_and_sentence(
+                Err(BackendError::NotTimed(CaseFailureReason::failure_with_kind_and_sentence(
                     "capture_open",
                     open,
                 )))
@@ -317,11 +323,11 @@ fn context_of_stream_or_current(
     if stream.is_default_stream() {
         let context =
             thread_state::context_current_on_thread().ok().filter(|context| !context.is_null());
-        return context.ok_or(ForeignStreamError::NoContext);
+        return context.ok_or(ForeignStreamError::NoCurrentContext);
     }
-    let unknown = |error: DriverError| ForeignStreamError::NoStream {
+    let unknown = |error: DriverError| ForeignStreamError::UnknownStreamHandle {
         handle: stream,
-        error: driver_error_text(&error),
+        driver_error_text: driver_error_text(&error),
     };
     timed_stream::context_of_stream(stream).map_err(unknown)
 }
@@ -339,7 +345,7 @@ mod tests {
         let refused =
             ForeignStreamTimer::stream_timer_with_timeout(RawStreamHandle::from(0), TEST_TIMEOUT)
                 .err();
-        assert_eq!(refused, Some(ForeignStreamError::Null));
+        assert_eq!(refused, Some(ForeignStreamError::NullHandle));
     }
 
     #[test]
@@ -348,15 +354,18 @@ mod tests {
         let stream = RawStreamHandle::from(device.stream().cu_stream());
         let mut timer =
             ForeignStreamTimer::stream_timer_with_timeout(stream, TEST_TIMEOUT).unwrap();
-        assert_eq!(timer.gpu_properties().uuid, device.gpu_properties().uuid);
+        assert_eq!(timer.gpu_properties().gpu_uuid, device.gpu_properties().gpu_uuid);
         let readings = timer.measure_empty_intervals().unwrap();
         eprintln!("{readings:?}");
-        assert!(readings.without_work_ns < readings.with_byte_fill_ns, "{readings:?}");
+        assert!(
+            readings.interval_without_work_ns < readings.interval_with_byte_fill_ns,
+            "{readings:?}"
+        );
         let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
         for hold in [None, Some(Duration::from_millis(50))] {
             timer.hold_and_enqueue_first_event(hold).unwrap();
             spin.enqueue_spin(200_000).unwrap();
-            let interval = timer.end_interval().unwrap();
+            let interval = timer.end_interval_and_wait().unwrap();
             eprintln!("{interval:?}");
             assert_eq!(interval.stream_stayed_held, hold.map(|_| true));
             assert!(interval.elapsed_ns > 200_000.0 && interval.elapsed_ns < 2e6, "{interval:?}");
@@ -364,7 +373,7 @@ mod tests {
         // The host waits for the stream while it is held, so the hold of one millisecond times out.
         timer.hold_and_enqueue_first_event(Some(Duration::from_millis(1))).unwrap();
         device.synchronize_without_timeout().unwrap();
-        assert_eq!(timer.end_interval().unwrap().stream_stayed_held, Some(false));
+        assert_eq!(timer.end_interval_and_wait().unwrap().stream_stayed_held, Some(false));
         assert!(timer.wait_for_context_and_return_duration().unwrap() < Duration::from_millis(50));
     }
 
@@ -378,7 +387,7 @@ mod tests {
             let mut timer =
                 ForeignStreamTimer::stream_timer_with_timeout(stream, TEST_TIMEOUT).unwrap();
             timer.hold_and_enqueue_first_event(None).unwrap();
-            assert!(timer.end_interval().unwrap().elapsed_ns >= 0.0);
+            assert!(timer.end_interval_and_wait().unwrap().elapsed_ns >= 0.0);
         }
         let elsewhere = std::thread::spawn(|| {
             ForeignStreamTimer::stream_timer_with_timeout(
@@ -387,6 +396,6 @@ mod tests {
             )
             .err()
         });
-        assert_eq!(elsewhere.join().unwrap(), Some(ForeignStreamError::NoContext));
+        assert_eq!(elsewhere.join().unwrap(), Some(ForeignStreamError::NoCurrentContext));
     }
 }

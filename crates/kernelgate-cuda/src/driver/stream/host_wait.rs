@@ -10,8 +10,8 @@ use crate::driver::driver_error::error_for_failed_action;
 /// Waits until all work on the stream has finished, at most for the duration `timeout`.
 ///
 /// # Errors
-/// Fails with [`BackendError::Lost`] if the work has not finished at the timeout, or if work on the
-/// stream failed.
+/// Fails with [`BackendError::DeviceLost`] if the work has not finished at the timeout, or if work
+/// on the stream failed.
 pub fn wait_for_stream_with_timeout(
     stream: &CudaStream,
     marker: &CudaEvent,
@@ -24,8 +24,8 @@ pub fn wait_for_stream_with_timeout(
 /// Waits until an event has passed, at most for the duration `timeout`; the event must be alive.
 ///
 /// # Errors
-/// Fails with [`BackendError::Lost`] if the event has not passed at the timeout, or if earlier work
-/// failed.
+/// Fails with [`BackendError::DeviceLost`] if the event has not passed at the timeout, or if
+/// earlier work failed.
 pub fn wait_for_event_with_timeout(
     event: sys::CUevent,
     timeout: Duration,
@@ -40,7 +40,7 @@ pub fn wait_for_event_with_timeout(
         }
         let waited = start.elapsed();
         if waited > timeout {
-            return Err(BackendError::Lost(format!(
+            return Err(BackendError::DeviceLost(format!(
                 "a kernel did not finish within {} s",
                 timeout.as_secs()
             )));

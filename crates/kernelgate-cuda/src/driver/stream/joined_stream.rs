@@ -31,7 +31,8 @@ impl ForeignStreamJoinedWithDevice {
         stream: impl Into<RawStreamHandle>,
     ) -> Result<Self, BackendError> {
         let theirs = stream.into();
-        let refused = |why: String| BackendError::Launch(format!("the stream to join {why}"));
+        let refused =
+            |why: String| BackendError::ComputationFailed(format!("the stream to join {why}"));
         if theirs.is_null() {
             return Err(refused("has a null handle".to_owned()));
         }
@@ -43,12 +44,12 @@ impl ForeignStreamJoinedWithDevice {
             })?;
             if context != own {
                 let ordinal =
-                    OwnOrForeignStream::Theirs { stream: theirs, context }.gpu_of_stream();
+                    OwnOrForeignStream::ForeignStream { stream: theirs, context }.gpu_of_stream();
                 let ordinal = ordinal.map_or_else(|_| "?".to_owned(), |it| it.to_string());
                 return Err(refused(format!(
                     "is of another context, on GPU {ordinal}: make it in the one that the row gets, on \
                      GPU {}",
-                    device.gpu_properties().ordinal
+                    device.gpu_properties().gpu_ordinal
                 )));
             }
         }
@@ -75,7 +76,7 @@ impl ForeignStreamJoinedWithDevice {
     ///
     /// # Errors
     /// Fails with the error of `enqueue`, or if the driver cannot order the two streams.
-    pub fn enqueue_in_order_of_device_stream<E>(
+    pub fn enqueue_on_foreign_stream_in_order<E>(
         &self,
         enqueue: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), BackendError>
@@ -122,7 +123,7 @@ mod tests {
             ForeignStreamJoinedWithDevice::join_with_device_stream(&device, other.cu_stream())
                 .unwrap();
         let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
-        let around = || joined.enqueue_in_order_of_device_stream(|| spin.enqueue_spin(1000));
+        let around = || joined.enqueue_on_foreign_stream_in_order(|| spin.enqueue_spin(1000));
         around().unwrap();
         device.synchronize().unwrap();
         // In this test the spin kernel runs on the device's stream; the test checks that the fork
@@ -130,14 +131,14 @@ mod tests {
         assert!(
             ExecutableCudaGraph::capture_from_device_stream(&device, around)
                 .unwrap()
-                .launch_node_count()
+                .node_count_without_separators()
                 > 0
         );
     }
 
     /// The expected error for a foreign stream on GPU `stream` and an implementation on GPU `row`.
     fn error_for_stream_of_other_gpu(stream: usize, row: usize) -> BackendError {
-        BackendError::Launch(format!(
+        BackendError::ComputationFailed(format!(
             "the stream to join is of another context, on GPU {stream}: make it in the one that \
              the row gets, on GPU {row}"
         ))
@@ -172,12 +173,13 @@ mod tests {
         let null =
             ForeignStreamJoinedWithDevice::join_with_device_stream(&device, 0).err().unwrap();
         let why = "the stream to join has a null handle";
-        assert_eq!(null, BackendError::Launch(why.to_owned()));
+        assert_eq!(null, BackendError::ComputationFailed(why.to_owned()));
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
         type CuCtxCreateFunction =
             unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult;
         let create =
-            library::library_function_address(NvidiaLibrary::Driver, c"cuCtxCreate_v2").unwrap();
+            library::library_function_address(NvidiaLibrary::CudaDriver, c"cuCtxCreate_v2")
+                .unwrap();
         // SAFETY: the function has this type, the pointers are valid, and the context is destroyed
         // below.
         unsafe {

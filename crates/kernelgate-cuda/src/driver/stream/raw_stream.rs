@@ -22,8 +22,8 @@ impl RawStreamHandle {
     /// context that is current.
     pub const PER_THREAD_DEFAULT_STREAM: RawStreamHandle = Self(2);
 
-    /// The stream handle as an integer, for code that passes handles as integers.
-    pub const fn address(self) -> usize {
+    /// Returns the stream handle as an integer, for code that passes handles as integers.
+    pub const fn handle_as_integer(self) -> usize {
         self.0
     }
 
@@ -64,8 +64,8 @@ impl RawContextHandle {
         Self(context as usize)
     }
 
-    /// The context handle as an integer.
-    pub const fn address(self) -> usize {
+    /// Returns the context handle as an integer.
+    pub const fn handle_as_integer(self) -> usize {
         self.0
     }
 

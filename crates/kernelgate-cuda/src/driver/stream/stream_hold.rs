@@ -4,7 +4,7 @@
 //! On the stream of a device that kernelgate opened, a spinning kernel
 //! ([`StreamBlocker`](crate::instruments::timing::StreamBlocker)) holds the stream. On a foreign
 //! stream, kernelgate launches no kernels: the driver calls a host function there that waits
-//! ([`HostStreamHold`]).
+//! ([`StreamHoldByHostFunction`]).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -27,13 +27,13 @@ pub trait StreamHold {
     /// Releases the stream, so that its queued work runs; does nothing if the stream is not held.
     fn release_stream(&mut self);
 
-    /// Whether the host released the last hold before it timed out. Otherwise the hold timed out.
+    /// Returns whether the host released the last hold before the hold timed out.
     fn was_released_in_time(&self) -> bool;
 }
 
 /// Holds a CUDA stream by a host function that the driver calls when the stream reaches it, and
 /// that waits.
-pub struct HostStreamHold {
+pub struct StreamHoldByHostFunction {
     stream: RawStreamHandle,
     last_hold: Arc<HostHoldState>,
 }
@@ -42,19 +42,19 @@ pub struct HostStreamHold {
 struct HostHoldState {
     time_limit: Duration,
     released: AtomicBool,
-    expired: AtomicBool,
+    hold_timed_out: AtomicBool,
 }
 
 impl HostHoldState {
     fn with_time_limit(at_most: Duration) -> Arc<Self> {
         let (released, expired) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Self { time_limit: at_most, released, expired })
+        Arc::new(Self { time_limit: at_most, released, hold_timed_out: expired })
     }
 }
 
-impl HostStreamHold {
+impl StreamHoldByHostFunction {
     /// Makes a hold for a stream without enqueueing it.
-    pub(crate) fn for_stream(stream: RawStreamHandle) -> Self {
+    pub(crate) fn hold_for_stream(stream: RawStreamHandle) -> Self {
         Self { stream, last_hold: HostHoldState::with_time_limit(Duration::ZERO) }
     }
 }
@@ -64,19 +64,19 @@ impl HostStreamHold {
 /// # Safety
 /// The pointer `data` must come from `Arc::into_raw` of an `Arc<HostHoldState>` for this one call.
 unsafe extern "C" fn wait_on_driver_thread(data: *mut c_void) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller guarantees that `data` comes from `Arc::into_raw`, for this call alone.
     let hold = unsafe { Arc::from_raw(data.cast::<HostHoldState>().cast_const()) };
     let started = Instant::now();
     while !hold.released.load(Ordering::Acquire) {
         if started.elapsed() > hold.time_limit {
-            hold.expired.store(true, Ordering::Release);
+            hold.hold_timed_out.store(true, Ordering::Release);
             return;
         }
         std::thread::yield_now();
     }
 }
 
-impl StreamHold for HostStreamHold {
+impl StreamHold for StreamHoldByHostFunction {
     fn enqueue_hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
         self.last_hold = HostHoldState::with_time_limit(at_most);
         let data = Arc::into_raw(Arc::clone(&self.last_hold)).cast_mut().cast::<c_void>();
@@ -98,11 +98,11 @@ impl StreamHold for HostStreamHold {
     }
 
     fn was_released_in_time(&self) -> bool {
-        !self.last_hold.expired.load(Ordering::Acquire)
+        !self.last_hold.hold_timed_out.load(Ordering::Acquire)
     }
 }
 
-impl Drop for HostStreamHold {
+impl Drop for StreamHoldByHostFunction {
     fn drop(&mut self) {
         // Dropping the hold releases the stream, so that its work does not wait for ever.
         self.release_stream();
@@ -120,7 +120,7 @@ mod tests {
         // SAFETY: the data is an `Arc<HostHoldState>` that came from `Arc::into_raw`.
         unsafe { wait_on_driver_thread(data) };
         assert_eq!(Arc::strong_count(hold), 1, "the call gives its count back");
-        hold.expired.load(Ordering::Acquire)
+        hold.hold_timed_out.load(Ordering::Acquire)
     }
 
     #[test]

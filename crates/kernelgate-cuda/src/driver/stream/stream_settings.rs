@@ -32,7 +32,7 @@ pub struct CudaStreamSettings {
     /// the driver does not report a value.
     others: [Option<StreamAttributeBytes>; RESTORED_STREAM_ATTRIBUTES.len()],
     /// The L2 access-policy window of the stream; `None` if no window is set, as on a new stream.
-    window: Option<StreamAttributeBytes>,
+    l2_access_policy_window: Option<StreamAttributeBytes>,
 }
 
 impl CudaStreamSettings {
@@ -47,7 +47,7 @@ impl CudaStreamSettings {
             .filter(|value| access_window_bytes(*value) != 0);
         Self {
             others: RESTORED_STREAM_ATTRIBUTES.map(read),
-            window: window.map(bytes_of_attribute),
+            l2_access_policy_window: window.map(bytes_of_attribute),
         }
     }
 
@@ -58,23 +58,27 @@ impl CudaStreamSettings {
     /// Fails if the driver refuses a setting, because later cases would be measured under other
     /// conditions than earlier ones.
     pub(crate) fn restore_on_stream(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        self.set_changed_on_stream(stream).map_err(|(name, error)| {
+        self.set_changed_attributes_on_stream(stream).map_err(|(name, error)| {
             let what = format!("restore the {name} of the stream, which an earlier case set");
             error_for_failed_action(&what, &error)
         })
     }
 
-    fn set_changed_on_stream(
+    fn set_changed_attributes_on_stream(
         &self,
         stream: &CudaStream,
     ) -> Result<(), (&'static str, DriverError)> {
         let now = Self::read_from_stream(stream);
-        if now.window != self.window {
+        if now.l2_access_policy_window != self.l2_access_policy_window {
             // If L2 has no set-aside, the driver does not report a window, so both windows are
             // `None`.
-            let mut value =
-                CUstreamAttrValue { pad: self.window.or(now.window).unwrap_or([0; 64]) };
-            if self.window.is_none() {
+            let mut value = CUstreamAttrValue {
+                pad: self
+                    .l2_access_policy_window
+                    .or(now.l2_access_policy_window)
+                    .unwrap_or([0; 64]),
+            };
+            if self.l2_access_policy_window.is_none() {
                 value.accessPolicyWindow.num_bytes = 0;
             }
             set_stream_attribute(stream, ACCESS_POLICY_WINDOW_ATTRIBUTE, value)
@@ -152,9 +156,9 @@ mod tests {
         eprintln!("{original:?}");
         let kept = device.allocate(1 << 20).unwrap();
         let window = L2AccessPolicyWindow {
-            address: kept.device_address(),
-            bytes: 1 << 20,
-            lines: L2LinePriority::Keep(1.0),
+            start_address: kept.device_address(),
+            window_bytes: 1 << 20,
+            line_priority: L2LinePriority::PersistShareOfLines(1.0),
         };
         let has_window = match set_stream_attribute(
             stream,
@@ -182,7 +186,7 @@ mod tests {
         set_stream_attribute(stream, id, policy).unwrap();
         let with_policy = CudaStreamSettings::read_from_stream(stream);
         assert_ne!(with_policy, original);
-        // The highest possible priority.
+        // The stream gets the highest priority that the context allows.
         let (id, _) = RESTORED_STREAM_ATTRIBUTES[1];
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: the context is current, and the pointers are valid.
@@ -193,7 +197,7 @@ mod tests {
         set_stream_attribute(stream, id, CUstreamAttrValue { priority: greatest }).unwrap();
         assert_ne!(CudaStreamSettings::read_from_stream(stream), with_policy);
         let case_settings = persistence::read_context_stream_and_l2_settings(&device);
-        assert_eq!(case_settings.stream.window.is_some(), has_window);
+        assert_eq!(case_settings.stream.l2_access_policy_window.is_some(), has_window);
         persistence::restore_l2_to_state_when_opened(&device).unwrap();
         assert_eq!(CudaStreamSettings::read_from_stream(stream), original);
         assert_eq!(

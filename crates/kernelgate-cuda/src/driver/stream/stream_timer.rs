@@ -27,30 +27,33 @@ pub struct StreamTimer<H> {
 
 impl<H: StreamHold> StreamTimer<H> {
     /// Makes a timer of the device's stream with `events` events for the caller's use.
-    pub fn for_device_stream(
+    pub fn timer_for_device_stream(
         device: &Device,
         events: usize,
         hold: H,
     ) -> Result<Self, BackendError> {
         let stream = OwnOrForeignStream::StreamOfOwnDevice(device.stream().clone());
-        Self::create_for_stream(stream, events, hold, device.timeout_of_kernels())
+        Self::create_timer_for_stream(stream, events, hold, device.timeout_of_kernels())
     }
 
     /// Makes a timer of a stream with `events` events for the caller's use. Work that has not
     /// finished after `timeout` is treated as hung.
-    pub(crate) fn create_for_stream(
+    pub(crate) fn create_timer_for_stream(
         stream: OwnOrForeignStream,
         events: usize,
         hold: H,
         timeout: Duration,
     ) -> Result<StreamTimer<H>, BackendError> {
-        let events = TimingEventPool::create_for_stream(stream.clone(), events + 1)?;
+        let events = TimingEventPool::create_event_pool_for_stream(stream.clone(), events + 1)?;
         Ok(Self { hold, holds_stream: false, stream, events, timeout })
     }
 
-    /// Begins an interval: holds the stream until [`Self::release`], but at most for the duration
-    /// `at_most`; `None` does not hold the stream.
-    pub fn begin_interval(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
+    /// Begins an interval: holds the stream until [`Self::release_held_stream`], but at most for
+    /// the duration `at_most`; `None` does not hold the stream.
+    pub fn hold_stream_and_begin_interval(
+        &mut self,
+        at_most: Option<Duration>,
+    ) -> Result<(), BackendError> {
         self.holds_stream = false;
         let Some(at_most) = at_most else { return Ok(()) };
         let _entered = self.stream.enter_stream_context()?;
@@ -66,7 +69,7 @@ impl<H: StreamHold> StreamTimer<H> {
     }
 
     /// Releases the stream so that its work runs; does nothing if the stream is not held.
-    pub fn release(&mut self) {
+    pub fn release_held_stream(&mut self) {
         if self.holds_stream {
             self.hold.release_stream();
         }
@@ -82,8 +85,8 @@ impl<H: StreamHold> StreamTimer<H> {
     /// requested, false if the hold timed out before the release.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Lost`] if the end has not passed at the timeout, or if work on
-    /// the stream failed.
+    /// Fails with [`BackendError::DeviceLost`] if the end has not passed at the timeout, or if work
+    /// on the stream failed.
     pub fn wait_for_end_event(&self) -> Result<Option<bool>, BackendError> {
         let end = self.events.event_count() - 1;
         host_wait::wait_for_event_with_timeout(self.events.raw_event(end), self.timeout)?;
@@ -102,7 +105,7 @@ impl<H: StreamHold> StreamTimer<H> {
     }
 
     /// The hold of the timer, with which launches that are not timed can also be held back.
-    pub const fn hold_mut(&mut self) -> &mut H {
+    pub const fn stream_hold_mut(&mut self) -> &mut H {
         &mut self.hold
     }
 

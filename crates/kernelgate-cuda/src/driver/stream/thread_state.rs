@@ -32,7 +32,7 @@ pub fn launch_and_restore_thread_state(
     if !capturing && is_stream_capturing(device.stream().cu_stream())? {
         end_capture_and_destroy_graph(device.stream().cu_stream());
         let open = "a launch leaves a capture of the stream open";
-        return Err(BackendError::NotTimed(CaseFailureReason::with_kind_and_sentence(
+        return Err(BackendError::NotTimed(CaseFailureReason::failure_with_kind_and_sentence(
             "capture_left_open",
             open,
         )));
@@ -40,7 +40,7 @@ pub fn launch_and_restore_thread_state(
     launched?;
     if after != before {
         let changed = "a launch changes the CUDA context that is current on the thread";
-        return Err(BackendError::NotTimed(CaseFailureReason::with_kind_and_sentence(
+        return Err(BackendError::NotTimed(CaseFailureReason::failure_with_kind_and_sentence(
             "context_changed",
             changed,
         )));
@@ -108,8 +108,9 @@ mod tests {
             unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result().unwrap();
             Ok(())
         });
-        let kind =
-            |outcome: Result<(), BackendError>| CaseFailureReason::from(&outcome.unwrap_err()).kind;
+        let kind = |outcome: Result<(), BackendError>| {
+            CaseFailureReason::from(&outcome.unwrap_err()).failure_kind
+        };
         assert_eq!(kind(opened), "capture_left_open");
         assert!(!is_stream_capturing(stream).unwrap());
         let changed = launch_and_restore_thread_state(&device, || {
@@ -118,7 +119,7 @@ mod tests {
             Ok(())
         });
         assert_eq!(kind(changed), "context_changed");
-        // The device still launches.
+        // After the refused launch, the device can still launch a kernel.
         launch_and_restore_thread_state(&device, || spin.enqueue_spin(1000)).unwrap();
     }
 }

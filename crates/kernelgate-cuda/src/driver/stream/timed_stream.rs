@@ -17,15 +17,15 @@ pub(crate) enum OwnOrForeignStream {
     StreamOfOwnDevice(Arc<CudaStream>),
     /// Stream created by other code: the context that was current on the thread is restored after
     /// each call.
-    Theirs { stream: RawStreamHandle, context: sys::CUcontext },
+    ForeignStream { stream: RawStreamHandle, context: sys::CUcontext },
 }
 
 impl OwnOrForeignStream {
-    /// The stream as the driver's handle.
+    /// Returns the CUDA driver's handle of the stream.
     pub fn driver_handle(&self) -> sys::CUstream {
         match self {
             Self::StreamOfOwnDevice(stream) => stream.cu_stream(),
-            Self::Theirs { stream, .. } => stream.driver_handle(),
+            Self::ForeignStream { stream, .. } => stream.driver_handle(),
         }
     }
 
@@ -42,18 +42,18 @@ impl OwnOrForeignStream {
 
     /// Makes the stream's CUDA context current; for a foreign stream, dropping the result restores
     /// the former context.
-    pub fn enter_stream_context(&self) -> Result<CurrentContextGuard, BackendError> {
+    pub fn enter_stream_context(&self) -> Result<CurrentCudaContextGuard, BackendError> {
         match self {
             Self::StreamOfOwnDevice(stream) => {
                 make_context_current_on_thread(stream.context())?;
-                Ok(CurrentContextGuard { context_was_pushed: false })
+                Ok(CurrentCudaContextGuard { context_was_pushed: false })
             }
-            Self::Theirs { context, .. } => {
+            Self::ForeignStream { context, .. } => {
                 // SAFETY: the context belongs to a stream that is alive.
                 unsafe { sys::cuCtxPushCurrent_v2(*context) }.result().map_err(|error| {
                     error_for_failed_action("make the stream's context current", &error)
                 })?;
-                Ok(CurrentContextGuard { context_was_pushed: true })
+                Ok(CurrentCudaContextGuard { context_was_pushed: true })
             }
         }
     }
@@ -69,11 +69,11 @@ pub(crate) fn context_of_stream(stream: RawStreamHandle) -> Result<sys::CUcontex
 }
 
 #[must_use = "the context is current until this is dropped"]
-pub(crate) struct CurrentContextGuard {
+pub(crate) struct CurrentCudaContextGuard {
     context_was_pushed: bool,
 }
 
-impl Drop for CurrentContextGuard {
+impl Drop for CurrentCudaContextGuard {
     fn drop(&mut self) {
         if self.context_was_pushed {
             let mut popped = std::ptr::null_mut();

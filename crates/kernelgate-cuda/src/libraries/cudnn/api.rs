@@ -47,7 +47,7 @@ pub enum CudnnDescriptorKind {
     VariantPack = 16,
     /// Descriptor of a tensor's extents, strides and element type.
     Tensor = 17,
-    /// Precision of a GEMM.
+    /// Descriptor of the precision of a GEMM.
     Matmul = 18,
     /// A GEMM of tensors.
     MatmulOperation = 19,
@@ -80,7 +80,7 @@ pub enum CudnnAttribute {
     PointwiseOperationAlpha1 = 754,
     PointwiseOperationAlpha2 = 755,
     PointwiseOperationT = 758,
-    GraphHandle = 800,
+    OperationGraphHandle = 800,
     GraphOperations = 801,
     TensorByteAlignment = 900,
     TensorDataType = 901,
@@ -137,18 +137,18 @@ pub enum CudnnPointwiseMode {
     /// Natural exponential of x.
     Exponential = 13,
     /// Natural logarithm of x.
-    Logarithm = 15,
+    NaturalLogarithm = 15,
     /// x.
     Identity = 21,
     /// x >= b.
     GreaterOrEqual = 303,
-    /// Index of the element along one axis of x.
-    Index = 501,
+    /// Index of each element of x along one axis.
+    GenerateIndex = 501,
     /// The element of x where t is true, else the element of b.
     Select = 601,
 }
 
-/// Function of a reduction.
+/// Function by which a cuDNN reduction combines elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnReductionOperator {
@@ -176,14 +176,14 @@ pub enum CudnnAttributeValue<'a> {
     Float(f32),
     /// CUDNN_TYPE_VOID_PTR.
     Pointers(&'a [CudnnRawPointer]),
-    /// CUDNN_TYPE_HEUR_MODE, the recommended one.
-    Heuristic,
+    /// A value of type CUDNN_TYPE_HEUR_MODE: the heuristic mode that cuDNN recommends.
+    RecommendedHeuristicMode,
     /// CUDNN_TYPE_POINTWISE_MODE.
-    Mode(CudnnPointwiseMode),
+    PointwiseMode(CudnnPointwiseMode),
     /// CUDNN_TYPE_BACKEND_DESCRIPTOR.
     Descriptors(&'a [&'a CudnnDescriptor]),
     /// CUDNN_TYPE_REDUCTION_OPERATOR_TYPE.
-    Operator(CudnnReductionOperator),
+    ReductionOperator(CudnnReductionOperator),
 }
 
 const CUDNN_TYPE_INT64: u32 = 3;
@@ -195,15 +195,15 @@ struct CudnnFunctions {
     destroy: unsafe extern "C" fn(CudnnRawPointer) -> c_int,
     set_stream: unsafe extern "C" fn(CudnnRawPointer, CudnnRawPointer) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    last_error: unsafe extern "C" fn(*mut c_char, usize),
+    get_last_error_text: unsafe extern "C" fn(*mut c_char, usize),
     create_descriptor: unsafe extern "C" fn(u32, *mut CudnnRawPointer) -> c_int,
     destroy_descriptor: unsafe extern "C" fn(CudnnRawPointer) -> c_int,
     set_attribute: unsafe extern "C" fn(CudnnRawPointer, u32, u32, i64, *const c_void) -> c_int,
     get_attribute:
         unsafe extern "C" fn(CudnnRawPointer, u32, u32, i64, *mut i64, *mut c_void) -> c_int,
-    finalize: unsafe extern "C" fn(CudnnRawPointer) -> c_int,
+    finalize_descriptor: unsafe extern "C" fn(CudnnRawPointer) -> c_int,
     execute: unsafe extern "C" fn(CudnnRawPointer, CudnnRawPointer, CudnnRawPointer) -> c_int,
-    version: usize,
+    cudnn_version_number: usize,
 }
 
 /// Version of the found cuDNN library as a number: 91400 is 9.14.0.
@@ -211,7 +211,7 @@ struct CudnnFunctions {
 /// # Errors
 /// Fails if cuDNN is missing or too old.
 pub fn found_cudnn_version() -> Result<usize, CudnnUnsupported> {
-    Ok(cudnn_functions()?.version)
+    Ok(cudnn_functions()?.cudnn_version_number)
 }
 
 fn cudnn_functions() -> Result<&'static CudnnFunctions, CudnnUnsupported> {
@@ -224,7 +224,7 @@ fn load_cudnn_functions() -> Result<CudnnFunctions, CudnnUnsupported> {
         library::open_library_once(library).ok_or_else(|| {
             CudnnUnsupported(format!(
                 "needs {}: {}",
-                library.name_in_messages(),
+                library.library_name_in_messages(),
                 library.advice_to_install_library()
             ))
         })?;
@@ -251,7 +251,7 @@ fn load_cudnn_functions() -> Result<CudnnFunctions, CudnnUnsupported> {
             return Err(CudnnUnsupported(format!(
                 "needs a cuDNN for CUDA {cuda}, {} is for {}",
                 library::open_library_once(NvidiaLibrary::Cudnn)
-                    .map_or("here".into(), |it| it.file.to_string_lossy()),
+                    .map_or("here".into(), |it| it.path_or_library_name.to_string_lossy()),
                 runtime / 1000
             )));
         }
@@ -260,14 +260,14 @@ fn load_cudnn_functions() -> Result<CudnnFunctions, CudnnUnsupported> {
             destroy: find_cudnn_function(c"cudnnDestroy")?,
             set_stream: find_cudnn_function(c"cudnnSetStream")?,
             error_string: find_cudnn_function(c"cudnnGetErrorString")?,
-            last_error: find_cudnn_function(c"cudnnGetLastErrorString")?,
+            get_last_error_text: find_cudnn_function(c"cudnnGetLastErrorString")?,
             create_descriptor: find_cudnn_function(c"cudnnBackendCreateDescriptor")?,
             destroy_descriptor: find_cudnn_function(c"cudnnBackendDestroyDescriptor")?,
             set_attribute: find_cudnn_function(c"cudnnBackendSetAttribute")?,
             get_attribute: find_cudnn_function(c"cudnnBackendGetAttribute")?,
-            finalize: find_cudnn_function(c"cudnnBackendFinalize")?,
+            finalize_descriptor: find_cudnn_function(c"cudnnBackendFinalize")?,
             execute: find_cudnn_function(c"cudnnBackendExecute")?,
-            version,
+            cudnn_version_number: version,
         })
     }
 }
@@ -277,7 +277,7 @@ fn load_cudnn_functions() -> Result<CudnnFunctions, CudnnUnsupported> {
 /// # Safety
 /// The caller guarantees that `F` is the type of the cuDNN function with this name.
 unsafe fn find_cudnn_function<F: Copy>(name: &CStr) -> Result<F, CudnnUnsupported> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `F` is the type of the cuDNN function with this name.
     unsafe { library::typed_library_function(NvidiaLibrary::Cudnn, name) }
         .ok_or_else(|| CudnnUnsupported(format!("this cuDNN has no {}", name.to_string_lossy())))
 }
@@ -285,7 +285,7 @@ unsafe fn find_cudnn_function<F: Copy>(name: &CStr) -> Result<F, CudnnUnsupporte
 impl CudnnFunctions {
     /// Turns a cuDNN status code into an error that names the failed action and contains cuDNN's
     /// message.
-    fn check_status(
+    fn check_cudnn_status(
         &self,
         status: c_int,
         action: impl FnOnce() -> String,
@@ -297,7 +297,7 @@ impl CudnnFunctions {
         // SAFETY: the status is one of cuDNN's, and the buffer is passed with its size, so that
         // cuDNN ends the text with a zero.
         let (name, detail) = unsafe {
-            (self.last_error)(message.as_mut_ptr(), message.len());
+            (self.get_last_error_text)(message.as_mut_ptr(), message.len());
             message[message.len() - 1] = 0;
             (CStr::from_ptr((self.error_string)(status)), CStr::from_ptr(message.as_ptr()))
         };
@@ -329,11 +329,13 @@ impl CudnnHandle {
             .map_err(|_| CudnnUnsupported("cuDNN cannot use the device's context".to_owned()))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is valid, and the device's context is current.
-        api.check_status(unsafe { (api.create)(&raw mut raw) }, || "open the device".to_owned())?;
+        api.check_cudnn_status(unsafe { (api.create)(&raw mut raw) }, || {
+            "open the device".to_owned()
+        })?;
         let handle = Self { raw, api, _device: Arc::clone(device) };
         // SAFETY: the handle and the stream are alive; a stream of the CUDA runtime is also a
         // stream of the driver.
-        api.check_status(
+        api.check_cudnn_status(
             unsafe { (api.set_stream)(raw, device.stream().cu_stream().cast()) },
             || "use the stream".to_owned(),
         )?;
@@ -364,14 +366,15 @@ impl CudnnDescriptor {
         let api = cudnn_functions()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
-        api.check_status(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || {
-            format!("make a descriptor of {kind:?}")
-        })?;
+        api.check_cudnn_status(
+            unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) },
+            || format!("make a descriptor of {kind:?}"),
+        )?;
         Ok(Self { raw, kind, api })
     }
 
     /// Creates a cuDNN backend descriptor, sets these attributes, and finalizes the descriptor.
-    pub fn create_and_finalize(
+    pub fn create_and_finalize_descriptor(
         kind: CudnnDescriptorKind,
         attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],
     ) -> Result<CudnnDescriptor, CudnnUnsupported> {
@@ -380,11 +383,10 @@ impl CudnnDescriptor {
             descriptor.set_descriptor_attribute(*attribute, *value)?;
         }
         // SAFETY: the cuDNN descriptor is alive.
-        descriptor
-            .api
-            .check_status(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || {
-                format!("take the {kind:?}")
-            })?;
+        descriptor.api.check_cudnn_status(
+            unsafe { (descriptor.api.finalize_descriptor)(descriptor.raw) },
+            || format!("take the {kind:?}"),
+        )?;
         Ok(descriptor)
     }
 
@@ -400,7 +402,7 @@ impl CudnnDescriptor {
             let status = unsafe {
                 (self.api.set_attribute)(self.raw, attribute as u32, kind, count as i64, values)
             };
-            self.api.check_status(status, action)
+            self.api.check_cudnn_status(status, action)
         };
         let one = |kind: u32, number: u32| set(kind, 1, (&raw const number).cast());
         match value {
@@ -414,9 +416,9 @@ impl CudnnDescriptor {
             CudnnAttributeValue::Pointers(pointers) => {
                 set(6, pointers.len(), pointers.as_ptr().cast())
             }
-            CudnnAttributeValue::Heuristic => one(8, CUDNN_HEURISTIC_MODE_A),
-            CudnnAttributeValue::Mode(mode) => one(14, mode as u32),
-            CudnnAttributeValue::Operator(operator) => one(18, operator as u32),
+            CudnnAttributeValue::RecommendedHeuristicMode => one(8, CUDNN_HEURISTIC_MODE_A),
+            CudnnAttributeValue::PointwiseMode(mode) => one(14, mode as u32),
+            CudnnAttributeValue::ReductionOperator(operator) => one(18, operator as u32),
             CudnnAttributeValue::Descriptors(descriptors) => {
                 let raw: Vec<CudnnRawPointer> =
                     descriptors.iter().map(|descriptor| descriptor.raw).collect();
@@ -446,7 +448,7 @@ impl CudnnDescriptor {
                 (&raw mut value).cast(),
             )
         };
-        self.api.check_status(status, || format!("query {attribute:?}"))?;
+        self.api.check_cudnn_status(status, || format!("query {attribute:?}"))?;
         Ok(value)
     }
 
@@ -474,7 +476,7 @@ impl CudnnDescriptor {
                     values,
                 )
             };
-            self.api.check_status(status, || format!("query {attribute:?}"))
+            self.api.check_cudnn_status(status, || format!("query {attribute:?}"))
         };
         get(0, &mut count, std::ptr::null_mut())?;
         let descriptors = (0..count).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;
@@ -507,6 +509,6 @@ pub unsafe fn enqueue_execution_plan(
     let status = unsafe { (handle.api.execute)(handle.raw, plan.raw, pack.raw) };
     handle
         .api
-        .check_status(status, || "run the plan".to_owned())
-        .map_err(|refusal| BackendError::Launch(refusal.0))
+        .check_cudnn_status(status, || "run the plan".to_owned())
+        .map_err(|refusal| BackendError::ComputationFailed(refusal.0))
 }

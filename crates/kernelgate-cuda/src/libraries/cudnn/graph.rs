@@ -24,7 +24,7 @@ pub struct TensorExtentsAndStrides {
 }
 
 impl TensorExtentsAndStrides {
-    /// Contiguous, last extent fastest.
+    /// Returns the strides of a contiguous tensor in which the last axis varies fastest.
     pub const fn contiguous_for_extents(extents: [i64; 4]) -> TensorExtentsAndStrides {
         let [_, h, s, d] = extents;
         Self { extents, strides: [h * s * d, s * d, d, 1] }
@@ -116,8 +116,10 @@ impl CudnnOperationGraphBuilder {
             (A::TensorByteAlignment, CudnnAttributeValue::Integers(&[MIN_TENSOR_ALIGNMENT_BYTES])),
         ];
         attributes.extend(flag.map(|flag| (flag, CudnnAttributeValue::Boolean(true))));
-        self.tensors
-            .push(CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::Tensor, &attributes)?);
+        self.tensors.push(CudnnDescriptor::create_and_finalize_descriptor(
+            CudnnDescriptorKind::Tensor,
+            &attributes,
+        )?);
         Ok(tensor)
     }
 
@@ -128,7 +130,7 @@ impl CudnnOperationGraphBuilder {
         b: CudnnGraphTensor,
         c: CudnnGraphTensor,
     ) -> Result<(), CudnnUnsupported> {
-        let part = CudnnDescriptor::create_and_finalize(
+        let part = CudnnDescriptor::create_and_finalize_descriptor(
             CudnnDescriptorKind::Matmul,
             &[(A::MatmulComputeType, CudnnAttributeValue::DataType(CudnnDataType::F32))],
         )?;
@@ -139,7 +141,7 @@ impl CudnnOperationGraphBuilder {
             (A::MatmulOperationC, CudnnAttributeValue::Descriptors(&c)),
             (A::MatmulOperationDescriptor, CudnnAttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(CudnnDescriptor::create_and_finalize(
+        self.operations.push(CudnnDescriptor::create_and_finalize_descriptor(
             CudnnDescriptorKind::MatmulOperation,
             &attributes,
         )?);
@@ -167,7 +169,7 @@ impl CudnnOperationGraphBuilder {
         let axis = [axis];
         self.add_pointwise_with_precision(
             CudnnDataType::F32,
-            CudnnPointwiseMode::Index,
+            CudnnPointwiseMode::GenerateIndex,
             &[(A::PointwiseAxis, CudnnAttributeValue::Integers(&axis))],
             &[x],
             y,
@@ -199,10 +201,10 @@ impl CudnnOperationGraphBuilder {
         y: CudnnGraphTensor,
     ) -> Result<(), CudnnUnsupported> {
         let own = [
-            (A::PointwiseMode, CudnnAttributeValue::Mode(mode)),
+            (A::PointwiseMode, CudnnAttributeValue::PointwiseMode(mode)),
             (A::PointwiseMathPrecision, CudnnAttributeValue::DataType(precision)),
         ];
-        let part = CudnnDescriptor::create_and_finalize(
+        let part = CudnnDescriptor::create_and_finalize_descriptor(
             CudnnDescriptorKind::Pointwise,
             &[&own, more].concat(),
         )?;
@@ -222,7 +224,7 @@ impl CudnnOperationGraphBuilder {
         );
         attributes.push((A::PointwiseOperationAlpha1, CudnnAttributeValue::Float(1.0)));
         attributes.push((A::PointwiseOperationAlpha2, CudnnAttributeValue::Float(1.0)));
-        self.operations.push(CudnnDescriptor::create_and_finalize(
+        self.operations.push(CudnnDescriptor::create_and_finalize_descriptor(
             CudnnDescriptorKind::PointwiseOperation,
             &attributes,
         )?);
@@ -238,17 +240,18 @@ impl CudnnOperationGraphBuilder {
         y: CudnnGraphTensor,
     ) -> Result<(), CudnnUnsupported> {
         let own = [
-            (A::ReductionOperator, CudnnAttributeValue::Operator(operator)),
+            (A::ReductionOperator, CudnnAttributeValue::ReductionOperator(operator)),
             (A::ReductionComputeType, CudnnAttributeValue::DataType(CudnnDataType::F32)),
         ];
-        let part = CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::Reduction, &own)?;
+        let part =
+            CudnnDescriptor::create_and_finalize_descriptor(CudnnDescriptorKind::Reduction, &own)?;
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
             (A::ReductionOperationX, CudnnAttributeValue::Descriptors(&x)),
             (A::ReductionOperationY, CudnnAttributeValue::Descriptors(&y)),
             (A::ReductionOperationDescriptor, CudnnAttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(CudnnDescriptor::create_and_finalize(
+        self.operations.push(CudnnDescriptor::create_and_finalize_descriptor(
             CudnnDescriptorKind::ReductionOperation,
             &attributes,
         )?);
@@ -267,7 +270,7 @@ impl CudnnOperationGraphBuilder {
             (A::ReshapeOperationX, CudnnAttributeValue::Descriptors(&x)),
             (A::ReshapeOperationY, CudnnAttributeValue::Descriptors(&y)),
         ];
-        self.operations.push(CudnnDescriptor::create_and_finalize(
+        self.operations.push(CudnnDescriptor::create_and_finalize_descriptor(
             CudnnDescriptorKind::ReshapeOperation,
             &attributes,
         )?);
@@ -283,9 +286,13 @@ impl CudnnOperationGraphBuilder {
         let operations: Vec<&CudnnDescriptor> = self.operations.iter().collect();
         let mut attributes =
             vec![(A::GraphOperations, CudnnAttributeValue::Descriptors(&operations))];
-        attributes
-            .extend(handle.map(|handle| (A::GraphHandle, CudnnAttributeValue::Handle(handle))));
-        CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::OperationGraph, &attributes)
+        attributes.extend(
+            handle.map(|handle| (A::OperationGraphHandle, CudnnAttributeValue::Handle(handle))),
+        );
+        CudnnDescriptor::create_and_finalize_descriptor(
+            CudnnDescriptorKind::OperationGraph,
+            &attributes,
+        )
     }
 
     /// Makes the execution plan that cuDNN's heuristic ranks first among those that can be built,
@@ -300,11 +307,11 @@ impl CudnnOperationGraphBuilder {
     ) -> Result<CudnnExecutionPlan, BackendError> {
         let handle = CudnnHandle::new(device)?;
         let graph = self.operation_graph_descriptor(Some(&handle))?;
-        let heuristics = CudnnDescriptor::create_and_finalize(
+        let heuristics = CudnnDescriptor::create_and_finalize_descriptor(
             CudnnDescriptorKind::Heuristics,
             &[
                 (A::HeuristicsOperationGraph, CudnnAttributeValue::Descriptors(&[&graph])),
-                (A::HeuristicsMode, CudnnAttributeValue::Heuristic),
+                (A::HeuristicsMode, CudnnAttributeValue::RecommendedHeuristicMode),
             ],
         )?;
         let configs = heuristics
@@ -317,9 +324,9 @@ impl CudnnOperationGraphBuilder {
         let pack = self.variant_pack_descriptor(memory, &values, workspace.device_address())?;
         let made_of = vec![config, heuristics, graph];
         Ok(CudnnExecutionPlan {
-            pack,
+            variant_pack: pack,
             plan,
-            _made_of: made_of,
+            _kept_descriptors: made_of,
             _graph: self,
             handle,
             workspace,
@@ -354,7 +361,10 @@ impl CudnnOperationGraphBuilder {
             (A::PackUniqueIds, CudnnAttributeValue::Integers(&ids)),
             (A::PackWorkspace, CudnnAttributeValue::Pointers(&[workspace as CudnnRawPointer])),
         ];
-        CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::VariantPack, &attributes)
+        CudnnDescriptor::create_and_finalize_descriptor(
+            CudnnDescriptorKind::VariantPack,
+            &attributes,
+        )
     }
 }
 
@@ -370,8 +380,10 @@ fn first_plan_that_cudnn_builds(
             (A::PlanHandle, CudnnAttributeValue::Handle(handle)),
             (A::PlanEngineConfig, CudnnAttributeValue::Descriptors(&[&config])),
         ];
-        match CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::ExecutionPlan, &attributes)
-        {
+        match CudnnDescriptor::create_and_finalize_descriptor(
+            CudnnDescriptorKind::ExecutionPlan,
+            &attributes,
+        ) {
             Ok(plan) => return Ok((plan, config)),
             Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
         }
@@ -383,9 +395,9 @@ fn first_plan_that_cudnn_builds(
 /// A cuDNN execution plan with the addresses of its tensors, scalars and workspace.
 pub struct CudnnExecutionPlan {
     // The fields are dropped in this order, because each field refers to later ones.
-    pack: CudnnDescriptor,
+    variant_pack: CudnnDescriptor,
     plan: CudnnDescriptor,
-    _made_of: Vec<CudnnDescriptor>,
+    _kept_descriptors: Vec<CudnnDescriptor>,
     _graph: CudnnOperationGraphBuilder,
     handle: CudnnHandle,
     workspace: DeviceBuffer,
@@ -397,10 +409,10 @@ impl CudnnExecutionPlan {
     ///
     /// The tensors' addresses, with which the plan was made, must be valid until the work has
     /// finished.
-    pub fn enqueue_plan(&self) -> Result<(), BackendError> {
+    pub fn enqueue_cudnn_plan(&self) -> Result<(), BackendError> {
         // SAFETY: the pack was made for this plan; workspace and scalars live in `self`; the
         // tensors' addresses are used only on the device.
-        unsafe { api::enqueue_execution_plan(&self.handle, &self.plan, &self.pack) }
+        unsafe { api::enqueue_execution_plan(&self.handle, &self.plan, &self.variant_pack) }
     }
 
     /// Bytes of device memory that the plan needs as workspace.

@@ -18,7 +18,7 @@ pub enum GemmEpilogueActivation {
 pub enum GemmEpilogue {
     /// The epilogue does nothing, so the GEMM stores D = alpha·A·B + beta·C.
     #[default]
-    None,
+    NoEpilogue,
     /// Adds the bias.
     Bias,
     /// The epilogue adds the bias, if there is one, and applies an activation function.
@@ -26,10 +26,10 @@ pub enum GemmEpilogue {
         /// Activation function that is applied to each element of D.
         function: GemmEpilogueActivation,
         /// Whether the epilogue adds a bias before the activation.
-        bias: bool,
+        adds_bias: bool,
         /// Whether the epilogue also stores the auxiliary matrix that [`Self::ActivationGradient`]
         /// needs.
-        aux: bool,
+        stores_auxiliary_matrix: bool,
     },
     /// The epilogue multiplies the result by the derivative of an activation function, computed
     /// from the auxiliary matrix of the forward pass.
@@ -38,27 +38,27 @@ pub enum GemmEpilogue {
         function: GemmEpilogueActivation,
         /// Whether the epilogue also stores the sums of D over its rows, which are the gradient of
         /// the bias.
-        bias_gradient: bool,
+        stores_bias_gradient: bool,
     },
     /// The epilogue also stores the sums of op(A) over k, which are m elements.
-    BiasGradientA,
+    BiasGradientFromA,
     /// The epilogue also stores the sums of op(B) over k, which are n elements.
-    BiasGradientB,
+    BiasGradientFromB,
 }
 
 impl GemmEpilogue {
     pub(super) const fn uses_bias_vector(self) -> bool {
         match self {
-            Self::None => false,
-            Self::Bias | Self::BiasGradientA | Self::BiasGradientB => true,
-            Self::Activation { bias, .. } => bias,
-            Self::ActivationGradient { bias_gradient, .. } => bias_gradient,
+            Self::NoEpilogue => false,
+            Self::Bias | Self::BiasGradientFromA | Self::BiasGradientFromB => true,
+            Self::Activation { adds_bias: bias, .. } => bias,
+            Self::ActivationGradient { stores_bias_gradient: bias_gradient, .. } => bias_gradient,
         }
     }
 
     pub(super) const fn activation_with_auxiliary_matrix(self) -> Option<GemmEpilogueActivation> {
         match self {
-            Self::Activation { function, aux: true, .. }
+            Self::Activation { function, stores_auxiliary_matrix: true, .. }
             | Self::ActivationGradient { function, .. } => Some(function),
             _ => None,
         }
@@ -70,29 +70,34 @@ impl GemmEpilogue {
         use GemmEpilogueActivation::{Gelu, Relu};
         use lt::Epilogue as E;
         match self {
-            Self::None => E::CUBLASLT_EPILOGUE_DEFAULT,
+            Self::NoEpilogue => E::CUBLASLT_EPILOGUE_DEFAULT,
             Self::Bias => E::CUBLASLT_EPILOGUE_BIAS,
-            Self::Activation { function: Relu, bias, aux } => match (bias, aux) {
-                (false, false) => E::CUBLASLT_EPILOGUE_RELU,
-                (true, false) => E::CUBLASLT_EPILOGUE_RELU_BIAS,
-                (false, true) => E::CUBLASLT_EPILOGUE_RELU_AUX,
-                (true, true) => E::CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
-            },
-            Self::Activation { function: Gelu, bias, aux } => match (bias, aux) {
-                (false, false) => E::CUBLASLT_EPILOGUE_GELU,
-                (true, false) => E::CUBLASLT_EPILOGUE_GELU_BIAS,
-                (false, true) => E::CUBLASLT_EPILOGUE_GELU_AUX,
-                (true, true) => E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            },
-            Self::ActivationGradient { function, bias_gradient } => match (function, bias_gradient)
-            {
-                (Relu, false) => E::CUBLASLT_EPILOGUE_DRELU,
-                (Relu, true) => E::CUBLASLT_EPILOGUE_DRELU_BGRAD,
-                (Gelu, false) => E::CUBLASLT_EPILOGUE_DGELU,
-                (Gelu, true) => E::CUBLASLT_EPILOGUE_DGELU_BGRAD,
-            },
-            Self::BiasGradientA => E::CUBLASLT_EPILOGUE_BGRADB,
-            Self::BiasGradientB => E::CUBLASLT_EPILOGUE_BGRADA,
+            Self::Activation { function: Relu, adds_bias: bias, stores_auxiliary_matrix: aux } => {
+                match (bias, aux) {
+                    (false, false) => E::CUBLASLT_EPILOGUE_RELU,
+                    (true, false) => E::CUBLASLT_EPILOGUE_RELU_BIAS,
+                    (false, true) => E::CUBLASLT_EPILOGUE_RELU_AUX,
+                    (true, true) => E::CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
+                }
+            }
+            Self::Activation { function: Gelu, adds_bias: bias, stores_auxiliary_matrix: aux } => {
+                match (bias, aux) {
+                    (false, false) => E::CUBLASLT_EPILOGUE_GELU,
+                    (true, false) => E::CUBLASLT_EPILOGUE_GELU_BIAS,
+                    (false, true) => E::CUBLASLT_EPILOGUE_GELU_AUX,
+                    (true, true) => E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                }
+            }
+            Self::ActivationGradient { function, stores_bias_gradient: bias_gradient } => {
+                match (function, bias_gradient) {
+                    (Relu, false) => E::CUBLASLT_EPILOGUE_DRELU,
+                    (Relu, true) => E::CUBLASLT_EPILOGUE_DRELU_BGRAD,
+                    (Gelu, false) => E::CUBLASLT_EPILOGUE_DGELU,
+                    (Gelu, true) => E::CUBLASLT_EPILOGUE_DGELU_BGRAD,
+                }
+            }
+            Self::BiasGradientFromA => E::CUBLASLT_EPILOGUE_BGRADB,
+            Self::BiasGradientFromB => E::CUBLASLT_EPILOGUE_BGRADA,
         }
     }
 }

@@ -10,45 +10,45 @@ use crate::libraries::lt::CublasLtError;
 pub enum GemmError {
     /// One of m, n, k and the number of GEMMs in the batch is zero.
     #[error("a GEMM of {m} x {n}, k = {k}, batch {batch_count} is empty")]
-    Empty {
+    ZeroSizedGemm {
         /// Number of rows of the result D.
         m: usize,
         /// Number of columns of the result D.
         n: usize,
-        /// Length of the sums.
+        /// Number of products that each element of D sums.
         k: usize,
         /// Number of GEMMs in the batch.
         batch_count: usize,
     },
     /// The leading dimension of a matrix is shorter than a stored row.
     #[error(
-        "matrix {matrix} has rows of {stored_row_elements} elements and a leading dimension of {ld}"
+        "matrix {matrix_name} has rows of {stored_row_elements} elements and a leading dimension of {leading_dimension}"
     )]
-    LeadingDimension {
+    LeadingDimensionTooShort {
         /// Name of the matrix (`A`, `B`, `C` or `D`).
-        matrix: char,
+        matrix_name: char,
         /// Leading dimension: distance in elements from one stored row to the next.
-        ld: usize,
+        leading_dimension: usize,
         /// Length of a stored row in elements.
         stored_row_elements: usize,
     },
     /// The result matrices of a batch of GEMMs overlap in memory.
     #[error(
-        "results of {m} x {n} overlap: one is {stride} elements behind the other, rows are {ld} apart"
+        "results of {m} x {n} overlap: one is {batch_stride} elements behind the other, rows are {leading_dimension} apart"
     )]
-    OverlappingResults {
+    OverlappingResultMatrices {
         /// Distance in elements from one result matrix of the batch to the next.
-        stride: usize,
+        batch_stride: usize,
         /// Distance in elements from one row of the result matrix to the next.
-        ld: usize,
+        leading_dimension: usize,
         /// Number of rows of the result D.
         m: usize,
         /// Number of columns of the result D.
         n: usize,
     },
     /// cuBLASLt does not support this combination of dtypes.
-    #[error("cuBLASLt multiplies no {a} by {b} into {d}{}", if *.tf32 { " in TF32" } else { "" })]
-    Dtypes {
+    #[error("cuBLASLt multiplies no {a} by {b} into {d}{}", if *.rounds_f32_to_tf32 { " in TF32" } else { "" })]
+    UnsupportedDtypes {
         /// Element type of matrix A.
         a: GemmMatrixDtype,
         /// Element type of matrix B.
@@ -56,35 +56,35 @@ pub enum GemmError {
         /// Element type of the result D.
         d: GemmMatrixDtype,
         /// Whether f32 operands are rounded to TF32.
-        tf32: bool,
+        rounds_f32_to_tf32: bool,
     },
     /// cuBLASLt does not support this epilogue for this dtype of D.
     #[error("cuBLASLt has no epilogue {epilogue:?} for results in {d}")]
-    Epilogue {
+    UnsupportedEpilogue {
         /// The requested epilogue.
         epilogue: GemmEpilogue,
         /// Element type of the result D.
         d: GemmMatrixDtype,
     },
     /// A scale or an amax was requested for a matrix that is not fp8.
-    #[error("matrix {matrix} is {dtype}: only fp8 matrices have a scale or an amax")]
-    Scale {
-        /// Name of the matrix: `A`, `B` or `D`.
-        matrix: char,
+    #[error("matrix {matrix_name} is {dtype}: only fp8 matrices have a scale or an amax")]
+    ScaleOfNonFp8Matrix {
+        /// Name of the matrix (`A`, `B` or `D`).
+        matrix_name: char,
         /// Element type of the matrix, which is not an 8-bit float.
         dtype: GemmMatrixDtype,
     },
     /// alpha or beta is not a whole number, although D is i32, where both factors are integers.
     #[error("alpha = {alpha} and beta = {beta} must be integers for sums in i32")]
-    Scalars {
-        /// Factor of the product.
+    NonIntegerAlphaOrBeta {
+        /// Factor alpha of the matrix product A·B.
         alpha: f32,
-        /// Factor of matrix C.
+        /// Factor beta of matrix C.
         beta: f32,
     },
     /// cuBLASLt's heuristic proposes no algorithm for the GEMM.
     #[error("cuBLASLt has no algorithm for a GEMM of {m} x {n}, k = {k}: {status}")]
-    NoAlgorithm {
+    NoGemmAlgorithmProposed {
         /// Number of rows of the result D.
         m: usize,
         /// Number of columns of the result D.
@@ -95,10 +95,10 @@ pub enum GemmError {
         status: CublasLtError,
     },
     /// The library failed.
-    #[error("cuBLASLt failed to {action}: {status}")]
-    Library {
+    #[error("cuBLASLt failed to {failed_action}: {status}")]
+    CublasLtCallFailed {
         /// Action of cuBLASLt that failed, such as "launch a GEMM".
-        action: &'static str,
+        failed_action: &'static str,
         /// Status that cuBLASLt returned.
         status: CublasLtError,
     },
@@ -107,21 +107,26 @@ pub enum GemmError {
     MissingOperand(&'static str),
     /// The variable `KERNELGATE_GEMMS` has an unknown value.
     #[error("KERNELGATE_GEMMS takes `seen` or `none`, not `{0}`")]
-    Variable(String),
+    InvalidGemmsVariable(String),
 }
 
 impl GemmError {
     /// Whether cuBLASLt does not support this GEMM, in general or on this GPU, so that the case is
     /// skipped.
     pub const fn means_unsupported_gemm(&self) -> bool {
-        matches!(self, Self::Dtypes { .. } | Self::Epilogue { .. } | Self::NoAlgorithm { .. })
+        matches!(
+            self,
+            Self::UnsupportedDtypes { .. }
+                | Self::UnsupportedEpilogue { .. }
+                | Self::NoGemmAlgorithmProposed { .. }
+        )
     }
 
     /// Returns a function that turns a status of cuBLASLt into an error with this action.
     pub(in crate::libraries) fn error_for_cublaslt_action(
         action: &'static str,
     ) -> impl Fn(CublasLtError) -> Self {
-        move |status| Self::Library { action, status }
+        move |status| Self::CublasLtCallFailed { failed_action: action, status }
     }
 }
 
@@ -129,7 +134,7 @@ impl From<GemmError> for BackendError {
     fn from(error: GemmError) -> Self {
         match error.means_unsupported_gemm() {
             true => Self::Unsupported(error.to_string()),
-            false => Self::Launch(error.to_string()),
+            false => Self::ComputationFailed(error.to_string()),
         }
     }
 }
@@ -140,17 +145,21 @@ mod tests {
 
     #[test]
     fn an_unsupported_gemm_skips_the_case_and_a_failed_one_fails() {
-        let refused =
-            GemmError::NoAlgorithm { m: 8, n: 64, k: 3, status: CublasLtError::NOT_SUPPORTED };
+        let refused = GemmError::NoGemmAlgorithmProposed {
+            m: 8,
+            n: 64,
+            k: 3,
+            status: CublasLtError::NOT_SUPPORTED,
+        };
         let reason = "cuBLASLt has no algorithm for a GEMM of 8 x 64, k = 3: \
                       CUBLAS_STATUS_NOT_SUPPORTED";
         assert_eq!(BackendError::from(refused), BackendError::Unsupported(reason.to_owned()));
-        let failed = GemmError::Library {
-            action: "open",
+        let failed = GemmError::CublasLtCallFailed {
+            failed_action: "open",
             status: CublasLtError::LIBRARY_OR_FUNCTION_MISSING,
         };
-        assert!(matches!(BackendError::from(failed), BackendError::Launch(_)));
-        let empty = GemmError::Empty { m: 0, n: 1, k: 1, batch_count: 1 };
-        assert!(matches!(BackendError::from(empty), BackendError::Launch(_)));
+        assert!(matches!(BackendError::from(failed), BackendError::ComputationFailed(_)));
+        let empty = GemmError::ZeroSizedGemm { m: 0, n: 1, k: 1, batch_count: 1 };
+        assert!(matches!(BackendError::from(empty), BackendError::ComputationFailed(_)));
     }
 }

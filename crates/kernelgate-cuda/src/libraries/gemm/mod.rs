@@ -38,9 +38,9 @@ pub const DEFAULT_GEMM_WORKSPACE_BYTES: usize = 16 << 20;
 /// Number of bytes at the end of the first lane's workspace that are divided into pieces, each for
 /// one launch.
 const BYTES_DIVIDED_INTO_WORKSPACE_PIECES: usize = 2 << 20;
-/// Alignment of pieces, bytes.
+/// Alignment of workspace pieces, bytes.
 const WORKSPACE_PIECE_ALIGNMENT_BYTES: usize = 256;
-/// Largest piece, bytes.
+/// Size of the largest workspace piece, bytes.
 const MAX_BYTES_OF_WORKSPACE_PIECE: usize = 64 << 10;
 
 /// The cuBLASLt library on one GPU with several lanes, each a stream with a workspace, so that
@@ -51,7 +51,7 @@ pub struct CublasLtLanes {
     lanes: Vec<StreamWithGemmWorkspace>,
     workspace_bytes: usize,
     /// Bytes of the first lane's workspace that are already given to single launches.
-    used_bytes: Cell<usize>,
+    used_workspace_bytes: Cell<usize>,
 }
 
 /// A stream with a workspace for cuBLASLt; the first lane has the device's own stream.
@@ -70,7 +70,7 @@ impl CublasLtLanes {
         device: &Arc<Device>,
         lanes: usize,
     ) -> Result<Rc<CublasLtLanes>, BackendError> {
-        Self::open_with_workspace(device, lanes, DEFAULT_GEMM_WORKSPACE_BYTES)
+        Self::open_cublaslt_with_workspace(device, lanes, DEFAULT_GEMM_WORKSPACE_BYTES)
     }
 
     /// Opens cuBLASLt with `lanes` lanes, at least one, each with a workspace of this size.
@@ -78,7 +78,7 @@ impl CublasLtLanes {
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if cuBLASLt is missing; with another error if
     /// cuBLASLt fails or too little device memory is free.
-    pub fn open_with_workspace(
+    pub fn open_cublaslt_with_workspace(
         device: &Arc<Device>,
         lanes: usize,
         workspace_bytes: usize,
@@ -96,7 +96,13 @@ impl CublasLtLanes {
         let handle =
             lt::create_cublaslt_handle().map_err(GemmError::error_for_cublaslt_action("open"))?;
         let (device, used_bytes) = (Arc::clone(device), Cell::new(0));
-        Ok(Rc::new(Self { device, handle, lanes, workspace_bytes, used_bytes }))
+        Ok(Rc::new(Self {
+            device,
+            handle,
+            lanes,
+            workspace_bytes,
+            used_workspace_bytes: used_bytes,
+        }))
     }
 
     /// Address range of the workspace pieces, each of which belongs to one launch. Some GEMM
@@ -123,12 +129,12 @@ impl CublasLtLanes {
     /// Takes a piece of this size from the first lane's workspace, and returns its address; `None`
     /// if the piece is too large or no room is left.
     fn take_workspace_piece_address(&self, bytes: usize) -> Option<u64> {
-        let used_bytes = self.used_bytes.get();
+        let used_bytes = self.used_workspace_bytes.get();
         let end = used_bytes + bytes.next_multiple_of(WORKSPACE_PIECE_ALIGNMENT_BYTES);
         let fits = (1..=MAX_BYTES_OF_WORKSPACE_PIECE).contains(&bytes)
             && end <= self.bytes_for_workspace_pieces();
         fits.then(|| {
-            self.used_bytes.set(end);
+            self.used_workspace_bytes.set(end);
             self.address_range_of_workspace_pieces().start + used_bytes as u64
         })
     }
@@ -147,7 +153,7 @@ pub fn require_cublaslt() -> Result<(), String> {
     let missing = || {
         format!(
             "{} is missing: {}",
-            NvidiaLibrary::CublasLt.name_in_messages(),
+            NvidiaLibrary::CublasLt.library_name_in_messages(),
             NvidiaLibrary::CublasLt.advice_to_install_library()
         )
     };
@@ -158,7 +164,7 @@ impl Drop for CublasLtLanes {
     fn drop(&mut self) {
         // SAFETY: the handle is destroyed only once, and no GEMM uses it any more, because each
         // GEMM keeps the lanes alive.
-        unsafe { lt::destroy_cublaslt_object(lt::CublasLtObjectKind::Handle, self.handle) };
+        unsafe { lt::destroy_cublaslt_object(lt::CublasLtObjectKind::LibraryHandle, self.handle) };
     }
 }
 
@@ -167,12 +173,12 @@ impl Drop for CublasLtLanes {
 pub struct PreparedGemm {
     blas: Rc<CublasLtLanes>,
     spec: GemmSpec,
-    description: lt::CublasLtObject,
+    gemm_description: lt::CublasLtObject,
     /// cuBLASLt's layouts of its matrices A, B, C and D; the layout of C is null if it equals that
     /// of D.
     layouts: [lt::CublasLtObject; 4],
-    algorithms: Vec<lt::ProposedGemmAlgorithm>,
-    chosen_algorithm: usize,
+    proposed_algorithms: Vec<lt::ProposedGemmAlgorithm>,
+    chosen_algorithm_index: usize,
     sanitizer_gemm: Option<GemmUnderSanitizer>,
 }
 
@@ -181,20 +187,21 @@ pub struct PreparedGemm {
 /// filled with NaN first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GemmUnderSanitizer {
-    /// `seen`: filled, then computed.
-    Seen,
-    /// `none`: D is only filled and not computed, so results that depend on D are wrong. Under the
-    /// tool racecheck 2025.3, cuBLASLt's kernels crash or take minutes.
-    None,
+    /// With `KERNELGATE_GEMMS=seen`, the result D is filled with NaN and then computed.
+    FillResultThenCompute,
+    /// With `KERNELGATE_GEMMS=none`, D is only filled with NaN and not computed, so results that
+    /// depend on D are wrong. Under the tool racecheck 2025.3, cuBLASLt's kernels crash or take
+    /// minutes.
+    OnlyFillResult,
 }
 
 impl GemmUnderSanitizer {
     fn parse_kernelgate_gemms_value(text: &str) -> Result<Option<GemmUnderSanitizer>, GemmError> {
         match text {
             "" => Ok(None),
-            "seen" => Ok(Some(Self::Seen)),
-            "none" => Ok(Some(Self::None)),
-            other => Err(GemmError::Variable(other.to_owned())),
+            "seen" => Ok(Some(Self::FillResultThenCompute)),
+            "none" => Ok(Some(Self::OnlyFillResult)),
+            other => Err(GemmError::InvalidGemmsVariable(other.to_owned())),
         }
     }
 }
@@ -211,7 +218,7 @@ impl PreparedGemm {
     ///
     /// # Errors
     /// Fails if the specification is invalid, or cuBLASLt fails or has no algorithm for the GEMM.
-    pub fn with_proposed_algorithms(
+    pub fn gemm_with_proposed_algorithms(
         blas: &Rc<CublasLtLanes>,
         spec: GemmSpec,
     ) -> Result<Self, GemmError> {
@@ -220,17 +227,17 @@ impl PreparedGemm {
         let mut gemm = Self {
             blas: Rc::clone(blas),
             spec,
-            description: std::ptr::null_mut(),
+            gemm_description: std::ptr::null_mut(),
             layouts: [std::ptr::null_mut(); 4],
-            algorithms: Vec::new(),
-            chosen_algorithm: 0,
+            proposed_algorithms: Vec::new(),
+            chosen_algorithm_index: 0,
             sanitizer_gemm: GemmUnderSanitizer::parse_kernelgate_gemms_value(
-                &blas.device.options().gemms,
+                &blas.device.options().sanitizer_gemms_setting,
             )?,
         };
         gemm.create_matmul_description()?;
         gemm.create_matrix_layouts()?;
-        gemm.algorithms = gemm.request_proposed_algorithms()?;
+        gemm.proposed_algorithms = gemm.request_proposed_algorithms()?;
         Ok(gemm)
     }
 
@@ -241,14 +248,14 @@ impl PreparedGemm {
 
     /// Number of algorithms that cuBLASLt proposes for the GEMM.
     pub fn proposed_algorithm_count(&self) -> usize {
-        self.algorithms.len()
+        self.proposed_algorithms.len()
     }
 
     fn create_matmul_description(&mut self) -> Result<(), GemmError> {
         use Attribute as At;
         let spec = self.spec;
         let failed = || GemmError::error_for_cublaslt_action("describe a GEMM");
-        self.description = lt::create_gemm_description(
+        self.gemm_description = lt::create_gemm_description(
             spec.cublas_compute_type(),
             spec.cublaslt_alpha_and_beta().scalar_data_type(),
         )
@@ -262,7 +269,7 @@ impl PreparedGemm {
         for (attribute, transposed) in operations {
             self.set_description_attribute(attribute, i32::from(transposed))?;
         }
-        if spec.epilogue != GemmEpilogue::None {
+        if spec.epilogue != GemmEpilogue::NoEpilogue {
             self.set_description_attribute(
                 At::CUBLASLT_MATMUL_DESC_EPILOGUE,
                 spec.epilogue.cublaslt_epilogue(),
@@ -289,14 +296,14 @@ impl PreparedGemm {
         let placeholder = Some(self.blas.lanes[0].workspace.device_address());
         let placeholders = GemmOperandAddresses {
             bias: placeholder,
-            aux: placeholder,
+            aux_matrix: placeholder,
             scale_a: placeholder,
             scale_b: placeholder,
             scale_d: placeholder,
             amax_d: placeholder,
             ..GemmOperandAddresses::default()
         };
-        self.set_pointers_in_description(&placeholders)
+        self.set_operand_pointers_in_description(&placeholders)
     }
 
     fn set_description_attribute<T: Copy>(
@@ -306,11 +313,11 @@ impl PreparedGemm {
     ) -> Result<(), GemmError> {
         // SAFETY: the description is alive, and every caller passes the type that cublasLt.h
         // defines for the attribute.
-        unsafe { lt::set_gemm_description_attribute(self.description, attribute, value) }
+        unsafe { lt::set_gemm_description_attribute(self.gemm_description, attribute, value) }
             .map_err(GemmError::error_for_cublaslt_action("describe a GEMM"))
     }
 
-    fn set_pointers_in_description(
+    fn set_operand_pointers_in_description(
         &self,
         operands: &GemmOperandAddresses,
     ) -> Result<(), GemmError> {
@@ -338,8 +345,14 @@ impl PreparedGemm {
             .map_err(GemmError::error_for_cublaslt_action("describe a matrix"))?;
             if count > 1 {
                 // SAFETY: the matrix layout was created above and is alive.
-                unsafe { lt::set_layout_batch(*object, count as i32, layout.batch_stride as i64) }
-                    .map_err(GemmError::error_for_cublaslt_action("describe a batch"))?;
+                unsafe {
+                    lt::set_batch_of_matrix_layout(
+                        *object,
+                        count as i32,
+                        layout.batch_stride as i64,
+                    )
+                }
+                .map_err(GemmError::error_for_cublaslt_action("describe a batch"))?;
             }
         }
         Ok(())
@@ -354,21 +367,25 @@ impl PreparedGemm {
     fn request_proposed_algorithms(&self) -> Result<Vec<lt::ProposedGemmAlgorithm>, GemmError> {
         let GemmSpec { m, n, k, min_address_alignment_bytes: alignment, .. } = self.spec;
         let preference = lt::AlgorithmLimits {
-            workspace_bytes: self.blas.shared_workspace_bytes(),
-            alignment: (alignment != spec::DEFAULT_MATRIX_ALIGNMENT).then_some(alignment),
+            max_workspace_bytes: self.blas.shared_workspace_bytes(),
+            alignment_bytes: (alignment != spec::DEFAULT_MATRIX_ALIGNMENT).then_some(alignment),
         };
         // SAFETY: the handle, the description and the layouts are alive as long as this object.
         let proposed = unsafe {
             lt::propose_gemm_algorithms(
                 self.blas.handle,
-                self.description,
+                self.gemm_description,
                 self.handles_of_four_layouts(),
                 preference,
             )
         };
         proposed.map_err(|status| match status {
-            lt::CublasLtError::NOT_SUPPORTED => GemmError::NoAlgorithm { m, n, k, status },
-            status => GemmError::Library { action: "propose an algorithm", status },
+            lt::CublasLtError::NOT_SUPPORTED => {
+                GemmError::NoGemmAlgorithmProposed { m, n, k, status }
+            }
+            status => {
+                GemmError::CublasLtCallFailed { failed_action: "propose an algorithm", status }
+            }
         })
     }
 
@@ -376,8 +393,8 @@ impl PreparedGemm {
     /// now on uses the fastest algorithm. With many different operands, the caches are as cold as
     /// in a network, where the GEMM is one of many.
     ///
-    /// The launches overwrite D. Under compute-sanitizer, nothing is timed and cuBLASLt's first
-    /// algorithm is used.
+    /// The timed launches overwrite the result matrix D. Under compute-sanitizer, nothing is timed
+    /// and cuBLASLt's first algorithm is used.
     ///
     /// # Errors
     /// Fails if the GPU returns an error. An algorithm that fails to run is skipped.
@@ -389,16 +406,16 @@ impl PreparedGemm {
             return Ok(());
         }
         let device = Arc::clone(&self.blas.device);
-        let events = TimingEventPool::on_device_stream(&device, 2)?;
+        let events = TimingEventPool::event_pool_on_device_stream(&device, 2)?;
         let mut times = Vec::new();
-        let used_bytes = self.blas.used_bytes.get();
-        for algorithm in 0..self.algorithms.len() {
-            self.chosen_algorithm = algorithm;
-            self.blas.used_bytes.set(used_bytes);
+        let used_bytes = self.blas.used_workspace_bytes.get();
+        for algorithm in 0..self.proposed_algorithms.len() {
+            self.chosen_algorithm_index = algorithm;
+            self.blas.used_workspace_bytes.set(used_bytes);
             let operands: Vec<_> =
                 operands.iter().map(|operands| self.with_workspace_piece(operands)).collect();
             let enqueue =
-                || operands.iter().try_for_each(|operands| self.enqueue_in_lane(0, operands));
+                || operands.iter().try_for_each(|operands| self.enqueue_gemm_in_lane(0, operands));
             // Each algorithm is launched once before its capture, because code cannot be loaded
             // during a capture.
             if enqueue().is_err() {
@@ -414,23 +431,25 @@ impl PreparedGemm {
             let mut fastest = f64::INFINITY;
             for _ in 0..ALGORITHM_TIMING_ROUNDS {
                 events.enqueue_event(0)?;
-                graph.launch_on_stream()?;
+                graph.launch_graph_on_stream()?;
                 events.enqueue_event(1)?;
                 device.synchronize()?;
                 fastest = f64::min(fastest, events.ns_between_events(0, 1)?);
             }
             times.push(fastest);
         }
-        self.blas.used_bytes.set(used_bytes);
-        self.chosen_algorithm = index_of_clearly_fastest_algorithm(&times);
+        self.blas.used_workspace_bytes.set(used_bytes);
+        self.chosen_algorithm_index = index_of_clearly_fastest_algorithm(&times);
         Ok(())
     }
 
     /// Returns the operands with a piece of workspace for this launch alone, if the chosen
     /// algorithm needs little workspace.
     pub fn with_workspace_piece(&self, operands: &GemmOperandAddresses) -> GemmOperandAddresses {
-        let bytes =
-            self.algorithms.get(self.chosen_algorithm).map_or(0, |chosen| chosen.workspace_bytes);
+        let bytes = self
+            .proposed_algorithms
+            .get(self.chosen_algorithm_index)
+            .map_or(0, |chosen| chosen.workspace_bytes);
         GemmOperandAddresses {
             workspace: self.blas.take_workspace_piece_address(bytes),
             ..*operands
@@ -442,7 +461,7 @@ impl PreparedGemm {
     ///
     /// # Errors
     /// Fails if the address of an operand is missing, or cuBLASLt refuses the GEMM.
-    pub fn enqueue_in_lane(
+    pub fn enqueue_gemm_in_lane(
         &self,
         lane: usize,
         operands: &GemmOperandAddresses,
@@ -450,34 +469,41 @@ impl PreparedGemm {
         if self.sanitizer_gemm.is_some() {
             self.fill_result_with_nan(lane, operands)?;
         }
-        if self.sanitizer_gemm == Some(GemmUnderSanitizer::None) {
+        if self.sanitizer_gemm == Some(GemmUnderSanitizer::OnlyFillResult) {
             return Ok(());
         }
-        self.enqueue_with_proposed_algorithm(self.chosen_algorithm, lane, operands)
+        self.enqueue_gemm_with_proposed_algorithm(self.chosen_algorithm_index, lane, operands)
     }
 
     /// Enqueues the GEMM on the stream of a lane with one of the proposed algorithms.
     ///
     /// # Errors
     /// Fails if the address of an operand is missing, or cuBLASLt refuses the GEMM.
-    pub(super) fn enqueue_with_proposed_algorithm(
+    pub(super) fn enqueue_gemm_with_proposed_algorithm(
         &self,
         algorithm: usize,
         lane: usize,
         operands: &GemmOperandAddresses,
     ) -> Result<(), BackendError> {
         let lane = &self.blas.lanes[lane];
-        self.set_pointers_in_description(operands)?;
-        let &GemmOperandAddresses { a, b, c, matrix_d: d, workspace, .. } = operands;
-        let algorithm = self.algorithms.get(algorithm);
+        self.set_operand_pointers_in_description(operands)?;
+        let &GemmOperandAddresses {
+            matrix_a: a,
+            matrix_b: b,
+            matrix_c: c,
+            matrix_d: d,
+            workspace,
+            ..
+        } = operands;
+        let algorithm = self.proposed_algorithms.get(algorithm);
         let launch = lt::CublasLtMatmulArguments {
             handle: self.blas.handle,
-            description: self.description,
-            scalars: self.spec.cublaslt_alpha_and_beta(),
+            gemm_description: self.gemm_description,
+            alpha_and_beta: self.spec.cublaslt_alpha_and_beta(),
             matrices: [b, a, c.unwrap_or(d), d],
             layouts: self.handles_of_four_layouts(),
             algorithm: algorithm.map_or(std::ptr::null(), |it| std::ptr::from_ref(&it.algorithm)),
-            workspace: match (workspace, algorithm) {
+            workspace_address_and_bytes: match (workspace, algorithm) {
                 (Some(own), Some(algorithm)) => (own, algorithm.workspace_bytes),
                 _ => (lane.workspace.device_address(), self.blas.shared_workspace_bytes()),
             },
@@ -496,7 +522,7 @@ impl PreparedGemm {
         lane: usize,
         operands: &GemmOperandAddresses,
     ) -> Result<(), BackendError> {
-        if self.spec.beta != 0.0 && operands.c.is_none_or(|c| c == operands.matrix_d) {
+        if self.spec.beta != 0.0 && operands.matrix_c.is_none_or(|c| c == operands.matrix_d) {
             return Ok(());
         }
         let stream = self.blas.lanes[lane].stream.cu_stream();
@@ -516,7 +542,7 @@ impl PreparedGemm {
                 )
             }
             .result()
-            .map_err(|error| BackendError::Launch(format!("fill a result: {error}")))?;
+            .map_err(|error| BackendError::ComputationFailed(format!("fill a result: {error}")))?;
         }
         Ok(())
     }
@@ -537,9 +563,12 @@ impl Drop for PreparedGemm {
         // null.
         unsafe {
             self.layouts.into_iter().for_each(|layout| {
-                lt::destroy_cublaslt_object(lt::CublasLtObjectKind::Layout, layout)
+                lt::destroy_cublaslt_object(lt::CublasLtObjectKind::MatrixLayout, layout)
             });
-            lt::destroy_cublaslt_object(lt::CublasLtObjectKind::Description, self.description);
+            lt::destroy_cublaslt_object(
+                lt::CublasLtObjectKind::GemmDescription,
+                self.gemm_description,
+            );
         }
     }
 }

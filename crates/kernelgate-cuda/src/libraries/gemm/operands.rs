@@ -9,11 +9,11 @@ use crate::libraries::lt::Attribute;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GemmOperandAddresses<A = u64> {
     /// Address of matrix A.
-    pub a: A,
+    pub matrix_a: A,
     /// Address of matrix B.
-    pub b: A,
+    pub matrix_b: A,
     /// Address of matrix C; absent if C is the old content of D.
-    pub c: Option<A>,
+    pub matrix_c: Option<A>,
     /// Address of matrix D; D overlaps neither A nor B, and overlaps C only if C and D are one
     /// matrix.
     pub matrix_d: A,
@@ -22,7 +22,7 @@ pub struct GemmOperandAddresses<A = u64> {
     pub bias: Option<A>,
     /// Address of the matrix that cuBLASLt's epilogue saves for the backward pass, or reads in it;
     /// its size is [`GemmSpec::aux_matrix_bytes_of_whole_batch`].
-    pub aux: Option<A>,
+    pub aux_matrix: Option<A>,
     /// Address of the f32 by which the elements of fp8 matrix A are multiplied.
     pub scale_a: Option<A>,
     /// Address of the f32 by which the elements of fp8 matrix B are multiplied.
@@ -41,12 +41,12 @@ impl<A: Copy> GemmOperandAddresses<A> {
     /// Matrices alone.
     pub const fn gemm_operands_from_a_b_d(a: A, b: A, d: A) -> Self {
         Self {
-            a,
-            b,
-            c: None,
+            matrix_a: a,
+            matrix_b: b,
+            matrix_c: None,
             matrix_d: d,
             bias: None,
-            aux: None,
+            aux_matrix: None,
             scale_a: None,
             scale_b: None,
             scale_d: None,
@@ -61,12 +61,12 @@ impl<A: Copy> GemmOperandAddresses<A> {
         mut address: impl FnMut(A) -> B,
     ) -> GemmOperandAddresses<B> {
         GemmOperandAddresses {
-            a: address(self.a),
-            b: address(self.b),
-            c: self.c.map(&mut address),
+            matrix_a: address(self.matrix_a),
+            matrix_b: address(self.matrix_b),
+            matrix_c: self.matrix_c.map(&mut address),
             matrix_d: address(self.matrix_d),
             bias: self.bias.map(&mut address),
-            aux: self.aux.map(&mut address),
+            aux_matrix: self.aux_matrix.map(&mut address),
             scale_a: self.scale_a.map(&mut address),
             scale_b: self.scale_b.map(&mut address),
             scale_d: self.scale_d.map(&mut address),
@@ -105,10 +105,15 @@ impl GemmOperandAddresses {
             (
                 spec.aux_row_stride_in_elements_or_bits().is_some(),
                 At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-                self.aux,
+                self.aux_matrix,
                 "aux",
             ),
-            (spec.scales.b, At::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.scale_b, "B's scale"),
+            (
+                spec.scales.has_b_scale,
+                At::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                self.scale_b,
+                "B's scale",
+            ),
             (
                 spec.scales.has_a_scale,
                 At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
@@ -121,7 +126,12 @@ impl GemmOperandAddresses {
                 self.scale_d,
                 "D's scale",
             ),
-            (spec.scales.amax_d, At::CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, self.amax_d, "D's amax"),
+            (
+                spec.scales.writes_amax_of_d,
+                At::CUBLASLT_MATMUL_DESC_AMAX_D_POINTER,
+                self.amax_d,
+                "D's amax",
+            ),
         ];
         for (pointer, (needed, attribute, address, name)) in pointers.iter_mut().zip(needs) {
             if needed {

@@ -9,14 +9,14 @@ use crate::libraries::lt;
 /// magnitude of D before its factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GemmScalesPresent {
-    /// Whether A has one.
+    /// Whether the fp8 GEMM multiplies A by a scale factor in device memory.
     pub has_a_scale: bool,
-    /// Whether B has one.
-    pub b: bool,
-    /// Whether D has one.
+    /// Whether the fp8 GEMM multiplies B by a scale factor in device memory.
+    pub has_b_scale: bool,
+    /// Whether the fp8 GEMM multiplies D by a scale factor in device memory.
     pub has_d_scale: bool,
     /// Whether the GEMM writes the largest magnitude of D to device memory.
-    pub amax_d: bool,
+    pub writes_amax_of_d: bool,
 }
 
 /// D `[m, n]` = epilogue(alpha · op(A) `[m, k]` · op(B) `[k, n]` + beta · C `[m, n]`), a batch of
@@ -31,7 +31,7 @@ pub struct GemmSpec {
     pub m: usize,
     /// Columns of D.
     pub n: usize,
-    /// Length of the sums.
+    /// Number of products that each element of D sums.
     pub k: usize,
     /// Element type of matrix A.
     pub a: GemmMatrixDtype,
@@ -40,7 +40,7 @@ pub struct GemmSpec {
     /// Element type of the result D and of C.
     pub d: GemmMatrixDtype,
     /// Whether the tensor cores round the GEMM's f32 inputs to TF32.
-    pub tf32: bool,
+    pub rounds_inputs_to_tf32: bool,
     /// Whether A is stored as `[k, m]`; otherwise as `[m, k]`.
     pub a_transposed: bool,
     /// Whether B is stored as `[n, k]`; otherwise as `[k, n]`.
@@ -60,12 +60,13 @@ pub struct GemmSpec {
     pub batch_stride_a: Option<usize>,
     /// Distance from one matrix B of the batch to the next, elements; 0 if all products share one
     /// B.
-    pub stride_b: Option<usize>,
-    /// Distance from one matrix C of the batch to the next, elements; `None` means `stride_d`.
-    pub stride_c: Option<usize>,
+    pub batch_stride_b: Option<usize>,
+    /// Distance from one matrix C of the batch to the next, elements; `None` means
+    /// `batch_stride_d`.
+    pub batch_stride_c: Option<usize>,
     /// Distance from one matrix D of the batch to the next, elements.
-    pub stride_d: Option<usize>,
-    /// Factor of the product.
+    pub batch_stride_d: Option<usize>,
+    /// Factor alpha of the matrix product A·B.
     pub alpha: f32,
     /// Factor `beta` of matrix C; the GEMM does not read C if `beta` is 0. Matrix C is the old
     /// content of D unless the launch names another matrix.
@@ -121,7 +122,7 @@ impl GemmSpec {
             a: inputs,
             b: inputs,
             d,
-            tf32: false,
+            rounds_inputs_to_tf32: false,
             a_transposed: false,
             b_transposed: false,
             lda: None,
@@ -130,17 +131,17 @@ impl GemmSpec {
             ldd: None,
             batch_count: 1,
             batch_stride_a: None,
-            stride_b: None,
-            stride_c: None,
-            stride_d: None,
+            batch_stride_b: None,
+            batch_stride_c: None,
+            batch_stride_d: None,
             alpha: 1.0,
             beta: 0.0,
-            epilogue: GemmEpilogue::None,
+            epilogue: GemmEpilogue::NoEpilogue,
             scales: GemmScalesPresent {
                 has_a_scale: false,
-                b: false,
+                has_b_scale: false,
                 has_d_scale: false,
-                amax_d: false,
+                writes_amax_of_d: false,
             },
             min_address_alignment_bytes: DEFAULT_MATRIX_ALIGNMENT,
         }
@@ -164,7 +165,7 @@ impl GemmSpec {
     /// Number of elements of the bias or of its gradient; `None` for an epilogue without a bias.
     pub const fn bias_element_count_unless_none(&self) -> Option<usize> {
         match self.epilogue {
-            GemmEpilogue::BiasGradientA => Some(self.m),
+            GemmEpilogue::BiasGradientFromA => Some(self.m),
             epilogue if epilogue.uses_bias_vector() => Some(self.n),
             _ => None,
         }
@@ -202,26 +203,43 @@ impl GemmSpec {
     /// # Errors
     /// The error is the first operand whose layout is invalid.
     pub fn check_gemm_spec(&self) -> Result<(), GemmError> {
-        let &Self { m, n, k, batch_count, a, b, d, tf32, epilogue, alpha, beta, .. } = self;
+        let &Self {
+            m,
+            n,
+            k,
+            batch_count,
+            a,
+            b,
+            d,
+            rounds_inputs_to_tf32: tf32,
+            epilogue,
+            alpha,
+            beta,
+            ..
+        } = self;
         if m == 0 || n == 0 || k == 0 || batch_count == 0 {
-            return Err(GemmError::Empty { m, n, k, batch_count });
+            return Err(GemmError::ZeroSizedGemm { m, n, k, batch_count });
         }
         if !self.cublaslt_supports_dtypes() {
-            return Err(GemmError::Dtypes { a, b, d, tf32 });
+            return Err(GemmError::UnsupportedDtypes { a, b, d, rounds_f32_to_tf32: tf32 });
         }
-        if d == GemmMatrixDtype::I32 && epilogue != GemmEpilogue::None {
-            return Err(GemmError::Epilogue { epilogue, d });
+        if d == GemmMatrixDtype::I32 && epilogue != GemmEpilogue::NoEpilogue {
+            return Err(GemmError::UnsupportedEpilogue { epilogue, d });
         }
         if d == GemmMatrixDtype::I32 && (alpha.fract() != 0.0 || beta.fract() != 0.0) {
-            return Err(GemmError::Scalars { alpha, beta });
+            return Err(GemmError::NonIntegerAlphaOrBeta { alpha, beta });
         }
-        let GemmScalesPresent { has_a_scale: scale_a, b: scale_b, has_d_scale: scale_d, amax_d } =
-            self.scales;
+        let GemmScalesPresent {
+            has_a_scale: scale_a,
+            has_b_scale: scale_b,
+            has_d_scale: scale_d,
+            writes_amax_of_d: amax_d,
+        } = self.scales;
         for (matrix, dtype, scaled) in
             [('A', a, scale_a), ('B', b, scale_b), ('D', d, scale_d || amax_d)]
         {
             if scaled && !dtype.is_fp8() {
-                return Err(GemmError::Scale { matrix, dtype });
+                return Err(GemmError::ScaleOfNonFp8Matrix { matrix_name: matrix, dtype });
             }
         }
         let layouts = self.column_major_layouts();
@@ -230,9 +248,9 @@ impl GemmSpec {
             [('A', layouts.b), ('B', layouts.a), ('C', layouts.c), ('D', layouts.d)]
         {
             if layout.ld < layout.rows {
-                return Err(GemmError::LeadingDimension {
-                    matrix,
-                    ld: layout.ld,
+                return Err(GemmError::LeadingDimensionTooShort {
+                    matrix_name: matrix,
+                    leading_dimension: layout.ld,
                     stored_row_elements: layout.rows,
                 });
             }
@@ -243,7 +261,12 @@ impl GemmSpec {
         let behind = stride >= (m - 1) * ld + n;
         let interleaved = stride >= n && (batch_count - 1) * stride + n <= ld;
         if batch_count > 1 && !behind && !interleaved {
-            return Err(GemmError::OverlappingResults { stride, ld, m, n });
+            return Err(GemmError::OverlappingResultMatrices {
+                batch_stride: stride,
+                leading_dimension: ld,
+                m,
+                n,
+            });
         }
         Ok(())
     }
@@ -251,7 +274,7 @@ impl GemmSpec {
     /// Whether cuBLASLt supports this combination of dtypes of A, B and D.
     const fn cublaslt_supports_dtypes(&self) -> bool {
         use GemmMatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
-        if self.tf32 && !matches!(self.a, F32) {
+        if self.rounds_inputs_to_tf32 && !matches!(self.a, F32) {
             return false;
         }
         matches!(
@@ -267,7 +290,7 @@ impl GemmSpec {
     }
 
     pub(super) const fn cublas_compute_type(&self) -> lt::Compute {
-        match (self.d, self.tf32) {
+        match (self.d, self.rounds_inputs_to_tf32) {
             (GemmMatrixDtype::I32, _) => lt::Compute::CUBLAS_COMPUTE_32I,
             (_, true) => lt::Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
             (_, false) => lt::Compute::CUBLAS_COMPUTE_32F,
@@ -277,9 +300,9 @@ impl GemmSpec {
     pub(super) const fn cublaslt_alpha_and_beta(&self) -> lt::GemmAlphaAndBeta {
         match self.d {
             GemmMatrixDtype::I32 => {
-                lt::GemmAlphaAndBeta::I32([self.alpha as i32, self.beta as i32])
+                lt::GemmAlphaAndBeta::I32AlphaBeta([self.alpha as i32, self.beta as i32])
             }
-            _ => lt::GemmAlphaAndBeta::F32([self.alpha, self.beta]),
+            _ => lt::GemmAlphaAndBeta::F32AlphaBeta([self.alpha, self.beta]),
         }
     }
 
@@ -294,12 +317,12 @@ impl GemmSpec {
         let &Self { m, n, k, .. } = self;
         let a = if self.a_transposed { [m, k] } else { [k, m] };
         let b = if self.b_transposed { [k, n] } else { [n, k] };
-        let (ldc, stride_c) = (self.ldc.or(self.ldd), self.stride_c.or(self.stride_d));
+        let (ldc, stride_c) = (self.ldc.or(self.ldd), self.batch_stride_c.or(self.batch_stride_d));
         ColumnMajorLayouts {
-            a: layout(self.b, b, self.ldb, self.stride_b),
+            a: layout(self.b, b, self.ldb, self.batch_stride_b),
             b: layout(self.a, a, self.lda, self.batch_stride_a),
             c: layout(self.dtype_of_c(), [n, m], ldc, stride_c),
-            d: layout(self.d, [n, m], self.ldd, self.stride_d),
+            d: layout(self.d, [n, m], self.ldd, self.batch_stride_d),
         }
     }
 }
@@ -336,7 +359,8 @@ mod tests {
         assert_eq!(rows_columns_ld_and_batch_stride(layouts.a), [4, 10, 7, 70]);
         assert_eq!(rows_columns_ld_and_batch_stride(layouts.d), [4, 6, 9, 54]);
         assert_eq!(layouts.c, layouts.d, "C lies as D does");
-        let shared = GemmSpec { stride_b: Some(0), stride_d: Some(100), ldc: Some(4), ..gaps };
+        let shared =
+            GemmSpec { batch_stride_b: Some(0), batch_stride_d: Some(100), ldc: Some(4), ..gaps };
         let layouts = shared.column_major_layouts();
         assert_eq!((layouts.a.batch_stride, layouts.d.batch_stride), (0, 100));
         assert_eq!(rows_columns_ld_and_batch_stride(layouts.c), [4, 6, 4, 100]);
@@ -348,23 +372,33 @@ mod tests {
         let refused = |spec: GemmSpec| spec.check_gemm_spec().unwrap_err();
         assert!(matches!(
             refused(GemmSpec { k: 0, ..PLAIN_6X4X10_GEMM }),
-            GemmError::Empty { k: 0, .. }
+            GemmError::ZeroSizedGemm { k: 0, .. }
         ));
         let short = GemmSpec { lda: Some(9), ..PLAIN_6X4X10_GEMM };
         assert_eq!(
             refused(short),
-            GemmError::LeadingDimension { matrix: 'A', ld: 9, stored_row_elements: 10 }
+            GemmError::LeadingDimensionTooShort {
+                matrix_name: 'A',
+                leading_dimension: 9,
+                stored_row_elements: 10
+            }
         );
         assert_eq!(GemmSpec { a_transposed: true, ..short }.check_gemm_spec(), Ok(()));
-        let overlapping = GemmSpec { batch_count: 2, stride_d: Some(23), ..PLAIN_6X4X10_GEMM };
+        let overlapping =
+            GemmSpec { batch_count: 2, batch_stride_d: Some(23), ..PLAIN_6X4X10_GEMM };
         assert_eq!(
             refused(overlapping),
-            GemmError::OverlappingResults { stride: 23, ld: 4, m: 6, n: 4 }
+            GemmError::OverlappingResultMatrices {
+                batch_stride: 23,
+                leading_dimension: 4,
+                m: 6,
+                n: 4
+            }
         );
         // The next matrix D of the batch begins in the gap behind the last row, or in the gap
         // behind the first row.
-        let behind = GemmSpec { ldd: Some(8), stride_d: Some(44), ..overlapping };
-        let interleaved = GemmSpec { stride_d: Some(4), ..behind };
+        let behind = GemmSpec { ldd: Some(8), batch_stride_d: Some(44), ..overlapping };
+        let interleaved = GemmSpec { batch_stride_d: Some(4), ..behind };
         assert_eq!([behind, interleaved].map(|spec| spec.check_gemm_spec()), [Ok(()), Ok(())]);
         assert!(GemmSpec { batch_count: 3, ..interleaved }.check_gemm_spec().is_err());
     }
@@ -376,22 +410,31 @@ mod tests {
             assert_eq!(checked(a, b, d), Ok(()));
         }
         for (a, b, d) in [(F16, Bf16, F32), (E5m2, E5m2, Bf16), (I8, I8, F32), (F32, F32, Bf16)] {
-            assert_eq!(checked(a, b, d), Err(GemmError::Dtypes { a, b, d, tf32: false }));
+            assert_eq!(
+                checked(a, b, d),
+                Err(GemmError::UnsupportedDtypes { a, b, d, rounds_f32_to_tf32: false })
+            );
         }
         assert!(
-            GemmSpec { tf32: true, ..PLAIN_6X4X10_GEMM }
+            GemmSpec { rounds_inputs_to_tf32: true, ..PLAIN_6X4X10_GEMM }
                 .check_gemm_spec()
                 .unwrap_err()
                 .means_unsupported_gemm()
         );
         let integers = GemmSpec::new(16, 16, 16, I8, I32);
         let halved = GemmSpec { alpha: 0.5, ..integers };
-        assert_eq!(halved.check_gemm_spec(), Err(GemmError::Scalars { alpha: 0.5, beta: 0.0 }));
+        assert_eq!(
+            halved.check_gemm_spec(),
+            Err(GemmError::NonIntegerAlphaOrBeta { alpha: 0.5, beta: 0.0 })
+        );
         let biased = GemmSpec { epilogue: GemmEpilogue::Bias, ..integers };
         assert!(biased.check_gemm_spec().unwrap_err().means_unsupported_gemm());
         let scales = GemmScalesPresent { has_d_scale: true, ..GemmScalesPresent::default() };
         let scaled = GemmSpec { scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
-        assert_eq!(scaled.check_gemm_spec(), Err(GemmError::Scale { matrix: 'D', dtype: Bf16 }));
+        assert_eq!(
+            scaled.check_gemm_spec(),
+            Err(GemmError::ScaleOfNonFp8Matrix { matrix_name: 'D', dtype: Bf16 })
+        );
     }
 
     #[test]
@@ -410,7 +453,11 @@ mod tests {
         let spec = |function| GemmSpec {
             n: 200,
             batch_count: 2,
-            epilogue: GemmEpilogue::Activation { function, bias: false, aux: true },
+            epilogue: GemmEpilogue::Activation {
+                function,
+                adds_bias: false,
+                stores_auxiliary_matrix: true,
+            },
             ..PLAIN_6X4X10_GEMM
         };
         let relu = spec(GemmEpilogueActivation::Relu);
@@ -434,7 +481,7 @@ mod tests {
         let sums =
             |epilogue| GemmSpec { epilogue, ..PLAIN_6X4X10_GEMM }.bias_element_count_unless_none();
         assert_eq!(
-            [GemmEpilogue::BiasGradientA, GemmEpilogue::BiasGradientB, GemmEpilogue::Bias]
+            [GemmEpilogue::BiasGradientFromA, GemmEpilogue::BiasGradientFromB, GemmEpilogue::Bias]
                 .map(sums),
             [Some(6), Some(4), Some(4)]
         );

@@ -17,8 +17,11 @@ fn first_gemm_algorithm_stays_unless_another_is_clearly_faster() {
 
 #[test]
 fn a_gemm_launch_without_a_needed_operand_names_it() {
-    let epilogue =
-        GemmEpilogue::Activation { function: GemmEpilogueActivation::Relu, bias: true, aux: true };
+    let epilogue = GemmEpilogue::Activation {
+        function: GemmEpilogueActivation::Relu,
+        adds_bias: true,
+        stores_auxiliary_matrix: true,
+    };
     let scales = GemmScalesPresent { has_a_scale: true, ..GemmScalesPresent::default() };
     let spec = GemmSpec { epilogue, scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
     let mut operands = GemmOperandAddresses::gemm_operands_from_a_b_d(1, 2, 3);
@@ -29,7 +32,7 @@ fn a_gemm_launch_without_a_needed_operand_names_it() {
         );
         match name {
             "the bias" => operands.bias = Some(4),
-            "aux" => operands.aux = Some(5),
+            "aux" => operands.aux_matrix = Some(5),
             _ => operands.scale_a = Some(6),
         }
     }
@@ -156,14 +159,14 @@ fn random_whole_numbers(count: usize, seed: u64) -> Vec<f64> {
 #[derive(Clone, Copy)]
 struct MatrixElementIndexing {
     transposed: bool,
-    ld: usize,
-    stride: usize,
+    leading_dimension: usize,
+    batch_stride: usize,
 }
 
 impl MatrixElementIndexing {
     const fn element_index(self, batch: usize, row: usize, column: usize) -> usize {
         let (row, column) = if self.transposed { (column, row) } else { (row, column) };
-        batch * self.stride + row * self.ld + column
+        batch * self.batch_stride + row * self.leading_dimension + column
     }
 }
 
@@ -174,7 +177,7 @@ struct GemmUnderTest {
     bias: Vec<f64>,
     buffers: [DeviceBuffer; 4],
     bias_buffer: DeviceBuffer,
-    aux: DeviceBuffer,
+    aux_matrix: DeviceBuffer,
     blas: Rc<CublasLtLanes>,
 }
 
@@ -205,15 +208,15 @@ impl GemmUnderTest {
         let bias = random_whole_numbers(spec.bias_element_count_unless_none().unwrap_or(1), 4);
         let bias_buffer = upload(&bias, spec.dtype_of_bias_and_its_gradient());
         let aux = device.allocate(spec.aux_matrix_bytes_of_whole_batch().unwrap_or(1)).unwrap();
-        Some(Self { spec, host, bias, buffers, bias_buffer, aux, blas })
+        Some(Self { spec, host, bias, buffers, bias_buffer, aux_matrix: aux, blas })
     }
 
     fn addresses_of_gemm_operands(&self) -> GemmOperandAddresses {
         let [a, b, c, d] = [0, 1, 2, 3].map(|index| self.buffers[index].device_address());
         GemmOperandAddresses {
-            c: Some(c),
+            matrix_c: Some(c),
             bias: Some(self.bias_buffer.device_address()),
-            aux: Some(self.aux.device_address()),
+            aux_matrix: Some(self.aux_matrix.device_address()),
             ..GemmOperandAddresses::gemm_operands_from_a_b_d(a, b, d)
         }
     }
@@ -221,7 +224,7 @@ impl GemmUnderTest {
     /// Measures which of cuBLASLt's proposed algorithms is fastest, then launches the GEMM once.
     /// Returns false if cuBLASLt has no algorithm for this GEMM on this GPU.
     fn choose_algorithm_and_launch_gemm(&self, operands: &GemmOperandAddresses) -> bool {
-        let mut gemm = match PreparedGemm::with_proposed_algorithms(&self.blas, self.spec) {
+        let mut gemm = match PreparedGemm::gemm_with_proposed_algorithms(&self.blas, self.spec) {
             Err(error) if error.means_unsupported_gemm() => {
                 eprintln!("skipped: {:?}: {error}", self.spec);
                 return false;
@@ -229,7 +232,7 @@ impl GemmUnderTest {
             gemm => gemm.unwrap(),
         };
         gemm.time_and_choose_algorithm(std::slice::from_ref(operands)).unwrap();
-        gemm.enqueue_in_lane(0, operands).unwrap();
+        gemm.enqueue_gemm_in_lane(0, operands).unwrap();
         true
     }
 
@@ -241,7 +244,11 @@ impl GemmUnderTest {
             'C' => (c, false),
             _ => (d, false),
         };
-        MatrixElementIndexing { transposed, ld: layout.ld, stride: layout.batch_stride }
+        MatrixElementIndexing {
+            transposed,
+            leading_dimension: layout.ld,
+            batch_stride: layout.batch_stride,
+        }
     }
 
     /// Returns the expected alpha·A·B + beta·C at one element, computed in fp64 on the host.
@@ -320,7 +327,10 @@ fn gemms_of_transposed_operands_equal_fp64_in_every_dtype() {
     ] {
         for [a_transposed, b_transposed] in TRANSPOSITIONS_OF_A_AND_B {
             let spec = GemmSpec::new(24, 40, 32, inputs, d);
-            assert_gemm_equals_fp64(&device, GemmSpec { tf32, a_transposed, b_transposed, ..spec });
+            assert_gemm_equals_fp64(
+                &device,
+                GemmSpec { rounds_inputs_to_tf32: tf32, a_transposed, b_transposed, ..spec },
+            );
         }
     }
 }
@@ -352,12 +362,12 @@ fn gemm_scales_the_product_by_alpha_and_c_by_beta() {
     assert_gemm_equals_fp64(&device, spec);
     // C is D.
     let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
-    let gemm = PreparedGemm::with_proposed_algorithms(&fixture.blas, spec).unwrap();
-    let operands = GemmOperandAddresses { c: None, ..fixture.addresses_of_gemm_operands() };
+    let gemm = PreparedGemm::gemm_with_proposed_algorithms(&fixture.blas, spec).unwrap();
+    let operands = GemmOperandAddresses { matrix_c: None, ..fixture.addresses_of_gemm_operands() };
     fixture.buffers[3]
         .overwrite_first_bytes_from_host(&encode_values_in_dtype(&fixture.host[2], F32))
         .unwrap();
-    gemm.enqueue_in_lane(0, &operands).unwrap();
+    gemm.enqueue_gemm_in_lane(0, &operands).unwrap();
     fixture.assert_result_within_tolerance(0.0, |batch, row, column| {
         fixture.expected_gemm_element(batch, row, column)
     });
@@ -368,15 +378,15 @@ fn gemm_batches_with_gaps_and_shared_operands_equal_fp64() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let batch = GemmSpec { batch_count: 3, ..GemmSpec::new(16, 24, 32, Bf16, F32) };
     assert_gemm_equals_fp64(&device, batch);
-    assert_gemm_equals_fp64(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
+    assert_gemm_equals_fp64(&device, GemmSpec { batch_stride_b: Some(0), beta: 1.0, ..batch });
     assert_gemm_equals_fp64(
         &device,
-        GemmSpec { batch_stride_a: Some(640), stride_d: Some(512), ..batch },
+        GemmSpec { batch_stride_a: Some(640), batch_stride_d: Some(512), ..batch },
     );
     // Matrices of a tensor `[rows, heads, columns]`: the matrix of each head begins within a row of
     // the leading dimension.
     let heads = GemmSpec { lda: Some(96), batch_stride_a: Some(32), ..batch };
-    assert_gemm_equals_fp64(&device, GemmSpec { ldd: Some(72), stride_d: Some(24), ..heads });
+    assert_gemm_equals_fp64(&device, GemmSpec { ldd: Some(72), batch_stride_d: Some(24), ..heads });
 }
 
 #[test]
@@ -400,7 +410,12 @@ fn fp8_gemm_scales_are_applied_and_amax_is_written() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let spec = GemmSpec {
         b_transposed: true,
-        scales: GemmScalesPresent { has_a_scale: true, b: true, has_d_scale: true, amax_d: true },
+        scales: GemmScalesPresent {
+            has_a_scale: true,
+            has_b_scale: true,
+            has_d_scale: true,
+            writes_amax_of_d: true,
+        },
         ..GemmSpec::new(32, 64, 16, E4m3, E4m3)
     };
     let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
@@ -417,7 +432,7 @@ fn fp8_gemm_scales_are_applied_and_amax_is_written() {
         return;
     }
     let scaled = |batch, row, column| 0.5 * 4.0 * fixture.expected_gemm_element(batch, row, column);
-    // Three bits of significand.
+    // D has the dtype E4M3, with three bits of mantissa, so the tolerance is 1/16.
     fixture.assert_result_within_tolerance(1.0 / 16.0, |batch, row, column| {
         0.25 * scaled(batch, row, column)
     });
@@ -466,7 +481,11 @@ fn gemm_activations_and_their_gradients_agree_with_fp64() {
         (GemmEpilogueActivation::Gelu, gelu_and_derivative),
     ] {
         for (bias, aux) in [(false, false), (true, false), (false, true), (true, true)] {
-            let epilogue = GemmEpilogue::Activation { function, bias, aux };
+            let epilogue = GemmEpilogue::Activation {
+                function,
+                adds_bias: bias,
+                stores_auxiliary_matrix: aux,
+            };
             // An alpha of 0.125 keeps the argument of the activation function near zero.
             let spec = GemmSpec { alpha: 0.125, epilogue, ..GemmSpec::new(32, 48, 16, Bf16, Bf16) };
             let Some(forward) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
@@ -484,7 +503,10 @@ fn gemm_activations_and_their_gradients_agree_with_fp64() {
             });
             if aux {
                 for bias_gradient in [false, true] {
-                    let epilogue = GemmEpilogue::ActivationGradient { function, bias_gradient };
+                    let epilogue = GemmEpilogue::ActivationGradient {
+                        function,
+                        stores_bias_gradient: bias_gradient,
+                    };
                     check_gemm_activation_gradient(&device, epilogue, &forward, |row, column| {
                         exact(argument(0, row, column)).1
                     });
@@ -511,7 +533,7 @@ fn check_gemm_activation_gradient(
     };
     let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(device, spec) else { return };
     let operands = GemmOperandAddresses {
-        aux: Some(forward.aux.device_address()),
+        aux_matrix: Some(forward.aux_matrix.device_address()),
         ..fixture.addresses_of_gemm_operands()
     };
     if !fixture.choose_algorithm_and_launch_gemm(&operands) {
@@ -547,7 +569,7 @@ fn check_gemm_activation_gradient(
 #[test]
 fn gemm_bias_gradients_sum_an_operand_over_k() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    for epilogue in [GemmEpilogue::BiasGradientA, GemmEpilogue::BiasGradientB] {
+    for epilogue in [GemmEpilogue::BiasGradientFromA, GemmEpilogue::BiasGradientFromB] {
         for [a_transposed, b_transposed] in TRANSPOSITIONS_OF_A_AND_B {
             let spec = GemmSpec {
                 epilogue,
@@ -568,7 +590,7 @@ fn gemm_bias_gradients_sum_an_operand_over_k() {
             );
             for (index, found) in found.into_iter().enumerate() {
                 let sum: f64 = match epilogue {
-                    GemmEpilogue::BiasGradientA => {
+                    GemmEpilogue::BiasGradientFromA => {
                         (0..64).map(|k| a[at_a.element_index(0, index, k)]).sum()
                     }
                     _ => (0..64).map(|k| b[at_b.element_index(0, k, index)]).sum(),

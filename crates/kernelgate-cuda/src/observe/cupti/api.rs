@@ -20,15 +20,16 @@ pub type CuptiEventCallback = extern "C" fn(*mut c_void, u32, u32, *const c_void
 /// Functions of CUPTI; each returns a status, of which 0 means success. CUPTI's enumerations are
 /// passed as integers, because a later CUPTI may have more values.
 pub struct CuptiFunctions {
-    pub register: unsafe extern "C" fn(BufferRequestedCallback, BufferCompletedCallback) -> c_int,
-    pub enable: unsafe extern "C" fn(u32) -> c_int,
-    pub disable: unsafe extern "C" fn(u32) -> c_int,
-    pub flush: unsafe extern "C" fn(u32) -> c_int,
-    pub next: unsafe extern "C" fn(*mut u8, usize, *mut *mut u32) -> c_int,
+    pub register_buffer_callbacks:
+        unsafe extern "C" fn(BufferRequestedCallback, BufferCompletedCallback) -> c_int,
+    pub activity_enable: unsafe extern "C" fn(u32) -> c_int,
+    pub activity_disable: unsafe extern "C" fn(u32) -> c_int,
+    pub flush_activity_buffers: unsafe extern "C" fn(u32) -> c_int,
+    pub get_next_record: unsafe extern "C" fn(*mut u8, usize, *mut *mut u32) -> c_int,
     pub get_num_dropped_records: unsafe extern "C" fn(*mut c_void, u32, *mut usize) -> c_int,
-    pub timestamp: unsafe extern "C" fn(*mut u64) -> c_int,
-    pub thread_ids: unsafe extern "C" fn(u32) -> c_int,
-    pub call_name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int,
+    pub get_timestamp: unsafe extern "C" fn(*mut u64) -> c_int,
+    pub set_thread_id_type: unsafe extern "C" fn(u32) -> c_int,
+    pub get_callback_name: unsafe extern "C" fn(u32, u32, *mut *const c_char) -> c_int,
     pub subscribe: unsafe extern "C" fn(
         *mut sys::CUpti_SubscriberHandle,
         CuptiEventCallback,
@@ -36,9 +37,9 @@ pub struct CuptiFunctions {
     ) -> c_int,
     pub unsubscribe: unsafe extern "C" fn(sys::CUpti_SubscriberHandle) -> c_int,
     pub enable_callback: unsafe extern "C" fn(u32, sys::CUpti_SubscriberHandle, u32, u32) -> c_int,
-    pub graph_node_id: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int,
-    pub finalize: unsafe extern "C" fn() -> c_int,
-    error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    pub get_graph_node_id: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int,
+    pub cupti_finalize: unsafe extern "C" fn() -> c_int,
+    get_error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
 }
 
 /// Returns the functions of the CUPTI library; `None` if the library or one of the functions is
@@ -54,24 +55,33 @@ fn load_cupti_functions() -> Option<CuptiFunctions> {
     // the same from CUDA 12 to 13: results and other enumerations have the size of an int.
     unsafe {
         Some(CuptiFunctions {
-            register: library::typed_library_function(library, c"cuptiActivityRegisterCallbacks")?,
-            enable: library::typed_library_function(library, c"cuptiActivityEnable")?,
-            disable: library::typed_library_function(library, c"cuptiActivityDisable")?,
-            flush: library::typed_library_function(library, c"cuptiActivityFlushAll")?,
-            next: library::typed_library_function(library, c"cuptiActivityGetNextRecord")?,
+            register_buffer_callbacks: library::typed_library_function(
+                library,
+                c"cuptiActivityRegisterCallbacks",
+            )?,
+            activity_enable: library::typed_library_function(library, c"cuptiActivityEnable")?,
+            activity_disable: library::typed_library_function(library, c"cuptiActivityDisable")?,
+            flush_activity_buffers: library::typed_library_function(
+                library,
+                c"cuptiActivityFlushAll",
+            )?,
+            get_next_record: library::typed_library_function(
+                library,
+                c"cuptiActivityGetNextRecord",
+            )?,
             get_num_dropped_records: library::typed_library_function(
                 library,
                 c"cuptiActivityGetNumDroppedRecords",
             )?,
-            timestamp: library::typed_library_function(library, c"cuptiGetTimestamp")?,
-            thread_ids: library::typed_library_function(library, c"cuptiSetThreadIdType")?,
-            call_name: library::typed_library_function(library, c"cuptiGetCallbackName")?,
+            get_timestamp: library::typed_library_function(library, c"cuptiGetTimestamp")?,
+            set_thread_id_type: library::typed_library_function(library, c"cuptiSetThreadIdType")?,
+            get_callback_name: library::typed_library_function(library, c"cuptiGetCallbackName")?,
             subscribe: library::typed_library_function(library, c"cuptiSubscribe")?,
             unsubscribe: library::typed_library_function(library, c"cuptiUnsubscribe")?,
             enable_callback: library::typed_library_function(library, c"cuptiEnableCallback")?,
-            graph_node_id: library::typed_library_function(library, c"cuptiGetGraphNodeId")?,
-            finalize: library::typed_library_function(library, c"cuptiFinalize")?,
-            error_string: library::typed_library_function(library, c"cuptiGetResultString")?,
+            get_graph_node_id: library::typed_library_function(library, c"cuptiGetGraphNodeId")?,
+            cupti_finalize: library::typed_library_function(library, c"cuptiFinalize")?,
+            get_error_string: library::typed_library_function(library, c"cuptiGetResultString")?,
         })
     }
 }
@@ -90,7 +100,7 @@ impl CuptiFunctions {
         // SAFETY: the address for the text is valid; CUPTI's error texts live as long as the
         // library.
         let text = unsafe {
-            let has_text = (self.error_string)(status, &raw mut text) == 0;
+            let has_text = (self.get_error_string)(status, &raw mut text) == 0;
             if has_text { text_of_c_string(text) } else { String::new() }
         };
         Err(cupti_refusal_error(status, action, &text))
@@ -100,14 +110,14 @@ impl CuptiFunctions {
     pub fn cupti_record_clock_ns(&self) -> u64 {
         let mut time = 0;
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
-        let has_time = unsafe { (self.timestamp)(&raw mut time) } == 0;
+        let has_time = unsafe { (self.get_timestamp)(&raw mut time) } == 0;
         if has_time { time } else { 0 }
     }
 }
 
 /// Makes the error that names the action and the status with which CUPTI refused it.
 pub(super) fn cupti_refusal_error(status: c_int, action: &str, text: &str) -> BackendError {
-    BackendError::Launch(if status == ANOTHER_CUPTI_CLIENT_STATUS {
+    BackendError::ComputationFailed(if status == ANOTHER_CUPTI_CLIENT_STATUS {
         format!(
             "another program records this process through CUPTI (Nsight Systems, Nsight Compute, \
              compute-sanitizer, a profiler), and only one can: run without it (CUPTI error \
@@ -126,7 +136,8 @@ pub unsafe fn text_of_c_string(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the address is not null, and the caller guarantees that it is the address of a C
+    // string.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 

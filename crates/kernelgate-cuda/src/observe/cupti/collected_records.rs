@@ -38,9 +38,9 @@ const CUPTI_BUFFER_ALIGNMENT: usize = 8;
 #[derive(Default)]
 pub struct CollectedCuptiRecords {
     pub activity: CuptiRecordedActivity,
-    names: HashMap<String, u32>,
+    name_indices: HashMap<String, u32>,
     /// Name index of each called CUDA function, by CUPTI's callback domain and function number.
-    functions: HashMap<(u32, u32), u32>,
+    function_name_indices: HashMap<(u32, u32), u32>,
 }
 
 /// Locks the records of this process; they are global, because CUPTI's buffer callbacks get no
@@ -58,16 +58,16 @@ macro_rules! copy_record {
         MemoryCopyRecord {
             start_ns: $raw.start_ns,
             end_ns: $raw.end_ns,
-            on: GpuContextStreamIds {
-                device: $raw.device,
+            device_context_stream: GpuContextStreamIds {
+                device_ordinal: $raw.device_id,
                 context_id: $raw.context_id,
                 stream_id: $raw.stream_id,
             },
-            correlation: $raw.correlation,
-            bytes: $raw.bytes,
-            kind: $raw.direction,
-            source: $raw.source,
-            target_memory_kind: $raw.target,
+            correlation_id: $raw.correlation_id,
+            copied_bytes: $raw.copied_bytes,
+            copy_direction: $raw.copy_direction,
+            source_memory_kind: $raw.source_memory_kind,
+            target_memory_kind: $raw.target_memory_kind,
             graph_node_id: $raw.graph_node_id,
         }
     };
@@ -76,12 +76,12 @@ macro_rules! copy_record {
 impl CollectedCuptiRecords {
     /// Returns the index of a name in the recording's list of names; adds the name if it is new.
     pub fn index_of_name_added_if_new(&mut self, text: &str) -> u32 {
-        if let Some(&known) = self.names.get(text) {
+        if let Some(&known) = self.name_indices.get(text) {
             return known;
         }
-        let new = u32::try_from(self.activity.names.len()).unwrap_or(u32::MAX);
-        self.activity.names.push(text.to_owned());
-        self.names.insert(text.to_owned(), new);
+        let new = u32::try_from(self.activity.interned_names.len()).unwrap_or(u32::MAX);
+        self.activity.interned_names.push(text.to_owned());
+        self.name_indices.insert(text.to_owned(), new);
         new
     }
 
@@ -125,25 +125,25 @@ impl CollectedCuptiRecords {
     fn add_raw_kernel_record(&mut self, raw: &RawKernelRecord) {
         // SAFETY: a kernel's name lives as long as its module, and records are taken before modules
         // are unloaded.
-        let name = unsafe { text_of_c_string(raw.name) };
+        let name = unsafe { text_of_c_string(raw.kernel_name) };
         let name = self.index_of_name_added_if_new(&name);
         let positive = |value: i32| value.max(0).unsigned_abs();
         self.activity.kernels.push(KernelRecord {
-            name,
+            name_index: name,
             start_ns: raw.start_ns,
             end_ns: raw.end_ns,
-            on: GpuContextStreamIds {
-                device: raw.device,
+            device_context_stream: GpuContextStreamIds {
+                device_ordinal: raw.device_id,
                 context_id: raw.context_id,
                 stream_id: raw.stream_id,
             },
-            correlation: raw.correlation,
+            correlation_id: raw.correlation_id,
             grid: { raw.grid }.map(positive),
             block: { raw.block }.map(positive),
-            registers: u32::from(raw.registers),
-            static_shared: positive(raw.static_shared),
-            dynamic_shared: positive(raw.dynamic_shared),
-            local: raw.local,
+            registers_per_thread: u32::from(raw.registers_per_thread),
+            static_shared_bytes: positive(raw.static_shared_bytes),
+            dynamic_shared_bytes: positive(raw.dynamic_shared_bytes),
+            local_bytes_per_thread: raw.local_memory_per_thread_bytes,
             graph_node_id: raw.graph_node_id,
         });
     }
@@ -157,63 +157,63 @@ impl CollectedCuptiRecords {
     }
 
     fn add_raw_memset_record(&mut self, raw: &RawMemsetRecord) {
-        self.activity.sets.push(MemsetRecord {
+        self.activity.memsets.push(MemsetRecord {
             start_ns: raw.start_ns,
             end_ns: raw.end_ns,
-            on: GpuContextStreamIds {
-                device: raw.device,
+            device_context_stream: GpuContextStreamIds {
+                device_ordinal: raw.device_id,
                 context_id: raw.context_id,
                 stream_id: raw.stream_id,
             },
-            correlation: raw.correlation,
-            bytes: raw.bytes,
+            correlation_id: raw.correlation_id,
+            bytes: raw.filled_bytes,
             graph_node_id: raw.graph_node_id,
         });
     }
 
     fn add_raw_host_call_record(&mut self, raw: &RawHostCallRecord) {
-        let name = self.name_index_of_called_function(raw.kind, raw.function);
+        let name = self.name_index_of_called_function(raw.activity_kind, raw.callback_id);
         self.activity.calls.push(HostCallRecord {
-            name,
+            name_index: name,
             start_ns: raw.start_ns,
             end_ns: raw.end_ns,
-            thread: raw.os_thread_id,
-            correlation: raw.correlation,
+            os_thread_id: raw.os_thread_id,
+            correlation_id: raw.correlation_id,
         });
     }
 
     fn add_raw_synchronization_record(&mut self, raw: &RawSynchronizationRecord) {
-        self.activity.waits.push(SynchronizationRecord {
+        self.activity.synchronizations.push(SynchronizationRecord {
             start_ns: raw.start_ns,
             end_ns: raw.end_ns,
             // CUPTI's synchronization records contain no GPU; a reader finds the GPU of a context
             // in its kernel records.
-            on: GpuContextStreamIds {
-                device: 0,
+            device_context_stream: GpuContextStreamIds {
+                device_ordinal: 0,
                 context_id: raw.context_id,
                 stream_id: raw.stream_id,
             },
-            correlation: raw.correlation,
-            kind: raw.waits_for,
+            correlation_id: raw.correlation_id,
+            synchronization_kind: raw.synchronization_kind,
         });
     }
 
     fn add_raw_device_allocation_record(&mut self, raw: &RawDeviceAllocationRecord) {
-        if raw.memory != MemoryKind::CUPTI_ACTIVITY_MEMORY_KIND_DEVICE as u32 {
+        if raw.memory_kind != MemoryKind::CUPTI_ACTIVITY_MEMORY_KIND_DEVICE as u32 {
             return;
         }
-        let released =
-            MemoryOperation::CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE as u32 == raw.operation;
-        let bytes = i64::try_from(raw.bytes).unwrap_or(i64::MAX);
-        self.activity.allocations.push(DeviceMemoryChangeRecord {
-            time: raw.time,
-            on: GpuContextStreamIds {
-                device: raw.device,
+        let released = MemoryOperation::CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE as u32
+            == raw.memory_operation_kind;
+        let bytes = i64::try_from(raw.allocation_bytes).unwrap_or(i64::MAX);
+        self.activity.device_memory_changes.push(DeviceMemoryChangeRecord {
+            time_ns: raw.time_ns,
+            device_context_stream: GpuContextStreamIds {
+                device_ordinal: raw.device_id,
                 context_id: raw.context_id,
                 stream_id: raw.stream_id,
             },
-            address: raw.address,
-            bytes: if released { -bytes } else { bytes },
+            allocation_address: raw.allocation_address,
+            memory_change_bytes: if released { -bytes } else { bytes },
         });
     }
 
@@ -223,19 +223,20 @@ impl CollectedCuptiRecords {
             DRIVER_CALL_ACTIVITY => Domain::CUPTI_CB_DOMAIN_DRIVER_API,
             _ => Domain::CUPTI_CB_DOMAIN_RUNTIME_API,
         } as u32;
-        if let Some(&known) = self.functions.get(&(domain, function)) {
+        if let Some(&known) = self.function_name_indices.get(&(domain, function)) {
             return known;
         }
         let mut text = std::ptr::null();
         // SAFETY: the address for the name is valid; CUPTI's function names live as long as the
         // library.
         let named = cupti_functions().map(|api| unsafe {
-            ((api.call_name)(domain, function, &raw mut text) == 0).then(|| text_of_c_string(text))
+            ((api.get_callback_name)(domain, function, &raw mut text) == 0)
+                .then(|| text_of_c_string(text))
         });
         let text = named.flatten().filter(|text| !text.is_empty());
         let name = self
             .index_of_name_added_if_new(&text.unwrap_or_else(|| format!("function {function}")));
-        self.functions.insert((domain, function), name);
+        self.function_name_indices.insert((domain, function), name);
         name
     }
 }
@@ -276,11 +277,11 @@ pub extern "C" fn collect_cupti_buffer_callback(
     // SAFETY: the allocation callback made the buffer, `valid_bytes` of which hold records; the
     // loop ends where CUPTI reports the end.
     unsafe {
-        while (api.next)(buffer, valid_bytes, &raw mut record) == 0 {
+        while (api.get_next_record)(buffer, valid_bytes, &raw mut record) == 0 {
             collected.add_raw_cupti_record(record);
         }
         if (api.get_num_dropped_records)(context, stream, &raw mut dropped) == 0 {
-            collected.activity.dropped += dropped as u64;
+            collected.activity.dropped_records += dropped as u64;
         }
         dealloc(buffer, cupti_buffer_layout());
     }
@@ -308,96 +309,113 @@ mod tests {
     #[test]
     fn kernel_records_keep_name_launch_shape_and_graph_node() {
         let kernel = |name: &'static std::ffi::CStr, start| RawKernelRecord {
-            kind: KERNEL_ACTIVITY,
-            name: name.as_ptr(),
+            activity_kind: KERNEL_ACTIVITY,
+            kernel_name: name.as_ptr(),
             start_ns: start,
             end_ns: start + 5,
-            registers: 32,
+            registers_per_thread: 32,
             grid: [7, 2, 1],
             block: [128, 1, 1],
-            dynamic_shared: 4096,
-            correlation: 9,
+            dynamic_shared_bytes: 4096,
+            correlation_id: 9,
             graph_node_id: 0x7_0000_0001,
             ..zeroed_cupti_record()
         };
-        let nameless = RawKernelRecord { kind: KERNEL_ACTIVITY, ..zeroed_cupti_record() };
+        let nameless = RawKernelRecord { activity_kind: KERNEL_ACTIVITY, ..zeroed_cupti_record() };
         let activity =
             collect_raw_records(&[kernel(c"a", 10), kernel(c"b", 20), kernel(c"a", 30), nameless]);
-        assert_eq!(activity.names, ["a", "b", ""]);
-        let names: Vec<u32> = activity.kernels.iter().map(|kernel| kernel.name).collect();
+        assert_eq!(activity.interned_names, ["a", "b", ""]);
+        let names: Vec<u32> = activity.kernels.iter().map(|kernel| kernel.name_index).collect();
         assert_eq!(names, [0, 1, 0, 2]);
         let first = activity.kernels[0];
-        assert_eq!((first.grid, first.block, first.registers), ([7, 2, 1], [128, 1, 1], 32));
-        assert_eq!((first.kernel_duration_ns(), first.dynamic_shared), (5, 4096));
-        assert_eq!((first.correlation, first.graph_node_id), (9, 0x7_0000_0001));
+        assert_eq!(
+            (first.grid, first.block, first.registers_per_thread),
+            ([7, 2, 1], [128, 1, 1], 32)
+        );
+        assert_eq!((first.kernel_duration_ns(), first.dynamic_shared_bytes), (5, 4096));
+        assert_eq!((first.correlation_id, first.graph_node_id), (9, 0x7_0000_0001));
     }
 
     #[test]
     fn each_kind_of_raw_cupti_record_is_added_to_its_list() {
         let copy = RawCopyRecord {
-            kind: COPY_ACTIVITY,
-            direction: 1,
-            source: 1,
-            target: 3,
+            activity_kind: COPY_ACTIVITY,
+            copy_direction: 1,
+            source_memory_kind: 1,
+            target_memory_kind: 3,
             ..zeroed_cupti_record()
         };
         assert_eq!(
             (
-                collect_raw_records(&[copy]).copies[0].source,
+                collect_raw_records(&[copy]).copies[0].source_memory_kind,
                 collect_raw_records(&[copy]).copies[0].target_memory_kind
             ),
             (1, 3)
         );
         let between = RawPeerCopyRecord {
-            kind: PEER_COPY_ACTIVITY,
-            direction: 10,
-            device: 1,
-            bytes: 9,
+            activity_kind: PEER_COPY_ACTIVITY,
+            copy_direction: 10,
+            device_id: 1,
+            copied_bytes: 9,
             ..zeroed_cupti_record()
         };
         let between = collect_raw_records(&[between]).copies[0];
-        assert_eq!((between.kind, between.on.device, between.bytes), (10, 1, 9));
+        assert_eq!(
+            (
+                between.copy_direction,
+                between.device_context_stream.device_ordinal,
+                between.copied_bytes
+            ),
+            (10, 1, 9)
+        );
         assert_eq!(
             collect_raw_records(&[RawMemsetRecord {
-                kind: MEMSET_ACTIVITY,
-                bytes: 64,
+                activity_kind: MEMSET_ACTIVITY,
+                filled_bytes: 64,
                 ..zeroed_cupti_record()
             }])
-            .sets[0]
+            .memsets[0]
                 .bytes,
             64
         );
         let wait = RawSynchronizationRecord {
-            kind: SYNCHRONIZATION_ACTIVITY,
-            waits_for: 3,
+            activity_kind: SYNCHRONIZATION_ACTIVITY,
+            synchronization_kind: 3,
             stream_id: 7,
             ..zeroed_cupti_record()
         };
         assert_eq!(
             (
-                collect_raw_records(&[wait]).waits[0].kind,
-                collect_raw_records(&[wait]).waits[0].on.stream_id
+                collect_raw_records(&[wait]).synchronizations[0].synchronization_kind,
+                collect_raw_records(&[wait]).synchronizations[0].device_context_stream.stream_id
             ),
             (3, 7)
         );
         let overhead = RawProfilerOverheadRecord {
-            kind: PROFILER_OVERHEAD_ACTIVITY,
+            activity_kind: PROFILER_OVERHEAD_ACTIVITY,
             start_ns: 3,
             end_ns: 9,
             ..zeroed_cupti_record()
         };
         assert_eq!(collect_raw_records(&[overhead]).overhead, [[3, 9]]);
         let memory = |memory, operation| RawDeviceAllocationRecord {
-            kind: ALLOCATION_ACTIVITY,
-            memory,
-            operation,
-            bytes: 100,
+            activity_kind: ALLOCATION_ACTIVITY,
+            memory_kind: memory,
+            memory_operation_kind: operation,
+            allocation_bytes: 100,
             ..zeroed_cupti_record()
         };
-        let kept = collect_raw_records(&[memory(3, 1), memory(3, 2), memory(1, 1)]).allocations;
-        assert_eq!(kept.iter().map(|kept| kept.bytes).collect::<Vec<_>>(), [100, -100]);
+        let kept =
+            collect_raw_records(&[memory(3, 1), memory(3, 2), memory(1, 1)]).device_memory_changes;
         assert_eq!(
-            collect_raw_records(&[RawHostCallRecord { kind: 9999, ..zeroed_cupti_record() }]),
+            kept.iter().map(|kept| kept.memory_change_bytes).collect::<Vec<_>>(),
+            [100, -100]
+        );
+        assert_eq!(
+            collect_raw_records(&[RawHostCallRecord {
+                activity_kind: 9999,
+                ..zeroed_cupti_record()
+            }]),
             CuptiRecordedActivity::default()
         );
     }

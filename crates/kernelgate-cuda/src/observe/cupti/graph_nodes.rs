@@ -34,7 +34,7 @@ unsafe impl Send for GraphNodeEventSubscription {}
 /// Begins. CUPTI allows only one subscriber in a process.
 ///
 /// # Errors
-/// Fails if there is one already, or CUPTI refuses.
+/// Fails if this process already has a CUPTI subscriber, or CUPTI refuses.
 pub fn subscribe_to_graph_node_events(
     api: &CuptiFunctions,
 ) -> Result<GraphNodeEventSubscription, BackendError> {
@@ -94,7 +94,7 @@ extern "C" fn on_cupti_graph_node_event(
     let id = |node: *mut c_void| {
         let mut id = 0;
         // SAFETY: the node is alive during the event, and the address for the id is valid.
-        let found = unsafe { (api.graph_node_id)(node, &raw mut id) } == 0;
+        let found = unsafe { (api.get_graph_node_id)(node, &raw mut id) } == 0;
         found.then_some(id)
     };
     let Some(node) = id(graph.node) else { return };

@@ -1,6 +1,6 @@
 //! Records GPU activity of this process through CUPTI: kernels, copies, memsets, calls, waits and
-//! allocations, with the host's named ranges, also of graph nodes. Nsight is not needed.
-//! Deliberately absent: hardware counters.
+//! allocations, with the host's named ranges, also of graph nodes. The recording does not need
+//! Nsight, and deliberately has no hardware counters.
 
 mod api;
 mod collected_records;
@@ -24,12 +24,12 @@ use crate::BackendError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CuptiRecordingExtent {
     /// Kernels only.
-    Kernels,
+    KernelsOnly,
     /// Operations on a GPU: kernels, copies and memsets.
-    Operations,
+    GpuOperations,
     /// GPU operations, and the host's calls of the CUDA driver and CUDA runtime.
-    Calls,
-    /// All lists of [`CuptiRecordedActivity`].
+    GpuOperationsAndCalls,
+    /// CUPTI records all kinds of activity for which [`CuptiRecordedActivity`] has a list.
     AllActivityLists,
 }
 
@@ -38,9 +38,9 @@ impl CuptiRecordingExtent {
     /// graphs, which would hide the graph's kernels.
     const fn cupti_activity_kinds(self) -> &'static [u32] {
         let count = match self {
-            Self::Kernels => 1,
-            Self::Operations => 4,
-            Self::Calls => 6,
+            Self::KernelsOnly => 1,
+            Self::GpuOperations => 4,
+            Self::GpuOperationsAndCalls => 6,
             Self::AllActivityLists => ACTIVITY_KINDS_BY_EXTENT.len(),
         };
         ACTIVITY_KINDS_BY_EXTENT.split_at(count).0
@@ -71,7 +71,7 @@ const CUPTI_FLUSH_PARTIAL_BUFFERS: u32 = 1;
 /// A recording has no ranges for graphs that were captured before it started.
 pub struct CuptiActivityRecorder {
     kinds: CuptiRecordingExtent,
-    _graphs: Option<GraphNodeEventSubscription>,
+    _graph_node_events: Option<GraphNodeEventSubscription>,
 }
 
 impl CuptiActivityRecorder {
@@ -86,20 +86,23 @@ impl CuptiActivityRecorder {
         let everything = recorded == CuptiRecordingExtent::AllActivityLists;
         // `start_cupti_recording` subscribes first, because subscribing fails if another profiler
         // is attached to this process.
-        let subscribed = recorded != CuptiRecordingExtent::Kernels;
+        let subscribed = recorded != CuptiRecordingExtent::KernelsOnly;
         let graphs =
             subscribed.then(|| graph_nodes::subscribe_to_graph_node_events(api)).transpose()?;
         // SAFETY: the callbacks live as long as the process, and every version of CUPTI knows this
         // thread-id type.
         let begun = unsafe {
-            (api.thread_ids)(CUPTI_SYSTEM_THREAD_ID_TYPE);
-            (api.register)(allocate_cupti_buffer_callback, collect_cupti_buffer_callback)
+            (api.set_thread_id_type)(CUPTI_SYSTEM_THREAD_ID_TYPE);
+            (api.register_buffer_callbacks)(
+                allocate_cupti_buffer_callback,
+                collect_cupti_buffer_callback,
+            )
         };
         api.check_cupti_status(begun, "begin")?;
-        let recorder = Self { kinds: recorded, _graphs: graphs };
+        let recorder = Self { kinds: recorded, _graph_node_events: graphs };
         for &kind in recorded.cupti_activity_kinds() {
             // SAFETY: every version of CUPTI has this activity kind.
-            api.check_cupti_status(unsafe { (api.enable)(kind) }, "record")?;
+            api.check_cupti_status(unsafe { (api.activity_enable)(kind) }, "record")?;
         }
         if everything {
             range::start_recording_ranges(cupti_clock_ns_or_zero);
@@ -127,20 +130,22 @@ impl CuptiActivityRecorder {
         if let Some(api) = cupti_functions() {
             // SAFETY: the CUPTI callbacks were registered when the recording started.
             api.check_cupti_status(
-                unsafe { (api.flush)(CUPTI_FLUSH_PARTIAL_BUFFERS) },
+                unsafe { (api.flush_activity_buffers)(CUPTI_FLUSH_PARTIAL_BUFFERS) },
                 "hand over its records",
             )?;
             add_count_of_dropped_records(api);
         }
         let mut collected = std::mem::take(&mut *lock_collected_cupti_records());
         for ended in range::take_ended_ranges() {
-            let name = collected.index_of_name_added_if_new(&ended.name);
-            let range::EndedNamedRange { start, end, os_thread_id: thread, .. } = ended;
+            let name = collected.index_of_name_added_if_new(&ended.range_name);
+            let range::EndedNamedRange {
+                start_ns: start, end_ns: end, os_thread_id: thread, ..
+            } = ended;
             collected.activity.ranges.push(NamedRangeRecord {
-                name,
+                name_index: name,
                 start_ns: start,
                 end_ns: end,
-                thread,
+                os_thread_id: thread,
             });
         }
         collected.activity.remove_records_before(time, allocations);
@@ -151,7 +156,10 @@ impl CuptiActivityRecorder {
             let Some(ranges) = graph_nodes::ranges_open_when_node_was_created(id) else { continue };
             let ranges =
                 ranges.iter().map(|name| collected.index_of_name_added_if_new(name)).collect();
-            collected.activity.graph_nodes.push(GraphNodeRangesRecord { id, ranges });
+            collected
+                .activity
+                .graph_nodes
+                .push(GraphNodeRangesRecord { graph_node_id: id, range_name_indices: ranges });
         }
         let mut activity = collected.activity;
         activity.pid = std::process::id();
@@ -167,7 +175,7 @@ impl CuptiActivityRecorder {
         let Some(api) = cupti_functions() else { return Ok(()) };
         // SAFETY: all records were taken or are given up, and the caller launches nothing during
         // the call.
-        api.check_cupti_status(unsafe { (api.finalize)() }, "leave the process")
+        api.check_cupti_status(unsafe { (api.cupti_finalize)() }, "leave the process")
     }
 
     /// Current time of CUPTI's clock, nanoseconds.
@@ -181,7 +189,7 @@ impl Drop for CuptiActivityRecorder {
         range::stop_recording_ranges();
         for &kind in self.kinds.cupti_activity_kinds() {
             // SAFETY: every version of CUPTI has this activity kind.
-            let _ = cupti_functions().map(|api| unsafe { (api.disable)(kind) });
+            let _ = cupti_functions().map(|api| unsafe { (api.activity_disable)(kind) });
         }
     }
 }
@@ -198,7 +206,7 @@ fn add_count_of_dropped_records(api: &CuptiFunctions) {
     let has_count =
         unsafe { (api.get_num_dropped_records)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
     if has_count {
-        lock_collected_cupti_records().activity.dropped += dropped as u64;
+        lock_collected_cupti_records().activity.dropped_records += dropped as u64;
     }
 }
 

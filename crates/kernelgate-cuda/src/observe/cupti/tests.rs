@@ -14,8 +14,12 @@ use crate::testing::lock_first_gpu;
 const TEST_COPY_BYTES: u64 = 64 << 20;
 
 fn bandwidth_passes_for_test_copies(device: &std::sync::Arc<Device>) -> BandwidthKernelsAndBuffer {
-    BandwidthKernelsAndBuffer::with_filled_buffer(device, TEST_COPY_BYTES as usize, &[1; 256])
-        .unwrap()
+    BandwidthKernelsAndBuffer::bandwidth_kernels_with_filled_buffer(
+        device,
+        TEST_COPY_BYTES as usize,
+        &[1; 256],
+    )
+    .unwrap()
 }
 
 fn start_recorder_or_print_skip() -> Option<CuptiActivityRecorder> {
@@ -33,7 +37,7 @@ fn texts_of_name_indices(
     activity: &CuptiRecordedActivity,
     of: impl IntoIterator<Item = u32>,
 ) -> Vec<&str> {
-    of.into_iter().map(|name| activity.names[name as usize].as_str()).collect()
+    of.into_iter().map(|name| activity.interned_names[name as usize].as_str()).collect()
 }
 
 #[test]
@@ -50,18 +54,22 @@ fn a_kernel_record_is_joined_with_its_launch_call_and_ranges() {
         device.synchronize().unwrap();
     }
     let activity = recorder.take_all_new_records().unwrap();
-    assert_eq!((activity.kernels.len(), activity.dropped), (1, 0));
+    assert_eq!((activity.kernels.len(), activity.dropped_records), (1, 0));
     let kernel = activity.kernels[0];
     assert!(kernel.start_ns > 0 && kernel.end_ns > kernel.start_ns, "{kernel:?}");
-    assert_ne!(kernel.on, GpuContextStreamIds::default());
-    assert!(kernel.grid[0] > 0 && kernel.block[0] > 0 && kernel.registers > 0, "{kernel:?}");
-    let call = activity.calls.iter().find(|call| call.correlation == kernel.correlation).unwrap();
+    assert_ne!(kernel.device_context_stream, GpuContextStreamIds::default());
     assert!(
-        texts_of_name_indices(&activity, [call.name])[0].starts_with("cuLaunchKernel"),
+        kernel.grid[0] > 0 && kernel.block[0] > 0 && kernel.registers_per_thread > 0,
+        "{kernel:?}"
+    );
+    let call =
+        activity.calls.iter().find(|call| call.correlation_id == kernel.correlation_id).unwrap();
+    assert!(
+        texts_of_name_indices(&activity, [call.name_index])[0].starts_with("cuLaunchKernel"),
         "{activity:?}"
     );
     assert_eq!(
-        texts_of_name_indices(&activity, activity.ranges.iter().map(|range| range.name)),
+        texts_of_name_indices(&activity, activity.ranges.iter().map(|range| range.name_index)),
         ["outer", "inner"]
     );
     for range in &activity.ranges {
@@ -69,12 +77,12 @@ fn a_kernel_record_is_joined_with_its_launch_call_and_ranges() {
             range.start_ns <= call.start_ns && call.end_ns <= range.end_ns,
             "{range:?} {call:?}"
         );
-        assert_eq!(range.thread, call.thread);
+        assert_eq!(range.os_thread_id, call.os_thread_id);
     }
     assert!(
         call.start_ns < kernel.start_ns && kernel.end_ns <= activity.ranges[0].end_ns + 1_000_000
     );
-    assert!(!activity.waits.is_empty(), "{activity:?}");
+    assert!(!activity.synchronizations.is_empty(), "{activity:?}");
     let later = recorder.record_clock_now_ns();
     passes.enqueue_copy_kernel(TEST_COPY_BYTES).unwrap();
     device.synchronize().unwrap();
@@ -104,15 +112,15 @@ fn graph_node_records_have_the_ranges_open_during_capture() {
     device.synchronize().unwrap();
     recorder.take_all_new_records().unwrap();
     for _ in 0..2 {
-        graph.launch_on_stream().unwrap();
+        graph.launch_graph_on_stream().unwrap();
     }
     device.synchronize().unwrap();
     let activity = recorder.take_all_new_records().unwrap();
     assert_eq!(activity.kernels.len(), 6, "{activity:?}");
     let ranges = |node: u64| {
-        let node = activity.graph_nodes.iter().find(|known| known.id == node);
+        let node = activity.graph_nodes.iter().find(|known| known.graph_node_id == node);
         node.map_or(Vec::new(), |node| {
-            texts_of_name_indices(&activity, node.ranges.iter().copied())
+            texts_of_name_indices(&activity, node.range_name_indices.iter().copied())
         })
     };
     let found: Vec<Vec<&str>> =
@@ -133,14 +141,17 @@ fn allocations_and_frees_of_device_memory_are_recorded() {
     let later = recorder.record_clock_now_ns();
     drop(buffer);
     device.synchronize().unwrap();
-    let allocations = recorder.take_new_records_since(later, begun).unwrap().allocations;
+    let allocations = recorder.take_new_records_since(later, begun).unwrap().device_memory_changes;
     let of_it: Vec<i64> = allocations
         .iter()
-        .filter(|record| record.address == address)
-        .map(|record| record.bytes.signum())
+        .filter(|record| record.allocation_address == address)
+        .map(|record| record.memory_change_bytes.signum())
         .collect();
     assert_eq!(of_it, [1, -1], "{allocations:?}");
-    assert!(allocations.iter().any(|record| record.bytes >= 3 << 20), "{allocations:?}");
+    assert!(
+        allocations.iter().any(|record| record.memory_change_bytes >= 3 << 20),
+        "{allocations:?}"
+    );
 }
 
 #[test]
@@ -186,7 +197,10 @@ fn no_cupti_record_of_20000_launches_is_lost() {
     (0..LAUNCHES_WITHOUT_LOST_RECORDS).for_each(|_| passes.enqueue_copy_kernel(4096).unwrap());
     device.synchronize().unwrap();
     let activity = recorder.take_all_new_records().unwrap();
-    assert_eq!((activity.kernels.len(), activity.dropped), (LAUNCHES_WITHOUT_LOST_RECORDS, 0));
+    assert_eq!(
+        (activity.kernels.len(), activity.dropped_records),
+        (LAUNCHES_WITHOUT_LOST_RECORDS, 0)
+    );
     assert!(activity.calls.len() >= LAUNCHES_WITHOUT_LOST_RECORDS);
     eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
 }
@@ -211,7 +225,8 @@ fn cupti_can_be_detached_and_attached_again() {
     for _ in 0..3 {
         let clock = Instant::now();
         let Some(recorder) =
-            CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Operations).unwrap()
+            CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::GpuOperations)
+                .unwrap()
         else {
             eprintln!("skipped: CUPTI is missing");
             return;

@@ -36,8 +36,8 @@ fn detects_step_within_five_values(mut values: Vec<f64>, at: usize) -> bool {
     (MIN_VALUES_BETWEEN_LEVEL_CHANGES..=5).any(|after| {
         let changes = detect_changes_of_one_percent(&values[..at + after]);
         changes.iter().any(|change| {
-            change.first_index_after.abs_diff(at) <= 1
-                && change.shift > LOG_OF_FIVE_PERCENT_STEP / 2.0
+            change.first_index_after_change.abs_diff(at) <= 1
+                && change.level_shift > LOG_OF_FIVE_PERCENT_STEP / 2.0
         })
     })
 }
@@ -57,11 +57,15 @@ fn level_changes_are_found_with_their_place_and_size() {
     let changes = detect_changes_of_one_percent(&values);
     assert_eq!(changes.len(), 2, "{changes:?}");
     for (change, (at, size)) in changes.iter().zip([(20, 0.1), (45, -0.04)]) {
-        assert!(change.first_index_after.abs_diff(at) <= 1, "{change:?}");
-        assert!(change.low < size && size < change.shift_upper_bound, "{change:?}");
-        assert!((change.shift - size).abs() < 0.01 && change.shift_upper_bound - change.low < 0.03);
+        assert!(change.first_index_after_change.abs_diff(at) <= 1, "{change:?}");
+        assert!(change.shift_lower_bound < size && size < change.shift_upper_bound, "{change:?}");
         assert!(
-            change.confidence > 0.99 && change.gain > MIN_CUT_GAIN_IN_NOISE_DEVIATIONS,
+            (change.level_shift - size).abs() < 0.01
+                && change.shift_upper_bound - change.shift_lower_bound < 0.03
+        );
+        assert!(
+            change.rank_sum_confidence > 0.99
+                && change.cut_gain_in_noise_deviations > MIN_CUT_GAIN_IN_NOISE_DEVIATIONS,
             "{change:?}"
         );
     }
@@ -78,7 +82,7 @@ fn outliers_and_small_changes_are_not_reported_as_level_changes() {
         normal_noise_values(3, 60).iter().map(|value| value / 20.0).collect();
     values[30..].iter_mut().for_each(|value| *value += 0.008);
     assert_eq!(detect_changes_of_one_percent(&values), []);
-    assert_eq!(detect_level_changes(&values, 0.005, 0.0)[0].first_index_after, 30);
+    assert_eq!(detect_level_changes(&values, 0.005, 0.0)[0].first_index_after_change, 30);
     assert_eq!(detect_changes_of_one_percent(&[1.0; 100]), []);
     assert_eq!(detect_changes_of_one_percent(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), [], "too few");
 }
@@ -119,7 +123,7 @@ proptest! {
         let mut values = normal_noise_values(seed, 60);
         values[at..].iter_mut().for_each(|value| *value += 0.06);
         let places = |values: &[f64]| -> Vec<usize> {
-            detect_level_changes(values, 0.0, 0.0).iter().map(|change| change.first_index_after).collect()
+            detect_level_changes(values, 0.0, 0.0).iter().map(|change| change.first_index_after_change).collect()
         };
         let expected = places(&values);
         let scaled: Vec<f64> = values.iter().map(|value| level + scale * value).collect();

@@ -7,11 +7,11 @@ use crate::model::packed_columns::BitPackedColumn;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OperationLaunchCall {
     /// Time at which the host entered the launch call, nanoseconds.
-    pub start: i64,
+    pub call_start_ns: i64,
     /// Time at which the launch call returned, nanoseconds.
-    pub end: i64,
+    pub call_end_ns: i64,
     /// Index into [`crate::model::Trace::threads`].
-    pub thread: u32,
+    pub thread_index: u32,
 }
 
 /// For each GPU operation of a trace, the host call that launched it, if the trace records the
@@ -25,7 +25,7 @@ pub struct LaunchCallTable {
     call_duration_ns: BitPackedColumn<i64>,
     /// 1 + index of the calling thread in [`crate::model::Trace::threads`]; 0 if the launch call is
     /// not recorded.
-    thread_of_call: BitPackedColumn<u32>,
+    thread_index_plus_one: BitPackedColumn<u32>,
 }
 
 impl LaunchCallTable {
@@ -34,7 +34,7 @@ impl LaunchCallTable {
         Self {
             call_start_to_operation_start_ns: BitPackedColumn::column_filled_with(operations, 0),
             call_duration_ns: BitPackedColumn::column_filled_with(operations, 0),
-            thread_of_call: BitPackedColumn::column_filled_with(operations, 0),
+            thread_index_plus_one: BitPackedColumn::column_filled_with(operations, 0),
         }
     }
 
@@ -46,9 +46,9 @@ impl LaunchCallTable {
     ) {
         let index = id as usize;
         self.call_start_to_operation_start_ns
-            .replace_row(index, all.operation_start_ns(id).wrapping_sub(call.start));
-        self.call_duration_ns.replace_row(index, call.end.wrapping_sub(call.start));
-        self.thread_of_call.replace_row(index, call.thread + 1);
+            .replace_row(index, all.operation_start_ns(id).wrapping_sub(call.call_start_ns));
+        self.call_duration_ns.replace_row(index, call.call_end_ns.wrapping_sub(call.call_start_ns));
+        self.thread_index_plus_one.replace_row(index, call.thread_index + 1);
     }
 
     /// Returns the host call that launched an operation, if it was recorded.
@@ -66,20 +66,20 @@ impl LaunchCallTable {
         id: GpuOperationId,
     ) -> Option<OperationLaunchCall> {
         let index = id as usize;
-        let thread = self.thread_of_call.decoded_row(index)?.checked_sub(1)?;
+        let thread = self.thread_index_plus_one.decoded_row(index)?.checked_sub(1)?;
         let start = start.wrapping_sub(self.call_start_to_operation_start_ns.at(index));
         let end = start.wrapping_add(self.call_duration_ns.at(index));
-        Some(OperationLaunchCall { start, end, thread })
+        Some(OperationLaunchCall { call_start_ns: start, call_end_ns: end, thread_index: thread })
     }
 
     /// Returns whether the host call that launched an operation was recorded.
     pub fn has_recorded_launch_call(&self, id: GpuOperationId) -> bool {
-        self.thread_of_call.decoded_row(id as usize).is_some_and(|thread| thread != 0)
+        self.thread_index_plus_one.decoded_row(id as usize).is_some_and(|thread| thread != 0)
     }
 
     /// Returns whether the host call that launched any operation was recorded.
     pub fn is_any_launch_call_recorded(&self) -> bool {
-        self.thread_of_call.iter_decoded_rows().any(|thread| thread != 0)
+        self.thread_index_plus_one.iter_decoded_rows().any(|thread| thread != 0)
     }
 }
 
@@ -88,20 +88,20 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::model::Trace;
-    use crate::model::gpu::OperationPlaceIndex;
+    use crate::model::gpu::OperationStreamIndex;
 
     #[test]
     fn launch_calls_of_any_lead_and_length_are_stored_exactly() {
         let mut trace = Trace::default();
         let hour = 3_600_000_000_000;
         for start in [5_000, 2 * hour, 7_000, 9_000] {
-            trace.memsets.on_gpu.push_operation(start, start + 10, OperationPlaceIndex(0), 0);
+            trace.memsets.on_gpu.push_operation(start, start + 10, OperationStreamIndex(0), 0);
         }
         let all = AllGpuOperations::number_operations_of_trace(&trace);
         let calls = [
-            OperationLaunchCall { start: 1_000, end: 3_000, thread: 4 },
-            OperationLaunchCall { start: 2_000, end: hour, thread: 1 },
-            OperationLaunchCall { start: 7_500, end: 7_600, thread: 0 },
+            OperationLaunchCall { call_start_ns: 1_000, call_end_ns: 3_000, thread_index: 4 },
+            OperationLaunchCall { call_start_ns: 2_000, call_end_ns: hour, thread_index: 1 },
+            OperationLaunchCall { call_start_ns: 7_500, call_end_ns: 7_600, thread_index: 0 },
         ];
         let mut launches = LaunchCallTable::table_without_launch_calls(4);
         assert!(!launches.is_any_launch_call_recorded());

@@ -15,45 +15,51 @@ use crate::model::packed_columns::BitPackedColumn;
 /// recorder or the trace's creation events say so.
 pub fn graph_nodes_created_inside_ranges(trace: &Trace) -> Vec<CudaGraphNodeWithRanges> {
     let events = &trace.node_events;
-    let time = |event: u32| events.time[event as usize];
-    let mut around: Vec<Vec<InternedNameId>> = vec![Vec::new(); events.time.len()];
-    let created = |event: u32| events.original[event as usize] == 0;
+    let time = |event: u32| events.time_ns[event as usize];
+    let mut around: Vec<Vec<InternedNameId>> = vec![Vec::new(); events.time_ns.len()];
+    let created = |event: u32| events.cloned_from_node_id[event as usize] == 0;
     range_sweep::visit_rows_with_enclosing_ranges(
         trace,
-        (&events.thread, created),
+        (&events.thread_index, created),
         |event| (time(event), time(event)),
         |event, ranges| {
-            let names = ranges.iter().map(|&range| trace.ranges.name[range as usize]);
+            let names = ranges.iter().map(|&range| trace.ranges.range_name[range as usize]);
             around[event as usize] = names.collect();
         },
     );
-    graph_nodes_from_ranges_of_creations(trace, around)
+    graph_nodes_by_ranges_around_creation(trace, around)
 }
 
 /// Returns the graph nodes inside ranges from the names of the ranges around each creation event,
 /// the outermost first.
-pub(crate) fn graph_nodes_from_ranges_of_creations(
+pub(crate) fn graph_nodes_by_ranges_around_creation(
     trace: &Trace,
     mut around: Vec<Vec<InternedNameId>>,
 ) -> Vec<CudaGraphNodeWithRanges> {
     let events = &trace.node_events;
-    let time = |event: u32| events.time[event as usize];
+    let time = |event: u32| events.time_ns[event as usize];
     let mut order: Vec<u32> = (0u32..).take(around.len()).collect();
     order.sort_by_key(|&event| time(event));
     let mut nodes = trace.graph_nodes.clone();
-    let mut known: HashMap<(u32, u64), usize> =
-        (0..).zip(&nodes).map(|(index, node)| ((node.process, node.id), index)).collect();
+    let mut known: HashMap<(u32, u64), usize> = (0..)
+        .zip(&nodes)
+        .map(|(index, node)| ((node.process_index, node.graph_node_id), index))
+        .collect();
     for event in order {
         let row = event as usize;
-        let process = trace.threads[events.thread[row] as usize].process;
-        let ranges = match known.get(&(process, events.original[row])) {
-            Some(&original) => nodes[original].ranges.clone(),
+        let process = trace.threads[events.thread_index[row] as usize].process_index;
+        let ranges = match known.get(&(process, events.cloned_from_node_id[row])) {
+            Some(&original) => nodes[original].open_range_names.clone(),
             None => std::mem::take(&mut around[row]),
         };
         if !ranges.is_empty() {
-            let id = events.node[row];
+            let id = events.node_id[row];
             known.insert((process, id), nodes.len());
-            nodes.push(CudaGraphNodeWithRanges { process, id, ranges });
+            nodes.push(CudaGraphNodeWithRanges {
+                process_index: process,
+                graph_node_id: id,
+                open_range_names: ranges,
+            });
         }
     }
     nodes
@@ -71,8 +77,10 @@ pub(crate) fn launch_paths_extended_by_graph_node_ranges(
     if nodes.is_empty() || trace.kernels.graph_node.has_no_row() {
         return BitPackedColumn::default();
     }
-    let ranges: HashMap<(u32, u64), &[InternedNameId]> =
-        nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
+    let ranges: HashMap<(u32, u64), &[InternedNameId]> = nodes
+        .iter()
+        .map(|node| ((node.process_index, node.graph_node_id), &node.open_range_names[..]))
+        .collect();
     let kernels = trace
         .kernels
         .graph_node

@@ -9,7 +9,7 @@ use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
 use crate::analyze::time_order::OperationsInOrder;
 use crate::model::{Trace, process_and_correlation_key};
 
-/// No call is known.
+/// Marks an operation whose launch call is not known.
 pub const NO_LAUNCH_CALL: u32 = u32::MAX;
 
 /// For each GPU operation of a trace, the host call that launched it.
@@ -31,8 +31,11 @@ impl LaunchCallOfOperations {
             .zip(&calls.correlation)
             .filter(|&(_, &correlation)| correlation != 0)
             .map(|(call, &correlation)| {
-                let thread = calls.thread[call as usize] as usize;
-                (process_and_correlation_key(trace.threads[thread].process, correlation), call)
+                let thread = calls.thread_index[call as usize] as usize;
+                (
+                    process_and_correlation_key(trace.threads[thread].process_index, correlation),
+                    call,
+                )
             })
             .collect();
         if !callers.is_sorted() {
@@ -53,7 +56,7 @@ impl LaunchCallOfOperations {
     }
 
     /// Returns the number of operations whose launch call the trace does not record.
-    pub fn count_operations_without_call(&self) -> usize {
+    pub fn count_operations_without_launch_call(&self) -> usize {
         self.call_index_of_operation.iter().filter(|&&call| call == NO_LAUNCH_CALL).count()
     }
 }

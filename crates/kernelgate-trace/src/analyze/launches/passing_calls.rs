@@ -14,49 +14,49 @@ use crate::read::{StreamedCallRow, StreamedRangeRow};
 #[derive(Debug)]
 pub(crate) struct OpenRangeWithState<S> {
     pub row: StreamedRangeRow,
-    pub state: S,
+    pub range_state: S,
 }
 
 /// The open NVTX ranges of each host thread, in order of opening. Open ranges of a thread need not
 /// nest.
 #[derive(Debug)]
 pub(crate) struct OpenRangesByThread<S> {
-    threads: Vec<Vec<OpenRangeWithState<S>>>,
+    open_ranges_by_thread: Vec<Vec<OpenRangeWithState<S>>>,
 }
 
 impl<S> Default for OpenRangesByThread<S> {
     fn default() -> Self {
-        Self { threads: Vec::new() }
+        Self { open_ranges_by_thread: Vec::new() }
     }
 }
 
 impl<S> OpenRangesByThread<S> {
     fn open_ranges_of_thread(&mut self, thread: u32) -> &mut Vec<OpenRangeWithState<S>> {
         let thread = thread as usize;
-        if self.threads.len() <= thread {
-            self.threads.resize_with(thread + 1, Vec::new);
+        if self.open_ranges_by_thread.len() <= thread {
+            self.open_ranges_by_thread.resize_with(thread + 1, Vec::new);
         }
-        &mut self.threads[thread]
+        &mut self.open_ranges_by_thread[thread]
     }
 
     /// Opens a range; may remove ranges of its thread that have ended, and passes each removed
     /// range to `closed`.
-    pub fn open_range(
+    pub fn open_range_of_thread(
         &mut self,
         row: StreamedRangeRow,
         state: S,
         closed: impl FnMut(OpenRangeWithState<S>),
     ) {
-        let open = self.open_ranges_of_thread(row.thread);
+        let open = self.open_ranges_of_thread(row.thread_index);
         if open.len() == open.capacity() {
-            remove_ranges_that_ended_before(open, row.start, closed);
+            remove_ranges_that_ended_before(open, row.start_ns, closed);
         }
-        open.push(OpenRangeWithState { row, state });
+        open.push(OpenRangeWithState { row, range_state: state });
     }
 
     /// Returns the ranges of a thread that have not ended at `time`; passes the ended ranges to
     /// `closed`.
-    pub fn ranges_open_at(
+    pub fn ranges_of_thread_open_at(
         &mut self,
         thread: u32,
         time: i64,
@@ -73,13 +73,13 @@ impl<S> OpenRangesByThread<S> {
         thread: u32,
         (start, end): (i64, i64),
     ) -> Option<&OpenRangeWithState<S>> {
-        let open = self.ranges_open_at(thread, start, |_| ());
-        open.iter().rev().find(|range| range.row.end >= end)
+        let open = self.ranges_of_thread_open_at(thread, start, |_| ());
+        open.iter().rev().find(|range| range.row.end_ns >= end)
     }
 
     /// Closes all.
     pub fn close_all_ranges(&mut self, closed: impl FnMut(OpenRangeWithState<S>)) {
-        self.threads.drain(..).flatten().for_each(closed);
+        self.open_ranges_by_thread.drain(..).flatten().for_each(closed);
     }
 }
 
@@ -88,7 +88,7 @@ fn remove_ranges_that_ended_before<S>(
     time: i64,
     closed: impl FnMut(OpenRangeWithState<S>),
 ) {
-    open.extract_if(.., |range| range.row.end < time).for_each(closed);
+    open.extract_if(.., |range| range.row.end_ns < time).for_each(closed);
 }
 
 /// GPU operations of a trace in order of the key that joins them with launch calls, with marks of
@@ -120,9 +120,9 @@ impl OperationsByLaunchKey {
         }
     }
 
-    /// Operations of a call. If several host calls have one correlation id, the first call that is
-    /// read gets the operations.
-    pub fn operations_launched_by(
+    /// Returns the GPU operations that a host call launched. If several host calls have one
+    /// correlation id, the first call that is read gets the operations.
+    pub fn operations_launched_by_host_call(
         &mut self,
         trace: &Trace,
         call: &StreamedCallRow,
@@ -132,7 +132,7 @@ impl OperationsByLaunchKey {
         }
         let (all, key) = (
             AllGpuOperations::number_operations_of_trace(trace),
-            process_and_correlation_key(call.process, call.correlation),
+            process_and_correlation_key(call.process_index, call.correlation),
         );
         let key_of = |id: GpuOperationId| correlation_key_of_operation(trace, &all, id);
         let operations = &self.operations;
@@ -170,7 +170,7 @@ pub(crate) struct UnprocessedGraphNodeEvents(Vec<u32>);
 impl UnprocessedGraphNodeEvents {
     /// Collects the trace's graph-node events that `wanted` accepts by their index.
     pub fn collect_graph_node_events(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
-        let times = &trace.node_events.time;
+        let times = &trace.node_events.time_ns;
         let mut events: Vec<u32> =
             (0u32..).take(times.len()).filter(|&event| wanted(event as usize)).collect();
         events.sort_by_key(|&event| Reverse(times[event as usize]));
@@ -179,7 +179,7 @@ impl UnprocessedGraphNodeEvents {
 
     /// Removes and returns the earliest event, if it happened before `time`.
     pub fn take_earliest_event_before(&mut self, trace: &Trace, time: i64) -> Option<usize> {
-        let times = &trace.node_events.time;
+        let times = &trace.node_events.time_ns;
         self.0.pop_if(|event| times[*event as usize] < time).map(|event| event as usize)
     }
 }

@@ -1,4 +1,5 @@
-//! Finds the NVTX ranges around host calls and GPU operations. Absent: times of ranges.
+//! Finds the NVTX ranges around host calls and GPU operations. This module does not compute the
+//! times of ranges.
 
 pub mod paths;
 pub mod range_sweep;

@@ -1,4 +1,4 @@
-//! Path of an NVTX range through the ranges around it: `step/layer_0/attention`.
+//! Path of an NVTX range through the ranges around it, such as `step/layer_0/attention`.
 
 use hashbrown::HashMap;
 
@@ -9,7 +9,7 @@ use crate::model::interned_names::InternedNameId;
 /// Path of nested NVTX range names: an index into [`RangePathTree`].
 pub type RangePathId = u32;
 
-/// No range encloses it.
+/// Id of the root of all range paths, which stands for outside all ranges.
 pub const ROOT_RANGE_PATH: RangePathId = 0;
 
 /// Paths of ranges. Ranges with equal names inside the same enclosing path share one path.
@@ -50,15 +50,15 @@ impl PathOfEachRange {
         for thread in 0..trace.threads.len() {
             open.clear();
             for &range in by_thread.rows_of_thread(thread) {
-                let (start, end) = (ranges.start[range as usize], ranges.end[range as usize]);
-                while open.last().is_some_and(|&last| ranges.end[last as usize] < start) {
+                let (start, end) = (ranges.start_ns[range as usize], ranges.end_ns[range as usize]);
+                while open.last().is_some_and(|&last| ranges.end_ns[last as usize] < start) {
                     open.pop();
                 }
-                let parent = open.iter().rev().find(|&&outer| ranges.end[outer as usize] >= end);
+                let parent = open.iter().rev().find(|&&outer| ranges.end_ns[outer as usize] >= end);
                 let parent =
                     parent.map_or(ROOT_RANGE_PATH, |&outer| all.path_of_range[outer as usize]);
                 let path =
-                    all.paths.path_of_name_inside_parent(parent, ranges.name[range as usize]);
+                    all.paths.path_of_name_inside_parent(parent, ranges.range_name[range as usize]);
                 all.path_of_range[range as usize] = path;
                 open.push(range);
             }
@@ -85,14 +85,14 @@ impl RangePathTree {
         self.parent_and_name_of_path.len()
     }
 
-    /// Returns whether there is no path except the root.
+    /// Returns whether the tree contains no range path except the root.
     pub fn is_empty(&self) -> bool {
         self.parent_and_name_of_path.len() == 1
     }
 
     /// Replaces the names in the paths; returns the new paths, and for each old path the number of
     /// its new path.
-    pub(crate) fn with_replaced_names(
+    pub(crate) fn with_replaced_range_names(
         &self,
         name_of: impl Fn(InternedNameId) -> InternedNameId,
     ) -> (Self, Vec<RangePathId>) {
@@ -110,19 +110,21 @@ impl RangePathTree {
         // replaced by its parent.
         while a != b {
             let inner = if a > b { &mut a } else { &mut b };
-            *inner = self.parent_of_path(*inner);
+            *inner = self.parent_of_range_path(*inner);
         }
         a
     }
 
-    pub fn parent_of_path(&self, path: RangePathId) -> RangePathId {
+    pub fn parent_of_range_path(&self, path: RangePathId) -> RangePathId {
         self.parent_and_name_of_path[path as usize].0
     }
 
     /// Iterates over a path and the paths that enclose it, innermost first, without the root.
     pub fn path_and_enclosing_paths(&self, path: RangePathId) -> impl Iterator<Item = RangePathId> {
         let below_root = |path: RangePathId| (path != ROOT_RANGE_PATH).then_some(path);
-        std::iter::successors(below_root(path), move |&path| below_root(self.parent_of_path(path)))
+        std::iter::successors(below_root(path), move |&path| {
+            below_root(self.parent_of_range_path(path))
+        })
     }
 
     /// Returns the last (innermost) name of a path.

@@ -8,7 +8,7 @@ use crate::model::Trace;
 /// Rows of a trace table grouped by thread, and sorted by time within each thread.
 #[derive(Debug, Default)]
 pub(crate) struct TableRowsByThread {
-    rows: Vec<u32>,
+    row_numbers: Vec<u32>,
     /// For each thread the index of its first entry in `rows`, followed by the end of the last
     /// thread's entries.
     first_row_of_thread: Vec<usize>,
@@ -43,13 +43,13 @@ impl TableRowsByThread {
                 rows.sort_by_key(|&row| key(row));
             }
         }
-        Self { rows: sorted, first_row_of_thread: bounds }
+        Self { row_numbers: sorted, first_row_of_thread: bounds }
     }
 
     /// Returns the sorted rows of a thread; empty for a thread that is not in the groups.
     pub fn rows_of_thread(&self, thread: usize) -> &[u32] {
         let end = self.first_row_of_thread.get(thread + 1);
-        end.map_or(&[], |&end| &self.rows[self.first_row_of_thread[thread]..end])
+        end.map_or(&[], |&end| &self.row_numbers[self.first_row_of_thread[thread]..end])
     }
 
     /// Groups the ranges of a trace by thread, in order of their start; an outer range comes before
@@ -58,9 +58,9 @@ impl TableRowsByThread {
         let ranges = &trace.ranges;
         Self::group_rows_by_thread(
             trace.threads.len(),
-            &ranges.thread,
+            &ranges.thread_index,
             |_| true,
-            |range| (ranges.start[range as usize], Reverse(ranges.end[range as usize])),
+            |range| (ranges.start_ns[range as usize], Reverse(ranges.end_ns[range as usize])),
         )
     }
 }
@@ -90,16 +90,17 @@ pub fn visit_rows_with_enclosing_ranges(
         open.clear();
         for &row in rows.rows_of_thread(thread) {
             let (start, end) = span(row);
-            while let Some(range) = next.next_if(|&range| ranges.start[range as usize] <= start) {
+            while let Some(range) = next.next_if(|&range| ranges.start_ns[range as usize] <= start)
+            {
                 // Most ranges end before the next row of their thread starts, so these ranges are
                 // not stored.
-                if ranges.end[range as usize] >= start {
+                if ranges.end_ns[range as usize] >= start {
                     open.push(range);
                 }
             }
-            open.retain(|&range| ranges.end[range as usize] >= start);
+            open.retain(|&range| ranges.end_ns[range as usize] >= start);
             enclosing.clear();
-            enclosing.extend(open.iter().filter(|&&range| ranges.end[range as usize] >= end));
+            enclosing.extend(open.iter().filter(|&&range| ranges.end_ns[range as usize] >= end));
             visit(row, &enclosing);
         }
     }

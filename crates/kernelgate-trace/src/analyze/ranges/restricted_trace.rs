@@ -17,7 +17,8 @@ use crate::read::StreamedRangeRow;
 type SortedTimeSpans = Vec<(i64, i64)>;
 
 /// Returns a trace with only the operations that were launched inside ranges whose path matches
-/// `pattern`, and those ranges with everything inside them. `None`: no range matches.
+/// `pattern`, and those ranges with everything inside them. The result is `None` if no range
+/// matches.
 ///
 /// The pattern is a path of range names, or the end of a path (`layer_0/attention`); `*` stands for
 /// any text. A push/pop range encloses what its own thread did; a start/end range, which belongs to
@@ -38,9 +39,9 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
         .map(|call| {
             selection.contains_span_of_thread(
                 trace,
-                calls.thread[call],
-                calls.start[call],
-                calls.end[call],
+                calls.thread_index[call],
+                calls.start_ns[call],
+                calls.end_ns[call],
             )
         })
         .collect();
@@ -66,28 +67,30 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
         ..Trace::default()
     };
     inner.kernels.on_gpu = trace.kernels.on_gpu.select_operations(&kernels);
-    inner.kernels.function = trace.kernels.function.select_packed_rows(&kernels);
-    inner.kernels.shape = trace.kernels.shape.select_packed_rows(&kernels);
+    inner.kernels.function_index = trace.kernels.function_index.select_packed_rows(&kernels);
+    inner.kernels.launch_shape_index =
+        trace.kernels.launch_shape_index.select_packed_rows(&kernels);
     inner.kernels.graph_node = trace.kernels.graph_node.select_packed_rows(&kernels);
     inner.collectives = trace.collectives.select_and_renumber_kernels(&kernels);
     inner.copies.on_gpu = trace.copies.on_gpu.select_operations(&copies);
-    inner.copies.bytes = select_column_elements(&trace.copies.bytes, &copies);
-    inner.copies.kind = select_column_elements(&trace.copies.kind, &copies);
-    inner.copies.source = select_column_elements(&trace.copies.source, &copies);
-    inner.copies.target = select_column_elements(&trace.copies.target, &copies);
+    inner.copies.copied_bytes = select_column_elements(&trace.copies.copied_bytes, &copies);
+    inner.copies.direction_label = select_column_elements(&trace.copies.direction_label, &copies);
+    inner.copies.source_memory = select_column_elements(&trace.copies.source_memory, &copies);
+    inner.copies.target_memory = select_column_elements(&trace.copies.target_memory, &copies);
     inner.memsets.on_gpu = trace.memsets.on_gpu.select_operations(&sets);
-    inner.memsets.bytes = select_column_elements(&trace.memsets.bytes, &sets);
+    inner.memsets.set_bytes = select_column_elements(&trace.memsets.set_bytes, &sets);
     inner.graphs.on_gpu = trace.graphs.on_gpu.select_operations(&graphs);
-    inner.graphs.executable = select_column_elements(&trace.graphs.executable, &graphs);
+    inner.graphs.executable_graph_id =
+        select_column_elements(&trace.graphs.executable_graph_id, &graphs);
     inner.calls = calls
         .select_api_calls(&row_numbers_that_satisfy(calls.call_count(), |call| kept_call[call]));
     let ranges = &trace.ranges;
     inner.ranges = ranges.select_ranges(&row_numbers_that_satisfy(ranges.range_count(), |range| {
         selection.contains_span_of_thread(
             trace,
-            ranges.thread[range],
-            ranges.start[range],
-            ranges.end[range],
+            ranges.thread_index[range],
+            ranges.start_ns[range],
+            ranges.end_ns[range],
         )
     }));
     let syncs = &trace.synchronisation_waits;
@@ -95,37 +98,37 @@ pub fn restrict_trace_to_ranges(trace: &Trace, pattern: &str) -> Option<Trace> {
         let process = trace.process_index_of_place(syncs.on_gpu.place.at(sync));
         selection.contains_span_of_any_thread(
             process,
-            syncs.on_gpu.start.at(sync),
+            syncs.on_gpu.start_ns.at(sync),
             syncs.on_gpu.operation_end_ns(sync),
         )
     });
     inner.synchronisation_waits.on_gpu = syncs.on_gpu.select_operations(&kept_syncs);
     inner.synchronisation_waits.kind = select_column_elements(&syncs.kind, &kept_syncs);
     let faults = &trace.page_faults;
-    let kept_faults = row_numbers_that_satisfy(faults.start.len(), |row| {
+    let kept_faults = row_numbers_that_satisfy(faults.start_ns.len(), |row| {
         selection.contains_span_of_any_thread(
-            faults.process[row],
-            faults.start[row],
-            faults.start[row],
+            faults.process_index[row],
+            faults.start_ns[row],
+            faults.start_ns[row],
         )
     });
-    inner.page_faults.start = select_column_elements(&faults.start, &kept_faults);
-    inner.page_faults.end = select_column_elements(&faults.end, &kept_faults);
-    inner.page_faults.process = select_column_elements(&faults.process, &kept_faults);
+    inner.page_faults.start_ns = select_column_elements(&faults.start_ns, &kept_faults);
+    inner.page_faults.end_ns = select_column_elements(&faults.end_ns, &kept_faults);
+    inner.page_faults.process_index = select_column_elements(&faults.process_index, &kept_faults);
     inner.page_faults.device = select_column_elements(&faults.device, &kept_faults);
     inner.page_faults.fault_count = select_column_elements(&faults.fault_count, &kept_faults);
     let os = &trace.os_calls;
-    let kept_os = row_numbers_that_satisfy(os.start.len(), |call| {
+    let kept_os = row_numbers_that_satisfy(os.start_ns.len(), |call| {
         selection.contains_span_of_any_thread(
-            trace.threads[os.thread[call] as usize].process,
-            os.start[call],
-            os.end[call],
+            trace.threads[os.thread_index[call] as usize].process_index,
+            os.start_ns[call],
+            os.end_ns[call],
         )
     });
-    inner.os_calls.start = select_column_elements(&os.start, &kept_os);
-    inner.os_calls.end = select_column_elements(&os.end, &kept_os);
-    inner.os_calls.thread = select_column_elements(&os.thread, &kept_os);
-    inner.os_calls.name = select_column_elements(&os.name, &kept_os);
+    inner.os_calls.start_ns = select_column_elements(&os.start_ns, &kept_os);
+    inner.os_calls.end_ns = select_column_elements(&os.end_ns, &kept_os);
+    inner.os_calls.thread_index = select_column_elements(&os.thread_index, &kept_os);
+    inner.os_calls.function_name = select_column_elements(&os.function_name, &kept_os);
     Some(inner)
 }
 
@@ -202,8 +205,8 @@ impl SpansOfMatchingRanges {
                     continue;
                 }
                 found = true;
-                let span = (ranges.start[row], ranges.end[row]);
-                let process = trace.threads[thread].process as usize;
+                let span = (ranges.start_ns[row], ranges.end_ns[row]);
+                let process = trace.threads[thread].process_index as usize;
                 match ranges.style[row] {
                     HostRangeStyle::PushPop => selection.by_thread[thread].push(span),
                     HostRangeStyle::StartEnd => selection.by_process[process].push(span),
@@ -223,15 +226,15 @@ impl SpansOfMatchingRanges {
         range: &StreamedRangeRow,
     ) {
         let (all, of) = match range.style {
-            HostRangeStyle::PushPop => (&mut self.by_thread, range.thread),
+            HostRangeStyle::PushPop => (&mut self.by_thread, range.thread_index),
             HostRangeStyle::StartEnd => (&mut self.by_process, process),
         };
         if all.len() <= of as usize {
             all.resize(of as usize + 1, SortedTimeSpans::new());
         }
         let spans = &mut all[of as usize];
-        if spans.last().is_none_or(|&(_, until)| until < range.end) {
-            spans.push((range.start, range.end));
+        if spans.last().is_none_or(|&(_, until)| until < range.end_ns) {
+            spans.push((range.start_ns, range.end_ns));
         }
     }
 
@@ -244,7 +247,7 @@ impl SpansOfMatchingRanges {
         start: i64,
         end: i64,
     ) -> bool {
-        let process = trace.threads[thread as usize].process as usize;
+        let process = trace.threads[thread as usize].process_index as usize;
         let inside = |spans: &[SortedTimeSpans], of: usize| {
             spans.get(of).is_some_and(|spans| is_inside_one_of_sorted_spans(spans, start, end))
         };
@@ -287,11 +290,11 @@ fn graph_nodes_created_in_matching_ranges(
 ) -> HashSet<(u32, u64)> {
     let inside = |node: &&CudaGraphNodeWithRanges| {
         let names: Vec<&str> =
-            node.ranges.iter().map(|&name| trace.names.text_of_name(name)).collect();
+            node.open_range_names.iter().map(|&name| trace.names.text_of_name(name)).collect();
         (1..=names.len()).any(|depth| expression.is_match(&names[..depth].join("/")))
     };
     let nodes = graph_nodes::graph_nodes_created_inside_ranges(trace);
-    nodes.iter().filter(inside).map(|node| (node.process, node.id)).collect()
+    nodes.iter().filter(inside).map(|node| (node.process_index, node.graph_node_id)).collect()
 }
 
 /// Sorts spans by start, and removes each span that lies inside another one. Spans that overlap,

@@ -21,12 +21,12 @@ use crate::analyze::replay::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectiveOfOneRank {
     /// Index of the rank's trace among the traces of the job.
-    pub trace: usize,
+    pub trace_index: usize,
     pub operation: GpuOperationId,
     /// Start of the operation in the job's common time, nanoseconds.
-    pub start: i64,
+    pub start_in_job_time_ns: i64,
     /// End of the operation in the job's common time, nanoseconds.
-    pub end: i64,
+    pub end_in_job_time_ns: i64,
 }
 
 /// The operations with which all ranks take part in one collective.
@@ -41,17 +41,17 @@ pub struct JobDependencies<'a> {
     trace_time_to_job_time: &'a dyn Fn(usize, i64) -> i64,
     collectives: Vec<CollectiveOfAllRanks>,
     /// For each trace, a map from an operation to the index of its collective.
-    collective_of_operation: Vec<HashMap<GpuOperationId, usize>>,
+    collective_index_of_operation: Vec<HashMap<GpuOperationId, usize>>,
 }
 
 /// Arrivals of ranks at a collective during a replay: the number of ranks that have not arrived,
 /// and the latest arrival so far.
 #[derive(Clone, Copy)]
 struct CollectiveArrivals {
-    missing_ranks: usize,
+    ranks_not_arrived: usize,
     /// Replayed time, in the job's common time, at which the last rank that has arrived so far
     /// arrived.
-    last_arrival_time: i64,
+    last_rank_arrival_time_ns: i64,
 }
 
 impl<'a> JobDependencies<'a> {
@@ -65,21 +65,21 @@ impl<'a> JobDependencies<'a> {
         let mut of_operation = vec![HashMap::new(); traces.len()];
         for (number, members) in collectives.iter().enumerate() {
             for member in members {
-                of_operation[member.trace].insert(member.operation, number);
+                of_operation[member.trace_index].insert(member.operation, number);
             }
         }
         Self {
             traces,
             trace_time_to_job_time: common,
             collectives,
-            collective_of_operation: of_operation,
+            collective_index_of_operation: of_operation,
         }
     }
 
     /// First start and last end of each trace, in the job's common time.
     fn spans_of_traces_in_job_time(&self) -> impl Iterator<Item = (i64, i64)> {
         self.traces.iter().enumerate().map(|(trace, of)| {
-            let (start, end) = of.first_start_and_last_end();
+            let (start, end) = of.first_operation_start_and_last_end();
             ((self.trace_time_to_job_time)(trace, start), (self.trace_time_to_job_time)(trace, end))
         })
     }
@@ -103,9 +103,10 @@ impl<'a> JobDependencies<'a> {
 
     /// Returns when the last rank arrived at a collective, and that rank's operation.
     fn last_rank_arrival(members: &[CollectiveOfOneRank]) -> (i64, &CollectiveOfOneRank) {
-        let last = members.iter().max_by_key(|member| (member.start, member.trace));
+        let last =
+            members.iter().max_by_key(|member| (member.start_in_job_time_ns, member.trace_index));
         let last = last.expect("a collective has ranks");
-        (last.start, last)
+        (last.start_in_job_time_ns, last)
     }
 
     /// Replays the job with one change for each trace; returns by how many nanoseconds the job is
@@ -117,8 +118,8 @@ impl<'a> JobDependencies<'a> {
             .collectives
             .iter()
             .map(|members| CollectiveArrivals {
-                missing_ranks: members.len(),
-                last_arrival_time: i64::MIN,
+                ranks_not_arrived: members.len(),
+                last_rank_arrival_time_ns: i64::MIN,
             })
             .collect();
         let next = |replay: &ReplayInProgress<'_, '_>, trace: usize| {
@@ -132,15 +133,16 @@ impl<'a> JobDependencies<'a> {
         while let Some(Reverse((start, trace, id))) = order.pop() {
             let by = replays[trace].replay_start_of_operation(id, &changes[trace]);
             first = first.min(start + by);
-            if let Some(&number) = self.collective_of_operation[trace].get(&id) {
+            if let Some(&number) = self.collective_index_of_operation[trace].get(&id) {
                 replays[trace].set_replayed_minus_recorded_end(id, by);
                 let arrived = &mut arrivals[number];
-                arrived.missing_ranks -= 1;
-                arrived.last_arrival_time = arrived.last_arrival_time.max(start + by);
-                if arrived.missing_ranks == 0 {
+                arrived.ranks_not_arrived -= 1;
+                arrived.last_rank_arrival_time_ns =
+                    arrived.last_rank_arrival_time_ns.max(start + by);
+                if arrived.ranks_not_arrived == 0 {
                     let ends = self.set_replayed_ends_of_collective(
                         number,
-                        arrived.last_arrival_time,
+                        arrived.last_rank_arrival_time_ns,
                         changes,
                         &mut replays,
                     );
@@ -174,11 +176,12 @@ impl<'a> JobDependencies<'a> {
         let (recorded, _) = Self::last_rank_arrival(members);
         let mut last = i64::MIN;
         for member in members {
-            let transfer = (member.end - recorded).max(0);
-            let shorter = (changes[member.trace].replayed_duration_ns)(member.operation, transfer);
+            let transfer = (member.end_in_job_time_ns - recorded).max(0);
+            let shorter =
+                (changes[member.trace_index].replayed_duration_ns)(member.operation, transfer);
             let by = ready - recorded + shorter - transfer;
-            replays[member.trace].set_replayed_minus_recorded_end(member.operation, by);
-            last = last.max(member.end + by);
+            replays[member.trace_index].set_replayed_minus_recorded_end(member.operation, by);
+            last = last.max(member.end_in_job_time_ns + by);
         }
         last
     }
@@ -187,68 +190,74 @@ impl<'a> JobDependencies<'a> {
     /// trace, kind and nanoseconds of each segment.
     pub fn critical_path_of_job(&self) -> Vec<(usize, CriticalPathSegmentKind, i64)> {
         let end = |trace: &usize| {
-            (self.trace_time_to_job_time)(*trace, self.traces[*trace].first_start_and_last_end().1)
+            (self.trace_time_to_job_time)(
+                *trace,
+                self.traces[*trace].first_operation_start_and_last_end().1,
+            )
         };
         let Some(mut trace) = (0..self.traces.len()).max_by_key(end) else { return Vec::new() };
         let mut walks: Vec<CriticalPathBackwardWalk<'_, '_>> =
             self.traces.iter().map(CriticalPathBackwardWalk::prepare_backward_walk).collect();
         let mut segments = Vec::new();
         let mut next = Some(self.traces[trace].operation_that_ends_last());
-        let mut at = self.traces[trace].first_start_and_last_end().1;
+        let mut at = self.traces[trace].first_operation_start_and_last_end().1;
         // The loop is bounded, because operations of zero duration may lead back to each other.
         let steps: usize = self.traces.iter().map(|of| of.operations_of_trace().len()).sum();
         for _ in 0..steps {
             let Some(id) = next else { break };
             let all = self.traces[trace].operations_of_trace();
             let mut path = CriticalPathWalkState {
-                path_start_ns: self.traces[trace].first_start_and_last_end().0,
-                reached_time_ns: at,
-                segments: Vec::new(),
+                path_start_ns: self.traces[trace].first_operation_start_and_last_end().0,
+                walk_reached_time_ns: at,
+                path_segments_with_ns: Vec::new(),
             };
-            let last = self.collective_of_operation[trace].get(&id).map(|&number| {
+            let last = self.collective_index_of_operation[trace].get(&id).map(|&number| {
                 let (ready, last) = Self::last_rank_arrival(&self.collectives[number]);
                 (ready, *last)
             });
             next = match last {
-                Some((ready, last)) if last.trace != trace => {
-                    // The path goes back over the collective's transfer, and then to the operation
-                    // of the rank that arrived last.
+                Some((ready, last)) if last.trace_index != trace => {
+                    // The critical path goes back over the collective's transfer, and then to the
+                    // operation of the rank that arrived last.
                     let transfer =
                         (self.trace_time_to_job_time)(trace, all.operation_end_exclusive_ns(id))
                             - ready;
                     path.walk_back_and_add_segment(
-                        CriticalPathSegmentKind::Operation(id),
-                        (all.operation_end_exclusive_ns(id) - transfer).min(path.reached_time_ns),
+                        CriticalPathSegmentKind::RunningOperation(id),
+                        (all.operation_end_exclusive_ns(id) - transfer)
+                            .min(path.walk_reached_time_ns),
                     );
-                    segments.extend(path.segments.drain(..).map(|(of, ns)| (trace, of, ns)));
-                    trace = last.trace;
+                    segments.extend(
+                        path.path_segments_with_ns.drain(..).map(|(of, ns)| (trace, of, ns)),
+                    );
+                    trace = last.trace_index;
                     let start =
                         self.traces[trace].operations_of_trace().operation_start_ns(last.operation);
                     path = CriticalPathWalkState {
-                        path_start_ns: self.traces[trace].first_start_and_last_end().0,
-                        reached_time_ns: start,
+                        path_start_ns: self.traces[trace].first_operation_start_and_last_end().0,
+                        walk_reached_time_ns: start,
                         ..path
                     };
                     walks[trace].step_back_from_operation(last.operation, &mut path)
                 }
                 _ => {
                     path.walk_back_and_add_segment(
-                        CriticalPathSegmentKind::Operation(id),
+                        CriticalPathSegmentKind::RunningOperation(id),
                         all.operation_start_ns(id),
                     );
                     walks[trace].step_back_from_operation(id, &mut path)
                 }
             };
-            at = path.reached_time_ns;
-            segments.extend(path.segments.into_iter().map(|(of, ns)| (trace, of, ns)));
-            if at <= self.traces[trace].first_start_and_last_end().0 {
+            at = path.walk_reached_time_ns;
+            segments.extend(path.path_segments_with_ns.into_iter().map(|(of, ns)| (trace, of, ns)));
+            if at <= self.traces[trace].first_operation_start_and_last_end().0 {
                 break;
             }
         }
         let (start, end) = self.span_from_recording_of_all_ranks();
         let rest = (self.trace_time_to_job_time)(trace, at) - start;
         if rest > 0 {
-            segments.push((trace, CriticalPathSegmentKind::Unknown, rest));
+            segments.push((trace, CriticalPathSegmentKind::UnknownDependency, rest));
         }
         let mut left = end - start;
         for (.., ns) in &mut segments {

@@ -12,20 +12,20 @@ use crate::model::packed_columns::{
 pub struct GpuIdleGap {
     /// First idle nanosecond.
     pub start_ns: i64,
-    /// End: the first nanosecond after the last one.
-    pub end: i64,
+    /// Exclusive end of the idle gap: the first nanosecond after its last one.
+    pub end_ns: i64,
     /// The operation that ended last before the gap.
-    pub operation_before: GpuOperationId,
+    pub operation_before_gap: GpuOperationId,
     /// The operation that started next, at the end of the gap.
-    pub operation_after: GpuOperationId,
+    pub operation_after_gap: GpuOperationId,
     /// Number of operations of this process on this GPU that had started before the gap.
-    pub operations_started_before: u32,
+    pub operations_started_before_gap: u32,
 }
 
 impl GpuIdleGap {
     /// Length of the GPU's idle gap, nanoseconds.
     pub fn idle_gap_length_ns(&self) -> i64 {
-        self.end - self.start_ns
+        self.end_ns - self.start_ns
     }
 }
 
@@ -33,8 +33,8 @@ impl GpuIdleGap {
 /// operations before and after it.
 #[derive(Debug, Clone, Default)]
 pub struct GpuIdleGaps {
-    /// The operation after each.
-    operation_after: BitPackedColumn<GpuOperationId>,
+    /// For each gap, the operation that ended the gap by starting.
+    operation_after_gap: BitPackedColumn<GpuOperationId>,
     /// For each gap, the id of the operation after it minus the id of the operation before it.
     id_after_minus_id_before: BitPackedColumn<i64>,
     /// For each gap, the id of the operation after it minus the number of operations that had
@@ -43,14 +43,14 @@ pub struct GpuIdleGaps {
 }
 
 impl GpuIdleGaps {
-    /// Returns the number of elements.
+    /// Returns the number of idle gaps.
     pub fn len(&self) -> usize {
-        self.operation_after.row_count()
+        self.operation_after_gap.row_count()
     }
 
     /// Returns whether the GPU has no idle gap.
     pub fn is_empty(&self) -> bool {
-        self.operation_after.has_no_row()
+        self.operation_after_gap.has_no_row()
     }
 
     pub fn idle_gap_at_index(
@@ -58,7 +58,7 @@ impl GpuIdleGaps {
         all: &AllGpuOperations<'_>,
         index: usize,
     ) -> Option<GpuIdleGap> {
-        let after = self.operation_after.decoded_row(index)?;
+        let after = self.operation_after_gap.decoded_row(index)?;
         let from = |of: &BitPackedColumn<i64>| {
             GpuOperationId::from_packed_integer(after.to_packed_integer() - of.at(index))
         };
@@ -67,10 +67,10 @@ impl GpuIdleGaps {
         let start = all.operation_end_exclusive_ns(before).max(all.operation_start_ns(before));
         Some(GpuIdleGap {
             start_ns: start,
-            end: all.operation_start_ns(after),
-            operation_before: before,
-            operation_after: after,
-            operations_started_before: started,
+            end_ns: all.operation_start_ns(after),
+            operation_before_gap: before,
+            operation_after_gap: after,
+            operations_started_before_gap: started,
         })
     }
 
@@ -102,7 +102,7 @@ impl GpuIdleGaps {
     }
 
     fn append_idle_gap(&mut self, before: GpuOperationId, after: GpuOperationId, started: u32) {
-        self.operation_after.push_row(after);
+        self.operation_after_gap.push_row(after);
         self.id_after_minus_id_before
             .push_row(after.to_packed_integer() - before.to_packed_integer());
         self.id_after_minus_started_count
@@ -115,15 +115,15 @@ impl GpuIdleGaps {
 #[derive(Debug, Clone)]
 pub struct ProcessActivityOnGpu {
     /// Index into [`Trace::processes`].
-    pub process: u32,
-    pub device: u32,
+    pub process_index: u32,
+    pub gpu_ordinal: u32,
     /// Start of the first and end of the last operation of this process on this GPU, nanoseconds.
     pub first_start_and_last_end_ns: (i64, i64),
     /// Nanoseconds in which at least one operation of this process ran on this GPU.
-    pub busy_ns: i64,
-    /// Idle times, in order.
+    pub gpu_busy_ns: i64,
+    /// Idle gaps of the process on the GPU, in order of time.
     pub gaps: GpuIdleGaps,
-    pub operations: usize,
+    pub operation_count: usize,
 }
 
 impl ProcessActivityOnGpu {
@@ -132,9 +132,10 @@ impl ProcessActivityOnGpu {
         self.first_start_and_last_end_ns.1 - self.first_start_and_last_end_ns.0
     }
 
-    /// Nanoseconds without an operation.
+    /// Nanoseconds between the process's first and last operation in which the GPU ran none of its
+    /// operations.
     pub fn idle_time_ns(&self) -> i64 {
-        self.first_start_to_last_end_ns() - self.busy_ns
+        self.first_start_to_last_end_ns() - self.gpu_busy_ns
     }
 }
 
@@ -175,8 +176,9 @@ pub fn operations_by_process_and_gpu(
     all: &AllGpuOperations<'_>,
     wanted: impl Fn(GpuOperationId) -> bool,
 ) -> Vec<(ProcessAndGpu, OperationsInOrder)> {
-    let owner_of =
-        |place: &crate::model::gpu::ProcessDeviceContextAndStream| (place.process, place.device);
+    let owner_of = |place: &crate::model::gpu::ProcessDeviceContextAndStream| {
+        (place.process_index, place.device)
+    };
     let mut owners: Vec<ProcessAndGpu> = trace.places.iter().map(owner_of).collect();
     owners.sort_unstable();
     owners.dedup();
@@ -227,11 +229,11 @@ fn activity_of_process_on_gpu(
     }
     let (span, operations) = ((first, until), operations.len());
     ProcessActivityOnGpu {
-        process,
-        device,
+        process_index: process,
+        gpu_ordinal: device,
         first_start_and_last_end_ns: span,
-        busy_ns,
+        gpu_busy_ns: busy_ns,
         gaps,
-        operations,
+        operation_count: operations,
     }
 }

@@ -31,20 +31,20 @@ const MIN_REPEATED_SHARE_OF_ITERATION: f64 = 0.9;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EvidenceOfIterations {
     /// Iterations are NVTX ranges of this name, in which `#` stands for a number.
-    Range(String),
+    RangesNamed(String),
     /// Iterations begin at NVTX marks of this name, in which `#` stands for a number.
-    Mark(String),
+    MarksNamed(String),
     /// Iterations begin with an operation of this name, which occurs once in each iteration.
-    Repetition(String),
+    RepeatedOperationNamed(String),
 }
 
 impl EvidenceOfIterations {
-    /// Returns the label of this value in printed output.
+    /// Returns the printed text about the evidence by which iterations were found.
     pub fn printed_iteration_evidence(&self) -> String {
         match self {
-            Self::Range(name) => format!("range {name}"),
-            Self::Mark(name) => format!("mark {name}"),
-            Self::Repetition(name) => format!("repetition of {name}"),
+            Self::RangesNamed(name) => format!("range {name}"),
+            Self::MarksNamed(name) => format!("mark {name}"),
+            Self::RepeatedOperationNamed(name) => format!("repetition of {name}"),
         }
     }
 }
@@ -54,24 +54,24 @@ impl EvidenceOfIterations {
 #[derive(Debug, Clone, Copy)]
 pub struct IterationCandidate<K> {
     /// Key of the candidate's name; candidates with equal keys form one group.
-    pub key: K,
-    /// Ranges around the candidate.
+    pub name_key: K,
+    /// Number of NVTX ranges that enclose the candidate.
     pub enclosing_range_count: u32,
     /// Start of the candidate on the host, nanoseconds.
-    pub start: i64,
-    /// End: the first nanosecond after the last one.
-    pub end: i64,
+    pub start_ns: i64,
+    /// Exclusive end of the candidate: the first nanosecond after its last one.
+    pub end_ns: i64,
 }
 
 /// Start times of a process's iterations on the host, and the end of the last iteration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IterationStartsOnHost<K> {
     /// Key of the name of the ranges or marks that are the iterations.
-    pub key: K,
+    pub iteration_name_key: K,
     /// Start time of each iteration on the host, nanoseconds.
-    pub starts: Vec<i64>,
+    pub iteration_starts_ns: Vec<i64>,
     /// End of the process's last iteration on the host, nanoseconds.
-    pub end: i64,
+    pub last_iteration_end_ns: i64,
 }
 
 /// Finds the group of candidates that are iterations: at least three that do not overlap, fill most
@@ -84,52 +84,68 @@ pub fn find_iterations_among_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
 ) -> Option<IterationStartsOnHost<K>> {
     let mut groups: HashMap<K, Vec<IterationCandidate<K>>> = HashMap::new();
     for candidate in candidates {
-        groups.entry(candidate.key).or_default().push(*candidate);
+        groups.entry(candidate.name_key).or_default().push(*candidate);
     }
-    let mut ranked: Vec<SameKeyCandidates<K>> = groups
+    let mut ranked: Vec<IterationCandidatesOfOneKey<K>> = groups
         .into_iter()
         .filter(|(_, group)| group.len() >= MIN_ITERATIONS_OF_A_RUN)
         .filter_map(|(key, mut candidates)| {
-            candidates.sort_by_key(|of| (of.start, of.end));
+            candidates.sort_by_key(|of| (of.start_ns, of.end_ns));
             let name = name(key).to_ascii_lowercase();
             let named = ITERATION_NAME_WORDS.iter().any(|word| name.contains(word));
             // A name with `::` names a framework operator, and a framework operator is not an
             // iteration.
-            (named || !name.contains("::")).then(|| SameKeyCandidates {
-                key,
-                key_is_range_name: named,
-                depth: candidates.iter().map(|of| of.enclosing_range_count).min().unwrap_or(0),
-                total_ns: candidates.iter().map(|of| of.end - of.start).sum(),
+            (named || !name.contains("::")).then(|| IterationCandidatesOfOneKey {
+                candidate_key: key,
+                name_contains_iteration_word: named,
+                enclosing_range_count: candidates
+                    .iter()
+                    .map(|of| of.enclosing_range_count)
+                    .min()
+                    .unwrap_or(0),
+                candidates_total_ns: candidates.iter().map(|of| of.end_ns - of.start_ns).sum(),
                 candidates,
             })
         })
         .collect();
-    ranked.sort_by_key(|of| (!of.key_is_range_name, of.depth, -of.total_ns, of.key));
+    ranked.sort_by_key(|of| {
+        (
+            !of.name_contains_iteration_word,
+            of.enclosing_range_count,
+            -of.candidates_total_ns,
+            of.candidate_key,
+        )
+    });
     ranked.into_iter().find_map(|group| {
         let candidates = &group.candidates;
-        let overlap = candidates.windows(2).any(|pair| pair[1].start < pair[0].end);
-        let (first, last) = (candidates.first()?.start, candidates.last()?.end);
+        let overlap = candidates.windows(2).any(|pair| pair[1].start_ns < pair[0].end_ns);
+        let (first, last) = (candidates.first()?.start_ns, candidates.last()?.end_ns);
         // Numbered layers of one run follow each other like iterations, but contain only a part of
         // the run's launches.
         let inside = launches.first_row_that_fails_condition(|launch| launch < last)
             - launches.first_row_that_fails_condition(|launch| launch < first);
         #[allow(clippy::cast_precision_loss)]
-        let covered = group.key_is_range_name
-            || (group.total_ns as f64 >= MIN_SHARE_COVERED_BY_ITERATIONS * (last - first) as f64
+        let covered = group.name_contains_iteration_word
+            || (group.candidates_total_ns as f64
+                >= MIN_SHARE_COVERED_BY_ITERATIONS * (last - first) as f64
                 && inside as f64 >= MIN_SHARE_COVERED_BY_ITERATIONS * launches.row_count() as f64);
-        let starts: Vec<i64> = candidates.iter().map(|of| of.start).collect();
+        let starts: Vec<i64> = candidates.iter().map(|of| of.start_ns).collect();
         (!overlap && covered && do_iterations_launch_about_equally_many(&starts, last, launches))
-            .then_some(IterationStartsOnHost { key: group.key, starts, end: last })
+            .then_some(IterationStartsOnHost {
+                iteration_name_key: group.candidate_key,
+                iteration_starts_ns: starts,
+                last_iteration_end_ns: last,
+            })
     })
 }
 
-/// Candidates of one key.
-struct SameKeyCandidates<K> {
-    key: K,
+/// Candidates for iterations whose names have one key.
+struct IterationCandidatesOfOneKey<K> {
+    candidate_key: K,
     /// Whether the name of the ranges or marks contains a word for iterations.
-    key_is_range_name: bool,
-    depth: u32,
-    total_ns: i64,
+    name_contains_iteration_word: bool,
+    enclosing_range_count: u32,
+    candidates_total_ns: i64,
     candidates: Vec<IterationCandidate<K>>,
 }
 
@@ -186,10 +202,10 @@ fn key_of_operation_kind_and_name(
 ) -> u64 {
     let (kind, row) = all.kind_and_table_row(id);
     let name = match kind {
-        GpuOperationKind::Kernel => trace.kernels.function.at(row),
-        GpuOperationKind::Copy => trace.copies.kind[row].0,
-        GpuOperationKind::Set => 0,
-        GpuOperationKind::Graph => trace.graphs.executable[row],
+        GpuOperationKind::Kernel => trace.kernels.function_index.at(row),
+        GpuOperationKind::Copy => trace.copies.direction_label[row].0,
+        GpuOperationKind::Memset => 0,
+        GpuOperationKind::CudaGraphLaunch => trace.graphs.executable_graph_id[row],
     };
     (kind as u64) << 32 | u64::from(name)
 }
@@ -284,10 +300,10 @@ mod tests {
         spans
             .iter()
             .map(|&(start, end)| IterationCandidate {
-                key,
+                name_key: key,
                 enclosing_range_count: depth,
-                start,
-                end,
+                start_ns: start,
+                end_ns: end,
             })
             .collect()
     }
@@ -301,12 +317,16 @@ mod tests {
         all.extend(candidates_of_one_key_from_spans(0, 0, &steps));
         let name = |key| ["run_#", "layer_#"][key as usize].to_owned();
         let found = find_iterations_among_candidates(&all, name, &launches);
-        assert_eq!(found.as_ref().map(|of| of.starts.clone()), Some(vec![0, 100, 200]));
+        assert_eq!(
+            found.as_ref().map(|of| of.iteration_starts_ns.clone()),
+            Some(vec![0, 100, 200])
+        );
         // Ranges whose name contains a word for iterations are preferred to ranges that enclose
         // them.
         let name = |key| ["run_#", "batch_#"][key as usize].to_owned();
         assert_eq!(
-            find_iterations_among_candidates(&all, name, &launches).map(|of| of.starts.len()),
+            find_iterations_among_candidates(&all, name, &launches)
+                .map(|of| of.iteration_starts_ns.len()),
             Some(30)
         );
         assert_eq!(

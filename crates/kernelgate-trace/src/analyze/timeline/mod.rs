@@ -12,12 +12,13 @@ use crate::analyze::classes::{OperationClass, OperationClassesOfTrace};
 use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
 use crate::analyze::timeline::idle_time::GpuIdleGap;
 
-/// Lines of busy time. Time in which several operations run counts for one line: compute hides
-/// communication, and both hide copies, so that the lines add up to the busy time.
+/// Kinds of busy time of a GPU, which are lines of a time account. Time in which several operations
+/// run counts for one line: compute hides communication, and both hide copies, so that the lines
+/// add up to the busy time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BusyTimeLineOfGpu {
+pub enum BusyTimeCategoryOfGpu {
     /// Time in which compute kernels run without communication, copy or migration.
-    Compute,
+    ComputeKernelsAlone,
     /// Time in which compute kernels and communication run at the same time, so that the
     /// communication is hidden.
     ComputeAndCommunication,
@@ -27,75 +28,77 @@ pub enum BusyTimeLineOfGpu {
     /// hidden.
     ComputeAndCopy,
     /// Time in which a whole CUDA graph runs of which the trace does not record single kernels.
-    Graph,
-    /// Communication without compute: exposed.
-    Communication,
+    WholeCudaGraph,
+    /// Time in which communication runs without compute, so that the communication is exposed.
+    ExposedCommunication,
     /// Time in which page migrations run without compute or communication.
-    Migration,
+    ExposedPageMigration,
     /// Time in which copies run without compute or communication, so that the copies are exposed.
-    Copy,
+    ExposedCopies,
     /// Time in which only memsets run.
-    Set,
+    OnlyMemsets,
 }
 
-impl BusyTimeLineOfGpu {
+impl BusyTimeCategoryOfGpu {
     /// Every line.
-    pub const ALL_BUSY_TIME_LINES: [Self; 9] = [
-        Self::Compute,
+    pub const ALL_BUSY_TIME_CATEGORIES: [Self; 9] = [
+        Self::ComputeKernelsAlone,
         Self::ComputeAndCommunication,
         Self::ComputeAndMigration,
         Self::ComputeAndCopy,
-        Self::Graph,
-        Self::Communication,
-        Self::Migration,
-        Self::Copy,
-        Self::Set,
+        Self::WholeCudaGraph,
+        Self::ExposedCommunication,
+        Self::ExposedPageMigration,
+        Self::ExposedCopies,
+        Self::OnlyMemsets,
     ];
 
-    /// Returns the label of this value in printed output.
-    pub const fn printed_busy_line_label(self) -> &'static str {
+    /// Returns the label of the line of busy time in printed output.
+    pub const fn printed_busy_category_label(self) -> &'static str {
         match self {
-            Self::Compute => "compute",
+            Self::ComputeKernelsAlone => "compute",
             Self::ComputeAndCommunication => "compute, hides communication",
             Self::ComputeAndMigration => "compute, page migrations beside it",
             Self::ComputeAndCopy => "compute, hides copies",
-            Self::Graph => "graphs, recorded whole",
-            Self::Communication => "exposed communication",
-            Self::Migration => "exposed page migrations",
-            Self::Copy => "exposed copies",
-            Self::Set => "memsets",
+            Self::WholeCudaGraph => "graphs, recorded whole",
+            Self::ExposedCommunication => "exposed communication",
+            Self::ExposedPageMigration => "exposed page migrations",
+            Self::ExposedCopies => "exposed copies",
+            Self::OnlyMemsets => "memsets",
         }
     }
 
-    /// A name for programs.
-    pub const fn busy_line_json_key(self) -> &'static str {
+    /// Key of the busy-time line in JSON.
+    pub const fn busy_category_json_key(self) -> &'static str {
         match self {
-            Self::Compute => "compute",
+            Self::ComputeKernelsAlone => "compute",
             Self::ComputeAndCommunication => "hidden_communication",
             Self::ComputeAndMigration => "compute_with_page_migrations",
             Self::ComputeAndCopy => "hidden_copies",
-            Self::Graph => "graphs_recorded_whole",
-            Self::Communication => "exposed_communication",
-            Self::Migration => "exposed_page_migrations",
-            Self::Copy => "exposed_copies",
-            Self::Set => "memsets",
+            Self::WholeCudaGraph => "graphs_recorded_whole",
+            Self::ExposedCommunication => "exposed_communication",
+            Self::ExposedPageMigration => "exposed_page_migrations",
+            Self::ExposedCopies => "exposed_copies",
+            Self::OnlyMemsets => "memsets",
         }
     }
 
     /// Returns the line of busy time to which a piece of time counts, from the numbers of running
     /// operations by class.
-    fn busy_line_of_running_classes(running: &[usize; OPERATION_CLASS_COUNT]) -> BusyTimeLineOfGpu {
+    fn busy_category_of_running_classes(
+        running: &[usize; OPERATION_CLASS_COUNT],
+    ) -> BusyTimeCategoryOfGpu {
         let runs = |class: OperationClass| running[class as usize] > 0;
-        match runs(OperationClass::Compute) {
+        match runs(OperationClass::ComputeKernel) {
             true if runs(OperationClass::Communication) => Self::ComputeAndCommunication,
-            true if runs(OperationClass::Migration) => Self::ComputeAndMigration,
+            true if runs(OperationClass::PageMigration) => Self::ComputeAndMigration,
             true if runs(OperationClass::Copy) => Self::ComputeAndCopy,
-            true => Self::Compute,
-            false if runs(OperationClass::Graph) => Self::Graph,
-            false if runs(OperationClass::Communication) => Self::Communication,
-            false if runs(OperationClass::Migration) => Self::Migration,
-            false if runs(OperationClass::Copy) => Self::Copy,
-            false => Self::Set,
+            true => Self::ComputeKernelsAlone,
+            false if runs(OperationClass::CudaGraphLaunch) => Self::WholeCudaGraph,
+            false if runs(OperationClass::Communication) => Self::ExposedCommunication,
+            false if runs(OperationClass::PageMigration) => Self::ExposedPageMigration,
+            false if runs(OperationClass::Copy) => Self::ExposedCopies,
+            false => Self::OnlyMemsets,
         }
     }
 }
@@ -109,12 +112,12 @@ pub enum GpuTimelinePiece {
     Busy {
         /// First nanosecond.
         start_ns: i64,
-        /// End: the first nanosecond after the last one.
-        end: i64,
-        busy_line: BusyTimeLineOfGpu,
+        /// Exclusive end of the busy piece: the first nanosecond after its last one.
+        end_ns: i64,
+        busy_category: BusyTimeCategoryOfGpu,
         /// The operation to which the piece counts: of the running operations of the first class in
         /// [`OperationClass`] order, the one that started first.
-        operation_that_counts: GpuOperationId,
+        operation_owning_piece: GpuOperationId,
     },
     /// An idle piece, in which no operation runs on the device.
     Idle(GpuIdleGap),
@@ -124,7 +127,8 @@ pub enum GpuTimelinePiece {
 type RunningOperationByEnd = (i64, OperationClass, GpuOperationId);
 
 /// Cuts the time of a GPU into busy and idle pieces; `operations` come in order of their start. The
-/// pieces come in order of time, and cover the time from the first start to the last end.
+/// pieces of the GPU's time come in order of time, and cover the time from the first start to the
+/// last end of an operation.
 ///
 /// The time is proportional to the number of operations, times the logarithm of how many run at the
 /// same time.
@@ -144,18 +148,18 @@ pub fn cut_gpu_time_into_pieces(
         sweep.emit_busy_pieces_until(start, &mut each);
         if let Some(last) =
             sweep.last_ended_operation.filter(|_| sweep.running_operations.is_empty())
-            && sweep.position_ns < start
+            && sweep.sweep_position_ns < start
         {
             let gap = GpuIdleGap {
-                start_ns: sweep.position_ns,
-                end: start,
-                operation_before: last,
-                operation_after: id,
-                operations_started_before: started,
+                start_ns: sweep.sweep_position_ns,
+                end_ns: start,
+                operation_before_gap: last,
+                operation_after_gap: id,
+                operations_started_before_gap: started,
             };
             each(GpuTimelinePiece::Idle(gap));
         }
-        sweep.position_ns = sweep.position_ns.max(start);
+        sweep.sweep_position_ns = sweep.sweep_position_ns.max(start);
         if end > start {
             sweep.add_running_operation((end, class, id));
         } else if sweep.last_ended_operation.is_none() {
@@ -166,7 +170,7 @@ pub fn cut_gpu_time_into_pieces(
 }
 
 struct GpuTimelineSweep {
-    position_ns: i64,
+    sweep_position_ns: i64,
     /// The operation that ended last before the current time, if any.
     last_ended_operation: Option<GpuOperationId>,
     running_operations: BinaryHeap<Reverse<RunningOperationByEnd>>,
@@ -179,7 +183,7 @@ struct GpuTimelineSweep {
 impl Default for GpuTimelineSweep {
     fn default() -> Self {
         Self {
-            position_ns: i64::MIN,
+            sweep_position_ns: i64::MIN,
             last_ended_operation: None,
             running_operations: BinaryHeap::new(),
             count: [0; OPERATION_CLASS_COUNT],
@@ -199,16 +203,16 @@ impl GpuTimelineSweep {
     fn emit_busy_pieces_until(&mut self, until: i64, each: &mut impl FnMut(GpuTimelinePiece)) {
         while let Some(&Reverse((end, class, id))) = self.running_operations.peek() {
             let to = end.min(until);
-            if to > self.position_ns {
-                let line = BusyTimeLineOfGpu::busy_line_of_running_classes(&self.count);
+            if to > self.sweep_position_ns {
+                let line = BusyTimeCategoryOfGpu::busy_category_of_running_classes(&self.count);
                 let owner = self.operation_that_owns_time_piece();
                 each(GpuTimelinePiece::Busy {
-                    start_ns: self.position_ns,
-                    end: to,
-                    busy_line: line,
-                    operation_that_counts: owner,
+                    start_ns: self.sweep_position_ns,
+                    end_ns: to,
+                    busy_category: line,
+                    operation_owning_piece: owner,
                 });
-                self.position_ns = to;
+                self.sweep_position_ns = to;
             }
             if end > until {
                 return;
@@ -222,7 +226,7 @@ impl GpuTimelineSweep {
     fn operation_that_owns_time_piece(&mut self) -> GpuOperationId {
         let class = self.count.iter().position(|&count| count > 0).expect("something runs");
         let order = &mut self.order[class];
-        while order.front().is_some_and(|&(end, _)| end <= self.position_ns) {
+        while order.front().is_some_and(|&(end, _)| end <= self.sweep_position_ns) {
             order.pop_front();
         }
         order.front().expect("what runs is in the order").1

@@ -5,8 +5,8 @@ use crate::model::packed_columns::{BitPackedColumn, first_number_that_fails_cond
 /// Union of time spans: its parts are in order of time, and neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnionOfTimeSpans {
-    start: BitPackedColumn<i64>,
-    length: BitPackedColumn<i64>,
+    span_start_ns: BitPackedColumn<i64>,
+    span_length_ns: BitPackedColumn<i64>,
 }
 
 impl UnionOfTimeSpans {
@@ -22,30 +22,34 @@ impl UnionOfTimeSpans {
 
     /// Adds a span that starts no earlier than all spans that were added before.
     pub fn add_later_span(&mut self, (start, end): (i64, i64)) {
-        match self.start.row_count().checked_sub(1).map(|last| (last, self.part_of_union_at(last)))
+        match self
+            .span_start_ns
+            .row_count()
+            .checked_sub(1)
+            .map(|last| (last, self.part_of_union_at(last)))
         {
             Some((last, (first, until))) if start <= until => {
-                self.length.replace_row(last, until.max(end) - first);
+                self.span_length_ns.replace_row(last, until.max(end) - first);
             }
             _ => {
-                self.start.push_row(start);
-                self.length.push_row(end - start);
+                self.span_start_ns.push_row(start);
+                self.span_length_ns.push_row(end - start);
             }
         }
     }
 
     fn part_of_union_at(&self, index: usize) -> (i64, i64) {
-        let start = self.start.at(index);
-        (start, start + self.length.at(index))
+        let start = self.span_start_ns.at(index);
+        (start, start + self.span_length_ns.at(index))
     }
 
-    /// Nanoseconds of all spans.
+    /// Total length of the union's parts, nanoseconds.
     pub fn total_covered_ns(&self) -> i64 {
-        self.length.iter_decoded_rows().sum()
+        self.span_length_ns.iter_decoded_rows().sum()
     }
 
     fn parts_of_union_inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
-        let count = self.start.row_count();
+        let count = self.span_start_ns.row_count();
         let first = first_number_that_fails_condition(count, |index| {
             self.part_of_union_at(index).1 <= start
         });
@@ -75,8 +79,9 @@ mod tests {
     fn overlapping_spans_are_counted_once_in_a_union() {
         let union =
             UnionOfTimeSpans::union_of_spans(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
-        let spans: Vec<(i64, i64)> =
-            (0..union.start.row_count()).map(|index| union.part_of_union_at(index)).collect();
+        let spans: Vec<(i64, i64)> = (0..union.span_start_ns.row_count())
+            .map(|index| union.part_of_union_at(index))
+            .collect();
         assert_eq!(spans, [(0, 7), (10, 30), (40, 40)]);
         assert_eq!(union.total_covered_ns(), 27);
         let within =

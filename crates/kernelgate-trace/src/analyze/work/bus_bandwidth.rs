@@ -42,8 +42,8 @@ const LINK_BANDWIDTHS_BY_GPU_NAME: &[(&str, f64, &str)] = &[
     // both directions together.
     ("H20", 450.0, "NVLink 4"),
     ("H800", 200.0, "NVLink 4"),
-    // NVIDIA A100 datasheet: PCIe 64 GB/s and SXM 600 GB/s in both directions together; A800: 400
-    // GB/s.
+    // NVIDIA A100 datasheet: NVIDIA A100 datasheet: PCIe 64 GB/s and SXM 600 GB/s in both
+    // directions together; A800: 400 GB/s.
     ("A100-PCI", 32.0, "PCIe 4"),
     ("A100", 300.0, "NVLink 3"),
     ("A800", 200.0, "NVLink 3"),
@@ -57,8 +57,8 @@ const LINK_BANDWIDTHS_BY_GPU_NAME: &[(&str, f64, &str)] = &[
     ("MI355X", 537.6, "Infinity Fabric"),
 ];
 
-/// Returns the link between GPUs of one host, from the GPU's name: GB/s in each direction, and the
-/// name of the link.
+/// Returns bandwidth (GB/s in each direction) and name of the link between GPUs of one host, from
+/// the GPU's name.
 pub fn link_bandwidth_and_name_of_gpu(device: &str) -> Option<(f64, &'static str)> {
     let found = LINK_BANDWIDTHS_BY_GPU_NAME.iter().find(|(part, ..)| device.contains(part));
     found.map(|&(_, speed, name)| (speed, name))

@@ -12,7 +12,7 @@ pub enum MatrixPrecision {
     /// 32-bit floats that the matrix units round to 19 bits.
     Tf32,
     /// 16-bit formats: half or bfloat16.
-    Fp16,
+    Fp16OrBf16,
     /// 8-bit floating-point formats.
     Fp8,
     /// Integers of 8 bits.
@@ -20,13 +20,13 @@ pub enum MatrixPrecision {
 }
 
 impl MatrixPrecision {
-    /// Returns the label of this value in printed output.
+    /// Returns the label of the matrix precision in printed output.
     pub const fn printed_precision_label(self) -> &'static str {
         match self {
             Self::Fp64 => "FP64",
             Self::Fp32 => "FP32",
             Self::Tf32 => "TF32",
-            Self::Fp16 => "FP16/BF16",
+            Self::Fp16OrBf16 => "FP16/BF16",
             Self::Fp8 => "FP8",
             Self::Int8 => "INT8",
         }
@@ -51,7 +51,7 @@ impl GpuPeakThroughput {
             MatrixPrecision::Fp64 => 0,
             MatrixPrecision::Fp32 => 1,
             MatrixPrecision::Tf32 => 2,
-            MatrixPrecision::Fp16 => 3,
+            MatrixPrecision::Fp16OrBf16 => 3,
             MatrixPrecision::Fp8 => 4,
             MatrixPrecision::Int8 => 5,
         };
@@ -153,7 +153,7 @@ mod tests {
 
     fn fp16_peak_tera_operations(name: &str) -> Option<f64> {
         GpuPeakThroughput::peak_throughput_of_gpu_name(name)?
-            .peak_operations_per_ns(MatrixPrecision::Fp16)
+            .peak_operations_per_ns(MatrixPrecision::Fp16OrBf16)
             .map(|peak| (peak / 1e3 * 10.0).round() / 10.0)
     }
 

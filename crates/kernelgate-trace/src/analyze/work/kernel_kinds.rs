@@ -20,16 +20,16 @@ pub enum KernelWorkClass {
     /// Communication between devices.
     Communication,
     /// Copies, concatenations, gathers.
-    Movement,
+    DataMovement,
     /// Optimizer steps.
-    Optimizer,
+    OptimizerStep,
     /// A kernel that computes a function of each element separately.
     Elementwise,
     Pooling,
-    /// Sorting, scans and selection.
+    /// Kernels that sort, scan or select elements.
     Sorting,
     /// A kernel of a kind without its own variant, or whose name does not show its kind.
-    Other,
+    OtherOrUnknown,
 }
 
 impl KernelWorkClass {
@@ -44,16 +44,16 @@ impl KernelWorkClass {
         }
         let class = kernel_class_by_name_words(&function);
         if let Some(arguments) = actual_kernel_of_launcher(&function, name) {
-            return kernel_class_by_name_words(arguments).or(class).unwrap_or(Self::Other);
+            return kernel_class_by_name_words(arguments).or(class).unwrap_or(Self::OtherOrUnknown);
         }
-        let copies = || name.contains("direct_copy_kernel").then_some(Self::Movement);
+        let copies = || name.contains("direct_copy_kernel").then_some(Self::DataMovement);
         match class {
             Some(Self::Elementwise) => copies().unwrap_or(Self::Elementwise),
-            class => class.unwrap_or(Self::Other),
+            class => class.unwrap_or(Self::OtherOrUnknown),
         }
     }
 
-    /// Returns the label of this value in printed output.
+    /// Returns the label of the kind of kernel work in printed output.
     pub fn printed_work_class_label(self) -> &'static str {
         match self {
             Self::Attention => "attention",
@@ -62,12 +62,12 @@ impl KernelWorkClass {
             Self::Normalisation => "normalisation",
             Self::Reduction => "reduction",
             Self::Communication => "communication",
-            Self::Movement => "data movement",
-            Self::Optimizer => "optimizer",
+            Self::DataMovement => "data movement",
+            Self::OptimizerStep => "optimizer",
             Self::Elementwise => "elementwise",
             Self::Pooling => "pooling",
             Self::Sorting => "sorting",
-            Self::Other => "other",
+            Self::OtherOrUnknown => "other",
         }
     }
 }
@@ -99,7 +99,7 @@ fn actual_kernel_of_launcher<'a>(function: &str, name: &'a str) -> Option<&'a st
 /// of its name.
 fn class_of_compiler_generated_kernel(function: &str) -> Option<KernelWorkClass> {
     use KernelWorkClass::{
-        Attention, Elementwise, Matmul, Movement, Normalisation, Reduction, Softmax, Sorting,
+        Attention, DataMovement, Elementwise, Matmul, Normalisation, Reduction, Softmax, Sorting,
     };
     let has = |word: &str| function.contains(word);
     let any = |words: &[&str]| words.iter().any(|word| has(word));
@@ -127,7 +127,7 @@ fn class_of_compiler_generated_kernel(function: &str) -> Option<KernelWorkClass>
         () if any(&["gemm", "dot", "convolution", "cublas"]) => Some(Matmul),
         () if has("softmax") => Some(Softmax),
         () if has("reduce") => Some(Reduction),
-        () if any(&moves) => Some(Movement),
+        () if any(&moves) => Some(DataMovement),
         () if function.starts_with("sort") => Some(Sorting),
         () if any(&["loop_", "input_", "wrapped_"]) || function.starts_with("fusion") => {
             Some(Elementwise)
@@ -145,7 +145,7 @@ struct KernelClassNameWords {
     whole_words: &'static [&'static str],
 }
 
-/// The first match decides.
+/// A kernel function gets the first class in this table of which a word matches its name.
 const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
     KernelClassNameWords {
         class: KernelWorkClass::Attention,
@@ -171,7 +171,7 @@ const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
         whole_words: &[],
     },
     KernelClassNameWords {
-        class: KernelWorkClass::Optimizer,
+        class: KernelWorkClass::OptimizerStep,
         substrings: &["multi_tensor_apply", "optimizer", "adamw", "lamb_", "adafactor"],
         whole_words: &["adam", "sgd", "adagrad", "rmsprop", "lion"],
     },
@@ -260,7 +260,7 @@ const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
         whole_words: &["sum", "mean", "argmax", "argmin", "histogram", "loss"],
     },
     KernelClassNameWords {
-        class: KernelWorkClass::Movement,
+        class: KernelWorkClass::DataMovement,
         substrings: &[
             "copy",
             "gather",
@@ -321,8 +321,8 @@ fn kernel_class_by_name_words(function: &str) -> Option<KernelWorkClass> {
     NAME_WORDS_BY_KERNEL_CLASS.iter().find(found).map(|of| of.class)
 }
 
-/// Splits a name at separators and camel-case boundaries to lower-case words without digits:
-/// `cudnn::nchwToNhwcKernel_v2` to `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`.
+/// Splits a name at separators and camel-case boundaries to lower-case words without digits, such
+/// as `cudnn::nchwToNhwcKernel_v2` to `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`.
 fn lower_case_words_of_name(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut before = ' ';
@@ -346,8 +346,8 @@ fn lower_case_words_of_name(name: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::KernelWorkClass::{
-        Attention, Communication, Elementwise, Matmul, Movement, Normalisation, Optimizer, Other,
-        Pooling, Reduction, Softmax, Sorting,
+        Attention, Communication, DataMovement, Elementwise, Matmul, Normalisation, OptimizerStep,
+        OtherOrUnknown, Pooling, Reduction, Softmax, Sorting,
     };
     use super::*;
 
@@ -387,7 +387,7 @@ mod tests {
             ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", Attention),
             (
                 "void cudnn::ops::nchwToNhwcKernel<float, float, float, false>(float const *)",
-                Movement,
+                DataMovement,
             ),
             (
                 "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512>(cudnnTensorStruct)",
@@ -440,21 +440,27 @@ mod tests {
             ("gemm_fusion_dot_general_744", Matmul),
             ("loop_add_fusion", Elementwise),
             ("input_reduce_fusion_3", Reduction),
-            ("loop_dynamic_update_slice_fusion", Movement),
+            ("loop_dynamic_update_slice_fusion", DataMovement),
             ("fusion_12", Elementwise),
-            ("wrapped_transpose", Movement),
+            ("wrapped_transpose", DataMovement),
             (
                 "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>(int)",
                 Elementwise,
             ),
-            ("void at::native::elementwise_kernel<128, direct_copy_kernel_cuda()>(int)", Movement),
+            (
+                "void at::native::elementwise_kernel<128, direct_copy_kernel_cuda()>(int)",
+                DataMovement,
+            ),
             ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(T3)", Reduction),
-            ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(x)", Movement),
+            (
+                "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(x)",
+                DataMovement,
+            ),
             (
                 "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<foreach>(int)",
-                Optimizer,
+                OptimizerStep,
             ),
-            ("transformer_embed", Movement),
+            ("transformer_embed", DataMovement),
             ("transformer_loss_forward", Reduction),
             ("max_pool_forward_nchw", Pooling),
             ("softmax_warp_forward<float>", Softmax),
@@ -482,13 +488,13 @@ mod tests {
     fn parameter_types_do_not_decide_the_class_of_a_kernel() {
         assert_work_classes_of_kernels(&[
             ("vecAdd(ConversionParams)", Elementwise),
-            ("fft2d_c2r_32x32<float>(float2 *, cudnn::reduced_divisor)", Other),
-            ("my_solver(catalog::Entry)", Other),
-            ("my_solver<cutlass::gemm::GemmShape<1, 2, 3>>(flash::Params)", Other),
+            ("fft2d_c2r_32x32<float>(float2 *, cudnn::reduced_divisor)", OtherOrUnknown),
+            ("my_solver(catalog::Entry)", OtherOrUnknown),
+            ("my_solver<cutlass::gemm::GemmShape<1, 2, 3>>(flash::Params)", OtherOrUnknown),
             ("act_and_mul(ParamsForNormalize)", Elementwise),
             ("convert_layout(Softmax)", Elementwise),
-            ("normal_and_transform(float *)", Other),
-            ("my_kernel", Other),
+            ("normal_and_transform(float *)", OtherOrUnknown),
+            ("my_kernel", OtherOrUnknown),
         ]);
     }
 }

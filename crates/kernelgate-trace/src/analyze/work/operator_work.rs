@@ -14,9 +14,9 @@ use crate::model::interned_names::InternedTraceNames;
 pub struct OperatorFlopsAndBytes {
     /// Floating-point operations of the operator's matrix products; 0 for operators that only move
     /// data.
-    pub flops: f64,
+    pub matrix_flops: f64,
     /// The fewest bytes that device memory must move for one call of the operator.
-    pub bytes: f64,
+    pub least_bytes: f64,
     /// Precision of the factors that the operator multiplies; `None` if it multiplies nothing.
     pub precision: Option<MatrixPrecision>,
 }
@@ -24,14 +24,14 @@ pub struct OperatorFlopsAndBytes {
 /// Shape and element type of a tensor that an operator takes as input.
 #[derive(Debug, Clone, PartialEq)]
 struct OperatorInputTensor {
-    axes: Vec<f64>,
+    axis_extents: Vec<f64>,
     bytes_per_element: f64,
     precision: Option<MatrixPrecision>,
 }
 
 impl OperatorInputTensor {
     fn element_count(&self) -> f64 {
-        self.axes.iter().product()
+        self.axis_extents.iter().product()
     }
 
     fn bytes_of_tensor(&self) -> f64 {
@@ -40,8 +40,8 @@ impl OperatorInputTensor {
 
     /// Extent of the tensor's axis with this index, counted from the last axis.
     fn extent_of_axis_from_last(&self, index: usize) -> Option<f64> {
-        let at = self.axes.len().checked_sub(index + 1)?;
-        self.axes.get(at).copied()
+        let at = self.axis_extents.len().checked_sub(index + 1)?;
+        self.axis_extents.get(at).copied()
     }
 }
 
@@ -50,7 +50,7 @@ struct ParsedOperatorInputs {
     /// Tensors of the operator call by argument; `None` for an argument that is not a tensor.
     tensors: Vec<Option<OperatorInputTensor>>,
     /// Text of each argument that is not a tensor, as the trace has it.
-    values: Vec<String>,
+    non_tensor_argument_texts: Vec<String>,
 }
 
 impl ParsedOperatorInputs {
@@ -62,12 +62,12 @@ impl ParsedOperatorInputs {
             Ok(Value::Array(list)) => list,
             _ => Vec::new(),
         };
-        let (dims, types) = (list(inputs.dims), list(inputs.types));
+        let (dims, types) = (list(inputs.dims_json), list(inputs.types_json));
         let tensor = |(index, dims): (usize, &Value)| {
             let axis = |axis: &Value| axis.as_f64().filter(|axis| *axis >= 0.0);
             let axes: Option<Vec<f64>> = dims.as_array()?.iter().map(axis).collect();
             let (size, precision) = bytes_and_precision_of_torch_type(types.get(index)?.as_str()?)?;
-            Some(OperatorInputTensor { axes: axes?, bytes_per_element: size, precision })
+            Some(OperatorInputTensor { axis_extents: axes?, bytes_per_element: size, precision })
         };
         let text = |value: Value| match value {
             Value::String(text) => text,
@@ -75,23 +75,25 @@ impl ParsedOperatorInputs {
         };
         Some(Self {
             tensors: dims.iter().enumerate().map(tensor).collect(),
-            values: list(inputs.values).into_iter().map(text).collect(),
+            non_tensor_argument_texts: list(inputs.values_json).into_iter().map(text).collect(),
         })
     }
 
     /// Returns the tensor of an argument, if the argument is a tensor with at least one axis.
     fn tensor_of_argument(&self, argument: usize) -> Option<&OperatorInputTensor> {
-        self.tensors.get(argument)?.as_ref().filter(|tensor| !tensor.axes.is_empty())
+        self.tensors.get(argument)?.as_ref().filter(|tensor| !tensor.axis_extents.is_empty())
     }
 
     fn is_argument_true(&self, argument: usize) -> bool {
-        self.values.get(argument).is_some_and(|value| value == "True" || value == "true")
+        self.non_tensor_argument_texts
+            .get(argument)
+            .is_some_and(|value| value == "True" || value == "true")
     }
 
     /// Parses the argument as `count` numbers, from a list such as `[1, 1]` or `(1, 1)`; a single
     /// number is repeated.
     fn numbers_of_argument(&self, argument: usize, count: usize) -> Option<Vec<f64>> {
-        let text = self.values.get(argument)?;
+        let text = self.non_tensor_argument_texts.get(argument)?;
         let digits = text.split(|c: char| !(c.is_ascii_digit() || c == '-'));
         let numbers: Vec<f64> = digits.filter_map(|number| number.parse().ok()).collect();
         match numbers.len() {
@@ -112,7 +114,7 @@ fn bytes_and_precision_of_torch_type(name: &str) -> Option<(f64, Option<MatrixPr
     Some(match name {
         "double" => (8.0, Some(MatrixPrecision::Fp64)),
         "float" => (4.0, Some(MatrixPrecision::Fp32)),
-        "BFloat16" | "Half" => (2.0, Some(MatrixPrecision::Fp16)),
+        "BFloat16" | "Half" => (2.0, Some(MatrixPrecision::Fp16OrBf16)),
         "signed char" | "unsigned char" | "char" => (1.0, Some(MatrixPrecision::Int8)),
         "bool" => (1.0, None),
         "int" => (4.0, None),
@@ -144,13 +146,13 @@ pub fn work_of_operator_call(
         "conv2d" | "conv1d" | "conv3d" => work_of_convolution(&inputs, 3, 4),
         "convolution_backward" => work_of_convolution_backward(&inputs),
         "_scaled_dot_product_flash_attention" => {
-            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsFirst, 4)
+            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsBeforeTokens, 4)
         }
         "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
-            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsFirst, 6)
+            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsBeforeTokens, 6)
         }
         "_flash_attention_forward" => {
-            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsLast, 8)
+            work_of_attention_forward(&inputs, QueryAxisOrder::TokensBeforeHeads, 8)
         }
         "_scaled_dot_product_flash_attention_backward" => work_of_attention_backward(&inputs, 11),
         "_scaled_dot_product_efficient_attention_backward" => {
@@ -160,7 +162,7 @@ pub fn work_of_operator_call(
         _ => work_of_operator_that_moves_bytes(function, &inputs),
     };
     // Empty tensors and overflowing sizes give work that is NaN or infinite, which is dropped.
-    work.filter(|work| (work.flops + work.bytes).is_finite())
+    work.filter(|work| (work.matrix_flops + work.least_bytes).is_finite())
 }
 
 /// Returns k, the number of products that each output of a matrix multiplication sums.
@@ -187,21 +189,22 @@ fn work_of_matmul_operator(
     first: usize,
 ) -> Option<OperatorFlopsAndBytes> {
     let (a, b) = (inputs.tensor_of_argument(first)?, inputs.tensor_of_argument(first + 1)?);
-    let (k, n) = match b.axes.len() {
-        1 => (b.axes[0], 1.0),
+    let (k, n) = match b.axis_extents.len() {
+        1 => (b.axis_extents[0], 1.0),
         _ => (b.extent_of_axis_from_last(1)?, b.extent_of_axis_from_last(0)?),
     };
     if a.extent_of_axis_from_last(0)? != k {
         return None;
     }
-    // If only the second factor has batch axes, its batches multiply the number of outputs.
+    // If only the second factor of the matrix product has batch axes, its batches multiply the
+    // number of outputs.
     let rows = a.element_count() / k;
     let batches = b.element_count() / (k * n);
-    let rows = if a.axes.len() < b.axes.len() { rows * batches } else { rows };
+    let rows = if a.axis_extents.len() < b.axis_extents.len() { rows * batches } else { rows };
     let output = rows * n;
     Some(OperatorFlopsAndBytes {
-        flops: 2.0 * output * k,
-        bytes: inputs.bytes_of_all_tensors() + output * a.bytes_per_element.max(2.0),
+        matrix_flops: 2.0 * output * k,
+        least_bytes: inputs.bytes_of_all_tensors() + output * a.bytes_per_element.max(2.0),
         precision: a.precision,
     })
 }
@@ -215,8 +218,8 @@ fn work_of_linear_operator(inputs: &ParsedOperatorInputs) -> Option<OperatorFlop
     }
     let output = input.element_count() / k * n;
     Some(OperatorFlopsAndBytes {
-        flops: 2.0 * output * k,
-        bytes: inputs.bytes_of_all_tensors() + output * input.bytes_per_element,
+        matrix_flops: 2.0 * output * k,
+        least_bytes: inputs.bytes_of_all_tensors() + output * input.bytes_per_element,
         precision: input.precision,
     })
 }
@@ -228,23 +231,23 @@ fn work_of_convolution(
     padding: usize,
 ) -> Option<OperatorFlopsAndBytes> {
     let (input, weight) = (inputs.tensor_of_argument(0)?, inputs.tensor_of_argument(1)?);
-    let axes = weight.axes.len().checked_sub(2).filter(|axes| *axes > 0)?;
-    if input.axes.len() != axes + 2 {
+    let axes = weight.axis_extents.len().checked_sub(2).filter(|axes| *axes > 0)?;
+    if input.axis_extents.len() != axes + 2 {
         return None;
     }
     let strides = inputs.numbers_of_argument(stride, axes)?;
     let paddings = inputs.numbers_of_argument(padding, axes)?;
     let dilations = inputs.numbers_of_argument(stride.max(padding) + 1, axes)?;
-    let mut output = input.axes[0] * weight.axes[0];
+    let mut output = input.axis_extents[0] * weight.axis_extents[0];
     for axis in 0..axes {
-        let kernel = dilations[axis] * (weight.axes[axis + 2] - 1.0) + 1.0;
-        let steps = (input.axes[axis + 2] + 2.0 * paddings[axis] - kernel) / strides[axis];
+        let kernel = dilations[axis] * (weight.axis_extents[axis + 2] - 1.0) + 1.0;
+        let steps = (input.axis_extents[axis + 2] + 2.0 * paddings[axis] - kernel) / strides[axis];
         output *= (steps.floor() + 1.0).max(0.0);
     }
-    let per_output = weight.element_count() / weight.axes[0];
+    let per_output = weight.element_count() / weight.axis_extents[0];
     Some(OperatorFlopsAndBytes {
-        flops: 2.0 * output * per_output,
-        bytes: inputs.bytes_of_all_tensors() + output * input.bytes_per_element,
+        matrix_flops: 2.0 * output * per_output,
+        least_bytes: inputs.bytes_of_all_tensors() + output * input.bytes_per_element,
         precision: input.precision,
     })
 }
@@ -257,16 +260,21 @@ fn work_of_convolution_backward(inputs: &ParsedOperatorInputs) -> Option<Operato
         inputs.tensor_of_argument(1)?,
         inputs.tensor_of_argument(2)?,
     );
-    let per_output = weight.element_count() / weight.axes[0];
-    let mask = inputs.values.get(10).filter(|mask| mask.contains("True") || mask.contains("true"));
+    let per_output = weight.element_count() / weight.axis_extents[0];
+    let mask = inputs
+        .non_tensor_argument_texts
+        .get(10)
+        .filter(|mask| mask.contains("True") || mask.contains("true"));
     let parts = mask.map_or(2, |mask| {
         mask.split(',').take(2).filter(|part| part.to_ascii_lowercase().contains("true")).count()
     });
     #[allow(clippy::cast_precision_loss)]
     let flops = 2.0 * gradient.element_count() * per_output * parts as f64;
     Some(OperatorFlopsAndBytes {
-        flops,
-        bytes: inputs.bytes_of_all_tensors() + input.bytes_of_tensor() + weight.bytes_of_tensor(),
+        matrix_flops: flops,
+        least_bytes: inputs.bytes_of_all_tensors()
+            + input.bytes_of_tensor()
+            + weight.bytes_of_tensor(),
         precision: gradient.precision,
     })
 }
@@ -274,10 +282,10 @@ fn work_of_convolution_backward(inputs: &ParsedOperatorInputs) -> Option<Operato
 /// Order of the axes of the query tensor of an attention operator.
 #[derive(Clone, Copy)]
 enum QueryAxisOrder {
-    /// Batch, heads, tokens, values.
-    HeadsFirst,
-    /// Batch, tokens, heads, values.
-    HeadsLast,
+    /// The axes are batch, heads, tokens and values.
+    HeadsBeforeTokens,
+    /// The axes are batch, tokens, heads and values.
+    TokensBeforeHeads,
 }
 
 /// Work of attention: the product of queries and keys, and of softmax weights and values; half of
@@ -289,21 +297,22 @@ fn work_of_attention_forward(
 ) -> Option<OperatorFlopsAndBytes> {
     let [q, k, v] = [0, 1, 2].map(|argument| inputs.tensor_of_argument(argument));
     let (q, k, v) = (q?, k?, v?);
-    if q.axes.len() != 4 || k.axes.len() != 4 || v.axes.len() != 4 {
+    if q.axis_extents.len() != 4 || k.axis_extents.len() != 4 || v.axis_extents.len() != 4 {
         return None;
     }
     let (heads, tokens) = match layout {
-        QueryAxisOrder::HeadsFirst => (1, 2),
-        QueryAxisOrder::HeadsLast => (2, 1),
+        QueryAxisOrder::HeadsBeforeTokens => (1, 2),
+        QueryAxisOrder::TokensBeforeHeads => (2, 1),
     };
-    let scores = q.axes[0] * q.axes[heads] * q.axes[tokens] * k.axes[tokens];
+    let scores =
+        q.axis_extents[0] * q.axis_extents[heads] * q.axis_extents[tokens] * k.axis_extents[tokens];
     let masked = if inputs.is_argument_true(causal) { 0.5 } else { 1.0 };
     Some(OperatorFlopsAndBytes {
-        flops: 2.0 * scores * (q.axes[3] + v.axes[3]) * masked,
-        bytes: q.bytes_of_tensor()
+        matrix_flops: 2.0 * scores * (q.axis_extents[3] + v.axis_extents[3]) * masked,
+        least_bytes: q.bytes_of_tensor()
             + k.bytes_of_tensor()
             + v.bytes_of_tensor()
-            + q.element_count() / q.axes[3] * v.axes[3] * q.bytes_per_element,
+            + q.element_count() / q.axis_extents[3] * v.axis_extents[3] * q.bytes_per_element,
         precision: q.precision,
     })
 }
@@ -314,13 +323,16 @@ fn work_of_attention_backward(
     inputs: &ParsedOperatorInputs,
     causal: usize,
 ) -> Option<OperatorFlopsAndBytes> {
-    let shifted =
-        ParsedOperatorInputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
-    let forward = work_of_attention_forward(&shifted, QueryAxisOrder::HeadsFirst, usize::MAX)?;
+    let shifted = ParsedOperatorInputs {
+        tensors: inputs.tensors.get(1..)?.to_vec(),
+        non_tensor_argument_texts: Vec::new(),
+    };
+    let forward =
+        work_of_attention_forward(&shifted, QueryAxisOrder::HeadsBeforeTokens, usize::MAX)?;
     let masked = if inputs.is_argument_true(causal) { 0.5 } else { 1.0 };
     Some(OperatorFlopsAndBytes {
-        flops: 2.5 * forward.flops * masked,
-        bytes: 2.0 * forward.bytes,
+        matrix_flops: 2.5 * forward.matrix_flops * masked,
+        least_bytes: 2.0 * forward.least_bytes,
         ..forward
     })
 }
@@ -390,7 +402,11 @@ fn work_of_operator_that_moves_bytes(
         }
         _ => return None,
     };
-    (bytes > 0.0).then_some(OperatorFlopsAndBytes { flops: 0.0, bytes, precision: None })
+    (bytes > 0.0).then_some(OperatorFlopsAndBytes {
+        matrix_flops: 0.0,
+        least_bytes: bytes,
+        precision: None,
+    })
 }
 
 /// Returns the matrix precision that a word of a kernel name means, and the bytes of an element.
@@ -399,14 +415,14 @@ fn precision_and_bytes_by_name_word(word: &str) -> Option<(MatrixPrecision, f64)
         "fp64" | "f64" | "dgemm" => Some((MatrixPrecision::Fp64, 8.0)),
         "fp32" | "f32" | "sgemm" => Some((MatrixPrecision::Fp32, 4.0)),
         "tf32" => Some((MatrixPrecision::Tf32, 4.0)),
-        "fp16" | "f16" | "bf16" | "half" | "hgemm" => Some((MatrixPrecision::Fp16, 2.0)),
+        "fp16" | "f16" | "bf16" | "half" | "hgemm" => Some((MatrixPrecision::Fp16OrBf16, 2.0)),
         "fp8" | "e4m3" | "e5m2" => Some((MatrixPrecision::Fp8, 1.0)),
         "int8" | "i8" | "s8" => Some((MatrixPrecision::Int8, 1.0)),
         _ => None,
     }
 }
 
-/// Returns the work that a recorded program declared: FLOPs of its matrix products, and least
+/// Returns the work that a recorded program declared, as FLOPs of its matrix products and least
 /// bytes. The precision is that of at least 95 % of the declared FLOPs; `None` if there is no such
 /// precision.
 pub fn work_of_declared_operations(
@@ -419,13 +435,19 @@ pub fn work_of_declared_operations(
         let product = |(unit, flops): &(String, f64)| {
             Some((precision_and_bytes_by_name_word(unit.strip_prefix("matmul ")?)?.0, *flops))
         };
-        count.flops.iter().filter_map(product)
+        count.flops_by_unit_and_dtype.iter().filter_map(product)
     };
     let flops: f64 = products().map(|(_, flops)| flops).sum();
     let main = products().find(|(_, own)| *own >= MIN_FLOPS_SHARE_OF_ONE_PRECISION * flops);
     let precision = main.filter(|_| flops > 0.0).map(|(precision, _)| precision);
-    let work = OperatorFlopsAndBytes { flops, bytes: count.bytes, precision };
-    (flops + count.bytes > 0.0 && (flops + count.bytes).is_finite()).then_some(work)
+    let work = OperatorFlopsAndBytes {
+        matrix_flops: flops,
+        least_bytes: count.min_device_memory_bytes,
+        precision,
+    };
+    (flops + count.min_device_memory_bytes > 0.0
+        && (flops + count.min_device_memory_bytes).is_finite())
+    .then_some(work)
 }
 
 /// Work of a GEMM kernel whose name contains its sizes, such as `gemm_m4096_n512_k1024_bf16`.
@@ -448,7 +470,7 @@ pub fn work_of_gemm_with_sizes_in_name(name: &str) -> Option<OperatorFlopsAndByt
     let (precision, bytes) =
         words.iter().find_map(|word| precision_and_bytes_by_name_word(word)).unzip();
     let bytes = bytes.unwrap_or(0.0) * (m * k + k * n + m * n);
-    Some(OperatorFlopsAndBytes { flops: 2.0 * m * n * k, bytes, precision })
+    Some(OperatorFlopsAndBytes { matrix_flops: 2.0 * m * n * k, least_bytes: bytes, precision })
 }
 
 #[cfg(test)]
@@ -463,12 +485,16 @@ mod tests {
     ) -> Option<OperatorFlopsAndBytes> {
         let mut names = InternedTraceNames::default();
         let [dims, types, values] = [dims, types, values].map(|text| names.intern_text(text));
-        work_of_operator_call(name, &RecordedOperatorInputs { dims, types, values }, &names)
+        work_of_operator_call(
+            name,
+            &RecordedOperatorInputs { dims_json: dims, types_json: types, values_json: values },
+            &names,
+        )
     }
 
     fn flops_of_recorded_f32_call(name: &str, dims: &str, values: &str) -> Option<f64> {
         let half = r#"["c10::Half", "c10::Half", "c10::Half", "c10::Half"]"#;
-        work_of_recorded_call(name, dims, half, values).map(|work| work.flops)
+        work_of_recorded_call(name, dims, half, values).map(|work| work.matrix_flops)
     }
 
     #[test]
@@ -547,8 +573,8 @@ mod tests {
         assert_eq!(
             add,
             Some(OperatorFlopsAndBytes {
-                flops: 0.0,
-                bytes: 4.0 * (32.0 + 8.0 + 32.0),
+                matrix_flops: 0.0,
+                least_bytes: 4.0 * (32.0 + 8.0 + 32.0),
                 precision: None
             })
         );
@@ -558,7 +584,7 @@ mod tests {
             r#"["c10::Half", "float", ""]"#,
             "[]",
         );
-        assert_eq!(copy.map(|work| work.bytes), Some(24.0));
+        assert_eq!(copy.map(|work| work.least_bytes), Some(24.0));
         assert_eq!(work_of_recorded_call("aten::empty", "[[4]]", types, "[]"), None);
     }
 
@@ -566,9 +592,12 @@ mod tests {
     fn the_sizes_of_a_gemm_are_read_from_its_kernel_name() {
         let work =
             work_of_gemm_with_sizes_in_name("gemm_m4_n8_k16_bf16").expect("it has all sizes");
-        assert_eq!((work.flops, work.precision), (1024.0, Some(MatrixPrecision::Fp16)));
         assert_eq!(
-            work_of_gemm_with_sizes_in_name("gemm M=4,N=8,K=16").map(|work| work.flops),
+            (work.matrix_flops, work.precision),
+            (1024.0, Some(MatrixPrecision::Fp16OrBf16))
+        );
+        assert_eq!(
+            work_of_gemm_with_sizes_in_name("gemm M=4,N=8,K=16").map(|work| work.matrix_flops),
             None
         );
         assert_eq!(work_of_gemm_with_sizes_in_name("gemm m4 n8"), None);

@@ -3,14 +3,16 @@
 use serde_json::{Map, Value, json};
 
 use super::{GpuTimeAccount, IterationsOnGpu, ProcessTimeAccountOnGpu};
-use crate::analyze::timeline::BusyTimeLineOfGpu;
+use crate::analyze::timeline::BusyTimeCategoryOfGpu;
 
 impl GpuTimeAccount {
     /// Converts the account to a JSON object: nanoseconds of each line, which add up to `total_ns`.
     pub fn time_account_to_json(&self) -> Value {
-        let busy: Map<String, Value> = BusyTimeLineOfGpu::ALL_BUSY_TIME_LINES
+        let busy: Map<String, Value> = BusyTimeCategoryOfGpu::ALL_BUSY_TIME_CATEGORIES
             .iter()
-            .map(|&line| (line.busy_line_json_key().to_owned(), self.busy_ns_of_line(line).into()))
+            .map(|&line| {
+                (line.busy_category_json_key().to_owned(), self.busy_ns_of_category(line).into())
+            })
             .collect();
         let idle: Map<String, Value> = self
             .idle_ns_by_cause
@@ -27,28 +29,28 @@ impl GpuTimeAccount {
 }
 
 impl ProcessTimeAccountOnGpu {
-    /// Converts this value to JSON.
-    pub fn iterations_to_json(&self) -> Value {
-        let ranges = self.ranges.iter().map(|range| {
-            json!({ "range": range.path, "depth": range.enclosing_range_count, "time": range.account.time_account_to_json() })
+    /// Converts the process's time accounts, iterations and transfers to JSON.
+    pub fn process_account_to_json(&self) -> Value {
+        let ranges = self.range_path_accounts.iter().map(|range| {
+            json!({ "range": range.range_path, "depth": range.enclosing_range_count, "time": range.account.time_account_to_json() })
         });
         let transfers = self.transfers.iter().map(|of| {
             json!({
                 "class": of.transfer_class.printed_operation_class(),
-                "kind": of.label,
+                "kind": of.transfer_label,
                 "count": of.transfer_count,
-                "total_ns": of.total_ns,
-                "exposed_ns": of.exposed_ns,
-                "bytes": (of.bytes > 0).then_some(of.bytes),
-                "bus_gb_s": of.bus_gb_per_s,
-                "on_compute_streams": of.transfers_during_compute,
+                "total_ns": of.total_transfer_ns,
+                "exposed_ns": of.exposed_transfer_ns,
+                "bytes": (of.recorded_transfer_bytes > 0).then_some(of.recorded_transfer_bytes),
+                "bus_gb_s": of.collective_bus_gb_per_s,
+                "on_compute_streams": of.transfer_count_on_compute_streams,
             })
         });
         json!({
             "process": self.pid,
-            "device": self.device,
+            "device": self.gpu_ordinal,
             "time": self.whole_trace_account.time_account_to_json(),
-            "iterations": self.iterations.as_ref().map(IterationsOnGpu::gpu_time_account_to_json),
+            "iterations": self.iterations.as_ref().map(IterationsOnGpu::iteration_accounts_to_json),
             "transfers": transfers.collect::<Vec<_>>(),
             "ranges": ranges.collect::<Vec<_>>(),
         })
@@ -56,20 +58,20 @@ impl ProcessTimeAccountOnGpu {
 }
 
 impl IterationsOnGpu {
-    fn gpu_time_account_to_json(&self) -> Value {
+    fn iteration_accounts_to_json(&self) -> Value {
         let each = self.listed_iterations.iter().map(
-            |of| json!({ "start": of.start_and_end_ns.0, "end": of.start_and_end_ns.1, "time": of.account.time_account_to_json() }),
+            |of| json!({ "start": of.iteration_start_and_end_ns.0, "end": of.iteration_start_and_end_ns.1, "time": of.account.time_account_to_json() }),
         );
-        let lengths = self.sorted_lengths_without_first();
+        let lengths = self.sorted_iteration_lengths_without_first();
         json!({
             "found_by": self.evidence.printed_iteration_evidence(),
             "count": self.iteration_lengths_ns.len(),
-            "start_up": self.account_before_first.time_account_to_json(),
-            "steady": self.account_without_first.time_account_to_json(),
+            "start_up": self.account_before_first_iteration.time_account_to_json(),
+            "steady": self.account_without_first_iteration.time_account_to_json(),
             "steady_median_ns": lengths.get(lengths.len() / 2),
             "unusual": self.numbers_of_unusually_long_iterations(),
             "each": each.collect::<Vec<_>>(),
-            "after": self.account_after_last.time_account_to_json(),
+            "after": self.account_after_last_iteration.time_account_to_json(),
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::analyze::ranges::paths::ROOT_RANGE_PATH;
 use crate::analyze::time_order::OperationsInOrder;
 use crate::analyze::timeline::idle_time::{self, GpuIdleGap, ProcessActivityOnGpu};
 use crate::analyze::timeline::iterations::{self, EvidenceOfIterations};
-use crate::analyze::timeline::{self, BusyTimeLineOfGpu, GpuTimelinePiece};
+use crate::analyze::timeline::{self, BusyTimeCategoryOfGpu, GpuTimelinePiece};
 use crate::model::interned_names::replace_digits_by_number_sign;
 
 const MAX_LISTED_RANGE_PATHS: usize = 10;
@@ -29,20 +29,25 @@ const UNUSUAL_ITERATION_LENGTH_RATIO: i64 = 2;
 /// The time of a span on a GPU, divided into lines of busy and idle time that add up to the span.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuTimeAccount {
-    busy: [i64; BusyTimeLineOfGpu::ALL_BUSY_TIME_LINES.len()],
+    busy: [i64; BusyTimeCategoryOfGpu::ALL_BUSY_TIME_CATEGORIES.len()],
     /// Idle time of the GPU by its cause, nanoseconds.
     pub idle_ns_by_cause: BTreeMap<IdleCauseKind, i64>,
 }
 
 impl GpuTimeAccount {
     /// Nanoseconds of the span that count for one line of busy time.
-    pub fn busy_ns_of_line(&self, line: BusyTimeLineOfGpu) -> i64 {
+    pub fn busy_ns_of_category(&self, line: BusyTimeCategoryOfGpu) -> i64 {
         self.busy[line as usize]
     }
 
     /// Iterates over the lines of busy time that are not zero, with their nanoseconds.
-    pub fn nonzero_busy_lines_and_ns(&self) -> impl Iterator<Item = (BusyTimeLineOfGpu, i64)> {
-        BusyTimeLineOfGpu::ALL_BUSY_TIME_LINES.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
+    pub fn nonzero_busy_categories_and_ns(
+        &self,
+    ) -> impl Iterator<Item = (BusyTimeCategoryOfGpu, i64)> {
+        BusyTimeCategoryOfGpu::ALL_BUSY_TIME_CATEGORIES
+            .into_iter()
+            .zip(self.busy)
+            .filter(|&(_, ns)| ns != 0)
     }
 
     /// Nanoseconds of the span in which at least one operation ran.
@@ -55,7 +60,7 @@ impl GpuTimeAccount {
         self.idle_ns_by_cause.values().sum()
     }
 
-    /// The whole span, nanoseconds.
+    /// Length of the time span that the account divides, nanoseconds.
     pub fn span_length_ns(&self) -> i64 {
         self.busy_time_ns() + self.idle_time_of_all_causes_ns()
     }
@@ -69,10 +74,12 @@ impl GpuTimeAccount {
             .sum()
     }
 
-    fn add_piece_of_time(&mut self, part: &PieceOfTime) {
+    fn add_piece_of_time(&mut self, part: &BusyOrIdleTimePiece) {
         match part {
-            PieceOfTime::Busy(line, ns) => self.busy[*line as usize] += ns,
-            PieceOfTime::Idle(cause, ns) => *self.idle_ns_by_cause.entry(*cause).or_default() += ns,
+            BusyOrIdleTimePiece::Busy(line, ns) => self.busy[*line as usize] += ns,
+            BusyOrIdleTimePiece::Idle(cause, ns) => {
+                *self.idle_ns_by_cause.entry(*cause).or_default() += ns
+            }
         }
     }
 
@@ -86,8 +93,8 @@ impl GpuTimeAccount {
     }
 }
 
-enum PieceOfTime {
-    Busy(BusyTimeLineOfGpu, i64),
+enum BusyOrIdleTimePiece {
+    Busy(BusyTimeCategoryOfGpu, i64),
     Idle(IdleCauseKind, i64),
 }
 
@@ -96,7 +103,7 @@ enum PieceOfTime {
 pub struct IterationOnGpu {
     /// Span of the iteration on the GPU: from the start of its first operation to the start of the
     /// next iteration.
-    pub start_and_end_ns: (i64, i64),
+    pub iteration_start_and_end_ns: (i64, i64),
     pub account: GpuTimeAccount,
 }
 
@@ -106,15 +113,15 @@ pub struct IterationsOnGpu {
     /// The evidence by which the iterations were found: a range, a mark or a repeating operation.
     pub evidence: EvidenceOfIterations,
     /// Time account of the GPU before the first iteration.
-    pub account_before_first: GpuTimeAccount,
+    pub account_before_first_iteration: GpuTimeAccount,
     /// The first [`Self::MAX_LISTED_ITERATIONS`] iterations that ran operations on this GPU.
     pub listed_iterations: Vec<IterationOnGpu>,
     /// Lengths of all iterations on the GPU in order of time, nanoseconds.
     pub iteration_lengths_ns: Vec<i64>,
     /// Summed time account of all iterations except the first one.
-    pub account_without_first: GpuTimeAccount,
+    pub account_without_first_iteration: GpuTimeAccount,
     /// Time account of the GPU after the last iteration.
-    pub account_after_last: GpuTimeAccount,
+    pub account_after_last_iteration: GpuTimeAccount,
 }
 
 impl IterationsOnGpu {
@@ -122,7 +129,7 @@ impl IterationsOnGpu {
     pub const MAX_LISTED_ITERATIONS: usize = 1000;
 
     /// Sorted lengths of all iterations except the first one, nanoseconds.
-    pub fn sorted_lengths_without_first(&self) -> Vec<i64> {
+    pub fn sorted_iteration_lengths_without_first(&self) -> Vec<i64> {
         let mut lengths: Vec<i64> = self.iteration_lengths_ns.iter().skip(1).copied().collect();
         lengths.sort_unstable();
         lengths
@@ -131,7 +138,7 @@ impl IterationsOnGpu {
     /// Numbers, from 1, of the iterations after the first one that are at least twice as long as
     /// the median.
     pub fn numbers_of_unusually_long_iterations(&self) -> Vec<usize> {
-        let lengths = self.sorted_lengths_without_first();
+        let lengths = self.sorted_iteration_lengths_without_first();
         let Some(&median) = lengths.get(lengths.len() / 2) else { return Vec::new() };
         let long =
             |&(_, length): &(usize, &i64)| *length >= UNUSUAL_ITERATION_LENGTH_RATIO * median;
@@ -150,8 +157,8 @@ impl IterationsOnGpu {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuTimeAccountOfRange {
     /// Path of the ranges; `#` stands for a number in a name.
-    pub path: String,
-    /// Ranges around the range.
+    pub range_path: String,
+    /// Number of ranges that enclose the range.
     pub enclosing_range_count: usize,
     pub account: GpuTimeAccount,
 }
@@ -161,7 +168,7 @@ pub struct GpuTimeAccountOfRange {
 pub struct ProcessTimeAccountOnGpu {
     /// Process id in the operating system.
     pub pid: i64,
-    pub device: u32,
+    pub gpu_ordinal: u32,
     /// Time account of the GPU for the whole trace.
     pub whole_trace_account: GpuTimeAccount,
     /// Iterations of the program on this GPU, if at least two were found.
@@ -169,7 +176,7 @@ pub struct ProcessTimeAccountOnGpu {
     /// Communication, copies and page migrations on this GPU by kind, most exposed time first.
     pub transfers: Vec<TransfersOfOneKind>,
     /// Time accounts of range paths of the outer two levels, longest time first.
-    pub ranges: Vec<GpuTimeAccountOfRange>,
+    pub range_path_accounts: Vec<GpuTimeAccountOfRange>,
 }
 
 /// Returns the time accounts of every process on every GPU of a trace.
@@ -198,7 +205,7 @@ fn account_time_of_process_on_gpu(
     let cuts = cuts.unwrap_or_default();
     let mut cut =
         IterationAccounting { iteration_starts_and_end: &cuts, ..IterationAccounting::default() };
-    let mut ranges = vec![GpuTimeAccount::default(); groups.names.len()];
+    let mut ranges = vec![GpuTimeAccount::default(); groups.path_texts_and_depths.len()];
     let mut transfers =
         transfers::TransferSummation::sum_transfers_of_operations(context, operations);
     timeline::cut_gpu_time_into_pieces(
@@ -208,14 +215,14 @@ fn account_time_of_process_on_gpu(
         |piece| {
             let (start, operation) = match piece {
                 GpuTimelinePiece::Busy {
-                    start_ns: start, operation_that_counts: owner, ..
+                    start_ns: start, operation_owning_piece: owner, ..
                 } => (start, owner),
-                GpuTimelinePiece::Idle(gap) => (gap.start_ns, gap.operation_after),
+                GpuTimelinePiece::Idle(gap) => (gap.start_ns, gap.operation_after_gap),
             };
             cut.complete_iterations_until(start);
             let groups = groups.of_path[context.range_path_of_operation(operation) as usize];
-            let mut add = |part: &PieceOfTime| {
-                cut.current_account.add_piece_of_time(part);
+            let mut add = |part: &BusyOrIdleTimePiece| {
+                cut.account_since_iteration_start.add_piece_of_time(part);
                 groups.iter().filter(|&&group| group != NO_RANGE_PATH_GROUP).for_each(|&group| {
                     ranges[group as usize].add_piece_of_time(part);
                 });
@@ -223,43 +230,43 @@ fn account_time_of_process_on_gpu(
             match piece {
                 GpuTimelinePiece::Busy {
                     start_ns: start,
-                    end,
-                    busy_line: line,
-                    operation_that_counts: owner,
+                    end_ns: end,
+                    busy_category: line,
+                    operation_owning_piece: owner,
                 } => {
-                    add(&PieceOfTime::Busy(line, end - start));
+                    add(&BusyOrIdleTimePiece::Busy(line, end - start));
                     transfers.add_exposed_time_of_operation(owner, end - start);
                 }
                 GpuTimelinePiece::Idle(gap) => visit_causes_of_gap(context, &gap, |cause, ns| {
-                    add(&PieceOfTime::Idle(cause, ns))
+                    add(&BusyOrIdleTimePiece::Idle(cause, ns))
                 }),
             }
         },
     );
     let IterationAccounting {
         total_account: total,
-        current_account: after,
-        account_before_first: before,
+        account_since_iteration_start: after,
+        account_before_first_iteration: before,
         listed_iterations: each,
         iteration_lengths_ns: lengths,
-        account_without_first: steady,
+        account_without_first_iteration: steady,
         ..
     } = cut.with_time_after_last_iteration();
     let iterations = sign.map(|sign| IterationsOnGpu {
         evidence: sign,
-        account_before_first: before,
+        account_before_first_iteration: before,
         listed_iterations: each,
         iteration_lengths_ns: lengths,
-        account_without_first: steady,
-        account_after_last: after,
+        account_without_first_iteration: steady,
+        account_after_last_iteration: after,
     });
     ProcessTimeAccountOnGpu {
-        pid: context.trace.processes[activity.process as usize].pid,
-        device: activity.device,
+        pid: context.trace.processes[activity.process_index as usize].pid,
+        gpu_ordinal: activity.gpu_ordinal,
         whole_trace_account: total,
         transfers: transfers.into_transfers_by_exposed_time(),
         iterations: iterations.filter(|of| of.iteration_lengths_ns.len() > 1),
-        ranges: groups.sorted_accounts_of_groups(ranges),
+        range_path_accounts: groups.sorted_accounts_of_range_groups(ranges),
     }
 }
 
@@ -268,33 +275,35 @@ fn account_time_of_process_on_gpu(
 struct IterationAccounting<'a> {
     /// Start times of the iterations on the GPU, followed by the end of the last iteration.
     iteration_starts_and_end: &'a [i64],
-    completed_iterations: usize,
+    completed_iteration_count: usize,
     /// Account of the time since the last iteration start.
-    current_account: GpuTimeAccount,
+    account_since_iteration_start: GpuTimeAccount,
     total_account: GpuTimeAccount,
-    account_before_first: GpuTimeAccount,
+    account_before_first_iteration: GpuTimeAccount,
     listed_iterations: Vec<IterationOnGpu>,
     iteration_lengths_ns: Vec<i64>,
-    account_without_first: GpuTimeAccount,
+    account_without_first_iteration: GpuTimeAccount,
 }
 
 impl IterationAccounting<'_> {
     /// Completes the accounts of all iterations that end at or before `time`.
     fn complete_iterations_until(&mut self, time: i64) {
-        while let Some(&end) =
-            self.iteration_starts_and_end.get(self.completed_iterations).filter(|&&cut| cut <= time)
+        while let Some(&end) = self
+            .iteration_starts_and_end
+            .get(self.completed_iteration_count)
+            .filter(|&&cut| cut <= time)
         {
-            let account = std::mem::take(&mut self.current_account);
+            let account = std::mem::take(&mut self.account_since_iteration_start);
             self.total_account.add_account(&account);
             let start = self
-                .completed_iterations
+                .completed_iteration_count
                 .checked_sub(1)
                 .map(|before| self.iteration_starts_and_end[before]);
-            self.completed_iterations += 1;
+            self.completed_iteration_count += 1;
             match start {
-                None => self.account_before_first = account,
+                None => self.account_before_first_iteration = account,
                 Some(start) if start < end => self.store_completed_iteration(IterationOnGpu {
-                    start_and_end_ns: (start, end),
+                    iteration_start_and_end_ns: (start, end),
                     account,
                 }),
                 Some(_) => {}
@@ -304,9 +313,10 @@ impl IterationAccounting<'_> {
 
     fn store_completed_iteration(&mut self, iteration: IterationOnGpu) {
         if !self.iteration_lengths_ns.is_empty() {
-            self.account_without_first.add_account(&iteration.account);
+            self.account_without_first_iteration.add_account(&iteration.account);
         }
-        self.iteration_lengths_ns.push(iteration.start_and_end_ns.1 - iteration.start_and_end_ns.0);
+        self.iteration_lengths_ns
+            .push(iteration.iteration_start_and_end_ns.1 - iteration.iteration_start_and_end_ns.0);
         if self.listed_iterations.len() < IterationsOnGpu::MAX_LISTED_ITERATIONS {
             self.listed_iterations.push(iteration);
         }
@@ -315,7 +325,7 @@ impl IterationAccounting<'_> {
     /// Adds the GPU time after the last iteration.
     fn with_time_after_last_iteration(mut self) -> Self {
         self.complete_iterations_until(i64::MAX);
-        self.total_account.add_account(&self.current_account);
+        self.total_account.add_account(&self.account_since_iteration_start);
         self
     }
 }
@@ -337,17 +347,17 @@ fn find_iterations_on_gpu(
     activity: &ProcessActivityOnGpu,
     operations: &OperationsInOrder,
 ) -> Option<(EvidenceOfIterations, Vec<i64>)> {
-    let by_host = context.host_summary.iterations.get(activity.process as usize)?.as_ref();
+    let by_host = context.host_summary.iterations.get(activity.process_index as usize)?.as_ref();
     if let Some(found) = by_host {
         let launched = operations.iter().filter_map(|id| {
             Some((
-                context.launch_call_of_gpu_operation(id)?.start,
+                context.launch_call_of_gpu_operation(id)?.call_start_ns,
                 context.operations.operation_start_ns(id),
             ))
         });
         let cuts = iterations::start_times_of_iterations_on_gpu(
-            &found.iteration_starts,
-            found.end,
+            &found.iteration_starts_ns,
+            found.last_iteration_end_ns,
             activity.first_start_and_last_end_ns.1,
             launched,
         );
@@ -358,7 +368,7 @@ fn find_iterations_on_gpu(
         &context.operations,
         operations,
     )?;
-    let sign = EvidenceOfIterations::Repetition(shortened_kernel_name_for_readers(
+    let sign = EvidenceOfIterations::RepeatedOperationNamed(shortened_kernel_name_for_readers(
         &context.operations.printed_operation_name(*firsts.first()?),
     ));
     let mut cuts: Vec<i64> =
@@ -382,7 +392,7 @@ const NO_RANGE_PATH_GROUP: u32 = u32::MAX;
 /// group.
 struct OuterRangePathGroups {
     /// Text and depth.
-    names: Vec<(String, usize)>,
+    path_texts_and_depths: Vec<(String, usize)>,
     /// For each range path, the group of its outermost range, and the group of the range directly
     /// inside that range.
     of_path: Vec<[u32; 2]>,
@@ -401,7 +411,7 @@ impl OuterRangePathGroups {
             }
             // A path has a larger number than its parent path, so the parent's groups are already
             // known.
-            let around = of_path[paths.parent_of_path(path) as usize];
+            let around = of_path[paths.parent_of_range_path(path) as usize];
             if around[1] != NO_RANGE_PATH_GROUP {
                 of_path.push(around);
                 continue;
@@ -421,27 +431,27 @@ impl OuterRangePathGroups {
                 [around[0], group]
             });
         }
-        Self { names, of_path }
+        Self { path_texts_and_depths: names, of_path }
     }
 
-    fn sorted_accounts_of_groups(
+    fn sorted_accounts_of_range_groups(
         &self,
         accounts: Vec<GpuTimeAccount>,
     ) -> Vec<GpuTimeAccountOfRange> {
         let mut all: Vec<GpuTimeAccountOfRange> = self
-            .names
+            .path_texts_and_depths
             .iter()
             .zip(accounts)
             .filter(|(_, account)| account.span_length_ns() > 0)
             .map(|((path, depth), account)| GpuTimeAccountOfRange {
-                path: path.clone(),
+                range_path: path.clone(),
                 enclosing_range_count: *depth,
                 account,
             })
             .collect();
         all.sort_by(|a, b| {
             let time = |of: &GpuTimeAccountOfRange| std::cmp::Reverse(of.account.span_length_ns());
-            (time(a), &a.path).cmp(&(time(b), &b.path))
+            (time(a), &a.range_path).cmp(&(time(b), &b.range_path))
         });
         all.truncate(MAX_LISTED_RANGE_PATHS);
         all

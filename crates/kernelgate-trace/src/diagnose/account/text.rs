@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{GpuTimeAccount, IterationsOnGpu, ProcessTimeAccountOnGpu};
 use crate::analyze::classes::OperationClass;
-use crate::analyze::timeline::BusyTimeLineOfGpu;
+use crate::analyze::timeline::BusyTimeCategoryOfGpu;
 use crate::diagnose::text::{
     append_wrapped_line, format_bytes_with_unit, format_nanoseconds, percent_of_whole,
 };
@@ -18,8 +18,8 @@ impl GpuTimeAccount {
     /// span.
     pub fn labels_and_ns_of_lines(&self) -> Vec<(String, i64)> {
         let busy = self
-            .nonzero_busy_lines_and_ns()
-            .map(|(line, ns)| (line.printed_busy_line_label().to_owned(), ns));
+            .nonzero_busy_categories_and_ns()
+            .map(|(line, ns)| (line.printed_busy_category_label().to_owned(), ns));
         let mut idle: Vec<(String, i64)> = self
             .idle_ns_by_cause
             .iter()
@@ -43,10 +43,10 @@ impl ProcessTimeAccountOnGpu {
             text,
             "Time of process {}, device {} (lines add up to {})",
             self.pid,
-            self.device,
+            self.gpu_ordinal,
             format_nanoseconds(total)
         );
-        let columns = self.iterations.as_ref().map(IterationColumns::columns_of_iterations);
+        let columns = self.iterations.as_ref().map(IterationAccountColumns::columns_of_iterations);
         let header = match &columns {
             Some(_) => format!("{:>13}{:>13}{:>13}", "start-up", "first", "steady, mean"),
             None => String::new(),
@@ -81,24 +81,35 @@ impl ProcessTimeAccountOnGpu {
             "transfers", "count", "all", "exposed", "bytes", "speed"
         );
         for of in &self.transfers {
-            let size = if of.bytes > 0 { format_bytes_with_unit(of.bytes) } else { "-".to_owned() };
+            let size = if of.recorded_transfer_bytes > 0 {
+                format_bytes_with_unit(of.recorded_transfer_bytes)
+            } else {
+                "-".to_owned()
+            };
             #[allow(clippy::cast_precision_loss)]
-            let speed = match (of.bus_gb_per_s, of.transfer_class) {
+            let speed = match (of.collective_bus_gb_per_s, of.transfer_class) {
                 (Some(bus), _) => format!("bus {bus:.1} GB/s"),
                 (None, OperationClass::Communication) => "-".to_owned(),
-                _ if of.bytes == 0 => "-".to_owned(),
-                _ => format!("{:.1} GB/s", of.bytes as f64 / of.total_ns.max(1) as f64),
+                _ if of.recorded_transfer_bytes == 0 => "-".to_owned(),
+                _ => format!(
+                    "{:.1} GB/s",
+                    of.recorded_transfer_bytes as f64 / of.total_transfer_ns.max(1) as f64
+                ),
             };
             let _ = writeln!(
                 text,
                 "  {:<36}{:>9}{:>12}{:>12}{:>11}{:>16}",
                 shorten_in_the_middle(
-                    &format!("{} {}", of.transfer_class.printed_operation_class(), of.label),
+                    &format!(
+                        "{} {}",
+                        of.transfer_class.printed_operation_class(),
+                        of.transfer_label
+                    ),
                     36
                 ),
                 with_thousands_separators(of.transfer_count),
-                format_nanoseconds(of.total_ns),
-                format_nanoseconds(of.exposed_ns),
+                format_nanoseconds(of.total_transfer_ns),
+                format_nanoseconds(of.exposed_transfer_ns),
                 size,
                 speed
             );
@@ -106,7 +117,7 @@ impl ProcessTimeAccountOnGpu {
     }
 
     fn write_range_accounts_table(&self, text: &mut String) {
-        if self.ranges.is_empty() {
+        if self.range_path_accounts.is_empty() {
             return;
         }
         let _ = writeln!(
@@ -114,21 +125,27 @@ impl ProcessTimeAccountOnGpu {
             "  {:<38}{:>12}{:>13}{:>13}{:>11}{:>11}",
             "by range", "all", "compute", "exposed comm", "copies", "idle"
         );
-        for range in &self.ranges {
-            let name = range.path.rsplit('/').next().filter(|_| range.enclosing_range_count > 0);
-            let name = name.map_or(range.path.clone(), |name| format!("  {name}"));
+        for range in &self.range_path_accounts {
+            let name =
+                range.range_path.rsplit('/').next().filter(|_| range.enclosing_range_count > 0);
+            let name = name.map_or(range.range_path.clone(), |name| format!("  {name}"));
             let account = &range.account;
             let compute = [
-                BusyTimeLineOfGpu::Compute,
-                BusyTimeLineOfGpu::ComputeAndCommunication,
-                BusyTimeLineOfGpu::ComputeAndMigration,
-                BusyTimeLineOfGpu::ComputeAndCopy,
-                BusyTimeLineOfGpu::Graph,
+                BusyTimeCategoryOfGpu::ComputeKernelsAlone,
+                BusyTimeCategoryOfGpu::ComputeAndCommunication,
+                BusyTimeCategoryOfGpu::ComputeAndMigration,
+                BusyTimeCategoryOfGpu::ComputeAndCopy,
+                BusyTimeCategoryOfGpu::WholeCudaGraph,
             ];
-            let copies =
-                [BusyTimeLineOfGpu::Copy, BusyTimeLineOfGpu::Migration, BusyTimeLineOfGpu::Set];
-            let sum = |lines: &[BusyTimeLineOfGpu]| {
-                format_nanoseconds(lines.iter().map(|&line| account.busy_ns_of_line(line)).sum())
+            let copies = [
+                BusyTimeCategoryOfGpu::ExposedCopies,
+                BusyTimeCategoryOfGpu::ExposedPageMigration,
+                BusyTimeCategoryOfGpu::OnlyMemsets,
+            ];
+            let sum = |lines: &[BusyTimeCategoryOfGpu]| {
+                format_nanoseconds(
+                    lines.iter().map(|&line| account.busy_ns_of_category(line)).sum(),
+                )
             };
             let _ = writeln!(
                 text,
@@ -136,7 +153,9 @@ impl ProcessTimeAccountOnGpu {
                 shorten_in_the_middle(&name, 38),
                 format_nanoseconds(account.span_length_ns()),
                 sum(&compute),
-                format_nanoseconds(account.busy_ns_of_line(BusyTimeLineOfGpu::Communication)),
+                format_nanoseconds(
+                    account.busy_ns_of_category(BusyTimeCategoryOfGpu::ExposedCommunication)
+                ),
                 sum(&copies),
                 format_nanoseconds(account.idle_time_of_all_causes_ns())
             );
@@ -146,21 +165,21 @@ impl ProcessTimeAccountOnGpu {
 
 /// Columns that the table of a time account has if there are iterations: start-up, first iteration
 /// and mean of the others.
-struct IterationColumns {
-    before_first: GpuTimeAccount,
+struct IterationAccountColumns {
+    before_first_iteration: GpuTimeAccount,
     first_iteration: GpuTimeAccount,
     later_iterations: GpuTimeAccount,
     later_iteration_count: i64,
 }
 
-impl IterationColumns {
+impl IterationAccountColumns {
     fn columns_of_iterations(iterations: &IterationsOnGpu) -> Self {
         let first =
             iterations.listed_iterations.first().map(|of| of.account.clone()).unwrap_or_default();
         let count = i64::try_from(iterations.iteration_lengths_ns.len()).unwrap_or(i64::MAX) - 1;
-        let steady = iterations.account_without_first.clone();
+        let steady = iterations.account_without_first_iteration.clone();
         Self {
-            before_first: iterations.account_before_first.clone(),
+            before_first_iteration: iterations.account_before_first_iteration.clone(),
             first_iteration: first,
             later_iterations: steady,
             later_iteration_count: count.max(1),
@@ -171,7 +190,7 @@ impl IterationColumns {
         let cell = |ns: i64| if ns == 0 { "-".to_owned() } else { format_nanoseconds(ns) };
         format!(
             "{:>13}{:>13}{:>13}",
-            cell(self.before_first.ns_of_line_with_label(label)),
+            cell(self.before_first_iteration.ns_of_line_with_label(label)),
             cell(self.first_iteration.ns_of_line_with_label(label)),
             cell(self.later_iterations.ns_of_line_with_label(label) / self.later_iteration_count)
         )
@@ -180,7 +199,7 @@ impl IterationColumns {
 
 impl IterationsOnGpu {
     fn write_iteration_lengths(&self, text: &mut String) {
-        let lengths = self.sorted_lengths_without_first();
+        let lengths = self.sorted_iteration_lengths_without_first();
         let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
         let mut line = format!(
             "iterations: {} by {}; first {}, then median {} ({} to {})",

@@ -15,42 +15,42 @@ use crate::model::interned_names::InternedNameId;
 pub struct TransfersOfOneKind {
     /// Class of the transfer: communication, copy or page migration.
     pub transfer_class: OperationClass,
-    /// Library and collective of the communication, or direction of the copy or migration.
-    pub label: String,
+    /// Library and collective of a communication, or direction of a copy or page migration.
+    pub transfer_label: String,
     /// Number of transfers.
     pub transfer_count: usize,
     /// Sum of the durations of these transfers, nanoseconds.
-    pub total_ns: i64,
+    pub total_transfer_ns: i64,
     /// Time of these transfers in which no compute kernel runs on the GPU, nanoseconds.
-    pub exposed_ns: i64,
+    pub exposed_transfer_ns: i64,
     /// Total bytes of those transfers whose size was recorded.
-    pub bytes: u64,
+    pub recorded_transfer_bytes: u64,
     /// Bus bandwidth of the collectives in GB/s; waiting for other ranks counts as transfer time.
-    pub bus_gb_per_s: Option<f64>,
+    pub collective_bus_gb_per_s: Option<f64>,
     /// Start and end of the longest of these transfers, nanoseconds.
-    pub longest_start_and_end_ns: (i64, i64),
+    pub longest_transfer_start_and_end_ns: (i64, i64),
     /// Number of these transfers on a stream that also runs compute kernels, which cannot hide
     /// them.
-    pub transfers_during_compute: usize,
+    pub transfer_count_on_compute_streams: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum TransferKind {
     Communication(CommunicationLibraryAndCollective),
-    Copy(InternedNameId),
-    Migration(InternedNameId),
+    CopyWithLabel(InternedNameId),
+    PageMigrationWithLabel(InternedNameId),
 }
 
 #[derive(Default)]
 struct TransferSums {
     transfer_count: usize,
-    total_ns: i64,
-    exposed_ns: i64,
-    bytes: u64,
-    bus_bytes: f64,
-    bus_ns: i64,
-    longest_start_and_end_ns: (i64, i64),
-    transfers_during_compute: usize,
+    total_transfer_ns: i64,
+    exposed_transfer_ns: i64,
+    recorded_transfer_bytes: u64,
+    collective_bus_bytes: f64,
+    collective_bus_ns: i64,
+    longest_transfer_start_and_end_ns: (i64, i64),
+    transfer_count_on_compute_streams: usize,
 }
 
 /// Sums the transfers of a process on a GPU while the GPU's time is cut into pieces.
@@ -58,7 +58,7 @@ pub(super) struct TransferSummation<'a> {
     context: &'a DiagnosisContext<'a>,
     sums_by_kind: HashMap<TransferKind, TransferSums>,
     /// For each place (process, GPU and stream), whether compute kernels run there.
-    computes: Vec<bool>,
+    place_runs_compute_kernels: Vec<bool>,
 }
 
 impl<'a> TransferSummation<'a> {
@@ -68,25 +68,30 @@ impl<'a> TransferSummation<'a> {
     ) -> Self {
         let mut computes = vec![false; context.trace.places.len()];
         for id in operations.iter() {
-            if context.classes.class_of_gpu_operation(id) == OperationClass::Compute {
+            if context.classes.class_of_gpu_operation(id) == OperationClass::ComputeKernel {
                 computes[context.operations.place_of_operation(id).0 as usize] = true;
             }
         }
-        let mut transfers = Self { context, sums_by_kind: HashMap::new(), computes };
+        let mut transfers =
+            Self { context, sums_by_kind: HashMap::new(), place_runs_compute_kernels: computes };
         operations.iter().for_each(|id| transfers.add_transfer_operation(id));
         transfers
     }
 
     fn transfer_kind_of_operation(&self, id: GpuOperationId) -> Option<TransferKind> {
-        let label =
-            || self.context.trace.copies.kind[self.context.operations.kind_and_table_row(id).1];
+        let label = || {
+            self.context.trace.copies.direction_label
+                [self.context.operations.kind_and_table_row(id).1]
+        };
         match self.context.classes.class_of_gpu_operation(id) {
             OperationClass::Communication => {
                 self.context.classes.communication_of_operation(id).map(TransferKind::Communication)
             }
-            OperationClass::Copy => Some(TransferKind::Copy(label())),
-            OperationClass::Migration => Some(TransferKind::Migration(label())),
-            OperationClass::Compute | OperationClass::Graph | OperationClass::Memset => None,
+            OperationClass::Copy => Some(TransferKind::CopyWithLabel(label())),
+            OperationClass::PageMigration => Some(TransferKind::PageMigrationWithLabel(label())),
+            OperationClass::ComputeKernel
+            | OperationClass::CudaGraphLaunch
+            | OperationClass::Memset => None,
         }
     }
 
@@ -95,18 +100,23 @@ impl<'a> TransferSummation<'a> {
         let (trace, all) = (self.context.trace, &self.context.operations);
         let span = all.operation_start_and_end_ns(id);
         let sum = self.sums_by_kind.entry(key).or_insert_with(|| TransferSums {
-            longest_start_and_end_ns: span,
+            longest_transfer_start_and_end_ns: span,
             ..TransferSums::default()
         });
         sum.transfer_count += 1;
-        sum.total_ns += span.1 - span.0;
-        if span.1 - span.0 > sum.longest_start_and_end_ns.1 - sum.longest_start_and_end_ns.0 {
-            sum.longest_start_and_end_ns = span;
+        sum.total_transfer_ns += span.1 - span.0;
+        if span.1 - span.0
+            > sum.longest_transfer_start_and_end_ns.1 - sum.longest_transfer_start_and_end_ns.0
+        {
+            sum.longest_transfer_start_and_end_ns = span;
         }
         let place = all.place_of_operation(id).0 as usize;
-        sum.transfers_during_compute += usize::from(self.computes[place]);
+        sum.transfer_count_on_compute_streams +=
+            usize::from(self.place_runs_compute_kernels[place]);
         match all.kind_and_table_row(id) {
-            (GpuOperationKind::Copy, row) => sum.bytes += trace.copies.bytes[row],
+            (GpuOperationKind::Copy, row) => {
+                sum.recorded_transfer_bytes += trace.copies.copied_bytes[row]
+            }
             _ => {
                 let Some(call) = trace.collectives.recorded_collective_of_kernel(id) else {
                     return;
@@ -118,14 +128,14 @@ impl<'a> TransferSummation<'a> {
                 else {
                     return;
                 };
-                sum.bytes += call.bytes_in.max(call.bytes_out);
-                sum.bus_bytes += bus_bandwidth::bytes_across_link_of_rank(
+                sum.recorded_transfer_bytes += call.contributed_bytes.max(call.received_bytes);
+                sum.collective_bus_bytes += bus_bandwidth::bytes_across_link_of_rank(
                     collective,
                     call.ranks,
-                    call.bytes_in,
-                    call.bytes_out,
+                    call.contributed_bytes,
+                    call.received_bytes,
                 );
-                sum.bus_ns += span.1 - span.0;
+                sum.collective_bus_ns += span.1 - span.0;
             }
         }
     }
@@ -136,7 +146,7 @@ impl<'a> TransferSummation<'a> {
         if let Some(sum) =
             self.transfer_kind_of_operation(owner).and_then(|key| self.sums_by_kind.get_mut(&key))
         {
-            sum.exposed_ns += ns;
+            sum.exposed_transfer_ns += ns;
         }
     }
 
@@ -159,32 +169,38 @@ impl<'a> TransferSummation<'a> {
                         );
                         (OperationClass::Communication, label)
                     }
-                    TransferKind::Copy(label) => {
+                    TransferKind::CopyWithLabel(label) => {
                         (OperationClass::Copy, names.text_of_name(label).to_owned())
                     }
-                    TransferKind::Migration(label) => {
-                        (OperationClass::Migration, names.text_of_name(label).to_owned())
+                    TransferKind::PageMigrationWithLabel(label) => {
+                        (OperationClass::PageMigration, names.text_of_name(label).to_owned())
                     }
                 };
                 #[allow(clippy::cast_precision_loss)]
-                let bus = (sum.bus_bytes > 0.0 && sum.bus_ns > 0)
-                    .then(|| sum.bus_bytes / sum.bus_ns as f64);
+                let bus = (sum.collective_bus_bytes > 0.0 && sum.collective_bus_ns > 0)
+                    .then(|| sum.collective_bus_bytes / sum.collective_bus_ns as f64);
                 TransfersOfOneKind {
                     transfer_class: class,
-                    label,
+                    transfer_label: label,
                     transfer_count: sum.transfer_count,
-                    total_ns: sum.total_ns,
-                    exposed_ns: sum.exposed_ns,
-                    bytes: sum.bytes,
-                    bus_gb_per_s: bus,
-                    longest_start_and_end_ns: sum.longest_start_and_end_ns,
-                    transfers_during_compute: sum.transfers_during_compute,
+                    total_transfer_ns: sum.total_transfer_ns,
+                    exposed_transfer_ns: sum.exposed_transfer_ns,
+                    recorded_transfer_bytes: sum.recorded_transfer_bytes,
+                    collective_bus_gb_per_s: bus,
+                    longest_transfer_start_and_end_ns: sum.longest_transfer_start_and_end_ns,
+                    transfer_count_on_compute_streams: sum.transfer_count_on_compute_streams,
                 }
             })
             .collect();
         all.sort_by(|a, b| {
-            let key = |of: &TransfersOfOneKind| std::cmp::Reverse((of.exposed_ns, of.total_ns));
-            (key(a), a.transfer_class, &a.label).cmp(&(key(b), b.transfer_class, &b.label))
+            let key = |of: &TransfersOfOneKind| {
+                std::cmp::Reverse((of.exposed_transfer_ns, of.total_transfer_ns))
+            };
+            (key(a), a.transfer_class, &a.transfer_label).cmp(&(
+                key(b),
+                b.transfer_class,
+                &b.transfer_label,
+            ))
         });
         all
     }

@@ -4,30 +4,30 @@
 /// A hypothetical change that makes a part of the traced program faster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HypotheticalSpeedup {
-    /// All launches of the named kernel take half their time.
-    Kernel(String),
-    /// The host's launch calls take no time.
-    Launches,
-    /// The host never waits for the GPU.
-    Waits,
-    /// Communication takes no time.
-    Communication,
-    /// Copies take no time.
-    Copies,
-    /// Page migrations take no time, and neither do the parts of kernels that run during
-    /// migrations.
+    /// In the hypothetical replay, all launches of the named kernel take half their time.
+    HalvedKernelTime(String),
+    /// In the hypothetical replay, the host's launch calls take no time.
+    NoLaunchCallTime,
+    /// In the hypothetical replay, the host never waits for the GPU.
+    NoHostWaits,
+    /// In the hypothetical replay, communication takes no time.
+    NoCommunicationTime,
+    /// In the hypothetical replay, copies take no time.
+    NoCopyTime,
+    /// In the hypothetical replay, page migrations take no time, and neither do the parts of
+    /// kernels that run during migrations.
     NoPageMigrationTime,
 }
 
 impl HypotheticalSpeedup {
-    /// Returns the label of this value in printed output.
+    /// Returns the label of the hypothetical change in printed output.
     pub fn printed_speedup_label(&self) -> String {
         match self {
-            Self::Kernel(name) => format!("half the time of {name}"),
-            Self::Launches => "launch calls that take no time".to_owned(),
-            Self::Waits => "a host that does not wait for the GPU".to_owned(),
-            Self::Communication => "communication that takes no time".to_owned(),
-            Self::Copies => "copies that take no time".to_owned(),
+            Self::HalvedKernelTime(name) => format!("half the time of {name}"),
+            Self::NoLaunchCallTime => "launch calls that take no time".to_owned(),
+            Self::NoHostWaits => "a host that does not wait for the GPU".to_owned(),
+            Self::NoCommunicationTime => "communication that takes no time".to_owned(),
+            Self::NoCopyTime => "copies that take no time".to_owned(),
             Self::NoPageMigrationTime => "page migrations that take no time".to_owned(),
         }
     }
@@ -47,10 +47,10 @@ pub struct SpeedupWithGain {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CriticalPathAndGains {
     /// Length of the critical path, nanoseconds: from the trace's first start to its last end.
-    pub total_ns: i64,
+    pub critical_path_ns: i64,
     /// Nanoseconds of the critical path by kind of segment, the longest first; they add up to the
     /// path's length.
-    pub segments: Vec<(String, i64)>,
+    pub critical_path_ns_by_segment_kind: Vec<(String, i64)>,
     /// Gains of hypothetical changes of the program, the largest first.
     pub gains: Vec<SpeedupWithGain>,
 }

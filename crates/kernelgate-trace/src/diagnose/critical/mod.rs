@@ -44,13 +44,13 @@ pub(in crate::diagnose) fn find_critical_path_and_gains(
     of.visit_critical_path_of_trace(|segment, ns| {
         total_ns += ns;
         let label = match segment {
-            CriticalPathSegmentKind::Operation(id) => {
+            CriticalPathSegmentKind::RunningOperation(id) => {
                 match context.classes.class_of_gpu_operation(id) {
-                    OperationClass::Compute => {
+                    OperationClass::ComputeKernel => {
                         let function = context
                             .trace
                             .kernels
-                            .function
+                            .function_index
                             .at(context.operations.kind_and_table_row(id).1);
                         let name = names.entry(function);
                         name.or_insert_with(|| {
@@ -72,10 +72,14 @@ pub(in crate::diagnose) fn find_critical_path_and_gains(
     let run = TraceReplay {
         context,
         dependencies: of,
-        beside_ns: kernel_time_during_page_migrations(context),
+        page_migration_ns_by_kernel: kernel_time_during_page_migrations(context),
     };
     run.set_replayed_gains_of_findings(findings, total_ns);
-    CriticalPathAndGains { total_ns, segments, gains: run.replay_hypothetical_speedups() }
+    CriticalPathAndGains {
+        critical_path_ns: total_ns,
+        critical_path_ns_by_segment_kind: segments,
+        gains: run.replay_hypothetical_speedups(),
+    }
 }
 
 /// Dependencies of a trace, prepared for replays with changed durations.
@@ -84,7 +88,7 @@ struct TraceReplay<'a> {
     dependencies: TraceDependencies<'a>,
     /// For each kernel during which pages migrated, the nanoseconds from the first to the last
     /// migration.
-    beside_ns: HashMap<GpuOperationId, i64>,
+    page_migration_ns_by_kernel: HashMap<GpuOperationId, i64>,
 }
 
 /// Returns for each kernel the time from its first to its last page migration; on GPUs without
@@ -101,9 +105,9 @@ fn kernel_time_during_page_migrations(
             .push(all.operation_start_and_end_ns(id));
     }
     let faults = &context.trace.page_faults;
-    for row in (0..faults.start.len()).filter(|_| migrations.is_empty()) {
-        let pid = context.trace.processes[faults.process[row] as usize].pid;
-        let span = (faults.start[row], faults.end[row]);
+    for row in (0..faults.start_ns.len()).filter(|_| migrations.is_empty()) {
+        let pid = context.trace.processes[faults.process_index[row] as usize].pid;
+        let span = (faults.start_ns[row], faults.end_ns[row]);
         faulted.entry((pid, faults.device[row])).or_default().push(span);
     }
     migrations.extend(faulted);
@@ -130,7 +134,9 @@ impl TraceReplay<'_> {
     /// findings.
     fn set_replayed_gains_of_findings(&self, findings: &mut [DiagnosisFinding], span_ns: i64) {
         let mut alone: Vec<(FindingRemedy, i64)> = Vec::new();
-        for finding in findings.iter_mut().filter(|of| of.remedy != FindingRemedy::NotReplayed) {
+        for finding in
+            findings.iter_mut().filter(|of| of.remedy != FindingRemedy::GainNotReplayable)
+        {
             let replayed = alone.iter().find(|(remedy, _)| *remedy == finding.remedy);
             let gain_ns = replayed.map_or_else(
                 || {
@@ -141,14 +147,16 @@ impl TraceReplay<'_> {
                 |&(_, ns)| ns,
             );
             finding.limit_savings_and_severity_to_replay(gain_ns, span_ns);
-            finding.replayed_gain = Some(ReplayedGainOfRemedy { alone_ns: gain_ns, further_ns: 0 });
+            finding.replayed_gain =
+                Some(ReplayedGainOfRemedy { saved_ns_alone: gain_ns, further_saved_ns: 0 });
             alone.push((finding.remedy.clone(), gain_ns));
         }
         DiagnosisFinding::sort_findings_by_savings(findings);
         let mut together = ChangesOfOneReplay::default();
         let mut gained_ns = 0;
         for finding in findings.iter_mut() {
-            let Some(ReplayedGainOfRemedy { alone_ns, .. }) = finding.replayed_gain else {
+            let Some(ReplayedGainOfRemedy { saved_ns_alone: alone_ns, .. }) = finding.replayed_gain
+            else {
                 continue;
             };
             let first = together == ChangesOfOneReplay::default();
@@ -159,8 +167,10 @@ impl TraceReplay<'_> {
                 (false, true) => gained_ns,
                 (false, false) => together.ns_saved_in_replay(self),
             };
-            finding.replayed_gain =
-                Some(ReplayedGainOfRemedy { alone_ns, further_ns: all_ns - gained_ns });
+            finding.replayed_gain = Some(ReplayedGainOfRemedy {
+                saved_ns_alone: alone_ns,
+                further_saved_ns: all_ns - gained_ns,
+            });
             gained_ns = all_ns;
         }
     }
@@ -168,10 +178,10 @@ impl TraceReplay<'_> {
     fn replay_hypothetical_speedups(&self) -> Vec<SpeedupWithGain> {
         let context = self.context;
         let trace = context.trace;
-        // Compute time by function.
+        // Nanoseconds of kernels, summed by kernel function.
         let mut by_function = vec![0i64; trace.functions.len()];
         let on_gpu = &trace.kernels.on_gpu;
-        for (row, function) in trace.kernels.function.iter_decoded_rows().enumerate() {
+        for (row, function) in trace.kernels.function_index.iter_decoded_rows().enumerate() {
             by_function[function as usize] += on_gpu.operation_duration_ns(row);
         }
         let mut functions: Vec<(i64, u32)> = (0u32..)
@@ -186,13 +196,13 @@ impl TraceReplay<'_> {
         let mut changes: Vec<(HypotheticalSpeedup, ChangesOfOneReplay)> = Vec::new();
         let none = ChangesOfOneReplay::default;
         for &(_, function) in &functions {
-            let name = trace.names.text_of_name(trace.functions[function as usize].demangled);
+            let name = trace.names.text_of_name(trace.functions[function as usize].demangled_name);
             let halved = ChangesOfOneReplay {
                 remaining_share_by_function: [(function, 0.5)].into(),
                 ..none()
             };
             changes.push((
-                HypotheticalSpeedup::Kernel(shortened_kernel_name_for_readers(name)),
+                HypotheticalSpeedup::HalvedKernelTime(shortened_kernel_name_for_readers(name)),
                 halved,
             ));
         }
@@ -200,22 +210,22 @@ impl TraceReplay<'_> {
             let mut accounts = context.operations.all_operation_ids();
             accounts.any(|id| context.classes.class_of_gpu_operation(id) == class)
         };
-        if context.host_summary.operations_without_call < context.operations.len() {
+        if context.host_summary.operations_without_launch_call < context.operations.len() {
             changes.push((
-                HypotheticalSpeedup::Launches,
-                ChangesOfOneReplay { no_launches: true, ..none() },
+                HypotheticalSpeedup::NoLaunchCallTime,
+                ChangesOfOneReplay { launch_calls_take_no_time: true, ..none() },
             ));
         }
         if !context.host_summary.wait_calls.is_empty() {
             changes.push((
-                HypotheticalSpeedup::Waits,
-                ChangesOfOneReplay { no_waits: true, ..none() },
+                HypotheticalSpeedup::NoHostWaits,
+                ChangesOfOneReplay { host_waits_take_no_time: true, ..none() },
             ));
         }
         let classes = [
-            (HypotheticalSpeedup::Communication, OperationClass::Communication),
-            (HypotheticalSpeedup::Copies, OperationClass::Copy),
-            (HypotheticalSpeedup::NoPageMigrationTime, OperationClass::Migration),
+            (HypotheticalSpeedup::NoCommunicationTime, OperationClass::Communication),
+            (HypotheticalSpeedup::NoCopyTime, OperationClass::Copy),
+            (HypotheticalSpeedup::NoPageMigrationTime, OperationClass::PageMigration),
         ];
         for (change, class) in classes {
             if has(class) {
@@ -229,7 +239,9 @@ impl TraceReplay<'_> {
         // operation.
         let replayed =
             |part: &[(HypotheticalSpeedup, ChangesOfOneReplay)]| -> Vec<SpeedupWithGain> {
-                part.iter().map(|(change, changes)| changes.gain_of_speedup(self, change)).collect()
+                part.iter()
+                    .map(|(change, changes)| changes.gain_of_hypothetical_speedup(self, change))
+                    .collect()
             };
         let (first, second) = changes.split_at(changes.len() / 2);
         let mut gains = std::thread::scope(|scope| {
@@ -261,15 +273,15 @@ struct ChangesOfOneReplay {
     /// Classes of operations that take no time in the replay.
     zero_time_operation_classes: Vec<OperationClass>,
     /// Single operations that take no time in the replay.
-    operations: HashSet<GpuOperationId>,
-    no_launches: bool,
-    no_waits: bool,
+    zero_time_operations: HashSet<GpuOperationId>,
+    launch_calls_take_no_time: bool,
+    host_waits_take_no_time: bool,
     /// Kernel functions of chains that the replay treats as one fused kernel.
     fused_kernel_functions: HashMap<u32, KernelOfFusibleChain>,
     /// Spans in which the host paused, nanoseconds, which take no time in the replay.
     removed_host_pauses: Vec<(i64, i64)>,
     /// Whether the host's own time between its launch calls is zero in the replay.
-    no_host: bool,
+    removes_host_time: bool,
 }
 
 impl ChangesOfOneReplay {
@@ -277,24 +289,28 @@ impl ChangesOfOneReplay {
     /// counts.
     fn add_remedy_of_finding(&mut self, remedy: &FindingRemedy) {
         match remedy {
-            FindingRemedy::NotReplayed => {}
-            FindingRemedy::GraphCapture => (self.no_launches, self.no_host) = (true, true),
-            FindingRemedy::NoWaits => self.no_waits = true,
-            FindingRemedy::WithoutPauses(spans) => {
+            FindingRemedy::GainNotReplayable => {}
+            FindingRemedy::LaunchAsCudaGraph => {
+                (self.launch_calls_take_no_time, self.removes_host_time) = (true, true)
+            }
+            FindingRemedy::NoHostWaits => self.host_waits_take_no_time = true,
+            FindingRemedy::WithoutHostPauses(spans) => {
                 spans.iter().for_each(|&(start, end)| self.add_and_merge_removed_pause(start, end));
             }
-            FindingRemedy::FusedKernels(kernels) => {
-                self.fused_kernel_functions.extend(kernels.iter().map(|of| (of.function, *of)))
-            }
-            FindingRemedy::WithoutClasses(class)
+            FindingRemedy::FusedKernels(kernels) => self
+                .fused_kernel_functions
+                .extend(kernels.iter().map(|of| (of.function_index, *of))),
+            FindingRemedy::NoTimeForOperationClass(class)
                 if self.zero_time_operation_classes.contains(class) => {}
-            FindingRemedy::WithoutClasses(class) => self.zero_time_operation_classes.push(*class),
-            FindingRemedy::WithoutOperations(ids) => self.operations.extend(ids),
+            FindingRemedy::NoTimeForOperationClass(class) => {
+                self.zero_time_operation_classes.push(*class)
+            }
+            FindingRemedy::NoTimeForOperations(ids) => self.zero_time_operations.extend(ids),
             FindingRemedy::ShorterKernels(kernels) => {
                 for of in kernels {
                     let left = self
                         .remaining_share_by_shape
-                        .entry((of.function_index, of.shape))
+                        .entry((of.function_index, of.launch_shape_index))
                         .or_insert(1.0);
                     *left = left.min(of.remaining_time_share);
                 }
@@ -323,14 +339,13 @@ impl ChangesOfOneReplay {
         ns: i64,
     ) -> i64 {
         let context = run.context;
-        let ns = match run
-            .beside_ns
-            .get(&id)
-            .filter(|_| self.zero_time_operation_classes.contains(&OperationClass::Migration))
-        {
-            Some(beside) => ns - beside,
-            None => ns,
-        };
+        let ns =
+            match run.page_migration_ns_by_kernel.get(&id).filter(|_| {
+                self.zero_time_operation_classes.contains(&OperationClass::PageMigration)
+            }) {
+                Some(beside) => ns - beside,
+                None => ns,
+            };
         if !self.zero_time_operation_classes.is_empty()
             && self
                 .zero_time_operation_classes
@@ -338,7 +353,7 @@ impl ChangesOfOneReplay {
         {
             return 0;
         }
-        if !self.operations.is_empty() && self.operations.contains(&id) {
+        if !self.zero_time_operations.is_empty() && self.zero_time_operations.contains(&id) {
             return 0;
         }
         if self.remaining_share_by_function.is_empty()
@@ -352,12 +367,14 @@ impl ChangesOfOneReplay {
         };
         let kernels = &context.trace.kernels;
         let shape = || {
-            let key = (kernels.function.at(row), kernels.shape.decoded_row(row)?);
+            let key =
+                (kernels.function_index.at(row), kernels.launch_shape_index.decoded_row(row)?);
             self.remaining_share_by_shape.get(&key)
         };
-        let left = self.remaining_share_by_function.get(&kernels.function.at(row)).or_else(shape);
+        let left =
+            self.remaining_share_by_function.get(&kernels.function_index.at(row)).or_else(shape);
         let ns = left.map_or(ns, |left| (ns as f64 * left).round() as i64);
-        let Some(fused) = self.fused_kernel_functions.get(&kernels.function.at(row)) else {
+        let Some(fused) = self.fused_kernel_functions.get(&kernels.function_index.at(row)) else {
             return ns;
         };
         // If a fused kernel is removed, the idle gap before it on its stream is removed too.
@@ -366,23 +383,26 @@ impl ChangesOfOneReplay {
         } else {
             0
         };
-        if fused.keeps_its_time { ns - before } else { -before }
+        if fused.keeps_time_after_fusing { ns - before } else { -before }
     }
 
     fn ns_saved_in_replay(&self, run: &TraceReplay<'_>) -> i64 {
         run.dependencies.trace_ns_saved_by_change(&ReplayChange {
             replayed_duration_ns: &|id, ns| self.operation_ns_after_changes(run, id, ns),
-            keeps_launch_call_times: !self.no_launches,
-            keeps_host_waits: !self.no_waits,
-            host_time_between_launches: match (self.no_host, &self.removed_host_pauses[..]) {
+            keeps_launch_call_times: !self.launch_calls_take_no_time,
+            keeps_host_waits: !self.host_waits_take_no_time,
+            host_time_between_launches: match (
+                self.removes_host_time,
+                &self.removed_host_pauses[..],
+            ) {
                 (true, _) => ReplayedHostTime::ShareOfRecordedHostTime(0.0),
-                (false, []) => ReplayedHostTime::Recorded,
-                (false, pauses) => ReplayedHostTime::WithoutPauses(pauses),
+                (false, []) => ReplayedHostTime::RecordedHostTime,
+                (false, pauses) => ReplayedHostTime::WithoutHostPauses(pauses),
             },
         })
     }
 
-    fn gain_of_speedup(
+    fn gain_of_hypothetical_speedup(
         &self,
         run: &TraceReplay<'_>,
         change: &HypotheticalSpeedup,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     DifferenceOfTwoTraces, DifferingSetupProperty, FunctionCallsInBothTraces,
-    RangePathInBothTraces, TracePartComparison,
+    RangePathTimesOfBothTraces, TracePartComparison,
 };
 
 /// Version of this JSON format; the version is raised when a field changes its meaning. The JSON
@@ -23,10 +23,10 @@ impl DifferenceOfTwoTraces {
             "schema_version": DIFFERENCE_JSON_SCHEMA_VERSION,
             "setup": self.setup_changes.iter().map(setup_change_to_json).collect::<Vec<_>>(),
             "other_machine": self.are_machines_different(),
-            "recorders": [base.recorder, head.recorder],
-            "whole_ns": [base.whole_ns, head.whole_ns],
-            "busy_ns": [base.busy_ns, head.busy_ns],
-            "kernels": [base.kernels, head.kernels],
+            "recorders": [base.recorder_program, head.recorder_program],
+            "whole_ns": [base.summed_whole_time_ns, head.summed_whole_time_ns],
+            "busy_ns": [base.summed_gpu_busy_ns, head.summed_gpu_busy_ns],
+            "kernels": [base.kernel_count, head.kernel_count],
             "change_ns": self.whole_time_change_ns(),
             "unexplained_ns": self.change_of_unexplained_idle_ns(),
             "kernel_kinds": self.kernel_time_of_both_by_work_class().iter().map(|(kind, total_ns)| {
@@ -36,7 +36,7 @@ impl DifferenceOfTwoTraces {
             "ranges": self.range_path_changes.iter().map(range_path_change_to_json).collect::<Vec<_>>(),
             "calls": self.host_call_changes.iter().map(call_change_to_json).collect::<Vec<_>>(),
             "findings_only_in": self.findings.each_ref().map(|found| findings(found)),
-            "notes": self.notes,
+            "notes": self.comparability_notes,
         })
     }
 }
@@ -44,7 +44,7 @@ impl DifferenceOfTwoTraces {
 fn setup_change_to_json(change: &DifferingSetupProperty) -> Value {
     json!({
         "property": change.property.label_and_json_key(),
-        "name": Some(&change.name).filter(|name| !name.is_empty()),
+        "name": Some(&change.recorder_option_name).filter(|name| !name.is_empty()),
         "values": change.values,
     })
 }
@@ -52,39 +52,39 @@ fn setup_change_to_json(change: &DifferingSetupProperty) -> Value {
 fn part_change_to_json(change: &TracePartComparison) -> Value {
     let amounts = change.amounts.each_ref();
     json!({
-        "key": format!("{}:{}", change.part.kind.printed_trace_part_kind(), change.part.name),
+        "key": format!("{}:{}", change.part.kind.printed_trace_part_kind(), change.part.part_name),
         "kind": change.part.kind.printed_trace_part_kind(),
-        "name": change.part.name,
+        "name": change.part.part_name,
         "change": change.kind_of_part_change().printed_change_label(),
-        "count": amounts.map(|amount| amount.count),
-        "total_ns": amounts.map(|amount| amount.total_ns),
-        "own_ns": amounts.map(|amount| amount.own_ns),
-        "change_ns": change.own_time_change_ns(),
-        "by_number_ns": change.change_by_operation_count_ns(),
-        "by_length_ns": change.change_by_operation_length_ns(),
+        "count": amounts.map(|amount| amount.operation_count),
+        "total_ns": amounts.map(|amount| amount.total_operation_ns),
+        "own_ns": amounts.map(|amount| amount.exclusive_ns),
+        "change_ns": change.exclusive_time_change_ns(),
+        "by_number_ns": change.change_due_to_operation_count_ns(),
+        "by_length_ns": change.change_due_to_operation_length_ns(),
         "evidence": change.describe_launch_shape_and_metric_changes(),
     })
 }
 
-fn range_path_change_to_json(change: &RangePathInBothTraces) -> Value {
+fn range_path_change_to_json(change: &RangePathTimesOfBothTraces) -> Value {
     let places = change.places.each_ref();
     json!({
-        "range": change.path,
-        "ranges": places.map(|place| place.ranges),
-        "host_ns": places.map(|place| place.host_ns),
-        "operations": places.map(|place| place.launched_operations.count),
-        "own_ns": places.map(|place| place.launched_operations.own_ns),
+        "range": change.range_path,
+        "ranges": places.map(|place| place.range_count),
+        "host_ns": places.map(|place| place.host_range_ns),
+        "operations": places.map(|place| place.launched_operations.operation_count),
+        "own_ns": places.map(|place| place.launched_operations.exclusive_ns),
         "change_ns": change.launched_time_change_ns(),
     })
 }
 
 fn call_change_to_json(change: &FunctionCallsInBothTraces) -> Value {
     json!({
-        "function": change.site.function,
-        "range": change.site.range,
-        "waits": change.calls.iter().any(|calls| calls.waits),
+        "function": change.site.function_name,
+        "range": change.site.innermost_range_path,
+        "waits": change.calls.iter().any(|calls| calls.waits_for_gpu),
         "count": change.calls.map(|calls| calls.calls),
-        "total_ns": change.calls.map(|calls| calls.total_ns),
+        "total_ns": change.calls.map(|calls| calls.total_call_ns),
         "change_ns": change.host_call_time_change_ns(),
     })
 }

@@ -20,8 +20,8 @@ use crate::analyze::work::kernel_kinds::KernelWorkClass;
 use crate::model::gpu::KernelLaunchShape;
 pub use trace_setup::{DifferingSetupProperty, MachineAndRecorderOfTrace, TraceSetupProperty};
 pub use trace_totals::{
-    CalledFunctionAndRange, FunctionCallSum, PartCountAndTimes, RangePathTimes, SummedTimesOfTrace,
-    TracePartKey, TracePartKind,
+    CalledFunctionAndRange, FunctionCallSum, RangePathTimes, SummedTimesOfTrace,
+    TracePartCountAndTimes, TracePartKey, TracePartKind,
 };
 
 /// Differences of two traces, each list sorted by size of change, largest first.
@@ -33,59 +33,59 @@ pub struct DifferenceOfTwoTraces {
     pub wholes: [RecorderAndTotalsOfTrace; 2],
     /// Change of each operation name and of each cause of idle time, also if the change is zero.
     pub part_changes: Vec<TracePartComparison>,
-    /// Changes of each range.
-    pub range_path_changes: Vec<RangePathInBothTraces>,
-    /// Calls of CUDA functions by the host.
+    /// Change of each range path between the two traces.
+    pub range_path_changes: Vec<RangePathTimesOfBothTraces>,
+    /// Change of the host's calls of each CUDA function from each range.
     pub host_call_changes: Vec<FunctionCallsInBothTraces>,
     /// For each trace, findings that only this trace has: rule id and title.
     pub findings: [Vec<(&'static str, String)>; 2],
     /// Sentences that say why the two traces are hard to compare.
-    pub notes: Vec<String>,
+    pub comparability_notes: Vec<String>,
 }
 
 /// Recorder, whole time, busy time and number of kernels of one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecorderAndTotalsOfTrace {
-    pub recorder: String,
-    /// The value of [`SummedTimesOfTrace::whole_ns`].
-    pub whole_ns: i64,
-    /// The value of [`SummedTimesOfTrace::busy_ns`].
-    pub busy_ns: i64,
+    pub recorder_program: String,
+    /// The value of [`SummedTimesOfTrace::summed_whole_time_ns`].
+    pub summed_whole_time_ns: i64,
+    /// The value of [`SummedTimesOfTrace::summed_gpu_busy_ns`].
+    pub summed_gpu_busy_ns: i64,
     /// Kernels that ran.
-    pub kernels: usize,
+    pub kernel_count: usize,
 }
 
 /// How the time of a part (an operation name or an idle cause) changed from the first to the second
 /// trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PartChangeKind {
-    /// Only the second trace has operations of this part.
+pub enum TracePartChangeKind {
+    /// Only the second trace has operations of this trace part.
     OnlyInSecondTrace,
-    /// Only the first trace has operations of this part.
-    Vanished,
-    /// The part's time changed mostly because it has more operations.
-    More,
+    /// Only the first trace has operations of this trace part.
+    OnlyInFirstTrace,
+    /// The trace part's time changed mostly because it has more operations.
+    MoreOperations,
     /// The part's time changed mostly because it has fewer operations.
-    Fewer,
+    FewerOperations,
     /// The part's time changed mostly because its operations take longer.
-    Longer,
+    LongerOperations,
     /// The part's time changed mostly because its operations are shorter.
-    Shorter,
-    /// Neither the number of operations of the part nor their length changed.
-    Same,
+    ShorterOperations,
+    /// Neither the number nor the length of the trace part's operations changed.
+    Unchanged,
 }
 
-impl PartChangeKind {
-    /// Returns the label of this value in printed output.
+impl TracePartChangeKind {
+    /// Returns the label of the kind of change in printed output.
     pub fn printed_change_label(self) -> &'static str {
         match self {
             Self::OnlyInSecondTrace => "appeared",
-            Self::Vanished => "vanished",
-            Self::More => "more often",
-            Self::Fewer => "less often",
-            Self::Longer => "longer",
-            Self::Shorter => "shorter",
-            Self::Same => "same",
+            Self::OnlyInFirstTrace => "vanished",
+            Self::MoreOperations => "more often",
+            Self::FewerOperations => "less often",
+            Self::LongerOperations => "longer",
+            Self::ShorterOperations => "shorter",
+            Self::Unchanged => "same",
         }
     }
 }
@@ -93,48 +93,52 @@ impl PartChangeKind {
 /// Time of an operation name, or of a cause of idle time, in both traces.
 #[derive(Debug, Clone)]
 pub struct TracePartComparison {
-    /// Kind of the part.
+    /// Key of the trace part: its kind and its name.
     pub part: TracePartKey,
-    pub amounts: [PartCountAndTimes; 2],
+    pub amounts: [TracePartCountAndTimes; 2],
 }
 
 impl TracePartComparison {
-    /// Nanoseconds of the difference of the whole times that this part explains: second trace minus
-    /// first.
-    pub fn own_time_change_ns(&self) -> i64 {
-        self.amounts[1].own_ns - self.amounts[0].own_ns
+    /// Nanoseconds of the difference of the whole times that this trace part explains: second trace
+    /// minus first.
+    pub fn exclusive_time_change_ns(&self) -> i64 {
+        self.amounts[1].exclusive_ns - self.amounts[0].exclusive_ns
     }
 
     /// Change that the different number of operations explains, nanoseconds: added operations times
     /// the mean time of one in the first trace.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    pub fn change_by_operation_count_ns(&self) -> i64 {
+    pub fn change_due_to_operation_count_ns(&self) -> i64 {
         let [base, head] = &self.amounts;
-        if base.count == 0 || head.count == 0 {
-            return self.own_time_change_ns();
+        if base.operation_count == 0 || head.operation_count == 0 {
+            return self.exclusive_time_change_ns();
         }
-        let added = head.count as f64 - base.count as f64;
-        (added * base.own_ns as f64 / base.count as f64).round() as i64
+        let added = head.operation_count as f64 - base.operation_count as f64;
+        (added * base.exclusive_ns as f64 / base.operation_count as f64).round() as i64
     }
 
     /// Rest of the change, nanoseconds, which the number of operations does not explain: operations
     /// take longer, or overlap less.
-    pub fn change_by_operation_length_ns(&self) -> i64 {
-        self.own_time_change_ns() - self.change_by_operation_count_ns()
+    pub fn change_due_to_operation_length_ns(&self) -> i64 {
+        self.exclusive_time_change_ns() - self.change_due_to_operation_count_ns()
     }
 
-    pub fn kind_of_part_change(&self) -> PartChangeKind {
+    pub fn kind_of_part_change(&self) -> TracePartChangeKind {
         let [base, head] = &self.amounts;
-        let by_number =
-            self.change_by_operation_count_ns().abs() >= self.change_by_operation_length_ns().abs();
-        match (base.count, head.count) {
-            (0, _) => PartChangeKind::OnlyInSecondTrace,
-            (_, 0) => PartChangeKind::Vanished,
-            (a, b) if a < b && by_number => PartChangeKind::More,
-            (a, b) if a > b && by_number => PartChangeKind::Fewer,
-            _ if self.change_by_operation_length_ns() > 0 => PartChangeKind::Longer,
-            _ if self.change_by_operation_length_ns() < 0 => PartChangeKind::Shorter,
-            _ => PartChangeKind::Same,
+        let by_number = self.change_due_to_operation_count_ns().abs()
+            >= self.change_due_to_operation_length_ns().abs();
+        match (base.operation_count, head.operation_count) {
+            (0, _) => TracePartChangeKind::OnlyInSecondTrace,
+            (_, 0) => TracePartChangeKind::OnlyInFirstTrace,
+            (a, b) if a < b && by_number => TracePartChangeKind::MoreOperations,
+            (a, b) if a > b && by_number => TracePartChangeKind::FewerOperations,
+            _ if self.change_due_to_operation_length_ns() > 0 => {
+                TracePartChangeKind::LongerOperations
+            }
+            _ if self.change_due_to_operation_length_ns() < 0 => {
+                TracePartChangeKind::ShorterOperations
+            }
+            _ => TracePartChangeKind::Unchanged,
         }
     }
 
@@ -150,10 +154,10 @@ impl TracePartComparison {
             append_launch_shape_changes(before, now, &mut words);
         }
         #[allow(clippy::cast_precision_loss)]
-        let mean = |amount: &PartCountAndTimes, name| {
-            amount.metrics.get(name).map(|sum| sum / amount.count.max(1) as f64)
+        let mean = |amount: &TracePartCountAndTimes, name| {
+            amount.ncu_metric_sums.get(name).map(|sum| sum / amount.operation_count.max(1) as f64)
         };
-        for name in base.metrics.keys() {
+        for name in base.ncu_metric_sums.keys() {
             if let (Some(before), Some(now)) = (mean(base, name), mean(head, name))
                 && (now - before).abs() > 0.02 * before.abs()
             {
@@ -165,7 +169,7 @@ impl TracePartComparison {
 }
 
 /// Returns the launch shape with which the kernel was launched most often.
-fn most_frequent_launch_shape(amount: &PartCountAndTimes) -> Option<&KernelLaunchShape> {
+fn most_frequent_launch_shape(amount: &TracePartCountAndTimes) -> Option<&KernelLaunchShape> {
     amount
         .launches_by_shape
         .iter()
@@ -184,9 +188,9 @@ fn append_launch_shape_changes(
             words.push(format!("{what} {} -> {}", size(base), size(head)));
         }
     }
-    let shared = |shape: &KernelLaunchShape| shape.static_shared + shape.dynamic_shared;
+    let shared = |shape: &KernelLaunchShape| shape.static_shared_bytes + shape.dynamic_shared_bytes;
     for (what, unit, base, head) in [
-        ("registers", "", base.registers, head.registers),
+        ("registers", "", base.registers_per_thread, head.registers_per_thread),
         ("shared memory", " B", shared(base), shared(head)),
         (
             local_memory_change_words(base, head),
@@ -214,17 +218,18 @@ fn local_memory_change_words(base: &KernelLaunchShape, head: &KernelLaunchShape)
 
 /// Ranges of one path, with their times, in both traces.
 #[derive(Debug, Clone)]
-pub struct RangePathInBothTraces {
+pub struct RangePathTimesOfBothTraces {
     /// Path of the ranges without numbers in names; "" stands for outside all ranges.
-    pub path: String,
+    pub range_path: String,
     pub places: [RangePathTimes; 2],
 }
 
-impl RangePathInBothTraces {
+impl RangePathTimesOfBothTraces {
     /// Nanoseconds of the difference of the whole times that operations launched in these ranges
     /// explain: second trace minus first.
     pub fn launched_time_change_ns(&self) -> i64 {
-        self.places[1].launched_operations.own_ns - self.places[0].launched_operations.own_ns
+        self.places[1].launched_operations.exclusive_ns
+            - self.places[0].launched_operations.exclusive_ns
     }
 }
 
@@ -240,7 +245,7 @@ impl FunctionCallsInBothTraces {
     /// Change of the host time of these calls, nanoseconds, which is not part of the difference of
     /// the whole times.
     pub fn host_call_time_change_ns(&self) -> i64 {
-        self.calls[1].total_ns - self.calls[0].total_ns
+        self.calls[1].total_call_ns - self.calls[0].total_call_ns
     }
 }
 
@@ -249,22 +254,25 @@ pub fn compare_summed_traces(
     base: SummedTimesOfTrace,
     head: SummedTimesOfTrace,
 ) -> DifferenceOfTwoTraces {
-    let setup = trace_setup::differing_setup_properties(&base.setup, &head.setup);
+    let setup = trace_setup::differing_setup_properties(
+        &base.machine_and_recorder,
+        &head.machine_and_recorder,
+    );
     let notes = notes_on_comparability(&base, &head);
     let only = |of: &SummedTimesOfTrace, other: &SummedTimesOfTrace| {
-        let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
-        of.findings.iter().filter(|(id, _)| !also(id)).cloned().collect()
+        let also = |id: &str| other.finding_ids_and_titles.iter().any(|(other, _)| *other == id);
+        of.finding_ids_and_titles.iter().filter(|(id, _)| !also(id)).cloned().collect()
     };
     let findings = [only(&base, &head), only(&head, &base)];
     let wholes = [&base, &head].map(|sums| RecorderAndTotalsOfTrace {
-        recorder: sums.recorder_program.clone(),
-        whole_ns: sums.whole_ns,
-        busy_ns: sums.busy_ns,
-        kernels: sums
+        recorder_program: sums.recorder_program.clone(),
+        summed_whole_time_ns: sums.summed_whole_time_ns,
+        summed_gpu_busy_ns: sums.summed_gpu_busy_ns,
+        kernel_count: sums
             .sums_by_part
             .iter()
             .filter(|(part, _)| part.kind == TracePartKind::Kernel)
-            .map(|(_, amount)| amount.count)
+            .map(|(_, amount)| amount.operation_count)
             .sum(),
     });
     let mut parts: Vec<TracePartComparison> =
@@ -272,11 +280,11 @@ pub fn compare_summed_traces(
             .into_iter()
             .map(|(part, amounts)| TracePartComparison { part, amounts })
             .collect();
-    parts.sort_by_key(|change| Reverse(change.own_time_change_ns().abs()));
-    let mut places: Vec<RangePathInBothTraces> =
+    parts.sort_by_key(|change| Reverse(change.exclusive_time_change_ns().abs()));
+    let mut places: Vec<RangePathTimesOfBothTraces> =
         pair_values_by_key(base.times_by_range_path, head.times_by_range_path)
             .into_iter()
-            .map(|(path, places)| RangePathInBothTraces { path, places })
+            .map(|(path, places)| RangePathTimesOfBothTraces { range_path: path, places })
             .collect();
     places.sort_by_key(|change| Reverse(change.launched_time_change_ns().abs()));
     let mut calls: Vec<FunctionCallsInBothTraces> =
@@ -292,7 +300,7 @@ pub fn compare_summed_traces(
         range_path_changes: places,
         host_call_changes: calls,
         findings,
-        notes,
+        comparability_notes: notes,
     }
 }
 
@@ -300,14 +308,17 @@ impl DifferenceOfTwoTraces {
     /// Returns whether the two traces were recorded on different GPU models, or with different
     /// numbers of ranks.
     pub fn are_machines_different(&self) -> bool {
-        let machine =
-            [TraceSetupProperty::Device, TraceSetupProperty::Capability, TraceSetupProperty::Ranks];
+        let machine = [
+            TraceSetupProperty::DeviceNames,
+            TraceSetupProperty::ComputeCapability,
+            TraceSetupProperty::RankCount,
+        ];
         self.setup_changes.iter().any(|change| machine.contains(&change.property))
     }
 
     /// Whole time of the second trace minus whole time of the first trace, nanoseconds.
     pub fn whole_time_change_ns(&self) -> i64 {
-        self.wholes[1].whole_ns - self.wholes[0].whole_ns
+        self.wholes[1].summed_whole_time_ns - self.wholes[0].summed_whole_time_ns
     }
 
     /// Kernel time of both traces by kind of work, as the kernels' names show it, in nanoseconds;
@@ -318,9 +329,11 @@ impl DifferenceOfTwoTraces {
             self.part_changes.iter().filter(|change| change.part.kind == TracePartKind::Kernel)
         {
             let sums = kinds
-                .entry(KernelWorkClass::work_class_from_kernel_name(&change.part.name))
+                .entry(KernelWorkClass::work_class_from_kernel_name(&change.part.part_name))
                 .or_default();
-            sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
+            sums.iter_mut()
+                .zip(&change.amounts)
+                .for_each(|(sum, of)| *sum += of.total_operation_ns);
         }
         let mut kinds: Vec<_> = kinds.into_iter().collect();
         kinds.sort_by_key(|&(kind, sums)| (Reverse(sums.into_iter().max()), kind));
@@ -330,11 +343,11 @@ impl DifferenceOfTwoTraces {
     /// Change of the idle time whose cause the traces do not show, nanoseconds.
     pub fn change_of_unexplained_idle_ns(&self) -> i64 {
         let unexplained =
-            |change: &&TracePartComparison| change.part.kind == TracePartKind::Unexplained;
+            |change: &&TracePartComparison| change.part.kind == TracePartKind::UnexplainedIdleTime;
         self.part_changes
             .iter()
             .filter(unexplained)
-            .map(TracePartComparison::own_time_change_ns)
+            .map(TracePartComparison::exclusive_time_change_ns)
             .sum()
     }
 }
@@ -354,17 +367,17 @@ fn pair_values_by_key<K: Ord, V: Default>(
 
 /// Largest number of range paths for which different numbers of ranges are noted, as a sign that
 /// the traces contain different amounts of work.
-const MAX_NOTED_RANGE_COUNTS: usize = 3;
+const MAX_RANGE_PATHS_IN_NOTES: usize = 3;
 
 fn notes_on_comparability(base: &SummedTimesOfTrace, head: &SummedTimesOfTrace) -> Vec<String> {
     let mut notes = Vec::new();
     if base.recorder_program != head.recorder_program {
         notes.push("two recorders: names may differ where nothing else does".to_owned());
     }
-    if base.activities != head.activities {
+    if base.process_gpu_pair_count != head.process_gpu_pair_count {
         notes.push(format!(
             "{} and {} processes on devices: the wholes are sums over them",
-            base.activities, head.activities
+            base.process_gpu_pair_count, head.process_gpu_pair_count
         ));
     }
     let whole_graphs = |sums: &SummedTimesOfTrace| {
@@ -378,15 +391,15 @@ fn notes_on_comparability(base: &SummedTimesOfTrace, head: &SummedTimesOfTrace) 
         );
     }
     let repeated = base.times_by_range_path.iter().filter_map(|(path, place)| {
-        let now = head.times_by_range_path.get(path)?.ranges;
-        (!path.is_empty() && now != place.ranges).then(|| {
+        let now = head.times_by_range_path.get(path)?.range_count;
+        (!path.is_empty() && now != place.range_count).then(|| {
             format!(
                 "the range {path} is there {} and {now} times: the traces hold different amounts \
                  of work",
-                place.ranges
+                place.range_count
             )
         })
     });
-    notes.extend(repeated.take(MAX_NOTED_RANGE_COUNTS));
+    notes.extend(repeated.take(MAX_RANGE_PATHS_IN_NOTES));
     notes
 }

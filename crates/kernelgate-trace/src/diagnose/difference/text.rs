@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 use super::super::labels::shortened_kernel_name_for_readers;
 use super::super::text::{append_wrapped_line, format_nanoseconds, percent_of_whole};
 use super::{
-    DifferenceOfTwoTraces, FunctionCallsInBothTraces, PartChangeKind, PartCountAndTimes,
-    RangePathInBothTraces, TracePartComparison, TracePartKey, TracePartKind,
+    DifferenceOfTwoTraces, FunctionCallsInBothTraces, RangePathTimesOfBothTraces,
+    TracePartChangeKind, TracePartComparison, TracePartCountAndTimes, TracePartKey, TracePartKind,
 };
 use crate::stats::{shorten_in_the_middle, with_thousands_separators};
 
 /// Largest number of operations or ranges that are printed on lines of their own.
-const MAX_LINES_OF_PARTS_OR_RANGES: usize = 10;
+const MAX_PRINTED_PARTS_OR_RANGES: usize = 10;
 /// Largest number of small changes of which only the names are printed.
 const MAX_NAMES_OF_SMALL_CHANGES: usize = 6;
 /// Blanks before the continuation of a line, so that it begins in the column of the words.
@@ -56,15 +56,15 @@ impl DifferenceOfTwoTraces {
         for ((letter, name), whole) in ["A", "B"].into_iter().zip(names).zip(&self.wholes) {
             let line = format!(
                 "{letter}: {name} ({}): {} kernels, busy {:.1} % of {}",
-                whole.recorder,
-                with_thousands_separators(whole.kernels),
-                percent_of_whole(whole.busy_ns, whole.whole_ns),
-                format_nanoseconds(whole.whole_ns)
+                whole.recorder_program,
+                with_thousands_separators(whole.kernel_count),
+                percent_of_whole(whole.summed_gpu_busy_ns, whole.summed_whole_time_ns),
+                format_nanoseconds(whole.summed_whole_time_ns)
             );
             append_wrapped_line(text, &line, "", "   ");
         }
         let change = self.whole_time_change_ns();
-        let relative = percent_of_whole(change, self.wholes[0].whole_ns);
+        let relative = percent_of_whole(change, self.wholes[0].summed_whole_time_ns);
         let words = match change {
             0 => "B takes as long as A".to_owned(),
             1.. => {
@@ -73,21 +73,21 @@ impl DifferenceOfTwoTraces {
             _ => format!("B takes {} less than A ({relative:+.1} %)", format_nanoseconds(-change)),
         };
         let _ = writeln!(text, "{words}, from the first operation to the last");
-        for note in &self.notes {
+        for note in &self.comparability_notes {
             append_wrapped_line(text, &format!("note: {note}"), "", "  ");
         }
     }
 
     fn write_changes_by_operation_and_idle_cause(&self, text: &mut String) {
         let of_unexplained =
-            |change: &&TracePartComparison| change.part.kind == TracePartKind::Unexplained;
+            |change: &&TracePartComparison| change.part.kind == TracePartKind::UnexplainedIdleTime;
         let changed: Vec<&TracePartComparison> = self
             .part_changes
             .iter()
-            .filter(|change| change.own_time_change_ns() != 0 && !of_unexplained(change))
+            .filter(|change| change.exclusive_time_change_ns() != 0 && !of_unexplained(change))
             .collect();
         let _ = writeln!(text, "\nWhat explains it: operations, and idle time by its cause");
-        let (shown, rest) = changed.split_at(changed.len().min(MAX_LINES_OF_PARTS_OR_RANGES));
+        let (shown, rest) = changed.split_at(changed.len().min(MAX_PRINTED_PARTS_OR_RANGES));
         for change in shown {
             let label = format!(
                 "{} {}: ",
@@ -99,7 +99,7 @@ impl DifferenceOfTwoTraces {
                 WORDS_COLUMN_WIDTH - label.chars().count(),
             );
             let words = label + &name;
-            self.write_change_line(text, change.own_time_change_ns(), &words);
+            self.write_change_line(text, change.exclusive_time_change_ns(), &words);
             append_wrapped_line(
                 text,
                 &part_change_details(change),
@@ -109,21 +109,22 @@ impl DifferenceOfTwoTraces {
         }
         self.write_sum_of_other_changes(
             text,
-            rest.iter().map(|change| change.own_time_change_ns()),
+            rest.iter().map(|change| change.exclusive_time_change_ns()),
         );
         let words = "unexplained: idle before operations whose launch is not in the trace";
         self.write_change_line(text, self.change_of_unexplained_idle_ns(), words);
         self.write_change_line(text, self.whole_time_change_ns(), "the whole difference");
         for change in [
-            PartChangeKind::OnlyInSecondTrace,
-            PartChangeKind::Vanished,
-            PartChangeKind::More,
-            PartChangeKind::Fewer,
+            TracePartChangeKind::OnlyInSecondTrace,
+            TracePartChangeKind::OnlyInFirstTrace,
+            TracePartChangeKind::MoreOperations,
+            TracePartChangeKind::FewerOperations,
         ] {
             let named: Vec<String> = rest
                 .iter()
                 .filter(|other| {
-                    other.kind_of_part_change() == change && other.part.kind != TracePartKind::Idle
+                    other.kind_of_part_change() == change
+                        && other.part.kind != TracePartKind::IdleTimeOfKnownCause
                 })
                 .map(|other| {
                     shorten_in_the_middle(&printed_part_name(&other.part), NAME_COLUMN_WIDTH)
@@ -141,19 +142,19 @@ impl DifferenceOfTwoTraces {
     }
 
     fn write_changes_by_range_path(&self, text: &mut String) {
-        if self.range_path_changes.iter().all(|change| change.path.is_empty()) {
+        if self.range_path_changes.iter().all(|change| change.range_path.is_empty()) {
             return;
         }
         let _ = writeln!(
             text,
             "\nWhere it is: by the innermost range around the launch, idle time before it included"
         );
-        let changed: Vec<&RangePathInBothTraces> = self
+        let changed: Vec<&RangePathTimesOfBothTraces> = self
             .range_path_changes
             .iter()
             .filter(|change| change.launched_time_change_ns() != 0)
             .collect();
-        let (shown, rest) = changed.split_at(changed.len().min(MAX_LINES_OF_PARTS_OR_RANGES));
+        let (shown, rest) = changed.split_at(changed.len().min(MAX_PRINTED_PARTS_OR_RANGES));
         for change in shown {
             self.write_change_line(
                 text,
@@ -163,24 +164,28 @@ impl DifferenceOfTwoTraces {
             let [base, head] = &change.places;
             let own = format!(
                 "{} -> {}",
-                format_nanoseconds(base.launched_operations.own_ns),
-                format_nanoseconds(head.launched_operations.own_ns)
+                format_nanoseconds(base.launched_operations.exclusive_ns),
+                format_nanoseconds(head.launched_operations.exclusive_ns)
             );
-            let host = match change.path.is_empty() {
+            let host = match change.range_path.is_empty() {
                 true => String::new(),
                 false => format!(
                     ", host {} -> {}",
-                    format_nanoseconds(base.host_ns),
-                    format_nanoseconds(head.host_ns)
+                    format_nanoseconds(base.host_range_ns),
+                    format_nanoseconds(head.host_range_ns)
                 ),
             };
-            let ranges = count_before_and_after_text([base.ranges, head.ranges], "ranges");
+            let ranges =
+                count_before_and_after_text([base.range_count, head.range_count], "ranges");
             let operations = count_before_and_after_text(
-                [base.launched_operations.count, head.launched_operations.count],
+                [
+                    base.launched_operations.operation_count,
+                    head.launched_operations.operation_count,
+                ],
                 "operations",
             );
             let words =
-                if change.path.is_empty() { operations } else { ranges + ", " + &operations };
+                if change.range_path.is_empty() { operations } else { ranges + ", " + &operations };
             append_wrapped_line(
                 text,
                 &format!("{words}, {own}{host}"),
@@ -218,8 +223,9 @@ impl DifferenceOfTwoTraces {
     /// Writes host calls whose number or waiting time changed; the difference of the whole times
     /// does not include their host time.
     fn write_host_call_changes(&self, text: &mut String) {
-        let waits =
-            |change: &&FunctionCallsInBothTraces| change.calls.iter().any(|calls| calls.waits);
+        let waits = |change: &&FunctionCallsInBothTraces| {
+            change.calls.iter().any(|calls| calls.waits_for_gpu)
+        };
         let counted =
             |change: &&FunctionCallsInBothTraces| change.calls[0].calls != change.calls[1].calls;
         let mut shown: Vec<&FunctionCallsInBothTraces> = self
@@ -235,33 +241,33 @@ impl DifferenceOfTwoTraces {
             return;
         }
         let _ = writeln!(text, "\nCalls of the host (their time may pass while the GPU works)");
-        for change in shown.iter().take(MAX_LINES_OF_PARTS_OR_RANGES) {
+        for change in shown.iter().take(MAX_PRINTED_PARTS_OR_RANGES) {
             let [base, head] = &change.calls;
-            let range = change.site.range.as_ref().filter(|range| !range.is_empty());
+            let range = change.site.innermost_range_path.as_ref().filter(|range| !range.is_empty());
             let range = range.map_or(String::new(), |range| {
                 format!(", in {}", shorten_in_the_middle(range, 40))
             });
             let waits = if waits(change) { " (waits)" } else { "" };
             let line = format!(
                 "{}{waits}{range}: {}, {} -> {}",
-                shorten_in_the_middle(&change.site.function, 40),
+                shorten_in_the_middle(&change.site.function_name, 40),
                 count_before_and_after_text([base.calls, head.calls], "calls"),
-                format_nanoseconds(base.total_ns),
-                format_nanoseconds(head.total_ns)
+                format_nanoseconds(base.total_call_ns),
+                format_nanoseconds(head.total_call_ns)
             );
             append_wrapped_line(text, &line, "  - ", "    ");
         }
-        if shown.len() > MAX_LINES_OF_PARTS_OR_RANGES {
+        if shown.len() > MAX_PRINTED_PARTS_OR_RANGES {
             let _ = writeln!(
                 text,
                 "  - {} more, in the JSON",
-                shown.len() - MAX_LINES_OF_PARTS_OR_RANGES
+                shown.len() - MAX_PRINTED_PARTS_OR_RANGES
             );
         }
     }
 
-    /// Writes one line: the time that a part adds, its share of the difference of the whole times,
-    /// and words.
+    /// Writes one line of the difference: the time that a trace part adds, its share of the
+    /// difference of the whole times, and words.
     fn write_change_line(&self, text: &mut String, change_ns: i64, words: &str) {
         let share = match self.whole_time_change_ns() {
             0 => "-".to_owned(),
@@ -282,14 +288,14 @@ impl DifferenceOfTwoTraces {
 
 fn printed_part_name(part: &TracePartKey) -> String {
     if part.kind == TracePartKind::Kernel {
-        shortened_kernel_name_for_readers(&part.name)
+        shortened_kernel_name_for_readers(&part.part_name)
     } else {
-        part.name.clone()
+        part.part_name.clone()
     }
 }
 
-fn path_or_outside_ranges(change: &RangePathInBothTraces) -> &str {
-    if change.path.is_empty() { "outside of all ranges" } else { &change.path }
+fn path_or_outside_ranges(change: &RangePathTimesOfBothTraces) -> &str {
+    if change.range_path.is_empty() { "outside of all ranges" } else { &change.range_path }
 }
 
 /// Returns words for the number and mean time of a part's operations in both traces, and for the
@@ -297,25 +303,28 @@ fn path_or_outside_ranges(change: &RangePathInBothTraces) -> &str {
 #[allow(clippy::cast_possible_truncation)]
 fn part_change_details(change: &TracePartComparison) -> String {
     let [base, head] = &change.amounts;
-    let mean = |amount: &PartCountAndTimes| format_nanoseconds(amount.mean_operation_ns() as i64);
+    let mean =
+        |amount: &TracePartCountAndTimes| format_nanoseconds(amount.mean_operation_ns() as i64);
     let unit = match change.part.kind {
         TracePartKind::Kernel | TracePartKind::CudaGraphLaunch => "launches",
         TracePartKind::Copy => "copies",
-        TracePartKind::Set => "sets",
-        TracePartKind::Idle | TracePartKind::Unexplained => "gaps",
+        TracePartKind::Memset => "sets",
+        TracePartKind::IdleTimeOfKnownCause | TracePartKind::UnexplainedIdleTime => "gaps",
     };
-    let mut words = vec![count_before_and_after_text([base.count, head.count], unit)];
-    words.push(match (base.count, head.count) {
+    let mut words =
+        vec![count_before_and_after_text([base.operation_count, head.operation_count], unit)];
+    words.push(match (base.operation_count, head.operation_count) {
         (0, _) => format!("{} each", mean(head)),
         (_, 0) => format!("{} each", mean(base)),
         _ => format!("each {} -> {}", mean(base), mean(head)),
     });
-    let parts = [change.change_by_operation_count_ns(), change.change_by_operation_length_ns()];
-    if base.count > 0 && head.count > 0 && parts.iter().all(|ns| *ns != 0) {
+    let parts =
+        [change.change_due_to_operation_count_ns(), change.change_due_to_operation_length_ns()];
+    if base.operation_count > 0 && head.operation_count > 0 && parts.iter().all(|ns| *ns != 0) {
         let [number, length] = parts.map(time_with_sign_text);
         words.push(format!("{number} by their number, {length} by their length"));
     }
-    let overlaps = [base, head].map(|amount| amount.total_ns - amount.own_ns);
+    let overlaps = [base, head].map(|amount| amount.total_operation_ns - amount.exclusive_ns);
     if overlaps.iter().any(|ns| *ns > 0) {
         let [base, head] = overlaps.map(format_nanoseconds);
         words.push(format!("{base} -> {head} of it beside earlier work"));

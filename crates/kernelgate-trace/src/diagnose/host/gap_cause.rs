@@ -27,89 +27,93 @@ pub const MAX_HOST_GPU_CLOCK_DIFFERENCE_NS: i64 = 1_000;
 /// 300 µs were the first of their kernel.
 const MIN_CODE_LOADING_CALL_NS: i64 = 100_000;
 /// Number of launched operations that have not started, from which on the launch queue is taken to
-/// be full: CUDA's holds 1024.
+/// be full, because CUDA's launch queue holds 1024.
 const MIN_OPERATIONS_IN_FULL_QUEUE: usize = 1000;
 
 /// Cause for which a GPU was idle during a gap or a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IdleCauseKind {
     /// Before the launch, the launching thread ran code outside CUDA calls.
-    HostCode,
+    HostCodeBeforeLaunch,
     /// Before the launch, the operating system had taken the launching thread off the CPU.
-    OffCpu,
+    LaunchThreadOffCpu,
     /// Before the launch, the launching thread was in a call of the operating system.
-    OsCall,
+    LaunchThreadInOsCall,
     /// Before the launch, the launching thread was in another CUDA call.
-    OtherCudaCall,
+    LaunchThreadInOtherCudaCall,
     /// Before the launch, the launching thread waited for the GPU.
-    HostWaitForGpu,
+    LaunchThreadWaitedForGpu,
     /// The launch call of the next operation was still running.
-    LaunchCall,
+    LaunchCallStillRunning,
     /// The launch call of the next operation was long, because it launched a kernel for the first
     /// time and loaded its code.
-    FirstLaunch,
+    FirstKernelLaunch,
     /// Usual time from the end of the launch call, which lies in the gap, to the start of the
     /// operation.
     LaunchLatency,
     /// The next operation was launched before the gap, and started as fast as queued operations
     /// usually do.
-    BackToBack,
+    UsualStartOfQueuedOperation,
     /// The next operation was launched but not started, because its stream waited for an event.
-    EventWait,
+    StreamWaitedForEvent,
     /// The next operation was launched but not started, because the legacy default stream and
     /// another stream wait for each other.
-    DefaultStream,
+    StreamWaitedForDefaultStream,
     /// The next operation was launched but not started, because its stream waited for a host
     /// function.
-    HostFunction,
+    StreamWaitedForHostFunction,
     /// The next operation was launched but not started, because the gap lies between nodes of one
     /// CUDA graph.
-    InGraph,
+    BetweenCudaGraphNodes,
     /// The next operation was launched but not started, while the same process worked on another
     /// GPU, or another process on this GPU.
-    WorkElsewhere,
+    OtherGpuOrProcessBusy,
     /// The next operation was launched but not started, behind as many operations as a launch queue
     /// holds.
-    FullQueue,
+    LaunchQueueFull,
     /// The next operation was launched but not started, because the Windows driver (WDDM) collects
     /// launches and moves memory before it submits them.
-    WindowsDriver,
+    WindowsDriverDelay,
     /// The next operation was launched but not started, and the trace does not show why.
     UnknownDelayAfterLaunch,
     /// The gap ends with a migration of managed pages, which no host call launches.
     PageMigration,
     /// The next operation starts before its own launch call, so the clocks of host and GPU
     /// disagree.
-    ClocksDisagree,
+    HostAndGpuClocksDisagree,
     /// The trace does not contain the launch call of the operation after the gap.
     NoLaunchCallRecorded,
 }
 
 impl IdleCauseKind {
-    /// Returns the label of this value in printed output.
+    /// Returns the label of the idle cause in printed output.
     pub fn printed_idle_cause(self) -> &'static str {
         match self {
-            Self::HostCode => "host code between launches",
-            Self::OffCpu => "the thread was not on a CPU",
-            Self::OsCall => "a call of the operating system",
-            Self::OtherCudaCall => "another CUDA call",
-            Self::HostWaitForGpu => "in a wait for the GPU",
-            Self::LaunchCall => "in the launch call",
-            Self::FirstLaunch => "in the first launch of a kernel, which loads it",
-            Self::FullQueue => "launched, not started: behind a full queue",
+            Self::HostCodeBeforeLaunch => "host code between launches",
+            Self::LaunchThreadOffCpu => "the thread was not on a CPU",
+            Self::LaunchThreadInOsCall => "a call of the operating system",
+            Self::LaunchThreadInOtherCudaCall => "another CUDA call",
+            Self::LaunchThreadWaitedForGpu => "in a wait for the GPU",
+            Self::LaunchCallStillRunning => "in the launch call",
+            Self::FirstKernelLaunch => "in the first launch of a kernel, which loads it",
+            Self::LaunchQueueFull => "launched, not started: behind a full queue",
             Self::LaunchLatency => "launch latency",
-            Self::BackToBack => "between queued operations",
-            Self::EventWait => "launched, not started: waits for an event",
-            Self::DefaultStream => "launched, not started: behind the default stream",
-            Self::HostFunction => "launched, not started: behind a host function",
-            Self::InGraph => "launched, not started: between nodes of a graph",
-            Self::WorkElsewhere => "launched, not started: another device or process worked",
-            Self::WindowsDriver => "launched, not started: the Windows driver submits later",
+            Self::UsualStartOfQueuedOperation => "between queued operations",
+            Self::StreamWaitedForEvent => "launched, not started: waits for an event",
+            Self::StreamWaitedForDefaultStream => {
+                "launched, not started: behind the default stream"
+            }
+            Self::StreamWaitedForHostFunction => "launched, not started: behind a host function",
+            Self::BetweenCudaGraphNodes => "launched, not started: between nodes of a graph",
+            Self::OtherGpuOrProcessBusy => {
+                "launched, not started: another device or process worked"
+            }
+            Self::WindowsDriverDelay => "launched, not started: the Windows driver submits later",
             Self::UnknownDelayAfterLaunch => {
                 "launched, not started: the reason is not in the trace"
             }
             Self::PageMigration => "before a page migration, which nobody launches",
-            Self::ClocksDisagree => "starts before its launch: the clocks disagree",
+            Self::HostAndGpuClocksDisagree => "starts before its launch: the clocks disagree",
             Self::NoLaunchCallRecorded => "the launch is not in the trace",
         }
     }
@@ -117,17 +121,17 @@ impl IdleCauseKind {
     /// Label of the idle cause with at most 32 characters, for a table.
     pub fn printed_idle_cause_for_table(self) -> &'static str {
         match self {
-            Self::FirstLaunch => "first launches, which load code",
-            Self::EventWait => "late start: waits for an event",
-            Self::DefaultStream => "late start: the default stream",
-            Self::HostFunction => "late start: a host function",
-            Self::InGraph => "between nodes of a graph",
-            Self::WorkElsewhere => "late start: another one worked",
-            Self::FullQueue => "late start: behind a full queue",
-            Self::WindowsDriver => "late start: the Windows driver",
+            Self::FirstKernelLaunch => "first launches, which load code",
+            Self::StreamWaitedForEvent => "late start: waits for an event",
+            Self::StreamWaitedForDefaultStream => "late start: the default stream",
+            Self::StreamWaitedForHostFunction => "late start: a host function",
+            Self::BetweenCudaGraphNodes => "between nodes of a graph",
+            Self::OtherGpuOrProcessBusy => "late start: another one worked",
+            Self::LaunchQueueFull => "late start: behind a full queue",
+            Self::WindowsDriverDelay => "late start: the Windows driver",
             Self::UnknownDelayAfterLaunch => "late start: reason not in trace",
             Self::PageMigration => "before a page migration",
-            Self::ClocksDisagree => "clocks of host and device differ",
+            Self::HostAndGpuClocksDisagree => "clocks of host and device differ",
             other => other.printed_idle_cause(),
         }
     }
@@ -137,32 +141,36 @@ impl IdleCauseKind {
     pub fn is_launching_or_own_host_code(self) -> bool {
         matches!(
             self,
-            Self::LaunchCall | Self::LaunchLatency | Self::HostCode | Self::OsCall | Self::OffCpu
+            Self::LaunchCallStillRunning
+                | Self::LaunchLatency
+                | Self::HostCodeBeforeLaunch
+                | Self::LaunchThreadInOsCall
+                | Self::LaunchThreadOffCpu
         )
     }
 
     /// Key of the idle cause in JSON; the key never changes.
     pub fn idle_cause_json_key(self) -> &'static str {
         match self {
-            Self::HostCode => "host_code",
-            Self::OffCpu => "off_cpu",
-            Self::OsCall => "os_call",
-            Self::OtherCudaCall => "cuda_call",
-            Self::HostWaitForGpu => "wait",
-            Self::LaunchCall => "launch_call",
-            Self::FirstLaunch => "first_launch",
-            Self::FullQueue => "full_queue",
+            Self::HostCodeBeforeLaunch => "host_code",
+            Self::LaunchThreadOffCpu => "off_cpu",
+            Self::LaunchThreadInOsCall => "os_call",
+            Self::LaunchThreadInOtherCudaCall => "cuda_call",
+            Self::LaunchThreadWaitedForGpu => "wait",
+            Self::LaunchCallStillRunning => "launch_call",
+            Self::FirstKernelLaunch => "first_launch",
+            Self::LaunchQueueFull => "full_queue",
             Self::LaunchLatency => "launch_latency",
-            Self::BackToBack => "back_to_back",
-            Self::EventWait => "event_wait",
-            Self::DefaultStream => "default_stream",
-            Self::HostFunction => "host_function",
-            Self::InGraph => "in_graph",
-            Self::WorkElsewhere => "elsewhere",
-            Self::WindowsDriver => "windows_driver",
+            Self::UsualStartOfQueuedOperation => "back_to_back",
+            Self::StreamWaitedForEvent => "event_wait",
+            Self::StreamWaitedForDefaultStream => "default_stream",
+            Self::StreamWaitedForHostFunction => "host_function",
+            Self::BetweenCudaGraphNodes => "in_graph",
+            Self::OtherGpuOrProcessBusy => "elsewhere",
+            Self::WindowsDriverDelay => "windows_driver",
             Self::UnknownDelayAfterLaunch => "not_started",
             Self::PageMigration => "page_migration",
-            Self::ClocksDisagree => "clocks_disagree",
+            Self::HostAndGpuClocksDisagree => "clocks_disagree",
             Self::NoLaunchCallRecorded => "launch_not_recorded",
         }
     }
@@ -172,13 +180,13 @@ impl IdleCauseKind {
     pub fn is_before_or_right_after_launch(self) -> bool {
         matches!(
             self,
-            Self::HostCode
-                | Self::OffCpu
-                | Self::OsCall
-                | Self::OtherCudaCall
-                | Self::HostWaitForGpu
-                | Self::LaunchCall
-                | Self::FirstLaunch
+            Self::HostCodeBeforeLaunch
+                | Self::LaunchThreadOffCpu
+                | Self::LaunchThreadInOsCall
+                | Self::LaunchThreadInOtherCudaCall
+                | Self::LaunchThreadWaitedForGpu
+                | Self::LaunchCallStillRunning
+                | Self::FirstKernelLaunch
                 | Self::LaunchLatency
         )
     }
@@ -187,7 +195,9 @@ impl IdleCauseKind {
     pub fn is_reason_in_trace(self) -> bool {
         !matches!(
             self,
-            Self::UnknownDelayAfterLaunch | Self::ClocksDisagree | Self::NoLaunchCallRecorded
+            Self::UnknownDelayAfterLaunch
+                | Self::HostAndGpuClocksDisagree
+                | Self::NoLaunchCallRecorded
         )
     }
 }
@@ -203,7 +213,7 @@ const MAX_GAP_PARTS_IN_COLUMNS: usize = 4;
 /// For every idle gap of a trace, its causes in order of time and the length of each part, stored
 /// compactly.
 #[derive(Debug, Default)]
-pub struct GapPartsByCause {
+pub struct IdleGapPartsByCause {
     distinct_cause_lists: Vec<Vec<IdleCauseAndBlamedName>>,
     index_of_cause_list: HashMap<Vec<IdleCauseAndBlamedName>, u32>,
     /// For the operation after each gap, 1 + index of the gap's causes in `distinct_cause_lists`; 0
@@ -217,7 +227,7 @@ pub struct GapPartsByCause {
     parts_of_long_gaps: HashMap<GpuOperationId, Vec<i64>>,
 }
 
-impl GapPartsByCause {
+impl IdleGapPartsByCause {
     pub(in crate::diagnose) fn without_gaps_of_operations(operations: usize) -> Self {
         Self {
             cause_list_of_gap: BitPackedColumn::column_filled_with(operations, 0),
@@ -240,15 +250,15 @@ impl GapPartsByCause {
             self.distinct_cause_lists.push(causes);
             new
         });
-        self.cause_list_of_gap.replace_row(gap.operation_after as usize, number);
+        self.cause_list_of_gap.replace_row(gap.operation_after_gap as usize, number);
         if parts.len() > MAX_GAP_PARTS_IN_COLUMNS {
             self.parts_of_long_gaps
-                .insert(gap.operation_after, parts.iter().map(|&(_, ns)| ns).collect());
+                .insert(gap.operation_after_gap, parts.iter().map(|&(_, ns)| ns).collect());
             return;
         }
         let Some((_, all_but_last)) = parts.split_last() else { return };
         for (lengths, (_, ns)) in self.lengths.iter_mut().zip(all_but_last) {
-            lengths.replace_row(gap.operation_after as usize, *ns);
+            lengths.replace_row(gap.operation_after_gap as usize, *ns);
         }
     }
 
@@ -259,7 +269,7 @@ impl GapPartsByCause {
     ) {
         self.index_of_cause_list = HashMap::new();
         for (kind, range) in self.distinct_cause_lists.iter_mut().flatten() {
-            if *kind == IdleCauseKind::HostCode {
+            if *kind == IdleCauseKind::HostCodeBeforeLaunch {
                 *range = range.map(&name_of);
             }
         }
@@ -272,11 +282,11 @@ impl GapPartsByCause {
         &self,
         gap: &GpuIdleGap,
     ) -> impl Iterator<Item = (IdleCauseAndBlamedName, i64)> {
-        let id = gap.operation_after as usize;
+        let id = gap.operation_after_gap as usize;
         let number = self.cause_list_of_gap.at(id).checked_sub(1);
         let causes = number.map_or(&[][..], |number| &self.distinct_cause_lists[number as usize]);
         let listed = if causes.len() > MAX_GAP_PARTS_IN_COLUMNS {
-            self.parts_of_long_gaps.get(&gap.operation_after)
+            self.parts_of_long_gaps.get(&gap.operation_after_gap)
         } else {
             None
         };
@@ -295,14 +305,14 @@ impl GapPartsByCause {
 
 /// Kind of CUDA function after which later work of a stream may start late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StreamHoldingKind {
+enum StreamHoldingFunctionKind {
     /// The function makes a stream wait for an event.
-    Event,
+    WaitForEvent,
     /// The function makes a stream wait until a host function has run.
-    HostFunction,
+    WaitForHostFunction,
 }
 
-fn stream_holding_kind_of_function(function: &str) -> Option<StreamHoldingKind> {
+fn stream_holding_kind_of_function(function: &str) -> Option<StreamHoldingFunctionKind> {
     const EVENT_WAIT_FUNCTIONS: &[&str] =
         &["cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"];
     const HOST_FUNCTION_ENQUEUE_FUNCTIONS: &[&str] = &[
@@ -315,30 +325,32 @@ fn stream_holding_kind_of_function(function: &str) -> Option<StreamHoldingKind> 
     ];
     let function = without_four_digit_version_suffix(function).trim_end_matches("_ptsz");
     if EVENT_WAIT_FUNCTIONS.contains(&function) {
-        return Some(StreamHoldingKind::Event);
+        return Some(StreamHoldingFunctionKind::WaitForEvent);
     }
-    HOST_FUNCTION_ENQUEUE_FUNCTIONS.contains(&function).then_some(StreamHoldingKind::HostFunction)
+    HOST_FUNCTION_ENQUEUE_FUNCTIONS
+        .contains(&function)
+        .then_some(StreamHoldingFunctionKind::WaitForHostFunction)
 }
 
 /// A host call that makes a stream wait; it is kept until the next launch into the stream.
 #[derive(Debug, Clone, Copy)]
 struct CallThatHoldsStream {
-    holding_kind: StreamHoldingKind,
+    holding_kind: StreamHoldingFunctionKind,
     function_name: InternedNameId,
     /// Stream that the call makes wait; `None` if the trace does not record the stream.
     held_stream: Option<u64>,
 }
 
-/// Largest number of calls that hold a stream that are kept for each thread.
-const MAX_HOLDING_CALLS_PER_THREAD: usize = 16;
+/// Largest number of host calls that make streams wait and are kept for each thread.
+const MAX_STREAM_HOLDING_CALLS_PER_THREAD: usize = 16;
 
 /// A past host call that may explain an idle gap.
 #[derive(Debug, Clone, Copy)]
 struct PastHostCall {
-    start: i64,
+    start_ns: i64,
     end_ns: i64,
-    name: InternedNameId,
-    wait: Option<WaitGroupIndex>,
+    function_name: InternedNameId,
+    wait_group: Option<WaitGroupIndex>,
 }
 
 /// Number of consecutive calls that ended before a gap after which the backward search for calls
@@ -354,7 +366,7 @@ pub(in crate::diagnose) struct GapAndItsEndingLaunch<'a> {
     pub activity: usize,
     /// Stream of the operation that ended the gap.
     pub stream: u64,
-    /// Whether the operation before the gap was launched by the same call.
+    /// Whether one host call launched both the operation before and the operation after the gap.
     pub same_launch: bool,
     /// Number of operations that had been launched before and had not started.
     pub pending: usize,
@@ -390,9 +402,9 @@ impl GapPartsInProgress {
 /// A past NVTX range that may explain a long gap.
 #[derive(Debug, Clone, Copy)]
 struct PastNamedRange {
-    start: i64,
-    end: i64,
-    label: InternedNameId,
+    range_start_ns: i64,
+    range_end_ns: i64,
+    range_name: InternedNameId,
 }
 
 /// Shortest host code, nanoseconds, that is named after the range around most of it.
@@ -402,10 +414,10 @@ const MIN_HOST_CODE_NAMED_AFTER_RANGE_NS: i64 = MIN_GAP_OF_OTHER_HOST_WORK_NS / 
 fn first_kernels_of_functions(trace: &Trace) -> HashSet<GpuOperationId> {
     let kernels = &trace.kernels;
     let mut first: HashMap<(u32, u32), (i64, GpuOperationId)> = HashMap::new();
-    for (id, function) in (0u32..).zip(kernels.function.iter_decoded_rows()) {
+    for (id, function) in (0u32..).zip(kernels.function_index.iter_decoded_rows()) {
         let row = id as usize;
         let process = trace.process_index_of_place(kernels.on_gpu.place.at(row));
-        let start = (kernels.on_gpu.start.at(row), id);
+        let start = (kernels.on_gpu.start_ns.at(row), id);
         let earliest = first.entry((process, function)).or_insert(start);
         *earliest = start.min(*earliest);
     }
@@ -432,7 +444,7 @@ pub(in crate::diagnose) struct PastCallsAndRangesByThread {
     /// For each thread, its calls that make streams wait.
     held: Vec<Vec<CallThatHoldsStream>>,
     /// For each function name, how its calls make a stream wait.
-    holds: Vec<Option<StreamHoldingKind>>,
+    holds: Vec<Option<StreamHoldingFunctionKind>>,
     /// Streams that wait for an event, by process and by correlation id of the call that makes them
     /// wait.
     event_streams: HashMap<(u32, u32), u64>,
@@ -455,7 +467,7 @@ impl PastCallsAndRangesByThread {
     pub fn state_before_first_call(trace: &Trace, activities: &[ProcessActivityOnGpu]) -> Self {
         let threads = trace.threads.len();
         let (os, switches) = (&trace.os_calls, &trace.context_switches);
-        let time = |row: u32| switches.time[row as usize];
+        let time = |row: u32| switches.time_ns[row as usize];
         let holds = (0..trace.names.interned_text_count())
             .map(|index| {
                 stream_holding_kind_of_function(
@@ -468,7 +480,7 @@ impl PastCallsAndRangesByThread {
             .filter(|&row| syncs.kind[row] == SynchronisationTarget::StreamWaitsEvent)
             .map(|row| {
                 let place = &trace.places[syncs.on_gpu.place.at(row).0 as usize];
-                ((place.process, syncs.on_gpu.correlation.at(row)), place.stream)
+                ((place.process_index, syncs.on_gpu.correlation.at(row)), place.stream)
             })
             .filter(|&((_, correlation), _)| correlation != 0)
             .collect();
@@ -488,13 +500,13 @@ impl PastCallsAndRangesByThread {
             event_streams,
             os_calls: TableRowsByThread::group_rows_by_thread(
                 threads,
-                &os.thread,
+                &os.thread_index,
                 |_| true,
-                |i| os.start[i as usize],
+                |i| os.start_ns[i as usize],
             ),
             switches: TableRowsByThread::group_rows_by_thread(
                 threads,
-                &switches.thread,
+                &switches.thread_index,
                 |_| true,
                 time,
             ),
@@ -517,22 +529,30 @@ impl PastCallsAndRangesByThread {
         call: &StreamedCallRow,
         wait: Option<WaitGroupIndex>,
     ) {
-        let thread = call.thread as usize;
+        let thread = call.thread_index as usize;
         if self.calls.len() <= thread {
             self.calls.resize_with(thread + 1, Vec::new);
             self.held.resize_with(thread + 1, Vec::new);
         }
         if self.calls[thread].len() == self.calls[thread].capacity() {
-            let since =
-                self.start_of_earliest_unended_gap(trace, activities, (call.process, call.start));
+            let since = self.start_of_earliest_unended_gap(
+                trace,
+                activities,
+                (call.process_index, call.start_ns),
+            );
             self.calls[thread].retain(|past| past.end_ns >= since);
         }
-        let StreamedCallRow { start, end, name, .. } = *call;
-        self.calls[thread].push(PastHostCall { start, end_ns: end, name, wait });
+        let StreamedCallRow { start_ns: start, end_ns: end, function_name: name, .. } = *call;
+        self.calls[thread].push(PastHostCall {
+            start_ns: start,
+            end_ns: end,
+            function_name: name,
+            wait_group: wait,
+        });
         if let Some(by) = self.holds.get(name.0 as usize).copied().flatten() {
-            let stream = self.event_streams.get(&(call.process, call.correlation)).copied();
+            let stream = self.event_streams.get(&(call.process_index, call.correlation)).copied();
             let held = &mut self.held[thread];
-            if held.len() == MAX_HOLDING_CALLS_PER_THREAD {
+            if held.len() == MAX_STREAM_HOLDING_CALLS_PER_THREAD {
                 held.remove(0);
             }
             held.push(CallThatHoldsStream {
@@ -550,24 +570,29 @@ impl PastCallsAndRangesByThread {
         activities: &[ProcessActivityOnGpu],
         row: &StreamedRangeRow,
     ) {
-        if row.end.saturating_sub(row.start) < MIN_HOST_CODE_NAMED_AFTER_RANGE_NS {
+        if row.end_ns.saturating_sub(row.start_ns) < MIN_HOST_CODE_NAMED_AFTER_RANGE_NS {
             return;
         }
-        let thread = row.thread as usize;
+        let thread = row.thread_index as usize;
         if self.ranges.len() <= thread {
             self.ranges.resize_with(thread + 1, Vec::new);
         }
         if self.ranges[thread].len() == self.ranges[thread].capacity() {
-            let process = trace.threads[thread].process;
-            let since = self.start_of_earliest_unended_gap(trace, activities, (process, row.start));
-            self.ranges[thread].retain(|past| past.end >= since);
+            let process = trace.threads[thread].process_index;
+            let since =
+                self.start_of_earliest_unended_gap(trace, activities, (process, row.start_ns));
+            self.ranges[thread].retain(|past| past.range_end_ns >= since);
         }
-        let StreamedRangeRow { start, end, name_index: label, .. } = *row;
-        self.ranges[thread].push(PastNamedRange { start, end, label: InternedNameId(label) });
+        let StreamedRangeRow { start_ns: start, end_ns: end, name_index: label, .. } = *row;
+        self.ranges[thread].push(PastNamedRange {
+            range_start_ns: start,
+            range_end_ns: end,
+            range_name: InternedNameId(label),
+        });
     }
 
     /// Returns the label of the shortest range that covers most of a long span.
-    fn label_of_range_around_most_of(
+    fn label_of_range_covering_most(
         &self,
         thread: usize,
         (start, end): (i64, i64),
@@ -575,9 +600,13 @@ impl PastCallsAndRangesByThread {
         if end - start < MIN_HOST_CODE_NAMED_AFTER_RANGE_NS {
             return None;
         }
-        let most = |of: &&PastNamedRange| (of.end.min(end) - of.start.max(start)) * 2 > end - start;
+        let most = |of: &&PastNamedRange| {
+            (of.range_end_ns.min(end) - of.range_start_ns.max(start)) * 2 > end - start
+        };
         let around = self.ranges.get(thread)?.iter().filter(most);
-        around.min_by_key(|of| of.end.saturating_sub(of.start)).map(|of| of.label)
+        around
+            .min_by_key(|of| of.range_end_ns.saturating_sub(of.range_start_ns))
+            .map(|of| of.range_name)
     }
 
     /// Forgets calls that made these streams wait, because the thread has now launched work into
@@ -599,10 +628,11 @@ impl PastCallsAndRangesByThread {
         (process, time): (u32, i64),
     ) -> i64 {
         let all = AllGpuOperations::number_operations_of_trace(trace);
-        let own = activities.iter().zip(&mut self.gap).filter(|(of, _)| of.process == process);
+        let own =
+            activities.iter().zip(&mut self.gap).filter(|(of, _)| of.process_index == process);
         let starts = own.map(|(activity, next)| {
             let over =
-                activity.gaps.idle_gaps_from_index(&all, *next).take_while(|gap| gap.end < time);
+                activity.gaps.idle_gaps_from_index(&all, *next).take_while(|gap| gap.end_ns < time);
             *next += over.count();
             activity.gaps.idle_gap_at_index(&all, *next).map_or(i64::MAX, |gap| gap.start_ns)
         });
@@ -619,24 +649,34 @@ impl PastCallsAndRangesByThread {
         let mut split = std::mem::take(&mut self.split);
         split.clear_gap_parts();
         let &GapAndItsEndingLaunch { launch, gap, .. } = late;
-        if launch.start > gap.end + MAX_HOST_GPU_CLOCK_DIFFERENCE_NS {
-            split.add_part_of_gap((IdleCauseKind::ClocksDisagree, None), gap.idle_gap_length_ns());
+        if launch.start_ns > gap.end_ns + MAX_HOST_GPU_CLOCK_DIFFERENCE_NS {
+            split.add_part_of_gap(
+                (IdleCauseKind::HostAndGpuClocksDisagree, None),
+                gap.idle_gap_length_ns(),
+            );
             self.split = split;
             return &self.split;
         }
-        let called = launch.start.clamp(gap.start_ns, gap.end);
-        let returned = launch.end.clamp(called, gap.end);
-        self.split_span_before_launch(trace, launch, (gap.start_ns, called), &mut split);
+        let called = launch.start_ns.clamp(gap.start_ns, gap.end_ns);
+        let returned = launch.end_ns.clamp(called, gap.end_ns);
+        self.split_span_before_launch_by_calls(trace, launch, (gap.start_ns, called), &mut split);
         let loads = returned - called >= MIN_CODE_LOADING_CALL_NS
-            && self.first.contains(&gap.operation_after);
-        let kind = if loads { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
-        split.add_part_of_gap((kind, Some(launch.name)), returned - called);
-        let after = (returned, gap.end);
+            && self.first.contains(&gap.operation_after_gap);
+        let kind = if loads {
+            IdleCauseKind::FirstKernelLaunch
+        } else {
+            IdleCauseKind::LaunchCallStillRunning
+        };
+        split.add_part_of_gap((kind, Some(launch.function_name)), returned - called);
+        let after = (returned, gap.end_ns);
         let why = self.cause_of_late_start(trace, activities, late, after);
         split.add_part_of_gap(why, after.1 - after.0);
         // Without its waits the host would launch earlier by their length; several waits together
         // save at most the gap, less the time of other delays.
-        let latency = matches!(why.0, IdleCauseKind::LaunchLatency | IdleCauseKind::BackToBack);
+        let latency = matches!(
+            why.0,
+            IdleCauseKind::LaunchLatency | IdleCauseKind::UsualStartOfQueuedOperation
+        );
         let mut left = if latency { gap.idle_gap_length_ns() } else { returned - gap.start_ns };
         for (_, ns) in split.waits.iter_mut().rev() {
             *ns = (*ns).min(left);
@@ -647,31 +687,31 @@ impl PastCallsAndRangesByThread {
     }
 
     /// Splits a span before a launch by the host calls of the launching thread.
-    fn split_span_before_launch(
+    fn split_span_before_launch_by_calls(
         &self,
         trace: &Trace,
         launch: &StreamedCallRow,
         span: (i64, i64),
         split: &mut GapPartsInProgress,
     ) {
-        let thread = launch.thread as usize;
+        let thread = launch.thread_index as usize;
         let past = self.calls.get(thread).map_or(&[][..], |calls| calls);
         let first = index_of_first_call_ending_after(past, span.0);
         let mut at = span.0;
         // An outer call comes before the calls inside it, and covers them.
-        for call in past[first..].iter().filter(|call| call.start < launch.start) {
-            let (start, end) = (call.start.max(at), call.end_ns.min(span.1));
+        for call in past[first..].iter().filter(|call| call.start_ns < launch.start_ns) {
+            let (start, end) = (call.start_ns.max(at), call.end_ns.min(span.1));
             if end <= start {
                 continue;
             }
-            split.waits.extend(call.wait.map(|wait| (wait, call.end_ns - call.start)));
+            split.waits.extend(call.wait_group.map(|wait| (wait, call.end_ns - call.start_ns)));
             self.split_span_without_cuda_calls(trace, thread, (at, start), split);
-            let kind = if call.wait.is_some() {
-                IdleCauseKind::HostWaitForGpu
+            let kind = if call.wait_group.is_some() {
+                IdleCauseKind::LaunchThreadWaitedForGpu
             } else {
-                IdleCauseKind::OtherCudaCall
+                IdleCauseKind::LaunchThreadInOtherCudaCall
             };
-            split.add_part_of_gap((kind, Some(call.name)), end - start);
+            split.add_part_of_gap((kind, Some(call.function_name)), end - start);
             at = end;
         }
         self.split_span_without_cuda_calls(trace, thread, (at, span.1), split);
@@ -691,19 +731,22 @@ impl PastCallsAndRangesByThread {
         }
         let os = &trace.os_calls;
         let own = self.os_calls.rows_of_thread(thread);
-        let until = own.partition_point(|&call| os.start[call as usize] < span.1);
-        let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
+        let until = own.partition_point(|&call| os.start_ns[call as usize] < span.1);
+        let mut first = own[..until].partition_point(|&call| os.start_ns[call as usize] < span.0);
         // Only the last few operating-system calls can reach into the span.
         first = first.saturating_sub(MAX_ENDED_CALLS_IN_SEARCH);
         let mut at = span.0;
         for &call in &own[first..until] {
             let call = call as usize;
-            let (start, end) = (os.start[call].max(at), os.end[call].min(span.1));
+            let (start, end) = (os.start_ns[call].max(at), os.end_ns[call].min(span.1));
             if end <= start {
                 continue;
             }
             self.split_span_without_any_call(trace, thread, (at, start), split);
-            split.add_part_of_gap((IdleCauseKind::OsCall, Some(os.name[call])), end - start);
+            split.add_part_of_gap(
+                (IdleCauseKind::LaunchThreadInOsCall, Some(os.function_name[call])),
+                end - start,
+            );
             at = end;
         }
         self.split_span_without_any_call(trace, thread, (at, span.1), split);
@@ -719,9 +762,12 @@ impl PastCallsAndRangesByThread {
     ) {
         if span.1 > span.0 {
             let off = self.ns_off_cpu_in_span(trace, thread, span);
-            split.add_part_of_gap((IdleCauseKind::OffCpu, None), off);
-            let range = self.label_of_range_around_most_of(thread, span);
-            split.add_part_of_gap((IdleCauseKind::HostCode, range), span.1 - span.0 - off);
+            split.add_part_of_gap((IdleCauseKind::LaunchThreadOffCpu, None), off);
+            let range = self.label_of_range_covering_most(thread, span);
+            split.add_part_of_gap(
+                (IdleCauseKind::HostCodeBeforeLaunch, range),
+                span.1 - span.0 - off,
+            );
         }
     }
 
@@ -734,57 +780,62 @@ impl PastCallsAndRangesByThread {
         span: (i64, i64),
     ) -> IdleCauseAndBlamedName {
         let short = span.1 - span.0 < MAX_USUAL_START_LATENCY_NS;
-        if short && late.launch.end > late.gap.start_ns {
+        if short && late.launch.end_ns > late.gap.start_ns {
             return (IdleCauseKind::LaunchLatency, None);
         }
         if late.same_launch {
-            let kind = if short { IdleCauseKind::BackToBack } else { IdleCauseKind::InGraph };
+            let kind = if short {
+                IdleCauseKind::UsualStartOfQueuedOperation
+            } else {
+                IdleCauseKind::BetweenCudaGraphNodes
+            };
             return (kind, None);
         }
         if short {
-            return (IdleCauseKind::BackToBack, None);
+            return (IdleCauseKind::UsualStartOfQueuedOperation, None);
         }
-        let held = self.held.get(late.launch.thread as usize).map_or(&[][..], |held| held);
+        let held = self.held.get(late.launch.thread_index as usize).map_or(&[][..], |held| held);
         let own = |held: &&CallThatHoldsStream| {
             held.held_stream.is_none_or(|stream| stream == late.stream)
         };
         if let Some(held) = held.iter().rev().find(own) {
             let kind = match held.holding_kind {
-                StreamHoldingKind::Event => IdleCauseKind::EventWait,
-                StreamHoldingKind::HostFunction => IdleCauseKind::HostFunction,
+                StreamHoldingFunctionKind::WaitForEvent => IdleCauseKind::StreamWaitedForEvent,
+                StreamHoldingFunctionKind::WaitForHostFunction => {
+                    IdleCauseKind::StreamWaitedForHostFunction
+                }
             };
             return (kind, Some(held.function_name));
         }
         let streams = &trace.special_streams;
-        let process = late.launch.process;
+        let process = late.launch.process_index;
         let other = |held: &&CallThatHoldsStream| {
             held.held_stream.is_some_and(|of| {
                 streams.synchronise_through_default_stream(process, of, late.stream)
             })
         };
         if let Some(held) = held.iter().rev().find(other) {
-            return (IdleCauseKind::DefaultStream, Some(held.function_name));
+            return (IdleCauseKind::StreamWaitedForDefaultStream, Some(held.function_name));
         }
         let others = (0..self.idle_until.len()).filter(|&other| other != late.activity);
         let related = |&other: &usize| {
             let [own, other] = [late.activity, other].map(|index| &activities[index]);
-            own.process == other.process || own.device == other.device
+            own.process_index == other.process_index || own.gpu_ordinal == other.gpu_ordinal
         };
         let worked = others.filter(related).any(|other| {
-            self.busy_ns_of_activity_in_span(trace, other, &activities[other], span) * 2
-                > span.1 - span.0
+            self.gpu_busy_ns_in_span(trace, other, &activities[other], span) * 2 > span.1 - span.0
         });
         let kind = match late.pending >= MIN_OPERATIONS_IN_FULL_QUEUE {
-            _ if worked => IdleCauseKind::WorkElsewhere,
-            true => IdleCauseKind::FullQueue,
-            false if self.windows => IdleCauseKind::WindowsDriver,
+            _ if worked => IdleCauseKind::OtherGpuOrProcessBusy,
+            true => IdleCauseKind::LaunchQueueFull,
+            false if self.windows => IdleCauseKind::WindowsDriverDelay,
             false => IdleCauseKind::UnknownDelayAfterLaunch,
         };
         (kind, None)
     }
 
     /// Nanoseconds of a span in which operations of an activity (process on a GPU) ran.
-    fn busy_ns_of_activity_in_span(
+    fn gpu_busy_ns_in_span(
         &self,
         trace: &Trace,
         index: usize,
@@ -800,7 +851,7 @@ impl PastCallsAndRangesByThread {
             return 0;
         }
         let idle = |until: i64| {
-            let over = activity.gaps.first_gap_index_where_not(&all, |gap| gap.end <= until);
+            let over = activity.gaps.first_gap_index_where_not(&all, |gap| gap.end_ns <= until);
             let whole = over.checked_sub(1).map_or(0, |last| self.idle_until[index].at(last));
             whole
                 + activity
@@ -815,13 +866,13 @@ impl PastCallsAndRangesByThread {
     fn ns_off_cpu_in_span(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
         let switches = &trace.context_switches;
         let own = self.switches.rows_of_thread(thread);
-        let first = own.partition_point(|&row| switches.time[row as usize] <= start);
+        let first = own.partition_point(|&row| switches.time_ns[row as usize] <= start);
         let before = first.checked_sub(1).map(|last| own[last]);
-        let mut since = before.filter(|&row| !switches.on_cpu[row as usize]).map(|_| start);
+        let mut since = before.filter(|&row| !switches.is_put_on_cpu[row as usize]).map(|_| start);
         let mut off = 0;
-        for &row in own[first..].iter().take_while(|&&row| switches.time[row as usize] < end) {
-            let time = switches.time[row as usize];
-            if switches.on_cpu[row as usize] {
+        for &row in own[first..].iter().take_while(|&&row| switches.time_ns[row as usize] < end) {
+            let time = switches.time_ns[row as usize];
+            if switches.is_put_on_cpu[row as usize] {
                 off += since.take().map_or(0, |since| time - since);
             } else {
                 since = since.or(Some(time));

@@ -18,11 +18,11 @@ use crate::analyze::launches::passing_calls::{
 };
 use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
 use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId, RangePathTree};
-use crate::analyze::replay::CallThatWaitsForGpu;
+use crate::analyze::replay::HostCallThatWaitsForGpu;
 use crate::analyze::time_order::OperationsInOrder;
 use crate::analyze::timeline::idle_time::{self, GpuIdleGap, GpuIdleGaps, ProcessActivityOnGpu};
 use crate::diagnose::host::gap_cause::{
-    GapAndItsEndingLaunch, GapPartsByCause, MAX_HOST_GPU_CLOCK_DIFFERENCE_NS,
+    GapAndItsEndingLaunch, IdleGapPartsByCause, MAX_HOST_GPU_CLOCK_DIFFERENCE_NS,
     PastCallsAndRangesByThread,
 };
 use crate::diagnose::host::host_waits::{HostWaitsOfTrace, which_names_wait_for_gpu};
@@ -38,7 +38,7 @@ pub struct RangeCountAndHostTime {
     /// Number of ranges.
     pub range_count: usize,
     /// Total time that the ranges lasted on the host, nanoseconds.
-    pub host_ns: i64,
+    pub total_host_ns: i64,
 }
 
 /// Host calls of one function inside one range path.
@@ -47,29 +47,29 @@ pub struct FunctionCallSum {
     /// Number of calls of this function.
     pub calls: usize,
     /// Total duration of the host calls, nanoseconds.
-    pub total_ns: i64,
+    pub total_call_ns: i64,
     /// Whether these calls wait for the GPU.
-    pub waits: bool,
+    pub waits_for_gpu: bool,
 }
 
 impl FunctionCallSum {
     /// Adds another sum of calls to this sum.
     pub fn add_other_calls(&mut self, other: Self) {
         self.calls += other.calls;
-        self.total_ns += other.total_ns;
-        self.waits |= other.waits;
+        self.total_call_ns += other.total_call_ns;
+        self.waits_for_gpu |= other.waits_for_gpu;
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 pub struct OutermostNamedRange {
     /// Index into [`Trace::processes`].
-    pub process: u32,
+    pub process_index: u32,
     /// Time at which the host opened the range, nanoseconds.
-    pub start: i64,
+    pub start_ns: i64,
     /// Time at which the host closed the range, nanoseconds.
-    pub end: i64,
-    pub name: InternedNameId,
+    pub end_ns: i64,
+    pub range_name: InternedNameId,
 }
 
 /// One NVTX range of the trace, which is kept only if an analysis needs single ranges.
@@ -77,12 +77,12 @@ pub struct OutermostNamedRange {
 pub struct KeptNamedRange {
     pub path: RangePathId,
     /// Number of the innermost enclosing range, or [`NO_LAUNCH_CALL`] if no range encloses it.
-    pub enclosing_range: u32,
+    pub enclosing_range_number: u32,
     /// Host time, nanoseconds.
-    pub host_ns: i64,
+    pub host_duration_ns: i64,
     /// Recorded inputs of the framework operator that the range stands for, as in
-    /// [`crate::model::host::HostRangeTable::inputs`].
-    pub operator_inputs: u32,
+    /// [`crate::model::host::HostRangeTable::operator_inputs_number`].
+    pub operator_inputs_number: u32,
 }
 
 /// Single ranges of the trace by number, for analyses that need them.
@@ -106,29 +106,29 @@ pub struct HostSummaryOfTrace {
     /// For each range path, the number of its ranges and their total time on the host.
     pub count_and_time_of_path: Vec<RangeCountAndHostTime>,
     /// Times that ranges lasted on the host, by path, for paths with at most one enclosing range.
-    pub range_lengths_by_path: SortedValuesByGroup,
+    pub range_host_ns_by_path: SortedValuesByGroup,
     /// Ranges that no other range encloses, in order of their start; stored only if the trace
     /// records allocations.
     pub outermost: Vec<OutermostNamedRange>,
     /// For each GPU operation, the path of the innermost range around its launch.
-    pub launched_in: BitPackedColumn<RangePathId>,
+    pub range_path_of_launch: BitPackedColumn<RangePathId>,
     /// For each kernel, its launch path followed by the ranges in which its graph node was created;
     /// empty if no kernel has such ranges.
-    pub inside_graph: BitPackedColumn<RangePathId>,
+    pub range_path_with_graph_ranges: BitPackedColumn<RangePathId>,
     /// For each copy, memset and graph launch, the name of the host function that launched it.
-    launched_by: Vec<Option<InternedNameId>>,
+    launch_function_of_non_kernels: Vec<Option<InternedNameId>>,
     /// For each GPU operation, times and thread of its launch call.
     pub launches: LaunchCallTable,
-    pub wait_calls: Vec<CallThatWaitsForGpu>,
+    pub wait_calls: Vec<HostCallThatWaitsForGpu>,
     /// For each process, its iterations on the host as found by ranges or marks.
     pub iterations: Vec<Option<HostIterationsOfProcess>>,
     /// Number of operations whose launch call is not in the trace, without page migrations.
-    pub operations_without_call: usize,
+    pub operations_without_launch_call: usize,
     /// Durations of the host calls that launched kernels, by activity (process on a GPU).
-    pub launch_calls: SortedValuesByGroup,
+    pub launch_call_ns_by_activity: SortedValuesByGroup,
     /// For each activity, the number of kernels whose launch call is in the trace.
-    pub launched_kernels: Vec<usize>,
-    /// Waits for the GPU.
+    pub launched_kernel_count_by_activity: Vec<usize>,
+    /// Waits of the host for the GPU, grouped by range path and by launch count.
     pub host_waits: HostWaitsOfTrace,
     /// Host calls by function name; calls that launch or wait are also separated by the path of the
     /// innermost range around them.
@@ -136,10 +136,10 @@ pub struct HostSummaryOfTrace {
     /// Single named ranges with their calls and operations; empty unless a caller asks for them.
     pub kept_ranges: KeptNamedRanges,
     /// For each idle gap of a GPU, the causes of the gap.
-    pub causes_of_gaps: GapPartsByCause,
+    pub causes_of_gaps: IdleGapPartsByCause,
     /// Number of operations that start before their launch call, and the largest such difference,
     /// nanoseconds.
-    pub before_launch: (usize, i64),
+    pub count_and_largest_ns_before_launch: (usize, i64),
 }
 
 impl HostSummaryOfTrace {
@@ -147,7 +147,7 @@ impl HostSummaryOfTrace {
     /// the assumed error between the host's and the GPU's clock.
     fn count_operation_before_its_launch(&mut self, early_ns: i64) {
         if early_ns > MAX_HOST_GPU_CLOCK_DIFFERENCE_NS {
-            let (count, most) = &mut self.before_launch;
+            let (count, most) = &mut self.count_and_largest_ns_before_launch;
             *count += 1;
             *most = early_ns.max(*most);
         }
@@ -162,10 +162,11 @@ impl HostSummaryOfTrace {
         let all = AllGpuOperations::number_operations_of_trace(trace);
         let launch = |id: GpuOperationId| self.launches.launch_call_of_operation(&all, id);
         let own = |id: &GpuOperationId| {
-            let thread = launch(*id).and_then(|launch| trace.threads.get(launch.thread as usize));
-            thread.is_some_and(|thread| thread.process == process)
+            let thread =
+                launch(*id).and_then(|launch| trace.threads.get(launch.thread_index as usize));
+            thread.is_some_and(|thread| thread.process_index == process)
         };
-        let time = |id| launch(id).map_or(i64::MIN, |launch| launch.start);
+        let time = |id| launch(id).map_or(i64::MIN, |launch| launch.call_start_ns);
         OperationsInOrder::sort_operations_by_key(all.all_operation_ids().filter(own), time)
             .iter()
             .map(time)
@@ -179,7 +180,7 @@ impl HostSummaryOfTrace {
         operation: GpuOperationId,
     ) -> Option<InternedNameId> {
         let kernels = trace.kernels.on_gpu.operation_count();
-        self.launched_by[(operation as usize).checked_sub(kernels)?]
+        self.launch_function_of_non_kernels[(operation as usize).checked_sub(kernels)?]
     }
 }
 
@@ -188,7 +189,7 @@ impl HostSummaryOfTrace {
 struct PathAndNumberOfOpenRange {
     path: RangePathId,
     /// Number of ranges of the trace that were opened before this one.
-    number: u32,
+    range_number: u32,
     depth: u32,
 }
 
@@ -201,40 +202,40 @@ pub struct HostSummaryPass {
     summary: HostSummaryOfTrace,
     activities: Vec<ProcessActivityOnGpu>,
     /// For each place (process, GPU and stream), the index of its activity.
-    activity_of_place: Vec<usize>,
+    activity_index_by_stream: Vec<usize>,
     /// For each activity, the index of the gap after the gap that was found last.
-    next_gap_of_activity: Vec<usize>,
+    next_idle_gap_by_activity: Vec<usize>,
     /// For each activity, the number of operations whose launch call has been read.
-    launched_so_far: Vec<usize>,
+    launched_operations_by_activity: Vec<usize>,
     operations: OperationsByLaunchKey,
     open_ranges: OpenRangesByThread<PathAndNumberOfOpenRange>,
     past_events: PastCallsAndRangesByThread,
     /// For each name of the trace, whether a function of this name waits for the GPU.
-    name_is_waiting_function: Vec<bool>,
-    range_lengths_by_path: ValuesByGroup,
-    launch_calls: ValuesByGroup,
+    is_waiting_function_by_name: Vec<bool>,
+    range_host_ns_by_path: ValuesByGroup,
+    launch_call_ns_by_activity: ValuesByGroup,
     /// Path, start and nesting depth of ranges that were never closed.
-    unclosed_ranges: Vec<(RangePathId, i64, u32)>,
+    path_start_depth_of_unclosed_ranges: Vec<(RangePathId, i64, u32)>,
     graph_node_events: UnprocessedGraphNodeEvents,
     /// For each event of a created graph node, the labels of the ranges that were open.
-    ranges_around_node: Vec<Vec<InternedNameId>>,
+    open_ranges_by_graph_node: Vec<Vec<InternedNameId>>,
     longest_ranges: LongestRangesSoFar,
 }
 
 impl HostSummaryPass {
     /// Prepares a pass, which keeps every single range for later analyses if `keep_ranges`.
-    pub fn prepare_host_pass(keep_ranges: bool) -> Self {
+    pub fn prepare_host_summary_pass(keep_ranges: bool) -> Self {
         Self { keep_ranges, ..Self::default() }
     }
 
     /// Processes the next range or call; `trace` contains everything except ranges and calls.
     pub fn process_next_row(&mut self, trace: &Trace, row: StreamedRangeOrCall) {
         match row {
-            StreamedRangeOrCall::Begin => {
+            StreamedRangeOrCall::PassBegins => {
                 *self = Self::begin_pass_over_trace(trace, self.keep_ranges)
             }
-            StreamedRangeOrCall::Range(range) => self.process_range(trace, range),
-            StreamedRangeOrCall::Call(call) => self.process_host_call(trace, &call),
+            StreamedRangeOrCall::Range(range) => self.process_range_row(trace, range),
+            StreamedRangeOrCall::Call(call) => self.process_host_call_row(trace, &call),
         }
     }
 
@@ -244,21 +245,24 @@ impl HostSummaryPass {
         let activities = idle_time::activities_by_process_and_gpu(trace, |_| true);
         let activity_of = |place: &crate::model::gpu::ProcessDeviceContextAndStream| {
             let own = |of: &ProcessActivityOnGpu| {
-                (of.process, of.device) == (place.process, place.device)
+                (of.process_index, of.gpu_ordinal) == (place.process_index, place.device)
             };
             activities.iter().position(own).unwrap_or(0)
         };
         let host = HostSummaryOfTrace {
-            launched_in: BitPackedColumn::column_filled_with(all.len(), ROOT_RANGE_PATH),
-            launched_by: vec![None; all.len() - trace.kernels.on_gpu.operation_count()],
+            range_path_of_launch: BitPackedColumn::column_filled_with(all.len(), ROOT_RANGE_PATH),
+            launch_function_of_non_kernels: vec![
+                None;
+                all.len() - trace.kernels.on_gpu.operation_count()
+            ],
             launches: LaunchCallTable::table_without_launch_calls(all.len()),
-            launched_kernels: vec![0; activities.len()],
+            launched_kernel_count_by_activity: vec![0; activities.len()],
             // Page migrations are not counted as operations without a call, because no call
             // launches them.
-            operations_without_call: all.len()
+            operations_without_launch_call: all.len()
                 - OperationClassesOfTrace::classify_operations_by_name(trace)
                     .page_migration_count(),
-            causes_of_gaps: GapPartsByCause::without_gaps_of_operations(all.len()),
+            causes_of_gaps: IdleGapPartsByCause::without_gaps_of_operations(all.len()),
             count_and_time_of_path: vec![RangeCountAndHostTime::default()],
             kept_ranges: KeptNamedRanges {
                 ranges: Vec::new(),
@@ -270,29 +274,29 @@ impl HostSummaryPass {
         Self {
             keep_ranges,
             summary: host,
-            activity_of_place: trace.places.iter().map(activity_of).collect(),
-            next_gap_of_activity: vec![0; activities.len()],
-            launched_so_far: vec![0; activities.len()],
+            activity_index_by_stream: trace.places.iter().map(activity_of).collect(),
+            next_idle_gap_by_activity: vec![0; activities.len()],
+            launched_operations_by_activity: vec![0; activities.len()],
             operations: OperationsByLaunchKey::operations_without_read_calls(trace),
             past_events: PastCallsAndRangesByThread::state_before_first_call(trace, &activities),
-            name_is_waiting_function: which_names_wait_for_gpu(trace),
+            is_waiting_function_by_name: which_names_wait_for_gpu(trace),
             graph_node_events: UnprocessedGraphNodeEvents::collect_graph_node_events(
                 trace,
-                |event| events.original[event] == 0,
+                |event| events.cloned_from_node_id[event] == 0,
             ),
-            ranges_around_node: vec![Vec::new(); events.time.len()],
+            open_ranges_by_graph_node: vec![Vec::new(); events.time_ns.len()],
             activities,
             ..Self::default()
         }
     }
 
-    fn process_range(&mut self, trace: &Trace, row: StreamedRangeRow) {
-        self.store_ranges_of_nodes_created_before(trace, row.start);
+    fn process_range_row(&mut self, trace: &Trace, row: StreamedRangeRow) {
+        self.store_ranges_of_nodes_created_before(trace, row.start_ns);
         self.past_events.add_past_range(trace, &self.activities, &row);
         let around = self
             .open_ranges
-            .innermost_range_around_span(row.thread, (row.start, row.end))
-            .map(|open| open.state);
+            .innermost_range_around_span(row.thread_index, (row.start_ns, row.end_ns))
+            .map(|open| open.range_state);
         let (parent, depth) =
             around.map_or((ROOT_RANGE_PATH, 0), |around| (around.path, around.depth + 1));
         let path =
@@ -301,86 +305,91 @@ impl HostSummaryPass {
             .count_and_time_of_path
             .resize(self.summary.paths.len(), RangeCountAndHostTime::default());
         self.summary.count_and_time_of_path[path as usize].range_count += 1;
-        if row.end == StreamedRangeRow::UNCLOSED_RANGE_END {
-            self.unclosed_ranges.push((path, row.start, depth));
+        if row.end_ns == StreamedRangeRow::UNCLOSED_RANGE_END {
+            self.path_start_depth_of_unclosed_ranges.push((path, row.start_ns, depth));
         } else {
-            self.add_host_time_of_range(path, depth, row.end - row.start);
+            self.add_host_time_of_range(path, depth, row.end_ns - row.start_ns);
             self.longest_ranges.add_range_if_long(path, row, depth);
         }
-        if around.is_none() && !trace.allocations.time.is_empty() {
-            let process = trace.threads[row.thread as usize].process;
-            let StreamedRangeRow { start, end, name_index: label, .. } = row;
+        if around.is_none() && !trace.allocations.time_ns.is_empty() {
+            let process = trace.threads[row.thread_index as usize].process_index;
+            let StreamedRangeRow { start_ns: start, end_ns: end, name_index: label, .. } = row;
             self.summary.outermost.push(OutermostNamedRange {
-                process,
-                start,
-                end,
-                name: InternedNameId(label),
+                process_index: process,
+                start_ns: start,
+                end_ns: end,
+                range_name: InternedNameId(label),
             });
         }
         if self.keep_ranges {
-            let around = around.map_or(NO_LAUNCH_CALL, |around| around.number);
-            let host_ns = row.end - row.start;
+            let around = around.map_or(NO_LAUNCH_CALL, |around| around.range_number);
+            let host_ns = row.end_ns - row.start_ns;
             let range = KeptNamedRange {
                 path,
-                enclosing_range: around,
-                host_ns,
-                operator_inputs: row.inputs,
+                enclosing_range_number: around,
+                host_duration_ns: host_ns,
+                operator_inputs_number: row.operator_inputs_number,
             };
             self.summary.kept_ranges.ranges.push(range);
         }
         let number = row_number_in_32_bits(self.summary.ranges);
-        self.open_ranges.open_range(row, PathAndNumberOfOpenRange { path, number, depth }, |_| ());
+        self.open_ranges.open_range_of_thread(
+            row,
+            PathAndNumberOfOpenRange { path, range_number: number, depth },
+            |_| (),
+        );
         self.summary.ranges += 1;
     }
 
     fn add_host_time_of_range(&mut self, path: RangePathId, depth: u32, ns: i64) {
-        self.summary.count_and_time_of_path[path as usize].host_ns += ns;
+        self.summary.count_and_time_of_path[path as usize].total_host_ns += ns;
         if depth < 2 {
-            self.range_lengths_by_path.push_value_of_group(path, ns);
+            self.range_host_ns_by_path.push_value_of_group(path, ns);
         }
     }
 
-    fn process_host_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
-        self.store_ranges_of_nodes_created_before(trace, call.start);
-        let waits = self.name_is_waiting_function[call.name.0 as usize];
-        let launched = self.operations.operations_launched_by(trace, call);
+    fn process_host_call_row(&mut self, trace: &Trace, call: &StreamedCallRow) {
+        self.store_ranges_of_nodes_created_before(trace, call.start_ns);
+        let waits = self.is_waiting_function_by_name[call.function_name.0 as usize];
+        let launched = self.operations.operations_launched_by_host_call(trace, call);
         let around = match waits || !launched.is_empty() {
             true => self
                 .open_ranges
-                .innermost_range_around_span(call.thread, (call.start, call.end))
-                .map(|open| open.state),
+                .innermost_range_around_span(call.thread_index, (call.start_ns, call.end_ns))
+                .map(|open| open.range_state),
             false => None,
         };
         let path = around.map(|around| around.path);
         let host = &mut self.summary;
-        host.operations_without_call = host.operations_without_call.saturating_sub(launched.len());
+        host.operations_without_launch_call =
+            host.operations_without_launch_call.saturating_sub(launched.len());
         let all = AllGpuOperations::number_operations_of_trace(trace);
-        let activity_of = |id| self.activity_of_place[all.place_of_operation(id).0 as usize];
-        let launch = OperationLaunchCall { start: call.start, end: call.end, thread: call.thread };
+        let activity_of = |id| self.activity_index_by_stream[all.place_of_operation(id).0 as usize];
+        let StreamedCallRow { thread_index, start_ns, end_ns, .. } = *call;
+        let launch =
+            OperationLaunchCall { call_start_ns: start_ns, call_end_ns: end_ns, thread_index };
         for (index, &id) in launched.iter().enumerate() {
-            host.launched_in.replace_row(id as usize, path.unwrap_or(ROOT_RANGE_PATH));
+            host.range_path_of_launch.replace_row(id as usize, path.unwrap_or(ROOT_RANGE_PATH));
             host.launches.set_launch_call_of_operation(&all, id, launch);
             if let Some(kept) = host.kept_ranges.range_and_call_of_operation.get_mut(id as usize) {
-                *kept = (
-                    around.map_or(NO_LAUNCH_CALL, |around| around.number),
-                    row_number_in_32_bits(host.calls),
-                );
+                let range = around.map_or(NO_LAUNCH_CALL, |around| around.range_number);
+                *kept = (range, row_number_in_32_bits(host.calls));
             }
             let activity = activity_of(id);
             if all.kind_and_table_row(id).0 == GpuOperationKind::Kernel {
-                host.launched_kernels[activity] += 1;
+                host.launched_kernel_count_by_activity[activity] += 1;
                 // One launch call of a graph launches many kernels, but its duration is added once
                 // for each activity.
                 if launched[..index].iter().all(|&other| activity_of(other) != activity) {
                     let row = row_number_in_32_bits(activity);
-                    self.launch_calls.push_value_of_group(row, call.end - call.start);
+                    self.launch_call_ns_by_activity.push_value_of_group(row, end_ns - start_ns);
                 }
             } else {
-                host.launched_by[id as usize - trace.kernels.on_gpu.operation_count()] =
-                    Some(call.name);
+                let row = id as usize - trace.kernels.on_gpu.operation_count();
+                host.launch_function_of_non_kernels[row] = Some(call.function_name);
             }
-            host.count_operation_before_its_launch(call.start - all.operation_start_ns(id));
-            let next = &mut self.next_gap_of_activity[activity];
+            host.count_operation_before_its_launch(call.start_ns - all.operation_start_ns(id));
+            let next = &mut self.next_idle_gap_by_activity[activity];
             let gaps = &self.activities[activity].gaps;
             let Some(gap) = idle_gap_ended_by_operation(&all, gaps, next, id) else { continue };
             let late = GapAndItsEndingLaunch {
@@ -388,10 +397,10 @@ impl HostSummaryPass {
                 gap: &gap,
                 activity,
                 stream: trace.places[all.place_of_operation(id).0 as usize].stream,
-                same_launch: all.correlation_id_of_operation(gap.operation_before)
+                same_launch: all.correlation_id_of_operation(gap.operation_before_gap)
                     == call.correlation,
-                pending: self.launched_so_far[activity]
-                    .saturating_sub(gap.operations_started_before as usize),
+                pending: self.launched_operations_by_activity[activity]
+                    .saturating_sub(gap.operations_started_before_gap as usize),
             };
             let split = self.past_events.split_gap_into_causes(trace, &self.activities, &late);
             host.causes_of_gaps.store_parts_of_gap(&gap, &split.parts);
@@ -400,25 +409,26 @@ impl HostSummaryPass {
             }
         }
         for &id in launched {
-            self.launched_so_far[activity_of(id)] += 1;
+            self.launched_operations_by_activity[activity_of(id)] += 1;
         }
         if !launched.is_empty() {
             let stream =
                 |&id: &GpuOperationId| trace.places[all.place_of_operation(id).0 as usize].stream;
-            self.past_events.forget_waits_of_streams(call.thread, launched.iter().map(stream));
+            self.past_events.forget_waits_of_streams(thread_index, launched.iter().map(stream));
         }
-        let wait = waits.then(|| {
-            host.host_waits.add_wait(call, around.map(|around| (around.path, around.number)))
-        });
+        let range = around.map(|it| (it.path, it.range_number));
+        let wait = waits.then(|| host.host_waits.add_wait(call, range));
         if waits {
-            let StreamedCallRow { thread, start, end, .. } = *call;
-            host.wait_calls.push(CallThatWaitsForGpu { thread, start, end });
+            let (wait_start_ns, wait_end_ns) = (start_ns, end_ns);
+            let wait = HostCallThatWaitsForGpu { thread_index, wait_start_ns, wait_end_ns };
+            host.wait_calls.push(wait);
         }
         if wait.is_none() && !launched.is_empty() {
-            host.host_waits.count_launch_of_thread(call.thread);
+            host.host_waits.count_launch_of_thread(call.thread_index);
         }
-        let site = host.call_sums_by_function.entry((call.name, path)).or_default();
-        site.add_other_calls(FunctionCallSum { calls: 1, total_ns: call.end - call.start, waits });
+        let site = host.call_sums_by_function.entry((call.function_name, path)).or_default();
+        let total_call_ns = end_ns - start_ns;
+        site.add_other_calls(FunctionCallSum { calls: 1, total_call_ns, waits_for_gpu: waits });
         host.calls += 1;
         self.past_events.add_past_call(trace, &self.activities, call, wait);
     }
@@ -427,9 +437,10 @@ impl HostSummaryPass {
     fn store_ranges_of_nodes_created_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
         while let Some(event) = self.graph_node_events.take_earliest_event_before(trace, time) {
-            let at = events.time[event];
-            let open = self.open_ranges.ranges_open_at(events.thread[event], at, |_| ());
-            self.ranges_around_node[event] =
+            let at = events.time_ns[event];
+            let open =
+                self.open_ranges.ranges_of_thread_open_at(events.thread_index[event], at, |_| ());
+            self.open_ranges_by_graph_node[event] =
                 open.iter().map(|range| InternedNameId(range.row.name_index)).collect();
         }
     }
@@ -443,22 +454,23 @@ impl HostSummaryPass {
         last: i64,
     ) -> (Vec<ProcessActivityOnGpu>, HostSummaryOfTrace) {
         self.store_ranges_of_nodes_created_before(trace, i64::MAX);
-        for (path, start, depth) in std::mem::take(&mut self.unclosed_ranges) {
+        for (path, start, depth) in std::mem::take(&mut self.path_start_depth_of_unclosed_ranges) {
             self.add_host_time_of_range(path, depth, last.max(start) - start);
         }
         let Self {
             summary: mut host,
-            range_lengths_by_path: mut lengths,
-            ranges_around_node: mut around_node,
+            range_host_ns_by_path: mut lengths,
+            open_ranges_by_graph_node: mut around_node,
             longest_ranges: repeating,
             ..
         } = self;
-        let (mut paths, now) = host.paths.with_replaced_names(&name_of);
+        let (mut paths, now) = host.paths.with_replaced_range_names(&name_of);
         let now_is = |path: RangePathId| now[path as usize];
         let launch_times = |process| host.launch_times_of_process(trace, process);
         let iterations =
             repeating.find_host_iterations_of_processes(trace, &paths, now_is, launch_times);
-        host.launched_in = host.launched_in.iter_decoded_rows().map(now_is).collect();
+        host.range_path_of_launch =
+            host.range_path_of_launch.iter_decoded_rows().map(now_is).collect();
         host.host_waits.replace_path_numbers(now_is);
         host.causes_of_gaps.replace_range_labels_by_names(&name_of);
         host.kept_ranges.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
@@ -466,7 +478,7 @@ impl HostSummaryPass {
         for (&path, sum) in now.iter().zip(&host.count_and_time_of_path) {
             let all: &mut RangeCountAndHostTime = &mut of_path[path as usize];
             all.range_count += sum.range_count;
-            all.host_ns += sum.host_ns;
+            all.total_host_ns += sum.total_host_ns;
         }
         let mut sites: HashMap<(InternedNameId, Option<RangePathId>), FunctionCallSum> =
             HashMap::new();
@@ -475,15 +487,15 @@ impl HostSummaryPass {
         }
         lengths.renumber_and_merge_groups(&now);
         for range in &mut host.outermost {
-            range.end = range.end.min(last.max(range.start));
-            range.name = name_of(range.name);
+            range.end_ns = range.end_ns.min(last.max(range.start_ns));
+            range.range_name = name_of(range.range_name);
         }
         around_node.iter_mut().flatten().for_each(|name| *name = name_of(*name));
-        let nodes = graph_nodes::graph_nodes_from_ranges_of_creations(trace, around_node);
+        let nodes = graph_nodes::graph_nodes_by_ranges_around_creation(trace, around_node);
         let inside = graph_nodes::launch_paths_extended_by_graph_node_ranges(
             trace,
             &nodes,
-            &host.launched_in,
+            &host.range_path_of_launch,
             &mut paths,
         );
         of_path.resize(paths.len(), RangeCountAndHostTime::default());
@@ -492,9 +504,11 @@ impl HostSummaryPass {
             paths,
             count_and_time_of_path: of_path,
             call_sums_by_function: sites,
-            range_lengths_by_path: lengths.into_sorted_values_with_counts(),
-            launch_calls: self.launch_calls.into_sorted_values_with_counts(),
-            inside_graph: inside,
+            range_host_ns_by_path: lengths.into_sorted_values_with_counts(),
+            launch_call_ns_by_activity: self
+                .launch_call_ns_by_activity
+                .into_sorted_values_with_counts(),
+            range_path_with_graph_ranges: inside,
             ..host
         };
         (self.activities, host)
@@ -509,10 +523,10 @@ fn idle_gap_ended_by_operation(
     next: &mut usize,
     id: GpuOperationId,
 ) -> Option<GpuIdleGap> {
-    if gaps.idle_gap_at_index(all, *next).is_none_or(|gap| gap.operation_after != id) {
-        *next = gaps.first_gap_index_where_not(all, |gap| gap.end < all.operation_start_ns(id));
+    if gaps.idle_gap_at_index(all, *next).is_none_or(|gap| gap.operation_after_gap != id) {
+        *next = gaps.first_gap_index_where_not(all, |gap| gap.end_ns < all.operation_start_ns(id));
     }
-    let gap = gaps.idle_gap_at_index(all, *next).filter(|gap| gap.operation_after == id)?;
+    let gap = gaps.idle_gap_at_index(all, *next).filter(|gap| gap.operation_after_gap == id)?;
     *next += 1;
     Some(gap)
 }

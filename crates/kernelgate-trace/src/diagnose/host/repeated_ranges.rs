@@ -21,18 +21,18 @@ pub struct HostIterationsOfProcess {
     /// The evidence by which the iterations were found: ranges or marks of one name.
     pub evidence: EvidenceOfIterations,
     /// Start time of each iteration on the host, nanoseconds.
-    pub iteration_starts: Vec<i64>,
+    pub iteration_starts_ns: Vec<i64>,
     /// End of the last iteration on the host, nanoseconds.
-    pub end: i64,
+    pub last_iteration_end_ns: i64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct LongNamedRange {
     path: RangePathId,
-    thread: u32,
+    thread_index: u32,
     depth: u32,
-    start: i64,
-    end: i64,
+    start_ns: i64,
+    end_ns: i64,
 }
 
 #[derive(Debug, Default)]
@@ -48,12 +48,18 @@ impl LongestRangesSoFar {
             return;
         }
         if self.0.len() == MAX_KEPT_LONG_RANGES {
-            let length = |of: &LongNamedRange| std::cmp::Reverse(of.end - of.start);
+            let length = |of: &LongNamedRange| std::cmp::Reverse(of.end_ns - of.start_ns);
             self.0.select_nth_unstable_by_key(MAX_KEPT_LONG_RANGES / 2, length);
             self.0.truncate(MAX_KEPT_LONG_RANGES / 2);
         }
-        let StreamedRangeRow { start, end, thread, .. } = row;
-        self.0.push(LongNamedRange { path, thread, depth, start, end });
+        let StreamedRangeRow { start_ns: start, end_ns: end, thread_index: thread, .. } = row;
+        self.0.push(LongNamedRange {
+            path,
+            thread_index: thread,
+            depth,
+            start_ns: start,
+            end_ns: end,
+        });
     }
 
     /// Finds the iterations of each process on the host. `launch_times` returns the launch times of
@@ -71,19 +77,19 @@ impl LongestRangesSoFar {
             .iter()
             .map(|of| {
                 let name = trace.names.text_of_name(paths.last_name_of_path(now_is(of.path)));
-                let key = (of.thread, patterns.number_of_name_pattern(name));
+                let key = (of.thread_index, patterns.index_of_name_pattern(name));
                 IterationCandidate {
-                    key,
+                    name_key: key,
                     enclosing_range_count: of.depth,
-                    start: of.start,
-                    end: of.end,
+                    start_ns: of.start_ns,
+                    end_ns: of.end_ns,
                 }
             })
             .collect();
         let marks = iteration_candidates_between_marks(trace, &mut patterns);
         let of_process = |process: u32| {
             let own = |of: &&IterationCandidate<ThreadAndNamePattern>| {
-                trace.threads[of.key.0 as usize].process == process
+                trace.threads[of.name_key.0 as usize].process_index == process
             };
             let mut launches: Option<BitPackedColumn<i64>> = None;
             let mut among = |candidates: &[IterationCandidate<ThreadAndNamePattern>]| {
@@ -95,23 +101,23 @@ impl LongestRangesSoFar {
                 let launches = launches.get_or_insert_with(|| launch_times(process));
                 iterations::find_iterations_among_candidates(
                     &own,
-                    |(_, pattern)| patterns.names[pattern].clone(),
+                    |(_, pattern)| patterns.name_patterns[pattern].clone(),
                     launches,
                 )
             };
             let by_range = among(&ranges).map(|found| {
-                (found, EvidenceOfIterations::Range as fn(String) -> EvidenceOfIterations)
+                (found, EvidenceOfIterations::RangesNamed as fn(String) -> EvidenceOfIterations)
             });
             let found = by_range.or_else(|| {
                 Some((
                     among(&marks)?,
-                    EvidenceOfIterations::Mark as fn(String) -> EvidenceOfIterations,
+                    EvidenceOfIterations::MarksNamed as fn(String) -> EvidenceOfIterations,
                 ))
             });
             found.map(|(found, sign)| HostIterationsOfProcess {
-                evidence: sign(patterns.names[found.key.1].clone()),
-                iteration_starts: found.starts,
-                end: found.end,
+                evidence: sign(patterns.name_patterns[found.iteration_name_key.1].clone()),
+                iteration_starts_ns: found.iteration_starts_ns,
+                last_iteration_end_ns: found.last_iteration_end_ns,
             })
         };
         (0u32..).take(trace.processes.len()).map(of_process).collect()
@@ -125,20 +131,20 @@ fn iteration_candidates_between_marks(
     patterns: &mut DistinctNamePatterns,
 ) -> Vec<IterationCandidate<ThreadAndNamePattern>> {
     let marks = &trace.host_marks;
-    let mut rows: Vec<(ThreadAndNamePattern, i64)> = (0..marks.time.len())
+    let mut rows: Vec<(ThreadAndNamePattern, i64)> = (0..marks.time_ns.len())
         .map(|row| {
             let pattern =
-                patterns.number_of_name_pattern(trace.names.text_of_name(marks.name[row]));
-            ((marks.thread[row], pattern), marks.time[row])
+                patterns.index_of_name_pattern(trace.names.text_of_name(marks.mark_name[row]));
+            ((marks.thread_index[row], pattern), marks.time_ns[row])
         })
         .collect();
     rows.sort_unstable();
     let next = rows.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[0].1 < pair[1].1);
     next.map(|pair| IterationCandidate {
-        key: pair[0].0,
+        name_key: pair[0].0,
         enclosing_range_count: 0,
-        start: pair[0].1,
-        end: pair[1].1,
+        start_ns: pair[0].1,
+        end_ns: pair[1].1,
     })
     .collect()
 }
@@ -146,17 +152,17 @@ fn iteration_candidates_between_marks(
 /// Distinct name patterns: names in which `#` replaces numbers.
 #[derive(Default)]
 struct DistinctNamePatterns {
-    names: Vec<String>,
-    number_of_pattern: HashMap<String, usize>,
+    name_patterns: Vec<String>,
+    index_by_name_pattern: HashMap<String, usize>,
 }
 
 impl DistinctNamePatterns {
-    fn number_of_name_pattern(&mut self, name: &str) -> usize {
-        let new = self.names.len();
+    fn index_of_name_pattern(&mut self, name: &str) -> usize {
+        let new = self.name_patterns.len();
         let number =
-            *self.number_of_pattern.entry(replace_digits_by_number_sign(name)).or_insert(new);
+            *self.index_by_name_pattern.entry(replace_digits_by_number_sign(name)).or_insert(new);
         if number == new {
-            self.names.push(replace_digits_by_number_sign(name));
+            self.name_patterns.push(replace_digits_by_number_sign(name));
         }
         number
     }

@@ -18,16 +18,16 @@ pub struct KernelsOfAttentionOperation {
     /// Number of kernels.
     pub kernels: usize,
     /// Total time of the attention operation's kernels, nanoseconds.
-    pub kernel_ns: i64,
+    pub total_kernel_ns: i64,
     /// Floating-point operations that the attention operation needs; `None` if neither shapes nor
     /// declared work were recorded.
     pub flops: Option<f64>,
 }
 
-/// Attention in three operations.
+/// Kernels of attention in the forward passes, by the three operations of attention.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AttentionKernels {
-    /// Scores, softmax and values.
+    /// Kernels that compute scores, softmax and values, in this order.
     pub operations: [KernelsOfAttentionOperation; 3],
 }
 
@@ -40,26 +40,27 @@ impl AttentionKernels {
     }
 
     fn kernels_of_both_matrix_products(&self) -> [&KernelsOfAttentionOperation; 2] {
-        [AttentionOperation::Scores, AttentionOperation::Values]
+        [AttentionOperation::ScoresMatmul, AttentionOperation::ValuesMatmul]
             .map(|of| self.kernels_of_attention_operation(of))
     }
 
     /// Total kernel time of attention's two matrix products and softmax, nanoseconds.
     pub fn total_attention_kernel_ns(&self) -> i64 {
-        self.operations.iter().map(|of| of.kernel_ns).sum()
+        self.operations.iter().map(|of| of.total_kernel_ns).sum()
     }
 
     /// Kernel time of softmax divided by the kernel time of both matrix products of attention.
     #[allow(clippy::cast_precision_loss)]
-    pub fn softmax_time_by_products_time(&self) -> Option<f64> {
+    pub fn softmax_to_matmul_time_ratio(&self) -> Option<f64> {
         let products: i64 =
-            self.kernels_of_both_matrix_products().iter().map(|of| of.kernel_ns).sum();
-        let softmax = self.kernels_of_attention_operation(AttentionOperation::Softmax).kernel_ns;
+            self.kernels_of_both_matrix_products().iter().map(|of| of.total_kernel_ns).sum();
+        let softmax =
+            self.kernels_of_attention_operation(AttentionOperation::Softmax).total_kernel_ns;
         (products > 0).then(|| softmax as f64 / products as f64)
     }
 
     /// FLOPs of both matrix products of attention divided by the FLOPs of softmax.
-    pub fn products_flops_by_softmax_flops(&self) -> Option<f64> {
+    pub fn matmul_to_softmax_flops_ratio(&self) -> Option<f64> {
         let [scores, values] = self.kernels_of_both_matrix_products().map(|of| of.flops);
         let softmax = self.kernels_of_attention_operation(AttentionOperation::Softmax).flops?;
         (softmax > 0.0).then_some((scores? + values?) / softmax)
@@ -78,7 +79,7 @@ impl AttentionKernels {
             let Some(operation) = operation_of(row) else { continue };
             let sum = &mut found.operations[operation as usize];
             sum.kernels += 1;
-            sum.kernel_ns += on_gpu.operation_duration_ns(row);
+            sum.total_kernel_ns += on_gpu.operation_duration_ns(row);
             shapes.add_product_around_kernel_launch(context, row, operation);
         }
         if found.operations.iter().any(|of| of.kernels == 0) {
@@ -98,9 +99,9 @@ impl AttentionKernels {
 fn declared_flops_by_attention_operation(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
     let mut flops = [0.0; 3];
     for part in &context.trace.declared_parts {
-        let name = part.range.rsplit('/').next().unwrap_or_default();
+        let name = part.range_path_suffix.rsplit('/').next().unwrap_or_default();
         if let Some(operation) = AttentionOperation::attention_operation_from_range_name(name) {
-            let count: f64 = part.work.flops.iter().map(|(_, count)| count).sum();
+            let count: f64 = part.work.flops_by_unit_and_dtype.iter().map(|(_, count)| count).sum();
             flops[operation as usize] += count * context.number_of_recorded_case_launches() as f64;
         }
     }
@@ -113,7 +114,7 @@ fn declared_flops_by_attention_operation(context: &DiagnosisContext<'_>) -> Opti
 struct AttentionProductsByShape {
     /// By number of the operator's range: attention operation, FLOPs, and number of products that
     /// each output sums.
-    product_of_range: HashMap<u32, (AttentionOperation, f64, f64)>,
+    product_flops_and_depth_by_range: HashMap<u32, (AttentionOperation, f64, f64)>,
 }
 
 impl AttentionProductsByShape {
@@ -132,25 +133,26 @@ impl AttentionProductsByShape {
                 .trace
                 .names
                 .text_of_name(context.host_summary.paths.last_name_of_path(range.path));
-            let inputs = range.operator_inputs.checked_sub(1);
+            let inputs = range.operator_inputs_number.checked_sub(1);
             let inputs = inputs.and_then(|index| context.trace.operator_inputs.get(index as usize));
             let names = &context.trace.names;
             let depth =
                 inputs.and_then(|of| operator_work::inner_size_of_matmul_operator(name, of, names));
             let work = inputs.and_then(|of| operator_work::work_of_operator_call(name, of, names));
             if let Some((depth, work)) = depth.zip(work) {
-                self.product_of_range.insert(at, (operation, work.flops, depth));
+                self.product_flops_and_depth_by_range
+                    .insert(at, (operation, work.matrix_flops, depth));
                 return;
             }
-            at = range.enclosing_range;
+            at = range.enclosing_range_number;
         }
     }
 
     fn flops_by_attention_operation(&self) -> Option<[f64; 3]> {
         let mut flops = [0.0; 3];
-        for &(operation, count, depth) in self.product_of_range.values() {
+        for &(operation, count, depth) in self.product_flops_and_depth_by_range.values() {
             flops[operation as usize] += count;
-            if operation == AttentionOperation::Scores {
+            if operation == AttentionOperation::ScoresMatmul {
                 let scores = count / (2.0 * depth);
                 flops[AttentionOperation::Softmax as usize] +=
                     SOFTMAX_FLOPS_PER_ATTENTION_SCORE * scores;

@@ -1,7 +1,7 @@
 //! Analyses a traced neural network by phases (forward, backward, optimizer): kernel times, host
 //! against GPU time, and softmax against attention's matrix products.
 //!
-//! Phases are ranges (`phase`).
+//! Phases are recognised by the names of ranges, in the module `phase`.
 
 mod attention;
 mod json;
@@ -27,30 +27,30 @@ pub const MIN_TIME_SHARE_TO_LIST: f64 = 0.01;
 /// Launches and time of one kernel name in one pass of a phase, as mean over all passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeanKernelUsePerPass {
-    pub name: String,
+    pub kernel_name: String,
     /// Kind of work of the kernel, as its name shows.
     pub class: KernelWorkClass,
-    pub launches: f64,
+    pub launches_per_pass: f64,
     /// Mean kernel time in one pass, nanoseconds.
-    pub kernel_ns: f64,
+    pub kernel_ns_per_pass: f64,
 }
 
 /// Times of a phase (forward, backward or optimizer) in one pass, as mean over all passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeanPhaseTimesPerPass {
     pub phase: TrainingPhase,
-    /// Passes in the trace.
+    /// Number of passes of the phase in the trace.
     pub passes: usize,
     /// Time of the program's own ranges around the phase on the host, nanoseconds; `None` without
     /// such ranges, or if they are in a CUDA graph.
-    pub host_ns: Option<f64>,
+    pub host_ns_per_pass: Option<f64>,
     /// Nanoseconds in which an operation of the phase ran while no operation of another phase that
     /// had started earlier ran.
-    pub busy_ns: f64,
+    pub busy_ns_per_pass: f64,
     /// Idle time of the GPU before operations of the phase, nanoseconds.
-    pub idle_ns: f64,
+    pub idle_ns_per_pass: f64,
     /// Idle time of the phase by cause, nanoseconds, the longest first.
-    pub idle: Vec<(IdleCauseKind, f64)>,
+    pub idle_ns_by_cause: Vec<(IdleCauseKind, f64)>,
     /// Kernels of the phase by time, the longest first.
     pub kernels: Vec<MeanKernelUsePerPass>,
 }
@@ -66,7 +66,7 @@ pub struct PhasesOfNetwork {
     /// Forward passes.
     pub forward_passes: usize,
     /// Time of kernels outside all phases divided by the time of all kernels, 0 to 1.
-    pub kernel_share_outside_phases: f64,
+    pub kernel_time_share_outside_phases: f64,
 }
 
 impl PhasesOfNetwork {
@@ -83,10 +83,10 @@ impl PhasesOfNetwork {
     pub fn kernels_of_training_step(&self) -> Vec<MeanKernelUsePerPass> {
         let mut kernels: Vec<MeanKernelUsePerPass> = Vec::new();
         for kernel in self.phases.iter().flat_map(|phase| &phase.kernels) {
-            match kernels.iter_mut().find(|known| known.name == kernel.name) {
+            match kernels.iter_mut().find(|known| known.kernel_name == kernel.kernel_name) {
                 Some(known) => {
-                    known.launches += kernel.launches;
-                    known.kernel_ns += kernel.kernel_ns;
+                    known.launches_per_pass += kernel.launches_per_pass;
+                    known.kernel_ns_per_pass += kernel.kernel_ns_per_pass;
                 }
                 None => kernels.push(kernel.clone()),
             }
@@ -98,7 +98,7 @@ impl PhasesOfNetwork {
 
 /// Sum of the mean kernel times per pass, nanoseconds.
 pub fn total_kernel_ns_per_pass(kernels: &[MeanKernelUsePerPass]) -> f64 {
-    kernels.iter().map(|kernel| kernel.kernel_ns).sum()
+    kernels.iter().map(|kernel| kernel.kernel_ns_per_pass).sum()
 }
 
 /// Returns the share of the kernel time of each kind of work, 0 to 1, the largest first.
@@ -109,8 +109,8 @@ pub fn kernel_time_share_by_work_class(
     let mut shares: Vec<(KernelWorkClass, f64)> = Vec::new();
     for kernel in kernels {
         match shares.iter_mut().find(|(class, _)| *class == kernel.class) {
-            Some((_, share)) => *share += kernel.kernel_ns / all,
-            None => shares.push((kernel.class, kernel.kernel_ns / all)),
+            Some((_, share)) => *share += kernel.kernel_ns_per_pass / all,
+            None => shares.push((kernel.class, kernel.kernel_ns_per_pass / all)),
         }
     }
     shares.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -118,7 +118,11 @@ pub fn kernel_time_share_by_work_class(
 }
 
 fn sort_by_mean_kernel_time(kernels: &mut [MeanKernelUsePerPass]) {
-    kernels.sort_by(|a, b| b.kernel_ns.total_cmp(&a.kernel_ns).then_with(|| a.name.cmp(&b.name)));
+    kernels.sort_by(|a, b| {
+        b.kernel_ns_per_pass
+            .total_cmp(&a.kernel_ns_per_pass)
+            .then_with(|| a.kernel_name.cmp(&b.kernel_name))
+    });
 }
 
 /// Returns the phases of the network in a trace; `None` if no range names a phase.
@@ -130,7 +134,7 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
         let path = context.range_path_of_operation(u32::try_from(row).unwrap_or(u32::MAX));
         let forward =
             places.phase_of_range_path(path).is_none_or(|phase| phase == TrainingPhase::Forward);
-        places.attention[path as usize].filter(|_| forward)
+        places.attention_operation_of_path[path as usize].filter(|_| forward)
     };
     let attention = AttentionKernels::sum_attention_kernels(context, operation_of);
     let mut sums: [PhaseTimesOfAllPasses; 3] = Default::default();
@@ -139,15 +143,16 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
     for id in context.operations.all_operation_ids() {
         let phase = places.phase_of_range_path(context.range_path_of_operation(id));
         if let Some(phase) = phase {
-            sums[phase as usize].busy_ns += own_ns.at(id as usize);
+            sums[phase as usize].total_busy_ns += own_ns.at(id as usize);
         }
-        let Some(function) = kernels.function.decoded_row(id as usize) else { continue };
+        let Some(function) = kernels.function_index.decoded_row(id as usize) else { continue };
         let kernel_ns = context.operations.operation_length_ns(id);
         all_ns += kernel_ns;
         match phase {
             Some(phase) => {
-                let name = context.trace.functions[function as usize].demangled;
-                let (launches, ns) = sums[phase as usize].kernels.entry(name).or_default();
+                let name = context.trace.functions[function as usize].demangled_name;
+                let (launches, ns) =
+                    sums[phase as usize].launches_and_ns_by_kernel_name.entry(name).or_default();
                 *launches += 1;
                 *ns += kernel_ns;
             }
@@ -155,11 +160,11 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
         }
     }
     for gap in context.activities.iter().flat_map(|of| of.gaps.iter(&context.operations)) {
-        let [before, after] = [gap.operation_before, gap.operation_after]
+        let [before, after] = [gap.operation_before_gap, gap.operation_after_gap]
             .map(|id| places.phase_of_range_path(context.range_path_of_operation(id)));
         if let Some(phase) = after.filter(|_| before == after) {
             for ((kind, _), ns) in context.causes_and_ns_of_idle_gap(&gap) {
-                *sums[phase as usize].idle.entry(kind).or_default() += ns;
+                *sums[phase as usize].idle_ns_by_cause.entry(kind).or_default() += ns;
             }
         }
     }
@@ -168,7 +173,7 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
     let some = TrainingPhase::ALL_TRAINING_PHASES
         .into_iter()
         .zip(sums)
-        .filter(|(_, sum)| !sum.kernels.is_empty());
+        .filter(|(_, sum)| !sum.launches_and_ns_by_kernel_name.is_empty());
     let used = |(phase, sum): (TrainingPhase, PhaseTimesOfAllPasses)| {
         let host_ns = places.host_ns[phase as usize];
         sum.into_mean_per_pass(context, phase, passes[phase as usize], host_ns)
@@ -181,14 +186,14 @@ pub(super) fn find_phases_of_network(context: &DiagnosisContext<'_>) -> Option<P
         phases,
         attention,
         forward_passes: passes,
-        kernel_share_outside_phases: outside,
+        kernel_time_share_outside_phases: outside,
     })
 }
 
 /// For each range path of the trace, its phase and its attention operation.
 struct PhaseOfEachRangePath {
     phase_of_path: Vec<Option<TrainingPhase>>,
-    attention: Vec<Option<AttentionOperation>>,
+    attention_operation_of_path: Vec<Option<AttentionOperation>>,
     /// Phase to which everything outside the ranges of phases is assigned; `None` if that is no
     /// phase.
     phase_outside_ranges: Option<TrainingPhase>,
@@ -206,19 +211,19 @@ impl PhaseOfEachRangePath {
         // A path has a larger number than its parent path, so the parent's phase is already known.
         for path in (1..).take(paths.len() - 1) {
             let name = context.trace.names.text_of_name(paths.last_name_of_path(path));
-            let around = paths.parent_of_path(path) as usize;
+            let around = paths.parent_of_range_path(path) as usize;
             attention[path as usize] = attention[around]
                 .or_else(|| AttentionOperation::attention_operation_from_range_name(name));
             let own = TrainingPhase::phase_and_extent_from_range_name(name);
             phases[path as usize] = own.map(|(phase, _)| phase).or(phases[around]);
             let Some((phase, extent)) = own else { continue };
             found[phase as usize] = true;
-            if extent == RangeEnclosesPhaseOrPart::AroundPhase
+            if extent == RangeEnclosesPhaseOrPart::AroundWholePhase
                 && phases[around] != Some(phase)
                 && let Some(ranges) = context.host_summary.count_and_time_of_path.get(path as usize)
             {
                 opened[phase as usize] += ranges.range_count;
-                host_ns[phase as usize] += ranges.host_ns;
+                host_ns[phase as usize] += ranges.total_host_ns;
             }
         }
         let [forward, rest @ ..] = found;
@@ -226,7 +231,13 @@ impl PhaseOfEachRangePath {
         // unless ranges name other phases.
         let others = rest.contains(&true) || !context.trace.declared_parts.is_empty();
         let outside = (!forward && others).then_some(TrainingPhase::Forward);
-        Self { phase_of_path: phases, attention, phase_outside_ranges: outside, opened, host_ns }
+        Self {
+            phase_of_path: phases,
+            attention_operation_of_path: attention,
+            phase_outside_ranges: outside,
+            opened,
+            host_ns,
+        }
     }
 
     fn phase_of_range_path(&self, path: RangePathId) -> Option<TrainingPhase> {
@@ -255,10 +266,10 @@ impl PhaseOfEachRangePath {
 /// Busy time, idle time and kernels of one phase, summed over all its passes.
 #[derive(Default)]
 struct PhaseTimesOfAllPasses {
-    busy_ns: i64,
-    idle: HashMap<IdleCauseKind, i64>,
+    total_busy_ns: i64,
+    idle_ns_by_cause: HashMap<IdleCauseKind, i64>,
     /// By kernel name, the number of launches and their total time, nanoseconds.
-    kernels: HashMap<InternedNameId, (usize, i64)>,
+    launches_and_ns_by_kernel_name: HashMap<InternedNameId, (usize, i64)>,
 }
 
 impl PhaseTimesOfAllPasses {
@@ -274,24 +285,25 @@ impl PhaseTimesOfAllPasses {
         let kernel = |(name, (launches, ns)): (InternedNameId, (usize, i64))| {
             let name = context.trace.names.text_of_name(name);
             MeanKernelUsePerPass {
-                name: name.to_owned(),
+                kernel_name: name.to_owned(),
                 class: KernelWorkClass::work_class_from_kernel_name(name),
-                launches: launches as f64 / passes as f64,
-                kernel_ns: each(ns),
+                launches_per_pass: launches as f64 / passes as f64,
+                kernel_ns_per_pass: each(ns),
             }
         };
-        let mut kernels: Vec<MeanKernelUsePerPass> = self.kernels.into_iter().map(kernel).collect();
+        let mut kernels: Vec<MeanKernelUsePerPass> =
+            self.launches_and_ns_by_kernel_name.into_iter().map(kernel).collect();
         sort_by_mean_kernel_time(&mut kernels);
         let mut idle: Vec<(IdleCauseKind, f64)> =
-            self.idle.into_iter().map(|(kind, ns)| (kind, each(ns))).collect();
+            self.idle_ns_by_cause.into_iter().map(|(kind, ns)| (kind, each(ns))).collect();
         idle.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         MeanPhaseTimesPerPass {
             phase,
             passes,
-            host_ns: (host_ns > 0).then(|| each(host_ns)),
-            busy_ns: each(self.busy_ns),
-            idle_ns: idle.iter().map(|(_, ns)| ns).sum(),
-            idle,
+            host_ns_per_pass: (host_ns > 0).then(|| each(host_ns)),
+            busy_ns_per_pass: each(self.total_busy_ns),
+            idle_ns_per_pass: idle.iter().map(|(_, ns)| ns).sum(),
+            idle_ns_by_cause: idle,
             kernels,
         }
     }

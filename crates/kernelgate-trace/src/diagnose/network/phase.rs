@@ -8,7 +8,7 @@ pub enum TrainingPhase {
     Forward,
     /// Gradients.
     Backward,
-    /// Update of the parameters.
+    /// The optimizer phase, which updates the parameters.
     Optimizer,
 }
 
@@ -16,16 +16,16 @@ pub enum TrainingPhase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeEnclosesPhaseOrPart {
     /// A range that the program opened around the whole phase.
-    AroundPhase,
+    AroundWholePhase,
     /// A range that the framework opened, or that the program opened around a part of the phase.
-    AroundPart,
+    AroundPartOfPhase,
 }
 
 impl TrainingPhase {
     /// All training phases, in the order in which a training step executes them.
     pub const ALL_TRAINING_PHASES: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
-    /// Returns the label of this value in printed output.
+    /// Returns the printed label of an attention operation.
     pub const fn printed_phase_label(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -43,7 +43,7 @@ impl TrainingPhase {
             ("Optimizer.zero_grad#", Self::Optimizer),
         ];
         if let Some((_, phase)) = framework.iter().find(|(start, _)| name.starts_with(start)) {
-            return Some((*phase, RangeEnclosesPhaseOrPart::AroundPart));
+            return Some((*phase, RangeEnclosesPhaseOrPart::AroundPartOfPhase));
         }
         let name = lower_case_with_underscores(name);
         let name = name.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
@@ -55,11 +55,11 @@ impl TrainingPhase {
             name if name.ends_with("backward_pass") => Self::Backward,
             name if name.ends_with("optimizer_step") => Self::Optimizer,
             name if name.ends_with("_backward") => {
-                return Some((Self::Backward, RangeEnclosesPhaseOrPart::AroundPart));
+                return Some((Self::Backward, RangeEnclosesPhaseOrPart::AroundPartOfPhase));
             }
             _ => return None,
         };
-        Some((phase, RangeEnclosesPhaseOrPart::AroundPhase))
+        Some((phase, RangeEnclosesPhaseOrPart::AroundWholePhase))
     }
 }
 
@@ -67,11 +67,11 @@ impl TrainingPhase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AttentionOperation {
     /// Queries times keys.
-    Scores,
+    ScoresMatmul,
     /// Softmax of the scores.
     Softmax,
     /// Probabilities times values.
-    Values,
+    ValuesMatmul,
 }
 
 impl AttentionOperation {
@@ -81,19 +81,19 @@ impl AttentionOperation {
         let name = lower_case_with_underscores(name);
         let named = |part: &str| name.contains(part);
         match () {
-            () if named("attention_scores") => Some(Self::Scores),
+            () if named("attention_scores") => Some(Self::ScoresMatmul),
             () if named("computing_softmax") => Some(Self::Softmax),
-            () if named("final_matmul") => Some(Self::Values),
+            () if named("final_matmul") => Some(Self::ValuesMatmul),
             () => None,
         }
     }
 
-    /// Returns the label of this value in printed output.
+    /// Returns the printed label of a training phase.
     pub const fn printed_attention_operation(self) -> &'static str {
         match self {
-            Self::Scores => "scores",
+            Self::ScoresMatmul => "scores",
             Self::Softmax => "softmax",
-            Self::Values => "values",
+            Self::ValuesMatmul => "values",
         }
     }
 }
@@ -117,12 +117,12 @@ mod tests {
         let autograd = "autograd::engine::evaluate_function: MmBackward0";
         assert_eq!(
             TrainingPhase::phase_and_extent_from_range_name(autograd),
-            Some((TrainingPhase::Backward, RangeEnclosesPhaseOrPart::AroundPart))
+            Some((TrainingPhase::Backward, RangeEnclosesPhaseOrPart::AroundPartOfPhase))
         );
         assert_eq!(phase("Optimizer.step#AdamW.step"), Some(TrainingPhase::Optimizer));
         assert_eq!(
             TrainingPhase::phase_and_extent_from_range_name("Layer_2_Backward"),
-            Some((TrainingPhase::Backward, RangeEnclosesPhaseOrPart::AroundPart))
+            Some((TrainingPhase::Backward, RangeEnclosesPhaseOrPart::AroundPartOfPhase))
         );
         for name in ["layer_forward", "MmBackward0", "step", "optimizer_state", ""] {
             assert_eq!(phase(name), None, "{name}");
@@ -132,9 +132,9 @@ mod tests {
     #[test]
     fn attention_operations_are_recognised_by_range_names() {
         let operation = AttentionOperation::attention_operation_from_range_name;
-        assert_eq!(operation("computing attention scores"), Some(AttentionOperation::Scores));
+        assert_eq!(operation("computing attention scores"), Some(AttentionOperation::ScoresMatmul));
         assert_eq!(operation("computing_softmax"), Some(AttentionOperation::Softmax));
-        assert_eq!(operation("computing final matmul"), Some(AttentionOperation::Values));
+        assert_eq!(operation("computing final matmul"), Some(AttentionOperation::ValuesMatmul));
         assert_eq!(operation("aten::softmax"), None);
     }
 }

@@ -12,7 +12,7 @@ use crate::diagnose::labels::shortened_kernel_name_for_readers;
 use crate::diagnose::text::{append_wrapped_line, format_nanoseconds};
 use crate::stats::shorten_in_the_middle;
 
-/// Kernels that are listed.
+/// Largest number of kernels that the report lists for a phase.
 const MAX_LISTED_KERNELS_OF_PHASE: usize = 8;
 /// Number of columns that a kernel's name has in the table.
 const KERNEL_NAME_COLUMN_WIDTH: usize = 56;
@@ -71,15 +71,15 @@ impl PhasesOfNetwork {
             "phase", "host range", "device", "device busy", "idle", "kernels"
         );
         for of in &self.phases {
-            let kernels: f64 = of.kernels.iter().map(|kernel| kernel.launches).sum();
+            let kernels: f64 = of.kernels.iter().map(|kernel| kernel.launches_per_pass).sum();
             let _ = writeln!(
                 text,
                 "  {:<12}{:>14}{:>14}{:>14}{:>14}{:>10}",
                 of.phase.printed_phase_label(),
-                of.host_ns.map_or("-".to_owned(), nanoseconds_text),
-                nanoseconds_text(of.busy_ns + of.idle_ns),
-                nanoseconds_text(of.busy_ns),
-                nanoseconds_text(of.idle_ns),
+                of.host_ns_per_pass.map_or("-".to_owned(), nanoseconds_text),
+                nanoseconds_text(of.busy_ns_per_pass + of.idle_ns_per_pass),
+                nanoseconds_text(of.busy_ns_per_pass),
+                nanoseconds_text(of.idle_ns_per_pass),
                 text_with_at_most_one_decimal(kernels)
             );
         }
@@ -95,11 +95,11 @@ impl PhasesOfNetwork {
                 "    ",
             );
         }
-        if self.kernel_share_outside_phases >= MIN_TIME_SHARE_TO_LIST {
+        if self.kernel_time_share_outside_phases >= MIN_TIME_SHARE_TO_LIST {
             let line = format!(
                 "{:.1} % of the time of all kernels is outside of these phases: before and after \
                  them, or launched by a thread without their ranges",
-                100.0 * self.kernel_share_outside_phases
+                100.0 * self.kernel_time_share_outside_phases
             );
             append_wrapped_line(text, &line, "  ", "    ");
         }
@@ -110,9 +110,9 @@ impl super::MeanPhaseTimesPerPass {
     /// Explains why the range of a phase on the host lasts longer or shorter than its time on the
     /// GPU.
     pub fn explain_host_against_gpu_time(&self) -> String {
-        let device_ns = self.busy_ns + self.idle_ns;
+        let device_ns = self.busy_ns_per_pass + self.idle_ns_per_pass;
         let causes = self
-            .idle
+            .idle_ns_by_cause
             .iter()
             .filter(|(_, idle)| *idle >= MIN_TIME_SHARE_TO_LIST * device_ns)
             .take(3);
@@ -125,11 +125,11 @@ impl super::MeanPhaseTimesPerPass {
             true => "the device is busy".to_owned(),
             false => format!(
                 "the device is idle {}: {}",
-                nanoseconds_text(self.idle_ns),
+                nanoseconds_text(self.idle_ns_per_pass),
                 causes.join(", ")
             ),
         };
-        match self.host_ns {
+        match self.host_ns_per_pass {
             Some(host_ns) if host_ns < device_ns => format!(
                 "the host's range is {} shorter than the device's time, because launches return \
                  early: a timer around it needs a wait at its end; {idle}",
@@ -154,10 +154,10 @@ fn write_kernel_with_most_time(
         let first = kernels.first()?;
         Some(format!(
             "{}: {} launches, {}, {:.1} % of the kernels' time",
-            shorten_in_the_middle(&shortened_kernel_name_for_readers(&first.name), 60),
-            text_with_at_most_one_decimal(first.launches),
-            nanoseconds_text(first.kernel_ns),
-            100.0 * first.kernel_ns / total_kernel_ns_per_pass(kernels).max(1.0)
+            shorten_in_the_middle(&shortened_kernel_name_for_readers(&first.kernel_name), 60),
+            text_with_at_most_one_decimal(first.launches_per_pass),
+            nanoseconds_text(first.kernel_ns_per_pass),
+            100.0 * first.kernel_ns_per_pass / total_kernel_ns_per_pass(kernels).max(1.0)
         ))
     };
     let Some(of_forward) = line(forward) else { return };
@@ -170,7 +170,8 @@ fn write_kernel_with_most_time(
     if let Some(step) = step
         && let Some(of_step) = line(step)
     {
-        let same = forward.first().map(|of| &of.name) == step.first().map(|of| &of.name);
+        let same =
+            forward.first().map(|of| &of.kernel_name) == step.first().map(|of| &of.kernel_name);
         let same = if same { "the same" } else { "another" };
         append_wrapped_line(
             text,
@@ -183,7 +184,8 @@ fn write_kernel_with_most_time(
 
 fn write_kernels_other_than_matmul(text: &mut String, forward: &[MeanKernelUsePerPass]) {
     let all = total_kernel_ns_per_pass(forward).max(1.0);
-    let matters = |of: &&MeanKernelUsePerPass| of.kernel_ns >= MIN_TIME_SHARE_TO_LIST * all;
+    let matters =
+        |of: &&MeanKernelUsePerPass| of.kernel_ns_per_pass >= MIN_TIME_SHARE_TO_LIST * all;
     let other = |of: &&MeanKernelUsePerPass| of.class != KernelWorkClass::Matmul;
     let listed: Vec<_> =
         forward.iter().filter(other).filter(matters).take(MAX_LISTED_KERNELS_OF_PHASE).collect();
@@ -196,13 +198,13 @@ fn write_kernels_other_than_matmul(text: &mut String, forward: &[MeanKernelUsePe
             text,
             "    {:<57}{:<15}{:>5}{:>11}{:>6.1} %",
             shorten_in_the_middle(
-                &shortened_kernel_name_for_readers(&of.name),
+                &shortened_kernel_name_for_readers(&of.kernel_name),
                 KERNEL_NAME_COLUMN_WIDTH
             ),
             of.class.printed_work_class_label(),
-            text_with_at_most_one_decimal(of.launches),
-            nanoseconds_text(of.kernel_ns),
-            100.0 * of.kernel_ns / all
+            text_with_at_most_one_decimal(of.launches_per_pass),
+            nanoseconds_text(of.kernel_ns_per_pass),
+            100.0 * of.kernel_ns_per_pass / all
         );
     }
 }
@@ -241,10 +243,12 @@ impl AttentionKernels {
             "  {:<20}{:>12}{:>16}{:>14}{:>12}",
             "attention", "kernels", "time", "GFLOP", "TFLOP/s"
         );
-        for operation in
-            [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values]
-        {
-            let KernelsOfAttentionOperation { kernels, kernel_ns, flops } =
+        for operation in [
+            AttentionOperation::ScoresMatmul,
+            AttentionOperation::Softmax,
+            AttentionOperation::ValuesMatmul,
+        ] {
+            let KernelsOfAttentionOperation { kernels, total_kernel_ns: kernel_ns, flops } =
                 *self.kernels_of_attention_operation(operation);
             let scaled =
                 |scale: f64| flops.map_or("-".to_owned(), |flops| format!("{:.2}", flops * scale));
@@ -258,16 +262,16 @@ impl AttentionKernels {
                 scaled(1e-3 / kernel_ns.max(1) as f64)
             );
         }
-        if let Some(sentence) = self.softmax_against_products_sentence() {
+        if let Some(sentence) = self.softmax_versus_matmul_sentence() {
             append_wrapped_line(text, &sentence, "  ", "    ");
         }
     }
 
     /// Returns a sentence that compares time and FLOPs of softmax with those of attention's two
     /// matrix products.
-    pub fn softmax_against_products_sentence(&self) -> Option<String> {
-        let time = self.softmax_time_by_products_time()?;
-        let flops = self.products_flops_by_softmax_flops().map_or(String::new(), |ratio| {
+    pub fn softmax_versus_matmul_sentence(&self) -> Option<String> {
+        let time = self.softmax_to_matmul_time_ratio()?;
+        let flops = self.matmul_to_softmax_flops_ratio().map_or(String::new(), |ratio| {
             format!(
                 ", with {ratio:.1} times fewer FLOPs ({:.1} times fewer than each)",
                 ratio / 2.0

@@ -5,23 +5,24 @@
 /// other.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ClockDifferenceLine {
-    pub(super) reference_time: i64,
-    pub(super) offset_ns: i64,
-    pub(super) slope: f64,
+    pub(super) reference_time_ns: i64,
+    pub(super) offset_at_reference_ns: i64,
+    pub(super) drift_ns_per_ns: f64,
 }
 
 impl ClockDifferenceLine {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub(super) fn clock_offset_at(&self, time: i64) -> i64 {
-        self.offset_ns + ((time - self.reference_time) as f64 * self.slope).round() as i64
+        self.offset_at_reference_ns
+            + ((time - self.reference_time_ns) as f64 * self.drift_ns_per_ns).round() as i64
     }
 }
 
 /// Clock of a rank: the line of nanoseconds by which it is ahead of the job's common clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ClockOfRank {
-    line: ClockDifferenceLine,
-    pub(super) spread_ns: i64,
+    ns_ahead_of_job_clock_line: ClockDifferenceLine,
+    pub(super) alignment_deviation_ns: i64,
 }
 
 impl ClockOfRank {
@@ -34,23 +35,29 @@ impl ClockOfRank {
         sign: i64,
     ) -> Self {
         #[allow(clippy::cast_precision_loss)]
-        let slope = self.line.slope + sign as f64 * ahead.slope;
-        let at = ahead.reference_time;
-        let offset = self.line.clock_offset_at(at) + sign * ahead.offset_ns;
+        let slope =
+            self.ns_ahead_of_job_clock_line.drift_ns_per_ns + sign as f64 * ahead.drift_ns_per_ns;
+        let at = ahead.reference_time_ns;
+        let offset = self.ns_ahead_of_job_clock_line.clock_offset_at(at)
+            + sign * ahead.offset_at_reference_ns;
         Self {
-            line: ClockDifferenceLine { reference_time: at, offset_ns: offset, slope },
-            spread_ns: self.spread_ns.max(spread_ns),
+            ns_ahead_of_job_clock_line: ClockDifferenceLine {
+                reference_time_ns: at,
+                offset_at_reference_ns: offset,
+                drift_ns_per_ns: slope,
+            },
+            alignment_deviation_ns: self.alignment_deviation_ns.max(spread_ns),
         }
     }
 
     /// Nanoseconds by which the rank's clock is ahead of the job's common clock at `time`.
     pub(super) fn ns_ahead_of_job_clock(&self, time: i64) -> i64 {
-        self.line.clock_offset_at(time)
+        self.ns_ahead_of_job_clock_line.clock_offset_at(time)
     }
 
     /// Converts a time of the rank's clock to the job's common time.
     pub(super) fn rank_time_to_job_time(&self, time: i64) -> i64 {
-        time - self.line.clock_offset_at(time)
+        time - self.ns_ahead_of_job_clock_line.clock_offset_at(time)
     }
 }
 

@@ -22,9 +22,9 @@ const MAX_MISSING_COLLECTIVES_AT_START: i64 = 64;
 /// recordings.
 const MAX_COMPARED_COLLECTIVE_PAIRS: usize = 512;
 /// Smallest share of the compared pairs of collectives that must agree in kind and bytes.
-const MIN_AGREEING_COLLECTIVE_PAIRS: f64 = 0.98;
+const MIN_SHARE_OF_AGREEING_PAIRS: f64 = 0.98;
 /// Smallest share of a rank's collectives that must have a partner in another rank's trace.
-const MIN_COLLECTIVES_WITH_PARTNER: f64 = 0.5;
+const MIN_SHARE_OF_COLLECTIVES_WITH_PARTNER: f64 = 0.5;
 /// Smallest clock difference, nanoseconds, that is reported; smaller differences count as one
 /// clock.
 const MIN_REPORTED_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
@@ -34,71 +34,75 @@ const MIN_REPORTED_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
 pub enum ProblemOfJobTraces {
     /// The trace file of a rank ends early and could not be read completely.
     TraceCutOff {
-        trace: String,
+        trace_name: String,
         /// Reason why reading stopped, with the place in the file.
-        why: String,
+        reason: String,
     },
     /// A trace without communication.
     NoCommunication { trace: String },
     /// The collectives of a trace show that the trace belongs to another job.
-    OtherJob {
+    TraceOfOtherJob {
         trace: String,
-        /// The facts that differ.
+        /// The facts in which the trace differs from the traces of the job.
         why: String,
     },
     /// Two traces declare the same rank; the second trace is not used.
     DuplicateRank {
         trace: String,
         /// Name of the first trace that declares this rank.
-        other: String,
+        first_trace_name: String,
     },
     /// The job has ranks for which no trace was given.
     MissingRanks {
         /// Numbers of the ranks without a trace, if all traces declare their ranks.
-        ranks: Vec<u32>,
+        missing_ranks: Vec<u32>,
         /// Number of ranks without a trace.
-        count: u32,
+        missing_rank_count: u32,
     },
     /// A rank's clock differs from the first rank's clock by at least 1 ms.
-    UnalignedClock {
+    ClockDiffersFromFirstRank {
         trace: String,
         /// Nanoseconds by which the rank's clock is ahead of the first rank's clock.
-        ahead_ns: i64,
+        clock_ahead_ns: i64,
     },
     /// A rank recorded fewer collectives of a communicator than other ranks, for example because it
     /// recorded another number of iterations.
-    UnequalCollectives {
+    FewerCollectivesThanOtherRanks {
         trace: String,
-        communicator: String,
+        communicator_name: String,
         /// Number of collectives of the communicator that were recorded on every rank.
-        joined: usize,
-        /// Collectives of this rank.
-        own: usize,
+        joined_collective_count: usize,
+        /// Number of collectives of the communicator that this rank recorded.
+        rank_collective_count: usize,
     },
     /// The ranks of a communicator recorded collectives that do not match in order, kind or bytes.
-    NotJoined { communicator: String, trace: String },
+    CollectivesNotJoined { communicator: String, trace: String },
 }
 
 impl ProblemOfJobTraces {
     /// Returns the problem as a sentence for reports.
     pub fn problem_as_sentence(&self) -> String {
         match self {
-            Self::TraceCutOff { trace, why } => format!("{trace}: read in part only: {why}"),
+            Self::TraceCutOff { trace_name: trace, reason: why } => {
+                format!("{trace}: read in part only: {why}")
+            }
             Self::NoCommunication { trace } => {
                 format!("{trace}: no operation communicates; the trace is not used")
             }
-            Self::OtherJob { trace, why } => {
+            Self::TraceOfOtherJob { trace, why } => {
                 format!("{trace}: a rank of another job ({why}); the trace is not used")
             }
-            Self::DuplicateRank { trace, other } => {
+            Self::DuplicateRank { trace, first_trace_name: other } => {
                 format!("{trace}: the same rank as {other}; the trace is not used")
             }
-            Self::MissingRanks { ranks, count } if ranks.is_empty() => {
+            Self::MissingRanks { missing_ranks: ranks, missing_rank_count: count }
+                if ranks.is_empty() =>
+            {
                 format!(
                     "{count} ranks of the job have no trace: waiting for them counts as transfer"
                 )
             }
-            Self::MissingRanks { ranks, .. } => {
+            Self::MissingRanks { missing_ranks: ranks, .. } => {
                 let follow = |a: &u32, b: &u32| *b == a + 1;
                 let runs = ranks.chunk_by(follow).map(|run| match run {
                     [first, .., last] => format!("{first} to {last}"),
@@ -112,16 +116,21 @@ impl ProblemOfJobTraces {
                 )
             }
             #[allow(clippy::cast_precision_loss)]
-            Self::UnalignedClock { trace, ahead_ns } => format!(
+            Self::ClockDiffersFromFirstRank { trace, clock_ahead_ns: ahead_ns } => format!(
                 "{trace}: its clock is {:.3} ms {}; aligned by the ends of collectives",
                 ahead_ns.abs() as f64 / 1e6,
                 if *ahead_ns < 0 { "behind" } else { "ahead" }
             ),
-            Self::UnequalCollectives { trace, communicator, joined, own } => format!(
+            Self::FewerCollectivesThanOtherRanks {
+                trace,
+                communicator_name: communicator,
+                joined_collective_count: joined,
+                rank_collective_count: own,
+            } => format!(
                 "{trace}: {joined} of its {own} collectives of {communicator} have a partner on \
                  every rank; the others are not used"
             ),
-            Self::NotJoined { communicator, trace } => format!(
+            Self::CollectivesNotJoined { communicator, trace } => format!(
                 "{trace}: its collectives of {communicator} differ in order, kind or size from \
                  those of the other ranks and are not joined"
             ),
@@ -133,43 +142,43 @@ impl ProblemOfJobTraces {
 #[derive(Debug, Clone)]
 pub struct RankWithCollectiveSums {
     /// Name of the rank in reports: the declared rank, otherwise the trace.
-    pub name: String,
+    pub rank_name: String,
     pub rank_trace: TraceOfRank,
     /// Times of the rank in the span in which all ranks were recorded.
-    pub times: RankTimeByActivity,
+    pub times_in_common_span: RankTimeByActivity,
     /// Nanoseconds in which this rank waited inside collectives for ranks that arrived later.
-    pub waited_ns: i64,
+    pub waited_in_collectives_ns: i64,
     /// Number of collectives at which this rank arrived last.
     pub last_arrivals: usize,
     /// Nanoseconds from the arrival of the second-last rank to the arrival of this rank, summed
     /// over collectives at which it arrived last.
-    pub delayed_ns: i64,
+    pub delayed_other_ranks_ns: i64,
     /// Nanoseconds between the collectives of this rank.
-    pub between_ns: i64,
+    pub ns_between_collectives: i64,
     /// Nanoseconds by which the replayed job is shorter if this rank's kernels and host are as fast
     /// as those of the median rank.
-    pub gain_ns: i64,
+    pub gain_at_median_speed_ns: i64,
 }
 
 /// Sums over the joined collectives of one kind and size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CollectivesOfKindAndSize {
-    /// Which.
+    /// Kind of these collectives.
     pub collective: CollectiveKind,
     /// Bytes of each of these collectives; 0 if the bytes were not recorded.
-    pub bytes: u64,
+    pub bytes_per_collective: u64,
     /// Number of ranks that take part.
     pub ranks: usize,
     /// Number of collectives of this kind and size.
     pub collective_count: usize,
     /// Time from the arrival of the last rank to the end of the collective, summed over these
     /// collectives, nanoseconds.
-    pub transfer_ns: i64,
+    pub total_transfer_ns: i64,
     /// Time from a rank's arrival to the arrival of the last rank, as mean over the ranks, summed
     /// over these collectives, nanoseconds.
-    pub skew_ns: i64,
+    pub total_arrival_skew_ns: i64,
     /// Bus bandwidth of the transfers in GB/s; `None` if the bytes were not recorded.
-    pub bus_gb_per_s: Option<f64>,
+    pub bus_bandwidth_gb_per_s: Option<f64>,
 }
 
 /// A job: the traces of several ranks, joined by their collectives.
@@ -185,16 +194,16 @@ pub struct JobOfJoinedRanks {
     /// Number of collectives that were joined across all ranks.
     pub joined_collectives: usize,
     /// Time from the start of the first joined collective to the end of the last, nanoseconds.
-    pub span_ns: i64,
+    pub collectives_span_ns: i64,
     /// Precision of the alignment of the ranks' clocks, nanoseconds: the largest median deviation
     /// of the ends of collectives.
-    pub precision_ns: i64,
+    pub clock_alignment_precision_ns: i64,
     /// Link between the GPUs of one host, if all GPUs have the same known link: bandwidth of the
     /// link in each direction in GB/s, and the link's name.
     pub link_bandwidth_and_name: Option<(f64, &'static str)>,
     /// Critical path through all ranks of the job, and the gains of hypothetical changes.
     pub critical_path: CriticalPathOfJob,
-    /// Problems of the traces that limit the conclusions.
+    /// Problems of the ranks' traces that limit what can be concluded about the job.
     pub problems: Vec<ProblemOfJobTraces>,
 }
 
@@ -205,7 +214,7 @@ impl JobOfJoinedRanks {
         let straggler = self.straggler_ranks_slowest_first().into_iter().next()?;
         Some(FindingSeverity::severity_from_possible_saving(
             self.unhidden_delay_by_rank_ns(straggler),
-            self.span_ns,
+            self.collectives_span_ns,
         ))
     }
 
@@ -213,7 +222,8 @@ impl JobOfJoinedRanks {
     #[allow(clippy::cast_precision_loss)]
     pub fn exposed_communication_share_range(&self) -> Option<(f64, f64)> {
         let share = |of: &RankWithCollectiveSums| {
-            of.times.exposed_communication_ns as f64 / of.times.sum_of_all_parts_ns().max(1) as f64
+            of.times_in_common_span.exposed_communication_ns as f64
+                / of.times_in_common_span.total_ns_of_all_activities().max(1) as f64
         };
         let shares = self.ranks.iter().map(share);
         let least = shares.clone().reduce(f64::min)?;
@@ -223,9 +233,12 @@ impl JobOfJoinedRanks {
     /// Nanoseconds by which a rank delays the other ranks while these have nothing else to do;
     /// waiting that compute hides costs nothing.
     fn unhidden_delay_by_rank_ns(&self, rank: &RankWithCollectiveSums) -> i64 {
-        let others = self.ranks.iter().filter(|other| other.name != rank.name);
-        let exposed = others.map(|other| other.times.exposed_communication_ns).max().unwrap_or(0);
-        rank.delayed_ns.min(exposed)
+        let others = self.ranks.iter().filter(|other| other.rank_name != rank.rank_name);
+        let exposed = others
+            .map(|other| other.times_in_common_span.exposed_communication_ns)
+            .max()
+            .unwrap_or(0);
+        rank.delayed_other_ranks_ns.min(exposed)
     }
 
     /// Returns the stragglers, the slowest first: ranks whose unhidden delay of others is at least
@@ -236,12 +249,12 @@ impl JobOfJoinedRanks {
             .iter()
             .filter(|rank| {
                 let clocks = i64::try_from(rank.last_arrivals).unwrap_or(i64::MAX);
-                let clocks = self.precision_ns.saturating_mul(clocks.max(1));
+                let clocks = self.clock_alignment_precision_ns.saturating_mul(clocks.max(1));
                 let delay = self.unhidden_delay_by_rank_ns(rank);
-                delay > clocks && delay * 20 >= self.span_ns
+                delay > clocks && delay * 20 >= self.collectives_span_ns
             })
             .collect();
-        late.sort_by_key(|rank| std::cmp::Reverse(rank.delayed_ns));
+        late.sort_by_key(|rank| std::cmp::Reverse(rank.delayed_other_ranks_ns));
         late
     }
 }
@@ -262,8 +275,8 @@ pub fn join_ranks_to_job(parts: Vec<TraceOfRank>) -> JobOfJoinedRanks {
 
 /// Returns a problem if the rank's trace could not be read to its end.
 fn problem_of_incomplete_trace(part: &TraceOfRank) -> Option<ProblemOfJobTraces> {
-    let why = part.shared_trace.trace.quality.unreadable.first()?.clone();
-    Some(ProblemOfJobTraces::TraceCutOff { trace: part.name.clone(), why })
+    let why = part.shared_trace.trace.quality.unreadable_parts.first()?.clone();
+    Some(ProblemOfJobTraces::TraceCutOff { trace_name: part.trace_name.clone(), reason: why })
 }
 
 /// Returns the traces that may belong to one job, and reports the others as problems.
@@ -287,16 +300,16 @@ fn traces_that_may_be_of_one_job(
             }
         });
         if part.communicators.is_empty() {
-            problems.push(ProblemOfJobTraces::NoCommunication { trace: part.name });
+            problems.push(ProblemOfJobTraces::NoCommunication { trace: part.trace_name });
         } else if let (Some(own), Some(world)) = (part.world_size, world)
             && own != world
         {
             let why = format!("{own} ranks, the others {world}");
-            problems.push(ProblemOfJobTraces::OtherJob { trace: part.name, why });
+            problems.push(ProblemOfJobTraces::TraceOfOtherJob { trace: part.trace_name, why });
         } else if let Some(twin) = twin {
             problems.push(ProblemOfJobTraces::DuplicateRank {
-                trace: part.name,
-                other: twin.name.clone(),
+                trace: part.trace_name,
+                first_trace_name: twin.trace_name.clone(),
             });
         } else {
             kept.push(part);
@@ -310,15 +323,15 @@ fn traces_that_may_be_of_one_job(
 /// how their clocks differ.
 #[derive(Debug, Clone, Copy)]
 struct RankToReferenceLink {
-    communicator: usize,
-    rank: usize,
-    reference: usize,
+    communicator_index: usize,
+    rank_index: usize,
+    reference_rank_index: usize,
     /// Index, among the reference rank's collectives, of the rank's first collective.
     index_of_first_collective: i64,
     /// Time of the rank's clock minus time of the reference rank's clock.
     clock_difference: ClockDifferenceLine,
     matched_collectives: usize,
-    spread_ns: i64,
+    alignment_deviation_ns: i64,
 }
 
 /// Links between the ranks of all communicators of a job; communicators are numbered in order of
@@ -345,18 +358,18 @@ impl LinksBetweenRanks {
                         let one = parts[rank].is_from_same_trace(&parts[reference]);
                         let ahead = if one { ClockDifferenceLine::default() } else { ahead };
                         links.push(RankToReferenceLink {
-                            communicator,
-                            rank,
-                            reference,
+                            communicator_index: communicator,
+                            rank_index: rank,
+                            reference_rank_index: reference,
                             index_of_first_collective: shift,
                             clock_difference: ahead,
                             matched_collectives: matched,
-                            spread_ns,
+                            alignment_deviation_ns: spread_ns,
                         });
                     }
-                    None => problems.push(ProblemOfJobTraces::NotJoined {
+                    None => problems.push(ProblemOfJobTraces::CollectivesNotJoined {
                         communicator: name.clone(),
-                        trace: parts[rank].name.clone(),
+                        trace: parts[rank].trace_name.clone(),
                     }),
                 }
             }
@@ -381,19 +394,27 @@ impl LinksBetweenRanks {
             if let Some(clock) = clocks.get_mut(first) {
                 *clock = Some(ClockOfRank::default());
             }
-            while let Some((rank, clock)) =
-                order.iter().find_map(|link| match (clocks[link.reference], clocks[link.rank]) {
+            while let Some((rank, clock)) = order.iter().find_map(|link| {
+                match (clocks[link.reference_rank_index], clocks[link.rank_index]) {
                     (Some(reference), None) => Some((
-                        link.rank,
-                        reference.clock_of_linked_rank(link.clock_difference, link.spread_ns, 1),
+                        link.rank_index,
+                        reference.clock_of_linked_rank(
+                            link.clock_difference,
+                            link.alignment_deviation_ns,
+                            1,
+                        ),
                     )),
                     (None, Some(rank)) => Some((
-                        link.reference,
-                        rank.clock_of_linked_rank(link.clock_difference, link.spread_ns, -1),
+                        link.reference_rank_index,
+                        rank.clock_of_linked_rank(
+                            link.clock_difference,
+                            link.alignment_deviation_ns,
+                            -1,
+                        ),
                     )),
                     _ => None,
-                })
-            {
+                }
+            }) {
                 clocks[rank] = Some(clock);
             }
             clocks
@@ -418,10 +439,10 @@ impl LinksBetweenRanks {
                 }
                 None => {
                     problems.retain(
-                        |of| !matches!(of, ProblemOfJobTraces::NotJoined { trace, .. } if *trace == part.name),
+                        |of| !matches!(of, ProblemOfJobTraces::CollectivesNotJoined { trace, .. } if *trace == part.trace_name),
                     );
-                    problems.push(ProblemOfJobTraces::OtherJob {
-                        trace: part.name,
+                    problems.push(ProblemOfJobTraces::TraceOfOtherJob {
+                        trace: part.trace_name,
                         why: "its collectives differ in order, kind or size".to_owned(),
                     });
                 }
@@ -430,9 +451,9 @@ impl LinksBetweenRanks {
         for (part, clock) in kept.iter().zip(&clocks) {
             let ahead_ns = clock.ns_ahead_of_job_clock(part.first_start_and_last_end_ns.0);
             if ahead_ns.abs() >= MIN_REPORTED_CLOCK_DIFFERENCE_NS {
-                problems.push(ProblemOfJobTraces::UnalignedClock {
-                    trace: part.name.clone(),
-                    ahead_ns,
+                problems.push(ProblemOfJobTraces::ClockDiffersFromFirstRank {
+                    trace: part.trace_name.clone(),
+                    clock_ahead_ns: ahead_ns,
                 });
             }
         }
@@ -447,14 +468,17 @@ fn ranks_and_collectives_by_communicator(
     let mut members: BTreeMap<String, Vec<(usize, &CommunicatorOfRank)>> = BTreeMap::new();
     for (rank, part) in parts.iter().enumerate() {
         for communicator in &part.communicators {
-            members.entry(communicator.name.clone()).or_default().push((rank, communicator));
+            members
+                .entry(communicator.communicator_name.clone())
+                .or_default()
+                .push((rank, communicator));
         }
     }
     members
 }
 
 fn kind_and_bytes_of_collective(entry: &RecordedRankCollective) -> (CollectiveKind, u64) {
-    (entry.collective, entry.bytes)
+    (entry.collective, entry.larger_buffer_bytes)
 }
 
 /// Finds by how many collectives a rank's recording is shifted against a longer list: kinds and
@@ -477,7 +501,7 @@ fn find_shift_between_recordings(
         .filter_map(|shift| {
             let pairs = agreeing_pairs_at_shift(own, longest, shift)?;
             let offsets = evenly_sampled_pairs(&pairs)
-                .map(|(a, b)| (b.end, a.end - b.end))
+                .map(|(a, b)| (b.end_ns, a.end_ns - b.end_ns))
                 .collect::<Vec<_>>();
             let spread = median_distance_from_fitted_line(&offsets);
             Some((shift, offsets, spread))
@@ -505,9 +529,10 @@ fn agreeing_pairs_at_shift<'a>(
     let pairs: Vec<SameCollectiveOnTwoRanks<'a>> =
         own.iter().skip(skip(-shift)).zip(longest.iter().skip(skip(shift))).collect();
     #[allow(clippy::cast_precision_loss)]
-    let enough =
-        !pairs.is_empty() && pairs.len() as f64 >= MIN_COLLECTIVES_WITH_PARTNER * own.len() as f64;
-    // Fewer than three pairs can agree by chance, so they count only without a shift.
+    let enough = !pairs.is_empty()
+        && pairs.len() as f64 >= MIN_SHARE_OF_COLLECTIVES_WITH_PARTNER * own.len() as f64;
+    // Fewer than three pairs of collectives can agree by chance, so they count only if the
+    // recordings are not shifted.
     if !enough || (shift != 0 && pairs.len() < 3) {
         return None;
     }
@@ -516,7 +541,7 @@ fn agreeing_pairs_at_shift<'a>(
         .count();
     #[allow(clippy::cast_precision_loss)]
     let share = agree as f64 / evenly_sampled_pairs(&pairs).count() as f64;
-    (share >= MIN_AGREEING_COLLECTIVE_PAIRS).then_some(pairs)
+    (share >= MIN_SHARE_OF_AGREEING_PAIRS).then_some(pairs)
 }
 
 fn evenly_sampled_pairs<'a, 'b>(
@@ -552,7 +577,11 @@ fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
     };
     if third < 3 {
         let (at, offset) = medians(offsets);
-        return ClockDifferenceLine { reference_time: at, offset_ns: offset, slope: 0.0 };
+        return ClockDifferenceLine {
+            reference_time_ns: at,
+            offset_at_reference_ns: offset,
+            drift_ns_per_ns: 0.0,
+        };
     }
     let ((t0, o0), (t1, o1)) =
         (medians(&offsets[..third]), medians(&offsets[offsets.len() - third..]));
@@ -561,7 +590,11 @@ fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
     let slope =
         if (o1 - o0).abs() < 1000 { 0.0 } else { (o1 - o0) as f64 / (t1 - t0).max(1) as f64 };
     let (at, offset) = if slope == 0.0 { medians(offsets) } else { (t0, o0) };
-    ClockDifferenceLine { reference_time: at, offset_ns: offset, slope }
+    ClockDifferenceLine {
+        reference_time_ns: at,
+        offset_at_reference_ns: offset,
+        drift_ns_per_ns: slope,
+    }
 }
 
 /// Returns the joined collectives of all communicators, in order of the arrival of their last
@@ -577,12 +610,12 @@ fn join_collectives_across_ranks(
         ranks_and_collectives_by_communicator(parts).into_iter().enumerate()
     {
         let own: Vec<&RankToReferenceLink> =
-            links.iter().filter(|link| link.communicator == number).collect();
+            links.iter().filter(|link| link.communicator_index == number).collect();
         let Some(first) = own.first() else { continue };
-        let reference = first.reference;
+        let reference = first.reference_rank_index;
         let shift_of: HashMap<usize, i64> = own
             .iter()
-            .map(|link| (link.rank, link.index_of_first_collective))
+            .map(|link| (link.rank_index, link.index_of_first_collective))
             .chain([(reference, 0)])
             .collect();
         // Indices of those collectives of the reference rank that every rank has recorded.
@@ -597,11 +630,11 @@ fn join_collectives_across_ranks(
         let meetings = usize::try_from(until - from).unwrap_or(0);
         for &(rank, of, _) in &joined {
             if of.collectives.len() > meetings {
-                problems.push(ProblemOfJobTraces::UnequalCollectives {
-                    trace: parts[rank].name.clone(),
-                    communicator: name.clone(),
-                    joined: meetings,
-                    own: of.collectives.len(),
+                problems.push(ProblemOfJobTraces::FewerCollectivesThanOtherRanks {
+                    trace: parts[rank].trace_name.clone(),
+                    communicator_name: name.clone(),
+                    joined_collective_count: meetings,
+                    rank_collective_count: of.collectives.len(),
                 });
             }
         }
@@ -619,16 +652,30 @@ fn join_collectives_across_ranks(
             }
             all.push(CollectiveOnAllRanks {
                 collective: first.collective,
-                bytes: first.bytes,
+                larger_buffer_bytes: first.larger_buffer_bytes,
                 bus_bytes: first.bus_bytes,
                 ranks: entries
                     .iter()
-                    .map(|&(rank, RecordedRankCollective { start, end, operation, .. })| {
-                        let clock = &clocks[rank];
-                        let (start, end) =
-                            (clock.rank_time_to_job_time(start), clock.rank_time_to_job_time(end));
-                        CollectiveOnRank { rank, operation, start, end }
-                    })
+                    .map(
+                        |&(
+                            rank,
+                            RecordedRankCollective {
+                                start_ns: start, end_ns: end, operation, ..
+                            },
+                        )| {
+                            let clock = &clocks[rank];
+                            let (start, end) = (
+                                clock.rank_time_to_job_time(start),
+                                clock.rank_time_to_job_time(end),
+                            );
+                            CollectiveOnRank {
+                                rank_index: rank,
+                                operation,
+                                start_ns: start,
+                                end_ns: end,
+                            }
+                        },
+                    )
                     .collect(),
             });
         }
@@ -645,7 +692,10 @@ fn report_ranks_without_trace(parts: &[TraceOfRank], problems: &mut Vec<ProblemO
     if count > 0 {
         let all_declared = have.len() == parts.len();
         let ranks = (0..world).filter(|rank| all_declared && !have.contains(rank));
-        problems.push(ProblemOfJobTraces::MissingRanks { ranks: ranks.collect(), count });
+        problems.push(ProblemOfJobTraces::MissingRanks {
+            missing_ranks: ranks.collect(),
+            missing_rank_count: count,
+        });
     }
 }
 
@@ -657,8 +707,8 @@ fn total_ns_between_collectives_per_rank(
     let mut between = vec![0i64; ranks];
     let mut until: Vec<Option<i64>> = vec![None; ranks];
     for of in meetings.iter().flat_map(|meeting| &meeting.ranks) {
-        between[of.rank] += until[of.rank].map_or(0, |until| of.start - until);
-        until[of.rank] = Some(of.end);
+        between[of.rank_index] += until[of.rank_index].map_or(0, |until| of.start_ns - until);
+        until[of.rank_index] = Some(of.end_ns);
     }
     between
 }
@@ -672,12 +722,17 @@ fn collectives_sorted_by_time(
         .into_iter()
         .map(|(key, sum)| {
             #[allow(clippy::cast_precision_loss)]
-            let bus = Some(bus[&key] / sum.transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
-            CollectivesOfKindAndSize { bus_gb_per_s: bus, ..sum }
+            let bus =
+                Some(bus[&key] / sum.total_transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
+            CollectivesOfKindAndSize { bus_bandwidth_gb_per_s: bus, ..sum }
         })
         .collect();
     collectives.sort_by_key(|of| {
-        (std::cmp::Reverse(of.transfer_ns + of.skew_ns), of.collective, of.bytes)
+        (
+            std::cmp::Reverse(of.total_transfer_ns + of.total_arrival_skew_ns),
+            of.collective,
+            of.bytes_per_collective,
+        )
     });
     collectives
 }
@@ -695,68 +750,68 @@ fn summarise_job(
     let (mut last_count, mut delayed) = (vec![0usize; count], vec![0i64; count]);
     // The actions of a rank before its recording began are unknown, so waiting for it is
     // counted only from the start of its recording.
-    let begun: Vec<i64> = parts
-        .iter()
-        .zip(clocks)
-        .map(|(part, clock)| clock.rank_time_to_job_time(part.first_start_and_last_end_ns.0))
-        .collect();
+    let of_part = |(part, clock): (&TraceOfRank, &ClockOfRank)| {
+        let (first, last) = part.first_start_and_last_end_ns;
+        (clock.rank_time_to_job_time(first), clock.rank_time_to_job_time(last))
+    };
+    let (begun, ended): (Vec<i64>, Vec<i64>) = parts.iter().zip(clocks).map(of_part).unzip();
     for meeting in meetings {
         let (ready, last) = meeting.time_and_rank_of_last_arrival();
         let begun = begun[last].min(ready);
         let mut skew = 0;
-        for &CollectiveOnRank { rank, start, end, .. } in &meeting.ranks {
+        for collective in &meeting.ranks {
+            let (rank, start, end) =
+                (collective.rank_index, collective.start_ns, collective.end_ns);
             let wait = (ready - start.max(begun)).clamp(0, end - start);
             waits[rank][last] += wait;
             skew += wait;
         }
-        let others = meeting.ranks.iter().filter(|of| of.rank != last).map(|of| of.start);
+        let others = meeting.ranks.iter().filter(|of| of.rank_index != last).map(|of| of.start_ns);
         if let Some(second) = others.max() {
             last_count[last] += 1;
             delayed[last] += ready - second.max(begun);
         }
-        let key = (meeting.collective, meeting.bytes);
+        let key = (meeting.collective, meeting.larger_buffer_bytes);
         let sum = by_kind.entry(key).or_insert(CollectivesOfKindAndSize {
             collective: meeting.collective,
-            bytes: meeting.bytes,
+            bytes_per_collective: meeting.larger_buffer_bytes,
             ranks: meeting.ranks.len(),
             collective_count: 0,
-            transfer_ns: 0,
-            skew_ns: 0,
-            bus_gb_per_s: None,
+            total_transfer_ns: 0,
+            total_arrival_skew_ns: 0,
+            bus_bandwidth_gb_per_s: None,
         });
         sum.collective_count += 1;
-        sum.transfer_ns += meeting.transfer_after_last_arrival_ns();
-        sum.skew_ns += skew / i64::try_from(meeting.ranks.len()).unwrap_or(1);
+        sum.total_transfer_ns += meeting.transfer_after_last_arrival_ns();
+        sum.total_arrival_skew_ns += skew / i64::try_from(meeting.ranks.len()).unwrap_or(1);
         *bus.entry(key).or_default() += meeting.bus_bytes;
     }
     let collectives = collectives_sorted_by_time(by_kind, &bus);
     let times = || meetings.iter().flat_map(|of| &of.ranks);
-    let end = times().map(|of| of.end).max().unwrap_or(0);
+    let end = times().map(|of| of.end_ns).max().unwrap_or(0);
     // Start of the span in which all ranks are recorded, in the job's common time.
     let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
-    let ended = parts
-        .iter()
-        .zip(clocks)
-        .map(|(part, clock)| clock.rank_time_to_job_time(part.first_start_and_last_end_ns.1));
-    let all_ended = ended.max().unwrap_or(0).max(all_begun);
-    let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
+    let all_ended = ended.into_iter().max().unwrap_or(0).max(all_begun);
+    let first = times().map(|of| of.start_ns).min().unwrap_or(0).max(all_begun);
     let between = total_ns_between_collectives_per_rank(count, meetings);
     let (path, gains) = what_if::replay_job_with_changes(&parts, clocks, meetings);
     let devices: Vec<Option<(f64, &'static str)>> = parts
         .iter()
-        .map(|part| bus_bandwidth::link_bandwidth_and_name_of_gpu(part.device.as_deref()?))
+        .map(|part| bus_bandwidth::link_bandwidth_and_name_of_gpu(part.gpu_name.as_deref()?))
         .collect();
-    let hosts: Vec<&Option<String>> = parts.iter().map(|part| &part.host).collect();
+    let hosts: Vec<&Option<String>> = parts.iter().map(|part| &part.host_name).collect();
     let one_host = hosts.windows(2).all(|pair| pair[0] == pair[1]);
     let same = devices.windows(2).all(|pair| pair[0] == pair[1]);
+    let common_span = (all_begun, all_ended);
+    let deviations = clocks.iter().map(|clock| clock.alignment_deviation_ns);
     let ranks = parts.into_iter().enumerate().map(|(index, part)| RankWithCollectiveSums {
-        name: part.label.clone(),
-        times: part.rank_time_inside_job_span(&clocks[index], (all_begun, all_ended)),
-        waited_ns: waits[index].iter().sum(),
+        rank_name: part.rank_label.clone(),
+        times_in_common_span: part.rank_time_inside_job_span(&clocks[index], common_span),
+        waited_in_collectives_ns: waits[index].iter().sum(),
         last_arrivals: last_count[index],
-        delayed_ns: delayed[index],
-        between_ns: between[index],
-        gain_ns: gains[index],
+        delayed_other_ranks_ns: delayed[index],
+        ns_between_collectives: between[index],
+        gain_at_median_speed_ns: gains[index],
         rank_trace: part,
     });
     JobOfJoinedRanks {
@@ -764,8 +819,8 @@ fn summarise_job(
         collectives,
         wait_ns_between_ranks: waits,
         joined_collectives: meetings.len(),
-        span_ns: end - first,
-        precision_ns: clocks.iter().map(|clock| clock.spread_ns).max().unwrap_or(0),
+        collectives_span_ns: end - first,
+        clock_alignment_precision_ns: deviations.max().unwrap_or(0),
         link_bandwidth_and_name: devices.first().copied().flatten().filter(|_| same && one_host),
         critical_path: path,
         problems,

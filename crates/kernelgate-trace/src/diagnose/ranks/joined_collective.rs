@@ -6,18 +6,18 @@ use crate::analyze::operations::GpuOperationId;
 /// Start and end of a collective on one rank, in the job's common time, nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CollectiveOnRank {
-    pub rank: usize,
+    pub rank_index: usize,
     /// Operation id of the collective in the rank's trace.
     pub operation: GpuOperationId,
-    pub start: i64,
-    pub end: i64,
+    pub start_ns: i64,
+    pub end_ns: i64,
 }
 
 /// A collective with its times on all ranks of its communicator, in the job's common time.
 #[derive(Debug, Clone)]
 pub(super) struct CollectiveOnAllRanks {
     pub collective: CollectiveKind,
-    pub bytes: u64,
+    pub larger_buffer_bytes: u64,
     pub bus_bytes: f64,
     pub ranks: Vec<CollectiveOnRank>,
 }
@@ -25,7 +25,7 @@ pub(super) struct CollectiveOnAllRanks {
 impl CollectiveOnAllRanks {
     /// Returns the time at which the last rank arrived at the collective, and that rank.
     pub fn time_and_rank_of_last_arrival(&self) -> (i64, usize) {
-        let last = self.ranks.iter().map(|of| (of.start, of.rank)).max();
+        let last = self.ranks.iter().map(|of| (of.start_ns, of.rank_index)).max();
         last.expect("a meeting has ranks")
     }
 
@@ -33,7 +33,7 @@ impl CollectiveOnAllRanks {
     /// on that rank.
     pub fn transfer_after_last_arrival_ns(&self) -> i64 {
         let (ready, last) = self.time_and_rank_of_last_arrival();
-        let end = self.ranks.iter().find(|of| of.rank == last).map_or(ready, |of| of.end);
+        let end = self.ranks.iter().find(|of| of.rank_index == last).map_or(ready, |of| of.end_ns);
         end - ready
     }
 }

@@ -54,7 +54,11 @@ pub fn join_gpus_of_one_trace(
 /// # Errors
 /// Fails with the errors of [`read::open_trace_file`], for the first trace that cannot be read.
 pub fn read_traces_of_ranks(traces: &[(String, PathBuf)]) -> Result<Vec<TraceOfRank>, TraceError> {
-    let columns = WantedTraceParts { operations: true, calls: true, ..WantedTraceParts::default() };
+    let columns = WantedTraceParts {
+        reads_operations: true,
+        reads_api_calls: true,
+        ..WantedTraceParts::default()
+    };
     let read = |(name, path): &(String, PathBuf)| {
         Ok(TraceOfRank::split_trace_into_ranks(
             name,

@@ -11,32 +11,33 @@ use crate::analyze::classes::{CollectiveKind, OperationClassesOfTrace};
 use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
 use crate::analyze::time_order::OperationsInOrder;
 use crate::analyze::timeline::idle_time;
-use crate::analyze::timeline::{self, BusyTimeLineOfGpu, GpuTimelinePiece};
+use crate::analyze::timeline::{self, BusyTimeCategoryOfGpu, GpuTimelinePiece};
 use crate::analyze::work::bus_bandwidth;
 use crate::model::Trace;
 
 /// A collective operation as one rank recorded it, in the rank's own time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RecordedRankCollective {
-    /// Which one.
+    /// Kind of the collective.
     pub collective: CollectiveKind,
     /// Larger one of the bytes that the rank gives to the collective and gets from it; 0 if not
     /// recorded.
-    pub bytes: u64,
+    pub larger_buffer_bytes: u64,
     /// Bytes that must cross the rank's link, by the convention of nccl-tests.
     pub bus_bytes: f64,
     pub operation: GpuOperationId,
     /// Start by the rank's own clock, nanoseconds.
-    pub start: i64,
-    /// End: the first nanosecond after the last one.
-    pub end: i64,
+    pub start_ns: i64,
+    /// End of the collective by the rank's own clock, nanoseconds; the time itself is no longer
+    /// part of the collective.
+    pub end_ns: i64,
 }
 
 /// The collectives that one rank recorded in one communicator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommunicatorOfRank {
     /// Name of the communicator if recorded, otherwise the number of its stream.
-    pub name: String,
+    pub communicator_name: String,
     /// Number of ranks in the communicator; 0 if the number is not recorded.
     pub ranks: u32,
     /// Collectives of the communicator in order of their start.
@@ -54,13 +55,13 @@ pub struct RankTimeByActivity {
     /// Communication without compute.
     pub exposed_communication_ns: i64,
     /// Time in which copies, page migrations or memsets ran alone, nanoseconds.
-    pub copies_ns: i64,
+    pub copies_alone_ns: i64,
     /// Time without any operation of the rank, nanoseconds.
     pub idle_ns: i64,
 }
 
 impl RankTimeByActivity {
-    /// Measures a rank's time in parts; `inside` gives the nanoseconds of a piece of time that
+    /// Measures a rank's time by activity; `inside` returns how many nanoseconds of a time span
     /// count.
     fn measure_rank_time(
         trace: &Trace,
@@ -74,28 +75,35 @@ impl RankTimeByActivity {
             classes,
             operations.iter(),
             |piece| match piece {
-                GpuTimelinePiece::Busy { start_ns: start, end, busy_line: line, .. } => {
+                GpuTimelinePiece::Busy {
+                    start_ns: start,
+                    end_ns: end,
+                    busy_category: line,
+                    ..
+                } => {
                     let ns = inside(start, end);
                     match line {
-                        BusyTimeLineOfGpu::Communication => times.exposed_communication_ns += ns,
-                        BusyTimeLineOfGpu::Migration
-                        | BusyTimeLineOfGpu::Copy
-                        | BusyTimeLineOfGpu::Set => times.copies_ns += ns,
+                        BusyTimeCategoryOfGpu::ExposedCommunication => {
+                            times.exposed_communication_ns += ns
+                        }
+                        BusyTimeCategoryOfGpu::ExposedPageMigration
+                        | BusyTimeCategoryOfGpu::ExposedCopies
+                        | BusyTimeCategoryOfGpu::OnlyMemsets => times.copies_alone_ns += ns,
                         _ => times.compute_ns += ns,
                     }
-                    if line == BusyTimeLineOfGpu::ComputeAndCommunication {
+                    if line == BusyTimeCategoryOfGpu::ComputeAndCommunication {
                         times.hidden_communication_ns += ns;
                     }
                 }
-                GpuTimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start_ns, gap.end),
+                GpuTimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start_ns, gap.end_ns),
             },
         );
         times
     }
 
     /// All times together.
-    pub fn sum_of_all_parts_ns(&self) -> i64 {
-        self.compute_ns + self.exposed_communication_ns + self.copies_ns + self.idle_ns
+    pub fn total_ns_of_all_activities(&self) -> i64 {
+        self.compute_ns + self.exposed_communication_ns + self.copies_alone_ns + self.idle_ns
     }
 }
 
@@ -103,17 +111,17 @@ impl RankTimeByActivity {
 #[derive(Debug, Clone)]
 pub struct TraceOfRank {
     /// Name of the trace, with process and GPU if the trace contains several ranks.
-    pub name: String,
-    /// Name of the rank in reports.
-    pub label: String,
+    pub trace_name: String,
+    /// Name by which reports call the rank.
+    pub rank_label: String,
     /// Rank number that the trace declares; `None` if it declares none.
     pub rank: Option<u32>,
     /// Number of ranks of the job that the trace declares (`world_size`).
     pub world_size: Option<u32>,
-    /// The host, where recorded.
-    pub host: Option<String>,
+    /// Name of the host on which the rank ran, if recorded.
+    pub host_name: Option<String>,
     /// Name of the rank's GPU, if recorded.
-    pub device: Option<String>,
+    pub gpu_name: Option<String>,
     /// Start of the first and end of the last operation, by the rank's clock, nanoseconds.
     pub first_start_and_last_end_ns: (i64, i64),
     /// Times of the rank between the start of its first and the end of its last operation.
@@ -161,7 +169,7 @@ impl TraceOfRank {
         for part in &mut parts {
             part.rank = rank;
             part.world_size = declared.world_size;
-            part.host = trace.metadata.get("host_name").cloned();
+            part.host_name = trace.metadata.get("host_name").cloned();
         }
         parts
     }
@@ -227,11 +235,11 @@ fn summarise_rank_of_process_and_gpu(
         }
         let call = trace.collectives.recorded_collective_of_kernel(id);
         let place = all.place_of_operation(id).0;
-        let key = call.map_or((None, place), |call| (Some(call.communicator.0), 0));
+        let key = call.map_or((None, place), |call| (Some(call.communicator_name.0), 0));
         let at = *numbers.entry(key).or_insert_with(|| {
-            let name = call.map(|call| trace.names.text_of_name(call.communicator).to_owned());
+            let name = call.map(|call| trace.names.text_of_name(call.communicator_name).to_owned());
             communicators.push(CommunicatorOfRank {
-                name: name.unwrap_or_else(|| {
+                communicator_name: name.unwrap_or_else(|| {
                     streams += 1;
                     format!("communication stream {streams}")
                 }),
@@ -242,35 +250,41 @@ fn summarise_rank_of_process_and_gpu(
         });
         // The framework names a collective more exactly than a generic kernel name does, so its
         // name is preferred.
-        let collective =
-            call.map(|call| CollectiveKind::from_kernel_name(trace.names.text_of_name(call.name)));
+        let collective = call.map(|call| {
+            CollectiveKind::from_kernel_name(trace.names.text_of_name(call.collective_name))
+        });
         let collective = collective
             .filter(|&known| known != CollectiveKind::Unknown)
             .unwrap_or(communication.collective);
         communicators[at].collectives.push(RecordedRankCollective {
             collective,
-            bytes: call.map_or(0, |call| call.bytes_in.max(call.bytes_out)),
+            larger_buffer_bytes: call
+                .map_or(0, |call| call.contributed_bytes.max(call.received_bytes)),
             bus_bytes: call.map_or(0.0, |call| {
                 bus_bandwidth::bytes_across_link_of_rank(
                     collective,
                     call.ranks,
-                    call.bytes_in,
-                    call.bytes_out,
+                    call.contributed_bytes,
+                    call.received_bytes,
                 )
             }),
             operation: id,
-            start: all.operation_start_ns(id),
-            end: all.operation_end_exclusive_ns(id),
+            start_ns: all.operation_start_ns(id),
+            end_ns: all.operation_end_exclusive_ns(id),
         });
     }
-    let device = trace.devices.iter().find(|of| of.id == owner.1).map(|of| of.name.clone());
+    let device = trace
+        .devices
+        .iter()
+        .find(|of| of.device_ordinal == owner.1)
+        .map(|of| of.device_name.clone());
     TraceOfRank {
-        label: name.clone(),
-        name,
+        rank_label: name.clone(),
+        trace_name: name,
         rank: None,
         world_size: None,
-        host: None,
-        device,
+        host_name: None,
+        gpu_name: device,
         first_start_and_last_end_ns: (start, end),
         time_by_activity: times,
         communicators,
@@ -282,7 +296,7 @@ fn summarise_rank_of_process_and_gpu(
 /// Sets the names of ranks for reports: the declared rank, or else the part in which the trace
 /// names differ.
 pub(super) fn set_report_names_of_ranks(parts: &mut [TraceOfRank]) {
-    let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+    let names: Vec<&str> = parts.iter().map(|part| part.trace_name.as_str()).collect();
     let first = names.first().copied().unwrap_or_default();
     let common = |&end: &usize| names.iter().all(|name| name.starts_with(&first[..end]));
     let ends = ["/", ", "]
@@ -290,9 +304,9 @@ pub(super) fn set_report_names_of_ranks(parts: &mut [TraceOfRank]) {
         .flat_map(|separator| first.match_indices(separator).map(|(at, text)| at + text.len()));
     let common = ends.filter(common).max().unwrap_or(0);
     for part in parts {
-        part.label = match part.rank {
+        part.rank_label = match part.rank {
             Some(rank) => format!("rank {rank}"),
-            None => part.name[common..].to_owned(),
+            None => part.trace_name[common..].to_owned(),
         };
     }
 }

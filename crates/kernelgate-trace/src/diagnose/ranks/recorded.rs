@@ -4,7 +4,7 @@
 use crate::analyze::launches::calls::{LaunchCallTable, OperationLaunchCall};
 use crate::analyze::launches::{LaunchCallOfOperations, NO_LAUNCH_CALL};
 use crate::analyze::operations::AllGpuOperations;
-use crate::analyze::replay::{CallThatWaitsForGpu, TraceDependencies};
+use crate::analyze::replay::{HostCallThatWaitsForGpu, TraceDependencies};
 use crate::diagnose::host::host_waits::which_names_wait_for_gpu;
 use crate::model::Trace;
 
@@ -14,7 +14,7 @@ use crate::model::Trace;
 pub(super) struct OperationsWithLaunches {
     pub trace: Trace,
     launches: LaunchCallTable,
-    waits: Vec<CallThatWaitsForGpu>,
+    waits: Vec<HostCallThatWaitsForGpu>,
 }
 
 impl OperationsWithLaunches {
@@ -31,19 +31,25 @@ impl OperationsWithLaunches {
             .filter(|&(_, &call)| call != NO_LAUNCH_CALL)
         {
             let call = call as usize;
-            let (start, end, thread) = (calls.start[call], calls.end[call], calls.thread[call]);
+            let (start, end, thread) =
+                (calls.start_ns[call], calls.end_ns[call], calls.thread_index[call]);
             launch_calls.set_launch_call_of_operation(
                 &all,
                 id,
-                OperationLaunchCall { start, end, thread },
+                OperationLaunchCall {
+                    call_start_ns: start,
+                    call_end_ns: end,
+                    thread_index: thread,
+                },
             );
         }
-        let wait = |call: usize| CallThatWaitsForGpu {
-            thread: calls.thread[call],
-            start: calls.start[call],
-            end: calls.end[call],
+        let wait = |call: usize| HostCallThatWaitsForGpu {
+            thread_index: calls.thread_index[call],
+            wait_start_ns: calls.start_ns[call],
+            wait_end_ns: calls.end_ns[call],
         };
-        let waits = (0..calls.call_count()).filter(|&call| waiting[calls.name[call].0 as usize]);
+        let waits =
+            (0..calls.call_count()).filter(|&call| waiting[calls.function_name[call].0 as usize]);
         let waits = waits.map(wait).collect();
         Self { launches: launch_calls, waits, trace }
     }

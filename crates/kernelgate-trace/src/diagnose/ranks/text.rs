@@ -26,8 +26,8 @@ impl JobOfJoinedRanks {
             "{} ranks, {} collectives joined over {}; clocks aligned to ± {}",
             self.ranks.len(),
             with_thousands_separators(self.joined_collectives),
-            format_nanoseconds(self.span_ns),
-            format_nanoseconds(self.precision_ns)
+            format_nanoseconds(self.collectives_span_ns),
+            format_nanoseconds(self.clock_alignment_precision_ns)
         );
         append_wrapped_line(&mut text, &head, "", "  ");
         self.write_problems_of_traces(&mut text);
@@ -55,10 +55,13 @@ impl JobOfJoinedRanks {
         text
     }
 
-    /// If more clocks differ than are printed on own lines, one line summarises the differences.
+    /// Writes the problems of the ranks' traces; if too many clocks differ, one line summarises
+    /// their differences.
     fn write_problems_of_traces(&self, text: &mut String) {
         let ahead = |problem: &ProblemOfJobTraces| match problem {
-            ProblemOfJobTraces::UnalignedClock { ahead_ns, .. } => Some(*ahead_ns),
+            ProblemOfJobTraces::ClockDiffersFromFirstRank { clock_ahead_ns: ahead_ns, .. } => {
+                Some(*ahead_ns)
+            }
             _ => None,
         };
         let clocks: Vec<i64> = self.problems.iter().filter_map(ahead).collect();
@@ -99,13 +102,13 @@ impl JobOfJoinedRanks {
         format!(
             "{} came last to {} of {} collectives and delayed them by {} ({:.1} % of the time); {}. \
              As fast as the median rank, the job gains {} (replayed)",
-            rank.name,
+            rank.rank_name,
             with_thousands_separators(rank.last_arrivals),
             with_thousands_separators(self.joined_collectives),
-            format_nanoseconds(rank.delayed_ns),
-            percent_of_whole(rank.delayed_ns, self.span_ns),
+            format_nanoseconds(rank.delayed_other_ranks_ns),
+            percent_of_whole(rank.delayed_other_ranks_ns, self.collectives_span_ns),
             self.cause_of_straggler_delay(rank),
-            format_nanoseconds(rank.gain_ns)
+            format_nanoseconds(rank.gain_at_median_speed_ns)
         )
     }
 
@@ -117,8 +120,8 @@ impl JobOfJoinedRanks {
             (own - others, verb.to_owned(), own, others)
         };
         let parts = [
-            excess("computes", |of| of.times.compute_ns),
-            excess("is idle for", |of| of.times.idle_ns),
+            excess("computes", |of| of.times_in_common_span.compute_ns),
+            excess("is idle for", |of| of.times_in_common_span.idle_ns),
         ];
         let (more, verb, own, others) = parts.into_iter().max().expect("there are two parts");
         if more <= 0 {
@@ -141,12 +144,12 @@ impl JobOfJoinedRanks {
             let _ = writeln!(
                 text,
                 "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
-                shorten_in_the_middle(&rank.name, 25),
-                format_nanoseconds(rank.times.compute_ns),
-                format_nanoseconds(rank.times.exposed_communication_ns),
-                format_nanoseconds(rank.times.idle_ns),
-                format_nanoseconds(rank.waited_ns),
-                format_nanoseconds(rank.delayed_ns),
+                shorten_in_the_middle(&rank.rank_name, 25),
+                format_nanoseconds(rank.times_in_common_span.compute_ns),
+                format_nanoseconds(rank.times_in_common_span.exposed_communication_ns),
+                format_nanoseconds(rank.times_in_common_span.idle_ns),
+                format_nanoseconds(rank.waited_in_collectives_ns),
+                format_nanoseconds(rank.delayed_other_ranks_ns),
                 with_thousands_separators(rank.last_arrivals)
             );
         }
@@ -157,7 +160,7 @@ impl JobOfJoinedRanks {
         for (rank, waits) in self.wait_ns_between_ranks.iter().enumerate() {
             pairs.extend(waits.iter().enumerate().map(|(last, &ns)| (ns, rank, last)));
         }
-        pairs.retain(|&(ns, ..)| ns * 100 >= self.span_ns);
+        pairs.retain(|&(ns, ..)| ns * 100 >= self.collectives_span_ns);
         pairs.sort_by_key(|&(ns, rank, last)| (std::cmp::Reverse(ns), rank, last));
         if pairs.is_empty() {
             return;
@@ -166,9 +169,9 @@ impl JobOfJoinedRanks {
         for (ns, rank, last) in pairs.into_iter().take(MAX_PRINTED_RANK_PAIRS) {
             let line = format!(
                 "{} waits {} for {}",
-                self.ranks[rank].name,
+                self.ranks[rank].rank_name,
                 format_nanoseconds(ns),
-                self.ranks[last].name
+                self.ranks[last].rank_name
             );
             append_wrapped_line(text, &line, "    ", "      ");
         }
@@ -176,16 +179,16 @@ impl JobOfJoinedRanks {
 
     fn write_critical_path_of_job(&self, text: &mut String) {
         let path = &self.critical_path;
-        if path.total_ns == 0 {
+        if path.path_length_ns == 0 {
             return;
         }
         let _ = writeln!(
             text,
             "  critical path through the ranks ({})",
-            format_nanoseconds(path.total_ns)
+            format_nanoseconds(path.path_length_ns)
         );
         let line = |text: &mut String, ns: i64, what: &str| {
-            let share = percent_of_whole(ns, path.total_ns);
+            let share = percent_of_whole(ns, path.path_length_ns);
             let _ = writeln!(
                 text,
                 "    {share:>5.1} %{:>12}  {}",
@@ -193,10 +196,17 @@ impl JobOfJoinedRanks {
                 shorten_in_the_middle(what, 74)
             );
         };
-        for (rank, what, ns) in path.segments.iter().take(MAX_PRINTED_PATH_SEGMENTS) {
-            line(text, *ns, &format!("{}: {what}", self.ranks[*rank].name));
+        for (rank, what, ns) in
+            path.rank_kind_and_ns_of_segments.iter().take(MAX_PRINTED_PATH_SEGMENTS)
+        {
+            line(text, *ns, &format!("{}: {what}", self.ranks[*rank].rank_name));
         }
-        let rest: i64 = path.segments.iter().skip(MAX_PRINTED_PATH_SEGMENTS).map(|of| of.2).sum();
+        let rest: i64 = path
+            .rank_kind_and_ns_of_segments
+            .iter()
+            .skip(MAX_PRINTED_PATH_SEGMENTS)
+            .map(|of| of.2)
+            .sum();
         if rest > 0 {
             line(text, rest, "other");
         }
@@ -211,9 +221,12 @@ impl JobOfJoinedRanks {
             "collective", "bytes", "ranks", "count", "transfer", "skew", "bus bandwidth"
         );
         for of in self.collectives.iter().take(MAX_PRINTED_COLLECTIVE_KINDS) {
-            let size =
-                if of.bytes > 0 { format_bytes_with_unit(of.bytes) } else { "unknown".to_owned() };
-            let bus = match (of.bus_gb_per_s, self.link_bandwidth_and_name) {
+            let size = if of.bytes_per_collective > 0 {
+                format_bytes_with_unit(of.bytes_per_collective)
+            } else {
+                "unknown".to_owned()
+            };
+            let bus = match (of.bus_bandwidth_gb_per_s, self.link_bandwidth_and_name) {
                 (Some(bus), Some((link, _))) => {
                     format!("{bus:.1} GB/s ({:.0} %)", bus / link * 100.0)
                 }
@@ -227,8 +240,8 @@ impl JobOfJoinedRanks {
                 size,
                 of.ranks,
                 with_thousands_separators(of.collective_count),
-                format_nanoseconds(of.transfer_ns),
-                format_nanoseconds(of.skew_ns),
+                format_nanoseconds(of.total_transfer_ns),
+                format_nanoseconds(of.total_arrival_skew_ns),
             );
         }
         let more = self.collectives.len().saturating_sub(MAX_PRINTED_COLLECTIVE_KINDS);

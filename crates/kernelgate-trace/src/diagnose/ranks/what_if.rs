@@ -16,7 +16,7 @@ use crate::analyze::replay::{CriticalPathSegmentKind, ReplayChange, ReplayedHost
 use crate::diagnose::labels::shortened_kernel_name_for_readers;
 use crate::model::Trace;
 
-/// Kernels that are replayed.
+/// Largest number of kernels whose speed-up is replayed in a job.
 const MAX_KERNELS_IN_JOB_REPLAYS: usize = 3;
 
 /// A hypothetical change of the job, and the time that it would save.
@@ -32,10 +32,10 @@ pub struct JobChangeWithGain {
 pub struct CriticalPathOfJob {
     /// Length of the path, nanoseconds: from the time when all ranks are recorded to the last end
     /// on any rank.
-    pub total_ns: i64,
+    pub path_length_ns: i64,
     /// Time on the critical path by rank and kind of segment, nanoseconds, the longest first. The
     /// times of the segments add up to the length of the path.
-    pub segments: Vec<(usize, String, i64)>,
+    pub rank_kind_and_ns_of_segments: Vec<(usize, String, i64)>,
     /// The largest first.
     pub gains: Vec<JobChangeWithGain>,
 }
@@ -43,7 +43,7 @@ pub struct CriticalPathOfJob {
 /// The distinct traces from which the ranks come, and for each rank the number of its trace.
 struct DistinctTracesOfRanks<'a> {
     distinct_traces: Vec<&'a OperationsWithLaunches>,
-    trace_of_rank: Vec<usize>,
+    trace_index_by_rank: Vec<usize>,
     classes: Vec<OperationClassesOfTrace<'a>>,
 }
 
@@ -64,7 +64,7 @@ impl<'a> DistinctTracesOfRanks<'a> {
             .iter()
             .map(|of| OperationClassesOfTrace::classify_operations_by_name(&of.trace))
             .collect();
-        Self { distinct_traces: recorded, trace_of_rank: of_part, classes }
+        Self { distinct_traces: recorded, trace_index_by_rank: of_part, classes }
     }
 
     fn trace_with_number(&self, number: usize) -> &'a Trace {
@@ -82,8 +82,8 @@ impl<'a> DistinctTracesOfRanks<'a> {
         let place = &trace.places
             [AllGpuOperations::number_operations_of_trace(trace).place_of_operation(id).0 as usize];
         let own = |part: usize| {
-            self.trace_of_rank[part] == number
-                && parts[part].process_and_gpu == (place.process, place.device)
+            self.trace_index_by_rank[part] == number
+                && parts[part].process_and_gpu == (place.process_index, place.device)
         };
         (0..parts.len()).find(|&part| own(part)).unwrap_or(0)
     }
@@ -93,7 +93,8 @@ impl<'a> DistinctTracesOfRanks<'a> {
         let trace = self.trace_with_number(number);
         match AllGpuOperations::number_operations_of_trace(trace).kind_and_table_row(id) {
             (GpuOperationKind::Kernel, row)
-                if self.classes[number].class_of_gpu_operation(id) == OperationClass::Compute =>
+                if self.classes[number].class_of_gpu_operation(id)
+                    == OperationClass::ComputeKernel =>
             {
                 Some(trace.demangled_kernel_name(row))
             }
@@ -104,33 +105,38 @@ impl<'a> DistinctTracesOfRanks<'a> {
 
 /// A hypothetical change that makes a part of the job faster.
 enum JobSpeedUp {
-    /// The kernels and the host of one rank take this share of their recorded time.
-    Rank { part: usize, compute: f64, host: f64 },
+    /// The compute kernels and the host calls of one rank take the given shares (0 to 1) of their
+    /// recorded times.
+    RankToMedianSpeed { part: usize, compute: f64, host: f64 },
     /// All kernels with this name take half their time.
-    Kernel(String),
+    KernelAtHalfTime(String),
     /// All operations of a class take no time; for collectives this removes the transfer, not the
     /// waiting.
-    Class(OperationClass),
+    ClassWithoutTime(OperationClass),
     /// The host's launch calls take no time on any rank.
-    Launches,
+    LaunchCallsWithoutTime,
     /// No host thread of any rank waits for its GPU.
-    Waits,
+    NoHostWaits,
 }
 
 impl JobSpeedUp {
     fn printed_job_speed_up(&self, parts: &[TraceOfRank]) -> String {
         match self {
-            Self::Rank { part, .. } => {
-                format!("{} as fast as the median rank", parts[*part].label)
+            Self::RankToMedianSpeed { part, .. } => {
+                format!("{} as fast as the median rank", parts[*part].rank_label)
             }
-            Self::Kernel(name) => {
+            Self::KernelAtHalfTime(name) => {
                 format!("half the time of {}", shortened_kernel_name_for_readers(name))
             }
-            Self::Class(OperationClass::Communication) => "transfers that take no time".to_owned(),
-            Self::Class(OperationClass::Copy) => "copies that take no time".to_owned(),
-            Self::Class(class) => format!("{}s that take no time", class.printed_operation_class()),
-            Self::Launches => "launch calls that take no time".to_owned(),
-            Self::Waits => "hosts that do not wait for their GPU".to_owned(),
+            Self::ClassWithoutTime(OperationClass::Communication) => {
+                "transfers that take no time".to_owned()
+            }
+            Self::ClassWithoutTime(OperationClass::Copy) => "copies that take no time".to_owned(),
+            Self::ClassWithoutTime(class) => {
+                format!("{}s that take no time", class.printed_operation_class())
+            }
+            Self::LaunchCallsWithoutTime => "launch calls that take no time".to_owned(),
+            Self::NoHostWaits => "hosts that do not wait for their GPU".to_owned(),
         }
     }
 }
@@ -153,16 +159,16 @@ pub(super) fn replay_job_with_changes(
         return nothing();
     };
     let clock_of: Vec<&ClockOfRank> = (0..traces.distinct_traces.len())
-        .map(|number| traces.trace_of_rank.iter().position(|&of| of == number))
+        .map(|number| traces.trace_index_by_rank.iter().position(|&of| of == number))
         .map(|part| &clocks[part.expect("a trace has a part")])
         .collect();
     let common = |number: usize, time: i64| clock_of[number].rank_time_to_job_time(time);
     let members = |meeting: &CollectiveOnAllRanks| {
         let member = |of: &super::joined_collective::CollectiveOnRank| CollectiveOfOneRank {
-            trace: traces.trace_of_rank[of.rank],
+            trace_index: traces.trace_index_by_rank[of.rank_index],
             operation: of.operation,
-            start: of.start,
-            end: of.end,
+            start_in_job_time_ns: of.start_ns,
+            end_in_job_time_ns: of.end_ns,
         };
         meeting.ranks.iter().map(member).collect()
     };
@@ -190,8 +196,8 @@ pub(super) fn replay_job_with_changes(
     gains.sort_by(|a, b| b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.cmp(&b.change)));
     let (start, end) = job.span_from_recording_of_all_ranks();
     let path = CriticalPathOfJob {
-        total_ns: end - start,
-        segments: critical_path_time_by_rank_and_kind(&job, &traces, parts),
+        path_length_ns: end - start,
+        rank_kind_and_ns_of_segments: critical_path_time_by_rank_and_kind(&job, &traces, parts),
         gains,
     };
     (path, by_part)
@@ -207,7 +213,7 @@ fn speed_up_to_median_rank(parts: &[TraceOfRank], part: usize) -> Option<JobSpee
     };
     let compute = share(|of| of.time_by_activity.compute_ns);
     let host = share(|of| of.time_by_activity.idle_ns);
-    (compute < 1.0 || host < 1.0).then_some(JobSpeedUp::Rank { part, compute, host })
+    (compute < 1.0 || host < 1.0).then_some(JobSpeedUp::RankToMedianSpeed { part, compute, host })
 }
 
 /// Returns changes that apply to all ranks: kernels, classes, launches and waits.
@@ -230,16 +236,16 @@ fn job_speed_ups_to_replay(traces: &DistinctTracesOfRanks<'_>) -> Vec<JobSpeedUp
     kernels.sort_by_key(|&(name, ns)| (std::cmp::Reverse(ns), name));
     let kernels = kernels.into_iter().take(MAX_KERNELS_IN_JOB_REPLAYS);
     let mut changes: Vec<JobSpeedUp> =
-        kernels.map(|(name, _)| JobSpeedUp::Kernel(name.to_owned())).collect();
+        kernels.map(|(name, _)| JobSpeedUp::KernelAtHalfTime(name.to_owned())).collect();
     classes.retain(|class| {
         matches!(
             class,
-            OperationClass::Communication | OperationClass::Copy | OperationClass::Migration
+            OperationClass::Communication | OperationClass::Copy | OperationClass::PageMigration
         )
     });
-    changes.extend(classes.into_iter().map(JobSpeedUp::Class));
+    changes.extend(classes.into_iter().map(JobSpeedUp::ClassWithoutTime));
     if traces.distinct_traces.iter().any(|of| of.has_any_launch_call()) {
-        changes.extend([JobSpeedUp::Launches, JobSpeedUp::Waits]);
+        changes.extend([JobSpeedUp::LaunchCallsWithoutTime, JobSpeedUp::NoHostWaits]);
     }
     changes
 }
@@ -254,16 +260,19 @@ fn job_ns_saved_by_speed_up(
     let scaled = |ns: i64, share: f64| (ns as f64 * share).round() as i64;
     let length = |number: usize| {
         move |id: GpuOperationId, ns: i64| match faster {
-            JobSpeedUp::Rank { part, compute, .. } => {
-                let own = traces.trace_of_rank[*part] == number
+            JobSpeedUp::RankToMedianSpeed { part, compute, .. } => {
+                let own = traces.trace_index_by_rank[*part] == number
                     && traces.rank_that_ran_operation(parts, number, id) == *part
-                    && traces.classes[number].class_of_gpu_operation(id) == OperationClass::Compute;
+                    && traces.classes[number].class_of_gpu_operation(id)
+                        == OperationClass::ComputeKernel;
                 if own { scaled(ns, *compute) } else { ns }
             }
-            JobSpeedUp::Kernel(name) if traces.name_of_compute_kernel(number, id) == Some(name) => {
+            JobSpeedUp::KernelAtHalfTime(name)
+                if traces.name_of_compute_kernel(number, id) == Some(name) =>
+            {
                 ns / 2
             }
-            JobSpeedUp::Class(class)
+            JobSpeedUp::ClassWithoutTime(class)
                 if traces.classes[number].class_of_gpu_operation(id) == *class =>
             {
                 0
@@ -274,13 +283,15 @@ fn job_ns_saved_by_speed_up(
     let lengths: Vec<_> = (0..traces.distinct_traces.len()).map(length).collect();
     let change = |(number, length)| ReplayChange {
         replayed_duration_ns: length,
-        keeps_launch_call_times: !matches!(faster, JobSpeedUp::Launches),
-        keeps_host_waits: !matches!(faster, JobSpeedUp::Waits),
+        keeps_launch_call_times: !matches!(faster, JobSpeedUp::LaunchCallsWithoutTime),
+        keeps_host_waits: !matches!(faster, JobSpeedUp::NoHostWaits),
         host_time_between_launches: match faster {
-            JobSpeedUp::Rank { part, host, .. } if traces.trace_of_rank[*part] == number => {
+            JobSpeedUp::RankToMedianSpeed { part, host, .. }
+                if traces.trace_index_by_rank[*part] == number =>
+            {
                 ReplayedHostTime::ShareOfRecordedHostTime(*host)
             }
-            _ => ReplayedHostTime::Recorded,
+            _ => ReplayedHostTime::RecordedHostTime,
         },
     };
     let lengths: Vec<&dyn Fn(GpuOperationId, i64) -> i64> =
@@ -295,11 +306,11 @@ fn critical_path_time_by_rank_and_kind(
     traces: &DistinctTracesOfRanks<'_>,
     parts: &[TraceOfRank],
 ) -> Vec<(usize, String, i64)> {
-    let first_part = |number: usize| traces.trace_of_rank.iter().position(|&of| of == number);
+    let first_part = |number: usize| traces.trace_index_by_rank.iter().position(|&of| of == number);
     let mut sums: HashMap<(usize, String), i64> = HashMap::new();
     for (number, segment, ns) in job.critical_path_of_job() {
         let (part, what) = match segment {
-            CriticalPathSegmentKind::Operation(id) => {
+            CriticalPathSegmentKind::RunningOperation(id) => {
                 let what = match traces.name_of_compute_kernel(number, id) {
                     Some(name) => shortened_kernel_name_for_readers(name),
                     None => traces.classes[number]

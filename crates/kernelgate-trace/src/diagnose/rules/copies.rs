@@ -14,7 +14,7 @@ use super::rule_outcome::{
     evidence_of_single_operation, some_records_inspected, sorted_and_limited_evidence,
 };
 use crate::analyze::operations::{GpuOperationId, GpuOperationKind};
-use crate::analyze::timeline::BusyTimeLineOfGpu;
+use crate::analyze::timeline::BusyTimeCategoryOfGpu;
 use crate::analyze::timeline::idle_time::ProcessActivityOnGpu;
 use crate::model::gpu::CopiedMemoryKind;
 
@@ -27,16 +27,16 @@ const MAX_NONBLOCKING_SYNC_COPY_BYTES: u64 = 64 << 10;
 struct CopiesWithSameFault {
     evidence: Vec<FindingEvidence>,
     copy_count: usize,
-    total_ns: i64,
-    bytes: u64,
-    ids: Vec<GpuOperationId>,
+    total_copy_ns: i64,
+    total_bytes: u64,
+    operation_ids: Vec<GpuOperationId>,
 }
 
 /// One copy or memset that belongs to a finding.
 struct CopyOfFinding {
-    id: u32,
+    operation_id: u32,
     bytes: u64,
-    what: String,
+    description: String,
 }
 
 /// Sums copies, and lists those with equal description and range as one piece of evidence.
@@ -46,22 +46,25 @@ fn sum_copies_with_same_fault(
 ) -> CopiesWithSameFault {
     let mut groups: HashMap<(String, Option<String>), FindingEvidence> = HashMap::new();
     let mut all = CopiesWithSameFault::default();
-    for CopyOfFinding { id, bytes, what } in operations {
+    for CopyOfFinding { operation_id: id, bytes, description: what } in operations {
         let (start, end) = context.operations.operation_start_and_end_ns(id);
         all.copy_count += 1;
-        all.total_ns += end - start;
-        all.bytes += bytes;
-        all.ids.push(id);
+        all.total_copy_ns += end - start;
+        all.total_bytes += bytes;
+        all.operation_ids.push(id);
         let range = context.range_path_text_of_operation(id);
         let evidence = groups.entry((what.clone(), range)).or_insert_with(|| FindingEvidence {
-            count: 0,
-            total_ns: Some(0),
+            covered_count: 0,
+            total_duration_ns: Some(0),
             ..evidence_of_single_operation(context, id, what)
         });
-        evidence.count += 1;
-        evidence.total_ns = evidence.total_ns.map(|ns| ns + end - start);
-        if evidence.longest_start_and_end_ns.is_some_and(|(from, to)| end - start > to - from) {
-            evidence.longest_start_and_end_ns = Some((start, end));
+        evidence.covered_count += 1;
+        evidence.total_duration_ns = evidence.total_duration_ns.map(|ns| ns + end - start);
+        if evidence
+            .longest_instance_start_and_end_ns
+            .is_some_and(|(from, to)| end - start > to - from)
+        {
+            evidence.longest_instance_start_and_end_ns = Some((start, end));
         }
     }
     all.evidence = sorted_and_limited_evidence(groups.into_values().collect());
@@ -70,14 +73,14 @@ fn sum_copies_with_same_fault(
 
 /// A copy or memset, with the name of the host function that launched it.
 struct OperationAndLaunchFunction<'a> {
-    id: u32,
-    row: usize,
-    call: &'a str,
+    operation_id: u32,
+    table_row: usize,
+    launch_function: &'a str,
 }
 
 /// Returns the copies or memsets whose launch call was recorded, and the share of all copies or
 /// memsets that these are.
-fn copies_or_sets_with_recorded_launch<'a>(
+fn copies_or_memsets_with_recorded_launch<'a>(
     context: &'a DiagnosisContext<'a>,
     (kind, unit): (GpuOperationKind, InspectedRecordKind),
 ) -> Result<(Vec<OperationAndLaunchFunction<'a>>, InspectedShareOfRecords), DataMissingForRule> {
@@ -90,27 +93,29 @@ fn copies_or_sets_with_recorded_launch<'a>(
     if ids.is_empty() {
         return Err(DataMissingForRule::program_has_no_such_work(format!(
             "the trace holds no {}",
-            unit.printed_record_kind()
+            unit.printed_inspected_record_kind()
         )));
     }
     let called = ids.iter().filter_map(|&id| {
         let call = context.host_summary.function_that_launched_operation(context.trace, id)?;
         let (_, row) = context.operations.kind_and_table_row(id);
         Some(OperationAndLaunchFunction {
-            id,
-            row,
-            call: context.function_name_without_version(call),
+            operation_id: id,
+            table_row: row,
+            launch_function: context.function_name_without_version(call),
         })
     });
     let called: Vec<OperationAndLaunchFunction<'a>> = called.collect();
     let record = context.platform.advice_to_record_launch_calls();
     if called.is_empty() {
-        let reason =
-            format!("the calls of the {} are not in the trace", unit.printed_record_kind());
+        let reason = format!(
+            "the calls of the {} are not in the trace",
+            unit.printed_inspected_record_kind()
+        );
         return Err(DataMissingForRule::missing_data_with_advice(reason, record));
     }
     let inspected = InspectedShareOfRecords {
-        reason_for_missing_records: (called.len() < ids.len())
+        reason_for_uninspected_records: (called.len() < ids.len())
             .then(|| format!("the calls of the others are not in the trace; {record}")),
         ..some_records_inspected(called.len(), ids.len(), unit)
     };
@@ -125,9 +130,14 @@ fn severity_of_copy_time(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeve
     FindingSeverity::severity_from_possible_saving(ns, span)
 }
 
-/// Returns `ns`, but at most the time of one line of busy time, summed over all devices.
-fn limit_ns_to_busy_line(devices: &[GpuUseOfProcess], line: BusyTimeLineOfGpu, ns: i64) -> i64 {
-    ns.min(devices.iter().map(|of| of.account.whole_trace_account.busy_ns_of_line(line)).sum())
+/// Limits a saving in nanoseconds to the total time of one busy-time line (such as copies) over all
+/// devices.
+fn ns_limited_to_busy_time(
+    devices: &[GpuUseOfProcess],
+    line: BusyTimeCategoryOfGpu,
+    ns: i64,
+) -> i64 {
+    ns.min(devices.iter().map(|of| of.account.whole_trace_account.busy_ns_of_category(line)).sum())
 }
 
 pub(super) fn pageable_copy_rule_threshold_text() -> String {
@@ -150,13 +160,15 @@ pub(super) fn find_asynchronous_copies_with_pageable_memory(
     devices: &[GpuUseOfProcess],
 ) -> FindingsOrMissingData {
     let copies = &context.trace.copies;
-    let (called, mut inspected) = copies_or_sets_with_recorded_launch(
+    let (called, mut inspected) = copies_or_memsets_with_recorded_launch(
         context,
         (GpuOperationKind::Copy, InspectedRecordKind::Copies),
     )?;
-    let memory = |row: usize| [copies.source[row], copies.target[row]];
-    let recorded =
-        called.iter().filter(|of| !memory(of.row).contains(&CopiedMemoryKind::Unknown)).count();
+    let memory = |row: usize| [copies.source_memory[row], copies.target_memory[row]];
+    let recorded = called
+        .iter()
+        .filter(|of| !memory(of.table_row).contains(&CopiedMemoryKind::Unknown))
+        .count();
     if recorded == 0 {
         let record = context.platform.advice_to_record_launch_calls();
         return Err(DataMissingForRule::missing_data_with_advice(
@@ -165,44 +177,56 @@ pub(super) fn find_asynchronous_copies_with_pageable_memory(
         ));
     }
     if recorded < called.len() {
-        inspected.inspected_amount = i64::try_from(recorded).unwrap_or(i64::MAX);
-        inspected.reason_for_missing_records =
+        inspected.inspected_count_or_ns = i64::try_from(recorded).unwrap_or(i64::MAX);
+        inspected.reason_for_uninspected_records =
             Some("the kinds of memory of the others are not recorded".to_owned());
     }
     let found = called
         .iter()
         .filter(|of| {
-            of.call.contains("Async") && memory(of.row).contains(&CopiedMemoryKind::Pageable)
+            of.launch_function.contains("Async")
+                && memory(of.table_row).contains(&CopiedMemoryKind::Pageable)
         })
-        .map(|&OperationAndLaunchFunction { id, row, call }| {
-            let direction = context.trace.names.text_of_name(copies.kind[row]);
-            let [from, to] = memory(row).map(CopiedMemoryKind::memory_kind_label);
-            let what = format!("{call} {direction} ({from} to {to})");
-            CopyOfFinding { id, bytes: copies.bytes[row], what }
-        });
+        .map(
+            |&OperationAndLaunchFunction {
+                 operation_id: id,
+                 table_row: row,
+                 launch_function: call,
+             }| {
+                let direction = context.trace.names.text_of_name(copies.direction_label[row]);
+                let [from, to] = memory(row).map(CopiedMemoryKind::memory_kind_label);
+                let what = format!("{call} {direction} ({from} to {to})");
+                CopyOfFinding {
+                    operation_id: id,
+                    bytes: copies.copied_bytes[row],
+                    description: what,
+                }
+            },
+        );
     let group = sum_copies_with_same_fault(context, found);
     if group.copy_count == 0 {
         return Ok((Vec::new(), inspected));
     }
-    let saved = limit_ns_to_busy_line(devices, BusyTimeLineOfGpu::Copy, group.total_ns);
+    let saved =
+        ns_limited_to_busy_time(devices, BusyTimeCategoryOfGpu::ExposedCopies, group.total_copy_ns);
     #[allow(clippy::cast_precision_loss)]
-    let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
+    let speed = group.total_bytes as f64 / group.total_copy_ns.max(1) as f64;
     // The speed of copies is printed only from 0.05 GB/s on, because small copies show latency and
     // not bandwidth.
     let speed = if speed >= 0.05 { format!(" at {speed:.1} GB/s") } else { String::new() };
     let found = DiagnosisFinding {
-        id: "pageable-copy",
+        rule_id: "pageable-copy",
         severity: severity_of_copy_time(context, saved),
-        confidence: FindingConfidence::High,
+        confidence: FindingConfidence::HighConfidence,
         finding_title: format!(
             "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
             group.copy_count,
-            shown_bytes(group.bytes)
+            shown_bytes(group.total_bytes)
         ),
         measured_value: count_as_number_with_unit(group.copy_count, "copies"),
-        threshold: count_as_number_with_unit(0, "copies"),
-        recoverable_ns: Some(saved),
-        remedy: FindingRemedy::WithoutOperations(group.ids),
+        rule_threshold: count_as_number_with_unit(0, "copies"),
+        max_recoverable_ns: Some(saved),
+        remedy: FindingRemedy::NoTimeForOperations(group.operation_ids),
         replayed_gain: None,
         evidence: group.evidence,
         advice: format!(
@@ -219,23 +243,40 @@ pub(super) fn find_synchronous_copies(
     devices: &[GpuUseOfProcess],
 ) -> FindingsOrMissingData {
     let copies = &context.trace.copies;
-    let (called, inspected) = copies_or_sets_with_recorded_launch(
+    let (called, inspected) = copies_or_memsets_with_recorded_launch(
         context,
         (GpuOperationKind::Copy, InspectedRecordKind::Copies),
     )?;
     let found = called
         .iter()
         .filter(|of| {
-            let small = context.trace.names.text_of_name(copies.kind[of.row]) == "Host-to-Device"
-                && copies.bytes[of.row] <= MAX_NONBLOCKING_SYNC_COPY_BYTES;
-            of.call.to_ascii_lowercase().contains("memcpy") && !of.call.contains("Async") && !small
+            let small = context.trace.names.text_of_name(copies.direction_label[of.table_row])
+                == "Host-to-Device"
+                && copies.copied_bytes[of.table_row] <= MAX_NONBLOCKING_SYNC_COPY_BYTES;
+            of.launch_function.to_ascii_lowercase().contains("memcpy")
+                && !of.launch_function.contains("Async")
+                && !small
         })
-        .map(|&OperationAndLaunchFunction { id, row, call }| {
-            let what = format!("{call} {}", context.trace.names.text_of_name(copies.kind[row]));
-            CopyOfFinding { id, bytes: copies.bytes[row], what }
-        });
+        .map(
+            |&OperationAndLaunchFunction {
+                 operation_id: id,
+                 table_row: row,
+                 launch_function: call,
+             }| {
+                let what = format!(
+                    "{call} {}",
+                    context.trace.names.text_of_name(copies.direction_label[row])
+                );
+                CopyOfFinding {
+                    operation_id: id,
+                    bytes: copies.copied_bytes[row],
+                    description: what,
+                }
+            },
+        );
     let group = sum_copies_with_same_fault(context, found);
-    let saved = limit_ns_to_busy_line(devices, BusyTimeLineOfGpu::Copy, group.total_ns);
+    let saved =
+        ns_limited_to_busy_time(devices, BusyTimeCategoryOfGpu::ExposedCopies, group.total_copy_ns);
     let kind = ("synchronous-copy", InspectedRecordKind::Copies);
     Ok((finding_of_synchronous_operations(context, devices, kind, (group, saved)), inspected))
 }
@@ -244,21 +285,31 @@ pub(super) fn find_synchronous_memsets(
     context: &DiagnosisContext<'_>,
     devices: &[GpuUseOfProcess],
 ) -> FindingsOrMissingData {
-    let (called, inspected) = copies_or_sets_with_recorded_launch(
+    let (called, inspected) = copies_or_memsets_with_recorded_launch(
         context,
-        (GpuOperationKind::Set, InspectedRecordKind::Sets),
+        (GpuOperationKind::Memset, InspectedRecordKind::Memsets),
     )?;
     let found = called
         .iter()
-        .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
-        .map(|&OperationAndLaunchFunction { id, row, call }| CopyOfFinding {
-            id,
-            bytes: context.trace.memsets.bytes[row],
-            what: call.to_owned(),
-        });
+        .filter(|of| {
+            of.launch_function.to_ascii_lowercase().contains("memset")
+                && !of.launch_function.contains("Async")
+        })
+        .map(
+            |&OperationAndLaunchFunction {
+                 operation_id: id,
+                 table_row: row,
+                 launch_function: call,
+             }| CopyOfFinding {
+                operation_id: id,
+                bytes: context.trace.memsets.set_bytes[row],
+                description: call.to_owned(),
+            },
+        );
     let group = sum_copies_with_same_fault(context, found);
-    let saved = limit_ns_to_busy_line(devices, BusyTimeLineOfGpu::Set, group.total_ns);
-    let kind = ("synchronous-set", InspectedRecordKind::Sets);
+    let saved =
+        ns_limited_to_busy_time(devices, BusyTimeCategoryOfGpu::OnlyMemsets, group.total_copy_ns);
+    let kind = ("synchronous-set", InspectedRecordKind::Memsets);
     Ok((finding_of_synchronous_operations(context, devices, kind, (group, saved)), inspected))
 }
 
@@ -274,23 +325,23 @@ fn finding_of_synchronous_operations(
     if group.copy_count == 0 {
         return Vec::new();
     }
-    let busy_ns: i64 = devices.iter().map(|of| of.busy_ns).sum();
+    let busy_ns: i64 = devices.iter().map(|of| of.gpu_busy_ns).sum();
     let saved = exposed_ns.min(busy_ns - exposed_ns);
-    let unit = unit.printed_record_kind();
+    let unit = unit.printed_inspected_record_kind();
     #[allow(clippy::cast_precision_loss)]
-    let milliseconds = group.total_ns as f64 / 1e6;
+    let milliseconds = group.total_copy_ns as f64 / 1e6;
     vec![DiagnosisFinding {
-        id,
+        rule_id: id,
         severity: severity_of_copy_time(context, saved),
-        confidence: FindingConfidence::High,
+        confidence: FindingConfidence::HighConfidence,
         finding_title: format!(
             "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",
             group.copy_count
         ),
         measured_value: count_as_number_with_unit(group.copy_count, unit),
-        threshold: count_as_number_with_unit(0, unit),
-        recoverable_ns: Some(saved),
-        remedy: FindingRemedy::WithoutOperations(group.ids),
+        rule_threshold: count_as_number_with_unit(0, unit),
+        max_recoverable_ns: Some(saved),
+        remedy: FindingRemedy::NoTimeForOperations(group.operation_ids),
         replayed_gain: None,
         evidence: group.evidence,
         advice: "use the asynchronous form on a stream, with page-locked memory".to_owned(),

@@ -16,15 +16,15 @@ use super::rule_outcome::{
 };
 use crate::analyze::classes::OperationClass;
 use crate::analyze::operations::GpuOperationId;
-use crate::analyze::timeline::BusyTimeLineOfGpu;
+use crate::analyze::timeline::BusyTimeCategoryOfGpu;
 use crate::analyze::timeline::span_union::UnionOfTimeSpans;
 use crate::stats::shorten_in_the_middle;
 
 /// Smallest share of the span, in percent, for which exposed copies or exposed communication are a
 /// finding.
 const MIN_EXPOSED_TRANSFER_PERCENT: f64 = 5.0;
-/// Columns for a name.
-const EXPOSED_OPERATION_NAME_COLUMNS: usize = 60;
+/// Largest number of characters of an operation's name in the evidence.
+const MAX_EXPOSED_OPERATION_NAME_CHARACTERS: usize = 60;
 
 /// Returns the operations of one class of a process on a GPU.
 fn operations_of_class_on_gpu(
@@ -34,7 +34,7 @@ fn operations_of_class_on_gpu(
 ) -> Vec<GpuOperationId> {
     let own = |id: &GpuOperationId| {
         context.classes.class_of_gpu_operation(*id) == class
-            && context.process_id_and_gpu_of_operation(*id) == (used.pid, used.device)
+            && context.process_id_and_gpu_of_operation(*id) == (used.pid, used.gpu_ordinal)
     };
     context.operations.all_operation_ids().filter(own).collect()
 }
@@ -42,13 +42,13 @@ fn operations_of_class_on_gpu(
 /// Nanoseconds in which compute kernels or whole CUDA graphs run on the GPU.
 fn gpu_compute_ns(used: &GpuUseOfProcess) -> i64 {
     let lines = [
-        BusyTimeLineOfGpu::Compute,
-        BusyTimeLineOfGpu::ComputeAndCommunication,
-        BusyTimeLineOfGpu::ComputeAndMigration,
-        BusyTimeLineOfGpu::ComputeAndCopy,
-        BusyTimeLineOfGpu::Graph,
+        BusyTimeCategoryOfGpu::ComputeKernelsAlone,
+        BusyTimeCategoryOfGpu::ComputeAndCommunication,
+        BusyTimeCategoryOfGpu::ComputeAndMigration,
+        BusyTimeCategoryOfGpu::ComputeAndCopy,
+        BusyTimeCategoryOfGpu::WholeCudaGraph,
     ];
-    lines.iter().map(|&line| used.account.whole_trace_account.busy_ns_of_line(line)).sum()
+    lines.iter().map(|&line| used.account.whole_trace_account.busy_ns_of_category(line)).sum()
 }
 
 fn number_of_operations_in_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
@@ -80,27 +80,28 @@ fn evidence_by_operation_name(
         let (start, end) = all.operation_start_and_end_ns(id);
         let name = shorten_in_the_middle(
             &shortened_kernel_name_for_readers(&all.printed_operation_name(id)),
-            EXPOSED_OPERATION_NAME_COLUMNS,
+            MAX_EXPOSED_OPERATION_NAME_CHARACTERS,
         );
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
             let first = FindingEvidence {
                 kernel_call_or_copy_name: name,
-                total_ns: Some(0),
-                longest_start_and_end_ns: Some((start, end)),
+                total_duration_ns: Some(0),
+                longest_instance_start_and_end_ns: Some((start, end)),
                 process_id_and_device: Some(place),
                 ..FindingEvidence::default()
             };
             (first, 0)
         });
-        line.count += 1;
-        line.total_ns = line.total_ns.map(|ns| ns + end - start);
-        if line.longest_start_and_end_ns.is_some_and(|(from, to)| end - start > to - from) {
-            line.longest_start_and_end_ns = Some((start, end));
+        line.covered_count += 1;
+        line.total_duration_ns = line.total_duration_ns.map(|ns| ns + end - start);
+        if line.longest_instance_start_and_end_ns.is_some_and(|(from, to)| end - start > to - from)
+        {
+            line.longest_instance_start_and_end_ns = Some((start, end));
         }
         if let (crate::analyze::operations::GpuOperationKind::Copy, row) =
             all.kind_and_table_row(id)
         {
-            *moved += context.trace.copies.bytes[row];
+            *moved += context.trace.copies.copied_bytes[row];
         }
     }
     let lines = by_name.into_values().map(|(mut line, moved)| {
@@ -137,7 +138,10 @@ pub(super) fn find_exposed_copies(
     }
     let found = used.iter().filter_map(|used| {
         let span = used.first_start_and_last_end_ns.1 - used.first_start_and_last_end_ns.0;
-        let exposed = used.account.whole_trace_account.busy_ns_of_line(BusyTimeLineOfGpu::Copy);
+        let exposed = used
+            .account
+            .whole_trace_account
+            .busy_ns_of_category(BusyTimeCategoryOfGpu::ExposedCopies);
         let share = percent_or_zero(exposed, span);
         if share < MIN_EXPOSED_TRANSFER_PERCENT {
             return None;
@@ -145,25 +149,25 @@ pub(super) fn find_exposed_copies(
         let copies = operations_of_class_on_gpu(context, used, OperationClass::Copy);
         let copied = union_of_operation_spans(context, &copies);
         Some(DiagnosisFinding {
-            id: "exposed-copy",
+            rule_id: "exposed-copy",
             severity: FindingSeverity::severity_from_possible_saving(exposed, span),
-            confidence: FindingConfidence::High,
+            confidence: FindingConfidence::HighConfidence,
             finding_title: format!(
                 "device {} copies for {:.1} % of the time, {share:.1} % with no kernel beside it; \
                  kernels run for {:.1} %",
-                used.device,
+                used.gpu_ordinal,
                 percent_or_zero(copied.total_covered_ns(), span),
                 percent_or_zero(gpu_compute_ns(used), span),
             ),
-            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
-            threshold: MeasuredNumberWithUnit {
-                value: MIN_EXPOSED_TRANSFER_PERCENT,
+            measured_value: MeasuredNumberWithUnit { number_in_unit: share, unit: "% of the span" },
+            rule_threshold: MeasuredNumberWithUnit {
+                number_in_unit: MIN_EXPOSED_TRANSFER_PERCENT,
                 unit: "% of the span",
             },
-            recoverable_ns: Some(exposed),
-            remedy: FindingRemedy::WithoutClasses(OperationClass::Copy),
+            max_recoverable_ns: Some(exposed),
+            remedy: FindingRemedy::NoTimeForOperationClass(OperationClass::Copy),
             replayed_gain: None,
-            evidence: evidence_by_operation_name(context, &copies, (used.pid, used.device)),
+            evidence: evidence_by_operation_name(context, &copies, (used.pid, used.gpu_ordinal)),
             advice: format!(
                 "keep data on the device between launches, or copy beside kernels: another stream, \
                  page-locked memory ({}), the next batch while this one is computed",
@@ -189,7 +193,7 @@ pub(super) fn find_exposed_communication(
     }
     let found = used.iter().filter_map(|used| {
         let span = used.first_start_and_last_end_ns.1 - used.first_start_and_last_end_ns.0;
-        let exposed = used.account.whole_trace_account.busy_ns_of_line(BusyTimeLineOfGpu::Communication);
+        let exposed = used.account.whole_trace_account.busy_ns_of_category(BusyTimeCategoryOfGpu::ExposedCommunication);
         let share = percent_or_zero(exposed, span);
         if share < MIN_EXPOSED_TRANSFER_PERCENT {
             return None;
@@ -200,7 +204,7 @@ pub(super) fn find_exposed_communication(
             .account
             .transfers
             .iter()
-            .any(|of| of.transfer_class == OperationClass::Communication && of.transfers_during_compute > 0);
+            .any(|of| of.transfer_class == OperationClass::Communication && of.transfer_count_on_compute_streams > 0);
         // If compute overlaps with communication on one stream, the trace does not contain the real
         // streams, so the sentence about streams is omitted.
         let stream = match shares_streams && exposed == communicated.total_covered_ns() {
@@ -208,22 +212,22 @@ pub(super) fn find_exposed_communication(
             false => "",
         };
         Some(DiagnosisFinding {
-            id: "exposed-communication",
+            rule_id: "exposed-communication",
             severity: FindingSeverity::severity_from_possible_saving(exposed, span),
-            confidence: FindingConfidence::High,
+            confidence: FindingConfidence::HighConfidence,
             finding_title: format!(
                 "device {} communicates for {}, {} of it with no compute beside it: {share:.1} % of \
                  the time{stream}",
-                used.device,
+                used.gpu_ordinal,
                 format_nanoseconds(communicated.total_covered_ns()),
                 format_nanoseconds(exposed),
             ),
-            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
-            threshold: MeasuredNumberWithUnit { value: MIN_EXPOSED_TRANSFER_PERCENT, unit: "% of the span" },
-            recoverable_ns: Some(exposed),
-            remedy: FindingRemedy::WithoutClasses(OperationClass::Communication),
+            measured_value: MeasuredNumberWithUnit { number_in_unit: share, unit: "% of the span" },
+            rule_threshold: MeasuredNumberWithUnit { number_in_unit: MIN_EXPOSED_TRANSFER_PERCENT, unit: "% of the span" },
+            max_recoverable_ns: Some(exposed),
+            remedy: FindingRemedy::NoTimeForOperationClass(OperationClass::Communication),
             replayed_gain: None,
-            evidence: evidence_by_operation_name(context, &communication, (used.pid, used.device)),
+            evidence: evidence_by_operation_name(context, &communication, (used.pid, used.gpu_ordinal)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \
                      pass, larger buckets, fewer collectives; a rank that waits for others shows \
                      as communication, too"
@@ -231,5 +235,5 @@ pub(super) fn find_exposed_communication(
             false_positive_note: "a rank that waits for a slower one: compare the traces of all ranks",
         })
     });
-    Ok((found.collect(), all_records_inspected(count, InspectedRecordKind::Operations)))
+    Ok((found.collect(), all_records_inspected(count, InspectedRecordKind::GpuOperations)))
 }

@@ -30,19 +30,19 @@ const MIN_FUSIBLE_TIME_PERCENT: f64 = 2.0;
 /// Number of launches of a kernel name, and their total time.
 #[derive(Clone, Copy, Default)]
 struct KernelLaunchCountAndTime {
-    count: usize,
-    total_ns: i64,
+    launch_count: usize,
+    total_kernel_ns: i64,
 }
 
 struct ConsecutiveKernelPair {
     pair_count: usize,
     /// Total duration of both kernels of the pair, without the gaps between them, nanoseconds.
-    kernels_ns: i64,
+    total_ns_of_both_kernels: i64,
     /// Total idle time between the first and the second kernel of the pair, nanoseconds.
-    gap_ns: i64,
-    first_launch: u32,
+    total_gap_ns: i64,
+    first_operation_id: u32,
     /// Path of the innermost range around all launches of the pair.
-    path: RangePathId,
+    common_range_path: RangePathId,
 }
 
 /// Pairs that share a kernel form a chain; fusing a chain leaves the time of its longest kernel,
@@ -50,12 +50,12 @@ struct ConsecutiveKernelPair {
 #[derive(Default)]
 struct FusibleKernelChains {
     /// Total time of all kernels of the chains, nanoseconds.
-    fused_ns: i64,
+    total_chain_kernel_ns: i64,
     /// Time that fusing all chains would save, gaps between their kernels included, nanoseconds.
-    saved_ns: i64,
+    savable_ns: i64,
     /// For each kernel name, whether it is the longest of its chain, and whether it follows another
     /// kernel of the chain.
-    kernels: HashMap<u32, (bool, bool)>,
+    is_longest_and_follower_by_kernel: HashMap<u32, (bool, bool)>,
 }
 
 fn join_pairs_to_chains(
@@ -71,12 +71,12 @@ fn join_pairs_to_chains(
         let longest = chain.iter().max_by_key(|&&(_, ns)| ns).map_or(*first, |&(name, _)| name);
         for &(name, ns) in &chain {
             let (stays, follows) = (name == longest, name != *first);
-            chains.kernels.insert(name, (stays, follows));
-            chains.fused_ns += ns;
-            chains.saved_ns += if stays { 0 } else { ns };
+            chains.is_longest_and_follower_by_kernel.insert(name, (stays, follows));
+            chains.total_chain_kernel_ns += ns;
+            chains.savable_ns += if stays { 0 } else { ns };
         }
-        let gap = |link: &[(u32, i64)]| pairs[&(link[0].0, link[1].0)].gap_ns;
-        chains.saved_ns += chain.windows(2).map(gap).sum::<i64>();
+        let gap = |link: &[(u32, i64)]| pairs[&(link[0].0, link[1].0)].total_gap_ns;
+        chains.savable_ns += chain.windows(2).map(gap).sum::<i64>();
     }
     chains
 }
@@ -85,10 +85,11 @@ impl FusibleKernelChains {
     /// Returns the remedy in which each chain becomes one kernel, for a replay.
     fn remedy_of_fusing_chains(&self, trace: &Trace) -> FindingRemedy {
         let functions = (0u32..).zip(&trace.functions).filter_map(|(function, of)| {
-            let &(stays, follows) = self.kernels.get(&of.demangled.0)?;
+            let &(stays, follows) =
+                self.is_longest_and_follower_by_kernel.get(&of.demangled_name.0)?;
             Some(KernelOfFusibleChain {
-                function,
-                keeps_its_time: stays,
+                function_index: function,
+                keeps_time_after_fusing: stays,
                 follows_fused_kernel: follows,
             })
         });
@@ -109,22 +110,24 @@ pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> FindingsOr
     if kernels.on_gpu.has_no_operation() {
         return Err(DataMissingForRule::program_has_no_such_work("the trace holds no kernels"));
     }
-    let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
+    let name = |row: usize| {
+        context.trace.functions[kernels.function_index.at(row) as usize].demangled_name.0
+    };
     let length = |row: usize| kernels.on_gpu.operation_duration_ns(row);
     let rows = 0..u32::try_from(kernels.on_gpu.operation_count()).unwrap_or(u32::MAX);
     let order = OperationsInOrder::sort_operations_by_key(rows, |row| {
-        (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start.at(row as usize))
+        (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start_ns.at(row as usize))
     });
     let mut sums: HashMap<u32, KernelLaunchCountAndTime> = HashMap::new();
     for row in 0..kernels.on_gpu.operation_count() {
         let sum = sums.entry(name(row)).or_default();
-        sum.count += 1;
-        sum.total_ns += length(row);
+        sum.launch_count += 1;
+        sum.total_kernel_ns += length(row);
     }
     let mut pairs: HashMap<(u32, u32), ConsecutiveKernelPair> = HashMap::new();
     for (before, after) in order.iter().zip(order.iter().skip(1)) {
         let [first, second] = [before as usize, after as usize];
-        let gap = kernels.on_gpu.start.at(second) - kernels.on_gpu.operation_end_ns(first);
+        let gap = kernels.on_gpu.start_ns.at(second) - kernels.on_gpu.operation_end_ns(first);
         if kernels.on_gpu.place.at(first) != kernels.on_gpu.place.at(second)
             || gap > MAX_SHORT_KERNEL_NS
         {
@@ -132,21 +135,22 @@ pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> FindingsOr
         }
         let pair = pairs.entry((name(first), name(second))).or_insert(ConsecutiveKernelPair {
             pair_count: 0,
-            kernels_ns: 0,
-            gap_ns: 0,
-            first_launch: before,
-            path: context.range_path_of_operation(before),
+            total_ns_of_both_kernels: 0,
+            total_gap_ns: 0,
+            first_operation_id: before,
+            common_range_path: context.range_path_of_operation(before),
         });
-        pair.path = context.common_path_with_operation(pair.path, before);
+        pair.common_range_path = context.common_path_with_operation(pair.common_range_path, before);
         pair.pair_count += 1;
-        pair.kernels_ns += length(first) + length(second);
-        pair.gap_ns += gap.max(0);
+        pair.total_ns_of_both_kernels += length(first) + length(second);
+        pair.total_gap_ns += gap.max(0);
     }
     let text = |name: u32| {
         context.trace.names.text_of_name(crate::model::interned_names::InternedNameId(name))
     };
     let short = |name: u32| {
-        let KernelLaunchCountAndTime { count, total_ns } = sums[&name];
+        let KernelLaunchCountAndTime { launch_count: count, total_kernel_ns: total_ns } =
+            sums[&name];
         total_ns <= MAX_SHORT_KERNEL_NS * i64::try_from(count).unwrap_or(i64::MAX)
     };
     let fusible = |name: u32| {
@@ -162,23 +166,23 @@ pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> FindingsOr
     // A pair is kept only if neither kernel runs without the other, so that no third kernel reads
     // what the first one writes.
     pairs.retain(|&(a, b), pair| {
-        let alone = [a, b].iter().all(|name| sums[name].count == pair.pair_count);
+        let alone = [a, b].iter().all(|name| sums[name].launch_count == pair.pair_count);
         a != b && alone && pair.pair_count >= MIN_REPEATS_OF_KERNEL_PAIR && fusible(a) && fusible(b)
     });
-    let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
+    let total: i64 = sums.values().map(|sum| sum.total_kernel_ns).sum();
     let graphs = &context.trace.graphs.on_gpu;
     let whole: i64 = graphs.sum_of_operation_durations_ns();
     let inspected = InspectedShareOfRecords {
-        inspected_amount: total,
-        whole_amount: total + whole,
-        unit: InspectedRecordKind::KernelTime,
-        reason_for_missing_records: (whole > 0).then(|| {
+        inspected_count_or_ns: total,
+        whole_count_or_ns: total + whole,
+        inspected_record_kind: InspectedRecordKind::KernelTime,
+        reason_for_uninspected_records: (whole > 0).then(|| {
             let record = context.platform.advice_to_record_graph_nodes();
             format!("graphs were recorded whole; {record}")
         }),
     };
-    let chains = join_pairs_to_chains(&pairs, |name| sums[&name].total_ns);
-    let share = percent_or_zero(chains.fused_ns, total);
+    let chains = join_pairs_to_chains(&pairs, |name| sums[&name].total_kernel_ns);
+    let share = percent_or_zero(chains.total_chain_kernel_ns, total);
     if share < MIN_FUSIBLE_TIME_PERCENT {
         return Ok((Vec::new(), inspected));
     }
@@ -207,28 +211,33 @@ fn finding_about_fusible_kernels(
         .map(|(&(a, b), pair)| {
             let [a, b] = [a, b].map(label);
             FindingEvidence {
-                count: pair.pair_count,
-                total_ns: Some(pair.kernels_ns),
-                range: context.range_path_text_unless_root(pair.path),
-                ..evidence_of_single_operation(context, pair.first_launch, format!("{a} → {b}"))
+                covered_count: pair.pair_count,
+                total_duration_ns: Some(pair.total_ns_of_both_kernels),
+                innermost_common_range_path: context
+                    .range_path_text_unless_root(pair.common_range_path),
+                ..evidence_of_single_operation(
+                    context,
+                    pair.first_operation_id,
+                    format!("{a} → {b}"),
+                )
             }
         })
         .collect();
     DiagnosisFinding {
-        id: "fusion",
+        rule_id: "fusion",
         severity: FindingSeverity::Information,
-        confidence: FindingConfidence::Low,
+        confidence: FindingConfidence::LowConfidence,
         finding_title: format!(
             "{} pairs of short kernels always run one after the other: {share:.1} % of the kernel \
              time could be fused",
             pairs.len()
         ),
-        measured_value: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
-        threshold: MeasuredNumberWithUnit {
-            value: MIN_FUSIBLE_TIME_PERCENT,
+        measured_value: MeasuredNumberWithUnit { number_in_unit: share, unit: "% of kernel time" },
+        rule_threshold: MeasuredNumberWithUnit {
+            number_in_unit: MIN_FUSIBLE_TIME_PERCENT,
             unit: "% of kernel time",
         },
-        recoverable_ns: Some(chains.saved_ns),
+        max_recoverable_ns: Some(chains.savable_ns),
         remedy: chains.remedy_of_fusing_chains(context.trace),
         replayed_gain: None,
         evidence: sorted_and_limited_evidence(evidence),

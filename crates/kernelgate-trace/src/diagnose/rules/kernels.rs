@@ -41,11 +41,11 @@ const WARP_REGISTER_ALLOCATION_UNIT: u32 = 256;
 /// resource limits the number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ResidentBlocksPerMultiprocessor {
-    blocks: u32,
+    resident_blocks: u32,
     /// Threads of the resident blocks divided by the most threads that a multiprocessor holds
     /// (theoretical occupancy), in percent.
-    occupancy: f64,
-    limiter: &'static str,
+    theoretical_occupancy_percent: f64,
+    limiting_resource: &'static str,
 }
 
 /// Returns `None` if the trace does not contain the limits of the GPU's multiprocessors.
@@ -59,53 +59,57 @@ fn blocks_resident_on_multiprocessor(
     if let Some(blocks) = device.blocks_per_sm {
         limits.push(("blocks of a multiprocessor", blocks));
     }
-    if let Some(registers) = device.registers_per_sm.filter(|_| shape.registers > 0) {
+    if let Some(registers) = device.registers_per_sm.filter(|_| shape.registers_per_thread > 0) {
         let of_warp = shape
-            .registers
+            .registers_per_thread
             .checked_mul(warp)?
             .checked_next_multiple_of(WARP_REGISTER_ALLOCATION_UNIT)?;
         limits.push(("registers", registers / of_warp / warps));
     }
-    let shared = shape.static_shared.checked_add(shape.dynamic_shared)?;
-    if let Some(of_sm) = device.shared_per_sm.filter(|_| shared > 0) {
+    let shared = shape.static_shared_bytes.checked_add(shape.dynamic_shared_bytes)?;
+    if let Some(of_sm) = device.shared_bytes_per_sm.filter(|_| shared > 0) {
         limits.push(("shared memory", of_sm / shared));
     }
     let (limiter, blocks) = limits.into_iter().min_by_key(|&(_, blocks)| blocks)?;
     let resident = u64::from(blocks) * u64::from(warps) * u64::from(warp);
     #[allow(clippy::cast_precision_loss)]
     let occupancy = resident as f64 / f64::from(threads_per_sm) * 100.0;
-    Some(ResidentBlocksPerMultiprocessor { blocks, occupancy: occupancy.min(100.0), limiter })
+    Some(ResidentBlocksPerMultiprocessor {
+        resident_blocks: blocks,
+        theoretical_occupancy_percent: occupancy.min(100.0),
+        limiting_resource: limiter,
+    })
 }
 
 /// Number of threads of a warp (AMD: wavefront) on the GPU; AMD Instinct GPUs have 64.
 fn warp_or_wavefront_threads(device: &TracedDevice) -> u32 {
-    let usual = if device.name.contains("Instinct") { 64 } else { NVIDIA_WARP_THREADS };
+    let usual = if device.device_name.contains("Instinct") { 64 } else { NVIDIA_WARP_THREADS };
     device.threads_per_warp.filter(|&warp| warp > 0).unwrap_or(usual)
 }
 
 /// All launches of one kernel function with one launch shape on one GPU.
 struct KernelLaunchesOfShape<'a> {
-    name: &'a str,
+    kernel_name: &'a str,
     shape: KernelLaunchShape,
     /// Indices of the kernel's function and of its launch shape in the trace.
-    key: (u32, u32),
+    function_and_shape_indices: (u32, u32),
     /// Ordinal of the GPU, with its description if the trace contains one.
-    device_id: u32,
+    gpu_ordinal: u32,
     device: Option<&'a TracedDevice>,
     launch_count: usize,
-    total_ns: i64,
+    total_kernel_ns: i64,
     /// Time of these kernels during which communication runs on the same GPU, nanoseconds.
-    beside_communication_ns: i64,
-    first_launch: u32,
+    ns_beside_communication: i64,
+    first_operation_id: u32,
     /// Path of the innermost range around all these launches.
-    path: RangePathId,
+    common_range_path: RangePathId,
 }
 
 impl KernelLaunchesOfShape<'_> {
     /// Whether communication runs for more than half of the kernels' time, so that they may leave
     /// multiprocessors free on purpose.
     fn runs_mostly_beside_communication(&self) -> bool {
-        self.beside_communication_ns * 2 > self.total_ns
+        self.ns_beside_communication * 2 > self.total_kernel_ns
     }
 
     fn multiprocessor_count_of_gpu(&self) -> Option<u32> {
@@ -128,7 +132,7 @@ impl KernelLaunchesOfShape<'_> {
 
     /// Text for a GPU that the trace does not describe.
     fn reason_gpu_is_unknown(&self) -> String {
-        let id = self.device_id;
+        let id = self.gpu_ordinal;
         format!("device {id}, on which the kernels ran, is not described in the trace")
     }
 }
@@ -210,29 +214,33 @@ impl<'a> KernelsByLaunchShape<'a> {
             let length = kernels.on_gpu.operation_duration_ns(row);
             let id = u32::try_from(row).unwrap_or(u32::MAX);
             let place = &trace.places[kernels.on_gpu.place.at(row).0 as usize];
-            let shape = kernels.shape.decoded_row(row);
-            let key = (kernels.function.at(row), shape, place.device);
+            let shape = kernels.launch_shape_index.decoded_row(row);
+            let key = (kernels.function_index.at(row), shape, place.device);
             let (group, total_ns) = groups.entry(key).or_insert_with(|| {
                 let shaped = |shape: u32| KernelLaunchesOfShape {
-                    name: trace.demangled_kernel_name(row),
+                    kernel_name: trace.demangled_kernel_name(row),
                     shape: trace.shapes[shape as usize],
-                    key: (kernels.function.at(row), shape),
-                    device_id: place.device,
-                    device: trace.devices.iter().find(|device| device.id == place.device),
+                    function_and_shape_indices: (kernels.function_index.at(row), shape),
+                    gpu_ordinal: place.device,
+                    device: trace
+                        .devices
+                        .iter()
+                        .find(|device| device.device_ordinal == place.device),
                     launch_count: 0,
-                    total_ns: 0,
-                    beside_communication_ns: 0,
-                    first_launch: id,
-                    path: context.range_path_of_operation(id),
+                    total_kernel_ns: 0,
+                    ns_beside_communication: 0,
+                    first_operation_id: id,
+                    common_range_path: context.range_path_of_operation(id),
                 };
                 (shape.map(shaped), 0)
             });
             *total_ns += length;
             if let Some(group) = group {
-                group.path = context.common_path_with_operation(group.path, id);
+                group.common_range_path =
+                    context.common_path_with_operation(group.common_range_path, id);
                 group.launch_count += 1;
-                group.total_ns += length;
-                group.beside_communication_ns += communication.kernel_duration_ns(context, id);
+                group.total_kernel_ns += length;
+                group.ns_beside_communication += communication.kernel_duration_ns(context, id);
             }
         }
         let compute = |(function, ..): &FunctionShapeAndGpu| {
@@ -258,7 +266,9 @@ impl<'a> KernelsByLaunchShape<'a> {
                 "the trace holds no compute kernels",
             ));
         }
-        shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first_launch));
+        shapes
+            .groups
+            .sort_by_key(|of| (std::cmp::Reverse(of.total_kernel_ns), of.first_operation_id));
         shapes.without_groups_that_lack_data(context, |_| None)
     }
 
@@ -272,7 +282,8 @@ impl<'a> KernelsByLaunchShape<'a> {
             })
     }
 
-    /// Groups compute kernels on GPUs whose limits of a multiprocessor are in the trace.
+    /// Keeps the compute kernels on GPUs for which the trace contains the limits of a
+    /// multiprocessor, grouped by launch shape.
     fn groups_with_known_multiprocessor_limits(
         context: &DiagnosisContext<'a>,
     ) -> Result<Self, DataMissingForRule> {
@@ -282,14 +293,14 @@ impl<'a> KernelsByLaunchShape<'a> {
                 Some(_) => None,
                 None => Some(format!(
                     "the limits of a multiprocessor of device {} are not in the trace",
-                    of.device_id
+                    of.gpu_ordinal
                 )),
             },
         )
     }
 
-    /// Removes groups of kernels for which `lacks` names missing data, and adds their time to what
-    /// is missing.
+    /// Removes groups of kernels for which `lacks` names missing data, and adds their time to the
+    /// uninspected time of that reason.
     fn without_groups_that_lack_data(
         mut self,
         context: &DiagnosisContext<'a>,
@@ -298,7 +309,7 @@ impl<'a> KernelsByLaunchShape<'a> {
         for of in std::mem::take(&mut self.groups) {
             match lacks(&of) {
                 Some(missing) => {
-                    *self.uninspected_ns_by_reason.entry(missing).or_default() += of.total_ns
+                    *self.uninspected_ns_by_reason.entry(missing).or_default() += of.total_kernel_ns
                 }
                 None => self.groups.push(of),
             }
@@ -330,16 +341,18 @@ impl<'a> KernelsByLaunchShape<'a> {
         context: &DiagnosisContext<'_>,
     ) -> InspectedShareOfRecords {
         InspectedShareOfRecords {
-            inspected_amount: self.groups.iter().map(|of| of.total_ns).sum(),
-            whole_amount: self.all_kernels_ns,
-            unit: InspectedRecordKind::KernelTime,
-            reason_for_missing_records: (!self.uninspected_ns_by_reason.is_empty()).then(|| {
-                format!(
-                    "{}; {}",
-                    self.missing_data_text(),
-                    context.platform.advice_to_record_launch_shapes()
-                )
-            }),
+            inspected_count_or_ns: self.groups.iter().map(|of| of.total_kernel_ns).sum(),
+            whole_count_or_ns: self.all_kernels_ns,
+            inspected_record_kind: InspectedRecordKind::KernelTime,
+            reason_for_uninspected_records: (!self.uninspected_ns_by_reason.is_empty()).then(
+                || {
+                    format!(
+                        "{}; {}",
+                        self.missing_data_text(),
+                        context.platform.advice_to_record_launch_shapes()
+                    )
+                },
+            ),
         }
     }
 }
@@ -351,24 +364,24 @@ fn evidence_of_launch_shape(
 ) -> FindingEvidence {
     let [x, y, z] = of.shape.grid;
     let threads = of.shape.threads_per_block();
-    let name = shortened_kernel_name_for_readers(of.name);
+    let name = shortened_kernel_name_for_readers(of.kernel_name);
     let what = format!("{words}: grid {x}×{y}×{z} of {threads} threads, {name}");
     FindingEvidence {
-        count: of.launch_count,
-        total_ns: Some(of.total_ns),
-        range: context.range_path_text_unless_root(of.path),
-        ..evidence_of_single_operation(context, of.first_launch, what)
+        covered_count: of.launch_count,
+        total_duration_ns: Some(of.total_kernel_ns),
+        innermost_common_range_path: context.range_path_text_unless_root(of.common_range_path),
+        ..evidence_of_single_operation(context, of.first_operation_id, what)
     }
 }
 
 /// Texts and severity limit of a finding about launch shapes.
 struct LaunchShapeFindingTexts {
-    id: &'static str,
+    finding_id: &'static str,
     /// Highest severity that the finding may have, because its savings are an estimate.
     highest_severity: FindingSeverity,
     title: String,
     advice: String,
-    false_positive: &'static str,
+    false_positive_note: &'static str,
 }
 
 /// Evidence of a launch shape, and the estimated share of its time that is lost, 0 to 1; `None` if
@@ -387,18 +400,21 @@ fn finding_of_launch_shapes_that_lose_time(
     loss: impl Fn(&KernelLaunchesOfShape<'_>) -> Option<LaunchShapeWithLostTime>,
 ) -> FindingsOrMissingData {
     let shapes = shapes?;
-    let (keys, losses): (Vec<(u32, u32)>, Vec<LaunchShapeWithLostTime>) =
-        shapes.groups.iter().filter_map(|of| Some((of.key, loss(of)?))).unzip();
+    let (keys, losses): (Vec<(u32, u32)>, Vec<LaunchShapeWithLostTime>) = shapes
+        .groups
+        .iter()
+        .filter_map(|of| Some((of.function_and_shape_indices, loss(of)?)))
+        .unzip();
     let shorter = |(&(function, shape), loss): (&(u32, u32), &LaunchShapeWithLostTime)| {
         Some(KernelsAndTimeShareAfterRemedy {
             function_index: function,
-            shape,
+            launch_shape_index: shape,
             remaining_time_share: 1.0 - loss.lost_time_share?,
         })
     };
     let shorter: Option<Vec<KernelsAndTimeShareAfterRemedy>> =
         keys.iter().zip(&losses).map(shorter).collect();
-    let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_ns).sum();
+    let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_duration_ns).sum();
     let share = percent_or_zero(time, shapes.all_kernels_ns);
     let inspected = shapes.inspected_share_of_kernel_time(context);
     if share < MIN_FAULTY_KERNEL_TIME_PERCENT {
@@ -406,7 +422,7 @@ fn finding_of_launch_shapes_that_lose_time(
     }
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     let saved = |loss: &LaunchShapeWithLostTime| {
-        let ns = loss.evidence.total_ns.unwrap_or(0) as f64;
+        let ns = loss.evidence.total_duration_ns.unwrap_or(0) as f64;
         loss.lost_time_share.map(|lost| (ns * lost) as i64)
     };
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
@@ -419,23 +435,23 @@ fn finding_of_launch_shapes_that_lose_time(
         None => FindingSeverity::Information,
     };
     let found = DiagnosisFinding {
-        id: words.id,
+        rule_id: words.finding_id,
         severity,
-        confidence: FindingConfidence::Medium,
+        confidence: FindingConfidence::MediumConfidence,
         finding_title: format!("kernels of {share:.1} % of the kernel time {}", words.title),
-        measured_value: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
-        threshold: MeasuredNumberWithUnit {
-            value: MIN_FAULTY_KERNEL_TIME_PERCENT,
+        measured_value: MeasuredNumberWithUnit { number_in_unit: share, unit: "% of kernel time" },
+        rule_threshold: MeasuredNumberWithUnit {
+            number_in_unit: MIN_FAULTY_KERNEL_TIME_PERCENT,
             unit: "% of kernel time",
         },
-        recoverable_ns: recoverable,
-        remedy: shorter.map_or(FindingRemedy::NotReplayed, FindingRemedy::ShorterKernels),
+        max_recoverable_ns: recoverable,
+        remedy: shorter.map_or(FindingRemedy::GainNotReplayable, FindingRemedy::ShorterKernels),
         replayed_gain: None,
         evidence: sorted_and_limited_evidence(
             losses.into_iter().map(|loss| loss.evidence).collect(),
         ),
         advice: words.advice,
-        false_positive_note: words.false_positive,
+        false_positive_note: words.false_positive_note,
     };
     Ok((vec![found], inspected))
 }
@@ -458,17 +474,17 @@ pub(super) fn block_sizes_rule_text() -> String {
 const CUDA_CORE_GEMM_NAME_WORDS: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
 const TENSOR_CORE_GEMM_NAME_WORDS: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
 /// Major compute capability of the first NVIDIA GPUs with tensor cores.
-const FIRST_MAJOR_WITH_TENSOR_CORES: u32 = 7;
+const FIRST_COMPUTE_MAJOR_WITH_TENSOR_CORES: u32 = 7;
 /// Estimated share of an fp32 GEMM's time that remains on tensor cores: they multiply 8 times as
 /// fast, but memory limits many GEMMs before that.
 const TIME_SHARE_LEFT_BY_TENSOR_CORES: f64 = 0.5;
 
 /// Returns whether these kernels are fp32 GEMMs on CUDA cores, on a GPU that has tensor cores.
 fn are_fp32_gemms_on_cuda_cores(of: &KernelLaunchesOfShape<'_>) -> bool {
-    let name = shortened_kernel_name_for_readers(of.name).to_ascii_lowercase();
+    let name = shortened_kernel_name_for_readers(of.kernel_name).to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     let capability = of.device.and_then(|device| device.compute_capability);
-    capability.is_none_or(|(major, _)| major >= FIRST_MAJOR_WITH_TENSOR_CORES)
+    capability.is_none_or(|(major, _)| major >= FIRST_COMPUTE_MAJOR_WITH_TENSOR_CORES)
         && has(CUDA_CORE_GEMM_NAME_WORDS)
         && !has(TENSOR_CORE_GEMM_NAME_WORDS)
 }
@@ -488,14 +504,14 @@ pub(super) fn find_fp32_gemms_on_cuda_cores(
         return Err(DataMissingForRule::program_has_no_such_work(reason));
     }
     let words = LaunchShapeFindingTexts {
-        id: "fp32-matmul",
+        finding_id: "fp32-matmul",
         highest_severity: FindingSeverity::Warning,
         title: "multiply matrices in fp32 without tensor cores".to_owned(),
         advice: "multiply in TF32 (torch.set_float32_matmul_precision(\"high\"), \
                  CUBLAS_COMPUTE_32F_FAST_TF32; from compute capability 8.0 on), or in bf16 or fp16 \
                  (autocast)"
             .to_owned(),
-        false_positive: "results that need 24 bits of each factor",
+        false_positive_note: "results that need 24 bits of each factor",
     };
     finding_of_launch_shapes_that_lose_time(
         context,
@@ -530,13 +546,13 @@ pub(super) fn low_occupancy_rule_text() -> String {
 pub(super) fn find_grids_smaller_than_gpu(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     let unit = context.platform.multiprocessors_or_compute_units_term();
     let words = LaunchShapeFindingTexts {
-        id: "small-grid",
+        finding_id: "small-grid",
         highest_severity: FindingSeverity::Severe,
         title: format!("have fewer blocks than the GPU has {unit}"),
         advice: "split the work into more blocks (split-K, smaller tiles), batch it, or run \
                  kernels concurrently on parallel streams or graph branches"
             .to_owned(),
-        false_positive: "kernels that run beside others on purpose",
+        false_positive_note: "kernels that run beside others on purpose",
     };
     finding_of_launch_shapes_that_lose_time(
         context,
@@ -578,14 +594,14 @@ pub(super) fn find_block_sizes_with_idle_lanes(
         widths.iter().map(u32::to_string).collect::<Vec<_>>().join(" or ")
     });
     let words = LaunchShapeFindingTexts {
-        id: "block-size",
+        finding_id: "block-size",
         highest_severity: FindingSeverity::Severe,
         title: format!(
             "have a block size that is no multiple of a {}",
             platform.warp_or_wavefront_term()
         ),
         advice: format!("make the block size a multiple of {}", widths.unwrap_or_default()),
-        false_positive: "kernels that one warp or less computes on purpose",
+        false_positive_note: "kernels that one warp or less computes on purpose",
     };
     finding_of_launch_shapes_that_lose_time(context, shapes, words, |of| {
         let (threads, warp) =
@@ -612,13 +628,13 @@ pub(super) fn find_launches_with_idle_tail_wave(
     context: &DiagnosisContext<'_>,
 ) -> FindingsOrMissingData {
     let words = LaunchShapeFindingTexts {
-        id: "tail",
+        finding_id: "tail",
         highest_severity: FindingSeverity::Warning,
         title: "leave a fifth of the GPU or more idle in their last wave".to_owned(),
         advice: "choose tiles so that blocks fill whole waves, or use a persistent or stream-K \
                  kernel"
             .to_owned(),
-        false_positive: "blocks of different length fill a wave anyway; kernels that overlap with \
+        false_positive_note: "blocks of different length fill a wave anyway; kernels that overlap with \
                          the next one",
     };
     finding_of_launch_shapes_that_lose_time(
@@ -626,8 +642,10 @@ pub(super) fn find_launches_with_idle_tail_wave(
         KernelsByLaunchShape::groups_with_known_multiprocessor_limits(context),
         words,
         |of| {
-            let resident = of.resident_blocks_on_multiprocessor().filter(|of| of.blocks > 0)?;
-            let slots = f64::from(resident.blocks) * f64::from(of.multiprocessor_count_of_gpu()?);
+            let resident =
+                of.resident_blocks_on_multiprocessor().filter(|of| of.resident_blocks > 0)?;
+            let slots =
+                f64::from(resident.resident_blocks) * f64::from(of.multiprocessor_count_of_gpu()?);
             #[allow(clippy::cast_precision_loss)]
             let waves = of.shape.blocks_in_grid() as f64 / slots;
             let lost = 1.0 - waves / waves.ceil();
@@ -648,14 +666,14 @@ pub(super) fn find_low_theoretical_occupancy(
 ) -> FindingsOrMissingData {
     let profiler = context.platform.kernel_profiler_name();
     let words = LaunchShapeFindingTexts {
-        id: "occupancy",
+        finding_id: "occupancy",
         highest_severity: FindingSeverity::Information,
         title: format!("have a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} %"),
         advice: format!(
             "fewer registers (__launch_bounds__), less shared memory, or another block size; \
              measure stalls with {profiler} first: 50 to 75 % is often enough"
         ),
-        false_positive: "GEMM and attention kernels that hide latency by instruction-level \
+        false_positive_note: "GEMM and attention kernels that hide latency by instruction-level \
                          parallelism",
     };
     finding_of_launch_shapes_that_lose_time(
@@ -664,10 +682,13 @@ pub(super) fn find_low_theoretical_occupancy(
         words,
         |of| {
             let resident = of.resident_blocks_on_multiprocessor()?;
-            if resident.occupancy >= LOW_OCCUPANCY_PERCENT {
+            if resident.theoretical_occupancy_percent >= LOW_OCCUPANCY_PERCENT {
                 return None;
             }
-            let words = format!("{:.0} %, limited by {}", resident.occupancy, resident.limiter);
+            let words = format!(
+                "{:.0} %, limited by {}",
+                resident.theoretical_occupancy_percent, resident.limiting_resource
+            );
             // No lost time is estimated, because a timeline does not show how much time more
             // resident warps would save.
             Some(LaunchShapeWithLostTime {
@@ -689,28 +710,31 @@ mod tests {
             multiprocessors: Some(132),
             threads_per_sm: Some(2048),
             registers_per_sm: Some(65536),
-            shared_per_sm: Some(233_472),
+            shared_bytes_per_sm: Some(233_472),
             blocks_per_sm: Some(32),
             ..TracedDevice::default()
         };
         let shape = |threads, registers, dynamic_shared| KernelLaunchShape {
             block: [threads, 1, 1],
-            registers,
-            dynamic_shared,
+            registers_per_thread: registers,
+            dynamic_shared_bytes: dynamic_shared,
             ..KernelLaunchShape::default()
         };
         let resident = |shape| blocks_resident_on_multiprocessor(&device, &shape).unwrap();
         let full = resident(shape(256, 32, 0));
-        assert_eq!((full.blocks, full.occupancy), (8, 100.0));
+        assert_eq!((full.resident_blocks, full.theoretical_occupancy_percent), (8, 100.0));
         let registers = resident(shape(128, 255, 0));
         // 255 registers × 32 lanes are 8160, rounded up to 8192 for each of 4 warps, so the
         // registers hold two blocks.
-        assert_eq!((registers.blocks, registers.limiter), (2, "registers"));
-        assert_eq!(registers.occupancy, 12.5);
+        assert_eq!((registers.resident_blocks, registers.limiting_resource), (2, "registers"));
+        assert_eq!(registers.theoretical_occupancy_percent, 12.5);
         let shared = resident(shape(128, 32, 100_000));
-        assert_eq!((shared.blocks, shared.limiter), (2, "shared memory"));
+        assert_eq!((shared.resident_blocks, shared.limiting_resource), (2, "shared memory"));
         let small = resident(shape(32, 16, 0));
-        assert_eq!((small.blocks, small.limiter), (32, "blocks of a multiprocessor"));
+        assert_eq!(
+            (small.resident_blocks, small.limiting_resource),
+            (32, "blocks of a multiprocessor")
+        );
         assert_eq!(
             blocks_resident_on_multiprocessor(&TracedDevice::default(), &shape(32, 16, 0)),
             None

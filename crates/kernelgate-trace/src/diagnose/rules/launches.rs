@@ -7,7 +7,7 @@ use super::super::finding::{
 use super::super::host::gap_cause::{IdleCauseKind, MIN_GAP_OF_OTHER_HOST_WORK_NS};
 use super::super::host::gpu_gaps::{
     CausesAndPairsOfGaps, GapsBetweenTwoOperations, IdleGapsOfProcessOnGpu, IdleTimeOfCause,
-    MAX_GAP_OF_WARNING_NS, MIN_GAP_FOR_WARNING_NS, explain_gaps_of_lengths,
+    MAX_IDLE_GAP_FOR_WARNING_NS, MIN_IDLE_GAP_FOR_WARNING_NS, explain_gaps_of_lengths,
 };
 use super::super::labels::shortened_kernel_name_for_readers;
 use super::super::trace_facts::DiagnosisContext;
@@ -38,10 +38,10 @@ const MIN_GAP_CLASS_TIME_PERCENT: f64 = 5.0;
 
 /// Durations of the kernels of a process on a GPU, and of the host calls that launched them.
 struct KernelAndLaunchCallTimes {
-    kernels: ValueSummary,
+    kernel_durations: ValueSummary,
     /// Median duration of a launch call for each kernel that it launched, nanoseconds.
-    call_ns_a_kernel: f64,
-    calls: usize,
+    median_call_ns_per_kernel: f64,
+    launch_call_count: usize,
 }
 
 /// Sums the kernels and launch calls of the activity (process on a GPU) with this index.
@@ -55,19 +55,21 @@ fn kernel_and_launch_times_of_activity(
     let on_gpu = &trace.kernels.on_gpu;
     let own = |row: &usize| {
         let place = &trace.places[on_gpu.place.at(*row).0 as usize];
-        (place.process, place.device) == (activity.process, activity.device)
+        (place.process_index, place.device) == (activity.process_index, activity.gpu_ordinal)
     };
     let mut lengths = ValuesByGroup::default();
     (0..on_gpu.operation_count())
         .filter(own)
         .for_each(|row| lengths.push_value_of_group(0, on_gpu.operation_duration_ns(row)));
-    let calls = host.launch_calls.summary_of_group(u32::try_from(index).unwrap_or(u32::MAX));
+    let calls =
+        host.launch_call_ns_by_activity.summary_of_group(u32::try_from(index).unwrap_or(u32::MAX));
     // One launch call of a graph launches many kernels, so calls are divided by kernels.
-    let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
+    let ratio =
+        calls.value_count as f64 / host.launched_kernel_count_by_activity[index].max(1) as f64;
     KernelAndLaunchCallTimes {
-        kernels: lengths.into_sorted_values_with_counts().summary_of_group(0),
-        call_ns_a_kernel: calls.median * ratio,
-        calls: calls.count,
+        kernel_durations: lengths.into_sorted_values_with_counts().summary_of_group(0),
+        median_call_ns_per_kernel: calls.median * ratio,
+        launch_call_count: calls.value_count,
     }
 }
 
@@ -113,7 +115,7 @@ pub(super) fn find_launch_bound_processes(
     if kernels == 0 {
         return Err(DataMissingForRule::program_has_no_such_work("the trace holds no kernels"));
     }
-    let joined: usize = context.host_summary.launched_kernels.iter().sum();
+    let joined: usize = context.host_summary.launched_kernel_count_by_activity.iter().sum();
     let record = context.platform.advice_to_record_launch_calls();
     if joined == 0 {
         return Err(DataMissingForRule::missing_data_with_advice(
@@ -123,16 +125,20 @@ pub(super) fn find_launch_bound_processes(
     }
     let missing = "the calls that launched the other kernels are not in the trace";
     let inspected = InspectedShareOfRecords {
-        reason_for_missing_records: (joined < kernels).then(|| format!("{missing}; {record}")),
-        ..some_records_inspected(joined, kernels, InspectedRecordKind::Operations)
+        reason_for_uninspected_records: (joined < kernels).then(|| format!("{missing}; {record}")),
+        ..some_records_inspected(joined, kernels, InspectedRecordKind::GpuOperations)
     };
     let mut found = Vec::new();
     for (index, (device, activity)) in devices.iter().zip(&context.activities).enumerate() {
         // Gaps above 1 ms are subtracted from the span, because in these the host did not launch.
-        let span_ns = activity.first_start_to_last_end_ns() - device.gaps.long_ns;
-        let busy = percent_or_zero(device.busy_ns, span_ns);
-        let KernelAndLaunchCallTimes { kernels, call_ns_a_kernel, calls } =
-            kernel_and_launch_times_of_activity(context, index);
+        let gaps = &device.idle_gaps;
+        let span_ns = activity.first_start_to_last_end_ns() - gaps.gaps_above_1_ms_total_ns;
+        let busy = percent_or_zero(device.gpu_busy_ns, span_ns);
+        let KernelAndLaunchCallTimes {
+            kernel_durations: kernels,
+            median_call_ns_per_kernel: call_ns_a_kernel,
+            launch_call_count: calls,
+        } = kernel_and_launch_times_of_activity(context, index);
         let shorter = calls > 0 && kernels.median < call_ns_a_kernel;
         let short = kernels.median < MAX_MEDIAN_KERNEL_OF_LAUNCH_BOUND_NS
             && calls >= MIN_LAUNCHES_IF_KERNELS_SHORT;
@@ -141,35 +147,35 @@ pub(super) fn find_launch_bound_processes(
         }
         // The program is not launch-bound if at most half of the idle time in gaps up to 1 ms is
         // launching, because its work was queued before.
-        let recoverable = device.gaps.launching_ns;
-        if recoverable * 2 <= device.gaps.total_length_of_gaps_ns() - device.gaps.long_ns {
+        let recoverable = gaps.host_launching_idle_ns;
+        if recoverable * 2 <= gaps.total_length_of_gaps_ns() - gaps.gaps_above_1_ms_total_ns {
             continue;
         }
         let is_short = |ns| ns <= MIN_GAP_OF_OTHER_HOST_WORK_NS;
         let CausesAndPairsOfGaps { transitions, .. } =
-            explain_gaps_of_lengths(context, activity, &device.gaps.idle_time_by_cause, is_short);
+            explain_gaps_of_lengths(context, activity, &gaps.idle_time_by_cause, is_short);
         found.push(DiagnosisFinding {
-            id: "launch-bound",
+            rule_id: "launch-bound",
             severity: FindingSeverity::severity_from_possible_saving(
                 recoverable,
                 activity.first_start_to_last_end_ns(),
             ),
-            confidence: if shorter { FindingConfidence::High } else { FindingConfidence::Medium },
+            confidence: if shorter { FindingConfidence::HighConfidence } else { FindingConfidence::MediumConfidence },
             finding_title: format!(
                 "device {} is busy {busy:.1} % of the time{}: the median kernel takes {:.1} µs, \
                  launching one {:.1} µs",
-                device.device,
-                if device.gaps.long_ns > 0 { " outside of gaps above 1 ms" } else { "" },
+                device.gpu_ordinal,
+                if device.idle_gaps.gaps_above_1_ms_total_ns > 0 { " outside of gaps above 1 ms" } else { "" },
                 kernels.median / 1e3,
                 call_ns_a_kernel / 1e3
             ),
-            measured_value: MeasuredNumberWithUnit { value: busy, unit: "% busy" },
-            threshold: MeasuredNumberWithUnit {
-                value: MIN_BUSY_PERCENT_IF_NOT_LAUNCH_BOUND,
+            measured_value: MeasuredNumberWithUnit { number_in_unit: busy, unit: "% busy" },
+            rule_threshold: MeasuredNumberWithUnit {
+                number_in_unit: MIN_BUSY_PERCENT_IF_NOT_LAUNCH_BOUND,
                 unit: "% busy",
             },
-            recoverable_ns: Some(recoverable),
-            remedy: FindingRemedy::GraphCapture,
+            max_recoverable_ns: Some(recoverable),
+            remedy: FindingRemedy::LaunchAsCudaGraph,
             replayed_gain: None,
             evidence: evidence_of_operations_around_gaps(device, &transitions),
             advice: format!(
@@ -197,17 +203,18 @@ fn evidence_of_operations_around_gaps(
                     )
                 })
                 .join(" → "),
-            count: transition.gap_count,
-            total_ns: Some(transition.total_ns),
-            range: transition.range.clone(),
-            longest_start_and_end_ns: Some(transition.longest_gap_start_and_end_ns),
-            process_id_and_device: Some((device.pid, device.device)),
+            covered_count: transition.gap_count,
+            total_duration_ns: Some(transition.total_gap_ns),
+            innermost_common_range_path: transition.common_range_path.clone(),
+            longest_instance_start_and_end_ns: Some(transition.longest_gap_start_and_end_ns),
+            process_id_and_device: Some((device.pid, device.gpu_ordinal)),
         });
     evidence.collect()
 }
 
 pub(super) fn idle_gaps_rule_text() -> String {
-    let [warning, severe] = [MIN_GAP_FOR_WARNING_NS, MAX_GAP_OF_WARNING_NS].map(|ns| ns / 1000);
+    let [warning, severe] =
+        [MIN_IDLE_GAP_FOR_WARNING_NS, MAX_IDLE_GAP_FOR_WARNING_NS].map(|ns| ns / 1000);
     format!(
         "gaps above {severe} µs, or those of {warning} to {severe} µs, take more than {MIN_GAP_CLASS_TIME_PERCENT} % \
          of the span"
@@ -223,15 +230,18 @@ pub(super) fn find_long_idle_gaps(
     require_gpu_operations(context)?;
     let mut found = Vec::new();
     for (device, activity) in devices.iter().zip(&context.activities) {
-        let gaps = &device.gaps;
-        let severe =
-            percent_or_zero(gaps.gaps_above_50_us.total_ns, activity.first_start_to_last_end_ns());
-        let warning = percent_or_zero(
-            gaps.gaps_of_20_to_50_us.total_ns,
+        let gaps = &device.idle_gaps;
+        let severe = percent_or_zero(
+            gaps.gaps_above_50_us.total_gap_ns,
             activity.first_start_to_last_end_ns(),
         );
-        let is_severe = |ns| ns > MAX_GAP_OF_WARNING_NS;
-        let is_warning = |ns| (MIN_GAP_FOR_WARNING_NS..=MAX_GAP_OF_WARNING_NS).contains(&ns);
+        let warning = percent_or_zero(
+            gaps.gaps_of_20_to_50_us.total_gap_ns,
+            activity.first_start_to_last_end_ns(),
+        );
+        let is_severe = |ns| ns > MAX_IDLE_GAP_FOR_WARNING_NS;
+        let is_warning =
+            |ns| (MIN_IDLE_GAP_FOR_WARNING_NS..=MAX_IDLE_GAP_FOR_WARNING_NS).contains(&ns);
         let (class, explained, share, label) = if severe > MIN_GAP_CLASS_TIME_PERCENT {
             let explained =
                 explain_gaps_of_lengths(context, activity, &gaps.idle_time_by_cause, is_severe);
@@ -248,42 +258,42 @@ pub(super) fn find_long_idle_gaps(
         let loading = spans_of_code_loading_in_gaps(context, gaps, activity);
         let remedies: Vec<FindingRemedy> =
             causes.iter().map(|cause| remedy_for_idle_cause(cause, &loading)).collect();
-        let first = remedies.iter().find(|remedy| **remedy != FindingRemedy::NotReplayed);
-        // Without a replay the saving of the remedy is unknown.
+        let first = remedies.iter().find(|remedy| **remedy != FindingRemedy::GainNotReplayable);
+        // A saving is known only for the causes of idle time whose remedy is replayed.
         let mended = causes.iter().zip(&remedies).filter(|(_, remedy)| first == Some(*remedy));
-        let mended_ns: i64 = mended.map(|(cause, _)| cause.total_ns).sum();
+        let mended_ns: i64 = mended.map(|(cause, _)| cause.total_idle_ns).sum();
         // A remedy that saves less than a quarter of the idle time in a replay is not taken as the
         // finding's remedy.
         let (saved, remedy) = match first {
-            Some(remedy) if mended_ns * MIN_REPLAYED_GAIN_DIVISOR >= class.total_ns => {
+            Some(remedy) if mended_ns * MIN_REPLAYED_GAIN_DIVISOR >= class.total_gap_ns => {
                 (mended_ns, remedy.clone())
             }
-            _ => (0, FindingRemedy::NotReplayed),
+            _ => (0, FindingRemedy::GainNotReplayable),
         };
         let words = main.map_or(String::new(), |cause| {
-            let once = cause.occurs_once && cause.kind != IdleCauseKind::FirstLaunch;
+            let once = cause.occurs_in_one_gap && cause.kind != IdleCauseKind::FirstKernelLaunch;
             let once = if once { ", once" } else { "" };
             format!("; most of the idle time: {}{once}", cause.printed_cause_with_name())
         });
         found.push(DiagnosisFinding {
-            id: "gaps",
+            rule_id: "gaps",
             severity: severity_of_gap_finding(
-                (main, gaps.number_of_gaps()),
+                (main, gaps.number_of_idle_gaps()),
                 saved,
                 activity.first_start_to_last_end_ns(),
             ),
             confidence: confidence_in_idle_cause(main),
             finding_title: format!(
                 "device {} is idle for {share:.1} % of the time in {} {label}{words}",
-                device.device,
+                device.gpu_ordinal,
                 count_with_singular_or_plural(class.gap_count, "gap")
             ),
-            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
-            threshold: MeasuredNumberWithUnit {
-                value: MIN_GAP_CLASS_TIME_PERCENT,
+            measured_value: MeasuredNumberWithUnit { number_in_unit: share, unit: "% of the span" },
+            rule_threshold: MeasuredNumberWithUnit {
+                number_in_unit: MIN_GAP_CLASS_TIME_PERCENT,
                 unit: "% of the span",
             },
-            recoverable_ns: (saved > 0).then_some(saved),
+            max_recoverable_ns: (saved > 0).then_some(saved),
             remedy,
             replayed_gain: None,
             evidence: evidence_of_idle_gaps(device, &causes, &transitions),
@@ -292,7 +302,7 @@ pub(super) fn find_long_idle_gaps(
             false_positive_note: "work that other processes did on the device is not in the trace",
         });
     }
-    Ok((found, all_records_inspected(context.operations.len(), InspectedRecordKind::Operations)))
+    Ok((found, all_records_inspected(context.operations.len(), InspectedRecordKind::GpuOperations)))
 }
 
 /// Returns the spans, inside gaps, of launch calls that loaded the code of their kernel.
@@ -301,17 +311,17 @@ fn spans_of_code_loading_in_gaps(
     gaps: &IdleGapsOfProcessOnGpu,
     activity: &ProcessActivityOnGpu,
 ) -> Vec<(i64, i64)> {
-    if gaps.idle_ns_with_any_cause_of(&[IdleCauseKind::FirstLaunch]) == 0 {
+    if gaps.idle_ns_with_any_cause_of(&[IdleCauseKind::FirstKernelLaunch]) == 0 {
         return Vec::new();
     }
     let loads = |gap: &GpuIdleGap| {
         context
             .causes_and_ns_of_idle_gap(gap)
-            .any(|((kind, _), _)| kind == IdleCauseKind::FirstLaunch)
+            .any(|((kind, _), _)| kind == IdleCauseKind::FirstKernelLaunch)
     };
     let loading = activity.gaps.iter(&context.operations).filter(loads).filter_map(|gap| {
-        let call = context.launch_call_of_gpu_operation(gap.operation_after)?;
-        Some((call.start.max(gap.start_ns), call.end.min(gap.end)))
+        let call = context.launch_call_of_gpu_operation(gap.operation_after_gap)?;
+        Some((call.call_start_ns.max(gap.start_ns), call.call_end_ns.min(gap.end_ns)))
     });
     loading.collect()
 }
@@ -320,25 +330,25 @@ fn spans_of_code_loading_in_gaps(
 /// first launches loaded code.
 fn remedy_for_idle_cause(cause: &IdleTimeOfCause, loading: &[(i64, i64)]) -> FindingRemedy {
     match cause.kind {
-        IdleCauseKind::FirstLaunch => FindingRemedy::WithoutPauses(loading.to_vec()),
-        IdleCauseKind::HostCode
-        | IdleCauseKind::OffCpu
-        | IdleCauseKind::OsCall
-        | IdleCauseKind::OtherCudaCall
-        | IdleCauseKind::LaunchCall
-            if cause.occurs_once =>
+        IdleCauseKind::FirstKernelLaunch => FindingRemedy::WithoutHostPauses(loading.to_vec()),
+        IdleCauseKind::HostCodeBeforeLaunch
+        | IdleCauseKind::LaunchThreadOffCpu
+        | IdleCauseKind::LaunchThreadInOsCall
+        | IdleCauseKind::LaunchThreadInOtherCudaCall
+        | IdleCauseKind::LaunchCallStillRunning
+            if cause.occurs_in_one_gap =>
         {
-            FindingRemedy::WithoutPauses(vec![cause.longest_start_and_end_ns])
+            FindingRemedy::WithoutHostPauses(vec![cause.longest_gap_start_and_end_ns])
         }
-        _ if cause.occurs_once => FindingRemedy::NotReplayed,
-        IdleCauseKind::HostWaitForGpu => FindingRemedy::NoWaits,
-        IdleCauseKind::HostCode
-        | IdleCauseKind::OffCpu
-        | IdleCauseKind::OsCall
-        | IdleCauseKind::OtherCudaCall
-        | IdleCauseKind::LaunchCall
-        | IdleCauseKind::LaunchLatency => FindingRemedy::GraphCapture,
-        _ => FindingRemedy::NotReplayed,
+        _ if cause.occurs_in_one_gap => FindingRemedy::GainNotReplayable,
+        IdleCauseKind::LaunchThreadWaitedForGpu => FindingRemedy::NoHostWaits,
+        IdleCauseKind::HostCodeBeforeLaunch
+        | IdleCauseKind::LaunchThreadOffCpu
+        | IdleCauseKind::LaunchThreadInOsCall
+        | IdleCauseKind::LaunchThreadInOtherCudaCall
+        | IdleCauseKind::LaunchCallStillRunning
+        | IdleCauseKind::LaunchLatency => FindingRemedy::LaunchAsCudaGraph,
+        _ => FindingRemedy::GainNotReplayable,
     }
 }
 
@@ -349,8 +359,9 @@ fn severity_of_gap_finding(
     saved: i64,
     span_ns: i64,
 ) -> FindingSeverity {
-    let starts_up =
-        |cause: &IdleTimeOfCause| cause.occurs_once || cause.kind == IdleCauseKind::FirstLaunch;
+    let starts_up = |cause: &IdleTimeOfCause| {
+        cause.occurs_in_one_gap || cause.kind == IdleCauseKind::FirstKernelLaunch
+    };
     let once = main.is_some_and(starts_up) && count > 1;
     match FindingSeverity::severity_from_possible_saving(saved, span_ns) {
         FindingSeverity::Severe if once => FindingSeverity::Warning,
@@ -362,14 +373,14 @@ fn severity_of_gap_finding(
 fn confidence_in_idle_cause(cause: Option<&IdleTimeOfCause>) -> FindingConfidence {
     match cause.map(|cause| cause.kind) {
         Some(
-            IdleCauseKind::EventWait
-            | IdleCauseKind::DefaultStream
-            | IdleCauseKind::HostFunction
-            | IdleCauseKind::FullQueue
-            | IdleCauseKind::WindowsDriver,
-        ) => FindingConfidence::Medium,
-        Some(kind) if kind.is_reason_in_trace() => FindingConfidence::High,
-        _ => FindingConfidence::Low,
+            IdleCauseKind::StreamWaitedForEvent
+            | IdleCauseKind::StreamWaitedForDefaultStream
+            | IdleCauseKind::StreamWaitedForHostFunction
+            | IdleCauseKind::LaunchQueueFull
+            | IdleCauseKind::WindowsDriverDelay,
+        ) => FindingConfidence::MediumConfidence,
+        Some(kind) if kind.is_reason_in_trace() => FindingConfidence::HighConfidence,
+        _ => FindingConfidence::LowConfidence,
     }
 }
 
@@ -381,18 +392,25 @@ fn evidence_of_idle_gaps(
 ) -> Vec<FindingEvidence> {
     let causes = causes.iter().take(3).map(|cause| FindingEvidence {
         kernel_call_or_copy_name: cause.printed_cause_with_name(),
-        count: cause.gap_count,
-        total_ns: Some(cause.total_ns),
-        range: None,
-        longest_start_and_end_ns: Some(cause.longest_start_and_end_ns),
-        process_id_and_device: Some((device.pid, device.device)),
+        covered_count: cause.gap_count,
+        total_duration_ns: Some(cause.total_idle_ns),
+        innermost_common_range_path: None,
+        longest_instance_start_and_end_ns: Some(cause.longest_gap_start_and_end_ns),
+        process_id_and_device: Some((device.pid, device.gpu_ordinal)),
     });
     causes.chain(evidence_of_operations_around_gaps(device, transitions)).collect()
 }
 
+/// Advice for idle time in which the launching thread was inside a call of the operating system.
+const BLOCKING_CALL_ADVICE: &str =
+    "move calls that block (files, locks, sleeping) to another thread";
+
+/// Advice for idle time in which the recorded host and GPU times contradict each other.
+const CLOCKS_DISAGREE_ADVICE: &str = "the times of host and device do not fit: record again";
+
 /// Whether the host was in a range whose name says that a data loader prepared the next batch.
 fn is_cause_data_loading(cause: &IdleTimeOfCause) -> bool {
-    cause.function.as_ref().is_some_and(|range| {
+    cause.called_function_or_range_path.as_ref().is_some_and(|range| {
         let range = range.to_ascii_lowercase();
         ["dataloader", "data_loader", "dataiter", "load_batch", "next_batch", "input_pipeline"]
             .iter()
@@ -403,63 +421,63 @@ fn is_cause_data_loading(cause: &IdleTimeOfCause) -> bool {
 fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecorder) -> String {
     let graph = platform.cuda_or_hip_graph_term();
     let words = match cause.kind {
-        IdleCauseKind::OtherCudaCall
-        | IdleCauseKind::LaunchCall
-        | IdleCauseKind::OsCall
-        | IdleCauseKind::HostCode
-            if cause.occurs_once =>
+        IdleCauseKind::LaunchThreadInOtherCudaCall
+        | IdleCauseKind::LaunchCallStillRunning
+        | IdleCauseKind::LaunchThreadInOsCall
+        | IdleCauseKind::HostCodeBeforeLaunch
+            if cause.occurs_in_one_gap =>
         {
             "it happened once, as start-up does (context, library or module loading, the first \
              launch of a kernel, reading data): warm up before recording, or leave it out with \
              --range"
         }
-        IdleCauseKind::FirstLaunch => {
+        IdleCauseKind::FirstKernelLaunch => {
             "it happened once for each kernel, whose first launch loads its code, as start-up does: \
              warm up before recording, or leave it out with --range"
         }
-        IdleCauseKind::HostWaitForGpu => {
+        IdleCauseKind::LaunchThreadWaitedForGpu => {
             "launch the next work before waiting for the last, or do not wait"
         }
-        IdleCauseKind::OtherCudaCall => {
+        IdleCauseKind::LaunchThreadInOtherCudaCall => {
             "move this call out of the loop: allocate once, copy asynchronously"
         }
-        IdleCauseKind::OsCall => "move calls that block (files, locks, sleeping) to another thread",
-        IdleCauseKind::OffCpu => "give the launching thread a CPU of its own",
-        IdleCauseKind::LaunchCall | IdleCauseKind::LaunchLatency => {
+        IdleCauseKind::LaunchThreadInOsCall => BLOCKING_CALL_ADVICE,
+        IdleCauseKind::LaunchThreadOffCpu => "give the launching thread a CPU of its own",
+        IdleCauseKind::LaunchCallStillRunning | IdleCauseKind::LaunchLatency => {
             return format!("use a {graph}: one launch for many kernels");
         }
-        IdleCauseKind::HostCode if is_cause_data_loading(cause) => {
+        IdleCauseKind::HostCodeBeforeLaunch if is_cause_data_loading(cause) => {
             "load the next batch while the GPU works: more workers of the data loader, pinned \
              memory, batches prepared ahead"
         }
-        IdleCauseKind::HostCode => {
+        IdleCauseKind::HostCodeBeforeLaunch => {
             return format!(
                 "prepare the next launches while the GPU works: {graph}, fewer host steps, threads"
             );
         }
-        IdleCauseKind::BackToBack | IdleCauseKind::InGraph => {
+        IdleCauseKind::UsualStartOfQueuedOperation | IdleCauseKind::BetweenCudaGraphNodes => {
             "the work was queued: fewer and longer kernels, fewer dependencies between them"
         }
-        IdleCauseKind::EventWait => {
+        IdleCauseKind::StreamWaitedForEvent => {
             "the work was launched in time: shorten the work that its stream waits for, or wait \
              for an earlier event"
         }
-        IdleCauseKind::DefaultStream => {
+        IdleCauseKind::StreamWaitedForDefaultStream => {
             "the work was launched in time: the legacy default stream waits for all others, and they \
              for it; use streams created with cudaStreamNonBlocking, or compile with \
              --default-stream per-thread"
         }
-        IdleCauseKind::HostFunction => {
+        IdleCauseKind::StreamWaitedForHostFunction => {
             "the work was launched in time: keep functions of the host out of the stream"
         }
-        IdleCauseKind::WorkElsewhere => {
+        IdleCauseKind::OtherGpuOrProcessBusy => {
             "the work was launched in time: balance the devices, and overlap the transfer that it \
              waits for"
         }
-        IdleCauseKind::FullQueue => {
+        IdleCauseKind::LaunchQueueFull => {
             return format!("queue fewer launches at once: {graph}, or launch in time");
         }
-        IdleCauseKind::WindowsDriver => {
+        IdleCauseKind::WindowsDriverDelay => {
             return format!(
                 "the work was launched in time: use Linux, or a {graph}; allocate before the loop, \
                  since the driver maps new memory before it submits"
@@ -475,7 +493,7 @@ fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecord
                 platform.managed_memory_prefetch_advice()
             );
         }
-        IdleCauseKind::ClocksDisagree => "the times of host and device do not fit: record again",
+        IdleCauseKind::HostAndGpuClocksDisagree => CLOCKS_DISAGREE_ADVICE,
         IdleCauseKind::NoLaunchCallRecorded => {
             return platform.advice_to_record_launch_calls().to_owned();
         }

@@ -20,9 +20,9 @@ use crate::model::{Trace, TraceRecorder};
 /// Page migrations of a process on a GPU, either during its kernels or between them, summed.
 #[derive(Default)]
 struct PageMigrationSums {
-    count: usize,
-    bytes: u64,
-    total_ns: i64,
+    migration_count: usize,
+    migrated_bytes: u64,
+    total_migration_ns: i64,
     longest_migration: Option<GpuOperationId>,
 }
 
@@ -30,9 +30,9 @@ impl PageMigrationSums {
     fn add_page_migration(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
         let length = |id: GpuOperationId| context.operations.operation_length_ns(id);
         let (_, row) = context.operations.kind_and_table_row(id);
-        self.count += 1;
-        self.bytes += context.trace.copies.bytes[row];
-        self.total_ns += length(id);
+        self.migration_count += 1;
+        self.migrated_bytes += context.trace.copies.copied_bytes[row];
+        self.total_migration_ns += length(id);
         if self.longest_migration.is_none_or(|known| length(id) > length(known)) {
             self.longest_migration = Some(id);
         }
@@ -45,13 +45,13 @@ impl PageMigrationSums {
     ) -> Option<FindingEvidence> {
         let longest = self.longest_migration?;
         Some(FindingEvidence {
-            count: self.count,
-            total_ns: Some(self.total_ns),
-            range: None,
+            covered_count: self.migration_count,
+            total_duration_ns: Some(self.total_migration_ns),
+            innermost_common_range_path: None,
             ..evidence_of_single_operation(
                 context,
                 longest,
-                format!("{what}: {}", shown_bytes(self.bytes)),
+                format!("{what}: {}", shown_bytes(self.migrated_bytes)),
             )
         })
     }
@@ -63,7 +63,7 @@ struct PageFaultsOfProcess {
     gpu_page_faults: u64,
     cpu_page_faults: u64,
     /// Time spans of groups of page faults of the GPU, in order of time, nanoseconds.
-    spans: Vec<(i64, i64)>,
+    gpu_page_fault_spans_ns: Vec<(i64, i64)>,
 }
 
 impl PageFaultsOfProcess {
@@ -73,18 +73,18 @@ impl PageFaultsOfProcess {
     ) -> Self {
         let (trace, mut of) = (context.trace, Self::default());
         let faults = &trace.page_faults;
-        for row in 0..faults.start.len() {
-            if trace.processes[faults.process[row] as usize].pid != pid {
+        for row in 0..faults.start_ns.len() {
+            if trace.processes[faults.process_index[row] as usize].pid != pid {
                 continue;
             }
             if faults.device[row] == ManagedPageFaultTable::HOST_INSTEAD_OF_DEVICE {
                 of.cpu_page_faults += faults.fault_count[row];
             } else if faults.device[row] == device {
                 of.gpu_page_faults += faults.fault_count[row];
-                of.spans.push((faults.start[row], faults.end[row]));
+                of.gpu_page_fault_spans_ns.push((faults.start_ns[row], faults.end_ns[row]));
             }
         }
-        of.spans.sort_unstable();
+        of.gpu_page_fault_spans_ns.sort_unstable();
         of
     }
 
@@ -96,16 +96,18 @@ impl PageFaultsOfProcess {
     }
 
     fn evidence_of_gpu_page_faults(&self, place: (i64, u32)) -> Option<FindingEvidence> {
-        let longest = self.spans.iter().max_by_key(|(start, end)| end - start)?;
+        let longest = self.gpu_page_fault_spans_ns.iter().max_by_key(|(start, end)| end - start)?;
         Some(FindingEvidence {
             kernel_call_or_copy_name: format!(
                 "groups of page faults of the device: {} faults",
                 self.gpu_page_faults
             ),
-            count: self.spans.len(),
-            total_ns: Some(self.spans.iter().map(|(start, end)| end - start).sum()),
-            range: None,
-            longest_start_and_end_ns: Some(*longest),
+            covered_count: self.gpu_page_fault_spans_ns.len(),
+            total_duration_ns: Some(
+                self.gpu_page_fault_spans_ns.iter().map(|(start, end)| end - start).sum(),
+            ),
+            innermost_common_range_path: None,
+            longest_instance_start_and_end_ns: Some(*longest),
             process_id_and_device: Some(place),
         })
     }
@@ -120,7 +122,7 @@ fn reason_migrations_are_not_recorded(trace: &Trace) -> Option<&'static str> {
     }
     let failed = trace
         .quality
-        .messages
+        .profiler_messages
         .iter()
         .any(|message| message.contains(MIGRATIONS_UNAVAILABLE_MESSAGE));
     failed.then_some("the recorder could not trace managed memory on these devices")
@@ -141,7 +143,7 @@ pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOr
         let places = context
             .activities
             .iter()
-            .map(|of| (context.trace.processes[of.process as usize].pid, of.device));
+            .map(|of| (context.trace.processes[of.process_index as usize].pid, of.gpu_ordinal));
         let faulted: Vec<DiagnosisFinding> = places
             .filter(|&place| {
                 PageFaultsOfProcess::sum_page_faults_of_process(context, place).gpu_page_faults > 0
@@ -149,8 +151,11 @@ pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOr
             .map(|place| finding_about_page_migrations(context, place, &[]))
             .collect();
         if !faulted.is_empty() {
-            let groups = context.trace.page_faults.start.len();
-            return Ok((faulted, all_records_inspected(groups, InspectedRecordKind::Operations)));
+            let groups = context.trace.page_faults.start_ns.len();
+            return Ok((
+                faulted,
+                all_records_inspected(groups, InspectedRecordKind::GpuOperations),
+            ));
         }
         if let Some(reason) = reason_migrations_are_not_recorded(context.trace) {
             return Err(DataMissingForRule::missing_data_with_advice(
@@ -217,40 +222,43 @@ fn finding_about_page_migrations(
     paused_ns += pages.map_or(0, |(first, last)| last - first);
     // If pages do not migrate, each page fault makes the GPU map memory of the host, or new pages.
     let faulted_ns = match migrations {
-        [] => UnionOfTimeSpans::union_of_spans(faults.spans.clone()).total_covered_ns(),
+        [] => UnionOfTimeSpans::union_of_spans(faults.gpu_page_fault_spans_ns.clone())
+            .total_covered_ns(),
         _ => 0,
     };
-    let saved = paused_ns + between.total_ns + faulted_ns;
+    let saved = paused_ns + between.total_migration_ns + faulted_ns;
     let span: i64 = context
         .activities
         .iter()
-        .filter(|of| (context.trace.processes[of.process as usize].pid, of.device) == place)
+        .filter(|of| {
+            (context.trace.processes[of.process_index as usize].pid, of.gpu_ordinal) == place
+        })
         .map(|of| of.first_start_to_last_end_ns())
         .sum();
-    let count = during.count + between.count;
+    let count = during.migration_count + between.migration_count;
     #[allow(clippy::cast_precision_loss)]
-    let measured = MeasuredNumberWithUnit { value: count as f64, unit: "migrations" };
+    let measured = MeasuredNumberWithUnit { number_in_unit: count as f64, unit: "migrations" };
     let evidence = [
         faults.evidence_of_gpu_page_faults(place),
         during.evidence_of_page_migrations(context, "while kernels ran"),
         between.evidence_of_page_migrations(context, "between kernels, as the host touches pages"),
     ];
     DiagnosisFinding {
-        id: "page-migration",
+        rule_id: "page-migration",
         severity: FindingSeverity::severity_from_possible_saving(saved, span),
-        confidence: FindingConfidence::Medium,
+        confidence: FindingConfidence::MediumConfidence,
         finding_title: format!(
             "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \
              them{}",
-            shown_bytes(during.bytes + between.bytes),
-            during.count,
-            between.count,
+            shown_bytes(during.migrated_bytes + between.migrated_bytes),
+            during.migration_count,
+            between.migration_count,
             faults.page_faults_text()
         ),
         measured_value: measured,
-        threshold: MeasuredNumberWithUnit { value: 0.0, unit: "migrations" },
-        recoverable_ns: Some(saved),
-        remedy: FindingRemedy::WithoutClasses(OperationClass::Migration),
+        rule_threshold: MeasuredNumberWithUnit { number_in_unit: 0.0, unit: "migrations" },
+        max_recoverable_ns: Some(saved),
+        remedy: FindingRemedy::NoTimeForOperationClass(OperationClass::PageMigration),
         replayed_gain: None,
         evidence: evidence.into_iter().flatten().collect(),
         advice: format!(

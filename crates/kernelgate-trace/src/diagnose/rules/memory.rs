@@ -29,49 +29,55 @@ const MIN_ACTIVE_THREADS_WITHOUT_DIVERGENCE: f64 = 24.0;
 
 /// Value of a profiled launch's metric, with the rule's threshold and words for evidence.
 struct MetricValueAndThreshold {
-    value: f64,
-    threshold: f64,
+    metric_value: f64,
+    metric_threshold: f64,
     unit: &'static str,
-    words: String,
+    evidence_text: String,
 }
 
 /// Texts of a rule's finding about profiled launches whose metric is on the wrong side of the
 /// threshold.
 struct ProfiledLaunchFindingTexts {
-    id: &'static str,
+    finding_id: &'static str,
     title: &'static str,
     advice: &'static str,
-    false_positive: &'static str,
+    false_positive_note: &'static str,
     /// Option of `ncu` that records the metrics which the rule needs.
-    option: &'static str,
+    ncu_option: &'static str,
 }
 
-/// Applies a rule to each profiled launch; `held` returns whether the launch has the fault and its
-/// value, or `None` if metrics are missing.
+/// Applies a rule to each profiled launch; `held` returns the measured value and whether it is a
+/// fault, or `None` if metrics are missing.
 fn check_metric_of_each_launch(
     context: &DiagnosisContext<'_>,
     words: &ProfiledLaunchFindingTexts,
     held: impl Fn(&NcuProfiledLaunch) -> Option<(bool, MetricValueAndThreshold)>,
 ) -> FindingsOrMissingData {
-    check_each_profiled_launch(context, "the metrics", words.option, |launch| {
+    check_each_profiled_launch(context, "the metrics", words.ncu_option, |launch| {
         let (fault, held) = held(launch)?;
         Some(fault.then(|| DiagnosisFinding {
-            id: words.id,
+            rule_id: words.finding_id,
             severity: FindingSeverity::Warning,
-            confidence: FindingConfidence::High,
+            confidence: FindingConfidence::HighConfidence,
             finding_title: format!(
                 "{}: {}",
                 kernel_name_in_60_characters(context.trace, launch),
                 words.title
             ),
-            measured_value: MeasuredNumberWithUnit { value: held.value, unit: held.unit },
-            threshold: MeasuredNumberWithUnit { value: held.threshold, unit: held.unit },
-            recoverable_ns: None,
-            remedy: FindingRemedy::NotReplayed,
+            measured_value: MeasuredNumberWithUnit {
+                number_in_unit: held.metric_value,
+                unit: held.unit,
+            },
+            rule_threshold: MeasuredNumberWithUnit {
+                number_in_unit: held.metric_threshold,
+                unit: held.unit,
+            },
+            max_recoverable_ns: None,
+            remedy: FindingRemedy::GainNotReplayable,
             replayed_gain: None,
-            evidence: evidence_of_ncu_launch(context.trace, launch, held.words),
+            evidence: evidence_of_ncu_launch(context.trace, launch, held.evidence_text),
             advice: words.advice.to_owned(),
-            false_positive_note: words.false_positive,
+            false_positive_note: words.false_positive_note,
         }))
     })
 }
@@ -100,12 +106,12 @@ pub(super) fn find_uncoalesced_memory_accesses(
     context: &DiagnosisContext<'_>,
 ) -> FindingsOrMissingData {
     const UNCOALESCED_FINDING_TEXTS: ProfiledLaunchFindingTexts = ProfiledLaunchFindingTexts {
-        id: "coalescing",
+        finding_id: "coalescing",
         title: "accesses to global memory are not coalesced",
         advice: "let neighbouring threads access neighbouring addresses, aligned, 4 to 16 bytes \
                  each; go through shared memory where the layout does not allow it",
-        false_positive: "gathers by index, and kernels whose data comes from L2 anyway",
-        option: "--page raw, or --metrics group:memory__first_level_cache_table",
+        false_positive_note: "gathers by index, and kernels whose data comes from L2 anyway",
+        ncu_option: "--page raw, or --metrics group:memory__first_level_cache_table",
     };
     let efficiency = |launch: &NcuProfiledLaunch, access: &str| {
         let value = |name: String| ncu_metric_of_launch(context.trace, launch, &name);
@@ -115,10 +121,10 @@ pub(super) fn find_uncoalesced_memory_accesses(
             "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_{access}.ratio"
         ));
         let held = |value, threshold, unit, words| MetricValueAndThreshold {
-            value,
-            threshold,
+            metric_value: value,
+            metric_threshold: threshold,
             unit,
-            words,
+            evidence_text: words,
         };
         let name = if access == "ld" { "loads" } else { "stores" };
         match (used, sectors) {
@@ -167,11 +173,11 @@ pub(super) fn find_shared_memory_bank_conflicts(
     context: &DiagnosisContext<'_>,
 ) -> FindingsOrMissingData {
     const BANK_CONFLICT_FINDING_TEXTS: ProfiledLaunchFindingTexts = ProfiledLaunchFindingTexts {
-        id: "bank-conflicts",
+        finding_id: "bank-conflicts",
         title: "accesses to shared memory conflict",
         advice: "pad rows by one element, swizzle the index, or access 16 bytes a thread",
-        false_positive: "kernels that shared memory does not bound",
-        option: "--page raw, or --section MemoryWorkloadAnalysis_Tables",
+        false_positive_note: "kernels that shared memory does not bound",
+        ncu_option: "--page raw, or --section MemoryWorkloadAnalysis_Tables",
     };
     check_metric_of_each_launch(context, &BANK_CONFLICT_FINDING_TEXTS, |launch| {
         let value = |name| ncu_metric_of_launch(context.trace, launch, name);
@@ -183,10 +189,10 @@ pub(super) fn find_shared_memory_bank_conflicts(
         Some((
             share > MAX_CONFLICTING_WAVEFRONTS_PERCENT,
             MetricValueAndThreshold {
-                value: share,
-                threshold: MAX_CONFLICTING_WAVEFRONTS_PERCENT,
+                metric_value: share,
+                metric_threshold: MAX_CONFLICTING_WAVEFRONTS_PERCENT,
                 unit,
-                words,
+                evidence_text: words,
             },
         ))
     })
@@ -194,12 +200,12 @@ pub(super) fn find_shared_memory_bank_conflicts(
 
 pub(super) fn find_divergent_warps(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     const DIVERGENCE_FINDING_TEXTS: ProfiledLaunchFindingTexts = ProfiledLaunchFindingTexts {
-        id: "divergence",
+        finding_id: "divergence",
         title: "threads of a warp take different branches",
         advice: "branch by warp, not by thread; sort or split work of different kinds; predicate \
                  short branches",
-        false_positive: "kernels with few threads on purpose, and the last block of a grid",
-        option: "--section WarpStateStats",
+        false_positive_note: "kernels with few threads on purpose, and the last block of a grid",
+        ncu_option: "--section WarpStateStats",
     };
     check_metric_of_each_launch(context, &DIVERGENCE_FINDING_TEXTS, |launch| {
         let value = |name| ncu_metric_of_launch(context.trace, launch, name);
@@ -213,10 +219,10 @@ pub(super) fn find_divergent_warps(context: &DiagnosisContext<'_>) -> FindingsOr
         Some((
             active < MIN_ACTIVE_THREADS_WITHOUT_DIVERGENCE,
             MetricValueAndThreshold {
-                value: active,
-                threshold: MIN_ACTIVE_THREADS_WITHOUT_DIVERGENCE,
+                metric_value: active,
+                metric_threshold: MIN_ACTIVE_THREADS_WITHOUT_DIVERGENCE,
                 unit,
-                words,
+                evidence_text: words,
             },
         ))
     })

@@ -33,9 +33,9 @@ const MIN_DOMINANT_STALL_PERCENT: f64 = 30.0;
 /// Smallest number of counter samples from which the mean is used.
 const MIN_COUNTER_SAMPLES: usize = 100;
 
-/// Applies `check` to each launch that Nsight Compute profiled. `check` returns `None` if the
-/// metrics `lack` are missing, which `option` of `ncu` records, and `Some(None)` if the launch has
-/// no fault.
+/// Applies `check` to each launch that Nsight Compute profiled. `check` returns `None` if metrics
+/// are missing (`lack` names them, `option` is the `ncu` option that records them), and
+/// `Some(None)` if the launch has no fault.
 pub(super) fn check_each_profiled_launch(
     context: &DiagnosisContext<'_>,
     lack: &str,
@@ -55,7 +55,7 @@ pub(super) fn check_each_profiled_launch(
     )?;
     let missing = format!("the other launches lack its metrics; record them with {option}");
     let inspected = InspectedShareOfRecords {
-        reason_for_missing_records: (checked.len() < profiled.len()).then_some(missing),
+        reason_for_uninspected_records: (checked.len() < profiled.len()).then_some(missing),
         ..some_records_inspected(
             checked.len(),
             profiled.len(),
@@ -142,23 +142,23 @@ pub(super) fn report_bound_of_each_kernel(context: &DiagnosisContext<'_>) -> Fin
         let waves = small.map_or(String::new(), |waves| format!(", {waves:.2} waves"));
         let words = format!("compute {compute:.1} %, memory {memory:.1} % of their peaks{waves}");
         Some(Some(DiagnosisFinding {
-            id: "kernel-bound",
+            rule_id: "kernel-bound",
             severity: FindingSeverity::Information,
-            confidence: FindingConfidence::High,
+            confidence: FindingConfidence::HighConfidence,
             finding_title: format!(
                 "{} is {bound}{because}",
                 kernel_name_in_60_characters(context.trace, launch)
             ),
             measured_value: MeasuredNumberWithUnit {
-                value: compute.max(memory),
+                number_in_unit: compute.max(memory),
                 unit: "% of peak",
             },
-            threshold: MeasuredNumberWithUnit {
-                value: MIN_BOUNDING_UTILIZATION_PERCENT,
+            rule_threshold: MeasuredNumberWithUnit {
+                number_in_unit: MIN_BOUNDING_UTILIZATION_PERCENT,
                 unit: "% of peak",
             },
-            recoverable_ns: None,
-            remedy: FindingRemedy::NotReplayed,
+            max_recoverable_ns: None,
+            remedy: FindingRemedy::GainNotReplayable,
             replayed_gain: None,
             evidence: evidence_of_ncu_launch(context.trace, launch, words),
             advice: advice_for_kernel_bound(bound).to_owned(),
@@ -195,20 +195,20 @@ pub(super) fn find_low_achieved_occupancy(context: &DiagnosisContext<'_>) -> Fin
             achieved.map_or(String::new(), |achieved| format!(", achieved {achieved:.1} %"));
         let words = format!("theoretical {theoretical:.1} %{achieved_words}{limiter}");
         Some(Some(DiagnosisFinding {
-            id: "achieved-occupancy",
+            rule_id: "achieved-occupancy",
             severity: FindingSeverity::Information,
-            confidence: FindingConfidence::High,
+            confidence: FindingConfidence::HighConfidence,
             finding_title: format!(
                 "{}: the {low}",
                 kernel_name_in_60_characters(context.trace, launch)
             ),
             measured_value: MeasuredNumberWithUnit {
-                value: achieved.unwrap_or(theoretical),
+                number_in_unit: achieved.unwrap_or(theoretical),
                 unit: "%",
             },
-            threshold: MeasuredNumberWithUnit { value: threshold, unit: "%" },
-            recoverable_ns: None,
-            remedy: FindingRemedy::NotReplayed,
+            rule_threshold: MeasuredNumberWithUnit { number_in_unit: threshold, unit: "%" },
+            max_recoverable_ns: None,
+            remedy: FindingRemedy::GainNotReplayable,
             replayed_gain: None,
             evidence: evidence_of_ncu_launch(context.trace, launch, words),
             advice: "fewer registers, less shared memory or another block size; if achieved is \
@@ -232,17 +232,17 @@ pub(super) fn find_dominant_warp_stalls(context: &DiagnosisContext<'_>) -> Findi
         }
         let kernel = kernel_name_in_60_characters(context.trace, launch);
         Some(Some(DiagnosisFinding {
-            id: "stalls",
+            rule_id: "stalls",
             severity: FindingSeverity::Warning,
-            confidence: FindingConfidence::High,
+            confidence: FindingConfidence::HighConfidence,
             finding_title: format!("{kernel}: warps wait mostly for one reason: {reason}"),
-            measured_value: MeasuredNumberWithUnit { value: share, unit: "% of stalls" },
-            threshold: MeasuredNumberWithUnit {
-                value: MIN_DOMINANT_STALL_PERCENT,
+            measured_value: MeasuredNumberWithUnit { number_in_unit: share, unit: "% of stalls" },
+            rule_threshold: MeasuredNumberWithUnit {
+                number_in_unit: MIN_DOMINANT_STALL_PERCENT,
                 unit: "% of stalls",
             },
-            recoverable_ns: None,
-            remedy: FindingRemedy::NotReplayed,
+            max_recoverable_ns: None,
+            remedy: FindingRemedy::GainNotReplayable,
             replayed_gain: None,
             evidence: with_most_stalled_source_lines(
                 context.trace,
@@ -260,7 +260,8 @@ pub(super) fn find_dominant_warp_stalls(context: &DiagnosisContext<'_>) -> Findi
 }
 
 /// Prefix and suffix of the names of stall metrics: first warps per cycle, then samples. A report
-/// may contain both kinds, and samples a second time for cycles in which no warp was issued.
+/// may contain stall metrics of both kinds, and the sampled kind a second time for cycles in which
+/// no warp was issued.
 const STALL_METRIC_PREFIXES_AND_SUFFIXES: [(&str, &str); 4] = [
     ("Stall ", ""),
     ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"),
@@ -279,7 +280,7 @@ fn stall_reasons_and_values_of_launch(
         let stalls = metrics.filter_map(|(&name, metric)| {
             let reason = trace.names.text_of_name(name).strip_prefix(begin)?.strip_suffix(end)?;
             let issues = reason == "selected" || reason.ends_with("_not_issued");
-            (!issues).then(|| (reason.replace('_', " "), metric.value))
+            (!issues).then(|| (reason.replace('_', " "), metric.metric_value))
         });
         stalls.collect()
     };
@@ -297,14 +298,16 @@ fn with_most_stalled_source_lines(
     mut evidence: Vec<FindingEvidence>,
 ) -> Vec<FindingEvidence> {
     for line in launch.lines.iter().take(MAX_EVIDENCE_LINES_OF_FINDING - 1) {
-        let (file, reason) =
-            (trace.names.text_of_name(line.file), trace.names.text_of_name(line.reason));
+        let (file, reason) = (
+            trace.names.text_of_name(line.source_file),
+            trace.names.text_of_name(line.main_stall_reason),
+        );
         evidence.push(FindingEvidence {
             kernel_call_or_copy_name: format!(
                 "{file}:{}: samples of warps that wait, most for {reason}",
-                line.line
+                line.line_number
             ),
-            count: usize::try_from(line.samples).unwrap_or(usize::MAX),
+            covered_count: usize::try_from(line.stalled_sample_count).unwrap_or(usize::MAX),
             ..FindingEvidence::default()
         });
     }
@@ -330,24 +333,24 @@ pub(super) fn report_bound_from_sampled_counters(
     context: &DiagnosisContext<'_>,
 ) -> FindingsOrMissingData {
     let counters = &context.trace.counters;
-    if counters.time.is_empty() {
+    if counters.time_ns.is_empty() {
         let record = context.platform.advice_to_sample_hardware_counters();
         return Err(DataMissingForRule::missing_data_with_advice(
             "no hardware counters were sampled",
             record,
         ));
     }
-    let mut gpus = counters.gpu.clone();
+    let mut gpus = counters.gpu_number.clone();
     gpus.sort_unstable();
     gpus.dedup();
     let mut found = Vec::new();
     for gpu in gpus {
         let mean = |words: &[&str]| {
             let (mut sum, mut count) = (0.0, 0usize);
-            for row in (0..counters.time.len()).filter(|&row| counters.gpu[row] == gpu) {
-                let name = context.trace.names.text_of_name(counters.metric[row]);
+            for row in (0..counters.time_ns.len()).filter(|&row| counters.gpu_number[row] == gpu) {
+                let name = context.trace.names.text_of_name(counters.metric_name[row]);
                 if words.iter().all(|word| name.contains(word)) {
-                    sum += counters.value[row];
+                    sum += counters.metric_value[row];
                     count += 1;
                 }
             }
@@ -360,20 +363,23 @@ pub(super) fn report_bound_from_sampled_counters(
         let memory = read + write;
         let bound = bound_from_utilization(issue, memory);
         found.push(DiagnosisFinding {
-            id: "sampled-bound",
+            rule_id: "sampled-bound",
             severity: FindingSeverity::Information,
-            confidence: FindingConfidence::Medium,
+            confidence: FindingConfidence::MediumConfidence,
             finding_title: format!(
                 "GPU {gpu} is {bound} on average: SM issue {issue:.0} %, DRAM read {read:.0} % and \
                  write {write:.0} %"
             ),
-            measured_value: MeasuredNumberWithUnit { value: issue.max(memory), unit: "% of peak" },
-            threshold: MeasuredNumberWithUnit {
-                value: MIN_BOUNDING_UTILIZATION_PERCENT,
+            measured_value: MeasuredNumberWithUnit {
+                number_in_unit: issue.max(memory),
                 unit: "% of peak",
             },
-            recoverable_ns: None,
-            remedy: FindingRemedy::NotReplayed,
+            rule_threshold: MeasuredNumberWithUnit {
+                number_in_unit: MIN_BOUNDING_UTILIZATION_PERCENT,
+                unit: "% of peak",
+            },
+            max_recoverable_ns: None,
+            remedy: FindingRemedy::GainNotReplayable,
             replayed_gain: None,
             evidence: Vec::new(),
             advice: advice_for_kernel_bound(bound).to_owned(),
@@ -389,7 +395,7 @@ pub(super) fn report_bound_from_sampled_counters(
             "sample for longer, or more often",
         ));
     }
-    Ok((found, all_records_inspected(counters.time.len(), InspectedRecordKind::Samples)))
+    Ok((found, all_records_inspected(counters.time_ns.len(), InspectedRecordKind::CounterSamples)))
 }
 
 #[cfg(test)]

@@ -8,35 +8,36 @@ use crate::model::TraceRecorder;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RecordsNeededByRule {
     /// Any trace.
-    Anything,
+    AnyTrace,
     /// GPU operations, and the host calls that launched them.
-    Launches,
+    OperationsAndLaunchCalls,
     /// Launch shapes of kernels, and the description of the GPU.
-    Shapes,
+    LaunchShapes,
     /// GPU operations, and page faults of managed memory.
-    Migrations,
+    OperationsAndPageFaults,
     /// Counters over time.
-    Samples,
-    /// Hardware counters of single kernel launches, recorded with these options of `ncu`.
-    Metrics(&'static str),
-    /// Ranges with declared work.
+    HardwareCounterSamples,
+    /// Hardware counters of single kernel launches; the text contains the options of `ncu` that
+    /// record them.
+    NcuMetrics(&'static str),
+    /// Ranges for which operations and bytes are declared.
     DeclaredWork,
 }
 
 impl RecordsNeededByRule {
-    /// Returns advice on which command records this data on NVIDIA GPUs.
+    /// Returns advice on which command records the records that a rule needs, on NVIDIA GPUs.
     pub(super) fn advice_to_record_on_nvidia(self) -> String {
         let nsys = TraceVendorAndRecorder {
             vendor: GpuVendor::Nvidia,
             recorder: TraceRecorder::NsightSystems,
         };
         match self {
-            Self::Anything => String::new(),
-            Self::Launches => nsys.advice_to_record_launch_calls().to_owned(),
-            Self::Shapes => nsys.advice_to_record_launch_shapes().to_owned(),
-            Self::Migrations => nsys.advice_to_record_page_migrations().to_owned(),
-            Self::Samples => nsys.advice_to_sample_hardware_counters().to_owned(),
-            Self::Metrics(options) => format!("measure with ncu {options}, or --set full"),
+            Self::AnyTrace => String::new(),
+            Self::OperationsAndLaunchCalls => nsys.advice_to_record_launch_calls().to_owned(),
+            Self::LaunchShapes => nsys.advice_to_record_launch_shapes().to_owned(),
+            Self::OperationsAndPageFaults => nsys.advice_to_record_page_migrations().to_owned(),
+            Self::HardwareCounterSamples => nsys.advice_to_sample_hardware_counters().to_owned(),
+            Self::NcuMetrics(options) => format!("measure with ncu {options}, or --set full"),
             Self::DeclaredWork => "record with kernelgate profile CASE".to_owned(),
         }
     }
@@ -46,7 +47,7 @@ impl RecordsNeededByRule {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleReferenceEntry {
     /// Id of the rule and of its findings.
-    pub id: &'static str,
+    pub rule_id: &'static str,
     /// The question that the rule answers.
     pub question: &'static str,
     /// The condition, with its thresholds, under which the rule has a finding.
@@ -54,5 +55,5 @@ pub struct RuleReferenceEntry {
     /// Highest severity that findings of the rule can have.
     pub highest_severity: FindingSeverity,
     /// Advice on how to record the data that the rule needs, on NVIDIA GPUs.
-    pub record: String,
+    pub recording_advice: String,
 }

@@ -15,14 +15,14 @@ pub(super) type FindingsOrMissingData =
 /// Data that a diagnosis rule needs and the trace lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DataMissingForRule {
-    pub reason: String,
+    pub missing_data_reason: String,
     /// Advice on how to record the missing data.
-    pub record: String,
+    pub recording_advice: String,
 }
 
 impl DataMissingForRule {
     pub fn missing_data_with_advice(reason: impl Into<String>, record: impl Into<String>) -> Self {
-        Self { reason: reason.into(), record: record.into() }
+        Self { missing_data_reason: reason.into(), recording_advice: record.into() }
     }
 
     /// Returns the missing data as an error unless `recorded` is true.
@@ -57,10 +57,10 @@ pub(super) fn some_records_inspected(
 ) -> InspectedShareOfRecords {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     InspectedShareOfRecords {
-        inspected_amount: number(seen),
-        whole_amount: number(whole),
-        unit,
-        reason_for_missing_records: None,
+        inspected_count_or_ns: number(seen),
+        whole_count_or_ns: number(whole),
+        inspected_record_kind: unit,
+        reason_for_uninspected_records: None,
     }
 }
 
@@ -72,10 +72,10 @@ pub(super) fn evidence_of_single_operation(
 ) -> FindingEvidence {
     FindingEvidence {
         kernel_call_or_copy_name: what,
-        count: 1,
-        total_ns: Some(context.operations.operation_length_ns(id)),
-        range: context.range_path_text_of_operation(id),
-        longest_start_and_end_ns: Some(context.operations.operation_start_and_end_ns(id)),
+        covered_count: 1,
+        total_duration_ns: Some(context.operations.operation_length_ns(id)),
+        innermost_common_range_path: context.range_path_text_of_operation(id),
+        longest_instance_start_and_end_ns: Some(context.operations.operation_start_and_end_ns(id)),
         process_id_and_device: Some(context.process_id_and_gpu_of_operation(id)),
     }
 }
@@ -89,14 +89,14 @@ pub(super) fn data_quality_finding(
     false_positive: &'static str,
 ) -> DiagnosisFinding {
     DiagnosisFinding {
-        id: DATA_QUALITY_RULE_ID,
+        rule_id: DATA_QUALITY_RULE_ID,
         severity,
-        confidence: FindingConfidence::High,
+        confidence: FindingConfidence::HighConfidence,
         finding_title: title,
         measured_value: measured,
-        threshold: MeasuredNumberWithUnit { value: 0.0, unit: measured.unit },
-        recoverable_ns: None,
-        remedy: FindingRemedy::NotReplayed,
+        rule_threshold: MeasuredNumberWithUnit { number_in_unit: 0.0, unit: measured.unit },
+        max_recoverable_ns: None,
+        remedy: FindingRemedy::GainNotReplayable,
         replayed_gain: None,
         evidence: Vec::new(),
         advice: advice.into(),
@@ -110,7 +110,7 @@ pub(super) fn percent_or_zero(part: i64, whole: i64) -> f64 {
     if whole <= 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
-/// `1 gap`, `2 gaps`.
+/// Writes a count with its noun in singular or plural: `1 gap`, `2 gaps`.
 pub(super) fn count_with_singular_or_plural(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{plural}")
@@ -121,12 +121,12 @@ pub(super) fn count_as_number_with_unit(
     count: usize,
     unit: &'static str,
 ) -> MeasuredNumberWithUnit {
-    MeasuredNumberWithUnit { value: count as f64, unit }
+    MeasuredNumberWithUnit { number_in_unit: count as f64, unit }
 }
 
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn ns_as_milliseconds(ns: i64) -> MeasuredNumberWithUnit {
-    MeasuredNumberWithUnit { value: ns as f64 / 1e6, unit: "ms" }
+    MeasuredNumberWithUnit { number_in_unit: ns as f64 / 1e6, unit: "ms" }
 }
 
 /// Largest number of evidence lines of a finding; operations with most time come first.
@@ -136,10 +136,12 @@ pub(super) fn sorted_and_limited_evidence(
     mut evidence: Vec<FindingEvidence>,
 ) -> Vec<FindingEvidence> {
     evidence.sort_by(|a, b| {
-        b.total_ns
-            .cmp(&a.total_ns)
+        b.total_duration_ns
+            .cmp(&a.total_duration_ns)
             .then_with(|| a.kernel_call_or_copy_name.cmp(&b.kernel_call_or_copy_name))
-            .then_with(|| a.longest_start_and_end_ns.cmp(&b.longest_start_and_end_ns))
+            .then_with(|| {
+                a.longest_instance_start_and_end_ns.cmp(&b.longest_instance_start_and_end_ns)
+            })
     });
     evidence.truncate(MAX_EVIDENCE_LINES_OF_FINDING);
     evidence

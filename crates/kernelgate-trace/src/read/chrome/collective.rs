@@ -31,10 +31,10 @@ pub(super) fn read_recorded_collective(
     arguments: &ChromeEventArguments<'_>,
     names: &mut InternedTraceNames,
 ) -> Option<RecordedCollective> {
-    let name = json_value_as_text(arguments.collective?);
+    let name = json_value_as_text(arguments.collective_name?);
     let written =
         |value: Option<&RawValue>| value.map(|value| json_value_as_text(value).into_owned());
-    let element = written(arguments.element).unwrap_or_default();
+    let element = written(arguments.element_type).unwrap_or_default();
     let size = BYTES_PER_ELEMENT_OF_TORCH_TYPE
         .iter()
         .find(|(name, _)| *name == element)
@@ -45,12 +45,12 @@ pub(super) fn read_recorded_collective(
     let group = [written(arguments.group_name), written(arguments.group_ranks)];
     let group: Vec<String> = group.into_iter().flatten().collect();
     Some(RecordedCollective {
-        name: names.intern_text(&name),
-        communicator: names.intern_text(&group.join(" ")),
+        collective_name: names.intern_text(&name),
+        communicator_name: names.intern_text(&group.join(" ")),
         ranks: json_value_as_integer(arguments.group_size)
             .and_then(|n| u32::try_from(n).ok())
             .unwrap_or(0),
-        bytes_in: bytes(arguments.elements_in),
-        bytes_out: bytes(arguments.elements_out),
+        contributed_bytes: bytes(arguments.elements_in),
+        received_bytes: bytes(arguments.elements_out),
     })
 }

@@ -22,8 +22,8 @@ pub(super) fn source_and_target_memory_of_copy(name: &str) -> [CopiedMemoryKind;
     [source, target].map(|text| match text.trim() {
         "Pageable" => CopiedMemoryKind::Pageable,
         "Pinned" => CopiedMemoryKind::Pinned,
-        "Device" => CopiedMemoryKind::Device,
-        "Array" => CopiedMemoryKind::Array,
+        "Device" => CopiedMemoryKind::DeviceMemory,
+        "Array" => CopiedMemoryKind::CudaArray,
         "Managed" | "Unified" => CopiedMemoryKind::Managed,
         _ => CopiedMemoryKind::Unknown,
     })

@@ -38,10 +38,12 @@ pub(super) struct ChromeEventArguments<'a> {
     /// Process id of the process that launched the operation; only files written by
     /// [`crate::export`] have this argument.
     #[serde(borrow)]
-    pub process: Option<&'a RawValue>,
+    #[serde(rename = "process")]
+    pub launching_process_id: Option<&'a RawValue>,
     /// The graph, likewise.
     #[serde(borrow)]
-    pub graph: Option<&'a RawValue>,
+    #[serde(rename = "graph")]
+    pub graph_id: Option<&'a RawValue>,
     #[serde(borrow)]
     correlation: Option<&'a RawValue>,
     /// Correlation id in events that XLA's profiler writes.
@@ -54,9 +56,9 @@ pub(super) struct ChromeEventArguments<'a> {
     #[serde(borrow)]
     pub kernel_details: Option<&'a RawValue>,
     #[serde(borrow, rename = "memcpy_details")]
-    pub copy_details: Option<&'a RawValue>,
+    pub memcpy_details: Option<&'a RawValue>,
     #[serde(borrow, rename = "memset_details")]
-    pub set_details: Option<&'a RawValue>,
+    pub memset_details: Option<&'a RawValue>,
     #[serde(borrow)]
     pub device: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -70,29 +72,29 @@ pub(super) struct ChromeEventArguments<'a> {
     #[serde(borrow)]
     pub block: Option<&'a RawValue>,
     #[serde(borrow, rename = "registers per thread")]
-    pub registers: Option<&'a RawValue>,
+    pub registers_per_thread: Option<&'a RawValue>,
     #[serde(borrow, rename = "shared memory")]
-    pub shared: Option<&'a RawValue>,
+    pub shared_memory: Option<&'a RawValue>,
     #[serde(borrow, rename = "graph node id")]
     pub graph_node: Option<&'a RawValue>,
     #[serde(borrow)]
     pub name: Option<&'a RawValue>,
     /// Sizes of each input tensor of an operator, as a JSON list of lists.
     #[serde(borrow, rename = "Input Dims")]
-    pub dims: Option<&'a RawValue>,
+    pub input_dims: Option<&'a RawValue>,
     #[serde(borrow, rename = "Input type")]
-    pub types: Option<&'a RawValue>,
+    pub input_types: Option<&'a RawValue>,
     #[serde(borrow, rename = "Concrete Inputs")]
-    pub values: Option<&'a RawValue>,
+    pub concrete_inputs: Option<&'a RawValue>,
     /// PyTorch's name of the collective.
     #[serde(borrow, rename = "Collective name")]
-    pub collective: Option<&'a RawValue>,
+    pub collective_name: Option<&'a RawValue>,
     #[serde(borrow, rename = "In msg nelems")]
     pub elements_in: Option<&'a RawValue>,
     #[serde(borrow, rename = "Out msg nelems")]
     pub elements_out: Option<&'a RawValue>,
     #[serde(borrow, rename = "dtype")]
-    pub element: Option<&'a RawValue>,
+    pub element_type: Option<&'a RawValue>,
     #[serde(borrow, rename = "Group size")]
     pub group_size: Option<&'a RawValue>,
     #[serde(borrow, rename = "Process Group Name")]
@@ -103,7 +105,7 @@ pub(super) struct ChromeEventArguments<'a> {
     #[serde(borrow, rename = "Device Type")]
     pub device_type: Option<&'a RawValue>,
     #[serde(borrow, rename = "Device Id")]
-    pub memory_device: Option<&'a RawValue>,
+    pub memory_device_id: Option<&'a RawValue>,
     #[serde(borrow, rename = "Addr")]
     pub address: Option<&'a RawValue>,
     /// Number of allocated bytes; negative if the event frees memory.

@@ -42,23 +42,24 @@ const FIRST_KEYS_OF_EVENTS: &[&[u8]] = &[
 /// A piece of a Chrome trace file that the reader passes on: an event or a top-level field.
 pub(super) enum ChromeFilePart<'a> {
     /// A top-level field beside the event array: its key and its value as raw JSON.
-    Field(&'a str, &'a str),
+    TopLevelField(&'a str, &'a str),
     Event(&'a ChromeTraceEvent<'a>),
     /// An element of the event array that is valid JSON but not an event.
-    Other,
+    NonEventElement,
 }
 
-/// Summary of a file.
+/// Result of reading a Chrome trace file: whether it has events, counts of invalid events, and the
+/// error.
 #[derive(Debug, Default)]
 pub(super) struct ChromeFileReadSummary {
     /// Whether the file has an event array.
-    pub has_events: bool,
+    pub has_event_array: bool,
     /// Number of events with texts that are not valid UTF-8.
-    pub invalid_texts: u64,
+    pub invalid_utf8_events: u64,
     /// Number of events that are not valid JSON.
-    pub broken_events: u64,
+    pub invalid_json_events: u64,
     /// Why reading ended before the end of the file; `None` if the whole file was read.
-    pub error: Option<String>,
+    pub read_error: Option<String>,
 }
 
 /// Reads a Chrome trace file until its end or the first error from which the reader cannot recover,
@@ -69,9 +70,9 @@ pub(super) fn stream_chrome_events_and_fields(
 ) -> ChromeFileReadSummary {
     let window = TraceFileBuffer {
         source,
-        bytes: Vec::new(),
+        buffered_bytes: Vec::new(),
         parse_offset: 0,
-        end_reached: false,
+        file_end_reached: false,
         read_error: None,
     };
     let mut document = ChromeDocumentReader {
@@ -80,36 +81,36 @@ pub(super) fn stream_chrome_events_and_fields(
         read_summary: ChromeFileReadSummary::default(),
     };
     let outcome = document.read_chrome_document();
-    document.read_summary.error = outcome.err();
+    document.read_summary.read_error = outcome.err();
     document.read_summary
 }
 
 /// The bytes of the trace file that are currently in memory.
 struct TraceFileBuffer<R> {
     source: R,
-    bytes: Vec<u8>,
+    buffered_bytes: Vec<u8>,
     /// Offset in the buffer of the next byte to parse.
     parse_offset: usize,
-    end_reached: bool,
+    file_end_reached: bool,
     /// The read error of the file, reported after the bytes before it are parsed.
     read_error: Option<String>,
 }
 
 impl<R: Read> TraceFileBuffer<R> {
     fn unparsed_bytes(&self) -> &[u8] {
-        &self.bytes[self.parse_offset..]
+        &self.buffered_bytes[self.parse_offset..]
     }
 
     /// Reads more bytes of the file into the buffer; returns `false` at the end of the file. The
     /// number of bytes per read doubles with the buffer, so that a long value is parsed only a few
     /// times.
     fn read_more_of_trace_file(&mut self) -> Result<bool, String> {
-        if self.end_reached {
+        if self.file_end_reached {
             return Ok(false);
         }
-        self.bytes.drain(..self.parse_offset);
+        self.buffered_bytes.drain(..self.parse_offset);
         self.parse_offset = 0;
-        let length = self.bytes.len();
+        let length = self.buffered_bytes.len();
         if length > MAX_EVENT_OR_FIELD_BYTES {
             return Err(format!("a value of more than {} MiB", MAX_EVENT_OR_FIELD_BYTES >> 20));
         }
@@ -117,14 +118,14 @@ impl<R: Read> TraceFileBuffer<R> {
             return Err(failed.clone());
         }
         let chunk = length.max(MIN_FILE_READ_BYTES) as u64;
-        let read = (&mut self.source).take(chunk).read_to_end(&mut self.bytes);
+        let read = (&mut self.source).take(chunk).read_to_end(&mut self.buffered_bytes);
         self.read_error = read.err().map(|error| error.to_string());
         match &self.read_error {
             // Bytes that were read before the error are parsed before the error is reported.
-            Some(failed) if self.bytes.len() == length => Err(failed.clone()),
+            Some(failed) if self.buffered_bytes.len() == length => Err(failed.clone()),
             _ => {
-                self.end_reached = self.bytes.len() == length;
-                Ok(!self.end_reached)
+                self.file_end_reached = self.buffered_bytes.len() == length;
+                Ok(!self.file_end_reached)
             }
         }
     }
@@ -155,7 +156,10 @@ impl<R: Read> TraceFileBuffer<R> {
     fn buffer_next_json_value(&mut self) -> Result<usize, String> {
         loop {
             match json_value_length(self.unparsed_bytes()) {
-                Ok(length) if self.parse_offset + length < self.bytes.len() || self.end_reached => {
+                Ok(length)
+                    if self.parse_offset + length < self.buffered_bytes.len()
+                        || self.file_end_reached =>
+                {
                     return Ok(length);
                 }
                 Err(error) if !error.is_eof() => return Err(error.to_string()),
@@ -188,7 +192,7 @@ impl<R: Read> TraceFileBuffer<R> {
                     _ => {}
                 }
             }
-            self.parse_offset = self.bytes.len();
+            self.parse_offset = self.buffered_bytes.len();
             if !self.read_more_of_trace_file()? {
                 return Err("the file ends within a value".to_owned());
             }
@@ -279,11 +283,11 @@ fn begins_with_event_key(bytes: &[u8]) -> bool {
 /// Result of parsing one trace event from the buffer.
 enum EventParseOutcome {
     /// The event was parsed and passed to the caller; the number is its length in bytes.
-    Read(usize),
+    EventRead(usize),
     /// The buffer ends before the event ends.
-    CutOff,
+    BufferEndsEarly,
     /// The event is not valid JSON.
-    Broken,
+    InvalidJson,
 }
 
 fn parse_buffered_event<R: Read>(
@@ -297,24 +301,24 @@ fn parse_buffered_event<R: Read>(
             let length = values.byte_offset();
             match rest.get(length + count_leading_spaces(&rest[length..])) {
                 Some(b',' | b']') => {}
-                None if window.end_reached => {}
-                None => return EventParseOutcome::CutOff,
+                None if window.file_end_reached => {}
+                None => return EventParseOutcome::BufferEndsEarly,
                 // An unescaped quotation mark made the parser end the event inside a text.
-                Some(_) => return EventParseOutcome::Broken,
+                Some(_) => return EventParseOutcome::InvalidJson,
             }
             each(ChromeFilePart::Event(&event));
-            EventParseOutcome::Read(length)
+            EventParseOutcome::EventRead(length)
         }
         Some(Err(error)) if error.is_data() => match json_value_length(rest) {
             Ok(length) => {
-                each(ChromeFilePart::Other);
-                EventParseOutcome::Read(length)
+                each(ChromeFilePart::NonEventElement);
+                EventParseOutcome::EventRead(length)
             }
-            Err(error) if error.is_eof() => EventParseOutcome::CutOff,
-            Err(_) => EventParseOutcome::Broken,
+            Err(error) if error.is_eof() => EventParseOutcome::BufferEndsEarly,
+            Err(_) => EventParseOutcome::InvalidJson,
         },
-        Some(Err(error)) if !error.is_eof() => EventParseOutcome::Broken,
-        Some(Err(_)) | None => EventParseOutcome::CutOff,
+        Some(Err(error)) if !error.is_eof() => EventParseOutcome::InvalidJson,
+        Some(Err(_)) | None => EventParseOutcome::BufferEndsEarly,
     }
 }
 
@@ -361,7 +365,7 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
                     let length = self.file_buffer.buffer_next_json_value()?;
                     let value =
                         String::from_utf8_lossy(&self.file_buffer.unparsed_bytes()[..length]);
-                    (self.visit_event_or_field)(ChromeFilePart::Field(key, &value));
+                    (self.visit_event_or_field)(ChromeFilePart::TopLevelField(key, &value));
                     self.file_buffer.parse_offset += length;
                 }
                 _ => self.file_buffer.skip_json_value()?,
@@ -376,7 +380,7 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
 
     /// Reads the events of the array after its opening bracket, and consumes the closing bracket.
     fn read_event_array(&mut self) -> Result<(), String> {
-        self.read_summary.has_events = true;
+        self.read_summary.has_event_array = true;
         loop {
             match self.file_buffer.peek_non_space_byte()? {
                 Some(b']') => {
@@ -394,7 +398,7 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
     /// Skips an element of the event array that is not a JSON object.
     fn skip_non_object_element(&mut self) -> Result<(), String> {
         let length = self.file_buffer.buffer_next_json_value()?;
-        (self.visit_event_or_field)(ChromeFilePart::Other);
+        (self.visit_event_or_field)(ChromeFilePart::NonEventElement);
         self.file_buffer.parse_offset += length;
         Ok(())
     }
@@ -402,14 +406,14 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
     fn read_or_skip_event(&mut self) -> Result<(), String> {
         loop {
             match parse_buffered_event(&self.file_buffer, &mut self.visit_event_or_field) {
-                EventParseOutcome::Read(length) => {
+                EventParseOutcome::EventRead(length) => {
                     self.file_buffer.parse_offset += length;
                     return Ok(());
                 }
-                EventParseOutcome::CutOff if !self.file_buffer.end_reached => {
+                EventParseOutcome::BufferEndsEarly if !self.file_buffer.file_end_reached => {
                     self.file_buffer.read_more_of_trace_file()?;
                 }
-                EventParseOutcome::CutOff | EventParseOutcome::Broken => {
+                EventParseOutcome::BufferEndsEarly | EventParseOutcome::InvalidJson => {
                     return self.skip_or_repair_broken_event();
                 }
             }
@@ -425,7 +429,7 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
             let why = json_value_length(self.file_buffer.unparsed_bytes())
                 .err()
                 .map(|error| error.to_string());
-            self.file_buffer.parse_offset = self.file_buffer.bytes.len();
+            self.file_buffer.parse_offset = self.file_buffer.buffered_bytes.len();
             return Err(why.unwrap_or_else(|| "the file ends within an event".to_owned()));
         };
         let text = String::from_utf8_lossy(&self.file_buffer.unparsed_bytes()[..end]);
@@ -434,9 +438,9 @@ impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
                 (self.visit_event_or_field)(ChromeFilePart::Event(&event));
                 // A multi-byte character that the buffer's end cuts also makes the parser report
                 // invalid JSON.
-                self.read_summary.invalid_texts += u64::from(matches!(text, Cow::Owned(_)));
+                self.read_summary.invalid_utf8_events += u64::from(matches!(text, Cow::Owned(_)));
             }
-            Err(_) => self.read_summary.broken_events += 1,
+            Err(_) => self.read_summary.invalid_json_events += 1,
         }
         self.file_buffer.parse_offset += next;
         Ok(())
@@ -476,8 +480,8 @@ mod tests {
             {"ph": "X", "name": "second", "args": {"k": "},{ \" "}}, {"ph": "X", "name": "a"b"} ], "z": 1}"#;
         let (names, contents) = read_event_names_in_small_pieces(text);
         assert_eq!(names, ["first", "second"]);
-        assert_eq!((contents.broken_events, contents.invalid_texts), (2, 0));
-        assert_eq!(contents.error, None);
+        assert_eq!((contents.invalid_json_events, contents.invalid_utf8_events), (2, 0));
+        assert_eq!(contents.read_error, None);
     }
 
     #[test]
@@ -485,8 +489,8 @@ mod tests {
         let text = b"[{\"name\": \"a\x01b\nc\"}, {\"name\": \"\xff\"}, {\"name\": \"d\"}]";
         let (names, contents) = read_event_names_in_small_pieces(text);
         assert_eq!(names, ["\u{fffd}", "d"]);
-        assert_eq!((contents.broken_events, contents.invalid_texts), (1, 1));
-        assert_eq!(contents.error, None);
+        assert_eq!((contents.invalid_json_events, contents.invalid_utf8_events), (1, 1));
+        assert_eq!(contents.read_error, None);
     }
 
     #[test]
@@ -494,9 +498,9 @@ mod tests {
         let (read, contents) =
             read_event_names_in_small_pieces(br#"{"traceEvents": [{"name": "a"}, {"name": "b"#);
         assert_eq!(read, ["a"]);
-        assert!(contents.error.is_some_and(|error| error.contains("EOF")));
+        assert!(contents.read_error.is_some_and(|error| error.contains("EOF")));
         let (read, contents) = read_event_names_in_small_pieces(br#"[{"name": "a"}"#);
         assert_eq!(read, ["a"]);
-        assert!(contents.error.is_some_and(|error| error.contains("no end")));
+        assert!(contents.read_error.is_some_and(|error| error.contains("no end")));
     }
 }

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use crate::model::Trace;
-use crate::model::gpu::{GpuOperationColumns, OperationPlaceIndex, ProcessDeviceContextAndStream};
+use crate::model::gpu::{GpuOperationColumns, OperationStreamIndex, ProcessDeviceContextAndStream};
 
 /// Process numbers from here on stand for the pid fields of GPU operations, until all launch calls
 /// are read and show the real process.
@@ -23,7 +23,7 @@ const MAX_CALLS_PER_CORRELATION_ID: usize = 64;
 /// equal, the one whose calls are nearest in time.
 pub(super) fn host_process_of_each_gpu_pid(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
     let calls = &trace.calls;
-    let process_of = |call: usize| trace.threads[calls.thread[call] as usize].process;
+    let process_of = |call: usize| trace.threads[calls.thread_index[call] as usize].process_index;
     let mut processes: Vec<u32> = (0..calls.call_count()).map(process_of).collect();
     processes.sort_unstable();
     processes.dedup();
@@ -34,19 +34,19 @@ pub(super) fn host_process_of_each_gpu_pid(trace: &Trace, lanes: usize, busiest:
     for call in (0..calls.call_count()).filter(|&call| calls.correlation[call] != 0) {
         let same = launches.entry(calls.correlation[call]).or_default();
         if same.len() < MAX_CALLS_PER_CORRELATION_ID {
-            same.push((process_of(call), calls.start[call]));
+            same.push((process_of(call), calls.start_ns[call]));
         }
     }
     let mut fits: HashMap<(usize, u32), MatchedOperationsAndNegatedDistance> = HashMap::new();
     let mut add = |operations: &GpuOperationColumns| {
         for row in 0..operations.operation_count() {
-            let process = trace.places[operations.place.at(row).0 as usize].process;
+            let process = trace.places[operations.place.at(row).0 as usize].process_index;
             let Some(lane) = process.checked_sub(FIRST_PLACEHOLDER_PROCESS) else { continue };
             let calls = launches.get(&operations.correlation.at(row));
             for &(process, start) in calls.into_iter().flatten() {
                 let (count, near) = fits.entry((lane as usize, process)).or_default();
                 *count += 1;
-                let apart = operations.start.at(row).saturating_sub(start).saturating_abs();
+                let apart = operations.start_ns.at(row).saturating_sub(start).saturating_abs();
                 *near = near.saturating_sub(apart);
             }
         }
@@ -80,10 +80,10 @@ pub(super) fn host_process_of_each_gpu_pid(trace: &Trace, lanes: usize, busiest:
 /// Merges places (process, device, context, stream) that became equal when placeholder processes
 /// were replaced.
 pub(super) fn merge_equal_places(trace: &mut Trace) {
-    let mut numbers: HashMap<ProcessDeviceContextAndStream, OperationPlaceIndex> = HashMap::new();
-    let first: Vec<OperationPlaceIndex> = (0u32..)
+    let mut numbers: HashMap<ProcessDeviceContextAndStream, OperationStreamIndex> = HashMap::new();
+    let first: Vec<OperationStreamIndex> = (0u32..)
         .zip(&trace.places)
-        .map(|(number, place)| *numbers.entry(*place).or_insert(OperationPlaceIndex(number)))
+        .map(|(number, place)| *numbers.entry(*place).or_insert(OperationStreamIndex(number)))
         .collect();
     if numbers.len() == trace.places.len() {
         return;

@@ -40,47 +40,47 @@ pub(super) fn read_chrome_trace(path: &Path) -> Result<Trace, TraceError> {
     let source = json_source::open_plain_or_gzip_json(path)
         .map_err(TraceError::unreadable_file_error(path))?;
     let mut reader = ChromeTraceReader::default();
-    reader.builder.trace.recorder = TraceRecorder::Chrome;
+    reader.builder.trace.recorder = TraceRecorder::PytorchOrChromeTrace;
     let contents = json_events::stream_chrome_events_and_fields(source, |part| {
         reader.add_event_or_field(&part)
     });
-    if let Some(error) = &contents.error {
+    if let Some(error) = &contents.read_error {
         let reason = format!("JSON after {} events: {error}", reader.events);
         if reader.events == 0 {
             return Err(TraceError::broken_trace_file_error(path, reason));
         }
-        reader.builder.trace.quality.unreadable.push(reason);
+        reader.builder.trace.quality.unreadable_parts.push(reason);
     }
     if reader.events == 0 {
-        let reason = match (contents.has_events, reader.elements_without_event) {
+        let reason = match (contents.has_event_array, reader.non_event_elements) {
             (true, 0) => "the trace has no events: `traceEvents` is empty",
             _ => "JSON without `traceEvents`, or whose elements are not events of a trace",
         };
-        return Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() });
+        return Err(TraceError::UnknownFormat { path: path.to_owned(), reason: reason.to_owned() });
     }
     let quality = &mut reader.builder.trace.quality;
-    quality.broken_events = contents.broken_events;
-    quality.invalid_texts = contents.invalid_texts;
+    quality.invalid_json_events = contents.invalid_json_events;
+    quality.invalid_utf8_texts = contents.invalid_utf8_events;
     Ok(reader.close_ranges_and_finish_trace())
 }
 
 #[derive(Default)]
 struct ChromeTraceReader {
     builder: TraceBuilder,
-    /// Events of any kind.
+    /// Number of trace events of any kind.
     events: u64,
     /// Number of elements of the event array that are not trace events.
-    elements_without_event: u64,
+    non_event_elements: u64,
     /// Open `B` events by thread: each with start time and name of the range.
     open_ranges_by_thread: HashMap<u32, Vec<(i64, String)>>,
     /// Open `b` events by category and id: start time, thread and name of the range; such ranges
     /// may end on another thread.
-    open_by_id: HashMap<(String, i64), (i64, u32, String)>,
+    open_ranges_by_id: HashMap<(String, i64), (i64, u32, String)>,
     /// The pid fields of GPU operations; PyTorch writes the device number into this field.
-    lanes: DistinctValues<i64>,
+    gpu_operation_pids: DistinctValues<i64>,
     /// CUDA calls by process: GPU operations without launch calls are attributed to the process
     /// with the most launch calls.
-    calls: HashMap<u32, u64>,
+    cuda_call_count_by_process: HashMap<u32, u64>,
     /// Devices and streams, if XLA's profiler wrote the trace.
     xla: xla::XlaProcessesAndThreads,
 }
@@ -88,44 +88,46 @@ struct ChromeTraceReader {
 impl ChromeTraceReader {
     fn add_event_or_field(&mut self, part: &ChromeFilePart<'_>) {
         match part {
-            ChromeFilePart::Field("deviceProperties", value) => self.read_device_properties(value),
-            ChromeFilePart::Field(key, value) => {
+            ChromeFilePart::TopLevelField("deviceProperties", value) => {
+                self.read_device_properties(value)
+            }
+            ChromeFilePart::TopLevelField(key, value) => {
                 let text = serde_json::from_str(value).unwrap_or_else(|_| (*value).to_owned());
                 self.builder.trace.metadata.insert((*key).to_owned(), text);
             }
             // Any JSON object parses as an event, but only trace events have a phase (`ph`).
             ChromeFilePart::Event(event) if event.ph.is_empty() => {
-                self.elements_without_event += 1;
-                self.builder.trace.quality.odd_values += 1;
+                self.non_event_elements += 1;
+                self.builder.trace.quality.implausible_value_count += 1;
             }
             ChromeFilePart::Event(event) => {
                 self.events += 1;
                 self.add_event_by_phase(event);
             }
-            ChromeFilePart::Other => {
-                self.elements_without_event += 1;
-                self.builder.trace.quality.odd_values += 1;
+            ChromeFilePart::NonEventElement => {
+                self.non_event_elements += 1;
+                self.builder.trace.quality.implausible_value_count += 1;
             }
         }
     }
 
     fn read_device_properties(&mut self, value: &str) {
         let Ok(devices) = serde_json::from_str::<Vec<serde_json::Value>>(value) else {
-            self.builder.trace.quality.odd_values += 1;
+            self.builder.trace.quality.implausible_value_count += 1;
             return;
         };
         for device in devices {
             let number =
                 |key: &str| device[key].as_u64().and_then(|value| u32::try_from(value).ok());
             self.builder.trace.devices.push(TracedDevice {
-                id: number("id").unwrap_or(0),
-                name: device["name"].as_str().unwrap_or_default().to_owned(),
+                device_ordinal: number("id").unwrap_or(0),
+                device_name: device["name"].as_str().unwrap_or_default().to_owned(),
                 multiprocessors: number("numSms"),
                 compute_capability: number("computeMajor").zip(number("computeMinor")),
                 threads_per_sm: number("maxThreadsPerMultiprocessor"),
                 registers_per_sm: number("regsPerMultiprocessor"),
                 // PyTorch for ROCm uses the second field name.
-                shared_per_sm: number("sharedMemPerMultiprocessor")
+                shared_bytes_per_sm: number("sharedMemPerMultiprocessor")
                     .or_else(|| number("maxSharedMemoryPerMultiProcessor")),
                 blocks_per_sm: None,
                 threads_per_warp: number("warpSize"),
@@ -155,16 +157,16 @@ impl ChromeTraceReader {
             decimal_microseconds_as_nanoseconds(event.ts),
             json_value_as_integer(arguments.memory_bytes),
         ) else {
-            self.builder.trace.quality.odd_values += 1;
+            self.builder.trace.quality.implausible_value_count += 1;
             return;
         };
         let thread = self.index_of_event_thread(event);
-        let process = self.builder.trace.threads[thread as usize].process;
+        let process = self.builder.trace.threads[thread as usize].process_index;
         let device =
-            json_value_as_integer(arguments.memory_device).and_then(|id| u32::try_from(id).ok());
+            json_value_as_integer(arguments.memory_device_id).and_then(|id| u32::try_from(id).ok());
         let device = device.unwrap_or(0);
         let place = self.builder.index_of_operation_place(ProcessDeviceContextAndStream {
-            process,
+            process_index: process,
             device,
             context: 0,
             stream: 0,
@@ -193,7 +195,7 @@ impl ChromeTraceReader {
             "process_name" => {
                 self.xla.record_process_by_name(pid, &label);
                 let process = self.builder.index_of_process(pid.cast_unsigned(), pid) as usize;
-                self.builder.trace.processes[process].name = Some(name);
+                self.builder.trace.processes[process].process_name = Some(name);
             }
             "thread_name" => {
                 self.xla.record_device_thread_by_name(
@@ -202,7 +204,7 @@ impl ChromeTraceReader {
                     &label,
                 );
                 let thread = self.index_of_event_thread(event) as usize;
-                self.builder.trace.threads[thread].name = Some(name);
+                self.builder.trace.threads[thread].thread_name = Some(name);
             }
             _ => {}
         }
@@ -210,7 +212,7 @@ impl ChromeTraceReader {
 
     fn begin_or_end_nested_range(&mut self, event: &ChromeTraceEvent<'_>) {
         let Some(time) = decimal_microseconds_as_nanoseconds(event.ts) else {
-            self.builder.trace.quality.odd_values += 1;
+            self.builder.trace.quality.implausible_value_count += 1;
             return;
         };
         let thread = self.index_of_event_thread(event);
@@ -220,7 +222,7 @@ impl ChromeTraceReader {
         } else if let Some((start, name)) = open.pop() {
             self.push_host_range(start, time, thread, &name, HostRangeStyle::PushPop);
         } else {
-            self.builder.trace.quality.odd_values += 1;
+            self.builder.trace.quality.implausible_value_count += 1;
         }
     }
 
@@ -228,18 +230,18 @@ impl ChromeTraceReader {
         let (Some(time), Some(id)) =
             (decimal_microseconds_as_nanoseconds(event.ts), json_value_as_integer(event.id))
         else {
-            self.builder.trace.quality.odd_values += 1;
+            self.builder.trace.quality.implausible_value_count += 1;
             return;
         };
         let key = (event.cat.clone().into_owned(), id);
         if event.ph == "b" {
             let thread = self.index_of_event_thread(event);
-            self.open_by_id.insert(key, (time, thread, event.name.clone().into_owned()));
-        } else if let Some((start, thread, name)) = self.open_by_id.remove(&key) {
+            self.open_ranges_by_id.insert(key, (time, thread, event.name.clone().into_owned()));
+        } else if let Some((start, thread, name)) = self.open_ranges_by_id.remove(&key) {
             let end = self.builder.trace.quality.plausible_span_end_or_start(start, time);
             self.push_host_range(start, end, thread, &name, HostRangeStyle::StartEnd);
         } else {
-            self.builder.trace.quality.odd_values += 1;
+            self.builder.trace.quality.implausible_value_count += 1;
         }
     }
 
@@ -258,7 +260,7 @@ impl ChromeTraceReader {
 
     fn add_span_by_category(&mut self, event: &ChromeTraceEvent<'_>) {
         let Some(start) = decimal_microseconds_as_nanoseconds(event.ts) else {
-            self.builder.trace.quality.odd_values += 1;
+            self.builder.trace.quality.implausible_value_count += 1;
             return;
         };
         let duration = decimal_microseconds_as_nanoseconds(event.dur).unwrap_or(0);
@@ -280,7 +282,7 @@ impl ChromeTraceReader {
                     &arguments,
                     (start, end),
                 ) {
-                    sets.bytes.push(
+                    sets.set_bytes.push(
                         json_value_as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned(),
                     );
                 }
@@ -295,9 +297,9 @@ impl ChromeTraceReader {
                     &arguments,
                     (start, end),
                 ) {
-                    let id = json_value_as_integer(arguments.graph)
+                    let id = json_value_as_integer(arguments.graph_id)
                         .and_then(|id| u32::try_from(id).ok());
-                    graphs.executable.push(id.unwrap_or(0));
+                    graphs.executable_graph_id.push(id.unwrap_or(0));
                 }
                 self.builder.trace.graphs = graphs;
             }
@@ -328,11 +330,12 @@ impl ChromeTraceReader {
             let names = &mut self.builder.trace.names;
             let mut list = |value: Option<_>| names.intern_text(value.map_or("[]", RawValue::get));
             let [dims, types, values] =
-                [arguments.dims, arguments.types, arguments.values].map(&mut list);
-            let inputs = self.builder.number_of_operator_inputs(RecordedOperatorInputs {
-                dims,
-                types,
-                values,
+                [arguments.input_dims, arguments.input_types, arguments.concrete_inputs]
+                    .map(&mut list);
+            let inputs = self.builder.intern_operator_inputs(RecordedOperatorInputs {
+                dims_json: dims,
+                types_json: types,
+                values_json: values,
             });
             self.builder.trace.ranges.set_operator_inputs_of_last_range(inputs);
         }
@@ -343,9 +346,11 @@ impl ChromeTraceReader {
         let mut syncs = std::mem::take(&mut self.builder.trace.synchronisation_waits);
         if self.add_operation_from_arguments(&mut syncs.on_gpu, event, &arguments, (start, end)) {
             syncs.kind.push(match event.name.as_ref() {
-                "Stream Sync" | "Stream Synchronize" => SynchronisationTarget::Stream,
-                "Event Sync" | "Event Synchronize" => SynchronisationTarget::Event,
-                "Context Sync" | "Context Synchronize" => SynchronisationTarget::Context,
+                "Stream Sync" | "Stream Synchronize" => SynchronisationTarget::HostWaitsForStream,
+                "Event Sync" | "Event Synchronize" => SynchronisationTarget::HostWaitsForEvent,
+                "Context Sync" | "Context Synchronize" => {
+                    SynchronisationTarget::HostWaitsForContext
+                }
                 "Stream Wait Event" => SynchronisationTarget::StreamWaitsEvent,
                 _ => SynchronisationTarget::Unknown,
             });
@@ -357,8 +362,8 @@ impl ChromeTraceReader {
         let correlation = ChromeEventArguments::parse_arguments_of_event(event).correlation_id();
         let correlation = self.builder.trace.quality.correlation_id_or_zero(correlation);
         let thread = self.index_of_event_thread(event);
-        let process = self.builder.trace.threads[thread as usize].process;
-        *self.calls.entry(process).or_default() += 1;
+        let process = self.builder.trace.threads[thread as usize].process_index;
+        *self.cuda_call_count_by_process.entry(process).or_default() += 1;
         let name = self.builder.trace.names.intern_text(&event.name);
         self.builder.trace.calls.push_api_call(start, end, thread, name, correlation);
     }
@@ -369,10 +374,10 @@ impl ChromeTraceReader {
         let pid = json_value_as_integer(event.pid).unwrap_or(-1);
         let tid = json_value_as_integer(event.tid).unwrap_or(-1);
         match self.xla.device_and_thread_kind(pid, tid) {
-            Some((device, xla::XlaDeviceThreadKind::Stream(stream))) => {
+            Some((device, xla::XlaDeviceThreadKind::CudaStream(stream))) => {
                 self.add_xla_gpu_operation(event, (device, stream), start, end);
             }
-            Some((_, xla::XlaDeviceThreadKind::Derived)) => {}
+            Some((_, xla::XlaDeviceThreadKind::DerivedSpans)) => {}
             None if event.pid.is_some_and(|pid| json_value_as_text(pid) == "CUDA functions") => {
                 self.add_torch_autograd_profiler_kernel(event, tid, start, end);
             }
@@ -395,10 +400,10 @@ impl ChromeTraceReader {
         start: i64,
         end: i64,
     ) {
-        self.builder.trace.recorder = TraceRecorder::Xla;
+        self.builder.trace.recorder = TraceRecorder::XlaProfiler;
         let arguments = ChromeEventArguments::parse_arguments_of_event(event);
         let place = ProcessDeviceContextAndStream {
-            process: self.placeholder_process_of_gpu_pid(event),
+            process_index: self.placeholder_process_of_gpu_pid(event),
             device,
             context: 0,
             stream,
@@ -407,20 +412,21 @@ impl ChromeTraceReader {
         if let Some(direction) = event.name.strip_prefix("Memcpy") {
             let mut copies = std::mem::take(&mut self.builder.trace.copies);
             if self.add_operation_at_place(&mut copies.on_gpu, place, &arguments, start, end) {
-                let details = details(arguments.copy_details);
-                copies.bytes.push(xla::byte_count_from_details(&details));
-                copies.kind.push(
+                let details = details(arguments.memcpy_details);
+                copies.copied_bytes.push(xla::byte_count_from_details(&details));
+                copies.direction_label.push(
                     self.builder.trace.names.intern_text(copies::expand_copy_direction(direction)),
                 );
                 let [source, target] = xla::source_and_target_memory_from_details(&details);
-                copies.source.push(source);
-                copies.target.push(target);
+                copies.source_memory.push(source);
+                copies.target_memory.push(target);
             }
             self.builder.trace.copies = copies;
         } else if event.name.starts_with("Memset") {
             let mut sets = std::mem::take(&mut self.builder.trace.memsets);
             if self.add_operation_at_place(&mut sets.on_gpu, place, &arguments, start, end) {
-                sets.bytes.push(xla::byte_count_from_details(&details(arguments.set_details)));
+                sets.set_bytes
+                    .push(xla::byte_count_from_details(&details(arguments.memset_details)));
             }
             self.builder.trace.memsets = sets;
         } else {
@@ -439,7 +445,7 @@ impl ChromeTraceReader {
     ) {
         let device = u32::try_from(tid).unwrap_or(0);
         let place = ProcessDeviceContextAndStream {
-            process: self.placeholder_process_of_gpu_pid(event),
+            process_index: self.placeholder_process_of_gpu_pid(event),
             device,
             context: 0,
             stream: 0,
@@ -458,7 +464,7 @@ impl ChromeTraceReader {
     /// is found after all launch calls are read.
     fn placeholder_process_of_gpu_pid(&mut self, event: &ChromeTraceEvent<'_>) -> u32 {
         FIRST_PLACEHOLDER_PROCESS
-            | self.lanes.index_of_value(json_value_as_integer(event.pid).unwrap_or(-1))
+            | self.gpu_operation_pids.index_of_value(json_value_as_integer(event.pid).unwrap_or(-1))
     }
 
     fn operation_place_from_arguments(
@@ -468,12 +474,12 @@ impl ChromeTraceReader {
     ) -> ProcessDeviceContextAndStream {
         let number =
             |value| json_value_as_integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-        let process = match json_value_as_integer(arguments.process) {
+        let process = match json_value_as_integer(arguments.launching_process_id) {
             Some(pid) => self.builder.index_of_process(pid.cast_unsigned(), pid),
             None => self.placeholder_process_of_gpu_pid(event),
         };
         ProcessDeviceContextAndStream {
-            process,
+            process_index: process,
             device: number(arguments.device),
             context: number(arguments.context),
             stream: json_value_as_integer(arguments.stream).unwrap_or(0).cast_unsigned(),
@@ -502,7 +508,7 @@ impl ChromeTraceReader {
         end: i64,
     ) -> bool {
         if start == 0 && end == 0 {
-            self.builder.trace.quality.without_times += 1;
+            self.builder.trace.quality.operations_without_times += 1;
             return false;
         }
         let place = self.builder.index_of_operation_place(place);
@@ -519,8 +525,8 @@ impl ChromeTraceReader {
         let shape = KernelLaunchShape {
             grid: json_list_as_three_dimensions(arguments.grid),
             block: json_list_as_three_dimensions(arguments.block),
-            registers: number(arguments.registers),
-            static_shared: number(arguments.shared),
+            registers_per_thread: number(arguments.registers_per_thread),
+            static_shared_bytes: number(arguments.shared_memory),
             ..KernelLaunchShape::default()
         };
         let place = self.operation_place_from_arguments(event, &arguments);
@@ -538,8 +544,8 @@ impl ChromeTraceReader {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
         if self.add_operation_at_place(&mut kernels.on_gpu, place, arguments, start, end) {
             let name = self.builder.trace.names.intern_text(&event.name);
-            kernels.function.push_row(self.builder.index_of_kernel_function(name, name));
-            kernels.shape.push_row(self.builder.index_of_launch_shape(shape));
+            kernels.function_index.push_row(self.builder.index_of_kernel_function(name, name));
+            kernels.launch_shape_index.push_row(self.builder.index_of_launch_shape(shape));
             kernels.push_graph_node_of_last_kernel(
                 json_value_as_integer(arguments.graph_node).unwrap_or(0).cast_unsigned(),
             );
@@ -560,14 +566,14 @@ impl ChromeTraceReader {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         if self.add_operation_from_arguments(&mut copies.on_gpu, event, &arguments, (start, end)) {
             copies
-                .bytes
+                .copied_bytes
                 .push(json_value_as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
             let label =
                 copies::expand_copy_direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
-            copies.kind.push(self.builder.trace.names.intern_text(label));
+            copies.direction_label.push(self.builder.trace.names.intern_text(label));
             let [source, target] = copies::source_and_target_memory_of_copy(&event.name);
-            copies.source.push(source);
-            copies.target.push(target);
+            copies.source_memory.push(source);
+            copies.target_memory.push(target);
         }
         self.builder.trace.copies = copies;
     }
@@ -586,25 +592,32 @@ impl ChromeTraceReader {
                 );
             }
         }
-        for (start, thread, name) in std::mem::take(&mut self.open_by_id).into_values() {
+        for (start, thread, name) in std::mem::take(&mut self.open_ranges_by_id).into_values() {
             self.builder.trace.quality.unclosed_ranges += 1;
             self.push_host_range(start, last.max(start), thread, &name, HostRangeStyle::StartEnd);
         }
-        let busiest =
-            self.calls.iter().max_by_key(|&(&process, &calls)| (calls, std::cmp::Reverse(process)));
+        let busiest = self
+            .cuda_call_count_by_process
+            .iter()
+            .max_by_key(|&(&process, &calls)| (calls, std::cmp::Reverse(process)));
         let busiest = match busiest {
             Some((&process, _)) => process,
             None => {
-                let host = self.xla.host_process.unwrap_or(0);
+                let host = self.xla.host_process_pid.unwrap_or(0);
                 self.builder.index_of_process(host.cast_unsigned(), host)
             }
         };
         let mut trace = self.builder.finish_trace();
-        let owners = lanes::host_process_of_each_gpu_pid(&trace, self.lanes.values.len(), busiest);
+        let owners = lanes::host_process_of_each_gpu_pid(
+            &trace,
+            self.gpu_operation_pids.values.len(),
+            busiest,
+        );
         for place in
-            trace.places.iter_mut().filter(|place| place.process >= FIRST_PLACEHOLDER_PROCESS)
+            trace.places.iter_mut().filter(|place| place.process_index >= FIRST_PLACEHOLDER_PROCESS)
         {
-            place.process = owners[(place.process - FIRST_PLACEHOLDER_PROCESS) as usize];
+            place.process_index =
+                owners[(place.process_index - FIRST_PLACEHOLDER_PROCESS) as usize];
         }
         lanes::merge_equal_places(&mut trace);
         trace

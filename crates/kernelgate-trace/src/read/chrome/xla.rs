@@ -10,9 +10,9 @@ use crate::model::gpu::{CopiedMemoryKind, KernelLaunchShape};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum XlaDeviceThreadKind {
     /// The thread shows a CUDA stream; the number is the stream number.
-    Stream(u64),
+    CudaStream(u64),
     /// The thread shows spans that XLA derived from streams: modules, operations or steps.
-    Derived,
+    DerivedSpans,
 }
 
 /// Device and host processes of a trace that XLA wrote, and the kinds of the devices' threads.
@@ -20,8 +20,8 @@ pub(super) enum XlaDeviceThreadKind {
 pub(super) struct XlaProcessesAndThreads {
     device_of_process: HashMap<i64, u32>,
     kind_of_thread: HashMap<(i64, i64), XlaDeviceThreadKind>,
-    /// The process that launched.
-    pub host_process: Option<i64>,
+    /// Process id of the host process that launched the GPU operations.
+    pub host_process_pid: Option<i64>,
 }
 
 impl XlaProcessesAndThreads {
@@ -31,7 +31,7 @@ impl XlaProcessesAndThreads {
             let digits = number.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
             self.device_of_process.insert(pid, digits.parse().unwrap_or(0));
         } else if name.starts_with("/host:CPU") {
-            self.host_process = Some(pid);
+            self.host_process_pid = Some(pid);
         }
     }
 
@@ -41,10 +41,11 @@ impl XlaProcessesAndThreads {
         if !self.device_of_process.contains_key(&pid) {
             return;
         }
-        let line = name.strip_prefix("Stream #").map_or(XlaDeviceThreadKind::Derived, |rest| {
-            let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-            XlaDeviceThreadKind::Stream(digits.parse().unwrap_or(tid.cast_unsigned()))
-        });
+        let line =
+            name.strip_prefix("Stream #").map_or(XlaDeviceThreadKind::DerivedSpans, |rest| {
+                let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+                XlaDeviceThreadKind::CudaStream(digits.parse().unwrap_or(tid.cast_unsigned()))
+            });
         self.kind_of_thread.insert((pid, tid), line);
     }
 
@@ -57,7 +58,7 @@ impl XlaProcessesAndThreads {
     /// process is not a GPU.
     pub fn device_and_thread_kind(&self, pid: i64, tid: i64) -> Option<(u32, XlaDeviceThreadKind)> {
         let device = *self.device_of_process.get(&pid)?;
-        let unnamed = XlaDeviceThreadKind::Stream(tid.cast_unsigned());
+        let unnamed = XlaDeviceThreadKind::CudaStream(tid.cast_unsigned());
         Some((device, self.kind_of_thread.get(&(pid, tid)).copied().unwrap_or(unnamed)))
     }
 }
@@ -80,9 +81,9 @@ pub(super) fn launch_shape_from_kernel_details(details: &str) -> KernelLaunchSha
     KernelLaunchShape {
         grid: dimensions("grid"),
         block: dimensions("block"),
-        registers: number_in_details_or_default(details, "regs"),
-        static_shared: number_in_details_or_default(details, "static_shared"),
-        dynamic_shared: number_in_details_or_default(details, "dynamic_shared"),
+        registers_per_thread: number_in_details_or_default(details, "regs"),
+        static_shared_bytes: number_in_details_or_default(details, "static_shared"),
+        dynamic_shared_bytes: number_in_details_or_default(details, "dynamic_shared"),
         local_bytes_per_thread: 0,
     }
 }
@@ -98,8 +99,8 @@ pub(super) fn source_and_target_memory_from_details(details: &str) -> [CopiedMem
     ["kind_src", "kind_dst"].map(|key| match value_in_details(details, key).unwrap_or_default() {
         "pageable" => CopiedMemoryKind::Pageable,
         "pinned" => CopiedMemoryKind::Pinned,
-        "device" | "device_static" => CopiedMemoryKind::Device,
-        "array" => CopiedMemoryKind::Array,
+        "device" | "device_static" => CopiedMemoryKind::DeviceMemory,
+        "array" => CopiedMemoryKind::CudaArray,
         "managed" | "managed_static" => CopiedMemoryKind::Managed,
         _ => CopiedMemoryKind::Unknown,
     })
@@ -117,10 +118,16 @@ mod tests {
         lines.record_device_thread_by_name(3, 14, "Stream #22(MemcpyD2H,Compute)");
         lines.record_device_thread_by_name(3, 99, "XLA Modules");
         lines.record_device_thread_by_name(701, 14, "python");
-        assert_eq!(lines.device_and_thread_kind(3, 14), Some((1, XlaDeviceThreadKind::Stream(22))));
-        assert_eq!(lines.device_and_thread_kind(3, 99), Some((1, XlaDeviceThreadKind::Derived)));
+        assert_eq!(
+            lines.device_and_thread_kind(3, 14),
+            Some((1, XlaDeviceThreadKind::CudaStream(22)))
+        );
+        assert_eq!(
+            lines.device_and_thread_kind(3, 99),
+            Some((1, XlaDeviceThreadKind::DerivedSpans))
+        );
         assert_eq!(lines.device_and_thread_kind(701, 14), None);
-        assert_eq!(lines.host_process, Some(701));
+        assert_eq!(lines.host_process_pid, Some(701));
     }
 
     #[test]
@@ -129,11 +136,14 @@ mod tests {
             "regs:32 static_shared:16 dynamic_shared:8 grid:4,2,1 block:128,1,1",
         );
         assert_eq!((shape.grid, shape.block), ([4, 2, 1], [128, 1, 1]));
-        assert_eq!((shape.registers, shape.static_shared, shape.dynamic_shared), (32, 16, 8));
+        assert_eq!(
+            (shape.registers_per_thread, shape.static_shared_bytes, shape.dynamic_shared_bytes),
+            (32, 16, 8)
+        );
         let copy = "kind_src:pinned kind_dst:device size:64 dest:0 async:1";
         assert_eq!(
             (byte_count_from_details(copy), source_and_target_memory_from_details(copy)),
-            (64, [CopiedMemoryKind::Pinned, CopiedMemoryKind::Device])
+            (64, [CopiedMemoryKind::Pinned, CopiedMemoryKind::DeviceMemory])
         );
     }
 }

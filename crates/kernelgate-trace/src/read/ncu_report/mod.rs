@@ -39,30 +39,50 @@ const MAX_STALLED_SOURCE_LINES: usize = 20;
 
 /// Protobuf field numbers in the header of a report block.
 mod block {
-    pub const COMPILED_KERNEL_COUNT_FIELD: u64 = 1;
-    pub const SESSION_MESSAGE_FIELD: u64 = 3;
-    pub const METRIC_TEXTS_FIELD: u64 = 4;
-    pub const PROCESS_FIELD: u64 = 6;
+    pub const COMPILED_KERNEL_COUNT_FIELD_NUMBER: u64 = 1;
+    pub const SESSION_MESSAGE_FIELD_NUMBER: u64 = 3;
+    pub const METRIC_TEXTS_FIELD_NUMBER: u64 = 4;
+    pub const PROCESS_FIELD_NUMBER: u64 = 6;
     /// Fields with the number of results of each kind, in file order: kernel launches, ranges,
     /// command lists, graphs.
-    pub const RESULT_KINDS: [u64; 4] = [2, 7, 8, 9];
+    pub const RESULT_COUNT_FIELD_NUMBERS: [u64; 4] = [2, 7, 8, 9];
 }
 
 /// Protobuf field numbers in a result message of one kind.
 struct ProtobufFieldsOfResultKind {
     /// Name of the result kind; results other than kernels are listed under it.
-    name: &'static str,
-    metrics: u64,
-    sections: u64,
-    rules: u64,
+    result_kind_name: &'static str,
+    metrics_field_number: u64,
+    sections_field_number: u64,
+    rules_field_number: u64,
 }
 
-/// Field numbers of each kind of result, in the order of [`block::RESULT_KINDS`].
+/// Field numbers of each kind of result, in the order of [`block::RESULT_COUNT_FIELD_NUMBERS`].
 const RESULT_FIELD_NUMBERS: [ProtobufFieldsOfResultKind; 4] = [
-    ProtobufFieldsOfResultKind { name: "kernel", metrics: 13, sections: 17, rules: 19 },
-    ProtobufFieldsOfResultKind { name: "range", metrics: 4, sections: 7, rules: 20 },
-    ProtobufFieldsOfResultKind { name: "command list", metrics: 4, sections: 7, rules: 21 },
-    ProtobufFieldsOfResultKind { name: "graph", metrics: 4, sections: 7, rules: 22 },
+    ProtobufFieldsOfResultKind {
+        result_kind_name: "kernel",
+        metrics_field_number: 13,
+        sections_field_number: 17,
+        rules_field_number: 19,
+    },
+    ProtobufFieldsOfResultKind {
+        result_kind_name: "range",
+        metrics_field_number: 4,
+        sections_field_number: 7,
+        rules_field_number: 20,
+    },
+    ProtobufFieldsOfResultKind {
+        result_kind_name: "command list",
+        metrics_field_number: 4,
+        sections_field_number: 7,
+        rules_field_number: 21,
+    },
+    ProtobufFieldsOfResultKind {
+        result_kind_name: "graph",
+        metrics_field_number: 4,
+        sections_field_number: 7,
+        rules_field_number: 22,
+    },
 ];
 
 /// Reads profiled kernel launches, metrics and devices from an Nsight Compute report.
@@ -82,7 +102,7 @@ pub(super) fn read_ncu_report(path: &Path) -> Result<Trace, TraceError> {
             path.display(),
             path.with_extension("csv").display()
         );
-        return Err(TraceError::Unknown { path: path.to_owned(), reason });
+        return Err(TraceError::UnknownFormat { path: path.to_owned(), reason });
     }
     file.remaining_bytes -= 4;
     let mut report = NcuReportReader::default();
@@ -94,7 +114,7 @@ pub(super) fn read_ncu_report(path: &Path) -> Result<Trace, TraceError> {
         if read == 0 {
             return Err(TraceError::broken_trace_file_error(path, reason));
         }
-        report.builder.trace.quality.unreadable.push(reason);
+        report.builder.trace.quality.unreadable_parts.push(reason);
     }
     if read == 0 {
         return Err(TraceError::broken_trace_file_error(path, "it holds no profiled launch"));
@@ -142,17 +162,17 @@ struct NcuReportReader {
     builder: TraceBuilder,
     /// Texts to which the metrics of the report refer by index. A report block without own texts
     /// uses the texts of the previous block.
-    strings: Vec<String>,
+    metric_texts: Vec<String>,
     /// Compiled kernels (cubins) by the id to which results refer; a cubin is replaced by its
     /// source lines at the first lookup.
-    binaries: HashMap<u64, CubinOrParsedLines>,
-    binary_bytes: usize,
-    process: String,
+    cubins_by_id: HashMap<u64, CubinOrParsedLines>,
+    kept_cubin_bytes: usize,
+    process_name: String,
 }
 
 enum CubinOrParsedLines {
-    Cubin(Vec<u8>),
-    Read(CubinSourceLines),
+    CubinBytes(Vec<u8>),
+    ParsedLines(CubinSourceLines),
 }
 
 impl NcuReportReader {
@@ -161,25 +181,28 @@ impl NcuReportReader {
         while let Some(header) = file.read_next_message()? {
             let header = ProtobufMessageBytes(&header);
             self.read_version_and_host_name(
-                header.nested_message_or_empty(block::SESSION_MESSAGE_FIELD),
+                header.nested_message_or_empty(block::SESSION_MESSAGE_FIELD_NUMBER),
             );
             let strings = header
-                .nested_message_or_empty(block::METRIC_TEXTS_FIELD)
+                .nested_message_or_empty(block::METRIC_TEXTS_FIELD_NUMBER)
                 .nested_messages_of_repeated_field(1);
             let strings: Vec<String> =
                 strings.map(|text| String::from_utf8_lossy(text.0).into_owned()).collect();
             if !strings.is_empty() {
-                self.strings = strings;
+                self.metric_texts = strings;
             }
-            self.process =
-                header.nested_message_or_empty(block::PROCESS_FIELD).text_field_or_empty(3);
-            for _ in
-                0..header.integer_field_if_present(block::COMPILED_KERNEL_COUNT_FIELD).unwrap_or(0)
+            self.process_name =
+                header.nested_message_or_empty(block::PROCESS_FIELD_NUMBER).text_field_or_empty(3);
+            for _ in 0..header
+                .integer_field_if_present(block::COMPILED_KERNEL_COUNT_FIELD_NUMBER)
+                .unwrap_or(0)
             {
                 let source = file.read_required_message("compiled kernel")?;
                 self.keep_cubin(ProtobufMessageBytes(&source));
             }
-            for (number, fields) in block::RESULT_KINDS.into_iter().zip(&RESULT_FIELD_NUMBERS) {
+            for (number, fields) in
+                block::RESULT_COUNT_FIELD_NUMBERS.into_iter().zip(&RESULT_FIELD_NUMBERS)
+            {
                 for _ in 0..header.integer_field_if_present(number).unwrap_or(0) {
                     let result = file.read_required_message("result")?;
                     self.add_launch_from_result(ProtobufMessageBytes(&result), fields);
@@ -200,7 +223,7 @@ impl NcuReportReader {
                 let mut numbers = version.split('.').map_while(|part| part.parse().ok());
                 let release = numbers.next().zip(numbers.next());
                 if release.is_some_and(|release| release > NEWEST_KNOWN_NCU_RELEASE) {
-                    trace.quality.notes.push(format!(
+                    trace.quality.interpretation_notes.push(format!(
                         "Nsight Compute {version} wrote the report; its format is known up to \
                          {}.{}, and what is new is skipped",
                         NEWEST_KNOWN_NCU_RELEASE.0, NEWEST_KNOWN_NCU_RELEASE.1
@@ -215,18 +238,18 @@ impl NcuReportReader {
         }
     }
 
-    /// Keeps a compiled kernel.
+    /// Keeps a compiled kernel (cubin) of the report, to look up source lines later.
     fn keep_cubin(&mut self, source: ProtobufMessageBytes<'_>) {
         let (Some(reference), binary) =
             (source.integer_field_if_present(1), source.nested_message_or_empty(4).0)
         else {
             return;
         };
-        if binary.is_empty() || self.binary_bytes + binary.len() > MAX_KEPT_CUBIN_BYTES {
+        if binary.is_empty() || self.kept_cubin_bytes + binary.len() > MAX_KEPT_CUBIN_BYTES {
             return;
         }
-        self.binary_bytes += binary.len();
-        self.binaries.insert(reference, CubinOrParsedLines::Cubin(binary.to_vec()));
+        self.kept_cubin_bytes += binary.len();
+        self.cubins_by_id.insert(reference, CubinOrParsedLines::CubinBytes(binary.to_vec()));
     }
 
     fn add_launch_from_result(
@@ -235,15 +258,15 @@ impl NcuReportReader {
         fields: &ProtobufFieldsOfResultKind,
     ) {
         let number = self.builder.trace.profiled_launches.len();
-        let is_kernel = fields.name == "kernel";
+        let is_kernel = fields.result_kind_name == "kernel";
         let mangled = if is_kernel { result.text_field_or_empty(5) } else { String::new() };
         let name = if is_kernel {
             kernel_name_of_result(result)
         } else {
-            format!("{} {number}", fields.name)
+            format!("{} {number}", fields.result_kind_name)
         };
         let (names, mut labels) = (&mut self.builder.trace.names, HashMap::new());
-        for section in result.nested_messages_of_repeated_field(fields.sections) {
+        for section in result.nested_messages_of_repeated_field(fields.sections_field_number) {
             for metric in section.nested_message_or_empty(4).nested_messages_of_repeated_field(2) {
                 labels.insert(
                     metric.text_field_or_empty(1),
@@ -252,28 +275,28 @@ impl NcuReportReader {
             }
         }
         let mut launch = NcuProfiledLaunch {
-            id: number.to_string(),
-            kernel: names.intern_text(&name),
+            launch_id: number.to_string(),
+            kernel_name: names.intern_text(&name),
             shape: if is_kernel {
                 launch_shape_of_result(result)
             } else {
                 KernelLaunchShape::default()
             },
-            device: String::new(),
+            device_description: String::new(),
             metrics: Default::default(),
-            rules: names_and_messages_of_ncu_rules(result, fields, names),
+            rule_names_and_messages: names_and_messages_of_ncu_rules(result, fields, names),
             lines: Vec::new(),
         };
         let mut attributes = ReportDeviceAttributes::default();
         let mut stalls = WarpStallSamplesByInstruction::default();
-        for metric in result.nested_messages_of_repeated_field(fields.metrics) {
+        for metric in result.nested_messages_of_repeated_field(fields.metrics_field_number) {
             let Some(name) =
                 metric.integer_field_if_present(1).and_then(|id| usize::try_from(id).ok())
             else {
                 continue;
             };
-            let Some(name) = self.strings.get(name) else {
-                self.builder.trace.quality.odd_values += 1;
+            let Some(name) = self.metric_texts.get(name) else {
+                self.builder.trace.quality.implausible_value_count += 1;
                 continue;
             };
             let value = parse_metric_value(metric.nested_message_or_empty(2));
@@ -301,7 +324,7 @@ impl NcuReportReader {
                 );
             }
         }
-        launch.device = attributes.device_and_compute_capability_text();
+        launch.device_description = attributes.device_and_compute_capability_text();
         if let Some(device) = attributes.to_traced_device()
             && !self.builder.trace.devices.contains(&device)
         {
@@ -321,13 +344,13 @@ impl NcuReportReader {
         kernel: &str,
     ) -> Vec<WarpStallsOfSourceLine> {
         let Some(first) = stalls.first_instruction_address else { return Vec::new() };
-        let Some(binary) = self.binaries.get_mut(&reference) else { return Vec::new() };
-        if let CubinOrParsedLines::Cubin(cubin) = binary {
-            *binary = CubinOrParsedLines::Read(CubinSourceLines::from_cubin_or_empty(cubin));
+        let Some(binary) = self.cubins_by_id.get_mut(&reference) else { return Vec::new() };
+        if let CubinOrParsedLines::CubinBytes(cubin) = binary {
+            *binary = CubinOrParsedLines::ParsedLines(CubinSourceLines::from_cubin_or_empty(cubin));
         }
-        let CubinOrParsedLines::Read(lines) = binary else { return Vec::new() };
+        let CubinOrParsedLines::ParsedLines(lines) = binary else { return Vec::new() };
         let mut sums: HashMap<&SourceFileAndLine, HashMap<&str, u64>> = HashMap::new();
-        for (&(address, ref reason), &samples) in &stalls.samples {
+        for (&(address, ref reason), &samples) in &stalls.samples_by_address_and_reason {
             let offset = address.checked_sub(first);
             if let Some(line) =
                 offset.and_then(|offset| lines.source_line_at_instruction_offset(kernel, offset))
@@ -341,14 +364,16 @@ impl NcuReportReader {
             .map(|(line, reasons)| {
                 let most = reasons.iter().max_by_key(|&(reason, samples)| (samples, *reason));
                 WarpStallsOfSourceLine {
-                    file: names.intern_text(&line.file),
-                    line: line.line,
-                    samples: reasons.values().sum(),
-                    reason: names.intern_text(most.map_or("", |(reason, _)| reason)),
+                    source_file: names.intern_text(&line.source_file),
+                    line_number: line.line_number,
+                    stalled_sample_count: reasons.values().sum(),
+                    main_stall_reason: names.intern_text(most.map_or("", |(reason, _)| reason)),
                 }
             })
             .collect();
-        all.sort_by_key(|line| (std::cmp::Reverse(line.samples), line.file, line.line));
+        all.sort_by_key(|line| {
+            (std::cmp::Reverse(line.stalled_sample_count), line.source_file, line.line_number)
+        });
         all.truncate(MAX_STALLED_SOURCE_LINES);
         all
     }
@@ -382,7 +407,7 @@ fn names_and_messages_of_ncu_rules(
 ) -> Vec<(crate::model::interned_names::InternedNameId, crate::model::interned_names::InternedNameId)>
 {
     let mut rules = Vec::new();
-    for rule in result.nested_messages_of_repeated_field(fields.rules) {
+    for rule in result.nested_messages_of_repeated_field(fields.rules_field_number) {
         let name = names.intern_text(&rule.text_field_or_empty(1));
         for item in rule.nested_message_or_empty(3).nested_messages_of_repeated_field(1) {
             let message = item.nested_message_or_empty(1).text_field_or_empty(1);
@@ -406,11 +431,11 @@ fn parse_metric_value(message: ProtobufMessageBytes<'_>) -> Option<NcuMetricNumb
     let number = |field| match field {
         (2, ProtobufWireValue::Bits32(bits)) => Some(f64::from(f32::from_bits(bits))),
         (3, ProtobufWireValue::Bits64(bits)) => Some(f64::from_bits(bits)),
-        (4 | 5, ProtobufWireValue::Number(value)) => Some(value as f64),
+        (4 | 5, ProtobufWireValue::Varint(value)) => Some(value as f64),
         _ => None,
     };
     message.fields_until_first_broken().find_map(|field| match field {
-        (1, ProtobufWireValue::Bytes(text)) => {
+        (1, ProtobufWireValue::LengthDelimited(text)) => {
             Some(NcuMetricNumberOrText::Text(String::from_utf8_lossy(text).into_owned()))
         }
         field => number(field).filter(|value| value.is_finite()).map(NcuMetricNumberOrText::Number),
@@ -438,28 +463,30 @@ fn guess_unit_from_metric_name(name: &str) -> &'static str {
 /// Attributes of the GPU, which each result of the report lists among its metrics.
 #[derive(Default)]
 struct ReportDeviceAttributes {
-    id: Option<f64>,
-    name: String,
-    numbers: HashMap<String, u32>,
+    device_id: Option<f64>,
+    device_name: String,
+    value_by_attribute: HashMap<String, u32>,
 }
 
 impl ReportDeviceAttributes {
     fn store_device_attribute(&mut self, metric: &str, value: &NcuMetricNumberOrText) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         match (metric.strip_prefix("device__attribute_"), value) {
-            (Some("display_name"), NcuMetricNumberOrText::Text(name)) => self.name.clone_from(name),
+            (Some("display_name"), NcuMetricNumberOrText::Text(name)) => {
+                self.device_name.clone_from(name)
+            }
             (Some(attribute), NcuMetricNumberOrText::Number(value)) => {
-                self.numbers.insert(attribute.to_owned(), *value as u32);
+                self.value_by_attribute.insert(attribute.to_owned(), *value as u32);
             }
             (None, NcuMetricNumberOrText::Number(value)) if metric == "launch__device_id" => {
-                self.id = Some(*value);
+                self.device_id = Some(*value);
             }
             _ => {}
         }
     }
 
     fn compute_capability_of_device(&self) -> Option<(u32, u32)> {
-        let number = |name: &str| self.numbers.get(name).copied();
+        let number = |name: &str| self.value_by_attribute.get(name).copied();
         number("compute_capability_major").zip(number("compute_capability_minor"))
     }
 
@@ -468,21 +495,21 @@ impl ReportDeviceAttributes {
         let compute = self
             .compute_capability_of_device()
             .map_or("?".to_owned(), |(major, minor)| format!("{major}.{minor}"));
-        format!("device {}, compute capability {compute}", self.id.unwrap_or(0.0))
+        format!("device {}, compute capability {compute}", self.device_id.unwrap_or(0.0))
     }
 
     fn to_traced_device(&self) -> Option<TracedDevice> {
-        let number = |name: &str| self.numbers.get(name).copied();
+        let number = |name: &str| self.value_by_attribute.get(name).copied();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let id = self.id.unwrap_or(0.0) as u32;
-        (!self.name.is_empty()).then(|| TracedDevice {
-            id,
-            name: self.name.clone(),
+        let id = self.device_id.unwrap_or(0.0) as u32;
+        (!self.device_name.is_empty()).then(|| TracedDevice {
+            device_ordinal: id,
+            device_name: self.device_name.clone(),
             multiprocessors: number("multiprocessor_count"),
             compute_capability: self.compute_capability_of_device(),
             threads_per_sm: number("max_threads_per_multiprocessor"),
             registers_per_sm: number("max_registers_per_multiprocessor"),
-            shared_per_sm: number("max_shared_memory_per_multiprocessor"),
+            shared_bytes_per_sm: number("max_shared_memory_per_multiprocessor"),
             blocks_per_sm: number("max_blocks_per_multiprocessor"),
             threads_per_warp: number("warp_size"),
         })
@@ -495,7 +522,7 @@ struct WarpStallSamplesByInstruction {
     /// Address of the kernel's first instruction; `None` until a metric lists the executed
     /// instructions.
     first_instruction_address: Option<u64>,
-    samples: HashMap<(u64, String), u64>,
+    samples_by_address_and_reason: HashMap<(u64, String), u64>,
 }
 
 impl WarpStallSamplesByInstruction {
@@ -524,7 +551,10 @@ impl WarpStallSamplesByInstruction {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let samples = samples as u64;
             if samples > 0 {
-                *self.samples.entry((address, reason.to_owned())).or_default() += samples;
+                *self
+                    .samples_by_address_and_reason
+                    .entry((address, reason.to_owned()))
+                    .or_default() += samples;
             }
         }
     }

@@ -8,13 +8,13 @@ pub(super) struct ProtobufMessageBytes<'a>(pub &'a [u8]);
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum ProtobufWireValue<'a> {
     /// A varint field: integer, enumeration or boolean.
-    Number(u64),
+    Varint(u64),
     /// A 32-bit field, such as a float.
     Bits32(u32),
     /// A 64-bit field, such as a double.
     Bits64(u64),
     /// A length-delimited field: text, bytes or a nested message.
-    Bytes(&'a [u8]),
+    LengthDelimited(&'a [u8]),
 }
 
 impl<'a> ProtobufMessageBytes<'a> {
@@ -35,7 +35,7 @@ impl<'a> ProtobufMessageBytes<'a> {
     /// A whole number.
     pub fn integer_field_if_present(self, number: u64) -> Option<u64> {
         match self.last_value_of_field(number)? {
-            ProtobufWireValue::Number(value) => Some(value),
+            ProtobufWireValue::Varint(value) => Some(value),
             _ => None,
         }
     }
@@ -43,7 +43,7 @@ impl<'a> ProtobufMessageBytes<'a> {
     /// Returns the nested message in a field, or an empty message if the field is missing.
     pub fn nested_message_or_empty(self, number: u64) -> Self {
         match self.last_value_of_field(number) {
-            Some(ProtobufWireValue::Bytes(bytes)) => Self(bytes),
+            Some(ProtobufWireValue::LengthDelimited(bytes)) => Self(bytes),
             _ => Self::default(),
         }
     }
@@ -56,7 +56,7 @@ impl<'a> ProtobufMessageBytes<'a> {
     /// Iterates over all length-delimited values of a repeated field.
     pub fn nested_messages_of_repeated_field(self, number: u64) -> impl Iterator<Item = Self> {
         self.fields_until_first_broken().filter_map(move |(of, value)| match value {
-            ProtobufWireValue::Bytes(bytes) if of == number => Some(Self(bytes)),
+            ProtobufWireValue::LengthDelimited(bytes) if of == number => Some(Self(bytes)),
             _ => None,
         })
     }
@@ -65,13 +65,13 @@ impl<'a> ProtobufMessageBytes<'a> {
 fn decode_next_field<'a>(rest: &mut &'a [u8]) -> Option<(u64, ProtobufWireValue<'a>)> {
     let key = decode_varint(rest)?;
     let value = match key & 7 {
-        0 => ProtobufWireValue::Number(decode_varint(rest)?),
+        0 => ProtobufWireValue::Varint(decode_varint(rest)?),
         1 => ProtobufWireValue::Bits64(u64::from_le_bytes(
             take_first_bytes(rest, 8)?.try_into().ok()?,
         )),
         2 => {
             let length = usize::try_from(decode_varint(rest)?).ok()?;
-            ProtobufWireValue::Bytes(take_first_bytes(rest, length)?)
+            ProtobufWireValue::LengthDelimited(take_first_bytes(rest, length)?)
         }
         5 => ProtobufWireValue::Bits32(u32::from_le_bytes(
             take_first_bytes(rest, 4)?.try_into().ok()?,

@@ -6,8 +6,8 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SourceFileAndLine {
-    pub file: String,
-    pub line: u32,
+    pub source_file: String,
+    pub line_number: u32,
 }
 
 /// Source lines of the instructions of all kernels in a cubin.
@@ -15,7 +15,7 @@ pub(super) struct SourceFileAndLine {
 pub(super) struct CubinSourceLines {
     /// For each kernel, instruction offsets in ascending order, each with the source line that
     /// begins at this offset.
-    kernels: HashMap<String, Vec<(u64, SourceFileAndLine)>>,
+    source_lines_by_kernel: HashMap<String, Vec<(u64, SourceFileAndLine)>>,
 }
 
 impl CubinSourceLines {
@@ -30,7 +30,7 @@ impl CubinSourceLines {
         kernel: &str,
         offset: u64,
     ) -> Option<&SourceFileAndLine> {
-        let lines = self.kernels.get(kernel)?;
+        let lines = self.source_lines_by_kernel.get(kernel)?;
         let behind = lines.partition_point(|(start, _)| *start <= offset);
         lines.get(behind.checked_sub(1)?).map(|(_, line)| line)
     }
@@ -77,7 +77,7 @@ fn parse_cubin_line_table(binary: &[u8]) -> Option<CubinSourceLines> {
         // The length of a DWARF unit excludes the four bytes of the length itself.
         offset += header.unit_length() + 4;
     }
-    for of_kernel in lines.kernels.values_mut() {
+    for of_kernel in lines.source_lines_by_kernel.values_mut() {
         of_kernel.sort_by_key(|(start, _)| *start);
     }
     Some(lines)
@@ -105,7 +105,7 @@ fn add_source_lines_of_line_program(
         let file = folder.map_or(name.clone(), |folder| format!("{folder}/{name}"));
         let offset = row.address() & ((1 << KERNEL_NUMBER_FIRST_BIT) - 1);
         let line = u32::try_from(line.get()).unwrap_or(u32::MAX);
-        let of_kernel = lines.kernels.entry(kernel.clone()).or_default();
-        of_kernel.push((offset, SourceFileAndLine { file, line }));
+        let of_kernel = lines.source_lines_by_kernel.entry(kernel.clone()).or_default();
+        of_kernel.push((offset, SourceFileAndLine { source_file: file, line_number: line }));
     }
 }

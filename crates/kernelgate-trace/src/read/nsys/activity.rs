@@ -13,7 +13,7 @@ use super::ids::{
 use crate::error::TraceError;
 use crate::model::gpu::{
     CopiedMemoryKind, GpuOperationColumns, KernelLaunchShape, ManagedPageFaultTable,
-    OperationPlaceIndex, ProcessDeviceContextAndStream, SynchronisationTarget,
+    OperationStreamIndex, ProcessDeviceContextAndStream, SynchronisationTarget,
 };
 use crate::model::interned_names::InternedNameId;
 
@@ -37,11 +37,11 @@ fn push_operation_of_row(
         builder.trace.quality.plausible_time_or_count_as_odd(row.cell_as_integer(column))
     });
     let (Some(start), Some(end)) = (start, end) else {
-        builder.trace.quality.without_times += 1;
+        builder.trace.quality.operations_without_times += 1;
         return false;
     };
     if start == 0 && end == 0 {
-        builder.trace.quality.without_times += 1;
+        builder.trace.quality.operations_without_times += 1;
         return false;
     }
     let end = builder.trace.quality.plausible_span_end_or_start(start, end);
@@ -56,14 +56,14 @@ fn push_operation_of_row(
 fn operation_place_of_row(
     builder: &mut TraceBuilder,
     row: &ExportRow<'_, '_>,
-) -> OperationPlaceIndex {
+) -> OperationStreamIndex {
     let (key, pid, _) = process_key_pid_and_tid_of_global_id(row.cell_as_integer(2).unwrap_or(0));
     let process = builder.index_of_process(key, pid);
     let number =
         |column| row.cell_as_integer(column).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
     let stream = row.cell_as_integer(5).unwrap_or(0).cast_unsigned();
     builder.index_of_operation_place(ProcessDeviceContextAndStream {
-        process,
+        process_index: process,
         device: number(3),
         context: number(4),
         stream,
@@ -86,7 +86,7 @@ impl NsysExportReader {
             return Ok(());
         }
         let mut names = vec!["demangledName", "shortName", "graphNodeId"];
-        if wanted.shapes {
+        if wanted.reads_launch_shapes {
             names.extend([
                 "gridX",
                 "gridY",
@@ -110,24 +110,26 @@ impl NsysExportReader {
             let name =
                 |column| row.cell_as_integer(column).and_then(|id| strings.get(&id)).copied();
             let demangled = name(7).or_else(|| name(8)).unwrap_or(unknown);
-            kernels.function.push_row(
+            kernels.function_index.push_row(
                 builder.index_of_kernel_function(demangled, name(8).unwrap_or(demangled)),
             );
             kernels.push_graph_node_of_last_kernel(
                 row.cell_as_integer(9).unwrap_or(0).cast_unsigned(),
             );
-            if wanted.shapes {
+            if wanted.reads_launch_shapes {
                 let number = |column| {
                     row.cell_as_integer(column).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
                 };
-                kernels.shape.push_row(builder.index_of_launch_shape(KernelLaunchShape {
-                    grid: [number(10), number(11), number(12)],
-                    block: [number(13), number(14), number(15)],
-                    registers: number(16),
-                    static_shared: number(17),
-                    dynamic_shared: number(18),
-                    local_bytes_per_thread: number(19),
-                }));
+                kernels.launch_shape_index.push_row(builder.index_of_launch_shape(
+                    KernelLaunchShape {
+                        grid: [number(10), number(11), number(12)],
+                        block: [number(13), number(14), number(15)],
+                        registers_per_thread: number(16),
+                        static_shared_bytes: number(17),
+                        dynamic_shared_bytes: number(18),
+                        local_bytes_per_thread: number(19),
+                    },
+                ));
             }
         })?;
         self.builder.trace.kernels = kernels;
@@ -145,17 +147,17 @@ impl NsysExportReader {
             if !push_operation_of_row(builder, &mut copies.on_gpu, row) {
                 return;
             }
-            copies.bytes.push(row.cell_as_integer(7).unwrap_or(0).max(0).cast_unsigned());
+            copies.copied_bytes.push(row.cell_as_integer(7).unwrap_or(0).max(0).cast_unsigned());
             let kind = row.cell_as_integer(8).and_then(|kind| labels.get(&kind).copied());
-            copies.kind.push(kind.unwrap_or(unknown));
+            copies.direction_label.push(kind.unwrap_or(unknown));
             let memory = |column| {
                 let label = row.cell_as_integer(column).and_then(|kind| memories.get(&kind));
                 label.map_or(CopiedMemoryKind::Unknown, |&name| {
                     memory_kind_from_nsys_label(builder.trace.names.text_of_name(name))
                 })
             };
-            copies.source.push(memory(9));
-            copies.target.push(memory(10));
+            copies.source_memory.push(memory(9));
+            copies.target_memory.push(memory(10));
         })?;
         self.builder.trace.copies = copies;
         Ok(())
@@ -168,7 +170,7 @@ impl NsysExportReader {
             &operation_columns_followed_by(["bytes"]),
             |builder, _, row| {
                 if push_operation_of_row(builder, &mut sets.on_gpu, row) {
-                    sets.bytes.push(row.cell_as_integer(7).unwrap_or(0).max(0).cast_unsigned());
+                    sets.set_bytes.push(row.cell_as_integer(7).unwrap_or(0).max(0).cast_unsigned());
                 }
             },
         )?;
@@ -184,7 +186,7 @@ impl NsysExportReader {
             |builder, _, row| {
                 if push_operation_of_row(builder, &mut graphs.on_gpu, row) {
                     let id = row.cell_as_integer(7).and_then(|id| u32::try_from(id).ok());
-                    graphs.executable.push(id.unwrap_or(0));
+                    graphs.executable_graph_id.push(id.unwrap_or(0));
                 }
             },
         )?;
@@ -233,10 +235,10 @@ impl NsysExportReader {
             |builder, _, row| {
                 if push_operation_of_row(builder, &mut syncs.on_gpu, row) {
                     syncs.kind.push(match row.cell_as_integer(7) {
-                        Some(1) => SynchronisationTarget::Event,
+                        Some(1) => SynchronisationTarget::HostWaitsForEvent,
                         Some(2) => SynchronisationTarget::StreamWaitsEvent,
-                        Some(3) => SynchronisationTarget::Stream,
-                        Some(4) => SynchronisationTarget::Context,
+                        Some(3) => SynchronisationTarget::HostWaitsForStream,
+                        Some(4) => SynchronisationTarget::HostWaitsForContext,
                         // Some CUPTI versions also write 0 for cudaDeviceSynchronize.
                         _ => SynchronisationTarget::Unknown,
                     });
@@ -283,7 +285,7 @@ impl NsysExportReader {
                 let number =
                     |column| row.cell_as_integer(column).unwrap_or(0).max(0).cast_unsigned();
                 let address = row.cell_as_integer(8).unwrap_or(0).cast_unsigned();
-                // 0 allocates, 1 frees.
+                // Value 0 of this column means an allocation, 1 a free.
                 let given_back = row.cell_as_integer(7) == Some(1);
                 allocations.push_allocation_or_free(
                     time,
@@ -315,9 +317,9 @@ impl NsysExportReader {
                     process_key_pid_and_tid_of_global_id(row.cell_as_integer(2).unwrap_or(0));
                 let device =
                     row.cell_as_integer(3).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-                faults.start.push(start);
-                faults.end.push(row.cell_as_integer(1).unwrap_or(start).max(start));
-                faults.process.push(builder.index_of_process(key, pid));
+                faults.start_ns.push(start);
+                faults.end_ns.push(row.cell_as_integer(1).unwrap_or(start).max(start));
+                faults.process_index.push(builder.index_of_process(key, pid));
                 faults.device.push(if on_host {
                     ManagedPageFaultTable::HOST_INSTEAD_OF_DEVICE
                 } else {
@@ -358,8 +360,8 @@ fn memory_kind_from_nsys_label(label: &str) -> CopiedMemoryKind {
     match label.split(' ').next().unwrap_or_default() {
         "Pageable" => CopiedMemoryKind::Pageable,
         "Pinned" => CopiedMemoryKind::Pinned,
-        "Device" => CopiedMemoryKind::Device,
-        "Array" => CopiedMemoryKind::Array,
+        "Device" => CopiedMemoryKind::DeviceMemory,
+        "Array" => CopiedMemoryKind::CudaArray,
         "Managed" => CopiedMemoryKind::Managed,
         _ => CopiedMemoryKind::Unknown,
     }

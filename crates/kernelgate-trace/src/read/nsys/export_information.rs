@@ -49,15 +49,15 @@ impl NsysExportReader {
         self.visit_rows_and_record_problems("TARGET_INFO_GPU", &columns, |builder, _, row| {
             let number = |column| row.cell_as_integer(column).and_then(|n| u32::try_from(n).ok());
             builder.trace.devices.push(TracedDevice {
-                id: number(0).unwrap_or(0),
-                name: row.cell_as_displayed_text(1),
+                device_ordinal: number(0).unwrap_or(0),
+                device_name: row.cell_as_displayed_text(1),
                 multiprocessors: number(2),
                 compute_capability: number(3).zip(number(4)),
                 threads_per_sm: number(5)
                     .zip(number(6))
                     .and_then(|(warps, of)| warps.checked_mul(of)),
                 registers_per_sm: number(7),
-                shared_per_sm: number(8),
+                shared_bytes_per_sm: number(8),
                 blocks_per_sm: number(9),
                 threads_per_warp: number(6),
             });
@@ -71,7 +71,7 @@ impl NsysExportReader {
                 let process = builder.index_of_process(key, pid) as usize;
                 if let Some(text) = row.cell_as_text_bytes(1) {
                     let name = builder.trace.names.intern_bytes_as_text(text);
-                    builder.trace.processes[process].name = Some(name);
+                    builder.trace.processes[process].process_name = Some(name);
                 }
             },
         )
@@ -105,13 +105,15 @@ impl NsysExportReader {
             // Counter samples from before the start of the recording have negative times and are
             // skipped.
             let Some(&metric) = names.get(&(kind, id)).filter(|_| time >= 0) else {
-                builder.trace.quality.odd_values += 1;
+                builder.trace.quality.implausible_value_count += 1;
                 return;
             };
-            counters.time.push(time);
-            counters.gpu.push(u32::try_from(kind & GPU_NUMBER_MASK_OF_METRIC_TYPE).unwrap_or(0));
-            counters.metric.push(metric);
-            counters.value.push(row.cell_as_float(3).unwrap_or(0.0));
+            counters.time_ns.push(time);
+            counters
+                .gpu_number
+                .push(u32::try_from(kind & GPU_NUMBER_MASK_OF_METRIC_TYPE).unwrap_or(0));
+            counters.metric_name.push(metric);
+            counters.metric_value.push(row.cell_as_float(3).unwrap_or(0.0));
         })?;
         self.builder.trace.counters = counters;
         Ok(())
@@ -127,7 +129,7 @@ impl NsysExportReader {
                 if let Some(text) = row.cell_as_text_bytes(1) {
                     builder.trace.quality.count_invalid_utf8(text);
                 }
-                builder.trace.quality.messages.push(text);
+                builder.trace.quality.profiler_messages.push(text);
             }
         })?;
         for table in ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"] {

@@ -54,14 +54,14 @@ impl NsysExportReader {
             };
             let end =
                 quality.plausible_time_or_count_as_odd(row.cell_as_integer(1)).unwrap_or(start);
-            calls.end.push(quality.plausible_span_end_or_start(start, end));
+            calls.end_ns.push(quality.plausible_span_end_or_start(start, end));
             let (key, pid, tid) =
                 process_key_pid_and_tid_of_global_id(row.cell_as_integer(2).unwrap_or(0));
             let process = builder.index_of_process(key, pid);
-            calls.start.push(start);
-            calls.thread.push(builder.index_of_host_thread(process, tid));
+            calls.start_ns.push(start);
+            calls.thread_index.push(builder.index_of_host_thread(process, tid));
             let name = row.cell_as_integer(3).and_then(|id| strings.get(&id)).copied();
-            calls.name.push(name.unwrap_or(unknown));
+            calls.function_name.push(name.unwrap_or(unknown));
         })?;
         self.builder.trace.os_calls = calls;
         Ok(())
@@ -84,10 +84,12 @@ impl NsysExportReader {
                 };
                 let (key, pid, tid) = process_key_pid_and_tid_of_global_id(id);
                 let process = builder.index_of_process(key, pid);
-                events.time.push(time);
-                events.thread.push(builder.index_of_host_thread(process, tid));
-                events.node.push(node.cast_unsigned());
-                events.original.push(row.cell_as_integer(3).unwrap_or(0).cast_unsigned());
+                events.time_ns.push(time);
+                events.thread_index.push(builder.index_of_host_thread(process, tid));
+                events.node_id.push(node.cast_unsigned());
+                events
+                    .cloned_from_node_id
+                    .push(row.cell_as_integer(3).unwrap_or(0).cast_unsigned());
             },
         )?;
         self.builder.trace.node_events = events;
@@ -105,9 +107,9 @@ impl NsysExportReader {
                 let (Some(time), Some(id)) = (time, row.cell_as_integer(1)) else { return };
                 let (key, pid, tid) = process_key_pid_and_tid_of_global_id(id);
                 let process = builder.index_of_process(key, pid);
-                switches.time.push(time);
-                switches.thread.push(builder.index_of_host_thread(process, tid));
-                switches.on_cpu.push(row.cell_as_integer(2) == Some(1));
+                switches.time_ns.push(time);
+                switches.thread_index.push(builder.index_of_host_thread(process, tid));
+                switches.is_put_on_cpu.push(row.cell_as_integer(2) == Some(1));
             },
         )?;
         self.builder.trace.context_switches = switches;

@@ -36,13 +36,13 @@ pub(super) fn read_nsys_export(
     wanted: &WantedTraceParts,
 ) -> Result<Trace, TraceError> {
     let mut reader = open_export_and_read_strings(path)?;
-    // Table of ranges is usually the longest, so a second thread reads this table while the first
-    // thread reads the others.
-    let strings = reader.strings.clone();
+    // The table of ranges is usually the longest, so a second thread reads it while the first
+    // thread reads the other tables.
+    let strings = reader.name_by_string_id.clone();
     let (ranges, rest) = std::thread::scope(|scope| {
         let strings = &strings;
         let ranges = wanted
-            .ranges
+            .reads_ranges
             .then(|| scope.spawn(move || ranges::read_nvtx_ranges_and_marks(path, strings)));
         let rest = reader.read_tables_except_ranges(wanted);
         let ranges =
@@ -76,10 +76,13 @@ fn open_export_and_read_strings(path: &Path) -> Result<NsysExportReader, TraceEr
                     let what = if path.is_dir() { "a folder" } else { "an SQLite database" };
                     format!("{what} without the tables of an Nsight Systems export")
                 });
-        return Err(TraceError::Unknown { path: path.to_owned(), reason });
+        return Err(TraceError::UnknownFormat { path: path.to_owned(), reason });
     }
-    let mut reader =
-        NsysExportReader { database, builder: TraceBuilder::default(), strings: HashMap::new() };
+    let mut reader = NsysExportReader {
+        database,
+        builder: TraceBuilder::default(),
+        name_by_string_id: HashMap::new(),
+    };
     reader.read_string_table()?;
     Ok(reader)
 }
@@ -115,20 +118,20 @@ struct NsysExportReader {
     database: NsysExportDatabase,
     builder: TraceBuilder,
     /// Interned texts by the string id to which rows of the export refer.
-    strings: HashMap<i64, InternedNameId>,
+    name_by_string_id: HashMap<i64, InternedNameId>,
 }
 
 impl NsysExportReader {
     fn read_tables_except_ranges(&mut self, wanted: &WantedTraceParts) -> Result<(), TraceError> {
         self.read_versions_devices_and_process_names()?;
-        if wanted.operations {
+        if wanted.reads_operations {
             self.read_gpu_operations(wanted)?;
             self.attach_nccl_sizes_to_kernels()?;
         }
-        if wanted.calls {
+        if wanted.reads_api_calls {
             self.read_cuda_api_calls()?;
         }
-        if wanted.everything_else {
+        if wanted.reads_everything_else {
             self.read_null_and_non_blocking_streams()?;
             self.read_synchronisations()?;
             self.read_graph_node_creations()?;
@@ -150,7 +153,7 @@ impl NsysExportReader {
         columns: &[&str],
         mut each: impl FnMut(&mut TraceBuilder, &HashMap<i64, InternedNameId>, &ExportRow<'_, '_>),
     ) -> Result<(), TraceError> {
-        let (builder, strings) = (&mut self.builder, &self.strings);
+        let (builder, strings) = (&mut self.builder, &self.name_by_string_id);
         if [KERNEL_TABLE, COPY_TABLE, CUDA_API_CALL_TABLE].contains(&table) {
             builder.trace.quality.missing_tables_or_fields.extend(missing_necessary_columns(
                 &self.database,
@@ -159,7 +162,7 @@ impl NsysExportReader {
             ));
         }
         let ended = self.database.visit_rows(table, columns, |row| each(builder, strings, row))?;
-        self.builder.trace.quality.unreadable.extend(ended);
+        self.builder.trace.quality.unreadable_parts.extend(ended);
         Ok(())
     }
 
@@ -181,7 +184,7 @@ impl NsysExportReader {
                 strings.insert(id, builder.trace.names.intern_bytes_as_text(text));
             }
         })?;
-        self.strings = strings;
+        self.name_by_string_id = strings;
         Ok(())
     }
 }

@@ -21,20 +21,20 @@ const NVTX_EVENTS_TABLE: &str = "NVTX_EVENTS";
 /// payload offset, eight bytes each.
 const NVTX_PAYLOAD_HEADER_BYTES: usize = 32;
 
-/// Content of a payload.
+/// Sizes of one NCCL call, from the payload of its NVTX range.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct NcclCallSizes {
-    communicator: Option<u64>,
-    bytes: Option<u64>,
+    communicator_id: Option<u64>,
+    message_bytes: Option<u64>,
     ranks: Option<u32>,
 }
 
 /// A field of NCCL's NVTX payloads that kernelgate reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KnownNcclPayloadField {
-    Communicator,
-    Bytes,
-    Ranks,
+    CommunicatorId,
+    MessageBytes,
+    RankCount,
 }
 
 impl KnownNcclPayloadField {
@@ -42,9 +42,9 @@ impl KnownNcclPayloadField {
     fn from_nccl_field_name(name: &str) -> Option<KnownNcclPayloadField> {
         let name = name.to_ascii_lowercase();
         match () {
-            () if name.contains("communicator id") => Some(Self::Communicator),
-            () if name.contains("message size") => Some(Self::Bytes),
-            () if name.contains("of ranks") || name == "nranks" => Some(Self::Ranks),
+            () if name.contains("communicator id") => Some(Self::CommunicatorId),
+            () if name.contains("message size") => Some(Self::MessageBytes),
+            () if name.contains("of ranks") || name == "nranks" => Some(Self::RankCount),
             () => None,
         }
     }
@@ -53,9 +53,9 @@ impl KnownNcclPayloadField {
 impl NcclCallSizes {
     fn set_payload_field(&mut self, field: KnownNcclPayloadField, value: u64) {
         match field {
-            KnownNcclPayloadField::Communicator => self.communicator = Some(value),
-            KnownNcclPayloadField::Bytes => self.bytes = Some(value),
-            KnownNcclPayloadField::Ranks => self.ranks = u32::try_from(value).ok(),
+            KnownNcclPayloadField::CommunicatorId => self.communicator_id = Some(value),
+            KnownNcclPayloadField::MessageBytes => self.message_bytes = Some(value),
+            KnownNcclPayloadField::RankCount => self.ranks = u32::try_from(value).ok(),
         }
     }
 
@@ -100,10 +100,10 @@ fn decode_binary_nccl_payload(blob: &[u8], schemas: &NcclPayloadSchemas) -> Opti
 
 #[derive(Debug, Clone)]
 struct NcclApiCall {
-    thread: i64,
-    start: i64,
-    end: i64,
-    name: String,
+    global_thread_id: i64,
+    start_ns: i64,
+    end_ns: i64,
+    function_name: String,
     payload: NcclCallSizes,
 }
 
@@ -118,8 +118,8 @@ impl NsysExportReader {
         self.builder.copy_tables_and_demangle_kernel_names();
         let trace = &self.builder.trace;
         let communicates = |&row: &u32| {
-            let function = trace.kernels.function.at(row as usize) as usize;
-            let name = trace.functions[function].demangled;
+            let function = trace.kernels.function_index.at(row as usize) as usize;
+            let name = trace.functions[function].demangled_name;
             let function = trace.names.text_of_name(name).to_ascii_lowercase();
             ["ncclkernel", "nccldevkernel"].iter().any(|it| function.contains(it))
         };
@@ -133,9 +133,9 @@ impl NsysExportReader {
         let calls = self.read_nccl_calls()?;
         let ranks: HashMap<u64, u32> = calls
             .iter()
-            .filter_map(|call| Some((call.payload.communicator?, call.payload.ranks?)))
+            .filter_map(|call| Some((call.payload.communicator_id?, call.payload.ranks?)))
             .collect();
-        if calls.iter().all(|call| call.payload.bytes.is_none()) {
+        if calls.iter().all(|call| call.payload.message_bytes.is_none()) {
             return Ok(());
         }
         let launches = self.launch_thread_and_time_of_kernels(&kernels)?;
@@ -150,18 +150,18 @@ impl NsysExportReader {
                 continue;
             };
             let Some(sized) = found.first() else { continue };
-            let bytes: u64 = found.iter().filter_map(|call| call.payload.bytes).sum();
-            let communicator = sized.payload.communicator.unwrap_or(0);
+            let bytes: u64 = found.iter().filter_map(|call| call.payload.message_bytes).sum();
+            let communicator = sized.payload.communicator_id.unwrap_or(0);
             let ranks = ranks.get(&communicator).copied().unwrap_or(0);
             let (bytes_in, bytes_out) =
-                bytes_sent_and_received_per_rank(&sized.name, bytes, u64::from(ranks));
+                bytes_sent_and_received_per_rank(&sized.function_name, bytes, u64::from(ranks));
             let names = &mut self.builder.trace.names;
             let call = RecordedCollective {
-                name: names.intern_text(&sized.name),
-                communicator: names.intern_text(&format!("{communicator:#x}")),
+                collective_name: names.intern_text(&sized.function_name),
+                communicator_name: names.intern_text(&format!("{communicator:#x}")),
                 ranks,
-                bytes_in,
-                bytes_out,
+                contributed_bytes: bytes_in,
+                received_bytes: bytes_out,
             };
             self.builder.trace.collectives.push_collective_of_kernel(row, call);
         }
@@ -198,10 +198,16 @@ impl NsysExportReader {
                     return;
                 };
                 let thread = row.cell_as_integer(2).unwrap_or(0);
-                calls.push(NcclApiCall { thread, start, end, name: name.to_owned(), payload });
+                calls.push(NcclApiCall {
+                    global_thread_id: thread,
+                    start_ns: start,
+                    end_ns: end,
+                    function_name: name.to_owned(),
+                    payload,
+                });
             },
         )?;
-        calls.sort_by_key(|call| (call.thread, call.start));
+        calls.sort_by_key(|call| (call.global_thread_id, call.start_ns));
         Ok(calls)
     }
 
@@ -219,7 +225,7 @@ impl NsysExportReader {
                 else {
                     return;
                 };
-                let width = if field == KnownNcclPayloadField::Ranks { 4 } else { 8 };
+                let width = if field == KnownNcclPayloadField::RankCount { 4 } else { 8 };
                 let offset = usize::try_from(number(3).unwrap_or(0)).unwrap_or(usize::MAX - 8);
                 schemas.entry((domain, schema)).or_default().push((field, offset, width));
             },
@@ -276,20 +282,21 @@ fn nccl_calls_that_launched_at(
     thread: i64,
     time: i64,
 ) -> Option<Vec<&NcclApiCall>> {
-    let behind = calls.partition_point(|call| (call.thread, call.start) <= (thread, time));
-    let own = calls[..behind].iter().rev().take_while(|call| call.thread == thread);
-    let launching = own.clone().find(|call| call.end >= time)?;
-    if launching.payload.bytes.is_some() {
+    let behind =
+        calls.partition_point(|call| (call.global_thread_id, call.start_ns) <= (thread, time));
+    let own = calls[..behind].iter().rev().take_while(|call| call.global_thread_id == thread);
+    let launching = own.clone().find(|call| call.end_ns >= time)?;
+    if launching.payload.message_bytes.is_some() {
         return Some(vec![launching]);
     }
     // Searches backwards from the end of the NCCL group to the start of the outermost group.
     let mut depth = 0usize;
     let mut found = Vec::new();
-    for call in own.skip_while(|call| call.start > launching.start) {
-        match call.name.as_str() {
+    for call in own.skip_while(|call| call.start_ns > launching.start_ns) {
+        match call.function_name.as_str() {
             name if name.starts_with("ncclGroupEnd") => depth += 1,
             name if name.starts_with("ncclGroupStart") => depth = depth.saturating_sub(1),
-            _ if call.payload.bytes.is_some() => found.push(call),
+            _ if call.payload.message_bytes.is_some() => found.push(call),
             _ => {}
         }
         if depth == 0 {
@@ -317,16 +324,19 @@ mod tests {
     #[test]
     fn nccl_payloads_are_decoded_from_bytes_and_from_json() {
         let fields = vec![
-            (KnownNcclPayloadField::Communicator, 0, 8),
-            (KnownNcclPayloadField::Bytes, 8, 8),
-            (KnownNcclPayloadField::Ranks, 16, 4),
+            (KnownNcclPayloadField::CommunicatorId, 0, 8),
+            (KnownNcclPayloadField::MessageBytes, 8, 8),
+            (KnownNcclPayloadField::RankCount, 16, 4),
         ];
         let schemas = NcclPayloadSchemas::from_iter([((1, 9), fields)]);
         let mut blob = Vec::new();
         [1u64, 9, 24, 32, 0xABC, 4096].iter().for_each(|word| blob.extend(word.to_le_bytes()));
         blob.extend([8, 0, 0, 0, 0, 0, 0, 0]);
-        let expected =
-            NcclCallSizes { communicator: Some(0xABC), bytes: Some(4096), ranks: Some(8) };
+        let expected = NcclCallSizes {
+            communicator_id: Some(0xABC),
+            message_bytes: Some(4096),
+            ranks: Some(8),
+        };
         assert_eq!(decode_binary_nccl_payload(&blob, &schemas), Some(expected));
         assert_eq!(decode_binary_nccl_payload(&blob[..50], &schemas), None, "cut short");
         let json =
@@ -337,11 +347,11 @@ mod tests {
     #[test]
     fn kernels_of_a_nccl_group_get_the_sizes_of_its_calls() {
         let call = |start, end, name: &str, bytes| NcclApiCall {
-            thread: 1,
-            start,
-            end,
-            name: name.to_owned(),
-            payload: NcclCallSizes { bytes, ..NcclCallSizes::default() },
+            global_thread_id: 1,
+            start_ns: start,
+            end_ns: end,
+            function_name: name.to_owned(),
+            payload: NcclCallSizes { message_bytes: bytes, ..NcclCallSizes::default() },
         };
         let calls = [
             call(0, 5, "ncclAllReduce", Some(10)),
@@ -352,7 +362,7 @@ mod tests {
         ];
         let bytes = |time| -> Option<u64> {
             let found = nccl_calls_that_launched_at(&calls, 1, time)?;
-            Some(found.iter().filter_map(|call| call.payload.bytes).sum())
+            Some(found.iter().filter_map(|call| call.payload.message_bytes).sum())
         };
         assert_eq!(bytes(3), Some(10));
         assert_eq!(bytes(20), Some(300));

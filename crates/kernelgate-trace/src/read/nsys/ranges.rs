@@ -23,7 +23,7 @@ use crate::model::quality::MissingAndImplausibleTraceData;
 const NVTX_EVENT_TABLE: &str = "NVTX_EVENTS";
 /// NVTX event types other than ranges: marks, and registrations of a domain's name.
 const NVTX_MARK_EVENT_TYPE: i64 = 34;
-const DOMAIN_EVENT_TYPE: i64 = 75;
+const NVTX_DOMAIN_EVENT_TYPE: i64 = 75;
 /// If the caller wants few names, digits are removed from further texts after this many distinct
 /// texts.
 const MAX_DISTINCT_TEXTS_WITH_DIGITS: usize = 1 << 16;
@@ -32,17 +32,17 @@ const MAX_DISTINCT_TEXTS_WITH_DIGITS: usize = 1 << 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum NvtxEventText {
     /// The text is in the export's string table and already has a name id.
-    Shared(InternedNameId),
+    InStringTable(InternedNameId),
     /// The text is stored in the NVTX event itself; the id refers to [`NvtxThreadsAndTexts`].
-    Own(InternedNameId),
-    None,
+    InNvtxEvent(InternedNameId),
+    NoText,
 }
 
 /// A range or a mark among the NVTX events, without thread and name.
 enum NvtxRangeOrMark {
     /// Start time, end time (`None` if the range was never closed) and style of a range.
-    Range(i64, Option<i64>, HostRangeStyle),
-    Mark(i64),
+    RangeFromTo(i64, Option<i64>, HostRangeStyle),
+    MarkAtTime(i64),
 }
 
 /// Threads and texts of NVTX events, numbered in order of appearance, before they get indices in
@@ -50,13 +50,13 @@ enum NvtxRangeOrMark {
 #[derive(Default)]
 struct NvtxThreadsAndTexts {
     /// Global thread ids.
-    threads: DistinctValues<i64>,
+    global_thread_ids: DistinctValues<i64>,
     /// (domain, process, text).
-    keys: DistinctValues<(i64, u64, NvtxEventText)>,
+    domain_process_and_text: DistinctValues<(i64, u64, NvtxEventText)>,
     texts: InternedTraceNames,
     /// Whether digits are removed from new texts once there are very many distinct texts.
-    merges_numbered_texts: bool,
-    domains: HashMap<(i64, u64), NvtxEventText>,
+    removes_digits_if_many_texts: bool,
+    domain_name_by_id_and_process: HashMap<(i64, u64), NvtxEventText>,
     quality: MissingAndImplausibleTraceData,
 }
 
@@ -66,7 +66,7 @@ struct NvtxThreadsAndTexts {
 pub(super) struct NvtxRangesBeforeNaming {
     ranges: HostRangeTable,
     marks: HostMarkerTable,
-    unclosed_ranges: Vec<u32>,
+    rows_of_unclosed_ranges: Vec<u32>,
     labels: NvtxThreadsAndTexts,
 }
 
@@ -79,13 +79,14 @@ pub(super) fn read_nvtx_ranges_and_marks(
     strings: &HashMap<i64, InternedNameId>,
 ) -> Result<NvtxRangesBeforeNaming, TraceError> {
     let database = NsysExportDatabase::open_sqlite_or_parquet_export(path)?;
-    let NvtxRangesBeforeNaming { mut ranges, mut marks, unclosed_ranges: mut unclosed, .. } =
-        NvtxRangesBeforeNaming::default();
+    let NvtxRangesBeforeNaming {
+        mut ranges, mut marks, rows_of_unclosed_ranges: mut unclosed, ..
+    } = NvtxRangesBeforeNaming::default();
     ranges.reserve_ranges(database.row_count_upper_bound(NVTX_EVENT_TABLE));
-    let how = (ExportRowOrder::Stored, false);
+    let how = (ExportRowOrder::AsStored, false);
     let labels =
         visit_nvtx_ranges_and_marks(&database, how, strings, |thread, key, event| match event {
-            NvtxRangeOrMark::Range(start, end, style) => {
+            NvtxRangeOrMark::RangeFromTo(start, end, style) => {
                 if end.is_none() {
                     unclosed.push(u32::try_from(ranges.range_count()).unwrap_or(u32::MAX));
                 }
@@ -97,13 +98,13 @@ pub(super) fn read_nvtx_ranges_and_marks(
                     style,
                 );
             }
-            NvtxRangeOrMark::Mark(time) => {
-                marks.time.push(time);
-                marks.thread.push(thread.0);
-                marks.name.push(InternedNameId(key));
+            NvtxRangeOrMark::MarkAtTime(time) => {
+                marks.time_ns.push(time);
+                marks.thread_index.push(thread.0);
+                marks.mark_name.push(InternedNameId(key));
             }
         })?;
-    Ok(NvtxRangesBeforeNaming { ranges, marks, unclosed_ranges: unclosed, labels })
+    Ok(NvtxRangesBeforeNaming { ranges, marks, rows_of_unclosed_ranges: unclosed, labels })
 }
 
 /// Passes the ranges to `each` in the requested row order; range names are numbers that the
@@ -120,11 +121,18 @@ pub(super) fn stream_nvtx_ranges(
     let database = NsysExportDatabase::open_sqlite_or_parquet_export(path)?;
     let labels =
         visit_nvtx_ranges_and_marks(&database, how, strings, |(_, thread), label, event| {
-            if let NvtxRangeOrMark::Range(start, end, style) = event {
+            if let NvtxRangeOrMark::RangeFromTo(start, end, style) = event {
                 let end = end.unwrap_or(StreamedRangeRow::UNCLOSED_RANGE_END);
                 each(
                     thread,
-                    StreamedRangeRow { start, end, thread: 0, name_index: label, style, inputs: 0 },
+                    StreamedRangeRow {
+                        start_ns: start,
+                        end_ns: end,
+                        thread_index: 0,
+                        name_index: label,
+                        style,
+                        operator_inputs_number: 0,
+                    },
                 );
             }
         })?;
@@ -140,7 +148,7 @@ fn visit_nvtx_ranges_and_marks(
     mut each: impl FnMut((u32, i64), u32, NvtxRangeOrMark),
 ) -> Result<NvtxThreadsAndTexts, TraceError> {
     let mut labels =
-        NvtxThreadsAndTexts { merges_numbered_texts: few, ..NvtxThreadsAndTexts::default() };
+        NvtxThreadsAndTexts { removes_digits_if_many_texts: few, ..NvtxThreadsAndTexts::default() };
     if !database.has_export_table(NVTX_EVENT_TABLE) {
         labels.quality.missing_tables_or_fields.push(NVTX_EVENT_TABLE.to_owned());
         return Ok(labels);
@@ -153,17 +161,19 @@ fn visit_nvtx_ranges_and_marks(
             // ranges in an import from a text file.
             Some(59 | 70) => HostRangeStyle::PushPop,
             Some(60 | 71) => HostRangeStyle::StartEnd,
-            Some(NVTX_MARK_EVENT_TYPE | DOMAIN_EVENT_TYPE) => HostRangeStyle::PushPop,
+            Some(NVTX_MARK_EVENT_TYPE | NVTX_DOMAIN_EVENT_TYPE) => HostRangeStyle::PushPop,
             _ => return,
         };
         let shared = row.cell_as_integer(5).and_then(|id| strings.get(&id));
-        let text = shared
-            .map_or_else(|| labels.intern_text_of_row(row), |&name| NvtxEventText::Shared(name));
+        let text = shared.map_or_else(
+            || labels.intern_text_of_row(row),
+            |&name| NvtxEventText::InStringTable(name),
+        );
         let thread = row.cell_as_integer(3).unwrap_or(0);
         let (process, ..) = process_key_pid_and_tid_of_global_id(thread);
         let domain = row.cell_as_integer(6).unwrap_or(0);
-        if kind == Some(DOMAIN_EVENT_TYPE) {
-            labels.domains.insert((domain, process), text);
+        if kind == Some(NVTX_DOMAIN_EVENT_TYPE) {
+            labels.domain_name_by_id_and_process.insert((domain, process), text);
             return;
         }
         let Some(start) = labels.quality.plausible_time_or_count_as_odd(row.cell_as_integer(0))
@@ -171,17 +181,17 @@ fn visit_nvtx_ranges_and_marks(
             return;
         };
         let event = if kind == Some(NVTX_MARK_EVENT_TYPE) {
-            NvtxRangeOrMark::Mark(start)
+            NvtxRangeOrMark::MarkAtTime(start)
         } else {
             let end = labels.quality.plausible_time_or_count_as_odd(row.cell_as_integer(1));
             let end = end.map(|end| labels.quality.plausible_span_end_or_start(start, end));
             labels.quality.unclosed_ranges += u64::from(end.is_none());
-            NvtxRangeOrMark::Range(start, end, style)
+            NvtxRangeOrMark::RangeFromTo(start, end, style)
         };
-        let key = labels.keys.index_of_value((domain, process, text));
-        each((labels.threads.index_of_value(thread), thread), key, event);
+        let key = labels.domain_process_and_text.index_of_value((domain, process, text));
+        each((labels.global_thread_ids.index_of_value(thread), thread), key, event);
     })?;
-    labels.quality.unreadable.extend(ended);
+    labels.quality.unreadable_parts.extend(ended);
     Ok(labels)
 }
 
@@ -189,10 +199,10 @@ impl NvtxThreadsAndTexts {
     /// Interns the text that is stored in the row itself, for a row without an entry in the string
     /// table.
     fn intern_text_of_row(&mut self, row: &ExportRow<'_, '_>) -> NvtxEventText {
-        let Some(text) = row.cell_as_text_bytes(4) else { return NvtxEventText::None };
+        let Some(text) = row.cell_as_text_bytes(4) else { return NvtxEventText::NoText };
         self.quality.count_invalid_utf8(text);
-        NvtxEventText::Own(
-            match self.merges_numbered_texts
+        NvtxEventText::InNvtxEvent(
+            match self.removes_digits_if_many_texts
                 && self.texts.interned_text_count() >= MAX_DISTINCT_TEXTS_WITH_DIGITS
             {
                 true => self
@@ -206,18 +216,21 @@ impl NvtxThreadsAndTexts {
     /// Returns, for each text number, the id of the text in the trace, with the NVTX domain as
     /// prefix.
     fn trace_names_of_numbered_texts(&self, builder: &mut TraceBuilder) -> Vec<InternedNameId> {
-        self.keys
+        self.domain_process_and_text
             .values
             .iter()
             .map(|&(domain, process, text)| {
-                let domain =
-                    self.domains.get(&(domain, process)).copied().unwrap_or(NvtxEventText::None);
+                let domain = self
+                    .domain_name_by_id_and_process
+                    .get(&(domain, process))
+                    .copied()
+                    .unwrap_or(NvtxEventText::NoText);
                 let mut of = |text| match text {
-                    NvtxEventText::Shared(name) => Some(name),
-                    NvtxEventText::Own(name) => {
+                    NvtxEventText::InStringTable(name) => Some(name),
+                    NvtxEventText::InNvtxEvent(name) => {
                         Some(builder.trace.names.intern_text(self.texts.text_of_name(name)))
                     }
-                    NvtxEventText::None => None,
+                    NvtxEventText::NoText => None,
                 };
                 match (of(domain), of(text)) {
                     (None, Some(text)) => text,
@@ -260,9 +273,9 @@ impl NvtxRangesBeforeNaming {
 
     /// Adds the ranges and marks to the trace; ranges that were never closed end at `last`.
     pub fn add_ranges_and_marks_to_trace(self, builder: &mut TraceBuilder, last: Option<i64>) {
-        let Self { mut ranges, mut marks, unclosed_ranges: unclosed, labels } = self;
+        let Self { mut ranges, mut marks, rows_of_unclosed_ranges: unclosed, labels } = self;
         let threads: Vec<u32> = labels
-            .threads
+            .global_thread_ids
             .values
             .iter()
             .map(|&id| {
@@ -272,17 +285,17 @@ impl NvtxRangesBeforeNaming {
             })
             .collect();
         let names = labels.trace_names_of_numbered_texts(builder);
-        for thread in ranges.thread.iter_mut().chain(&mut marks.thread) {
+        for thread in ranges.thread_index.iter_mut().chain(&mut marks.thread_index) {
             *thread = threads[*thread as usize];
         }
-        for name in ranges.name.iter_mut().chain(&mut marks.name) {
+        for name in ranges.range_name.iter_mut().chain(&mut marks.mark_name) {
             *name = names[name.0 as usize];
         }
         (builder.trace.ranges, builder.trace.host_marks) = (ranges, marks);
         builder.trace.quality.add_counts_and_messages(labels.quality);
         if let Some(last) = last {
             for &range in &unclosed {
-                let end = &mut builder.trace.ranges.end[range as usize];
+                let end = &mut builder.trace.ranges.end_ns[range as usize];
                 *end = last.max(*end);
             }
         }

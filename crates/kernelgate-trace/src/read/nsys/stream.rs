@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use hashbrown::HashMap;
 
 use super::super::rows::{
-    MergedRangeOrCall, SortedByStartThenLongest, StreamedCallRow, StreamedExportRest,
+    ExportWithoutStreamedRows, MergedRangeOrCall, SortedByStartThenLongest, StreamedCallRow,
     StreamedRangeOrCall, StreamedRangeRow, merge_ranges_and_calls_by_time,
 };
 use super::super::trace_builder::TraceBuilder;
@@ -36,25 +36,25 @@ pub fn stream_ranges_and_calls_of_export(
     path: &Path,
     wanted: &WantedTraceParts,
     mut each: impl FnMut(&Trace, StreamedRangeOrCall),
-) -> Result<StreamedExportRest, TraceError> {
+) -> Result<ExportWithoutStreamedRows, TraceError> {
     let mut reader = super::open_export_and_read_strings(path)?;
-    reader.read_tables_except_ranges(&WantedTraceParts { calls: false, ..*wanted })?;
-    let super::NsysExportReader { mut builder, strings, database } = reader;
+    reader.read_tables_except_ranges(&WantedTraceParts { reads_api_calls: false, ..*wanted })?;
+    let super::NsysExportReader { mut builder, name_by_string_id: strings, database } = reader;
     builder.trace.names.intern_text(super::host::NAME_OF_UNNAMED_CALLS);
     builder.copy_tables_and_demangle_kernel_names();
     let mut pass = stream_ranges_and_calls_once(
         path,
         wanted,
-        ExportRowOrder::Stored,
+        ExportRowOrder::AsStored,
         &mut builder,
         &strings,
         &mut each,
     )?;
-    if !pass.in_order {
+    if !pass.all_rows_in_order {
         pass = stream_ranges_and_calls_once(
             path,
             wanted,
-            ExportRowOrder::Start,
+            ExportRowOrder::ByStartTime,
             &mut builder,
             &strings,
             &mut each,
@@ -64,17 +64,21 @@ pub fn stream_ranges_and_calls_of_export(
         .ranges
         .end_for_unclosed_ranges(&database)
         .unwrap_or(StreamedRangeRow::UNCLOSED_RANGE_END);
-    builder.trace.quality.add_counts_and_messages(pass.calls);
+    builder.trace.quality.add_counts_and_messages(pass.api_call_table_problems);
     let names = pass.ranges.into_trace_names_of_ranges(&mut builder);
-    Ok(StreamedExportRest { trace: builder.finish_trace(), names, trace_end_ns: last })
+    Ok(ExportWithoutStreamedRows {
+        trace: builder.finish_trace(),
+        name_by_range_name_index: names,
+        trace_end_ns: last,
+    })
 }
 
 /// Outcome of one pass over the tables of ranges and API calls.
 struct StreamPassOutcome {
-    in_order: bool,
+    all_rows_in_order: bool,
     ranges: NvtxRangesBeforeNaming,
     /// Problems found in the table of API calls.
-    calls: MissingAndImplausibleTraceData,
+    api_call_table_problems: MissingAndImplausibleTraceData,
 }
 
 fn stream_ranges_and_calls_once(
@@ -96,30 +100,35 @@ fn stream_ranges_and_calls_once(
     let (range_batches, mut ranges) = row_batch_channel();
     let (call_batches, mut calls) = row_batch_channel();
     std::thread::scope(|scope| {
-        let how = (order, wanted.merges_numbered_names);
+        let how = (order, wanted.may_remove_digits_from_names);
         let range_reader = scope.spawn(move || send_ranges(path, how, strings, range_batches));
         let unknown = builder.trace.names.intern_text(super::host::NAME_OF_UNNAMED_CALLS);
         let reader = ApiCallTableReader {
-            path,
+            export_path: path,
             order,
-            strings,
+            name_by_string_id: strings,
             unknown_name: unknown,
-            reads_calls_without_correlation: wanted.everything_else,
+            reads_calls_without_correlation: wanted.reads_everything_else,
         };
-        let call_reader =
-            wanted.calls.then(|| scope.spawn(move || reader.send_api_calls(call_batches)));
-        each(&builder.trace, StreamedRangeOrCall::Begin);
+        let call_reader = wanted
+            .reads_api_calls
+            .then(|| scope.spawn(move || reader.send_api_calls(call_batches)));
+        each(&builder.trace, StreamedRangeOrCall::PassBegins);
         for row in merge_ranges_and_calls_by_time(&mut ranges, &mut calls) {
             let row = match row {
                 MergedRangeOrCall::Range((thread, row)) => {
                     StreamedRangeOrCall::Range(StreamedRangeRow {
-                        thread: thread_of(builder, thread).0,
+                        thread_index: thread_of(builder, thread).0,
                         ..row
                     })
                 }
                 MergedRangeOrCall::Call((thread, row)) => {
                     let (thread, process) = thread_of(builder, thread);
-                    StreamedRangeOrCall::Call(StreamedCallRow { thread, process, ..row })
+                    StreamedRangeOrCall::Call(StreamedCallRow {
+                        thread_index: thread,
+                        process_index: process,
+                        ..row
+                    })
                 }
             };
             each(&builder.trace, row);
@@ -129,8 +138,12 @@ fn stream_ranges_and_calls_once(
             Some(reader) => reader.join().expect("reading calls does not panic")?,
             None => MissingAndImplausibleTraceData::default(),
         };
-        let in_order = ranges.in_order && calls.in_order;
-        Ok(StreamPassOutcome { in_order, ranges: ranges_read, calls: calls_read })
+        let in_order = ranges.all_rows_in_order && calls.all_rows_in_order;
+        Ok(StreamPassOutcome {
+            all_rows_in_order: in_order,
+            ranges: ranges_read,
+            api_call_table_problems: calls_read,
+        })
     })
 }
 
@@ -149,9 +162,9 @@ fn send_ranges(
 
 /// Reads the table of API calls on its own thread.
 struct ApiCallTableReader<'a> {
-    path: &'a Path,
+    export_path: &'a Path,
     order: ExportRowOrder,
-    strings: &'a HashMap<i64, InternedNameId>,
+    name_by_string_id: &'a HashMap<i64, InternedNameId>,
     /// Name for API calls for which the export contains no function name.
     unknown_name: InternedNameId,
     /// Whether API calls without a correlation id are read as well.
@@ -165,7 +178,7 @@ impl ApiCallTableReader<'_> {
         &self,
         mut batches: RowBatchSender<(i64, StreamedCallRow)>,
     ) -> Result<MissingAndImplausibleTraceData, TraceError> {
-        let database = NsysExportDatabase::open_sqlite_or_parquet_export(self.path)?;
+        let database = NsysExportDatabase::open_sqlite_or_parquet_export(self.export_path)?;
         let mut quality = MissingAndImplausibleTraceData::default();
         if !database.has_export_table(CUDA_API_CALL_TABLE) {
             quality.missing_tables_or_fields.push(CUDA_API_CALL_TABLE.to_owned());
@@ -187,15 +200,24 @@ impl ApiCallTableReader<'_> {
                 let end = quality.plausible_span_end_or_start(start, end);
                 let correlation = quality.correlation_id_or_zero(row.cell_as_integer(3));
                 if self.reads_calls_without_correlation || correlation != 0 {
-                    let name = row.cell_as_integer(4).and_then(|id| self.strings.get(&id)).copied();
+                    let name = row
+                        .cell_as_integer(4)
+                        .and_then(|id| self.name_by_string_id.get(&id))
+                        .copied();
                     let name = name.unwrap_or(self.unknown_name);
-                    let call =
-                        StreamedCallRow { start, end, thread: 0, process: 0, name, correlation };
+                    let call = StreamedCallRow {
+                        start_ns: start,
+                        end_ns: end,
+                        thread_index: 0,
+                        process_index: 0,
+                        function_name: name,
+                        correlation,
+                    };
                     batches.push_and_send_full_batch((row.cell_as_integer(2).unwrap_or(0), call));
                 }
             })?;
         batches.send_batch();
-        quality.unreadable.extend(ended);
+        quality.unreadable_parts.extend(ended);
         Ok(quality)
     }
 }
@@ -218,8 +240,8 @@ fn row_batch_channel<T>() -> (RowBatchSender<T>, NearlySortedRowBuffer<T>) {
         ready_rows: Vec::new(),
         next_ready_row: 0,
         later_rows: Vec::new(),
-        last_row_start: i64::MIN,
-        in_order: true,
+        last_row_start_ns: i64::MIN,
+        all_rows_in_order: true,
     };
     (RowBatchSender { batch: Vec::new(), sender, returned_batches: read }, ordered)
 }
@@ -249,9 +271,9 @@ struct NearlySortedRowBuffer<T> {
     next_ready_row: usize,
     /// Rows that are not earlier than any row in `ready_rows`.
     later_rows: Vec<T>,
-    last_row_start: i64,
-    /// Whether the buffer sufficed.
-    in_order: bool,
+    last_row_start_ns: i64,
+    /// Whether the rows that the buffer has yielded so far were in order of start time.
+    all_rows_in_order: bool,
 }
 
 impl<T: SortedByStartThenLongest + Copy> NearlySortedRowBuffer<T> {
@@ -298,8 +320,8 @@ impl<T: SortedByStartThenLongest + Copy> Iterator for NearlySortedRowBuffer<T> {
         let row = self.ready_rows[self.next_ready_row];
         self.next_ready_row += 1;
         let start = row.start_and_reversed_end().0;
-        self.in_order &= start >= self.last_row_start;
-        self.last_row_start = start;
+        self.all_rows_in_order &= start >= self.last_row_start_ns;
+        self.last_row_start_ns = start;
         Some(row)
     }
 }
@@ -310,11 +332,11 @@ mod tests {
 
     fn call_rows(starts: &[i64]) -> Vec<StreamedCallRow> {
         let row = |&start| StreamedCallRow {
-            start,
-            end: start,
-            thread: 0,
-            process: 0,
-            name: InternedNameId::default(),
+            start_ns: start,
+            end_ns: start,
+            thread_index: 0,
+            process_index: 0,
+            function_name: InternedNameId::default(),
             correlation: 1,
         };
         starts.iter().map(row).collect()
@@ -329,8 +351,8 @@ mod tests {
             std::thread::spawn(move || {
                 batches.into_iter().for_each(|batch| into.sender.send(batch).expect("it is read"));
             });
-            let starts: Vec<i64> = ordered.by_ref().map(|row| row.start).collect();
-            (starts, ordered.in_order)
+            let starts: Vec<i64> = ordered.by_ref().map(|row| row.start_ns).collect();
+            (starts, ordered.all_rows_in_order)
         };
         assert_eq!(read(&[&[3, 1], &[2, 5], &[4, 6]]), (vec![1, 2, 3, 4, 5, 6], true));
         assert_eq!(read(&[]), (vec![], true));

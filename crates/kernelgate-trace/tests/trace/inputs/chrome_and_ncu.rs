@@ -1,4 +1,4 @@
-//! JSON of PyTorch's profiler and CSV of Nsight Compute, whole and damaged.
+//! Tests of JSON of PyTorch's profiler and of CSV of Nsight Compute, intact and damaged.
 
 use std::io::Write as _;
 
@@ -8,13 +8,13 @@ use crate::fixture::{
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kernelgate_trace::diagnose::difference::{SummedTimesOfTrace, compare_summed_traces};
-use kernelgate_trace::diagnose::{RuleAnswer, diagnose_trace_in_memory};
+use kernelgate_trace::diagnose::{DiagnosisRuleAnswer, diagnose_trace_in_memory};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::CopiedMemoryKind;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::StatsReport;
 
-const KINETO: &str = r#"{
+const PYTORCH_TRACE_JSON: &str = r#"{
   "schemaVersion": 1,
   "deviceProperties": [{"id": 0, "name": "Test GPU", "numSms": 100}],
   "traceEvents": [
@@ -50,41 +50,44 @@ fn compress_with_gzip(content: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn kineto_fills_the_same_model_packed_or_not() {
+fn plain_and_gzip_pytorch_traces_read_equally() {
     for trace in [
-        write_and_read_trace("t.json", KINETO.as_bytes()),
-        write_and_read_trace("t.json.gz", &compress_with_gzip(KINETO.as_bytes())),
+        write_and_read_trace("t.json", PYTORCH_TRACE_JSON.as_bytes()),
+        write_and_read_trace("t.json.gz", &compress_with_gzip(PYTORCH_TRACE_JSON.as_bytes())),
     ] {
-        assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"), ["gemm"]);
+        assert_eq!(column_of_stats_table(&trace, StatsReport::KernelsByName, "Name"), ["gemm"]);
         assert_eq!(
-            column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"),
+            column_of_stats_table(&trace, StatsReport::KernelsByName, "Total Time (ns)"),
             ["2500"]
         );
-        assert_eq!(trace.kernels.on_gpu.start.decoded_row(0), Some(1_712_195_495_505_020_001));
+        assert_eq!(trace.kernels.on_gpu.start_ns.decoded_row(0), Some(1_712_195_495_505_020_001));
         assert_eq!(
-            column_of_stats_table(&trace, StatsReport::RangeKernels, "NVTX Range"),
+            column_of_stats_table(&trace, StatsReport::KernelsByRange, "NVTX Range"),
             ["step"]
         );
-        assert_eq!(column_of_stats_table(&trace, StatsReport::KernelExecution, "PID"), ["5"]);
+        assert_eq!(
+            column_of_stats_table(&trace, StatsReport::KernelLaunchesAndExecutions, "PID"),
+            ["5"]
+        );
         assert_eq!(trace.shapes[0].grid, [4, 2, 1]);
         assert_eq!(
-            (trace.copies.source[0], trace.copies.bytes[0]),
+            (trace.copies.source_memory[0], trace.copies.copied_bytes[0]),
             (CopiedMemoryKind::Pageable, 4096)
         );
         assert_eq!(trace.devices[0].multiprocessors, Some(100));
-        // The event whose name is a number, and the range that was never closed.
-        assert_eq!((trace.quality.odd_values, trace.quality.unclosed_ranges), (1, 1));
+        // One implausible value is the event whose name is a number; one range was never closed.
+        assert_eq!((trace.quality.implausible_value_count, trace.quality.unclosed_ranges), (1, 1));
         assert!(
             diagnose_trace_in_memory(&trace)
                 .findings
                 .iter()
-                .any(|finding| finding.id == "pageable-copy")
+                .any(|finding| finding.rule_id == "pageable-copy")
         );
     }
 }
 
 #[test]
-fn kernels_of_rocm_join_their_calls_by_external_id() {
+fn rocm_kernels_join_their_launch_calls_by_external_id() {
     let trace = write_and_read_trace(
         "t.json",
         br#"{"traceEvents": [
@@ -101,8 +104,8 @@ fn kernels_of_rocm_join_their_calls_by_external_id() {
         ]}"#,
     );
     let diagnosis = diagnose_trace_in_memory(&trace);
-    assert_eq!(diagnosis.quality, []);
-    let total = &diagnosis.devices[0].account.whole_trace_account;
+    assert_eq!(diagnosis.data_quality_findings, []);
+    let total = &diagnosis.gpu_use_by_process[0].account.whole_trace_account;
     assert_eq!(
         (total.idle_time_of_all_causes_ns(), total.idle_time_without_known_cause_ns()),
         (2_000, 0)
@@ -115,19 +118,22 @@ fn a_json_array_of_events_is_read_as_a_trace() {
         "t.json",
         br#"[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}"#,
     );
-    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["2000"]);
-    assert!(trace.quality.unreadable[0].contains("after 1 events"), "{:?}", trace.quality);
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::KernelsByName, "Total Time (ns)"),
+        ["2000"]
+    );
+    assert!(trace.quality.unreadable_parts[0].contains("after 1 events"), "{:?}", trace.quality);
 }
 
 #[test]
 fn a_cut_file_is_read_up_to_its_end() {
-    let text = KINETO.as_bytes();
+    let text = PYTORCH_TRACE_JSON.as_bytes();
     let cut = text.windows(8).position(|word| word == b"\"Memcpy ").unwrap();
     let trace = write_and_read_trace("t.json", &text[..cut]);
     assert_eq!(trace.kernels.on_gpu.operation_count(), 1);
-    insta::assert_snapshot!(trace.quality.unreadable[0], @"JSON after 5 events: EOF while parsing a value at line 1 column 41");
+    insta::assert_snapshot!(trace.quality.unreadable_parts[0], @"JSON after 5 events: EOF while parsing a value at line 1 column 41");
 
-    // Long enough that the half of it holds events.
+    // The document is long enough that its first half contains complete events.
     let event = r#"{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.5, "dur": 2},"#;
     let mut events: String = (0..20_000)
         .map(|i| event.replace("1.5", &format!("{}.{}", i * 10, i * 7919 % 1000)))
@@ -137,8 +143,8 @@ fn a_cut_file_is_read_up_to_its_end() {
     let trace = write_and_read_trace("t.json.gz", &whole[..whole.len() / 2]);
     let kernels = trace.kernels.on_gpu.operation_count();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
-    assert_eq!(trace.quality.unreadable.len(), 1);
-    insta::assert_snapshot!(diagnose_trace_in_memory(&trace).quality[0].finding_title, @"a part could not be read to its end: JSON after 9983 events: incomplete deflate stream");
+    assert_eq!(trace.quality.unreadable_parts.len(), 1);
+    insta::assert_snapshot!(diagnose_trace_in_memory(&trace).data_quality_findings[0].finding_title, @"a part could not be read to its end: JSON after 9983 events: incomplete deflate stream");
 }
 
 #[test]
@@ -155,7 +161,7 @@ fn json_bombs_are_refused() {
     let deep = "[".repeat(40 << 20);
     let message = refusal_message("deep.json.gz", &compress_with_gzip(deep.as_bytes()));
     insta::assert_snapshot!(reason_in_message(&message), @"JSON after 0 events: a value or nesting of more than 16 MiB");
-    // One that nests less is skipped where it is not used, and refused where it is.
+    // Less deep nesting is skipped in an unused field, and makes an event fail whose field is used.
     let inner = format!("{{\"traceEvents\": [{}{}]}}", "[".repeat(100_000), "]".repeat(100_000));
     refusal_message("inner.json", inner.as_bytes());
     let args = format!(
@@ -169,7 +175,7 @@ fn json_bombs_are_refused() {
     );
 }
 
-const NCU: &str = "\
+const NCU_DETAILS_CSV: &str = "\
 program output, with \"quotes\"
 ==PROF== Connected to process 4
 ==PROF== Profiling \"gemm\": 0%....100%
@@ -190,10 +196,11 @@ more output
 
 #[test]
 fn ncu_csv_is_found_behind_other_output() {
-    let trace = write_and_read_trace("ncu.log", NCU.as_bytes());
+    let trace = write_and_read_trace("ncu.log", NCU_DETAILS_CSV.as_bytes());
     assert_eq!(trace.profiled_launches.len(), 2);
     let gemm = &trace.profiled_launches[0];
-    let value = |name: &str| gemm.metrics[&trace.names.find_interned_text(name).unwrap()].value;
+    let value =
+        |name: &str| gemm.metrics[&trace.names.find_interned_text(name).unwrap()].metric_value;
     assert_eq!(value("Duration"), 1234.5);
     assert_eq!(value("Compute (SM) Throughput"), 91.0, "under the name of today");
     assert_eq!(value("Memory Throughput"), 40.0);
@@ -205,30 +212,33 @@ fn ncu_csv_is_found_behind_other_output() {
     let bound: Vec<&str> = diagnosis
         .findings
         .iter()
-        .filter(|finding| finding.id == "kernel-bound")
+        .filter(|finding| finding.rule_id == "kernel-bound")
         .map(|finding| finding.finding_title.as_str())
         .collect();
     assert_eq!(bound, ["gemm is compute-bound"]);
 }
 
-/// A launch of the test kernel `faults` on an H200, by the command line that `kernelgate profile`
-/// prints; without the rules, whose texts are the tool's.
-const RECORDED: &str = include_str!("../fixture/ncu_h200_details.csv");
+/// CSV of one launch of the test kernel `faults` on an H200, recorded by the command line that
+/// `kernelgate profile` prints; messages of Nsight Compute's own rules are removed.
+const RECORDED_NCU_DETAILS_CSV: &str = include_str!("../fixture/ncu_h200_details.csv");
 
 #[test]
-fn files_of_the_printed_command_are_imported() {
-    let trace = write_and_read_trace("faults.csv", RECORDED.as_bytes());
+fn ncu_csv_of_the_printed_command_is_read() {
+    let trace = write_and_read_trace("faults.csv", RECORDED_NCU_DETAILS_CSV.as_bytes());
     let [launch] = &trace.profiled_launches[..] else {
         panic!("{} launches", trace.profiled_launches.len())
     };
-    assert_eq!(trace.names.text_of_name(launch.kernel), "faults");
+    assert_eq!(trace.names.text_of_name(launch.kernel_name), "faults");
     assert_eq!((launch.shape.grid, launch.shape.block), ([3907, 1, 1], [256, 1, 1]));
-    let value = |name: &str| launch.metrics[&trace.names.find_interned_text(name).unwrap()].value;
+    let value =
+        |name: &str| launch.metrics[&trace.names.find_interned_text(name).unwrap()].metric_value;
     assert_eq!((value("Duration"), value("Registers Per Thread")), (4608.0, 16.0));
-    // Two sections have a metric of this name: the first is a share, the second bytes a second.
+    // Two sections of the report have a metric of this name: the first is a percentage, the second
+    // bytes per second.
     assert_eq!(value("Memory Throughput"), 23.01);
     let diagnosis = diagnose_trace_in_memory(&trace);
-    let finding = |id: &str| diagnosis.findings.iter().find(|finding| finding.id == id).unwrap();
+    let finding =
+        |id: &str| diagnosis.findings.iter().find(|finding| finding.rule_id == id).unwrap();
     assert_eq!(finding("kernel-bound").finding_title, "faults is latency-bound");
     let occupancy = finding("achieved-occupancy");
     assert!(
@@ -239,18 +249,18 @@ fn files_of_the_printed_command_are_imported() {
 }
 
 #[test]
-fn the_raw_page_has_a_metric_a_column() {
+fn raw_page_of_ncu_has_one_column_per_metric() {
     let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"x__unknown\"\n\
                \"\",\"\",\"nsecond\",\"\"\n\"0\",\"k\",\"4,096\",\"n/a\"\n";
     let trace = write_and_read_trace("raw.csv", raw.as_bytes());
     let metric =
         trace.profiled_launches[0].metrics[&trace.names.find_interned_text("Duration").unwrap()];
-    assert_eq!((metric.value, trace.names.text_of_name(metric.unit)), (4096.0, "nsecond"));
+    assert_eq!((metric.metric_value, trace.names.text_of_name(metric.unit)), (4096.0, "nsecond"));
     assert_eq!(trace.profiled_launches[0].metrics.len(), 1);
 }
 
 #[test]
-fn accesses_and_warps_are_judged_by_the_raw_page() {
+fn raw_page_metrics_decide_access_and_warp_findings() {
     let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\
                \"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio\",\
                \"l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio\",\
@@ -262,9 +272,9 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
                \"1\",\"bad\",\"8,192\",\"8\",\"16\",\"300\",\"400\",\"12\"\n";
     let diagnosis = diagnose_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()));
     for (rule, value) in [("coalescing", 8.0), ("bank-conflicts", 75.0), ("divergence", 12.0)] {
-        let found: Vec<_> = diagnosis.findings.iter().filter(|it| it.id == rule).collect();
+        let found: Vec<_> = diagnosis.findings.iter().filter(|it| it.rule_id == rule).collect();
         assert_eq!(found.len(), 1, "{rule}: of the bad kernel alone");
-        assert_eq!(found[0].measured_value.value, value, "{rule}");
+        assert_eq!(found[0].measured_value.number_in_unit, value, "{rule}");
         assert!(found[0].finding_title.starts_with("bad: "), "{}", found[0].finding_title);
     }
     let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
@@ -276,7 +286,7 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
 }
 
 #[test]
-fn launches_of_a_kernel_are_one_finding() {
+fn equal_findings_of_one_kernel_are_joined() {
     let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\
                \"smsp__issue_active.avg.per_cycle_active\",\
                \"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio\",\
@@ -294,17 +304,21 @@ fn launches_of_a_kernel_are_one_finding() {
                \"3\",\"gather\",\"1\",\"0.9\",\"6\",\"1\",\"2\",\"9\",\"4\",\"32\",\"800\",\"100\"\n";
     let diagnosis = diagnose_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()));
     let found = |rule: &str| {
-        let found = diagnosis.findings.iter().filter(|it| it.id == rule);
-        found.map(|it| (it.finding_title.clone(), it.measured_value.value)).collect::<Vec<_>>()
+        let found = diagnosis.findings.iter().filter(|it| it.rule_id == rule);
+        found
+            .map(|it| (it.finding_title.clone(), it.measured_value.number_in_unit))
+            .collect::<Vec<_>>()
     };
     let stalls = "read: warps wait mostly for one reason: long scoreboard (2 launches)";
     assert_eq!(found("stalls"), [(stalls.to_owned(), 90.0)], "of the longer launch");
-    // Neither a hundredth of the sectors nor a launch without loads counts.
+    // The rule ignores a kernel with 1 % of its sectors in loads, and a kernel without loads.
     let gather = "gather: accesses to global memory are not coalesced";
     assert_eq!(found("coalescing"), [(gather.to_owned(), 4.0)]);
     let question = diagnosis.question_of_rule("coalescing").unwrap();
-    let RuleAnswer::Yes { inspected, .. } = &question.answer else { panic!("{question:?}") };
-    assert_eq!((inspected.inspected_amount, inspected.whole_amount), (4, 4));
+    let DiagnosisRuleAnswer::Yes { inspected, .. } = &question.answer else {
+        panic!("{question:?}")
+    };
+    assert_eq!((inspected.inspected_count_or_ns, inspected.whole_count_or_ns), (4, 4));
 }
 
 #[test]
@@ -314,11 +328,14 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
             "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"launch__registers_per_thread\"\n\
              \"\",\"\",\"nsecond\",\"register/thread\"\n\"0\",\"k\",\"{duration}\",\"{registers}\"\n"
         );
-        SummedTimesOfTrace::sum_trace_in_memory(&write_and_read_trace("raw.csv", raw.as_bytes()))
+        SummedTimesOfTrace::sum_times_of_loaded_trace(&write_and_read_trace(
+            "raw.csv",
+            raw.as_bytes(),
+        ))
     };
     let difference = compare_summed_traces(report(4000, 96), report(5000, 128));
     assert_eq!(
-        (difference.whole_time_change_ns(), difference.part_changes[0].own_time_change_ns()),
+        (difference.whole_time_change_ns(), difference.part_changes[0].exclusive_time_change_ns()),
         (1000, 1000)
     );
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Files that are read: formats, damage, sizes.
+//! Tests of the trace files that kernelgate reads: formats, damage and sizes.
 
 mod chrome_and_ncu;
 mod ncu_report;

@@ -1,4 +1,4 @@
-//! Exports of Nsight Systems that are old, odd or damaged.
+//! Tests of Nsight Systems exports that are old, odd or damaged.
 
 use crate::fixture::{
     NsysExport, column_of_stats_table, finding_titles, global_id_of_process, reason_in_message,
@@ -47,7 +47,7 @@ fn a_database_that_is_being_written_is_refused() {
     assert!(message.contains("locked") && message.contains("trace.sqlite"), "{message}");
 }
 
-/// A view may compute without end.
+/// An SQLite view could compute without end, so it is not read as a table.
 #[test]
 fn a_view_in_place_of_a_table_is_not_computed() {
     let export = NsysExport::create_with_schema(
@@ -62,7 +62,7 @@ fn a_view_in_place_of_a_table_is_not_computed() {
     assert!(
         trace.quality.missing_tables_or_fields.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned())
     );
-    let quality = diagnose_trace_in_memory(&trace).quality;
+    let quality = diagnose_trace_in_memory(&trace).data_quality_findings;
     insta::assert_debug_snapshot!(finding_titles(&quality), @r#"
     [
         "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded",
@@ -87,8 +87,8 @@ fn a_truncated_export_is_read_up_to_its_damage() {
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
     let kernels = trace.kernels.on_gpu.operation_count();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
-    assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
-    let quality = diagnose_trace_in_memory(&trace).quality;
+    assert!(trace.quality.unreadable_parts[0].contains("truncated"), "{:?}", trace.quality);
+    let quality = diagnose_trace_in_memory(&trace).data_quality_findings;
     insta::assert_debug_snapshot!(finding_titles(&quality), @r#"
     [
         "a part could not be read to its end: CUPTI_ACTIVITY_KIND_KERNEL after 9847 rows: the database is truncated or damaged; export it again",
@@ -103,8 +103,8 @@ fn an_export_without_gpu_work_is_reported_as_such() {
     let export = NsysExport::create_with_schema("CREATE TABLE StringIds (id INTEGER, value TEXT);");
     let trace = export.read_as_trace().unwrap();
     let diagnosis = diagnose_trace_in_memory(&trace);
-    assert_eq!(diagnosis.quality[0].id, "data-quality");
-    insta::assert_snapshot!(diagnosis.quality[0].finding_title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
+    assert_eq!(diagnosis.data_quality_findings[0].rule_id, "data-quality");
+    insta::assert_snapshot!(diagnosis.data_quality_findings[0].finding_title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
     assert!(
         trace.quality.missing_tables_or_fields.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned())
     );
@@ -119,7 +119,7 @@ fn an_export_without_gpu_work_is_reported_as_such() {
 }
 
 #[test]
-fn few_columns_of_an_old_schema_are_enough() {
+fn an_old_schema_with_few_columns_is_read() {
     let export = NsysExport::create_with_schema(
         "CREATE TABLE StringIds (id INTEGER, value TEXT);
          CREATE TABLE EXPORT_META_DATA (name TEXT, value TEXT);
@@ -132,11 +132,11 @@ fn few_columns_of_an_old_schema_are_enough() {
     let trace = export.read_as_trace().unwrap();
     assert_eq!(trace.metadata["EXPORT_SCHEMA_VERSION"], "2.9");
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"),
+        column_of_stats_table(&trace, StatsReport::KernelsByName, "Name"),
         ["old_kernel", "unknown kernel"]
     );
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"),
+        column_of_stats_table(&trace, StatsReport::KernelsByName, "Total Time (ns)"),
         ["300", "100"]
     );
 }
@@ -148,12 +148,15 @@ fn a_table_of_kernels_alone_is_an_export() {
          INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (0, 0, 1), (400, 500, 1);",
     );
     let trace = export.read_as_trace().unwrap();
-    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["300"]);
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::KernelsByName, "Total Time (ns)"),
+        ["300"]
+    );
     let missing = trace.quality.missing_tables_or_fields.join(" ");
     for absent in ["StringIds", "KERNEL.correlationId", "KERNEL.deviceId", "KERNEL.streamId"] {
         assert!(missing.contains(absent), "{missing}");
     }
-    let quality = diagnose_trace_in_memory(&trace).quality;
+    let quality = diagnose_trace_in_memory(&trace).data_quality_findings;
     insta::assert_debug_snapshot!(finding_titles(&quality), @r#"
     [
         "1 operations have no times and do not count: 33.3 % of all",
@@ -164,7 +167,7 @@ fn a_table_of_kernels_alone_is_an_export() {
 }
 
 #[test]
-fn correlation_ids_of_two_processes_do_not_meet() {
+fn equal_correlation_ids_of_two_processes_stay_apart() {
     let mut export = NsysExport::new();
     for (pid, kernel) in [(7, "mine"), (8, "yours")] {
         export.add_kernel(pid, (1000 * pid, 1000 * pid + 10), 1, kernel);
@@ -172,9 +175,13 @@ fn correlation_ids_of_two_processes_do_not_meet() {
     }
     let trace = export.read_as_trace().unwrap();
     let mut pairs: Vec<(String, String)> =
-        column_of_stats_table(&trace, StatsReport::KernelExecution, "PID")
+        column_of_stats_table(&trace, StatsReport::KernelLaunchesAndExecutions, "PID")
             .into_iter()
-            .zip(column_of_stats_table(&trace, StatsReport::KernelExecution, "Kernel Name"))
+            .zip(column_of_stats_table(
+                &trace,
+                StatsReport::KernelLaunchesAndExecutions,
+                "Kernel Name",
+            ))
             .collect();
     pairs.sort();
     let pair = |pid: &str, kernel: &str| (pid.to_owned(), kernel.to_owned());
@@ -182,7 +189,7 @@ fn correlation_ids_of_two_processes_do_not_meet() {
 }
 
 #[test]
-fn orphans_stand_apart_and_are_counted() {
+fn kernels_without_launch_call_are_listed_and_counted() {
     let mut export = NsysExport::new();
     export.add_launch((10, 20), (100, 200), 1, "known");
     export.add_kernel(7, (300, 400), 2, "orphan");
@@ -190,12 +197,12 @@ fn orphans_stand_apart_and_are_counted() {
     export.add_nvtx_range(0, Some(50), 59, "step");
     let trace = export.read_as_trace().unwrap();
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::RangeKernels, "Kernel Name"),
+        column_of_stats_table(&trace, StatsReport::KernelsByRange, "Kernel Name"),
         ["orphan", "without id", "known"]
     );
-    assert_eq!(column_of_stats_table(&trace, StatsReport::RangeKernels, "PID"), ["", "", "7"]);
-    assert_eq!(trace.quality.odd_values, 0, "-1 stands for none");
-    insta::assert_debug_snapshot!(finding_titles(&diagnose_trace_in_memory(&trace).quality), @r#"
+    assert_eq!(column_of_stats_table(&trace, StatsReport::KernelsByRange, "PID"), ["", "", "7"]);
+    assert_eq!(trace.quality.implausible_value_count, 0, "-1 stands for none");
+    insta::assert_debug_snapshot!(finding_titles(&diagnose_trace_in_memory(&trace).data_quality_findings), @r#"
     [
         "2 of 3 operations were launched by calls that the trace does not hold",
     ]
@@ -217,15 +224,19 @@ fn odd_records_are_kept_and_counted() {
     let trace = export.read_as_trace().unwrap();
     let quality = &trace.quality;
     assert_eq!(
-        (quality.spans_with_reversed_times, quality.without_times, quality.unclosed_ranges),
+        (
+            quality.spans_with_reversed_times,
+            quality.operations_without_times,
+            quality.unclosed_ranges
+        ),
         (1, 1, 1)
     );
-    // The kernel's id and its call's.
-    assert_eq!((quality.odd_values, quality.invalid_texts), (2, 1));
-    let names = column_of_stats_table(&trace, StatsReport::GpuKernels, "Name");
+    // Two values are implausible: the correlation ids of a kernel and of its launch call.
+    assert_eq!((quality.implausible_value_count, quality.invalid_utf8_texts), (2, 1));
+    let names = column_of_stats_table(&trace, StatsReport::KernelsByName, "Name");
     assert_eq!(names, ["ke\u{fffd}(", "backwards", "zero long"]);
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::Ranges, "Total Time (ns)"),
+        column_of_stats_table(&trace, StatsReport::RangesByName, "Total Time (ns)"),
         ["310"],
         "to the last time"
     );
@@ -233,7 +244,7 @@ fn odd_records_are_kept_and_counted() {
 }
 
 #[test]
-fn ranges_that_overlap_count_each_what_they_enclose() {
+fn overlapping_ranges_each_count_enclosed_kernels() {
     let mut export = NsysExport::new();
     export.add_nvtx_range(0, Some(100), 60, "a");
     export.add_nvtx_range(50, Some(200), 60, "b");
@@ -242,7 +253,7 @@ fn ranges_that_overlap_count_each_what_they_enclose() {
     export.add_launch((60, 70), (1010, 1012), 2, "in both");
     export.add_launch((90, 120), (1020, 1023), 3, "in b");
     let trace = export.read_as_trace().unwrap();
-    let table = stats::make_table(&trace, StatsReport::RangeKernels);
+    let table = stats::make_table(&trace, StatsReport::KernelsByRange);
     let rows: Vec<(String, String)> = table
         .rows
         .iter()
@@ -253,7 +264,8 @@ fn ranges_that_overlap_count_each_what_they_enclose() {
         rows,
         [row("a", "in both"), row("a", "in a"), row("b", "in b"), row("b", "in both")]
     );
-    let levels = column_of_stats_table(&trace, StatsReport::RangeProjections, "Avg Range Lvl");
+    let levels =
+        column_of_stats_table(&trace, StatsReport::RangesByProjectedGpuTime, "Avg Range Lvl");
     assert_eq!(levels, ["0.0", "0.0"], "neither encloses the other");
 }
 
@@ -269,12 +281,13 @@ fn domains_stand_before_the_names_of_their_ranges() {
     ));
     let trace = export.read_as_trace().unwrap();
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::Ranges, "Range"),
+        column_of_stats_table(&trace, StatsReport::RangesByName, "Range"),
         ["cuBLAS:create", "plain"]
     );
 }
 
-/// Two steps of which the first is warm-up; each with a part and a kernel outside of it.
+/// Trace of two steps, of which the first is a warm-up; each has a nested range with kernels and
+/// one kernel outside the nested range.
 fn trace_of_two_steps() -> Trace {
     let mut export = NsysExport::new();
     for step in 0..2 {
@@ -303,8 +316,8 @@ fn a_range_restricts_every_table() {
     let all = trace_of_two_steps();
     let kernels = |pattern: &str| {
         restricted_trace::restrict_trace_to_ranges(&all, pattern).map(|trace| {
-            let names = column_of_stats_table(&trace, StatsReport::GpuKernels, "Name");
-            let counts = column_of_stats_table(&trace, StatsReport::GpuKernels, "Instances");
+            let names = column_of_stats_table(&trace, StatsReport::KernelsByName, "Name");
+            let counts = column_of_stats_table(&trace, StatsReport::KernelsByName, "Instances");
             names.into_iter().zip(counts).map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>()
         })
     };
@@ -315,10 +328,17 @@ fn a_range_restricts_every_table() {
     assert_eq!(kernels("step*").unwrap(), ["inner 1", "outer 1"]);
     assert_eq!(kernels("art"), None, "whole names only");
     let inside = restricted_trace::restrict_trace_to_ranges(&all, "step/1").unwrap();
-    assert_eq!(column_of_stats_table(&inside, StatsReport::Ranges, "Range"), ["step/1", "part"]);
-    assert_eq!(column_of_stats_table(&inside, StatsReport::ApiCalls, "Num Calls"), ["2"]);
     assert_eq!(
-        column_of_stats_table(&inside, StatsReport::RangeProjections, "Total Proj Time (ns)"),
+        column_of_stats_table(&inside, StatsReport::RangesByName, "Range"),
+        ["step/1", "part"]
+    );
+    assert_eq!(column_of_stats_table(&inside, StatsReport::ApiCallsByFunction, "Num Calls"), ["2"]);
+    assert_eq!(
+        column_of_stats_table(
+            &inside,
+            StatsReport::RangesByProjectedGpuTime,
+            "Total Proj Time (ns)"
+        ),
         ["330", "50"]
     );
 }
@@ -328,7 +348,7 @@ fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
     let mut export = NsysExport::new();
     export.add_launch((10, 20), (1_000, 9_000), 1, "k");
     export.add_nvtx_range(0, Some(10_000), 59, "step_1");
-    // Kinds: 1 is pinned, 2 the device's; freeing one of them does not say how much.
+    // Memory kind 1 is pinned host memory, 2 device memory; the record of one free has no size.
     export.execute_sql(&format!(
         "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INTEGER, globalPid INTEGER,
              deviceId INTEGER, contextId INTEGER, address INTEGER, bytes INTEGER, memKind INTEGER,
@@ -338,10 +358,11 @@ fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
              (7, {0}, 0, 1, 48, 1000, 2, 0), (8, {0}, 0, 1, 16, 0, 2, 1);",
         global_id_of_process(7)
     ));
-    let memory = &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).memory[0];
+    let memory =
+        &diagnose_trace_in_memory(&export.read_as_trace().unwrap()).device_memory_over_time[0];
     assert_eq!(memory.held_bytes_over_time, [(5, 4000), (7, 5000), (8, 1000)]);
     assert_eq!(
-        (memory.pid, memory.peak_time_and_bytes, memory.frees_without_allocation),
+        (memory.pid, memory.peak_time_ns_and_bytes, memory.frees_without_allocation),
         (7, (7, 5000), 0)
     );
 }
@@ -349,7 +370,8 @@ fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
 #[test]
 fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
     let mut export = NsysExport::new();
-    // Two nodes are captured in two ranges, and cloned when the graph is instantiated, elsewhere.
+    // Two graph nodes are captured in two ranges, and cloned outside these ranges when the graph is
+    // instantiated.
     export.add_nvtx_range(100, Some(200), 59, "encode");
     export.add_nvtx_range(200, Some(300), 59, "decode");
     export.add_nvtx_range(1_000, Some(9_000), 59, "step_0");
@@ -368,10 +390,10 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
     ));
     let trace = export.read_as_trace().unwrap();
     let tree = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
-    let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
+    let busy = |path: &str| tree.iter().find(|range| range.range_path == path).unwrap().gpu_busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
     let inside = restricted_trace::restrict_trace_to_ranges(&trace, "decode").unwrap();
-    assert_eq!(inside.kernels.on_gpu.start.iter_decoded_rows().collect::<Vec<_>>(), [3_000]);
+    assert_eq!(inside.kernels.on_gpu.start_ns.iter_decoded_rows().collect::<Vec<_>>(), [3_000]);
     assert_eq!(
         graph_nodes::graph_nodes_created_inside_ranges(&inside),
         graph_nodes::graph_nodes_created_inside_ranges(&trace)
@@ -384,7 +406,7 @@ fn marks_are_moments_of_a_timeline_and_no_ranges() {
     export.add_launch((10, 20), (1_000, 9_000), 1, "k");
     export.add_nvtx_range(500, None, 34, "epoch 1");
     let trace = export.read_as_trace().unwrap();
-    assert_eq!((trace.host_marks.time.as_slice(), trace.ranges.range_count()), (&[500][..], 0));
+    assert_eq!((trace.host_marks.time_ns.as_slice(), trace.ranges.range_count()), (&[500][..], 0));
     assert_eq!(trace.quality.unclosed_ranges, 0);
     let mut timeline = Vec::new();
     kernelgate_trace::export::write_perfetto_json(&trace, &mut timeline).unwrap();

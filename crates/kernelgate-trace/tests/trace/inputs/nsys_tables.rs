@@ -1,4 +1,5 @@
-//! Tables of Nsight Systems that few exports have: page faults, kinds of streams, payloads of NCCL.
+//! Tests of Nsight Systems tables that few exports have: page faults, kinds of streams, payloads of
+//! NCCL.
 
 use crate::fixture::{NsysExport, global_id_of_process};
 use kernelgate_trace::diagnose::{
@@ -10,10 +11,11 @@ fn diagnose_export(export: &NsysExport) -> TraceDiagnosis {
 }
 
 fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> &'a DiagnosisFinding {
-    diagnosis.findings.iter().find(|of| of.id == id).unwrap()
+    diagnosis.findings.iter().find(|of| of.rule_id == id).unwrap()
 }
 
-/// An export with tables of page faults: a group of the device, two of the host.
+/// Export with tables of page faults: one group of faults of the device, and two faults of the
+/// host.
 fn export_with_page_faults() -> NsysExport {
     let export = NsysExport::new();
     export.execute_sql(&format!(
@@ -29,7 +31,7 @@ fn export_with_page_faults() -> NsysExport {
 }
 
 #[test]
-fn page_faults_stand_with_the_migrations() {
+fn finding_of_page_migrations_counts_page_faults() {
     let mut export = export_with_page_faults();
     export.add_launch((0, 5_000), (10_000, 1_010_000), 1, "k");
     export.add_memory_copy((20_000, 420_000), 0, (11, 4, 4));
@@ -38,7 +40,7 @@ fn page_faults_stand_with_the_migrations() {
     let words = "1.0 MB of managed memory migrated in 1 pieces: 1 while kernels ran, 0 between \
                  them; 100 page faults of the device, 2 of the host";
     assert_eq!(found.finding_title, words);
-    assert_eq!(found.recoverable_ns, Some(400_000));
+    assert_eq!(found.max_recoverable_ns, Some(400_000));
     assert_eq!(
         found.evidence[0].kernel_call_or_copy_name,
         "groups of page faults of the device: 100 faults"
@@ -51,7 +53,10 @@ fn page_faults_without_migrations_are_found() {
     export.add_launch((0, 5_000), (10_000, 1_010_000), 1, "k");
     let found = diagnose_export(&export);
     let found = finding_with_id(&found, "page-migration");
-    assert_eq!((found.recoverable_ns, found.severity), (Some(385_000), FindingSeverity::Severe));
+    assert_eq!(
+        (found.max_recoverable_ns, found.severity),
+        (Some(385_000), FindingSeverity::Severe)
+    );
 }
 
 #[test]
@@ -70,15 +75,15 @@ fn the_legacy_default_stream_waits_for_what_another_stream_waits_for() {
     export.add_launch((30_000, 35_000), (600_000, 700_000), 2, "b");
     let causes = |export: &NsysExport| {
         let found = diagnose_export(export);
-        found.devices[0]
-            .gaps
+        found.gpu_use_by_process[0]
+            .idle_gaps
             .idle_time_by_cause
             .iter()
-            .map(|of| (of.kind, of.total_ns))
+            .map(|of| (of.kind, of.total_idle_ns))
             .collect::<Vec<_>>()
     };
-    assert_eq!(causes(&export), [(IdleCauseKind::DefaultStream, 500_000)]);
-    // A stream that waits for none.
+    assert_eq!(causes(&export), [(IdleCauseKind::StreamWaitedForDefaultStream, 500_000)]);
+    // Stream 14 is non-blocking, so the default stream does not wait for it.
     export.execute_sql("UPDATE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SET streamId = 14");
     assert_eq!(causes(&export), [(IdleCauseKind::UnknownDelayAfterLaunch, 500_000)]);
 }
@@ -100,13 +105,16 @@ fn nccl_sizes_come_from_the_payloads_of_its_ranges() {
     export.add_launch((20, 30), (1_000, 2_000), 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)");
     export.add_launch((110, 130), (2_000, 2_500), 2, "ncclDevKernel_AllGather_RING_LL(x)");
     let diagnosis = diagnose_export(&export);
-    let transfers: Vec<_> = diagnosis.devices[0]
+    let transfers: Vec<_> = diagnosis.gpu_use_by_process[0]
         .account
         .transfers
         .iter()
-        .map(|of| (of.label.as_str(), of.bytes, of.bus_gb_per_s))
+        .map(|of| {
+            (of.transfer_label.as_str(), of.recorded_transfer_bytes, of.collective_bus_gb_per_s)
+        })
         .collect();
-    // 2 · 7/8 of 4096 bytes in a microsecond; 7/8 of 8 · 512 bytes in half of one.
+    // The all-reduce moves 2 · 7/8 of 4096 bytes in 1 µs; the all-gather moves 7/8 of 8 · 512 bytes
+    // in 0.5 µs.
     let expected =
         [("NCCL/RCCL all-reduce", 4096, Some(7.168)), ("NCCL/RCCL all-gather", 4096, Some(7.168))];
     assert_eq!(transfers, expected);

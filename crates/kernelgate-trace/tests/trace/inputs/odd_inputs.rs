@@ -1,5 +1,5 @@
-//! Files that other programs write differently than their formats say, and files that are named
-//! because they are not read.
+//! Tests of files whose programs deviate from the format, and of unsupported files that kernelgate
+//! recognises.
 
 use crate::fixture::reason_in_message;
 use crate::fixture::{column_of_stats_table, refusal_message, write_temporary_file};
@@ -15,10 +15,10 @@ fn write_and_read_trace(name: &str, content: &[u8]) -> Trace {
 }
 
 fn titles_of_quality_findings(diagnosis: &TraceDiagnosis) -> Vec<&str> {
-    diagnosis.quality.iter().map(|finding| finding.finding_title.as_str()).collect()
+    diagnosis.data_quality_findings.iter().map(|finding| finding.finding_title.as_str()).collect()
 }
 
-/// A kernel as PyTorch writes it, with anything in front of it.
+/// A kernel event as PyTorch's profiler writes it, with the given text in front of the event.
 fn pytorch_kernel_event(number: u32, before: &str) -> String {
     format!(
         r#"{before}{{"ph": "X", "cat": "kernel", "name": "k{number}", "pid": 0, "tid": 7,
@@ -41,8 +41,8 @@ fn events_with_bare_quotation_marks_are_skipped_and_counted() {
         .collect();
     let trace = write_and_read_trace("t.json", &chrome_trace_of_events(&all));
     assert_eq!(trace.kernels.on_gpu.operation_count(), 300);
-    assert_eq!(trace.quality.broken_events, 300);
-    assert!(trace.quality.unreadable.is_empty(), "{:?}", trace.quality.unreadable);
+    assert_eq!(trace.quality.invalid_json_events, 300);
+    assert!(trace.quality.unreadable_parts.is_empty(), "{:?}", trace.quality.unreadable_parts);
     assert_eq!(trace.metadata["traceName"], "t");
     insta::assert_debug_snapshot!(titles_of_quality_findings(&diagnose_trace_in_memory(&trace)), @r#"
     [
@@ -51,7 +51,7 @@ fn events_with_bare_quotation_marks_are_skipped_and_counted() {
     "#);
 }
 
-/// Kernels one behind the other, each on a stream of its own.
+/// The 100,000 kernels run one after the other, each on its own stream.
 #[test]
 fn a_hundred_thousand_streams_are_one_busy_device() {
     let all: Vec<String> = (1..=100_000u32)
@@ -65,9 +65,9 @@ fn a_hundred_thousand_streams_are_one_busy_device() {
         .collect();
     let diagnosis =
         diagnose_trace_in_memory(&write_and_read_trace("t.json", &chrome_trace_of_events(&all)));
-    let [device] = &diagnosis.devices[..] else { panic!("one device") };
+    let [device] = &diagnosis.gpu_use_by_process[..] else { panic!("one device") };
     assert_eq!(device.first_start_and_last_end_ns, (10_000, 1_000_008_000));
-    assert_eq!(device.busy_ns, 800_000_000);
+    assert_eq!(device.gpu_busy_ns, 800_000_000);
     assert!(diagnosis.diagnosis_to_text().len() < 20_000);
 }
 
@@ -83,11 +83,11 @@ fn operations_at_zero_have_no_times() {
         (trace.kernels.on_gpu.operation_count(), trace.memsets.on_gpu.operation_count()),
         (2, 0)
     );
-    assert_eq!(trace.quality.without_times, 2);
+    assert_eq!(trace.quality.operations_without_times, 2);
     assert_eq!(trace.first_and_last_activity_ns(), Some((1_000_000, 2_005_000)));
 }
 
-const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": true}, "traceEvents": [
+const XLA_TRACE_JSON: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": true}, "traceEvents": [
     {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},
     {"ph": "M", "pid": 1, "tid": 14, "name": "thread_name", "args": {"name": "Stream #14(Compute)"}},
     {"ph": "M", "pid": 1, "tid": 90, "name": "thread_name", "args": {"name": "XLA Ops"}},
@@ -106,24 +106,33 @@ const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": tru
 
 #[test]
 fn a_trace_of_jax_has_kernels_copies_and_calls() {
-    let trace = write_and_read_trace("host.trace.json", XLA.as_bytes());
-    assert_eq!(trace.recorder, TraceRecorder::Xla);
+    let trace = write_and_read_trace("host.trace.json", XLA_TRACE_JSON.as_bytes());
+    assert_eq!(trace.recorder, TraceRecorder::XlaProfiler);
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"),
+        column_of_stats_table(&trace, StatsReport::KernelsByName, "Name"),
         ["gemm_fusion_dot_1"]
     );
-    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["8000"]);
-    assert_eq!((trace.shapes[0].grid, trace.shapes[0].registers), ([4, 1, 1], 32));
-    assert_eq!((trace.copies.bytes[0], trace.copies.target[0]), (64, CopiedMemoryKind::Pinned));
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::MemoryTimes, "Operation"),
+        column_of_stats_table(&trace, StatsReport::KernelsByName, "Total Time (ns)"),
+        ["8000"]
+    );
+    assert_eq!((trace.shapes[0].grid, trace.shapes[0].registers_per_thread), ([4, 1, 1], 32));
+    assert_eq!(
+        (trace.copies.copied_bytes[0], trace.copies.target_memory[0]),
+        (64, CopiedMemoryKind::Pinned)
+    );
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::MemoryOperationDurations, "Operation"),
         ["[CUDA memcpy Device-to-Host]"]
     );
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::KernelExecution, "API Name"),
+        column_of_stats_table(&trace, StatsReport::KernelLaunchesAndExecutions, "API Name"),
         ["cuLaunchKernel"]
     );
-    assert_eq!(column_of_stats_table(&trace, StatsReport::KernelExecution, "PID"), ["701"]);
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::KernelLaunchesAndExecutions, "PID"),
+        ["701"]
+    );
     assert_eq!(trace.ranges.range_count(), 1, "what XLA derives from streams is not read again");
 }
 
@@ -135,7 +144,7 @@ fn the_old_profiler_of_pytorch_has_its_kernels_in_a_process_of_that_name() {
          "pid": "CUDA functions", "args": {}}]"#;
     let trace = write_and_read_trace("t.json", text.as_bytes());
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"),
+        column_of_stats_table(&trace, StatsReport::KernelsByName, "Name"),
         ["void add<float>(float*)"]
     );
     assert_eq!(trace.ranges.range_count(), 1);
@@ -198,7 +207,7 @@ fn a_report_of_any_locale_has_the_same_numbers() {
         let metrics = &trace.profiled_launches[0].metrics;
         metrics
             .iter()
-            .map(|(&name, it)| (trace.names.text_of_name(name).to_owned(), it.value))
+            .map(|(&name, it)| (trace.names.text_of_name(name).to_owned(), it.metric_value))
             .collect()
     };
     let expected = metrics(&trace_of_ncu_csv(&english));
@@ -220,7 +229,10 @@ fn a_value_that_fits_no_format_is_counted() {
         ("Elapsed Cycles", "cycle", "5"),
         ("P", "", "x"),
     ]);
-    assert_eq!((trace.profiled_launches[0].metrics.len(), trace.quality.odd_values), (1, 1));
+    assert_eq!(
+        (trace.profiled_launches[0].metrics.len(), trace.quality.implausible_value_count),
+        (1, 1)
+    );
 }
 
 #[test]
@@ -230,12 +242,12 @@ fn a_word_in_place_of_a_number_is_counted() {
         ("Memory Throughput", "%", "x1"),
         ("Waves Per SM", "", "2"),
         ("Waves Per SM", "", "many"),
-        // Modes, and what ncu could not measure.
+        // Texts for modes, and for metrics that `ncu` could not measure, are not counted as odd.
         ("Function Cache Configuration", "", "CachePreferNone"),
         ("DRAM Throughput", "%", "n/a"),
     ];
     let trace = trace_of_ncu_csv(&rows);
-    assert_eq!(trace.quality.odd_values, 3);
+    assert_eq!(trace.quality.implausible_value_count, 3);
     let diagnosis = diagnose_trace_in_memory(&trace);
     insta::assert_debug_snapshot!(titles_of_quality_findings(&diagnosis), @r#"
     [
@@ -252,9 +264,9 @@ fn a_spreadsheet_may_store_a_report_with_other_separators() {
         let stored = text.replace("\",\"", &format!("\"{separator}\""));
         let trace = write_and_read_trace("ncu.csv", stored.as_bytes());
         let values: Vec<f64> =
-            trace.profiled_launches[0].metrics.values().map(|it| it.value).collect();
+            trace.profiled_launches[0].metrics.values().map(|it| it.metric_value).collect();
         assert_eq!(values, [40.5], "{separator:?}");
-        assert_eq!(trace.names.text_of_name(trace.profiled_launches[0].kernel), "f(int, int)");
+        assert_eq!(trace.names.text_of_name(trace.profiled_launches[0].kernel_name), "f(int, int)");
     }
 }
 
@@ -273,14 +285,14 @@ fn reports_of_other_locales_agree() {
     let metrics = |path: &std::path::Path| {
         let trace = read::open_trace_file(path, &WantedTraceParts::ALL).unwrap();
         let values = |launch: &kernelgate_trace::model::kernel_metrics::NcuProfiledLaunch| {
-            launch.metrics.values().map(|metric| metric.value).collect::<Vec<f64>>()
+            launch.metrics.values().map(|metric| metric.metric_value).collect::<Vec<f64>>()
         };
         trace.profiled_launches.iter().map(values).collect::<Vec<_>>()
     };
     assert_eq!(metrics(&english), metrics(&english.with_file_name("ul.csv")));
 }
 
-const ROCPROF: &str = r#"{"rocprofiler-sdk-tool": [{
+const ROCPROFV3_JSON: &str = r#"{"rocprofiler-sdk-tool": [{
     "metadata": {"pid": 77, "init_time": 1, "fini_time": 9},
     "agents": [{"id": {"handle": 1}, "type": 1, "name": "AMD EPYC"},
         {"id": {"handle": 5}, "type": 2, "name": "gfx942", "product_name": "AMD Instinct MI300X",
@@ -305,21 +317,24 @@ const ROCPROF: &str = r#"{"rocprofiler-sdk-tool": [{
 
 #[test]
 fn a_trace_of_rocprofv3_has_kernels_calls_and_markers() {
-    let trace = write_and_read_trace("results.json", ROCPROF.as_bytes());
+    let trace = write_and_read_trace("results.json", ROCPROFV3_JSON.as_bytes());
     assert_eq!(trace.recorder, TraceRecorder::Rocprof);
-    assert_eq!(column_of_stats_table(&trace, StatsReport::GpuKernels, "Name"), ["add(float*)"]);
+    assert_eq!(column_of_stats_table(&trace, StatsReport::KernelsByName, "Name"), ["add(float*)"]);
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::KernelExecution, "API Name"),
+        column_of_stats_table(&trace, StatsReport::KernelLaunchesAndExecutions, "API Name"),
         ["hipLaunchKernel"]
     );
-    assert_eq!(column_of_stats_table(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);
+    assert_eq!(column_of_stats_table(&trace, StatsReport::KernelsByRange, "NVTX Range"), ["step"]);
     assert_eq!((trace.shapes[0].grid, trace.shapes[0].block), ([3, 2, 1], [64, 1, 1]));
-    assert_eq!((trace.devices[0].name.as_str(), trace.devices[0].id), ("AMD Instinct MI300X", 0));
     assert_eq!(
-        column_of_stats_table(&trace, StatsReport::MemoryTimes, "Operation"),
+        (trace.devices[0].device_name.as_str(), trace.devices[0].device_ordinal),
+        ("AMD Instinct MI300X", 0)
+    );
+    assert_eq!(
+        column_of_stats_table(&trace, StatsReport::MemoryOperationDurations, "Operation"),
         ["[CUDA memcpy Host-to-Device]"]
     );
-    assert_eq!(trace.quality.without_times, 1);
-    let broken = refusal_message("results.json", &ROCPROF.as_bytes()[..200]);
+    assert_eq!(trace.quality.operations_without_times, 1);
+    let broken = refusal_message("results.json", &ROCPROFV3_JSON.as_bytes()[..200]);
     insta::assert_snapshot!(reason_in_message(&broken), @"JSON of rocprofv3: EOF while parsing a string at line 4 column 42");
 }

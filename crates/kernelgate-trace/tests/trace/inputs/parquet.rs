@@ -1,4 +1,5 @@
-//! Exports of Nsight Systems as a folder of parquet files, made of SQLite exports: both read alike.
+//! Tests that an Nsight Systems export as parquet files reads like the SQLite export from which it
+//! was converted.
 
 use crate::fixture::NsysExport;
 use crate::fixture::reason_in_message;
@@ -37,13 +38,14 @@ mod with_parquet {
 
     use super::*;
 
-    /// Rows of a row group: few, so that small tables have several.
-    const GROUP: usize = 1000;
+    /// Number of rows per parquet row group, small so that even small tables have several row
+    /// groups.
+    const ROWS_PER_ROW_GROUP: usize = 1000;
 
-    /// The tables of an SQLite export as parquet files.
+    /// Writes the tables of an SQLite export to a folder of parquet files.
     fn convert_sqlite_to_parquet(sqlite: &Path) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let layout = tables::ParquetFileSettings { group_rows: GROUP, plain: false };
+        let layout = tables::ParquetFileSettings { group_rows: ROWS_PER_ROW_GROUP, plain: false };
         tables::write_tables_as_parquet_files(sqlite, folder.path(), &layout).unwrap();
         folder
     }
@@ -128,7 +130,11 @@ mod with_parquet {
             );
             assert!(streamed.contains(&missing), "{streamed}");
         }
-        assert!(trace.quality.unreadable[0].starts_with("NVTX_EVENTS: "), "{:?}", trace.quality);
+        assert!(
+            trace.quality.unreadable_parts[0].starts_with("NVTX_EVENTS: "),
+            "{:?}",
+            trace.quality
+        );
     }
 
     #[test]

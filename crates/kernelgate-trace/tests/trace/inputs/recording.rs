@@ -1,5 +1,5 @@
-//! Recordings of `kernelgate profile`: what is read of them, the time of ranges inside graphs, what
-//! bounds a case, and files that are broken.
+//! Tests of recordings of `kernelgate profile`: reading, the time of ranges inside graphs, what
+//! bounds a case, and broken files.
 
 use std::path::Path;
 
@@ -15,13 +15,13 @@ use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
 use serde_json::{Value, json};
 
-const STREAM: [u32; 3] = [0, 1, 7];
+const DEVICE_CONTEXT_AND_STREAM: [u32; 3] = [0, 1, 7];
 
 fn device_context_and_stream_json() -> Value {
-    json!({ "device": STREAM[0], "context": STREAM[1], "stream": STREAM[2] })
+    json!({ "device": DEVICE_CONTEXT_AND_STREAM[0], "context": DEVICE_CONTEXT_AND_STREAM[1], "stream": DEVICE_CONTEXT_AND_STREAM[2] })
 }
 
-/// A recording of the case `f/w/c`; records are added to its lists.
+/// Recording of the case `f/w/c` with empty lists, to which tests add records.
 fn empty_recording_json() -> Value {
     json!({
         "schema": "kernelgate-recording",
@@ -78,7 +78,7 @@ fn read_recording_json(recording: &Value) -> Trace {
 }
 
 fn range_tree_row_at_path<'a>(tree: &'a [RangeTreeRow], path: &str) -> &'a RangeTreeRow {
-    tree.iter().find(|row| row.path == path).unwrap_or_else(|| panic!("{path}: {tree:#?}"))
+    tree.iter().find(|row| row.range_path == path).unwrap_or_else(|| panic!("{path}: {tree:#?}"))
 }
 
 /// Two steps, each one launch of a graph with two kernels of 40 µs that were captured in layers.
@@ -107,7 +107,8 @@ fn recording_of_graph_launches(limits: Value) -> Value {
     recording
 }
 
-/// The second kernel begins before the first has ended, as dependent launches do.
+/// The second kernel of each launch begins before the first kernel has ended, as with programmatic
+/// dependent launch.
 #[test]
 fn overlapping_launches_count_once() {
     let mut recording = recording_of_graph_launches(json!([]));
@@ -119,19 +120,24 @@ fn overlapping_launches_count_once() {
     }
     let trace = read_recording_json(&recording);
     let both = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
-    assert_eq!(range_tree_row_at_path(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
+    assert_eq!(
+        range_tree_row_at_path(&both, "f/w/c/step/layer_#").non_overlapping_gpu_ns,
+        2 * 81_000
+    );
     let apart =
         TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&["layer_0", "layer_1"]);
-    let own = |layer: &str| range_tree_row_at_path(&apart, &format!("f/w/c/step/{layer}")).own_ns;
+    let own = |layer: &str| {
+        range_tree_row_at_path(&apart, &format!("f/w/c/step/{layer}")).non_overlapping_gpu_ns
+    };
     assert_eq!([own("layer_0"), own("layer_1")], [2 * 40_000, 2 * 41_000]);
     assert_eq!(
-        range_tree_row_at_path(&apart, "f/w/c/step").own_ns,
-        range_tree_row_at_path(&apart, "f/w/c/step").busy_ns
+        range_tree_row_at_path(&apart, "f/w/c/step").non_overlapping_gpu_ns,
+        range_tree_row_at_path(&apart, "f/w/c/step").gpu_busy_ns
     );
 }
 
 #[test]
-fn every_list_becomes_its_columns() {
+fn every_recorded_list_fills_its_trace_table() {
     let mut recording = recording_of_graph_launches(json!([{ "by": "memory", "time_ns": 1.5 }]));
     append_row_to_list(
         &mut recording,
@@ -162,22 +168,25 @@ fn every_list_becomes_its_columns() {
         (trace.kernels.on_gpu.operation_count(), trace.demangled_kernel_name(0)),
         (4, "kernel_a")
     );
-    assert_eq!(trace.shapes[0].dynamic_shared, 1024);
+    assert_eq!(trace.shapes[0].dynamic_shared_bytes, 1024);
     assert_eq!(
-        (trace.copies.source[0], trace.copies.target[0]),
-        (CopiedMemoryKind::Pageable, CopiedMemoryKind::Device)
+        (trace.copies.source_memory[0], trace.copies.target_memory[0]),
+        (CopiedMemoryKind::Pageable, CopiedMemoryKind::DeviceMemory)
     );
-    assert_eq!(trace.names.text_of_name(trace.copies.kind[0]), "Host-to-Device");
-    assert_eq!((trace.memsets.bytes[0], trace.allocations.bytes[0]), (8, 64));
+    assert_eq!(trace.names.text_of_name(trace.copies.direction_label[0]), "Host-to-Device");
+    assert_eq!(
+        (trace.memsets.set_bytes[0], trace.allocations.allocated_or_freed_bytes[0]),
+        (8, 64)
+    );
     assert!(trace.allocations.is_free[0]);
-    assert_eq!(trace.synchronisation_waits.kind, [SynchronisationTarget::Stream]);
+    assert_eq!(trace.synchronisation_waits.kind, [SynchronisationTarget::HostWaitsForStream]);
     assert_eq!(trace.places[trace.synchronisation_waits.on_gpu.place.at(0).0 as usize].device, 0);
     assert_eq!(
         (trace.quality.dropped_records, &trace.quality.profiler_overhead_spans[..]),
         (3, &[(7, 8)][..])
     );
     assert_eq!(trace.devices[0].multiprocessors, Some(100));
-    assert_eq!(trace.declared_work[0].path, "f/w/c/step");
+    assert_eq!(trace.declared_work[0].range_path, "f/w/c/step");
     assert_eq!(
         (trace.calls.call_count(), trace.ranges.range_count(), trace.processes[0].pid),
         (3, 4, 42)
@@ -188,19 +197,23 @@ fn every_list_becomes_its_columns() {
 fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     let trace = read_recording_json(&recording_of_graph_launches(json!([])));
     let tree = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
-    let paths: Vec<&str> = tree.iter().map(|row| row.path.as_str()).collect();
+    let paths: Vec<&str> = tree.iter().map(|row| row.range_path.as_str()).collect();
     assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
     let layers = range_tree_row_at_path(&tree, "f/w/c/step/layer_#");
-    // Ranges that differ in a number are one row, each with its own span in each launch.
-    assert_eq!((layers.opened_count, layers.operations, layers.busy_ns), (4, 4, 160_000));
-    assert_eq!(layers.span_ns, 160_000);
-    assert_eq!((layers.host_ns, layers.depth), (None, 2));
+    // Ranges whose names differ only in a number are one row, which sums their spans in all
+    // launches.
+    assert_eq!(
+        (layers.ranges_with_operations, layers.operations, layers.gpu_busy_ns),
+        (4, 4, 160_000)
+    );
+    assert_eq!(layers.total_gpu_span_ns, 160_000);
+    assert_eq!((layers.total_host_ns, layers.depth), (None, 2));
     let step = range_tree_row_at_path(&tree, "f/w/c/step");
-    assert_eq!((step.opened_count, step.host_ns), (2, Some(12_000)));
-    assert_eq!((step.busy_ns, step.span_ns), (160_000, 162_000));
+    assert_eq!((step.ranges_with_operations, step.total_host_ns), (2, Some(12_000)));
+    assert_eq!((step.gpu_busy_ns, step.total_gpu_span_ns), (160_000, 162_000));
     assert!((step.share_of_busy_time - 1.0).abs() < 1e-9);
-    // The tables of `nsys stats` know the launch's ranges.
-    assert_eq!(stats::make_table(&trace, StatsReport::GpuKernels).rows.len(), 1);
+    // The tables of `nsys stats` can also be made from this recording.
+    assert_eq!(stats::make_table(&trace, StatsReport::KernelsByName).rows.len(), 1);
 }
 
 #[test]
@@ -243,10 +256,10 @@ fn declared_work_gives_the_bound_of_a_step() {
         assert!(title.contains(reached.printed_time_bound()), "{title}");
         reached
     };
-    assert_eq!(bound(0.95, 0.02), TimeBoundOfRange::Memory);
-    assert_eq!(bound(0.02, 0.45), TimeBoundOfRange::Compute);
-    assert_eq!(bound(0.35, 0.1), TimeBoundOfRange::Latency);
-    assert_eq!(bound(0.55, 0.5), TimeBoundOfRange::Mixed);
+    assert_eq!(bound(0.95, 0.02), TimeBoundOfRange::MemoryBound);
+    assert_eq!(bound(0.02, 0.45), TimeBoundOfRange::ComputeBound);
+    assert_eq!(bound(0.35, 0.1), TimeBoundOfRange::LatencyBound);
+    assert_eq!(bound(0.55, 0.5), TimeBoundOfRange::MemoryAndComputeBound);
     let without = read_recording_json(&recording_of_graph_launches(json!([])));
     assert_eq!(
         range_tree_row_at_path(
@@ -254,10 +267,10 @@ fn declared_work_gives_the_bound_of_a_step() {
             "f/w/c/step"
         )
         .bound,
-        TimeBoundOfRange::Busy
+        TimeBoundOfRange::BusyWithoutKnownLimit
     );
     let questions = diagnose_trace_in_memory(&without).questions;
-    let work = questions.iter().find(|question| question.id == "work-bound").unwrap();
+    let work = questions.iter().find(|question| question.rule_id == "work-bound").unwrap();
     assert!(work.reason_without_answer().is_some(), "{work:?}");
 }
 
@@ -265,7 +278,7 @@ fn title_of_finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a s
     diagnosis
         .findings
         .iter()
-        .find(|finding| finding.id == id)
+        .find(|finding| finding.rule_id == id)
         .map(|found| found.finding_title.as_str())
 }
 
@@ -287,18 +300,19 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
             "f/w/c/step"
         )
         .bound,
-        TimeBoundOfRange::Launch
+        TimeBoundOfRange::LaunchBound
     );
     let diagnosis = diagnose_trace_in_memory(&trace);
     assert!(title_of_finding(&diagnosis, "launch-bound").is_some());
-    assert_eq!(diagnosis.recorder, "CUPTI");
+    assert_eq!(diagnosis.recorder_and_version, "CUPTI");
 }
 
 #[test]
 fn declared_work_gives_shares_of_the_peaks() {
     let mut recording = recording_of_graph_launches(json!([]));
     recording["device"]["name"] = "NVIDIA H100 80GB HBM3".into();
-    // Half of the tensor peak over 40 µs, a quarter of the memory peak over the other 40 µs.
+    // The case reaches half of the tensor peak over 40 µs, and a quarter of the memory peak over
+    // the other 40 µs.
     let flops = json!({ "matmul bf16": 989.4e3 * 20_000.0, "vector f32": 5.0e6 });
     let (read, written) = (3350.0 * 9_000.0, 3350.0 * 1_000.0);
     recording["work"] = json!({ "flops": flops, "read_bytes": read, "write_bytes": written });
@@ -314,33 +328,39 @@ fn declared_work_gives_shares_of_the_peaks() {
     let near = |value: Option<f64>, expected: f64| {
         assert!(value.is_some_and(|value| (value - expected).abs() < 1e-6), "{value:?}");
     };
-    let names: Vec<(&str, usize)> =
-        found.operators.iter().map(|of| (of.name.as_str(), of.sum.operator_count)).collect();
+    let names: Vec<(&str, usize)> = found
+        .operators
+        .iter()
+        .map(|of| (of.operator_name.as_str(), of.work_and_kernel_time.operator_call_count))
+        .collect();
     assert_eq!(names, [("norm", 2), ("projection", 2)]);
-    near(found.operators[1].sum.matrix_peak_share_of_kernel_time(), 0.5);
-    near(found.operators[0].sum.memory_peak_share_of_kernel_time(), 0.25);
+    near(found.operators[1].work_and_kernel_time.matrix_peak_share_of_kernel_time(), 0.5);
+    near(found.operators[0].work_and_kernel_time.memory_peak_share_of_kernel_time(), 0.25);
     near(found.all_operators.matrix_peak_share_of_kernel_time(), 0.25);
     near(found.all_operators.flops_per_byte_moved(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
     near(Some(found.kernel_time_share_with_known_work()), 1.0);
-    assert_eq!(found.ranges[0].path, "f/w/c");
-    // Without parts the case itself is the operator.
+    assert_eq!(found.ranges[0].range_path, "f/w/c");
+    // Without declared parts, the utilization section lists the whole case as one operator.
     recording["parts"] = json!([]);
     let found = diagnose_trace_in_memory(&read_recording_json(&recording)).utilization;
     assert_eq!(
-        (found.operators[0].name.as_str(), found.operators[0].sum.operator_count),
+        (
+            found.operators[0].operator_name.as_str(),
+            found.operators[0].work_and_kernel_time.operator_call_count
+        ),
         ("f/w/c/step", 2)
     );
 }
 
 #[test]
-fn lost_events_are_reported_first() {
+fn dropped_records_are_reported_first() {
     let mut recording = recording_of_graph_launches(json!([]));
     recording["trace"]["dropped"] = 7.into();
     append_kernel(&mut recording, (0, 0), 99, 0);
     recording["trace"]["kernels"][0]["name"] = 1000.into();
     let diagnosis = diagnose_trace_in_memory(&read_recording_json(&recording));
     let titles: Vec<&str> =
-        diagnosis.quality.iter().map(|found| found.finding_title.as_str()).collect();
+        diagnosis.data_quality_findings.iter().map(|found| found.finding_title.as_str()).collect();
     insta::assert_debug_snapshot!(titles, @r#"
     [
         "the recorder lost 7 records",
@@ -359,7 +379,7 @@ fn broken_and_newer_files_are_refused_by_name() {
     let newer = read_recording_text(&whole.replace("\"schema_version\":1", "\"schema_version\":2"))
         .unwrap_err();
     insta::assert_snapshot!(reason_in_message(&newer), @"written by a newer kernelgate (schema 2, this one reads up to 1)");
-    // A text that only mentions the format counts as Chrome's, and is refused.
+    // JSON that only mentions the schema name is taken for a Chrome trace, and is refused.
     assert!(
         read_recording_text("{\"a\":\"kernelgate-recording\"}")
             .unwrap_err()
@@ -375,7 +395,7 @@ fn broken_and_newer_files_are_refused_by_name() {
 fn device_memory_is_listed_by_phase() {
     let mut recording = empty_recording_json();
     let allocation = |time: u64, address: u64, bytes: i64| json!({ "time": time, "on": device_context_and_stream_json(), "address": address, "bytes": bytes });
-    // Taken before the case, inside it for a moment, and one that was there already.
+    // Two allocations precede the case, and one is allocated and freed inside the case.
     for (time, address, bytes) in
         [(100, 1, 5_000_000), (200, 2, 1_000_000), (1_500, 3, 2_500_000), (1_600, 3, -2_500_000)]
     {
@@ -385,9 +405,9 @@ fn device_memory_is_listed_by_phase() {
     append_range(&mut recording, 0, (1_000, 9_000));
     append_kernel(&mut recording, (2_000, 3_000), 1, 0);
     let diagnosis = diagnose_trace_in_memory(&read_recording_json(&recording));
-    let memory = &diagnosis.memory[0];
+    let memory = &diagnosis.device_memory_over_time[0];
     assert_eq!(
-        (memory.peak_time_and_bytes, memory.bytes_held_at_end_of_trace()),
+        (memory.peak_time_ns_and_bytes, memory.bytes_held_at_end_of_trace()),
         ((1_500, 8_500_000), 6_000_000)
     );
     assert_eq!(
@@ -397,7 +417,7 @@ fn device_memory_is_listed_by_phase() {
     let phases: Vec<_> = memory
         .phases
         .iter()
-        .map(|phase| (phase.name.as_str(), phase.peak_bytes, phase.change_bytes))
+        .map(|phase| (phase.phase_name.as_str(), phase.peak_bytes, phase.held_bytes_change))
         .collect();
     assert_eq!(phases, [("before the first range", 6_000_000, 6_000_000), ("f/w/c", 8_500_000, 0)]);
     let text = diagnosis.diagnosis_to_text();

@@ -1,17 +1,18 @@
 //! A diagnosis as JSON has the form that `schema/diagnosis.json` describes.
 
 use crate::fixture::NsysExport;
-use crate::fixture::kineto::{FULL, KernelPlaceAndShape, KinetoTrace};
+use crate::fixture::kineto::{A100_FILLING_KERNEL, KernelPlaceAndShape, KinetoTrace};
 use kernelgate_trace::diagnose::diagnose_trace_in_memory;
 use kernelgate_trace::diagnose::difference::{SummedTimesOfTrace, compare_summed_traces};
 use kernelgate_trace::diagnose::ranks::{TraceOfRank, join_ranks_to_job};
 use serde_json::Value;
 
-const DIAGNOSIS: &str = include_str!("../../../schema/diagnosis.json");
-const JOB: &str = include_str!("../../../schema/job.json");
-const DIFFERENCE: &str = include_str!("../../../schema/difference.json");
+const DIAGNOSIS_JSON_SCHEMA: &str = include_str!("../../../schema/diagnosis.json");
+const JOB_JSON_SCHEMA: &str = include_str!("../../../schema/job.json");
+const DIFFERENCE_JSON_SCHEMA: &str = include_str!("../../../schema/difference.json");
 
-/// Paths at which a value differs from a schema, by the keywords that the schema uses.
+/// Collects the paths at which a value violates a JSON schema, for those schema keywords that
+/// kernelgate's schemas use.
 fn collect_schema_violations(
     schema: &Value,
     value: &Value,
@@ -81,7 +82,12 @@ fn every_diagnosis_fits_the_schema() {
     let mut trace = KinetoTrace::a100_trace();
     for step in 0..300 {
         let start = f64::from(step) * 40.0;
-        trace.add_launch(start, (start + 20.0, 4.0), "k", KernelPlaceAndShape { grid: 5, ..FULL });
+        trace.add_launch(
+            start,
+            (start + 20.0, 4.0),
+            "k",
+            KernelPlaceAndShape { grid_blocks: 5, ..A100_FILLING_KERNEL },
+        );
         if step % 10 == 0 {
             trace.add_api_call((start + 10.0, 9.0), "cudaDeviceSynchronize");
         }
@@ -102,7 +108,7 @@ fn every_diagnosis_fits_the_schema() {
     ];
     for trace in &traces {
         let json = diagnose_trace_in_memory(trace).diagnosis_to_json();
-        assert_eq!(schema_violations(DIAGNOSIS, &json), Vec::<String>::new());
+        assert_eq!(schema_violations(DIAGNOSIS_JSON_SCHEMA, &json), Vec::<String>::new());
         let keys: Vec<&str> = json["findings"]
             .as_array()
             .unwrap()
@@ -123,12 +129,12 @@ fn a_job_and_a_difference_fit_their_schemas() {
         let mut trace = KinetoTrace::a100_trace();
         for step in 0..4 {
             let start = f64::from(step) * 1_000.0;
-            trace.add_launch(start, (start + 10.0, compute), "gemm", FULL);
+            trace.add_launch(start, (start + 10.0, compute), "gemm", A100_FILLING_KERNEL);
             trace.add_launch(
                 start + 5.0,
                 (start + 10.0 + compute, 890.0 - compute),
                 all_reduce,
-                FULL,
+                A100_FILLING_KERNEL,
             );
         }
         trace.read_as_trace()
@@ -136,12 +142,12 @@ fn a_job_and_a_difference_fit_their_schemas() {
     let parts = [300.0, 800.0]
         .map(|of| TraceOfRank::split_trace_into_ranks(&format!("rank {of}"), rank(of)));
     let job = join_ranks_to_job(parts.into_iter().flatten().collect()).job_to_json();
-    assert_eq!(schema_violations(JOB, &job), Vec::<String>::new());
+    assert_eq!(schema_violations(JOB_JSON_SCHEMA, &job), Vec::<String>::new());
     assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));
-    let sums = [300.0, 800.0].map(|of| SummedTimesOfTrace::sum_trace_in_memory(&rank(of)));
+    let sums = [300.0, 800.0].map(|of| SummedTimesOfTrace::sum_times_of_loaded_trace(&rank(of)));
     let [base, head] = sums;
     let difference = compare_summed_traces(base, head).difference_to_json();
-    assert_eq!(schema_violations(DIFFERENCE, &difference), Vec::<String>::new());
+    assert_eq!(schema_violations(DIFFERENCE_JSON_SCHEMA, &difference), Vec::<String>::new());
     assert!(difference["parts"][0]["key"].as_str().is_some_and(|key| key.contains("gemm")));
 }
 
@@ -152,7 +158,7 @@ fn the_schema_refuses_undeclared_fields() {
     json["findings"] = serde_json::json!([{ "id": "gaps" }]);
     json["devices"][0]["busy"] = 5.into();
     json["schema_version"] = 9.into();
-    insta::assert_snapshot!(schema_violations(DIAGNOSIS, &json).join("\n"), @r"
+    insta::assert_snapshot!(schema_violations(DIAGNOSIS_JSON_SCHEMA, &json).join("\n"), @r"
     /devices/0: busy is not described
     /findings/0: no key
     /findings/0: no severity

@@ -1,5 +1,5 @@
-//! Tables and diagnoses of exports whose ranges and calls are not kept are those of exports in
-//! memory.
+//! Tests that exports read as a stream, without keeping ranges and calls, give the tables and
+//! diagnoses of exports in memory.
 
 use crate::fixture::reason_in_message;
 use crate::fixture::{NsysExport, global_id_of_process};
@@ -11,18 +11,19 @@ use kernelgate_trace::diagnose::{
 use kernelgate_trace::read::WantedTraceParts;
 use kernelgate_trace::stats::{self, StatsReport};
 
-/// The tables that can be summed while ranges and calls are read.
-const REPORTS: [StatsReport; 4] = [
-    StatsReport::Ranges,
-    StatsReport::PushPopRanges,
-    StatsReport::RangeKernels,
-    StatsReport::RangeProjections,
+/// Reports whose tables can be summed while ranges and calls are read.
+const REPORTS_SUMMED_WHILE_READING: [StatsReport; 4] = [
+    StatsReport::RangesByName,
+    StatsReport::PushPopRangesByName,
+    StatsReport::KernelsByRange,
+    StatsReport::RangesByProjectedGpuTime,
 ];
 
-/// Checks every table of an export; its tables have this many rows.
+/// Checks that every table of an export is the same when streamed and in memory, and has the given
+/// number of rows.
 fn assert_streamed_tables_are_equal(export: &NsysExport, rows: [usize; 4]) {
     let trace = export.read_as_trace().unwrap();
-    for (report, rows) in REPORTS.into_iter().zip(rows) {
+    for (report, rows) in REPORTS_SUMMED_WHILE_READING.into_iter().zip(rows) {
         let streamed =
             stats::table_from_streamed_export(&export.sqlite_path(), report).unwrap().unwrap();
         let kept = stats::make_table(&trace, report);
@@ -32,7 +33,8 @@ fn assert_streamed_tables_are_equal(export: &NsysExport, rows: [usize; 4]) {
     assert_streamed_diagnosis_is_equal(export);
 }
 
-/// Checks what is found in an export, and what it comes to beside another one.
+/// Checks that the diagnosis and the sums of an export are equal if they are read as a stream and
+/// if the trace is in memory.
 fn assert_streamed_diagnosis_is_equal(export: &NsysExport) -> TraceDiagnosis {
     let trace = export.read_as_trace().unwrap();
     let (kept, streamed) = (
@@ -44,13 +46,13 @@ fn assert_streamed_diagnosis_is_equal(export: &NsysExport) -> TraceDiagnosis {
         SummedTimesOfTrace::sum_export_while_reading(&export.sqlite_path()).unwrap().unwrap();
     assert_eq!(
         format!("{streamed:?}"),
-        format!("{:?}", SummedTimesOfTrace::sum_trace_in_memory(&trace))
+        format!("{:?}", SummedTimesOfTrace::sum_times_of_loaded_trace(&trace))
     );
     kept
 }
 
 #[test]
-fn odd_ranges_and_calls_are_summed_alike() {
+fn streamed_and_in_memory_sums_of_odd_ranges_are_equal() {
     let mut export = NsysExport::new();
     export.execute_sql(&format!(
         "INSERT INTO NVTX_EVENTS VALUES (0, NULL, 75, 'library', NULL, {0}, 5);
@@ -63,7 +65,8 @@ fn odd_ranges_and_calls_are_summed_alike() {
         "INSERT INTO NVTX_EVENTS VALUES (500, 900, 59, NULL, {shared}, {}, 0);",
         global_id_of_process(7) | 7
     ));
-    // Together with another, overlapping, never closed, by an id, without anything in it.
+    // These ranges start together with another range, overlap others, are never closed, or contain
+    // no launch.
     export.add_nvtx_range(90, Some(200), 59, "inner");
     export.add_nvtx_range(150, Some(600), 60, "overlapping");
     export.add_nvtx_range(510, None, 59, "never closed");
@@ -73,13 +76,14 @@ fn odd_ranges_and_calls_are_summed_alike() {
         let (call, kernel) = ((start, start + 10), (start + 1000, start + 1100));
         export.add_launch(call, kernel, launch + 1, if launch % 2 == 0 { "a" } else { "b" });
     }
-    // Two operations of one call, one call of a second process, a kernel and a call alone.
+    // The export gets a second operation of one call, a call and kernel of another process, a
+    // kernel without a call and a call without a kernel.
     export.add_memory_copy((2500, 2600), 3, (1, 1, 2));
     export.add_kernel(8, (3000, 3010), 1, "of another process");
     export.add_api_call(8, (700, 720), 1, "cuLaunchKernel");
     export.add_kernel(7, (4000, 4020), 99, "launched by nothing");
     export.add_api_call(7, (960, 970), 98, "cudaLaunchKernel_v7000");
-    // A second call with a known id, later.
+    // A later second call has a correlation id that another call already has.
     export.add_api_call(7, (975, 980), 2, "cudaLaunchKernel_v7000");
     assert_streamed_tables_are_equal(&export, [6, 5, 11, 5]);
 }
@@ -99,7 +103,7 @@ fn ranges_that_are_stored_in_any_order_are_sorted() {
     assert_streamed_tables_are_equal(&export, [2, 2, 4, 2]);
 }
 
-/// Creations of a node of a graph, and of its clone.
+/// Adds the creation events of a CUDA graph node and of the node's clone.
 fn add_graph_node_creations(export: &NsysExport) {
     export.execute_sql(&format!(
         "CREATE TABLE CUDA_GRAPH_NODE_EVENTS (start INTEGER, globalTid INTEGER,
@@ -110,7 +114,7 @@ fn add_graph_node_creations(export: &NsysExport) {
 }
 
 #[test]
-fn host_times_have_equal_sums() {
+fn streamed_and_in_memory_host_times_are_equal() {
     let mut export = NsysExport::new();
     add_graph_node_creations(&export);
     export.execute_sql(&format!(
@@ -133,7 +137,8 @@ fn host_times_have_equal_sums() {
         let (call, kernel) = ((start + 100, start + 200), (start + 1_000, start + 9_000));
         export.add_launch(call, kernel, 10 * step + 1, "of a graph");
         export.add_api_call(7, (start + 300, start + 10_000), 0, "cudaStreamSynchronize_v3020");
-        // More calls than are looked through, none of which explains the gap.
+        // The many short calls in the gap exceed the number that the diagnosis examines, and none
+        // of them explains the gap.
         for short in 0..100 {
             let at = start + 11_000 + short * 10;
             export.add_api_call(7, (at, at + 1), 0, "cudaEventQuery_v3020");
@@ -158,27 +163,33 @@ fn host_times_have_equal_sums() {
          UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 2;",
     );
     let found = assert_streamed_diagnosis_is_equal(&export);
-    let ids: Vec<&str> = found.findings.iter().map(|finding| finding.id).collect();
+    let ids: Vec<&str> = found.findings.iter().map(|finding| finding.rule_id).collect();
     assert!(ids.contains(&"sync-in-loop") && ids.contains(&"pageable-copy"), "{ids:?}");
     let causes: Vec<IdleCauseKind> =
-        found.devices[0].gaps.idle_time_by_cause.iter().map(|of| of.kind).collect();
-    // The wait reaches into the gap, however many calls come after it; so does a call of the
-    // operating system.
+        found.gpu_use_by_process[0].idle_gaps.idle_time_by_cause.iter().map(|of| of.kind).collect();
+    // The host's wait reaches into the idle gap, however many calls follow the wait; a call of the
+    // operating system reaches into it as well.
     for kind in [
-        IdleCauseKind::HostWaitForGpu,
-        IdleCauseKind::OsCall,
-        IdleCauseKind::HostCode,
-        IdleCauseKind::OtherCudaCall,
+        IdleCauseKind::LaunchThreadWaitedForGpu,
+        IdleCauseKind::LaunchThreadInOsCall,
+        IdleCauseKind::HostCodeBeforeLaunch,
+        IdleCauseKind::LaunchThreadInOtherCudaCall,
     ] {
         assert!(causes.contains(&kind), "{causes:?}");
     }
-    assert_eq!(found.memory[0].phases.len(), 3, "{:?}", found.memory[0].phases);
-    let inside = found.answers.components.iter().find(|of| of.path.ends_with("library:capture"));
-    assert_eq!(inside.map(|of| of.kernels), Some(1), "{:?}", found.answers.components);
+    assert_eq!(
+        found.device_memory_over_time[0].phases.len(),
+        3,
+        "{:?}",
+        found.device_memory_over_time[0].phases
+    );
+    let inside =
+        found.answers.components.iter().find(|of| of.range_path.ends_with("library:capture"));
+    assert_eq!(inside.map(|of| of.kernel_count), Some(1), "{:?}", found.answers.components);
 }
 
-/// Checks that what is read restricted is what a trace in memory is restricted to; how many
-/// operations that are.
+/// Checks that a trace restricted to ranges while it is read equals the trace that is restricted in
+/// memory; returns the number of its GPU operations.
 fn assert_restricted_reading_is_equal(export: &NsysExport, pattern: &str) -> Option<usize> {
     let kept =
         restricted_trace::restrict_trace_to_ranges(&export.read_as_trace().unwrap(), pattern);
@@ -234,7 +245,8 @@ fn a_restricted_read_equals_a_restriction_in_memory() {
     let inside = |pattern| assert_restricted_reading_is_equal(&export, pattern);
     assert_eq!(inside("step 1"), Some(4));
     assert_eq!(inside("step *"), Some(16));
-    // In step 1 the range from one thread to another is around it.
+    // In step 1 the range "from one thread to another" is open between "layer" and "attention", so
+    // it interrupts this path.
     assert_eq!(inside("layer/attention"), Some(4));
     assert_eq!(inside("attention"), Some(10), "one was never closed");
     assert_eq!(inside("step 2/layer"), Some(2));
@@ -247,15 +259,16 @@ fn a_restricted_read_equals_a_restriction_in_memory() {
 fn other_files_and_other_tables_are_not_streamed() {
     let export = NsysExport::new();
     assert!(
-        stats::table_from_streamed_export(&export.sqlite_path(), StatsReport::GpuKernels)
+        stats::table_from_streamed_export(&export.sqlite_path(), StatsReport::KernelsByName)
             .unwrap()
             .is_none()
     );
     let (_folder, path) =
         crate::fixture::write_temporary_file("trace.json", br#"{"traceEvents": []}"#);
-    assert!(stats::table_from_streamed_export(&path, StatsReport::Ranges).unwrap().is_none());
+    assert!(stats::table_from_streamed_export(&path, StatsReport::RangesByName).unwrap().is_none());
     let (_folder, path) = crate::fixture::write_temporary_file("trace.sqlite", b"no database");
-    let message =
-        stats::table_from_streamed_export(&path, StatsReport::Ranges).unwrap_err().to_string();
+    let message = stats::table_from_streamed_export(&path, StatsReport::RangesByName)
+        .unwrap_err()
+        .to_string();
     insta::assert_snapshot!(reason_in_message(&message), @"it is not an SQLite database");
 }

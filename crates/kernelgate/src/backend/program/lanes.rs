@@ -10,7 +10,7 @@ impl ProgramLane {
     /// The first lane: the device's stream, on which every program begins and ends.
     pub const MAIN_LANE: ProgramLane = Self(0);
 
-    /// Number of the lane.
+    /// Number of the lane in its program; the main lane has number 0.
     pub const fn lane_number(self) -> usize {
         self.0
     }
@@ -26,7 +26,7 @@ pub(super) struct LaneStepPosition {
 /// For each lane, how many steps of every lane are finished before the lane's next step begins
 /// (vector clocks).
 pub(super) struct OrderOfLaneSteps {
-    /// `before[a][b]` is the number of steps of lane `b` that finish before the next step of lane
+    /// Element `[a][b]` is the number of steps of lane `b` that finish before the next step of lane
     /// `a` begins.
     steps_finished_before: Vec<Vec<usize>>,
     /// For each lane, whether it has waited for the first lane, directly or through other lanes.
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_transitive() {
+    fn lane_waits_are_transitive() {
         let mut order = OrderOfLaneSteps::default();
         let [one, two] = [order.add_lane(), order.add_lane()];
         let start = order.add_step(ProgramLane::MAIN_LANE);

@@ -21,11 +21,11 @@ use kernelgate_cuda::{
 use super::lanes::ProgramLane;
 use super::memory::{MemoryRegion, RegionAndAllocationPlan, RegionContents, TableNumberOrAddress};
 use super::operand::{LaunchArgument, RegionPointer};
-use super::plan::Program;
+use super::plan::LaunchProgram;
 use super::step::{
     DeviceStreamAndAddresses, EnqueueStep, KeepOrReleaseL2Lines, KernelLaunchStep, ProgramStep,
 };
-use crate::backend::cuda::{CudaTask, Input, Output};
+use crate::backend::cuda::{CudaTask, DeviceInput, DeviceOutput};
 use crate::workload::Tensors;
 
 /// Maximum number of a program's GEMM launches that are timed to choose the algorithm of one GEMM
@@ -34,22 +34,22 @@ const MAX_GEMM_LAUNCHES_TIMED_PER_SHAPE: usize = 40;
 
 /// How a program's steps reach the GPU: one by one, or as a CUDA graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Capture {
+pub enum ProgramLaunchMode {
     /// The host enqueues the steps one by one at every launch.
-    Stream,
+    StepByStep,
     /// The steps are captured once as a CUDA graph, and every launch replays the graph.
-    Graph,
+    CapturedGraph,
 }
 
 /// A program on a GPU: kernels compiled, memory allocated, contents uploaded.
 pub struct LoadedProgram {
     steps: Vec<LoadedProgramStep>,
     regions: Vec<(String, DeviceBuffer)>,
-    inputs: Vec<Input>,
-    outputs: Vec<Output>,
+    inputs: Vec<DeviceInput>,
+    outputs: Vec<DeviceOutput>,
     regions_updated_by_launches: RegionsUpdatedByLaunches,
     /// Address range of the GEMM workspaces, which every captured graph clears first.
-    cleared_addresses: std::ops::Range<u64>,
+    gemm_workspace_addresses: std::ops::Range<u64>,
     _set_aside: Option<PersistingL2SetAside>,
 }
 
@@ -75,11 +75,11 @@ impl RegionsUpdatedByLaunches {
 /// range.
 enum LoadedProgramStep {
     Enqueue(EnqueueStep),
-    Begin(String),
-    End,
+    BeginRange(String),
+    EndRange,
 }
 
-impl Program {
+impl LaunchProgram {
     /// Loads the program, captures it as a CUDA graph if requested, and returns a task that can be
     /// timed.
     ///
@@ -90,17 +90,17 @@ impl Program {
         self,
         device: &Arc<Device>,
         inputs: &Tensors,
-        capture: Capture,
+        capture: ProgramLaunchMode,
     ) -> Result<CudaTask, BackendError> {
         let uses = self.device_bytes_by_purpose_label();
         let mut program = self.load_on_device(device, inputs)?;
         let (inputs, outputs) = program.take_inputs_and_outputs();
         let state = std::mem::take(&mut program.regions_updated_by_launches);
         let task = match capture {
-            Capture::Stream => {
+            ProgramLaunchMode::StepByStep => {
                 CudaTask::new(device, inputs, outputs, move |_| program.enqueue_all_steps())
             }
-            Capture::Graph => {
+            ProgramLaunchMode::CapturedGraph => {
                 // The program is launched once before the capture, because modules cannot be loaded
                 // during a capture.
                 program.enqueue_all_steps()?;
@@ -114,7 +114,7 @@ impl Program {
                     // The graph launches the program's kernels on the program's memory, so the
                     // closure keeps the program alive.
                     let _alive = &program;
-                    graph.launch_on_stream()
+                    graph.launch_graph_on_stream()
                 })
             }
         };
@@ -134,13 +134,19 @@ impl Program {
         tensors: &Tensors,
     ) -> Result<LoadedProgram, BackendError> {
         self.check()?;
-        let Self { memory, steps, lane_order: order, range_kept_in_l2: kept, gemm_lanes, .. } =
-            self;
+        let Self {
+            memory,
+            steps,
+            lane_order: order,
+            range_kept_in_l2: kept,
+            lanes_up_to_last_gemm: gemm_lanes,
+            ..
+        } = self;
         let blas = (gemm_lanes > 0)
             .then(|| CublasLtLanes::open_cublaslt_with_default_workspace(device, gemm_lanes))
             .transpose()?;
         let set_aside = kept
-            .map(|(_, bytes)| PersistingL2SetAside::set_aside_bytes(device, bytes))
+            .map(|(_, bytes)| PersistingL2SetAside::set_aside_l2_bytes(device, bytes))
             .transpose()?;
         let streams = (0..order.lane_count()).map(|lane| match &blas {
             _ if lane == ProgramLane::MAIN_LANE.lane_number() => Ok(Arc::clone(device.stream())),
@@ -151,7 +157,8 @@ impl Program {
         let memory = LoadedProgramMemory::allocate_and_upload(memory, device, tensors)?;
         let window = match (&set_aside, kept) {
             (Some(set_aside), Some((from, bytes))) => Some(
-                set_aside.window_keeping_what_fits(memory.device_address_of_pointer(from), bytes),
+                set_aside
+                    .access_window_keeping_what_fits(memory.device_address_of_pointer(from), bytes),
             ),
             _ => None,
         };
@@ -167,9 +174,11 @@ impl Program {
         loader.prepare_gemms_and_choose_algorithms(&steps)?;
         let steps = steps.into_iter().map(|step| loader.closure_for_step(step));
         let steps = steps.collect::<Result<Vec<_>, _>>()?;
-        let LoadedProgramMemory { regions, buffers, inputs, outputs } = loader.memory;
+        let LoadedProgramMemory { regions, buffer_by_allocation: buffers, inputs, outputs } =
+            loader.memory;
         let buffer = |region: &MemoryRegion| buffers[region.allocation_index].clone();
-        let named = |region: &MemoryRegion| (region.name.clone().into_owned(), buffer(region));
+        let named =
+            |region: &MemoryRegion| (region.region_name.clone().into_owned(), buffer(region));
         let named = regions.iter().map(named).collect();
         let updated =
             regions.into_iter().filter(|region| region.changed_by_launches).map(|region| {
@@ -188,7 +197,7 @@ impl Program {
             inputs,
             outputs,
             regions_updated_by_launches: state,
-            cleared_addresses: cleared,
+            gemm_workspace_addresses: cleared,
             _set_aside: set_aside,
         })
     }
@@ -198,9 +207,9 @@ impl Program {
 struct LoadedProgramMemory {
     regions: Vec<MemoryRegion>,
     /// Buffers by slot.
-    buffers: Vec<DeviceBuffer>,
-    inputs: Vec<Input>,
-    outputs: Vec<Output>,
+    buffer_by_allocation: Vec<DeviceBuffer>,
+    inputs: Vec<DeviceInput>,
+    outputs: Vec<DeviceOutput>,
 }
 
 impl LoadedProgramMemory {
@@ -218,11 +227,11 @@ impl LoadedProgramMemory {
             if let Some(bytes) = region.initial_bytes_from_inputs(tensors)? {
                 let buffer = device.upload(&bytes)?;
                 match &region.contents {
-                    RegionContents::Input { replaceable: true } => {
-                        inputs.push(Input::new(region.name.clone(), &buffer));
+                    RegionContents::ProblemInput { replaceable: true } => {
+                        inputs.push(DeviceInput::new(region.region_name.clone(), &buffer));
                     }
-                    RegionContents::State { output, shape, dtype } => {
-                        outputs.push(Output::in_memory_updated_by_launches(
+                    RegionContents::StateUpdatedInPlace { output, shape, dtype } => {
+                        outputs.push(DeviceOutput::in_memory_updated_by_launches(
                             &buffer,
                             output,
                             shape.clone(),
@@ -232,25 +241,26 @@ impl LoadedProgramMemory {
                     _ => {}
                 }
                 *slot = Some(buffer);
-            } else if let RegionContents::Output { name, shape, dtype } = &region.contents {
-                let output = Output::new(device, name, shape.clone(), *dtype)?;
+            } else if let RegionContents::ProblemOutput { name, shape, dtype } = &region.contents {
+                let output = DeviceOutput::new(device, name, shape.clone(), *dtype)?;
                 *slot = Some(output.device_buffer().clone());
                 outputs.push(output);
             } else if slot.is_none() {
                 // Scratch memory stays uninitialised; tables are uploaded after all addresses are
                 // known.
-                *slot = Some(device.allocate(slots[region.allocation_index].bytes)?);
+                *slot = Some(device.allocate(slots[region.allocation_index].allocation_bytes)?);
             }
         }
         let buffers = buffers.into_iter().flatten().collect();
-        let memory = Self { regions, buffers, inputs, outputs };
+        let memory = Self { regions, buffer_by_allocation: buffers, inputs, outputs };
         for region in &memory.regions {
             if let RegionContents::Table(words) = &region.contents {
                 let bytes: Vec<u8> = words
                     .iter()
                     .flat_map(|word| memory.table_word_value(*word).to_ne_bytes())
                     .collect();
-                memory.buffers[region.allocation_index].overwrite_first_bytes_from_host(&bytes)?;
+                memory.buffer_by_allocation[region.allocation_index]
+                    .overwrite_first_bytes_from_host(&bytes)?;
             }
         }
         Ok(memory)
@@ -258,13 +268,13 @@ impl LoadedProgramMemory {
 
     fn table_word_value(&self, word: TableNumberOrAddress) -> u64 {
         match word {
-            TableNumberOrAddress::Value(value) => value as u64,
+            TableNumberOrAddress::Number(value) => value as u64,
             TableNumberOrAddress::Pointer(pointer) => self.device_address_of_pointer(pointer),
         }
     }
 
     fn buffer_of_pointer(&self, pointer: RegionPointer) -> &DeviceBuffer {
-        &self.buffers[self.regions[pointer.region].allocation_index]
+        &self.buffer_by_allocation[self.regions[pointer.region_index].allocation_index]
     }
 
     fn device_address_of_pointer(&self, pointer: RegionPointer) -> u64 {
@@ -273,13 +283,13 @@ impl LoadedProgramMemory {
 
     fn resolve_argument(&self, operand: LaunchArgument) -> Result<KernelArgument, BackendError> {
         Ok(match operand {
-            LaunchArgument::Boxes(pointer, boxes) => KernelArgument::from_struct_bytes(
+            LaunchArgument::TmaTensorMap(pointer, boxes) => KernelArgument::from_struct_bytes(
                 &boxes.encode_tensor_map_at(self.device_address_of_pointer(pointer))?,
             ),
             LaunchArgument::Pointer(pointer) => {
-                KernelArgument::Address(self.device_address_of_pointer(pointer))
+                KernelArgument::DeviceAddress(self.device_address_of_pointer(pointer))
             }
-            LaunchArgument::Null => KernelArgument::Address(0),
+            LaunchArgument::Null => KernelArgument::DeviceAddress(0),
             LaunchArgument::I32(value) => KernelArgument::I32(value),
             LaunchArgument::I64(value) => KernelArgument::I64(value),
             LaunchArgument::F32(value) => KernelArgument::F32(value),
@@ -306,8 +316,8 @@ struct EnqueueClosureBuilder<'a> {
 impl EnqueueClosureBuilder<'_> {
     fn closure_for_step(&mut self, step: ProgramStep) -> Result<LoadedProgramStep, BackendError> {
         let enqueue: EnqueueStep = match step {
-            ProgramStep::Begin(name) => return Ok(LoadedProgramStep::Begin(name)),
-            ProgramStep::End => return Ok(LoadedProgramStep::End),
+            ProgramStep::BeginNamedRange(name) => return Ok(LoadedProgramStep::BeginRange(name)),
+            ProgramStep::EndNamedRange => return Ok(LoadedProgramStep::EndRange),
             ProgramStep::Launch(launch) => self.closure_for_kernel_launch(&launch)?,
             ProgramStep::Gemm { lane, spec, operands } => {
                 let loaded = self.gemms.iter().find(|(other, _)| *other == spec);
@@ -316,31 +326,44 @@ impl EnqueueClosureBuilder<'_> {
                     self.memory.device_address_of_pointer(pointer)
                 });
                 let operands = gemm.with_workspace_piece(&operands);
-                Box::new(move || gemm.enqueue_in_lane(lane.lane_number(), &operands))
+                Box::new(move || gemm.enqueue_gemm_in_lane(lane.lane_number(), &operands))
             }
-            ProgramStep::Copy { lane, from, to, bytes } => {
+            ProgramStep::DeviceCopy {
+                lane,
+                source: from,
+                destination: to,
+                copied_bytes: bytes,
+            } => {
                 let [source, target] =
                     [from, to].map(|pointer| self.memory.buffer_of_pointer(pointer).clone());
-                let (stream, range) = (self.stream_of_lane(lane), from.offset..from.offset + bytes);
-                Box::new(move || target.copy_range_from(&stream, to.offset, &source, range.clone()))
+                let (stream, range) =
+                    (self.stream_of_lane(lane), from.offset_bytes..from.offset_bytes + bytes);
+                Box::new(move || {
+                    target.copy_range_from(&stream, to.offset_bytes, &source, range.clone())
+                })
             }
-            ProgramStep::Fill { lane, to, bytes, value } => {
+            ProgramStep::ByteFill {
+                lane,
+                destination: to,
+                filled_bytes: bytes,
+                fill_byte: value,
+            } => {
                 let (stream, buffer) =
                     (self.stream_of_lane(lane), self.memory.buffer_of_pointer(to).clone());
                 Box::new(move || {
-                    buffer.fill_byte_range(&stream, to.offset..to.offset + bytes, value)
+                    buffer.fill_byte_range(&stream, to.offset_bytes..to.offset_bytes + bytes, value)
                 })
             }
-            ProgramStep::Call { lane, pointers, prepare } => {
+            ProgramStep::LaunchOfOtherCode { lane, pointers, prepare } => {
                 let addresses: Vec<u64> = pointers
                     .iter()
                     .map(|pointer| self.memory.device_address_of_pointer(*pointer))
                     .collect();
                 let (device, stream) = (self.device, &self.stream_of_lane[lane.lane_number()]);
-                prepare(DeviceStreamAndAddresses { device, stream, addresses: &addresses })?
+                prepare(DeviceStreamAndAddresses { device, stream, device_addresses: &addresses })?
             }
-            ProgramStep::Wait { waiting, on } => {
-                let crossing = StreamOrderingEvent::without_timing(self.device)?;
+            ProgramStep::LaneWait { waiting_lane: waiting, awaited_lane: on } => {
+                let crossing = StreamOrderingEvent::create_event_without_timing(self.device)?;
                 let [waiting, on] = [waiting, on].map(|lane| self.stream_of_lane(lane));
                 Box::new(move || {
                     crossing
@@ -364,14 +387,14 @@ impl EnqueueClosureBuilder<'_> {
             Some((other, condition)) if condition(self.device)? => other,
             _ => launch.default_kernel(),
         };
-        let name = kernel.build.record_name_of_kernel(kernel.symbol);
-        let shape = kernel.shape.clone()?;
+        let name = kernel.build.record_name_of_kernel(kernel.kernel_symbol);
+        let shape = kernel.launch_shape.clone()?;
         let loaded = self.kernels.entry((name, launch.lane)).or_default();
         let kernel = match loaded.iter().find(|(other, _)| *other == shape) {
             Some((_, kernel)) => Rc::clone(kernel),
             None => {
                 let stream = &self.stream_of_lane[launch.lane.lane_number()];
-                let kernel = Rc::new((kernel.load)(self.device)?.launching_on_stream(stream));
+                let kernel = Rc::new((kernel.load)(self.device)?.clone_launching_on_stream(stream));
                 loaded.push((shape, Rc::clone(&kernel)));
                 kernel
             }
@@ -380,14 +403,20 @@ impl EnqueueClosureBuilder<'_> {
             launch.arguments.iter().map(|operand| self.memory.resolve_argument(*operand));
         let arguments = arguments.collect::<Result<Vec<KernelArgument>, _>>()?;
         let window = launch.l2_line_policy.and_then(|lines| match lines {
-            KeepOrReleaseL2Lines::Keep => self.l2_window,
-            KeepOrReleaseL2Lines::Release => {
+            KeepOrReleaseL2Lines::MarkL2LinesPersisting => self.l2_window,
+            KeepOrReleaseL2Lines::MarkL2LinesNormal => {
                 self.l2_window.map(L2AccessPolicyWindow::with_normal_priority)
             }
         });
-        let programmatic = launch.uses_programmatic_launch
-            && supports_programmatic_dependent_launch(&self.device.gpu_properties().arch);
-        let launch = Launch { programmatic, window, ..kernel.specified_launch_shape() };
+        let programmatic = launch.uses_programmatic_dependent_launch
+            && supports_programmatic_dependent_launch(
+                &self.device.gpu_properties().kernel_architecture,
+            );
+        let launch = Launch {
+            programmatic_dependent_launch: programmatic,
+            window,
+            ..kernel.specified_launch_shape()
+        };
         Ok(Box::new(move || kernel.loaded_kernel().launch(launch, &arguments)))
     }
 
@@ -414,7 +443,7 @@ impl EnqueueClosureBuilder<'_> {
                 operands
                     .map_operand_addresses(|pointer| self.memory.device_address_of_pointer(pointer))
             });
-            let mut gemm = PreparedGemm::with_proposed_algorithms(blas, spec)?;
+            let mut gemm = PreparedGemm::gemm_with_proposed_algorithms(blas, spec)?;
             gemm.time_and_choose_algorithm(&operands.collect::<Vec<GemmOperandAddresses>>())?;
             self.gemms.push((spec, Rc::new(gemm)));
         }
@@ -429,13 +458,13 @@ impl LoadedProgram {
     }
 
     /// Moves the inputs and outputs out of the loaded program into a task.
-    pub(super) fn take_inputs_and_outputs(&mut self) -> (Vec<Input>, Vec<Output>) {
+    pub(super) fn take_inputs_and_outputs(&mut self) -> (Vec<DeviceInput>, Vec<DeviceOutput>) {
         (std::mem::take(&mut self.inputs), std::mem::take(&mut self.outputs))
     }
 
     /// Address range of the GEMM workspaces, which every captured graph clears first.
     pub(super) fn gemm_workspaces_cleared_by_graph(&self) -> std::ops::Range<u64> {
-        self.cleared_addresses.clone()
+        self.gemm_workspace_addresses.clone()
     }
 
     /// Enqueues the whole program.
@@ -444,10 +473,10 @@ impl LoadedProgram {
         for step in &self.steps {
             match step {
                 LoadedProgramStep::Enqueue(enqueue) => enqueue()?,
-                LoadedProgramStep::Begin(name) => {
+                LoadedProgramStep::BeginRange(name) => {
                     ranges.push(NamedRangeGuard::open_named_range(name))
                 }
-                LoadedProgramStep::End => drop(ranges.pop()),
+                LoadedProgramStep::EndRange => drop(ranges.pop()),
             }
         }
         Ok(())

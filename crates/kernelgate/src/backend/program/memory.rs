@@ -14,7 +14,7 @@ use crate::workload::{Dtype, Tensors};
 pub enum MemoryPurpose {
     /// Parameters of the network, packed or unchanged.
     Weights,
-    /// State of an optimiser.
+    /// State of an optimiser, such as momentum.
     Momentum,
     /// Memory for results of the forward pass.
     Activations,
@@ -57,14 +57,14 @@ impl MemoryPurpose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TableNumberOrAddress {
     /// A 64-bit value.
-    Value(i64),
+    Number(i64),
     /// The address of a pointer into a memory region.
     Pointer(RegionPointer),
 }
 
 impl From<i64> for TableNumberOrAddress {
     fn from(value: i64) -> Self {
-        Self::Value(value)
+        Self::Number(value)
     }
 }
 
@@ -79,26 +79,26 @@ pub(super) type ComputeRegionContents = Box<dyn Fn(&Tensors) -> Vec<u8>>;
 
 /// Contents of a memory region at the time when the program is loaded.
 pub(super) enum RegionContents {
-    /// 0xff in every byte.
+    /// Scratch memory without defined contents; loading fills every byte with 0xff.
     Unwritten,
     /// The problem's input with the region's name, unchanged. If `replaceable`, every launch reads
     /// the input; otherwise only the preparation read it.
-    Input { replaceable: bool },
+    ProblemInput { replaceable: bool },
     /// The contents are computed on the host from the inputs, such as packed weights.
-    Packed(ComputeRegionContents),
+    ComputedOnHost(ComputeRegionContents),
     /// The problem's input with the region's name, which launches update in place and which is also
     /// an output.
-    State { output: &'static str, shape: Vec<usize>, dtype: Dtype },
+    StateUpdatedInPlace { output: &'static str, shape: Vec<usize>, dtype: Dtype },
     /// Numbers and addresses.
     Table(Vec<TableNumberOrAddress>),
     /// The region is the output tensor of the same name.
-    Output { name: &'static str, shape: Vec<usize>, dtype: Dtype },
+    ProblemOutput { name: &'static str, shape: Vec<usize>, dtype: Dtype },
 }
 
 /// A named part of the program's device memory.
 pub(super) struct MemoryRegion {
-    pub name: Cow<'static, str>,
-    pub bytes: usize,
+    pub region_name: Cow<'static, str>,
+    pub region_bytes: usize,
     pub allocation_index: usize,
     pub contents: RegionContents,
     is_freed: bool,
@@ -119,19 +119,23 @@ impl MemoryRegion {
         inputs: &'a Tensors,
     ) -> Result<Option<Cow<'a, [u8]>>, LaunchListError> {
         let bytes: Cow<[u8]> = match &self.contents {
-            RegionContents::Packed(pack) => pack(inputs).into(),
-            RegionContents::Input { .. } | RegionContents::State { .. } => {
-                inputs.tensor(&self.name).as_bytes().into()
+            RegionContents::ComputedOnHost(pack) => pack(inputs).into(),
+            RegionContents::ProblemInput { .. } | RegionContents::StateUpdatedInPlace { .. } => {
+                inputs.tensor(&self.region_name).as_bytes().into()
             }
             RegionContents::Unwritten
             | RegionContents::Table(_)
-            | RegionContents::Output { .. } => return Ok(None),
+            | RegionContents::ProblemOutput { .. } => return Ok(None),
         };
-        if bytes.len() == self.bytes {
+        if bytes.len() == self.region_bytes {
             Ok(Some(bytes))
         } else {
-            let (region, declared) = (self.name.to_string(), self.bytes);
-            Err(LaunchListError::ContentsSize { region, declared, found: bytes.len() })
+            let (region, declared) = (self.region_name.to_string(), self.region_bytes);
+            Err(LaunchListError::ContentsSizeMismatch {
+                region,
+                declared_bytes: declared,
+                found_bytes: bytes.len(),
+            })
         }
     }
 }
@@ -139,7 +143,7 @@ impl MemoryRegion {
 /// One allocation of device memory, for one region or for several regions whose lifetimes do not
 /// overlap.
 pub(super) struct SharedAllocation {
-    pub bytes: usize,
+    pub allocation_bytes: usize,
     purpose: MemoryPurpose,
     is_free: bool,
     /// For each lane, the last step that used an earlier region in this allocation.
@@ -180,9 +184,9 @@ impl RegionAndAllocationPlan {
             }
         }
         let fitting = self.allocations.iter_mut().enumerate().filter(|(_, slot)| {
-            reuses && slot.is_free && slot.purpose == purpose && slot.bytes >= bytes
+            reuses && slot.is_free && slot.purpose == purpose && slot.allocation_bytes >= bytes
         });
-        let slot = match fitting.min_by_key(|(_, slot)| slot.bytes) {
+        let slot = match fitting.min_by_key(|(_, slot)| slot.allocation_bytes) {
             Some((number, slot)) => {
                 slot.is_free = false;
                 number
@@ -190,7 +194,7 @@ impl RegionAndAllocationPlan {
             None => {
                 let (earlier, latest) = (Vec::new(), Vec::new());
                 self.allocations.push(SharedAllocation {
-                    bytes,
+                    allocation_bytes: bytes,
                     purpose,
                     is_free: false,
                     last_steps_of_earlier_regions: earlier,
@@ -200,13 +204,13 @@ impl RegionAndAllocationPlan {
             }
         };
         let region = self.regions.len();
-        let updated = matches!(contents, RegionContents::State { .. });
+        let updated = matches!(contents, RegionContents::StateUpdatedInPlace { .. });
         let before = self.region_by_name.insert(name.clone(), region);
         let duplicate = before.is_some_and(|before| !self.regions[before].is_freed);
-        let error = LaunchListError::DuplicateRegion { name: name.to_string() };
+        let error = LaunchListError::DuplicateRegion { region_name: name.to_string() };
         self.regions.push(MemoryRegion {
-            name,
-            bytes,
+            region_name: name,
+            region_bytes: bytes,
             allocation_index: slot,
             contents,
             is_freed: false,
@@ -216,7 +220,11 @@ impl RegionAndAllocationPlan {
         if duplicate {
             Err(error)
         } else {
-            Ok(RegionPointer { region, offset: 0, subtracted_bytes: 0 })
+            Ok(RegionPointer {
+                region_index: region,
+                offset_bytes: 0,
+                bytes_subtracted_from_offset: 0,
+            })
         }
     }
 
@@ -224,15 +232,19 @@ impl RegionAndAllocationPlan {
     /// name.
     pub fn pointer_to_region(&self, name: &str) -> Option<RegionPointer> {
         self.region_by_name.get(name).map(|&region| RegionPointer {
-            region,
-            offset: 0,
-            subtracted_bytes: 0,
+            region_index: region,
+            offset_bytes: 0,
+            bytes_subtracted_from_offset: 0,
         })
     }
 
     /// The placeholder pointer for a name that no region has.
     pub const fn placeholder_for_unknown_region() -> RegionPointer {
-        RegionPointer { region: REGION_NUMBER_OF_UNKNOWN_NAME, offset: 0, subtracted_bytes: 0 }
+        RegionPointer {
+            region_index: REGION_NUMBER_OF_UNKNOWN_NAME,
+            offset_bytes: 0,
+            bytes_subtracted_from_offset: 0,
+        }
     }
 
     /// Ends the life of a scratch region, so that later scratch regions can reuse its memory.
@@ -242,7 +254,9 @@ impl RegionAndAllocationPlan {
     pub fn free_scratch_region(&mut self, pointer: RegionPointer) -> Result<(), LaunchListError> {
         let region = self.live_region_of_pointer(pointer)?;
         if region.address_is_in_table || !matches!(region.contents, RegionContents::Unwritten) {
-            return Err(LaunchListError::NotFreeable { region: region.name.to_string() });
+            return Err(LaunchListError::RegionNotFreeable {
+                region: region.region_name.to_string(),
+            });
         }
         region.is_freed = true;
         let slot = region.allocation_index;
@@ -279,7 +293,7 @@ impl RegionAndAllocationPlan {
     ) -> Result<(), LaunchListError> {
         let (number, name) = {
             let region = self.live_region_of_pointer(pointer)?;
-            (region.allocation_index, region.name.clone())
+            (region.allocation_index, region.region_name.clone())
         };
         let slot = &mut self.allocations[number];
         let unordered = slot
@@ -287,7 +301,10 @@ impl RegionAndAllocationPlan {
             .iter()
             .find(|before| !order.finishes_before_next_step_of_lane(**before, step.lane));
         if let Some(LaneStepPosition { lane: ProgramLane(lane), .. }) = unordered {
-            return Err(LaunchListError::UnorderedReuse { region: name.to_string(), lane: *lane });
+            return Err(LaunchListError::UnorderedMemoryReuse {
+                region: name.to_string(),
+                lane_number: *lane,
+            });
         }
         replace_position_of_lane(&mut slot.last_steps_of_this_region, step);
         Ok(())
@@ -301,14 +318,14 @@ impl RegionAndAllocationPlan {
         &self,
         pointer: RegionPointer,
     ) -> Result<(), LaunchListError> {
-        match self.regions.get(pointer.region) {
+        match self.regions.get(pointer.region_index) {
             Some(MemoryRegion {
-                contents: RegionContents::Unwritten | RegionContents::Output { .. },
+                contents: RegionContents::Unwritten | RegionContents::ProblemOutput { .. },
                 ..
             })
             | None => Ok(()),
-            Some(MemoryRegion { name, .. }) => {
-                Err(LaunchListError::OverwritesContents { region: name.to_string() })
+            Some(MemoryRegion { region_name: name, .. }) => {
+                Err(LaunchListError::GemmOverwritesContents { region: name.to_string() })
             }
         }
     }
@@ -318,27 +335,37 @@ impl RegionAndAllocationPlan {
         &mut self,
         pointer: RegionPointer,
     ) -> Result<&mut MemoryRegion, LaunchListError> {
-        let Some(region) = self.regions.get_mut(pointer.region) else {
-            return Err(LaunchListError::UnknownRegion { name: String::new() });
+        let Some(region) = self.regions.get_mut(pointer.region_index) else {
+            return Err(LaunchListError::UnknownRegion { region_name: String::new() });
         };
         if region.is_freed {
-            return Err(LaunchListError::UsedAfterFree { region: region.name.to_string() });
+            return Err(LaunchListError::RegionUsedAfterFree {
+                region: region.region_name.to_string(),
+            });
         }
-        if pointer.offset >= region.bytes.max(1) {
-            let (region, bytes) = (region.name.to_string(), region.bytes);
-            return Err(LaunchListError::OutsideRegion { region, offset: pointer.offset, bytes });
+        if pointer.offset_bytes >= region.region_bytes.max(1) {
+            let (region, bytes) = (region.region_name.to_string(), region.region_bytes);
+            return Err(LaunchListError::PointerOutsideRegion {
+                region_name: region,
+                offset_bytes: pointer.offset_bytes,
+                region_bytes: bytes,
+            });
         }
         Ok(region)
     }
 
-    /// Bytes of every slot.
+    /// Total size in bytes of all allocations of the program.
     pub fn allocated_bytes(&self) -> usize {
-        self.allocations.iter().map(|slot| slot.bytes).sum()
+        self.allocations.iter().map(|slot| slot.allocation_bytes).sum()
     }
 
     /// Sum of the allocations for one purpose, in bytes.
     pub fn allocated_bytes_for_purpose(&self, purpose: MemoryPurpose) -> usize {
-        self.allocations.iter().filter(|slot| slot.purpose == purpose).map(|slot| slot.bytes).sum()
+        self.allocations
+            .iter()
+            .filter(|slot| slot.purpose == purpose)
+            .map(|slot| slot.allocation_bytes)
+            .sum()
     }
 }
 

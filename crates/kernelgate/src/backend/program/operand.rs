@@ -6,28 +6,29 @@ use kernelgate_cuda::TensorWithTmaBoxes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionPointer {
     /// Number of the memory region that the pointer points into.
-    pub(super) region: usize,
+    pub(super) region_index: usize,
     /// Distance from the beginning of the region, in bytes.
-    pub(super) offset: usize,
+    pub(super) offset_bytes: usize,
     /// Number of bytes to subtract from the offset; the result may be before the region.
-    pub(super) subtracted_bytes: usize,
+    pub(super) bytes_subtracted_from_offset: usize,
 }
 
 impl RegionPointer {
     /// Returns the pointer moved forward by `bytes`.
     pub const fn offset_by(self, bytes: usize) -> Self {
-        Self { offset: self.offset + bytes, ..self }
+        Self { offset_bytes: self.offset_bytes + bytes, ..self }
     }
 
     /// Returns the pointer moved back by `bytes`, possibly before its region, for a tensor whose
     /// first elements are neither stored nor read.
     pub const fn moved_back_by(self, bytes: usize) -> Self {
-        Self { subtracted_bytes: self.subtracted_bytes + bytes, ..self }
+        Self { bytes_subtracted_from_offset: self.bytes_subtracted_from_offset + bytes, ..self }
     }
 
     /// Resolves the device address, given the address `base` of the pointer's region.
     pub(super) const fn resolve_address(self, base: u64) -> u64 {
-        base.wrapping_add(self.offset as u64).wrapping_sub(self.subtracted_bytes as u64)
+        base.wrapping_add(self.offset_bytes as u64)
+            .wrapping_sub(self.bytes_subtracted_from_offset as u64)
     }
 }
 
@@ -40,7 +41,7 @@ pub enum LaunchArgument {
     Null,
     /// A tensor map (TMA descriptor) of the tensor at a pointer, with which the kernel copies
     /// boxes.
-    Boxes(RegionPointer, TensorWithTmaBoxes),
+    TmaTensorMap(RegionPointer, TensorWithTmaBoxes),
     /// Argument of C type `int`.
     I32(i32),
     /// Argument of C type `long long`.
@@ -68,10 +69,10 @@ pub const fn tensor_map_operand(
     pointer: RegionPointer,
     boxes: TensorWithTmaBoxes,
 ) -> LaunchArgument {
-    LaunchArgument::Boxes(pointer, boxes)
+    LaunchArgument::TmaTensorMap(pointer, boxes)
 }
 
-/// Extents for `int` parameters.
+/// Converts sizes to the arguments of `int` parameters.
 pub fn int_operands<const N: usize>(extents: [usize; N]) -> [LaunchArgument; N] {
     extents.map(int_operand)
 }

@@ -21,25 +21,25 @@ use kernelgate_cuda::BackendError;
 /// Methods that add steps never fail: the program stores the first mistake, which [`Self::check`]
 /// and [`Self::into_task`] return before anything is allocated.
 #[derive(Default)]
-pub struct Program {
+pub struct LaunchProgram {
     pub(super) memory: RegionAndAllocationPlan,
     pub(super) steps: Vec<ProgramStep>,
     pub(super) lane_order: OrderOfLaneSteps,
     /// The memory range that the program keeps in L2: pointer and bytes.
     pub(super) range_kept_in_l2: Option<(RegionPointer, usize)>,
     /// Number of lanes from the first lane to the last lane that contains a GEMM.
-    pub(super) gemm_lanes: usize,
-    open_ranges: Vec<String>,
+    pub(super) lanes_up_to_last_gemm: usize,
+    open_range_names: Vec<String>,
     first_mistake: OnceCell<LaunchListError>,
 }
 
-impl Program {
+impl LaunchProgram {
     /// An empty program.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Keeps the first mistake.
+    /// Stores a mistake in the launch list, unless an earlier mistake is stored.
     fn store_first_mistake(&self, found: Result<(), LaunchListError>) {
         if let Err(mistake) = found {
             // Later mistakes are ignored, because they may follow from the first one.
@@ -74,7 +74,7 @@ impl Program {
             name.into(),
             purpose,
             bytes,
-            RegionContents::Input { replaceable: true },
+            RegionContents::ProblemInput { replaceable: true },
         )
     }
 
@@ -90,7 +90,7 @@ impl Program {
             name.into(),
             purpose,
             bytes,
-            RegionContents::Input { replaceable: false },
+            RegionContents::ProblemInput { replaceable: false },
         )
     }
 
@@ -107,7 +107,7 @@ impl Program {
             name.into(),
             purpose,
             bytes,
-            RegionContents::Packed(Box::new(pack)),
+            RegionContents::ComputedOnHost(Box::new(pack)),
         )
     }
 
@@ -128,7 +128,7 @@ impl Program {
             name.into(),
             purpose,
             bytes,
-            RegionContents::State { output, shape, dtype },
+            RegionContents::StateUpdatedInPlace { output, shape, dtype },
         )
     }
 
@@ -171,7 +171,7 @@ impl Program {
     ) -> RegionPointer {
         let shape = shape.into();
         let bytes = shape.iter().product::<usize>() * dtype.bytes_per_element();
-        let contents = RegionContents::Output { name, shape, dtype };
+        let contents = RegionContents::ProblemOutput { name, shape, dtype };
         self.add_region_or_store_mistake(name.into(), MemoryPurpose::Outputs, bytes, contents)
     }
 
@@ -186,7 +186,9 @@ impl Program {
     /// mistake.
     pub fn pointer_to(&self, name: &str) -> RegionPointer {
         self.memory.pointer_to_region(name).unwrap_or_else(|| {
-            self.store_first_mistake(Err(LaunchListError::UnknownRegion { name: name.to_owned() }));
+            self.store_first_mistake(Err(LaunchListError::UnknownRegion {
+                region_name: name.to_owned(),
+            }));
             RegionAndAllocationPlan::placeholder_for_unknown_region()
         })
     }
@@ -197,27 +199,30 @@ impl Program {
         self.memory.pointer_to_region(name)
     }
 
-    /// Bytes of a region.
+    /// Returns the number of bytes of the region with this name.
     pub fn bytes_of_region(&self, name: &str) -> usize {
-        self.memory.regions.get(self.pointer_to(name).region).map_or(0, |region| region.bytes)
+        self.memory
+            .regions
+            .get(self.pointer_to(name).region_index)
+            .map_or(0, |region| region.region_bytes)
     }
 
     /// Name and bytes of every region, in the order of declaration.
     pub fn names_and_bytes_of_regions(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.memory.regions.iter().map(|region| (&*region.name, region.bytes))
+        self.memory.regions.iter().map(|region| (&*region.region_name, region.region_bytes))
     }
 
     /// The initial bytes of a pointer's region, computed from the problem's inputs; `None` for
     /// scratch, tables and outputs.
     ///
     /// # Errors
-    /// Fails if their size differs from the declared size.
+    /// Fails if the size of the initial bytes differs from the region's declared size.
     pub fn initial_bytes_of_region<'a>(
         &self,
         pointer: RegionPointer,
         inputs: &'a Tensors,
     ) -> Result<Option<Cow<'a, [u8]>>, LaunchListError> {
-        let region = self.memory.regions.get(pointer.region);
+        let region = self.memory.regions.get(pointer.region_index);
         region.map_or(Ok(None), |region| region.initial_bytes_from_inputs(inputs))
     }
 
@@ -228,7 +233,7 @@ impl Program {
     }
 
     fn gemm_library_workspace_bytes(&self) -> usize {
-        DEFAULT_GEMM_WORKSPACE_BYTES * self.gemm_lanes
+        DEFAULT_GEMM_WORKSPACE_BYTES * self.lanes_up_to_last_gemm
     }
 
     /// Bytes of device memory by purpose label, without purposes that need none.
@@ -259,7 +264,7 @@ impl Program {
     /// Makes later steps of lane `waiting` wait for all steps that lane `on` has so far.
     pub fn make_lane_wait_for_lane(&mut self, waiting: ProgramLane, on: ProgramLane) {
         self.lane_order.make_lane_wait_for_lane(waiting, on);
-        self.steps.push(ProgramStep::Wait { waiting, on });
+        self.steps.push(ProgramStep::LaneWait { waiting_lane: waiting, awaited_lane: on });
     }
 
     /// Declares a memory range that launches with
@@ -279,7 +284,7 @@ impl Program {
     ) -> KernelLaunchStep {
         let mut operands = Vec::new();
         arguments.append_launch_arguments_to(&|name| self.pointer_to(name), &mut operands);
-        KernelLaunchStep::with_operands(kernel, p, operands)
+        KernelLaunchStep::for_kernel_with_arguments(kernel, p, operands)
     }
 
     /// Adds a launch of `kernel` with parameters `p` to the first lane.
@@ -296,13 +301,17 @@ impl Program {
     /// Adds a kernel launch to the program.
     pub fn add_prepared_launch(&mut self, launch: KernelLaunchStep) {
         let pointers = launch.arguments.iter().filter_map(|operand| match operand {
-            LaunchArgument::Pointer(pointer) | LaunchArgument::Boxes(pointer, _) => Some(*pointer),
+            LaunchArgument::Pointer(pointer) | LaunchArgument::TmaTensorMap(pointer, _) => {
+                Some(*pointer)
+            }
             _ => None,
         });
         let pointers: Vec<RegionPointer> = pointers.collect();
         if launch.l2_line_policy.is_some() && self.range_kept_in_l2.is_none() {
-            let symbol = launch.default_kernel().symbol;
-            self.store_first_mistake(Err(LaunchListError::NothingKept { symbol }));
+            let symbol = launch.default_kernel().kernel_symbol;
+            self.store_first_mistake(Err(LaunchListError::NoRangeKeptInL2 {
+                kernel_symbol: symbol,
+            }));
         }
         self.record_step_of_lane(launch.lane, &pointers);
         self.steps.push(ProgramStep::Launch(launch));
@@ -321,12 +330,12 @@ impl Program {
         let mut pointers = Vec::new();
         operands.map_operand_addresses(|pointer| pointers.push(pointer));
         self.record_step_of_lane(lane, &pointers);
-        let written = [Some(operands.matrix_d), operands.aux, operands.amax_d];
+        let written = [Some(operands.matrix_d), operands.aux_matrix, operands.amax_d];
         for pointer in written.into_iter().flatten() {
             let written = self.memory.check_gemm_may_write_region(pointer);
             self.store_first_mistake(written);
         }
-        self.gemm_lanes = self.gemm_lanes.max(lane.lane_number() + 1);
+        self.lanes_up_to_last_gemm = self.lanes_up_to_last_gemm.max(lane.lane_number() + 1);
         self.steps.push(ProgramStep::Gemm { lane, spec, operands });
     }
 
@@ -340,18 +349,28 @@ impl Program {
     ) {
         let last = bytes.saturating_sub(1);
         self.record_step_of_lane(lane, &[from.offset_by(last), to.offset_by(last)]);
-        self.steps.push(ProgramStep::Copy { lane, from, to, bytes });
+        self.steps.push(ProgramStep::DeviceCopy {
+            lane,
+            source: from,
+            destination: to,
+            copied_bytes: bytes,
+        });
     }
 
     /// Adds a step that sets the bytes of a memory range to one value.
     pub fn add_byte_fill(&mut self, lane: ProgramLane, to: RegionPointer, bytes: usize, value: u8) {
         self.record_step_of_lane(lane, &[to.offset_by(bytes.saturating_sub(1))]);
-        self.steps.push(ProgramStep::Fill { lane, to, bytes, value });
+        self.steps.push(ProgramStep::ByteFill {
+            lane,
+            destination: to,
+            filled_bytes: bytes,
+            fill_byte: value,
+        });
     }
 
     /// Adds a launch that other code, such as a library, enqueues: when the program is loaded,
     /// `prepare` gets the addresses of `pointers` and the lane's stream once, and returns a closure
-    /// that enqueues the launch on the stream. The closure must not allocate, and must be
+    /// that enqueues the launch on the stream. The closure `launch` must not allocate, and must be
     /// capturable.
     pub fn add_launch_of_other_code(
         &mut self,
@@ -362,15 +381,17 @@ impl Program {
     ) {
         self.record_step_of_lane(lane, pointers);
         let (pointers, prepare) = (pointers.to_vec(), Box::new(prepare));
-        self.steps.push(ProgramStep::Call { lane, pointers, prepare });
+        self.steps.push(ProgramStep::LaunchOfOtherCode { lane, pointers, prepare });
     }
 
     /// Records that the next step of a lane uses these pointers.
     fn record_step_of_lane(&mut self, lane: ProgramLane, pointers: &[RegionPointer]) {
         if !self.lane_order.has_waited_for_main_lane(lane) {
-            self.store_first_mistake(Err(LaunchListError::NotForked { lane: lane.lane_number() }));
+            self.store_first_mistake(Err(LaunchListError::LaneNotForked {
+                lane: lane.lane_number(),
+            }));
         }
-        // The step waits for all steps for which its lane was made to wait.
+        // The new step waits for all steps for which its lane was made to wait.
         let step = self.lane_order.add_step(lane);
         for pointer in pointers {
             let used = self.memory.record_use_by_step(*pointer, step, &self.lane_order);
@@ -381,19 +402,23 @@ impl Program {
     /// Begins a named range.
     pub fn begin_named_range(&mut self, name: impl Into<String>) {
         let name = name.into();
-        self.open_ranges.push(name.clone());
-        self.steps.push(ProgramStep::Begin(name));
+        self.open_range_names.push(name.clone());
+        self.steps.push(ProgramStep::BeginNamedRange(name));
     }
 
     /// Ends the named range that was opened last.
     pub fn end_innermost_range(&mut self) {
-        let ended = self.open_ranges.pop().map(drop).ok_or(LaunchListError::NoOpenRange);
+        let ended = self.open_range_names.pop().map(drop).ok_or(LaunchListError::NoOpenRange);
         self.store_first_mistake(ended);
-        self.steps.push(ProgramStep::End);
+        self.steps.push(ProgramStep::EndNamedRange);
     }
 
     /// Adds all steps of a closure inside a named range.
-    pub fn in_range(&mut self, name: impl Into<String>, write: impl FnOnce(&mut Self)) {
+    pub fn add_steps_in_named_range(
+        &mut self,
+        name: impl Into<String>,
+        write: impl FnOnce(&mut Self),
+    ) {
         self.begin_named_range(name);
         write(self);
         self.end_innermost_range();
@@ -407,16 +432,16 @@ impl Program {
     /// Returns the first mistake that was made while the program was written.
     ///
     /// # Errors
-    /// The first mistake.
+    /// Fails with the first mistake that was made while the program was written.
     pub fn check(&self) -> Result<(), LaunchListError> {
         if let Some(mistake) = self.first_mistake.get() {
             return Err(mistake.clone());
         }
-        if let Some(name) = self.open_ranges.last() {
-            return Err(LaunchListError::OpenRange { name: name.clone() });
+        if let Some(name) = self.open_range_names.last() {
+            return Err(LaunchListError::RangeNotEnded { range_name: name.clone() });
         }
         match self.lane_order.lane_not_awaited_by_main_lane() {
-            Some(lane) => Err(LaunchListError::NotJoined { lane: lane.lane_number() }),
+            Some(lane) => Err(LaunchListError::LaneNotJoined { lane: lane.lane_number() }),
             None => Ok(()),
         }
     }

@@ -6,15 +6,15 @@ use kernelgate_cuda::driver::graph::ExecutableCudaGraph;
 use kernelgate_cuda::{BackendError, Devices};
 
 use super::load::LoadedProgram;
-use super::plan::Program;
+use super::plan::LaunchProgram;
 use crate::backend::cuda::CudaTask;
 use crate::workload::Tensors;
 
 /// The program of one GPU, and the inputs of this GPU.
 pub struct ProgramOfGpu {
     /// The launches.
-    pub program: Program,
-    /// Inputs of that GPU.
+    pub program: LaunchProgram,
+    /// Inputs of the GPU on which the program runs.
     pub inputs: Tensors,
 }
 
@@ -34,7 +34,9 @@ pub fn task_from_program_per_gpu(
 ) -> Result<CudaTask, BackendError> {
     if ranks.len() != devices.device_count() {
         let (programs, gpus) = (ranks.len(), devices.device_count());
-        return Err(BackendError::Launch(format!("{programs} programs for {gpus} GPUs")));
+        return Err(BackendError::ComputationFailed(format!(
+            "{programs} programs for {gpus} GPUs"
+        )));
     }
     let uses =
         ranks.first().map(|rank| rank.program.device_bytes_by_purpose_label()).unwrap_or_default();
@@ -73,7 +75,7 @@ pub fn task_from_program_per_gpu(
         // The graphs launch the programs' kernels on the programs' memory, so the closure keeps the
         // programs alive.
         let _alive: &[LoadedProgram] = &loaded;
-        set.for_each_with_context_current(|rank, _: &Arc<_>| graphs[rank].launch_on_stream())
+        set.for_each_with_context_current(|rank, _: &Arc<_>| graphs[rank].launch_graph_on_stream())
     });
     Ok(task.with_device_memory_by_purpose(uses))
 }

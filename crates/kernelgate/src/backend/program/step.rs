@@ -15,11 +15,11 @@ type CompileAndLoadKernel = Box<dyn Fn(&Device) -> Result<LoadedKernelWithLaunch
 /// A kernel with everything on which its build and its grid depend.
 pub struct KernelWithParameters {
     /// The `extern "C"` symbol of the kernel in its source.
-    pub symbol: &'static str,
+    pub kernel_symbol: &'static str,
     /// Source and macros.
     pub build: KernelBuild,
     /// Grid, block and shared memory of the launch, or the error that the grid is too large.
-    pub shape: Result<Launch, BackendError>,
+    pub launch_shape: Result<Launch, BackendError>,
     /// Function that compiles and loads the kernel.
     pub(super) load: CompileAndLoadKernel,
 }
@@ -27,12 +27,12 @@ pub struct KernelWithParameters {
 impl KernelWithParameters {
     fn for_spec_and_parameters<P: Clone + 'static>(spec: &KernelSpec<P>, p: &P) -> Self {
         let (symbol, build, shape) =
-            (spec.symbol, spec.build_for_parameters(p), spec.launch_shape_for(p));
+            (spec.kernel_symbol, spec.build_for_parameters(p), spec.launch_shape_for(p));
         let (spec, p) = (*spec, p.clone());
         Self {
-            symbol,
+            kernel_symbol: symbol,
             build,
-            shape,
+            launch_shape: shape,
             load: Box::new(move |device| spec.compile_and_load(device, &p)),
         }
     }
@@ -42,9 +42,9 @@ impl KernelWithParameters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepOrReleaseL2Lines {
     /// The lines are marked as persisting, so that they stay in L2 for later launches.
-    Keep,
+    MarkL2LinesPersisting,
     /// The lines get normal priority in L2 again.
-    Release,
+    MarkL2LinesNormal,
 }
 
 /// Decides on the device whether the alternative kernel is launched instead.
@@ -57,14 +57,14 @@ pub struct KernelLaunchStep {
     pub(super) alternative_kernel: Option<(KernelWithParameters, AlternativeBuildCondition)>,
     pub(super) arguments: Vec<LaunchArgument>,
     pub(super) lane: ProgramLane,
-    pub(super) uses_programmatic_launch: bool,
+    pub(super) uses_programmatic_dependent_launch: bool,
     pub(super) l2_line_policy: Option<KeepOrReleaseL2Lines>,
 }
 
 impl KernelLaunchStep {
     /// Makes a launch of a kernel with parameters `p`; `arguments` are in the order of the kernel's
     /// parameters.
-    pub(super) fn with_operands<P: Clone + 'static>(
+    pub(super) fn for_kernel_with_arguments<P: Clone + 'static>(
         kernel: &KernelSpec<P>,
         p: &P,
         arguments: Vec<LaunchArgument>,
@@ -74,14 +74,14 @@ impl KernelLaunchStep {
             alternative_kernel: None,
             arguments,
             lane: ProgramLane::MAIN_LANE,
-            uses_programmatic_launch: false,
+            uses_programmatic_dependent_launch: false,
             l2_line_policy: None,
         }
     }
 
     /// Launches another kernel with the same arguments on devices for which `condition` returns
     /// true.
-    pub fn or_if_device<P: Clone + 'static>(
+    pub fn with_alternative_kernel_on_devices<P: Clone + 'static>(
         self,
         kernel: &KernelSpec<P>,
         p: &P,
@@ -96,7 +96,7 @@ impl KernelLaunchStep {
         }
     }
 
-    /// Moves the launch to another lane of the program.
+    /// Returns the launch, moved to another lane of the program.
     pub fn moved_to_lane(self, lane: ProgramLane) -> Self {
         Self { lane, ..self }
     }
@@ -104,7 +104,7 @@ impl KernelLaunchStep {
     /// Makes the launch a programmatic dependent launch (PDL) on devices from sm_90 on. The kernel
     /// itself must wait for the previous kernel of the stream.
     pub fn with_programmatic_dependent_launch(self) -> Self {
-        Self { uses_programmatic_launch: true, ..self }
+        Self { uses_programmatic_dependent_launch: true, ..self }
     }
 
     /// Marks the lines that the launch reads in the program's L2 range as persisting, or releases
@@ -128,14 +128,14 @@ impl KernelLaunchStep {
         self.l2_line_policy
     }
 
-    /// The lane of the launch.
+    /// The program lane in which the launch runs.
     pub const fn lane_of_launch(&self) -> ProgramLane {
         self.lane
     }
 
     /// Whether the kernel is launched with PDL.
     pub const fn is_programmatic_dependent_launch(&self) -> bool {
-        self.uses_programmatic_launch
+        self.uses_programmatic_dependent_launch
     }
 }
 
@@ -147,7 +147,7 @@ pub struct DeviceStreamAndAddresses<'a> {
     pub stream: &'a Arc<CudaStream>,
     /// Device addresses of the pointers that were passed to the program with the launch, in their
     /// order.
-    pub addresses: &'a [u64],
+    pub device_addresses: &'a [u64],
 }
 
 /// Enqueues a prepared launch.
@@ -165,61 +165,61 @@ pub enum ProgramStep {
     Launch(KernelLaunchStep),
     /// A GEMM that cuBLASLt computes.
     Gemm {
-        /// Lane of the step.
+        /// Program lane in which the step runs.
         lane: ProgramLane,
-        /// Description of the step.
+        /// Shape, dtypes, layout and epilogue of the GEMM.
         spec: GemmSpec,
         /// Pointers to A, B and D, and the operands of the GEMM's epilogue and scales.
         operands: GemmOperandAddresses<RegionPointer>,
     },
     /// Copies bytes between two regions of device memory.
-    Copy {
-        /// Lane of the step.
+    DeviceCopy {
+        /// Program lane in which the step runs.
         lane: ProgramLane,
         /// The source.
-        from: RegionPointer,
+        source: RegionPointer,
         /// The target.
-        to: RegionPointer,
+        destination: RegionPointer,
         /// Number of bytes copied or set.
-        bytes: usize,
+        copied_bytes: usize,
     },
     /// Sets the bytes of a memory range to one value.
-    Fill {
-        /// Lane of the step.
+    ByteFill {
+        /// Program lane in which the step runs.
         lane: ProgramLane,
         /// The target.
-        to: RegionPointer,
+        destination: RegionPointer,
         /// Number of bytes copied or set.
-        bytes: usize,
+        filled_bytes: usize,
         /// The byte.
-        value: u8,
+        fill_byte: u8,
     },
     /// A launch that other code, such as a library, enqueues.
-    Call {
-        /// Lane of the step.
+    LaunchOfOtherCode {
+        /// Program lane in which the step runs.
         lane: ProgramLane,
         /// Pointers that the launch gets as device addresses.
         pointers: Vec<RegionPointer>,
-        /// Makes the step ready.
+        /// Closure that prepares the launch and returns a closure that enqueues it.
         prepare: PrepareLaunchOfOtherCode,
     },
-    /// Later steps of lane `waiting` wait for all earlier steps of lane `on`.
-    Wait {
-        /// The lane that waits.
-        waiting: ProgramLane,
+    /// Later steps of lane `waiting_lane` wait for all earlier steps of lane `awaited_lane`.
+    LaneWait {
+        /// The lane whose later steps wait.
+        waiting_lane: ProgramLane,
         /// The lane whose earlier steps must finish first.
-        on: ProgramLane,
+        awaited_lane: ProgramLane,
     },
     /// A named range begins.
-    Begin(String),
+    BeginNamedRange(String),
     /// Ends the innermost open named range.
-    End,
+    EndNamedRange,
 }
 
 impl ProgramStep {
     /// Whether the step enqueues work on the GPU: a launch, a GEMM, a copy or a fill, but not a
     /// wait or a range.
     pub const fn enqueues_gpu_work(&self) -> bool {
-        !matches!(self, Self::Wait { .. } | Self::Begin(_) | Self::End)
+        !matches!(self, Self::LaneWait { .. } | Self::BeginNamedRange(_) | Self::EndNamedRange)
     }
 }

@@ -3,7 +3,7 @@
 //! CUDA graph.
 
 use super::*;
-use crate::backend::Executable;
+use crate::backend::LaunchableProblem;
 use crate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::{DEFAULT_GEMM_WORKSPACE_BYTES, GemmMatrixDtype, GemmSpec};
 use kernelgate_cuda::testing::lock_first_gpu;
@@ -44,7 +44,7 @@ extern "C" __global__ void program_gather(const unsigned long long* table, float
 );
 
 fn add_saxpy_launch(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     lane: ProgramLane,
     n: usize,
     matrices: impl LaunchArgumentList,
@@ -56,7 +56,7 @@ fn add_saxpy_launch(
 
 /// Adds a kernel launch to the lane that reads and writes one region.
 fn add_launch_that_updates_region(
-    program: &mut Program,
+    program: &mut LaunchProgram,
     lane: ProgramLane,
     pointer: RegionPointer,
 ) {
@@ -67,14 +67,14 @@ const SMALL_GEMM: GemmSpec = GemmSpec::new(8, 8, 8, GemmMatrixDtype::Bf16, GemmM
 
 #[test]
 fn device_bytes_count_regions_and_gemm_workspaces() {
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let x = program.add_input("x", MemoryPurpose::Inputs, 128);
     let w = program.add_packed_from_inputs("w", MemoryPurpose::Weights, 128, |_| vec![0; 128]);
     let y = program.add_scratch("y", MemoryPurpose::Activations, 256);
     program.add_table_of_numbers_and_addresses(
         "list",
         MemoryPurpose::Workspace,
-        vec![TableNumberOrAddress::Value(1), x.into()],
+        vec![TableNumberOrAddress::Number(1), x.into()],
     );
     program.add_output("out", [3, 5], Dtype::F32);
     assert_eq!(program.device_bytes(), 128 + 128 + 256 + 16 + 60);
@@ -98,7 +98,7 @@ fn device_bytes_count_regions_and_gemm_workspaces() {
 
 #[test]
 fn scratch_reuses_the_smallest_freed_memory_of_its_purpose() {
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let large = program.add_scratch("large", MemoryPurpose::Workspace, 1000);
     let small = program.add_scratch("small", MemoryPurpose::Workspace, 100);
     program.add_scratch("kept", MemoryPurpose::Workspace, 10);
@@ -120,7 +120,7 @@ fn scratch_reuses_the_smallest_freed_memory_of_its_purpose() {
 #[test]
 fn reuse_of_memory_by_an_unordered_lane_is_an_error() {
     let write = |ordered: bool| {
-        let mut program = Program::new();
+        let mut program = LaunchProgram::new();
         let side = program.add_lane();
         let first = program.add_scratch("first", MemoryPurpose::Workspace, 64);
         program.make_lane_wait_for_lane(side, ProgramLane::MAIN_LANE);
@@ -137,23 +137,23 @@ fn reuse_of_memory_by_an_unordered_lane_is_an_error() {
     };
     assert_eq!(write(true), Ok(()));
     let region = "second".to_owned();
-    assert_eq!(write(false), Err(LaunchListError::UnorderedReuse { region, lane: 1 }));
+    assert_eq!(write(false), Err(LaunchListError::UnorderedMemoryReuse { region, lane_number: 1 }));
 }
 
 #[test]
 fn using_a_freed_region_is_an_error() {
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let region = program.add_scratch("hidden", MemoryPurpose::Activations, 64);
     add_launch_that_updates_region(&mut program, ProgramLane::MAIN_LANE, region);
     program.free_scratch(region);
     add_launch_that_updates_region(&mut program, ProgramLane::MAIN_LANE, region);
     let region = "hidden".to_owned();
-    assert_eq!(program.check(), Err(LaunchListError::UsedAfterFree { region }));
+    assert_eq!(program.check(), Err(LaunchListError::RegionUsedAfterFree { region }));
 }
 
 #[test]
 fn a_pointer_past_the_end_of_its_region_is_an_error() {
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let region = program.add_scratch("hidden", MemoryPurpose::Activations, 64);
     add_launch_that_updates_region(
         &mut program,
@@ -162,15 +162,18 @@ fn a_pointer_past_the_end_of_its_region_is_an_error() {
     );
     assert_eq!(program.check(), Ok(()), "skipped elements may lie before the region");
     add_launch_that_updates_region(&mut program, ProgramLane::MAIN_LANE, region.offset_by(64));
-    let outside =
-        LaunchListError::OutsideRegion { region: "hidden".to_owned(), offset: 64, bytes: 64 };
+    let outside = LaunchListError::PointerOutsideRegion {
+        region_name: "hidden".to_owned(),
+        offset_bytes: 64,
+        region_bytes: 64,
+    };
     assert_eq!(program.check(), Err(outside));
 }
 
 #[test]
 fn a_copy_or_a_fill_past_the_end_of_its_region_is_an_error() {
-    let mistake = |write: fn(&mut Program, RegionPointer, RegionPointer)| {
-        let mut program = Program::new();
+    let mistake = |write: fn(&mut LaunchProgram, RegionPointer, RegionPointer)| {
+        let mut program = LaunchProgram::new();
         let from = program.add_scratch("from", MemoryPurpose::Workspace, 64);
         let to = program.add_scratch("to", MemoryPurpose::Workspace, 32);
         write(&mut program, from, to);
@@ -199,26 +202,33 @@ fn a_copy_or_a_fill_past_the_end_of_its_region_is_an_error() {
 
 #[test]
 fn unknown_and_repeated_region_names_are_errors() {
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     program.add_scratch("a", MemoryPurpose::Workspace, 4);
     program.add_scratch("a", MemoryPurpose::Workspace, 4);
-    assert_eq!(program.check(), Err(LaunchListError::DuplicateRegion { name: "a".to_owned() }));
-    let mut program = Program::new();
+    assert_eq!(
+        program.check(),
+        Err(LaunchListError::DuplicateRegion { region_name: "a".to_owned() })
+    );
+    let mut program = LaunchProgram::new();
     let pointer = program.pointer_to("b");
     add_launch_that_updates_region(&mut program, ProgramLane::MAIN_LANE, pointer);
-    assert_eq!(program.check(), Err(LaunchListError::UnknownRegion { name: "b".to_owned() }));
+    assert_eq!(
+        program.check(),
+        Err(LaunchListError::UnknownRegion { region_name: "b".to_owned() })
+    );
     assert_eq!(program.pointer_if_declared("b"), None);
 }
 
 #[test]
 fn only_scratch_that_no_table_points_into_is_freed() {
-    let freed = |declare: fn(&mut Program) -> RegionPointer| {
-        let mut program = Program::new();
+    let freed = |declare: fn(&mut LaunchProgram) -> RegionPointer| {
+        let mut program = LaunchProgram::new();
         let pointer = declare(&mut program);
         program.free_scratch(pointer);
         program.check().is_ok()
     };
-    let scratch = |program: &mut Program| program.add_scratch("a", MemoryPurpose::Workspace, 8);
+    let scratch =
+        |program: &mut LaunchProgram| program.add_scratch("a", MemoryPurpose::Workspace, 8);
     assert!(freed(scratch));
     assert!(!freed(|program| program.add_input("a", MemoryPurpose::Inputs, 8)));
     assert!(!freed(|program| program.add_output("a", [2], Dtype::F32)));
@@ -236,7 +246,7 @@ fn only_scratch_that_no_table_points_into_is_freed() {
 #[test]
 fn side_lanes_must_wait_for_the_first_lane_and_be_awaited() {
     let write = |fork: bool, join: bool| {
-        let mut program = Program::new();
+        let mut program = LaunchProgram::new();
         let side = program.add_lane();
         let region = program.add_scratch("a", MemoryPurpose::Workspace, 4);
         if fork {
@@ -249,17 +259,22 @@ fn side_lanes_must_wait_for_the_first_lane_and_be_awaited() {
         program.check()
     };
     assert_eq!(write(true, true), Ok(()));
-    assert_eq!(write(false, true), Err(LaunchListError::NotForked { lane: 1 }));
-    assert_eq!(write(true, false), Err(LaunchListError::NotJoined { lane: 1 }));
+    assert_eq!(write(false, true), Err(LaunchListError::LaneNotForked { lane: 1 }));
+    assert_eq!(write(true, false), Err(LaunchListError::LaneNotJoined { lane: 1 }));
 }
 
 #[test]
 fn named_ranges_of_a_program_must_nest() {
-    let mut program = Program::new();
-    program.in_range("outer", |program| program.in_range("inner", |_| {}));
+    let mut program = LaunchProgram::new();
+    program.add_steps_in_named_range("outer", |program| {
+        program.add_steps_in_named_range("inner", |_| {})
+    });
     assert_eq!(program.check(), Ok(()));
     program.begin_named_range("open");
-    assert_eq!(program.check(), Err(LaunchListError::OpenRange { name: "open".to_owned() }));
+    assert_eq!(
+        program.check(),
+        Err(LaunchListError::RangeNotEnded { range_name: "open".to_owned() })
+    );
     program.end_innermost_range();
     program.end_innermost_range();
     assert_eq!(program.check(), Err(LaunchListError::NoOpenRange));
@@ -267,42 +282,42 @@ fn named_ranges_of_a_program_must_nest() {
 
 #[test]
 fn a_gemm_that_writes_uploaded_contents_is_an_error() {
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let [x, y] = ["x", "y"].map(|name| program.add_input(name, MemoryPurpose::Inputs, 256));
     program.add_gemm(ProgramLane::MAIN_LANE, SMALL_GEMM, [x, x, y]);
     let region = "y".to_owned();
-    assert_eq!(program.check(), Err(LaunchListError::OverwritesContents { region }));
+    assert_eq!(program.check(), Err(LaunchListError::GemmOverwritesContents { region }));
 }
 
 #[test]
 fn keeping_l2_lines_without_a_declared_range_is_an_error() {
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     let x = program.add_scratch("x", MemoryPurpose::Workspace, 64);
-    let launch = |program: &Program| {
+    let launch = |program: &LaunchProgram| {
         let launch = program.make_kernel_launch(
             &SAXPY_KERNEL,
             &1,
             ("x", NULL, "x", 1.0f32, long_operand(1)),
         );
-        launch.with_kept_or_released_l2_lines(KeepOrReleaseL2Lines::Keep)
+        launch.with_kept_or_released_l2_lines(KeepOrReleaseL2Lines::MarkL2LinesPersisting)
     };
     program.keep_range_in_l2(x, 64);
     program.add_prepared_launch(launch(&program));
     assert_eq!(program.check(), Ok(()));
-    let mut program = Program::new();
+    let mut program = LaunchProgram::new();
     program.add_scratch("x", MemoryPurpose::Workspace, 64);
     program.add_prepared_launch(launch(&program));
     let symbol = "program_saxpy";
-    assert_eq!(program.check(), Err(LaunchListError::NothingKept { symbol }));
+    assert_eq!(program.check(), Err(LaunchListError::NoRangeKeptInL2 { kernel_symbol: symbol }));
 }
 
 #[test]
 fn packed_contents_must_have_the_declared_size() {
-    let inputs = Tensors::new().with("x", [2], vec![1.0f32, 2.0]);
-    let mut program = Program::new();
+    let inputs = Tensors::new().with_tensor("x", [2], vec![1.0f32, 2.0]);
+    let mut program = LaunchProgram::new();
     let x = program.add_input("x", MemoryPurpose::Inputs, 8);
     let w = program.add_packed_from_inputs("w", MemoryPurpose::Weights, 2, |inputs| {
-        inputs.f32("x").iter().map(|value| *value as u8).collect()
+        inputs.f32_elements("x").iter().map(|value| *value as u8).collect()
     });
     let short = program.add_packed_from_inputs("short", MemoryPurpose::Weights, 3, |_| vec![0; 2]);
     let scratch = program.add_scratch("scratch", MemoryPurpose::Workspace, 8);
@@ -310,26 +325,27 @@ fn packed_contents_must_have_the_declared_size() {
     assert_eq!(&*program.initial_bytes_of_region(w, &inputs).unwrap().unwrap(), [1, 2]);
     assert_eq!(program.initial_bytes_of_region(scratch, &inputs), Ok(None));
     let region = "short".to_owned();
-    let mistake = LaunchListError::ContentsSize { region, declared: 3, found: 2 };
+    let mistake =
+        LaunchListError::ContentsSizeMismatch { region, declared_bytes: 3, found_bytes: 2 };
     assert_eq!(program.initial_bytes_of_region(short, &inputs), Err(mistake));
 }
 
 /// Writes a test program with every kind of step except GEMMs: it computes `out = 2·x + 3·x` with
 /// the second term in a side lane, copies the result, and gathers every second element by a table.
-fn program_of_every_step(n: usize) -> Program {
-    let mut program = Program::new();
+fn program_of_every_step(n: usize) -> LaunchProgram {
+    let mut program = LaunchProgram::new();
     let bytes = 4 * n;
     let x = program.add_input("x", MemoryPurpose::Inputs, bytes);
     let [double, triple, copied] = ["double", "triple", "copied"]
         .map(|name| program.add_scratch(name, MemoryPurpose::Activations, bytes));
     let sum = program.add_output("sum", [n], Dtype::F32);
     let few = program.add_output("few", [4], Dtype::F32);
-    let table = vec![triple.into(), TableNumberOrAddress::Value(8)];
+    let table = vec![triple.into(), TableNumberOrAddress::Number(8)];
     let table =
         program.add_table_of_numbers_and_addresses("table", MemoryPurpose::Workspace, table);
     let side = program.add_lane();
     program.make_lane_wait_for_lane(side, ProgramLane::MAIN_LANE);
-    program.in_range("Terms", |program| {
+    program.add_steps_in_named_range("Terms", |program| {
         add_saxpy_launch(program, ProgramLane::MAIN_LANE, n, (x, NULL, double), 2.0);
         add_saxpy_launch(program, side, n, (x, NULL, triple), 3.0);
         program.add_device_copy(side, triple, copied, bytes);
@@ -339,9 +355,11 @@ fn program_of_every_step(n: usize) -> Program {
     program.add_launch_of_other_code(
         ProgramLane::MAIN_LANE,
         &call,
-        move |DeviceStreamAndAddresses { device, stream, addresses }| {
-            let kernel = SAXPY_KERNEL.compile_and_load(device, &n)?.launching_on_stream(stream);
-            let [x, y, out] = [0, 1, 2].map(|index| KernelArgument::Address(addresses[index]));
+        move |DeviceStreamAndAddresses { device, stream, device_addresses: addresses }| {
+            let kernel =
+                SAXPY_KERNEL.compile_and_load(device, &n)?.clone_launching_on_stream(stream);
+            let [x, y, out] =
+                [0, 1, 2].map(|index| KernelArgument::DeviceAddress(addresses[index]));
             let arguments = [x, y, out, KernelArgument::F32(1.0), KernelArgument::I64(n as i64)];
             Ok(Box::new(move || kernel.launch_with(&arguments)))
         },
@@ -356,8 +374,8 @@ fn every_step_runs_on_streams_and_as_a_graph() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let n = 1000;
     let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
-    let inputs = Tensors::new().with("x", [n], x.clone());
-    for capture in [Capture::Stream, Capture::Graph] {
+    let inputs = Tensors::new().with_tensor("x", [n], x.clone());
+    for capture in [ProgramLaunchMode::StepByStep, ProgramLaunchMode::CapturedGraph] {
         let mut task = program_of_every_step(n).into_task(&device, &inputs, capture).unwrap();
         assert_eq!(task.names_of_inputs_read_by_launches(), ["x"]);
         for _ in 0..2 {
@@ -366,15 +384,15 @@ fn every_step_runs_on_streams_and_as_a_graph() {
             task.wait_for_launches().unwrap();
             let outputs = task.outputs_on_host().unwrap();
             let sum: Vec<f32> = x.iter().map(|x| 5.0 * x).collect();
-            assert_eq!(outputs.f32("sum"), sum, "{capture:?}");
-            assert_eq!(outputs.f32("few"), [0.0, 0.0, 12.0, 18.0], "{capture:?}");
+            assert_eq!(outputs.f32_elements("sum"), sum, "{capture:?}");
+            assert_eq!(outputs.f32_elements("few"), [0.0, 0.0, 12.0, 18.0], "{capture:?}");
         }
     }
 }
 
 /// Each launch of the test program computes `x = 2·x + copy` and then `copy = x`.
-fn program_that_updates_a_state(n: usize) -> Program {
-    let mut program = Program::new();
+fn program_that_updates_a_state(n: usize) -> LaunchProgram {
+    let mut program = LaunchProgram::new();
     let x =
         program.add_state_updated_in_place("x", "next", MemoryPurpose::Weights, [n], Dtype::F32);
     let copy = program.add_packed_from_inputs("copy", MemoryPurpose::Weights, 4 * n, |inputs| {
@@ -391,7 +409,7 @@ fn a_state_and_its_output_share_memory() {
     let program = program_that_updates_a_state(6);
     assert_eq!(program.check(), Ok(()));
     assert_eq!(program.device_bytes_by_purpose_label(), [("weights", 48)]);
-    let inputs = Tensors::new().with("x", [6], vec![1.0f32; 6]);
+    let inputs = Tensors::new().with_tensor("x", [6], vec![1.0f32; 6]);
     for name in ["x", "copy"] {
         assert!(
             program.initial_bytes_of_region(program.pointer_to(name), &inputs).unwrap().is_some()
@@ -403,8 +421,8 @@ fn a_state_and_its_output_share_memory() {
 fn launches_continue_the_state_until_outputs_are_poisoned() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let x: Vec<f32> = (0..1000).map(|i| i as f32).collect();
-    let inputs = Tensors::new().with("x", [1000], x.clone());
-    for capture in [Capture::Stream, Capture::Graph] {
+    let inputs = Tensors::new().with_tensor("x", [1000], x.clone());
+    for capture in [ProgramLaunchMode::StepByStep, ProgramLaunchMode::CapturedGraph] {
         let mut task =
             program_that_updates_a_state(1000).into_task(&device, &inputs, capture).unwrap();
         assert!(task.launches_carry_state() && task.names_of_inputs_read_by_launches().is_empty());
@@ -415,7 +433,11 @@ fn launches_continue_the_state_until_outputs_are_poisoned() {
                 task.launch_once().unwrap();
                 task.wait_for_launches().unwrap();
                 let expected: Vec<f32> = x.iter().map(|x| factor * x).collect();
-                assert_eq!(task.outputs_on_host().unwrap().f32("next"), expected, "{capture:?}");
+                assert_eq!(
+                    task.outputs_on_host().unwrap().f32_elements("next"),
+                    expected,
+                    "{capture:?}"
+                );
             }
         }
     }
@@ -426,7 +448,7 @@ fn a_mistake_is_reported_before_memory_is_allocated() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let mut program = program_of_every_step(8);
     program.begin_named_range("open");
-    let refused = program.into_task(&device, &Tensors::new(), Capture::Stream).err();
+    let refused = program.into_task(&device, &Tensors::new(), ProgramLaunchMode::StepByStep).err();
     let expected = "launch failed: range `open` does not end";
     assert_eq!(refused.map(|error: BackendError| error.to_string()).as_deref(), Some(expected));
 }

@@ -1,4 +1,4 @@
-//! Which cases there are.
+//! Lists the workloads, implementations and selected cases of a bench executable.
 
 use crate::harness::selection::backend_choice::ChosenBackend;
 use crate::harness::selection::cases::SelectedAndSkippedCases;
@@ -15,35 +15,36 @@ pub fn list_workloads_and_selected_cases<'a>(
     place: &ChosenBackend,
 ) -> BenchCaseListing {
     let mut cases = Vec::new();
-    for group in &selection.groups {
+    for group in &selection.problems_with_cases {
         let problem = group.problem.problem();
         let work = problem.work();
         cases.extend(group.cases.iter().map(|case| ListedBenchCase {
-            case: case.id.clone(),
+            case_id: case.case_id.clone(),
             status: BenchCaseStatus::Ok,
-            reason: None,
-            unsupported: false,
-            matmul_flops: work.matmul_flops(),
-            bytes: work.total_bytes(),
-            host_bytes: problem.host_bytes(),
-            device_bytes: group.problem.device_bytes_declared_by_implementation(case.index),
+            reason_not_runnable: None,
+            runs_on_no_machine: false,
+            matmul_flops_per_launch: work.matmul_flops(),
+            min_bytes_per_launch: work.total_bytes(),
+            peak_host_memory_bytes: problem.host_memory_bytes(),
+            declared_device_memory_bytes:
+                group.problem.device_bytes_declared_by_implementation(case.implementation_index),
         }));
     }
-    cases.extend(selection.skipped.iter().map(|(id, reason)| ListedBenchCase {
-        case: id.clone(),
+    cases.extend(selection.skipped_ids_and_reasons.iter().map(|(id, reason)| ListedBenchCase {
+        case_id: id.clone(),
         status: BenchCaseStatus::Skipped,
-        reason: Some(reason.clone()),
-        unsupported: selection.unsupported.contains(id),
-        matmul_flops: 0,
-        bytes: 0,
-        host_bytes: 0,
-        device_bytes: None,
+        reason_not_runnable: Some(reason.clone()),
+        runs_on_no_machine: selection.unsupported_case_ids.contains(id),
+        matmul_flops_per_launch: 0,
+        min_bytes_per_launch: 0,
+        peak_host_memory_bytes: 0,
+        declared_device_memory_bytes: None,
     }));
     let (backend, otherwise) =
         (place.kind.backend_name().to_owned(), place.reason_against_other_backend.clone());
     BenchCaseListing {
         backend,
-        otherwise,
+        reason_against_other_backend: otherwise,
         workloads: suites.map(list_axes_and_implementations_of_workload).collect(),
         cases,
     }
@@ -52,15 +53,15 @@ pub fn list_workloads_and_selected_cases<'a>(
 fn list_axes_and_implementations_of_workload(suite: &WorkloadSuite) -> ListedWorkload {
     let axis = |axis: &crate::workload::Axis| {
         let values = axis.accepted_words().map_or("a number".to_owned(), |words| words.join(" "));
-        [axis.name.to_owned(), values, axis.about.to_owned()]
+        [axis.axis_name.to_owned(), values, axis.about.to_owned()]
     };
     let row = |row: &crate::suite::ImplementationNameAndBackend| ListedImplementation {
-        name: row.name.to_owned(),
-        about: row.about.to_owned(),
+        implementation_name: row.name.to_owned(),
+        description: row.about.to_owned(),
     };
     ListedWorkload {
-        name: suite.workload_name().to_owned(),
-        about: suite.workload_description().to_owned(),
+        workload_name: suite.workload_name().to_owned(),
+        description: suite.workload_description().to_owned(),
         axes: suite.axes_of_workload().iter().map(axis).collect(),
         implementations: suite.implementations_of_workload().iter().map(row).collect(),
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::{BackendError, BenchTarget, Executable};
+use crate::backend::{BackendError, BenchDevices, LaunchableProblem};
 use crate::harness::running::case_error::{WhyCaseHasNoResult, run_with_panics_as_case_failures};
 use crate::harness::running::problem::PreparedProblem;
 use crate::harness::selection::cases::{SelectedCase, SelectedProblem};
@@ -23,34 +23,34 @@ const MAX_PHASE_LAUNCHES: usize = 1000;
 const MAX_PHASE_MEASURING_TIME: Duration = Duration::from_millis(300);
 
 /// Measures with the host's clock how long preparation, first launch, launches and reading of
-/// outputs take. The time of a launch is from the call until the launched work is finished. If
-/// `repetitions` sets no number of launches, launches are repeated for 300 ms, between 3 and 1000
-/// times.
+/// outputs take. The time of a launch is from the call until the launched work is finished. If the
+/// argument `repetitions` sets no number of launches, launches are repeated for 300 ms, between 3
+/// and 1000 times.
 ///
 /// # Errors
-/// Fails if the row panics, or a launch fails.
+/// Fails if the implementation panics, or a launch fails.
 pub fn measure_phases_by_host_clock(
     group: &SelectedProblem<'_>,
     case: &SelectedCase,
     ready: &PreparedProblem,
-    target: &BenchTarget,
+    target: &BenchDevices,
     repetitions: LaunchesToRecord,
 ) -> Result<Vec<HostTimeOfPhase>, WhyCaseHasNoResult> {
-    let steps = repetitions.steps.map(|steps| steps as usize);
+    let steps = repetitions.recorded_launches.map(|steps| steps as usize);
     let counts = steps.map_or(MIN_MEASURED_LAUNCHES..=MAX_PHASE_LAUNCHES, |steps| steps..=steps);
-    let warm_up = repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES_BEFORE_PHASES);
+    let warm_up = repetitions.warm_up_launches.unwrap_or(WARM_UP_LAUNCHES_BEFORE_PHASES);
     run_with_panics_as_case_failures(|| {
         let mut executable = None;
         let prepare = time_repetitions_of_phase("prepare", 1..=1, || {
             executable = Some(group.problem.prepare_implementation(
-                case.index,
+                case.implementation_index,
                 Arc::clone(&ready.inputs),
                 target,
             )?);
             Ok(())
         })?;
-        let mut executable: Box<dyn Executable> =
-            executable.ok_or_else(|| BackendError::Launch("nothing was prepared".to_owned()))?;
+        let mut executable: Box<dyn LaunchableProblem> = executable
+            .ok_or_else(|| BackendError::ComputationFailed("nothing was prepared".to_owned()))?;
         let phases = (|| {
             let mut launch = || {
                 // If launches carry state, each needs a reset, so the reset is part of the measured
@@ -67,7 +67,7 @@ pub fn measure_phases_by_host_clock(
             })?;
             Ok(vec![prepare, first, launches, outputs])
         })();
-        if matches!(phases, Err(BackendError::Lost(_))) {
+        if matches!(phases, Err(BackendError::DeviceLost(_))) {
             // The task is leaked, because freeing memory that a hung kernel uses would wait for the
             // kernel forever.
             std::mem::forget(executable);

@@ -18,7 +18,7 @@ use kernelgate_cuda::{Device, Devices};
 
 use super::per_case::{run_once_per_implementation, status_result_and_reason_of_outcome};
 use super::phases;
-use crate::backend::{BackendError, BenchTarget, Executable};
+use crate::backend::{BackendError, BenchDevices, LaunchableProblem};
 use crate::harness::running::problem::{PreparedProblem, WhyCaseHasNoResult};
 use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
 use crate::measure::CacheState;
@@ -37,11 +37,11 @@ use crate::workload::{ProblemPartForProfile, ProblemPartsForProfile};
 const WARM_UP_LAUNCHES_BEFORE_RECORDING: u32 = 3;
 const DEFAULT_RECORDED_LAUNCHES: u32 = 3;
 /// Maximum time for which the streams of several GPUs are blocked while the host enqueues launches.
-const STREAM_HOLD: Duration = Duration::from_secs(1);
+const MAX_MULTI_GPU_STREAM_HOLD: Duration = Duration::from_secs(1);
 /// Number of pairs of launch series, one without and one with CUPTI recording, from which the added
 /// host time per launch is measured. The GPU's launch queue has room for all launches of one
 /// series.
-const LAUNCH_SERIES_PAIRS: usize = 15;
+const SERIES_PAIRS_WITH_AND_WITHOUT_CUPTI: usize = 15;
 const LAUNCHES_PER_SERIES: usize = 100;
 
 /// Note of a profile without recorded kernels, because CUPTI is missing.
@@ -53,20 +53,20 @@ const NOTE_ON_MISSING_CUPTI: &str =
 pub fn profile_one_case_per_implementation(
     selection: &SelectedAndSkippedCases<'_>,
     seed: u64,
-    target: &BenchTarget,
+    target: &BenchDevices,
     wanted: Option<LaunchesToRecord>,
 ) -> Result<ResponseToBenchAction, BackendError> {
     let repetitions = wanted.unwrap_or_default();
     let by_phase = |note: Option<String>| {
         Ok(measure_phases_and_verify_cases(selection, seed, target, repetitions, note))
     };
-    let BenchTarget::Cuda(devices) = target else { return by_phase(None) };
+    let BenchDevices::Cuda(devices) = target else { return by_phase(None) };
     let device = devices.first_device();
     // The event timer is created before CUPTI recording starts, because recording slows launches
     // down.
     let mut events = CudaEventTimer::new(devices)?;
-    let works: Vec<DeclaredWorkAndCacheState> =
-        selection.groups.iter().flat_map(hot_cache_work_of_problem_and_parts).collect();
+    let works = selection.problems_with_cases.iter().flat_map(hot_cache_work_of_problem_and_parts);
+    let works: Vec<DeclaredWorkAndCacheState> = works.collect();
     let limits = MeasuredDeviceLimits::measure_missing_gpu_limits(
         &mut events,
         &works,
@@ -83,15 +83,15 @@ pub fn profile_one_case_per_implementation(
     let recording = ProfileRecorderAndSettings {
         recorder,
         limits,
-        launch_cost_ns,
+        cupti_overhead_per_launch_ns: launch_cost_ns,
         devices: devices.clone(),
         device_limits: devices
             .iter()
             .map(|device| RecordedDeviceLimits::read_device_limits_from_driver(device))
             .collect::<Result<_, _>>()?,
-        warm_up_launches: repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES_BEFORE_RECORDING),
+        warm_up_launches: repetitions.warm_up_launches.unwrap_or(WARM_UP_LAUNCHES_BEFORE_RECORDING),
         recorded_launches: wanted
-            .map_or(1, |wanted| wanted.steps.unwrap_or(DEFAULT_RECORDED_LAUNCHES)),
+            .map_or(1, |wanted| wanted.recorded_launches.unwrap_or(DEFAULT_RECORDED_LAUNCHES)),
     };
     let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let begun = recording.recorder.record_clock_now_ns();
@@ -104,13 +104,13 @@ pub fn profile_one_case_per_implementation(
             &ready.kernels.stack_bytes_per_thread_by_symbol(),
         );
         if staged && wanted.is_some() {
-            let clocked = BenchTarget::Cuda(devices.views_with_stage_clocks());
+            let clocked = BenchDevices::Cuda(devices.views_with_stage_clocks());
             recorded.stages = match ready.prepare_and_verify_case(group, case, &clocked) {
                 Ok((executable, _)) => recording
                     .read_stage_clocks_of_case(executable, &ready.kernels.kernels_with_stages())?,
                 Err(lost @ WhyCaseHasNoResult::GpuLost(_)) => return Err(lost),
                 Err(error) => {
-                    eprintln!("no stage times of {}: {}", case.id, error.reason_text());
+                    eprintln!("no stage times of {}: {}", case.case_id, error.reason_text());
                     Vec::new()
                 }
             };
@@ -129,14 +129,14 @@ pub fn profile_one_case_per_implementation(
             .as_ref()
             .map(|recording| RecordedKernelsSummary::summarize_recorded_activity(&recording.trace));
         let recording = recording.filter(|_| wanted.is_some()).map(Box::new);
-        let samples = recording.as_ref().and_then(|recording| recording.samples);
+        let samples = recording.as_ref().and_then(|recording| recording.items_per_launch);
         CaseProfileResponse {
-            case,
+            case_id: case,
             status,
             summary,
             phases: Vec::new(),
-            samples,
-            reason,
+            items_per_launch: samples,
+            reason_without_full_profile: reason,
             recording,
         }
     });
@@ -150,7 +150,7 @@ fn hot_cache_work_of_problem_and_parts(
     let problem = group.problem.problem();
     let parts = problem.breakdown().parts.into_iter().map(|part| part.work);
     let all = std::iter::once(problem.work()).chain(parts);
-    all.map(|work| DeclaredWorkAndCacheState { work, cache: CacheState::Hot }).collect()
+    all.map(|work| DeclaredWorkAndCacheState { work, cache: CacheState::HotCaches }).collect()
 }
 
 /// Starts a CUPTI recorder, and measures by how many nanoseconds recording prolongs the host's part
@@ -172,7 +172,7 @@ fn start_recorder_and_measure_launch_cost(
             return Ok(None);
         };
         costs_ns.push(host_ns_per_empty_launch(&empty, device)? - unrecorded_ns);
-        if costs_ns.len() == LAUNCH_SERIES_PAIRS {
+        if costs_ns.len() == SERIES_PAIRS_WITH_AND_WITHOUT_CUPTI {
             recorder.take_all_new_records()?;
             return Ok(Some((recorder, median(&costs_ns))));
         }
@@ -197,14 +197,14 @@ fn host_ns_per_empty_launch(empty: &EmptyKernel, device: &Device) -> Result<f64,
 fn measure_phases_and_verify_cases(
     selection: &SelectedAndSkippedCases<'_>,
     seed: u64,
-    target: &BenchTarget,
+    target: &BenchDevices,
     repetitions: LaunchesToRecord,
     note: Option<String>,
 ) -> ResponseToBenchAction {
     let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let phases = phases::measure_phases_by_host_clock(group, case, ready, target, repetitions)?;
         ready.prepare_and_verify_case(group, case, target)?;
-        Ok((phases, group.problem.problem().breakdown().samples))
+        Ok((phases, group.problem.problem().breakdown().data_items_per_execution))
     };
     let (outcomes, _) = run_once_per_implementation(selection, seed, target, "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
@@ -212,12 +212,12 @@ fn measure_phases_and_verify_cases(
         let (phases, samples) = measured.unwrap_or_default();
         let reason = reason.or_else(|| note.clone());
         CaseProfileResponse {
-            case,
+            case_id: case,
             status,
             summary: None,
             phases,
-            samples,
-            reason,
+            items_per_launch: samples,
+            reason_without_full_profile: reason,
             recording: None,
         }
     });
@@ -228,7 +228,7 @@ fn measure_phases_and_verify_cases(
 struct ProfileRecorderAndSettings {
     recorder: CuptiActivityRecorder,
     limits: MeasuredDeviceLimits,
-    launch_cost_ns: f64,
+    cupti_overhead_per_launch_ns: f64,
     devices: Devices,
     /// Properties of each GPU of the set, which are stored in the recording.
     device_limits: Vec<RecordedDeviceLimits>,
@@ -243,7 +243,7 @@ impl ProfileRecorderAndSettings {
         &self,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        mut executable: Box<dyn Executable>,
+        mut executable: Box<dyn LaunchableProblem>,
         begun: u64,
     ) -> Result<CuptiCaseRecording, WhyCaseHasNoResult> {
         let Self { recorder, limits, device_limits: described, .. } = self;
@@ -254,7 +254,7 @@ impl ProfileRecorderAndSettings {
                 executable.gpus_used_by_launch(),
             )?;
             let (clock, start) = (Instant::now(), recorder.record_clock_now_ns());
-            self.launch_all_then_release_streams(&case.id, executable.as_mut(), held)?;
+            self.launch_all_then_release_streams(&case.case_id, executable.as_mut(), held)?;
             let wall_ns = clock.elapsed().as_nanos();
             executable.wait_for_launches()?;
             let mut trace = recorder.take_new_records_since(start, begun)?;
@@ -262,14 +262,15 @@ impl ProfileRecorderAndSettings {
             Ok::<_, BackendError>((trace, wall_ns))
         })();
         let problem = group.problem.problem();
-        let ProblemPartsForProfile { samples, unit, parts } = problem.breakdown();
+        let ProblemPartsForProfile { data_items_per_execution: samples, unit, parts } =
+            problem.breakdown();
         let devices =
             described.iter().take(executable.gpus_used_by_launch()).cloned().collect::<Vec<_>>();
         let recorded_part = |part: ProblemPartForProfile| RecordedNetworkPart {
-            table: part.table.to_owned(),
-            label: part.label,
-            range: part.range,
-            limits: limits.shortest_times_by_each_ceiling(&part.work, CacheState::Hot),
+            profile_table: part.profile_table.to_owned(),
+            part_label: part.label,
+            range_path_ending: part.range_path,
+            limits: limits.shortest_times_by_each_ceiling(&part.work, CacheState::HotCaches),
             work: DeclaredWorkRecord::from(&part.work),
         };
         let uses = executable
@@ -279,18 +280,19 @@ impl ProfileRecorderAndSettings {
         let memory_uses = uses.collect();
         match recorded {
             Ok((trace, wall_ns)) => Ok(CuptiCaseRecording {
-                case: case.id.clone(),
-                warm_up: self.warm_up_launches,
-                steps: self.recorded_launches,
-                wall_ns: u64::try_from(wall_ns).unwrap_or(u64::MAX),
-                launch_cost_ns: Some(self.launch_cost_ns),
-                limits: limits.shortest_times_by_each_ceiling(&problem.work(), CacheState::Hot),
+                case_id: case.case_id.clone(),
+                warm_up_launches: self.warm_up_launches,
+                recorded_launches: self.recorded_launches,
+                recorded_launches_wall_ns: u64::try_from(wall_ns).unwrap_or(u64::MAX),
+                cupti_overhead_per_launch_ns: Some(self.cupti_overhead_per_launch_ns),
+                limits: limits
+                    .shortest_times_by_each_ceiling(&problem.work(), CacheState::HotCaches),
                 work: DeclaredWorkRecord::from(&problem.work()),
-                samples,
+                items_per_launch: samples,
                 sample_unit: unit,
                 parts: parts.into_iter().map(recorded_part).collect(),
                 stages: Vec::new(),
-                memory_uses,
+                memory_bytes_by_purpose: memory_uses,
                 device: devices.first().cloned().unwrap_or_default(),
                 other_devices: devices.into_iter().skip(1).collect(),
                 trace,
@@ -306,7 +308,7 @@ impl ProfileRecorderAndSettings {
     /// each stage.
     fn read_stage_clocks_of_case(
         &self,
-        mut executable: Box<dyn Executable>,
+        mut executable: Box<dyn LaunchableProblem>,
         staged: &[Arc<KernelWithStages>],
     ) -> Result<Vec<KernelStageCycles>, WhyCaseHasNoResult> {
         let recorded = (|| {
@@ -315,10 +317,10 @@ impl ProfileRecorderAndSettings {
             reset_and_launch_repeatedly(executable.as_mut(), self.recorded_launches)?;
             let recorded_stages = |kernel: &Arc<KernelWithStages>| {
                 Ok(KernelStageCycles {
-                    kernel: kernel.kernel_symbol().to_owned(),
-                    names: kernel.stage_names().iter().map(|&name| name.to_owned()).collect(),
-                    launches: self.recorded_launches,
-                    cycles: kernel.read_stage_cycles_by_block()?,
+                    kernel_name: kernel.kernel_symbol().to_owned(),
+                    stage_names: kernel.stage_names().iter().map(|&name| name.to_owned()).collect(),
+                    summed_launches: self.recorded_launches,
+                    stage_cycles_by_block: kernel.read_stage_cycles_by_block()?,
                 })
             };
             staged.iter().map(recorded_stages).collect::<Result<_, BackendError>>()
@@ -335,7 +337,7 @@ impl ProfileRecorderAndSettings {
     fn launch_all_then_release_streams(
         &self,
         id: &str,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         mut held: BlockedStreamsOfSeveralGpus,
     ) -> Result<(), BackendError> {
         let _case = NamedRangeGuard::open_named_range(id);
@@ -362,7 +364,7 @@ impl BlockedStreamsOfSeveralGpus {
         if gpus > 1 {
             devices.first_devices(gpus).for_each_with_context_current(|_, device| {
                 let mut blocker = StreamBlocker::compile_and_allocate_mailbox(device)?;
-                blocker.enqueue_hold(STREAM_HOLD)?;
+                blocker.enqueue_hold(MAX_MULTI_GPU_STREAM_HOLD)?;
                 blockers.push(blocker);
                 Ok(())
             })?;
@@ -376,10 +378,10 @@ impl BlockedStreamsOfSeveralGpus {
 }
 
 fn remove_stream_blocking_kernels(trace: &mut CuptiRecordedActivity) {
-    let CuptiRecordedActivity { kernels, names, .. } = trace;
+    let CuptiRecordedActivity { kernels, interned_names: names, .. } = trace;
     let holds = |kernel: &KernelRecord| {
         names
-            .get(kernel.name as usize)
+            .get(kernel.name_index as usize)
             .is_some_and(|name| name == StreamBlocker::BLOCKING_KERNEL_SYMBOL)
     };
     kernels.retain(|kernel| !holds(kernel));
@@ -387,7 +389,7 @@ fn remove_stream_blocking_kernels(trace: &mut CuptiRecordedActivity) {
 
 /// Resets and launches a case `times` times, and waits for the last launch.
 fn reset_and_launch_repeatedly(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     times: u32,
 ) -> Result<(), BackendError> {
     for _ in 0..times {
@@ -404,11 +406,12 @@ fn set_local_memory_from_machine_code(
     trace: &mut CuptiRecordedActivity,
     local_bytes: &BTreeMap<String, BTreeSet<u32>>,
 ) {
-    let CuptiRecordedActivity { kernels, names, .. } = trace;
-    for kernel in kernels.iter_mut().filter(|kernel| kernel.local == 0) {
-        let builds = names.get(kernel.name as usize).and_then(|name| local_bytes.get(&**name));
+    let CuptiRecordedActivity { kernels, interned_names: names, .. } = trace;
+    for kernel in kernels.iter_mut().filter(|kernel| kernel.local_bytes_per_thread == 0) {
+        let builds =
+            names.get(kernel.name_index as usize).and_then(|name| local_bytes.get(&**name));
         if let Some(bytes) = builds.filter(|builds| builds.len() == 1).and_then(BTreeSet::first) {
-            kernel.local = *bytes;
+            kernel.local_bytes_per_thread = *bytes;
         }
     }
 }
@@ -419,11 +422,11 @@ mod tests {
 
     #[test]
     fn stream_blocking_kernels_are_removed_from_recordings() {
-        let record = |name| KernelRecord { name, ..KernelRecord::default() };
+        let record = |name| KernelRecord { name_index: name, ..KernelRecord::default() };
         let names = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, "own"].map(str::to_owned);
         let kernels = vec![record(0), record(1), record(7), record(0)];
         let mut trace = CuptiRecordedActivity {
-            names: names.into(),
+            interned_names: names.into(),
             kernels,
             ..CuptiRecordedActivity::default()
         };
@@ -439,16 +442,21 @@ mod tests {
             ("one_build", BTreeSet::from([24])),
         ];
         let names = ["spills", "of_two_builds", "one_build", "of a library"].map(str::to_owned);
-        let record = |name, local| KernelRecord { name, local, ..KernelRecord::default() };
+        let record = |name, local| KernelRecord {
+            name_index: name,
+            local_bytes_per_thread: local,
+            ..KernelRecord::default()
+        };
         let kernels = vec![record(0, 0), record(1, 0), record(2, 32), record(3, 0), record(9, 0)];
         let mut trace = CuptiRecordedActivity {
-            names: names.into(),
+            interned_names: names.into(),
             kernels,
             ..CuptiRecordedActivity::default()
         };
         let local_bytes = local_bytes.map(|(name, bytes)| (name.to_owned(), bytes));
         set_local_memory_from_machine_code(&mut trace, &local_bytes.into());
-        let local: Vec<u32> = trace.kernels.iter().map(|kernel| kernel.local).collect();
+        let local: Vec<u32> =
+            trace.kernels.iter().map(|kernel| kernel.local_bytes_per_thread).collect();
         assert_eq!(local, [184, 0, 32, 0, 0]);
     }
 }

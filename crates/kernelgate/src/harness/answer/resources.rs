@@ -17,23 +17,27 @@ pub fn compile_and_report_resources(
     filter: &CaseIdFilter,
 ) -> ResponseToBenchAction {
     if kernels.is_empty() {
-        return ResponseToBenchAction::NoMatch {
-            reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(),
-            close: Vec::new(),
+        return ResponseToBenchAction::NoMatchingCase {
+            no_match_reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(),
+            similar_case_ids: Vec::new(),
         };
     }
     match compile_kernels_and_read_resources(&kernels_of_matching_builds(kernels, filter), arch) {
-        Ok(KernelResourcesAndHashes { resources, code, sources }) => {
+        Ok(KernelResourcesAndHashes {
+            resources,
+            machine_code_hashes: code,
+            source_hashes: sources,
+        }) => {
             let describe = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.unsupported_kernels.iter().map(describe).collect();
             ResponseToBenchAction::Resources(KernelResourcesReport {
                 resources,
-                left_out,
-                code,
-                sources,
+                builds_unfit_for_architecture: left_out,
+                machine_code_hashes: code,
+                source_hashes: sources,
             })
         }
-        Err(error) => ResponseToBenchAction::Refused(error.to_string()),
+        Err(error) => ResponseToBenchAction::ActionImpossible(error.to_string()),
     }
 }
 
@@ -57,14 +61,17 @@ mod tests {
 
     #[test]
     fn all_kernels_of_a_matching_build_are_kept() {
-        const ONE: KernelSpec<usize> = KernelSpec {
+        const KERNEL_IN_TWO_BUILDS: KernelSpec<usize> = KernelSpec {
             macro_definitions: |width| vec![format!("WIDTH={width}")],
             listed_build_parameters: || vec![1, 2],
             ..KernelSpec::new(Source::new("mine/sums", ""), "mine_sums", 64, |_| [1, 1, 1])
         };
-        let listed = list_kernel_rows(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);
+        let listed = list_kernel_rows(&[
+            KERNEL_IN_TWO_BUILDS,
+            KernelSpec { kernel_symbol: "mine_sums_finish", ..KERNEL_IN_TWO_BUILDS },
+        ]);
         let names = |filter: &str| {
-            let filter = CaseIdFilter::parse_exact_or_regex(Some(filter), false).unwrap();
+            let filter = CaseIdFilter::parse_exact_id_or_regex(Some(filter), false).unwrap();
             let kept = kernels_of_matching_builds(&listed, &filter);
             kept.iter().map(ListedKernelBuild::kernel_name_in_records).collect::<Vec<_>>()
         };

@@ -6,7 +6,7 @@ use kernelgate_cuda::library::NvidiaLibrary;
 use kernelgate_cuda::observe::telemetry::{CardTelemetryByNvml, GpuCardReading};
 
 use super::per_case::run_once_per_implementation;
-use crate::backend::{BackendError, BenchTarget};
+use crate::backend::{BackendError, BenchDevices};
 use crate::display::time_text;
 use crate::harness::running::problem::PreparedProblem;
 use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
@@ -24,17 +24,17 @@ pub fn measure_timing_accuracy_report(
     devices: &Devices,
     only: Option<TimingAccuracyReportPart>,
 ) -> Result<TimingAccuracyReport, BackendError> {
-    let target = BenchTarget::Cuda(devices.clone());
+    let target = BenchDevices::Cuda(devices.clone());
     let is_requested = |part| only.is_none_or(|only| only == part);
     let telemetry = target.open_card_telemetry();
     let read = || telemetry.iter().map(CardTelemetryByNvml::read_card_sensors);
     let mut readings: Vec<GpuCardReading> = read().collect();
     let mut notes = Vec::new();
     let mut events = CudaEventTimer::new(devices)?;
-    let spins = is_requested(TimingAccuracyReportPart::Spins)
+    let spins = is_requested(TimingAccuracyReportPart::SpinKernels)
         .then(|| accuracy::time_spins_by_events_and_gpu_timer(&mut events))
         .transpose()?;
-    let limits = is_requested(TimingAccuracyReportPart::Limits)
+    let limits = is_requested(TimingAccuracyReportPart::DeviceLimits)
         .then(|| {
             MeasuredDeviceLimits::measure_gpu_limits_with_all_matmuls(
                 &mut events,
@@ -42,18 +42,18 @@ pub fn measure_timing_accuracy_report(
             )
         })
         .transpose()?;
-    let cold = is_requested(TimingAccuracyReportPart::Cold)
+    let cold = is_requested(TimingAccuracyReportPart::HotAndColdReads)
         .then(|| accuracy::time_reads_with_hot_and_cold_caches(&mut events))
         .transpose()?;
     readings.extend(read());
     // Last: CUPTI stays attached to the process and slows every later launch, so CUPTI is measured
     // last.
-    let cupti = if is_requested(TimingAccuracyReportPart::Cupti) {
+    let cupti = if is_requested(TimingAccuracyReportPart::CopiesAgainstCupti) {
         accuracy::time_copies_by_events_and_cupti(&mut events)?
     } else {
         None
     };
-    if cupti.is_none() && is_requested(TimingAccuracyReportPart::Cupti) {
+    if cupti.is_none() && is_requested(TimingAccuracyReportPart::CopiesAgainstCupti) {
         notes.push(missing_cupti_note());
     }
     let (environment, overhead) =
@@ -66,7 +66,7 @@ pub fn measure_timing_accuracy_report(
         spins,
         cold,
         cupti,
-        notes,
+        unmeasured_part_notes: notes,
     })
 }
 
@@ -78,7 +78,7 @@ fn hot_reads_copies_and_writes_by_size() -> Vec<DeclaredWorkAndCacheState> {
         let works = [(bytes, 0), (bytes / 2, bytes / 2), (0, bytes)];
         works.map(|(read, write)| DeclaredWorkAndCacheState {
             work: Work::bytes(read, write),
-            cache: CacheState::Hot,
+            cache: CacheState::HotCaches,
         })
     };
     sets.into_iter().flat_map(hot_cases_of_size).collect()
@@ -90,14 +90,17 @@ pub fn time_cases_by_events_and_cupti(
     seed: u64,
     devices: &Devices,
 ) -> Result<TimingAccuracyReport, BackendError> {
-    let target = BenchTarget::Cuda(devices.clone());
+    let target = BenchDevices::Cuda(devices.clone());
     let mut events = CudaEventTimer::new(devices)?;
     let overhead = events.launch_overhead();
     let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let (mut executable, _) = ready.prepare_and_verify_case(group, case, &target)?;
-        let row =
-            accuracy::time_case_by_events_and_cupti(&mut events, &case.id, executable.as_mut())
-                .map_err(OutputVerificationError::from)?;
+        let row = accuracy::time_case_by_events_and_cupti(
+            &mut events,
+            &case.case_id,
+            executable.as_mut(),
+        )
+        .map_err(OutputVerificationError::from)?;
         // Each case's times are printed at once, because the complete response comes at the end,
         // and never if the user stops the program.
         if let Some(row) = &row {
@@ -128,22 +131,25 @@ pub fn time_cases_by_events_and_cupti(
         spins: None,
         cold: None,
         cupti: Some(rows),
-        notes,
+        unmeasured_part_notes: notes,
     })
 }
 
 /// Formats the times of a case by events and by CUPTI in one line.
 fn event_and_cupti_times_line(row: &EventAndCuptiTimeRow) -> String {
-    let times = [row.events_ns, row.events_recorded_ns, row.cupti_ns].map(time_text);
+    let times =
+        [row.event_ns_without_cupti, row.event_ns_under_cupti, row.cupti_launch_ns].map(time_text);
     let ([events, recorded, cupti], difference) =
         (times, row.event_time_excess_over_cupti_percent());
     format!("by events {events}, recorded {recorded}, by CUPTI {cupti}, {difference:+.2}%")
 }
 
-/// Note about missing CUPTI.
+/// Note in the output that CUPTI is missing, so that event times are not compared with CUPTI's.
 fn missing_cupti_note() -> String {
-    let (name, advice) =
-        (NvidiaLibrary::Cupti.name_in_messages(), NvidiaLibrary::Cupti.advice_to_install_library());
+    let (name, advice) = (
+        NvidiaLibrary::Cupti.library_name_in_messages(),
+        NvidiaLibrary::Cupti.advice_to_install_library(),
+    );
     format!("not compared with the hardware's record: {name} is missing: {advice}")
 }
 
@@ -154,11 +160,11 @@ mod tests {
     #[test]
     fn event_and_cupti_times_are_printed_on_one_line() {
         let row = EventAndCuptiTimeRow {
-            what: "loop".to_owned(),
-            cache: "hot".to_owned(),
-            events_ns: 1e6,
-            events_recorded_ns: 2.01e6,
-            cupti_ns: 2e6,
+            operation: "loop".to_owned(),
+            cache_state: "hot".to_owned(),
+            event_ns_without_cupti: 1e6,
+            event_ns_under_cupti: 2.01e6,
+            cupti_launch_ns: 2e6,
         };
         let words = "by events 1.000 ms, recorded 2.010 ms, by CUPTI 2.000 ms, +0.50%";
         assert_eq!(event_and_cupti_times_line(&row), words);

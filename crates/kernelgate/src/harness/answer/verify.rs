@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::per_case::{run_once_per_implementation, status_result_and_reason_of_outcome};
-use crate::backend::{BackendError, BenchTarget};
+use crate::backend::{BackendError, BenchDevices};
 use crate::harness::running::problem::{PreparedProblem, WhyCaseHasNoResult};
 use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
 use crate::protocol::CaseVerificationResponse;
@@ -21,16 +21,18 @@ use crate::workload::{Tensor, Tensors};
 pub fn verify_one_case_per_implementation(
     selection: &SelectedAndSkippedCases<'_>,
     seed: u64,
-    target: BenchTarget,
+    target: BenchDevices,
     dump: Option<&Path>,
 ) -> Vec<CaseVerificationResponse> {
     let (mut launched, mut data_sets) = (BTreeMap::new(), BTreeMap::new());
     let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
         let outcome = verify_case_and_dump_tensors(group, case, ready, &target, dump);
         // The answer also contains the kernels that a case with wrong outputs launched.
-        launched.insert(case.id.clone(), ready.kernels.names_of_launched_kernels());
-        data_sets
-            .insert(case.id.clone(), (ready.input_data_set_id(), ready.hash_of_single_data_set()));
+        launched.insert(case.case_id.clone(), ready.kernels.names_of_launched_kernels());
+        data_sets.insert(
+            case.case_id.clone(),
+            (ready.input_data_set_id(), ready.hash_of_single_data_set()),
+        );
         outcome
     };
     let (outcomes, lost) = run_once_per_implementation(selection, seed, &target, "verifying", one);
@@ -49,22 +51,22 @@ pub fn verify_one_case_per_implementation(
             all_elements: total,
             ..
         } = found.unwrap_or_default().0;
-        let ErrorsRelativeToReference { max_error, relative_l2, rounding } = errors;
+        let ErrorsRelativeToReference { max_error, relative_l2, rounding_error: rounding } = errors;
         let (data_set, inputs) = data_sets.remove(&case).unzip();
         CaseVerificationResponse {
-            kernels: launched.remove(&case).unwrap_or_default(),
-            data_set,
-            inputs: inputs.flatten(),
-            case,
+            launched_kernels: launched.remove(&case).unwrap_or_default(),
+            input_data_set_hash: data_set,
+            single_seed_inputs_hash: inputs.flatten(),
+            case_id: case,
             status,
-            checked,
-            total,
-            max_error,
-            relative_l2,
-            rounding,
-            by_output,
-            repeatable,
-            reason,
+            compared_elements: checked,
+            output_elements: total,
+            max_error_over_max_reference: max_error,
+            relative_l2_error: relative_l2,
+            rounding_relative_l2_error: rounding,
+            errors_by_output: by_output,
+            repeated_launch_is_bit_equal: repeatable,
+            failure_or_skip_reason: reason,
         }
     };
     outcomes.into_iter().map(verified).collect()
@@ -74,13 +76,13 @@ fn verify_case_and_dump_tensors(
     group: &SelectedProblem<'_>,
     case: &SelectedCase,
     ready: &mut PreparedProblem,
-    target: &BenchTarget,
+    target: &BenchDevices,
     dump: Option<&Path>,
 ) -> Result<(ComparisonWithReference, bool), WhyCaseHasNoResult> {
     let (mut executable, comparison) = ready.prepare_and_verify_case(group, case, target)?;
     let repeatable = match launch_again_and_compare_bits(executable.as_mut()) {
         Ok(repeatable) => repeatable,
-        Err(lost @ BackendError::Lost(_)) => {
+        Err(lost @ BackendError::DeviceLost(_)) => {
             std::mem::forget(executable);
             return Err(lost.into());
         }
@@ -92,7 +94,7 @@ fn verify_case_and_dump_tensors(
         let outputs = executable
             .outputs_on_host()
             .map_err(|error| WhyCaseHasNoResult::failed_with(error.to_string()))?;
-        let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
+        let path = folder.join(format!("{}.tensors", case.case_id.replace('/', "_")));
         let written = tensors::write_tensor_file_atomically(
             &path,
             &inputs_outputs_and_reference_for_dump(ready, outputs),
@@ -114,20 +116,24 @@ fn inputs_outputs_and_reference_for_dump(ready: &PreparedProblem, outputs: &Tens
         .for_each(|(name, tensor)| all.insert(&format!("input/{name}"), tensor.clone()));
     outputs.iter().for_each(|(name, tensor)| all.insert(&format!("output/{name}"), tensor.clone()));
     for (i, expected) in ready.expected.iter().enumerate() {
-        let Some(rows) = &expected.rows else {
-            let tensor = Tensor::new(expected.shape.clone(), expected.values.clone());
-            all.insert(&format!("expected/{}", expected.name), tensor);
+        let Some(rows) = &expected.row_indices else {
+            let tensor =
+                Tensor::new(expected.output_shape.clone(), expected.expected_values.clone());
+            all.insert(&format!("expected/{}", expected.output_name), tensor);
             continue;
         };
         // If only some rows of an output have a reference, the row numbers are stored with the
         // expected values.
-        let part =
-            ready.expected[..i].iter().filter(|earlier| earlier.name == expected.name).count();
+        let part = ready.expected[..i]
+            .iter()
+            .filter(|earlier| earlier.output_name == expected.output_name)
+            .count();
         let indices: Vec<f64> = rows.iter().map(|&row| row as f64).collect();
-        let values = Tensor::new([rows.len(), expected.row_elements()], expected.values.clone());
-        all.insert(&format!("expected/{}/{part}/values", expected.name), values);
+        let values =
+            Tensor::new([rows.len(), expected.row_elements()], expected.expected_values.clone());
+        all.insert(&format!("expected/{}/{part}/values", expected.output_name), values);
         all.insert(
-            &format!("expected/{}/{part}/rows", expected.name),
+            &format!("expected/{}/{part}/rows", expected.output_name),
             Tensor::new([rows.len()], indices.into()),
         );
     }

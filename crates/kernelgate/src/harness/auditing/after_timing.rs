@@ -22,7 +22,7 @@
 use std::borrow::Cow;
 
 use super::changed_inputs::ChangedInputsAndReference;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::harness::panic_guard;
 use crate::harness::phase_timer;
 use crate::harness::running::case_error::{WhyCaseHasNoResult, run_with_panics_as_case_failures};
@@ -43,9 +43,9 @@ pub const CHECK_AFTER_TIMING_PHASE: &str = "check after timing";
 pub enum OriginalOrChangedInputs {
     /// The inputs with which the case was prepared and verified.
     #[default]
-    Original,
+    OriginalInputs,
     /// The inputs with which the last check after timing replaced the original inputs.
-    Changed,
+    ChangedInputs,
 }
 
 /// Findings about a prepared implementation that hold for all of its cases (hot and cold).
@@ -53,24 +53,24 @@ pub enum OriginalOrChangedInputs {
 pub struct FindingsForCasesOfImplementation {
     /// The inputs that launches read at present: original or changed.
     pub current_inputs: OriginalOrChangedInputs,
-    /// Why launches work on other streams, if a check found such work; equal for hot and cold
-    /// caches.
-    pub work_on_other_streams: Option<Option<String>>,
+    /// Outcome of CUPTI's check of the launches' streams, once the check was made: the reason if
+    /// CUPTI could not record; equal for hot and cold caches.
+    pub checked_reason_without_cupti_record: Option<Option<String>>,
 }
 
 /// Poisons outputs, replaces inputs, runs the timed graph or launch once more, and compares the
 /// outputs. The inputs stay replaced; the next check of the same prepared case restores the
 /// original inputs and compares with their reference.
 ///
-/// If an earlier process already made this check, `digest` is its digest of the outputs, and only
-/// the bits of the outputs for the original inputs are compared.
+/// If an earlier process already checked the outputs for changed inputs, `digest` is its digest of
+/// the outputs, and only the bits of the outputs for the original inputs are compared.
 ///
 /// # Errors
 /// Fails if the outputs are wrong, or the device fails.
 pub fn check_outputs_after_timing(
     ready: &mut PreparedProblem,
     group: &SelectedProblem<'_>,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     current: &mut OriginalOrChangedInputs,
     stopwatch: &mut dyn LaunchStopwatch,
     digest: Option<&str>,
@@ -90,14 +90,14 @@ pub fn check_outputs_after_timing(
     let replaceable =
         executable.names_of_inputs_read_by_launches().into_iter().map(str::to_owned).collect();
     let mut changes = digest.is_none() && ready.choose_changed_inputs(group, replaceable)?;
-    if changes && *current == OriginalOrChangedInputs::Original {
+    if changes && *current == OriginalOrChangedInputs::OriginalInputs {
         changes = ready.compute_reference_of_changed_inputs(group)?;
     }
     let next = match (changes, *current) {
-        (true, OriginalOrChangedInputs::Original) => OriginalOrChangedInputs::Changed,
-        _ => OriginalOrChangedInputs::Original,
+        (true, OriginalOrChangedInputs::OriginalInputs) => OriginalOrChangedInputs::ChangedInputs,
+        _ => OriginalOrChangedInputs::OriginalInputs,
     };
-    if next == OriginalOrChangedInputs::Original {
+    if next == OriginalOrChangedInputs::OriginalInputs {
         ready.compute_reference_once(group)?;
     }
     let carries_state = executable.launches_carry_state();
@@ -110,11 +110,11 @@ pub fn check_outputs_after_timing(
         replace_inputs_rerun_and_compare(ready, group, executable, stopwatch, inputs)
     });
     let how = match changes {
-        true => ready
-            .changed_inputs
-            .as_ref()
-            .map_or(InputChangeAfterTiming::Same, ChangedInputsAndReference::recorded_input_change),
-        false => InputChangeAfterTiming::Same,
+        true => ready.changed_inputs.as_ref().map_or(
+            InputChangeAfterTiming::InputsUnchanged,
+            ChangedInputsAndReference::recorded_input_change,
+        ),
+        false => InputChangeAfterTiming::InputsUnchanged,
     };
     let comparison =
         replay.map_err(WhyCaseHasNoResult::failed_with)?.map_err(|error| match error {
@@ -122,7 +122,7 @@ pub fn check_outputs_after_timing(
             wrong => {
                 let failure = CaseFailureReason::from(&wrong)
                     .with_name_fact("inputs_after_timing", how.description_for_messages());
-                WhyCaseHasNoResult::failed_with(failure.with_sentence(format!(
+                WhyCaseHasNoResult::failed_with(failure.with_failure_sentence(format!(
                 "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
                  inputs{}",
                 how.description_for_messages(),
@@ -154,12 +154,12 @@ struct InputsOfNextCheck<'a> {
 fn replace_inputs_rerun_and_compare(
     ready: &mut PreparedProblem,
     group: &SelectedProblem<'_>,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     InputsOfNextCheck { changed_inputs_exist: changes, next_inputs: next, current_inputs: current }: InputsOfNextCheck<'_>,
 ) -> Result<ComparisonWithReference, OutputVerificationError> {
     if ready.expected.is_empty()
-        && group.problem.problem().reference_from().has_no_reference_to_compare()
+        && group.problem.problem().source_of_expected_outputs().has_no_reference_to_compare()
     {
         // An earlier run verified equal bits, so this run has not compared the outputs of this row
         // yet.
@@ -167,18 +167,19 @@ fn replace_inputs_rerun_and_compare(
         ready.expected = verify::reference_from_outputs(copy_outputs_to_host(executable)?);
     }
     let changed = ready.changed_inputs.as_ref().filter(|_| changes);
-    let replace = |executable: &mut dyn Executable| {
+    let replace = |executable: &mut dyn LaunchableProblem| {
         let _activity = phase_timer::start_timed_activity("inputs replaced");
         for (name, values) in changed.iter().flat_map(|changed| changed.changed_inputs.iter()) {
             let original = || ready.inputs.tensor(name);
-            let next = if next == OriginalOrChangedInputs::Changed { values } else { original() };
+            let next =
+                if next == OriginalOrChangedInputs::ChangedInputs { values } else { original() };
             executable.replace_input(name, next)?;
         }
         Ok::<_, BackendError>(())
     };
     reused_results::poison_outputs_and_reset(executable)?;
-    // If inputs cannot be changed, only this check shows that the reset does not compute the
-    // outputs.
+    // If no input can be changed, only a comparison of the output bits before and after the launch
+    // shows that the reset does not compute the outputs.
     let before = match executable.launches_carry_state() && changed.is_none() {
         true => Some(verify::output_bits_hash_hex(copy_outputs_to_host(executable)?)),
         false => None,
@@ -189,25 +190,29 @@ fn replace_inputs_rerun_and_compare(
     let outputs = copy_outputs_to_host(executable)?;
     let after = before.is_some().then(|| verify::output_bits_hash_hex(outputs));
     let compare = phase_timer::start_timed_activity("compare");
-    let (outputs, expected) = match changed.filter(|_| next == OriginalOrChangedInputs::Changed) {
-        Some(changed) => {
-            changed.outputs_and_reference(outputs, &ready.expected).map_err(|problem| {
-                OutputVerificationError::Reference { output: "all".to_owned(), reason: problem }
-            })?
-        }
-        None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
-    };
+    let (outputs, expected) =
+        match changed.filter(|_| next == OriginalOrChangedInputs::ChangedInputs) {
+            Some(changed) => {
+                changed.outputs_and_reference(outputs, &ready.expected).map_err(|problem| {
+                    OutputVerificationError::MalformedReference {
+                        output: "all".to_owned(),
+                        reason: problem,
+                    }
+                })?
+            }
+            None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
+        };
     let comparison =
         verify::compare_outputs_with_reference(&outputs, expected, &ready.error_bounds)?;
     drop(compare);
     if before.is_some() && before == after {
-        return Err(BackendError::from(TimingRefusal::ComputedByReset).into());
+        return Err(BackendError::from(TimingRefusal::OutputsComputedByReset).into());
     }
     let replaced = changed.iter().flat_map(|changed| changed.changed_inputs.iter());
     let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
     let draw = |turn: u64| match names.is_empty() {
         true => Tensors::new(),
-        false => group.problem.problem().redraw(&names, ready.seed ^ turn),
+        false => group.problem.problem().redraw_inputs(&names, ready.input_seed ^ turn),
     };
     let mut reuse =
         reused_results::refuse_reuse_by_slower_first_replays(first, executable, stopwatch, &draw);
@@ -237,8 +242,8 @@ impl PreparedProblem {
         group: &SelectedProblem<'_>,
         replaceable: Vec<String>,
     ) -> Result<bool, WhyCaseHasNoResult> {
-        // Without a reference, the expected outputs for other inputs are unknown.
-        if group.problem.problem().reference_from().has_no_reference_to_compare() {
+        // If a problem has no reference, its expected outputs for other inputs are unknown.
+        if group.problem.problem().source_of_expected_outputs().has_no_reference_to_compare() {
             return Ok(false);
         }
         if !self
@@ -252,7 +257,7 @@ impl PreparedProblem {
                 group,
                 &self.inputs,
                 replaceable,
-                self.seed,
+                self.input_seed,
             )
             .map_err(WhyCaseHasNoResult::failed_with)?;
         }

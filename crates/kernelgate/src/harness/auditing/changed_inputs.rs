@@ -24,7 +24,7 @@ pub struct ChangedInputsAndReference {
 #[derive(Clone, Copy)]
 enum SymmetryOrNewReference {
     Symmetry(InputSymmetry),
-    Redrawn,
+    RedrawnInputs,
 }
 
 impl ChangedInputsAndReference {
@@ -41,7 +41,7 @@ impl ChangedInputsAndReference {
         seed: u64,
     ) -> Result<Option<Self>, String> {
         let problem = group.problem.problem();
-        if replaceable.is_empty() || problem.host_bytes() > available_host_memory_bytes() {
+        if replaceable.is_empty() || problem.host_memory_bytes() > available_host_memory_bytes() {
             return Ok(None);
         }
         let may_change = |name: &str| replaceable.iter().any(|replaceable| replaceable == name);
@@ -53,7 +53,7 @@ impl ChangedInputsAndReference {
             });
             by_symmetry.unwrap_or_else(|| {
                 let names: Vec<&str> = replaceable.iter().map(String::as_str).collect();
-                (problem.redraw(&names, !seed), SymmetryOrNewReference::Redrawn)
+                (problem.redraw_inputs(&names, !seed), SymmetryOrNewReference::RedrawnInputs)
             })
         })
         .map_err(|panic| format!("other inputs: {panic}"))?;
@@ -83,13 +83,13 @@ impl ChangedInputsAndReference {
     /// How the inputs were changed, as stored in the record.
     pub fn recorded_input_change(&self) -> InputChangeAfterTiming {
         match self.change_method {
-            SymmetryOrNewReference::Symmetry(InputSymmetry::Roll { .. }) => {
-                InputChangeAfterTiming::Rolled
+            SymmetryOrNewReference::Symmetry(InputSymmetry::RotateAlongAxis { .. }) => {
+                InputChangeAfterTiming::InputsRotated
             }
-            SymmetryOrNewReference::Symmetry(InputSymmetry::Negate { .. }) => {
-                InputChangeAfterTiming::Negated
+            SymmetryOrNewReference::Symmetry(InputSymmetry::NegateInputsAndOutputs { .. }) => {
+                InputChangeAfterTiming::InputsNegated
             }
-            SymmetryOrNewReference::Redrawn => InputChangeAfterTiming::InputsDrawnAnew,
+            SymmetryOrNewReference::RedrawnInputs => InputChangeAfterTiming::InputsDrawnAnew,
         }
     }
 
@@ -98,14 +98,14 @@ impl ChangedInputsAndReference {
     /// their own reference.
     ///
     /// # Errors
-    /// Fails if the symmetry does not know every output.
+    /// Fails if the symmetry does not state its effect on every output.
     pub fn outputs_and_reference<'a>(
         &'a self,
         outputs: &'a Tensors,
         original: &'a [Expected],
     ) -> Result<(Cow<'a, Tensors>, &'a [Expected]), String> {
         match self.change_method {
-            SymmetryOrNewReference::Redrawn => {
+            SymmetryOrNewReference::RedrawnInputs => {
                 Ok((Cow::Borrowed(outputs), self.expected_outputs.as_deref().unwrap_or_default()))
             }
             SymmetryOrNewReference::Symmetry(symmetry) => match symmetry

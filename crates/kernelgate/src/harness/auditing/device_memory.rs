@@ -1,16 +1,16 @@
 //! Measures the device memory that a case uses during preparation and launches, whoever allocates
 //! it: memory in use then minus memory in use before.
 //!
-//! Up to [`MAX_UNCHARGED_MEMORY_LEFT_IN_USE`], memory that remains in use after the case is not
-//! counted: loaded kernel code, memory of libraries, and growth of the context. Without this, the
-//! first case that needs such memory would be charged for it, and the selected rows decide which
-//! case is first. Memory beyond this limit counts for the case, because it is a pool or cache of
-//! the row.
+//! Up to [`MAX_UNCHARGED_BYTES_LEFT_IN_USE`], memory that remains in use after the case is not
+//! counted: loaded kernel code, memory of libraries, and growth of the context. Without this
+//! allowance, the first case that needs such memory would be charged for it, and the selected rows
+//! decide which case is first. Memory beyond this limit counts for the case, because a pool or
+//! cache of the implementation holds it.
 //!
-//! Not measured: memory that a launch allocates outside the device's pool and frees again; no
+//! Memory that a launch allocates outside the device's pool and frees again is not measured; no
 //! result is returned if other processes may use the GPU.
 
-use crate::backend::{BackendError, BenchTarget};
+use crate::backend::{BackendError, BenchDevices};
 use kernelgate_cuda::driver::memory::persistence;
 use kernelgate_cuda::driver::memory::{self, DeviceMemoryInUse};
 use kernelgate_cuda::observe::telemetry::CardTelemetryByNvml;
@@ -18,7 +18,7 @@ use kernelgate_cuda::{Device, Devices};
 
 /// Maximum memory in bytes outside the device's pool that a case may leave in use without being
 /// charged.
-const MAX_UNCHARGED_MEMORY_LEFT_IN_USE: i64 = 256 << 20;
+const MAX_UNCHARGED_BYTES_LEFT_IN_USE: i64 = 256 << 20;
 
 /// Measures the peak device memory that one prepared implementation uses. The watch measures
 /// nothing on the host, on a GPU that does not report other processes, or after the GPU failed.
@@ -28,19 +28,19 @@ pub struct PeakDeviceMemoryWatch(Option<DeviceAndMemoryPeak>);
 struct DeviceAndMemoryPeak {
     devices: Devices,
     telemetry: CardTelemetryByNvml,
-    peak: PeakAboveInitialUsage,
+    peak: PeakMemoryAboveInitialUsage,
 }
 
 impl PeakDeviceMemoryWatch {
     /// Starts to measure a case's device memory, before its implementation is prepared.
-    pub fn start_watching(target: &BenchTarget) -> PeakDeviceMemoryWatch {
-        let BenchTarget::Cuda(devices) = target else { return Self::default() };
+    pub fn start_watching(target: &BenchDevices) -> PeakDeviceMemoryWatch {
+        let BenchDevices::Cuda(devices) = target else { return Self::default() };
         let watched = target.open_card_telemetry().filter(is_only_process).and_then(|telemetry| {
             let before = memory_usage_after_settling(devices.first_device()).ok()?;
             Some(DeviceAndMemoryPeak {
                 devices: devices.clone(),
                 telemetry,
-                peak: PeakAboveInitialUsage::from(before),
+                peak: PeakMemoryAboveInitialUsage::from(before),
             })
         });
         Self(watched)
@@ -48,13 +48,13 @@ impl PeakDeviceMemoryWatch {
 
     /// Updates the peak with the device memory that is in use now.
     pub fn update_peak_from_memory_in_use(&mut self) {
-        self.update_peak_with(PeakAboveInitialUsage::update_with_usage);
+        self.update_peak_with(PeakMemoryAboveInitialUsage::update_peak_from_usage);
     }
 
     /// Excludes memory allocated since the last update, because the harness uses it, for the
     /// recorder or for another row as the reference.
     pub fn exclude_memory_of_harness(&mut self) {
-        self.update_peak_with(PeakAboveInitialUsage::exclude_growth_by_harness);
+        self.update_peak_with(PeakMemoryAboveInitialUsage::exclude_growth_by_harness);
         let forgotten = self
             .0
             .as_ref()
@@ -64,7 +64,7 @@ impl PeakDeviceMemoryWatch {
         }
     }
 
-    fn update_peak_with(&mut self, note: fn(&mut PeakAboveInitialUsage, DeviceMemoryInUse)) {
+    fn update_peak_with(&mut self, note: fn(&mut PeakMemoryAboveInitialUsage, DeviceMemoryInUse)) {
         let Some(watched) = &mut self.0 else { return };
         match memory::read_device_memory_usage(watched.devices.first_device()) {
             Ok(now) => note(&mut watched.peak, now),
@@ -97,43 +97,43 @@ fn memory_usage_after_settling(device: &Device) -> Result<DeviceMemoryInUse, Bac
 
 /// Peak device memory of a case relative to the memory in use before the case, in bytes.
 #[derive(Debug, Clone, Copy)]
-struct PeakAboveInitialUsage {
+struct PeakMemoryAboveInitialUsage {
     initial_usage: DeviceMemoryInUse,
     /// Peak use of the device's pool and of memory outside the pool; `None` before the first
     /// update.
-    peak_in_and_outside_pool: Option<(i64, i64)>,
+    peak_bytes_in_and_outside_pool: Option<(i64, i64)>,
     /// Device memory in use outside the pool at the last update, in bytes.
     last_bytes_outside_pool: i64,
     /// Memory outside the pool that the harness itself uses, in bytes.
     harness_bytes_outside_pool: i64,
 }
 
-impl From<DeviceMemoryInUse> for PeakAboveInitialUsage {
+impl From<DeviceMemoryInUse> for PeakMemoryAboveInitialUsage {
     fn from(before: DeviceMemoryInUse) -> Self {
         Self {
             initial_usage: before,
-            peak_in_and_outside_pool: None,
+            peak_bytes_in_and_outside_pool: None,
             last_bytes_outside_pool: 0,
             harness_bytes_outside_pool: 0,
         }
     }
 }
 
-impl PeakAboveInitialUsage {
+impl PeakMemoryAboveInitialUsage {
     fn bytes_outside_pool_since_start(&self, now: DeviceMemoryInUse) -> i64 {
         now.bytes_outside_pool as i64
             - self.initial_usage.bytes_outside_pool as i64
             - self.harness_bytes_outside_pool
     }
 
-    fn update_with_usage(&mut self, now: DeviceMemoryInUse) {
+    fn update_peak_from_usage(&mut self, now: DeviceMemoryInUse) {
         self.last_bytes_outside_pool = self.bytes_outside_pool_since_start(now);
         let seen = (
-            now.peak_pool_bytes as i64 - self.initial_usage.pool_bytes as i64,
+            now.peak_pool_bytes as i64 - self.initial_usage.allocated_pool_bytes as i64,
             self.last_bytes_outside_pool,
         );
-        let (pool, outside) = self.peak_in_and_outside_pool.unwrap_or(seen);
-        self.peak_in_and_outside_pool = Some((pool.max(seen.0), outside.max(seen.1)));
+        let (pool, outside) = self.peak_bytes_in_and_outside_pool.unwrap_or(seen);
+        self.peak_bytes_in_and_outside_pool = Some((pool.max(seen.0), outside.max(seen.1)));
     }
 
     fn exclude_growth_by_harness(&mut self, now: DeviceMemoryInUse) {
@@ -142,9 +142,9 @@ impl PeakAboveInitialUsage {
     }
 
     fn charged_peak_bytes(&self, after: DeviceMemoryInUse) -> Option<u64> {
-        let (pool, outside) = self.peak_in_and_outside_pool?;
+        let (pool, outside) = self.peak_bytes_in_and_outside_pool?;
         let kept = self.bytes_outside_pool_since_start(after);
-        let own = (outside - kept).max(0) + (kept - MAX_UNCHARGED_MEMORY_LEFT_IN_USE).max(0);
+        let own = (outside - kept).max(0) + (kept - MAX_UNCHARGED_BYTES_LEFT_IN_USE).max(0);
         Some((pool.max(0) + own) as u64)
     }
 }
@@ -153,8 +153,8 @@ impl PeakAboveInitialUsage {
 mod tests {
     use super::*;
     use crate::attach::{
-        At, Attached, KernelArgumentList, Launch, OutputReference, PreparedLaunch,
-        ProblemDefinition, RowLaunches, TensorSpec, Tolerances,
+        AttachedWorkload, KernelArgumentList, Launch, OutputReference, PreparedLaunch,
+        ProblemDefinition, RowContext, RowLaunchClosures, TensorSpec, Tolerances,
     };
     use crate::backend::BackendKind;
     use crate::harness::recording::recorder::{SharedRunRecord, WhenRecordIsSaved};
@@ -175,7 +175,7 @@ mod tests {
 
     fn memory_usage_mib(pool: u64, pool_peak: u64, outside: u64) -> DeviceMemoryInUse {
         DeviceMemoryInUse {
-            pool_bytes: pool * MIB,
+            allocated_pool_bytes: pool * MIB,
             peak_pool_bytes: pool_peak * MIB,
             bytes_outside_pool: outside * MIB,
         }
@@ -186,8 +186,8 @@ mod tests {
         seen: &[DeviceMemoryInUse],
         after: DeviceMemoryInUse,
     ) -> Option<u64> {
-        let mut peak = PeakAboveInitialUsage::from(before);
-        seen.iter().for_each(|now| peak.update_with_usage(*now));
+        let mut peak = PeakMemoryAboveInitialUsage::from(before);
+        seen.iter().for_each(|now| peak.update_peak_from_usage(*now));
         peak.charged_peak_bytes(after).map(|bytes| bytes / MIB)
     }
 
@@ -243,18 +243,18 @@ mod tests {
 
     #[test]
     fn memory_of_the_harness_is_not_charged_to_the_case() {
-        let mut peak = PeakAboveInitialUsage::from(memory_usage_mib(0, 0, 500));
-        peak.update_with_usage(memory_usage_mib(64, 64, 510));
+        let mut peak = PeakMemoryAboveInitialUsage::from(memory_usage_mib(0, 0, 500));
+        peak.update_peak_from_usage(memory_usage_mib(64, 64, 510));
         // The simulated recorder uses 20 MiB and keeps 8 MiB; another row as the reference leaves 4
         // MiB of modules.
         peak.exclude_growth_by_harness(memory_usage_mib(64, 900, 522));
-        peak.update_with_usage(memory_usage_mib(64, 64, 522));
+        peak.update_peak_from_usage(memory_usage_mib(64, 64, 522));
         assert_eq!(peak.charged_peak_bytes(memory_usage_mib(0, 0, 512)), Some(74 * MIB));
     }
 
     #[test]
     fn no_device_memory_is_measured_on_the_host() {
-        let mut watch = PeakDeviceMemoryWatch::start_watching(&BenchTarget::Cpu);
+        let mut watch = PeakDeviceMemoryWatch::start_watching(&BenchDevices::Cpu);
         watch.update_peak_from_memory_in_use();
         watch.exclude_memory_of_harness();
         assert_eq!(watch.finish_and_return_peak_bytes(), None);
@@ -268,42 +268,46 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
 "#;
 
     /// Number of elements per tensor, so that input and output together use 32 MiB.
-    const N: usize = 1 << 22;
+    const ELEMENTS_PER_TENSOR: usize = 1 << 22;
 
     /// A test suite of copies that use different amounts of scratch memory.
     fn test_suite_of_scratch_sizes() -> WorkloadSuite {
         let row = |scratch: u64| {
-            move |at: &At<'_>, [x, y]: [u64; 2]| {
-                let kernel = at.compile(SCRATCH_COPY_KERNEL, "copy")?;
-                let dims = Launch::new([(N as u32).div_ceil(256), 1, 1], [256, 1, 1]);
-                let parameters = KernelArgumentList::new().address(x).address(y).value(N as i64);
+            move |at: &RowContext<'_>, [x, y]: [u64; 2]| {
+                let kernel = at.compile_kernel(SCRATCH_COPY_KERNEL, "copy")?;
+                let dims =
+                    Launch::new([(ELEMENTS_PER_TENSOR as u32).div_ceil(256), 1, 1], [256, 1, 1]);
+                let parameters = KernelArgumentList::new()
+                    .with_address(x)
+                    .with_address(y)
+                    .with_value(ELEMENTS_PER_TENSOR as i64);
                 let copy =
                     PreparedLaunch::check_and_prepare(at.device(), kernel, dims, parameters)?;
                 let scratch = at.device().allocate(scratch as usize)?;
-                Ok(RowLaunches::new(move || {
+                Ok(RowLaunchClosures::new(move || {
                     let _kept = &scratch;
-                    copy.enqueue()
+                    copy.enqueue_prepared_launch()
                 }))
             }
         };
         let define = |_: &Point| {
-            let inputs = vec![TensorSpec::new("x", [N], Dtype::F32)];
-            let outputs = vec![TensorSpec::new("y", [N], Dtype::F32)];
+            let inputs = vec![TensorSpec::new("x", [ELEMENTS_PER_TENSOR], Dtype::F32)];
+            let outputs = vec![TensorSpec::new("y", [ELEMENTS_PER_TENSOR], Dtype::F32)];
             let work = ProblemDefinition::traffic_work(&inputs, &outputs);
-            let (reference, tolerance) = (OutputReference::None, Tolerances::by_dtype());
+            let (reference, tolerance) = (OutputReference::NoReference, Tolerances::by_dtype());
             Ok(ProblemDefinition { inputs, outputs, reference, work, tolerance })
         };
-        Attached::new("memory/copy", &["n=1"], define)
-            .row("cuda/first", ["x", "y"], row(0))
-            .row("cuda/scratch", ["x", "y"], row(512 * MIB))
-            .row("cuda/last", ["x", "y"], row(0))
+        AttachedWorkload::new("memory/copy", &["n=1"], define)
+            .add_stream_row("cuda/first", ["x", "y"], row(0))
+            .add_stream_row("cuda/scratch", ["x", "y"], row(512 * MIB))
+            .add_stream_row("cuda/last", ["x", "y"], row(0))
             .into()
     }
 
     #[test]
     fn scratch_memory_is_measured_regardless_of_order_and_declaration() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let target = BenchTarget::Cuda(device.into());
+        let target = BenchDevices::Cuda(device.into());
         let others = target
             .open_card_telemetry()
             .and_then(|telemetry| telemetry.other_processes_with_context_count());
@@ -312,12 +316,12 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
             kind: BackendKind::Cuda,
             reason_against_other_backend: String::new(),
             l2_bytes: 0,
-            gpus: 1,
+            gpu_count: 1,
         };
         let suites = [test_suite_of_scratch_sizes()];
         let own = suites.iter();
         let selection =
-            select_cases(own, BenchEffort::Default, &place, &[], &CaseIdFilter::All).unwrap();
+            select_cases(own, BenchEffort::Default, &place, &[], &CaseIdFilter::AllCases).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let run = BenchProcessRun::empty_run_starting_now(
             "b",
@@ -326,14 +330,18 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
             CommitAndChanges::default(),
         );
         let path = folder.path().join("run.json");
-        let recorder =
-            SharedRunRecord::start_recording(run, path, WhenRecordIsSaved::WhenComplete, None)
-                .unwrap();
+        let recorder = SharedRunRecord::begin_run_record(
+            run,
+            path,
+            WhenRecordIsSaved::SavedWhenComplete,
+            None,
+        )
+        .unwrap();
         let session = StateInsideTrialProcess {
             settings: &settings,
             sampling: TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
-            verified: None,
-            inputs: None,
+            earlier_verified_run: None,
+            stored_inputs_folder: None,
             outputs: OutputsExchangedBetweenBuilds::default(),
             references: None,
             recorder: recorder.clone(),
@@ -360,7 +368,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
             .map(|row| (measured_bytes(row, "hot"), measured_bytes(row, "cold")));
         eprintln!("{others:?} other processes: {rows:?}");
         if others != Some(0) {
-            // Unknown rather than wrong.
+            // If other processes use the GPU, the device memory must be unknown instead of wrong.
             assert!(rows.iter().all(|row| *row == (None, None)));
             return;
         }
@@ -374,6 +382,10 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         assert!((32 * MIB..32 * MIB + few).contains(&first), "{first}");
         assert!(scratch.abs_diff(first + 512 * MIB) < few, "{scratch} against {first}");
         assert!(last.abs_diff(first) < few, "{last} against {first}");
-        assert!(run.cases.values().all(|case| case.samples.costs.device_bytes == Some(32 * MIB)));
+        assert!(
+            run.cases
+                .values()
+                .all(|case| case.samples.costs.declared_device_bytes == Some(32 * MIB))
+        );
     }
 }

@@ -30,7 +30,7 @@ use crate::record::text::clean_message_for_terminal;
 
 /// A Criterion measurement of GPU time: CUDA events on the stream on which the routine enqueues its
 /// work.
-pub struct GpuTime {
+pub struct GpuTimeMeasurement {
     state: RefCell<GpuTimeMeasurementState>,
     formatter: FormatterThatNotesReports,
 }
@@ -44,18 +44,18 @@ struct GpuTimeMeasurementState {
     /// The CUPTI recorder; present during the recorded pass and the pass before it.
     recorder: Option<CuptiActivityRecorder>,
     /// Time on CUPTI's clock at which the records of the audited pass begin.
-    audited_pass_start: u64,
+    audited_pass_start_cupti_ns: u64,
     /// Whether CUPTI's record of this case was conclusive.
     cupti_record_was_conclusive: bool,
     /// Why CUPTI's last record was inconclusive.
     reason_without_cupti_record: Option<String>,
     sample_log: LogOfMeasuredSamples,
-    process: SettingsOfCriterionBench,
+    bench_settings: SettingsOfCriterionBench,
     store: RecordFoldersOfPackage,
     interval_start: Instant,
 }
 
-impl GpuTime {
+impl GpuTimeMeasurement {
     /// Times work that the bench enqueues on an existing stream, given its `CUstream` as a number
     /// or as a pointer of the bench's own binding. The stream must exist as long as this
     /// measurement.
@@ -66,7 +66,7 @@ impl GpuTime {
         Self::new(handle.into()).unwrap_or_else(|error| {
             let error = error.to_string();
             eprintln!("error: failed to time a stream: {}", clean_message_for_terminal(&error));
-            std::process::exit(ProcessExitReason::Usage as i32)
+            std::process::exit(ProcessExitReason::InvalidUsageOrInput as i32)
         })
     }
 
@@ -87,24 +87,24 @@ impl GpuTime {
         let process = SettingsOfCriterionBench::from_flags_and_environment();
         let store = RecordFoldersOfPackage::record_folders_of_running_package();
         let inner = GpuTimeMeasurementState {
-            stream: ForeignStreamTimer::stream_timer_with_timeout(stream, process.timeout)?,
+            stream: ForeignStreamTimer::stream_timer_with_timeout(stream, process.stream_timeout)?,
             empty_interval_durations: None,
             telemetry: Vec::new(),
             pass_audit: CriterionPassAudit::new(
                 AllowedActionsOfTimedCode::ALLOWED_IN_CRITERION_ROUTINE,
             ),
             recorder: None,
-            audited_pass_start: 0,
+            audited_pass_start_cupti_ns: 0,
             cupti_record_was_conclusive: false,
             reason_without_cupti_record: None,
-            sample_log: LogOfMeasuredSamples::empty_log_for_store(&store.criterion),
-            process,
+            sample_log: LogOfMeasuredSamples::empty_log_for_store(&store.criterion_folder),
+            bench_settings: process,
             store,
             interval_start: Instant::now(),
         };
         let formatter = FormatterThatNotesReports {
             wall_time_formatter: WallTime,
-            has_reported: Cell::new(false),
+            has_case_been_reported: Cell::new(false),
         };
         Ok(Self { state: RefCell::new(inner), formatter })
     }
@@ -118,9 +118,10 @@ impl GpuTime {
     ) -> ! {
         let case = recording::description_of_case_being_measured(&inner.sample_log, &inner.store);
         eprintln!("error: {case}: {}", clean_message_for_terminal(&error.to_string()));
-        if let Err(why) = inner
-            .write_run_record_at_exit(HowCriterionBenchEnded::Refused { case, error: error.into() })
-        {
+        if let Err(why) = inner.write_run_record_at_exit(HowCriterionBenchEnded::TimingRefused {
+            case_id: case,
+            error: error.into(),
+        }) {
             eprintln!("error: {}", clean_message_for_terminal(&why));
         }
         std::process::exit(ProcessExitReason::Regression as i32)
@@ -139,7 +140,7 @@ impl GpuTimeMeasurementState {
         if let Some(recorder) =
             self.recorder.as_ref().filter(|_| self.pass_audit.must_cupti_record_next_pass())
         {
-            self.audited_pass_start = recorder.record_clock_now_ns();
+            self.audited_pass_start_cupti_ns = recorder.record_clock_now_ns();
             self.stream.mark_stream_with_byte_fill()?;
         }
         let hold = self.pass_audit.next_pass_stream_hold();
@@ -149,7 +150,7 @@ impl GpuTimeMeasurementState {
     }
 
     fn start_cupti_recording(&mut self) {
-        match CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Operations) {
+        match CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::GpuOperations) {
             Ok(Some(recorder)) => self.recorder = Some(recorder),
             Ok(None) => self.reason_without_cupti_record = Some("CUPTI is missing".to_owned()),
             Err(error) => self.reason_without_cupti_record = Some(error.to_string()),
@@ -164,13 +165,15 @@ impl GpuTimeMeasurementState {
         pass: CuptiRecordedRoutinePass,
     ) -> Result<(), BackendError> {
         self.stream.wait_for_context_and_return_duration()?;
-        let record =
-            recorder.take_new_records_since(self.audited_pass_start, self.audited_pass_start);
+        let record = recorder.take_new_records_since(
+            self.audited_pass_start_cupti_ns,
+            self.audited_pass_start_cupti_ns,
+        );
         let detached = recorder.end_recording_and_detach_cupti();
         self.reason_without_cupti_record = match record.and_then(|record| detached.map(|()| record))
         {
             Ok(record) => cupti::check_routine_pass_streams_with_cupti(&record, pass)?,
-            Err(lost @ BackendError::Lost(_)) => return Err(lost),
+            Err(lost @ BackendError::DeviceLost(_)) => return Err(lost),
             Err(error) => Some(error.to_string()),
         };
         self.cupti_record_was_conclusive = self.reason_without_cupti_record.is_none();
@@ -186,16 +189,16 @@ impl GpuTimeMeasurementState {
             let returned = recorder.record_clock_now_ns();
             (recorder, returned)
         });
-        let interval = self.stream.end_interval()?;
+        let interval = self.stream.end_interval_and_wait()?;
         let host = self.interval_start.elapsed();
         if let Some((recorder, returned)) = recorder {
             let held = interval.stream_stayed_held == Some(true);
-            let times_out =
-                self.audited_pass_start + CUPTI_RECORDED_PASS_STREAM_HOLD.as_nanos() as u64;
+            let times_out = self.audited_pass_start_cupti_ns
+                + CUPTI_RECORDED_PASS_STREAM_HOLD.as_nanos() as u64;
             let released = if held { returned } else { times_out };
             self.check_pass_by_cupti_and_detach(
                 recorder,
-                CuptiRecordedRoutinePass { stream_stayed_held: held, release_time: released },
+                CuptiRecordedRoutinePass { stream_stayed_held: held, release_cupti_ns: released },
             )?;
         }
         let asks = self.pass_audit.must_measure_context_busy_time_after(&interval);
@@ -210,14 +213,18 @@ impl GpuTimeMeasurementState {
         }
         if let Some(readings) = &self.empty_interval_durations {
             self.pass_audit.add_finished_pass(
-                CriterionPassMeasurement { interval, host_time: host, context_busy_time: busy },
+                CriterionPassMeasurement {
+                    interval,
+                    pass_host_time: host,
+                    context_busy_time: busy,
+                },
                 readings,
             )?;
         }
         let drained = interval.stream_drained_before_end;
         let recorded = self.cupti_record_was_conclusive;
         Ok(GpuTimeSample {
-            ns: interval.elapsed_ns,
+            elapsed_ns: interval.elapsed_ns,
             gpu_drained_before_end: drained,
             cupti_record_was_conclusive: recorded,
             timed_by_routine: false,
@@ -225,7 +232,8 @@ impl GpuTimeMeasurementState {
     }
 
     fn add_card_sensor_reading(&mut self) {
-        let telemetry = CardTelemetryByNvml::open_card_by_uuid(&self.stream.gpu_properties().uuid);
+        let telemetry =
+            CardTelemetryByNvml::open_card_by_uuid(&self.stream.gpu_properties().gpu_uuid);
         self.telemetry.extend(telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors));
     }
 
@@ -234,12 +242,12 @@ impl GpuTimeMeasurementState {
         ended: HowCriterionBenchEnded,
     ) -> Result<ProcessExitReason, String> {
         self.add_card_sensor_reading();
-        let least_ns = self
-            .empty_interval_durations
-            .map_or(0.0, |readings| readings.with_byte_fill_ns - readings.without_work_ns);
+        let least_ns = self.empty_interval_durations.map_or(0.0, |readings| {
+            readings.interval_with_byte_fill_ns - readings.interval_without_work_ns
+        });
         let telemetry = std::mem::take(&mut self.telemetry);
         let Self {
-            process,
+            bench_settings: process,
             store,
             sample_log: log,
             stream,
@@ -252,14 +260,14 @@ impl GpuTimeMeasurementState {
             store,
             sample_log: log,
             gpu_properties: facts,
-            least_ns,
+            shortest_measurable_launch_ns: least_ns,
             reason_without_cupti_record: unrecorded,
         };
         recording.write_record_of_measured_cases(telemetry, ended)
     }
 }
 
-impl Measurement for GpuTime {
+impl Measurement for GpuTimeMeasurement {
     type Intermediate = ();
     type Value = GpuTimeSample;
 
@@ -267,7 +275,7 @@ impl Measurement for GpuTime {
         let inner = &mut *self.state.borrow_mut();
         // Criterion formats times only for reports, so the passes after a report belong to the next
         // case.
-        if self.formatter.has_reported.take() {
+        if self.formatter.has_case_been_reported.take() {
             inner.pass_audit =
                 CriterionPassAudit::new(AllowedActionsOfTimedCode::ALLOWED_IN_CRITERION_ROUTINE);
             inner.cupti_record_was_conclusive = false;
@@ -287,7 +295,7 @@ impl Measurement for GpuTime {
 
     fn add(&self, a: &GpuTimeSample, b: &GpuTimeSample) -> GpuTimeSample {
         GpuTimeSample {
-            ns: a.ns + b.ns,
+            elapsed_ns: a.elapsed_ns + b.elapsed_ns,
             gpu_drained_before_end: a.gpu_drained_before_end || b.gpu_drained_before_end,
             cupti_record_was_conclusive: a.cupti_record_was_conclusive
                 && b.cupti_record_was_conclusive,
@@ -302,7 +310,7 @@ impl Measurement for GpuTime {
     /// Criterion calls this function exactly once per sample, so the sample is logged here.
     fn to_f64(&self, value: &GpuTimeSample) -> f64 {
         self.state.borrow_mut().sample_log.add_sample(*value);
-        value.ns
+        value.elapsed_ns
     }
 
     fn formatter(&self) -> &dyn ValueFormatter {
@@ -310,7 +318,7 @@ impl Measurement for GpuTime {
     }
 }
 
-impl Drop for GpuTime {
+impl Drop for GpuTimeMeasurement {
     fn drop(&mut self) {
         let inner = self.state.get_mut();
         if inner.sample_log.has_no_samples() {
@@ -318,15 +326,15 @@ impl Drop for GpuTime {
         }
         let panicking = std::thread::panicking();
         let ended = if panicking {
-            HowCriterionBenchEnded::Interrupted
+            HowCriterionBenchEnded::BenchPanicked
         } else {
-            HowCriterionBenchEnded::Complete
+            HowCriterionBenchEnded::AllFunctionsRan
         };
         let exit = inner.write_run_record_at_exit(ended).unwrap_or_else(|why| {
             eprintln!("error: {}", clean_message_for_terminal(&why));
-            ProcessExitReason::Usage
+            ProcessExitReason::InvalidUsageOrInput
         });
-        if exit != ProcessExitReason::Fine && !panicking {
+        if exit != ProcessExitReason::Success && !panicking {
             std::process::exit(exit as i32);
         }
     }
@@ -335,12 +343,12 @@ impl Drop for GpuTime {
 /// Formats nanoseconds like Criterion, and notes that Criterion has reported the case.
 struct FormatterThatNotesReports {
     wall_time_formatter: WallTime,
-    has_reported: Cell<bool>,
+    has_case_been_reported: Cell<bool>,
 }
 
 impl ValueFormatter for FormatterThatNotesReports {
     fn scale_values(&self, typical_ns: f64, values: &mut [f64]) -> &'static str {
-        self.has_reported.set(true);
+        self.has_case_been_reported.set(true);
         self.wall_time_formatter.formatter().scale_values(typical_ns, values)
     }
 
@@ -350,12 +358,12 @@ impl ValueFormatter for FormatterThatNotesReports {
         throughput: &Throughput,
         values: &mut [f64],
     ) -> &'static str {
-        self.has_reported.set(true);
+        self.has_case_been_reported.set(true);
         self.wall_time_formatter.formatter().scale_throughputs(typical_ns, throughput, values)
     }
 
     fn scale_for_machines(&self, values: &mut [f64]) -> &'static str {
-        self.has_reported.set(true);
+        self.has_case_been_reported.set(true);
         self.wall_time_formatter.formatter().scale_for_machines(values)
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! ```no_run
 //! use criterion::{criterion_group, criterion_main};
-//! use kernelgate::gpu_time::{Criterion, GpuTime};
+//! use kernelgate::gpu_time::{Criterion, GpuTimeMeasurement};
 //!
 //! # fn stream() -> *mut u8 { std::ptr::null_mut() }
 //! # fn launch() {}
@@ -13,7 +13,8 @@
 //!
 //! criterion_group! {
 //!     name = benches;
-//!     config = criterion::Criterion::default().with_measurement(GpuTime::time_on_stream(stream()));
+//!     config = criterion::Criterion::default()
+//!         .with_measurement(GpuTimeMeasurement::time_on_stream(stream()));
 //!     targets = copies
 //! }
 //! criterion_main!(benches);
@@ -28,9 +29,9 @@
 //! When the measurement is dropped after the last benchmark of its group, it writes a run record
 //! with the ids and samples that this process measured. `kernelgate gate`, `baseline` and `runs`
 //! accept the record like any other; `compare` runs the bench with Criterion's flags. Cases
-//! measured by `GpuTime` are recorded as unverified, because nothing checks their outputs.
-//! Measurements by `GpuTime` lack the harness's blocking kernel, clock readings and ceilings, which
-//! need kernelgate's own kernels in the bench's context.
+//! measured by `GpuTimeMeasurement` are recorded as unverified, because nothing checks their
+//! outputs. Measurements by `GpuTimeMeasurement` lack the harness's blocking kernel, clock readings
+//! and ceilings, which need kernelgate's own kernels in the bench's context.
 
 mod measurement;
 mod recording;
@@ -41,13 +42,13 @@ pub use super::settings::process::RECORD_PATH_VARIABLE;
 pub use criterion;
 pub use kernelgate_cuda::driver::stream::foreign_stream::ForeignStreamError;
 pub use kernelgate_cuda::driver::stream::raw_stream::RawStreamHandle;
-pub use measurement::GpuTime;
+pub use measurement::GpuTimeMeasurement;
 pub use recording::MARK_OF_CRITERION_BENCH_EXECUTABLE;
 pub use samples::GpuTimeSample;
 
 /// Criterion with GPU time, to replace `criterion::Criterion` in signatures of bench functions.
-pub type Criterion = criterion::Criterion<GpuTime>;
+pub type Criterion = criterion::Criterion<GpuTimeMeasurement>;
 /// Criterion's benchmark group with GPU time.
-pub type BenchmarkGroup<'a> = criterion::BenchmarkGroup<'a, GpuTime>;
+pub type BenchmarkGroup<'a> = criterion::BenchmarkGroup<'a, GpuTimeMeasurement>;
 /// Criterion's bencher with GPU time.
-pub type Bencher<'a> = criterion::Bencher<'a, GpuTime>;
+pub type Bencher<'a> = criterion::Bencher<'a, GpuTimeMeasurement>;

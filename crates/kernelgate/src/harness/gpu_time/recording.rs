@@ -31,16 +31,16 @@ use kernelgate_cuda::{BackendError, CaseFailureReason};
 /// and then runs it with Criterion's flags.
 pub const MARK_OF_CRITERION_BENCH_EXECUTABLE: &str = "\0kernelgate GPU time in Criterion's main\0";
 
-/// End of the process.
+/// How a Criterion bench process ended.
 pub enum HowCriterionBenchEnded {
     /// All benchmark functions of the Criterion group ran.
-    Complete,
+    AllFunctionsRan,
     /// The bench panicked.
-    Interrupted,
+    BenchPanicked,
     /// The measurement ended the process, because a case could not be timed correctly.
-    Refused {
+    TimingRefused {
         /// Id of the case that could not be timed.
-        case: String,
+        case_id: String,
         /// Why the case has no time.
         error: CaseFailureReason,
     },
@@ -52,11 +52,14 @@ pub fn description_of_case_being_measured(
     log: &LogOfMeasuredSamples,
     store: &RecordFoldersOfPackage,
 ) -> String {
-    let stored = criterion_store::read_criterion_store(&store.criterion).unwrap_or_default();
+    let stored = criterion_store::read_criterion_store(&store.criterion_folder).unwrap_or_default();
     let here = stored.cases.iter().filter(|(_, case)| {
-        matches!(log.origin_of_stored_samples(case), WhoMeasuredStoredSamples::ThisProcess { .. })
+        matches!(
+            log.origin_of_stored_samples(case),
+            WhoMeasuredStoredSamples::MeasuredByThisProcess { .. }
+        )
     });
-    let last = here.max_by_key(|(_, case)| case.write_time);
+    let last = here.max_by_key(|(_, case)| case.samples_file_write_time);
     last.map_or("the first case".to_owned(), |(id, _)| {
         format!("the case after `{}`", join_lines_with_spaces(id))
     })
@@ -64,16 +67,16 @@ pub fn description_of_case_being_measured(
 
 /// Data from which the run record of a Criterion bench process is made.
 pub struct CriterionRunToRecord<'a> {
-    /// Settings of the bench process.
+    /// Settings of the Criterion bench process.
     pub process: &'a SettingsOfCriterionBench,
     /// Folders of the package's runs and baselines.
     pub store: &'a RecordFoldersOfPackage,
-    /// Samples of the recording.
+    /// Log of the GPU time samples that this process measured.
     pub sample_log: &'a LogOfMeasuredSamples,
-    /// GPU of the recording.
+    /// GPU on which the Criterion bench ran.
     pub gpu_properties: &'a GpuProperties,
     /// Shortest measurable time of a launch on the timed stream, in nanoseconds.
-    pub least_ns: f64,
+    pub shortest_measurable_launch_ns: f64,
     /// Why CUPTI's record of a case was inconclusive; `None` if it was conclusive.
     pub reason_without_cupti_record: Option<&'a str>,
 }
@@ -82,29 +85,30 @@ impl CriterionRunToRecord<'_> {
     /// Writes the run record of the cases that this process measured; returns the exit reason.
     ///
     /// # Errors
-    /// A message that ends a sentence.
+    /// The error is a message that ends a sentence about the run record.
     pub fn write_record_of_measured_cases(
         &self,
         telemetry: Vec<GpuCardReading>,
         ended: HowCriterionBenchEnded,
     ) -> Result<ProcessExitReason, String> {
         let Self { process, store, .. } = *self;
-        let stored = criterion_store::read_criterion_store(&store.criterion)
+        let stored = criterion_store::read_criterion_store(&store.criterion_folder)
             .map_err(|error| error.to_string())?;
-        let complete = matches!(ended, HowCriterionBenchEnded::Complete);
+        let complete = matches!(ended, HowCriterionBenchEnded::AllFunctionsRan);
         let mut run = self.run_of_measured_cases(&stored);
-        if let HowCriterionBenchEnded::Refused { case, error } = ended {
+        if let HowCriterionBenchEnded::TimingRefused { case_id: case, error } = ended {
             run.failed.insert(case, error);
         }
         if run.cases.is_empty() && run.failed.is_empty() && run.skipped.is_empty() {
-            return Ok(ProcessExitReason::Fine);
+            return Ok(ProcessExitReason::Success);
         }
-        let invocation = CargoBenchInvocation::invocation_of_this_process(process.session.clone()?);
+        let invocation =
+            CargoBenchInvocation::invocation_of_this_process(process.session_name.clone()?);
         let bench = bench_target_name(process.executable.as_deref().unwrap_or(Path::new("")));
         // If `kernelgate` asked for a record, all groups of the bench are merged into this one
         // record.
         let earlier = process
-            .record
+            .record_path
             .as_ref()
             .and_then(|path| file::read_record::<BenchProcessRun>(path).ok());
         if let Some(earlier) = earlier {
@@ -113,12 +117,12 @@ impl CriterionRunToRecord<'_> {
             run.failed.extend(earlier.failed);
         }
         let run = BenchProcessRun {
-            session: invocation.session.clone(),
+            session_name: invocation.session_folder_name.clone(),
             package: store.package.clone(),
-            invocation: Some(invocation.id.clone()),
-            complete,
-            provenance: CommitAndChanges::from_git_or_variable(&store.root),
-            executable: bench_run::content_hash_of_executable(process.executable.as_deref()),
+            cargo_invocation_id: Some(invocation.invocation_id.clone()),
+            ended_normally: complete,
+            provenance: CommitAndChanges::from_git_or_variable(&store.package_root),
+            executable_hash: bench_run::content_hash_of_executable(process.executable.as_deref()),
             telemetry,
             ..run
         };
@@ -128,7 +132,7 @@ impl CriterionRunToRecord<'_> {
             bench: stem(path).unwrap_or(bench.clone()),
             ..run.clone()
         };
-        let run = if let Some(path) = &process.record {
+        let run = if let Some(path) = &process.record_path {
             let run = named(path);
             file::write_record_atomically(path, &run).map_err(|error| error.to_string())?;
             run
@@ -144,7 +148,7 @@ impl CriterionRunToRecord<'_> {
             add_run_to_baseline(store, &run, name)?;
         }
         Ok(if run.failed.is_empty() {
-            ProcessExitReason::Fine
+            ProcessExitReason::Success
         } else {
             ProcessExitReason::Regression
         })
@@ -162,24 +166,24 @@ impl CriterionRunToRecord<'_> {
         );
         for (id, case) in &stored.cases {
             match self.sample_log.origin_of_stored_samples(case) {
-                WhoMeasuredStoredSamples::AnotherProcess => {}
-                WhoMeasuredStoredSamples::RoutineItself => {
+                WhoMeasuredStoredSamples::MeasuredByAnotherProcess => {}
+                WhoMeasuredStoredSamples::TimedByRoutineItself => {
                     let why = "its routine measures the time itself (iter_custom)";
                     run.skipped.insert(join_lines_with_spaces(id), why.to_owned());
                 }
-                WhoMeasuredStoredSamples::ThisProcess {
-                    samples,
-                    host_bound,
+                WhoMeasuredStoredSamples::MeasuredByThisProcess {
+                    measured_sample_count: samples,
+                    gpu_waited_for_host: host_bound,
                     cupti_record_was_conclusive: recorded,
                 } => {
                     let mut record = record_of_stored_criterion_case(case, samples, host_bound);
                     let why = self.reason_without_cupti_record.unwrap_or("no pass was recorded");
-                    record.samples.unrecorded = (!recorded).then(|| why.to_owned());
+                    record.samples.reason_cupti_did_not_check = (!recorded).then(|| why.to_owned());
                     let launch_ns = stats::median(&record.samples.launch_times_by_sample_ns());
                     let duration = duration::refuse_time_below_shortest_command(
-                        RefusedTimedCode::Routine,
+                        RefusedTimedCode::CriterionRoutine,
                         launch_ns,
-                        self.least_ns,
+                        self.shortest_measurable_launch_ns,
                     );
                     if let Err(why) = duration {
                         run.failed
@@ -202,9 +206,12 @@ fn record_of_stored_criterion_case(
     host_bound: bool,
 ) -> CaseRecordWithSamples {
     case.to_case_record(SamplesOfCase {
-        launches: case.iterations[..samples].to_vec(),
-        elapsed_ns: case.sample_times[..samples].to_vec(),
-        conditions: CaseSampleConditions { host_bound, ..CaseSampleConditions::default() },
+        launches_per_sample: case.iterations_per_sample[..samples].to_vec(),
+        elapsed_per_sample_ns: case.sample_times[..samples].to_vec(),
+        conditions: CaseSampleConditions {
+            includes_host_launch_time: host_bound,
+            ..CaseSampleConditions::default()
+        },
         power: Some(CasePowerRecord::with_power_state_not_applicable(
             "Criterion plans the samples of this bench",
         )),
@@ -246,7 +253,7 @@ fn add_run_to_baseline(
         return Ok(());
     }
     let unsaved = |error: &dyn std::fmt::Display| format!("baseline `{name}`: {error}");
-    // Criterion takes any name.
+    // Criterion accepts any text as a baseline name.
     let path = store
         .path_of_baseline(&run.environment.baseline_folder_of_device_and_count(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;

@@ -8,11 +8,11 @@ use std::time::{Duration, SystemTime};
 
 use crate::record::criterion_store::CaseInCriterionStore;
 
-/// Time between two events.
+/// A sample of Criterion: GPU time between two CUDA events.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GpuTimeSample {
-    /// Time of the sample, nanoseconds.
-    pub(super) ns: f64,
+    /// Elapsed time of the GPU time sample, nanoseconds.
+    pub(super) elapsed_ns: f64,
     /// Whether the GPU had finished and waited for the host when the sample ended.
     pub(super) gpu_drained_before_end: bool,
     /// Whether CUPTI's record of a pass shows that the routine uses only the timed stream.
@@ -26,7 +26,7 @@ pub struct GpuTimeSample {
 /// measured.
 impl From<Duration> for GpuTimeSample {
     fn from(elapsed: Duration) -> Self {
-        Self { ns: elapsed.as_nanos() as f64, timed_by_routine: true, ..Self::default() }
+        Self { elapsed_ns: elapsed.as_nanos() as f64, timed_by_routine: true, ..Self::default() }
     }
 }
 
@@ -34,19 +34,19 @@ impl From<Duration> for GpuTimeSample {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhoMeasuredStoredSamples {
     /// This process measured the samples.
-    ThisProcess {
+    MeasuredByThisProcess {
         /// Number of stored samples that this process measured: all, except a second sample that
         /// Criterion's quick mode invents.
-        samples: usize,
+        measured_sample_count: usize,
         /// Whether the GPU waited for the host at the end of most samples.
-        host_bound: bool,
+        gpu_waited_for_host: bool,
         /// Whether CUPTI's record of a pass was conclusive by the last sample of the case.
         cupti_record_was_conclusive: bool,
     },
     /// The routine measured the time itself (`iter_custom`).
-    RoutineItself,
+    TimedByRoutineItself,
     /// Another process, or another measurement, took the samples.
-    AnotherProcess,
+    MeasuredByAnotherProcess,
 }
 
 /// Log of all samples that this process measured, in order.
@@ -83,31 +83,31 @@ impl LogOfMeasuredSamples {
         &self,
         case: &CaseInCriterionStore,
     ) -> WhoMeasuredStoredSamples {
-        if case.write_time.is_some_and(|written| written < self.start_time)
+        if case.samples_file_write_time.is_some_and(|written| written < self.start_time)
             || case.sample_times.is_empty()
         {
-            return WhoMeasuredStoredSamples::AnotherProcess;
+            return WhoMeasuredStoredSamples::MeasuredByAnotherProcess;
         }
         // Criterion's quick mode invents the second sample of a case that takes too long for two.
         let made_up = matches!(*case.sample_times, [first, second] if second == first.next_up());
         let times = if made_up { &case.sample_times[..1] } else { &case.sample_times };
         let same = |window: &&[GpuTimeSample]| {
             let pairs = window.iter().zip(times);
-            pairs.into_iter().all(|(taken, time)| taken.ns.to_bits() == time.to_bits())
+            pairs.into_iter().all(|(taken, time)| taken.elapsed_ns.to_bits() == time.to_bits())
         };
         let Some(found) = self.samples.windows(times.len()).rfind(same) else {
-            return WhoMeasuredStoredSamples::AnotherProcess;
+            return WhoMeasuredStoredSamples::MeasuredByAnotherProcess;
         };
         if found.iter().any(|sample| sample.timed_by_routine) {
-            return WhoMeasuredStoredSamples::RoutineItself;
+            return WhoMeasuredStoredSamples::TimedByRoutineItself;
         }
         let drained = found.iter().filter(|sample| sample.gpu_drained_before_end).count();
         // If the warm-up had only one pass, the first sample was taken before the pass that CUPTI
         // recorded.
         let recorded = found.last().is_some_and(|sample| sample.cupti_record_was_conclusive);
-        WhoMeasuredStoredSamples::ThisProcess {
-            samples: times.len(),
-            host_bound: 2 * drained > times.len(),
+        WhoMeasuredStoredSamples::MeasuredByThisProcess {
+            measured_sample_count: times.len(),
+            gpu_waited_for_host: 2 * drained > times.len(),
             cupti_record_was_conclusive: recorded,
         }
     }
@@ -119,10 +119,10 @@ mod tests {
 
     fn stored_case_with_times(times: &[f64]) -> CaseInCriterionStore {
         CaseInCriterionStore {
-            group: "g".to_owned(),
-            iterations: vec![1; times.len()],
+            criterion_group_name: "g".to_owned(),
+            iterations_per_sample: vec![1; times.len()],
             sample_times: times.to_vec(),
-            write_time: Some(SystemTime::now() + Duration::from_secs(1)),
+            samples_file_write_time: Some(SystemTime::now() + Duration::from_secs(1)),
         }
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn stored_cases_are_recognised_by_their_times() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = LogOfMeasuredSamples::empty_log_for_store(&folder.path().join("not/yet"));
-        let sample = |ns| GpuTimeSample { ns, ..GpuTimeSample::default() };
+        let sample = |ns| GpuTimeSample { elapsed_ns: ns, ..GpuTimeSample::default() };
         // The test logs two cases, separated by a sample that Criterion never stored.
         for ns in [10.0, 20.5, 30.0, 7.0] {
             log.add_sample(sample(ns));
@@ -145,30 +145,31 @@ mod tests {
         log.add_sample(Duration::from_nanos(50).into());
         log.add_sample(Duration::from_nanos(60).into());
         let origin = |times: &[f64]| log.origin_of_stored_samples(&stored_case_with_times(times));
-        let here = |samples, host_bound, recorded| WhoMeasuredStoredSamples::ThisProcess {
-            samples,
-            host_bound,
-            cupti_record_was_conclusive: recorded,
-        };
+        let here =
+            |samples, host_bound, recorded| WhoMeasuredStoredSamples::MeasuredByThisProcess {
+                measured_sample_count: samples,
+                gpu_waited_for_host: host_bound,
+                cupti_record_was_conclusive: recorded,
+            };
         assert_eq!(origin(&[10.0, 20.5, 30.0]), here(3, false, false));
         assert_eq!(origin(&[1.0, 2.0, 3.0]), here(3, true, true));
-        assert_eq!(origin(&[50.0, 60.0]), WhoMeasuredStoredSamples::RoutineItself);
-        assert_eq!(origin(&[10.0, 20.5, 31.0]), WhoMeasuredStoredSamples::AnotherProcess);
+        assert_eq!(origin(&[50.0, 60.0]), WhoMeasuredStoredSamples::TimedByRoutineItself);
+        assert_eq!(origin(&[10.0, 20.5, 31.0]), WhoMeasuredStoredSamples::MeasuredByAnotherProcess);
         assert_eq!(
             origin(&[20.5, 10.0]),
-            WhoMeasuredStoredSamples::AnotherProcess,
+            WhoMeasuredStoredSamples::MeasuredByAnotherProcess,
             "another order"
         );
         let made_up = origin(&[7.0, 7.0_f64.next_up()]);
         assert_eq!(made_up, here(1, false, false), "the second was made up");
         let old = SystemTime::now() - Duration::from_secs(60);
         let earlier = CaseInCriterionStore {
-            write_time: Some(old),
+            samples_file_write_time: Some(old),
             ..stored_case_with_times(&[10.0, 20.5, 30.0])
         };
         assert_eq!(
             log.origin_of_stored_samples(&earlier),
-            WhoMeasuredStoredSamples::AnotherProcess
+            WhoMeasuredStoredSamples::MeasuredByAnotherProcess
         );
     }
 }

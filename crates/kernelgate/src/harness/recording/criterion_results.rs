@@ -11,7 +11,7 @@ use crate::record::RecordFoldersOfPackage;
 use kernelgate_cuda::regular_file;
 
 /// Checks for every selected case the stored Criterion results named `name`, if a name is given. If
-/// `must` is true, a case without such results is an error.
+/// `must` is true, a case without stored Criterion results of this name is an error.
 ///
 /// # Errors
 /// The error names the case without results, or the invalid file.
@@ -23,11 +23,11 @@ pub fn check_stored_criterion_baseline(
 ) -> Result<(), HarnessError> {
     let Some(name) = name else { return Ok(()) };
     let safe = |text: &str| text.replace('/', "_").chars().take(64).collect::<String>();
-    for group in &selection.groups {
+    for group in &selection.problems_with_cases {
         for case in &group.cases {
             let folder = store
-                .criterion
-                .join(safe(&group.id()))
+                .criterion_folder
+                .join(safe(&group.workload_and_problem_id()))
                 .join(safe(&case.criterion_function_name()))
                 .join(name);
             let samples = folder.join("sample.json");
@@ -35,12 +35,20 @@ pub fn check_stored_criterion_baseline(
                 if !must {
                     continue;
                 }
-                let (name, case) = (name.to_owned(), case.id.clone());
-                return Err(HarnessError::NoCriterionBaseline { name, case });
+                let (name, case) = (name.to_owned(), case.case_id.clone());
+                return Err(HarnessError::MissingCriterionBaseline {
+                    baseline_name: name,
+                    case_id: case,
+                });
             }
             let broken_baseline = |path: &Path, problem: String| {
-                let (name, case, path) = (name.to_owned(), case.id.clone(), path.to_owned());
-                HarnessError::BrokenCriterionBaseline { name, case, path, problem }
+                let (name, case, path) = (name.to_owned(), case.case_id.clone(), path.to_owned());
+                HarnessError::BrokenCriterionBaseline {
+                    baseline_name: name,
+                    case_id: case,
+                    broken_file: path,
+                    file_fault: problem,
+                }
             };
             check_criterion_sample_file(&samples)
                 .map_err(|problem| broken_baseline(&samples, problem))?;

@@ -10,15 +10,16 @@ use crate::record::sessions::session_name_from_start_and_process;
 use crate::record::{BenchProcessRun, RecordFoldersOfPackage, file};
 
 /// Names the session.
-pub const SESSION_VARIABLE: &str = "KERNELGATE_SESSION";
+pub const SESSION_NAME_VARIABLE: &str = "KERNELGATE_SESSION";
 
 /// One run of `cargo bench`, or a single bench process that was started without cargo.
 pub struct CargoBenchInvocation {
-    /// Name of the session folder of this invocation: KERNELGATE_SESSION, else the id.
-    pub session: String,
+    /// Name of the session folder of this invocation: the user's `KERNELGATE_SESSION`, else the
+    /// invocation's id.
+    pub session_folder_name: String,
     /// Start time and process id of the cargo process, or of the bench process if it was started
     /// without cargo.
-    pub id: String,
+    pub invocation_id: String,
 }
 
 impl CargoBenchInvocation {
@@ -26,7 +27,7 @@ impl CargoBenchInvocation {
     /// one.
     pub fn invocation_of_this_process(session: Option<String>) -> Self {
         let id = invocation_id();
-        Self { session: session.unwrap_or_else(|| id.clone()), id }
+        Self { session_folder_name: session.unwrap_or_else(|| id.clone()), invocation_id: id }
     }
 
     /// Writes the run record of one bench executable and returns its path; the closure `run` makes
@@ -43,17 +44,21 @@ impl CargoBenchInvocation {
     ) -> Result<PathBuf, HarnessError> {
         let names = std::iter::once(bench.to_owned());
         for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
-            let path = store.path_of_run_record(&self.session, &name);
+            let path = store.path_of_run_record(&self.session_folder_name, &name);
             match file::create_record_exclusively(&path, &run(&path)) {
                 Ok(()) => return Ok(path),
                 Err(error) if error.is_because_file_exists() => {}
                 Err(error) => return Err(error.into()),
             }
-            let there =
-                file::read_record::<BenchProcessRun>(&path).ok().and_then(|run| run.invocation);
-            if there.as_deref() != Some(&self.id) {
-                let session = self.session.clone();
-                return Err(HarnessError::SessionTaken { session, path });
+            let there = file::read_record::<BenchProcessRun>(&path)
+                .ok()
+                .and_then(|run| run.cargo_invocation_id);
+            if there.as_deref() != Some(&self.invocation_id) {
+                let session = self.session_folder_name.clone();
+                return Err(HarnessError::SessionNameTaken {
+                    session_name: session,
+                    earlier_record_path: path,
+                });
             }
         }
         unreachable!("numbers do not end")
@@ -64,7 +69,7 @@ impl CargoBenchInvocation {
         let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let runs =
             files.filter_map(|entry| file::read_record::<BenchProcessRun>(&entry.path()).ok());
-        runs.filter(|run| run.invocation.as_deref() == Some(&self.id)).collect()
+        runs.filter(|run| run.cargo_invocation_id.as_deref() == Some(&self.invocation_id)).collect()
     }
 }
 
@@ -112,11 +117,13 @@ mod tests {
     fn a_second_invocation_with_the_same_session_name_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let store = RecordFoldersOfPackage::for_package_root(folder.path(), folder.path());
-        let invoked =
-            |id: &str| CargoBenchInvocation { session: "par".to_owned(), id: id.to_owned() };
+        let invoked = |id: &str| CargoBenchInvocation {
+            session_folder_name: "par".to_owned(),
+            invocation_id: id.to_owned(),
+        };
         let record = |invocation: &str| {
             let run = BenchProcessRun {
-                invocation: Some(invocation.to_owned()),
+                cargo_invocation_id: Some(invocation.to_owned()),
                 ..BenchProcessRun::empty_run_starting_now(
                     "b",
                     "par",
@@ -141,11 +148,11 @@ mod tests {
         let (written, refused) = (written.into_inner().unwrap(), refused.into_inner().unwrap());
         let [(first, path)] = &written[..] else { panic!("{written:?}") };
         assert_eq!(
-            file::read_record::<BenchProcessRun>(path).unwrap().invocation.as_deref(),
+            file::read_record::<BenchProcessRun>(path).unwrap().cargo_invocation_id.as_deref(),
             Some(*first)
         );
         let named = |error: &HarnessError| match error {
-            HarnessError::SessionTaken { session, .. } => session == "par",
+            HarnessError::SessionNameTaken { session_name: session, .. } => session == "par",
             _ => false,
         };
         assert!(refused.len() == 3 && refused.iter().all(named), "{refused:?}");

@@ -20,14 +20,14 @@ const MIN_DRAWING_TIME_TO_SAVE: Duration = Duration::from_millis(10);
 /// Path of the file that stores a problem's drawn inputs.
 pub fn stored_inputs_path(folder: &Path, group: &SelectedProblem<'_>) -> PathBuf {
     // The file name is a hash, because ids may be too long, and `a/b_c` must differ from `a_b/c`.
-    folder.join(format!("{}.inputs", file::text_hash_hex(&group.id())))
+    folder.join(format!("{}.inputs", file::text_hash_hex(&group.workload_and_problem_id())))
 }
 
 /// Stores a problem's inputs on disk, if drawing took long enough and no file exists. If writing
 /// fails, the next process only draws the inputs again.
 pub fn store_inputs_that_were_slow_to_draw(path: &Path, inputs: &Tensors, drawn_in: Duration) {
     if drawn_in >= MIN_DRAWING_TIME_TO_SAVE
-        && inputs.bytes() <= MAX_STORED_INPUT_BYTES
+        && inputs.size_in_bytes() <= MAX_STORED_INPUT_BYTES
         && !path.exists()
     {
         let _ = tensors::write_tensor_file_atomically(path, inputs);
@@ -42,7 +42,7 @@ mod tests {
     fn inputs_that_are_fast_to_draw_are_not_stored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.inputs");
-        let inputs = Tensors::new().with("a", [1], vec![1.0f32]);
+        let inputs = Tensors::new().with_tensor("a", [1], vec![1.0f32]);
         store_inputs_that_were_slow_to_draw(&path, &inputs, Duration::ZERO);
         assert!(!path.exists());
         store_inputs_that_were_slow_to_draw(&path, &inputs, MIN_DRAWING_TIME_TO_SAVE);

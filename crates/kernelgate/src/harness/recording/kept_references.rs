@@ -34,9 +34,9 @@ const CONTENT_HASH_TENSOR_NAME: &str = "hash";
 /// The folder in which references of problems are stored.
 #[derive(Debug, Clone)]
 pub struct StoredReferenceFolder {
-    folder: PathBuf,
+    references_folder: PathBuf,
     /// Content hash of the running executable; `None` if its file could not be read.
-    executable: Option<String>,
+    executable_hash: Option<String>,
 }
 
 /// Returns the expected outputs of a problem for these inputs: read from disk if stored, else
@@ -60,7 +60,7 @@ pub fn read_or_compute_reference(
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
         // If writing fails, the next process only computes the reference again.
         let _ = write_reference_file(&path, &expected);
-        delete_oldest_reference_files(&kept.folder, MAX_REFERENCE_FOLDER_BYTES);
+        delete_oldest_reference_files(&kept.references_folder, MAX_REFERENCE_FOLDER_BYTES);
     }
     expected
 }
@@ -75,26 +75,27 @@ pub fn read_or_compute_precision_error_limit(
     expected: &[Expected],
 ) -> Option<PrecisionErrorLimits> {
     let problem = group.problem.problem();
-    if problem.reference_from() != SourceOfExpectedOutputs::ProblemReference {
+    if problem.source_of_expected_outputs() != SourceOfExpectedOutputs::ProblemReference {
         return None;
     }
-    let declared = problem.precision()?;
+    let declared = problem.required_precision()?;
     let bits = precision::significant_bits_of_next_lower_precision(declared)?;
     let what = format!("limits of {bits} bits, by output");
     let path = kept.and_then(|kept| kept.path_of_stored_file(group, inputs, &what));
     if let Some(known) = path.as_deref().and_then(read_reference_file) {
-        let limits = known.into_iter().filter_map(|one| match one.values {
-            TensorData::F64(values) => Some((one.name, *values.first()?)),
+        let limits = known.into_iter().filter_map(|one| match one.expected_values {
+            TensorData::F64(values) => Some((one.output_name, *values.first()?)),
             _ => None,
         });
         let relative_l2: BTreeMap<String, f64> = limits.collect();
-        return (!relative_l2.is_empty()).then_some(PrecisionErrorLimits { declared, relative_l2 });
+        return (!relative_l2.is_empty())
+            .then_some(PrecisionErrorLimits { declared, max_relative_l2_by_output: relative_l2 });
     }
     let of_rounded = problem.reference(&precision::round_inputs_to_significant_bits(inputs, bits));
     let found =
         precision::precision_error_limits_from_rounded_inputs(declared, expected, &of_rounded);
     if let Some(path) = path {
-        let limits = found.iter().flat_map(|found| &found.relative_l2);
+        let limits = found.iter().flat_map(|found| &found.max_relative_l2_by_output);
         let limits: Vec<Expected> =
             limits.map(|(name, limit)| Expected::all(name, [1], vec![*limit])).collect();
         // If writing fails, the next process only computes the error limit again.
@@ -107,7 +108,7 @@ impl StoredReferenceFolder {
     /// Uses `folder` for stored references; the folder is created when the first reference is
     /// written.
     pub fn new(folder: PathBuf, executable: Option<String>) -> StoredReferenceFolder {
-        Self { folder, executable }
+        Self { references_folder: folder, executable_hash: executable }
     }
 
     /// Path of the file that stores `what` for these inputs; `None` if the problem reads files,
@@ -123,21 +124,21 @@ impl StoredReferenceFolder {
         }
         let code = match group.suite.declared_workload_revision() {
             Some(revision) => format!("revision {revision}"),
-            None => self.executable.clone()?,
+            None => self.executable_hash.clone()?,
         };
         let parts = [
             REFERENCE_FORMAT_VERSION,
-            &group.id(),
+            &group.workload_and_problem_id(),
             &code,
             &verify::output_bits_hash_hex(inputs),
             what,
         ];
-        Some(self.folder.join(format!("{}.reference", file::hash_of_texts_hex(parts))))
+        Some(self.references_folder.join(format!("{}.reference", file::hash_of_texts_hex(parts))))
     }
 }
 
 fn bytes_of_reference_as_fp64(expected: &[Expected]) -> usize {
-    expected.iter().map(|one| one.values.len() * size_of::<f64>()).sum()
+    expected.iter().map(|one| one.expected_values.len() * size_of::<f64>()).sum()
 }
 
 /// Writes tensors: `<i>.values/<name>` contains the values of reference `<i>`, `<i>.shape` the
@@ -149,10 +150,10 @@ fn write_reference_file(path: &Path, expected: &[Expected]) -> std::io::Result<(
         Tensor::new([values.len()], TensorData::F64(values.iter().map(|&i| i as f64).collect()))
     };
     for (i, one) in expected.iter().enumerate() {
-        let values = Tensor::new([one.values.len()], one.values.clone());
-        all.insert(&format!("{i:04}.values/{}", one.name), values);
-        all.insert(&format!("{i:04}.shape"), indices(&one.shape));
-        if let Some(rows) = &one.rows {
+        let values = Tensor::new([one.expected_values.len()], one.expected_values.clone());
+        all.insert(&format!("{i:04}.values/{}", one.output_name), values);
+        all.insert(&format!("{i:04}.shape"), indices(&one.output_shape));
+        if let Some(rows) = &one.row_indices {
             all.insert(&format!("{i:04}.rows"), indices(rows));
         }
     }
@@ -181,10 +182,10 @@ fn read_reference_file(path: &Path) -> Option<Vec<Expected>> {
     for key in keys {
         let Some((number, name)) = key.split_once(".values/") else { continue };
         expected.push(Expected {
-            name: name.to_owned(),
-            shape: indices(all.take(&format!("{number}.shape"))?),
-            rows: all.take(&format!("{number}.rows")).map(indices),
-            values: all.take(&key)?.into_tensor_data(),
+            output_name: name.to_owned(),
+            output_shape: indices(all.take(&format!("{number}.shape"))?),
+            row_indices: all.take(&format!("{number}.rows")).map(indices),
+            expected_values: all.take(&key)?.into_tensor_data(),
         });
     }
     Some(expected)
@@ -218,7 +219,8 @@ fn delete_oldest_reference_files(folder: &Path, most_bytes: u64) {
 mod tests {
     use super::*;
     use crate::attach::{
-        At, Attached, OutputReference, ProblemDefinition, RowLaunches, Tolerances,
+        AttachedWorkload, OutputReference, ProblemDefinition, RowContext, RowLaunchClosures,
+        Tolerances,
     };
     use crate::backend::BackendKind;
     use crate::harness::selection::backend_choice::ChosenBackend;
@@ -265,8 +267,10 @@ mod tests {
                     tolerance: Tolerances::by_dtype(),
                 })
             };
-            let row = |_: &At<'_>, _| Ok(RowLaunches::new(|| Ok::<_, String>(())));
-            Attached::new("kept/golden", &["n=1"], define).row("cuda/row", [], row).into()
+            let row = |_: &RowContext<'_>, _| Ok(RowLaunchClosures::new(|| Ok::<_, String>(())));
+            AttachedWorkload::new("kept/golden", &["n=1"], define)
+                .add_stream_row("cuda/row", [], row)
+                .into()
         };
         let kept = StoredReferenceFolder::new(PathBuf::from("kept"), Some("executable".to_owned()));
         let path = |suite: WorkloadSuite| {
@@ -274,14 +278,14 @@ mod tests {
                 kind: BackendKind::Cuda,
                 reason_against_other_backend: String::new(),
                 l2_bytes: 0,
-                gpus: 1,
+                gpu_count: 1,
             };
             let selection =
-                select_cases([&suite], BenchEffort::Default, &place, &[], &CaseIdFilter::All)
+                select_cases([&suite], BenchEffort::Default, &place, &[], &CaseIdFilter::AllCases)
                     .unwrap();
-            kept.path_of_stored_file(&selection.groups[0], &Tensors::new(), "outputs")
+            kept.path_of_stored_file(&selection.problems_with_cases[0], &Tensors::new(), "outputs")
         };
-        assert_eq!(path(define(OutputReference::Golden("changes.safetensors".into()))), None);
+        assert_eq!(path(define(OutputReference::GoldenFile("changes.safetensors".into()))), None);
         assert!(path(define(OutputReference::from_function(|_| Vec::new()))).is_some());
     }
 

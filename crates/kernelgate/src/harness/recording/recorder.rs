@@ -23,64 +23,71 @@ pub struct SharedRunRecord {
 
 struct RunRecordAndFile {
     run: BenchProcessRun,
-    path: PathBuf,
+    record_path: PathBuf,
     saving: WhenRecordIsSaved,
     /// Name of the baseline that the run will be saved to at the end.
-    pending_baseline: Option<String>,
+    pending_baseline_name: Option<String>,
 }
 
 /// Times at which the run record is written to its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenRecordIsSaved {
     /// The record is written at the start and after every case, and flushed to the disk.
-    AfterEachCase,
+    SavedAfterEachCase,
     /// The record is written once when it is complete, for a program that waits for it.
-    WhenComplete,
+    SavedWhenComplete,
 }
 
 /// Outcome of cases.
 pub enum CaseOutcomeToRecord<'a> {
     /// A case was verified and timed.
     Timed(&'a str, Box<CaseRecordWithSamples>),
-    /// The timed cases of one implementation used this many bytes of device memory.
-    DeviceMemory(&'a [&'a str], u64),
+    /// Bytes of device memory that the timed cases of one implementation used.
+    DeviceMemoryBytes(&'a [&'a str], u64),
     /// Cases were skipped: they cannot run on this machine, or did not begin.
     Skipped(&'a [&'a str], &'a str),
     /// Wall seconds that a problem took with all of its cases.
-    Problem(&'a str, f64),
+    ProblemWallSeconds(&'a str, f64),
     /// A case failed or has wrong outputs; its time is removed from the record.
     Failed(&'a str, &'a CaseFailureReason),
 }
 
 impl SharedRunRecord {
-    /// Starts a record. With [`WhenRecordIsSaved::AfterEachCase`], the empty record is written at
-    /// once, so that an unwritable folder or a full disk is found before measuring.
-    pub fn start_recording(
+    /// Starts a record. With [`WhenRecordIsSaved::SavedAfterEachCase`], the empty record is written
+    /// at once, so that an unwritable folder or a full disk is found before measuring.
+    pub fn begin_run_record(
         run: BenchProcessRun,
         path: PathBuf,
         saving: WhenRecordIsSaved,
         pending_baseline: Option<String>,
     ) -> Result<SharedRunRecord, RecordFileError> {
-        let state = RunRecordAndFile { run, path, saving, pending_baseline };
+        let state = RunRecordAndFile {
+            run,
+            record_path: path,
+            saving,
+            pending_baseline_name: pending_baseline,
+        };
         state.write_record_if_saved_after_each_case()?;
         Ok(Self { state: Arc::new(Mutex::new(state)) })
     }
 
-    /// Adds the outcome of one or several cases to the run record. Memory and seconds reach the
-    /// file with the next outcome, because writing a long record takes milliseconds.
+    /// Adds the outcome of one or several cases to the run record. Device memory and wall seconds
+    /// are written to the file only with the next outcome, because writing a long record takes
+    /// milliseconds.
     ///
     /// # Errors
     /// Fails if the file cannot be written, or the record does not accept the case.
     pub fn add_outcome(&self, event: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError> {
         let with_next = matches!(
             event,
-            CaseOutcomeToRecord::DeviceMemory(..) | CaseOutcomeToRecord::Problem(..)
+            CaseOutcomeToRecord::DeviceMemoryBytes(..)
+                | CaseOutcomeToRecord::ProblemWallSeconds(..)
         );
         let mut state = self.lock_state();
         let run = &mut state.run;
         match event {
             CaseOutcomeToRecord::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
-            CaseOutcomeToRecord::DeviceMemory(ids, bytes) => {
+            CaseOutcomeToRecord::DeviceMemoryBytes(ids, bytes) => {
                 for id in ids {
                     if let Some(case) = run.cases.get_mut(*id) {
                         case.samples.costs.measured_device_bytes = Some(bytes);
@@ -91,8 +98,8 @@ impl SharedRunRecord {
                 let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
                 run.skipped.extend(each);
             }
-            CaseOutcomeToRecord::Problem(id, seconds) => {
-                run.problems_s.insert(id.to_owned(), seconds);
+            CaseOutcomeToRecord::ProblemWallSeconds(id, seconds) => {
+                run.wall_s_by_problem.insert(id.to_owned(), seconds);
             }
             CaseOutcomeToRecord::Failed(id, error) => {
                 run.cases.remove(id);
@@ -114,7 +121,7 @@ impl SharedRunRecord {
         let sums = [("checks after timing", checks), ("whole", whole)];
         let all = spent_s.into_iter().chain(sums.map(|(name, sum)| (name, sum.as_secs_f64())));
         let named = all.map(|(activity, seconds)| (activity.to_owned(), seconds));
-        self.lock_state().run.spent_s.extend(named);
+        self.lock_state().run.wall_s_by_activity.extend(named);
     }
 
     /// Marks the run record as complete, adds a last GPU reading, and writes the file.
@@ -125,25 +132,25 @@ impl SharedRunRecord {
         let mut state = self.lock_state();
         state.run.environment.gpus.record_opened_libraries_of_each_gpu();
         state.run.telemetry.extend(telemetry);
-        state.run.complete = true;
+        state.run.ended_normally = true;
         match state.saving {
-            WhenRecordIsSaved::AfterEachCase => {
-                file::write_record_atomically(&state.path, &state.run)
+            WhenRecordIsSaved::SavedAfterEachCase => {
+                file::write_record_atomically(&state.record_path, &state.run)
             }
-            WhenRecordIsSaved::WhenComplete => {
-                file::write_record_without_sync(&state.path, &state.run)
+            WhenRecordIsSaved::SavedWhenComplete => {
+                file::write_record_without_sync(&state.record_path, &state.run)
             }
         }
     }
 
-    /// The run so far.
+    /// Returns a copy of the run record with the outcomes so far.
     pub fn copy_of_run(&self) -> BenchProcessRun {
         self.lock_state().run.clone()
     }
 
     /// Path of the run record's file.
     pub fn record_path(&self) -> PathBuf {
-        self.lock_state().path.clone()
+        self.lock_state().record_path.clone()
     }
 
     /// Installs a handler that ends the process on Ctrl-C or a termination signal between writes,
@@ -157,14 +164,15 @@ impl SharedRunRecord {
             // The handler holds the lock until the process ends, so that no write can begin.
             let state = recorder.lock_state();
             let baseline = state
-                .pending_baseline
+                .pending_baseline_name
                 .as_ref()
                 .map(|name| format!("; baseline `{name}` is as it was"))
                 .unwrap_or_default();
             eprintln!("\ninterrupted{}{baseline}", state.saved_case_count_and_path_text(": "));
             std::process::exit(ProcessExitReason::INTERRUPTED_EXIT_CODE);
         };
-        ctrlc::set_handler(handler).map_err(|error| HarnessError::Interrupts(error.into()))
+        ctrlc::set_handler(handler)
+            .map_err(|error| HarnessError::InterruptHandlerNotInstalled(error.into()))
     }
 
     /// Starts a watchdog that records a case as failed and ends the process if a launch on the host
@@ -179,7 +187,7 @@ impl SharedRunRecord {
             );
             let noted = recorder.add_outcome(CaseOutcomeToRecord::Failed(
                 case,
-                &CaseFailureReason::with_kind_and_sentence("endless", &why),
+                &CaseFailureReason::failure_with_kind_and_sentence("endless", &why),
             ));
             let state = recorder.lock_state();
             eprintln!("\nfailed: {case}: {why}{}", state.saved_case_count_and_path_text("; "));
@@ -201,7 +209,7 @@ impl SharedRunRecord {
     ) -> Result<(), E> {
         let mut state = self.lock_state();
         write(&state.run)?;
-        state.pending_baseline = None;
+        state.pending_baseline_name = None;
         Ok(())
     }
 
@@ -213,10 +221,10 @@ impl SharedRunRecord {
 impl RunRecordAndFile {
     fn write_record_if_saved_after_each_case(&self) -> Result<(), RecordFileError> {
         match self.saving {
-            WhenRecordIsSaved::AfterEachCase => {
-                file::write_record_atomically(&self.path, &self.run)
+            WhenRecordIsSaved::SavedAfterEachCase => {
+                file::write_record_atomically(&self.record_path, &self.run)
             }
-            WhenRecordIsSaved::WhenComplete => Ok(()),
+            WhenRecordIsSaved::SavedWhenComplete => Ok(()),
         }
     }
 
@@ -224,11 +232,11 @@ impl RunRecordAndFile {
     /// only at the end.
     fn saved_case_count_and_path_text(&self, before: &str) -> String {
         match self.saving {
-            WhenRecordIsSaved::AfterEachCase => {
-                let (cases, path) = (self.run.cases.len(), path_for_terminal(&self.path));
+            WhenRecordIsSaved::SavedAfterEachCase => {
+                let (cases, path) = (self.run.cases.len(), path_for_terminal(&self.record_path));
                 format!("{before}{cases} finished cases are in {path}")
             }
-            WhenRecordIsSaved::WhenComplete => String::new(),
+            WhenRecordIsSaved::SavedWhenComplete => String::new(),
         }
     }
 }

@@ -20,11 +20,11 @@ pub fn check_baseline_before_measuring(
         store.path_of_baseline(&run.environment.baseline_folder_of_device_and_count(), name)?;
     let baseline = BaselineFile::read_or_create_empty(&path, name)?;
     file::check_file_is_writable(&path)?;
-    let cases = selection.groups.iter().flat_map(|group| &group.cases);
+    let cases = selection.problems_with_cases.iter().flat_map(|group| &group.cases);
     print_replaced_baseline_runs(
         name,
         "will replace",
-        &baseline.runs_that_merge_would_replace(run, cases.map(|case| case.id.as_str())),
+        &baseline.runs_that_merge_would_replace(run, cases.map(|case| case.case_id.as_str())),
     );
     Ok(path)
 }
@@ -52,7 +52,11 @@ pub fn merge_run_into_baseline_file(
 
 fn print_replaced_baseline_runs(name: &str, what: &str, replaced: &[ReplacedBaselineRuns]) {
     for runs in replaced {
-        let kept = if runs.runs > 1 { "; the gate keeps how they differed" } else { "" };
+        let kept = if runs.max_replaced_runs_per_case > 1 {
+            "; the gate keeps how they differed"
+        } else {
+            ""
+        };
         eprintln!("baseline `{name}`: this run {what} {runs}{kept}");
     }
 }

@@ -14,7 +14,7 @@ use super::sampling::CriterionOrTrialPlan;
 use super::session::CaseRunningProcess;
 use super::silence_criterion;
 use super::trial;
-use crate::backend::{BackendKind, BenchTarget};
+use crate::backend::{BackendKind, BenchDevices};
 use crate::display::{self, terminal};
 use crate::exit::ProcessExitReason;
 use crate::harness::auditing::after_timing;
@@ -52,9 +52,10 @@ impl CaseRunningProcess for CargoBenchSession<'_> {
     fn prepare_problem(
         &self,
         group: &SelectedProblem<'_>,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
-        let mut ready = PreparedProblem::with_inputs_only(group, self.settings.seed, None, target)?;
+        let mut ready =
+            PreparedProblem::with_inputs_only(group, self.settings.input_seed, None, target)?;
         ready.references = Some(self.references.clone());
         ready.compute_reference_once(group)?;
         Ok(ready)
@@ -95,22 +96,23 @@ pub fn verify_time_and_record_selected_cases(
 ) -> Result<(ProcessExitReason, BenchProcessRun), HarnessError> {
     let started = Instant::now();
     let opening = phase_timer::start_timed_activity("open");
-    let target = settings.device.open_target(place)?;
+    let target = settings.requested_backend_and_gpus.open_target(place)?;
     let progress = BenchProgressPrinter::new(settings.quiet, selection.runnable_case_count());
     let invocation =
-        CargoBenchInvocation::invocation_of_this_process(settings.process.session.clone());
+        CargoBenchInvocation::invocation_of_this_process(settings.process.session_name.clone());
     let environment = RunEnvironment::environment_of_target(&target);
     let mut run = start_run_record(name, settings, selection, store, &invocation, environment)?;
     print_device_cases_and_least_duration(&progress, &run, place, selection, settings, store);
     let process = bench_process_name_with_shard(name, settings.shard);
-    let path = store.path_of_run_record(&invocation.session, &process);
+    let path = store.path_of_run_record(&invocation.session_folder_name, &process);
     let earlier = invocation.runs_of_earlier_benches(path.parent().unwrap_or(&path));
     let used = deadline::time_since_first_run_began(&earlier);
-    let deadline =
-        settings.budget.map(|budget| TimeBudgetDeadline::from_budget_and_used_time(budget, used));
+    let deadline = settings
+        .time_budget
+        .map(|budget| TimeBudgetDeadline::from_budget_and_used_time(budget, used));
     let baseline = settings
         .baselines
-        .save
+        .saved_baseline
         .as_deref()
         .map(|baseline| {
             save_baseline::check_baseline_before_measuring(store, baseline, &run, selection)
@@ -135,16 +137,17 @@ pub fn verify_time_and_record_selected_cases(
     progress.print_gpu_state(&run.telemetry);
     progress.print_warning_of_busy_gpus(&target.gpus_with_other_computing_processes());
     let limits = run.limits.clone();
-    let references = StoredReferenceFolder::new(store.references.clone(), run.executable.clone());
-    let recorder = SharedRunRecord::start_recording(
+    let references =
+        StoredReferenceFolder::new(store.references_folder.clone(), run.executable_hash.clone());
+    let recorder = SharedRunRecord::begin_run_record(
         run,
         path,
-        WhenRecordIsSaved::AfterEachCase,
-        settings.baselines.save.clone(),
+        WhenRecordIsSaved::SavedAfterEachCase,
+        settings.baselines.saved_baseline.clone(),
     )?;
     recorder.exit_between_writes_on_interrupt()?;
     if target.backend_kind() == BackendKind::Cpu {
-        recorder.exit_on_host_launch_timeout(settings.host_timeout);
+        recorder.exit_on_host_launch_timeout(settings.host_launch_timeout);
     }
     let recorded = recorder.clone();
     let session =
@@ -164,8 +167,8 @@ pub fn verify_time_and_record_selected_cases(
     let sensors = telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors);
     recorder.mark_complete_and_write(sensors)?;
     let measured = recorder.copy_of_run();
-    let saved = settings.baselines.save.as_deref().filter(|_| !measured.cases.is_empty());
-    if settings.table {
+    let saved = settings.baselines.saved_baseline.as_deref().filter(|_| !measured.cases.is_empty());
+    if settings.prints_results_table {
         print_results_table_and_remarks(&measured);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
@@ -186,23 +189,25 @@ fn start_run_record(
     environment: RunEnvironment,
 ) -> Result<BenchProcessRun, HarnessError> {
     let (provenance, stated_commit) =
-        CommitAndChanges::commit_and_changes_of_started_process(&store.root)?;
+        CommitAndChanges::commit_and_changes_of_started_process(&store.package_root)?;
     Ok(BenchProcessRun {
         effort: settings.effort.effort_name().to_owned(),
-        seed: settings.seed,
+        seed: settings.input_seed,
         shard: settings.shard,
         plan: selection.division_among_shards.clone(),
-        machine: Some(MachineHardware::hardware_of_this_machine().hash_of_hardware_facts()),
-        delays: trial::injected_delays_by_case(settings, selection),
-        skipped: selection.skipped.iter().cloned().collect(),
-        unsupported_case_ids: selection.unsupported.clone(),
-        executable: content_hash_of_executable(settings.process.executable.as_deref()),
+        hardware_facts_hash: Some(
+            MachineHardware::hardware_of_this_machine().hash_of_hardware_facts(),
+        ),
+        injected_delays_ns: trial::injected_delays_by_case(settings, selection),
+        skipped: selection.skipped_ids_and_reasons.iter().cloned().collect(),
+        unsupported_case_ids: selection.unsupported_case_ids.clone(),
+        executable_hash: content_hash_of_executable(settings.process.executable.as_deref()),
         package: store.package.clone(),
-        invocation: Some(invocation.id.clone()),
-        stated_commit,
+        cargo_invocation_id: Some(invocation.invocation_id.clone()),
+        commit_is_from_variable: stated_commit,
         ..BenchProcessRun::empty_run_starting_now(
             name,
-            &invocation.session,
+            &invocation.session_folder_name,
             environment,
             provenance,
         )
@@ -260,8 +265,11 @@ fn measure_ceilings_for_selected_cases(
     known: MeasuredDeviceLimits,
 ) -> Result<MeasuredDeviceLimits, HarnessError> {
     let _activity = phase_timer::start_timed_activity("ceilings");
-    let works: Vec<DeclaredWorkAndCacheState> =
-        selection.groups.iter().flat_map(SelectedProblem::work_and_cache_state_of_cases).collect();
+    let works: Vec<DeclaredWorkAndCacheState> = selection
+        .problems_with_cases
+        .iter()
+        .flat_map(SelectedProblem::work_and_cache_state_of_cases)
+        .collect();
     Ok(match timer {
         CaseTimer::WallClock(_) => MeasuredDeviceLimits::measure_host_limits(&works),
         CaseTimer::CudaEvents(events) => MeasuredDeviceLimits::measure_missing_gpu_limits(
@@ -278,10 +286,10 @@ fn save_run_to_baseline_under_lock(
     path: &Path,
     baseline: &str,
 ) -> Result<(), HarnessError> {
-    let unsaved = |cause| HarnessError::Unsaved {
+    let unsaved = |cause| HarnessError::BaselineNotSaved {
         cause: Box::new(cause),
-        name: baseline.to_owned(),
-        session: recorder.record_path().parent().unwrap_or(path).display().to_string(),
+        baseline_name: baseline.to_owned(),
+        session_folder_name: recorder.record_path().parent().unwrap_or(path).display().to_string(),
     };
     // The lock is acquired before the recorder is locked, so that an interrupt need not wait for
     // another process.

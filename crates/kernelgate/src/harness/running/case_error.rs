@@ -18,16 +18,16 @@ pub enum WhyCaseHasNoResult {
 }
 
 impl WhyCaseHasNoResult {
-    /// A case that failed.
+    /// Makes the failure of a case with this reason.
     pub fn failed_with(why: impl Into<CaseFailureReason>) -> WhyCaseHasNoResult {
         Self::Failed(why.into())
     }
 
-    /// The reason as a whole sentence.
+    /// Returns the reason why the case has no result, as a whole sentence.
     pub fn reason_text(&self) -> &str {
         match self {
             Self::Skipped(why) => why,
-            Self::Failed(why) | Self::GpuLost(why) => &why.text,
+            Self::Failed(why) | Self::GpuLost(why) => &why.failure_sentence,
         }
     }
 }
@@ -37,7 +37,7 @@ impl From<BackendError> for WhyCaseHasNoResult {
     /// failure instead of a skip.
     fn from(error: BackendError) -> Self {
         match error {
-            BackendError::Lost(_) => Self::GpuLost((&error).into()),
+            BackendError::DeviceLost(_) => Self::GpuLost((&error).into()),
             other => Self::failed_with(&other),
         }
     }
@@ -51,7 +51,7 @@ impl From<OutputVerificationError> for WhyCaseHasNoResult {
             OutputVerificationError::Backend(
                 reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
             ) => Self::Skipped(reason.to_string()),
-            OutputVerificationError::Backend(lost @ BackendError::Lost(_)) => lost.into(),
+            OutputVerificationError::Backend(lost @ BackendError::DeviceLost(_)) => lost.into(),
             wrong => Self::failed_with(&wrong),
         }
     }
@@ -78,7 +78,7 @@ mod tests {
         let verifying = OutputVerificationError::Backend(missing.clone()).into();
         assert_eq!(WhyCaseHasNoResult::Skipped(reason.clone()), verifying);
         assert_eq!(
-            WhyCaseHasNoResult::failed_with(CaseFailureReason::with_kind_and_sentence(
+            WhyCaseHasNoResult::failed_with(CaseFailureReason::failure_with_kind_and_sentence(
                 "unsupported",
                 reason
             )),
@@ -88,8 +88,9 @@ mod tests {
 
     #[test]
     fn a_lost_gpu_and_a_panic_keep_their_messages() {
-        let lost = || Err::<(), _>(BackendError::Lost("hung".to_owned()));
-        let why = CaseFailureReason::with_kind_and_sentence("lost", "the GPU was lost: hung");
+        let lost = || Err::<(), _>(BackendError::DeviceLost("hung".to_owned()));
+        let why =
+            CaseFailureReason::failure_with_kind_and_sentence("lost", "the GPU was lost: hung");
         assert_eq!(run_with_panics_as_case_failures(lost), Err(WhyCaseHasNoResult::GpuLost(why)));
         let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
         let Err(WhyCaseHasNoResult::Failed(why)) = run_with_panics_as_case_failures(panics) else {
@@ -97,7 +98,10 @@ mod tests {
         };
         assert_eq!(
             why,
-            CaseFailureReason::with_kind_and_sentence("panicked", "panicked: index out of bounds")
+            CaseFailureReason::failure_with_kind_and_sentence(
+                "panicked",
+                "panicked: index out of bounds"
+            )
         );
     }
 }

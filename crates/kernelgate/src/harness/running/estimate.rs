@@ -23,9 +23,9 @@ pub fn minimum_timing_duration_text(
     known_ns: &BTreeMap<String, f64>,
 ) -> String {
     let (mut time, mut known) = (Duration::ZERO, 0);
-    for case in selection.groups.iter().flat_map(|group| &group.cases) {
+    for case in selection.problems_with_cases.iter().flat_map(|group| &group.cases) {
         let on = case.implementation.backend;
-        let launch_ns = known_ns.get(&case.id).copied();
+        let launch_ns = known_ns.get(&case.case_id).copied();
         known += usize::from(launch_ns.is_some());
         time += SamplingPlan::for_effort_and_launch_time(
             effort,
@@ -41,7 +41,7 @@ pub fn minimum_timing_duration_text(
          I/N makes it shorter",
         duration::duration_text(time),
         selection.runnable_case_count(),
-        selection.groups.len()
+        selection.problems_with_cases.len()
     )
 }
 
@@ -74,7 +74,7 @@ pub fn median_seconds_per_problem_from_baselines(
         files.iter().filter_map(|(.., path)| file::read_record::<BaselineFile>(path).ok());
     let mut times: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for (problem, seconds) in
-        baselines.flat_map(|baseline| baseline.runs).flat_map(|(_, run)| run.problems_s)
+        baselines.flat_map(|baseline| baseline.runs).flat_map(|(_, run)| run.wall_s_by_problem)
     {
         times.entry(problem).or_default().push(seconds);
     }
@@ -97,12 +97,13 @@ mod tests {
             kind: BackendKind::Cpu,
             reason_against_other_backend: String::new(),
             l2_bytes: 0,
-            gpus: 1,
+            gpu_count: 1,
         };
         let own = suites.iter();
         let selection =
-            select_cases(own, BenchEffort::Thorough, &place, &[], &CaseIdFilter::All).unwrap();
-        let (cases, problems) = (selection.runnable_case_count(), selection.groups.len());
+            select_cases(own, BenchEffort::Thorough, &place, &[], &CaseIdFilter::AllCases).unwrap();
+        let (cases, problems) =
+            (selection.runnable_case_count(), selection.problems_with_cases.len());
         let estimate = |known: &BTreeMap<String, f64>| {
             minimum_timing_duration_text(
                 &selection,
@@ -120,7 +121,7 @@ mod tests {
         );
         assert_eq!(plain, expected);
         // The only known case is estimated with samples of one launch of an hour each.
-        let slow = [(selection.groups[0].cases[0].id.clone(), 3.6e12)].into();
+        let slow = [(selection.problems_with_cases[0].cases[0].case_id.clone(), 3.6e12)].into();
         assert_eq!(
             estimate(&slow),
             "at least 10 h 0 min of timing: 4 cases, 1 of them by their times in the last session; inputs, references and verification of 4 problems come on top; --budget TIME or --shard I/N makes it shorter"

@@ -7,7 +7,7 @@ use super::problem::{PreparedProblem, VerifiedImplementation};
 use super::progress::BenchProgressPrinter;
 use super::sampling::{CaseToTakeSamplesOf, SamplerOfProblemCases};
 use super::session::CaseRunningProcess;
-use crate::backend::{BackendError, BackendKind, BenchTarget, Executable};
+use crate::backend::{BackendError, BackendKind, BenchDevices, LaunchableProblem};
 use crate::exit::ProcessExitReason;
 use crate::harness::auditing::after_timing::{self, FindingsForCasesOfImplementation};
 use crate::harness::auditing::device_memory::PeakDeviceMemoryWatch;
@@ -29,7 +29,7 @@ use crate::record::{CaseRecordWithSamples, SamplesOfCase};
 use kernelgate_cuda::CaseFailureReason;
 use kernelgate_cuda::observe::range::NamedRangeGuard;
 
-/// Clock of the samples.
+/// Clock with which the samples of a case are timed.
 pub enum CaseTimer {
     /// Host wall time.
     WallClock(WallTimeStopwatch),
@@ -38,11 +38,11 @@ pub enum CaseTimer {
 }
 
 impl CaseTimer {
-    /// Creates the timer for a target: CUDA events on GPUs, the wall clock on the CPU.
-    pub fn for_target(target: &BenchTarget) -> Result<Self, BackendError> {
+    /// Creates the timer for a target: CUDA events on GPUs, the host's wall clock on the CPU.
+    pub fn for_target(target: &BenchDevices) -> Result<Self, BackendError> {
         match target {
-            BenchTarget::Cpu => Ok(Self::WallClock(WallTimeStopwatch)),
-            BenchTarget::Cuda(devices) => {
+            BenchDevices::Cpu => Ok(Self::WallClock(WallTimeStopwatch)),
+            BenchDevices::Cuda(devices) => {
                 Ok(Self::CudaEvents(Box::new(CudaEventTimer::new(devices)?)))
             }
         }
@@ -61,7 +61,7 @@ impl CaseTimer {
     /// Wraps a prepared implementation so that its launches get an artificial delay.
     fn with_injected_delay<'a>(
         &mut self,
-        executable: &'a mut dyn Executable,
+        executable: &'a mut dyn LaunchableProblem,
         delay: &InjectedLaunchDelay,
         cache: CacheState,
     ) -> Result<ExecutableWithDelayedLaunches<'a>, BackendError> {
@@ -78,7 +78,7 @@ impl CaseTimer {
     /// Creates the stopwatch for a case, planning how samples are taken.
     fn create_case_stopwatch(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         cache: CacheState,
     ) -> Result<Box<dyn LaunchStopwatch + '_>, BackendError> {
         match self {
@@ -92,13 +92,13 @@ impl CaseTimer {
 
 /// A verified case that is about to be timed, with its problem and prepared implementation.
 pub struct VerifiedCaseToTime<'a, 'g> {
-    /// Problem of the case.
+    /// Problem that the case computes, with its selected cases.
     pub problem: &'a SelectedProblem<'g>,
     /// Id of the case: `workload/problem/implementation/cache`.
     pub case: &'a SelectedCase,
     /// Inputs and reference.
     pub prepared_problem: &'a mut PreparedProblem,
-    /// Implementation of the case.
+    /// Prepared and verified implementation of the case.
     pub verified: &'a mut VerifiedImplementation,
     /// Findings of checks after timing, shared by the cases (hot and cold) of this implementation.
     pub findings: &'a mut FindingsForCasesOfImplementation,
@@ -106,25 +106,32 @@ pub struct VerifiedCaseToTime<'a, 'g> {
 
 /// State of a process that verifies and times its selected cases one after the other.
 pub struct SelectedCasesRunner<'a> {
-    session: &'a dyn CaseRunningProcess,
+    case_running_process: &'a dyn CaseRunningProcess,
     settings: &'a BenchSettings,
-    target: BenchTarget,
+    case_device: BenchDevices,
     timer: CaseTimer,
     progress: BenchProgressPrinter,
-    /// Why no further case can run after a case lost the GPU; `None` while the GPU works.
+    /// Reason why no further case can run, after a case lost the GPU; `None` while the GPU works.
     reason_gpu_is_lost: Option<String>,
 }
 
 impl<'a> SelectedCasesRunner<'a> {
-    /// Stores what running cases needs; nothing runs yet.
+    /// Creates the runner with all that running cases needs; no case runs yet.
     pub fn for_session_and_target(
         session: &'a dyn CaseRunningProcess,
         settings: &'a BenchSettings,
-        target: BenchTarget,
+        target: BenchDevices,
         timer: CaseTimer,
         progress: BenchProgressPrinter,
     ) -> Self {
-        Self { session, settings, target, timer, progress, reason_gpu_is_lost: None }
+        Self {
+            case_running_process: session,
+            settings,
+            case_device: target,
+            timer,
+            progress,
+            reason_gpu_is_lost: None,
+        }
     }
 
     /// Verifies and times every selected case.
@@ -148,11 +155,11 @@ impl<'a> SelectedCasesRunner<'a> {
         &mut self,
         selection: &SelectedAndSkippedCases<'_>,
     ) -> Result<ProcessExitReason, HarnessError> {
-        let mut sampler = self.session.sampler_of_process();
-        let mut exit = ProcessExitReason::Fine;
-        for (done, group) in selection.groups.iter().enumerate() {
+        let mut sampler = self.case_running_process.sampler_of_process();
+        let mut exit = ProcessExitReason::Success;
+        for (done, group) in selection.problems_with_cases.iter().enumerate() {
             if self.record_not_begun_if_budget_is_over(
-                selection.groups[done..].iter().flat_map(|group| &group.cases),
+                selection.problems_with_cases[done..].iter().flat_map(|group| &group.cases),
             )? {
                 break;
             }
@@ -171,17 +178,17 @@ impl<'a> SelectedCasesRunner<'a> {
         let started = Instant::now();
         let prepared = self
             .error_if_gpu_was_lost()
-            .and_then(|()| self.session.prepare_problem(group, &self.target));
+            .and_then(|()| self.case_running_process.prepare_problem(group, &self.case_device));
         let mut ready = match prepared {
             Ok(ready) => ready,
             Err(error) => return self.print_and_record_missing_results(&group.cases, &error),
         };
         self.progress.print_inputs_and_reference_ready(&ready.inputs, started.elapsed());
         if let Some(remark) = group.problem.problem().remark() {
-            self.progress.print_remark_about_problem(&group.id(), &remark);
+            self.progress.print_remark_about_problem(&group.workload_and_problem_id(), &remark);
         }
-        let mut exit = ProcessExitReason::Fine;
-        for cases in group.cases.chunk_by(|a, b| a.index == b.index) {
+        let mut exit = ProcessExitReason::Success;
+        for cases in group.cases.chunk_by(|a, b| a.implementation_index == b.implementation_index) {
             if !self.record_not_begun_if_budget_is_over(cases)? {
                 exit = exit
                     .max(self.verify_and_time_implementation(group, cases, &mut ready, sampler)?);
@@ -189,8 +196,8 @@ impl<'a> SelectedCasesRunner<'a> {
         }
         let _activity = phase_timer::start_timed_activity("free");
         drop(ready);
-        self.session.record_outcome(CaseOutcomeToRecord::Problem(
-            &group.id(),
+        self.case_running_process.record_outcome(CaseOutcomeToRecord::ProblemWallSeconds(
+            &group.workload_and_problem_id(),
             started.elapsed().as_secs_f64(),
         ))?;
         Ok(exit)
@@ -205,7 +212,7 @@ impl<'a> SelectedCasesRunner<'a> {
         ready: &mut PreparedProblem,
         sampler: &mut SamplerOfProblemCases<'_>,
     ) -> Result<ProcessExitReason, HarnessError> {
-        self.progress.print_case_begins(&cases[0].id);
+        self.progress.print_case_begins(&cases[0].case_id);
         let started = Instant::now();
         let verified = self
             .error_if_gpu_was_lost()
@@ -216,13 +223,13 @@ impl<'a> SelectedCasesRunner<'a> {
         };
         self.progress.print_verified(&verified.record, started.elapsed());
         let (mut exit, mut checked) =
-            (ProcessExitReason::Fine, FindingsForCasesOfImplementation::default());
+            (ProcessExitReason::Success, FindingsForCasesOfImplementation::default());
         for (i, case) in cases.iter().enumerate() {
             if i > 0 {
                 if self.record_not_begun_if_budget_is_over(&cases[i..])? {
                     break;
                 }
-                self.progress.print_case_begins(&case.id);
+                self.progress.print_case_begins(&case.case_id);
             }
             let (verified, checked) = (&mut verified, &mut checked);
             let timed = VerifiedCaseToTime {
@@ -235,8 +242,10 @@ impl<'a> SelectedCasesRunner<'a> {
             match self.time_case_and_make_record(timed, sampler) {
                 Ok(record) => {
                     let _activity = phase_timer::start_timed_activity("record");
-                    self.session
-                        .record_outcome(CaseOutcomeToRecord::Timed(&case.id, Box::new(record)))?;
+                    self.case_running_process.record_outcome(CaseOutcomeToRecord::Timed(
+                        &case.case_id,
+                        Box::new(record),
+                    ))?;
                 }
                 Err(error) => {
                     exit = exit.max(
@@ -258,8 +267,9 @@ impl<'a> SelectedCasesRunner<'a> {
         }
         drop(verified.executable);
         if let Some(bytes) = ready.memory.finish_and_return_peak_bytes() {
-            let ids: Vec<&str> = cases.iter().map(|case| case.id.as_str()).collect();
-            self.session.record_outcome(CaseOutcomeToRecord::DeviceMemory(&ids, bytes))?;
+            let ids: Vec<&str> = cases.iter().map(|case| case.case_id.as_str()).collect();
+            self.case_running_process
+                .record_outcome(CaseOutcomeToRecord::DeviceMemoryBytes(&ids, bytes))?;
         }
         Ok(exit)
     }
@@ -271,12 +281,12 @@ impl<'a> SelectedCasesRunner<'a> {
         failed: &SelectedCase,
         cases: &[SelectedCase],
     ) -> Result<(), HarnessError> {
-        let why = format!("has no time: {} of the same implementation failed", failed.id);
+        let why = format!("has no time: {} of the same implementation failed", failed.case_id);
         let error = WhyCaseHasNoResult::failed_with(
-            CaseFailureReason::with_kind_and_sentence("withheld", why)
-                .with_name_fact("case", &failed.id),
+            CaseFailureReason::failure_with_kind_and_sentence("withheld", why)
+                .with_name_fact("case", &failed.case_id),
         );
-        for case in cases.iter().filter(|case| case.id != failed.id) {
+        for case in cases.iter().filter(|case| case.case_id != failed.case_id) {
             self.print_and_record_missing_results(std::slice::from_ref(case), &error)?;
         }
         Ok(())
@@ -294,10 +304,12 @@ impl<'a> SelectedCasesRunner<'a> {
         &self,
         cases: impl IntoIterator<Item = &'c SelectedCase>,
     ) -> Result<bool, HarnessError> {
-        let Some(why) = self.session.reason_if_budget_is_over() else { return Ok(false) };
-        let ids: Vec<&str> = cases.into_iter().map(|case| case.id.as_str()).collect();
+        let Some(why) = self.case_running_process.reason_if_budget_is_over() else {
+            return Ok(false);
+        };
+        let ids: Vec<&str> = cases.into_iter().map(|case| case.case_id.as_str()).collect();
         self.progress.print_skipped_cases(ids.len(), &why);
-        self.session.record_outcome(CaseOutcomeToRecord::Skipped(&ids, &why))?;
+        self.case_running_process.record_outcome(CaseOutcomeToRecord::Skipped(&ids, &why))?;
         Ok(true)
     }
 
@@ -307,11 +319,12 @@ impl<'a> SelectedCasesRunner<'a> {
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
     ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
-        ready.memory = match self.session.measures_memory_and_host_launch_time() {
-            true => PeakDeviceMemoryWatch::start_watching(&self.target),
+        ready.memory = match self.case_running_process.measures_memory_and_host_launch_time() {
+            true => PeakDeviceMemoryWatch::start_watching(&self.case_device),
             false => PeakDeviceMemoryWatch::default(),
         };
-        let verified = self.session.verify_case(ready, group, case, &self.target)?;
+        let verified =
+            self.case_running_process.verify_case(ready, group, case, &self.case_device)?;
         ready.memory.update_peak_from_memory_in_use();
         Ok(verified)
     }
@@ -329,7 +342,7 @@ impl<'a> SelectedCasesRunner<'a> {
             verified,
             findings: checked,
         } = timed;
-        let session = self.session;
+        let session = self.case_running_process;
         let (work, limits) = (group.problem.problem().work(), session.measured_ceilings());
         let limit = limits.and_then(|limits| limits.shortest_time_of_work(&work, case.cache));
         let timed = VerifiedCaseToTime {
@@ -340,21 +353,26 @@ impl<'a> SelectedCasesRunner<'a> {
             findings: checked,
         };
         let (samples, after) = self.time_and_check_verified_case(timed, limit.as_ref(), sampler)?;
-        reject_gpu_samples_faster_than_limit(&samples, limit.as_ref(), self.target.backend_kind())?;
-        let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
+        reject_gpu_samples_faster_than_limit(
+            &samples,
+            limit.as_ref(),
+            self.case_device.backend_kind(),
+        )?;
+        let axes =
+            group.axis_values.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
         let breakdown = group.problem.problem().breakdown();
         Ok(CaseRecordWithSamples {
             workload: group.suite.workload_name().to_owned(),
-            revision: group.suite.workload_revision(),
-            problem: axes.collect(),
+            workload_revision: group.suite.workload_revision(),
+            axis_values: axes.collect(),
             implementation: case.implementation.name.to_owned(),
             cache_state: case.cache.cache_state_name().to_owned(),
             work: (&work).into(),
-            computed_samples: breakdown.samples,
-            sample_unit: breakdown.unit,
+            data_items_per_launch: breakdown.data_items_per_execution,
+            data_item_unit: breakdown.unit,
             limit,
             verification: OutputVerificationRecord {
-                after: Some(after),
+                after_timing: Some(after),
                 ..verified.record.clone()
             },
             kernels: session.kernels_of_last_implementation(ready),
@@ -380,11 +398,11 @@ impl<'a> SelectedCasesRunner<'a> {
             verified,
             findings: checked,
         } = timed;
-        let VerifiedImplementation { executable, record, first_launch_time: launch } = verified;
-        let _case = NamedRangeGuard::open_named_range(&case.id);
+        let VerifiedImplementation { executable, record, earlier_launch_wall_time } = verified;
+        let _case = NamedRangeGuard::open_named_range(&case.case_id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
         let mut delayed =
-            match InjectedLaunchDelay::find_delay_for_case(&self.settings.delays, &case.id) {
+            match InjectedLaunchDelay::find_delay_for_case(&self.settings.delays, &case.case_id) {
                 Some(delay) => Some(run_with_panics_as_case_failures(|| {
                     timer.with_injected_delay(executable, delay, case.cache)
                 })?),
@@ -396,7 +414,7 @@ impl<'a> SelectedCasesRunner<'a> {
         }
         let delay_size = delayed.as_ref().and_then(ExecutableWithDelayedLaunches::gpu_delay_size);
         let executable = match &mut delayed {
-            Some(delayed) => delayed as &mut dyn Executable,
+            Some(delayed) => delayed as &mut dyn LaunchableProblem,
             None => executable,
         };
         ready.memory.update_peak_from_memory_in_use();
@@ -406,15 +424,16 @@ impl<'a> SelectedCasesRunner<'a> {
         })?;
         drop(making);
         let timing = phase_timer::start_timed_activity("time");
-        let sampled = CaseToTakeSamplesOf { case, limit, first_launch_time: *launch };
+        let earlier_launch_wall_time = *earlier_launch_wall_time;
+        let sampled = CaseToTakeSamplesOf { case, limit, earlier_launch_wall_time };
         let mut samples = run_with_panics_as_case_failures(|| {
             sampler.take_samples_of_case(&sampled, executable, stopwatch.as_mut())
         })?;
-        samples.delay_size = delay_size;
-        samples.costs.device_bytes =
-            group.problem.device_bytes_declared_by_implementation(case.index);
-        if self.target.backend_kind() == BackendKind::Cuda
-            && self.session.measures_memory_and_host_launch_time()
+        samples.delay_ns_or_bytes = delay_size;
+        samples.costs.declared_device_bytes =
+            group.problem.device_bytes_declared_by_implementation(case.implementation_index);
+        if self.case_device.backend_kind() == BackendKind::Cuda
+            && self.case_running_process.measures_memory_and_host_launch_time()
         {
             samples.costs.host_launch_ns = Some(run_with_panics_as_case_failures(|| {
                 super::timing::shortest_host_time_to_launch_ns(executable)
@@ -423,17 +442,13 @@ impl<'a> SelectedCasesRunner<'a> {
         drop(timing);
         ready.memory.update_peak_from_memory_in_use();
         // The digest exists if an earlier process of this executable verified these outputs.
-        let digest = record.by.as_ref().and(record.digest.as_deref());
+        let digest = record.reused_from_run.as_ref().and(record.output_bits_hash.as_deref());
         let clock = Instant::now();
         let _activity = phase_timer::start_timed_activity(after_timing::CHECK_AFTER_TIMING_PHASE);
         let inputs = &mut checked.current_inputs;
+        let watch = stopwatch.as_mut();
         let after = after_timing::check_outputs_after_timing(
-            ready,
-            group,
-            executable,
-            inputs,
-            stopwatch.as_mut(),
-            digest,
+            ready, group, executable, inputs, watch, digest,
         );
         if after.is_err() {
             // A reference computed by another row may have used memory, so memory since the last
@@ -445,13 +460,14 @@ impl<'a> SelectedCasesRunner<'a> {
         // streams the launches use.
         if digest.is_none() {
             let _activity = phase_timer::start_timed_activity("record of streams");
-            samples.unrecorded = match &checked.work_on_other_streams {
+            let reason = &mut checked.checked_reason_without_cupti_record;
+            samples.reason_cupti_did_not_check = match reason {
                 Some(known) => known.clone(),
                 None => {
                     let unrecorded = run_with_panics_as_case_failures(|| {
                         stopwatch.check_for_work_on_other_streams(executable)
                     })?;
-                    checked.work_on_other_streams.insert(unrecorded).clone()
+                    reason.insert(unrecorded).clone()
                 }
             };
         }
@@ -467,12 +483,12 @@ impl<'a> SelectedCasesRunner<'a> {
         error: &WhyCaseHasNoResult,
     ) -> Result<ProcessExitReason, HarnessError> {
         let (exit, word) = match error {
-            WhyCaseHasNoResult::Skipped(_) => (ProcessExitReason::Fine, "skipped"),
+            WhyCaseHasNoResult::Skipped(_) => (ProcessExitReason::Success, "skipped"),
             WhyCaseHasNoResult::Failed(_) | WhyCaseHasNoResult::GpuLost(_) => {
                 (ProcessExitReason::Regression, "error")
             }
         };
-        for SelectedCase { id, .. } in cases {
+        for SelectedCase { case_id: id, .. } in cases {
             let event = match error {
                 WhyCaseHasNoResult::Skipped(reason) => CaseOutcomeToRecord::Skipped(&[id], reason),
                 WhyCaseHasNoResult::Failed(reason) | WhyCaseHasNoResult::GpuLost(reason) => {
@@ -483,7 +499,7 @@ impl<'a> SelectedCasesRunner<'a> {
                 self.reason_gpu_is_lost = Some(format!("not run: {id} lost the GPU"));
             }
             eprintln!("{word}: {id}: {}", clean_message_for_terminal(error.reason_text()));
-            self.session.record_outcome(event)?;
+            self.case_running_process.record_outcome(event)?;
         }
         Ok(exit)
     }
@@ -493,7 +509,7 @@ impl<'a> SelectedCasesRunner<'a> {
 /// measured while other programs may run, so no sample is rejected.
 ///
 /// # Errors
-/// The case fails; the error contains the least possible time of a launch.
+/// The case fails; the error states the shortest possible time of a launch.
 pub fn reject_gpu_samples_faster_than_limit(
     samples: &SamplesOfCase,
     limit: Option<&ShortestLaunchTime>,
@@ -501,11 +517,14 @@ pub fn reject_gpu_samples_faster_than_limit(
 ) -> Result<(), WhyCaseHasNoResult> {
     let limit = limit.filter(|_| on == BackendKind::Cuda);
     let fault = limit.and_then(|limit| {
-        let why = CaseFailureReason::with_kind_and_sentence(
+        let why = CaseFailureReason::failure_with_kind_and_sentence(
             "faster_than_limit",
             limit.refusal_of_times_far_below_limit(&samples.launch_times_by_sample_ns())?,
         );
-        Some(why.with_number_fact("limit_ns", limit.time_ns).with_name_fact("limit", &limit.by))
+        Some(
+            why.with_number_fact("limit_ns", limit.shortest_launch_ns)
+                .with_name_fact("limit", &limit.deciding_ceiling),
+        )
     });
     fault.map_or(Ok(()), |why| Err(WhyCaseHasNoResult::Failed(why)))
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub use super::case_error::WhyCaseHasNoResult;
 use super::case_error::run_with_panics_as_case_failures;
 use super::trial::OutputsExchangedBetweenBuilds;
-use crate::backend::{BackendError, BenchTarget, Executable, host_timeout};
+use crate::backend::{BackendError, BenchDevices, LaunchableProblem, host_timeout};
 use crate::display;
 use crate::harness::auditing::changed_inputs::ChangedInputsAndReference;
 use crate::harness::auditing::device_memory::PeakDeviceMemoryWatch;
@@ -31,21 +31,21 @@ use kernelgate_cuda::driver::memory::persistence;
 /// A prepared problem: its inputs, its reference, and state that the checks of its implementations
 /// share.
 pub struct PreparedProblem {
-    /// Inputs of all implementations.
+    /// Inputs of the problem, which all implementations read.
     pub inputs: Arc<Tensors>,
     /// Expected outputs; empty until the reference is computed, or if the problem has none.
     pub expected: Vec<Expected>,
     has_reference: bool,
-    has_one_data_set: bool,
+    has_single_input_data_set: bool,
     /// Outputs of base and head in a comparison, if the problem has no reference.
     pub exchanged_outputs: OutputsExchangedBetweenBuilds,
     /// The target on which an implementation that serves as the reference runs.
-    target: BenchTarget,
+    reference_device: BenchDevices,
     /// Tolerances. If the problem declares a precision, a further tolerance is added when the
     /// reference is computed.
     pub error_bounds: ErrorBoundsOfOutputs,
     /// Seed of the inputs.
-    pub seed: u64,
+    pub input_seed: u64,
     /// Folder of stored references; `None` if every reference is computed.
     pub references: Option<StoredReferenceFolder>,
     /// Kernels that the last prepared implementation loaded; empty on the host.
@@ -59,11 +59,11 @@ pub struct PreparedProblem {
 /// A prepared implementation whose outputs were verified, with the record of the verification.
 pub struct VerifiedImplementation {
     /// The prepared implementation, which can be launched.
-    pub executable: Box<dyn Executable>,
+    pub executable: Box<dyn LaunchableProblem>,
     /// Record of the comparison of the outputs with the reference.
     pub record: OutputVerificationRecord,
     /// Wall time of one launch of the verified implementation; zero if it was not measured.
-    pub first_launch_time: Duration,
+    pub earlier_launch_wall_time: Duration,
 }
 
 impl PreparedProblem {
@@ -74,7 +74,7 @@ impl PreparedProblem {
     pub fn with_inputs_and_reference(
         group: &SelectedProblem<'_>,
         seed: u64,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<Self, WhyCaseHasNoResult> {
         let mut ready = Self::with_inputs_only(group, seed, None, target)?;
         ready.compute_reference_once(group)?;
@@ -82,22 +82,22 @@ impl PreparedProblem {
     }
 
     /// Draws a problem's inputs, or reads them from the folder `kept`; fails if the problem needs
-    /// more host memory than is free. The reference is not computed yet, but when a case needs it.
+    /// more host memory than is free. The reference is computed later, when a case needs it.
     pub fn with_inputs_only(
         group: &SelectedProblem<'_>,
         seed: u64,
         kept: Option<&Path>,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<Self, WhyCaseHasNoResult> {
         let problem = group.problem.problem();
-        problem.check().map_err(WhyCaseHasNoResult::failed_with)?;
+        problem.check_can_be_computed().map_err(WhyCaseHasNoResult::failed_with)?;
         let bounds =
             panic_guard::catch_panic(|| ErrorBoundsOfOutputs::from_tolerances_of_problem(problem))
                 .map_err(WhyCaseHasNoResult::failed_with)?;
         bounds.check_tolerances_are_valid().map_err(WhyCaseHasNoResult::failed_with)?;
         // A problem with a declared precision needs memory for two references.
-        let times = if problem.precision().is_some() { 2 } else { 1 };
-        let needed = panic_guard::catch_panic(|| times * problem.host_bytes())
+        let times = if problem.required_precision().is_some() { 2 } else { 1 };
+        let needed = panic_guard::catch_panic(|| times * problem.host_memory_bytes())
             .map_err(WhyCaseHasNoResult::failed_with)?;
         let available = available_host_memory_bytes();
         if needed > available {
@@ -127,11 +127,11 @@ impl PreparedProblem {
                 inputs: Arc::new(inputs),
                 expected: Vec::new(),
                 has_reference: false,
-                has_one_data_set: problem.reads_files(),
+                has_single_input_data_set: problem.reads_files(),
                 exchanged_outputs: OutputsExchangedBetweenBuilds::default(),
-                target: target.clone(),
+                reference_device: target.clone(),
                 error_bounds: bounds,
-                seed,
+                input_seed: seed,
                 references: None,
                 kernels: LoadedKernelsRecord::default(),
                 changed_inputs: None,
@@ -156,7 +156,7 @@ impl PreparedProblem {
     ) -> Result<(), WhyCaseHasNoResult> {
         if !self.has_reference {
             self.expected = self.expected_outputs_for_inputs(group, Arc::clone(&self.inputs))?;
-            let outputs = self.expected.iter().map(|expected| expected.name.as_str());
+            let outputs = self.expected.iter().map(|expected| expected.output_name.as_str());
             names::check_names_of_tensors("output", outputs)
                 .map_err(WhyCaseHasNoResult::failed_with)?;
             let kept = self.references.as_ref();
@@ -173,7 +173,9 @@ impl PreparedProblem {
                 .map_err(WhyCaseHasNoResult::failed_with)?;
             self.error_bounds.precision = limit.map_err(|panic| {
                 let why = format!("reference of rounded inputs: {panic}");
-                WhyCaseHasNoResult::failed_with(CaseFailureReason::from(panic).with_sentence(why))
+                WhyCaseHasNoResult::failed_with(
+                    CaseFailureReason::from(panic).with_failure_sentence(why),
+                )
             })?;
             self.has_reference = true;
         }
@@ -191,8 +193,8 @@ impl PreparedProblem {
         group: &SelectedProblem<'_>,
         inputs: Arc<Tensors>,
     ) -> Result<Vec<Expected>, WhyCaseHasNoResult> {
-        let computed =
-            panic_guard::catch_panic(|| match group.problem.problem().reference_from() {
+        let computed = panic_guard::catch_panic(|| {
+            match group.problem.problem().source_of_expected_outputs() {
                 SourceOfExpectedOutputs::ProblemReference => {
                     let kept = self.references.as_ref();
                     Ok(kept_references::read_or_compute_reference(kept, group, &inputs))
@@ -200,11 +202,14 @@ impl PreparedProblem {
                 SourceOfExpectedOutputs::OutputsOfImplementation(row) => {
                     self.expected_outputs_from_implementation(group, row, inputs)
                 }
-                SourceOfExpectedOutputs::Nothing => Ok(Vec::new()),
-            });
+                SourceOfExpectedOutputs::NotCompared => Ok(Vec::new()),
+            }
+        });
         computed.map_err(|panic| {
             let why = format!("inputs or reference: {panic}");
-            WhyCaseHasNoResult::failed_with(CaseFailureReason::from(panic).with_sentence(why))
+            WhyCaseHasNoResult::failed_with(
+                CaseFailureReason::from(panic).with_failure_sentence(why),
+            )
         })?
     }
 
@@ -219,7 +224,7 @@ impl PreparedProblem {
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
             let why = format!("the reference is the row `{row}`, which does not exist");
             WhyCaseHasNoResult::failed_with(
-                CaseFailureReason::with_kind_and_sentence("no_reference_row", why)
+                CaseFailureReason::failure_with_kind_and_sentence("no_reference_row", why)
                     .with_name_fact("row", row),
             )
         })?;
@@ -228,21 +233,21 @@ impl PreparedProblem {
             WhyCaseHasNoResult::GpuLost(why) => WhyCaseHasNoResult::GpuLost(why),
             WhyCaseHasNoResult::Skipped(why) => WhyCaseHasNoResult::Skipped(with_row(why)),
             WhyCaseHasNoResult::Failed(why) => {
-                let text = with_row(why.text.clone());
-                WhyCaseHasNoResult::Failed(why.with_sentence(text))
+                let text = with_row(why.failure_sentence.clone());
+                WhyCaseHasNoResult::Failed(why.with_failure_sentence(text))
             }
         };
-        // A prepared case that stays alive restores its own L2 settings at its next launch.
-        let before = match &self.target {
-            BenchTarget::Cuda(devices) => {
+        // A prepared case that stays alive sets its own L2 settings again at its next launch.
+        let before = match &self.reference_device {
+            BenchDevices::Cuda(devices) => {
                 let device = devices.first_device();
                 Some((device, persistence::read_context_stream_and_l2_settings(device)))
             }
-            BenchTarget::Cpu => None,
+            BenchDevices::Cpu => None,
         };
         let computed = group
             .problem
-            .prepare_implementation(index, inputs, &self.target)
+            .prepare_implementation(index, inputs, &self.reference_device)
             .map_err(OutputVerificationError::from)
             .and_then(|mut executable| {
                 let launched = verify::launch_again_on_poisoned_outputs(executable.as_mut());
@@ -255,8 +260,8 @@ impl PreparedProblem {
                 verify::check_outputs_without_reference(executable.outputs_on_host()?)?;
                 Ok(verify::reference_from_outputs(executable.outputs_on_host()?))
             });
-        // The settings are restored even after a failure, because the case that stays alive may be
-        // timed further.
+        // The context's L2 and stream settings are restored even after a failure, because the case
+        // that stays alive may be timed further.
         let brought_back = before.map_or(Ok(()), |(device, before)| {
             persistence::restore_context_stream_and_l2_settings(device, &before)
                 .map_err(OutputVerificationError::from)
@@ -267,12 +272,12 @@ impl PreparedProblem {
     /// Whether no reference defines the outputs of a case: the problem has none, or the case's own
     /// implementation is the reference.
     fn is_case_without_reference(&self, group: &SelectedProblem<'_>, case: &SelectedCase) -> bool {
-        match group.problem.problem().reference_from() {
+        match group.problem.problem().source_of_expected_outputs() {
             SourceOfExpectedOutputs::ProblemReference => false,
             SourceOfExpectedOutputs::OutputsOfImplementation(row) => {
                 case.implementation.name == row
             }
-            SourceOfExpectedOutputs::Nothing => true,
+            SourceOfExpectedOutputs::NotCompared => true,
         }
     }
 
@@ -292,17 +297,17 @@ impl PreparedProblem {
                 &self.expected,
                 &self.error_bounds,
             )?;
-            self.exchanged_outputs.save_verified_outputs_if_needed(&case.id, outputs);
+            self.exchanged_outputs.save_verified_outputs_if_needed(&case.case_id, outputs);
             return Ok(comparison);
         }
         let comparison = verify::check_outputs_without_reference(outputs)?;
         if self.expected.is_empty()
-            || group.problem.problem().reference_from().has_no_reference_to_compare()
+            || group.problem.problem().source_of_expected_outputs().has_no_reference_to_compare()
         {
             self.expected = verify::reference_from_outputs(outputs);
         }
-        self.exchanged_outputs.save_outputs_if_needed(&case.id, outputs);
-        match self.exchanged_outputs.read_base_outputs(&case.id) {
+        self.exchanged_outputs.save_outputs_if_needed(&case.case_id, outputs);
+        match self.exchanged_outputs.read_base_outputs(&case.case_id) {
             Some(base) => verify::compare_outputs_with_reference(
                 outputs,
                 &verify::reference_from_outputs(&base),
@@ -321,10 +326,10 @@ impl PreparedProblem {
         &mut self,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        target: &BenchTarget,
+        target: &BenchDevices,
         known: Option<OutputVerificationRecord>,
     ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
-        let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
+        let known_digest = known.as_ref().and_then(|known| known.output_bits_hash.as_deref());
         let _activity = phase_timer::start_timed_activity("verify");
         let (mut executable, (digest, launch)) = run_with_panics_as_case_failures(|| {
             let mut executable = self.prepare_implementation_of_case(group, case, target)?;
@@ -334,16 +339,17 @@ impl PreparedProblem {
                 outcome.map_err(OutputVerificationError::from),
             )
         })?;
-        if group.problem.problem().reference_from().has_no_reference_to_compare() {
+        if group.problem.problem().source_of_expected_outputs().has_no_reference_to_compare() {
             // Expected outputs that came from another implementation do not apply to this
             // implementation.
             self.expected.clear();
         }
-        if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
+        if let Some(known) = known.filter(|known| known.output_bits_hash.as_ref() == Some(&digest))
+        {
             return Ok(VerifiedImplementation {
                 executable,
                 record: known,
-                first_launch_time: launch,
+                earlier_launch_wall_time: launch,
             });
         }
         self.compute_reference_once(group)?;
@@ -357,7 +363,7 @@ impl PreparedProblem {
         Ok(VerifiedImplementation {
             executable,
             record: self.verification_record_of_comparison(comparison, Some(digest)),
-            first_launch_time: launch,
+            earlier_launch_wall_time: launch,
         })
     }
 
@@ -366,11 +372,11 @@ impl PreparedProblem {
         &mut self,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
         let (executable, comparison) = self.prepare_and_verify_case(group, case, target)?;
         let record = self.verification_record_of_comparison(comparison, None);
-        Ok(VerifiedImplementation { executable, record, first_launch_time: Duration::ZERO })
+        Ok(VerifiedImplementation { executable, record, earlier_launch_wall_time: Duration::ZERO })
     }
 
     /// Makes the verification record of a comparison with the reference.
@@ -379,16 +385,21 @@ impl PreparedProblem {
         comparison: ComparisonWithReference,
         digest: Option<String>,
     ) -> OutputVerificationRecord {
-        let is_identified = digest.is_some() || self.has_one_data_set;
+        let is_identified = digest.is_some() || self.has_single_input_data_set;
         let data_set = is_identified.then(|| self.input_data_set_id());
         let allowed = Some((&self.error_bounds).into());
-        OutputVerificationRecord { digest, allowed, data_set, ..comparison.into() }
+        OutputVerificationRecord {
+            output_bits_hash: digest,
+            allowed,
+            verified_data_set: data_set,
+            ..comparison.into()
+        }
     }
 
     /// Identifies the inputs: a hash that differs between seeds, or a constant if the problem has a
     /// single data set.
     pub fn input_data_set_id(&self) -> String {
-        match self.has_one_data_set {
+        match self.has_single_input_data_set {
             true => DATA_SET_EQUAL_FOR_ALL_SEEDS.to_owned(),
             false => verify::output_bits_hash_hex(&self.inputs),
         }
@@ -397,21 +408,24 @@ impl PreparedProblem {
     /// Hash of the inputs if the problem has a single data set, such as golden tensors, for which
     /// [`Self::input_data_set_id`] returns a constant.
     pub fn hash_of_single_data_set(&self) -> Option<String> {
-        self.has_one_data_set.then(|| verify::output_bits_hash_hex(&self.inputs))
+        self.has_single_input_data_set.then(|| verify::output_bits_hash_hex(&self.inputs))
     }
 
     fn prepare_implementation_of_case(
         &mut self,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        target: &BenchTarget,
-    ) -> Result<Box<dyn Executable>, BackendError> {
+        target: &BenchDevices,
+    ) -> Result<Box<dyn LaunchableProblem>, BackendError> {
         let _activity = phase_timer::start_timed_activity("prepare");
-        host_timeout::set_case_name_for_watchdog(&case.id);
+        host_timeout::set_case_name_for_watchdog(&case.case_id);
         let (target, kernels) = target.with_record_of_loaded_kernels();
         self.kernels = kernels;
-        let executable =
-            group.problem.prepare_implementation(case.index, Arc::clone(&self.inputs), &target);
+        let executable = group.problem.prepare_implementation(
+            case.implementation_index,
+            Arc::clone(&self.inputs),
+            &target,
+        );
         if executable.is_ok() {
             self.memory.update_peak_from_memory_in_use();
         }
@@ -426,8 +440,8 @@ impl PreparedProblem {
         &mut self,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        target: &BenchTarget,
-    ) -> Result<(Box<dyn Executable>, ComparisonWithReference), WhyCaseHasNoResult> {
+        target: &BenchDevices,
+    ) -> Result<(Box<dyn LaunchableProblem>, ComparisonWithReference), WhyCaseHasNoResult> {
         let _activity = phase_timer::start_timed_activity("verify");
         run_with_panics_as_case_failures(|| {
             let mut executable = self.prepare_implementation_of_case(group, case, target)?;
@@ -446,7 +460,7 @@ impl PreparedProblem {
 /// launch. If the first launch gives the known digest, one launch suffices; otherwise a second
 /// launch is compared, as in [`verify::launch_again_on_poisoned_outputs`].
 fn digest_of_outputs_and_launch_time(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     known: Option<&str>,
 ) -> Result<(String, Duration), BackendError> {
     let mut launch_on_poison = || {
@@ -467,7 +481,9 @@ fn digest_of_outputs_and_launch_time(
 ///
 /// # Errors
 /// Fails if copying fails, or if a launch failed.
-pub fn copy_outputs_to_host(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
+pub fn copy_outputs_to_host(
+    executable: &mut dyn LaunchableProblem,
+) -> Result<&Tensors, BackendError> {
     let _activity = phase_timer::start_timed_activity("outputs");
     executable.outputs_on_host()
 }
@@ -475,13 +491,13 @@ pub fn copy_outputs_to_host(executable: &mut dyn Executable) -> Result<&Tensors,
 /// Passes a result on, but leaks the prepared implementation if the GPU is lost, because freeing
 /// memory that a hung kernel uses would wait forever.
 fn leak_implementation_if_gpu_lost<T>(
-    executable: Box<dyn Executable>,
+    executable: Box<dyn LaunchableProblem>,
     outcome: Result<T, OutputVerificationError>,
-) -> Result<(Box<dyn Executable>, T), OutputVerificationError> {
+) -> Result<(Box<dyn LaunchableProblem>, T), OutputVerificationError> {
     match outcome {
         Ok(value) => Ok((executable, value)),
         Err(error) => {
-            if matches!(error, OutputVerificationError::Backend(BackendError::Lost(_))) {
+            if matches!(error, OutputVerificationError::Backend(BackendError::DeviceLost(_))) {
                 std::mem::forget(executable);
             }
             Err(error)

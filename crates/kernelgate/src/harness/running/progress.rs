@@ -23,7 +23,7 @@ pub struct BenchProgressPrinter {
 }
 
 impl BenchProgressPrinter {
-    /// Creates a printer of progress over this number of cases.
+    /// Creates a printer of progress messages about this number of cases.
     pub fn new(quiet: bool, cases: usize) -> Self {
         Self { quiet, case_count: cases, started_cases: Cell::new(0) }
     }
@@ -37,14 +37,14 @@ impl BenchProgressPrinter {
         cases: usize,
         not_elsewhere: Option<&str>,
     ) {
-        let RunEnvironment { device_name, threads, gpus, .. } = environment;
+        let RunEnvironment { device_name, cpu_backend_threads: threads, gpus, .. } = environment;
         let device = match gpus.is_empty() {
             true => format!("{device_name}, {threads} threads"),
             false => {
-                let arch = gpus.distinct_values_of_gpus(|gpu| gpu.arch.clone());
+                let arch = gpus.join_distinct_values_of_gpus(|gpu| gpu.arch.clone());
                 format!(
                     "{device_name}, {arch}, CUDA {}",
-                    gpus.distinct_values_of_gpus(|gpu| gpu.driver_cuda.clone())
+                    gpus.join_distinct_values_of_gpus(|gpu| gpu.latest_cuda_of_driver.clone())
                 )
             }
         };
@@ -57,7 +57,7 @@ impl BenchProgressPrinter {
         if let Some(reason) = not_elsewhere {
             self.print_line_unless_quiet(reason);
         }
-        if !environment.optimised {
+        if !environment.built_with_optimisation {
             self.print_line_unless_quiet("warning: built without optimisation; times mean nothing");
         }
     }
@@ -105,7 +105,7 @@ impl BenchProgressPrinter {
     pub fn print_inputs_and_reference_ready(&self, inputs: &Tensors, elapsed: Duration) {
         self.print_line_unless_quiet(&format!(
             "      inputs of {} and reference in {:.1} s",
-            display::decimal_byte_size_text(inputs.bytes() as u64),
+            display::decimal_byte_size_text(inputs.size_in_bytes() as u64),
             elapsed.as_secs_f64()
         ));
     }
@@ -146,7 +146,7 @@ impl BenchProgressPrinter {
     /// Prints that a case passed verification, with the share of compared elements and the errors.
     pub fn print_verified(&self, comparison: &OutputVerificationRecord, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
-        let (checked, total) = (comparison.checked, comparison.total);
+        let (checked, total) = (comparison.compared_elements, comparison.total_elements);
         let share = match comparison.verification_extent() {
             OutputVerificationExtent::Unverified => {
                 let what = "unverified: compared with nothing, every element is finite";

@@ -5,12 +5,12 @@ use std::time::Duration;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 
 use super::timing::{self, SamplingPlan};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::harness::phase_timer;
 use crate::harness::selection::cases::{SelectedCase, SelectedProblem};
 use crate::harness::settings::BenchSettings;
 use crate::harness::settings::args::BenchProcessTask;
-use crate::measure::criterion::CriterionElapsedTime;
+use crate::measure::criterion::ElapsedTimeMeasurement;
 use crate::measure::limits::ShortestLaunchTime;
 use crate::measure::power::TimingPowerMode;
 use crate::measure::{CacheState, LaunchStopwatch, energy};
@@ -22,9 +22,9 @@ use crate::workload::BenchEffort;
 pub enum CriterionOrTrialPlan<'a> {
     /// Criterion takes the samples; in some modes of the process, Criterion runs cases without
     /// measuring.
-    Criterion(Box<Criterion<CriterionElapsedTime>>, CriterionElapsedTime, &'a BenchSettings),
-    /// A trial takes a planned number of samples itself: Criterion would take at least ten samples,
-    /// and would analyse each case alone.
+    Criterion(Box<Criterion<ElapsedTimeMeasurement>>, ElapsedTimeMeasurement, &'a BenchSettings),
+    /// A trial takes a planned number of samples without Criterion: Criterion would take at least
+    /// ten samples, and would analyse each case alone.
     Plan(TrialSamplingPlan, TimingPowerMode),
 }
 
@@ -34,7 +34,7 @@ impl<'a> CriterionOrTrialPlan<'a> {
         settings: &'a BenchSettings,
         store: &RecordFoldersOfPackage,
     ) -> Self {
-        let elapsed = CriterionElapsedTime::default();
+        let elapsed = ElapsedTimeMeasurement::default();
         let criterion =
             criterion_with_kernelgate_measurement(store, settings.effort, elapsed.clone());
         Self::Criterion(Box::new(criterion), elapsed, settings)
@@ -60,11 +60,11 @@ impl<'a> CriterionOrTrialPlan<'a> {
 pub enum SamplerOfProblemCases<'s> {
     /// Criterion's benchmark group of the problem.
     Criterion(
-        BenchmarkGroup<'s, CriterionElapsedTime>,
-        &'s CriterionElapsedTime,
+        BenchmarkGroup<'s, ElapsedTimeMeasurement>,
+        &'s ElapsedTimeMeasurement,
         &'s BenchSettings,
     ),
-    /// A trial takes a planned number of samples itself.
+    /// A trial takes a planned number of samples without Criterion.
     Plan(TrialSamplingPlan, TimingPowerMode),
 }
 
@@ -75,7 +75,7 @@ pub struct CaseToTakeSamplesOf<'a> {
     /// The minimum time per launch that the measured ceilings allow for the case.
     pub limit: Option<&'a ShortestLaunchTime>,
     /// Wall time of an earlier launch of the case; zero if it was not measured.
-    pub first_launch_time: Duration,
+    pub earlier_launch_wall_time: Duration,
 }
 
 impl SamplerOfProblemCases<'_> {
@@ -83,7 +83,7 @@ impl SamplerOfProblemCases<'_> {
     pub fn take_samples_of_case(
         &mut self,
         sampled: &CaseToTakeSamplesOf<'_>,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         stopwatch: &mut dyn LaunchStopwatch,
     ) -> Result<SamplesOfCase, BackendError> {
         let (group, elapsed, settings) = match self {
@@ -93,7 +93,7 @@ impl SamplerOfProblemCases<'_> {
                     executable,
                     stopwatch,
                     *sampling,
-                    sampled.first_launch_time,
+                    sampled.earlier_launch_wall_time,
                     *power,
                 );
             }
@@ -108,9 +108,9 @@ impl SamplerOfProblemCases<'_> {
         let mut samples = timing::sample_case_by_criterion(
             group, &function, executable, stopwatch, plan, settings,
         )?;
-        let timed =
-            settings.mode == BenchProcessTask::Bench && sampled.case.cache == CacheState::Hot;
-        if settings.energy && timed {
+        let timed = settings.mode == BenchProcessTask::TimeCases
+            && sampled.case.cache == CacheState::HotCaches;
+        if settings.measures_energy && timed {
             let _activity = phase_timer::start_timed_activity("energy");
             let launch_ns = stats::median(&samples.launch_times_by_sample_ns());
             samples.energy = Some(energy::measure_launch_energy(executable, stopwatch, launch_ns)?);
@@ -123,11 +123,11 @@ impl SamplerOfProblemCases<'_> {
 pub fn criterion_with_kernelgate_measurement(
     store: &RecordFoldersOfPackage,
     effort: BenchEffort,
-    elapsed: CriterionElapsedTime,
-) -> Criterion<CriterionElapsedTime> {
+    elapsed: ElapsedTimeMeasurement,
+) -> Criterion<ElapsedTimeMeasurement> {
     let criterion = Criterion::default()
         .with_measurement(elapsed)
-        .output_directory(&store.criterion)
+        .output_directory(&store.criterion_folder)
         .configure_from_args();
     // Plots are disabled at quick effort, because drawing them takes as long as quickly measuring
     // the case.
@@ -136,10 +136,10 @@ pub fn criterion_with_kernelgate_measurement(
 
 /// Opens Criterion's benchmark group for a problem.
 pub fn open_criterion_group_of_problem<'c>(
-    criterion: &'c mut Criterion<CriterionElapsedTime>,
+    criterion: &'c mut Criterion<ElapsedTimeMeasurement>,
     group: &SelectedProblem<'_>,
-) -> BenchmarkGroup<'c, CriterionElapsedTime> {
-    let mut criterion_group = criterion.benchmark_group(group.id());
+) -> BenchmarkGroup<'c, ElapsedTimeMeasurement> {
+    let mut criterion_group = criterion.benchmark_group(group.workload_and_problem_id());
     let work = group.problem.problem().work();
     // Criterion reports throughput in matrix-product operations if the problem has any, otherwise
     // in bytes.

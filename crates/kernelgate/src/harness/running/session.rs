@@ -4,7 +4,7 @@
 use super::case_error::WhyCaseHasNoResult;
 use super::problem::{PreparedProblem, VerifiedImplementation};
 use super::sampling::CriterionOrTrialPlan;
-use crate::backend::BenchTarget;
+use crate::backend::BenchDevices;
 use crate::harness::recording::recorder::CaseOutcomeToRecord;
 use crate::harness::selection::cases::{SelectedCase, SelectedProblem};
 use crate::measure::limits::MeasuredDeviceLimits;
@@ -22,7 +22,7 @@ pub trait CaseRunningProcess {
     fn prepare_problem(
         &self,
         group: &SelectedProblem<'_>,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<PreparedProblem, WhyCaseHasNoResult>;
 
     /// Prepares an implementation and verifies its outputs.
@@ -34,7 +34,7 @@ pub trait CaseRunningProcess {
         ready: &mut PreparedProblem,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
         ready.verify_by_reference(group, case, target)
     }
@@ -56,7 +56,7 @@ pub trait CaseRunningProcess {
     }
 
     /// Whether the process also measures device memory and the host time of a launch. Trials that
-    /// measure times skip both, so that they stay short.
+    /// measure times skip device memory and the host time of a launch, so that they stay short.
     fn measures_memory_and_host_launch_time(&self) -> bool {
         true
     }

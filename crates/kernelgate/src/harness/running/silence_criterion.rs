@@ -53,19 +53,22 @@ fn duplicate_and_null_device(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd
 /// [`run_with_original_stderr`](Self::run_with_original_stderr): Criterion prints advice about
 /// sampling to standard error if a launch takes as long as a sample.
 pub struct CriterionStderrSilencer {
-    ends: Option<(OwnedFd, OwnedFd)>,
+    stderr_copy_and_null_device: Option<(OwnedFd, OwnedFd)>,
 }
 
 impl CriterionStderrSilencer {
     /// Silences standard error if `silent` is set.
     pub fn silence_stderr_if(silent: bool) -> Self {
         let ends = if silent { duplicate_and_null_device(stdio::stderr()) } else { None };
-        Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }
+        Self {
+            stderr_copy_and_null_device: ends
+                .filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()),
+        }
     }
 
     /// Runs `work` with the original standard error.
     pub fn run_with_original_stderr<T>(&self, work: impl FnOnce() -> T) -> T {
-        let Some((kept, nowhere)) = &self.ends else { return work() };
+        let Some((kept, nowhere)) = &self.stderr_copy_and_null_device else { return work() };
         // If a redirection fails, standard error is unchanged.
         let _ = stdio::dup2_stderr(kept);
         let done = work();
@@ -76,7 +79,7 @@ impl CriterionStderrSilencer {
 
 impl Drop for CriterionStderrSilencer {
     fn drop(&mut self) {
-        if let Some((kept, _)) = &self.ends {
+        if let Some((kept, _)) = &self.stderr_copy_and_null_device {
             let _ = stdio::dup2_stderr(kept);
         }
     }

@@ -10,7 +10,7 @@ use super::problem::PreparedProblem;
 use super::progress::BenchProgressPrinter;
 use super::sampling::CriterionOrTrialPlan;
 use super::session::CaseRunningProcess;
-use crate::backend::BenchTarget;
+use crate::backend::BenchDevices;
 use crate::exit::ProcessExitReason;
 use crate::harness::error::HarnessError;
 use crate::harness::recording::recorder::CaseOutcomeToRecord;
@@ -29,9 +29,9 @@ impl CaseRunningProcess for TestOrProfileProcess<'_> {
     fn prepare_problem(
         &self,
         group: &SelectedProblem<'_>,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
-        PreparedProblem::with_inputs_and_reference(group, self.settings.seed, target)
+        PreparedProblem::with_inputs_and_reference(group, self.settings.input_seed, target)
     }
 
     fn sampler_of_process(&self) -> CriterionOrTrialPlan<'_> {
@@ -55,10 +55,10 @@ pub fn run_test_or_profile_mode(
     selection: &SelectedAndSkippedCases<'_>,
     store: &RecordFoldersOfPackage,
 ) -> Result<ProcessExitReason, HarnessError> {
-    let target = settings.device.open_target(place)?;
+    let target = settings.requested_backend_and_gpus.open_target(place)?;
     let timer = CaseTimer::for_target(&target)?;
     let deadline = settings
-        .budget
+        .time_budget
         .map(|budget| TimeBudgetDeadline::from_budget_and_used_time(budget, Duration::ZERO));
     let session = TestOrProfileProcess { settings, store, deadline };
     let progress = BenchProgressPrinter::new(settings.quiet, selection.runnable_case_count());

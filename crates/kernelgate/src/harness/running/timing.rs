@@ -12,14 +12,14 @@ use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
 
 use super::silence_criterion::CriterionStderrSilencer;
-use crate::backend::{BackendError, BackendKind, Executable};
+use crate::backend::{BackendError, BackendKind, LaunchableProblem};
 use crate::harness::phase_timer;
 use crate::harness::settings::BenchSettings;
 use crate::harness::settings::args::BenchProcessTask;
 use crate::measure::contention::HostCpuTimeTicks;
 use crate::measure::power::{
-    self, CasePowerRecord, ClockAndThrottleReading, LoadOfGpu, LoadSample, LoadTimeWindows,
-    PowerStateOfSamples, ReasonThatLoadEnded, SamplesAfterLoad, TimingPowerMode,
+    self, CasePowerRecord, ClockAndThrottleReading, GpuLoadSample, GpuLoadTimeWindows, LoadOfGpu,
+    PowerStateOfSamples, ReasonThatGpuLoadEnded, SamplesAfterLoad, TimingPowerMode,
 };
 use crate::measure::{CaseSampleConditions, LaunchStopwatch, TimedLaunchSample};
 use crate::record::{LaunchCostsBesidesDeviceTime, SamplesOfCase, TrialSamplingPlan};
@@ -32,7 +32,7 @@ use kernelgate_cuda::observe::range::NamedRangeGuard;
 const GPU_SAMPLE_DURATION_SECONDS: f64 = 0.004;
 /// Length of the pause before each sample in burst mode, as a multiple of the sample's length, so
 /// that average power stays below the cap.
-const BURST_PAUSES_PER_SAMPLE: u32 = 4;
+const BURST_PAUSE_TO_SAMPLE_TIME_RATIO: u32 = 4;
 /// Longest launch that can be timed in burst mode, in nanoseconds.
 const MAX_BURST_LAUNCH_NS: f64 = 10e6;
 /// Minimum number of samples that Criterion accepts.
@@ -49,24 +49,24 @@ const MAX_EXTRA_SAMPLING_AT_POWER_CAP: Duration = Duration::from_millis(400);
 const SAMPLES_PER_IDLE_CHECK_GROUP: usize = 8;
 
 /// Maximum number of launches whose host time is measured.
-const LAUNCHES_WITH_HOST_TIME: usize = 5;
+const MAX_HOST_TIMED_LAUNCHES: usize = 5;
 
 /// Number and duration of a case's samples, and the GPU's power mode.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingPlan {
     /// Number of samples; all samples time equally many launches.
-    pub samples: usize,
+    pub sample_count: usize,
     /// Warm-up.
-    pub warm_up: Duration,
+    pub warm_up_time: Duration,
     /// Measurement time of a case; if ten launches take longer, Criterion exceeds this time.
-    pub measurement: Duration,
+    pub measurement_time: Duration,
     /// Number of bootstrap resamples in Criterion's analysis.
-    pub resamples: usize,
+    pub bootstrap_resamples: usize,
     /// How the GPU's power is controlled during sampling: steady load or bursts.
     pub power: TimingPowerMode,
     /// Whether sampling at the power cap continues until the median is precise; false if the user
     /// set the number of samples.
-    pub extends_at_power_cap: bool,
+    pub extends_sampling_at_power_cap: bool,
 }
 
 impl SamplingPlan {
@@ -92,23 +92,25 @@ impl SamplingPlan {
         let samples =
             (budget_s / (launch_ns * 1e-9)).clamp(MIN_CRITERION_SAMPLES as f64, most) as usize;
         Self {
-            samples: settings.plan.samples.unwrap_or(samples),
-            warm_up: Duration::from_secs_f64(settings.plan.warm_up_s.unwrap_or(warm_up_s)),
-            measurement: Duration::from_secs_f64(settings.plan.measurement_s.unwrap_or(budget_s)),
-            resamples: match (settings.plan.resamples, effort) {
+            sample_count: settings.plan.sample_count.unwrap_or(samples),
+            warm_up_time: Duration::from_secs_f64(settings.plan.warm_up_s.unwrap_or(warm_up_s)),
+            measurement_time: Duration::from_secs_f64(
+                settings.plan.measurement_s.unwrap_or(budget_s),
+            ),
+            bootstrap_resamples: match (settings.plan.bootstrap_resamples, effort) {
                 (Some(chosen), _) => chosen,
                 (None, BenchEffort::Quick) => 2_000,
                 (None, _) => 10_000,
             },
             power: settings.power,
-            extends_at_power_cap: settings.plan.samples.is_none(),
+            extends_sampling_at_power_cap: settings.plan.sample_count.is_none(),
         }
     }
 
     /// Minimum time that sampling takes, given the nanoseconds per launch.
     pub fn minimum_sampling_duration(&self, launch_ns: f64) -> Duration {
-        let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
-        self.warm_up + self.measurement.max(launches)
+        let launches = Duration::from_secs_f64(self.sample_count as f64 * launch_ns * 1e-9);
+        self.warm_up_time + self.measurement_time.max(launches)
     }
 }
 
@@ -120,15 +122,15 @@ impl SamplingPlan {
 pub fn sample_case_by_criterion<M: Measurement<Value = f64>>(
     group: &mut BenchmarkGroup<'_, M>,
     function: &str,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     plan: SamplingPlan,
     settings: &BenchSettings,
 ) -> Result<SamplesOfCase, BackendError> {
-    let measures = settings.mode == BenchProcessTask::Bench;
+    let measures = settings.mode == BenchProcessTask::TimeCases;
     let mut lead = match measures {
-        true => LoadBeforeCaseSamples::load_gpu_until_steady(executable, stopwatch, plan.power)?,
-        false => LoadBeforeCaseSamples::without_load(),
+        true => GpuLoadBeforeCaseSamples::load_gpu_until_steady(executable, stopwatch, plan.power)?,
+        false => GpuLoadBeforeCaseSamples::without_load(),
     };
     let begun_at_cap = HostCpuTimeTicks::read_for_this_process();
     let (samples, cap_contention) = match lead.ended_at_power_cap_or_unsettled() {
@@ -142,14 +144,14 @@ pub fn sample_case_by_criterion<M: Measurement<Value = f64>>(
                 ),
             )
         }
-        false => (plan.samples, None),
+        false => (plan.sample_count, None),
     };
     group
         .sampling_mode(SamplingMode::Flat)
         .sample_size(samples)
-        .warm_up_time(plan.warm_up)
-        .measurement_time(plan.measurement)
-        .nresamples(plan.resamples);
+        .warm_up_time(plan.warm_up_time)
+        .measurement_time(plan.measurement_time)
+        .nresamples(plan.bootstrap_resamples);
     let timed = RefCell::new(Vec::<SampleWithWallTime>::new());
     // Time of Criterion's first call, at which its warm-up begins.
     let warm_up_began = OnceCell::new();
@@ -164,7 +166,8 @@ pub fn sample_case_by_criterion<M: Measurement<Value = f64>>(
                 let _activity = phase_timer::start_timed_activity("samples");
                 // Criterion does not mark calls of its warm-up, so calls count as warm-up until the
                 // warm-up time is over.
-                let warms_up = warm_up_began.get_or_init(Instant::now).elapsed() < plan.warm_up;
+                let warms_up =
+                    warm_up_began.get_or_init(Instant::now).elapsed() < plan.warm_up_time;
                 let _range =
                     NamedRangeGuard::open_named_range(if warms_up { "warm-up" } else { "sample" });
                 let first = lead.next_load_sample_for_case(warms_up);
@@ -208,7 +211,7 @@ pub fn sample_case_by_criterion<M: Measurement<Value = f64>>(
 /// Times a case of a comparison's trial: first a warm-up, then samples of equally many launches. On
 /// a GPU, the warm-up is a load of launches until the GPU's power state is steady.
 pub fn take_trial_samples(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     sampling: TrialSamplingPlan,
     launch: Duration,
@@ -218,14 +221,14 @@ pub fn take_trial_samples(
         return take_trial_samples_on_host(executable, stopwatch, sampling, launch);
     }
     let start = HostCpuTimeTicks::read_for_this_process();
-    let lead = LoadBeforeCaseSamples::load_gpu_until_steady(executable, stopwatch, power)?
+    let lead = GpuLoadBeforeCaseSamples::load_gpu_until_steady(executable, stopwatch, power)?
         .drop_load_samples();
     let begun = Instant::now();
-    let mut timed = Vec::with_capacity(sampling.most);
+    let mut timed = Vec::with_capacity(sampling.most_samples);
     let outcome = loop {
-        let over =
-            timed.len() >= sampling.most || begun.elapsed().as_secs_f64() >= sampling.measurement_s;
-        if timed.len() >= sampling.fewest && over {
+        let over = timed.len() >= sampling.most_samples
+            || begun.elapsed().as_secs_f64() >= sampling.measurement_s;
+        if timed.len() >= sampling.fewest_samples && over {
             break Ok(());
         }
         let _range = NamedRangeGuard::open_named_range("sample");
@@ -234,7 +237,7 @@ pub fn take_trial_samples(
             Err(error) => break Err(error),
         }
     };
-    stop_load_and_wait(stopwatch, outcome)?;
+    stop_gpu_load_and_wait(stopwatch, outcome)?;
     Ok(make_case_samples(
         &timed,
         stopwatch,
@@ -248,7 +251,7 @@ pub fn take_trial_samples(
 /// the warm-up. A shorter earlier launch is ignored, because it may be far slower than later
 /// launches, and the plan would then end after two launches.
 fn take_trial_samples_on_host(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     sampling: TrialSamplingPlan,
     launch: Duration,
@@ -256,8 +259,8 @@ fn take_trial_samples_on_host(
     let (start, started) = (HostCpuTimeTicks::read_for_this_process(), Instant::now());
     let warm_up = NamedRangeGuard::open_named_range("warm-up");
     let mut launches = 1;
-    // The plan uses wall time, because emptying caches before each cold launch must fit into the
-    // plan too.
+    // The sampling plan uses wall time, because emptying caches before each cold launch must fit
+    // into the plan too.
     let launch_s = loop {
         if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
             break launch.as_secs_f64();
@@ -272,26 +275,26 @@ fn take_trial_samples_on_host(
         launches = (2 * launches).min((left_s / launch_s.max(1e-9)).ceil() as u64).max(1);
     };
     drop(warm_up);
-    let samples =
-        ((sampling.measurement_s / launch_s) as usize).clamp(sampling.fewest, sampling.most);
+    let samples = ((sampling.measurement_s / launch_s) as usize)
+        .clamp(sampling.fewest_samples, sampling.most_samples);
     let launches = ((sampling.measurement_s / samples as f64 / launch_s) as u64).max(1);
     let mut timed = Vec::with_capacity(samples);
     for _ in 0..samples {
         let _range = NamedRangeGuard::open_named_range("sample");
-        timed.push(SampleWithWallTime::take_and_measure_wall_time(|| {
+        timed.push(SampleWithWallTime::take_sample_with_wall_time(|| {
             stopwatch.take_sample_of_launches(executable, launches)
         })?);
     }
     Ok(make_case_samples(
         &timed,
         stopwatch,
-        &LoadBeforeCaseSamples::without_load(),
+        &GpuLoadBeforeCaseSamples::without_load(),
         cpu_share_of_other_processes(start, HostCpuTimeTicks::read_for_this_process()),
     ))
 }
 
 /// Stops keeping the GPU loaded, which waits for the launches queued after the last sample.
-fn stop_load_and_wait<T>(
+fn stop_gpu_load_and_wait<T>(
     stopwatch: &mut dyn LaunchStopwatch,
     outcome: Result<T, BackendError>,
 ) -> Result<T, BackendError> {
@@ -307,7 +310,7 @@ struct SampleWithWallTime {
 }
 
 impl SampleWithWallTime {
-    fn take_and_measure_wall_time(
+    fn take_sample_with_wall_time(
         take: impl FnOnce() -> Result<TimedLaunchSample, BackendError>,
     ) -> Result<Self, BackendError> {
         let started = Instant::now();
@@ -317,10 +320,10 @@ impl SampleWithWallTime {
 }
 
 /// Outcome of the load before a case's samples, which determines how the samples are taken.
-struct LoadBeforeCaseSamples {
+struct GpuLoadBeforeCaseSamples {
     /// Number of launches per sample; `None` if Criterion or the trial's plan decides.
-    launches: Option<u64>,
-    windows_and_end_reason: Option<(LoadTimeWindows, ReasonThatLoadEnded)>,
+    launches_per_sample: Option<u64>,
+    windows_and_end_reason: Option<(GpuLoadTimeWindows, ReasonThatGpuLoadEnded)>,
     /// Samples of the load that count as the case's first samples: those in the last window of a
     /// settled load.
     samples_for_case: RefCell<VecDeque<SampleWithWallTime>>,
@@ -329,23 +332,23 @@ struct LoadBeforeCaseSamples {
     wall_time_of_case_samples: Duration,
     /// Pause before each sample in burst mode; zero otherwise.
     pause_before_sample: Duration,
-    start_time: SystemTime,
+    load_start_time: SystemTime,
 }
 
-impl LoadBeforeCaseSamples {
-    fn without_load() -> LoadBeforeCaseSamples {
+impl GpuLoadBeforeCaseSamples {
+    fn without_load() -> GpuLoadBeforeCaseSamples {
         Self::with_launches_and_pause(None, Duration::ZERO, SystemTime::now())
     }
 
     fn with_launches_and_pause(launches: Option<u64>, pause: Duration, begun: SystemTime) -> Self {
         let (taken, taken_wall) = (RefCell::default(), Duration::ZERO);
         Self {
-            launches,
+            launches_per_sample: launches,
             windows_and_end_reason: None,
             samples_for_case: taken,
             wall_time_of_case_samples: taken_wall,
             pause_before_sample: pause,
-            start_time: begun,
+            load_start_time: begun,
         }
     }
 
@@ -355,37 +358,41 @@ impl LoadBeforeCaseSamples {
     /// # Errors
     /// Fails if a launch fails; [`BackendError::Unsupported`] for long launches in burst mode.
     fn load_gpu_until_steady(
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         stopwatch: &mut dyn LaunchStopwatch,
         power: TimingPowerMode,
-    ) -> Result<LoadBeforeCaseSamples, BackendError> {
+    ) -> Result<GpuLoadBeforeCaseSamples, BackendError> {
         if stopwatch.power_meter().is_none() {
             return Ok(Self::without_load());
         }
         let _activity = phase_timer::start_timed_activity("settling");
         let _range = NamedRangeGuard::open_named_range("warm-up");
         let begun = SystemTime::now();
-        let mut load =
-            CaseAsGpuLoad { executable, stopwatch, launches: 1, load_samples: Vec::new() };
+        let mut load = CaseAsGpuLoad {
+            executable,
+            stopwatch,
+            launches_per_sample: 1,
+            load_samples: Vec::new(),
+        };
         match power {
-            TimingPowerMode::Steady => {
+            TimingPowerMode::SteadyLoad => {
                 let settled = power::run_load_until_gpu_is_steady(&mut load);
-                let CaseAsGpuLoad { launches, load_samples: taken, .. } = load;
+                let CaseAsGpuLoad { launches_per_sample: launches, load_samples: taken, .. } = load;
                 let settled = match settled {
                     Ok(
                         settled @ (
                             _,
-                            ReasonThatLoadEnded::ReachedPowerCap
-                            | ReasonThatLoadEnded::UnsteadyAtTimeLimit,
+                            ReasonThatGpuLoadEnded::SteadyAtPowerCap
+                            | ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit,
                         ),
                     ) => settled,
-                    below_cap => stop_load_and_wait(stopwatch, below_cap)?,
+                    below_cap => stop_gpu_load_and_wait(stopwatch, below_cap)?,
                 };
                 stopwatch.set_settled_sm_clock_of_case(
-                    taken.last().and_then(|last| last.sample.clock_mhz),
+                    taken.last().and_then(|last| last.sample.sm_clock_mhz),
                 );
                 let mut lead = Self::with_launches_and_pause(Some(launches), Duration::ZERO, begun);
-                if settled.1 != ReasonThatLoadEnded::UnsteadyAtTimeLimit {
+                if settled.1 != ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit {
                     lead.samples_for_case
                         .get_mut()
                         .extend(samples_in_last_load_window(&taken, launches));
@@ -394,7 +401,7 @@ impl LoadBeforeCaseSamples {
                 }
                 Ok(Self { windows_and_end_reason: Some(settled), ..lead })
             }
-            TimingPowerMode::Burst => {
+            TimingPowerMode::BurstsAfterPauses => {
                 // The warm-up lasts until the number of launches per sample no longer changes.
                 let started = Instant::now();
                 while started.elapsed().as_secs_f64() < GPU_SAMPLE_DURATION_SECONDS {
@@ -408,9 +415,9 @@ impl LoadBeforeCaseSamples {
                         )));
                     }
                 }
-                let pause =
-                    Duration::from_secs_f64(GPU_SAMPLE_DURATION_SECONDS) * BURST_PAUSES_PER_SAMPLE;
-                Ok(Self::with_launches_and_pause(Some(load.launches), pause, begun))
+                let pause = Duration::from_secs_f64(GPU_SAMPLE_DURATION_SECONDS)
+                    * BURST_PAUSE_TO_SAMPLE_TIME_RATIO;
+                Ok(Self::with_launches_and_pause(Some(load.launches_per_sample), pause, begun))
             }
         }
     }
@@ -435,7 +442,10 @@ impl LoadBeforeCaseSamples {
         let end = self.windows_and_end_reason.as_ref().map(|(_, end)| end);
         matches!(
             end,
-            Some(ReasonThatLoadEnded::ReachedPowerCap | ReasonThatLoadEnded::UnsteadyAtTimeLimit)
+            Some(
+                ReasonThatGpuLoadEnded::SteadyAtPowerCap
+                    | ReasonThatGpuLoadEnded::UnsteadyAtTimeLimit
+            )
         )
     }
 
@@ -444,28 +454,28 @@ impl LoadBeforeCaseSamples {
     /// ([`MAX_EXTRA_SAMPLING_AT_POWER_CAP`]). Returns their number.
     fn take_samples_at_power_cap(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         stopwatch: &mut dyn LaunchStopwatch,
         plan: &SamplingPlan,
     ) -> Result<usize, BackendError> {
         let _activity = phase_timer::start_timed_activity("samples");
-        let mut windows = LoadTimeWindows::with_window_length_for_samples();
-        let surplus = self.samples_for_case.get_mut().len().saturating_sub(plan.samples);
+        let mut windows = GpuLoadTimeWindows::with_window_length_for_samples();
+        let surplus = self.samples_for_case.get_mut().len().saturating_sub(plan.sample_count);
         self.samples_for_case.get_mut().drain(..surplus);
         for SampleWithWallTime { sample, wall_time: wall } in self.samples_for_case.get_mut() {
-            windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
+            windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.sm_clock_mhz);
         }
         let mut count = self.samples_for_case.get_mut().len();
-        let (fewest, shortest, extra) = match plan.extends_at_power_cap {
-            true => (MIN_CRITERION_SAMPLES, plan.measurement, MAX_EXTRA_SAMPLING_AT_POWER_CAP),
-            false => (plan.samples, Duration::ZERO, Duration::ZERO),
+        let (fewest, shortest, extra) = match plan.extends_sampling_at_power_cap {
+            true => (MIN_CRITERION_SAMPLES, plan.measurement_time, MAX_EXTRA_SAMPLING_AT_POWER_CAP),
+            false => (plan.sample_count, Duration::ZERO, Duration::ZERO),
         };
         let load = self.windows_and_end_reason.as_ref().map(|(load, _)| load);
         let is_precise = |windows_ns: &[f64]| {
             load.is_none_or(|load| load.is_median_precise_with_load_windows(windows_ns))
         };
         let outcome = loop {
-            let elapsed = windows.load_time();
+            let elapsed = windows.duration_under_load();
             let precise =
                 elapsed >= shortest + extra || is_precise(windows.launch_times_by_window_ns());
             if count >= fewest && elapsed >= shortest && precise {
@@ -474,7 +484,8 @@ impl LoadBeforeCaseSamples {
             let _range = NamedRangeGuard::open_named_range("sample");
             match self.take_sample_after_load(executable, stopwatch, 1) {
                 Ok(one) => {
-                    let TimedLaunchSample { launches, elapsed_ns, clock_mhz, .. } = one.sample;
+                    let TimedLaunchSample { launches, elapsed_ns, sm_clock_mhz: clock_mhz, .. } =
+                        one.sample;
                     windows.add_load_sample(one.wall_time, launches, elapsed_ns, clock_mhz);
                     self.samples_for_case.get_mut().push_back(one);
                     count += 1;
@@ -482,19 +493,20 @@ impl LoadBeforeCaseSamples {
                 Err(error) => break Err(error),
             }
         };
-        stop_load_and_wait(stopwatch, outcome)
+        stop_gpu_load_and_wait(stopwatch, outcome)
     }
 
     /// Takes a sample of as many launches as the load determined, or else of `launches` launches.
     fn take_sample_after_load(
         &self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         stopwatch: &mut dyn LaunchStopwatch,
         launches: u64,
     ) -> Result<SampleWithWallTime, BackendError> {
         std::thread::sleep(self.pause_before_sample);
-        SampleWithWallTime::take_and_measure_wall_time(|| {
-            stopwatch.take_sample_of_launches(executable, self.launches.unwrap_or(launches))
+        SampleWithWallTime::take_sample_with_wall_time(|| {
+            stopwatch
+                .take_sample_of_launches(executable, self.launches_per_sample.unwrap_or(launches))
         })
     }
 
@@ -507,32 +519,43 @@ impl LoadBeforeCaseSamples {
         let Some(meter) = stopwatch.power_meter() else {
             return Some(CasePowerRecord::with_power_state_not_applicable("the host computes"));
         };
-        self.launches?;
-        if stopwatch.sample_conditions().host_bound {
+        self.launches_per_sample?;
+        if stopwatch.sample_conditions().includes_host_launch_time {
             return Some(CasePowerRecord::with_power_state_not_applicable(
                 "the host's launches are in the time",
             ));
         }
         let Some(settled) = &self.windows_and_end_reason else {
             let reading = meter.read_card_with_nvml().unwrap_or_default();
-            return Some(CasePowerRecord::from_nvml_reading(PowerStateOfSamples::Burst, reading));
+            return Some(CasePowerRecord::from_nvml_reading(
+                PowerStateOfSamples::BurstsAfterPauses,
+                reading,
+            ));
         };
-        let mut windows = LoadTimeWindows::with_window_length_for_samples();
+        let mut windows = GpuLoadTimeWindows::with_window_length_for_samples();
         let (mut launches_ns, mut busy_ns) = (Vec::new(), 0.0);
         for SampleWithWallTime { sample, wall_time: wall } in timed {
             busy_ns += sample.elapsed_ns;
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
-            windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
+            windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.sm_clock_mhz);
         }
         let median_ns = stats::median(&launches_ns);
         let (windows_ns, idle) =
             (windows.launch_times_by_window_ns(), share_of_time_gpu_waited_for_host(timed));
-        let samples = SamplesAfterLoad { windows_ns, median_ns, idle_share: idle };
+        let samples = SamplesAfterLoad {
+            window_mean_launch_ns: windows_ns,
+            median_launch_ns: median_ns,
+            gpu_idle_share: idle,
+        };
         let power = CasePowerRecord::from_samples_after_load(settled, &samples, meter);
-        let settling_s = power.settling_s - self.wall_time_of_case_samples.as_secs_f64();
+        let settling_s = power.load_before_samples_s - self.wall_time_of_case_samples.as_secs_f64();
         let wall_s = timed.iter().map(|it| it.wall_time).sum::<Duration>().as_secs_f64();
         let busy = (busy_ns * 1e-9 / wall_s.max(1e-9)).min(1.0);
-        Some(CasePowerRecord { settling_s: settling_s.max(0.0), busy: Some(busy), ..power })
+        Some(CasePowerRecord {
+            load_before_samples_s: settling_s.max(0.0),
+            gpu_busy_share: Some(busy),
+            ..power
+        })
     }
 }
 
@@ -572,17 +595,17 @@ fn samples_in_last_load_window(
 
 /// Launches a case as a load on the GPU, in samples of [`GPU_SAMPLE_DURATION_SECONDS`].
 struct CaseAsGpuLoad<'a> {
-    executable: &'a mut dyn Executable,
+    executable: &'a mut dyn LaunchableProblem,
     stopwatch: &'a mut dyn LaunchStopwatch,
-    launches: u64,
+    launches_per_sample: u64,
     /// Samples since the load began, or resumed after a pause.
     load_samples: Vec<SampleWithWallTime>,
 }
 
 impl LoadOfGpu for CaseAsGpuLoad<'_> {
-    fn run_load_sample(&mut self) -> Result<LoadSample, BackendError> {
-        let timed = SampleWithWallTime::take_and_measure_wall_time(|| {
-            self.stopwatch.take_sample_of_launches(self.executable, self.launches)
+    fn run_load_sample(&mut self) -> Result<GpuLoadSample, BackendError> {
+        let timed = SampleWithWallTime::take_sample_with_wall_time(|| {
+            self.stopwatch.take_sample_of_launches(self.executable, self.launches_per_sample)
         })?;
         self.load_samples.push(timed);
         let SampleWithWallTime { sample, wall_time: wall } = timed;
@@ -590,17 +613,17 @@ impl LoadOfGpu for CaseAsGpuLoad<'_> {
         // load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
         let whole = (GPU_SAMPLE_DURATION_SECONDS / launch_s.max(1e-9)).ceil() as u64;
-        self.launches = whole.clamp(1, 2 * sample.launches);
-        let TimedLaunchSample { launches, elapsed_ns, clock_mhz, .. } = sample;
-        Ok(LoadSample { launches, elapsed_ns, clock_mhz })
+        self.launches_per_sample = whole.clamp(1, 2 * sample.launches);
+        let TimedLaunchSample { launches, elapsed_ns, sm_clock_mhz: clock_mhz, .. } = sample;
+        Ok(GpuLoadSample { launches, elapsed_ns, sm_clock_mhz: clock_mhz })
     }
 
     fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading {
         let highest_mhz = f64::INFINITY;
         self.stopwatch.power_meter().map_or(
             ClockAndThrottleReading {
-                clock_mhz,
-                highest_mhz,
+                sm_clock_mhz: clock_mhz,
+                highest_sm_clock_mhz: highest_mhz,
                 at_power_cap: None,
                 slowed_by_heat_or_hardware: None,
             },
@@ -623,11 +646,11 @@ impl LoadOfGpu for CaseAsGpuLoad<'_> {
 
 /// Shortest of a few host times in nanoseconds to enqueue a launch on an idle device.
 pub fn shortest_host_time_to_launch_ns(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<f64, BackendError> {
     let mut shortest = f64::INFINITY;
     let begun = Instant::now();
-    for taken in 0..LAUNCHES_WITH_HOST_TIME {
+    for taken in 0..MAX_HOST_TIMED_LAUNCHES {
         // For long launches, a second measurement is as informative as later ones, so two suffice.
         if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
             break;
@@ -641,7 +664,7 @@ pub fn shortest_host_time_to_launch_ns(
     Ok(shortest)
 }
 
-/// Share of the host's CPU time that other processes used between two readings.
+/// Returns the share of the host's CPU time that other processes used between two readings.
 fn cpu_share_of_other_processes(
     start: Option<HostCpuTimeTicks>,
     end: Option<HostCpuTimeTicks>,
@@ -652,42 +675,45 @@ fn cpu_share_of_other_processes(
 fn make_case_samples(
     timed: &[SampleWithWallTime],
     stopwatch: &dyn LaunchStopwatch,
-    lead: &LoadBeforeCaseSamples,
+    lead: &GpuLoadBeforeCaseSamples,
     contention: Option<f64>,
 ) -> SamplesOfCase {
     let kept: Vec<TimedLaunchSample> = timed.iter().map(|timed| timed.sample).collect();
     let power = lead.power_record_of_samples(timed, stopwatch);
     let slowed = power.as_ref().is_some_and(CasePowerRecord::was_slowed_by_heat_or_hardware);
     SamplesOfCase {
-        launches: kept.iter().map(|sample| sample.launches).collect(),
-        elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
-        clock_mhz: kept
+        launches_per_sample: kept.iter().map(|sample| sample.launches).collect(),
+        elapsed_per_sample_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
+        sm_clock_per_sample_mhz: kept
             .iter()
-            .map(|sample| sample.clock_mhz)
+            .map(|sample| sample.sm_clock_mhz)
             .collect::<Option<_>>()
             .unwrap_or_default(),
-        skew_ns: kept
+        gpu_skew_per_sample_ns: kept
             .iter()
-            .map(|sample| sample.skew_ns)
+            .map(|sample| sample.skew_between_gpus_ns)
             .collect::<Option<_>>()
             .unwrap_or_default(),
         conditions: CaseSampleConditions {
-            discarded: kept.iter().map(|sample| sample.discarded).sum(),
-            throttled: kept.iter().filter(|sample| sample.throttled || slowed).count() as u64,
-            contention,
-            other_processes: stopwatch
+            discarded_attempts: kept.iter().map(|sample| sample.discarded_attempts).sum(),
+            throttled_samples: kept
+                .iter()
+                .filter(|sample| sample.gpu_was_throttled || slowed)
+                .count() as u64,
+            other_processes_cpu_share: contention,
+            other_gpu_processes: stopwatch
                 .power_meter()
-                .and_then(|meter| meter.other_processes_on_gpus_since(lead.start_time)),
+                .and_then(|meter| meter.other_processes_on_gpus_since(lead.load_start_time)),
             ..stopwatch.sample_conditions()
         },
         costs: LaunchCostsBesidesDeviceTime {
-            commands: stopwatch.commands_per_launch(),
+            gpu_commands: stopwatch.commands_per_launch(),
             ..LaunchCostsBesidesDeviceTime::default()
         },
-        unrecorded: None,
+        reason_cupti_did_not_check: None,
         power,
         energy: None,
-        delay_size: None,
+        delay_ns_or_bytes: None,
     }
 }
 
@@ -707,7 +733,7 @@ mod tests {
     impl LaunchStopwatch for SimulatedGpuStopwatch {
         fn take_sample_of_launches(
             &mut self,
-            _: &mut dyn Executable,
+            _: &mut dyn LaunchableProblem,
             launches: u64,
         ) -> Result<TimedLaunchSample, BackendError> {
             let elapsed = Duration::from_secs_f64(self.0 * 1e-3) * launches as u32;
@@ -716,16 +742,16 @@ mod tests {
             Ok(TimedLaunchSample {
                 launches,
                 elapsed_ns,
-                skew_ns: None,
-                clock_mhz: self.1,
-                discarded: 0,
-                throttled: false,
+                skew_between_gpus_ns: None,
+                sm_clock_mhz: self.1,
+                discarded_attempts: 0,
+                gpu_was_throttled: false,
             })
         }
 
         fn time_one_replay(
             &mut self,
-            _: &mut dyn Executable,
+            _: &mut dyn LaunchableProblem,
         ) -> Result<Option<TimedReplay>, BackendError> {
             Ok(None)
         }
@@ -739,32 +765,34 @@ mod tests {
         }
     }
 
-    fn load_simulated_gpu(
+    fn run_load_on_simulated_gpu(
         launch_ms: f64,
         clock_mhz: Option<f64>,
         power: TimingPowerMode,
-    ) -> Result<LoadBeforeCaseSamples, BackendError> {
+    ) -> Result<GpuLoadBeforeCaseSamples, BackendError> {
         let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
         let meter = Arc::new(NvmlPowerMeter::without_nvml_for_tests(None));
         let mut card = SimulatedGpuStopwatch(launch_ms, clock_mhz, meter);
-        LoadBeforeCaseSamples::load_gpu_until_steady(&mut task, &mut card, power)
+        GpuLoadBeforeCaseSamples::load_gpu_until_steady(&mut task, &mut card, power)
     }
 
     #[test]
     fn the_last_window_of_a_settled_load_gives_the_first_samples() {
-        let below = load_simulated_gpu(1.0, Some(1980.0), TimingPowerMode::Steady).unwrap();
+        let below =
+            run_load_on_simulated_gpu(1.0, Some(1980.0), TimingPowerMode::SteadyLoad).unwrap();
         let (launches, windows) =
-            (below.launches.unwrap(), below.windows_and_end_reason.as_ref().unwrap());
-        assert_eq!(windows.1, ReasonThatLoadEnded::SteadyBelowPowerCap);
+            (below.launches_per_sample.unwrap(), below.windows_and_end_reason.as_ref().unwrap());
+        assert_eq!(windows.1, ReasonThatGpuLoadEnded::SteadyBelowPowerCap);
         assert!(below.next_load_sample_for_case(true).is_none(), "a warm-up takes real samples");
         let first: Vec<_> = std::iter::from_fn(|| below.next_load_sample_for_case(false)).collect();
         let wall: Duration = first.iter().map(|it| it.wall_time).sum();
-        assert!(wall > Duration::ZERO && wall < windows.0.load_time());
+        assert!(wall > Duration::ZERO && wall < windows.0.duration_under_load());
         assert!(first.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
-        let capped = load_simulated_gpu(1.0, Some(1430.0), TimingPowerMode::Steady).unwrap();
+        let capped =
+            run_load_on_simulated_gpu(1.0, Some(1430.0), TimingPowerMode::SteadyLoad).unwrap();
         assert_eq!(
             capped.windows_and_end_reason.as_ref().unwrap().1,
-            ReasonThatLoadEnded::ReachedPowerCap
+            ReasonThatGpuLoadEnded::SteadyAtPowerCap
         );
         let first: Vec<_> =
             std::iter::from_fn(|| capped.next_load_sample_for_case(false)).collect();
@@ -781,19 +809,19 @@ mod tests {
             let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
             let meter = Arc::new(NvmlPowerMeter::without_nvml_for_tests(None));
             let mut card = SimulatedGpuStopwatch(1.0, Some(1430.0), meter);
-            let mut lead = LoadBeforeCaseSamples::load_gpu_until_steady(
+            let mut lead = GpuLoadBeforeCaseSamples::load_gpu_until_steady(
                 &mut task,
                 &mut card,
-                TimingPowerMode::Steady,
+                TimingPowerMode::SteadyLoad,
             )
             .unwrap();
             let plan = SamplingPlan {
-                samples,
-                warm_up: Duration::ZERO,
-                measurement: Duration::from_millis(200),
-                resamples: 1,
-                power: TimingPowerMode::Steady,
-                extends_at_power_cap: extends_at_cap,
+                sample_count: samples,
+                warm_up_time: Duration::ZERO,
+                measurement_time: Duration::from_millis(200),
+                bootstrap_resamples: 1,
+                power: TimingPowerMode::SteadyLoad,
+                extends_sampling_at_power_cap: extends_at_cap,
             };
             let of_load = lead.samples_for_case.get_mut().len();
             let count = lead.take_samples_at_power_cap(&mut task, &mut card, &plan).unwrap();
@@ -811,10 +839,10 @@ mod tests {
             let sample = TimedLaunchSample {
                 launches: 1,
                 elapsed_ns: 4e6,
-                skew_ns: None,
-                clock_mhz: None,
-                discarded: 0,
-                throttled: false,
+                skew_between_gpus_ns: None,
+                sm_clock_mhz: None,
+                discarded_attempts: 0,
+                gpu_was_throttled: false,
             };
             SampleWithWallTime { sample, wall_time: Duration::from_micros(wall_us) }
         };
@@ -833,7 +861,9 @@ mod tests {
 
     #[test]
     fn burst_mode_refuses_launches_of_more_than_10_ms() {
-        let lead = |launch_ms| load_simulated_gpu(launch_ms, None, TimingPowerMode::Burst);
+        let lead = |launch_ms| {
+            run_load_on_simulated_gpu(launch_ms, None, TimingPowerMode::BurstsAfterPauses)
+        };
         assert!(lead(1.0).is_ok_and(|lead| lead.pause_before_sample > Duration::ZERO));
         let why = "--power burst measures launches of at most 10 ms, this one takes 12 ms";
         assert_eq!(lead(12.0).err(), Some(BackendError::Unsupported(why.to_owned())));

@@ -70,7 +70,7 @@ pub fn case_filter_of_trial_request(
     request: &TrialRequestToBench,
     settings: &BenchSettings,
 ) -> CaseIdFilter {
-    request.cases.clone().map_or_else(|| settings.filter.clone(), CaseIdFilter::OneOf)
+    request.case_ids_to_run.clone().map_or_else(|| settings.filter.clone(), CaseIdFilter::AnyOfIds)
 }
 
 /// Artificial delays in nanoseconds of the selected cases, by case id.
@@ -78,7 +78,11 @@ pub fn injected_delays_by_case(
     settings: &BenchSettings,
     selection: &SelectedAndSkippedCases<'_>,
 ) -> BTreeMap<String, u64> {
-    let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
+    let ids = selection
+        .problems_with_cases
+        .iter()
+        .flat_map(|group| &group.cases)
+        .map(|case| &case.case_id);
     ids.filter_map(|id| {
         Some((id.clone(), InjectedLaunchDelay::find_delay_for_case(&settings.delays, id)?.delay_ns))
     })
@@ -87,7 +91,7 @@ pub fn injected_delays_by_case(
 
 /// Prints a warning if launches have artificial delays.
 pub fn print_warning_of_injected_delays(run: &BenchProcessRun) {
-    if !run.delays.is_empty() {
+    if !run.injected_delays_ns.is_empty() {
         eprintln!(
             "warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}",
             run.injected_delays_as_text()
@@ -110,7 +114,7 @@ mod tests {
         };
         let long = "x/".repeat(499);
         let ids = ["a/b_c", "a_b/c", &long];
-        let tensors = |value: usize| Tensors::new().with("y", [1], vec![value as f32]);
+        let tensors = |value: usize| Tensors::new().with_tensor("y", [1], vec![value as f32]);
         for (index, id) in ids.iter().enumerate() {
             outputs.save_outputs_if_needed(id, &tensors(index));
             outputs.save_verified_outputs_if_needed(id, &tensors(9));

@@ -12,7 +12,7 @@ use super::session::CaseRunningProcess;
 use super::trial::{
     OutputsExchangedBetweenBuilds, injected_delays_by_case, print_warning_of_injected_delays,
 };
-use crate::backend::{BackendKind, BenchTarget};
+use crate::backend::{BackendKind, BenchDevices};
 use crate::exit::ProcessExitReason;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
@@ -36,12 +36,12 @@ use kernelgate_cuda::observe::telemetry::CardTelemetryByNvml;
 pub struct StateInsideTrialProcess<'a> {
     /// Flags and variables.
     pub settings: &'a BenchSettings,
-    /// How long to time.
+    /// Sampling plan that determines how long the trial times each case.
     pub sampling: TrialSamplingPlan,
     /// The earlier run of the same executable whose verified digests can be reused.
-    pub verified: Option<BenchProcessRun>,
+    pub earlier_verified_run: Option<BenchProcessRun>,
     /// Folder of inputs that an earlier trial drew and stored.
-    pub inputs: Option<PathBuf>,
+    pub stored_inputs_folder: Option<PathBuf>,
     /// Folders for the outputs of both builds, if no reference verifies them.
     pub outputs: OutputsExchangedBetweenBuilds,
     /// Folder of stored references.
@@ -58,10 +58,10 @@ impl StateInsideTrialProcess<'_> {
 
     /// The verification record of a case from the earlier run of the same executable.
     fn verification_by_earlier_run(&self, id: &str) -> Option<OutputVerificationRecord> {
-        let run = self.verified.as_ref()?;
+        let run = self.earlier_verified_run.as_ref()?;
         let earlier = &run.cases.get(id)?.verification;
-        let by = Some(earlier.by.clone().unwrap_or_else(|| run.key_in_baseline()));
-        Some(OutputVerificationRecord { by, ..earlier.clone() })
+        let by = Some(earlier.reused_from_run.clone().unwrap_or_else(|| run.key_in_baseline()));
+        Some(OutputVerificationRecord { reused_from_run: by, ..earlier.clone() })
     }
 }
 
@@ -69,19 +69,19 @@ impl CaseRunningProcess for StateInsideTrialProcess<'_> {
     fn prepare_problem(
         &self,
         group: &SelectedProblem<'_>,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
         let mut ready = PreparedProblem::with_inputs_only(
             group,
-            self.settings.seed,
-            self.inputs.as_deref(),
+            self.settings.input_seed,
+            self.stored_inputs_folder.as_deref(),
             target,
         )?;
         ready.references.clone_from(&self.references);
         ready.exchanged_outputs.clone_from(&self.outputs);
         // If no earlier run verified the outputs, the reference is computed here, outside of any
         // case, so that no case is charged for it.
-        if self.verified.is_none() {
+        if self.earlier_verified_run.is_none() {
             ready.compute_reference_once(group)?;
         }
         Ok(ready)
@@ -92,13 +92,13 @@ impl CaseRunningProcess for StateInsideTrialProcess<'_> {
         ready: &mut PreparedProblem,
         group: &SelectedProblem<'_>,
         case: &SelectedCase,
-        target: &BenchTarget,
+        target: &BenchDevices,
     ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
         ready.verify_by_known_digest_or_reference(
             group,
             case,
             target,
-            self.verification_by_earlier_run(&case.id),
+            self.verification_by_earlier_run(&case.case_id),
         )
     }
 
@@ -139,31 +139,31 @@ pub fn run_trial_and_write_record(
     let opening = phase_timer::start_timed_activity("open");
     let executable =
         settings.process.executable.as_deref().map(file::file_content_hash_hex).transpose()?;
-    let target = settings.device.open_target(place)?;
+    let target = settings.requested_backend_and_gpus.open_target(place)?;
     let environment = RunEnvironment::environment_of_target(&target);
     drop(opening);
     let mut run = BenchProcessRun {
         effort: settings.effort.effort_name().to_owned(),
         shard: selection.division_among_shards.as_ref().and(settings.shard),
         plan: selection.division_among_shards.clone(),
-        seed: settings.seed,
-        delays: injected_delays_by_case(settings, selection),
-        executable,
-        skipped: selection.skipped.iter().cloned().collect(),
-        unsupported_case_ids: selection.unsupported.clone(),
+        seed: settings.input_seed,
+        injected_delays_ns: injected_delays_by_case(settings, selection),
+        executable_hash: executable,
+        skipped: selection.skipped_ids_and_reasons.iter().cloned().collect(),
+        unsupported_case_ids: selection.unsupported_case_ids.clone(),
         ..BenchProcessRun::empty_run_starting_now(
             bench,
-            &request.session,
+            &request.session_name,
             environment,
-            CommitAndChanges::from_git_or_variable(&store.root),
+            CommitAndChanges::from_git_or_variable(&store.package_root),
         )
     };
     let earlier: Option<BenchProcessRun> =
-        request.verified.as_deref().map(file::read_record).transpose()?;
+        request.verified_run_record.as_deref().map(file::read_record).transpose()?;
     // Digests from another executable or another device are not reused.
     let verified = earlier.filter(|earlier| {
-        earlier.executable.is_some()
-            && earlier.executable == run.executable
+        earlier.executable_hash.is_some()
+            && earlier.executable_hash == run.executable_hash
             && earlier.seed == run.seed
             && earlier.environment.can_reuse_verification_of(&run.environment)
     });
@@ -171,7 +171,7 @@ pub fn run_trial_and_write_record(
         let _activity = phase_timer::start_timed_activity("timer");
         CaseTimer::for_target(&target)?
     };
-    run.anchors = request.anchors.then(|| timer.measure_anchor_rates(settings.power));
+    run.anchors = request.measure_anchor_rates.then(|| timer.measure_anchor_rates(settings.power));
     let telemetry = {
         let _activity = phase_timer::start_timed_activity("telemetry");
         let telemetry = target.open_card_telemetry();
@@ -179,26 +179,27 @@ pub fn run_trial_and_write_record(
         telemetry
     };
     print_warning_of_injected_delays(&run);
-    let references = StoredReferenceFolder::new(store.references.clone(), run.executable.clone());
-    let recorder = SharedRunRecord::start_recording(
+    let hash = run.executable_hash.clone();
+    let references = StoredReferenceFolder::new(store.references_folder.clone(), hash);
+    let recorder = SharedRunRecord::begin_run_record(
         run,
-        request.record,
-        WhenRecordIsSaved::WhenComplete,
+        request.run_record_path,
+        WhenRecordIsSaved::SavedWhenComplete,
         None,
     )?;
     recorder.exit_between_writes_on_interrupt()?;
     if target.backend_kind() == BackendKind::Cpu {
-        recorder.exit_on_host_launch_timeout(settings.host_timeout);
+        recorder.exit_on_host_launch_timeout(settings.host_launch_timeout);
     }
     let session = StateInsideTrialProcess {
         settings,
         sampling: request.sampling,
-        verified,
-        inputs: request.inputs,
+        earlier_verified_run: verified,
+        stored_inputs_folder: request.inputs_folder,
         outputs: OutputsExchangedBetweenBuilds {
-            folder_to_save: request.keep_outputs,
-            folder_of_base_outputs: request.base_outputs,
-            saves_verified_outputs: request.keep_verified,
+            folder_to_save: request.kept_outputs_folder,
+            folder_of_base_outputs: request.base_outputs_folder,
+            saves_verified_outputs: request.keep_verified_outputs,
         },
         references: Some(references),
         recorder: recorder.clone(),
@@ -208,12 +209,9 @@ pub fn run_trial_and_write_record(
         SelectedCasesRunner::for_session_and_target(&session, settings, target, timer, progress)
             .run_selected_cases(selection)?;
     let checks = phase_timer::time_in_activity_with_nested(after_timing::CHECK_AFTER_TIMING_PHASE);
-    recorder.add_seconds_by_activity(
-        phase_timer::take_seconds_by_activity(),
-        checks,
-        started.elapsed(),
-    );
-    recorder
-        .mark_complete_and_write(telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors))?;
+    let seconds = phase_timer::take_seconds_by_activity();
+    recorder.add_seconds_by_activity(seconds, checks, started.elapsed());
+    let sensors = telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors);
+    recorder.mark_complete_and_write(sensors)?;
     Ok(exit)
 }

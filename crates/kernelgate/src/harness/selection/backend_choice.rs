@@ -1,7 +1,7 @@
 //! Chooses the backend of a bench process: a GPU if the machine has one and an implementation uses
 //! it, else the CPU, with the reason.
 
-use crate::backend::{BackendKind, BenchTarget};
+use crate::backend::{BackendKind, BenchDevices};
 use crate::harness::error::HarnessError;
 use crate::suite::WorkloadSuite;
 use kernelgate_cuda::driver::device::{self, GpuUnusableError};
@@ -23,7 +23,7 @@ pub struct ChosenBackend {
     /// Size of the GPU's L2 cache in bytes; 0 on the CPU.
     pub l2_bytes: u64,
     /// Number of GPUs that the process uses; 0 on the CPU.
-    pub gpus: usize,
+    pub gpu_count: usize,
 }
 
 /// The backend and GPUs that the user requested on the command line.
@@ -32,14 +32,14 @@ pub struct RequestedBackendAndGpus {
     /// The requested backend; `None`: a GPU if the machine has one, else the CPU.
     pub backend: Option<BackendKind>,
     /// Ordinals of the requested GPUs, starting at 0; `None` if the user requested none.
-    pub devices: Option<Devices<usize>>,
+    pub gpu_ordinals: Option<Devices<usize>>,
     /// Options with which GPUs are opened.
     pub options: DeviceOptions,
 }
 
 impl RequestedBackendAndGpus {
     fn requested_or_first_gpu(&self) -> Devices<usize> {
-        self.devices.clone().unwrap_or_else(|| Devices::from(0))
+        self.gpu_ordinals.clone().unwrap_or_else(|| Devices::from(0))
     }
 
     /// Chooses the backend without opening a device.
@@ -51,7 +51,7 @@ impl RequestedBackendAndGpus {
         mut suites: impl Iterator<Item = &'a WorkloadSuite>,
     ) -> Result<ChosenBackend, HarnessError> {
         let (ordinals, architecture) =
-            (self.requested_or_first_gpu(), self.options.architecture.as_deref());
+            (self.requested_or_first_gpu(), self.options.kernel_architecture_override.as_deref());
         let gpu = || {
             ordinals
                 .iter()
@@ -61,20 +61,22 @@ impl RequestedBackendAndGpus {
             kind: BackendKind::Cpu,
             reason_against_other_backend: otherwise,
             l2_bytes: 0,
-            gpus: 0,
+            gpu_count: 0,
         };
         let cuda = || ChosenBackend {
             kind: BackendKind::Cuda,
             reason_against_other_backend: "this run is on the GPU: --backend cpu runs them"
                 .to_owned(),
             l2_bytes: device::l2_cache_bytes_of_gpu(*ordinals.first_device()),
-            gpus: ordinals.device_count(),
+            gpu_count: ordinals.device_count(),
         };
         match self.backend {
             Some(BackendKind::Cpu) => Ok(cpu("this run is on the CPU, as asked".to_owned())),
             Some(BackendKind::Cuda) => gpu().map_err(HarnessError::NoGpu).map(|()| cuda()),
             // The user requested a GPU, so the bench must not fall back to the CPU.
-            None if self.devices.is_some() => gpu().map_err(HarnessError::NoGpu).map(|()| cuda()),
+            None if self.gpu_ordinals.is_some() => {
+                gpu().map_err(HarnessError::NoGpu).map(|()| cuda())
+            }
             None => {
                 if !suites.any(|suite| {
                     suite
@@ -89,7 +91,7 @@ impl RequestedBackendAndGpus {
                 match gpu() {
                     Ok(()) => Ok(cuda()),
                     // The user requested an architecture, so an unsuitable one is an error.
-                    Err(error @ GpuUnusableError::Architecture(_)) => {
+                    Err(error @ GpuUnusableError::InvalidArchitectureVariable(_)) => {
                         Err(HarnessError::NoGpu(error))
                     }
                     Err(error) => Ok(cpu(format!("no GPU: {error}"))),
@@ -102,11 +104,11 @@ impl RequestedBackendAndGpus {
     ///
     /// # Errors
     /// Fails if a GPU cannot be opened.
-    pub fn open_target(&self, place: &ChosenBackend) -> Result<BenchTarget, HarnessError> {
+    pub fn open_target(&self, place: &ChosenBackend) -> Result<BenchDevices, HarnessError> {
         match place.kind {
-            BackendKind::Cpu => Ok(BenchTarget::Cpu),
+            BackendKind::Cpu => Ok(BenchDevices::Cpu),
             BackendKind::Cuda => match self.requested_or_first_gpu().open(&self.options) {
-                Ok(devices) => Ok(BenchTarget::Cuda(devices)),
+                Ok(devices) => Ok(BenchDevices::Cuda(devices)),
                 Err(error) => Err(HarnessError::NoGpu(error)),
             },
         }

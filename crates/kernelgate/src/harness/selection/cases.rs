@@ -26,8 +26,8 @@ pub struct SelectedProblem<'a> {
     /// The suite of the problem, with its implementations.
     pub suite: &'a WorkloadSuite,
     /// The problem's axes.
-    pub point: Point,
-    /// The problem of the cases.
+    pub axis_values: Point,
+    /// The problem that the selected cases compute.
     pub problem: Box<dyn ProblemWithImplementations>,
     /// The selected cases of the problem that can run.
     pub cases: Vec<SelectedCase>,
@@ -35,8 +35,8 @@ pub struct SelectedProblem<'a> {
 
 impl SelectedProblem<'_> {
     /// `workload/problem`: Criterion's group.
-    pub fn id(&self) -> String {
-        format!("{}/{}", self.suite.workload_name(), self.point)
+    pub fn workload_and_problem_id(&self) -> String {
+        format!("{}/{}", self.suite.workload_name(), self.axis_values)
     }
 
     /// The problem's declared work with the cache state of each selected case.
@@ -51,13 +51,13 @@ impl SelectedProblem<'_> {
 /// A selected case: an implementation of the problem in one cache state (hot or cold).
 pub struct SelectedCase {
     /// Index of the implementation in its suite.
-    pub index: usize,
+    pub implementation_index: usize,
     /// Name and backend of the implementation.
     pub implementation: ImplementationNameAndBackend,
     /// Whether the case is timed with hot or cold caches.
     pub cache: CacheState,
     /// Whole id: `workload/problem/implementation/cache`.
-    pub id: String,
+    pub case_id: String,
 }
 
 impl SelectedCase {
@@ -67,16 +67,16 @@ impl SelectedCase {
     }
 }
 
-/// Result of a selection.
+/// Result of a case selection: problems with selected cases, and skipped cases.
 #[derive(Default)]
 pub struct SelectedAndSkippedCases<'a> {
     /// The problems with at least one case that can run.
-    pub groups: Vec<SelectedProblem<'a>>,
+    pub problems_with_cases: Vec<SelectedProblem<'a>>,
     /// Ids of selected cases that cannot run on this machine, each with the reason.
-    pub skipped: Vec<(String, String)>,
+    pub skipped_ids_and_reasons: Vec<(String, String)>,
     /// Ids of skipped cases that no machine can run, because the implementation does not support
     /// the problem.
-    pub unsupported: BTreeSet<String>,
+    pub unsupported_case_ids: BTreeSet<String>,
     /// How the cases are divided into shards, if this process runs one shard.
     pub division_among_shards: Option<DivisionAmongShardsSummary>,
 }
@@ -84,56 +84,58 @@ pub struct SelectedAndSkippedCases<'a> {
 impl SelectedAndSkippedCases<'_> {
     /// Cases to run.
     pub fn runnable_case_count(&self) -> usize {
-        self.groups.iter().map(|group| group.cases.len()).sum()
+        self.problems_with_cases.iter().map(|group| group.cases.len()).sum()
     }
 
     /// Summarises how `partition` divides the selected cases into shards.
-    pub fn shard_plan(
+    pub fn summarize_shard_division(
         &self,
         bench: &str,
         partition: &ProblemsDividedAmongShards,
     ) -> DivisionAmongShardsSummary {
-        let problems = self
-            .groups
-            .iter()
-            .map(|group| (group.id(), group.cases.iter().map(|case| case.id.as_str()).collect()));
+        let problems = self.problems_with_cases.iter().map(|group| {
+            (
+                group.workload_and_problem_id(),
+                group.cases.iter().map(|case| case.case_id.as_str()).collect(),
+            )
+        });
         partition.summarize_division_into_shards(bench, problems)
     }
 
     /// Reverses the order of the problems, and of the cases within each problem.
     pub fn reverse_cases(&mut self) {
-        self.groups.reverse();
-        self.groups.iter_mut().for_each(|group| group.cases.reverse());
+        self.problems_with_cases.reverse();
+        self.problems_with_cases.iter_mut().for_each(|group| group.cases.reverse());
     }
 
     /// Moves the cases in `first` to the front: problems with such a case come first, and within a
     /// problem these cases come first. All other cases keep their order.
     pub fn move_cases_to_front(&mut self, first: &BTreeSet<String>) {
-        let later = |case: &SelectedCase| !first.contains(&case.id);
-        for group in &mut self.groups {
+        let later = |case: &SelectedCase| !first.contains(&case.case_id);
+        for group in &mut self.problems_with_cases {
             group.cases.sort_by_key(later);
         }
-        self.groups.sort_by_key(|group| group.cases.iter().all(later));
+        self.problems_with_cases.sort_by_key(|group| group.cases.iter().all(later));
     }
 
     /// Whether the selection contains no case at all, not even a skipped one.
     pub fn is_without_any_case(&self) -> bool {
-        self.groups.is_empty() && self.skipped.is_empty()
+        self.problems_with_cases.is_empty() && self.skipped_ids_and_reasons.is_empty()
     }
 }
 
-/// Which cases to select.
+/// Criteria by which cases are selected: effort, backend, axis values, filter and shard.
 #[derive(Clone, Copy)]
 pub struct CaseSelectionCriteria<'c> {
-    /// Points that are selected.
+    /// Effort of the run, which determines the selected points.
     pub effort: BenchEffort,
-    /// Backend that runs them.
+    /// Backend on which the selected cases run.
     pub chosen_backend: &'c ChosenBackend,
     /// Axis values from the command line, which replace the selection's own values.
     pub axes: &'c [AxisValuesFromCommandLine],
-    /// Ids that are selected.
+    /// Filter that selects cases by their ids.
     pub filter: &'c CaseIdFilter,
-    /// Part of the problems.
+    /// Division of the problems among shards, if this process runs one shard.
     pub division_among_shards: Option<&'c ProblemsDividedAmongShards>,
 }
 
@@ -195,22 +197,32 @@ impl CaseSelectionCriteria<'_> {
                     DeclaredWorkRecord::from(&work).check_declared_work_plausible()?;
                     Ok(work.total_bytes())
                 });
-                let bytes =
-                    declared.map_err(|problem| HarnessError::Work { case: id.clone(), problem })?;
+                let bytes = declared.map_err(|problem| HarnessError::ImpossibleDeclaredWork {
+                    problem_id: id.clone(),
+                    work_fault: problem,
+                })?;
                 if self.division_among_shards.is_none_or(|part| part.contains_problem(&id)) {
-                    let group = SelectedProblem { suite, point, problem: bound, cases: Vec::new() };
+                    let group = SelectedProblem {
+                        suite,
+                        axis_values: point,
+                        problem: bound,
+                        cases: Vec::new(),
+                    };
                     self.add_matching_cases(&mut selection, group, bytes, &mut ids)?;
                 }
             }
         }
         if !taken || axes.is_empty() {
             if let Some((case, problem)) = refused.into_iter().next() {
-                return Err(HarnessError::Problem { case, problem });
+                return Err(HarnessError::DefaultAxisValuesRejected {
+                    problem_id: case,
+                    rejection: problem,
+                });
             }
         } else {
             refused.retain(|(id, _)| self.filter.selects_case_id(id));
             let reasons = refused.into_iter().map(|(id, problem)| (id, problem.to_string()));
-            selection.skipped.extend(reasons);
+            selection.skipped_ids_and_reasons.extend(reasons);
         }
         Ok(selection)
     }
@@ -227,10 +239,9 @@ impl CaseSelectionCriteria<'_> {
         let Self { chosen_backend: place, .. } = self;
         // A user who overrides an axis has chosen the problems, so all of their implementations are
         // selected.
-        let rows = self
-            .axes
-            .is_empty()
-            .then(|| group.suite.implementations_run_at_scan_point(self.effort, &group.point));
+        let rows = self.axes.is_empty().then(|| {
+            group.suite.implementations_run_at_scan_point(self.effort, &group.axis_values)
+        });
         let rows = rows.flatten();
         let gpus = group.problem.problem().gpus();
         for (index, &row) in group.suite.implementations_of_workload().iter().enumerate() {
@@ -238,27 +249,40 @@ impl CaseSelectionCriteria<'_> {
                 continue;
             }
             for &cache in cache_states_to_time(row.backend, bytes, place.l2_bytes) {
-                let id = format!("{}/{}/{}", group.id(), row.name, cache.cache_state_name());
+                let id = format!(
+                    "{}/{}/{}",
+                    group.workload_and_problem_id(),
+                    row.name,
+                    cache.cache_state_name()
+                );
                 if !ids.insert(id.clone()) {
-                    return Err(HarnessError::SameId { case: id });
+                    return Err(HarnessError::DuplicateCaseId { case_id: id });
                 }
                 if !self.filter.selects_case_id(&id) {
                     continue;
                 }
                 if let Err(reason) = group.problem.check_implementation_supports_problem(index) {
-                    selection.unsupported.insert(id.clone());
-                    selection.skipped.push((id, format!("{} {reason}", row.name)));
+                    selection.unsupported_case_ids.insert(id.clone());
+                    selection.skipped_ids_and_reasons.push((id, format!("{} {reason}", row.name)));
                 } else if row.backend != place.kind {
-                    selection.skipped.push((id, place.reason_against_other_backend.clone()));
-                } else if let Some(reason) = too_few_gpus_reason(row.backend, gpus, place.gpus) {
-                    selection.skipped.push((id, reason));
+                    selection
+                        .skipped_ids_and_reasons
+                        .push((id, place.reason_against_other_backend.clone()));
+                } else if let Some(reason) = too_few_gpus_reason(row.backend, gpus, place.gpu_count)
+                {
+                    selection.skipped_ids_and_reasons.push((id, reason));
                 } else {
-                    group.cases.push(SelectedCase { index, implementation: row, cache, id });
+                    group.cases.push(SelectedCase {
+                        implementation_index: index,
+                        implementation: row,
+                        cache,
+                        case_id: id,
+                    });
                 }
             }
         }
         if !group.cases.is_empty() {
-            selection.groups.push(group);
+            selection.problems_with_cases.push(group);
         }
         Ok(())
     }
@@ -280,9 +304,9 @@ fn cache_states_to_time(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'st
             if bytes
                 < MIN_BYTES_WITHOUT_COLD_CASE.max(MIN_L2_MULTIPLE_WITHOUT_COLD_CASE * l2_bytes) =>
         {
-            &[CacheState::Hot, CacheState::Cold]
+            &[CacheState::HotCaches, CacheState::ColdCaches]
         }
-        _ => &[CacheState::Hot],
+        _ => &[CacheState::HotCaches],
     }
 }
 
@@ -300,17 +324,19 @@ pub fn check_overrides_are_accepted_by_a_workload<'a>(
     for wanted in overrides {
         let with_axis: Vec<_> = suites
             .iter()
-            .filter(|suite| suite.axes_of_workload().iter().any(|axis| axis.name == wanted.axis))
+            .filter(|suite| {
+                suite.axes_of_workload().iter().any(|axis| axis.axis_name == wanted.axis)
+            })
             .collect();
         let one = std::slice::from_ref(wanted);
         if with_axis.is_empty() {
             let axes: BTreeSet<&str> = suites
                 .iter()
                 .flat_map(|suite| suite.axes_of_workload())
-                .map(|axis| axis.name)
+                .map(|axis| axis.axis_name)
                 .collect();
             let (axis, axes) = (wanted.axis.clone(), axes.into_iter().collect());
-            return Err(HarnessError::UnknownAxis { axis, axes });
+            return Err(HarnessError::UnknownAxis { unknown_axis: axis, known_axis_names: axes });
         }
         let points = |suite: &&WorkloadSuite| {
             suite.points_selected_by_effort(
@@ -337,7 +363,7 @@ pub fn overridden_axis_values_match_nothing_error<'a>(
     let suites: Vec<_> = suites.collect();
     for wanted in overrides {
         let has_axis = |suite: &&&WorkloadSuite| {
-            suite.axes_of_workload().iter().any(|a| a.name == wanted.axis)
+            suite.axes_of_workload().iter().any(|a| a.axis_name == wanted.axis)
         };
         let one = std::slice::from_ref(wanted);
         let tried = suites.iter().filter(has_axis);
@@ -356,9 +382,10 @@ pub fn overridden_axis_values_match_nothing_error<'a>(
             return error.clone().into();
         }
     }
-    let axes =
-        overrides.iter().map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(",")));
-    HarnessError::NoCombination { axes: axes.collect() }
+    let axes = overrides
+        .iter()
+        .map(|wanted| format!("{}={}", wanted.axis, wanted.replacement_values.join(",")));
+    HarnessError::NoCaseWithAxisValues { axis_assignments: axes.collect() }
 }
 
 /// Ids of all cases at all efforts, including cases that cannot run here.
@@ -367,14 +394,16 @@ pub fn case_ids_of_all_efforts<'a>(suites: impl Iterator<Item = &'a WorkloadSuit
         kind: BackendKind::Cpu,
         reason_against_other_backend: String::new(),
         l2_bytes: 0,
-        gpus: 1,
+        gpu_count: 1,
     };
     let everything =
-        select_cases(suites, BenchEffort::Thorough, &anywhere, &[], &CaseIdFilter::All);
+        select_cases(suites, BenchEffort::Thorough, &anywhere, &[], &CaseIdFilter::AllCases);
     let Ok(selection) = everything else { return Vec::new() };
-    let running =
-        selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
-    running.chain(selection.skipped.iter().map(|(id, _)| id.clone())).collect()
+    let running = selection
+        .problems_with_cases
+        .iter()
+        .flat_map(|group| group.cases.iter().map(|case| case.case_id.clone()));
+    running.chain(selection.skipped_ids_and_reasons.iter().map(|(id, _)| id.clone())).collect()
 }
 
 /// The error that no case matches the filter, with suggestions.
@@ -383,9 +412,9 @@ pub fn filter_matches_nothing_error<'a>(
     suites: impl Iterator<Item = &'a WorkloadSuite>,
 ) -> HarnessError {
     let suggestions = case_ids_similar_to_filter(filter, &case_ids_of_all_efforts(suites));
-    HarnessError::NoMatch {
-        filter: filter.user_filter_text().unwrap_or_default().to_owned(),
-        suggestions,
+    HarnessError::FilterMatchesNoCase {
+        case_filter: filter.user_filter_text().unwrap_or_default().to_owned(),
+        similar_case_ids: suggestions,
     }
 }
 
@@ -399,7 +428,7 @@ pub fn case_ids_similar_to_filter(filter: &CaseIdFilter, ids: &[String]) -> Vec<
     };
     let mut candidates = BTreeSet::new();
     for id in ids {
-        if matches!(filter, CaseIdFilter::Exact(_)) {
+        if matches!(filter, CaseIdFilter::ExactId(_)) {
             candidates.insert(id.as_str());
             continue;
         }
@@ -409,7 +438,8 @@ pub fn case_ids_similar_to_filter(filter: &CaseIdFilter, ids: &[String]) -> Vec<
     }
     let mut scored: Vec<(f64, &str)> = candidates
         .into_iter()
-        // Texts of less than half or more than twice the length are too different to be meant.
+        // Candidates of less than half or more than twice the filter's length are too different to
+        // be meant.
         .filter(|candidate| text.len() <= 2 * candidate.len() && candidate.len() <= 2 * text.len())
         .map(|candidate| (strsim::normalized_damerau_levenshtein(text, candidate), candidate))
         .filter(|(score, _)| *score >= 0.5)
@@ -433,7 +463,7 @@ mod tests {
         ];
         let suggestions = |text: &str, exact| {
             case_ids_similar_to_filter(
-                &CaseIdFilter::parse_exact_or_regex(Some(text), exact).unwrap(),
+                &CaseIdFilter::parse_exact_id_or_regex(Some(text), exact).unwrap(),
                 &ids,
             )
         };
@@ -455,14 +485,16 @@ mod tests {
             kind: BackendKind::Cpu,
             reason_against_other_backend: String::new(),
             l2_bytes: 0,
-            gpus: 1,
+            gpu_count: 1,
         };
         let select_with = |suites: &[WorkloadSuite], overrides: &[&str], filter: Option<&str>| {
             let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
-            let filter = CaseIdFilter::parse_exact_or_regex(filter, false).unwrap();
+            let filter = CaseIdFilter::parse_exact_id_or_regex(filter, false).unwrap();
             let suites = suites.iter();
             select_cases(suites, BenchEffort::Default, &place, &overrides, &filter)
-                .map(|selection| (selection.runnable_case_count(), selection.skipped))
+                .map(|selection| {
+                    (selection.runnable_case_count(), selection.skipped_ids_and_reasons)
+                })
                 .map_err(|error| error.to_string())
         };
         let reason = "no gradients at level 16";
@@ -492,13 +524,14 @@ mod tests {
             kind: BackendKind::Cpu,
             reason_against_other_backend: String::new(),
             l2_bytes: 0,
-            gpus: 1,
+            gpu_count: 1,
         };
         let suites = suites_with_overflowing_work();
         let suites = suites.iter();
-        let refused = select_cases(suites, BenchEffort::Default, &place, &[], &CaseIdFilter::All)
-            .err()
-            .unwrap();
+        let refused =
+            select_cases(suites, BenchEffort::Default, &place, &[], &CaseIdFilter::AllCases)
+                .err()
+                .unwrap();
         let expected = "spike/huge/n8: declared work: more work than any machine does: read \
                       18446744073709551615 B, write 1 B";
         assert_eq!(refused.to_string(), expected);
@@ -519,14 +552,15 @@ mod tests {
             kind: BackendKind::Cpu,
             reason_against_other_backend: String::new(),
             l2_bytes: 0,
-            gpus: 1,
+            gpu_count: 1,
         };
         let suites = suites.iter();
         let mut selection =
-            select_cases(suites, BenchEffort::Default, &place, &[], &CaseIdFilter::All).unwrap();
+            select_cases(suites, BenchEffort::Default, &place, &[], &CaseIdFilter::AllCases)
+                .unwrap();
         let ids = |selection: &SelectedAndSkippedCases<'_>| -> Vec<String> {
-            let cases = selection.groups.iter().flat_map(|group| &group.cases);
-            cases.map(|case| case.id.clone()).collect()
+            let cases = selection.problems_with_cases.iter().flat_map(|group| &group.cases);
+            cases.map(|case| case.case_id.clone()).collect()
         };
         let before = ids(&selection);
         let last = before.last().unwrap().clone();
@@ -551,13 +585,17 @@ mod tests {
         };
         assert!(check("t=3").is_ok());
         match check("level=5").unwrap_err() {
-            HarnessError::Axis(AxisError::Value { axis, value, expected }) => {
+            HarnessError::Axis(AxisError::InvalidAxisValue {
+                axis,
+                rejected_value: value,
+                accepted_values: expected,
+            }) => {
                 assert_eq!([&*axis, &value, &expected], ["level", "5", "one of 4, 8, 16"]);
             }
             other => panic!("{other:?}"),
         }
         match check("zz=1").unwrap_err() {
-            HarnessError::UnknownAxis { axis, axes } => {
+            HarnessError::UnknownAxis { unknown_axis: axis, known_axis_names: axes } => {
                 assert!(axis == "zz" && axes.contains(&"level"), "{axes:?}");
             }
             other => panic!("{other:?}"),

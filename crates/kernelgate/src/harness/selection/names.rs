@@ -15,16 +15,21 @@ pub fn check_names_of_bench_and_workloads<'a>(
     bench: &str,
     suites: impl Iterator<Item = &'a WorkloadSuite>,
 ) -> Result<(), HarnessError> {
-    let refused =
-        |of: String| move |problem: String| HarnessError::Name { of: of.clone(), problem };
+    let refused = |of: String| {
+        move |problem: String| HarnessError::InvalidDeclaredName {
+            named_thing: of.clone(),
+            name_fault: problem,
+        }
+    };
     check_is_plain_name(bench).map_err(refused("the bench's name".to_owned()))?;
     for suite in suites {
         let workload = suite.workload_name();
         check_parts_of_id(workload).map_err(refused("the workload's name".to_owned()))?;
         for axis in suite.axes_of_workload() {
-            check_is_plain_name(axis.name).map_err(refused(format!("{workload}: the axis")))?;
+            check_is_plain_name(axis.axis_name)
+                .map_err(refused(format!("{workload}: the axis")))?;
             let values = axis.accepted_words().unwrap_or_default();
-            let of_axis = || format!("{workload}: a value of axis `{}`:", axis.name);
+            let of_axis = || format!("{workload}: a value of axis `{}`:", axis.axis_name);
             values
                 .iter()
                 .try_for_each(|value| check_is_plain_name(value).map_err(refused(of_axis())))?;
@@ -60,32 +65,32 @@ mod tests {
     use crate::workload::{Axis, AxisError, SelectionLinesByEffort};
 
     struct DeclaredTestNames {
-        workload: &'static str,
+        workload_name: &'static str,
         axes: &'static [Axis],
-        implementation: &'static str,
+        implementation_name: &'static str,
     }
 
     const VALID_TEST_NAMES: DeclaredTestNames = DeclaredTestNames {
-        workload: "a/b",
+        workload_name: "a/b",
         axes: &[Axis::one_of("mode", &["on"], "")],
-        implementation: "cpu/c",
+        implementation_name: "cpu/c",
     };
 
     impl From<&DeclaredTestNames> for WorkloadSuite {
         fn from(named: &DeclaredTestNames) -> Self {
             let facts = WorkloadNameAxesAndSelections {
-                name: named.workload,
+                name: named.workload_name,
                 about: "",
-                revision: None,
+                workload_revision: None,
                 axes: named.axes.into(),
                 selection_lines: SelectionLinesByEffort::default(),
                 scan_along_axes: ProblemsAlongEachAxis::default(),
             };
             let row = Implementation {
-                name: named.implementation,
+                implementation_name: named.implementation_name,
                 ..implementation_that_computes_nothing()
             };
-            Self::new(facts, vec![row], |_| Err(AxisError::Missing { axis: "none" }))
+            Self::new(facts, vec![row], |_| Err(AxisError::MissingAxis { axis: "none" }))
         }
     }
 
@@ -100,15 +105,15 @@ mod tests {
         assert_eq!(check_suite(&VALID_TEST_NAMES), Ok(()));
         for (wrong, wanted) in [
             (
-                DeclaredTestNames { workload: "a\n/b", ..VALID_TEST_NAMES },
+                DeclaredTestNames { workload_name: "a\n/b", ..VALID_TEST_NAMES },
                 "the workload's name `a\\n/b`: its part `a\\n` holds a control character",
             ),
             (
-                DeclaredTestNames { workload: "a/", ..VALID_TEST_NAMES },
+                DeclaredTestNames { workload_name: "a/", ..VALID_TEST_NAMES },
                 "the workload's name `a/`: its part `` is empty",
             ),
             (
-                DeclaredTestNames { implementation: "", ..VALID_TEST_NAMES },
+                DeclaredTestNames { implementation_name: "", ..VALID_TEST_NAMES },
                 "a/b: the implementation `` is empty",
             ),
             (

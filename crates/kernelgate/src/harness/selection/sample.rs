@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::backend::cpu::CpuTask;
-use crate::backend::{Implementation, Prepare};
-use crate::suite::{WorkloadSuite, join_rows};
+use crate::backend::{Implementation, PrepareFunction};
+use crate::suite::{WorkloadSuite, join_workload_with_implementations};
 use crate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
@@ -32,7 +32,7 @@ impl Problem for ProblemThatComputesNothing {
         Tolerance { max_error: 0.0, relative_l2: 0.0 }
     }
 
-    fn host_bytes(&self) -> u64 {
+    fn host_memory_bytes(&self) -> u64 {
         0
     }
 }
@@ -53,9 +53,9 @@ const fn test_workload_with_axes(
         about,
         revision: 1,
         axes,
-        default,
-        accelerator,
-        thorough,
+        default_selection_lines: default,
+        accelerator_selection_lines: accelerator,
+        thorough_selection_lines: thorough,
         bind: |_| Ok(ProblemThatComputesNothing { read_bytes: 8 }),
     }
 }
@@ -64,7 +64,7 @@ static FORWARD_WORKLOAD: Workload<ProblemThatComputesNothing> =
     test_workload_with_axes("spike/forward", &[N, T, LEVELS_AXIS], &["n=8,16 t=4 level=8"]);
 static BACKWARD_WORKLOAD: Workload<ProblemThatComputesNothing> = Workload {
     bind: |point| match point.word("level")? {
-        "16" => Err(AxisError::Combination("no gradients at level 16".to_owned())),
+        "16" => Err(AxisError::InvalidCombinationOfValues("no gradients at level 16".to_owned())),
         _ => Ok(ProblemThatComputesNothing { read_bytes: 8 }),
     },
     ..test_workload_with_axes("spike/backward", &[N, T, LEVELS_AXIS], &["n=8 t=4 level=8"])
@@ -72,21 +72,21 @@ static BACKWARD_WORKLOAD: Workload<ProblemThatComputesNothing> = Workload {
 static SOFTMAX_WORKLOAD: Workload<ProblemThatComputesNothing> =
     test_workload_with_axes("attention/softmax", &[D], &["d=64"]);
 
-static HUGE_WORKLOAD: Workload<ProblemThatComputesNothing> = Workload {
+static OVERFLOWING_WORKLOAD: Workload<ProblemThatComputesNothing> = Workload {
     bind: |_| Ok(ProblemThatComputesNothing { read_bytes: u64::MAX }),
     ..test_workload_with_axes("spike/huge", &[N], &["n=8"])
 };
 
-static SAMPLE_ROWS: [Implementation<ProblemThatComputesNothing>; 1] =
+static TEST_IMPLEMENTATIONS: [Implementation<ProblemThatComputesNothing>; 1] =
     [implementation_that_computes_nothing()];
 
 /// An implementation that computes nothing, for tests.
 pub const fn implementation_that_computes_nothing() -> Implementation<ProblemThatComputesNothing> {
     Implementation {
-        name: "cpu",
-        about: "nothing",
+        implementation_name: "cpu",
+        description: "nothing",
         supports: |_| Ok(()),
-        prepare: Prepare::Cpu(|_, _: Arc<Tensors>| {
+        prepare: PrepareFunction::Cpu(|_, _: Arc<Tensors>| {
             let outputs = Tensors::new().with_output("y", [1], Dtype::F32);
             CpuTask::new(Arc::default(), outputs, |_, _| {})
         }),
@@ -95,19 +95,22 @@ pub const fn implementation_that_computes_nothing() -> Implementation<ProblemTha
 
 /// The binary's own.
 pub fn suites_of_first_test_bench() -> Vec<WorkloadSuite> {
-    vec![join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS), join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS)]
+    vec![
+        join_workload_with_implementations(&FORWARD_WORKLOAD, &TEST_IMPLEMENTATIONS),
+        join_workload_with_implementations(&BACKWARD_WORKLOAD, &TEST_IMPLEMENTATIONS),
+    ]
 }
 
 /// Suites of both test bench executables of the package.
 pub fn suites_of_both_test_benches() -> Vec<WorkloadSuite> {
     vec![
-        join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS),
-        join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS),
-        join_rows(&SOFTMAX_WORKLOAD, &SAMPLE_ROWS),
+        join_workload_with_implementations(&FORWARD_WORKLOAD, &TEST_IMPLEMENTATIONS),
+        join_workload_with_implementations(&BACKWARD_WORKLOAD, &TEST_IMPLEMENTATIONS),
+        join_workload_with_implementations(&SOFTMAX_WORKLOAD, &TEST_IMPLEMENTATIONS),
     ]
 }
 
 /// Suites whose declared work exceeds a 64-bit byte count.
 pub fn suites_with_overflowing_work() -> Vec<WorkloadSuite> {
-    vec![join_rows(&HUGE_WORKLOAD, &SAMPLE_ROWS)]
+    vec![join_workload_with_implementations(&OVERFLOWING_WORKLOAD, &TEST_IMPLEMENTATIONS)]
 }

@@ -55,8 +55,8 @@ pub struct BenchProcessFlags {
     #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
     pub power: PowerFlagValue,
     /// Also measure the energy per launch of hot cases, for about a second each after timing
-    #[arg(long, env = "KERNELGATE_ENERGY")]
-    pub energy: bool,
+    #[arg(long = "energy", env = "KERNELGATE_ENERGY")]
+    pub measures_energy: bool,
     /// Set the order of the cases; a steady time does not depend on it
     #[arg(long, env = "KERNELGATE_ORDER", value_enum, default_value = "forward")]
     pub order: CaseOrderFlagValue,
@@ -81,15 +81,15 @@ pub struct BenchProcessFlags {
     pub devices: Option<Devices<usize>>,
     /// Set the seconds after which a GPU kernel, or host launches timed together, count as hung: by
     /// default 60 on the GPU, 600 on the host
-    #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
-    pub timeout: Option<u64>,
+    #[arg(long = "timeout", env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
+    pub timeout_s: Option<u64>,
     /// Set the seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
     /// Begin no further case once the session has run for this time (90s, 10m, 1h); list the other
     /// cases as not run
-    #[arg(long, env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
-    pub budget: Option<Duration>,
+    #[arg(long = "budget", env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
+    pub time_budget: Option<Duration>,
     /// Run one of N shards of the problems; auto takes I and N from variables of Slurm, GitLab or
     /// Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
     #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N|auto", value_parser = parse_shard)]
@@ -105,21 +105,21 @@ pub struct BenchProcessFlags {
     pub delay: Vec<InjectedLaunchDelay>,
     /// Shift the addresses of code and memory, as another build of equal code would: the number of
     /// a layout
-    #[arg(long, env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
-    pub layout: Option<u32>,
+    #[arg(long = "layout", env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
+    pub address_layout_number: Option<u32>,
     /// File with a request of the program `kernelgate`, which started this process
-    #[arg(long, env = "KERNELGATE_REQUEST", value_name = "FILE", hide = true)]
-    pub request: Option<PathBuf>,
+    #[arg(long = "request", env = "KERNELGATE_REQUEST", value_name = "FILE", hide = true)]
+    pub request_file: Option<PathBuf>,
 
     /// Run only the case with exactly this id
-    #[arg(long)]
-    pub exact: bool,
+    #[arg(long = "exact")]
+    pub filter_is_exact_id: bool,
     /// List the case ids instead of timing
-    #[arg(long, conflicts_with_all = ["test", "profile_time"])]
-    pub list: bool,
+    #[arg(long = "list", conflicts_with_all = ["test", "profile_time"])]
+    pub lists_case_ids: bool,
     /// Verify every case and launch it once, without timing
-    #[arg(long, conflicts_with = "profile_time")]
-    pub test: bool,
+    #[arg(id = "test", long = "test", conflicts_with = "profile_time")]
+    pub only_tests_cases: bool,
     /// Time briefly: effort quick, without plots
     #[arg(long)]
     pub quick: bool,
@@ -132,13 +132,13 @@ pub struct BenchProcessFlags {
     )]
     pub save_baseline: Option<String>,
     /// Show Criterion's comparison with Criterion's baseline NAME
-    #[arg(
+    #[arg(id = "baseline", 
         short,
-        long,
+        long = "baseline",
         value_name = "NAME",
         conflicts_with_all = ["baseline_lenient", "discard_baseline"]
     )]
-    pub baseline: Option<String>,
+    pub compared_criterion_baseline: Option<String>,
     /// Like --baseline, but a missing baseline is not an error
     #[arg(long, value_name = "NAME", conflicts_with = "discard_baseline")]
     pub baseline_lenient: Option<String>,
@@ -191,12 +191,12 @@ pub struct BenchProcessFlags {
     /// Print only the results
     #[arg(long, conflicts_with = "verbose")]
     pub quiet: bool,
-    #[arg(long, hide = true)]
-    bench: bool,
-    #[arg(long, hide = true)]
-    ignored: bool,
-    #[arg(long, hide = true, value_parser = ["pretty", "terse"])]
-    format: Option<String>,
+    #[arg(long = "bench", hide = true)]
+    passed_by_cargo_bench: bool,
+    #[arg(long = "ignored", hide = true)]
+    libtest_ignored: bool,
+    #[arg(value_name = "FORMAT", long = "format", hide = true, value_parser = ["pretty", "terse"])]
+    libtest_format: Option<String>,
     #[arg(long, hide = true)]
     nocapture: bool,
     #[arg(long, hide = true)]
@@ -254,9 +254,12 @@ pub fn problems_of_flag_variables() -> Vec<String> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
 pub enum EffortFlagValue {
-    Quick,
-    Default,
-    Thorough,
+    #[value(name = "quick")]
+    QuickEffort,
+    #[value(name = "default")]
+    DefaultEffort,
+    #[value(name = "thorough")]
+    ThoroughEffort,
 }
 
 /// Values of the flag `--backend`.
@@ -264,7 +267,8 @@ pub enum EffortFlagValue {
 #[allow(missing_docs)]
 pub enum BackendFlagValue {
     #[default]
-    Auto,
+    #[value(name = "auto")]
+    GpuIfAvailable,
     Cpu,
     Cuda,
 }
@@ -272,7 +276,7 @@ pub enum BackendFlagValue {
 impl From<BackendFlagValue> for Option<BackendKind> {
     fn from(name: BackendFlagValue) -> Self {
         match name {
-            BackendFlagValue::Auto => None,
+            BackendFlagValue::GpuIfAvailable => None,
             BackendFlagValue::Cpu => Some(BackendKind::Cpu),
             BackendFlagValue::Cuda => Some(BackendKind::Cuda),
         }
@@ -283,25 +287,29 @@ impl From<BackendFlagValue> for Option<BackendKind> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CaseOrderFlagValue {
     /// In the order in which `--list` prints the cases
-    Forward,
-    /// The last one first
-    Reverse,
+    #[value(name = "forward")]
+    ListedOrder,
+    /// Last case first
+    #[value(name = "reverse")]
+    ReversedListedOrder,
 }
 
 /// Values of the flag `--power`: how the GPU's power is controlled during timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PowerFlagValue {
     /// Under steady load, at the clock that the GPU sustains
-    Steady,
+    #[value(name = "steady")]
+    SteadyLoad,
     /// After pauses that keep the average power below the power cap
-    Burst,
+    #[value(name = "burst")]
+    BurstAfterPauses,
 }
 
 impl From<PowerFlagValue> for TimingPowerMode {
     fn from(name: PowerFlagValue) -> Self {
         match name {
-            PowerFlagValue::Steady => Self::Steady,
-            PowerFlagValue::Burst => Self::Burst,
+            PowerFlagValue::SteadyLoad => Self::SteadyLoad,
+            PowerFlagValue::BurstAfterPauses => Self::BurstsAfterPauses,
         }
     }
 }
@@ -309,9 +317,9 @@ impl From<PowerFlagValue> for TimingPowerMode {
 impl From<EffortFlagValue> for BenchEffort {
     fn from(name: EffortFlagValue) -> Self {
         match name {
-            EffortFlagValue::Quick => Self::Quick,
-            EffortFlagValue::Default => Self::Default,
-            EffortFlagValue::Thorough => Self::Thorough,
+            EffortFlagValue::QuickEffort => Self::Quick,
+            EffortFlagValue::DefaultEffort => Self::Default,
+            EffortFlagValue::ThoroughEffort => Self::Thorough,
         }
     }
 }
@@ -320,17 +328,17 @@ impl From<EffortFlagValue> for BenchEffort {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BenchProcessTask {
     /// Verify, time, record.
-    Bench,
+    TimeCases,
     /// Verify and run once.
-    Test,
+    TestCases,
     /// Print ids.
-    List,
+    ListCases,
     /// Verify each case, then launch it repeatedly for a profiler.
-    Profile,
+    ProfileCases,
     /// Show stored results.
-    Load,
+    ShowStoredResults,
     /// Answer the request of the program `kernelgate` in this file.
-    Respond(PathBuf),
+    RespondToRequestFile(PathBuf),
 }
 
 impl BenchProcessFlags {
@@ -339,26 +347,28 @@ impl BenchProcessFlags {
         Self::parse_from(["--bench"])
     }
 
-    /// Task of the process. Without cargo's flag `--bench`, a bench executable only tests its
-    /// cases, like Criterion's benches.
+    /// Returns the task of the bench process. Without cargo's flag `--bench`, a bench executable
+    /// only tests its cases, like Criterion's benches.
     pub fn process_mode(&self) -> BenchProcessTask {
-        match (self.mode_by_criterion_flags(), self.request.clone()) {
-            (BenchProcessTask::Bench, Some(request)) => BenchProcessTask::Respond(request),
+        match (self.mode_by_criterion_flags(), self.request_file.clone()) {
+            (BenchProcessTask::TimeCases, Some(request)) => {
+                BenchProcessTask::RespondToRequestFile(request)
+            }
             (mode, _) => mode,
         }
     }
 
     fn mode_by_criterion_flags(&self) -> BenchProcessTask {
-        if self.list {
-            BenchProcessTask::List
-        } else if self.test || !self.bench {
-            BenchProcessTask::Test
+        if self.lists_case_ids {
+            BenchProcessTask::ListCases
+        } else if self.only_tests_cases || !self.passed_by_cargo_bench {
+            BenchProcessTask::TestCases
         } else if self.profile_time.is_some() {
-            BenchProcessTask::Profile
+            BenchProcessTask::ProfileCases
         } else if self.load_baseline.is_some() {
-            BenchProcessTask::Load
+            BenchProcessTask::ShowStoredResults
         } else {
-            BenchProcessTask::Bench
+            BenchProcessTask::TimeCases
         }
     }
 
@@ -366,17 +376,19 @@ impl BenchProcessFlags {
     pub fn requested_backend_and_gpus(&self) -> RequestedBackendAndGpus {
         RequestedBackendAndGpus {
             backend: self.backend.into(),
-            devices: self.devices.clone().or_else(|| self.device.map(Devices::from)),
+            gpu_ordinals: self.devices.clone().or_else(|| self.device.map(Devices::from)),
             options: DeviceOptions {
-                timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
+                hung_kernel_timeout: Duration::from_secs(
+                    self.timeout_s.unwrap_or(DEFAULT_GPU_TIMEOUT_S),
+                ),
                 ..DeviceOptions::from_environment()
             },
         }
     }
 
-    /// Time after which launches on the host count as hung.
+    /// Returns the time after which launches on the host count as hung.
     pub fn timeout_of_host_launches(&self) -> Duration {
-        Duration::from_secs(self.timeout.unwrap_or(DEFAULT_HOST_TIMEOUT_S))
+        Duration::from_secs(self.timeout_s.unwrap_or(DEFAULT_HOST_TIMEOUT_S))
     }
 
     /// How many problems the bench process runs.
@@ -393,10 +405,10 @@ impl BenchProcessFlags {
     /// # Errors
     /// Fails if the filter is not a regular expression.
     pub fn filter_of_case_ids(&self) -> Result<CaseIdFilter, HarnessError> {
-        if self.ignored {
-            return Ok(CaseIdFilter::None);
+        if self.libtest_ignored {
+            return Ok(CaseIdFilter::NoCase);
         }
-        CaseIdFilter::parse_exact_or_regex(self.filter.as_deref(), self.exact)
+        CaseIdFilter::parse_exact_id_or_regex(self.filter.as_deref(), self.filter_is_exact_id)
     }
 
     /// Rejects flag values with which Criterion would panic.
@@ -404,23 +416,29 @@ impl BenchProcessFlags {
     /// # Errors
     /// The error names the flag whose value is out of range.
     pub fn check_flag_values(&self) -> Result<(), HarnessError> {
-        for name in
-            [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline]
-                .into_iter()
-                .flatten()
+        for name in [
+            &self.save_baseline,
+            &self.compared_criterion_baseline,
+            &self.baseline_lenient,
+            &self.load_baseline,
+        ]
+        .into_iter()
+        .flatten()
         {
             check_baseline_file_name(name)?;
         }
         for (flag, is_given) in [
             ("--delay (KERNELGATE_DELAY)", !self.delay.is_empty()),
-            ("--layout (KERNELGATE_LAYOUT)", self.layout.is_some()),
+            ("--layout (KERNELGATE_LAYOUT)", self.address_layout_number.is_some()),
         ] {
             if self.save_baseline.is_some() && is_given {
-                return Err(HarnessError::DelayedBaseline { flag });
+                return Err(HarnessError::BaselineOfDelayedRun { flag });
             }
         }
-        if self.request.is_some() && self.mode_by_criterion_flags() != BenchProcessTask::Bench {
-            return Err(HarnessError::RequestOutsideBench);
+        if self.request_file.is_some()
+            && self.mode_by_criterion_flags() != BenchProcessTask::TimeCases
+        {
+            return Err(HarnessError::RequestOutsideBenchRun);
         }
         let positive = |value: Option<f64>| {
             value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9)
@@ -438,13 +456,13 @@ impl BenchProcessFlags {
             ("--significance-level", fraction(self.significance_level), "a number between 0 and 1"),
         ] {
             if !is_possible {
-                return Err(HarnessError::FlagValue { flag, range });
+                return Err(HarnessError::FlagValueOutOfRange { flag, accepted_values: range });
             }
         }
         if self.plotting_backend.as_deref() == Some("gnuplot")
             && std::process::Command::new("gnuplot").arg("--version").output().is_err()
         {
-            return Err(HarnessError::NoGnuplot);
+            return Err(HarnessError::GnuplotNotInstalled);
         }
         Ok(())
     }
@@ -465,7 +483,8 @@ pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
     if numbers.len() > MAX_GPUS_IN_BARRIER {
         return Err(format!("more than {MAX_GPUS_IN_BARRIER} GPUs"));
     }
-    Devices::in_launch_order(numbers).ok_or_else(|| "no GPU, or one of them twice".to_owned())
+    Devices::from_distinct_in_order(numbers)
+        .ok_or_else(|| "no GPU, or one of them twice".to_owned())
 }
 
 #[cfg(test)]
@@ -484,17 +503,20 @@ mod tests {
 
     #[test]
     fn flags_select_the_mode_that_criterion_would_select() {
-        assert_eq!(parse_flags_of_line("--bench").process_mode(), BenchProcessTask::Bench);
-        assert_eq!(parse_flags_of_line("").process_mode(), BenchProcessTask::Test);
-        assert_eq!(parse_flags_of_line("--test --bench").process_mode(), BenchProcessTask::Test);
-        assert_eq!(parse_flags_of_line("--list").process_mode(), BenchProcessTask::List);
+        assert_eq!(parse_flags_of_line("--bench").process_mode(), BenchProcessTask::TimeCases);
+        assert_eq!(parse_flags_of_line("").process_mode(), BenchProcessTask::TestCases);
+        assert_eq!(
+            parse_flags_of_line("--test --bench").process_mode(),
+            BenchProcessTask::TestCases
+        );
+        assert_eq!(parse_flags_of_line("--list").process_mode(), BenchProcessTask::ListCases);
         assert_eq!(
             parse_flags_of_line("--profile-time 5 --bench").process_mode(),
-            BenchProcessTask::Profile
+            BenchProcessTask::ProfileCases
         );
         assert_eq!(
             parse_flags_of_line("--load-baseline a --baseline a --bench").process_mode(),
-            BenchProcessTask::Load
+            BenchProcessTask::ShowStoredResults
         );
         assert_eq!(parse_flags_of_line("--quick --bench").requested_effort(), BenchEffort::Quick);
     }
@@ -524,16 +546,21 @@ mod tests {
             "--nresamples 0",
         ] {
             match parse_flags_of_line(line).check_flag_values().unwrap_err() {
-                HarnessError::FlagValue { flag, .. } => assert!(line.starts_with(flag), "{flag}"),
+                HarnessError::FlagValueOutOfRange { flag, .. } => {
+                    assert!(line.starts_with(flag), "{flag}")
+                }
                 other => panic!("{other:?}"),
             }
         }
         for line in ["--save-baseline ../x", "--baseline .x"] {
             let error = parse_flags_of_line(line).check_flag_values().unwrap_err();
-            assert!(matches!(error, HarnessError::Store(RecordLookupError::Name(_))), "{error:?}");
+            assert!(
+                matches!(error, HarnessError::Store(RecordLookupError::InvalidBaselineName(_))),
+                "{error:?}"
+            );
         }
         match parse_flags_of_line("a(b").filter_of_case_ids().unwrap_err() {
-            HarnessError::Filter { filter, problem } => {
+            HarnessError::InvalidCaseFilter { case_filter: filter, regex_fault: problem } => {
                 assert_eq!([&*filter, &problem], ["a(b", "unclosed group"]);
             }
             other => panic!("{other:?}"),

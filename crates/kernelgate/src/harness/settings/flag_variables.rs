@@ -14,9 +14,9 @@ pub type VariablesForFlags = Vec<(String, String)>;
 /// flags; `None` if there are no own flags.
 ///
 /// Values of a repeated flag are joined by spaces, and delays by commas. A flag that lacks its
-/// value stays among the arguments, so that the parser reports it. `--quick` becomes our effort:
-/// Criterion's own quick mode takes at least 0.1 s per case, and doubles the launches until two
-/// measurements agree.
+/// value stays among the arguments, so that the parser reports it. Criterion's flag `--quick`
+/// becomes kernelgate's quick effort: Criterion's own quick mode takes at least 0.1 s per case, and
+/// doubles the launches until two measurements agree.
 pub fn split_criterion_and_kernelgate_flags(
     arguments: &[OsString],
 ) -> Option<(Vec<OsString>, VariablesForFlags)> {

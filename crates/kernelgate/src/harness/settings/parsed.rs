@@ -12,31 +12,31 @@ use crate::measure::power::TimingPowerMode;
 use crate::record::ShardOfWork;
 use crate::workload::{AxisValuesFromCommandLine, BenchEffort};
 
-/// Names of baselines in Criterion's store; the run is saved under the name `save` to kernelgate's
-/// baseline too.
+/// Names of baselines in Criterion's store; the run is saved under the name `saved_baseline` to
+/// kernelgate's baseline too.
 #[derive(Debug, Clone, Default)]
 pub struct CriterionBaselineFlags {
     /// Gets this run.
-    pub save: Option<String>,
+    pub saved_baseline: Option<String>,
     /// Name of the stored Criterion baseline with which this run is compared.
-    pub compare: Option<String>,
+    pub compared_baseline: Option<String>,
     /// Name of the Criterion baseline with which this run is compared, if it is stored.
-    pub compare_if_stored: Option<String>,
+    pub compared_baseline_if_stored: Option<String>,
     /// Name of stored Criterion results that are shown instead of running cases.
-    pub shown_results: Option<String>,
+    pub name_of_shown_results: Option<String>,
 }
 
 /// The parts of the sampling plan that the user set by Criterion's flags.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SamplingPlanFlags {
-    /// Samples of a case.
-    pub samples: Option<usize>,
+    /// Number of samples that are taken of each case.
+    pub sample_count: Option<usize>,
     /// Warm-up, seconds.
     pub warm_up_s: Option<f64>,
     /// Measurement, seconds.
     pub measurement_s: Option<f64>,
     /// Bootstrap resamples.
-    pub resamples: Option<usize>,
+    pub bootstrap_resamples: Option<usize>,
 }
 
 /// Facts about the process that do not come from its flags.
@@ -45,8 +45,8 @@ pub struct BenchProcessFacts {
     /// Whether Criterion's own output is suppressed.
     pub silent_criterion: bool,
     /// The session name, if the user chose one.
-    pub session: Option<String>,
-    /// File of this program.
+    pub session_name: Option<String>,
+    /// Path of this program's executable file.
     pub executable: Option<PathBuf>,
     /// Whether the package has other bench executables, in which a filter without match here may
     /// match.
@@ -63,9 +63,9 @@ pub struct BenchSettings {
     /// How the GPU's power is controlled during timing: steady load or bursts.
     pub power: TimingPowerMode,
     /// Whether the energy per launch is measured after timing.
-    pub energy: bool,
+    pub measures_energy: bool,
     /// Whether the cases run in reverse order.
-    pub reversed: bool,
+    pub reverses_case_order: bool,
     /// Axis values from the command line, which replace the selection's own values.
     pub axes: Vec<AxisValuesFromCommandLine>,
     /// Ids that run.
@@ -73,24 +73,24 @@ pub struct BenchSettings {
     /// The shard of the problems that this process runs; `None`: all problems.
     pub shard: Option<ShardOfWork>,
     /// Backend and GPUs that the user requested.
-    pub device: RequestedBackendAndGpus,
+    pub requested_backend_and_gpus: RequestedBackendAndGpus,
     /// Launches on the host that exceed this time count as hung.
-    pub host_timeout: Duration,
+    pub host_launch_timeout: Duration,
     /// Seed of the inputs.
-    pub seed: u64,
+    pub input_seed: u64,
     /// Time budget after which no further case begins.
-    pub budget: Option<Duration>,
+    pub time_budget: Option<Duration>,
     /// Deliberate delays.
     pub delays: Vec<InjectedLaunchDelay>,
-    /// Baselines in Criterion's store.
+    /// Names of the baselines in Criterion's store that the user gave by flags.
     pub baselines: CriterionBaselineFlags,
     /// Parts of the sampling plan that the user set by Criterion's flags.
     pub plan: SamplingPlanFlags,
     /// Prints results only.
     pub quiet: bool,
     /// Prints our table.
-    pub table: bool,
-    /// Facts of the process.
+    pub prints_results_table: bool,
+    /// Facts about the bench process that do not come from its flags.
     pub process: BenchProcessFacts,
 }
 
@@ -108,30 +108,30 @@ impl BenchSettings {
             mode: flags.process_mode(),
             effort: flags.requested_effort(),
             power: flags.power.into(),
-            energy: flags.energy,
-            reversed: flags.order == CaseOrderFlagValue::Reverse,
+            measures_energy: flags.measures_energy,
+            reverses_case_order: flags.order == CaseOrderFlagValue::ReversedListedOrder,
             axes: flags.axis.clone(),
             filter: flags.filter_of_case_ids()?,
             shard: flags.shard,
-            device: flags.requested_backend_and_gpus(),
-            host_timeout: flags.timeout_of_host_launches(),
-            seed: flags.seed,
-            budget: flags.budget,
+            requested_backend_and_gpus: flags.requested_backend_and_gpus(),
+            host_launch_timeout: flags.timeout_of_host_launches(),
+            input_seed: flags.seed,
+            time_budget: flags.time_budget,
             delays: flags.delay.clone(),
             baselines: CriterionBaselineFlags {
-                save: flags.save_baseline.clone(),
-                compare: flags.baseline.clone(),
-                compare_if_stored: flags.baseline_lenient.clone(),
-                shown_results: flags.load_baseline.clone(),
+                saved_baseline: flags.save_baseline.clone(),
+                compared_baseline: flags.compared_criterion_baseline.clone(),
+                compared_baseline_if_stored: flags.baseline_lenient.clone(),
+                name_of_shown_results: flags.load_baseline.clone(),
             },
             plan: SamplingPlanFlags {
-                samples: flags.sample_size,
+                sample_count: flags.sample_size,
                 warm_up_s: flags.warm_up_time,
                 measurement_s: flags.measurement_time,
-                resamples: flags.nresamples,
+                bootstrap_resamples: flags.nresamples,
             },
             quiet: flags.quiet,
-            table: flags.output_format == "criterion" || process.silent_criterion,
+            prints_results_table: flags.output_format == "criterion" || process.silent_criterion,
             process,
         })
     }

@@ -49,7 +49,7 @@ pub fn settings_of_this_process_or_restart() -> Result<BenchSettings, ExitCode> 
         .is_some_and(|value| value == protocol::PROTOCOL_VERSION_QUESTION)
     {
         println!("{}", protocol::protocol_version_answer_line());
-        return Err(ProcessExitReason::Fine.into());
+        return Err(ProcessExitReason::Success.into());
     }
     let arguments = arguments_without_program_name();
     let flags = match args::parse_bench_arguments(&arguments) {
@@ -61,7 +61,7 @@ pub fn settings_of_this_process_or_restart() -> Result<BenchSettings, ExitCode> 
                 &arguments,
             );
             eprint!("{}", clean_message_for_terminal(&text));
-            return Err(ProcessExitReason::Usage.into());
+            return Err(ProcessExitReason::InvalidUsageOrInput.into());
         }
         Err(help) => help.exit(),
     };
@@ -77,7 +77,7 @@ pub fn settings_of_this_process_or_restart() -> Result<BenchSettings, ExitCode> 
         }
         return Err(restart_with_kernelgate_flags_as_variables(&rest, &own));
     }
-    if !matches!(flags.process_mode(), BenchProcessTask::Respond(_)) {
+    if !matches!(flags.process_mode(), BenchProcessTask::RespondToRequestFile(_)) {
         variables::warnings_of_unread_kernelgate_variables()
             .iter()
             .for_each(|warning| eprintln!("{}", clean_message_for_terminal(warning)));
@@ -86,14 +86,19 @@ pub fn settings_of_this_process_or_restart() -> Result<BenchSettings, ExitCode> 
     let process = || {
         let silent_criterion = non_empty_environment_variable(SILENT_CRITERION_VARIABLE).is_some();
         // Only a bench run writes a record into a session folder.
-        let session = if flags.process_mode() == BenchProcessTask::Bench {
+        let session = if flags.process_mode() == BenchProcessTask::TimeCases {
             session_name_from_environment()?
         } else {
             None
         };
         let executable = path_of_this_executable();
         let has_other_benches = package_has_several_benches();
-        Ok(BenchProcessFacts { silent_criterion, session, executable, has_other_benches })
+        Ok(BenchProcessFacts {
+            silent_criterion,
+            session_name: session,
+            executable,
+            has_other_benches,
+        })
     };
     process()
         .and_then(|process| BenchSettings::from_checked_flags(&flags, process))
@@ -119,10 +124,10 @@ fn package_has_several_benches() -> bool {
 /// Prints an error.
 pub fn print_error_and_return_exit_code(error: &HarnessError) -> ExitCode {
     eprintln!("error: {}", clean_message_for_terminal(&error.to_string()));
-    ProcessExitReason::Usage.into()
+    ProcessExitReason::InvalidUsageOrInput.into()
 }
 
-/// File of this program.
+/// Path of this program's executable file.
 fn path_of_this_executable() -> Option<PathBuf> {
     std::env::current_exe().ok()
 }
@@ -132,41 +137,41 @@ fn path_of_this_executable() -> Option<PathBuf> {
 /// # Errors
 /// Fails if the session name is not a plain file name.
 fn session_name_from_environment() -> Result<Option<String>, HarnessError> {
-    let Some(given) = non_empty_environment_variable(invocation::SESSION_VARIABLE) else {
+    let Some(given) = non_empty_environment_variable(invocation::SESSION_NAME_VARIABLE) else {
         return Ok(None);
     };
     let session = given.to_string_lossy().into_owned();
     match check_baseline_file_name(&session) {
         Ok(()) => Ok(Some(session)),
-        Err(_) => Err(HarnessError::SessionName { session }),
+        Err(_) => Err(HarnessError::InvalidSessionName { session_name: session }),
     }
 }
 
 /// Settings of a bench with Criterion's own `main` function, in which Criterion parses the flags.
 pub struct SettingsOfCriterionBench {
     /// Time after which work on the timed stream counts as hung.
-    pub timeout: Duration,
+    pub stream_timeout: Duration,
     /// Name of the baseline to which the run is added, if requested.
     pub save_baseline: Option<String>,
     /// The session name, if the user chose one.
-    pub session: Result<Option<String>, String>,
+    pub session_name: Result<Option<String>, String>,
     /// Path for the run record instead of the session folder, if `kernelgate` requested the record.
-    pub record: Option<PathBuf>,
-    /// File of this program.
+    pub record_path: Option<PathBuf>,
+    /// Path of this program's executable file.
     pub executable: Option<PathBuf>,
 }
 
 impl SettingsOfCriterionBench {
-    /// Settings of this process.
+    /// Reads the settings of this bench process from its flags and environment variables.
     pub fn from_flags_and_environment() -> Self {
         let timeout = non_empty_environment_variable("KERNELGATE_TIMEOUT");
         let seconds = timeout.and_then(|text| text.to_str()?.parse().ok());
         let flags = args::parse_bench_arguments(&arguments_without_program_name()).ok();
         Self {
-            timeout: Duration::from_secs(seconds.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
+            stream_timeout: Duration::from_secs(seconds.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
             save_baseline: flags.and_then(|flags| flags.save_baseline),
-            session: session_name_from_environment().map_err(|error| error.to_string()),
-            record: non_empty_environment_variable(RECORD_PATH_VARIABLE).map(PathBuf::from),
+            session_name: session_name_from_environment().map_err(|error| error.to_string()),
+            record_path: non_empty_environment_variable(RECORD_PATH_VARIABLE).map(PathBuf::from),
             executable: path_of_this_executable(),
         }
     }
@@ -178,8 +183,9 @@ fn should_suppress_criterion_output(flags: &BenchProcessFlags, arguments: &[OsSt
     let format = |argument: &OsString| {
         argument.to_string_lossy().starts_with(silence_criterion::CRITERION_BRIEF_OUTPUT_FLAGS[0])
     };
-    let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
-    flags.process_mode() == BenchProcessTask::Bench
+    let compares =
+        [&flags.compared_criterion_baseline, &flags.baseline_lenient, &flags.load_baseline];
+    flags.process_mode() == BenchProcessTask::TimeCases
         && !flags.verbose
         && compares.iter().all(|name| name.is_none())
         && !arguments.iter().any(format)
@@ -188,13 +194,13 @@ fn should_suppress_criterion_output(flags: &BenchProcessFlags, arguments: &[OsSt
 /// Environment variable with which glibc uses pages of 2 MiB for the memory of a process that uses
 /// the GPU. Each case allocates hundreds of megabytes of host memory; with pages of 4 KiB, mapping
 /// them would take longer than the GPU needs for its work. Implementations on the host are timed
-/// without the variable, as they would run in other programs.
+/// without this glibc variable, as they would run in other programs.
 fn glibc_large_page_variable_for_gpu(flags: &BenchProcessFlags) -> Option<(String, String)> {
     const GLIBC_TUNABLES_VARIABLE: &str = "GLIBC_TUNABLES";
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     let on_gpu = driver
         && flags.backend != BackendFlagValue::Cpu
-        && flags.process_mode() == BenchProcessTask::Bench;
+        && flags.process_mode() == BenchProcessTask::TimeCases;
     (on_gpu && std::env::var_os(GLIBC_TUNABLES_VARIABLE).is_none())
         .then(|| (GLIBC_TUNABLES_VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
 }
@@ -211,5 +217,5 @@ fn restart_with_kernelgate_flags_as_variables(
     command.args(arguments).envs(own.iter().cloned());
     let error = std::os::unix::process::CommandExt::exec(&mut command);
     eprintln!("error: failed to start {}: {error}", program.display());
-    ProcessExitReason::Usage.into()
+    ProcessExitReason::InvalidUsageOrInput.into()
 }

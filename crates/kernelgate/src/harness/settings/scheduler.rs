@@ -19,7 +19,7 @@ pub fn parse_shard(text: &str) -> Result<ShardOfWork, String> {
     }
 }
 
-/// Variables of a process.
+/// Looks up an environment variable of a process, or of a simulated one in tests.
 type EnvironmentLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The shard according to the variables of the only scheduler that sets any.
@@ -74,7 +74,7 @@ fn shard_if_index_is_in_range(
     count: u32,
     names: &str,
 ) -> Result<Option<ShardOfWork>, String> {
-    let shard = ShardOfWork { index, count };
+    let shard = ShardOfWork { index_from_one: index, shard_count: count };
     shard
         .check_shard_index_and_count()
         .map_err(|_| format!("auto: {names} make shard {shard}, which does not exist"))?;

@@ -72,8 +72,8 @@ pub fn ignore_empty_flag_variables(command: Command) -> Command {
     command.mut_args(ignoring).mut_subcommands(ignore_empty_flag_variables)
 }
 
-/// Explains a command-line error. If a wrong flag value came from an environment variable, the
-/// error message names that variable instead of the flag.
+/// Turns a command-line error into an error message. If a wrong flag value came from an environment
+/// variable, the error message names that variable instead of the flag.
 pub fn command_line_error_naming_the_variable(
     error: &clap::Error,
     command: &Command,

@@ -1,7 +1,7 @@
 //! Refuses a row whose launches allocate device memory, by stream-ordered or by synchronous calls.
 
 use super::audit_finding::TimingRefusal;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::driver::memory;
@@ -13,12 +13,13 @@ const ALLOCATION_TRIAL_LAUNCHES: usize = 3;
 /// Fails if the CUDA graph captured from a launch contains a node that allocates memory.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if there are any, or if the driver refuses.
+/// Fails with [`BackendError::NotTimed`] if the graph has allocation nodes, or if the driver
+/// refuses.
 pub fn refuse_graph_with_allocation_nodes(
     graph: &ExecutableGraphPerGpu,
 ) -> Result<(), BackendError> {
     if graph.any_graph_allocates_memory()? {
-        return Err(TimingRefusal::AllocatesInOrder.into());
+        return Err(TimingRefusal::AllocatesInGraph.into());
     }
     Ok(())
 }
@@ -31,14 +32,16 @@ pub fn refuse_graph_with_allocation_nodes(
 /// returns its own error.
 pub fn refuse_launches_that_allocate_memory(
     device: &Device,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<(), BackendError> {
     let mut least = u64::MAX;
     for _ in 0..ALLOCATION_TRIAL_LAUNCHES {
         executable.reset_state_and_wait()?;
         memory::restart_peak_of_pool(device)?;
-        let ((before, _), pool) =
-            (device.free_and_total_bytes()?, memory::read_device_memory_usage(device)?.pool_bytes);
+        let ((before, _), pool) = (
+            device.free_and_total_bytes()?,
+            memory::read_device_memory_usage(device)?.allocated_pool_bytes,
+        );
         executable.launch_once()?;
         executable.wait_for_launches()?;
         let ((after, _), peak) = (
@@ -49,6 +52,6 @@ pub fn refuse_launches_that_allocate_memory(
     }
     match least {
         0 => Ok(()),
-        bytes => Err(TimingRefusal::Allocates { bytes }.into()),
+        bytes => Err(TimingRefusal::AllocatesDeviceMemory { allocated_bytes: bytes }.into()),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::cupti::CuptiRecordingOfProcess;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::measure::launch_queue::MAX_COMMANDS_BEHIND_BLOCKER;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
@@ -15,13 +15,13 @@ use kernelgate_cuda::observe::cupti::CuptiRecordingExtent;
 /// The reason why a launch call did not return while its stream was blocked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockedLaunchCause {
-    /// The queue was full.
-    Queue,
+    /// The GPU's launch queue was full.
+    LaunchQueueFull,
     /// Name of the CUDA driver or runtime function in which the host waited for the GPU.
-    Call(String),
+    WaitingCudaCall(String),
     /// No known waiting call in CUPTI's record: the host polls, or the driver waits inside of a
     /// launch call.
-    Unknown,
+    UnknownCause,
 }
 
 /// Launches once more on a blocked stream while CUPTI records API calls, then detaches CUPTI, and
@@ -31,13 +31,14 @@ pub enum BlockedLaunchCause {
 pub fn find_blocked_launch_cause_with_cupti(
     device: &Device,
     stream: &mut dyn StreamHold,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     hold: Duration,
 ) -> Result<Option<BlockedLaunchCause>, BackendError> {
     executable.reset_state_and_wait()?;
-    let Ok(Some(recording)) =
-        CuptiRecordingOfProcess::attach_cupti_and_start(device, CuptiRecordingExtent::Calls)
-    else {
+    let Ok(Some(recording)) = CuptiRecordingOfProcess::attach_cupti_and_start(
+        device,
+        CuptiRecordingExtent::GpuOperationsAndCalls,
+    ) else {
         return Ok(None);
     };
     stream.enqueue_hold(hold)?;
@@ -59,25 +60,28 @@ fn find_blocked_launch_cause_in_record(
     record: &CuptiRecordedActivity,
     hold: Duration,
 ) -> Option<BlockedLaunchCause> {
-    if record.dropped > 0 {
+    if record.dropped_records > 0 {
         return None;
     }
-    let name =
-        |call: &HostCallRecord| record.names.get(call.name as usize).map_or("", String::as_str);
+    let name = |call: &HostCallRecord| {
+        record.interned_names.get(call.name_index as usize).map_or("", String::as_str)
+    };
     let half_ns = (hold / 2).as_nanos();
     let held_up =
         |call: &&HostCallRecord| u128::from(call.end_ns.saturating_sub(call.start_ns)) > half_ns;
     let mut copies = record.copies.clone();
-    copies.sort_by_key(|copy| copy.correlation);
+    copies.sort_by_key(|copy| copy.correlation_id);
     let copy_of = |call: &HostCallRecord| {
-        let found = copies.binary_search_by_key(&call.correlation, |copy| copy.correlation);
+        let found = copies.binary_search_by_key(&call.correlation_id, |copy| copy.correlation_id);
         found.ok().map(|found| &copies[found])
     };
     // After the launch queue was full, a wait for the GPU may be short, because the stream has made
     // progress. A wait before the first delayed call of a launch belongs to earlier launches.
     let first = record.calls.iter().find(|call| held_up(call));
     let is_behind = |call: &HostCallRecord| {
-        first.is_some_and(|first| call.thread == first.thread && call.start_ns >= first.end_ns)
+        first.is_some_and(|first| {
+            call.os_thread_id == first.os_thread_id && call.start_ns >= first.end_ns
+        })
     };
     let waits = record.calls.iter().find(|call| {
         let (name, copy) = (name(call), copy_of(call));
@@ -85,18 +89,18 @@ fn find_blocked_launch_cause_in_record(
             || (held_up(call) && !cuda_call_only_enqueues_work(name, copy))
     });
     if let Some(call) = waits {
-        return Some(BlockedLaunchCause::Call(name(call).to_owned()));
+        return Some(BlockedLaunchCause::WaitingCudaCall(name(call).to_owned()));
     }
     // If CUPTI recorded no more calls than `MAX_COMMANDS_BEHIND_BLOCKER`, the launch queue cannot
     // have been full.
     let enqueued =
         record.calls.iter().filter(|call| cuda_call_only_enqueues_work(name(call), copy_of(call)));
-    let many = enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len()
+    let many = enqueued.map(|call| call.correlation_id).collect::<BTreeSet<_>>().len()
         > MAX_COMMANDS_BEHIND_BLOCKER;
     Some(if many && first.is_some() {
-        BlockedLaunchCause::Queue
+        BlockedLaunchCause::LaunchQueueFull
     } else {
-        BlockedLaunchCause::Unknown
+        BlockedLaunchCause::UnknownCause
     })
 }
 
@@ -108,13 +112,13 @@ fn strip_cuda_function_prefix(name: &str) -> &str {
 /// Returns whether a copy is between the GPU and pageable host memory, which the driver stages
 /// through the host.
 const fn is_copy_of_pageable_memory(copy: &MemoryCopyRecord) -> bool {
-    copy.source == 1 || copy.target_memory_kind == 1
+    copy.source_memory_kind == 1 || copy.target_memory_kind == 1
 }
 
 /// Returns whether a CUDA call waits for the work of a stream, however short the recorded call was.
 fn cuda_call_waits_for_stream(name: &str, copy: Option<&MemoryCopyRecord>) -> bool {
     let (function, to_host) =
-        (strip_cuda_function_prefix(name), copy.is_some_and(|copy| copy.kind == 2));
+        (strip_cuda_function_prefix(name), copy.is_some_and(|copy| copy.copy_direction == 2));
     let frees = ["MemFree", "Free"].iter().any(|free| function.starts_with(free));
     function.contains("Synchronize")
         || (frees && !function.contains("Async"))
@@ -153,25 +157,28 @@ mod tests {
     fn recorded_calls_and_launches(calls: &[(&str, u64)], kernels: usize) -> CuptiRecordedActivity {
         let mut record = CuptiRecordedActivity::default();
         for (number, &(name, took)) in (0..).zip(calls) {
-            record.names.push(name.to_owned());
+            record.interned_names.push(name.to_owned());
             let correlation = 1_000_000 + number;
             let start = record.calls.last().map_or(10, |before| before.end_ns + 10);
             let end = start + took;
             record.calls.push(HostCallRecord {
-                name: number,
+                name_index: number,
                 start_ns: start,
                 end_ns: end,
-                thread: 1,
-                correlation,
+                os_thread_id: 1,
+                correlation_id: correlation,
             });
         }
         // In this CUPTI record, a runtime call and the driver call inside it have the same
         // correlation number, so they count as one call.
         for name in ["cudaLaunchKernel_v7000", "cuLaunchKernel"] {
-            let number = record.names.len() as u32;
-            record.names.push(name.to_owned());
-            let call =
-                |correlation| HostCallRecord { name: number, correlation, ..Default::default() };
+            let number = record.interned_names.len() as u32;
+            record.interned_names.push(name.to_owned());
+            let call = |correlation| HostCallRecord {
+                name_index: number,
+                correlation_id: correlation,
+                ..Default::default()
+            };
             record.calls.extend((0..kernels as u32).map(call));
         }
         record
@@ -182,7 +189,7 @@ mod tests {
     }
 
     fn blocked_launch_in_call(name: &str) -> BlockedLaunchCause {
-        BlockedLaunchCause::Call(name.to_owned())
+        BlockedLaunchCause::WaitingCudaCall(name.to_owned())
     }
 
     #[test]
@@ -195,7 +202,7 @@ mod tests {
                     &calls,
                     MAX_COMMANDS_BEHIND_BLOCKER + 1
                 )),
-                BlockedLaunchCause::Queue
+                BlockedLaunchCause::LaunchQueueFull
             );
             // This CUPTI record has so few commands that they fit into any launch queue, so another
             // cause delayed the launch.
@@ -204,7 +211,7 @@ mod tests {
                     &calls,
                     MAX_COMMANDS_BEHIND_BLOCKER - 2
                 )),
-                BlockedLaunchCause::Unknown
+                BlockedLaunchCause::UnknownCause
             );
         }
     }
@@ -239,19 +246,19 @@ mod tests {
         let calls = [("cuLaunchKernel", MIN_DELAYED_CALL_NS), ("cuMemFreeAsync", 5_000)];
         assert_eq!(
             cause_in_record(&recorded_calls_and_launches(&calls, 1500)),
-            BlockedLaunchCause::Queue
+            BlockedLaunchCause::LaunchQueueFull
         );
         // Neither a wait before the delayed launch nor a wait in a thread that launches nothing
         // counts as a wait of the launch.
         let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", MIN_DELAYED_CALL_NS)];
         assert_eq!(
             cause_in_record(&recorded_calls_and_launches(&earlier, 1500)),
-            BlockedLaunchCause::Queue
+            BlockedLaunchCause::LaunchQueueFull
         );
         let calls = [("cuLaunchKernel", MIN_DELAYED_CALL_NS), ("cuStreamSynchronize", 5_000)];
         let mut other = recorded_calls_and_launches(&calls, 1500);
-        other.calls[1].thread = 2;
-        assert_eq!(cause_in_record(&other), BlockedLaunchCause::Queue);
+        other.calls[1].os_thread_id = 2;
+        assert_eq!(cause_in_record(&other), BlockedLaunchCause::LaunchQueueFull);
     }
 
     #[test]
@@ -265,12 +272,12 @@ mod tests {
         let stall_of_copy = |name, took, [kind, source, target]: [u8; 3]| {
             let calls = [("cuLaunchKernel", MIN_DELAYED_CALL_NS), (name, took)];
             let mut record = recorded_calls_and_launches(&calls, 1500);
-            let correlation = record.calls[1].correlation;
+            let correlation = record.calls[1].correlation_id;
             record.copies.push(MemoryCopyRecord {
-                kind,
-                source,
+                copy_direction: kind,
+                source_memory_kind: source,
                 target_memory_kind: target,
-                correlation,
+                correlation_id: correlation,
                 ..MemoryCopyRecord::default()
             });
             cause_in_record(&record)
@@ -289,7 +296,7 @@ mod tests {
         );
         assert_eq!(
             stall_of_copy(asynchronous, MIN_DELAYED_CALL_NS, to_host),
-            BlockedLaunchCause::Queue
+            BlockedLaunchCause::LaunchQueueFull
         );
         assert_eq!(
             stall_of_copy(
@@ -297,14 +304,17 @@ mod tests {
                 MIN_DELAYED_CALL_NS,
                 [CUPTI_COPY_DEVICE_TO_DEVICE, CUPTI_DEVICE_MEMORY_KIND, CUPTI_DEVICE_MEMORY_KIND]
             ),
-            BlockedLaunchCause::Queue
+            BlockedLaunchCause::LaunchQueueFull
         );
         let upload = "cuMemcpyHtoDAsync_v2";
         assert_eq!(
             stall_of_copy(upload, MIN_DELAYED_CALL_NS, from_pageable),
             blocked_launch_in_call(upload)
         );
-        assert_eq!(stall_of_copy(upload, 5_000, from_pageable), BlockedLaunchCause::Queue);
+        assert_eq!(
+            stall_of_copy(upload, 5_000, from_pageable),
+            BlockedLaunchCause::LaunchQueueFull
+        );
     }
 
     #[test]
@@ -315,9 +325,10 @@ mod tests {
                 &calls,
                 MAX_COMMANDS_BEHIND_BLOCKER + 100
             )),
-            BlockedLaunchCause::Unknown
+            BlockedLaunchCause::UnknownCause
         );
-        let lost = CuptiRecordedActivity { dropped: 1, ..recorded_calls_and_launches(&calls, 2) };
+        let lost =
+            CuptiRecordedActivity { dropped_records: 1, ..recorded_calls_and_launches(&calls, 2) };
         assert_eq!(find_blocked_launch_cause_in_record(&lost, TEST_STREAM_HOLD), None);
     }
 }

@@ -11,7 +11,9 @@ use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 /// Fails if the launch enqueues no command.
 pub fn check_launch_has_commands(commands: Option<&[usize]>) -> Result<(), TimingRefusal> {
     match commands.and_then(|commands| commands.iter().max()) {
-        Some(0) => Err(TimingRefusal::NothingEnqueued { subject: RefusedTimedCode::Launch }),
+        Some(0) => {
+            Err(TimingRefusal::NothingEnqueued { subject: RefusedTimedCode::ImplementationLaunch })
+        }
         _ => Ok(()),
     }
 }
@@ -19,7 +21,7 @@ pub fn check_launch_has_commands(commands: Option<&[usize]>) -> Result<(), Timin
 /// Fails if a captured launch over several GPUs has no command on one of them.
 ///
 /// # Errors
-/// The first GPU without.
+/// Fails with the first GPU on which the launch has no command.
 pub fn check_launch_has_commands_on_each_gpu(
     captured: Option<&ExecutableGraphPerGpu>,
     devices: &Devices,
@@ -27,8 +29,8 @@ pub fn check_launch_has_commands_on_each_gpu(
     let Some(rank) = captured.and_then(ExecutableGraphPerGpu::first_gpu_without_commands) else {
         return Ok(());
     };
-    let gpu = devices.iter().nth(rank).map_or(rank, |device| device.gpu_properties().ordinal);
-    Err(TimingRefusal::NothingOnRank { rank, gpu })
+    let gpu = devices.iter().nth(rank).map_or(rank, |device| device.gpu_properties().gpu_ordinal);
+    Err(TimingRefusal::NothingEnqueuedOnRank { gpu_rank: rank, gpu_ordinal: gpu })
 }
 
 /// Fails if the graph of several captured launches has fewer commands on a GPU than the launches
@@ -44,7 +46,12 @@ pub fn check_batch_has_commands_of_single_launches(
 ) -> Result<(), TimingRefusal> {
     for (rank, (&together, &alone)) in together.iter().zip(alone).enumerate() {
         if (together as u64) < launches * alone as u64 {
-            return Err(TimingRefusal::CommandsDiffer { rank, alone, together, launches });
+            return Err(TimingRefusal::CommandsDifferInBatch {
+                gpu_rank: rank,
+                commands_of_one_launch: alone,
+                commands_of_batch: together,
+                launches_in_batch: launches,
+            });
         }
     }
     Ok(())
@@ -62,7 +69,7 @@ mod tests {
         );
         assert_eq!(
             check_launch_has_commands(Some(&[0])),
-            Err(TimingRefusal::NothingEnqueued { subject: RefusedTimedCode::Launch })
+            Err(TimingRefusal::NothingEnqueued { subject: RefusedTimedCode::ImplementationLaunch })
         );
     }
 
@@ -78,8 +85,12 @@ mod tests {
     #[test]
     fn a_gpu_with_too_few_commands_in_a_batch_is_refused() {
         let fewer = check_batch_has_commands_of_single_launches(&[66, 2], 33, &[2, 2]).unwrap_err();
-        let refusal =
-            TimingRefusal::CommandsDiffer { rank: 1, alone: 2, together: 2, launches: 33 };
+        let refusal = TimingRefusal::CommandsDifferInBatch {
+            gpu_rank: 1,
+            commands_of_one_launch: 2,
+            commands_of_batch: 2,
+            launches_in_batch: 33,
+        };
         assert_eq!(fewer, refusal);
         let words = "launches differ in their commands on rank 1: 2 in one, 2 in 33 together";
         assert_eq!(fewer.to_string(), words);

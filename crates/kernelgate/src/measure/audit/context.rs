@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::audit_finding::{RefusedTimedCode, TimingRefusal};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use kernelgate_cuda::Devices;
 
 /// Time for which the context may stay busy after the timed stream: the cost of the query plus a
@@ -22,7 +22,7 @@ pub struct ContextIdleAfterStreamCheck {
     checked_code: RefusedTimedCode,
     busy_repetitions: u32,
     shortest_busy_time: Duration,
-    was_idle: bool,
+    was_context_idle: bool,
 }
 
 impl ContextIdleAfterStreamCheck {
@@ -32,28 +32,28 @@ impl ContextIdleAfterStreamCheck {
             checked_code: subject,
             busy_repetitions: 0,
             shortest_busy_time: Duration::MAX,
-            was_idle: false,
+            was_context_idle: false,
         }
     }
 
     /// Returns whether the context was idle after some repetition, so that the check has passed and
     /// needs no further repetition.
     pub const fn passed_with_idle_context(&self) -> bool {
-        self.was_idle
+        self.was_context_idle
     }
 
     /// Adds a repetition whose launches took `elapsed` and after which the context stayed busy for
     /// `busy`.
     ///
     /// # Errors
-    /// Fails if every repetition has shown work.
+    /// Fails if the CUDA context stayed busy after the timed stream in every repetition.
     pub fn add_repetition(
         &mut self,
         elapsed: Duration,
         busy: Duration,
     ) -> Result<(), TimingRefusal> {
         if busy <= MAX_CONTEXT_QUERY_TIME + elapsed.mul_f64(MAX_WORK_SHARE_OFF_STREAM) {
-            self.was_idle = true;
+            self.was_context_idle = true;
             return Ok(());
         }
         self.shortest_busy_time = self.shortest_busy_time.min(busy);
@@ -61,9 +61,9 @@ impl ContextIdleAfterStreamCheck {
         if self.busy_repetitions < CONTEXT_IDLE_CHECK_REPETITIONS {
             return Ok(());
         }
-        Err(TimingRefusal::BusyAfterStream {
+        Err(TimingRefusal::ContextBusyAfterStream {
             subject: self.checked_code,
-            busy: self.shortest_busy_time,
+            context_busy_time: self.shortest_busy_time,
         })
     }
 }
@@ -74,10 +74,10 @@ impl ContextIdleAfterStreamCheck {
 /// Fails with [`BackendError::NotTimed`] if the context is busy, or if the device reports an error.
 pub fn refuse_launch_with_busy_context_after_stream(
     devices: &Devices,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<(), BackendError> {
     let finish = || devices.iter().try_for_each(|device| device.synchronize_all_streams());
-    let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Launch);
+    let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::ImplementationLaunch);
     while !after.passed_with_idle_context() {
         executable.reset_state()?;
         finish()?;
@@ -109,18 +109,21 @@ mod tests {
 
     #[test]
     fn a_context_that_stays_busy_after_every_repetition_is_refused() {
-        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Launch);
+        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::ImplementationLaunch);
         for busy_us in [400, 300, 500, 400] {
             assert_eq!(add_repetition_of_50_us(&mut after, busy_us), Ok(()));
         }
         let busy = Duration::from_micros(300);
-        let refused = TimingRefusal::BusyAfterStream { subject: RefusedTimedCode::Launch, busy };
+        let refused = TimingRefusal::ContextBusyAfterStream {
+            subject: RefusedTimedCode::ImplementationLaunch,
+            context_busy_time: busy,
+        };
         assert_eq!(add_repetition_of_50_us(&mut after, 400), Err(refused));
     }
 
     #[test]
     fn a_context_that_is_idle_after_one_repetition_is_accepted() {
-        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Routine);
+        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::CriterionRoutine);
         for busy_us in [400, 400, 400, 400, 3] {
             assert_eq!(add_repetition_of_50_us(&mut after, busy_us), Ok(()));
         }
@@ -129,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_context_busy_for_a_small_share_of_a_repetition_is_accepted() {
-        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Launch);
+        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::ImplementationLaunch);
         after.add_repetition(Duration::from_millis(5), Duration::from_micros(150)).unwrap();
         assert!(after.passed_with_idle_context());
     }

@@ -6,14 +6,14 @@
 //! another stream. A launch with more commands than the launch queue holds returns only once the
 //! stream is no longer blocked. After an early end of the hold, operations on other streams may be
 //! legitimate, so the record is conclusive only if all operations are on one stream. If CUPTI
-//! records nothing, the case's record states that this check was not made.
+//! records nothing, the case's record states that the check for work on other streams was not made.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use super::audit_finding::{RefusedTimedCode, TimingRefusal};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 use kernelgate_cuda::instruments::timing::{ClockProbeAndL2Flush, StreamBlocker};
 use kernelgate_cuda::observe::activity::{
@@ -24,7 +24,7 @@ use kernelgate_cuda::{Device, Devices};
 
 /// Longest time for which the stream is blocked during a launch that CUPTI records. If the host
 /// needs longer than this hold to launch, the check is inconclusive.
-const MAX_HOLD_UNDER_CUPTI: Duration = Duration::from_millis(200);
+const MAX_STREAM_HOLD_UNDER_CUPTI: Duration = Duration::from_millis(200);
 /// Time that kernelgate waits after a launch call has returned, so that its work on another stream
 /// can begin. A loaded host can start such work milliseconds late.
 pub const WAIT_FOR_OTHER_STREAM_START: Duration = Duration::from_millis(10);
@@ -87,8 +87,8 @@ impl Drop for CuptiRecordingOfProcess<'_> {
 }
 
 /// Launches the case once while the streams of all its GPUs are blocked, and searches CUPTI's
-/// record for operations on other streams. CUPTI is detached afterwards. Returns a reason if the
-/// record is inconclusive through no fault of the case: CUPTI is missing, another program uses
+/// record for operations on other streams. CUPTI is detached after the launch. Returns a reason if
+/// the record is inconclusive through no fault of the case: CUPTI is missing, another program uses
 /// CUPTI, or CUPTI's record is incomplete.
 ///
 /// # Errors
@@ -97,18 +97,18 @@ impl Drop for CuptiRecordingOfProcess<'_> {
 pub fn check_launch_streams_with_cupti(
     devices: &Devices,
     streams: &mut dyn HoldWithEndMark,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<Option<String>, BackendError> {
     executable.reset_state_and_wait()?;
     let recording = match CuptiRecordingOfProcess::attach_cupti_and_start(
         devices.first_device(),
-        CuptiRecordingExtent::Operations,
+        CuptiRecordingExtent::GpuOperations,
     ) {
         Ok(Some(recording)) => recording,
         Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    streams.enqueue_hold(MAX_HOLD_UNDER_CUPTI)?;
+    streams.enqueue_hold(MAX_STREAM_HOLD_UNDER_CUPTI)?;
     let launched = executable.launch_once();
     std::thread::sleep(WAIT_FOR_OTHER_STREAM_START);
     streams.release_stream();
@@ -120,7 +120,7 @@ pub fn check_launch_streams_with_cupti(
     launched?;
     let record = match record {
         Ok(record) => record,
-        Err(lost @ BackendError::Lost(_)) => return Err(lost),
+        Err(lost @ BackendError::DeviceLost(_)) => return Err(lost),
         Err(error) => return Ok(Some(error.to_string())),
     };
     match find_operation_outside_timed_streams(&record, held, devices.device_count()) {
@@ -140,8 +140,8 @@ pub trait HoldWithEndMark: StreamHold {
 /// The kernel that blocked the timed stream of one GPU, and the start of the clock probe that
 /// followed the launch.
 struct HeldStreamInCuptiRecord {
-    blocker: KernelRecord,
-    mark_end: u64,
+    blocking_kernel: KernelRecord,
+    clock_probe_start_cupti_ns: u64,
 }
 
 impl HeldStreamInCuptiRecord {
@@ -155,17 +155,22 @@ impl HeldStreamInCuptiRecord {
     ) -> Result<BTreeMap<u32, HeldStreamInCuptiRecord>, String> {
         let own = |symbol: &'static str| {
             let found = record.kernels.iter();
-            found.filter(move |kernel| record.names[kernel.name as usize] == symbol)
+            found.filter(move |kernel| record.interned_names[kernel.name_index as usize] == symbol)
         };
         let mut held = BTreeMap::new();
         for blocker in own(StreamBlocker::BLOCKING_KERNEL_SYMBOL) {
-            let mut marks = own(ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL)
-                .filter(|it| it.on.device == blocker.on.device);
+            let mut marks = own(ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL).filter(|it| {
+                it.device_context_stream.device_ordinal
+                    == blocker.device_context_stream.device_ordinal
+            });
             let mark = marks.next().map(|mark| mark.start_ns);
             let lacks =
                 || format!("CUPTI's record lacks `{}`", ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL);
-            let found = Self { blocker: *blocker, mark_end: mark.ok_or_else(lacks)? };
-            held.entry(blocker.on.device).or_insert(found);
+            let found = Self {
+                blocking_kernel: *blocker,
+                clock_probe_start_cupti_ns: mark.ok_or_else(lacks)?,
+            };
+            held.entry(blocker.device_context_stream.device_ordinal).or_insert(found);
         }
         if held.len() < gpus {
             return Err(format!(
@@ -191,28 +196,39 @@ fn find_operation_outside_timed_streams(
     let streams = HeldStreamInCuptiRecord::held_streams_from_cupti_record(record, gpus)?;
     let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL];
     let all: Vec<OperationInCuptiRecord<'_>> = kernels_copies_and_sets_in_cupti_record(record)
-        .filter(|operation| !own.contains(&operation.kernel))
+        .filter(|operation| !own.contains(&operation.kernel_symbol))
         .collect();
-    let subject = RefusedTimedCode::Launch;
-    if let Some(other) = all.iter().find(|it| !streams.contains_key(&it.context_and_stream.device))
+    let subject = RefusedTimedCode::ImplementationLaunch;
+    if let Some(other) =
+        all.iter().find(|it| !streams.contains_key(&it.context_and_stream.device_ordinal))
     {
-        let (operation, gpu) = (other.to_string(), other.context_and_stream.device);
-        return Ok(Some(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu }));
+        let (operation, gpu) = (other.to_string(), other.context_and_stream.device_ordinal);
+        return Ok(Some(TimingRefusal::RecordedOnOtherGpu {
+            subject,
+            gpu_operation: operation,
+            gpu_ordinal: gpu,
+        }));
     }
     let found = all.iter().filter(|it| it.has_recorded_times()).find(|it| {
-        let HeldStreamInCuptiRecord { blocker, mark_end: mark } =
-            &streams[&it.context_and_stream.device];
-        it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < blocker.end_ns
-            || it.end > mark + MAX_END_AFTER_PROBE_START_NS
+        let HeldStreamInCuptiRecord { blocking_kernel: blocker, clock_probe_start_cupti_ns: mark } =
+            &streams[&it.context_and_stream.device_ordinal];
+        it.start_cupti_ns + MIN_EARLY_START_ON_OTHER_STREAM_NS < blocker.end_ns
+            || it.end_cupti_ns > mark + MAX_END_AFTER_PROBE_START_NS
     });
     match found {
-        Some(it) => {
-            Ok(Some(TimingRefusal::RecordedElsewhere { subject, operation: it.to_string() }))
+        Some(it) => Ok(Some(TimingRefusal::RecordedOnOtherStream {
+            subject,
+            gpu_operation: it.to_string(),
+        })),
+        None if record.dropped_records > 0 => {
+            Err(format!("CUPTI lost {} records", record.dropped_records))
         }
-        None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
         None if !held
             && all.iter().any(|it| {
-                it.context_and_stream != streams[&it.context_and_stream.device].blocker.on
+                it.context_and_stream
+                    != streams[&it.context_and_stream.device_ordinal]
+                        .blocking_kernel
+                        .device_context_stream
             }) =>
         {
             Err(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned())
@@ -228,7 +244,7 @@ pub struct CuptiRecordedRoutinePass {
     /// Whether the stream stayed blocked until the Criterion routine had returned.
     pub stream_stayed_held: bool,
     /// Earliest time at which the stream was no longer blocked, on CUPTI's clock, nanoseconds.
-    pub release_time: u64,
+    pub release_cupti_ns: u64,
 }
 
 /// Searches CUPTI's record of one pass of a Criterion routine for operations on other streams or
@@ -241,31 +257,47 @@ pub fn check_routine_pass_streams_with_cupti(
     record: &CuptiRecordedActivity,
     pass: CuptiRecordedRoutinePass,
 ) -> Result<Option<String>, TimingRefusal> {
-    let Some(mark) = record.sets.iter().find(|set| set.bytes == 1) else {
+    let Some(mark) = record.memsets.iter().find(|set| set.bytes == 1) else {
         return Ok(Some("CUPTI's record lacks the mark on the stream".to_owned()));
     };
-    let subject = RefusedTimedCode::Routine;
+    let subject = RefusedTimedCode::CriterionRoutine;
     let is_mark = |it: &OperationInCuptiRecord<'_>| {
-        (it.start, it.context_and_stream, it.kernel) == (mark.start_ns, mark.on, "")
+        (it.start_cupti_ns, it.context_and_stream, it.kernel_symbol)
+            == (mark.start_ns, mark.device_context_stream, "")
     };
     let all: Vec<OperationInCuptiRecord<'_>> =
         kernels_copies_and_sets_in_cupti_record(record).filter(|it| !is_mark(it)).collect();
-    if let Some(other) = all.iter().find(|it| it.context_and_stream.device != mark.on.device) {
-        let (operation, gpu) = (other.to_string(), other.context_and_stream.device);
-        return Err(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu });
+    if let Some(other) = all.iter().find(|it| {
+        it.context_and_stream.device_ordinal != mark.device_context_stream.device_ordinal
+    }) {
+        let (operation, gpu) = (other.to_string(), other.context_and_stream.device_ordinal);
+        return Err(TimingRefusal::RecordedOnOtherGpu {
+            subject,
+            gpu_operation: operation,
+            gpu_ordinal: gpu,
+        });
     }
     let early = |it: &&OperationInCuptiRecord<'_>| {
-        it.has_recorded_times() && it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < pass.release_time
+        it.has_recorded_times()
+            && it.start_cupti_ns + MIN_EARLY_START_ON_OTHER_STREAM_NS < pass.release_cupti_ns
     };
     if let Some(it) = all.iter().find(early) {
-        return Err(TimingRefusal::RecordedElsewhere { subject, operation: it.to_string() });
+        return Err(TimingRefusal::RecordedOnOtherStream {
+            subject,
+            gpu_operation: it.to_string(),
+        });
     }
-    Ok(match record.dropped {
-        0 if !pass.stream_stayed_held && all.iter().any(|it| it.context_and_stream != mark.on) => {
+    Ok(match record.dropped_records {
+        0 if !pass.stream_stayed_held
+            && all.iter().any(|it| it.context_and_stream != mark.device_context_stream) =>
+        {
             Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned())
         }
         0 if all.is_empty() => Some("CUPTI recorded nothing of the routine".to_owned()),
-        0 if all.iter().any(|it| it.context_and_stream != mark.on && !it.has_recorded_times()) => {
+        0 if all.iter().any(|it| {
+            it.context_and_stream != mark.device_context_stream && !it.has_recorded_times()
+        }) =>
+        {
             Some("CUPTI recorded no times of work on another stream".to_owned())
         }
         0 => None,
@@ -278,24 +310,24 @@ const REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH: &str =
 
 /// One operation of a GPU in CUPTI's record: a kernel, a memory copy or a memory set.
 struct OperationInCuptiRecord<'a> {
-    start: u64,
-    end: u64,
+    start_cupti_ns: u64,
+    end_cupti_ns: u64,
     context_and_stream: GpuContextStreamIds,
     /// Symbol name of the kernel; empty for a memory copy or a memory set.
-    kernel: &'a str,
+    kernel_symbol: &'a str,
 }
 
 impl OperationInCuptiRecord<'_> {
     /// Returns whether CUPTI recorded times for the operation; CUPTI writes zeros for an operation
     /// that it could not follow.
     const fn has_recorded_times(&self) -> bool {
-        self.start != 0 || self.end != 0
+        self.start_cupti_ns != 0 || self.end_cupti_ns != 0
     }
 }
 
 impl fmt::Display for OperationInCuptiRecord<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kernel {
+        match self.kernel_symbol {
             "" => f.write_str("a copy or set of memory"),
             kernel => write!(f, "kernel `{kernel}`"),
         }
@@ -306,21 +338,27 @@ fn kernels_copies_and_sets_in_cupti_record(
     record: &CuptiRecordedActivity,
 ) -> impl Iterator<Item = OperationInCuptiRecord<'_>> {
     let kernels = record.kernels.iter().map(
-        |&KernelRecord { start_ns: start, end_ns: end, on, name, .. }| OperationInCuptiRecord {
-            start,
-            end,
+        |&KernelRecord {
+             start_ns: start,
+             end_ns: end,
+             device_context_stream: on,
+             name_index: name,
+             ..
+         }| OperationInCuptiRecord {
+            start_cupti_ns: start,
+            end_cupti_ns: end,
             context_and_stream: on,
-            kernel: &record.names[name as usize],
+            kernel_symbol: &record.interned_names[name as usize],
         },
     );
-    let copies = record.copies.iter().map(|it| (it.start_ns, it.end_ns, it.on));
-    let sets = record.sets.iter().map(|it| (it.start_ns, it.end_ns, it.on));
+    let copies = record.copies.iter().map(|it| (it.start_ns, it.end_ns, it.device_context_stream));
+    let sets = record.memsets.iter().map(|it| (it.start_ns, it.end_ns, it.device_context_stream));
     let others = copies.chain(sets);
     kernels.chain(others.map(|(start, end, on)| OperationInCuptiRecord {
-        start,
-        end,
+        start_cupti_ns: start,
+        end_cupti_ns: end,
         context_and_stream: on,
-        kernel: "",
+        kernel_symbol: "",
     }))
 }
 
@@ -330,7 +368,7 @@ mod tests {
 
     use super::*;
 
-    const MS: u64 = 1_000_000;
+    const NS_PER_MS: u64 = 1_000_000;
 
     fn find_operation_outside_one_held_stream(
         record: &CuptiRecordedActivity,
@@ -339,9 +377,9 @@ mod tests {
     }
 
     fn refusal_of_operation_on_another_stream(operation: &str) -> TimingRefusal {
-        TimingRefusal::RecordedElsewhere {
-            subject: RefusedTimedCode::Launch,
-            operation: operation.to_owned(),
+        TimingRefusal::RecordedOnOtherStream {
+            subject: RefusedTimedCode::ImplementationLaunch,
+            gpu_operation: operation.to_owned(),
         }
     }
 
@@ -355,17 +393,17 @@ mod tests {
         ]
         .map(str::to_owned);
         let kernel = |name, start, end| KernelRecord {
-            name,
+            name_index: name,
             start_ns: start,
             end_ns: end,
             ..Default::default()
         };
         CuptiRecordedActivity {
-            names: names.into(),
+            interned_names: names.into(),
             kernels: vec![
-                kernel(0, 10 * MS, 14 * MS),
+                kernel(0, 10 * NS_PER_MS, 14 * NS_PER_MS),
                 kernel(2, start, end),
-                kernel(1, 15 * MS, 15 * MS + 1_000),
+                kernel(1, 15 * NS_PER_MS, 15 * NS_PER_MS + 1_000),
             ],
             ..CuptiRecordedActivity::default()
         }
@@ -375,25 +413,28 @@ mod tests {
     fn work_during_the_hold_of_the_timed_stream_is_refused() {
         assert_eq!(
             find_operation_outside_one_held_stream(&record_of_blocker_kernel_and_clock_probe(
-                14 * MS,
-                15 * MS
+                14 * NS_PER_MS,
+                15 * NS_PER_MS
             )),
             Ok(None)
         );
-        let jitter = record_of_blocker_kernel_and_clock_probe(14 * MS - 1_000, 15 * MS + 1_000);
+        let jitter = record_of_blocker_kernel_and_clock_probe(
+            14 * NS_PER_MS - 1_000,
+            15 * NS_PER_MS + 1_000,
+        );
         assert_eq!(find_operation_outside_one_held_stream(&jitter), Ok(None), "clocks of hardware");
         let theirs = Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")));
         assert_eq!(
             find_operation_outside_one_held_stream(&record_of_blocker_kernel_and_clock_probe(
-                11 * MS,
-                11 * MS + 5_000
+                11 * NS_PER_MS,
+                11 * NS_PER_MS + 5_000
             )),
             theirs
         );
         assert_eq!(
             find_operation_outside_one_held_stream(&record_of_blocker_kernel_and_clock_probe(
-                14 * MS,
-                16 * MS
+                14 * NS_PER_MS,
+                16 * NS_PER_MS
             )),
             theirs
         );
@@ -402,10 +443,14 @@ mod tests {
             Ok(None),
             "without times"
         );
-        let copy = MemoryCopyRecord { start_ns: 12 * MS, end_ns: 13 * MS, ..Default::default() };
+        let copy = MemoryCopyRecord {
+            start_ns: 12 * NS_PER_MS,
+            end_ns: 13 * NS_PER_MS,
+            ..Default::default()
+        };
         let copied = CuptiRecordedActivity {
             copies: vec![copy],
-            ..record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS)
+            ..record_of_blocker_kernel_and_clock_probe(14 * NS_PER_MS, 15 * NS_PER_MS)
         };
         assert_eq!(
             find_operation_outside_one_held_stream(&copied),
@@ -418,15 +463,15 @@ mod tests {
         let outside =
             |record: &CuptiRecordedActivity| find_operation_outside_timed_streams(record, false, 1);
         assert_eq!(
-            outside(&record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS)),
+            outside(&record_of_blocker_kernel_and_clock_probe(14 * NS_PER_MS, 15 * NS_PER_MS)),
             Ok(None),
             "on one stream"
         );
-        let mut other = record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS);
-        other.kernels[1].on.stream_id = 7;
+        let mut other = record_of_blocker_kernel_and_clock_probe(14 * NS_PER_MS, 15 * NS_PER_MS);
+        other.kernels[1].device_context_stream.stream_id = 7;
         let unknown = "the stream was not held until the launch had returned".to_owned();
         assert_eq!(outside(&other), Err(unknown), "joined or not");
-        other.kernels[1].start_ns = 11 * MS;
+        other.kernels[1].start_ns = 11 * NS_PER_MS;
         assert_eq!(
             outside(&other),
             Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")))
@@ -436,9 +481,9 @@ mod tests {
     /// This CUPTI record holds, for GPU 0 and GPU 3, a blocking kernel, one kernel of the launch
     /// and a clock probe.
     fn cupti_record_of_two_gpus(start: u64, end: u64) -> CuptiRecordedActivity {
-        let mut both = record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS);
+        let mut both = record_of_blocker_kernel_and_clock_probe(14 * NS_PER_MS, 15 * NS_PER_MS);
         let mut second = record_of_blocker_kernel_and_clock_probe(start, end).kernels;
-        second.iter_mut().for_each(|kernel| kernel.on.device = 3);
+        second.iter_mut().for_each(|kernel| kernel.device_context_stream.device_ordinal = 3);
         both.kernels.extend(second);
         both
     }
@@ -447,26 +492,31 @@ mod tests {
     fn each_gpu_is_judged_by_its_own_held_stream() {
         let outside =
             |record: &CuptiRecordedActivity| find_operation_outside_timed_streams(record, true, 2);
-        assert_eq!(outside(&cupti_record_of_two_gpus(14 * MS, 15 * MS)), Ok(None));
+        assert_eq!(outside(&cupti_record_of_two_gpus(14 * NS_PER_MS, 15 * NS_PER_MS)), Ok(None));
         let theirs = Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")));
-        assert_eq!(outside(&cupti_record_of_two_gpus(11 * MS, 12 * MS)), theirs);
-        let mut later = cupti_record_of_two_gpus(16 * MS, 17 * MS);
-        for kernel in later.kernels.iter_mut().filter(|kernel| kernel.on.device == 3) {
-            kernel.start_ns += u64::from(kernel.name != 2) * 2 * MS;
-            kernel.end_ns += u64::from(kernel.name != 2) * 2 * MS;
+        assert_eq!(outside(&cupti_record_of_two_gpus(11 * NS_PER_MS, 12 * NS_PER_MS)), theirs);
+        let mut later = cupti_record_of_two_gpus(16 * NS_PER_MS, 17 * NS_PER_MS);
+        for kernel in later
+            .kernels
+            .iter_mut()
+            .filter(|kernel| kernel.device_context_stream.device_ordinal == 3)
+        {
+            kernel.start_ns += u64::from(kernel.name_index != 2) * 2 * NS_PER_MS;
+            kernel.end_ns += u64::from(kernel.name_index != 2) * 2 * NS_PER_MS;
         }
         assert_eq!(outside(&later), Ok(None), "its own hold ended later");
     }
 
     #[test]
     fn work_on_a_gpu_outside_of_the_case_is_refused() {
-        let mut other = cupti_record_of_two_gpus(14 * MS, 15 * MS);
-        other.kernels[1].on.device = 1;
+        let mut other = cupti_record_of_two_gpus(14 * NS_PER_MS, 15 * NS_PER_MS);
+        other.kernels[1].device_context_stream.device_ordinal = 1;
         let operation = "kernel `theirs`".to_owned();
-        let subject = RefusedTimedCode::Launch;
-        let refused = TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu: 1 };
+        let subject = RefusedTimedCode::ImplementationLaunch;
+        let refused =
+            TimingRefusal::RecordedOnOtherGpu { subject, gpu_operation: operation, gpu_ordinal: 1 };
         assert_eq!(find_operation_outside_timed_streams(&other, true, 2), Ok(Some(refused)));
-        let one = cupti_record_of_two_gpus(14 * MS, 15 * MS);
+        let one = cupti_record_of_two_gpus(14 * NS_PER_MS, 15 * NS_PER_MS);
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
         assert_eq!(find_operation_outside_timed_streams(&one, true, 3), Err(lacks));
     }
@@ -476,51 +526,64 @@ mod tests {
     fn cupti_record_of_routine_pass(start: u64, stream: u32) -> CuptiRecordedActivity {
         let on = GpuContextStreamIds { stream_id: stream, ..GpuContextStreamIds::default() };
         let kernel = KernelRecord {
-            name: 2,
+            name_index: 2,
             start_ns: start,
             end_ns: start + 5_000,
-            on,
+            device_context_stream: on,
             ..Default::default()
         };
-        let mark = MemsetRecord { bytes: 1, start_ns: MS, end_ns: MS + 900, ..Default::default() };
+        let mark = MemsetRecord {
+            bytes: 1,
+            start_ns: NS_PER_MS,
+            end_ns: NS_PER_MS + 900,
+            ..Default::default()
+        };
         CuptiRecordedActivity {
             kernels: vec![kernel],
-            sets: vec![mark],
+            memsets: vec![mark],
             ..record_of_blocker_kernel_and_clock_probe(0, 0)
         }
     }
 
     #[test]
     fn a_routine_pass_working_on_another_stream_is_refused() {
-        let held = CuptiRecordedRoutinePass { stream_stayed_held: true, release_time: 14 * MS };
-        let timed_out =
-            CuptiRecordedRoutinePass { stream_stayed_held: false, release_time: 14 * MS };
-        let (subject, operation) = (RefusedTimedCode::Routine, "kernel `theirs`".to_owned());
-        let elsewhere = Err(TimingRefusal::RecordedElsewhere { subject, operation });
+        let held =
+            CuptiRecordedRoutinePass { stream_stayed_held: true, release_cupti_ns: 14 * NS_PER_MS };
+        let timed_out = CuptiRecordedRoutinePass {
+            stream_stayed_held: false,
+            release_cupti_ns: 14 * NS_PER_MS,
+        };
+        let (subject, operation) =
+            (RefusedTimedCode::CriterionRoutine, "kernel `theirs`".to_owned());
+        let elsewhere =
+            Err(TimingRefusal::RecordedOnOtherStream { subject, gpu_operation: operation });
         for recorded in [held, timed_out] {
             assert_eq!(
                 check_routine_pass_streams_with_cupti(
-                    &cupti_record_of_routine_pass(14 * MS, 0),
+                    &cupti_record_of_routine_pass(14 * NS_PER_MS, 0),
                     recorded
                 ),
                 Ok(None)
             );
             assert_eq!(
                 check_routine_pass_streams_with_cupti(
-                    &cupti_record_of_routine_pass(11 * MS, 7),
+                    &cupti_record_of_routine_pass(11 * NS_PER_MS, 7),
                     recorded
                 ),
                 elsewhere
             );
         }
         assert_eq!(
-            check_routine_pass_streams_with_cupti(&cupti_record_of_routine_pass(14 * MS, 7), held),
+            check_routine_pass_streams_with_cupti(
+                &cupti_record_of_routine_pass(14 * NS_PER_MS, 7),
+                held
+            ),
             Ok(None),
             "joined with the stream"
         );
         assert_eq!(
             check_routine_pass_streams_with_cupti(
-                &cupti_record_of_routine_pass(14 * MS, 7),
+                &cupti_record_of_routine_pass(14 * NS_PER_MS, 7),
                 timed_out
             ),
             Ok(Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned()))
@@ -533,16 +596,21 @@ mod tests {
         );
         let empty = CuptiRecordedActivity {
             kernels: Vec::new(),
-            ..cupti_record_of_routine_pass(14 * MS, 0)
+            ..cupti_record_of_routine_pass(14 * NS_PER_MS, 0)
         };
         assert_eq!(
             check_routine_pass_streams_with_cupti(&empty, held),
             Ok(Some("CUPTI recorded nothing of the routine".to_owned()))
         );
-        let unmarked =
-            CuptiRecordedActivity { sets: Vec::new(), ..cupti_record_of_routine_pass(11 * MS, 7) };
+        let unmarked = CuptiRecordedActivity {
+            memsets: Vec::new(),
+            ..cupti_record_of_routine_pass(11 * NS_PER_MS, 7)
+        };
         assert!(check_routine_pass_streams_with_cupti(&unmarked, held).unwrap().is_some());
-        let lost = CuptiRecordedActivity { dropped: 2, ..cupti_record_of_routine_pass(14 * MS, 0) };
+        let lost = CuptiRecordedActivity {
+            dropped_records: 2,
+            ..cupti_record_of_routine_pass(14 * NS_PER_MS, 0)
+        };
         assert_eq!(
             check_routine_pass_streams_with_cupti(&lost, held),
             Ok(Some("CUPTI lost 2 records".to_owned()))
@@ -558,15 +626,15 @@ mod tests {
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
         assert_eq!(find_operation_outside_one_held_stream(&empty), Err(lacks));
         let lost = |start| CuptiRecordedActivity {
-            dropped: 3,
-            ..record_of_blocker_kernel_and_clock_probe(start, 15 * MS)
+            dropped_records: 3,
+            ..record_of_blocker_kernel_and_clock_probe(start, 15 * NS_PER_MS)
         };
         assert_eq!(
-            find_operation_outside_one_held_stream(&lost(14 * MS)),
+            find_operation_outside_one_held_stream(&lost(14 * NS_PER_MS)),
             Err("CUPTI lost 3 records".to_owned())
         );
         assert_eq!(
-            find_operation_outside_one_held_stream(&lost(11 * MS)),
+            find_operation_outside_one_held_stream(&lost(11 * NS_PER_MS)),
             Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")))
         );
     }

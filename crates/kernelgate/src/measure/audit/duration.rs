@@ -23,12 +23,20 @@ pub fn refuse_implausibly_short_launches(
     empty_ns: f64,
 ) -> Result<(), TimingRefusal> {
     let launch_ns = stats::median(times_ns) / launches as f64;
-    refuse_time_below_shortest_command(RefusedTimedCode::Launch, launch_ns, empty_ns)?;
+    refuse_time_below_shortest_command(
+        RefusedTimedCode::ImplementationLaunch,
+        launch_ns,
+        empty_ns,
+    )?;
     if launch_ns
         > LONG_LAUNCH_TO_SHORTEST_TIME_RATIO * MIN_SHARE_OF_SHORTEST_COMMAND_TIME * empty_ns
     {
         let shortest_ns = times_ns.iter().copied().fold(f64::INFINITY, f64::min) / launches as f64;
-        refuse_time_below_shortest_command(RefusedTimedCode::Launch, shortest_ns, empty_ns)?;
+        refuse_time_below_shortest_command(
+            RefusedTimedCode::ImplementationLaunch,
+            shortest_ns,
+            empty_ns,
+        )?;
     }
     Ok(())
 }
@@ -46,7 +54,11 @@ pub fn refuse_time_below_shortest_command(
     if elapsed_ns < MIN_SHARE_OF_SHORTEST_COMMAND_TIME * least_ns {
         // The measured time can be negative, because the subtracted overhead of the events may
         // exceed the time between them.
-        return Err(TimingRefusal::TooShort { subject, elapsed_ns: elapsed_ns.max(0.0), least_ns });
+        return Err(TimingRefusal::ShorterThanShortestCommand {
+            subject,
+            launch_or_iteration_ns: elapsed_ns.max(0.0),
+            shortest_command_ns: least_ns,
+        });
     }
     Ok(())
 }
@@ -58,10 +70,10 @@ mod tests {
     const EMPTY_KERNEL_NS: f64 = 1000.0;
 
     fn refusal_below_empty_kernel_time(elapsed_ns: f64) -> TimingRefusal {
-        TimingRefusal::TooShort {
-            subject: RefusedTimedCode::Launch,
-            elapsed_ns,
-            least_ns: EMPTY_KERNEL_NS,
+        TimingRefusal::ShorterThanShortestCommand {
+            subject: RefusedTimedCode::ImplementationLaunch,
+            launch_or_iteration_ns: elapsed_ns,
+            shortest_command_ns: EMPTY_KERNEL_NS,
         }
     }
 
@@ -85,8 +97,8 @@ mod tests {
 
     #[test]
     fn an_empty_launch_among_long_launches_is_refused() {
-        // Among launches as short as these, one very short time may be noise, so no launch is
-        // refused.
+        // Among three launches of at most 0.9 times an empty kernel's time, one very short time may
+        // be noise, so no launch is refused.
         assert_eq!(
             refuse_implausibly_short_launches(&[900.0, 100.0, 900.0], 1, EMPTY_KERNEL_NS),
             Ok(())

@@ -2,13 +2,13 @@
 //! another stream.
 //!
 //! While a kernel blocks the timed stream, a launch must not change its poisoned outputs; values
-//! spread over each output are read back. The check is skipped if a launch has more commands than
-//! can be queued behind a blocked stream.
+//! spread over each output are read back. The check for early writes is skipped if a launch has
+//! more commands than can be queued behind a blocked stream.
 
 use std::time::Duration;
 
 use super::audit_finding::TimingRefusal;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 
 /// Longest time for which the timed stream is blocked during the launch. If the host needs longer
@@ -21,10 +21,10 @@ const WAIT_FOR_WRITES_OF_OTHER_STREAMS: Duration = Duration::from_millis(2);
 /// released. Outputs that the reset overwrites no longer contain poison, and are not checked.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if one changes, or if the device fails.
+/// Fails with [`BackendError::NotTimed`] if a poisoned output changes, or if the device fails.
 pub fn refuse_writes_before_stream_release(
     stream: &mut dyn StreamHold,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<(), BackendError> {
     executable.poison_outputs()?;
     // A launch that carries state needs the state that its reset writes, which may lie in outputs
@@ -53,7 +53,7 @@ pub fn refuse_writes_before_stream_release(
     let mut outputs = untouched?.into_iter().enumerate();
     let written = outputs.any(|(output, untouched)| !untouched && is_looked_at(output));
     if written && stream.was_released_in_time() {
-        return Err(TimingRefusal::WritesWhileHeld.into());
+        return Err(TimingRefusal::WritesWhileStreamBlocked.into());
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::audit_finding::{RefusedTimedCode, TimingRefusal};
 use super::blocking_calls::{self, BlockedLaunchCause};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::measure::launch_queue::MAX_COMMANDS_BEHIND_BLOCKER;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
@@ -27,11 +27,11 @@ const EARLY_RETURN_TRIAL_LAUNCHES: usize = 3;
 /// could be captured.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if it waits for the GPU, or if it fails.
+/// Fails with [`BackendError::NotTimed`] if the launch waits for the GPU, or if it fails.
 pub fn refuse_launch_that_waits_for_gpu(
     device: &Device,
     stream: &mut dyn StreamHold,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     commands: Option<usize>,
 ) -> Result<bool, BackendError> {
     let mut hold = MAX_HOLD_FOR_WAIT_CHECK;
@@ -67,7 +67,7 @@ pub fn refuse_launch_that_waits_for_gpu(
 fn launch_time_if_longer_than_hold(
     hold: Duration,
     stream: &mut dyn StreamHold,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<Option<Duration>, BackendError> {
     executable.reset_state_and_wait()?;
     stream.enqueue_hold(hold)?;
@@ -88,12 +88,13 @@ fn refuse_delayed_launch_unless_queue_full(
     may_fill: bool,
 ) -> Result<(), TimingRefusal> {
     match host_stall {
-        Some(BlockedLaunchCause::Queue) => Ok(()),
-        Some(BlockedLaunchCause::Call(call)) => {
-            Err(TimingRefusal::WaitsIn { subject: RefusedTimedCode::Launch, call })
-        }
-        Some(BlockedLaunchCause::Unknown) => {
-            Err(TimingRefusal::Waits { subject: RefusedTimedCode::Launch })
+        Some(BlockedLaunchCause::LaunchQueueFull) => Ok(()),
+        Some(BlockedLaunchCause::WaitingCudaCall(call)) => Err(TimingRefusal::WaitsInCudaCall {
+            subject: RefusedTimedCode::ImplementationLaunch,
+            cuda_function: call,
+        }),
+        Some(BlockedLaunchCause::UnknownCause) => {
+            Err(TimingRefusal::WaitsForGpu { subject: RefusedTimedCode::ImplementationLaunch })
         }
         None if may_fill => Ok(()),
         None => Err(TimingRefusal::WaitsOrFillsQueue),
@@ -104,7 +105,7 @@ fn refuse_delayed_launch_unless_queue_full(
 /// GPU has finished its work.
 fn launch_returns_before_gpu_finishes(
     device: &Device,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
 ) -> Result<bool, BackendError> {
     for _ in 0..EARLY_RETURN_TRIAL_LAUNCHES {
         executable.reset_state_and_wait()?;
@@ -126,16 +127,22 @@ mod tests {
     fn only_a_full_launch_queue_excuses_a_delayed_launch() {
         for may_fill in [false, true] {
             assert_eq!(
-                refuse_delayed_launch_unless_queue_full(Some(BlockedLaunchCause::Queue), may_fill),
+                refuse_delayed_launch_unless_queue_full(
+                    Some(BlockedLaunchCause::LaunchQueueFull),
+                    may_fill
+                ),
                 Ok(())
             );
             let unknown = refuse_delayed_launch_unless_queue_full(
-                Some(BlockedLaunchCause::Unknown),
+                Some(BlockedLaunchCause::UnknownCause),
                 may_fill,
             );
-            assert_eq!(unknown, Err(TimingRefusal::Waits { subject: RefusedTimedCode::Launch }));
+            assert_eq!(
+                unknown,
+                Err(TimingRefusal::WaitsForGpu { subject: RefusedTimedCode::ImplementationLaunch })
+            );
             let call = refuse_delayed_launch_unless_queue_full(
-                Some(BlockedLaunchCause::Call("cuMemFree_v2".to_owned())),
+                Some(BlockedLaunchCause::WaitingCudaCall("cuMemFree_v2".to_owned())),
                 may_fill,
             );
             let words = "a launch waits for the GPU in `cuMemFree_v2`";

@@ -2,7 +2,7 @@
 //! without permission.
 
 use super::{allocations, context, early_writes, gpu_waits};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::measure::launch_queue::MAX_COMMANDS_BEHIND_BLOCKER;
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
@@ -18,15 +18,15 @@ use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 pub fn refuse_unpermitted_allocations_and_waits(
     devices: &Devices,
     stream: &mut dyn StreamHold,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     captured: Option<&ExecutableGraphPerGpu>,
 ) -> Result<bool, BackendError> {
     let allowed = executable.actions_allowed_to_launches();
-    if !allowed.allocations {
+    if !allowed.may_allocate_device_memory {
         captured.map_or(Ok(()), allocations::refuse_graph_with_allocation_nodes)?;
         allocations::refuse_launches_that_allocate_memory(devices.first_device(), executable)?;
     }
-    if allowed.waits {
+    if allowed.may_wait_for_gpu {
         return Ok(false);
     }
     // A launch that could be captured is checked for waits too, because it may wait for the GPU
@@ -43,11 +43,12 @@ pub fn refuse_unpermitted_allocations_and_waits(
 /// which shows work on other streams.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if the launch works elsewhere, or if a launch fails.
+/// Fails with [`BackendError::NotTimed`] if the launch works on another stream, or if a launch
+/// fails.
 pub fn refuse_launch_with_work_on_other_streams(
     devices: &Devices,
     stream: &mut dyn StreamHold,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     commands: usize,
 ) -> Result<(), BackendError> {
     if commands <= MAX_COMMANDS_BEHIND_BLOCKER {

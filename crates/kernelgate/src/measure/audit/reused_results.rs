@@ -6,12 +6,12 @@
 //! and its samples were too fast in the same way.
 //!
 //! One pair of replays detects only differences of several microseconds, because a launch on an
-//! idle GPU takes longer. For short launches, noise hides such a reuse.
-//! [`refuse_reuse_by_slower_changed_input_launches`] therefore repeats rounds of single launches
-//! with equal pauses, and compares the launches of each round.
+//! idle GPU takes longer. For short launches, noise hides reuse of results in a single pair of
+//! replays. [`refuse_reuse_by_slower_changed_input_launches`] therefore repeats rounds of single
+//! launches with equal pauses, and compares the launches of each round.
 
 use super::audit_finding::TimingRefusal;
-use crate::backend::{BackendError, Executable, OutputContentBeforeLaunch};
+use crate::backend::{BackendError, LaunchableProblem, OutputContentBeforeLaunch};
 use crate::measure::{LaunchStopwatch, TimedReplay};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
@@ -23,14 +23,15 @@ const REPLAY_PAIRS_WITH_NEW_INPUTS: usize = 3;
 /// Checks whether a replay with new inputs and poisoned outputs took longer than the next replay
 /// with the same inputs. The samples of a case are launches on unchanged inputs, so reuse of
 /// results would make them too fast. If the first replay took longer, the check repeats with inputs
-/// that the closure `draw` generates. Returns whether this check replaced the case's inputs.
+/// that the closure `draw` generates. Returns whether the check of reused results replaced the
+/// case's inputs.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if each of [`REPLAY_PAIRS_WITH_NEW_INPUTS`] first replays
 /// takes longer, or if a launch fails.
 pub fn refuse_reuse_by_slower_first_replays(
     first: Option<TimedReplay>,
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     draw: &dyn Fn(u64) -> Tensors,
 ) -> Result<bool, BackendError> {
@@ -50,9 +51,13 @@ pub fn refuse_reuse_by_slower_first_replays(
             return Ok(turn > 0);
         }
         if turn + 1 == REPLAY_PAIRS_WITH_NEW_INPUTS {
-            let more_ns = first.elapsed_ns - next.elapsed_ns;
-            let next_ns = next.elapsed_ns / next.launches.max(1) as f64;
-            return Err(TimingRefusal::Reuses { more_ns, next_ns }.into());
+            let more_ns = first.replay_ns - next.replay_ns;
+            let next_ns = next.replay_ns / next.launches.max(1) as f64;
+            return Err(TimingRefusal::ReusesResults {
+                first_launch_excess_ns: more_ns,
+                second_launch_ns: next_ns,
+            }
+            .into());
         }
     }
     Ok(true)
@@ -82,14 +87,14 @@ pub fn is_reuse_of_results_detectable(launch_ns: f64) -> bool {
 }
 
 /// Checks whether short launches on changed inputs take longer than repeated launches on equal
-/// inputs; rounds alternate between the two given sets of inputs. Returns whether this check
-/// replaced the case's inputs.
+/// inputs; rounds alternate between the two given sets of inputs. Returns whether the check of
+/// reused results replaced the case's inputs.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if launches with new inputs take longer, or if a launch
 /// fails.
 pub fn refuse_reuse_by_slower_changed_input_launches(
-    executable: &mut dyn Executable,
+    executable: &mut dyn LaunchableProblem,
     stopwatch: &mut dyn LaunchStopwatch,
     inputs: [&[(&str, &Tensor)]; 2],
 ) -> Result<bool, BackendError> {
@@ -97,7 +102,7 @@ pub fn refuse_reuse_by_slower_changed_input_launches(
         return Ok(false);
     }
     let (mut more_ns, mut same_ns) = (Vec::new(), Vec::new());
-    // The first round is not counted, because the device may already hold its inputs.
+    // The first round is not counted, because the device may already hold that round's inputs.
     for round in 0..=SHORT_LAUNCH_REUSE_ROUNDS {
         let mut launch_ns = |content: OutputContentBeforeLaunch| {
             for (name, values) in inputs[round % 2] {
@@ -109,8 +114,8 @@ pub fn refuse_reuse_by_slower_changed_input_launches(
         };
         let other = launch_ns(OutputContentBeforeLaunch::Poison)?;
         let same = [
-            launch_ns(OutputContentBeforeLaunch::Results)?,
-            launch_ns(OutputContentBeforeLaunch::Results)?,
+            launch_ns(OutputContentBeforeLaunch::PreviousResults)?,
+            launch_ns(OutputContentBeforeLaunch::PreviousResults)?,
         ];
         let (Some(other), [Some(same), Some(again)]) = (other, same) else { return Ok(true) };
         if round > 0 {
@@ -134,7 +139,11 @@ fn refuse_if_first_launches_take_longer(
     let next_ns = stats::median(same_ns);
     let (share, noise_ns) = SHORT_LAUNCH_NOISE_SHARE_AND_NS;
     if more_ns > (share * next_ns + noise_ns).max(MIN_CHANGED_INPUT_NOISE_NS) {
-        return Err(TimingRefusal::Reuses { more_ns, next_ns }.into());
+        return Err(TimingRefusal::ReusesResults {
+            first_launch_excess_ns: more_ns,
+            second_launch_ns: next_ns,
+        }
+        .into());
     }
     Ok(())
 }
@@ -154,7 +163,8 @@ const MAX_COUNTED_GRAPH_ROOTS: usize = 4;
 /// the first launch of the capture may compute results that the others reuse.
 ///
 /// # Errors
-/// Fails if launches in a batch take far less than a launch alone.
+/// Fails if each of several launches captured together takes far less time than a launch captured
+/// alone.
 pub fn refuse_reuse_within_captured_batch(
     alone_ns: f64,
     together_ns: f64,
@@ -164,14 +174,19 @@ pub fn refuse_reuse_within_captured_batch(
     let noise_ns = noise_ns
         + TIME_PER_ADDITIONAL_GRAPH_ROOT_NS * (roots.clamp(1, MAX_COUNTED_GRAPH_ROOTS) - 1) as f64;
     if alone_ns > (1.0 + share) * together_ns + noise_ns {
-        return Err(TimingRefusal::ReusesInBatch { alone_ns, together_ns });
+        return Err(TimingRefusal::ReusesResultsInBatch {
+            single_launch_ns: alone_ns,
+            batched_launch_ns: together_ns,
+        });
     }
     Ok(())
 }
 
 /// Poisons the outputs of a launch, and resets the state that a launch passes to the next launch.
 /// Inputs are replaced only after this reset, so the reset cannot precompute results from them.
-pub fn poison_outputs_and_reset(executable: &mut dyn Executable) -> Result<(), BackendError> {
+pub fn poison_outputs_and_reset(
+    executable: &mut dyn LaunchableProblem,
+) -> Result<(), BackendError> {
     executable.poison_outputs()?;
     executable.reset_state_and_wait()
 }
@@ -185,23 +200,28 @@ mod tests {
     use crate::backend::cpu::CpuTask;
     use crate::measure::{CaseSampleConditions, TimedLaunchSample};
 
-    /// A simulated row. Simulated timing: the k-th replay takes the k-th time in `replays_ns`
-    /// (`None`: not measured); `short_ns` returns a short launch's time from its number and whether
-    /// its inputs are new. Times are in nanoseconds.
+    /// A simulated row. Simulated timing: the k-th replay takes the k-th time in `replay_times_ns`
+    /// (`None`: not measured); `short_launch_time_ns` returns a short launch's time from its number
+    /// and whether its inputs are new. Times are in nanoseconds.
     struct SimulatedReplayStopwatch<F> {
-        replays_ns: Vec<Option<f64>>,
-        short_ns: F,
-        launches: usize,
+        replay_times_ns: Vec<Option<f64>>,
+        short_launch_time_ns: F,
+        short_launch_count: usize,
     }
 
     fn replay_result_with_time(elapsed_ns: f64) -> TimedReplay {
-        TimedReplay { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 }
+        TimedReplay {
+            replay_ns: elapsed_ns,
+            sm_clock_mhz: None,
+            launches: 10,
+            allowed_excess_ns: 10e3,
+        }
     }
 
     impl<F: Fn(usize, bool) -> f64> LaunchStopwatch for SimulatedReplayStopwatch<F> {
         fn take_sample_of_launches(
             &mut self,
-            _: &mut dyn Executable,
+            _: &mut dyn LaunchableProblem,
             _: u64,
         ) -> Result<TimedLaunchSample, BackendError> {
             unreachable!("nothing is timed here")
@@ -209,19 +229,19 @@ mod tests {
 
         fn time_one_replay(
             &mut self,
-            _: &mut dyn Executable,
+            _: &mut dyn LaunchableProblem,
         ) -> Result<Option<TimedReplay>, BackendError> {
-            Ok(self.replays_ns.remove(0).map(replay_result_with_time))
+            Ok(self.replay_times_ns.remove(0).map(replay_result_with_time))
         }
 
         fn time_one_short_launch(
             &mut self,
-            _: &mut dyn Executable,
+            _: &mut dyn LaunchableProblem,
         ) -> Result<Option<f64>, BackendError> {
-            let launch = self.launches;
-            self.launches += 1;
+            let launch = self.short_launch_count;
+            self.short_launch_count += 1;
             // The first short launch, before the rounds, only shows whether launches are short.
-            Ok(Some((self.short_ns)(launch, launch % 3 == 1)))
+            Ok(Some((self.short_launch_time_ns)(launch, launch % 3 == 1)))
         }
 
         fn sample_conditions(&self) -> CaseSampleConditions {
@@ -230,18 +250,21 @@ mod tests {
     }
 
     /// Runs the check for reused results on simulated replays: the first takes `first_ns`, later
-    /// replays take `then_ns`. The result also contains the number of times that the check
-    /// generated new inputs.
+    /// replays take `then_ns`. The result also contains the number of times that the check for
+    /// reused results generated new inputs.
     fn check_reuse_in_simulated_replays(
         first_ns: impl Into<Option<f64>>,
         then_ns: &[Option<f64>],
     ) -> (Result<bool, BackendError>, usize) {
         let drawn = Cell::new(0);
-        let x = || Tensors::new().with("x", [1], vec![drawn.get() as f32]);
+        let x = || Tensors::new().with_tensor("x", [1], vec![drawn.get() as f32]);
         let mut task = CpuTask::new(Arc::new(x()), Tensors::new(), |_, _| {});
         let short_ns = |_: usize, _: bool| -> f64 { unreachable!("launches are long") };
-        let mut takes =
-            SimulatedReplayStopwatch { replays_ns: then_ns.to_vec(), short_ns, launches: 0 };
+        let mut takes = SimulatedReplayStopwatch {
+            replay_times_ns: then_ns.to_vec(),
+            short_launch_time_ns: short_ns,
+            short_launch_count: 0,
+        };
         let draw = |_| {
             drawn.set(drawn.get() + 1);
             x()
@@ -252,17 +275,21 @@ mod tests {
             &mut takes,
             &draw,
         );
-        assert!(takes.replays_ns.is_empty(), "{:?} are left", takes.replays_ns);
+        assert!(takes.replay_times_ns.is_empty(), "{:?} are left", takes.replay_times_ns);
         (found, drawn.get())
     }
 
     fn check_reuse_in_simulated_short_launches(
         short_ns: impl Fn(usize, bool) -> f64,
     ) -> Result<bool, BackendError> {
-        let x = |value: f32| Tensors::new().with("x", [1], vec![value]);
+        let x = |value: f32| Tensors::new().with_tensor("x", [1], vec![value]);
         let (original, new) = (x(1.0), x(2.0));
         let mut task = CpuTask::new(Arc::new(x(1.0)), Tensors::new(), |_, _| {});
-        let mut takes = SimulatedReplayStopwatch { replays_ns: Vec::new(), short_ns, launches: 0 };
+        let mut takes = SimulatedReplayStopwatch {
+            replay_times_ns: Vec::new(),
+            short_launch_time_ns: short_ns,
+            short_launch_count: 0,
+        };
         let inputs = [&[("x", original.tensor("x"))][..], &[("x", new.tensor("x"))]];
         refuse_reuse_by_slower_changed_input_launches(&mut task, &mut takes, inputs)
     }
@@ -318,7 +345,10 @@ mod tests {
         let (alone_ns, together_ns) = (40_000.0, 4_000.0);
         assert_eq!(
             refuse_reuse_within_captured_batch(alone_ns, together_ns, 1),
-            Err(TimingRefusal::ReusesInBatch { alone_ns, together_ns })
+            Err(TimingRefusal::ReusesResultsInBatch {
+                single_launch_ns: alone_ns,
+                batched_launch_ns: together_ns
+            })
         );
     }
 

@@ -5,9 +5,9 @@
 //! around the call. Criterion's warm-up makes passes of 1, 2, 4, 8 … iterations before the samples;
 //! Criterion does not say how many iterations a pass has. Four checks:
 //!
-//! - In some passes a kernel blocks the stream until the routine has returned. The event time of
-//!   such a pass contains only work of the stream. If the pass takes no longer than two events in
-//!   a row, the routine enqueued nothing.
+//! - In some passes a kernel blocks the stream until the routine has returned. The event time of a
+//!   pass with a blocked stream contains only work of that stream. If the pass takes no longer than
+//!   two events in a row, the routine enqueued nothing.
 //! - A routine that waits for the stream, or for the whole CUDA context, returns only after the
 //!   blocking kernel has timed out. The first pass of such a routine then shows the work that the
 //!   routine enqueued before it waited. If the routine enqueued nothing before its wait, and each
@@ -43,7 +43,7 @@ const FIRST_PASS_STREAM_HOLD: Duration = Duration::from_millis(5);
 const LONGEST_PASS_STREAM_HOLD: Duration = Duration::from_millis(500);
 /// The stream is blocked for up to this multiple of the previous pass's host time, because each
 /// warm-up pass doubles its iterations.
-const HOLD_PER_PREVIOUS_PASS_TIME: u32 = 4;
+const MAX_HOLD_TO_PREVIOUS_PASS_RATIO: u32 = 4;
 /// Numbers of the passes in which the stream is blocked until one shows that the routine does not
 /// wait for the GPU; the last number decides.
 const PASSES_THAT_SHOW_WAITING: [u32; 3] = [1, PASS_RECORDED_BY_CUPTI, 5];
@@ -51,7 +51,7 @@ const PASSES_THAT_SHOW_WAITING: [u32; 3] = [1, PASS_RECORDED_BY_CUPTI, 5];
 /// nothing to return.
 const LATER_PASS_STREAM_HOLD: Duration = Duration::from_millis(1);
 /// Number of the Criterion pass in which kernelgate attaches CUPTI, so that its cost is not in the
-/// recorded pass. It is not judged.
+/// recorded pass. The audit does not judge this pass.
 const PASS_THAT_ATTACHES_CUPTI: u32 = 2;
 /// Number of the Criterion pass that CUPTI records; the next constant is the longest time that its
 /// stream is blocked.
@@ -74,7 +74,7 @@ pub struct CriterionPassAudit {
     last_pass_duration: Duration,
     /// Event time of the first pass, if the routine returned only after the stream was no longer
     /// blocked, nanoseconds.
-    first_pass_ns: Option<f64>,
+    first_pass_event_ns: Option<f64>,
     /// Among the passes without stream hold, the one with the least time beyond the routine's waits
     /// for the GPU.
     fastest_pass: Option<PassTimeAndExcessOverWaits>,
@@ -85,16 +85,16 @@ pub struct CriterionPassAudit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum WhetherRoutineWaitsForGpu {
     #[default]
-    Unknown,
-    No,
-    Yes,
+    UnknownIfRoutineWaits,
+    RoutineDoesNotWait,
+    RoutineWaits,
 }
 
 /// Event time of a pass, and the part of it beyond the routine's estimated waits for the GPU,
 /// nanoseconds.
 #[derive(Debug, Clone, Copy)]
 struct PassTimeAndExcessOverWaits {
-    elapsed_ns: f64,
+    pass_event_ns: f64,
     excess_over_waits_ns: f64,
 }
 
@@ -104,7 +104,7 @@ pub struct CriterionPassMeasurement {
     /// Event interval of the pass: its time, and whether its stream stayed blocked.
     pub interval: ForeignStreamInterval,
     /// Host time from the first CUDA event of the pass to the second one.
-    pub host_time: Duration,
+    pub pass_host_time: Duration,
     /// How long the CUDA context stayed busy after the pass's last event, if that was measured.
     pub context_busy_time: Option<Duration>,
 }
@@ -117,9 +117,11 @@ impl CriterionPassAudit {
             pass_count: 0,
             routine_waits_for_gpu: WhetherRoutineWaitsForGpu::default(),
             last_pass_duration: Duration::ZERO,
-            first_pass_ns: None,
+            first_pass_event_ns: None,
             fastest_pass: None,
-            context_idle_check: ContextIdleAfterStreamCheck::new(RefusedTimedCode::Routine),
+            context_idle_check: ContextIdleAfterStreamCheck::new(
+                RefusedTimedCode::CriterionRoutine,
+            ),
         }
     }
 
@@ -140,15 +142,15 @@ impl CriterionPassAudit {
         match self.routine_waits_for_gpu {
             _ if pass == PASS_THAT_ATTACHES_CUPTI => None,
             _ if pass == PASS_RECORDED_BY_CUPTI => Some(CUPTI_RECORDED_PASS_STREAM_HOLD),
-            WhetherRoutineWaitsForGpu::Unknown => {
-                let hold =
-                    FIRST_PASS_STREAM_HOLD + HOLD_PER_PREVIOUS_PASS_TIME * self.last_pass_duration;
+            WhetherRoutineWaitsForGpu::UnknownIfRoutineWaits => {
+                let hold = FIRST_PASS_STREAM_HOLD
+                    + MAX_HOLD_TO_PREVIOUS_PASS_RATIO * self.last_pass_duration;
                 PASSES_THAT_SHOW_WAITING.contains(&pass).then(|| hold.min(LONGEST_PASS_STREAM_HOLD))
             }
-            WhetherRoutineWaitsForGpu::No => {
+            WhetherRoutineWaitsForGpu::RoutineDoesNotWait => {
                 pass.is_power_of_two().then_some(LATER_PASS_STREAM_HOLD)
             }
-            WhetherRoutineWaitsForGpu::Yes => None,
+            WhetherRoutineWaitsForGpu::RoutineWaits => None,
         }
     }
 
@@ -174,25 +176,30 @@ impl CriterionPassAudit {
         readings: &EmptyIntervalDurations,
     ) -> Result<(), TimingRefusal> {
         self.pass_count += 1;
-        self.last_pass_duration = pass.host_time;
+        self.last_pass_duration = pass.pass_host_time;
         let elapsed_ns = pass.interval.elapsed_ns;
         match pass.interval.stream_stayed_held {
             Some(true) => {
-                self.routine_waits_for_gpu = WhetherRoutineWaitsForGpu::No;
+                self.routine_waits_for_gpu = WhetherRoutineWaitsForGpu::RoutineDoesNotWait;
                 if is_held_interval_empty(&pass.interval, readings) {
                     return Err(TimingRefusal::NothingEnqueued {
-                        subject: RefusedTimedCode::Routine,
+                        subject: RefusedTimedCode::CriterionRoutine,
                     });
                 }
             }
-            Some(false) if self.routine_waits_for_gpu == WhetherRoutineWaitsForGpu::Unknown => {
+            Some(false)
+                if self.routine_waits_for_gpu
+                    == WhetherRoutineWaitsForGpu::UnknownIfRoutineWaits =>
+            {
                 if self.pass_count == PASSES_THAT_SHOW_WAITING[0] {
-                    self.first_pass_ns = Some(elapsed_ns);
+                    self.first_pass_event_ns = Some(elapsed_ns);
                 }
                 if self.pass_count >= PASSES_THAT_SHOW_WAITING[PASSES_THAT_SHOW_WAITING.len() - 1] {
-                    self.routine_waits_for_gpu = WhetherRoutineWaitsForGpu::Yes;
-                    if !self.allowed_actions.waits {
-                        return Err(TimingRefusal::Waits { subject: RefusedTimedCode::Routine });
+                    self.routine_waits_for_gpu = WhetherRoutineWaitsForGpu::RoutineWaits;
+                    if !self.allowed_actions.may_wait_for_gpu {
+                        return Err(TimingRefusal::WaitsForGpu {
+                            subject: RefusedTimedCode::CriterionRoutine,
+                        });
                     }
                 }
             }
@@ -201,14 +208,14 @@ impl CriterionPassAudit {
         if PASSES_WITHOUT_STREAM_HOLD.contains(&self.pass_count) {
             let iterations = f64::from(1_u32 << (self.pass_count - 1));
             let beyond_ns = elapsed_ns
-                - ESTIMATED_WAITS_PER_ITERATION * iterations * readings.with_host_wait_ns;
+                - ESTIMATED_WAITS_PER_ITERATION * iterations * readings.interval_with_host_wait_ns;
             if self.fastest_pass.is_none_or(|least| beyond_ns < least.excess_over_waits_ns) {
                 self.fastest_pass = Some(PassTimeAndExcessOverWaits {
-                    elapsed_ns,
+                    pass_event_ns: elapsed_ns,
                     excess_over_waits_ns: beyond_ns,
                 });
             }
-            if self.routine_waits_for_gpu == WhetherRoutineWaitsForGpu::Yes
+            if self.routine_waits_for_gpu == WhetherRoutineWaitsForGpu::RoutineWaits
                 && self.pass_count
                     == PASSES_WITHOUT_STREAM_HOLD[PASSES_WITHOUT_STREAM_HOLD.len() - 1]
             {
@@ -226,13 +233,17 @@ impl CriterionPassAudit {
         &self,
         readings: &EmptyIntervalDurations,
     ) -> Result<(), TimingRefusal> {
-        let first_ns =
-            self.first_pass_ns.filter(|&first_ns| first_ns <= readings.with_host_wait_ns);
+        let first_ns = self
+            .first_pass_event_ns
+            .filter(|&first_ns| first_ns <= readings.interval_with_host_wait_ns);
         let fastest = self
             .fastest_pass
             .filter(|fastest| fastest.excess_over_waits_ns > MIN_TIME_OF_WORK_ELSEWHERE_NS);
         let (Some(held_ns), Some(fastest)) = (first_ns, fastest) else { return Ok(()) };
-        Err(TimingRefusal::WaitsForWorkElsewhere { elapsed_ns: fastest.elapsed_ns, held_ns })
+        Err(TimingRefusal::WaitsForWorkOnOtherStream {
+            unblocked_pass_ns: fastest.pass_event_ns,
+            blocked_stream_work_ns: held_ns,
+        })
     }
 }
 
@@ -241,8 +252,8 @@ pub fn is_held_interval_empty(
     interval: &ForeignStreamInterval,
     readings: &EmptyIntervalDurations,
 ) -> bool {
-    let own_ns = (readings.with_byte_fill_ns - readings.without_work_ns).max(0.0);
-    let most_ns = readings.without_work_ns + MIN_SHARE_OF_SHORTEST_COMMAND_TIME * own_ns;
+    let own_ns = (readings.interval_with_byte_fill_ns - readings.interval_without_work_ns).max(0.0);
+    let most_ns = readings.interval_without_work_ns + MIN_SHARE_OF_SHORTEST_COMMAND_TIME * own_ns;
     interval.stream_stayed_held == Some(true) && interval.elapsed_ns <= most_ns
 }
 
@@ -251,9 +262,9 @@ mod tests {
     use super::*;
 
     const EMPTY_INTERVAL_READINGS: EmptyIntervalDurations = EmptyIntervalDurations {
-        without_work_ns: 1300.0,
-        with_byte_fill_ns: 3000.0,
-        with_host_wait_ns: 20_000.0,
+        interval_without_work_ns: 1300.0,
+        interval_with_byte_fill_ns: 3000.0,
+        interval_with_host_wait_ns: 20_000.0,
     };
 
     fn new_audit_of_waiting_routine() -> CriterionPassAudit {
@@ -263,10 +274,10 @@ mod tests {
     /// A simulated routine: its event time in a pass with and without blocked stream (ns), whether
     /// it outlasts every hold, and the context's busy time afterwards (µs).
     struct SimulatedCriterionRoutine {
-        held_ns: f64,
-        free_ns: fn(u32) -> f64,
-        waits: bool,
-        busy_us: u64,
+        held_pass_ns: f64,
+        unheld_pass_ns: fn(u32) -> f64,
+        outlasts_every_hold: bool,
+        context_busy_us: u64,
     }
 
     /// Runs up to 64 passes until one is refused; returns the numbers of the passes with a blocked
@@ -288,18 +299,22 @@ mod tests {
         for pass in 1..=64 {
             let hold = passes.next_pass_stream_hold();
             held.extend(hold.map(|_| pass));
-            let free_ns = (routine.free_ns)(pass);
-            let elapsed_ns = if hold.is_some() { routine.held_ns } else { free_ns };
+            let free_ns = (routine.unheld_pass_ns)(pass);
+            let elapsed_ns = if hold.is_some() { routine.held_pass_ns } else { free_ns };
             let interval = ForeignStreamInterval {
                 elapsed_ns,
                 stream_drained_before_end: false,
-                stream_stayed_held: hold.map(|_| !routine.waits),
+                stream_stayed_held: hold.map(|_| !routine.outlasts_every_hold),
             };
             let is_needed = passes.must_measure_context_busy_time_after(&interval);
-            let busy = is_needed.then(|| Duration::from_micros(routine.busy_us));
+            let busy = is_needed.then(|| Duration::from_micros(routine.context_busy_us));
             let host = Duration::from_nanos(free_ns as u64);
             if let Err(why) = passes.add_finished_pass(
-                CriterionPassMeasurement { interval, host_time: host, context_busy_time: busy },
+                CriterionPassMeasurement {
+                    interval,
+                    pass_host_time: host,
+                    context_busy_time: busy,
+                },
                 &EMPTY_INTERVAL_READINGS,
             ) {
                 return (held, Some(why));
@@ -311,23 +326,31 @@ mod tests {
     #[test]
     fn routines_that_only_use_the_timed_stream_pass() {
         let enqueues = SimulatedCriterionRoutine {
-            held_ns: 2500.0,
-            free_ns: |_| 4e3,
-            waits: false,
-            busy_us: 5,
+            held_pass_ns: 2500.0,
+            unheld_pass_ns: |_| 4e3,
+            outlasts_every_hold: false,
+            context_busy_us: 5,
         };
         assert_eq!(
             run_routine_with_wait_permission(&enqueues),
             (vec![1, 3, 4, 8, 16, 32, 64], None)
         );
-        // This routine launches a kernel of 3 µs and waits for it in each iteration, so most of its
-        // time is host time.
+        // In this simulation a routine launches a kernel of 3 µs and waits for it in each
+        // iteration, so most of its time is host time.
         let grows = |pass: u32| 35e3 * f64::from(1_u32 << (pass - 1).min(20));
-        let waits =
-            SimulatedCriterionRoutine { held_ns: 18e3, free_ns: grows, waits: true, busy_us: 5 };
+        let waits = SimulatedCriterionRoutine {
+            held_pass_ns: 18e3,
+            unheld_pass_ns: grows,
+            outlasts_every_hold: true,
+            context_busy_us: 5,
+        };
         assert_eq!(run_routine_with_wait_permission(&waits), (vec![1, 3, 5], None));
-        let long =
-            SimulatedCriterionRoutine { held_ns: 5e6, free_ns: |_| 5e6, waits: true, busy_us: 90 };
+        let long = SimulatedCriterionRoutine {
+            held_pass_ns: 5e6,
+            unheld_pass_ns: |_| 5e6,
+            outlasts_every_hold: true,
+            context_busy_us: 90,
+        };
         assert_eq!(run_routine_with_wait_permission(&long).1, None, "a share of the pass");
     }
 
@@ -339,9 +362,9 @@ mod tests {
             stream_stayed_held: Some(held),
         };
         let of_idle_clock = EmptyIntervalDurations {
-            without_work_ns: 5200.0,
-            with_byte_fill_ns: 12_000.0,
-            with_host_wait_ns: 40_000.0,
+            interval_without_work_ns: 5200.0,
+            interval_with_byte_fill_ns: 12_000.0,
+            interval_with_host_wait_ns: 40_000.0,
         };
         assert!(is_held_interval_empty(&interval(2500.0, true), &of_idle_clock));
         assert!(!is_held_interval_empty(&interval(2500.0, true), &EMPTY_INTERVAL_READINGS));
@@ -352,15 +375,20 @@ mod tests {
     #[test]
     fn a_routine_that_enqueues_nothing_on_the_timed_stream_is_refused() {
         let nothing = SimulatedCriterionRoutine {
-            held_ns: 1300.0,
-            free_ns: |_| 1e6,
-            waits: false,
-            busy_us: 0,
+            held_pass_ns: 1300.0,
+            unheld_pass_ns: |_| 1e6,
+            outlasts_every_hold: false,
+            context_busy_us: 0,
         };
         let (held, why) = run_routine_with_wait_permission(&nothing);
         assert_eq!(
             (held, why),
-            (vec![1], Some(TimingRefusal::NothingEnqueued { subject: RefusedTimedCode::Routine }))
+            (
+                vec![1],
+                Some(TimingRefusal::NothingEnqueued {
+                    subject: RefusedTimedCode::CriterionRoutine
+                })
+            )
         );
         // This simulated routine stops enqueueing work after some passes.
         let (mut passes, mut refused) = (new_audit_of_waiting_routine(), None);
@@ -374,7 +402,7 @@ mod tests {
             };
             let pass_ns = CriterionPassMeasurement {
                 interval,
-                host_time: Duration::ZERO,
+                pass_host_time: Duration::ZERO,
                 context_busy_time: None,
             };
             if passes.add_finished_pass(pass_ns, &EMPTY_INTERVAL_READINGS).is_err() {
@@ -387,24 +415,37 @@ mod tests {
 
     #[test]
     fn a_routine_that_waits_for_work_on_another_stream_is_refused() {
-        // 225 µs an iteration.
+        // Each iteration of the simulated routine takes 225 µs.
         let grows = |pass: u32| 225e3 * f64::from(1_u32 << (pass - 1));
-        let elsewhere =
-            SimulatedCriterionRoutine { held_ns: 15e3, free_ns: grows, waits: true, busy_us: 0 };
+        let elsewhere = SimulatedCriterionRoutine {
+            held_pass_ns: 15e3,
+            unheld_pass_ns: grows,
+            outlasts_every_hold: true,
+            context_busy_us: 0,
+        };
         let (held, why) = run_routine_with_wait_permission(&elsewhere);
-        let waits = |elapsed_ns| TimingRefusal::WaitsForWorkElsewhere { elapsed_ns, held_ns: 15e3 };
+        let waits = |elapsed_ns| TimingRefusal::WaitsForWorkOnOtherStream {
+            unblocked_pass_ns: elapsed_ns,
+            blocked_stream_work_ns: 15e3,
+        };
         assert_eq!((held, why), (vec![1, 3, 5], Some(waits(1800e3))));
-        // Each pass has one iteration, so the warm-up of Criterion ends after the first pass.
-        let slow = SimulatedCriterionRoutine { free_ns: |_| 70e6, ..elsewhere };
+        // In this simulation each pass has one iteration, so the warm-up of Criterion ends after
+        // the first pass.
+        let slow = SimulatedCriterionRoutine { unheld_pass_ns: |_| 70e6, ..elsewhere };
         assert_eq!(run_routine_with_wait_permission(&slow).1, Some(waits(70e6)));
     }
 
     #[test]
     fn a_waiting_routine_without_permission_is_refused() {
         let grows = |pass: u32| 35e3 * f64::from(1_u32 << (pass - 1).min(20));
-        let waits =
-            SimulatedCriterionRoutine { held_ns: 18e3, free_ns: grows, waits: true, busy_us: 5 };
-        let refused = Some(TimingRefusal::Waits { subject: RefusedTimedCode::Routine });
+        let waits = SimulatedCriterionRoutine {
+            held_pass_ns: 18e3,
+            unheld_pass_ns: grows,
+            outlasts_every_hold: true,
+            context_busy_us: 5,
+        };
+        let refused =
+            Some(TimingRefusal::WaitsForGpu { subject: RefusedTimedCode::CriterionRoutine });
         assert_eq!(
             run_simulated_passes_until_refusal(
                 AllowedActionsOfTimedCode::ALLOWED_IN_ATTACHED_ROW,
@@ -420,21 +461,28 @@ mod tests {
             let iterations = f64::from(1_u32 << (pass - 1).min(20));
             35e3 * iterations + if [4, 6].contains(&pass) { 5e6 } else { 0.0 }
         };
-        let waits =
-            SimulatedCriterionRoutine { held_ns: 18e3, free_ns: held_up, waits: true, busy_us: 5 };
+        let waits = SimulatedCriterionRoutine {
+            held_pass_ns: 18e3,
+            unheld_pass_ns: held_up,
+            outlasts_every_hold: true,
+            context_busy_us: 5,
+        };
         assert_eq!(run_routine_with_wait_permission(&waits), (vec![1, 3, 5], None));
     }
 
     #[test]
     fn a_context_that_stays_busy_after_every_pass_is_refused() {
         let beside = SimulatedCriterionRoutine {
-            held_ns: 5e4,
-            free_ns: |_| 5e4,
-            waits: false,
-            busy_us: 400,
+            held_pass_ns: 5e4,
+            unheld_pass_ns: |_| 5e4,
+            outlasts_every_hold: false,
+            context_busy_us: 400,
         };
         let busy = Duration::from_micros(400);
-        let refused = TimingRefusal::BusyAfterStream { subject: RefusedTimedCode::Routine, busy };
+        let refused = TimingRefusal::ContextBusyAfterStream {
+            subject: RefusedTimedCode::CriterionRoutine,
+            context_busy_time: busy,
+        };
         assert_eq!(run_routine_with_wait_permission(&beside).1, Some(refused));
         let mut passes = new_audit_of_waiting_routine();
         for busy_us in [400, 400, 400, 400, 3, 400, 400] {
@@ -448,7 +496,7 @@ mod tests {
                 .then(|| Duration::from_micros(busy_us));
             let pass = CriterionPassMeasurement {
                 interval,
-                host_time: Duration::ZERO,
+                pass_host_time: Duration::ZERO,
                 context_busy_time: busy,
             };
             assert_eq!(passes.add_finished_pass(pass, &EMPTY_INTERVAL_READINGS), Ok(()));
@@ -466,7 +514,7 @@ mod tests {
         };
         let pass = CriterionPassMeasurement {
             interval,
-            host_time: Duration::from_millis(10),
+            pass_host_time: Duration::from_millis(10),
             context_busy_time: None,
         };
         for hold in
@@ -474,7 +522,7 @@ mod tests {
         {
             passes
                 .add_finished_pass(
-                    CriterionPassMeasurement { host_time: Duration::from_secs(9), ..pass },
+                    CriterionPassMeasurement { pass_host_time: Duration::from_secs(9), ..pass },
                     &EMPTY_INTERVAL_READINGS,
                 )
                 .unwrap();

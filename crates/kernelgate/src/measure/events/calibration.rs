@@ -11,7 +11,7 @@ use crate::stats;
 use kernelgate_cuda::driver::graph::ExecutableCudaGraph;
 use kernelgate_cuda::instruments::spin_kernel::{EmptyKernel, SpinKernel};
 
-/// Number of event intervals whose median is one figure of the timing overhead.
+/// Number of event intervals; their median is one figure of the timing overhead.
 const INTERVALS_PER_OVERHEAD_FIGURE: usize = 31;
 /// Number of bursts of spin kernels; the durations that their last spins read from the GPU's timer
 /// are averaged.
@@ -48,7 +48,7 @@ impl CudaEventTimer {
                 self.devices.first_device(),
                 || (0..count).try_for_each(|_| empty.enqueue_empty_kernel()),
             )?;
-            self.median_event_interval_ns(1, &mut || graph.launch_on_stream())
+            self.median_event_interval_ns(1, &mut || graph.launch_graph_on_stream())
         };
         let graph_node_ns = (graph(EMPTY_KERNELS_IN_LONG_SERIES)?
             - graph(EMPTY_KERNELS_IN_SHORT_SERIES)?)
@@ -61,7 +61,7 @@ impl CudaEventTimer {
             .event_time_beyond_spin_ns(&spin, &mut || spin.enqueue_spin(OVERHEAD_SPIN_NS))?
             - graph_node_ns;
         let around_graph_ns = self
-            .event_time_beyond_spin_ns(&spin, &mut || spinning.launch_on_stream())?
+            .event_time_beyond_spin_ns(&spin, &mut || spinning.launch_graph_on_stream())?
             - graph_node_ns;
         let start = Instant::now();
         (0..EMPTY_KERNELS_IN_LONG_SERIES).try_for_each(|_| empty.enqueue_empty_kernel())?;
@@ -69,12 +69,12 @@ impl CudaEventTimer {
             start.elapsed().as_nanos() as f64 / EMPTY_KERNELS_IN_LONG_SERIES as f64;
         self.devices.first_device().synchronize()?;
         Ok(LaunchAndTimingOverhead {
-            event_pair_ns: nothing,
-            launch_ns,
-            graph_node_ns,
-            host_launch_ns,
-            around_launch_ns: around_launch_ns.max(0.0),
-            around_graph_ns: around_graph_ns.max(0.0),
+            empty_event_pair_ns: nothing,
+            ns_per_further_stream_kernel: launch_ns,
+            ns_per_further_graph_node: graph_node_ns,
+            host_launch_call_ns: host_launch_ns,
+            events_around_launch_ns: around_launch_ns.max(0.0),
+            events_around_graph_ns: around_graph_ns.max(0.0),
         })
     }
 
@@ -92,12 +92,12 @@ impl CudaEventTimer {
             let burst = self
                 .run_burst_until_released_in_time(
                     INTERVALS_PER_OVERHEAD_FIGURE,
-                    CacheState::Hot,
+                    CacheState::HotCaches,
                     1,
                     launch,
                 )?
                 .refuse_if_host_time_is_included()?;
-            intervals_ns.extend(burst.intervals_ns);
+            intervals_ns.extend(burst.event_intervals_ns);
             spent_ns += spin.reported_ns_of_last_spin()? as f64;
         }
         Ok(stats::median(&intervals_ns) - spent_ns / SPIN_BURSTS_FOR_EVENT_OVERHEAD as f64)
@@ -116,9 +116,9 @@ impl CudaEventTimer {
             (MAX_COMMANDS_BEHIND_BLOCKER / commands.max(1)).min(INTERVALS_PER_OVERHEAD_FIGURE);
         while intervals_ns.len() < INTERVALS_PER_OVERHEAD_FIGURE {
             let burst = self
-                .run_burst_until_released_in_time(at_once, CacheState::Hot, commands, launch)?
+                .run_burst_until_released_in_time(at_once, CacheState::HotCaches, commands, launch)?
                 .refuse_if_host_time_is_included()?;
-            intervals_ns.extend(burst.intervals_ns);
+            intervals_ns.extend(burst.event_intervals_ns);
         }
         Ok(stats::median(&intervals_ns))
     }

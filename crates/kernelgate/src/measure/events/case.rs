@@ -7,7 +7,7 @@ use super::{
     BurstToEnqueue, CUDA_EVENT_RESOLUTION_NS, CapturedLaunchBatch, CudaEventTimer,
     MAX_QUEUED_AHEAD_BURST_NS, MAX_SAMPLE_ATTEMPTS, repeat_burst_until_released_in_time,
 };
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, LaunchableProblem};
 use crate::measure::audit::{commands, cupti, duration, launches, reused_results};
 use crate::measure::launch_queue::{
     self, GraphWithOrderingNodes, MAX_COMMANDS_BEHIND_BLOCKER, MAX_LAUNCHES_BEHIND_BLOCKER,
@@ -31,7 +31,7 @@ const REPLAY_START_TOLERANCE_NS: f64 = 5_000.0;
 pub struct CaseTimingPlan {
     cache: CacheState,
     /// Number of GPUs on which the case runs, which are the first GPUs of the timer.
-    gpus: usize,
+    gpu_count: usize,
     /// Number of launch-queue entries that one launch of the case takes.
     queue_entries_per_launch: usize,
     /// Number of commands of one launch on the GPU with most commands; `None` if the launch could
@@ -43,15 +43,15 @@ pub struct CaseTimingPlan {
     max_launches_behind_blocker: usize,
     /// Whether a sample of the case has included the host's launch time, or every sample must
     /// include it.
-    host_bound: bool,
+    includes_host_launch_time: bool,
     /// Whether the case's launches may leave persisting lines in the L2 cache. If launches may
     /// leave persisting L2 lines, cold launches are timed one by one, and these lines are released
     /// before the next launch.
-    keeps_l2_lines: bool,
+    may_leave_persisting_l2_lines: bool,
     /// Whether the next burst of launches is enqueued while the present one runs.
     keeps_gpu_loaded: bool,
     /// Duration of the case's last burst of launches, nanoseconds.
-    burst_ns: f64,
+    last_burst_ns: f64,
 }
 
 /// Times the launches of one case by CUDA events, with the case's plan.
@@ -64,7 +64,7 @@ impl CudaEventTimer {
     /// Creates the stopwatch of a case, after making the plan by which its launches are timed.
     pub fn plan_and_create_case_stopwatch(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         cache: CacheState,
     ) -> Result<EventStopwatchOfCase<'_>, BackendError> {
         let plan = self.audit_and_plan_case_timing(executable, cache)?;
@@ -79,7 +79,7 @@ impl CudaEventTimer {
     /// stream, or works on other streams.
     pub fn audit_and_plan_case_timing(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         cache: CacheState,
     ) -> Result<CaseTimingPlan, BackendError> {
         self.discard_burst_enqueued_ahead()?;
@@ -88,7 +88,7 @@ impl CudaEventTimer {
         self.timing_instruments.use_first_gpus(gpus);
         let devices = self.gpus_in_use();
         let captured = launch_queue::capture_launch_as_graph(&devices, executable)?;
-        let alone = captured.as_ref().map(ExecutableGraphPerGpu::commands_of_each_gpu);
+        let alone = captured.as_ref().map(ExecutableGraphPerGpu::command_count_of_each_gpu);
         commands::check_launch_has_commands(alone.as_deref())?;
         commands::check_launch_has_commands_on_each_gpu(captured.as_ref(), &devices)?;
         let fills_queue = launches::refuse_unpermitted_allocations_and_waits(
@@ -119,8 +119,8 @@ impl CudaEventTimer {
         };
         if let (Some(batch), Some(alone)) = (&batch, &alone) {
             commands::check_batch_has_commands_of_single_launches(
-                &batch.graph.commands_of_each_gpu(),
-                batch.launches,
+                &batch.graph.command_count_of_each_gpu(),
+                batch.launches_in_graph,
                 alone,
             )?;
             self.refuse_reuse_within_batch(batch, executable)?;
@@ -133,15 +133,15 @@ impl CudaEventTimer {
             .is_ok_and(|kept| kept > 0);
         Ok(CaseTimingPlan {
             cache,
-            gpus,
+            gpu_count: gpus,
             queue_entries_per_launch: commands,
             commands_of_one_launch: counted,
             batch,
             max_launches_behind_blocker: longest,
-            host_bound,
-            keeps_l2_lines: keeps_lines,
+            includes_host_launch_time: host_bound,
+            may_leave_persisting_l2_lines: keeps_lines,
             keeps_gpu_loaded: false,
-            burst_ns: 0.0,
+            last_burst_ns: 0.0,
         })
     }
 
@@ -158,15 +158,15 @@ impl CudaEventTimer {
         let entries = if batch.is_some() { 1 } else { commands };
         let longest = (MAX_COMMANDS_BEHIND_BLOCKER / entries.max(1))
             .clamp(1, MAX_LAUNCHES_BEHIND_BLOCKER - 1);
-        let Some(batch) = batch.filter(|batch| batch.graph.has_nodes_without_commands()) else {
+        let Some(batch) = batch.filter(|batch| batch.graph.has_noncommand_nodes()) else {
             return Ok(longest);
         };
         let graphs = GraphWithOrderingNodes {
-            gpus: self.timing_instruments.number_of_gpus_in_use(),
-            flushed: cache == CacheState::Cold,
-            nodes: batch.graph.max_nodes_per_gpu(),
+            gpu_count: self.timing_instruments.number_of_gpus_in_use(),
+            flushes_l2_before_replay: cache == CacheState::ColdCaches,
+            node_count: batch.graph.max_nodes_per_gpu(),
         };
-        let mut replay = || batch.graph.launch_on_all_gpus();
+        let mut replay = || batch.graph.launch_graphs_on_all_gpus();
         let mut bursts = std::mem::take(&mut self.max_replays_in_queue);
         let found = bursts.find_max_replays_in_queue(graphs, longest, |burst| {
             self.run_burst_once(burst, cache, 1, &mut replay).map(|burst| !burst.blocker_timed_out)
@@ -180,9 +180,9 @@ impl CudaEventTimer {
     fn refuse_reuse_within_batch(
         &mut self,
         batch: &CapturedLaunchBatch,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
     ) -> Result<(), BackendError> {
-        if batch.launches == 1 {
+        if batch.launches_in_graph == 1 {
             return Ok(());
         }
         let (alone_ns, together_ns, begins) =
@@ -199,18 +199,19 @@ impl CudaEventTimer {
     ) -> Result<(f64, f64, usize), BackendError> {
         let alone =
             ExecutableGraphPerGpu::capture_repeated_on_all_gpus(&self.gpus_in_use(), 1, launch)?;
-        let mut launch_ns =
-            |graph: &ExecutableGraphPerGpu, launches: u64| -> Result<f64, BackendError> {
-                let burst =
-                    self.run_burst_until_released_in_time(5, CacheState::Hot, 1, &mut || {
-                        graph.launch_on_all_gpus()
-                    })?;
-                let elapsed_ns =
-                    stats::median(&burst.intervals_ns) - self.launch_overhead.around_graph_ns;
-                Ok(elapsed_ns / launches as f64)
-            };
+        let mut launch_ns = |graph: &ExecutableGraphPerGpu,
+                             launches: u64|
+         -> Result<f64, BackendError> {
+            let burst =
+                self.run_burst_until_released_in_time(5, CacheState::HotCaches, 1, &mut || {
+                    graph.launch_graphs_on_all_gpus()
+                })?;
+            let elapsed_ns = stats::median(&burst.event_intervals_ns)
+                - self.launch_overhead.events_around_graph_ns;
+            Ok(elapsed_ns / launches as f64)
+        };
         let alone_ns = launch_ns(&alone, 1)?;
-        let together_ns = launch_ns(&batch.graph, batch.launches)?;
+        let together_ns = launch_ns(&batch.graph, batch.launches_in_graph)?;
         // Each GPU after the first adds one root node to the number of root nodes.
         Ok((
             alone_ns,
@@ -223,19 +224,23 @@ impl CudaEventTimer {
     /// the number. The sample is repeated a few times while the GPU is throttled.
     ///
     /// # Errors
-    /// Fails if a launch fails, or takes less than a kernel can.
+    /// Fails if a launch fails, or takes less time than any kernel can.
     pub fn take_unthrottled_sample(
         &mut self,
         plan: &mut CaseTimingPlan,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         launches: u64,
     ) -> Result<TimedLaunchSample, BackendError> {
         for discarded in 0.. {
             let sample = self.take_sample_once(plan, executable, launches)?;
             let throttled =
-                self.throttle_detector.was_sample_throttled(sample.clock_mhz, &self.power);
+                self.throttle_detector.was_sample_throttled(sample.sm_clock_mhz, &self.power);
             if discarded + 1 == MAX_SAMPLE_ATTEMPTS || !throttled {
-                return Ok(TimedLaunchSample { discarded, throttled, ..sample });
+                return Ok(TimedLaunchSample {
+                    discarded_attempts: discarded,
+                    gpu_was_throttled: throttled,
+                    ..sample
+                });
             }
         }
         unreachable!("the last attempt is returned")
@@ -244,17 +249,20 @@ impl CudaEventTimer {
     fn take_sample_once(
         &mut self,
         plan: &mut CaseTimingPlan,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         launches: u64,
     ) -> Result<TimedLaunchSample, BackendError> {
-        self.timing_instruments.use_first_gpus(plan.gpus);
-        let batch = plan.batch.as_ref().map_or(1, |batch| batch.launches);
+        self.timing_instruments.use_first_gpus(plan.gpu_count);
+        let batch = plan.batch.as_ref().map_or(1, |batch| batch.launches_in_graph);
         let commands = if plan.batch.is_some() { 1 } else { plan.queue_entries_per_launch };
         let overhead = self.launch_overhead;
-        let around_ns =
-            if plan.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
+        let around_ns = match plan.batch {
+            Some(_) => overhead.events_around_graph_ns,
+            None => overhead.events_around_launch_ns,
+        };
         let carries_state = executable.launches_carry_state();
-        let releases_lines = plan.keeps_l2_lines && plan.cache == CacheState::Cold;
+        let releases_lines =
+            plan.may_leave_persisting_l2_lines && plan.cache == CacheState::ColdCaches;
         let longest = match carries_state || releases_lines {
             true => 1,
             false => plan.max_launches_behind_blocker as u64,
@@ -264,16 +272,16 @@ impl CudaEventTimer {
         let mut sample = TimedLaunchSample {
             launches: 0,
             elapsed_ns: 0.0,
-            skew_ns: None,
-            clock_mhz: None,
-            discarded: 0,
-            throttled: false,
+            skew_between_gpus_ns: None,
+            sm_clock_mhz: None,
+            discarded_attempts: 0,
+            gpu_was_throttled: false,
         };
         let (mut clocked_ns, mut cycles) = (0.0, 0.0);
         while left > 0 {
             let ahead = plan.keeps_gpu_loaded
-                && !(carries_state || releases_lines || plan.host_bound)
-                && plan.burst_ns < MAX_QUEUED_AHEAD_BURST_NS;
+                && !(carries_state || releases_lines || plan.includes_host_launch_time)
+                && plan.last_burst_ns < MAX_QUEUED_AHEAD_BURST_NS;
             let count = left.min(longest) as usize;
             let next = match left.saturating_sub(longest) {
                 0 => bursts,
@@ -292,7 +300,7 @@ impl CudaEventTimer {
                     persistence::release_persisting_l2_lines(self.devices.first_device())?;
                 }
                 let launch: &mut dyn FnMut() -> Result<(), BackendError> = match &plan.batch {
-                    Some(batch) => &mut || batch.graph.launch_on_all_gpus(),
+                    Some(batch) => &mut || batch.graph.launch_graphs_on_all_gpus(),
                     None => &mut || executable.launch_once(),
                 };
                 if ahead {
@@ -301,26 +309,27 @@ impl CudaEventTimer {
                     self.run_burst_once(count, plan.cache, commands, launch)
                 }
             })?;
-            let burst_launches = burst.intervals_ns.len() as u64;
+            let burst_launches = burst.event_intervals_ns.len() as u64;
             left = left.saturating_sub(burst_launches);
             sample.launches += burst_launches * batch;
-            plan.host_bound |= burst.host_bound;
+            plan.includes_host_launch_time |= burst.may_include_host_launch_time;
             let net_ns: Vec<f64> =
-                burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
-            duration::refuse_implausibly_short_launches(&net_ns, batch, overhead.graph_node_ns)?;
+                burst.event_intervals_ns.iter().map(|interval| interval - around_ns).collect();
+            let node_ns = overhead.ns_per_further_graph_node;
+            duration::refuse_implausibly_short_launches(&net_ns, batch, node_ns)?;
             let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(CUDA_EVENT_RESOLUTION_NS)).sum();
-            plan.burst_ns = elapsed_ns;
+            plan.last_burst_ns = elapsed_ns;
             sample.elapsed_ns += elapsed_ns;
-            if let Some(skew_ns) = burst.skew_ns {
-                *sample.skew_ns.get_or_insert(0.0) += skew_ns;
+            if let Some(skew_ns) = burst.skew_between_gpus_ns {
+                *sample.skew_between_gpus_ns.get_or_insert(0.0) += skew_ns;
             }
-            if let Some(clock_mhz) = burst.clock_mhz {
+            if let Some(clock_mhz) = burst.sm_clock_mhz {
                 clocked_ns += elapsed_ns;
                 cycles += clock_mhz * elapsed_ns;
             }
         }
         if clocked_ns > 0.0 {
-            sample.clock_mhz = Some(cycles / clocked_ns);
+            sample.sm_clock_mhz = Some(cycles / clocked_ns);
         }
         Ok(sample)
     }
@@ -336,7 +345,7 @@ impl Drop for EventStopwatchOfCase<'_> {
 impl LaunchStopwatch for EventStopwatchOfCase<'_> {
     fn take_sample_of_launches(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         launches: u64,
     ) -> Result<TimedLaunchSample, BackendError> {
         self.timer.take_unthrottled_sample(&mut self.plan, executable, launches)
@@ -344,67 +353,75 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
 
     fn time_one_replay(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
     ) -> Result<Option<TimedReplay>, BackendError> {
-        if self.plan.keeps_l2_lines {
+        if self.plan.may_leave_persisting_l2_lines {
             persistence::release_persisting_l2_lines(self.timer.devices.first_device())?;
         }
         let overhead = self.timer.launch_overhead;
         let timer = &mut *self.timer;
-        timer.timing_instruments.use_first_gpus(self.plan.gpus);
+        timer.timing_instruments.use_first_gpus(self.plan.gpu_count);
         let (burst, around_ns, launches) = match &self.plan.batch {
             Some(batch) => {
-                let burst = timer.run_burst_once(1, CacheState::Cold, 1, &mut || {
-                    batch.graph.launch_on_all_gpus()
+                let burst = timer.run_burst_once(1, CacheState::ColdCaches, 1, &mut || {
+                    batch.graph.launch_graphs_on_all_gpus()
                 })?;
-                (burst, overhead.around_graph_ns, batch.launches)
+                (burst, overhead.events_around_graph_ns, batch.launches_in_graph)
             }
             None => {
                 let mut launch = || executable.launch_once();
                 let burst = timer.run_burst_once(
                     1,
-                    CacheState::Cold,
+                    CacheState::ColdCaches,
                     self.plan.queue_entries_per_launch,
                     &mut launch,
                 )?;
-                (burst, overhead.around_launch_ns, 1)
+                (burst, overhead.events_around_launch_ns, 1)
             }
         };
-        let elapsed_ns = burst.intervals_ns[0] - around_ns;
+        let elapsed_ns = burst.event_intervals_ns[0] - around_ns;
         let allowed_ns = SLOWER_REPLAY_SHARE_OF_LAUNCH * elapsed_ns / launches as f64
             + SLOWER_REPLAY_SHARE_OF_REPLAY * elapsed_ns
             + REPLAY_START_TOLERANCE_NS;
-        let replay = TimedReplay { elapsed_ns, clock_mhz: burst.clock_mhz, launches, allowed_ns };
-        Ok((!burst.host_bound).then_some(replay))
+        let replay = TimedReplay {
+            replay_ns: elapsed_ns,
+            sm_clock_mhz: burst.sm_clock_mhz,
+            launches,
+            allowed_excess_ns: allowed_ns,
+        };
+        Ok((!burst.may_include_host_launch_time).then_some(replay))
     }
 
     fn time_one_short_launch(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
     ) -> Result<Option<f64>, BackendError> {
-        if executable.launches_carry_state() || self.plan.host_bound || self.plan.keeps_l2_lines {
+        if executable.launches_carry_state()
+            || self.plan.includes_host_launch_time
+            || self.plan.may_leave_persisting_l2_lines
+        {
             return Ok(None);
         }
         let timer = &mut *self.timer;
-        timer.timing_instruments.use_first_gpus(self.plan.gpus);
+        timer.timing_instruments.use_first_gpus(self.plan.gpu_count);
         let mut launch = || executable.launch_once();
         let burst = timer.run_burst_once(
             1,
-            CacheState::Cold,
+            CacheState::ColdCaches,
             self.plan.queue_entries_per_launch,
             &mut launch,
         )?;
-        let launch_ns = burst.intervals_ns[0] - timer.launch_overhead.around_launch_ns;
-        Ok((!burst.host_bound
+        let launch_ns = burst.event_intervals_ns[0] - timer.launch_overhead.events_around_launch_ns;
+        Ok((!burst.may_include_host_launch_time
             && launch_ns < REPLAY_START_TOLERANCE_NS / SLOWER_REPLAY_SHARE_OF_LAUNCH)
             .then_some(launch_ns))
     }
 
     fn check_for_work_on_other_streams(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
     ) -> Result<Option<String>, BackendError> {
-        self.timer.timing_instruments.use_first_gpus(self.plan.gpus);
+        self.timer.timing_instruments.use_first_gpus(self.plan.gpu_count);
         let devices = self.timer.gpus_in_use();
         cupti::check_launch_streams_with_cupti(
             &devices,
@@ -419,15 +436,15 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
 
     fn enqueue_launches_without_waiting(
         &mut self,
-        executable: &mut dyn Executable,
+        executable: &mut dyn LaunchableProblem,
         launches: u64,
     ) -> Result<u64, BackendError> {
         let Some(batch) = &self.plan.batch else {
             return enqueue_launches_one_by_one(executable, launches);
         };
-        let replays = launches.div_ceil(batch.launches);
-        (0..replays).try_for_each(|_| batch.graph.launch_on_all_gpus())?;
-        Ok(replays * batch.launches)
+        let replays = launches.div_ceil(batch.launches_in_graph);
+        (0..replays).try_for_each(|_| batch.graph.launch_graphs_on_all_gpus())?;
+        Ok(replays * batch.launches_in_graph)
     }
 
     fn keep_gpu_loaded_between_samples(&mut self, loaded: bool) -> Result<(), BackendError> {
@@ -440,10 +457,10 @@ impl LaunchStopwatch for EventStopwatchOfCase<'_> {
     }
 
     fn sample_conditions(&self) -> CaseSampleConditions {
-        let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
+        let batch = self.plan.batch.as_ref().map(|batch| batch.launches_in_graph);
         CaseSampleConditions {
-            batch,
-            host_bound: self.plan.host_bound,
+            launches_per_graph: batch,
+            includes_host_launch_time: self.plan.includes_host_launch_time,
             ..CaseSampleConditions::default()
         }
     }
@@ -467,27 +484,31 @@ mod tests {
         let mut timer = CudaEventTimer::new(&device).unwrap();
         let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
         let mut launch = || spin.enqueue_spin(100_000);
-        let plan =
-            BurstToEnqueue { launches: 20, cache: CacheState::Hot, queue_entries_per_launch: 1 };
+        let plan = BurstToEnqueue {
+            launches: 20,
+            cache: CacheState::HotCaches,
+            queue_entries_per_launch: 1,
+        };
         let (begun, mut busy_ns) = (Instant::now(), 0.0);
         for taken in 0..50 {
             let next = if taken < 49 { 20 } else { 10 };
             let burst = timer.finish_burst_and_enqueue_next(plan, next, &mut launch).unwrap();
-            assert_eq!(burst.intervals_ns.len(), 20);
-            assert!(burst.intervals_ns.iter().all(|interval| *interval >= 100_000.0));
-            assert!(!burst.host_bound);
-            busy_ns += burst.intervals_ns.iter().sum::<f64>();
+            assert_eq!(burst.event_intervals_ns.len(), 20);
+            assert!(burst.event_intervals_ns.iter().all(|interval| *interval >= 100_000.0));
+            assert!(!burst.may_include_host_launch_time);
+            busy_ns += burst.event_intervals_ns.iter().sum::<f64>();
         }
         let wall = begun.elapsed();
         eprintln!("busy for {busy_ns} ns of {wall:?}");
         assert!(wall >= Duration::from_nanos(busy_ns as u64) * 98 / 100);
         let last = timer.finish_burst_and_enqueue_next(plan, 20, &mut launch).unwrap();
-        assert_eq!(last.intervals_ns.len(), 10, "the burst that was in the queue");
+        assert_eq!(last.event_intervals_ns.len(), 10, "the burst that was in the queue");
         let waiting = timer.burst_enqueued_ahead.unwrap();
-        assert_eq!((waiting.instrument_slot, waiting.launches), (1, 20));
+        assert_eq!((waiting.burst_slot, waiting.launches), (1, 20));
         // Any other measurement first waits for the burst that was enqueued ahead, and drops its
         // times.
-        let cold = timer.time_single_command_launches_ns(3, CacheState::Cold, &mut launch).unwrap();
+        let cold =
+            timer.time_single_command_launches_ns(3, CacheState::ColdCaches, &mut launch).unwrap();
         assert_eq!((cold.len(), timer.burst_enqueued_ahead), (3, None));
     }
 
@@ -508,7 +529,7 @@ mod tests {
             let mut launch =
                 || used.for_each_with_context_current(|rank, _| spins[rank].enqueue_spin(spent_ns));
             let batch = timer
-                .capture_launches_in_graph_if_short(CacheState::Hot, 1, &mut launch)
+                .capture_launches_in_graph_if_short(CacheState::HotCaches, 1, &mut launch)
                 .unwrap()
                 .unwrap();
             for _ in 0..5 {

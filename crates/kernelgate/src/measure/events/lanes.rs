@@ -34,13 +34,13 @@ impl TimingInstrumentsOfGpu {
     fn create_for_gpu(device: &Device) -> Result<Self, BackendError> {
         let timer = || {
             let blocker = StreamBlocker::compile_and_allocate_mailbox(device)?;
-            StreamTimer::for_device_stream(device, 2 * MAX_LAUNCHES_BEHIND_BLOCKER, blocker)
+            StreamTimer::timer_for_device_stream(device, 2 * MAX_LAUNCHES_BEHIND_BLOCKER, blocker)
         };
         Ok(Self {
             streams: [timer()?, timer()?],
-            instruments: ClockProbeAndL2Flush::compile_and_allocate(
+            instruments: ClockProbeAndL2Flush::compile_kernels_and_allocate_memory(
                 device,
-                L2_FLUSH_SIZE_MULTIPLE * device.gpu_properties().l2_bytes,
+                L2_FLUSH_SIZE_MULTIPLE * device.gpu_properties().l2_cache_bytes,
             )?,
         })
     }
@@ -52,7 +52,7 @@ pub struct TimingInstrumentsOfGpus {
     /// Number of GPUs that the present case uses.
     gpus_in_use: usize,
     /// Index of the set of events, blocking kernel and probes that the present burst uses, 0 or 1.
-    current_slot: usize,
+    current_burst_slot: usize,
     /// Barrier kernel across GPUs; `None` for one GPU, and if the GPUs cannot access each other's
     /// memory.
     barrier: Option<MultiGpuBarrier>,
@@ -72,7 +72,7 @@ impl TimingInstrumentsOfGpus {
         Ok(Self {
             instruments_of_gpus: all,
             gpus_in_use: 1,
-            current_slot: 0,
+            current_burst_slot: 0,
             barrier: MultiGpuBarrier::new_if_peers_accessible(devices)?,
         })
     }
@@ -90,7 +90,7 @@ impl TimingInstrumentsOfGpus {
     /// Selects which of the two sets of events, blocking kernel and clock probes the next calls
     /// use.
     pub const fn use_burst_slot(&mut self, slot: usize) {
-        self.current_slot = slot;
+        self.current_burst_slot = slot;
     }
 
     /// Calls `each` for the instruments of each GPU in use, while the CUDA context of this GPU is
@@ -114,27 +114,29 @@ impl TimingInstrumentsOfGpus {
     }
 
     /// Begins a timed interval on the stream of each GPU in use, as
-    /// [`StreamTimer::begin_interval`].
+    /// [`StreamTimer::hold_stream_and_begin_interval`].
     pub fn begin_interval_on_each_gpu(
         &mut self,
         at_most: Option<Duration>,
     ) -> Result<(), BackendError> {
-        let slot = self.current_slot;
-        self.for_each_gpu_in_use(|_, lane| lane.streams[slot].begin_interval(at_most))
+        let slot = self.current_burst_slot;
+        self.for_each_gpu_in_use(|_, lane| {
+            lane.streams[slot].hold_stream_and_begin_interval(at_most)
+        })
     }
 
     /// Releases the blocked streams of all GPUs in use, one host store after the other.
     pub fn release_stream_of_each_gpu(&mut self) {
-        let slot = self.current_slot;
+        let slot = self.current_burst_slot;
         self.instruments_of_gpus[..self.gpus_in_use]
             .iter_mut()
-            .for_each(|lane| lane.streams[slot].release());
+            .for_each(|lane| lane.streams[slot].release_held_stream());
     }
 
     /// Marks the end of the timed interval on each GPU in use, as
     /// [`StreamTimer::enqueue_end_event`].
     pub fn mark_interval_end_on_each_gpu(&mut self) -> Result<(), BackendError> {
-        let slot = self.current_slot;
+        let slot = self.current_burst_slot;
         self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_end_event())
     }
 
@@ -142,13 +144,15 @@ impl TimingInstrumentsOfGpus {
     /// kernel timed out.
     ///
     /// # Errors
-    /// Fails if something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
+    /// Fails if an operation on a GPU failed; with [`BackendError::DeviceLost`] and the GPU if the
+    /// interval does not end in time.
     pub fn wait_for_interval_end_on_each_gpu(&mut self) -> Result<Option<bool>, BackendError> {
-        let (mut all, several, slot) = (None::<bool>, self.gpus_in_use > 1, self.current_slot);
+        let (mut all, several, slot) =
+            (None::<bool>, self.gpus_in_use > 1, self.current_burst_slot);
         self.for_each_gpu_in_use(|rank, lane| {
             let held = lane.streams[slot].wait_for_end_event().map_err(|error| match error {
-                BackendError::Lost(why) if several => {
-                    BackendError::Lost(format!("rank {rank}: {why}"))
+                BackendError::DeviceLost(why) if several => {
+                    BackendError::DeviceLost(format!("rank {rank}: {why}"))
                 }
                 error => error,
             })?;
@@ -166,21 +170,21 @@ impl TimingInstrumentsOfGpus {
         cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        let slot = self.current_slot;
+        let slot = self.current_burst_slot;
         let probe = first_clock_probe_of_slot(slot);
         self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_clock_probe(probe))?;
-        if cache == CacheState::Hot {
+        if cache == CacheState::HotCaches {
             self.enqueue_multi_gpu_barrier()?;
             self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_event(0))?;
         }
         for i in 0..count {
-            if cache == CacheState::Cold {
+            if cache == CacheState::ColdCaches {
                 self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_l2_flush())?;
                 self.enqueue_multi_gpu_barrier()?;
                 self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_event(2 * i))?;
             }
             launch()?;
-            let event = if cache == CacheState::Cold { 2 * i + 1 } else { i + 1 };
+            let event = if cache == CacheState::ColdCaches { 2 * i + 1 } else { i + 1 };
             self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_event(event))?;
         }
         self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_clock_probe(probe + 1))
@@ -191,7 +195,7 @@ impl TimingInstrumentsOfGpus {
     fn enqueue_multi_gpu_barrier(&mut self) -> Result<(), BackendError> {
         let count = self.gpus_in_use;
         let Some(mut barrier) = self.barrier.take_if(|_| count > 1) else { return Ok(()) };
-        barrier.advance_epoch();
+        barrier.advance_barrier_epoch();
         let enqueued =
             self.for_each_gpu_in_use(|rank, _| barrier.enqueue_kernel_of_gpu(rank, count));
         self.barrier = Some(barrier);
@@ -213,7 +217,8 @@ impl TimingInstrumentsOfGpus {
         for (from, to) in pairs {
             let mut slowest_ns = f64::NEG_INFINITY;
             for (lane, sum_ns) in lanes.iter().zip(&mut sums_ns) {
-                let elapsed_ns = lane.streams[self.current_slot].ns_between_events(from, to)?;
+                let elapsed_ns =
+                    lane.streams[self.current_burst_slot].ns_between_events(from, to)?;
                 *sum_ns += elapsed_ns;
                 slowest_ns = elapsed_ns.max(slowest_ns);
             }
@@ -225,7 +230,7 @@ impl TimingInstrumentsOfGpus {
     /// Returns the lowest SM clock of the GPUs in use between their clock probes, MHz; `None` if
     /// the probes of a GPU cannot be compared.
     pub fn lowest_sm_clock_mhz(&self) -> Option<f64> {
-        let probe = first_clock_probe_of_slot(self.current_slot);
+        let probe = first_clock_probe_of_slot(self.current_burst_slot);
         let clocks = self.instruments_of_gpus[..self.gpus_in_use]
             .iter()
             .map(|lane| lane.instruments.sm_clock_mhz_between_probes(probe));
@@ -248,13 +253,13 @@ fn slowest_minus_fastest_gpu_ns(sums_ns: &[f64]) -> Option<f64> {
 /// Blocks the streams of all GPUs in use, with the blocking kernels of the first slot.
 impl StreamHold for TimingInstrumentsOfGpus {
     fn enqueue_hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.for_each_gpu_in_use(|_, lane| lane.streams[0].hold_mut().enqueue_hold(at_most))
+        self.for_each_gpu_in_use(|_, lane| lane.streams[0].stream_hold_mut().enqueue_hold(at_most))
     }
 
     fn release_stream(&mut self) {
         self.instruments_of_gpus[..self.gpus_in_use]
             .iter_mut()
-            .for_each(|lane| lane.streams[0].hold_mut().release_stream());
+            .for_each(|lane| lane.streams[0].stream_hold_mut().release_stream());
     }
 
     fn was_released_in_time(&self) -> bool {

@@ -14,15 +14,15 @@ use crate::measure::contention::HostCpuTimeTicks;
 /// window.
 const MIN_TIMING_WINDOW_S: f64 = 1e-4;
 
-/// Windows of a pass.
+/// Smallest number of timing windows of a pass, and their longest total time.
 #[derive(Clone, Copy)]
 pub struct TimingWindowBudget {
-    fewest: usize,
+    min_windows: usize,
     /// Longest time of all timing windows together, seconds, unless the fewest windows take longer.
-    all_s: f64,
+    max_total_s: f64,
     /// Longest time of all timing windows together, seconds, if other processes use the host's
     /// cores too.
-    busy_s: f64,
+    max_total_s_on_busy_host: f64,
 }
 
 /// Marks a pause of all threads: when the threads wake up, the operating system may assign them to
@@ -32,9 +32,9 @@ const ALL_THREADS_PAUSE: Duration = Duration::from_millis(2);
 
 struct TimingWindowTimes {
     /// Seconds from the window's start until this thread had finished its passes.
-    own_s: f64,
+    this_thread_s: f64,
     /// Seconds from the window's start until all threads had finished their passes.
-    all_s: f64,
+    all_threads_s: f64,
 }
 
 /// The host counts as busy if other processes use more than this share of its CPU time.
@@ -49,15 +49,16 @@ fn was_host_busy_since(then: Option<HostCpuTimeTicks>) -> bool {
 }
 
 impl TimingWindowBudget {
-    /// Enough for a ceiling.
-    pub const CEILING_BUDGET: TimingWindowBudget = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
+    /// Number and time of timing windows that suffice to measure a host ceiling.
+    pub const CEILING_BUDGET: TimingWindowBudget =
+        Self { min_windows: 5, max_total_s: 0.05, max_total_s_on_busy_host: 0.5 };
     /// Number and time of timing windows for a host ceiling that is measured only once.
     pub const SINGLE_CEILING_BUDGET: TimingWindowBudget =
-        Self { busy_s: 2.0, ..Self::CEILING_BUDGET };
+        Self { max_total_s_on_busy_host: 2.0, ..Self::CEILING_BUDGET };
     /// Number and time of timing windows for a brief trial, which chooses the fastest of several
     /// memory passes.
     pub const BRIEF_TRIAL_BUDGET: TimingWindowBudget =
-        Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
+        Self { min_windows: 2, max_total_s: 0.004, max_total_s_on_busy_host: 0.04 };
 
     /// Returns the seconds of one pass on this thread in the fastest timing window.
     pub fn fastest_pass_on_this_thread_s(self, mut pass: impl FnMut()) -> f64 {
@@ -91,10 +92,10 @@ impl TimingWindowBudget {
         };
         let mut window = |passes: usize| {
             if index == 0 {
-                meeting.passes.store(passes, Ordering::Relaxed);
+                meeting.passes_per_thread.store(passes, Ordering::Relaxed);
             }
             meet();
-            let passes = meeting.passes.load(Ordering::Relaxed);
+            let passes = meeting.passes_per_thread.load(Ordering::Relaxed);
             let started = Instant::now();
             match passes {
                 PAUSE_ALL_THREADS_MARKER => std::thread::sleep(ALL_THREADS_PAUSE),
@@ -102,8 +103,10 @@ impl TimingWindowBudget {
             }
             let own_s = started.elapsed().as_secs_f64();
             meet();
-            (passes > 0)
-                .then(|| TimingWindowTimes { own_s, all_s: started.elapsed().as_secs_f64() })
+            (passes > 0).then(|| TimingWindowTimes {
+                this_thread_s: own_s,
+                all_threads_s: started.elapsed().as_secs_f64(),
+            })
         };
         if index > 0 {
             while window(0).is_some() {}
@@ -112,9 +115,11 @@ impl TimingWindowBudget {
         window(1);
         let (begun, start) = (Instant::now(), HostCpuTimeTicks::read_for_this_process());
         let (mut passes, mut windows) = (1, 0);
-        let (mut fastest, mut until_s) = (f64::INFINITY, self.all_s);
-        while windows < self.fewest || begun.elapsed().as_secs_f64() < until_s {
-            if let Some(TimingWindowTimes { own_s, all_s }) = window(passes) {
+        let (mut fastest, mut until_s) = (f64::INFINITY, self.max_total_s);
+        while windows < self.min_windows || begun.elapsed().as_secs_f64() < until_s {
+            if let Some(TimingWindowTimes { this_thread_s: own_s, all_threads_s: all_s }) =
+                window(passes)
+            {
                 fastest = fastest.min(all_s / passes as f64);
                 // The time that a thread waits for other threads does not count when the window's
                 // length is checked.
@@ -125,9 +130,9 @@ impl TimingWindowBudget {
                 }
             }
             let over = begun.elapsed().as_secs_f64() >= until_s;
-            if over && until_s < self.busy_s && was_host_busy_since(start) {
+            if over && until_s < self.max_total_s_on_busy_host && was_host_busy_since(start) {
                 window(PAUSE_ALL_THREADS_MARKER);
-                until_s += self.all_s;
+                until_s += self.max_total_s;
             }
         }
         window(0);
@@ -138,9 +143,9 @@ impl TimingWindowBudget {
 /// Barrier at which the threads that measure a host ceiling wait for each other.
 #[derive(Default)]
 struct TimingThreadBarrier {
-    arrived: AtomicUsize,
+    arrived_threads: AtomicUsize,
     /// Number of passes of each thread in the next timing window; zero ends the measurement.
-    passes: AtomicUsize,
+    passes_per_thread: AtomicUsize,
 }
 
 impl TimingThreadBarrier {
@@ -148,9 +153,9 @@ impl TimingThreadBarrier {
     /// thread spins, and later yields its core, because another process may occupy the core of the
     /// missing thread.
     fn arrive_and_wait_for(&self, expected: usize) {
-        self.arrived.fetch_add(1, Ordering::AcqRel);
+        self.arrived_threads.fetch_add(1, Ordering::AcqRel);
         let mut spins = 0_u32;
-        while self.arrived.load(Ordering::Acquire) < expected {
+        while self.arrived_threads.load(Ordering::Acquire) < expected {
             spins += 1;
             if spins < 1000 {
                 std::hint::spin_loop();

@@ -15,7 +15,7 @@ use super::{
 const F32_BYTES: u64 = size_of::<f32>() as u64;
 /// Number of memory passes that are measured at length: the fastest of a brief trial, for each
 /// amount of memory traffic.
-const LONG_MEASURED_PASSES: usize = 3;
+const FASTEST_PASSES_MEASURED_AT_LENGTH: usize = 3;
 
 impl MeasuredDeviceLimits {
     /// Measures those ceilings of the host that bound these works, on the threads of the rayon
@@ -46,15 +46,15 @@ struct HostMemoryPass {
     moves: InstructionsOfMemoryPass,
 }
 
-/// Threads of a pass. A pass on one thread can be faster than one on all threads if little memory
-/// is moved, because threads wait for each other.
+/// Host threads that run a memory pass. A pass on one thread can be faster than one on all threads
+/// if little memory is moved, because threads wait for each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ThreadsOfMemoryPass {
-    One,
-    All,
+    OneThread,
+    AllThreads,
 }
 
-/// Instructions of a pass.
+/// Instructions with which a memory pass moves bytes.
 #[derive(Clone, Copy)]
 enum InstructionsOfMemoryPass {
     /// Reads all bytes to read, then writes all bytes to write, with the widest SIMD vectors.
@@ -73,25 +73,40 @@ enum InstructionsOfMemoryPass {
 impl HostMemoryPass {
     const ALL_HOST_MEMORY_PASSES: [Self; 8] = [
         Self {
-            threads: ThreadsOfMemoryPass::One,
+            threads: ThreadsOfMemoryPass::OneThread,
             moves: InstructionsOfMemoryPass::AllReadsThenAllWrites,
         },
-        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::SimdCopy },
-        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::WholeMemcpy },
-        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::MemcpyInPieces },
+        Self { threads: ThreadsOfMemoryPass::OneThread, moves: InstructionsOfMemoryPass::SimdCopy },
         Self {
-            threads: ThreadsOfMemoryPass::All,
+            threads: ThreadsOfMemoryPass::OneThread,
+            moves: InstructionsOfMemoryPass::WholeMemcpy,
+        },
+        Self {
+            threads: ThreadsOfMemoryPass::OneThread,
+            moves: InstructionsOfMemoryPass::MemcpyInPieces,
+        },
+        Self {
+            threads: ThreadsOfMemoryPass::AllThreads,
             moves: InstructionsOfMemoryPass::AllReadsThenAllWrites,
         },
-        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::SimdCopy },
-        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::WholeMemcpy },
-        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::MemcpyInPieces },
+        Self {
+            threads: ThreadsOfMemoryPass::AllThreads,
+            moves: InstructionsOfMemoryPass::SimdCopy,
+        },
+        Self {
+            threads: ThreadsOfMemoryPass::AllThreads,
+            moves: InstructionsOfMemoryPass::WholeMemcpy,
+        },
+        Self {
+            threads: ThreadsOfMemoryPass::AllThreads,
+            moves: InstructionsOfMemoryPass::MemcpyInPieces,
+        },
     ];
 
     fn name_for_report(self) -> String {
         let threads = match self.threads {
-            ThreadsOfMemoryPass::One => "1 thread".to_owned(),
-            ThreadsOfMemoryPass::All => format!("{} threads", rayon::current_num_threads()),
+            ThreadsOfMemoryPass::OneThread => "1 thread".to_owned(),
+            ThreadsOfMemoryPass::AllThreads => format!("{} threads", rayon::current_num_threads()),
         };
         let moves = match self.moves {
             InstructionsOfMemoryPass::AllReadsThenAllWrites => "reads, then writes",
@@ -109,20 +124,26 @@ fn measure_host_memory_limit(traffic: DeclaredMemoryTraffic) -> MeasuredMemoryLi
         MemorySlicesOfThreads::allocate_for_traffic(traffic, rayon::current_num_threads()),
     ];
     let mut measured_s = |pass: HostMemoryPass, windows: TimingWindowBudget| match pass.threads {
-        ThreadsOfMemoryPass::One => slices[0].time_pass_on_one_thread_s(pass.moves, windows),
-        ThreadsOfMemoryPass::All => slices[1].time_pass_on_all_threads_s(pass.moves, windows),
+        ThreadsOfMemoryPass::OneThread => slices[0].time_pass_on_one_thread_s(pass.moves, windows),
+        ThreadsOfMemoryPass::AllThreads => {
+            slices[1].time_pass_on_all_threads_s(pass.moves, windows)
+        }
     };
     let mut tried: Vec<(f64, HostMemoryPass)> = HostMemoryPass::ALL_HOST_MEMORY_PASSES
         .into_iter()
         .map(|pass| (measured_s(pass, TimingWindowBudget::BRIEF_TRIAL_BUDGET), pass))
         .collect();
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
-    for (seconds, pass) in tried.iter_mut().take(LONG_MEASURED_PASSES) {
+    for (seconds, pass) in tried.iter_mut().take(FASTEST_PASSES_MEASURED_AT_LENGTH) {
         *seconds = seconds.min(measured_s(*pass, TimingWindowBudget::CEILING_BUDGET));
     }
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
     let (seconds, pass) = tried[0];
-    MeasuredMemoryLimit { traffic, time_ns: seconds * 1e9, pass: pass.name_for_report() }
+    MeasuredMemoryLimit {
+        traffic,
+        fastest_pass_ns: seconds * 1e9,
+        fastest_pass: pass.name_for_report(),
+    }
 }
 
 /// Memory of a pass, divided into one slice for each thread, so that a thread's slice stays in the
@@ -131,7 +152,7 @@ struct MemorySlicesOfThreads(Vec<Mutex<SourceAndTargetOfThread>>);
 
 struct SourceAndTargetOfThread {
     source: PageAlignedFloatBuffer,
-    target: PageAlignedFloatBuffer,
+    destination: PageAlignedFloatBuffer,
 }
 
 /// Number of f32 values in a piece of 256 KiB.
@@ -142,24 +163,24 @@ const BUFFER_ALIGNMENT_BYTES: usize = 4096;
 
 /// A buffer of f32 values that begins at a page boundary.
 struct PageAlignedFloatBuffer {
-    all: Vec<f32>,
-    begin: usize,
-    len: usize,
+    allocated_floats: Vec<f32>,
+    aligned_start_index: usize,
+    aligned_len: usize,
 }
 
 impl PageAlignedFloatBuffer {
     fn with_floats(len: usize) -> Self {
         let all = vec![0.5; len + BUFFER_ALIGNMENT_BYTES / F32_BYTES as usize];
         let begin = all.as_ptr().align_offset(BUFFER_ALIGNMENT_BYTES).min(all.len() - len);
-        Self { all, begin, len }
+        Self { allocated_floats: all, aligned_start_index: begin, aligned_len: len }
     }
 
     fn as_floats(&self) -> &[f32] {
-        &self.all[self.begin..][..self.len]
+        &self.allocated_floats[self.aligned_start_index..][..self.aligned_len]
     }
 
     fn as_floats_mut(&mut self) -> &mut [f32] {
-        &mut self.all[self.begin..][..self.len]
+        &mut self.allocated_floats[self.aligned_start_index..][..self.aligned_len]
     }
 }
 
@@ -172,7 +193,7 @@ impl MemorySlicesOfThreads {
         };
         let slice = |thread| SourceAndTargetOfThread {
             source: part(traffic.read_bytes, thread),
-            target: part(traffic.write_bytes, thread),
+            destination: part(traffic.write_bytes, thread),
         };
         Self((0..threads).map(|thread| Mutex::new(slice(thread))).collect())
     }
@@ -201,7 +222,7 @@ impl MemorySlicesOfThreads {
 
 impl SourceAndTargetOfThread {
     fn run_memory_pass(&mut self, moves: InstructionsOfMemoryPass) {
-        let (source, target) = (self.source.as_floats(), self.target.as_floats_mut());
+        let (source, target) = (self.source.as_floats(), self.destination.as_floats_mut());
         let both = match moves {
             InstructionsOfMemoryPass::AllReadsThenAllWrites => 0,
             InstructionsOfMemoryPass::SimdCopy
@@ -214,7 +235,7 @@ impl SourceAndTargetOfThread {
         match moves {
             InstructionsOfMemoryPass::AllReadsThenAllWrites => {}
             InstructionsOfMemoryPass::SimdCopy => {
-                arch.dispatch(SimdCopyPass { source: copied, target: copy })
+                arch.dispatch(SimdCopyPass { source: copied, destination: copy })
             }
             InstructionsOfMemoryPass::WholeMemcpy => copy.copy_from_slice(copied),
             InstructionsOfMemoryPass::MemcpyInPieces => copy
@@ -283,7 +304,7 @@ impl WithSimd for SimdWritePass<'_> {
 /// Copies floats.
 struct SimdCopyPass<'a> {
     source: &'a [f32],
-    target: &'a mut [f32],
+    destination: &'a mut [f32],
 }
 
 impl WithSimd for SimdCopyPass<'_> {
@@ -294,7 +315,7 @@ impl WithSimd for SimdCopyPass<'_> {
         // Adding zero prevents the compiler from replacing the SIMD loop by a call of `memcpy`.
         let zero = simd.splat_f32s(black_box(0.0));
         let (from, from_tail) = S::as_simd_f32s(self.source);
-        let (to, to_tail) = S::as_mut_simd_f32s(self.target);
+        let (to, to_tail) = S::as_mut_simd_f32s(self.destination);
         let (from_groups, from_rest) = from.as_chunks::<SIMD_VECTORS_PER_LOOP_STEP>();
         let (to_groups, to_rest) = to.as_chunks_mut::<SIMD_VECTORS_PER_LOOP_STEP>();
         for (to, from) in to_groups.iter_mut().zip(from_groups) {

@@ -22,7 +22,7 @@ pub fn measure_host_f32_flops_per_s() -> f64 {
         .fastest_pass_on_this_thread_s(|| arch.dispatch(SimdMultiplyAddPass));
     let all_s = TimingWindowBudget::SINGLE_CEILING_BUDGET
         .fastest_pass_on_all_threads_s(|_| arch.dispatch(SimdMultiplyAddPass));
-    // On a busy host one thread alone may be faster than all threads together, because they wait
+    // On a busy host one thread alone may be faster than all threads together, because threads wait
     // for each other.
     (rayon::current_num_threads() as f64 * operations / all_s).max(operations / one_s)
 }

@@ -39,7 +39,7 @@ const SLOWER_PASS_TIME_RATIO: f64 = 1.03;
 const PAUSE_BEFORE_BURST: Duration = Duration::from_millis(200);
 /// Offsets of the data of memory passes that nearly fill the L2 cache, bytes: on an H200 the offset
 /// changes the time by 3 %.
-const DATA_OFFSETS_NEAR_L2_SIZE: [u64; 3] = [0, 17 << 20, 47 << 20];
+const DATA_OFFSETS_NEAR_L2_SIZE_BYTES: [u64; 3] = [0, 17 << 20, 47 << 20];
 /// Sizes n of the square n x n GEMMs that are timed: large enough to keep every multiprocessor busy
 /// to the end.
 const SQUARE_GEMM_SIZES: [u64; 2] = [4096, 8192];
@@ -61,7 +61,7 @@ impl MeasuredDeviceLimits {
         known: Self,
     ) -> Result<MeasuredDeviceLimits, BackendError> {
         let mut limits = known;
-        limits.add_missing_ceilings_of_works(events, works, TimingPowerMode::Steady)?;
+        limits.add_missing_ceilings_of_works(events, works, TimingPowerMode::SteadyLoad)?;
         limits.overhead = Some(events.launch_overhead());
         Ok(limits)
     }
@@ -109,7 +109,7 @@ impl MeasuredDeviceLimits {
     ) -> Result<Self, BackendError> {
         let mut limits = Self::measure_missing_gpu_limits(events, works, Self::default())?;
         for operands in GemmInputDtype::DTYPES_FASTEST_FIRST {
-            limits.add_matmul_ceiling_if_missing(events, operands, TimingPowerMode::Steady)?;
+            limits.add_matmul_ceiling_if_missing(events, operands, TimingPowerMode::SteadyLoad)?;
         }
         Ok(limits)
     }
@@ -128,9 +128,9 @@ impl MeasuredDeviceLimits {
         };
         let pattern = random::normal_values(0, "bandwidth", 1 << 20);
         let pattern = bytemuck::cast_slice(&pattern);
-        let room = DATA_OFFSETS_NEAR_L2_SIZE[DATA_OFFSETS_NEAR_L2_SIZE.len() - 1];
+        let room = DATA_OFFSETS_NEAR_L2_SIZE_BYTES[DATA_OFFSETS_NEAR_L2_SIZE_BYTES.len() - 1];
         let room = (read_bytes + room, write_bytes + room);
-        let passes = MemoryPassKernelsAndBuffers::compile_all_and_allocate(
+        let passes = MemoryPassKernelsAndBuffers::compile_memory_passes_and_allocate(
             events.first_gpu(),
             room,
             pattern,
@@ -154,21 +154,21 @@ impl MeasuredDeviceLimits {
             return Ok(());
         }
         if let Some(rate) = measure_gpu_matmul_rate(events, operands, power)? {
-            self.add_sm_clock_of_ceiling(&key, rate.clock_mhz);
-            self.flops_per_s.insert(key, rate.per_s);
+            self.add_sm_clock_of_ceiling(&key, rate.sm_clock_mhz);
+            self.flops_per_s.insert(key, rate.matmul_flops_per_s);
         }
         Ok(())
     }
 
     fn add_sm_clock_of_ceiling(&mut self, by: &str, clock_mhz: Option<f64>) {
-        self.clock_mhz.extend(clock_mhz.map(|clock_mhz| (by.to_owned(), clock_mhz)));
+        self.sm_clock_mhz_by_ceiling.extend(clock_mhz.map(|clock_mhz| (by.to_owned(), clock_mhz)));
     }
 }
 
 /// Returns whether a work contains matrix products with these operand dtypes.
 fn work_multiplies_dtypes(operands: GemmInputDtype, work: &Work) -> bool {
     work.flops.iter().any(|flops| {
-        flops.unit == FlopUnit::Matmul && flops.dtype.name() == operands.name_in_records()
+        flops.unit == FlopUnit::Matmul && flops.dtype.dtype_name() == operands.name_in_records()
     })
 }
 
@@ -260,16 +260,19 @@ fn measure_gpu_memory_limit(
 ) -> Result<MeasuredMemoryLimit, BackendError> {
     let DeclaredMemoryTraffic { read_bytes, write_bytes, cache } = traffic;
     let launch = |(pass, offset): (MemoryPassVariant, u64)| {
-        passes.enqueue_memory_pass(pass, BytesOfMemoryPass { read_bytes, write_bytes, offset })
+        passes.enqueue_memory_pass(
+            pass,
+            BytesOfMemoryPass { read_bytes, write_bytes, offset_bytes: offset },
+        )
     };
-    let all = MemoryPassVariant::ALL_TRIED.map(|pass| (pass, 0));
+    let all = MemoryPassVariant::ALL_TRIED_PASSES.map(|pass| (pass, 0));
     let tried = time_candidates_fastest_first(events, cache, all, launch)?;
-    let l2_bytes = events.first_gpu().gpu_properties().l2_bytes;
+    let l2_bytes = events.first_gpu().gpu_properties().l2_cache_bytes;
     let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.bytes_read_and_written());
-    let places = if cache == CacheState::Hot && near_l2 {
-        &DATA_OFFSETS_NEAR_L2_SIZE[..]
+    let places = if cache == CacheState::HotCaches && near_l2 {
+        &DATA_OFFSETS_NEAR_L2_SIZE_BYTES[..]
     } else {
-        &DATA_OFFSETS_NEAR_L2_SIZE[..1]
+        &DATA_OFFSETS_NEAR_L2_SIZE_BYTES[..1]
     };
     let (mut timed, mut fastest_ns) = (Vec::new(), f64::INFINITY);
     for &(_, (pass, _)) in tried.iter().take(PASSES_MEASURED_WITH_SEVERAL_BURSTS) {
@@ -283,14 +286,14 @@ fn measure_gpu_memory_limit(
         }
     }
     timed.sort_by(|one, other| one.0.total_cmp(&other.0));
-    // One reading suffices, because all passes of a traffic run back to back.
+    // One reading of the power cap suffices, because all passes of a traffic run back to back.
     let at_cap =
-        power == TimingPowerMode::Steady && events.may_power_cap_lower_clock_of_last_ceiling();
+        power == TimingPowerMode::SteadyLoad && events.may_power_cap_lower_clock_of_last_ceiling();
     let (time_ns, (pass, _)) = match at_cap {
         true => measure_passes_at_power_cap(events, cache, &timed, launch)?,
         false => timed[0],
     };
-    Ok(MeasuredMemoryLimit { traffic, time_ns, pass: pass.to_string() })
+    Ok(MeasuredMemoryLimit { traffic, fastest_pass_ns: time_ns, fastest_pass: pass.to_string() })
 }
 
 /// Uses a kernel of matrix instructions on operands in shared memory if the GPU's architecture has
@@ -318,8 +321,8 @@ fn measure_gpu_matmul_rate(
             &bytes,
         ) {
             Ok(matmul) => {
-                let mut launch = || matmul.enqueue_launch();
-                return MatmulRateAndClock::from_timed_launches(
+                let mut launch = || matmul.enqueue_matmul_launch();
+                return MatmulRateAndClock::matmul_rate_from_timed_launches(
                     events,
                     matmul.operations_per_launch(),
                     power,
@@ -341,31 +344,34 @@ fn measure_gpu_matmul_rate(
         fastest = fastest.into_iter().chain(found).max_by(|a, b| rate(a).total_cmp(&rate(b)));
     }
     let Some((_, gemm)) = fastest else { return Ok(None) };
-    MatmulRateAndClock::from_timed_launches(events, gemm.flops_of_product(), power, &mut || {
-        gemm.launch_product()
-    })
+    MatmulRateAndClock::matmul_rate_from_timed_launches(
+        events,
+        gemm.flops_of_product(),
+        power,
+        &mut || gemm.launch_product(),
+    )
     .map(Some)
 }
 
 /// Matmul operations a second, with the SM clock in MHz during the measurement.
 struct MatmulRateAndClock {
-    per_s: f64,
-    clock_mhz: Option<f64>,
+    matmul_flops_per_s: f64,
+    sm_clock_mhz: Option<f64>,
 }
 
 impl MatmulRateAndClock {
     /// Measures the rate of a launch of `flops` operations: in steady mode its fastest window, in
     /// burst mode its fastest burst after a pause.
-    fn from_timed_launches(
+    fn matmul_rate_from_timed_launches(
         events: &mut CudaEventTimer,
         flops: f64,
         power: TimingPowerMode,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        let mut ceiling = events.prepare_ceiling_launches(CacheState::Hot, launch)?;
+        let mut ceiling = events.prepare_ceiling_launches(CacheState::HotCaches, launch)?;
         let launch_ns = match power {
-            TimingPowerMode::Steady => ceiling.fastest_window_mean_launch_time_ns()?,
-            TimingPowerMode::Burst => {
+            TimingPowerMode::SteadyLoad => ceiling.fastest_window_mean_launch_time_ns()?,
+            TimingPowerMode::BurstsAfterPauses => {
                 let mut fastest_ns = f64::INFINITY;
                 for _ in 0..BURSTS_PER_CEILING {
                     std::thread::sleep(PAUSE_BEFORE_BURST);
@@ -377,15 +383,15 @@ impl MatmulRateAndClock {
         drop(ceiling);
         let clock_mhz = events.last_ceiling_sm_clock_mhz();
         events.first_gpu().synchronize()?;
-        Ok(Self { per_s: flops / launch_ns * 1e9, clock_mhz })
+        Ok(Self { matmul_flops_per_s: flops / launch_ns * 1e9, sm_clock_mhz: clock_mhz })
     }
 }
 
 /// A product of square matrices by one of the algorithms that cuBLASLt proposes.
 struct CublasltGemmWithAlgorithm {
     gemm: SquareGemmByCublasLt,
-    size: u64,
-    algorithm: usize,
+    matrix_size: u64,
+    algorithm_index: usize,
 }
 
 impl CublasltGemmWithAlgorithm {
@@ -400,7 +406,7 @@ impl CublasltGemmWithAlgorithm {
         let operand =
             |name| random_gemm_operand(operands, name, elements / RANDOM_DATA_REPEATS_PER_OPERAND);
         let (a, b) = (operand("a"), operand("b"));
-        let Some(gemm) = SquareGemmByCublasLt::prepare_if_supported(
+        let Some(gemm) = SquareGemmByCublasLt::prepare_gemm_if_supported(
             events.first_gpu(),
             operands,
             size,
@@ -411,20 +417,23 @@ impl CublasltGemmWithAlgorithm {
         };
         // An algorithm that cuBLASLt proposes but then refuses to launch is skipped.
         let accepted = (0..gemm.proposed_algorithm_count())
-            .filter(|&algorithm| gemm.enqueue_with_algorithm(algorithm).is_ok());
-        let launch = |algorithm| gemm.enqueue_with_algorithm(algorithm);
-        let fastest = time_candidates_fastest_first(events, CacheState::Hot, accepted, launch)?
-            .first()
-            .copied();
-        Ok(fastest.map(|(launch_ns, algorithm)| (launch_ns, Self { gemm, size, algorithm })))
+            .filter(|&algorithm| gemm.enqueue_gemm_with_algorithm(algorithm).is_ok());
+        let launch = |algorithm| gemm.enqueue_gemm_with_algorithm(algorithm);
+        let fastest =
+            time_candidates_fastest_first(events, CacheState::HotCaches, accepted, launch)?
+                .first()
+                .copied();
+        Ok(fastest.map(|(launch_ns, algorithm)| {
+            (launch_ns, Self { gemm, matrix_size: size, algorithm_index: algorithm })
+        }))
     }
 
     fn flops_of_product(&self) -> f64 {
-        2.0 * (self.size as f64).powi(3)
+        2.0 * (self.matrix_size as f64).powi(3)
     }
 
     fn launch_product(&self) -> Result<(), BackendError> {
-        self.gemm.enqueue_with_algorithm(self.algorithm)
+        self.gemm.enqueue_gemm_with_algorithm(self.algorithm_index)
     }
 }
 
@@ -432,8 +441,8 @@ impl CublasltGemmWithAlgorithm {
 /// faster.
 fn random_gemm_operand(operands: GemmInputDtype, name: &str, len: usize) -> Vec<u8> {
     match operands {
-        // Random e4m3 numbers of either sign with magnitudes from 2^-3 to 2^1; no bit pattern here
-        // is NaN.
+        // Random e4m3 numbers of either sign with magnitudes from 2^-3 to 2^1; no bit pattern in
+        // this range is NaN.
         GemmInputDtype::Fp8 => random::map_standard_normal_values(0, name, len, |x| {
             let bits = x.to_bits();
             (bits & 0x80) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
@@ -462,7 +471,8 @@ fn random_gemm_operand(operands: GemmInputDtype, name: &str, len: usize) -> Vec<
 mod tests {
     use super::*;
 
-    /// Returns the bursts that were run, and the fastest time, for a pass with these burst times.
+    /// Simulates a memory pass with these burst times; returns the number of bursts that were run,
+    /// and the fastest time in nanoseconds.
     fn repeated_bursts(fastest_ns: f64, bursts_ns: [f64; BURSTS_PER_CEILING]) -> (usize, f64) {
         let mut done = 0;
         let least_ns = fastest_of_repeated_bursts_ns(fastest_ns, || {
@@ -491,7 +501,7 @@ mod tests {
     #[test]
     fn a_failed_burst_ends_a_ceiling() {
         let failed =
-            fastest_of_repeated_bursts_ns(1.0, || Err(BackendError::Lost("gone".to_owned())));
-        assert!(matches!(failed, Err(BackendError::Lost(_))));
+            fastest_of_repeated_bursts_ns(1.0, || Err(BackendError::DeviceLost("gone".to_owned())));
+        assert!(matches!(failed, Err(BackendError::DeviceLost(_))));
     }
 }

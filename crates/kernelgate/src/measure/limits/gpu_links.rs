@@ -8,7 +8,7 @@ use crate::backend::BackendError;
 use crate::measure::events::CudaEventTimer;
 use crate::workload::DeclaredGpuLinkWork;
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::instruments::peer_copy::PeerCopiesOfSet;
+use kernelgate_cuda::instruments::peer_copy::PeerCopiesOfGpuSet;
 
 /// Number of bursts of each kind of GPU-to-GPU copy; the fastest burst counts.
 const BURSTS_PER_KIND_OF_LINK_COPY: usize = 5;
@@ -25,12 +25,12 @@ impl MeasuredDeviceLimits {
         let distinct: BTreeSet<DeclaredGpuLinkWork> =
             works.iter().filter_map(|of| of.work.link).collect();
         for work in distinct {
-            let fits =
-                (2..=devices.device_count()).contains(&work.gpus) && work.min_received_bytes > 0;
+            let fits = (2..=devices.device_count()).contains(&work.gpu_count)
+                && work.min_received_bytes > 0;
             if fits {
                 self.links.push(measure_gpu_link_limit(
                     events,
-                    &devices.first_devices(work.gpus),
+                    &devices.first_devices(work.gpu_count),
                     work,
                 )?);
             }
@@ -44,8 +44,12 @@ fn measure_gpu_link_limit(
     devices: &Devices,
     work: DeclaredGpuLinkWork,
 ) -> Result<MeasuredLinkLimit, BackendError> {
-    let DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways, gpus } = work;
-    let copies = PeerCopiesOfSet::allocate_and_compile(devices, bytes as usize, both_ways)?;
+    let DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways, gpu_count: gpus } = work;
+    let copies = PeerCopiesOfGpuSet::allocate_buffers_and_compile_copies(
+        devices,
+        bytes as usize,
+        both_ways,
+    )?;
     let mut time_ns = f64::INFINITY;
     for kind in copies.supported_kinds() {
         let mut launch = || copies.enqueue_all_copies(kind);
@@ -55,5 +59,10 @@ fn measure_gpu_link_limit(
         }
     }
     devices.for_each_with_context_current(|_, device| device.synchronize())?;
-    Ok(MeasuredLinkLimit { bytes, both_ways, gpus, time_ns })
+    Ok(MeasuredLinkLimit {
+        copied_bytes: bytes,
+        copies_both_ways: both_ways,
+        gpu_count: gpus,
+        fastest_copies_ns: time_ns,
+    })
 }

@@ -2,8 +2,8 @@
 //! declared work.
 //!
 //! The memory ceiling of a case is the time of the fastest memory pass that moves as many bytes as
-//! the case declares, hot or cold. Each distinct traffic is measured once. The share of the limit
-//! that a case reaches is not capped at 100 %: a larger share is reported as it is.
+//! the case declares, hot or cold. Each distinct memory traffic is measured once. The share of the
+//! limit that a case reaches is not capped at 100 %: a larger share is reported as it is.
 
 mod best_pass;
 mod cpu;
@@ -24,7 +24,7 @@ use crate::workload::{DeclaredGpuLinkWork, Work};
 /// GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredDeviceLimits {
-    /// Memory ceilings by traffic.
+    /// Measured memory ceilings, one for each amount of memory traffic.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MeasuredMemoryLimit>,
     /// Measured ceilings of copies between GPUs, one for each number of bytes; empty if the device
@@ -39,13 +39,14 @@ pub struct MeasuredDeviceLimits {
     /// SM clock while a ceiling was measured, MHz, by the name of the ceiling ("memory", "matmul
     /// f32"); empty if the device does not report it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub clock_mhz: BTreeMap<String, f64>,
+    #[serde(rename = "clock_mhz")]
+    pub sm_clock_mhz_by_ceiling: BTreeMap<String, f64>,
 }
 
 /// Declared bytes and operations of a case, with the state of its caches.
 #[derive(Debug, Clone)]
 pub struct DeclaredWorkAndCacheState {
-    /// Work of a launch.
+    /// Declared bytes and operations of a launch.
     pub work: Work,
     /// State of the caches when a launch begins: hot or cold.
     pub cache: CacheState,
@@ -64,9 +65,9 @@ pub struct DeclaredMemoryTraffic {
 }
 
 impl DeclaredMemoryTraffic {
-    /// Traffic of a work.
+    /// Makes the declared memory traffic of a launch from its declared work and the cache state.
     pub const fn from_declared_work(work: &Work, cache: CacheState) -> Self {
-        Self { read_bytes: work.read_bytes, write_bytes: work.write_bytes, cache }
+        Self { read_bytes: work.min_read_bytes, write_bytes: work.min_write_bytes, cache }
     }
 
     /// Returns the number of bytes read and written.
@@ -91,15 +92,17 @@ pub struct MeasuredMemoryLimit {
     /// Bytes moved.
     pub traffic: DeclaredMemoryTraffic,
     /// Time of the fastest memory pass that moves this traffic, nanoseconds.
-    pub time_ns: f64,
+    #[serde(rename = "time_ns")]
+    pub fastest_pass_ns: f64,
     /// Description of the fastest memory pass, for reports.
-    pub pass: String,
+    #[serde(rename = "pass")]
+    pub fastest_pass: String,
 }
 
 impl MeasuredMemoryLimit {
     /// Bytes a second.
     pub fn bytes_read_and_written_per_s(&self) -> f64 {
-        self.traffic.bytes_read_and_written() as f64 / self.time_ns * 1e9
+        self.traffic.bytes_read_and_written() as f64 / self.fastest_pass_ns * 1e9
     }
 }
 
@@ -107,26 +110,30 @@ impl MeasuredMemoryLimit {
 /// the last to the first, or only the first copies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredLinkLimit {
-    /// Bytes of each copy.
-    pub bytes: u64,
+    /// Number of bytes that each copy between GPUs moves.
+    #[serde(rename = "bytes")]
+    pub copied_bytes: u64,
     /// Whether all GPUs copy at the same time, so that links carry data in both directions.
-    pub both_ways: bool,
+    #[serde(rename = "both_ways")]
+    pub copies_both_ways: bool,
     /// Number of GPUs.
-    pub gpus: usize,
+    #[serde(rename = "gpus")]
+    pub gpu_count: usize,
     /// Time of the fastest copies between GPUs, nanoseconds.
-    pub time_ns: f64,
+    #[serde(rename = "time_ns")]
+    pub fastest_copies_ns: f64,
 }
 
 impl MeasuredLinkLimit {
     /// Returns the bytes a second that each GPU receives over the link.
     pub fn bytes_received_per_gpu_per_s(&self) -> f64 {
-        self.bytes as f64 / self.time_ns * 1e9
+        self.copied_bytes as f64 / self.fastest_copies_ns * 1e9
     }
 
     const fn is_limit_of_link_work(&self, work: DeclaredGpuLinkWork) -> bool {
-        self.bytes == work.min_received_bytes
-            && self.both_ways == work.both_ways
-            && self.gpus == work.gpus
+        self.copied_bytes == work.min_received_bytes
+            && self.copies_both_ways == work.both_ways
+            && self.gpu_count == work.gpu_count
     }
 }
 
@@ -134,35 +141,43 @@ impl MeasuredLinkLimit {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LaunchAndTimingOverhead {
     /// Time between two CUDA events with no work between them, nanoseconds.
-    pub event_pair_ns: f64,
+    #[serde(rename = "event_pair_ns")]
+    pub empty_event_pair_ns: f64,
     /// Time that each further empty kernel in a stream adds, nanoseconds.
-    pub launch_ns: f64,
+    #[serde(rename = "launch_ns")]
+    pub ns_per_further_stream_kernel: f64,
     /// Time that each further empty kernel in a graph adds, nanoseconds.
-    pub graph_node_ns: f64,
+    #[serde(rename = "graph_node_ns")]
+    pub ns_per_further_graph_node: f64,
     /// Host time of one asynchronous launch call, nanoseconds.
-    pub host_launch_ns: f64,
+    #[serde(rename = "host_launch_ns")]
+    pub host_launch_call_ns: f64,
     /// Nanoseconds that the two CUDA events around a launch add to its measured interval;
     /// subtracted from every launch.
-    pub around_launch_ns: f64,
+    #[serde(rename = "around_launch_ns")]
+    pub events_around_launch_ns: f64,
     /// Nanoseconds that the two CUDA events around a graph replay add to its measured interval;
     /// subtracted from every replay.
-    pub around_graph_ns: f64,
+    #[serde(rename = "around_graph_ns")]
+    pub events_around_graph_ns: f64,
 }
 
-/// Value of [`ShortestLaunchTime::by`] if the memory ceiling decides.
+/// Value of [`ShortestLaunchTime::deciding_ceiling`] if the memory ceiling decides.
 const MEMORY_CEILING_NAME: &str = "memory";
-/// Value of [`ShortestLaunchTime::by`] if the ceiling of links between GPUs decides.
-const LINK_CEILING_NAME: &str = "link";
+/// Value of [`ShortestLaunchTime::deciding_ceiling`] if the ceiling of links between GPUs decides.
+const GPU_LINK_CEILING_NAME: &str = "link";
 
 /// The shortest time of a launch that the measured ceilings allow for its declared work, and the
 /// ceiling that decides it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShortestLaunchTime {
     /// Nanoseconds per launch.
-    pub time_ns: f64,
+    #[serde(rename = "time_ns")]
+    pub shortest_launch_ns: f64,
     /// Name of the ceiling that decides: "memory", "link", or a compute unit and dtype such as
     /// "matmul f32".
-    pub by: String,
+    #[serde(rename = "by")]
+    pub deciding_ceiling: String,
 }
 
 impl ShortestLaunchTime {
@@ -171,13 +186,13 @@ impl ShortestLaunchTime {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_limit_time_plausible(&self) -> Result<(), String> {
-        plausibility::check_launch_ns_plausible("a limit", self.time_ns)
+        plausibility::check_launch_ns_plausible("a limit", self.shortest_launch_ns)
     }
 
     /// Returns the share of the limit that a launch of `elapsed_ns` reaches: 1 means as fast as the
     /// ceilings allow.
     pub fn share_of_limit_reached(&self, elapsed_ns: f64) -> f64 {
-        self.time_ns / elapsed_ns
+        self.shortest_launch_ns / elapsed_ns
     }
 
     /// Returns an error message if the median of these launch times is less than half of the limit:
@@ -192,7 +207,7 @@ impl ShortestLaunchTime {
             format!(
                 "has no time: a launch takes {launch_ns:.0} ns, the declared work at least {:.0} \
                  ns by the measured ceiling ({})",
-                self.time_ns, self.by
+                self.shortest_launch_ns, self.deciding_ceiling
             )
         })
     }
@@ -205,8 +220,18 @@ impl LaunchAndTimingOverhead {
     }
 
     fn all_overheads_ns(&self) -> [f64; 6] {
-        let Self { event_pair_ns, launch_ns, graph_node_ns, .. } = *self;
-        let Self { host_launch_ns, around_launch_ns, around_graph_ns, .. } = *self;
+        let Self {
+            empty_event_pair_ns: event_pair_ns,
+            ns_per_further_stream_kernel: launch_ns,
+            ns_per_further_graph_node: graph_node_ns,
+            ..
+        } = *self;
+        let Self {
+            host_launch_call_ns: host_launch_ns,
+            events_around_launch_ns: around_launch_ns,
+            events_around_graph_ns: around_graph_ns,
+            ..
+        } = *self;
         [event_pair_ns, launch_ns, graph_node_ns, host_launch_ns, around_launch_ns, around_graph_ns]
     }
 }
@@ -218,26 +243,26 @@ impl MeasuredDeviceLimits {
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_limits_plausible(&self) -> Result<(), String> {
         for limit in &self.memory {
-            plausibility::check_launch_ns_plausible("a memory limit", limit.time_ns)?;
+            plausibility::check_launch_ns_plausible("a memory limit", limit.fastest_pass_ns)?;
             let DeclaredMemoryTraffic { read_bytes, write_bytes, .. } = limit.traffic;
             plausibility::check_bytes_plausible("traffic", read_bytes)?;
             plausibility::check_bytes_plausible("traffic", write_bytes)?;
         }
         for link in &self.links {
-            plausibility::check_launch_ns_plausible("a limit of links", link.time_ns)?;
-            plausibility::check_bytes_plausible("a copy between GPUs", link.bytes)?;
-            plausibility::check_count_plausible("GPUs", link.gpus as u64)?;
+            plausibility::check_launch_ns_plausible("a limit of links", link.fastest_copies_ns)?;
+            plausibility::check_bytes_plausible("a copy between GPUs", link.copied_bytes)?;
+            plausibility::check_count_plausible("GPUs", link.gpu_count as u64)?;
         }
         for (unit, rate) in &self.flops_per_s {
             plausibility::check_rate_per_s_plausible(&format!("a ceiling ({unit})"), *rate)?;
         }
-        self.clock_mhz
+        self.sm_clock_mhz_by_ceiling
             .values()
             .try_for_each(|mhz| plausibility::check_sm_clock_mhz_plausible(*mhz))?;
         self.overhead.as_ref().map_or(Ok(()), LaunchAndTimingOverhead::check_overheads_plausible)
     }
 
-    /// Whether nothing was measured.
+    /// Returns whether no ceiling and no overhead was measured.
     pub fn has_no_limits(&self) -> bool {
         *self == Self::default()
     }
@@ -252,8 +277,8 @@ impl MeasuredDeviceLimits {
         for (unit, rate) in &others.flops_per_s {
             self.flops_per_s.entry(unit.clone()).or_insert(*rate);
         }
-        for (by, clock_mhz) in &others.clock_mhz {
-            self.clock_mhz.entry(by.clone()).or_insert(*clock_mhz);
+        for (by, clock_mhz) in &others.sm_clock_mhz_by_ceiling {
+            self.sm_clock_mhz_by_ceiling.entry(by.clone()).or_insert(*clock_mhz);
         }
         self
     }
@@ -271,9 +296,9 @@ impl MeasuredDeviceLimits {
         let is_kept = |by: &str| {
             flops_per_s.contains_key(by) || (by == MEMORY_CEILING_NAME && !memory.is_empty())
         };
-        let clock_mhz = self.clock_mhz.iter().filter(|(by, _)| is_kept(by));
+        let clock_mhz = self.sm_clock_mhz_by_ceiling.iter().filter(|(by, _)| is_kept(by));
         let clock_mhz = clock_mhz.map(|(by, mhz)| (by.clone(), *mhz)).collect();
-        Self { clock_mhz, links: Vec::new(), overhead: None, ..self }
+        Self { sm_clock_mhz_by_ceiling: clock_mhz, links: Vec::new(), overhead: None, ..self }
     }
 
     /// Returns the shortest time for the work: the largest of the times that memory, links and each
@@ -285,7 +310,7 @@ impl MeasuredDeviceLimits {
     ) -> Option<ShortestLaunchTime> {
         self.shortest_times_by_each_ceiling(work, cache)
             .into_iter()
-            .max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
+            .max_by(|a, b| a.shortest_launch_ns.total_cmp(&b.shortest_launch_ns))
     }
 
     /// Returns the shortest time for the work by each measured ceiling: memory, links and each
@@ -298,22 +323,22 @@ impl MeasuredDeviceLimits {
         let traffic = DeclaredMemoryTraffic::from_declared_work(work, cache);
         let memory = self.memory.iter().find(|limit| limit.traffic == traffic);
         let memory = memory.map(|limit| ShortestLaunchTime {
-            time_ns: limit.time_ns,
-            by: MEMORY_CEILING_NAME.to_owned(),
+            shortest_launch_ns: limit.fastest_pass_ns,
+            deciding_ceiling: MEMORY_CEILING_NAME.to_owned(),
         });
         let link = work
             .link
             .and_then(|work| self.links.iter().find(|link| link.is_limit_of_link_work(work)));
         let link = link.map(|link| ShortestLaunchTime {
-            time_ns: link.time_ns,
-            by: LINK_CEILING_NAME.to_owned(),
+            shortest_launch_ns: link.fastest_copies_ns,
+            deciding_ceiling: GPU_LINK_CEILING_NAME.to_owned(),
         });
         let mut bounds: Vec<ShortestLaunchTime> = memory
             .into_iter()
             .chain(link)
             .chain(self.shortest_times_by_compute_unit(work))
             .collect();
-        bounds.retain(|bound| bound.time_ns > 0.0);
+        bounds.retain(|bound| bound.shortest_launch_ns > 0.0);
         bounds
     }
 
@@ -324,8 +349,10 @@ impl MeasuredDeviceLimits {
         for flops in &work.flops {
             let key = flops.key_of_measured_ceiling();
             if let Some(rate) = self.flops_per_s.get(&key) {
-                bounds
-                    .push(ShortestLaunchTime { time_ns: flops.count as f64 / rate * 1e9, by: key });
+                bounds.push(ShortestLaunchTime {
+                    shortest_launch_ns: flops.operations as f64 / rate * 1e9,
+                    deciding_ceiling: key,
+                });
             }
         }
         bounds
@@ -349,14 +376,14 @@ impl MeasuredDeviceLimits {
                 gb(largest.traffic.write_bytes)
             ));
         }
-        if let Some(link) = self.links.iter().max_by_key(|link| link.bytes) {
+        if let Some(link) = self.links.iter().max_by_key(|link| link.copied_bytes) {
             parts.push(format!("link {:.1} GB/s", link.bytes_received_per_gpu_per_s() / 1e9));
         }
         if let Some(overhead) = &self.overhead {
             parts.push(format!(
                 "launch {:.2} µs, graph node {:.2} µs",
-                overhead.launch_ns / 1e3,
-                overhead.graph_node_ns / 1e3
+                overhead.ns_per_further_stream_kernel / 1e3,
+                overhead.ns_per_further_graph_node / 1e3
             ));
         }
         parts.extend(
@@ -374,20 +401,20 @@ mod tests {
     fn example_device_limits() -> MeasuredDeviceLimits {
         let at = |read_bytes, write_bytes, cache, time_ns| MeasuredMemoryLimit {
             traffic: DeclaredMemoryTraffic { read_bytes, write_bytes, cache },
-            time_ns,
-            pass: "of a test".to_owned(),
+            fastest_pass_ns: time_ns,
+            fastest_pass: "of a test".to_owned(),
         };
         MeasuredDeviceLimits {
             memory: vec![
-                at(500, 0, CacheState::Hot, 30.0),
-                at(500, 0, CacheState::Cold, 120.0),
-                at(500, 100, CacheState::Hot, 40.0),
-                at(4, 0, CacheState::Hot, 1.0),
+                at(500, 0, CacheState::HotCaches, 30.0),
+                at(500, 0, CacheState::ColdCaches, 120.0),
+                at(500, 100, CacheState::HotCaches, 40.0),
+                at(4, 0, CacheState::HotCaches, 1.0),
             ],
             links: Vec::new(),
             flops_per_s: BTreeMap::from([("matmul f32".to_owned(), 1e9)]),
             overhead: None,
-            clock_mhz: BTreeMap::new(),
+            sm_clock_mhz_by_ceiling: BTreeMap::new(),
         }
     }
 
@@ -396,26 +423,34 @@ mod tests {
         let bound = |read, write, cache| {
             example_device_limits()
                 .shortest_time_of_work(&Work::bytes(read, write), cache)
-                .map(|bound| bound.time_ns)
+                .map(|bound| bound.shortest_launch_ns)
         };
-        assert_eq!(bound(500, 0, CacheState::Hot), Some(30.0));
-        assert_eq!(bound(500, 0, CacheState::Cold), Some(120.0));
-        assert_eq!(bound(500, 100, CacheState::Hot), Some(40.0));
-        assert_eq!(bound(500, 101, CacheState::Hot), None);
+        assert_eq!(bound(500, 0, CacheState::HotCaches), Some(30.0));
+        assert_eq!(bound(500, 0, CacheState::ColdCaches), Some(120.0));
+        assert_eq!(bound(500, 100, CacheState::HotCaches), Some(40.0));
+        assert_eq!(bound(500, 101, CacheState::HotCaches), None);
     }
 
     #[test]
     fn the_link_limit_applies_only_to_measured_copies() {
-        let link = MeasuredLinkLimit { bytes: 64, both_ways: true, gpus: 2, time_ns: 200.0 };
+        let link = MeasuredLinkLimit {
+            copied_bytes: 64,
+            copies_both_ways: true,
+            gpu_count: 2,
+            fastest_copies_ns: 200.0,
+        };
         let limits = MeasuredDeviceLimits { links: vec![link], ..example_device_limits() };
         let bound = |bytes, both_ways, gpus| {
-            let link = DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways, gpus };
-            limits.shortest_time_of_work(&Work::bytes(500, 0).with_link(link), CacheState::Hot)
+            let link =
+                DeclaredGpuLinkWork { min_received_bytes: bytes, both_ways, gpu_count: gpus };
+            limits
+                .shortest_time_of_work(&Work::bytes(500, 0).with_link(link), CacheState::HotCaches)
         };
-        let by_link = ShortestLaunchTime { time_ns: 200.0, by: "link".to_owned() };
+        let by_link =
+            ShortestLaunchTime { shortest_launch_ns: 200.0, deciding_ceiling: "link".to_owned() };
         assert_eq!(bound(64, true, 2), Some(by_link));
         for other in [bound(64, false, 2), bound(64, true, 4), bound(65, true, 2)] {
-            assert_eq!(other.unwrap().by, "memory");
+            assert_eq!(other.unwrap().deciding_ceiling, "memory");
         }
     }
 
@@ -426,11 +461,11 @@ mod tests {
             cache,
         };
         let works = [
-            case_of(8, 0, CacheState::Hot),
-            case_of(4, 4, CacheState::Hot),
-            case_of(8, 0, CacheState::Cold),
-            case_of(8, 0, CacheState::Hot),
-            case_of(0, 0, CacheState::Hot),
+            case_of(8, 0, CacheState::HotCaches),
+            case_of(4, 4, CacheState::HotCaches),
+            case_of(8, 0, CacheState::ColdCaches),
+            case_of(8, 0, CacheState::HotCaches),
+            case_of(0, 0, CacheState::HotCaches),
         ];
         let distinct: Vec<_> = DeclaredMemoryTraffic::distinct_traffics_of_works(&works)
             .into_iter()
@@ -438,13 +473,18 @@ mod tests {
             .collect();
         assert_eq!(
             distinct,
-            [(4, 4, CacheState::Hot), (8, 0, CacheState::Hot), (8, 0, CacheState::Cold)]
+            [
+                (4, 4, CacheState::HotCaches),
+                (8, 0, CacheState::HotCaches),
+                (8, 0, CacheState::ColdCaches)
+            ]
         );
     }
 
     #[test]
     fn launch_times_below_half_the_limit_are_refused() {
-        let limit = ShortestLaunchTime { time_ns: 100.0, by: "memory".to_owned() };
+        let limit =
+            ShortestLaunchTime { shortest_launch_ns: 100.0, deciding_ceiling: "memory".to_owned() };
         assert_eq!(limit.refusal_of_times_far_below_limit(&[51.0, 60.0, 49.0]), None);
         assert_eq!(limit.refusal_of_times_far_below_limit(&[]), None);
         let why = limit.refusal_of_times_far_below_limit(&[30.0, 49.0, 200.0]).unwrap();
@@ -454,20 +494,23 @@ mod tests {
     #[test]
     fn the_slowest_measured_compute_unit_sets_the_limit() {
         let work = Work::bytes(4, 0).with_flops(FlopUnit::Matmul, Dtype::F32, 5_000).with_flops(
-            FlopUnit::Vector,
+            FlopUnit::VectorArithmetic,
             Dtype::F32,
             u64::MAX,
         );
         assert_eq!(
-            example_device_limits().shortest_time_of_work(&work, CacheState::Hot),
-            Some(ShortestLaunchTime { time_ns: 5000.0, by: "matmul f32".to_owned() })
+            example_device_limits().shortest_time_of_work(&work, CacheState::HotCaches),
+            Some(ShortestLaunchTime {
+                shortest_launch_ns: 5000.0,
+                deciding_ceiling: "matmul f32".to_owned()
+            })
         );
         assert_eq!(
-            MeasuredDeviceLimits::default().shortest_time_of_work(&work, CacheState::Hot),
+            MeasuredDeviceLimits::default().shortest_time_of_work(&work, CacheState::HotCaches),
             None
         );
         assert_eq!(
-            example_device_limits().shortest_time_of_work(&Work::default(), CacheState::Hot),
+            example_device_limits().shortest_time_of_work(&Work::default(), CacheState::HotCaches),
             None
         );
     }
@@ -477,17 +520,20 @@ mod tests {
         let traffic = |read_bytes| DeclaredMemoryTraffic {
             read_bytes,
             write_bytes: 8,
-            cache: CacheState::Hot,
+            cache: CacheState::HotCaches,
         };
         let memory = |read_bytes, time_ns| MeasuredMemoryLimit {
             traffic: traffic(read_bytes),
-            time_ns,
-            pass: String::new(),
+            fastest_pass_ns: time_ns,
+            fastest_pass: String::new(),
         };
         let limits = |memory, units: &[(&str, f64)]| MeasuredDeviceLimits {
             memory,
             flops_per_s: units.iter().map(|(unit, rate)| ((*unit).to_owned(), *rate)).collect(),
-            clock_mhz: units.iter().map(|(unit, rate)| ((*unit).to_owned(), *rate)).collect(),
+            sm_clock_mhz_by_ceiling: units
+                .iter()
+                .map(|(unit, rate)| ((*unit).to_owned(), *rate))
+                .collect(),
             ..MeasuredDeviceLimits::default()
         };
         let first = limits(vec![memory(1, 10.0)], &[("matmul bf16", 1.0), ("matmul f32", 2.0)]);
@@ -501,7 +547,7 @@ mod tests {
         let work = Work::bytes(2, 8).with_flops(FlopUnit::Matmul, Dtype::F32, 1);
         let bounding = both.keep_limits_that_bound_works(&[DeclaredWorkAndCacheState {
             work,
-            cache: CacheState::Hot,
+            cache: CacheState::HotCaches,
         }]);
         assert_eq!(bounding, limits(vec![memory(2, 30.0)], &[("matmul f32", 2.0)]));
         assert!(all.keep_limits_that_bound_works(&[]).has_no_limits());

@@ -20,33 +20,38 @@ use crate::workload::ThroughputItemUnit;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRunInBaseline {
     /// Time at which the process run started, RFC 3339, UTC.
-    pub started: String,
-    /// Environment of the process.
+    #[serde(rename = "started")]
+    pub start_time: String,
+    /// Machine, devices and build of the bench process.
     pub environment: RunEnvironment,
     /// Cargo package of the bench; absent if the run's record has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<CargoPackageId>,
-    /// Code that was measured.
+    /// Commit of the measured code, and whether its working tree had changes.
     pub provenance: CommitAndChanges,
     /// Whether the user stated the commit in the environment variable `KERNELGATE_COMMIT`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub stated_commit: bool,
+    #[serde(rename = "stated_commit")]
+    pub user_stated_commit: bool,
     /// Seed of the inputs.
-    #[serde(default = "default_first_seed")]
-    pub seed: u64,
+    #[serde(default = "seed_of_records_without_seed")]
+    #[serde(rename = "seed")]
+    pub input_seed: u64,
     /// Hash of the bench executable's content; absent if the executable could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub executable: Option<String>,
+    #[serde(rename = "executable")]
+    pub executable_hash: Option<String>,
     /// Performance ceilings of the device, as the bench process measured them.
     #[serde(default, skip_serializing_if = "MeasuredDeviceLimits::has_no_limits")]
     pub limits: MeasuredDeviceLimits,
     /// Wall time that the process spent on each problem with all of its cases, seconds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub problems_s: BTreeMap<String, f64>,
+    #[serde(rename = "problems_s")]
+    pub wall_s_by_problem: BTreeMap<String, f64>,
 }
 
 /// Seed of runs whose record contains no seed, because a version without seeds wrote it.
-const fn default_first_seed() -> u64 {
+const fn seed_of_records_without_seed() -> u64 {
     1
 }
 
@@ -54,15 +59,18 @@ const fn default_first_seed() -> u64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseInBaseline {
     /// Name of the workload: `family/operation`.
-    pub workload: String,
+    #[serde(rename = "workload")]
+    pub workload_name: String,
     /// Revision of the workload's definition at the time of the measurement.
-    pub revision: u32,
+    #[serde(rename = "revision")]
+    pub workload_revision: u32,
     /// Declared bytes and operations of one launch of the case.
     pub work: DeclaredWorkRecord,
     /// Number of data items that one launch computes, for a throughput; absent if the workload
     /// states none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub computed_samples: Option<u64>,
+    #[serde(rename = "computed_samples")]
+    pub items_per_launch: Option<u64>,
     /// Unit of these data items in which the throughput is stated.
     #[serde(default, skip_serializing_if = "ThroughputItemUnit::is_default_unit")]
     pub sample_unit: ThroughputItemUnit,
@@ -72,7 +80,7 @@ pub struct CaseInBaseline {
     #[serde(with = "json_columns")]
     pub runs: BTreeMap<String, CaseSummaryOfRun>,
     /// Which part of the outputs was verified, in the run that verified least.
-    #[serde(default, skip_serializing_if = "OutputVerificationExtent::is_unknown")]
+    #[serde(default, skip_serializing_if = "OutputVerificationExtent::is_comparison_not_recorded")]
     pub verification: OutputVerificationExtent,
     /// Errors of the outputs relative to the reference, by seed, if they were recorded for this
     /// code.
@@ -91,12 +99,13 @@ pub struct EarlierRunsWithOtherCode {
     /// [`CommitAndChanges::short_commit_with_changes_mark`].
     pub commit: String,
     /// Median launch time of each earlier run, nanoseconds; at least two runs.
-    pub medians_ns: Vec<f64>,
+    #[serde(rename = "medians_ns")]
+    pub median_launch_ns_of_runs: Vec<f64>,
 }
 
 impl EarlierRunsWithOtherCode {
     /// Returns half the range of the earlier runs' medians, divided by their median.
     pub fn relative_half_range_of_medians(&self) -> f64 {
-        half_range_by_median(&self.medians_ns)
+        half_range_by_median(&self.median_launch_ns_of_runs)
     }
 }

@@ -27,7 +27,7 @@ pub trait RecordFileType: Serialize + DeserializeOwned {
     /// Version of the format that this build writes, which is also the newest that it reads.
     const SCHEMA_VERSION: u64;
     /// Oldest version of the file format that this build reads.
-    const OLDEST_VERSION: u64 = 1;
+    const OLDEST_READABLE_VERSION: u64 = 1;
     /// Name of this kind of record file in messages, such as "baseline".
     const FILE_KIND: &'static str;
     /// Whether files contain a checksum of their values, which reveals an edit by hand; files
@@ -63,91 +63,91 @@ const ABANDONED_TEMPORARY_FILE_AGE_WITHOUT_LOCKS: Duration = Duration::from_secs
 #[derive(Debug, thiserror::Error)]
 pub enum RecordFileError {
     /// The operating system failed to read, write or lock the file.
-    #[error("failed to {action} {path}: {cause}")]
+    #[error("failed to {failed_operation} {record_path}: {cause}")]
     Io {
-        /// "read", "write" or "lock".
-        action: &'static str,
+        /// Name of the operation that failed: "read", "write" or "lock".
+        failed_operation: &'static str,
         /// Path of the file that caused the error.
-        path: PathBuf,
+        record_path: PathBuf,
         /// Error that the operating system returned.
         cause: std::io::Error,
     },
     /// The file's content is not valid JSON, for example because it is truncated.
-    #[error("failed to read {path}: broken or cut short ({cause})")]
-    Json {
+    #[error("failed to read {record_path}: broken or cut short ({cause})")]
+    InvalidJson {
         /// Path of the file that caused the error.
-        path: PathBuf,
+        record_path: PathBuf,
         /// Position and reason of the JSON syntax error.
         cause: serde_json::Error,
     },
     /// The file is valid JSON, but not a kernelgate record of the expected kind.
-    #[error("failed to read {path}: not a kernelgate {kind}")]
-    Foreign {
+    #[error("failed to read {record_path}: not a kernelgate {expected_kind}")]
+    NotExpectedRecordKind {
         /// Path of the file that caused the error.
-        path: PathBuf,
-        /// Name of the expected kind of file, for messages.
-        kind: &'static str,
+        record_path: PathBuf,
+        /// Name of the expected kind of record file, for messages.
+        expected_kind: &'static str,
     },
     /// A later version of kernelgate wrote the file.
     #[error(
-        "failed to read {path}: written by a newer kernelgate (schema {found}, this one reads up \
-         to {known})"
+        "failed to read {record_path}: written by a newer kernelgate (schema {file_version}, this one reads up \
+         to {newest_readable_version})"
     )]
-    Newer {
+    NewerVersion {
         /// Path of the file that caused the error.
-        path: PathBuf,
-        /// Version in the file.
-        found: u64,
-        /// Latest version known here.
-        known: u64,
+        record_path: PathBuf,
+        /// Version of the file format that the file states.
+        file_version: u64,
+        /// Newest version of the file format that this build reads.
+        newest_readable_version: u64,
     },
     /// An earlier version of kernelgate wrote the file, in a format that this version no longer
     /// reads.
     #[error(
-        "failed to read {path}: written by an older kernelgate (schema {found}, this one reads \
-         from {oldest}): record it again"
+        "failed to read {record_path}: written by an older kernelgate (schema {file_version}, this one reads \
+         from {oldest_readable_version}): record it again"
     )]
-    Older {
+    OlderVersion {
         /// Path of the file that caused the error.
-        path: PathBuf,
-        /// Version in the file.
-        found: u64,
-        /// Oldest version read here.
-        oldest: u64,
+        record_path: PathBuf,
+        /// Version of the file format that the file states.
+        file_version: u64,
+        /// Oldest version of the record file's format that this build reads.
+        oldest_readable_version: u64,
     },
     /// Another process held the file's lock for the whole waiting time.
     #[error(
-        "failed to lock {path}: another process has held {lock} for {waited_s} s: wait for it, or \
+        "failed to lock {record_path}: another process has held {lock_path} for {waited_s} s: wait for it, or \
          end it"
     )]
-    Locked {
+    LockTimeout {
         /// Path of the file that caused the error.
-        path: PathBuf,
+        record_path: PathBuf,
         /// Lock file.
-        lock: PathBuf,
+        lock_path: PathBuf,
         /// Seconds waited.
         waited_s: u64,
     },
     /// The checksum in the file does not match its values, because the file was edited or merged.
     #[error(
-        "failed to read {path}: edited or merged after kernelgate wrote it (its checksum does not \
-         match); where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
+        "failed to read {record_path}: edited or merged after kernelgate wrote it (its checksum does not \
+         match); where that is intended, `kernelgate baseline seal {record_path}` accepts it as it is"
     )]
-    Edited {
+    ChecksumMismatch {
         /// Path of the file that caused the error.
-        path: PathBuf,
+        record_path: PathBuf,
     },
     /// The file has the right format, but implausible content.
-    #[error("failed to {action} {path}: invalid {kind}: {problem}")]
-    Invalid {
+    #[error("failed to {failed_operation} {record_path}: invalid {record_kind}: {content_fault}")]
+    ImplausibleContent {
         /// "read" or "write".
-        action: &'static str,
+        failed_operation: &'static str,
         /// Path of the file that caused the error.
-        path: PathBuf,
-        /// Kind of record file, for messages.
-        kind: &'static str,
-        /// The problem, as a part of a sentence.
-        problem: String,
+        record_path: PathBuf,
+        /// Name of the kind of record file, such as "baseline", for messages.
+        record_kind: &'static str,
+        /// Description of the implausible content, as a part of a sentence.
+        content_fault: String,
     },
 }
 
@@ -166,8 +166,8 @@ impl RecordFileError {
 /// Reads a record file, and checks its format, checksum and content.
 ///
 /// # Errors
-/// Fails if the file is missing, broken, foreign, newer than this program, edited although it is
-/// sealed, or contradicts itself.
+/// Fails if the file is missing, broken, no such record, newer than this program, edited although
+/// it contains a checksum, or contradicts itself.
 pub fn read_record<T: RecordFileType>(path: &Path) -> Result<T, RecordFileError> {
     read_record_in_two_passes(path, true)
 }
@@ -199,42 +199,46 @@ fn read_record_in_two_passes<T: RecordFileType>(
     path: &Path,
     check: bool,
 ) -> Result<T, RecordFileError> {
-    let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
+    let (failed_operation, record_path) = ("read", path);
+    let io = |cause| RecordFileError::Io {
+        failed_operation,
+        record_path: record_path.to_owned(),
+        cause,
+    };
     let broken = |cause: serde_json::Error| match cause.is_io() {
         true => io(cause.into()),
-        false => RecordFileError::Json { path: path.to_owned(), cause },
+        false => RecordFileError::InvalidJson { record_path: path.to_owned(), cause },
     };
-    let foreign = || RecordFileError::Foreign { path: path.to_owned(), kind: T::FILE_KIND };
+    let foreign = || RecordFileError::NotExpectedRecordKind {
+        record_path: path.to_owned(),
+        expected_kind: T::FILE_KIND,
+    };
     let mut file = open_file_unless_device_or_pipe(path).map_err(io)?;
     let scanned = {
         let mut json = serde_json::Deserializer::from_reader(large_buffered_reader(&file));
         let sealed = T::CONTAINS_CHECKSUM && check;
-        let scanned = RecordFileScan::scan_record_json(
-            &mut json,
-            T::FILE_KIND,
-            T::FIELDS_WITH_ANY_CHARACTERS,
-            sealed,
-        )
-        .map_err(broken)?;
+        let any_text = T::FIELDS_WITH_ANY_CHARACTERS;
+        let scanned = RecordFileScan::scan_record_json(&mut json, T::FILE_KIND, any_text, sealed)
+            .map_err(broken)?;
         json.end().map_err(broken)?;
         scanned
     };
-    if scanned.schema.as_deref() != Some(T::SCHEMA) {
+    if scanned.schema_name.as_deref() != Some(T::SCHEMA) {
         return Err(foreign());
     }
-    let found = scanned.version.filter(|&found| found > 0).ok_or_else(foreign)?;
+    let found = scanned.schema_version.filter(|&found| found > 0).ok_or_else(foreign)?;
     if found > T::SCHEMA_VERSION {
-        return Err(RecordFileError::Newer {
-            path: path.to_owned(),
-            found,
-            known: T::SCHEMA_VERSION,
+        return Err(RecordFileError::NewerVersion {
+            record_path: path.to_owned(),
+            file_version: found,
+            newest_readable_version: T::SCHEMA_VERSION,
         });
     }
-    if found < T::OLDEST_VERSION {
-        return Err(RecordFileError::Older {
-            path: path.to_owned(),
-            found,
-            oldest: T::OLDEST_VERSION,
+    if found < T::OLDEST_READABLE_VERSION {
+        return Err(RecordFileError::OlderVersion {
+            record_path: path.to_owned(),
+            file_version: found,
+            oldest_readable_version: T::OLDEST_READABLE_VERSION,
         });
     }
     if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::CONTAINS_CHECKSUM && check) {
@@ -251,15 +255,19 @@ fn read_record_in_two_passes<T: RecordFileType>(
             }
         };
         if checksum.as_str() != Some(&hash) {
-            return Err(RecordFileError::Edited { path: path.to_owned() });
+            return Err(RecordFileError::ChecksumMismatch { record_path: path.to_owned() });
         }
     }
     let invalid = |problem: String| {
         let problem = text::cut_middle_of_long_message(problem);
-        let (action, path) = ("read", path.to_owned());
-        RecordFileError::Invalid { action, path, kind: T::FILE_KIND, problem }
+        RecordFileError::ImplausibleContent {
+            failed_operation,
+            record_path: path.to_owned(),
+            record_kind: T::FILE_KIND,
+            content_fault: problem,
+        }
     };
-    if let Some(problem) = scanned.refused {
+    if let Some(problem) = scanned.refused_text {
         return Err(invalid(problem));
     }
     file.rewind().map_err(io)?;
@@ -281,10 +289,11 @@ fn large_buffered_reader(file: &File) -> BufReader<&File> {
 pub(in crate::record) fn read_start_time_of_run(path: &Path) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct StartTimeOfRun {
-        started: String,
+        #[serde(rename = "started")]
+        start_time: String,
     }
     let file = BufReader::new(open_file_unless_device_or_pipe(path).ok()?);
-    serde_json::from_reader(file).ok().map(|StartTimeOfRun { started }| started)
+    serde_json::from_reader(file).ok().map(|StartTimeOfRun { start_time: started }| started)
 }
 
 /// Reads only the Cargo package of a run record, without keeping the rest in memory.
@@ -310,7 +319,11 @@ pub fn read_schema_name_of_file(path: &Path) -> Result<Option<String>, RecordFil
         #[serde(default)]
         schema: Option<String>,
     }
-    let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
+    let io = |cause| RecordFileError::Io {
+        failed_operation: "read",
+        record_path: path.to_owned(),
+        cause,
+    };
     let file = open_file_unless_device_or_pipe(path).map_err(io)?;
     let envelope = serde_json::from_reader::<_, SchemaField>(large_buffered_reader(&file));
     match envelope {
@@ -318,7 +331,7 @@ pub fn read_schema_name_of_file(path: &Path) -> Result<Option<String>, RecordFil
         // The file contains JSON that is not an object, such as a list.
         Err(cause) if cause.is_data() => Ok(None),
         Err(cause) if cause.is_io() => Err(io(cause.into())),
-        Err(cause) => Err(RecordFileError::Json { path: path.to_owned(), cause }),
+        Err(cause) => Err(RecordFileError::InvalidJson { record_path: path.to_owned(), cause }),
     }
 }
 
@@ -351,7 +364,11 @@ pub fn write_record_without_sync<T: RecordFileType>(
     path: &Path,
     record: &T,
 ) -> Result<(), RecordFileError> {
-    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
+    let io = |cause| RecordFileError::Io {
+        failed_operation: "write",
+        record_path: path.to_owned(),
+        cause,
+    };
     let text = checked_record_text(path, record)?;
     let mut file = create_temporary_file_beside(path).map_err(io)?;
     file.write_all(text.as_bytes()).map_err(io)?;
@@ -373,14 +390,14 @@ fn checked_record_text<T: RecordFileType>(
             T::FIELDS_WITH_ANY_CHARACTERS,
             false,
         );
-        let refused = scanned.map_err(|cause| cause.to_string())?.refused;
+        let refused = scanned.map_err(|cause| cause.to_string())?.refused_text;
         refused.map_or_else(|| Ok(layout_json_of_record::<T>(&value)), Err)
     };
-    text().map_err(|problem: String| RecordFileError::Invalid {
-        action: "write",
-        path: path.to_owned(),
-        kind: T::FILE_KIND,
-        problem: text::cut_middle_of_long_message(problem),
+    text().map_err(|problem: String| RecordFileError::ImplausibleContent {
+        failed_operation: "write",
+        record_path: path.to_owned(),
+        record_kind: T::FILE_KIND,
+        content_fault: text::cut_middle_of_long_message(problem),
     })
 }
 
@@ -442,8 +459,11 @@ pub fn write_text_atomically(path: &Path, text: &str) -> Result<(), RecordFileEr
 pub fn replace_files_after_writing_all<'a>(
     files: impl IntoIterator<Item = (&'a Path, &'a str)>,
 ) -> Result<(), RecordFileError> {
-    let io =
-        |path: &Path, cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
+    let io = |path: &Path, cause| RecordFileError::Io {
+        failed_operation: "write",
+        record_path: path.to_owned(),
+        cause,
+    };
     let prepared = files.into_iter().map(|(path, text)| {
         let file = write_temporary_file_beside(path, text)?;
         match path.is_dir() {
@@ -462,7 +482,11 @@ fn write_temporary_file_beside(
     path: &Path,
     content: impl AsRef<[u8]>,
 ) -> Result<tempfile::NamedTempFile, RecordFileError> {
-    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
+    let io = |cause| RecordFileError::Io {
+        failed_operation: "write",
+        record_path: path.to_owned(),
+        cause,
+    };
     let file = create_temporary_file_beside(path).map_err(io)?;
     write_and_sync_file(file.as_file(), content).map_err(io)?;
     Ok(file)
@@ -486,7 +510,11 @@ pub fn create_record_exclusively<T: RecordFileType>(
     path: &Path,
     record: &T,
 ) -> Result<(), RecordFileError> {
-    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
+    let io = |cause| RecordFileError::Io {
+        failed_operation: "write",
+        record_path: path.to_owned(),
+        cause,
+    };
     match write_temporary_file_beside(path, checked_record_text(path, record)?)?
         .persist_noclobber(path)
     {
@@ -520,7 +548,11 @@ pub fn text_hash_hex(text: &str) -> String {
 
 /// Returns a 128-bit hash of a file's content, as 32 hexadecimal digits.
 pub fn file_content_hash_hex(path: &Path) -> Result<String, RecordFileError> {
-    let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
+    let io = |cause| RecordFileError::Io {
+        failed_operation: "read",
+        record_path: path.to_owned(),
+        cause,
+    };
     let mut file = open_file_unless_device_or_pipe(path).map_err(io)?;
     let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
     let mut buffer = vec![0; 1 << 20];
@@ -631,7 +663,11 @@ fn is_name_of_temporary_file(name: &str) -> bool {
 /// # Errors
 /// Fails if no file can be written at the path.
 pub fn check_file_is_writable(path: &Path) -> Result<(), RecordFileError> {
-    let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
+    let io = |cause| RecordFileError::Io {
+        failed_operation: "write",
+        record_path: path.to_owned(),
+        cause,
+    };
     if path.is_dir() {
         return Err(io(std::io::ErrorKind::IsADirectory.into()));
     }

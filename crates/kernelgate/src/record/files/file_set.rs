@@ -17,10 +17,10 @@ use super::file::{
 /// A set of files in a temporary folder that shall replace the files of an earlier set.
 #[derive(Debug)]
 pub struct ReplacementFileSet {
-    folder: PathBuf,
+    destination_folder: PathBuf,
     new_folder: tempfile::TempDir,
     /// Locked open folder, which shows other writers that this process uses the temporary folder.
-    _held: Option<File>,
+    _locked_folder: Option<File>,
 }
 
 impl ReplacementFileSet {
@@ -28,8 +28,12 @@ impl ReplacementFileSet {
     ///
     /// # Errors
     /// Fails if the folder cannot be made or written.
-    pub fn begin_for_folder(folder: &Path) -> Result<Self, RecordFileError> {
-        let io = |cause| RecordFileError::Io { action: "write", path: folder.to_owned(), cause };
+    pub fn begin_file_set_for_folder(folder: &Path) -> Result<Self, RecordFileError> {
+        let io = |cause| RecordFileError::Io {
+            failed_operation: "write",
+            record_path: folder.to_owned(),
+            cause,
+        };
         std::fs::create_dir_all(folder).map_err(io)?;
         let folder = folder.canonicalize().map_err(io)?;
         remove_files_of_dead_writers(&folder);
@@ -38,7 +42,7 @@ impl ReplacementFileSet {
             Some(Ok(fresh)) => fresh,
             _ => create_temporary_folder_in(&folder).map_err(io)?,
         };
-        Ok(Self { folder, new_folder: fresh, _held: held })
+        Ok(Self { destination_folder: folder, new_folder: fresh, _locked_folder: held })
     }
 
     /// Returns the temporary folder, in which the caller may write files that need no sync to the
@@ -58,9 +62,10 @@ impl ReplacementFileSet {
         content: impl AsRef<[u8]>,
     ) -> Result<(), RecordFileError> {
         let file = File::create(self.temporary_folder_of_set().join(name));
-        let path = self.folder.join(name);
-        file.and_then(|file| write_and_sync_file(&file, content))
-            .map_err(|cause| RecordFileError::Io { action: "write", path, cause })
+        let path = self.destination_folder.join(name);
+        file.and_then(|file| write_and_sync_file(&file, content)).map_err(|cause| {
+            RecordFileError::Io { failed_operation: "write", record_path: path, cause }
+        })
     }
 
     /// Replaces the earlier set by this one; files named in `absent` are removed, all other files
@@ -70,14 +75,14 @@ impl ReplacementFileSet {
     /// Fails if a file cannot be replaced.
     pub fn replace_earlier_set(self, absent: &[&str]) -> Result<(), RecordFileError> {
         let io = |path: &Path, cause| RecordFileError::Io {
-            action: "write",
-            path: path.to_owned(),
+            failed_operation: "write",
+            record_path: path.to_owned(),
             cause,
         };
         let fresh = entry_names_of_folder(self.temporary_folder_of_set())
             .map_err(|cause| io(self.temporary_folder_of_set(), cause))?;
         for name in &fresh {
-            let path = self.folder.join(name);
+            let path = self.destination_folder.join(name);
             if path.is_dir() && !self.temporary_folder_of_set().join(name).is_dir() {
                 return Err(io(&path, std::io::ErrorKind::IsADirectory.into()));
             }
@@ -86,7 +91,8 @@ impl ReplacementFileSet {
             return Ok(());
         }
         for name in &fresh {
-            let (from, to) = (self.temporary_folder_of_set().join(name), self.folder.join(name));
+            let (from, to) =
+                (self.temporary_folder_of_set().join(name), self.destination_folder.join(name));
             if from.is_dir() && to.is_dir() {
                 std::fs::remove_dir_all(&to).map_err(|cause| io(&to, cause))?;
             }
@@ -96,7 +102,7 @@ impl ReplacementFileSet {
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(io(&path, cause)),
             _ => Ok(()),
         };
-        absent.iter().try_for_each(|name| removed(self.folder.join(name)))
+        absent.iter().try_for_each(|name| removed(self.destination_folder.join(name)))
     }
 
     /// Exchanges the temporary folder with the earlier set's folder, after linking the latter's
@@ -110,21 +116,27 @@ impl ReplacementFileSet {
         {
             use rustix::fs::{CWD, RenameFlags, renameat_with};
             use std::os::unix::fs::MetadataExt as _;
-            let facts = std::fs::metadata(&self.folder)?;
+            let facts = std::fs::metadata(&self.destination_folder)?;
             let own = std::fs::metadata(self.temporary_folder_of_set())?;
             let same_owner = (facts.uid(), facts.gid()) == (own.uid(), own.gid());
-            // The folders are not exchanged if a process, such as a shell, has the old one as
-            // working directory, because it would stay in the old folder.
-            let in_use =
-                Path::new(".").canonicalize().is_ok_and(|here| here.starts_with(&self.folder));
-            if !same_owner || in_use || self.temporary_folder_of_set().starts_with(&self.folder) {
+            // The folders are not exchanged if a process, such as a shell, has the old folder as
+            // its working directory, because that process would stay in the old folder.
+            let in_use = Path::new(".")
+                .canonicalize()
+                .is_ok_and(|here| here.starts_with(&self.destination_folder));
+            if !same_owner
+                || in_use
+                || self.temporary_folder_of_set().starts_with(&self.destination_folder)
+            {
                 return Err(std::io::ErrorKind::Unsupported.into());
             }
             let is_other = |name: &OsString| {
                 !fresh.contains(name) && absent.iter().all(|absent| name != absent)
             };
-            for name in entry_names_of_folder(&self.folder)?.into_iter().filter(is_other) {
-                let from = self.folder.join(&name);
+            for name in
+                entry_names_of_folder(&self.destination_folder)?.into_iter().filter(is_other)
+            {
+                let from = self.destination_folder.join(&name);
                 if !std::fs::symlink_metadata(&from)?.is_file() {
                     return Err(std::io::ErrorKind::Unsupported.into());
                 }
@@ -135,17 +147,17 @@ impl ReplacementFileSet {
                 CWD,
                 self.temporary_folder_of_set(),
                 CWD,
-                &self.folder,
+                &self.destination_folder,
                 RenameFlags::EXCHANGE,
             )?;
-            // Meanwhile another process may have created a file in the old folder, which is moved
-            // into the new one.
+            // Meanwhile another process may have created a file in the old folder; such a file is
+            // moved into the new folder.
             for name in entry_names_of_folder(self.temporary_folder_of_set())
                 .into_iter()
                 .flatten()
                 .filter(is_other)
             {
-                let to = self.folder.join(&name);
+                let to = self.destination_folder.join(&name);
                 if !to.exists() {
                     let _ = std::fs::rename(self.temporary_folder_of_set().join(&name), to);
                 }
@@ -174,7 +186,7 @@ mod tests {
         content: &str,
         absent: &[&str],
     ) -> Result<(), RecordFileError> {
-        let set = ReplacementFileSet::begin_for_folder(folder)?;
+        let set = ReplacementFileSet::begin_file_set_for_folder(folder)?;
         set.add_synced_file("a", content)?;
         set.add_synced_file("b", content)?;
         set.replace_earlier_set(absent)
@@ -215,7 +227,7 @@ mod tests {
         let folder = parent.path().join("out");
         write_set_with_one_file(&folder, "one", &[]).unwrap();
         std::fs::create_dir(folder.join("c")).unwrap();
-        let set = ReplacementFileSet::begin_for_folder(&folder).unwrap();
+        let set = ReplacementFileSet::begin_file_set_for_folder(&folder).unwrap();
         set.add_synced_file("a", "two").unwrap();
         set.add_synced_file("c", "two").unwrap();
         let why = set.replace_earlier_set(&["b"]).unwrap_err().to_string();
@@ -225,7 +237,9 @@ mod tests {
             ["one", "one"]
         );
         std::fs::write(parent.path().join("file"), "x").unwrap();
-        assert!(ReplacementFileSet::begin_for_folder(&parent.path().join("file")).is_err());
+        assert!(
+            ReplacementFileSet::begin_file_set_for_folder(&parent.path().join("file")).is_err()
+        );
     }
 
     #[test]

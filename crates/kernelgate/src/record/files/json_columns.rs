@@ -1,5 +1,5 @@
 //! Stores objects of one type as columns in JSON: a fact that all objects share is written once,
-//! any other as a list with one entry per object. For `#[serde(with = "json_columns")]`.
+//! any other fact as a list with one entry per object. For `#[serde(with = "json_columns")]`.
 //!
 //! ```json
 //! {"keys": ["a", "b"], "same": {"power.state": "steady"}, "each": {"median_ns": [1.5, 1.6]}}
@@ -22,9 +22,12 @@ const MAX_VALUES_EXPANDED_FROM_COLUMNS: usize = 1 << 22;
 /// Objects of one type in column form, as a file contains them.
 #[derive(Serialize, Deserialize)]
 struct ObjectsAsColumns {
-    keys: Vec<String>,
-    same: BTreeMap<String, Value>,
-    each: BTreeMap<String, Vec<Value>>,
+    #[serde(rename = "keys")]
+    row_keys: Vec<String>,
+    #[serde(rename = "same")]
+    shared_facts: BTreeMap<String, Value>,
+    #[serde(rename = "each")]
+    differing_facts: BTreeMap<String, Vec<Value>>,
 }
 
 /// Serialises objects in column form.
@@ -47,14 +50,18 @@ pub fn serialize<T: Serialize, S: Serializer>(
     }
     let names: BTreeSet<&String> = rows.iter().flat_map(BTreeMap::keys).collect();
     let keys = objects.keys().cloned().collect();
-    let mut columns = ObjectsAsColumns { keys, same: BTreeMap::new(), each: BTreeMap::new() };
+    let mut columns = ObjectsAsColumns {
+        row_keys: keys,
+        shared_facts: BTreeMap::new(),
+        differing_facts: BTreeMap::new(),
+    };
     for name in names {
         let column: Vec<Value> =
             rows.iter().map(|facts| facts.get(name).cloned().unwrap_or_default()).collect();
         if column.iter().all(|value| *value == column[0]) {
-            columns.same.insert(name.clone(), column[0].clone());
+            columns.shared_facts.insert(name.clone(), column[0].clone());
         } else {
-            columns.each.insert(name.clone(), column);
+            columns.differing_facts.insert(name.clone(), column);
         }
     }
     columns.serialize(output)
@@ -84,7 +91,8 @@ fn collect_leaf_values_by_path(name: &str, value: Value, facts: &mut BTreeMap<St
 pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     input: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
-    let ObjectsAsColumns { keys, same, each } = ObjectsAsColumns::deserialize(input)?;
+    let ObjectsAsColumns { row_keys: keys, shared_facts: same, differing_facts: each } =
+        ObjectsAsColumns::deserialize(input)?;
     if let Some((name, column)) = each.iter().find(|(_, column)| column.len() != keys.len()) {
         let problem = format!("{} values of {name} for {} keys", column.len(), keys.len());
         return Err(D::Error::custom(problem));

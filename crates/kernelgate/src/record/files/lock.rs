@@ -21,9 +21,9 @@ const FILE_LOCK_RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// itself.
 #[derive(Debug)]
 pub struct ExclusiveFileLock {
-    path: PathBuf,
+    lock_file_path: PathBuf,
     /// The locked file; `None` if the file system has no locks.
-    _held: Option<File>,
+    _locked_file: Option<File>,
 }
 
 impl ExclusiveFileLock {
@@ -36,7 +36,8 @@ impl ExclusiveFileLock {
     /// in the folder removes its lock file.
     ///
     /// # Errors
-    /// Fails if others keep it for a minute, or the lock's file cannot be made.
+    /// Fails if other processes keep the lock for a minute, or if the lock's file cannot be
+    /// created.
     pub fn acquire_lock_for_file(path: &Path) -> Result<ExclusiveFileLock, RecordFileError> {
         Self::acquire_lock_within(path, FILE_LOCK_TIMEOUT)
     }
@@ -45,7 +46,11 @@ impl ExclusiveFileLock {
         path: &Path,
         timeout: Duration,
     ) -> Result<ExclusiveFileLock, RecordFileError> {
-        let io = |cause| RecordFileError::Io { action: "lock", path: path.to_owned(), cause };
+        let io = |cause| RecordFileError::Io {
+            failed_operation: "lock",
+            record_path: path.to_owned(),
+            cause,
+        };
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name().unwrap_or_default());
         name.push(".lock");
@@ -58,7 +63,7 @@ impl ExclusiveFileLock {
             let file = open_or_create_lock_file(&at).map_err(io)?;
             match file.try_lock() {
                 Ok(()) if is_open_file_still_at_path(&file, &at) => {
-                    return Ok(Self { path: at, _held: Some(file) });
+                    return Ok(Self { lock_file_path: at, _locked_file: Some(file) });
                 }
                 // The previous owner of the lock has removed this lock file, so other processes
                 // would lock a new one: try again.
@@ -68,13 +73,17 @@ impl ExclusiveFileLock {
                 Err(TryLockError::Error(cause))
                     if cause.kind() == std::io::ErrorKind::Unsupported =>
                 {
-                    return Ok(Self { path: at, _held: None });
+                    return Ok(Self { lock_file_path: at, _locked_file: None });
                 }
                 Err(TryLockError::Error(cause)) => return Err(io(cause)),
             }
             if started.elapsed() > timeout {
                 let (path, lock) = (path.to_owned(), at);
-                return Err(RecordFileError::Locked { path, lock, waited_s: timeout.as_secs() });
+                return Err(RecordFileError::LockTimeout {
+                    record_path: path,
+                    lock_path: lock,
+                    waited_s: timeout.as_secs(),
+                });
             }
             std::thread::sleep(FILE_LOCK_RETRY_PAUSE);
         }
@@ -117,7 +126,7 @@ impl Drop for ExclusiveFileLock {
     fn drop(&mut self) {
         // The lock file is removed while this process still holds the lock, so that another
         // process's lock file is never removed.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.lock_file_path);
     }
 }
 
@@ -167,8 +176,8 @@ mod tests {
             ExclusiveFileLock::acquire_lock_within(&path, Duration::from_millis(30)).unwrap_err();
         let own = folder.path().join(".a.json.lock");
         assert!(
-            matches!(&error, RecordFileError::Locked { path: of, lock, waited_s: 0 }
-                if *of == path && *lock == own),
+            matches!(&error, RecordFileError::LockTimeout { record_path: of, lock_path, waited_s: 0 }
+                if *of == path && *lock_path == own),
             "{error}"
         );
         drop(first);

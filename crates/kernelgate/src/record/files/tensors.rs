@@ -9,7 +9,7 @@ use super::file;
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::regular_file;
 
-/// Begins the first line.
+/// Text with which the first line of a tensor file begins.
 const FIRST_LINE_MARK_OF_TENSOR_FILE: &str = "kernelgate inputs 1";
 
 /// Length of the longest first line of a tensor file that is read, bytes.
@@ -46,7 +46,7 @@ pub fn write_tensor_file_atomically(path: &Path, tensors: &Tensors) -> std::io::
     let mut line = FIRST_LINE_MARK_OF_TENSOR_FILE.to_owned();
     for (name, tensor) in tensors.iter() {
         let shape: Vec<String> = tensor.shape().iter().map(ToString::to_string).collect();
-        line += &format!("|{name} {} {}", tensor.dtype().name(), shape.join(","));
+        line += &format!("|{name} {} {}", tensor.dtype().dtype_name(), shape.join(","));
     }
     let mut file = file::create_temporary_file_beside(path)?;
     writeln!(file, "{line}")?;
@@ -64,8 +64,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.tensors");
         let tensors = Tensors::new()
-            .with("a/b", [2, 2], vec![1.0f32, -0.0, f32::MIN_POSITIVE, 3.0])
-            .with("s", [1, 3], vec![0i8, 1, -1]);
+            .with_tensor("a/b", [2, 2], vec![1.0f32, -0.0, f32::MIN_POSITIVE, 3.0])
+            .with_tensor("s", [1, 3], vec![0i8, 1, -1]);
         write_tensor_file_atomically(&path, &tensors).unwrap();
         assert_eq!(read_tensor_file(&path), Some(tensors));
         let whole = std::fs::read(&path).unwrap();

@@ -27,7 +27,7 @@ pub struct MeasurementOfRuns {
 pub struct CaseInProcessRun<'a> {
     /// The process run.
     pub run: &'a BenchProcessRun,
-    /// The record of the case in this process run.
+    /// The record of the case in the process run.
     pub case: &'a CaseRecordWithSamples,
 }
 
@@ -36,24 +36,36 @@ pub struct CaseInProcessRun<'a> {
 pub struct DifferingFactOfRuns {
     /// Name of the fact in which the runs differ, such as "commit", "effort", "gpu.driver" or
     /// "revision".
-    pub field: &'static str,
+    #[serde(rename = "field")]
+    pub fact_name: &'static str,
     /// Case id, if the differing fact belongs to the definition of a case.
-    pub case: Option<String>,
+    #[serde(rename = "case")]
+    pub case_id: Option<String>,
     /// Value of the differing fact in the first run.
-    pub left: String,
+    #[serde(rename = "left")]
+    pub first_run_value: String,
     /// Value of the differing fact in the second run.
-    pub right: String,
+    #[serde(rename = "right")]
+    pub second_run_value: String,
     /// Keys of the two process runs, `<session>/<process>`.
     pub runs: [String; 2],
     /// Whether one of the two runs is a shard of a bench.
-    pub sharded: bool,
+    #[serde(rename = "sharded")]
+    pub one_run_is_shard: bool,
 }
 
 impl std::error::Error for DifferingFactOfRuns {}
 
 impl fmt::Display for DifferingFactOfRuns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { field, case, left, right, runs: [first, second], sharded } = self;
+        let Self {
+            fact_name: field,
+            case_id: case,
+            first_run_value: left,
+            second_run_value: right,
+            runs: [first, second],
+            one_run_is_shard: sharded,
+        } = self;
         let of_case = case.as_ref().map(|id| format!(" of {id}")).unwrap_or_default();
         let no = match sharded {
             true => "shards of one measurement",
@@ -165,8 +177,9 @@ impl MeasurementOfRuns {
         }
         let mut missing = Vec::new();
         for (bench, shards) in present.iter().filter(|(_, shards)| shards.len() > 1) {
-            let count = shards.first().map_or(0, |shard| shard.count);
-            let all = (1..=count).map(|index| ShardOfWork { index, count });
+            let count = shards.first().map_or(0, |shard| shard.shard_count);
+            let all =
+                (1..=count).map(|index| ShardOfWork { index_from_one: index, shard_count: count });
             let lacking = all.filter(|shard| !shards.contains(shard));
             missing.extend(lacking.map(|shard| format!("{bench}, shard {shard}")));
         }
@@ -179,8 +192,8 @@ impl MeasurementOfRuns {
 struct RunsAcceptedIntoMeasurement<'a> {
     benches: BTreeMap<&'a str, Vec<&'a BenchProcessRun>>,
     cases: BTreeMap<&'a str, Vec<&'a BenchProcessRun>>,
-    /// First accepted run that measured a case of a workload, by bench and workload, because shards
-    /// have no case in common.
+    /// First accepted run that measured a case of a workload, with that case, by bench and
+    /// workload, because shards have no case in common.
     workloads: BTreeMap<[&'a str; 2], (&'a BenchProcessRun, &'a CaseRecordWithSamples)>,
 }
 
@@ -188,7 +201,8 @@ impl<'a> RunsAcceptedIntoMeasurement<'a> {
     /// Adds a run if it matches all accepted runs of its bench.
     ///
     /// # Errors
-    /// The error is the first fact that keeps the run out.
+    /// The error is the first fact in which the run differs from the runs that were accepted
+    /// before.
     fn add_run_if_consistent(
         &mut self,
         run: &'a BenchProcessRun,
@@ -219,7 +233,7 @@ impl<'a> RunsAcceptedIntoMeasurement<'a> {
         else {
             // One cargo invocation may run benches of several packages, and benches of two packages
             // may have equal names.
-            let together = named.iter().any(|other| other.session == run.session);
+            let together = named.iter().any(|other| other.session_name == run.session_name);
             return named
                 .first()
                 .filter(|_| !together)
@@ -229,11 +243,15 @@ impl<'a> RunsAcceptedIntoMeasurement<'a> {
             run.cases.iter().find_map(|(id, case)| {
                 let &(other, known) = self.workloads.get(&[&*run.bench, &*case.workload])?;
                 let same_package = difference_of_packages(other, run).is_none();
-                let [base, head] = [known, case].map(|case| case.revision.to_string());
+                let [base, head] = [known, case].map(|case| case.workload_revision.to_string());
                 (same_package && base != head).then(|| {
-                    let mismatch = IncomparableEnvironmentField { field: "revision", base, head };
+                    let mismatch = IncomparableEnvironmentField {
+                        field_name: "revision",
+                        base_value: base,
+                        head_value: head,
+                    };
                     DifferingFactOfRuns {
-                        case: Some(id.clone()),
+                        case_id: Some(id.clone()),
                         ..differing_fact_with_run_keys(other, run, mismatch)
                     }
                 })
@@ -247,7 +265,7 @@ impl<'a> RunsAcceptedIntoMeasurement<'a> {
                 let other = self.cases.get(&**id)?.iter().find(of_bench)?;
                 let mismatch = difference_of_case_definitions(&other.cases[id], case)?;
                 Some(DifferingFactOfRuns {
-                    case: Some(id.clone()),
+                    case_id: Some(id.clone()),
                     ..differing_fact_with_run_keys(other, run, mismatch)
                 })
             })
@@ -261,12 +279,12 @@ fn differing_fact_with_run_keys(
     mismatch: IncomparableEnvironmentField,
 ) -> DifferingFactOfRuns {
     DifferingFactOfRuns {
-        field: mismatch.field,
-        case: None,
-        left: mismatch.base,
-        right: mismatch.head,
+        fact_name: mismatch.field_name,
+        case_id: None,
+        first_run_value: mismatch.base_value,
+        second_run_value: mismatch.head_value,
         runs: [left.key_in_baseline(), right.key_in_baseline()],
-        sharded: left.shard.is_some() || right.shard.is_some(),
+        one_run_is_shard: left.shard.is_some() || right.shard.is_some(),
     }
 }
 
@@ -276,15 +294,18 @@ fn first_difference_of_runs(
     left: &BenchProcessRun,
     right: &BenchProcessRun,
 ) -> Option<DifferingFactOfRuns> {
-    let shards = |run: &BenchProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
+    let shards = |run: &BenchProcessRun| run.shard.map_or(1, |shard| shard.shard_count).to_string();
     let sharded = left.shard.is_some() || right.shard.is_some();
-    // If a run records no digest of its shard plan, the other facts decide.
+    // If a run records no digest of its shard plan, only the other facts are compared.
     let plans = left.plan.as_ref().zip(right.plan.as_ref());
     let [base, head] = plans.map_or_else(Default::default, |(left, right)| {
-        [left, right].map(|plan| plan.digest.clone())
+        [left, right].map(|plan| plan.hash_of_cases_and_shards.clone())
     });
-    let other_plan =
-        (base != head).then_some(IncomparableEnvironmentField { field: "plan", base, head });
+    let other_plan = (base != head).then_some(IncomparableEnvironmentField {
+        field_name: "plan",
+        base_value: base,
+        head_value: head,
+    });
     let facts: [FactNameAndText<BenchProcessRun>; 4] = [
         ("number of shards", shards),
         ("commit", |run| run.provenance.short_commit_with_changes_mark()),
@@ -317,7 +338,11 @@ fn difference_of_anchor_power_modes(
     });
     let (base, head) = left.zip(right).filter(|(left, right)| left != right)?;
     let [base, head] = [base, head].map(|power| power.name_in_files().to_owned());
-    Some(IncomparableEnvironmentField { field: "power state", base, head })
+    Some(IncomparableEnvironmentField {
+        field_name: "power state",
+        base_value: base,
+        head_value: head,
+    })
 }
 
 /// Returns a difference if the Cargo packages of two runs differ, and both runs record their
@@ -329,7 +354,7 @@ fn difference_of_packages(
     let (left, right) = left.package.as_ref().zip(right.package.as_ref())?;
     let mismatch = || {
         let [base, head] = [left, right].map(ToString::to_string);
-        IncomparableEnvironmentField { field: "package", base, head }
+        IncomparableEnvironmentField { field_name: "package", base_value: base, head_value: head }
     };
     (left != right).then(mismatch)
 }
@@ -339,8 +364,10 @@ fn difference_of_case_definitions(
     left: &CaseRecordWithSamples,
     right: &CaseRecordWithSamples,
 ) -> Option<IncomparableEnvironmentField> {
-    let facts: [FactNameAndText<CaseRecordWithSamples>; 2] =
-        [("revision", |case| case.revision.to_string()), ("work", |case| case.work.to_string())];
+    let facts: [FactNameAndText<CaseRecordWithSamples>; 2] = [
+        ("revision", |case| case.workload_revision.to_string()),
+        ("work", |case| case.work.to_string()),
+    ];
     first_difference_of_facts(&facts, left, right)
 }
 
@@ -353,11 +380,11 @@ fn first_difference_of_facts<T>(
     right: &T,
 ) -> Option<IncomparableEnvironmentField> {
     let values = facts.iter().map(|(field, value)| IncomparableEnvironmentField {
-        field,
-        base: value(left),
-        head: value(right),
+        field_name: field,
+        base_value: value(left),
+        head_value: value(right),
     });
-    values.into_iter().find(|mismatch| mismatch.base != mismatch.head)
+    values.into_iter().find(|mismatch| mismatch.base_value != mismatch.head_value)
 }
 
 #[cfg(test)]

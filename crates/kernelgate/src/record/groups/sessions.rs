@@ -2,7 +2,8 @@
 //! folder.
 //!
 //! Sessions are ordered by the start times in their names or records. Modification times of files
-//! are used only if both are missing, because a restored cache or a wrong clock changes them.
+//! are used only if a session's name and records contain no start time, because a restored cache or
+//! a wrong clock changes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -25,8 +26,8 @@ const MAX_CLOCK_DIFFERENCE_OF_MACHINES: Duration = Duration::from_secs(300);
 /// The process runs of one invocation of the benches, with their folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionOfRuns {
-    /// Folder of the session.
-    pub folder: PathBuf,
+    /// Folder that contains the session's run records.
+    pub session_folder: PathBuf,
     /// Process runs of the session, one for each bench process; at least one.
     pub runs: Vec<BenchProcessRun>,
 }
@@ -42,7 +43,7 @@ impl RecordFoldersOfPackage {
         &self,
         count: usize,
     ) -> Result<Vec<SessionOfRuns>, RecordLookupError> {
-        let mut sessions: Vec<(Timestamp, PathBuf)> = sorted_entries_of_folder(&self.runs)
+        let mut sessions: Vec<(Timestamp, PathBuf)> = sorted_entries_of_folder(&self.runs_folder)
             .into_iter()
             .filter_map(|folder| Some((start_time_of_session_in_folder(&folder)?, folder)))
             .collect();
@@ -53,7 +54,10 @@ impl RecordFoldersOfPackage {
                 continue;
             }
             if last.is_empty() && started > Timestamp::now() + MAX_CLOCK_DIFFERENCE_OF_MACHINES {
-                return Err(RecordLookupError::Future { folder, started });
+                return Err(RecordLookupError::SessionStartsInFuture {
+                    session_folder: folder,
+                    session_start: started,
+                });
             }
             last.push(folder);
             if last.len() == count {
@@ -63,16 +67,16 @@ impl RecordFoldersOfPackage {
         Err(match (&self.package, last.len()) {
             (Some(package), 0) if !others.is_empty() => {
                 RecordLookupError::RunsOnlyOfOtherPackages {
-                    package: package.clone(),
-                    folder: self.runs.clone(),
-                    others,
+                    current_package: package.clone(),
+                    runs_folder: self.runs_folder.clone(),
+                    other_packages: others,
                 }
             }
-            (_, 0) => RecordLookupError::NoRun(self.runs.clone()),
-            (_, found) => RecordLookupError::FewRuns {
-                found,
+            (_, 0) => RecordLookupError::NoRunRecorded(self.runs_folder.clone()),
+            (_, found) => RecordLookupError::FewerSessionsThanRequested {
+                recorded_sessions: found,
                 requested_invocations: count,
-                folder: self.runs.clone(),
+                runs_folder: self.runs_folder.clone(),
             },
         })
     }
@@ -107,7 +111,7 @@ impl RecordFoldersOfPackage {
         folder: &Path,
     ) -> Result<SessionOfRuns, RecordLookupError> {
         let mut sessions = self.read_sessions_in_folders([folder])?;
-        sessions.pop().ok_or_else(|| RecordLookupError::NoRun(folder.to_owned()))
+        sessions.pop().ok_or_else(|| RecordLookupError::NoRunRecorded(folder.to_owned()))
     }
 
     /// Reads the sessions whose process runs are in these folders.
@@ -124,20 +128,23 @@ impl RecordFoldersOfPackage {
         for folder in folders {
             let files = sorted_json_files_in_folder(folder);
             if files.is_empty() {
-                return Err(RecordLookupError::NoRun(folder.to_owned()));
+                return Err(RecordLookupError::NoRunRecorded(folder.to_owned()));
             }
             let mut runs = Vec::new();
             for path in files {
                 let run: BenchProcessRun = file::read_record(&path)?;
                 // Runs are identified by key and start time, because sessions in several checkouts
                 // may have equal names.
-                let identity = (run.key_in_baseline(), run.started.clone());
+                let identity = (run.key_in_baseline(), run.start_time.clone());
                 if let Some(first) = read.insert(identity, path.clone()) {
-                    return Err(RecordLookupError::Twice { first, second: path });
+                    return Err(RecordLookupError::SameRunInTwoFiles {
+                        first_record_file: first,
+                        second_record_file: path,
+                    });
                 }
                 runs.push(run);
             }
-            sessions.push(SessionOfRuns { folder: folder.to_owned(), runs });
+            sessions.push(SessionOfRuns { session_folder: folder.to_owned(), runs });
         }
         Ok(sessions)
     }
@@ -183,7 +190,7 @@ mod tests {
 
     fn write_run_record_of_session(store: &RecordFoldersOfPackage, session: &str, started: &str) {
         let run = BenchProcessRun {
-            started: started.to_owned(),
+            start_time: started.to_owned(),
             ..BenchProcessRun::empty_run_starting_now(
                 "b",
                 session,
@@ -208,7 +215,7 @@ mod tests {
         write_run_record_of_session(&store, "old", "2025-01-02T03:04:05Z");
         let last = |count| -> Vec<String> {
             let sessions = store.read_last_sessions(count).unwrap();
-            sessions.into_iter().map(|session| session.runs[0].session.clone()).collect()
+            sessions.into_iter().map(|session| session.runs[0].session_name.clone()).collect()
         };
         assert_eq!(last(1), ["newer"]);
         assert_eq!(last(4), ["old", &named, "new", "newer"]);
@@ -221,19 +228,19 @@ mod tests {
             std::fs::copy(store.path_of_run_record("newer", "b"), &copy).unwrap();
             let twice =
                 store.read_last_sessions(5).or_else(|_| store.read_last_sessions(4)).unwrap_err();
-            assert!(matches!(twice, RecordLookupError::Twice { .. }), "{twice:?}");
+            assert!(matches!(twice, RecordLookupError::SameRunInTwoFiles { .. }), "{twice:?}");
             std::fs::remove_file(copy).unwrap();
         }
-        // Runs of another package that shares the folder are not returned.
+        // Runs of another package that shares the session folder are not returned.
         let package = |name: &str| CargoPackageId {
             name: name.to_owned(),
-            manifest: "Cargo.toml".to_owned(),
+            manifest_path: "Cargo.toml".to_owned(),
         };
         let store_of =
             |name: &str| RecordFoldersOfPackage { package: Some(package(name)), ..store.clone() };
         let other = BenchProcessRun {
             package: Some(package("other")),
-            started: "2026-01-02T03:04:09Z".to_owned(),
+            start_time: "2026-01-02T03:04:09Z".to_owned(),
             ..BenchProcessRun::empty_run_starting_now(
                 "b",
                 "other",
@@ -242,27 +249,37 @@ mod tests {
             )
         };
         file::write_record_atomically(&store.path_of_run_record("other", "b"), &other).unwrap();
-        let last_of =
-            |name: &str| store_of(name).read_last_sessions(1).unwrap()[0].runs[0].session.clone();
+        let last_of = |name: &str| {
+            store_of(name).read_last_sessions(1).unwrap()[0].runs[0].session_name.clone()
+        };
         assert_eq!(last(1), ["other"]);
         assert_eq!((&*last_of("other"), &*last_of("own")), ("other", "newer"));
         let few = store_of("own").read_last_sessions(5).unwrap_err();
         assert!(
-            matches!(few, RecordLookupError::FewRuns { found: 4, requested_invocations: 5, .. }),
+            matches!(
+                few,
+                RecordLookupError::FewerSessionsThanRequested {
+                    recorded_sessions: 4,
+                    requested_invocations: 5,
+                    ..
+                }
+            ),
             "{few:?}"
         );
-        std::fs::remove_dir_all(store.runs.join("other")).unwrap();
+        std::fs::remove_dir_all(store.runs_folder.join("other")).unwrap();
         write_run_record_of_session(&store, "ahead", "2226-01-02T03:04:05Z");
         match store.read_last_sessions(1).unwrap_err() {
-            RecordLookupError::Future { folder, .. } => assert!(folder.ends_with("ahead")),
+            RecordLookupError::SessionStartsInFuture { session_folder: folder, .. } => {
+                assert!(folder.ends_with("ahead"))
+            }
             other => panic!("{other:?}"),
         }
         // A session that cannot be read counts as the newest one, so that the error names it.
-        std::fs::remove_dir_all(store.runs.join("ahead")).unwrap();
+        std::fs::remove_dir_all(store.runs_folder.join("ahead")).unwrap();
         std::fs::write(store.path_of_run_record("old", "b"), "{").unwrap();
         let broken = store.read_last_sessions(1).unwrap_err();
         assert!(
-            matches!(broken, RecordLookupError::File(RecordFileError::Json { .. })),
+            matches!(broken, RecordLookupError::File(RecordFileError::InvalidJson { .. })),
             "{broken:?}"
         );
     }

@@ -9,23 +9,26 @@ use serde::{Deserialize, Serialize};
 /// Most shards.
 const MAX_NUMBER_OF_SHARDS: u32 = 1000;
 
-/// One of `count` parts which together contain every piece of work exactly once.
+/// One of `shard_count` parts which together contain every piece of work exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ShardOfWork {
     /// Which, from 1.
-    pub index: u32,
+    #[serde(rename = "index")]
+    pub index_from_one: u32,
     /// Number of shards.
-    pub count: u32,
+    #[serde(rename = "count")]
+    pub shard_count: u32,
 }
 
 impl ShardOfWork {
     /// Returns this shard's items of a list that all shards have in the same order: one item in
-    /// every `count`.
+    /// every `shard_count`.
     pub fn items_of_shard_in_turn<T>(
         self,
         items: impl IntoIterator<Item = T>,
     ) -> impl Iterator<Item = T> {
-        let (skipped, step) = (self.index.saturating_sub(1) as usize, self.count.max(1) as usize);
+        let (skipped, step) =
+            (self.index_from_one.saturating_sub(1) as usize, self.shard_count.max(1) as usize);
         items.into_iter().skip(skipped).step_by(step)
     }
 
@@ -35,7 +38,9 @@ impl ShardOfWork {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn check_shard_index_and_count(self) -> Result<(), String> {
-        if (1..=self.count).contains(&self.index) && self.count <= MAX_NUMBER_OF_SHARDS {
+        if (1..=self.shard_count).contains(&self.index_from_one)
+            && self.shard_count <= MAX_NUMBER_OF_SHARDS
+        {
             return Ok(());
         }
         Err(format!("shard {self}"))
@@ -43,7 +48,7 @@ impl ShardOfWork {
 
     /// Returns the text of the shard for file names, such as "2-of-4".
     pub fn label_for_file_name(self) -> String {
-        format!("{}-of-{}", self.index, self.count)
+        format!("{}-of-{}", self.index_from_one, self.shard_count)
     }
 }
 
@@ -52,22 +57,26 @@ impl ShardOfWork {
 pub enum ShardParseError {
     /// The text does not have the form 1/4.
     #[error("`{0}`: a shard is 1/4, 2/4, … of at most {MAX_NUMBER_OF_SHARDS}")]
-    Form(String),
+    WrongForm(String),
     /// The number of shards in the text is zero or too large.
-    #[error("`{text}`: the number of shards is from 1 to {MAX_NUMBER_OF_SHARDS}, not {count}")]
-    Count {
+    #[error(
+        "`{parsed_text}`: the number of shards is from 1 to {MAX_NUMBER_OF_SHARDS}, not {shard_count}"
+    )]
+    InvalidShardCount {
         /// The text that could not be parsed.
-        text: String,
+        parsed_text: String,
         /// Number of shards in the text.
-        count: u32,
+        shard_count: u32,
     },
     /// The shard's index in the text is zero or exceeds the number of shards.
-    #[error("`{text}`: a shard is 1/{count} to {count}/{count}; shards are counted from 1")]
-    Index {
+    #[error(
+        "`{parsed_text}`: a shard is 1/{shard_count} to {shard_count}/{shard_count}; shards are counted from 1"
+    )]
+    ShardIndexOutOfRange {
         /// The text that could not be parsed.
-        text: String,
+        parsed_text: String,
         /// Number of shards in the text.
-        count: u32,
+        shard_count: u32,
     },
 }
 
@@ -78,22 +87,28 @@ impl FromStr for ShardOfWork {
         let numbers = text
             .split_once('/')
             .and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
-        let (index, count) = numbers.ok_or_else(|| ShardParseError::Form(text.to_owned()))?;
+        let (index, count) = numbers.ok_or_else(|| ShardParseError::WrongForm(text.to_owned()))?;
         let text = || text.to_owned();
         if !(1..=MAX_NUMBER_OF_SHARDS).contains(&count) {
-            return Err(ShardParseError::Count { text: text(), count });
+            return Err(ShardParseError::InvalidShardCount {
+                parsed_text: text(),
+                shard_count: count,
+            });
         }
         if !(1..=count).contains(&index) {
-            return Err(ShardParseError::Index { text: text(), count });
+            return Err(ShardParseError::ShardIndexOutOfRange {
+                parsed_text: text(),
+                shard_count: count,
+            });
         }
-        Ok(Self { index, count })
+        Ok(Self { index_from_one: index, shard_count: count })
     }
 }
 
 /// "2/4".
 impl fmt::Display for ShardOfWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.index, self.count)
+        write!(f, "{}/{}", self.index_from_one, self.shard_count)
     }
 }
 
@@ -103,7 +118,7 @@ mod tests {
 
     #[test]
     fn shard_indices_are_counted_from_one() {
-        let last = ShardOfWork { index: 4, count: 4 };
+        let last = ShardOfWork { index_from_one: 4, shard_count: 4 };
         assert_eq!(("4/4".parse(), last.to_string()), (Ok(last), "4/4".to_owned()));
         for (bad, why) in [
             ("", "``: a shard is 1/4, 2/4, … of at most 1000"),
@@ -124,7 +139,9 @@ mod tests {
     #[test]
     fn each_list_item_belongs_to_exactly_one_shard() {
         let dealt = |index| {
-            ShardOfWork { index, count: 3 }.items_of_shard_in_turn(0..7).collect::<Vec<_>>()
+            ShardOfWork { index_from_one: index, shard_count: 3 }
+                .items_of_shard_in_turn(0..7)
+                .collect::<Vec<_>>()
         };
         assert_eq!([1, 2, 3].map(dealt), [vec![0, 3, 6], vec![1, 4], vec![2, 5]]);
     }

@@ -19,18 +19,20 @@ use crate::stats::median;
 pub enum ShardDivisionRule {
     /// Problems are divided by their recorded wall times, so that all shards take about the same
     /// time.
-    Slice,
+    #[serde(rename = "slice")]
+    ByRecordedTime,
     /// Problems are divided by a hash of their ids, so that a new problem does not move others to
     /// another shard.
-    Hash,
+    #[serde(rename = "hash")]
+    ByHashOfId,
 }
 
 impl ShardDivisionRule {
     /// "slice" or "hash".
     pub const fn name_in_records(self) -> &'static str {
         match self {
-            Self::Slice => "slice",
-            Self::Hash => "hash",
+            Self::ByRecordedTime => "slice",
+            Self::ByHashOfId => "hash",
         }
     }
 }
@@ -39,11 +41,14 @@ impl ShardDivisionRule {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DivisionAmongShardsSummary {
     /// Hash of all cases with their shards, which is equal in all shards of one division.
-    pub digest: String,
+    #[serde(rename = "digest")]
+    pub hash_of_cases_and_shards: String,
     /// Number of cases in all shards together.
-    pub cases: usize,
+    #[serde(rename = "cases")]
+    pub case_count: usize,
     /// Number of problems that the bench has in all shards together.
-    pub problems: usize,
+    #[serde(rename = "problems")]
+    pub problem_count: usize,
     /// Rule by which the problems were divided.
     pub split: ShardDivisionRule,
 }
@@ -54,13 +59,13 @@ pub struct ProblemsDividedAmongShards {
     /// The shard of the work that this record covers.
     pub shard: ShardOfWork,
     /// Index of the shard of each problem, if problems are divided by recorded times.
-    by_time: Option<BTreeMap<String, u32>>,
+    shard_index_by_problem: Option<BTreeMap<String, u32>>,
 }
 
 impl ProblemsDividedAmongShards {
     /// Divides problems among shards by a hash of their ids.
     pub const fn by_hash_of_problem_ids(shard: ShardOfWork) -> Self {
-        Self { shard, by_time: None }
+        Self { shard, shard_index_by_problem: None }
     }
 
     /// Divides problems among shards by recorded wall times: the longest first, each to the shard
@@ -81,7 +86,7 @@ impl ProblemsDividedAmongShards {
         let time = |problem: &str| recorded_s.get(problem).copied().unwrap_or(usual);
         let mut longest_first = problems;
         longest_first.sort_by(|one, other| time(other).total_cmp(&time(one)).then(one.cmp(other)));
-        let mut work_s = vec![0.0f64; shard.count as usize];
+        let mut work_s = vec![0.0f64; shard.shard_count as usize];
         let mut by_time = BTreeMap::new();
         for problem in longest_first {
             let indices = 0..work_s.len();
@@ -90,20 +95,20 @@ impl ProblemsDividedAmongShards {
             work_s[least] += time(problem);
             by_time.insert(problem.to_owned(), least as u32 + 1);
         }
-        Self { shard, by_time: Some(by_time) }
+        Self { shard, shard_index_by_problem: Some(by_time) }
     }
 
     /// Returns whether the problem with the id `workload/problem` belongs to this shard.
     pub fn contains_problem(&self, problem: &str) -> bool {
-        self.index_of_shard_with_problem(problem) == self.shard.index
+        self.index_of_shard_with_problem(problem) == self.shard.index_from_one
     }
 
     fn index_of_shard_with_problem(&self, problem: &str) -> u32 {
-        let by_time = self.by_time.as_ref().and_then(|by_time| by_time.get(problem));
+        let by_time = self.shard_index_by_problem.as_ref().and_then(|by_time| by_time.get(problem));
         by_time.copied().unwrap_or_else(|| {
             let hash = text_hash_hex(problem);
             let number = u64::from_str_radix(hash.get(..15).unwrap_or_default(), 16);
-            let number = number.unwrap_or_default() % u64::from(self.shard.count.max(1));
+            let number = number.unwrap_or_default() % u64::from(self.shard.shard_count.max(1));
             number as u32 + 1
         })
     }
@@ -117,11 +122,14 @@ impl ProblemsDividedAmongShards {
     ) -> DivisionAmongShardsSummary {
         let mut problems: Vec<(String, Vec<&str>)> = problems.into_iter().collect();
         problems.sort();
-        let split =
-            if self.by_time.is_some() { ShardDivisionRule::Slice } else { ShardDivisionRule::Hash };
+        let split = if self.shard_index_by_problem.is_some() {
+            ShardDivisionRule::ByRecordedTime
+        } else {
+            ShardDivisionRule::ByHashOfId
+        };
         let mut facts = vec![
             bench.to_owned(),
-            self.shard.count.to_string(),
+            self.shard.shard_count.to_string(),
             split.name_in_records().to_owned(),
         ];
         for (problem, cases) in &problems {
@@ -129,9 +137,9 @@ impl ProblemsDividedAmongShards {
             facts.extend(cases.iter().map(|case| (*case).to_owned()));
         }
         DivisionAmongShardsSummary {
-            digest: hash_of_texts_hex(facts.iter().map(String::as_str)),
-            cases: problems.iter().map(|(_, cases)| cases.len()).sum(),
-            problems: problems.len(),
+            hash_of_cases_and_shards: hash_of_texts_hex(facts.iter().map(String::as_str)),
+            case_count: problems.iter().map(|(_, cases)| cases.len()).sum(),
+            problem_count: problems.len(),
             split,
         }
     }
@@ -142,7 +150,7 @@ mod tests {
     use super::*;
 
     fn all_shards_of_count(count: u32) -> impl Iterator<Item = ShardOfWork> {
-        (1..=count).map(move |index| ShardOfWork { index, count })
+        (1..=count).map(move |index| ShardOfWork { index_from_one: index, shard_count: count })
     }
 
     #[test]
@@ -151,7 +159,7 @@ mod tests {
             let has = |shard: &ShardOfWork| {
                 ProblemsDividedAmongShards::by_hash_of_problem_ids(*shard).contains_problem(problem)
             };
-            all_shards_of_count(4).filter(has).map(|shard| shard.index).collect()
+            all_shards_of_count(4).filter(has).map(|shard| shard.index_from_one).collect()
         };
         let problems: Vec<String> = (0..200).map(|n| format!("w/f/n{n}_f32")).collect();
         let mut sizes = [0; 4];
@@ -224,7 +232,7 @@ mod tests {
         let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
         let names = problems.iter().map(|(problem, ..)| problem.as_str());
         let partition = ProblemsDividedAmongShards::divide_by_recorded_times(
-            ShardOfWork { index: 1, count },
+            ShardOfWork { index_from_one: 1, shard_count: count },
             names,
             &before,
         );
@@ -284,15 +292,20 @@ mod tests {
     fn shards_have_equal_digests_only_within_one_division() {
         let digest = |partition: &ProblemsDividedAmongShards, cases: &[&'static str]| {
             let problems = cases.iter().map(|case| (format!("p{case}"), vec![*case]));
-            partition.summarize_division_into_shards("b", problems).digest
+            partition.summarize_division_into_shards("b", problems).hash_of_cases_and_shards
         };
         let [one, two] = [1, 2].map(|index| {
-            ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork { index, count: 2 })
+            ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork {
+                index_from_one: index,
+                shard_count: 2,
+            })
         });
         assert_eq!(digest(&one, &["a", "b"]), digest(&two, &["b", "a"]));
         assert_ne!(digest(&one, &["a", "b"]), digest(&one, &["a"]));
-        let third =
-            ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork { index: 1, count: 3 });
+        let third = ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork {
+            index_from_one: 1,
+            shard_count: 3,
+        });
         assert_ne!(digest(&one, &["a", "b"]), digest(&third, &["a", "b"]));
         let times = [("pa".to_owned(), 1.0), ("pb".to_owned(), 9.0)].into();
         let timed =

@@ -26,24 +26,24 @@ const CALIBRATION_FILE_NAME: &str = "calibration";
 /// The folders in which a Cargo package keeps its run records and baselines.
 #[derive(Debug, Clone)]
 pub struct RecordFoldersOfPackage {
-    /// Root of the package.
-    pub root: PathBuf,
+    /// Root folder of the Cargo package.
+    pub package_root: PathBuf,
     /// The Cargo package; absent outside of packages, and at the root of a workspace that has no
     /// package.
     pub package: Option<CargoPackageId>,
     /// Committed baselines: `<device>/<name>.json`.
     pub baselines_folder: PathBuf,
-    /// Runs: Folder of recorded runs, `<session>/<bench>.json`; in the target folder unless
+    /// Folder of recorded runs, `<session>/<bench>.json`; in the target folder unless
     /// `KERNELGATE_HISTORY` names another one.
-    pub runs: PathBuf,
+    pub runs_folder: PathBuf,
     /// Folder of generated files that may be deleted: comparisons, calibrations.
-    pub work: PathBuf,
+    pub generated_files_folder: PathBuf,
     /// Folder of output errors that `kernelgate verify` recorded for several seeds. `<bench>.json`.
-    pub numerics: PathBuf,
+    pub output_errors_folder: PathBuf,
     /// Folder of reference outputs that are kept between processes; it may be deleted.
-    pub references: PathBuf,
+    pub references_folder: PathBuf,
     /// Criterion's folder.
-    pub criterion: PathBuf,
+    pub criterion_folder: PathBuf,
 }
 
 /// The reason why a run record or a baseline cannot be found or used.
@@ -57,70 +57,74 @@ pub enum RecordLookupError {
         "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
          digit, at most {MAX_FILE_NAME_CHARACTERS} of them"
     )]
-    Name(String),
+    InvalidBaselineName(String),
     /// The requested baseline name is reserved on Windows (such as `con`), where git could not
     /// create the file.
     #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
-    Device(String),
+    BaselineNameReservedByWindows(String),
     /// The requested baseline name is the name of the calibration file.
     #[error("baseline name `{CALIBRATION_FILE_NAME}`: that file is the calibration of the device")]
-    Reserved,
+    ReservedBaselineName,
     /// The device has no baseline of this name.
-    #[error("no baseline `{name}` for {device} in {folder}{}", existing_baselines_in_message(.others))]
+    #[error("no baseline `{requested_baseline}` for {device_folder} in {baselines_folder}{}", existing_baselines_in_message(.existing_baselines))]
     NoBaseline {
-        /// The name asked for.
-        name: String,
+        /// Name of the baseline that the user requested.
+        requested_baseline: String,
         /// The device's folder.
-        device: String,
+        device_folder: String,
         /// Folder of the baselines.
-        folder: PathBuf,
+        baselines_folder: PathBuf,
         /// Existing baselines, as `<device>/<name>`.
-        others: Vec<String>,
+        existing_baselines: Vec<String>,
     },
     /// The folder of runs does not contain any run yet.
     #[error("no run in {0}: run `cargo bench` first")]
-    NoRun(PathBuf),
+    NoRunRecorded(PathBuf),
     /// All recorded runs belong to other packages.
     #[error(
-        "no run of package {package} in {}, only of {}: run `cargo bench` in the package first, or \
-         call the program where the other package lies", .folder.display(), comma_separated_packages(.others)
+        "no run of package {current_package} in {}, only of {}: run `cargo bench` in the package first, or \
+         call the program where the other package lies", .runs_folder.display(), comma_separated_packages(.other_packages)
     )]
     RunsOnlyOfOtherPackages {
         /// Package in whose folder the program `kernelgate` was started.
-        package: CargoPackageId,
+        current_package: CargoPackageId,
         /// Folder of the runs.
-        folder: PathBuf,
+        runs_folder: PathBuf,
         /// The packages to which the recorded runs belong.
-        others: BTreeSet<CargoPackageId>,
+        other_packages: BTreeSet<CargoPackageId>,
     },
     /// There are fewer recorded sessions than requested.
-    #[error("{found} sessions in {folder}, not {requested_invocations}: run `cargo bench` again")]
-    FewRuns {
-        /// How many there are.
-        found: usize,
-        /// Number of requested invocations.
+    #[error(
+        "{recorded_sessions} sessions in {runs_folder}, not {requested_invocations}: run `cargo bench` again"
+    )]
+    FewerSessionsThanRequested {
+        /// Number of recorded sessions.
+        recorded_sessions: usize,
+        /// Number of requested sessions.
         requested_invocations: usize,
         /// Folder of the runs.
-        folder: PathBuf,
+        runs_folder: PathBuf,
     },
     /// Two record files contain the same process run.
-    #[error("{first} and {second} hold the same run, which counts once: remove one")]
-    Twice {
+    #[error(
+        "{first_record_file} and {second_record_file} hold the same run, which counts once: remove one"
+    )]
+    SameRunInTwoFiles {
         /// The record file of the run that was read first.
-        first: PathBuf,
+        first_record_file: PathBuf,
         /// The second record file that holds the same run.
-        second: PathBuf,
+        second_record_file: PathBuf,
     },
     /// The most recent session cannot be determined, because the start of one is in the future.
     #[error(
-        "the last session, {folder}, starts in the future ({started}): the clock was changed; \
+        "the last session, {session_folder}, starts in the future ({session_start}): the clock was changed; \
          name the one that is meant with --session, or remove it"
     )]
-    Future {
+    SessionStartsInFuture {
         /// The session.
-        folder: PathBuf,
+        session_folder: PathBuf,
         /// Recorded start of the session.
-        started: jiff::Timestamp,
+        session_start: jiff::Timestamp,
     },
 }
 
@@ -171,20 +175,22 @@ impl RecordFoldersOfPackage {
         let history = process::nonempty_environment_variable("KERNELGATE_HISTORY");
         Self {
             baselines_folder: root.join("baselines"),
-            runs: history.map_or_else(|| work.clone(), |folder| root.join(folder)).join("runs"),
-            numerics: work.join("numerics"),
-            references: work.join("references"),
-            work,
-            criterion: process::nonempty_environment_variable("CRITERION_HOME")
+            runs_folder: history
+                .map_or_else(|| work.clone(), |folder| root.join(folder))
+                .join("runs"),
+            output_errors_folder: work.join("numerics"),
+            references_folder: work.join("references"),
+            generated_files_folder: work,
+            criterion_folder: process::nonempty_environment_variable("CRITERION_HOME")
                 .map_or_else(|| target.join("criterion"), PathBuf::from),
             package: CargoPackageId::in_folder(root),
-            root: root.to_owned(),
+            package_root: root.to_owned(),
         }
     }
 
     /// Returns the path of the page that `kernelgate report` writes by default.
     pub fn default_report_page_path(&self) -> PathBuf {
-        self.work.join("report").join("index.html")
+        self.generated_files_folder.join("report").join("index.html")
     }
 
     /// Returns the path of a baseline file; a symbolic link is resolved.
@@ -215,10 +221,10 @@ impl RecordFoldersOfPackage {
                 let others =
                     files.iter().map(|(device, name, _)| format!("{device}/{name}")).collect();
                 Err(RecordLookupError::NoBaseline {
-                    name: name.to_owned(),
-                    device: device.to_owned(),
-                    folder: self.baselines_folder.clone(),
-                    others,
+                    requested_baseline: name.to_owned(),
+                    device_folder: device.to_owned(),
+                    baselines_folder: self.baselines_folder.clone(),
+                    existing_baselines: others,
                 })
             }
             read => Ok(read?),
@@ -234,8 +240,8 @@ impl RecordFoldersOfPackage {
     pub fn list_baseline_files(&self) -> Result<Vec<(String, String, PathBuf)>, RecordLookupError> {
         let mut found = Vec::new();
         let unreadable = |path: &Path, cause: std::io::Error| RecordFileError::Io {
-            action: "read",
-            path: path.to_owned(),
+            failed_operation: "read",
+            record_path: path.to_owned(),
             cause,
         };
         match std::fs::read_dir(&self.baselines_folder) {
@@ -281,7 +287,7 @@ impl RecordFoldersOfPackage {
 
     /// Returns the path of the file with the output errors that were recorded for a bench, by seed.
     pub fn path_of_output_errors(&self, bench: &str) -> PathBuf {
-        self.numerics.join(format!("{bench}.json"))
+        self.output_errors_folder.join(format!("{bench}.json"))
     }
 
     /// Reads the output errors that were recorded for the executables of these runs; errors of
@@ -304,7 +310,7 @@ impl RecordFoldersOfPackage {
         }
         let same = |record: &OutputErrorsOfExecutable| {
             let mut runs = runs.iter().filter(|run| run.bench == record.bench);
-            runs.any(|run| run.executable.as_ref() == Some(&record.executable))
+            runs.any(|run| run.executable_hash.as_ref() == Some(&record.executable_hash))
         };
         found.retain(same);
         Ok(found)
@@ -312,7 +318,7 @@ impl RecordFoldersOfPackage {
 
     /// Returns the path of the record of a bench process's run.
     pub fn path_of_run_record(&self, session: &str, bench: &str) -> PathBuf {
-        self.runs.join(session).join(format!("{bench}.json"))
+        self.runs_folder.join(session).join(format!("{bench}.json"))
     }
 }
 
@@ -323,20 +329,20 @@ impl RecordFoldersOfPackage {
 /// is that of the calibration.
 pub fn check_baseline_file_name(name: &str) -> Result<(), RecordLookupError> {
     if name == CALIBRATION_FILE_NAME {
-        return Err(RecordLookupError::Reserved);
+        return Err(RecordLookupError::ReservedBaselineName);
     }
     let stem = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     if FILE_NAMES_RESERVED_BY_WINDOWS.contains(&stem.as_str()) {
-        return Err(RecordLookupError::Device(name.to_owned()));
+        return Err(RecordLookupError::BaselineNameReservedByWindows(name.to_owned()));
     }
     if is_portable_file_name(name) {
         Ok(())
     } else {
-        Err(RecordLookupError::Name(shortened_quotation(name).into_owned()))
+        Err(RecordLookupError::InvalidBaselineName(shortened_quotation(name).into_owned()))
     }
 }
 
-/// The target folder: Returns the folder in `CARGO_TARGET_DIR`, otherwise the target folder in
+/// Returns Cargo's target folder: the folder in `CARGO_TARGET_DIR`, otherwise the target folder in
 /// which this program was built, otherwise `<root>/target`.
 fn target_folder_of_cargo(root: &Path) -> PathBuf {
     if let Some(folder) = process::nonempty_environment_variable("CARGO_TARGET_DIR") {
@@ -375,7 +381,10 @@ mod tests {
     fn a_baseline_name_must_stay_in_its_folder() {
         for bad in ["CON", "nul", "aux.txt", "Lpt1.x.y"] {
             assert!(
-                matches!(check_baseline_file_name(bad), Err(RecordLookupError::Device(_))),
+                matches!(
+                    check_baseline_file_name(bad),
+                    Err(RecordLookupError::BaselineNameReservedByWindows(_))
+                ),
                 "{bad}"
             );
         }
@@ -389,7 +398,7 @@ mod tests {
         }
         assert!(matches!(
             check_baseline_file_name(CALIBRATION_FILE_NAME),
-            Err(RecordLookupError::Reserved)
+            Err(RecordLookupError::ReservedBaselineName)
         ));
         let long = "x".repeat(65);
         for bad in ["", "..", ".hidden", "../x", "a/b", "a\\b", "-flag", "a b", "ä", "a\0", &long]

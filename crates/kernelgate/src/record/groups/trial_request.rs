@@ -9,36 +9,46 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialRequestToBench {
     /// Name of the comparison, which becomes the session name of the trial's run.
-    pub session: String,
+    #[serde(rename = "session")]
+    pub session_name: String,
     /// Path at which the bench process writes the trial's run record.
-    pub record: PathBuf,
+    #[serde(rename = "record")]
+    pub run_record_path: PathBuf,
     /// Case ids to run, among those that the flags select; absent if all selected cases run.
-    pub cases: Option<BTreeSet<String>>,
+    #[serde(rename = "cases")]
+    pub case_ids_to_run: Option<BTreeSet<String>>,
     /// Case ids that run first, because their code changed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub first: BTreeSet<String>,
+    #[serde(rename = "first")]
+    pub case_ids_to_run_first: BTreeSet<String>,
     /// Run record of an earlier process of this executable: a case whose output bits equal those
     /// verified there counts as verified.
-    pub verified: Option<PathBuf>,
+    #[serde(rename = "verified")]
+    pub verified_run_record: Option<PathBuf>,
     /// Folder with the inputs of this executable, which the first process generates and later
     /// processes read; absent if each process generates its own.
-    pub inputs: Option<PathBuf>,
+    #[serde(rename = "inputs")]
+    pub inputs_folder: Option<PathBuf>,
     /// Folder in which the base's first process stores outputs that no reference verifies, so that
     /// the head's outputs can be compared with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep_outputs: Option<PathBuf>,
+    #[serde(rename = "keep_outputs")]
+    pub kept_outputs_folder: Option<PathBuf>,
     /// Whether outputs of verified cases are stored in that folder too, for a head build that
     /// cannot verify its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub keep_verified: bool,
+    #[serde(rename = "keep_verified")]
+    pub keep_verified_outputs: bool,
     /// Folder that contains the stored outputs of the base build. The head's first process compares
     /// its outputs with these outputs if the case has no reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base_outputs: Option<PathBuf>,
+    #[serde(rename = "base_outputs")]
+    pub base_outputs_folder: Option<PathBuf>,
     /// Whether to measure the anchor rates of the device, by which shards on several cards are
     /// compared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub anchors: bool,
+    #[serde(rename = "anchors")]
+    pub measure_anchor_rates: bool,
     /// Durations of warm-up and measurement of each case, and numbers of samples.
     pub sampling: TrialSamplingPlan,
 }
@@ -52,16 +62,16 @@ impl TrialRequestToBench {
         sampling: TrialSamplingPlan,
     ) -> Self {
         Self {
-            session: session.into(),
-            record,
-            cases: None,
-            first: BTreeSet::new(),
-            verified: None,
-            inputs: None,
-            keep_outputs: None,
-            keep_verified: false,
-            base_outputs: None,
-            anchors: false,
+            session_name: session.into(),
+            run_record_path: record,
+            case_ids_to_run: None,
+            case_ids_to_run_first: BTreeSet::new(),
+            verified_run_record: None,
+            inputs_folder: None,
+            kept_outputs_folder: None,
+            keep_verified_outputs: false,
+            base_outputs_folder: None,
+            measure_anchor_rates: false,
             sampling,
         }
     }
@@ -77,9 +87,11 @@ pub struct TrialSamplingPlan {
     /// Measurement of a case, seconds; the minimum number of samples may take longer.
     pub measurement_s: f64,
     /// Fewest samples.
-    pub fewest: usize,
+    #[serde(rename = "fewest")]
+    pub fewest_samples: usize,
     /// Most samples.
-    pub most: usize,
+    #[serde(rename = "most")]
+    pub most_samples: usize,
 }
 
 impl TrialSamplingPlan {
@@ -88,7 +100,7 @@ impl TrialSamplingPlan {
     /// # Errors
     /// The error is a fragment of a message that names the invalid fields.
     pub fn check_sampling_plan_plausible(&self) -> Result<(), String> {
-        let Self { warm_up_s, measurement_s, fewest, most } = *self;
+        let Self { warm_up_s, measurement_s, fewest_samples: fewest, most_samples: most } = *self;
         if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
             return Err(format!("warm-up of {warm_up_s} s, measurement of {measurement_s} s"));
         }
@@ -102,23 +114,27 @@ impl TrialSamplingPlan {
     /// samples grows with the measurement time.
     pub fn with_sample_count_for_gpu(self) -> Self {
         let usual = Self::SAMPLING_ON_GPU;
-        let most = usual.most as f64 * self.measurement_s / usual.measurement_s;
-        Self { fewest: usual.fewest, most: usual.most.max(most.ceil() as usize), ..self }
+        let most = usual.most_samples as f64 * self.measurement_s / usual.measurement_s;
+        Self {
+            fewest_samples: usual.fewest_samples,
+            most_samples: usual.most_samples.max(most.ceil() as usize),
+            ..self
+        }
     }
 
     /// Sampling plan of a process that only verifies: one sample shows that each case runs.
     pub const ONE_SAMPLE_FOR_VERIFICATION: Self =
-        Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
+        Self { warm_up_s: 0.0, measurement_s: 0.0, fewest_samples: 1, most_samples: 1 };
     /// Sampling plan of a trial on a GPU, where samples within a process vary less than medians of
     /// processes.
     pub const SAMPLING_ON_GPU: Self =
-        Self { warm_up_s: 0.05, measurement_s: 0.2, fewest: 2, most: 50 };
+        Self { warm_up_s: 0.05, measurement_s: 0.2, fewest_samples: 2, most_samples: 50 };
     /// Sampling plan of a process that keeps the device busy until the process is ended.
     pub const SAMPLING_UNTIL_PROCESS_IS_ENDED: Self =
-        Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
+        Self { warm_up_s: 0.0, measurement_s: 600.0, fewest_samples: 1, most_samples: 1_000_000 };
     /// Sampling plan of a trial on the host CPU, whose median is used.
     pub const SAMPLING_ON_HOST: Self =
-        Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
+        Self { warm_up_s: 0.1, measurement_s: 0.3, fewest_samples: 2, most_samples: 20 };
 }
 
 #[cfg(test)]
@@ -130,7 +146,7 @@ mod tests {
         let samples = |measurement_s| {
             TrialSamplingPlan { measurement_s, ..TrialSamplingPlan::SAMPLING_ON_HOST }
                 .with_sample_count_for_gpu()
-                .most
+                .most_samples
         };
         assert_eq!([0.03, 0.2, 1.0].map(samples), [50, 50, 250]);
     }

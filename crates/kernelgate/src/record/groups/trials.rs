@@ -15,7 +15,8 @@ use kernelgate_cuda::CaseFailureReason;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonTrialsFile {
     /// Executables and settings by name; a comparison resumes only if all are unchanged.
-    pub identity: BTreeMap<String, String>,
+    #[serde(rename = "identity")]
+    pub executables_and_settings: BTreeMap<String, String>,
     /// All trials of the comparison, in order of time.
     pub trials: Vec<TrialOfComparison>,
 }
@@ -28,11 +29,14 @@ pub struct TrialOfComparison {
     /// Name of the bench executable.
     pub bench: String,
     /// Number of the trial's block in its round, counted from 0 for each bench.
-    pub block: usize,
+    #[serde(rename = "block")]
+    pub block_in_round: usize,
     /// Position of the trial in its block, 0 to 3.
-    pub place: usize,
+    #[serde(rename = "place")]
+    pub position_in_block: usize,
     /// Whether the trial ran the head build (otherwise the base build).
-    pub head: bool,
+    #[serde(rename = "head")]
+    pub ran_head_build: bool,
     /// Wall time of the trial's bench process, seconds.
     pub wall_s: f64,
     /// Times by case.
@@ -43,7 +47,8 @@ pub struct TrialOfComparison {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, String>,
     /// Reason why the bench process of this trial ended early.
-    pub broke: Option<String>,
+    #[serde(rename = "broke")]
+    pub reason_of_early_end: Option<String>,
 }
 
 /// Launch time of one case in one trial of a comparison, with its conditions.
@@ -52,32 +57,38 @@ pub struct CaseTimeInTrial {
     /// Median time over the samples, nanoseconds per launch, or per iteration of a Criterion
     /// routine. The median must be positive and finite; otherwise the gate ignores the trial's
     /// block.
-    pub time_ns: f64,
+    #[serde(rename = "time_ns")]
+    pub median_time_ns: f64,
     /// Median over the samples of launch time multiplied by SM clock, cycles per launch; absent on
     /// the host.
-    pub cycles: Option<f64>,
+    #[serde(rename = "cycles")]
+    pub median_cycles_per_launch: Option<f64>,
     /// Share of the host's CPU time that other processes used, 0 to 1; on a GPU 1 if another
     /// process computed on it, otherwise 0. None where unknown.
-    pub contention: Option<f64>,
+    #[serde(rename = "contention")]
+    pub contention_share: Option<f64>,
     /// Whether the power cap lowered the SM clock in this trial. At the power cap the gate ignores
     /// the cycles, because a kernel that draws more power is slower although its cycles are equal.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub at_cap: bool,
+    #[serde(rename = "at_cap")]
+    pub at_power_cap: bool,
     /// Whether heat or a hardware slow-down lowered the SM clock in this trial. The gate ignores a
     /// block that contains a trial throttled in this way.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub throttled: bool,
+    #[serde(rename = "throttled")]
+    pub slowed_by_heat_or_hardware: bool,
     /// Whether the time is a mean over many iterations, as Criterion measures, instead of a median
     /// of single launches. A smallest relevant change that the user gives in nanoseconds per launch
     /// is not applied to such a mean.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub averaged: bool,
+    #[serde(rename = "averaged")]
+    pub time_is_mean: bool,
 }
 
 impl RecordFileType for ComparisonTrialsFile {
     const SCHEMA: &'static str = "kernelgate-trials";
     const SCHEMA_VERSION: u64 = 2;
-    const OLDEST_VERSION: u64 = 2;
+    const OLDEST_READABLE_VERSION: u64 = 2;
     const FILE_KIND: &'static str = "comparison";
     const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] = &["broke", "failed", "identity"];
 
@@ -92,12 +103,15 @@ impl TrialOfComparison {
     /// # Errors
     /// The error is a fragment of a message that names the trial or the case, and the number.
     fn check_trial_plausible(&self) -> Result<(), String> {
-        if self.place > 3 || !(1..=2).contains(&self.round) {
-            return Err(format!("a trial at place {} of round {}", self.place, self.round));
+        if self.position_in_block > 3 || !(1..=2).contains(&self.round) {
+            return Err(format!(
+                "a trial at place {} of round {}",
+                self.position_in_block, self.round
+            ));
         }
         text::check_is_plain_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
-        plausibility::check_count_plausible("block", self.block as u64)?;
-        let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
+        plausibility::check_count_plausible("block", self.block_in_round as u64)?;
+        let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block_in_round);
         plausibility::check_wall_seconds_plausible("wall_s", self.wall_s).map_err(named)?;
         let case = |(id, timing): (&String, &CaseTimeInTrial)| {
             text::check_case_id_text(id)?;
@@ -110,9 +124,10 @@ impl TrialOfComparison {
 impl CaseTimeInTrial {
     /// Fails if a number of this case's timing is implausible.
     fn check_case_time_plausible(&self) -> Result<(), String> {
-        plausibility::check_launch_ns_plausible("a time", self.time_ns)?;
-        self.cycles.map_or(Ok(()), plausibility::check_cycles_per_launch_plausible)?;
-        self.contention
+        plausibility::check_launch_ns_plausible("a time", self.median_time_ns)?;
+        self.median_cycles_per_launch
+            .map_or(Ok(()), plausibility::check_cycles_per_launch_plausible)?;
+        self.contention_share
             .map_or(Ok(()), |share| plausibility::check_share_plausible("contention", share))
     }
 }
@@ -126,18 +141,18 @@ mod tests {
         let trial = TrialOfComparison {
             round: 1,
             bench: "b".to_owned(),
-            block: 0,
-            place: 0,
-            head: false,
+            block_in_round: 0,
+            position_in_block: 0,
+            ran_head_build: false,
             wall_s: 1.0,
             cases: [(
                 "x".to_owned(),
-                CaseTimeInTrial { time_ns: 5.0, ..CaseTimeInTrial::default() },
+                CaseTimeInTrial { median_time_ns: 5.0, ..CaseTimeInTrial::default() },
             )]
             .into(),
             failed: BTreeMap::new(),
             skipped: BTreeMap::new(),
-            broke: None,
+            reason_of_early_end: None,
         };
         assert_eq!(trial.check_trial_plausible(), Ok(()));
         for wall_s in [-1.0, 1e300, f64::NAN, f64::INFINITY] {
@@ -151,12 +166,18 @@ mod tests {
         };
         let timing = trial.cases["x"];
         assert_eq!(
-            timed(CaseTimeInTrial { time_ns: -1.0, ..timing }),
+            timed(CaseTimeInTrial { median_time_ns: -1.0, ..timing }),
             "case x: a time of -1 ns a launch"
         );
         let cycles = Some(-5.0);
-        assert_eq!(timed(CaseTimeInTrial { cycles, ..timing }), "case x: -5 cycles a launch");
+        assert_eq!(
+            timed(CaseTimeInTrial { median_cycles_per_launch: cycles, ..timing }),
+            "case x: -5 cycles a launch"
+        );
         let contention = Some(1.5);
-        assert_eq!(timed(CaseTimeInTrial { contention, ..timing }), "case x: contention of 1.5");
+        assert_eq!(
+            timed(CaseTimeInTrial { contention_share: contention, ..timing }),
+            "case x: contention of 1.5"
+        );
     }
 }

@@ -23,7 +23,11 @@ impl RunEnvironment {
         both.filter(|((field, base), (_, head))| {
             part_of_fact_that_must_agree(field, base) != part_of_fact_that_must_agree(field, head)
         })
-        .map(|((field, base), (_, head))| IncomparableEnvironmentField { field, base, head })
+        .map(|((field, base), (_, head))| IncomparableEnvironmentField {
+            field_name: field,
+            base_value: base,
+            head_value: head,
+        })
         .collect()
     }
 
@@ -53,25 +57,26 @@ impl RunEnvironment {
         let mut facts = vec![
             ("device_kind", self.device_kind.clone()),
             ("device_name", self.device_name.clone()),
-            ("optimised", self.optimised.to_string()),
+            ("optimised", self.built_with_optimisation.to_string()),
         ];
         if on_gpu {
             // For a run on a GPU the host's model does not matter, because the host only launches
             // kernels.
-            let gpus =
-                |value: fn(&GpuInEnvironment) -> String| self.gpus.distinct_values_of_gpus(value);
+            let gpus = |value: fn(&GpuInEnvironment) -> String| {
+                self.gpus.join_distinct_values_of_gpus(value)
+            };
             facts.extend([
                 ("gpu.arch", gpus(|gpu| gpu.arch.clone())),
-                ("gpu.driver", gpus(|gpu| gpu.driver.clone())),
-                ("gpu.driver_cuda", gpus(|gpu| gpu.driver_cuda.clone())),
-                ("gpu.nvrtc", gpus(|gpu| gpu.nvrtc.clone())),
+                ("gpu.driver", gpus(|gpu| gpu.driver_version.clone())),
+                ("gpu.driver_cuda", gpus(|gpu| gpu.latest_cuda_of_driver.clone())),
+                ("gpu.nvrtc", gpus(|gpu| gpu.nvrtc_version.clone())),
                 ("gpu.multiprocessors", gpus(|gpu| gpu.multiprocessors.to_string())),
             ]);
         } else {
             facts.extend([
                 ("arch", self.arch.clone()),
-                ("cores", self.cores.to_string()),
-                ("threads", self.threads.to_string()),
+                ("cores", self.usable_logical_cores.to_string()),
+                ("threads", self.cpu_backend_threads.to_string()),
                 ("simd", self.simd.join(" ")),
             ]);
         }
@@ -101,12 +106,15 @@ mod tests {
 
     #[test]
     fn the_name_depends_only_on_facts_that_decide_comparability() {
-        let host = RunEnvironment { cores: 2, ..RunEnvironment::environment_of_process_on_cpu() };
-        let same = RunEnvironment { memory_bytes: 1, machine: None, ..host.clone() };
-        let other = RunEnvironment { cores: 4, ..host.clone() };
+        let host = RunEnvironment {
+            usable_logical_cores: 2,
+            ..RunEnvironment::environment_of_process_on_cpu()
+        };
+        let same = RunEnvironment { host_memory_bytes: 1, machine_hash: None, ..host.clone() };
+        let other = RunEnvironment { usable_logical_cores: 4, ..host.clone() };
         assert_eq!(host.name_of_comparable_environments(), same.name_of_comparable_environments());
         assert!(host.incomparable_facts_with_base(&same).is_empty());
         assert_ne!(host.name_of_comparable_environments(), other.name_of_comparable_environments());
-        assert_eq!(host.incomparable_facts_with_base(&other)[0].field, "cores");
+        assert_eq!(host.incomparable_facts_with_base(&other)[0].field_name, "cores");
     }
 }

@@ -9,7 +9,7 @@ use crate::record::files::text::join_lines_with_spaces;
 use serde::{Deserialize, Serialize};
 use sysinfo::System;
 
-use crate::backend::{BackendKind, BenchTarget};
+use crate::backend::{BackendKind, BenchDevices};
 use crate::measure::plausibility;
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::GpuProperties;
@@ -26,22 +26,28 @@ pub struct RunEnvironment {
     /// Instruction set of the host, such as "x86_64".
     pub arch: String,
     /// Number of logical cores of the host that this process may use.
-    pub cores: usize,
+    #[serde(rename = "cores")]
+    pub usable_logical_cores: usize,
     /// Number of threads that kernelgate's CPU backend used.
-    pub threads: usize,
+    #[serde(rename = "threads")]
+    pub cpu_backend_threads: usize,
     /// SIMD instruction sets that the host's processor supports; the widest is last.
     pub simd: Vec<String>,
     /// Main memory of the host, bytes.
-    pub memory_bytes: u64,
+    #[serde(rename = "memory_bytes")]
+    pub host_memory_bytes: u64,
     /// Operating system of the host, with its kernel version.
     pub os: String,
     /// Whether the kernelgate library was built with optimisation.
-    pub optimised: bool,
+    #[serde(rename = "optimised")]
+    pub built_with_optimisation: bool,
     /// Version of kernelgate.
-    pub kernelgate: String,
+    #[serde(rename = "kernelgate")]
+    pub kernelgate_version: String,
     /// Hash of host name and machine id; absent if the host has neither.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine: Option<String>,
+    #[serde(rename = "machine")]
+    pub machine_hash: Option<String>,
     /// The GPUs that the run used; empty on the CPU backend.
     #[serde(default, skip_serializing_if = "GpusInEnvironment::is_empty")]
     pub gpus: GpusInEnvironment,
@@ -54,23 +60,25 @@ pub struct RunEnvironment {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncomparableEnvironmentField {
     /// Name of the field, as in record files.
-    pub field: &'static str,
-    /// Value of the baseline.
-    pub base: String,
-    /// Value of the run.
-    pub head: String,
+    pub field_name: &'static str,
+    /// Value of the field in the baseline.
+    pub base_value: String,
+    /// Value of the field in the run.
+    pub head_value: String,
 }
 
 impl RunEnvironment {
     /// Fails if a number of cores, threads or bytes in this environment is implausible.
     pub fn check_environment_plausible(&self) -> Result<(), String> {
-        for (field, count) in [("cores", self.cores), ("threads", self.threads)] {
+        for (field, count) in
+            [("cores", self.usable_logical_cores), ("threads", self.cpu_backend_threads)]
+        {
             plausibility::check_count_plausible(field, count as u64)?;
             if count == 0 {
                 return Err(format!("0 {field}"));
             }
         }
-        plausibility::check_bytes_plausible("memory_bytes", self.memory_bytes)?;
+        plausibility::check_bytes_plausible("memory_bytes", self.host_memory_bytes)?;
         self.gpus.gpus_by_uuid().try_for_each(|gpu| {
             plausibility::check_bytes_plausible("l2_bytes of a GPU", gpu.l2_bytes)?;
             plausibility::check_bytes_plausible("memory_bytes of a GPU", gpu.memory_bytes)
@@ -78,10 +86,10 @@ impl RunEnvironment {
     }
 
     /// Describes the environment of this process for a run on the devices of `target`.
-    pub fn environment_of_target(target: &BenchTarget) -> RunEnvironment {
+    pub fn environment_of_target(target: &BenchDevices) -> RunEnvironment {
         match target {
-            BenchTarget::Cpu => Self::environment_of_process_on_cpu(),
-            BenchTarget::Cuda(devices) => Self {
+            BenchDevices::Cpu => Self::environment_of_process_on_cpu(),
+            BenchDevices::Cuda(devices) => Self {
                 link: devices.weakest_peer_link(),
                 ..Self::environment_of_process_on_gpus(
                     devices.iter().map(|device| device.gpu_properties()),
@@ -97,7 +105,7 @@ impl RunEnvironment {
     ) -> RunEnvironment {
         let facts: Vec<&GpuProperties> = facts.into_iter().collect();
         let mut names: Vec<String> =
-            facts.iter().map(|facts| join_lines_with_spaces(&facts.name)).collect();
+            facts.iter().map(|facts| join_lines_with_spaces(&facts.gpu_name)).collect();
         names.sort();
         names.dedup();
         Self {
@@ -124,18 +132,18 @@ impl RunEnvironment {
             device_name: brand
                 .unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
             arch: std::env::consts::ARCH.to_owned(),
-            cores: std::thread::available_parallelism().map_or(1, Into::into),
-            threads: crate::backend::cpu::cpu_backend_thread_count(),
+            usable_logical_cores: std::thread::available_parallelism().map_or(1, Into::into),
+            cpu_backend_threads: crate::backend::cpu::cpu_backend_thread_count(),
             simd: supported_simd_features(),
-            memory_bytes: system.as_ref().map_or(0, System::total_memory),
+            host_memory_bytes: system.as_ref().map_or(0, System::total_memory),
             os: join_lines_with_spaces(&format!(
                 "{} {}",
                 std::env::consts::OS,
                 System::kernel_version().unwrap_or_default()
             )),
-            optimised: !cfg!(debug_assertions),
-            kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
-            machine: hash_of_host_name_and_machine_id(),
+            built_with_optimisation: !cfg!(debug_assertions),
+            kernelgate_version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine_hash: hash_of_host_name_and_machine_id(),
             gpus: GpusInEnvironment::default(),
             link: None,
         }
@@ -149,14 +157,14 @@ impl RunEnvironment {
     /// Returns whether the GPU (for a CPU run, the host) has an id that distinguishes it from
     /// others of its model.
     pub const fn has_device_id(&self) -> bool {
-        !self.gpus.is_empty() || self.machine.is_some()
+        !self.gpus.is_empty() || self.machine_hash.is_some()
     }
 
     /// Returns whether two comparable environments certainly have the same GPUs, or for CPU runs
     /// the same host. Two GPUs of one model can differ in speed.
     pub fn has_same_gpus_or_host_as(&self, base: &Self) -> bool {
         match self.gpus.is_empty() || base.gpus.is_empty() {
-            true => self.machine.is_some() && self.machine == base.machine,
+            true => self.machine_hash.is_some() && self.machine_hash == base.machine_hash,
             false => self.gpus.are_same_gpus_by_uuid(&base.gpus),
         }
     }
@@ -174,8 +182,10 @@ impl RunEnvironment {
 
     /// Returns the UUIDs of the GPUs, such as "GPU-1a2b…", or for a CPU run the hash of the host.
     pub fn id_of_gpus_or_host(&self) -> String {
-        match &self.machine {
-            _ if !self.gpus.is_empty() => self.gpus.distinct_values_of_gpus(|gpu| gpu.uuid.clone()),
+        match &self.machine_hash {
+            _ if !self.gpus.is_empty() => {
+                self.gpus.join_distinct_values_of_gpus(|gpu| gpu.uuid.clone())
+            }
             Some(hash) => format!("host {hash}"),
             None => "a host without a name".to_owned(),
         }
@@ -185,7 +195,10 @@ impl RunEnvironment {
     /// 1980 MHz", or the processor with its numbers of cores and threads.
     pub fn description_of_device(&self) -> String {
         if self.gpus.is_empty() {
-            return format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads);
+            return format!(
+                "{}, {} cores, {} threads",
+                self.device_name, self.usable_logical_cores, self.cpu_backend_threads
+            );
         }
         let count = match self.gpus.number_of_gpus() {
             1 => String::new(),
@@ -194,9 +207,9 @@ impl RunEnvironment {
         format!(
             "{count}{}, driver {}, CUDA {}, SM clock up to {} MHz",
             self.device_name,
-            self.gpus.distinct_values_of_gpus(|gpu| gpu.driver.clone()),
-            self.gpus.distinct_values_of_gpus(|gpu| gpu.driver_cuda.clone()),
-            self.gpus.distinct_values_of_gpus(|gpu| gpu.max_clock_mhz.to_string()),
+            self.gpus.join_distinct_values_of_gpus(|gpu| gpu.driver_version.clone()),
+            self.gpus.join_distinct_values_of_gpus(|gpu| gpu.latest_cuda_of_driver.clone()),
+            self.gpus.join_distinct_values_of_gpus(|gpu| gpu.max_clock_mhz.to_string()),
         )
     }
 
@@ -215,20 +228,23 @@ impl RunEnvironment {
 /// Makes the record of a GPU, with the versions of its driver and of NVRTC.
 fn gpu_with_driver_and_nvrtc_versions(facts: &GpuProperties) -> GpuInEnvironment {
     let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-    let telemetry = CardTelemetryByNvml::open_card_by_uuid(&facts.uuid);
+    let telemetry = CardTelemetryByNvml::open_card_by_uuid(&facts.gpu_uuid);
     GpuInEnvironment {
-        uuid: facts.uuid.clone(),
-        arch: facts.arch.clone(),
-        driver: telemetry
+        uuid: facts.gpu_uuid.clone(),
+        arch: facts.kernel_architecture.clone(),
+        driver_version: telemetry
             .and_then(|it| it.nvidia_driver_version())
             .unwrap_or_else(|| "unknown".to_owned()),
-        driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
-        nvrtc: nvrtc::found_nvrtc_version().map_or_else(|_| "unknown".to_owned(), version),
-        multiprocessors: facts.multiprocessors,
-        l2_bytes: facts.l2_bytes,
-        memory_bytes: facts.memory_bytes,
-        max_clock_mhz: facts.max_clock_mhz,
-        libraries: BTreeMap::new(),
+        latest_cuda_of_driver: version((
+            facts.driver_cuda_version / 1000,
+            facts.driver_cuda_version % 1000 / 10,
+        )),
+        nvrtc_version: nvrtc::found_nvrtc_version().map_or_else(|_| "unknown".to_owned(), version),
+        multiprocessors: facts.multiprocessor_count,
+        l2_bytes: facts.l2_cache_bytes,
+        memory_bytes: facts.device_memory_bytes,
+        max_clock_mhz: facts.max_sm_clock_mhz,
+        library_versions: BTreeMap::new(),
     }
 }
 
@@ -314,20 +330,20 @@ mod tests {
         let base = RunEnvironment::environment_of_process_on_cpu();
         let same = RunEnvironment {
             os: "linux 99".to_owned(),
-            memory_bytes: 1,
-            kernelgate: "9".to_owned(),
+            host_memory_bytes: 1,
+            kernelgate_version: "9".to_owned(),
             ..base.clone()
         };
         assert_eq!(same.incomparable_facts_with_base(&base), []);
         let other = RunEnvironment {
             device_name: "other".to_owned(),
-            threads: base.threads + 1,
+            cpu_backend_threads: base.cpu_backend_threads + 1,
             ..base.clone()
         };
         let fields: Vec<_> = other
             .incomparable_facts_with_base(&base)
             .iter()
-            .map(|mismatch| mismatch.field)
+            .map(|mismatch| mismatch.field_name)
             .collect();
         assert_eq!(fields, ["device_name", "threads"]);
     }
@@ -354,13 +370,13 @@ mod tests {
         ])));
         assert!(!pair.has_same_gpus_or_host_as(&one));
         let counts = |it: Vec<IncomparableEnvironmentField>| {
-            it.into_iter().map(|it| (it.field, it.base, it.head))
+            it.into_iter().map(|it| (it.field_name, it.base_value, it.head_value))
         };
         let found: Vec<_> = counts(pair.incomparable_facts_with_base(&one)).collect();
         assert_eq!(found, [("gpu.count", "1".to_owned(), "2".to_owned())]);
         assert_ne!(pair.name_of_comparable_environments(), one.name_of_comparable_environments());
         let over = |link| RunEnvironment { link: Some(link), ..pair.clone() };
-        let (nvlink, pcie) = (over(PeerLink::PeerAtomic), over(PeerLink::Peer));
+        let (nvlink, pcie) = (over(PeerLink::PeerWithAtomics), over(PeerLink::PeerWithoutAtomics));
         let found: Vec<_> = counts(pcie.incomparable_facts_with_base(&nvlink)).collect();
         assert_eq!(found, [("gpu.link", "peer_atomic".to_owned(), "peer".to_owned())]);
         assert_ne!(
@@ -429,7 +445,7 @@ mod tests {
         // A process that verified a case has opened CUPTI, so the list of opened libraries differs.
         let mut verified = base.clone();
         let mut gpu = verified.gpus.only_gpu().unwrap().clone();
-        gpu.libraries.insert("cupti".to_owned(), "API 26".to_owned());
+        gpu.library_versions.insert("cupti".to_owned(), "API 26".to_owned());
         verified.gpus = gpu.into();
         assert!(
             base != verified
@@ -443,17 +459,19 @@ mod tests {
         assert_eq!(other.incomparable_facts_with_base(&base), []);
         let newer = on("GPU-1", "590.1");
         let mismatch = IncomparableEnvironmentField {
-            field: "gpu.driver",
-            base: "580.82.07".to_owned(),
-            head: "590.1".to_owned(),
+            field_name: "gpu.driver",
+            base_value: "580.82.07".to_owned(),
+            head_value: "590.1".to_owned(),
         };
         assert_eq!(newer.incomparable_facts_with_base(&base), [mismatch]);
         assert_eq!(
             other.description_of_device(),
             "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz"
         );
-        let nameless =
-            RunEnvironment { machine: None, ..RunEnvironment::environment_of_process_on_cpu() };
+        let nameless = RunEnvironment {
+            machine_hash: None,
+            ..RunEnvironment::environment_of_process_on_cpu()
+        };
         assert!(!nameless.has_same_gpus_or_host_as(&nameless));
     }
 }

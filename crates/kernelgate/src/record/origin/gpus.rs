@@ -15,11 +15,14 @@ pub struct GpuInEnvironment {
     /// GPU architecture for which kernels are compiled, such as "sm_90a".
     pub arch: String,
     /// Version of the NVIDIA driver, such as "580.82.07"; "unknown" if NVML is missing.
-    pub driver: String,
+    #[serde(rename = "driver")]
+    pub driver_version: String,
     /// Latest CUDA version that the driver supports, such as "13.0".
-    pub driver_cuda: String,
+    #[serde(rename = "driver_cuda")]
+    pub latest_cuda_of_driver: String,
     /// Version of NVRTC: "13.0".
-    pub nvrtc: String,
+    #[serde(rename = "nvrtc")]
+    pub nvrtc_version: String,
     /// Multiprocessors.
     pub multiprocessors: u32,
     /// L2 cache, bytes.
@@ -31,7 +34,8 @@ pub struct GpuInEnvironment {
     /// Versions of the other NVIDIA libraries that the process opened ("cublaslt", "cudnn",
     /// "cupti"), by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub libraries: BTreeMap<String, String>,
+    #[serde(rename = "libraries")]
+    pub library_versions: BTreeMap<String, String>,
 }
 
 impl GpuInEnvironment {
@@ -42,7 +46,7 @@ impl GpuInEnvironment {
         // their own.
         let others = library::opened_library_names_and_versions()
             .filter(|(name, _)| !["driver", "nvrtc"].contains(name));
-        self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
+        self.library_versions = others.map(|(name, version)| (name.to_owned(), version)).collect();
     }
 }
 
@@ -70,14 +74,17 @@ impl GpusInEnvironment {
         self.0.is_empty()
     }
 
-    /// The GPUs in order.
+    /// Returns the GPUs in ascending order of their UUIDs.
     pub fn gpus_by_uuid(&self) -> std::slice::Iter<'_, GpuInEnvironment> {
         self.0.iter()
     }
 
     /// Returns the distinct values of a fact over all GPUs, joined by commas; GPUs of one model
     /// give a single value.
-    pub fn distinct_values_of_gpus(&self, value: impl Fn(&GpuInEnvironment) -> String) -> String {
+    pub fn join_distinct_values_of_gpus(
+        &self,
+        value: impl Fn(&GpuInEnvironment) -> String,
+    ) -> String {
         let mut values: Vec<String> = Vec::new();
         for next in self.gpus_by_uuid().map(value) {
             if !values.contains(&next) {
@@ -112,7 +119,7 @@ impl GpusInEnvironment {
     /// Returns a copy of the GPUs without their lists of opened libraries.
     pub fn without_opened_libraries(&self) -> Self {
         self.gpus_by_uuid()
-            .map(|gpu| GpuInEnvironment { libraries: BTreeMap::new(), ..gpu.clone() })
+            .map(|gpu| GpuInEnvironment { library_versions: BTreeMap::new(), ..gpu.clone() })
             .collect()
     }
 }
@@ -155,14 +162,14 @@ impl GpuInEnvironment {
         Self {
             uuid: uuid.to_owned(),
             arch: "sm_90a".to_owned(),
-            driver: driver.to_owned(),
-            driver_cuda: "13.0".to_owned(),
-            nvrtc: "13.0".to_owned(),
+            driver_version: driver.to_owned(),
+            latest_cuda_of_driver: "13.0".to_owned(),
+            nvrtc_version: "13.0".to_owned(),
             multiprocessors: 132,
             l2_bytes: 1,
             memory_bytes: 1,
             max_clock_mhz: 1980,
-            libraries: BTreeMap::new(),
+            library_versions: BTreeMap::new(),
         }
     }
 }
@@ -218,7 +225,10 @@ mod tests {
         ]
         .into_iter()
         .collect();
-        assert_eq!(mixed.distinct_values_of_gpus(|gpu| gpu.arch.clone()), "sm_90a");
-        assert_eq!(mixed.distinct_values_of_gpus(|gpu| gpu.driver.clone()), "580, 590");
+        assert_eq!(mixed.join_distinct_values_of_gpus(|gpu| gpu.arch.clone()), "sm_90a");
+        assert_eq!(
+            mixed.join_distinct_values_of_gpus(|gpu| gpu.driver_version.clone()),
+            "580, 590"
+        );
     }
 }

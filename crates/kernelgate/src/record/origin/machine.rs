@@ -22,14 +22,18 @@ const MAX_GPUS_PER_MACHINE: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineHardware {
     /// Model of the processor.
-    pub processor: String,
+    #[serde(rename = "processor")]
+    pub processor_model: String,
     /// Number of processor sockets; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sockets: Option<usize>,
+    #[serde(rename = "sockets")]
+    pub processor_sockets: Option<usize>,
     /// Logical cores.
-    pub cores: usize,
+    #[serde(rename = "cores")]
+    pub logical_cores: usize,
     /// Memory, GiB.
-    pub memory_gib: u64,
+    #[serde(rename = "memory_gib")]
+    pub host_memory_gib: u64,
     /// The GPUs of the machine that NVML lists.
     pub gpus: Vec<GpuCard>,
 }
@@ -38,11 +42,11 @@ pub struct MachineHardware {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnexpectedHardwareFact {
     /// Name of the fact: `gpus[0].driver`.
-    pub field: String,
-    /// Value in the file.
-    pub expected: String,
-    /// Value here.
-    pub found: String,
+    pub fact_name: String,
+    /// Value of the fact in the expected machine's file.
+    pub expected_value: String,
+    /// Value of the fact on this machine.
+    pub actual_value: String,
 }
 
 impl MachineHardware {
@@ -51,17 +55,17 @@ impl MachineHardware {
     pub fn hardware_of_this_machine() -> MachineHardware {
         let host = RunEnvironment::environment_of_process_on_cpu();
         Self {
-            processor: host.device_name,
-            sockets: count_processor_sockets(
+            processor_model: host.device_name,
+            processor_sockets: count_processor_sockets(
                 &std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
             ),
-            cores: host.cores,
-            memory_gib: (host.memory_bytes + BYTES_PER_GIB / 2) / BYTES_PER_GIB,
+            logical_cores: host.usable_logical_cores,
+            host_memory_gib: (host.host_memory_bytes + BYTES_PER_GIB / 2) / BYTES_PER_GIB,
             gpus: list_gpu_cards(),
         }
     }
 
-    /// Hash of all facts.
+    /// Returns a hash of all hardware facts of the machine.
     pub fn hash_of_hardware_facts(&self) -> String {
         let facts = self.names_and_values_of_hardware_facts();
         hash_of_texts_hex(facts.iter().flat_map(|(field, value)| [&**field, &**value]))
@@ -88,15 +92,25 @@ impl MachineHardware {
         let mut mismatches: Vec<UnexpectedHardwareFact> = Vec::new();
         for field in fields {
             let (expected, found) = (value(&expected, field), value(&found, field));
-            if expected != found && mismatches.iter().all(|it| it.field != *field) {
-                mismatches.push(UnexpectedHardwareFact { field: field.clone(), expected, found });
+            if expected != found && mismatches.iter().all(|it| it.fact_name != *field) {
+                mismatches.push(UnexpectedHardwareFact {
+                    fact_name: field.clone(),
+                    expected_value: expected,
+                    actual_value: found,
+                });
             }
         }
         mismatches
     }
 
     fn names_and_values_of_hardware_facts(&self) -> Vec<(String, String)> {
-        let Self { processor, sockets, cores, memory_gib, gpus } = self;
+        let Self {
+            processor_model: processor,
+            processor_sockets: sockets,
+            logical_cores: cores,
+            host_memory_gib: memory_gib,
+            gpus,
+        } = self;
         let unknown = || "unknown".to_owned();
         let sockets = sockets.map_or_else(unknown, |sockets| sockets.to_string());
         let mut facts = vec![
@@ -109,20 +123,21 @@ impl MachineHardware {
         for (index, card) in gpus.iter().enumerate() {
             let number = |value: Option<u32>| value.map_or_else(unknown, |it| it.to_string());
             let is = |value: Option<bool>| value.map_or_else(unknown, |it| it.to_string());
-            let memory =
-                card.memory_bytes.map_or_else(unknown, |bytes| (bytes / BYTES_PER_GIB).to_string());
+            let memory = card
+                .device_memory_bytes
+                .map_or_else(unknown, |bytes| (bytes / BYTES_PER_GIB).to_string());
             for (field, value) in [
-                ("model", card.model.clone()),
+                ("model", card.gpu_model.clone()),
                 ("memory_gib", memory),
-                ("driver", card.driver.clone().unwrap_or_else(unknown)),
+                ("driver", card.driver_version.clone().unwrap_or_else(unknown)),
                 ("max_sm_clock_mhz", number(card.max_sm_clock_mhz)),
                 ("max_memory_clock_mhz", number(card.max_memory_clock_mhz)),
                 ("power_limit_mw", number(card.power_limit_mw)),
-                ("pcie_generation", number(card.pcie_generation)),
-                ("pcie_width", number(card.pcie_width)),
-                ("nvlinks", card.nvlinks.to_string()),
-                ("ecc", is(card.ecc)),
-                ("mig", is(card.mig)),
+                ("pcie_generation", number(card.max_pcie_generation)),
+                ("pcie_width", number(card.pcie_lanes_in_use)),
+                ("nvlinks", card.active_nvlink_count.to_string()),
+                ("ecc", is(card.ecc_enabled)),
+                ("mig", is(card.divided_into_mig)),
             ] {
                 facts.push((format!("gpus[{index}].{field}"), value));
             }
@@ -145,20 +160,20 @@ impl RecordFileType for MachineHardware {
     const FILE_KIND: &'static str = "machine";
 
     fn check_record_plausible(&self) -> Result<(), String> {
-        plausibility::check_count_plausible("cores", self.cores as u64)?;
-        plausibility::check_count_plausible("sockets", self.sockets.unwrap_or(1) as u64)?;
+        plausibility::check_count_plausible("cores", self.logical_cores as u64)?;
+        plausibility::check_count_plausible("sockets", self.processor_sockets.unwrap_or(1) as u64)?;
         plausibility::check_bytes_plausible(
             "memory_gib",
-            self.memory_gib.saturating_mul(BYTES_PER_GIB),
+            self.host_memory_gib.saturating_mul(BYTES_PER_GIB),
         )?;
         if self.gpus.len() > MAX_GPUS_PER_MACHINE {
             return Err(format!("{} GPUs, more than {MAX_GPUS_PER_MACHINE}", self.gpus.len()));
         }
-        let mut bytes = self.gpus.iter().filter_map(|card| card.memory_bytes);
+        let mut bytes = self.gpus.iter().filter_map(|card| card.device_memory_bytes);
         bytes.try_for_each(|bytes| {
             plausibility::check_bytes_plausible("memory_bytes of a GPU", bytes)
         })?;
-        if self.cores == 0 { Err("0 cores".to_owned()) } else { Ok(()) }
+        if self.logical_cores == 0 { Err("0 cores".to_owned()) } else { Ok(()) }
     }
 }
 
@@ -168,23 +183,29 @@ mod tests {
 
     fn example_h200_card(driver: &str) -> GpuCard {
         GpuCard {
-            model: "NVIDIA H200".to_owned(),
-            memory_bytes: Some(150_754_820_096),
-            driver: Some(driver.to_owned()),
+            gpu_model: "NVIDIA H200".to_owned(),
+            device_memory_bytes: Some(150_754_820_096),
+            driver_version: Some(driver.to_owned()),
             max_sm_clock_mhz: Some(1980),
             max_memory_clock_mhz: Some(3201),
             power_limit_mw: Some(700_000),
-            pcie_generation: Some(5),
-            pcie_width: Some(16),
-            nvlinks: 18,
-            ecc: Some(true),
-            mig: Some(false),
+            max_pcie_generation: Some(5),
+            pcie_lanes_in_use: Some(16),
+            active_nvlink_count: 18,
+            ecc_enabled: Some(true),
+            divided_into_mig: Some(false),
         }
     }
 
     fn example_machine_with_gpus(gpus: Vec<GpuCard>) -> MachineHardware {
         let processor = "Intel Xeon".to_owned();
-        MachineHardware { processor, sockets: Some(2), cores: 64, memory_gib: 512, gpus }
+        MachineHardware {
+            processor_model: processor,
+            processor_sockets: Some(2),
+            logical_cores: 64,
+            host_memory_gib: 512,
+            gpus,
+        }
     }
 
     #[test]
@@ -194,15 +215,15 @@ mod tests {
         let capped = GpuCard { power_limit_mw: Some(500_000), ..example_h200_card("590.1") };
         let found =
             example_machine_with_gpus(vec![capped]).differences_from_expected_machine(&expected);
-        let fields: Vec<&str> = found.iter().map(|it| &*it.field).collect();
+        let fields: Vec<&str> = found.iter().map(|it| &*it.fact_name).collect();
         assert_eq!(fields, ["gpus[0].driver", "gpus[0].power_limit_mw"]);
-        assert_eq!((&*found[0].expected, &*found[0].found), ("580.82", "590.1"));
+        assert_eq!((&*found[0].expected_value, &*found[0].actual_value), ("580.82", "590.1"));
         let without = example_machine_with_gpus(Vec::new());
         assert!(
             without
                 .differences_from_expected_machine(&expected)
                 .iter()
-                .any(|it| it.found == "absent")
+                .any(|it| it.actual_value == "absent")
         );
         assert_ne!(without.hash_of_hardware_facts(), expected.hash_of_hardware_facts());
         let many =

@@ -15,13 +15,13 @@ use self::provenance::CommitAndChanges;
 /// Code, executable, seed and environment of a process run, from its run record or from a baseline.
 #[derive(Debug, Clone, Copy)]
 pub struct CodeAndEnvironmentOfRun<'a> {
-    /// Code that was measured.
+    /// Commit of the measured code, with the mark whether files were changed.
     pub provenance: &'a CommitAndChanges,
     /// Hash of the executable's content; `None` if it could not be read.
-    pub executable: Option<&'a str>,
+    pub executable_hash: Option<&'a str>,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Machine, device and build.
+    /// Environment of the run: machine, device and build.
     pub environment: &'a RunEnvironment,
 }
 
@@ -37,8 +37,8 @@ impl CodeAndEnvironmentOfRun<'_> {
     pub fn is_same_executable_of_clean_commit(self, other: Self) -> bool {
         self.has_commit_without_changes()
             && self.provenance == other.provenance
-            && self.executable.is_some()
-            && self.executable == other.executable
+            && self.executable_hash.is_some()
+            && self.executable_hash == other.executable_hash
     }
 
     /// Returns whether two runs had the same seed and comparable environments.
@@ -51,7 +51,11 @@ impl CodeAndEnvironmentOfRun<'_> {
     /// executable if the commit does not identify the code.
     pub fn fact_showing_different_code(self, other: Self) -> Option<IncomparableEnvironmentField> {
         let mismatch = |field, base: String, head: String| {
-            Some(IncomparableEnvironmentField { field, base, head })
+            Some(IncomparableEnvironmentField {
+                field_name: field,
+                base_value: base,
+                head_value: head,
+            })
         };
         if self.provenance != other.provenance {
             return mismatch(
@@ -60,7 +64,7 @@ impl CodeAndEnvironmentOfRun<'_> {
                 other.provenance.short_commit_with_changes_mark(),
             );
         }
-        match (self.executable, other.executable) {
+        match (self.executable_hash, other.executable_hash) {
             (Some(base), Some(head)) if !self.has_commit_without_changes() && base != head => {
                 mismatch("executable", base.to_owned(), head.to_owned())
             }
@@ -85,10 +89,15 @@ impl CodeAndEnvironmentOfRun<'_> {
         if clean && (sharded || two_machines) {
             return None;
         }
-        if clean && (self.executable.is_none() || other.executable.is_none()) {
+        if clean && (self.executable_hash.is_none() || other.executable_hash.is_none()) {
             return None;
         }
-        let [base, head] = [self, other].map(|it| it.executable.unwrap_or("unknown").to_owned());
-        (base != head).then_some(IncomparableEnvironmentField { field: "executable", base, head })
+        let [base, head] =
+            [self, other].map(|it| it.executable_hash.unwrap_or("unknown").to_owned());
+        (base != head).then_some(IncomparableEnvironmentField {
+            field_name: "executable",
+            base_value: base,
+            head_value: head,
+        })
     }
 }

@@ -22,7 +22,8 @@ pub struct CargoPackageId {
     pub name: String,
     /// Path of the package's manifest relative to the root of its workspace, such as
     /// "crates/layernorm/Cargo.toml".
-    pub manifest: String,
+    #[serde(rename = "manifest")]
+    pub manifest_path: String,
 }
 
 impl CargoPackageId {
@@ -39,7 +40,7 @@ impl CargoPackageId {
         let manifest = folder.join(CARGO_MANIFEST_FILE_NAME).to_string_lossy().replace('\\', "/");
         Some(Self {
             name: join_lines_with_spaces(&name),
-            manifest: join_lines_with_spaces(&manifest),
+            manifest_path: join_lines_with_spaces(&manifest),
         })
     }
 }
@@ -47,7 +48,7 @@ impl CargoPackageId {
 /// "layernorm (crates/layernorm/Cargo.toml)".
 impl fmt::Display for CargoPackageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name, self.manifest)
+        write!(f, "{} ({})", self.name, self.manifest_path)
     }
 }
 
@@ -117,7 +118,7 @@ mod tests {
             "root (Cargo.toml)"
         );
         assert_eq!(
-            CargoPackageId::in_folder(&member).unwrap().manifest,
+            CargoPackageId::in_folder(&member).unwrap().manifest_path,
             "crates/member/Cargo.toml"
         );
     }

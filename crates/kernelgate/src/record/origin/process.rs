@@ -1,5 +1,5 @@
 //! Reads facts of this process for records: environment variables, working folder and program file.
-//! [`RecordFoldersOfPackage`] and [`CommitAndChanges`] need these facts once per process.
+//! [`RecordFoldersOfPackage`] and [`CommitAndChanges`] read these facts of the process once.
 //!
 //! [`RecordFoldersOfPackage`]: crate::record::RecordFoldersOfPackage
 //! [`CommitAndChanges`]: crate::record::CommitAndChanges

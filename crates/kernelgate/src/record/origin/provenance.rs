@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::process::{cargo_target_folder_of_program, nonempty_environment_variable};
 use crate::record::files::text::join_lines_with_spaces;
 
-/// Which code was measured.
+/// Commit of the measured code, and whether files differed from it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CommitAndChanges {
     /// Commit of the measured package; absent outside of a git checkout.
@@ -75,8 +75,8 @@ impl CommitAndChanges {
 
     /// Returns the code of a process that a person or a script started, and whether
     /// `KERNELGATE_COMMIT` states the commit. A value of `KERNELGATE_COMMIT` must be a commit id.
-    /// Without this variable, git is asked, but only if cargo started this process or the
-    /// executable is in cargo's target folder.
+    /// Without `KERNELGATE_COMMIT`, git is asked for the commit, but only if cargo started this
+    /// process or the executable is in cargo's target folder.
     ///
     /// # Errors
     /// Fails if `KERNELGATE_COMMIT` is not a commit id.
@@ -107,8 +107,8 @@ impl CommitAndChanges {
     }
 
     /// Returns whether this is the unchanged code of the commit whose id begins with
-    /// `first_digits`. False if files were changed, or if the recorded commit is too short or not a
-    /// commit id.
+    /// `first_digits`. Returns false if files were changed, or if the recorded commit is too short
+    /// or not a commit id.
     pub fn is_clean_commit_beginning_with(&self, first_digits: &str) -> bool {
         let commit =
             self.commit.as_deref().filter(|commit| is_unambiguous_commit_id(commit) && !self.dirty);
@@ -187,7 +187,7 @@ mod tests {
         for commit in ["9", "", "951c29", "951c294zz; rm -rf", "2af5b7400", "951c294+changes"] {
             assert!(!is_of(commit, "951c294"), "{commit}");
         }
-        // The stated commit id is longer than the recorded one.
+        // A commit id does not match if it has more digits than the recorded commit id.
         assert!(!is_of("951c2940", whole) && !is_of(whole, "951c29") && !is_of(whole, ""));
         assert!(!CommitAndChanges::default().is_clean_commit_beginning_with("951c294"));
     }

@@ -24,9 +24,10 @@ fn file_separators_in_names_and_invalid_errors_are_refused() {
         ("b", "s", "yesterday", "started: `yesterday` is no time"),
     ] {
         let [bench, session, started] = [bench, session, started].map(str::to_owned);
-        let problem = BenchProcessRun { bench, session, started, ..run.clone() }
-            .check_record_plausible()
-            .unwrap_err();
+        let problem =
+            BenchProcessRun { bench, session_name: session, start_time: started, ..run.clone() }
+                .check_record_plausible()
+                .unwrap_err();
         assert_eq!(problem, wanted);
     }
     for bad in [-1.0, f64::INFINITY, f64::NAN] {
@@ -49,7 +50,7 @@ fn file_separators_in_names_and_invalid_errors_are_refused() {
             expected
         );
         assert_eq!(
-            validate_with(OutputVerificationRecord { after: Some(after), ..default() }),
+            validate_with(OutputVerificationRecord { after_timing: Some(after), ..default() }),
             expected
         );
         assert_eq!(validate_with(default()), Ok(()));
@@ -59,8 +60,8 @@ fn file_separators_in_names_and_invalid_errors_are_refused() {
 #[test]
 fn a_run_record_with_impossible_samples_is_refused() {
     let samples = |launches: &[u64], elapsed_ns: &[f64]| SamplesOfCase {
-        launches: launches.to_vec(),
-        elapsed_ns: elapsed_ns.to_vec(),
+        launches_per_sample: launches.to_vec(),
+        elapsed_per_sample_ns: elapsed_ns.to_vec(),
         ..SamplesOfCase::default()
     };
     assert_eq!(samples(&[1, 2], &[5.0, 9.0]).check_samples_plausible(), Ok(()));
@@ -77,8 +78,10 @@ fn a_run_record_with_impossible_samples_is_refused() {
         let problem = samples(launches, elapsed_ns).check_samples_plausible().unwrap_err();
         assert_eq!(problem, wanted);
     }
-    let conditions =
-        CaseSampleConditions { contention: Some(1.5), ..CaseSampleConditions::default() };
+    let conditions = CaseSampleConditions {
+        other_processes_cpu_share: Some(1.5),
+        ..CaseSampleConditions::default()
+    };
     assert!(
         SamplesOfCase { conditions, ..samples(&[1], &[1.0]) }.check_samples_plausible().is_err()
     );
@@ -100,7 +103,7 @@ fn a_run_record_refuses_what_its_baseline_would_refuse() {
         run.cases.insert("a".to_owned(), case);
         let result = run.check_record_plausible();
         if result.is_ok() {
-            let mut baseline = crate::record::BaselineFile::empty_with_name("main");
+            let mut baseline = crate::record::BaselineFile::empty_baseline_with_name("main");
             baseline.add_comparable_run(&run).unwrap();
             assert_eq!(baseline.check_record_plausible(), Ok(()));
         }
@@ -114,17 +117,26 @@ fn a_run_record_refuses_what_its_baseline_would_refuse() {
         };
     for (bad, shown) in [(-1.0, "-1"), (f64::INFINITY, "inf"), (f64::NAN, "NaN"), (1e300, "1e300")]
     {
-        let limit = |time_ns| Some(ShortestLaunchTime { time_ns, by: "memory".to_owned() });
+        let limit = |time_ns| {
+            Some(ShortestLaunchTime {
+                shortest_launch_ns: time_ns,
+                deciding_ceiling: "memory".to_owned(),
+            })
+        };
         refused(&format!("a limit of {shown} ns a launch"), &|_, case| case.limit = limit(bad));
         refused(&format!("a clock of {shown} MHz"), &|_, case| {
-            case.samples.clock_mhz = vec![1700.0, bad];
+            case.samples.sm_clock_per_sample_mhz = vec![1700.0, bad];
         });
         refused(&format!("a host launch of {shown} ns"), &|_, case| {
             case.samples.costs.host_launch_ns = Some(bad);
         });
         let traffic =
-            DeclaredMemoryTraffic { read_bytes: 4, write_bytes: 0, cache: CacheState::Hot };
-        let at = |time_ns| MeasuredMemoryLimit { traffic, time_ns, pass: "a pass".to_owned() };
+            DeclaredMemoryTraffic { read_bytes: 4, write_bytes: 0, cache: CacheState::HotCaches };
+        let at = |time_ns| MeasuredMemoryLimit {
+            traffic,
+            fastest_pass_ns: time_ns,
+            fastest_pass: "a pass".to_owned(),
+        };
         refused(&format!("a memory limit of {shown} ns a launch"), &|run, _| {
             run.limits.memory = vec![at(1.0), at(bad)];
         });
@@ -132,18 +144,21 @@ fn a_run_record_refuses_what_its_baseline_would_refuse() {
             run.limits.flops_per_s = [("other f32".to_owned(), bad)].into();
         });
         refused(&format!("a clock of {shown} MHz"), &|run, _| {
-            run.limits.clock_mhz = [("memory".to_owned(), bad)].into();
+            run.limits.sm_clock_mhz_by_ceiling = [("memory".to_owned(), bad)].into();
         });
     }
     refused("a limit of 0 ns a launch", &|_, case| {
-        case.limit = Some(ShortestLaunchTime { time_ns: 0.0, by: "memory".to_owned() });
+        case.limit = Some(ShortestLaunchTime {
+            shortest_launch_ns: 0.0,
+            deciding_ceiling: "memory".to_owned(),
+        });
     });
     refused("3 elements compared of 2", &|_, case| {
-        (case.verification.checked, case.verification.total) = (3, 2);
+        (case.verification.compared_elements, case.verification.total_elements) = (3, 2);
     });
     refused("more launches than can be counted", &|_, case| {
-        case.samples.launches = vec![1 << 63, 1 << 63];
-        case.samples.elapsed_ns = vec![1e25, 1e25];
+        case.samples.launches_per_sample = vec![1 << 63, 1 << 63];
+        case.samples.elapsed_per_sample_ns = vec![1e25, 1e25];
     });
     assert_eq!(valid(&|_, case| case.verification.max_error = 1e100), Ok(()));
 }

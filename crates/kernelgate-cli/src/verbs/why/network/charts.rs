@@ -6,8 +6,8 @@ use kernelgate_trace::diagnose::network::{AttentionOperation, kernel_time_share_
 use super::RecordedNetwork;
 use super::tables::{kernel_classes_with_most_time, kernels_shown_for_each_pass};
 use crate::plot::{
-    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, LabelledRowsChart, MAX_ROWS_PER_CHART,
-    MarkInChartRow, PlottedUnit, TitledChart,
+    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, LabelledRowsChart,
+    MAX_ROWS_PER_ROW_CHART, MarkInChartRow, PlottedUnit, TitledChart,
 };
 
 /// File name and SVG text of each chart of the recorded networks; empty without networks.
@@ -33,11 +33,16 @@ fn bar_chart_of_networks(
     rows: Vec<ChartRowWithLabel>,
 ) -> TitledChart {
     let legend = legend.iter().map(|&name| name.to_owned()).collect();
-    let rows = rows.into_iter().take(MAX_ROWS_PER_CHART).collect();
+    let rows = rows.into_iter().take(MAX_ROWS_PER_ROW_CHART).collect();
     TitledChart {
-        title: title.to_owned(),
-        subtitle: subtitle.to_owned(),
-        body: ChartBody::Rows(LabelledRowsChart { axis, legend, rows, origin: None }),
+        chart_title: title.to_owned(),
+        chart_subtitle: subtitle.to_owned(),
+        body: ChartBody::Rows(LabelledRowsChart {
+            horizontal_axis: axis,
+            mark_colour_legend: legend,
+            rows,
+            vertical_line_value: None,
+        }),
     }
 }
 
@@ -47,18 +52,22 @@ fn stacked_bar_spans(values: &[f64]) -> Vec<MarkInChartRow> {
     let mut mark = |(colour, value): (usize, &f64)| {
         let start = from;
         from += value;
-        MarkInChartRow::Span(start, from, colour)
+        MarkInChartRow::RectangleBetweenValues(start, from, colour)
     };
     values.iter().enumerate().map(&mut mark).collect()
 }
 
 fn host_and_device_time_chart(cases: &[RecordedNetwork]) -> TitledChart {
     let row = |case: &RecordedNetwork| {
-        let ends = (case.wall_ns - case.device_ns).max(0.0);
+        let ends = (case.host_ns_per_launch - case.gpu_span_ns_per_launch).max(0.0);
         ChartRowWithLabel {
-            label: case.case.clone(),
-            value_text: time_text(case.wall_ns),
-            marks: stacked_bar_spans(&[case.busy_ns, case.device_ns - case.busy_ns, ends]),
+            row_label: case.case_id.clone(),
+            value_text: time_text(case.host_ns_per_launch),
+            marks: stacked_bar_spans(&[
+                case.gpu_busy_ns_per_launch,
+                case.gpu_span_ns_per_launch - case.gpu_busy_ns_per_launch,
+                ends,
+            ]),
         }
     };
     bar_chart_of_networks(
@@ -66,8 +75,8 @@ fn host_and_device_time_chart(cases: &[RecordedNetwork]) -> TitledChart {
         "time in which the device was busy, idle between kernels, and before and after all of them",
         ChartAxis::with_round_ticks(
             "wall time of a launch",
-            PlottedUnit::Time,
-            AxisScaleKind::FromZero,
+            PlottedUnit::TimeNs,
+            AxisScaleKind::LinearFromZero,
         ),
         &["busy", "idle", "before and after"],
         cases.iter().map(row).collect(),
@@ -82,7 +91,7 @@ fn kernel_kinds_chart(cases: &[RecordedNetwork]) -> TitledChart {
             let share = |class| shares.iter().find(|(of, _)| of == class).map_or(0.0, |of| of.1);
             let values: Vec<f64> = columns.iter().map(share).collect();
             ChartRowWithLabel {
-                label: format!("{}, {pass}", case.case),
+                row_label: format!("{}, {pass}", case.case_id),
                 value_text: columns.first().map_or_else(String::new, |first| {
                     format!("{:.1}% {}", 100.0 * share(first), first.printed_work_class_label())
                 }),
@@ -97,8 +106,8 @@ fn kernel_kinds_chart(cases: &[RecordedNetwork]) -> TitledChart {
         "share of the time of all kernels; the rest is of other kinds",
         ChartAxis::with_round_ticks(
             "share of the kernels' time",
-            PlottedUnit::Share,
-            AxisScaleKind::FromZero,
+            PlottedUnit::ShareAsPercent,
+            AxisScaleKind::LinearFromZero,
         ),
         &labels,
         cases.iter().flat_map(row).collect(),
@@ -109,21 +118,32 @@ fn attention_time_chart(cases: &[RecordedNetwork]) -> TitledChart {
     let row = |case: &RecordedNetwork| {
         let all = case.attention_kernel_time_ns()?;
         let passes = case.network.forward_passes.max(1) as f64;
-        let operations =
-            [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values];
-        let marks = match &case.network.attention {
-            Some(of) => stacked_bar_spans(
-                &operations
-                    .map(|it| of.kernels_of_attention_operation(it).kernel_ns as f64 / passes),
-            ),
-            None => vec![MarkInChartRow::Bar(all, operations.len())],
-        };
-        Some(ChartRowWithLabel { label: case.case.clone(), value_text: time_text(all), marks })
+        let operations = [
+            AttentionOperation::ScoresMatmul,
+            AttentionOperation::Softmax,
+            AttentionOperation::ValuesMatmul,
+        ];
+        let marks =
+            match &case.network.attention {
+                Some(of) => stacked_bar_spans(&operations.map(|it| {
+                    of.kernels_of_attention_operation(it).total_kernel_ns as f64 / passes
+                })),
+                None => vec![MarkInChartRow::BarToValue(all, operations.len())],
+            };
+        Some(ChartRowWithLabel {
+            row_label: case.case_id.clone(),
+            value_text: time_text(all),
+            marks,
+        })
     };
     bar_chart_of_networks(
         "Attention of a forward pass",
         "kernels between the projections, by operation or fused",
-        ChartAxis::with_round_ticks("time of kernels", PlottedUnit::Time, AxisScaleKind::FromZero),
+        ChartAxis::with_round_ticks(
+            "time of kernels",
+            PlottedUnit::TimeNs,
+            AxisScaleKind::LinearFromZero,
+        ),
         &["scores", "softmax", "values", "fused"],
         cases.iter().filter_map(row).collect(),
     )
@@ -131,19 +151,21 @@ fn attention_time_chart(cases: &[RecordedNetwork]) -> TitledChart {
 
 fn matrix_utilization_chart(cases: &[RecordedNetwork]) -> TitledChart {
     let row = |case: &RecordedNetwork| {
-        let share = case.utilization.of_published?;
-        let mut marks = vec![MarkInChartRow::Bar(share, 0)];
-        marks.extend(case.utilization.of_measured.map(MarkInChartRow::Tick));
-        let value = format!("{:.1}%, {}", 100.0 * share, time_text(case.launch_ns));
-        Some(ChartRowWithLabel { label: case.case.clone(), value_text: value, marks })
+        let share = case.utilization.share_of_published_peak?;
+        let mut marks = vec![MarkInChartRow::BarToValue(share, 0)];
+        marks.extend(
+            case.utilization.share_of_measured_peak.map(MarkInChartRow::VerticalTickAtValue),
+        );
+        let value = format!("{:.1}%, {}", 100.0 * share, time_text(case.single_launch_gpu_span_ns));
+        Some(ChartRowWithLabel { row_label: case.case_id.clone(), value_text: value, marks })
     };
     bar_chart_of_networks(
         "Model FLOP utilization",
         "a bar by the published dense peak, a line by the measured one",
         ChartAxis::with_round_ticks(
             "share of the peak",
-            PlottedUnit::Share,
-            AxisScaleKind::FromZero,
+            PlottedUnit::ShareAsPercent,
+            AxisScaleKind::LinearFromZero,
         ),
         &[],
         cases.iter().filter_map(row).collect(),

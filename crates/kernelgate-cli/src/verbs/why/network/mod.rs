@@ -23,31 +23,32 @@ use crate::report::utilization::MatrixThroughputShare;
 /// A recorded neural network; its times are those of one launch, in nanoseconds.
 pub struct RecordedNetwork {
     /// Id of the case.
-    pub case: String,
+    pub case_id: String,
     /// Workload family, operation and axes: the first three parts of the case id.
-    problem: String,
+    problem_id: String,
     /// Implementation and cache state: the rest of the case id.
-    implementation: String,
+    implementation_and_cache_state: String,
     network: PhasesOfNetwork,
     /// Host time of one launch, from before the first launch to the end of a wait after all
     /// launches, divided by their number.
-    wall_ns: f64,
+    host_ns_per_launch: f64,
     /// Host time of the call that launches the network, nanoseconds.
-    launching_ns: f64,
+    host_launch_call_ns: f64,
     /// Time from the first start to the last end of an operation on the GPU, over all launches,
     /// divided by their number.
-    device_ns: f64,
-    /// The part of `device_ns` in which any operation ran on the GPU.
-    busy_ns: f64,
-    /// Time from the first start to the last end of an operation of the same launch.
-    launch_ns: f64,
+    gpu_span_ns_per_launch: f64,
+    /// The part of `gpu_span_ns_per_launch` in which any operation ran on the GPU.
+    gpu_busy_ns_per_launch: f64,
+    /// Time from the first start to the last end of the GPU operations of one launch, in
+    /// nanoseconds.
+    single_launch_gpu_span_ns: f64,
     /// Time per launch in which the GPU was idle between operations, by cause, the longest first.
-    idle: Vec<(String, f64)>,
+    idle_ns_by_cause: Vec<(String, f64)>,
     samples_per_s: Option<f64>,
     sample_unit: ThroughputItemUnit,
     utilization: MatrixThroughputShare,
     /// Text of the published peak throughput on which the utilization is based.
-    published_peak: Option<String>,
+    published_peak_text: Option<String>,
 }
 
 impl RecordedNetwork {
@@ -59,34 +60,42 @@ impl RecordedNetwork {
         diagnosis: &TraceDiagnosis,
     ) -> Option<Self> {
         let network = diagnosis.network.clone()?;
-        let (all, device) = (tree.first()?, diagnosis.devices.first()?);
-        let step = tree
-            .iter()
-            .find(|of| of.depth == 1 && of.name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH)?;
-        let launches = f64::from(recording.steps.max(1));
+        let (all, device) = (tree.first()?, diagnosis.gpu_use_by_process.first()?);
+        let step = tree.iter().find(|of| {
+            of.depth == 1 && of.range_name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH
+        })?;
+        let launches = f64::from(recording.recorded_launches.max(1));
         let each = |ns: i64| ns as f64 / launches;
-        let launch_ns = step.span_ns as f64 / step.opened_count.max(1) as f64;
-        let mut parts = recording.case.splitn(4, '/');
+        let launch_ns = step.total_gpu_span_ns as f64 / step.ranges_with_operations.max(1) as f64;
+        let mut parts = recording.case_id.splitn(4, '/');
         let problem: Vec<&str> = parts.by_ref().take(3).collect();
         let rate = |unit: &str| {
-            let limit = recording.limits.iter().find(|limit| limit.by == unit)?;
-            Some(*recording.work.flops.get(unit)? as f64 / limit.time_ns * 1e9)
+            let limit = recording.limits.iter().find(|limit| limit.deciding_ceiling == unit)?;
+            Some(
+                *recording.work.flops_by_unit_and_dtype.get(unit)? as f64
+                    / limit.shortest_launch_ns
+                    * 1e9,
+            )
         };
-        let name = &recording.device.name;
-        let causes = device.gaps.idle_time_by_cause.iter();
+        let name = &recording.device.gpu_model_name;
+        let causes = device.idle_gaps.idle_time_by_cause.iter();
         Some(Self {
-            problem: problem.join("/"),
-            implementation: parts.next().unwrap_or_default().to_owned(),
+            problem_id: problem.join("/"),
+            implementation_and_cache_state: parts.next().unwrap_or_default().to_owned(),
             network,
-            wall_ns: recording.wall_ns as f64 / launches,
-            launching_ns: each(step.host_ns.unwrap_or(0)),
-            device_ns: each(all.span_ns),
-            busy_ns: each(all.busy_ns),
-            launch_ns,
-            idle: causes
-                .map(|cause| (cause.kind.printed_idle_cause().to_owned(), each(cause.total_ns)))
+            host_ns_per_launch: recording.recorded_launches_wall_ns as f64 / launches,
+            host_launch_call_ns: each(step.total_host_ns.unwrap_or(0)),
+            gpu_span_ns_per_launch: each(all.total_gpu_span_ns),
+            gpu_busy_ns_per_launch: each(all.gpu_busy_ns),
+            single_launch_gpu_span_ns: launch_ns,
+            idle_ns_by_cause: causes
+                .map(|cause| {
+                    (cause.kind.printed_idle_cause().to_owned(), each(cause.total_idle_ns))
+                })
                 .collect(),
-            samples_per_s: recording.samples.map(|samples| samples as f64 * 1e9 / launch_ns),
+            samples_per_s: recording
+                .items_per_launch
+                .map(|samples| samples as f64 * 1e9 / launch_ns),
             sample_unit: recording.sample_unit,
             utilization: MatrixThroughputShare::utilization_of_launch(
                 &recording.work,
@@ -94,11 +103,11 @@ impl RecordedNetwork {
                 rate,
                 launch_ns,
             ),
-            published_peak: crate::report::utilization::published_peak_throughput_text(
+            published_peak_text: crate::report::utilization::published_peak_throughput_text(
                 &recording.work,
                 name,
             ),
-            case: recording.case.clone(),
+            case_id: recording.case_id.clone(),
         })
     }
 
@@ -108,8 +117,8 @@ impl RecordedNetwork {
 
     /// Share of the GPU's busy time that a phase takes, 0 to 1.
     fn share_of_busy_time_in_phase(&self, phase: TrainingPhase) -> Option<f64> {
-        let all: f64 = self.network.phases.iter().map(|of| of.busy_ns).sum();
-        self.network.times_of_phase(phase).map(|of| of.busy_ns / all.max(1.0))
+        let all: f64 = self.network.phases.iter().map(|of| of.busy_ns_per_pass).sum();
+        self.network.times_of_phase(phase).map(|of| of.busy_ns_per_pass / all.max(1.0))
     }
 
     /// Kernels of the separately recorded inference case of the same network, else of the forward
@@ -131,7 +140,8 @@ impl RecordedNetwork {
             let mut parts = problem.splitn(3, '/');
             Some((parts.next()?.to_owned(), parts.nth(1)?.to_owned()))
         };
-        self.implementation == other.implementation && split(&self.problem) == split(&other.problem)
+        self.implementation_and_cache_state == other.implementation_and_cache_state
+            && split(&self.problem_id) == split(&other.problem_id)
     }
 
     /// Time per forward pass of attention's kernels: one fused kernel, or the three operations of
@@ -148,45 +158,49 @@ impl RecordedNetwork {
                 .kernels_of_forward_phase()
                 .iter()
                 .filter(|of| of.class == KernelWorkClass::Attention);
-            Some(fused.map(|of| of.kernel_ns).sum::<f64>()).filter(|ns| *ns > 0.0)
+            Some(fused.map(|of| of.kernel_ns_per_pass).sum::<f64>()).filter(|ns| *ns > 0.0)
         };
         unfused.or_else(fused)
     }
 
     /// The case of the same problem whose attention runs as three separate operations.
     fn case_with_unfused_attention<'a>(&self, all: &'a [Self]) -> Option<&'a Self> {
-        let same = |of: &&Self| of.problem == self.problem && of.network.attention.is_some();
+        let same = |of: &&Self| of.problem_id == self.problem_id && of.network.attention.is_some();
         all.iter().find(same)
     }
 
     /// The numbers of the network as JSON; `all` are the networks that the same command recorded.
-    pub fn numbers_as_json(&self, all: &[Self]) -> Value {
-        let idle: Vec<Value> =
-            self.idle.iter().map(|(cause, ns)| json!({ "cause": cause, "idle_ns": ns })).collect();
+    pub fn network_numbers_as_json(&self, all: &[Self]) -> Value {
+        let idle: Vec<Value> = self
+            .idle_ns_by_cause
+            .iter()
+            .map(|(cause, ns)| json!({ "cause": cause, "idle_ns": ns }))
+            .collect();
         let inference = self.inference_kernels(all);
         let step = self.network.kernels_of_training_step();
         let same = |of: &MeanKernelUsePerPass| {
-            inference.first().is_some_and(|first| first.name == of.name)
+            inference.first().is_some_and(|first| first.kernel_name == of.kernel_name)
         };
         let share = |kernels: &[MeanKernelUsePerPass]| {
             let matmul = kernels.iter().filter(|of| of.class == KernelWorkClass::Matmul);
-            matmul.map(|of| of.kernel_ns).sum::<f64>() / total_kernel_ns_per_pass(kernels).max(1.0)
+            matmul.map(|of| of.kernel_ns_per_pass).sum::<f64>()
+                / total_kernel_ns_per_pass(kernels).max(1.0)
         };
         let trains = self.network.has_backward_phase();
         let unfused =
             self.case_with_unfused_attention(all).and_then(Self::attention_kernel_time_ns);
         json!({
-            "wall_ns": self.wall_ns,
-            "launching_ns": self.launching_ns,
-            "device_ns": self.device_ns,
-            "busy_ns": self.busy_ns,
-            "launch_ns": self.launch_ns,
+            "wall_ns": self.host_ns_per_launch,
+            "launching_ns": self.host_launch_call_ns,
+            "device_ns": self.gpu_span_ns_per_launch,
+            "busy_ns": self.gpu_busy_ns_per_launch,
+            "launch_ns": self.single_launch_gpu_span_ns,
             "idle": idle,
             "samples_per_s": self.samples_per_s,
             "model_flop_utilization": {
-                "of_published_peak": self.utilization.of_published,
-                "published_peak": self.published_peak,
-                "of_measured_peak": self.utilization.of_measured,
+                "of_published_peak": self.utilization.share_of_published_peak,
+                "published_peak": self.published_peak_text,
+                "of_measured_peak": self.utilization.share_of_measured_peak,
             },
             "optimizer_share": self.share_of_busy_time_in_phase(TrainingPhase::Optimizer),
             "largest_kernel_is_that_of_inference":

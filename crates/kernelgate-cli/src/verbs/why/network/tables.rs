@@ -80,10 +80,10 @@ fn add_rows_below_problem_headings(
     cases: &[RecordedNetwork],
     rows: impl Fn(&RecordedNetwork) -> Vec<Vec<String>>,
 ) {
-    for of_problem in cases.chunk_by(|a, b| a.problem == b.problem) {
+    for of_problem in cases.chunk_by(|a, b| a.problem_id == b.problem_id) {
         let rows: Vec<Vec<String>> = of_problem.iter().flat_map(&rows).collect();
         if !rows.is_empty() {
-            table.add_heading(of_problem[0].problem.clone());
+            table.add_heading(of_problem[0].problem_id.clone());
             rows.into_iter().for_each(|row| table.add_row(row));
         }
     }
@@ -104,12 +104,12 @@ fn matrix_utilization_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
         let share = |share: Option<f64>| share.map_or_else(dash_cell, share_as_percent_text);
         let phase = |phase| share(case.share_of_busy_time_in_phase(phase));
         vec![vec![
-            case.implementation.clone(),
-            time_text(case.launch_ns),
+            case.implementation_and_cache_state.clone(),
+            time_text(case.single_launch_gpu_span_ns),
             case.samples_per_s
                 .map_or_else(dash_cell, |rate| case.sample_unit.throughput_as_text(rate)),
-            share(case.utilization.of_published),
-            share(case.utilization.of_measured),
+            share(case.utilization.share_of_published_peak),
+            share(case.utilization.share_of_measured_peak),
             phase(TrainingPhase::Forward),
             phase(TrainingPhase::Backward),
             phase(TrainingPhase::Optimizer),
@@ -120,7 +120,7 @@ fn matrix_utilization_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
 
 fn note_on_published_peaks(cases: &[RecordedNetwork]) -> String {
     let mut peaks: Vec<&str> =
-        cases.iter().filter_map(|case| case.published_peak.as_deref()).collect();
+        cases.iter().filter_map(|case| case.published_peak_text.as_deref()).collect();
     peaks.sort_unstable();
     peaks.dedup();
     let published = match peaks.is_empty() {
@@ -134,16 +134,16 @@ fn host_and_device_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
     let mut table =
         AlignedTextTable::new(&["row", "wall", "launching", "busy", "idle", "ends", "idle mostly"]);
     add_rows_below_problem_headings(&mut table, cases, |case| {
-        let cause = case.idle.first().map_or_else(dash_cell, |(cause, ns)| {
+        let cause = case.idle_ns_by_cause.first().map_or_else(dash_cell, |(cause, ns)| {
             format!("{} {}", shorten_in_the_middle(cause, 34), time_text(*ns))
         });
         vec![vec![
-            case.implementation.clone(),
-            time_text(case.wall_ns),
-            time_text(case.launching_ns),
-            time_text(case.busy_ns),
-            time_text(case.device_ns - case.busy_ns),
-            time_text((case.wall_ns - case.device_ns).max(0.0)),
+            case.implementation_and_cache_state.clone(),
+            time_text(case.host_ns_per_launch),
+            time_text(case.host_launch_call_ns),
+            time_text(case.gpu_busy_ns_per_launch),
+            time_text(case.gpu_span_ns_per_launch - case.gpu_busy_ns_per_launch),
+            time_text((case.host_ns_per_launch - case.gpu_span_ns_per_launch).max(0.0)),
             cause,
         ]]
     });
@@ -158,29 +158,31 @@ fn largest_kernel_of_each_network_table(cases: &[RecordedNetwork]) -> AlignedTex
         let Some(first) = step.first() else { return Vec::new() };
         let inference = case.inference_kernels(cases).first();
         let other = match case.network.has_backward_phase() {
-            true => inference.map(|of| (of.name.clone(), "inference")),
+            true => inference.map(|of| (of.kernel_name.clone(), "inference")),
             false => {
                 let trains = |of: &&RecordedNetwork| {
                     of.network.has_backward_phase() && of.differs_only_in_operation(case)
                 };
                 let step =
                     cases.iter().find(trains).map(|of| of.network.kernels_of_training_step());
-                step.and_then(|step| Some((step.first()?.name.clone(), "training")))
+                step.and_then(|step| Some((step.first()?.kernel_name.clone(), "training")))
             }
         };
-        let same = other.map_or_else(dash_cell, |(name, pass)| match name == first.name {
+        let same = other.map_or_else(dash_cell, |(name, pass)| match name == first.kernel_name {
             true => format!("the same in {pass}"),
             false => format!("another in {pass}"),
         });
         vec![vec![
-            case.implementation.clone(),
+            case.implementation_and_cache_state.clone(),
             shorten_in_the_middle(
-                &shortened_kernel_name_for_readers(&first.name),
+                &shortened_kernel_name_for_readers(&first.kernel_name),
                 MAX_NAME_COLUMNS_IN_NETWORK_TABLE,
             ),
-            launch_count_text(first.launches),
-            time_text(first.kernel_ns),
-            share_as_percent_text(first.kernel_ns / total_kernel_ns_per_pass(&step).max(1.0)),
+            launch_count_text(first.launches_per_pass),
+            time_text(first.kernel_ns_per_pass),
+            share_as_percent_text(
+                first.kernel_ns_per_pass / total_kernel_ns_per_pass(&step).max(1.0),
+            ),
             same,
         ]]
     });
@@ -193,24 +195,25 @@ fn kernels_other_than_matmul_table(cases: &[RecordedNetwork]) -> AlignedTextTabl
         let forward = case.kernels_of_forward_phase();
         let all = total_kernel_ns_per_pass(forward).max(1.0);
         let other = |of: &&MeanKernelUsePerPass| {
-            of.class != KernelWorkClass::Matmul && of.kernel_ns >= MIN_TIME_SHARE_TO_LIST * all
+            of.class != KernelWorkClass::Matmul
+                && of.kernel_ns_per_pass >= MIN_TIME_SHARE_TO_LIST * all
         };
         let listed: Vec<&MeanKernelUsePerPass> =
             forward.iter().filter(other).take(MAX_LISTED_KERNELS_PER_NETWORK).collect();
         if listed.is_empty() || case.network.has_backward_phase() {
             continue;
         }
-        table.add_heading(case.case.clone());
+        table.add_heading(case.case_id.clone());
         for of in listed {
             table.add_row(vec![
                 shorten_in_the_middle(
-                    &shortened_kernel_name_for_readers(&of.name),
+                    &shortened_kernel_name_for_readers(&of.kernel_name),
                     MAX_NAME_COLUMNS_IN_NETWORK_TABLE,
                 ),
                 of.class.printed_work_class_label().to_owned(),
-                launch_count_text(of.launches),
-                time_text(of.kernel_ns),
-                share_as_percent_text(of.kernel_ns / all),
+                launch_count_text(of.launches_per_pass),
+                time_text(of.kernel_ns_per_pass),
+                share_as_percent_text(of.kernel_ns_per_pass / all),
             ]);
         }
     }
@@ -227,8 +230,8 @@ pub(super) fn kernels_shown_for_each_pass<'a>(
     let paired = |of: &&RecordedNetwork| {
         of.network.has_backward_phase() && of.differs_only_in_operation(case)
     };
-    // An inference case gets no row of its own if its training case is recorded, whose rows show
-    // both passes.
+    // An inference case gets no table row of its own if the training case of the same network is
+    // recorded, whose rows show both passes.
     if trains || !all.iter().any(|of| paired(&of)) {
         passes.push(("inference", case.inference_kernels(all).to_vec()));
     }
@@ -250,7 +253,7 @@ pub(super) fn kernel_classes_with_most_time(cases: &[RecordedNetwork]) -> Vec<Ke
             None => sums.push((class, share)),
         }
     }
-    sums.retain(|(class, _)| *class != KernelWorkClass::Other);
+    sums.retain(|(class, _)| *class != KernelWorkClass::OtherOrUnknown);
     sums.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     sums.into_iter().map(|(class, _)| class).take(MAX_KERNEL_CLASS_COLUMNS).collect()
 }
@@ -268,7 +271,9 @@ fn kernel_kinds_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
             let others: f64 = 1.0 - columns.iter().map(share).sum::<f64>();
             let cells =
                 columns.iter().map(share).chain([others.max(0.0)]).map(share_as_percent_text);
-            std::iter::once(format!("{}, {pass}", case.implementation)).chain(cells).collect()
+            std::iter::once(format!("{}, {pass}", case.implementation_and_cache_state))
+                .chain(cells)
+                .collect()
         };
         kernels_shown_for_each_pass(case, cases).into_iter().map(row).collect()
     });
@@ -292,7 +297,9 @@ fn attention_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
         let unfused = case.network.attention.as_ref();
         let operation = |operation| {
             unfused.map_or_else(dash_cell, |of| {
-                time_text(of.kernels_of_attention_operation(operation).kernel_ns as f64 / passes)
+                time_text(
+                    of.kernels_of_attention_operation(operation).total_kernel_ns as f64 / passes,
+                )
             })
         };
         let ratio =
@@ -302,14 +309,14 @@ fn attention_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
             .and_then(RecordedNetwork::attention_kernel_time_ns)
             .map(|ns| ns / all_ns);
         vec![vec![
-            case.implementation.clone(),
-            operation(AttentionOperation::Scores),
+            case.implementation_and_cache_state.clone(),
+            operation(AttentionOperation::ScoresMatmul),
             operation(AttentionOperation::Softmax),
-            operation(AttentionOperation::Values),
-            ratio(unfused.and_then(|of| of.softmax_time_by_products_time()), |ratio| {
+            operation(AttentionOperation::ValuesMatmul),
+            ratio(unfused.and_then(|of| of.softmax_to_matmul_time_ratio()), |ratio| {
                 format!("{ratio:.2}")
             }),
-            ratio(unfused.and_then(|of| of.products_flops_by_softmax_flops()), |ratio| {
+            ratio(unfused.and_then(|of| of.matmul_to_softmax_flops_ratio()), |ratio| {
                 format!("{ratio:.1} : 1")
             }),
             time_text(all_ns),

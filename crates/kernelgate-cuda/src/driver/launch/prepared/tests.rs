@@ -40,8 +40,8 @@ fn launches_with_every_kind_of_attribute_run() {
     let names: Vec<String> = (0..100).map(|i| format!("float a{i}")).collect();
     let sum: Vec<String> = (0..100).map(|i| format!("a{i}")).collect();
     let defines = [format!("MANY={}", names.join(",")), format!("SUM={}", sum.join("+"))];
-    let build =
-        Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE).build(&[&defines[0], &defines[1]]);
+    let build = Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE)
+        .with_macros(&[&defines[0], &defines[1]]);
     let prepare = |symbol, dims, parameters| {
         PreparedLaunch::check_and_prepare(
             &device,
@@ -50,7 +50,7 @@ fn launches_with_every_kind_of_attribute_run() {
             parameters,
         )
     };
-    let multiprocessors = device.gpu_properties().multiprocessors;
+    let multiprocessors = device.gpu_properties().multiprocessor_count;
     let words = |buffer: &crate::DeviceBuffer| {
         let mut bytes = vec![0; buffer.size_in_bytes()];
         buffer.download_first_bytes(&mut bytes).unwrap();
@@ -60,25 +60,27 @@ fn launches_with_every_kind_of_attribute_run() {
 
     let out = device.allocate(4).unwrap();
     let many = (0..100)
-        .fold(KernelArgumentList::new().address(out.device_address()), |parameters, i| {
-            parameters.value(i as f32)
+        .fold(KernelArgumentList::new().with_address(out.device_address()), |parameters, i| {
+            parameters.with_value(i as f32)
         });
-    prepare("many", one, many).unwrap().enqueue().unwrap();
+    prepare("many", one, many).unwrap().enqueue_prepared_launch().unwrap();
     assert_eq!(f32::from_ne_bytes(words(&out).try_into().unwrap()), 4950.0);
 
     let out = device.allocate(128).unwrap();
     let map: Vec<u8> = (1..=16u64).flat_map(u64::to_ne_bytes).collect();
-    let mapped = KernelArgumentList::new().with_struct_bytes(&map).address(out.device_address());
+    let mapped =
+        KernelArgumentList::new().with_struct_bytes(&map).with_address(out.device_address());
     let dims = Launch::new([2, 3, 2], [4, 2, 2]);
-    prepare("mapped", dims, mapped).unwrap().enqueue().unwrap();
+    prepare("mapped", dims, mapped).unwrap().enqueue_prepared_launch().unwrap();
     assert_eq!(words(&out), map);
 
     let dims = Launch { cooperative: true, ..Launch::new([multiprocessors, 1, 1], [32, 1, 1]) };
     let (count, out) =
         (device.upload(&[0; 4]).unwrap(), device.allocate(4 * multiprocessors as usize).unwrap());
-    let meeting =
-        KernelArgumentList::new().address(count.device_address()).address(out.device_address());
-    prepare("meeting", dims, meeting.clone()).unwrap().enqueue().unwrap();
+    let meeting = KernelArgumentList::new()
+        .with_address(count.device_address())
+        .with_address(out.device_address());
+    prepare("meeting", dims, meeting.clone()).unwrap().enqueue_prepared_launch().unwrap();
     device.synchronize().unwrap();
     assert!(words(&out).chunks(4).all(|word| word == [1, 0, 0, 0]));
     let crowd = Launch { grid: [1 << 20, 1, 1], ..dims };
@@ -89,13 +91,13 @@ fn launches_with_every_kind_of_attribute_run() {
         let out = device.allocate(16).unwrap();
         let dims = Launch {
             cluster: Some([2, 1, 1]),
-            programmatic: true,
+            programmatic_dependent_launch: true,
             ..Launch::new([4, 1, 1], [32, 1, 1])
         };
-        let clustered = || KernelArgumentList::new().address(out.device_address());
+        let clustered = || KernelArgumentList::new().with_address(out.device_address());
         let ranks = |launch: PreparedLaunch| {
             out.overwrite_first_bytes_from_host(&[0; 16]).unwrap();
-            launch.enqueue().unwrap();
+            launch.enqueue_prepared_launch().unwrap();
             let written = words(&out);
             let rank = |word: &[u8]| u32::from_ne_bytes(word.try_into().unwrap());
             written.chunks(4).map(rank).collect::<Vec<u32>>()
@@ -112,7 +114,7 @@ fn launches_with_every_kind_of_attribute_run() {
         let refused = |dims, words: &str| {
             let error = prepare("compiled_in_pairs", dims, clustered()).err();
             assert!(
-                matches!(&error, Some(BackendError::Launch(why)) if why.contains(words)),
+                matches!(&error, Some(BackendError::ComputationFailed(why)) if why.contains(words)),
                 "{error:?}"
             );
         };
@@ -126,7 +128,8 @@ fn launches_with_every_kind_of_attribute_run() {
 #[test]
 fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let build = Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE).build(&["MANY=int a", "SUM=a"]);
+    let build =
+        Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE).with_macros(&["MANY=int a", "SUM=a"]);
     let prepare = |symbol, dims, parameters| {
         PreparedLaunch::check_and_prepare(
             &device,
@@ -142,9 +145,9 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
             "{error:?}"
         );
     };
-    let mapped = || KernelArgumentList::new().with_struct_bytes(&[0; 128]).address(0);
+    let mapped = || KernelArgumentList::new().with_struct_bytes(&[0; 128]).with_address(0);
     let one = Launch::new([1, 1, 1], [32, 1, 1]);
-    let greedy = Launch { shared_bytes: 1 << 20, ..one };
+    let greedy = Launch { dynamic_shared_bytes: 1 << 20, ..one };
     unsupported(prepare("mapped", greedy, mapped()), "bytes of shared memory a block");
     let in_clusters = |blocks: u32, grid: u32| Launch {
         cluster: Some([blocks, 1, 1]),
@@ -155,21 +158,21 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
         return;
     }
     let out = device.allocate(4 * 1024).unwrap();
-    let clustered = || KernelArgumentList::new().address(out.device_address());
+    let clustered = || KernelArgumentList::new().with_address(out.device_address());
     // No GPU supports clusters of 64 blocks.
     unsupported(prepare("clustered", in_clusters(64, 64), clustered()), "runs no clusters of 64");
-    if device.gpu_properties().arch != "sm_90a" {
+    if device.gpu_properties().kernel_architecture != "sm_90a" {
         return;
     }
     let dims = in_clusters(16, 32);
-    prepare("clustered", dims, clustered()).unwrap().enqueue().unwrap();
+    prepare("clustered", dims, clustered()).unwrap().enqueue_prepared_launch().unwrap();
     let mut ranks = vec![0; out.size_in_bytes()];
     out.download_first_bytes(&mut ranks).unwrap();
     let rank = |block: usize| u32::from_ne_bytes(ranks[4 * block..][..4].try_into().unwrap());
     assert_eq!([rank(0), rank(15), rank(16), rank(31)], [1600, 1615, 1600, 1615]);
     // The largest number of clusters that the driver reports can wait for each other; one cluster
     // more is refused.
-    let meeting = |address| KernelArgumentList::new().address(address).address(address);
+    let meeting = |address| KernelArgumentList::new().with_address(address).with_address(address);
     let launch = prepare("meeting", dims, meeting(0)).unwrap();
     let held = launch.kernel.max_clusters_at_once(&launch.launch, [16, 1, 1]).unwrap() as u32;
     eprintln!("{held} clusters of 16 blocks of 256 threads at once");
@@ -181,9 +184,10 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     );
     let (count, met) =
         (device.upload(&[0; 4]).unwrap(), device.allocate(4 * 16 * held as usize).unwrap());
-    let meeting =
-        KernelArgumentList::new().address(count.device_address()).address(met.device_address());
-    prepare("meeting", together(16 * held), meeting).unwrap().enqueue().unwrap();
+    let meeting = KernelArgumentList::new()
+        .with_address(count.device_address())
+        .with_address(met.device_address());
+    prepare("meeting", together(16 * held), meeting).unwrap().enqueue_prepared_launch().unwrap();
     device.synchronize().unwrap();
     let mut words = vec![0; met.size_in_bytes()];
     met.download_first_bytes(&mut words).unwrap();

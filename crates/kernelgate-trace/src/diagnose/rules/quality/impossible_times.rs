@@ -22,10 +22,10 @@ const MIN_DOUBTFUL_SHARE_PERCENT: f64 = 5.0;
 /// An operation that, by its recorded times, ends after later operations of its stream have
 /// started.
 struct OperationOverlappingLaterOnes {
-    id: GpuOperationId,
-    followers: usize,
+    operation_id: GpuOperationId,
+    overlapped_operation_count: usize,
     /// Time from the start of the first later operation to the end of this operation, nanoseconds.
-    ns: i64,
+    overlap_ns: i64,
 }
 
 /// Adds a finding if operations of one stream overlap: they must run one after the other, except
@@ -38,11 +38,8 @@ pub(super) fn find_overlaps_on_streams(
     let order = OperationsInOrder::sort_operations_by_key(
         all.all_operation_ids().filter(|&id| !may_overlap_others_on_stream(context, id)),
         |id| {
-            (
-                all.place_of_operation(id),
-                all.operation_start_ns(id),
-                all.operation_end_exclusive_ns(id),
-            )
+            let times = (all.operation_start_ns(id), all.operation_end_exclusive_ns(id));
+            (all.place_of_operation(id), times)
         },
     );
     let mut overlaps: Vec<OperationOverlappingLaterOnes> = Vec::new();
@@ -54,33 +51,35 @@ pub(super) fn find_overlaps_on_streams(
             ahead = Some(id);
             continue;
         };
-        let beside = all.operation_end_exclusive_ns(last).min(all.operation_end_exclusive_ns(id))
-            - all.operation_start_ns(id);
-        let inside = all.operation_end_exclusive_ns(id) < all.operation_end_exclusive_ns(last);
+        let (start, end) = (all.operation_start_ns(id), all.operation_end_exclusive_ns(id));
+        let last_end = all.operation_end_exclusive_ns(last);
+        let beside = last_end.min(end) - start;
+        let ns = last_end - start;
         if beside > MAX_HARMLESS_STREAM_OVERLAP_NS
-            || (inside
-                && all.operation_end_exclusive_ns(last) - all.operation_start_ns(id)
-                    > MAX_HARMLESS_STREAM_OVERLAP_NS)
+            || (end < last_end && ns > MAX_HARMLESS_STREAM_OVERLAP_NS)
         {
-            match overlaps.last_mut().filter(|of| of.id == last) {
-                Some(of) => of.followers += 1,
+            match overlaps.last_mut().filter(|of| of.operation_id == last) {
+                Some(of) => of.overlapped_operation_count += 1,
                 None => {
-                    let ns = all.operation_end_exclusive_ns(last) - all.operation_start_ns(id);
-                    overlaps.push(OperationOverlappingLaterOnes { id: last, followers: 1, ns });
+                    overlaps.push(OperationOverlappingLaterOnes {
+                        operation_id: last,
+                        overlapped_operation_count: 1,
+                        overlap_ns: ns,
+                    });
                 }
             }
         }
-        if all.operation_end_exclusive_ns(id) > all.operation_end_exclusive_ns(last) {
+        if end > last_end {
             ahead = Some(id);
         }
     }
     if overlaps.is_empty() {
         return;
     }
-    let total: i64 = overlaps.iter().map(|of| of.ns).sum();
-    let followers: usize = overlaps.iter().map(|of| of.followers).sum();
-    let longest = overlaps.iter().map(|of| of.ns).max().unwrap_or(0);
-    let busy: i64 = context.activities.iter().map(|of| of.busy_ns).sum();
+    let total: i64 = overlaps.iter().map(|of| of.overlap_ns).sum();
+    let followers: usize = overlaps.iter().map(|of| of.overlapped_operation_count).sum();
+    let longest = overlaps.iter().map(|of| of.overlap_ns).max().unwrap_or(0);
+    let busy: i64 = context.activities.iter().map(|of| of.gpu_busy_ns).sum();
     let share = percent_or_zero(total, busy);
     let severity = if share > MIN_DOUBTFUL_SHARE_PERCENT {
         FindingSeverity::Severe
@@ -105,11 +104,11 @@ pub(super) fn find_overlaps_on_streams(
             .map(|of| {
                 let what = format!(
                     "{} overlaps {} that follow",
-                    all.printed_operation_name(of.id),
-                    of.followers
+                    all.printed_operation_name(of.operation_id),
+                    of.overlapped_operation_count
                 );
-                let total_ns = Some(of.ns);
-                FindingEvidence { total_ns, ..evidence_of_single_operation(context, of.id, what) }
+                let evidence = evidence_of_single_operation(context, of.operation_id, what);
+                FindingEvidence { total_duration_ns: Some(of.overlap_ns), ..evidence }
             })
             .collect(),
     );
@@ -124,7 +123,7 @@ fn may_overlap_others_on_stream(context: &DiagnosisContext<'_>, id: GpuOperation
     match context.operations.kind_and_table_row(id) {
         (GpuOperationKind::Kernel, row) => node(row),
         (GpuOperationKind::Copy, _) => context.is_operation_page_migration(id),
-        (GpuOperationKind::Set | GpuOperationKind::Graph, _) => false,
+        (GpuOperationKind::Memset | GpuOperationKind::CudaGraphLaunch, _) => false,
     }
 }
 
@@ -133,7 +132,7 @@ pub(super) fn find_operations_without_times(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
 ) {
-    let lost = i64::try_from(context.trace.quality.without_times).unwrap_or(i64::MAX);
+    let lost = i64::try_from(context.trace.quality.operations_without_times).unwrap_or(i64::MAX);
     if lost == 0 {
         return;
     }
@@ -147,12 +146,14 @@ pub(super) fn find_operations_without_times(
     let mut finding = data_quality_finding(
         severity,
         format!("{lost} operations have no times and do not count: {share:.1} % of all"),
-        MeasuredNumberWithUnit { value: share, unit: "% of operations" },
+        MeasuredNumberWithUnit { number_in_unit: share, unit: "% of operations" },
         "record again; sums lack them, and what ran in them counts as idle",
         "a trace that was stopped while the program ran",
     );
-    finding.threshold =
-        MeasuredNumberWithUnit { value: MIN_DOUBTFUL_SHARE_PERCENT, unit: "% of operations" };
+    finding.rule_threshold = MeasuredNumberWithUnit {
+        number_in_unit: MIN_DOUBTFUL_SHARE_PERCENT,
+        unit: "% of operations",
+    };
     found.push(finding);
 }
 
@@ -162,13 +163,13 @@ pub(super) fn find_operations_starting_before_launch(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
 ) {
-    let (count, most) = context.host_summary.before_launch;
+    let (count, most) = context.host_summary.count_and_largest_ns_before_launch;
     if count == 0 {
         return;
     }
     let launched = context.operations.len()
         - context.classes.page_migration_count()
-        - context.host_summary.operations_without_call;
+        - context.host_summary.operations_without_launch_call;
     let share = percent_or_zero(
         i64::try_from(count).unwrap_or(i64::MAX),
         i64::try_from(launched).unwrap_or(i64::MAX),
@@ -185,10 +186,11 @@ pub(super) fn find_operations_starting_before_launch(
              {}: the clocks of host and device disagree",
             format_nanoseconds(most)
         ),
-        MeasuredNumberWithUnit { value: share, unit: "% of operations" },
+        MeasuredNumberWithUnit { number_in_unit: share, unit: "% of operations" },
         "causes of gaps that are shorter than this are doubtful; record again",
         "nothing",
     );
-    finding.threshold = MeasuredNumberWithUnit { value: 0.0, unit: "% of operations" };
+    finding.rule_threshold =
+        MeasuredNumberWithUnit { number_in_unit: 0.0, unit: "% of operations" };
     found.push(finding);
 }

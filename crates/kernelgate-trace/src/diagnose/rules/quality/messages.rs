@@ -6,7 +6,7 @@ const MAX_LISTED_RECORDER_MESSAGES: usize = 8;
 
 /// Reason why records are missing, and advice, derived from a recorder's message.
 pub(super) struct ReasonForMissingRecords {
-    pub words: String,
+    pub reason_text: String,
     pub advice: String,
 }
 
@@ -39,8 +39,8 @@ const REASONS_BY_MESSAGE_PART: &[(&[&str], &str, &str)] = &[
     ),
 ];
 
-/// Further such reasons, used only if nothing was recorded, because processes that do not use CUDA
-/// cause the same messages.
+/// Further parts of recorder messages with reason and advice, used only if nothing was recorded,
+/// because processes that do not use CUDA cause the same messages.
 const REASONS_IF_NOTHING_RECORDED: &[(&[&str], &str, &str)] = &[
     (
         &["driver version is insufficient", "requires a newer driver", "INSUFFICIENT_DRIVER"],
@@ -75,7 +75,7 @@ pub(super) fn reason_for_missing_records(
     let further = if any_recorded { &[][..] } else { REASONS_IF_NOTHING_RECORDED };
     let mut reasons = REASONS_BY_MESSAGE_PART.iter().chain(further);
     let (_, words, advice) = reasons.find(|(parts, ..)| given(parts))?;
-    Some(ReasonForMissingRecords { words: (*words).to_owned(), advice: (*advice).to_owned() })
+    Some(ReasonForMissingRecords { reason_text: (*words).to_owned(), advice: (*advice).to_owned() })
 }
 
 /// Recognises messages such as "Installed CUDA driver version (13.3) is not supported by this build
@@ -86,7 +86,7 @@ fn reason_if_driver_is_too_new(message: &str) -> Option<ReasonForMissingRecords>
     let driver = version
         .map_or("the driver".to_owned(), |(version, _)| format!("the driver (CUDA {version})"));
     Some(ReasonForMissingRecords {
-        words: format!("{driver} is newer than this Nsight Systems"),
+        reason_text: format!("{driver} is newer than this Nsight Systems"),
         advice: "update Nsight Systems to a version that supports the driver, and record again"
             .to_owned(),
     })
@@ -101,7 +101,7 @@ pub(super) fn recorder_messages_as_evidence(messages: &[String]) -> Vec<FindingE
         .chunk_by(|a, b| a == b)
         .map(|same| FindingEvidence {
             kernel_call_or_copy_name: same[0].clone(),
-            count: same.len(),
+            covered_count: same.len(),
             ..FindingEvidence::default()
         })
         .collect();
@@ -127,7 +127,7 @@ mod tests {
                       Nsight Systems. CUDA trace will be collected using libraries for 12.9";
         let both = [lost.clone(), driver.to_owned()];
         let words =
-            |messages: &[String]| reason_for_missing_records(messages, false).unwrap().words;
+            |messages: &[String]| reason_for_missing_records(messages, false).unwrap().reason_text;
         assert_eq!(words(&both), "the driver (CUDA 13.3) is newer than this Nsight Systems");
         assert_eq!(words(&[lost]), "the recorder may have lost events of CUDA");
         assert!(reason_for_missing_records(&["libfoo was not found".to_owned()], false).is_none());

@@ -34,8 +34,8 @@ pub(super) fn data_quality_rule_text() -> String {
     )
 }
 
-/// Finds reasons to doubt the trace's data. `find_data_quality_problems` is long because it has a
-/// sentence for each reason.
+/// Finds reasons to doubt the trace's data. The function `find_data_quality_problems` is long
+/// because it has one sentence for each reason.
 #[expect(clippy::too_many_lines)]
 pub(super) fn find_data_quality_problems(
     context: &DiagnosisContext<'_>,
@@ -49,7 +49,7 @@ pub(super) fn find_data_quality_problems(
     if context.operations.is_empty() && trace.profiled_launches.is_empty() {
         found.push(finding_without_gpu_work(context));
     }
-    for part in &quality.unreadable {
+    for part in &quality.unreadable_parts {
         found.push(data_quality_finding(
             FindingSeverity::Severe,
             format!("a part could not be read to its end: {part}"),
@@ -58,7 +58,7 @@ pub(super) fn find_data_quality_problems(
             "nothing",
         ));
     }
-    for note in &quality.notes {
+    for note in &quality.interpretation_notes {
         found.push(data_quality_finding(
             FindingSeverity::Information,
             note.clone(),
@@ -102,13 +102,21 @@ pub(super) fn find_data_quality_problems(
         (
             "records end before they start; they count as zero long",
             quality.spans_with_reversed_times,
-            BACKWARD_TIMES_ADVICE,
+            REVERSED_TIMES_ADVICE,
         ),
-        ("events are no valid JSON and do not count", quality.broken_events, BROKEN_EVENTS_ADVICE),
-        ("values do not fit their field and do not count", quality.odd_values, ODD_VALUES_ADVICE),
+        (
+            "events are no valid JSON and do not count",
+            quality.invalid_json_events,
+            BROKEN_EVENTS_ADVICE,
+        ),
+        (
+            "values do not fit their field and do not count",
+            quality.implausible_value_count,
+            IMPLAUSIBLE_VALUES_ADVICE,
+        ),
         (
             "texts are not UTF-8; bytes that are not read as \u{fffd}",
-            quality.invalid_texts,
+            quality.invalid_utf8_texts,
             INVALID_TEXTS_ADVICE,
         ),
     ] {
@@ -130,7 +138,7 @@ pub(super) fn find_data_quality_problems(
         found,
         all_records_inspected(
             context.operations.len().max(trace.profiled_launches.len()),
-            InspectedRecordKind::Operations,
+            InspectedRecordKind::GpuOperations,
         ),
     ))
 }
@@ -141,20 +149,24 @@ fn add_finding_of_profiler_messages(
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let quality = &context.trace.quality;
-    if !quality.messages.is_empty() && !context.operations.is_empty() {
+    if !quality.profiler_messages.is_empty() && !context.operations.is_empty() {
         let mut finding = data_quality_finding(
             FindingSeverity::Information,
-            format!("the profiler reported {} warnings and errors", quality.messages.len()),
-            count_as_number_with_unit(quality.messages.len(), "messages"),
+            format!(
+                "the profiler reported {} warnings and errors",
+                quality.profiler_messages.len()
+            ),
+            count_as_number_with_unit(quality.profiler_messages.len(), "messages"),
             "read them; most concern libraries that the program does not use",
             "warnings about APIs that were not to be traced",
         );
-        if let Some(reason) = messages::reason_for_missing_records(&quality.messages, true) {
+        if let Some(reason) = messages::reason_for_missing_records(&quality.profiler_messages, true)
+        {
             finding.severity = FindingSeverity::Warning;
-            finding.finding_title = format!("{}: {}", finding.finding_title, reason.words);
+            finding.finding_title = format!("{}: {}", finding.finding_title, reason.reason_text);
             finding.advice = reason.advice;
         }
-        finding.evidence = messages::recorder_messages_as_evidence(&quality.messages);
+        finding.evidence = messages::recorder_messages_as_evidence(&quality.profiler_messages);
         found.push(finding);
     }
 }
@@ -162,18 +174,19 @@ fn add_finding_of_profiler_messages(
 /// Returns the finding that the trace has no GPU work; the recorder's messages may give a reason.
 fn finding_without_gpu_work(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
     let trace = context.trace;
-    let mut own = trace.processes.iter().filter(|_| trace.recorder == TraceRecorder::Chrome);
+    let mut own =
+        trace.processes.iter().filter(|_| trace.recorder == TraceRecorder::PytorchOrChromeTrace);
     let gpu_process = own.find_map(|process| {
-        let name = trace.names.text_of_name(process.name?);
+        let name = trace.names.text_of_name(process.process_name?);
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
     });
-    let reason = messages::reason_for_missing_records(&trace.quality.messages, false);
+    let reason = messages::reason_for_missing_records(&trace.quality.profiler_messages, false);
     let sites = context.host_summary.call_sums_by_function.iter();
     let launching = sites
         .filter(|((name, _), _)| context.function_name_without_version(*name).contains("Launch"));
     let launches: usize = launching.map(|(_, calls)| calls.calls).sum();
     let because = match (&reason, gpu_process) {
-        (Some(reason), _) => format!(": {}", reason.words),
+        (Some(reason), _) => format!(": {}", reason.reason_text),
         (None, Some(name)) => format!(
             "; the rows of \"{name}\" are not in a form that this program knows, such as that of \
              JAX or of PyTorch's old profiler"
@@ -198,14 +211,14 @@ fn finding_without_gpu_work(context: &DiagnosisContext<'_>) -> DiagnosisFinding 
         advice,
         "a program that does not use the GPU",
     );
-    finding.evidence = messages::recorder_messages_as_evidence(&trace.quality.messages);
+    finding.evidence = messages::recorder_messages_as_evidence(&trace.quality.profiler_messages);
     finding
 }
 
 const UNCLOSED_RANGES_ADVICE: &str =
     "their lengths are upper bounds; close every range, or record to the end";
-const BACKWARD_TIMES_ADVICE: &str = "times around them are doubtful; record again";
-const ODD_VALUES_ADVICE: &str = "record again; sums below are without them";
+const REVERSED_TIMES_ADVICE: &str = "times around them are doubtful; record again";
+const IMPLAUSIBLE_VALUES_ADVICE: &str = "record again; sums below are without them";
 const BROKEN_EVENTS_ADVICE: &str =
     "PyTorch writes some strings unescaped (with_stack=True); the rest was read";
 const INVALID_TEXTS_ADVICE: &str = "give ranges names in UTF-8";
@@ -216,7 +229,7 @@ fn find_operations_without_launch_call(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
 ) {
-    let operations_without_call = context.host_summary.operations_without_call;
+    let operations_without_call = context.host_summary.operations_without_launch_call;
     let launched = context.operations.len() - context.classes.page_migration_count();
     if operations_without_call == 0 || context.host_summary.calls == 0 {
         return;
@@ -230,12 +243,12 @@ fn find_operations_without_launch_call(
         format!(
             "{operations_without_call} of {launched} operations were launched by calls that the trace does not hold"
         ),
-        MeasuredNumberWithUnit { value: share, unit: "%" },
+        MeasuredNumberWithUnit { number_in_unit: share, unit: "%" },
         "start recording before the program launches, or skip its first step; their ranges and the \
          causes of the gaps before them are unknown",
         "a recording that starts in the middle of a run",
     );
-    finding.threshold = MeasuredNumberWithUnit { value: 5.0, unit: "%" };
+    finding.rule_threshold = MeasuredNumberWithUnit { number_in_unit: 5.0, unit: "%" };
     found.push(finding);
 }
 
@@ -246,7 +259,7 @@ fn find_graphs_recorded_whole(context: &DiagnosisContext<'_>, found: &mut Vec<Di
         return;
     }
     let time: i64 = graphs.sum_of_operation_durations_ns();
-    let busy: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
+    let busy: i64 = context.activities.iter().map(|activity| activity.gpu_busy_ns).sum();
     let share = percent_or_zero(time, busy);
     let mut finding = data_quality_finding(
         if share > 50.0 { FindingSeverity::Warning } else { FindingSeverity::Information },
@@ -254,11 +267,12 @@ fn find_graphs_recorded_whole(context: &DiagnosisContext<'_>, found: &mut Vec<Di
             "{} graph launches were recorded whole: {share:.1} % of the busy time has no kernels",
             graphs.operation_count()
         ),
-        MeasuredNumberWithUnit { value: share, unit: "% of busy time" },
+        MeasuredNumberWithUnit { number_in_unit: share, unit: "% of busy time" },
         context.platform.advice_to_record_graph_nodes(),
         "graphs whose launches alone are of interest",
     );
-    finding.threshold = MeasuredNumberWithUnit { value: 50.0, unit: "% of busy time" };
+    finding.rule_threshold =
+        MeasuredNumberWithUnit { number_in_unit: 50.0, unit: "% of busy time" };
     found.push(finding);
 }
 
@@ -283,12 +297,12 @@ fn find_large_profiler_overhead(
         let mut finding = data_quality_finding(
             FindingSeverity::Warning,
             format!("the profiler worked for {share:.1} % of the time in which the GPU was used"),
-            MeasuredNumberWithUnit { value: share, unit: "%" },
+            MeasuredNumberWithUnit { number_in_unit: share, unit: "%" },
             "gaps and host times are longer than without the profiler; record fewer APIs, or later",
             "overhead on threads that launch nothing",
         );
-        finding.threshold =
-            MeasuredNumberWithUnit { value: MAX_PROFILER_OVERHEAD_PERCENT, unit: "%" };
+        finding.rule_threshold =
+            MeasuredNumberWithUnit { number_in_unit: MAX_PROFILER_OVERHEAD_PERCENT, unit: "%" };
         found.push(finding);
     }
 }
@@ -307,7 +321,7 @@ fn find_gap_that_may_be_clock_jump(
         // A gap during which a long host call ran, or whose work was launched before, is explained
         // and no clock jump.
         let unexplained = |kind| {
-            matches!(kind, IdleCauseKind::HostCode | IdleCauseKind::OffCpu)
+            matches!(kind, IdleCauseKind::HostCodeBeforeLaunch | IdleCauseKind::LaunchThreadOffCpu)
                 || !kind.is_reason_in_trace()
         };
         let causes = context.causes_and_ns_of_idle_gap(&longest);
@@ -328,10 +342,10 @@ fn find_gap_that_may_be_clock_jump(
             format!(
                 "one idle time on device {} is more than {MIN_CLOCK_JUMP_LENGTH_RATIO} times as long as everything else: \
                  the clock jumped, or the program paused",
-                device.device
+                device.gpu_ordinal
             ),
             MeasuredNumberWithUnit {
-                value: percent_or_zero(
+                number_in_unit: percent_or_zero(
                     longest.idle_gap_length_ns(),
                     activity.first_start_to_last_end_ns(),
                 ),
@@ -342,11 +356,12 @@ fn find_gap_that_may_be_clock_jump(
         );
         finding.evidence.push(FindingEvidence {
             kernel_call_or_copy_name: "idle time".to_owned(),
-            count: 1,
-            total_ns: Some(longest.idle_gap_length_ns()),
-            range: context.range_path_text_of_operation(longest.operation_after),
-            longest_start_and_end_ns: Some((longest.start_ns, longest.end)),
-            process_id_and_device: Some((device.pid, device.device)),
+            covered_count: 1,
+            total_duration_ns: Some(longest.idle_gap_length_ns()),
+            innermost_common_range_path: context
+                .range_path_text_of_operation(longest.operation_after_gap),
+            longest_instance_start_and_end_ns: Some((longest.start_ns, longest.end_ns)),
+            process_id_and_device: Some((device.pid, device.gpu_ordinal)),
         });
         found.push(finding);
     }

@@ -38,7 +38,7 @@ impl NsysExportDatabase {
         #[cfg(feature = "parquet")]
         return ParquetExportFolder::open_parquet_folder(path).map(Self::Parquet);
         #[cfg(not(feature = "parquet"))]
-        Err(TraceError::Unknown {
+        Err(TraceError::UnknownFormat {
             path: path.to_owned(),
             reason: "it is a parquet export of Nsight Systems, which this build does not read: \
                      build with `--features parquet`, or export with: nsys export --type sqlite \
@@ -101,7 +101,7 @@ impl NsysExportDatabase {
         columns: &[&str],
         each: impl FnMut(&ExportRow<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
-        self.visit_rows_in_order(ExportRowOrder::Stored, table, columns, each)
+        self.visit_rows_in_order(ExportRowOrder::AsStored, table, columns, each)
     }
 
     /// Passes the requested columns of every row of a table to `each`, in the requested row order.

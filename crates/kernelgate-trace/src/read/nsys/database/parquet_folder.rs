@@ -1,6 +1,6 @@
 //! Reads Nsight Systems exports that are folders with one parquet file per table (`nsys export
-//! --type parquetdir`). ExportRow groups are decoded one after the other in batches, so memory does
-//! not grow with the length of the table.
+//! --type parquetdir`). Row groups of a parquet file are decoded one after the other in batches, so
+//! memory does not grow with the length of the table.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,18 +21,18 @@ use crate::model::quality::is_plausible_time_ns;
 /// Number of rows that are decoded per batch.
 const ROWS_PER_DECODED_BATCH: usize = 8192;
 
-/// A folder of tables.
+/// A folder of an Nsight Systems export with one parquet file per table.
 pub(crate) struct ParquetExportFolder {
     tables: BTreeMap<String, ParquetTableFile>,
 }
 
 struct ParquetTableFile {
-    path: PathBuf,
+    parquet_path: PathBuf,
     /// Names of the table's columns, in column order.
-    columns: Vec<String>,
+    column_names: Vec<String>,
     rows: usize,
     /// Why the table's parquet file could not be opened.
-    broken: Option<String>,
+    open_error: Option<String>,
 }
 
 impl ParquetExportFolder {
@@ -60,7 +60,9 @@ impl ParquetExportFolder {
     }
 
     pub fn has_parquet_column(&self, table: &str, column: &str) -> bool {
-        self.tables.get(table).is_some_and(|table| table.columns.iter().any(|name| name == column))
+        self.tables
+            .get(table)
+            .is_some_and(|table| table.column_names.iter().any(|name| name == column))
     }
 
     pub fn parquet_row_count(&self, table: &str) -> usize {
@@ -70,7 +72,7 @@ impl ParquetExportFolder {
     pub fn latest_end_ns_of_parquet_tables(&self, tables: &[&str]) -> Option<i64> {
         let mut last = None;
         for table in tables {
-            self.visit_rows_or_reason(ExportRowOrder::Stored, table, &["end"], |row| {
+            self.visit_rows_or_reason(ExportRowOrder::AsStored, table, &["end"], |row| {
                 last = last.max(row.cell_as_integer(0).filter(is_plausible_time_ns));
             });
         }
@@ -86,15 +88,16 @@ impl ParquetExportFolder {
         mut each: impl FnMut(&ExportRow<'_, '_>),
     ) -> Option<String> {
         let file = self.tables.get(table)?;
-        if let Some(reason) = &file.broken {
+        if let Some(reason) = &file.open_error {
             return Some(format!("{table}: {reason}"));
         }
-        let sorted = order == ExportRowOrder::Start && self.has_parquet_column(table, "start");
+        let sorted =
+            order == ExportRowOrder::ByStartTime && self.has_parquet_column(table, "start");
         let outcome = if sorted {
             file.visit_rows_sorted_by_start(columns, &mut each)
         } else {
             file.visit_row_batches_as_stored(columns, |rows| {
-                (0..rows.count)
+                (0..rows.row_count)
                     .for_each(|row| each(&ExportRow(ExportRowCells::Parquet(rows, row))));
                 Ok(())
             })
@@ -106,17 +109,22 @@ impl ParquetExportFolder {
 
 impl ParquetTableFile {
     fn open_parquet_table(path: &Path) -> ParquetTableFile {
-        let mut table = Self { path: path.to_owned(), columns: Vec::new(), rows: 0, broken: None };
+        let mut table = Self {
+            parquet_path: path.to_owned(),
+            column_names: Vec::new(),
+            rows: 0,
+            open_error: None,
+        };
         match open_parquet_file(path) {
             Ok(reader) => {
                 let metadata = reader.metadata();
                 let schema = metadata.file_metadata().schema_descr();
                 let columns = schema.columns().iter();
-                table.columns = columns.map(|column| column.name().to_owned()).collect();
+                table.column_names = columns.map(|column| column.name().to_owned()).collect();
                 let rows = metadata.file_metadata().num_rows();
                 table.rows = usize::try_from(rows).unwrap_or(0);
             }
-            Err(error) => table.broken = Some(error.to_string()),
+            Err(error) => table.open_error = Some(error.to_string()),
         }
         table
     }
@@ -130,13 +138,13 @@ impl ParquetTableFile {
     ) -> (usize, Option<ParquetError>) {
         let mut read = 0;
         let outcome = (|| {
-            let reader = open_parquet_file(&self.path)?;
+            let reader = open_parquet_file(&self.parquet_path)?;
             for group in 0..reader.num_row_groups() {
                 let group = reader.get_row_group(group)?;
                 let mut group = ParquetRowGroupReader::open_row_group(self, &*group, columns)?;
                 while group.remaining_rows > 0 {
                     let rows = group.decode_next_row_batch()?;
-                    read += rows.count;
+                    read += rows.row_count;
                     each(&rows)?;
                 }
             }
@@ -156,7 +164,7 @@ impl ParquetTableFile {
         let mut sorter =
             ExternalRowSorter::with_column_count_and_run_bytes(columns.len(), SORTED_RUN_BYTES);
         let (read, error) = self.visit_row_batches_as_stored(&with_start, |rows| {
-            (0..rows.count).try_for_each(|row| {
+            (0..rows.row_count).try_for_each(|row| {
                 let row = ExportRow(ExportRowCells::Parquet(rows, row));
                 let start = row.cell_as_integer(columns.len()).unwrap_or(i64::MIN);
                 sorter.push_row(start, &row).map_err(external)
@@ -176,7 +184,7 @@ fn open_parquet_file(path: &Path) -> Result<SerializedFileReader<File>, ParquetE
 struct ParquetRowGroupReader {
     /// For each requested column, its reader and whether values may be NULL; `None` if the table
     /// lacks the column.
-    columns: Vec<Option<(ColumnReader, bool)>>,
+    reader_and_nullability_by_column: Vec<Option<(ColumnReader, bool)>>,
     remaining_rows: usize,
 }
 
@@ -189,7 +197,7 @@ impl ParquetRowGroupReader {
         let schema = group.metadata().schema_descr();
         let mut columns = Vec::new();
         for name in names {
-            let number = table.columns.iter().position(|column| column == name);
+            let number = table.column_names.iter().position(|column| column == name);
             let flat = number.filter(|&number| schema.column(number).max_rep_level() == 0);
             columns.push(match flat {
                 Some(number) => {
@@ -200,20 +208,20 @@ impl ParquetRowGroupReader {
             });
         }
         let rows = usize::try_from(group.metadata().num_rows()).unwrap_or(0);
-        Ok(Self { columns, remaining_rows: rows })
+        Ok(Self { reader_and_nullability_by_column: columns, remaining_rows: rows })
     }
 
     fn decode_next_row_batch(&mut self) -> Result<DecodedParquetRows, ParquetError> {
         let count = self.remaining_rows.min(ROWS_PER_DECODED_BATCH);
-        let mut columns = Vec::with_capacity(self.columns.len());
-        for column in &mut self.columns {
+        let mut columns = Vec::with_capacity(self.reader_and_nullability_by_column.len());
+        for column in &mut self.reader_and_nullability_by_column {
             columns.push(match column {
                 Some((reader, optional)) => decode_column_values(reader, *optional, count)?,
-                None => DecodedParquetColumn::Missing,
+                None => DecodedParquetColumn::MissingOrUnsupported,
             });
         }
         self.remaining_rows -= count;
-        Ok(DecodedParquetRows { count, columns })
+        Ok(DecodedParquetRows { row_count: count, columns })
     }
 }
 
@@ -241,7 +249,7 @@ fn decode_column_values(
         ColumnReader::ByteArrayColumnReader(reader) => DecodedParquetColumn::Texts(
             decode_values_and_nulls(reader, optional, count, |value| value)?,
         ),
-        _ => DecodedParquetColumn::Missing,
+        _ => DecodedParquetColumn::MissingOrUnsupported,
     })
 }
 

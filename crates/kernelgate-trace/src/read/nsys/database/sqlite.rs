@@ -32,12 +32,12 @@ const SQLITE_FILE_BYTES_PER_STEP: u64 = 1 << 14;
 
 /// An Nsight Systems export in SQLite form, open for reading.
 pub(crate) struct SqliteExportDatabase {
-    path: PathBuf,
+    sqlite_path: PathBuf,
     connection: Connection,
     /// Number of steps that the running query may still take before SQLite interrupts it.
-    steps: Arc<AtomicU64>,
-    /// Bytes of the file.
-    size: u64,
+    remaining_query_steps: Arc<AtomicU64>,
+    /// Size of the SQLite file in bytes.
+    file_bytes: u64,
     tables: HashMap<String, SqliteTableSchema>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct SqliteExportDatabase {
 #[derive(Default)]
 struct SqliteTableSchema {
     /// Position of each column in a stored row, by column name.
-    columns: HashMap<String, usize>,
+    position_by_column: HashMap<String, usize>,
     /// Number of the root page of the table's B-tree.
     root_page: u32,
     /// Whether rows can be decoded from pages without SQLite: the table has no primary key that
@@ -91,7 +91,13 @@ impl SqliteExportDatabase {
             }
             tables => tables,
         };
-        Ok(Self { path: path.to_owned(), tables: tables.map_err(failed)?, connection, steps, size })
+        Ok(Self {
+            sqlite_path: path.to_owned(),
+            tables: tables.map_err(failed)?,
+            connection,
+            remaining_query_steps: steps,
+            file_bytes: size,
+        })
     }
 
     /// Names of all tables in the SQLite file.
@@ -104,7 +110,7 @@ impl SqliteExportDatabase {
     }
 
     pub fn has_sqlite_column(&self, table: &str, column: &str) -> bool {
-        self.tables.get(table).is_some_and(|table| table.columns.contains_key(column))
+        self.tables.get(table).is_some_and(|table| table.position_by_column.contains_key(column))
     }
 
     /// Returns an upper bound of the table's number of rows from the largest row id, without
@@ -121,13 +127,14 @@ impl SqliteExportDatabase {
     /// Upper bound of the number of rows in any table: every row takes at least 8 bytes of the
     /// file.
     fn max_rows_of_any_table(&self) -> usize {
-        usize::try_from(self.size / 8).unwrap_or(usize::MAX)
+        usize::try_from(self.file_bytes / 8).unwrap_or(usize::MAX)
     }
 
     /// Returns the connection after resetting the number of steps that the next query may take,
     /// which grows with the file size.
     fn connection_with_reset_step_limit(&self) -> &Connection {
-        self.steps.store(max_query_steps_for_file_size(self.size), Ordering::Relaxed);
+        self.remaining_query_steps
+            .store(max_query_steps_for_file_size(self.file_bytes), Ordering::Relaxed);
         &self.connection
     }
 
@@ -157,11 +164,11 @@ impl SqliteExportDatabase {
         // The open transaction holds the file lock that prevents other programs from writing.
         let _reading = self.connection.unchecked_transaction()?;
         self.connection.query_row("SELECT count(*) FROM sqlite_master", [], |_| Ok(()))?;
-        let Ok(mut pages) = SqlitePageReader::open_sqlite_pages(&self.path) else {
+        let Ok(mut pages) = SqlitePageReader::open_sqlite_pages(&self.sqlite_path) else {
             return Ok(false);
         };
         let columns: Vec<Option<usize>> =
-            columns.iter().map(|column| table.columns.get(*column).copied()).collect();
+            columns.iter().map(|column| table.position_by_column.get(*column).copied()).collect();
         Ok(pages.visit_rows_of_table_at_root_page(table.root_page, &columns, last, each).is_ok())
     }
 
@@ -185,7 +192,8 @@ impl SqliteExportDatabase {
                 }
             })
             .collect();
-        let by_start = order == ExportRowOrder::Start && self.has_sqlite_column(table, "start");
+        let by_start =
+            order == ExportRowOrder::ByStartTime && self.has_sqlite_column(table, "start");
         let order = if by_start { " ORDER BY start" } else { "" };
         let select = select.join(", ");
         let mut read = 0usize;
@@ -217,9 +225,10 @@ impl SqliteExportDatabase {
         })();
         match outcome {
             Ok(problem) => Ok(problem),
-            Err(error) if is_database_locked(&error) => {
-                Err(TraceError::broken_trace_file_error(&self.path, explain_sqlite_error(&error)))
-            }
+            Err(error) if is_database_locked(&error) => Err(TraceError::broken_trace_file_error(
+                &self.sqlite_path,
+                explain_sqlite_error(&error),
+            )),
             Err(error) => {
                 Ok(Some(format!("{table} after {read} rows: {}", explain_sqlite_error(&error))))
             }
@@ -260,7 +269,7 @@ fn read_sqlite_table_schemas(
             ..SqliteTableSchema::default()
         };
         let table = tables.entry(row.cell_as_displayed_text(0)).or_insert(new);
-        table.columns.insert(
+        table.position_by_column.insert(
             row.cell_as_displayed_text(1),
             number(2).map_or(usize::MAX, |place| place as usize),
         );

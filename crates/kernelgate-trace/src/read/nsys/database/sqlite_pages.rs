@@ -18,49 +18,50 @@ const MAX_BTREE_DEPTH: usize = 32;
 /// Maximum size in bytes of a row that the decoder assembles from overflow pages.
 const MAX_ROW_BYTES: u64 = 1 << 28;
 
-/// Pages of a file.
+/// Reads the pages of an SQLite file by number.
 pub(super) struct SqlitePageReader {
     file: File,
-    page_size: usize,
+    bytes_per_page: usize,
     /// Number of bytes per page, without the reserved bytes at the page's end.
     usable_bytes_per_page: usize,
-    /// Pages of the file.
+    /// Number of pages of the SQLite file.
     page_count: u64,
     /// Number of pages that the decoding of one table may still visit; a valid B-tree contains each
     /// page at most once.
-    remaining_pages: u64,
+    remaining_page_visits: u64,
 }
 
 /// The pages of the file do not have the form that this decoder expects.
 #[derive(Debug)]
-pub(super) struct UnexpectedFormat;
+pub(super) struct UnexpectedSqliteFormat;
 
-type PageResult<T> = Result<T, UnexpectedFormat>;
+type SqlitePageResult<T> = Result<T, UnexpectedSqliteFormat>;
 
 /// A row of an SQLite table, decoded from a page, with the requested columns.
 pub(super) struct DecodedSqliteRow<'a> {
-    payload: &'a [u8],
+    row_payload: &'a [u8],
     /// For each requested column, the SQLite serial type of the value and the value's byte offset
     /// in the row.
-    cells: &'a [(u64, usize)],
+    serial_type_and_offset_by_column: &'a [(u64, usize)],
 }
 
 impl DecodedSqliteRow<'_> {
     /// Returns the value of a requested column.
     #[inline]
     pub fn value_of_requested_column(&self, column: usize) -> ValueRef<'_> {
-        let (kind, at) = self.cells[column];
+        let (kind, at) = self.serial_type_and_offset_by_column[column];
         match kind {
             1..=6 | 8 | 9 => {
                 self.integer_of_requested_column(column).map_or(ValueRef::Null, ValueRef::Integer)
             }
             7 => {
-                let bytes = self.payload.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+                let bytes =
+                    self.row_payload.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
                 bytes.map_or(ValueRef::Null, |bytes| ValueRef::Real(f64::from_be_bytes(bytes)))
             }
             12.. => {
                 let bytes =
-                    self.payload.get(at..at + bytes_of_serial_type(kind)).unwrap_or_default();
+                    self.row_payload.get(at..at + bytes_of_serial_type(kind)).unwrap_or_default();
                 if kind % 2 == 0 { ValueRef::Blob(bytes) } else { ValueRef::Text(bytes) }
             }
             _ => ValueRef::Null,
@@ -70,9 +71,9 @@ impl DecodedSqliteRow<'_> {
     /// Returns the value of a requested column if it is an integer.
     #[inline]
     pub fn integer_of_requested_column(&self, column: usize) -> Option<i64> {
-        let (kind, at) = self.cells[column];
+        let (kind, at) = self.serial_type_and_offset_by_column[column];
         let bytes = match kind {
-            1..=6 => self.payload.get(at..at + bytes_of_serial_type(kind))?,
+            1..=6 => self.row_payload.get(at..at + bytes_of_serial_type(kind))?,
             8 => return Some(0),
             9 => return Some(1),
             _ => return None,
@@ -98,7 +99,7 @@ fn bytes_of_serial_type(kind: u64) -> usize {
 
 /// Parses an SQLite varint of one to nine bytes; returns the number and the bytes that follow.
 #[inline]
-fn parse_varint(bytes: &[u8]) -> PageResult<(u64, &[u8])> {
+fn parse_varint(bytes: &[u8]) -> SqlitePageResult<(u64, &[u8])> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(9).enumerate() {
         if index == 8 {
@@ -109,20 +110,20 @@ fn parse_varint(bytes: &[u8]) -> PageResult<(u64, &[u8])> {
             return Ok((value, &bytes[index + 1..]));
         }
     }
-    Err(UnexpectedFormat)
+    Err(UnexpectedSqliteFormat)
 }
 
-fn fixed_bytes_at_offset<const N: usize>(bytes: &[u8], at: usize) -> PageResult<[u8; N]> {
-    bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(UnexpectedFormat)
+fn fixed_bytes_at_offset<const N: usize>(bytes: &[u8], at: usize) -> SqlitePageResult<[u8; N]> {
+    bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(UnexpectedSqliteFormat)
 }
 
 impl SqlitePageReader {
     /// Opens an SQLite file for decoding; fails unless texts are UTF-8 and the file has no
     /// write-ahead log.
-    pub fn open_sqlite_pages(path: &Path) -> PageResult<SqlitePageReader> {
-        let mut file = File::open(path).map_err(|_| UnexpectedFormat)?;
+    pub fn open_sqlite_pages(path: &Path) -> SqlitePageResult<SqlitePageReader> {
+        let mut file = File::open(path).map_err(|_| UnexpectedSqliteFormat)?;
         let mut header = [0; 100];
-        file.read_exact(&mut header).map_err(|_| UnexpectedFormat)?;
+        file.read_exact(&mut header).map_err(|_| UnexpectedSqliteFormat)?;
         let is_sqlite =
             header.starts_with(b"SQLite format 3\0") && header[18] == 1 && header[19] == 1;
         let size = match u16::from_be_bytes(fixed_bytes_at_offset(&header, 16)?) {
@@ -132,23 +133,24 @@ impl SqlitePageReader {
         let utf8 = u32::from_be_bytes(fixed_bytes_at_offset(&header, 56)?) == 1;
         let usable = size.saturating_sub(usize::from(header[20]));
         if !is_sqlite || !utf8 || !size.is_power_of_two() || size < 512 || usable < 480 {
-            return Err(UnexpectedFormat);
+            return Err(UnexpectedSqliteFormat);
         }
-        let pages = file.metadata().map_err(|_| UnexpectedFormat)?.len() / size as u64;
+        let pages = file.metadata().map_err(|_| UnexpectedSqliteFormat)?.len() / size as u64;
         Ok(Self {
             file,
-            page_size: size,
+            bytes_per_page: size,
             usable_bytes_per_page: usable,
             page_count: pages,
-            remaining_pages: pages,
+            remaining_page_visits: pages,
         })
     }
 
-    fn read_numbered_page(&mut self, number: u32, into: &mut Vec<u8>) -> PageResult<()> {
-        let at = u64::from(number.checked_sub(1).ok_or(UnexpectedFormat)?) * self.page_size as u64;
-        into.resize(self.page_size, 0);
-        self.file.seek(SeekFrom::Start(at)).map_err(|_| UnexpectedFormat)?;
-        self.file.read_exact(into).map_err(|_| UnexpectedFormat)
+    fn read_numbered_page(&mut self, number: u32, into: &mut Vec<u8>) -> SqlitePageResult<()> {
+        let at = u64::from(number.checked_sub(1).ok_or(UnexpectedSqliteFormat)?)
+            * self.bytes_per_page as u64;
+        into.resize(self.bytes_per_page, 0);
+        self.file.seek(SeekFrom::Start(at)).map_err(|_| UnexpectedSqliteFormat)?;
+        self.file.read_exact(into).map_err(|_| UnexpectedSqliteFormat)
     }
 
     /// Decodes the rows of the table whose B-tree has this root page, in ascending order of row
@@ -160,14 +162,14 @@ impl SqlitePageReader {
         columns: &[Option<usize>],
         last: &mut Option<i64>,
         each: &mut impl FnMut(&DecodedSqliteRow<'_>),
-    ) -> PageResult<()> {
-        self.remaining_pages = self.page_count;
+    ) -> SqlitePageResult<()> {
+        self.remaining_page_visits = self.page_count;
         let mut pages = vec![Vec::new(); MAX_BTREE_DEPTH];
         let mut row = StoredRowDecoder::for_requested_columns(columns);
         self.visit_payloads_below_btree_page(root, &mut pages, &mut |pages, id, payload| {
             // Row ids must increase; a damaged tree with a loop would otherwise never end.
             if last.is_some_and(|last| id <= last) {
-                return Err(UnexpectedFormat);
+                return Err(UnexpectedSqliteFormat);
             }
             row.decode_stored_row(pages, payload, each)?;
             *last = Some(id);
@@ -179,16 +181,17 @@ impl SqlitePageReader {
         &mut self,
         root: u32,
         pages: &mut [Vec<u8>],
-        each: &mut impl FnMut(&mut Self, i64, StoredRowPayload<'_>) -> PageResult<()>,
-    ) -> PageResult<()> {
-        self.remaining_pages = self.remaining_pages.checked_sub(1).ok_or(UnexpectedFormat)?;
-        let (page, deeper) = pages.split_first_mut().ok_or(UnexpectedFormat)?;
+        each: &mut impl FnMut(&mut Self, i64, StoredRowPayload<'_>) -> SqlitePageResult<()>,
+    ) -> SqlitePageResult<()> {
+        self.remaining_page_visits =
+            self.remaining_page_visits.checked_sub(1).ok_or(UnexpectedSqliteFormat)?;
+        let (page, deeper) = pages.split_first_mut().ok_or(UnexpectedSqliteFormat)?;
         self.read_numbered_page(root, page)?;
         let at = if root == 1 { 100 } else { 0 };
         let cells = usize::from(u16::from_be_bytes(fixed_bytes_at_offset(page, at + 3)?));
-        let cell = |index: usize, header: usize| -> PageResult<&[u8]> {
+        let cell = |index: usize, header: usize| -> SqlitePageResult<&[u8]> {
             let at = u16::from_be_bytes(fixed_bytes_at_offset(page, at + header + 2 * index)?);
-            page.get(usize::from(at)..).ok_or(UnexpectedFormat)
+            page.get(usize::from(at)..).ok_or(UnexpectedSqliteFormat)
         };
         match page.get(at) {
             Some(0x0D) => {
@@ -214,7 +217,7 @@ impl SqlitePageReader {
                     each,
                 )
             }
-            _ => Err(UnexpectedFormat),
+            _ => Err(UnexpectedSqliteFormat),
         }
     }
 }
@@ -230,10 +233,10 @@ struct StoredRowPayload<'a> {
 struct StoredRowDecoder {
     /// For each column of the table up to the last requested one, its index among the requested
     /// columns.
-    wanted: Vec<Option<usize>>,
+    requested_index_of_column: Vec<Option<usize>>,
     /// Columns that were requested more than once, each with the index of its first request.
     repeated_columns: Vec<(usize, usize)>,
-    cells: Vec<(u64, usize)>,
+    serial_type_and_offset_by_column: Vec<(u64, usize)>,
     /// Buffer for a row that continues on overflow pages.
     assembled_row: Vec<u8>,
     page: Vec<u8>,
@@ -251,7 +254,13 @@ impl StoredRowDecoder {
             }
         }
         let cells = vec![(0, 0); columns.len()];
-        Self { wanted, repeated_columns: again, cells, assembled_row: Vec::new(), page: Vec::new() }
+        Self {
+            requested_index_of_column: wanted,
+            repeated_columns: again,
+            serial_type_and_offset_by_column: cells,
+            assembled_row: Vec::new(),
+            page: Vec::new(),
+        }
     }
 
     fn decode_stored_row(
@@ -259,19 +268,25 @@ impl StoredRowDecoder {
         pages: &mut SqlitePageReader,
         payload: StoredRowPayload<'_>,
         each: &mut impl FnMut(&DecodedSqliteRow<'_>),
-    ) -> PageResult<()> {
-        let bytes = usize::try_from(payload.payload_bytes).map_err(|_| UnexpectedFormat)?;
+    ) -> SqlitePageResult<()> {
+        let bytes = usize::try_from(payload.payload_bytes).map_err(|_| UnexpectedSqliteFormat)?;
         let most = pages.usable_bytes_per_page - 35;
         if bytes <= most {
-            let local = payload.bytes_on_leaf_page.get(..bytes).ok_or(UnexpectedFormat)?;
+            let local = payload.bytes_on_leaf_page.get(..bytes).ok_or(UnexpectedSqliteFormat)?;
             self.locate_requested_columns(local)?;
-            each(&DecodedSqliteRow { payload: local, cells: &self.cells });
+            each(&DecodedSqliteRow {
+                row_payload: local,
+                serial_type_and_offset_by_column: &self.serial_type_and_offset_by_column,
+            });
             return Ok(());
         }
         self.assemble_row_from_overflow_pages(pages, payload, bytes)?;
         let whole = std::mem::take(&mut self.assembled_row);
         self.locate_requested_columns(&whole)?;
-        each(&DecodedSqliteRow { payload: &whole, cells: &self.cells });
+        each(&DecodedSqliteRow {
+            row_payload: &whole,
+            serial_type_and_offset_by_column: &self.serial_type_and_offset_by_column,
+        });
         self.assembled_row = whole;
         Ok(())
     }
@@ -282,15 +297,15 @@ impl StoredRowDecoder {
         pages: &mut SqlitePageReader,
         of: StoredRowPayload<'_>,
         bytes: usize,
-    ) -> PageResult<()> {
+    ) -> SqlitePageResult<()> {
         if of.payload_bytes > MAX_ROW_BYTES {
-            return Err(UnexpectedFormat);
+            return Err(UnexpectedSqliteFormat);
         }
         let least = (pages.usable_bytes_per_page - 12) * 32 / 255 - 23;
         let kept = least + (bytes - least) % (pages.usable_bytes_per_page - 4);
         let kept = if kept <= pages.usable_bytes_per_page - 35 { kept } else { least };
         self.assembled_row.clear();
-        self.assembled_row.extend(of.bytes_on_leaf_page.get(..kept).ok_or(UnexpectedFormat)?);
+        self.assembled_row.extend(of.bytes_on_leaf_page.get(..kept).ok_or(UnexpectedSqliteFormat)?);
         let mut next = u32::from_be_bytes(fixed_bytes_at_offset(of.bytes_on_leaf_page, kept)?);
         while self.assembled_row.len() < bytes {
             pages.read_numbered_page(next, &mut self.page)?;
@@ -303,12 +318,12 @@ impl StoredRowDecoder {
 
     /// Finds serial type and byte offset of each requested column in a stored row.
     #[inline]
-    fn locate_requested_columns(&mut self, payload: &[u8]) -> PageResult<()> {
+    fn locate_requested_columns(&mut self, payload: &[u8]) -> SqlitePageResult<()> {
         let (header, _) = parse_varint(payload)?;
-        let header = usize::try_from(header).map_err(|_| UnexpectedFormat)?;
-        let (_, mut kinds) = parse_varint(payload.get(..header).ok_or(UnexpectedFormat)?)?;
+        let header = usize::try_from(header).map_err(|_| UnexpectedSqliteFormat)?;
+        let (_, mut kinds) = parse_varint(payload.get(..header).ok_or(UnexpectedSqliteFormat)?)?;
         let mut at = header;
-        for column in &self.wanted {
+        for column in &self.requested_index_of_column {
             // A row that was written before columns were added to the table has no values for these
             // columns.
             let kind = match kinds {
@@ -324,12 +339,13 @@ impl StoredRowDecoder {
                 }
             };
             if let Some(column) = column {
-                self.cells[*column] = (kind, at);
+                self.serial_type_and_offset_by_column[*column] = (kind, at);
             }
-            at = at.checked_add(bytes_of_serial_type(kind)).ok_or(UnexpectedFormat)?;
+            at = at.checked_add(bytes_of_serial_type(kind)).ok_or(UnexpectedSqliteFormat)?;
         }
         for &(column, first) in &self.repeated_columns {
-            self.cells[column] = self.cells[first];
+            self.serial_type_and_offset_by_column[column] =
+                self.serial_type_and_offset_by_column[first];
         }
         Ok(())
     }

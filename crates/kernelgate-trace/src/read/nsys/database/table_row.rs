@@ -10,9 +10,9 @@ use super::sqlite_pages::DecodedSqliteRow;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExportRowOrder {
     /// Rows are read in their stored order.
-    Stored,
+    AsStored,
     /// Rows are read in ascending order of their start time; many rows are sorted on disk.
-    Start,
+    ByStartTime,
 }
 
 /// A row of a table in an Nsight Systems export.
@@ -25,7 +25,7 @@ pub(super) enum ExportRowCells<'a, 'b> {
     #[cfg(feature = "parquet")]
     Parquet(&'a DecodedParquetRows, usize),
     #[cfg(feature = "parquet")]
-    Sorted(&'a [u8]),
+    SortedRowBytes(&'a [u8]),
 }
 
 impl ExportRow<'_, '_> {
@@ -37,7 +37,7 @@ impl ExportRow<'_, '_> {
             #[cfg(feature = "parquet")]
             ExportRowCells::Parquet(rows, row) => rows.cell(row, column),
             #[cfg(feature = "parquet")]
-            ExportRowCells::Sorted(row) => sorted_cell(row, column),
+            ExportRowCells::SortedRowBytes(row) => sorted_cell(row, column),
         }
     }
 
@@ -91,11 +91,12 @@ impl ExportRow<'_, '_> {
 /// Size in bytes of a cell in a sorted row: one byte of type, then eight bytes with a number or
 /// with offset and length of a text.
 #[cfg(feature = "parquet")]
-pub(super) const CELL: usize = 9;
+pub(super) const SORTED_CELL_BYTES: usize = 9;
 
 #[cfg(feature = "parquet")]
 fn sorted_cell(row: &[u8], column: usize) -> ValueRef<'_> {
-    let Some([kind, value @ ..]) = row.get(column * CELL..).and_then(<[u8]>::first_chunk::<CELL>)
+    let Some([kind, value @ ..]) =
+        row.get(column * SORTED_CELL_BYTES..).and_then(<[u8]>::first_chunk::<SORTED_CELL_BYTES>)
     else {
         return ValueRef::Null;
     };
@@ -115,7 +116,7 @@ fn sorted_cell(row: &[u8], column: usize) -> ValueRef<'_> {
 /// A decoded batch of rows of a parquet table, one vector per column.
 #[cfg(feature = "parquet")]
 pub(super) struct DecodedParquetRows {
-    pub count: usize,
+    pub row_count: usize,
     pub columns: Vec<DecodedParquetColumn>,
 }
 
@@ -123,7 +124,7 @@ pub(super) struct DecodedParquetRows {
 #[cfg(feature = "parquet")]
 pub(super) enum DecodedParquetColumn {
     /// The parquet table lacks the column, or the column has an unsupported type.
-    Missing,
+    MissingOrUnsupported,
     Integers(Vec<Option<i64>>),
     Reals(Vec<Option<f64>>),
     Texts(Vec<Option<ByteArray>>),
@@ -133,7 +134,7 @@ pub(super) enum DecodedParquetColumn {
 impl DecodedParquetRows {
     pub fn cell(&self, row: usize, column: usize) -> ValueRef<'_> {
         match &self.columns[column] {
-            DecodedParquetColumn::Missing => ValueRef::Null,
+            DecodedParquetColumn::MissingOrUnsupported => ValueRef::Null,
             DecodedParquetColumn::Integers(values) => {
                 values[row].map_or(ValueRef::Null, ValueRef::Integer)
             }

@@ -11,20 +11,20 @@ use crate::record::text;
 #[derive(Default)]
 pub(super) struct RecordFileScan {
     /// Value of the field `schema`, if it is a string.
-    pub schema: Option<String>,
+    pub schema_name: Option<String>,
     /// Value of the field `schema_version`, if it is an integer of at least 0.
-    pub version: Option<u64>,
+    pub schema_version: Option<u64>,
     /// Value of the field `checksum`, if the file contains it.
     pub checksum: Option<Value>,
     /// Whether the names in every object are sorted; otherwise the hash of this scan cannot be
     /// compared with the checksum.
-    pub ordered: bool,
+    pub names_are_sorted: bool,
     /// Description of the first text with a forbidden control character, or of the first object
     /// with a repeated name.
-    pub refused: Option<String>,
+    pub refused_text: Option<String>,
     hasher: Option<Xxh3Default>,
     /// Buffer for the JSON text of the value that is hashed next.
-    text: Vec<u8>,
+    json_text_buffer: Vec<u8>,
 }
 
 impl RecordFileScan {
@@ -40,10 +40,10 @@ impl RecordFileScan {
         sealed: bool,
     ) -> Result<RecordFileScan, D::Error> {
         let hasher = sealed.then(Xxh3Default::new);
-        let mut scanned = Self { ordered: true, hasher, ..Self::default() };
+        let mut scanned = Self { names_are_sorted: true, hasher, ..Self::default() };
         JsonValueToScan {
             scanned: &mut scanned,
-            field: Some(kind),
+            field_name: Some(kind),
             fields_with_any_characters: free,
             is_top_level: true,
         }
@@ -54,7 +54,7 @@ impl RecordFileScan {
     /// Returns the hash of all values except the checksum; `None` if it was not requested, or if
     /// names were not sorted.
     pub fn hash_of_values_hex(&self) -> Option<String> {
-        let hasher = self.hasher.as_ref().filter(|_| self.ordered)?;
+        let hasher = self.hasher.as_ref().filter(|_| self.names_are_sorted)?;
         Some(format!("{:032x}", hasher.digest128()))
     }
 
@@ -67,19 +67,19 @@ impl RecordFileScan {
     /// Adds a JSON value to the hash, as the text that `serde_json::Value` prints.
     fn add_json_value_to_hash(&mut self, value: &impl serde::Serialize) {
         if let Some(hasher) = &mut self.hasher {
-            self.text.clear();
+            self.json_text_buffer.clear();
             // Writing JSON to memory cannot fail, because numbers that were read from JSON are
             // finite.
-            let _ = serde_json::to_writer(&mut self.text, value);
-            hasher.update(&self.text);
+            let _ = serde_json::to_writer(&mut self.json_text_buffer, value);
+            hasher.update(&self.json_text_buffer);
         }
     }
 
     fn refuse_forbidden_text(&mut self, string: &str, what: impl FnOnce() -> String) {
-        if self.refused.is_none()
+        if self.refused_text.is_none()
             && let Err(problem) = text::refuse_control_characters(string)
         {
-            self.refused = Some(format!("{} {problem}", what()));
+            self.refused_text = Some(format!("{} {problem}", what()));
         }
     }
 }
@@ -88,7 +88,7 @@ impl RecordFileScan {
 struct JsonValueToScan<'a> {
     scanned: &'a mut RecordFileScan,
     /// Name of the field that contains the value; `None` if the field may contain any text.
-    field: Option<&'a str>,
+    field_name: Option<&'a str>,
     fields_with_any_characters: &'a [&'a str],
     /// Whether the value is the whole document.
     is_top_level: bool,
@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
     }
 
     fn visit_str<E>(self, value: &str) -> Result<(), E> {
-        if let Some(field) = self.field {
+        if let Some(field) = self.field_name {
             self.scanned.refuse_forbidden_text(value, || format!("{field}:"));
         }
         self.scanned.add_json_value_to_hash(&value);
@@ -143,16 +143,16 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let Self { scanned, field, fields_with_any_characters: free, .. } = self;
+        let Self { scanned, field_name: field, fields_with_any_characters: free, .. } = self;
         let mut before = "[";
         loop {
             // Only after an item was read is it known that a comma precedes it, because the list
             // may have ended.
             let node = ListItemToScan {
-                separator: before,
-                node: JsonValueToScan {
+                preceding_separator: before,
+                list_item: JsonValueToScan {
                     scanned,
-                    field,
+                    field_name: field,
                     fields_with_any_characters: free,
                     is_top_level: false,
                 },
@@ -167,7 +167,12 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        let Self { scanned, field, fields_with_any_characters: free, is_top_level: top } = self;
+        let Self {
+            scanned,
+            field_name: field,
+            fields_with_any_characters: free,
+            is_top_level: top,
+        } = self;
         scanned.add_text_to_hash("{");
         let mut last: Option<String> = None;
         let (mut names, mut ordered) = (Vec::new(), true);
@@ -188,15 +193,15 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
                 let value: Value = fields.next_value()?;
                 scanned.add_json_value_to_hash(&value);
                 match name.as_str() {
-                    "schema" => scanned.schema = value.as_str().map(str::to_owned),
-                    _ => scanned.version = value.as_u64(),
+                    "schema" => scanned.schema_name = value.as_str().map(str::to_owned),
+                    _ => scanned.schema_version = value.as_u64(),
                 }
             } else {
                 scanned.refuse_forbidden_text(&name, || "the name".to_owned());
                 let field = field.filter(|_| !free.contains(&name.as_str())).map(|_| &*name);
                 fields.next_value_seed(JsonValueToScan {
                     scanned,
-                    field,
+                    field_name: field,
                     fields_with_any_characters: free,
                     is_top_level: false,
                 })?;
@@ -205,10 +210,11 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
         }
         scanned.add_text_to_hash("}");
         if !ordered {
-            scanned.ordered = false;
+            scanned.names_are_sorted = false;
             names.sort_unstable();
-            if scanned.refused.is_none() && names.windows(2).any(|pair| pair[0] == pair[1]) {
-                scanned.refused = Some(format!("{} has a name twice", field.unwrap_or("a field")));
+            if scanned.refused_text.is_none() && names.windows(2).any(|pair| pair[0] == pair[1]) {
+                scanned.refused_text =
+                    Some(format!("{} has a name twice", field.unwrap_or("a field")));
             }
         }
         Ok(())
@@ -217,15 +223,15 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
 
 /// An item of a JSON list, with the bracket or comma that precedes it in the hashed text.
 struct ListItemToScan<'a> {
-    separator: &'static str,
-    node: JsonValueToScan<'a>,
+    preceding_separator: &'static str,
+    list_item: JsonValueToScan<'a>,
 }
 
 impl<'de> DeserializeSeed<'de> for ListItemToScan<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
-        self.node.scanned.add_text_to_hash(self.separator);
-        self.node.deserialize(input)
+        self.list_item.scanned.add_text_to_hash(self.preceding_separator);
+        self.list_item.deserialize(input)
     }
 }

@@ -201,7 +201,7 @@ fn a_failed_write_keeps_the_old_file() {
     std::fs::write(&blocked, "old").unwrap();
     let error =
         write_record_atomically(&blocked.join("below.json"), &example_number_record()).unwrap_err();
-    assert!(matches!(error, RecordFileError::Io { action: "write", .. }), "{error}");
+    assert!(matches!(error, RecordFileError::Io { failed_operation: "write", .. }), "{error}");
     assert_eq!(std::fs::read_to_string(&blocked).unwrap(), "old");
 }
 
@@ -222,7 +222,7 @@ fn reordered_fields_pass_the_checksum_and_changed_values_fail() {
     std::fs::write(&path, turned.replace("0.1", "0.2")).unwrap();
     assert!(matches!(
         read_record::<RecordWithChecksum>(&path),
-        Err(RecordFileError::Edited { .. })
+        Err(RecordFileError::ChecksumMismatch { .. })
     ));
     // A repeated name is refused, because the reader's two passes would take different values of
     // it.
