@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       delta_sum = fma_f32(Element::high(out_words[i]), Element::high(dout_words[i]), delta_sum);
     }
   }
-  delta_sum = sum_over_lane_group<kLanes>(delta_sum);
+  delta_sum = sum_across_lane_group<kLanes>(delta_sum);
   if (lane == 0) {
     // The row statistics are stored as [head][step][2][kPreparedM]: log2-sum-exp of each row, then
     // negated delta of each row; both are zero for padding rows.

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int c = threadIdx.x % kWarpSize; c < kHeadDim; c += kWarpSize)
     sum = fma_f32(Element::to_f32(out[row * kHeadDim + c]),
                   Element::to_f32(dout[row * kHeadDim + c]), sum);
-  sum = sum_over_lane_group<32>(sum);
+  sum = sum_across_lane_group<32>(sum);
   if (threadIdx.x % kWarpSize == 0) delta[row] = sum;
 }
 

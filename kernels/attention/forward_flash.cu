@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         best = max_f32(best, s[i][j]);
       }
       // Every query row sees a key of the first key block, so the new maximum is finite.
-      const float m = max_f32(top[i], max_over_lane_group<16>(best));
+      const float m = max_f32(top[i], max_across_lane_group<16>(best));
       const float scale = exp2_approx((top[i] - m) * kScaleLog2);
       top[i] = m;
       float row_sum = 0.f;
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int query = first_query_of_tile + y * 4 + i;
-    const float total = sum_over_lane_group<16>(sum[i]);
+    const float total = sum_across_lane_group<16>(sum[i]);
     const float inverse = 1.f / total;
     if (query >= seqlen) continue;
 #pragma unroll

@@ -326,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
   __syncwarp();
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
-    const float total = sum_over_lane_group<4>(rows.sum[r]);
+    const float total = sum_across_lane_group<4>(rows.sum[r]);
     const float inverse = reciprocal_approx(total);
     const int i = r / 2, h = (r % 2) * 2;
     const int row = i * 16 + static_cast<int>(lane >> 2) + (r % 2) * 8;

@@ -454,7 +454,7 @@ __device__ __forceinline__ void normalise_and_store_output(LaneRowsOfWarpgroup& 
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float total = sum_over_lane_group<4>(rows.sum[r]);
+    const float total = sum_across_lane_group<4>(rows.sum[r]);
     const float inverse = total > 0.f ? value_scale * reciprocal_approx(total) : 0.f;
     const int row = place.row + 8 * r;
     if (lse != nullptr && lane % 4 == 0 && row < place.shape.queries)

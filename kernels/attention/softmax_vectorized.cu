@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kPackets; ++i)
     best = max_f32(best, max_f32(max_f32(x[i].x, x[i].y), max_f32(x[i].z, x[i].w)));
-  best = max_over_lane_group<32>(best);
+  best = max_across_lane_group<32>(best);
 
   float sum = 0.f;
 #pragma unroll
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     x[i].w = exp2_approx((x[i].w - best) * kLog2E);
     sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
   }
-  const float inverse = 1.f / sum_over_lane_group<32>(sum);
+  const float inverse = 1.f / sum_across_lane_group<32>(sum);
 
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {

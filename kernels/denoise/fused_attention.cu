@@ -155,7 +155,7 @@ extern "C" __global__ void __cluster_dims__(kBlocksOfCluster, 1, 1) __launch_bou
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int m = r / 2, h = r % 2 * 2;
-      const float row_maximum = max_over_lane_group<4>(
+      const float row_maximum = max_across_lane_group<4>(
           max_f32(max_f32(s[m][0][h], s[m][0][h + 1]), max_f32(s[m][1][h], s[m][1][h + 1])));
       if ((lane & 3) == 0) warp_top[warp][m * 16 + r % 2 * 8 + own_row] = row_maximum;
     }
@@ -182,7 +182,7 @@ extern "C" __global__ void __cluster_dims__(kBlocksOfCluster, 1, 1) __launch_bou
             base + kPOffset + swizzled_chunk_offset<kPRowBytes>(row, warp * 2 + n) + (lane & 3) * 4,
             Bf16::pack(p0, p1));
       }
-      part = sum_over_lane_group<4>(part);
+      part = sum_across_lane_group<4>(part);
       if ((lane & 3) == 0) warp_sum[warp][row] = part;
     }
     cp_async_wait<0>();

@@ -82,7 +82,7 @@ __device__ __forceinline__ void velocity_and_next_actions_phase(const Persistent
   *reinterpret_cast<uint2*>(a.x + activation_offset(row, column)) =
       make_uint2(Bf16::pack(h[0] * (1.f + s.x), h[1] * (1.f + s.y)),
                  Bf16::pack(h[2] * (1.f + s.z), h[3] * (1.f + s.w)));
-  sum = sum_over_lane_group<32>(h[0] * h[0] + h[1] * h[1] + h[2] * h[2] + h[3] * h[3]);
+  sum = sum_across_lane_group<32>(h[0] * h[0] + h[1] * h[1] + h[2] * h[2] + h[3] * h[3]);
   if (b.lane == 0) a.squares[row * 16 + warp] = sum, a.squares[row * 16 + 8 + warp] = 0.f;
 }
 

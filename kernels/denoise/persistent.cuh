@@ -595,7 +595,7 @@ struct InverseRmsOfRows {
   }
   __device__ __forceinline__ void store_inverse_rms(float* inverse, int thread) const {
     const float sum =
-        sum_over_lane_group<2>(((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w)));
+        sum_across_lane_group<2>(((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w)));
     if (thread % 2 == 0) inverse[thread / 2] = rsqrtf(sum / kWidth + kNormEpsilon);
   }
 };
@@ -657,7 +657,7 @@ __device__ __forceinline__ void publish_scaled_h_and_squares(const PersistentArg
     *reinterpret_cast<u32*>(a.x + activation_offset(at.row, at.column + e * 8)) =
         Bf16::pack(x * (1.f + scale.x[2 * e]), y * (1.f + scale.x[2 * e + 1]));
   }
-  sum = sum_over_lane_group<32>(sum);
+  sum = sum_across_lane_group<32>(sum);
   if (b.lane == 0 && at.row < a.rows) squares[at.row * 16 + b.cluster] = sum;
 }
 // Writes h itself and its partial sums of squares for other thread blocks, as inputs of the final
@@ -674,7 +674,7 @@ __device__ __forceinline__ void publish_h_and_squares(const PersistentArguments&
     sum += x * x + y * y;
     *reinterpret_cast<u32*>(a.h + at.row * kWidth + at.column + e * 8) = Bf16::pack(x, y);
   }
-  sum = sum_over_lane_group<32>(sum);
+  sum = sum_across_lane_group<32>(sum);
   if (b.lane == 0 && at.row < a.rows) a.squares[at.row * 16 + b.cluster] = sum;
 }
 

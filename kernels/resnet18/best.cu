@@ -439,7 +439,7 @@ __device__ __forceinline__ void compute_logits(const float* weight, const float*
       score = fmaf(w[0], scale * sum.x, score);
       score = fmaf(w[1], scale * sum.y, score);
     }
-    score = fmaf(share, bias[class_index], sum_over_lane_group<32>(score));
+    score = fmaf(share, bias[class_index], sum_across_lane_group<32>(score));
     const int image = image0 + local;
     if (lane == 0 && image < images)
       logits[static_cast<i64>(image) * classes + class_index] = score;

@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     float score = 0.f;
     for (int channel = lane; channel < channels; channel += 32)
       score = fmaf(row[channel], sums[channel], score);
-    score = fmaf(share, bias[class_index], sum_over_lane_group<32>(score));
+    score = fmaf(share, bias[class_index], sum_across_lane_group<32>(score));
     if (lane > 0) continue;
     scores[class_index] = score;
     logits[image * classes + class_index] = score;

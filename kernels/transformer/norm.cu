@@ -33,7 +33,7 @@ static_assert(kThreads % kGroupThreads == 0 && kGroupThreads % 32 == 0 && kGroup
 // of `scratch`, so that one barrier for each call is enough.
 __device__ __forceinline__ float group_sum(float x, float (&scratch)[2][kWarps], int half,
                                            int group) {
-  x = sum_over_lane_group<32>(x);
+  x = sum_across_lane_group<32>(x);
   const int thread = threadIdx.x % kGroupThreads;
   if (thread % kWarpSize == 0) scratch[half][thread / kWarpSize] = x;
   named_barrier_sync(1 + group, kGroupThreads);
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   sums[part][lane] = sum;
   __syncthreads();
   // Warp w of the thread block sums the partial gradients of column w.
-  const float total = sum_over_lane_group<32>(sums[lane][part]);
+  const float total = sum_across_lane_group<32>(sums[lane][part]);
   const int column_of_warp = blockIdx.x * 32 + part;
   if (lane == 0 && column_of_warp < d)
     grad_gain[static_cast<i64>(blockIdx.y) * d + column_of_warp] = total;

@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < 4; ++j) top = max_f32(top, values[i][j]);
   }
-  top = max_over_lane_group<32>(top);
+  top = max_across_lane_group<32>(top);
   const float factor = scale * kLog2E;
   float sum = 0.f;
 #pragma unroll
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       sum += values[i][j];
     }
   }
-  const float inverse = 1.f / sum_over_lane_group<32>(sum);
+  const float inverse = 1.f / sum_across_lane_group<32>(sum);
   Element* to = probabilities + row * context;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < 4; ++j) mean += p[j] * slope[j];
   }
-  mean = sum_over_lane_group<32>(mean);
+  mean = sum_across_lane_group<32>(mean);
   rematerialize<Element>(own);
   rematerialize<Score>(gradients);
   Element* to = grad_scores + row * context;

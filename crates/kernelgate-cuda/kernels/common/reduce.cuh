@@ -5,14 +5,14 @@
 #include "common/types.cuh"
 
 template <int kLanes>
-__device__ __forceinline__ float sum_over_lane_group(float x) {
+__device__ __forceinline__ float sum_across_lane_group(float x) {
 #pragma unroll
   for (int mask = 1; mask < kLanes; mask *= 2) x += __shfl_xor_sync(kFullWarp, x, mask);
   return x;
 }
 
 template <int kLanes>
-__device__ __forceinline__ float max_over_lane_group(float x) {
+__device__ __forceinline__ float max_across_lane_group(float x) {
 #pragma unroll
   for (int mask = 1; mask < kLanes; mask *= 2) x = max_f32(x, __shfl_xor_sync(kFullWarp, x, mask));
   return x;
@@ -23,7 +23,7 @@ __device__ __forceinline__ float max_over_lane_group(float x) {
 template <int kThreads>
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "a block reduction needs whole warps");
-  x = sum_over_lane_group<32>(x);
+  x = sum_across_lane_group<32>(x);
   if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = x;
   __syncthreads();
   float total = 0.f;
@@ -36,7 +36,7 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
 template <int kThreads>
 __device__ __forceinline__ float block_max(float x, float* scratch) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "a block reduction needs whole warps");
-  x = max_over_lane_group<32>(x);
+  x = max_across_lane_group<32>(x);
   if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = x;
   __syncthreads();
   float best = scratch[0];
