@@ -263,7 +263,7 @@ __device__ __forceinline__ void copy_tile_columns(u32 to, const TensorMap& map, 
 
 // Numbers of key blocks and of query steps that this thread block completed before its current
 // work, for the phases of the rings.
-struct CompletedKeyBlocksAndSteps {
+struct CompletedBlockAndStepCounts {
   int works = 0, steps = 0;
 };
 
@@ -273,7 +273,7 @@ __device__ __forceinline__ void copy_tiles_of_key_block(const BackwardSharedRing
                                                         const TensorMap& q, const TensorMap& k,
                                         const TensorMap& v, const TensorMap& dout,
                                         const float* stats, const KeyBlockWork& work,
-                                        const CompletedKeyBlocksAndSteps& before) {
+                                        const CompletedBlockAndStepCounts& before) {
   const u32 full = rings.inputs.full(before.works), inputs = rings.inputs.stage(before.works);
   rings.inputs.begin_fill(before.works, 2 * kKeysBytes);
   const TmaBoxOrigin keys = work.key_box_origin(0, work.key);
@@ -531,7 +531,7 @@ __device__ __forceinline__ void compute_gradients_of_key_block(const BackwardSha
                                         const TensorMap& dv_map, const TensorMap& dq_map,
                                         float* dq_sum, float* shared_sums, u32* arrived,
                                         const KeyBlockWork& work,
-                                            const CompletedKeyBlocksAndSteps& before, int group) {
+                                            const CompletedBlockAndStepCounts& before, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const int first_key_of_group = work.key + group * kGroupRows;
   const int key = first_key_of_group + static_cast<int>(warp * 16 + lane / 4);
@@ -652,7 +652,7 @@ template <class Visit>
 __device__ __forceinline__ void visit_key_blocks_of_heads(int seqlen, int key_heads, int share,
                                                           int items, Visit visit) {
   const int blocks = (seqlen + kKeys - 1) / kKeys;
-  CompletedKeyBlocksAndSteps before;
+  CompletedBlockAndStepCounts before;
 #pragma unroll 1
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
 #pragma unroll 1
@@ -699,7 +699,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     const int warp = __shfl_sync(kFullWarp, threadIdx.x / kWarpSize % 4, 0);
     if (warp == 0) {
       if (threadIdx.x % kWarpSize == 0) {
-        auto copy = [&](const KeyBlockWork& work, const CompletedKeyBlocksAndSteps& before) {
+        auto copy = [&](const KeyBlockWork& work, const CompletedBlockAndStepCounts& before) {
           copy_tiles_of_key_block(rings, q, k, v, dout, stats, work, before);
         };
         if (kWhole)
@@ -712,7 +712,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     }
   } else {
     setmaxnreg_increase<240>();
-    auto compute = [&](const KeyBlockWork& work, const CompletedKeyBlocksAndSteps& before) {
+    auto compute = [&](const KeyBlockWork& work, const CompletedBlockAndStepCounts& before) {
       compute_gradients_of_key_block(rings, dk, dv, dq, dq_sum, shared_sums, counters, work, before,
           group);
     };

@@ -27,14 +27,14 @@ __device__ __forceinline__ bool is_valid_token(float token, int vocabulary) {
 }
 
 // A token's index and the four columns of its row that one thread handles.
-struct TokenColumns {
+struct TokenAndThreadColumns {
   i64 row;
   int column;
   bool token_exists;  // before the last row's end
   float token;
 };
 
-__device__ __forceinline__ TokenColumns token_columns_of_thread(const float* tokens, i64 count,
+__device__ __forceinline__ TokenAndThreadColumns token_columns_of_thread(const float* tokens, i64 count,
                                                                 int d) {
   const int row_quads = d / 4;
   const i64 at = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;

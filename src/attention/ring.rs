@@ -171,7 +171,7 @@ impl RingAttentionProblem {
 
     /// Ranges of sequence positions that GPU `rank` has, in the order in which its tensors store
     /// them.
-    fn sequence_ranges_of_gpu(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
+    fn token_ranges_held_by_gpu(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
         let length = self.positions_per_gpu() / self.sequence_ranges_per_gpu();
         let last = self.gpus * self.sequence_ranges_per_gpu() - 1;
         let numbers = [rank, last - rank].into_iter().take(self.sequence_ranges_per_gpu());
@@ -222,7 +222,7 @@ impl RingAttentionProblem {
         for (rank, name) in names.iter().enumerate().take(self.gpus) {
             let mut from = inputs.tensor(name).as_bytes();
             for head in 0..h {
-                for stretch in self.sequence_ranges_of_gpu(rank) {
+                for stretch in self.token_ranges_held_by_gpu(rank) {
                     let (these, rest) = from.split_at(stretch.len() * row);
                     bytes[(head * s + stretch.start) * row..][..these.len()].copy_from_slice(these);
                     from = rest;
@@ -434,7 +434,7 @@ mod tests {
 
     /// Converts a position in the tensors of GPU `rank` to the position in the whole sequence.
     fn position_in_whole_sequence(ring: &RingAttentionProblem, rank: usize, local: usize) -> usize {
-        ring.sequence_ranges_of_gpu(rank).flatten().nth(local).unwrap()
+        ring.token_ranges_held_by_gpu(rank).flatten().nth(local).unwrap()
     }
 
     #[test]

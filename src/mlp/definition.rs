@@ -62,8 +62,8 @@ impl Problem for MlpForward {
         vec![Expected::all("p", [self.shape.batch_rows, self.shape.classes], p)]
     }
 
-    /// The rows of x are independent of each other, so permuting the rows of x permutes the rows of
-    /// p.
+    /// Each input row x of the perceptron gives one row of class probabilities p, so permuting the
+    /// rows of x permutes those of p.
     fn symmetries(&self) -> Vec<InputSymmetry> {
         vec![InputSymmetry::RotateAlongAxis {
             inputs_with_axes: &[("x", 0)],

@@ -70,7 +70,7 @@ impl AutodiffTape {
 #[derive(Clone, Copy)]
 struct TapeNeuronState {
     membrane: TapeScalarIndex,
-    tracer: TapeScalarIndex,
+    spike_sum: TapeScalarIndex,
 }
 
 /// The ResNet-18 network, computed forward and backward on an autodiff tape.
@@ -144,7 +144,7 @@ impl<'a> TapeResNet<'a> {
         for map in &maps {
             let state = |tape: &mut AutodiffTape| TapeNeuronState {
                 membrane: tape.append_input_scalar(0.5 * theta),
-                tracer: tape.append_input_scalar(0.0),
+                spike_sum: tape.append_input_scalar(0.0),
             };
             states.push((0..map.elements_per_frame()).map(|_| state(&mut self.tape)).collect());
         }
@@ -159,7 +159,7 @@ impl<'a> TapeResNet<'a> {
             let mut spikes = self.advance_neurons_by_time_step(&mut states[0], &currents);
             if let Some(pool) = &network.pool {
                 let sums: Vec<TapeScalarIndex> =
-                    states[0].iter().map(|state| state.tracer).collect();
+                    states[0].iter().map(|state| state.spike_sum).collect();
                 let now = self.max_pool_on_tape(pool.input_extents, pool.output_extents, &sums);
                 let before = pooled.replace(now.clone());
                 spikes = (0..now.len())
@@ -196,7 +196,7 @@ impl<'a> TapeResNet<'a> {
             totals.iter_mut().zip(logits).for_each(|(total, node)| total.push((node, 1.0)));
         }
         for (tracers, states) in self.spike_sums_by_layer.iter_mut().zip(&states) {
-            tracers.extend(states.iter().map(|state| self.tape.scalar_values[state.tracer]));
+            tracers.extend(states.iter().map(|state| self.tape.scalar_values[state.spike_sum]));
         }
         totals.iter().map(|terms| self.tape.append_linear_combination(terms)).collect()
     }
@@ -260,7 +260,8 @@ impl<'a> TapeResNet<'a> {
         let mut spikes = Vec::new();
         for (state, &x) in states.iter_mut().zip(currents) {
             let h = self.tape.append_linear_combination(&[(state.membrane, 1.0), (x, 1.0)]);
-            let (membrane, c) = (self.tape.scalar_values[h], self.tape.scalar_values[state.tracer]);
+            let (membrane, c) =
+                (self.tape.scalar_values[h], self.tape.scalar_values[state.spike_sum]);
             let (mut spike, mut by_h, mut by_c) = (0.0, 0.0, 0.0);
             if c < top {
                 by_h += bell(membrane - theta, theta);
@@ -278,9 +279,10 @@ impl<'a> TapeResNet<'a> {
             }
             let s = self
                 .tape
-                .append_scalar_with_derivatives(spike, vec![(h, by_h), (state.tracer, by_c)]);
+                .append_scalar_with_derivatives(spike, vec![(h, by_h), (state.spike_sum, by_c)]);
             state.membrane = self.tape.append_linear_combination(&[(h, 1.0), (s, -theta)]);
-            state.tracer = self.tape.append_linear_combination(&[(state.tracer, 1.0), (s, 1.0)]);
+            state.spike_sum =
+                self.tape.append_linear_combination(&[(state.spike_sum, 1.0), (s, 1.0)]);
             spikes.push(s);
         }
         spikes

@@ -4,7 +4,7 @@
 #![cfg(unix)]
 
 use kernelgate::protocol::{
-    BenchCaseListing, BenchCaseStatus, CaseVerificationResponse, ListedBenchCase,
+    BenchCaseStatus, BenchListResponse, CaseVerificationResponse, ListedBenchCase,
     ListedImplementation, ListedWorkload, ResponseToBenchAction,
 };
 
@@ -346,7 +346,7 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
         implementation_name: "<script>".to_owned(),
         description: "@octocat".to_owned(),
     };
-    toy.prepare_response(ResponseToBenchAction::List(BenchCaseListing {
+    toy.prepare_response(ResponseToBenchAction::List(BenchListResponse {
         backend: "cpu".to_owned(),
         reason_against_other_backend: "https://evil.example \u{1b}[2J".to_owned(),
         workloads: vec![ListedWorkload {

@@ -132,7 +132,7 @@ const ALL_LAYERS_TIMER_STAGES: &[&str] = &[
 /// Name of the memory region with the table of layers that the all-layers kernel reads.
 const LAYER_TABLE_REGION: &str = "best_layers";
 /// Name of the memory region with the words of spikes that blocks of a group send each other.
-const SPIKE_EXCHANGE_REGION: &str = "best_sent";
+const SPIKE_EXCHANGE_BETWEEN_BLOCKS: &str = "best_sent";
 /// Name of the memory region with the number of rounds of images that each block has finished.
 const ROUND_COUNTER_REGION: &str = "best_rounds";
 /// Name of the memory region with the stem's filters as tensor-core fragments, which inference
@@ -183,7 +183,7 @@ pub fn declare_layer_table_and_exchange_buffers(
     let outputs = convolutions_with_their_blocks(network)
         .map(|(conv, _)| conv.window.output_extents.elements_per_frame());
     let sent = block_group_count(shape) * outputs.sum::<usize>() * size_of::<u64>();
-    let sent = add_zeroed_region(program, SPIKE_EXCHANGE_REGION, sent);
+    let sent = add_zeroed_region(program, SPIKE_EXCHANGE_BETWEEN_BLOCKS, sent);
     add_zeroed_region(
         program,
         ROUND_COUNTER_REGION,

@@ -72,7 +72,7 @@ pub fn request_from_all_benches(
 
 /// Sends the request to one bench executable after the other; the callback `answered` gets each
 /// bench's response at once, so that a later failure or Ctrl-C loses no earlier response. Bench
-/// executables without a requested case are skipped.
+/// executables without a requested case have no response.
 ///
 /// # Errors
 /// Fails if a bench executable crashes, hangs or refuses the request, no bench executable has a
@@ -163,7 +163,7 @@ fn request_and_wait_for_bench_end(
         &request,
         &BenchRequestFile { response_path: response.clone(), action: action.clone() },
     )?;
-    let mut command = bench_command_for_request(executable, asking, &request);
+    let mut command = executable_command_for_request(executable, asking, &request);
     let running = asking.running_child;
     let (_, said) = running
         .start_child_process(&mut command)
@@ -236,7 +236,7 @@ pub fn check_bench_file_size(path: &Path) -> Result<(), String> {
     }
 }
 
-fn bench_command_for_request(
+fn executable_command_for_request(
     executable: &BenchExecutable,
     asking: &BenchRequestSettings<'_>,
     request: &Path,

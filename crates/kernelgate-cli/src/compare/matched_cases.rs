@@ -134,7 +134,7 @@ impl CasesMatchedBetweenSides {
             run.failed.remove(&id);
             run.skipped.remove(&id);
             let why = InconclusiveReason::CaseOwnedByOtherBench {
-                owning_bench: owner,
+                compared_bench: owner,
                 bench_not_compared: bench.to_owned(),
             };
             self.unmeasured_cases.insert(format!("{id} (bench {bench})"), vec![why]);
@@ -259,7 +259,7 @@ mod tests {
             assert_eq!(first.cases.len(), 1);
         }
         let why = InconclusiveReason::CaseOwnedByOtherBench {
-            owning_bench: "first".to_owned(),
+            compared_bench: "first".to_owned(),
             bench_not_compared: "second".to_owned(),
         };
         let row = ("both (bench second)".to_owned(), vec![why]);

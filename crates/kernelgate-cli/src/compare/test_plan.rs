@@ -8,7 +8,7 @@ use std::fmt::{Debug, Write as _};
 
 use super::CompareError;
 use crate::gate::calibration::{CalibrationComparisonKind, GateCalibration};
-use crate::gate::limits::{CaseLimits, LimitSource, RequestedLimits};
+use crate::gate::limits::{CaseTimeAndErrorLimits, LimitSource, RequestedLimits};
 use crate::gate::paired::ComparisonTestPlan;
 use kernelgate::record::{
     CommitAndChanges, RecordFoldersOfPackage, RunEnvironment, TrialSamplingPlan, file,
@@ -43,7 +43,7 @@ pub struct TestPlanForDevice {
     /// Error rates, maximum blocks and thresholds of the statistical test.
     pub plan: ComparisonTestPlan,
     /// Thresholds of the plan, each with its source (flag, calibration or default).
-    pub limits: CaseLimits,
+    pub limits: CaseTimeAndErrorLimits,
     /// A sentence for the report about the device's calibration; `None` without a calibration.
     pub calibration_note: Option<String>,
 }

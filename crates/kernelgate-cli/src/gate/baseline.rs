@@ -10,7 +10,7 @@ use super::inconclusive_reason::{InconclusiveReason, SideThatCausesDoubt};
 use super::judgement::{
     BaselineRunEvidence, CaseJudgement, JudgementEvidence, RunCountAndSpreadOfSide,
 };
-use super::limits::CaseLimits;
+use super::limits::CaseTimeAndErrorLimits;
 use super::outputs::numerics::{self, OutputErrorReport};
 use super::outputs::verification::VerificationLoss;
 use super::paired::ComparedArm;
@@ -40,7 +40,7 @@ pub type BaselineVerdicts = VerdictsAndFindings<BaselineComparisonFacts>;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BaselineJudgementSettings {
     /// Thresholds: the smallest slow-downs that count as regressions.
-    pub limits: CaseLimits,
+    pub limits: CaseTimeAndErrorLimits,
     /// Relative time difference that two devices of one model may have; it is added to the
     /// threshold if baseline and run may be from different devices.
     pub relative_time_tolerance_between_devices: f64,
@@ -57,7 +57,7 @@ pub struct BaselineJudgementSettings {
 impl Default for BaselineJudgementSettings {
     fn default() -> Self {
         Self {
-            limits: CaseLimits::default_with_relative_limit(0.05),
+            limits: CaseTimeAndErrorLimits::default_with_relative_limit(0.05),
             relative_time_tolerance_between_devices: 0.22,
             assumed_single_run_spread: 0.10,
             max_relative_interval_width: 0.60,

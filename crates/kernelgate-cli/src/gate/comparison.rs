@@ -217,7 +217,7 @@ mod tests {
     use crate::gate::costs::{GrowthConfirmationPairs, LaunchCostGrowthOfCase, LaunchCostKind};
     use crate::gate::judgement::CaseJudgement;
     use crate::gate::judgement::tests::test_judgement;
-    use crate::gate::limits::CaseLimits;
+    use crate::gate::limits::CaseTimeAndErrorLimits;
     use crate::gate::rules::GateRulesEffectReport;
     use crate::gate::verdict::VerdictOnCase;
     use crate::gate::verdicts::ComparisonRefusal;
@@ -229,7 +229,7 @@ mod tests {
     ) -> Comparison {
         Comparison {
             device: "c".to_owned(),
-            default_case_limits: CaseLimits::default_with_relative_limit(0.01),
+            default_case_limits: CaseTimeAndErrorLimits::default_with_relative_limit(0.01),
             judged_cases: judged,
             refused: vec![],
             new_cases: vec![],

@@ -18,7 +18,7 @@ use super::comparison::{
 use super::costs::LaunchCostGrowthOfCase;
 use super::inconclusive_reason::InconclusiveReason;
 use super::judgement::CaseJudgement;
-use super::limits::CaseLimits;
+use super::limits::CaseTimeAndErrorLimits;
 use super::outputs::numerics::OutputErrorReport;
 use super::outputs::verification::VerificationLoss;
 use super::paired::{
@@ -57,7 +57,7 @@ pub struct ComparisonShardRecord {
     pub sources: Option<[String; 2]>,
     /// Limits by which each case of the shard is judged.
     #[serde(rename = "limits")]
-    pub limits_by_case: BTreeMap<String, CaseLimits>,
+    pub limits_by_case: BTreeMap<String, CaseTimeAndErrorLimits>,
     /// All measured times of the first round, by case.
     #[serde(rename = "first")]
     pub first_round_times: BTreeMap<String, CaseBlocksAsColumns>,
@@ -81,7 +81,7 @@ pub struct ComparisonShardRecord {
 struct ShardFindings {
     device: String,
     #[serde(rename = "limits")]
-    default_case_limits: CaseLimits,
+    default_case_limits: CaseTimeAndErrorLimits,
     #[serde(skip)]
     judged_cases: Vec<CaseJudgement>,
     refused: Vec<ComparisonRefusal>,
@@ -113,7 +113,7 @@ impl ComparisonShardRecord {
     pub fn record_limits_and_errors_of_cases(
         &mut self,
         comparison: &Comparison,
-        limits: impl Fn(&str) -> CaseLimits,
+        limits: impl Fn(&str) -> CaseTimeAndErrorLimits,
     ) {
         for judged in &comparison.judged_cases {
             self.limits_by_case.insert(judged.case_id.clone(), limits(&judged.case_id));
@@ -424,7 +424,7 @@ impl RecordFileType for ComparisonShardRecord {
         self.limits_by_case
             .values()
             .chain([&self.findings_without_verdicts.default_case_limits])
-            .try_for_each(CaseLimits::check_limit_ranges)?;
+            .try_for_each(CaseTimeAndErrorLimits::check_limit_ranges)?;
         if self.cases_of_all_shards < self.limits_by_case.len() {
             let (cases, planned) = (self.limits_by_case.len(), self.cases_of_all_shards);
             return Err(format!("{cases} cases of a plan of {planned}"));

@@ -81,7 +81,7 @@ pub enum InconclusiveReason {
         /// Mean share of the CPU that other processes used beside the head's processes; `None` if
         /// unknown.
         #[serde(rename = "head")]
-        head_cpu_contention: Option<f64>,
+        other_cpu_share_beside_head: Option<f64>,
     },
     /// The times of the case differ by more than the threshold between processes of one and the
     /// same build.
@@ -111,7 +111,7 @@ pub enum InconclusiveReason {
     CaseOwnedByOtherBench {
         /// Name of the bench whose case with this id is compared.
         #[serde(rename = "owner")]
-        owning_bench: String,
+        compared_bench: String,
         /// Name of the bench whose case with this id is not compared.
         #[serde(rename = "bench")]
         bench_not_compared: String,
@@ -172,7 +172,7 @@ impl InconclusiveReason {
             }
             CauseOfInconclusiveDecision::DifferentCpuContention => Self::DifferentCpuContention {
                 base_cpu_contention: decision.base_cpu_contention,
-                head_cpu_contention: decision.head_cpu_contention,
+                other_cpu_share_beside_head: decision.head_cpu_contention,
             },
             CauseOfInconclusiveDecision::IdenticalBuildsDiffer => {
                 Self::IdenticalBuildsDiffer(decision.null_pair_ratio)
@@ -215,7 +215,7 @@ impl InconclusiveReason {
             Self::UnsupportedBenchHarness(it) => {
                 return ("undrivable", failed("its bench cannot be driven in", it));
             }
-            Self::CaseOwnedByOtherBench { owning_bench: owner, bench_not_compared: bench } => {
+            Self::CaseOwnedByOtherBench { compared_bench: owner, bench_not_compared: bench } => {
                 let ask = format!("--bench {bench} asks for this one");
                 return ("other_bench", format!("bench {owner} has a case of this id too: {ask}"));
             }

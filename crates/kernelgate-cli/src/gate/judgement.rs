@@ -3,7 +3,7 @@
 //! `judgement` only stores them.
 
 use super::inconclusive_reason::{InconclusiveReason, join_reason_texts};
-use super::limits::{CaseLimits, LimitWithSource};
+use super::limits::{CaseTimeAndErrorLimits, LimitWithSource};
 use super::outputs::verification::VerificationLoss;
 use super::paired::{
     ComparisonTestPlan, PairedDecisionOnCase, TimedTrialBlocksByCase, decide_cases_with_one_plan,
@@ -108,7 +108,7 @@ impl CaseJudgement {
         mut decision: PairedDecisionOnCase,
         confirmation: Option<PairedDecisionOnCase>,
         case_errors: Vec<InconclusiveReason>,
-        limits: &CaseLimits,
+        limits: &CaseTimeAndErrorLimits,
     ) -> CaseJudgement {
         let confirmed =
             confirmation.as_ref().is_some_and(|second| second.verdict == VerdictOnCase::Regressed);
@@ -165,7 +165,7 @@ impl CaseJudgement {
         case: String,
         why: Vec<InconclusiveReason>,
         plan: &ComparisonTestPlan,
-        limits: &CaseLimits,
+        limits: &CaseTimeAndErrorLimits,
     ) -> CaseJudgement {
         // The case without blocks is decided by itself, so that it does not change the error rates
         // of the measured cases.
@@ -236,7 +236,8 @@ pub(crate) mod tests {
     use crate::gate::paired::{ComparedArm, tests::test_decision};
     use kernelgate::record::OutputVerificationExtent;
 
-    const TEST_LIMITS: CaseLimits = CaseLimits::default_with_relative_limit(0.01);
+    const TEST_LIMITS: CaseTimeAndErrorLimits =
+        CaseTimeAndErrorLimits::default_with_relative_limit(0.01);
 
     /// Makes a test judgement of paired processes with this verdict and default values otherwise.
     pub fn test_judgement(case: &str, verdict: VerdictOnCase) -> CaseJudgement {

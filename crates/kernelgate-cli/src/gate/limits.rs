@@ -127,7 +127,7 @@ impl LimitWithSource {
 
 /// The limits of one case, or those of all cases without limits of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CaseLimits {
+pub struct CaseTimeAndErrorLimits {
     /// Smallest relative change of the time that counts as a regression.
     #[serde(rename = "relative")]
     pub relative_time_change_threshold: LimitWithSource,
@@ -144,7 +144,7 @@ pub struct CaseLimits {
     pub accepted_relative_slowdown: Option<f64>,
 }
 
-impl CaseLimits {
+impl CaseTimeAndErrorLimits {
     /// Default of [`Self::absolute_time_change_threshold_ns`].
     pub const DEFAULT_ABSOLUTE_TIME_CHANGE_THRESHOLD_NS: f64 = 100.0;
     /// Default of [`Self::output_error_growth_threshold`].
@@ -175,7 +175,7 @@ impl CaseLimits {
     }
 
     /// Returns the program's default limits, with the given relative limit of the time.
-    pub const fn default_with_relative_limit(relative: f64) -> CaseLimits {
+    pub const fn default_with_relative_limit(relative: f64) -> CaseTimeAndErrorLimits {
         Self {
             relative_time_change_threshold: LimitWithSource::from_program_default(relative),
             absolute_time_change_threshold_ns: LimitWithSource::from_program_default(
@@ -288,7 +288,7 @@ mod tests {
             output_error_growth_threshold: Some(2.0),
             ..RequestedLimits::default()
         };
-        let limits = CaseLimits::default_with_relative_limit(0.01)
+        let limits = CaseTimeAndErrorLimits::default_with_relative_limit(0.01)
             .overridden_by(&flags, LimitSource::CommandLineFlag)
             .overridden_by(&package, LimitSource::RulesThresholdEntry)
             .raised_by_acceptance(Some(0.12), Some(1.8));
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn the_larger_of_the_relative_and_absolute_limit_applies() {
-        let limits = CaseLimits::default_with_relative_limit(0.05);
+        let limits = CaseTimeAndErrorLimits::default_with_relative_limit(0.05);
         assert_eq!(limits.regression_threshold(1e6, 0.0), limits.relative_time_change_threshold);
         assert_eq!(
             limits.regression_threshold(1e3, 0.0),
@@ -323,9 +323,9 @@ mod tests {
 
     #[test]
     fn an_accepted_slow_down_is_not_reported_as_unchanged() {
-        let plain = CaseLimits::default_with_relative_limit(0.05);
+        let plain = CaseTimeAndErrorLimits::default_with_relative_limit(0.05);
         let accepting = plain.raised_by_acceptance(Some(0.2), None);
-        let reported = |limits: &CaseLimits, ratio| {
+        let reported = |limits: &CaseTimeAndErrorLimits, ratio| {
             limits.verdict_with_acceptance(VerdictOnCase::Unchanged, ratio, 1e6, 0.0)
         };
         assert_eq!(reported(&accepting, 1.1), VerdictOnCase::AcceptedSlowdown);

@@ -39,7 +39,7 @@ pub const RECORDED_CALIBRATION_NAMES: &RecordedNames = &[
 ];
 
 /// Fields of an acceptance rule, and effects of removed cases.
-pub const RECORDED_RULE_NAMES: &RecordedNames = &[
+pub const RECORDED_ACCEPTANCE_RULE_NAMES: &RecordedNames = &[
     ("case_pattern", "cases"),
     ("max_accepted_relative_slowdown", "slower"),
     ("max_accepted_error_ratio", "growth"),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::costs::LaunchCostGrowthOfCase;
 use super::judgement::CaseJudgement;
-use super::limits::CaseLimits;
+use super::limits::CaseTimeAndErrorLimits;
 use super::outputs::numerics::OutputErrorReport;
 use super::outputs::verification::VerificationLoss;
 use super::rules::GateRulesEffectReport;
@@ -21,7 +21,7 @@ use kernelgate_cuda::CaseFailureReason;
 pub struct VerdictsAndFindings<F> {
     pub device: String,
     /// Limits of all cases that have no limits of their own.
-    pub default_case_limits: CaseLimits,
+    pub default_case_limits: CaseTimeAndErrorLimits,
     /// Judgements of the requested cases, from the worst verdict to the best, then by case id.
     pub judged_cases: Vec<CaseJudgement>,
     /// Facts that differ between base and head and forbid a comparison, each with the affected

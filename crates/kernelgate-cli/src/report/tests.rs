@@ -30,7 +30,7 @@ use crate::gate::judgement::{
 };
 use crate::gate::kernels::code::{ArchitectureKernelComparison, CaseKernelComparison};
 use crate::gate::kernels::explanation::{SlowdownCause, SlowdownExplanation};
-use crate::gate::limits::{CaseLimits, LimitWithSource};
+use crate::gate::limits::{CaseTimeAndErrorLimits, LimitWithSource};
 use crate::gate::outputs::numerics::{
     OutputErrorGrowthOfCase, OutputErrorMeasure, OutputErrorReport,
 };
@@ -46,7 +46,8 @@ use crate::gate::verdict::VerdictOnCase;
 use crate::gate::verdicts::ComparisonRefusal;
 use kernelgate_cuda::CaseFailureReason;
 
-const ONE_PERCENT_LIMITS: CaseLimits = CaseLimits::default_with_relative_limit(0.01);
+const ONE_PERCENT_LIMITS: CaseTimeAndErrorLimits =
+    CaseTimeAndErrorLimits::default_with_relative_limit(0.01);
 const ASSUMED_TEN_PERCENT_SPREAD: AssumedSpreadOfSingleRun = AssumedSpreadOfSingleRun {
     relative_half_width: 0.1,
     from: SourceOfAssumedSpread::AssumedWithoutMeasurement,

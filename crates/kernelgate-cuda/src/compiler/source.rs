@@ -69,7 +69,7 @@ pub struct Source {
     /// `.cu`.
     pub kernel_file_name: &'static str,
     /// Text of the kernel file; `None` if the text is the one in `files`.
-    own_source_text: Option<&'static str>,
+    directly_given_source_text: Option<&'static str>,
     /// Embedded files of the kernel's package: headers besides [`COMMON_KERNEL_HEADERS`], and
     /// kernel files.
     pub embedded_package_files: &'static [NamedKernelFile],
@@ -79,7 +79,11 @@ impl Source {
     /// A kernel source with the given text that includes only the common headers, as in
     /// `Source::new("saxpy", include_str!("saxpy.cu"))`.
     pub const fn new(file: &'static str, text: &'static str) -> Self {
-        Self { kernel_file_name: file, own_source_text: Some(text), embedded_package_files: &[] }
+        Self {
+            kernel_file_name: file,
+            directly_given_source_text: Some(text),
+            embedded_package_files: &[],
+        }
     }
 
     /// A kernel source whose text is the file `{file}.cu` among the package's embedded files. If
@@ -89,7 +93,11 @@ impl Source {
         file: &'static str,
         files: &'static [NamedKernelFile],
     ) -> Source {
-        Self { kernel_file_name: file, own_source_text: None, embedded_package_files: files }
+        Self {
+            kernel_file_name: file,
+            directly_given_source_text: None,
+            embedded_package_files: files,
+        }
     }
 
     /// Lets the kernel source include the headers in `headers`: one table for all kernels of a
@@ -103,7 +111,7 @@ impl Source {
         let is_own =
             |name: &str| name.strip_suffix(KERNEL_FILE_EXTENSION) == Some(self.kernel_file_name);
         let in_files = || self.embedded_package_files.iter().find(|(name, _)| is_own(name));
-        self.own_source_text.or_else(|| in_files().map(|(_, text)| *text))
+        self.directly_given_source_text.or_else(|| in_files().map(|(_, text)| *text))
     }
 
     /// Text of the kernel source; empty if the package's files lack it, which is then an error of

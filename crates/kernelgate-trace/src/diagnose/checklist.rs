@@ -45,11 +45,11 @@ pub struct FilledChecklistLine {
     /// Heading of the group to which the checklist line belongs.
     pub section_heading: &'static str,
     /// Condition that the checklist line states.
-    pub condition: &'static str,
+    pub checklist_statement: &'static str,
     /// Whether the condition of the checklist line holds.
     pub line_state: ChecklistLineState,
     /// The finding that decides the checklist line, or the command that would measure it.
-    pub deciding_finding_or_command: String,
+    pub finding_or_command_deciding_line: String,
 }
 
 /// The diagnosis rules that decide a line of the checklist, or the tool that can.
@@ -163,9 +163,9 @@ pub fn fill_in_checklist(diagnosis: &TraceDiagnosis) -> Vec<FilledChecklistLine>
             };
             FilledChecklistLine {
                 section_heading: group,
-                condition: text,
+                checklist_statement: text,
                 line_state: tick,
-                deciding_finding_or_command: why,
+                finding_or_command_deciding_line: why,
             }
         })
         .collect()
@@ -226,13 +226,13 @@ pub fn checklist_to_text(lines: &[FilledChecklistLine]) -> String {
         for line in same {
             append_wrapped_line(
                 &mut text,
-                &format!("{} {}", line.line_state.checkbox_of_state(), line.condition),
+                &format!("{} {}", line.line_state.checkbox_of_state(), line.checklist_statement),
                 "    ",
                 "        ",
             );
             append_wrapped_line(
                 &mut text,
-                &line.deciding_finding_or_command,
+                &line.finding_or_command_deciding_line,
                 "        ",
                 "        ",
             );
@@ -245,9 +245,9 @@ pub fn checklist_to_json(lines: &[FilledChecklistLine]) -> Value {
     let line = |line: &FilledChecklistLine| {
         json!({
             "group": line.section_heading,
-            "text": line.condition,
+            "text": line.checklist_statement,
             "state": line.line_state.printed_state_label(),
-            "why": line.deciding_finding_or_command,
+            "why": line.finding_or_command_deciding_line,
         })
     };
     lines.iter().map(line).collect()

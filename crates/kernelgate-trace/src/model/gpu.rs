@@ -247,7 +247,7 @@ pub struct CudaGraphNodeWithRanges {
     pub graph_node_id: u64,
     /// Ranges that were open when the CUDA graph node, or the node from which it was cloned, was
     /// created; outermost first.
-    pub open_range_names: Vec<InternedNameId>,
+    pub ranges_open_at_creation: Vec<InternedNameId>,
 }
 
 /// Creation times of CUDA graph nodes, for recorders that do not record the ranges of the nodes

@@ -34,7 +34,7 @@ pub struct WarpStallsOfSourceLine {
     /// Number of samples in which a warp was stalled at the source line.
     pub stalled_sample_count: u64,
     /// The most frequent stall reason among the samples of the source line.
-    pub main_stall_reason: InternedNameId,
+    pub main_stall_reason_of_line: InternedNameId,
 }
 
 /// Value and unit of a metric of one kernel launch.

@@ -72,7 +72,7 @@ struct BitPackedBlock {
 }
 
 impl BitPackedBlock {
-    fn block_of_equal_rows(value: i64) -> BitPackedBlock {
+    fn pack_equal_rows(value: i64) -> BitPackedBlock {
         Self {
             block_minimum: value,
             bits_per_row: 0,
@@ -90,7 +90,7 @@ impl BitPackedBlock {
         }
         let widest = most.wrapping_sub(least).cast_unsigned();
         match u64::BITS - widest.leading_zeros() {
-            0 => Self::block_of_equal_rows(least),
+            0 => Self::pack_equal_rows(least),
             // A distance of up to 57 bits lies within eight bytes, at whichever bit of the first
             // byte it starts.
             bits @ 1..=57 => Self::block_of_distances_from_least(rows, least, bits),
@@ -186,7 +186,7 @@ impl<T: PackableInteger> BitPackedColumn<T> {
     /// Creates a compressed column of `rows` rows that all hold the same value.
     pub fn column_filled_with(rows: usize, value: T) -> BitPackedColumn<T> {
         let blocks = vec![
-            BitPackedBlock::block_of_equal_rows(value.to_packed_integer());
+            BitPackedBlock::pack_equal_rows(value.to_packed_integer());
             rows.div_ceil(ROWS_PER_PACKED_BLOCK)
         ];
         Self { blocks, rows, ..Self::default() }
@@ -217,7 +217,7 @@ impl<T: PackableInteger> BitPackedColumn<T> {
     /// Adds a row.
     pub fn push_row(&mut self, value: T) {
         if self.rows.is_multiple_of(ROWS_PER_PACKED_BLOCK) {
-            self.blocks.push(BitPackedBlock::block_of_equal_rows(value.to_packed_integer()));
+            self.blocks.push(BitPackedBlock::pack_equal_rows(value.to_packed_integer()));
         }
         // Until this push, all rows of the new block equal the pushed value, so the block needs no
         // bits per row.

@@ -46,14 +46,18 @@ struct GpuSpansOfEndedRanges {
 }
 
 impl GpuSpansOfEndedRanges {
-    fn add_ended_range(&mut self, range: &OpenRangeWithState<Option<GpuSpanOfRange>>, last: i64) {
+    fn add_ended_range_with_gpu_span(
+        &mut self,
+        range: &OpenRangeWithState<Option<GpuSpanOfRange>>,
+        trace_end_ns: i64,
+    ) {
         let (row, Some(projection)) = (&range.row, &range.range_state) else { return };
         let group = self.groups.index_of_value((row.name_index, row.style));
         self.gpu_span_ns_by_group
             .push_value_of_group(group, projection.end_ns - projection.start_ns);
         self.sums.resize(self.groups.values.len(), [0; 4]);
         let [host, operations, levels, children] = &mut self.sums[group as usize];
-        *host += row.end_ns.min(last.max(row.start_ns)) - row.start_ns;
+        *host += row.end_ns.min(trace_end_ns.max(row.start_ns)) - row.start_ns;
         *operations += i64::from(projection.operations);
         *levels += i64::from(projection.nesting_level);
         *children += i64::from(projection.child_range_count);
@@ -81,7 +85,7 @@ impl GpuSpansOfRangesByName {
         let ranges = self.spans_of_open_ranges.ranges_of_thread_open_at(
             call.thread_index,
             call.start_ns,
-            |range| self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX),
+            |range| self.spans_of_ended_ranges.add_ended_range_with_gpu_span(&range, i64::MAX),
         );
         for depth in 0..ranges.len() {
             let (outer, rest) = ranges.split_at_mut(depth);
@@ -132,7 +136,7 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
             }
             StreamedRangeOrCall::Range(range) => {
                 self.spans_of_open_ranges.open_range_of_thread(range, None, |range| {
-                    self.spans_of_ended_ranges.add_ended_range(&range, i64::MAX)
+                    self.spans_of_ended_ranges.add_ended_range_with_gpu_span(&range, i64::MAX)
                 });
             }
             StreamedRangeOrCall::Call(call) => self.add_operations_of_launch_call(trace, &call),
@@ -144,7 +148,7 @@ impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
         end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
     ) -> StatsTable {
         self.spans_of_open_ranges.close_all_ranges(|range| {
-            self.spans_of_ended_ranges.add_ended_range(&range, end.trace_end_ns)
+            self.spans_of_ended_ranges.add_ended_range_with_gpu_span(&range, end.trace_end_ns)
         });
         let GpuSpansOfEndedRanges { groups, gpu_span_ns_by_group: mut samples, sums: parts } =
             self.spans_of_ended_ranges;

@@ -323,17 +323,18 @@ fn a_checklist_line_holds_fails_or_names_the_tool_to_measure() {
     export.add_api_call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
     export.add_memory_copy((500_000, 900_000), 1000, (1, 0, 2));
     let lines = fill_in_checklist(&diagnose_trace_in_memory(&export.read_as_trace().unwrap()));
-    let line = |text: &str| lines.iter().find(|line| line.condition.starts_with(text)).unwrap();
+    let line =
+        |text: &str| lines.iter().find(|line| line.checklist_statement.starts_with(text)).unwrap();
     assert_eq!(line("Minimal synchronization").line_state, ChecklistLineState::ConditionHolds);
     let transactions = line("Memory transactions");
     assert_eq!(transactions.line_state, ChecklistLineState::ConditionFails);
-    insta::assert_snapshot!(transactions.deciding_finding_or_command, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
+    insta::assert_snapshot!(transactions.finding_or_command_deciding_line, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
     let conflicts = line("No bank conflicts");
     assert_eq!(conflicts.line_state, ChecklistLineState::NotMeasured);
     assert!(
-        conflicts.deciding_finding_or_command.contains("ncu --csv"),
+        conflicts.finding_or_command_deciding_line.contains("ncu --csv"),
         "{}",
-        conflicts.deciding_finding_or_command
+        conflicts.finding_or_command_deciding_line
     );
     assert_eq!(line("Unrolled").line_state, ChecklistLineState::NotMeasured);
     assert_eq!(lines.len(), 16);

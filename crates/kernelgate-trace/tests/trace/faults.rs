@@ -54,7 +54,7 @@ fn reason_not_answered(diagnosis: &TraceDiagnosis, id: &str) -> String {
 
 fn state_of_checklist_line(diagnosis: &TraceDiagnosis, line: &str) -> ChecklistLineState {
     let lines = fill_in_checklist(diagnosis);
-    lines.iter().find(|of| of.condition.starts_with(line)).unwrap().line_state
+    lines.iter().find(|of| of.checklist_statement.starts_with(line)).unwrap().line_state
 }
 
 /// Trace of a kernel, followed by a kernel that is launched at 40 µs and starts 400 ms later.
@@ -484,13 +484,13 @@ fn checklist_line_holds_only_if_no_rule_lacks_data() {
     let diagnosis = diagnose_trace_in_memory(&trace.read_as_trace());
     assert!(diagnosis.has_rule_found_nothing("pageable-copy"));
     let lines = fill_in_checklist(&diagnosis);
-    let line = lines.iter().find(|line| line.condition.contains("transactions")).unwrap();
+    let line = lines.iter().find(|line| line.checklist_statement.contains("transactions")).unwrap();
     assert_eq!(line.line_state, ChecklistLineState::NotMeasured, "nobody counted sectors");
-    insta::assert_snapshot!(line.deciding_finding_or_command, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
+    insta::assert_snapshot!(line.finding_or_command_deciding_line, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     // PyTorch's profiler does not record page migrations, so a trace without them does not show
     // that no page migrated.
     assert!(!diagnosis.has_rule_found_nothing("page-migration"));
-    insta::assert_snapshot!(line.deciding_finding_or_command, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
+    insta::assert_snapshot!(line.finding_or_command_deciding_line, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     assert_eq!(
         state_of_checklist_line(&diagnosis, "Optimal work distribution"),
         ChecklistLineState::ConditionHolds

@@ -255,7 +255,7 @@ impl CudaTask {
 
     /// Declares that launches update a state that is in the outputs. Launches may follow each other
     /// without reset; `restore` copies the original state back after the outputs were poisoned.
-    pub(super) fn with_state_in_outputs(
+    pub(super) fn with_state_restored_in_outputs(
         self,
         restore: impl FnMut() -> Result<(), BackendError> + 'static,
     ) -> Self {

@@ -19,7 +19,7 @@ pub use request::{
     BenchRequestFile, LaunchesToRecord, RequestedBenchAction, TimingAccuracyReportPart,
 };
 pub use response::{
-    BenchCaseListing, BenchCaseStatus, BenchResponseFile, CaseProfileResponse,
+    BenchCaseStatus, BenchListResponse, BenchResponseFile, CaseProfileResponse,
     CaseVerificationResponse, KernelResourcesReport, ListedBenchCase, ListedImplementation,
     ListedWorkload, PythonPeerProgram, ResponseToBenchAction, TimingAccuracyReport,
 };

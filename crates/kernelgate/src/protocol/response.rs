@@ -47,7 +47,7 @@ pub enum ResponseToBenchAction {
     #[serde(rename = "refused")]
     ActionImpossible(String),
     /// The cases.
-    List(BenchCaseListing),
+    List(BenchListResponse),
     /// Response: for each case, the comparison of its outputs with the reference.
     Verify(Vec<CaseVerificationResponse>),
     /// Response: for each case, the kernels of one launch as CUPTI recorded them.
@@ -85,7 +85,7 @@ pub struct KernelResourcesReport {
 /// Workloads, implementations and selected cases of a bench executable, in response to a list
 /// request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchCaseListing {
+pub struct BenchListResponse {
     /// Backend (CPU or CUDA) on which the cases run on this machine.
     pub backend: String,
     /// Reason why cases do not run on the other backend, as a part of a sentence.
@@ -308,7 +308,7 @@ impl RecordFileType for BenchResponseFile {
 
     fn check_record_plausible(&self) -> Result<(), String> {
         match &self.answer {
-            ResponseToBenchAction::List(BenchCaseListing { cases, .. }) => {
+            ResponseToBenchAction::List(BenchListResponse { cases, .. }) => {
                 check_case_ids_are_unique(cases.iter().map(|case| &case.case_id))?;
                 cases.iter().try_for_each(ListedBenchCase::check_listed_case_plausible)
             }

@@ -78,7 +78,7 @@ impl ComparisonEngine<'_> {
                 .into_iter()
                 .collect(),
             cases_with_identical_executable: facts.cases_with_identical_executable,
-            optimised_build: facts.optimised_build,
+            optimised_build: facts.both_builds_optimised,
             injected_delays_text: injected_delays_text(&self.request.injection.injected_delays_ns),
             rounds: [1, 2]
                 .into_iter()

@@ -30,7 +30,7 @@ use crate::gate::calibration::CaseBlocksAsColumns;
 use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedBenchProcess};
 use crate::gate::comparison_shard::ComparisonShardRecord;
 use crate::gate::costs;
-use crate::gate::limits::{CaseLimits, LimitSource};
+use crate::gate::limits::{CaseTimeAndErrorLimits, LimitSource};
 use crate::gate::paired::{
     CaseTimeInTrial, ComparedArm, ComparisonTestPlan, ErrorRateFamily, PairedDecisionsOfRound,
     decide_cases_with_own_thresholds,
@@ -56,7 +56,7 @@ pub struct ComparisonEngine<'a> {
     pub(super) progress: ComparisonProgressDisplay,
     pub(super) plan: ComparisonTestPlan,
     /// Limits (thresholds) of every case for which the package's rules set none.
-    pub(super) default_case_limits: CaseLimits,
+    pub(super) default_case_limits: CaseTimeAndErrorLimits,
     /// Thresholds and accepted changes from the head package's `kernelgate.toml`.
     pub(super) rules: PackageGateRules,
     /// The number of cases over which the error rates of the test are divided: those of this
@@ -86,7 +86,7 @@ struct RoundProgressDisplay {
 pub struct WholeComparisonFacts {
     pub device: String,
     /// Whether both builds were compiled with optimisation.
-    pub optimised_build: bool,
+    pub both_builds_optimised: bool,
     /// Compared benches that use Criterion without kernelgate.
     pub criterion_benches: Vec<CriterionOnlyBench>,
     /// To what extent base (first) and head (second) verified each case that both have.
@@ -369,7 +369,7 @@ impl<'a> ComparisonEngine<'a> {
         self.session.check_all_executables_unchanged()?;
         let facts = WholeComparisonFacts {
             device,
-            optimised_build: optimised,
+            both_builds_optimised: optimised,
             criterion_benches: criterion,
             verification,
             cases_with_identical_executable: untimed,

@@ -17,7 +17,7 @@ use crate::compare::trials::trial_driver;
 use crate::compare::{CompareError, InjectedHeadChanges};
 use crate::gate::costs::{self, LaunchCostGrowthOfCase, LaunchCostLimitOfCase};
 use crate::gate::kernels::code::CaseKernelComparison;
-use crate::gate::limits::{CaseLimits, RequestedLimits};
+use crate::gate::limits::{CaseTimeAndErrorLimits, RequestedLimits};
 use crate::gate::outputs::numerics::{self, OutputErrorReport};
 use crate::gate::paired::ComparedArm;
 use crate::gate::rules::PackageGateRules;
@@ -56,7 +56,7 @@ impl ComparisonEngine<'_> {
     pub(super) fn compare_verification_records(
         &self,
         prepared: &PreparedSides,
-        (of_all, rules): (&CaseLimits, &PackageGateRules),
+        (of_all, rules): (&CaseTimeAndErrorLimits, &PackageGateRules),
     ) -> Result<VerificationFindings, CompareError> {
         let started = Instant::now();
         let mut findings = VerificationFindings::default();

@@ -58,7 +58,7 @@ pub struct CopiedBenchesOfSide {
     /// Executables that are not run, by bench name, with the reason.
     pub benches_not_run: BTreeMap<String, String>,
     /// Names of all benches that the side (base or head) has, requested or not.
-    pub bench_names: Vec<String>,
+    pub names_of_all_benches: Vec<String>,
 }
 
 /// Settings that decide which bench executables of a side are copied and run.
@@ -93,7 +93,7 @@ pub fn copy_and_query_benches(
     leftover_files::make_folder_replacing_file(&bin)
         .map_err(CompareError::file_error("write", &bin))?;
     let mut executables = CopiedBenchesOfSide {
-        bench_names: found.keys().cloned().collect(),
+        names_of_all_benches: found.keys().cloned().collect(),
         ..CopiedBenchesOfSide::default()
     };
     for (bench, path) in found

@@ -168,8 +168,12 @@ impl<'a> SideBuilder<'a> {
             }
         }
         for bench in &request.bench_names {
-            let names: BTreeSet<&String> =
-                base.executables.bench_names.iter().chain(&head.executables.bench_names).collect();
+            let names: BTreeSet<&String> = base
+                .executables
+                .names_of_all_benches
+                .iter()
+                .chain(&head.executables.names_of_all_benches)
+                .collect();
             if !names.contains(bench) {
                 let names = names.into_iter().cloned().collect();
                 return Err(CompareError::UnknownBench { bench: bench.clone(), known: names });

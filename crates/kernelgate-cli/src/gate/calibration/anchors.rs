@@ -11,7 +11,7 @@ use kernelgate::stats::{mean, median};
 pub const MAX_ANCHOR_MEASUREMENTS_PER_PART: usize = 30;
 /// Smallest number of degrees of freedom (anchor measurements beyond the first of each card) from
 /// which an anchor tolerance is derived.
-const MIN_DEGREES_OF_FREEDOM_FOR_TOLERANCE: usize = 10;
+const MIN_DEGREES_OF_FREEDOM_FOR_ANCHORS: usize = 10;
 /// The anchor tolerance is this many standard deviations, within which the anchors of 1000 shards
 /// on equal cards stay in 99 % of merges.
 const ANCHOR_TOLERANCE_STANDARD_DEVIATIONS: f64 = 8.0;
@@ -56,7 +56,7 @@ fn log_rate_deviation_within_cards(
         squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
         degrees += logs.len().saturating_sub(1);
     }
-    (degrees >= MIN_DEGREES_OF_FREEDOM_FOR_TOLERANCE).then(|| (squares / degrees as f64).sqrt())
+    (degrees >= MIN_DEGREES_OF_FREEDOM_FOR_ANCHORS).then(|| (squares / degrees as f64).sqrt())
 }
 
 /// Returns the median anchor rates of a calibration part's comparisons, or the first failure if no

@@ -163,7 +163,8 @@ pub struct CalibrationShardIdentity {
 /// The record of one comparison of a calibration, whose correct verdicts are known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CalibrationComparisonRecord {
-    /// The change that was injected into the head, if any, which determines the correct verdicts.
+    /// The difference between base and head (none, a sham load, the code layout or an injected
+    /// slow-down), which determines the correct verdicts.
     pub kind: CalibrationComparisonKind,
     /// Number of the comparison among the calibration's comparisons of its kind, from 0, counted
     /// over all shards.

@@ -126,7 +126,7 @@ fn averaged_times_are_stored_in_columns_with_all_digits() {
 }
 
 #[test]
-fn blocks_are_restored_from_columns_and_from_a_file() {
+fn trial_blocks_survive_columns_and_a_file() {
     let mut original = noisy_test_blocks(1.02, 0.01, 5, 3);
     original[2].head[0].contention_share = None;
     let back = CaseBlocksAsColumns::from_trial_blocks(&original).to_trial_blocks();

@@ -17,7 +17,7 @@ use kernelgate::trace::{HostTimeOfPhase, LaunchTimesOfKernel, RecordedKernelsSum
 /// not reported.
 const MAX_UNREPORTED_KERNEL_TIME_CHANGE: f64 = 0.05;
 /// Relative decrease of the SM clock in the head from which an explanation reports it.
-const MIN_REPORTED_CLOCK_CHANGE: f64 = 0.01;
+const MIN_REPORTED_CLOCK_DECREASE: f64 = 0.01;
 /// Largest number of observations (kernels or phases) that an explanation names for a cause.
 const MAX_NAMED_OBSERVATIONS: usize = 4;
 
@@ -130,7 +130,7 @@ pub fn explain_slowdown(
     if let Some(cycles) = &decision.cycle_ratio {
         // The growth of the time beyond the growth of the clock cycles is due to a lower SM clock.
         let shift = decision.ratio.estimated_ratio / cycles.estimated_ratio - 1.0;
-        if shift > MIN_REPORTED_CLOCK_CHANGE {
+        if shift > MIN_REPORTED_CLOCK_DECREASE {
             let words = format!("SM clock {:.1}% lower in the head", 100.0 * shift / (1.0 + shift));
             explanation.add_cause_with_evidence(SlowdownCause::ClockChanged, &[words]);
         }

@@ -217,7 +217,7 @@ impl InterimTestsOfCase<'_> {
             };
             let (time, at) = p(&|n| pairs.p_of_no_change_beyond_threshold(n, direction, plan));
             let (contention, contention_at) =
-                p(&|n| pairs.p_of_no_change_corrected_for_contention(n, direction, plan));
+                p(&|n| pairs.p_within_threshold_despite_contention(n, direction, plan));
             let (cycles, cycles_at) =
                 p(&|n| pairs.p_of_no_change_beyond_threshold_in_cycles(n, direction, plan));
             let (same, same_at) = p_value_valid_at_any_stop(

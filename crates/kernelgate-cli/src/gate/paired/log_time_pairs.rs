@@ -208,7 +208,7 @@ impl LogTimePairsOfCase {
     /// Contention beside the build that would become faster by the correction is not corrected, so
     /// that it never supports a change. The p value is 1 if few pairs remain, because the remaining
     /// pairs are then no random selection.
-    pub fn p_of_no_change_corrected_for_contention(
+    pub fn p_within_threshold_despite_contention(
         &self,
         n: usize,
         direction: DirectionOfChange,

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::limits::{CaseLimits, LimitSource, LimitWithSource, RequestedLimits};
+use super::limits::{CaseTimeAndErrorLimits, LimitSource, LimitWithSource, RequestedLimits};
 use super::ratio_interval::TimeRatioWithInterval;
 use super::verdict::VerdictOnCase;
 pub use decide_blocks::{decide_cases_with_one_plan, decide_cases_with_own_thresholds};
@@ -150,8 +150,8 @@ impl ComparisonTestPlan {
     }
 
     /// Returns the thresholds of this test plan as limits of a case, each with the given source.
-    pub const fn limits_with_source(&self, source: LimitSource) -> CaseLimits {
-        CaseLimits {
+    pub const fn limits_with_source(&self, source: LimitSource) -> CaseTimeAndErrorLimits {
+        CaseTimeAndErrorLimits {
             relative_time_change_threshold: LimitWithSource {
                 limit_value: self.relative_time_change_threshold,
                 source,
@@ -160,12 +160,14 @@ impl ComparisonTestPlan {
                 limit_value: self.absolute_time_change_threshold_ns,
                 source,
             },
-            ..CaseLimits::default_with_relative_limit(self.relative_time_change_threshold)
+            ..CaseTimeAndErrorLimits::default_with_relative_limit(
+                self.relative_time_change_threshold,
+            )
         }
     }
 
     /// Returns this test plan with the thresholds of one case.
-    pub fn with_thresholds_of_case(self, limits: &CaseLimits) -> Self {
+    pub fn with_thresholds_of_case(self, limits: &CaseTimeAndErrorLimits) -> Self {
         let (relative, absolute_ns) = (
             limits.failing_relative_limit().limit_value,
             limits.absolute_time_change_threshold_ns.limit_value,

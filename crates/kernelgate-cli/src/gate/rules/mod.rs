@@ -6,10 +6,10 @@
 
 pub mod rules_file;
 
-use super::recorded_names::{RECORDED_RULE_NAMES, debug_text_with_recorded_names};
+use super::recorded_names::{RECORDED_ACCEPTANCE_RULE_NAMES, debug_text_with_recorded_names};
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::limits::{CaseLimits, LimitSource, RequestedLimits};
+use super::limits::{CaseTimeAndErrorLimits, LimitSource, RequestedLimits};
 use kernelgate::record::CommitAndChanges;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -141,9 +141,9 @@ impl PackageGateRules {
             .threshold_rules_with_case_counts
             .into_iter()
             .map(|(words, _)| words);
-        let recorded = |rule| debug_text_with_recorded_names(rule, RECORDED_RULE_NAMES);
+        let recorded = |rule| debug_text_with_recorded_names(rule, RECORDED_ACCEPTANCE_RULE_NAMES);
         let accepted = self.accepted.iter().map(recorded);
-        let removed = debug_text_with_recorded_names(&self.removed, RECORDED_RULE_NAMES);
+        let removed = debug_text_with_recorded_names(&self.removed, RECORDED_ACCEPTANCE_RULE_NAMES);
         let removed = std::iter::once(format!("removed {removed}"));
         self.rules_file_exists
             .then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
@@ -160,7 +160,11 @@ impl PackageGateRules {
 
     /// Returns the limits of a case: the common limits, replaced by its `[[threshold]]` entries and
     /// raised by its `[[accept]]` entries.
-    pub fn limits_of_case(&self, case: &str, of_all: &CaseLimits) -> CaseLimits {
+    pub fn limits_of_case(
+        &self,
+        case: &str,
+        of_all: &CaseTimeAndErrorLimits,
+    ) -> CaseTimeAndErrorLimits {
         let accepted = self.acceptances_of_case(case);
         of_all
             .overridden_by(&self.threshold_limits_for_case(case), LimitSource::RulesThresholdEntry)
@@ -463,8 +467,10 @@ mod tests {
             (Some(0.03), None)
         );
         assert_eq!(rules.threshold_limits_for_case("attention/x"), RequestedLimits::default());
-        let resolved =
-            rules.limits_of_case("denoise/loop/x", &CaseLimits::default_with_relative_limit(0.01));
+        let resolved = rules.limits_of_case(
+            "denoise/loop/x",
+            &CaseTimeAndErrorLimits::default_with_relative_limit(0.01),
+        );
         assert_eq!(
             (
                 resolved.accepted_relative_slowdown,
@@ -546,7 +552,8 @@ mod tests {
         )
         .unwrap();
         let accepted = |case: &str| {
-            let limits = rules.limits_of_case(case, &CaseLimits::default_with_relative_limit(0.01));
+            let limits = rules
+                .limits_of_case(case, &CaseTimeAndErrorLimits::default_with_relative_limit(0.01));
             (limits.accepted_relative_slowdown, limits.output_error_growth_threshold.limit_value)
         };
         assert_eq!(accepted("a/b"), (Some(0.5), 3.0));

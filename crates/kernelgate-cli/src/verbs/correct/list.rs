@@ -8,7 +8,7 @@ use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::terminal;
 use kernelgate::exit::ProcessExitReason;
 use kernelgate::protocol::{
-    BenchCaseListing, ListedBenchCase, ListedWorkload, RequestedBenchAction, ResponseToBenchAction,
+    BenchListResponse, ListedBenchCase, ListedWorkload, RequestedBenchAction, ResponseToBenchAction,
 };
 use kernelgate::record::RecordFoldersOfPackage;
 use serde::Serialize;
@@ -53,7 +53,7 @@ pub fn run_list_command(
     arguments: &ListCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
-    let mut listings: Vec<(String, BenchCaseListing)> = Vec::new();
+    let mut listings: Vec<(String, BenchListResponse)> = Vec::new();
     for (bench, answer) in
         arguments.choice.answers_of_package_benches(store, &RequestedBenchAction::ListCases)?
     {

@@ -54,7 +54,7 @@ const MAX_UNFOLDED_WORSE_KERNELS: usize = 10;
 
 /// How a pull request is judged: against a build of its base, or against a committed baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum JudgingMethod {
+enum CompareOrGate {
     /// Compare if git has the base and both sides build with kernelgate benches, else gate if this
     /// device has a baseline
     #[default]
@@ -88,7 +88,7 @@ pub struct CheckCommandArguments {
         value_enum,
         default_value = "auto"
     )]
-    judging_method: JudgingMethod,
+    judging_method: CompareOrGate,
     /// Use only cases whose id matches this regular expression
     #[arg(id = "filter", long = "filter", env = "PERF_FILTER", value_name = "REGEX")]
     case_id_regex: Option<String>,
@@ -230,8 +230,8 @@ impl CheckInProgress<'_> {
     fn compare_or_gate(&self) -> anyhow::Result<CompareOrGateOutcome> {
         let mode = self.arguments.judging_method;
         let base = match mode {
-            JudgingMethod::GateAgainstBaseline => Err(String::new()),
-            JudgingMethod::CompareElseGate | JudgingMethod::CompareBuilds => {
+            CompareOrGate::GateAgainstBaseline => Err(String::new()),
+            CompareOrGate::CompareElseGate | CompareOrGate::CompareBuilds => {
                 self.merge_base_commit()
             }
         };
@@ -242,7 +242,7 @@ impl CheckInProgress<'_> {
                 // may judge in its place.
                 let failed = exit == ProcessExitReason::InvalidUsageOrInput
                     && !self.output_folder.join("result.json").is_file();
-                let gate = mode == JudgingMethod::CompareElseGate
+                let gate = mode == CompareOrGate::CompareElseGate
                     && failed
                     && self.find_baseline_for_device()?.is_ok();
                 if !gate {
@@ -257,7 +257,7 @@ impl CheckInProgress<'_> {
                 );
                 return self.run_benches_and_gate_verb();
             }
-            (Err(why), JudgingMethod::CompareBuilds) => {
+            (Err(why), CompareOrGate::CompareBuilds) => {
                 anyhow::bail!("compare is not possible: {why}")
             }
             (Err(why), _) => why,

@@ -109,7 +109,7 @@ struct DiagnosesForExitCode {
 }
 
 impl DiagnosesForExitCode {
-    fn add_diagnosis(&mut self, diagnosis: &TraceDiagnosis) {
+    fn note_diagnosis_for_exit_code(&mut self, diagnosis: &TraceDiagnosis) {
         self.answered_any_gpu_question |= diagnosis.answers_any_gpu_question();
         self.worst_severity = self.worst_severity.max(diagnosis.worst_severity_of_findings());
     }
@@ -242,7 +242,7 @@ fn diagnose_each_trace(
                 (diagnosis, gpus)
             }
         };
-        outcome.add_diagnosis(&diagnosis);
+        outcome.note_diagnosis_for_exit_code(&diagnosis);
         let lines = checklist::fill_in_checklist(&diagnosis);
         if arguments.format == DiagnosisOutputFormat::Json {
             let mut value = match arguments.prints_checklist {

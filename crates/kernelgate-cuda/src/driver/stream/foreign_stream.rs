@@ -77,8 +77,8 @@ pub struct ForeignStreamInterval {
 const EMPTY_INTERVAL_REPETITIONS: usize = 15;
 /// Longest hold of the stream for an empty interval; enqueueing its commands takes microseconds.
 const EMPTY_INTERVAL_HOLD_LIMIT: Duration = Duration::from_millis(20);
-/// Hold of the stream for an empty interval in which the host waits for the stream, so that the
-/// hold times out.
+/// Longest hold of the stream for an interval that contains only a wait of the host for the stream;
+/// the hold ends by this time limit.
 const HOST_WAIT_HOLD_LIMIT: Duration = Duration::from_millis(1);
 
 /// Index of the first and of the last event of an interval in the pool.

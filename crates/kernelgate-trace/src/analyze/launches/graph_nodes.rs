@@ -49,7 +49,7 @@ pub(crate) fn graph_nodes_by_ranges_around_creation(
         let row = event as usize;
         let process = trace.threads[events.thread_index[row] as usize].process_index;
         let ranges = match known.get(&(process, events.cloned_from_node_id[row])) {
-            Some(&original) => nodes[original].open_range_names.clone(),
+            Some(&original) => nodes[original].ranges_open_at_creation.clone(),
             None => std::mem::take(&mut around[row]),
         };
         if !ranges.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) fn graph_nodes_by_ranges_around_creation(
             nodes.push(CudaGraphNodeWithRanges {
                 process_index: process,
                 graph_node_id: id,
-                open_range_names: ranges,
+                ranges_open_at_creation: ranges,
             });
         }
     }
@@ -79,7 +79,7 @@ pub(crate) fn launch_paths_extended_by_graph_node_ranges(
     }
     let ranges: HashMap<(u32, u64), &[InternedNameId]> = nodes
         .iter()
-        .map(|node| ((node.process_index, node.graph_node_id), &node.open_range_names[..]))
+        .map(|node| ((node.process_index, node.graph_node_id), &node.ranges_open_at_creation[..]))
         .collect();
     let kernels = trace
         .kernels

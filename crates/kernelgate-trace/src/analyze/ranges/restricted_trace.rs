@@ -289,8 +289,11 @@ fn graph_nodes_created_in_matching_ranges(
     expression: &Regex,
 ) -> HashSet<(u32, u64)> {
     let inside = |node: &&CudaGraphNodeWithRanges| {
-        let names: Vec<&str> =
-            node.open_range_names.iter().map(|&name| trace.names.text_of_name(name)).collect();
+        let names: Vec<&str> = node
+            .ranges_open_at_creation
+            .iter()
+            .map(|&name| trace.names.text_of_name(name))
+            .collect();
         (1..=names.len()).any(|depth| expression.is_match(&names[..depth].join("/")))
     };
     let nodes = graph_nodes::graph_nodes_created_inside_ranges(trace);

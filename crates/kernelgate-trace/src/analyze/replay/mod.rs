@@ -68,7 +68,7 @@ pub struct ReplayChange<'a> {
     /// nanoseconds.
     pub replayed_duration_ns: &'a dyn Fn(GpuOperationId, i64) -> i64,
     /// Whether launch calls take their recorded time in the replay, instead of no time.
-    pub keeps_launch_call_times: bool,
+    pub replays_recorded_launch_call_times: bool,
     /// Whether the host waits for the GPU in the replay as it was recorded, instead of not waiting.
     pub keeps_host_waits: bool,
     /// How the host's time between its launch calls is replayed.
@@ -675,7 +675,7 @@ impl<'d, 'a> ReplayInProgress<'d, 'a> {
         change: &ReplayChange<'_>,
     ) {
         let thread = call.thread_index as usize;
-        let removed = |from: i64| match change.keeps_launch_call_times {
+        let removed = |from: i64| match change.replays_recorded_launch_call_times {
             true => change.host_time_between_launches.ns_in_removed_pauses(from, call.call_end_ns),
             false => (call.call_end_ns - from).max(0),
         };

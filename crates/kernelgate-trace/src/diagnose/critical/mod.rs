@@ -389,7 +389,7 @@ impl ChangesOfOneReplay {
     fn ns_saved_in_replay(&self, run: &TraceReplay<'_>) -> i64 {
         run.dependencies.trace_ns_saved_by_change(&ReplayChange {
             replayed_duration_ns: &|id, ns| self.operation_ns_after_changes(run, id, ns),
-            keeps_launch_call_times: !self.launch_calls_take_no_time,
+            replays_recorded_launch_call_times: !self.launch_calls_take_no_time,
             keeps_host_waits: !self.host_waits_take_no_time,
             host_time_between_launches: match (
                 self.removes_host_time,

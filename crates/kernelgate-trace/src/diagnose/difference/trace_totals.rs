@@ -235,8 +235,10 @@ impl SummedTimesOfTrace {
         }
         for (key, amount) in parts {
             // Several functions may have the same kernel name, so their sums are added.
-            let sum =
-                self.sums_by_part.entry(key.part_key_for_comparison(context.trace)).or_default();
+            let sum = self
+                .sums_by_part
+                .entry(key.operation_key_for_comparison(context.trace))
+                .or_default();
             sum.operation_count += amount.operation_count;
             sum.total_operation_ns += amount.total_operation_ns;
             sum.exclusive_ns += amount.exclusive_ns;
@@ -357,7 +359,7 @@ impl OperationNameKey {
         }
     }
 
-    fn part_key_for_comparison(&self, trace: &Trace) -> TracePartKey {
+    fn operation_key_for_comparison(&self, trace: &Trace) -> TracePartKey {
         let text = |name: u32| {
             trace.names.text_of_name(crate::model::interned_names::InternedNameId(name))
         };

@@ -4,13 +4,13 @@
 /// Difference between two clocks as a line over time, because one clock may drift against the
 /// other.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ClockDifferenceLine {
+pub(super) struct LinearClockOffset {
     pub(super) reference_time_ns: i64,
     pub(super) offset_at_reference_ns: i64,
     pub(super) drift_ns_per_ns: f64,
 }
 
-impl ClockDifferenceLine {
+impl LinearClockOffset {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub(super) fn clock_offset_at(&self, time: i64) -> i64 {
         self.offset_at_reference_ns
@@ -21,7 +21,7 @@ impl ClockDifferenceLine {
 /// Clock of a rank: the line of nanoseconds by which it is ahead of the job's common clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ClockOfRank {
-    ns_ahead_of_job_clock_line: ClockDifferenceLine,
+    ns_ahead_of_job_clock_line: LinearClockOffset,
     pub(super) alignment_deviation_ns: i64,
 }
 
@@ -30,7 +30,7 @@ impl ClockOfRank {
     /// that clock is ahead of this one, otherwise -1.
     pub(super) fn clock_of_linked_rank(
         self,
-        ahead: ClockDifferenceLine,
+        ahead: LinearClockOffset,
         spread_ns: i64,
         sign: i64,
     ) -> Self {
@@ -41,7 +41,7 @@ impl ClockOfRank {
         let offset = self.ns_ahead_of_job_clock_line.clock_offset_at(at)
             + sign * ahead.offset_at_reference_ns;
         Self {
-            ns_ahead_of_job_clock_line: ClockDifferenceLine {
+            ns_ahead_of_job_clock_line: LinearClockOffset {
                 reference_time_ns: at,
                 offset_at_reference_ns: offset,
                 drift_ns_per_ns: slope,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::clock::{ClockDifferenceLine, ClockOfRank};
+use super::clock::{ClockOfRank, LinearClockOffset};
 use super::joined_collective::{CollectiveOnAllRanks, CollectiveOnRank};
 use super::rank_summary::{
     self, CommunicatorOfRank, RankTimeByActivity, RecordedRankCollective, TraceOfRank,
@@ -36,7 +36,7 @@ pub enum ProblemOfJobTraces {
     TraceCutOff {
         trace_name: String,
         /// Reason why reading stopped, with the place in the file.
-        reason: String,
+        why_reading_stopped: String,
     },
     /// A trace without communication.
     NoCommunication { trace: String },
@@ -83,7 +83,7 @@ impl ProblemOfJobTraces {
     /// Returns the problem as a sentence for reports.
     pub fn problem_as_sentence(&self) -> String {
         match self {
-            Self::TraceCutOff { trace_name: trace, reason: why } => {
+            Self::TraceCutOff { trace_name: trace, why_reading_stopped: why } => {
                 format!("{trace}: read in part only: {why}")
             }
             Self::NoCommunication { trace } => {
@@ -276,7 +276,10 @@ pub fn join_ranks_to_job(parts: Vec<TraceOfRank>) -> JobOfJoinedRanks {
 /// Returns a problem if the rank's trace could not be read to its end.
 fn problem_of_incomplete_trace(part: &TraceOfRank) -> Option<ProblemOfJobTraces> {
     let why = part.shared_trace.trace.quality.unreadable_parts.first()?.clone();
-    Some(ProblemOfJobTraces::TraceCutOff { trace_name: part.trace_name.clone(), reason: why })
+    Some(ProblemOfJobTraces::TraceCutOff {
+        trace_name: part.trace_name.clone(),
+        why_reading_stopped: why,
+    })
 }
 
 /// Returns the traces that may belong to one job, and reports the others as problems.
@@ -329,7 +332,7 @@ struct RankToReferenceLink {
     /// Index, among the reference rank's collectives, of the rank's first collective.
     index_of_first_collective: i64,
     /// Time of the rank's clock minus time of the reference rank's clock.
-    clock_difference: ClockDifferenceLine,
+    offset_from_reference_clock: LinearClockOffset,
     matched_collectives: usize,
     alignment_deviation_ns: i64,
 }
@@ -356,13 +359,13 @@ impl LinksBetweenRanks {
                 match find_shift_between_recordings(&own.collectives, &longest.collectives) {
                     Some((shift, ahead, matched, spread_ns)) => {
                         let one = parts[rank].is_from_same_trace(&parts[reference]);
-                        let ahead = if one { ClockDifferenceLine::default() } else { ahead };
+                        let ahead = if one { LinearClockOffset::default() } else { ahead };
                         links.push(RankToReferenceLink {
                             communicator_index: communicator,
                             rank_index: rank,
                             reference_rank_index: reference,
                             index_of_first_collective: shift,
-                            clock_difference: ahead,
+                            offset_from_reference_clock: ahead,
                             matched_collectives: matched,
                             alignment_deviation_ns: spread_ns,
                         });
@@ -399,7 +402,7 @@ impl LinksBetweenRanks {
                     (Some(reference), None) => Some((
                         link.rank_index,
                         reference.clock_of_linked_rank(
-                            link.clock_difference,
+                            link.offset_from_reference_clock,
                             link.alignment_deviation_ns,
                             1,
                         ),
@@ -407,7 +410,7 @@ impl LinksBetweenRanks {
                     (None, Some(rank)) => Some((
                         link.reference_rank_index,
                         rank.clock_of_linked_rank(
-                            link.clock_difference,
+                            link.offset_from_reference_clock,
                             link.alignment_deviation_ns,
                             -1,
                         ),
@@ -486,7 +489,7 @@ fn kind_and_bytes_of_collective(entry: &RecordedRankCollective) -> (CollectiveKi
 fn find_shift_between_recordings(
     own: &[RecordedRankCollective],
     longest: &[RecordedRankCollective],
-) -> Option<(i64, ClockDifferenceLine, usize, i64)> {
+) -> Option<(i64, LinearClockOffset, usize, i64)> {
     let length =
         |entries: &[RecordedRankCollective]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
     let extra = length(longest) - length(own);
@@ -499,7 +502,7 @@ fn find_shift_between_recordings(
     let candidates: Vec<(i64, ClockDifferencesOverTime, i64)> = shifts
         .into_iter()
         .filter_map(|shift| {
-            let pairs = agreeing_pairs_at_shift(own, longest, shift)?;
+            let pairs = collective_pairs_at_shift(own, longest, shift)?;
             let offsets = evenly_sampled_pairs(&pairs)
                 .map(|(a, b)| (b.end_ns, a.end_ns - b.end_ns))
                 .collect::<Vec<_>>();
@@ -510,7 +513,7 @@ fn find_shift_between_recordings(
     let least = candidates.iter().map(|&(.., spread)| spread).min()?;
     let best = candidates.into_iter().find(|&(.., spread)| spread <= 2 * least + 1000)?;
     let (shift, offsets, spread) = best;
-    let matched = agreeing_pairs_at_shift(own, longest, shift)?.len();
+    let matched = collective_pairs_at_shift(own, longest, shift)?.len();
     Some((shift, fit_clock_difference_line(&offsets), matched, spread))
 }
 
@@ -520,7 +523,7 @@ type ClockDifferencesOverTime = Vec<(i64, i64)>;
 type SameCollectiveOnTwoRanks<'a> = (&'a RecordedRankCollective, &'a RecordedRankCollective);
 
 /// Returns the pairs of collectives that a shift gives, if enough of them agree in kind and bytes.
-fn agreeing_pairs_at_shift<'a>(
+fn collective_pairs_at_shift<'a>(
     own: &'a [RecordedRankCollective],
     longest: &'a [RecordedRankCollective],
     shift: i64,
@@ -567,7 +570,7 @@ fn median_distance_from_fitted_line(offsets: &[(i64, i64)]) -> i64 {
 
 /// Fits a line to clock differences, through the medians of the first third and of the last third.
 #[allow(clippy::cast_precision_loss)]
-fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
+fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> LinearClockOffset {
     let third = offsets.len() / 3;
     let medians = |part: &[(i64, i64)]| {
         (
@@ -577,7 +580,7 @@ fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
     };
     if third < 3 {
         let (at, offset) = medians(offsets);
-        return ClockDifferenceLine {
+        return LinearClockOffset {
             reference_time_ns: at,
             offset_at_reference_ns: offset,
             drift_ns_per_ns: 0.0,
@@ -590,7 +593,7 @@ fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
     let slope =
         if (o1 - o0).abs() < 1000 { 0.0 } else { (o1 - o0) as f64 / (t1 - t0).max(1) as f64 };
     let (at, offset) = if slope == 0.0 { medians(offsets) } else { (t0, o0) };
-    ClockDifferenceLine {
+    LinearClockOffset {
         reference_time_ns: at,
         offset_at_reference_ns: offset,
         drift_ns_per_ns: slope,

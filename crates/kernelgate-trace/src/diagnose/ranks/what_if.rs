@@ -283,7 +283,7 @@ fn job_ns_saved_by_speed_up(
     let lengths: Vec<_> = (0..traces.distinct_traces.len()).map(length).collect();
     let change = |(number, length)| ReplayChange {
         replayed_duration_ns: length,
-        keeps_launch_call_times: !matches!(faster, JobSpeedUp::LaunchCallsWithoutTime),
+        replays_recorded_launch_call_times: !matches!(faster, JobSpeedUp::LaunchCallsWithoutTime),
         keeps_host_waits: !matches!(faster, JobSpeedUp::NoHostWaits),
         host_time_between_launches: match faster {
             JobSpeedUp::RankToMedianSpeed { part, host, .. }

@@ -300,7 +300,7 @@ fn with_most_stalled_source_lines(
     for line in launch.lines.iter().take(MAX_EVIDENCE_LINES_OF_FINDING - 1) {
         let (file, reason) = (
             trace.names.text_of_name(line.source_file),
-            trace.names.text_of_name(line.main_stall_reason),
+            trace.names.text_of_name(line.main_stall_reason_of_line),
         );
         evidence.push(FindingEvidence {
             kernel_call_or_copy_name: format!(

@@ -367,7 +367,8 @@ impl NcuReportReader {
                     source_file: names.intern_text(&line.source_file),
                     line_number: line.line_number,
                     stalled_sample_count: reasons.values().sum(),
-                    main_stall_reason: names.intern_text(most.map_or("", |(reason, _)| reason)),
+                    main_stall_reason_of_line: names
+                        .intern_text(most.map_or("", |(reason, _)| reason)),
                 }
             })
             .collect();

@@ -329,7 +329,7 @@ impl KernelgateRecordingReader {
             self.builder.trace.graph_nodes.push(CudaGraphNodeWithRanges {
                 process_index: self.process_index,
                 graph_node_id: row.graph_node_id,
-                open_range_names: ranges,
+                ranges_open_at_creation: ranges,
             });
         }
     }

@@ -57,13 +57,13 @@ pub struct LoadedProgram {
 #[derive(Default)]
 struct RegionsUpdatedByLaunches {
     regions: Vec<(MemoryRegion, DeviceBuffer)>,
-    inputs: Tensors,
+    inputs_for_restore: Tensors,
 }
 
 impl RegionsUpdatedByLaunches {
     fn restore_original_contents(&self) -> Result<(), BackendError> {
         for (region, buffer) in &self.regions {
-            if let Some(bytes) = region.initial_bytes_from_inputs(&self.inputs)? {
+            if let Some(bytes) = region.initial_bytes_from_inputs(&self.inputs_for_restore)? {
                 buffer.overwrite_first_bytes_from_host(&bytes)?;
             }
         }
@@ -121,7 +121,9 @@ impl LaunchProgram {
         let task = task.with_device_memory_by_purpose(uses);
         match state.regions.is_empty() {
             true => Ok(task),
-            false => Ok(task.with_state_in_outputs(move || state.restore_original_contents())),
+            false => {
+                Ok(task.with_state_restored_in_outputs(move || state.restore_original_contents()))
+            }
         }
     }
 
@@ -189,7 +191,7 @@ impl LaunchProgram {
         // Cloning shares the tensors' memory; a program without updated regions never reads the
         // inputs after loading.
         let inputs_of_state = if regions.is_empty() { Tensors::new() } else { tensors.clone() };
-        let state = RegionsUpdatedByLaunches { regions, inputs: inputs_of_state };
+        let state = RegionsUpdatedByLaunches { regions, inputs_for_restore: inputs_of_state };
         let cleared = loader.blas.map_or(0..0, |blas| blas.address_range_of_workspace_pieces());
         Ok(LoadedProgram {
             steps,

@@ -239,7 +239,7 @@ impl RegionAndAllocationPlan {
     }
 
     /// The placeholder pointer for a name that no region has.
-    pub const fn placeholder_for_unknown_region() -> RegionPointer {
+    pub const fn placeholder_for_missing_region_name() -> RegionPointer {
         RegionPointer {
             region_index: REGION_NUMBER_OF_UNKNOWN_NAME,
             offset_bytes: 0,

@@ -57,7 +57,7 @@ impl LaunchProgram {
         self.memory.add_region_or_reuse_allocation(name, purpose, bytes, contents).unwrap_or_else(
             |mistake| {
                 self.store_first_mistake(Err(mistake));
-                RegionAndAllocationPlan::placeholder_for_unknown_region()
+                RegionAndAllocationPlan::placeholder_for_missing_region_name()
             },
         )
     }
@@ -189,7 +189,7 @@ impl LaunchProgram {
             self.store_first_mistake(Err(LaunchListError::UnknownRegion {
                 region_name: name.to_owned(),
             }));
-            RegionAndAllocationPlan::placeholder_for_unknown_region()
+            RegionAndAllocationPlan::placeholder_for_missing_region_name()
         })
     }
 

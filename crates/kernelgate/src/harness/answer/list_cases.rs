@@ -3,7 +3,7 @@
 use crate::harness::selection::backend_choice::ChosenBackend;
 use crate::harness::selection::cases::SelectedAndSkippedCases;
 use crate::protocol::{
-    BenchCaseListing, BenchCaseStatus, ListedBenchCase, ListedImplementation, ListedWorkload,
+    BenchCaseStatus, BenchListResponse, ListedBenchCase, ListedImplementation, ListedWorkload,
 };
 use crate::suite::WorkloadSuite;
 
@@ -13,7 +13,7 @@ pub fn list_workloads_and_selected_cases<'a>(
     suites: impl Iterator<Item = &'a WorkloadSuite>,
     selection: &SelectedAndSkippedCases<'_>,
     place: &ChosenBackend,
-) -> BenchCaseListing {
+) -> BenchListResponse {
     let mut cases = Vec::new();
     for group in &selection.problems_with_cases {
         let problem = group.problem.problem();
@@ -42,7 +42,7 @@ pub fn list_workloads_and_selected_cases<'a>(
     }));
     let (backend, otherwise) =
         (place.kind.backend_name().to_owned(), place.reason_against_other_backend.clone());
-    BenchCaseListing {
+    BenchListResponse {
         backend,
         reason_against_other_backend: otherwise,
         workloads: suites.map(list_axes_and_implementations_of_workload).collect(),

@@ -108,7 +108,7 @@ impl CriterionRunToRecord<'_> {
         // If `kernelgate` asked for a record, all groups of the bench are merged into this one
         // record.
         let earlier = process
-            .record_path
+            .requested_record_path
             .as_ref()
             .and_then(|path| file::read_record::<BenchProcessRun>(path).ok());
         if let Some(earlier) = earlier {
@@ -132,7 +132,7 @@ impl CriterionRunToRecord<'_> {
             bench: stem(path).unwrap_or(bench.clone()),
             ..run.clone()
         };
-        let run = if let Some(path) = &process.record_path {
+        let run = if let Some(path) = &process.requested_record_path {
             let run = named(path);
             file::write_record_atomically(path, &run).map_err(|error| error.to_string())?;
             run

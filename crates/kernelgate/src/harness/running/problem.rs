@@ -141,7 +141,7 @@ impl PreparedProblem {
         let ready = prepared.map_err(|panic| {
             WhyCaseHasNoResult::failed_with(format!("inputs or reference: {panic}"))
         })?;
-        names::check_names_of_tensors("input", ready.inputs.iter().map(|(name, _)| name))
+        names::check_characters_of_tensor_names("input", ready.inputs.iter().map(|(name, _)| name))
             .map_err(WhyCaseHasNoResult::failed_with)?;
         Ok(ready)
     }
@@ -157,7 +157,7 @@ impl PreparedProblem {
         if !self.has_reference {
             self.expected = self.expected_outputs_for_inputs(group, Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.output_name.as_str());
-            names::check_names_of_tensors("output", outputs)
+            names::check_characters_of_tensor_names("output", outputs)
                 .map_err(WhyCaseHasNoResult::failed_with)?;
             let kept = self.references.as_ref();
             let limit = panic_guard::catch_panic(|| {

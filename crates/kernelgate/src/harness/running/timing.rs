@@ -829,7 +829,7 @@ mod tests {
             (of_load, count)
         };
         let (of_load, count) = sample_counts(50, true);
-        assert!(of_load >= 10 && count > of_load && count <= 50, "{of_load} {count}");
+        assert!(of_load >= 10 && count > of_load, "{of_load} {count}");
         assert_eq!(sample_counts(10, false).1, 10, "the number that was chosen holds");
     }
 

@@ -47,7 +47,7 @@ pub fn check_names_of_bench_and_workloads<'a>(
 ///
 /// # Errors
 /// The error quotes the first name that is empty or contains a control character.
-pub fn check_names_of_tensors<'a>(
+pub fn check_characters_of_tensor_names<'a>(
     what: &str,
     mut names: impl Iterator<Item = &'a str>,
 ) -> Result<(), String> {
@@ -135,8 +135,11 @@ mod tests {
             assert_eq!(message, wanted);
         }
         assert!(check_names_of_bench_and_workloads("a/b", std::iter::empty()).is_err());
-        assert_eq!(check_names_of_tensors("input", ["x", "layer/0/w"].into_iter()), Ok(()));
-        let message = check_names_of_tensors("input", ["x\r"].into_iter()).unwrap_err();
+        assert_eq!(
+            check_characters_of_tensor_names("input", ["x", "layer/0/w"].into_iter()),
+            Ok(())
+        );
+        let message = check_characters_of_tensor_names("input", ["x\r"].into_iter()).unwrap_err();
         assert_eq!(message, "the input `x\\r` holds a control character");
     }
 }

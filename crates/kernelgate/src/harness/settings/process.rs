@@ -156,7 +156,7 @@ pub struct SettingsOfCriterionBench {
     /// The session name, if the user chose one.
     pub session_name: Result<Option<String>, String>,
     /// Path for the run record instead of the session folder, if `kernelgate` requested the record.
-    pub record_path: Option<PathBuf>,
+    pub requested_record_path: Option<PathBuf>,
     /// Path of this program's executable file.
     pub executable: Option<PathBuf>,
 }
@@ -171,7 +171,8 @@ impl SettingsOfCriterionBench {
             stream_timeout: Duration::from_secs(seconds.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
             save_baseline: flags.and_then(|flags| flags.save_baseline),
             session_name: session_name_from_environment().map_err(|error| error.to_string()),
-            record_path: non_empty_environment_variable(RECORD_PATH_VARIABLE).map(PathBuf::from),
+            requested_record_path: non_empty_environment_variable(RECORD_PATH_VARIABLE)
+                .map(PathBuf::from),
             executable: path_of_this_executable(),
         }
     }

@@ -17,7 +17,7 @@ const LONG_LAUNCH_TO_SHORTEST_TIME_RATIO: f64 = 20.0;
 /// # Errors
 /// Fails if a launch is shorter than any kernel, or if one of several long launches is far shorter
 /// than their median.
-pub fn refuse_implausibly_short_launches(
+pub fn refuse_launches_faster_than_empty_kernel(
     times_ns: &[f64],
     launches: u64,
     empty_ns: f64,
@@ -80,17 +80,21 @@ mod tests {
     #[test]
     fn a_launch_shorter_than_a_quarter_of_an_empty_kernel_is_refused() {
         assert_eq!(
-            refuse_implausibly_short_launches(&[2600.0, 2500.0, 2550.0], 10, EMPTY_KERNEL_NS),
+            refuse_launches_faster_than_empty_kernel(
+                &[2600.0, 2500.0, 2550.0],
+                10,
+                EMPTY_KERNEL_NS
+            ),
             Ok(())
         );
         let short =
-            refuse_implausibly_short_launches(&[2400.0, -50.0, 2600.0], 10, EMPTY_KERNEL_NS)
+            refuse_launches_faster_than_empty_kernel(&[2400.0, -50.0, 2600.0], 10, EMPTY_KERNEL_NS)
                 .unwrap_err();
         assert_eq!(short, refusal_below_empty_kernel_time(240.0));
         let words = "a launch takes 240 ns by the events around it, an empty kernel 1000 ns";
         assert_eq!(short.to_string(), words);
         assert_eq!(
-            refuse_implausibly_short_launches(&[-400.0], 1, EMPTY_KERNEL_NS),
+            refuse_launches_faster_than_empty_kernel(&[-400.0], 1, EMPTY_KERNEL_NS),
             Err(refusal_below_empty_kernel_time(0.0))
         );
     }
@@ -100,11 +104,11 @@ mod tests {
         // Among three launches of at most 0.9 times an empty kernel's time, one very short time may
         // be noise, so no launch is refused.
         assert_eq!(
-            refuse_implausibly_short_launches(&[900.0, 100.0, 900.0], 1, EMPTY_KERNEL_NS),
+            refuse_launches_faster_than_empty_kernel(&[900.0, 100.0, 900.0], 1, EMPTY_KERNEL_NS),
             Ok(())
         );
         let skipped =
-            refuse_implausibly_short_launches(&[6000.0, 100.0, 6000.0], 1, EMPTY_KERNEL_NS);
+            refuse_launches_faster_than_empty_kernel(&[6000.0, 100.0, 6000.0], 1, EMPTY_KERNEL_NS);
         assert_eq!(skipped, Err(refusal_below_empty_kernel_time(100.0)));
     }
 }

@@ -1,12 +1,12 @@
 //! The audit checks that a measured time covers all the GPU work of the timed code, and nothing
 //! else.
 //!
-//! The audit's timed region is the code between two CUDA events. A launch may enqueue work on the
-//! timed stream and on streams joined with the timed stream by events;
-//! [`AllowedActionsOfTimedCode`] lists its further permissions. A row whose launches do anything
-//! beyond their permissions is reported with an error instead of a time. In the table of the
-//! audit's checks, `L` marks checks of launches (of kernelgate's own and of attached rows) and `C`
-//! checks of the passes of a Criterion routine. A name in the last column is the permission of
+//! The audit checks the timed code, which runs between the two CUDA events of a measurement. A
+//! launch may enqueue work on the timed stream and on streams joined with the timed stream by
+//! events; [`AllowedActionsOfTimedCode`] lists its further permissions. A row whose launches do
+//! anything beyond their permissions is reported with an error instead of a time. In the table of
+//! the audit's checks, `L` marks checks of launches (of kernelgate's own and of attached rows) and
+//! `C` checks of the passes of a Criterion routine. A name in the last column is the permission of
 //! [`AllowedActionsOfTimedCode`] that turns the check off.
 //!
 //! | check | catches | measured | error | |

@@ -316,7 +316,7 @@ impl CudaEventTimer {
             let net_ns: Vec<f64> =
                 burst.event_intervals_ns.iter().map(|interval| interval - around_ns).collect();
             let node_ns = overhead.ns_per_further_graph_node;
-            duration::refuse_implausibly_short_launches(&net_ns, batch, node_ns)?;
+            duration::refuse_launches_faster_than_empty_kernel(&net_ns, batch, node_ns)?;
             let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(CUDA_EVENT_RESOLUTION_NS)).sum();
             plan.last_burst_ns = elapsed_ns;
             sample.elapsed_ns += elapsed_ns;

@@ -18,7 +18,7 @@ pub(super) struct RecordFileScan {
     pub checksum: Option<Value>,
     /// Whether the names in every object are sorted; otherwise the hash of this scan cannot be
     /// compared with the checksum.
-    pub names_are_sorted: bool,
+    pub json_keys_are_sorted: bool,
     /// Description of the first text with a forbidden control character, or of the first object
     /// with a repeated name.
     pub refused_text: Option<String>,
@@ -40,7 +40,7 @@ impl RecordFileScan {
         sealed: bool,
     ) -> Result<RecordFileScan, D::Error> {
         let hasher = sealed.then(Xxh3Default::new);
-        let mut scanned = Self { names_are_sorted: true, hasher, ..Self::default() };
+        let mut scanned = Self { json_keys_are_sorted: true, hasher, ..Self::default() };
         JsonValueToScan {
             scanned: &mut scanned,
             field_name: Some(kind),
@@ -54,7 +54,7 @@ impl RecordFileScan {
     /// Returns the hash of all values except the checksum; `None` if it was not requested, or if
     /// names were not sorted.
     pub fn hash_of_values_hex(&self) -> Option<String> {
-        let hasher = self.hasher.as_ref().filter(|_| self.names_are_sorted)?;
+        let hasher = self.hasher.as_ref().filter(|_| self.json_keys_are_sorted)?;
         Some(format!("{:032x}", hasher.digest128()))
     }
 
@@ -210,7 +210,7 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
         }
         scanned.add_text_to_hash("}");
         if !ordered {
-            scanned.names_are_sorted = false;
+            scanned.json_keys_are_sorted = false;
             names.sort_unstable();
             if scanned.refused_text.is_none() && names.windows(2).any(|pair| pair[0] == pair[1]) {
                 scanned.refused_text =
