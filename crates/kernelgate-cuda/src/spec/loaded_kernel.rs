@@ -96,7 +96,7 @@ impl LoadedKernelWithLaunch {
     ) -> Result<PreparedLaunch, BackendError> {
         let mut launch = self.launch;
         launch.grid[0] = blocks.unwrap_or(launch.grid[0]);
-        PreparedLaunch::prepare_checked_kernel_launch(device, self.kernel, launch, arguments)
+        PreparedLaunch::check_and_prepare(device, self.kernel, launch, arguments)
     }
 
     /// Returns the loaded kernel, for launches of other shapes ([`KernelSpec::launch_shape_for`]).

@@ -92,8 +92,7 @@ impl RowContext<'_> {
         parameters: KernelArgumentList,
     ) -> Result<RowLaunchClosures, BackendError> {
         let kernel = self.compile_kernel(source, symbol)?;
-        let launch =
-            PreparedLaunch::prepare_checked_kernel_launch(self.device, kernel, dims, parameters)?;
+        let launch = PreparedLaunch::check_and_prepare(self.device, kernel, dims, parameters)?;
         Ok(RowLaunchClosures::new(move || launch.enqueue_prepared_launch()))
     }
 

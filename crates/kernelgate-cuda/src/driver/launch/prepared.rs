@@ -22,7 +22,7 @@ impl PreparedLaunch {
     /// Fails if no GPU allows the dimensions, or the arguments do not match the kernel; with
     /// [`BackendError::Unsupported`] if this GPU lacks shared memory, clusters of this size, or
     /// room for all blocks of a cooperative launch.
-    pub fn prepare_checked_kernel_launch(
+    pub fn check_and_prepare(
         device: &Device,
         kernel: Kernel,
         launch: Launch,

@@ -267,7 +267,7 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
             .with_struct_bytes(&TEST_TENSOR.encode_tensor_map_at(tensor.device_address()).unwrap())
             .with_address(out.device_address());
         let dims = Launch { dynamic_shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
-        PreparedLaunch::prepare_checked_kernel_launch(&device, kernel, dims, parameters)
+        PreparedLaunch::check_and_prepare(&device, kernel, dims, parameters)
             .unwrap()
             .enqueue_prepared_launch()
             .unwrap();

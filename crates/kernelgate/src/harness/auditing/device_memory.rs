@@ -281,12 +281,8 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
                     .with_address(x)
                     .with_address(y)
                     .with_value(ELEMENTS_PER_TENSOR as i64);
-                let copy = PreparedLaunch::prepare_checked_kernel_launch(
-                    at.device(),
-                    kernel,
-                    dims,
-                    parameters,
-                )?;
+                let copy =
+                    PreparedLaunch::check_and_prepare(at.device(), kernel, dims, parameters)?;
                 let scratch = at.device().allocate(scratch as usize)?;
                 Ok(RowLaunchClosures::new(move || {
                     let _kept = &scratch;

@@ -43,7 +43,7 @@ fn launches_with_every_kind_of_attribute_run() {
     let build = Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE)
         .with_macros(&[&defines[0], &defines[1]]);
     let prepare = |symbol, dims, parameters| {
-        PreparedLaunch::prepare_checked_kernel_launch(
+        PreparedLaunch::check_and_prepare(
             &device,
             device.load_kernel(&build, symbol).unwrap(),
             dims,
@@ -131,7 +131,7 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     let build =
         Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE).with_macros(&["MANY=int a", "SUM=a"]);
     let prepare = |symbol, dims, parameters| {
-        PreparedLaunch::prepare_checked_kernel_launch(
+        PreparedLaunch::check_and_prepare(
             &device,
             device.load_kernel(&build, symbol).unwrap(),
             dims,
