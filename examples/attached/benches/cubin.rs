@@ -21,7 +21,7 @@ fn main() -> std::process::ExitCode {
             .with_value(n);
         let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
         let launch = PreparedLaunch::check_and_prepare(at.device(), kernel, dims, parameters)?;
-        Ok(RowLaunchClosures::new(move || launch.enqueue_prepared_launch()))
+        Ok(RowLaunchClosures::new(move || launch.enqueue()))
     });
     Harness::new("cubin", [suite]).main()
 }

@@ -26,7 +26,7 @@ fn main() -> std::process::ExitCode {
         let parameters = parameters.with_address(out).with_value(NO_LENGTHS_AND_SCALARS);
         let dims = Launch::new([n.div_ceil(THREADS_PER_BLOCK), 1, 1], [THREADS_PER_BLOCK, 1, 1]);
         let launch = PreparedLaunch::check_and_prepare(at.device(), kernel, dims, parameters)?;
-        Ok(RowLaunchClosures::new(move || launch.enqueue_prepared_launch()))
+        Ok(RowLaunchClosures::new(move || launch.enqueue()))
     });
     Harness::new("cubecl", [suite]).main()
 }

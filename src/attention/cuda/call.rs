@@ -92,9 +92,9 @@ impl AttentionLaunches {
     /// Enqueues all launches of the attention call on the device's stream, each within its profiler
     /// range, without waiting for them.
     pub fn enqueue_all_launches(&self) -> Result<(), BackendError> {
-        self.launches.iter().try_for_each(|step| {
-            run_within_named_range(step.nvtx_range, || step.launch.enqueue_prepared_launch())
-        })
+        self.launches
+            .iter()
+            .try_for_each(|step| run_within_named_range(step.nvtx_range, || step.launch.enqueue()))
     }
 }
 

@@ -13,7 +13,7 @@ pub enum PlottedUnit {
     /// A ratio of a value to an earlier value, printed as a relative change: 1 means unchanged.
     RatioAsRelativeChange,
     /// A count of things.
-    NumberOfThings,
+    Count,
     /// A relative error.
     RelativeError,
 }
@@ -55,7 +55,7 @@ impl PlottedUnit {
                 let sign = if value > 1.0 { "+" } else { "" };
                 format!("{sign}{}%", short(100.0 * (value - 1.0)))
             }
-            Self::NumberOfThings => number_with_si_prefix(value, digits).trim_end().to_owned(),
+            Self::Count => number_with_si_prefix(value, digits).trim_end().to_owned(),
             Self::RelativeError if value == 0.0 => "exact".to_owned(),
             Self::RelativeError => format!("{value:.1e}").replace(".0e", "e"),
         }
@@ -120,7 +120,7 @@ mod tests {
             ["0%", "+5%", "-10%"]
         );
         assert_eq!(
-            texts(PlottedUnit::NumberOfThings, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
+            texts(PlottedUnit::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
             ["4096", "16384", "33.6 M", "0.25"]
         );
         let exact = [1e6, 1.475e6, 600_000.000_000_1]

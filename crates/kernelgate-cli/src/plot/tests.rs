@@ -24,7 +24,7 @@ fn example_curves_chart(kind: AxisScaleKind) -> TitledChart {
         body: ChartBody::Xy(XyChart {
             horizontal_axis: ChartAxis::with_round_ticks(
                 "s",
-                PlottedUnit::NumberOfThings,
+                PlottedUnit::Count,
                 AxisScaleKind::Logarithmic,
             )
             .with_ticks_at(ticks),

@@ -27,7 +27,7 @@ extern "C" __global__ void scratch_other(float* x) { x[threadIdx.x] *= 2.0f; }
 fn bench_source_with_two_kernels(blocks: usize) -> String {
     let row = |symbol: &str| {
         format!(
-            "cuda::KernelSpec {{ variants: || vec![()], ..cuda::KernelSpec::new(
+            "cuda::KernelSpec {{ listed_build_parameters: || vec![()], ..cuda::KernelSpec::new(
                 cuda::Source::new(\"scratch\", TEXT), \"{symbol}\", 1024, |()| [1, 1, 1]) }}"
         )
     };

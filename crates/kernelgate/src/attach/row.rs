@@ -93,7 +93,7 @@ impl RowContext<'_> {
     ) -> Result<RowLaunchClosures, BackendError> {
         let kernel = self.compile_kernel(source, symbol)?;
         let launch = PreparedLaunch::check_and_prepare(self.device, kernel, dims, parameters)?;
-        Ok(RowLaunchClosures::new(move || launch.enqueue_prepared_launch()))
+        Ok(RowLaunchClosures::new(move || launch.enqueue()))
     }
 
     /// The device, for scratch memory and for kernels with headers and macros.

@@ -246,7 +246,7 @@ fn prepare_decode_task_with_build(
     let alive = [q, k, v, sums, arrived];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = &alive;
-        run_within_named_range("forward", || launch.enqueue_prepared_launch())
+        run_within_named_range("forward", || launch.enqueue())
     }))
 }
 

@@ -507,7 +507,7 @@ fn prepare_wgmma_fp8_forward_task(
             extents.sequence_length_argument(),
         ];
         run_within_named_range("transpose", || first.launch_with(&arguments))?;
-        run_within_named_range("forward", || main.enqueue_prepared_launch())
+        run_within_named_range("forward", || main.enqueue())
     }))
 }
 

@@ -216,7 +216,7 @@ fn figure_of_curve_group(
     let ends = group.axis_values.first().zip(group.axis_values.last());
     let spaced = ends.is_some_and(|(first, last)| *first > 0 && last / first >= 4);
     let kind = if spaced { AxisScaleKind::Logarithmic } else { AxisScaleKind::Linear };
-    let x = ChartAxis::with_round_ticks(group.varying_axis, PlottedUnit::NumberOfThings, kind);
+    let x = ChartAxis::with_round_ticks(group.varying_axis, PlottedUnit::Count, kind);
     let spacing = if view.kind == AxisScaleKind::Logarithmic { ", logarithmic" } else { "" };
     let rest = group.other_axis_values.to_string();
     let comma = if rest.is_empty() { "" } else { ", " };

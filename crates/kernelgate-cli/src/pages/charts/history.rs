@@ -65,7 +65,7 @@ fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> C
         fixed_ticks: ticks.into_iter().map(name).collect(),
         ..ChartAxis::with_round_ticks(
             "commits, the last on the right",
-            PlottedUnit::NumberOfThings,
+            PlottedUnit::Count,
             AxisScaleKind::Linear,
         )
     };

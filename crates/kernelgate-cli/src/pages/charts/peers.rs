@@ -45,7 +45,7 @@ pub fn peer_comparison_charts(times: &[PeerTimeForProblem]) -> ChartsOfOneKind {
             body: ChartBody::Rows(LabelledRowsChart {
                 horizontal_axis: ChartAxis::with_round_ticks(
                     "peer over ours",
-                    PlottedUnit::NumberOfThings,
+                    PlottedUnit::Count,
                     AxisScaleKind::Logarithmic,
                 ),
                 mark_colour_legend: vec![

@@ -55,7 +55,7 @@ pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<Cha
         body: ChartBody::Xy(XyChart {
             horizontal_axis: ChartAxis::with_round_ticks(
                 "operations a byte, logarithmic",
-                PlottedUnit::NumberOfThings,
+                PlottedUnit::Count,
                 AxisScaleKind::Logarithmic,
             ),
             vertical_axis: ChartAxis::with_round_ticks(

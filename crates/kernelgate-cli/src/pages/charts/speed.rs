@@ -155,7 +155,7 @@ pub fn error_against_speed_charts(measured: &MeasurementsOfOneDevice) -> ChartsO
             body: ChartBody::Xy(XyChart {
                 horizontal_axis: ChartAxis::with_round_ticks(
                     "time over the fastest of the problem",
-                    PlottedUnit::NumberOfThings,
+                    PlottedUnit::Count,
                     AxisScaleKind::Logarithmic,
                 ),
                 vertical_axis: ChartAxis::with_round_ticks(

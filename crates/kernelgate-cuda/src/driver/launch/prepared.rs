@@ -38,7 +38,7 @@ impl PreparedLaunch {
     ///
     /// # Errors
     /// Fails if the driver refuses the launch; the error names the kernel.
-    pub fn enqueue_prepared_launch(&self) -> Result<(), BackendError> {
+    pub fn enqueue(&self) -> Result<(), BackendError> {
         self.kernel.launch(self.launch, &self.arguments)
     }
 }

@@ -269,7 +269,7 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         let dims = Launch { dynamic_shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
         PreparedLaunch::check_and_prepare(&device, kernel, dims, parameters)
             .unwrap()
-            .enqueue_prepared_launch()
+            .enqueue()
             .unwrap();
         let mut copied = vec![0; 8 * 128];
         out.download_first_bytes(&mut copied).unwrap();

@@ -286,7 +286,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
                 let scratch = at.device().allocate(scratch as usize)?;
                 Ok(RowLaunchClosures::new(move || {
                     let _kept = &scratch;
-                    copy.enqueue_prepared_launch()
+                    copy.enqueue()
                 }))
             }
         };

@@ -63,7 +63,7 @@ fn launches_with_every_kind_of_attribute_run() {
         .fold(KernelArgumentList::new().with_address(out.device_address()), |parameters, i| {
             parameters.with_value(i as f32)
         });
-    prepare("many", one, many).unwrap().enqueue_prepared_launch().unwrap();
+    prepare("many", one, many).unwrap().enqueue().unwrap();
     assert_eq!(f32::from_ne_bytes(words(&out).try_into().unwrap()), 4950.0);
 
     let out = device.allocate(128).unwrap();
@@ -71,7 +71,7 @@ fn launches_with_every_kind_of_attribute_run() {
     let mapped =
         KernelArgumentList::new().with_struct_bytes(&map).with_address(out.device_address());
     let dims = Launch::new([2, 3, 2], [4, 2, 2]);
-    prepare("mapped", dims, mapped).unwrap().enqueue_prepared_launch().unwrap();
+    prepare("mapped", dims, mapped).unwrap().enqueue().unwrap();
     assert_eq!(words(&out), map);
 
     let dims = Launch { cooperative: true, ..Launch::new([multiprocessors, 1, 1], [32, 1, 1]) };
@@ -80,7 +80,7 @@ fn launches_with_every_kind_of_attribute_run() {
     let meeting = KernelArgumentList::new()
         .with_address(count.device_address())
         .with_address(out.device_address());
-    prepare("meeting", dims, meeting.clone()).unwrap().enqueue_prepared_launch().unwrap();
+    prepare("meeting", dims, meeting.clone()).unwrap().enqueue().unwrap();
     device.synchronize().unwrap();
     assert!(words(&out).chunks(4).all(|word| word == [1, 0, 0, 0]));
     let crowd = Launch { grid: [1 << 20, 1, 1], ..dims };
@@ -97,7 +97,7 @@ fn launches_with_every_kind_of_attribute_run() {
         let clustered = || KernelArgumentList::new().with_address(out.device_address());
         let ranks = |launch: PreparedLaunch| {
             out.overwrite_first_bytes_from_host(&[0; 16]).unwrap();
-            launch.enqueue_prepared_launch().unwrap();
+            launch.enqueue().unwrap();
             let written = words(&out);
             let rank = |word: &[u8]| u32::from_ne_bytes(word.try_into().unwrap());
             written.chunks(4).map(rank).collect::<Vec<u32>>()
@@ -165,7 +165,7 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
         return;
     }
     let dims = in_clusters(16, 32);
-    prepare("clustered", dims, clustered()).unwrap().enqueue_prepared_launch().unwrap();
+    prepare("clustered", dims, clustered()).unwrap().enqueue().unwrap();
     let mut ranks = vec![0; out.size_in_bytes()];
     out.download_first_bytes(&mut ranks).unwrap();
     let rank = |block: usize| u32::from_ne_bytes(ranks[4 * block..][..4].try_into().unwrap());
@@ -187,7 +187,7 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     let meeting = KernelArgumentList::new()
         .with_address(count.device_address())
         .with_address(met.device_address());
-    prepare("meeting", together(16 * held), meeting).unwrap().enqueue_prepared_launch().unwrap();
+    prepare("meeting", together(16 * held), meeting).unwrap().enqueue().unwrap();
     device.synchronize().unwrap();
     let mut words = vec![0; met.size_in_bytes()];
     met.download_first_bytes(&mut words).unwrap();
