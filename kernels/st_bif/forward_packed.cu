@@ -52,7 +52,7 @@ struct InputOfNeurons {
       }
     }
   }
-  __device__ __forceinline__ void decode(float (&value)[kCount]) const {
+  __device__ __forceinline__ void unpack_to_floats(float (&value)[kCount]) const {
     if constexpr (kVector) {
       unpack_elements_to_floats<kCount>(packet[0], value);
     } else {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void run_forward_steps(const StBifNeuron& neuron, con
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float value[kCount], spike[kCount];
-      input[i].decode(value);
+      input[i].unpack_to_floats(value);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         spike[j] = advance_neuron_one_step<kPrefire>(neuron, value[j], t + i, v[j], u[j]).spike;

@@ -36,7 +36,10 @@ pub const SCORES_STEP_WORKLOAD: Workload<AttentionScoresProblem> = Workload {
     thorough_selection_lines: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
     bind: |point| {
         Ok(AttentionScoresProblem {
-            shape: AttentionStepShape::attention_step_shape_from_point(point, point.number("d")?)?,
+            shape: AttentionComponentShape::attention_step_shape_from_point(
+                point,
+                point.number("d")?,
+            )?,
         })
     },
 };
@@ -52,7 +55,7 @@ pub const SOFTMAX_STEP_WORKLOAD: Workload<AttentionSoftmaxProblem> = Workload {
     thorough_selection_lines: &["b=4 h=12 s=65,200,1024 dtype=f32,bf16,f16"],
     bind: |point| {
         Ok(AttentionSoftmaxProblem {
-            shape: AttentionStepShape::attention_step_shape_from_point(point, 1)?,
+            shape: AttentionComponentShape::attention_step_shape_from_point(point, 1)?,
         })
     },
 };
@@ -68,14 +71,17 @@ pub const VALUES_STEP_WORKLOAD: Workload<AttentionValuesProblem> = Workload {
     thorough_selection_lines: &["b=4 h=12 s=65,200,1024 d=64,128 dtype=f32,bf16,f16"],
     bind: |point| {
         Ok(AttentionValuesProblem {
-            shape: AttentionStepShape::attention_step_shape_from_point(point, point.number("d")?)?,
+            shape: AttentionComponentShape::attention_step_shape_from_point(
+                point,
+                point.number("d")?,
+            )?,
         })
     },
 };
 
 /// Extents and dtype of a problem that is one of the three steps of attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionStepShape {
+pub struct AttentionComponentShape {
     /// Batch.
     pub batch: usize,
     /// Heads.
@@ -89,7 +95,7 @@ pub struct AttentionStepShape {
     pub dtype: Dtype,
 }
 
-impl AttentionStepShape {
+impl AttentionComponentShape {
     fn attention_step_shape_from_point(point: &Point, d: usize) -> Result<Self, AxisError> {
         let [b, h, s] = [point.number("b")?, point.number("h")?, point.number("s")?];
         reject_operation_counts_beyond_64_bits([b, h, s, d])?;
@@ -145,7 +151,7 @@ impl AttentionStepShape {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionScoresProblem {
     /// Extents and element type of the problem.
-    pub shape: AttentionStepShape,
+    pub shape: AttentionComponentShape,
 }
 
 impl Problem for AttentionScoresProblem {
@@ -167,7 +173,7 @@ impl Problem for AttentionScoresProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let AttentionStepShape { seq_len: s, head_dim: d, .. } = self.shape;
+        let AttentionComponentShape { seq_len: s, head_dim: d, .. } = self.shape;
         let (q, k) = (inputs.tensor("q"), inputs.tensor("k"));
         let scores = self.shape.concatenate_row_blocks_of_heads(|head, from, rows| {
             self.shape.head_parameters_without_mask().scaled_attention_scores(
@@ -188,7 +194,7 @@ impl Problem for AttentionScoresProblem {
     }
 
     fn work(&self) -> Work {
-        let AttentionStepShape { head_dim: d, dtype, .. } = self.shape;
+        let AttentionComponentShape { head_dim: d, dtype, .. } = self.shape;
         Work::bytes(
             2 * self.shape.elements_of_q_or_k_or_v() * dtype.bytes_per_element() as u64,
             4 * self.shape.query_key_pairs_of_all_heads(),
@@ -219,7 +225,7 @@ impl Problem for AttentionScoresProblem {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionSoftmaxProblem {
     /// Extents and element type of the problem.
-    pub shape: AttentionStepShape,
+    pub shape: AttentionComponentShape,
 }
 
 impl Problem for AttentionSoftmaxProblem {
@@ -289,12 +295,12 @@ impl Problem for AttentionSoftmaxProblem {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionValuesProblem {
     /// Extents and element type of the problem.
-    pub shape: AttentionStepShape,
+    pub shape: AttentionComponentShape,
 }
 
 impl Problem for AttentionValuesProblem {
     fn inputs(&self, seed: u64) -> Tensors {
-        let AttentionStepShape { seq_len: s, dtype, .. } = self.shape;
+        let AttentionComponentShape { seq_len: s, dtype, .. } = self.shape;
         // The inputs of the values step draw each probability as x² / s with x from N(0, 1), where
         // s is the number of keys. Probabilities drawn as x² / s are positive and unequal, each row
         // sums to about 1, and no platform-dependent exponential is needed.
@@ -324,7 +330,7 @@ impl Problem for AttentionValuesProblem {
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let AttentionStepShape { seq_len: s, head_dim: d, .. } = self.shape;
+        let AttentionComponentShape { seq_len: s, head_dim: d, .. } = self.shape;
         let (p, v) = (inputs.tensor("probabilities"), inputs.tensor("v"));
         let out = self.shape.concatenate_row_blocks_of_heads(|head, from, rows| {
             self.shape.head_parameters_without_mask().probabilities_times_values(
@@ -351,7 +357,7 @@ impl Problem for AttentionValuesProblem {
     }
 
     fn work(&self) -> Work {
-        let AttentionStepShape { head_dim: d, dtype, .. } = self.shape;
+        let AttentionComponentShape { head_dim: d, dtype, .. } = self.shape;
         let (pairs, vectors, bytes) = (
             self.shape.query_key_pairs_of_all_heads(),
             self.shape.elements_of_q_or_k_or_v(),

@@ -337,13 +337,13 @@ fn prepare_naive_probability_value_product(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::components::AttentionStepShape;
+    use crate::attention::components::AttentionComponentShape;
 
     #[test]
     fn vectorised_softmax_supports_rows_of_whole_packets_up_to_1024_keys() {
         let supported = |s| {
             (CUDA_SOFTMAX_STEP_ROWS[1].supports)(&AttentionSoftmaxProblem {
-                shape: AttentionStepShape {
+                shape: AttentionComponentShape {
                     batch: 2,
                     heads: 3,
                     seq_len: s,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::launch::{AttentionExtents, upload_named_inputs};
 use crate::attention::components::{
-    AttentionScoresProblem, AttentionStepShape, AttentionValuesProblem,
+    AttentionComponentShape, AttentionScoresProblem, AttentionValuesProblem,
 };
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, CudaTask, DeviceOutput};
@@ -29,7 +29,7 @@ pub fn prepare_cublaslt_scores_task(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let AttentionStepShape { seq_len: s, head_dim: d, dtype, .. } = problem.shape;
+    let AttentionComponentShape { seq_len: s, head_dim: d, dtype, .. } = problem.shape;
     let spec = GemmSpec {
         b_transposed: true,
         alpha: 1.0 / (d as f32).sqrt(),
@@ -46,7 +46,7 @@ pub fn prepare_cublaslt_values_task(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let AttentionStepShape { seq_len: s, head_dim: d, dtype, .. } = problem.shape;
+    let AttentionComponentShape { seq_len: s, head_dim: d, dtype, .. } = problem.shape;
     let spec = GemmSpec::new(
         s,
         d,
@@ -73,7 +73,7 @@ const fn gemm_matrix_dtype_of_16_bit_dtype(dtype: Dtype) -> GemmMatrixDtype {
 /// fastest algorithm measured.
 fn prepare_gemm_task_batched_by_head(
     device: &Arc<Device>,
-    shape: &AttentionStepShape,
+    shape: &AttentionComponentShape,
     spec: GemmSpec,
     inputs: &Tensors,
     names: [&'static str; 2],

@@ -51,10 +51,15 @@ impl From<&AttentionParameters> for AttentionExtents {
     }
 }
 
-impl From<&components::AttentionStepShape> for AttentionExtents {
-    fn from(shape: &components::AttentionStepShape) -> Self {
-        let components::AttentionStepShape { batch: b, heads: h, seq_len: s, head_dim: d, dtype } =
-            *shape;
+impl From<&components::AttentionComponentShape> for AttentionExtents {
+    fn from(shape: &components::AttentionComponentShape) -> Self {
+        let components::AttentionComponentShape {
+            batch: b,
+            heads: h,
+            seq_len: s,
+            head_dim: d,
+            dtype,
+        } = *shape;
         // The softmax step has no head dimension; d is then 64, because its kernel is built
         // together with kernels that have one.
         Self { head_dim: d.max(64), ..Self::single_sequence_self_attention(b * h, s, dtype) }

@@ -69,7 +69,7 @@ pub fn list_attention_kernels() -> Vec<ListedKernelBuild> {
         list_kernel_rows(forward::mma::FORWARD_MMA_KERNELS),
         list_kernel_rows(forward::wgmma::FORWARD_WGMMA_KERNELS),
         list_kernel_rows(forward::decode::DECODE_KERNELS),
-        list_kernel_rows(ring::BARRIER_AND_MERGE_KERNELS),
+        list_kernel_rows(ring::RING_BARRIER_AND_MERGE_KERNELS),
         list_kernel_rows(backward::NAIVE_BACKWARD_KERNELS),
         list_kernel_rows(backward::mma::BACKWARD_MMA_KERNELS),
         list_kernel_rows(backward::wgmma::BACKWARD_WGMMA_KERNELS),

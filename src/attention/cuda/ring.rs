@@ -33,7 +33,7 @@ use kernelgate_cuda::{
 
 /// Kernels that ring attention needs besides those of attention forward: the barrier between GPUs
 /// and the merge of partial results.
-pub const BARRIER_AND_MERGE_KERNELS: &[KernelSpec<RingAttentionProblem>] =
+pub const RING_BARRIER_AND_MERGE_KERNELS: &[KernelSpec<RingAttentionProblem>] =
     &[RING_BARRIER_KERNEL, RING_MERGE_KERNEL];
 
 /// GPU implementation of attention forward over several GPUs (ring attention).

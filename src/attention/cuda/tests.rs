@@ -105,7 +105,7 @@ fn attention_row_names_are_distinct_and_f32_is_declined() {
         attention_backward_rows(),
         &AttentionBackward { attention },
     );
-    let shape = components::AttentionStepShape {
+    let shape = components::AttentionComponentShape {
         batch: 1,
         heads: 2,
         seq_len: 100,
@@ -118,7 +118,9 @@ fn attention_row_names_are_distinct_and_f32_is_declined() {
     );
     assert_row_names_are_distinct_and_f32_declined(
         CUDA_SOFTMAX_STEP_ROWS,
-        &AttentionSoftmaxProblem { shape: components::AttentionStepShape { head_dim: 1, ..shape } },
+        &AttentionSoftmaxProblem {
+            shape: components::AttentionComponentShape { head_dim: 1, ..shape },
+        },
     );
     assert_row_names_are_distinct_and_f32_declined(
         CUDA_VALUES_STEP_ROWS,
@@ -185,7 +187,7 @@ fn the_declared_device_memory_of_attention_rows_follows_from_the_shapes() {
         declared_device_bytes_of_row(attention_backward_rows(), "cuda/flash_mma", &backward),
         8 * vectors + 4 * rows + 8 * padded + 4 * padded * 128
     );
-    let shape = components::AttentionStepShape {
+    let shape = components::AttentionComponentShape {
         batch: 2,
         heads: 3,
         seq_len: 100,
@@ -193,7 +195,7 @@ fn the_declared_device_memory_of_attention_rows_follows_from_the_shapes() {
         dtype: Dtype::Bf16,
     };
     let (scores, values) = (AttentionScoresProblem { shape }, AttentionValuesProblem { shape });
-    let shape = components::AttentionStepShape { head_dim: 1, ..shape };
+    let shape = components::AttentionComponentShape { head_dim: 1, ..shape };
     let softmax = AttentionSoftmaxProblem { shape };
     assert_eq!(
         declared_device_bytes_of_row(CUDA_SCORES_STEP_ROWS, "cuda/naive", &scores),
@@ -464,7 +466,7 @@ fn gpu_rows_of_scores_softmax_and_values_agree_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for s in [1, 7, 65, 200] {
         for (d, dtype) in [(64, Dtype::Bf16), (128, Dtype::F16)] {
-            let shape = components::AttentionStepShape {
+            let shape = components::AttentionComponentShape {
                 batch: 2,
                 heads: 3,
                 seq_len: s,
@@ -488,7 +490,7 @@ fn gpu_rows_of_scores_softmax_and_values_agree_with_the_reference() {
                     CUDA_SOFTMAX_STEP_ROWS,
                     |_| true,
                     &AttentionSoftmaxProblem {
-                        shape: components::AttentionStepShape { head_dim: 1, ..shape }
+                        shape: components::AttentionComponentShape { head_dim: 1, ..shape }
                     },
                     &device,
                     &name

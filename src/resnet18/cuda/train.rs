@@ -264,7 +264,7 @@ impl<'a> PerOpTrainingStepBuilder<'a> {
                 steps
             };
             let channels = conv.window.output_extents.channels;
-            self.add_launch_dividing_parameters(
+            self.divide_parameters_by_steps(
                 program,
                 conv.index_of_first_bias(),
                 &name_of_bias_per_step_region(conv),
@@ -273,14 +273,14 @@ impl<'a> PerOpTrainingStepBuilder<'a> {
             );
         }
         let weights = CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
-        self.add_launch_dividing_parameters(
+        self.divide_parameters_by_steps(
             program,
             network.first_classifier_weight_index,
             "fc.weight",
             weights,
             1.0,
         );
-        self.add_launch_dividing_parameters(
+        self.divide_parameters_by_steps(
             program,
             network.first_classifier_weight_index + weights,
             "fc.bias",
@@ -289,7 +289,7 @@ impl<'a> PerOpTrainingStepBuilder<'a> {
         );
     }
 
-    fn add_launch_dividing_parameters(
+    fn divide_parameters_by_steps(
         &self,
         program: &mut LaunchProgram,
         from: usize,

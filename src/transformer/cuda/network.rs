@@ -163,7 +163,7 @@ impl LanguageModelProgramBuilder {
         *self.bytes_between_layers.get(name).expect("declared for each layer")
     }
 
-    /// Adds a scratch region for an activation that is not kept for each layer.
+    /// Adds one scratch region for an activation that is not divided by layers.
     pub fn declare_activation_region(&mut self, name: &str, bytes: usize) {
         self.program.add_scratch(name.to_owned(), MemoryPurpose::Activations, bytes);
     }

@@ -235,14 +235,14 @@ struct CollectedCaseRuns {
 /// Collects the cases and limits of run records and baselines for a report.
 #[derive(Default)]
 struct ReportRecordCollector {
-    sources: Vec<SourceOfMeasurement>,
+    sources: Vec<EnvironmentAndCommitOfRun>,
     limits: Vec<MeasuredDeviceLimits>,
     cases: BTreeMap<String, CollectedCaseRuns>,
     skip_reason_by_case: BTreeMap<String, String>,
     failed_cases: BTreeMap<String, CaseFailureReason>,
 }
 
-struct SourceOfMeasurement {
+struct EnvironmentAndCommitOfRun {
     environment: RunEnvironment,
     provenance: CommitAndChanges,
     process_start_time: String,
@@ -275,7 +275,7 @@ impl MeasurementsOfOneDevice {
 impl ReportRecordCollector {
     fn add_process_run(&mut self, run: &BenchProcessRun, is_known: bool) {
         if !is_known {
-            self.sources.push(SourceOfMeasurement {
+            self.sources.push(EnvironmentAndCommitOfRun {
                 environment: run.environment.clone(),
                 provenance: run.provenance.clone(),
                 process_start_time: run.start_time.clone(),
@@ -314,7 +314,7 @@ impl ReportRecordCollector {
     }
 
     fn add_runs_of_baseline(&mut self, baseline: &BaselineFile) {
-        self.sources.extend(baseline.runs.values().map(|run| SourceOfMeasurement {
+        self.sources.extend(baseline.runs.values().map(|run| EnvironmentAndCommitOfRun {
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
             process_start_time: run.start_time.clone(),
@@ -461,8 +461,8 @@ fn distinct_values_as_text(values: impl Iterator<Item = String>) -> String {
 
 /// Returns facts about device, build and time of the measured records, each with all its distinct
 /// values.
-fn facts_about_sources(sources: &[SourceOfMeasurement]) -> Vec<(&'static str, String)> {
-    let all = |value: &dyn Fn(&SourceOfMeasurement) -> Option<String>| {
+fn facts_about_sources(sources: &[EnvironmentAndCommitOfRun]) -> Vec<(&'static str, String)> {
+    let all = |value: &dyn Fn(&EnvironmentAndCommitOfRun) -> Option<String>| {
         distinct_values_as_text(sources.iter().filter_map(value))
     };
     let gpus = sources.iter().flat_map(|it| it.environment.gpus.gpus_by_uuid());

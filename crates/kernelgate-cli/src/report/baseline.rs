@@ -51,7 +51,7 @@ impl VerdictReportTexts for BaselineComparisonFacts {
         100.0 * report.method_facts.policy.relative_threshold(same_device)
     }
 
-    fn headline_if_all_is_refused(report: &BaselineVerdicts) -> Option<String> {
+    fn headline_if_sides_are_not_comparable(report: &BaselineVerdicts) -> Option<String> {
         let mut fields: Vec<_> =
             report.refused.iter().map(|it| it.differing_field.as_str()).collect();
         fields.dedup();

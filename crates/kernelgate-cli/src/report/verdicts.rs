@@ -49,7 +49,7 @@ pub trait VerdictReportTexts: ExitFactsOfGateOrCompare {
     /// Largest relative slow-down of a case that is not a regression, per cent.
     fn regression_threshold_percent(verdicts: &VerdictsAndFindings<Self>) -> f64;
     /// The headline if nothing could be judged because base and head are not comparable.
-    fn headline_if_all_is_refused(_: &VerdictsAndFindings<Self>) -> Option<String> {
+    fn headline_if_sides_are_not_comparable(_: &VerdictsAndFindings<Self>) -> Option<String> {
         None
     }
     /// Number of cases that were not timed because their bench's executables are equal byte by byte
@@ -138,7 +138,7 @@ pub fn verdict_report_summary<F: VerdictReportTexts>(
 /// The headline of the verdict report: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6
 /// (threshold 1%)".
 pub fn verdict_headline<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>) -> String {
-    if let Some(refusal) = F::headline_if_all_is_refused(verdicts) {
+    if let Some(refusal) = F::headline_if_sides_are_not_comparable(verdicts) {
         return refusal;
     }
     let identical = verdicts.method_facts.count_cases_with_identical_executables();

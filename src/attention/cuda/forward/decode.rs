@@ -150,7 +150,7 @@ fn decode_build_extents_for_query_counts(queries: &[usize]) -> Vec<AttentionExte
 /// block then has whole units or an equal share of one unit. A sixteenth fewer thread blocks for
 /// decoding still saturate the memory bandwidth, and none of these blocks has parts of two units of
 /// work.
-fn decode_block_count_without_split_units(units: usize, max_blocks: usize) -> usize {
+fn decode_block_count_with_even_shares(units: usize, max_blocks: usize) -> usize {
     let even = |blocks: &usize| units.is_multiple_of(*blocks) || blocks.is_multiple_of(units);
     (max_blocks - max_blocks / 16..=max_blocks).rev().find(even).unwrap_or(max_blocks)
 }
@@ -218,7 +218,7 @@ fn prepare_decode_task_with_build(
     let row_tiles = query_rows_that_share_keys(&extents).div_ceil(tile.query_rows);
     let units = extents.key_heads_of_all_sequences() * row_tiles;
     let tiles = units * extents.keys_per_head.div_ceil(tile.decode_keys_per_block_step());
-    let blocks = decode_block_count_without_split_units(
+    let blocks = decode_block_count_with_even_shares(
         units,
         tiles.min(device.gpu_properties().multiprocessor_count as usize),
     );
@@ -303,16 +303,16 @@ mod tests {
         // With 132 multiprocessors, 128 thread blocks are chosen: two for each of 64 units, 16 for
         // each of 8 units, or one for two of 256 units.
         assert_eq!(
-            [64, 8, 256].map(|units| decode_block_count_without_split_units(units, 132)),
+            [64, 8, 256].map(|units| decode_block_count_with_even_shares(units, 132)),
             [128; 3]
         );
         // In this test, no block count near 132 divides 75 units of work evenly; the other cases
         // have fewer key tiles than multiprocessors.
         assert_eq!(
             (
-                decode_block_count_without_split_units(75, 132),
-                decode_block_count_without_split_units(5, 5),
-                decode_block_count_without_split_units(3, 1)
+                decode_block_count_with_even_shares(75, 132),
+                decode_block_count_with_even_shares(5, 5),
+                decode_block_count_with_even_shares(3, 1)
             ),
             (132, 5, 1)
         );

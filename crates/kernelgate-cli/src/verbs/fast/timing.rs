@@ -39,8 +39,8 @@ pub struct TimingCommandArguments {
     )]
     gpu_ordinal: usize,
     /// Measure only this part
-    #[arg(long, value_enum)]
-    part: Option<MeasuredTimingFacts>,
+    #[arg(id = "part", long = "part", value_name = "PART", value_enum)]
+    only_part: Option<TimingCheckPart>,
     #[command(flatten)]
     benches: BenchExecutableFlags,
     /// Time after which a bench process that gives no response is killed
@@ -52,7 +52,7 @@ pub struct TimingCommandArguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum MeasuredTimingFacts {
+enum TimingCheckPart {
     /// Kernels that spin for a known time.
     #[value(name = "spins")]
     SpinsOfKnownLength,
@@ -71,14 +71,14 @@ enum MeasuredTimingFacts {
     BandwidthsAndGemms,
 }
 
-impl From<MeasuredTimingFacts> for protocol::TimingAccuracyReportPart {
-    fn from(part: MeasuredTimingFacts) -> Self {
+impl From<TimingCheckPart> for protocol::TimingAccuracyReportPart {
+    fn from(part: TimingCheckPart) -> Self {
         match part {
-            MeasuredTimingFacts::SpinsOfKnownLength => Self::SpinKernels,
-            MeasuredTimingFacts::CopiesAgainstCupti => Self::CopiesAgainstCupti,
-            MeasuredTimingFacts::CasesAgainstCupti => Self::CasesAgainstCupti,
-            MeasuredTimingFacts::HotAndColdReads => Self::HotAndColdReads,
-            MeasuredTimingFacts::BandwidthsAndGemms => Self::DeviceLimits,
+            TimingCheckPart::SpinsOfKnownLength => Self::SpinKernels,
+            TimingCheckPart::CopiesAgainstCupti => Self::CopiesAgainstCupti,
+            TimingCheckPart::CasesAgainstCupti => Self::CasesAgainstCupti,
+            TimingCheckPart::HotAndColdReads => Self::HotAndColdReads,
+            TimingCheckPart::BandwidthsAndGemms => Self::DeviceLimits,
         }
     }
 }
@@ -104,7 +104,7 @@ pub fn run_timing_command(
         running_child: running,
     };
     let action =
-        RequestedBenchAction::MeasureTimingAccuracy { part: arguments.part.map(Into::into) };
+        RequestedBenchAction::MeasureTimingAccuracy { part: arguments.only_part.map(Into::into) };
     let show = |bench: &str, answer| {
         match answer {
             ResponseToBenchAction::Timing(report) => match arguments.format {
@@ -116,8 +116,8 @@ pub fn run_timing_command(
         }
         Ok(())
     };
-    match arguments.part {
-        Some(MeasuredTimingFacts::CasesAgainstCupti) => {
+    match arguments.only_part {
+        Some(TimingCheckPart::CasesAgainstCupti) => {
             CaseIdFilter::parse_exact_id_or_regex(filter, false)?;
             bench_requests::request_from_each_bench(&found, &asking, &action, show)?;
         }

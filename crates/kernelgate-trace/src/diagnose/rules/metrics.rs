@@ -67,17 +67,21 @@ pub(super) fn check_each_profiled_launch(
 
 /// Returns the name of what bounds a kernel (memory, compute or latency) from the use of both
 /// peaks, in percent.
-fn bound_from_utilization(compute: f64, memory: f64) -> &'static str {
-    match (compute, memory) {
-        _ if compute >= MIN_BOUNDING_UTILIZATION_PERCENT && compute >= memory => "compute-bound",
-        _ if memory >= MIN_BOUNDING_UTILIZATION_PERCENT => "memory-bound",
-        _ if compute < MAX_UNBOUNDING_UTILIZATION_PERCENT
-            && memory < MAX_UNBOUNDING_UTILIZATION_PERCENT =>
+fn bound_from_utilization(compute_percent: f64, memory_percent: f64) -> &'static str {
+    match (compute_percent, memory_percent) {
+        _ if compute_percent >= MIN_BOUNDING_UTILIZATION_PERCENT
+            && compute_percent >= memory_percent =>
+        {
+            "compute-bound"
+        }
+        _ if memory_percent >= MIN_BOUNDING_UTILIZATION_PERCENT => "memory-bound",
+        _ if compute_percent < MAX_UNBOUNDING_UTILIZATION_PERCENT
+            && memory_percent < MAX_UNBOUNDING_UTILIZATION_PERCENT =>
         {
             "latency-bound"
         }
-        _ if compute - memory >= MIN_DECISIVE_PERCENTAGE_POINTS => "compute-bound",
-        _ if memory - compute >= MIN_DECISIVE_PERCENTAGE_POINTS => "memory-bound",
+        _ if compute_percent - memory_percent >= MIN_DECISIVE_PERCENTAGE_POINTS => "compute-bound",
+        _ if memory_percent - compute_percent >= MIN_DECISIVE_PERCENTAGE_POINTS => "memory-bound",
         _ => "mixed",
     }
 }

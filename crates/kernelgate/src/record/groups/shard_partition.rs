@@ -267,8 +267,8 @@ mod tests {
             let mut uneven: Vec<f64> = (0..sweeps)
                 .map(|sweep| {
                     let draw = |number: usize| {
-                        // Each simulated sweep takes every recorded problem once, but begins at a
-                        // different one.
+                        // A simulated sweep passes over the 44 recorded problems repeatedly; each
+                        // pass takes every problem once and begins at a different one.
                         let row = (number * 13 + sweep * 7 + number / recorded.len() * 5) % 44;
                         let times = recorded[row].1;
                         (format!("{number}"), median(&[times[0], times[1]]), times[2])
