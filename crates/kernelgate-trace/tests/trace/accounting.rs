@@ -3,12 +3,11 @@
 
 use std::path::PathBuf;
 
-use crate::fixture::{NsysExport, lines_with_word};
+use crate::fixture::{NsysExport, finding_with_id, lines_with_word};
 use kernelgate_trace::analyze::timeline::BusyTimeCategoryOfGpu;
 use kernelgate_trace::analyze::timeline::iterations::EvidenceOfIterations;
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingSeverity, GpuUseOfProcess, IdleCauseKind, TraceDiagnosis,
-    diagnose_trace_in_memory,
+    FindingSeverity, GpuUseOfProcess, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 use kernelgate_trace::read::{self, WantedTraceParts};
 
@@ -46,10 +45,6 @@ fn assert_account_adds_up(device: &GpuUseOfProcess) {
             of.iteration_start_and_end_ns.1 - of.iteration_start_and_end_ns.0
         );
     }
-}
-
-fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|of| of.rule_id == id)
 }
 
 #[test]

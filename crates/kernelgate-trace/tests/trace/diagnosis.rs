@@ -1,17 +1,13 @@
 //! Tests plant faults in traces, and check that each fault is found and named and that traces
 //! without faults get no finding.
 
-use crate::fixture::{NsysExport, lines_with_word};
+use crate::fixture::{NsysExport, finding_with_id, lines_with_word};
 use kernelgate_trace::diagnose::checklist::{
     ChecklistLineState, checklist_to_json, checklist_to_text, fill_in_checklist,
 };
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
+    FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
-
-fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|finding| finding.rule_id == id)
-}
 
 /// Returns why the question of a diagnosis rule could not be answered.
 fn reason_not_answered(diagnosis: &TraceDiagnosis, id: &str) -> String {

@@ -4,14 +4,16 @@
 use std::path::PathBuf;
 
 use crate::fixture::kineto::{A100_FILLING_KERNEL, KernelPlaceAndShape, KinetoTrace};
-use crate::fixture::{NsysExport, finding_titles, global_id_of_process, lines_with_word};
+use crate::fixture::{
+    NsysExport, finding_titles, finding_with_id, global_id_of_process, lines_with_word,
+};
 use kernelgate_trace::diagnose::checklist::{ChecklistLineState, fill_in_checklist};
 use kernelgate_trace::diagnose::difference::{
     SummedTimesOfTrace, TraceSetupProperty, compare_summed_traces,
 };
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, DiagnosisRuleAnswer, FindingConfidence, FindingSeverity, IdleCauseKind,
-    TraceDiagnosis, diagnose_trace_in_memory,
+    DiagnosisRuleAnswer, FindingConfidence, FindingSeverity, IdleCauseKind, TraceDiagnosis,
+    diagnose_trace_in_memory,
 };
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -25,10 +27,6 @@ fn read_reported_trace_or_skip(name: &str) -> Option<Trace> {
     };
     let path = PathBuf::from(folder).join(name);
     Some(read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
-}
-
-fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|finding| finding.rule_id == id)
 }
 
 /// Returns the idle time of the first device that has this cause, in nanoseconds.

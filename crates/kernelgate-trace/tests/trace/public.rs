@@ -1,18 +1,13 @@
 //! Tests of faults that public traces revealed, each on a small trace of the same kind.
 
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingSeverity, HypotheticalSpeedup, IdleCauseKind, TraceDiagnosis,
-    diagnose_trace_in_memory,
+    FindingSeverity, HypotheticalSpeedup, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 use kernelgate_trace::model::Trace;
 use serde_json::json;
 
-use crate::fixture::NsysExport;
 use crate::fixture::kineto::{A100_FILLING_KERNEL, KernelPlaceAndShape, KinetoTrace};
-
-fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
-    diagnosis.findings.iter().find(|finding| finding.rule_id == id)
-}
+use crate::fixture::{NsysExport, finding_with_id};
 
 /// Steps of a program that loads each batch for `load` µs in a range of a data loader, and then
 /// launches 60 kernels of 50 µs that follow each other.

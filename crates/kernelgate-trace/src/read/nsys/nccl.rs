@@ -9,14 +9,13 @@ use hashbrown::HashMap;
 use serde_json::Value;
 
 use super::NsysExportReader;
-use super::ids::{CUDA_API_CALL_TABLE, process_key_pid_and_tid_of_global_id};
+use super::ids::{CUDA_API_CALL_TABLE, NVTX_EVENT_TABLE, process_key_pid_and_tid_of_global_id};
 use crate::error::TraceError;
 use crate::model::collective::CollectiveKind;
 use crate::model::collectives::RecordedCollective;
 use crate::model::interned_names::InternedNameId;
 use crate::model::process_and_correlation_key;
 
-const NVTX_EVENTS_TABLE: &str = "NVTX_EVENTS";
 /// Length in bytes of the header before a binary payload: domain id, schema id, payload size and
 /// payload offset, eight bytes each.
 const NVTX_PAYLOAD_HEADER_BYTES: usize = 32;
@@ -111,7 +110,7 @@ impl NsysExportReader {
     /// Sets size, communicator and ranks of each NCCL kernel, from the payloads of NCCL's NVTX
     /// ranges.
     pub(super) fn attach_nccl_sizes_to_kernels(&mut self) -> Result<(), TraceError> {
-        let has = |column| self.database.has_export_column(NVTX_EVENTS_TABLE, column);
+        let has = |column| self.database.has_export_column(NVTX_EVENT_TABLE, column);
         if !["binaryData", "jsonText", "jsonTextId"].into_iter().any(has) {
             return Ok(());
         }
@@ -175,7 +174,7 @@ impl NsysExportReader {
         let columns =
             ["start", "end", "globalTid", "text", "textId", "binaryData", "jsonText", "jsonTextId"];
         self.visit_rows_and_record_problems(
-            NVTX_EVENTS_TABLE,
+            NVTX_EVENT_TABLE,
             &columns,
             |builder, strings, row| {
                 let names = &builder.trace.names;

@@ -9,7 +9,7 @@ use super::super::rows::StreamedRangeRow;
 use super::super::trace_builder::TraceBuilder;
 use super::database::{ExportRow, ExportRowOrder, NsysExportDatabase};
 use super::ids::{
-    COPY_TABLE, CUDA_API_CALL_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE,
+    COPY_TABLE, CUDA_API_CALL_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE, NVTX_EVENT_TABLE,
     process_key_pid_and_tid_of_global_id,
 };
 use crate::error::TraceError;
@@ -20,7 +20,6 @@ use crate::model::interned_names::{
 };
 use crate::model::quality::MissingAndImplausibleTraceData;
 
-const NVTX_EVENT_TABLE: &str = "NVTX_EVENTS";
 /// NVTX event types other than ranges: marks, and registrations of a domain's name.
 const NVTX_MARK_EVENT_TYPE: i64 = 34;
 const NVTX_DOMAIN_EVENT_TYPE: i64 = 75;

@@ -1,17 +1,13 @@
 //! Tests of Nsight Systems tables that few exports have: page faults, kinds of streams, payloads of
 //! NCCL.
 
-use crate::fixture::{NsysExport, global_id_of_process};
+use crate::fixture::{NsysExport, finding_with_id, global_id_of_process};
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
+    FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
 fn diagnose_export(export: &NsysExport) -> TraceDiagnosis {
     diagnose_trace_in_memory(&export.read_as_trace().unwrap())
-}
-
-fn finding_with_id<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> &'a DiagnosisFinding {
-    diagnosis.findings.iter().find(|of| of.rule_id == id).unwrap()
 }
 
 /// Export with tables of page faults: one group of faults of the device, and two faults of the
@@ -36,7 +32,7 @@ fn finding_of_page_migrations_counts_page_faults() {
     export.add_launch((0, 5_000), (10_000, 1_010_000), 1, "k");
     export.add_memory_copy((20_000, 420_000), 0, (11, 4, 4));
     let found = diagnose_export(&export);
-    let found = finding_with_id(&found, "page-migration");
+    let found = finding_with_id(&found, "page-migration").unwrap();
     let words = "1.0 MB of managed memory migrated in 1 pieces: 1 while kernels ran, 0 between \
                  them; 100 page faults of the device, 2 of the host";
     assert_eq!(found.finding_title, words);
@@ -52,7 +48,7 @@ fn page_faults_without_migrations_are_found() {
     let mut export = export_with_page_faults();
     export.add_launch((0, 5_000), (10_000, 1_010_000), 1, "k");
     let found = diagnose_export(&export);
-    let found = finding_with_id(&found, "page-migration");
+    let found = finding_with_id(&found, "page-migration").unwrap();
     assert_eq!(
         (found.max_recoverable_ns, found.severity),
         (Some(385_000), FindingSeverity::Severe)
