@@ -33,23 +33,22 @@ pub struct AttentionShape {
 impl From<&AttentionParameters> for AttentionShape {
     fn from(attention: &AttentionParameters) -> Self {
         let AttentionParameters {
-            batch_size: b,
-            query_heads: h,
-            key_value_heads: h_kv,
-            queries_per_head: s,
-            keys_per_head: keys,
-            head_dim: d,
+            batch_size: batch,
+            query_heads,
+            key_value_heads,
+            queries_per_head,
+            keys_per_head,
+            head_dim,
             causal,
             dtype,
             ..
         } = *attention;
-        let (batch, heads, key_heads, queries, head_dim) = (b, h, h_kv, s, d);
         Self {
             batch,
-            query_heads: heads,
-            key_value_heads: key_heads,
-            queries_per_head: queries,
-            keys_per_head: keys,
+            query_heads,
+            key_value_heads,
+            queries_per_head,
+            keys_per_head,
             head_dim,
             causal,
             dtype,

@@ -81,13 +81,13 @@ impl LanguageModelProgramBuilder {
         weights: RegionPointer,
         training: bool,
     ) -> Self {
-        let RungKernelChoice { attention, epilogue_gemms: products } = kernels;
+        let RungKernelChoice { attention, epilogue_gemms } = kernels;
         let (shape, strides) = (*shape, BTreeMap::new());
         let mut network = Self {
             program,
             shape,
             attention,
-            epilogue_gemms: products,
+            epilogue_gemms,
             training,
             weight_arena: weights,
             bytes_between_layers: strides,

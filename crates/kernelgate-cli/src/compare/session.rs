@@ -300,11 +300,8 @@ impl ComparisonSession {
         tools: ProgressAndChildProcesses,
     ) -> Result<ComparisonSession, CompareError> {
         let folder = LockedComparisonFolder::open_and_lock_folder(&request.comparison_folder)?;
-        let ProgressAndChildProcesses {
-            progress,
-            running_child: running,
-            co_running_child: co_running,
-        } = tools;
+        let ProgressAndChildProcesses { progress, running_child: running, co_running_child } =
+            tools;
         let builder =
             SideBuilder { request, folder: &folder, progress: &progress, running_child: &running };
         let sides = if twins {
@@ -326,7 +323,7 @@ impl ComparisonSession {
             trial_files_folder: work,
             sides,
             running_child: running,
-            co_running_child: co_running,
+            co_running_child,
             progress,
             environment_of_criterion_runs: environment,
         })

@@ -400,7 +400,7 @@ fn judge_case_against_baseline(
     // Contention of the host's CPU is considered only for cases that run on the host, because it
     // changes their times.
     let contended = head.iter().all(|it| it.run.environment.is_cpu_run());
-    let ChosenRunsOfCase { base: base_runs, head, same_device, compared_card: card } =
+    let ChosenRunsOfCase { base: base_runs, head, same_device, compared_card } =
         ChosenRunsOfCase::choose_runs_of_one_card(baseline, base, head);
     let base_single = match base_runs[..] {
         [(environment, _)] => Some(spreads.spread_for_single_baseline_run(
@@ -470,7 +470,7 @@ fn judge_case_against_baseline(
         detectable_change: Some(detectable),
         evidence: JudgementEvidence::Runs(Box::new(BaselineRunEvidence {
             same_device,
-            compared_card: card,
+            compared_card,
             base: RunCountAndSpreadOfSide::from_time_interval(&base_side, base_single),
             head: RunCountAndSpreadOfSide::from_time_interval(&head_side, head_single),
         })),

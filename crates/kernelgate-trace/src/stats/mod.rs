@@ -227,13 +227,13 @@ fn sum_streamed_rows_into_table(
         |read::ExportWithoutStreamedRows {
              trace,
              name_by_range_name_index: names,
-             trace_end_ns: last,
+             trace_end_ns,
          }| {
             let name_of = |label: u32| names[label as usize];
             let table = sums.into_stats_table(&NamesAndEndAfterLastRow {
                 trace: &trace,
                 name_of_range_label: name_of,
-                trace_end_ns: last,
+                trace_end_ns,
             });
             TableOfStreamedExport { table, trace }
         },

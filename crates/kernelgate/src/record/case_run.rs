@@ -174,15 +174,9 @@ impl fmt::Display for PowerStateForComparison {
 
 impl From<&CasePowerRecord> for PowerStateForComparison {
     fn from(power: &CasePowerRecord) -> Self {
-        let CasePowerRecord {
-            state,
-            at_power_cap: at_cap,
-            range,
-            gpu_busy_share: busy,
-            power_limit_mw,
-            ..
-        } = *power;
-        Self { state, at_power_cap: at_cap, range, gpu_busy_share: busy, power_limit_mw }
+        let CasePowerRecord { state, at_power_cap, range, gpu_busy_share, power_limit_mw, .. } =
+            *power;
+        Self { state, at_power_cap, range, gpu_busy_share, power_limit_mw }
     }
 }
 

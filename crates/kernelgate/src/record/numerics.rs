@@ -105,21 +105,9 @@ struct CaseOutputErrorsInFile {
 
 impl From<CaseOutputErrorsBySeed> for CaseOutputErrorsInFile {
     fn from(numerics: CaseOutputErrorsBySeed) -> Self {
-        let CaseOutputErrorsBySeed {
-            seeds,
-            errors,
-            by_output,
-            seeds_have_equal_data: one_data_set,
-        } = numerics;
-        let OutputErrorListsBySeed { max_error, relative_l2, rounding_error: rounding } = errors;
-        Self {
-            seeds,
-            max_error,
-            relative_l2,
-            rounding_error: rounding,
-            by_output,
-            seeds_have_equal_data: one_data_set,
-        }
+        let CaseOutputErrorsBySeed { seeds, errors, by_output, seeds_have_equal_data } = numerics;
+        let OutputErrorListsBySeed { max_error, relative_l2, rounding_error } = errors;
+        Self { seeds, max_error, relative_l2, rounding_error, by_output, seeds_have_equal_data }
     }
 }
 
@@ -129,12 +117,12 @@ impl From<CaseOutputErrorsInFile> for CaseOutputErrorsBySeed {
             seeds,
             max_error,
             relative_l2,
-            rounding_error: rounding,
+            rounding_error,
             by_output,
-            seeds_have_equal_data: one_data_set,
+            seeds_have_equal_data,
         } = wire;
-        let errors = OutputErrorListsBySeed { max_error, relative_l2, rounding_error: rounding };
-        Self { seeds, errors, by_output, seeds_have_equal_data: one_data_set }
+        let errors = OutputErrorListsBySeed { max_error, relative_l2, rounding_error };
+        Self { seeds, errors, by_output, seeds_have_equal_data }
     }
 }
 

@@ -100,24 +100,23 @@ impl OutputVerificationRecord {
 
     /// Returns which part of the outputs was verified, and against what.
     pub const fn verification_extent(&self) -> OutputVerificationExtent {
-        let Self { compared_elements: checked, total_elements: total, .. } = *self;
+        let Self { compared_elements: checked, total_elements, .. } = *self;
         match (checked, self.compared_with_base) {
             (0, _) => OutputVerificationExtent::Unverified,
             (_, true) => OutputVerificationExtent::ComparedWithBase {
                 compared_elements: checked,
-                total_elements: total,
+                total_elements,
             },
-            (_, false) => OutputVerificationExtent::Verified {
-                compared_elements: checked,
-                total_elements: total,
-            },
+            (_, false) => {
+                OutputVerificationExtent::Verified { compared_elements: checked, total_elements }
+            }
         }
     }
 
     /// Returns the maximum error, the relative L2 error and the rounding error over all outputs.
     pub const fn errors_of_all_outputs(&self) -> ErrorsRelativeToReference {
-        let Self { max_error, relative_l2, rounding_error: rounding, .. } = *self;
-        ErrorsRelativeToReference { max_error, relative_l2, rounding_error: rounding }
+        let Self { max_error, relative_l2, rounding_error, .. } = *self;
+        ErrorsRelativeToReference { max_error, relative_l2, rounding_error }
     }
 }
 
@@ -301,19 +300,19 @@ impl From<ComparisonWithReference> for OutputVerificationRecord {
         let ComparisonWithReference {
             errors,
             by_output,
-            compared_elements: checked,
+            compared_elements,
             all_elements: total,
-            compared_with_base: with_base,
+            compared_with_base,
         } = comparison;
-        let ErrorsRelativeToReference { max_error, relative_l2, rounding_error: rounding } = errors;
+        let ErrorsRelativeToReference { max_error, relative_l2, rounding_error } = errors;
         Self {
             max_error,
             relative_l2,
-            rounding_error: rounding,
+            rounding_error,
             by_output,
-            compared_elements: checked,
+            compared_elements,
             total_elements: total,
-            compared_with_base: with_base,
+            compared_with_base,
             ..Self::default()
         }
     }

@@ -339,15 +339,15 @@ impl<P> Workload<P> {
     /// Returns the selection lines of each effort.
     pub const fn selection_lines_by_effort(&self) -> SelectionLinesByEffort {
         let Self {
-            default_selection_lines: default,
-            accelerator_selection_lines: accelerator,
-            thorough_selection_lines: thorough,
+            default_selection_lines,
+            accelerator_selection_lines,
+            thorough_selection_lines,
             ..
         } = *self;
         SelectionLinesByEffort {
-            default_selection_lines: default,
-            accelerator_selection_lines: accelerator,
-            thorough_selection_lines: thorough,
+            default_selection_lines,
+            accelerator_selection_lines,
+            thorough_selection_lines,
         }
     }
 

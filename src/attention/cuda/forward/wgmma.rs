@@ -317,18 +317,18 @@ fn upload_query_tile_table(
     block_keys: usize,
 ) -> Result<DeviceBuffer, BackendError> {
     let AttentionExtents {
-        total_query_heads: heads,
-        query_heads_per_key_head: share,
-        queries_per_head: s,
-        keys_per_head: keys,
+        total_query_heads,
+        query_heads_per_key_head,
+        queries_per_head,
+        keys_per_head,
         causal,
         ..
     } = *extents;
     let tiling = QueryTilingShape {
-        total_query_heads: heads,
-        query_heads_per_key_head: share,
-        queries_per_head: s,
-        keys_per_head: keys,
+        total_query_heads,
+        query_heads_per_key_head,
+        queries_per_head,
+        keys_per_head,
         bytes_per_key: key_bytes,
         causal,
         keys_per_block: block_keys,

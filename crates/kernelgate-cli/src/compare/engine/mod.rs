@@ -285,13 +285,8 @@ impl<'a> ComparisonEngine<'a> {
         identity: BTreeMap<String, String>,
         comparison: &Comparison,
     ) -> Box<ComparisonShardRecord> {
-        let ComparisonShardPlan {
-            shard,
-            plan_hash: plan,
-            cases_of_all_shards: cases,
-            environment,
-            anchors,
-        } = planned;
+        let ComparisonShardPlan { shard, plan_hash, cases_of_all_shards, environment, anchors } =
+            planned;
         let [base, head] = &self.session.sides;
         let [first, second] = [1, 2].map(|round| {
             let observed = rounds::complete_blocks_by_case(&self.trials_file.trials, round);
@@ -304,8 +299,8 @@ impl<'a> ComparisonEngine<'a> {
         });
         let mut kept = ComparisonShardRecord {
             shard,
-            plan_hash: plan,
-            cases_of_all_shards: cases,
+            plan_hash,
+            cases_of_all_shards,
             shard_end_time: current_time_for_records(),
             environment,
             anchors,
@@ -345,7 +340,7 @@ impl<'a> ComparisonEngine<'a> {
             benches,
             optimised_build: optimised,
             environment,
-            criterion_benches: criterion,
+            criterion_benches,
             verification,
             ..
         } = prepared;
@@ -370,7 +365,7 @@ impl<'a> ComparisonEngine<'a> {
         let facts = WholeComparisonFacts {
             device,
             both_builds_optimised: optimised,
-            criterion_benches: criterion,
+            criterion_benches,
             verification,
             cases_with_identical_executable: untimed,
         };

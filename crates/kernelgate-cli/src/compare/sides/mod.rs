@@ -185,7 +185,7 @@ impl<'a> SideBuilder<'a> {
     /// Before the head is built, prints a note if no case of the base matches the filter, which is
     /// often a typing error. The note is not an error, because the head may have a matching case.
     fn print_note_if_filter_matches_no_base_case(&self, base: &ComparisonSideWithExecutables) {
-        let Self { request, folder, progress, running_child: running } = self;
+        let Self { request, folder, progress, running_child } = self;
         let driven = &base.executables.runnable_benches;
         if !driven
             .values()
@@ -210,7 +210,7 @@ impl<'a> SideBuilder<'a> {
             response_timeout: request
                 .process_timeout
                 .unwrap_or(versions::PROTOCOL_VERSION_QUERY_TIMEOUT),
-            running_child: running,
+            running_child,
         };
         if request.criterion_filter.is_some()
             && let Err(error) = bench_requests::request_from_all_benches(

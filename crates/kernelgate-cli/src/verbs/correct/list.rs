@@ -171,7 +171,7 @@ fn listed_case_json<'a>(bench: &'a str, case: &'a ListedBenchCase) -> ListedCase
         matmul_flops_per_launch: matmul_flops,
         min_bytes_per_launch: bytes,
         peak_host_memory_bytes: host_bytes,
-        declared_device_memory_bytes: device_bytes,
+        declared_device_memory_bytes,
         ..
     } = *case;
     ListedCaseJson {
@@ -184,6 +184,6 @@ fn listed_case_json<'a>(bench: &'a str, case: &'a ListedBenchCase) -> ListedCase
         matmul_flops,
         min_bytes_moved: bytes,
         host_memory_bytes: host_bytes,
-        declared_device_memory_bytes: device_bytes,
+        declared_device_memory_bytes,
     }
 }

@@ -293,7 +293,7 @@ fn run_peer_programs_by_family(
                 problem_id: id,
                 peer_name: peer,
                 peer_description: about,
-                peer_median_ns: peer_ns,
+                peer_median_ns,
                 power,
                 sm_clock_mhz: clock_mhz,
                 missing_time_reason: error,
@@ -312,7 +312,7 @@ fn run_peer_programs_by_family(
                     problem_id: id.clone(),
                     peer_name: peer.clone(),
                     peer_description: about.clone(),
-                    peer_median_ns: peer_ns,
+                    peer_median_ns,
                     peer_power: power,
                     peer_sm_clock_mhz: clock_mhz,
                     peer_failure_reason: error.clone(),
@@ -379,7 +379,7 @@ pub fn read_device_and_peer_times(
     let time = |row: PeerTimeBesideOwnTime| {
         let PeerTimeBesideOwnTime {
             problem_id: problem,
-            peer_name: peer,
+            peer_name,
             peer_median_ns: peer_ns,
             own_implementation: implementation,
             own_median_ns: ours_ns,
@@ -389,7 +389,7 @@ pub fn read_device_and_peer_times(
         let peer_ns = peer_ns?;
         Some(PeerTimeForProblem {
             workload_and_problem: problem,
-            peer_name: peer,
+            peer_name,
             peer_launch_ns: peer_ns,
             peer_power_state: power,
             peer_sm_clock_mhz: clock_mhz,

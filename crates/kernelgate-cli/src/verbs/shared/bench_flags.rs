@@ -43,19 +43,15 @@ pub struct BenchExecutableFlags {
 impl BenchExecutableFlags {
     pub fn bench_choice(&self) -> BenchTargetsOrFolder<'_> {
         let Self {
-            bench_names: bench,
+            bench_names,
             package_name: package,
-            cargo_profile: profile,
-            cargo_features: features,
+            cargo_profile,
+            cargo_features,
             bench_executables_folder: dir,
         } = self;
         let package = package.as_deref();
-        let targets = BenchBuildTargets {
-            bench_names: bench,
-            only_package: package,
-            cargo_profile: profile,
-            cargo_features: features,
-        };
+        let targets =
+            BenchBuildTargets { bench_names, only_package: package, cargo_profile, cargo_features };
         BenchTargetsOrFolder { targets, prebuilt_folder: dir.as_deref() }
     }
 

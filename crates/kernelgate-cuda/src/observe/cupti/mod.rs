@@ -138,14 +138,12 @@ impl CuptiActivityRecorder {
         let mut collected = std::mem::take(&mut *lock_collected_cupti_records());
         for ended in range::take_ended_ranges() {
             let name = collected.index_of_name_added_if_new(&ended.range_name);
-            let range::EndedNamedRange {
-                start_ns: start, end_ns: end, os_thread_id: thread, ..
-            } = ended;
+            let range::EndedNamedRange { start_ns, end_ns, os_thread_id, .. } = ended;
             collected.activity.ranges.push(NamedRangeRecord {
                 name_index: name,
-                start_ns: start,
-                end_ns: end,
-                os_thread_id: thread,
+                start_ns,
+                end_ns,
+                os_thread_id,
             });
         }
         collected.activity.remove_records_before(time, allocations);

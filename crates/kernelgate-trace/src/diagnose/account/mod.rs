@@ -246,18 +246,18 @@ fn account_time_of_process_on_gpu(
     let IterationAccounting {
         total_account: total,
         account_since_iteration_start: after,
-        account_before_first_iteration: before,
+        account_before_first_iteration,
         listed_iterations: each,
         iteration_lengths_ns: lengths,
-        account_without_first_iteration: steady,
+        account_without_first_iteration,
         ..
     } = cut.with_time_after_last_iteration();
     let iterations = sign.map(|sign| IterationsOnGpu {
         evidence: sign,
-        account_before_first_iteration: before,
+        account_before_first_iteration,
         listed_iterations: each,
         iteration_lengths_ns: lengths,
-        account_without_first_iteration: steady,
+        account_without_first_iteration,
         account_after_last_iteration: after,
     });
     ProcessTimeAccountOnGpu {

@@ -52,14 +52,8 @@ impl LongestRangesSoFar {
             self.0.select_nth_unstable_by_key(MAX_KEPT_LONG_RANGES / 2, length);
             self.0.truncate(MAX_KEPT_LONG_RANGES / 2);
         }
-        let StreamedRangeRow { start_ns: start, end_ns: end, thread_index: thread, .. } = row;
-        self.0.push(LongNamedRange {
-            path,
-            thread_index: thread,
-            depth,
-            start_ns: start,
-            end_ns: end,
-        });
+        let StreamedRangeRow { start_ns: start, end_ns: end, thread_index, .. } = row;
+        self.0.push(LongNamedRange { path, thread_index, depth, start_ns: start, end_ns: end });
     }
 
     /// Finds the iterations of each process on the host. `launch_times` returns the launch times of

@@ -189,18 +189,14 @@ pub(super) fn find_asynchronous_copies_with_pageable_memory(
         })
         .map(
             |&OperationAndLaunchFunction {
-                 operation_id: id,
+                 operation_id,
                  table_row: row,
                  launch_function: call,
              }| {
                 let direction = context.trace.names.text_of_name(copies.direction_label[row]);
                 let [from, to] = memory(row).map(CopiedMemoryKind::memory_kind_label);
                 let what = format!("{call} {direction} ({from} to {to})");
-                CopyOfFinding {
-                    operation_id: id,
-                    bytes: copies.copied_bytes[row],
-                    description: what,
-                }
+                CopyOfFinding { operation_id, bytes: copies.copied_bytes[row], description: what }
             },
         );
     let group = sum_copies_with_same_fault(context, found);
@@ -259,7 +255,7 @@ pub(super) fn find_synchronous_copies(
         })
         .map(
             |&OperationAndLaunchFunction {
-                 operation_id: id,
+                 operation_id,
                  table_row: row,
                  launch_function: call,
              }| {
@@ -267,11 +263,7 @@ pub(super) fn find_synchronous_copies(
                     "{call} {}",
                     context.trace.names.text_of_name(copies.direction_label[row])
                 );
-                CopyOfFinding {
-                    operation_id: id,
-                    bytes: copies.copied_bytes[row],
-                    description: what,
-                }
+                CopyOfFinding { operation_id, bytes: copies.copied_bytes[row], description: what }
             },
         );
     let group = sum_copies_with_same_fault(context, found);
@@ -297,11 +289,11 @@ pub(super) fn find_synchronous_memsets(
         })
         .map(
             |&OperationAndLaunchFunction {
-                 operation_id: id,
+                 operation_id,
                  table_row: row,
                  launch_function: call,
              }| CopyOfFinding {
-                operation_id: id,
+                operation_id,
                 bytes: context.trace.memsets.set_bytes[row],
                 description: call.to_owned(),
             },

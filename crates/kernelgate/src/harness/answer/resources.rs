@@ -23,18 +23,14 @@ pub fn compile_and_report_resources(
         };
     }
     match compile_kernels_and_read_resources(&kernels_of_matching_builds(kernels, filter), arch) {
-        Ok(KernelResourcesAndHashes {
-            resources,
-            machine_code_hashes: code,
-            source_hashes: sources,
-        }) => {
+        Ok(KernelResourcesAndHashes { resources, machine_code_hashes, source_hashes }) => {
             let describe = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.unsupported_kernels.iter().map(describe).collect();
             ResponseToBenchAction::Resources(KernelResourcesReport {
                 resources,
                 builds_unfit_for_architecture: left_out,
-                machine_code_hashes: code,
-                source_hashes: sources,
+                machine_code_hashes,
+                source_hashes,
             })
         }
         Err(error) => ResponseToBenchAction::ActionImpossible(error.to_string()),

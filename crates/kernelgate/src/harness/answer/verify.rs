@@ -47,7 +47,7 @@ pub fn verify_one_case_per_implementation(
         let ComparisonWithReference {
             errors,
             by_output,
-            compared_elements: checked,
+            compared_elements,
             all_elements: total,
             ..
         } = found.unwrap_or_default().0;
@@ -59,7 +59,7 @@ pub fn verify_one_case_per_implementation(
             single_seed_inputs_hash: inputs.flatten(),
             case_id: case,
             status,
-            compared_elements: checked,
+            compared_elements,
             output_elements: total,
             max_error_over_max_reference: max_error,
             relative_l2_error: relative_l2,

@@ -249,7 +249,7 @@ impl GpuTimeMeasurementState {
         let Self {
             bench_settings: process,
             store,
-            sample_log: log,
+            sample_log,
             stream,
             reason_without_cupti_record: unrecorded,
             ..
@@ -258,7 +258,7 @@ impl GpuTimeMeasurementState {
         let recording = CriterionRunToRecord {
             process,
             store,
-            sample_log: log,
+            sample_log,
             gpu_properties: facts,
             shortest_measurable_launch_ns: least_ns,
             reason_without_cupti_record: unrecorded,

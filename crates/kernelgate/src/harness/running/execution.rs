@@ -340,7 +340,7 @@ impl<'a> SelectedCasesRunner<'a> {
             case,
             prepared_problem: ready,
             verified,
-            findings: checked,
+            findings,
         } = timed;
         let session = self.case_running_process;
         let (work, limits) = (group.problem.problem().work(), session.measured_ceilings());
@@ -350,7 +350,7 @@ impl<'a> SelectedCasesRunner<'a> {
             case,
             prepared_problem: &mut *ready,
             verified: &mut *verified,
-            findings: checked,
+            findings,
         };
         let (samples, after) = self.time_and_check_verified_case(timed, limit.as_ref(), sampler)?;
         reject_gpu_samples_faster_than_limit(

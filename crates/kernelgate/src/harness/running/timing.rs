@@ -614,8 +614,8 @@ impl LoadOfGpu for CaseAsGpuLoad<'_> {
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
         let whole = (GPU_SAMPLE_DURATION_SECONDS / launch_s.max(1e-9)).ceil() as u64;
         self.launches_per_sample = whole.clamp(1, 2 * sample.launches);
-        let TimedLaunchSample { launches, elapsed_ns, sm_clock_mhz: clock_mhz, .. } = sample;
-        Ok(GpuLoadSample { launches, elapsed_ns, sm_clock_mhz: clock_mhz })
+        let TimedLaunchSample { launches, elapsed_ns, sm_clock_mhz, .. } = sample;
+        Ok(GpuLoadSample { launches, elapsed_ns, sm_clock_mhz })
     }
 
     fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading {

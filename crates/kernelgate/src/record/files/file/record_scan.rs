@@ -143,7 +143,7 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let Self { scanned, field_name: field, fields_with_any_characters: free, .. } = self;
+        let Self { scanned, field_name, fields_with_any_characters, .. } = self;
         let mut before = "[";
         loop {
             // Only after an item was read is it known that a comma precedes it, because the list
@@ -152,8 +152,8 @@ impl<'de> Visitor<'de> for JsonValueToScan<'_> {
                 preceding_separator: before,
                 list_item: JsonValueToScan {
                     scanned,
-                    field_name: field,
-                    fields_with_any_characters: free,
+                    field_name,
+                    fields_with_any_characters,
                     is_top_level: false,
                 },
             };
